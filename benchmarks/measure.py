@@ -25,9 +25,9 @@ from ocr_phases.collectors import machine
 from ocr_phases.errors import OcrPhasesError, check_known
 from ocr_phases.families import PRESET_NAMES
 from ocr_phases.files import each_page, write_atomic
-from ocr_phases.inputs.images import load_page
+from ocr_phases.inputs.images import describe_page, load_page
 from ocr_phases.inputs.packing import DeviceInputs
-from ocr_phases.record import PREFILL_STAGES, PhaseRun, describe_page
+from ocr_phases.record import PREFILL_STAGES, PhaseRun
 from ocr_phases.recorder import one_sentence
 from ocr_phases.session import OCRSession
 from ocr_phases.settings import STRATEGIES, VISIONS

@@ -60,7 +60,7 @@ def table_of(pages: pd.DataFrame) -> str:
 def with_tables(text: str) -> str:
     """``text`` with the tables between their markers."""
     tables = {name: table_of(load(name)) for name in SETS}
-    tables["uncertain"] = uncertain_regions.rule_table(pd.read_csv(uncertain_regions.RESULT))
+    tables["uncertain"] = uncertain_regions.threshold_table(pd.read_csv(uncertain_regions.RESULT))
     for name, table in tables.items():
         begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
         before, _, rest = text.partition(begin)

@@ -91,11 +91,19 @@ def area_under_curve(wrong: pd.Series, value: pd.Series) -> float:
 
 
 def rule_table(regions: pd.DataFrame) -> str:
-    """Each rule's area under the ROC curve, and what the chosen one finds below some thresholds: Markdown."""
-    wrong = regions["wrong"]
+    """Each rule's area under the ROC curve: Markdown."""
     lines = ["| rule | area under the ROC curve |", "| --- | --- |"]
-    lines += [f"| {text} | {area_under_curve(wrong, regions[name]):.3f} |" for name, text in RULES.items()]
-    lines += ["", "| mean probability below | uncertain | precision | recall |", "| --- | --- | --- | --- |"]
+    lines += [
+        f"| {text} | {area_under_curve(regions['wrong'], regions[name]):.3f} |"
+        for name, text in RULES.items()
+    ]
+    return "\n".join(lines)
+
+
+def threshold_table(regions: pd.DataFrame) -> str:
+    """What the chosen rule finds below some thresholds: Markdown."""
+    wrong = regions["wrong"]
+    lines = ["| mean probability below | uncertain | precision | recall |", "| --- | --- | --- | --- |"]
     for threshold in THRESHOLDS:
         marked = regions["mean_probability"] < threshold
         hits = int((marked & wrong).sum())
@@ -131,7 +139,7 @@ def main() -> None:
         rows = [row for folder in folders for row in read_pages(session, folder, options.preset)]
     table = pd.DataFrame(rows).round(4)
     table.to_csv(options.out, index=False, compression={"method": "gzip", "mtime": 0})
-    print(rule_table(table))
+    print(rule_table(table), threshold_table(table), sep="\n\n")
 
 
 if __name__ == "__main__":

@@ -185,8 +185,7 @@ def _families() -> dict[str, FamilyFacts]:
         row = table[name] = {**like, "vendor": None, **row, "name": name}
         parts = {part: config[part] | own.get(part, {}) for part in ("language_config", "vision_config")}
         row["config"] = {**config, "model_type": row["published_type"], **own, **parts}
-        for preset, sizes in row["presets"].items():
-            sizes["name"] = preset
+        row["presets"] = {preset: {**sizes, "name": preset} for preset, sizes in row["presets"].items()}
     return msgspec.convert(table, dict[str, FamilyFacts])
 
 

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import base64
 import gzip
-import hashlib
 import importlib
-import io
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
@@ -46,25 +44,12 @@ PREFILL_STAGES = (*VISION_STAGES, "vision_fusion", "language_model", "lm_head", 
 
 _SPAN_TYPES = {"repeat": "int64", "phase": "str", "stage": "str", "view": "str", "step": "Int64"}
 _GZIP_LEVEL = 6  # 9 takes twice as long and saves a hundredth
-_EMBED_BYTES = 2_000_000
-_EMBED_SIDE = 2_000
 
 
 def elsewhere(name: str) -> Any:
     """What a later room has, as ``module.name``, found on first use: the package's only way up."""
     module, _, found = name.rpartition(".")
     return getattr(importlib.import_module(f"ocr_phases.{module}"), found)
-
-
-class Table(pd.DataFrame):
-    """A DataFrame that a notebook shows as a report does: units in the headings, no text cut."""
-
-    @property
-    def _constructor(self) -> type[Table]:
-        return Table
-
-    def _repr_html_(self) -> str:
-        return elsewhere("show.results_many.frame_html")(self)
 
 
 class SavedPath(type(Path())):  # type: ignore[misc]
@@ -91,7 +76,8 @@ class Plots:
 
 
 def _table(name: str, text: str) -> property:
-    return property(lambda run: Table(elsewhere(name)(run)), doc=f"{text}: `ocr_phases.{name}`.")
+    shown = f"{text}: `ocr_phases.{name}`."
+    return property(lambda run: elsewhere("analyse.stages.Table").of(name, run), doc=shown)
 
 
 def _plot(name: str) -> property:
@@ -147,8 +133,7 @@ class PhaseRun:
     schema: int = SCHEMA
 
     def __repr__(self) -> str:
-        metrics = self.summary()
-        times = {phase: metrics[f"{phase}_ms"] for phase in ("prefill", "decode", "generate")}
+        times = {phase: self[f"{phase}_ms"] for phase in ("prefill", "decode", "generate")}
         shown = ", ".join(f"{phase} {ms:.1f} ms" for phase, ms in times.items() if ms is not None)
         return f"<PhaseRun {self.page['file']} on {self.model['name']}: {self.token_count} tokens, {shown}>"
 
@@ -270,7 +255,7 @@ class PhaseRun:
         `ocr_phases.analyse.stages.token_probabilities`.
         """
         _nth(self.results, row, "row")
-        return Table(elsewhere("analyse.stages.tokens_of")(self, row))
+        return elsewhere("analyse.stages.Table").of("analyse.stages.tokens_of", self, row)
 
     tokens = token_table = property(lambda run: run.tokens_of(0), doc="`tokens_of` the first row.")
     stages = _table("analyse.stages.stage_table", "Time of each phase and its stages")
@@ -437,31 +422,11 @@ def make_spans(spans: dict[str, list[Any]] | list[tuple]) -> pd.DataFrame:
     return pd.DataFrame(spans, columns=list(SPAN_COLUMNS)).astype(types)
 
 
-def describe_page(image: Image, data: bytes | None, name: str, *, embed: bool = True) -> dict[str, Any]:
-    """The record's part about a page file: name, SHA-256, pixel size and the page itself.
-
-    ``image`` is the upright RGB page, ``data`` the file's bytes where it came from an image file. Embedded
-    are an image file's bytes up to 2 MB, else a JPEG of at most 2,000 px; ``embed=False`` leaves both out.
-    One page of several is embedded as that JPEG. The hash is of the whole file, or of the raw pixels where
-    there is none.
-    """
-    digest = hashlib.sha256(image.tobytes() if data is None else data).hexdigest()
-    if embed and (not data or len(data) > _EMBED_BYTES or data[:4] == b"%PDF" or split_page(name)[1]):
-        small = image.copy()
-        small.thumbnail((_EMBED_SIDE, _EMBED_SIDE))
-        buffer = io.BytesIO()
-        small.save(buffer, "JPEG", quality=90)
-        data = buffer.getvalue()
-    kept = base64.b64encode(data).decode() if embed and data else None
-    return {"file": name, "sha256": digest, "width": image.width, "height": image.height, "data": kept}
-
-
 def _nth(items: list[Any], number: int, what: str) -> Any:
     """A row or page by its number; `UnknownName` for one that the record does not have."""
     if number not in range(-len(items), len(items)):
-        raise UnknownName(
-            f"There is no {what} {number}: the record has {count_text(len(items), what)}, from 0."
-        )
+        counted = count_text(len(items), what)
+        raise UnknownName(f"There is no {what} {number}: the record has {counted}, from 0.")
     return items[number]
 
 

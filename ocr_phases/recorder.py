@@ -32,7 +32,7 @@ from ocr_phases.collectors.probabilities import sureness_or_none
 from ocr_phases.errors import OcrPhasesError, OutOfMemory
 from ocr_phases.families import GROUNDING_TAG, IMAGE_TAG
 from ocr_phases.files import split_page
-from ocr_phases.inputs.images import load_page
+from ocr_phases.inputs.images import describe_page, load_page
 from ocr_phases.inputs.packing import (
     PageInputs,
     Pages,
@@ -398,7 +398,7 @@ class Measurement:
         rows = [row for row, count in enumerate(packed.views_per_row) for _ in range(count)]
         return [
             {
-                **record.describe_page(*page, embed=request.embed_page),
+                **describe_page(*page, embed=request.embed_page),
                 "row": row,
                 "preset": request.preset,
                 "grid": list(view.grid),

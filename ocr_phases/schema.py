@@ -21,11 +21,10 @@ _MOST_MEMORY = 2_000_000_000
 _MEMORY = {b"{": 600, b"[": 150, b":": 200, b",": 40}
 _CHARACTER = 5
 
-_DEPTH = 8
 _Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 _Scalar = None | bool | str | _Int64 | Annotated[float, Meta(ge=-1e300, le=1e300)]
 _Plain: Any = _Scalar
-for _ in range(_DEPTH):
+for _ in range(8):  # levels
     _Plain = _Scalar | list[_Plain] | dict[str, _Plain]
 
 

@@ -18,13 +18,13 @@ from torch import Tensor
 from ocr_phases.collectors import machine
 from ocr_phases.errors import Interrupted, OcrPhasesError, Stopped, checked, public, stop_signals
 from ocr_phases.files import each_page
-from ocr_phases.inputs.images import load_page
+from ocr_phases.inputs.images import describe_page, load_page
 from ocr_phases.inputs.packing import DeviceInputs, Page, PageInputs, Pages
 from ocr_phases.models.folders import local_folder
 from ocr_phases.models.load import AT_HAND, BUILT_IN, Checkpoint, adopt, load_checkpoint
 from ocr_phases.models.references import references
 from ocr_phases.models.weights import choose_attention, resolve_dtype
-from ocr_phases.record import PhaseRun, describe_page, elsewhere
+from ocr_phases.record import PhaseRun, elsewhere
 from ocr_phases.recorder import Measurement, Prepared, describe_model, execution, page_id
 from ocr_phases.settings import REQUEST_SETTINGS, ModelSettings, Request, RunSettings, setting_names
 from ocr_phases.steps import phases

@@ -258,8 +258,8 @@ class RunSettings(_Checked):
     @property
     def expected_tokens(self) -> int:
         """The most new tokens, as far as that is known without the model and the page."""
-        default = facts_of(None).published_limit if is_published(self.infer) else NEW_TOKENS
-        return self.max_new_tokens or default
+        published = is_published(self.infer) and facts_of(None).published_limit
+        return self.max_new_tokens or published or NEW_TOKENS
 
 
 @public

@@ -24,8 +24,8 @@ import torch
 from ocr_phases.collectors import machine
 from ocr_phases.errors import OcrPhasesError, checked
 from ocr_phases.files import TemporaryFolder, only_writer, output_folder, reserved
-from ocr_phases.inputs.images import load_page
-from ocr_phases.record import PhaseRun, describe_page, elsewhere
+from ocr_phases.inputs.images import describe_page, load_page
+from ocr_phases.record import PhaseRun, elsewhere
 from ocr_phases.recorder import bar_in_cell, describe_model, one_sentence, page_id
 from ocr_phases.schema import Truth
 from ocr_phases.settings import ModelSettings, Settings
@@ -121,8 +121,8 @@ class Sweep:
     ignore_eos: bool | None = None
     truth: str | Path | None = None
     retry_failed: bool = False
-    progress: Callable[[CellOutcome], None] | None = None
-    on_run: Callable[[Cell, int, int], None] | None = None
+    progress: Callable[[CellOutcome], None] = lambda outcome: None
+    on_run: Callable[[Cell, int, int], None] = lambda cell, done, total: None
 
     @cached_property
     def cells(self) -> list[Cell]:
@@ -164,8 +164,7 @@ class Sweep:
                 runs = output_folder(kept / place / "runs")
                 with only_writer(runs.parent):
                     for outcome in bar_in_cell(self._outcomes(runs, load), "cell", len(self.cells)):
-                        if self.progress is not None:
-                            self.progress(outcome)
+                        self.progress(outcome)
                 free_memory()
             return elsewhere("analyse.scaling.SweepResult").load(kept)
 
@@ -227,7 +226,7 @@ class Sweep:
         session = only(sessions, tuple(cell.of_model.items()), partial(load, **cell.of_model))
         # A batch would hold the page as often as it has rows; nothing of a sweep shows probabilities.
         options = {**cell.of_run, "embed_page": cell.batch == 1, "token_probabilities": False}
-        pages, told = [self.page] * cell.batch, self.on_run and partial(self.on_run, cell)
+        pages, told = [self.page] * cell.batch, partial(self.on_run, cell)
         return session.run_inference(pages, progress=told, **options, **self.request)
 
 

@@ -168,5 +168,5 @@ class _PlainStream:
 
 def first_difference(mine: Sequence[int], other: Sequence[int]) -> int | None:
     """The first index at which two lists of ids differ, or one ends; None where they are equal."""
-    pairs = enumerate(itertools.zip_longest(mine, other))
-    return next((index for index, (left, right) in pairs if left != right), None)
+    pairs = itertools.zip_longest(mine, other)
+    return next((index for index, (one, two) in enumerate(pairs) if one != two), None)

@@ -13,7 +13,8 @@ from PIL import Image, ImageDraw
 
 from ocr_phases.analyse.checks import Verdict, run_checks
 from ocr_phases.analyse.scaling import FAILURE_COLUMNS
-from ocr_phases.record import SPAN_COLUMNS, PhaseRun, describe_page, make_spans
+from ocr_phases.inputs.images import describe_page
+from ocr_phases.record import SPAN_COLUMNS, PhaseRun, make_spans
 from ocr_phases.report.render import page_report
 
 EOS = "<｜end▁of▁sentence｜>"

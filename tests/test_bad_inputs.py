@@ -36,8 +36,7 @@ from ocr_phases.analyse.text import one_line, plain_text, similarities, tables_o
 from ocr_phases.batch.jobs import find_pages, make_jobs
 from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.explorer.rendered import markdown_nodes
-from ocr_phases.explorer.view_data import boxes
+from ocr_phases.explorer.view_data import boxes, markdown_html
 from ocr_phases.families import facts_of
 from ocr_phases.inputs.images import load_page, page_count
 from ocr_phases.session import OCRSession, load_recorded
@@ -81,9 +80,7 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize(
-    "read", [plain_text, one_line, tables_of, markdown_nodes], ids=lambda it: it.__name__
-)
+@pytest.mark.parametrize("read", [plain_text, one_line, tables_of, markdown_html], ids=lambda it: it.__name__)
 @pytest.mark.parametrize("name", TEXTS)
 def test_text_is_read_in_time(name: str, read: Callable[[str], Any]) -> None:
     first, repeated, last = TEXTS[name]

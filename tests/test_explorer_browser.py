@@ -226,7 +226,6 @@ def test_page_and_curve_zoom_and_pan(panel: Any, view: Any) -> None:
 
 
 def test_playing_goes_on_to_the_end_and_tells_the_kernel(panel: Any, view: Any) -> None:
-    view.locator("select").first.select_option("16")
     panel.keyboard.press("End")
     for _ in range(3):
         panel.keyboard.press("Shift+ArrowLeft")

@@ -32,7 +32,7 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import FAMILIES, PRESETS, PROMPTS, Preset, facts_of
 from ocr_phases.files import FORMATS
 from ocr_phases.inputs import images
-from ocr_phases.inputs.images import load_page
+from ocr_phases.inputs.images import describe_page, load_page
 from ocr_phases.inputs.packing import (
     PageInputs,
     PageViews,
@@ -41,7 +41,6 @@ from ocr_phases.inputs.packing import (
     pack,
     valid_image_tokens,
 )
-from ocr_phases.record import describe_page
 
 
 def batch(views: list[PageViews], prompts: list[str]) -> PageInputs:

@@ -355,7 +355,8 @@ def test_the_explorer_has_them() -> None:
 
 
 def test_the_docs_have_the_figures_of_the_file() -> None:
-    assert uncertain_regions.rule_table(pd.read_csv(uncertain_regions.RESULT)) in DOCUMENT.read_text("utf-8")
+    regions = pd.read_csv(uncertain_regions.RESULT)
+    assert uncertain_regions.threshold_table(regions) in DOCUMENT.read_text("utf-8")
     assert UNCERTAIN_BELOW in uncertain_regions.THRESHOLDS
 
 

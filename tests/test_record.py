@@ -21,7 +21,8 @@ from PIL import Image
 
 from ocr_phases import OcrPhasesError, PhaseRun
 from ocr_phases.files import unpacked
-from ocr_phases.record import SCHEMA, SPAN_COLUMNS, TOKEN_COLUMNS, describe_page
+from ocr_phases.inputs.images import describe_page
+from ocr_phases.record import SCHEMA, SPAN_COLUMNS, TOKEN_COLUMNS
 
 GOLDEN = Path(__file__).parent / "golden"
 EXAMPLE = GOLDEN / "run.json"

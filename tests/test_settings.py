@@ -96,7 +96,7 @@ def test_the_notebooks_parameters_are_the_settings(name: str) -> None:
 def test_the_explorer_has_a_field_for_every_setting() -> None:
     form = Form(None, "tiny", lambda handler: handler, below=widgets.HTML())
     assert set(form.fields) | set(LEFT_OUT) == set(DEFAULTS)
-    assert form.asked().settings == Settings(
+    assert form.jobs()[0].settings == Settings(
         repeats=LEAST_REPEATS, max_new_tokens=512
     )  # so many that Compare can judge
 

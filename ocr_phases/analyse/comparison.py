@@ -20,10 +20,10 @@ from ocr_phases.analyse.noise import JUDGED, STEP_QUANTILES, ceilings_apart, fig
 from ocr_phases.analyse.quality import MEASURES, QUALITY_HIGHER, quality_of
 from ocr_phases.analyse.scaling import agreements, own_text, sweep_table, ways_sentence
 from ocr_phases.analyse.sentences import noise_warning
-from ocr_phases.analyse.stages import STAGE_KEYS, stage_medians, stage_repeats, stage_table
+from ocr_phases.analyse.stages import STAGE_KEYS, Table, stage_medians, stage_repeats, stage_table
 from ocr_phases.analyse.statistics import ALPHA, LEAST_REPEATS, holm, log_ratio
 from ocr_phases.errors import OcrPhasesError, check_known, checked, hinted
-from ocr_phases.record import PhaseRun, Table, elsewhere
+from ocr_phases.record import PhaseRun, elsewhere
 from ocr_phases.text import count_text, filled, first_difference, percent_text, stage_name
 
 COMPARE_COLUMNS = (

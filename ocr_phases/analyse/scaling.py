@@ -16,12 +16,12 @@ from ocr_phases.analyse.checks import noisy_checks
 from ocr_phases.analyse.floors import decode_floor, floor_table
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.quality import quality_of
-from ocr_phases.analyse.stages import end_to_end_ms, step_ms, step_table
+from ocr_phases.analyse.stages import Table, end_to_end_ms, step_ms, step_table
 from ocr_phases.analyse.statistics import leaders
 from ocr_phases.analyse.text import plain_text, text_measures
 from ocr_phases.errors import OcrPhasesError, public
 from ocr_phases.families import FAMILIES, UNLIMITED_OCR
-from ocr_phases.record import PhaseRun, Table, elsewhere
+from ocr_phases.record import PhaseRun, elsewhere
 from ocr_phases.settings import STRATEGIES, VISIONS
 from ocr_phases.store import CELL_STATUS, CellStatus, read_status
 from ocr_phases.text import count_text, filled, ms_text

@@ -13,13 +13,13 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.grounding import parse_grounding, token_regions
-from ocr_phases.record import PHASES, PROBABILITY_COLUMNS, TOKEN_COLUMNS, PhaseRun
+from ocr_phases.record import PHASES, PROBABILITY_COLUMNS, TOKEN_COLUMNS, PhaseRun, elsewhere
 
 STAGE_KEYS = ("phase", "stage", "view")
 _TIMES = ("device_ms", "device_ms_p10", "device_ms_p90", "host_ms")
@@ -46,6 +46,22 @@ _NORMAL = 1.96  # 95 % of a normal distribution lie within so many standard devi
 
 _Given = ParamSpec("_Given")
 _Made = TypeVar("_Made")
+
+
+class Table(pd.DataFrame):
+    """A DataFrame that a notebook shows as a report does: units in the headings, no text cut."""
+
+    @property
+    def _constructor(self) -> type[Table]:
+        return Table
+
+    @classmethod
+    def of(cls, name: str, run: PhaseRun, *arguments: Any) -> Self:
+        """What the function ``name`` (``module.name``) makes of a record."""
+        return cls(elsewhere(name)(run, *arguments))
+
+    def _repr_html_(self) -> str:
+        return elsewhere("show.results_many.frame_html")(self)
 
 
 def cached(

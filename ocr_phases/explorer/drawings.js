@@ -1,8 +1,9 @@
 /* The drawings of the linked view (elements, zoom, latency curve, page, timeline). `view.py` puts this file before
-   view.js, and both are one module. What the model wrote enters the document as text nodes only. */
+   view.js, and both are one module. What the model wrote enters the document as text nodes, and as the HTML of
+   `markdown_html`. */
 
 const SVG = "http://www.w3.org/2000/svg";
-const PLOT = { width: 640, height: 200, left: 46, right: 10, top: 10, bottom: 32 };
+const PLOT = { height: 200, left: 46, right: 10, top: 10, bottom: 32 };
 const LANE = { left: 150, height: 22 };
 
 const clamp = (value, least, most) => Math.min(Math.max(value, least), most);
@@ -81,18 +82,12 @@ class Window {
   }
 }
 
-/** Wheel, drag, double click, keys and buttons of a drawing whose `windows` (x, or x and y) move.
+/** Drag, double click, keys and buttons of a drawing whose `windows` (x, or x and y) move.
     `locate` gives an event's share of each window. */
 class Zoom {
   constructor(svg, windows, locate, redraw, click) {
     Object.assign(this, { svg, windows, redraw });
     let start = null;
-    svg.addEventListener("wheel", (event) => {
-      // Without Ctrl the notebook scrolls, until the drawing was clicked.
-      if (!event.ctrlKey && !event.metaKey && document.activeElement !== svg) return;
-      event.preventDefault();
-      this.zoom(event.deltaY < 0 ? 1.25 : 0.8, locate(event));
-    }, { passive: false });
     svg.addEventListener("pointerdown", (event) => {
       start = { at: locate(event), x: event.clientX, y: event.clientY, target: event.target, dragged: false };
     });
@@ -145,21 +140,37 @@ const share = (svg, event) => {
   return [point.x, point.y];
 };
 
-/** The latency of each token: `lines` of ms a token, the last one strong. */
-class Curve {
-  constructor(view) {
-    this.view = view;
-    this.inside = draw("g");
-    this.band = draw("rect", { class: "opv-band", y: PLOT.top, height: PLOT.height - PLOT.top - PLOT.bottom });
-    this.cursor = draw("line", { class: "opv-cursor", y1: PLOT.top, y2: PLOT.height - PLOT.bottom });
-    this.dot = draw("circle", { class: "opv-dot", r: 4 });
-    this.svg = draw("svg", { class: "opv-curve", viewBox: `0 0 ${PLOT.width} ${PLOT.height}`, tabindex: 0, role: "group" },
-      this.band, this.inside, this.cursor, this.dot);
-    const locate = (event) => [clamp((share(this.svg, event)[0] - PLOT.left) / this.across, 0, 1)];
-    const token = (event) => clamp(Math.floor(this.window.at(locate(event)[0])), 0, this.lines.at(-1).length - 1);
-    this.width = PLOT.width;
+/** A drawing over time that is as wide as its place: one unit is one pixel, so that words can be read at any width. */
+class Wide {
+  constructor(name, left, least, ...inside) {
+    Object.assign(this, { left, least, across: 640 });
+    this.svg = draw("svg", { class: `opv-curve ${name}`, tabindex: 0, role: "group" }, ...inside);
     this.sizes = new ResizeObserver(() => this.resize());
     this.sizes.observe(this.svg);
+  }
+  resize() {
+    const { clientWidth } = this.svg;
+    if (!clientWidth || !this.window) return;
+    this.across = Math.max(clientWidth - this.left - PLOT.right, this.least);
+    this.svg.setAttribute("viewBox", `0 0 ${this.right + PLOT.right} ${this.height}`);
+    this.redraw();
+  }
+  get right() {
+    return this.left + this.across;
+  }
+}
+
+/** The latency of each token: `lines` of ms a token, the last one strong. */
+class Curve extends Wide {
+  constructor(view) {
+    const inside = draw("g");
+    const band = draw("rect", { class: "opv-band", y: PLOT.top, height: PLOT.height - PLOT.top - PLOT.bottom });
+    const cursor = draw("line", { class: "opv-cursor", y1: PLOT.top, y2: PLOT.height - PLOT.bottom });
+    const dot = draw("circle", { class: "opv-dot", r: 4 });
+    super("", PLOT.left, 144, band, inside, cursor, dot);
+    Object.assign(this, { inside, band, cursor, dot, height: PLOT.height });
+    const locate = (event) => [clamp((share(this.svg, event)[0] - PLOT.left) / this.across, 0, 1)];
+    const token = (event) => clamp(Math.floor(this.window.at(locate(event)[0])), 0, this.lines.at(-1).length - 1);
     this.zoom = new Zoom(this.svg, () => [this.window], locate, () => this.redraw(), (event) => view.go?.(token(event)));
     if (!view.go) return;
     this.svg.addEventListener("pointermove", (event) => event.buttons || view.peek(token(event), event));
@@ -172,17 +183,6 @@ class Curve {
     this.redraw();
     this.resize();
   }
-  get across() {
-    return this.width - PLOT.left - PLOT.right;
-  }
-  /** One unit is one pixel, so that figures can be read at any width. */
-  resize() {
-    const { clientWidth } = this.svg;
-    if (!clientWidth || !this.lines) return;
-    this.width = Math.max(clientWidth, 200);
-    this.svg.setAttribute("viewBox", `0 0 ${this.width} ${PLOT.height}`);
-    this.redraw();
-  }
   x(token) {
     return PLOT.left + ((token + 0.5 - this.window.from) / this.window.width) * this.across;
   }
@@ -192,7 +192,8 @@ class Curve {
   }
   redraw() {
     const { from, width } = this.window;
-    const [right, floor] = [this.width - PLOT.right, PLOT.height - PLOT.bottom];
+    const { right } = this;
+    const floor = PLOT.height - PLOT.bottom;
     const parts = [];
     for (const ms of ticks(0, this.top, 4)) {
       parts.push(draw("line", { class: "opv-grid", x1: PLOT.left, x2: right, y1: this.y(ms), y2: this.y(ms) }));
@@ -219,7 +220,7 @@ class Curve {
       let slowest = null;
       for (let token = start; token < Math.min(start + bunch, line.length); token++)
         if (line[token] != null && (slowest === null || line[token] > line[slowest])) slowest = token;
-      const inside = slowest !== null && this.x(slowest) >= PLOT.left && this.x(slowest) <= this.width - PLOT.right;
+      const inside = slowest !== null && this.x(slowest) >= PLOT.left && this.x(slowest) <= this.right;
       if (inside) points.push(`${this.x(slowest).toFixed(1)},${this.y(line[slowest]).toFixed(1)}`);
     }
     return points.join(" ");
@@ -229,12 +230,12 @@ class Curve {
     this.marked = [token, first, end];
     const ms = this.lines.at(-1)[token];
     const at = this.x(token);
-    const outside = at < PLOT.left || at > this.width - PLOT.right;
+    const outside = at < PLOT.left || at > this.right;
     this.cursor.style.display = outside ? "none" : "";
     this.cursor.style.transform = `translateX(${at}px)`;
     this.dot.style.display = outside || ms == null ? "none" : "";
     if (ms != null) this.dot.style.transform = `translate(${at}px, ${this.y(ms)}px)`;
-    const [left, right] = [first - 0.5, end - 0.5].map((edge) => clamp(this.x(edge), PLOT.left, this.width - PLOT.right));
+    const [left, right] = [first - 0.5, end - 0.5].map((edge) => clamp(this.x(edge), PLOT.left, this.right));
     this.band.style.display = end - first < this.window.size ? "" : "none";
     this.band.setAttribute("x", left);
     this.band.setAttribute("width", Math.max(right - left, 1));
@@ -257,6 +258,12 @@ class Page {
     this.zoom = new Zoom(this.svg, () => [this.across, this.down], locate, () => this.redraw(), (_, target) => {
       if (view.go && region(target) !== undefined) view.goRegion(Number(region(target)));
     });
+    this.svg.addEventListener("wheel", (event) => {
+      // Without Ctrl the notebook scrolls, until the page was clicked.
+      if (!event.ctrlKey && !event.metaKey && document.activeElement !== this.svg) return;
+      event.preventDefault();
+      this.zoom.zoom(event.deltaY < 0 ? 1.25 : 0.8, locate(event));
+    }, { passive: false });
     if (!view.go) return;
     this.svg.addEventListener("pointermove", (event) => {
       const found = region(event.target);
@@ -329,9 +336,9 @@ class Page {
 }
 
 /** The spans of one repeat, a lane for each stage, over time. */
-class Timeline {
+class Timeline extends Wide {
   constructor(view) {
-    this.svg = draw("svg", { class: "opv-curve opv-timeline", tabindex: 0, role: "group" });
+    super("opv-timeline", LANE.left, 100);
     const spot = (event) => share(this.svg, event);
     const locate = (event) => [clamp((spot(event)[0] - LANE.left) / this.across, 0, 1)];
     const span = (event) => this.spanAt(this.window.at(locate(event)[0]), this.lanes[Math.floor((spot(event)[1] - PLOT.top) / LANE.height)]);
@@ -341,24 +348,14 @@ class Timeline {
       view.peek(found?.token ?? null, event, found ? `${found.name}: ${duration(found.ms)}, from ${duration(found.start)} on` : "");
     });
     this.svg.addEventListener("pointerleave", () => view.peek(null));
-    this.across = 800;
-    this.sizes = new ResizeObserver(() => this.resize());
-    this.sizes.observe(this.svg);
-  }
-  /** One unit is one pixel, so that names can be read at any width. */
-  resize() {
-    const { clientWidth } = this.svg;
-    if (!clientWidth || !this.lanes) return;
-    this.across = Math.max(clientWidth - LANE.left - PLOT.right, 100);
-    this.svg.setAttribute("viewBox", `0 0 ${clientWidth} ${this.height + PLOT.bottom}`);
-    this.redraw();
   }
   show({ end, lanes }) {
     Object.assign(this, { lanes, window: new Window(end, end / 5000) });
-    this.height = PLOT.top + lanes.length * LANE.height;
-    this.svg.style.height = `${this.height + PLOT.bottom}px`;
+    this.floor = PLOT.top + lanes.length * LANE.height;
+    this.height = this.floor + PLOT.bottom;
+    this.svg.style.height = `${this.height}px`;
     this.svg.setAttribute("aria-label", `Timeline of one repeat: ${lanes.length} stages over ${duration(end)}`);
-    this.cursor = draw("line", { class: "opv-cursor", y1: PLOT.top, y2: this.height });
+    this.cursor = draw("line", { class: "opv-cursor", y1: PLOT.top, y2: this.floor });
     this.inside = draw("g");
     this.svg.replaceChildren(this.inside, this.cursor);
     this.redraw();
@@ -374,12 +371,12 @@ class Timeline {
     return place < 0 ? null : { name: lane.name, start: lane.starts[place], ms: lane.ms[place], token: lane.tokens[place] };
   }
   redraw() {
-    const right = LANE.left + this.across;
+    const { right } = this;
     const { from, width } = this.window;
     const parts = ticks(from, from + width, 8).flatMap((ms) => [
-      draw("line", { class: "opv-grid", x1: this.x(ms), x2: this.x(ms), y1: PLOT.top, y2: this.height }),
-      draw("text", { x: this.x(ms), y: this.height + 14, "text-anchor": "middle" }, String(ms))]);
-    parts.push(draw("text", { x: right, y: this.height + 28, "text-anchor": "end" }, "ms"));
+      draw("line", { class: "opv-grid", x1: this.x(ms), x2: this.x(ms), y1: PLOT.top, y2: this.floor }),
+      draw("text", { x: this.x(ms), y: this.floor + 14, "text-anchor": "middle" }, String(ms))]);
+    parts.push(draw("text", { x: right, y: this.floor + 28, "text-anchor": "end" }, "ms"));
     this.lanes.forEach((lane, row) => {
       const y = PLOT.top + row * LANE.height;
       parts.push(draw("text", { x: LANE.left - 6, y: y + 14, "text-anchor": "end" }, lane.name));
@@ -401,7 +398,7 @@ class Timeline {
     this.token = token;
     const lane = this.lanes.find(({ tokens }) => tokens.includes(token));
     const at = lane ? this.x(lane.starts[lane.tokens.indexOf(token)]) : -1;
-    this.cursor.style.display = at < LANE.left || at > LANE.left + this.across ? "none" : "";
+    this.cursor.style.display = at < LANE.left || at > this.right ? "none" : "";
     this.cursor.style.transform = `translateX(${at}px)`;
   }
 }

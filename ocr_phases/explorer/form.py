@@ -11,7 +11,7 @@ import ipywidgets as widgets
 
 from ocr_phases.analyse.statistics import LEAST_REPEATS
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.explorer.places import found
+from ocr_phases.explorer.kept_records import found
 from ocr_phases.families import FAMILIES, PRESET_NAMES, PROMPTS
 from ocr_phases.files import PAGE_SUFFIXES, each_page
 from ocr_phases.settings import NEW_TOKENS, Settings, choices, declared, help_text, kind
@@ -102,23 +102,16 @@ class PageChooser(widgets.VBox):
         self.file = widgets.SelectMultiple(
             options=[], rows=5, description="Pages of the folder", tooltip="Several run one after another"
         )
-        self.upload = widgets.FileUpload(
-            accept=",".join(("image/*", ".pdf")), multiple=True, description="Choose pages"
-        )
+        self.upload = widgets.FileUpload(accept="image/*,.pdf", multiple=True, description="Choose pages")
         self.thumbnail = widgets.HTML()
         self.thumbnail.add_class("opx-thumb")
         super().__init__([self.source, self.sample, self.path, self.file, self.upload, self.thumbnail])
         self.add_class("opx-chooser")
         if page is not None:
             self.source.value, self.path.value = _PATH, str(page)
-        for widget, handler in (
-            (self.source, self._show),
-            (self.path, self._list_folder),
-            (self.sample, self._show),
-            (self.file, self._show),
-            (self.upload, self._show),
-        ):
-            widget.observe(guarded(handler), "value")
+        self.path.observe(guarded(self._list_folder), "value")
+        for widget in (self.source, self.sample, self.file, self.upload):
+            widget.observe(guarded(self._show), "value")
         guarded(self._list_folder)()
 
     def pages(self) -> list[tuple[str | bytes, str | None]]:
@@ -198,7 +191,7 @@ class Fold:
 
 
 class Form(widgets.HBox):
-    """All settings, with the widget ``below`` under them; `asked` reads them."""
+    """All settings, with the widget ``below`` under them; `jobs` reads them."""
 
     def __init__(
         self,
@@ -213,14 +206,13 @@ class Form(widgets.HBox):
             for setting in fields(Settings)
             if setting.name not in LEFT_OUT
         }
-        grid = widgets.Box([self.fields[name] for name in _IN_SIGHT])
         self.presets = widgets.SelectMultiple(
             options=PRESET_NAMES,
             rows=4,
             description="Further presets",
             tooltip="Each page runs with these too",
         )
-        grid.children = (*grid.children, self.presets)
+        grid = widgets.Box([*(self.fields[name] for name in _IN_SIGHT), self.presets])
         more = widgets.Box([field for name, field in self.fields.items() if name not in _IN_SIGHT])
         for box in (grid, more):
             box.add_class("opx-fields")
@@ -229,10 +221,6 @@ class Form(widgets.HBox):
         right.add_class("opx-settings")
         super().__init__([self.page, right])
         self.add_class("opx-form")
-
-    def asked(self) -> Asked:
-        """The first of `jobs`."""
-        return self.jobs()[0]
 
     def jobs(self) -> list[Asked]:
         """Every chosen page with every chosen preset; `OcrPhasesError` for a missing or wrong setting."""

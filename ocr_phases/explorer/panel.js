@@ -1,4 +1,4 @@
-// What the panel needs of the browser: its keys stay in it, its controls have names, its tables sort.
+// What the panel needs of the browser: its keys stay in it, its tables sort.
 // `sortable` stands in front of this file.
 
 // JupyterLab takes no shortcut from an element with this attribute.
@@ -12,13 +12,6 @@ function keepKeys(event) {
   if (event.key === "Escape") target.closest(".jp-Cell")?.focus();
 }
 
-function nameHandles(panel) {
-  for (const handle of panel.querySelectorAll(".noUi-handle:not([aria-label])")) {
-    const name = handle.closest(".jupyter-widgets")?.querySelector(".widget-label")?.textContent;
-    if (name) handle.setAttribute("aria-label", name);
-  }
-}
-
 function sortTables(panel) {
   for (const table of panel.querySelectorAll("table.op-table:not([data-sortable])")) {
     table.dataset.sortable = "";
@@ -29,16 +22,12 @@ function sortTables(panel) {
 function render({ el }) {
   // Before JupyterLab, which listens at the document.
   window.addEventListener("keydown", keepKeys, true);
-  const seen = new MutationObserver(() => look());
   let panel = null;
-  const look = () => {
-    nameHandles(panel);
-    sortTables(panel);
-  };
+  const seen = new MutationObserver(() => sortTables(panel));
   const begin = () => {
     panel = el.isConnected ? el.closest(".opx") : null;
     if (panel === null) return void (waiting = requestAnimationFrame(begin));
-    look();
+    sortTables(panel);
     seen.observe(panel, { childList: true, subtree: true });
   };
   let waiting = requestAnimationFrame(begin);

@@ -1,40 +1,75 @@
-"""The panel itself: settings, Run and Stop, and the tabs over the record shown."""
+"""The panel itself: settings, Run and Stop, tabs over the record shown, and a picture in its place."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
+import textwrap
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+import anywidget
 import ipywidgets as widgets
-from IPython.display import display
+from IPython.display import DisplayHandle, display
+from PIL import Image
 
-from ocr_phases.analyse.sentences import findings
+from ocr_phases.analyse.sentences import findings, headline, subject
 from ocr_phases.errors import OcrPhasesError, Stopped, stop_signals
-from ocr_phases.explorer.compare_tab import ComparePane
 from ocr_phases.explorer.form import Asked, Fold, Form, first_image
-from ocr_phases.explorer.kept_records import FOLDER, MEASURED, KeptRecords, file_label, label, shipped
-from ocr_phases.explorer.live import REFRESH_S, Live
-from ocr_phases.explorer.measuring import Measurer
-from ocr_phases.explorer.messages import Messages
-from ocr_phases.explorer.page_tab import LinkedPane, PagePane
-from ocr_phases.explorer.panes import Pane
-from ocr_phases.explorer.places import found
-from ocr_phases.explorer.queue import Job, Queue
-from ocr_phases.explorer.record_tab import RecordPane
-from ocr_phases.explorer.script import PanelScript
-from ocr_phases.explorer.static_picture import StaticPicture, picture_bundle
+from ocr_phases.explorer.kept_records import (
+    FOLDER,
+    MEASURED,
+    KeptRecords,
+    file_label,
+    found,
+    label,
+    shipped,
+)
+from ocr_phases.explorer.running import REFRESH_S, Job, Live, Messages, Queue, start
+from ocr_phases.explorer.tabs import ComparePane, LinkedPane, PagePane, Pane, RecordPane
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import results
-from ocr_phases.show.results import Section
-from ocr_phases.show.web import fold, note, notebook_style
+from ocr_phases.show.figures import blank_figure, figure_png
+from ocr_phases.show.page import plot_page, printable
+from ocr_phases.show.plots import plot_latency
+from ocr_phases.show.results import Section, run_title
+from ocr_phases.show.web import (
+    Html,
+    asset_text,
+    data_address,
+    element,
+    fold,
+    fragment,
+    note,
+    notebook_style,
+)
 from ocr_phases.text import count_text
 
+_HERE = resources.files("ocr_phases.explorer")
 _NONE = ""  # a value of None would leave the list blank
 _NO_KERNELS = "This record has no kernel view: measure on a GPU with kernels=True."
+
+# The picture of the panel.
+_STILL_INCHES = (10.5, 4.6)
+_STILL_WIDTH = 1050  # pixels
+_STILL_COLOURS = 128
+_STILL_BYTES = 100_000  # the bundle holds it twice, as base64
+
+# Without its kernel JupyterLab says "model not found" in the output before this one.
+_STILL_STYLE = (
+    ".jp-OutputArea-child:not(:has(.opx)):has(+ .jp-OutputArea-child .opx-still){display:none}"
+    ".opx-still img{max-width:100%;height:auto}"
+)
+
+
+class PanelScript(anywidget.AnyWidget):
+    """Shows nothing: keeps the keys of the panel and sorts its tables, in the browser."""
+
+    _esm = asset_text("sort.js") + _HERE.joinpath("panel.js").read_text("utf-8")
 
 
 class Explorer(widgets.VBox):
@@ -90,12 +125,11 @@ class Explorer(widgets.VBox):
         self.shown.add_class("opx-shown")
         self._verdict = widgets.HTML()
         self._verdict.add_class("opx-verdict")
-        self._still = StaticPicture()
-        self._measurer = Measurer()
+        self._still: DisplayHandle | None = None  # once a cell has it
         self.queue = Queue()
         self._stopped = False
         self._tasks: set[asyncio.Task[None]] = set()
-        css = resources.files("ocr_phases.explorer").joinpath("explorer.css").read_text(encoding="utf-8")
+        css = _HERE.joinpath("explorer.css").read_text(encoding="utf-8")
         super().__init__(
             [
                 widgets.HTML(f"{notebook_style()}<style>{css}</style>"),
@@ -222,7 +256,7 @@ class Explorer(widgets.VBox):
         settings = asked.settings
         page = first_image(asked.page, asked.page_name)
         self.live.begin(settings.expected_tokens, settings.repeats, settings.warmup, page)
-        future = asyncio.wrap_future(self._measurer.start(asked, self.live))
+        future = asyncio.wrap_future(start(asked, self.live))
         try:
             while not future.done():
                 # Each time anew: at the end of every cell, the kernel takes it back.
@@ -284,7 +318,7 @@ class Explorer(widgets.VBox):
 
     def _draw_still(self) -> None:
         """Draw the picture for a notebook without a kernel, but never beside a measurement."""
-        if self._still.displayed and not self.run_button.disabled:
+        if self._still is not None and not self.run_button.disabled:
             run = self._pictured
             self._in_background(lambda: picture_bundle(run), partial(self._keep_picture, run))
 
@@ -294,8 +328,8 @@ class Explorer(widgets.VBox):
         return self.run if self.kept.on.value else None
 
     def _keep_picture(self, run: PhaseRun | None, bundle: dict[str, Any]) -> None:
-        if run is self._pictured:  # and no other one was chosen meanwhile
-            self._still.update(bundle)
+        if self._still is not None and run is self._pictured:  # and no other one was chosen meanwhile
+            self._still.update(bundle, raw=True)
 
     def _keep_changed(self) -> None:
         self._list_records()
@@ -310,8 +344,48 @@ class Explorer(widgets.VBox):
         # No words for the panel itself: where it cannot be shown, the picture stands for it.
         view = {**self._repr_mimebundle_(), "text/plain": ""}
         display(view, raw=True)
-        self._still.display(self._pictured)
+        self._still = display(picture_bundle(self._pictured), raw=True, display_id=True)
 
 
 def _kernels(run: PhaseRun) -> Section:
     return Section(note(_NO_KERNELS)) if run.kernels is None else results.kernels(run)
+
+
+def picture_bundle(run: PhaseRun | None) -> dict[str, Any]:
+    """``run`` by MIME type, less than 300 kB: HTML, a PNG for viewers that drop HTML, and text.
+
+    Without a record it is a sentence.
+    """
+    if run is None:
+        said = "Run this cell to open the explorer."
+        return {"text/html": _framed(element("p", said)), "text/plain": said}
+    png, said = picture_png(run), f"{run_title(run)} · {subject(run)}\n{headline(run)}"
+    image = element("img", src=data_address(png, "image/png"), alt=said, width=_STILL_WIDTH)
+    return {
+        "text/html": _framed(image),
+        "image/png": base64.b64encode(png).decode(),
+        "text/plain": said,
+    }
+
+
+def picture_png(run: PhaseRun) -> bytes:
+    """The page with its regions, the headline, and the latency of each decode step; at most 100 kB."""
+    figure = blank_figure(_STILL_INCHES[1], _STILL_INCHES[0])
+    page, curve = figure.subplots(1, 2, width_ratios=(2, 3))
+    title = f"{printable(run_title(run), 80)} · {printable(subject(run), 120)}"
+    words = textwrap.fill(headline(run), 115, max_lines=3, placeholder=" …")
+    figure.suptitle(f"{title}\n{words}", x=0.01, ha="left", fontsize=10)
+    plot_page(run, ax=page)
+    plot_latency(run, ax=curve)
+    drawn = Image.open(io.BytesIO(figure_png(figure))).convert("RGB")
+    drawn.thumbnail((_STILL_WIDTH, _STILL_WIDTH))
+    while True:
+        buffer = io.BytesIO()
+        drawn.quantize(_STILL_COLOURS).save(buffer, "PNG", optimize=True)
+        if buffer.tell() <= _STILL_BYTES:
+            return buffer.getvalue()
+        drawn = drawn.resize((drawn.width * 4 // 5, drawn.height * 4 // 5), Image.Resampling.LANCZOS)
+
+
+def _framed(content: Html) -> Html:
+    return fragment(element("div", content, class_="opx-still"), Html(f"<style>{_STILL_STYLE}</style>"))

@@ -1,14 +1,12 @@
 /* One row of a record as one linked view: page, latency curve, tokens and lists share the token shown.
    `view.py` says what the traits hold; the drawings come from drawings.js. */
 
-const SPEEDS = [1, 4, 16];
 const KEYS = [
   ["← →", "previous, next token; with Shift ten tokens"],
   ["Home, End", "first, last token"],
   ["P, N", "previous, next region"],
   ["S", "slowest token"],
   ["K", "play and pause"],
-  ["F", "play faster: 1, 4, 16 times"],
   ["+ − 0", "zoom in, zoom out, fit the drawing that has the focus, else the curve or timeline"],
   ["Ctrl or Alt with an arrow", "move that drawing"],
   ["/", "search the tokens; Enter and Shift+Enter go to the next and previous match"],
@@ -114,13 +112,6 @@ class List {
   }
 }
 
-/** `[name, attributes, ...children]` from `rendered.py` as elements; strings are text. */
-function build(node) {
-  if (typeof node === "string") return document.createTextNode(node);
-  const [tag, attributes, ...children] = node;
-  return make(tag, attributes, ...children.map(build));
-}
-
 /** A bar of times in the colours of `palette`. */
 function legend(palette, [low, high], what) {
   const bar = make("span", { class: "opv-bar" });
@@ -130,9 +121,8 @@ function legend(palette, [low, high], what) {
 }
 
 class View {
-  constructor(model, el) {
-    const mode = model.get("mode");
-    Object.assign(this, { model, el, mode, peeked: null, addresses: [], speed: SPEEDS[0], playing: null, style:
+  constructor(model, el, mode) {
+    Object.assign(this, { model, el, mode, peeked: null, addresses: [], playing: null, style:
       { opacity: 0.12, labels: true, crops: true, hidden: new Set(), byTime: mode === "text" } });
     this.curve = new Curve(this);
     this.page = new Page(this);
@@ -149,23 +139,33 @@ class View {
     this.root = make("div", { class: `opv opv-mode-${this.mode}`, on: { keydown: (event) => this.key(event) } });
     this.build();
     el.append(this.root);
-    this.changes = { "change:token": () => this.mark(), "change:data": () => this.load() };
+    this.changes = { "change:token": () => this.shown && this.mark(), "change:data": () => this.renew() };
     for (const [name, call] of Object.entries(this.changes)) model.on(name, call);
-    this.load();
+    this.stale = true;
+  }
+
+  /** Show what came while the tab was closed. */
+  see(shown) {
+    this.shown = shown;
+    if (shown) this.stale ? this.load() : this.mark();
+  }
+
+  renew() {
+    this.pause(false);
+    this.stale = true;
+    if (this.shown) this.load();
   }
 
   build() {
     this.scrubber = make("input", { type: "range", class: "opv-scrubber", min: 0, "aria-label": "Token",
       on: { input: () => this.go(Number(this.scrubber.value)) } });
     this.play = button("Play", "Play at recorded speed", () => this.toggle());
-    const [speed, select] = choice("Speed", SPEEDS.map((each) => [each, `${each}×`]), (value) => (this.speed = Number(value)));
-    this.speeds = select;
     const [rows, row] = choice("Row", [], (value) => {
       this.model.set("row", Number(value));
       this.model.save_changes();
     });
     [this.rows, this.row] = [rows, row];
-    const controls = make("div", { class: "opv-controls" }, this.play, speed,
+    const controls = make("div", { class: "opv-controls" }, this.play,
       button("Previous region", "Previous region", () => this.step(-1)), button("Next region", "Next region", () => this.step(1)),
       button("Slowest token", "Go to the slowest token", () => this.slow()), rows);
     this.readout = make("p", { class: "opv-readout" });
@@ -209,8 +209,7 @@ class View {
         tick("Labels", true, (labels) => this.restyle({ labels })), this.crops),
       this.legends, this.types);
     const right = make("div", { class: "opv-right" },
-      make("div", { class: "opv-controls" }, this.curve.zoom.buttons("latency curve")), this.curve.svg,
-      this.finding, this.tokens.element,
+      this.curve.svg, this.finding, this.tokens.element,
       make("div", { class: "opv-lists" }, make("div", {}, make("h4", {}, "Regions"), this.regions.element),
         make("div", {}, make("h4", {}, "Slowest tokens"), this.slowest.element)));
     this.root.append(...head, this.note, make("div", { class: "opv-columns" }, left, right), this.keys, this.tip);
@@ -218,7 +217,7 @@ class View {
 
   /** Show the row in `data`. */
   load() {
-    this.pause(false);
+    this.stale = false;
     const data = this.model.get("data");
     this.data = data;
     this.root.hidden = !data.texts?.length;
@@ -228,16 +227,19 @@ class View {
     this.style.hidden = new Set();
     this.byRegion = new Map(data.regions.map((region) => [region.region, region]));
     this.scrubber.max = data.texts.length - 1;
-    this.note.textContent = data.note;
+    this.note.textContent = this.mode === "timeline" ? data.timeline.note : data.note;
     this.row.replaceChildren(...data.rows.map((name, row) => make("option", { value: row }, name)));
     this.row.value = this.model.get("row");
     this.rows.hidden = data.rows.length < 2;
     this.tokens.show(data);
     if (this.mode === "timeline") {
-      this.timeline.show(data);
+      this.timeline.show(data.timeline);
     } else if (this.mode === "text") {
-      this.rendered.replaceChildren(...data.rendered.map(([region, ...nodes]) =>
-        make("section", { "data-region": region, class: data.uncertain.regions.includes(region) ? "opv-uncertain" : "" }, ...nodes.map(build))));
+      this.rendered.replaceChildren(...data.rendered.map(([region, html]) => {
+        const section = make("section", { "data-region": region, class: data.uncertain.regions.includes(region) ? "opv-uncertain" : "" });
+        section.innerHTML = html; // of `markdown_html`, which lets no tag of the model's text through but a table's
+        return section;
+      }));
     } else {
       this.addresses.forEach((address) => address && URL.revokeObjectURL(address));
       this.addresses = this.model.get("pages").map(picture);
@@ -397,7 +399,7 @@ class View {
     this.go(this.token === this.data.texts.length - 1 ? 0 : this.token);
     let [last, owed, token] = [performance.now(), 0, this.token];
     const frame = (now) => {
-      owed += Math.max(now - last, 0) * this.speed;
+      owed += Math.max(now - last, 0);
       last = now;
       while (token < this.data.texts.length - 1 && owed >= (this.data.ms[token + 1] ?? 0))
         owed -= this.data.ms[++token] ?? 0;
@@ -418,11 +420,6 @@ class View {
     this.playing = null;
     this.play.textContent = "Play";
     if (stay) this.go(this.token);
-  }
-
-  faster() {
-    this.speed = SPEEDS[(SPEEDS.indexOf(this.speed) + 1) % SPEEDS.length];
-    this.speeds.value = this.speed;
   }
 
   // -- text -------------------------------------------------------------------------------------------
@@ -482,7 +479,7 @@ class View {
     const keys = {
       ArrowLeft: () => this.go(at - many), ArrowRight: () => this.go(at + many),
       Home: () => this.go(0), End: () => this.go(this.data.texts.length - 1),
-      p: () => this.step(-1), n: () => this.step(1), s: () => this.slow(), k: () => this.toggle(), f: () => this.faster(),
+      p: () => this.step(-1), n: () => this.step(1), s: () => this.slow(), k: () => this.toggle(),
       "/": () => this.mode !== "timeline" && this.search.focus(),
     };
     const call = keys[event.key.length === 1 ? event.key.toLowerCase() : event.key];
@@ -493,7 +490,7 @@ class View {
 
   close() {
     this.pause(false);
-    this.timeline.sizes.disconnect();
+    for (const { sizes } of [this.curve, this.timeline]) sizes.disconnect();
     for (const [name, call] of Object.entries(this.changes)) this.model.off(name, call);
     this.addresses.forEach((address) => address && URL.revokeObjectURL(address));
   }
@@ -522,6 +519,7 @@ class Live {
     if (this.address) this.page.showBoxes(boxes);
   }
   close() {
+    this.curve.sizes.disconnect();
     for (const [name, call] of Object.entries(this.changes)) this.model.off(name, call);
     if (this.address) URL.revokeObjectURL(this.address);
   }
@@ -529,7 +527,21 @@ class Live {
 
 export default {
   render({ model, el }) {
-    const view = model.get("mode") === "live" ? new Live(model, el) : new View(model, el);
-    return () => view.close();
+    if (model.get("live")) {
+      const live = new Live(model, el);
+      return () => live.close();
+    }
+    // One model in several tabs: each draws its part of it, and only while it is open.
+    let view = null;
+    const sizes = new ResizeObserver(() => {
+      const shown = el.clientWidth > 0;
+      if (shown) view ??= new View(model, el, ["text", "timeline"].find((tab) => el.closest(`.opx-pane-${tab}`)) ?? "page");
+      if (view && view.shown !== shown) view.see(shown);
+    });
+    sizes.observe(el);
+    return () => {
+      sizes.disconnect();
+      view?.close();
+    };
   },
 };

@@ -14,7 +14,7 @@ import anywidget
 import traitlets
 
 from ocr_phases.analyse.grounding import parse_grounding
-from ocr_phases.explorer.view_data import boxes, numbers, page_jpegs, row_data, scale_of, timeline_data
+from ocr_phases.explorer.view_data import boxes, numbers, page_jpegs, row_data, scale_of
 from ocr_phases.families import FAMILIES
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.web import jpeg_file
@@ -34,13 +34,12 @@ _ANY_MARKS = next(name for name, facts in FAMILIES.items() if facts.page_mark)
 class _Drawing(anywidget.AnyWidget):
     _esm = "".join((_HERE / name).read_text(encoding="utf-8") for name in ("drawings.js", "view.js"))
     _css = (_HERE / "view.css").read_text(encoding="utf-8")
-    mode = traitlets.Unicode("page").tag(sync=True)
     data = traitlets.Dict().tag(sync=True)
     pages = traitlets.List(traitlets.Bytes()).tag(sync=True)
 
 
 class View(_Drawing):
-    """A row of a record. ``mode`` is ``page`` (page, latency curve, tokens, lists), ``text`` or ``timeline``.
+    """A row of a record, drawn as what the tab is for that shows it: page, text or timeline.
 
     `token` is the index of the token shown, from 0, and `row` that of the row: both may be set, and change
     when a person moves the scrubber or chooses a row.
@@ -49,8 +48,8 @@ class View(_Drawing):
     token = traitlets.Int(0).tag(sync=True)
     row = traitlets.Int(0).tag(sync=True)
 
-    def __init__(self, mode: str = "page") -> None:
-        super().__init__(mode=mode, layout={"flex": "0 0 auto", "overflow": "visible"})
+    def __init__(self) -> None:
+        super().__init__(layout={"flex": "0 0 auto", "overflow": "visible"})
         self._run: PhaseRun | None = None
         self.observe(lambda _: self._load(), "row")
 
@@ -72,9 +71,8 @@ class View(_Drawing):
             return
         with self.hold_sync():
             self.token = 0
-            timeline = timeline_data(self._run, self.row) if self.mode == "timeline" else {}
-            self.data = row_data(self._run, self.row) | timeline
-            self.pages = page_jpegs(self._run, self.row) if self.mode == "page" else []
+            self.pages = page_jpegs(self._run, self.row)
+            self.data = row_data(self._run, self.row)
 
     @traitlets.validate("token")
     def _of_row(self, proposal: Any) -> int:
@@ -92,9 +90,6 @@ class LiveView(_Drawing):
     """
 
     live = traitlets.Dict().tag(sync=True)
-
-    def __init__(self) -> None:
-        super().__init__(mode="live")
 
     def begin(self, page: Image | None) -> None:
         """Show a page (or none) without boxes."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import html
 import math
+import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+import mistune
 import numpy as np
 import pandas as pd
 
@@ -14,7 +17,7 @@ from ocr_phases.analyse.grounding import PREAMBLE, Grounding, Region, parse_grou
 from ocr_phases.analyse.regions import regions_of
 from ocr_phases.analyse.sentences import UNCERTAIN_TEXT, typical_sentence
 from ocr_phases.analyse.stages import typical_repeat
-from ocr_phases.explorer.rendered import rendered
+from ocr_phases.analyse.text import few_blanks
 from ocr_phases.record import PHASES, PhaseRun
 from ocr_phases.show.figures import MUTED, PHASE_COLOURS, STAGE_COLOURS
 from ocr_phases.show.page import (
@@ -33,6 +36,25 @@ _COLOURS = 24
 _SLOWEST = 10
 _USUAL = 0.98  # of all steps: what takes longer shares the end of a scale
 
+_TABLE = re.compile(r"(<table\b[^<>]*>(?:(?!<table\b).)*?</table>)", re.DOTALL)
+# In escaped text.
+_CELL_TAG = re.compile(r"&lt;(/?(?:table|thead|tbody|tr|td|th)\b)((?:(?!&[lg]t;).)*)&gt;", re.DOTALL)
+_SPAN = re.compile(r"\b(colspan|rowspan)\s*=\s*[\"']?([0-9]{1,3})\b")
+
+
+def _reader() -> mistune.Markdown:
+    reader = mistune.create_markdown(escape=True, hard_wrap=True, plugins=["table"])
+    # A backslash may begin a formula; what is indented on a page is no code; links and pictures stay text.
+    for rules, unwanted in (
+        (reader.block.rules, ("raw_html", "indent_code", "ref_link")),
+        (reader.inline.rules, ("escape", "link", "auto_link", "auto_email", "inline_html")),
+    ):
+        rules[:] = [rule for rule in rules if rule not in unwanted]
+    return reader
+
+
+_MARKDOWN = _reader()
+
 
 def row_data(run: PhaseRun, row: int) -> dict[str, Any]:
     """Tokens, regions, boxes and notes of a batch row; ``ms`` is the device clock's median over repeats."""
@@ -50,6 +72,7 @@ def row_data(run: PhaseRun, row: int) -> dict[str, Any]:
     return {
         "rows": _row_names(run),
         "note": _note(run, row, grounding),
+        "timeline": timeline_data(run, row),
         "texts": [plain(str(text)) for text in tokens["text"]],
         "ms": times,
         "steps": whole(tokens["step"]),
@@ -62,7 +85,7 @@ def row_data(run: PhaseRun, row: int) -> dict[str, Any]:
         "scale": [scale_of(found, 1 - _USUAL), scale_of(found)],
         "palette": [(each, type_colour(each)) for each in palette],
         "regions": _regions(run, row, grounding, table),
-        "rendered": rendered(plain(text), parse_grounding(plain(text), family)),
+        "rendered": _rendered(plain(text), parse_grounding(plain(text), family)),
         "kinds": [
             {
                 "label": printable(label),
@@ -199,6 +222,41 @@ def _regions(run: PhaseRun, row: int, grounding: Grounding, table: pd.DataFrame)
             }
         )
     return items
+
+
+def _rendered(text: str, grounding: Grounding) -> list[tuple[int, str]]:
+    """Region and HTML of each region in the order of the text, and of what stands before one (-1)."""
+    starts = [(0, PREAMBLE), *((start, PREAMBLE) for start in grounding.page_starts)]
+    parts = sorted([*starts, *((region.start, region.index) for region in grounding.regions)])
+    ends = [start for start, _ in parts[1:]] + [len(text)]
+    found = []
+    for (start, number), end in zip(parts, ends, strict=True):
+        if number == PREAMBLE:
+            words = text[start:end].removeprefix(grounding.page_mark).strip()
+        else:
+            words = grounding.regions[number].text
+        if words:
+            found.append((number, markdown_html(words)))
+    return found
+
+
+def markdown_html(text: str) -> str:
+    """Markdown as HTML, with the tables in it that are HTML; other HTML, links and pictures stay text.
+
+    Tables come as the models write them (HTML) or as Markdown.
+    """
+    pieces = enumerate(_TABLE.split(few_blanks(text)))
+    return "".join(_html_table(piece) if place % 2 else str(_MARKDOWN(piece)) for place, piece in pieces)
+
+
+def _html_table(table: str) -> str:
+    """A table's rows and cells, without attributes but their spans; every other tag in it is text."""
+    return _CELL_TAG.sub(_cell_tag, html.escape(table, quote=False))
+
+
+def _cell_tag(found: re.Match[str]) -> str:
+    spans = [f' {name}="{number}"' for name, number in _SPAN.findall(found[2])]
+    return f"<{found[1]}{''.join(spans)}>"
 
 
 def _note(run: PhaseRun, row: int, grounding: Grounding) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import functools
+import hashlib
 import importlib
 import io
 import os
@@ -33,6 +35,8 @@ PDF_DPI = 144
 
 _PLUGINS = ("Png", "Jpeg", "Jpeg2K", "Tiff", "WebP", "Bmp", "Gif", "Ppm", "Avif")  # of `FORMATS`
 _STRIP_PIXELS = 2**20
+_EMBED_BYTES = 2_000_000
+_EMBED_SIDE = 2_000
 _DECODER_ERRORS = (
     OSError,  # includes Pillow's UnidentifiedImageError and its "image file is truncated"
     SyntaxError,
@@ -96,6 +100,25 @@ def _last_page(data: bytes) -> Image.Image:
     return load_page(data)[0]
 
 
+def describe_page(image: Image.Image, data: bytes | None, name: str, *, embed: bool = True) -> dict[str, Any]:
+    """The record's part about a page file: name, SHA-256, pixel size and the page itself.
+
+    ``image`` is the upright RGB page, ``data`` the file's bytes where it came from an image file. Embedded
+    are an image file's bytes up to 2 MB, else a JPEG of at most 2,000 px; ``embed=False`` leaves both out.
+    One page of several is embedded as that JPEG. The hash is of the whole file, or of the raw pixels where
+    there is none.
+    """
+    digest = hashlib.sha256(image.tobytes() if data is None else data).hexdigest()
+    if embed and (not data or len(data) > _EMBED_BYTES or data[:4] == b"%PDF" or split_page(name)[1]):
+        small = image.copy()
+        small.thumbnail((_EMBED_SIDE, _EMBED_SIDE))
+        buffer = io.BytesIO()
+        small.save(buffer, "JPEG", quality=90)
+        data = buffer.getvalue()
+    kept = base64.b64encode(data).decode() if embed and data else None
+    return {"file": name, "sha256": digest, "width": image.width, "height": image.height, "data": kept}
+
+
 def as_rgb(image: Image.Image) -> Image.Image:
     """The image in mode RGB, uint8; an RGB image comes back as it is.
 
@@ -139,16 +162,11 @@ def _scaled_grey(image: Image.Image) -> Image.Image:
     def values(strip: tuple[int, int, int, int]) -> np.ndarray:
         return np.nan_to_num(np.asarray(image.crop(strip)).astype(np.float64))
 
-    low, high = np.inf, -np.inf
-    for strip in strips:
-        part = values(strip)
-        low, high = min(low, float(part.min())), max(high, float(part.max()))
+    ends = np.asarray([(part.min(), part.max()) for part in map(values, strips)])
+    low, high = float(ends.min()), float(ends.max())
     ranges = (1.0, 255.0, 65535.0) if image.mode == "F" else (65535.0,)
     full = next((top for top in ranges if high <= top), 0.0)
-    if low < 0 or not full:
-        full = (high - low) or 1.0
-    else:
-        low = 0.0
+    low, full = (0.0, full) if low >= 0 and full else (low, (high - low) or 1.0)
     page = Image.new("RGB", image.size)
     for strip in strips:
         grey = np.rint((values(strip) - low) / full * 255).astype(np.uint8)
@@ -262,7 +280,12 @@ def _read(source: str | Path) -> tuple[bytes, str, str, int | None]:
         path, number = Path(source).expanduser(), None
         file, page = split_page(str(path))
         if page and not path.exists():
-            path, number = Path(file), _page_number(page[1:])
+            digits = page[1:]
+            if not digits.isdecimal():
+                raise OcrPhasesError(
+                    f"A page of a file is a number from 1, as in file.pdf#3, not {digits!r}."
+                )
+            path, number = Path(file), int(digits)
         if path.is_dir():
             os.scandir(path).close()  # says why where it cannot be read
             raise OcrPhasesError(f"{source!s} is a folder: give one page's file inside it.")
@@ -275,12 +298,6 @@ def _read(source: str | Path) -> tuple[bytes, str, str, int | None]:
         ) from error
     except (OSError, ValueError, RuntimeError) as error:
         raise OcrPhasesError(f"{source!s} cannot be opened ({error}): check the path.") from error
-
-
-def _page_number(text: str) -> int:
-    if not text.isdecimal():
-        raise OcrPhasesError(f"A page of a file is a number from 1, as in file.pdf#3, not {text!r}.")
-    return int(text)
 
 
 def page_count(path: str | Path) -> int:

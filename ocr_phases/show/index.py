@@ -19,7 +19,16 @@ from ocr_phases.files import RECORD
 from ocr_phases.show.figures import Picture
 from ocr_phases.show.page import printable
 from ocr_phases.show.plots_many import plot_compression, plot_cost_quality, plot_distributions
-from ocr_phases.show.web import HEADINGS, Html, block, document_html, element, fragment, note, table_html
+from ocr_phases.show.web import (
+    Html,
+    block,
+    document_html,
+    element,
+    fragment,
+    note,
+    section_heading,
+    table_html,
+)
 from ocr_phases.text import ms_text, percent_text
 
 #: Rows of a table in the page: a browser sorts no million. pages.csv has them all.
@@ -29,17 +38,22 @@ MOST_ROWS = 2_000
 _WIDER = "main, nav ul, footer { max-width: 1320px; }"
 
 _ORDER = ": failures, pages with warnings, then the slowest decode"
-_SHOWN_TEXT = 60
-_LONGEST_REASON = 240
+_LONGEST = {"reason": 240, "label": 24, "text": 60}
+_HISTOGRAMS = "Histograms of time to first token, inter-token latency, tokens and vision share over the pages"
 _WORST = 25
 _PAGES = ["page", "preset", "status", "page_ms", "ttft_ms", "inter_token_ms", "tokens", "vision_share"]
+_PAGES += ["record", "warnings"]
+_FAILED = ["page", "status", "attempts", "reason"]
 _WORST_COLUMNS = ["page", "preset", "category", "cer", "repetition", "compression", "tokens"]
+_COMPARED = {
+    "edit_distance": "{} records have a truth. Means are over pages, as OmniDocBench's are.",
+    "agreement": "No page has a truth. Agreement is with the same page's text at the longest prompt: "
+    "it says what a preset changes, not what is right.",
+}
 _HEADINGS = {
     "page_ms": ("time", "ms"),
     "inter_token_ms": ("per token", "ms"),
     "decode_ms": ("decode time", "ms"),
-    "repetition": ("in a final loop", "%"),
-    "loops": ("end in a loop", ""),
 }
 
 
@@ -55,27 +69,21 @@ def index_html(
     files = [element("li", element("a", name, href=quote(name))) for name in tables]
     sections = {
         "Failures": _failures(failed),
-        "Quality": _quality(measured),
+        "Quality": fragment(*_quality(measured)),
         "Pages": _pages(pages),
         "Distributions": _distributions(measured),
         "Slowest regions": _regions(regions, measured),
-        "Tables": [element("ul", *files, class_="op")],
+        "Tables": element("ul", *files, class_="op"),
     }
-    parts = {heading: fragment(*content) for heading, content in sections.items()}
-    shown = {heading: content for heading, content in parts.items() if content}
-    ids = {heading: heading.replace(" ", "-") for heading in shown}
+    shown = {heading: content for heading, content in sections.items() if content}
+    contents = [(heading, heading.replace(" ", "-")) for heading in shown]
     about = " · ".join(f"{label} {value}" for label, value in facts.items())
     body = fragment(
         block("head", picture="", title=title, about=about, headline="", lead="", below=""),
         block("cards", figures=list(_cards(pages, measured, failed))),
-        *(
-            element(
-                "section", element("div", element("h2", heading), class_="prose"), content, id=ids[heading]
-            )
-            for heading, content in shown.items()
-        ),
+        *(element("section", section_heading(heading), content) for heading, content in shown.items()),
     )
-    return document_html(title, list(ids.items()), body, css=_WIDER)
+    return document_html(title, contents, body, css=_WIDER)
 
 
 def _cards(
@@ -94,65 +102,61 @@ def _cards(
     yield "Tokens", f"{int(measured['tokens'].sum()):,}", "over all pages, one repeat"
 
 
-def _failures(failed: pd.DataFrame) -> Iterator[Html]:
+def _table(
+    shown: pd.DataFrame, caption: str, links: Mapping[str, Sequence[str]], cut: str = "", **given: Any
+) -> Html:
+    """A table with the texts of a model and of an error on a line, and what was ``cut`` from it."""
+    known = {name: longest for name, longest in _LONGEST.items() if name in shown}
+    texts = {name: [printable(str(text), longest) for text in shown[name]] for name, longest in known.items()}
+    table = shown.assign(**texts)
+    return table_html(table, caption=caption, links=links, headings=_HEADINGS, **given) + note(cut)
+
+
+def _failures(failed: pd.DataFrame) -> Html:
     if failed.empty:
-        return
+        return fragment()
     shown = failed.head(MOST_ROWS)
-    table = shown[["page", "status", "attempts", "reason"]].assign(
-        reason=[printable(str(reason), _LONGEST_REASON) for reason in shown["reason"]]
-    )
-    links = {"status": _links(shown, "status.json")}
-    yield table_html(table, caption="Failed pages and their reasons", links=links, missing="not run")
-    yield _cut(len(failed))
+    links, cut = {"status": _links(shown, "status.json")}, _cut(failed)
+    return _table(shown[_FAILED], "Failed pages and their reasons", links, cut, missing="not run")
 
 
-def _pages(pages: pd.DataFrame) -> Iterator[Html]:
+def _pages(pages: pd.DataFrame) -> Html:
     """Failures first, then the pages in their order, with links to report and record.
 
     Where there is no room for all, those with warnings and the slowest come before the rest.
     """
-    ordered = pages.assign(late=pages["status"] == "done", calm=pages["warnings"].fillna("") == "")
+    done, warnings = pages["status"] == "done", pages["warnings"].fillna("")
+    ordered = pages.assign(late=done, calm=warnings == "", warnings=warnings)
+    ordered["record"] = done.map({True: RECORD, False: ""})
     keys = {"late": True, "calm": True, "decode_ms": False} if len(pages) > MOST_ROWS else {"late": True}
     shown = ordered.sort_values(list(keys), ascending=list(keys.values()), kind="stable").head(MOST_ROWS)
-    table = shown[_PAGES].assign(
-        record=[RECORD if done else "" for done in shown["late"]], warnings=shown["warnings"].fillna("")
-    )
     links = {
         "page": _links(shown, "report.html", shown["report"]),
         "record": _links(shown, RECORD, shown["late"]),
         "status": _links(shown, "status.json"),
     }
-    if any(links["page"]):
-        yield note("A page links to its report, its status to all attempts.")
-    yield table_html(table, caption="All pages, failures first", headings=_HEADINGS, links=links)
-    yield _cut(len(pages), _ORDER)
+    linked = "A page links to its report, its status to all attempts." if any(links["page"]) else ""
+    return note(linked) + _table(shown[_PAGES], "All pages, failures first", links, _cut(pages, _ORDER))
 
 
-def _cut(rows: int, order: str = "") -> Html:
-    more = f"The first {MOST_ROWS:,} of {rows:,} rows{order}; pages.csv has all."
-    return note(more if rows > MOST_ROWS else "")
+def _cut(rows: pd.DataFrame, order: str = "") -> str:
+    more = f"The first {MOST_ROWS:,} of {len(rows):,} rows{order}; pages.csv has all."
+    return more if len(rows) > MOST_ROWS else ""
 
 
-def _distributions(measured: pd.DataFrame) -> Iterator[Html]:
+def _distributions(measured: pd.DataFrame) -> Html:
     if measured.empty:
-        yield note("No page was measured.")
-        return
-    alt = "Histograms of time to first token, inter-token latency, tokens and vision share over the pages"
-    yield Picture(plot_distributions(measured), alt).html()
+        return note("No page was measured.")
+    return Picture(plot_distributions(measured), _HISTOGRAMS).html()
 
 
-def _regions(regions: pd.DataFrame, measured: pd.DataFrame) -> Iterator[Html]:
+def _regions(regions: pd.DataFrame, measured: pd.DataFrame) -> Html:
     if regions.empty:
-        yield note("The outputs mark no region.")
-        return
-    table = regions.drop(columns="folder").assign(
-        label=[printable(str(label)) for label in regions["label"]],
-        text=[printable(str(text), _SHOWN_TEXT) for text in regions["text"]],
-    )
+        return note("The outputs mark no region.")
     reported = regions["folder"].isin(measured.loc[measured["report"], "folder"])
-    caption = "The regions with the longest decode time"
     links = {"page": _report_links(regions.assign(report=reported))}
-    yield table_html(table, caption=caption, headings=_HEADINGS, links=links, missing="no text")
+    caption = "The regions with the longest decode time"
+    return _table(regions.drop(columns="folder"), caption, links, missing="no text")
 
 
 def _quality(pages: pd.DataFrame) -> Iterator[Html]:
@@ -171,14 +175,11 @@ def _quality(pages: pd.DataFrame) -> Iterator[Html]:
     yield Picture(plot_compression(pages, measure), "What each page loses over its compression").html()
     yield note(_counted(pages))
     categories = category_table(pages)
-    if len(categories):
-        name = HEADINGS.get(measure, (measure.replace("_", " "), ""))[0]
-        percent = {name: (str(name), "%") for name in categories.columns[2:]}
-        yield table_html(categories, caption=f"Mean {name} by category and preset", headings=percent)
-    worst = pages.dropna(subset=[measure]).sort_values(
-        measure, ascending=measure == "agreement", kind="stable"
-    )
-    worst = worst.head(_WORST)
+    percent = {name: (str(name), "%") for name in categories.columns[2:]}
+    caption = f"Mean {measure.replace('_', ' ')} by category and preset"
+    yield table_html(categories, caption=caption, headings=percent, empty="")
+    worst = pages.dropna(subset=[measure])
+    worst = worst.sort_values(measure, ascending=measure == "agreement", kind="stable").head(_WORST)
     columns = dict.fromkeys([*_WORST_COLUMNS[:3], measure, *_WORST_COLUMNS[3:]])
     table = worst[[name for name in columns if worst[name].replace("", pd.NA).notna().any()]]
     links = {"page": _report_links(worst)}
@@ -186,26 +187,19 @@ def _quality(pages: pd.DataFrame) -> Iterator[Html]:
 
 
 def _compared_with(pages: pd.DataFrame, measure: str) -> str:
-    known = int(pages[measure].notna().sum())
-    references = ", ".join(sorted(set(pages["reference"].dropna())))
+    known, references = pages[measure].notna().sum(), ", ".join(sorted(set(pages["reference"].dropna())))
     if references:
         return f"Compared with what another run wrote ({references}): agreement with it, not accuracy."
-    if measure == "agreement":
-        return (
-            "No page has a truth. Agreement is with the same page's text at the longest prompt: it says what "
-            "a preset changes, not what is right."
-        )
-    return f"{known:,} of {len(pages):,} records have a truth. Means are over pages, as OmniDocBench's are."
+    return _COMPARED[measure].format(f"{known:,} of {len(pages):,}")
 
 
 def _counted(pages: pd.DataFrame) -> str:
     vendor = (pages["vendor_compression"] / pages["compression"]).median()
-    if pd.isna(vendor):
-        return "Compression counts the tokens that were generated."
-    return (
-        "Compression counts the tokens that were generated. The vendor counts the text tokenised again, "
+    other = (
+        " The vendor counts the text tokenised again, "
         f"which gives {vendor:.2f} times as many here (vendor_compression in pages.csv)."
     )
+    return f"Compression counts the tokens that were generated.{'' if pd.isna(vendor) else other}"
 
 
 def _report_links(pages: pd.DataFrame) -> list[str]:

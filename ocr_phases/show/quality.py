@@ -7,26 +7,14 @@ from PIL.Image import Image
 
 from ocr_phases.analyse.grounding import pixel_box
 from ocr_phases.analyse.quality import quality_table, region_differences
-from ocr_phases.analyse.text import (
-    DIFFERENT,
-    EQUAL,
-    EXTRA,
-    MISSING,
-    plain_text,
-    word_edits,
-)
+from ocr_phases.analyse.text import DIFFERENT, EQUAL, OUTCOMES, plain_text, word_edits
 from ocr_phases.record import PhaseRun
 from ocr_phases.schema import Truth
 from ocr_phases.show.page import draw_tagged, pages_of_row, printable
 from ocr_phases.show.web import Html, element, fragment, note, pictures_html, section_heading, table_html
 from ocr_phases.text import count_text, percent_text
 
-OUTCOME_COLOURS: dict[str, str] = {
-    EQUAL: "#0072b2",
-    DIFFERENT: "#d9730d",
-    MISSING: "#aa0000",
-    EXTRA: "#aa4499",
-}
+OUTCOME_COLOURS = dict(zip(OUTCOMES, ("#0072b2", "#d9730d", "#aa0000", "#aa4499"), strict=True))
 """Colours of a region on the page; its tag says the same in words."""
 
 _MOST_REGIONS = 60
@@ -54,11 +42,8 @@ def quality_html(run: PhaseRun) -> Html:
     for row in range(len(run.results)):
         truth = run.truth_of(row)
         if truth is not None:
-            of_row = element("h3", f"Row {row}") if len(run.results) > 1 else fragment()
-            parts.append(fragment(of_row, _row_html(run, truth, row)))
-    if not parts:
-        return fragment()
-    return fragment(section_heading("Quality"), *parts)
+            parts += [element("h3", f"Row {row}") if len(run.results) > 1 else "", _row_html(run, truth, row)]
+    return fragment(section_heading("Quality"), *parts) if parts else fragment()
 
 
 def draw_outcomes(page: Image, table: pd.DataFrame) -> Image:
@@ -101,22 +86,23 @@ def _lead(truth: Truth, differences: pd.DataFrame) -> str:
 
 def _measures(table: pd.DataFrame) -> Html:
     """The whole page's measures, and the boxes by type of region where the truth has boxes."""
-    whole = table[table["label"] == ""]
-    values = [
-        (_NAMES[measure][0], percent_text(value), f"{count:,} {_NAMES[measure][1]}")
-        for measure, value, count in whole[["measure", "value", "count"]].itertuples(index=False, name=None)
-    ]
-    shown = pd.DataFrame(values, columns=["measure", "value", "over"])
+    whole, labels = table[table["label"] == ""], table[table["label"] != ""]
+    names = list(map(_NAMES.get, whole["measure"]))
+    shown = pd.DataFrame(names, columns=["measure", "over"], index=whole.index)
+    shown.insert(1, "value", whole["value"].map(percent_text))
+    shown["over"] = whole["count"].map("{:,} ".format) + shown["over"]
     measures = table_html(shown, caption="The whole page against the truth")
-    labels = table[table["label"] != ""]
     if labels.empty:
         return measures
-    found = labels[labels["measure"].isin(("box_recall", "box_agreement"))].set_index("label")
     overlap = labels[labels["measure"] == "box_iou"].set_index("label")["value"]
-    types = pd.DataFrame({"regions": found["count"], "found": found["value"], "iou": overlap})
-    types = types.reindex(found.index).reset_index(names="type")
-    types["type"] = types["type"].map(printable)
-    headings = {"found": ("found", "%"), "iou": ("mean IoU", "")}
+    found = labels[labels["measure"] != "box_iou"].set_index("label")
+    types = found[["count", "value"]].assign(iou=overlap).rename(index=printable).reset_index()
+    headings = {
+        "label": ("type", ""),
+        "count": ("regions", ""),
+        "value": ("found", "%"),
+        "iou": ("mean IoU", ""),
+    }
     caption = "Boxes by type of region"
     return measures + table_html(types, caption=caption, headings=headings, missing="none was found")
 
@@ -126,12 +112,11 @@ def _differences(differences: pd.DataFrame) -> Html:
     if wrong.empty:
         return note("The texts are equal.")
     rows = []
-    for region, label, outcome, cer, written, true in wrong.head(_MOST_REGIONS)[
-        ["region", "label", "outcome", "cer", "written", "true"]
-    ].itertuples(index=False, name=None):
-        said = outcome if pd.isna(cer) else f"{outcome}, CER {percent_text(cer)}"
-        number = "" if region is pd.NA else f"{region} "
-        rows.append((f"{number}{printable(str(label))}", said, edits_html(written, true)))
+    for row in wrong.head(_MOST_REGIONS).to_dict("records"):
+        said = row["outcome"] if pd.isna(row["cer"]) else f"{row['outcome']}, CER {percent_text(row['cer'])}"
+        number = "" if row["region"] is pd.NA else f"{row['region']} "
+        words = edits_html(row["written"], row["true"])
+        rows.append((f"{number}{printable(str(row['label']))}", said, words))
     table = pd.DataFrame(rows, columns=["region", "outcome", "difference"], dtype=object)
     caption = fragment("Words ", element("del", "missing"), " and ", element("ins", "extra"))
     shown = table_html(table, caption=caption, classes="op-edits")
@@ -142,9 +127,7 @@ def _differences(differences: pd.DataFrame) -> Html:
 def _folded(text: str) -> str:
     """The ends of a long run of words."""
     words = text.split()
-    if len(words) <= 3 * _AROUND:
-        return text
-    return f"{' '.join(words[:_AROUND])} … {' '.join(words[-_AROUND:])}"
+    return text if len(words) <= 3 * _AROUND else " ".join([*words[:_AROUND], "…", *words[-_AROUND:]])
 
 
 def edits_html(written: str, true: str) -> Html:
@@ -152,13 +135,12 @@ def edits_html(written: str, true: str) -> Html:
     parts: list[object] = []
     words = 0
     for kind, mine, theirs in word_edits(written, true):
-        words += 0 if kind == EQUAL else max(len(mine.split()), len(theirs.split()))
-        if words > _MOST_WORDS:
-            parts.append("…")
-            break
         if kind == EQUAL:
             parts += [_folded(mine), " "]
             continue
-        parts += [element("del", theirs), " "] if theirs else []
-        parts += [element("ins", mine), " "] if mine else []
+        words += max(len(mine.split()), len(theirs.split()))
+        if words > _MOST_WORDS:
+            return fragment(*parts, "…")
+        for name, text in (("del", theirs), ("ins", mine)):
+            parts += [element(name, text), " "] if text else []
     return fragment(*parts)

@@ -41,12 +41,14 @@ from ocr_phases.show.figures import Picture
 from ocr_phases.show.page import (
     has_region_times,
     page_html,
+    pages_of_row,
     plot_region_types,
     printable,
     region_tables_html,
     shown_rows,
     view_pictures,
 )
+from ocr_phases.show.quality import quality_html
 from ocr_phases.show.web import (
     MISSING,
     Html,
@@ -65,7 +67,7 @@ from ocr_phases.show.web import (
     share_bar,
     table_html,
 )
-from ocr_phases.text import bytes_text, count_text, ms_text, percent_text, plain, stage_name
+from ocr_phases.text import bytes_text, count_text, filled, ms_text, percent_text, plain, stage_name
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -82,30 +84,19 @@ _LONGEST_NAME = 80
 _MOST_PAGES = 4  # that a cell draws
 _SLOWEST = 8
 _TOP_KERNELS = 12
+_WRITTEN = "The text as the model wrote it"
 _INDENT = "\N{NO-BREAK SPACE}" * 4
-_CONDITIONS = {
-    "cpu_s": ("CPU of this program", "s"),
-    "other_threads_s": ("other threads (panel, cells)", "s"),
-    "waited_s": ("waited for a core", "s"),
-    "others": ("other programs", "%"),
-    "steal": ("stolen by a hypervisor", "%"),
-    "load_start": ("load at the start", ""),
-    "load_end": ("load at the end", ""),
-}
-_KERNELS = {
-    "busy_ms": ("GPU busy", "ms"),
-    "wall_ms": ("time", "ms"),
-    "works": ("busy", "%"),
-    "device_us": ("time", "µs"),
-    "wait_ms": ("waited", "ms"),
-    "through": ("call", ""),
-    "of_busy": ("of GPU busy time", "%"),
-    "of_wall": ("of the phase", "%"),
-    "by": ("identified by", ""),
-}
 _CACHE_PARTS = {"kv_update": "KV cache, write", "attention": "KV cache, read (attention)"}
-_FLOORS = ("stage", "device_ms", "floor_ms", "times_floor", "bound_by", "mfu", "mbu", "gflop", "bytes")
+_FLOORS = ["stage", "device_ms", "floor_ms", "times_floor", "bound_by", "mfu", "mbu", "gflop", "bytes"]
 _WHOLES = {"prefill": "whole prefill", "decode_step": "whole decode step"}
+_RATIOS = {
+    "generated_compression_ratio": "{tokens:,} generated tokens from {valid_image_tokens:,} valid image "
+    "tokens: a compression ratio of {generated_compression_ratio:.2f}.",
+    "compression_ratio": " The vendor counts the text tokenised again: {text_tokens:,} tokens, "
+    "a ratio of {compression_ratio:.2f}.",
+}
+#: What the sections of a record have in another place than among its facts.
+_APART = ("conditions", "config", "data")
 
 
 class Section:
@@ -135,25 +126,19 @@ def style() -> Section:
 
 def overview(run: PhaseRun) -> Section:
     """The first screen: the page, headline, limit, phases, checks and four figures; then the rest, folded."""
-    figures = key_metrics(run)
-    folded = block("cards", figures=figures[_FIRST_CARDS:]), lines_html(findings(run))
-    more = fold("Further figures and findings", *folded)
+    further = block("cards", figures=key_metrics(run)[_FIRST_CARDS:]), lines_html(findings(run))
+    more = fold("Further figures and findings", *further)
     shown = fold("Each row", table_html(row_table(run))) if len(run.results) > 1 else ""
-    return Section(head_html(run), block("cards", figures=figures[:_FIRST_CARDS]), more, shown)
+    return Section(head_html(run), *cards(run, _FIRST_CARDS).parts, more, shown)
 
 
-def cards(run: PhaseRun) -> Section:
-    """The key figures."""
-    return Section(block("cards", figures=key_metrics(run)))
+def cards(run: PhaseRun, count: int | None = None) -> Section:
+    """The key figures, or the first ``count`` of them."""
+    return Section(block("cards", figures=key_metrics(run)[:count]))
 
 
 def head_html(
-    run: PhaseRun,
-    title: str = "",
-    said: Sequence[str] | None = None,
-    about: str = "",
-    *,
-    picture: bool = True,
+    run: PhaseRun, title: str = "", said: Sequence[str] = (), about: str = "", *, picture: bool = True
 ) -> Html:
     """The head of a report: the page's thumbnail (if the record has it), headline, limit, phases and checks.
 
@@ -161,19 +146,13 @@ def head_html(
     line that says of what it is.
     """
     page = run.page_image() if picture else None
-    if said is None:
-        below = phase_bar(run) + status_html(run)
+    thumb = "" if page is None else image_html(page, "The page", width=180)
+    title, about = title or run_title(run), about or subject(run)
+    if said:
+        lead, below = "", fold("Further findings", lines_html(said[1:])) if said[1:] else fragment()
     else:
-        below = fold("Further findings", lines_html(said[1:])) if said[1:] else fragment()
-    return block(
-        "head",
-        picture="" if page is None else image_html(page, "The page", width=180),
-        title=title or run_title(run),
-        about=about or subject(run),
-        headline=headline(run) if said is None else said[0],
-        lead=limit_sentence(run) if said is None else "",
-        below=below,
-    )
+        said, lead, below = [headline(run)], limit_sentence(run), phase_bar(run) + status_html(run)
+    return block("head", picture=thumb, title=title, about=about, headline=said[0], lead=lead, below=below)
 
 
 def status_html(run: PhaseRun) -> Html:
@@ -211,7 +190,7 @@ def row_table(run: PhaseRun) -> pd.DataFrame:
     """One line per row of a batch: files, tokens, finish and the beginning of its text."""
     rows = []
     for row, result in enumerate(run.results):
-        files = ", ".join(str(page["file"]) for page in run.pages if page["row"] == row)
+        files = ", ".join(str(run.pages[page]["file"]) for page in pages_of_row(run, row))
         ended = "end token" if result.get("finish_reason") == "eos" else "token limit"
         rows.append((row, files, len(result["ids"]), ended, printable(result["text"] or "", _SHORT_TEXT)))
     return pd.DataFrame(rows, columns=["row", "file", "tokens", "end", "text"])
@@ -250,13 +229,11 @@ def latency(run: PhaseRun) -> Section:
     """Every decode step over its floor, and the slowest steps."""
     drawn = Picture(plots.plot_latency(run), "Time of each decode step")
     slowest = step_table(run).nlargest(_SLOWEST, "device_ms")
-    if slowest.empty:
-        return Section(drawn)
     slowest["index"] += 1  # a person counts tokens from one
     columns = ["step", "index", "text", "cache_len", "device_ms", "device_ms_p10", "device_ms_p90", "host_ms"]
     headings = {"index": ("token", ""), "text": ("text", "")}
     caption = f"The {len(slowest)} slowest steps"
-    return Section(drawn, timed_table(run, slowest[columns], caption, "median", headings=headings))
+    return Section(drawn, timed_table(run, slowest[columns], caption, "median", headings=headings, empty=""))
 
 
 def vision(run: PhaseRun) -> Section:
@@ -275,14 +252,9 @@ def floors(run: PhaseRun) -> Section:
     names = names.mask(table["phase"] == "decode", "decode: " + names)
     table["stage"] = names.mask(whole, table["stage"].map(_WHOLES))
     table["gflop"] = table["flops"] / 1e9
-    shown = timed_table(
-        run,
-        table[list(_FLOORS)],
-        "Time and floor of each stage",
-        strong=whole,
-        headings={"bytes": ("read", "bytes")},
-        missing="no floor is known for the stage",
-    )
+    caption, missing = "Time and floor of each stage", "no floor is known for the stage"
+    headings = {"bytes": ("read", "bytes")}
+    shown = timed_table(run, table[_FLOORS], caption, strong=whole, headings=headings, missing=missing)
     roofline = Picture(plots.plot_roofline(run), "Roofline: arithmetic done over arithmetic intensity")
     return Section(shown, note(f"Ceilings: {ceilings_text(run)}."), roofline)
 
@@ -309,57 +281,43 @@ def kernels(run: PhaseRun) -> Section:
         return Section(*head)
     keys = ["phase", "stage", "view"]
     table = kernel_table(run).merge(stage_verdict(run)[[*keys, "verdict"]], on=keys)
-    table["works"] = table["busy_ms"] / table["wall_ms"]
-    whole = table["stage"].isin(("prefill", "decode_step"))
+    table["busy_%"] = table["busy_ms"] / table["wall_ms"]
+    whole = table["stage"].isin(_WHOLES)
     table["stage"] = table["stage"].map(stage_name).mask(table["stage"] == table["phase"], "whole phase")
     keys = keys if table["view"].any() else keys[:2]
     tool, steps = run.kernels["tool"], run.kernels["steps"]
-    told = table_html(
-        table[[*keys, "verdict", "kernels", "launches", "busy_ms", "wall_ms", "works"]],
-        caption=f"From one more run under {tool} with {steps} decode steps; decode is per profiled step.",
-        headings=_KERNELS,
-        strong=whole,
-    )
+    caption = f"From one more run under {tool} with {steps} decode steps; decode is per profiled step."
+    table = table[[*keys, "verdict", "kernels", "launches", "busy_ms", "wall_ms", "busy_%"]]
+    told = table_html(table, caption=caption, headings={"wall_ms": ("time", "ms")}, strong=whole)
     busy = Picture(plots.plot_kernels(run), "GPU busy time of each stage")
     gaps = Picture(plots.plot_idle_gaps(run), "Idle time by length of the gap and by cause")
-    return Section(*head, told, busy, gaps, *_kernel_details(run))
+    folded = [fold(name, table_html(rows, caption=caption)) for name, rows, caption in _kernel_details(run)]
+    return Section(*head, told, busy, gaps, *folded)
 
 
-def _kernel_details(run: PhaseRun) -> Iterable[Html]:
-    """The KV cache's share, host syncs and longest kernels, as folded tables."""
-    shares = kv_cache_share(run)
+def _kernel_details(run: PhaseRun) -> Iterable[tuple[str, pd.DataFrame, str]]:
+    """Name, table and caption of what is folded: the KV cache's share, host syncs and longest kernels."""
+    shares, stages = kv_cache_share(run), kernel_table(run).groupby("phase")["stage"].agg(set)
     attention = set(shares.loc[shares["part"] == "attention", "phase"])
-    stages = set(kernel_table(run)[["phase", "stage"]].itertuples(index=False, name=None))
-    shown = (("prefill", "language_model"), ("decode", "decode_step"))
-    hidden = [phase for phase, stage in shown if (phase, stage) in stages and phase not in attention]
-    caption = "Share of each phase."
-    if hidden:
-        caption += f" Attention in {' and '.join(hidden)} is n/a: a captured graph does not name its kernels."
+    shown = {"prefill": "language_model", "decode": "decode_step"}
+    hidden = [phase for phase in shown if shown[phase] in stages.get(phase, ()) and phase not in attention]
+    graphs = f" Attention in {' and '.join(hidden)} is n/a: a captured graph does not name its kernels."
     shares = shares.assign(part=shares["part"].map(_CACHE_PARTS))
-    yield fold("Share of the KV cache", table_html(shares, caption=caption, headings=_KERNELS))
+    yield "Share of the KV cache", shares, f"Share of each phase.{graphs if hidden else ''}"
     waits = host_syncs(run)
     each = waits.loc[waits["phase"] == "decode", "count"].sum()
     waits = waits.assign(stage=waits["stage"].map(stage_name), operator=waits["operator"].replace("", "none"))
     caption = "Each host sync beyond the EOS check stops the host from launching ahead."
-    yield fold(f"Host syncs: {each:g} per step", table_html(waits, caption=caption, headings=_KERNELS))
+    yield f"Host syncs: {each:g} per step", waits, caption
     for phase, name in (("prefill", "the prefill"), ("decode", "a decode step")):
         table = top_kernels(run, phase)
+        table["share"] = table["device_ms"] / table["device_ms"].sum()
+        table["time_us"] = table["device_ms"] * 1e3
+        top = table[table["kernel"] != ""].nlargest(_TOP_KERNELS, "device_ms")
+        top["stage"], top["kernel"] = top["stage"].map(stage_name), top["kernel"].map(short_kernel)
         if len(table):
-            yield fold(f"Longest kernels of {name}", _longest(table))
-
-
-def _longest(table: pd.DataFrame) -> Html:
-    """The longest kernels over all stages of a phase."""
-    busy_ms = float(table["device_ms"].sum())
-    named = table[table["kernel"] != ""].nlargest(_TOP_KERNELS, "device_ms")
-    shown = named[["stage", "count"]].assign(
-        stage=named["stage"].map(stage_name),
-        device_us=named["device_ms"] * 1e3,
-        share=named["device_ms"] / busy_ms,
-        kernel=named["kernel"].map(short_kernel),
-    )
-    together = percent_text(float(named["device_ms"].sum()) / busy_ms)
-    return table_html(shown, caption=f"Together {together} of GPU busy time.", headings=_KERNELS)
+            caption = f"Together {percent_text(top['share'].sum())} of GPU busy time."
+            yield f"Longest kernels of {name}", top[["stage", "count", "time_us", "share", "kernel"]], caption
 
 
 # -- the page and its text ----------------------------------------------------------------------------
@@ -381,30 +339,19 @@ def region_types(run: PhaseRun, row: int) -> Section:
 def text_notes(run: PhaseRun) -> Section:
     """What speaks against relying on the text, and the compression ratio."""
     figures = run.summary()
-    if figures["generated_compression_ratio"] is None:
-        return Section(note(uncertain_sentence(run)))
-    ratio = (
-        f"{figures['tokens']:,} generated tokens from {figures['valid_image_tokens']:,} valid image tokens: "
-        f"a compression ratio of {figures['generated_compression_ratio']:.2f}."
-    )
-    if figures["compression_ratio"] is not None:
-        ratio += (
-            f" The vendor counts the text tokenised again: {figures['text_tokens']:,} tokens, "
-            f"a ratio of {figures['compression_ratio']:.2f}."
-        )
-    return Section(note(uncertain_sentence(run)), note(ratio))
+    told = [filled(text, figures) for name, text in _RATIOS.items() if figures[name] is not None]
+    return Section(note(uncertain_sentence(run)), note("".join(told)))
 
 
 def text(run: PhaseRun) -> Section:
     """The generated text of each row; a long one starts folded."""
-    rows = []
-    for row, result in enumerate(run.results):
-        name = "The text as the model wrote it" if len(run.results) == 1 else f"Text of row {row}"
-        rows.append(text_html(result["text"], name))
-    return Section(*text_notes(run).parts, *rows)
+    names = [f"Text of row {row}" for row in range(len(run.results))]
+    texts = [result["text"] for result in run.results]
+    shown = map(text_html, texts, names if len(names) > 1 else [_WRITTEN])
+    return Section(*text_notes(run).parts, *shown)
 
 
-def text_html(text: str | None, name: str = "The text as the model wrote it") -> Html:
+def text_html(text: str | None, name: str = _WRITTEN) -> Html:
     """Model text in a block that scrolls."""
     if text is None:
         return note("This record has no text (return_text=False).")
@@ -413,10 +360,6 @@ def text_html(text: str | None, name: str = "The text as the model wrote it") ->
 
 def quality(run: PhaseRun) -> Section:
     """The text against its truth, under a heading of its own; empty for a record without one."""
-    if run.truths is None:
-        return Section()
-    from ocr_phases.show.quality import quality_html
-
     return Section(quality_html(run))
 
 
@@ -431,35 +374,28 @@ def checks(run: PhaseRun) -> Section:
 def checks_html(checks: Iterable[Verdict]) -> Html:
     """Checks as a table, verdicts in words and colour, with foldable reason and remedy.
 
-    The expectations, which never fail, are folded below.
+    Reason and remedy of a failed or noisy check are unfolded. The expectations, which never fail, are
+    folded below.
     """
-    checks = list(checks)
-    expected = [check for check in checks if check.name in EXPECTATIONS]
-    rules = _checks_table(
-        [check for check in checks if check.name not in EXPECTATIONS],
-        "Expected and measured value of each check",
-    )
-    if not expected:
-        return rules
-    within = sum(check.measured.startswith("in range") for check in expected)
-    known = sum(check.verdict != "n/a" for check in expected)
-    summary = f"Rules of thumb for the full model on a GPU: {within} of {known} in range"
-    return rules + fold(summary, _checks_table(expected, "Usual and measured value"))
-
-
-def _checks_table(checks: Sequence[Verdict], caption: str) -> Html:
-    """Reason and remedy of a failed or noisy check are unfolded."""
-    rows = []
+    rows: dict[bool, list[object]] = {False: [], True: []}
+    known = within = 0
     for check in checks:
-        urgent = check.verdict in ("fail", "noisy")
         reasons = element("p", check.why), element("p", check.fix)
+        urgent = check.verdict in ("fail", "noisy")
         advice = fold("reason and remedy", *reasons, opened=urgent, classes="op-why") if check.why else ""
-        measured = fragment(check.measured or "–", advice)
-        rows.append(
-            (check.label.removeprefix("expected "), badge(check.verdict), check.expected or "–", measured)
-        )
-    table = pd.DataFrame(rows, columns=["check", "verdict", "expected", "measured"], dtype=object)
-    return table_html(table, caption=caption, classes="op-checks")
+        label, measured = check.label.removeprefix("expected "), fragment(check.measured or "–", advice)
+        usual = check.name in EXPECTATIONS
+        rows[usual].append((label, badge(check.verdict), check.expected or "–", measured))
+        within += usual and check.measured.startswith("in range")
+        known += usual and check.verdict != "n/a"
+    captions = "Expected and measured value of each check", "Usual and measured value"
+    columns = ["check", "verdict", "expected", "measured"]
+    rules, expected = (
+        table_html(pd.DataFrame(some, columns=columns, dtype=object), caption=caption, classes="op-checks")
+        for some, caption in zip(rows.values(), captions, strict=True)
+    )
+    summary = f"Rules of thumb for the full model on a GPU: {within} of {known} in range"
+    return rules + fold(summary, expected) if rows[True] else rules
 
 
 def verification(run: PhaseRun) -> Section:
@@ -478,35 +414,28 @@ def references(rows: Sequence[Mapping[str, Any]] | None) -> Section:
 
 def method(run: PhaseRun) -> Section:
     """Device, versions, model, page and request, folded."""
-    many = len(run.pages) > 1
+    pages = run.pages if len(run.pages) > 1 else []
     parts: dict[str, Mapping[str, Any]] = {
-        "Device": {**_without(run.device, "conditions"), "ceilings": ceilings_text(run)},
+        "Device": {**run.device, "ceilings": ceilings_text(run)},
         "Memory": {"peaks from": run.memory.get("source"), "weights_bytes": run.memory.get("weights_bytes")},
         "Versions": run.versions,
-        "Model": _without(run.model, "config"),
-        **{
-            f"Page {number + 1}" if many else "Page": _without(page, "data")
-            for number, page in enumerate(run.pages)
-        },
+        "Model": run.model,
+        **({f"Page {number}": page for number, page in enumerate(pages, 1)} or {"Page": run.page}),
         "Request": run.request,
     }
-    blocks = [element("h3", title) + pairs(dict(_facts(values))) for title, values in parts.items()]
-    conditions = conditions_table(run).dropna(axis="columns", how="all")
-    if len(conditions):
-        conditions["repeat"] += 1
-        blocks.append(table_html(conditions, caption="The machine during each repeat", headings=_CONDITIONS))
+    blocks = [element("h3", title) + pairs(_facts(values)) for title, values in parts.items()]
+    conditions = conditions_table(run)
+    conditions["repeat"] += 1
+    conditions = conditions.dropna(axis="columns", how="all")
+    blocks.append(table_html(conditions, caption="The machine during each repeat", empty=""))
     config = json.dumps(run.model.get("config"), indent=2, ensure_ascii=False, default=str)
     blocks.append(fold("The model's configuration", preformatted(config), classes="op-fold"))
     return Section(fold("Device, versions, model and request", *blocks))
 
 
-def _without(values: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if key != name}
-
-
-def _facts(values: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
-    for key, value in values.items():
-        yield str(key).replace("_", " ").removesuffix(" bytes"), _fact(str(key), value)
+def _facts(values: Mapping[str, Any]) -> dict[str, str]:
+    known = {str(key): value for key, value in values.items() if key not in _APART}
+    return {key.replace("_", " ").removesuffix(" bytes"): _fact(key, value) for key, value in known.items()}
 
 
 def _fact(key: str, value: Any) -> str:
@@ -538,8 +467,8 @@ def run_bundle(run: PhaseRun) -> Bundle:
         f"  row {row}: {printable(files, _LONGEST_NAME)}, {count_text(tokens, 'token')}, {ended}"
         for row, files, tokens, ended, _ in rows
     ]
-    name = printable(run_title(run), _LONGEST_NAME)
-    text = [f"{name} · {subject(run)}", headline(run), checks_verdict(run_checks(run)), *lines]
+    first = f"{printable(run_title(run), _LONGEST_NAME)} · {subject(run)}"
+    text = [first, headline(run), checks_verdict(run_checks(run)), *lines]
     return bundle(overview(run).html(), "\n".join(text))
 
 

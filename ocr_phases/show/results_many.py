@@ -45,15 +45,7 @@ _MOST_ROWS = 60
 _END = 10  # rows at each end of a longer table
 _LONGEST_TEXT = 120
 _TERMINAL_COLUMNS = ["cell", "prefill_len", "prefill_ms", "vision_share", "inter_token_ms", "tokens_per_s"]
-_HEADINGS = {
-    "interval": ("95 % interval", ""),
-    "detectable": ("smallest resolved change", "%"),
-    "tokens": ("output", ""),
-    "page_ms": ("page, p50", "ms"),
-    "page_ms_p90": ("p90", "ms"),
-    "page_ms_p99": ("p99", "ms"),
-    "pages_per_min": ("pages/min", ""),
-}
+_HEADINGS = {"interval": ("95 % interval", ""), "tokens": ("output", ""), "page_ms": ("page, p50", "ms")}
 
 
 # -- tables of any result ----------------------------------------------------------------------------
@@ -61,25 +53,19 @@ _HEADINGS = {
 
 def frame_html(table: pd.DataFrame) -> str:
     """A table of a result in a notebook; of one with many columns those that fit, of a long one its ends."""
-    shown = _known_table(table)
-    if shown is None:
-        ends = pd.concat([table.head(_END), table.tail(_END)]) if len(table) > _MOST_ROWS else table
-        words = ends.select_dtypes(exclude="number").columns
-        ends = ends.assign(**{name: ends[name].map(_one_line) for name in words})
-        rows = f"{len(table):,} rows, the first and the last {_END}" if len(ends) < len(table) else ""
-        shown = table_html(ends, caption=rows)
-    return str(notebook_style() + shown)
+    known = {COMPARE_COLUMNS: compare_html, SWEEP_COLUMNS: cells_html, CHECK_COLUMNS: _checks_html}
+    return str(notebook_style() + known.get(tuple(table.columns), _ends_html)(table))
 
 
-def _known_table(table: pd.DataFrame) -> Html | None:
-    columns = tuple(table.columns)
-    if columns == COMPARE_COLUMNS:
-        return compare_html(table)
-    if columns == SWEEP_COLUMNS:
-        return cells_html(table)
-    if columns == CHECK_COLUMNS:
-        return checks_html([Verdict(**dict(zip(columns, row, strict=True))) for row in table.to_numpy()])
-    return None
+def _checks_html(table: pd.DataFrame) -> Html:
+    return checks_html(Verdict(**dict(zip(CHECK_COLUMNS, row, strict=True))) for row in table.to_numpy())
+
+
+def _ends_html(table: pd.DataFrame) -> Html:
+    ends = pd.concat([table.head(_END), table.tail(_END)]) if len(table) > _MOST_ROWS else table
+    words = {str(name): ends[name].map(_one_line) for name in ends.select_dtypes(exclude="number")}
+    rows = f"{len(table):,} rows, the first and the last {_END}" if len(ends) < len(table) else ""
+    return table_html(ends.assign(**words), caption=rows)
 
 
 def _one_line(value: object) -> object:
@@ -127,16 +113,17 @@ def compare_html(table: pd.DataFrame, baseline: str = "baseline") -> Html:
 
     ``baseline`` is the label of that record.
     """
-    if table.empty:
-        return note("The records have nothing in common that could be compared.")
     shown = in_units(table, printable(baseline, draw.LONGEST_LABEL))
     shown["metric"] = shown["metric"].map(draw.metric_name)
     ends = zip(shown.pop("ratio_low"), shown.pop("ratio_high"), strict=True)
     shown.insert(list(shown).index("ratio") + 1, "interval", [_interval(low, high) for low, high in ends])
-    strong = (~table["verdict"].isin((EQUAL, EQUIVALENT, *draw.UNJUDGED))).tolist()
-    missing = "not in both records, or no interval"
     return table_html(
-        shown, caption="Against the baseline", strong=strong, headings=_HEADINGS, missing=missing
+        shown,
+        caption="Against the baseline",
+        strong=~table["verdict"].isin((EQUAL, EQUIVALENT, *draw.UNJUDGED)),
+        headings=_HEADINGS,
+        missing="not in both records, or no interval",
+        empty="The records have nothing in common that could be compared.",
     )
 
 
@@ -147,12 +134,9 @@ def _interval(low: float, high: float) -> str:
 
 def environment_html(table: pd.DataFrame) -> Html:
     """`environment_table` as a table, or a sentence where nothing differs."""
-    if table.empty:
-        return note("Device, versions, model, page and request are the same.")
-    shown = table.assign(name=table["name"].str.replace("_", " "))
-    return table_html(
-        shown.map(lambda text: printable(str(text), 80)), caption="What differs", classes="op-words"
-    )
+    same = "Device, versions, model, page and request are the same."
+    shown = table.assign(name=table["name"].str.replace("_", " ")).map(lambda text: printable(str(text), 80))
+    return table_html(shown, caption="What differs", classes="op-words", empty=same)
 
 
 def comparison_bundle(comparison: Comparison) -> Bundle:
@@ -213,28 +197,25 @@ def sweep_head(sweep: SweepResult) -> Section:
 
 def cells_html(table: pd.DataFrame) -> Html:
     """The columns of `ocr_phases.analyse.scaling.sweep_table` that fit a page, as a sortable table."""
-    if table.empty:
-        return note("No cell of this sweep could be measured.")
     columns = [*_WAYS, "batch", "prefill_len", "tokens", "prefill_ms", "vision_share", "inter_token_ms"]
-    shown = _without_constants(table[columns]).assign(
-        times_floor=table["inter_token_ms"] / table["step_floor_ms"], tokens_per_s=table["tokens_per_s"]
-    )
+    shown = _without_constants(table[columns])
+    shown["times_floor"] = table["inter_token_ms"] / table["step_floor_ms"]
+    shown["tokens_per_s"] = table["tokens_per_s"]
     return table_html(
         shown.dropna(axis="columns", how="all"),
         caption="Each cell, medians over the repeats",
         headings=_HEADINGS,
         missing="not measured in the cell",
+        empty="No cell of this sweep could be measured.",
     )
 
 
 def end_to_end_html(table: pd.DataFrame) -> Html:
     """Time per page from its file to its last token, pages per minute and memory, of each cell."""
-    if table.empty:
-        return fragment()
     times = ["page_ms", "page_ms_p90", "page_ms_p99", "pages_per_min"]
     shown = _without_constants(table[[*_WAYS, "batch", "tokens", *times, "kv_cache_bytes", "peak_bytes"]])
     caption = "Each page end to end, quantiles over the repeats, and memory; the rows of a batch end together"
-    return table_html(shown, caption=caption, headings=_HEADINGS, missing="too few repeats")
+    return table_html(shown, caption=caption, headings=_HEADINGS, missing="too few repeats", empty="")
 
 
 def _without_constants(cells: pd.DataFrame) -> pd.DataFrame:
@@ -245,9 +226,7 @@ def _without_constants(cells: pd.DataFrame) -> pd.DataFrame:
 
 def failures_html(failures: pd.DataFrame) -> Html:
     """The cells that could not be measured, each with its reason; a sentence where there are none."""
-    if failures.empty:
-        return note("Every cell was measured.")
-    return table_html(failures[["cell", "reason"]], caption="What failed")
+    return table_html(failures[["cell", "reason"]], caption="What failed", empty="Every cell was measured.")
 
 
 def cells(sweep: SweepResult) -> Section:

@@ -13,9 +13,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib import resources
-from itertools import accumulate
+from itertools import repeat
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup as Html
@@ -28,18 +29,8 @@ SHARPNESS = 2
 """Pixels a CSS pixel, for screens of high density."""
 
 _QUANTITY = re.compile(r"(?<=\d) (?=%|(?:ms|s|µs|B|kB|MB|GB)\b)")
-_UNITS = {"ms": "ms", "us": "µs", "s": "s", "bytes": "bytes"}  # by how the name of a column ends
-_SHARES = {
-    "share",
-    "probability",
-    "mfu",
-    "mbu",
-    "cer",
-    "edit_distance",
-    "box_recall",
-    "agreement",
-    "repetition",
-}
+_UNITS = {"ms": "ms", "us": "µs", "s": "s", "bytes": "bytes", "%": "%"}  # by how the name of a column ends
+_SHARES = ("share", "probability", "edit_distance", "agreement")
 
 #: Column -> (heading, unit), where the name says less. A unit decides how the column is written.
 HEADINGS: dict[str, tuple[str, str]] = {
@@ -60,6 +51,25 @@ HEADINGS: dict[str, tuple[str, str]] = {
     "box_recall": ("boxes found", "%"),
     "table_similarity": ("tables (TEDS)", "%"),
     "text": ("begins with", ""),
+    "repetition": ("in a final loop", "%"),
+    "loops": ("end in a loop", ""),
+    "detectable": ("smallest resolved change", "%"),
+    "page_ms_p90": ("p90", "ms"),
+    "page_ms_p99": ("p99", "ms"),
+    "pages_per_min": ("pages/min", ""),
+    "cpu_s": ("CPU of this program", "s"),
+    "other_threads_s": ("other threads (panel, cells)", "s"),
+    "waited_s": ("waited for a core", "s"),
+    "others": ("other programs", "%"),
+    "steal": ("stolen by a hypervisor", "%"),
+    "load_start": ("load at the start", ""),
+    "load_end": ("load at the end", ""),
+    "busy_ms": ("GPU busy", "ms"),
+    "wait_ms": ("waited", "ms"),
+    "through": ("call", ""),
+    "of_busy": ("of GPU busy time", "%"),
+    "of_wall": ("of the phase", "%"),
+    "by": ("identified by", ""),
 }
 
 
@@ -99,12 +109,7 @@ def block(name: str, **values: Any) -> Html:
 @cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=PackageLoader("ocr_phases.show"),
-        autoescape=True,
-        finalize=_safe,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=PackageLoader("ocr_phases.show"), autoescape=True, finalize=_safe, undefined=StrictUndefined
     )
     environment.filters["units"] = lambda text: _QUANTITY.sub("\N{NO-BREAK SPACE}", text)
     return environment
@@ -148,15 +153,14 @@ def share_bar(parts: Sequence[tuple[str, float, str]]) -> Html:
     The key is the bar's text alternative. Pieces take the colours ``op-part-0``, ``op-part-1``, ... by place;
     what has no size is left out.
     """
-    whole = sum(size for _, size, _ in parts)
-    if not whole > 0:
+    sizes = np.array([size for _, size, _ in parts])
+    if not sizes.sum() > 0:
         return fragment()
-    widths = [1000 * size / whole for _, size, _ in parts]
+    widths = 1000 * sizes / sizes.sum()
+    placed = enumerate(zip(widths.cumsum() - widths, widths, parts, strict=True))
     pieces = [
-        (number, f"{end - width:.2f}", f"{width:.2f}", (label, text))
-        for number, (width, end, (label, _, text)) in enumerate(
-            zip(widths, accumulate(widths), parts, strict=True)
-        )
+        (number, f"{left:.2f}", f"{width:.2f}", (label, text))
+        for number, (left, width, (label, _, text)) in placed
         if width
     ]
     return block("bar", pieces=pieces)
@@ -170,27 +174,30 @@ def table_html(
     strong: Iterable[bool] | None = None,
     links: Mapping[str, Sequence[str]] | None = None,
     missing: str = "not measured",
+    empty: str | None = None,
     classes: str = "",
 ) -> Html:
     """A DataFrame as a sortable table, without its index: numbers aligned and rounded, text escaped.
 
     ``headings`` adds to `HEADINGS`; a unit of ``ms``, ``%`` or ``bytes`` decides how a column is written.
     ``strong`` marks rows, such as a phase's whole among its stages. ``links`` gives text columns an address a
-    row, empty for none. ``missing`` says why a figure may be n/a.
+    row, empty for none. ``missing`` says why a figure may be n/a, ``empty`` what stands in place of a table
+    without rows.
     """
+    if empty is not None and not len(table):
+        return note(empty)
     known, columns, cells = {**HEADINGS, **(headings or {})}, [], []
     for name, values in table.items():
         heading, unit = known.get(str(name)) or _heading(str(name))
         numeric = pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
         columns.append((heading, unit, "op-num" if numeric else None))
-        addresses = (links or {}).get(str(name)) or [""] * len(table)
+        addresses = (links or {}).get(str(name), repeat(""))
         cells.append(
-            [(*_cell(value, unit, numeric), to) for value, to in zip(values, addresses, strict=True)]
+            [(*_cell(value, unit, numeric), to) for value, to in zip(values, addresses, strict=False)]
         )
     if table.isna().any(axis=None):
         caption = f"{caption} ({MISSING}: {missing})"
-    marks = [False] * len(table) if strong is None else strong
-    rows = zip(marks, zip(*cells, strict=True), strict=True)
+    rows = zip(repeat(False) if strong is None else strong, zip(*cells, strict=True), strict=False)
     return block("table", caption=caption, columns=columns, rows=rows, classes=classes)
 
 
@@ -207,17 +214,13 @@ def _cell(value: Any, unit: str, numeric: bool) -> tuple[object, str | None]:
         return MISSING, None
     if numeric:
         return _number(float(value), unit), repr(float(value))
-    if isinstance(value, bool):
-        value = "yes" if value else ""
-    return value, None
+    return ("yes" if value else "") if isinstance(value, bool) else value, None
 
 
 def _number(value: float, unit: str) -> str:
     """A number with three digits; its unit is in the heading."""
-    if unit == "%":
-        return percent_text(value).removesuffix(" %")
-    if unit == "bytes":
-        return bytes_text(value)
+    if unit in ("%", "bytes"):
+        return percent_text(value).removesuffix(" %") if unit == "%" else bytes_text(value)
     return f"{int(value):,}" if value.is_integer() and unit != "ms" else digits_text(value)
 
 
@@ -245,15 +248,10 @@ def image_html(image: Image, alt: str, *, width: int) -> Html:
 
 def pictures_html(pictures: Sequence[tuple[Image, str]]) -> Html:
     """Page pictures with captions, side by side if they fit."""
-    figures = [
-        element(
-            "figure",
-            image_html(image, caption, width=520),
-            element("figcaption", caption),
-            class_="op-picture",
-        )
-        for image, caption in pictures
-    ]
+    figures = []
+    for image, caption in pictures:
+        parts = image_html(image, caption, width=520), element("figcaption", caption)
+        figures.append(element("figure", *parts, class_="op-picture"))
     return element("div", *figures, class_="op op-pictures") if figures else fragment()
 
 
