@@ -11,8 +11,9 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.checks import run_rules
+from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.quality import quality_of
-from ocr_phases.analyse.regions import regions_of
+from ocr_phases.analyse.regions import region_table
 from ocr_phases.analyse.scaling import ended_text, richness
 from ocr_phases.batch.store import RECORD, page_run, truth_hash
 from ocr_phases.files import split_page, write_atomic
@@ -126,6 +127,9 @@ def _warnings(run: PhaseRun) -> list[str]:
 
 
 def _regions(run: PhaseRun) -> list[dict[str, Any]]:
-    table = regions_of(run)
+    grounding = parse_grounding("".join(run.result["token_texts"]), run.model.get("family"))
+    if not grounding.regions:
+        return []
+    table = region_table(grounding, run.token_table)
     known = table[(table["region"] >= 0) & np.isfinite(table["decode_ms"])]
     return known.nlargest(MOST_REGIONS, "decode_ms")[_REGION].to_dict("records")
