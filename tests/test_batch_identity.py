@@ -64,8 +64,12 @@ def test_a_page_is_done_again_after_a_change_of_the_code_or_of_the_built_in_mode
     monkeypatch.undo()
     batch_jobs.code_versions.cache_clear()
     assert changed.id != before.id
-    (tmp_path / "tokenizer.json").write_text("{}")
-    monkeypatch.setattr(batch_jobs, "asset", lambda *parts: tmp_path)
+    checkout = shutil.copytree(
+        versions.asset("data", "tiny"), tmp_path / "tiny", copy_function=shutil.copyfile
+    )
+    monkeypatch.setattr(batch_jobs, "asset", lambda *parts: checkout)
+    assert one_job().id == before.id  # its files have other times
+    (checkout / "tokenizer.json").write_text("{}")
     retrained = one_job()
     assert retrained.id not in (before.id, changed.id)
 

@@ -115,7 +115,7 @@ def test_tables_hold_every_span_and_token_of_every_record_once(batch):
 
 
 def test_the_slowest_regions_are_the_slowest_of_all_pages(made, monkeypatch):
-    monkeypatch.setattr(batch_index, "_SLOWEST", 3)
+    monkeypatch.setattr(batch_index, "MOST_REGIONS", 3)
     regions = build_index(made).regions
     times = [
         row["decode_ms"] for run in records(made).values() for row in page_figures(run, "", "", "")["regions"]

@@ -50,7 +50,7 @@ def test_a_batch_of_20_pages_with_two_workers_killed_three_times_loses_nothing(t
     for _ in range(3):
         process = start_driver(tmp_path)
         workers = wait_for(lambda process=process: len(children(process.pid)) == 2 and children(process.pid))
-        wait_for(lambda: len(list(out.rglob("status.json"))) > len(done))
+        wait_for(lambda: len(list(out.glob("pages/*/*/status.json"))) > len(done))
         time.sleep(chance.uniform(0.0, 0.2))
         for victim in (workers[0], process.pid):
             with contextlib.suppress(ProcessLookupError):
@@ -90,7 +90,7 @@ def test_a_late_attempt_changes_nothing(tmp_path):
         (pages / "page-0.go").touch()
         orphan.join(timeout=30.0)
     finally:
-        child.stop()
+        child.close()
     assert late
     assert os.path.samestat(record.stat(), known)
     assert (folder / "status.json").read_text() == status
@@ -118,7 +118,7 @@ def test_a_child_is_warm_and_replaced_when_it_dies(tmp_path):
     try:
         outcomes = [child.run(request, 30.0) for request in requests]
     finally:
-        child.stop()
+        child.close()
     names = [outcome.worker for outcome in outcomes]
     assert names[0] == names[1] != names[3]
     assert outcomes[2].failure == "died" and "SIGKILL" in outcomes[2].reason
@@ -138,7 +138,7 @@ def test_a_child_that_died_between_two_pages_costs_no_attempt(tmp_path):
         child.process.wait()
         second = child.run(requests[1], 30.0)
     finally:
-        child.stop()
+        child.close()
     assert (first.failure, second.failure) == (None, None)
     assert first.worker != second.worker
     assert first.slot == second.slot
@@ -171,4 +171,4 @@ def test_a_worker_imports_nothing_from_the_current_folder(tmp_path, monkeypatch)
     try:
         assert child.run({"mode": "count", "source": str(PAGES / "slide.png")}).pages == 1
     finally:
-        child.stop()
+        child.close()

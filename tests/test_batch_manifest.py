@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -92,13 +93,16 @@ def test_a_batch_takes_no_page_from_its_own_results(folder, monkeypatch):
 
 
 def test_a_folder_that_cannot_be_read_is_a_page_that_fails(folder, monkeypatch):
-    def closed(path: object) -> object:
-        if str(path).endswith("sub"):
-            raise PermissionError(13, "Permission denied", str(path))
-        return scandir(path)
+    def closed(read: Callable[[object], object]) -> Callable[[object], object]:
+        def reading(path: object) -> object:
+            if str(path).endswith("sub"):
+                raise PermissionError(13, "Permission denied", str(path))
+            return read(path)
 
-    scandir = os.scandir
-    monkeypatch.setattr(os, "scandir", closed)
+        return reading
+
+    for name in ("scandir", "listdir"):
+        monkeypatch.setattr(os, name, closed(getattr(os, name)))
     for argument in (folder, folder / "*"):
         found = {page.name: page.source for page in find_pages([str(argument)], KNOWN)}
         assert found == {"a.png": str(folder / "a.png"), "sub/": f"{folder}/sub/"}

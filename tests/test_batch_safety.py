@@ -33,6 +33,7 @@ from ocr_phases.batch.jobs import Job, Page, find_pages, make_jobs
 from ocr_phases.batch.store import LISTING, list_pages, read_listing
 from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.files import LARGEST_FILE
 from ocr_phases.store import write_status
 
 # -- files that are none, or too much ---------------------------------------------------------------
@@ -49,7 +50,7 @@ def test_pipes_devices_sockets_and_huge_files_are_failed_pages_and_nothing_waits
         os.chdir(pages)  # a socket's path is short
         server.bind("socket.png")
     with (pages / "huge.png").open("wb") as file:
-        file.truncate(batch_jobs.LARGEST_FILE + 1)  # sparse
+        file.truncate(LARGEST_FILE + 1)  # sparse
     counts = measure(pages, out)
     assert (counts.done, counts.failed) == (1, 6)
     found = statuses(out)

@@ -10,17 +10,18 @@ and the children that were at them are killed: the device is free again.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import math
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import Pipe
@@ -34,6 +35,7 @@ from ocr_phases.versions import child_environment
 WorkerRequest = Mapping[str, Any]
 Environment = Mapping[str, str]
 Command = Sequence[str]
+_Process = subprocess.Popen[bytes]
 
 #: Why an attempt failed, as the index names it.
 FAILURES = {
@@ -53,7 +55,7 @@ GOES_ON = "Finished pages are kept: the same command resumes."
 SCHEDULER_LOST = f"The scheduler was lost. {GOES_ON}"
 
 # With -P nothing is imported from the current folder, which may hold a timeit.py.
-WORKER_COMMAND = (sys.executable, "-P", "-m", "ocr_phases.batch.worker")
+WORKER = (sys.executable, "-P", "-m", "ocr_phases.batch.worker")
 
 #: Seconds that a worker has to import its libraries and load a model, beside the page's own time. Fetching a
 #: model from the hub is part of it.
@@ -66,10 +68,8 @@ _LOOK_SECONDS = 0.2  # between two looks whether a silent process lives, and is 
 _END_SECONDS = 10.0  # for a process to end that closed its pipe or was killed
 _STDERR_BYTES, _STDERR_LINES = 4096, 12
 
-_numbers = itertools.count()
 _CONNECT_SECONDS = 30
 _COUNT_SECONDS = 5.0
-_ENCRYPTED = ("tls://", "wss://", "gateway://")  # dask-gateway's is TLS, too
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -107,16 +107,16 @@ class Child:
     are messages on the pair of sockets that is the program's standard input.
     """
 
-    def __init__(self, environment: Environment | None = None, command: Command = WORKER_COMMAND) -> None:
+    def __init__(self, environment: Environment | None = None, command: Command = WORKER) -> None:
         self.command = list(command)
         self.options: dict[str, Any] = {
             "env": {**child_environment(), **(environment or {})},
             "stderr": subprocess.STDOUT,  # and what libraries print
             "start_new_session": True,  # a Ctrl-C on the terminal is for the driver to handle
         }
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: _Process | None = None
         self.unwanted: Callable[[], bool] = lambda: False
-        self.slot = f"{platform.node()}:{os.getpid()}-{next(_numbers)}"
+        self.slot = f"{platform.node()}:{uuid.uuid4().hex}"
 
     def run(self, request: WorkerRequest, timeout: float | None = None) -> Outcome:
         """Do one page, within ``timeout`` seconds from when the model is loaded; never raises for a page.
@@ -125,7 +125,7 @@ class Child:
         killed when its page is ``unwanted()``.
         """
         if self.process is not None and self.process.poll() is not None:
-            self.stop()  # it died since its last page, which is none of this one's attempts
+            self.close()  # it died since its last page, which is none of this one's attempts
         process = self.process or self._start()
         began = self.started = time.time()
         try:
@@ -135,15 +135,13 @@ class Child:
         except (OSError, EOFError):
             outcome = Outcome("died")
         times = {"load_s": self.started - began, "seconds": time.time() - self.started}
-        known: dict[str, Any] = {"slot": self.slot, "started": self.started, **times}
+        place = {"slot": self.slot, "worker": f"{platform.node()}:{process.pid}", "stderr": ""}
         if outcome.failure in ("timeout", "died", "error"):
-            known["stderr"] = self.stop(0.0 if outcome.failure == "timeout" else _END_SECONDS)
-        if outcome.failure == "died":
-            known["reason"] = _why_dead(process, known["stderr"])
-        worker = f"{platform.node()}:{process.pid}"
-        return msgspec.structs.replace(outcome, worker=worker, **known)
+            place["stderr"] = self.close(0.0 if outcome.failure == "timeout" else _END_SECONDS)
+        reason = _why_dead(process, place["stderr"]) if outcome.failure == "died" else outcome.reason
+        return msgspec.structs.replace(outcome, reason=reason, started=self.started, **times, **place)
 
-    def stop(self, patience: float = 0.0) -> str:
+    def close(self, patience: float = 0.0) -> str:
         """End the process, if there is one, which may do so itself within ``patience`` seconds.
 
         Returns the last lines that it wrote. One that the kernel holds is not waited for.
@@ -161,7 +159,7 @@ class Child:
         self.process = None
         return "\n".join([line.rstrip() for line in lines if line.strip()][-_STDERR_LINES:])
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> _Process:
         self.pipe, theirs = Pipe()
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process)
         with theirs:
@@ -169,9 +167,7 @@ class Child:
             self.process = subprocess.Popen(self.command, stdin=stdin, stdout=self.errors, **self.options)
         return self.process
 
-    def _answer(
-        self, process: subprocess.Popen[bytes], request: WorkerRequest, timeout: float | None
-    ) -> Outcome:
+    def _answer(self, process: _Process, request: WorkerRequest, timeout: float | None) -> Outcome:
         """The answer. Raises TimeoutError, and OSError or EOFError where the process died."""
         self.pipe.send_bytes(json.dumps(dict(request)).encode())
         loading = "loading the model, a download from the hub included"
@@ -191,7 +187,7 @@ class Child:
         return msgspec.json.decode(message, type=Outcome)
 
 
-def _why_dead(process: subprocess.Popen[bytes], stderr: str) -> str:
+def _why_dead(process: _Process, stderr: str) -> str:
     code = process.returncode
     how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
     hint = " (perhaps out of host memory)" if code == -signal.SIGKILL else ""
@@ -202,9 +198,7 @@ def _why_dead(process: subprocess.Popen[bytes], stderr: str) -> str:
 class LocalPool:
     """A worker process of this machine for each of ``environments``, which is put over this process's own."""
 
-    def __init__(
-        self, environments: Sequence[Environment] = ({},), command: Command = WORKER_COMMAND
-    ) -> None:
+    def __init__(self, environments: Sequence[Environment] = ({},), command: Command = WORKER) -> None:
         self.children = [Child(environment, command) for environment in environments]
         self.closed, self.thread, free = threading.Event(), threading.local(), iter(self.children)
 
@@ -231,7 +225,7 @@ class LocalPool:
         self.closed.set()
         self.executor.shutdown(cancel_futures=True)
         for child in self.children:
-            child.stop()
+            child.close()
 
 
 def worker_environments(workers: int | None, device: str) -> list[dict[str, str]]:
@@ -240,8 +234,7 @@ def worker_environments(workers: int | None, device: str) -> list[dict[str, str]
     Without a number, one worker a GPU that is visible here, and one where there is none. Raises
     `OcrPhasesError` for more workers than GPUs or cores, or several on one named GPU.
     """
-    if workers is not None:
-        check_workers("workers", workers)
+    check_workers("workers", 1 if workers is None else workers)
     gpus = [] if device == "cpu" or ":" in device else visible_gpus()
     count = workers or len(gpus) or 1
     if gpus and count > len(gpus):
@@ -276,8 +269,7 @@ def visible_gpus() -> list[str]:
     except (OSError, subprocess.TimeoutExpired) as error:
         advice = "set CUDA_VISIBLE_DEVICES, or use --device cpu"
         raise OcrPhasesError(f"nvidia-smi names no GPUs ({error}): {advice}.") from error
-    gpus = sum(line.startswith("GPU ") for line in answer.stdout.splitlines())
-    return [str(number) for number in range(gpus)]
+    return re.findall(r"(?m)^GPU (\d+)", answer.stdout)
 
 
 def cores() -> int:
@@ -298,7 +290,7 @@ def run_on_worker(request: WorkerRequest, timeout: float | None, command: Comman
 
     task, tasks = get_worker().get_current_task(), get_worker().state.tasks
     with _one_page_at_a_time:
-        key = tuple(command or WORKER_COMMAND)
+        key = tuple(command or WORKER)
         child = _children[key] = _children.get(key) or Child(command=key)
         # dask cancels the tasks of a driver that is gone.
         child.unwanted = lambda: getattr(tasks.get(task), "state", "cancelled") == "cancelled"
@@ -307,9 +299,8 @@ def run_on_worker(request: WorkerRequest, timeout: float | None, command: Comman
 
 def stop_children() -> None:
     """End this dask worker's children, so that the device is free again; the next page starts a new one."""
-    for process in [child.process for child in _children.values()]:
-        if process is not None:
-            process.kill()
+    for process in filter(None, [child.process for child in _children.values()]):
+        process.kill()
 
 
 class DaskPool:
@@ -331,7 +322,8 @@ class DaskPool:
         except (OSError, ValueError, TypeError, RuntimeError) as error:  # the last two: of certificates
             raise OcrPhasesError(f"The scheduler {address} does not answer ({error}).") from error
         self.command, self.counted = command, (0.0, 0)
-        self.plain = not str(self.client.scheduler.address).startswith(_ENCRYPTED)
+        # dask-gateway's own is TLS, too.
+        self.plain = not str(self.client.scheduler.address).startswith(("tls://", "wss://", "gateway://"))
         self.executor = self.client.get_executor(pure=False)
 
     def submit(self, request: WorkerRequest, timeout: float | None, **where: Any) -> Future[Outcome]:

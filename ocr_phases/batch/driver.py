@@ -30,7 +30,7 @@ from ocr_phases.batch.store import (
     truth_hash,
     waiting_reports,
 )
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import OcrPhasesError, require
 from ocr_phases.store import file_hash, take, write_status
 
 #: So many pages failing alike before any page went well, or one after another in one worker's place, is no
@@ -69,28 +69,27 @@ class Counts:
     def judge(self, outcome: Outcome, page: str, last: bool) -> None:
         """Raise `OcrPhasesError` after an attempt at a page (its id) that shows that no page can succeed."""
         well, reason = self.kept + self.done, outcome.reason.rstrip(".")
-        if outcome.failure in ("output", "versions"):
-            raise OcrPhasesError(f"{outcome.reason} {GOES_ON}")
-        if outcome.failure == "model" and not (well or self.failed):
-            raise OcrPhasesError(outcome.reason)
         if outcome.failure in _SOUND:
             self.by_slot.pop(outcome.slot, None)
         elif outcome.failure in _BROKEN and outcome.slot:
             # A broken device fails its pages faster than sound ones do theirs: soon it had failed all.
             self.by_slot[outcome.slot].add(page)
-            if len(self.by_slot[outcome.slot]) >= GIVE_UP_AFTER:
-                where = outcome.slot.partition(":")[0]
-                longer = ", or raise --timeout" if outcome.failure == "timeout" else ""
-                raise OcrPhasesError(
-                    f"{GIVE_UP_AFTER} pages one after another failed in one worker on {where}, the last "
-                    f"with: {reason}. Mend the device or its model; if it is sound, leave these pages out"
-                    f"{longer}. {GOES_ON}"
-                )
         self.alike[reason] += last and outcome.failure is not None and not well
-        if self.alike[reason] >= GIVE_UP_AFTER:
-            raise OcrPhasesError(
-                f"The first {GIVE_UP_AFTER} pages failed alike: {reason}. Correct that and start again."
-            )
+        where = outcome.slot.partition(":")[0]
+        longer = ", or raise --timeout" if outcome.failure == "timeout" else ""
+        broken = (
+            f"{GIVE_UP_AFTER} pages one after another failed in one worker on {where}, the last with: "
+            f"{reason}. Mend the device or its model; if it is sound, leave these pages out{longer}. "
+            f"{GOES_ON}"
+        )
+        alike = f"The first {GIVE_UP_AFTER} pages failed alike: {reason}. Correct that and start again."
+        facts = (
+            (f"{outcome.reason} {GOES_ON}", outcome.failure not in ("output", "versions")),
+            (outcome.reason, outcome.failure != "model" or well or self.failed),
+            (broken, len(self.by_slot[outcome.slot]) < GIVE_UP_AFTER),
+            (alike, self.alike[reason] < GIVE_UP_AFTER),
+        )
+        require(facts)
 
 
 @dataclass
@@ -104,11 +103,6 @@ class Task:
     mode: str
     known: dict[str, Any]
     attempts: list[Outcome] = field(default_factory=list)
-
-    @property
-    def request(self) -> dict[str, Any]:
-        """What a worker is asked."""
-        return {"mode": self.mode, "job": self.known, "folder": str(self.folder.resolve())}
 
     def write(self) -> bool:
         """Write the status of a page whose last attempt was its end; whether it went well."""
@@ -145,11 +139,14 @@ def _run(
 
     Where this is given up or interrupted, the workers end and what they were writing is cleared.
     """
-    running = dict[Future[Outcome], Task]()
+    running, retried = dict[Future[Outcome], Task](), list[Task]()
     try:
         while True:
-            for task in itertools.islice(tasks, max(0, max(2, 2 * pool.workers()) - len(running))):
-                running[pool.submit(task.request, timeout)] = task
+            room = max(0, max(2, 2 * pool.workers()) - len(running))
+            for task in [*retried, *itertools.islice(tasks, room)]:
+                request = {"mode": task.mode, "job": task.known, "folder": str(task.folder.resolve())}
+                running[pool.submit(request, timeout)] = task
+            retried.clear()
             progress(counts)
             if not running:
                 return counts
@@ -165,7 +162,7 @@ def _run(
                 if task.mode != "render":
                     counts.judge(outcome, task.known["id"], last=not again)
                 if again:
-                    running[pool.submit(task.request, timeout)] = task
+                    retried.append(task)
                 elif task.write():
                     counts.done += 1
                 else:
@@ -192,20 +189,16 @@ def measure_pages(out: Path, pool: Pool, *, mode: str = "measure", **options: An
     def tasks() -> Iterator[Task]:
         seen = set[str]()
         for entry in read_listing(out):
-            task = Task(out / entry["folder"], mode, json.loads(entry.get("job", "{}")))
+            folder = out / entry["folder"]
             if entry["id"] in seen:
                 counts.again += 1
+                continue
+            seen.add(entry["id"])
+            clear_left_behind(folder)
+            if finished(folder, entry["id"]):
+                counts.kept += 1
             elif entry["id"]:
-                seen.add(entry["id"])
-                clear_left_behind(task.folder)
-                if finished(task.folder, entry["id"]) is not None:
-                    counts.kept += 1
-                elif problem := task.known["problem"]:
-                    task.attempts.append(Outcome("page", problem, started=time.time()))
-                    task.write()
-                    counts.failed += 1
-                else:
-                    yield task
+                yield Task(folder, mode, json.loads(entry["job"]))
 
     return _run(tasks(), pool, counts, **options)
 
@@ -240,10 +233,8 @@ def auto_device(pool: Pool, waiting: Callable[[], None] = lambda: None) -> str:
         outcomes = [_result(future) for future in asked]
         if found := {outcome.device for outcome in outcomes if outcome.failure is None}:
             break
-    else:
-        raise OcrPhasesError(f"No worker could start: {outcomes[0].reason}")
-    if len(found) > 1:
-        raise OcrPhasesError("Some workers have a GPU, some do not: give --device cuda or --device cpu.")
+    differ = "Some workers have a GPU, some do not: give --device cuda or --device cpu."
+    require([(f"No worker could start: {outcomes[0].reason}", found), (differ, len(found) < 2)])
     return found.pop()
 
 

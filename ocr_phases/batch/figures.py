@@ -30,17 +30,13 @@ TABLES = {
     "tokens": [{"id": "token_id"}.get(name, name) for name in TOKEN_COLUMNS if name not in _PROBABILITIES],
 }
 
-#: Columns that are figures of `PhaseRun.summary`, some by another name there.
-_OF_RUN = {
-    **{name: name for name in ("ttft_ms", "prefill_ms", "inter_token_ms", "decode_ms", "page_ms", "tokens")},
-    **{name: name for name in ("vision_share", "peak_bytes")},
-    "prompt_tokens": "prefill_len",
-    "image_tokens": "valid_image_tokens",
-    "compression": "generated_compression_ratio",
-    "vendor_compression": "compression_ratio",
+#: The figures of `PhaseRun.summary` that have another name as columns.
+_COLUMNS = {
+    "prefill_len": "prompt_tokens",
+    "valid_image_tokens": "image_tokens",
+    "generated_compression_ratio": "compression",
+    "compression_ratio": "vendor_compression",
 }
-#: Columns that are measures of `ocr_phases.analyse.quality`, where there is a truth.
-_MEASURES = ["edit_distance", "cer", "table_similarity", "box_recall", "repetition", "agreement"]
 #: The costliest regions of a page that are kept, and what is kept of each.
 MOST_REGIONS = 25
 _LOOP = ("repetition_loop", "note")
@@ -50,10 +46,10 @@ _REGION = ["label", "tokens", "characters", "decode_ms", "ms_per_char", "text"]
 class Figures(TypedDict):
     """``figures.json``, of the record with the SHA-256 ``record`` and the ``truth.json`` with ``truth``.
 
-    ``row`` are columns of the batch's ``pages.csv``, ``regions`` the costliest first. ``text`` is the plain
-    text where other runs of the page are to be compared with it, and ``richness`` by what one of them becomes
-    the reference. ``tables`` has the page's rows of `TABLES` as CSV: to write numbers as text takes longer
-    than all else that the driver does for a page, so the worker does it.
+    ``row`` has columns of the batch's ``pages.csv`` among others, ``regions`` the costliest first. ``text``
+    is the plain text where other runs of the page are to be compared with it, and ``richness`` by what one of
+    them becomes the reference. ``tables`` has the page's rows of `TABLES` as CSV: to write numbers as text
+    takes longer than all else that the driver does for a page, so the worker does it.
     """
 
     schema: Literal[2]
@@ -108,10 +104,10 @@ def read_figures(folder: Path, digest: str, job: str, page: str) -> Figures:
 
 
 def _row(run: PhaseRun) -> dict[str, Any]:
-    truth, quality = run.truth_of(), quality_of(run)
+    truth = run.truth_of()
     return {
-        **{column: run[name] for column, name in _OF_RUN.items()},
-        **{name: quality[name] for name in _MEASURES if name in quality},
+        **{_COLUMNS.get(name, name): value for name, value in run.summary().items() if name != "text"},
+        **quality_of(run),
         "model": run.model["name"],
         "preset": run.request["preset"],
         "device": run.device["name"],

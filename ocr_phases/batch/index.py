@@ -15,7 +15,7 @@ import pandas as pd
 
 from ocr_phases.analyse.quality import page_truth
 from ocr_phases.analyse.scaling import agreements
-from ocr_phases.batch.figures import TABLES, Figures, read_figures
+from ocr_phases.batch.figures import MOST_REGIONS, TABLES, Figures, read_figures
 from ocr_phases.batch.store import (
     RECORD,
     TRUTH,
@@ -25,7 +25,7 @@ from ocr_phases.batch.store import (
     read_listing,
     writing_whole,
 )
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import OcrPhasesError, require
 from ocr_phases.files import write_atomic
 from ocr_phases.store import check_record
 from ocr_phases.text import count_text
@@ -51,8 +51,7 @@ REGION_COLUMNS = ("page", "label", "tokens", "characters", "decode_ms", "ms_per_
 
 DONE, FAILED, UNFINISHED = "done", "failed", "not finished"
 
-_SLOWEST = 25
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")  # as OWASP lists what begins one
+_FORMULA = r"\A(?=[=+\-@\t\r\n])"  # as OWASP lists what begins one
 
 
 class BatchIndex(NamedTuple):
@@ -84,15 +83,14 @@ def build_index(out: Path) -> BatchIndex:
             if figures is not None and entry["id"] not in digests:
                 digests[entry["id"]] = figures["record"]
                 regions += [{**row, **region} for region in figures["regions"]]
-                regions = heapq.nlargest(_SLOWEST, regions, key=lambda region: region["decode_ms"])
+                regions = heapq.nlargest(MOST_REGIONS, regions, key=lambda region: region["decode_ms"])
                 for name, text in figures["tables"].items():
                     files[name].write(text)
     pages = pd.DataFrame(rows, columns=list(PAGE_COLUMNS)).astype(_KINDS)
     for _, runs in pages.drop_duplicates("id").groupby("page_id", sort=False):
         if len(runs) > 1:
             _agree(out, pages, runs, digests)
-    table, texts = pages.copy(), pages.select_dtypes(object)
-    table[texts.columns] = texts.map(_no_formula)
+    table = pages.replace(_FORMULA, "'", regex=True)
     text = table.to_csv(index=False, lineterminator="\r\n")  # with \n alone a \r in a name would end its row
     write_atomic(out / "pages.csv", text.encode("utf-8", "replace"))
     slowest = pd.DataFrame(regions, columns=list(REGION_COLUMNS))
@@ -108,19 +106,13 @@ def write_index(out: Path, *, stopped: bool = False) -> pd.DataFrame:
 
     index = build_index(out)
     devices, models = (sorted(set(index.pages[name].dropna())) for name in ("device", "model"))
-    facts = {
-        "": " · ".join([*models, *devices]),
-        "stopped early" if stopped else "finished": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-    }
+    end, now = "stopped early" if stopped else "finished", time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    facts = {"": " · ".join([*models, *devices]), end: now}
     title = f"{out.resolve().name}: {count_text(len(index.pages), 'page')}"
     tables = [path.name for path in index.tables]
     text = index_html(index.pages, index.regions, title=title, facts=facts, tables=tables)
     write_atomic(out / "index.html", text.encode("utf-8", "replace"))
     return index.pages
-
-
-def _no_formula(cell: Any) -> Any:
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 
 def _page_row(out: Path, entry: Entry) -> tuple[dict[str, Any], Figures | None]:
@@ -133,8 +125,7 @@ def _page_row(out: Path, entry: Entry) -> tuple[dict[str, Any], Figures | None]:
             return {**row, "status": UNFINISHED}, None
         row |= {name: status["settings"].get(name) for name in ("model", "preset")}
         row |= {"attempts": len(status["attempts"]), "seconds": status["attempts"][-1].seconds}
-        if status["failure"]:
-            return {**row, "reason": f"{status['failure']}: {status['reason']}"}, None
+        require([(f"{status['failure']}: {status['reason']}", not status["failure"])])
         figures = read_figures(folder, check_record(folder / RECORD, status), entry["id"], entry["page"])
     except OcrPhasesError as error:
         return {**row, "reason": str(error)}, None
@@ -155,8 +146,7 @@ def _agree(out: Path, pages: pd.DataFrame, runs: pd.DataFrame, digests: Mapping[
     texts = {job: figures["text"] for job, figures in found.items() if figures["text"]}
     if len(texts) > 1:
         reference = max(texts, key=lambda job: found[job]["richness"])
-        agreed = pages["id"].map(agreements(texts, reference))
-        pages["agreement"] = agreed.fillna(pages["agreement"])
+        pages["agreement"] = pages["id"].map(agreements(texts, reference)).fillna(pages["agreement"])
 
 
 def add_truths(out: Path, path: Path) -> tuple[int, int, dict[str, str]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import errno
 import glob
-import hashlib
 import io
 import itertools
 import os
@@ -23,7 +23,6 @@ from typing import Any
 from ocr_phases.batch.child import Child
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import (
-    LARGEST_FILE,
     MOST_FILE_PAGES,
     PAGE_SUFFIXES,
     PAGED_SUFFIXES,
@@ -34,7 +33,7 @@ from ocr_phases.models.folders import hub_commit, local_folder
 from ocr_phases.schema import Plain, conform, parse_json
 from ocr_phases.settings import setting_from_text
 from ocr_phases.store import asked_id, file_hash
-from ocr_phases.versions import __version__, asset, code_hash, folder_hash, weight_files
+from ocr_phases.versions import __version__, asset, code_hash, weight_files
 
 LIST_SUFFIXES = (".csv", ".jsonl")
 
@@ -91,8 +90,7 @@ def find_pages(
         if not any(others) and not os.path.lexists(_expanded(argument)):
             raise OcrPhasesError(f"{argument} does not exist: name files, folders, globs or a list of pages.")
     own = None if results is None else results.resolve()
-    counter = Child()  # pdfium may hang or crash over a file
-    try:
+    with contextlib.closing(Child()) as counter:  # pdfium may hang or crash over a file
         for argument in arguments:
             page = None
             for page in _named(argument, known, own, Counter() if left_out is None else left_out):
@@ -101,8 +99,6 @@ def find_pages(
                 empty = os.path.isdir(_expanded(argument))  # noqa: PTH112
                 lacks = "contains no image or PDF: name another folder" if empty else _NO_PAGE
                 raise OcrPhasesError(f"{argument} {lacks}.")
-    finally:
-        counter.stop()
 
 
 def _named(argument: str, known: Sequence[str], own: Path | None, left_out: Counter[str]) -> Iterator[Page]:
@@ -129,9 +125,8 @@ def _named(argument: str, known: Sequence[str], own: Path | None, left_out: Coun
 
 def _expanded(name: str) -> Path:
     """``name`` with the home folder in place of ``~``; of a user who is unknown it stays as it is."""
-    with contextlib.suppress(RuntimeError, ValueError):
-        return Path(name).expanduser()
-    return Path(name)
+    # Unlike Path's, this one raises only for a NUL, which no file's name has.
+    return Path(name if "\0" in name else os.path.expanduser(name))  # noqa: PTH111
 
 
 def _below(
@@ -154,8 +149,7 @@ def _below(
         yield Page(f"{name}/", f"{source}/", problem=problem)
     else:
         try:
-            with os.scandir(path) as entries:
-                inside = [path / entry.name for entry in entries if not entry.name.startswith(".")]
+            inside = [each for each in path.iterdir() if not each.name.startswith(".")]
         except OSError as error:
             if path == base:
                 why = f"The folder {base} cannot be read ({error.strerror}): name its pages without it."
@@ -170,10 +164,8 @@ def _is_folder(path: Path) -> bool:
     """Whether this is a folder, or a link to what may be one that cannot be entered."""
     try:
         return stat.S_ISDIR(path.stat().st_mode)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        return path.suffix.lower() not in PAGE_SUFFIXES
+    except OSError as error:
+        return error.errno != errno.ENOENT and path.suffix.lower() not in PAGE_SUFFIXES
 
 
 def _listed(path: Path, known: Sequence[str]) -> Iterator[Page]:
@@ -186,11 +178,9 @@ def _listed(path: Path, known: Sequence[str]) -> Iterator[Page]:
             rows = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
         for number, row in rows:
             try:
-                page = _of_row(row, path.parent, known)
+                yield _of_row(row, path.parent, known)
             except OcrPhasesError as error:
-                problem = str(error).rstrip(".")
-                raise OcrPhasesError(f"{path}, line {number}: {problem}.") from error
-            yield page
+                raise OcrPhasesError(f"{path}, line {number}: {str(error).rstrip('.')}.") from error
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise OcrPhasesError(f"The list {path} cannot be read ({error}): check the file.") from error
 
@@ -216,28 +206,26 @@ def _of_row(row: str | dict[str, Any], folder: Path, known: Sequence[str]) -> Pa
 
 def _each_page(page: Page, counter: Child) -> Iterator[Page]:
     """The page, or every one of a file with several that names none of its own."""
-    path = Path(page.source)
-    if page.problem or path.suffix.lower() not in PAGED_SUFFIXES:
-        yield page
-        return
-    outcome = counter.run({"mode": "count", "source": page.source}, _COUNT_SECONDS)
-    if outcome.failure is not None:
-        why = "" if outcome.failure == "page" else f"The pages of {path.name} cannot be counted: "
-        yield replace(page, problem=why + outcome.reason)
-    elif outcome.pages > MOST_FILE_PAGES:
-        many = f"{path.name} has more than {MOST_FILE_PAGES:,} pages"
-        yield replace(page, problem=f"{many}: name those you want ({path.name}#3), or split it.")
-    elif outcome.pages == 1 and path.suffix.lower() != ".pdf":  # the usual image: no page has a number
-        yield page
-    else:
-        for number in (f"#{each}" for each in range(1, outcome.pages + 1)):
-            yield replace(page, name=page.name + number, source=page.source + number)
+    suffix, file, numbers = Path(page.source).suffix.lower(), Path(page.source).name, [""]
+    if suffix in PAGED_SUFFIXES and not page.problem:
+        outcome = counter.run({"mode": "count", "source": page.source}, _COUNT_SECONDS)
+        if outcome.failure is not None:
+            why = "" if outcome.failure == "page" else f"The pages of {file} cannot be counted: "
+            page = replace(page, problem=why + outcome.reason)
+        elif outcome.pages > MOST_FILE_PAGES:
+            many = f"{file} has more than {MOST_FILE_PAGES:,} pages"
+            page = replace(page, problem=f"{many}: name those you want ({file}#3), or split it.")
+        elif outcome.pages > 1 or suffix == ".pdf":  # a page of the usual image has no number
+            numbers = [f"#{number}" for number in range(1, outcome.pages + 1)]
+    for number in numbers:
+        yield replace(page, name=page.name + number, source=page.source + number)
 
 
 #: The folder of all pages' folders, below the batch's.
 PAGES = "pages"
 
-_PACKAGES = ("torch", "transformers", "tokenizers")
+#: Up to so many bytes a model's file is known by its content.
+_READ_WHOLE = 64 * 2**20
 _STEM = 48
 
 
@@ -288,35 +276,32 @@ def make_jobs(
             merged["device"] = auto_device()
         commit, model_hash = models(merged["model"])
         merged |= {"revision": commit} if commit else {}
-        file = Path(split_page(page.source)[0])
         sha256 = None
-        with contextlib.suppress(OSError, ValueError, OcrPhasesError):  # measuring it says what is wrong
-            if file.is_file() and file.stat().st_size <= LARGEST_FILE:  # reading a pipe may never end
-                sha256 = file_hash(file)
+        with contextlib.suppress(ValueError, OcrPhasesError):  # measuring it says what is wrong
+            sha256 = file_hash(Path(split_page(page.source)[0]))
         yield Job(page.name, page.source, sha256, merged, code_versions(), model_hash, page.problem)
 
 
 @cache
 def code_versions() -> dict[str, Any]:
     """The versions that a measurement depends on, read without imports."""
-    installed = {package: version(package) for package in _PACKAGES}
-    own = {"ocr_phases": __version__, "code": code_hash()}
-    return {"python": platform.python_version(), **installed, **own}
+    installed = {package: version(package) for package in ("torch", "transformers", "tokenizers")}
+    return {"python": platform.python_version(), **installed, "ocr_phases": __version__, "code": code_hash()}
 
 
 def known_model(model: str) -> tuple[str | None, str | None]:
     """What a model is known by: the commit of a hub id, or the hash of a checkpoint folder.
 
-    A hash is of the config, the safetensors headers, and size and time of the files, whose bytes are too many
-    to read. A built-in model's folder is ``data/tiny``: dummy, too, has its tokenizer. None for what cannot
-    be read: loading it says what is wrong.
+    A hash is of the JSON and safetensors files' contents, and of size and time of those that are too large to
+    read for it. A built-in model's folder is ``data/tiny``: dummy, too, has its tokenizer. None for what
+    cannot be read: loading it says what is wrong.
     """
     built_in = model.partition(":")[0] in ("tiny", "dummy")
     with contextlib.suppress(OSError, OcrPhasesError):
         folder = asset("data", "tiny") if built_in else local_folder(model)
         if folder is None:
             return hub_commit(model), None
-        states = [(path.name, path.stat()) for path in (*folder.glob("*.json"), *weight_files(folder))]
-        known = [folder_hash(folder), *sorted(f"{name} {at.st_size} {at.st_mtime_ns}" for name, at in states)]
-        return None, hashlib.sha256("\n".join(known).encode()).hexdigest()
+        files = {path: path.stat() for path in (*folder.glob("*.json"), *weight_files(folder))}
+        small = {path.name: file_hash(path) for path, at in files.items() if at.st_size <= _READ_WHOLE}
+        return None, asked_id({path.name: [at.st_size, at.st_mtime_ns] for path, at in files.items()} | small)
     return None, None

@@ -91,8 +91,7 @@ def list_pages(jobs: Iterable[Job], out: Path) -> dict[str, int]:
     standing = {"found": 0, "finished": 0, "failed": 0}
     with writing_whole(out / LISTING, out / LISTING) as file:
         for job in jobs:
-            asked = json.dumps(vars(job))
-            entry = {"id": job.id, "page": job.name, "folder": job.folder, "job": asked}
+            entry = {"id": job.id, "page": job.name, "folder": job.folder, "job": json.dumps(vars(job))}
             file.write(json.dumps(entry, ensure_ascii=False) + "\n")
             standing["found"] += 1
             if finished(out / job.folder, job.id) is not None:
@@ -141,20 +140,18 @@ def finished(folder: Path, job_id: str) -> PageStatus | None:
 def finished_pages(out: Path) -> Iterator[tuple[Entry, Path, PageStatus]]:
     """Entry, folder and status of each `finished` page of the listing; of one that is named twice, twice."""
     for entry in read_listing(out):
-        status = finished(out / entry["folder"], entry["id"])
-        if status is not None:
+        if status := finished(out / entry["folder"], entry["id"]):
             yield entry, out / entry["folder"], status
 
 
-def waiting_reports(out: Path) -> Iterator[Path]:
+def waiting_reports(out: Path) -> list[Path]:
     """The folder of each `finished` page that has no report, or one of another truth."""
-    seen = set[str]()
-    for entry, folder, status in finished_pages(out):
+    waiting = dict[Path, None]()  # a page may be named twice
+    for _, folder, status in finished_pages(out):
         report = status["report"]
-        shown = report and report["state"] == "done" and report.get("truth") == truth_hash(folder)
-        if not shown and entry["id"] not in seen:
-            seen.add(entry["id"])
-            yield folder
+        if not report or (report["state"], report.get("truth")) != ("done", truth_hash(folder)):
+            waiting[folder] = None
+    return list(waiting)
 
 
 def truth_hash(folder: Path) -> str | None:

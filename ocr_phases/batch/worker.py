@@ -75,6 +75,8 @@ def _read_requests(pipe: Connection, requests: queue.Queue[bytes]) -> None:
 def measure_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     """Measure one page with the loaded model and save its record; in mode ``notebook``, report on it too."""
     job, folder = Job(**request["job"]), Path(request["folder"])
+    if job.problem:
+        raise Refused("page", job.problem)
     _check_versions(job)
     with _failing_as("request"):
         settings = Settings(**job.settings)
@@ -87,13 +89,12 @@ def measure_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
         run = session.run_inference(job.source, **settings.of_run())
     if job.sha256 not in (None, run.page["sha256"]):
         raise Refused("page", f"{job.name} was changed in the meantime: the same command takes it as it is.")
-    unrendered = ""
+    given = {**job.settings, "page": job.source}
     with _failing_as("output"):
         place = attempt_folder(folder)
         write_into(place, {RECORD: run.to_json()})
         write_figures(place, run, job.id, job.name)
-        if request["mode"] == "notebook":
-            unrendered = _report(run, place, {**job.settings, "page": job.source})
+        unrendered = _report(run, place, given) if request["mode"] == "notebook" else ""
     return Outcome(place=place.name, report=unrendered)
 
 
@@ -159,24 +160,17 @@ def _check_versions(job: Job) -> None:
 
 @contextlib.contextmanager
 def _failing_as(failure: str, page: str = "") -> Iterator[None]:
-    """Raise an `OcrPhasesError` as a failure of this kind; with a ``page`` it may be of another."""
+    """Raise an `OcrPhasesError` as a failure of this kind, or of the ``page`` where that cannot be read."""
     try:
         yield
     except OcrPhasesError as error:
-        if page and not _can_be_read(page):
-            failure = "page"
+        from ocr_phases.inputs.images import load_page
+
+        with _failing_as("page"):
+            for each in each_page(page) if page else ():
+                load_page(each)
         kinds: dict[type, str] = {OutOfMemory: "memory", CannotWrite: "output"}
         raise Refused(kinds.get(type(error), failure), str(error)) from error
-
-
-def _can_be_read(source: str) -> bool:
-    from ocr_phases.inputs.images import load_page
-
-    with contextlib.suppress(OcrPhasesError):
-        for page in each_page(source):
-            load_page(page)
-        return True
-    return False
 
 
 if __name__ == "__main__":

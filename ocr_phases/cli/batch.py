@@ -168,7 +168,7 @@ def _render(out: Path, arguments: argparse.Namespace) -> int:
     from ocr_phases.batch.driver import render_pages
     from ocr_phases.batch.store import waiting_reports
 
-    waiting = sum(1 for _ in waiting_reports(out))
+    waiting = len(waiting_reports(out))
     if not waiting:
         return 0
     # Rendering needs no GPU, so hide them all.
