@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
+from refusals import refused
 
 from ocr_phases.batch.jobs import Page, find_pages, make_jobs
 from ocr_phases.errors import OcrPhasesError
@@ -87,7 +88,7 @@ def test_a_batch_takes_no_page_from_its_own_results(folder, monkeypatch):
     for argument, expected in ((".", before), ("**/*.png", ["a.png"]), (str(folder), before)):
         assert [page.name for page in find_pages([argument], KNOWN, Path("out/pages"))] == expected
     for argument in ("out", "out/pages/3f", "out/**/*.png"):
-        with pytest.raises(OcrPhasesError, match="names no page|contains no image"):
+        with refused():
             list(find_pages([argument], KNOWN, Path("out/pages")))
     assert len(list(find_pages([str(picture)], KNOWN, Path("out/pages")))) == 1  # named, so taken
 
@@ -106,9 +107,9 @@ def test_a_folder_that_cannot_be_read_is_a_page_that_fails(folder, monkeypatch):
     for argument in (folder, folder / "*"):
         found = {page.name: page.source for page in find_pages([str(argument)], KNOWN)}
         assert found == {"a.png": str(folder / "a.png"), "sub/": f"{folder}/sub/"}
-    with pytest.raises(OcrPhasesError, match=r"sub/ may not be read \(Permission denied\)"):
+    with refused():
         load_page(found["sub/"])
-    with pytest.raises(OcrPhasesError, match="sub cannot be read .Permission denied"):  # it was named
+    with refused():  # it was named
         names(folder / "sub")
 
 
@@ -149,7 +150,7 @@ def test_links_to_folders_are_followed_under_their_own_names_and_never_in_a_circ
 def test_a_link_to_itself_is_a_page_that_fails(folder):
     (folder / "ring").symlink_to("ring")
     assert "ring/" in names(folder)
-    with pytest.raises(OcrPhasesError, match="ring cannot be opened"):
+    with refused():
         load_page(folder / "ring/")
 
 
@@ -178,37 +179,32 @@ def test_a_list_gives_each_page_settings_of_its_own(suffix, folder):
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "message"),
+    ("name", "text"),
     [
-        ("a.csv", "preset\ntiny\n", "line 2: it names no page"),
-        ("a.csv", "page,colour\nx.png,red\n", "unknown setting colour.*page, model"),
-        ("a.csv", "page,seed\nx.png,many\n", "seed is 'many'"),
-        ("a.csv", "page,embed_page\nx.png,perhaps\n", "give True or False"),
-        ("a.csv", "page\nx.png,1\n", "a column without a name"),
-        ("a.csv", "", "names no page"),
-        ("a.jsonl", "{", "line 1: it is not valid JSON"),
-        ("a.jsonl", "[1]", "line 1: it is no object"),
-        ("a.jsonl", '{"page": 3}', "names no page"),
-        ("none.jsonl", None, "cannot be read"),
+        ("a.csv", "preset\ntiny\n"),
+        ("a.csv", "page,colour\nx.png,red\n"),
+        ("a.csv", "page,seed\nx.png,many\n"),
+        ("a.csv", "page,embed_page\nx.png,perhaps\n"),
+        ("a.csv", "page\nx.png,1\n"),
+        ("a.csv", ""),
+        ("a.jsonl", "{"),
+        ("a.jsonl", "[1]"),
+        ("a.jsonl", '{"page": 3}'),
+        ("none.jsonl", None),
     ],
 )
-def test_a_list_that_cannot_be_used_is_one_sentence(name, text, message, tmp_path):
+def test_a_list_that_cannot_be_used_is_one_sentence(name, text, tmp_path):
     if text is not None:
         (tmp_path / name).write_text(text)
-    with pytest.raises(OcrPhasesError, match=message) as caught:
+    with refused() as caught:
         names(tmp_path / name)
     assert "\n" not in str(caught.value)
 
 
 def test_what_names_no_page_is_refused(folder):
     (folder / "empty").mkdir()
-    for argument, said in (
-        ("none.png", "does not exist"),
-        ("*.bmp", "names no page"),
-        ("sub/../nothing", "does not exist"),
-        ("empty", "empty contains no image or PDF"),
-    ):
-        with pytest.raises(OcrPhasesError, match=said):
+    for argument in ("none.png", "*.bmp", "sub/../nothing", "empty"):
+        with refused():
             names(folder / argument)
 
 
@@ -233,5 +229,5 @@ def test_a_link_to_itself_is_a_page_that_cannot_be_read(tmp_path):
 
 
 def test_an_argument_that_is_not_there_is_refused_before_others_are_read(folder):
-    with pytest.raises(OcrPhasesError, match=r"none\.png does not exist"):
+    with refused():
         next(find_pages([str(folder), str(folder / "none.png")], KNOWN))

@@ -17,6 +17,7 @@ from batch_example import (
     watched_sockets,
 )
 from conftest import PAGES
+from refusals import refused
 from wording import says
 
 from ocr_phases import PhaseRun
@@ -165,7 +166,7 @@ def test_a_worker_with_other_versions_stops_the_batch_and_fails_no_page(tmp_path
     other = Job(**{**vars(job), "versions": {**job.versions, "torch": "0.1"}, "id": ""})
     pool = LocalPool()
     try:
-        with pytest.raises(OcrPhasesError, match=r"torch .* instead of 0\.1"):
+        with refused():
             run_jobs([other], out, pool)
     finally:
         pool.close()

@@ -24,6 +24,7 @@ from batch_example import (
     wait_for,
     watched_sockets,
 )
+from refusals import refused
 from wording import says
 
 from ocr_phases.batch import jobs as batch_jobs
@@ -32,7 +33,6 @@ from ocr_phases.batch.index import build_index
 from ocr_phases.batch.jobs import Job, Page, find_pages, make_jobs
 from ocr_phases.batch.store import LISTING, list_pages, read_listing
 from ocr_phases.cli import main
-from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import LARGEST_FILE
 from ocr_phases.store import write_status
 
@@ -61,7 +61,7 @@ def test_pipes_devices_sockets_and_huge_files_are_failed_pages_and_nothing_waits
         assert status["failure"] == "the page cannot be read"
     assert len(list(find_pages([str(pages / "pipe.png")], []))) == 1
     os.mkfifo(pages / "list.csv")
-    with pytest.raises(OcrPhasesError, match="a pipe, a device or a socket"):
+    with refused():
         list(find_pages([str(pages / "list.csv")], []))
 
 
@@ -131,7 +131,7 @@ def test_folders_within_folders_without_end_are_one_failed_page(tmp_path):
         assert [Path(page.name).name for page in found] == ["a.png", "b.png", "c.png", "d"]
         assert [bool(page.problem) for page in found] == [False, False, False, True]
         assert says(found[-1].problem, str(deep[101]), "100 folders")
-        with pytest.raises(OcrPhasesError, match="too many folders"):
+        with refused():
             list(find_pages([f"{tmp_path}/**/*.png"], []))
     finally:
         for folder, page in ((deep[50], "b.png"), (deep[100], "c.png")):

@@ -19,10 +19,11 @@ import pytest
 from example_run import make_run
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 
 from ocr_phases import PhaseRun
 from ocr_phases.cli import main
-from ocr_phases.errors import CannotWrite, OcrPhasesError
+from ocr_phases.errors import CannotWrite
 from ocr_phases.files import (
     MANIFEST_NAME,
     TemporaryFolder,
@@ -56,7 +57,7 @@ def odd(tmp_path: Path) -> dict[str, Path]:
 
 def test_only_regular_files_are_read(odd: dict[str, Path]) -> None:
     for path in odd.values():
-        with pytest.raises(OcrPhasesError, match="name a regular file"):
+        with refused():
             read_regular(path)
 
 
@@ -64,11 +65,11 @@ def test_a_file_beyond_the_limit_is_refused_before_it_is_read(tmp_path: Path) ->
     sparse = tmp_path / "sparse.png"
     with sparse.open("wb") as file:
         file.truncate(300 * 10**9)
-    with pytest.raises(OcrPhasesError, match=r"286,102\.3 MiB.* 1,024\.0 MiB"):
+    with refused():
         read_regular(sparse)
     (tmp_path / "three").write_bytes(b"abc")
     assert read_regular(tmp_path / "three", limit=3) == b"abc"
-    with pytest.raises(OcrPhasesError, match="at most 0.0 MiB"):
+    with refused():
         read_regular(tmp_path / "three", limit=2)
 
 
@@ -76,7 +77,7 @@ def test_a_file_without_an_end_is_refused() -> None:
     endless = Path("/proc/self/pagemap")  # a regular file of 0 bytes that gives terabytes
     if not endless.exists():
         pytest.skip("needs Linux's /proc")
-    with pytest.raises(OcrPhasesError, match="grows while it is read"):
+    with refused():
         read_regular(endless)
 
 
@@ -90,7 +91,7 @@ def test_any_other_name_is_one_page_and_no_pages_are_refused() -> None:
     for page in ("a.png", "a.png#1-2", "a.pdf", "a.pdf#3", "a.pdf#x-2", "a.pdf#-2", "a.pdf#1-"):
         assert each_page(page) == [page]
     for numbers in ("3-2", "1-999999999"):
-        with pytest.raises(OcrPhasesError, match="names no pages"):
+        with refused():
             each_page(f"a.pdf#{numbers}")
 
 
@@ -107,7 +108,7 @@ def test_only_regular_files_are_written(odd: dict[str, Path], tmp_path: Path) ->
     before = {path: path.lstat().st_mode for path in mine}
     for path in mine:
         for write in (output_file, make_run().save, lambda path: write_atomic(path, b"new")):
-            with pytest.raises(CannotWrite, match="name a regular file"):
+            with refused(CannotWrite):
                 write(path)
     assert {path: path.lstat().st_mode for path in mine} == before
     assert not list(tmp_path.glob(".ocr-*"))
@@ -146,7 +147,7 @@ def test_a_name_that_the_file_system_refuses_is_told_before_anything_is_measured
             assert "cannot be written" in capsys.readouterr().err
     for bad in ("nul\0.json", "\ud800"):
         for make in (output_file, output_folder):
-            with pytest.raises(CannotWrite, match="cannot be written"):
+            with pytest.raises(CannotWrite):
                 make(tmp_path / bad)
 
 
@@ -171,7 +172,7 @@ def test_a_name_that_was_given_replaces_records_and_traces_alone(
         assert capsys.readouterr().err == f"Replaced {path}.\n"
         for other in (b"mine", b'{"traceEvents": []}', b"\x1f\x8bmine", b'{"schema": 1, "kind": "other"}'):
             path.write_bytes(other)
-            with pytest.raises(CannotWrite, match="overwrite=True"):
+            with refused(CannotWrite):
                 write(path)
             assert path.read_bytes() == other
         write(path, overwrite=True)
@@ -197,7 +198,7 @@ def test_what_a_kill_leaves_of_an_output_is_known_as_the_packages(
     write_into(tmp_path, {"a": b"3", "b": b"3"}, stale="[abcd]")
     assert check_names(tmp_path, "[abcd]") == ["a", "b"]
     (tmp_path / MANIFEST_NAME).write_text("mine")
-    with pytest.raises(CannotWrite, match="cannot be read"):
+    with refused(CannotWrite):
         write_into(tmp_path, {"a": b"4"})
 
 
@@ -286,10 +287,10 @@ def test_the_home_folder_takes_what_the_temporary_folder_cannot(
 ) -> None:
     temporary.rmdir()
     monkeypatch.setenv("HOME", str(tmp_path))
-    with pytest.raises(CannotWrite, match=f"saved as {tmp_path}/ocr-unsaved-"), rescued(make_run().save):
+    with refused(CannotWrite), rescued(make_run().save):
         make_run().save(tmp_path / "none" / "run.json")
     monkeypatch.setenv("HOME", str(tmp_path / "none"))
-    with pytest.raises(CannotWrite, match="^never"), rescued(make_run().save):
+    with refused(CannotWrite), rescued(make_run().save):
         raise CannotWrite("never")
 
 
@@ -326,5 +327,5 @@ def test_the_folder_of_a_killed_process_goes_with_the_next_one(name: str, tempor
 
 def test_no_room_for_a_temporary_folder_is_one_sentence(temporary: Path) -> None:
     temporary.rmdir()
-    with pytest.raises(CannotWrite, match="set TMPDIR"):
+    with refused(CannotWrite):
         TemporaryFolder()

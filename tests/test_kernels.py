@@ -19,9 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_example import TraceWriter, example_view, mini_trace, with_kernels
 from matplotlib.text import Text
+from refusals import refused
 from wording import says
 
-from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
+from ocr_phases import OCRSession, PhaseRun
 from ocr_phases.analyse import kernels as analyse
 from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.sentences import kernel_account, verdict
@@ -191,7 +192,7 @@ def test_top_kernels_are_cut_and_the_rest_is_kept() -> None:
 
 def test_lost_ranges_are_refused() -> None:
     trace, spans = mini_trace()
-    with pytest.raises(OcrPhasesError, match="kept 1 of 2 ranges of sam"):
+    with refused():
         reduce_trace(trace, [*spans, ("prefill", "sam", "local", None)])
 
 
@@ -355,9 +356,9 @@ def test_the_sentence_puts_busy_beside_wall() -> None:
     assert kernel_account(make_run()) == ""
     failed = dataclasses.replace(make_run(), kernels={"tool": "x", "error": "The profiler saw no kernel."})
     assert says(kernel_account(failed), "failed", "The profiler saw no kernel")
-    with pytest.raises(OcrPhasesError, match="saw no kernel"):
+    with refused():
         analyse.kernel_table(failed)
-    with pytest.raises(OcrPhasesError, match="--kernels"):
+    with refused():
         analyse.top_kernels(make_run())
 
 
@@ -528,16 +529,14 @@ def test_the_caches_are_as_before_also_after_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("device", "options", "words"),
+    ("device", "options"),
     [
-        ("cpu", {"generate": False}, "device='cuda'"),
-        ("cuda", {"generate": True}, "drop generate=True"),
+        ("cpu", {"generate": False}),
+        ("cuda", {"generate": True}),
     ],
 )
-def test_what_cannot_be_had_is_refused_before_anything_runs(
-    device: str, options: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(OcrPhasesError, match=words):
+def test_what_cannot_be_had_is_refused_before_anything_runs(device: str, options: dict[str, Any]) -> None:
+    with refused():
         measure.check_kernels(device, trace=None, **options)
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 from conftest import PAGES
+from refusals import refused
 from torch import Tensor, nn
 
-from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
+from ocr_phases import OCRSession, PhaseRun
 
 RECEIPT = PAGES / "receipt.png"
 QUICK = {"preset": "tiny", "max_new_tokens": 6, "repeats": 1, "warmup": 0, "ignore_eos": True}
@@ -95,18 +96,16 @@ def headless(model: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    "change",
     [
-        (LowRank, "LowRank is no model"),
-        (nn.Sequential, "Sequential is no model"),
-        (headless, "model.multi_modal_projector"),
+        LowRank,
+        nn.Sequential,
+        headless,
     ],
 )
-def test_what_cannot_be_measured_is_refused(
-    change: Any, said: str, model: Any, tiny_session: OCRSession
-) -> None:
+def test_what_cannot_be_measured_is_refused(change: Any, model: Any, tiny_session: OCRSession) -> None:
     given = change(model.lm_head if change is LowRank else model)
-    with pytest.raises(OcrPhasesError, match=said) as caught:
+    with refused() as caught:
         OCRSession.from_model(given, tiny_session.tokenizer)
     assert "\n" not in str(caught.value)
 
@@ -124,7 +123,7 @@ def test_the_same_weights_run_with_another_attention_and_dtype(
     half = session.with_model(dtype="bfloat16")
     assert half.run_inference(RECEIPT, **QUICK).model["dtype"] == "bfloat16"
     assert session.model.dtype == torch.float32
-    with pytest.raises(OcrPhasesError, match="Unknown attention"):
+    with refused():
         session.with_model(attention="fast")
-    with pytest.raises(OcrPhasesError, match="dtype"):
+    with refused():
         session.with_model(dtype="int8")

@@ -17,12 +17,13 @@ from golden_cases import RECORDINGS, captured
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from refusals import refused
 from torch import Tensor
 from vendor_standin import RULES
 
 from benchmarks import uncertain_regions
 from benchmarks.quality_figures import DOCUMENT
-from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, decode_step, prefill
+from ocr_phases import OCRSession, PhaseRun, decode_step, prefill
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.sentences import uncertain_sentence, verdict
 from ocr_phases.analyse.stages import UNCERTAIN_BELOW
@@ -222,16 +223,16 @@ def test_a_forward_that_fails_costs_no_measurement(
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    "rows",
     [
-        ([], "probabilities: results has another number of rows"),
-        ([{"logprobs": [-0.5], "margins": [1.0] * 12}], r"probabilities\[0\]: the row has another number"),
-        ([{"logprobs": [0.5] * 12, "margins": [1.0] * 12}], "logprobs"),
-        ([{"logprobs": [None] * 12, "margins": ["high"] * 12}], "margins"),
+        [],
+        [{"logprobs": [-0.5], "margins": [1.0] * 12}],
+        [{"logprobs": [0.5] * 12, "margins": [1.0] * 12}],
+        [{"logprobs": [None] * 12, "margins": ["high"] * 12}],
     ],
 )
-def test_damaged_ones_are_refused(rows: list[Any], said: str, run: PhaseRun) -> None:
-    with pytest.raises(OcrPhasesError, match=said):
+def test_damaged_ones_are_refused(rows: list[Any], run: PhaseRun) -> None:
+    with refused():
         PhaseRun.from_dict({**run.to_dict(), "probabilities": rows})
 
 

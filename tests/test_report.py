@@ -18,13 +18,14 @@ from approving import seen
 from conftest import PAGES, RECORD
 from elements import Elements
 from example_run import ATTACK, SHAPES, make_run, page_image, report_of
+from refusals import refused
 from test_approved import RECORDS
 
 from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.regions import region_table
 from ocr_phases.cli import main
-from ocr_phases.errors import CannotWrite, NotebookFailed, OcrPhasesError
+from ocr_phases.errors import CannotWrite, NotebookFailed
 from ocr_phases.files import MANIFEST_NAME
 from ocr_phases.inputs import images
 from ocr_phases.inputs.images import load_page
@@ -150,9 +151,9 @@ def test_a_notebook_runs_here_and_leaves_only_itself(
 
 
 def test_an_unknown_parameter_or_notebook_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    with pytest.raises(OcrPhasesError, match=r"no parameter paeg: it takes page, model"):
+    with refused():
         execute_notebook("page_report", {"paeg": "x.png"}, tmp_path / "out.ipynb")
-    with pytest.raises(OcrPhasesError, match=r"no notebook 'other': choose one of .*page_report"):
+    with refused():
         execute_notebook("other", {}, tmp_path / "out.ipynb")
     assert list(tmp_path.iterdir()) == []
 
@@ -160,7 +161,7 @@ def test_an_unknown_parameter_or_notebook_is_refused_before_anything_runs(tmp_pa
 def test_a_failing_cell_leaves_the_notebook_with_its_error(notebooks: Path, tmp_path: Path) -> None:
     write_notebook(notebooks / "broken.ipynb", "x = 1", "raise ValueError('no such\\npage')", "y = 2")
     target = tmp_path / "out.ipynb"
-    with pytest.raises(NotebookFailed, match=r"a bug of ocr_phases \(ValueError: no such\): see ") as caught:
+    with refused(NotebookFailed) as caught:
         execute_notebook("broken", {}, target)
     assert "\n" not in str(caught.value)
     outputs = itertools.chain(
@@ -173,7 +174,7 @@ def test_a_failing_cell_leaves_the_notebook_with_its_error(notebooks: Path, tmp_
 def test_an_error_of_the_package_in_a_cell_is_raised_as_it_is(notebooks: Path, tmp_path: Path) -> None:
     source = "from ocr_phases.errors import CannotWrite\nraise CannotWrite('x cannot be written.')"
     write_notebook(notebooks / "own.ipynb", "x = 1", source)
-    with pytest.raises(CannotWrite, match=r"^x cannot be written\.$"):
+    with refused(CannotWrite):
         execute_notebook("own", {}, tmp_path / "out.ipynb")
     assert read_valid(tmp_path / "out.ipynb").cells[-1].outputs[0].ename == "CannotWrite"
 
@@ -383,7 +384,7 @@ def test_warnings_and_widgets_stay_out(tmp_path: Path) -> None:
 
 def test_something_else_than_a_notebook_is_refused(tmp_path: Path) -> None:
     (tmp_path / "n.ipynb").write_text("{}")
-    with pytest.raises(OcrPhasesError, match="not a notebook that can be read"):
+    with refused():
         render_html(tmp_path / "n.ipynb", tmp_path / "n.html")
 
 

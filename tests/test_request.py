@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from refusals import refused
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.settings import RunSettings, SamplingSettings
@@ -79,11 +80,11 @@ def test_sampling_that_is_accepted_runs_and_can_be_saved(infer: dict[Any, Any]) 
 
 @pytest.mark.parametrize("infer", [5, "hot", "a=b", "a\nb=1", [("temperature", 1.0)]])
 def test_an_infer_that_is_no_mapping_is_refused(infer: Any) -> None:
-    with pytest.raises(OcrPhasesError, match="give a mapping|write name=number"):
+    with refused():
         SamplingSettings.from_infer(infer)
 
 
 @pytest.mark.parametrize("prompt", [5, None, ["markdown", 5], b"markdown", "\ud800"])
 def test_a_prompt_that_is_no_text_is_refused(prompt: Any) -> None:
-    with pytest.raises(OcrPhasesError, match="prompt is"):
+    with refused():
         RunSettings(prompt=prompt)

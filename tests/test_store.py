@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from refusals import refused
 
-from ocr_phases.errors import OcrPhasesError
 from ocr_phases.store import Status, asked_id, fail, file_hash, finished, read_status, write_status
 
 
@@ -32,7 +32,7 @@ def test_a_record_is_finished_while_it_is_as_it_was_measured_for_what_is_asked(t
 def test_a_damaged_status_is_told_and_one_of_another_version_is_none(damage: str, tmp_path: Path) -> None:
     path = tmp_path / "status.json"
     path.write_text(damage)
-    with pytest.raises(OcrPhasesError, match=r"status\.json is damaged"):
+    with refused():
         read_status(path, Status)
     path.write_text('{"schema": 2}')
     assert read_status(path, Status) is None

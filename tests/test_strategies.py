@@ -12,8 +12,9 @@ from conftest import PAGES
 from golden_cases import CASES, golden_inputs
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
-from ocr_phases import OcrPhasesError, decode, decode_step, prefill
+from ocr_phases import decode, decode_step, prefill
 from ocr_phases.cli import main
 from ocr_phases.collectors.parity import _tie
 from ocr_phases.models.wiring import NATIVES, VENDORS
@@ -182,16 +183,16 @@ def test_a_state_may_be_changed_between_steps(golden_session, golden_forward, st
 
 def test_broken_rules_of_a_static_cache_are_errors(golden_session, golden_forward, static):
     model, inputs, step = golden_session.model, golden_inputs(golden_forward, "base"), static("base")
-    with pytest.raises(OcrPhasesError, match="another KV cache"):
+    with refused():
         decode(model, prefill(model, inputs), 4, step=step)
 
     state = prefill(model, inputs, cache=step.fresh_cache())
-    with pytest.raises(OcrPhasesError, match=f"full with {step.max_cache_len} entries"):
+    with refused():
         decode(model, state, step.max_cache_len, step=step)
 
     state = prefill(model, inputs, cache=step.fresh_cache())
     step.cache.layers[-1].cumulative_length.sub_(1)
-    with pytest.raises(OcrPhasesError, match="must grow by one a step"):
+    with refused():
         decode(model, state, 4, step=step)
 
 
@@ -242,17 +243,17 @@ def test_the_last_used_steps_are_kept(golden_session):
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options",
     [
-        ({"strategy": "cuda_graph"}, "'cuda_graph' needs a CUDA device, this is cpu"),
-        ({"strategy": "compiled", "autocast": True}, "drop autocast"),
-        ({"vision": "compiled", "autocast": True}, "drop autocast"),
-        ({"vision": "magic"}, "Unknown vision 'magic'"),
-        ({"strategy": "compiled", "generate": True}, r"generate\(\) has its own decode loop"),
+        {"strategy": "cuda_graph"},
+        {"strategy": "compiled", "autocast": True},
+        {"vision": "compiled", "autocast": True},
+        {"vision": "magic"},
+        {"strategy": "compiled", "generate": True},
     ],
 )
-def test_what_cannot_run_is_refused_in_one_sentence(options, message, tiny_session):
-    with pytest.raises(OcrPhasesError, match=message) as caught:
+def test_what_cannot_run_is_refused_in_one_sentence(options, tiny_session):
+    with refused() as caught:
         tiny_session.run_inference(RECEIPT, **options)
     assert "\n" not in str(caught.value)
 
@@ -263,15 +264,15 @@ def test_the_vendor_class_and_missing_compilers_are_refused(monkeypatch):
         strategies.check_strategy(request, family, device)
 
     check("eager")
-    with pytest.raises(OcrPhasesError, match="vendor class runs only eagerly"):
+    with refused():
         check("compiled", family=VENDORS["deepseek-ocr"])
-    with pytest.raises(OcrPhasesError, match="vendor class runs only eagerly"):
+    with refused():
         check("eager", vision="compiled", family=VENDORS["deepseek-ocr"])
     monkeypatch.setenv("CXX", "no-such-compiler")
-    with pytest.raises(OcrPhasesError, match="no-such-compiler is not here"):
+    with refused():
         check("compiled")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(OcrPhasesError, match="needs triton"):
+    with refused():
         check("compiled", device="cuda")
 
 

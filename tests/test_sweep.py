@@ -15,6 +15,7 @@ from conftest import GOLDEN, PAGES, TINY_CONFIG
 from elements import Elements
 from example_run import failed_cells, make_run
 from PIL import Image
+from refusals import refused
 from wording import says
 
 from ocr_phases.analyse.scaling import (
@@ -27,7 +28,6 @@ from ocr_phases.analyse.scaling import (
 )
 from ocr_phases.cli import main
 from ocr_phases.cli.options import model_list
-from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import DEEPSEEK_OCR, FAMILIES
 from ocr_phases.files import MANIFEST_NAME
 from ocr_phases.record import PhaseRun
@@ -94,23 +94,23 @@ def test_cells_are_every_combination_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("lists", "message"),
+    "lists",
     [
-        ((["huge"], ["eager"], [1], [8]), "huge"),
-        (("tiny", ["eager"], [1], [8]), "presets is 'tiny': give a list"),
-        ((["tiny"], ["eager"], 2, [8]), "batches is 2: give a list"),
-        ((["tiny"], ["fast"], [1], [8]), "Unknown strategy 'fast'"),
-        ((["tiny"], ["eager"], [0], [8]), "0 is no batch size"),
-        ((["tiny"], ["eager"], [1], [-1]), "max_new_tokens is -1"),
-        ((["tiny"], [], [1], [8]), "strategies is .*at least one"),
-        ((["tiny"], ["eager"], [1], [8], ["fast"]), "Unknown vision 'fast'"),
-        ((["tiny"], ["eager"], [1], [8], ["eager"], ["fast"]), "Unknown attention 'fast'"),
-        ((["tiny"], ["eager"], [1], [8], ["eager"], [None], ["int8"]), "Unknown dtype 'int8'"),
-        ((["tiny"], ["eager"], [1], [8], []), "visions is .*at least one"),
+        (["huge"], ["eager"], [1], [8]),
+        ("tiny", ["eager"], [1], [8]),
+        (["tiny"], ["eager"], 2, [8]),
+        (["tiny"], ["fast"], [1], [8]),
+        (["tiny"], ["eager"], [0], [8]),
+        (["tiny"], ["eager"], [1], [-1]),
+        (["tiny"], [], [1], [8]),
+        (["tiny"], ["eager"], [1], [8], ["fast"]),
+        (["tiny"], ["eager"], [1], [8], ["eager"], ["fast"]),
+        (["tiny"], ["eager"], [1], [8], ["eager"], [None], ["int8"]),
+        (["tiny"], ["eager"], [1], [8], []),
     ],
 )
-def test_what_no_sweep_could_measure_is_refused(lists: tuple[Any, ...], message: str) -> None:
-    with pytest.raises(OcrPhasesError, match=message):
+def test_what_no_sweep_could_measure_is_refused(lists: tuple[Any, ...]) -> None:
+    with refused():
         make_cells(**dict(zip(AXES, lists, strict=False)))
 
 
@@ -163,7 +163,7 @@ def test_only_what_is_missing_or_changed_is_measured(tiny_session: Any, tmp_path
     assert again["tiny-eager-b1-n3"] == again["tiny-eager-b2-n3"] == "kept"
     assert again["tiny-eager-b1-n2"] == again["tiny-eager-b2-n2"] == "measured"
     # Another request, another version and a file that is no record: each is measured again.
-    with pytest.raises(OcrPhasesError, match="repeats 1; you asked for 2"):  # beside those not asked for
+    with refused():  # beside those not asked for
         run_sweep(tiny_session, PAGE, CELLS[:1], tmp_path, repeats=2, warmup=0)
     assert states(run_sweep(tiny_session, PAGE, wider, tmp_path, repeats=2, warmup=0)) == ["measured"] * 4
     old = PhaseRun.load(tmp_path / "runs" / "tiny-eager-b2-n3.json")
@@ -197,9 +197,9 @@ def test_a_cell_is_measured_again_after_a_change_of_the_code(
 def test_a_folder_is_one_sweep(tiny_session: Any, golden_session: Any, tmp_path: Path) -> None:
     run_sweep(tiny_session, PAGE, CELLS[:1], tmp_path, **QUICK)
     before = (tmp_path / "runs" / "tiny-eager-b1-n3.json").read_bytes()
-    with pytest.raises(OcrPhasesError, match="sweep with another page"):
+    with refused():
         run_sweep(tiny_session, PAGES / "form.png", CELLS, tmp_path, **QUICK)
-    with pytest.raises(OcrPhasesError, match="sweep with model tiny; you asked for"):
+    with refused():
         run_sweep(golden_session, PAGE, CELLS, tmp_path, **QUICK)
     assert (tmp_path / "runs" / "tiny-eager-b1-n3.json").read_bytes() == before
 
@@ -213,7 +213,7 @@ def test_the_pages_of_one_file_are_different_pages(tiny_session: Any, tmp_path: 
         assert states(run_sweep(tiny_session, f"{file}{number}", cell, out, **QUICK)) == ["measured"]
         same = f"{file}{number or '#1'}"
         assert states(run_sweep(tiny_session, same, cell, out, **QUICK)) == ["kept"]
-        with pytest.raises(OcrPhasesError, match="sweep with another page"):
+        with refused():
             run_sweep(tiny_session, f"{file}#3", cell, out, **QUICK)
 
 
@@ -224,7 +224,7 @@ def test_a_foreign_file_is_refused_before_anything_is_measured(
     run_sweep(tiny_session, PAGE, CELLS[:1], tmp_path, **QUICK)
     before = sorted(path.name for path in (tmp_path / "runs").iterdir())
     (tmp_path / "runs" / name).write_text("{}")
-    with pytest.raises(OcrPhasesError, match="is no finished cell of a sweep"):
+    with refused():
         run_sweep(tiny_session, PAGE, CELLS, tmp_path, **QUICK)
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == sorted([*before, name])
 
@@ -256,7 +256,7 @@ def test_attention_and_dtype_are_axes(tiny_session: Any, tmp_path: Path) -> None
     # Beside cells of the model's own, which are the same ones; a session of another dtype is another sweep.
     alone = make_cells(presets=["tiny"], lengths=[2])
     assert states(run_sweep(tiny_session, PAGE, [*cells, *alone], tmp_path, **QUICK)) == ["kept"] * 4
-    with pytest.raises(OcrPhasesError, match="sweep with dtype float32; you asked for bfloat16"):
+    with refused():
         run_sweep(tiny_session.with_model(dtype="bfloat16"), PAGE, alone, tmp_path, **QUICK)
     # What a class cannot have is a failed cell, and the others are measured.
     flash = make_cells(presets=["tiny"], lengths=[2], attentions=["flash_attention_2", "eager"])
@@ -317,7 +317,7 @@ def test_a_device_that_is_lost_ends_the_sweep_and_fails_no_other_cell(
         return real(pages, *args, **options)
 
     monkeypatch.setattr(tiny_session, "run_inference", until_lost)
-    with pytest.raises(OcrPhasesError, match="b2-n2 failed with .*device-side assert"):
+    with refused():
         run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK)
     monkeypatch.undo()
     assert states(run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK)) == ["kept", "failed", "measured"]
@@ -366,22 +366,22 @@ def test_models_stand_side_by_side(swept: Path) -> None:
     document = Elements((swept / "sweep.html").read_text(encoding="utf-8"))
     assert all(model in document.said for model in models)
     # Records of one model are not put beside those of several, and the other way round.
-    with pytest.raises(OcrPhasesError, match="choose another folder"):
+    with refused():
         (swept / "runs").mkdir()
         sweep(PAGE, ["tiny", "dummy"], folder=swept)
     (swept / "runs").rmdir()
 
 
 @pytest.mark.parametrize(
-    ("models", "says"),
+    "models",
     [
-        ("tiny", "Give a list of models"),
-        ([], "Give a list of models"),
-        (["dummy", "dummy"], "Two of the models are called dummy"),
+        "tiny",
+        [],
+        ["dummy", "dummy"],
     ],
 )
-def test_models_are_a_list_of_different_names(models: Any, says: str, tmp_path: Path) -> None:
-    with pytest.raises(OcrPhasesError, match=says):
+def test_models_are_a_list_of_different_names(models: Any, tmp_path: Path) -> None:
+    with refused():
         sweep(PAGE, models, folder=tmp_path)
 
 
@@ -531,10 +531,10 @@ def test_prefills_whose_language_model_is_a_graph_are_told_apart() -> None:
 
 
 def test_a_folder_without_records_is_told(tmp_path: Path) -> None:
-    with pytest.raises(OcrPhasesError, match="holds no records"):
+    with refused():
         SweepResult.load(tmp_path)
     (tmp_path / "x.status.json").write_text("[")
-    with pytest.raises(OcrPhasesError, match="is damaged"):
+    with refused():
         SweepResult.load(tmp_path)
 
 

@@ -6,6 +6,7 @@ import nvtx
 import pytest
 import torch
 from conftest import PAGES
+from refusals import refused
 
 from ocr_phases import Timeline
 from ocr_phases.collectors.machine import PeakMemory
@@ -75,7 +76,7 @@ def test_hooks_and_ranges_go_away_also_after_an_error(failing, ranges, tiny_sess
             raise RuntimeError("planted")
 
         handle = NATIVES["deepseek-ocr"].stages(model)[failing].register_forward_pre_hook(fault)
-        with pytest.raises(RuntimeError, match="planted"):
+        with refused(RuntimeError):
             tiny_session.run_prefill(inputs, timeline)
         handle.remove()
     assert hook_count(model) == before
