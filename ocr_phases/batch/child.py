@@ -259,8 +259,7 @@ def thread_share(workers: int) -> dict[str, str]:
 
 def visible_gpus() -> list[str]:
     """The GPUs of this process by their ``CUDA_VISIBLE_DEVICES`` names, without loading a library."""
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if chosen is not None:
+    if (chosen := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1")]
     try:
         answer = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False, timeout=60)

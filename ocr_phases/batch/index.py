@@ -90,11 +90,11 @@ def build_index(out: Path) -> BatchIndex:
     for _, runs in pages.drop_duplicates("id").groupby("page_id", sort=False):
         if len(runs) > 1:
             _agree(out, pages, runs, digests)
-    table = pages.replace(_FORMULA, "'", regex=True)
-    text = table.to_csv(index=False, lineterminator="\r\n")  # with \n alone a \r in a name would end its row
-    write_atomic(out / "pages.csv", text.encode("utf-8", "replace"))
+    # With \n alone a \r in a name would end its row.
+    text = pages.replace(_FORMULA, "'", regex=True).to_csv(index=False, lineterminator="\r\n")
+    table = write_atomic(out / "pages.csv", text.encode("utf-8", "replace"))
     slowest = pd.DataFrame(regions, columns=list(REGION_COLUMNS))
-    return BatchIndex(pages, slowest, (out / "pages.csv", *paths.values()))
+    return BatchIndex(pages, slowest, (table, *paths.values()))
 
 
 def write_index(out: Path, *, stopped: bool = False) -> pd.DataFrame:
@@ -168,7 +168,6 @@ def add_truths(out: Path, path: Path) -> tuple[int, int, dict[str, str]]:
             continue
         found += 1
         kept = json.dumps(msgspec.to_builtins(truth), ensure_ascii=False, indent=1).encode("utf-8", "replace")
-        file = folder / TRUTH
-        if not file.exists() or file.read_bytes() != kept:
-            write_atomic(file, kept)
+        if not (folder / TRUTH).exists() or (folder / TRUTH).read_bytes() != kept:
+            write_atomic(folder / TRUTH, kept)
     return found, lacking, problems

@@ -17,6 +17,7 @@ import contextlib
 import json
 import shutil
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, TextIO, TypedDict
@@ -88,17 +89,14 @@ def list_pages(jobs: Iterable[Job], out: Path) -> dict[str, int]:
     Returns how many were ``found``, how many of them are ``finished``, and how many ``failed`` before or were
     damaged. Raises `OcrPhasesError` where the listing cannot be written.
     """
-    standing = {"found": 0, "finished": 0, "failed": 0}
+    standing = Counter({"finished": 0, "failed": 0})
     with writing_whole(out / LISTING, out / LISTING) as file:
         for job in jobs:
             entry = {"id": job.id, "page": job.name, "folder": job.folder, "job": json.dumps(vars(job))}
             file.write(json.dumps(entry, ensure_ascii=False) + "\n")
-            standing["found"] += 1
-            if finished(out / job.folder, job.id) is not None:
-                standing["finished"] += 1
-            elif (out / job.folder / STATUS).exists():
-                standing["failed"] += 1
-    return standing
+            told = "failed" if (out / job.folder / STATUS).exists() else "new"
+            standing["finished" if finished(out / job.folder, job.id) else told] += 1
+    return {"found": standing.total(), **standing}
 
 
 def read_listing(out: Path) -> Iterator[Entry]:
@@ -116,9 +114,7 @@ def read_listing(out: Path) -> Iterator[Entry]:
 
 def is_batch(out: Path) -> bool:
     """Whether a batch has been begun in this folder."""
-    with contextlib.suppress(OcrPhasesError):  # no list
-        return any(entry["id"] for entry in read_listing(out))
-    return False
+    return (out / LISTING).exists() and any(entry["id"] for entry in read_listing(out))
 
 
 def page_status(out: Path, entry: Entry) -> PageStatus | None:
@@ -156,8 +152,7 @@ def waiting_reports(out: Path) -> list[Path]:
 
 def truth_hash(folder: Path) -> str | None:
     """SHA-256 of what a page says; None where that is not known."""
-    path = folder / TRUTH
-    return store.file_hash(path) if path.exists() else None
+    return store.file_hash(folder / TRUTH) if (folder / TRUTH).exists() else None
 
 
 def page_run(folder: Path) -> PhaseRun:
