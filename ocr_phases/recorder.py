@@ -152,7 +152,8 @@ class Repeat(NamedTuple):
 
 def bar_in_cell(steps: Iterable[Any], unit: str, total: int | None = None) -> Iterable[Any]:
     """``steps`` with a bar on one line of a notebook's cell; elsewhere without: a command has its own."""
-    return tqdm(steps, total=total, unit=unit, file=sys.stdout, disable="ipykernel" not in sys.modules)
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return tqdm(steps, total=total, unit=unit, file=sys.stdout, disable=not hasattr(shell, "kernel"))
 
 
 class Measurement:

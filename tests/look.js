@@ -49,7 +49,9 @@
     probe.remove();
     return found;
   };
-  const ids = every("[id]").map((element) => element.id);
+  const ids = new Set(every("[id]").map((element) => element.id));
+  // Figures share a shape of the same content under the same id.
+  const shapes = new Set(every("[id]").map((element) => element.id + element.outerHTML));
   const named = (svg) => svg.getAttribute("role") === "img" && svg.getAttribute("aria-label");
   const scoped = (table) => table.caption && [...table.querySelectorAll("th")].every((cell) => cell.scope);
   return {
@@ -68,6 +70,6 @@
     contrast: { ink: drawn("ink"), muted: drawn("muted") },
     language: document.documentElement.lang,
     mains: every("main").length,
-    repeatedIds: ids.length - new Set(ids).size,
+    repeatedIds: shapes.size - ids.size,
   };
 };
