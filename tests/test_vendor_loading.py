@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from refusals import refused
 from vendor_standin import CODE, CUDA_CALL, CUDA_IMAGES, RULES, copy_of
 
-from ocr_phases import OCRSession, PhaseRun
+from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
 from ocr_phases.cli import main
 from ocr_phases.models.folders import transformers_version
 from ocr_phases.models.weights import choose_attention
@@ -23,7 +22,7 @@ pytestmark = pytest.mark.usefixtures("remote_code")
 
 
 def refuse(message: str, name: str | Path, **options: Any) -> None:
-    with refused() as caught:
+    with pytest.raises(OcrPhasesError, match=message) as caught:
         OCRSession.load(str(name), **{"device": "cpu", **options})
     assert "\n" not in str(caught.value)
 
@@ -181,13 +180,13 @@ def test_attention_is_chosen(standin, monkeypatch):
         return choose_attention(Published, ModelSettings(device="cuda", dtype=dtype, attention=asked))
 
     assert chosen(None) == "eager"
-    for asked, dtype in (
-        ("sdpa", torch.bfloat16),
-        ("flash_attention_2", torch.float32),
-        ("flash_attention_2", torch.bfloat16),
+    for asked, dtype, message in (
+        ("sdpa", torch.bfloat16, "Published has no SDPA"),
+        ("flash_attention_2", torch.float32, "needs bfloat16 or float16"),
+        ("flash_attention_2", torch.bfloat16, "package flash_attn, which is not installed"),
     ):
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-        with refused():
+        with pytest.raises(OcrPhasesError, match=message):
             chosen(asked, dtype)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     assert chosen("flash_attention_2") == "flash_attention_2"
