@@ -23,6 +23,8 @@ def make_api(folder: Path) -> None:
         warnings.filterwarnings("ignore", "Error parsing type annotation ForwardRef")
         # A TypedDict or Struct that extends another keeps no trace of where an inherited entry was declared.
         warnings.filterwarnings("ignore", r"Cannot determine where ocr_phases\.")
+        # What a table inherits is pandas' own.
+        warnings.filterwarnings("ignore", r"Error parsing type annotation .* for pandas\.")
         rooms = [f"ocr_phases.{room.name}" for room in pkgutil.iter_modules(ocr_phases.__path__)]
         pdoc.pdoc("ocr_phases", *rooms, output_directory=folder)
 
