@@ -139,14 +139,14 @@ def _page_row(out: Path, entry: Entry) -> tuple[dict[str, Any], Figures | None]:
 
 def _agree(out: Path, pages: pd.DataFrame, runs: pd.DataFrame, digests: Mapping[str, str]) -> None:
     """Fill in the agreement of ``runs`` of one page at several settings, where nothing tells its truth."""
-    found = {
-        job: read_figures(out / folder, digests[job], job, page)
-        for job, folder, page in runs[["id", "folder", "page"]].itertuples(index=False)
-    }
-    texts = {job: figures["text"] for job, figures in found.items() if figures["text"]}
-    if len(texts) > 1:
-        reference = max(texts, key=lambda job: found[job]["richness"])
-        pages["agreement"] = pages["id"].map(agreements(texts, reference)).fillna(pages["agreement"])
+    found = dict[str, tuple[list[float], str]]()
+    for job, folder, page in runs[["id", "folder", "page"]].itertuples(index=False):
+        figures = read_figures(out / folder, digests[job], job, page)
+        found |= {job: (figures["richness"], figures["text"])} if figures["text"] else {}
+    if len(found) > 1:
+        texts = {job: text for job, (_, text) in found.items()}
+        agreed = agreements(texts, max(found, key=lambda job: found[job][0]))
+        pages["agreement"] = pages["id"].map(agreed).fillna(pages["agreement"])
 
 
 def add_truths(out: Path, path: Path) -> tuple[int, int, dict[str, str]]:
