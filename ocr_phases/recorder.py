@@ -231,8 +231,9 @@ class Measurement:
                 self.step = last_used(steps, key, partial(StaticStep, model, *key), KEPT_STEPS)
             if compiled:
                 self.vision = vision.installed
-            with self.vision():
-                phases.prefill(model, inputs, step=self.step)
+            if compiled or inputs.input_ids.is_cuda:  # a static step on a CPU captures no prefill
+                with self.vision():
+                    phases.prefill(model, inputs, step=self.step)
         if self.step is not None:
             ms = self.step.prefill.took_ms()
             self.made["strategy_setup"] = {**self.step.setup, "prefill_capture_ms": ms, "reused": reused}
