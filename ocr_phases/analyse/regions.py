@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.grounding import PREAMBLE, Box, Grounding, Region, match_boxes, parse_grounding
-from ocr_phases.analyse.stages import region_probabilities
+from ocr_phases.analyse.stages import cached, region_probabilities
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
 
@@ -69,6 +69,7 @@ def type_table(table: pd.DataFrame) -> pd.DataFrame:
     return sums.sort_values("decode_ms", ascending=False, kind="stable", ignore_index=True)
 
 
+@cached
 def regions_of(run: PhaseRun, row: int = 0) -> pd.DataFrame:
     """`region_table` of batch row ``row``: a region's time is the sum of its tokens' medians over repeats.
 
