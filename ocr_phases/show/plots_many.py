@@ -28,15 +28,20 @@ from ocr_phases.show.figures import (
     MUTED,
     ORANGE,
     PURPLE,
+    REST,
     SKY,
     STAGE_COLOURS,
     VERMILLION,
+    Row,
     blank_figure,
     byte_axis,
+    hbars,
     label_bar,
     legend_below,
+    lines,
     new_figure,
     sentence_figure,
+    stacked,
     style_axes,
     takes_axes,
     time_axis,
@@ -114,26 +119,28 @@ def plot_prefill_stages(
     times["between"] = (whole - times.sum(axis=1)).clip(lower=0.0)
     if share:
         times = 100.0 * times.div(whole, axis=0)
+    colours = {stage: STAGE_COLOURS.get(stage, FAINT) for stage in map(str, times)}
+    rows: list[Row] = []
+    for (run, label), lengths in zip(known, times.to_dict("records"), strict=True):
+        pieces = stacked([(ms, colours[str(stage)]) for stage, ms in lengths.items() if ms > 0])
+        told = f"vision {percent_text(run['vision_share'])}" if share else ms_text(whole[len(rows)])
+        rows.append((printable(label, LONGEST_LABEL), pieces, told))
     figure, axes = new_figure(1.7 + 0.36 * len(known), ax=ax)
-    ends, keys = times.cumsum(axis=1), dict[str, list[str]]()
-    for stage, lengths in times.items():
-        colour = STAGE_COLOURS.get(str(stage), FAINT)
-        axes.barh(times.index, lengths, 0.62, left=ends[stage] - lengths, color=colour)
-        keys.setdefault(colour, []).append(stage_name(str(stage)) if stage != "between" else "between stages")
-    for place, (run, _) in enumerate(known):
-        behind = f"vision {percent_text(run['vision_share'])}" if share else ms_text(whole[place])
-        label_bar(axes, ends["between"][place], place, behind)
-    axes.set_yticks(times.index, [printable(label, LONGEST_LABEL) for _, label in known])
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.2 * ends["between"].max())  # room for the words behind a bar
-    axes.grid(visible=False, axis="y")
+    hbars(axes, rows)
     if share:
         axes.set_xlabel("part of the prefill (%)")
         axes.set_xticks(range(0, 101, 20))
     else:
         time_axis(axes.xaxis, "time")
     title_axes(axes, "Prefill, stage by stage")
-    legend_below(figure, [Patch(color=colour, label=" or ".join(of)) for colour, of in keys.items()], 4, ax)
+    names: dict[str, list[str]] = {}
+    for stage, colour in colours.items():
+        names.setdefault(colour, []).append("between stages" if colour == FAINT else stage_name(stage))
+    keys = [
+        Patch(fc=colour, ec=REST if colour == FAINT else colour, label=" or ".join(of))
+        for colour, of in names.items()
+    ]
+    legend_below(figure, keys, 4, ax)
     return figure
 
 
@@ -163,8 +170,8 @@ def plot_decode_curves(
     for _, curve in curves.groupby("cell", sort=False):
         lengths, colour = curve["cache_len"].astype("float64"), curve["colour"].iloc[0]
         ends = curve["device_ms_p10"], curve["device_ms_p90"]
-        axes.fill_between(lengths, *ends, color=colour, alpha=0.16, linewidth=0)
-        _line(axes, lengths, curve["device_ms"], curve, marker="o" if len(curve) == 1 else "")
+        look: dict[str, Any] = {"color": colour, "linestyle": curve["style"].iloc[0]}
+        lines(axes, lengths, curve["device_ms"], ends, **look)
         if "floor_ms" in curve:
             axes.plot(lengths, curve["floor_ms"], color=colour, linestyle=_FLOOR, linewidth=1.4)
     if "preset" in curves:
