@@ -156,7 +156,8 @@ def test_a_record_as_truth_is_a_reference_and_called_agreement(tmp_path: Path) -
 
 def test_a_loop_at_the_end_is_measured() -> None:
     run = make_run()
-    looping = {**run.result, "ids": [*range(40), *[7, 8] * 30], "finish_reason": "length"}
+    ids = [*range(40), *[7, 8] * 30]
+    looping = {**run.result, "ids": ids, "token_texts": [f"<{n}>" for n in ids], "finish_reason": "length"}
     found = quality_table(dataclasses.replace(run, results=[looping]), None).set_index("measure")
     assert found.loc["repetition", ["value", "count"]].tolist() == [58 / 100, 100]
 
