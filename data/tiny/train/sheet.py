@@ -24,7 +24,7 @@ from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.families import PRESETS
 from ocr_phases.models.load import load_checkpoint
 from ocr_phases.settings import ModelSettings
-from ocr_phases.show.page import draw_boxes
+from ocr_phases.show.page import draw_marks, region_boxes
 from ocr_phases.show.web import Html, data_address, element, fragment, jpeg_file
 
 SIDES = {"the generator": "sentences", "a browser": "browser"}
@@ -55,7 +55,9 @@ def marked(answer: str, truth: str) -> Html:
 def page_block(case: evaluate.Case, score: Any, answer: str) -> Html:
     """One page beside its text."""
     grounding, truth = parse_grounding(answer), parse_grounding(case.truth)
-    picture = draw_boxes(Image.fromarray(case.views.global_view), grounding, labels=False)
+    page = Image.fromarray(case.views.global_view)
+    boxes = [box._replace(text="") for box in region_boxes(grounding.regions, page.size)]
+    picture = draw_marks(page, boxes)
     texts = ["\n\n".join(region.text for region in each.regions) for each in (grounding, truth)]
     head = f"CER {100 * score.edits / max(1, score.letters):.1f} %, type of {case.type_px:.0f} px in the view"
     address = data_address(jpeg_file(picture, _SIZE, _SIZE)[1], "image/jpeg")
