@@ -56,8 +56,8 @@ def kernel_view(spans_of: Callable[[Request], list[tuple]], request: Request, de
                 "its counters."
             )
         if request.kernel_trace is not None:
-            text = json.dumps({**TRACE_OWNER, **chrome})
-            write_given(request.kernel_trace, gzip.compress(text.encode(), compresslevel=6))
+            trace = json.dumps({**TRACE_OWNER, **chrome}).encode()
+            write_given(request.kernel_trace, gzip.compress(trace, compresslevel=6))
     # RuntimeError: the profiler's, or out of memory; MemoryError: a trace that the host cannot hold
     except (OcrPhasesError, RuntimeError, MemoryError) as error:
         return {**tool, "error": next(iter(str(error).splitlines()), type(error).__name__)}

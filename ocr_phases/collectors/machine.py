@@ -9,11 +9,12 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
-from time import perf_counter, process_time
+from time import perf_counter, process_time, sleep
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import psutil
 import torch
@@ -89,8 +90,7 @@ def _last_cache_bytes() -> int | None:
     return max(known, default=None)
 
 
-_MIB = 1 << 20
-_COPY_BYTES = {"cuda": 512 * _MIB, "cpu": 128 * _MIB}
+_COPY_BYTES = {"cuda": 512 << 20, "cpu": 128 << 20}
 _LARGEST_PRODUCT = 8192
 _PRODUCT_MS = {"cuda": 20.0, "cpu": 40.0}  # a size that would take longer is not tried
 _REPEATS = {"cuda": 20, "cpu": 5}
@@ -106,7 +106,6 @@ def measure_ceilings(device: torch.device | str, dtype: torch.dtype) -> dict[str
     ``taken`` says with which sizes and how often, and the time of each repeat (``copy_ms``, ``matmul_ms``).
     """
     device = torch.device(device)
-    started = perf_counter()
     try:
         with torch.no_grad():
             copy_bytes, copy_ms = _copy(device)
@@ -125,10 +124,6 @@ def measure_ceilings(device: torch.device | str, dtype: torch.dtype) -> dict[str
             "matmul_size": size,
             "matmul_ms": [round(ms, 4) for ms in matmul_ms],
             "float32_precision": torch.get_float32_matmul_precision(),
-            "repeats": _REPEATS[device.type],
-            "launches": _LAUNCHES,
-            "threads": torch.get_num_threads() if device.type == "cpu" else None,
-            "seconds": round(perf_counter() - started, 3),
         },
     }
 
@@ -196,20 +191,24 @@ class Conditions:
         self._device = torch.device(device)
         self._repeats: list[dict[str, Any]] = []
         self._before = gpu_state(self._device)
+        self._energy = EnergyMeter(self._device)
 
     @contextlib.contextmanager
     def of(self, repeat: int) -> Iterator[None]:
         """Around one run; warm-up has a negative number and is not kept, nor is a run that did not end."""
         before = _read()
+        if repeat >= 0:
+            self._energy.mark()
         yield
         after = _read()
         if repeat >= 0:
+            self._energy.mark()
             self._repeats.append({"repeat": repeat, **_between(before, after)})
 
     def described(self) -> dict[str, Any]:
-        """``repeats``: a dict each; ``gpu``: its state before and after all runs, or None on a CPU."""
+        """``repeats``: a dict each; ``gpu``: its state before and after, or None on a CPU; ``energy``."""
         states = {"before": self._before, "after": gpu_state(self._device)}
-        return {"repeats": self._repeats, "gpu": states if self._device.type == "cuda" else None}
+        return {"repeats": self._repeats, "gpu": self._before and states, "energy": self._energy.described()}
 
 
 def _read() -> dict[str, Any]:
@@ -265,6 +264,79 @@ def _threads() -> tuple[dict[int, float], float | None]:
     return ran, waited / 1e9 if waited else None
 
 
+_POWERCAP = Path("/sys/class/powercap")
+_LEAST_ENERGY_S = 1.0  # NVML's counter moves every 100 ms
+
+
+class EnergyMeter:
+    """Joules from the first `mark` to the last: of an NVIDIA card by NVML, of the host's CPUs by powercap.
+
+    ``missing`` says why there is no figure: nvidia-ml-py is not installed, or a counter is not there or may
+    not be read.
+    """
+
+    def __init__(self, device: torch.device, powercap: Path = _POWERCAP) -> None:
+        self.missing, self._marks = "", list[tuple[float, float]]()
+        try:
+            self._joules, self._idle_w = _counter(device, powercap)
+        except (ImportError, OSError) as error:
+            self.missing = str(error)
+
+    def mark(self) -> None:
+        """Read the counter now."""
+        if not self.missing:
+            self._marks.append((perf_counter(), self._joules()))
+
+    def described(self) -> dict[str, Any]:
+        """``seconds``, ``joules`` in them and ``idle_w``; or ``missing``."""
+        if self.missing:
+            return {"missing": self.missing}
+        seconds, joules = np.subtract(self._marks[-1], self._marks[0]).tolist()
+        if seconds < _LEAST_ENERGY_S:
+            return {"missing": f"the repeats took {seconds:.2f} s in all, and the counter needs a second"}
+        return {"seconds": seconds, "joules": joules, "idle_w": self._idle_w}
+
+
+@cache
+def _counter(device: torch.device, powercap: Path) -> tuple[Callable[[], float], float]:
+    """What reads the joules so far, and the watts of the idle device, measured for a second."""
+    read = _nvml(device) if device.type == "cuda" else _powercap(powercap)
+    start, before = perf_counter(), read()
+    sleep(_LEAST_ENERGY_S)
+    return read, (read() - before) / (perf_counter() - start)
+
+
+def _nvml(device: torch.device) -> Callable[[], float]:
+    """What reads the card's counter, in joules."""
+    import pynvml  # an optional dependency
+
+    try:
+        pynvml.nvmlInit()
+        card = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        pynvml.nvmlDeviceGetTotalEnergyConsumption(card)
+    except pynvml.NVMLError as error:
+        raise OSError(f"NVML: {error}") from error
+    return lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(card) / 1e3
+
+
+def _powercap(folder: Path) -> Callable[[], float]:
+    """What adds up the counters of the host's packages, in joules; each begins again at its range."""
+    zones = [zone for zone in sorted(folder.glob("*:*")) if zone.name.count(":") == 1]
+    if not zones:
+        raise FileNotFoundError("this host has no powercap counters")
+    last: dict[Path, int] = {}
+    grown = dict.fromkeys(zones, 0)
+
+    def read() -> float:
+        for zone in zones:
+            now = int((zone / "energy_uj").read_text())
+            grown[zone] += (now - last.get(zone, now)) % (int((zone / "max_energy_range_uj").read_text()) + 1)
+            last[zone] = now
+        return sum(grown.values()) / 1e6
+
+    return read
+
+
 def gpu_state(device: torch.device) -> dict[str, Any] | None:
     """Clocks, throttling and other users of a CUDA device by ``nvidia-smi``; None where it does not tell.
 
@@ -279,7 +351,9 @@ def gpu_state(device: torch.device) -> dict[str, Any] | None:
     lines = _smi(f"--query-gpu={','.join(_FIELDS.values())}", chosen)
     if len(lines) != 1:
         return None
-    state = dict(zip(_FIELDS, map(_number, lines[0].split(",")), strict=True))
+    # Decimal or hexadecimal; a card that has no such state says ``[N/A]``.
+    values = [int(text, 0) if text.strip()[:1].isdigit() else None for text in lines[0].split(",")]
+    state = dict(zip(_FIELDS, values, strict=True))
     # One of them is this process, under whatever number a container gives it.
     return {**state, "other_processes": max(0, len(_smi("--query-compute-apps=pid", chosen)) - 1)}
 
@@ -292,14 +366,6 @@ def _smi(query: str, device: str) -> list[str]:
     except (OSError, subprocess.SubprocessError):
         return []
     return [line for line in output.splitlines() if line.strip()]
-
-
-def _number(value: str) -> int | None:
-    """A whole number, decimal or hexadecimal; None for ``[N/A]`` and the like."""
-    try:
-        return int(value.strip(), 0)
-    except ValueError:
-        return None
 
 
 class PeakMemory:
