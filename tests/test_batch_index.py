@@ -29,7 +29,6 @@ from ocr_phases.batch.figures import FIGURES, page_figures
 from ocr_phases.batch.index import PAGE_COLUMNS, BatchIndex, build_index
 from ocr_phases.batch.jobs import Job
 from ocr_phases.batch.store import list_pages, read_listing
-from ocr_phases.cli import batch as command
 from ocr_phases.cli import main
 from ocr_phases.record import SPAN_COLUMNS
 from ocr_phases.show.plots_many import plot_distributions
@@ -123,11 +122,6 @@ def test_the_slowest_regions_are_the_slowest_of_all_pages(made, monkeypatch):
     assert regions["decode_ms"].tolist() == sorted(times, reverse=True)[:3]
 
 
-def test_the_other_format_goes_when_a_table_is_written(batch):
-    (path,) = batch[0].glob("spans.*")
-    assert path.read_bytes() != b"old"
-
-
 def test_the_page_shows_failures_first_escapes_all_and_links_what_is_there(index):
     text = html_of(index)
     assert text.index("Failures") < text.index('id="Pages"') < text.index('id="Slowest-regions"')
@@ -213,20 +207,6 @@ def test_reports_alone_are_rendered_tried_again_and_told(tmp_path, monkeypatch, 
     assert says(capsys.readouterr().out, "1 reports", "0 rendered", "1 failed")
 
 
-def test_the_first_reasons_of_failures_are_told(capsys):
-    command._print_reasons((f"{number}.png", "is empty") for number in range(12))
-    told = capsys.readouterr().out.splitlines()
-    assert told[:2] == ["0.png: is empty", "1.png: is empty"]
-    assert len(told) == 10
-
-
-def test_reports_alone_need_a_batch_and_a_batch_needs_pages(tmp_path, capsys):
-    for options, message in ((["--render", "only"], "holds no batch"), ([], "Name the pages")):
-        assert main(["batch", "--out", str(tmp_path / "none"), *options]) == 2
-        assert message in capsys.readouterr().err
-    assert not (tmp_path / "none").exists()
-
-
 def test_the_index_is_built_where_torch_cannot_be_imported(tmp_path):
     make_batch(tmp_path)
     program = (
@@ -271,11 +251,3 @@ def test_damaged_or_foreign_figures_are_made_anew(made: Path, tmp_path: Path, da
     else:
         paths[0].write_text(damage)
     pd.testing.assert_frame_equal(build_index(out).pages, first.pages)
-
-
-def test_a_table_that_is_gone_is_written_again(made: Path, tmp_path: Path) -> None:
-    out = shutil.copytree(made, tmp_path / "out")
-    path = build_index(out).tables[1]
-    before = path.read_bytes()
-    path.unlink()
-    assert build_index(out).tables[1].read_bytes() == before

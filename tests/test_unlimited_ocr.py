@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 import torch
 from conftest import GOLDEN, GOLDEN_UNLIMITED, PAGES
-from example_run import report_of
 from golden_cases import RECORDINGS
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,7 +27,6 @@ from ocr_phases.analyse.floors import decode_floor
 from ocr_phases.analyse.grounding import parse_grounding, token_regions
 from ocr_phases.cli import main
 from ocr_phases.families import FAMILIES, UNLIMITED_OCR, windowed_length
-from ocr_phases.files import MANIFEST_NAME
 from ocr_phases.inputs.images import load_page
 from ocr_phases.models.wiring import NATIVES, native_config
 from ocr_phases.report.artifacts import result_markdown, write_artifacts
@@ -381,20 +379,3 @@ def test_pages_of_a_file_are_a_job_of_a_batch(document, tmp_path):
     assert main(["batch", f"{document}#1-2", *asked.split(), str(tmp_path / "out")]) == 0
     (record,) = (tmp_path / "out").rglob("run.json")
     assert [page["file"] for page in PhaseRun.load(record).pages] == ["three.tif#1", "three.tif#2"]
-
-
-def test_the_artifacts_of_a_record_are_its_pages(several_pages, tmp_path):
-    record, out = several_pages.save(tmp_path / "run.json"), tmp_path / "out"
-    assert main(["artifacts", str(record), "--out", str(out)]) == 0
-    assert {path.name for path in out.iterdir() if path.is_file()} == {
-        MANIFEST_NAME,
-        "result.md",
-        "result_with_boxes_0.jpg",
-        "result_with_boxes_1.jpg",
-    }
-
-
-def test_it_is_reported(several_pages, tmp_path):
-    files = report_of(several_pages, tmp_path)
-    assert {"report.html", "result.md", "run.json", "result_with_boxes_1.jpg"} <= set(files)
-    assert "tokens seen" in files["report.html"].read_text()

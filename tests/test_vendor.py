@@ -12,18 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
-from golden_cases import GOLDEN, VENDOR_CASES, noise, vendor_inputs
+from golden_cases import GOLDEN, VENDOR_CASES, noise
 from refusals import refused
-from torch import Tensor
 from transformers import DynamicCache
 from vendor_standin import CUDA_CALL, CUDA_IMAGES, RULES, copy_of
 
 from ocr_phases import OCRSession, PhaseRun
-from ocr_phases.inputs.packing import DeviceInputs
 from ocr_phases.models.wiring import VENDORS, family_of
 from ocr_phases.session import repeat_run
-from ocr_phases.steps.phases import generate
 
 NEW = 16
 VENDOR = VENDORS["deepseek-ocr"]
@@ -39,58 +35,6 @@ def session(vendor_session: OCRSession) -> OCRSession:
 
 
 # -- what it computes ---------------------------------------------------------------------------------
-
-
-def fused(model: Any, inputs: DeviceInputs) -> Tensor:
-    """Embeddings with the page's features in them, computed here, token by token."""
-    parts = model.model
-
-    def see(images: Tensor) -> Tensor:
-        grid = parts.sam_model(images)
-        tokens = parts.vision_model(images, grid)[:, 1:]
-        return parts.projector(torch.cat([tokens, grid.flatten(2).mT], dim=-1))
-
-    side = inputs.pixel_values.shape[-1] // 64
-    features = []
-    if inputs.pixel_values_local is not None:
-        (columns, rows), q = inputs.patches_grid[0], inputs.pixel_values_local.shape[-1] // 64
-        tiles = see(inputs.pixel_values_local)
-        for line in range(rows * q):
-            for column in range(columns):
-                start = (line % q) * q
-                features += list(tiles[(line // q) * columns + column, start : start + q])
-            features.append(parts.image_newline)
-    for index, token in enumerate(see(inputs.pixel_values)[0]):
-        features += [token, parts.image_newline] if index % side == side - 1 else [token]
-    features.append(parts.view_seperator)
-    embeddings = parts.embed_tokens(inputs.input_ids).clone()
-    embeddings[inputs.images_seq_mask] = torch.stack(features)
-    return embeddings
-
-
-@pytest.mark.parametrize("case", VENDOR_CASES)
-@torch.no_grad()
-def test_tokens_are_those_of_its_llama_alone(case, session):
-    """A plain Llama with the same weights, fed the fused embeddings, without cache, gate or class."""
-    model, inputs = session.model, vendor_inputs(session, case)
-    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**_llama_fields(model.config))).eval()
-    own = llama.state_dict()
-    llama.load_state_dict({name: value for name, value in model.state_dict().items() if name in own})
-    embeddings, expected = fused(model, inputs), []
-    for _ in range(NEW):
-        logits = llama(inputs_embeds=embeddings).logits[:, -1]
-        expected.append(int(logits.argmax()))
-        embeddings = torch.cat([embeddings, llama.model.embed_tokens(logits.argmax(-1))[:, None]], dim=1)
-    state = generate(model, inputs, NEW)
-    assert state.ids == [expected]
-    assert len(set(expected)) > 3
-
-
-def _llama_fields(config: Any) -> dict[str, Any]:
-    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    return {
-        name: getattr(config, name) for name in (*names, "num_key_value_heads", "max_position_embeddings")
-    }
 
 
 def test_a_padded_batch_reads_each_page_as_alone(session):
