@@ -79,6 +79,7 @@ def test_dummy_is_seeded_and_scaled():
         ("dummy:hidden=100,heads=7", "multiple of its heads"),
         ("dummy:experts=2", "at least 6 experts"),
         ("dummy:vocab=100", "at least 2048"),
+        ("dummy:deepseek-ocr-2,clip_layers=2", "is no size of dummy"),
         ("nonsense", "no model 'nonsense'"),
         ("./nowhere/model", "no model"),
         ("/nowhere/model", "no model"),

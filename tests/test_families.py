@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,11 +17,11 @@ from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, compare
 from ocr_phases.analyse.checks import run_checks, with_verdict
 from ocr_phases.analyse.cost import run_cost
 from ocr_phases.config import read_model_config
-from ocr_phases.families import FAMILIES, VISION_STAGES, facts_of
+from ocr_phases.families import FAMILIES, VISION_STAGES
 from ocr_phases.models.load import adopt
 from ocr_phases.models.weights import dummy_config
 from ocr_phases.models.wiring import NATIVES, family_of, native_config
-from ocr_phases.settings import RunSettings, SamplingSettings, resolve_infer
+from ocr_phases.settings import SamplingSettings, resolve_infer
 from ocr_phases.steps.sampling import Sampler, windowed_processors
 from ocr_phases.sweep_models import Sweep
 
@@ -56,20 +55,6 @@ def test_a_family_is_whole(name: str) -> None:
     for file in ("checkpoint/config.json", "forward.safetensors", "preprocess.json"):
         assert (golden / file).is_file()
     assert f"| {facts.title} |" in (ROOT / "docs" / "families.md").read_text()
-
-
-def test_names_of_presets_belong_to_families() -> None:
-    assert facts_of(None).preset("base").row_ends
-    other = facts_of("deepseek-ocr-2")
-    assert other.preset("base") is other.preset("base1024")
-    assert RunSettings(preset="crop").preset == "crop"
-    with refused():
-        facts_of(None).preset("crop")
-    with refused():
-        RunSettings(preset="huge")
-    assert facts_of(None).name == "deepseek-ocr"
-    with refused():
-        facts_of("other")
 
 
 COUNTS = {
@@ -250,18 +235,6 @@ def test_its_cost_is_the_familys(run: PhaseRun, tmp_path: Path) -> None:
     other = dataclasses.replace(run, model={**run.model, "family": "other"})
     with refused():
         run_cost(other)
-
-
-def test_compiled_vision_gives_the_same(ocr2_session: OCRSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    # It traces, but leaves the work to torch's own kernels: no minutes in a C++ compiler.
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    runs = [
-        ocr2_session.run_inference(RECEIPT, preset="small", vision=vision, **QUICK)
-        for vision in ("eager", "compiled")
-    ]
-    assert runs[0].results == runs[1].results
-    stages = {stage for stage, *_ in ocr2_session.prepared.vision.used}
-    assert stages == {"sam", "encoder"}
 
 
 @pytest.mark.parametrize("name", ["deepseek-ocr-2", "unlimited-ocr"])

@@ -6,7 +6,6 @@ Its phases are held with the native classes' in ``test_phases.py``.
 from __future__ import annotations
 
 import json
-import logging
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,6 @@ import pytest
 import torch
 from golden_cases import GOLDEN, VENDOR_CASES, noise
 from refusals import refused
-from transformers import DynamicCache
 from vendor_standin import CUDA_CALL, CUDA_IMAGES, RULES, copy_of
 
 from ocr_phases import OCRSession, PhaseRun
@@ -83,36 +81,6 @@ def test_it_is_measured_as_a_whole(session, tmp_path):
     assert (run.model["class"], run.model["implementation"]) == ("DeepseekOCRForCausalLM", "vendor")
     assert run.model["revision"].startswith("sha256:")
     assert {check["verdict"] for check in run.live_checks} <= {"pass", "note", "n/a"}
-
-
-def test_it_decodes_from_the_cache_that_generate_hands_it(session, monkeypatch):
-    """Handed none, the class makes a new tuple each step: another decode than the one its users run."""
-    given: list[Any] = []
-    handle = session.model.register_forward_pre_hook(
-        lambda module, args, arguments: given.append(arguments["past_key_values"]), with_kwargs=True
-    )
-    options = {"preset": "tiny", "max_new_tokens": 3, "repeats": 1, "warmup": 0, "ignore_eos": True}
-    options["token_probabilities"] = False
-    for way in (True, False):
-        session.run_inference(VENDOR_CASES["small"][0], generate=way, **options)
-    handle.remove()
-    theirs, ours = given[:3], given[3:]
-    assert {type(cache) for cache in theirs} == {type(cache) for cache in ours} == {DynamicCache}
-    assert len(set(map(id, ours))) == 1
-
-
-def test_nothing_is_printed(standin, capsys):
-    warned: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    handler.emit = warned.append  # type: ignore[method-assign]
-    logging.getLogger("transformers").addHandler(handler)
-    session = OCRSession.from_local(standin, device="cpu", **RULES)
-    image, preset = VENDOR_CASES["crops"]
-    for way in (False, True):
-        session.run_inference(image, preset=preset, max_new_tokens=3, repeats=1, warmup=0, generate=way)
-    logging.getLogger("transformers").removeHandler(handler)
-    assert capsys.readouterr().out == ""
-    assert [record.getMessage() for record in warned] == []
 
 
 def test_the_published_infer_by_name(session):
