@@ -23,12 +23,10 @@ from ocr_phases.files import MANIFEST_NAME, REPORT_FOLDER, check_names, folder_f
 from ocr_phases.report import artifacts
 from ocr_phases.report.artifacts import (
     EOS_TEXT,
-    MAX_CROP_PAGES,
     MAX_CROPS,
     RESULTS,
     Geometry,
     GeometryLine,
-    draw_geometry,
     parse_geometry,
     result_markdown,
     write_artifacts,
@@ -149,14 +147,6 @@ def test_crops_are_limited_and_the_markdown_says_so(
     assert written.endswith(f"end\n\n*30 more pictures have no file: {LIMIT.replace('500', '20')}")
 
 
-def test_crops_together_cover_the_page_a_few_times_at_most(tmp_path: Path) -> None:
-    text = marked("image", f"[{', '.join(30 * ['[0, 0, 999, 999]'])}, [0, 0, 0, 9], [0, 0, 9, 9]]")
-    write_artifacts(tmp_path, Image.new("RGB", (3, 3)), text)
-    markdown = result_markdown(text)
-    assert len(crops_in(tmp_path)) == len(LINK.findall(markdown)) == MAX_CROP_PAGES == 20
-    assert markdown.endswith("*11 more pictures have no file: " + LIMIT)
-
-
 def test_a_page_longer_than_jpeg_allows(tmp_path: Path) -> None:
     page = Image.new("L", (70_000, 2))
     write_artifacts(tmp_path, page, marked("image", "[[0, 0, 999, 999]]"))
@@ -211,19 +201,6 @@ def test_geometry_is_drawn_on_its_axes(tmp_path: Path) -> None:
     assert [path.name for path in paths] == ["result.mmd", "result_with_boxes.jpg", "geo.jpg"]
     with Image.open(paths[-1]) as drawn:
         assert drawn.width == drawn.height
-
-
-@settings(max_examples=15, deadline=None)
-@given(
-    st.lists(st.tuples(*[st.floats(-1e6, 1e6)] * 4), max_size=3),
-    st.lists(st.tuples(st.text(), st.tuples(st.floats(-20, 20), st.floats(-20, 20))), max_size=3),
-)
-@example([(-1e6, 1e6, 1e6, -1e6)], [("$\\frac{$", (0.0, 0.0)), ("\ud800漢\n", (1.0, 1.0))])
-def test_any_geometry_can_be_drawn(
-    lines: list[tuple[float, float, float, float]], names: list[tuple[str, tuple[float, float]]]
-) -> None:
-    made = Geometry(tuple(GeometryLine((a, b), (c, d), a > c) for a, b, c, d in lines), tuple(names))
-    assert draw_geometry(made).size == draw_geometry(Geometry((), ())).size
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

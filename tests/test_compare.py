@@ -23,7 +23,6 @@ from ocr_phases.analyse.comparison import (
     environment_table,
     few_repeats,
     first_other_token,
-    metrics_of,
     run_labels,
 )
 from ocr_phases.analyse.statistics import LogMean, holm, leaders, log_ratio, spread
@@ -89,16 +88,6 @@ def test_leaders_are_those_that_the_repeats_do_not_tell_from_the_first() -> None
 
 
 # -- comparing ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_metrics_are_the_summarys(shape: str) -> None:
-    run = make_run(**SHAPES[shape])
-    summary, values = run.summary(), metrics_of(run)["value"]
-    assert all(values[name] == summary[name] for name in values.index if name in summary)
-    assert ("prefill/sam/global" in values) == (summary["prefill_ms"] is not None)
-    assert "decode/decode_step" not in values  # that is inter_token_ms
-    assert values.get("decode/language_model", 0.0) < (summary["inter_token_ms"] or 1.0)
 
 
 def table_of(*runs: PhaseRun, **options: Any) -> pd.DataFrame:
@@ -263,12 +252,6 @@ def test_the_first_token_that_differs_is_named() -> None:
     shorter = dataclasses.replace(base, results=[{**base.result, "ids": ids[:2], "token_texts": texts[:2]}])
     where = first_other_token(base, shorter)
     assert says(where, "number 3", "the end") and repr(texts[2]) in where
-
-
-def test_labels_are_all_different() -> None:
-    runs = [make_run(), make_run(), make_run(cuda=True)]
-    assert run_labels(runs, ["a/x.json", "b/x.json", "y.json"]) == ["x (1)", "x (2)", "y"]
-    assert len(set(run_labels(runs))) == 3
 
 
 @pytest.mark.parametrize("shape", SHAPES)

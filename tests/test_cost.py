@@ -11,14 +11,13 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
 from torch.utils.flop_counter import FlopCounterMode
 
 from ocr_phases.analyse.architecture import read_architecture
 from ocr_phases.analyse.cost import (
-    COST_COLUMNS,
     VisionCall,
     decode_cost,
     expected_experts,
@@ -199,33 +198,6 @@ def test_expected_experts_grow_from_top_k_to_all(experts: int, share: float, tok
     assert top_k - 1e-9 <= reached <= min(experts, top_k * tokens) + 1e-9
     assert expected_experts(experts, top_k, tokens + more) >= reached - 1e-9
     assert expected_experts(experts, top_k, 1) == pytest.approx(top_k)
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    prompt_len=st.integers(1, 8192),
-    batch=st.integers(1, 32),
-    sides=st.lists(st.sampled_from((512, 640, 1024, 1280)), max_size=3),
-    dtype_bytes=st.sampled_from((2, 4)),
-)
-def test_any_shape_gives_whole_counts_that_scale(
-    prompt_len: int, batch: int, sides: list[int], dtype_bytes: int
-) -> None:
-    views = [VisionCall("global", side, batch) for side in sides]
-    table = prefill_cost(PUBLISHED, prompt_len=prompt_len, views=views, batch=batch, dtype_bytes=dtype_bytes)
-    assert list(table.columns) == list(COST_COLUMNS)
-    assert (table.dtypes[list(COST_COLUMNS[4:])] == "int64").all()
-    assert (table[list(COST_COLUMNS[4:])] >= 0).all().all()
-    one = prefill_cost(
-        PUBLISHED,
-        prompt_len=prompt_len,
-        views=[VisionCall("global", side) for side in sides],
-        dtype_bytes=dtype_bytes,
-    )
-    assert table["flops"].sum() == batch * one["flops"].sum()
-    assert table["kv_bytes"].sum() == batch * one["kv_bytes"].sum()
-    assert table["weight_bytes"].sum() >= one["weight_bytes"].sum()
-    assert (table["weight_bytes"].max() <= 2.77e9 * dtype_bytes).all()
 
 
 @pytest.mark.parametrize("path", ["data/runs/h200-dummy-gundam.json", "tests/golden/run.json"])

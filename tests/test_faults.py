@@ -7,7 +7,6 @@ import copy
 import dataclasses
 import errno
 import os
-import random
 import re
 import signal
 import subprocess
@@ -478,16 +477,6 @@ def test_any_text_becomes_fragments_without_a_script(text: str) -> None:
 
 # -- kills, full disks, two at once, no memory --------------------------------------------------------
 
-SAVER = """
-import sys
-from ocr_phases import PhaseRun
-runs = [PhaseRun.load(path) for path in sys.argv[2:]]
-print("ready", flush=True)
-while True:
-    for run in runs:
-        run.save(sys.argv[1])
-"""
-
 
 def killed(command: list[str], delay: Callable[[], float], *, ready: bool) -> None:
     """Run a Python program and kill it ``delay()`` seconds after its first line (or its start)."""
@@ -501,17 +490,6 @@ def killed(command: list[str], delay: Callable[[], float], *, ready: bool) -> No
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
-
-
-def test_a_kill_while_saving_leaves_the_old_record_or_the_new_one(tmp_path: Path) -> None:
-    paths = [make_run(seed=seed).save(tmp_path / f"{seed}.json") for seed in (1, 2)]
-    whole = [path.read_bytes() for path in paths]
-    target = tmp_path / "run.json"
-    target.write_bytes(whole[0])
-    chance = random.Random(5)
-    for _ in range(10):
-        killed(["-c", SAVER, str(target), *map(str, paths)], lambda: chance.uniform(0, 0.1), ready=True)
-        assert target.read_bytes() in whole
 
 
 def test_a_killed_writer_leaves_its_folder_free(tmp_path: Path) -> None:

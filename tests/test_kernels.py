@@ -18,7 +18,6 @@ from example_run import make_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_example import TraceWriter, example_view, mini_trace, with_kernels
-from matplotlib.text import Text
 from refusals import refused
 from wording import says
 
@@ -29,8 +28,7 @@ from ocr_phases.analyse.sentences import kernel_account, verdict
 from ocr_phases.cli import main
 from ocr_phases.collectors import kernels as measure
 from ocr_phases.collectors.trace import busy_ms, reduce_trace
-from ocr_phases.show import plots, results
-from ocr_phases.show.figures import figure_png
+from ocr_phases.show import results
 from ocr_phases.text import ms_text
 
 PAGE = PAGES / "slide.png"
@@ -176,19 +174,6 @@ def test_waits_name_the_operator() -> None:
     assert len(syncs) == 2
 
 
-def test_top_kernels_are_cut_and_the_rest_is_kept() -> None:
-    trace = TraceWriter()
-    trace.stage("prefill", "prefill", 0, 1000)
-    for number in range(20):
-        trace.launch(number * 20, (f"kernel {number}" + "x" * 500, number * 20 + 8, number * 20 + 9 + number))
-    top = pd.DataFrame(reduce_trace(*trace.done())["top"])
-    assert top["kernel"].iloc[0].startswith("kernel 19")
-    assert top["kernel"].str.len().max() == 240
-    assert top["kernel"].iloc[-1] == ""
-    assert top["count"].sum() == 20
-    assert top["device_ms"].sum() == pytest.approx(sum(range(1, 21)) / 1e3)
-
-
 def test_lost_ranges_are_refused() -> None:
     trace, spans = mini_trace()
     with refused():
@@ -306,18 +291,6 @@ def test_time_on_the_host_alone_is_no_wait_for_the_device() -> None:
     assert table.loc["prefill", "idle_after_sync"] == pytest.approx(0.05 / waiting)
 
 
-def test_the_sentence_puts_busy_beside_wall() -> None:
-    assert analyse.of_text(2.1, 18.62) == "2.10 of 18.6 ms"
-    assert analyse.of_text(950.0, 2000.0) == "950 ms of 2.00 s"
-    assert kernel_account(make_run()) == ""
-    failed = dataclasses.replace(make_run(), kernels={"tool": "x", "error": "The profiler saw no kernel."})
-    assert says(kernel_account(failed), "failed", "The profiler saw no kernel")
-    with refused():
-        analyse.kernel_table(failed)
-    with refused():
-        analyse.top_kernels(make_run())
-
-
 def test_vision_is_ruled_out_of_replayed_steps_by_their_busy_time() -> None:
     graph = with_kernels(make_run(cuda=True))
     graph = dataclasses.replace(graph, model={**graph.model, "strategy": "cuda_graph"})
@@ -333,30 +306,6 @@ def test_vision_is_ruled_out_of_replayed_steps_by_their_busy_time() -> None:
 
 
 # -- shown --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("view", [example_view(), reduce_trace(*mini_trace())], ids=["eager", "graph"])
-@pytest.mark.filterwarnings("error")
-def test_the_pictures_say_what_the_tables_say(view: dict[str, Any]) -> None:
-    run = with_kernels(view=view)
-    busy, gaps = plots.plot_kernels(run), plots.plot_idle_gaps(run)
-    for figure in (busy, gaps):
-        assert figure_png(figure).startswith(b"\x89PNG")
-        sizes = {text.get_fontsize() for text in figure.findobj(Text) if text.get_text()}
-        assert min(sizes) >= 9
-        assert not any("nan" in text.get_text() for text in figure.findobj(Text))
-    step = analyse.stage_verdict(run).set_index("stage").loc["decode_step"]
-    labels = [text.get_text() for text in busy.axes[1].texts]
-    assert labels[0].startswith(analyse.of_text(step["busy_ms"], step["wall_ms"]))
-    assert labels[0].endswith(step["verdict"])
-    idle = max(0.0, step["wall_ms"] - step["busy_ms"])
-    assert gaps.axes[1].get_title("left") == (
-        f"One profiled decode step is idle for {analyse.of_text(idle, step['wall_ms'])}"
-    )
-    assert "under the profiler" in gaps.axes[1].get_xlabel()
-    drawn = sum(bar.get_extents().width for bars in gaps.axes[1].collections for bar in bars.get_paths())
-    table = analyse.idle_gaps(run)
-    assert drawn == pytest.approx(table.loc[table["phase"] == "decode", "idle_ms"].sum())
 
 
 def test_the_fragments_hold_the_figures_and_escape_names() -> None:

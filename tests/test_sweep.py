@@ -17,7 +17,6 @@ from refusals import refused
 from wording import says
 
 from ocr_phases.analyse.scaling import (
-    CURVE_COLUMNS,
     SWEEP_COLUMNS,
     SweepResult,
     decode_curves,
@@ -417,20 +416,6 @@ def test_noisy_cells_come_first_and_are_never_the_best() -> None:
     assert single.recommended() is None and says(single.verdict, "single repeat", "nothing is called fastest")
 
 
-def test_curves_are_the_longest_outputs_in_few_points() -> None:
-    runs = records()
-    curves = decode_curves(runs)
-    assert tuple(curves.columns) == CURVE_COLUMNS
-    assert all(cell.endswith("-60") for cell in curves["cell"])
-    sizes = curves.groupby("cell").size()
-    assert len(sizes) == 8
-    assert sizes.between(2, 60).all()
-    for cell, curve in curves.groupby("cell"):
-        assert curve["cache_len"].is_monotonic_increasing
-        steps = runs[str(cell)].stage_ms("decode_step")
-        assert curve["device_ms"].between(steps.min(), steps.max()).all()
-
-
 @pytest.mark.parametrize(
     "runs",
     [
@@ -459,19 +444,6 @@ def test_every_sweep_is_drawn(runs: dict[str, PhaseRun]) -> None:
     assert not elements.open
     assert "b" not in elements.tags()
     assert "nan" not in elements.said + SweepResult(runs, failed_cells()).verdict
-
-
-def test_prefills_whose_language_model_is_a_graph_are_told_apart() -> None:
-    plain = make_run()
-    model = {**plain.model, "strategy": "cuda_graph", "strategy_setup": {"prefill_capture_ms": 70.0}}
-    runs = {"plain": plain, "graph": dataclasses.replace(plain, model=model)}
-    table = sweep_table(runs)
-    assert table.set_index("strategy")["prefill_captured"].to_dict() == {"eager": False, "cuda_graph": True}
-    keys = [text.get_text() for text in plots_many.plot_prefill(table).legends[0].get_texts()]
-    assert sorted(keys) == ["vision eager", "vision eager, LM captured"]
-    bars = [label.get_text() for label in plots_many.plot_vision_share(table, runs).axes[0].get_yticklabels()]
-    assert len(bars) == 2
-    assert sum("LM captured" in bar for bar in bars) == 1
 
 
 def test_a_folder_without_records_is_told(tmp_path: Path) -> None:
