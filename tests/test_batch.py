@@ -154,30 +154,6 @@ def test_a_full_disk_ends_the_batch_and_keeps_what_is_finished(tmp_path):
     assert (counts.kept + counts.done, counts.failed) == (3, 0)
 
 
-def test_bad_options_are_one_sentence_and_start_nothing(tmp_path, capsys):
-    (tmp_path / "file").touch()
-    page = str(PAGES / "slide.png")
-    for arguments, message in (
-        ([page, "--out", str(tmp_path / "file")], "cannot be written"),
-        ([page, "--retries", "-1"], "--retries: '-1' is not"),
-        ([page, "--timeout", "0"], "--timeout: '0' is not"),
-        ([page, "--timeout", "nan"], "--timeout: 'nan' is not"),
-        ([page, "--timeout", "inf"], "--timeout: 'inf' is not"),
-        ([page, "--timeout", "1e300"], "--timeout: '1e300' is not"),
-        ([page, "--render", "only"], "Name the pages, or give --render only"),
-        ([page, "--wait-workers", "0"], "--wait-workers: '0' is not"),
-        ([page, "--render-workers", "0"], "render-workers is 0"),
-        ([page, "--render-workers", "99999"], "render-workers is 99999"),
-        ([page, "--workers", "0"], "workers is 0"),
-        ([page, "--workers", "99999"], "workers is 99999"),
-        ([page, "--workers", "2", "--scheduler", "tcp://127.0.0.1:1"], "drop --workers"),
-        ([str(tmp_path / "none.png")], "does not exist"),
-    ):
-        assert main(["batch", "--out", str(tmp_path / "out"), *arguments]) == 2
-        assert message in capsys.readouterr().err
-        assert not list(tmp_path.glob("out/*"))
-
-
 def test_a_second_driver_on_the_same_folder_is_refused(tmp_path, capsys):
     with only_writer(tmp_path):
         assert main(["batch", str(PAGES / "slide.png"), "--out", str(tmp_path), *QUICK]) == 2

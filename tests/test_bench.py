@@ -171,6 +171,33 @@ def test_what_no_benchmark_can_do_is_refused(settings: dict[str, Any]) -> None:
 # -- figures ------------------------------------------------------------------------------------------
 
 
+def test_figures_of_known_times() -> None:
+    bench = example()
+    ratio = ratio_table(bench).iloc[0]
+    assert (ratio["ratio"], ratio["ratio_low"], ratio["ratio_high"]) == pytest.approx((0.9, 0.9, 0.9))
+    assert (ratio["ours_ms"], ratio["theirs_ms"]) == pytest.approx((135.0, 150.0))
+    coverage = stage_coverage_table(bench).iloc[0]
+    assert coverage["stage_coverage"] == coverage["stage_coverage_least"] == pytest.approx(89 / 90)
+    assert coverage["fusion_share"] == pytest.approx(20 / 110)
+    prefill = prefill_table(bench).set_index("vision")
+    assert prefill.loc["compiled", "ratio"] == pytest.approx(0.75)
+    assert np.isnan(prefill.loc["eager", "ratio"])
+    decode = strategy_table(bench).set_index("strategy")
+    assert decode.loc["eager", "ms_per_token"] == pytest.approx(4.0)
+    assert decode.loc["eager", "times_floor"] == pytest.approx(8.0)
+    assert decode.loc["eager", "cache_len"] == 102
+    assert decode.loc["compiled", "setup_s"] == pytest.approx(2.0)
+    assert np.isnan(decode.loc["compiled", "times_floor"])
+    assert decode.loc["eager", "bound_by"] == "bandwidth"
+    assert decode.loc["eager", "busy_ms"] == 1.5
+    assert batch_table(bench)["tokens_per_s"].tolist() == pytest.approx([400.0])
+    marks = mark_table(bench).set_index("what")
+    assert marks.loc["a pair of marks (CUDA event)", "us"] == 10.0
+    failures = failure_table(bench)
+    assert failures["part"].tolist() == ["collectors", "strategies", "strategies", "batches"]
+    assert failures["way"].tolist() == ["", "compiled, kernel view", "cuda_graph", "eager, batch 16"]
+
+
 def test_other_files_are_no_benchmark(tmp_path: Path) -> None:
     for content in ("{", "{}", json.dumps({**example(), "schema": 9})):
         (tmp_path / "x.json").write_text(content)

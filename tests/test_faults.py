@@ -8,10 +8,8 @@ import dataclasses
 import errno
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -478,32 +476,17 @@ def test_any_text_becomes_fragments_without_a_script(text: str) -> None:
 # -- kills, full disks, two at once, no memory --------------------------------------------------------
 
 
-def killed(command: list[str], delay: Callable[[], float], *, ready: bool) -> None:
-    """Run a Python program and kill it ``delay()`` seconds after its first line (or its start)."""
-    process = subprocess.Popen(
-        [sys.executable, *command], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
-    )
-    assert process.stdout is not None
-    if ready:
-        assert process.stdout.readline() == "ready\n"
-    time.sleep(delay())
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    process.stdout.close()
-
-
 def test_a_killed_writer_leaves_its_folder_free(tmp_path: Path) -> None:
     holder = (
         "import sys, time; from pathlib import Path; from ocr_phases.files import only_writer\n"
         "with only_writer(Path(sys.argv[1])):\n    print('ready', flush=True)\n    time.sleep(60)"
     )
 
-    def taken() -> float:
+    with subprocess.Popen([sys.executable, "-c", holder, str(tmp_path)], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"ready\n"
         with refused():
             page_report(PhaseRun.load(GOLDEN / "run.json"), tmp_path)
-        return 0.0
-
-    killed(["-c", holder, str(tmp_path)], taken, ready=True)
+        process.kill()
     assert [path.name for path in tmp_path.iterdir()] == [LOCK_NAME]
     with only_writer(tmp_path):
         pass
