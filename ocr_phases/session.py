@@ -19,7 +19,8 @@ from ocr_phases.collectors import machine
 from ocr_phases.errors import Interrupted, OcrPhasesError, Stopped, checked, public, stop_signals
 from ocr_phases.files import each_page
 from ocr_phases.inputs.images import describe_page, load_page
-from ocr_phases.inputs.packing import DeviceInputs, Page, PageInputs, Pages
+from ocr_phases.inputs.packing import DeviceInputs, PageInputs
+from ocr_phases.inputs.views import Page, Pages
 from ocr_phases.models.folders import local_folder
 from ocr_phases.models.load import AT_HAND, BUILT_IN, Checkpoint, adopt, load_checkpoint
 from ocr_phases.models.references import references
@@ -206,7 +207,7 @@ class OCRSession:
     def prepare(self, page: Pages, **settings: Any) -> PageInputs:
         """A page (or a list of pages, one a row) and a prompt to packed inputs, still on the CPU.
 
-        ``settings`` as in `run_inference`. See `ocr_phases.inputs.packing` for the rules and errors.
+        ``settings`` as in `run_inference`. See `ocr_phases.inputs.views` for the rules and errors.
         """
         asked = RunSettings(**{"max_new_tokens": 1, **settings})
         return Measurement(self.prepared, page, asked).packed

@@ -26,7 +26,8 @@ import train
 import synth
 from ocr_phases import OCRSession
 from ocr_phases.families import PRESETS, facts_of
-from ocr_phases.inputs.packing import make_views, pack
+from ocr_phases.inputs.packing import pack
+from ocr_phases.inputs.views import make_views
 from ocr_phases.models.load import ROUND_TRIP, load_tokenizer
 from ocr_phases.settings import ModelSettings
 

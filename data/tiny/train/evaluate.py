@@ -27,7 +27,8 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from ocr_phases.families import PRESETS, facts_of
 from ocr_phases.inputs.images import load_page
-from ocr_phases.inputs.packing import PageViews, make_views, pack
+from ocr_phases.inputs.packing import pack
+from ocr_phases.inputs.views import PageViews, make_views
 from ocr_phases.models.load import load_checkpoint
 from ocr_phases.settings import ModelSettings
 from ocr_phases.steps.phases import generate, until_end

@@ -19,7 +19,7 @@ from printed import PrintedPage, load_printed, printed_page
 from tokenizer import IMAGE, Codec
 
 from ocr_phases.families import PRESETS, Preset, facts_of
-from ocr_phases.inputs.packing import PageViews, make_views
+from ocr_phases.inputs.views import PageViews, make_views
 from synth import (
     CHARACTERS,
     PageSettings,
