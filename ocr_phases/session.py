@@ -65,7 +65,11 @@ class OCRSession:
         bfloat16 on CUDA and float32 on the CPU. ``implementation="vendor"`` runs the class in the
         checkpoint's own Python files, with ``trust_remote_code=True`` and, from the hub, a full commit hash
         as ``revision`` (docs/vendor.md). Raises `OcrPhasesError` for what cannot be had.
+
+        A ``model`` that is a server's address (``http://HOST:PORT/v1#MODEL``) is connected to: `connect`.
         """
+        if "://" in str(model):
+            return cls.connect(str(model))
         asked = ModelSettings(model=str(model) if isinstance(model, Path) else model, **settings)
         with seldom_collected():
             return cls(load_checkpoint(asked), asked)
@@ -112,6 +116,20 @@ class OCRSession:
             if parameter.is_floating_point():
                 parameter.data = parameter.data.to(resolve_dtype(settings.dtype, self.device))
         return self.from_model(model, self.tokenizer, name=self.checkpoint.name)
+
+    @classmethod
+    def connect(
+        cls,
+        url: str,
+        model: str | None = None,
+        api_key: str | None = None,
+        *,
+        reference: Any = None,
+        patience: float = 300.0,
+    ) -> Any:
+        """`ocr_phases.connect`: a session on a running server."""
+        connect = elsewhere("engines.session.connect")
+        return connect(url, model, api_key, reference=reference, patience=patience)
 
     # -- the phases, one by one -------------------------------------------------------------------
 

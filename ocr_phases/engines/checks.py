@@ -51,6 +51,9 @@ def preset_check(asked: Preset, size: tuple[int, int], read: tuple[Preset, tuple
     expected = image_token_count(asked, wanted)
     if count == expected:
         return check("server_preset", "pass", f"{count} image tokens, as {asked.name} has")
+    if (preset.name, grid) == (asked.name, wanted):
+        told = f"the server read {count} image tokens, {asked.name} has {expected}, and no preset has as many"
+        return check("server_preset", "fail", told)
     how = f"as {preset.name}" if preset.name != asked.name else f"into {grid[0]} x {grid[1]} crops"
     told = f"the server read {count} image tokens, {asked.name} has {expected}: it cut the page {how}"
     if preset.name == asked.name:
