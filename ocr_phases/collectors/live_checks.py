@@ -187,7 +187,7 @@ def _prompt_tokens(packed: PageInputs, tokenizer: Any) -> LiveCheck:
         ids = packed.input_ids[row][text].tolist()[1:]
         back = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         if back != prompt.replace(IMAGE_TAG, ""):
-            return check("prompt_tokens", False, f"row {row} decodes to {back!r}")
+            return check("prompt_tokens", False, f"row {row + 1} decodes to {back!r}")
     return check("prompt_tokens", True, f"{count_text(len(packed.prompts), 'prompt')} decoded back")
 
 

@@ -5,19 +5,17 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
+from benchmarks.pages import blocks, parts
+from benchmarks.pages.faces import FontFamily, family_characters
+from benchmarks.pages.layouts import LAYOUTS
+from benchmarks.pages.sheet import Colour, Look, Sheet, SynthPage
+from benchmarks.pages.words import Words
 from ocr_phases.errors import OcrPhasesError
-from synth import blocks, parts
-from synth.fonts import FontFamily, family_characters
-from synth.layouts import LAYOUTS
-from synth.page import SynthPage
-from synth.sheet import Colour, Look, Sheet
-from synth.texts import Texts
-from synth.words import Words
 
 #: The kinds of page there are.
 KINDS = tuple(LAYOUTS)
 #: Those that text often follows, where there is room left.
-_OPEN_ENDED = frozenset(("data_table", "form", "gallery", "invoice", "listing"))
+_OPEN_ENDED = frozenset(("data_table", "form", "invoice", "listing"))
 
 
 @dataclass(frozen=True)
@@ -37,12 +35,6 @@ class PageSettings:
     """Share of pages with coloured text or paper."""
     kinds: tuple[str, ...] = ()
     """Kinds of page to choose from (see `KINDS`); none: all."""
-    plain: tuple[float, float] = (0.35, 0.85)
-    """Least and largest share of common words among a page's words; the others are made up."""
-    texts: Texts | None = None
-    """Where words come from, instead of the generator's own list."""
-    prose: float = 0.5
-    """Share of pages whose running text is the texts' passages and not words in a row."""
 
 
 def random_page(rng: random.Random, settings: PageSettings) -> SynthPage:
@@ -53,9 +45,7 @@ def random_page(rng: random.Random, settings: PageSettings) -> SynthPage:
     kind = rng.choice(kinds)
     look = random_look(rng, settings, mono=kind == "receipt")
     allowed = family_characters(look.body) & family_characters(look.display)
-    plain = rng.uniform(*settings.plain)
-    prose = settings.texts is not None and rng.random() < settings.prose
-    words = Words(rng, allowed, plain, settings.texts, prose)
+    words = Words(rng, allowed, plain=rng.uniform(0.35, 0.85))
     budget = round(settings.max_characters * rng.choice((1.0, 1.0, rng.uniform(0.4, 1.0))))
     sheet = Sheet(rng, words, look, (settings.width, settings.height), budget)
     _margins(sheet)
@@ -93,8 +83,6 @@ def random_look(rng: random.Random, settings: PageSettings, *, mono: bool = Fals
         panel=panel,
         smallest=max(6, round(smallest)),
         heading=rng.uniform(1.0, 1.3),
-        justified=rng.random() < 0.25,
-        indent=rng.uniform(1, 2) if rng.random() < 0.15 else 0.0,
     )
 
 
@@ -141,8 +129,6 @@ def _header_and_room_for_footer(sheet: Sheet) -> tuple[int, int, int] | None:
     rng = sheet.rng
     if rng.random() < 0.2 and blocks.edge_line(sheet, "header", _edge_parts(sheet)):
         sheet.skip(0.4)
-        if rng.random() < 0.3:
-            blocks.rule(sheet)
         sheet.skip(0.8)
     if rng.random() > 0.3:
         return None
@@ -166,7 +152,7 @@ def _edge_parts(sheet: Sheet) -> list[tuple[str, str]]:
     )
     if rng.random() < 0.5:
         return [(rng.choice(("left", "centre", "right")), number)]
-    text = rng.choice((words.phrase(1, 3), words.drawable(words.date), words.drawable(words.email)))
+    text = rng.choice((words.phrase(1, 3), words.drawable(words.date)))
     return [("left", text), ("right", number)] if rng.random() < 0.6 else [("left", text)]
 
 

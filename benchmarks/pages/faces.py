@@ -8,8 +8,6 @@ from functools import lru_cache
 from pathlib import Path
 
 import matplotlib
-import numpy as np
-from numpy.typing import NDArray
 from PIL import ImageFont
 
 _ASCII = "".join(map(chr, range(0x20, 0x7F)))
@@ -18,8 +16,6 @@ CHARACTERS = (
     _ASCII + "€£°–—“”‘’•×÷±≤≥≠→©®™§½¼µ·²³¡¿ÄÅÆÇÉÖØÜàáâãäåæèçéêëíîïñóôõöøùúûüß" + "…«»„œŒÀÁÂÈÊËÍÎÏÑÓÔÚÛŸÿìò"
 )
 
-#: Without these a face is of no use here.
-_NEEDED = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 .,:;-()/%&+=!?")
 #: Letters whose ink tells how far a face reaches above and below the baseline.
 _TALL, _DEEP = "bdfhklt", "gpqy"
 
@@ -53,20 +49,9 @@ class Face:
         """The advance of ``text`` in pixels."""
         return self.font.getlength(text)
 
-    def middles(self, text: str) -> NDArray[np.float64]:
-        """[n, 2]: x and y of the characters' middles about the start on the baseline; without kerning."""
-        advances = np.array([_advance(self, character) for character in text])
-        across = np.cumsum(advances) - advances / 2
-        return np.column_stack((across, np.full(len(text), (self.fall - self.rise) / 2)))
-
     def ink(self, text: str) -> tuple[int, int, int, int]:
         """Left, top, right, bottom of ``text`` about its start on the baseline: ink and advance, pixels."""
         return _ink(self, text)
-
-
-@lru_cache(maxsize=4096)
-def _advance(face: Face, character: str) -> float:
-    return face.width(character)
 
 
 @lru_cache(maxsize=64)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from synth.fonts import Face
-from synth.page import Pixels
-from synth.sheet import Colour, Setting, Sheet, enclose
-from synth.vocabulary import FIELDS, HEADINGS
+from benchmarks.pages.faces import Face
+from benchmarks.pages.sheet import Colour, Pixels, Setting, Sheet, enclose
+from benchmarks.pages.vocabulary import FIELDS, HEADINGS
 
 #: Signs of formulas as they are drawn and as LaTeX writes them.
 _OPERATORS = (("+", "+"), ("-", "-"), ("×", r"\times"), ("±", r"\pm"))
@@ -20,12 +19,10 @@ def setting(
     colour: Colour | None = None,
     *,
     align: str = "left",
-    indent: int = 0,
-    underline: bool = False,
 ) -> Setting:
     """The page's leading and ink for a face."""
     leading = max(face.rise + face.fall, round(face.size * sheet.look.leading))
-    return Setting(face, colour or sheet.look.ink, leading, align, indent, underline)
+    return Setting(face, colour or sheet.look.ink, leading, align)
 
 
 def contrast(colour: Colour) -> Colour:
@@ -42,25 +39,10 @@ def title(sheet: Sheet, text: str = "", *, scale: float = 0, align: str = "") ->
     )
     align = align or rng.choice(("left", "left", "centre"))
     text = text or sheet.words.phrase(1, 5)
-    if rng.random() < 0.15:
-        text = sheet.words.shown(text.upper(), text)
     lines = sheet.wrap(text, face, 2)
     leading = round(1.2 * (face.rise + face.fall))
-    tight = Setting(face, sheet.look.accent, leading, align, underline=rng.random() < 0.06)
-    if rng.random() < 0.12 and sheet.fits(len(lines) + 1, tight):
-        band = sheet.look.accent
-        pad = face.size // 3
-        height = tight.leading * (len(lines) - 1) + sheet.height(lines, face) + 2 * pad
-        left, right = max(0, sheet.left - pad), min(sheet.image.width, sheet.right + pad)
-        sheet.decorate((left, sheet.y, right, sheet.y + height), band)
-        sheet.y += pad
-        drawn = sheet.text("title", lines, Setting(face, contrast(band), tight.leading, align), prefix="# ")
-        sheet.y += pad
-        return drawn
-    drawn = sheet.text("title", lines, tight, prefix="# ")
-    if drawn and rng.random() < 0.15:
-        rule(sheet)
-    return drawn
+    tight = Setting(face, sheet.look.accent, leading, align)
+    return sheet.text("title", lines, tight, prefix="# ")
 
 
 def sub_title(sheet: Sheet, text: str = "", number: str = "") -> bool:
@@ -70,22 +52,17 @@ def sub_title(sheet: Sheet, text: str = "", number: str = "") -> bool:
     if sheet.room < 3 * (face.rise + face.fall) + sheet.look.size:
         return False
     lines = sheet.wrap(f"{number}{text or sheet.words.heading(HEADINGS)}", face, 1)
-    style = setting(sheet, face, sheet.look.accent, underline=rng.random() < 0.08)
+    style = setting(sheet, face, sheet.look.accent)
     return sheet.text("sub_title", lines, style, prefix="## ")
 
 
-def paragraph(sheet: Sheet, lines: int = 4, *, style: str = "regular", align: str = "") -> bool:
+def paragraph(sheet: Sheet, lines: int = 4, *, style: str = "regular", align: str = "left") -> bool:
     """Running text of at most so many lines."""
     rng = sheet.rng
     face = sheet.face(style)
-    if not align:
-        align = "justify" if sheet.look.justified else "left"
-    indent = round(face.size * sheet.look.indent)
-    if indent and sheet.width < 8 * face.size:
-        indent = 0
     words = max(2, round(lines * sheet.width / face.size / 4)) if rng.random() < 0.5 else 10**6
-    text = sheet.fill(face, lines, indent=indent, words=words)
-    return sheet.text("text", text, setting(sheet, face, align=align, indent=indent))
+    text = sheet.fill(face, lines, words=words)
+    return sheet.text("text", text, setting(sheet, face, align=align))
 
 
 def bullets(sheet: Sheet, items: int) -> bool:
@@ -136,30 +113,10 @@ def fields(sheet: Sheet, count: int) -> bool:
             right = enclose((right, (start, drop, sheet.right, drop + thick)))
         boxes += [left, right]
         lines.append(f"{key}: {value}")
-        sheet.keep_line("text", lines[-1], enclose((left, right)))
         y += style.leading + (face.size // 4 if ruled else 0)
     if not lines:
         return False
     sheet.record("text", enclose(boxes), "\n".join(lines))
-    return True
-
-
-def callout(sheet: Sheet, lines: int) -> bool:
-    """A paragraph on a panel of its own colour, or in a frame."""
-    face = sheet.face()
-    pad = max(4, face.size // 2)
-    style = setting(sheet, face)
-    inner = sheet.width - 2 * pad
-    text = sheet.fill(face, lines, width=inner)
-    if not text or inner < 4 * face.size or not sheet.fits(len(text) + 2, style):
-        return False
-    height = style.leading * (len(text) - 1) + sheet.height(text, face) + 2 * pad
-    panel = sheet.look.panel
-    box = (sheet.left, sheet.y, sheet.right, sheet.y + height)
-    sheet.decorate(box, panel)
-    sheet.left, sheet.y = sheet.left + pad, sheet.y + pad
-    sheet.text("text", text, setting(sheet, face, contrast(panel)))
-    sheet.left, sheet.y = box[0], box[3]
     return True
 
 
@@ -179,7 +136,7 @@ def equation(sheet: Sheet) -> bool:
         shown, written = first[0] + terms[2], rf"\[ {first[1]}{terms[2]} \]"
         if face.width(shown) > sheet.width or not sheet.fits(1, style):
             return False
-        box = sheet.line("equation", shown, sheet.y + face.rise, style)
+        box = sheet.line(shown, sheet.y + face.rise, style)
     else:
         above, below = terms[2], terms[3]
         high = face.rise + face.fall
@@ -198,7 +155,6 @@ def equation(sheet: Sheet) -> bool:
         sheet.draw.rectangle((x, middle, x + bar - 1, middle + thick - 1), fill=style.colour)
         box = enclose((*spots, (x, middle, x + bar, middle + thick)))
         written = rf"\[ {first[1]}\frac{{{above}}}{{{below}}} \]"
-        sheet.keep_line("equation", written[3:-3], box)
     sheet.record("equation", box, written)
     return True
 
@@ -212,17 +168,6 @@ def caption(sheet: Sheet, label: str, lead: str, align: str = "left") -> bool:
     return sheet.text(label, sheet.wrap(text, face, 2), setting(sheet, face, align=align))
 
 
-def rule(sheet: Sheet) -> None:
-    """A line across the column; it belongs to no region."""
-    thick = max(1, round(sheet.look.size * sheet.rng.uniform(0.03, 0.12)))
-    y = sheet.y + max(4, sheet.look.size // 4)
-    if y + thick + 4 < sheet.bottom:
-        sheet.decorate(
-            (sheet.left, y, sheet.right, y + thick), sheet.rng.choice((sheet.look.accent, sheet.look.ink))
-        )
-        sheet.y = y + thick
-
-
 def edge_line(sheet: Sheet, label: str, parts: Sequence[tuple[str, str]]) -> bool:
     """A header's or footer's pieces, (alignment, text), on one line; each piece is a region."""
     face = sheet.face("regular", 0.85)
@@ -232,7 +177,7 @@ def edge_line(sheet: Sheet, label: str, parts: Sequence[tuple[str, str]]) -> boo
     above = max(face.rise, *(-face.ink(text)[1] for _, text in parts))
     baseline, boxes = sheet.y + above, []
     for align, text in parts:
-        box: Pixels = sheet.line(label, text, baseline, Setting(face, sheet.look.ink, face.size, align))
+        box: Pixels = sheet.line(text, baseline, Setting(face, sheet.look.ink, face.size, align))
         boxes.append((box, text))
     for box, text in boxes:
         sheet.record(label, box, text)

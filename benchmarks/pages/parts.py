@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from synth import blocks, pictures, tables
-from synth.sheet import Sheet
+from benchmarks.pages import blocks, pictures, tables
+from benchmarks.pages.sheet import Sheet
 
 
 def flow(sheet: Sheet, *, longest: int = 7) -> None:
@@ -25,8 +25,6 @@ def flow(sheet: Sheet, *, longest: int = 7) -> None:
             drawn = blocks.bullets(sheet, rng.randint(2, 5))
         elif form < 0.9:
             drawn = blocks.equation(sheet)
-        elif form < 0.94:
-            drawn = blocks.callout(sheet, 3)
         elif form < 0.97:
             drawn = table_with_caption(sheet, rng.randint(2, 4), rng.randint(2, 4))
         else:
@@ -60,27 +58,3 @@ def table_with_caption(sheet: Sheet, columns: int, rows: int) -> bool:
             return False
         sheet.skip(0.5)
     return tables.table(sheet, tables.data(sheet, columns, rows))
-
-
-def beside(sheet: Sheet) -> None:
-    """A picture on the left, text on the right."""
-    rng = sheet.rng
-    left, top = sheet.left, sheet.y
-    high = min(round(sheet.image.height * rng.uniform(0.15, 0.25)), sheet.room - 4)
-    wide = round(sheet.width * rng.uniform(0.35, 0.5))
-    if not pictures.picture(sheet, rng.choice(pictures.FIGURES), high, wide):
-        return
-    below = sheet.y
-    sheet.left, sheet.y = left + wide + sheet.look.size, top
-    blocks.paragraph(sheet, rng.randint(2, 5), align="left")
-    sheet.left, sheet.y = left, max(below, sheet.y)
-
-
-def marks(sheet: Sheet, paint: pictures.Painter | None = None, shape: float = 1.0) -> bool:
-    """A bar code, signature or stamp, where there is room for one."""
-    rng = sheet.rng
-    if paint is None:
-        paint, shape = rng.choice(pictures.MARKS)
-    high = min(round(sheet.image.height * rng.uniform(0.09, 0.18)), sheet.room - 4)
-    wide = min(round(high * shape), sheet.width)
-    return pictures.picture(sheet, paint, high, wide, rng.choice(("left", "left", "centre", "right")))

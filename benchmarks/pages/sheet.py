@@ -1,16 +1,54 @@
-"""A page in the making: a column with a cursor, on which blocks of text are set one below the other."""
+"""A page and what stands on it; in the making, a column on which blocks are set one below the other."""
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from PIL import Image, ImageDraw
 
-from synth.fonts import Face, FontFamily, load_face
-from synth.page import Letters, Pixels, Region, SynthPage, to_box
-from synth.words import Words
+from benchmarks.pages.faces import Face, FontFamily, load_face
+from benchmarks.pages.words import Words
+
+#: Largest coordinate of a box in the model's output.
+BOX_MAX = 999
+
+Box = tuple[int, int, int, int]
+#: Left, top, right, bottom in pixels; right and bottom are just outside.
+Pixels = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Region:
+    """One block: DeepSeek-OCR's label, box (x1, y1, x2, y2) in 0..999 of the page, text as it is written."""
+
+    label: str
+    box: Box
+    text: str
+
+
+@dataclass(frozen=True, eq=False)
+class SynthPage:
+    """A drawn page and what stands on it."""
+
+    image: Image.Image
+    """RGB."""
+    regions: tuple[Region, ...]
+    """The blocks in reading order."""
+
+
+def to_box(pixels: tuple[float, float, float, float], width: int, height: int) -> Box:
+    """Pixels of a page of this size as a box in 0..999, rounded outwards so that the ink stays inside."""
+    x1, y1, x2, y2 = pixels
+    return (
+        max(0, math.floor(x1 * BOX_MAX / width)),
+        max(0, math.floor(y1 * BOX_MAX / height)),
+        min(BOX_MAX, math.ceil(x2 * BOX_MAX / width)),
+        min(BOX_MAX, math.ceil(y2 * BOX_MAX / height)),
+    )
+
 
 Colour = tuple[int, int, int]
 
@@ -37,9 +75,6 @@ class Look:
     """No type is smaller, pixels."""
     heading: float = 1.15
     """Section headings, in body sizes."""
-    justified: bool = False
-    indent: float = 0.0
-    """Of a paragraph's first line, in type sizes."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +85,7 @@ class Setting:
     colour: Colour
     leading: int
     align: str = "left"
-    """left, centre, right or justify."""
-    indent: int = 0
-    """Of the first line."""
-    underline: bool = False
+    """left, centre or right."""
 
 
 class Sheet:
@@ -70,9 +102,6 @@ class Sheet:
         self.image = Image.new("RGB", size, look.paper)
         self.draw = ImageDraw.Draw(self.image)
         self.regions: list[Region] = []
-        self.lines: list[Region] = []
-        self._letters: list[Letters] = []
-        self._decoration: list[Pixels] = []
         self.left, self.right, self.y, self.bottom = 0, size[0], 0, size[1]
 
     @property
@@ -87,8 +116,7 @@ class Sheet:
 
     def page(self) -> SynthPage:
         """What has been drawn so far."""
-        decoration = tuple(to_box(pixels, *self.image.size) for pixels in self._decoration)
-        return SynthPage(self.image, tuple(self.regions), tuple(self.lines), decoration, tuple(self._letters))
+        return SynthPage(self.image, tuple(self.regions))
 
     def face(self, style: str = "regular", scale: float = 1.0, *, display: bool = False) -> Face:
         """The page's type in a style (regular, bold, italic; regular where the family lacks it) and size."""
@@ -102,15 +130,13 @@ class Sheet:
         """Leave ``gap`` times the page's distance between blocks free."""
         self.y += max(4, round(self.look.size * self.look.gap * gap))
 
-    def fill(
-        self, face: Face, lines: int, *, width: float = 0, indent: int = 0, words: int = 10**6
-    ) -> list[str]:
+    def fill(self, face: Face, lines: int, *, width: float = 0, words: int = 10**6) -> list[str]:
         """At most ``lines`` lines of random text that are no wider than ``width`` (else the column)."""
         room = (width or self.width) - 2
         space, used = face.width(" "), 0
         filled: list[str] = []
         line: list[str] = []
-        length = float(indent)
+        length = 0.0
         spent = 0
         while used < words and spent < self.budget:
             word = self.words.token(start=not filled and not line)
@@ -172,61 +198,32 @@ class Sheet:
         boxes = []
         for number, line in enumerate(lines):
             baseline = self.y + above + number * setting.leading
-            indent = setting.indent if number == 0 else 0
-            last = number == len(lines) - 1
-            boxes.append(self.line(label, line, baseline, setting, indent=indent, justify=not last))
+            boxes.append(self.line(line, baseline, setting))
         box = enclose(boxes)
         self.record(label, box, prefix + "\n".join(lines))
         return True
 
     def line(
         self,
-        label: str,
         text: str,
         baseline: int,
         setting: Setting,
-        *,
-        indent: int = 0,
-        justify: bool = False,
     ) -> Pixels:
-        """Draw one line in the column and keep it; its box."""
+        """Draw one line in the column; its box."""
         ink = setting.face.ink(text)
-        left = self.left + indent - min(0, ink[0])
+        left = self.left - min(0, ink[0])
         if setting.align == "centre":
-            left += (self.width - indent - (ink[2] - ink[0])) // 2
+            left += (self.width - (ink[2] - ink[0])) // 2
         elif setting.align == "right":
             left = self.right - ink[2] - 1
         left = max(self.left, min(left, self.right - ink[2]))
-        if justify and setting.align == "justify":
-            box = self._spread(text, left, baseline, setting)
-        else:
-            box = self.ink(text, left, baseline, setting)
-        self.keep_line(label, text, box)
-        return box
-
-    def _spread(self, text: str, left: int, baseline: int, setting: Setting) -> Pixels:
-        """Draw a line's words so that it ends at the column's edge, unless the gaps would get too wide."""
-        pieces = text.split(" ")
-        widths = [setting.face.width(piece) for piece in pieces]
-        gap = (self.right - left - 1 - sum(widths)) / max(1, len(pieces) - 1)
-        if len(pieces) == 1 or gap > setting.face.size:
-            return self.ink(text, left, baseline, setting)
-        starts = [left + sum(widths[:i]) + i * gap for i in range(len(pieces))]
-        return enclose(
-            [self.ink(piece, round(x), baseline, setting) for piece, x in zip(pieces, starts, strict=True)]
-        )
+        return self.ink(text, left, baseline, setting)
 
     def ink(self, text: str, x: int, baseline: int, setting: Setting) -> Pixels:
         """Draw ``text`` at a point; its box: the reach of the face's letters, or what reaches farther."""
         face = setting.face
         x1, y1, x2, y2 = face.ink(text)
         self.draw.text((x, baseline), text, fill=setting.colour, font=face.font, anchor="ls")
-        self._letters.append(Letters(text, face.size, face.middles(text) + (x, baseline)))
-        if setting.underline:
-            drop, thick = max(2, face.size // 9), max(1, face.size // 14)
-            self.draw.rectangle((x, baseline + drop, x + x2 - 1, baseline + drop + thick - 1), setting.colour)
-            y2 = max(y2, drop + thick)
-            x1 = min(x1, 0)
         rise, fall = max(face.rise, -y1), max(face.fall, y2)
         return x + x1, baseline - rise, x + x2, baseline + fall
 
@@ -235,16 +232,6 @@ class Sheet:
         self.regions.append(Region(label, to_box(box, *self.image.size), text))
         self.budget -= len(text)
         self.y = max(self.y, box[3])
-
-    def keep_line(self, label: str, text: str, box: Pixels) -> None:
-        """Keep a line of text that has been drawn."""
-        self.lines.append(Region(label, to_box(box, *self.image.size), text))
-
-    def decorate(self, box: Pixels, colour: Colour) -> None:
-        """Fill a box that belongs to no region."""
-        x1, y1, x2, y2 = box
-        self.draw.rectangle((x1, y1, x2 - 1, y2 - 1), fill=colour)
-        self._decoration.append(box)
 
 
 def enclose(boxes: Sequence[Pixels]) -> Pixels:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from synth.blocks import contrast
-from synth.page import Pixels
-from synth.sheet import Colour, Setting, Sheet, enclose
-from synth.vocabulary import COLUMNS
+from benchmarks.pages.blocks import contrast
+from benchmarks.pages.sheet import Colour, Pixels, Setting, Sheet, enclose
+from benchmarks.pages.vocabulary import COLUMNS
 
 Rows = Sequence[Sequence[str]]
 #: How a table may be ruled.
@@ -48,7 +47,6 @@ def table(sheet: Sheet, rows: Rows, *, rules: str = "", wide: bool | None = None
             if cell:
                 x = _start(aligns[j], edges[j] + pad, edges[j + 1] - pad, round(type_.width(cell)))
                 spot = sheet.ink(cell, x, baseline, Setting(type_, colour, high))
-                sheet.keep_line("table", cell, spot)
                 inks.append(spot)
     thick = max(1, round(face.size * rng.uniform(0.03, 0.09)))
     for line in _rules(rules, edges, top, high, len(rows), thick):
@@ -66,9 +64,7 @@ def data(sheet: Sheet, columns: int, rows: int) -> Rows:
     rng, words = sheet.rng, sheet.words
     makers: list[Callable[[], str]] = [rng.choice((words.plain, lambda: words.phrase(1, 2), words.name))]
     makers += [
-        rng.choice(
-            (words.number, words.number, words.money, words.code, words.date, words.plain, words.measure)
-        )
+        rng.choice((words.number, words.number, words.money, words.code, words.date, words.plain))
         for _ in range(columns - 1)
     ]
     head = [words.phrase(1, 1) if rng.random() < 0.3 else rng.choice(COLUMNS) for _ in makers]
