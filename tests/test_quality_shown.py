@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from elements import Elements
 from example_run import ATTACK, REGIONS, make_run, two_page_run
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from refusals import refused
@@ -107,6 +107,7 @@ def test_word_edits_hold_both_texts(mine: list[str], theirs: list[str]) -> None:
     assert Elements(edits_html(" ".join(mine), " ".join(theirs))).tags() <= {"ins", "del"}
 
 
+@settings(deadline=None)
 @given(st.text(max_size=80), st.lists(REGION, max_size=4), st.text(max_size=20), st.booleans())
 def test_any_truth_is_kept_in_a_record(
     text: str, regions: list[TrueRegion], file: str, reference: bool
