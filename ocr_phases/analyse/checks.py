@@ -133,6 +133,7 @@ def _why_missing(run: PhaseRun, name: str) -> str:
         "a one-shot generate() run has no phases": run.request.get("generate"),
         "not requested: ocr-phases verify compares with generate()": name == "parity",
         _NO_STEPS.measured: of_steps and not run["decode_steps"],
+        "a server does not show it": run.model.get("implementation") == "server",
         f"{run.model['strategy']} steps do not call the model's forward": run.model["strategy"] != "eager",
     }
     return next((reason for reason, holds in reasons.items() if holds), "this record lacks it")
@@ -163,7 +164,7 @@ def _cache_linear(run: PhaseRun) -> Verdict:
     held, sizes = run.cache.get("entries") or run.cache.get("lengths") or [], run.cache.get("bytes") or []
     each = run.cache.get("bytes_per_token")
     if len(sizes) < 2 or not each:
-        return Verdict("n/a", "the cache did not grow")
+        return Verdict("n/a", "no growing cache was seen")
     text = f"{bytes_text(each)} a token, {bytes_text(sizes[0])} to {bytes_text(sizes[-1])}"
     off = sum(size != (count or 0) * each for count, size in zip_longest(held, sizes))
     return Verdict("fail", f"{text}; {off} of {len(sizes)} off the line") if off else Verdict("pass", text)
@@ -190,7 +191,7 @@ def _decode_memory(run: PhaseRun) -> Verdict:
 def _stage_coverage(run: PhaseRun) -> Verdict:
     coverage = run["stage_coverage"]
     if coverage is None:
-        return Verdict("n/a", "there is no prefill")
+        return Verdict("n/a", "there is no prefill, or nobody timed its stages")
     overlap = ": stages overlap, so one is counted twice" if coverage > _OVERLAP else ""
     verdict = "fail" if overlap else "pass" if coverage >= STAGE_COVERAGE else "note"
     return Verdict(verdict, f"{coverage * 100:.1f} %{overlap}")
