@@ -192,9 +192,6 @@ def _families() -> dict[str, FamilyFacts]:
 FAMILIES = _families()
 """The families by name; the first is that of a record that names none."""
 
-PRESETS = FAMILIES[DEEPSEEK_OCR].presets
-"""DeepSeek-OCR's published presets by name."""
-
 PROMPTS = FAMILIES[DEEPSEEK_OCR].prompts
 """DeepSeek-OCR's prompt presets by name; in ``locate``, ``{words}`` stands for the user's words."""
 

@@ -38,12 +38,11 @@ PROBABILITY_COLUMNS = ("probability", "margin")
 _OF_TOKEN = ("index", "id", "text", "source", "step", "cache_len", "region")
 _OF_STEP = ("device_ms", "device_ms_p10", "device_ms_p90", "host_ms")
 TOKEN_COLUMNS = (*_OF_TOKEN, *_OF_STEP, *PROBABILITY_COLUMNS)
-#: What stage coverage adds up and divides by the whole prefill.
 PHASES = ("prepare", "prefill", "decode", "generate")
+#: What stage coverage adds up and divides by the whole prefill.
 PREFILL_STAGES = (*VISION_STAGES, "vision_fusion", "language_model", "lm_head", "sampling")
 
 _SPAN_TYPES = {"repeat": "int64", "phase": "str", "stage": "str", "view": "str", "step": "Int64"}
-_GZIP_LEVEL = 6  # 9 takes twice as long and saves a hundredth
 
 
 def elsewhere(name: str) -> Any:
@@ -202,6 +201,7 @@ class PhaseRun:
             "prefill_peak_bytes": max(peaks.get("prefill", []), default=None),
             "decode_peak_bytes": max(peaks.get("decode", []), default=None),
             "peak_bytes": max((max(values) for values in peaks.values() if values), default=None),
+            "energy_j": ((self.device.get("conditions") or {}).get("energy") or {}).get("run_joules"),
             "kv_cache_bytes": max(self.cache.get("bytes", []), default=None),
             "text_tokens": self.result.get("text_tokens"),
             "valid_image_tokens": valid,
@@ -264,6 +264,7 @@ class PhaseRun:
     regions = _table("analyse.regions.regions_of", "What each region of the first row cost")
     floors = _table("analyse.floors.floor_table", "Each stage beside its floor")
     checks = _table("analyse.checks.checks_table", "Every check, live and of the record")
+    repetitions = _table("analyse.repetition.repetition_table", "Text that is repeated, and its time")
 
     def quality(self, truth: Truth | str | Path | None = None, row: int = 0) -> pd.DataFrame:
         """A row's text against what its page says: `ocr_phases.analyse.quality.quality_table`.
@@ -379,7 +380,7 @@ class PhaseRun:
         """
         data = self.to_json()
         if str(path).endswith(".gz"):
-            data = gzip.compress(data, _GZIP_LEVEL, mtime=0)
+            data = gzip.compress(data, 6, mtime=0)  # 9 takes twice as long and saves a hundredth
         return SavedPath(write_given(path, data, overwrite=overwrite))
 
     def to_json(self) -> bytes:

@@ -147,12 +147,11 @@ _KINDS: dict[str, Any] = {
     "ms": Annotated[float, Meta(ge=0, le=2**33)],
     "time": Annotated[float, Meta(gt=0, le=2**33)],  # ms, of what was timed
     "start": Annotated[float, Meta(ge=-(2**33), le=2**33)],
-    "seconds": Annotated[float, Meta(ge=0, le=2**24)],
+    "amount": Annotated[float, Meta(ge=0, le=2**24)],  # seconds, watts, joules, a load average
     "rate": Annotated[float, Meta(ge=1, le=1e21)],  # a second
     # Ticks of 10 ms may add up to a little more than the whole.
     "share": Annotated[float, Meta(ge=0, le=1.5)],
     "percent": Annotated[float, Meta(ge=0, le=100)],
-    "load": Annotated[float, Meta(ge=0, le=1e6)],
     "temperature": Annotated[float, Meta(gt=0, le=1e6)],
     "top_p": Annotated[float, Meta(gt=0, le=1)],
     "logprob": Annotated[float, Meta(le=0)],
@@ -165,12 +164,13 @@ _PARTS = {
     "taken": "copied_bytes:count matmul_size:count copy_ms?:time+ matmul_ms?:time+",
     "ceilings": """bandwidth_bytes_per_s:rate? matmul_flops_per_s:rate? matmul_dtype:text launch_us?:ms?
         taken?:taken?""",
-    "repeat": """repeat:count wall_s:seconds cpu_s:seconds other_threads_s?:seconds? waited_s:seconds?
-        others:share? steal:share? load_start:load? load_end:load?""",
+    "repeat": """repeat:count wall_s:amount cpu_s:amount other_threads_s?:amount? waited_s:amount?
+        others:share? steal:share? load_start:amount? load_end:amount?""",
     "gpu_state": """sm_mhz?:count? max_sm_mhz?:count? throttle_reasons?:count? utilization?:percent?
         other_processes?:count?""",
     "gpu": "before:gpu_state? after:gpu_state?",
-    "conditions": "repeats:repeat* gpu:gpu?",
+    "energy": "missing?:text seconds?:amount run_joules?:amount idle_w?:amount",
+    "conditions": "repeats:repeat* gpu:gpu? energy?:energy",
     "device": """name:text kind:text ceilings?:ceilings? conditions?:conditions host_cores?:some?
         threads?:some? cache_bytes?:count?""",
     "setup": "compile_ms?:ms? capture_ms?:ms? prefill_capture_ms?:ms?",

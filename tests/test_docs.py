@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from ocr_phases.families import PRESETS, PROMPTS
+from ocr_phases.families import FAMILIES, PROMPTS
 from ocr_phases.inputs.views import image_token_count
 from ocr_phases.record import SPAN_COLUMNS, TOKEN_COLUMNS, PhaseRun
 
 ROOT = Path(__file__).parents[1]
 MODULES = sorted((ROOT / "ocr_phases").rglob("*.py"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PRESETS = FAMILIES["deepseek-ocr"].presets
 LARGEST_PICTURE = 300_000  # bytes
 
 Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef

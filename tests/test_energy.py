@@ -41,7 +41,7 @@ def test_packages_are_added_up_past_the_end_of_their_range(tmp_path, clock):
     meter.mark()
     assert meter.described() == {
         "seconds": 2.5,
-        "joules": pytest.approx(7.0, abs=1e-5),
+        "run_joules": pytest.approx(7.0, abs=1e-5),
         "idle_w": 0.0,
     }
 

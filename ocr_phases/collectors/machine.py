@@ -269,7 +269,9 @@ _LEAST_ENERGY_S = 1.0  # NVML's counter moves every 100 ms
 
 
 class EnergyMeter:
-    """Joules from the first `mark` to the last: of an NVIDIA card by NVML, of the host's CPUs by powercap.
+    """Joules of a run, by a `mark` at both ends of each: of an NVIDIA card by NVML, of CPUs by powercap.
+
+    The counters move seldom, so the runs are one window, of a second or more, from the first mark to the last.
 
     ``missing`` says why there is no figure: nvidia-ml-py is not installed, or a counter is not there or may
     not be read.
@@ -288,13 +290,14 @@ class EnergyMeter:
             self._marks.append((perf_counter(), self._joules()))
 
     def described(self) -> dict[str, Any]:
-        """``seconds``, ``joules`` in them and ``idle_w``; or ``missing``."""
+        """``seconds`` of all runs, ``run_joules`` of each and ``idle_w``; or ``missing``."""
         if self.missing:
             return {"missing": self.missing}
         seconds, joules = np.subtract(self._marks[-1], self._marks[0]).tolist()
         if seconds < _LEAST_ENERGY_S:
             return {"missing": f"the repeats took {seconds:.2f} s in all, and the counter needs a second"}
-        return {"seconds": seconds, "joules": joules, "idle_w": self._idle_w}
+        each = joules / (len(self._marks) // 2)
+        return {"seconds": seconds, "run_joules": each, "idle_w": self._idle_w}
 
 
 @cache
