@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ocr_phases.families import windowed_length
-from ocr_phases.inputs.packing import IMAGE_TAG, PageInputs, image_break_count, image_token_count
+from ocr_phases.families import IMAGE_TAG, windowed_length
+from ocr_phases.inputs.packing import PageInputs
+from ocr_phases.inputs.views import image_break_count, image_token_count
 from ocr_phases.models.wiring import Family
 from ocr_phases.text import count_text
 

@@ -46,7 +46,7 @@ from ocr_phases.show.web import Html, element, fragment, note, pictures_html, ta
 from ocr_phases.text import count_text, ms_text, percent_text
 
 if TYPE_CHECKING:
-    from ocr_phases.inputs.packing import PageViews
+    from ocr_phases.inputs.views import PageViews
 
 LABEL_COLOURS: dict[str, str] = {
     "title": "#bc4078",
@@ -290,7 +290,7 @@ def draw_crops(crops: np.ndarray, grid: tuple[int, int]) -> Image.Image:
 
 def view_pictures(views: PageViews) -> list[tuple[Image.Image, str]]:
     """A page's global view, and its crops joined with their cuts drawn, each with its caption."""
-    from ocr_phases.inputs.packing import image_token_count  # of the measuring half: only now
+    from ocr_phases.inputs.views import image_token_count  # of the measuring half: only now
 
     preset, (columns, rows) = views.preset, views.grid
     tokens = image_token_count(preset, (1, 1))

@@ -29,7 +29,7 @@ _NAMES = {
     "box_recall": ("boxes found", "boxes"),
     "box_iou": ("IoU of the boxes found", "boxes"),
     "order_distance": ("distance of the reading order", "boxes"),
-    "repetition": ("tokens in a final loop", "tokens"),
+    "repetition": ("tokens that repeat a block", "tokens"),
     "agreement": ("agreement of the text", "characters"),
     "table_agreement": ("agreement of the tables (TEDS)", "tables"),
     "box_agreement": ("boxes in common", "boxes"),

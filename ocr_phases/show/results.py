@@ -173,7 +173,7 @@ def phase_bar(run: PhaseRun) -> Html:
     parts = {
         "prepare": run["prepare_ms"],
         "vision": vision,
-        "rest of the prefill": max((run["prefill_ms"] or 0.0) - vision, 0.0),
+        "rest of the prefill" if vision else "prefill": max((run["prefill_ms"] or 0.0) - vision, 0.0),
         "decode": run["decode_ms"] if run["prefill_ms"] is not None else None,
         "generate()": run["generate_ms"],
     }
