@@ -41,7 +41,7 @@ def words(figure: Figure) -> list[str]:
     ],
 )
 def test_an_axis_of_time_has_the_unit_of_its_size(top: float, label: str, ticks: list[str]) -> None:
-    figure, axes = new_figure(2.0)
+    _, (axes,) = new_figure(2.0)
     axes.set_xlim(0, top)
     time_axis(axes.xaxis, "decode time", ", sum")
     tell = axes.xaxis.get_major_formatter()

@@ -37,9 +37,7 @@ from ocr_phases.show.figures import (
     legend_below,
     sentence_figure,
     style_axes,
-    takes_axes,
     time_axis,
-    title_axes,
 )
 from ocr_phases.show.web import Html, element, fragment, note, pictures_html, table_html
 from ocr_phases.text import count_text, ms_text, percent_text
@@ -314,7 +312,7 @@ def _above_key(
         figure.colorbar(scale, cax=axes, orientation="horizontal").outline.set_visible(False)
         time_axis(axes.xaxis, "decode time per region", told)
     if dashed:
-        legend_below(figure, [Patch(fill=False, edgecolor=INK, linestyle="--", label=UNCERTAIN_TEXT)], 1)
+        legend_below(figure, [Patch(fill=False, edgecolor=INK, linestyle="--", label=UNCERTAIN_TEXT)])
     key = Image.open(io.BytesIO(figure_png(figure, dpi))).convert("RGB")
     canvas = Image.new("RGB", (key.width, picture.height + key.height), _PAPER)
     canvas.paste(picture, (0, 0))
@@ -435,7 +433,6 @@ def has_region_times(run: PhaseRun, row: int = 0) -> bool:
     return table is not None and bool(table["decode_ms"].any())
 
 
-@takes_axes
 def plot_region_types(run: PhaseRun, row: int = 0, *, ax: Axes | None = None) -> Figure:
     """Decode time by type of region as bars in ms, the costliest on top, with share and time per character.
 
@@ -461,7 +458,6 @@ def plot_region_types(run: PhaseRun, row: int = 0, *, ax: Axes | None = None) ->
     return bar_charts([Chart(title, rows, "decode time")], ax)[0]
 
 
-@takes_axes
 def plot_page(
     run: PhaseRun, page: int = 0, color: str = "type", row: int = 0, *, ax: Axes | None = None
 ) -> Figure:
@@ -490,8 +486,8 @@ def plot_page(
         scale = min(WIDTH / picture.width, _TALLEST / picture.height)
         ax = blank_figure(scale * picture.height + 0.4, max(scale * picture.width, WIDTH / 2)).subplots()
     ax.imshow(np.asarray(picture), interpolation="antialiased")
+    style_axes(ax, title + (f", page {page + 1} of {len(pages)}" if len(pages) > 1 else ""))
     ax.set_axis_off()
-    title_axes(ax, title + (f", page {page + 1} of {len(pages)}" if len(pages) > 1 else ""))
     return figure_of(ax)
 
 
