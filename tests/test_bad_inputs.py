@@ -42,7 +42,6 @@ from ocr_phases.families import facts_of
 from ocr_phases.inputs.images import load_page, page_count
 from ocr_phases.session import OCRSession, load_recorded
 from ocr_phases.settings import RunSettings
-from ocr_phases.show.page import region_boxes
 from ocr_phases.sweep_models import Sweep
 
 _CPU_SECONDS = 10.0  # for an input of 100,000 characters: quadratic reading would take minutes
@@ -120,7 +119,6 @@ def test_regions_are_matched_and_drawn_in_time(name: str) -> None:
     held, labels = [list(region.boxes) for region in found.regions], [label for label, *_ in REGIONS[name]]
     assert len(read_in_time(lambda held: match_boxes(held, held), held)) == 5_000
     assert len(read_in_time(lambda found: matched_regions(found, found), found)) == 5_001
-    assert len(read_in_time(lambda found: region_boxes(found.regions, (1000, 1400)), found)) == 5_000
     assert len(read_in_time(lambda found: boxes(found.regions, (10, 10), labels), found)) == 5_000
 
 

@@ -13,21 +13,17 @@ import pytest
 from conftest import GOLDEN, PAGES
 from elements import Elements
 from example_run import SHAPES, check_of, make_run, with_steps
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from wording import says
 
 from ocr_phases import PhaseRun
 from ocr_phases.analyse.checks import (
     CHECK_COLUMNS,
     EXPECTATIONS,
-    LOOP_PERIOD,
     RULES,
     VERDICTS,
     Verdict,
     checks_table,
     outlier_causes,
-    repetition_loop,
     run_checks,
     with_verdict,
 )
@@ -197,42 +193,13 @@ def test_a_device_that_is_slow_itself_is_told_from_a_late_host() -> None:
 # -- loops --------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, max_examples=60)
-@given(
-    st.lists(st.integers(0, 9), max_size=30),
-    st.lists(st.integers(10, 99), min_size=1, max_size=LOOP_PERIOD, unique=True),
-    st.integers(0, 63),
-)
-def test_a_loop_is_found_with_its_period_wherever_it_is_cut(
-    before: list[int], period: list[int], cut: int
-) -> None:
-    times = max(4, -(-48 // len(period)))
-    ids = [*before, *period * times, *period[: cut % len(period)]]
-    assert repetition_loop(ids) == (len(period), len(ids) - len(before))
-
-
-@pytest.mark.parametrize(
-    "ids",
-    [
-        [],
-        [1],
-        [7] * 47,
-        list(range(200)),
-        [*range(64)] * 3,
-        [*[1, 2] * 40, 3],
-        [*range(65)] * 8,
-    ],
-)
-def test_what_is_no_loop(ids: list[int]) -> None:
-    assert repetition_loop(ids) is None
-
-
 def test_a_loop_is_a_note_with_its_place() -> None:
     run = make_run(rows=2)
-    looping = {**run.result, "ids": [*range(100), *[5, 6, 7] * 20], "finish_reason": "length"}
+    ids = [*range(100), *[5, 6, 7] * 20]
+    looping = {**run.result, "ids": ids, "token_texts": [f"<{n}>" for n in ids], "finish_reason": "length"}
     check = check_of(dataclasses.replace(run, results=[run.result, looping]), "repetition_loop")
     assert check.verdict == "note"
-    assert says(check.measured, "row 2", "3 tokens", "60 of 160 tokens")
+    assert says(check.measured, "row 2", "3 tokens 20 times from token 101 on, up to the limit")
 
 
 # -- shown --------------------------------------------------------------------------------------------

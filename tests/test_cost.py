@@ -30,7 +30,7 @@ from ocr_phases.analyse.cost import (
 )
 from ocr_phases.config import read_model_config
 from ocr_phases.families import FAMILIES
-from ocr_phases.inputs.packing import image_token_count
+from ocr_phases.inputs.views import image_token_count
 from ocr_phases.models.wiring import NATIVES, family_of, native_config
 from ocr_phases.record import PhaseRun
 
@@ -230,7 +230,7 @@ def test_the_published_size_has_the_figures_of_the_design() -> None:
 def test_projected_vision_tokens_are_the_image_tokens_without_breaks(
     family: str, preset: str, grid: tuple[int, int]
 ) -> None:
-    from ocr_phases.inputs.packing import image_break_count
+    from ocr_phases.inputs.views import image_break_count
 
     config = dict(FAMILIES[family].config)
     table = prefill_cost(config, prompt_len=1, views=vision_calls(preset, [grid], family))

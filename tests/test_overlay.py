@@ -21,8 +21,10 @@ from ocr_phases.analyse.regions import region_table
 from ocr_phases.show.page import (
     LABEL_COLOURS,
     draw_boxes,
+    draw_marks,
     label_colour,
     printable,
+    region_boxes,
 )
 
 SIZES = [(20, 20), (1, 1), (50, 4000), (20000, 50), (300, 400)]
@@ -42,6 +44,11 @@ def white(width: int, height: int) -> Image.Image:
     return Image.new("RGB", (width, height), "white")
 
 
+def untagged(page: Image.Image, grounding: Grounding) -> Image.Image:
+    boxes = region_boxes(grounding.regions, page.size)
+    return draw_marks(page, [box._replace(text="") for box in boxes])
+
+
 def timed(text: str, ms_per_character: float = 1.0) -> tuple[Grounding, pd.DataFrame]:
     """Regions of a text and their table, when every character is a token."""
     grounding = parse_grounding(text)
@@ -58,7 +65,7 @@ def timed(text: str, ms_per_character: float = 1.0) -> tuple[Grounding, pd.DataF
 def test_golden_boxes_are_outlined_at_their_pixels() -> None:
     page = Image.open(GOLDEN / "pages" / CASE["page"])
     grounding = parse_grounding(CASE["model_text"])
-    drawn = draw_boxes(page, grounding, labels=False)
+    drawn = untagged(page, grounding)
     colours = [label_colour(region.label) for region in grounding.regions for _ in region.boxes]
     right, bottom = page.width - 1, page.height - 1
     for (x1, y1, x2, y2), colour in zip(CASE["boxes_px"], colours, strict=True):
@@ -75,7 +82,7 @@ def test_page_stays_as_it_was_and_readable() -> None:
     page.paste("black", (100, 100, 200, 120))
     before = page.copy()
     grounding = parse_grounding(marked("text", "[[0, 0, 999, 999]]"))
-    drawn = draw_boxes(page, grounding, labels=False)
+    drawn = untagged(page, grounding)
     assert ImageChops.difference(page, before).getbbox() is None
     ink, paper = drawn.convert("L").getpixel((150, 110)), drawn.convert("L").getpixel((300, 300))
     assert isinstance(ink, int)
@@ -106,7 +113,7 @@ def test_tags_stay_on_the_page(corner: str) -> None:
 
     def tag_pixels(listing: str) -> int:
         grounding = parse_grounding(marked("table", listing))
-        plain = draw_boxes(white(600, 600), grounding, labels=False)
+        plain = untagged(white(600, 600), grounding)
         return int(
             (np.asarray(draw_boxes(white(600, 600), grounding)) != np.asarray(plain)).any(axis=2).sum()
         )

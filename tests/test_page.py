@@ -33,14 +33,8 @@ from ocr_phases.families import FAMILIES, PRESETS, PROMPTS, Preset, facts_of
 from ocr_phases.files import FORMATS
 from ocr_phases.inputs import images
 from ocr_phases.inputs.images import describe_page, load_page
-from ocr_phases.inputs.packing import (
-    PageInputs,
-    PageViews,
-    image_token_count,
-    make_views,
-    pack,
-    valid_image_tokens,
-)
+from ocr_phases.inputs.packing import PageInputs, pack
+from ocr_phases.inputs.views import PageViews, image_token_count, make_views, valid_image_tokens
 
 
 def batch(views: list[PageViews], prompts: list[str]) -> PageInputs:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from elements import Elements
 from example_run import ATTACK, REGIONS, make_run, two_page_run
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageColor
 from refusals import refused
@@ -108,6 +108,7 @@ def test_word_edits_hold_both_texts(mine: list[str], theirs: list[str]) -> None:
     assert Elements(edits_html(" ".join(mine), " ".join(theirs))).tags() <= {"ins", "del"}
 
 
+@settings(deadline=None)
 @given(st.text(max_size=80), st.lists(REGION, max_size=4), st.text(max_size=20), st.booleans())
 def test_any_truth_is_kept_in_a_record(
     text: str, regions: list[TrueRegion], file: str, reference: bool
@@ -156,7 +157,8 @@ def test_a_record_as_truth_is_a_reference_and_called_agreement(tmp_path: Path) -
 
 def test_a_loop_at_the_end_is_measured() -> None:
     run = make_run()
-    looping = {**run.result, "ids": [*range(40), *[7, 8] * 30], "finish_reason": "length"}
+    ids = [*range(40), *[7, 8] * 30]
+    looping = {**run.result, "ids": ids, "token_texts": [f"<{n}>" for n in ids], "finish_reason": "length"}
     found = quality_table(dataclasses.replace(run, results=[looping]), None).set_index("measure")
     assert found.loc["repetition", ["value", "count"]].tolist() == [58 / 100, 100]
 
