@@ -111,6 +111,7 @@ _METRICS = (
     ("Vision share", "vision_share", "{vision_ms} of the prefill"),
     ("Decode", "decode_ms", "{steps}"),
     ("KV cache", "kv_cache_bytes", "{cache}"),
+    ("Energy", "energy_j", "a run; {thousand_j} for 1,000 tokens; idle alone takes {idle_share}"),
     ("Character error rate", "cer", "against the page's truth{cut}"),
     ("Agreement", "agreement", "with a reference run"),
 )
@@ -134,6 +135,10 @@ def _words(run: PhaseRun) -> dict[str, str]:
     figures, rows, each = run.summary() | _quality(run), len(run.results), run.cache.get("bytes_per_token")
     peaks = {phase: max(values) for phase, values in run.memory.get("peak_bytes", {}).items() if values}
     room = run.cache.get("allocated_bytes")
+    if figures["energy_j"]:
+        meter = run.device["conditions"]["energy"]
+        figures["thousand_j"] = figures["energy_j"] / sum(len(row["ids"]) for row in run.results) * 1000
+        figures["idle_share"] = meter["idle_w"] * meter["seconds"] / len(run.repeats) / figures["energy_j"]
     known = {name: value for name, value in figures.items() if value is not None and name != "text"}
     words = {name: _figure_text(name, value) for name, value in known.items()}
     return words | {
@@ -157,6 +162,8 @@ def _figure_text(name: str, value: Any) -> str:
         return bytes_text(value)
     if name == "tokens_per_s":
         return f"{value:,.1f}"
+    if name.endswith("_j"):
+        return f"{digits_text(value)} J"
     return percent_text(value) if isinstance(value, float) else f"{value:,}"
 
 

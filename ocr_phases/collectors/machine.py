@@ -271,10 +271,9 @@ _LEAST_ENERGY_S = 1.0  # NVML's counter moves every 100 ms
 class EnergyMeter:
     """Joules of a run, by a `mark` at both ends of each: of an NVIDIA card by NVML, of CPUs by powercap.
 
-    The counters move seldom, so the runs are one window, of a second or more, from the first mark to the last.
-
-    ``missing`` says why there is no figure: nvidia-ml-py is not installed, or a counter is not there or may
-    not be read.
+    The counters move seldom, so the runs are one window, of a second or more, from the first mark to the
+    last. ``missing`` says why there is no figure: nvidia-ml-py is not installed, or a counter is not there
+    or may not be read.
     """
 
     def __init__(self, device: torch.device, powercap: Path = _POWERCAP) -> None:
