@@ -34,15 +34,8 @@ from ocr_phases.errors import OcrPhasesError, OutOfMemory
 from ocr_phases.families import GROUNDING_TAG, IMAGE_TAG, Preset
 from ocr_phases.files import split_page
 from ocr_phases.inputs.images import describe_page, load_page
-from ocr_phases.inputs.packing import (
-    Page,
-    PageInputs,
-    Pages,
-    make_rows,
-    make_views,
-    pack,
-    valid_image_tokens,
-)
+from ocr_phases.inputs.packing import PageInputs, pack
+from ocr_phases.inputs.views import Page, Pages, make_rows, make_views, valid_image_tokens
 from ocr_phases.models.load import Checkpoint, TokenReader
 from ocr_phases.record import PhaseRun
 from ocr_phases.settings import NEW_TOKENS, Request, RunSettings, is_published, resolve_infer
