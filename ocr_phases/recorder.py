@@ -33,14 +33,8 @@ from ocr_phases.errors import OcrPhasesError, OutOfMemory
 from ocr_phases.families import GROUNDING_TAG, IMAGE_TAG
 from ocr_phases.files import split_page
 from ocr_phases.inputs.images import describe_page, load_page
-from ocr_phases.inputs.packing import (
-    PageInputs,
-    Pages,
-    make_rows,
-    make_views,
-    pack,
-    valid_image_tokens,
-)
+from ocr_phases.inputs.packing import PageInputs, pack
+from ocr_phases.inputs.views import Pages, make_rows, make_views, valid_image_tokens
 from ocr_phases.models.caches import cache_bytes_per_token
 from ocr_phases.models.load import Checkpoint, TokenReader
 from ocr_phases.record import PhaseRun

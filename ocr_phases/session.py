@@ -19,7 +19,8 @@ from ocr_phases.collectors import machine
 from ocr_phases.errors import Interrupted, OcrPhasesError, Stopped, checked, public, stop_signals
 from ocr_phases.files import each_page
 from ocr_phases.inputs.images import describe_page, load_page
-from ocr_phases.inputs.packing import DeviceInputs, Page, PageInputs, Pages
+from ocr_phases.inputs.packing import DeviceInputs, PageInputs
+from ocr_phases.inputs.views import Page, Pages
 from ocr_phases.models.folders import local_folder
 from ocr_phases.models.load import AT_HAND, BUILT_IN, Checkpoint, adopt, load_checkpoint
 from ocr_phases.models.references import references
@@ -64,7 +65,11 @@ class OCRSession:
         bfloat16 on CUDA and float32 on the CPU. ``implementation="vendor"`` runs the class in the
         checkpoint's own Python files, with ``trust_remote_code=True`` and, from the hub, a full commit hash
         as ``revision`` (docs/vendor.md). Raises `OcrPhasesError` for what cannot be had.
+
+        A ``model`` that is a server's address (``http://HOST:PORT/v1#MODEL``) is connected to: `connect`.
         """
+        if "://" in str(model):
+            return cls.connect(str(model))
         asked = ModelSettings(model=str(model) if isinstance(model, Path) else model, **settings)
         with seldom_collected():
             return cls(load_checkpoint(asked), asked)
@@ -111,6 +116,20 @@ class OCRSession:
             if parameter.is_floating_point():
                 parameter.data = parameter.data.to(resolve_dtype(settings.dtype, self.device))
         return self.from_model(model, self.tokenizer, name=self.checkpoint.name)
+
+    @classmethod
+    def connect(
+        cls,
+        url: str,
+        model: str | None = None,
+        api_key: str | None = None,
+        *,
+        reference: Any = None,
+        patience: float = 300.0,
+    ) -> Any:
+        """`ocr_phases.connect`: a session on a running server."""
+        connect = elsewhere("engines.session.connect")
+        return connect(url, model, api_key, reference=reference, patience=patience)
 
     # -- the phases, one by one -------------------------------------------------------------------
 
@@ -206,7 +225,7 @@ class OCRSession:
     def prepare(self, page: Pages, **settings: Any) -> PageInputs:
         """A page (or a list of pages, one a row) and a prompt to packed inputs, still on the CPU.
 
-        ``settings`` as in `run_inference`. See `ocr_phases.inputs.packing` for the rules and errors.
+        ``settings`` as in `run_inference`. See `ocr_phases.inputs.views` for the rules and errors.
         """
         asked = RunSettings(**{"max_new_tokens": 1, **settings})
         return Measurement(self.prepared, page, asked).packed

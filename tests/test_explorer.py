@@ -225,7 +225,9 @@ def test_every_shape_of_record_is_drawn(shape: dict):
     if len(run.results) > 1:
         explorer.row = 2
         assert (explorer.row, explorer.token, explorer.message) == (2, 0, "")
-        assert explorer.data["rows"] == [f"{row}: {page['file']}" for row, page in enumerate(run.pages)]
+        assert explorer.data["rows"] == [
+            f"{row}: {page['file']}" for row, page in enumerate(run.pages, start=1)
+        ]
 
 
 def test_what_a_model_or_a_file_name_says_stays_text():

@@ -222,11 +222,17 @@ def _has_free(owners: list[int], used: set[int]) -> bool:
     return bool(owners)
 
 
+def overlaps(boxes: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """The area that each of ``boxes`` shares with each of ``others``, int64 [n, 4] and [m, 4]; [n, m]."""
+    left, top, right, bottom = boxes.T[..., None]
+    across = np.minimum(right, others[:, 2]) - np.maximum(left, others[:, 0])
+    down = np.minimum(bottom, others[:, 3]) - np.maximum(top, others[:, 1])
+    return np.maximum(across, 0) * np.maximum(down, 0)
+
+
 def intersection_over_union(box: Box, others: np.ndarray) -> np.ndarray:
     """Of a box with each of ``others``, int64 [n, 4]; float64 [n], 0 where neither has an area."""
-    left, top, right, bottom = others.T
-    across = np.minimum(right, box[2]) - np.maximum(left, box[0])
-    down = np.minimum(bottom, box[3]) - np.maximum(top, box[1])
-    inside = np.maximum(across, 0) * np.maximum(down, 0)
-    union = (right - left) * (bottom - top) + (box[2] - box[0]) * (box[3] - box[1]) - inside
-    return inside / np.maximum(union, 1)
+    each = np.array([box, *others])
+    areas = (each[:, 2] - each[:, 0]) * (each[:, 3] - each[:, 1])
+    inside = overlaps(each[:1], others)[0]
+    return inside / np.maximum(areas[0] + areas[1:] - inside, 1)

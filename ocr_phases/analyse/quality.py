@@ -18,8 +18,8 @@ import pandas as pd
 from msgspec import Meta, Struct
 from rapidfuzz.distance import Levenshtein
 
-from ocr_phases.analyse.checks import repetition_loop
 from ocr_phases.analyse.grounding import Box, Region, grid_box, match_boxes, parse_grounding
+from ocr_phases.analyse.repetition import repetition_table
 from ocr_phases.analyse.stages import cached
 from ocr_phases.analyse.text import (
     DIFFERENT,
@@ -256,10 +256,8 @@ def quality_table(run: PhaseRun, truth: Truth | None, row: int = 0) -> pd.DataFr
     if result["text"] is None:
         raise OcrPhasesError("This record has no text (return_text=False): measure the page with it.")
     lines = [] if truth is None else _against(truth, run, row)
-    # The share of the tokens that repeat those before them in a loop that ends the text.
-    ids = result["ids"][:-1] if result.get("finish_reason") == "eos" else result["ids"]
-    period, covered = repetition_loop(ids) or (0, 0)
-    lines.append(("repetition", "", (covered - period) / max(len(ids), 1), len(ids)))
+    repeated, tokens = repetition_table(run).query("row == @row")["repeated"].sum(), len(result["ids"])
+    lines.append(("repetition", "", repeated / max(tokens, 1), tokens))
     return pd.DataFrame(lines, columns=list(QUALITY_COLUMNS))
 
 

@@ -18,7 +18,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 import numpy as np
 import pandas as pd
 
-from ocr_phases.analyse.grounding import parse_grounding, token_regions
+from ocr_phases.analyse.grounding import Grounding, parse_grounding, token_regions
 from ocr_phases.record import PHASES, PROBABILITY_COLUMNS, TOKEN_COLUMNS, PhaseRun, elsewhere
 
 STAGE_KEYS = ("phase", "stage", "view")
@@ -80,6 +80,12 @@ def cached(
         return copy.copy(value) if changeable else value
 
     return made
+
+
+@cached
+def grounding_of(run: PhaseRun, row: int = 0) -> Grounding:
+    """The regions of a row's text; none without a text."""
+    return parse_grounding(run.results[row]["text"] or "", run.model.get("family"))
 
 
 def spread_names(count: int) -> tuple[str, str]:

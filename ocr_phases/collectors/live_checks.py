@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from ocr_phases.families import windowed_length
-from ocr_phases.inputs.packing import IMAGE_TAG, PageInputs, image_break_count, image_token_count
+from ocr_phases.families import IMAGE_TAG, windowed_length
+from ocr_phases.inputs.packing import PageInputs
+from ocr_phases.inputs.views import image_break_count, image_token_count
 from ocr_phases.models.wiring import Family
 from ocr_phases.text import count_text
 
@@ -186,7 +187,7 @@ def _prompt_tokens(packed: PageInputs, tokenizer: Any) -> LiveCheck:
         ids = packed.input_ids[row][text].tolist()[1:]
         back = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         if back != prompt.replace(IMAGE_TAG, ""):
-            return check("prompt_tokens", False, f"row {row} decodes to {back!r}")
+            return check("prompt_tokens", False, f"row {row + 1} decodes to {back!r}")
     return check("prompt_tokens", True, f"{count_text(len(packed.prompts), 'prompt')} decoded back")
 
 

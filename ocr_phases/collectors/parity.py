@@ -48,7 +48,7 @@ def parity_check(
         row: [ids[place] if place < len(ids) else None for ids in pairs[row]] for row, place in places.items()
     }
     first = min(places, key=places.__getitem__)
-    where = f"token {places[first]}" + (f" of row {first}" if len(pairs) > 1 else "")
+    where = f"token {places[first] + 1}" + (f" of row {first + 1}" if len(pairs) > 1 else "")
     mine, other = tokens[first]
     differs = f"{where} of {len(pairs[first][0])} is the first that differs ({mine}, generate(): {other})"
     low = request.autocast or checkpoint.dtype != torch.float32

@@ -16,11 +16,14 @@ import pandas as pd
 from ocr_phases.analyse.grounding import PREAMBLE, Grounding, Region, parse_grounding
 from ocr_phases.analyse.regions import regions_of
 from ocr_phases.analyse.sentences import UNCERTAIN_TEXT
+from ocr_phases.analyse.stages import grounding_of
 from ocr_phases.analyse.text import few_blanks
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.page import (
     label_colour,
+    page_notes,
     pages_of_row,
+    place_tags,
     printable,
     region_boxes,
     time_colour,
@@ -59,9 +62,7 @@ def row_data(run: PhaseRun, row: int, before: PhaseRun | None = None) -> dict[st
 
     ``before`` gives the times of another record, for the curve.
     """
-    family = run.model.get("family")
-    text = run.results[row]["text"] or ""
-    grounding = parse_grounding(text, family)
+    text, grounding = plain(run.results[row]["text"] or ""), grounding_of(run, row)
     tokens = run.tokens_of(row)
     times = numbers(tokens["device_ms"])
     labels = Counter(region.label for region in grounding.regions)
@@ -86,7 +87,7 @@ def row_data(run: PhaseRun, row: int, before: PhaseRun | None = None) -> dict[st
         "scale": [scale_of(found, 1 - _USUAL), scale_of(found)],
         "palette": [(each, type_colour(each)) for each in palette],
         "regions": _regions(run, row, grounding, table),
-        "rendered": _rendered(plain(text), parse_grounding(plain(text), family)),
+        "rendered": _rendered(text, parse_grounding(text, run.model.get("family"))),
         "kinds": [
             {
                 "label": printable(label),
@@ -118,7 +119,7 @@ def _row_names(run: PhaseRun) -> list[str]:
         ", ".join(str(page["file"]) for page in run.pages if page["row"] == row)
         for row in range(len(run.results))
     ]
-    return [f"{row}: {printable(names, 40)}" for row, names in enumerate(files)]
+    return [f"{row}: {printable(names, 40)}" for row, names in enumerate(files, start=1)]
 
 
 def page_jpegs(run: PhaseRun, row: int) -> list[bytes]:
@@ -136,6 +137,7 @@ def boxes(
     """Every box of the regions in pixels of a page of ``size``; ``kind`` is a label's place in ``labels``."""
     places = {label: place for place, label in enumerate(labels)}
     kinds = {region.index: places[region.label] for region in regions}
+    drawn = region_boxes(regions, size, uncertain=uncertain)
     return [
         {
             "region": region,
@@ -148,7 +150,9 @@ def boxes(
             "uncertain": doubted,
             "tag": tag and {"text": tag.text, "x": tag.start[0], "y": tag.start[1], "size": tag.size},
         }
-        for region, (x1, y1, x2, y2), colour, tag, doubted in region_boxes(regions, size, uncertain=uncertain)
+        for ((x1, y1, x2, y2), colour, _, region, doubted), tag in zip(
+            drawn, place_tags(drawn, size), strict=True
+        )
     ]
 
 
@@ -238,11 +242,9 @@ def _note(run: PhaseRun, row: int, grounding: Grounding) -> str:
     """What is missing of this row's page; empty for nothing."""
     if run.results[row]["text"] is None:
         return "This record has no text, so its regions are unknown."
-    pages, sentences = pages_of_row(run, row), []
+    pages, sentences = pages_of_row(run, row), page_notes(run, row)
     if any(run.pages[number].get("data") is None for number in pages):
         sentences.append("This record has no page image: the boxes are on an empty sheet.")
-    if len(pages) > 1 and not grounding.page_starts:
-        sentences.append("The output marks no pages: all boxes are on the first.")
     if grounding.dropped:
         sentences.append(f"{grounding.dropped} box(es) could not be read.")
     if not grounding.regions:

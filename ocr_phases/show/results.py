@@ -173,7 +173,7 @@ def phase_bar(run: PhaseRun) -> Html:
     parts = {
         "prepare": run["prepare_ms"],
         "vision": vision,
-        "rest of the prefill": max((run["prefill_ms"] or 0.0) - vision, 0.0),
+        "rest of the prefill" if vision else "prefill": max((run["prefill_ms"] or 0.0) - vision, 0.0),
         "decode": run["decode_ms"] if run["prefill_ms"] is not None else None,
         "generate()": run["generate_ms"],
     }
@@ -187,12 +187,12 @@ def run_title(run: PhaseRun) -> str:
 
 
 def row_table(run: PhaseRun) -> pd.DataFrame:
-    """One line per row of a batch: files, tokens, finish and the beginning of its text."""
+    """One line per row of a batch: number from 1, files, tokens, finish and the beginning of its text."""
     rows = []
     for row, result in enumerate(run.results):
         files = ", ".join(str(run.pages[page]["file"]) for page in pages_of_row(run, row))
         ended = "end token" if result.get("finish_reason") == "eos" else "token limit"
-        rows.append((row, files, len(result["ids"]), ended, printable(result["text"] or "", _SHORT_TEXT)))
+        rows.append((row + 1, files, len(result["ids"]), ended, printable(result["text"] or "", _SHORT_TEXT)))
     return pd.DataFrame(rows, columns=["row", "file", "tokens", "end", "text"])
 
 
@@ -345,7 +345,7 @@ def text_notes(run: PhaseRun) -> Section:
 
 def text(run: PhaseRun) -> Section:
     """The generated text of each row; a long one starts folded."""
-    names = [f"Text of row {row}" for row in range(len(run.results))]
+    names = [f"Text of row {row}" for row in range(1, len(run.results) + 1)]
     texts = [result["text"] for result in run.results]
     shown = map(text_html, texts, names if len(names) > 1 else [_WRITTEN])
     return Section(*text_notes(run).parts, *shown)
