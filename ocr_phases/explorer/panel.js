@@ -54,6 +54,7 @@ class Panel {
   }
 
   ask(what, content = {}, buffers = []) {
+    this.message.replaceChildren();
     this.model.send({ do: what, from: this.id, ...content }, undefined, buffers);
   }
 
@@ -247,6 +248,7 @@ class Panel {
     const live = this.model.get("live");
     const going = live.doing !== undefined;
     this.live.hidden = this.progress.hidden = !going;
+    this.head.hidden = going; // of another record
     this.view.root.classList.toggle("opx-behind", going);
     if (!going) return;
     const bar = make("progress", { max: live.total, value: live.done, "aria-label": "Progress" });

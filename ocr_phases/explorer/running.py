@@ -126,9 +126,11 @@ class Live:
         room = 2 ** int(np.ceil(np.log2(max(longest, 32))))
         most = min(room, max(self.tokens_a_run, longest))
         found = [ms for run in shown for ms in numbers(run) if ms is not None]
-        total = (self.repeats + self.warmup) * self.tokens_a_run
+        # A finished run tells how long the others are.
+        expected = max(map(len, self._times[: self._done]), default=0) or self.tokens_a_run
+        total = (self.repeats + self.warmup) * expected
         known = self._read is not None and not self._doing
-        made = min(self._done * self.tokens_a_run + len(self._times[-1]), total) if known else None
+        made = min(self._done * expected + len(self._times[-1]), total) if known else None
         return {
             "doing": self._said(),
             "done": made,
