@@ -314,7 +314,7 @@ class PhaseRun:
 
     def explore(self) -> VBox:
         """A widget panel with this record: `ocr_phases.explorer.Explorer`."""
-        return elsewhere("explorer.Explorer")(runs=[self])
+        return elsewhere("explorer.Explorer")(runs=[self], bar=False)
 
     def chrome_trace(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write the spans of all repeats for ui.perfetto.dev: `ocr_phases.report.artifacts`.
