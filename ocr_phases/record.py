@@ -178,8 +178,10 @@ class PhaseRun:
         prefill, decode = self.repeat_ms("prefill", "prefill"), self.repeat_ms("decode", "decode")
         rows = self.spans[self.spans["stage"] == "decode_step"]
         steps, decoded = rows["device_ms"].to_numpy(), self.decoded_tokens and decode.all()
-        vision = sum(self.repeat_ms(stage, "prefill") for stage in VISION_STAGES)
-        stages = sum(self.repeat_ms(stage, "prefill") for stage in PREFILL_STAGES)
+        vision, stages = (
+            np.sum([self.repeat_ms(stage, "prefill") for stage in group], axis=0)
+            for group in (VISION_STAGES, PREFILL_STAGES)
+        )
         peaks = self.memory.get("peak_bytes", {})
         valid = sum(page["valid_image_tokens"] for page in self.pages if page["row"] == 0)
         return {
@@ -188,15 +190,15 @@ class PhaseRun:
             "tokens": self.token_count,
             "prefill_len": self.request["prefill_len"],
             "page_ms": _quantile(sum(self.repeat_ms(phase, phase) for phase in PHASES)),
-            "vision_ms": _quantile(vision) if prefill.all() else None,
-            "vision_share": _quantile(vision / prefill) if prefill.all() else None,
+            "vision_ms": _quantile(vision) if vision.all() else None,
+            "vision_share": _quantile(vision / prefill) if prefill.all() and vision.all() else None,
             **{f"{stage}_ms": medians.get(("prefill", stage)) for stage in VISION_STAGES},
             "text": self.text,
             "prepare_ms": medians.get(("prepare", "prepare")),
             "ttft_ms": _quantile(self.repeat_ms("prepare", "prepare") + prefill) if prefill.all() else None,
             "vision_fusion_ms": medians.get(("prefill", "vision_fusion")),
             "prefill_language_model_ms": medians.get(("prefill", "language_model")),
-            "stage_coverage": _quantile(stages / prefill) if prefill.all() else None,
+            "stage_coverage": _quantile(stages / prefill) if prefill.all() and stages.all() else None,
             "decode_steps": int(rows["step"].max()) + 1 if len(rows) else 0,
             "inter_token_ms": _quantile(steps, 0.5),
             "inter_token_ms_p90": _quantile(steps, 0.9),
@@ -318,7 +320,7 @@ class PhaseRun:
 
     def explore(self) -> VBox:
         """A widget panel with this record: `ocr_phases.explorer.Explorer`."""
-        return elsewhere("explorer.Explorer")(runs=[self])
+        return elsewhere("explorer.Explorer")(runs=[self], bar=False)
 
     def chrome_trace(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write the spans of all repeats for ui.perfetto.dev: `ocr_phases.report.artifacts`.

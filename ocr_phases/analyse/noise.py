@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import tomllib
 
@@ -85,7 +86,8 @@ def figure_repeats(run: PhaseRun) -> pd.DataFrame:
     """
     steps = {name: step_ms(run, quantile) for name, quantile in STEP_QUANTILES.items()}
     vision = sum(run.repeat_ms(stage, "prefill") for stage in VISION_STAGES)
-    return repeat_table(run).assign(page_ms=end_to_end_ms(run), vision_ms=vision, **steps)
+    seen = np.where(vision, vision, np.nan)  # an engine may not tell
+    return repeat_table(run).assign(page_ms=end_to_end_ms(run), vision_ms=seen, **steps)
 
 
 @cached

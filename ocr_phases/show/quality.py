@@ -10,7 +10,7 @@ from ocr_phases.analyse.quality import quality_table, region_differences
 from ocr_phases.analyse.text import DIFFERENT, EQUAL, OUTCOMES, plain_text, word_edits
 from ocr_phases.record import PhaseRun
 from ocr_phases.schema import Truth
-from ocr_phases.show.page import draw_tagged, pages_of_row, printable
+from ocr_phases.show.page import DrawnBox, draw_marks, pages_of_row, printable
 from ocr_phases.show.web import Html, element, fragment, note, pictures_html, section_heading, table_html
 from ocr_phases.text import count_text, percent_text
 
@@ -31,7 +31,7 @@ _NAMES = {
     "box_recall": ("boxes found", "boxes"),
     "box_iou": ("IoU of the boxes found", "boxes"),
     "order_distance": ("distance of the reading order", "boxes"),
-    "repetition": ("tokens in a final loop", "tokens"),
+    "repetition": ("tokens that repeat a block", "tokens"),
     "agreement": ("agreement of the text", "characters"),
     "table_agreement": ("agreement of the tables (TEDS)", "tables"),
     "box_agreement": ("boxes in common", "boxes"),
@@ -44,7 +44,10 @@ def quality_html(run: PhaseRun) -> Html:
     for row in range(len(run.results)):
         truth = run.truth_of(row)
         if truth is not None:
-            parts += [element("h3", f"Row {row}") if len(run.results) > 1 else "", _row_html(run, truth, row)]
+            parts += [
+                element("h3", f"Row {row + 1}") if len(run.results) > 1 else "",
+                _row_html(run, truth, row),
+            ]
     return fragment(section_heading("Quality"), *parts) if parts else fragment()
 
 
@@ -53,13 +56,13 @@ def draw_outcomes(page: Image, table: pd.DataFrame) -> Image:
 
     A tag says the region's number and its character error rate, or that it is missing or extra.
     """
-    boxed = table[table["box"].notna()]
-    boxes = [pixel_box(box, *page.size) for box in boxed["box"]]
-    tags = []
-    for region, outcome, cer in boxed[["region", "outcome", "cer"]].itertuples(index=False, name=None):
+    boxes = []
+    for row in table[table["box"].notna()].to_dict("records"):
+        outcome, cer = row["outcome"], row["cer"]
         said = {EQUAL: "", DIFFERENT: "" if pd.isna(cer) else percent_text(cer)}.get(outcome, outcome)
-        tags.append(f"{'' if region is pd.NA else region} {said}".strip())
-    return draw_tagged(page, boxes, tags, [OUTCOME_COLOURS[outcome] for outcome in boxed["outcome"]])
+        tag = f"{'' if row['region'] is pd.NA else row['region']} {said}".strip()
+        boxes.append(DrawnBox(pixel_box(row["box"], *page.size), OUTCOME_COLOURS[outcome], tag))
+    return draw_marks(page, boxes)
 
 
 def _row_html(run: PhaseRun, truth: Truth, row: int) -> Html:

@@ -172,7 +172,7 @@ def phase_bar(run: PhaseRun) -> Html:
     parts = {
         "prepare": run["prepare_ms"],
         "vision": vision,
-        "rest of the prefill": max(prefill - vision, 0.0),
+        "rest of the prefill" if vision else "prefill": max(prefill - vision, 0.0),
     }
     return share_bar({**parts, "decode": run["decode_ms"], "generate()": run["generate_ms"]})
 
@@ -184,12 +184,12 @@ def run_title(run: PhaseRun) -> str:
 
 
 def row_table(run: PhaseRun) -> pd.DataFrame:
-    """One line per row of a batch: files, tokens, finish and the text."""
+    """One line per row of a batch: number from 1, files, tokens, finish and the text."""
     rows = []
     for row, result in enumerate(run.results):
         files = ", ".join(str(run.pages[page]["file"]) for page in pages_of_row(run, row))
         ended = "end token" if result.get("finish_reason") == "eos" else "token limit"
-        rows.append((row, files, len(result["ids"]), ended, result["text"] or ""))
+        rows.append((row + 1, files, len(result["ids"]), ended, result["text"] or ""))
     return pd.DataFrame(rows, columns=["row", "file", "tokens", "end", "text"])
 
 
@@ -332,7 +332,7 @@ def text_notes(run: PhaseRun) -> Section:
 def text(run: PhaseRun) -> Section:
     """The generated text of each row; a long one starts folded."""
     texts = [result["text"] for result in run.results]
-    names = [f"Text of row {row}" for row in range(len(texts))] if len(texts) > 1 else [_WRITTEN]
+    names = [f"Text of row {row}" for row in range(1, len(texts) + 1)] if len(texts) > 1 else [_WRITTEN]
     return Section(*text_notes(run).parts, *map(text_html, texts, names))
 
 

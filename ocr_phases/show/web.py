@@ -55,7 +55,7 @@ HEADINGS: dict[str, tuple[str, str]] = {
     "box_recall": ("boxes found", "%"),
     "table_similarity": ("tables (TEDS)", "%"),
     "text": ("begins with", ""),
-    "repetition": ("in a final loop", "%"),
+    "repetition": ("repeated", "%"),
     "loops": ("end in a loop", ""),
     "detectable": ("smallest resolved change", "%"),
     "page_ms_p90": ("p90", "ms"),
