@@ -242,8 +242,10 @@ class Panel {
 
   showBusy() {
     const busy = this.model.get("busy");
+    const held = [this.run, this.stop].includes(document.activeElement);
     this.run.disabled = busy;
     this.stop.disabled = !busy;
+    if (held) (busy ? this.stop : this.run).focus(); // what is disabled loses the keys
     for (const each of this.head.querySelectorAll("button.opx-next")) each.disabled = busy;
     if (busy && !this.form.hidden) this.unfold();
   }
