@@ -350,8 +350,8 @@ def region_tables_html(run: PhaseRun) -> Html:
 def regions_html(table: pd.DataFrame) -> Html:
     """`ocr_phases.analyse.regions.regions_of` as a table, the costliest region first.
 
-    Columns with only usual values (boxes, repaired, uncertain) are left out, and
-    probabilities where the record has none.
+    Columns with only usual values (boxes, repaired, uncertain) are left out, and probabilities where the
+    record has none.
     """
     table = table.sort_values("decode_ms", ascending=False, kind="stable")
     marked = table[table["region"] != PREAMBLE]
