@@ -85,13 +85,16 @@ def _limits(run: PhaseRun) -> list[str]:
     return list(dict.fromkeys(filter(None, ordered)))  # of a kernel view that failed, both say so
 
 
-def noise_warning(run: PhaseRun) -> str:
-    """Why the machine was too busy for these figures, and the remedy; empty for a record without noise."""
+def noise_sentences(run: PhaseRun) -> list[str]:
+    """Why the machine was too busy for these figures, then the remedies; empty for a record without noise."""
     checks = noisy_checks(run)
-    if not checks:
-        return ""
-    remedies = dict.fromkeys(check.remedy for check in checks)
-    return f"The machine was busy: {'; '.join(check.reason for check in checks)}. {' '.join(remedies)}"
+    why = f"The machine was busy: {'; '.join(check.reason for check in checks)}."
+    return [why, *dict.fromkeys(check.remedy for check in checks)] if checks else []
+
+
+def noise_warning(run: PhaseRun) -> str:
+    """`noise_sentences` as one text."""
+    return " ".join(noise_sentences(run))
 
 
 # -- figures ------------------------------------------------------------------------------------------
