@@ -20,7 +20,7 @@ from ocr_phases.analyse.cost import (
     vision_calls,
 )
 from ocr_phases.families import DEEPSEEK_OCR, FAMILIES, PRESETS
-from ocr_phases.inputs.packing import image_token_count
+from ocr_phases.inputs.views import image_token_count
 
 PUBLISHED = FAMILIES[DEEPSEEK_OCR].config
 PAGE = Path(__file__).parents[1] / "docs" / "cost.md"

@@ -9,11 +9,11 @@ import argparse
 import json
 import math
 import random
-import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from benchmarks.pages import KINDS, PageSettings, matplotlib_families, random_page
+
 #: A square of a view, A4 at 120 and at 150 dots an inch.
 SIZES = ((1024, 1024), (992, 1403), (1240, 1754))
 LETTERS = (80, 2_000)
@@ -22,9 +22,6 @@ TYPE = (16.0, 34.0)  # pixels on a page of 1024
 
 def draw(folder: Path, pages: int, seed: int) -> None:
     """``pages`` PNG files with a page JSON each: each kind of page, few letters to many, any type."""
-    sys.path.insert(0, str(ROOT / "data" / "tiny" / "train"))
-    from synth import KINDS, PageSettings, matplotlib_families, random_page
-
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(pages):
         rng = random.Random(f"quality {seed} {number}")

@@ -17,6 +17,7 @@ _NAMES = {
     "analyse.comparison": "compare",
     "sweep_models": "sweep",
     "analyse.scaling": "SweepResult",
+    "engines.session": "connect",
     "settings": "Settings",
     "errors": "OcrPhasesError",
 }
@@ -26,6 +27,7 @@ __all__ = sorted([*_WHERE, "__version__"])
 if TYPE_CHECKING:  # for type checkers, which cannot read the table
     from ocr_phases.analyse.comparison import compare as compare
     from ocr_phases.analyse.scaling import SweepResult as SweepResult
+    from ocr_phases.engines.session import connect as connect
     from ocr_phases.errors import OcrPhasesError as OcrPhasesError
     from ocr_phases.inputs.packing import PageInputs as PageInputs
     from ocr_phases.record import PhaseRun as PhaseRun

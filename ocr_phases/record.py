@@ -12,7 +12,7 @@ import importlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -71,6 +71,9 @@ class RecordedPage(dict[str, Any]):
 class Plots:
     """The plots of a result, which name themselves; each is a matplotlib figure that shows itself."""
 
+    def __init__(self, result: Any) -> None:
+        self._result = result
+
     def __repr__(self) -> str:
         return ", ".join(f"plot.{name}()" for name in dir(self) if not name.startswith("_"))
 
@@ -80,8 +83,14 @@ def _table(name: str, text: str) -> property:
     return property(lambda run: elsewhere("analyse.stages.Table").of(name, run), doc=shown)
 
 
-def _plot(name: str) -> property:
-    return property(lambda plots: MethodType(checked()(elsewhere(name)), plots._run))
+def plot_of(name: str, *parts: str) -> property:
+    """The function ``name`` (``module.name``) as a method: it draws a result, or these attributes of it."""
+
+    def bound(plots: Plots) -> Any:
+        given = [getattr(plots._result, part) for part in parts] or [plots._result]
+        return reduce(MethodType, given, checked()(elsewhere(name)))
+
+    return property(bound)
 
 
 @hinted
@@ -91,17 +100,14 @@ class RunPlots(Plots):
     A plot of a single axes takes ``ax``, draws there and returns its figure. ``row`` is that of a batch.
     """
 
-    latency = _plot("show.plots.plot_latency")
-    vision = _plot("show.plots.plot_vision_stages")
-    timeline = _plot("show.plots.plot_phase_timeline")
-    memory = _plot("show.plots.plot_memory")
-    roofline = _plot("show.plots.plot_roofline")
-    kernels = _plot("show.plots.plot_kernels")
-    page = _plot("show.page.plot_page")
-    regions = _plot("show.page.plot_region_types")
-
-    def __init__(self, run: PhaseRun) -> None:
-        self._run = run
+    latency = plot_of("show.plots.plot_latency")
+    vision = plot_of("show.plots.plot_vision_stages")
+    timeline = plot_of("show.plots.plot_phase_timeline")
+    memory = plot_of("show.plots.plot_memory")
+    roofline = plot_of("show.plots.plot_roofline")
+    kernels = plot_of("show.plots.plot_kernels")
+    page = plot_of("show.page.plot_page")
+    regions = plot_of("show.page.plot_region_types")
 
 
 @public
@@ -172,8 +178,10 @@ class PhaseRun:
         prefill, decode = self.repeat_ms("prefill", "prefill"), self.repeat_ms("decode", "decode")
         rows = self.spans[self.spans["stage"] == "decode_step"]
         steps, decoded = rows["device_ms"].to_numpy(), self.decoded_tokens and decode.all()
-        vision = sum(self.repeat_ms(stage, "prefill") for stage in VISION_STAGES)
-        stages = sum(self.repeat_ms(stage, "prefill") for stage in PREFILL_STAGES)
+        vision, stages = (
+            np.sum([self.repeat_ms(stage, "prefill") for stage in group], axis=0)
+            for group in (VISION_STAGES, PREFILL_STAGES)
+        )
         peaks = self.memory.get("peak_bytes", {})
         valid = sum(page["valid_image_tokens"] for page in self.pages if page["row"] == 0)
         return {
@@ -182,15 +190,15 @@ class PhaseRun:
             "tokens": self.token_count,
             "prefill_len": self.request["prefill_len"],
             "page_ms": _quantile(sum(self.repeat_ms(phase, phase) for phase in PHASES)),
-            "vision_ms": _quantile(vision) if prefill.all() else None,
-            "vision_share": _quantile(vision / prefill) if prefill.all() else None,
+            "vision_ms": _quantile(vision) if vision.all() else None,
+            "vision_share": _quantile(vision / prefill) if prefill.all() and vision.all() else None,
             **{f"{stage}_ms": medians.get(("prefill", stage)) for stage in VISION_STAGES},
             "text": self.text,
             "prepare_ms": medians.get(("prepare", "prepare")),
             "ttft_ms": _quantile(self.repeat_ms("prepare", "prepare") + prefill) if prefill.all() else None,
             "vision_fusion_ms": medians.get(("prefill", "vision_fusion")),
             "prefill_language_model_ms": medians.get(("prefill", "language_model")),
-            "stage_coverage": _quantile(stages / prefill) if prefill.all() else None,
+            "stage_coverage": _quantile(stages / prefill) if prefill.all() and stages.all() else None,
             "decode_steps": int(rows["step"].max()) + 1 if len(rows) else 0,
             "inter_token_ms": _quantile(steps, 0.5),
             "inter_token_ms_p90": _quantile(steps, 0.9),
@@ -229,7 +237,7 @@ class PhaseRun:
 
     @cached_property
     def repeats(self) -> list[int]:
-        """The numbers of the measured repeats."""
+        """The numbers of the measured repeats, from 0; reports and sentences count them from 1."""
         return sorted(int(number) for number in self.spans["repeat"].unique())
 
     # -- tables -----------------------------------------------------------------------------------
@@ -245,7 +253,7 @@ class PhaseRun:
         return self._sums[column].to_numpy() if column in self._sums else np.zeros(len(self.repeats))
 
     def tokens_of(self, row: int) -> pd.DataFrame:
-        """One row a generated token of batch row ``row``: columns `TOKEN_COLUMNS`.
+        """One row a generated token of batch row ``row``, from 0: columns `TOKEN_COLUMNS`.
 
         ms are medians over repeats of the decode step that made the token (p10 and p90 beside them);
         missing for a token that came from the prefill. They are rounded to 2^-20 ms (a nanosecond, below what
@@ -312,7 +320,7 @@ class PhaseRun:
 
     def explore(self) -> VBox:
         """A widget panel with this record: `ocr_phases.explorer.Explorer`."""
-        return elsewhere("explorer.Explorer")(runs=[self])
+        return elsewhere("explorer.Explorer")(runs=[self], bar=False)
 
     def chrome_trace(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write the spans of all repeats for ui.perfetto.dev: `ocr_phases.report.artifacts`.

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ocr_phases.families import PRESETS, PROMPTS
-from ocr_phases.inputs.packing import image_token_count
+from ocr_phases.inputs.views import image_token_count
 from ocr_phases.record import SPAN_COLUMNS, TOKEN_COLUMNS, PhaseRun
 
 ROOT = Path(__file__).parents[1]

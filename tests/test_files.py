@@ -95,11 +95,6 @@ def test_any_other_name_is_one_page_and_no_pages_are_refused() -> None:
             each_page(f"a.pdf#{numbers}")
 
 
-def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        read_regular(tmp_path / "none")
-
-
 # -- written ---------------------------------------------------------------------------------------
 
 
@@ -208,10 +203,10 @@ from ocr_phases import PhaseRun
 from ocr_phases.cli.measuring import save
 from ocr_phases.files import REPORT_FOLDER, folder_for
 from ocr_phases.report.artifacts import write_record
-from ocr_phases.explorer.kept_records import KeptRecords
+from ocr_phases.explorer.records import Shelf
 
 class arguments: save = None
-run, kept, start = PhaseRun.load(sys.argv[1]), KeptRecords("kept", print), threading.Barrier(20)
+run, kept, start = PhaseRun.load(sys.argv[1]), Shelf("kept"), threading.Barrier(20)
 
 def race():
     start.wait()

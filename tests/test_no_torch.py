@@ -15,11 +15,17 @@ import ocr_phases
 
 #: Modules at the top that need torch.
 SESSION = {"session", "recorder", "rerun", "setup", "sweep_models"}
-ROOMS = ("ocr_phases.analyse", "ocr_phases.show", "ocr_phases.report", "ocr_phases.batch")
+ROOMS = (
+    "ocr_phases.engines",
+    "ocr_phases.analyse",
+    "ocr_phases.show",
+    "ocr_phases.report",
+    "ocr_phases.batch",
+)
 
 
 def modules() -> list[str]:
-    measuring = ("inputs.images",)
+    measuring = ("inputs.images", "inputs.views")
     ground = [
         path.stem
         for path in sorted(Path(ocr_phases.__path__[0]).glob("[!_]*.py"))

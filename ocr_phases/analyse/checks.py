@@ -21,6 +21,7 @@ from ocr_phases.analyse.kernels import has_kernels, kv_cache_share, vision_in_de
 from ocr_phases.analyse.noise import NOISE, is_noisy
 from ocr_phases.analyse.noise import VERDICTS as VERDICTS
 from ocr_phases.analyse.noise import Verdict as Verdict
+from ocr_phases.analyse.repetition import repetition_table
 from ocr_phases.analyse.stages import (
     OUTLIER_FACTOR,
     SPIKE_FACTOR,
@@ -46,10 +47,6 @@ _NO_STEPS = Verdict("n/a", "there was no decode step")
 _NO_TREND = "too few steps for a trend"
 
 STAGE_COVERAGE = 0.97
-#: A loop: a period of at most so many tokens, at least so often and over at least so many tokens at the end.
-LOOP_PERIOD = 64
-LOOP_TIMES = 4
-LOOP_TOKENS = 48
 # Clocks read a little apart may add up to a little more than the whole.
 _OVERLAP = 1.01
 # Up to here two peaks of memory count as the same: they differ by an allocation or two.
@@ -60,7 +57,7 @@ _DRIFT = 0.10
 _RUNAWAY = 0.50
 _SLOW_READS = 4.0
 _CACHE_BLOCK = 256
-_NAMED_STEPS = 3
+_NAMED = 3
 _PUBLISHED_PARAMETERS = 3_000_000_000  # the three families have 3.3 to 3.4 billion
 
 
@@ -133,6 +130,7 @@ def _why_missing(run: PhaseRun, name: str) -> str:
         "a one-shot generate() run has no phases": run.request.get("generate"),
         "not requested: ocr-phases verify compares with generate()": name == "parity",
         _NO_STEPS.measured: of_steps and not run["decode_steps"],
+        "a server does not show it": run.model.get("implementation") == "server",
         f"{run.model['strategy']} steps do not call the model's forward": run.model["strategy"] != "eager",
     }
     return next((reason for reason, holds in reasons.items() if holds), "this record lacks it")
@@ -163,7 +161,7 @@ def _cache_linear(run: PhaseRun) -> Verdict:
     held, sizes = run.cache.get("entries") or run.cache.get("lengths") or [], run.cache.get("bytes") or []
     each = run.cache.get("bytes_per_token")
     if len(sizes) < 2 or not each:
-        return Verdict("n/a", "the cache did not grow")
+        return Verdict("n/a", "no growing cache was seen")
     text = f"{bytes_text(each)} a token, {bytes_text(sizes[0])} to {bytes_text(sizes[-1])}"
     off = sum(size != (count or 0) * each for count, size in zip_longest(held, sizes))
     return Verdict("fail", f"{text}; {off} of {len(sizes)} off the line") if off else Verdict("pass", text)
@@ -190,7 +188,7 @@ def _decode_memory(run: PhaseRun) -> Verdict:
 def _stage_coverage(run: PhaseRun) -> Verdict:
     coverage = run["stage_coverage"]
     if coverage is None:
-        return Verdict("n/a", "there is no prefill")
+        return Verdict("n/a", "there is no prefill, or nobody timed its stages")
     overlap = ": stages overlap, so one is counted twice" if coverage > _OVERLAP else ""
     verdict = "fail" if overlap else "pass" if coverage >= STAGE_COVERAGE else "note"
     return Verdict(verdict, f"{coverage * 100:.1f} %{overlap}")
@@ -227,8 +225,8 @@ def _outlier_steps(run: PhaseRun) -> Verdict:
     if not run["decode_steps"]:
         return _NO_STEPS
     causes = [f"step {step}: {cause}" for step, cause in outlier_causes(run)]
-    more = [f"and {len(causes) - _NAMED_STEPS} more"] if len(causes) > _NAMED_STEPS else []
-    return Verdict("note" if causes else "pass", "; ".join([*causes[:_NAMED_STEPS], *more]) or "none")
+    more = [f"and {len(causes) - _NAMED} more"] if len(causes) > _NAMED else []
+    return Verdict("note" if causes else "pass", "; ".join([*causes[:_NAMED], *more]) or "none")
 
 
 def outlier_causes(run: PhaseRun) -> list[tuple[int, str]]:
@@ -258,29 +256,20 @@ def outlier_causes(run: PhaseRun) -> list[tuple[int, str]]:
 
 
 def _repetition_loop(run: PhaseRun) -> Verdict:
-    loops = []
-    for row, result in enumerate(run.results):
-        ids = result["ids"][: -1 if result.get("finish_reason") == "eos" else None]
-        for period, covered in filter(None, [repetition_loop(ids)]):
-            where = f"row {row + 1}: " if len(run.results) > 1 else ""
-            what = f"{count_text(period, 'token')} repeated over the last {covered} of {len(ids)} tokens"
-            loops.append(where + what)
+    found = []
+    for each in repetition_table(run).to_dict("records"):
+        where = f"row {each['row'] + 1}: " if len(run.results) > 1 else ""
+        what = (
+            f"{count_text(each['period'], 'token')} {each['times']} times from token {each['start'] + 1} on"
+        )
+        time = "" if np.isnan(each["share"]) else f", {percent_text(each['share'])} of the decode time"
+        end = ", up to the limit" if each["to_limit"] else ""
+        found.append(f"{where}{what}{end}{time}")
+    more = [f"and {len(found) - _NAMED} more"] if len(found) > _NAMED else []
     ignored = "; the end token was ignored, which makes this likely" if run.request.get("ignore_eos") else ""
-    return Verdict("note", "; ".join(loops) + ignored) if loops else Verdict("pass", "none")
-
-
-def repetition_loop(ids: Sequence[int]) -> tuple[int, int] | None:
-    """The loop that ``ids`` end in, as (period, tokens it covers); None for none.
-
-    The shortest period counts; what the loop covers may end within a period, as a token limit cuts it.
-    """
-    for period in range(1, min(LOOP_PERIOD, len(ids) // LOOP_TIMES) + 1):
-        covered = period
-        while covered < len(ids) and ids[-1 - covered] == ids[-1 - covered + period]:
-            covered += 1
-        if covered >= max(LOOP_TIMES * period, LOOP_TOKENS):
-            return period, covered
-    return None
+    if not found:
+        return Verdict("pass", "none")
+    return Verdict("note", "; ".join([*found[:_NAMED], *more]) + ignored)
 
 
 _RULES = (

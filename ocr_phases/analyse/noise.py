@@ -84,7 +84,8 @@ def figure_repeats(run: PhaseRun) -> pd.DataFrame:
     """
     steps = {name: step_ms(run, quantile) for name, quantile in STEP_QUANTILES.items()}
     vision = sum(run.repeat_ms(stage, "prefill") for stage in VISION_STAGES)
-    return repeat_table(run).assign(page_ms=end_to_end_ms(run), vision_ms=vision, **steps)
+    seen = np.where(vision, vision, np.nan)  # an engine may not tell
+    return repeat_table(run).assign(page_ms=end_to_end_ms(run), vision_ms=seen, **steps)
 
 
 @cached
@@ -134,8 +135,8 @@ def is_noisy(run: PhaseRun) -> bool:
 def conditions_table(run: PhaseRun) -> pd.DataFrame:
     """The machine's conditions in each repeat, columns `CONDITION_COLUMNS`; empty for a record without them.
 
-    Seconds; ``others`` (CPU time of other processes) and ``steal`` as shares of all cores' time; the
-    one-minute load average. NaN for values that the system did not report.
+    Repeats are counted from 0. Seconds; ``others`` (CPU time of other processes) and ``steal`` as shares of
+    all cores' time; the one-minute load average. NaN for values that the system did not report.
     """
     rows = (run.device.get("conditions") or {}).get("repeats") or []
     table = pd.DataFrame(rows, columns=list(CONDITION_COLUMNS))

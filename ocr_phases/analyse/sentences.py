@@ -16,13 +16,14 @@ import tomllib
 
 from ocr_phases.analyse.checks import EXPECTATIONS, VERDICTS, Verdict, noisy_checks, with_verdict
 from ocr_phases.analyse.floors import ceilings_of, floor_table, times_text
+from ocr_phases.analyse.grounding import PREAMBLE
 from ocr_phases.analyse.kernels import kernel_sentences
+from ocr_phases.analyse.regions import UNCERTAIN_BELOW, regions_of
+from ocr_phases.analyse.repetition import repeated_share
 from ocr_phases.analyse.stages import (
     OUTLIER_FACTOR,
-    UNCERTAIN_BELOW,
     decode_trend,
     end_to_end_ms,
-    region_probabilities,
     step_table,
     typical_repeat,
 )
@@ -34,6 +35,7 @@ UNCERTAIN_TEXT = f"uncertain: mean token probability below {percent_text(UNCERTA
 # A smaller difference between the clocks does not show which side waits.
 _CLEAR_GAP = 0.15
 _CLEAR_TREND = 0.10
+_MUCH_REPEATED = 0.10
 _PHASES = ("prefill", "decode")
 _TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 _SAID: dict[str, str] = _TEXTS["said"]
@@ -56,7 +58,9 @@ def headline(run: PhaseRun) -> str:
     took = "took" if len(run.results) == len(run.pages) == 1 else "took together"
     vision = f"; vision is {percent_text(share)} of the prefill" if share else ""
     part = percent_text(run[f"{larger}_ms"] / total)
-    return f"{name} is {part} of the {ms_text(total)} that {pages} {took}{vision}."
+    loops = repeated_share(run)
+    loop = f" Repeated text is {percent_text(loops)} of the decode." if loops > _MUCH_REPEATED else ""
+    return f"{name} is {part} of the {ms_text(total)} that {pages} {took}{vision}.{loop}"
 
 
 def verdict(run: PhaseRun) -> str:
@@ -163,7 +167,8 @@ def floor_sentence(run: PhaseRun) -> str:
 
 def uncertain_sentence(run: PhaseRun) -> str:
     """How many of the regions are uncertain, over all rows; empty for none."""
-    marked = pd.concat([region_probabilities(run, row)["uncertain"] for row in range(len(run.results))])
+    tables = [regions_of(run, row)[["region", "uncertain"]] for row in range(len(run.results))]
+    marked = pd.concat(tables).query(f"region != {PREAMBLE}")["uncertain"]
     count, limit = int(marked.sum()), percent_text(UNCERTAIN_BELOW)
     verb, whose = ("is", "its") if count == 1 else ("are", "their")
     why = f"{whose} text has a mean token probability below {limit}"

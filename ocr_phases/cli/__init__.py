@@ -66,6 +66,8 @@ def _outcome(words: list[str], arguments: argparse.Namespace) -> tuple[int, str]
     try:
         _parser(words).parse_args(words, arguments)
         refuse_idle(arguments)
+        if vars(arguments).get("server") and arguments.verb != "verify":
+            arguments.model = arguments.server
         code = arguments.run(arguments) or code
         if arguments.stopped:
             code = Exit.SIGNAL + arguments.stopped

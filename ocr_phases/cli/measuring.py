@@ -75,8 +75,10 @@ def load_session(arguments: argparse.Namespace, pages: Sequence[str] = ()) -> OC
     if settings.model.partition(":")[0] in ("tiny", "dummy") or Path(settings.model).is_dir():
         refuse(arguments, ("revision",), f"{settings.model} is not from a hub")
     with seldom_collected():
-        from ocr_phases.session import kept_session
+        from ocr_phases.session import OCRSession, kept_session
 
+    if arguments.verb == "verify" and arguments.server:
+        return OCRSession.connect(arguments.server, reference=settings.model)
     return kept_session(**settings.of_model())
 
 

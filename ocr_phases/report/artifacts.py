@@ -29,7 +29,7 @@ from ocr_phases.analyse.grounding import GRID, Box, Grounding, Region, parse_gro
 from ocr_phases.families import FAMILIES, facts_of
 from ocr_phases.files import RECORD, TRACE_OWNER, rescued, same_file, write_given, write_into
 from ocr_phases.record import PhaseRun
-from ocr_phases.show.page import draw_boxes, printable
+from ocr_phases.show.page import draw_boxes, pages_of_row, printable
 
 ARTIFACTS = (
     rf"{'|'.join(re.escape(facts.result_name) for facts in FAMILIES.values())}"
@@ -241,7 +241,7 @@ def row_images(run: PhaseRun, row: int) -> list[Image.Image | None]:
 
     Without page marks that is the first.
     """
-    numbers = [number for number, page in enumerate(run.pages) if page["row"] == row]
+    numbers = pages_of_row(run, row)
     marked = facts_of(run.model.get("family")).page_mark is not None
     return [run.page_image(number) for number in (numbers if marked else numbers[:1])]
 
@@ -304,7 +304,7 @@ def chrome_trace(run: PhaseRun) -> dict[str, Any]:
     clocks = ("host", "device") if run.device.get("kind") == "cuda" else ("host",)
     events: list[dict[str, Any]] = []
     for repeat in run.repeats:
-        name = f"repeat {repeat}: {run.page['file']}"
+        name = f"repeat {repeat + 1}: {run.page['file']}"
         events.append({"name": "process_name", "ph": "M", "pid": repeat + 1, "args": {"name": name}})
         for thread, clock in enumerate(clocks, start=1):
             place = {"pid": repeat + 1, "tid": thread}

@@ -110,7 +110,7 @@ class DecodeState:
             "prompt": count_text(self.lengths[0], "token"),
             "generated": f"{count_text(self.generated, 'token')} a row, {len(self.unread)} not read yet",
         }
-        for row, ids in enumerate(self.ids):
+        for row, ids in enumerate(self.ids, start=1):
             facts[f"ids of row {row}"] = shorten(", ".join(map(str, ids)), _WIDTH, placeholder=" …")
         return elsewhere("show.results.facts_bundle")("Decode state", facts)
 

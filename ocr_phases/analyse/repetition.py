@@ -1,0 +1,155 @@
+"""Repeated text: this family's best-known fault is a loop of the same words up to the token limit.
+
+Text repeats in three forms: a word to the limit, a block of some hundred tokens again and again, and a few
+repetitions before the model recovers. All are runs of one period, found here from a record's tokens alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from ocr_phases.analyse.stages import cached
+from ocr_phases.record import PhaseRun
+
+REPETITION_COLUMNS = ("row", "start", "period", "times", "repeated", "decode_ms", "share", "to_limit", "text")
+
+#: The longest block, in units of `_units`; each period is looked for in one pass over the tokens.
+LONGEST_PERIOD = 512
+#: What the token limit cuts is a loop from so many tokens and times on, whatever it says.
+LIMIT_TOKENS = 48
+LIMIT_TIMES = 4
+
+# Tables, dot leaders and lists repeat too, and correctly. A block counts by its words outside of markup:
+# (least words, least times) where all of it is the same, and where numbers or boxes differ.
+_Rule = tuple[tuple[int, int], ...]
+_SAME: _Rule = ((5, 3), (1, 16))
+_SAME_IN_TABLE: _Rule = ((12, 3), (1, 64))
+_NUMBERED: _Rule = ((8, 4),)
+_NUMBERED_IN_TABLE: _Rule = ((16, 4),)
+
+_MARKUP = re.compile(r"<\|ref\|>.*?<\|/ref\|>|<[^<>]*>", re.DOTALL)
+#: A word, or a character of a script that writes without spaces.
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\d_]+")
+#: A box or a number; an id without a text is written ``<id>``, and is none.
+_VARIES = re.compile(r"<\|det\|>[^<]*<\|/det\|>|(?<![<\d])\d+(?:[.,]\d+)*")
+
+
+class Repetition(NamedTuple):
+    """Tokens ``start`` to ``stop`` say a block of ``period`` tokens ``times`` times, the last perhaps cut."""
+
+    start: int
+    stop: int
+    period: int
+    times: int
+
+    @property
+    def repeated(self) -> int:
+        """The tokens behind the first time."""
+        return self.stop - self.start - self.period
+
+
+def find_repetitions(texts: Sequence[str], *, cut: bool = False) -> list[Repetition]:
+    """The repeated runs among a row's tokens, in order, none inside another.
+
+    ``texts`` are the tokens' texts, ``cut`` says whether the token limit ended them. Numbers and boxes of a
+    block may differ from time to time. The shortest period counts. Linear in the number of tokens.
+    """
+    firsts, keys = _units(texts)
+    bounds = np.append(firsts, len(texts))
+    found: list[Repetition] = []
+    shortest = np.zeros(len(keys), dtype=np.int64)  # the period of the stretch that a unit lies in
+    taken = np.zeros(len(keys), dtype=bool)
+    for period in range(1, min(LONGEST_PERIOD, len(keys) // 2) + 1):
+        for begin, end in _periodic(keys, period):
+            here = shortest[begin:end]
+            if (here > 0).all() and not (period % here).any() or taken[begin:end].mean() > 0.5:
+                continue  # a multiple of a shorter period, or mostly told already
+            here[here == 0] = period
+            places = bounds[begin : end + 1 : period].tolist()
+            blocks = ["".join(texts[first:last]) for first, last in pairwise(places)]
+            run = Repetition(places[0], int(bounds[end]), places[1] - places[0], len(blocks))
+            if _is_fault(blocks, run, at_limit=cut and run.stop == len(texts)):
+                found.append(run)
+                taken[begin:end] = True
+    return sorted(found)
+
+
+@cached
+def repetition_table(run: PhaseRun) -> pd.DataFrame:
+    """One row a repeated run of any batch row, columns `REPETITION_COLUMNS`.
+
+    ``row`` counts from 0, ``start`` is the index of the first token, ``period`` the tokens of the block,
+    ``times`` how often it is there, ``repeated`` the tokens behind the first time and ``decode_ms`` their
+    time, ``share`` of the row's decode (NaN without decode steps). ``to_limit`` says that the token limit
+    ended it, ``text`` is the block.
+    """
+    rows: list[tuple[object, ...]] = []
+    for row, result in enumerate(run.results):
+        # A part of a character has no text of its own.
+        pairs = zip(result["ids"], result["token_texts"], strict=True)
+        texts, cut = [text or f"<{name}>" for name, text in pairs], result.get("finish_reason") != "eos"
+        texts = texts if cut else texts[:-1]
+        times = run.tokens_of(row)["device_ms"]
+        for each in find_repetitions(texts, cut=cut):
+            spent = float(times.iloc[each.start + each.period : each.stop].sum())
+            share = spent / times.sum() if times.sum() else np.nan
+            block = "".join(texts[each.start : each.start + each.period])
+            to_limit = cut and each.stop == len(texts)
+            rows.append(
+                (row, each.start, each.period, each.times, each.repeated, spent, share, to_limit, block)
+            )
+    return pd.DataFrame(rows, columns=list(REPETITION_COLUMNS))
+
+
+def repeated_share(run: PhaseRun) -> float:
+    """The part of the decode time that repeated words took, 0 to 1; of a batch, of all its rows' times."""
+    table = repetition_table(run)
+    worded = table[table["text"].map(_words).gt(0)]
+    times = sum(run.tokens_of(row)["device_ms"].sum() for row in range(len(run.results)))
+    return float(worded["decode_ms"].sum() / times) if times else 0.0
+
+
+def _units(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    """What is compared: the first token of each unit, and a number for what it says.
+
+    A unit is a token; a number or a box is one, however many tokens it takes and whatever it says.
+    """
+    starts = list(accumulate(map(len, texts), initial=0))[:-1]
+    inside = np.zeros(sum(map(len, texts)) + 1, dtype=bool)  # characters of a number or box, but its first
+    for varies in _VARIES.finditer("".join(texts)):
+        inside[varies.start() + 1 : varies.end()] = True
+    firsts = [number for number, start in enumerate(starts) if not inside[start]]
+    said = ["".join(texts[first:end]) for first, end in pairwise([*firsts, len(texts)])]
+    alike = np.array([_VARIES.sub("0", each) for each in said], dtype=object)
+    return np.array(firsts, dtype=np.int64), pd.factorize(alike)[0]
+
+
+def _periodic(keys: np.ndarray, period: int) -> Iterator[tuple[int, int]]:
+    """The longest stretches in which every unit equals the one ``period`` before it, three times or more."""
+    same = np.concatenate([[False], keys[period:] == keys[:-period], [False]])
+    begins, ends = np.flatnonzero(same[1:] != same[:-1]).reshape(-1, 2).T
+    for begin, end in zip(begins, ends, strict=True):
+        if end - begin >= 2 * period:
+            yield int(begin), int(end) + period
+
+
+def _is_fault(blocks: Sequence[str], run: Repetition, *, at_limit: bool) -> bool:
+    if at_limit and run.times >= LIMIT_TIMES and run.stop - run.start >= LIMIT_TOKENS:
+        return True
+    words = _words(blocks[0])
+    in_table = "<td" in blocks[0]
+    if len({" ".join(block.split()) for block in blocks}) == 1:
+        rule = _SAME_IN_TABLE if in_table else _SAME
+    else:
+        rule = _NUMBERED_IN_TABLE if in_table else _NUMBERED
+    return any(words >= least and run.times >= times for least, times in rule)
+
+
+def _words(block: str) -> int:
+    return len(_WORD.findall(_MARKUP.sub(" ", block)))

@@ -1,0 +1,1 @@
+"""A running model server, such as vLLM or SGLang, measured into the same record; docs/engines.md."""

@@ -1,0 +1,324 @@
+"""A running server measured into a record: what is timed, what is missing, what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from fake_server import IDS, TOKENS, Fake, served
+
+import ocr_phases
+from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
+from ocr_phases.cli import main
+from ocr_phases.engines import checks
+from ocr_phases.engines.client import Server
+from ocr_phases.engines.session import ServerSession
+from ocr_phases.engines.vllm_worker import MODULES, Stages, Watch
+from ocr_phases.families import FAMILIES, VISION_STAGES
+from ocr_phases.inputs.views import image_token_count
+
+PAGE = Path(ocr_phases.__file__).parents[1] / "data" / "pages" / "receipt.png"
+SECRET = "sk-secret-123"
+
+
+@pytest.fixture
+def vllm() -> Iterator[tuple[str, Fake]]:
+    with served() as (url, fake):
+        yield url, fake
+
+
+def measure(url: str, session: ServerSession | None = None, **settings: Any) -> PhaseRun:
+    session = session or ocr_phases.connect(url, patience=1.0)
+    return session.run_inference(PAGE, **{"max_new_tokens": 8, "repeats": 2, "preset": "base", **settings})
+
+
+def found(run: PhaseRun, name: str) -> tuple[str, str]:
+    row = run.checks.set_index("name").loc[name]
+    return row["verdict"], row["measured"]
+
+
+def test_a_server_is_timed_as_far_as_it_tells(vllm: tuple[str, Fake], tmp_path: Path) -> None:
+    url, _ = vllm
+    run = measure(url)
+    assert (run.result["ids"], run.text) == (IDS, "".join(TOKENS))
+    assert run.request["prefill_len"] == 276
+    assert run["decode_steps"] == len(IDS) - 1
+    assert run["inter_token_ms"] > 1
+    assert set(run.spans["stage"]) >= {"queue", "preprocess", "prefill", "decode_step"}
+    assert run["ttft_ms"] == pytest.approx(run["prepare_ms"] + run["prefill_ms"], rel=0.2)
+    assert run.tokens["probability"].round(3).eq(0.607).all()
+    assert found(run, "server_preset") == ("pass", "273 image tokens, as base has")
+    assert found(run, "fresh_prompt")[0] == "pass"
+    again = PhaseRun.load(run.save(tmp_path / "run.json"))
+    assert again.model["server"]["engine"] == "vllm"
+    assert len(again.model["server"]["times"]) == 2
+
+
+def test_what_was_not_measured_is_missing_and_never_zero(vllm: tuple[str, Fake]) -> None:
+    run = measure(vllm[0])
+    missing = ("vision_ms", "vision_share", "stage_coverage", "sam_ms", "peak_bytes", "kv_cache_bytes")
+    assert [run[name] for name in missing] == [None] * len(missing)
+    assert run.floors.empty
+    assert found(run, "stage_coverage")[0] == found(run, "decode_memory")[0] == "n/a"
+    assert found(run, "eval_mode") == ("n/a", "a server does not show it")
+    shown = run._repr_mimebundle_()
+    assert "rest of the prefill" not in shown["text/html"]
+    assert "vision" not in shown["text/plain"].lower()
+    table = ocr_phases.compare(run, run).table.set_index("metric")
+    assert "vision_ms" not in table.index or table.loc["vision_ms", "baseline"] != 0
+
+
+def test_stages_of_the_worker_lie_in_the_prefill(vllm: tuple[str, Fake]) -> None:
+    url, fake = vllm
+    fake.watched = True
+    run = measure(url)
+    spans = run.spans[run.spans["repeat"] == 0].set_index("stage")
+    whole, sam = spans.loc["prefill"], spans.loc["sam"]
+    assert whole["host_start_ms"] <= sam["host_start_ms"]
+    assert sam["host_start_ms"] + sam["host_ms"] <= whole["host_start_ms"] + whole["host_ms"]
+    decode = run.spans[run.spans["phase"] == "decode"]
+    assert (decode["stage"] == "language_model").sum() == 2 * (len(IDS) - 1)
+    assert run["vision_ms"] > 0
+    assert run.model["dtype"] == "float32"
+
+
+def test_times_of_a_shared_server_are_left_out(vllm: tuple[str, Fake]) -> None:
+    url, fake = vllm
+    fake.others = 1
+    run = measure(url)
+    assert run["prepare_ms"] is None
+    assert run.model["server"]["times"] == [{}, {}]
+
+
+def test_sglang_is_timed_by_its_chunks_of_text() -> None:
+    with served("sglang") as (url, fake):
+        run = measure(url)
+        assert run.result["ids"] == IDS
+        assert run["decode_steps"] == len(IDS) - 1
+        assert found(run, "token_times") == ("note", "chunks of text are timed: ids came at the end")
+        assert fake.bodies[0]["messages"][0]["content"][1]["text"].startswith("<|grounding|>")
+        with pytest.raises(OcrPhasesError, match="no_repeat_ngram_size is no setting"):
+            measure(url, infer={"no_repeat_ngram_size": 5})
+
+
+def test_another_server_is_timed_without_ids() -> None:
+    with served("other") as (url, _):
+        run = measure(url)
+    assert len(run.result["ids"]) == len(TOKENS)
+    assert "sends no ids" in found(run, "token_times")[1]
+    assert run["prepare_ms"] is None
+
+
+def test_several_tokens_a_chunk_have_no_latency(vllm: tuple[str, Fake]) -> None:
+    url, fake = vllm
+    fake.a_chunk = 3
+    run = measure(url)
+    assert run.result["ids"] == IDS
+    assert (run["inter_token_ms"], run["decode_steps"]) == (None, 0)
+    assert run["decode_ms"] > 0
+    assert found(run, "token_times")[1] == "a chunk has up to 3 tokens: there is no inter-token latency"
+    run._repr_mimebundle_()
+
+
+def test_a_cached_prompt_makes_repeats_invalid(vllm: tuple[str, Fake]) -> None:
+    url, fake = vllm
+    fake.cached = 0
+    assert found(measure(url), "fresh_prompt") == ("pass", "no prompt token came from a cache")
+    fake.cached = 256
+    run = measure(url)
+    assert found(run, "fresh_prompt") == ("fail", "a cache had 256 of 276 prompt tokens")
+    assert "--no-enable-prefix-caching" in run.checks.set_index("name").loc["fresh_prompt", "fix"]
+    fake.cached, fake.watched = None, True
+    session = ocr_phases.connect(url)
+    fake.vision = 0.4
+
+    def fast(done: int, total: int) -> None:
+        fake.vision = 0.4 if done == 0 else 0.01
+
+    assert "of the first request after" in found(measure(url, session, progress=fast), "fresh_prompt")[1]
+    assert len({body["cache_salt"] for body in fake.bodies}) == len(fake.bodies)
+
+
+def test_another_cut_of_the_page_is_named(vllm: tuple[str, Fake]) -> None:
+    url, fake = vllm
+    fake.image_tokens = 111
+    verdict, told = found(measure(url), "server_preset")
+    assert verdict == "fail"
+    assert told == "the server read 111 image tokens, base has 273: it cut the page as small"
+    gundam = FAMILIES["deepseek-ocr"].presets["gundam"]
+    few = image_token_count(gundam, (1, 2))
+    answer = SimpleNamespace(prompt_ids=[3] * few, prompt_tokens=None)
+    cut = checks.read_as(answer, gundam, FAMILIES["deepseek-ocr"], (1000, 2000))  # type: ignore[arg-type]
+    told = checks.preset_check(gundam, (1000, 2000), cut)["measured"]
+    assert told.endswith("it cut the page into 1 x 2 crops (at most 6) in place of 2 x 4")
+
+
+def test_the_rule_against_repetition_is_seen_in_the_tokens(vllm: tuple[str, Fake]) -> None:
+    run = measure(vllm[0], infer={"no_repeat_ngram_size": 3})
+    assert found(run, "repetition_rule") == ("pass", "no 3 tokens are repeated")
+    assert vllm[1].bodies[0]["vllm_xargs"]["ngram_size"] == 3
+    assert checks.repeated([1, 2, 3, 1, 2, 3], 3, 0) == 5
+    assert checks.repeated([1, 2, 3, 1, 2, 4], 3, 0) is None
+
+
+def test_verify_names_a_missing_bos_and_the_first_difference(vllm: tuple[str, Fake]) -> None:
+    url, fake = vllm
+    session = ocr_phases.connect(url, reference="tiny")
+    fake.bos = False
+    run = measure(url, session, verify=True, repeats=1)
+    assert found(run, "server_prompt")[0] == found(run, "parity")[0] == "fail"
+    assert "token 4 of 8 is the first that differs (900, native class: 31)" in found(run, "parity")[1]
+    answer = SimpleNamespace(ids=[1, 2], prompt_ids=[9, 9], prompt_tokens=2)
+    prompt, parity = checks.compared(answer, [1, 2], [0, 9, 9], "float32")  # type: ignore[arg-type]
+    assert prompt["measured"].endswith("has 2 tokens for 3: the BOS at its beginning is missing")
+    assert parity["verdict"] == "pass"
+    with pytest.raises(OcrPhasesError, match="give connect a reference"):
+        measure(url, verify=True)
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"),
+    [
+        ("401", "refuses the key (401): set OCR_PHASES_API_KEY, or give api_key."),
+        ("429", "has too many requests (429): ask again later, or for fewer at once."),
+        ("500", "failed /v1/chat/completions (500: no, said the server)."),
+        ("400", "refuses /v1/chat/completions (400: no, said the server)."),
+        ("redirect", "redirects to http://elsewhere.example/v1/chat/completions, which"),
+        ("whole", "does not stream: it answered all at once."),
+        ("huge", "sent more than 64 MB for one page."),
+        ("stall", "sent nothing for 1 s. 4 chunks of the answer had come."),
+        ("disconnect", "ended the connection in the middle of an answer. 4 chunks of"),
+        ("malformed", "is not OpenAI-compatible: a chunk of its stream is not"),
+        ("error", "gave up (out of memory). 4 chunks of the answer had come."),
+    ],
+)
+def test_a_fault_is_one_sentence_and_keeps_what_was_measured(
+    vllm: tuple[str, Fake], fault: str, told: str
+) -> None:
+    url, fake = vllm
+    fake.fault = fault
+    with pytest.raises(OcrPhasesError, match=re.escape(told)) as error:
+        measure(url)
+    assert "\n" not in str(error.value)
+    fake.bodies.clear()
+    fake.fault_from = 2  # the warm-up and a repeat go well
+    run = measure(url)
+    assert run.repeats == [0]
+    assert found(run, "interrupted")[1].startswith("1 of 2 repeats: http://127.0.0.1")
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        ("ftp://host/v1", "is no server's address"),
+        ("http://host:port", "is no server's address"),
+        ("http://me:key@host/v1", "A key does not belong into an address"),
+        ("http://127.0.0.1:9/v1", "cannot be reached"),
+    ],
+)
+def test_a_wrong_address_is_refused(address: str, told: str) -> None:
+    with pytest.raises(OcrPhasesError, match=told):
+        ocr_phases.connect(address)
+
+
+def test_models_and_settings_that_a_server_has_not_are_refused_by_name(vllm: tuple[str, Fake]) -> None:
+    url, fake = vllm
+    with pytest.raises(OcrPhasesError, match="Unknown model 'big'"):
+        ocr_phases.connect(url, "big")
+    fake.models = ["a", "b"]
+    with pytest.raises(OcrPhasesError, match=r"serves 2 models: name one \(a, b\)"):
+        ocr_phases.connect(url)
+    session = ocr_phases.connect(f"{url}#b")
+    assert session.model == "b"
+    refused: dict[str, Any] = {"strategy": "compiled", "vision": "compiled", "generate": True}
+    for name, value in {**refused, "first_token": "redecode", "kernels": True, "autocast": True}.items():
+        with pytest.raises(OcrPhasesError, match=f"A server cannot do {name}={value!r}"):
+            measure(url, session, **{name: value})
+    with pytest.raises(OcrPhasesError, match="one page at a time"):
+        session.run_inference([PAGE, PAGE])
+
+
+def test_the_key_is_sent_and_kept_nowhere(
+    vllm: tuple[str, Fake],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    url, fake = vllm
+    monkeypatch.chdir(tmp_path)
+    fake.key = SECRET
+    with pytest.raises(OcrPhasesError, match="refuses the key"):
+        ocr_phases.connect(url)
+    monkeypatch.setenv("OCR_PHASES_API_KEY", SECRET)
+    target = tmp_path / "report"
+    options = ["--max-new-tokens", "8", "--preset", "base", "--repeats", "1", "--server", url]
+    assert main(["report", str(PAGE), "--out", str(target), *options]) == 0
+    fake.key = "another"
+    assert main(["profile", str(PAGE), *options]) == 2
+    said = "".join(capsys.readouterr())
+    texts = [path.read_text(errors="replace") for path in target.rglob("*") if path.is_file()]
+    assert len(texts) > 3
+    assert not any(SECRET in text for text in [*texts, said])
+    assert url in (target / "receipt" / "run.json").read_text()
+
+
+def test_the_command_line_measures_and_verifies_a_server(
+    vllm: tuple[str, Fake], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url, _ = vllm
+    options = ["--server", url, "--max-new-tokens", "8", "--preset", "base", "--repeats", "1"]
+    saved = tmp_path / "run.json"
+    assert main(["verify", str(PAGE), "--save", str(saved), *options]) == 1
+    assert "native class" in capsys.readouterr().out
+    assert json.loads(saved.read_text())["model"]["implementation"] == "server"
+    assert main(["profile", str(PAGE), "--model", "tiny", *options]) == 2
+    assert "--server has its model" in capsys.readouterr().err
+
+
+def test_the_workers_clocks_see_the_native_classs_modules() -> None:
+    session = OCRSession.load("tiny", device="cpu")
+    modules = {name: session.family.stages(session.model)[name] for name in ("sam", "clip", "projector")}
+    watch = Watch(modules, torch.device("cpu"))
+    run = session.run_inference(PAGE, preset="base", max_new_tokens=2, repeats=1, warmup=0)
+    taken = watch.take()
+    assert [row[1] for row in taken["rows"]][:3] == ["sam", "clip", "projector"]
+    sam = next(row for row in taken["rows"] if row[1] == "sam")
+    assert sam[3] == pytest.approx(run["sam_ms"], rel=0.2)
+    assert sam[2] <= taken["now"]
+    assert watch.take()["rows"] == []
+
+
+def test_the_extension_watches_a_vllm_worker() -> None:
+    named = {name: torch.nn.Identity() for name in MODULES.values() if name != "qwen2_model"}
+    model = torch.nn.ModuleDict(named)
+    model.sam_model, model.vision_model = named["sam_model"], named["vision_model"]
+
+    def execute(scheduled: Any) -> int:
+        named["sam_model"](torch.zeros(1))
+        return 7
+
+    runner = SimpleNamespace(get_model=lambda: SimpleNamespace(**named), execute_model=execute)
+    config = SimpleNamespace(
+        model_config=SimpleNamespace(dtype=torch.float32, enforce_eager=True),
+        cache_config=SimpleNamespace(enable_prefix_caching=False),
+        scheduler_config=SimpleNamespace(max_num_seqs=4, max_num_batched_tokens=2048),
+    )
+    worker = Stages()
+    worker.model_runner, worker.vllm_config, worker.device = runner, config, torch.device("cpu")  # type: ignore
+    facts = worker.ocr_watch()
+    assert json.loads(json.dumps(facts))["dtype"] == "float32"
+    assert worker.ocr_watch() == facts
+    assert runner.execute_model(SimpleNamespace(total_num_scheduled_tokens=5)) == 7
+    rows = worker.ocr_take()["rows"]
+    assert [(row[0], row[1], row[4]) for row in rows] == [(1, "forward", 5), (1, "sam", 0)]
+    assert set(MODULES) - {"language_model"} == set(VISION_STAGES)
+
+
+def test_an_address_without_a_path_is_that_of_version_1() -> None:
+    assert Server("http://host:1").url == "http://host:1/v1"

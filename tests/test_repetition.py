@@ -1,0 +1,112 @@
+"""Repeated text is found wherever it is, and tables, leaders and lists are left alone."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import replace
+
+import pytest
+from conftest import RECORD
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ocr_phases import PhaseRun
+from ocr_phases.analyse.repetition import LIMIT_TOKENS, find_repetitions, repetition_table
+
+SENTENCE = "All goods remain the property of the seller until they are paid for in full. "
+
+
+def tokens(text: str) -> list[str]:
+    return re.findall(r"\s?\w{1,4}|\s?[^\w\s]|\s", text)
+
+
+def told(text: str, *, cut: bool = False) -> list[tuple[str, int]]:
+    texts = tokens(text)
+    return [
+        ("".join(texts[run.start : run.start + run.period]).strip(), run.times)
+        for run in find_repetitions(texts, cut=cut)
+    ]
+
+
+@given(
+    before=st.integers(0, 40), length=st.integers(5, 60), times=st.integers(3, 20), after=st.integers(0, 40)
+)
+def test_a_repeated_block_is_found_with_its_first_time_and_its_length(before, length, times, after):
+    words = iter(itertools.permutations("abcdefg", 4))
+    first, block, last = ([" " + "".join(next(words)) for _ in range(n)] for n in (before, length, after))
+    texts = first + block * times + last
+    assert find_repetitions(texts) == [(before, before + length * times, length, times)]
+
+
+@given(st.lists(st.text(alphabet="ab .1<>", max_size=4), max_size=300), st.booleans())
+def test_runs_are_apart_and_within_the_tokens(texts, cut):
+    runs = find_repetitions(texts, cut=cut)
+    assert all(0 <= run.start < run.start + run.period < run.stop <= len(texts) for run in runs)
+    assert runs == sorted(runs)
+
+
+@pytest.mark.parametrize(
+    ("text", "cut", "times"),
+    [
+        pytest.param("Dear all, " + "the " * 300, True, 300, id="a word to the limit"),
+        pytest.param(f"Terms. {SENTENCE * 12}", True, 12, id="a sentence to the limit"),
+        pytest.param(f"Terms. {SENTENCE * 4}And so it went on.", False, 4, id="a few, then recovery"),
+        pytest.param("开始。" + "谢谢大家的支持。" * 30, True, 30, id="without spaces"),
+        pytest.param("".join(f"{n}. {SENTENCE}" for n in range(9, 30)), False, 21, id="numbered"),
+        pytest.param(
+            "".join(
+                f"<|ref|>text<|/ref|><|det|>[[9, {n}, 90, {n + 9}]]<|/det|>\n{SENTENCE}" for n in range(12)
+            ),
+            False,
+            12,
+            id="in ever new boxes",
+        ),
+    ],
+)
+def test_the_forms_that_users_report(text, cut, times):
+    ((_, found),) = told(text, cut=cut)
+    assert found in (times - 1, times)  # a period may begin within the first block
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("<table>" + "<tr><td></td><td></td></tr>" * 60, id="empty cells"),
+        pytest.param(
+            "<table>" + "".join(f"<tr><td>Item</td><td>{n}</td><td>{n * 3.5}</td></tr>" for n in range(60)),
+            id="numbers in cells",
+        ),
+        pytest.param("<table>" + "<tr><td>yes</td><td>no</td></tr>" * 20, id="equal cells"),
+        pytest.param("".join(f"Part {n} {'. ' * 70}{n * 12}\n" for n in range(1, 12)), id="dot leaders"),
+        pytest.param("".join(f"- item {n}\n" for n in range(40)), id="a list"),
+        pytest.param("Signed: " + "_" * 300, id="a line to write on"),
+    ],
+)
+def test_what_repeats_correctly_is_no_finding(text):
+    assert told(text) == []
+
+
+def test_whatever_the_limit_cuts_is_a_loop():
+    cells = ["<td>", "</td>"] * LIMIT_TOKENS
+    assert find_repetitions(cells) == []
+    assert len(find_repetitions(cells, cut=True)) == 1
+
+
+def test_the_table_of_a_record_counts_tokens_and_their_time():
+    run = PhaseRun.load(RECORD)
+    ids, texts = run.result["ids"], run.result["token_texts"]
+    words = tokens(SENTENCE)
+    period = len(words)
+    times = (len(ids) - 10) // period
+    looping = [*texts[:10], *words * times, *texts[10 + times * period :]]
+    table = repetition_table(
+        replace(run, results=[{**run.result, "token_texts": looping, "text": "".join(looping)}])
+    )
+    (row,) = table.to_dict("records")
+    assert (row["row"], row["period"], row["times"]) == (0, period, times)
+    spent = run.tokens["device_ms"]
+    expected = spent.iloc[row["start"] + period : row["start"] + period + row["repeated"]].sum()
+    assert row["decode_ms"] == pytest.approx(expected)
+    assert row["share"] == pytest.approx(expected / spent.sum())
+    assert repetition_table(run).empty
