@@ -10,7 +10,7 @@ import re
 import signal
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
@@ -22,6 +22,7 @@ from PIL import Image
 from ocr_phases.engines import checks
 from ocr_phases.engines.answers import Answer, Stage, ask, metrics, server_times, spans_of
 from ocr_phases.engines.client import Server, ServerFailed
+from ocr_phases.engines.load import LoadResult, load_test
 from ocr_phases.errors import Interrupted, OcrPhasesError, Stopped, check_known, checked, public, stop_signals
 from ocr_phases.families import (
     DEEPSEEK_OCR,
@@ -174,6 +175,29 @@ class ServerSession:
             told_of = f"{len(runs)} of {count_text(request.repeats, 'repeat')}"
             self._add(checks.check("interrupted", "note", f"{told_of}{failed and ': '}{failed}"))
         return self.last_run
+
+    @checked(RunSettings)
+    def load_test(
+        self,
+        pages: Pages,
+        concurrency: Sequence[int] = (1, 2, 4, 8),
+        *,
+        rates: Sequence[float] = (),
+        requests: int | None = None,
+        progress: Callable[[str], None] = lambda level: None,
+        **settings: Any,
+    ) -> LoadResult:
+        """Ask for ``pages`` in turn, so many at once, and at ``rates`` in pages per minute.
+
+        A level has ``requests``, by default four for each at once, and at least each page. ``settings`` are
+        those of `RunSettings`. One page is read before, untimed. Raises as `run_inference` does.
+        """
+        each = pages if isinstance(pages, Sequence) and not isinstance(pages, str | bytes) else [pages]
+        asked = [self._request(page, RunSettings(**settings)) for page in each]
+        read = [_data_url(*load_page(request.pages[0])[:2]) for request in asked]
+        bodies = [partial(self.body, *pair) for pair in zip(asked, read, strict=True)]
+        ask(self.server, bodies[0]())
+        return load_test(self.server, bodies, concurrency, rates, requests, progress)
 
     # -- what is asked ----------------------------------------------------------------------------
 
