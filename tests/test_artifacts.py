@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
@@ -24,12 +23,10 @@ from ocr_phases.files import MANIFEST_NAME, REPORT_FOLDER, check_names, folder_f
 from ocr_phases.report import artifacts
 from ocr_phases.report.artifacts import (
     EOS_TEXT,
-    MAX_CROP_PAGES,
     MAX_CROPS,
     RESULTS,
     Geometry,
     GeometryLine,
-    draw_geometry,
     parse_geometry,
     result_markdown,
     write_artifacts,
@@ -106,13 +103,6 @@ def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
     assert taken.read_text() == "mine"
 
 
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="needs permissions that bind this user")
-def test_a_read_only_folder_is_refused(tmp_path: Path) -> None:
-    tmp_path.chmod(0o500)
-    with refused():
-        write_artifacts(tmp_path, None, "text")
-
-
 @pytest.mark.parametrize(
     ("text", "markdown"),
     [
@@ -155,14 +145,6 @@ def test_crops_are_limited_and_the_markdown_says_so(
     written = paths[0].read_text()
     assert LINK.findall(written) == [str(number) for number in range(20)]
     assert written.endswith(f"end\n\n*30 more pictures have no file: {LIMIT.replace('500', '20')}")
-
-
-def test_crops_together_cover_the_page_a_few_times_at_most(tmp_path: Path) -> None:
-    text = marked("image", f"[{', '.join(30 * ['[0, 0, 999, 999]'])}, [0, 0, 0, 9], [0, 0, 9, 9]]")
-    write_artifacts(tmp_path, Image.new("RGB", (3, 3)), text)
-    markdown = result_markdown(text)
-    assert len(crops_in(tmp_path)) == len(LINK.findall(markdown)) == MAX_CROP_PAGES == 20
-    assert markdown.endswith("*11 more pictures have no file: " + LIMIT)
 
 
 def test_a_page_longer_than_jpeg_allows(tmp_path: Path) -> None:
@@ -219,29 +201,6 @@ def test_geometry_is_drawn_on_its_axes(tmp_path: Path) -> None:
     assert [path.name for path in paths] == ["result.mmd", "result_with_boxes.jpg", "geo.jpg"]
     with Image.open(paths[-1]) as drawn:
         assert drawn.width == drawn.height
-
-
-def test_a_dashed_line_has_gaps() -> None:
-    def grey(dashed: bool) -> np.ndarray:
-        drawn = draw_geometry(Geometry((GeometryLine((-14.0, 3.3), (14.0, 3.3), dashed),), ()))
-        return np.asarray(drawn.convert("L"))
-
-    solid, dashed = grey(dashed=False), grey(dashed=True)
-    assert ((solid < 60) & (dashed > 200)).sum() > 100
-    assert ((dashed < 60) & (solid > 200)).sum() == 0
-
-
-@settings(max_examples=15, deadline=None)
-@given(
-    st.lists(st.tuples(*[st.floats(-1e6, 1e6)] * 4), max_size=3),
-    st.lists(st.tuples(st.text(), st.tuples(st.floats(-20, 20), st.floats(-20, 20))), max_size=3),
-)
-@example([(-1e6, 1e6, 1e6, -1e6)], [("$\\frac{$", (0.0, 0.0)), ("\ud800漢\n", (1.0, 1.0))])
-def test_any_geometry_can_be_drawn(
-    lines: list[tuple[float, float, float, float]], names: list[tuple[str, tuple[float, float]]]
-) -> None:
-    made = Geometry(tuple(GeometryLine((a, b), (c, d), a > c) for a, b, c, d in lines), tuple(names))
-    assert draw_geometry(made).size == draw_geometry(Geometry((), ())).size
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -23,9 +23,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import PAGES, RECORD
+from conftest import GOLDEN, PAGES, RECORD
 from example_run import make_run
 from IPython.core.interactiveshell import InteractiveShell
+from PIL import Image
 from refusals import refused
 from traitlets.config import Config
 
@@ -360,6 +361,9 @@ WRONG_COMMANDS = {
     "verify --record RUN --model tiny": "drop --model",
     "profile --from RUN --preset=tiny": "drop --preset",
     "sweep --records . --repeats 3 --batch 1": "drop --repeats, --batch",
+    "sweep": "Name either",
+    "sweep PAGE --records .": "Name either",
+    "sweep PAGE --batch 1,x": "'x' is not a whole number from 1",
     "sweep PAGE --models ,": "empty list",
     "sweep PAGE --models tiny --model tiny": "drop --model",
     "sweep PAGE --strategies eagr": "mean eager?",
@@ -369,6 +373,7 @@ WRONG_COMMANDS = {
     "batch PAGE --wait-workers 5": "drop --wait-workers",
     "compare RUN RUN --fail-above -5": "--fail-above",
     "compare RUN RUN --margin inf": "--margin",
+    "compare RUN RUN --metric prefill_ms": "drop --metric",
     "compare RUN RUN --fail-above 5 --metric prefil_ms": "mean prefill_ms?",
     "artifacts RUN --out LONG": "too long",
     "report PAGE --out LONG": "too long",
@@ -384,19 +389,100 @@ WRONG_COMMANDS = {
     "report --record LONG": "too long",
     "report --record RUN --truth LONG": "too long",
     "batch PAGE --truth LONG": "too long",
+    "profile PAGE --device cuda:0,cuda:1": "Unknown device",
+    "profile PAGE --max-new-tokens 0": "--max-new-tokens is 0",
+    "profile PAGE --repeats 0": "repeats is 0",
+    "profile PAGE --prompt <image><image>What?": "<image>",
+    "profile PAGE --prompt locate": "locate",
+    "profile PAGE --save BAD/file/x": "cannot be written",
+    "profile PAGE --save BAD": "is a folder",
+    "verify PAGE --save BAD": "is a folder",
+    "report PAGE --out BAD/file": "cannot be written",
+    "report": "Name either",
+    "report PAGE --record RUN": "Name either",
+    "verify": "Name either",
+    "verify PAGE --record RUN": "Name either",
+    "profile": "or a record to repeat",
+    "profile --from none.json": "cannot be read",
+    "artifacts none.json": "cannot be read",
+    "artifacts BAD/no_schema.json": "no schema number",
+    "artifacts BAD/cut.json": "not valid JSON",
+    "report --record BAD/other.json": "schema 9",
+    "profile BAD": "is a folder",
+    "profile BAD/none.png": "There is no file",
+    "report BAD/none.png": "There is no file",
+    "profile BAD/empty.png": "empty",
+    "profile BAD/text.png": "text.png",
+    "profile BAD/truncated.png": "truncated.png",
+    "profile BAD/no_pixels.png": "no_pixels.png",
+    "report BAD/bomb.png": "bomb.png",
+    "profile BAD/broken.pdf": "broken.pdf",
+    "profile PAGE --model BAD": "no config.json",
+    "profile PAGE --model BAD/no_tokenizer": "no tokenizer.json",
+    "profile PAGE --model BAD/tokenizer": "is no tokenizer file",
+    "profile PAGE --model BAD/no_weights": "no *.safetensors",
+    "profile PAGE --model BAD/weights": "do not fit",
+    "profile PAGE --model BAD/llama": "'llama' model",
+    "batch PAGE --out BAD/file": "cannot be written",
+    "batch none.png": "does not exist",
+    "batch PAGE --retries -1": "--retries: '-1' is not",
+    "batch PAGE --timeout 0": "--timeout: '0' is not",
+    "batch PAGE --timeout nan": "--timeout: 'nan' is not",
+    "batch PAGE --timeout inf": "--timeout: 'inf' is not",
+    "batch PAGE --timeout 1e300": "--timeout: '1e300' is not",
+    "batch PAGE --render only": "Name the pages, or give --render only",
+    "batch PAGE --wait-workers 0": "--wait-workers: '0' is not",
+    "batch PAGE --render-workers 99999": "render-workers is 99999",
+    "batch PAGE --workers 0": "workers is 0",
+    "batch PAGE --workers 99999": "workers is 99999",
+    "batch PAGE --workers 2 --scheduler tcp://127.0.0.1:1": "drop --workers",
 }
 
 
+@pytest.fixture(scope="module")
+def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pages, records and checkpoints that cannot be used."""
+    folder, whole = tmp_path_factory.mktemp("bad"), Path(PAGE).read_bytes()
+    bomb = io.BytesIO()
+    Image.new("1", (40_000, 20_000)).save(bomb, "PNG")
+    for name, content in {
+        "file": b"",
+        "no_schema.json": b"{}",
+        "cut.json": RECORD.read_bytes()[:1000],
+        "other.json": json.dumps({**json.loads(RECORD.read_bytes()), "schema": 9}).encode(),
+        "empty.png": b"",
+        "text.png": b"no image",
+        "truncated.png": whole[: len(whole) // 2],
+        "no_pixels.png": whole[:16] + bytes(8) + whole[24:],
+        "bomb.png": bomb.getvalue(),
+        "broken.pdf": b"%PDF-1.7 broken",
+    }.items():
+        (folder / name).write_bytes(content)
+    for name, file, content in (
+        ("no_tokenizer", "tokenizer.json", None),
+        ("tokenizer", "tokenizer.json", b"{}"),
+        ("no_weights", "model.safetensors", None),
+        ("weights", "model.safetensors", bytes(100)),
+        ("llama", "config.json", b'{"model_type": "llama"}'),
+    ):
+        path = Path(shutil.copytree(GOLDEN / "checkpoint", folder / name)) / file
+        path.unlink()
+        if content is not None:
+            path.write_bytes(content)
+    return folder
+
+
 @pytest.mark.parametrize("command", WRONG_COMMANDS)
-def test_a_wrong_command_is_one_sentence_and_one_json_object(command, tmp_path, monkeypatch, capsys):
+def test_a_wrong_command_is_one_sentence_and_one_json_object(command, bad, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     known = {"PAGE": PAGE, "RUN": RUN, "LONG": LONG}
-    assert main([*(known.get(word, word) for word in command.split()), "--json"]) == 2
+    words = [known.get(word, word).replace("BAD", str(bad)) for word in command.split()]
+    assert main([*words, "--json"]) == 2
     said = capsys.readouterr()
     told = json.loads(said.out)
     assert (told["exit_code"], said.err) == (2, f"ocr-phases: {told['exit_reason']}\n")
     assert WRONG_COMMANDS[command] in told["exit_reason"]
-    assert not list(tmp_path.iterdir())
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
 def test_every_end_is_one_json_object(tmp_path, monkeypatch, capsys):

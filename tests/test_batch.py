@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import json
 import os
-from pathlib import Path
-from typing import Any
 
 import pytest
 from batch_example import (
     QUICK,
-    STUB,
     jobs,
     make_pages,
     measure,
-    run_jobs,
     statuses,
 )
-from conftest import GOLDEN, PAGES
+from conftest import PAGES
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
 
-from ocr_phases import PhaseRun
 from ocr_phases.batch import driver
-from ocr_phases.batch.child import LocalPool
-from ocr_phases.batch.index import build_index
 from ocr_phases.batch.jobs import Job
 from ocr_phases.batch.store import finished, read_listing
 from ocr_phases.cli import main
@@ -152,19 +144,6 @@ def test_pages_that_take_too_long_one_after_another_say_what_would_help(tmp_path
         measure(pages, tmp_path / "out", retries=0, timeout=0.1)
 
 
-def test_a_page_of_any_file_name_is_measured_and_shown(tmp_path):
-    pages, out = tmp_path / "in", tmp_path / "out"
-    pages.mkdir()
-    (pages / os.fsdecode(b"caf\xe9.png")).write_text("ok")
-    assert measure(pages, out).done == 1
-    assert build_index(out).pages["page"].tolist() == ["caf?.png"]
-    assert measure(pages, out).kept == 1
-    page = {"file": os.fsdecode(b"caf\xe9.png")}
-    run = PhaseRun.load(GOLDEN / "run.json")
-    run.pages[0] |= page
-    assert PhaseRun.load(run.save(tmp_path / "run.json")).page["file"] == "caf?.png"
-
-
 def test_a_full_disk_ends_the_batch_and_keeps_what_is_finished(tmp_path):
     pages, out = make_pages(tmp_path / "in", "ok", "full", "ok"), tmp_path / "out"
     with pytest.raises(OcrPhasesError):
@@ -173,52 +152,6 @@ def test_a_full_disk_ends_the_batch_and_keeps_what_is_finished(tmp_path):
     (pages / "page-1.png").write_text("ok again")
     counts = measure(pages, out)
     assert (counts.kept + counts.done, counts.failed) == (3, 0)
-
-
-@pytest.mark.parametrize("place", ["status", "listing"])
-def test_a_disk_that_is_full_for_the_driver_is_one_sentence(place, tmp_path, monkeypatch):
-    def full(*args: Any, **kwargs: Any) -> Any:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(*((os, "fsync") if place == "status" else (Path, "open")), full)
-    pages = tmp_path / "in"
-    pages.mkdir()
-    os.close(os.open(pages / "page-0.png", os.O_CREAT))
-    with pytest.raises(OcrPhasesError):
-        measure(pages, tmp_path / "out")
-
-
-def test_a_read_only_output_folder_is_refused(tmp_path, capsys, monkeypatch):
-    def read_only(*args: Any, **kwargs: Any) -> Any:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-
-    monkeypatch.setattr(os, "mkdir", read_only)
-    assert main(["batch", str(PAGES), "--out", str(tmp_path / "out"), *QUICK]) == 2
-    assert "Read-only file system" in capsys.readouterr().err
-
-
-def test_bad_options_are_one_sentence_and_start_nothing(tmp_path, capsys):
-    (tmp_path / "file").touch()
-    page = str(PAGES / "slide.png")
-    for arguments, message in (
-        ([page, "--out", str(tmp_path / "file")], "cannot be written"),
-        ([page, "--retries", "-1"], "--retries: '-1' is not"),
-        ([page, "--timeout", "0"], "--timeout: '0' is not"),
-        ([page, "--timeout", "nan"], "--timeout: 'nan' is not"),
-        ([page, "--timeout", "inf"], "--timeout: 'inf' is not"),
-        ([page, "--timeout", "1e300"], "--timeout: '1e300' is not"),
-        ([page, "--render", "only"], "Name the pages, or give --render only"),
-        ([page, "--wait-workers", "0"], "--wait-workers: '0' is not"),
-        ([page, "--render-workers", "0"], "render-workers is 0"),
-        ([page, "--render-workers", "99999"], "render-workers is 99999"),
-        ([page, "--workers", "0"], "workers is 0"),
-        ([page, "--workers", "99999"], "workers is 99999"),
-        ([page, "--workers", "2", "--scheduler", "tcp://127.0.0.1:1"], "drop --workers"),
-        ([str(tmp_path / "none.png")], "does not exist"),
-    ):
-        assert main(["batch", "--out", str(tmp_path / "out"), *arguments]) == 2
-        assert message in capsys.readouterr().err
-        assert not list(tmp_path.glob("out/*"))
 
 
 def test_a_second_driver_on_the_same_folder_is_refused(tmp_path, capsys):
@@ -240,32 +173,3 @@ def test_a_file_system_without_locks_gives_a_warning_and_not_a_second_driver(cod
     with pytest.warns(UserWarning, match="without locks"), only_writer(tmp_path):
         (tmp_path / "written").touch()
     assert [path.name for path in tmp_path.iterdir()] == ["written"]
-
-
-def test_equal_pages_named_twice_are_measured_once_and_counted_twice(tmp_path):
-    pages = make_pages(tmp_path / "in", "ok")
-    out = tmp_path / "out"
-    out.mkdir()
-    pool = LocalPool(command=STUB)
-    counts = run_jobs([*jobs(pages), *jobs(pages)], out, pool)
-    pool.close()
-    assert (counts.done, counts.kept + counts.again, counts.pages) == (1, 1, 2)
-    assert len(list(read_listing(out))) == 2
-
-
-def test_a_million_pages_never_wait_in_memory(tmp_path):
-    class Watched(LocalPool):
-        waiting = most = 0
-
-        def submit(self, request: Any, timeout: Any) -> Any:
-            self.waiting += 1
-            self.most = max(self.most, self.waiting)
-            future = super().submit(request, timeout)
-            future.add_done_callback(lambda _: setattr(self, "waiting", self.waiting - 1))
-            return future
-
-    pages, out = make_pages(tmp_path / "in", *["ok"] * 30), tmp_path / "out"
-    out.mkdir()
-    with contextlib.closing(Watched(command=STUB)) as pool:
-        assert run_jobs(jobs(pages), out, pool).done == 30
-    assert pool.most == 2

@@ -75,13 +75,6 @@ def test_a_page_is_done_again_after_a_change_of_the_code_or_of_the_built_in_mode
     assert retrained.id not in (before.id, changed.id)
 
 
-def test_a_tree_that_git_knows_nothing_of_has_no_state(tmp_path, monkeypatch):
-    monkeypatch.setattr(versions, "_ROOT", tmp_path)
-    assert versions.git_state.__wrapped__() is None
-    (tmp_path / ".git").touch()  # and no repository
-    assert versions.git_state.__wrapped__() is None
-
-
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A hub cache of its own, empty, and no hub."""

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import copy
-import html
 import itertools
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,12 +20,10 @@ from wording import says
 
 from ocr_phases import PhaseRun
 from ocr_phases.batch import figures
-from ocr_phases.batch import index as batch_index
-from ocr_phases.batch.figures import FIGURES, page_figures
+from ocr_phases.batch.figures import FIGURES
 from ocr_phases.batch.index import PAGE_COLUMNS, BatchIndex, build_index
 from ocr_phases.batch.jobs import Job
 from ocr_phases.batch.store import list_pages, read_listing
-from ocr_phases.cli import batch as command
 from ocr_phases.cli import main
 from ocr_phases.record import SPAN_COLUMNS
 from ocr_phases.show.plots_many import plot_distributions
@@ -114,20 +108,6 @@ def test_tables_hold_every_span_and_token_of_every_record_once(batch):
     assert not list(folder.glob(".*.part"))
 
 
-def test_the_slowest_regions_are_the_slowest_of_all_pages(made, monkeypatch):
-    monkeypatch.setattr(batch_index, "MOST_REGIONS", 3)
-    regions = build_index(made).regions
-    times = [
-        row["decode_ms"] for run in records(made).values() for row in page_figures(run, "", "", "")["regions"]
-    ]
-    assert regions["decode_ms"].tolist() == sorted(times, reverse=True)[:3]
-
-
-def test_the_other_format_goes_when_a_table_is_written(batch):
-    (path,) = batch[0].glob("spans.*")
-    assert path.read_bytes() != b"old"
-
-
 def test_the_page_shows_failures_first_escapes_all_and_links_what_is_there(index):
     text = html_of(index)
     assert text.index("Failures") < text.index('id="Pages"') < text.index('id="Slowest-regions"')
@@ -147,18 +127,6 @@ def test_a_long_table_is_cut_and_says_so(index, monkeypatch):
     monkeypatch.setattr("ocr_phases.show.index.MOST_ROWS", 2)
     text = html_of(index)
     assert says(text, "2 of 7 rows")
-
-
-def test_what_is_cut_from_a_long_table_is_what_matters_least(index, monkeypatch):
-    monkeypatch.setattr("ocr_phases.show.index.MOST_ROWS", 5)
-    index = copy.deepcopy(index)
-    index.pages.loc[index.pages["page"] != "c.pdf#2", "warnings"] = ""
-    text = html_of(index)
-    body = text[text.index('id="Pages"') : text.index('id="Distributions"')]
-    measured = index.pages[index.pages["status"] == "done"].set_index("page")["decode_ms"]
-    slowest = measured.drop("c.pdf#2").idxmax()
-    assert body.index("damaged.png") < body.index("c.pdf#2") < body.index(html.escape(slowest, quote=False))
-    assert body.count("/run.json") == 2
 
 
 def test_a_batch_in_which_everything_failed_has_an_index_too(tmp_path):
@@ -213,35 +181,6 @@ def test_reports_alone_are_rendered_tried_again_and_told(tmp_path, monkeypatch, 
     assert says(capsys.readouterr().out, "1 reports", "0 rendered", "1 failed")
 
 
-def test_the_first_reasons_of_failures_are_told(capsys):
-    command._print_reasons((f"{number}.png", "is empty") for number in range(12))
-    told = capsys.readouterr().out.splitlines()
-    assert told[:2] == ["0.png: is empty", "1.png: is empty"]
-    assert len(told) == 10
-
-
-def test_reports_alone_need_a_batch_and_a_batch_needs_pages(tmp_path, capsys):
-    for options, message in ((["--render", "only"], "holds no batch"), ([], "Name the pages")):
-        assert main(["batch", "--out", str(tmp_path / "none"), *options]) == 2
-        assert message in capsys.readouterr().err
-    assert not (tmp_path / "none").exists()
-
-
-def test_the_index_is_built_where_torch_cannot_be_imported(tmp_path):
-    make_batch(tmp_path)
-    program = (
-        "import sys; sys.modules['torch'] = None\n"
-        "from pathlib import Path; from ocr_phases.batch.index import build_index\n"
-        "from ocr_phases.show.index import index_html\n"
-        "index = build_index(Path(sys.argv[1]))\n"
-        "print(len(index_html(index.pages, index.regions, title='t', facts={}, tables=[])))"
-    )
-    command = [sys.executable, "-c", program, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 1000
-
-
 def test_a_listing_that_is_cut_names_its_line(tmp_path):
     (tmp_path / "jobs.jsonl").write_text(json.dumps({"id": "a"})[:-3])
     (row,) = build_index(tmp_path).pages.to_dict("records")
@@ -271,11 +210,3 @@ def test_damaged_or_foreign_figures_are_made_anew(made: Path, tmp_path: Path, da
     else:
         paths[0].write_text(damage)
     pd.testing.assert_frame_equal(build_index(out).pages, first.pages)
-
-
-def test_a_table_that_is_gone_is_written_again(made: Path, tmp_path: Path) -> None:
-    out = shutil.copytree(made, tmp_path / "out")
-    path = build_index(out).tables[1]
-    before = path.read_bytes()
-    path.unlink()
-    assert build_index(out).tables[1].read_bytes() == before

@@ -221,13 +221,6 @@ def test_any_bytes_as_a_list_are_read_or_refused(tmp_path_factory, data):
         assert all(set(page.settings) <= set(KNOWN) for page in found)
 
 
-def test_a_link_to_itself_is_a_page_that_cannot_be_read(tmp_path):
-    (tmp_path / "self.png").symlink_to("self.png")
-    (tmp_path / "good.png").write_bytes(b"1")
-    found = find_pages([f"{tmp_path}/**/*.png"], [], tmp_path / "out" / "pages")
-    assert [page.name for page in found] == ["good.png", "self.png"]
-
-
 def test_an_argument_that_is_not_there_is_refused_before_others_are_read(folder):
     with refused():
         next(find_pages([str(folder), str(folder / "none.png")], KNOWN))

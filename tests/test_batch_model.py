@@ -96,29 +96,6 @@ def test_measuring_within_the_notebook_gives_the_same_tokens_and_a_report(tiny_s
     assert {path.name for path in out.glob("pages/*/*/.*")} == {MANIFEST_NAME}
 
 
-def test_a_session_is_kept_while_its_options_are_the_same(monkeypatch):
-    from ocr_phases import session as module
-
-    loaded: list[tuple[str | None, ...]] = []
-
-    def load(**settings: str | None) -> object:
-        loaded.append(tuple(settings[name] for name in ("model", "device", "dtype", "revision")))
-        return object()
-
-    monkeypatch.setattr(module.OCRSession, "load", load)
-    monkeypatch.setattr(module, "_kept", {})
-    first = module.kept_session(model="tiny", device="cpu")
-    assert module.kept_session(model="tiny", device="cpu") is first
-    assert module.kept_session(model="tiny", device="cpu", dtype="bfloat16") is not first
-    assert module.kept_session(model="tiny", device="cpu", dtype="bfloat16", revision="a") is not first
-    assert len(module._kept) == 1
-    assert loaded == [
-        ("tiny", "cpu", None, None),
-        ("tiny", "cpu", "bfloat16", None),
-        ("tiny", "cpu", "bfloat16", "a"),
-    ]
-
-
 def test_a_model_that_cannot_be_loaded_stops_the_batch_at_once(tmp_path, capsys):
     out = tmp_path / "out"
     assert main(["batch", str(PAGES), "--out", str(out), "--model", "huge", *QUICK]) == 2

@@ -15,9 +15,7 @@ from benchmarks import speed_table
 from benchmarks.__main__ import main
 from benchmarks.measure import PARTS, BenchSettings, run_bench
 from benchmarks.tables import (
-    TABLES,
     batch_table,
-    bench_text,
     failure_table,
     load_bench,
     mark_table,
@@ -200,14 +198,6 @@ def test_figures_of_known_times() -> None:
     assert failures["way"].tolist() == ["", "compiled, kernel view", "cuda_graph", "eager, batch 16"]
 
 
-def test_the_text_has_every_table_and_only_tables_with_rows() -> None:
-    said = bench_text(example())
-    assert all(title in said for title in TABLES)
-    assert "nan" not in said.lower()
-    empty = {**example(), "results": []}
-    assert bench_text(empty).count("\n") == 0
-
-
 def test_other_files_are_no_benchmark(tmp_path: Path) -> None:
     for content in ("{", "{}", json.dumps({**example(), "schema": 9})):
         (tmp_path / "x.json").write_text(content)
@@ -238,19 +228,6 @@ def test_documents_have_the_table_of_data_runs(document: Path) -> None:
     text = document.read_text(encoding="utf-8")
     table = speed_table.speed_table(speed_table.find_benches(speed_table.TABLES[document]))
     assert speed_table.with_table(text, table) == text, "run: python -m benchmarks.speed_table"
-
-
-def test_the_speed_table_has_a_row_a_preset(tmp_path: Path) -> None:
-    (tmp_path / "a.json").write_text(json.dumps(example()))
-    (tmp_path / "run.json").write_text('{"schema": 1}')
-    benches = speed_table.find_benches(tmp_path)
-    assert len(benches) == 1
-    lines = speed_table.speed_table(benches).splitlines()
-    assert len(lines) == 3  # the preset without figures has none
-    assert len({line.count("|") for line in lines}) == 1
-    cells = [cell.strip() for cell in lines[2].strip("|").split("|")]
-    expected = ["NVIDIA H200, `dummy` bfloat16", "base", "40.0 ms", "4.00 ms", "–", "1.00 ms", "0.500 ms"]
-    assert cells == [*expected, "0.90 (0.90 to 0.90)", "–", "98.9 %"]
 
 
 # -- on a GPU -----------------------------------------------------------------------------------------

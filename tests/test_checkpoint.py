@@ -16,9 +16,7 @@ from safetensors.torch import load_file, save_file
 from ocr_phases import OCRSession
 from ocr_phases.models import load
 from ocr_phases.models.folders import hub_commit
-from ocr_phases.models.load import load_tokenizer
-from ocr_phases.models.weights import dummy_config, resolve_dtype
-from ocr_phases.models.wiring import NATIVES, native_config
+from ocr_phases.models.weights import resolve_dtype
 from ocr_phases.settings import ModelSettings
 from ocr_phases.versions import asset
 
@@ -59,28 +57,6 @@ def test_published_layout_loads_whole(golden_session):
     assert set(golden_session.model.config.text_config.layer_types) == {"full_attention"}
 
 
-def test_transformers_layout_loads(tiny_session):
-    assert tiny_session.checkpoint.default_preset == "small"
-    assert tiny_session.family.parameters(tiny_session.model)["total"] > 9_000_000
-
-
-def test_the_published_sizes_are_the_published_counts():
-    """The counts of the published sizes, from the real class on the meta device."""
-    from transformers import UnlimitedOcrForConditionalGeneration
-
-    with torch.device("meta"):
-        model = UnlimitedOcrForConditionalGeneration(native_config(dummy_config("dummy")))
-    counts = NATIVES["deepseek-ocr"].parameters(model)
-    assert {name: round(count / 1e6, 1) for name, count in counts.items()} == {
-        "sam": 95.6,
-        "clip": 302.6,
-        "projector": 2.6,
-        "language_model": 2769.3,
-        "lm_head": 165.5,
-        "total": 3335.5,
-    }
-
-
 def test_dummy_is_seeded_and_scaled():
     loaded = []
     for others in range(2):
@@ -103,6 +79,7 @@ def test_dummy_is_seeded_and_scaled():
         ("dummy:hidden=100,heads=7", "multiple of its heads"),
         ("dummy:experts=2", "at least 6 experts"),
         ("dummy:vocab=100", "at least 2048"),
+        ("dummy:deepseek-ocr-2,clip_layers=2", "is no size of dummy"),
         ("nonsense", "no model 'nonsense'"),
         ("./nowhere/model", "no model"),
         ("/nowhere/model", "no model"),
@@ -243,7 +220,3 @@ def test_a_hub_that_never_answers_is_given_up(monkeypatch, tmp_path, capsys):
         refuse("someone/model", r"could it be fetched from the hub \(ReadTimeout\)")
         assert hub_commit("someone/model") is None
     assert capsys.readouterr().err == f"Asking {address} for someone/model.\n" * 2
-
-
-def test_the_tokenizer_loader_alone():
-    assert load_tokenizer(GOLDEN / "checkpoint").convert_tokens_to_ids("<image>") == 300

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import shutil
@@ -12,8 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import GOLDEN, PAGES, RECORD
-from PIL import Image
+from conftest import PAGES, RECORD
 from wording import says
 
 from ocr_phases import PhaseRun
@@ -149,100 +147,6 @@ def test_nohup_keeps_a_verb_running(tmp_path, monkeypatch):
         assert main(["artifacts", str(RECORD), "--out", str(tmp_path)]) == 0
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def bad_pages(folder: Path) -> dict[str, tuple[bytes | None, str]]:
-    """Files that are no page: their bytes (None: no file) and a part of the sentence to read."""
-    whole = (PAGES / "slide.png").read_bytes()
-    bomb = io.BytesIO()
-    Image.new("1", (40_000, 20_000)).save(bomb, "PNG")
-    no_pixels = whole[:16] + bytes(8) + whole[24:]
-    return {
-        "none.png": (None, "There is no file"),
-        "empty.png": (b"", "empty"),
-        "text.png": (b"no image", "text.png"),
-        "truncated.png": (whole[: len(whole) // 2], "truncated.png"),
-        "no_pixels.png": (no_pixels, "no_pixels.png"),
-        "bomb.png": (bomb.getvalue(), "bomb.png"),
-        "broken.pdf": (b"%PDF-1.7 broken", "broken.pdf"),
-    }
-
-
-def bad_checkpoint(folder: Path, name: str, **changes: bytes | None) -> str:
-    """A copy of the recorded checkpoint with some files replaced (None: removed)."""
-    target = Path(shutil.copytree(GOLDEN / "checkpoint", folder / name))
-    for file, content in changes.items():
-        path = target / file.replace("__", ".")
-        path.unlink()
-        if content is not None:
-            path.write_bytes(content)
-    return str(target)
-
-
-def bad_inputs(folder: Path) -> dict[str, tuple[list[str], str]]:
-    """What a person may get wrong: the arguments, and a part of the sentence they should read."""
-    page = str(PAGES / "slide.png")
-    (folder / "no_model").mkdir()
-    (folder / "file").touch()
-    (folder / "bad.json").write_text("{}")
-    (folder / "cut.json").write_text(RECORD.read_text()[:1000])
-    (folder / "other.json").write_text(json.dumps({**json.loads(RECORD.read_text()), "schema": 9}))
-    table = {
-        "a folder as page": (["profile", str(folder)], "is a folder"),
-        "unknown preset": (["profile", page, "--preset", "huge"], "huge"),
-        "unknown model": (["profile", page, "--model", "huge"], "no model 'huge'"),
-        "unknown device": (["profile", page, "--device", "abacus"], "Unknown device"),
-        "two devices": (["profile", page, "--device", "cuda:0,cuda:1"], "Unknown device"),
-        "unknown dtype": (["profile", page, "--dtype", "int3"], "Unknown dtype"),
-        "unknown size of dummy": (["profile", page, "--model", "dummy:depth=3"], "no size of dummy"),
-        "no checkpoint": (["profile", page, "--model", str(folder / "no_model")], "no config.json"),
-        "no tokens": (["profile", page, "--max-new-tokens", "0"], "--max-new-tokens is 0"),
-        "too many tokens": (["profile", page, "--max-new-tokens", "9999"], "4096 positions"),
-        "no repeats": (["profile", page, "--repeats", "0"], "repeats is 0"),
-        "two pages in the prompt": (["profile", page, "--prompt", "<image>\n<image>\nWhat?"], "<image>"),
-        "nothing to locate": (["profile", page, "--prompt", "locate"], "locate"),
-        "save under a file": (["profile", page, "--save", str(folder / "file" / "x")], "cannot be written"),
-        "save as a folder": (["profile", page, "--save", str(folder)], "is a folder"),
-        "verify, save as a folder": (["verify", page, "--save", str(folder)], "is a folder"),
-        "out under a file": (["report", page, "--out", str(folder / "file")], "cannot be written"),
-        "nothing to report": (["report"], "Name either"),
-        "nothing to verify": (["verify"], "Name either"),
-        "verify page and record": (["verify", page, "--record", str(RECORD)], "Name either"),
-        "nothing to profile": (["profile"], "or a record to repeat"),
-        "no record to repeat": (["profile", "--from", str(folder / "none.json")], "cannot be read"),
-        "page and record": (["report", page, "--record", str(RECORD)], "Name either"),
-        "no record": (["artifacts", str(folder / "bad.json")], "no schema number"),
-        "cut record": (["artifacts", str(folder / "cut.json")], "not valid JSON"),
-        "another schema": (["report", "--record", str(folder / "other.json")], "schema 9"),
-        "missing record": (["artifacts", str(folder / "none.json")], "cannot be read"),
-    }
-    for name, (content, message) in bad_pages(folder).items():
-        if content is not None:
-            (folder / name).write_bytes(content)
-        table[f"{name}, profile"] = (["profile", str(folder / name)], message)
-        table[f"{name}, report"] = (["report", str(folder / name)], message)
-    for name, changes, message in (
-        ("no tokenizer", {"tokenizer__json": None}, "no tokenizer.json"),
-        ("damaged tokenizer", {"tokenizer__json": b"{}"}, "is no tokenizer file"),
-        ("no weights", {"model__safetensors": None}, "no *.safetensors"),
-        ("damaged weights", {"model__safetensors": bytes(100)}, "do not fit"),
-        ("another model", {"config__json": b'{"model_type": "llama"}'}, "'llama' model"),
-    ):
-        table[name] = (["profile", page, "--model", bad_checkpoint(folder, name, **changes)], message)
-    return table
-
-
-def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    inputs = bad_inputs(tmp_path)
-    for what, (arguments, message) in inputs.items():
-        before = sorted(tmp_path.rglob("*"))
-        assert main(arguments) == 2, what
-        error = capsys.readouterr().err.strip()
-        assert message in error, what
-        assert error.startswith("ocr-phases: "), what
-        assert len(error.splitlines()) == 1, what
-        assert sorted(tmp_path.rglob("*")) == before, what
 
 
 @pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="a CUDA device is here")

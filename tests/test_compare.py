@@ -23,12 +23,9 @@ from ocr_phases.analyse.comparison import (
     environment_table,
     few_repeats,
     first_other_token,
-    in_units,
-    metrics_of,
     run_labels,
-    same_tokens,
 )
-from ocr_phases.analyse.statistics import LogMean, holm, leaders, log_mean, log_ratio, spread
+from ocr_phases.analyse.statistics import LogMean, holm, leaders, log_ratio, spread
 from ocr_phases.cli import main
 from ocr_phases.files import MANIFEST_NAME
 from ocr_phases.record import PhaseRun
@@ -61,29 +58,11 @@ def test_a_ratio_lies_in_its_interval_which_scales(values: list[float], factor: 
     assert wider[0] <= low * (1 + 1e-9) and wider[1] >= high * (1 - 1e-9)
 
 
-@pytest.mark.parametrize(
-    ("freedom", "t"), [(1, 12.706), (2, 4.3027), (3, 3.1824), (4, 2.7764), (9, 2.2622), (30, 2.0423)]
-)
-def test_students_t_is_the_tables(freedom: int, t: float) -> None:
-    test = LogMean(0.0, 1.0, freedom)
-    assert np.log(test.interval()) == pytest.approx((-t, t), rel=1e-4)
-    assert LogMean(t, 1.0, freedom).p == pytest.approx(0.05, rel=1e-3)
-
-
 def test_welch_by_hand() -> None:
     test = log_ratio(np.exp([1.0, 2.0, 3.0]), np.exp([4.0, 6.0]))
     assert (test.mean, test.error) == pytest.approx((3.0, (1 / 3 + 1) ** 0.5))
     assert test.freedom == pytest.approx((4 / 3) ** 2 / ((1 / 3) ** 2 / 2 + 1))
     assert spread(np.exp([1.0, 2.0, 3.0])) == pytest.approx(1.0)
-
-
-def test_what_has_no_spread_or_no_logarithm_has_no_interval() -> None:
-    assert np.isnan(
-        [*log_mean([3.0]).interval(), log_mean([0.0, 1.0]).mean, log_ratio([1.0], [2.0, 2.0]).p]
-    ).all()
-    same = log_ratio([2.0, 2.0], [2.0, 2.0])
-    assert (same.p, same.interval()) == (1.0, (1.0, 1.0))
-    assert log_ratio([2.0, 2.0], [3.0, 3.0]).p == 0.0
 
 
 def test_holm_steps_down_and_stops() -> None:
@@ -109,16 +88,6 @@ def test_leaders_are_those_that_the_repeats_do_not_tell_from_the_first() -> None
 
 
 # -- comparing ----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_metrics_are_the_summarys(shape: str) -> None:
-    run = make_run(**SHAPES[shape])
-    summary, values = run.summary(), metrics_of(run)["value"]
-    assert all(values[name] == summary[name] for name in values.index if name in summary)
-    assert ("prefill/sam/global" in values) == (summary["prefill_ms"] is not None)
-    assert "decode/decode_step" not in values  # that is inter_token_ms
-    assert values.get("decode/language_model", 0.0) < (summary["inter_token_ms"] or 1.0)
 
 
 def table_of(*runs: PhaseRun, **options: Any) -> pd.DataFrame:
@@ -271,24 +240,6 @@ def test_noise_proves_nothing() -> None:
     assert "nothing" in Comparison([loud, loud]).verdict or "unproven" in Comparison([loud, loud]).verdict
 
 
-def test_columns_carry_the_labels_of_the_runs() -> None:
-    base = make_run(repeats=5)
-    compared = Comparison([base, scaled(base, 1.2)], ["before", "metric"])
-    assert list(in_units(compared.table, "before"))[3:5] == ["before", "other"]  # no column twice
-    compared = Comparison([base, scaled(base, 1.2)], ["before", "after"])
-    assert list(in_units(compared.table, "before"))[:5] == ["metric", "verdict", "unit", "before", "after"]
-    assert "base" not in Elements(results_many.compare_html(compared.headline, "before")).said.replace(
-        "baseline", ""
-    )
-
-
-def test_a_thirtieth_is_told_as_a_speed() -> None:
-    base = make_run(repeats=5)
-    said = Comparison([base, scaled(base, 0.03)]).verdict
-    assert "33.3 times as fast" in said
-    assert "0.03" not in said
-
-
 def test_the_first_token_that_differs_is_named() -> None:
     base = make_run()
     ids, texts = list(base.result["ids"]), list(base.result["token_texts"])
@@ -301,22 +252,6 @@ def test_the_first_token_that_differs_is_named() -> None:
     shorter = dataclasses.replace(base, results=[{**base.result, "ids": ids[:2], "token_texts": texts[:2]}])
     where = first_other_token(base, shorter)
     assert says(where, "number 3", "the end") and repr(texts[2]) in where
-
-
-def test_environments_side_by_side() -> None:
-    then, now = make_run(), make_run(cuda=True)
-    table = environment_table([then, now, then], ["a", "b", "c"]).set_index("name")
-    assert table.loc["dtype", ["a", "b", "c"]].tolist() == ["float32", "bfloat16", "float32"]
-    assert "torch" not in table.index
-    assert environment_table([then, make_run(seed=1)], ["a", "b"]).empty
-    assert same_tokens(then, make_run(seed=1))
-    assert not same_tokens(then, make_run(max_tokens=5))
-
-
-def test_labels_are_all_different() -> None:
-    runs = [make_run(), make_run(), make_run(cuda=True)]
-    assert run_labels(runs, ["a/x.json", "b/x.json", "y.json"]) == ["x (1)", "x (2)", "y"]
-    assert len(set(run_labels(runs))) == 3
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -354,12 +289,6 @@ def test_another_model_is_said(change: dict[str, str], sentence: str) -> None:
     runs = [base, dataclasses.replace(base, model=base.model | change)]
     assert sentence in Comparison(runs).verdict
     assert sentence not in Comparison([base, base]).verdict
-
-
-def test_nothing_to_show_is_said() -> None:
-    empty = pd.DataFrame(columns=list(COMPARE_COLUMNS))
-    assert "nothing in common" in results_many.compare_html(empty)
-    assert "are the same" in results_many.environment_html(Comparison([make_run(), make_run()]).differs)
 
 
 # -- the verb -----------------------------------------------------------------------------------------
@@ -419,33 +348,3 @@ def test_what_is_undecided_is_named_and_has_its_own_exit_code(
     assert says(said, "worse", "prefill_ms", "worse", "10 %")
     assert main(["compare", paths["same"], paths["same"], *judged]) == 0
     assert not says(capsys.readouterr().out, "undecided")
-
-
-def test_a_limit_over_few_repeats_is_judged_and_said_to_be_unsure(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = fail_above_ten(make_run(repeats=3), tmp_path, "after")
-    said = capsys.readouterr().out
-    assert says(said, "after", "prefill_ms", "worse", "10 %", "1.300")
-    assert said.count("3 repeats") == 2
-    shown = Elements((out / "compare.html").read_text(encoding="utf-8")).said
-    assert says(shown, "before", "3 repeats", "after", "3 repeats")
-
-
-def test_bad_comparisons_are_one_sentence_and_write_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    record = str(make_run(repeats=1).save(tmp_path / "run.json"))
-    (tmp_path / "bad.json").write_text("{}")
-    out = ["--out", str(tmp_path / "out")]
-    for arguments, message in (
-        ([record, str(tmp_path / "bad.json")], "no schema number"),
-        ([record, record, "--metric", "prefill_ms"], "drop --metric"),
-        ([record, record, "--fail-above", "5"], "5 repeats or more"),
-        ([record, record, "--fail-above", "5", "--metric", "speed"], "metric 'speed'"),
-    ):
-        assert main(["compare", *arguments, *out]) == 2
-        error = capsys.readouterr().err.strip()
-        assert message in error
-        assert len(error.splitlines()) == 1
-    assert not (tmp_path / "out").exists()

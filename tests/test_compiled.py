@@ -10,14 +10,13 @@ from conftest import PAGES, SMALL_DUMMY
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
-from torch._inductor.runtime.benchmarking import InductorBenchmarker, benchmarker
 
 from ocr_phases import OCRSession, PhaseRun
 from ocr_phases.analyse.checks import run_checks, with_verdict
 from ocr_phases.analyse.sentences import verdict
 from ocr_phases.show.results import cards
 from ocr_phases.steps import execution as strategies
-from ocr_phases.steps.compiled import compiled_apart, first_largest, fused_forms, tuned_steadily
+from ocr_phases.steps.compiled import compiled_apart, first_largest, fused_forms
 from ocr_phases.text import bytes_text
 
 RECEIPT = PAGES / "receipt.png"
@@ -136,20 +135,3 @@ def test_a_router_chooses_the_same_experts_with_the_same_weights(golden_session)
         assert experts.gather(1, order).equal(other_experts.gather(1, other))
         torch.testing.assert_close(weights.gather(1, order), other_weights.gather(1, other))
         torch.testing.assert_close(logits, other_logits)
-
-
-def test_the_other_forms_are_gone_behind_the_block(golden_session):
-    language_model = golden_session.family.stages(golden_session.model)["language_model"]
-    with strategies.forwards(fused_forms(language_model)):
-        changed = [module for module in language_model.modules() if "forward" in vars(module)]
-    kinds = {type(module).__name__.removeprefix("UnlimitedOcrText") for module in changed}
-    assert kinds == {"RMSNorm", "TopkRouter", "SiLUActivation"}
-    assert not [module for module in language_model.modules() if "forward" in vars(module)]
-
-
-def test_the_compiler_s_timer_writes_more_within_the_block_only():
-    """It reads this entry before it asks for the device's cache."""
-    assert isinstance(benchmarker, InductorBenchmarker)
-    with tuned_steadily():
-        assert benchmarker.L2_cache_size == 256 * 2**20
-    assert "L2_cache_size" not in vars(benchmarker)

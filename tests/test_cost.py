@@ -11,26 +11,23 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
 from torch.utils.flop_counter import FlopCounterMode
 
 from ocr_phases.analyse.architecture import read_architecture
 from ocr_phases.analyse.cost import (
-    COST_COLUMNS,
     VisionCall,
     decode_cost,
     expected_experts,
     generation_flops,
     prefill_cost,
     run_cost,
-    stage_cost,
     vision_calls,
 )
 from ocr_phases.config import read_model_config
 from ocr_phases.families import FAMILIES
-from ocr_phases.inputs.views import image_token_count
 from ocr_phases.models.wiring import NATIVES, family_of, native_config
 from ocr_phases.record import PhaseRun
 
@@ -189,57 +186,6 @@ def test_a_generation_costs_its_prefill_and_every_step(built: Any) -> None:
         generation_flops(config, tokens=0, **asked)
 
 
-def test_parts_of_the_language_model_are_those_torch_counts(built: Any) -> None:
-    """Attention, MLPs, router and experts one by one, by the modules of the layers."""
-    config, model = built
-    top = type(model).__name__
-    with torch.no_grad(), torch.device("meta"), FlopCounterMode(display=False) as counter:
-        language_forward(model, 1, 1, cached=999)
-    found = {name: sum(ops.values()) for name, ops in counter.get_flop_counts().items()}
-    layers = range(model.config.get_text_config().num_hidden_layers)
-
-    def total(part: str) -> int:
-        return sum(found.get(f"{top}.model.language_model.layers.{layer}.{part}", 0) for layer in layers)
-
-    counted = {
-        "attention": total("self_attn"),
-        "router": total("mlp.gate"),
-        "experts": total("mlp.experts"),
-        "shared_experts": total("mlp.shared_experts"),
-        "dense_mlp": sum(total(f"mlp.{name}_proj") for name in ("gate", "up", "down")),
-    }
-    table = decode_cost(config, cache_len=1000).set_index("part")["flops"]
-    agree(counted, {str(part): int(flops) for part, flops in table.items()})
-
-
-def test_the_published_size_has_the_figures_of_the_design() -> None:
-    table = stage_cost(prefill_cost(PUBLISHED, prompt_len=282, views=[VisionCall("global", 1024)]))
-    giga = (table.set_index("stage")["flops"] / 1e9).round()
-    assert (giga["sam"], giga["clip"]) == (977, 162)
-    small = stage_cost(prefill_cost(PUBLISHED, prompt_len=1, views=[VisionCall("local", 640)]))
-    assert round(small[small["stage"] != "lm_head"]["flops"].iloc[:3].sum() / 1e9) == 388
-    step = decode_cost(PUBLISHED, cache_len=1000)
-    assert step["flops"].sum() / 1e9 == pytest.approx(1.21, abs=0.005)
-    assert step["weight_bytes"].sum() / 2e6 == pytest.approx(573, rel=0.005)
-    assert step["kv_bytes"].sum() == 1000 * 61_440
-
-
-@pytest.mark.parametrize(
-    ("family", "preset", "grid"), [(family, *page) for family, pages in PAGES.items() for page in pages]
-)
-def test_projected_vision_tokens_are_the_image_tokens_without_breaks(
-    family: str, preset: str, grid: tuple[int, int]
-) -> None:
-    from ocr_phases.inputs.views import image_break_count
-
-    config = dict(FAMILIES[family].config)
-    table = prefill_cost(config, prompt_len=1, views=vision_calls(preset, [grid], family))
-    width = read_architecture(config).features
-    tokens = table[table["stage"] == "projector"]["flops"].sum() / (2 * width * 1280)
-    named = FAMILIES[family].presets[preset]
-    assert tokens == image_token_count(named, grid) - image_break_count(named, grid)
-
-
 @given(
     experts=st.integers(1, 128),
     share=st.floats(0.01, 1.0),
@@ -252,39 +198,6 @@ def test_expected_experts_grow_from_top_k_to_all(experts: int, share: float, tok
     assert top_k - 1e-9 <= reached <= min(experts, top_k * tokens) + 1e-9
     assert expected_experts(experts, top_k, tokens + more) >= reached - 1e-9
     assert expected_experts(experts, top_k, 1) == pytest.approx(top_k)
-
-
-def test_expected_experts_are_those_of_random_draws() -> None:
-    generator = torch.Generator().manual_seed(0)
-    draws = [len(torch.rand((16, 64), generator=generator).topk(6).indices.unique()) for _ in range(400)]
-    assert expected_experts(64, 6, 16) == pytest.approx(sum(draws) / len(draws), rel=0.01)
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    prompt_len=st.integers(1, 8192),
-    batch=st.integers(1, 32),
-    sides=st.lists(st.sampled_from((512, 640, 1024, 1280)), max_size=3),
-    dtype_bytes=st.sampled_from((2, 4)),
-)
-def test_any_shape_gives_whole_counts_that_scale(
-    prompt_len: int, batch: int, sides: list[int], dtype_bytes: int
-) -> None:
-    views = [VisionCall("global", side, batch) for side in sides]
-    table = prefill_cost(PUBLISHED, prompt_len=prompt_len, views=views, batch=batch, dtype_bytes=dtype_bytes)
-    assert list(table.columns) == list(COST_COLUMNS)
-    assert (table.dtypes[list(COST_COLUMNS[4:])] == "int64").all()
-    assert (table[list(COST_COLUMNS[4:])] >= 0).all().all()
-    one = prefill_cost(
-        PUBLISHED,
-        prompt_len=prompt_len,
-        views=[VisionCall("global", side) for side in sides],
-        dtype_bytes=dtype_bytes,
-    )
-    assert table["flops"].sum() == batch * one["flops"].sum()
-    assert table["kv_bytes"].sum() == batch * one["kv_bytes"].sum()
-    assert table["weight_bytes"].sum() >= one["weight_bytes"].sum()
-    assert (table["weight_bytes"].max() <= 2.77e9 * dtype_bytes).all()
 
 
 @pytest.mark.parametrize("path", ["data/runs/h200-dummy-gundam.json", "tests/golden/run.json"])

@@ -39,7 +39,7 @@ from ocr_phases.batch.store import list_pages, page_run, page_status, read_listi
 from ocr_phases.cli import main
 from ocr_phases.schema import Truth
 from ocr_phases.show import results_many
-from ocr_phases.show.figures import Picture, figure_png
+from ocr_phases.show.figures import figure_png
 from ocr_phases.show.index import index_html
 from ocr_phases.show.plots_many import plot_compression
 from ocr_phases.store import file_hash, write_status
@@ -56,11 +56,6 @@ def test_the_frontier_is_what_nothing_beats(points: list[tuple[int, int]]) -> No
     for place, (cost, loss) in enumerate(points):
         beaten = any(c <= cost and v <= loss and (c, v) != (cost, loss) for c, v in points)
         assert on[place] != beaten
-
-
-def test_what_has_no_cost_or_loss_is_on_no_frontier() -> None:
-    on = frontier(pd.Series([1.0, np.nan, 3.0]), pd.Series([0.5, 0.1, np.nan]))
-    assert on.tolist() == [True, False, False]
 
 
 def ended(run: PhaseRun, **model: Any) -> PhaseRun:
@@ -105,19 +100,6 @@ def test_a_sweep_says_what_its_cells_lose(truth: Truth | None) -> None:
     shown = Elements(results_many.cost_quality(found).html())
     assert {"h2", "svg", "table"} <= shown.tags()
     assert len(figure_png(found.plot.cost_quality())) > 10_000
-
-
-def test_a_sweep_without_texts_to_compare_has_no_such_part() -> None:
-    run = dataclasses.replace(make_run(), request={**make_run().request, "ignore_eos": True})
-    found = SweepResult({"a": run, "b": run}, pd.DataFrame(columns=["cell", "reason"]))
-    assert results_many.cost_quality(found).html() == "" and "loses" not in found.verdict
-    assert "fewer than two" in found.plot.cost_quality().alt
-
-
-def test_a_sweep_against_a_record_names_it() -> None:
-    reference = Truth(TRUTH.text.replace("light", "heavy"), file="best.json", reference=True)
-    found = SweepResult(presets(reference), pd.DataFrame(columns=["cell", "reason"]))
-    assert "Compared with the text of best.json (agreement, not accuracy), gundam" in found.verdict
 
 
 def test_records_that_ignored_the_end_token_take_no_truth() -> None:
@@ -199,12 +181,6 @@ def test_fail_above_judges_a_measure_of_the_text_by_points(
     options = ["--metric", "cer", "--metric", "agreement", "--fail-above", limit, "--out", str(tmp_path)]
     assert main(["compare", *paths, *options]) == code
     assert ("b: cer is worse by more than 0.1 points: 0 % -> " in capsys.readouterr().out) == bool(code)
-
-
-def test_a_limit_on_a_measure_that_one_record_lacks_is_refused() -> None:
-    comparison = Comparison([make_run(), make_run(seed=1)], ["a", "b"])
-    with refused():
-        comparison.against_limit(1.0, ["cer"])
 
 
 # -- a batch ------------------------------------------------------------------------------------------
@@ -312,14 +288,6 @@ def test_without_truth_presets_are_compared_by_agreement(tmp_path: Path) -> None
     assert set(points["measure"]) == {"agreement"}
     assert "agreement, not accuracy" in cost_quality_sentence(points)
     assert len(figure_png(plot_compression(agreed, "agreement"))) > 10_000
-
-
-def test_a_point_a_page_of_a_huge_batch_is_a_picture_in_the_drawing() -> None:
-    pages = pd.DataFrame(
-        {"preset": "base", "compression": np.linspace(1.0, 9.0, 20_000), "edit_distance": 0.1}
-    )
-    assert len(Picture(plot_compression(pages), "points").html()) < 200_000
-    assert "<image" not in Picture(plot_compression(pages[:100]), "points").html()
 
 
 def test_the_index_shows_quality_worst_pages_first() -> None:

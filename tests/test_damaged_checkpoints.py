@@ -136,13 +136,6 @@ def test_a_wrong_entry_is_named(folder, name, path, value, message):
     refuse(folder, message)
 
 
-def test_a_wrong_entry_of_the_saved_layout_is_named():
-    good = json.loads(asset("data", "tiny", "config.json").read_bytes())
-    good["text_config"]["hidden_act"] = "x"
-    with refused():
-        native_config(good)
-
-
 def test_entries_that_nobody_declared_are_not_handed_on():
     good = json.loads(asset("data", "tiny", "config.json").read_bytes())
     good |= {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -13,20 +12,18 @@ import torch
 from conftest import GOLDEN, GOLDEN_2, PAGES, SMALL_DUMMY_2, SMALL_UNLIMITED
 from golden_cases import RECORDINGS
 from refusals import refused
-from safetensors.torch import load_file, save_file
 
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, compare
 from ocr_phases.analyse.checks import run_checks, with_verdict
 from ocr_phases.analyse.cost import run_cost
 from ocr_phases.config import read_model_config
-from ocr_phases.families import FAMILIES, VISION_STAGES, facts_of
+from ocr_phases.families import FAMILIES, VISION_STAGES
 from ocr_phases.models.load import adopt
 from ocr_phases.models.weights import dummy_config
 from ocr_phases.models.wiring import NATIVES, family_of, native_config
-from ocr_phases.settings import RunSettings, SamplingSettings, resolve_infer
+from ocr_phases.settings import SamplingSettings, resolve_infer
 from ocr_phases.steps.sampling import Sampler, windowed_processors
 from ocr_phases.sweep_models import Sweep
-from ocr_phases.text import stage_name
 
 ROOT = Path(__file__).parents[1]
 RECEIPT = PAGES / "receipt.png"
@@ -58,20 +55,6 @@ def test_a_family_is_whole(name: str) -> None:
     for file in ("checkpoint/config.json", "forward.safetensors", "preprocess.json"):
         assert (golden / file).is_file()
     assert f"| {facts.title} |" in (ROOT / "docs" / "families.md").read_text()
-
-
-def test_names_of_presets_belong_to_families() -> None:
-    assert facts_of(None).preset("base").row_ends
-    other = facts_of("deepseek-ocr-2")
-    assert other.preset("base") is other.preset("base1024")
-    assert RunSettings(preset="crop").preset == "crop"
-    with refused():
-        facts_of(None).preset("crop")
-    with refused():
-        RunSettings(preset="huge")
-    assert facts_of(None).name == "deepseek-ocr"
-    with refused():
-        facts_of("other")
 
 
 COUNTS = {
@@ -163,26 +146,6 @@ def at(section, path):
     return section
 
 
-def test_every_number_of_the_published_config_is_set():
-    config = native_config(FAMILIES["deepseek-ocr-2"].config).to_dict()
-    text, vision = config["text_config"], config["vision_config"]
-    language = FAMILIES["deepseek-ocr-2"].config["language_config"]
-    assert {name: text[name] for name in language if name in text} == {
-        name: value for name, value in language.items() if name != "first_k_dense_replace"
-    }
-    assert text["mlp_layer_types"] == ["dense"] + ["sparse"] * 11
-    assert text["rope_parameters"]["rope_theta"] == 10_000.0
-    sam = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "mlp_dim": 3072}
-    sam |= {"global_attn_indexes": [2, 5, 8, 11], "downsample_channels": [512, 896], "output_channels": 256}
-    sam |= {"image_size": 1024, "patch_size": 16, "window_size": 14}
-    encoder = {"hidden_size": 896, "num_hidden_layers": 24, "num_attention_heads": 14}
-    encoder |= {"num_key_value_heads": 2, "intermediate_size": 4864, "rms_norm_eps": 1e-6}
-    for expected, found in ((sam, vision["sam_config"]), (encoder, vision["encoder_config"])):
-        assert {name: found[name] for name in expected} == expected
-    assert vision["encoder_config"]["rope_parameters"]["rope_theta"] == 1_000_000.0
-    assert config["image_token_id"] == 128815
-
-
 def test_no_number_of_the_file_is_ignored():
     """Each of them, changed alone, changes the config or is refused."""
     recorded = json.loads((GOLDEN_2 / "checkpoint" / "config.json").read_text())
@@ -200,39 +163,6 @@ def test_no_number_of_the_file_is_ignored():
             assert native_config(changed).to_dict() != before, path
         except OcrPhasesError:
             continue
-
-
-@pytest.mark.parametrize("name", ["hidden_size", "num_experts_per_tok", "eos_token_id"])
-def test_a_number_that_the_class_would_make_up_is_asked_for(name):
-    raw = copy.deepcopy(FAMILIES["deepseek-ocr-2"].config)
-    del raw["language_config"][name]
-    with refused():
-        native_config(raw)
-
-
-def test_a_small_dummy_has_the_asked_sizes():
-    config = native_config(dummy_config(SMALL_DUMMY_2))
-    text, vision = config.text_config, config.vision_config
-    assert (text.num_hidden_layers, text.hidden_size, text.num_key_value_heads) == (2, 64, 2)
-    assert (vision.sam_config.num_hidden_layers, vision.encoder_config.num_hidden_layers) == (1, 1)
-    assert config.image_token_id == 2303
-    with refused():
-        dummy_config("dummy:deepseek-ocr-2,clip_layers=2")
-    text = native_config(dummy_config(f"{SMALL_UNLIMITED},window=32")).text_config
-    assert (text.sliding_window, text.num_hidden_layers, text.hidden_size) == (32, 2, 64)
-    second, third = FAMILIES["deepseek-ocr-2"].config, FAMILIES["unlimited-ocr"].config  # copies were changed
-    assert "layers" not in second["vision_config"]["width"]["qwen2-0-5b"]
-    assert third["sliding_window_size"] == 128
-
-
-def test_weights_that_do_not_fit_are_refused_by_name(tmp_path):
-    for path in (GOLDEN_2 / "checkpoint").iterdir():
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    weights = load_file(tmp_path / "model.safetensors")
-    weights["model.norm.weight"] = torch.ones(81)
-    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with refused():
-        OCRSession.from_local(tmp_path, device="cpu")
 
 
 RULES = {
@@ -283,15 +213,6 @@ def test_the_published_rule_is_the_familys():
         SamplingSettings(no_repeat_ngram_window=5)
 
 
-def test_its_output_files_are_deepseek_ocrs():
-    """So whatever holds of the recorded text of DeepSeek-OCR holds of this family's."""
-    first = json.loads((GOLDEN / "artifacts.json").read_text())
-    second = json.loads((GOLDEN_2 / "artifacts.json").read_text())["same_text_as_deepseek_ocr"]
-    assert second["result"] == first["result_mmd"]
-    for name in ("model_text", "crops", "boxes_px", "page"):
-        assert second[name] == first[name]
-
-
 # -- a record ------------------------------------------------------------------------------------------
 
 
@@ -304,25 +225,6 @@ def test_a_run_passes_every_check(run: PhaseRun) -> None:
     assert run.page["image_tokens"] == 145 and run.page["valid_image_tokens"] == 144
 
 
-def test_its_stages_are_named_in_tables_and_plots(run: PhaseRun) -> None:
-    stages = run.stages.query("phase == 'prefill'")["stage"].tolist()
-    assert stages[1:4] == ["sam", "encoder", "projector"]
-    assert run["clip_ms"] is None and run["encoder_ms"] > 0
-    assert run["vision_ms"] == pytest.approx(run["sam_ms"] + run["encoder_ms"] + run["projector_ms"])
-    labels = [text.get_text() for text in run.plot.vision().axes[0].get_yticklabels()]
-    assert labels[:2] == ["SAM global", "encoder global"]
-    assert stage_name("encoder") == "encoder"
-
-
-def test_it_shows_itself(run: PhaseRun, ocr2_session: OCRSession) -> None:
-    assert "KV cache" in run._repr_mimebundle_()["text/html"]
-    assert "encoder 0.205 M" in ocr2_session._repr_mimebundle_()["text/plain"]
-    assert run.explore() is not None
-    found = ocr2_session.references()
-    assert found["file"].notna().all()
-    assert "vision call: encoder" in found["what"].tolist()
-
-
 def test_its_cost_is_the_familys(run: PhaseRun, tmp_path: Path) -> None:
     loaded = PhaseRun.load(run.save(tmp_path / "run.json"))
     table = run_cost(loaded)
@@ -333,18 +235,6 @@ def test_its_cost_is_the_familys(run: PhaseRun, tmp_path: Path) -> None:
     other = dataclasses.replace(run, model={**run.model, "family": "other"})
     with refused():
         run_cost(other)
-
-
-def test_compiled_vision_gives_the_same(ocr2_session: OCRSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    # It traces, but leaves the work to torch's own kernels: no minutes in a C++ compiler.
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    runs = [
-        ocr2_session.run_inference(RECEIPT, preset="small", vision=vision, **QUICK)
-        for vision in ("eager", "compiled")
-    ]
-    assert runs[0].results == runs[1].results
-    stages = {stage for stage, *_ in ocr2_session.prepared.vision.used}
-    assert stages == {"sam", "encoder"}
 
 
 @pytest.mark.parametrize("name", ["deepseek-ocr-2", "unlimited-ocr"])

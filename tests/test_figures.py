@@ -8,8 +8,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from example_run import ATTACK, SHAPES, make_run
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from example_run import SHAPES, make_run
 from matplotlib.figure import Figure
 
 from ocr_phases.record import PhaseRun
@@ -42,12 +41,6 @@ def test_an_svg_stands_alone(plot: object, shape: str) -> None:
     assert "http" not in text.replace('xmlns="http://www.w3.org/2000/svg"', "")
 
 
-def test_what_the_model_wrote_is_nothing_but_text_in_it() -> None:
-    root = ElementTree.fromstring(figure_svg(page_view.plot_region_types(make_run(text=ATTACK)), "x"))
-    assert any("<svg onload" in (element.text or "") for element in root.iter())
-    assert not any("script" in element.tag or "onload" in element.attrib for element in root.iter())
-
-
 def test_type_is_text_in_the_fonts_that_it_was_measured_with() -> None:
     figure = plots.sentence_figure("A sentence")
     root = ElementTree.fromstring(figure_svg(figure, "x"))
@@ -55,25 +48,6 @@ def test_type_is_text_in_the_fonts_that_it_was_measured_with() -> None:
     assert text.text == "A sentence"
     assert "font-family" not in text.attrib["style"]
     assert "'DejaVu Sans', Verdana" in root.attrib["style"]
-
-
-def test_a_legend_below_and_the_axes_labels_do_not_meet() -> None:
-    figure = plots.plot_token_latency(make_run())
-    figure_svg(figure, "x")
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    (axes,), (legend,) = figure.axes, figure.legends
-    inside = figure.bbox
-    box = axes.get_tightbbox(renderer)
-    assert legend.get_window_extent(renderer).y1 < box.y0
-    assert inside.x0 <= box.x0 and box.x1 <= inside.x1 and box.y1 <= inside.y1
-
-
-def test_an_id_of_two_figures_is_of_the_same_thing_and_a_figure_always_the_same() -> None:
-    run = make_run()
-    first, second = (figure_svg(plot(run), "x") for plot in PLOTS[:2])
-    named = [dict(re.findall(r' id="([^"]+)"(.*?<[^>]*>)', text)) for text in (first, second)]
-    assert all(named) and all(named[1].get(key, value) == value for key, value in named[0].items())
-    assert figure_svg(PLOTS[0](run), "x") == first
 
 
 def test_white_grounds_follow_the_page() -> None:
@@ -123,15 +97,6 @@ def long_run(steps: int) -> PhaseRun:
     run = make_run(text="word" * steps, repeats=1)
     noise = np.random.default_rng(0).uniform(1, 2, len(run.spans))
     return dataclasses.replace(run, spans=run.spans.assign(device_ms=run.spans["device_ms"] * noise))
-
-
-def test_the_slowest_and_the_fastest_step_of_a_long_record_are_drawn() -> None:
-    run = long_run(5_000)
-    (axes,) = plots.plot_token_latency(run).axes
-    times = plots.step_table(run)["device_ms"]
-    assert len(axes.lines[0].get_ydata()) <= 2_000 < len(times)
-    band = axes.collections[0].get_paths()[0].get_extents()
-    assert (band.y1, band.y0) == (times.max(), times.min())
 
 
 def test_a_picture_of_very_many_marks_comes_as_pixels_only() -> None:

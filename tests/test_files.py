@@ -95,11 +95,6 @@ def test_any_other_name_is_one_page_and_no_pages_are_refused() -> None:
             each_page(f"a.pdf#{numbers}")
 
 
-def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        read_regular(tmp_path / "none")
-
-
 # -- written ---------------------------------------------------------------------------------------
 
 

@@ -27,12 +27,9 @@ from ocr_phases.analyse.floors import (
     decode_floor,
     find_datasheet,
     floor_table,
-    rate_text,
-    times_text,
     why_no_floor,
 )
 from ocr_phases.analyse.sentences import floor_sentence, verdict
-from ocr_phases.cli import main
 from ocr_phases.collectors.machine import measure_ceilings
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import results
@@ -165,15 +162,6 @@ def test_every_shape_of_record_has_floors(options: dict[str, Any]) -> None:
     assert bool(floor_sentence(run)) == (options.get("max_tokens") != 1)
 
 
-def test_steps_that_show_no_stages_keep_their_whole() -> None:
-    """As a captured step leaves them."""
-    run = example(cuda=True)
-    inside = (run.spans["phase"] == "decode") & run.spans["stage"].isin(("language_model", "lm_head"))
-    table = floor_table(dataclasses.replace(run, spans=run.spans[~inside]))
-    step = table[table["phase"] == "decode"].set_index("stage")
-    assert np.isnan(step.loc["language_model", "device_ms"]) and step.loc["decode_step", "times_floor"] > 0
-
-
 def test_a_batch_reads_its_weights_once() -> None:
     one, four = (floor_table(example(crops=False, rows=rows)).set_index("stage") for rows in (1, 4))
     assert one.loc["decode_step", "bytes"] < four.loc["decode_step", "bytes"]
@@ -282,29 +270,3 @@ def test_a_session_takes_them_once_and_after_its_runs(monkeypatch: pytest.Monkey
     assert all(run.device["ceilings"]["bandwidth_bytes_per_s"] == 4.3e12 for run in runs)
     assert ceilings_of(runs[0]) is not None
     assert says(results.method(runs[0]).html(), "4.3 TB/s", "790 TFLOP/s", "measured")
-
-
-def test_the_command_line_can_leave_them_out(tmp_path: Path) -> None:
-    target = tmp_path / "run.json"
-    options = ["--max-new-tokens", "2", "--repeats", "1", "--warmup", "0", "--device", "cpu"]
-    assert main(["profile", str(PAGE), "--no-ceilings", "--save", str(target), *options]) == 0
-    assert PhaseRun.load(target).device["ceilings"] is None
-    again = tmp_path / "again.json"
-    assert main(["profile", "--from", str(target), "--no-ceilings", "--save", str(again)]) == 0
-    assert PhaseRun.load(again).device["ceilings"] is None
-
-
-def test_figures_are_written_short() -> None:
-    assert [rate_text(value) for value in (4.3e12, 7.9e14, 31.5e9, 1e15, 12)] == [
-        "4.3 T",
-        "790 T",
-        "31.5 G",
-        "1 P",
-        "12 ",
-    ]
-    assert [times_text(value) for value in (1.44, 9.96, 1234.0, float("nan"))] == [
-        "1.4 times",
-        "10 times",
-        "1,234 times",
-        "n/a",
-    ]

@@ -12,13 +12,12 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
-from conftest import GOLDEN, PAGES, RUNS, SMALL_DUMMY
+from conftest import GOLDEN, PAGES, SMALL_DUMMY
 from elements import Elements
 from example_run import make_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_example import TraceWriter, example_view, mini_trace, with_kernels
-from matplotlib.text import Text
 from refusals import refused
 from wording import says
 
@@ -29,9 +28,7 @@ from ocr_phases.analyse.sentences import kernel_account, verdict
 from ocr_phases.cli import main
 from ocr_phases.collectors import kernels as measure
 from ocr_phases.collectors.trace import busy_ms, reduce_trace
-from ocr_phases.report.render import page_report
-from ocr_phases.show import plots, results
-from ocr_phases.show.figures import figure_png
+from ocr_phases.show import results
 from ocr_phases.text import ms_text
 
 PAGE = PAGES / "slide.png"
@@ -177,19 +174,6 @@ def test_waits_name_the_operator() -> None:
     assert len(syncs) == 2
 
 
-def test_top_kernels_are_cut_and_the_rest_is_kept() -> None:
-    trace = TraceWriter()
-    trace.stage("prefill", "prefill", 0, 1000)
-    for number in range(20):
-        trace.launch(number * 20, (f"kernel {number}" + "x" * 500, number * 20 + 8, number * 20 + 9 + number))
-    top = pd.DataFrame(reduce_trace(*trace.done())["top"])
-    assert top["kernel"].iloc[0].startswith("kernel 19")
-    assert top["kernel"].str.len().max() == 240
-    assert top["kernel"].iloc[-1] == ""
-    assert top["count"].sum() == 20
-    assert top["device_ms"].sum() == pytest.approx(sum(range(1, 21)) / 1e3)
-
-
 def test_lost_ranges_are_refused() -> None:
     trace, spans = mini_trace()
     with refused():
@@ -205,15 +189,6 @@ def test_an_empty_trace_gives_empty_tables() -> None:
 
 
 # -- the record and its tables ------------------------------------------------------------------------
-
-
-def test_the_view_travels_with_the_record_and_stays_small(tmp_path: Path) -> None:
-    run = with_kernels(view=example_view(steps=32))
-    again = PhaseRun.load(run.save(tmp_path / "run.json"))
-    assert again.kernels == run.kernels
-    assert len(json.dumps(run.kernels)) < 200_000
-    assert "kernels" not in make_run().to_dict()
-    assert PhaseRun.load(GOLDEN / "run.json").kernels is None
 
 
 def test_figures_of_decode_are_of_one_step() -> None:
@@ -239,13 +214,6 @@ def test_figures_of_decode_are_of_one_step() -> None:
     assert set(analyse.top_kernels(run, "prefill")["stage"]) == {"sam", "language_model", "sampling"}
     gaps = analyse.idle_gaps(run)
     assert gaps.loc[gaps["phase"] == "decode", "idle_ms"].sum() == pytest.approx(0.382 / 2)
-
-
-def test_the_cache_has_its_share_of_the_work() -> None:
-    table = analyse.kv_cache_share(with_kernels(view=reduce_trace(*mini_trace())))
-    shares = table.set_index(["phase", "part"])["of_busy"]
-    assert shares["prefill", "kv_update"] == pytest.approx(20 / 400)
-    assert shares["decode", "kv_update"] == pytest.approx(20 / 348)
 
 
 def test_verdicts_with_and_without_floors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -323,55 +291,6 @@ def test_time_on_the_host_alone_is_no_wait_for_the_device() -> None:
     assert table.loc["prefill", "idle_after_sync"] == pytest.approx(0.05 / waiting)
 
 
-@pytest.mark.parametrize(
-    ("name", "waits", "prefill"),
-    [
-        ("base", ("24 times", "aten::index", "SAM", "5.23 ms"), "launch-bound"),
-        ("gundam", ("48 times", "aten::index", "SAM", "13.8 ms"), "device-bound"),
-    ],
-)
-def test_the_sentence_of_the_recorded_runs(name: str, waits: tuple[str, ...], prefill: str) -> None:
-    run = PhaseRun.load(GOLDEN.parents[1] / f"data/runs/h200-dummy-{name}.json")
-    sentence = kernel_account(run)
-    assert says(sentence, "Prefill", prefill, *waits, "Decode", "launch-bound")
-    # The same waits in a prefill that is thirty times as long are not worth a word.
-    assert run.kernels is not None
-    stages = {**run.kernels["stages"], "host_ms": [30 * ms for ms in run.kernels["stages"]["host_ms"]]}
-    longer = dataclasses.replace(run, kernels={**run.kernels, "stages": stages})
-    assert "aten::index" not in kernel_account(longer)
-
-
-def test_a_captured_run_s_sentence_leaves_out_the_read_of_the_first_token() -> None:
-    run = PhaseRun.load(RUNS / "h200-dummy-base-compiled.json")
-    sentence = kernel_account(run)
-    assert says(sentence, "Prefill is device-bound", "9.82 of 11.4 ms", "2 times in aten::item of fusion")
-    assert says(sentence, "Decode is device-bound", "all of 0.604 ms")
-    assert "sampling" not in sentence
-    assert says(results.kernels(run).html(), "Attention in prefill and decode is n/a")
-
-
-def test_the_sentence_puts_busy_beside_wall() -> None:
-    assert analyse.of_text(2.1, 18.62) == "2.10 of 18.6 ms"
-    assert analyse.of_text(950.0, 2000.0) == "950 ms of 2.00 s"
-    assert kernel_account(make_run()) == ""
-    failed = dataclasses.replace(make_run(), kernels={"tool": "x", "error": "The profiler saw no kernel."})
-    assert says(kernel_account(failed), "failed", "The profiler saw no kernel")
-    with refused():
-        analyse.kernel_table(failed)
-    with refused():
-        analyse.top_kernels(make_run())
-
-
-def test_checks_that_need_kernels_get_their_verdict() -> None:
-    before = {check.name: check for check in run_checks(make_run(cuda=True))}
-    after = {check.name: check for check in run_checks(with_kernels())}
-    for name in ("expected_cache_write", "expected_cache_update"):
-        assert before[name].verdict == "n/a"
-        assert after[name].verdict == "note"
-        assert "kv update" in after[name].measured
-    assert "GPU busy" in after["vision_in_prefill_only"].measured
-
-
 def test_vision_is_ruled_out_of_replayed_steps_by_their_busy_time() -> None:
     graph = with_kernels(make_run(cuda=True))
     graph = dataclasses.replace(graph, model={**graph.model, "strategy": "cuda_graph"})
@@ -389,36 +308,6 @@ def test_vision_is_ruled_out_of_replayed_steps_by_their_busy_time() -> None:
 # -- shown --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("view", [example_view(), reduce_trace(*mini_trace())], ids=["eager", "graph"])
-@pytest.mark.filterwarnings("error")
-def test_the_pictures_say_what_the_tables_say(view: dict[str, Any]) -> None:
-    run = with_kernels(view=view)
-    busy, gaps = plots.plot_kernels(run), plots.plot_idle_gaps(run)
-    for figure in (busy, gaps):
-        assert figure_png(figure).startswith(b"\x89PNG")
-        sizes = {text.get_fontsize() for text in figure.findobj(Text) if text.get_text()}
-        assert min(sizes) >= 9
-        assert not any("nan" in text.get_text() for text in figure.findobj(Text))
-    step = analyse.stage_verdict(run).set_index("stage").loc["decode_step"]
-    labels = [text.get_text() for text in busy.axes[1].texts]
-    assert labels[0].startswith(analyse.of_text(step["busy_ms"], step["wall_ms"]))
-    assert labels[0].endswith(step["verdict"])
-    idle = max(0.0, step["wall_ms"] - step["busy_ms"])
-    assert gaps.axes[1].get_title("left") == (
-        f"One profiled decode step is idle for {analyse.of_text(idle, step['wall_ms'])}"
-    )
-    assert "under the profiler" in gaps.axes[1].get_xlabel()
-    drawn = sum(bar.get_extents().width for bars in gaps.axes[1].collections for bar in bars.get_paths())
-    table = analyse.idle_gaps(run)
-    assert drawn == pytest.approx(table.loc[table["phase"] == "decode", "idle_ms"].sum())
-
-
-def test_a_view_without_kernels_says_so_in_its_pictures() -> None:
-    empty = reduce_trace({"traceEvents": []}, [])
-    for plot in (plots.plot_kernels, plots.plot_idle_gaps):
-        assert [text.get_text() for text in plot(with_kernels(view=empty)).axes[0].texts][0].endswith(".")
-
-
 def test_the_fragments_hold_the_figures_and_escape_names() -> None:
     view = reduce_trace(*mini_trace())
     view["top"]["kernel"][0] = "<script>alert(1)</script>"
@@ -434,26 +323,6 @@ def test_the_fragments_hold_the_figures_and_escape_names() -> None:
     assert results.kernels(make_run()).html() == ""
     failed = dataclasses.replace(make_run(), kernels={"tool": "x", "error": "No kernel <b>."})
     assert "No kernel &lt;b&gt;." in results.kernels(failed).html()
-
-
-def test_the_page_report_shows_the_view_of_a_record_that_has_one(tmp_path: Path) -> None:
-    report = page_report(with_kernels(), tmp_path / "out")
-    elements = Elements(report.read_text(encoding="utf-8"))
-    assert not elements.open
-    assert says(elements.said, "64.2 of 100 ms")
-    assert "kernels" in elements.said
-    pictures = [attributes.get("aria-label") or "" for _, attributes in elements.found]
-    assert any(says(label, "GPU", "stage") for label in pictures)
-
-
-def test_the_command_line_refuses_the_view_on_a_cpu(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    target = tmp_path / "run.json"
-    arguments = ["profile", str(PAGE), "--save", str(target), "--device", "cpu", "--trace"]
-    assert main(arguments) == 2
-    assert "--device cuda" in capsys.readouterr().err
-    assert not target.exists()
 
 
 def test_the_command_line_prints_the_view(
@@ -513,19 +382,6 @@ def test_the_cpu_profilers_ranges_nest_and_the_timed_record_stays(
 
 def _within(inner: dict[str, Any], outer: dict[str, Any]) -> bool:
     return outer["ts"] <= inner["ts"] and inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"]
-
-
-def test_the_caches_are_as_before_also_after_an_error() -> None:
-    from transformers import Cache, DynamicCache
-
-    before = Cache.update
-    with pytest.raises(ZeroDivisionError), measure.cache_updates_marked():
-        assert Cache.update is not before
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-            DynamicCache().update(torch.ones(1, 1, 2, 4), torch.ones(1, 1, 2, 4), 0)
-        assert [event.count for event in profiler.key_averages() if event.key == measure.KV_RANGE] == [1]
-        raise ZeroDivisionError
-    assert Cache.update is before
 
 
 @pytest.mark.parametrize(

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import EARLY_GPU_RECORDS, GOLDEN, PAGES, TINY_CONFIG
+from conftest import PAGES, TINY_CONFIG
 from elements import Elements
-from example_run import SHAPES, check_of, failed_cells, make_run, with_steps
-from refusals import refused
+from example_run import SHAPES, check_of, make_run, with_steps
 from wording import says
 
 from ocr_phases import PhaseRun
@@ -23,12 +21,10 @@ from ocr_phases.analyse.noise import (
     CONDITION_COLUMNS,
     busy_host,
     ceilings_apart,
-    conditions_table,
     impossible_values,
     is_noisy,
     repeat_spread,
 )
-from ocr_phases.analyse.scaling import SweepResult
 from ocr_phases.analyse.sentences import checks_verdict, headline, noise_warning, verdict
 from ocr_phases.collectors import machine
 from ocr_phases.show import results
@@ -73,20 +69,6 @@ def test_a_quiet_machine_has_nothing_said_about_it(shape: str) -> None:
     said = f"{headline(run)} {verdict(run)} {checks_verdict(checks)}"
     assert "trust" not in said
     assert "No check failed" in said
-
-
-@pytest.mark.parametrize(
-    "path",
-    [*EARLY_GPU_RECORDS, GOLDEN / "run.json"],
-    ids=lambda path: path.stem,
-)
-def test_records_from_before_have_sensible_checks(path: Path) -> None:
-    run = PhaseRun.load(path)
-    assert (repeat_spread(run).verdict, busy_host(run).verdict) == ("pass", "n/a")
-    assert impossible_values(run).verdict in ("pass", "n/a")
-    assert noise_warning(run) == ""
-    assert conditions_table(run).empty
-    assert tuple(conditions_table(run).columns) == CONDITION_COLUMNS
 
 
 def test_repeats_far_apart_are_said_beside_the_answer() -> None:
@@ -209,23 +191,6 @@ def test_a_neighbour_is_not_called_a_broken_model() -> None:
     assert check_of(growing(make_run(repeats=1), 0.2, (0,)), "decode_trend").verdict == "note"
 
 
-def test_comparisons_and_sweeps_say_it_too() -> None:
-    quiet, loud = make_run(), paced(1.0, 4.0, 5.0)
-    said = Comparison([quiet, loud], ["a", "b"]).verdict
-    assert says(said.partition(".")[0], "b", "machine was busy")
-    said = SweepResult({"a": quiet, "b": loud}, failed_cells()).verdict
-    assert says(said.partition(".")[0], "repeat spread", "b")
-    assert "trust" not in SweepResult({"a": quiet}, failed_cells()).verdict
-
-
-def test_the_report_says_what_the_machine_did() -> None:
-    run = met(make_run(), waited_s=2.0)
-    elements = Elements(results.method(run).html())
-    assert "waited for a core" in elements.said
-    assert "conditions" not in elements.said
-    assert not elements.open
-
-
 # -- measuring ----------------------------------------------------------------------------------------
 
 
@@ -244,51 +209,6 @@ def test_a_measurement_keeps_what_the_machine_did(tiny_session: Any, tmp_path: P
     assert run.device["threads"] == torch.get_num_threads()
     assert run.device["host_cores"] == run.device["cores"] >= 1
     assert busy_host(run).verdict in ("pass", "note", "noisy")
-
-
-def test_a_system_that_tells_nothing_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "_threads", lambda: ({}, None))
-    kept = machine.Conditions("cpu")
-    with kept.of(-1):
-        pass
-    with kept.of(0):
-        pass
-    with refused(ValueError), kept.of(1):
-        raise ValueError("stopped")
-    (row,) = kept.described()["repeats"]
-    assert row["other_threads_s"] is row["waited_s"] is row["others"] is row["steal"] is None
-
-
-def test_a_panel_used_during_a_run_is_said() -> None:
-    said = noise_warning(met(make_run(), other_threads_s=0.4))
-    assert says(said, "panel or other cells", "Leave the panel and other cells alone")
-
-
-def test_the_time_of_another_thread_is_kept() -> None:
-    stop = threading.Event()
-    kept = machine.Conditions("cpu")
-    busy = threading.Thread(target=lambda: [sum(range(1000)) for _ in iter(stop.is_set, True)])
-    busy.start()
-    with kept.of(0):
-        before = machine._threads()[0].get(busy.native_id, 0.0)
-        while machine._threads()[0].get(busy.native_id, 0.0) < before + 0.02:
-            pass
-    stop.set()
-    busy.join()
-    (row,) = kept.described()["repeats"]
-    assert row["other_threads_s"] > 0.01
-
-
-def test_shares_of_the_cores_are_of_what_others_had() -> None:
-    names = ("wall_s", "cpu_s", "threads_s", "waited_s", "load", "cores_s", "idle_s", "steal_s")
-    before = 0.0, 0.0, {1: 1.0, 2: 9.0}, 0.5, 1.0, 10.0, 4.0, 0.0
-    after = 2.0, 0.6, {1: 1.25, 3: 0.5}, 1.5, 2.0, 14.0, 5.0, 0.4
-    found = machine._between(*(dict(zip(names, values, strict=True)) for values in (before, after)))
-    assert (found["wall_s"], found["waited_s"]) == (2.0, 1.0)
-    # One thread went on, one ended and one began.
-    assert found["other_threads_s"] == 0.75
-    # 4 s of cores: 1 idle, 0.4 stolen, 0.6 of our own.
-    assert (found["others"], found["steal"]) == (0.5, 0.1)
 
 
 def test_a_gpu_is_asked_through_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from conftest import GOLDEN
 from grounding_texts import CASE, fuzzed, marked
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageChops, ImageColor
+from PIL import Image, ImageColor
 
 from ocr_phases.analyse.grounding import Grounding, parse_grounding, token_regions
 from ocr_phases.analyse.regions import region_table
@@ -77,19 +77,6 @@ def test_golden_boxes_are_outlined_at_their_pixels() -> None:
     assert (np.asarray(drawn)[outside] == np.asarray(page.convert("RGB"))[outside]).all()
 
 
-def test_page_stays_as_it_was_and_readable() -> None:
-    page = white(400, 400)
-    page.paste("black", (100, 100, 200, 120))
-    before = page.copy()
-    grounding = parse_grounding(marked("text", "[[0, 0, 999, 999]]"))
-    drawn = untagged(page, grounding)
-    assert ImageChops.difference(page, before).getbbox() is None
-    ink, paper = drawn.convert("L").getpixel((150, 110)), drawn.convert("L").getpixel((300, 300))
-    assert isinstance(ink, int)
-    assert isinstance(paper, int)
-    assert paper - ink > 150
-
-
 def test_tags_are_drawn_beside_each_other() -> None:
     """Two tiny boxes at the same place: the second tag must not cover the first."""
     listing = "[[400, 400, 410, 410]]"
@@ -105,23 +92,6 @@ def test_tags_are_drawn_beside_each_other() -> None:
     assert (twice == other).all(axis=2).sum() > 100
 
 
-@pytest.mark.parametrize(
-    "corner", ["[[0, 0, 5, 5]]", "[[990, 0, 999, 5]]", "[[0, 990, 5, 999]]", "[[990, 990, 999, 999]]"]
-)
-def test_tags_stay_on_the_page(corner: str) -> None:
-    """A whole tag is as many pixels in any corner as in the middle of the page."""
-
-    def tag_pixels(listing: str) -> int:
-        grounding = parse_grounding(marked("table", listing))
-        plain = untagged(white(600, 600), grounding)
-        return int(
-            (np.asarray(draw_boxes(white(600, 600), grounding)) != np.asarray(plain)).any(axis=2).sum()
-        )
-
-    # The outline of the box itself may lie under the tag.
-    assert tag_pixels(corner) == pytest.approx(tag_pixels("[[500, 500, 505, 505]]"), rel=0.05)
-
-
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "1", "P"])
 def test_any_page_can_be_drawn_on(size: tuple[int, int], mode: str) -> None:
@@ -132,37 +102,6 @@ def test_any_page_can_be_drawn_on(size: tuple[int, int], mode: str) -> None:
     slow = draw_boxes(page, grounding, table, by_time=True)
     assert slow.width >= size[0]
     assert slow.height > size[1]
-
-
-def test_decode_time_colours() -> None:
-    """The slowest region is the darkest, and an idle one the brightest."""
-    cheap, dear = marked("text", "[[0, 0, 400, 400]]"), marked("text", "[[500, 500, 999, 999]]")
-    grounding = parse_grounding(cheap + dear)
-    table = pd.DataFrame({"region": [0, 1], "decode_ms": [0.0, 80.0]})
-    drawn = draw_boxes(white(500, 500), grounding, table, by_time=True).convert("L")
-    cheap_grey, dear_grey = drawn.getpixel((60, 60)), drawn.getpixel((420, 420))
-    assert isinstance(cheap_grey, int)
-    assert isinstance(dear_grey, int)
-    assert cheap_grey - dear_grey > 50
-
-
-def test_time_without_a_box_is_named() -> None:
-    grounding, table = timed(PAGE_TEXT)
-    boxed = {region.index for region in grounding.regions if region.boxes}
-    only_boxed = table[table["region"].isin(boxed)]
-    page = white(600, 800)
-    with_note, without = (
-        draw_boxes(page, grounding, table, by_time=True),
-        draw_boxes(page, grounding, only_boxed, by_time=True),
-    )
-    assert with_note.height > without.height
-
-
-@pytest.mark.parametrize("text", ["", "no boxes at all", marked("text", "[[1, 2, 3, 4]]")])
-def test_decode_time_of_nothing(text: str) -> None:
-    draw_boxes(white(300, 200), *timed(text, ms_per_character=0.0), by_time=True)
-    empty = pd.DataFrame({"region": [], "decode_ms": []})
-    draw_boxes(white(300, 200), parse_grounding(text), empty, by_time=True)
 
 
 def test_label_colours_are_the_same_in_every_process() -> None:

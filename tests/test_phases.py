@@ -203,16 +203,6 @@ def test_the_static_step_equals_eager(name, case, driven):
         near(static.logits, eager.logits, 5e-4)
 
 
-def test_last_position_logits_only_unless_asked(driven):
-    session, inputs = driven(FIRST, "small")
-    with captured(session.model.lm_head, "output") as heads:
-        state = prefill(session.model, inputs)
-    assert heads[0].shape[1] == 1
-    assert state.prefill_logits is None
-    full = prefill(session.model, inputs, all_logits=True)
-    near(full.prefill_logits[:, -1], state.logits, 1e-5)
-
-
 @pytest.mark.parametrize("check_every", [1, 3, 7, 100])
 def test_stops_at_the_end_token_and_cuts_the_surplus(check_every, driven):
     session, inputs = driven(FIRST, "base")

@@ -49,11 +49,6 @@ def test_any_text_is_sound_in_xml_and_obeyed_by_no_terminal(text: str) -> None:
     assert len(shown.encode().decode()) == len(text)
 
 
-def test_words_of_any_script_stay_as_they_are() -> None:
-    text = "价格\u3000é\u00a0一 \N{ZERO WIDTH NON-JOINER}\U0001f469\u200d\U0001f680\n\tx"
-    assert plain(text) == text
-
-
 def test_only_a_progress_bar_moves_the_cursor(capsys: pytest.CaptureFixture[str]) -> None:
     with plain_streams():
         print("a\x1b[31mb\rc")
@@ -125,10 +120,6 @@ def test_figures_draw_names_letter_by_letter() -> None:
         drawn = figure_svg(figure, HOSTILE)
         assert ElementTree.fromstring(drawn).attrib["aria-label"] == plain(HOSTILE), name
         assert not any(text.get_parse_math() for text in figure.findobj(matplotlib.text.Text)), name
-
-
-def test_a_pair_of_dollar_signs_is_drawn() -> None:
-    assert figure_svg(plots.sentence_figure("$a$"), "x").count(">$a$</text>") == 1
 
 
 # -- paths --------------------------------------------------------------------------------------------

@@ -14,14 +14,13 @@ from matplotlib.figure import Figure
 from wording import says
 
 from ocr_phases.record import PhaseRun
-from ocr_phases.show.figures import figure_png, new_figure, time_axis
+from ocr_phases.show.figures import figure_png
 from ocr_phases.show.plots import (
     plot_memory,
     plot_phase_timeline,
     plot_token_latency,
     plot_vision_stages,
 )
-from ocr_phases.text import percent_text
 
 PLOTS = (plot_token_latency, plot_vision_stages, plot_phase_timeline, plot_memory)
 Plot = Callable[[PhaseRun], Figure]
@@ -30,25 +29,6 @@ Plot = Callable[[PhaseRun], Figure]
 def words(figure: Figure) -> list[str]:
     texts = [text.get_text() for text in figure.findobj(matplotlib.text.Text)]
     return [text.replace("\n", " ") for text in texts if text]
-
-
-@pytest.mark.parametrize(
-    ("top", "label", "ticks"),
-    [
-        (120_000.0, "decode time (s), sum", ["0", "60", "120"]),
-        (900.0, "decode time (ms), sum", ["0", "450", "900"]),
-        (0.5, "decode time (ms), sum", ["0", "0.25", "0.5"]),
-    ],
-)
-def test_an_axis_of_time_has_the_unit_of_its_size(top: float, label: str, ticks: list[str]) -> None:
-    figure, axes = new_figure(2.0)
-    axes.set_xlim(0, top)
-    time_axis(axes.xaxis, "decode time", ", sum")
-    tell = axes.xaxis.get_major_formatter()
-    assert axes.get_xlabel() == label
-    assert [tell(value) for value in (0, top / 2, top)] == ticks
-    time_axis(axes.xaxis)
-    assert axes.xaxis.get_major_formatter()(top).split() == [ticks[-1], label.split("(")[1].split(")")[0]]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -78,12 +58,6 @@ def test_drawing_changes_no_setting_and_needs_no_pyplot() -> None:
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
 
 
-def test_latency_names_the_outlier_with_its_token_and_keeps_the_scale() -> None:
-    figure = plot_token_latency(make_run())
-    assert any(text.startswith("step 60 “") and "64." in text for text in words(figure))
-    assert figure.axes[0].get_ylim()[1] < 30
-
-
 def test_latency_draws_both_clocks_on_cuda_and_the_floor_when_given() -> None:
     def labels(figure: Figure) -> set[str]:
         return {str(label) for label in figure.axes[0].get_legend_handles_labels()[1]}
@@ -98,49 +72,11 @@ def test_latency_draws_both_clocks_on_cuda_and_the_floor_when_given() -> None:
     assert not any("floor" in label or "host" in label for label in labels(plot_token_latency(make_run())))
 
 
-def test_latency_has_no_band_for_one_repeat() -> None:
-    assert plot_token_latency(make_run()).axes[0].collections
-    assert not plot_token_latency(make_run(repeats=1)).axes[0].collections
-
-
-def test_tokens_are_drawn_as_they_are_and_not_as_mathematics() -> None:
-    figure = plot_token_latency(make_run(text="$\\frac$ $" * 90))
-    assert figure_png(figure).startswith(b"\x89PNG")
-
-
-def test_vision_names_views_shares_and_the_rest() -> None:
-    said = words(plot_vision_stages(make_run()))
-    share = percent_text(make_run()["vision_share"])
-    assert {"SAM local", "SAM global", "CLIP local", "language model", "between stages"} <= set(said)
-    assert any(text.startswith(f"Vision is {share} of a prefill") for text in said)
-    assert not any("local" in text for text in words(plot_vision_stages(make_run(crops=False))))
-
-
-def test_timeline_takes_the_typical_repeat_or_the_one_asked_for() -> None:
-    run = make_run()
-    slow = run.spans.copy()
-    times = ["device_start_ms", "device_ms", "host_start_ms", "host_ms"]
-    slow.loc[slow["repeat"] == 0, times] *= 3
-    run = dataclasses.replace(run, spans=slow)
-    assert any("(repeat 1)" in text for text in words(plot_phase_timeline(run, repeat=0)))
-    assert not any("(repeat 1)" in text for text in words(plot_phase_timeline(run)))
-
-
 def test_memory_says_when_there_is_nothing() -> None:
     said = words(plot_memory(make_run(generate=True, memory=False)))
     assert len(said) == 1 and says(said[0], "peak memory", "KV cache")
     assert any(says(text, "Peak memory", "not") for text in words(plot_memory(make_run(memory=False))))
     assert any(says(text, "cache", "not") for text in words(plot_memory(make_run(generate=True))))
-
-
-def test_latency_marks_a_spread_that_ends_above_and_a_floor_that_lies_below() -> None:
-    run = make_run()
-    slow = run.spans.copy()
-    slow.loc[(slow["repeat"] == 0) & (slow["step"] == 9), "device_ms"] *= 5
-    figure = plot_token_latency(dataclasses.replace(run, spans=slow), floor_ms=0.5)
-    said = words(figure)
-    assert "spread ends above" in said
-    assert any(says(text, "floor", "far below") for text in said)
 
 
 def test_a_plot_fits_the_caller_s_small_figure() -> None:

@@ -14,7 +14,7 @@ import torch
 from conftest import PAGES
 from example_run import EOS, make_run
 from golden_cases import RECORDINGS, captured
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from refusals import refused
@@ -27,12 +27,9 @@ from ocr_phases import OCRSession, PhaseRun, decode_step, prefill
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.sentences import uncertain_sentence, verdict
 from ocr_phases.analyse.stages import UNCERTAIN_BELOW
-from ocr_phases.collectors import probabilities
-from ocr_phases.collectors.probabilities import Sureness, token_probabilities, windowed_mask
-from ocr_phases.explorer.view_data import row_data
+from ocr_phases.collectors.probabilities import Sureness, token_probabilities
 from ocr_phases.inputs.packing import DeviceInputs
 from ocr_phases.models.wiring import family_of
-from ocr_phases.schema import TrueRegion, Truth
 from ocr_phases.show import results
 from ocr_phases.show.page import draw_boxes
 from ocr_phases.steps.phases import generate
@@ -120,24 +117,6 @@ def test_the_vendors_class_gives_them_too(standin: Path) -> None:
     assert_equal(found, expected(replayed(session.model, inputs, state.ids), state.ids))
 
 
-def test_logits_are_made_a_few_at_a_time(
-    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    model, inputs = case_of("golden:batch", request)
-    ids = [list(range(3, 30)), list(range(40, 53))]
-    at_once = token_probabilities(model, inputs, ids)
-    vocabulary = model.lm_head.weight.shape[0]
-    monkeypatch.setattr(probabilities, "_MOST_LOGITS", 2 * 5 * vocabulary)
-    with captured(model.lm_head, "output") as heads:
-        in_parts = token_probabilities(model, inputs, ids)
-    assert [tuple(part.shape) for part in heads[1:]] == [
-        (2, width, vocabulary) for width in (5, 5, 5, 5, 5, 2)
-    ]
-    assert_equal(in_parts, at_once)
-    assert [len(row.margins) for row in at_once] == [27, 13]
-    assert not model.lm_head._forward_pre_hooks
-
-
 def test_nothing_is_known_behind_an_image_token(request: pytest.FixtureRequest) -> None:
     model, inputs = case_of("golden:small", request)
     image = int(inputs.input_ids[inputs.images_seq_mask][0])
@@ -153,17 +132,6 @@ def test_what_is_no_number_is_unknown(
     model, inputs = case_of("golden:small", request)
     with model.lm_head.register_forward_hook(lambda head, given, out: out.fill_(math.nan)):
         assert token_probabilities(model, inputs, [[5, 6]]) == [Sureness([None] * 2, [None] * 2)]
-
-
-@given(prompt=st.integers(1, 6), new=st.integers(0, 9), window=st.integers(1, 9), padding=st.integers(0, 5))
-def test_the_mask_of_a_window(prompt: int, new: int, window: int, padding: int) -> None:
-    padding = min(padding, prompt - 1)
-    mask = torch.tensor([[0] * padding + [1] * (prompt - padding)])
-    found = windowed_mask(mask, new, window)[0, 0].tolist()
-    for query, row in enumerate(found):
-        for key, sees in enumerate(row):
-            near = key < prompt or query - key < window
-            assert sees == (query == key or (padding <= key <= query and near))
 
 
 # -- in a measurement --------------------------------------------------------------------------------
@@ -208,18 +176,6 @@ def test_without_them_nothing_more_runs(tiny_session: OCRSession, run: PhaseRun)
         plain = tiny_session.run_inference(PAGES / "receipt.png", **ASKED, token_probabilities=False)
     assert len(heads) == len(plain.result["ids"])
     assert set(run.to_dict()) - set(plain.to_dict()) == {"probabilities"}
-
-
-def test_a_forward_that_fails_costs_no_measurement(
-    tiny_session: OCRSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def exhausted(*_: Any) -> None:
-        raise torch.OutOfMemoryError("no room\nfor this")
-
-    monkeypatch.setattr(probabilities, "token_probabilities", exhausted)
-    with pytest.warns(UserWarning, match=r"no token probabilities \(OutOfMemoryError: no room\)\.$"):
-        made = tiny_session.run_inference(PAGES / "receipt.png", **ASKED)
-    assert len(made.result["ids"]) == 12 and made.probabilities is None
 
 
 @pytest.mark.parametrize(
@@ -295,18 +251,6 @@ def test_marking_agrees_with_a_plain_computation(
     assert said.startswith(f"{marked} of {len(contents)} regions ") if marked else said == ""
 
 
-def test_a_token_without_text_within_a_text_counts() -> None:
-    """The first part of a character whose text stands with the second."""
-    text = "<|ref|>text<|/ref|><|det|>[[1, 2, 3, 4]]<|/det|>aé"
-    made = make_run(text=text)
-    texts = [text[:-2], "a", "", "é", EOS]
-    result = {**made.result, "ids": list(range(5)), "token_texts": texts}
-    kept = {"logprobs": [-9.0, 0.0, math.log(0.5), 0.0, -9.0], "margins": [0.0] * 5}
-    known = replace(made, results=[result], probabilities=[kept])
-    assert known.regions["probability"].tolist()[-1] == pytest.approx(2.5 / 3)
-    assert known.tokens["margin"].tolist() == [0.0] * 5
-
-
 UNSURE = with_texts(["\ngood", "\nbad one"], [0.0] * 22 + [-2.0] * 22, split=3)
 SURE = with_texts(["\ngood", "\nbad one"], [0.0])
 
@@ -341,17 +285,6 @@ def test_uncertain_boxes_are_dashed_and_the_legend_says_so() -> None:
     )
 
 
-def test_the_explorer_has_them() -> None:
-    data = row_data(UNSURE, 0)
-    assert data["uncertain"]["regions"] == [1] and "90 %" in data["uncertain"]["legend"]
-    assert [box["uncertain"] for box in data["pages"][0]["boxes"]] == [False, True]
-    lines = {region["region"]: region["line"] + region["facts"] for region in data["regions"]}
-    assert "uncertain" in lines[1] and "uncertain" not in lines[0] and "probability 100 %" in lines[0]
-    unknown = row_data(replace(UNSURE, probabilities=None), 0)
-    assert not unknown["uncertain"]["regions"] and set(unknown["probability"]) == {None}
-    assert "probability" not in str(unknown["regions"])
-
-
 # -- the rule ----------------------------------------------------------------------------------------
 
 
@@ -359,21 +292,3 @@ def test_the_docs_have_the_figures_of_the_file() -> None:
     regions = pd.read_csv(uncertain_regions.RESULT)
     assert uncertain_regions.threshold_table(regions) in DOCUMENT.read_text("utf-8")
     assert UNCERTAIN_BELOW in uncertain_regions.THRESHOLDS
-
-
-def test_the_rules_are_taken_of_each_region() -> None:
-    truth = Truth("good", (TrueRegion("text", (10, 10, 900, 200), "good"),))
-    (good, bad) = uncertain_regions.region_rows(UNSURE, truth)
-    assert (good["wrong"], bad["wrong"]) == (False, True)
-    assert good["mean_probability"] > bad["mean_probability"]
-    assert UNSURE.regions["probability"].tolist() == [good["mean_probability"], bad["mean_probability"]]
-
-
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 5)), min_size=2, max_size=12))
-def test_the_area_under_the_curve(pairs: list[tuple[bool, int]]) -> None:
-    wrong, right = ([value for is_wrong, value in pairs if is_wrong == kind] for kind in (True, False))
-    assume(wrong and right)
-    wins = sum((low < high) + (low == high) / 2 for low in wrong for high in right)
-    table = pd.DataFrame(pairs, columns=["wrong", "value"])
-    found = uncertain_regions.area_under_curve(table["wrong"], table["value"])
-    assert found == pytest.approx(wins / len(wrong) / len(right))

@@ -50,15 +50,6 @@ def test_a_log_gets_a_line_now_and_then_of_what_this_command_did(capsys, monkeyp
         assert part in lines[0]
 
 
-def test_a_bar_on_a_terminal_goes_at_the_end(monkeypatch, capsys):
-    monkeypatch.setattr(measuring.sys.stderr, "isatty", lambda: True, raising=False)
-    with Bar(2, "token") as bar:
-        bar.tell(1, 1, "1 of 2 runs done")
-        bar.refresh()
-    said = capsys.readouterr().err
-    assert "1 of 2 runs done" in said and said.endswith("\r") and "\n" not in said
-
-
 def test_two_signals_at_once_are_one_and_a_later_one_ends_what_does_not_end(monkeypatch):
     before = signal.getsignal(signal.SIGINT)
     clock = iter((1.0, 1.5, 3.0))

@@ -14,7 +14,7 @@ from elements import Elements
 from example_run import ATTACK, REGIONS, make_run, two_page_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageColor
+from PIL import Image
 from refusals import refused
 
 from benchmarks import quality_figures
@@ -25,7 +25,6 @@ from ocr_phases.analyse.quality import (
     load_truth,
     page_truth,
     quality_of,
-    quality_table,
     reference_of,
     region_differences,
 )
@@ -34,7 +33,7 @@ from ocr_phases.analyse.text import plain_text, word_edits
 from ocr_phases.cli import main
 from ocr_phases.schema import TrueRegion, Truth, check_record
 from ocr_phases.show import results
-from ocr_phases.show.quality import OUTCOME_COLOURS, draw_outcomes, edits_html, quality_html
+from ocr_phases.show.quality import edits_html, quality_html
 
 ROOT = Path(__file__).parents[1]
 TRUTH = Truth(
@@ -155,14 +154,6 @@ def test_a_record_as_truth_is_a_reference_and_called_agreement(tmp_path: Path) -
         reference_of(make_run(return_text=False), name="x.json")
 
 
-def test_a_loop_at_the_end_is_measured() -> None:
-    run = make_run()
-    ids = [*range(40), *[7, 8] * 30]
-    looping = {**run.result, "ids": ids, "token_texts": [f"<{n}>" for n in ids], "finish_reason": "length"}
-    found = quality_table(dataclasses.replace(run, results=[looping]), None).set_index("measure")
-    assert found.loc["repetition", ["value", "count"]].tolist() == [58 / 100, 100]
-
-
 def test_a_record_without_a_text_keeps_no_truth() -> None:
     with refused():
         make_run(return_text=False).with_truth(TRUTH)
@@ -196,20 +187,6 @@ def test_a_folder_holds_truths_by_the_pages_names(tmp_path: Path) -> None:
     (tmp_path / "long.txt").write_text("a " * 600_000)
     with refused():
         load_truth(tmp_path / "long.txt")
-
-
-def test_the_page_shows_every_outcome() -> None:
-    run = make_run()
-    truth = changed(regions=(*TRUTH.regions[:3], TrueRegion("text", (60, 910, 930, 990), "gone")))
-    table = region_differences(run, truth)
-    image = run.page_image()
-    assert image is not None
-    drawn = draw_outcomes(image, table)
-    assert drawn.size == image.size
-    colours = {colour for _, colour in drawn.getcolors(1 << 20) or ()}
-    assert {
-        ImageColor.getrgb(OUTCOME_COLOURS[outcome]) for outcome in ("equal", "missing", "extra")
-    } <= colours
 
 
 @pytest.mark.parametrize("rows", [1, 2])

@@ -9,7 +9,6 @@ from conftest import PAGES
 from example_run import SHAPES, make_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from wording import says
 
 from ocr_phases import OCRSession, PhaseRun
 from ocr_phases.analyse.grounding import parse_grounding
@@ -59,22 +58,6 @@ def test_any_text_in_a_record_adds_up_exactly(text: str, repeats: int, preamble:
     assert (table["region"].iloc[0] == -1) == preamble
 
 
-def test_a_page_says_what_its_regions_add_up_to() -> None:
-    run = make_run()
-    document = page_view.page_html(run)
-    assert document.count("<img") == 2
-    assert "Regions add up to " in document
-    tables = page_view.region_tables_html(run)
-    assert tables.count("<table") == 2
-    assert "What each type of region cost to write" in tables
-
-
-def test_rows_of_a_batch_have_their_own_pictures_up_to_a_limit() -> None:
-    document = page_view.page_html(make_run(rows=6))
-    assert [f"Row {row}</h3>" in document for row in range(1, 7)] == [True] * 4 + [False] * 2
-    assert says(document, "4 of 6 rows")
-
-
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.filterwarnings("error")
 def test_every_shape_has_a_page_and_a_chart(shape: str) -> None:
@@ -82,11 +65,6 @@ def test_every_shape_has_a_page_and_a_chart(shape: str) -> None:
     assert page_view.page_html(run)
     assert page_view.has_region_times(run) == (shape not in ("one token", "one step", "no text", "generate"))
     assert figure_png(page_view.plot_region_types(run)).startswith(b"\x89PNG")
-
-
-def test_the_chart_of_a_batch_names_its_row() -> None:
-    figure = page_view.plot_region_types(make_run(rows=2), row=1)
-    assert "of row 2, " in figure.axes[0].get_title(loc="left")
 
 
 def test_the_chart_names_types_as_text() -> None:

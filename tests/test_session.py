@@ -132,14 +132,6 @@ def test_host_syncs_are_torchs_warnings(monkeypatch):
     assert modes == ["error", "warn", "error"]
 
 
-def test_gundam_times_both_views(tiny_session):
-    run = tiny_session.run_inference(GOLDEN / "pages" / "a4_1240x1754.png", preset="gundam", **QUICK)
-    sam = run.spans[run.spans["stage"] == "sam"]
-    assert sam["view"].tolist() == ["global", "local"]
-    assert run.page["grid"] == [2, 3]
-    assert run.page["image_tokens"] == 903
-
-
 def test_tokens_are_streamed_while_decoding(tiny_session):
     seen: list[tuple[int, list[int]]] = []
     done: list[tuple[int, int]] = []
@@ -332,36 +324,6 @@ def test_a_batch_equals_its_single_runs(tiny_session):
     assert len(batch.tokens_of(1)) == len(batch.results[1]["ids"])
 
 
-def test_rows_of_different_length_are_padded_and_stay_themselves(golden_session):
-    pages = [PAGES / "receipt.png", PAGES / "slide.png"]
-    prompts = ["free", "<image>\n<|grounding|>A much longer prompt than the other row has."]
-    batch = golden_session.run_inference(pages, prompts, preset="tiny", ignore_eos=True, **QUICK)
-    for row, (page, prompt) in enumerate(zip(pages, prompts, strict=True)):
-        single = golden_session.run_inference(page, prompt, preset="tiny", ignore_eos=True, **QUICK)
-        assert batch.results[row]["ids"] == single.result["ids"]
-
-
-def test_several_pages_in_one_prompt(golden_session):
-    pages = [PAGES / "receipt.png", PAGES / "slide.png"]
-    run = golden_session.run_inference(pages, "<image>\n<image>\nCompare.", preset="tiny", **QUICK)
-    assert run.request["batch"] == 1
-    assert [page["row"] for page in run.pages] == [0, 0]
-    assert run.page["image_tokens"] == 146
-    once = golden_session.run_inference(
-        pages, "<image>\n<image>\nCompare.", preset="tiny", generate=True, **QUICK
-    )
-    assert once.result["ids"] == run.result["ids"]
-
-
-def test_dummy_runs_the_asked_number_of_tokens():
-    session = OCRSession.load(SMALL_DUMMY, device="cpu")
-    run = session.run_inference(RECEIPT, preset="tiny", max_new_tokens=9, repeats=1, warmup=0)
-    assert run["tokens"] == 9
-    assert len(run.result["token_texts"]) == 9
-    once = session.run_inference(RECEIPT, preset="tiny", max_new_tokens=9, repeats=1, warmup=0, generate=True)
-    assert once.result["ids"] == run.result["ids"]
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -414,13 +376,6 @@ def test_token_texts_join_to_the_decoded_text(ids):
     texts = token_texts(TOKENIZER, ids)
     assert len(texts) == len(ids)
     assert "".join(texts) == TOKENIZER.decode(ids)
-
-
-@settings(deadline=None, max_examples=60)
-@given(st.text(max_size=30))
-def test_token_texts_of_real_text(text):
-    ids = TOKENIZER.encode(text, add_special_tokens=False)
-    assert "".join(token_texts(TOKENIZER, ids)) == TOKENIZER.decode(ids)
 
 
 def test_a_replacement_character_of_the_text_is_not_held_back():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -15,8 +14,6 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from ocr_phases import decode, decode_step, prefill
-from ocr_phases.cli import main
-from ocr_phases.collectors.parity import _tie
 from ocr_phases.models.wiring import NATIVES, VENDORS
 from ocr_phases.settings import SamplingSettings
 from ocr_phases.steps import captured
@@ -154,19 +151,6 @@ def test_padded_rows_and_forwards_that_wait_are_not_captured(golden_session, mon
         assert [took for _, took in step.prefill.made.values()] == ([None] if inputs is whole else [])
 
 
-def test_graphs_of_few_prompt_lengths_are_kept(golden_session, monkeypatch):
-    monkeypatch.setattr(strategies, "captured", lambda run: run)
-    monkeypatch.setattr(captured, "waits", lambda run: False)
-    step = StaticStep(golden_session.model, 1, 512, "eager")
-    lengths = []
-    with step.prefill.installed():
-        for number in range(captured.KEPT_PREFILLS + 1):
-            inputs = golden_session.prepare(RECEIPT, preset="tiny", prompt="<image>read" + " word" * number)
-            golden_session.run_prefill(inputs, step=step)
-            lengths.append(inputs.prefill_len)
-    assert [length for _, _, length, _ in step.prefill.made] == lengths[1:]
-
-
 def test_a_state_may_be_changed_between_steps(golden_session, golden_forward, static):
     model, inputs, step = golden_session.model, golden_inputs(golden_forward, "base"), static("base")
     states = [prefill(model, inputs), prefill(model, inputs, cache=step.fresh_cache())]
@@ -228,17 +212,6 @@ def test_every_length_that_is_read_gives_the_same_tokens(golden_session, golden_
     assert all(length > prompt + number for number, length in enumerate(read))
 
 
-def test_the_last_used_steps_are_kept(golden_session):
-    kept: dict = {}
-    steps = [
-        strategies.last_used(kept, rows, partial(StaticStep, golden_session.model, rows, 64, "eager"), 2)
-        for rows in (1, 2, 1, 3)
-    ]
-    assert steps[0] is steps[2]
-    assert list(kept) == [1, 3]
-    assert steps[0].setup["allocated_bytes"] == 64 * 2 * 3 * 2 * 40 * 4
-
-
 # -- refusals -----------------------------------------------------------------------------------------
 
 
@@ -274,19 +247,3 @@ def test_the_vendor_class_and_missing_compilers_are_refused(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with refused():
         check("compiled", device="cuda")
-
-
-def test_the_command_line_hands_strategies_on(capsys):
-    assert main(["profile", str(RECEIPT), "--device", "cpu", "--strategy", "cuda_graph"]) == 2
-    assert "needs a CUDA device" in capsys.readouterr().err
-    assert main(["profile", str(RECEIPT), "--device", "cpu", "--vision", "magic"]) == 2
-    assert "Unknown vision" in capsys.readouterr().err
-    assert main(["profile", str(RECEIPT), "--device", "cpu", "--eos-check-every", "0"]) == 2
-    assert "--eos-check-every is 0" in capsys.readouterr().err
-
-
-def test_a_tie_needs_both_tokens_near_the_best():
-    scores = torch.tensor([4.0, 4.0, 3.0])
-    assert _tie(scores, 0, 1)[0]
-    assert not _tie(scores, 0, 2)[0]
-    assert not _tie(scores, 2, 0)[0]

@@ -6,14 +6,14 @@ import dataclasses
 import re
 
 import pandas as pd
-from conftest import PAGES, TINY_CONFIG
+from conftest import PAGES
 from example_run import make_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from wording import says
 
 from ocr_phases.analyse.comparison import Comparison
-from ocr_phases.analyse.scaling import sweep_table, ways_sentence
+from ocr_phases.analyse.scaling import ways_sentence
 from ocr_phases.record import PhaseRun
 from ocr_phases.text import ms_text
 
@@ -55,14 +55,6 @@ def test_what_is_missing_is_not_named() -> None:
     without = said(cell("eager", 8.9, **unknown), cell("compiled", 1.0, **unknown))
     assert says(without, "8.90 ms", "eager", "1.00", "compiled")
     assert re.findall(r"[0-9.]*[0-9]", without) == ["8.90", "1.00"]
-
-
-def test_the_group_with_most_strategies_is_named_where_there_are_others() -> None:
-    large = {"preset": "gundam", "prefill_len": 921}
-    cells = [cell(strategy, 3.0, batch=rows) for strategy in ("eager", "compiled") for rows in (1, 4)]
-    assert says(said(*cells), "base", "1", "3.00 ms", "eager", "3.00", "compiled")
-    cells += [cell(strategy, 9.0, batch=4, **large) for strategy in NAMES]
-    assert says(said(*cells), "gundam", "4", "9.00 ms", "4 rows", "eager")
 
 
 def test_vision_is_told_of_the_eager_step_first() -> None:
@@ -112,10 +104,3 @@ def test_a_comparison_of_strategies_says_it_too_and_others_do_not() -> None:
     for other, told in ((compiled, True), (elsewhere, False), (eager, False)):
         verdict = Comparison([eager, other]).verdict
         assert ("a token eager" in verdict) == told
-
-
-def test_the_sweeps_table_says_where_a_floor_is_from() -> None:
-    run = make_run(cuda=True)  # a GPU with a datasheet, but without ceilings of its own
-    run = dataclasses.replace(run, model={**run.model, "config": TINY_CONFIG})
-    row = sweep_table({"a": run}).iloc[0]
-    assert (row["floor_source"], row["step_bound_by"]) == ("datasheet", "bandwidth")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,6 @@ from refusals import refused
 from wording import says
 
 from ocr_phases.analyse.scaling import (
-    CURVE_COLUMNS,
     SWEEP_COLUMNS,
     SweepResult,
     decode_curves,
@@ -31,11 +28,9 @@ from ocr_phases.cli.options import model_list
 from ocr_phases.families import DEEPSEEK_OCR, FAMILIES
 from ocr_phases.files import MANIFEST_NAME
 from ocr_phases.record import PhaseRun
-from ocr_phases.report.render import execute_notebook, render_html
 from ocr_phases.show import plots_many, results_many
 from ocr_phases.show.figures import figure_png
 from ocr_phases.sweep_models import AXES, Cell, CellOutcome, Sweep, sweep
-from ocr_phases.text import ms_text
 
 PAGE = PAGES / "slide.png"
 
@@ -112,29 +107,6 @@ def test_cells_are_every_combination_once() -> None:
 def test_what_no_sweep_could_measure_is_refused(lists: tuple[Any, ...]) -> None:
     with refused():
         make_cells(**dict(zip(AXES, lists, strict=False)))
-
-
-def test_vision_is_an_axis(tiny_session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    real = tiny_session.run_inference
-
-    def eagerly(pages: list[Any], *args: Any, vision: str, **options: Any) -> PhaseRun:
-        """As asked, but without the minute that compiling takes."""
-        asked.append(vision)
-        return with_vision(real(pages, *args, **options), vision)
-
-    monkeypatch.setattr(tiny_session, "run_inference", eagerly)
-    cells = make_cells(presets=["tiny"], lengths=[2], visions=["eager", "compiled"])
-    assert states(run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK)) == ["measured", "measured"]
-    assert asked == ["eager", "compiled"]
-    assert states(run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK)) == ["kept", "kept"]
-    table = SweepResult.load(tmp_path).table
-    assert table["vision"].tolist() == ["eager", "compiled"]
-    said = SweepResult.load(tmp_path).verdict
-    assert says(said, "vision eager", "floor")
-    # A decode step does not depend on it, so one curve stands for both.
-    curves = decode_curves(SweepResult.load(tmp_path).runs)
-    assert set(curves["cell"]) == {"tiny-eager-b1-n2"}
 
 
 def states(outcomes: list[CellOutcome]) -> list[str]:
@@ -417,35 +389,6 @@ def test_the_table_has_a_row_a_record() -> None:
     assert "pages/min" in results_many.end_to_end_html(table)
 
 
-def test_the_prefills_sentence_is_of_two_cells_that_compare() -> None:
-    """Another pace for each strategy, way of vision and length: a figure pooled over them is in no row."""
-    runs = {}
-    for name, run in records().items():
-        for vision in ("eager", "compiled"):
-            pace = 1.0 + 0.3 * (vision == "eager") + 0.01 * run.request["max_new_tokens"]
-            spans = run.spans.assign(device_ms=run.spans["device_ms"] * pace)
-            runs[f"{name}-{vision}"] = with_vision(dataclasses.replace(run, spans=spans), vision)
-    table = sweep_table(runs)
-    sentence = re.search(
-        r"The prefill takes (\S+ m?s) \((.*?)\) to (\S+ m?s) \((.*?)\)\.",
-        SweepResult(runs, failed_cells()).verdict,
-    )
-    ends = []
-    for took, named in (sentence.group(1, 2), sentence.group(3, 4)):
-        preset, batch, strategy, vision, tokens, _, prompt = named.split(", ")
-        mine = table[
-            (table["preset"] == preset)
-            & (table["batch"] == int(batch.removeprefix("batch ")))
-            & (table["strategy"] == strategy.removesuffix(" decode"))
-            & (table["vision"] == vision.removeprefix("vision "))
-            & (table["max_new_tokens"] == int(tokens.removesuffix(" tokens")))
-            & (table["prefill_len"] == int(prompt.removesuffix(" prompt tokens")))
-        ]
-        assert [ms_text(ms) for ms in mine["prefill_ms"]] == [took]
-        ends.append((strategy, vision, tokens))
-    assert ends[0] == ends[1]
-
-
 def at_pace(run: PhaseRun, *factors: float, strategy: str = "eager") -> PhaseRun:
     """The record as another strategy's, each repeat so many times as long."""
     pace = run.spans["repeat"].map(dict(enumerate(factors)))
@@ -471,20 +414,6 @@ def test_noisy_cells_come_first_and_are_never_the_best() -> None:
     once = make_run(repeats=1)
     single = SweepResult({"a": once, "b": at_pace(once, 0.5, strategy="cuda_graph")}, failed_cells())
     assert single.recommended() is None and says(single.verdict, "single repeat", "nothing is called fastest")
-
-
-def test_curves_are_the_longest_outputs_in_few_points() -> None:
-    runs = records()
-    curves = decode_curves(runs)
-    assert tuple(curves.columns) == CURVE_COLUMNS
-    assert all(cell.endswith("-60") for cell in curves["cell"])
-    sizes = curves.groupby("cell").size()
-    assert len(sizes) == 8
-    assert sizes.between(2, 60).all()
-    for cell, curve in curves.groupby("cell"):
-        assert curve["cache_len"].is_monotonic_increasing
-        steps = runs[str(cell)].stage_ms("decode_step")
-        assert curve["device_ms"].between(steps.min(), steps.max()).all()
 
 
 @pytest.mark.parametrize(
@@ -515,19 +444,6 @@ def test_every_sweep_is_drawn(runs: dict[str, PhaseRun]) -> None:
     assert not elements.open
     assert "b" not in elements.tags()
     assert "nan" not in elements.said + SweepResult(runs, failed_cells()).verdict
-
-
-def test_prefills_whose_language_model_is_a_graph_are_told_apart() -> None:
-    plain = make_run()
-    model = {**plain.model, "strategy": "cuda_graph", "strategy_setup": {"prefill_capture_ms": 70.0}}
-    runs = {"plain": plain, "graph": dataclasses.replace(plain, model=model)}
-    table = sweep_table(runs)
-    assert table.set_index("strategy")["prefill_captured"].to_dict() == {"eager": False, "cuda_graph": True}
-    keys = [text.get_text() for text in plots_many.plot_prefill(table).legends[0].get_texts()]
-    assert sorted(keys) == ["vision eager", "vision eager, LM captured"]
-    bars = [label.get_text() for label in plots_many.plot_vision_share(table, runs).axes[0].get_yticklabels()]
-    assert len(bars) == 2
-    assert sum("LM captured" in bar for bar in bars) == 1
 
 
 def test_a_folder_without_records_is_told(tmp_path: Path) -> None:
@@ -561,33 +477,3 @@ def test_the_verb_measures_shows_and_takes_up_where_it_was(
     assert main(["sweep", "--records", str(tmp_path / "out"), "--out", str(tmp_path / "shown")]) == 0
     assert "Wrote" in capsys.readouterr().out
     assert {path.name for path in (tmp_path / "shown").iterdir()} == files
-
-
-def test_bad_sweeps_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = ["--out", str(tmp_path / "out")]
-    for arguments, message in (
-        ([], "Name either"),
-        ([str(PAGE), "--records", str(tmp_path)], "Name either"),
-        ([str(tmp_path / "none.png")], "There is no file"),
-        ([str(PAGE), "--strategies", "fast"], "Unknown strategy"),
-        ([str(PAGE), "--model", "tiny", "--models", "tiny,dummy"], "drop --model"),
-        ([str(PAGE), "--batch", "1,x"], "'x' is not a whole number from 1"),
-        (["--records", str(tmp_path)], "holds no records"),
-    ):
-        assert main(["sweep", *arguments, *out]) == 2
-        error = capsys.readouterr().err.strip()
-        assert message in error
-        assert len(error.splitlines()) == 1
-        assert not (tmp_path / "out").exists()
-
-
-def test_the_notebook_measures_by_itself(tmp_path: Path) -> None:
-    parameters = {"presets": ["tiny"], "batches": [1], "lengths": [2], "device": "cpu", **QUICK}
-    parameters |= {"visions": ["eager"], "retry_failed": True}
-    notebook = execute_notebook(
-        "sweep_report", {**parameters, "output_dir": str(tmp_path / "out")}, tmp_path / "sweep.ipynb"
-    )
-    document = render_html(notebook, tmp_path / "sweep.html").read_text(encoding="utf-8")
-    assert "Every cell was measured" in Elements(document).said
-    kept = json.loads((tmp_path / "out" / "runs" / "tiny-eager-b1-n2.json").read_text())
-    assert kept["request"]["max_new_tokens"] == 2

@@ -12,7 +12,6 @@ from ocr_phases import Timeline
 from ocr_phases.collectors.machine import PeakMemory
 from ocr_phases.models.wiring import NATIVES
 from ocr_phases.record import SPAN_COLUMNS
-from ocr_phases.steps.timeline import NoTimeline, stage_hooks
 
 STAGES = ["sam", "clip", "projector", "vision_fusion", "language_model", "lm_head", "sampling"]
 
@@ -100,16 +99,6 @@ def test_the_profiler_sees_the_stages_while_it_runs(tiny_session):
     by_name = {event.key: event.cpu_time_total / 1e3 for event in profiler.key_averages()}
     ours = {row[2]: row[8] for row in timeline.rows()}
     assert ours["sam"] == pytest.approx(by_name["sam"], rel=0.05, abs=1.0)
-
-
-def test_no_timeline_collects_nothing(tiny_session):
-    timeline = NoTimeline()
-    with (
-        stage_hooks(tiny_session.model, NATIVES["deepseek-ocr"], timeline, ["global"]),
-        timeline.in_phase("prefill"),
-    ):
-        assert hook_count(tiny_session.model) == 0
-    assert timeline.rows() == []
 
 
 def test_peak_memory_sees_a_large_block():

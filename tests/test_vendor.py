@@ -6,24 +6,18 @@ Its phases are held with the native classes' in ``test_phases.py``.
 from __future__ import annotations
 
 import json
-import logging
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-import transformers
-from golden_cases import GOLDEN, VENDOR_CASES, noise, vendor_inputs
+from golden_cases import GOLDEN, VENDOR_CASES, noise
 from refusals import refused
-from torch import Tensor
-from transformers import DynamicCache
 from vendor_standin import CUDA_CALL, CUDA_IMAGES, RULES, copy_of
 
 from ocr_phases import OCRSession, PhaseRun
-from ocr_phases.inputs.packing import DeviceInputs
 from ocr_phases.models.wiring import VENDORS, family_of
 from ocr_phases.session import repeat_run
-from ocr_phases.steps.phases import generate
 
 NEW = 16
 VENDOR = VENDORS["deepseek-ocr"]
@@ -39,58 +33,6 @@ def session(vendor_session: OCRSession) -> OCRSession:
 
 
 # -- what it computes ---------------------------------------------------------------------------------
-
-
-def fused(model: Any, inputs: DeviceInputs) -> Tensor:
-    """Embeddings with the page's features in them, computed here, token by token."""
-    parts = model.model
-
-    def see(images: Tensor) -> Tensor:
-        grid = parts.sam_model(images)
-        tokens = parts.vision_model(images, grid)[:, 1:]
-        return parts.projector(torch.cat([tokens, grid.flatten(2).mT], dim=-1))
-
-    side = inputs.pixel_values.shape[-1] // 64
-    features = []
-    if inputs.pixel_values_local is not None:
-        (columns, rows), q = inputs.patches_grid[0], inputs.pixel_values_local.shape[-1] // 64
-        tiles = see(inputs.pixel_values_local)
-        for line in range(rows * q):
-            for column in range(columns):
-                start = (line % q) * q
-                features += list(tiles[(line // q) * columns + column, start : start + q])
-            features.append(parts.image_newline)
-    for index, token in enumerate(see(inputs.pixel_values)[0]):
-        features += [token, parts.image_newline] if index % side == side - 1 else [token]
-    features.append(parts.view_seperator)
-    embeddings = parts.embed_tokens(inputs.input_ids).clone()
-    embeddings[inputs.images_seq_mask] = torch.stack(features)
-    return embeddings
-
-
-@pytest.mark.parametrize("case", VENDOR_CASES)
-@torch.no_grad()
-def test_tokens_are_those_of_its_llama_alone(case, session):
-    """A plain Llama with the same weights, fed the fused embeddings, without cache, gate or class."""
-    model, inputs = session.model, vendor_inputs(session, case)
-    llama = transformers.LlamaForCausalLM(transformers.LlamaConfig(**_llama_fields(model.config))).eval()
-    own = llama.state_dict()
-    llama.load_state_dict({name: value for name, value in model.state_dict().items() if name in own})
-    embeddings, expected = fused(model, inputs), []
-    for _ in range(NEW):
-        logits = llama(inputs_embeds=embeddings).logits[:, -1]
-        expected.append(int(logits.argmax()))
-        embeddings = torch.cat([embeddings, llama.model.embed_tokens(logits.argmax(-1))[:, None]], dim=1)
-    state = generate(model, inputs, NEW)
-    assert state.ids == [expected]
-    assert len(set(expected)) > 3
-
-
-def _llama_fields(config: Any) -> dict[str, Any]:
-    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
-    return {
-        name: getattr(config, name) for name in (*names, "num_key_value_heads", "max_position_embeddings")
-    }
 
 
 def test_a_padded_batch_reads_each_page_as_alone(session):
@@ -139,36 +81,6 @@ def test_it_is_measured_as_a_whole(session, tmp_path):
     assert (run.model["class"], run.model["implementation"]) == ("DeepseekOCRForCausalLM", "vendor")
     assert run.model["revision"].startswith("sha256:")
     assert {check["verdict"] for check in run.live_checks} <= {"pass", "note", "n/a"}
-
-
-def test_it_decodes_from_the_cache_that_generate_hands_it(session, monkeypatch):
-    """Handed none, the class makes a new tuple each step: another decode than the one its users run."""
-    given: list[Any] = []
-    handle = session.model.register_forward_pre_hook(
-        lambda module, args, arguments: given.append(arguments["past_key_values"]), with_kwargs=True
-    )
-    options = {"preset": "tiny", "max_new_tokens": 3, "repeats": 1, "warmup": 0, "ignore_eos": True}
-    options["token_probabilities"] = False
-    for way in (True, False):
-        session.run_inference(VENDOR_CASES["small"][0], generate=way, **options)
-    handle.remove()
-    theirs, ours = given[:3], given[3:]
-    assert {type(cache) for cache in theirs} == {type(cache) for cache in ours} == {DynamicCache}
-    assert len(set(map(id, ours))) == 1
-
-
-def test_nothing_is_printed(standin, capsys):
-    warned: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    handler.emit = warned.append  # type: ignore[method-assign]
-    logging.getLogger("transformers").addHandler(handler)
-    session = OCRSession.from_local(standin, device="cpu", **RULES)
-    image, preset = VENDOR_CASES["crops"]
-    for way in (False, True):
-        session.run_inference(image, preset=preset, max_new_tokens=3, repeats=1, warmup=0, generate=way)
-    logging.getLogger("transformers").removeHandler(handler)
-    assert capsys.readouterr().out == ""
-    assert [record.getMessage() for record in warned] == []
 
 
 def test_the_published_infer_by_name(session):
