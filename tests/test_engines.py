@@ -134,14 +134,15 @@ def test_a_cached_prompt_makes_repeats_invalid(vllm: tuple[str, Fake]) -> None:
     run = measure(url)
     assert found(run, "fresh_prompt") == ("fail", "a cache had 256 of 276 prompt tokens")
     assert "--no-enable-prefix-caching" in run.checks.set_index("name").loc["fresh_prompt", "fix"]
-    fake.cached, fake.watched = None, True
+    fake.cached, fake.vision = None, 0.4
     session = ocr_phases.connect(url)
-    fake.vision = 0.4
 
     def fast(done: int, total: int) -> None:
-        fake.vision = 0.4 if done == 0 else 0.01
+        fake.vision = 0.4 if done == 0 else 0.005
 
-    assert "of the first request after" in found(measure(url, session, progress=fast), "fresh_prompt")[1]
+    verdict, told = found(measure(url, session, progress=fast), "fresh_prompt")
+    assert verdict == "fail"
+    assert "of the first request after" in told
     assert len({body["cache_salt"] for body in fake.bodies}) == len(fake.bodies)
 
 

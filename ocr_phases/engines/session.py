@@ -277,90 +277,67 @@ class ServerSession:
         own = server_times(self.server, before)
         if not self.worker or (before and not own):
             return Repeat(answer, own, [])
-        sent = time.monotonic()
-        taken = msgspec.convert(self._rpc("ocr_take"), Taken)
-        back = time.monotonic()
-        away = (sent + back) / 2 - taken.now
-        if abs(away) <= (back - sent) / 2:  # one host has one clock
-            away = 0.0
-        stages = [
-            Stage(number, stage, (start + away - answer.begun) * 1e3, ms, tokens)
-            for number, stage, start, ms, tokens in taken.rows
-            if start + away >= answer.begun
-        ]
-        return Repeat(answer, own, stages)
+        with contextlib.suppress(ValueError, LookupError):  # an extension of another version
+            sent = time.monotonic()
+            taken = msgspec.convert(self._rpc("ocr_take"), Taken)
+            back = time.monotonic()
+            away = (sent + back) / 2 - taken.now
+            # One host has one clock.
+            away = 0.0 if abs(away) <= (back - sent) / 2 else away
+            calls = [(row, row[2] + away - answer.begun) for row in taken.rows]
+            stages = [Stage(row[0], row[1], begun * 1e3, *row[3:]) for row, begun in calls if begun >= 0]
+            return Repeat(answer, own, stages)
+        return Repeat(answer, own, [])
 
     def _record(self, request: Request, page: tuple, runs: list[Repeat], first: float) -> PhaseRun:
         """The record of the finished repeats; what nobody told is not in it."""
-        image, _, name = page
-        answer, worker = runs[0].answer, self.worker
-        asked = self.family.preset(request.preset)
-        cut = checks.read_as(answer, asked, self.family, image.size)
-        preset, grid, count = cut
+        image, worker, answers = page[0], self.worker, [run.answer for run in runs]
+        answer, asked = answers[0], self.family.preset(request.preset)
+        preset, grid, count = cut = checks.read_as(answer, asked, self.family, image.size)
+        seen = [{stage.stage for stage in run.stages} for run in runs]
+        blind = sum(bool(stages) and not stages & {*VISION_STAGES} for stages in seen)
+        # What one repeat lacks would count as 0 in a median over all.
+        own, staged = all(run.own for run in runs), all(seen)
+        timed = not any(each.untimed for each in answers)
+        spans = [
+            row
+            for number, run in enumerate(runs)
+            for row in spans_of(
+                number, run.answer, run.own if own else {}, run.stages if staged else [], timed=timed
+            )
+        ]
         ids, texts = answer.tokens
-        kept = texts if request.return_text else [""] * len(ids)
-        blind = sum(
-            bool(run.stages) and not any(s.stage in VISION_STAGES for s in run.stages) for run in runs
-        )
-        answers = [run.answer for run in runs]
-        own = [*checks.own_checks(answers, first, request.infer, blind)]
+        texts = texts if request.return_text else [""] * len(ids)
+        length = answer.prompt_tokens or count + 1
         known = len(answer.logprobs) == len(ids)
         sure = [min(0.0, round(value, 3)) for value in answer.logprobs]
-        length = answer.prompt_tokens or count + 1
+        server: dict[str, Any] = {"engine": self.engine, "version": self.version, "url": self.server.url}
+        server |= {"settings": worker.get("settings"), "times": [run.own for run in runs]}
+        part = {"row": 0, "preset": preset.name, "grid": list(grid), "image_tokens": count}
+        part["text_tokens"] = length - count
+        part["valid_image_tokens"] = valid_image_tokens(preset, image.size, grid)
+        of_server = {"strategy": "server", "dtype": "unknown", "implementation": "server"}
+        of_worker = {name: worker[name] for name in ("dtype", "class") if name in worker}
+        made = {"preset": preset.name, "strategy": "server", "vision": "server", "batch": 1}
+        result = {"ids": ids, "token_texts": texts, "text": "".join(texts) if request.return_text else None}
+        result["finish_reason"] = "eos" if answer.finish == "stop" else answer.finish
+        shown = [*checks.own_checks(answers, first, request.infer, blind, staged)]
         return PhaseRun(
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             versions={self.engine: self.version, "ocr_phases": __version__, "code": code_hash()}
             | worker.get("versions", {}),
             device={"name": f"{self.engine} at {self.server.host}", "kind": "server"}
             | worker.get("device", {}),
-            model={
-                "name": self.model,
-                "dtype": worker.get("dtype", "unknown"),
-                "config": {},
-                "family": self.family.name,
-                "implementation": "server",
-                "class": worker.get("class"),
-                "strategy": "server",
-                "server": {
-                    "engine": self.engine,
-                    "version": self.version,
-                    "url": self.server.url,
-                    "settings": worker.get("settings"),
-                    "times": [run.own for run in runs],
-                },
-            },
-            pages=[
-                {
-                    **describe_page(*page, embed=request.embed_page),
-                    "row": 0,
-                    "preset": preset.name,
-                    "grid": list(grid),
-                    "image_tokens": count,
-                    "text_tokens": length - count,
-                    "valid_image_tokens": valid_image_tokens(preset, image.size, grid),
-                }
-            ],
-            request={
-                **request.described(),
-                "preset": preset.name,
-                "strategy": "server",
-                "vision": "server",
-                "repeats": len(runs),
-                "prefill_len": length,
-                "batch": 1,
-            },
-            results=[
-                {
-                    "ids": ids,
-                    "token_texts": kept,
-                    "text": "".join(kept) if request.return_text else None,
-                    "finish_reason": "eos" if answer.finish == "stop" else answer.finish,
-                }
-            ],
-            spans=make_spans([row for number, run in enumerate(runs) for row in spans_of(number, *run)]),
+            model={"name": self.model, "config": {}, "family": self.family.name, "server": server}
+            | of_server
+            | of_worker,
+            pages=[describe_page(*page, embed=request.embed_page) | part],
+            request=request.described() | made | {"repeats": len(runs), "prefill_len": length},
+            results=[result],
+            spans=make_spans(spans),
             memory={},
             cache={},
-            live_checks=[*own, checks.preset_check(asked, image.size, cut)],
+            live_checks=[*shown, checks.preset_check(asked, image.size, cut)],
             probabilities=[{"logprobs": sure, "margins": [None] * len(ids)}] if known else None,
         )
 
