@@ -65,11 +65,12 @@ def preset_check(asked: Preset, size: tuple[int, int], read: tuple[Preset, tuple
 
 
 def own_checks(
-    answers: Sequence[Answer], first: float, infer: SamplingSettings, blind: int, watched: bool
+    answers: Sequence[Answer], first: float, infer: SamplingSettings, blind: int, watched: bool, left_out: int
 ) -> Iterator[_Check]:
     """What the answers themselves show; ``first`` is the time to first token of the first of all, in ms.
 
     ``blind`` is how many repeats had a worker that saw no vision; ``watched`` whether all had a worker.
+    ``left_out`` is how many answers were asked for again, as their tokens came together.
     """
     same = len({tuple(answer.tokens[0]) for answer in answers}) == 1
     told = f"{count_text(len(answers), 'repeat')}, {'equal' if same else 'different'} tokens"
@@ -91,6 +92,9 @@ def own_checks(
         yield check("fresh_prompt", verdict, told)
     if untimed := next(filter(None, (answer.untimed for answer in answers)), ""):
         yield check("token_times", "note", f"{untimed}: there is no inter-token latency")
+    elif left_out:
+        told = f"left out: {count_text(left_out, 'more answer')}, with tokens that came together"
+        yield check("token_times", "note", told)
     elif not any(answers[0].sizes):
         what = (
             "ids came at the end" if answers[0].ids else "the server sends no ids, so its pieces have numbers"

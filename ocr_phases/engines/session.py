@@ -145,6 +145,7 @@ class ServerSession:
         """
         self.last_run = None
         request = self._request(page, RunSettings(prompt=prompt, **settings))
+        more = request.repeats
         told, total = progress or (lambda done, total: None), request.warmup + request.repeats
         page_read = load_page(request.pages[0])
         url, first, runs, failed = _data_url(*page_read[:2]), 0.0, list[Repeat](), ""
@@ -156,6 +157,8 @@ class ServerSession:
                         notify = None if on_tokens is None else partial(on_tokens, max(number, -1))
                         run = self._once(self.body(request, url), notify)
                         first = first or run.answer.times[0]
+                        while number >= 0 and run.answer.untimed and more:  # a busy host joins tokens
+                            more, run = more - 1, self._once(self.body(request, url), None)
                         runs += [run] if number >= 0 else []
                     told(total, total)
                 except ServerFailed as error:
@@ -164,7 +167,8 @@ class ServerSession:
                     failed = str(error)
                 finally:
                     with stop_signals():  # they wait for the record
-                        self.last_run = self._record(request, page_read, runs, first) if runs else None
+                        kept = (request, page_read, runs, first, request.repeats - more)
+                        self.last_run = self._record(*kept) if runs else None
         except KeyboardInterrupt as signalled:
             raise Interrupted(self.last_run, *(signalled.args or (signal.SIGINT,))) from None
         if self.last_run is None:
@@ -289,7 +293,9 @@ class ServerSession:
             return Repeat(answer, own, stages)
         return Repeat(answer, own, [])
 
-    def _record(self, request: Request, page: tuple, runs: list[Repeat], first: float) -> PhaseRun:
+    def _record(
+        self, request: Request, page: tuple, runs: list[Repeat], first: float, left_out: int
+    ) -> PhaseRun:
         """The record of the finished repeats; what nobody told is not in it."""
         image, worker, answers = page[0], self.worker, [run.answer for run in runs]
         answer, asked = answers[0], self.family.preset(request.preset)
@@ -321,7 +327,7 @@ class ServerSession:
         made = {"preset": preset.name, "strategy": "server", "vision": "server", "batch": 1}
         result = {"ids": ids, "token_texts": texts, "text": "".join(texts) if request.return_text else None}
         result["finish_reason"] = "eos" if answer.finish == "stop" else answer.finish
-        shown = [*checks.own_checks(answers, first, request.infer, blind, staged)]
+        shown = [*checks.own_checks(answers, first, request.infer, blind, staged, left_out)]
         return PhaseRun(
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             versions={self.engine: self.version, "ocr_phases": __version__, "code": code_hash()}
