@@ -16,10 +16,9 @@ import re
 import textwrap
 import threading
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import wraps
-from typing import Any, NamedTuple, ParamSpec
+from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -27,10 +26,8 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
-from matplotlib.backend_bases import RendererBase
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.text import Text
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 
@@ -40,7 +37,7 @@ from ocr_phases.text import plain
 WIDTH = 10.0  # inches
 FIGURE_DPI = 100
 
-INK, MUTED, FAINT = "#222222", "#666666", "#d9d9d9"
+INK, MUTED, AXIS, FAINT = "#222222", "#666666", "#999999", "#d9d9d9"
 REST = "#8c8c8c"
 """The colour of what has no meaning of its own: the time between stages, a device that waits."""
 BLUE, SKY, GREEN, PURPLE = "#0072b2", "#4a96d2", "#009e73", "#c56ba0"
@@ -74,37 +71,24 @@ _LOOK = (
     "font-family: 'DejaVu Sans', Verdana, sans-serif"
 )
 #: What a figure draws with -> the property that stands for it; the colour itself stays its fallback.
-_INKS = {
-    "#000000": "ink",
-    INK: "ink",
-    "#444444": "ink",
-    MUTED: "muted",
-    "#999999": "axis",
-    FAINT: "grid",
-    "#e6e6e6": "grid",
-    "#ffffff": "surface",
-}
+_INKS = {"#000000": "ink", INK: "ink", MUTED: "muted", AXIS: "axis", FAINT: "grid", "#ffffff": "surface"}
 _INK = re.compile(rf"(fill|stroke): ({'|'.join(_INKS)})\b")
 
-SMALL: dict[str, Any] = {"fontsize": 9, "color": INK}
+SMALL: dict[str, Any] = {"fontsize": 9, "color": INK, "parse_math": False}
+"""The look of words on axes: as they stand, dollar signs in a file's name begin no formula."""
+
 _SENTENCE_LINE = 52  # characters
 _LETTERS = 15.0  # of small type in an inch
 _KEY_LETTERS = 8  # the room that a key takes beside its words
 _BELOW_LABEL, _BESIDE = 0.42, 1.0  # inches of the labels under axes, and beside them
 _MOST_MARKS = 1_000  # a figure is as many CSS pixels wide
+_FEW = 6  # points of a line, which are drawn, too
 _BAR = 0.7  # of the room of a row
-_ROW, _AROUND = 0.3, 1.1  # inches of a row, and around a chart of bars
-
-_Given = ParamSpec("_Given")
+_ROW, _AROUND, _KEYS = 0.3, 1.1, 0.5  # inches of a row, around a chart of bars, and of the keys below
 
 
-class LiteralFigure(Figure):
-    """A figure that draws every text as it stands: dollar signs in a file's name begin no formula."""
-
-    def draw(self, renderer: RendererBase) -> None:
-        """Draw it, every text with mathematics off."""
-        _literal(self)
-        super().draw(renderer)
+class ShownFigure(Figure):
+    """A figure that a notebook shows, in the colours of its page."""
 
     @property
     def alt(self) -> str:
@@ -116,24 +100,6 @@ class LiteralFigure(Figure):
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, Any]]:
         return Picture(self, self.alt)._repr_mimebundle_()
-
-
-def _literal(artist: Artist) -> None:
-    for text in artist.findobj(lambda each: isinstance(each, Text)):
-        text.set(parse_math=False)
-
-
-def takes_axes(plot: Callable[_Given, Figure]) -> Callable[_Given, Figure]:
-    """A plot that also draws on the caller's ``ax``: its texts stay literal there, as in a figure of ours."""
-
-    @wraps(plot)
-    def drawn(*args: _Given.args, **options: _Given.kwargs) -> Figure:
-        figure, axes = plot(*args, **options), options.get("ax")
-        if isinstance(axes, Axes):
-            _literal(axes)
-        return figure
-
-    return drawn
 
 
 # -- shown and saved ----------------------------------------------------------------------------------
@@ -184,23 +150,12 @@ def figure_svg(figure: Figure, alt: str) -> str:
     It holds no script, style sheet, comment or address. Ids are hashes of what they name, so two figures of
     one page share one only for the same thing. White is the page's own surface.
     """
-    _literal(figure)
-    layout = figure.get_layout_engine()
-    # Without a fixed salt the ids would differ from run to run. Settings and filters are the whole process's.
-    settings = matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "op"})
-    with _DRAWING, warnings.catch_warnings(), settings:
-        warnings.simplefilter("ignore")  # a character the font lacks is drawn as an empty box
-        if layout is not None:
-            layout.execute(figure)
-        figure.set_layout_engine(None)  # else savefig draws all of it once more to lay it out
-        try:
-            drawn = plain(_saved(figure, format="svg", transparent=True, metadata={"Date": None}).decode())
-        finally:
-            figure.set_layout_engine(layout)
+    # Without a fixed salt the ids would differ from run to run. Settings are the whole process's.
+    with _DRAWING, matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "op"}):
+        drawn = plain(_saved(figure, format="svg", transparent=True, metadata={"Date": None}).decode())
     # In front of the first group are metadata and a style sheet; comments hold the drawn texts.
     drawn = re.sub(r"<!--.*?-->", "", drawn[drawn.index("<g ") : drawn.rindex("</svg>")], flags=re.DOTALL)
-    used = set(re.findall(r'(?:href="|url\()#(\w+)', drawn))
-    drawn = re.sub(r"<[^>]+>", lambda tag: _cleaned(tag[0], used), drawn)
+    drawn = re.sub(r"<[^>]+>", _cleaned, drawn)
     inches = figure.get_size_inches()
     width, height = (round(FIGURE_DPI * side) for side in inches)
     return element(
@@ -217,11 +172,13 @@ def figure_svg(figure: Figure, alt: str) -> str:
     )
 
 
-def _cleaned(tag: str, used: Collection[str]) -> str:
-    """A tag of a drawing without what serves nobody, its inks as properties."""
-    tag = re.sub(r" id=\"([^\"]*)\"", lambda name: name[0] if name[1] in used else "", tag)
-    tag = re.sub(r" font-family: [^;\"]*;?| xmlns\S*", "", tag).replace("xlink:", "")
-    return _INK.sub(lambda ink: f"{ink[1]}: var(--op-plot-{_INKS[ink[2]]}, {ink[2]})", tag)
+def _cleaned(tag: re.Match[str]) -> str:
+    """A tag of a drawing without what serves nobody, its inks as properties.
+
+    Groups have numbers for ids, what is used elsewhere has hashes.
+    """
+    text = re.sub(r' id="[^"]*_\d{1,6}"| font-family: [^;"]*;?| xmlns\S*|\bxlink:', "", tag[0])
+    return _INK.sub(lambda ink: f"{ink[1]}: var(--op-plot-{_INKS[ink[2]]}, {ink[2]})", text)
 
 
 def _saved(figure: Figure, **given: Any) -> bytes:
@@ -235,23 +192,31 @@ def _saved(figure: Figure, **given: Any) -> bytes:
 # -- figures and axes ---------------------------------------------------------------------------------
 
 
-def blank_figure(height: float, width: float = WIDTH) -> Figure:
-    """A figure of the report's width that draws every text as it stands; sizes in inches."""
+def blank_figure(height: float, width: float = WIDTH) -> ShownFigure:
+    """A figure of the report's width that shows itself; sizes in inches."""
     layout = ConstrainedLayoutEngine(h_pad=0.08)  # inches; a title stands clear of the axis above
-    return LiteralFigure(figsize=(width, height), layout=layout, facecolor="white")
+    return ShownFigure(figsize=(width, height), layout=layout, facecolor="white")
 
 
-def new_figure(height: float, ax: Axes | None = None) -> tuple[Figure, Axes]:
-    """A figure of the report's width with one pair of axes, in inches; or ``ax``, dressed, and its figure.
+def new_figure(
+    height: float, titles: Sequence[str] = ("",), ax: Axes | None = None, columns: int = 1, **grid: Any
+) -> tuple[Figure, list[Axes]]:
+    """A figure of the report's width with axes for each title, in inches; or its figure and ``ax``, dressed.
 
-    A figure of the caller that nothing lays out gets constrained layout: words beside the axes need room.
+    ``grid`` is what `matplotlib.figure.Figure.subplots` takes. A figure of the caller that nothing lays out
+    gets constrained layout: words beside the axes need room.
     """
-    axes = blank_figure(height).subplots() if ax is None else ax
-    figure = figure_of(axes)
-    if figure.get_layout_engine() is None and axes.get_subplotspec() is not None:
-        figure.set_layout_engine("constrained")
-    style_axes(axes)
-    return figure, axes
+    if ax is None:
+        figure: Figure = blank_figure(height)
+        rows = -(-len(titles) // columns)
+        drawn = figure.subplots(rows, columns, squeeze=False, **grid).ravel().tolist()
+    else:
+        figure, drawn = figure_of(ax), [ax]
+        if figure.get_layout_engine() is None and ax.get_subplotspec() is not None:
+            figure.set_layout_engine("constrained")
+    for axes, title in zip(drawn, titles, strict=True):
+        style_axes(axes, title)
+    return figure, drawn
 
 
 def figure_of(axes: Axes) -> Figure:
@@ -259,53 +224,48 @@ def figure_of(axes: Axes) -> Figure:
     return axes.figure.figure
 
 
-def style_axes(axes: Axes) -> None:
-    """The look that every plot here shares."""
+def style_axes(axes: Axes, title: str = "") -> None:
+    """The look that every plot here shares, and its title, which states the finding, in bold on the left."""
     axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color("#999999")
-    axes.grid(visible=True, color="#e6e6e6", linewidth=0.7)
+    axes.spines[["left", "bottom"]].set_color(AXIS)
+    axes.grid(visible=True, color=FAINT, linewidth=0.5)
     axes.set_axisbelow(True)
-    axes.tick_params(labelsize=9.5, colors="#444444", labelcolor=INK)
-    axes.xaxis.label.set(fontsize=10, color=INK)
-    axes.yaxis.label.set(fontsize=10, color=INK)
-
-
-def title_axes(axes: Axes, text: str) -> None:
-    """Set a plot's title, which states the finding; a long one takes several lines."""
+    axes.tick_params(labelsize=9.5, colors=MUTED, labelcolor=INK)
+    for label in (axes.xaxis.label, axes.yaxis.label):
+        label.set(fontsize=10, color=INK)
     # Its place given, matplotlib need not look for it above what is drawn: nothing is.
-    axes.set_title(text, loc="left", y=1.0, fontsize=11.5, fontweight="bold", color=INK, pad=9, wrap=True)
+    look: Any = {"y": 1.0, "fontweight": "bold", "pad": 9, "wrap": True, **SMALL, "fontsize": 11.5}
+    axes.set_title(title, loc="left", **look)
 
 
 def sentence_figure(text: str, ax: Axes | None = None) -> Figure:
     """A figure with one sentence in place of a plot; or ``ax`` with that sentence."""
     axes = blank_figure(1.0).subplots() if ax is None else ax
     # On the left and in short lines, for a screen that shows no more of it.
-    lines = "\n".join(textwrap.wrap(text, _SENTENCE_LINE))
+    look: Any = {"transform": axes.transAxes, "va": "center", **SMALL, "fontsize": 10, "color": MUTED}
+    axes.text(0, 0.5, textwrap.fill(text, _SENTENCE_LINE), **look)
     axes.set_axis_off()
-    axes.text(0, 0.5, lines, va="center", fontsize=10, color=MUTED, transform=axes.transAxes)
     return figure_of(axes)
 
 
-def legend_below(figure: Figure, keys: Sequence[Artist], columns: int, ax: Axes | None = None) -> None:
-    """The keys of a whole figure, under it; or under the caller's ``ax``, which may stand among others.
+def legend_below(figure: Figure, keys: Sequence[Artist], ax: Axes | None = None) -> Figure:
+    """The figure with keys under it; or under the caller's ``ax``, which may stand among others.
 
-    In ``columns`` at most: in as many as their words leave room for.
+    In as many columns as their words leave room for.
     """
-    inches = figure.get_figwidth() if ax is None else ax.bbox.width / figure.dpi + _BESIDE
+    room = _LETTERS * (figure.get_figwidth() if ax is None else ax.bbox.width / figure.dpi + _BESIDE)
     words = [len(str(key.get_label())) + _KEY_LETTERS for key in keys]
-    fitting = [
-        number
-        for number in range(1, min(columns, len(keys)) + 1)
-        if sum(max(part) for part in np.array_split(words, number)) <= _LETTERS * inches
-    ]
-    look: dict[str, Any] = {"fontsize": 9, "frameon": False, "labelcolor": INK, "labelspacing": 0.35}
-    look |= {"ncols": max([1, *fitting]), "columnspacing": 1.2}
-    if ax is None:
-        figure.legend(handles=keys, loc="outside lower center", **look)
-        return
-    below = ax.transAxes + ScaledTranslation(0, -_BELOW_LABEL, figure.dpi_scale_trans)
-    look |= {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "bbox_transform": below}
-    ax.legend(handles=keys, borderaxespad=0, **look)
+    fits = [n for n in range(1, len(keys) + 1) if sum(map(max, np.array_split(words, n))) <= room]
+    look: dict[str, Any] = {"loc": "outside lower center"}
+    if ax is not None:
+        below = ax.transAxes + ScaledTranslation(0, -_BELOW_LABEL, figure.dpi_scale_trans)
+        look = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "bbox_transform": below}
+        look["borderaxespad"] = 0
+    look |= {"fontsize": 9, "frameon": False, "labelcolor": INK, "labelspacing": 0.35, "columnspacing": 1.2}
+    legend = (ax or figure).legend(handles=keys, ncols=max(fits, default=1), **look)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
+    return figure
 
 
 def time_axis(axis: Axis, label: str = "", note: str = "") -> None:
@@ -350,11 +310,15 @@ def hbars(axes: Axes, rows: Sequence[Row]) -> None:
         edges = [REST if colour == FAINT else colour for colour in colours]
         axes.broken_barh(parts, lane, facecolors=colours, edgecolors=edges, linewidth=0.8)
         axes.annotate(text, (1, place), (6, 0), va="center", **right)
-    axes.set_yticks(range(len(rows)), [name for name, _, _ in rows])
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    end = max(start + length for _, pieces, _ in rows for start, length, _ in pieces)
-    axes.set_xlim(0, 1.02 * end or 1.0)
+    row_axis(axes, [name for name, _, _ in rows])
+    axes.set_xlim(0, 1.02 * axes.dataLim.xmax or 1.0)
     axes.grid(visible=False, axis="y")
+
+
+def row_axis(axes: Axes, names: Sequence[str]) -> None:
+    """Rows from above, with their names."""
+    axes.set_yticks(range(len(names)), names, parse_math=False)
+    axes.set_ylim(len(names) - 0.5, -0.5)
 
 
 class Chart(NamedTuple):
@@ -366,17 +330,17 @@ class Chart(NamedTuple):
     note: str = ""
 
 
-def bar_charts(charts: Sequence[Chart], ax: Axes | None = None) -> tuple[Figure, list[Axes]]:
+def bar_charts(
+    charts: Sequence[Chart], ax: Axes | None = None, keys: Sequence[Artist] = ()
+) -> tuple[Figure, list[Axes]]:
     """Charts of bars under each other in one figure, or a single one on ``ax``; and the axes of each."""
     heights = [_AROUND + _ROW * len(chart.rows) for chart in charts]
-    figure = blank_figure(sum(heights)) if ax is None else new_figure(0, ax)[0]
-    drawn = [ax] if ax else figure.subplots(len(charts), height_ratios=heights, squeeze=False)[:, 0].tolist()
+    whole, titles = sum(heights) + _KEYS * bool(keys), [chart.title for chart in charts]
+    figure, drawn = new_figure(whole, titles, ax, height_ratios=heights)
     for axes, chart in zip(drawn, charts, strict=True):
-        style_axes(axes)
         hbars(axes, chart.rows)
         time_axis(axes.xaxis, chart.label, chart.note)
-        title_axes(axes, chart.title)
-    return figure, drawn
+    return legend_below(figure, keys, ax) if keys else figure, drawn
 
 
 def stacked(parts: Sequence[tuple[float, str]]) -> list[Piece]:
@@ -385,34 +349,22 @@ def stacked(parts: Sequence[tuple[float, str]]) -> list[Piece]:
     return [(end - length, length, colour) for end, (length, colour) in zip(ends, parts, strict=True)]
 
 
-def label_bar(axes: Axes, end: float, place: int, text: str) -> None:
-    """Words behind a horizontal bar that ends at ``end``."""
-    axes.annotate(text, (end, place), (7, 0), textcoords="offset points", va="center", **SMALL)
-
-
 def bunches(count: int) -> np.ndarray:
     """The bunch of each of so many marks: one each, or as many bunches as a figure has room for."""
     places = np.arange(count)
     return places if count <= 2 * _MOST_MARKS else places * _MOST_MARKS // count
 
 
-def lines(
-    axes: Axes,
-    places: pd.Series,
-    times: pd.Series,
-    ends: tuple[pd.Series, pd.Series] | None = None,
-    spread: str = "",
-    **look: Any,
-) -> None:
+def lines(axes: Axes, at: pd.Series, times: pd.Series, *ends: pd.Series, band: str = "", **look: Any) -> None:
     """Times at their places as a line, and a band between the ``ends`` of their spread, which has a name.
 
     Of thousands the medians of bunches are drawn, and a band from the least to the greatest.
     """
     bunch = bunches(len(times))
-    at = places.astype("float64").groupby(bunch).first()
+    at = at.astype("float64").groupby(bunch).first()
     low, high = (each.groupby(bunch) for each in ends or (times, times))
     if (high.max() > low.min()).any():
-        shade = {"color": look["color"], "alpha": 0.22, "linewidth": 0, "label": spread}
+        shade = {"color": look["color"], "alpha": 0.22, "linewidth": 0, "label": band}
         axes.fill_between(at, low.min(), high.max(), **shade)
-    look = {"linewidth": 1.4, "marker": "o" if len(times) == 1 else "", **look}
+    look = {"linewidth": 1.4, "marker": "o" if len(at) < _FEW else "", **look}
     axes.plot(at, times.groupby(bunch).median(), **look)

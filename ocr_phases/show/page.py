@@ -38,9 +38,7 @@ from ocr_phases.show.figures import (
     legend_below,
     sentence_figure,
     style_axes,
-    takes_axes,
     time_axis,
-    title_axes,
 )
 from ocr_phases.show.web import Html, element, fragment, note, pictures_html, table_html
 from ocr_phases.text import count_text, ms_text, percent_text
@@ -256,7 +254,7 @@ def draw_boxes(
         figure.colorbar(scale, cax=axes, orientation="horizontal").outline.set_visible(False)
         time_axis(axes.xaxis, "decode time per region", told)
     if dashed:
-        legend_below(figure, [Patch(fill=False, edgecolor=INK, linestyle="--", label=UNCERTAIN_TEXT)], 1)
+        legend_below(figure, [Patch(fill=False, edgecolor=INK, linestyle="--", label=UNCERTAIN_TEXT)])
     key = Image.open(io.BytesIO(figure_png(figure, dpi)))
     whole = ImageOps.expand(drawn, (0, 0, key.width - drawn.width, key.height), _PAPER)
     whole.paste(key, (0, drawn.height))
@@ -385,7 +383,6 @@ def has_region_times(run: PhaseRun, row: int = 0) -> bool:
     return bool(grounding_of(run, row).regions) and bool(regions_of(run, row)["decode_ms"].any())
 
 
-@takes_axes
 def plot_region_types(run: PhaseRun, row: int = 0, *, ax: Axes | None = None) -> Figure:
     """Decode time by type of region as bars in ms, the costliest on top, with share and time per character.
 
@@ -407,7 +404,6 @@ def plot_region_types(run: PhaseRun, row: int = 0, *, ax: Axes | None = None) ->
     return bar_charts([Chart(title, rows, "decode time")], ax)[0]
 
 
-@takes_axes
 def plot_page(
     run: PhaseRun, page: int = 0, color: str = "type", row: int = 0, *, ax: Axes | None = None
 ) -> Figure:
@@ -436,9 +432,9 @@ def plot_page(
         scale = min(WIDTH / picture.width, _TALLEST / picture.height)
         ax = blank_figure(scale * picture.height + 0.4, max(scale * picture.width, WIDTH / 2)).subplots()
     ax.imshow(np.asarray(picture), interpolation="antialiased")
-    ax.set_axis_off()
     place = f", page {page + 1} of {len(pages)}" if len(pages) > 1 else ""
-    title_axes(ax, " ".join([title + place, *(f"({sentence[:-1]})" for sentence in page_notes(run, row))]))
+    style_axes(ax, " ".join([title + place, *(f"({sentence[:-1]})" for sentence in page_notes(run, row))]))
+    ax.set_axis_off()
     return figure_of(ax)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,6 @@ from ocr_phases.show.figures import (
     Chart,
     Row,
     bar_charts,
-    blank_figure,
     bunches,
     byte_axis,
     hbars,
@@ -59,9 +58,7 @@ from ocr_phases.show.figures import (
     sentence_figure,
     stacked,
     style_axes,
-    takes_axes,
     time_axis,
-    title_axes,
 )
 from ocr_phases.show.page import printable
 from ocr_phases.text import bytes_text, count_text, ms_text, percent_text, stage_name
@@ -87,7 +84,6 @@ _MARKERS = {"global": "o", "local": "s", "": "D"}
 # -- decode -------------------------------------------------------------------------------------------
 
 
-@takes_axes
 def plot_token_latency(
     run: PhaseRun, floor_ms: float | Sequence[float] | None = None, *, ax: Axes | None = None
 ) -> Figure:
@@ -101,45 +97,40 @@ def plot_token_latency(
     table = step_table(run)
     if table.empty:
         return sentence_figure("There were no decode steps, so there is no latency to draw.", ax)
-    figure, axes = new_figure(3.9, ax)
-    steps, repeats = table["step"], count_text(len(run.repeats), "repeat")
-    own_clock = run.device.get("kind") == "cuda"
-    clocks = ["device_ms"]
+    count, median = len(table) * len(run.repeats), float(run.summary()["inter_token_ms"])
+    found = f"{ms_text(median)} in the median of {count:,}" if count > 1 else ms_text(median)
+    figure, (axes,) = new_figure(3.9, [f"Each decode step: {found}"], ax)
+    steps, slow, low, high = (table[name] for name in ("step", "outlier", "device_ms_p10", "device_ms_p90"))
+    own_clock, clocks = run.device.get("kind") == "cuda", ["device_ms"]
     # Where tokens are read every few steps, the host launches many at once and then waits for all of them.
     if own_clock and run.request.get("eos_check_every", 1) == 1:
         clocks.append("host_ms")
         # Wide and below the device's, so that it is seen where both are equal.
         lines(axes, steps, table["host_ms"], color=REST, linewidth=3.5, alpha=0.6, label="host, median")
-    ends = table["device_ms_p10"], table["device_ms_p90"]
-    spread = f"{' to '.join(spread_names(len(run.repeats)))} of {repeats}"
+    band = f"{' to '.join(spread_names(len(run.repeats)))} of {count_text(len(run.repeats), 'repeat')}"
     name = "device, median" if own_clock else "median"
-    lines(axes, steps, table["device_ms"], ends, spread, color=ORANGE, label=name)
-    median = float(run.summary()["inter_token_ms"])
+    lines(axes, steps, table["device_ms"], low, high, band=band, color=ORANGE, label=name)
     axes.axhline(median, color=MUTED, linewidth=0.8, linestyle=":", zorder=1)
-    outliers = table[table["outlier"]]
-    floor = np.asarray([] if floor_ms is None else floor_ms, dtype=np.float64)
+    floor = pd.Series(np.nan_to_num(np.resize(np.asarray(floor_ms, np.float64), len(steps))))
     # With few repeats p90 is close to the worst one: a wide band must not squeeze the line.
-    high = max(table.loc[~table["outlier"], clocks].quantile(0.99).max(), ends[1].quantile(0.75), median)
-    low, floor_top = ends[0].quantile(0.02), floor.max(initial=0.0)
+    bulk = max(table.loc[~slow, clocks].quantile(0.99).max(), high.quantile(0.75), median, floor.max())
     # Steps that are alike leave a height to their differences, unless the floor is near.
-    bottom = 0.75 * low if low > 0.6 * high and floor_top < 0.3 * low else 0.0
-    top = bottom + (1.6 if len(outliers) else 1.35) * (max(high, floor_top) - bottom)
+    least = low.quantile(0.02)
+    bottom = 0.75 * least if least > 0.6 * bulk and floor.max() < 0.3 * least else 0.0
+    top = bottom + (1.6 if slow.any() else 1.35) * (bulk - bottom)
     axes.set(xlim=(-0.5, steps.iloc[-1] + 0.5), ylim=(bottom, top), xlabel="decode step")
-    if floor.size:
-        _draw_floor(axes, steps, floor)
-    above = (ends[1] > top) & ~table["outlier"]
-    if above.any():
-        edge: Any = {"marker": 6, "linestyle": "", "color": ORANGE, "label": "spread ends above"}
-        axes.plot(steps[above], [top] * above.sum(), **edge)
-    if len(outliers):
-        _name_outliers(axes, outliers)
+    if floor.any():
+        told = f"hardware floor, {' to '.join(dict.fromkeys(map(ms_text, floor.iloc[[0, -1]])))}"
+        if floor.max() < bottom:
+            _mark(axes, steps[:1], bottom, 7, GREEN, f"{told}, far below")
+        else:
+            lines(axes, steps, floor, color=GREEN, linestyle=(0, (6, 2)), label=told)
+    _mark(axes, steps[(high > top) & ~slow], top, 6, ORANGE, "spread ends above")
+    _mark(axes, steps[slow], table.loc[slow, "device_ms"].clip(upper=top), 6, INK, "outlier")
+    _name_slowest(axes, table[slow].nlargest(_NAMED_OUTLIERS, "device_ms").sort_values("step"))
     time_axis(axes.yaxis, "time")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    count = len(table) * len(run.repeats)
-    found = f"{ms_text(median)} in the median of {count:,}" if count > 1 else ms_text(median)
-    title_axes(axes, f"Each decode step: {found}")
-    legend_below(figure, axes.get_legend_handles_labels()[0], 5, ax)
-    return figure
+    return legend_below(figure, axes.get_legend_handles_labels()[0], ax)
 
 
 def plot_latency(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
@@ -147,63 +138,48 @@ def plot_latency(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
     return plot_token_latency(run, decode_floor(run)["floor_ms"].tolist(), ax=ax)
 
 
-def _draw_floor(axes: Axes, steps: pd.Series, floor: np.ndarray) -> None:
-    """The floor of each step; where it lies below the axes, a mark at their lower edge."""
-    ends = " to ".join(dict.fromkeys((ms_text(floor.flat[0]), ms_text(floor.flat[-1]))))
-    bottom, below = axes.get_ylim()[0], floor.max() < axes.get_ylim()[0]
-    look: Any = {"color": GREEN, "label": f"hardware floor, {ends}{', far below' if below else ''}"}
-    if below:
-        axes.plot(steps.iloc[:1], [bottom], marker=7, markersize=8, linestyle="", clip_on=False, **look)
-    else:
-        curve = pd.Series(np.broadcast_to(floor, len(steps)), steps.index)
-        lines(axes, steps, curve, linestyle=(0, (6, 2)), **look)
+def _mark(axes: Axes, at: pd.Series, heights: Any, marker: int, colour: str, label: str) -> None:
+    """Marks at the edge of the axes."""
+    if len(at):
+        look: Any = {"marker": marker, "linestyle": "", "color": colour, "label": label}
+        axes.plot(at, np.broadcast_to(heights, len(at)), clip_on=False, **look)
 
 
-def _name_outliers(axes: Axes, outliers: pd.DataFrame) -> None:
-    """Mark slow steps, at the top edge where they are above it, and name the slowest few."""
+def _name_slowest(axes: Axes, slowest: pd.DataFrame) -> None:
+    """Say of steps, from above, which token took how long; beside them, where there is room."""
     top, last = axes.get_ylim()[1], axes.get_xlim()[1]
-    shown = outliers["device_ms"].clip(upper=top)
-    axes.plot(outliers["step"], shown, marker=6, linestyle="", color=INK, label="outlier")
-    named = outliers.assign(shown=shown).nlargest(_NAMED_OUTLIERS, "device_ms").sort_values("step")
-    for place, row in enumerate(named.to_dict("records")):
-        text = "" if pd.isna(row["text"]) else printable(str(row["text"]), 12)
-        side, shift = ("left", 0.015) if row["step"] < 0.7 * last else ("right", -0.015)
+    look: Any = {"arrowprops": {"arrowstyle": "-", "color": MUTED}, "va": "center", **SMALL}
+    look["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.75}
+    for place, row in enumerate(slowest.fillna({"text": ""}).to_dict("records")):
+        token, left = printable(str(row["text"]), 12), row["step"] < 0.7 * last
         axes.annotate(
-            f"step {row['step']}{f' “{text}”' if text else ''}: {ms_text(row['device_ms'])}",
-            (row["step"], row["shown"]),
-            (row["step"] + shift * last, 0.93 - 0.08 * place),
+            f"step {row['step']}{token and f' “{token}”'}: {ms_text(row['device_ms'])}",
+            (row["step"], min(row["device_ms"], top)),
+            (row["step"] + (0.015 if left else -0.015) * last, 0.93 - 0.08 * place),
             textcoords=("data", "axes fraction"),
-            ha=side,
-            va="center",
-            **SMALL,
-            arrowprops={"arrowstyle": "-", "color": MUTED, "relpos": (float(side == "right"), 0.5)},
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.75},
+            ha="left" if left else "right",
+            **look,
         )
 
 
 # -- stages -------------------------------------------------------------------------------------------
 
 
-@takes_axes
 def plot_vision_stages(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
     """The prefill's stages as bars in ms with their share of it, by view; what no stage holds is hollow.
 
     Bars are medians over repeats, the lines their spread. Stages below a hundredth are one bar.
     ``ax`` are axes to draw on.
     """
-    table = stage_table(run)
-    table = table[table["phase"] == "prefill"]
-    stages = table[table["stage"].isin(PREFILL_STAGES)]
-    if stages.empty:
+    stages = _in_order(stage_table(run).query("phase == 'prefill'"))
+    if len(stages) < 2:
         reason = "This run has no prefill of its own, so there are no vision stages to draw."
         return sentence_figure(reason, ax)
-    whole = float(table.loc[table["stage"] == "prefill", "device_ms"].iloc[0])
-    stages = _in_order(stages)
+    whole, stages = float(stages["device_ms"].iloc[0]), stages.iloc[1:]
     small = stages["device_ms"] < _SMALL_SHARE * whole
-    small &= small.sum() > 1
-    large = stages[~small]
-    bars = [(_label(row), row["device_ms"], STAGE_COLOURS[row["stage"]]) for row in large.to_dict("records")]
-    if small.any():
+    large = stages if small.sum() == 1 else stages[~small]
+    bars = [*zip(large["name"], large["device_ms"], large["stage"].map(STAGE_COLOURS), strict=True)]
+    if len(large) < len(stages):
         bars.append(("other stages", stages.loc[small, "device_ms"].sum(), REST))
     bars.append(("between stages", max(0.0, whole - stages["device_ms"].sum()), FAINT))
     rows = [
@@ -211,27 +187,28 @@ def plot_vision_stages(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
         for name, ms, colour in bars
     ]
     title = f"Vision is {percent_text(run['vision_share'])} of a prefill of {ms_text(whole)}"
-    note = f", line: {' to '.join(spread_names(len(run.repeats)))} over repeats"
     several = len(run.repeats) > 1
-    figure, (axes,) = bar_charts([Chart(title, rows, "time", note if several else "")], ax)
+    note = f", line: {' to '.join(spread_names(len(run.repeats)))} over repeats" if several else ""
+    figure, (axes,) = bar_charts([Chart(title, rows, "time", note)], ax)
     if several:
         low, middle, high = (large[f"device_ms{end}"].to_numpy() for end in ("_p10", "", "_p90"))
         look: Any = {"elinewidth": 1.3, "capsize": 4, "capthick": 1.3, "ecolor": INK, "fmt": "none"}
         axes.errorbar(middle, range(len(middle)), xerr=(middle - low, high - middle), **look)
-        axes.set_xlim(0, max(axes.get_xlim()[1], 1.02 * high.max(initial=0.0)))
+        axes.set_xlim(0, 1.02 * axes.dataLim.xmax or 1.0)
         time_axis(axes.xaxis, "time", note)
     return figure
 
 
 def _in_order(table: pd.DataFrame) -> pd.DataFrame:
-    """Rows of stages in the order of the prefill; a phase's whole first."""
+    """Rows of stages in the order of the prefill, a phase's whole first; ``name`` says stage and view."""
     order = {stage: place for place, stage in enumerate((*_WHOLES, *PREFILL_STAGES))}
+    table = _named(table[table["stage"].isin(order)])
     return table.sort_values("stage", key=lambda names: names.map(order), kind="stable", ignore_index=True)
 
 
-def _label(row: Mapping[Any, Any]) -> str:
-    name = _WHOLES.get(row["stage"]) or stage_name(row["stage"])
-    return f"{name} {row['view']}".strip()
+def _named(table: pd.DataFrame) -> pd.DataFrame:
+    stages = table["stage"].map(lambda stage: _WHOLES.get(stage) or stage_name(stage))
+    return table.assign(name=(stages + " " + table["view"]).str.strip())
 
 
 def plot_phase_timeline(run: PhaseRun, repeat: int | None = None) -> Figure:
@@ -248,20 +225,17 @@ def plot_spans(spans: pd.DataFrame, note: str = "") -> Figure:
     """`plot_phase_timeline` of the spans of one repeat; ``note`` stands behind the first title."""
     if spans.empty:
         return sentence_figure("There are no spans to draw.")
-    early = spans[spans["phase"].isin(("prepare", "prefill"))]
-    steps = spans[spans["stage"] == "decode_step"]
+    spans = _named(spans).assign(end_ms=spans["device_start_ms"] + spans["device_ms"])
+    early, steps = spans[spans["phase"].isin(("prepare", "prefill"))], spans[spans["stage"] == "decode_step"]
     charts = []
     if len(early):
         stages = early[early["stage"] != early["phase"]].sort_values("device_start_ms")
-        rows = [
-            _lane(_label({"stage": stage, "view": view}), own, STAGE_COLOURS.get(str(stage), MUTED))
-            for (stage, view), own in stages.groupby(["stage", "view"], sort=False)
-        ]
-        name = " and ".join(early["phase"].unique()).capitalize()
-        charts.append(Chart(f"{name}, {ms_text(_end(early))}{note}", rows or _phase_lanes(early)))
+        rows = [_lane(str(name), each) for name, each in stages.groupby("name", sort=False)]
+        phases = " and ".join(early["phase"].unique()).capitalize()
+        charts.append(Chart(f"{phases}, {ms_text(early['end_ms'].max())}{note}", rows or _phase_lanes(early)))
     if len(early) < len(spans):
         tail = f", {count_text(len(steps), 'decode step')}" if len(steps) else ""
-        charts.append(Chart(f"The whole run, {ms_text(_end(spans))}{tail}", _phase_lanes(spans)))
+        charts.append(Chart(f"The whole run, {ms_text(spans['end_ms'].max())}{tail}", _phase_lanes(spans)))
     charts[-1] = charts[-1]._replace(label="time since the start")
     figure, drawn = bar_charts(charts)
     if len(steps) > 1:
@@ -278,20 +252,20 @@ def _phase_lanes(spans: pd.DataFrame) -> list[Row]:
         own = spans[spans["phase"] == phase]
         whole, steps = (own[own["stage"] == stage] for stage in (phase, "decode_step"))
         pieces = next(part for part in (steps, whole, own) if len(part))
-        name, bar, _ = _lane(phase, pieces, PHASE_COLOURS[phase])
-        lanes.append((name, bar, ms_text((whole if len(whole) else pieces)["device_ms"].sum())))
+        took = whole if len(whole) else pieces
+        lanes.append((phase, _lane(phase, pieces)[1], ms_text(took["device_ms"].sum())))
     return lanes
 
 
-def _lane(name: str, spans: pd.DataFrame, colour: str) -> Row:
+def _lane(name: str, spans: pd.DataFrame) -> Row:
     """Spans as a bar, each where it lies, and their sum; decode steps in the colour of their time."""
-    bunch = bunches(len(spans))
-    starts = spans["device_start_ms"].groupby(bunch).min()
-    lengths = (spans["device_start_ms"] + spans["device_ms"]).groupby(bunch).max() - starts
-    colours = [colour] * len(starts)
+    bunches_of = spans.groupby(bunches(len(spans)))
+    starts, slowest = bunches_of["device_start_ms"].min(), bunches_of["device_ms"].max()
+    lengths = bunches_of["end_ms"].max() - starts
     if len(spans) > 1 and (spans["stage"] == "decode_step").all():
-        slowest = spans["device_ms"].groupby(bunch).max()
         colours = [to_hex(each) for each in _step_scale(spans["device_ms"]).to_rgba(slowest.to_numpy())]
+    else:
+        colours = spans["stage"].map(STAGE_COLOURS | PHASE_COLOURS).fillna(ORANGE).tolist()
     return name, list(zip(starts, lengths, colours, strict=True)), ms_text(spans["device_ms"].sum())
 
 
@@ -300,66 +274,43 @@ def _step_scale(times: pd.Series) -> ScalarMappable:
     return ScalarMappable(Normalize(*times.quantile((0.02, 0.98))), _STEP_COLOURS)
 
 
-def _end(spans: pd.DataFrame) -> float:
-    return float((spans["device_start_ms"] + spans["device_ms"]).max())
-
-
 # -- memory -------------------------------------------------------------------------------------------
 
 
 def plot_memory(run: PhaseRun) -> Figure:
     """Peak memory of each phase, and how the KV cache grows with every step."""
-    if not any(run.memory.get("peak_bytes", {}).values()) and not run.cache.get("bytes"):
+    peaks, sizes = run.memory.get("peak_bytes"), run.cache.get("bytes")
+    if not peaks and not sizes:
         return sentence_figure("Neither peak memory nor the KV cache was observed in this run.")
-    figure = blank_figure(2.9)
-    left, right = figure.subplots(1, 2)
-    _draw_peaks(left, run)
-    _draw_cache(right, run)
+    figure, (left, right) = new_figure(2.9, ["Peak memory of each phase", "KV cache"], columns=2)
+    if peaks:
+        bars = [(phase, max(sizes), PHASE_COLOURS[phase]) for phase, sizes in peaks.items()]
+        bars.append(("weights", run.memory.get("weights_bytes") or 0, FAINT))
+        hbars(left, [(name, [(0.0, size, colour)], bytes_text(size)) for name, size, colour in bars if size])
+        byte_axis(left.xaxis, _SOURCES.get(str(run.memory.get("source")), "peak"))
+    else:
+        sentence_figure("Peak memory could not be measured here.", left)
+    if sizes:
+        _draw_cache(right, sizes, run.cache.get("lengths") or [], run.cache.get("entries"))
+    else:
+        sentence_figure("The cache was not observed in this run.", right)
     return figure
 
 
-def _draw_peaks(axes: Axes, run: PhaseRun) -> None:
-    style_axes(axes)
-    title_axes(axes, "Peak memory of each phase")
-    bars = [
-        (phase, max(peaks), PHASE_COLOURS[phase])
-        for phase, peaks in run.memory.get("peak_bytes", {}).items()
-        if peaks
-    ]
-    if not bars:
-        sentence_figure("Peak memory could not be measured here.", axes)
-        return
-    bars.append(("weights", run.memory.get("weights_bytes") or 0, FAINT))
-    hbars(axes, [(name, [(0.0, size, colour)], bytes_text(size)) for name, size, colour in bars if size])
-    byte_axis(axes.xaxis, _SOURCES.get(str(run.memory.get("source")), "peak"))
-
-
-def _draw_cache(axes: Axes, run: PhaseRun) -> None:
-    style_axes(axes)
-    title_axes(axes, "KV cache")
-    sizes, lengths = run.cache.get("bytes") or [], run.cache.get("lengths") or []
-    held = run.cache.get("entries") or lengths
-    if not sizes:
-        sentence_figure("The cache was not observed in this run.", axes)
-        return
-    steps = pd.Series(range(len(sizes)))
-    lines(axes, steps, pd.Series(sizes), color=GREEN, linewidth=2)
+def _draw_cache(axes: Axes, sizes: list[int], seen: list[int], held: list[int] | None) -> None:
+    """The cache's bytes after each step; its ends say the tokens seen, and those held where they differ."""
+    lines(axes, pd.Series(range(len(sizes))), pd.Series(sizes), color=GREEN, linewidth=2)
     axes.set(xlim=(0, max(1, len(sizes) - 1)), ylim=(0, 1.22 * max(sizes)))
-    for place in sorted({0, len(sizes) - 1}):
-        tokens = f", {lengths[place]:,} tokens" if place < len(lengths) else ""
-        tokens += f" seen, {held[place]:,} held" if tokens and held[place] < lengths[place] else ""
-        last = place > 0
-        axes.annotate(
-            f"{bytes_text(sizes[place])}{tokens}",
-            (place, sizes[place]),
-            (-4, 6) if last else (4, -15 if len(sizes) > 1 else 6),
-            textcoords="offset points",
-            ha="right" if last else "left",
-            **SMALL,
-        )
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("decode steps done (0: after the prefill)")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     byte_axis(axes.yaxis, "keys and values")
+    ends = {len(sizes) - 1: ("right", (-4, 6)), 0: ("left", (4, -15))}
+    for place, (side, shift) in sorted(ends.items()):
+        text = f"{bytes_text(sizes[place])}"
+        if place < len(seen):
+            text += f", {seen[place]:,} tokens"
+            text += f" seen, {held[place]:,} held" if held and held[place] < seen[place] else ""
+        axes.annotate(text, (place, sizes[place]), shift, textcoords="offset points", ha=side, **SMALL)
 
 
 # -- the device ---------------------------------------------------------------------------------------
@@ -374,21 +325,21 @@ def plot_kernels(run: PhaseRun) -> Figure:
     if not has_kernels(run):
         return sentence_figure("This record has no kernel view: measure on a GPU with kernels=True.")
     table, charts = _in_order(stage_verdict(run)), []
+    table["busy_ms"] = table[["busy_ms", "wall_ms"]].min(axis="columns")
     for phase, unit in _UNITS.items():
-        stages, rows = table[table["phase"] == phase], []
-        for row in stages[stages["wall_ms"] >= _SMALL_SHARE * stages["wall_ms"].max()].to_dict("records"):
-            wall, busy = row["wall_ms"], min(row["busy_ms"], row["wall_ms"])
-            works = f"{of_text(busy, wall)} ({percent_text(busy / wall)}), {row['verdict']}"
-            rows.append((_label(row), stacked([(busy, GREEN), (wall - busy, FAINT)]), works))
+        stages = table[table["phase"] == phase]
+        stages = stages[stages["wall_ms"] >= _SMALL_SHARE * stages["wall_ms"].max()]
+        rows = []
+        for name, busy, wall, verdict in stages[["name", "busy_ms", "wall_ms", "verdict"]].to_numpy():
+            told = f"{of_text(busy, wall)} ({percent_text(busy / wall)}), {verdict}"
+            rows.append((name, stacked([(busy, GREEN), (wall - busy, FAINT)]), told))
         if rows:
             title = f"{unit.capitalize()} is {stages['verdict'].iloc[0]}"
             charts.append(Chart(title, rows, "time in the timed runs"))
     if not charts:
         return sentence_figure("The profiler saw no kernel in the stages of this run.")
-    figure, _ = bar_charts(charts)
     keys = [Patch(color=GREEN, label="the GPU works"), Patch(fc=FAINT, ec=REST, label="the GPU waits")]
-    legend_below(figure, keys, 2)
-    return figure
+    return bar_charts(charts, keys=keys)[0]
 
 
 def plot_idle_gaps(run: PhaseRun) -> Figure:
@@ -398,30 +349,28 @@ def plot_idle_gaps(run: PhaseRun) -> Figure:
     the host is slower and gaps are longer. Raises `OcrPhasesError` without a kernel view.
     """
     table, charts = idle_gaps(run), []
-    stages = kernel_table(run).dropna(subset="wall_ms")
-    wholes = stages[stages["stage"].isin(_WHOLES)].set_index("stage").to_dict("index")
-    for (phase, unit), whole in zip(_UNITS.items(), _WHOLES, strict=True):
+    wholes = kernel_table(run).dropna(subset="wall_ms").set_index("stage")
+    for (phase, unit), stage in zip(_UNITS.items(), _WHOLES, strict=True):
         gaps = table[table["phase"] == phase]
         if gaps.empty:
             continue
         idle = gaps.groupby("cause")["idle_ms"].sum()
+        title = f"Idle in {unit}"
+        if stage in wholes.index:  # else the timed runs have no such stage
+            busy, wall = wholes["busy_ms"][stage], wholes["wall_ms"][stage]
+            title = f"{unit.capitalize()} is idle for {of_text(max(0.0, wall - busy), wall)}"
+        told = f": {gaps['gaps'].sum():,.0f} gaps, {ms_text(idle.sum())}"
         rows = [
             (name, [(0.0, ms, colour)], ms_text(ms))
             for cause, (name, colour) in _CAUSES.items()
             for ms in [idle.get(cause, 0.0)]
         ]
-        title = f"Idle in {unit}"
-        if whole in wholes:  # else the timed runs have no such stage
-            busy, wall = (wholes[whole][clock] for clock in ("busy_ms", "wall_ms"))
-            title = f"{unit.capitalize()} is idle for {of_text(max(0.0, wall - busy), wall)}"
-        told = f": {gaps['gaps'].sum():,.0f} gaps, {ms_text(idle.sum())}"
         charts.append(Chart(title, rows, "idle time under the profiler", told))
     if not charts:
         return sentence_figure("The device was never idle between two kernels.")
     return bar_charts(charts)[0]
 
 
-@takes_axes
 def plot_roofline(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
     """FLOP/s over FLOPs a byte, both logarithmic: ceilings as lines, each stage a point with its distance.
 
@@ -433,41 +382,39 @@ def plot_roofline(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
     reason, ceilings, sheet = why_no_floor(run), ceilings_of(run), datasheet_ceilings(run)
     if reason is not None or ceilings is None:
         return sentence_figure(reason or "", ax)
-    table = floor_table(run)
-    share = table["device_ms"] / table.groupby("phase")["device_ms"].transform("max")
-    points = table.assign(share=share, rate=table["flops"] / table["device_ms"] * 1e3)
-    points = points[points["share"] >= _SMALL_SHARE].sort_values("times_floor")
-    points = points.query("stage == 'decode_step' or (phase == 'prefill' and stage != 'prefill')")
-    figure, axes = new_figure(4.6, ax)
-    axes.set(xscale="log", yscale="log")
+    table = _named(floor_table(run))
+    table["share"] = table["device_ms"] / table.groupby("phase")["device_ms"].transform("max")
+    table["rate"] = table["flops"] / table["device_ms"] * 1e3
+    points = table.query(f"share >= {_SMALL_SHARE} and stage != 'prefill'").sort_values("times_floor")
+    points = points[(points["phase"] == "prefill") | (points["stage"] == "decode_step")]
+    names = points["name"] + ", " + points["times_floor"].map(times_text)
+    title = f"Farthest from its ceiling: {names.iloc[-1]} its floor"
+    figure, (axes,) = new_figure(4.6, [title], ax)
     roofs = [ceilings] + ([sheet] if sheet and sheet.source != ceilings.source else [])
     ridges = [roof.flops_per_s / roof.bandwidth_bytes_per_s for roof in roofs]
     ends = min(points["intensity"].min(), *ridges) / 3, max(points["intensity"].max(), *ridges) * 3
     for roof, ridge in zip(roofs, ridges, strict=True):
-        at = [ends[0], ridge, ends[1]]
+        at = np.asarray([ends[0], ridge, ends[1]])
         rates = f"{rate_text(roof.bandwidth_bytes_per_s)}B/s, {rate_text(roof.flops_per_s)}FLOP/s"
         label = f"{roof.name if ax is None else roof.source}: {rates}"
-        axes.plot(at, [_roof(roof, each) for each in at], label=label, **_ROOFS[roof.source])
-    names = [f"{_label(row)}, {times_text(row['times_floor'])}" for row in points.to_dict("records")]
-    for row, name in zip(points.to_dict("records"), names, strict=True):
-        colour = STAGE_COLOURS.get(row["stage"], ORANGE)
-        at, rate, size = row["intensity"], row["rate"], 5 + 9 * row["share"] ** 0.5
-        axes.plot(
-            [at, at], [rate, _roof(ceilings, at)], color=colour, linewidth=1.1, linestyle=":", zorder=1.5
-        )
-        axes.plot(at, rate, _MARKERS.get(row["view"], "D"), color=colour, mec=INK, ms=size, label=name)
+        axes.plot(at, _roof(roof, at), label=label, **_ROOFS[roof.source])
+    colours = points["stage"].map(STAGE_COLOURS).fillna(ORANGE).tolist()
+    over = _roof(ceilings, points["intensity"])
+    axes.vlines(points["intensity"], points["rate"], over, colours, linestyle=":", linewidth=1.1, zorder=1.5)
+    for name, colour, row in zip(names, colours, points.to_dict("records"), strict=True):
+        look: Any = {"color": colour, "mec": INK, "ms": 5 + 9 * row["share"] ** 0.5, "label": name}
+        axes.plot(row["intensity"], row["rate"], _MARKERS.get(row["view"], "D"), **look)
     bottom = min(points["rate"].min(), _roof(ceilings, ends[0])) / 3
-    axes.set(xlim=ends, ylim=(bottom, 3 * max(roof.flops_per_s for roof in roofs)))
+    axes.set(xscale="log", yscale="log", xlim=ends)
+    axes.set_ylim(bottom, 3 * max(roof.flops_per_s for roof in roofs))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda value, _: rate_text(value).strip()))
         axis.set_minor_locator(NullLocator())
     axes.set_xlabel("arithmetic intensity (FLOPs a byte of weights and KV cache)")
     axes.set_ylabel("done (FLOP/s)")
-    title_axes(axes, f"Farthest from its ceiling: {names[-1]} its floor")
-    legend_below(figure, axes.get_legend_handles_labels()[0], 4, ax)
-    return figure
+    return legend_below(figure, axes.get_legend_handles_labels()[0], ax)
 
 
-def _roof(ceilings: Ceilings, intensity: float) -> float:
+def _roof(ceilings: Ceilings, intensity: Any) -> Any:
     """The best FLOP/s of so many FLOPs a byte."""
-    return min(intensity * ceilings.bandwidth_bytes_per_s, ceilings.flops_per_s)
+    return np.minimum(intensity * ceilings.bandwidth_bytes_per_s, ceilings.flops_per_s)
