@@ -30,7 +30,6 @@ from ocr_phases.show.figures import (
     figure_svg,
     new_figure,
     sentence_figure,
-    title_axes,
 )
 from ocr_phases.show.results import bundle
 from ocr_phases.show.web import Html, document_html, element, fragment, table_html
@@ -77,7 +76,7 @@ class LoadPlots(Plots):
         table = self._result.table.dropna(subset=["ttft_p50_ms"])
         if table.empty:
             return sentence_figure("No page was read, so there is no throughput to draw.", ax)
-        figure, axes = new_figure(4.2, ax)
+        figure, (axes,) = new_figure(4.2, [self._result.verdict], ax)
         for kind, rows in table.groupby(table["level"].str.contains("/min"), sort=False):
             for name, colour in (("ttft_p50_ms", VIOLET), ("inter_token_p50_ms", ORANGE)):
                 what = "first token" if colour == VIOLET else "between tokens"
@@ -91,7 +90,6 @@ class LoadPlots(Plots):
         axes.set_xlabel("pages per minute")
         axes.set_ylabel("median (ms)")
         axes.legend(frameon=False, fontsize=9)
-        title_axes(axes, self._result.verdict)
         return figure
 
     def stalls(self, *, ax: Axes | None = None) -> Figure:
@@ -100,8 +98,10 @@ class LoadPlots(Plots):
         if not some:
             return sentence_figure("No page has two timed tokens, so there is no stall to draw.", ax)
         page = max(some, key=lambda each: float(np.diff(each.times).max()))
-        figure, axes = new_figure(3.4, ax)
         gaps = np.diff(page.times)
+        worst, usual = ms_text(float(gaps.max())), ms_text(float(np.median(gaps)))
+        title = f"One page's tokens: {usual} apart, {worst} while another page is prefilled"
+        figure, (axes,) = new_figure(3.4, [title], ax)
         axes.plot(page.begun + np.asarray(page.times[1:]) / 1e3, gaps, color=ORANGE, marker=".")
         for other in self._result.asked:
             began, first = other.begun, other.begun + (other.times[0] / 1e3 if other.times else 0.0)
@@ -113,8 +113,6 @@ class LoadPlots(Plots):
         axes.yaxis.set_major_formatter("{x:,g}")
         axes.set_xlabel(f"seconds since {page.level} began; grey: another page waits for its first token")
         axes.set_ylabel("between tokens (ms)")
-        worst, usual = ms_text(float(gaps.max())), ms_text(float(np.median(gaps)))
-        title_axes(axes, f"One page's tokens: {usual} apart, {worst} while another page is prefilled")
         return figure
 
 
