@@ -20,7 +20,8 @@ from tqdm import tqdm
 from benchmarks.quality_pages import draw
 from ocr_phases import OCRSession, PhaseRun
 from ocr_phases.analyse.quality import region_differences
-from ocr_phases.analyse.stages import UNCERTAIN_BELOW, text_tokens, token_probabilities
+from ocr_phases.analyse.regions import UNCERTAIN_BELOW
+from ocr_phases.analyse.stages import text_tokens, token_probabilities
 from ocr_phases.analyse.text import EXTRA
 from ocr_phases.schema import TrueRegion, Truth
 from ocr_phases.text import percent_text

@@ -7,7 +7,6 @@ thing is done twice before it counts, so that its files are in the system's cach
 from __future__ import annotations
 
 import argparse
-import contextlib
 import cProfile
 import json
 import os
@@ -35,7 +34,7 @@ TINY = Path(__file__).parents[1] / "tests" / "golden" / "run.json"
 OTHER = asset("data", "runs", "h200-dummy-base.json")
 PAGE = asset("data", "pages", "receipt.png")
 COMMAND = ("-m", "ocr_phases.cli")
-TABS = ("Latency", "Vision", "Timeline", "Kernels", "Page", "Text", "Checks", "Record")
+VIEWS = ("page", "latency", "stages", "checks", "records")
 LARGEST = 12
 
 Row = dict[str, Any]
@@ -101,42 +100,24 @@ def batch_report(folder: Path) -> Iterator[Row]:
 
 
 def explorer(folder: Path) -> Iterator[Row]:
-    """Each tab of a record of which nothing was drawn, in a panel that has shown another record."""
+    """A new panel, and each view of a record of which nothing was drawn, after another record."""
     from ocr_phases.explorer import Explorer
 
     for _ in range(2):
         with Clock() as clock:
             panel = Explorer(keep=None)
     yield clock.row("explorer: a new panel")
-    for name in TABS:
+    for view in VIEWS:
         for record in (OTHER, RECORD):
-            run = PhaseRun.load(record)
-            for pane in panel.panes.values():
-                pane.show(run)
-            with Clock() as clock, first_content(panel.panes[name]) as first:
-                panel.panes[name].reveal()
-        yield clock.row(f"explorer: {name}, H200", first_s=first())
-    panel.compare_pane.offer([PhaseRun.load(path) for path in (OTHER, RECORD)], ["1", "2"], 1)
-    with Clock() as clock, first_content(panel.compare_pane) as first:
-        panel.compare_pane.reveal()
-    yield clock.row("explorer: Compare, two of the H200", first_s=first())
-
-
-@contextlib.contextmanager
-def first_content(pane: Any) -> Iterator[Callable[[], float]]:
-    """Seconds until a tab shows something."""
-    began, seen = time.process_time(), []
-
-    def filled(change: Any) -> None:
-        if change["name"] in ("value", "data") and change["new"]:
-            seen.append(time.process_time() - began)
-
-    children = [child for child in pane.children if hasattr(child, "value") or hasattr(child, "data")]
-    for child in children:
-        child.observe(filled)
-    yield lambda: round(min(seen), 2) if seen else 0.0
-    for child in children:
-        child.unobserve(filled)
+            panel.view = "page"
+            with Clock() as shown:
+                panel.add(PhaseRun.load(record))
+            with Clock() as clock:
+                panel.view = view
+        yield (shown if view == "page" else clock).row(f"explorer: {view}, H200")
+    with Clock() as clock:
+        panel.ticked = [record.key for record in panel.rows[:2]]
+    yield clock.row("explorer: two of the H200 compared")
 
 
 def loading(folder: Path) -> Iterator[Row]:

@@ -231,7 +231,7 @@ class PhaseRun:
 
     @cached_property
     def repeats(self) -> list[int]:
-        """The numbers of the measured repeats."""
+        """The numbers of the measured repeats, from 0; reports and sentences count them from 1."""
         return sorted(int(number) for number in self.spans["repeat"].unique())
 
     # -- tables -----------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ class PhaseRun:
         return self._sums[column].to_numpy() if column in self._sums else np.zeros(len(self.repeats))
 
     def tokens_of(self, row: int) -> pd.DataFrame:
-        """One row a generated token of batch row ``row``: columns `TOKEN_COLUMNS`.
+        """One row a generated token of batch row ``row``, from 0: columns `TOKEN_COLUMNS`.
 
         ms are medians over repeats of the decode step that made the token (p10 and p90 beside them);
         missing for a token that came from the prefill. They are rounded to 2^-20 ms (a nanosecond, below what
@@ -314,7 +314,7 @@ class PhaseRun:
 
     def explore(self) -> VBox:
         """A widget panel with this record: `ocr_phases.explorer.Explorer`."""
-        return elsewhere("explorer.Explorer")(runs=[self])
+        return elsewhere("explorer.Explorer")(runs=[self], bar=False)
 
     def chrome_trace(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write the spans of all repeats for ui.perfetto.dev: `ocr_phases.report.artifacts`.

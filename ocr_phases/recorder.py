@@ -7,10 +7,9 @@ import functools
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from contextlib import nullcontext
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from tqdm import tqdm
@@ -19,23 +18,24 @@ from ocr_phases import record
 from ocr_phases.collectors import machine
 from ocr_phases.collectors.kernels import check_kernels, kernel_view
 from ocr_phases.collectors.live_checks import (
-    ForwardHooks,
+    AFTERWARDS,
     LiveCheck,
-    check,
+    Repeat,
+    Watch,
+    describe_cache,
     host_syncs_check,
     input_checks,
-    merged,
+    run_checks,
 )
-from ocr_phases.collectors.machine import Conditions, PeakMemory, measure_ceilings
+from ocr_phases.collectors.machine import Conditions, measure_ceilings
 from ocr_phases.collectors.parity import parity_check
 from ocr_phases.collectors.probabilities import sureness_or_none
 from ocr_phases.errors import OcrPhasesError, OutOfMemory
-from ocr_phases.families import GROUNDING_TAG, IMAGE_TAG
+from ocr_phases.families import GROUNDING_TAG, IMAGE_TAG, Preset
 from ocr_phases.files import split_page
 from ocr_phases.inputs.images import describe_page, load_page
 from ocr_phases.inputs.packing import PageInputs, pack
-from ocr_phases.inputs.views import Pages, make_rows, make_views, valid_image_tokens
-from ocr_phases.models.caches import cache_bytes_per_token
+from ocr_phases.inputs.views import Page, Pages, make_rows, make_views, valid_image_tokens
 from ocr_phases.models.load import Checkpoint, TokenReader
 from ocr_phases.record import PhaseRun
 from ocr_phases.settings import NEW_TOKENS, Request, RunSettings, is_published, resolve_infer
@@ -50,54 +50,24 @@ from ocr_phases.steps.execution import (
     eos_interval,
     last_used,
     preparing,
-    syncs_counted,
     told_of_preparing,
 )
 from ocr_phases.steps.sampling import OnTokens, Sampler, one_shot
 from ocr_phases.steps.timeline import NoTimeline, Timeline
 from ocr_phases.text import count_text
 
-Packed = tuple[PageInputs, list[tuple]]
-"""Packed inputs, and the pages in them as (image, bytes, name)."""
-
-#: Settings of what is measured after the repeats.
-_AFTERWARDS = ("verify", "token_probabilities", "kernels", "ceilings")
-
-
 # -- what is asked for --------------------------------------------------------------------------------
 
 
-def _choose_preset(checkpoint: Checkpoint, asked: str | None, *, several: bool) -> str:
-    """The preset ``asked`` for, or the default, as the family calls it.
-
-    Raises `OcrPhasesError` for one that the family has not, and for crops of several pages in one prompt.
-    """
-    family = checkpoint.family.facts
-    uncut = family.multipage_preset if several else None
-    preset = family.preset(asked or uncut or checkpoint.default_preset or family.default_preset)
-    if uncut and preset.crops:
-        names = [preset.name for preset in family.presets.values() if not preset.crops]
-        raise OcrPhasesError(
-            f"{family.title} reads several pages in one prompt without crops: choose the preset "
-            f"{' or '.join(names)}."
-        )
-    return preset.name
-
-
-def pack_pages(checkpoint: Checkpoint, request: Request, timeline: Timeline) -> Packed:
-    """Load, cut and tokenise."""
+def pack_pages(
+    checkpoint: Checkpoint, pages: Iterable[Page], prompts: list[str], preset: Preset, timeline: Timeline
+) -> tuple[PageInputs, list[tuple]]:
+    """Load, cut and tokenise: the inputs, and the pages in them as (image, bytes, name)."""
     with timeline.span("load_image"):
-        pages = [load_page(page) for page in request.pages]
-        preset = checkpoint.family.facts.preset(request.preset)
-        views = [make_views(image, preset) for image, _, _ in pages]
+        loaded = [load_page(page) for page in pages]
+        views = [make_views(image, preset) for image, _, _ in loaded]
     with timeline.span("tokenizer"):
-        return pack(views, request.prompts, checkpoint), pages
-
-
-def one_sentence(error: Exception) -> str:
-    """Why something could not be measured, as one line; an error that is not the package's says its kind."""
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
-    return text if isinstance(error, OcrPhasesError) else f"{type(error).__name__}: {text[:300]}"
+        return pack(views, prompts, checkpoint), loaded
 
 
 def page_id(described: Mapping[str, Any]) -> str:
@@ -134,16 +104,6 @@ class Prepared:
         self.ceilings = functools.cache(partial(measure_ceilings, checkpoint.device))
 
 
-class Repeat(NamedTuple):
-    """What a run leaves behind: no decode state, whose KV cache later runs would count in their peaks."""
-
-    ids: list[list[int]]
-    spans: list[tuple]
-    peaks: dict[str, int]
-    checks: list[LiveCheck]
-    cache: dict[str, Any]
-
-
 def bar_in_cell(steps: Iterable[Any], unit: str, total: int | None = None) -> Iterable[Any]:
     """``steps`` with a bar on one line of a notebook's cell; elsewhere without: a command has its own."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
@@ -158,19 +118,31 @@ class Measurement:
     """
 
     def __init__(self, prepared: Prepared, page: Pages, asked: RunSettings) -> None:
-        self.prepared, self.runs = prepared, list[Repeat]()
-        self.after: dict[str, Any] = {}
+        self.prepared, self.runs, self.after = prepared, list[Repeat](), dict[str, Any]()
         self.waits: tuple[int, int] | None = None  # of the host in a warm-up's decode, and its steps
         self.step: StaticStep | None = None
-        self.vision: Callable[[], AbstractContextManager[None]] = nullcontext
-        self.made: dict[str, Any] = {"strategy_setup": None, "vision_setup": None}
+        self.setup: dict[str, Any] = {"strategy_setup": None, "vision_setup": None}
         checkpoint = self.checkpoint = prepared.checkpoint
         self.device, facts = checkpoint.device, checkpoint.family.facts
         pages, prompts = make_rows(page, asked, facts)
         several = any(text.count(IMAGE_TAG) > 1 for text in prompts)
         infer, autocast = resolve_infer(asked.infer, asked.autocast, facts.name, several_pages=several)
+        uncut = facts.multipage_preset if several else None
+        default = uncut or checkpoint.default_preset or facts.default_preset
+        self.preset = preset = facts.preset(asked.preset or default)
+        if uncut and preset.crops:
+            names = [each.name for each in facts.presets.values() if not each.crops]
+            raise OcrPhasesError(
+                f"{facts.title} reads several pages in one prompt without crops: choose the preset "
+                f"{' or '.join(names)}."
+            )
+        self.packed, self.pages = pack_pages(checkpoint, pages, prompts, preset, NoTimeline())
+        prompt_len, limit = self.packed.prefill_len, NEW_TOKENS
+        room = checkpoint.model.config.get_text_config().max_position_embeddings - prompt_len
+        if is_published(asked.infer):  # the published code ends there
+            limit = max(1, min(facts.published_limit - prompt_len * facts.limit_has_prompt, room))
         settings = {
-            "max_new_tokens": NEW_TOKENS,
+            "max_new_tokens": limit,
             "grounding": any(GROUNDING_TAG in text for text in prompts) if facts.leads[1] else None,
             "ignore_eos": checkpoint.default_ignore_eos,
             "eos_check_every": eos_interval(asked.strategy),
@@ -178,28 +150,23 @@ class Measurement:
             "pages": pages,
             "prompts": prompts,
             "prompt": asked.prompt if isinstance(asked.prompt, str) else prompts[0],
-            "preset": _choose_preset(checkpoint, asked.preset, several=several),
+            "preset": preset.name,
             "preset_choice": "asked" if asked.preset else "default",
             "infer": infer,
             "autocast": autocast,
         }
-        request = Request(**settings)
+        request = self.request = Request(**settings)
         if request.kernels:
             check_kernels(self.device, generate=request.generate, trace=request.kernel_trace)
         check_strategy(request, checkpoint.family, self.device)
-        self.packed, self.pages = pack_pages(checkpoint, request, NoTimeline())
-        prompt_len = self.packed.prefill_len
-        room = checkpoint.model.config.get_text_config().max_position_embeddings - prompt_len
-        if asked.max_new_tokens is None and is_published(asked.infer):  # the published code ends there
-            limit = max(1, min(facts.published_limit - prompt_len * facts.limit_has_prompt, room))
-            request = replace(request, max_new_tokens=limit)
         if request.max_new_tokens > room:
             raise OcrPhasesError(
                 f"{prompt_len} prompt tokens and {request.max_new_tokens} new ones exceed the model's "
                 f"{prompt_len + room} positions: "
                 f"{f'ask for at most {room}' if room > 0 else 'choose a smaller preset'}."
             )
-        self.request, self.eos_ids = request, () if request.ignore_eos else (checkpoint.eos_id,)
+        self.eos_ids = () if request.ignore_eos else (checkpoint.eos_id,)
+        self.vision = prepared.vision.installed if request.vision == "compiled" else nullcontext
 
     def set_up(self) -> None:
         """Make or find what the strategies need; `OcrPhasesError` where that fails.
@@ -212,33 +179,29 @@ class Measurement:
             return
         family, model = self.checkpoint.family, self.checkpoint.model
         inputs = self.packed.to(self.device, self.checkpoint.dtype)
+        (rows, length), cuda = inputs.input_ids.shape, inputs.input_ids.is_cuda
         total = len(family.facts.encoders) * len(family.views(inputs)) * compiled
-        total += (request.strategy == "compiled") + (static and inputs.input_ids.is_cuda)
+        total += (request.strategy == "compiled") + (static and cuda)
         of = "" if steps or vision.made else f" of {total}"  # some may be made already
         tell, numbers = preparing.get(), itertools.count(1)
-        with told_of_preparing(lambda what: tell(f"{what} ({next(numbers)}{of})")):
+        hidden = model.config.get_text_config().hidden_size
+        # A prefill of padded rows is never captured, and one on a CPU neither.
+        captured = () if self.packed.padded else ("language_model", rows, length, hidden)
+        with told_of_preparing(lambda what: tell(f"{what} ({next(numbers)}{of})")), self.vision():
             if static:
-                rows, length = inputs.input_ids.shape
                 room = max_cache_len_for(length, request.max_new_tokens, family.window(model))
                 key = rows, room, request.strategy
                 reused = key in steps
                 self.step = last_used(steps, key, partial(StaticStep, model, *key), KEPT_STEPS)
-            if compiled:
-                self.vision = vision.installed
-            if compiled or inputs.input_ids.is_cuda:  # a static step on a CPU captures no prefill
-                with self.vision():
-                    phases.prefill(model, inputs, step=self.step)
+            if compiled or (self.step and cuda and captured not in self.step.prefill.made):
+                phases.prefill(model, inputs, step=self.step)
         if self.step is not None:
-            ms = self.step.prefill.took_ms()
-            self.made["strategy_setup"] = {**self.step.setup, "prefill_capture_ms": ms, "reused": reused}
+            _, ms = self.step.prefill.made.get(captured, (None, None))
+            self.setup["strategy_setup"] = {**self.step.setup, "prefill_capture_ms": ms, "reused": reused}
         if compiled:
-            self.made["vision_setup"] = {"compile_ms": vision.took_ms()}
+            self.setup["vision_setup"] = {"compile_ms": vision.took_ms()}
 
-    def measure(
-        self,
-        on_tokens: Callable[[int, list[list[int]]], None] | None = None,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> None:
+    def measure(self, on_tokens: Callable[..., Any] | None, progress: Callable[..., Any] | None) -> None:
         """All of it: set-up, warm-up and repeats, then what is measured apart from them.
 
         Raises what the callbacks raise: the runs finished by then are kept.
@@ -250,7 +213,7 @@ class Measurement:
         try:
             with execution(self.device):
                 self.set_up()
-                self.memory, self.conditions = PeakMemory(self.device), Conditions(self.device)
+                self.conditions = Conditions(self.device)
                 for number in numbers:
                     progress(number + request.warmup, total)
                     notify = None if on_tokens is None else partial(on_tokens, max(number, -1))
@@ -265,70 +228,47 @@ class Measurement:
 
     def _measure_after(self) -> None:
         """What runs after everything timed goes into ``after`` piece by piece: an interrupt keeps that."""
-        checkpoint, request, after = self.checkpoint, self.request, self.after
-        with execution(self.device, request.autocast):
-            if request.verify:
-                try:
-                    inputs = self.packed.to(self.device, checkpoint.dtype)
-                    theirs = one_shot(checkpoint, inputs, request)
-                    after["verify"] = parity_check(checkpoint, request, inputs, self.runs[0].ids, theirs)
-                # A class without generate(), or out of memory: what was measured stands.
-                except (OcrPhasesError, RuntimeError, MemoryError) as error:
-                    after["verify"] = check("parity", "n/a", one_sentence(error))
-            if request.token_probabilities:
-                after["token_probabilities"] = sureness_or_none(checkpoint, self.packed, self.rows())
-        if request.kernels:
-            after["kernels"] = kernel_view(lambda short: self._run(short).spans, request, self.device)
-        if request.ceilings:
-            dtype = torch.bfloat16 if request.autocast else checkpoint.dtype
-            after["ceilings"] = self.prepared.ceilings(dtype)
+        checkpoint, request, ids = self.checkpoint, self.request, self.runs[0].ids
+        dtype = torch.bfloat16 if request.autocast else checkpoint.dtype
+        ways: tuple[Callable[[], Any], ...] = (
+            lambda: parity_check(checkpoint, request, self.packed, ids),
+            lambda: sureness_or_none(checkpoint, self.packed, self.rows()),
+            lambda: kernel_view(lambda short: self._run(short).spans, request, self.device),
+            lambda: self.prepared.ceilings(dtype),
+        )
+        for name, take in zip(AFTERWARDS, ways, strict=True):
+            own = name in ("kernels", "ceilings")  # whose runs have their autocast, or none
+            if getattr(request, name):
+                with execution(self.device, request.autocast and not own):
+                    self.after[name] = take()
 
     def _run(self, request: Request, number: int = 0, notify: OnTokens | None = None) -> Repeat:
         """Prepare, prefill and decode once (or prepare and ``model.generate()``); a warm-up is below 0."""
-        checkpoint, step, hooks = self.checkpoint, self.step, ForwardHooks(self.checkpoint.family)
-        # Counting takes time, so it is in no timed run.
-        waits: list[str] | None = [] if number < 0 and torch.device(self.device).type == "cuda" else None
-
-        def watched(phase: str) -> AbstractContextManager[Any]:
-            watching = contextlib.ExitStack()
-            watching.enter_context(self.memory.of(phase))
-            # Only an eager step calls the model itself.
-            if phase == "prefill" or (phase == "decode" and step is None):
-                watching.enter_context(hooks.watching(checkpoint.model, phase))
-            if phase == "decode" and waits is not None:
-                watching.enter_context(syncs_counted(waits))
-            return watching
-
-        timeline = Timeline(self.device, around=watched)
+        checkpoint, step = self.checkpoint, self.step
+        # Only an eager step calls the model itself.
+        looks = ("prefill", "decode") if step is None else ("prefill",)
+        watch = Watch(checkpoint, looks, counted=number < 0 and torch.device(self.device).type == "cuda")
+        timeline = Timeline(self.device, around=watch.of)
         with timeline.in_phase("prepare"):
-            packed, _ = pack_pages(checkpoint, request, timeline)
+            packed, _ = pack_pages(checkpoint, request.pages, request.prompts, self.preset, timeline)
             with timeline.span("transfer"):
                 inputs = packed.to(self.device, checkpoint.dtype)
-        cache, checks = {}, input_checks(checkpoint, packed, autocast=request.autocast)
+        cache, checks = dict[str, Any](), list[LiveCheck]()
         with execution(self.device, request.autocast), self.vision():
             if request.generate:
                 with timeline.in_phase("generate"):
                     ids = one_shot(checkpoint, inputs, request, notify)
             else:
-                state = phases.generate(
-                    checkpoint.model,
-                    inputs,
-                    request.max_new_tokens,
-                    timeline,
-                    sampler=Sampler(request.infer, request.seed, self.device),
-                    first_token=request.first_token,
-                    step=step,
-                    eos_ids=self.eos_ids,
-                    pad_id=checkpoint.pad_id,
-                    eos_check_every=request.eos_check_every,
-                    on_tokens=notify,
-                )
-                ids, cache = state.ids, _describe_cache(state, step)
-                checks += hooks.checks(packed, state, timeline.vectors)
-                if waits is not None:
-                    self.waits = len(waits), len(state.lengths) - 1
-        peaks = {phase: peak for phase, peak in self.memory.taken().items() if peak is not None}
-        return Repeat(ids, timeline.rows(number), peaks, checks, cache)
+                model, tokens = checkpoint.model, request.max_new_tokens
+                options = {name: getattr(request, name) for name in ("first_token", "eos_check_every")}
+                options |= {"eos_ids": self.eos_ids, "pad_id": checkpoint.pad_id, "on_tokens": notify}
+                options |= {"sampler": Sampler(request.infer, request.seed, self.device), "step": step}
+                state = phases.generate(model, inputs, tokens, timeline, **options)
+                ids, cache = state.ids, describe_cache(state, {} if step is None else step.setup)
+                checks = watch.checks(packed, state, timeline.vectors)
+                if watch.waits is not None:
+                    self.waits = len(watch.waits), len(state.lengths) - 1
+        return Repeat(ids, timeline.rows(number), watch.memory, checks, cache)
 
     def _too_much(self) -> str:
         """What was too much for the device, and what asks for less."""
@@ -336,11 +276,11 @@ class Measurement:
         # A family's presets go from the smallest to the largest.
         smaller = list(itertools.takewhile(request.preset.__ne__, presets))[::-1]
         rows, tokens = self.packed.batch_size, f"{request.max_new_tokens} new tokens"
-        advice = [f"preset {' or '.join(smaller)}"] if smaller else []
-        advice += [f"fewer than {rows} pages at once"] if rows > 1 else []
+        less = [f"preset {' or '.join(smaller)}"] if smaller else []
+        less += [f"fewer than {rows} pages at once"] if rows > 1 else []
         return (
             f"{self.device} is out of memory with {count_text(rows, 'row')} at preset {request.preset} and "
-            f"{tokens}: ask for less ({'; '.join([*advice, f'fewer than {tokens}'])})."
+            f"{tokens}: ask for less ({'; '.join([*less, f'fewer than {tokens}'])})."
         )
 
     # -- its record -------------------------------------------------------------------------------
@@ -352,40 +292,33 @@ class Measurement:
     def record(self) -> PhaseRun:
         """One record of all measured runs of the request, which may be fewer than it asks for."""
         checkpoint, request, runs, after = self.checkpoint, self.request, self.runs, self.after
-        sureness = after.get("token_probabilities")
+        memory, sureness, view = runs[0].memory, after.get("token_probabilities"), after.get("kernels")
+        peaks = {phase: [run.memory.peaks[phase] for run in runs] for phase in memory.peaks}
+        weights = sum(p.numel() * p.element_size() for p in checkpoint.model.parameters())
+        seen = input_checks(checkpoint, self.packed, autocast=request.autocast)
+        syncs = host_syncs_check(self.waits, view, request.eos_check_every, self.device)
+        state = {"conditions": self.conditions.described(), "ceilings": after.get("ceilings")}
         return PhaseRun(
             created=machine.now(),
             versions=machine.versions(),
-            device={
-                **machine.describe_device(self.device),
-                "conditions": self.conditions.described(),
-                "ceilings": after.get("ceilings"),
-            },
+            device=machine.describe_device(self.device) | state,
             model={
                 **describe_model(checkpoint),
                 "strategy": request.strategy,
                 "vision": request.vision,
                 "decode_attention_kernels": machine.attention_kernels(self.device, request.strategy),
                 "decode_experts": decode_experts(checkpoint.model, request.strategy).get("text_config"),
-                **self.made,
+                **self.setup,
             },
             pages=self._described_pages(),
-            request={
-                **request.described(),
-                "repeats": len(runs),
-                "prefill_len": self.packed.prefill_len,
-                "batch": self.packed.batch_size,
-            },
+            request=request.described()
+            | {"prefill_len": self.packed.prefill_len, "batch": self.packed.batch_size, "repeats": len(runs)},
             results=[_describe_row(checkpoint, request, ids) for ids in self.rows()],
             spans=record.make_spans([span for run in runs for span in run.spans]),
-            memory={
-                "source": self.memory.source,
-                "peak_bytes": {phase: [run.peaks[phase] for run in runs] for phase in runs[0].peaks},
-                "weights_bytes": sum(p.numel() * p.element_size() for p in checkpoint.model.parameters()),
-            },
+            memory={"source": memory.source, "peak_bytes": peaks, "weights_bytes": weights},
             cache=runs[0].cache,
-            live_checks=self._checks(),
-            kernels=after.get("kernels"),
+            live_checks=run_checks(request, runs, seen, syncs, after),
+            kernels=view,
             probabilities=None if sureness is None else [row._asdict() for row in sureness],
         )
 
@@ -404,39 +337,6 @@ class Measurement:
             }
             for row, page, view in zip(rows, self.pages, packed.views, strict=True)
         ]
-
-    def _checks(self) -> list[dict[str, Any]]:
-        """What the repeats agree on, what was seen of the live model, and what is missing after a stop."""
-        request, runs, after = self.request, self.runs, self.after
-        same = all(run.ids == runs[0].ids for run in runs)
-        agree = f"{len(runs)} repeats, {'equal' if same else 'different'} tokens"
-        seen = merged(one for run in runs for one in run.checks)
-        checks = [check("repeats_agree", same, agree), *seen]
-        if not request.generate:
-            every, view = request.eos_check_every, after.get("kernels")
-            checks.append(host_syncs_check(self.waits, view, every, self.device))
-        if "verify" in after:
-            checks.append(after["verify"])
-        missing = [name for name in _AFTERWARDS if getattr(request, name) and name not in after]
-        if len(runs) < request.repeats or missing:
-            finished = f"{len(runs)} of {count_text(request.repeats, 'repeat')}"
-            measured = f"{finished}, without {', '.join(missing)}" if missing else finished
-            checks.append(check("interrupted", "note", measured))
-        return checks
-
-
-def _describe_cache(state: phases.DecodeState, step: StaticStep | None) -> dict[str, Any]:
-    """The record's part about the KV cache, after the prefill and each step."""
-    each, static = cache_bytes_per_token(state.cache), {} if step is None else step.setup
-    return {
-        "lengths": state.lengths,
-        # Of the tokens seen a window keeps the prompt's and the last generated ones.
-        **({} if state.window is None else {"window": state.window, "entries": state.entries}),
-        "bytes_per_token": each,
-        "bytes": [held * each for held in state.entries],
-        # A static cache's size, which is there from the start.
-        **{name: static.get(name) for name in ("max_cache_len", "allocated_bytes")},
-    }
 
 
 def _describe_row(checkpoint: Checkpoint, request: Request, ids: list[int]) -> dict[str, Any]:

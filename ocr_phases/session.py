@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import torch
 from torch import Tensor
 
 from ocr_phases.collectors import machine
@@ -99,22 +100,22 @@ class OCRSession:
         """
         own = describe_model(self.checkpoint)
         asked: dict[str, Any] = {"attention": attention or own["attention"], "dtype": dtype or own["dtype"]}
-        if asked == {name: own[name] for name in asked}:
+        changed = {name: value for name, value in asked.items() if value != own[name]}
+        if not changed:
             return self
         if self._asked is not None:
             return self.load(**{**vars(self._asked), **asked})
-        changes = asked["attention"] != own["attention"]
-        if changes and self.family.implementation == "vendor":
+        if "attention" in changed and self.family.implementation == "vendor":
             raise OcrPhasesError(
                 "The vendor's class has its attention from loading: load it with another one."
             )
-        settings = ModelSettings(device=self.device, **asked | {"attention": attention})
+        settings = ModelSettings(device=self.device, **{"dtype": own["dtype"], **changed})
         model = copy.deepcopy(self.model)
-        if changes:
+        if "attention" in changed:
             model.set_attn_implementation(choose_attention(type(model), settings))
-        for parameter in model.parameters():  # buffers keep theirs, as where a checkpoint is loaded
-            if parameter.is_floating_point():
-                parameter.data = parameter.data.to(resolve_dtype(settings.dtype, self.device))
+        # Buffers keep their dtype, as where a checkpoint is loaded.
+        for parameter in filter(torch.is_floating_point, model.parameters()):
+            parameter.data = parameter.data.to(resolve_dtype(settings.dtype, self.device))
         return self.from_model(model, self.tokenizer, name=self.checkpoint.name)
 
     @classmethod
@@ -277,22 +278,21 @@ def repeat_run(record: PhaseRun, *, page: str | Path | None = None, **options: A
 
 def recorded_pages(record: PhaseRun, file: str | Path | None = None) -> list[Page]:
     """The record's pages as they were measured, or as ``file`` has them, proved by their hash."""
-    files = None if file is None else each_page(str(file))
-    if files is not None and len(files) != len(record.pages):
+    pages: Sequence[Any] = [record.page_data(number) for number in range(len(record.pages))]
+    if file is not None:
+        pages = each_page(str(file))
+    if len(pages) != len(record.pages):
         raise OcrPhasesError(f"{file} does not stand for the {len(record.pages):,} pages of the record.")
-    pages: list[Page] = []
-    for number, recorded in enumerate(record.pages):
-        page = files[number] if files else record.page_data(number)
+    for page, recorded in zip(pages, record.pages, strict=True):
         if page is None or page_id(describe_page(*load_page(page), embed=False)) != page_id(recorded):
-            if files:
-                raise OcrPhasesError(f"{files[number]} is not the page of the record, {recorded['file']}.")
+            if file is not None:
+                raise OcrPhasesError(f"{page} is not the page of the record, {recorded['file']}.")
             what = "not" if page is None else "only as a smaller copy"
             raise OcrPhasesError(
                 f"The page {recorded['file']} is {what} in the record: name its file beside --from to repeat "
                 "it."
             )
-        pages.append(page)
-    return pages
+    return list(pages)
 
 
 def load_recorded(record: PhaseRun, *, model: str | None = None, **settings: Any) -> OCRSession:
@@ -303,9 +303,9 @@ def load_recorded(record: PhaseRun, *, model: str | None = None, **settings: Any
     ``trust_remote_code``. Raises `OcrPhasesError` where the revision differs.
     """
     known = record.model
-    for name in ("source", "revision", "implementation"):
-        if not known.get(name):
-            raise OcrPhasesError(f"The record does not say which model to repeat it with (no {name}).")
+    for part in ("source", "revision", "implementation"):
+        if not known.get(part):
+            raise OcrPhasesError(f"The record does not say which model to repeat it with (no {part}).")
     name, source, revision = (known[part] for part in ("name", "source", "revision"))
     if source == AT_HAND:
         raise OcrPhasesError(
@@ -313,16 +313,15 @@ def load_recorded(record: PhaseRun, *, model: str | None = None, **settings: Any
             "OCRSession.from_model and measure the page again."
         )
     # A folder is known by its content, a hub id by its commit, and what is built in by its name.
-    if revision.startswith("sha256:") and source != BUILT_IN:
-        name, here = source, os.path.isdir(source)  # noqa: PTH112
-    else:
-        here = name.split(":")[0] in ("tiny", "dummy")
+    folder = revision.startswith("sha256:") and source != BUILT_IN
+    place = source if folder else name
+    here = os.path.isdir(source) if folder else name.split(":")[0] in ("tiny", "dummy")  # noqa: PTH112
     if model is None and not here:
-        raise OcrPhasesError(f"The record's model {name} is not on this machine: name it with --model.")
-    settings |= {name: known[name] for name in _MODEL_SETTINGS if known.get(name) is not None}
+        raise OcrPhasesError(f"The record's model {place} is not on this machine: name it with --model.")
+    settings |= {part: known[part] for part in _MODEL_SETTINGS if known.get(part) is not None}
     if not revision.startswith(("sha256:", "seed:")):
         settings["revision"] = revision
-    session = OCRSession.load(model or name, **settings)
+    session = OCRSession.load(model or place, **settings)
     if (now := session.checkpoint.revision) != revision:
         then, now = (f"{each:.20}{'…' * (len(each) > 20)}" for each in (revision, now))
         raise OcrPhasesError(

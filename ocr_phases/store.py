@@ -15,7 +15,7 @@ import shutil
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict, TypeVar
+from typing import Any, Literal, TypedDict, TypeVar
 
 import msgspec
 
@@ -44,7 +44,6 @@ class CellStatus(Status):
 
     cell: dict[str, Any]
     asked: dict[str, Any]
-    truth: NotRequired[str | None]
 
 
 _Kind = TypeVar("_Kind", bound=Status)

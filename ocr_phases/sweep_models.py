@@ -13,20 +13,20 @@ import gc
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
 import torch
 
 from ocr_phases.collectors import machine
-from ocr_phases.errors import OcrPhasesError, checked
+from ocr_phases.collectors.live_checks import one_sentence
+from ocr_phases.errors import OcrPhasesError, checked, require
 from ocr_phases.files import TemporaryFolder, only_writer, output_folder, reserved
 from ocr_phases.inputs.images import describe_page, load_page
 from ocr_phases.record import PhaseRun, elsewhere
-from ocr_phases.recorder import bar_in_cell, describe_model, one_sentence, page_id
+from ocr_phases.recorder import bar_in_cell, describe_model, page_id
 from ocr_phases.schema import Truth
 from ocr_phases.settings import ModelSettings, Settings
 from ocr_phases.store import (
@@ -43,41 +43,33 @@ from ocr_phases.store import (
 #: What all records of a folder share, and what those share that are not asked for now.
 _SUBJECT = ("page", "model", "device", "attention", "dtype")
 _REQUEST = ("prompt", "repeats", "warmup", "seed", "ignore_eos")
-#: The lists of a `Sweep`, in the order of a `Cell`'s fields.
+#: The lists of a `Sweep`, and what each is of in a `Cell`.
 AXES = ("presets", "strategies", "batches", "lengths", "visions", "attentions", "dtypes")
+_OF_CELL = ("preset", "strategy", "batch", "max_new_tokens", "vision", "attention", "dtype")
 
-#: Gives an `OCRSession`, which is above this module, for the ``of_model`` of a `Cell`.
+#: Gives an `OCRSession`, which is above this module, for the ``changes`` of a `Cell`.
 Load = Callable[..., Any]
 
 
-class Cell(NamedTuple):
-    """One combination; ``batch`` copies of the page side by side, ``max_new_tokens`` for each.
+@dataclass(frozen=True, kw_only=True)
+class Cell(Settings):
+    """One combination, with all settings of its run; ``batch`` copies of the page side by side.
 
-    ``attention`` and ``dtype`` are None for those that the model is loaded with.
+    Of the settings of a model it has ``attention`` and ``dtype``, None for those that the model is loaded
+    with; which model, and where, is said by what loads it.
     """
 
-    preset: str
-    strategy: str
-    batch: int
-    max_new_tokens: int
-    vision: str = "eager"
-    attention: str | None = None
-    dtype: str | None = None
+    batch: int = 1
 
     @property
     def name(self) -> str:
         """The name of its files; eager vision and the model's own attention and dtype are not in it."""
         vision = {} if self.vision == "eager" else {"vision": self.vision}
-        more = "".join(f"-{what}-{value}" for what, value in (vision | self.of_model).items())
+        more = "".join(f"-{what}-{value}" for what, value in (vision | self.changes).items())
         return f"{self.preset}-{self.strategy}-b{self.batch}-n{self.max_new_tokens}{more}"
 
     @property
-    def of_run(self) -> dict[str, Any]:
-        """The keywords of `OCRSession.run_inference`."""
-        return {name: getattr(self, name) for name in ("preset", "strategy", "max_new_tokens", "vision")}
-
-    @property
-    def of_model(self) -> dict[str, Any]:
+    def changes(self) -> dict[str, Any]:
         """The keywords of `OCRSession.with_model`."""
         return {name: value for name in ("attention", "dtype") if (value := getattr(self, name))}
 
@@ -128,15 +120,16 @@ class Sweep:
     def cells(self) -> list[Cell]:
         """Every combination once; `OcrPhasesError` for what no sweep could measure."""
         lists = {name: getattr(self, name) for name in AXES}
-        for name, values in lists.items():
-            if isinstance(values, str | int) or not values:
-                raise OcrPhasesError(f"{name} is {values!r}: give a list of at least one.")
-        cells = [Cell(*values) for values in itertools.product(*lists.values())]
-        for cell in cells:
-            if type(cell.batch) is not int or cell.batch not in range(1, 1_001):
-                raise OcrPhasesError(f"{cell.batch!r} is no batch size: give a whole number from 1 to 1,000.")
-        named = (cell._replace(dtype=Settings(**cell.of_run, **cell.of_model).dtype) for cell in cells)
-        return list(dict.fromkeys(named))
+        empty = "{} is {!r}: give a list of at least one."
+        listed = {name: values and not isinstance(values, str | int) for name, values in lists.items()}
+        require((empty.format(name, lists[name]), known) for name, known in listed.items())
+        wrong = "{!r} is no batch size: give a whole number from 1 to 1,000."
+        require((wrong.format(rows), type(rows) is int and 1 <= rows <= 1_000) for rows in self.batches)
+        # Nothing of a sweep shows probabilities.
+        shared = {name: getattr(self, name) for name in _REQUEST} | {"token_probabilities": False}
+        shared["ignore_eos"] = self.truth is None if self.ignore_eos is None else self.ignore_eos
+        ways = (dict(zip(_OF_CELL, each, strict=True)) for each in itertools.product(*lists.values()))
+        return list(dict.fromkeys(Cell(**shared, **way) for way in ways))
 
     @cached_property
     def subject(self) -> tuple[str, Truth | None]:
@@ -156,8 +149,8 @@ class Sweep:
         cannot be written, or is being written by another process; where an error ended the device's context.
         """
         _ = self.cells, self.subject  # what cannot be swept is refused before anything is loaded
-        with contextlib.ExitStack() as stack:
-            kept = Path(self.folder or stack.enter_context(TemporaryFolder()))
+        with TemporaryFolder() as spare:
+            kept = Path(self.folder or spare)
             if len(loads) > 1 and (kept / "runs").exists():
                 raise OcrPhasesError(f"{kept} holds the sweep of one model: choose another folder (--out).")
             for place, load in loads.items():
@@ -176,12 +169,11 @@ class Sweep:
         known = _known(runs, shared, {cell.name for cell in cells})
         for cell in cells:
             record, path = (runs / f"{cell.name}{ending}" for ending in (".json", CELL_STATUS))
-            status: dict[str, Any] = {"cell": cell._asdict(), "asked": {**shared, "cell": cell._asdict()}}
-            status |= {"id": asked_id(status["asked"]), "truth": asked_id(msgspec.to_builtins(truth))}
+            asked = {**shared, "cell": {name: getattr(cell, name) for name in _OF_CELL}}
+            status: dict[str, Any] = {"cell": asked["cell"], "asked": asked, "id": asked_id(asked)}
             had, outcome, run = known.get(cell.name), CellOutcome(cell, "kept"), None
             if had and finished(had, record, status["id"]):
-                if truth is not None and had["truth"] != status["truth"]:
-                    run = PhaseRun.load(record)
+                run = PhaseRun.load(record) if truth else None
             elif had and not self.retry_failed and (had["id"], had["state"]) == (status["id"], "failed"):
                 outcome = CellOutcome(cell, "failed", had["reason"])
             else:
@@ -197,7 +189,7 @@ class Sweep:
                 if run is None:
                     _check_device(device, outcome)
             if run is not None:
-                (run if truth is None else run.with_truth(truth)).save(record)
+                (run.with_truth(truth) if truth else run).save(record)
                 write_status(path, {**status, "state": "done", "reason": "", "record": file_hash(record)})
             yield outcome
 
@@ -205,7 +197,7 @@ class Sweep:
         """All that a session's cells depend on besides their own settings."""
         model = describe_model(session.checkpoint)
         return {
-            **self.request,
+            **{name: getattr(self.cells[0], name) for name in _REQUEST},
             **{name: model[name] for name in ("attention", "dtype", "revision")},
             "page": self.subject[0],
             "model": model["name"],
@@ -215,29 +207,23 @@ class Sweep:
             "prompt": session.family.facts.text_of(self.prompt),
         }
 
-    @property
-    def request(self) -> dict[str, Any]:
-        """The keywords of `OCRSession.run_inference` that all cells share."""
-        ignored = self.truth is None if self.ignore_eos is None else self.ignore_eos
-        return {name: getattr(self, name) for name in _REQUEST} | {"ignore_eos": ignored}
-
     def _measured(self, cell: Cell, sessions: dict[Any, Any], load: Load) -> PhaseRun:
         """The record of a cell, with one of ``sessions`` or a new one in their place."""
-        session = only(sessions, tuple(cell.of_model.items()), partial(load, **cell.of_model))
-        # A batch would hold the page as often as it has rows; nothing of a sweep shows probabilities.
-        options = {**cell.of_run, "embed_page": cell.batch == 1, "token_probabilities": False}
-        pages, told = [self.page] * cell.batch, partial(self.on_run, cell)
-        return session.run_inference(pages, progress=told, **options, **self.request)
+        session = only(sessions, tuple(cell.changes.items()), partial(load, **cell.changes))
+        # A batch would hold the page as often as it has rows.
+        settings = {**cell.of_run(), "embed_page": cell.batch == 1}
+        told = partial(self.on_run, cell)
+        return session.run_inference([self.page] * cell.batch, progress=told, **settings)
 
 
-def _own_cells(cells: list[Cell], stands_for: Mapping[str, str], shared: Mapping[str, Any]) -> list[Cell]:
+def _own_cells(cells: list[Cell], stands_for: Mapping[Any, str], shared: Mapping[str, Any]) -> list[Cell]:
     """The cells as a model has them, sorted by what they load: its own presets, and not its own dtype."""
-    own: dict[Cell, None] = {}
+    own = dict[Cell, None]()
     for cell in cells:
-        same: dict[str, Any] = {name: None for name, value in cell.of_model.items() if value == shared[name]}
+        same: dict[str, Any] = {name: None for name, value in cell.changes.items() if value == shared[name]}
         # One that it has not fails when it is run.
-        own[cell._replace(preset=stands_for.get(cell.preset, cell.preset), **same)] = None
-    return sorted(own, key=lambda cell: sorted(cell.of_model.items()))
+        own[replace(cell, preset=stands_for.get(cell.preset, cell.preset), **same)] = None
+    return sorted(own, key=lambda cell: sorted(cell.changes.items()))
 
 
 def _known(runs: Path, shared: Mapping[str, Any], again: set[str]) -> dict[str, CellStatus | None]:
@@ -246,7 +232,7 @@ def _known(runs: Path, shared: Mapping[str, Any], again: set[str]) -> dict[str, 
     A folder is one sweep: records of something else in it are not written over, nor put beside others. Cells
     of the names in ``again`` are measured again where only their settings were others.
     """
-    known: dict[str, CellStatus | None] = {}
+    known, place = dict[str, CellStatus | None](), runs.parent
     for path in sorted(runs.glob("*.json")):
         name = path.name.removesuffix(CELL_STATUS).removesuffix(".json")
         with contextlib.suppress(OcrPhasesError):
@@ -255,11 +241,11 @@ def _known(runs: Path, shared: Mapping[str, Any], again: set[str]) -> dict[str, 
         if status is None and name not in again:
             raise OcrPhasesError(f"{path} is no finished cell of a sweep: move it to another folder.")
         had = {**shared, **(status["asked"] if status else {})}
-        same = _SUBJECT if name in again else (*_SUBJECT, *_REQUEST)
-        if others := [what for what in same if had[what] != shared[what]]:
-            what, found, wanted = others[0], had[others[0]], shared[others[0]]
-            told = "another page" if what == "page" else f"{what} {found}; you asked for {wanted}"
-            raise OcrPhasesError(f"{runs.parent} holds a sweep with {told}: choose another folder (--out).")
+        for what in _SUBJECT if name in again else (*_SUBJECT, *_REQUEST):
+            if had[what] != shared[what]:
+                differs = f"{what} {had[what]}; you asked for {shared[what]}"
+                told = "another page" if what == "page" else differs
+                raise OcrPhasesError(f"{place} holds a sweep with {told}: choose another folder (--out).")
     return known
 
 

@@ -126,14 +126,7 @@ def set_theme(page: Any, theme: str) -> None:
     page.wait_for_selector(f"body[data-jp-theme-light={light}]", state="attached")
 
 
-def open_tab(page: Any, name: str) -> None:
-    """Bring a tab of the explorer to the front."""
-    page.click(f".opx-tabs .lm-TabBar-tab:has-text('{name}')")
+def open_view(page: Any, name: str) -> None:
+    """Bring a view of the explorer to the front."""
+    page.click(f".opx-inside > .opx-switch button:has-text('{name}')")
     page.wait_for_selector(f".opx-pane-{name.lower()}", state="visible")
-
-
-def show_settings(page: Any) -> None:
-    """Unfold the explorer's form, which folds after a run."""
-    if not page.locator(".opx-form").is_visible():
-        page.click(".opx-buttons .opx-fold")
-        page.wait_for_selector(".opx-form", state="visible")

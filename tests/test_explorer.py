@@ -1,10 +1,11 @@
-"""The explorer without a browser: its panel, its tabs, a real run in its thread, and what may go wrong."""
+"""The explorer without a browser: its panel, its views, a real run in its thread, and what may go wrong."""
 
 from __future__ import annotations
 
 import asyncio
 import base64
 import contextlib
+import gzip
 import io
 import json
 import os
@@ -15,20 +16,17 @@ import subprocess
 import sys
 import threading
 import time
-import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from dataclasses import replace
-from datetime import datetime, timezone
 from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
-import ipywidgets as widgets
 import nbformat
-import numpy as np
 import papermill
 import pytest
-from conftest import GOLDEN, GPU_RECORD, PAGES
+from conftest import GOLDEN, PAGES
 from example_run import make_run, page_image, two_page_run
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,59 +36,52 @@ from wording import says
 from ocr_phases import OcrPhasesError, PhaseRun
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.regions import region_pairs, region_table
-from ocr_phases.analyse.stages import step_table, typical_repeat
 from ocr_phases.analyse.statistics import LEAST_REPEATS
 from ocr_phases.errors import stop_signals
 from ocr_phases.explorer import Explorer
-from ocr_phases.explorer.form import Asked
-from ocr_phases.explorer.kept_records import (
-    MEASURED,
-    file_label,
-    file_stem,
-    found,
-    label,
-    placed,
-    project_folder,
-    shipped,
-    shown_path,
-)
-from ocr_phases.explorer.panel import picture_bundle
+from ocr_phases.explorer.form import Asked, presets_of
+from ocr_phases.explorer.panel import MEASURED, VIEWS
+from ocr_phases.explorer.records import file_stem, found, placed, project_folder, shipped
 from ocr_phases.explorer.running import Live, start
-from ocr_phases.explorer.tabs import Pane, read_record
-from ocr_phases.explorer.view import LiveView, View
-from ocr_phases.explorer.view_data import markdown_html, row_data, timeline_data
+from ocr_phases.explorer.view_data import markdown_html
 from ocr_phases.families import FAMILIES
 from ocr_phases.models.load import load_tokenizer
-from ocr_phases.record import PHASES
 from ocr_phases.settings import ModelSettings, Settings
-from ocr_phases.show.results import Section
 from ocr_phases.versions import asset
 
 # Of these shapes the figures are drawn too; of all others the tests of the plots do that.
-
 FIGURES_TOO = ({"cuda": True}, {"generate": True}, {"max_tokens": 1})
 
 
-def everything(widget: widgets.Widget) -> str:
-    """All HTML in a panel."""
-    own = widget.value if isinstance(widget, widgets.HTML) else ""
-    return own + "".join(everything(child) for child in getattr(widget, "children", ()))
+class Browser:
+    """What a browser sends to a panel, and what it gets back."""
+
+    def __init__(self, explorer: Explorer) -> None:
+        self.explorer = explorer
+        self.answers: list[tuple[dict[str, Any], list[bytes]]] = []
+        explorer.send = lambda content, buffers=None: self.answers.append((content, buffers))
+
+    def ask(self, what: str, *buffers: bytes, **content: Any) -> None:
+        asked = {"method": "custom", "content": {"do": what, "from": "here", **content}}
+        message = {"content": {"data": asked}, "buffers": [memoryview(each) for each in buffers]}
+        self.explorer._handle_msg(message)
+
+    def form(self, **values: Any) -> None:
+        for name, value in values.items():
+            self.ask("form", name=name, value=value)
 
 
-def upload(name: str, data: bytes) -> tuple[dict]:
-    """What a FileUpload holds once a file was chosen."""
-    when = datetime(2026, 11, 21, tzinfo=timezone.utc)
-    return (
-        {"name": name, "content": memoryview(data), "type": "", "size": len(data), "last_modified": when},
-    )
+def everything(explorer: Explorer) -> str:
+    """All HTML that the kernel gave to the browser."""
+    parts = [html for parts in explorer.parts.values() for html in parts]
+    return "".join([*parts, explorer.head.get("bar", ""), explorer.compared, explorer.message])
 
 
 def open_all(explorer: Explorer, *names: str) -> None:
-    """Open tabs one after the other, all of them unless named."""
-    for number, name in enumerate(explorer.panes):
-        if not names or name in names:
-            explorer.tabs.selected_index = number
-            assert explorer.messages.value == "", (name, explorer.messages.value)
+    """Open views one after the other, all of them unless named."""
+    for name in names or VIEWS:
+        explorer.view = name
+        assert explorer.message == "", (name, explorer.message)
 
 
 @pytest.fixture(scope="module")
@@ -100,55 +91,77 @@ def run() -> PhaseRun:
 
 @pytest.fixture
 def explorer(run: PhaseRun) -> Explorer:
-    shown = Explorer(runs=[run])
-    open_all(shown, "Page", "Record")
-    return shown
+    return Explorer(runs=[run], keep=None)
 
 
 # -- building -----------------------------------------------------------------------------------------
 
 
-def test_an_empty_panel_offers_a_sample_and_no_record():
-    explorer = Explorer()
-    assert explorer.run is None
-    assert explorer.form.jobs()[0].page == str(PAGES / "receipt.png")
-    assert (explorer.run_button.disabled, explorer.stop_button.disabled) == (False, True)
-    open_all(explorer)
+def test_a_new_panel_shows_the_package_s_record_with_page_boxes_and_curve(tmp_path: Path):
+    explorer = Explorer(keep=tmp_path)
+    assert explorer.run.page["file"] == "receipt.png"
+    assert explorer.pages[0][:2] == b"\xff\xd8"
+    assert len(explorer.data["pages"][0]["boxes"]) == 5
+    assert len([ms for ms in explorer.data["ms"] if ms]) == explorer.run.token_count - 1
+    assert (explorer.view, explorer.busy, explorer.head["next"]) == ("page", False, [])
+    assert explorer.asking.jobs()[0].page == str(PAGES / "receipt.png")
 
 
-def test_settings_are_what_the_widgets_say():
-    explorer = Explorer(PAGES / "form.png", "models/DeepSeek-OCR")
-    fields = explorer.form.fields
-    fields["prompt"].known.value, fields["prompt"].own.value = "", " locate:Total "
-    fields["preset"].value = "gundam"
-    fields["max_new_tokens"].value = 77
-    fields["infer"].value = "temperature=0.7"
-    fields["grounding"].value = False
-    asked = explorer.form.jobs()[0]
+def test_settings_are_what_the_browser_says():
+    explorer = Explorer(PAGES / "form.png", "models/DeepSeek-OCR", keep=None)
+    given = {"prompt": " locate:Total ", "preset": "gundam", "max_new_tokens": 77}
+    Browser(explorer).form(**given, infer="temperature=0.7", grounding="false")
+    asked = explorer.asking.jobs()[0]
     settings = asked.settings
     assert asked.page == str(PAGES / "form.png")
     assert (settings.infer, settings.grounding, settings.autocast) == ("temperature=0.7", False, None)
-    assert (settings.model, settings.prompt, settings.preset) == (
-        "models/DeepSeek-OCR",
-        "locate:Total",
-        "gundam",
-    )
-    assert (settings.max_new_tokens, settings.repeats, settings.warmup) == (77, LEAST_REPEATS, 1)
+    assert (settings.model, settings.prompt) == ("models/DeepSeek-OCR", "locate:Total")
+    assert (settings.preset, settings.max_new_tokens) == ("gundam", 77)
+    assert (settings.repeats, settings.warmup) == (LEAST_REPEATS, 1)
+    code = asked.code()
+    assert "OCRSession.load('models/DeepSeek-OCR')" in code
+    assert "preset='gundam', max_new_tokens=77" in code and "grounding=False" in code
+    compile(code, "cell", "exec")
 
 
-def test_a_folder_offers_its_pages_and_an_upload_its_bytes():
-    explorer = Explorer(PAGES)
-    chooser = explorer.form.page
-    assert [name for name, _ in chooser.file.options] == sorted(path.name for path in PAGES.glob("*.png"))
-    assert explorer.form.jobs()[0].page == str(PAGES / "dense.png")
-    chooser.file.value = [str(PAGES / "slide.png")]
-    assert explorer.form.jobs()[0].page == str(PAGES / "slide.png")
-    assert "<img" in chooser.thumbnail.value
+def test_a_model_has_its_own_presets_and_no_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("ocr_phases.explorer.form.has_cuda", lambda: False)
+    explorer = Explorer(keep=None)
+    fields = explorer.asking.fields
+    assert [name for name, _ in fields["device"]["options"]] == ["auto", "cpu"]
+    assert "cuda_graph" not in [name for name, _ in fields["strategy"]["options"]]
+    assert presets_of("tiny") == tuple(FAMILIES["deepseek-ocr"].presets)
+    browser = Browser(explorer)
+    browser.form(preset="gundam", model="dummy:deepseek-ocr-2")
+    assert explorer.form["values"]["preset"] == ""
+    (preset,) = [field for field in explorer.form["fields"] if field["name"] == "preset"]
+    assert [name for name, _ in preset["options"][1:]] == list(FAMILIES["deepseek-ocr-2"].presets)
+
+
+def test_pages_come_from_a_folder_a_path_and_files(tmp_path: Path):
+    explorer = Explorer(PAGES, keep=None)
+    browser = Browser(explorer)
+    assert explorer.form["pages"][:6] == sorted(path.name for path in PAGES.glob("*.png"))
+    assert explorer.asking.jobs()[0].page == str(PAGES / "dense.png")
+    browser.form(pages=["slide.png"])
+    assert explorer.asking.jobs()[0].page == str(PAGES / "slide.png")
+    assert explorer.form["thumb"].startswith("data:image/jpeg")
     data = (PAGES / "paper.png").read_bytes()
-    chooser.source.value = "Upload"
-    chooser.upload.value = upload("mine.png", data)
-    asked = explorer.form.jobs()[0]
-    assert (asked.page, asked.page_name) == (data, "mine.png")
+    browser.ask("files", data, data, names=["mine.png", "other.png"])
+    assert [(job.page, job.page_name) for job in explorer.asking.jobs()] == [
+        (data, "mine.png"),
+        (data, "other.png"),
+    ]
+    browser.ask("path", value=str(PAGES / "form.png"))
+    assert explorer.asking.jobs()[0].page == str(PAGES / "form.png")
+    for path, told in (("missing.png", "missing.png"), ("", "No page chosen"), (str(tmp_path), "no page in")):
+        browser.ask("path", value=path)
+        assert told in explorer.message
+        assert "Traceback" in explorer.message
+    browser.ask("files", b"no image", names=["notes.md"])
+    assert "notes.md is not an image" in explorer.message
+    browser.form(pages=["receipt"])
+    assert explorer.message == ""
 
 
 def test_a_record_is_shown_where_torch_cannot_be_imported(run: PhaseRun, tmp_path: Path):
@@ -156,15 +169,16 @@ def test_a_record_is_shown_where_torch_cannot_be_imported(run: PhaseRun, tmp_pat
 import sys
 sys.modules["torch"] = sys.modules["transformers"] = None
 from ocr_phases.explorer import Explorer
+from ocr_phases.explorer.panel import VIEWS
 assert "ocr_phases.session" not in sys.modules
 explorer = Explorer(record=sys.argv[1])
-for number in range(len(explorer.panes)):
-    explorer.tabs.selected_index = number
-explorer.page_pane.token = 40
-assert explorer.messages.value == "", explorer.messages.value
-print(explorer.run.token_count, explorer.page_pane.region)
-explorer.run_button.click()
-print(explorer.messages.value)
+for name in VIEWS:
+    explorer.view = name
+explorer.token = 40
+assert explorer.message == "", explorer.message
+print(explorer.run.token_count, explorer.region)
+explorer._do_run({})
+print(explorer.message)
 """
     command = [sys.executable, "-c", program, str(run.save(tmp_path / "run.json"))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -174,21 +188,14 @@ print(explorer.messages.value)
     assert "ModuleNotFoundError" in message
 
 
-def test_a_record_is_listed_with_what_tells_it_apart():
-    run = make_run(rows=2)
-    run = replace(run, request={**run.request, "vision": "compiled"})
-    assert {"vision compiled", "2 rows", str(run.page["preset"])} <= set(label(run).split(", "))
-    assert file_label(Path(f"{file_stem(run)}.json")).split(", ")[0] == str(run.page["file"])
-
-
-def test_rows_name_their_files():
-    run = make_run(rows=2)
-    assert row_data(run, 0)["rows"] == [f"{row}: {page['file']}" for row, page in enumerate(run.pages)]
-
-
 def test_what_ships_are_records():
     runs = [PhaseRun.load(path) for path in shipped()]
     assert {run.model.get("family", "deepseek-ocr") for run in runs} == set(FAMILIES)
+
+
+def test_a_record_explores_itself_without_a_form(run: PhaseRun):
+    explorer = run.explore()
+    assert (explorer.run, explorer.bar) == (run, False)
 
 
 @pytest.mark.parametrize(
@@ -209,60 +216,71 @@ def test_what_ships_are_records():
 )
 def test_every_shape_of_record_is_drawn(shape: dict):
     run = make_run(**shape)
-    explorer = Explorer(runs=[run])
-    open_all(explorer, *(() if shape in FIGURES_TOO else ("Page", "Text", "Checks", "Record")))
-    pane = explorer.page_pane
-    pane.token = 10**6
-    assert explorer.messages.value == ""
-    assert pane.token == run.token_count - 1
-    json.dumps(pane.view.data, allow_nan=False)
+    explorer = Explorer(runs=[run], keep=None)
+    open_all(explorer, *(() if shape in FIGURES_TOO else ("page", "checks")))
+    explorer.token = 10**6
+    assert explorer.message == ""
+    assert explorer.token == run.token_count - 1
+    json.dumps(explorer.data, allow_nan=False)
     if len(run.results) > 1:
-        pane.view.row = 2
-        assert explorer.messages.value == ""
-        assert pane.token == 0
+        explorer.row = 2
+        assert (explorer.row, explorer.token, explorer.message) == (2, 0, "")
+        assert explorer.data["rows"] == [
+            f"{row}: {page['file']}" for row, page in enumerate(run.pages, start=1)
+        ]
 
 
 def test_what_a_model_or_a_file_name_says_stays_text():
     attack = "<script>alert(1)</script><img src=x onerror=alert(1)>"
     text = f"<|ref|>{attack}<|/ref|><|det|>[[1, 2, 300, 400]]<|/det|>{attack}</style><script>"
-    explorer = Explorer(runs=[make_run(text=text, page_name=f"{attack}.png"), make_run(text=text)])
+    explorer = Explorer(runs=[make_run(text=text, page_name=f"{attack}.png"), make_run(text=text)], keep=None)
+    explorer.ticked = [record.key for record in explorer.rows[:2]]
     open_all(explorer)
     shown = everything(explorer)
     assert "<script" not in shown
     assert "<img src=x" not in shown
 
 
-def test_the_roofline_and_the_kernels_are_shown_where_the_record_has_them(explorer: Explorer):
-    open_all(explorer, "Latency", "Kernels")
-    assert says(everything(explorer.panes["Kernels"]), "no kernel view", "kernels=True")
-    explorer.add(PhaseRun.load(GPU_RECORD))
-    open_all(explorer, "Latency", "Kernels")
-    latency, kernels = (everything(explorer.panes[name]) for name in ("Latency", "Kernels"))
-    assert 'aria-label="Roofline' in latency
-    assert says(latency, "stage", "floor")
-    assert 'aria-label="GPU busy time' in kernels
-    assert 'aria-label="Idle time' in kernels
+def test_a_view_is_drawn_when_it_is_opened_and_never_of_another_record(explorer: Explorer):
+    assert explorer.parts == {}
+    open_all(explorer, "stages")
+    assert all(words in everything(explorer) for words in ("kernels=True", "Time of each phase"))
+    explorer.view = "page"
+    explorer.add(make_run(seed=1))
+    assert explorer.parts == {}
 
 
-# -- the page and its scrubber -------------------------------------------------------------------------
+def test_the_head_says_what_makes_a_record_doubtful_and_offers_the_remedy(run: PhaseRun):
+    quiet = Explorer(runs=[run], keep=None).head
+    assert says(quiet["headline"], "Decode is") and says(quiet["said"], "No check failed")
+    assert "op-bar" in quiet["bar"]
+    row = {"wall_s": 4.0, "cpu_s": 4.0, "other_threads_s": 1.0, "waited_s": 0.0, "others": 0.0, "steal": 0.0}
+    rows = [{"repeat": number, **row, "load_start": 1.0, "load_end": 1.0} for number in run.repeats]
+    device = {**run.device, "conditions": {"repeats": rows, "gpu": None}}
+    explorer = Explorer(runs=[replace(run, device=device)], keep=None)
+    assert explorer.head["verdict"] == "noisy"
+    assert explorer.head["next"] == ["Measure again with 8 repeats"]
+    open_all(explorer, "checks")
+    assert says(everything(explorer), "panel or other cells", "25 % of a core")
+
+
+# -- what the view draws -------------------------------------------------------------------------------
 
 
 def test_token_and_region_follow_each_other(explorer: Explorer, run: PhaseRun):
-    pane, table = explorer.page_pane, run.token_table
-    data = pane.view.data
+    table, data = run.token_table, explorer.data
     assert data["texts"] == table["text"].tolist()
     for token in range(0, run.token_count, 7):
-        pane.token = token
-        assert pane.region == data["region"][token] == int(table["region"][token])
-    pane.token = -3
-    assert pane.token == 0
+        explorer.token = token
+        assert explorer.region == data["region"][token] == int(table["region"][token])
+    explorer.token = -3
+    assert explorer.token == 0
 
 
 def test_the_list_holds_all_decode_time(explorer: Explorer, run: PhaseRun):
     table = region_table(parse_grounding(run.text), run.token_table)
-    regions = explorer.page_pane.view.data["regions"]
+    regions = explorer.data["regions"]
     assert len(regions) == len(table)
-    assert table["decode_ms"].sum() == pytest.approx(run.token_table["device_ms"].sum(), rel=1e-12)
     for region, tokens in zip(regions, table["tokens"], strict=True):
         assert f"{tokens} tokens" in region["line"]
         first = run.token_table.query(f"region == {region['region']}")["index"].iloc[0]
@@ -270,8 +288,7 @@ def test_the_list_holds_all_decode_time(explorer: Explorer, run: PhaseRun):
 
 
 def test_the_slowest_tokens_come_first_and_the_prefill_s_has_no_time(explorer: Explorer, run: PhaseRun):
-    data = explorer.page_pane.view.data
-    times = run.token_table["device_ms"]
+    data, times = explorer.data, run.token_table["device_ms"]
     assert data["ms"][0] is None
     assert data["steps"][:2] == [None, 0]
     assert data["slowest"] == times.nlargest(10).index.tolist()
@@ -280,52 +297,26 @@ def test_the_slowest_tokens_come_first_and_the_prefill_s_has_no_time(explorer: E
 
 
 def test_boxes_crops_and_pages_are_those_of_the_record(explorer: Explorer):
-    (page,) = explorer.page_pane.view.data["pages"]
+    (page,) = explorer.data["pages"]
     assert page["grid"] == [2, 3]
     assert {box["region"] for box in page["boxes"]} == {0, 1, 2, 3, 4}
     assert all(box["x"] >= 0 and box["x"] + box["width"] <= page["width"] for box in page["boxes"])
-    kinds = [f"{kind['label']} ({kind['count']})" for kind in explorer.page_pane.view.data["kinds"]]
+    kinds = [f"{kind['label']} ({kind['count']})" for kind in explorer.data["kinds"]]
     assert kinds == ["title (1)", "text (2)", "image (1)", "table (1)"]
-    (jpeg,) = explorer.page_pane.view.pages
-    assert jpeg[:2] == b"\xff\xd8"
-
-
-def test_a_record_without_its_page_gets_an_empty_sheet():
-    explorer = Explorer(runs=[make_run(embed=False)])
-    open_all(explorer, "Page")
-    view = explorer.page_pane.view
-    assert "no page image" in view.data["note"]
-    assert view.pages == [b""]
-    assert len(view.data["pages"][0]["boxes"]) == 5
+    bare = Explorer(runs=[make_run(embed=False)], keep=None)
+    assert "no page image" in bare.data["note"]
+    assert bare.pages == [b""]
 
 
 def test_all_pages_of_a_prompt_are_there():
     run = two_page_run()
-    data = row_data(run, 0)
+    explorer = Explorer(runs=[run])
+    data = explorer.data
     assert [[box["region"] for box in page["boxes"]] for page in data["pages"]] == [[0], [1]]
     assert [region["page"] for region in data["regions"]] == [None, 0, 1]
     assert data["rendered"] == [(-1, "<p>one</p>\n"), (0, "<p>a</p>\n"), (1, "<p>b</p>\n")]
-
-
-def test_the_timeline_has_every_span_of_the_typical_repeat(run: PhaseRun):
-    data, spans = timeline_data(run, 0), run.spans[run.spans["repeat"] == typical_repeat(run)]
-    lanes = {lane["name"]: lane for lane in data["lanes"]}
-    assert [name for name in lanes if name in PHASES] == ["prepare", "prefill", "decode"]
-    assert {"SAM global", "SAM local", "decode step"} < set(lanes)
-    assert sum(len(lane["ms"]) for lane in lanes.values()) == len(spans)
-    assert data["end"] == (spans["device_start_ms"] + spans["device_ms"]).max()
-    steps = lanes["decode step"]
-    assert steps["tokens"] == list(range(1, run.token_count))
-    assert steps["starts"] == sorted(steps["starts"])
-
-
-def test_the_text_tab_stands_at_the_token_of_the_page(explorer: Explorer):
-    explorer.page_pane.token = 30
-    open_all(explorer, "Text")
-    assert explorer.page_pane.view in explorer.panes["Text"].children
-    assert explorer.page_pane.token == 30
-    explorer.add(make_run(seed=1))
-    assert explorer.page_pane.token == 0
+    explorer.sheet = 1
+    assert says(explorer.picture()["text/html"], "<summary>Page 1</summary>")
 
 
 def test_markdown_has_its_tables_and_nothing_of_html():
@@ -378,31 +369,33 @@ def test_any_text_becomes_html_of_few_names(pieces: list[str]):
 
 @given(st.lists(_TIMES, min_size=1, max_size=4))
 def test_a_live_update_is_small_and_keeps_the_slowest_token(times: list[list[float]]):
-    view = LiveView()
-    view.begin(None)
-    view.update(["a"], times, max(len(times[-1]), 32))
-    assert len(view.live["lines"]) == min(len(times), 3)
-    length, points = view.live["lines"][-1]
+    live = Live()
+    live.begin(32, repeats=len(times), warmup=0)
+    live._times = times
+    state = live.state()
+    assert len(state["lines"]) == min(len(times), 3)
+    length, points = state["lines"][-1]
     known = [ms for ms in times[-1] if ms == ms]
     assert length == len(times[-1])
     assert len(points) <= 400
     assert max((ms for _, ms in points), default=0) == pytest.approx(max(known, default=0), abs=1e-4)
-    assert len(json.dumps(view.live, allow_nan=False)) < 40_000
+    assert len(json.dumps(state, allow_nan=False)) < 40_000
 
 
 @pytest.mark.parametrize("text", [_MARKED, "<|det|>title [1, 2, 300, 400]<|/det|>"])
 def test_boxes_appear_while_the_text_is_written(text: str):
-    view = LiveView()
-    view.begin(page_image(60, 80))
-    view.update([text[:-12]], [[1.0]], 32)
-    assert view.live["boxes"] == []
-    view.update([text], [[1.0]], 32)
-    assert [box["region"] for box in view.live["boxes"]] == [0]
-    assert (view.data["width"], len(view.pages)) == (60, 1)
+    live = Live()
+    live.begin(len(text), 1, 0, page_image(60, 80))
+    live.reader(lambda token: text[token])
+    live.on_tokens(0, [list(range(len(text) - 12))])
+    assert live.state()["boxes"] == []
+    live.on_tokens(0, [list(range(len(text) - 12, len(text)))])
+    assert [box["region"] for box in live.state()["boxes"]] == [0]
+    assert live.size == (60, 80) and live.picture[:2] == b"\xff\xd8"
 
 
 def test_the_docs_list_the_keys_that_the_view_lists():
-    keys = re.findall(r'^  \["(.+?)", "(.+?)"\],$', View._esm, re.MULTILINE)
+    keys = re.findall(r'^  \["(.+?)", "(.+?)"\],$', Explorer._esm, re.MULTILINE)
     assert len(keys) > 8
     docs = (PAGES.parents[1] / "docs" / "explore.md").read_text(encoding="utf-8")
     assert [f"| {key} | {what} |" for key, what in keys if f"| {key} | {what} |" not in docs] == []
@@ -411,140 +404,71 @@ def test_the_docs_list_the_keys_that_the_view_lists():
 # -- records ------------------------------------------------------------------------------------------
 
 
-def test_records_are_loaded_and_carried_away(explorer: Explorer, run: PhaseRun, tmp_path: Path):
-    pane = explorer.record_pane
-    run.save(tmp_path / "kept.json")
-    pane.path.value = str(tmp_path / "kept.json")
-    pane.load.click()
-    assert len(explorer.runs) == 2
-    assert explorer.run is explorer.runs[1]
+def test_records_are_loaded_named_carried_away_and_deleted(run: PhaseRun, tmp_path: Path):
+    explorer = Explorer(keep=tmp_path / "kept")
+    browser = Browser(explorer)
+    run.save(tmp_path / "one.json")
+    browser.ask("path", value=str(tmp_path / "one.json"))
     assert explorer.run.result == run.result
-    link = re.search(r'href="data:application/json;base64,([^"]+)"', everything(pane))
-    assert read_record(base64.b64decode(link.group(1)), "it").to_dict() == explorer.run.to_dict()
-    pane.upload.value = upload("up.json", (tmp_path / "kept.json").read_bytes())
-    assert len(explorer.runs) == 3
+    key = explorer.records["rows"][0]["key"]
+    browser.ask("download", key=key)
+    (content, (data,)) = browser.answers[-1]
+    assert (content["to"], content["file"]) == ("here", f"{file_stem(run)}.json")
+    assert PhaseRun.from_json(data).to_dict() == run.to_dict()
+    browser.ask("files", data, gzip.compress(data), names=["up.json", "up.json.gz"])
+    assert len(explorer.runs) == 4  # with the package's
+    browser.ask("rename", key=key, value="my run/1")
+    assert (tmp_path / "my-run-1.json").exists() and not (tmp_path / "one.json").exists()
+    (row,) = [row for row in explorer.records["rows"] if row["key"] == key]
+    assert row["label"] == "my run/1"
+    browser.ask("show", key=key)
+    browser.ask("delete", key=key)
+    assert not (tmp_path / "my-run-1.json").exists()
+    assert key not in [row["key"] for row in explorer.records["rows"]]
+    assert explorer.run is not None
 
 
 @pytest.mark.parametrize("content", [None, b"{", b"{}", b'{"schema": 99}', b"\xff\xfe"])
 def test_a_file_that_is_no_record_is_told_and_changes_nothing(explorer: Explorer, tmp_path: Path, content):
-    before = everything(explorer.tabs)
-    path = tmp_path / "wrong.json"
+    path, browser, before = tmp_path / "wrong.json", Browser(explorer), explorer.run
     if content is not None:
         path.write_bytes(content)
-        explorer.record_pane.upload.value = upload("wrong.json", content)
-        assert 'role="alert"' in explorer.messages.value
-        assert "wrong.json" in explorer.messages.value
-    explorer.record_pane.path.value = str(path)
-    explorer.record_pane.load.click()
-    assert 'role="alert"' in explorer.messages.value
-    assert "OcrPhasesError" not in explorer.messages.value.split("<details>")[0]
-    assert everything(explorer.tabs) == before
-    assert len(explorer.runs) == 1
+        browser.ask("files", content, names=["wrong.json"])
+        assert 'role="alert"' in explorer.message
+        assert "wrong.json" in explorer.message
+    browser.ask("path", value=str(path))
+    assert 'role="alert"' in explorer.message
+    assert "OcrPhasesError" not in explorer.message.split("<details>")[0]
+    assert explorer.run is before
     with pytest.raises(OcrPhasesError):
         Explorer(record=path)
 
 
-def test_a_bad_upload_keeps_none_of_the_others_back(explorer: Explorer, run: PhaseRun):
-    good = json.dumps(run.to_dict()).encode()
-    files = [("bad.json", b"{"), ("good.json", good), ("worse.json", b"{}")]
-    explorer.record_pane.upload.value = tuple(file for name, data in files for file in upload(name, data))
+def test_a_bad_file_keeps_none_of_the_others_back(explorer: Explorer, run: PhaseRun):
+    files = {"bad.json": b"{", "good.json": json.dumps(run.to_dict()).encode(), "worse.json": b"{}"}
+    Browser(explorer).ask("files", *files.values(), names=[*files])
     assert len(explorer.runs) == 2
-    said = explorer.messages.value.split("<details>")[0]
+    said = explorer.message.split("<details>")[0]
     assert ("bad.json" in said, "worse.json" in said, "good.json" in said) == (True, True, False)
 
 
-def test_what_was_said_goes_with_the_next_action():
-    explorer = Explorer("/nonexistent/x.png")
-    assert says(explorer.messages.value, "no file")
-    explorer.form.page.path.value = str(PAGES)
-    assert explorer.messages.value == ""
-    chooser = explorer.form.page
-    chooser.source.value = "Upload"
-    chooser.upload.value = upload("notes.md", b"no image")
-    assert "notes.md is not an image" in explorer.messages.value
-
-
-def test_an_empty_panel_takes_every_choice():
-    explorer = Explorer()
-    explorer.page_pane.token = 5
-    explorer.tabs.selected_index = list(explorer.panes).index("Compare")
-    assert says(everything(explorer.compare_pane), "No record")
-    assert explorer.messages.value == ""
-
-
-def test_the_head_says_what_makes_a_record_doubtful(run: PhaseRun):
-    quiet = Explorer(runs=[run], keep=None)._verdict.value
-    assert says(quiet, "Decode is", "No check failed")
-    assert "op-bar" in quiet
-    row = {"wall_s": 4.0, "cpu_s": 4.0, "other_threads_s": 1.0, "waited_s": 0.0, "others": 0.0, "steal": 0.0}
-    rows = [{"repeat": number, **row, "load_start": 1.0, "load_end": 1.0} for number in run.repeats]
-    device = {**run.device, "conditions": {"repeats": rows, "gpu": None}}
-    explorer = Explorer(runs=[replace(run, device=device)], keep=None)
-    assert says(
-        explorer._verdict.value,
-        "Measured correctly, but on a busy machine",
-        "panel or other cells",
-        "25 % of a core",
-    )
-    assert 'op-noisy">noisy<' in explorer._verdict.value
-    open_all(explorer, "Checks")
-    assert 'op-noisy">noisy<' in everything(explorer.panes["Checks"])
-
-
-def test_a_tab_never_shows_another_record(explorer: Explorer):
-    open_all(explorer, "Timeline", "Text")
-    timeline = explorer.panes["Timeline"]
-    assert "<svg" in everything(timeline)
-    explorer.add(make_run(seed=1))
-    assert "<svg" not in everything(timeline)
-    open_all(explorer, "Timeline")
-    assert "<svg" in everything(timeline)
-
-
-def test_the_slowest_steps_count_tokens_as_the_page_does(explorer: Explorer, run: PhaseRun):
-    open_all(explorer, "Latency", "Page")
-    slowest = step_table(run).nlargest(1, "device_ms").iloc[0]
-    assert explorer.page_pane.view.data["slowest"][0] == slowest["index"]
-    assert explorer.page_pane.view.data["steps"][slowest["index"]] == slowest["step"]
-    cells = rf">{slowest['step']}</td><td [^>]*>{slowest['index'] + 1}</td>"
-    assert re.search(cells, everything(explorer.panes["Latency"]))
-
-
-def test_a_report_is_made_of_the_record_shown(run: PhaseRun, tmp_path: Path):
-    report = run.report(tmp_path / "made")
-    assert report.name == "report.html"
-    explorer = Explorer(runs=[run])
-    open_all(explorer, "Record")
-    explorer.record_pane._made(report)
-    link = re.search(r'download="made.html" href="data:text/html;base64,([^"]+)"', everything(explorer))
-    assert base64.b64decode(link.group(1)) == report.read_bytes()
-
-
-def test_records_are_compared_on_common_axes(run: PhaseRun):
+def test_two_ticked_records_are_compared_with_the_pinned_one(run: PhaseRun):
     others = [make_run(seed=5, crops=False), make_run(seed=6, text=_MARKED)]
-    explorer = Explorer(runs=[run])
-    open_all(explorer, "Compare")
-    assert says(everything(explorer.compare_pane), "one record")
-    explorer.add(others[0])
-    open_all(explorer, "Compare")
-    pane = explorer.compare_pane
-    assert (pane.base.value, pane.others.value) == (0, (1,))
-    shown = everything(pane)
+    explorer = Explorer(runs=[others[1], others[0], run], keep=None)
+    keys = [record.key for record in explorer.rows[:3]]
+    explorer.ticked = keys[:1]
+    assert explorer.compared == ""
+    explorer.ticked = keys[:2]
+    shown = explorer.compared
     assert shown.count('class="op-svg"') == 2
     assert says(shown, "same tokens", "Decode time of each region")
-    ratio = others[0]["prefill_ms"] / run["prefill_ms"]
     assert says(shown, "Set Repeats (--repeats) to 5 or more")
-    assert f'data-value="{ratio!r}"' in shown
-    explorer.add(others[1])
-    pane.others.value = (1, 2)
-    shown = everything(pane)
-    assert shown.count('class="op-svg"') == 2
-    assert f'data-value="{ratio!r}"' in shown
-    assert says(shown, "How the text differs")
-    pane.others.value = (0,)
-    assert says(everything(pane), "another record")
-    explorer.shown.value = 0
-    assert explorer.run is run
+    assert f'data-value="{others[0]["prefill_ms"] / run["prefill_ms"]!r}"' in shown
+    explorer.pinned = keys[2]
+    assert says(explorer.compared, "How the text differs")
+    assert f'data-value="{run["prefill_ms"] / others[1]["prefill_ms"]!r}"' in explorer.compared
+    explorer.ticked, explorer.pinned = [], ""
+    assert explorer.compared == ""
 
 
 def test_regions_of_two_records_meet_where_they_lie_on_the_page(run: PhaseRun):
@@ -556,6 +480,16 @@ def test_regions_of_two_records_meet_where_they_lie_on_the_page(run: PhaseRun):
     assert pairs.loc[2, "label"] == "image"
 
 
+def test_a_report_is_made_of_a_record(explorer: Explorer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pyproject.toml").touch()
+    browser = Browser(explorer)
+    browser.ask("report", key=explorer.rows[0].key)
+    (content, (data,)) = browser.answers[-1]
+    (report,) = tmp_path.rglob("report.html")
+    assert (content["file"], data) == (f"{report.parent.name}.html", report.read_bytes())
+
+
 # -- running ------------------------------------------------------------------------------------------
 
 
@@ -565,70 +499,73 @@ def quick(tiny_session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     kept = {ModelSettings(**Settings().of_model()): tiny_session}
     monkeypatch.setattr("ocr_phases.session._kept", kept)
     explorer = Explorer(PAGES / "receipt.png", keep=tmp_path / "kept")
-    for name, value in {"max_new_tokens": 12, "repeats": 2, "warmup": 0}.items():
-        explorer.form.fields[name].value = value
+    Browser(explorer).form(max_new_tokens=12, repeats=2, warmup=0)
     yield explorer
     MEASURED.clear()
 
 
 def test_a_run_is_measured_in_its_thread_watched_and_shown(quick: Explorer):
-    seen = []
-    quick.live.stream.observe(lambda change: seen.append(change["new"]), "value")
-    threads = set()
-    on_tokens = quick.live.on_tokens
+    seen, threads = [], set()
+    quick.observe(lambda change: seen.append(change["new"]), "live")
+    on_tokens, demo = quick.measuring.on_tokens, len(quick.runs)
 
     def watched(repeat, new):
         threads.add(threading.current_thread().name)
-        assert quick.run_button.disabled
-        assert not quick.stop_button.disabled
+        assert quick.busy
+        time.sleep(0.05)
         on_tokens(repeat, new)
 
-    quick.live.on_tokens = watched
+    quick.measuring.on_tokens = watched
     asyncio.run(quick.measure())
-    assert quick.messages.value == ""
+    assert quick.message == ""
     assert quick.run.token_count == 12
     assert quick.run.repeats == [0, 1]
     assert quick.run.page["file"] == "receipt.png"
     assert len(threads) == 1
     assert threading.current_thread().name not in threads
-    assert any("title" in text for text in seen)
-    assert (quick.run_button.disabled, quick.stop_button.disabled) == (False, True)
-    assert quick.live.layout.display == "none"
+    states = [state for state in seen if state]
+    assert any("title" in state["text"] for state in states)
+    assert any(state["left"].endswith("s left") for state in states)
+    assert (quick.busy, quick.live) == (False, {})
+    assert quick.live_page[:2] == b"\xff\xd8"
     first = quick.run
     asyncio.run(quick.measure())
-    assert quick.runs[0] is first
-    assert len(quick.runs) == 2
+    assert quick.runs[1] is first
+    assert len(quick.runs) == demo + 2
+
+
+def test_the_next_step_is_drawn_over_what_it_repeats(quick: Explorer, monkeypatch: pytest.MonkeyPatch):
+    asyncio.run(quick.measure())
+    before, (words, *_) = quick.run, quick.head["next"]
+    assert words == "Measure again with 8 repeats"
+    Browser(quick).ask("again", label=words)
+    assert len(quick.run.repeats) == 8
+    assert quick.data["before"][1:] == pytest.approx(before.token_table["device_ms"][1:].tolist(), abs=1e-4)
 
 
 @pytest.mark.parametrize(("in_repeat", "kept"), [(0, 0), (1, 1)])
 def test_stop_takes_effect_within_one_step(quick: Explorer, in_repeat: int, kept: int):
-    quick.form.fields["max_new_tokens"].value = 60
-    calls = []
-    on_tokens = quick.live.on_tokens
+    Browser(quick).form(max_new_tokens=60)
+    calls, on_tokens, demo = [], quick.measuring.on_tokens, quick.run
 
     def watched(repeat, new):
         calls.append(repeat)
         if repeat == in_repeat and calls.count(repeat) == 9:
-            quick.stop_button.click()
+            quick.stop()
         on_tokens(repeat, new)
 
-    quick.live.on_tokens = watched
+    quick.measuring.on_tokens = watched
     asyncio.run(quick.measure())
     assert calls.count(in_repeat) == 9
-    assert len(quick.runs) == kept
-    assert "Stopped" in quick.messages.value
-    assert (
-        ("The text so far is below" in quick.messages.value)
-        == ("<pre" in quick.live.stream.value)
-        == (not kept)
-    )
+    assert (quick.run is not demo) == bool(kept)
+    assert "Stopped" in quick.message
     if kept:
         assert quick.run.repeats == [0]
-        assert "1 of 2 repeats" in quick.messages.value
-    assert (quick.run_button.disabled, quick.stop_button.disabled) == (False, True)
-    quick.live.on_tokens = on_tokens
+        assert "1 of 2 repeats" in quick.message
+    assert not quick.busy
+    quick.measuring.on_tokens = on_tokens
     asyncio.run(quick.measure())
-    assert len(quick.runs) == kept + 1
+    assert quick.run.repeats == [0, 1]
 
 
 @pytest.mark.parametrize("by", ["stop", "interrupt", "cancel"])
@@ -643,12 +580,12 @@ def test_a_prefill_is_stopped_between_its_layers(quick: Explorer, tiny_session, 
         def stop(*_):
             ran.append(1)
             how = {
-                "stop": quick.stop_button.click,
+                "stop": quick.stop,
                 "interrupt": lambda: os.kill(os.getpid(), signal.SIGINT),
                 "cancel": lambda: loop.call_soon_threadsafe(task.cancel),
             }[by]
             how()
-            assert _until(quick.live._stop.is_set)
+            assert _until(quick.measuring._stop.is_set)
 
         handle = layers[0].register_forward_hook(stop)
         try:
@@ -660,12 +597,12 @@ def test_a_prefill_is_stopped_between_its_layers(quick: Explorer, tiny_session, 
     with pytest.raises(asyncio.CancelledError) if by == "cancel" else contextlib.nullcontext():
         asyncio.run(measure())
     assert ran == [1]
-    assert [job.state for job in quick.queue.jobs] == ["stopped"]
-    assert (quick.run_button.disabled, quick.stop_button.disabled) == (False, True)
+    assert [job.state for job in quick.jobs] == ["stopped"]
+    assert not quick.busy
     assert not any(layer._forward_pre_hooks for layer in layers)
     assert signal.getsignal(signal.SIGINT) == before
     asyncio.run(quick.measure())  # which does not wait for the one before
-    assert len(quick.runs) == 1
+    assert quick.run.repeats == [0, 1]
 
 
 def _until(condition) -> bool:
@@ -701,27 +638,28 @@ def test_a_kernel_that_ignores_interrupts_is_interrupted_all_the_same():
 def test_the_set_up_of_a_strategy_is_named_and_can_be_stopped(
     quick: Explorer, tiny_session, monkeypatch: pytest.MonkeyPatch, stop: bool
 ):
-    quick.form.fields["strategy"].value, quick.form.fields["repeats"].value = "compiled", 1
+    Browser(quick).form(strategy="compiled", repeats=1)
+    demo = quick.run
     named, tokens, statuses = threading.Event(), [], []
 
     def set_up(*_):  # nothing is compiled here: the steps run as in eager
         assert named.wait(30)
         if stop:
-            quick.stop_button.click()
+            quick.stop()
 
     def status_changed(change):
-        statuses.append(change["new"])
-        if "compiling / capturing the decode step" in change["new"]:
+        statuses.append(change["new"].get("doing", ""))
+        if "compiling / capturing the decode step" in statuses[-1]:
             named.set()
 
-    on_tokens = quick.live.on_tokens
-    quick.live.on_tokens = lambda repeat, new: (tokens.append(new), on_tokens(repeat, new))
-    quick.live.status.observe(status_changed, "value")
+    on_tokens = quick.measuring.on_tokens
+    quick.measuring.on_tokens = lambda repeat, new: (tokens.append(new), on_tokens(repeat, new))
+    quick.observe(status_changed, "live")
     monkeypatch.setattr("ocr_phases.recorder.Measurement.set_up", set_up)
     asyncio.run(quick.measure())
     if stop:
-        assert (tokens, quick.runs) == ([], [])
-        assert "Stopped" in quick.messages.value
+        assert (tokens, quick.run) == ([], demo)
+        assert "Stopped" in quick.message
     else:
         assert [len(new[0]) for new in tokens] == [1] * 12
         assert quick.run.request["eos_check_every"] == 1
@@ -733,90 +671,89 @@ def test_pages_and_presets_run_one_after_another(quick: Explorer, tmp_path: Path
     folder.mkdir()
     (folder / "bad.png").write_text("no image")
     shutil.copy(PAGES / "slide.png", folder)
-    quick.form.page.source.value, quick.form.page.path.value = "File or folder", str(folder)
-    quick.form.page.file.value = [str(folder / "bad.png"), str(folder / "slide.png")]
-    quick.form.presets.value = ["tiny"]
-    for name, value in {"max_new_tokens": 3, "repeats": 1, "preset": "small"}.items():
-        quick.form.fields[name].value = value
+    browser = Browser(quick)
+    browser.ask("path", value=str(folder))
+    browser.form(
+        pages=["bad.png", "slide.png"], presets=["tiny"], max_new_tokens=3, repeats=1, preset="small"
+    )
     seen = []
-    quick.queue.observe(lambda change: seen.append([job.state for job in quick.queue.jobs]), "value")
+    quick.observe(lambda change: seen.append([job["state"] for job in change["new"]["jobs"]]), "records")
     asyncio.run(quick.measure())
     assert ["failed", "failed", "running", "waiting"] in seen
-    assert [job.state for job in quick.queue.jobs] == ["failed", "failed", "done", "done"]
-    assert says(quick.queue.value, "4 of 4", "bad.png, small", "not an image", "slide.png, tiny", "3 tokens")
-    assert [run.page["preset"] for run in quick.runs] == ["small", "tiny"]
-    assert len(quick.kept.files()) == 2
+    jobs = quick.records["jobs"]
+    assert [job["state"] for job in jobs] == ["failed", "failed", "done", "done"]
+    assert "not an image" in jobs[0]["said"]
+    assert [job["record"] for job in jobs[2:]] == [row["key"] for row in reversed(quick.records["rows"][:2])]
+    assert [run.page["preset"] for run in quick.runs[:2]] == ["tiny", "small"]
+    assert len(quick.shelf.files()) == 2
 
 
 def test_stop_ends_the_queue(quick: Explorer):
-    quick.form.presets.value = ["small", "tiny"]
-    quick.form.fields["preset"].value = "small"
-    quick.live.on_tokens = lambda *_: quick.stop_button.click() or quick.live.stop_if_asked()
+    Browser(quick).form(presets=["small", "tiny"], preset="small")
+    quick.measuring.on_tokens = lambda *_: quick.stop() or quick.measuring.stop_if_asked()
     asyncio.run(quick.measure())
-    assert [job.state for job in quick.queue.jobs] == ["stopped", "not run"]
-    assert quick.runs == []
+    assert [job.state for job in quick.jobs] == ["stopped", "not run"]
 
 
 # -- records that outlive a kernel --------------------------------------------------------------------
 
 
-def chosen(explorer: Explorer, text: str) -> None:
-    """Choose the first record in the list whose line holds ``text``."""
-    explorer.shown.value = next(value for name, value in explorer.shown.options if text in name)
-
-
-def test_finished_records_are_kept_and_listed_again(quick: Explorer, tmp_path: Path, monkeypatch):
-    for name, value in {"max_new_tokens": 2, "repeats": 1}.items():
-        quick.form.fields[name].value = value
+def test_finished_records_are_kept_and_the_newest_is_shown_again(
+    quick: Explorer, tmp_path: Path, monkeypatch
+):
+    Browser(quick).form(max_new_tokens=2, repeats=1)
     for _ in range(2):
         monkeypatch.setattr("ocr_phases.collectors.machine.now", lambda: "2026-11-23T03:00:00")
         asyncio.run(quick.measure())
     stem = "2026-11-23T03-00-00_receipt.png_tiny_small_eager_vision-eager_2-tokens"
     kept = tmp_path / "kept"
     assert sorted(path.name for path in kept.iterdir()) == [f"{stem}-2.json", f"{stem}.json"]
-    assert says(quick.kept._holds.value, "2 records")
+    assert says(quick.form["told"], "2 records")
     MEASURED.clear()  # as a restart does
-    with monkeypatch.context() as patch:
-        patch.setattr(PhaseRun, "load", lambda path: pytest.fail("a list needs no record"))
-        again = Explorer(keep=kept)
-    assert again.run is None
-    assert [str(value) for _, value in again.shown.options[1:3]] == [
-        str(kept / f"{stem}.json"),
-        str(kept / f"{stem}-2.json"),
+    (kept / "old.json.gz").write_bytes(gzip.compress(quick.run.to_json()))
+    os.utime(kept / "old.json.gz", (0, 0))
+    again = Explorer(keep=kept)
+    assert [record.file.name for record in again.rows[:3]] == [
+        f"{stem}.json",
+        f"{stem}-2.json",
+        "old.json.gz",
     ]
-    chosen(again, "receipt.png, tiny, small, eager, vision-eager, 2-tokens, 2026")
-    assert again.run.to_dict() == quick.runs[0].to_dict()
+    assert again.run.to_dict() == quick.runs[1].to_dict()
+    assert len(again.runs) == 1  # the others are read for the table alone
+    assert "spark" not in again.records["rows"][2]
+    again.view = "records"
+    assert again.records["rows"][2]["prefill_ms"] == quick.run["prefill_ms"]
     assert len(again.runs) == 1
-    chosen(again, "with the package: h200-dummy-gundam-compiled")
-    assert again.run.model["strategy"] == "compiled"
-    assert says(again._verdict.value, "NVIDIA H200")
 
 
 def test_confidential_records_are_kept_by_the_kernel_alone(quick: Explorer, tmp_path: Path):
-    quick.kept.on.value = False
+    told = []
+    quick._handle = SimpleNamespace(update=lambda bundle, raw: told.append(bundle))
+    quick.keeps = False
+    assert "image/png" not in told[-1]
     asyncio.run(quick.measure())
     assert not (tmp_path / "kept").exists()
     again = Explorer(keep=None)  # the cell run again
     assert again.run is quick.run
-    assert again._pictured is None  # nor is the page in the notebook's file
-    again.kept.on.value = True
-    assert again._pictured is quick.run
+    assert "image/png" not in again.picture()  # nor is the page in the notebook's file
+    again.keeps = True
+    assert "image/png" in again.picture()
 
 
 def test_a_record_that_cannot_be_kept_is_shown(quick: Explorer, tmp_path: Path):
     (tmp_path / "kept").write_text("a file")
     asyncio.run(quick.measure())
     assert quick.run.token_count == 12
-    assert says(quick.messages.value, "cannot be written")
+    assert says(quick.message, "cannot be written")
 
 
-def test_a_damaged_file_in_the_folder_changes_nothing(run: PhaseRun, tmp_path: Path):
+def test_a_damaged_file_in_the_folder_is_told_and_passed_over(run: PhaseRun, tmp_path: Path):
     (tmp_path / "2026_bad.json").write_text("{")
-    explorer = Explorer(runs=[run], keep=tmp_path)
-    chosen(explorer, "bad, 2026")
-    assert says(explorer.messages.value, "2026_bad.json")
-    assert explorer.run is run
-    assert explorer.shown.value == 0
+    explorer = Explorer(keep=tmp_path)
+    assert says(explorer.message, "2026_bad.json")
+    assert explorer.run.page["file"] == "receipt.png"
+    explorer.view = "records"
+    assert explorer.records["rows"][0]["state"] == "damaged"
 
 
 def test_paths_begin_in_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -832,7 +769,6 @@ def test_paths_begin_in_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     (tmp_path / "project" / "scan.pdf").touch()
     assert found("scan.pdf#2") == tmp_path / "project" / "scan.pdf#2"
     assert found("/a/b.png") == Path("/a/b.png")
-    assert shown_path(tmp_path / "project" / "out") == "out"
 
 
 def test_paths_begin_where_jupyter_was_started_if_there_is_no_project(tmp_path: Path, monkeypatch):
@@ -848,82 +784,79 @@ def test_paths_begin_where_jupyter_was_started_if_there_is_no_project(tmp_path: 
 
 
 @pytest.mark.parametrize("shape", [{}, {"cuda": True, "crops": True}, {"generate": True}, {"embed": False}])
-def test_a_picture_of_any_record_is_small(shape: dict):
-    bundle = picture_bundle(make_run(**shape, page_name="<b>.png"))
+def test_a_picture_of_any_record_is_small_and_follows_what_is_on_screen(shape: dict):
+    explorer = Explorer(runs=[make_run(**shape, page_name="<b>.png")])
+    bundle = explorer.picture()
     assert len(json.dumps(bundle)) < 300_000
     assert Image.open(io.BytesIO(base64.b64decode(bundle["image/png"]))).width > 700
     assert "<b>" not in bundle["text/html"]
     assert says(bundle["text/html"], 'alt="&lt;b&gt;.png')
+    if shape != {"embed": False}:
+        explorer.token = 40
+        assert explorer.picture() != bundle
+    explorer.token, explorer.view = 0, "stages"
+    assert explorer.picture() != bundle
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"path": "missing.png"}, "missing.png"),
-        ({"path": ""}, "No page chosen"),
-        ({"source": "Upload"}, "No page uploaded"),
+        ({"pages": []}, "No page chosen"),
         ({"prompt": ""}, "prompt is empty"),
         ({"prompt": "locate:"}, "locate"),
-        ({"tokens": 999_999}, "positions"),
+        ({"max_new_tokens": 999_999}, "positions"),
         ({"model": "no/such folder"}, "no/such folder"),
+        ({"device": ""}, "No device chosen"),
     ],
     ids=str,
 )
-def test_what_cannot_be_run_is_said_in_a_sentence(quick: Explorer, run: PhaseRun, change: dict, says: str):
-    quick.add(run)
-    name, value = next(iter(change.items()))
-    if name in ("prompt", "model"):
-        quick.form.fields[name].known.value, quick.form.fields[name].own.value = "", value
-    elif "tokens" in change:
-        quick.form.fields["max_new_tokens"].value = change["tokens"]
-    else:
-        getattr(quick.form.page, name).value = value
+def test_what_cannot_be_run_is_said_in_a_sentence(quick: Explorer, change: dict, says: str):
+    before = quick.run
+    Browser(quick).form(**change)
     asyncio.run(quick.measure())
-    sentence, _, rest = quick.messages.value.partition("<details>")
+    sentence, _, rest = quick.message.partition("<details>")
     assert says in sentence
     assert "Traceback (most recent call last)" in rest
-    assert quick.run is run
-    assert not quick.run_button.disabled
+    assert quick.run is before
+    assert not quick.busy
 
 
-def test_any_other_error_names_its_type(quick: Explorer, run: PhaseRun, monkeypatch: pytest.MonkeyPatch):
-    quick.add(run)
-
+def test_any_other_error_names_its_type(quick: Explorer, monkeypatch: pytest.MonkeyPatch):
     def fails(*_, **__):
         raise RuntimeError("<b>the device</b> went away\nand more")
 
     monkeypatch.setattr("ocr_phases.session.kept_session", fails)
     asyncio.run(quick.measure())
-    sentence = quick.messages.value.partition("<details>")[0]
+    sentence = quick.message.partition("<details>")[0]
     assert "RuntimeError: &lt;b&gt;the device&lt;/b&gt; went away" in sentence
     assert "and more" not in sentence
-    assert quick.run is run
-    assert not quick.run_button.disabled
+    assert not quick.busy
 
 
-def test_live_shows_text_pace_and_progress_as_they_come():
+def test_live_tells_text_pace_and_progress_as_they_come():
     live = Live()
-    live.begin(10, repeats=1, warmup=1)
+    live.begin(10, repeats=2, warmup=1)
     live.doing("loading tiny")
-    live.refresh()
-    assert "loading tiny" in live.status.value
-    assert "value=" not in live.status.value  # how long loading takes is not known
+    state = live.state()
+    assert "loading tiny" in state["doing"]
+    assert state["done"] is None  # how long loading takes is not known
     live.reader(lambda token: f"<{token}>")
     live.doing("")
     for token in range(4):
         live.on_tokens(-1, [[token]])
-    live.refresh()
-    assert says(live.status.value, "warm-up 1 of 1", "4 tokens")
-    assert "&lt;0&gt;&lt;1&gt;&lt;2&gt;&lt;3&gt;" in live.stream.value
-    ((count, points),) = live.view.live["lines"]
+    state = live.state()
+    assert says(state["doing"], "warm-up 1 of 1", "4 tokens")
+    assert state["text"] == "<0><1><2><3>"
+    ((count, points),) = state["lines"]
     assert (count, len(points)) == (4, 3)
-    live.progress(1, 2)
-    live.on_tokens(0, [[7]])
-    live.refresh()
-    assert says(live.status.value, "repeat 1 of 1", "1 tokens")
-    assert 'value="11"' in live.status.value
-    assert "&lt;0&gt;" not in live.stream.value
-    assert not np.isfinite(live._times[-1]).any()
+    for done in (1, 2):
+        live.progress(done, 3)
+        live.on_tokens(0, [[7]])
+        live.on_tokens(0, [[7]])
+    state = live.state()
+    assert says(state["doing"], "repeat 2 of 2", "2 tokens", "in 2 repeats")
+    assert (state["done"], state["total"], state["text"]) == (10, 12, "<7><7>")
+    assert state["left"].endswith("s left")
 
 
 def test_a_run_s_half_character_is_not_shown_in_the_next_one(monkeypatch):
@@ -937,28 +870,9 @@ def test_a_run_s_half_character_is_not_shown_in_the_next_one(monkeypatch):
 
     session = SimpleNamespace(tokenizer=tokenizer, device="cuda", model=None, run_inference=run_inference)
     monkeypatch.setattr("ocr_phases.session.kept_session", lambda **_: session)
-    live, asked = Live(), Asked("page.png", None, Settings())
-    live.begin(2, repeats=2, warmup=0)
+    live, asked = Live(), Asked(str(PAGES / "form.png"), None, Settings(repeats=2, warmup=0))
     start(asked, live).result()
-    live.refresh()
-    assert ET.fromstring(live.stream.value).find("pre").text == "\ufffd!"
-
-
-def test_a_tab_shows_each_section_before_it_draws_the_next(run: PhaseRun):
-    seen = []
-
-    def second(_: PhaseRun) -> Section:
-        seen.append(pane.children[0].value)
-        return Section("<p>two</p>")
-
-    pane = Pane("two", lambda _: Section("<p>one</p>"), second)
-    pane.show(run)
-    assert [child.value for child in pane.children] == ["", ""]
-    pane.reveal()
-    assert seen == ["<p>one</p>"]
-    assert pane.children[1].value == "<p>two</p>"
-    pane.show(make_run())
-    assert [child.value for child in pane.children] == ["", ""]
+    assert live.state()["text"] == "\ufffd!"
 
 
 # -- the notebook -------------------------------------------------------------------------------------
@@ -971,5 +885,6 @@ def test_the_notebook_runs_through_papermill(run: PhaseRun, tmp_path: Path):
     notebook = nbformat.read(done, as_version=4)
     panel = next(cell for cell in notebook.cells if cell.id == "panel")
     assert any("widget-view+json" in kind for kind in panel.outputs[0]["data"])
+    assert any("image/png" in output["data"] for output in panel.outputs)
     shown = json.dumps(notebook.cells[-1].outputs)
     assert run.page["file"] in shown

@@ -217,14 +217,14 @@ def image_tokens_elsewhere(patch: pytest.MonkeyPatch) -> None:
 
 def other_tokens_for_generate(patch: pytest.MonkeyPatch) -> None:
     """Another tokenisation for the one-shot path: the beginning token twice."""
-    honest = recorder.one_shot
+    honest = parity.one_shot
 
     def generate(self: OCRSession, inputs: Any, request: Any) -> list[list[int]]:
         ids = inputs.input_ids.clone()
         ids[:, -1] = ids[:, -3]
         return honest(self, dataclasses.replace(inputs, input_ids=ids), request)
 
-    patch.setattr(recorder, "one_shot", generate)
+    patch.setattr(parity, "one_shot", generate)
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_the_first_difference_is_judged_by_its_margin(
 ) -> None:
     """generate()'s sixth token is replaced by one that our logits put ``shift`` bfloat16 steps lower."""
     session = OCRSession.from_local(GOLDEN / "checkpoint", device="cpu", dtype="bfloat16")
-    honest_scores, honest = parity._scores, recorder.one_shot
+    honest_scores, honest = parity._scores, parity.one_shot
     other = 17
 
     def scores(*args: Any) -> dict[int, torch.Tensor]:
@@ -320,7 +320,7 @@ def test_the_first_difference_is_judged_by_its_margin(
         return ids
 
     monkeypatch.setattr(parity, "_scores", scores)
-    monkeypatch.setattr(recorder, "one_shot", generate)
+    monkeypatch.setattr(parity, "one_shot", generate)
     run = session.run_inference(
         RECEIPT, preset="tiny", ignore_eos=True, verify=True, **{**QUICK, "max_new_tokens": 8}
     )

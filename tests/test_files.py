@@ -203,10 +203,10 @@ from ocr_phases import PhaseRun
 from ocr_phases.cli.measuring import save
 from ocr_phases.files import REPORT_FOLDER, folder_for
 from ocr_phases.report.artifacts import write_record
-from ocr_phases.explorer.kept_records import KeptRecords
+from ocr_phases.explorer.records import Shelf
 
 class arguments: save = None
-run, kept, start = PhaseRun.load(sys.argv[1]), KeptRecords("kept", print), threading.Barrier(20)
+run, kept, start = PhaseRun.load(sys.argv[1]), Shelf("kept"), threading.Barrier(20)
 
 def race():
     start.wait()

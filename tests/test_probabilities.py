@@ -25,8 +25,8 @@ from benchmarks import uncertain_regions
 from benchmarks.quality_figures import DOCUMENT
 from ocr_phases import OCRSession, PhaseRun, decode_step, prefill
 from ocr_phases.analyse.grounding import parse_grounding
+from ocr_phases.analyse.regions import UNCERTAIN_BELOW
 from ocr_phases.analyse.sentences import uncertain_sentence, verdict
-from ocr_phases.analyse.stages import UNCERTAIN_BELOW
 from ocr_phases.collectors.probabilities import Sureness, token_probabilities
 from ocr_phases.inputs.packing import DeviceInputs
 from ocr_phases.models.wiring import family_of

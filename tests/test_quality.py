@@ -97,6 +97,8 @@ def table(*rows: str) -> str:
 
 A, B, C, X = (table(f"{name}1", f"{name}2").replace("<td>", f"<td>{name * 9}") for name in "abcx")
 
+MANY = [table(f"{number}", f"{number + 1}") for number in range(150)]
+
 
 @pytest.mark.parametrize(
     ("true", "written", "similarity"),
@@ -116,6 +118,7 @@ A, B, C, X = (table(f"{name}1", f"{name}2").replace("<td>", f"<td>{name * 9}") f
         (A + B + C, X + A + B + C, 1.0),
         (A + B + C, X + B + C, 1 - 3.8 / 7 / 3),  # its rows and columns are right
         (A * 200, A * 150, 3 / 4),
+        ("".join(MANY), "".join(MANY[:3] + MANY[4:]), 149 / 150),
     ],
 )
 def test_tables_are_compared_as_trees(true: str, written: str, similarity: float) -> None:

@@ -200,7 +200,7 @@ def test_an_interrupt_keeps_finished_repeats(tiny_session, monkeypatch):
 @pytest.mark.parametrize(
     "part",
     [
-        "recorder.one_shot",
+        "collectors.parity.one_shot",
         "recorder.sureness_or_none",
         "recorder.kernel_view",
         "collectors.machine._copy",
@@ -231,7 +231,7 @@ def test_a_failure_after_the_repeats_keeps_them(error, tiny_session, monkeypatch
         raise error
 
     for name in (
-        "ocr_phases.recorder.one_shot",
+        "ocr_phases.collectors.parity.one_shot",
         "ocr_phases.collectors.probabilities.token_probabilities",
         "ocr_phases.collectors.machine._copy",
     ):

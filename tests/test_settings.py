@@ -6,7 +6,6 @@ import inspect
 from dataclasses import fields
 from pathlib import Path
 
-import ipywidgets as widgets
 import nbformat
 import numpy as np
 import papermill
@@ -95,7 +94,7 @@ def test_the_notebooks_parameters_are_the_settings(name: str) -> None:
 
 
 def test_the_explorer_has_a_field_for_every_setting() -> None:
-    form = Form(None, "tiny", lambda handler: handler, below=widgets.HTML())
+    form = Form()
     assert set(form.fields) | set(LEFT_OUT) == set(DEFAULTS)
     assert form.jobs()[0].settings == Settings(
         repeats=LEAST_REPEATS, max_new_tokens=512

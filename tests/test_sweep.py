@@ -49,7 +49,8 @@ def run_sweep(
 ) -> list[CellOutcome]:
     """What `OCRSession.sweep` says of all combinations of the values in ``cells``."""
     outcomes: list[CellOutcome] = []
-    values = zip(*cells, strict=True)
+    fields = ("preset", "strategy", "batch", "max_new_tokens", "vision", "attention", "dtype")
+    values = ([getattr(cell, field) for cell in cells] for field in fields)
     axes = {name: list(dict.fromkeys(each)) for name, each in zip(AXES, values, strict=True)}
     session.sweep(page, folder=folder, progress=outcomes.append, **axes, **options)
     return outcomes
@@ -156,7 +157,9 @@ def test_a_cell_is_measured_again_after_a_change_of_the_code(
     tiny_session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def swept() -> list[str]:
-        return states(run_sweep(tiny_session, PAGE, [Cell("tiny", "eager", 1, 2)], tmp_path, **QUICK))
+        return states(
+            run_sweep(tiny_session, PAGE, make_cells(presets=["tiny"], lengths=[2]), tmp_path, **QUICK)
+        )
 
     assert swept() == ["measured"]
     monkeypatch.setattr("ocr_phases.collectors.machine.git_state", lambda: "another commit")

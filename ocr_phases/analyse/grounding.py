@@ -35,9 +35,7 @@ _SHORT_MARKUP = re.compile(rf"{_MARKUP.pattern}|<\|det\|>({_UNTAGGED})<\|/det\|>
 _ITEM = re.compile(r"\[([^\[\]]*)\]")
 _ITEMS = re.compile(rf"\s*\[\s*{_ITEM.pattern}\s*(?:,\s*{_ITEM.pattern}\s*)*\]\s*")
 _FOUR_INTEGERS = re.compile(",".join([r"\s*(-?[0-9]+)\s*"] * 4))
-#: Of a box those before and behind it, by their left edges, that are looked at, and those of them that are
-#: taken for its own: more than any page has, so that pages of any number of boxes are matched in time.
-_MOST_SEEN = 400
+#: Of the others' boxes those that are taken for a box's own: more than any page has in one place.
 _MOST_NEAR = 32
 
 
@@ -181,21 +179,18 @@ def match_boxes(
     """Pairs ``(ours, theirs, IoU)`` of the regions whose boxes overlap most, the best first.
 
     Each region has any number of boxes and is in one pair at most, of at least `MATCHED_IOU`. Of equal
-    overlaps the one of the first region is the best. Of a box 800 different ones are looked at, those whose
-    left edges are nearest to its own.
+    overlaps the one of the first region is the best.
     """
     mine, others = _by_box(ours), _by_box(theirs)
     known = list(others)
     edges = np.array(known, dtype=np.int64).reshape(-1, 4)
     near: list[tuple[float, int, int, Box, Box]] = []
     for box, owners in mine.items():
-        place = bisect_left(known, box)
-        first = max(place - _MOST_SEEN, 0)
-        overlaps = intersection_over_union(box, edges[first : place + _MOST_SEEN])
-        best = np.argsort(-overlaps, kind="stable")[:_MOST_NEAR]
-        for number, overlap in zip((best + first).tolist(), overlaps[best].tolist(), strict=True):
-            if overlap >= MATCHED_IOU:
-                near.append((-overlap, owners[-1], others[known[number]][-1], box, known[number]))
+        overlaps = intersection_over_union(box, edges)
+        for number in np.argsort(-overlaps, kind="stable")[:_MOST_NEAR].tolist():
+            if overlaps[number] >= MATCHED_IOU:
+                other = known[number]
+                near.append((-float(overlaps[number]), owners[-1], others[other][-1], box, other))
     pairs: list[tuple[int, int, float]] = []
     taken, given = set[int](), set[int]()
     for overlap, _, _, box, other in sorted(near):
@@ -232,7 +227,7 @@ def overlaps(boxes: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 def intersection_over_union(box: Box, others: np.ndarray) -> np.ndarray:
     """Of a box with each of ``others``, int64 [n, 4]; float64 [n], 0 where neither has an area."""
-    each = np.array([box, *others])
-    areas = (each[:, 2] - each[:, 0]) * (each[:, 3] - each[:, 1])
-    inside = overlaps(each[:1], others)[0]
-    return inside / np.maximum(areas[0] + areas[1:] - inside, 1)
+    one = np.array([box])
+    inside = overlaps(one, others)[0]
+    both = sum((each[:, 2] - each[:, 0]) * (each[:, 3] - each[:, 1]) for each in (one, others))
+    return inside / np.maximum(both - inside, 1)

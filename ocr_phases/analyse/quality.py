@@ -6,6 +6,7 @@ each measure. Lower is better for distances and error rates, higher for the othe
 
 from __future__ import annotations
 
+import math
 import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
@@ -18,9 +19,9 @@ import pandas as pd
 from msgspec import Meta, Struct
 from rapidfuzz.distance import Levenshtein
 
-from ocr_phases.analyse.grounding import Box, Region, grid_box, match_boxes, parse_grounding
+from ocr_phases.analyse.grounding import Box, Region, grid_box, match_boxes
 from ocr_phases.analyse.repetition import repetition_table
-from ocr_phases.analyse.stages import cached
+from ocr_phases.analyse.stages import cached, grounding_of
 from ocr_phases.analyse.text import (
     DIFFERENT,
     EQUAL,
@@ -163,7 +164,7 @@ def reference_of(run: PhaseRun, row: int = 0, name: str = "") -> Truth:
     text = run.results[row]["text"]
     if text is None:
         raise OcrPhasesError(f"The reference {name} has no text (return_text=False): take another record.")
-    found = parse_grounding(text, run.model.get("family"))
+    found = grounding_of(run, row)
     regions = tuple(TrueRegion(each.label, each.box, each.text) for each in found.regions)
     return Truth(found.without_marks(text), regions, name, reference=True)
 
@@ -175,18 +176,19 @@ def _truth_of(path: Path, page: str) -> Truth | None:
         return reference_of(PhaseRun.load(path), name=name)
     if suffix != ".json":
         return Truth(content, file=name)
+    truth: Truth
     try:
         if isinstance(content, list):
             return _of_annotations(conform(content, list[_Annotated]), page, name)
         if isinstance(content, dict) and "ignored" in content:  # as a record and a batch keep it
-            kept: Truth = conform(content, Truth)
-            return kept
+            truth = conform(content, Truth)
+            return truth
         own: _Page = conform(content, _Page)
     except OcrPhasesError as error:
         raise OcrPhasesError(
             f"The truth {path} has another shape than a page's, OmniDocBench's or a record's ({error})."
         ) from error
-    regions = [TrueRegion(each.label or "", grid_box(each.box), each.text or "") for each in own.regions]
+    regions = [(each.label or "", grid_box(each.box), each.text or "") for each in own.regions]
     return _of_regions(regions, file=name, category=own.kind or "")
 
 
@@ -196,23 +198,19 @@ def _of_annotations(pages: Sequence[_Annotated], page: str, file: str) -> Truth 
     named = (each for each in pages if alone or _file_name(each.page_info.image_path) == name)
     if (found := next(named, None)) is None:
         return None
-    info = found.page_info
+    size, regions = (found.page_info.width, found.page_info.height), []
     blocks: list[_Block] = conform(found.layout_dets, list[_Block], "layout_dets")
-    regions = [
-        TrueRegion(
-            _LABELS.get(block.category_type, block.category_type),
-            grid_box(block.poly, info.width, info.height),
-            block.html or block.latex or block.text or "",
-        )
-        for block in sorted(blocks, key=lambda block: (block.order is None, block.order or 0))
-        if not block.ignore and block.category_type not in _NO_TEXT
-    ]
-    category = (info.page_attribute or {}).get("data_source") or ""
+    for block in sorted(blocks, key=lambda block: math.inf if block.order is None else block.order):
+        label, text = block.category_type, block.html or block.latex or block.text or ""
+        if not block.ignore and label not in _NO_TEXT:
+            regions.append((_LABELS.get(label, label), grid_box(block.poly, *size), text))
+    category = (found.page_info.page_attribute or {}).get("data_source") or ""
     return _of_regions(regions, file=file, category=str(category), ignored=_NO_TEXT)
 
 
-def _of_regions(regions: Sequence[TrueRegion], **others: Any) -> Truth:
-    return Truth("\n\n".join(each.text for each in regions if each.text), tuple(regions), **others)
+def _of_regions(regions: Sequence[tuple[str, Box, str]], **others: Any) -> Truth:
+    text = "\n\n".join(text for *_, text in regions if text)
+    return Truth(text, tuple(TrueRegion(*each) for each in regions), **others)
 
 
 def _file_name(path: str) -> str:
@@ -276,7 +274,7 @@ _Line = tuple[str, str, float, int]  # `QUALITY_COLUMNS`
 
 def _against(truth: Truth, run: PhaseRun, row: int) -> list[_Line]:
     text = run.results[row]["text"]
-    grounding = parse_grounding(text, run.model.get("family"))
+    grounding = grounding_of(run, row)
     written, true = plain_text(grounding.without_marks(text, truth.ignored)), plain_text(truth.text)
     if not true:
         raise OcrPhasesError(f"The truth {truth.file} has no text: give the page's text.")
@@ -285,7 +283,7 @@ def _against(truth: Truth, run: PhaseRun, row: int) -> list[_Line]:
         alike = similarities(tables_of(text), tables)
         lines.append(("table_similarity", "", sum(alike) / len(tables), len(tables)))
     if _has_boxes(truth, run, row):
-        lines += _boxes(grounding.regions, truth.regions)
+        lines += _boxes(grounding.on_page(0).regions, truth.regions)
     if not truth.reference:
         return lines
     return [
@@ -331,8 +329,7 @@ def region_differences(run: PhaseRun, truth: Truth, row: int = 0) -> pd.DataFram
     regions; where the truth has none, or the row has several pages, the truth's words go to the text's: to
     those that they meet in the alignment with the fewest edits.
     """
-    text = run.results[row]["text"] or ""
-    regions = parse_grounding(text, run.model.get("family")).regions
+    text, regions = run.results[row]["text"] or "", grounding_of(run, row).regions
     told = [region for region in regions if region.label not in truth.ignored]
     written: list[_Side] = [(each.index, each.label, each.box, plain_text(each.text)) for each in told]
     before = plain_text(text[: regions[0].start] if regions else text)

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ocr_phases.analyse.grounding import PREAMBLE, Box, Grounding, Region, match_boxes, parse_grounding
-from ocr_phases.analyse.stages import cached, region_probabilities
+from ocr_phases.analyse.grounding import PREAMBLE, Box, Grounding, Region, match_boxes
+from ocr_phases.analyse.stages import cached, grounding_of, text_tokens
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
 
 TYPE_COLUMNS = ("label", "regions", "tokens", "characters", "decode_ms", "ms_per_char", "share")
 REGION_COLUMNS = ("region", "label", "boxes", "repaired", *TYPE_COLUMNS[2:], "text")
+UNCERTAIN_BELOW = 0.9
+"""A region is uncertain where the mean probability of its text's tokens is below this (docs/quality.md)."""
 
 _PAGE_STEP = 10_000
+_COUNTS = dict.fromkeys(["region", "boxes", "tokens", "characters"], "int64")
 
 
 def region_table(grounding: Grounding, token_table: pd.DataFrame) -> pd.DataFrame:
@@ -35,24 +39,24 @@ def region_table(grounding: Grounding, token_table: pd.DataFrame) -> pd.DataFram
             f"The token table names a region outside -1..{count - 1}; fill its region column with "
             "token_regions() from the same text that was parsed."
         )
-    rows = [(item.index, item.label, len(item.boxes), item.repaired, item.text) for item in grounding.regions]
+    rows: list[tuple[Any, ...]] = [
+        (each.index, each.page, each.label, len(each.boxes), each.repaired, each.text)
+        for each in grounding.regions
+    ]
     before = token_table.loc[regions == PREAMBLE, "text"]
     if len(before):
-        rows.insert(0, (PREAMBLE, "preamble", 0, False, "".join(before).strip()))
+        rows.insert(0, (PREAMBLE, pd.NA, "preamble", 0, False, "".join(before).strip()))
     # Objects: what a model wrote need not be text that pyarrow, where pandas has it, would take.
-    table = pd.DataFrame(rows, columns=["region", "label", "boxes", "repaired", "text"], dtype=object)
+    table = pd.DataFrame(rows, columns=["region", "page", "label", "boxes", "repaired", "text"], dtype=object)
     cost = token_table["device_ms"].astype("float64").groupby(regions)
     table["tokens"] = table["region"].map(cost.size()).fillna(0)
-    table["characters"] = table["text"].map(len).astype("int64")
-    table["decode_ms"] = table["region"].map(cost.sum()).astype("float64").fillna(0.0)
+    table["characters"] = table["text"].map(len)
+    table["decode_ms"] = table["region"].map(cost.sum()).fillna(0.0)
+    table = table.astype({"decode_ms": "float64", "page": "Int64", "repaired": "bool"} | _COUNTS)
     table["ms_per_char"] = table["decode_ms"] / table["characters"].replace(0, np.nan)
     table["share"] = table["decode_ms"] / (table["decode_ms"].sum() or np.nan)
-    counts = {"region": "int64", "boxes": "int64", "repaired": "bool", "tokens": "int64"}
-    table = table[list(REGION_COLUMNS)].astype(counts)
-    if len(grounding.page_starts) > 1:
-        pages = {item.index: item.page for item in grounding.regions}
-        table.insert(1, "page", table["region"].map(pages).astype("Int64"))
-    return table
+    page = ["page"] if len(grounding.page_starts) > 1 else []
+    return table[["region", *page, *REGION_COLUMNS[1:]]]
 
 
 def type_table(table: pd.DataFrame) -> pd.DataFrame:
@@ -73,15 +77,16 @@ def type_table(table: pd.DataFrame) -> pd.DataFrame:
 def regions_of(run: PhaseRun, row: int = 0) -> pd.DataFrame:
     """`region_table` of batch row ``row``: a region's time is the sum of its tokens' medians over repeats.
 
-    Before ``text`` are ``probability`` (0 to 1) and ``uncertain`` of `region_probabilities`; NaN and false
-    where the record has none. Without a text all tokens belong to the first row, ``preamble``.
+    Before ``text`` are ``probability``, the mean over the tokens of its text (`text_tokens`), 0 to 1, NaN for
+    a region without text or with an unknown token, and ``uncertain``, whether it is below `UNCERTAIN_BELOW`.
+    Without a text all tokens belong to the first row, ``preamble``.
     """
-    table = region_table(_grounding(run, row), run.tokens_of(row))
-    known = region_probabilities(run, row)
-    text = table.pop("text")
-    table["probability"] = table["region"].map(known["probability"]).astype("float64")
-    table["uncertain"] = table["region"].isin(known.index[known["uncertain"]])
-    return table.assign(text=text)
+    tokens = run.tokens_of(row)
+    table = region_table(grounding_of(run, row), tokens)
+    known, text = tokens["probability"], table.pop("text")
+    means = {region: known.iloc[own].mean(skipna=False) for region, own in text_tokens(run, row).items()}
+    table["probability"] = table["region"].map(means).astype("float64")
+    return table.assign(uncertain=table["probability"] < UNCERTAIN_BELOW, text=text)
 
 
 def region_pairs(runs: Sequence[PhaseRun], labels: Sequence[str]) -> pd.DataFrame:
@@ -98,7 +103,7 @@ def region_pairs(runs: Sequence[PhaseRun], labels: Sequence[str]) -> pd.DataFram
         for run, label in zip(others, labels[1:], strict=True):
             pairs[label] = np.nan
             if row < len(run.results):
-                partner = matched_regions(_grounding(baseline, row), _grounding(run, row))
+                partner = matched_regions(grounding_of(baseline, row), grounding_of(run, row))
                 cost = regions_of(run, row).set_index("region")["decode_ms"]
                 pairs[label] = pairs["region"].map(partner).map(cost)
         pieces.append(pairs)
@@ -119,7 +124,3 @@ def _apart(region: Region) -> list[Box]:
     """A region's boxes, with those of another page so far away that they never overlap."""
     shift = region.page * _PAGE_STEP
     return [(x1 + shift, y1, x2 + shift, y2) for x1, y1, x2, y2 in region.boxes]
-
-
-def _grounding(run: PhaseRun, row: int) -> Grounding:
-    return parse_grounding(run.results[row]["text"] or "", run.model.get("family"))

@@ -13,14 +13,14 @@ import pandas as pd
 
 from ocr_phases.analyse.checks import EXPECTATIONS, VERDICTS, Verdict, noisy_checks, with_verdict
 from ocr_phases.analyse.floors import ceilings_of, floor_table, times_text
+from ocr_phases.analyse.grounding import PREAMBLE
 from ocr_phases.analyse.kernels import kernel_sentences
+from ocr_phases.analyse.regions import UNCERTAIN_BELOW, regions_of
 from ocr_phases.analyse.repetition import repeated_share
 from ocr_phases.analyse.stages import (
     OUTLIER_FACTOR,
-    UNCERTAIN_BELOW,
     decode_trend,
     end_to_end_ms,
-    region_probabilities,
     step_table,
     typical_repeat,
 )
@@ -194,7 +194,8 @@ def floor_sentence(run: PhaseRun) -> str:
 
 def uncertain_sentence(run: PhaseRun) -> str:
     """How many of the regions are uncertain, over all rows; empty for none."""
-    marked = pd.concat([region_probabilities(run, row)["uncertain"] for row in range(len(run.results))])
+    tables = [regions_of(run, row)[["region", "uncertain"]] for row in range(len(run.results))]
+    marked = pd.concat(tables).query(f"region != {PREAMBLE}")["uncertain"]
     count, limit = int(marked.sum()), percent_text(UNCERTAIN_BELOW)
     verb, whose = ("is", "its") if count == 1 else ("are", "their")
     why = f"{whose} text has a mean token probability below {limit}"

@@ -9,8 +9,7 @@ batch, or of a one-shot ``generate`` run that has no phases to tell apart.
 from __future__ import annotations
 
 import copy
-import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -34,9 +33,6 @@ SPIKE_FACTOR = 10.0
 
 #: From so many values on a spread is p10 to p90.
 QUANTILES_FROM = 10
-
-UNCERTAIN_BELOW = 0.9
-"""A region is uncertain where the mean probability of its text's tokens is below this (docs/quality.md)."""
 
 # Sums of up to 2^33 ms of multiples of 2^-20 ms fit into a double without rounding.
 _SUMMABLE = 2.0**20
@@ -75,9 +71,7 @@ def cached(
         key = (make, args, *sorted(named.items()))
         if key not in store:
             store[key] = make(run, *args, **named)
-        value = store[key]
-        changeable: bool = isinstance(value, (pd.DataFrame, pd.Series, list, dict))
-        return copy.copy(value) if changeable else value
+        return copy.copy(store[key])
 
     return made
 
@@ -96,11 +90,16 @@ def spread_names(count: int) -> tuple[str, str]:
 # -- stages and repeats ---------------------------------------------------------------------------------
 
 
+def _repeats(run: PhaseRun, spans: pd.DataFrame, keys: Sequence[str], clock: str) -> pd.DataFrame:
+    """The sum of some spans in ms, NaN for none: a row a value of the keys, a column a repeat."""
+    sums = spans.groupby([*keys, "repeat"], sort=False)[clock].sum().unstack("repeat")
+    return sums.reindex(columns=run.repeats).astype("float64")
+
+
 @cached
 def stage_repeats(run: PhaseRun, clock: str = "device_ms") -> pd.DataFrame:
     """The sum of each stage's calls in ms, zero for none: a row a phase, stage, view, a column a repeat."""
-    sums = run.spans.groupby([*STAGE_KEYS, "repeat"], sort=False)[clock].sum().unstack("repeat")
-    return sums.reindex(columns=run.repeats).fillna(0.0)
+    return _repeats(run, run.spans, STAGE_KEYS, clock).fillna(0.0)
 
 
 @cached
@@ -118,13 +117,11 @@ def stage_medians(run: PhaseRun, steps: Collection[int] | None = None) -> pd.Ser
 
 
 def _over_repeats(device: pd.DataFrame, host: pd.DataFrame) -> pd.DataFrame:
-    """Medians of each row's repeats on both clocks, and the spread's ends: p10 and p90 from ten values on."""
-    many = device.count(axis="columns") >= QUANTILES_FROM
-    ends = {"p10": (0.1, device.min(axis="columns")), "p90": (0.9, device.max(axis="columns"))}
-    table = pd.DataFrame({"device_ms": device.median(axis="columns")})
-    for name, (share, end) in ends.items():
-        table[f"device_ms_{name}"] = device.quantile(share, axis="columns").where(many, end)
-    return table.assign(host_ms=host.median(axis="columns"))
+    """Medians of each row's repeats on both clocks, and the ends of the spread (`spread_names`)."""
+    low, high = (0.1, 0.9) if len(device.columns) >= QUANTILES_FROM else (0.0, 1.0)
+    ends = [device.quantile(share, axis="columns") for share in (low, high)]
+    times = device.median(axis="columns"), *ends, host.median(axis="columns")
+    return pd.DataFrame(dict(zip(_TIMES, times, strict=True)), device.index, dtype="float64")
 
 
 @cached
@@ -137,19 +134,18 @@ def stage_table(run: PhaseRun) -> pd.DataFrame:
     """
     spans = run.spans.groupby([*STAGE_KEYS], sort=False)
     table = _over_repeats(stage_repeats(run), stage_repeats(run, "host_ms"))
-    table["calls"], start = spans.size() // len(run.repeats), spans["host_start_ms"].min()
-    table = table.assign(start=start).reset_index()
-    part = table["stage"] != table["phase"]
-    whole = table["phase"].map(table[~part].set_index("phase")["device_ms"])
+    table["calls"], table["start"] = spans.size() // len(run.repeats), spans["host_start_ms"].min()
+    table = table.reset_index()
+    table["place"] = table["phase"].map(PHASES.index) + 0.5 * (table["stage"] != table["phase"])
+    whole = table["phase"].map(table[table["stage"] == table["phase"]].set_index("phase")["device_ms"])
     table["share"] = (table["device_ms"] / whole).where(whole > 0)
-    order = pd.DataFrame({"phase": table["phase"].map(PHASES.index), "part": part, "start": table["start"]})
-    order = order.assign(shorter=-table["device_ms"]).sort_values([*order, "shorter"], kind="stable")
-    return table.loc[order.index, list(STAGE_COLUMNS)].reset_index(drop=True)
+    table = table.sort_values("device_ms", ascending=False).sort_values(["place", "start"], kind="stable")
+    return table[list(STAGE_COLUMNS)].reset_index(drop=True)
 
 
 @cached
 def repeat_table(run: PhaseRun) -> pd.DataFrame:
-    """One row a repeat: its number and times in ms on the device clock, NaN for a phase that it lacks.
+    """One row a repeat: its number from 0 and times in ms on the device clock, NaN for a phase it lacks.
 
     Columns ``repeat``, ``prepare_ms``, ``prefill_ms``, ``ttft_ms`` (prepare plus prefill), ``decode_ms``,
     ``generate_ms``, ``steps`` (of decode) and ``tokens_per_s`` (`PhaseRun.decoded_tokens` over the whole
@@ -194,8 +190,7 @@ def attended(run: PhaseRun, lengths: np.ndarray) -> np.ndarray:
 def step_repeats(run: PhaseRun, clock: str = "device_ms") -> pd.DataFrame:
     """The time of each decode step in ms, NaN where it did not run: a row a step, a column a repeat."""
     spans = run.spans[run.spans["stage"] == "decode_step"].astype({"step": "int64"})
-    each = spans.groupby(["step", "repeat"])[clock].sum().unstack("repeat")
-    return each.reindex(columns=run.repeats).astype("float64")
+    return _repeats(run, spans, ["step"], clock).sort_index()
 
 
 def step_ms(run: PhaseRun, quantile: float = 0.5) -> np.ndarray:
@@ -263,21 +258,18 @@ def decode_trend(run: PhaseRun) -> Trend | None:
     table = table[~table["outlier"]]
     if len(table) < _TREND_STEPS:
         return None
-    x = attended(run, table["cache_len"].to_numpy(dtype=np.float64))
-    y = table["device_ms"].to_numpy(dtype=np.float64)
-    if len(x) > _PAIRS:  # every pair of some hundred steps says as much as every pair of thousands
-        chosen = np.linspace(0, len(x) - 1, _PAIRS).round().astype(int)
-        x, y = x[chosen], y[chosen]
+    # Every pair of some hundred steps says as much as every pair of thousands.
+    chosen = table.iloc[np.linspace(0, len(table) - 1, min(len(table), _PAIRS)).round().astype(int)]
+    x = attended(run, chosen["cache_len"].to_numpy(dtype=np.float64))
+    y = chosen["device_ms"].to_numpy(dtype=np.float64)
     left, right = np.triu_indices(len(x), k=1)
     apart = x[right] - x[left] > 0
-    slopes = np.sort((y[right] - y[left])[apart] / (x[right] - x[left])[apart])
+    slopes = (y[right] - y[left])[apart] / (x[right] - x[left])[apart]
     if not slopes.size:
         return None
-    count = len(x)
-    deviation = _NORMAL * np.sqrt(count * (count - 1) * (2 * count + 5) / 18) / 2
-    low, high = (int(np.clip(slopes.size / 2 + end, 0, slopes.size - 1)) for end in (-deviation, deviation))
-    interval = float(slopes[low]), float(slopes[high])
-    return Trend(float(np.median(slopes)), interval, float(np.ptp(x) / np.median(y)))
+    reach = _NORMAL * np.sqrt(len(x) * (len(x) - 1) * (2 * len(x) + 5) / 18) / 2 / slopes.size
+    low, slope, high = np.quantile(slopes, np.clip([0.5 - reach, 0.5, 0.5 + reach], 0, 1)).tolist()
+    return Trend(slope, (low, high), float(np.ptp(x) / np.median(y)))
 
 
 # -- tokens and regions ---------------------------------------------------------------------------------
@@ -288,22 +280,18 @@ def tokens_of(run: PhaseRun, row: int) -> pd.DataFrame:
     """`PhaseRun.tokens_of`: one row a generated token of batch row ``row``, columns `TOKEN_COLUMNS`."""
     result = run.results[row]
     ids, texts = result["ids"], result["token_texts"]
-    redecode = run.request.get("first_token") == "redecode"
     index = np.arange(len(ids))
-    step = pd.array(index if redecode else index - 1, dtype="Int64")
-    if not redecode:
-        step[:1] = pd.NA
+    step = pd.Series(index - (run.request.get("first_token") != "redecode"), dtype="Int64")
+    step = step.where(step >= 0)
     # Objects, because pandas hands text to pyarrow where that is installed, and a token may be a lone
     # surrogate, which pyarrow refuses.
-    table = pd.DataFrame({"index": index, "id": ids, "text": pd.Series(texts, dtype=object)})
+    table = pd.DataFrame({"index": index, "id": ids, "text": pd.Series(texts, dtype=object), "step": step})
     table["source"] = np.where(step.isna(), "prefill", "decode")
-    table["step"] = step
-    table["cache_len"] = _cache_lengths(run, table["step"].fillna(-1) + 1)
+    table["cache_len"] = _cache_lengths(run, step.fillna(-1) + 1)
     table["region"] = token_regions(parse_grounding("".join(texts), run.model.get("family")), texts)
-    for column, values in _step_times(run).items():
-        of_tokens = table["step"].map(values).astype("float64")
-        table[column] = (of_tokens * _SUMMABLE).round() / _SUMMABLE
-    return pd.concat([table, token_probabilities(run, row)], axis=1)[list(TOKEN_COLUMNS)]
+    times = _step_times(run).reindex(step.astype("float64")).reset_index(drop=True)
+    times = (times * _SUMMABLE).round() / _SUMMABLE
+    return pd.concat([table, times, token_probabilities(run, row)], axis=1)[list(TOKEN_COLUMNS)]
 
 
 def token_probabilities(run: PhaseRun, row: int = 0) -> pd.DataFrame:
@@ -311,12 +299,10 @@ def token_probabilities(run: PhaseRun, row: int = 0) -> pd.DataFrame:
 
     ``probability`` is the token's own, 0 to 1, ``margin`` its logit minus the highest other one.
     """
-    unknown = [None] * len(run.results[row]["ids"])
     known = {} if run.probabilities is None else run.probabilities[row]
-    logprobs, margins = (
-        np.asarray(known.get(name, unknown), dtype=np.float64) for name in ("logprobs", "margins")
-    )
-    return pd.DataFrame(dict(zip(PROBABILITY_COLUMNS, (np.exp(logprobs), margins), strict=True)))
+    tokens = range(len(run.results[row]["ids"]))
+    table = pd.DataFrame(known, tokens, ["logprobs", "margins"], dtype="float64")
+    return table.assign(logprobs=np.exp(table["logprobs"])).set_axis(list(PROBABILITY_COLUMNS), axis=1)
 
 
 def text_tokens(run: PhaseRun, row: int = 0) -> dict[int, np.ndarray]:
@@ -327,24 +313,8 @@ def text_tokens(run: PhaseRun, row: int = 0) -> dict[int, np.ndarray]:
     starts = np.cumsum(lengths) - lengths
     ends = starts + np.maximum(lengths, 1)  # a part of a character has no text, and a place
     indices = {}
-    for region in parse_grounding(text, run.model.get("family")).regions:
-        inside = text[region.content_start : region.end]
-        first = region.content_start + len(inside) - len(inside.lstrip())
-        own = (starts < first + len(region.text)) & (ends > first) if region.text else starts < 0
+    for region in grounding_of(run, row).regions:
+        first = text.index(region.text, region.content_start)
+        own = (starts < first + len(region.text)) & (ends > first) & bool(region.text)
         indices[region.index] = np.flatnonzero(own)
     return indices
-
-
-@cached
-def region_probabilities(run: PhaseRun, row: int = 0) -> pd.DataFrame:
-    """One row a region, by its number: ``probability``, float64, and ``uncertain``.
-
-    ``probability`` is the mean over the tokens of its text (`text_tokens`), NaN for a region without text or
-    with an unknown token; ``uncertain`` says whether it is below `UNCERTAIN_BELOW`.
-    """
-    known = token_probabilities(run, row)["probability"].to_numpy()
-    means = {
-        region: known[own].mean() if len(own) else math.nan for region, own in text_tokens(run, row).items()
-    }
-    table = pd.DataFrame({"probability": pd.Series(means, dtype="float64")})
-    return table.assign(uncertain=table["probability"] < UNCERTAIN_BELOW)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from itertools import groupby
-from operator import itemgetter
 from typing import Any, NamedTuple
 
 import mistune
@@ -21,8 +21,6 @@ EQUAL, DIFFERENT, MISSING, EXTRA = OUTCOMES = ("equal", "different", "missing", 
 MOST_NODES = 120
 #: Pairs of nodes of all tables of a text that are compared as trees, which takes 8 µs a pair.
 MOST_TREE_PAIRS = 200_000
-#: Tables of a text among which those that belong together are looked for; more are paired by their numbers.
-MOST_TABLES = 100
 
 _INLINE = re.compile(r"a|b|i|u|s|em|strong|del|code|su[bp]|span|font|small|mark|img", re.IGNORECASE)
 _EDITS = {"equal": EQUAL, "replace": DIFFERENT, "insert": MISSING, "delete": EXTRA}
@@ -117,6 +115,10 @@ class Cell(NamedTuple):
         """This node and all below it in their order: name, text and spans."""
         return [self[:3], *(node for child in self.children for node in child.nodes())]
 
+    def words(self) -> list[str]:
+        """The words of a table behind its name; an empty cell's name stands for them."""
+        return [word for name, text, _ in self.nodes() if name != "tr" for word in text.split() or [name]]
+
 
 def tables_of(text: str) -> list[Cell]:
     """The tables of a text in their order, of HTML and of Markdown; cells are plain text."""
@@ -143,7 +145,7 @@ def similarities(mine: Sequence[Cell], true: Sequence[Cell]) -> list[float]:
 
     As there, but for heads: ``thead``, ``th`` and looks within a cell do not count. Of tables of more than
     `MOST_NODES`, and of those beyond `MOST_TREE_PAIRS`, the nodes in their order are compared, not as trees.
-    Tables are paired in their order so that their texts are as similar as they can be.
+    Tables are paired in their order, those that share most words where all of them are aligned.
     """
     left, found = MOST_TREE_PAIRS, []
     for ours, theirs in _partners(mine, true):
@@ -158,23 +160,21 @@ def similarities(mine: Sequence[Cell], true: Sequence[Cell]) -> list[float]:
     return found
 
 
-def _partners(mine: Sequence[Cell], true: Sequence[Cell]) -> Sequence[tuple[Cell, Cell]]:
-    """The tables that belong together, in their order: those whose texts are as similar as they can be."""
-    if max(len(mine), len(true)) > MOST_TABLES:
-        return list(zip(mine, true, strict=False))
-    texts = [[" ".join(node[1] for node in table.nodes()) for table in side] for side in (mine, true)]
-
-    @cache
-    def best(our: int, their: int) -> tuple[float, tuple[tuple[Cell, Cell], ...]]:
-        """The similarity and the pairs of the tables from these numbers on."""
-        if our == len(mine) or their == len(true):
-            return 0.0, ()
-        score, pairs = best(our + 1, their + 1)
-        score += Levenshtein.normalized_similarity(texts[0][our], texts[1][their])
-        both = score, ((mine[our], true[their]), *pairs)
-        return max(both, best(our + 1, their), best(our, their + 1), key=itemgetter(0))
-
-    return best(0, 0)[1]
+def _partners(mine: Sequence[Cell], true: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
+    """The tables that belong together: those that share most where all words are aligned, by fewest edits."""
+    sides = [
+        [(word, place) for place, table in enumerate(side) for word in table.words()] for side in (mine, true)
+    ]
+    edits: Any = Levenshtein.opcodes(*([word for word, _ in side] for side in sides))
+    same = ((our + k, their + k) for our, their, size in edits.as_matching_blocks() for k in range(size))
+    shared = Counter((sides[0][our][1], sides[1][their][1]) for our, their in same)
+    pairs: dict[int, int] = {}
+    given = set()
+    for (our, their), _ in shared.most_common():
+        if our not in pairs and their not in given:
+            pairs[our] = their
+            given.add(their)
+    return [(mine[our], true[their]) for our, their in sorted(pairs.items())]
 
 
 class _Costs(Config):

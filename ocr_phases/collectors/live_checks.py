@@ -8,17 +8,22 @@ costs a few microseconds of host time a step.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from ocr_phases.collectors.machine import PeakMemory
+from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import IMAGE_TAG, windowed_length
 from ocr_phases.inputs.packing import PageInputs
 from ocr_phases.inputs.views import image_break_count, image_token_count
-from ocr_phases.models.wiring import Family
+from ocr_phases.models.caches import cache_bytes_per_token
+from ocr_phases.settings import Request
+from ocr_phases.steps.execution import syncs_counted
 from ocr_phases.text import count_text
 
 if TYPE_CHECKING:
@@ -27,6 +32,8 @@ if TYPE_CHECKING:
 
 LiveCheck = dict[str, str]  # its name, verdict, and what was measured
 Mask = tuple[str, "tuple[int, ...] | None", str]  # in words, and a tensor's shape and device
+#: Settings of what is measured after the repeats.
+AFTERWARDS = ("verify", "token_probabilities", "kernels", "ceilings")
 
 
 def check(name: str, verdict: bool | str, measured: str, broken: str = "") -> LiveCheck:
@@ -36,20 +43,24 @@ def check(name: str, verdict: bool | str, measured: str, broken: str = "") -> Li
     return {"name": name, "verdict": verdict, "measured": measured}
 
 
-def merged(checks: Iterable[LiveCheck]) -> list[LiveCheck]:
-    """The checks of several runs by name: of each the first that is no pass, else the last."""
-    found: dict[str, LiveCheck] = {}
-    for one in checks:
-        if found.setdefault(one["name"], one)["verdict"] == "pass":
-            found[one["name"]] = one
-    return list(found.values())
+def one_sentence(error: Exception) -> str:
+    """Why something could not be measured, as one line; an error that is not the package's says its kind."""
+    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
+    return text if isinstance(error, OcrPhasesError) else f"{type(error).__name__}: {text[:300]}"
 
 
-class ForwardHooks:
-    """What really arrived at the model in the forwards of one run, whoever changed it on the way."""
+class Watch:
+    """Looks on while one run goes through its phases, which `of` is entered around.
 
-    def __init__(self, family: Family) -> None:
-        self.family = family
+    At the peak memory of each, at what really arrived at the model in the forwards of those in ``looks``,
+    whoever changed it on the way, and at the host's waits in decode where they are ``counted``.
+    """
+
+    def __init__(self, checkpoint: Checkpoint, looks: Collection[str], *, counted: bool) -> None:
+        self.model, self.family, self.looks = checkpoint.model, checkpoint.family, looks
+        self.memory = PeakMemory(checkpoint.device)
+        # Counting takes time, so it is in no timed run.
+        self.waits: list[str] | None = [] if counted else None
         self.forwards = 0
         self.training = self.gradients = False  # whether one was seen in training, or with gradients
         self.widths: set[int] = set()  # of the steps' input ids
@@ -57,8 +68,8 @@ class ForwardHooks:
         self.masks: list[Mask] = []  # of the steps
 
     @contextlib.contextmanager
-    def watching(self, model: nn.Module, phase: str) -> Iterator[None]:
-        """Look at every forward of ``model`` within a ``with`` block."""
+    def of(self, phase: str) -> Iterator[None]:
+        """Watch a ``with`` block, which is one phase."""
 
         def look(module: nn.Module, args: Any, arguments: dict[str, Any]) -> None:
             self.forwards += 1
@@ -70,7 +81,11 @@ class ForwardHooks:
                 self.widths.add(arguments["input_ids"].shape[1])
                 self.masks.append(_mask_of(arguments.get("attention_mask")))
 
-        with model.register_forward_pre_hook(look, with_kwargs=True):
+        with self.memory.of(phase), contextlib.ExitStack() as watching:
+            if phase in self.looks:
+                watching.enter_context(self.model.register_forward_pre_hook(look, with_kwargs=True))
+            if phase == "decode" and self.waits is not None:
+                watching.enter_context(syncs_counted(self.waits))
             yield
 
     def checks(self, packed: PageInputs, state: DecodeState, vectors: int) -> list[LiveCheck]:
@@ -106,6 +121,55 @@ class ForwardHooks:
                 _mask_handed_over(self.masks, packed, state),
             ]
         return checks
+
+
+def describe_cache(state: DecodeState, static: Mapping[str, Any]) -> dict[str, Any]:
+    """The record's part about the KV cache, after the prefill and each step; ``static`` is a step's setup."""
+    each = cache_bytes_per_token(state.cache)
+    kept = {"lengths": state.lengths, "bytes_per_token": each, "bytes": [each * n for n in state.entries]}
+    # A static cache's size, which is there from the start.
+    kept |= {name: static.get(name) for name in ("max_cache_len", "allocated_bytes")}
+    # Of the tokens seen a window keeps the prompt's and the last generated ones.
+    return kept if state.window is None else {**kept, "window": state.window, "entries": state.entries}
+
+
+class Repeat(NamedTuple):
+    """What a run leaves behind: no decode state, whose KV cache later runs would count in their peaks."""
+
+    ids: list[list[int]]
+    spans: list[tuple]
+    memory: PeakMemory
+    checks: list[LiveCheck]
+    cache: dict[str, Any]
+
+
+def run_checks(
+    request: Request,
+    runs: Sequence[Repeat],
+    inputs: list[LiveCheck],
+    syncs: LiveCheck,
+    after: Mapping[str, Any],
+) -> list[LiveCheck]:
+    """The checks of a record: what its ``runs`` agree on, what was seen, and what is missing after a stop.
+
+    ``inputs`` are `input_checks`, ``syncs`` is `host_syncs_check`; ``after`` has what was measured beside the
+    runs, by its setting. Of a check that several runs have it is the first that is no pass, else the last.
+    """
+    same = all(run.ids == runs[0].ids for run in runs)
+    agree = f"{len(runs)} repeats, {'equal' if same else 'different'} tokens"
+    seen: dict[str, LiveCheck] = {}
+    for one in itertools.chain.from_iterable(run.checks for run in runs):
+        if seen.setdefault(one["name"], one)["verdict"] == "pass":
+            seen[one["name"]] = one
+    checks = [check("repeats_agree", same, agree), *inputs, *seen.values()]
+    checks += [] if request.generate else [syncs]
+    checks += [after["verify"]] if "verify" in after else []
+    missing = [name for name in AFTERWARDS if getattr(request, name) and name not in after]
+    if len(runs) < request.repeats or missing:
+        finished = f"{len(runs)} of {count_text(request.repeats, 'repeat')}"
+        measured = f"{finished}, without {', '.join(missing)}" if missing else finished
+        checks.append(check("interrupted", "note", measured))
+    return checks
 
 
 def input_checks(checkpoint: Checkpoint, packed: PageInputs, *, autocast: bool) -> list[LiveCheck]:

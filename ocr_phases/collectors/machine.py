@@ -303,7 +303,7 @@ def _number(value: str) -> int | None:
 
 
 class PeakMemory:
-    """Peak memory of each phase of a run: `of` around a phase, `taken` at the end of the run.
+    """Peak memory of each phase of one run: `of` around a phase, then bytes by phase in ``peaks``.
 
     ``source`` says what is counted: the CUDA allocator's peak, or on Linux CPUs the process's high-water
     mark (``VmHWM``, which counts everything resident), or None where neither can be had.
@@ -311,7 +311,7 @@ class PeakMemory:
 
     def __init__(self, device: torch.device | str) -> None:
         self._device = torch.device(device)
-        self._peaks: dict[str, int | None] = {}
+        self.peaks: dict[str, int] = {}
         source = "cuda_peak_allocated" if self._device.type == "cuda" else "process_high_water_mark"
         self.source = None if self._peak() is None else source
 
@@ -320,12 +320,8 @@ class PeakMemory:
         """Keep the peak of a ``with`` block as that of ``phase``."""
         self._peak()
         yield
-        self._peaks[phase] = self._peak()
-
-    def taken(self) -> dict[str, int | None]:
-        """Peak bytes of each phase since the last call; None where it is not available."""
-        peaks, self._peaks = self._peaks, {}
-        return peaks
+        if (peak := self._peak()) is not None:
+            self.peaks[phase] = peak
 
     def _peak(self) -> int | None:
         """Bytes, since the last call; None where it cannot be read or reset."""

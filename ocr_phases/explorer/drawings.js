@@ -1,10 +1,9 @@
-/* The drawings of the linked view (elements, zoom, latency curve, page, timeline). `view.py` puts this file before
-   view.js, and both are one module. What the model wrote enters the document as text nodes, and as the HTML of
+/* The drawings of the linked view (elements, zoom, latency curve, page). `panel.py` joins the scripts of
+   this folder to one module. What the model wrote enters the document as text nodes, and as the HTML of
    `markdown_html`. */
 
 const SVG = "http://www.w3.org/2000/svg";
 const PLOT = { height: 200, left: 46, right: 10, top: 10, bottom: 32 };
-const LANE = { left: 150, height: 22 };
 
 const clamp = (value, least, most) => Math.min(Math.max(value, least), most);
 const digits = (value) => (value === 0 ? "0" : Math.abs(value) >= 99.95 ? value.toFixed(0) : value.toPrecision(3));
@@ -12,7 +11,7 @@ const duration = (ms) =>
   ms == null ? "n/a" : Math.abs(ms) >= 999.5 ? `${digits(ms / 1000)} s` : `${digits(ms)} ms`;
 const visible = (text) => (text === "" ? "no text" : `“${text.replaceAll("\n", "↵").replaceAll("\t", "⇥")}”`);
 
-/** An HTML element; `on` holds its listeners. The notebook must not take the keys of what can have the focus. */
+/** An HTML element; `on` holds its listeners. */
 function make(tag, { on = {}, ...attributes } = {}, ...children) {
   return fill(document.createElement(tag), attributes, on, children);
 }
@@ -26,8 +25,6 @@ function fill(element, attributes, on, children) {
     if (value === true) element.setAttribute(name, "");
     else if (value !== false && value != null) element.setAttribute(name, value);
   }
-  if (/^(button|input|select|summary)$/.test(element.tagName.toLowerCase()) || "tabindex" in attributes)
-    element.setAttribute("data-lm-suppress-shortcuts", "true");
   for (const [name, listener] of Object.entries(on)) element.addEventListener(name, listener);
   element.append(...children);
   return element;
@@ -82,10 +79,10 @@ class Window {
   }
 }
 
-/** Drag, double click, keys and buttons of a drawing whose `windows` (x, or x and y) move.
+/** Drag, double click and keys of a drawing whose `windows` (x, or x and y) move; a drag moves it, or is `brush`'s.
     `locate` gives an event's share of each window. */
 class Zoom {
-  constructor(svg, windows, locate, redraw, click) {
+  constructor(svg, windows, locate, redraw, click, brush = null) {
     Object.assign(this, { svg, windows, redraw });
     let start = null;
     svg.addEventListener("pointerdown", (event) => {
@@ -97,6 +94,7 @@ class Zoom {
       if (!start.dragged) return;
       svg.setPointerCapture(event.pointerId);
       const now = locate(event);
+      if (brush) return brush(start.at[0], now[0]);
       this.pan(...now.map((share, axis) => start.at[axis] - share));
       start.at = now;
     });
@@ -127,12 +125,6 @@ class Zoom {
     else return false;
     return true;
   }
-  buttons(what) {
-    return make("span", { class: "opv-zoom", role: "group", "aria-label": `Zoom of the ${what}` },
-      button("+", `Zoom in on the ${what}`, () => this.zoom(1.5)),
-      button("−", `Zoom out of the ${what}`, () => this.zoom(1 / 1.5)),
-      button("Fit", `Show the whole ${what}`, () => this.reset()));
-  }
 }
 
 const share = (svg, event) => {
@@ -140,38 +132,24 @@ const share = (svg, event) => {
   return [point.x, point.y];
 };
 
-/** A drawing over time that is as wide as its place: one unit is one pixel, so that words can be read at any width. */
-class Wide {
-  constructor(name, left, least, ...inside) {
-    Object.assign(this, { left, least, across: 640 });
-    this.svg = draw("svg", { class: `opv-curve ${name}`, tabindex: 0, role: "group" }, ...inside);
-    this.sizes = new ResizeObserver(() => this.resize());
-    this.sizes.observe(this.svg);
-  }
-  resize() {
-    const { clientWidth } = this.svg;
-    if (!clientWidth || !this.window) return;
-    this.across = Math.max(clientWidth - this.left - PLOT.right, this.least);
-    this.svg.setAttribute("viewBox", `0 0 ${this.right + PLOT.right} ${this.height}`);
-    this.redraw();
-  }
-  get right() {
-    return this.left + this.across;
-  }
-}
-
-/** The latency of each token: `lines` of ms a token, the last one strong. */
-class Curve extends Wide {
+/** The latency of each token: `lines` of ms a token, the last one strong. It is as wide as its place, one unit a
+    pixel, so that words can be read at any width. */
+class Curve {
   constructor(view) {
     const inside = draw("g");
     const band = draw("rect", { class: "opv-band", y: PLOT.top, height: PLOT.height - PLOT.top - PLOT.bottom });
     const cursor = draw("line", { class: "opv-cursor", y1: PLOT.top, y2: PLOT.height - PLOT.bottom });
     const dot = draw("circle", { class: "opv-dot", r: 4 });
-    super("", PLOT.left, 144, band, inside, cursor, dot);
-    Object.assign(this, { inside, band, cursor, dot, height: PLOT.height });
+    const chosen = draw("rect", { class: "opv-chosen", y: PLOT.top, height: PLOT.height - PLOT.top - PLOT.bottom });
+    this.svg = draw("svg", { class: "opv-curve", tabindex: 0, role: "group" }, band, chosen, inside, cursor, dot);
+    Object.assign(this, { inside, band, chosen, cursor, dot, across: 640 });
+    this.sizes = new ResizeObserver(() => this.resize());
+    this.sizes.observe(this.svg);
     const locate = (event) => [clamp((share(this.svg, event)[0] - PLOT.left) / this.across, 0, 1)];
-    const token = (event) => clamp(Math.floor(this.window.at(locate(event)[0])), 0, this.lines.at(-1).length - 1);
-    this.zoom = new Zoom(this.svg, () => [this.window], locate, () => this.redraw(), (event) => view.go?.(token(event)));
+    const tokenAt = (share) => clamp(Math.floor(this.window.at(share)), 0, this.lines.at(-1).length - 1);
+    const token = (event) => tokenAt(locate(event)[0]);
+    const brush = (from, to) => view.select?.(...[tokenAt(from), tokenAt(to)].sort((one, other) => one - other));
+    this.zoom = new Zoom(this.svg, () => [this.window], locate, () => this.redraw(), (event) => view.go?.(token(event)), brush);
     if (!view.go) return;
     this.svg.addEventListener("pointermove", (event) => event.buttons || view.peek(token(event), event));
     this.svg.addEventListener("pointerleave", () => view.peek(null));
@@ -182,6 +160,19 @@ class Curve extends Wide {
     this.svg.setAttribute("aria-label", label);
     this.redraw();
     this.resize();
+  }
+  resize() {
+    const { clientWidth } = this.svg;
+    if (!clientWidth || !this.window) return;
+    this.across = Math.max(clientWidth - PLOT.left - PLOT.right, 144);
+    this.svg.setAttribute("viewBox", `0 0 ${this.right + PLOT.right} ${PLOT.height}`);
+    this.redraw();
+  }
+  get right() {
+    return PLOT.left + this.across;
+  }
+  close() {
+    this.sizes.disconnect();
   }
   x(token) {
     return PLOT.left + ((token + 0.5 - this.window.from) / this.window.width) * this.across;
@@ -208,6 +199,7 @@ class Curve extends Wide {
       parts.push(draw("polyline", { class: `opv-line${strong}`, points: this.points(line) }));
     });
     this.inside.replaceChildren(...parts);
+    this.choose(this.range);
     if (this.marked) this.mark(...this.marked);
     else this.cursor.style.display = this.dot.style.display = this.band.style.display = "none";
   }
@@ -225,6 +217,17 @@ class Curve extends Wide {
     }
     return points.join(" ");
   }
+  /** The brushed tokens, from the first to the last of `range`; null for none. */
+  choose(range) {
+    this.range = range;
+    this.span(this.chosen, ...(range ? [range[0], range[1] + 1] : [0, 0]));
+  }
+  span(rectangle, first, end) {
+    const [left, right] = [first - 0.5, end - 0.5].map((edge) => clamp(this.x(edge), PLOT.left, this.right));
+    rectangle.style.display = first < end ? "" : "none";
+    rectangle.setAttribute("x", left);
+    rectangle.setAttribute("width", Math.max(right - left, 1));
+  }
   /** The cursor on a token, the band over the tokens of its region. */
   mark(token, first, end) {
     this.marked = [token, first, end];
@@ -235,10 +238,7 @@ class Curve extends Wide {
     this.cursor.style.transform = `translateX(${at}px)`;
     this.dot.style.display = outside || ms == null ? "none" : "";
     if (ms != null) this.dot.style.transform = `translate(${at}px, ${this.y(ms)}px)`;
-    const [left, right] = [first - 0.5, end - 0.5].map((edge) => clamp(this.x(edge), PLOT.left, this.right));
-    this.band.style.display = end - first < this.window.size ? "" : "none";
-    this.band.setAttribute("x", left);
-    this.band.setAttribute("width", Math.max(right - left, 1));
+    this.span(this.band, first, end - first < this.window.size ? end : first);
   }
 }
 
@@ -309,10 +309,11 @@ class Page {
     this.svg.setAttribute("viewBox", `${this.across.from} ${this.down.from} ${this.across.width} ${this.down.width}`);
     this.svg.style.setProperty("--opv-scale", this.across.width / this.across.size); // labels keep their size
   }
-  mark(region) {
+  mark(region, also = new Set()) {
     let box = null;
     for (const group of this.boxes.children) {
       const own = Number(group.dataset.region) === region;
+      group.classList.toggle("opv-also", also.has(Number(group.dataset.region)));
       group.classList.toggle("opv-now", own);
       if (own) box ??= this.page.boxes.find((each) => each.region === region);
     }
@@ -334,72 +335,3 @@ class Page {
     }
   }
 }
-
-/** The spans of one repeat, a lane for each stage, over time. */
-class Timeline extends Wide {
-  constructor(view) {
-    super("opv-timeline", LANE.left, 100);
-    const spot = (event) => share(this.svg, event);
-    const locate = (event) => [clamp((spot(event)[0] - LANE.left) / this.across, 0, 1)];
-    const span = (event) => this.spanAt(this.window.at(locate(event)[0]), this.lanes[Math.floor((spot(event)[1] - PLOT.top) / LANE.height)]);
-    this.zoom = new Zoom(this.svg, () => [this.window], locate, () => this.redraw(), (event) => span(event)?.token != null && view.go(span(event).token));
-    this.svg.addEventListener("pointermove", (event) => {
-      const found = event.buttons ? null : span(event);
-      view.peek(found?.token ?? null, event, found ? `${found.name}: ${duration(found.ms)}, from ${duration(found.start)} on` : "");
-    });
-    this.svg.addEventListener("pointerleave", () => view.peek(null));
-  }
-  show({ end, lanes }) {
-    Object.assign(this, { lanes, window: new Window(end, end / 5000) });
-    this.floor = PLOT.top + lanes.length * LANE.height;
-    this.height = this.floor + PLOT.bottom;
-    this.svg.style.height = `${this.height}px`;
-    this.svg.setAttribute("aria-label", `Timeline of one repeat: ${lanes.length} stages over ${duration(end)}`);
-    this.cursor = draw("line", { class: "opv-cursor", y1: PLOT.top, y2: this.floor });
-    this.inside = draw("g");
-    this.svg.replaceChildren(this.inside, this.cursor);
-    this.redraw();
-    this.resize();
-  }
-  x(ms) {
-    return LANE.left + ((ms - this.window.from) / this.window.width) * this.across;
-  }
-  /** The span of a lane at a time, or the next one within two pixels. */
-  spanAt(ms, lane) {
-    const near = (2 / this.across) * this.window.width;
-    const place = lane?.starts.findIndex((start, each) => ms >= start - near && ms <= start + lane.ms[each] + near) ?? -1;
-    return place < 0 ? null : { name: lane.name, start: lane.starts[place], ms: lane.ms[place], token: lane.tokens[place] };
-  }
-  redraw() {
-    const { right } = this;
-    const { from, width } = this.window;
-    const parts = ticks(from, from + width, 8).flatMap((ms) => [
-      draw("line", { class: "opv-grid", x1: this.x(ms), x2: this.x(ms), y1: PLOT.top, y2: this.floor }),
-      draw("text", { x: this.x(ms), y: this.floor + 14, "text-anchor": "middle" }, String(ms))]);
-    parts.push(draw("text", { x: right, y: this.floor + 28, "text-anchor": "end" }, "ms"));
-    this.lanes.forEach((lane, row) => {
-      const y = PLOT.top + row * LANE.height;
-      parts.push(draw("text", { x: LANE.left - 6, y: y + 14, "text-anchor": "end" }, lane.name));
-      let last = null; // spans too narrow to be told apart become one bar
-      lane.starts.forEach((start, place) => {
-        const [left, end] = [start, start + lane.ms[place]].map((ms) => clamp(this.x(ms), LANE.left, right));
-        if (end <= LANE.left || left >= right) return;
-        if (last && left - last.end < 0.5 && end - left < 1) last.end = end;
-        else parts.push((last = { left, end, bar: draw("rect", { class: "opv-span", y: y + 3, height: LANE.height - 6, fill: lane.colour }) }).bar);
-        last.bar.setAttribute("x", last.left);
-        last.bar.setAttribute("width", Math.max(last.end - last.left, 0.6));
-      });
-    });
-    this.inside.replaceChildren(...parts);
-    this.mark(this.token);
-  }
-  /** The cursor at the decode step that made a token. */
-  mark(token) {
-    this.token = token;
-    const lane = this.lanes.find(({ tokens }) => tokens.includes(token));
-    const at = lane ? this.x(lane.starts[lane.tokens.indexOf(token)]) : -1;
-    this.cursor.style.display = at < LANE.left || at > this.right ? "none" : "";
-    this.cursor.style.transform = `translateX(${at}px)`;
-  }
-}
-

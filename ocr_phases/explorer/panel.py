@@ -1,85 +1,115 @@
-"""The panel itself: settings, Run and Stop, tabs over the record shown, and a picture in its place."""
+"""The panel: one model that the browser draws and links, and what the kernel does when it is asked."""
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import io
-import textwrap
-from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
+import contextlib
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import anywidget
-import ipywidgets as widgets
+import traitlets
 from IPython.display import DisplayHandle, display
-from PIL import Image
 
-from ocr_phases.analyse.sentences import findings, headline, subject
+from ocr_phases.analyse.checks import run_checks, worst_verdict
+from ocr_phases.analyse.sentences import checks_verdict, findings, headline, noise_warning, subject
+from ocr_phases.analyse.statistics import LEAST_REPEATS
 from ocr_phases.errors import OcrPhasesError, Stopped, stop_signals
-from ocr_phases.explorer.form import Asked, Fold, Form, first_image
-from ocr_phases.explorer.kept_records import (
+from ocr_phases.explorer.form import Asked, Form, asked_again, has_cuda
+from ocr_phases.explorer.records import (
     FOLDER,
-    MEASURED,
-    KeptRecords,
-    file_label,
+    Record,
+    Shelf,
+    comparison_html,
+    file_stem,
     found,
-    label,
+    placed,
     shipped,
 )
-from ocr_phases.explorer.running import REFRESH_S, Job, Live, Messages, Queue, start
-from ocr_phases.explorer.tabs import ComparePane, LinkedPane, PagePane, Pane, RecordPane
+from ocr_phases.explorer.running import REFRESH_S, Job, Live, error_html, error_sentence, start
+from ocr_phases.explorer.still import Scene, Still
+from ocr_phases.explorer.view_data import page_jpegs, row_data
+from ocr_phases.files import LARGEST_FILE, REPORT_FOLDER, folder_for, unpacked
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import results
-from ocr_phases.show.figures import blank_figure, figure_png
-from ocr_phases.show.page import plot_page, printable
-from ocr_phases.show.plots import plot_latency
 from ocr_phases.show.results import Section, run_title
-from ocr_phases.show.web import (
-    Html,
-    asset_text,
-    data_address,
-    element,
-    fold,
-    fragment,
-    note,
-    notebook_style,
-)
+from ocr_phases.show.web import asset_text, data_address, element, jpeg_file, note
 from ocr_phases.text import count_text
 
 _HERE = resources.files("ocr_phases.explorer")
-_NONE = ""  # a value of None would leave the list blank
-_NO_KERNELS = "This record has no kernel view: measure on a GPU with kernels=True."
-
-# The picture of the panel.
-_STILL_INCHES = (10.5, 4.6)
-_STILL_WIDTH = 1050  # pixels
-_STILL_COLOURS = 128
-_STILL_BYTES = 100_000  # the bundle holds it twice, as base64
-
-# Without its kernel JupyterLab says "model not found" in the output before this one.
-_STILL_STYLE = (
-    ".jp-OutputArea-child:not(:has(.opx)):has(+ .jp-OutputArea-child .opx-still){display:none}"
-    ".opx-still img{max-width:100%;height:auto}"
-)
+_STILL_S = 0.05
+_RECORDS = (".json", ".json.gz")
+_AT_ONCE = 5  # rows of the table that are read before it is drawn again
+#: What this kernel measured: a panel made anew shows them again.
+MEASURED: list[Record] = []
 
 
-class PanelScript(anywidget.AnyWidget):
-    """Shows nothing: keeps the keys of the panel and sorts its tables, in the browser."""
-
-    _esm = asset_text("sort.js") + _HERE.joinpath("panel.js").read_text("utf-8")
+def _file(name: str) -> str:
+    return _HERE.joinpath(name).read_text(encoding="utf-8")
 
 
-class Explorer(widgets.VBox):
+def _kernels(run: PhaseRun, _: int) -> Section:
+    missing = "This record has no kernel view: measure on a GPU with kernels=True."
+    return Section(note(missing)) if run.kernels is None else results.kernels(run)
+
+
+def _findings(run: PhaseRun, _: int) -> Section:
+    return Section(results.lines_html([*filter(None, [noise_warning(run)]), *findings(run)]))
+
+
+def _of(section: Callable[[PhaseRun], Section]) -> Callable[[PhaseRun, int], Section]:
+    return lambda run, _: section(run)
+
+
+#: What the kernel draws of each view, part by part.
+VIEWS: dict[str, tuple[Callable[[PhaseRun, int], Section], ...]] = {
+    "page": (),
+    "latency": (_of(results.cards), _of(results.latency), _of(results.floors), results.region_types),
+    "stages": (*map(_of, (results.vision, results.stages, results.timeline, results.memory)), _kernels),
+    "records": (),
+    "checks": (_findings, _of(results.checks), _of(results.text_notes), _of(results.method)),
+}
+
+
+class Explorer(anywidget.AnyWidget):
     """A JupyterLab panel: choose pages and a model, run, inspect the record.
 
-    ``page`` and ``model`` fill the form; ``record`` (a file) and ``runs`` are shown at once. Neither showing
-    nor loading a record needs torch: the measuring half is imported when Run is pressed. `run` is the record
-    shown, `runs` are all of this panel, for use in further cells. Finished records are saved into ``keep``,
-    a folder of the project; None saves none. Raises `OcrPhasesError` for a ``record`` that cannot be read.
+    ``page`` and ``model`` fill the form; ``record`` (a file) and ``runs`` are shown at once, else the newest
+    that was kept, or one of the package's. Neither needs torch: the measuring half is imported when Run is
+    pressed. `run` is the record shown, `runs` are all that this panel has read. Finished records are saved
+    into ``keep``, a folder of the project; None saves none. ``bar=False`` leaves the form out.
+
+    `token` is the index of the token shown, from 0, `row` the row of a batch, `sheet` the page of its
+    prompt, `view` one of page, latency, stages, records and checks, `color` type or time: all may be set, and
+    change as a person does. Raises `OcrPhasesError` for a ``record`` that cannot be read.
     """
+
+    _esm = asset_text("sort.js") + _file("drawings.js") + _file("view.js") + _file("panel.js")
+    _css = asset_text("notebook.css") + asset_text("fragments.css") + _file("explorer.css")
+
+    token = traitlets.Int(0).tag(sync=True)
+    row = traitlets.Int(0).tag(sync=True)
+    sheet = traitlets.Int(0).tag(sync=True)
+    view = traitlets.Enum(list(VIEWS), "page").tag(sync=True)
+    color = traitlets.Enum(["type", "time"], "type").tag(sync=True)
+    ticked = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    pinned = traitlets.Unicode("").tag(sync=True)
+    keeps = traitlets.Bool(True).tag(sync=True)
+    bar = traitlets.Bool(True).tag(sync=True)
+    busy = traitlets.Bool(False).tag(sync=True)
+    form = traitlets.Dict().tag(sync=True)
+    data = traitlets.Dict().tag(sync=True)
+    pages = traitlets.List(traitlets.Bytes()).tag(sync=True)
+    head = traitlets.Dict().tag(sync=True)
+    parts = traitlets.Dict().tag(sync=True)
+    records = traitlets.Dict().tag(sync=True)
+    compared = traitlets.Unicode("").tag(sync=True)
+    live = traitlets.Dict().tag(sync=True)
+    live_page = traitlets.Bytes().tag(sync=True)
+    message = traitlets.Unicode("").tag(sync=True)
 
     def __init__(
         self,
@@ -89,204 +119,350 @@ class Explorer(widgets.VBox):
         record: str | Path | None = None,
         runs: Sequence[PhaseRun] = (),
         keep: str | Path | None = FOLDER,
+        bar: bool = True,
     ) -> None:
-        self.runs: list[PhaseRun] = []
-        self._files: list[Path | None] = []  # of each, where it was saved or loaded
-        self._current: int | None = None
-        self.messages = Messages()
-        guarded = self.messages.guarded
-        self.run_button = widgets.Button(description="Run", icon="play", button_style="primary")
-        self.stop_button = widgets.Button(description="Stop", icon="stop", disabled=True)
-        self.run_button.add_class("opx-run")
-        self.stop_button.add_class("opx-stop")
-        self.live = Live()
-        self.kept = KeptRecords(keep, guarded(self._keep_changed))
-        self.form = Form(page, model, guarded, below=self.kept)
-        self.fold = Fold("Settings", self.form, unfolded=True)
-        buttons = widgets.Box([self.run_button, self.stop_button, self.fold.button, self.live.status])
-        buttons.add_class("opx-buttons")
-        self.page_pane = PagePane()
-        self.compare_pane = ComparePane()
-        self.record_pane = RecordPane(self.add, self.messages, self._in_background)
-        self.panes: dict[str, Pane] = {
-            "Latency": Pane("latency", results.cards, results.latency, results.floors),
-            "Vision": Pane("vision", results.vision, results.stages),
-            "Timeline": LinkedPane("timeline", self.page_pane, results.memory),
-            "Kernels": Pane("kernels", _kernels),
-            "Page": self.page_pane,
-            "Text": LinkedPane("text", self.page_pane, results.text_notes, above=True),
-            "Checks": Pane("checks", results.checks),
-            "Compare": self.compare_pane,
-            "Record": self.record_pane,
-        }
-        self.tabs = widgets.Tab(list(self.panes.values()), titles=tuple(self.panes))
-        self.tabs.add_class("opx-tabs")
-        self.shown = widgets.Dropdown(description="Record shown")
-        self.shown.add_class("opx-shown")
-        self._verdict = widgets.HTML()
-        self._verdict.add_class("opx-verdict")
-        self._still: DisplayHandle | None = None  # once a cell has it
-        self.queue = Queue()
-        self._stopped = False
+        super().__init__(bar=bar, keeps=keep is not None)
+        self.shelf, self.measuring, self.jobs, self.asking = Shelf(keep), Live(), list[Job](), Form(model)
+        self._still = Still()
+        self._handle: DisplayHandle | None = None  # once a cell has the picture
         self._tasks: set[asyncio.Task[None]] = set()
-        css = _HERE.joinpath("explorer.css").read_text(encoding="utf-8")
-        super().__init__(
-            [
-                widgets.HTML(f"{notebook_style()}<style>{css}</style>"),
-                PanelScript(),
-                self.form,
-                buttons,
-                self.messages,
-                self.queue,
-                self.live,
-                self.shown,
-                self._verdict,
-                self.tabs,
-            ]
-        )
-        self.add_class("opx")
-        self.run_button.on_click(lambda _: self._spawn(self.measure()))
-        self.stop_button.on_click(lambda _: self._stop())
-        self.tabs.observe(lambda _: self._open_tab(), "selected_index")
-        self._show_chosen = guarded(self._choose)
-        self.shown.observe(self._show_chosen, "value")
-        self._verdict.layout.display = "none"
-        for run, file in [*MEASURED, *((run, None) for run in runs)]:
-            self._append(run, file)
+        self._due: asyncio.TimerHandle | None = None
+        self._stopped = False
+        self._current: Record | None = None
+        self._before: PhaseRun | None = None  # drawn faintly under the curve of what repeats it
+        self.rows = [*(Record(run) for run in reversed(runs)), *reversed(MEASURED)]
+        self._list_files()
+        with self._told():
+            self.asking.add_path(str(page)) if page is not None else None
+        self._draw_form()
+        self.on_msg(self._heard)
+        self.observe(lambda _: self._load_row(), "row")
+        self.observe(lambda _: self._open(), "view")
+        self.observe(lambda _: self._due_still(), ["row", "token", "sheet", "view", "color"])
+        self.observe(lambda _: self._keep(), "keeps")
+        self.observe(lambda _: self._compare(), ["ticked", "pinned"])
         if record is not None:
             file = found(record)
-            self._append(PhaseRun.load(file), file)
-        self._list_records()
-        with self.messages:
-            self._show()
+            self.add(PhaseRun.load(file), file)
+        else:
+            self._show_first()
+
+    # -- records ----------------------------------------------------------------------------------------
 
     @property
     def run(self) -> PhaseRun | None:
         """The record shown, or None."""
-        return None if self._current is None else self.runs[self._current]
+        return None if self._current is None else self._current.load()
+
+    @property
+    def runs(self) -> list[PhaseRun]:
+        """The records of this panel that are in memory, the newest first."""
+        return [record.load() for record in self.rows if record.in_memory]
+
+    @property
+    def region(self) -> int:
+        """The region that the token shown belongs to; -1 is the preamble."""
+        return self.data["region"][self.token] if self.data else -1
 
     def add(self, run: PhaseRun, file: Path | None = None) -> None:
         """Show another record, of ``file`` if it has one; earlier ones stay available."""
-        self._append(run, file)
-        self._list_records()
-        with self.messages:
-            self._show()
+        self._show(Record(run, file))
 
-    def _append(self, run: PhaseRun, file: Path | None) -> None:
-        self.runs.append(run)
-        self._files.append(file)
-        self._current = len(self.runs) - 1
+    def _list_files(self) -> None:
+        """Offer what is in memory, then the folder's files and the package's."""
+        known = {record.file: record for record in self.rows}
+        listed = [record for record in self.rows if record.in_memory]
+        for own, files in ((True, self.shelf.files()), (False, shipped())):
+            new = (known.get(file) or Record(file=file, own=own) for file in files)
+            listed += [record for record in new if record not in listed]
+        self.rows = listed
+        self._list()
 
-    def _list_records(self) -> None:
-        """Offer this panel's records, then files that are not loaded."""
-        self.kept.tell()
-        options: list[tuple[str, int | Path | str]] = [
-            (name, number) for number, name in enumerate(self._names())
-        ]
-        if self._current is None:
-            options.insert(0, ("none so far: press Run, or choose one", _NONE))
-        for path in self.kept.files():
-            if path not in self._files:
-                options.append((file_label(path), path))
-        with_the_package = [path for path in shipped() if path not in self._files]
-        options += [(f"with the package: {file_label(path)}", path) for path in with_the_package]
-        # New options first put the list on its first record: that is not to be drawn.
-        self.shown.unobserve(self._show_chosen, "value")
-        self.shown.options = options
-        self.shown.value = _NONE if self._current is None else self._current
-        self.shown.observe(self._show_chosen, "value")
+    def _list(self) -> None:
+        shown = "" if self._current is None else self._current.key
+        rows, jobs = [record.row() for record in self.rows], [job.row() for job in self.jobs]
+        self.records = {"rows": rows, "jobs": jobs, "shown": shown}
 
-    def _choose(self, _: Any) -> None:
-        """Show the chosen record; a file is loaded now."""
-        chosen = self.shown.value
-        if isinstance(chosen, Path):
-            try:
-                self.add(PhaseRun.load(chosen), chosen)
-            except OcrPhasesError:
-                self._list_records()  # back to the record shown
-                raise
-        elif chosen != _NONE:
-            self._current = chosen
-            self._show()
+    def _show_first(self) -> None:
+        """Show the newest record that can be read."""
+        for record in self.rows:
+            with self._told():
+                self._show(record)
+                return
 
-    async def measure(self) -> None:
-        """Run: measure with the form's settings, save and show the record, or show the error."""
-        self.messages.say("")
-        self._stopped = False
-        self.queue.begin([])
-        self._set_busy(True)
-        try:
-            with self.messages:
-                self.queue.begin(self.form.jobs())
-            for job in self.queue.jobs:
-                if self._stopped:
-                    break
-                with self.messages, self.queue.running(job):
-                    await self._measure_one(job)
-        finally:
-            self.queue.leave()
-            self._set_busy(False)
-            self._draw_still()
+    def _show(self, record: Record, before: PhaseRun | None = None) -> None:
+        """Show a record, over the curve of ``before``; raises where it cannot be read."""
+        record.load()
+        if record not in self.rows:
+            self.rows.insert(0, record)
+        self._current, self._before = record, before
+        with self.hold_sync():
+            self.row, self.parts, self.head = 0, {}, _head(record)
+            self._load_row()
+            self._list()
+        self._open()
 
-    async def _measure_one(self, job: Job) -> None:
-        asked = job.asked
-        try:
-            run = await self._watched(asked)
-        except Stopped:
-            below = " The text so far is below." if self.live.text else ""
-            self.messages.say(f"Stopped before a repeat was finished, so there is no record.{below}")
-            job.state = "stopped"
+    def _load_row(self) -> None:
+        if (run := self.run) is None:
             return
-        file = None
+        with self.hold_sync():
+            self.token = self.sheet = 0
+            self.pages = page_jpegs(run, self.row)
+            self.data = row_data(run, self.row, self._before)
+            self.parts = {}
+        self._due_still()
+
+    @traitlets.validate("token", "row", "sheet")
+    def _inside(self, proposal: Any) -> int:
+        """What lies outside becomes the first or the last one."""
+        rows = 0 if self.run is None else len(self.run.results)
+        many = {"token": len(self.data.get("texts", ())), "row": rows, "sheet": len(self.pages)}
+        return min(max(proposal["value"], 0), max(many[proposal["trait"].name] - 1, 0))
+
+    def _open(self) -> None:
+        """Draw the view's parts that are not drawn, or read what the table of records lacks."""
+        record, view = self._current, self.view
+        if view == "records":
+            self._spawn(self._read_rows())
+        elif record is not None and VIEWS[view] and view not in self.parts:
+            self.parts = {**self.parts, view: []}
+            self._spawn(self._draw_parts(record, view))
+
+    async def _draw_parts(self, record: Record, view: str) -> None:
+        row = self.row
+        with self._told():
+            for section in VIEWS[view]:
+                html = (await asyncio.to_thread(section, record.load(), row)).html()
+                if record is not self._current or row != self.row or view not in self.parts:
+                    return
+                self.parts = {**self.parts, view: [*self.parts[view], html]}
+
+    async def _read_rows(self) -> None:
+        unread = [record for record in self.rows if "spark" not in record.cells]
+        for number, record in enumerate(unread, start=1):
+            await asyncio.to_thread(record.read)
+            if number % _AT_ONCE == 0 or number == len(unread):
+                self._list()
+
+    def _compare(self) -> None:
+        """Compare the ticked records with the pinned one, else with the first of them."""
+        wanted = dict.fromkeys([*filter(None, [self.pinned]), *self.ticked])
+        chosen = [record for key in wanted for record in self.rows if record.key == key]
+        self.compared = note("Comparing …") if len(chosen) > 1 else ""
+
+        def compared() -> str:
+            return comparison_html([record.load() for record in chosen])
+
+        async def job() -> None:
+            with self._told(lambda: setattr(self, "compared", "")):
+                html = await asyncio.to_thread(compared)
+                if wanted == dict.fromkeys([*filter(None, [self.pinned]), *self.ticked]):
+                    self.compared = html
+
+        if len(chosen) > 1:
+            self._spawn(job())
+
+    # -- what a person asks for -------------------------------------------------------------------------
+
+    def _heard(self, _: Any, content: dict[str, Any], buffers: Sequence[memoryview]) -> None:
+        """Do what the browser asks for: `_do_NAME` gets the message, with the bytes of files."""
+        self.message = ""
+        with self._told():
+            getattr(self, f"_do_{content['do']}")(content | {"buffers": [bytes(each) for each in buffers]})
+
+    @contextlib.contextmanager
+    def _told(self, otherwise: Callable[[], object] = lambda: None) -> Iterator[None]:
+        """Show an error in place of raising it, and do what is wanted ``otherwise``."""
         try:
-            file = await asyncio.to_thread(self.kept.save, run)
+            yield
+        except Exception as error:  # noqa: BLE001 - a widget alone only logs it
+            self.message = error_html(error)
+            otherwise()
+
+    def _say(self, sentence: str) -> None:
+        self.message = element("p", sentence, role="status") if sentence else ""
+
+    def _answer(self, asked: dict[str, Any], *buffers: bytes, **content: Any) -> None:
+        self.send({"to": asked.get("from"), **content}, list(buffers))
+
+    def _record(self, asked: dict[str, Any]) -> Record:
+        return next(record for record in self.rows if record.key == asked["key"])
+
+    def _do_run(self, _: dict[str, Any]) -> None:
+        self._spawn(self.measure())
+
+    def _do_stop(self, _: dict[str, Any]) -> None:
+        self.stop()
+
+    def _do_form(self, asked: dict[str, Any]) -> None:
+        self.asking.values[asked["name"]] = asked["value"]
+        if asked["name"] == "model":
+            self.asking.suit_model()
+        self._draw_form()
+
+    def _do_folder(self, asked: dict[str, Any]) -> None:
+        self.shelf.folder = asked["value"]
+        self._list_files()
+        self._draw_form()
+
+    def _do_files(self, asked: dict[str, Any]) -> None:
+        """Take files: records are shown, all others are pages."""
+        files = dict(zip(asked["names"], asked["buffers"], strict=True))
+        pages = {name: data for name, data in files.items() if not name.endswith(_RECORDS)}
+        refused = []
+        for name in files.keys() - pages.keys():
+            try:
+                self.add(read_record(files[name], name))
+            except OcrPhasesError as error:
+                refused.append(str(error))
+        if pages:
+            self.asking.add_files(pages)
+            self._draw_form()
+        if refused:
+            raise OcrPhasesError(" ".join(refused))
+
+    def _do_path(self, asked: dict[str, Any]) -> None:
+        """Take a path: a record is shown, anything else is a page or a folder of them."""
+        if asked["value"].strip().endswith(_RECORDS):
+            file = found(asked["value"])
+            self.add(PhaseRun.load(file), file)
+        else:
+            self.asking.add_path(asked["value"])
+            self._draw_form()
+
+    def _draw_form(self) -> None:
+        thumb = ""
+        with self._told():
+            thumb = data_address(jpeg_file(self.asking.preview(), 208, 300)[1], "image/jpeg")
+        told = {"folder": self.shelf.folder, "told": self.shelf.told(), "thumb": thumb}
+        self.form = {**self.asking.drawn(), **told}
+
+    def _do_show(self, asked: dict[str, Any]) -> None:
+        self._show(self._record(asked))
+
+    def _do_rename(self, asked: dict[str, Any]) -> None:
+        self._record(asked).rename(asked["value"])
+        self._list()
+
+    def _do_delete(self, asked: dict[str, Any]) -> None:
+        record = self._record(asked)
+        if record.file is not None:
+            record.file.unlink(missing_ok=True)
+        for rows in (self.rows, MEASURED):
+            rows[:] = [row for row in rows if row is not record]
+        self.ticked = [key for key in self.ticked if key != record.key]
+        if record is self._current:
+            self._current = None
+            self._show_first()
+        self._draw_form()
+        self._list()
+
+    def _do_download(self, asked: dict[str, Any]) -> None:
+        run = self._record(asked).load()
+        self._answer(asked, run.to_json(), file=f"{file_stem(run)}.json")
+
+    def _do_report(self, asked: dict[str, Any]) -> None:
+        run = self._record(asked).load()
+        folder = folder_for(None, placed(REPORT_FOLDER) / file_stem(run))
+        self._say(f"Writing the report into {folder} …")
+
+        async def job() -> None:
+            with self._told():
+                report = await asyncio.to_thread(run.report, folder)
+                self._say(f"The report is written to {report}.")
+                self._answer(asked, report.read_bytes(), file=f"{folder.name}.html")
+
+        self._spawn(job())
+
+    def _do_again(self, asked: dict[str, Any]) -> None:
+        """Measure the record shown once more, as its next step says."""
+        assert self._current is not None
+        measured = _again(self._current)[asked["label"]]
+        self._spawn(self.measure([measured], self.run))
+
+    def _do_code(self, asked: dict[str, Any]) -> None:
+        self._answer(asked, copy=self.asking.jobs()[0].code())
+
+    def _do_save(self, asked: dict[str, Any]) -> None:
+        """Draw the picture now: the browser saves the notebook when it has the answer."""
+        try:
+            self._draw_still()
+        finally:
+            self._answer(asked, saved=True)
+
+    # -- measuring --------------------------------------------------------------------------------------
+
+    async def measure(self, asked: Sequence[Asked] | None = None, before: PhaseRun | None = None) -> None:
+        """Run: measure with the form's settings, save and show the record, or show the error.
+
+        ``asked`` stands in place of the form; ``before`` is drawn under the result's curve.
+        """
+        if self.busy:
+            return
+        self.message, self._stopped, self.jobs, self.busy, self.view = "", False, [], True, "page"
+        try:
+            with self._told():
+                self.jobs = [Job(each) for each in asked or self.asking.jobs()]
+            for job in self.jobs:
+                if self._stopped:
+                    job.state = "not run"
+                    continue
+                with self._told():
+                    await self._measure_job(job, before)
+        finally:
+            self.busy, self.live = False, {}
+            self._list()
+
+    async def _measure_job(self, job: Job, before: PhaseRun | None) -> None:
+        """Measure one; whatever ends it is noted in the list, and raised."""
+        job.state = "running"
+        self._list()
+        try:
+            run = await self._watched(job.asked)
+        except Stopped:
+            job.state = "stopped"
+            self._say("Stopped before a repeat was finished, so there is no record.")
+            return
+        except BaseException as error:
+            failed = isinstance(error, Exception)
+            job.state, job.said = ("failed", error_sentence(error)) if failed else ("stopped", "")
+            raise
+        many = f"{len(run.repeats)} of {job.asked.settings.repeats} repeats"
+        stopped = len(run.repeats) < job.asked.settings.repeats
+        job.state, job.said = ("stopped", many) if stopped else ("done", count_text(run.token_count, "token"))
+        record = Record(run, asked=job.asked)
+        job.record = record.key
+        try:
+            record.file = await asyncio.to_thread(self.shelf.save, run)
         finally:  # a record that cannot be saved is shown
-            MEASURED.append((run, file))
-            self.live.clear()
-            self.fold.button.value = False
-            self.add(run, file)
-        job.state, job.said = "done", count_text(run.token_count, "token")
-        if len(run.repeats) < asked.settings.repeats:
-            kept = f"{len(run.repeats)} of {asked.settings.repeats} repeats"
-            job.state, job.said = "stopped", kept
-            self.messages.say(f"Stopped: the record has {kept}.")
+            MEASURED.append(record)
+            self.live = {}
+            self._show(record, before)
+            self._draw_form()
+        if stopped:
+            self._say(f"Stopped: the record has {many}.")
 
     async def _watched(self, asked: Asked) -> PhaseRun:
-        """Measure, drawing what comes in between; raises what the measurement raises."""
-        settings = asked.settings
-        page = first_image(asked.page, asked.page_name)
-        self.live.begin(settings.expected_tokens, settings.repeats, settings.warmup, page)
-        future = asyncio.wrap_future(start(asked, self.live))
+        """Measure, telling what comes in between; raises what the measurement raises."""
+        live = self.measuring
+        future = asyncio.wrap_future(start(asked, live))
+        self.live_page = live.picture
         try:
             while not future.done():
                 # Each time anew: at the end of every cell, the kernel takes it back.
-                with stop_signals(lambda *_: self._stop(), notebook=True):
+                with stop_signals(lambda *_: self.stop(), notebook=True):
                     await asyncio.wait({future}, timeout=REFRESH_S)
-                    self.live.refresh()
+                    self.live = live.state()
         except asyncio.CancelledError:
-            self._stop()
+            self.stop()
             await asyncio.wait({future})  # or the next run would wait for it
             raise
-        finally:
-            self.live.end()
         return future.result()
 
-    def _stop(self) -> None:
-        self._stopped = self.stop_button.disabled = True
-        self.live.stop()
-
-    def _set_busy(self, busy: bool) -> None:
-        self.run_button.disabled = busy
-        self.stop_button.disabled = not busy
-
-    def _in_background(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
-        """Slow ``work`` in a thread of its own; ``done`` gets its result, the panel an error."""
-
-        async def job() -> None:
-            with self.messages:
-                done(await asyncio.to_thread(work))
-
-        self._spawn(job())
+    def stop(self) -> None:
+        """End the measurement at its next token, and leave the rest of the queue."""
+        self._stopped = True
+        self.measuring.stop()
 
     def _spawn(self, job: Coroutine[Any, Any, None]) -> None:
         """Run a job beside the kernel's other work; to its end where no loop is running (a plain script)."""
@@ -299,93 +475,75 @@ class Explorer(widgets.VBox):
         self._tasks.add(task)  # the loop itself holds tasks only weakly
         task.add_done_callback(self._tasks.discard)
 
-    def _names(self) -> list[str]:
-        return [f"{number}: {label(run)}" for number, run in enumerate(self.runs, start=1)]
+    # -- the picture ------------------------------------------------------------------------------------
 
-    def _show(self) -> None:
-        run = self.run
-        if run is None or self._current is None:
-            return
-        for pane in self.panes.values():
-            pane.show(run)
-        self.compare_pane.offer(self.runs, self._names(), self._current)
-        self._open_tab()
-        # Last, so that it never stands above another record's tabs and download.
-        found = fold("Findings", results.lines_html(findings(run)), classes="op op-why")
-        self._verdict.value = results.head_html(run, picture=False) + found
-        self._verdict.layout.display = None
+    def _keep(self) -> None:
+        """Keep records from now on or not; a confidential page leaves the notebook at once."""
+        self.shelf.on = self.keeps
+        self._list_files()
+        self._draw_form()
         self._draw_still()
+
+    def _due_still(self) -> None:
+        """Draw the picture soon: once for what changes together."""
+        if self._handle is None:
+            return
+        if self._due is not None:
+            self._due.cancel()
+        self._due = asyncio.get_running_loop().call_later(_STILL_S, self._draw_still)
 
     def _draw_still(self) -> None:
-        """Draw the picture for a notebook without a kernel, but never beside a measurement."""
-        if self._still is not None and not self.run_button.disabled:
-            run = self._pictured
-            self._in_background(lambda: picture_bundle(run), partial(self._keep_picture, run))
+        if self._handle is not None:
+            self._handle.update(self.picture(), raw=True)
 
-    @property
-    def _pictured(self) -> PhaseRun | None:
-        """The record that a saved notebook may show: none where records are not kept."""
-        return self.run if self.kept.on.value else None
-
-    def _keep_picture(self, run: PhaseRun | None, bundle: dict[str, Any]) -> None:
-        if self._still is not None and run is self._pictured:  # and no other one was chosen meanwhile
-            self._still.update(bundle, raw=True)
-
-    def _keep_changed(self) -> None:
-        self._list_records()
-        self._draw_still()
-
-    def _open_tab(self) -> None:
-        with self.messages:
-            if self.tabs.selected_index is not None:
-                list(self.panes.values())[self.tabs.selected_index].reveal()
+    def picture(self) -> dict[str, Any]:
+        """What a saved notebook shows, by MIME type; a sentence where records are not kept."""
+        run = self.run if self.keeps else None
+        scene = Scene(self.row, self.sheet, self.color, self.view)
+        return self._still.bundle(run, scene, self.token, self.data)
 
     def _ipython_display_(self) -> None:
         # No words for the panel itself: where it cannot be shown, the picture stands for it.
-        view = {**self._repr_mimebundle_(), "text/plain": ""}
-        display(view, raw=True)
-        self._still = display(picture_bundle(self._pictured), raw=True, display_id=True)
+        view, facts = self._repr_mimebundle_()
+        display({**view, "text/plain": ""}, metadata=facts, raw=True)
+        self._handle = display(self.picture(), raw=True, display_id=True)
 
 
-def _kernels(run: PhaseRun) -> Section:
-    return Section(note(_NO_KERNELS)) if run.kernels is None else results.kernels(run)
-
-
-def picture_bundle(run: PhaseRun | None) -> dict[str, Any]:
-    """``run`` by MIME type, less than 300 kB: HTML, a PNG for viewers that drop HTML, and text.
-
-    Without a record it is a sentence.
-    """
-    if run is None:
-        said = "Run this cell to open the explorer."
-        return {"text/html": _framed(element("p", said)), "text/plain": said}
-    png, said = picture_png(run), f"{run_title(run)} · {subject(run)}\n{headline(run)}"
-    image = element("img", src=data_address(png, "image/png"), alt=said, width=_STILL_WIDTH)
+def _head(record: Record) -> dict[str, Any]:
+    """The words above the views, and the next steps."""
+    run = record.load()
+    checks = run_checks(run)
     return {
-        "text/html": _framed(image),
-        "image/png": base64.b64encode(png).decode(),
-        "text/plain": said,
+        "title": run_title(run),
+        "about": subject(run),
+        "headline": headline(run),
+        "bar": results.phase_bar(run),
+        "verdict": worst_verdict(checks),
+        "said": checks_verdict(checks),
+        "next": list(_again(record)),
     }
 
 
-def picture_png(run: PhaseRun) -> bytes:
-    """The page with its regions, the headline, and the latency of each decode step; at most 100 kB."""
-    figure = blank_figure(_STILL_INCHES[1], _STILL_INCHES[0])
-    page, curve = figure.subplots(1, 2, width_ratios=(2, 3))
-    title = f"{printable(run_title(run), 80)} · {printable(subject(run), 120)}"
-    words = textwrap.fill(headline(run), 115, max_lines=3, placeholder=" …")
-    figure.suptitle(f"{title}\n{words}", x=0.01, ha="left", fontsize=10)
-    plot_page(run, ax=page)
-    plot_latency(run, ax=curve)
-    drawn = Image.open(io.BytesIO(figure_png(figure))).convert("RGB")
-    drawn.thumbnail((_STILL_WIDTH, _STILL_WIDTH))
-    while True:
-        buffer = io.BytesIO()
-        drawn.quantize(_STILL_COLOURS).save(buffer, "PNG", optimize=True)
-        if buffer.tell() <= _STILL_BYTES:
-            return buffer.getvalue()
-        drawn = drawn.resize((drawn.width * 4 // 5, drawn.height * 4 // 5), Image.Resampling.LANCZOS)
+def _again(record: Record) -> dict[str, Asked]:
+    """What the panel can measure next of a record, by the button's words."""
+    run = record.load()
+    asked = record.asked or asked_again(run)
+    if asked is None:
+        return {}
+    many = max(8, 2 * len(run.repeats))
+    steps: dict[str, dict[str, Any]] = {}
+    if noise_warning(run) or len(run.repeats) < LEAST_REPEATS:
+        steps[f"Measure again with {many} repeats"] = {"repeats": many}
+    if run.model["strategy"] == "eager" and has_cuda():
+        steps["Try cuda_graph"] = {"strategy": "cuda_graph"}
+    return {
+        words: replace(asked, settings=replace(asked.settings, **change)) for words, change in steps.items()
+    }
 
 
-def _framed(content: Html) -> Html:
-    return fragment(element("div", content, class_="opx-still"), Html(f"<style>{_STILL_STYLE}</style>"))
+def read_record(data: bytes, name: str) -> PhaseRun:
+    """A record from a file's bytes; `OcrPhasesError`, naming the file, for anything else."""
+    try:
+        return PhaseRun.from_json(unpacked(data, LARGEST_FILE) if name.endswith(".gz") else data)
+    except OcrPhasesError as error:
+        raise OcrPhasesError(f"{name}: {error}") from error

@@ -1,4 +1,4 @@
-"""What happens between Run and a record: the queue, the measuring thread, its live view and messages.
+"""What happens between Run and a record: jobs, the measuring thread, and what is told of it meanwhile.
 
 The measuring thread only notes what happened and when. A few times a second the panel tells it to the
 browser, which draws it, so that watching costs the measurement as little as can be.
@@ -11,77 +11,46 @@ import threading
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import ipywidgets as widgets
 import numpy as np
 
+from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.errors import OcrPhasesError, Stopped
-from ocr_phases.explorer.form import Asked
-from ocr_phases.explorer.view import LiveView
+from ocr_phases.explorer.form import Asked, first_image
+from ocr_phases.explorer.view_data import boxes, numbers, scale_of
+from ocr_phases.families import FAMILIES
 from ocr_phases.record import PhaseRun
 from ocr_phases.settings import Settings
 from ocr_phases.show.page import printable
-from ocr_phases.show.web import Html, element
-from ocr_phases.text import ms_text
+from ocr_phases.show.web import Html, element, jpeg_file
+from ocr_phases.text import ms_text, plain
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 REFRESH_S = 0.2
 _SHOWN_TEXT = 6_000
-_SIGNS = {"waiting": "○", "running": "▶", "done": "✓", "failed": "✗", "stopped": "■", "not run": "–"}
+_SIDE = 1_000  # pixels of the page under a running measurement
+_POINTS = 400
+_LINES = 3
+#: A family whose way to mark regions takes in the others'.
+_ANY_MARKS = next(name for name, facts in FAMILIES.items() if facts.page_mark)
 # One for all panels and always the same, because CUDA graphs and compiled code belong to the thread that
 # made them.
 _THREAD = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ocr_phases")
 
 
-# -- messages ----------------------------------------------------------------------------------------
-
-
-class Messages(widgets.HTML):
-    """One message at a time. As a context manager it shows and swallows an `Exception`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_class("opx-messages")
-
-    def say(self, sentence: str) -> None:
-        """Show a sentence; an empty one clears the message."""
-        self.value = element("p", sentence, role="status") if sentence else ""
-
-    def show_error(self, error: BaseException) -> None:
-        """Show an error as one sentence with a folded traceback."""
-        trace = "".join(traceback.format_exception(error))
-        folded = element("details", element("summary", "Traceback"), element("pre", trace, tabindex=0))
-        sentence = element("p", error_sentence(error))
-        self.value = element("div", sentence, folded, class_="opx-error", role="alert")
-
-    def guarded(self, handler: Callable[..., object]) -> Callable[..., None]:
-        """A widget's handler that shows its errors here; a widget alone only logs them."""
-
-        def call(*arguments: Any) -> None:
-            self.say("")
-            with self:
-                handler(*arguments)
-
-        return call
-
-    def __enter__(self) -> Messages:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        if isinstance(error, Exception):
-            self.show_error(error)
-        return isinstance(error, Exception)
+def error_html(error: BaseException) -> Html:
+    """An error as one sentence with a folded traceback."""
+    trace = "".join(traceback.format_exception(error))
+    folded = element("details", element("summary", "Traceback"), element("pre", trace, tabindex=0))
+    return element("div", element("p", error_sentence(error)), folded, class_="opx-error", role="alert")
 
 
 def error_sentence(error: BaseException) -> str:
@@ -92,193 +61,122 @@ def error_sentence(error: BaseException) -> str:
     return f"{type(error).__name__}: {first if len(first) <= 300 else first[:299] + '…'}"
 
 
-# -- the queue ---------------------------------------------------------------------------------------
-
-
 @dataclass
 class Job:
-    """One measurement with its ``state``, a key of the list's signs, and a sentence about how it ended."""
+    """One measurement: waiting, running, done, failed, stopped or not run, and a sentence on how it ended."""
 
     asked: Asked
     state: str = "waiting"
     said: str = ""
+    record: str = ""  # the key of its result
 
-    @property
-    def name(self) -> str:
-        """Page and preset."""
-        page = self.asked.page_name or Path(str(self.asked.page)).name
-        return f"{printable(page, 60)}, {self.asked.settings.preset or 'default preset'}"
-
-
-class Queue(widgets.HTML):
-    """The list of jobs; a single one is not listed."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.add_class("opx-queue")
-        self.jobs: list[Job] = []
-
-    def begin(self, asked: Sequence[Asked]) -> None:
-        """List new jobs, all waiting."""
-        self.jobs = [Job(one) for one in asked]
-        self._draw()
-
-    @contextlib.contextmanager
-    def running(self, job: Job) -> Iterator[None]:
-        """Mark ``job`` while it runs; an exception is its reason to fail, and goes on."""
-        job.state = "running"
-        self._draw()
-        try:
-            yield
-        except Exception as error:
-            job.state, job.said = "failed", error_sentence(error)
-            raise
-        except BaseException:  # the task was cancelled
-            job.state = "stopped"
-            raise
-        finally:
-            self._draw()
-
-    def leave(self) -> None:
-        """Leave out what waits."""
-        for job in self.jobs:
-            job.state = "not run" if job.state == "waiting" else job.state
-        self._draw()
-
-    def _draw(self) -> None:
-        items = [_item(job) for job in self.jobs]
-        ended = sum(job.state not in ("waiting", "running") for job in self.jobs)
-        head = element("p", f"{ended} of {len(items)} measurements ended", role="status")
-        self.value = element("div", head, element("ol", *items)) if len(items) > 1 else ""
+    def row(self) -> dict[str, Any]:
+        """What the browser's table shows."""
+        settings = self.asked.settings
+        page = printable(self.asked.page_name or Path(str(self.asked.page)).name, 60)
+        cells = {"page": page, "model": settings.model, "preset": settings.preset or "default"}
+        cells |= {"how": settings.strategy, "state": self.state, "said": self.said}
+        return cells | {"record": self.record}
 
 
-def _item(job: Job) -> Html:
-    sign = element("span", _SIGNS[job.state], aria_hidden="true")
-    reason = f": {job.said}" if job.said else ""
-    return element("li", sign, f" {job.name}: ", element("strong", job.state), reason)
+@dataclass
+class Live:
+    """A running measurement; `state` is what the browser draws of it, `stop` ends it at its next token."""
 
-
-# -- the live view -----------------------------------------------------------------------------------
-
-
-class Live(widgets.Box):
-    """Streamed text, page and latency curve of the running measurement; ``status`` is its progress."""
-
-    def __init__(self) -> None:
-        self.status = widgets.HTML()
-        self.status.add_class("opx-status")
-        self.stream = widgets.HTML()
-        self.stream.add_class("opx-stream")
-        self.view = LiveView()
-        super().__init__([self.stream, self.view])
-        self.add_class("opx-live")
-        self._stop = threading.Event()
-        self.clear()
-
-    # -- the panel's side -------------------------------------------------------------------------
-
-    def clear(self) -> None:
-        """Show that nothing runs."""
-        self._news: deque[Callable[[], None]] = deque()
-        self._read: Callable[[int], str] | None = None
-        self._started = time.perf_counter()
-        self._doing = ""
-        self._tokens_a_run = self._runs = self._warmup = self._done = 0
-        self._texts: list[str] = []
-        self._texts_before: list[str] = []  # of the longest run before
-        self._times: list[list[float]] = [[]]
-        self._last: float | None = None
-        self._stop.clear()
-        self.layout.display = "none"
-        self.status.value = self.stream.value = ""
+    tokens_a_run: int = 0
+    repeats: int = 0
+    warmup: int = 0
+    size: tuple[int, int] | None = None
+    picture: bytes = b""
+    _news: deque[Callable[[], None]] = field(default_factory=deque)
+    _read: Callable[[int], str] | None = None
+    _began: float = 0.0
+    _first: float | None = None
+    _doing: str = ""
+    _done: int = 0
+    _texts: list[list[str]] = field(default_factory=lambda: [[]])
+    _times: list[list[float]] = field(default_factory=lambda: [[]])
+    _last: float | None = None
+    _stop: threading.Event = field(default_factory=threading.Event)
 
     @property
     def text(self) -> str:
-        """What has been written so far."""
-        return "".join(self._texts)
-
-    def end(self) -> None:
-        """Show that nothing runs any more; the text so far stays until the next run."""
-        self.refresh()
-        self._texts = max(self._texts_before, self._texts, key=len)
-        self._draw()
-        self.status.value = ""
-        if not self._texts:
-            self.clear()
+        """What has been written so far; what the longest run wrote where that is more."""
+        return max(map("".join, self._texts), key=len)
 
     def begin(self, tokens_a_run: int, repeats: int, warmup: int, page: Image | None = None) -> None:
-        """Show that a measurement of a page starts by loading its model."""
-        self.clear()
-        self.view.begin(page)
-        self._tokens_a_run, self._runs, self._warmup = tokens_a_run, repeats + warmup, warmup
-        self.layout.display = None
-        self.refresh()
+        """A measurement of a page starts by loading its model."""
+        self.__init__(tokens_a_run, repeats, warmup)  # type: ignore[misc]
+        self._began = time.perf_counter()
+        if page is not None:
+            self.size, self.picture = page.size, jpeg_file(page, _SIDE, _SIDE)[1]
 
     def stop(self) -> None:
         """Ask the measuring thread to stop at its next token."""
         self._stop.set()
-        self.refresh()
 
-    def refresh(self) -> None:
-        """Draw the measuring thread's news."""
-        fresh = bool(self._news)
+    # -- the panel's side -------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Text, curves, boxes and progress, with the measuring thread's news."""
         while self._news:
             self._news.popleft()()
-        self._draw_status()
-        if fresh:
-            self._draw()
-
-    def _next_run(self, done: int) -> None:
-        self._doing, self._done, self._last = "", done, None
-        if 0 < done < self._runs:
-            self._texts_before = max(self._texts_before, self._texts, key=len)
-            self._texts, self._times = [], [*self._times, []]
-
-    def _take(self, tokens: list[int], clock: float) -> None:
-        """Tokens as they were read: their text, and the host's time since the last ones."""
-        each = float("nan") if self._last is None else (clock - self._last) * 1000.0 / len(tokens)
-        self._times[-1] += [each] * len(tokens)
-        self._last = clock
-        if self._read is not None:
-            self._texts += [self._read(token) for token in tokens]
-
-    def _draw_status(self) -> None:
-        known = self._read is not None and not self._doing
-        if self._stop.is_set():
-            doing = "stopping"
-        elif not known:
-            doing = f"{self._doing or 'starting'}, {time.perf_counter() - self._started:.0f} s"
-        else:
-            doing = self._run_name()
-        total = self._runs * self._tokens_a_run
-        at = f' value="{self._done * self._tokens_a_run + len(self._times[-1])}"' if known else ""
-        self.status.value = (
-            f'<progress max="{total}"{at} aria-label="Progress"></progress> '
-            f"{element('span', doing, role='status')}"
-        )
-
-    def _run_name(self) -> str:
-        number = min(self._done, self._runs - 1)
-        repeats = self._runs - self._warmup
-        name = (
-            f"warm-up {number + 1} of {self._warmup}"
-            if number < self._warmup
-            else f"repeat {number - self._warmup + 1} of {repeats}"
-        )
-        times = np.asarray(self._times[-1])
-        times = times[np.isfinite(times)]
-        pace = f", {ms_text(float(np.median(times)))} a token (host clock)" if len(times) else ""
-        return f"{name}: {len(self._times[-1]):,} tokens{pace}"
-
-    def _draw(self) -> None:
-        if not self._times[-1]:
-            return
-        text = self.text[-_SHOWN_TEXT:]
-        self.stream.value = element("div", element("pre", text, tabindex=0), class_="opx-scroll")
-        longest = max(map(len, self._times))
+        shown, longest = self._times[-_LINES:], max(map(len, self._times))
         # Room for what is still to come, without a squeezed start: the next power of two.
         room = 2 ** int(np.ceil(np.log2(max(longest, 32))))
-        self.view.update(self._texts, self._times, min(room, max(self._tokens_a_run, longest)))
+        most = min(room, max(self.tokens_a_run, longest))
+        found = [ms for run in shown for ms in numbers(run) if ms is not None]
+        # A finished run tells how long the others are.
+        expected = max(map(len, self._times[: self._done]), default=0) or self.tokens_a_run
+        total = (self.repeats + self.warmup) * expected
+        known = self._read is not None and not self._doing
+        made = min(self._done * expected + len(self._times[-1]), total) if known else None
+        return {
+            "doing": self._said(),
+            "done": made,
+            "total": total,
+            "left": self._left(made, total),
+            "text": "".join(self._texts[-1])[-_SHOWN_TEXT:],
+            "lines": [[len(run), _thinned(numbers(run), most)] for run in shown],
+            "count": most,
+            "top": 1.3 * scale_of(found),
+            "boxes": self._boxes(),
+            "size": self.size,
+        }
+
+    def _said(self) -> str:
+        if self._stop.is_set():
+            return "stopping"
+        if self._read is None or self._doing:
+            return f"{self._doing or 'waiting for its turn'}, {time.perf_counter() - self._began:.0f} s"
+        number, runs = min(self._done, self.repeats + self.warmup - 1), self.repeats
+        name = f"warm-up {number + 1} of {self.warmup}"
+        if number >= self.warmup:
+            name = f"repeat {number - self.warmup + 1} of {runs}"
+        return ", ".join(filter(None, [f"{name}: {len(self._times[-1]):,} tokens", self._pace()]))
+
+    def _pace(self) -> str:
+        """The median time of a token in the finished repeats, with its range, or in the first so far."""
+        measured = [np.asarray(run) for run in self._times[self.warmup :]] or [np.asarray(self._times[-1])]
+        medians = [float(np.nanmedian(run)) for run in measured if np.isfinite(run).any()]
+        if not medians:
+            return ""
+        each = f"{ms_text(float(np.median(medians)))} a token (host clock)"
+        spread = f", {ms_text(min(medians))} to {ms_text(max(medians))} in {len(medians)} repeats"
+        return each + (spread if len(medians) > 1 else "")
+
+    def _left(self, made: int | None, total: int) -> str:
+        if not made or self._first is None or total <= made:
+            return ""
+        seconds = (time.perf_counter() - self._first) / made * (total - made)
+        return f"{seconds:.0f} s left" if seconds < 90 else f"{seconds / 60:.0f} min left"
+
+    def _boxes(self) -> list[dict[str, Any]]:
+        if self.size is None:
+            return []
+        regions = parse_grounding(plain("".join(self._texts[-1])), _ANY_MARKS).on_page(0).regions
+        labels = list(dict.fromkeys(region.label for region in regions))
+        return boxes(regions, self.size, labels)
 
     # -- the measuring thread's side --------------------------------------------------------------
 
@@ -306,6 +204,33 @@ class Live(widgets.Box):
         if self._stop.is_set():
             raise Stopped
 
+    def _next_run(self, done: int) -> None:
+        self._doing, self._done, self._last = "", done, None
+        self._first = self._first or time.perf_counter()
+        if 0 < done < self.repeats + self.warmup:
+            self._texts.append([])
+            self._times.append([])
+
+    def _take(self, tokens: list[int], clock: float) -> None:
+        """Tokens as they were read: their text, and the host's time since the last ones."""
+        each = float("nan") if self._last is None else (clock - self._last) * 1000.0 / len(tokens)
+        self._times[-1] += [each] * len(tokens)
+        self._last = clock
+        if self._read is not None:
+            self._texts[-1] += [self._read(token) for token in tokens]
+
+
+def _thinned(times: list[float | None], most: int) -> list[list[float]]:
+    """``[token, ms]`` of the slowest of each few tokens, so that no slow one goes missing."""
+    bunch = -(-most // _POINTS)
+    points = []
+    for start in range(0, len(times), bunch):
+        known = (
+            (ms, token) for token, ms in enumerate(times[start : start + bunch], start) if ms is not None
+        )
+        points += [[token, ms] for ms, token in sorted(known)[-1:]]
+    return points
+
 
 # -- the measuring thread ----------------------------------------------------------------------------
 
@@ -315,6 +240,10 @@ def start(asked: Asked, live: Live) -> Future[PhaseRun]:
 
     The future raises what `run_inference` and loading raise, `Stopped` too.
     """
+    settings = asked.settings
+    live.begin(
+        settings.expected_tokens, settings.repeats, settings.warmup, first_image(asked.page, asked.page_name)
+    )
     return _THREAD.submit(_measure, asked, live)
 
 

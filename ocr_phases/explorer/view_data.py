@@ -15,11 +15,10 @@ import pandas as pd
 
 from ocr_phases.analyse.grounding import PREAMBLE, Grounding, Region, parse_grounding
 from ocr_phases.analyse.regions import regions_of
-from ocr_phases.analyse.sentences import UNCERTAIN_TEXT, typical_sentence
-from ocr_phases.analyse.stages import grounding_of, typical_repeat
+from ocr_phases.analyse.sentences import UNCERTAIN_TEXT
+from ocr_phases.analyse.stages import grounding_of
 from ocr_phases.analyse.text import few_blanks
-from ocr_phases.record import PHASES, PhaseRun
-from ocr_phases.show.figures import MUTED, PHASE_COLOURS, STAGE_COLOURS
+from ocr_phases.record import PhaseRun
 from ocr_phases.show.page import (
     label_colour,
     page_notes,
@@ -31,7 +30,7 @@ from ocr_phases.show.page import (
     type_colour,
 )
 from ocr_phases.show.web import jpeg_file
-from ocr_phases.text import count_text, ms_text, percent_text, plain, stage_name
+from ocr_phases.text import count_text, ms_text, percent_text, plain
 
 _PAGE_SIDE = 2_000  # pixels of the embedded page, which can be magnified
 _COLOURS = 24
@@ -58,8 +57,11 @@ def _reader() -> mistune.Markdown:
 _MARKDOWN = _reader()
 
 
-def row_data(run: PhaseRun, row: int) -> dict[str, Any]:
-    """Tokens, regions, boxes and notes of a batch row; ``ms`` is the device clock's median over repeats."""
+def row_data(run: PhaseRun, row: int, before: PhaseRun | None = None) -> dict[str, Any]:
+    """Tokens, regions, boxes and notes of a batch row; ``ms`` is the device clock's median over repeats.
+
+    ``before`` gives the times of another record, for the curve.
+    """
     text, grounding = plain(run.results[row]["text"] or ""), grounding_of(run, row)
     tokens = run.tokens_of(row)
     times = numbers(tokens["device_ms"])
@@ -72,7 +74,7 @@ def row_data(run: PhaseRun, row: int) -> dict[str, Any]:
     return {
         "rows": _row_names(run),
         "note": _note(run, row, grounding),
-        "timeline": timeline_data(run, row),
+        "before": [] if before is None else numbers(before.tokens_of(0)["device_ms"]),
         "texts": [plain(str(text)) for text in tokens["text"]],
         "ms": times,
         "steps": whole(tokens["step"]),
@@ -118,32 +120,6 @@ def _row_names(run: PhaseRun) -> list[str]:
         for row in range(len(run.results))
     ]
     return [f"{row}: {printable(names, 40)}" for row, names in enumerate(files, start=1)]
-
-
-def timeline_data(run: PhaseRun, row: int) -> dict[str, Any]:
-    """The spans of the typical repeat, a lane for each phase, stage and view; ms on the device clock."""
-    spans = run.spans[run.spans["repeat"] == typical_repeat(run)]
-    spans = spans.dropna(subset=["device_start_ms", "device_ms"])
-    steps = run.tokens_of(row).dropna(subset=["step"]).set_index("step")["index"].to_dict()
-    phases = spans.groupby("stage")["phase"].nunique()
-    lanes = []
-    for key, own in spans.groupby(["phase", "stage", "view"], sort=False):
-        phase, stage, view = map(str, key)
-        own = own.sort_values("device_start_ms")
-        place = PHASES.index(phase), stage != phase, own["device_start_ms"].min()
-        of_phase = f"{phase}:" if phases[stage] > 1 else ""
-        name = phase if stage == phase else stage_name(stage)
-        lane = {
-            "name": " ".join(filter(None, (of_phase, name, view))),
-            "colour": PHASE_COLOURS[phase] if stage == phase else STAGE_COLOURS.get(stage, MUTED),
-            "starts": numbers(own["device_start_ms"]),
-            "ms": numbers(own["device_ms"]),
-            "tokens": [steps.get(step) for step in whole(own["step"])],
-        }
-        lanes.append((place, lane))
-    end = (spans["device_start_ms"] + spans["device_ms"]).max()
-    lanes.sort(key=lambda item: item[0])
-    return {"note": typical_sentence(run), "end": float(end), "lanes": [lane for _, lane in lanes]}
 
 
 def page_jpegs(run: PhaseRun, row: int) -> list[bytes]:

@@ -1,0 +1,250 @@
+"""Records that outlive the kernel: a folder of them, those of the package, and where paths begin.
+
+A file's name says what it measured, so a folder is listed before its records are read.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from ocr_phases.analyse.comparison import Comparison, run_labels, same_tokens
+from ocr_phases.analyse.quality import quality_of
+from ocr_phases.analyse.regions import region_pairs
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.files import save_new, split_page
+from ocr_phases.record import PhaseRun
+from ocr_phases.show.figures import Picture
+from ocr_phases.show.page import printable
+from ocr_phases.show.results_many import comparison_bundle
+from ocr_phases.show.web import Html, fragment, note, table_html
+from ocr_phases.text import bytes_text, count_text
+from ocr_phases.versions import asset
+
+FOLDER = "ocr_phases_records"
+_MOST_LISTED = 200  # the newest
+_DEMO = "tiny-receipt.json.gz"  # shown where nothing was measured yet
+_SHIPPED = (_DEMO, "h200-dummy-*.json", "families/h200-[!b]*.json*")  # the others there are benchmarks
+_MARKS = (".git", "pyproject.toml")  # of a project
+_NUMBERS = itertools.count()
+_SPARKS = 40
+
+
+# -- places: in the project, which need not be the notebook's own folder -----------------------------
+
+
+def project_folder() -> Path:
+    """The nearest folder above the kernel's that holds a project; else where Jupyter was started.
+
+    That is the kernel's own folder if Jupyter was started elsewhere or in the file system's root.
+    """
+    here = Path.cwd()
+    above = (here, *here.parents)
+    marked = next((folder for folder in above if any((folder / mark).exists() for mark in _MARKS)), None)
+    started = _server_folder()
+    return marked or (started if started in above[:-1] else here)
+
+
+def _server_folder() -> Path | None:
+    """The working folder of the process that started this kernel, if it says so."""
+    try:
+        return Path(psutil.Process(int(os.environ["JPY_PARENT_PID"])).cwd())
+    except (KeyError, ValueError, psutil.Error):
+        return None
+
+
+def placed(text: str | Path) -> Path:
+    """The absolute path of a file to write: a relative one begins in the project."""
+    return project_folder() / Path(str(text).strip()).expanduser()
+
+
+def found(text: str | Path) -> Path:
+    """The absolute path of a file to read: in the project, else below a folder above the notebook.
+
+    JupyterLab's file browser counts from its own root, which is one of those.
+    """
+    path = placed(text)
+    file, number = split_page(str(text).strip())
+    if placed(file).exists():
+        return path
+    above = (folder / Path(file).expanduser() for folder in (Path.cwd(), *Path.cwd().parents))
+    other = next((beside for beside in above if beside.exists()), None)
+    return path if other is None or not file else other.with_name(other.name + number)
+
+
+# -- records -----------------------------------------------------------------------------------------
+
+
+def description(run: PhaseRun) -> list[str]:
+    """A record in a few words: when, files, model, preset, strategies, rows, tokens."""
+    rows = len(run.results)
+    files = ", ".join(dict.fromkeys(str(page["file"]) for page in run.pages))
+    return [
+        str(run.created)[:19],
+        printable(files, 60),
+        printable(str(run.model.get("name")), 40),
+        str(run.page.get("preset")),
+        str(run.model.get("strategy")),
+        f"vision {run.request['vision']}",
+        *([f"{rows} rows"] if rows > 1 else []),
+        count_text(run.token_count, "token"),
+    ]
+
+
+def file_stem(run: PhaseRun) -> str:
+    """`description` as a file name, in harmless characters."""
+    return "_".join(_harmless(part) for part in description(run))
+
+
+def _harmless(text: str) -> str:
+    part = re.sub(r"[^\w.+-]+|_", "-", text).strip("-.")
+    return part.encode()[:60].decode(errors="ignore")
+
+
+class Record:
+    """A row of the table: a record in memory, or in a file that is read when it is wanted.
+
+    ``own`` says that it is a person's, who may rename and delete it; ``asked`` is what measured it, if known.
+    """
+
+    def __init__(
+        self, run: PhaseRun | None = None, file: Path | None = None, *, own: bool = True, asked: Any = None
+    ) -> None:
+        self.key = f"record-{next(_NUMBERS)}"
+        self.file, self.own, self.asked = file, own, asked
+        names = [] if file is None else _stem(file).split("_")
+        kinds = ("created", "page", "model", "preset", "how") if len(names) > 1 else ("label",)
+        self.cells: dict[str, Any] = dict(zip(kinds, names, strict=False))
+        self._run = run
+        if run is not None:
+            self.cells |= cells(run)
+
+    @property
+    def in_memory(self) -> bool:
+        """Whether it need not be read."""
+        return self._run is not None
+
+    def load(self) -> PhaseRun:
+        """The record, which then stays in memory; raises `OcrPhasesError` as `PhaseRun.load` does."""
+        if self._run is None:
+            assert self.file is not None
+            self._run = PhaseRun.load(self.file)
+            self.cells |= cells(self._run)
+        return self._run
+
+    def read(self) -> None:
+        """Fill `cells` without keeping the record; of a damaged file they are what is wrong with it."""
+        if "spark" not in self.cells and self.file is not None:
+            try:
+                self.cells |= cells(PhaseRun.load(self.file))
+            except OcrPhasesError as error:
+                self.cells |= {"spark": [], "state": "damaged", "said": str(error)}
+
+    def rename(self, label: str) -> None:
+        """Give it a label, which becomes the name of its file; `OcrPhasesError` where that is taken."""
+        if self.file is not None and (name := _harmless(label)):
+            other = self.file.with_name(name + self.file.name.removeprefix(_stem(self.file)))
+            if other.exists():
+                raise OcrPhasesError(f"There is a {other.name} already: choose another label.")
+            self.file = self.file.rename(other)
+        self.cells["label"] = label.strip()
+
+    def row(self) -> dict[str, Any]:
+        """What the browser's table shows."""
+        return {"key": self.key, "own": self.own, **self.cells}
+
+
+def _stem(file: Path) -> str:
+    return file.name.removesuffix(".gz").removesuffix(".json")
+
+
+def cells(run: PhaseRun) -> dict[str, Any]:
+    """The cells of a record's row: words, times in ms, shares and a thinned curve of the decode steps."""
+    when, files, model, preset, *_ = description(run)
+    known, quality = run.summary(), {} if run.truths is None else quality_of(run)
+    times = run.token_table["device_ms"].dropna().to_numpy()
+    return {
+        "created": when.replace("T", " "),
+        "page": files,
+        "model": model,
+        "preset": preset,
+        "how": " + ".join(dict.fromkeys((str(run.model.get("strategy")), str(run.request["vision"])))),
+        "device": str(run.device["name"]),
+        **{name: known[name] for name in ("prefill_ms", "inter_token_ms", "tokens_per_s")},
+        "cer": quality.get("cer"),
+        "spark": [round(float(np.median(part)), 4) for part in np.array_split(times, _SPARKS) if len(part)],
+    }
+
+
+class Shelf:
+    """The folder that finished records are kept in, while ``on``."""
+
+    def __init__(self, folder: str | Path | None) -> None:
+        self.on, self.folder = folder is not None, str(folder or FOLDER)
+
+    @property
+    def path(self) -> Path:
+        """The folder, absolute."""
+        return placed(self.folder.strip() or FOLDER)
+
+    def files(self) -> list[Path]:
+        """The folder's newest records, the newest first: by the date in their names, else the files' own."""
+        files = [path for pattern in ("*.json", "*.json.gz") for path in self.path.glob(pattern)]
+        return sorted(filter(Path.is_file, files), key=_when, reverse=True)[:_MOST_LISTED]
+
+    def save(self, run: PhaseRun) -> Path | None:
+        """Save a record under a name of its own and return its file, None if records are not kept.
+
+        Raises `CannotWrite` as `save_new` does.
+        """
+        return save_new(run.save, self.path / f"{file_stem(run)}.json") if self.on else None
+
+    def told(self) -> str:
+        """How much the folder holds, and where it is."""
+        if not self.on:
+            return "Off: new records are lost with the kernel."
+        sizes = [path.stat().st_size for path in self.files()]
+        return f"{count_text(len(sizes), 'record')}, {bytes_text(sum(sizes))} in {self.path}"
+
+
+def _when(path: Path) -> tuple[str, str]:
+    dated = re.match(r"\d{4}-\d\d-\d\dT[\d-]+", path.name)
+    changed = datetime.fromtimestamp(path.stat().st_mtime, timezone.utc)
+    return (dated[0] if dated else changed.strftime("%Y-%m-%dT%H-%M-%S"), path.name)
+
+
+def shipped() -> list[Path]:
+    """The records that come with the package; the first is shown where there is none yet."""
+    runs = asset("data", "runs")
+    return [path for pattern in _SHIPPED for path in sorted(runs.glob(pattern))]
+
+
+# -- several -----------------------------------------------------------------------------------------
+
+
+def comparison_html(runs: Sequence[PhaseRun]) -> Html:
+    """What a cell shows of `compare`, curves and stages on common axes, and the baseline's regions."""
+    labels = run_labels(runs)
+    compared = Comparison(runs, labels)
+    same = "All wrote the same tokens." if all(same_tokens(runs[0], run) for run in runs[1:]) else ""
+    pairs = region_pairs(runs, labels)
+    for name in ("label", "text"):
+        pairs[name] = [printable(str(text), 40) for text in pairs[name]]
+    headings = {label: (printable(label, 40), "ms") for label in labels}
+    caption, missing = "Decode time of each region of the baseline", "the record has no such region"
+    regions = table_html(pairs, caption=caption, headings=headings, missing=missing, classes="op-words")
+    return fragment(
+        Html(comparison_bundle(compared)["text/html"]),
+        note(same) if same else "",
+        Picture(compared.plot.decode(), "Time of each decode step, a line a record").html(),
+        Picture(compared.plot.stages(), "Stages of the prefill, a bar a record").html(),
+        regions if len(pairs) > 1 else "",
+    )
