@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import matplotlib
 import numpy as np
 import pandas as pd
-from matplotlib.artist import Artist, setp
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -251,7 +251,8 @@ def legend_below(figure: Figure, keys: Sequence[Artist], ax: Axes | None = None)
         look["borderaxespad"] = 0
     look |= {"fontsize": 9, "frameon": False, "labelcolor": INK, "labelspacing": 0.35, "columnspacing": 1.2}
     legend = (ax or figure).legend(handles=keys, ncols=max(fits, default=1), **look)
-    setp(legend.get_texts(), parse_math=False)
+    for text in legend.get_texts():
+        text.set_parse_math(False)
     return figure
 
 
