@@ -40,7 +40,7 @@ from ocr_phases.show.figures import (
     sentence_figure,
     style_axes,
 )
-from ocr_phases.show.web import Html, element, fragment, note, pictures_html, table_html
+from ocr_phases.show.web import Html, element, fragment, note, pictures_html, printable, table_html
 from ocr_phases.text import count_text, ms_text, percent_text
 
 if TYPE_CHECKING:
@@ -68,7 +68,6 @@ _SPARE_COLOURS = ("#cc6677", "#19823c", "#98583c", "#007696", "#8f8f2f")
 _DARK, _PAPER = "#111111", "#ffffff"
 _LABEL_ALPHA, _TIME_ALPHA = "28", "69"  # hexadecimal
 _SCALE = matplotlib.colormaps["viridis_r"]  # on white paper the dark end has to stand for much
-_LONGEST_LABEL = 24
 _MOST_NEIGHBOURS = 500
 _LEGIBLE = 8 / 72  # inches of type
 _KEY_WIDTH, _LINE = 30, 1.5  # in the size of the type
@@ -78,7 +77,6 @@ _MOST_ROWS = 4
 _MOST_TYPES = 12
 _TALLEST = 10.0  # inches of a page on its own
 _PAGE_COLOURS = ("type", "time")
-_SHORT_TEXT = 60
 _USUAL = {"repaired": False, "boxes": 1, "uncertain": False}
 _HEADINGS = {"decode_ms": ("decode time", "ms")}
 _MISSING = "no text or no time"
@@ -104,12 +102,6 @@ def type_colour(ground: str) -> str:
     """The colour of type on a ground: dark on a light one."""
     red, green, blue = ImageColor.getrgb(ground)[:3]
     return _DARK if 0.299 * red + 0.587 * green + 0.114 * blue > 125 else _PAPER
-
-
-def printable(text: str, longest: int = _LONGEST_LABEL) -> str:
-    """Model-made text as one short line that any font can be asked to draw."""
-    line = " ".join("".join(char if char.isprintable() else " " for char in text[: 4 * longest]).split())
-    return line if len(line) <= longest else line[: longest - 1] + "…"
 
 
 # -- boxes --------------------------------------------------------------------------------------------
@@ -348,7 +340,6 @@ def region_tables_html(run: PhaseRun) -> Html:
     for row in shown_rows(run):
         if grounding_of(run, row).regions:
             types = type_table(table := regions_of(run, row))
-            types["label"] = [printable(label) for label in types["label"]]
             caption, headings = "What each type of region cost to write", {**_HEADINGS, "label": ("type", "")}
             parts.append(_row_heading(run, row))
             parts.append(table_html(types, caption=caption, headings=headings, missing=_MISSING))
@@ -359,13 +350,10 @@ def region_tables_html(run: PhaseRun) -> Html:
 def regions_html(table: pd.DataFrame) -> Html:
     """`ocr_phases.analyse.regions.regions_of` as a table, the costliest region first.
 
-    Texts are shortened. Columns with only usual values (boxes, repaired, uncertain) are left out, and
+    Columns with only usual values (boxes, repaired, uncertain) are left out, and
     probabilities where the record has none.
     """
-    table = table.sort_values("decode_ms", ascending=False, kind="stable").assign(
-        label=lambda each: [printable(label) for label in each["label"]],
-        text=lambda each: [printable(text, _SHORT_TEXT) for text in each["text"]],
-    )
+    table = table.sort_values("decode_ms", ascending=False, kind="stable")
     marked = table[table["region"] != PREAMBLE]
     usual = [name for name, value in _USUAL.items() if name in table and (marked[name] == value).all()]
     table = table.drop(columns=usual).dropna(axis="columns", how="all")
