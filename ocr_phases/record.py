@@ -12,7 +12,7 @@ import importlib
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from pathlib import Path
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -71,6 +71,9 @@ class RecordedPage(dict[str, Any]):
 class Plots:
     """The plots of a result, which name themselves; each is a matplotlib figure that shows itself."""
 
+    def __init__(self, result: Any) -> None:
+        self._result = result
+
     def __repr__(self) -> str:
         return ", ".join(f"plot.{name}()" for name in dir(self) if not name.startswith("_"))
 
@@ -80,8 +83,14 @@ def _table(name: str, text: str) -> property:
     return property(lambda run: elsewhere("analyse.stages.Table").of(name, run), doc=shown)
 
 
-def _plot(name: str) -> property:
-    return property(lambda plots: MethodType(checked()(elsewhere(name)), plots._run))
+def plot_of(name: str, *parts: str) -> property:
+    """The function ``name`` (``module.name``) as a method: it draws a result, or these attributes of it."""
+
+    def bound(plots: Plots) -> Any:
+        given = [getattr(plots._result, part) for part in parts] or [plots._result]
+        return reduce(MethodType, given, checked()(elsewhere(name)))
+
+    return property(bound)
 
 
 @hinted
@@ -91,17 +100,14 @@ class RunPlots(Plots):
     A plot of a single axes takes ``ax``, draws there and returns its figure. ``row`` is that of a batch.
     """
 
-    latency = _plot("show.plots.plot_latency")
-    vision = _plot("show.plots.plot_vision_stages")
-    timeline = _plot("show.plots.plot_phase_timeline")
-    memory = _plot("show.plots.plot_memory")
-    roofline = _plot("show.plots.plot_roofline")
-    kernels = _plot("show.plots.plot_kernels")
-    page = _plot("show.page.plot_page")
-    regions = _plot("show.page.plot_region_types")
-
-    def __init__(self, run: PhaseRun) -> None:
-        self._run = run
+    latency = plot_of("show.plots.plot_latency")
+    vision = plot_of("show.plots.plot_vision_stages")
+    timeline = plot_of("show.plots.plot_phase_timeline")
+    memory = plot_of("show.plots.plot_memory")
+    roofline = plot_of("show.plots.plot_roofline")
+    kernels = plot_of("show.plots.plot_kernels")
+    page = plot_of("show.page.plot_page")
+    regions = plot_of("show.page.plot_region_types")
 
 
 @public
@@ -231,7 +237,7 @@ class PhaseRun:
 
     @cached_property
     def repeats(self) -> list[int]:
-        """The numbers of the measured repeats."""
+        """The numbers of the measured repeats, from 0; reports and sentences count them from 1."""
         return sorted(int(number) for number in self.spans["repeat"].unique())
 
     # -- tables -----------------------------------------------------------------------------------
@@ -247,7 +253,7 @@ class PhaseRun:
         return self._sums[column].to_numpy() if column in self._sums else np.zeros(len(self.repeats))
 
     def tokens_of(self, row: int) -> pd.DataFrame:
-        """One row a generated token of batch row ``row``: columns `TOKEN_COLUMNS`.
+        """One row a generated token of batch row ``row``, from 0: columns `TOKEN_COLUMNS`.
 
         ms are medians over repeats of the decode step that made the token (p10 and p90 beside them);
         missing for a token that came from the prefill. They are rounded to 2^-20 ms (a nanosecond, below what

@@ -136,8 +136,8 @@ def is_noisy(run: PhaseRun) -> bool:
 def conditions_table(run: PhaseRun) -> pd.DataFrame:
     """The machine's conditions in each repeat, columns `CONDITION_COLUMNS`; empty for a record without them.
 
-    Seconds; ``others`` (CPU time of other processes) and ``steal`` as shares of all cores' time; the
-    one-minute load average. NaN for values that the system did not report.
+    Repeats are counted from 0. Seconds; ``others`` (CPU time of other processes) and ``steal`` as shares of
+    all cores' time; the one-minute load average. NaN for values that the system did not report.
     """
     rows = (run.device.get("conditions") or {}).get("repeats") or []
     table = pd.DataFrame(rows, columns=list(CONDITION_COLUMNS))

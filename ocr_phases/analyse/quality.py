@@ -283,7 +283,7 @@ def _against(truth: Truth, run: PhaseRun, row: int) -> list[_Line]:
         alike = similarities(tables_of(text), tables)
         lines.append(("table_similarity", "", sum(alike) / len(tables), len(tables)))
     if _has_boxes(truth, run, row):
-        lines += _boxes(grounding.regions, truth.regions)
+        lines += _boxes(grounding.on_page(0).regions, truth.regions)
     if not truth.reference:
         return lines
     return [

@@ -114,6 +114,11 @@ class SweepResult:
         return sweep_points(self.table)
 
     @cached_property
+    def curves(self) -> pd.DataFrame:
+        """Decode over the cache: `decode_curves` of the records."""
+        return decode_curves(self.runs)
+
+    @cached_property
     def findings(self) -> list[str]:
         """What `verdict` says, piece by piece."""
         return [each for each in _verdict_sentences(self) if each] or [_NOTES["nothing"]]

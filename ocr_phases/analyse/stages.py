@@ -145,7 +145,7 @@ def stage_table(run: PhaseRun) -> pd.DataFrame:
 
 @cached
 def repeat_table(run: PhaseRun) -> pd.DataFrame:
-    """One row a repeat: its number and times in ms on the device clock, NaN for a phase that it lacks.
+    """One row a repeat: its number from 0 and times in ms on the device clock, NaN for a phase it lacks.
 
     Columns ``repeat``, ``prepare_ms``, ``prefill_ms``, ``ttft_ms`` (prepare plus prefill), ``decode_ms``,
     ``generate_ms``, ``steps`` (of decode) and ``tokens_per_s`` (`PhaseRun.decoded_tokens` over the whole
@@ -258,11 +258,10 @@ def decode_trend(run: PhaseRun) -> Trend | None:
     table = table[~table["outlier"]]
     if len(table) < _TREND_STEPS:
         return None
-    x = attended(run, table["cache_len"].to_numpy(dtype=np.float64))
-    y = table["device_ms"].to_numpy(dtype=np.float64)
-    if len(x) > _PAIRS:  # every pair of some hundred steps says as much as every pair of thousands
-        chosen = np.linspace(0, len(x) - 1, _PAIRS).round().astype(int)
-        x, y = x[chosen], y[chosen]
+    # Every pair of some hundred steps says as much as every pair of thousands.
+    chosen = table.iloc[np.linspace(0, len(table) - 1, min(len(table), _PAIRS)).round().astype(int)]
+    x = attended(run, chosen["cache_len"].to_numpy(dtype=np.float64))
+    y = chosen["device_ms"].to_numpy(dtype=np.float64)
     left, right = np.triu_indices(len(x), k=1)
     apart = x[right] - x[left] > 0
     slopes = (y[right] - y[left])[apart] / (x[right] - x[left])[apart]

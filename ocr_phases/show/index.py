@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 from urllib.parse import quote
 
 import pandas as pd
@@ -17,7 +16,6 @@ from ocr_phases.analyse.scaling import (
 )
 from ocr_phases.files import RECORD
 from ocr_phases.show.figures import Picture
-from ocr_phases.show.page import printable
 from ocr_phases.show.plots_many import plot_compression, plot_cost_quality, plot_distributions
 from ocr_phases.show.web import (
     Html,
@@ -38,7 +36,6 @@ MOST_ROWS = 2_000
 _WIDER = "main, nav ul, footer { max-width: 1320px; }"
 
 _ORDER = ": failures, pages with warnings, then the slowest decode"
-_LONGEST = {"reason": 240, "label": 24, "text": 60}
 _HISTOGRAMS = "Histograms of time to first token, inter-token latency, tokens and vision share over the pages"
 _WORST = 25
 _PAGES = ["page", "preset", "status", "page_ms", "ttft_ms", "inter_token_ms", "tokens", "vision_share"]
@@ -55,6 +52,13 @@ _HEADINGS = {
     "inter_token_ms": ("per token", "ms"),
     "decode_ms": ("decode time", "ms"),
 }
+_RECORDS = {True: RECORD, False: ""}
+_LINKS = {"page": "report", "record": "record", "status": "status"}  # column of the table -> what it opens
+_VENDOR = (
+    " The vendor counts the text tokenised again, which gives {:.2f} times as many here "
+    "(vendor_compression in pages.csv)."
+)
+_MEANS = {**_HEADINGS, "page_ms": ("time per page", "ms")}
 
 
 def index_html(
@@ -65,6 +69,7 @@ def index_html(
     ``pages`` and ``regions`` are `ocr_phases.batch.index.BatchIndex`'s, ``facts`` one line about the whole
     each (label to value), ``tables`` the names of the files beside it. Everything in them is escaped.
     """
+    pages = _with_addresses(pages)
     measured, failed = (pages[(pages["status"] == "done") == done] for done in (True, False))
     files = [element("li", element("a", name, href=quote(name))) for name in tables]
     sections = {
@@ -86,6 +91,17 @@ def index_html(
     return document_html(title, contents, body, css=_WIDER)
 
 
+def _with_addresses(pages: pd.DataFrame) -> pd.DataFrame:
+    """The pages with the addresses of what is in their folders, empty for none; ``to_best`` says most."""
+    done, at = pages["status"] == "done", pages["folder"].fillna("").map(quote) + "/"
+    report, record = (
+        (at + "report.html").where(pages["report"].astype(bool), ""),
+        (at + RECORD).where(done, ""),
+    )
+    pages = pages.assign(to_report=report, to_record=record, to_best=report.where(report != "", record))
+    return pages.assign(to_status=(at + "status.json").where(at != "/", ""), record=done.map(_RECORDS))
+
+
 def _cards(
     pages: pd.DataFrame, measured: pd.DataFrame, failed: pd.DataFrame
 ) -> Iterator[tuple[str, str, str]]:
@@ -96,28 +112,18 @@ def _cards(
         yield label, ms_text(measured[column].median()), "median over pages"
     times = measured["page_ms"].dropna()
     if len(times):
-        middle, *tail = (ms_text(float(times.quantile(q))) for q in (0.5, 0.9, 0.99))
+        middle, *tail = map(ms_text, times.quantile([0.5, 0.9, 0.99]))
         yield "Time per page", middle, f"median; p90 {tail[0]}, p99 {tail[1]}, from file to last token"
         yield "Pages per minute", f"{60_000.0 / times.mean():,.1f}", "on one device, one page after another"
     yield "Tokens", f"{int(measured['tokens'].sum()):,}", "over all pages, one repeat"
 
 
-def _table(
-    shown: pd.DataFrame, caption: str, links: Mapping[str, Sequence[str]], cut: str = "", **given: Any
-) -> Html:
-    """A table with the texts of a model and of an error on a line, and what was ``cut`` from it."""
-    known = {name: longest for name, longest in _LONGEST.items() if name in shown}
-    texts = {name: [printable(str(text), longest) for text in shown[name]] for name, longest in known.items()}
-    table = shown.assign(**texts)
-    return table_html(table, caption=caption, links=links, headings=_HEADINGS, **given) + note(cut)
-
-
 def _failures(failed: pd.DataFrame) -> Html:
     if failed.empty:
         return fragment()
-    shown = failed.head(MOST_ROWS)
-    links, cut = {"status": _links(shown, "status.json")}, _cut(failed)
-    return _table(shown[_FAILED], "Failed pages and their reasons", links, cut, missing="not run")
+    shown, caption = failed.head(MOST_ROWS), "Failed pages and their reasons"
+    links = {"status": shown["to_status"]}
+    return table_html(shown[_FAILED], caption=caption, links=links, missing="not run") + _cut(failed)
 
 
 def _pages(pages: pd.DataFrame) -> Html:
@@ -125,23 +131,20 @@ def _pages(pages: pd.DataFrame) -> Html:
 
     Where there is no room for all, those with warnings and the slowest come before the rest.
     """
-    done, warnings = pages["status"] == "done", pages["warnings"].fillna("")
-    ordered = pages.assign(late=done, calm=warnings == "", warnings=warnings)
-    ordered["record"] = done.map({True: RECORD, False: ""})
+    warnings = pages["warnings"].fillna("")
+    ordered = pages.assign(late=pages["status"] == "done", calm=warnings == "", warnings=warnings)
     keys = {"late": True, "calm": True, "decode_ms": False} if len(pages) > MOST_ROWS else {"late": True}
     shown = ordered.sort_values(list(keys), ascending=list(keys.values()), kind="stable").head(MOST_ROWS)
-    links = {
-        "page": _links(shown, "report.html", shown["report"]),
-        "record": _links(shown, RECORD, shown["late"]),
-        "status": _links(shown, "status.json"),
-    }
-    linked = "A page links to its report, its status to all attempts." if any(links["page"]) else ""
-    return note(linked) + _table(shown[_PAGES], "All pages, failures first", links, _cut(pages, _ORDER))
+    linked = "A page links to its report, its status to all attempts." if shown["to_report"].any() else ""
+    links = {name: shown[f"to_{to}"] for name, to in _LINKS.items()}
+    shown, caption = shown[_PAGES], "All pages, failures first"
+    table = table_html(shown, caption=caption, links=links, headings=_HEADINGS, missing="not measured")
+    return note(linked) + table + _cut(pages, _ORDER)
 
 
-def _cut(rows: pd.DataFrame, order: str = "") -> str:
+def _cut(rows: pd.DataFrame, order: str = "") -> Html:
     more = f"The first {MOST_ROWS:,} of {len(rows):,} rows{order}; pages.csv has all."
-    return more if len(rows) > MOST_ROWS else ""
+    return note(more if len(rows) > MOST_ROWS else "")
 
 
 def _distributions(measured: pd.DataFrame) -> Html:
@@ -153,10 +156,10 @@ def _distributions(measured: pd.DataFrame) -> Html:
 def _regions(regions: pd.DataFrame, measured: pd.DataFrame) -> Html:
     if regions.empty:
         return note("The outputs mark no region.")
-    reported = regions["folder"].isin(measured.loc[measured["report"], "folder"])
-    links = {"page": _report_links(regions.assign(report=reported))}
-    caption = "The regions with the longest decode time"
-    return _table(regions.drop(columns="folder"), caption, links, missing="no text")
+    best = dict(zip(measured["folder"], measured["to_best"], strict=True))
+    links, caption = {"page": regions["folder"].map(best)}, "The regions with the longest decode time"
+    table = regions.drop(columns="folder")
+    return table_html(table, caption=caption, links=links, headings=_HEADINGS, missing="no text")
 
 
 def _quality(pages: pd.DataFrame) -> Iterator[Html]:
@@ -170,8 +173,7 @@ def _quality(pages: pd.DataFrame) -> Iterator[Html]:
         yield note(cost_quality_sentence(points))
         alt = "What each preset loses over its time, its prompt and its memory"
         yield Picture(plot_cost_quality(points), alt).html()
-    headings = {**_HEADINGS, "page_ms": ("time per page", "ms")}
-    yield table_html(preset_table(pages), caption="Each preset", headings=headings)
+    yield table_html(preset_table(pages), caption="Each preset", headings=_MEANS)
     yield Picture(plot_compression(pages, measure), "What each page loses over its compression").html()
     yield note(_counted(pages))
     categories = category_table(pages)
@@ -182,8 +184,8 @@ def _quality(pages: pd.DataFrame) -> Iterator[Html]:
     worst = worst.sort_values(measure, ascending=measure == "agreement", kind="stable").head(_WORST)
     columns = dict.fromkeys([*_WORST_COLUMNS[:3], measure, *_WORST_COLUMNS[3:]])
     table = worst[[name for name in columns if worst[name].replace("", pd.NA).notna().any()]]
-    links = {"page": _report_links(worst)}
-    yield table_html(table, caption="The worst pages first", headings=headings, links=links)
+    links = {"page": worst["to_best"]}
+    yield table_html(table, caption="The worst pages first", headings=_MEANS, links=links)
 
 
 def _compared_with(pages: pd.DataFrame, measure: str) -> str:
@@ -195,20 +197,5 @@ def _compared_with(pages: pd.DataFrame, measure: str) -> str:
 
 def _counted(pages: pd.DataFrame) -> str:
     vendor = (pages["vendor_compression"] / pages["compression"]).median()
-    other = (
-        " The vendor counts the text tokenised again, "
-        f"which gives {vendor:.2f} times as many here (vendor_compression in pages.csv)."
-    )
-    return f"Compression counts the tokens that were generated.{'' if pd.isna(vendor) else other}"
-
-
-def _report_links(pages: pd.DataFrame) -> list[str]:
-    """Each page's report, or its record where it has none."""
-    reports = _links(pages, "report.html", pages["report"])
-    return [report or record for report, record in zip(reports, _links(pages, RECORD), strict=True)]
-
-
-def _links(pages: pd.DataFrame, file: str, there: Any = True) -> list[str]:
-    """The address of a file in each page's folder; empty for a page without a folder, or not ``there``."""
-    marks = pages.assign(there=there)[["folder", "there"]].itertuples(index=False, name=None)
-    return [quote(f"{folder}/{file}") if folder and known else "" for folder, known in marks]
+    other = "" if pd.isna(vendor) else _VENDOR.format(vendor)
+    return f"Compression counts the tokens that were generated.{other}"

@@ -36,11 +36,11 @@ from ocr_phases.show.figures import (
     figure_of,
     figure_png,
     legend_below,
+    name_axis,
     sentence_figure,
     style_axes,
-    time_axis,
 )
-from ocr_phases.show.web import Html, element, fragment, note, pictures_html, table_html
+from ocr_phases.show.web import Html, element, fragment, note, pictures_html, printable, table_html
 from ocr_phases.text import count_text, ms_text, percent_text
 
 if TYPE_CHECKING:
@@ -68,7 +68,6 @@ _SPARE_COLOURS = ("#cc6677", "#19823c", "#98583c", "#007696", "#8f8f2f")
 _DARK, _PAPER = "#111111", "#ffffff"
 _LABEL_ALPHA, _TIME_ALPHA = "28", "69"  # hexadecimal
 _SCALE = matplotlib.colormaps["viridis_r"]  # on white paper the dark end has to stand for much
-_LONGEST_LABEL = 24
 _MOST_NEIGHBOURS = 500
 _LEGIBLE = 8 / 72  # inches of type
 _KEY_WIDTH, _LINE = 30, 1.5  # in the size of the type
@@ -78,7 +77,6 @@ _MOST_ROWS = 4
 _MOST_TYPES = 12
 _TALLEST = 10.0  # inches of a page on its own
 _PAGE_COLOURS = ("type", "time")
-_SHORT_TEXT = 60
 _USUAL = {"repaired": False, "boxes": 1, "uncertain": False}
 _HEADINGS = {"decode_ms": ("decode time", "ms")}
 _MISSING = "no text or no time"
@@ -104,12 +102,6 @@ def type_colour(ground: str) -> str:
     """The colour of type on a ground: dark on a light one."""
     red, green, blue = ImageColor.getrgb(ground)[:3]
     return _DARK if 0.299 * red + 0.587 * green + 0.114 * blue > 125 else _PAPER
-
-
-def printable(text: str, longest: int = _LONGEST_LABEL) -> str:
-    """Model-made text as one short line that any font can be asked to draw."""
-    line = " ".join("".join(char if char.isprintable() else " " for char in text[: 4 * longest]).split())
-    return line if len(line) <= longest else line[: longest - 1] + "…"
 
 
 # -- boxes --------------------------------------------------------------------------------------------
@@ -252,7 +244,7 @@ def draw_boxes(
         style_axes(axes)
         scale = ScalarMappable(Normalize(0, slowest), _SCALE)
         figure.colorbar(scale, cax=axes, orientation="horizontal").outline.set_visible(False)
-        time_axis(axes.xaxis, "decode time per region", told)
+        name_axis(axes.xaxis, f"decode time per region (ms){told}")
     if dashed:
         legend_below(figure, [Patch(fill=False, edgecolor=INK, linestyle="--", label=UNCERTAIN_TEXT)])
     key = Image.open(io.BytesIO(figure_png(figure, dpi)))
@@ -348,7 +340,6 @@ def region_tables_html(run: PhaseRun) -> Html:
     for row in shown_rows(run):
         if grounding_of(run, row).regions:
             types = type_table(table := regions_of(run, row))
-            types["label"] = [printable(label) for label in types["label"]]
             caption, headings = "What each type of region cost to write", {**_HEADINGS, "label": ("type", "")}
             parts.append(_row_heading(run, row))
             parts.append(table_html(types, caption=caption, headings=headings, missing=_MISSING))
@@ -359,13 +350,10 @@ def region_tables_html(run: PhaseRun) -> Html:
 def regions_html(table: pd.DataFrame) -> Html:
     """`ocr_phases.analyse.regions.regions_of` as a table, the costliest region first.
 
-    Texts are shortened. Columns with only usual values (boxes, repaired, uncertain) are left out, and
+    Columns with only usual values (boxes, repaired, uncertain) are left out, and
     probabilities where the record has none.
     """
-    table = table.sort_values("decode_ms", ascending=False, kind="stable").assign(
-        label=lambda each: [printable(label) for label in each["label"]],
-        text=lambda each: [printable(text, _SHORT_TEXT) for text in each["text"]],
-    )
+    table = table.sort_values("decode_ms", ascending=False, kind="stable")
     marked = table[table["region"] != PREAMBLE]
     usual = [name for name, value in _USUAL.items() if name in table and (marked[name] == value).all()]
     table = table.drop(columns=usual).dropna(axis="columns", how="all")
@@ -401,7 +389,7 @@ def plot_region_types(run: PhaseRun, row: int = 0, *, ax: Axes | None = None) ->
         rows.append((printable(label).replace("_", " ") + count, [(0.0, ms, colour)], told))
     of_row = f" of row {row + 1}" if len(run.results) > 1 else ""
     title = f"Decode time by type of region{of_row}, {ms_text(types['decode_ms'].sum())} in all"
-    return bar_charts([Chart(title, rows, "decode time")], ax)[0]
+    return bar_charts([Chart(title, rows, "decode time (ms)")], ax)[0]
 
 
 def plot_page(

@@ -18,8 +18,10 @@ OUTCOME_COLOURS = dict(zip(OUTCOMES, ("#0072b2", "#d9730d", "#aa0000", "#aa4499"
 """Colours of a region on the page; its tag says the same in words."""
 
 _MOST_REGIONS = 60
-_MOST_WORDS = 400  # that differ in a region
+_MOST_EDITS = 400  # in a region
+_MOST_WORDS = 400  # that differ in one place
 _AROUND = 12  # words told before and after a difference
+_TYPES = {"label": ("type", ""), "count": ("regions", ""), "value": ("found", "%"), "iou": ("mean IoU", "")}
 #: Measure -> (name, what it was taken over).
 _NAMES = {
     "edit_distance": ("normalised edit distance", "characters"),
@@ -90,7 +92,7 @@ def _lead(truth: Truth, differences: pd.DataFrame) -> str:
 def _measures(table: pd.DataFrame) -> Html:
     """The whole page's measures, and the boxes by type of region where the truth has boxes."""
     whole, labels = table[table["label"] == ""], table[table["label"] != ""]
-    names = list(map(_NAMES.get, whole["measure"]))
+    names = whole["measure"].map(_NAMES).tolist()
     shown = pd.DataFrame(names, columns=["measure", "over"], index=whole.index)
     shown.insert(1, "value", whole["value"].map(percent_text))
     shown["over"] = whole["count"].map("{:,} ".format) + shown["over"]
@@ -98,16 +100,9 @@ def _measures(table: pd.DataFrame) -> Html:
     if labels.empty:
         return measures
     overlap = labels[labels["measure"] == "box_iou"].set_index("label")["value"]
-    found = labels[labels["measure"] != "box_iou"].set_index("label")
-    types = found[["count", "value"]].assign(iou=overlap).rename(index=printable).reset_index()
-    headings = {
-        "label": ("type", ""),
-        "count": ("regions", ""),
-        "value": ("found", "%"),
-        "iou": ("mean IoU", ""),
-    }
-    caption = "Boxes by type of region"
-    return measures + table_html(types, caption=caption, headings=headings, missing="none was found")
+    found = labels[labels["measure"] != "box_iou"].set_index("label")[["count", "value"]]
+    types, caption = found.assign(iou=overlap).reset_index(), "Boxes by type of region"
+    return measures + table_html(types, caption=caption, headings=_TYPES, missing="none was found")
 
 
 def _differences(differences: pd.DataFrame) -> Html:
@@ -116,10 +111,9 @@ def _differences(differences: pd.DataFrame) -> Html:
         return note("The texts are equal.")
     rows = []
     for row in wrong.head(_MOST_REGIONS).to_dict("records"):
-        said = row["outcome"] if pd.isna(row["cer"]) else f"{row['outcome']}, CER {percent_text(row['cer'])}"
-        number = "" if row["region"] is pd.NA else f"{row['region']} "
-        words = edits_html(row["written"], row["true"])
-        rows.append((f"{number}{printable(str(row['label']))}", said, words))
+        rate = "" if pd.isna(row["cer"]) else f", CER {percent_text(row['cer'])}"
+        region = f"{'' if row['region'] is pd.NA else row['region']} {printable(row['label'])}"
+        rows.append((region, f"{row['outcome']}{rate}", edits_html(row["written"], row["true"])))
     table = pd.DataFrame(rows, columns=["region", "outcome", "difference"], dtype=object)
     caption = fragment("Words ", element("del", "missing"), " and ", element("ins", "extra"))
     shown = table_html(table, caption=caption, classes="op-edits")
@@ -127,23 +121,17 @@ def _differences(differences: pd.DataFrame) -> Html:
     return shown + (note(f"{count_text(cut, 'more region')} differ; the record has them.") if cut > 0 else "")
 
 
-def _folded(text: str) -> str:
-    """The ends of a long run of words."""
-    words = text.split()
-    return text if len(words) <= 3 * _AROUND else " ".join([*words[:_AROUND], "…", *words[-_AROUND:]])
-
-
 def edits_html(written: str, true: str) -> Html:
     """Two plain texts as one: words only in the truth as ``<del>``, words only written as ``<ins>``."""
-    parts: list[object] = []
-    words = 0
-    for kind, mine, theirs in word_edits(written, true):
-        if kind == EQUAL:
-            parts += [_folded(mine), " "]
-            continue
-        words += max(len(mine.split()), len(theirs.split()))
-        if words > _MOST_WORDS:
-            return fragment(*parts, "…")
-        for name, text in (("del", theirs), ("ins", mine)):
-            parts += [element(name, text), " "] if text else []
-    return fragment(*parts)
+    edits, parts = word_edits(written, true), list[Html]()
+    for kind, mine, theirs in edits[:_MOST_EDITS]:
+        sides = {} if kind == EQUAL else {"del": _ends(theirs, _MOST_WORDS), "ins": _ends(mine, _MOST_WORDS)}
+        parts += [element(name, text) for name, text in sides.items() if text]
+        parts += [] if sides else [fragment(_ends(mine, 3 * _AROUND))]
+    return Html(" ").join([*parts, "…"] if len(edits) > _MOST_EDITS else parts)
+
+
+def _ends(text: str, longest: int) -> str:
+    """The first and last words of a text of more than ``longest``."""
+    words = text.split()
+    return text if len(words) <= longest else " ".join([*words[:_AROUND], "…", *words[-_AROUND:]])

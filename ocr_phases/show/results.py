@@ -6,7 +6,7 @@ What is called in a cell shows itself; `Section.html` is the same as one string.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -18,7 +18,6 @@ from ocr_phases.analyse.kernels import (
     host_syncs,
     kernel_table,
     kv_cache_share,
-    short_kernel,
     stage_verdict,
     top_kernels,
 )
@@ -34,7 +33,7 @@ from ocr_phases.analyse.sentences import (
     subject,
     uncertain_sentence,
 )
-from ocr_phases.analyse.stages import repeat_table, spread_names, stage_table, step_table
+from ocr_phases.analyse.stages import STAGE_KEYS, repeat_table, spread_names, stage_table, step_table
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import plots
 from ocr_phases.show.figures import Picture
@@ -43,18 +42,17 @@ from ocr_phases.show.page import (
     page_html,
     pages_of_row,
     plot_region_types,
-    printable,
     region_tables_html,
     shown_rows,
     view_pictures,
 )
 from ocr_phases.show.quality import quality_html
 from ocr_phases.show.web import (
-    MISSING,
     Html,
     badge,
     block,
     element,
+    facts,
     fold,
     fragment,
     image_html,
@@ -63,11 +61,12 @@ from ocr_phases.show.web import (
     pairs,
     pictures_html,
     preformatted,
+    printable,
     section_heading,
     share_bar,
     table_html,
 )
-from ocr_phases.text import bytes_text, count_text, filled, ms_text, percent_text, plain, stage_name
+from ocr_phases.text import count_text, filled, percent_text, plain, stage_name
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -79,15 +78,17 @@ Bundle = dict[str, str]
 
 _FIRST_CARDS = 4  # of the first screen
 _LONG_TEXT = 1_200
-_SHORT_TEXT = 60
 _LONGEST_NAME = 80
 _MOST_PAGES = 4  # that a cell draws
 _SLOWEST = 8
 _TOP_KERNELS = 12
 _WRITTEN = "The text as the model wrote it"
-_INDENT = "\N{NO-BREAK SPACE}" * 4
-_CACHE_PARTS = {"kv_update": "KV cache, write", "attention": "KV cache, read (attention)"}
+_CHECKS = ["check", "verdict", "expected", "measured"]
+_CHECK_CAPTIONS = "Expected and measured value of each check", "Usual and measured value"
+_REFERENCES = ["what", "file", "line", "version", "symbol"]
+_ATTENDS = {"prefill": "language_model", "decode": "decode_step"}  # the stage that holds a phase's attention
 _FLOORS = ["stage", "device_ms", "floor_ms", "times_floor", "bound_by", "mfu", "mbu", "gflop", "bytes"]
+_KERNELS = [*STAGE_KEYS, "verdict", "kernels", "launches", "busy_ms", "wall_ms", "busy_%"]
 _WHOLES = {"prefill": "whole prefill", "decode_step": "whole decode step"}
 _RATIOS = {
     "generated_compression_ratio": "{tokens:,} generated tokens from {valid_image_tokens:,} valid image "
@@ -95,8 +96,6 @@ _RATIOS = {
     "compression_ratio": " The vendor counts the text tokenised again: {text_tokens:,} tokens, "
     "a ratio of {compression_ratio:.2f}.",
 }
-#: What the sections of a record have in another place than among its facts.
-_APART = ("conditions", "config", "data")
 
 
 class Section:
@@ -149,7 +148,7 @@ def head_html(
     thumb = "" if page is None else image_html(page, "The page", width=180)
     title, about = title or run_title(run), about or subject(run)
     if said:
-        lead, below = "", fold("Further findings", lines_html(said[1:])) if said[1:] else fragment()
+        lead, below = "", fold("Further findings", lines_html(said[1:])) if said[1:] else ""
     else:
         said, lead, below = [headline(run)], limit_sentence(run), phase_bar(run) + status_html(run)
     return block("head", picture=thumb, title=title, about=about, headline=said[0], lead=lead, below=below)
@@ -169,15 +168,13 @@ def lines_html(sentences: Sequence[str]) -> Html:
 
 def phase_bar(run: PhaseRun) -> Html:
     """Time by phase, vision separate from the rest of the prefill."""
-    vision = run["vision_ms"] or 0.0
+    vision, prefill = run["vision_ms"] or 0.0, run["prefill_ms"] or 0.0
     parts = {
         "prepare": run["prepare_ms"],
         "vision": vision,
-        "rest of the prefill" if vision else "prefill": max((run["prefill_ms"] or 0.0) - vision, 0.0),
-        "decode": run["decode_ms"] if run["prefill_ms"] is not None else None,
-        "generate()": run["generate_ms"],
+        "rest of the prefill" if vision else "prefill": max(prefill - vision, 0.0),
     }
-    return share_bar([(label, ms or 0.0, ms_text(ms)) for label, ms in parts.items()])
+    return share_bar({**parts, "decode": run["decode_ms"], "generate()": run["generate_ms"]})
 
 
 def run_title(run: PhaseRun) -> str:
@@ -187,12 +184,12 @@ def run_title(run: PhaseRun) -> str:
 
 
 def row_table(run: PhaseRun) -> pd.DataFrame:
-    """One line per row of a batch: number from 1, files, tokens, finish and the beginning of its text."""
+    """One line per row of a batch: number from 1, files, tokens, finish and the text."""
     rows = []
     for row, result in enumerate(run.results):
         files = ", ".join(str(run.pages[page]["file"]) for page in pages_of_row(run, row))
         ended = "end token" if result.get("finish_reason") == "eos" else "token limit"
-        rows.append((row + 1, files, len(result["ids"]), ended, printable(result["text"] or "", _SHORT_TEXT)))
+        rows.append((row + 1, files, len(result["ids"]), ended, result["text"] or ""))
     return pd.DataFrame(rows, columns=["row", "file", "tokens", "end", "text"])
 
 
@@ -200,40 +197,38 @@ def row_table(run: PhaseRun) -> pd.DataFrame:
 
 
 def stages(run: PhaseRun) -> Section:
-    """Each phase with its stages, whole phases in bold and stages of a decode step indented; each repeat."""
-    table = stage_table(run)
-    whole = table["stage"] == table["phase"]
-    inside = (table["phase"] == "decode") & ~whole & (table["stage"] != "decode_step")
-    names = table["stage"].map(stage_name)
-    table["stage"] = names.mask(whole, "whole phase").mask(inside, _INDENT + names)
+    """Each phase with its stages, whole phases in bold; each repeat."""
+    table, whole = _with_wholes(stage_table(run))
     spread = ["device_ms_p10", "device_ms_p90"] if len(run.repeats) == 1 else []
-    table = table.drop(columns=[*spread, *([] if table["view"].any() else ["view"])])
-    shown = timed_table(run, table, "Time of each phase and its stages", strong=whole)
-    repeats = repeat_table(run).dropna(axis="columns", how="all")
+    shown = timed_table(run, table.drop(columns=spread), "Time of each phase and its stages", strong=whole)
+    repeats = repeat_table(run)
     repeats["repeat"] = range(1, len(repeats) + 1)  # a person counts from one
-    repeats = repeats if repeats["steps"].any() else repeats.drop(columns="steps")
     return Section(shown, table_html(repeats, caption="Time of each repeat"))
+
+
+def _with_wholes(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series]:
+    """A table of stages that calls whole phases so, and where they are; views only where there are any."""
+    whole = table["stage"] == table["phase"]
+    table = table.drop(columns=[] if table["view"].any() else "view")
+    return table.assign(stage=table["stage"].mask(whole, "whole phase")), whole
 
 
 def timed_table(run: PhaseRun, table: pd.DataFrame, caption: str, time: str = "device", **given: Any) -> Html:
     """A table of medians over repeats with their spread; without a device clock there is one time."""
     low, high = spread_names(len(run.repeats))
-    headings = {"device_ms": (time, "ms"), "device_ms_p10": (low, "ms"), "device_ms_p90": (high, "ms")}
     if run.device.get("kind") != "cuda":
-        table = table.drop(columns="host_ms", errors="ignore")
-        headings["device_ms"] = (time.replace("device", "time"), "ms")
+        table, time = table.drop(columns="host_ms", errors="ignore"), time.replace("device", "time")
+    headings = {"device_ms": (time, "ms"), "device_ms_p10": (low, "ms"), "device_ms_p90": (high, "ms")}
     return table_html(table, caption=caption, headings=headings | given.pop("headings", {}), **given)
 
 
 def latency(run: PhaseRun) -> Section:
     """Every decode step over its floor, and the slowest steps."""
     drawn = Picture(plots.plot_latency(run), "Time of each decode step")
-    slowest = step_table(run).nlargest(_SLOWEST, "device_ms")
+    slowest = step_table(run).nlargest(_SLOWEST, "device_ms").drop(columns="outlier")
     slowest["index"] += 1  # a person counts tokens from one
-    columns = ["step", "index", "text", "cache_len", "device_ms", "device_ms_p10", "device_ms_p90", "host_ms"]
-    headings = {"index": ("token", ""), "text": ("text", "")}
-    caption = f"The {len(slowest)} slowest steps"
-    return Section(drawn, timed_table(run, slowest[columns], caption, "median", headings=headings, empty=""))
+    caption, headings = f"The {len(slowest)} slowest steps", {"index": ("token", ""), "text": ("text", "")}
+    return Section(drawn, timed_table(run, slowest, caption, "median", headings=headings, empty=""))
 
 
 def vision(run: PhaseRun) -> Section:
@@ -279,34 +274,26 @@ def kernels(run: PhaseRun) -> Section:
     head = section_heading("Kernels"), note(kernel_account(run))
     if not has_kernels(run):
         return Section(*head)
-    keys = ["phase", "stage", "view"]
-    table = kernel_table(run).merge(stage_verdict(run)[[*keys, "verdict"]], on=keys)
+    table = kernel_table(run).merge(stage_verdict(run)[[*STAGE_KEYS, "verdict"]])
     table["busy_%"] = table["busy_ms"] / table["wall_ms"]
-    whole = table["stage"].isin(_WHOLES)
-    table["stage"] = table["stage"].map(stage_name).mask(table["stage"] == table["phase"], "whole phase")
-    keys = keys if table["view"].any() else keys[:2]
-    tool, steps = run.kernels["tool"], run.kernels["steps"]
-    caption = f"From one more run under {tool} with {steps} decode steps; decode is per profiled step."
-    table = table[[*keys, "verdict", "kernels", "launches", "busy_ms", "wall_ms", "busy_%"]]
-    told = table_html(table, caption=caption, headings={"wall_ms": ("time", "ms")}, strong=whole)
+    table, whole = _with_wholes(table[_KERNELS])
+    caption = "From one more run under {tool} with {steps} decode steps; decode is per profiled step."
+    caption, headings = caption.format_map(run.kernels), {"wall_ms": ("time", "ms")}
+    shown = table_html(table, caption=caption, headings=headings, strong=whole)
     busy = Picture(plots.plot_kernels(run), "GPU busy time of each stage")
     gaps = Picture(plots.plot_idle_gaps(run), "Idle time by length of the gap and by cause")
     folded = [fold(name, table_html(rows, caption=caption)) for name, rows, caption in _kernel_details(run)]
-    return Section(*head, told, busy, gaps, *folded)
+    return Section(*head, shown, busy, gaps, *folded)
 
 
-def _kernel_details(run: PhaseRun) -> Iterable[tuple[str, pd.DataFrame, str]]:
+def _kernel_details(run: PhaseRun) -> Iterator[tuple[str, pd.DataFrame, str]]:
     """Name, table and caption of what is folded: the KV cache's share, host syncs and longest kernels."""
-    shares, stages = kv_cache_share(run), kernel_table(run).groupby("phase")["stage"].agg(set)
-    attention = set(shares.loc[shares["part"] == "attention", "phase"])
-    shown = {"prefill": "language_model", "decode": "decode_step"}
-    hidden = [phase for phase in shown if shown[phase] in stages.get(phase, ()) and phase not in attention]
+    shares, waits, table = kv_cache_share(run), host_syncs(run), kernel_table(run)
+    attends = table[table["stage"] == table["phase"].map(_ATTENDS)]["phase"]
+    hidden = attends[~attends.isin(shares.loc[shares["part"] == "attention", "phase"])]
     graphs = f" Attention in {' and '.join(hidden)} is n/a: a captured graph does not name its kernels."
-    shares = shares.assign(part=shares["part"].map(_CACHE_PARTS))
-    yield "Share of the KV cache", shares, f"Share of each phase.{graphs if hidden else ''}"
-    waits = host_syncs(run)
+    yield "Share of the KV cache", shares, f"Share of each phase.{'' if hidden.empty else graphs}"
     each = waits.loc[waits["phase"] == "decode", "count"].sum()
-    waits = waits.assign(stage=waits["stage"].map(stage_name), operator=waits["operator"].replace("", "none"))
     caption = "Each host sync beyond the EOS check stops the host from launching ahead."
     yield f"Host syncs: {each:g} per step", waits, caption
     for phase, name in (("prefill", "the prefill"), ("decode", "a decode step")):
@@ -314,7 +301,6 @@ def _kernel_details(run: PhaseRun) -> Iterable[tuple[str, pd.DataFrame, str]]:
         table["share"] = table["device_ms"] / table["device_ms"].sum()
         table["time_us"] = table["device_ms"] * 1e3
         top = table[table["kernel"] != ""].nlargest(_TOP_KERNELS, "device_ms")
-        top["stage"], top["kernel"] = top["stage"].map(stage_name), top["kernel"].map(short_kernel)
         if len(table):
             caption = f"Together {percent_text(top['share'].sum())} of GPU busy time."
             yield f"Longest kernels of {name}", top[["stage", "count", "time_us", "share", "kernel"]], caption
@@ -345,10 +331,9 @@ def text_notes(run: PhaseRun) -> Section:
 
 def text(run: PhaseRun) -> Section:
     """The generated text of each row; a long one starts folded."""
-    names = [f"Text of row {row}" for row in range(1, len(run.results) + 1)]
     texts = [result["text"] for result in run.results]
-    shown = map(text_html, texts, names if len(names) > 1 else [_WRITTEN])
-    return Section(*text_notes(run).parts, *shown)
+    names = [f"Text of row {row}" for row in range(1, len(texts) + 1)] if len(texts) > 1 else [_WRITTEN]
+    return Section(*text_notes(run).parts, *map(text_html, texts, names))
 
 
 def text_html(text: str | None, name: str = _WRITTEN) -> Html:
@@ -380,19 +365,16 @@ def checks_html(checks: Iterable[Verdict]) -> Html:
     rows: dict[bool, list[object]] = {False: [], True: []}
     known = within = 0
     for check in checks:
-        reasons = element("p", check.why), element("p", check.fix)
+        reasons, usual = (element("p", check.why), element("p", check.fix)), check.name in EXPECTATIONS
         urgent = check.verdict in ("fail", "noisy")
         advice = fold("reason and remedy", *reasons, opened=urgent, classes="op-why") if check.why else ""
         label, measured = check.label.removeprefix("expected "), fragment(check.measured or "–", advice)
-        usual = check.name in EXPECTATIONS
         rows[usual].append((label, badge(check.verdict), check.expected or "–", measured))
         within += usual and check.measured.startswith("in range")
         known += usual and check.verdict != "n/a"
-    captions = "Expected and measured value of each check", "Usual and measured value"
-    columns = ["check", "verdict", "expected", "measured"]
     rules, expected = (
-        table_html(pd.DataFrame(some, columns=columns, dtype=object), caption=caption, classes="op-checks")
-        for some, caption in zip(rows.values(), captions, strict=True)
+        table_html(pd.DataFrame(some, columns=_CHECKS, dtype=object), caption=caption, classes="op-checks")
+        for some, caption in zip(rows.values(), _CHECK_CAPTIONS, strict=True)
     )
     summary = f"Rules of thumb for the full model on a GPU: {within} of {known} in range"
     return rules + fold(summary, expected) if rows[True] else rules
@@ -407,49 +389,28 @@ def references(rows: Sequence[Mapping[str, Any]] | None) -> Section:
     """Source lines of the measured code; None if unknown, as for a loaded record."""
     if rows is None:
         return Section(note("Records do not contain source lines; verify shows them when it measures."))
-    columns = ["what", "file", "line", "version", "symbol"]
-    table = pd.DataFrame(rows, columns=columns).astype({"line": "Int64"})
+    table = pd.DataFrame(rows, columns=_REFERENCES).astype({"line": "Int64"})
     return Section(table_html(table, caption="Source lines of the measured code", classes="op-paths"))
 
 
 def method(run: PhaseRun) -> Section:
     """Device, versions, model, page and request, folded."""
-    pages = run.pages if len(run.pages) > 1 else []
+    names = [f"Page {number}" for number in range(1, len(run.pages) + 1)] if len(run.pages) > 1 else ["Page"]
     parts: dict[str, Mapping[str, Any]] = {
         "Device": {**run.device, "ceilings": ceilings_text(run)},
         "Memory": {"peaks from": run.memory.get("source"), "weights_bytes": run.memory.get("weights_bytes")},
         "Versions": run.versions,
         "Model": run.model,
-        **({f"Page {number}": page for number, page in enumerate(pages, 1)} or {"Page": run.page}),
+        **dict(zip(names, run.pages, strict=True)),
         "Request": run.request,
     }
-    blocks = [element("h3", title) + pairs(_facts(values)) for title, values in parts.items()]
+    blocks = [element("h3", title) + pairs(values) for title, values in parts.items()]
     conditions = conditions_table(run)
-    conditions["repeat"] += 1
-    conditions = conditions.dropna(axis="columns", how="all")
+    conditions["repeat"] += 1  # a person counts from one
     blocks.append(table_html(conditions, caption="The machine during each repeat", empty=""))
     config = json.dumps(run.model.get("config"), indent=2, ensure_ascii=False, default=str)
     blocks.append(fold("The model's configuration", preformatted(config), classes="op-fold"))
     return Section(fold("Device, versions, model and request", *blocks))
-
-
-def _facts(values: Mapping[str, Any]) -> dict[str, str]:
-    known = {str(key): value for key, value in values.items() if key not in _APART}
-    return {key.replace("_", " ").removesuffix(" bytes"): _fact(key, value) for key, value in known.items()}
-
-
-def _fact(key: str, value: Any) -> str:
-    if value is None:
-        return MISSING
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, int):
-        return bytes_text(value) if key.endswith("_bytes") else f"{value:,}"
-    if isinstance(value, Mapping):
-        return ", ".join(f"{inner} {_fact(str(inner), item)}" for inner, item in value.items())
-    if isinstance(value, list | tuple):
-        return ", ".join(_fact(key, item) for item in value)
-    return str(value)
 
 
 # -- what a cell shows --------------------------------------------------------------------------------
@@ -479,29 +440,32 @@ def timeline_bundle(spans: pd.DataFrame) -> Bundle:
     calls = spans.groupby(["phase", "stage", "view"], sort=False)
     table = calls.agg(calls=("device_ms", "size"), device_ms=("device_ms", "sum"), host_ms=("host_ms", "sum"))
     drawn = element("div", Picture(plots.plot_spans(spans), "The spans over time").html(), class_="op")
-    return bundle(drawn + table_html(table.reset_index()), table.to_string(float_format="{:,.3f}".format))
+    return bundle(drawn + table_html(table.reset_index()), table_text(table.reset_index()))
+
+
+def table_text(table: pd.DataFrame) -> str:
+    """A table for a terminal, without its index."""
+    return table.to_string(index=False, float_format="{:,.3f}".format, na_rep="")
 
 
 def facts_bundle(
-    title: str, facts: Mapping[str, object], pictures: Sequence[tuple[Image, str]] = (), *, below: str = ""
+    title: str, values: Mapping[str, Any], pictures: Sequence[tuple[Image, str]] = (), *, below: str = ""
 ) -> Bundle:
-    """An object as a title, facts by name, and pictures with their captions; ``below`` is HTML of ours."""
-    shown = element("div", element("p", title, class_="op-headline"), pairs(facts), class_="op op-object")
-    lines = [title, *(f"  {name}: {value}" for name, value in facts.items())]
+    """An object as a title, `facts`, and pictures with their captions; ``below`` is HTML of ours."""
+    shown = element("div", element("p", title, class_="op-headline"), pairs(values), class_="op op-object")
+    lines = [title, *(f"  {name}: {value}" for name, value in facts(values).items())]
     return bundle(fragment(shown, pictures_html(pictures), Html(below)), "\n".join(lines))
 
 
 def inputs_bundle(inputs: PageInputs) -> Bundle:
     """A batch ready for the model: its prompts and counts of tokens, and the views of its first pages."""
-    facts: dict[str, object] = {
-        "prompt": ", ".join(dict.fromkeys(map(repr, inputs.prompts))),
+    values = {
+        "prompt": list(dict.fromkeys(map(repr, inputs.prompts))),
         "rows": inputs.batch_size,
-        "tokens of a row": f"{inputs.prefill_len:,}",
+        "tokens of a row": inputs.prefill_len,
+        "image tokens": list(dict.fromkeys(inputs.image_tokens)),  # one where all rows have as many
+        "text tokens": list(dict.fromkeys(inputs.text_tokens)),
+        "pages": len(inputs.views),
     }
-    for what, counts in (("image tokens", inputs.image_tokens), ("text tokens", inputs.text_tokens)):
-        one = counts[:1] if len(set(counts)) == 1 else counts  # where all rows have it
-        facts[what] = ", ".join(f"{count:,}" for count in one)
     pictures = [picture for views in inputs.views[:_MOST_PAGES] for picture in view_pictures(views)]
-    if len(inputs.views) > _MOST_PAGES:
-        facts["pages"] = f"{len(inputs.views)}, of which {_MOST_PAGES} are shown"
-    return facts_bundle("Inputs, ready for the model", facts, pictures)
+    return facts_bundle("Inputs, ready for the model", values, pictures)

@@ -6,8 +6,6 @@ import base64
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from ocr_phases.analyse.checks import CHECK_COLUMNS
 from ocr_phases.analyse.comparison import COMPARE_COLUMNS, EQUAL, EQUIVALENT, Comparison, in_units
@@ -17,24 +15,30 @@ from ocr_phases.analyse.scaling import (
     SWEEP_COLUMNS,
     SweepResult,
     cost_quality_sentence,
-    decode_curves,
     loaded_ways,
 )
-from ocr_phases.errors import public
+from ocr_phases.errors import hinted
 from ocr_phases.inputs.images import page_image
-from ocr_phases.record import Plots, RecordedPage
+from ocr_phases.record import Plots, RecordedPage, plot_of
 from ocr_phases.show import plots_many as draw
 from ocr_phases.show.figures import Picture
-from ocr_phases.show.page import printable
-from ocr_phases.show.results import Bundle, Section, bundle, checks_html, facts_bundle, head_html
+from ocr_phases.show.results import (
+    Bundle,
+    Section,
+    bundle,
+    checks_html,
+    facts_bundle,
+    head_html,
+    table_text,
+)
 from ocr_phases.show.web import (
     MISSING,
     Html,
     fold,
-    fragment,
     note,
     notebook_style,
     preformatted,
+    printable,
     section_heading,
     table_html,
 )
@@ -43,7 +47,8 @@ from ocr_phases.show.web import (
 _WAYS = ["model", "attention", "dtype", "preset", "strategy", "vision"]
 _MOST_ROWS = 60
 _END = 10  # rows at each end of a longer table
-_LONGEST_TEXT = 120
+_STEPS = ["prefill_len", "tokens", "prefill_ms", "vision_share", "inter_token_ms", "times_floor"]
+_TIMES = ["page_ms", "page_ms_p90", "page_ms_p99", "pages_per_min"]
 _TERMINAL_COLUMNS = ["cell", "prefill_len", "prefill_ms", "vision_share", "inter_token_ms", "tokens_per_s"]
 _HEADINGS = {"interval": ("95 % interval", ""), "tokens": ("output", ""), "page_ms": ("page, p50", "ms")}
 
@@ -62,45 +67,29 @@ def _checks_html(table: pd.DataFrame) -> Html:
 
 
 def _ends_html(table: pd.DataFrame) -> Html:
-    ends = pd.concat([table.head(_END), table.tail(_END)]) if len(table) > _MOST_ROWS else table
-    words = {str(name): ends[name].map(_one_line) for name in ends.select_dtypes(exclude="number")}
-    rows = f"{len(table):,} rows, the first and the last {_END}" if len(ends) < len(table) else ""
-    return table_html(ends.assign(**words), caption=rows)
-
-
-def _one_line(value: object) -> object:
-    return printable(value, _LONGEST_TEXT) if isinstance(value, str) else value
+    if len(table) <= _MOST_ROWS:
+        return table_html(table, missing="none")
+    ends = pd.concat([table.head(_END), table.tail(_END)])
+    return table_html(ends, caption=f"{len(table):,} rows, the first and the last {_END}", missing="none")
 
 
 def recorded_page_bundle(page: RecordedPage) -> Bundle:
     """A page of a record: its picture, where the record has it, and what is known of it."""
     data = page.get("data")
-    facts = {name.replace("_", " "): value for name, value in page.items() if name != "data"}
     image = page_image(data and base64.b64decode(data))
-    return facts_bundle("Page", facts, [] if image is None else [(image, str(page["file"]))])
+    return facts_bundle("Page", page, [] if image is None else [(image, str(page["file"]))])
 
 
 # -- comparisons --------------------------------------------------------------------------------------
 
 
-@public
+@hinted
 class ComparePlots(Plots):
     """The plots of a comparison: each is a matplotlib figure that shows itself, drawn on ``ax`` if given."""
 
-    def __init__(self, comparison: Comparison) -> None:
-        self._comparison = comparison
-
-    def stages(self, *, share: bool = False, ax: Axes | None = None) -> Figure:
-        """Each record's prefill, stage by stage: `ocr_phases.show.plots_many.plot_prefill_stages`."""
-        return draw.plot_prefill_stages(self._comparison.runs, self._comparison.labels, share=share, ax=ax)
-
-    def decode(self, *, ax: Axes | None = None) -> Figure:
-        """Time of each decode step over the cache: `ocr_phases.show.plots_many.plot_decode`."""
-        return draw.plot_decode(self._comparison.runs, self._comparison.labels, ax=ax)
-
-    def ratios(self, *, ax: Axes | None = None) -> Figure:
-        """Ratio of each figure to the baseline's: `ocr_phases.show.plots_many.plot_ratios`."""
-        return draw.plot_ratios(self._comparison.headline, ax=ax)
+    stages = plot_of("show.plots_many.plot_prefill_stages", "runs", "labels")
+    decode = plot_of("show.plots_many.plot_decode", "runs", "labels")
+    ratios = plot_of("show.plots_many.plot_ratios", "headline")
 
 
 def comparison_head(comparison: Comparison) -> Section:
@@ -135,55 +124,35 @@ def _interval(low: float, high: float) -> str:
 def environment_html(table: pd.DataFrame) -> Html:
     """`environment_table` as a table, or a sentence where nothing differs."""
     same = "Device, versions, model, page and request are the same."
-    shown = table.assign(name=table["name"].str.replace("_", " ")).map(lambda text: printable(str(text), 80))
+    shown = table.assign(name=table["name"].str.replace("_", " "))
     return table_html(shown, caption="What differs", classes="op-words", empty=same)
 
 
 def comparison_bundle(comparison: Comparison) -> Bundle:
     """What a notebook shows of a comparison."""
-    baseline = comparison.labels[0]
+    table, baseline, changes = comparison.headline, comparison.labels[0], comparison.text_diff
     shown = Section(
         *comparison_head(comparison).parts,
-        compare_html(comparison.headline, baseline),
+        compare_html(table, baseline),
         environment_html(comparison.differs),
-        comparison.text_diff and fold("How the text differs", preformatted(comparison.text_diff)),
+        changes and fold("How the text differs", preformatted(changes)),
     )
-    return bundle(shown.html(), f"{comparison.verdict}\n{_words(in_units(comparison.headline, baseline))}")
+    return bundle(shown.html(), f"{comparison.verdict}\n{table_text(in_units(table, baseline))}")
 
 
 # -- sweeps -------------------------------------------------------------------------------------------
 
 
-@public
+@hinted
 class SweepPlots(Plots):
-    """The plots of a sweep: each is a matplotlib figure that shows itself, drawn on ``ax`` if given."""
+    """The plots of a sweep: each is a matplotlib figure that shows itself, most drawn on ``ax`` if given."""
 
-    def __init__(self, sweep: SweepResult) -> None:
-        self._sweep = sweep
-
-    def prefill(self, *, ax: Axes | None = None) -> Figure:
-        """Prefill over the length of the prompt: `ocr_phases.show.plots_many.plot_prefill`."""
-        return draw.plot_prefill(self._sweep.table, ax=ax)
-
-    def vision(self, *, ax: Axes | None = None) -> Figure:
-        """The stages of each prefill: `ocr_phases.show.plots_many.plot_vision_share`."""
-        return draw.plot_vision_share(self._sweep.table, self._sweep.runs, ax=ax)
-
-    def decode(self, *, ax: Axes | None = None) -> Figure:
-        """Time of a decode step over the cache: `ocr_phases.show.plots_many.plot_cells_decode`."""
-        return draw.plot_cells_decode(decode_curves(self._sweep.runs), ax=ax)
-
-    def throughput(self, *, ax: Axes | None = None) -> Figure:
-        """Tokens per second over the batch size: `ocr_phases.show.plots_many.plot_throughput`."""
-        return draw.plot_throughput(self._sweep.table, ax=ax)
-
-    def floors(self) -> Figure:
-        """Each cell beside its floors: `ocr_phases.show.plots_many.plot_floors`."""
-        return draw.plot_floors(self._sweep.table)
-
-    def cost_quality(self) -> Figure:
-        """What each cell loses over what it costs: `ocr_phases.show.plots_many.plot_cost_quality`."""
-        return draw.plot_cost_quality(self._sweep.cost_quality)
+    prefill = plot_of("show.plots_many.plot_prefill", "table")
+    vision = plot_of("show.plots_many.plot_vision_share", "table", "runs")
+    decode = plot_of("show.plots_many.plot_cells_decode", "curves")
+    throughput = plot_of("show.plots_many.plot_throughput", "table")
+    floors = plot_of("show.plots_many.plot_floors", "table")
+    cost_quality = plot_of("show.plots_many.plot_cost_quality", "cost_quality")
 
 
 def sweep_head(sweep: SweepResult) -> Section:
@@ -197,12 +166,10 @@ def sweep_head(sweep: SweepResult) -> Section:
 
 def cells_html(table: pd.DataFrame) -> Html:
     """The columns of `ocr_phases.analyse.scaling.sweep_table` that fit a page, as a sortable table."""
-    columns = [*_WAYS, "batch", "prefill_len", "tokens", "prefill_ms", "vision_share", "inter_token_ms"]
-    shown = _without_constants(table[columns])
-    shown["times_floor"] = table["inter_token_ms"] / table["step_floor_ms"]
-    shown["tokens_per_s"] = table["tokens_per_s"]
+    table = table.assign(times_floor=table["inter_token_ms"] / table["step_floor_ms"])
+    shown = _cells(table, *_STEPS, "tokens_per_s").dropna(axis="columns", how="all")
     return table_html(
-        shown.dropna(axis="columns", how="all"),
+        shown,
         caption="Each cell, medians over the repeats",
         headings=_HEADINGS,
         missing="not measured in the cell",
@@ -212,16 +179,16 @@ def cells_html(table: pd.DataFrame) -> Html:
 
 def end_to_end_html(table: pd.DataFrame) -> Html:
     """Time per page from its file to its last token, pages per minute and memory, of each cell."""
-    times = ["page_ms", "page_ms_p90", "page_ms_p99", "pages_per_min"]
-    shown = _without_constants(table[[*_WAYS, "batch", "tokens", *times, "kv_cache_bytes", "peak_bytes"]])
+    shown = _cells(table, "tokens", *_TIMES, "kv_cache_bytes", "peak_bytes")
     caption = "Each page end to end, quantiles over the repeats, and memory; the rows of a batch end together"
     return table_html(shown, caption=caption, headings=_HEADINGS, missing="too few repeats", empty="")
 
 
-def _without_constants(cells: pd.DataFrame) -> pd.DataFrame:
-    """The same without the ways of which there is one only; a preset is always named."""
-    varied = ["preset", *(name for name in _WAYS if name not in LOADED and cells[name].nunique() > 1)]
-    return cells.drop(columns={*_WAYS} - {*varied, *loaded_ways(cells)})
+def _cells(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
+    """These columns behind those that tell cells apart; a preset is always named."""
+    varied = [name for name in _WAYS if name not in LOADED and table[name].nunique() > 1]
+    named = {"preset", *varied, *loaded_ways(table)}
+    return table[[*(name for name in _WAYS if name in named), "batch", *columns]]
 
 
 def failures_html(failures: pd.DataFrame) -> Html:
@@ -242,23 +209,18 @@ def cost_quality(sweep: SweepResult) -> Section:
         return Section()
     lost = draw.LOST[points["measure"].iloc[0]]
     headings = {"name": ("cell", ""), "page_ms": ("time per page", "ms"), "lost": (lost, "%")}
-    columns = ["name", "page_ms", "prompt_tokens", "peak_bytes", "lost", "frontier"]
+    table = points.drop(columns=["measure", "reference", "noisy"])
     return Section(
         section_heading("Cost against quality"),
         note(cost_quality_sentence(points)),
         Picture(sweep.plot.cost_quality(), "What each cell loses over its time, its prompt and its memory"),
-        table_html(points[columns], caption="Each cell, by its time", headings=headings),
+        table_html(table, caption="Each cell, by its time", headings=headings),
     )
 
 
 def sweep_bundle(sweep: SweepResult) -> Bundle:
     """What a notebook shows of a sweep."""
-    shown = [*sweep_head(sweep).parts, failures_html(sweep.failures)]
-    if not sweep.runs:
-        return bundle(fragment(*shown), sweep.verdict)
-    shown.insert(1, cells_html(sweep.table))
-    return bundle(fragment(*shown), f"{sweep.verdict}\n{_words(sweep.table[_TERMINAL_COLUMNS])}")
-
-
-def _words(table: pd.DataFrame) -> str:
-    return table.to_string(index=False, float_format="{:,.3f}".format, na_rep="")
+    head, *below = sweep_head(sweep).parts, failures_html(sweep.failures)
+    shown = [*head, cells_html(sweep.table) if sweep.runs else "", *below]
+    words = table_text(sweep.table[_TERMINAL_COLUMNS]) if sweep.runs else ""
+    return bundle(Section(*shown).html(), f"{sweep.verdict}\n{words}".strip())

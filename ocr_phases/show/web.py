@@ -9,25 +9,29 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
 from importlib import resources
 from itertools import repeat
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup as Html
 from PIL.Image import Image, Resampling
 
-from ocr_phases.text import bytes_text, digits_text, percent_text, plain
+from ocr_phases.analyse.kernels import short_kernel
+from ocr_phases.text import bytes_text, digits_text, ms_text, percent_text, plain, stage_name
 
 MISSING = "n/a"
 SHARPNESS = 2
 """Pixels a CSS pixel, for screens of high density."""
 
+_CACHE_PARTS = {"kv_update": "KV cache, write", "attention": "KV cache, read (attention)"}
+#: Facts that are shown in another place than among the others, or not in words.
+_APART = ("conditions", "config", "data")
 _QUANTITY = re.compile(r"(?<=\d) (?=%|(?:ms|s|µs|B|kB|MB|GB)\b)")
 _UNITS = {"ms": "ms", "us": "µs", "s": "s", "bytes": "bytes", "%": "%"}  # by how the name of a column ends
 _SHARES = ("share", "probability", "edit_distance", "agreement")
@@ -70,6 +74,24 @@ HEADINGS: dict[str, tuple[str, str]] = {
     "of_busy": ("of GPU busy time", "%"),
     "of_wall": ("of the phase", "%"),
     "by": ("identified by", ""),
+}
+
+
+def printable(text: str, longest: int = 24) -> str:
+    """Model-made text as one short line that any font can be asked to draw."""
+    line = " ".join("".join(char if char.isprintable() else " " for char in text[: 4 * longest]).split())
+    return line if len(line) <= longest else line[: longest - 1] + "…"
+
+
+_LINE = partial(printable, longest=240)
+#: Column -> how a text of it is written.
+TEXTS: dict[str, Callable[[str], str]] = {
+    "stage": stage_name,
+    "kernel": short_kernel,
+    "label": printable,
+    "text": partial(printable, longest=60),
+    "operator": lambda name: name or "none",
+    "part": lambda name: _CACHE_PARTS.get(name, name),
 }
 
 
@@ -141,29 +163,41 @@ def preformatted(text: object) -> Html:
     return element("pre", text, class_="op-text", tabindex=0)
 
 
-def pairs(values: Mapping[str, object]) -> Html:
-    """Values beside their names."""
-    rows = [fragment(element("dt", name), element("dd", value)) for name, value in values.items()]
+def facts(values: Mapping[str, Any]) -> dict[str, str]:
+    """Values of a record in words, by their names in words; ``*_bytes`` in a fitting unit."""
+    told = {str(name): value for name, value in values.items() if name not in _APART}
+    return {name.replace("_", " ").removesuffix(" bytes"): _fact(name, value) for name, value in told.items()}
+
+
+def _fact(name: str, value: Any) -> str:
+    if isinstance(value, Mapping):
+        value = [f"{inner} {_fact(str(inner), item)}" for inner, item in value.items()]
+    if isinstance(value, list | tuple):
+        return ", ".join(_fact(name, item) for item in value)
+    if value is None or isinstance(value, bool):
+        return {None: MISSING, True: "yes", False: "no"}[value]
+    if isinstance(value, int):
+        return bytes_text(value) if name.endswith("_bytes") else f"{value:,}"
+    return str(value)
+
+
+def pairs(values: Mapping[str, Any]) -> Html:
+    """`facts` beside their names."""
+    rows = [fragment(element("dt", name), element("dd", value)) for name, value in facts(values).items()]
     return element("dl", *rows, class_="op-pairs")
 
 
-def share_bar(parts: Sequence[tuple[str, float, str]]) -> Html:
-    """A bar cut into shares, and under it what each piece is: ``(label, size, value as text)`` each.
+def share_bar(times: Mapping[str, float | None]) -> Html:
+    """A bar cut into shares of ms, and under it what each piece is: its name and time.
 
     The key is the bar's text alternative. Pieces take the colours ``op-part-0``, ``op-part-1``, ... by place;
-    what has no size is left out.
+    what takes no time is left out.
     """
-    sizes = np.array([size for _, size, _ in parts])
-    if not sizes.sum() > 0:
-        return fragment()
+    sizes = pd.Series(times, dtype=float).fillna(0.0)
     widths = 1000 * sizes / sizes.sum()
-    placed = enumerate(zip(widths.cumsum() - widths, widths, parts, strict=True))
-    pieces = [
-        (number, f"{left:.2f}", f"{width:.2f}", (label, text))
-        for number, (left, width, (label, _, text)) in placed
-        if width
-    ]
-    return block("bar", pieces=pieces)
+    bar = pd.DataFrame({"left": widths.cumsum() - widths, "width": widths, "time": sizes.map(ms_text)})
+    bar = bar.rename_axis("name").reset_index().query("width > 0")
+    return block("bar", pieces=list(bar.itertuples()))
 
 
 def table_html(
@@ -172,8 +206,8 @@ def table_html(
     caption: str = "",
     headings: Mapping[str, tuple[str, str]] | None = None,
     strong: Iterable[bool] | None = None,
-    links: Mapping[str, Sequence[str]] | None = None,
-    missing: str = "not measured",
+    links: Mapping[str, Iterable[str]] | None = None,
+    missing: str | None = None,
     empty: str | None = None,
     classes: str = "",
 ) -> Html:
@@ -181,22 +215,22 @@ def table_html(
 
     ``headings`` adds to `HEADINGS`; a unit of ``ms``, ``%`` or ``bytes`` decides how a column is written.
     ``strong`` marks rows, such as a phase's whole among its stages. ``links`` gives text columns an address a
-    row, empty for none. ``missing`` says why a figure may be n/a, ``empty`` what stands in place of a table
-    without rows.
+    row, empty for none. ``missing`` says why a figure may be n/a; without it a column of none is left out.
+    ``empty`` stands in place of a table without rows. Texts become a line each, by `TEXTS`.
     """
     if empty is not None and not len(table):
         return note(empty)
+    table = table.dropna(axis="columns", how="all") if missing is None and len(table) else table
     known, columns, cells = {**HEADINGS, **(headings or {})}, [], []
     for name, values in table.items():
         heading, unit = known.get(str(name)) or _heading(str(name))
         numeric = pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
         columns.append((heading, unit, "op-num" if numeric else None))
         addresses = (links or {}).get(str(name), repeat(""))
-        cells.append(
-            [(*_cell(value, unit, numeric), to) for value, to in zip(values, addresses, strict=False)]
-        )
+        shown = [_cell(value, unit, numeric, TEXTS.get(str(name), _LINE)) for value in values]
+        cells.append([(*cell, to) for cell, to in zip(shown, addresses, strict=False)])
     if table.isna().any(axis=None):
-        caption = f"{caption} ({MISSING}: {missing})"
+        caption = f"{caption} ({MISSING}: {missing or 'not measured'})"
     rows = zip(repeat(False) if strong is None else strong, zip(*cells, strict=True), strict=False)
     return block("table", caption=caption, columns=columns, rows=rows, classes=classes)
 
@@ -208,13 +242,15 @@ def _heading(name: str) -> tuple[str, str]:
     return name.replace("_", " "), "%" if name in _SHARES else ""
 
 
-def _cell(value: Any, unit: str, numeric: bool) -> tuple[object, str | None]:
+def _cell(value: Any, unit: str, numeric: bool, as_text: Callable[[str], str]) -> tuple[object, str | None]:
     """What a cell shows, and the number that it is sorted by."""
-    if pd.isna(value) or value in (float("inf"), -float("inf")):
+    if pd.isna(value) or value in (math.inf, -math.inf):
         return MISSING, None
     if numeric:
         return _number(float(value), unit), repr(float(value))
-    return ("yes" if value else "") if isinstance(value, bool) else value, None
+    if isinstance(value, bool):
+        return "yes" if value else "", None
+    return value if isinstance(value, Html) else as_text(str(value)), None
 
 
 def _number(value: float, unit: str) -> str:
@@ -248,10 +284,8 @@ def image_html(image: Image, alt: str, *, width: int) -> Html:
 
 def pictures_html(pictures: Sequence[tuple[Image, str]]) -> Html:
     """Page pictures with captions, side by side if they fit."""
-    figures = []
-    for image, caption in pictures:
-        parts = image_html(image, caption, width=520), element("figcaption", caption)
-        figures.append(element("figure", *parts, class_="op-picture"))
+    shown = [(image_html(image, name, width=520), element("figcaption", name)) for image, name in pictures]
+    figures = [element("figure", *parts, class_="op-picture") for parts in shown]
     return element("div", *figures, class_="op op-pictures") if figures else fragment()
 
 
