@@ -51,7 +51,7 @@ def test_what_a_record_shows_is_found_and_explained_in_a_cell() -> None:
 
 
 def test_a_figure_is_drawn_in_the_notebook_s_colours_and_has_a_still() -> None:
-    data, _ = make_run().plot.vision()._repr_mimebundle_()
+    data = make_run().plot.vision()._repr_mimebundle_()
     elements = Elements(data["text/html"])
     (still,) = (attributes for tag, attributes in elements.found if tag == "img")
     assert still["alt"] == data["text/plain"]
@@ -76,7 +76,9 @@ def test_tables_pages_and_paths_show_themselves(tmp_path: Path) -> None:
 def test_a_batch_shows_a_line_a_row() -> None:
     run = make_run(rows=3)
     shown = run._repr_mimebundle_()
-    assert [f"row {row}: {run.pages[row]['file']}" in shown["text/plain"] for row in range(3)] == [True] * 3
+    assert [f"row {row + 1}: {run.pages[row]['file']}" in shown["text/plain"] for row in range(3)] == [
+        True
+    ] * 3
     assert sum(tag == "tr" for tag, _ in Elements(shown["text/html"]).found) == 4
 
 

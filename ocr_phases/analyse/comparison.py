@@ -437,7 +437,8 @@ def _caveats(baseline: PhaseRun, other: PhaseRun, label: str) -> Iterator[str]:
     ]
     for sentence, fact in _CAVEATS.items():
         now, then = (fact.format(**facts) for facts in known)
-        if now != then and (same_name or fact != "{revision}"):
+        weights = same_name and None not in (baseline.model.get("revision"), other.model.get("revision"))
+        if now != then and (weights or fact != "{revision}"):
             yield sentence.format(label=label, other=now, baseline=then)
     if baseline.token_count == other.token_count and not same_tokens(baseline, other):
         yield _NOTES["same_count"].format(baseline=baseline)
