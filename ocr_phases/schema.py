@@ -158,6 +158,7 @@ _KINDS: dict[str, Any] = {
     "logprob": Annotated[float, Meta(le=0)],
     "phase": Literal["prepare", "prefill", "decode", "generate"],
     "peaks": dict[str, list[Annotated[int, Meta(ge=0, le=2**53)]]],  # bytes of each repeat, by phase
+    "sizes": dict[str, Annotated[int, Meta(ge=0, le=2**53)]],  # parameters by stage
     "truth": KeptTruth,
 }
 #: The parts of a record, in which those above them are kinds, too.
@@ -176,7 +177,7 @@ _PARTS = {
     "setup": "compile_ms?:ms? capture_ms?:ms? prefill_capture_ms?:ms?",
     "model": """name:text dtype:text config:object source?:text revision?:text family?:text?
         implementation?:text attention?:text? cuda_calls?:text? strategy:text strategy_setup?:setup?
-        vision_setup?:setup?""",
+        vision_setup?:setup? parameters?:sizes?""",
     "page": """file:text sha256:text width:some height:some row:count preset:text grid:cells
         valid_image_tokens:count data?:text?""",
     "infer": """do_sample?:flag temperature?:temperature top_p?:top_p top_k?:count

@@ -51,7 +51,6 @@ def test_a_folder_is_numbered_by_default_and_only_own_files_in_it_are_replaced(t
     commands = {
         "compare": (["compare", record, record], "compare.html"),
         "artifacts": (["artifacts", record], "result.mmd"),
-        "report": (["report", "--record", record], "report.html"),
     }
     for verb, (command, name) in commands.items():
         for folder in (f"ocr_phases_{verb}", f"ocr_phases_{verb}-2"):

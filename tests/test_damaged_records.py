@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 from collections.abc import Iterator
@@ -17,9 +16,10 @@ from mutants import mutants
 from refusals import refused
 
 from ocr_phases import OcrPhasesError, PhaseRun
-from ocr_phases.analyse import checks, comparison, floors, scaling
+from ocr_phases.analyse import scaling
 from ocr_phases.analyse import sentences as words
-from ocr_phases.analyse.kernels import has_kernels
+from ocr_phases.analyse.checks import run_checks
+from ocr_phases.analyse.comparison import Comparison
 from ocr_phases.batch import figures
 from ocr_phases.batch.index import build_index
 from ocr_phases.batch.jobs import Job
@@ -27,7 +27,7 @@ from ocr_phases.batch.store import list_pages
 from ocr_phases.cli import main
 from ocr_phases.report.artifacts import result_markdown
 from ocr_phases.show import page as page_view
-from ocr_phases.show import plots, plots_many, results, results_many
+from ocr_phases.show import results, results_many
 from ocr_phases.store import file_hash, write_status
 from ocr_phases.versions import asset
 
@@ -69,85 +69,56 @@ def as_file(record: dict[str, Any]) -> bytes:
     return json.dumps(record).encode()
 
 
+def tables(run: PhaseRun, base: PhaseRun) -> object:
+    return [getattr(run, name) for name in ("stages", "tokens", "regions", "floors", "checks", "token_table")]
+
+
+def texts(run: PhaseRun, base: PhaseRun) -> object:
+    written = [result["text"] for result in run.results if result["text"] is not None]
+    return repr(run), run.summary(), [result_markdown(text) for text in written]
+
+
+def page_of_a_batch(run: PhaseRun, base: PhaseRun) -> object:
+    return figures.page_figures(run, "", "", ""), page_view.region_tables_html(run)
+
+
 def same_again(run: PhaseRun, base: PhaseRun) -> None:
     assert PhaseRun.from_dict(run.to_dict()).to_dict() == run.to_dict()
 
 
-def headline_figures(run: PhaseRun, base: PhaseRun) -> None:
-    repr(run), run.summary()
+def sentences(run: PhaseRun, base: PhaseRun) -> object:
+    return words.headline(run), words.verdict(run), words.checks_verdict(run_checks(run))
 
 
-def sentences(run: PhaseRun, base: PhaseRun) -> None:
-    words.headline(run), words.verdict(run)
-
-
-def token_tables(run: PhaseRun, base: PhaseRun) -> None:
-    for row, result in enumerate(run.results):
-        run.tokens_of(row)
-        if result["text"] is not None:
-            result_markdown(result["text"])
-    figures.page_figures(run, "", "", "")
-    page_view.region_tables_html(run)
-
-
-def verified(run: PhaseRun, base: PhaseRun) -> None:
-    found = checks.run_checks(run)
-    words.checks_verdict(found), results.checks_html(found)
+def sections(run: PhaseRun, base: PhaseRun) -> object:
+    parts = (results.cards, results.stages, results.floors, results.text_notes, results.method)
+    return [part(run).html() for part in (*parts, results.checks, results.kernels)]
 
 
 def compared(run: PhaseRun, base: PhaseRun) -> None:
-    compared = comparison.Comparison([base, run])
-    results_many.compare_html(compared.headline)
-    assert compared.verdict
-
-
-def compared_as_base(run: PhaseRun, base: PhaseRun) -> None:
-    compared = comparison.Comparison([run, base])
-    assert compared.verdict
-    comparison.few_repeats([run, base], ["a", "b"])
-    results_many.compare_html(compared.table[compared.table["stage"] != ""])
-    results_many.environment_html(compared.differs)
-
-
-def floor_tables(run: PhaseRun, base: PhaseRun) -> None:
-    floors.decode_floor(run), floors.floor_table(run)
-
-
-def kernel_tables(run: PhaseRun, base: PhaseRun) -> None:
-    results.kernels(run)
+    for pair in ([base, run], [run, base]):
+        found = Comparison(pair)
+        assert found.verdict
+        results_many.compare_html(found.table), results_many.environment_html(found.differs)
 
 
 def swept(run: PhaseRun, base: PhaseRun) -> None:
-    cells = scaling.sweep_table({"base": base, "run": run})
-    assert scaling.SweepResult({"base": base, "run": run}, pd.DataFrame()).verdict
-    results_many.cells_html(cells)
-    scaling.decode_curves({"base": base, "run": run})
+    found = scaling.SweepResult({"base": base, "run": run}, pd.DataFrame())
+    assert found.verdict
+    results_many.cells_html(found.table), scaling.decode_curves(found.runs)
 
 
-def fragments(run: PhaseRun, base: PhaseRun) -> None:
-    for part in (results.cards, results.stages, results.floors, results.text_notes, results.method):
-        part(run)
-
-
-QUICK = (headline_figures, token_tables, floor_tables, same_again)
-SLOW = (sentences, kernel_tables, verified, compared, compared_as_base, swept, fragments)
+QUICK = (texts, page_of_a_batch, same_again)
+SLOW = (tables, sentences, sections, compared, swept)
 READERS = (*QUICK, *SLOW)
 
 
 def draw_everything(run: PhaseRun, base: PhaseRun) -> None:
-    ratios = comparison.Comparison([base, run]).headline
-    floor = floors.decode_floor(run)["floor_ms"]
-    figures = [
-        *(plot(run) for plot in (plots.plot_vision_stages, plots.plot_phase_timeline, plots.plot_memory)),
-        *(plot([base, run], ["a", "b"]) for plot in (plots_many.plot_prefill_stages, plots_many.plot_decode)),
-        plots.plot_token_latency(run, floor),
-        plots.plot_roofline(run),
-        plots_many.plot_ratios(ratios),
-    ]
-    if has_kernels(run):
-        figures += [plots.plot_kernels(run), plots.plot_idle_gaps(run)]
-    for figure in figures:
-        figure.savefig(io.BytesIO(), dpi=20)
+    pair = Comparison([base, run])
+    for name in ("latency", "vision", "timeline", "memory", "roofline", "kernels"):
+        getattr(run.plot, name)()._repr_mimebundle_()
+    for name in ("stages", "decode", "ratios"):
+        getattr(pair.plot, name)()._repr_mimebundle_()
     try:
         results.head_html(run), page_view.page_html(run)
     except OcrPhasesError as error:  # the embedded page is read when it is shown

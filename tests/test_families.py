@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import json
 from pathlib import Path
 
@@ -13,17 +12,14 @@ from conftest import GOLDEN, GOLDEN_2, PAGES, SMALL_DUMMY_2, SMALL_UNLIMITED
 from golden_cases import RECORDINGS
 from refusals import refused
 
-from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, compare
+from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
 from ocr_phases.analyse.checks import run_checks, with_verdict
-from ocr_phases.analyse.cost import run_cost
 from ocr_phases.config import read_model_config
 from ocr_phases.families import FAMILIES, VISION_STAGES
-from ocr_phases.models.load import adopt
 from ocr_phases.models.weights import dummy_config
 from ocr_phases.models.wiring import NATIVES, family_of, native_config
 from ocr_phases.settings import SamplingSettings, resolve_infer
 from ocr_phases.steps.sampling import Sampler, windowed_processors
-from ocr_phases.sweep_models import Sweep
 
 ROOT = Path(__file__).parents[1]
 RECEIPT = PAGES / "receipt.png"
@@ -111,21 +107,6 @@ def test_what_transformers_saves_loads_whole(
         del saved["vision_config"]["encoder_config"]["rope_parameters"]
     with refused():
         native_config(saved)
-
-
-@pytest.mark.parametrize("name", RECORDINGS)
-def test_a_model_at_hand_is_a_checkpoint(name: str, request: pytest.FixtureRequest) -> None:
-    session = request.getfixturevalue(RECORDINGS[name].session)
-    adopted = adopt(session.model, session.tokenizer, name="mine")
-    assert adopted.family is session.family
-    assert (adopted.name, adopted.device, adopted.dtype) == ("mine", "cpu", torch.float32)
-    assert adopted.image_token_id == session.checkpoint.image_token_id
-    assert adopted.revision == adopt(session.model, session.tokenizer).revision
-    wrapper = type(type(session.model).__name__, (torch.nn.Module,), {})()
-    wrapper.config, wrapper.lm_head = session.model.config, torch.nn.Linear(1, 1)
-    for model in (wrapper, torch.nn.Linear(1, 1)):
-        with refused():
-            adopt(model, session.tokenizer)
 
 
 def numbers(section: object, path: tuple = ()) -> list[tuple]:
@@ -223,42 +204,6 @@ def test_a_run_passes_every_check(run: PhaseRun) -> None:
     assert run.model["family"] == "deepseek-ocr-2"
     assert run.request["preset"] == run.page["preset"] == "small768"
     assert run.page["image_tokens"] == 145 and run.page["valid_image_tokens"] == 144
-
-
-def test_its_cost_is_the_familys(run: PhaseRun, tmp_path: Path) -> None:
-    loaded = PhaseRun.load(run.save(tmp_path / "run.json"))
-    table = run_cost(loaded)
-    assert set(table["stage"]) >= {"sam", "encoder", "projector"}
-    assert int(table[table["phase"] == "prefill"]["parameters"].sum()) == run.model["parameters"]["total"]
-    prefill = table[table["phase"] == "prefill"]
-    assert prefill["kv_bytes"].sum() == run.cache["bytes"][0]
-    other = dataclasses.replace(run, model={**run.model, "family": "other"})
-    with refused():
-        run_cost(other)
-
-
-@pytest.mark.parametrize("name", ["deepseek-ocr-2", "unlimited-ocr"])
-def test_it_is_compared_and_swept(
-    name: str, golden_session: OCRSession, request: pytest.FixtureRequest, tmp_path: Path
-) -> None:
-    session = request.getfixturevalue(RECORDINGS[name].session)
-    first, second = (
-        each.run_inference(RECEIPT, preset="small", **QUICK) for each in (golden_session, session)
-    )
-    both = compare(first, second)
-    ratios = both.table.set_index("metric")["ratio"]
-    assert ratios[["prefill_ms", "prefill/sam/global", "kv_cache_bytes", "inter_token_ms"]].notna().all()
-    assert (ratios["prefill/clip/global"] > 0) == (name == "unlimited-ocr")
-    assert name in both.differs.to_string()
-    assert len(both.plot.stages().axes) == 1
-    asked = {"presets": ("tiny", "small", "large"), "lengths": (3,), "folder": tmp_path, "repeats": 1}
-    for _ in range(2):  # the second finds the records under the family's own name
-        result = session.sweep(RECEIPT, warmup=0, **asked)
-        small = session.family.facts.preset("small").name
-        assert result.table["preset"].tolist() == [small]
-        assert f"preset 'large' of {session.family.facts.title}" in result.failures["reason"].item()
-    assert len(list((tmp_path / "runs").glob(f"{small}*n3.json"))) == 1
-    assert Sweep(page="page.png", presets=["crop"], lengths=[3]).cells
 
 
 @pytest.mark.parametrize(

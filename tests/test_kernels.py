@@ -145,25 +145,6 @@ def test_the_cache_and_attention_are_told_by_range_operator_or_name() -> None:
     }
 
 
-def test_attention_in_a_graph_is_not_available_rather_than_wrong() -> None:
-    """What is concatenated in a graph are the halves of RoPE, not the cache."""
-    trace = TraceWriter()
-    trace.stage("decode", "decode", 0, 1000)
-    trace.stage("decode", "decode_step", 10, 900, step=0)
-    names = ("CatArrayBatchedCopy", "index_elementwise_kernel<index_copy_kernel_impl>", "gemv", "softmax")
-    kernels = [(name, 100 + 10 * place, 110 + 10 * place) for place, name in enumerate(names)]
-    trace.launch(20, *kernels, call="cudaGraphLaunch")
-    run = with_kernels(view={"tool": "x", **reduce_trace(*trace.done())})
-    parts = analyse.kv_cache_share(run)
-    assert parts[["part", "by", "kernels"]].values.tolist() == [["kv_update", "name", 1.0]]
-    assert parts["of_busy"].tolist() == [pytest.approx(1 / 4)]
-    check = {check.name: check for check in run_checks(run)}["expected_cache_update"]
-    assert (check.verdict, "captured graph" in check.measured) == ("n/a", True)
-    words = "Attention in decode is n/a"
-    assert words in results.kernels(run).html()
-    assert words not in results.kernels(with_kernels()).html()
-
-
 def test_waits_name_the_operator() -> None:
     syncs = rows(reduce_trace(*mini_trace()), "host_syncs", "phase", "stage", "operator")
     item = syncs["prefill", "language_model", "aten::item"]
@@ -273,22 +254,6 @@ def test_a_port_that_waits_in_every_layer_is_host_sync_bound() -> None:
     assert row["idle_after_sync"] == pytest.approx(11 * 0.190 / waiting)
     syncs = analyse.host_syncs(run)
     assert list(syncs[["operator", "count"]].iloc[0]) == ["aten::nonzero", 12.0]
-
-
-def test_time_on_the_host_alone_is_no_wait_for_the_device() -> None:
-    """Gaps between kernels are all after waits, but they are a small part of what the stage takes."""
-    trace = TraceWriter()
-    trace.stage("prefill", "prefill", 0, 3000)
-    trace.stage("prepare", "prepare", 5000, 8000)
-    for begin in (0.0, 5000.0):
-        trace.launch(begin + 10, ("copy", begin + 20, begin + 30))
-        trace.sync(begin + 25, begin + 60)
-        trace.launch(begin + 70, ("copy", begin + 80, begin + 90))
-    table = analyse.stage_verdict(with_kernels(view=reduce_trace(*trace.done()))).set_index("phase")
-    assert list(table.index) == ["prefill"]
-    assert table.loc["prefill", "verdict"] == "launch-bound"
-    waiting = table.loc["prefill", "wall_ms"] - 0.02
-    assert table.loc["prefill", "idle_after_sync"] == pytest.approx(0.05 / waiting)
 
 
 def test_vision_is_ruled_out_of_replayed_steps_by_their_busy_time() -> None:

@@ -50,16 +50,6 @@ def fragments(run: PhaseRun) -> str:
 # -- fragments ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.filterwarnings("error")
-def test_every_shape_has_sound_fragments(shape: str) -> None:
-    document = fragments(make_run(**SHAPES[shape]))
-    elements = Elements(document)
-    assert not elements.open
-    assert not elements.stray
-    assert "nan" not in elements.said
-
-
 @pytest.mark.parametrize("name", [*RECORDS, *SHAPES])
 def test_a_first_screen_is_short(name: str) -> None:
     """At most 120 words before anything is unfolded, a number with its unit counted as one."""

@@ -7,14 +7,12 @@ import json
 import math
 import pkgutil
 import signal
-import warnings
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import GOLDEN, PAGES, SMALL_DUMMY
-from example_run import make_run
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from refusals import refused
@@ -28,9 +26,7 @@ from ocr_phases.families import FAMILIES
 from ocr_phases.models import weights
 from ocr_phases.models.load import TokenReader, load_tokenizer
 from ocr_phases.recorder import _describe_row
-from ocr_phases.session import repeat_run
 from ocr_phases.settings import SamplingSettings
-from ocr_phases.steps.execution import syncs_counted
 from ocr_phases.versions import asset
 
 RECEIPT = PAGES / "receipt.png"
@@ -112,24 +108,6 @@ def test_host_syncs_are_judged_by_what_was_counted(waits, seen, device, verdict,
     check = host_syncs_check(waits, view, 5, device)
     assert check["verdict"] == verdict
     assert measured in check["measured"]
-
-
-def test_host_syncs_are_torchs_warnings(monkeypatch):
-    modes = ["error"]
-    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
-    found = []
-    sync = "called a synchronizing CUDA operation (Triggered internally at x.cpp:1)"
-    with (
-        pytest.warns(UserWarning, match="something else") as others,
-        pytest.raises(ZeroDivisionError),
-        syncs_counted(found),
-    ):
-        for message in (sync, sync, "something else", sync):
-            warnings.warn(message, stacklevel=1)
-        raise ZeroDivisionError
-    assert (len(found), len(others)) == (3, 1)
-    assert modes == ["error", "warn", "error"]
 
 
 def test_tokens_are_streamed_while_decoding(tiny_session):
@@ -400,28 +378,3 @@ def test_a_character_left_incomplete_before_the_end_is_in_the_text(golden_sessio
     assert len(row["token_texts"]) == len(row["ids"])
     read = TokenReader(TOKENIZER).read  # as it is shown while it is written
     assert "".join(map(read, row["ids"])) == TOKENIZER.decode(row["ids"])
-
-
-def test_what_grounding_was_used_is_recorded(golden_session, monkeypatch):
-    seen = []
-
-    def run_inference(pages, **settings):
-        seen.append(golden_session.check_request(pages, **settings).described())
-        raise Stopped
-
-    session = SimpleNamespace(run_inference=run_inference)
-    monkeypatch.setattr("ocr_phases.session.load_recorded", lambda *args, **options: session)
-    monkeypatch.setattr("ocr_phases.session.recorded_pages", lambda *args: [RECEIPT])
-    for prompt, asked, recorded in (
-        ("markdown", None, True),
-        ("free", None, False),
-        ("Read it.", None, True),
-        ("Read it.", False, False),
-    ):
-        request = golden_session.check_request(RECEIPT, prompt=prompt, grounding=asked).described()
-        assert request["grounding"] is recorded
-        with pytest.raises(Stopped):
-            repeat_run(replace(make_run(), request=request))
-        assert seen.pop() == {**request, "preset_choice": "asked"}
-    with refused():
-        golden_session.prepare(RECEIPT, grounding=False)

@@ -11,8 +11,6 @@ from example_run import SHAPES, make_run
 
 from ocr_phases.analyse.sentences import key_metrics, key_metrics_text, typical_sentence, verdict
 from ocr_phases.analyse.stages import (
-    STAGE_COLUMNS,
-    STEP_COLUMNS,
     cached,
     decode_trend,
     repeat_table,
@@ -24,20 +22,6 @@ from ocr_phases.analyse.stages import (
 )
 from ocr_phases.record import PhaseRun
 from ocr_phases.text import ms_text, percent_text
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.filterwarnings("error")
-def test_every_shape_has_tables_and_a_verdict(shape: str) -> None:
-    run = make_run(**SHAPES[shape])
-    assert tuple(stage_table(run).columns) == STAGE_COLUMNS
-    assert tuple(repeat_table(run).columns) == tuple(repeat_table(make_run()).columns)
-    assert tuple(step_table(run).columns) == STEP_COLUMNS
-    words = verdict(run)
-    assert words.endswith(".")
-    assert "nan" not in words
-    assert "None" not in words
-    assert "  " not in words
 
 
 def test_stage_table_starts_each_phase_with_its_whole() -> None:

@@ -218,16 +218,6 @@ def test_attention_and_dtype_are_axes(tiny_session: Any, tmp_path: Path) -> None
     assert model == dict(zip([f"{own}{end}" for end in ends], asked, strict=True))
     table = found.table.set_index("cell")
     assert {cell: tuple(row) for cell, row in table[["attention", "dtype"]].T.items()} == model
-    shown = results_many.cells_html(found.table)
-    assert all(word in Elements(shown).said for word in ("attention", "sdpa", "bfloat16"))
-    # Each is a line, a bar and a point of its own.
-    assert len(decode_curves(found.runs).groupby(["attention", "dtype"])) == 4
-    for figure in (found.plot.prefill(), found.plot.decode()):
-        keys = " ".join(text.get_text() for text in figure.legends[0].get_texts())
-        assert all(word in keys for word in ("sdpa", "eager", "float32", "bfloat16"))
-    for figure in (found.plot.vision(), found.plot.floors()):
-        labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-        assert len(labels) == len(set(labels)) == 4
     # Beside cells of the model's own, which are the same ones; a session of another dtype is another sweep.
     alone = make_cells(presets=["tiny"], lengths=[2])
     assert states(run_sweep(tiny_session, PAGE, [*cells, *alone], tmp_path, **QUICK)) == ["kept"] * 4

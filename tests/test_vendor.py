@@ -6,7 +6,6 @@ Its phases are held with the native classes' in ``test_phases.py``.
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -123,14 +122,6 @@ def test_several_pages_in_one_prompt_are_refused(session):
     pages = [noise(300, 500), noise(500, 300)]
     with refused():
         session.run_inference(pages, "<image>\n<image>\nFree OCR.", preset="tiny", max_new_tokens=2)
-
-
-def test_without_generate_the_one_shot_path_says_so(session, monkeypatch):
-    name = type(session.model).__name__
-    bare = type(name, (torch.nn.Module,), {"config": session.model.config})
-    monkeypatch.setattr(session.prepared, "checkpoint", replace(session.checkpoint, model=bare()))
-    with refused():
-        session.run_inference(noise(300, 500), preset="tiny", max_new_tokens=2, generate=True)
 
 
 @pytest.mark.cuda
