@@ -177,10 +177,8 @@ class PhaseRun:
         prefill, decode = self.repeat_ms("prefill", "prefill"), self.repeat_ms("decode", "decode")
         rows = self.spans[self.spans["stage"] == "decode_step"]
         steps, decoded = rows["device_ms"].to_numpy(), self.decoded_tokens and decode.all()
-        vision, stages = (
-            np.sum([self.repeat_ms(stage, "prefill") for stage in group], axis=0)
-            for group in (VISION_STAGES, PREFILL_STAGES)
-        )
+        vision = np.sum([self.repeat_ms(stage, "prefill") for stage in VISION_STAGES], axis=0)
+        stages = np.sum([self.repeat_ms(stage, "prefill") for stage in PREFILL_STAGES], axis=0)
         peaks = self.memory.get("peak_bytes", {})
         valid = sum(page["valid_image_tokens"] for page in self.pages if page["row"] == 0)
         return {

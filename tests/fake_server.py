@@ -40,6 +40,7 @@ class Fake:
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else chunks arrive together
     fake: Fake
 
     def log_message(self, *_: Any) -> None:

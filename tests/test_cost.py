@@ -230,9 +230,7 @@ def test_several_pages_cost_what_their_cache_holds(tiny_session: Any, prompt: st
 def test_the_vendors_head_runs_over_every_position() -> None:
     run = PhaseRun.load(ROOT / "tests/golden/run.json")
     vendor = dataclasses.replace(run, model={**run.model, "implementation": "vendor"})
-    heads = [
-        ours(run_cost(each, cache_len=None).query("phase == 'prefill'"))["lm_head"] for each in (run, vendor)
-    ]
+    heads = [ours(run_cost(each).query("phase == 'prefill'"))["lm_head"] for each in (run, vendor)]
     assert heads[1] == heads[0] * run.request["prefill_len"]
 
 

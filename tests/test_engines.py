@@ -134,14 +134,15 @@ def test_a_cached_prompt_makes_repeats_invalid(vllm: tuple[str, Fake]) -> None:
     run = measure(url)
     assert found(run, "fresh_prompt") == ("fail", "a cache had 256 of 276 prompt tokens")
     assert "--no-enable-prefix-caching" in run.checks.set_index("name").loc["fresh_prompt", "fix"]
-    fake.cached, fake.watched = None, True
+    fake.cached, fake.vision = None, 0.4
     session = ocr_phases.connect(url)
-    fake.vision = 0.4
 
     def fast(done: int, total: int) -> None:
-        fake.vision = 0.4 if done == 0 else 0.01
+        fake.vision = 0.4 if done == 0 else 0.005
 
-    assert "of the first request after" in found(measure(url, session, progress=fast), "fresh_prompt")[1]
+    verdict, told = found(measure(url, session, progress=fast), "fresh_prompt")
+    assert verdict == "fail"
+    assert "of the first request after" in told
     assert len({body["cache_salt"] for body in fake.bodies}) == len(fake.bodies)
 
 
@@ -279,6 +280,43 @@ def test_the_command_line_measures_and_verifies_a_server(
     assert json.loads(saved.read_text())["model"]["implementation"] == "server"
     assert main(["profile", str(PAGE), "--model", "tiny", *options]) == 2
     assert "--server has its model" in capsys.readouterr().err
+
+
+def test_a_load_tells_its_knee_and_what_failed(vllm: tuple[str, Fake], tmp_path: Path) -> None:
+    url, fake = vllm
+    fake.vision = 0.05
+    session = ocr_phases.connect(url)
+    result = session.load_test(PAGE, (1, 2), rates=(1200,), requests=4, max_new_tokens=8)
+    table = result.table.set_index("level")
+    assert list(table.index) == ["1 at once", "2 at once", "1200/min"]
+    assert table.loc["2 at once", "pages_per_min"] > 1.1 * table.loc["1 at once", "pages_per_min"]
+    assert table["ttft_p50_ms"].between(40, 400).all()
+    assert table["ttft_p99_ms"].isna().all()  # of fewer than a hundred requests
+    assert result.verdict.startswith("The knee is 2 at once: ")
+    assert "2 at once" in result._repr_mimebundle_()["text/plain"]
+    fake.fault, fake.fault_from = "500", len(fake.bodies) + 2
+    result = session.load_test([PAGE], (2,), requests=4, max_new_tokens=8)
+    assert result.table["errors"].tolist() == [3]
+    assert result.verdict.endswith("3 requests failed.")
+    assert "no, said the server" in result.save(tmp_path / "load").read_text()
+    for plot in (result.plot.throughput, result.plot.stalls):
+        assert plot().axes[0].get_title(loc="left")
+    fake.fault = ""
+    with pytest.raises(OcrPhasesError, match="Name a concurrency or a rate"):
+        session.load_test(PAGE, ())
+
+
+def test_the_command_line_loads_a_server(
+    vllm: tuple[str, Fake], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--concurrency", "1,2", "--requests", "2", "--max-new-tokens", "4", "--json"]
+    target = ["--out", str(tmp_path / "load")]
+    assert main(["sweep", "--pages", str(PAGE.parent), "--server", vllm[0], *options, *target]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [row["level"] for row in told["levels"]] == ["1 at once", "2 at once"]
+    assert Path(told["report"]).exists()
+    assert main(["sweep", str(PAGE), "--concurrency", "2"]) == 2
+    assert "Only a --server is loaded" in capsys.readouterr().err
 
 
 def test_the_workers_clocks_see_the_native_classs_modules() -> None:

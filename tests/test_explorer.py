@@ -34,10 +34,7 @@ from PIL import Image
 from wording import says
 
 from ocr_phases import OcrPhasesError, PhaseRun
-from ocr_phases.analyse.grounding import parse_grounding
-from ocr_phases.analyse.regions import region_pairs, region_table
 from ocr_phases.analyse.statistics import LEAST_REPEATS
-from ocr_phases.errors import stop_signals
 from ocr_phases.explorer import Explorer
 from ocr_phases.explorer.form import Asked, presets_of
 from ocr_phases.explorer.panel import MEASURED, VIEWS
@@ -277,16 +274,6 @@ def test_token_and_region_follow_each_other(explorer: Explorer, run: PhaseRun):
     assert explorer.token == 0
 
 
-def test_the_list_holds_all_decode_time(explorer: Explorer, run: PhaseRun):
-    table = region_table(parse_grounding(run.text), run.token_table)
-    regions = explorer.data["regions"]
-    assert len(regions) == len(table)
-    for region, tokens in zip(regions, table["tokens"], strict=True):
-        assert f"{tokens} tokens" in region["line"]
-        first = run.token_table.query(f"region == {region['region']}")["index"].iloc[0]
-        assert region["first"] == first
-
-
 def test_the_slowest_tokens_come_first_and_the_prefill_s_has_no_time(explorer: Explorer, run: PhaseRun):
     data, times = explorer.data, run.token_table["device_ms"]
     assert data["ms"][0] is None
@@ -471,15 +458,6 @@ def test_two_ticked_records_are_compared_with_the_pinned_one(run: PhaseRun):
     assert explorer.compared == ""
 
 
-def test_regions_of_two_records_meet_where_they_lie_on_the_page(run: PhaseRun):
-    assert region_pairs([run, run], ["a", "b"]).eval("a == b").all()
-    moved = "<|ref|>{}<|/ref|><|det|>[[{}]]<|/det|>x"
-    text = moved.format("image", "70, 340, 470, 610") + moved.format("title", "0, 0, 9, 9")
-    pairs = region_pairs([run, make_run(seed=3, text=text)], ["a", "b"]).set_index("region")
-    assert pairs["b"].dropna().index.tolist() == [2]
-    assert pairs.loc[2, "label"] == "image"
-
-
 def test_a_report_is_made_of_a_record(explorer: Explorer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pyproject.toml").touch()
@@ -613,27 +591,6 @@ def _until(condition) -> bool:
     return False
 
 
-def test_a_kernel_that_ignores_interrupts_is_interrupted_all_the_same():
-    told = []
-    before = signal.getsignal(signal.SIGINT)
-    try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        for handled, code in ((signal.SIG_IGN, None), (signal.default_int_handler, KeyboardInterrupt)):
-            signal.signal(signal.SIGINT, handled)  # between two cells, and in one
-            interrupted = pytest.raises(code) if code else contextlib.nullcontext()
-            with stop_signals(lambda *_: told.append(1), notebook=True), interrupted:
-                signal.raise_signal(signal.SIGINT)
-            assert signal.getsignal(signal.SIGINT) == handled
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        with stop_signals(lambda *_: told.append(1), notebook=True):
-            signal.raise_signal(signal.SIGINT)
-            signal.signal(signal.SIGINT, signal.default_int_handler)  # a cell begins
-        assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
-        assert told == [1, 1]
-    finally:
-        signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.parametrize("stop", [False, True])
 def test_the_set_up_of_a_strategy_is_named_and_can_be_stopped(
     quick: Explorer, tiny_session, monkeypatch: pytest.MonkeyPatch, stop: bool
@@ -686,13 +643,6 @@ def test_pages_and_presets_run_one_after_another(quick: Explorer, tmp_path: Path
     assert [job["record"] for job in jobs[2:]] == [row["key"] for row in reversed(quick.records["rows"][:2])]
     assert [run.page["preset"] for run in quick.runs[:2]] == ["tiny", "small"]
     assert len(quick.shelf.files()) == 2
-
-
-def test_stop_ends_the_queue(quick: Explorer):
-    Browser(quick).form(presets=["small", "tiny"], preset="small")
-    quick.measuring.on_tokens = lambda *_: quick.stop() or quick.measuring.stop_if_asked()
-    asyncio.run(quick.measure())
-    assert [job.state for job in quick.jobs] == ["stopped", "not run"]
 
 
 # -- records that outlive a kernel --------------------------------------------------------------------

@@ -326,7 +326,7 @@ def test_the_first_difference_is_judged_by_its_margin(
     )
     (check,) = (check for check in run_checks(run) if check.name == "parity")
     assert check.verdict == verdict
-    assert says(check.measured, "token 5 of 8")
+    assert says(check.measured, "token 6 of 8")
     assert "top-2 margin" in check.measured
 
 

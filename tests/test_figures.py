@@ -78,7 +78,7 @@ def test_a_figure_is_left_as_it_was() -> None:
 
 
 def test_a_notebook_beside_its_html_file_has_words_for_a_still() -> None:
-    data, _ = Picture(plots.plot_memory(make_run()), "memory").bundle(still=False)
+    data = Picture(plots.plot_memory(make_run()), "memory").bundle(still=False)
     drawn, still, words = data["text/html"].partition(STILL)
     assert set(data) == {"text/plain", "text/html"}
     assert drawn.count("<svg") == 1 and still and "HTML file beside" in words
@@ -97,16 +97,3 @@ def long_run(steps: int) -> PhaseRun:
     run = make_run(text="word" * steps, repeats=1)
     noise = np.random.default_rng(0).uniform(1, 2, len(run.spans))
     return dataclasses.replace(run, spans=run.spans.assign(device_ms=run.spans["device_ms"] * noise))
-
-
-def test_a_picture_of_very_many_marks_comes_as_pixels_only() -> None:
-    figure = Figure(figsize=(3, 2))
-    axes = figure.subplots()
-    small, _ = Picture(figure, "few")._repr_mimebundle_()
-    assert set(small) == {"text/plain", "text/html"}
-    drawn, still, _ = small["text/html"].partition(STILL)
-    assert drawn.count("<svg") == 1 and "<img" not in drawn and still
-    axes.broken_barh([(place, 0.5) for place in range(5_000)], (0, 1))
-    large, metadata = Picture(figure, "many")._repr_mimebundle_()
-    assert set(large) == {"image/png", "text/plain"}
-    assert metadata["image/png"] == {"width": 300, "alt": "many"}

@@ -51,7 +51,7 @@ def test_what_a_record_shows_is_found_and_explained_in_a_cell() -> None:
 
 
 def test_a_figure_is_drawn_in_the_notebook_s_colours_and_has_a_still() -> None:
-    data, _ = make_run().plot.vision()._repr_mimebundle_()
+    data = make_run().plot.vision()._repr_mimebundle_()
     elements = Elements(data["text/html"])
     (still,) = (attributes for tag, attributes in elements.found if tag == "img")
     assert still["alt"] == data["text/plain"]

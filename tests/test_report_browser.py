@@ -226,7 +226,7 @@ def test_a_cell_takes_the_notebook_s_colours_and_a_viewer_that_drops_the_drawing
     ink = "rgb(10, 20, 30)" if light == "true" else "rgb(230, 220, 210)"
     grid = "rgb(227, 231, 235)" if light == "true" else "rgb(58, 63, 69)"
     run = make_run()
-    cells = (run._repr_mimebundle_()["text/html"], run.plot.latency()._repr_mimebundle_()[0]["text/html"])
+    cells = (run._repr_mimebundle_()["text/html"], run.plot.latency()._repr_mimebundle_()["text/html"])
     page = chromium.new_page()
     page.set_content(
         f'<body data-jp-theme-light="{light}"><style>:root{{--jp-content-font-color1:{ink}}}</style>'

@@ -191,7 +191,8 @@ def test_cost_and_floor_follow_the_window(several_pages):
         steps -= int(decode_cost(UNLIMITED_SMALL, cache_len=seen)["flops"].sum())
     assert steps == generation_flops(UNLIMITED_SMALL, prompt_len=50, tokens=1)
     prompt = several_pages.request["prefill_len"]
-    at_end = run_cost(several_pages, prompt + 23).query("phase == 'decode'")["kv_bytes"].sum()
+    late = replace(several_pages, cache={**several_pages.cache, "lengths": [prompt, prompt + 23]})
+    at_end = run_cost(late).query("phase == 'decode'")["kv_bytes"].sum()
     assert at_end == (prompt + WINDOW) * several_pages.cache["bytes_per_token"]
     measured = {"bandwidth_bytes_per_s": 1e9, "matmul_flops_per_s": 1e12, "matmul_dtype": "float32"}
     run = replace(several_pages, device={**several_pages.device, "ceilings": measured})

@@ -52,7 +52,8 @@ class TextSizes(Struct):
 class SamSizes(Struct):
     """SAM ViT-B: attention in windows, global in some layers; a neck; two convolutions of stride 2.
 
-    ``image_size`` is the pixels a side that the positions were made for.
+    ``global_layers`` are the numbers of the global ones, ``image_size`` the pixels a side that the positions
+    were made for.
     """
 
     width: int = field(name="hidden_size")
@@ -61,58 +62,36 @@ class SamSizes(Struct):
     mlp_width: int = field(name="mlp_dim")
     neck_width: int = field(name="output_channels")
     downsample_widths: tuple[int, int] = field(name="downsample_channels")
-    global_attn_indexes: list[int]
+    global_layers: list[int] = field(name="global_attn_indexes")
     image_size: int = 1024
     patch: int = field(name="patch_size", default=16)
     window: int = field(name="window_size", default=14)
-
-    @property
-    def global_layers(self) -> int:
-        """Layers whose attention is global."""
-        return len(self.global_attn_indexes)
 
     def grid(self, side: int) -> int:
         """Patches along one side of a view of ``side`` pixels."""
         return side // self.patch
 
 
-class _EncoderSizes(Struct):
+class EncoderSizes(Struct):
+    """The second encoder. CLIP ViT-L takes SAM's features in place of patches and has positions of its own.
+
+    A Qwen2 body reads SAM's features and as many learnable queries, whose outputs go on: one table of
+    ``queries`` is for views of 1024 pixels, one for 768.
+    """
+
     width: int = field(name="hidden_size")
     layers: int = field(name="num_hidden_layers")
     heads: int = field(name="num_attention_heads")
     mlp_width: int = field(name="intermediate_size")
-
-
-class ClipSizes(_EncoderSizes):
-    """CLIP ViT-L without its patch embedding: SAM's features take the place of patches."""
-
-    image_size: int
-    patch_size: int
-
-    @property
-    def positions(self) -> int:
-        """Learnt positions along one side."""
-        return self.image_size // self.patch_size
-
-
-class QuerySizes(_EncoderSizes):
-    """A Qwen2 body that reads SAM's features and as many learnable queries, whose outputs go on.
-
-    One table of ``queries`` is for views of 1024 pixels, one for 768.
-    """
-
-    kv_heads: int = field(name="num_key_value_heads")
+    image_size: int = 0
+    patch_size: int = 1
+    kv_heads: int = field(name="num_key_value_heads", default=0)
     queries: int = 256 + 144
-
-    @property
-    def kv_width(self) -> int:
-        """Channels of the keys, and of the values, of all heads."""
-        return self.width // self.heads * self.kv_heads
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """All of it. ``encoder`` is of the stage ``encoder_stage``.
+    """All of it. ``encoder`` is of the stage ``encoder_stage``: ``clip``, or ``encoder`` for the Qwen2 body.
 
     ``window`` is how many generated tokens a step sees beside the prompt, None for all (`windowed_length`);
     ``tied`` says that the head uses the embedding's weights.
@@ -120,7 +99,7 @@ class Architecture:
 
     text: TextSizes
     sam: SamSizes
-    encoder: ClipSizes | QuerySizes
+    encoder: EncoderSizes
     encoder_stage: str
     window: int | None
     tied: bool
@@ -128,13 +107,13 @@ class Architecture:
     @property
     def features(self) -> int:
         """Channels of what the projector reads: CLIP's and SAM's side by side, or the queries' outputs."""
-        width = self.encoder.width
-        return width + self.sam.downsample_widths[1] if isinstance(self.encoder, ClipSizes) else width
+        beside = self.sam.downsample_widths[1] if self.encoder_stage == "clip" else 0
+        return self.encoder.width + beside
 
     @property
     def separators(self) -> int:
         """Learnt vectors among the vision tokens: the line break that CLIP's rows have, and the separator."""
-        return 2 if isinstance(self.encoder, ClipSizes) else 1
+        return 2 if self.encoder_stage == "clip" else 1
 
     def vision_tokens(self, side: int) -> int:
         """Vision tokens along one side of a square view of ``side`` pixels, after two halvings."""
@@ -150,13 +129,12 @@ def read_architecture(config: dict[str, Any]) -> Architecture:
         model = read_model_config(config)
     except OcrPhasesError as error:
         raise OcrPhasesError(f"No cost is known for this model ({error}).") from error
-    parts, stage = model.saved["vision_config"], model.family.encoders[1]
-    encoder: type[ClipSizes | QuerySizes] = ClipSizes if stage == "clip" else QuerySizes
+    vision = model.saved["vision_config"]
     return Architecture(
         text=convert(model.saved["text_config"], TextSizes),
-        sam=convert(parts["sam_config"], SamSizes),
-        encoder=convert(parts["encoder_config"], encoder),
-        encoder_stage=stage,
+        sam=convert(vision["sam_config"], SamSizes),
+        encoder=convert(vision["encoder_config"], EncoderSizes),
+        encoder_stage=model.family.encoders[1],
         window=model.window,
         tied=model.saved.get("tie_word_embeddings", False),
     )

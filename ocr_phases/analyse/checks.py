@@ -35,7 +35,7 @@ from ocr_phases.analyse.stages import (
 )
 from ocr_phases.families import VISION_STAGES
 from ocr_phases.record import PhaseRun
-from ocr_phases.text import bytes_text, count_text, ms_text, percent_text
+from ocr_phases.text import bytes_text, count_text, filled, ms_text, percent_text
 
 CHECK_COLUMNS = ("name", "verdict", "expected", "measured", "why", "fix")
 _TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -118,13 +118,10 @@ def _worded(name: str, check: Verdict) -> Verdict:
 
 def _expected_of(run: PhaseRun, name: str) -> str:
     """What a live check expects where that depends on the run; empty for the rule's own text."""
-    every = count_text(run.request.get("eos_check_every", 1), "step")
     low = run.request.get("autocast") or run.model["dtype"] != "float32"
     rest = "or a tie where they first differ" if low else "all of them"
-    return {
-        "host_syncs": f"one wait every {every}, for the end token",
-        "parity": f"{RULES['parity']['expected']}, {rest}",
-    }.get(name, "")
+    every = count_text(run.request.get("eos_check_every", 1), "step")
+    return str(RULES.get(name, {}).get("of_run", "")).format(every=every, rest=rest)
 
 
 def _why_missing(run: PhaseRun, name: str) -> str:
@@ -289,40 +286,29 @@ _FROM_RECORD: dict[str, Callable[[PhaseRun], Verdict]] = {
 
 
 def _expectations(run: PhaseRun) -> list[Verdict]:
-    checks = []
-    for name, (value, text) in _expected_values(run).items():
-        low, high = EXPECTATIONS[name]["range"]
-        measured = f"{'in range' if low <= value <= high else 'out of range'}: {text}"
-        check = Verdict("note", measured) if np.isfinite(value) else Verdict("n/a", text)
-        checks.append(_worded(name, check))
-    return checks
-
-
-def _expected_values(run: PhaseRun) -> dict[str, tuple[float, str]]:
-    """The value of each expectation and its text; NaN where there is none, and why."""
+    """The published rules of thumb, each beside the value that its row names."""
     figures = {name: np.nan if value is None else value for name, value in run.summary().items()}
-    prefill, step, vision = (figures[name] for name in ("prefill_ms", "inter_token_ms", "vision_share"))
     decode, trend = stage_repeats(run).median(axis="columns"), decode_trend(run)
     forward = sum(decode.get(("decode", stage, ""), np.nan) for stage in ("language_model", "lm_head"))
-    forward /= decode.get(("decode", "decode", ""), np.nan)
-    language = figures["prefill_language_model_ms"] / prefill
-    memory = figures["decode_peak_bytes"] / figures["prefill_peak_bytes"]
-    return {
-        "expected_prefill": _told(prefill, ms_text(prefill)),
-        "expected_decode_step": _told(step, ms_text(step)),
-        "expected_ratio": _told(prefill / step, f"{prefill / step:.1f} steps"),
-        "expected_vision_share": _told(vision, percent_text(vision)),
-        "expected_language_share": _told(language, percent_text(language)),
-        "expected_cache_write": _cache_share(run, "prefill", ("kv_update",)),
-        "expected_forward_share": _told(forward, percent_text(forward)),
-        "expected_cache_update": _cache_share(run, "decode", ("kv_update", "attention")),
-        "expected_constant_decode": (trend.shares[0], trend_text(trend)) if trend else (np.nan, _NO_TREND),
-        "expected_memory": _told(memory, f"{percent_text(memory)} of the prefill's peak"),
+    values = figures | {
+        "steps": figures["prefill_ms"] / figures["inter_token_ms"],
+        "language_share": figures["prefill_language_model_ms"] / figures["prefill_ms"],
+        "forward_share": forward / decode.get(("decode", "decode", ""), np.nan),
+        "memory_share": figures["decode_peak_bytes"] / figures["prefill_peak_bytes"],
     }
-
-
-def _told(value: float, text: str) -> tuple[float, str]:
-    return value, text if np.isfinite(value) else "not in this record"
+    own = {
+        "cache_write": _cache_share(run, "prefill", ("kv_update",)),
+        "cache_update": _cache_share(run, "decode", ("kv_update", "attention")),
+        "growth": (trend.shares[0], trend_text(trend)) if trend else (np.nan, _NO_TREND),
+    }
+    checks = []
+    for name, row in EXPECTATIONS.items():
+        value, text = own.get(row["value"]) or (values[row["value"]], "not in this record")
+        known, (low, high) = np.isfinite(value), row["range"]
+        text = filled(row["text"], value=value) if known and "text" in row else text
+        place = "in range" if low <= value <= high else "out of range"
+        checks.append(_worded(name, Verdict("note", f"{place}: {text}") if known else Verdict("n/a", text)))
+    return checks
 
 
 def _cache_share(run: PhaseRun, phase: str, parts: Sequence[str]) -> tuple[float, str]:

@@ -7,6 +7,7 @@ measurements.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -19,10 +20,10 @@ import tomllib
 from ocr_phases.analyse.noise import JUDGED, STEP_QUANTILES, ceilings_apart, figure_repeats, is_noisy
 from ocr_phases.analyse.quality import MEASURES, QUALITY_HIGHER, quality_of
 from ocr_phases.analyse.scaling import agreements, own_text, sweep_table, ways_sentence
-from ocr_phases.analyse.sentences import noise_warning
+from ocr_phases.analyse.sentences import noise_sentences
 from ocr_phases.analyse.stages import STAGE_KEYS, Table, stage_medians, stage_repeats, stage_table
 from ocr_phases.analyse.statistics import ALPHA, LEAST_REPEATS, holm, log_ratio
-from ocr_phases.errors import OcrPhasesError, check_known, checked, hinted
+from ocr_phases.errors import check_known, checked, hinted, require
 from ocr_phases.record import PhaseRun, elsewhere
 from ocr_phases.text import count_text, filled, first_difference, percent_text, stage_name
 
@@ -40,20 +41,15 @@ _TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="u
 _SAID, _CAVEATS, _NOTES = (_TEXTS[part] for part in ("said", "caveats", "notes"))
 _EXACT = "kv_cache_bytes"  # follows from the tokens, not from a clock
 _HIGHER_IS_BETTER = ("tokens_per_s", *QUALITY_HIGHER)
-#: The figures of a whole run that follow a clock, and the phase of those that are not decode's.
+#: The figures of a whole run that follow a clock, and the phase of those that are not named by it.
 _FIGURES = ("prepare_ms", "prefill_ms", "ttft_ms", "vision_ms", "decode_ms", "generate_ms", *STEP_QUANTILES)
-_PHASES = {
-    "prepare": "prepare",
-    "prefill": "prefill",
-    "ttft": "",
-    "vision": "prefill",
-    "generate": "generate",
-}
+_PHASES = {"ttft": "", "vision": "prefill", "inter": "decode", "tokens": "decode"}
 #: What is measured, is told in another part, or follows from the model's name and revision.
 _NO_SETTING = (
     *("device.ceilings", "device.conditions", "model.config", "model.strategy_setup", "model.vision_setup"),
     *("request.preset", "request.strategy", "request.vision"),
 )
+_OF_PAGE = ("file", "sha256", "width", "height", "preset", "grid", "image_tokens", "text_tokens")
 
 
 def metrics_of(run: PhaseRun) -> pd.DataFrame:
@@ -65,33 +61,32 @@ def metrics_of(run: PhaseRun) -> pd.DataFrame:
     """
     summary, each, rows = run.summary(), figure_repeats(run), list[tuple[Any, ...]]()
     for name in (*_FIGURES, "tokens_per_s"):
-        phase, unit = _PHASES.get(name.partition("_")[0], "decode"), "ms" if "_ms" in name else "tokens/s"
+        first, unit = name.partition("_")[0], "ms" if "_ms" in name else "tokens/s"
         if summary[name] is not None and each[name].notna().all():
-            rows.append((name, unit, phase, "", "", summary[name], each[name].tolist()))
+            rows.append((name, unit, _PHASES.get(first, first), "", "", summary[name], each[name].tolist()))
     for phase, peaks in run.memory.get("peak_bytes", {}).items():
         rows.append((f"{phase}_peak_bytes", "bytes", phase, "", "", max(peaks), peaks))
     if size := summary[_EXACT]:
         rows.append((_EXACT, "bytes", "", "", "", size, [size]))
-    sums, decode = stage_repeats(run), run.spans[run.spans["phase"] == "decode"]
-    medians = stage_medians(run)
-    sums.update(decode.groupby([*STAGE_KEYS, "repeat"])["device_ms"].median().unstack("repeat"))
+    sums, medians = stage_repeats(run), stage_medians(run)
+    decode = run.spans[run.spans["phase"] == "decode"].groupby([*STAGE_KEYS, "repeat"])["device_ms"]
+    sums.update(decode.median().unstack("repeat"))
     for key in stage_table(run)[list(STAGE_KEYS)].itertuples(index=False, name=None):
         if key[1] not in (key[0], "decode_step"):
-            name, times = "/".join(filter(None, key)), sums.loc[key].tolist()
-            rows.append((name, "ms", *key, medians[key], times))
-    columns = ["metric", "unit", *STAGE_KEYS, "value", "repeats"]
-    return pd.DataFrame(rows, columns=columns).set_index("metric")
+            rows.append(("/".join(filter(None, key)), "ms", *key, medians[key], sums.loc[key].tolist()))
+    return pd.DataFrame(rows, columns=["metric", "unit", *STAGE_KEYS, "value", "repeats"]).set_index("metric")
 
 
 def run_labels(runs: Sequence[PhaseRun], paths: Iterable[str | Path] | None = None) -> list[str]:
     """A short, unique name for each record: its file's, else the settings that differ."""
     if paths is not None:
-        names = [Path(path).name.removesuffix(".gz").removesuffix(".json") for path in paths]
+        names = [re.sub(r"(\.json)?(\.gz)?$", "", Path(path).name) for path in paths]
     else:
-        facts = [(run.page_name(), run.page.get("preset"), run.model) for run in runs]
-        settings = [(page, model["name"], preset, model.get("strategy")) for page, preset, model in facts]
-        differ = [place for place, values in enumerate(zip(*settings, strict=True)) if len(set(values)) > 1]
-        names = [", ".join(str(row[place]) for place in differ or range(len(row))) for row in settings]
+        facts = [
+            (run.page_name(), run.model["name"], run.page["preset"], run.model["strategy"]) for run in runs
+        ]
+        differ = [values for values in zip(*facts, strict=True) if len(set(values)) > 1]
+        names = [", ".join(map(str, row)) for row in (zip(*differ, strict=True) if differ else facts)]
     return [name if names.count(name) == 1 else f"{name} ({place + 1})" for place, name in enumerate(names)]
 
 
@@ -108,12 +103,13 @@ def environment_table(runs: Sequence[PhaseRun], labels: Sequence[str]) -> pd.Dat
 
 def _settings(run: PhaseRun) -> dict[tuple[str, ...], str]:
     """Everything a time depends on, as text by (part, name)."""
-    names = ("file", "sha256", "width", "height", "preset", "grid", "image_tokens", "text_tokens")
-    page = {name: run.page.get(name) for name in names} | {"pages": len(run.pages)}
+    page = {name: run.page.get(name) for name in _OF_PAGE} | {"pages": len(run.pages)}
     parts = {"device": run.device, "versions": run.versions, "model": run.model, "page": page}
-    flat = pd.json_normalize({**parts, "request": run.request}).astype(object).iloc[0].items()
-    named = [(str(name), _text(value)) for name, value in flat]
-    return {tuple(name.split(".", 1)): text for name, text in named if not name.startswith(_NO_SETTING)}
+    (flat,) = pd.json_normalize({**parts, "request": run.request}).astype(object).to_dict("records")
+    known = {str(name): _text(value) for name, value in flat.items()}
+    return {
+        tuple(name.split(".", 1)): text for name, text in known.items() if not name.startswith(_NO_SETTING)
+    }
 
 
 def _text(value: Any) -> str:
@@ -133,9 +129,9 @@ def text_changes(baseline: PhaseRun, other: PhaseRun) -> pd.DataFrame:
     pairs = [pair for row in range(count) for pair in _text_pairs(baseline, other, row)]
     table = pd.DataFrame(pairs, columns=["metric", "baseline", "other"])
     table = table.groupby("metric", sort=False, as_index=False).mean()
-    rises, metric = table["other"] > table["baseline"], table["metric"]
-    verdicts = {EQUAL: table["other"] == table["baseline"], "different": metric == "agreement"}
-    verdicts["better"] = rises == metric.isin(QUALITY_HIGHER)
+    then, now, metric = (table[name] for name in ("baseline", "other", "metric"))
+    verdicts = {EQUAL: now == then, "different": metric == "agreement"}
+    verdicts["better"] = (now > then) == metric.isin(QUALITY_HIGHER)
     return table.assign(verdict=_first(verdicts, "worse"))
 
 
@@ -210,15 +206,14 @@ class Comparison:
     ) -> None:
         self.runs, self.margin, self.judged = tuple(runs), margin, tuple(judged)
         self.labels = run_labels(runs) if labels is None else list(labels)
-        if not 0.0 <= margin < 100.0:
-            raise OcrPhasesError(f"{margin:g} is no margin: give per cent from 0 to below 100, like 2.")
-        if len(self.runs) < 2:
-            raise OcrPhasesError("A comparison needs at least two records: name another one.")
-        if len(set(self.labels)) < len(self.labels) or len(self.labels) != len(self.runs):
-            raise OcrPhasesError(
-                f"Give {count_text(len(self.runs), 'label')}, one a record and all different: got "
-                f"{', '.join(self.labels) or 'none'}."
-            )
+        count, named = count_text(len(self.runs), "label"), ", ".join(self.labels) or "none"
+        different = len(self.runs) == len(self.labels) == len(set(self.labels))
+        refusals = {
+            f"{margin:g} is no margin: give per cent from 0 to below 100, like 2.": 0.0 <= margin < 100.0,
+            "A comparison needs at least two records: name another one.": len(self.runs) > 1,
+            f"Give {count}, one a record and all different: got {named}.": different,
+        }
+        require(refusals.items())
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -254,7 +249,7 @@ class Comparison:
     @cached_property
     def findings(self) -> list[str]:
         """What `verdict` says, piece by piece: the judged figures, and caveats."""
-        return [each for each in _verdict_sentences(self) if each]
+        return list(filter(None, _findings(self)))
 
     @property
     def verdict(self) -> str:
@@ -271,11 +266,12 @@ class Comparison:
         """Each text against the baseline's, row by row, as a unified diff; empty where all are the same."""
         pieces = list[str]()
         for run, label in self._others:
-            for row, sides in enumerate(zip(self.runs[0].results, run.results, strict=False)):
-                of_row = f", row {row + 1}" if len(run.results) > 1 else ""
+            for row, sides in enumerate(zip(self.runs[0].results, run.results, strict=False), start=1):
+                of_row = f", row {row}" if len(run.results) > 1 else ""
                 then, now = ((side["text"] or "").splitlines() for side in sides)
-                names = f"{self.labels[0]}{of_row}", f"{label}{of_row}"
-                pieces += difflib.unified_diff(then, now, *names, lineterm="")
+                pieces += difflib.unified_diff(
+                    then, now, self.labels[0] + of_row, label + of_row, lineterm=""
+                )
         return "\n".join(pieces)
 
     @property
@@ -301,18 +297,15 @@ class Comparison:
         rows = table[table["metric"].isin(metrics or JUDGED) & table["difference"].notna()]
         for name in metrics:
             check_known("metric", name, [*table["metric"], *MEASURES])
-            if lacks := set(self.labels[1:]) - set(rows.loc[rows["metric"] == name, "run"]):
-                raise OcrPhasesError(
-                    f"{name} is not in both records ({', '.join(sorted(lacks))}): give both the same truth, "
-                    "or name another metric."
-                )
-        if rows.empty:
-            raise OcrPhasesError(f"The records share none of {', '.join(JUDGED)}: name a metric (--metric).")
-        if (rows["verdict"] == "n/a").any():
-            raise OcrPhasesError(
-                "A record of a single repeat says nothing about the spread: measure with "
-                f"{LEAST_REPEATS} repeats or more."
-            )
+            lacks = ", ".join({*self.labels[1:]} - {*rows.loc[rows["metric"] == name, "run"]})
+            same = "give both the same truth, or name another metric."
+            require([(f"{name} is not in both records ({lacks}): {same}", not lacks)])
+        refusals = {
+            f"The records share none of {', '.join(JUDGED)}: name a metric (--metric).": len(rows) > 0,
+            "A record of a single repeat says nothing about the spread: measure with "
+            f"{LEAST_REPEATS} repeats or more.": "n/a" not in set(rows["verdict"]),
+        }
+        require(refusals.items())
         # Both ends of the change for the worse, a share of one: of the ratio, of a text's measure in points.
         falls, low, high = rows["metric"].isin(_HIGHER_IS_BETTER), rows["ratio_low"], rows["ratio_high"]
         points = rows["difference"].where(~falls, -rows["difference"])
@@ -377,19 +370,19 @@ _FAR = 2.0  # a ratio from here on is told as such, not in percent
 def few_repeats(runs: Sequence[PhaseRun], labels: Sequence[str]) -> str:
     """A note on intervals over few repeats; empty if all records have `LEAST_REPEATS`."""
     counts = {label: len(run.repeats) for run, label in zip(runs, labels, strict=True)}
-    few = [
-        f"{label} has {count_text(count, 'repeat')}"
-        for label, count in counts.items()
-        if count < LEAST_REPEATS
-    ]
-    note = _NOTES["single" if 1 in counts.values() else "few"]
-    return note.format(counts=" and ".join(few), least=LEAST_REPEATS) if few else ""
+    few = {label: count for label, count in counts.items() if count < LEAST_REPEATS}
+    said = " and ".join(f"{label} has {count_text(count, 'repeat')}" for label, count in few.items())
+    note = _NOTES["single" if 1 in few.values() else "few"]
+    return note.format(counts=said, least=LEAST_REPEATS) if few else ""
 
 
-def _verdict_sentences(comparison: Comparison) -> Iterator[str]:
+def _findings(comparison: Comparison) -> Iterator[str]:
     runs, labels, table = comparison.runs, comparison.labels, comparison.table
     named = dict(zip(labels, runs, strict=True))
-    yield from (f"{label}: {warning}" for label, run in named.items() if (warning := noise_warning(run)))
+    for label, run in named.items():
+        why, *remedies = noise_sentences(run) or [""]
+        yield why and f"{label}: {why}"
+        yield from remedies
     judged = table[table["metric"].isin(JUDGED) & table["ratio"].notna()]
     for label in labels[1:]:
         told = ", ".join(_said(row) for row in judged[judged["run"] == label].to_dict("records"))
@@ -418,12 +411,10 @@ def _said(row: Mapping[Any, Any]) -> str:
 
 def _times(ratio: float, *ends: float) -> str:
     """``1.77 times as long, 1.76 to 1.83``; from a half down the other way round: ``33.3 times as fast``."""
-    word = "long"
-    if 0 < ratio <= 0.5 and all(end > 0 for end in ends):
-        word, ratio, ends = "fast", 1.0 / ratio, tuple(1.0 / end for end in reversed(ends))
-    first, *span = [
-        f"{value:,.{2 if value < 9.995 else 1 if value < 99.95 else 0}f}" for value in (ratio, *ends)
-    ]
+    word, values = "long", (ratio, *ends)
+    if 0 < ratio <= 0.5 and min(values) > 0:
+        word, values = "fast", (1.0 / ratio, *(1.0 / end for end in reversed(ends)))
+    first, *span = [f"{each:,.{2 if each < 9.995 else 1 if each < 99.95 else 0}f}" for each in values]
     return f"{first} times as {word}" + (f", {' to '.join(span)}" if span else "")
 
 
@@ -446,7 +437,8 @@ def _caveats(baseline: PhaseRun, other: PhaseRun, label: str) -> Iterator[str]:
     ]
     for sentence, fact in _CAVEATS.items():
         now, then = (fact.format(**facts) for facts in known)
-        if now != then and (same_name or fact != "{revision}"):
+        weights = same_name and None not in (baseline.model.get("revision"), other.model.get("revision"))
+        if now != then and (weights or fact != "{revision}"):
             yield sentence.format(label=label, other=now, baseline=then)
     if baseline.token_count == other.token_count and not same_tokens(baseline, other):
         yield _NOTES["same_count"].format(baseline=baseline)

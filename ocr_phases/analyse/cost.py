@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
-from ocr_phases.analyse.architecture import Architecture, ClipSizes, QuerySizes, TextSizes, read_architecture
+from ocr_phases.analyse.architecture import Architecture, EncoderSizes, TextSizes, read_architecture
 from ocr_phases.errors import OcrPhasesError, check_known
 from ocr_phases.families import facts_of, windowed_length
 from ocr_phases.record import PhaseRun
@@ -79,8 +80,8 @@ def prefill_cost(
     for number, call in enumerate(views):
         _check(side=call.side, images=call.images)
         for stage, parts in _vision_work(sizes, call).items():
-            held = {part: replace(work, held=0) for part, work in parts.items()} if number else parts
-            stages.append(("prefill", stage, call.view, held))
+            once = {part: work * _SHARED if number else work for part, work in parts.items()}
+            stages.append(("prefill", stage, call.view, once))
     separators = learnt(sizes.separators * sizes.text.hidden)
     positions = batch * (prompt_len if logits_for == "all" else 1)
     language = _language_work(sizes.text, batch, prompt_len, prompt_len, distinct_rows or batch)
@@ -146,24 +147,21 @@ def masked_flops(config: dict[str, Any], *, prompt_len: int, batch: int = 1) -> 
     return 4 * hidden_pairs * text.hidden * text.layers
 
 
-def run_cost(run: PhaseRun, cache_len: int | None = None) -> pd.DataFrame:
-    """The cost of a record's prefill and one decode step, columns `COST_COLUMNS`.
+def run_cost(run: PhaseRun) -> pd.DataFrame:
+    """The cost of a record's prefill and of the decode step in the middle of the run, columns `COST_COLUMNS`.
 
-    The step is the one in the middle of the run, or one that leaves ``cache_len`` tokens seen; without either
-    there is none. The
-    vendor's class makes logits of all positions in its prefill. Raises `OcrPhasesError` where the record's
-    config, dtype or preset is unknown.
+    Without a step there is none. The vendor's class makes logits of all positions in its prefill. Raises
+    `OcrPhasesError` where the record's config, dtype or preset is unknown.
     """
     config, shape, length = run.model["config"], run_shape(run), run.request["prefill_len"]
     views = vision_calls(run.request["preset"], [page["grid"] for page in run.pages], run.model.get("family"))
     logits_for = "all" if run.model.get("implementation") == "vendor" else "last"
     prefill = prefill_cost(config, prompt_len=length, views=views, logits_for=logits_for, **shape)
     lengths = run.cache.get("lengths") or []
-    if cache_len is None and len(lengths) > 1:
-        cache_len = lengths[1 + (len(lengths) - 1) // 2]
-    if cache_len is None:
+    if len(lengths) < 2:
         return prefill
-    seen = windowed_length(cache_len, length, run.cache.get("window"))
+    middle = lengths[1 + (len(lengths) - 1) // 2]
+    seen = windowed_length(middle, length, run.cache.get("window"))
     return pd.concat([prefill, decode_cost(config, cache_len=seen, **shape)], ignore_index=True)
 
 
@@ -194,29 +192,22 @@ def stage_cost(table: pd.DataFrame) -> pd.DataFrame:
 # -- work ---------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Work:
-    """Parameters held, FLOPs done, parameters read and cached numbers moved; adds up and multiplies."""
-
-    held: float = 0
-    flops: float = 0
-    read: float = 0
-    cached: float = 0
-
-    def __add__(self, other: Work) -> Work:
-        return Work(*map(sum, zip(astuple(self), astuple(other), strict=True)))
-
-    def __mul__(self, times: float) -> Work:
-        return Work(*(times * value for value in astuple(self)))
-
-
+Work = np.ndarray
+"""Parameters held, FLOPs done, parameters read and cached numbers moved: float64 [4], exact below 2^53."""
 _Stage = tuple[str, str, str, dict[str, Work]]
 """Phase, stage, view, and the work of its parts."""
+_SHARED = np.array([0.0, 1.0, 1.0, 1.0])
+"""What is left of work whose parameters another row holds."""
 
 
 def learnt(count: float) -> Work:
     """Parameters that are read for elementwise work, so without FLOPs."""
-    return Work(count, 0, count)
+    return np.array([count, 0.0, count, 0.0])
+
+
+def weightless(*, flops: float = 0, cached: float = 0) -> Work:
+    """Work without parameters."""
+    return np.array([0.0, flops, 0.0, cached])
 
 
 def linear(tokens: float, width: int, out: int, *, bias: bool = True) -> Work:
@@ -224,12 +215,12 @@ def linear(tokens: float, width: int, out: int, *, bias: bool = True) -> Work:
 
     A square convolution is one, of as many tokens as places that it makes and kernel^2 times the width.
     """
-    return replace(learnt(width * out + (out if bias else 0)), flops=2 * tokens * width * out)
+    return learnt(width * out + (out if bias else 0)) + weightless(flops=2 * tokens * width * out)
 
 
 def attention(queries: float, keys: float, width: int) -> Work:
     """Scores and their sums over the values, all heads ``width`` wide: 4 queries keys width FLOPs."""
-    return Work(flops=4 * queries * keys * width)
+    return weightless(flops=4 * queries * keys * width)
 
 
 def mlp(tokens: float, width: int, hidden: int) -> Work:
@@ -257,8 +248,8 @@ def _sam_work(sizes: Architecture, call: VisionCall) -> dict[str, Work]:
     places = call.images * grid * grid
     windows = call.images * math.ceil(grid / sam.window) ** 2
     trained = sam.image_size // sam.patch
-    windowed = _sam_attention(sizes, windows, sam.window, sam.window) * (sam.layers - sam.global_layers)
-    everywhere = _sam_attention(sizes, call.images, grid, trained) * sam.global_layers
+    windowed = _sam_attention(sizes, windows, sam.window, sam.window) * (sam.layers - len(sam.global_layers))
+    everywhere = _sam_attention(sizes, call.images, grid, trained) * len(sam.global_layers)
     half, quarter = (call.images * math.ceil(grid / step) ** 2 for step in (2, 4))
     first, second = sam.downsample_widths
     return {
@@ -280,47 +271,44 @@ def _sam_attention(sizes: Architecture, squares: int, side: int, trained_side: i
     """
     sam, tokens = sizes.sam, squares * side * side
     positions = learnt(2 * (2 * trained_side - 1) * (sam.width // sam.heads))
-    positions += Work(flops=2 * 2 * tokens * sam.width * side)
+    positions += weightless(flops=2 * 2 * tokens * sam.width * side)
     return linear(tokens, sam.width, 4 * sam.width) + attention(tokens, side * side, sam.width) + positions
 
 
 def _vision_work(sizes: Architecture, call: VisionCall) -> dict[str, dict[str, Work]]:
     """The vision stages, the second encoder by the kind that the model has."""
-    tokens, encoder = sizes.vision_tokens(call.side) ** 2, sizes.encoder
-    if isinstance(encoder, QuerySizes):
-        encoded = _query_work(encoder, call.images, 2 * tokens)
-    else:
-        encoded = _clip_work(encoder, call.images, tokens + 1)
-    projected = linear(call.images * tokens, sizes.features, sizes.text.hidden)
+    places = sizes.vision_tokens(call.side) ** 2
+    encoded = _clip_work if sizes.encoder_stage == "clip" else _query_work
     return {
         "sam": _sam_work(sizes, call),
-        sizes.encoder_stage: encoded,
-        "projector": {"linear": projected},
+        sizes.encoder_stage: encoded(sizes.encoder, call.images, places),
+        "projector": {"linear": linear(call.images * places, sizes.features, sizes.text.hidden)},
     }
 
 
-def _clip_work(clip: ClipSizes, images: int, length: int) -> dict[str, Work]:
+def _clip_work(clip: EncoderSizes, images: int, places: int) -> dict[str, Work]:
     """CLIP ViT-L over SAM's features and a class token, global attention."""
-    tokens, width = images * length, clip.width
-    attend = linear(tokens, width, 4 * width) + attention(tokens, length, width)
+    tokens, width = images * (places + 1), clip.width
+    attend = linear(tokens, width, 4 * width) + attention(tokens, places + 1, width)
     return {
         # The class token, and a position for it and every patch.
-        "embeddings": learnt((clip.positions**2 + 2) * width),
+        "embeddings": learnt(((clip.image_size // clip.patch_size) ** 2 + 2) * width),
         "attention": attend * clip.layers,
         "mlp": mlp(tokens, width, clip.mlp_width) * clip.layers,
         "norms": learnt(2 * width * (2 * clip.layers + 1)),
     }
 
 
-def _query_work(encoder: QuerySizes, images: int, length: int) -> dict[str, Work]:
+def _query_work(body: EncoderSizes, images: int, places: int) -> dict[str, Work]:
     """A Qwen2 body over SAM's features and as many queries; its mask leaves out no product of a kernel."""
-    tokens, width = images * length, encoder.width
-    attend = linear(tokens, width, width + 2 * encoder.kv_width) + linear(tokens, width, width, bias=False)
+    tokens, width = images * 2 * places, body.width
+    keys = width // body.heads * body.kv_heads
+    attend = linear(tokens, width, width + 2 * keys) + linear(tokens, width, width, bias=False)
     return {
-        "queries": learnt(encoder.queries * width),
-        "attention": (attend + attention(tokens, length, width)) * encoder.layers,
-        "mlp": swiglu(tokens, width, encoder.mlp_width) * encoder.layers,
-        "norms": learnt(width * (2 * encoder.layers + 1)),
+        "queries": learnt(body.queries * width),
+        "attention": (attend + attention(tokens, 2 * places, width)) * body.layers,
+        "mlp": swiglu(tokens, width, body.mlp_width) * body.layers,
+        "norms": learnt(width * (2 * body.layers + 1)),
     }
 
 
@@ -330,18 +318,14 @@ def _language_work(text: TextSizes, batch: int, length: int, context: int, disti
     ``distinct`` rows of the batch choose experts of their own.
     """
     tokens, width = batch * length, text.hidden
-    attend = (
-        linear(tokens, width, width + 2 * text.kv_width, bias=False)
-        + linear(tokens, width, width, bias=False)
-        + attention(tokens, context, width)
-        + Work(cached=2 * text.kv_width * batch * context)
-    )
-    expert = swiglu(1, width, text.expert_width)
+    attend = linear(tokens, width, width + 2 * text.kv_width, bias=False)
+    attend += linear(tokens, width, width, bias=False) + attention(tokens, context, width)
+    attend += weightless(cached=2 * text.kv_width * batch * context)
     reached = expected_experts(text.experts, text.top_k, distinct * length)
-    routed = Work(text.experts * expert.held, tokens * text.top_k * expert.flops, reached * expert.read)
+    routed = swiglu(1, width, text.expert_width) * [text.experts, tokens * text.top_k, reached, 0]
     shared = swiglu(tokens, width, text.expert_width * text.shared_experts)
     return {
-        "embedding": Work(text.vocab * width, 0, tokens * width),
+        "embedding": np.array([text.vocab * width, 0.0, tokens * width, 0.0]),
         "attention": attend * text.layers,
         "dense_mlp": swiglu(tokens, width, text.mlp_width) * text.dense_layers,
         "router": linear(tokens, width, text.experts, bias=False) * text.sparse_layers,
@@ -353,16 +337,13 @@ def _language_work(text: TextSizes, batch: int, length: int, context: int, disti
 
 def _head_work(sizes: Architecture, positions: int) -> dict[str, Work]:
     head = linear(positions, sizes.text.hidden, sizes.text.vocab, bias=False)
-    return {"linear": replace(head, held=0) if sizes.tied else head}
+    return {"linear": head * _SHARED if sizes.tied else head}
 
 
 def _table(stages: Iterable[_Stage], dtype_bytes: int) -> pd.DataFrame:
     """A row a part; counts are int64, expectations of the experts' bytes rounded to whole bytes."""
-    rows = [
-        (*place, part, work.held, work.flops, work.read * dtype_bytes, work.cached * dtype_bytes)
-        for *place, parts in stages
-        for part, work in parts.items()
-    ]
+    size = [1, 1, dtype_bytes, dtype_bytes]
+    rows = [(*place, part, *work * size) for *place, parts in stages for part, work in parts.items()]
     counts = dict.fromkeys(COST_COLUMNS[4:], "int64")
     return pd.DataFrame(rows, columns=list(COST_COLUMNS)).round().astype(counts)
 

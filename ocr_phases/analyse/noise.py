@@ -49,10 +49,8 @@ STEP_QUANTILES = {"inter_token_ms": 0.5, "inter_token_ms_p90": 0.9, "inter_token
 _THROTTLED = {0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat", 0x80: "power brake"}
 _POWER_CAP = 0x4
 _FOREIGN_USE = 20.0  # per cent of a GPU's time before the run began
-_CACHE_BYTES = (
-    128_000_000  # of the last level, where the record does not say: weights that fit may stay there
-)
-_OF_DATASHEET = (0.5, 1.1)
+#: Of the last level, where the record does not say: weights that fit may stay there.
+_CACHE_BYTES = 128_000_000
 
 
 @dataclass(frozen=True)
@@ -95,13 +93,14 @@ def repeat_spread(run: PhaseRun) -> Verdict:
     """How far the `JUDGED` figures scatter over the repeats."""
     if len(run.repeats) < 2:
         return Verdict("n/a", "with one repeat the spread is unknown")
-    times = figure_repeats(run)[list(JUDGED)].rename(columns=JUDGED)
-    spreads = {name: spread(each) for name, each in times.items() if (each > 0).all()}
-    ranges = {name: f"{ms_text(times[name].min())} to {ms_text(times[name].max())}" for name in spreads}
-    measured = "; ".join(f"{name} {ranges[name]} ({percent_text(share)})" for name, share in spreads.items())
-    worst = max(spreads, key=lambda name: spreads[name], default="")
-    reason = f"{worst} took {ranges[worst]} from repeat to repeat" if worst else ""
-    verdict = _level(spreads.get(worst, 0.0), SPREAD_NOTE, SPREAD_NOISY)
+    rows = [
+        (spread(ms), JUDGED[str(name)], f"{ms_text(ms.min())} to {ms_text(ms.max())}")
+        for name, ms in figure_repeats(run)[list(JUDGED)].items()
+        if (ms > 0).all()
+    ]
+    measured = "; ".join(f"{name} {took} ({percent_text(share)})" for share, name, took in rows)
+    worst, name, took = max(rows, default=(0.0, "", ""))
+    verdict, reason = _level(worst, SPREAD_NOTE, SPREAD_NOISY), f"{name} took {took} from repeat to repeat"
     return Verdict(verdict, measured, reason=reason, remedy=_REMEDIES["quiet"])
 
 
@@ -148,11 +147,11 @@ def ceilings_apart(base: PhaseRun, other: PhaseRun) -> str:
     """A warning if the ceilings of two records of one device disagree; else empty."""
     ours, theirs = measured_ceilings(base), measured_ceilings(other)
     same = all(base.device.get(name) == other.device.get(name) for name in ("name", "threads"))
-    row = _FINDINGS["apart"]
+    row, rates = _FINDINGS["apart"], _rates(ours, theirs) if same else ()
     apart = [
         f"{rate_text(a)}{unit} and {rate_text(b)}{unit}"
-        for _, unit, a, b in _rates(ours, theirs)
-        if same and max(a, b) > row["told"] * min(a, b)
+        for _, unit, a, b in rates
+        if max(a, b) > row["told"] * min(a, b)
     ]
     return row["text"].format("; ".join(apart)) if apart else ""
 
@@ -207,20 +206,19 @@ def _host_findings(run: PhaseRun) -> Iterator[Verdict]:
 def _gpu_findings(run: PhaseRun) -> Iterator[Verdict]:
     """Findings about the GPU before and after the repeats."""
     gpu = run.device["conditions"].get("gpu") or {}
-    before, after = (gpu.get(when) or {} for when in ("before", "after"))
-    first, last = before or after, after or before
-    reasons = (before.get("throttle_reasons") or 0) | (after.get("throttle_reasons") or 0)
-    slowed = dict.fromkeys(word for bit, word in _THROTTLED.items() if reasons & bit)
+    states = [gpu[when] for when in ("before", "after") if gpu.get(when)] or [{}]
+    reasons, others = (
+        [state.get(name) or 0 for state in states] for name in ("throttle_reasons", "other_processes")
+    )
+    slowed = {word: 1 for bit, word in _THROTTLED.items() if any(bit & each for each in reasons)}
     yield from _told("slowed", len(slowed), ", ".join(slowed))
-    yield from _told("power_cap", reasons & _POWER_CAP)
-    clock, most = last.get("sm_mhz"), last.get("max_sm_mhz")
-    if clock and most:
-        yield from _told("clock", 1.0 - clock / most, f"{clock:,} of {most:,} MHz")
-    others = max(state.get("other_processes") or 0 for state in (before, after))
-    used = first.get("utilization") or 0.0
+    yield from _told("power_cap", sum(_POWER_CAP & each for each in reasons))
+    clock, most = (states[-1].get(name) or math.nan for name in ("sm_mhz", "max_sm_mhz"))
+    yield from _told("clock", 1.0 - clock / most, f"{clock:,} of {most:,} MHz")
+    used = states[0].get("utilization") or 0.0
     busy = f", busy {used:.0f} % of the time" if used > _FOREIGN_USE else ""
-    held = count_text(others, "other program")
-    yield from _told("on_gpu", others, held, busy, verdict="noisy" if busy else "note")
+    held = count_text(max(others), "other program")
+    yield from _told("on_gpu", max(others), held, busy, verdict="noisy" if busy else "note")
 
 
 def _ceiling_findings(run: PhaseRun, floors: pd.DataFrame) -> Iterator[Verdict]:
@@ -237,13 +235,14 @@ def _ceiling_findings(run: PhaseRun, floors: pd.DataFrame) -> Iterator[Verdict]:
 def _bad_ceilings(run: PhaseRun) -> Iterator[Verdict]:
     """Faults of the measured ceilings."""
     sheet, measured = datasheet_ceilings(run), measured_ceilings(run)
+    low, high = _FINDINGS["datasheet"]["range"]
     for name, _, ours, theirs in _rates(measured, sheet):
-        if not _OF_DATASHEET[0] * theirs <= ours <= _OF_DATASHEET[1] * theirs:
-            yield from _told("datasheet", ours, name, percent_text(ours / theirs), getattr(sheet, "name", ""))
+        off = ours if not low * theirs <= ours <= high * theirs else 0.0
+        yield from _told("datasheet", off, name, percent_text(ours / theirs), getattr(sheet, "name", ""))
     taken = run.device["ceilings"].get("taken") or {} if measured else {}
     for name, what in (("copy_ms", "a copy"), ("matmul_ms", "a matrix product")):
-        times = pd.Series(taken.get(name) or [1.0])
-        ratio = times.median() / times.min()
+        times = np.asarray(taken.get(name) or [1.0])
+        ratio = float(np.median(times) / times.min())
         yield from _told("ceiling", ratio, what, times_text(ratio))
 
 

@@ -26,41 +26,24 @@ from ocr_phases.settings import STRATEGIES, VISIONS
 from ocr_phases.store import CELL_STATUS, CellStatus, read_status
 from ocr_phases.text import count_text, filled, ms_text
 
-_NUMBERS = (
-    *("prefill_ms", "vision_ms", "vision_share", "ttft_ms"),
-    *("inter_token_ms", "inter_token_ms_p90", "decode_ms"),
-    *("page_ms", "page_ms_p90", "page_ms_p99", "pages_per_min"),
-    *("prefill_floor_ms", "step_floor_ms", "tokens_per_s", "kv_cache_bytes", "peak_bytes"),
-    *("edit_distance", "agreement"),
+_TEXTS: dict[str, dict[str, Any]] = tomllib.loads(
+    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
 )
-SWEEP_COLUMNS = (
-    *("cell", "preset", "strategy", "vision", "batch", "max_new_tokens", "prefill_len", "tokens"),
-    *("prefill_captured", *_NUMBERS, "step_bound_by", "floor_source", "reference"),
-    *("model", "attention", "dtype", "device", "noise"),
-)
-FAILURE_COLUMNS = ("cell", "preset", "strategy", "vision", "batch", "max_new_tokens", "reason")
-CURVE_COLUMNS = (
-    *("cell", "model", "attention", "dtype", "preset", "strategy", "batch", "cache_len"),
-    *("device_ms", "device_ms_p10", "device_ms_p90", "floor_ms"),
-)
+_COLUMNS, _NOTES = _TEXTS["columns"], _TEXTS["notes"]
+SWEEP_COLUMNS = (*_COLUMNS["cell"], *_COLUMNS["figures"], *_COLUMNS["facts"])
+FAILURE_COLUMNS, CURVE_COLUMNS = (*SWEEP_COLUMNS[:6], "reason"), (*_COLUMNS["drawn"], *_COLUMNS["curve"])
 #: One row a way to read a page: ``lost`` is its distance to the truth, or from agreement with the reference,
 #: a share of one; ``noisy`` whether its times are not to be trusted, ``frontier`` whether it is not and no
 #: other costs and loses less.
-POINT_COLUMNS = (
-    *("name", "page_ms", "prompt_tokens", "peak_bytes", "lost", "measure", "reference", "noisy", "frontier"),
-)
-
-_TEXTS: dict[str, dict[str, str]] = tomllib.loads(
-    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
-)
+POINT_COLUMNS = tuple(_COLUMNS["point"])
 #: What a cell is called by, its settings that vary, in this order; and how its model was loaded.
 _NAMED = _TEXTS["named"]
 LOADED = {name: _NAMED[name] for name in ("attention", "dtype")}
+
 _POINTS = 60  # of a curve: single steps are noise here
 _TAILS = {"page_ms_p90": (0.9, 10), "page_ms_p99": (0.99, 100)}  # a quantile, and how many values it takes
 _NEAR_BEST = 0.01  # a loss that is no reason against a cell
-_MEDIANS = ("page_ms", "prompt_tokens", "image_tokens", "compression")
-_MEANS = ("edit_distance", "cer", "table_similarity", "box_recall", "agreement")
+_TOLD = 3  # points told beside the best
 
 
 @public
@@ -80,13 +63,8 @@ class SweepResult:
 
         Raises `OcrPhasesError` where none is or one is damaged.
         """
-        path = Path(folder)
-        path = path / "runs" if (path / "runs").is_dir() else path
-        files = _files(path, "") or _files(path, "*/runs/")
-        if not files:
-            raise OcrPhasesError(f"{path} holds no records: name the folder that a sweep wrote.")
         runs, failures = dict[str, PhaseRun](), list[dict[str, Any]]()
-        for name, file in files.items():
+        for name, file in _files(Path(folder)).items():
             if not name.endswith(CELL_STATUS):
                 runs[name.rpartition(".json")[0]] = PhaseRun.load(file)
             elif (status := read_status(file, CellStatus)) and status["state"] != "done":
@@ -121,7 +99,7 @@ class SweepResult:
     @cached_property
     def findings(self) -> list[str]:
         """What `verdict` says, piece by piece."""
-        return [each for each in _verdict_sentences(self) if each] or [_NOTES["nothing"]]
+        return list(filter(None, _findings(self))) or [_NOTES["nothing"]]
 
     @property
     def verdict(self) -> str:
@@ -148,25 +126,24 @@ class SweepResult:
         known spreads and no noise.
         """
         cells = self.table[self.table["noise"] == ""]
-        lost, among = cells["edit_distance"].fillna(1.0 - cells["agreement"]), "of_text"
+        lost, reason = cells["edit_distance"].fillna(1.0 - cells["agreement"]), "of_text"
         if lost.notna().any():
             cells = cells[lost <= lost.min() + _NEAR_BEST]
         else:
-            groups = cells.groupby(["model", "prefill_len", "preset", "max_new_tokens"])
-            cells, among = max((rows for _, rows in groups), key=len, default=cells), "of_preset"
-        cells = cells.set_index("cell")
-        best = leaders({cell: end_to_end_ms(self.runs[cell]) / cells["batch"][cell] for cell in cells.index})
-        if len(cells) < 2 or not best:
-            return None
-        first, others = cells.loc[best[0]], _names(best[1:], self.table)
-        reason = _NOTES["reason_tied" if best[1:] else "reason"]
-        return best[0], filled(reason, first, among=filled(_NOTES[among], first), others=others)
+            cells = _widest(cells, ["model", "prefill_len", "preset", "max_new_tokens"], "cell")
+            reason = "of_preset"
+        times = {cell: end_to_end_ms(run) / len(run.results) for cell, run in self.runs.items()}
+        best, why = _leader(reason, cells, times, self.table)
+        return (best, why) if best and len(cells) > 1 else None
 
 
-def _files(folder: Path, below: str) -> dict[str, Path]:
-    """The files of cells in a folder by name; in its sub-folders by model and name."""
-    files = sorted([*folder.glob(f"{below}*.json"), *folder.glob(f"{below}*.json.gz")])
-    return {f"{file.parts[-3]}/{file.name}" if below else file.name: file for file in files}
+def _files(root: Path) -> dict[str, Path]:
+    """The files of the cells by name; of several models by the model's folder and name."""
+    for below in ("runs/", "", "*/runs/"):
+        if files := [*root.glob(f"{below}*.json"), *root.glob(f"{below}*.json.gz")]:
+            places = {file: file.relative_to(root).parts for file in sorted(files)}
+            return {"/".join((*parts[:-2], parts[-1])): file for file, parts in places.items()}
+    raise OcrPhasesError(f"{root} holds no records: name the folder that a sweep wrote.")
 
 
 def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
@@ -185,41 +162,36 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
     """
     lost = losses(records).to_dict("index")
     rows = [{"cell": cell, **_cell_figures(run), **lost[cell]} for cell, run in records.items()]
-    table = pd.DataFrame(rows, columns=list(SWEEP_COLUMNS)).astype(dict.fromkeys(_NUMBERS, "float64"))
+    table = pd.DataFrame(rows, columns=list(SWEEP_COLUMNS)).astype(
+        dict.fromkeys(_COLUMNS["figures"], "float64")
+    )
     order = ["prefill_len", "strategy", "vision", "batch", "tokens"]
     eager_first = [name != "vision" for name in order]
     return table.sort_values(order, ascending=eager_first).reset_index(drop=True)
 
 
-def _ways(run: PhaseRun) -> dict[str, Any]:
-    """The settings by which a cell is called."""
-    return {
-        "model": run.model["name"],
-        "attention": run.model.get("attention") or "",
-        "dtype": run.model["dtype"],
-        "preset": run.page["preset"],
-        "strategy": run.model["strategy"],
-        "batch": len(run.results),
-    }
+def _facts(run: PhaseRun) -> dict[str, Any]:
+    """What tells a cell from others."""
+    loaded = {name: run.model.get(name) or "" for name in (*LOADED, "strategy")}
+    asked = {name: run.request[name] for name in ("vision", "max_new_tokens")}
+    named = {"model": run.model["name"], "preset": run.page["preset"], "device": run.device["name"]}
+    return {**loaded, **asked, **named, "batch": len(run.results), "tokens": run.token_count}
 
 
 def _cell_figures(run: PhaseRun) -> dict[str, Any]:
     summary, times = run.summary(), end_to_end_ms(run)
     floors = {row["stage"]: row for row in floor_table(run).to_dict("records")}
     prefill, step = floors.get("prefill", {}), floors.get("decode_step", {})
-    tails = {name: np.quantile(times, tail) for name, (tail, least) in _TAILS.items() if len(times) >= least}
-    return {name: summary[name] for name in SWEEP_COLUMNS if name in summary} | {
-        **_ways(run),
-        **tails,
-        "vision": run.request["vision"],
-        "max_new_tokens": run.request["max_new_tokens"],
+    return {
+        **summary,
+        **_facts(run),
+        **{name: np.quantile(times, tail) for name, (tail, least) in _TAILS.items() if len(times) >= least},
         "prefill_captured": bool((run.model.get("strategy_setup") or {}).get("prefill_capture_ms")),
         "pages_per_min": 60_000.0 * len(run.results) / summary["page_ms"],
         "prefill_floor_ms": prefill.get("floor_ms"),
         "floor_source": prefill.get("source"),
         "step_floor_ms": step.get("floor_ms"),
         "step_bound_by": step.get("bound_by"),
-        "device": run.device["name"],
         "noise": ", ".join(check.label for check in noisy_checks(run)),
     }
 
@@ -230,19 +202,18 @@ def decode_curves(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
     Of records that differ in their output length alone the longest stands for all: the others are its start.
     One with eager vision comes before others, which decode alike.
     """
-    longest: dict[tuple[Any, ...], str] = {}
-    for cell in sorted(records, key=lambda cell: records[cell].request["vision"] != "eager"):
-        ways = tuple(_ways(records[cell]).values())
-        other = longest.setdefault(ways, cell)
-        longest[ways] = max(other, cell, key=lambda cell: records[cell].token_count)
+    rows = [{"cell": cell, **_facts(run)} for cell, run in records.items()]
+    facts = pd.DataFrame(rows, columns=[*_COLUMNS["drawn"], "tokens", "vision"])
+    longest = facts.sort_values(["tokens", "vision"], kind="stable")
+    longest = longest.drop_duplicates(_COLUMNS["drawn"][1:], keep="last").sort_index()
     curves = [pd.DataFrame(columns=list(CURVE_COLUMNS))]
-    for cell in longest.values():
+    for cell, *_ in longest.itertuples(index=False):
         run = records[cell]
         steps = step_table(run).dropna(subset=["cache_len"])
         steps["floor_ms"] = steps["step"].map(decode_floor(run).set_index("step")["floor_ms"])
         piece = np.arange(len(steps)) * min(_POINTS, len(steps)) // max(len(steps), 1)
-        curve = steps[list(CURVE_COLUMNS[7:])].astype("float64").groupby(piece).median()
-        curves += [curve.assign(cell=cell, **_ways(run))] if len(curve) else []
+        curve = steps[_COLUMNS["curve"]].astype("float64").groupby(piece).median()
+        curves += [curve.assign(cell=cell, **_facts(run))] if len(curve) else []
     return pd.concat(curves[1:] or curves, ignore_index=True)[list(CURVE_COLUMNS)]
 
 
@@ -286,23 +257,26 @@ def sweep_points(table: pd.DataFrame) -> pd.DataFrame:
     A point is called by its preset and what else varies. Empty where no text can be judged.
     """
     varies = [name for name in ("model", "strategy", "vision") if table[name].nunique() > 1]
-    named = table[["preset", *varies, *loaded_ways(table)]].itertuples(index=False)
-    known = table.assign(name=[", ".join(map(str, row)) for row in named], noisy=table["noise"] != "")
-    known = known[known["batch"] == known["batch"].min()]
-    measure = measure_of(known) or "agreement"
-    known = known.dropna(subset=[measure, "page_ms"])
-    known = known.sort_values("max_new_tokens").drop_duplicates("name", keep="last")
-    called = dict(zip(known["cell"], known["name"], strict=True))
-    known["reference"] = known["reference"].map(lambda name: called.get(name, name))
-    return _points(known.assign(prompt_tokens=known["prefill_len"].astype("float64")), measure)
+    named = table[["preset", *varies, *loaded_ways(table)]].agg(", ".join, axis="columns")
+    cells = table.assign(name=named, noisy=table["noise"] != "", prompt_tokens=table["prefill_len"])
+    cells = cells[cells["batch"] == cells["batch"].min()].sort_values("max_new_tokens")
+    called = cells.set_index("cell")["name"]
+    return _points(cells.assign(reference=cells["reference"].replace(called)))
 
 
-def _points(known: pd.DataFrame, measure: str) -> pd.DataFrame:
-    """Ways with their cost and measure as `POINT_COLUMNS`, the quickest first."""
-    lost = known[measure] if measure == "edit_distance" else 1.0 - known[measure]
-    points = known.assign(lost=lost.astype("float64"), measure=measure)
+def _points(cells: pd.DataFrame) -> pd.DataFrame:
+    """What was judged of the cells, with cost and loss, as `POINT_COLUMNS`, the quickest first.
+
+    Of several cells of one name the last stands for all.
+    """
+    measure = measure_of(cells) or "agreement"
+    lost, reference = cells[measure].astype("float64"), None
+    if measure == "agreement":
+        lost, reference = 1.0 - lost, cells["reference"]
+    points = cells.assign(lost=lost, measure=measure, reference=reference).dropna(subset=["lost", "page_ms"])
+    points = points.drop_duplicates("name", keep="last")
     points["frontier"] = frontier(points["page_ms"].mask(points["noisy"]), points["lost"])
-    return points[list(POINT_COLUMNS)].sort_values("page_ms").reset_index(drop=True)
+    return points[list(POINT_COLUMNS)].sort_values("page_ms", ignore_index=True)
 
 
 def preset_points(pages: pd.DataFrame) -> pd.DataFrame:
@@ -311,11 +285,11 @@ def preset_points(pages: pd.DataFrame) -> pd.DataFrame:
     ``pages`` are `ocr_phases.batch.index.BatchIndex`'s. Time and prompt are medians over pages, memory is the
     largest, and ``lost`` the mean over pages, as OmniDocBench's edit distance is. Empty without a measure.
     """
-    measure, points = measure_of(pages) or "agreement", _presets(pages).rename(columns={"preset": "name"})
+    presets = _presets(pages).rename(columns={"preset": "name"})
     # Without one of its own a page's reference is its longest prompt.
-    longest = points.sort_values("prompt_tokens")["name"].tolist()[-1:]
-    reference = [*pages["reference"].dropna(), *longest, None][0] if measure == "agreement" else None
-    return _points(points.assign(reference=reference, noisy=False), measure)
+    longest = presets.nlargest(1, "prompt_tokens")["name"]
+    references = [*pages["reference"].dropna(), *longest, None]
+    return _points(presets.assign(reference=references[0], noisy=False))
 
 
 def measure_of(pages: pd.DataFrame) -> str | None:
@@ -329,8 +303,7 @@ def preset_table(pages: pd.DataFrame) -> pd.DataFrame:
     Columns: ``preset``, ``pages``, ``page_ms``, ``image_tokens``, ``compression`` (medians), the measures,
     and ``loops``, the pages that end in a loop.
     """
-    columns = ["preset", "pages", *_MEDIANS[:1], *_MEDIANS[2:], *_MEANS, "loops"]
-    return _presets(pages)[columns].dropna(axis="columns", how="all")
+    return _presets(pages).drop(columns=["prompt_tokens", "peak_bytes"]).dropna(axis="columns", how="all")
 
 
 def _presets(pages: pd.DataFrame) -> pd.DataFrame:
@@ -339,11 +312,9 @@ def _presets(pages: pd.DataFrame) -> pd.DataFrame:
     Over others, one that fails hard pages would look better.
     """
     known = pages.dropna(subset=[measure_of(pages) or "agreement"])
-    counts = known.groupby("page_id")["preset"].nunique()
-    known = known[known["page_id"].isin(counts.index[counts == known["preset"].nunique()])]
-    kinds = {**dict.fromkeys(_MEDIANS, "median"), **dict.fromkeys(_MEANS, "mean"), "peak_bytes": "max"}
-    known = known.assign(pages=1, loops=known["repetition"] > 0)
-    return known.groupby("preset", sort=False).agg({**kinds, "pages": "sum", "loops": "sum"}).reset_index()
+    read = known.groupby("page_id")["preset"].transform("nunique") == known["preset"].nunique()
+    known = known[read].assign(pages=1, loops=known["repetition"] > 0)
+    return known.groupby("preset", sort=False).agg(_TEXTS["over_pages"]).reset_index()
 
 
 def category_table(pages: pd.DataFrame) -> pd.DataFrame:
@@ -375,8 +346,6 @@ def richness(run: PhaseRun) -> tuple[int, bool, bool]:
 
 # -- sentences, in the words of scaling.toml ----------------------------------------------------------
 
-_NOTES = _TEXTS["notes"]
-_TOLD = 3  # points beside the best
 _CELL = (*_NAMED, "device", "prefill_len")  # what identifies a cell
 #: By kind of strategy: its values in order, the columns of time and floor.
 _WAYS = {
@@ -385,7 +354,7 @@ _WAYS = {
 }
 
 
-def _verdict_sentences(sweep: SweepResult) -> Iterator[str]:
+def _findings(sweep: SweepResult) -> Iterator[str]:
     table, loud = sweep.table, sweep.table[sweep.table["noise"] != ""]
     if len(loud):
         reasons = ", ".join(dict.fromkeys(", ".join(loud["noise"]).split(", ")))
@@ -414,18 +383,26 @@ def _prefills_sentence(table: pd.DataFrame) -> str:
 
 def _fastest(sweep: SweepResult) -> Iterator[str]:
     """The least decode step and the highest rate, as far as the repeats tell them from the others."""
-    table = sweep.table
-    cells = table[table["noise"] == ""].dropna(subset=["inter_token_ms"]).set_index("cell")
-    runs = {cell: sweep.runs[cell] for cell in cells.index}
+    cells = sweep.table[sweep.table["noise"] == ""].dropna(subset=["inter_token_ms"])
+    runs = {cell: sweep.runs[cell] for cell in cells["cell"]}
     if runs and all(len(run.repeats) == 1 for run in runs.values()):
         yield _NOTES["single"]
     steps = {cell: step_ms(run) for cell, run in runs.items()}
     rates = {cell: run.repeat_ms("decode", "decode") / run.decoded_tokens for cell, run in runs.items()}
     for note, times in (("step", steps), ("rate", rates)):
-        if best := leaders(times):
-            text = _NOTES[f"{note}_tied" if best[1:] else note]
-            names = {"name": _names(best[:1], table), "others": _names(best[1:], table)}
-            yield filled(text, cells.loc[best[0]], **names)
+        yield _leader(note, cells, times, sweep.table)[1]
+
+
+def _leader(
+    note: str, cells: pd.DataFrame, times: Mapping[str, np.ndarray], table: pd.DataFrame
+) -> tuple[str, str]:
+    """The cell of the least times, and the note on it and on those not told from it; empty for none."""
+    best = leaders({cell: times[cell] for cell in cells["cell"]})
+    if not best:
+        return "", ""
+    row, names = cells.set_index("cell").loc[best[0]], [_names(each, table) for each in (best[:1], best[1:])]
+    text = _NOTES[f"{note}_tied" if best[1:] else note]
+    return best[0], filled(text, row, name=names[0], others=names[1])
 
 
 def _names(cells: list[str], table: pd.DataFrame) -> str:
@@ -442,15 +419,14 @@ def _widest(cells: pd.DataFrame, alike: Sequence[str], differ: str) -> pd.DataFr
 
     Then one of eager ways, of the fewest rows, the longest output and the longest prompt.
     """
-    eager = [way for way in ("strategy", "vision") if way in alike]
 
     def rank(rows: pd.DataFrame) -> tuple[int, ...]:
-        cell, longest = rows.iloc[0], rows["prefill_len"].max()
-        ways = (int(cell[way] != "eager") for way in eager)
-        return -rows[differ].nunique(), *ways, int(cell["batch"]), -int(cell["max_new_tokens"]), -int(longest)
+        cell = rows.iloc[0]
+        ways = [cell[way] != "eager" for way in ("strategy", "vision") if way in alike]
+        longest = rows["prefill_len"].max()
+        return -rows[differ].nunique(), *ways, cell["batch"], -cell["max_new_tokens"], -longest
 
-    groups = [rows for _, rows in cells.groupby(list(alike), sort=False)]
-    return min(groups, key=rank, default=cells.head(0))
+    return min((rows for _, rows in cells.groupby([*alike], sort=False)), key=rank, default=cells.head(0))
 
 
 def cost_quality_sentence(points: pd.DataFrame) -> str:

@@ -1,15 +1,18 @@
 """One record in words: headline, key figures, what limits it, findings, noise and checks.
 
-Plain text, without any text of the model. Times are those of `PhaseRun.summary`.
+Plain text, without any text of the model. Times are those of `PhaseRun.summary`; the words are in
+``sentences.toml``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import tomllib
 
 from ocr_phases.analyse.checks import EXPECTATIONS, VERDICTS, Verdict, noisy_checks, with_verdict
 from ocr_phases.analyse.floors import ceilings_of, floor_table, times_text
@@ -25,7 +28,7 @@ from ocr_phases.analyse.stages import (
     typical_repeat,
 )
 from ocr_phases.record import PhaseRun
-from ocr_phases.text import bytes_text, count_text, digits_text, ms_text, percent_text
+from ocr_phases.text import bytes_text, count_text, digits_text, filled, ms_text, percent_text
 
 UNCERTAIN_TEXT = f"uncertain: mean token probability below {percent_text(UNCERTAIN_BELOW)}"
 
@@ -34,13 +37,8 @@ _CLEAR_GAP = 0.15
 _CLEAR_TREND = 0.10
 _MUCH_REPEATED = 0.10
 _PHASES = ("prefill", "decode")
-#: What happened once, before the timed runs, by its name among the model's facts.
-_ONCE = {
-    "compile_ms": "compiling the decode step",
-    "capture_ms": "capturing it",
-    "prefill_capture_ms": "capturing the prefill",
-    "vision_compile_ms": "compiling the vision encoders",
-}
+_TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_SAID: dict[str, str] = _TEXTS["said"]
 
 
 def subject(run: PhaseRun) -> str:
@@ -77,7 +75,8 @@ def limit_sentence(run: PhaseRun) -> str:
 
 def findings(run: PhaseRun) -> list[str]:
     """What else is worth knowing, a sentence each: the other phase's limit and the floor's distance first."""
-    return [*_limits(run)[1:], *_phase_sentences(run), *_clock_sentences(run), *_caveats(run)]
+    said = [*_limits(run)[1:], *_phase_sentences(run), *_clock_sentences(run), *_caveats(run)]
+    return list(filter(None, said))
 
 
 def _limits(run: PhaseRun) -> list[str]:
@@ -89,38 +88,26 @@ def _limits(run: PhaseRun) -> list[str]:
     return list(dict.fromkeys(filter(None, ordered)))  # of a kernel view that failed, both say so
 
 
-def noise_warning(run: PhaseRun) -> str:
-    """Why the machine was too busy for these figures, and the remedy; empty for a record without noise."""
+def noise_sentences(run: PhaseRun) -> list[str]:
+    """Why the machine was too busy for these figures, then the remedies; empty for a record without noise."""
     checks = noisy_checks(run)
-    if not checks:
-        return ""
-    remedies = dict.fromkeys(check.remedy for check in checks)
-    return f"The machine was busy: {'; '.join(check.reason for check in checks)}. {' '.join(remedies)}"
+    why = f"The machine was busy: {'; '.join(check.reason for check in checks)}."
+    return [why, *dict.fromkeys(check.remedy for check in checks)] if checks else []
+
+
+def noise_warning(run: PhaseRun) -> str:
+    """`noise_sentences` as one text."""
+    return " ".join(noise_sentences(run))
 
 
 # -- figures ------------------------------------------------------------------------------------------
-
-#: The key figures, the four of a report's first screen first: label, name of the figure, and its note.
-_METRICS = (
-    ("generate()", "generate_ms", "{tokens}, {each_ms} each, prefill included"),
-    ("Time to first token", "ttft_ms", "prepare + prefill"),
-    ("Inter-token latency", "inter_token_ms", "median; p90 {inter_token_ms_p90}, p99 {inter_token_ms_p99}"),
-    ("Tokens per second", "tokens_per_s", "mean: {rows} over the whole decode"),
-    ("Peak memory", "peak_bytes", "in {peak_phase}"),
-    ("Prefill", "prefill_ms", "{prefill_len} prompt tokens"),
-    ("Vision share", "vision_share", "{vision_ms} of the prefill"),
-    ("Decode", "decode_ms", "{steps}"),
-    ("KV cache", "kv_cache_bytes", "{cache}"),
-    ("Energy", "energy_j", "a run; {thousand_j} for 1,000 tokens; idle alone takes {idle_share}"),
-    ("Character error rate", "cer", "against the page's truth{cut}"),
-    ("Agreement", "agreement", "with a reference run"),
-)
 
 
 def key_metrics(run: PhaseRun) -> list[tuple[str, str, str]]:
     """The known key figures as ``(label, value, note)``, the four of a report's first screen first."""
     words = _words(run)
-    return [(label, words[name], note.format_map(words)) for label, name, note in _METRICS if words.get(name)]
+    known = [row for row in _TEXTS["figures"] if words.get(row["name"]) is not None]
+    return [(row["label"], filled(row["value"], words), filled(row["note"], words)) for row in known]
 
 
 def key_metrics_text(run: PhaseRun) -> str:
@@ -130,41 +117,26 @@ def key_metrics_text(run: PhaseRun) -> str:
     return "\n".join(f"{label:{widths[0]}}  {value:>{widths[1]}}  {note}" for label, value, note in metrics)
 
 
-def _words(run: PhaseRun) -> dict[str, str]:
-    """What fills the notes of `_METRICS`; a figure that is unknown has no words."""
+def _words(run: PhaseRun) -> dict[str, Any]:
+    """What fills the key figures; one that is unknown is None."""
     figures, rows, each = run.summary() | _quality(run), len(run.results), run.cache.get("bytes_per_token")
     peaks = {phase: max(values) for phase, values in run.memory.get("peak_bytes", {}).items() if values}
-    room = run.cache.get("allocated_bytes")
+    room, tokens = run.cache.get("allocated_bytes"), count_text(figures["tokens"], "token")
+    cache = f"{bytes_text(each)} a token" if each else "at its largest"
     if figures["energy_j"]:
         meter = run.device["conditions"]["energy"]
-        figures["thousand_j"] = figures["energy_j"] / sum(len(row["ids"]) for row in run.results) * 1000
+        figures["thousand_tokens_j"] = figures["energy_j"] / sum(len(row["ids"]) for row in run.results) * 1000
         figures["idle_share"] = meter["idle_w"] * meter["seconds"] / len(run.repeats) / figures["energy_j"]
-    known = {name: value for name, value in figures.items() if value is not None and name != "text"}
-    words = {name: _figure_text(name, value) for name, value in known.items()}
-    return words | {
-        "tokens": count_text(figures["tokens"], "token"),
-        "each_ms": ms_text((figures["generate_ms"] or 0.0) / figures["tokens"]),
+    return figures | {
+        "tokens": tokens,
+        "each_ms": (figures["generate_ms"] or 0.0) / figures["tokens"],
         "rows": "tokens" if rows == 1 else f"{rows} rows together,",
         "peak_phase": max(peaks, key=lambda phase: peaks[phase], default=""),
-        "decode_ms": words.get("decode_ms", "") if figures["decode_steps"] else "",
+        "decode_ms": figures["decode_ms"] if figures["decode_steps"] else None,
         "steps": count_text(figures["decode_steps"], "step"),
-        "cache": (f"{bytes_text(each)} a token" if each else "at its largest")
-        + (f"; static, room for {bytes_text(room)}" if room else ""),
-        "cut": f"; cut at {count_text(figures['tokens'], 'token')}" if _is_cut(run) else "",
+        "cache": f"{cache}; static, room for {bytes_text(room)}" if room else cache,
+        "cut": f"; cut at {tokens}" if _is_cut(run) else "",
     }
-
-
-def _figure_text(name: str, value: Any) -> str:
-    """A figure of the summary in the unit that its name tells."""
-    if "_ms" in name:
-        return ms_text(value)
-    if name.endswith("_bytes"):
-        return bytes_text(value)
-    if name == "tokens_per_s":
-        return f"{value:,.1f}"
-    if name.endswith("_j"):
-        return f"{digits_text(value)} J"
-    return percent_text(value) if isinstance(value, float) else f"{value:,}"
 
 
 def _quality(run: PhaseRun) -> dict[str, float]:
@@ -188,15 +160,13 @@ def kernel_account(run: PhaseRun) -> str:
 
 def floor_sentence(run: PhaseRun) -> str:
     """The decode step's distance from its floor; empty without a floor."""
-    ceilings, table = ceilings_of(run), floor_table(run).dropna(subset=["times_floor"])
-    steps = table[table["stage"] == "decode_step"]
-    if ceilings is None or steps.empty:
-        return ""
-    row = steps.iloc[0]
-    allows = "memory bandwidth" if row["bound_by"] == "bandwidth" else "arithmetic"
-    source = "measured on this device" if ceilings.source == "measured" else f"from the {ceilings.name}"
-    times = f"{times_text(row['times_floor'])} its floor of {ms_text(row['floor_ms'])}"
-    return f"A decode step takes {ms_text(row['device_ms'])}, {times} by {allows} ({source})."
+    table = floor_table(run).dropna(subset=["times_floor"])
+    for row in table[table["stage"] == "decode_step"].to_dict("records"):
+        allows = "memory bandwidth" if row["bound_by"] == "bandwidth" else "arithmetic"
+        sheet, times = getattr(ceilings_of(run), "name", ""), times_text(row["times_floor"])
+        source = "measured on this device" if row["source"] == "measured" else f"from the {sheet}"
+        return filled(_SAID["floor"], row, allows=allows, times=times, source=source)
+    return ""
 
 
 def uncertain_sentence(run: PhaseRun) -> str:
@@ -229,59 +199,49 @@ def checks_verdict(checks: Sequence[Verdict]) -> str:
     return f"{sentence} Worth a look: {notes}." if notes else sentence
 
 
-def _phase_sentences(run: PhaseRun) -> list[str]:
+def _phase_sentences(run: PhaseRun) -> Iterator[str]:
     """Findings about prefill and decode: slow single steps, and drift over the run."""
-    if _is_generate(run):
-        return ["One-shot runs do not separate prefill and decode."]
-    if not run["decode_steps"]:
-        return ["The prefill gave the only token, so no decode step ran."]
-    ratio = run["prefill_ms"] / run["inter_token_ms"]
-    steps = digits_text(ratio) if ratio < 9.95 else format(ratio, ",.0f")
-    sentences = [f"One prefill takes as long as {steps} decode steps."]
-    table, trend = step_table(run), decode_trend(run)
+    if _is_generate(run) or not run["decode_steps"]:
+        yield _SAID["one_shot" if _is_generate(run) else "no_step"]
+        return
+    ratio, table, trend = run["prefill_ms"] / run["inter_token_ms"], step_table(run), decode_trend(run)
+    yield _SAID["ratio"].format(digits_text(ratio) if ratio < 9.95 else format(ratio, ",.0f"))
     slow = table[table["outlier"]]
-    for step, ms in slow.nlargest(1, "device_ms")[["step", "device_ms"]].itertuples(index=False, name=None):
-        sentences.append(
-            f"{count_text(len(slow), 'step')} took more than {OUTLIER_FACTOR} times the median; the "
-            f"slowest is step {step} with a median of {ms_text(ms)}."
-        )
+    for row in slow.nlargest(1, "device_ms").to_dict("records"):
+        yield filled(_SAID["slow"], row, count=count_text(len(slow), "step"), factor=OUTLIER_FACTOR)
     share, *ends = trend.shares if trend else (0.0, 0.0, 0.0)
     if ends[0] * ends[1] > 0 and abs(share) > _CLEAR_TREND:
-        way = "slower" if share > 0 else "faster"
-        sentences.append(f"Decode steps became {percent_text(abs(share))} {way} over the run.")
-    return sentences
+        yield filled(_SAID["drift"], share=abs(share), way="slower" if share > 0 else "faster")
 
 
-def _clock_sentences(run: PhaseRun) -> list[str]:
+def _clock_sentences(run: PhaseRun) -> Iterator[str]:
     """Whether host or device limits a phase, if their clocks clearly differ."""
-    sentences = []
     for phase in _PHASES if run.device.get("kind") == "cuda" else ():
         device, host = (np.median(run.repeat_ms(phase, phase, clock)) for clock in ("device_ms", "host_ms"))
-        ahead = "the host ran ahead, so the device sets the time"
-        says = ahead if host < device else "the host was busy while the device was idle"
         if abs(host - device) > _CLEAR_GAP * device:
-            times = f"{ms_text(host)} on the host's clock and {ms_text(device)} on the device's"
-            sentences.append(f"The {phase} took {times}: {says}.")
-    return sentences
+            note = _SAID["ahead" if host < device else "behind"]
+            yield filled(note, phase=phase, host=host, device=device)
 
 
-def _caveats(run: PhaseRun) -> list[str]:
-    request, totals, uncertain = run.request, end_to_end_ms(run), uncertain_sentence(run)
-    limit, ignored = count_text(request["max_new_tokens"], "token"), bool(request.get("ignore_eos"))
-    spread, many = f"{ms_text(totals.min())} to {ms_text(totals.max())}", len(totals) > 1
+def _caveats(run: PhaseRun) -> Iterator[str]:
+    request, totals = run.request, end_to_end_ms(run)
+    cut, ignored = _is_cut(run), bool(request.get("ignore_eos"))
     vision = (run.model.get("vision_setup") or {}).get("compile_ms")
     once = {**(run.model.get("strategy_setup") or {}), "vision_compile_ms": vision}
-    spent = [f"{text} {ms_text(once[name])}" for name, text in _ONCE.items() if once.get(name) is not None]
-    caveats = {
-        uncertain: bool(uncertain),
-        "The end token was ignored, so the run made the requested number of tokens.": ignored,
-        f"It stopped at the limit of {limit}, so the text may be incomplete.": _is_cut(run) and not ignored,
-        "A single repeat shows no spread between runs.": not many,
-        f"Times are medians of {len(totals)} repeats, which took {spread}.": many,
-        "There was no warm-up, so these times include one-time set-up.": request["warmup"] == 0,
-        f"Compile and capture time is not included: {', '.join(spent)}.": bool(spent),
+    known = {text: once[name] for name, text in _TEXTS["once"].items() if once.get(name) is not None}
+    words = {"limit": count_text(request["max_new_tokens"], "token"), "count": len(totals)}
+    words |= {"least": totals.min(), "greatest": totals.max()}
+    words["spent"] = ", ".join(f"{text} {ms_text(ms)}" for text, ms in known.items())
+    holds = {
+        "ignored": ignored,
+        "cut": cut and not ignored,
+        "single": len(totals) == 1,
+        "many": len(totals) > 1,
+        "cold": request["warmup"] == 0,
+        "once": bool(known),
     }
-    return [sentence for sentence, holds in caveats.items() if holds]
+    yield uncertain_sentence(run)
+    yield from (filled(_SAID[name], words) for name, holding in holds.items() if holding)
 
 
 def _larger_phase(run: PhaseRun) -> str:

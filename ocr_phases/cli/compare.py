@@ -53,7 +53,7 @@ def print_compared(compared: Comparison, table: pd.DataFrame) -> None:
     from ocr_phases.analyse.comparison import in_units
 
     show(in_units(table, compared.labels[0]))
-    print(f"\n{compared.verdict}")
+    print("", *compared.findings, sep="\n")
     for _, row in compared.differs.iterrows():
         print(f"Differs: {row['part']} {row['name']}: {' -> '.join(row[2:])}")
 

@@ -24,6 +24,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     Exit code 1: no cell could be measured.
     """
+    if arguments.server:
+        return _load(arguments)
     saved = shows_saved(arguments, "records", arguments.page)
     from ocr_phases.analyse.checks import run_checks, worst_verdict
     from ocr_phases.analyse.scaling import SweepResult
@@ -50,6 +52,24 @@ def run(arguments: argparse.Namespace) -> int:
     result = {"headline": sweep.verdict, "cells": rows(table), "checks": checks}
     arguments.result = {**result, "failures": rows(sweep.failures), "report": wrote(report)}
     return Exit.FAILED if table.empty else Exit.DONE
+
+
+def _load(arguments: argparse.Namespace) -> int:
+    """A server's load, of one page or of a folder's."""
+    from ocr_phases import connect
+    from ocr_phases.batch.jobs import find_pages
+
+    named = [arguments.page, arguments.pages]
+    pages = [page.source for page in find_pages([*filter(None, named)], ())]
+    settings = {name: getattr(arguments, name) for name in ("prompt", "ignore_eos", "seed", "requests")}
+    settings |= {"max_new_tokens": max(arguments.lengths or [512]), "rates": arguments.rate}
+    folder, session = _folder(arguments), connect(arguments.server)
+    result = session.load_test(pages, arguments.concurrency, progress=print, **settings)
+    show(result.table)
+    print(f"\n{result.verdict}")
+    report = wrote(result.save(folder, overwrite=arguments.overwrite))
+    arguments.result = {"headline": result.verdict, "levels": rows(result.table), "report": report}
+    return Exit.FAILED if result.table["errors"].eq(result.table["requests"]).all() else Exit.DONE
 
 
 def _folder(arguments: argparse.Namespace) -> Path:

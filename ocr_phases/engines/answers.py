@@ -142,8 +142,9 @@ def metrics(server: Server) -> dict[str, tuple[float, float]]:
     found: dict[tuple[str, str], float] = defaultdict(float)
     for name, part, value in _SAMPLE.findall(text):  # one a model and engine
         found[name, part] += float(value)
-    named = _HISTOGRAMS.items()
-    return {key: (found[name, "sum"], found[name, "count"]) for key, name in named if (name, "sum") in found}
+    if not all((name, "sum") in found for name in _HISTOGRAMS.values()):
+        return {}
+    return {key: (found[name, "sum"], found[name, "count"]) for key, name in _HISTOGRAMS.items()}
 
 
 def server_times(server: Server, before: Mapping[str, tuple[float, float]]) -> dict[str, float]:
@@ -161,7 +162,7 @@ def server_times(server: Server, before: Mapping[str, tuple[float, float]]) -> d
 
 
 def spans_of(
-    repeat: int, answer: Answer, own: Mapping[str, float], stages: Sequence[Stage]
+    repeat: int, answer: Answer, own: Mapping[str, float], stages: Sequence[Stage], *, timed: bool
 ) -> Iterator[tuple[Any, ...]]:
     """The rows of `ocr_phases.record.SPAN_COLUMNS` of one repeat.
 
@@ -188,15 +189,15 @@ def spans_of(
     wanted = answer.prompt_tokens or 1  # a long prompt takes several forwards
     for each, done in zip(forwards, through, strict=True):
         steps[each.number] = steps[max(steps)] + 1 if done > wanted and steps else -1
-    timed = len(answer.times) - 1 if not answer.untimed else 0
+    count = len(answer.times) - 1 if timed else 0
     if len(answer.times) > 1:
         yield row("decode", "decode", first, last)
-    for step in range(timed):
+    for step in range(count):
         yield row("decode", "decode_step", answer.times[step], answer.times[step + 1], step=step)
     seen: dict[str, int] = defaultdict(int)
     for each in stages:
-        step, end = steps.get(each.number, timed), each.start + each.ms
-        if each.stage == "forward" or step >= timed:
+        step, end = steps.get(each.number, count), each.start + each.ms
+        if each.stage == "forward" or step >= count:
             continue
         if step >= 0:
             yield row("decode", each.stage, each.start, end, step=step)

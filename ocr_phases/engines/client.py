@@ -8,10 +8,11 @@ import json
 import os
 import time
 from collections.abc import Iterator
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
+from msgspec import Meta
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.text import plain
@@ -33,6 +34,9 @@ class ServerFailed(OcrPhasesError):
     """A server that cannot be reached, refuses, stalls, or answers something else; ``status`` is HTTP's."""
 
     status = 0
+
+
+_Count = Annotated[int, Meta(ge=0, le=2**24)]
 
 
 class Delta(msgspec.Struct):
@@ -59,20 +63,19 @@ class Choice(msgspec.Struct):
     delta: Delta = msgspec.field(default_factory=Delta)
     finish_reason: str | None = None
     logprobs: Logprobs | None = None
-    token_ids: list[int] | None = None
+    token_ids: list[_Count] | None = None
 
 
 class Details(msgspec.Struct):
     """What a server says of a prompt's tokens."""
 
-    cached_tokens: int | None = None
+    cached_tokens: _Count | None = None
 
 
 class Usage(msgspec.Struct):
     """Tokens as the server counts them."""
 
-    prompt_tokens: int
-    completion_tokens: int = 0
+    prompt_tokens: _Count
     prompt_tokens_details: Details | None = None
 
 
@@ -81,7 +84,7 @@ class Chunk(msgspec.Struct):
 
     choices: list[Choice] = []
     usage: Usage | None = None
-    prompt_token_ids: list[int] | None = None
+    prompt_token_ids: list[_Count] | None = None
     error: Any = None
 
 

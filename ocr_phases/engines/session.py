@@ -10,7 +10,7 @@ import re
 import signal
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
@@ -22,6 +22,7 @@ from PIL import Image
 from ocr_phases.engines import checks
 from ocr_phases.engines.answers import Answer, Stage, ask, metrics, server_times, spans_of
 from ocr_phases.engines.client import Server, ServerFailed
+from ocr_phases.engines.load import LoadResult, load_test
 from ocr_phases.errors import Interrupted, OcrPhasesError, Stopped, check_known, checked, public, stop_signals
 from ocr_phases.families import (
     DEEPSEEK_OCR,
@@ -144,6 +145,7 @@ class ServerSession:
         """
         self.last_run = None
         request = self._request(page, RunSettings(prompt=prompt, **settings))
+        more = request.repeats
         told, total = progress or (lambda done, total: None), request.warmup + request.repeats
         page_read = load_page(request.pages[0])
         url, first, runs, failed = _data_url(*page_read[:2]), 0.0, list[Repeat](), ""
@@ -155,6 +157,8 @@ class ServerSession:
                         notify = None if on_tokens is None else partial(on_tokens, max(number, -1))
                         run = self._once(self.body(request, url), notify)
                         first = first or run.answer.times[0]
+                        while number >= 0 and run.answer.untimed and more:  # a busy host joins tokens
+                            more, run = more - 1, self._once(self.body(request, url), None)
                         runs += [run] if number >= 0 else []
                     told(total, total)
                 except ServerFailed as error:
@@ -163,7 +167,8 @@ class ServerSession:
                     failed = str(error)
                 finally:
                     with stop_signals():  # they wait for the record
-                        self.last_run = self._record(request, page_read, runs, first) if runs else None
+                        kept = (request, page_read, runs, first, request.repeats - more)
+                        self.last_run = self._record(*kept) if runs else None
         except KeyboardInterrupt as signalled:
             raise Interrupted(self.last_run, *(signalled.args or (signal.SIGINT,))) from None
         if self.last_run is None:
@@ -174,6 +179,29 @@ class ServerSession:
             told_of = f"{len(runs)} of {count_text(request.repeats, 'repeat')}"
             self._add(checks.check("interrupted", "note", f"{told_of}{failed and ': '}{failed}"))
         return self.last_run
+
+    @checked(RunSettings)
+    def load_test(
+        self,
+        pages: Pages,
+        concurrency: Sequence[int] = (1, 2, 4, 8),
+        *,
+        rates: Sequence[float] = (),
+        requests: int | None = None,
+        progress: Callable[[str], None] = lambda level: None,
+        **settings: Any,
+    ) -> LoadResult:
+        """Ask for ``pages`` in turn, so many at once, and at ``rates`` in pages per minute.
+
+        A level has ``requests``, by default four for each at once, and at least each page. ``settings`` are
+        those of `RunSettings`. One page is read before, untimed. Raises as `run_inference` does.
+        """
+        each = pages if isinstance(pages, Sequence) and not isinstance(pages, str | bytes) else [pages]
+        asked = [self._request(page, RunSettings(**settings)) for page in each]
+        read = [_data_url(*load_page(request.pages[0])[:2]) for request in asked]
+        bodies = [partial(self.body, *pair) for pair in zip(asked, read, strict=True)]
+        ask(self.server, bodies[0]())
+        return load_test(self.server, bodies, concurrency, rates, requests, progress)
 
     # -- what is asked ----------------------------------------------------------------------------
 
@@ -253,90 +281,69 @@ class ServerSession:
         own = server_times(self.server, before)
         if not self.worker or (before and not own):
             return Repeat(answer, own, [])
-        sent = time.monotonic()
-        taken = msgspec.convert(self._rpc("ocr_take"), Taken)
-        back = time.monotonic()
-        away = (sent + back) / 2 - taken.now
-        if abs(away) <= (back - sent) / 2:  # one host has one clock
-            away = 0.0
-        stages = [
-            Stage(number, stage, (start + away - answer.begun) * 1e3, ms, tokens)
-            for number, stage, start, ms, tokens in taken.rows
-            if start + away >= answer.begun
-        ]
-        return Repeat(answer, own, stages)
+        with contextlib.suppress(ValueError, LookupError):  # an extension of another version
+            sent = time.monotonic()
+            taken = msgspec.convert(self._rpc("ocr_take"), Taken)
+            back = time.monotonic()
+            away = (sent + back) / 2 - taken.now
+            # One host has one clock.
+            away = 0.0 if abs(away) <= (back - sent) / 2 else away
+            calls = [(row, row[2] + away - answer.begun) for row in taken.rows]
+            stages = [Stage(row[0], row[1], begun * 1e3, *row[3:]) for row, begun in calls if begun >= 0]
+            return Repeat(answer, own, stages)
+        return Repeat(answer, own, [])
 
-    def _record(self, request: Request, page: tuple, runs: list[Repeat], first: float) -> PhaseRun:
+    def _record(
+        self, request: Request, page: tuple, runs: list[Repeat], first: float, left_out: int
+    ) -> PhaseRun:
         """The record of the finished repeats; what nobody told is not in it."""
-        image, _, name = page
-        answer, worker = runs[0].answer, self.worker
-        asked = self.family.preset(request.preset)
-        cut = checks.read_as(answer, asked, self.family, image.size)
-        preset, grid, count = cut
+        image, worker, answers = page[0], self.worker, [run.answer for run in runs]
+        answer, asked = answers[0], self.family.preset(request.preset)
+        preset, grid, count = cut = checks.read_as(answer, asked, self.family, image.size)
+        seen = [{stage.stage for stage in run.stages} for run in runs]
+        blind = sum(bool(stages) and not stages & {*VISION_STAGES} for stages in seen)
+        # What one repeat lacks would count as 0 in a median over all.
+        own, staged = all(run.own for run in runs), all(seen)
+        timed = not any(each.untimed for each in answers)
+        spans = [
+            row
+            for number, run in enumerate(runs)
+            for row in spans_of(
+                number, run.answer, run.own if own else {}, run.stages if staged else [], timed=timed
+            )
+        ]
         ids, texts = answer.tokens
-        kept = texts if request.return_text else [""] * len(ids)
-        blind = sum(
-            bool(run.stages) and not any(s.stage in VISION_STAGES for s in run.stages) for run in runs
-        )
-        answers = [run.answer for run in runs]
-        own = [*checks.own_checks(answers, first, request.infer, blind)]
+        texts = texts if request.return_text else [""] * len(ids)
+        length = answer.prompt_tokens or count + 1
         known = len(answer.logprobs) == len(ids)
         sure = [min(0.0, round(value, 3)) for value in answer.logprobs]
-        length = answer.prompt_tokens or count + 1
+        server: dict[str, Any] = {"engine": self.engine, "version": self.version, "url": self.server.url}
+        server |= {"settings": worker.get("settings"), "times": [run.own for run in runs]}
+        part = {"row": 0, "preset": preset.name, "grid": list(grid), "image_tokens": count}
+        part["text_tokens"] = length - count
+        part["valid_image_tokens"] = valid_image_tokens(preset, image.size, grid)
+        of_server = {"strategy": "server", "dtype": "unknown", "implementation": "server"}
+        of_worker = {name: worker[name] for name in ("dtype", "class") if name in worker}
+        made = {"preset": preset.name, "strategy": "server", "vision": "server", "batch": 1}
+        result = {"ids": ids, "token_texts": texts, "text": "".join(texts) if request.return_text else None}
+        result["finish_reason"] = "eos" if answer.finish == "stop" else answer.finish
+        shown = [*checks.own_checks(answers, first, request.infer, blind, staged, left_out)]
         return PhaseRun(
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             versions={self.engine: self.version, "ocr_phases": __version__, "code": code_hash()}
             | worker.get("versions", {}),
             device={"name": f"{self.engine} at {self.server.host}", "kind": "server"}
             | worker.get("device", {}),
-            model={
-                "name": self.model,
-                "dtype": worker.get("dtype", "unknown"),
-                "config": {},
-                "family": self.family.name,
-                "implementation": "server",
-                "class": worker.get("class"),
-                "strategy": "server",
-                "server": {
-                    "engine": self.engine,
-                    "version": self.version,
-                    "url": self.server.url,
-                    "settings": worker.get("settings"),
-                    "times": [run.own for run in runs],
-                },
-            },
-            pages=[
-                {
-                    **describe_page(*page, embed=request.embed_page),
-                    "row": 0,
-                    "preset": preset.name,
-                    "grid": list(grid),
-                    "image_tokens": count,
-                    "text_tokens": length - count,
-                    "valid_image_tokens": valid_image_tokens(preset, image.size, grid),
-                }
-            ],
-            request={
-                **request.described(),
-                "preset": preset.name,
-                "strategy": "server",
-                "vision": "server",
-                "repeats": len(runs),
-                "prefill_len": length,
-                "batch": 1,
-            },
-            results=[
-                {
-                    "ids": ids,
-                    "token_texts": kept,
-                    "text": "".join(kept) if request.return_text else None,
-                    "finish_reason": "eos" if answer.finish == "stop" else answer.finish,
-                }
-            ],
-            spans=make_spans([row for number, run in enumerate(runs) for row in spans_of(number, *run)]),
+            model={"name": self.model, "config": {}, "family": self.family.name, "server": server}
+            | of_server
+            | of_worker,
+            pages=[describe_page(*page, embed=request.embed_page) | part],
+            request=request.described() | made | {"repeats": len(runs), "prefill_len": length},
+            results=[result],
+            spans=make_spans(spans),
             memory={},
             cache={},
-            live_checks=[*own, checks.preset_check(asked, image.size, cut)],
+            live_checks=[*shown, checks.preset_check(asked, image.size, cut)],
             probabilities=[{"logprobs": sure, "margins": [None] * len(ids)}] if known else None,
         )
 

@@ -7,9 +7,11 @@ into the worker, whose methods a client calls by ``/collective_rpc`` (``VLLM_SER
 from __future__ import annotations
 
 import platform
+import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 #: vLLM's modules of each stage, as far as a model has them.
@@ -104,6 +106,13 @@ class Watch:
         return {"now": time.monotonic(), "rows": sorted(rows, key=lambda row: row[2])}
 
 
+def _processor() -> str:
+    """The CPU's name, as far as the system tells it."""
+    path = Path("/proc/cpuinfo")
+    named = re.search(r"model name\s*:\s*(.+)", path.read_text()) if path.exists() else None
+    return named[1].strip() if named else platform.machine()
+
+
 class Stages:
     """The methods that the worker gets; their names must be none of vLLM's."""
 
@@ -118,8 +127,7 @@ class Stages:
             named = {stage: getattr(model, name, None) for stage, name in MODULES.items()}
             self.ocr_watching = Watch({stage: each for stage, each in named.items() if each}, device)
             runner.execute_model = self.ocr_watching.around(runner.execute_model)
-        cuda = device.type == "cuda"
-        name = torch.cuda.get_device_name(device) if cuda else f"{platform.processor() or 'CPU'} (server)"
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
         return {
             "class": type(model).__name__,
             "dtype": str(config.model_config.dtype).removeprefix("torch."),

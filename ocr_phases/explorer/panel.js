@@ -5,6 +5,7 @@ const COLUMNS = [["label", "label"], ["page", "page"], ["model", "model"], ["pre
   ["prefill_ms", "prefill"], ["inter_token_ms", "a token"], ["tokens_per_s", "tokens/s"], ["cer", "CER"], ["energy_j", "energy"], ["created", "when"]];
 const WRITE = { prefill_ms: duration, inter_token_ms: duration, tokens_per_s: digits, cer: (part) => `${digits(100 * part)} %`, energy_j: (joule) => `${digits(joule)} J` };
 const FILES = "image/*,.pdf,.tif,.tiff,.json,.gz";
+const KEEPS = "data-lm-suppress-shortcuts"; // on what has the focus: JupyterLab takes no key of it
 const PATHS = "application/x-jupyter-icontents"; // what JupyterLab's file browser drags
 
 /** One choice of a few, as a row of buttons that is one stop of the Tab key. */
@@ -98,7 +99,7 @@ class Panel {
       "aria-label": name === "checks" ? "Checks" : null, "aria-labelledby": name === "checks" ? null : `${this.id}-${name}` }, ...inside)]));
     const dead = make("p", { class: "opx-dead", role: "alert" }, "Kernel restarted: run this cell");
     this.inside = make("div", { class: "opx-inside" }, this.bar, this.form, this.message, this.progress, this.head, this.switch.element, ...Object.values(this.panes), this.view.tip);
-    this.root = make("div", { class: "opx", tabindex: -1, "data-lm-suppress-shortcuts": "true" }, dead, this.inside);
+    this.root = make("div", { class: "opx", tabindex: -1 }, dead, this.inside);
     this.el.append(this.root);
   }
 
@@ -114,6 +115,7 @@ class Panel {
     };
     this.changes = Object.entries(draw).map(([name, call]) => [`change:${name}`, call]);
     this.changes.push(["msg:custom", (content, buffers) => content.to === this.id && this.answer(content, buffers)]);
+    this.changes.push(["comm_live_update", () => this.root.classList.add("opx-gone")]); // the kernel restarted
     for (const [name, call] of this.changes) model.on(name, call);
     Object.values(draw).forEach((call) => call());
     const on = (target, names, call, capture = false) => names.split(" ").forEach((name) => {
@@ -122,10 +124,11 @@ class Panel {
     });
     this.undo = [];
     on(window, "keydown", (event) => this.key(event), true); // before JupyterLab, which listens at the document
-    on(this.root, "dragover lm-dragenter lm-dragover", (event) => this.over(event));
-    on(this.root, "dragleave lm-dragleave", () => this.root.classList.remove("opx-over"));
-    on(this.root, "drop lm-drop", (event) => this.drop(event));
-    on(document, "paste", (event) => this.root.contains(event.target) && event.clipboardData.files.length && (this.take(event.clipboardData.files), event.preventDefault()), true);
+    const mine = (call) => (event) => this.root.contains(event.target) && call(event);
+    on(window, "dragover lm-dragenter lm-dragover", mine((event) => this.over(event)), true);
+    on(window, "dragleave lm-dragleave", () => this.root.classList.remove("opx-over"), true);
+    on(window, "drop lm-drop", mine((event) => this.drop(event)), true);
+    on(window, "paste", mine((event) => event.clipboardData.files.length && (this.take(event.clipboardData.files), event.preventDefault())), true);
   }
 
   fill(element, pieces) {
@@ -139,12 +142,20 @@ class Panel {
     const { fields, values, pages, folder, told, thumb } = this.model.get("form");
     if (!fields) return;
     const send = (name, value) => this.ask("form", { name, value });
+    // What a person is in is not made anew for what they changed in it themselves.
+    const shape = JSON.stringify([fields, pages, values.pages.length > 1, folder, told, this.typing]);
+    if (shape === this.shape) {
+      this.form.querySelector("img").src = thumb;
+      for (const select of this.quick.querySelectorAll("select"))
+        select.value = select.closest(".opx-field").dataset.name === "page" ? values.pages[0] : values[select.closest(".opx-field").dataset.name];
+      return;
+    }
+    this.shape = shape;
     const held = document.activeElement?.closest?.(".opx-field")?.dataset.name;
     const controls = Object.fromEntries(fields.map((field) => [field.name, this.field(field, values[field.name], send)]));
     const [first] = values.pages;
     const several = values.pages.length > 1 ? [["", `${values.pages.length} pages`]] : [];
-    const page = this.list_of("page", "Page", [...several, ...pages.map((name) => [name, name]), ["+", "choose files …"]], several.length ? "" : first,
-      (name) => (name === "+" ? this.file.click() : name && send("pages", [name])));
+    const page = this.list_of("page", "Page", [...several, ...pages.map((name) => [name, name])], several.length ? "" : first, (name) => name && send("pages", [name]));
     this.quick.replaceChildren(page, controls.model, controls.preset);
     const many = (name, label, options) => {
       const select = make("select", { multiple: true, size: 4, on: { change: () => send(name, [...select.selectedOptions].map((each) => each.value)) } },
@@ -231,8 +242,10 @@ class Panel {
 
   showBusy() {
     const busy = this.model.get("busy");
+    const held = [this.run, this.stop].includes(document.activeElement);
     this.run.disabled = busy;
     this.stop.disabled = !busy;
+    if (held) (busy ? this.stop : this.run).focus(); // what is disabled loses the keys
     for (const each of this.head.querySelectorAll("button.opx-next")) each.disabled = busy;
     if (busy && !this.form.hidden) this.unfold();
   }
@@ -270,10 +283,10 @@ class Panel {
     if (!head.title) return void this.head.replaceChildren();
     const bar = make("div", { class: "op" });
     bar.innerHTML = head.bar;
-    const badge = make("button", { type: "button", class: `opx-badge op-badge op-${head.verdict}`, title: "Show the checks", on: { click: () => this.view.set("view", "checks") } }, head.verdict);
+    const badge = make("button", { type: "button", class: `opx-badge op-badge op-${head.verdict}`, title: `${head.said} Click to see the checks.`, on: { click: () => this.view.set("view", "checks") } }, head.verdict);
     const next = head.next.map((label) => make("button", { type: "button", class: "opx-next", on: { click: () => this.ask("again", { label }) } }, label));
-    this.head.replaceChildren(make("p", { class: "opx-about" }, make("strong", {}, head.title), ` · ${head.about}`),
-      make("p", { class: "opx-headline" }, head.headline), bar, make("p", { class: "opx-status" }, badge, ` ${head.said} `, ...next));
+    this.head.replaceChildren(make("p", { class: "opx-about", title: head.subject }, make("strong", {}, head.title), ` · ${head.about}`),
+      make("p", { class: "opx-headline" }, head.headline), bar, make("p", { class: "opx-status" }, badge, head.verdict === "pass" ? "" : ` ${head.said}`, ...next));
     this.showBusy();
   }
 
@@ -376,19 +389,18 @@ class Panel {
 
   /** JupyterLab gets the save that waited for the picture. */
   save() {
-    this.root.removeAttribute("data-lm-suppress-shortcuts");
     const { ctrlKey, metaKey } = this.saving;
     this.saving = null;
     (this.root.contains(document.activeElement) ? document.activeElement : this.root).dispatchEvent(
       new KeyboardEvent("keydown", { key: "s", code: "KeyS", keyCode: 83, ctrlKey, metaKey, bubbles: true, cancelable: true }));
-    this.root.setAttribute("data-lm-suppress-shortcuts", "true");
   }
 
   key(event) {
     const { target } = event;
     if (!(target instanceof Element) || !this.root.contains(target)) return;
+    target.toggleAttribute(KEEPS, event.isTrusted);
     if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "s") {
-      if (!event.isTrusted || this.dead()) return;
+      if (!event.isTrusted || this.root.classList.contains("opx-gone")) return;
       event.preventDefault();
       event.stopImmediatePropagation();
       if (!this.saving) this.ask("save");
@@ -398,10 +410,6 @@ class Panel {
     } else if (this.view.root.contains(target)) {
       if (!event.defaultPrevented && this.view.key(event)) event.preventDefault();
     }
-  }
-
-  dead() {
-    return Boolean(this.root.closest(".jupyter-widgets-disconnected"));
   }
 
   close() {

@@ -515,7 +515,8 @@ def _head(record: Record) -> dict[str, Any]:
     checks = run_checks(run)
     return {
         "title": run_title(run),
-        "about": subject(run),
+        "about": f"{run.model['name']} · {run.device['name']}",
+        "subject": subject(run),
         "headline": headline(run),
         "bar": results.phase_bar(run),
         "verdict": worst_verdict(checks),

@@ -9,14 +9,13 @@ properties, which ``page.css`` and ``notebook.css`` set.
 
 from __future__ import annotations
 
-import base64
 import io
 import math
 import re
 import textwrap
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -28,6 +27,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.text import Text
 from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
 from matplotlib.transforms import ScaledTranslation
 
@@ -38,8 +38,8 @@ WIDTH = 10.0  # inches
 FIGURE_DPI = 100
 
 INK, MUTED, AXIS, FAINT = "#222222", "#666666", "#999999", "#d9d9d9"
+#: The colour of what has no meaning of its own: the time between stages, a device that waits.
 REST = "#8c8c8c"
-"""The colour of what has no meaning of its own: the time between stages, a device that waits."""
 BLUE, SKY, GREEN, PURPLE = "#0072b2", "#4a96d2", "#009e73", "#c56ba0"
 GOLD, ORANGE, VERMILLION, VIOLET, BROWN = "#b48c00", "#d9730d", "#d1373c", "#7568c8", "#8a6d5a"
 
@@ -58,11 +58,10 @@ STAGE_COLOURS = {
     "sampling": BROWN,
 }
 
+#: Begins what stands for a drawing where a viewer drops it: a report takes what is in front of it.
 STILL = '<div class="op-still">'
-"""Begins what stands for a drawing where a viewer drops it: a report takes what is in front of it."""
 
 _NO_DRAWING = "The drawing is in the HTML file beside this notebook. Trust or run the notebook to see it."
-_LARGEST_SVG = 300_000  # characters; a report holds about eight figures
 _DRAWING = threading.Lock()
 # The first is what texts are measured with, Verdana is as wide. matplotlib says the lines' ends in a style
 # sheet, which would reach the whole page, and leaves out the fill of what is black.
@@ -74,8 +73,8 @@ _LOOK = (
 _INKS = {"#000000": "ink", INK: "ink", MUTED: "muted", AXIS: "axis", FAINT: "grid", "#ffffff": "surface"}
 _INK = re.compile(rf"(fill|stroke): ({'|'.join(_INKS)})\b")
 
+#: The look of words on axes: as they stand, dollar signs in a file's name begin no formula.
 SMALL: dict[str, Any] = {"fontsize": 9, "color": INK, "parse_math": False}
-"""The look of words on axes: as they stand, dollar signs in a file's name begin no formula."""
 
 _SENTENCE_LINE = 52  # characters
 _LETTERS = 15.0  # of small type in an inch
@@ -93,13 +92,11 @@ class ShownFigure(Figure):
     @property
     def alt(self) -> str:
         """What the figure says: the titles of its axes, or the words on axes without one."""
-        said = [
-            axes.get_title("left") or " ".join(text.get_text() for text in axes.texts) for axes in self.axes
-        ]
-        return "; ".join(" ".join(text.split()) for text in said if text and not text.isspace())
+        said = [axes.get_title("left") or " ".join(map(Text.get_text, axes.texts)) for axes in self.axes]
+        return "; ".join(" ".join(text.split()) for text in said if text.strip())
 
-    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, Any]]:
-        return Picture(self, self.alt)._repr_mimebundle_()
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return Picture(self, self.alt).bundle()
 
 
 # -- shown and saved ----------------------------------------------------------------------------------
@@ -109,8 +106,8 @@ class ShownFigure(Figure):
 class Picture:
     """A figure and its text alternative: in a cell, a panel or a report.
 
-    A notebook and a report show the SVG, which follows their colours, unless thousands of marks made that
-    too large. A viewer that takes no SVG within HTML shows a still.
+    A notebook and a report show the SVG, which follows their colours. A viewer that takes no SVG within HTML
+    shows a still.
     """
 
     figure: Figure
@@ -121,21 +118,17 @@ class Picture:
         frame = {"class_": "figure drawn", "role": "group", "aria_label": self.alt, "tabindex": 0}
         return element("div", Html(figure_svg(self.figure, self.alt)), **frame)
 
-    def bundle(self, *, still: bool = True) -> tuple[dict[str, str], dict[str, Any]]:
-        """What a cell shows, by MIME type, and about it; without ``still`` words stand for the drawing."""
+    def bundle(self, *, still: bool = True) -> dict[str, str]:
+        """What a cell shows, by MIME type; without ``still`` words stand for the drawing."""
         alt, drawn = plain(self.alt), self.html()
-        width = round(self.figure.get_size_inches()[0] * FIGURE_DPI)  # CSS pixels
-        if len(drawn) > _LARGEST_SVG:
-            data = {"image/png": base64.b64encode(figure_png(self.figure)).decode(), "text/plain": alt}
-            return data, {"image/png": {"width": width, "alt": alt}}
         instead = Html(_NO_DRAWING)
         if still:
             png = data_address(figure_png(self.figure), "image/png")
-            instead = element("img", src=png, alt=alt, width=width)
+            instead = element("img", src=png, alt=alt, width=round(FIGURE_DPI * self.figure.get_figwidth()))
         theme = f"<style>{asset_text('notebook.css')}</style>"
-        return {"text/html": f"{drawn}{STILL}{instead}</div>{theme}", "text/plain": alt}, {}
+        return {"text/html": f"{drawn}{STILL}{instead}</div>{theme}", "text/plain": alt}
 
-    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, str], dict[str, Any]]:
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         return self.bundle()
 
 
@@ -206,14 +199,11 @@ def new_figure(
     ``grid`` is what `matplotlib.figure.Figure.subplots` takes. A figure of the caller that nothing lays out
     gets constrained layout: words beside the axes need room.
     """
-    if ax is None:
-        figure: Figure = blank_figure(height)
-        rows = -(-len(titles) // columns)
-        drawn = figure.subplots(rows, columns, squeeze=False, **grid).ravel().tolist()
-    else:
-        figure, drawn = figure_of(ax), [ax]
-        if figure.get_layout_engine() is None and ax.get_subplotspec() is not None:
-            figure.set_layout_engine("constrained")
+    figure: Figure = blank_figure(height) if ax is None else figure_of(ax)
+    rows = -(-len(titles) // columns)
+    drawn = [ax] if ax else figure.subplots(rows, columns, squeeze=False, **grid).ravel().tolist()
+    if figure.get_layout_engine() is None and drawn[0].get_subplotspec() is not None:
+        figure.set_layout_engine("constrained")
     for axes, title in zip(drawn, titles, strict=True):
         style_axes(axes, title)
     return figure, drawn
@@ -231,8 +221,6 @@ def style_axes(axes: Axes, title: str = "") -> None:
     axes.grid(visible=True, color=FAINT, linewidth=0.5)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=9.5, colors=MUTED, labelcolor=INK)
-    for label in (axes.xaxis.label, axes.yaxis.label):
-        label.set(fontsize=10, color=INK)
     # Its place given, matplotlib need not look for it above what is drawn: nothing is.
     look: Any = {"y": 1.0, "fontweight": "bold", "pad": 9, "wrap": True, **SMALL, "fontsize": 11.5}
     axes.set_title(title, loc="left", **look)
@@ -268,18 +256,18 @@ def legend_below(figure: Figure, keys: Sequence[Artist], ax: Axes | None = None)
     return figure
 
 
-def time_axis(axis: Axis, label: str = "", note: str = "") -> None:
-    """Name an axis of ms in the unit that suits its size, as `ms_text` would; after its limits are set.
+def name_axis(axis: Axis, label: str = "") -> None:
+    """Name an axis; ``(ms)`` in its label is a time, in the unit that suits its size, as `ms_text` would.
 
-    ``note`` comes behind the unit. Without a label each tick has its unit.
+    After its limits are set. Without a label it is a time, too, and each tick has its unit.
     """
     low, high = sorted(axis.get_view_interval())
     size = math.sqrt(low * high) if axis.get_scale() == "log" else high
     scale, unit = (1e3, "s") if size >= 1e3 else (1.0, "ms")
     behind = "" if label else f" {unit}"
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / scale:,g}{behind}"))
-    if label:
-        axis.set_label_text(f"{label} ({unit}){note}")
+    if "(ms)" in label or not label:
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / scale:,g}{behind}"))
+    axis.set_label_text(label.replace("(ms)", f"({unit})"))
 
 
 def byte_axis(axis: Axis, label: str) -> None:
@@ -291,11 +279,10 @@ def byte_axis(axis: Axis, label: str) -> None:
 
 # -- bars and lines -----------------------------------------------------------------------------------
 
+#: A part of a bar: where it starts, how long it is, its colour.
 Piece = tuple[float, float, Any]
-"""A part of a bar: where it starts, how long it is, its colour."""
-
+#: A bar: its name, its pieces, and words at the right end of the axes.
 Row = tuple[str, Sequence[Piece], str]
-"""A bar: its name, its pieces, and words at the right end of the axes."""
 
 
 def hbars(axes: Axes, rows: Sequence[Row]) -> None:
@@ -322,12 +309,11 @@ def row_axis(axes: Axes, names: Sequence[str]) -> None:
 
 
 class Chart(NamedTuple):
-    """Bars of time in ms: a title, rows of `hbars`, and what the axis says, with a note behind the unit."""
+    """Bars of time in ms: a title, rows of `hbars`, and the name of the axis (`name_axis`)."""
 
     title: str
     rows: Sequence[Row]
     label: str = ""
-    note: str = ""
 
 
 def bar_charts(
@@ -339,12 +325,13 @@ def bar_charts(
     figure, drawn = new_figure(whole, titles, ax, height_ratios=heights)
     for axes, chart in zip(drawn, charts, strict=True):
         hbars(axes, chart.rows)
-        time_axis(axes.xaxis, chart.label, chart.note)
+        name_axis(axes.xaxis, chart.label)
     return legend_below(figure, keys, ax) if keys else figure, drawn
 
 
-def stacked(parts: Sequence[tuple[float, str]]) -> list[Piece]:
-    """The pieces of a bar, given as lengths and colours, end to end."""
+def stacked(parts: Iterable[tuple[float, str]]) -> list[Piece]:
+    """The pieces of a bar, given as lengths and colours, end to end; none for what has no length."""
+    parts = [part for part in parts if part[0] > 0]
     ends = np.cumsum([length for length, _ in parts]).tolist()
     return [(end - length, length, colour) for end, (length, colour) in zip(ends, parts, strict=True)]
 
@@ -364,7 +351,6 @@ def lines(axes: Axes, at: pd.Series, times: pd.Series, *ends: pd.Series, band: s
     at = at.astype("float64").groupby(bunch).first()
     low, high = (each.groupby(bunch) for each in ends or (times, times))
     if (high.max() > low.min()).any():
-        shade = {"color": look["color"], "alpha": 0.22, "linewidth": 0, "label": band}
-        axes.fill_between(at, low.min(), high.max(), **shade)
+        axes.fill_between(at, low.min(), high.max(), color=look["color"], alpha=0.22, linewidth=0, label=band)
     look = {"linewidth": 1.4, "marker": "o" if len(at) < _FEW else "", **look}
     axes.plot(at, times.groupby(bunch).median(), **look)

@@ -36,9 +36,9 @@ from ocr_phases.show.figures import (
     figure_of,
     figure_png,
     legend_below,
+    name_axis,
     sentence_figure,
     style_axes,
-    time_axis,
 )
 from ocr_phases.show.web import Html, element, fragment, note, pictures_html, printable, table_html
 from ocr_phases.text import count_text, ms_text, percent_text
@@ -244,7 +244,7 @@ def draw_boxes(
         style_axes(axes)
         scale = ScalarMappable(Normalize(0, slowest), _SCALE)
         figure.colorbar(scale, cax=axes, orientation="horizontal").outline.set_visible(False)
-        time_axis(axes.xaxis, "decode time per region", told)
+        name_axis(axes.xaxis, f"decode time per region (ms){told}")
     if dashed:
         legend_below(figure, [Patch(fill=False, edgecolor=INK, linestyle="--", label=UNCERTAIN_TEXT)])
     key = Image.open(io.BytesIO(figure_png(figure, dpi)))
@@ -350,8 +350,8 @@ def region_tables_html(run: PhaseRun) -> Html:
 def regions_html(table: pd.DataFrame) -> Html:
     """`ocr_phases.analyse.regions.regions_of` as a table, the costliest region first.
 
-    Columns with only usual values (boxes, repaired, uncertain) are left out, and
-    probabilities where the record has none.
+    Columns with only usual values (boxes, repaired, uncertain) are left out, and probabilities where the
+    record has none.
     """
     table = table.sort_values("decode_ms", ascending=False, kind="stable")
     marked = table[table["region"] != PREAMBLE]
@@ -389,7 +389,7 @@ def plot_region_types(run: PhaseRun, row: int = 0, *, ax: Axes | None = None) ->
         rows.append((printable(label).replace("_", " ") + count, [(0.0, ms, colour)], told))
     of_row = f" of row {row + 1}" if len(run.results) > 1 else ""
     title = f"Decode time by type of region{of_row}, {ms_text(types['decode_ms'].sum())} in all"
-    return bar_charts([Chart(title, rows, "decode time")], ax)[0]
+    return bar_charts([Chart(title, rows, "decode time (ms)")], ax)[0]
 
 
 def plot_page(

@@ -54,11 +54,11 @@ from ocr_phases.show.figures import (
     hbars,
     legend_below,
     lines,
+    name_axis,
     new_figure,
     sentence_figure,
     stacked,
     style_axes,
-    time_axis,
 )
 from ocr_phases.show.page import printable
 from ocr_phases.text import bytes_text, count_text, ms_text, percent_text, stage_name
@@ -74,10 +74,8 @@ _CAUSES = {
     "device": ("the launch was there", REST),
 }
 _SOURCES = {"cuda_peak_allocated": "allocated on the device", "process_high_water_mark": "whole process"}
-_ROOFS: dict[str, Any] = {
-    "measured": {"color": INK, "linewidth": 1.6},
-    "datasheet": {"color": MUTED, "linewidth": 1.2, "linestyle": (0, (6, 3))},
-}
+#: Colour, width and style of the line of a ceiling, by its source.
+_ROOFS: dict[str, Any] = {"measured": (INK, 1.6, "-"), "datasheet": (MUTED, 1.2, (0, (6, 3)))}
 _MARKERS = {"global": "o", "local": "s", "": "D"}
 
 
@@ -128,7 +126,7 @@ def plot_token_latency(
     _mark(axes, steps[(high > top) & ~slow], top, 6, ORANGE, "spread ends above")
     _mark(axes, steps[slow], table.loc[slow, "device_ms"].clip(upper=top), 6, INK, "outlier")
     _name_slowest(axes, table[slow].nlargest(_NAMED_OUTLIERS, "device_ms").sort_values("step"))
-    time_axis(axes.yaxis, "time")
+    name_axis(axes.yaxis, "time (ms)")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     return legend_below(figure, axes.get_legend_handles_labels()[0], ax)
 
@@ -189,13 +187,13 @@ def plot_vision_stages(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
     title = f"Vision is {percent_text(run['vision_share'])} of a prefill of {ms_text(whole)}"
     several = len(run.repeats) > 1
     note = f", line: {' to '.join(spread_names(len(run.repeats)))} over repeats" if several else ""
-    figure, (axes,) = bar_charts([Chart(title, rows, "time", note)], ax)
+    figure, (axes,) = bar_charts([Chart(title, rows, f"time (ms){note}")], ax)
     if several:
         low, middle, high = (large[f"device_ms{end}"].to_numpy() for end in ("_p10", "", "_p90"))
         look: Any = {"elinewidth": 1.3, "capsize": 4, "capthick": 1.3, "ecolor": INK, "fmt": "none"}
         axes.errorbar(middle, range(len(middle)), xerr=(middle - low, high - middle), **look)
         axes.set_xlim(0, 1.02 * axes.dataLim.xmax or 1.0)
-        time_axis(axes.xaxis, "time", note)
+        name_axis(axes.xaxis, f"time (ms){note}")
     return figure
 
 
@@ -236,7 +234,7 @@ def plot_spans(spans: pd.DataFrame, note: str = "") -> Figure:
     if len(early) < len(spans):
         tail = f", {count_text(len(steps), 'decode step')}" if len(steps) else ""
         charts.append(Chart(f"The whole run, {ms_text(spans['end_ms'].max())}{tail}", _phase_lanes(spans)))
-    charts[-1] = charts[-1]._replace(label="time since the start")
+    charts[-1] = charts[-1]._replace(label="time since the start (ms)")
     figure, drawn = bar_charts(charts)
     if len(steps) > 1:
         scale = figure.colorbar(_step_scale(steps["device_ms"]), ax=drawn[-1], label="step (ms)")
@@ -251,21 +249,19 @@ def _phase_lanes(spans: pd.DataFrame) -> list[Row]:
     for phase in (name for name in PHASES if (spans["phase"] == name).any()):
         own = spans[spans["phase"] == phase]
         whole, steps = (own[own["stage"] == stage] for stage in (phase, "decode_step"))
-        pieces = next(part for part in (steps, whole, own) if len(part))
-        took = whole if len(whole) else pieces
-        lanes.append((phase, _lane(phase, pieces)[1], ms_text(took["device_ms"].sum())))
+        name, pieces, text = _lane(phase, next(part for part in (steps, whole, own) if len(part)))
+        lanes.append((name, pieces, ms_text(whole["device_ms"].sum()) if len(whole) else text))
     return lanes
 
 
 def _lane(name: str, spans: pd.DataFrame) -> Row:
     """Spans as a bar, each where it lies, and their sum; decode steps in the colour of their time."""
-    bunches_of = spans.groupby(bunches(len(spans)))
-    starts, slowest = bunches_of["device_start_ms"].min(), bunches_of["device_ms"].max()
-    lengths = bunches_of["end_ms"].max() - starts
+    bunch = spans.groupby(bunches(len(spans)))
+    starts, lengths = bunch["device_start_ms"].min(), bunch["end_ms"].max() - bunch["device_start_ms"].min()
+    colours = bunch["stage"].first().map(STAGE_COLOURS | PHASE_COLOURS).fillna(ORANGE).tolist()
     if len(spans) > 1 and (spans["stage"] == "decode_step").all():
-        colours = [to_hex(each) for each in _step_scale(spans["device_ms"]).to_rgba(slowest.to_numpy())]
-    else:
-        colours = spans["stage"].map(STAGE_COLOURS | PHASE_COLOURS).fillna(ORANGE).tolist()
+        slowest = bunch["device_ms"].max().to_numpy()
+        colours = [to_hex(each) for each in _step_scale(spans["device_ms"]).to_rgba(slowest)]
     return name, list(zip(starts, lengths, colours, strict=True)), ms_text(spans["device_ms"].sum())
 
 
@@ -335,7 +331,7 @@ def plot_kernels(run: PhaseRun) -> Figure:
             rows.append((name, stacked([(busy, GREEN), (wall - busy, FAINT)]), told))
         if rows:
             title = f"{unit.capitalize()} is {stages['verdict'].iloc[0]}"
-            charts.append(Chart(title, rows, "time in the timed runs"))
+            charts.append(Chart(title, rows, "time in the timed runs (ms)"))
     if not charts:
         return sentence_figure("The profiler saw no kernel in the stages of this run.")
     keys = [Patch(color=GREEN, label="the GPU works"), Patch(fc=FAINT, ec=REST, label="the GPU waits")]
@@ -359,13 +355,12 @@ def plot_idle_gaps(run: PhaseRun) -> Figure:
         if stage in wholes.index:  # else the timed runs have no such stage
             busy, wall = wholes["busy_ms"][stage], wholes["wall_ms"][stage]
             title = f"{unit.capitalize()} is idle for {of_text(max(0.0, wall - busy), wall)}"
-        told = f": {gaps['gaps'].sum():,.0f} gaps, {ms_text(idle.sum())}"
         rows = [
-            (name, [(0.0, ms, colour)], ms_text(ms))
+            (name, [(0.0, idle.get(cause, 0.0), colour)], ms_text(idle.get(cause, 0.0)))
             for cause, (name, colour) in _CAUSES.items()
-            for ms in [idle.get(cause, 0.0)]
         ]
-        charts.append(Chart(title, rows, "idle time under the profiler", told))
+        told = f"{gaps['gaps'].sum():,.0f} gaps, {ms_text(idle.sum())}"
+        charts.append(Chart(title, rows, f"idle time under the profiler (ms): {told}"))
     if not charts:
         return sentence_figure("The device was never idle between two kernels.")
     return bar_charts(charts)[0]
@@ -397,7 +392,8 @@ def plot_roofline(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
         at = np.asarray([ends[0], ridge, ends[1]])
         rates = f"{rate_text(roof.bandwidth_bytes_per_s)}B/s, {rate_text(roof.flops_per_s)}FLOP/s"
         label = f"{roof.name if ax is None else roof.source}: {rates}"
-        axes.plot(at, _roof(roof, at), label=label, **_ROOFS[roof.source])
+        colour, width, style = _ROOFS[roof.source]
+        axes.plot(at, _roof(roof, at), color=colour, linewidth=width, linestyle=style, label=label)
     colours = points["stage"].map(STAGE_COLOURS).fillna(ORANGE).tolist()
     over = _roof(ceilings, points["intensity"])
     axes.vlines(points["intensity"], points["rate"], over, colours, linestyle=":", linewidth=1.1, zorder=1.5)

@@ -35,17 +35,17 @@ from ocr_phases.show.figures import (
     STAGE_COLOURS,
     VERMILLION,
     Chart,
-    Row,
     bar_charts,
     byte_axis,
     figure_of,
     legend_below,
     lines,
+    name_axis,
     new_figure,
     row_axis,
     sentence_figure,
     stacked,
-    time_axis,
+    style_axes,
 )
 from ocr_phases.show.page import printable
 from ocr_phases.text import count_text, ms_text, percent_text, stage_name
@@ -73,18 +73,19 @@ _METRICS = {
     "wer": "word error rate",
 }
 UNJUDGED = (INCONCLUSIVE, NOISY, "n/a", "")
-_VERDICTS: dict[str, tuple[str, Sequence[str]]] = {
-    "faster or less": (BLUE, ("faster", "less")),
-    "slower or more": (VERMILLION, ("slower", "more")),
-    "equivalent: the interval is inside the margin": (GREEN, (EQUIVALENT,)),
-    "no verdict, or inconclusive": (MUTED, UNJUDGED),
-    "": (MUTED, (EQUAL, "different")),
+#: Colour, its fill and the line of a metric with one of these verdicts, by what the key says.
+_VERDICTS: dict[str, Any] = {
+    "faster or less": (BLUE, BLUE, "-", ("faster", "less")),
+    "slower or more": (VERMILLION, VERMILLION, "-", ("slower", "more")),
+    "equivalent: the interval is inside the margin": (GREEN, GREEN, "-", (EQUIVALENT,)),
+    "no verdict, or inconclusive": (MUTED, "white", ":", UNJUDGED),
+    "": (MUTED, MUTED, "-", (EQUAL, "different")),
 }
 
 _FLOORS = {"Prefill": ("prefill_ms", "prefill_floor_ms"), "Decode step": ("inter_token_ms", "step_floor_ms")}
 _COSTS: dict[str, tuple[str, Callable[[Axis, str], Any], str]] = {
-    "page_ms": ("Time per page", time_axis, "from file to last token"),
-    "prompt_tokens": ("Prompt tokens", Axis.set_label_text, "tokens, image and text"),
+    "page_ms": ("Time per page", name_axis, "from file to last token (ms)"),
+    "prompt_tokens": ("Prompt tokens", name_axis, "tokens, image and text"),
     "peak_bytes": ("Peak memory", byte_axis, "largest of any phase"),
 }
 LOST = {"edit_distance": "edit distance to the truth", "agreement": "distance to the reference"}
@@ -115,24 +116,24 @@ def plot_prefill_stages(
     if not known:
         return sentence_figure("None of these records has a prefill of its own.", ax)
     tables = [stage_table(run).query("phase == 'prefill'") for run, _ in known]
-    times = pd.DataFrame([table.groupby("stage")["device_ms"].sum() for table in tables])
-    whole = times["prefill"].to_numpy()
+    times = pd.DataFrame([table.groupby("stage")["device_ms"].sum().to_dict() for table in tables])
+    whole = times["prefill"]
     times = times.reindex(columns=PREFILL_STAGES).dropna(axis="columns", how="all").fillna(0.0)
     times["between stages"] = (whole - times.sum(axis="columns")).clip(lower=0.0)
+    words = whole.map(ms_text).tolist()
+    if share:
+        times = 100.0 * times.div(whole, axis="index")
+        words = [f"vision {percent_text(run['vision_share'])}" for run, _ in known]
     colours = {str(stage): STAGE_COLOURS.get(str(stage), FAINT) for stage in times}
-    rows: list[Row] = []
-    for (run, label), took, lengths in zip(known, whole, times.to_numpy(), strict=True):
-        scale, told = 1.0, ms_text(took)
-        if share:
-            scale, told = 100.0 / took, f"vision {percent_text(run['vision_share'])}"
-        parts = zip(scale * lengths, colours.values(), strict=True)
-        pieces = stacked([(length, colour) for length, colour in parts if length > 0])
-        rows.append((printable(label, LONGEST_LABEL), pieces, told))
+    rows = [
+        (printable(label, LONGEST_LABEL), stacked(zip(lengths, colours.values(), strict=True)), told)
+        for (_, label), lengths, told in zip(known, times.to_numpy(), words, strict=True)
+    ]
     keys = []
     for colour in dict.fromkeys(colours.values()):
         name = " or ".join(stage_name(stage) for stage in colours if colours[stage] == colour)
         keys.append(Patch(fc=colour, ec=REST if colour == FAINT else colour, label=name))
-    figure, (axes,) = bar_charts([Chart("Prefill, stage by stage", rows, "time")], ax, keys)
+    figure, (axes,) = bar_charts([Chart("Prefill, stage by stage", rows, "time (ms)")], ax, keys)
     if share:
         axes.set(xlabel="part of the prefill (%)", xticks=range(0, 101, 20))
     return figure
@@ -170,13 +171,11 @@ def plot_ratios(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
         names = table["run"].map(lambda run: printable(run, LONGEST_LABEL)) + "  " + names
     row_axis(axes, names.tolist())
     keys = []
-    for words, (colour, verdicts) in _VERDICTS.items():
-        rows, unsure = table[table["verdict"].isin(verdicts)], verdicts is UNJUDGED
-        look: Any = {"linestyle": ":", "linewidth": 1.2} if unsure else {"linewidth": 2.2}
-        axes.hlines(rows.index, rows["ratio_low"], rows["ratio_high"], color=colour, **look)
-        look = {"color": colour, "markersize": 5.5, "mfc": "white" if unsure else colour, "label": words}
-        key = axes.plot(rows["ratio"], rows.index, "o", **look)
-        keys += key if words and (len(rows) or not unsure) else []
+    for words, (colour, face, style, verdicts) in _VERDICTS.items():
+        rows = table[table["verdict"].isin(verdicts)]
+        axes.hlines(rows.index, rows["ratio_low"], rows["ratio_high"], colour, style, linewidth=1.8)
+        key = axes.plot(rows["ratio"], rows.index, "o", color=colour, ms=5.5, mfc=face, label=words)
+        keys += key if words and (len(rows) or verdicts is not UNJUDGED) else []
     axes.axvline(1.0, color=INK, linewidth=1.0, zorder=1)
     values = table[["ratio", "ratio_low", "ratio_high"]].to_numpy(np.float64)
     low, high = min(1.0, np.nanmin(values)), max(1.0, np.nanmax(values))
@@ -198,8 +197,9 @@ def plot_prefill(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     if table.empty:
         return sentence_figure("No cell has a prefill to draw.", ax)
     cells = ["model", "vision", "batch"]
-    names = ("Prefill over the length of the prompt", "prompt tokens of a row", "prefill")
-    axes = _curves(table, cells, ["vision", "batch"], ("prefill_len", "prefill_ms"), names, ax)
+    names = {"prefill_len": "prompt tokens of a row", "prefill_ms": "prefill (ms)"}
+    title = "Prefill over the length of the prompt"
+    axes = _curves(table, title, names, cells, ["vision", "batch"], ax)
     axes.set_xlim(left=0)
     return figure_of(axes)
 
@@ -232,8 +232,8 @@ def plot_throughput(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     table = _models_named(_longest(table)).drop_duplicates([*cells, "batch"]).sort_values("batch")
     first = table.groupby(cells)[["tokens_per_s", "batch"]].transform("first")
     table["linear"] = first["tokens_per_s"] / first["batch"] * table["batch"]
-    names = ("Throughput over the batch size", "batch size (rows)", "decode, all rows (tokens/s)")
-    axes = _curves(table, cells, ["strategy", "preset"], ("batch", "tokens_per_s"), names, ax)
+    names = {"batch": "batch size (rows)", "tokens_per_s": "decode, all rows (tokens/s)"}
+    axes = _curves(table, "Throughput over the batch size", names, cells, ["strategy", "preset"], ax)
     axes.set_xscale("log", base=2)
     axes.set_xticks(batches, list(map(str, batches)))
     return figure_of(axes)
@@ -257,7 +257,7 @@ def plot_floors(table: pd.DataFrame) -> Figure:
             axes.annotate(times_text(ms / least), (ms, place), (7, 0), **beside)
         if len(known):
             _log_axis(axes.xaxis, floor.min() / 1.6, measured.max() * 6)
-            time_axis(axes.xaxis, "time")
+            name_axis(axes.xaxis, "time (ms)")
     return legend_below(figure, panels[0].get_legend_handles_labels()[0])
 
 
@@ -337,8 +337,8 @@ def _draw_frontier(axes: Axes, points: pd.DataFrame, cost: str) -> None:
         axes.annotate(name, (x, y), (7, -13 if turn else 5), textcoords="offset points", **SMALL)
     axes.set_xlim(0, 1.28 * points[cost].max())
     axes.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 2.5, 5, 10]))
-    _, name_axis, label = _COSTS[cost]
-    name_axis(axes.xaxis, label)
+    _, named_by, label = _COSTS[cost]
+    named_by(axes.xaxis, label)
 
 
 def plot_compression(pages: pd.DataFrame, lost: str = "edit_distance") -> Figure:
@@ -359,8 +359,7 @@ def plot_compression(pages: pd.DataFrame, lost: str = "edit_distance") -> Figure
         look: dict[str, Any] = {"color": colour, "alpha": 0.7, "mew": 0, "label": label}
         axes.plot(rows["compression"], rows["lost"], marker, rasterized=len(known) > _MOST_MARKERS, **look)
     axes.set(xlabel="compression: generated tokens over image tokens", ylabel=f"{LOST[lost]} (%)")
-    axes.set_xlim(left=0)
-    axes.set_ylim(bottom=-1)
+    axes.set(xlim=(0, None), ylim=(-1, None))
     return legend_below(figure, axes.get_legend_handles_labels()[0])
 
 
@@ -369,26 +368,25 @@ def plot_distributions(pages: pd.DataFrame) -> Figure:
 
     A dashed line is the median, the title names it; p10 and p90 stand below. Missing values are left out.
     """
-    values = pages[list(_PANELS)].astype("float64")
-    ends = values.quantile([0.1, 0.5, 0.9])
-    told = {name: [text(each) for each in ends[name].dropna()] for name, (_, text, _) in _PANELS.items()}
-    titles = [f"{row[0]}: {told[column][1] if told[column] else 'none'}" for column, row in _PANELS.items()]
-    figure, panels = new_figure(5.4, titles, columns=2)
-    for axes, (column, (_, text, colour)) in zip(panels, _PANELS.items(), strict=True):
+    figure, panels = new_figure(5.4, [""] * len(_PANELS), columns=2)
+    for axes, (column, (name, text, colour)) in zip(panels, _PANELS.items(), strict=True):
+        values = pages[column].astype("float64").dropna()
+        low, median, high = values.quantile([0.1, 0.5, 0.9])
+        style_axes(axes, f"{name}: {text(median) if len(values) else 'none'}")
         axes.set_ylabel("pages")
-        if not told[column]:
+        if values.empty:
             axes.set(xticks=[], yticks=[])
             continue
-        bins = min(_MOST_BINS, max(8, round(values[column].count() ** 0.5) * 2))
-        axes.hist(values[column].dropna(), bins, color=colour, edgecolor="white", linewidth=0.6)
-        axes.axvline(ends[column][0.5], color=INK, linewidth=1.1, linestyle="--")
+        bins = min(_MOST_BINS, max(8, round(len(values) ** 0.5) * 2))
+        axes.hist(values, bins, color=colour, edgecolor="white", linewidth=0.6)
+        axes.axvline(median, color=INK, linewidth=1.1, linestyle="--")
         axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=column == "tokens"))
         if column.endswith("_ms"):
-            time_axis(axes.xaxis)
+            name_axis(axes.xaxis)
         else:
             axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _, text=text: text(value)))
-        axes.set_xlabel(f"p10 {told[column][0]}, p90 {told[column][2]}")
+        axes.set_xlabel(f"p10 {text(low)}, p90 {text(high)}")
     return figure
 
 
@@ -399,25 +397,20 @@ def _decode_curves(curves: pd.DataFrame, ways: list[str], ax: Axes | None) -> Fi
     if curves.empty:
         return sentence_figure("There are no decode steps to draw.", ax)
     title = "Decode step over the length of the sequence: medians and spread"
-    names = (title, "sequence of a row: prompt and generated (tokens)", "decode step")
-    return figure_of(_curves(curves, ["cell"], ways, ("cache_len", "device_ms"), names, ax))
+    names = {"cache_len": "sequence of a row: prompt and generated (tokens)", "device_ms": "decode step (ms)"}
+    return figure_of(_curves(curves, title, names, ["cell"], ways, ax))
 
 
 def _curves(
-    table: pd.DataFrame,
-    cells: list[str],
-    ways: list[str],
-    columns: tuple[str, str],
-    names: tuple[str, str, str],
-    ax: Axes | None,
+    table: pd.DataFrame, title: str, names: dict[str, str], cells: list[str], ways: list[str], ax: Axes | None
 ) -> Axes:
     """A figure of one column over another, a line a value of ``cells``, with its spread where it is known.
 
-    Lines are told apart by ``ways`` (`_told_apart`); `_DOTTED` columns are dotted. ``names`` are the title
-    and those of the axes. The vertical scale follows the bulk of each line.
+    Lines are told apart by ``ways`` (`_told_apart`); `_DOTTED` columns are dotted. ``names`` are those of the
+    two columns, the horizontal one first. The vertical scale follows the bulk of each line.
     """
-    figure, (axes,) = new_figure(4.2, names[:1], ax)
-    (x, y), (_, x_name, y_name) = columns, names
+    figure, (axes,) = new_figure(4.2, [title], ax)
+    x, y = names
     table, keys = _told_apart(table, ways)
     dotted = [name for name in _DOTTED if name in table and table[name].notna().any()]
     for _, rows in table.groupby(cells, sort=False):
@@ -439,11 +432,8 @@ def _curves(
     if low > 0 and high / low > _WIDE:
         _log_axis(axes.yaxis, low / 1.6, high * 2.0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel(x_name)
-    if y.endswith("_ms"):
-        time_axis(axes.yaxis, y_name)
-    else:
-        axes.set_ylabel(y_name)
+    name_axis(axes.xaxis, names[x])
+    name_axis(axes.yaxis, names[y])
     legend_below(figure, keys, ax)
     return axes
 
@@ -490,8 +480,7 @@ def _name_presets(axes: Axes, table: pd.DataFrame, column: str) -> None:
     """Each preset's name above where it begins on the horizontal axis; neighbours share a place."""
     starts = table.groupby("preset")[column].min().sort_values()
     near = (starts.diff() > _NAMES_APART * table[column].max()).cumsum()
-    for start in starts:
-        axes.axvline(start, color=FAINT, linewidth=0.9, zorder=0)
+    axes.vlines(starts, 0, 1, FAINT, linewidth=0.9, zorder=0, transform=axes.get_xaxis_transform())
     for _, group in starts.groupby(near):
         look: Any = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "va": "top"}
         axes.annotate(", ".join(group.index), (group.iloc[0], 1), (3, -4), **look, **SMALL | {"color": MUTED})
