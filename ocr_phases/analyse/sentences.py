@@ -125,7 +125,9 @@ def _words(run: PhaseRun) -> dict[str, Any]:
     cache = f"{bytes_text(each)} a token" if each else "at its largest"
     if figures["energy_j"]:
         meter = run.device["conditions"]["energy"]
-        figures["thousand_tokens_j"] = figures["energy_j"] / sum(len(row["ids"]) for row in run.results) * 1000
+        figures["thousand_tokens_j"] = (
+            figures["energy_j"] / sum(len(row["ids"]) for row in run.results) * 1000
+        )
         figures["idle_share"] = meter["idle_w"] * meter["seconds"] / len(run.repeats) / figures["energy_j"]
     return figures | {
         "tokens": tokens,
