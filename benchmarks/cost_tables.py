@@ -19,7 +19,7 @@ from ocr_phases.analyse.cost import (
     stage_cost,
     vision_calls,
 )
-from ocr_phases.families import DEEPSEEK_OCR, FAMILIES, PRESETS
+from ocr_phases.families import DEEPSEEK_OCR, FAMILIES
 from ocr_phases.inputs.views import image_token_count
 
 PUBLISHED = FAMILIES[DEEPSEEK_OCR].config
@@ -82,7 +82,7 @@ def presets() -> list[tuple[str, ...]]:
     """Rows of each preset's prefill cost, at full size in bfloat16."""
     rows = []
     for name, grid in GRIDS:
-        prompt = image_token_count(PRESETS[name], grid) + TEXT_TOKENS
+        prompt = image_token_count(FAMILIES[DEEPSEEK_OCR].presets[name], grid) + TEXT_TOKENS
         table = stage_cost(prefill_cost(PUBLISHED, prompt_len=prompt, views=vision_calls(name, [grid])))
         flops = table.groupby("stage")["flops"].sum()
         read = table["bytes"].sum()

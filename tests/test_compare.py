@@ -286,6 +286,7 @@ def test_every_shape_is_compared_and_drawn(shape: str) -> None:
 )
 def test_another_model_is_said(change: dict[str, str], sentence: str) -> None:
     base = make_run()
+    base = dataclasses.replace(base, model=base.model | {"revision": "sha256:0"})
     runs = [base, dataclasses.replace(base, model=base.model | change)]
     assert sentence in Comparison(runs).verdict
     assert sentence not in Comparison([base, base]).verdict

@@ -81,10 +81,16 @@ def test_the_forms_that_users_report(text, cut, times):
         pytest.param("".join(f"Part {n} {'. ' * 70}{n * 12}\n" for n in range(1, 12)), id="dot leaders"),
         pytest.param("".join(f"- item {n}\n" for n in range(40)), id="a list"),
         pytest.param("Signed: " + "_" * 300, id="a line to write on"),
+        pytest.param("Pi is 3." + "".join(str(n * n % 97 % 10) for n in range(96)), id="many digits"),
     ],
 )
 def test_what_repeats_correctly_is_no_finding(text):
     assert told(text) == []
+
+
+def test_a_digit_without_an_end_is_a_loop():
+    ((start, stop, period, times),) = find_repetitions(["It", " is", " ", *"7" * 200], cut=True)
+    assert (start, stop, period, times) == (3, 203, 1, 200)
 
 
 def test_whatever_the_limit_cuts_is_a_loop():

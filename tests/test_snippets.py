@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 #: Snippets that need what is not here, by page and place in it.
 SKIPPED = {
     ("batch.md", 0): "a SLURM cluster",
+    ("engines.md", 0): "a server",
     ("families.md", 0): "a model of the family",
     ("vendor.md", 0): "the published weights",
     ("vendor.md", 1): "the published weights",

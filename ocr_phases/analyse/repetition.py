@@ -36,8 +36,8 @@ _NUMBERED_IN_TABLE: _Rule = ((16, 4),)
 _MARKUP = re.compile(r"<\|ref\|>.*?<\|/ref\|>|<[^<>]*>", re.DOTALL)
 #: A word, or a character of a script that writes without spaces.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\d_]+")
-#: A box or a number; an id without a text is written ``<id>``, and is none.
-_VARIES = re.compile(r"<\|det\|>[^<]*<\|/det\|>|(?<![<\d])\d+(?:[.,]\d+)*")
+#: A box, or a number of at most 15 digits; an id without a text is written ``<id>``, and is none.
+_VARIES = re.compile(r"<\|det\|>[^<]*<\|/det\|>|(?<![<\d])\d{1,15}(?!\d)(?:[.,]\d{1,15}(?!\d))*")
 
 
 class Repetition(NamedTuple):
@@ -120,14 +120,17 @@ def _units(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
     A unit is a token; a number or a box is one, however many tokens it takes and whatever it says.
     """
-    starts = list(accumulate(map(len, texts), initial=0))[:-1]
-    inside = np.zeros(sum(map(len, texts)) + 1, dtype=bool)  # characters of a number or box, but its first
+    starts = list(accumulate(map(len, texts), initial=0))
+    begins, inside = np.zeros((2, starts[-1] + 1), dtype=bool)
     for varies in _VARIES.finditer("".join(texts)):
+        begins[varies.start()] = True
         inside[varies.start() + 1 : varies.end()] = True
-    firsts = [number for number, start in enumerate(starts) if not inside[start]]
-    said = ["".join(texts[first:end]) for first, end in pairwise([*firsts, len(texts)])]
-    alike = np.array([_VARIES.sub("0", each) for each in said], dtype=object)
-    return np.array(firsts, dtype=np.int64), pd.factorize(alike)[0]
+    firsts = [number for number, start in enumerate(starts[:-1]) if not inside[start]]
+    alike = []
+    for first, end in pairwise([*firsts, len(texts)]):
+        said = "".join(texts[first:end])
+        alike.append(_VARIES.sub("0", said) if begins[starts[first] : starts[end]].any() else said)
+    return np.array(firsts, dtype=np.int64), pd.factorize(np.array(alike, dtype=object))[0]
 
 
 def _periodic(keys: np.ndarray, period: int) -> Iterator[tuple[int, int]]:
