@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -128,6 +129,7 @@ class Explorer(anywidget.AnyWidget):
         self._tasks: set[asyncio.Task[None]] = set()
         self._due: asyncio.TimerHandle | None = None
         self._stopped = False
+        self._home = _loop()  # of the thread that signals reach
         self._current: Record | None = None
         self._before: PhaseRun | None = None  # drawn faintly under the curve of what repeats it
         self.rows = [*(Record(run) for run in reversed(runs)), *reversed(MEASURED)]
@@ -445,7 +447,10 @@ class Explorer(anywidget.AnyWidget):
     async def _watched(self, asked: Asked) -> PhaseRun:
         """Measure, telling what comes in between; raises what the measurement raises."""
         live = self.measuring
-        future = asyncio.wrap_future(start(asked, live))
+        started = start(asked, live)
+        future = asyncio.wrap_future(started)
+        if self._home and self._home.is_running() and self._home is not _loop():
+            asyncio.run_coroutine_threadsafe(self._heed_interrupts(started), self._home)
         self.live_page = live.picture
         try:
             while not future.done():
@@ -459,6 +464,12 @@ class Explorer(anywidget.AnyWidget):
             raise
         return future.result()
 
+    async def _heed_interrupts(self, started: Future[PhaseRun]) -> None:
+        """In the kernel's own loop: JupyterLab's clicks come in another thread, which no signal reaches."""
+        while not started.done():
+            with stop_signals(lambda *_: self.stop(), notebook=True):
+                await asyncio.sleep(REFRESH_S)
+
     def stop(self) -> None:
         """End the measurement at its next token, and leave the rest of the queue."""
         self._stopped = True
@@ -466,9 +477,8 @@ class Explorer(anywidget.AnyWidget):
 
     def _spawn(self, job: Coroutine[Any, Any, None]) -> None:
         """Run a job beside the kernel's other work; to its end where no loop is running (a plain script)."""
-        try:
-            loop = asyncio.get_running_loop()
-        except RuntimeError:
+        loop = _loop()
+        if loop is None:
             asyncio.run(job)
             return
         task = loop.create_task(job)
@@ -548,3 +558,10 @@ def read_record(data: bytes, name: str) -> PhaseRun:
         return PhaseRun.from_json(unpacked(data, LARGEST_FILE) if name.endswith(".gz") else data)
     except OcrPhasesError as error:
         raise OcrPhasesError(f"{name}: {error}") from error
+
+
+def _loop() -> asyncio.AbstractEventLoop | None:
+    """The loop that this thread runs; None in a plain script."""
+    with contextlib.suppress(RuntimeError):
+        return asyncio.get_running_loop()
+    return None

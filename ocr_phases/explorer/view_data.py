@@ -34,7 +34,7 @@ from ocr_phases.text import count_text, ms_text, percent_text, plain
 
 _PAGE_SIDE = 2_000  # pixels of the embedded page, which can be magnified
 _COLOURS = 24
-_SLOWEST = 10
+_SLOWEST = 6
 _USUAL = 0.98  # of all steps: what takes longer shares the end of a scale
 
 _TABLE = re.compile(r"(<table\b[^<>]*>(?:(?!<table\b).)*?</table>)", re.DOTALL)
