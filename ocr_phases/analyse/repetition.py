@@ -91,9 +91,10 @@ def repetition_table(run: PhaseRun) -> pd.DataFrame:
     """
     rows: list[tuple[object, ...]] = []
     for row, result in enumerate(run.results):
-        # A part of a character has no text of its own.
+        # A part of a character has no text of its own; the last of those that make none has all of theirs.
         pairs = zip(result["ids"], result["token_texts"], strict=True)
-        texts, cut = [text or f"<{name}>" for name, text in pairs], result.get("finish_reason") != "eos"
+        cut = result.get("finish_reason") != "eos"
+        texts = [f"<{name}>" if text.strip("\ufffd") == "" else text for name, text in pairs]
         texts = texts if cut else texts[:-1]
         times = run.tokens_of(row)["device_ms"]
         for each in find_repetitions(texts, cut=cut):
