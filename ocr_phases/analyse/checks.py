@@ -224,9 +224,13 @@ def trend_text(trend: Trend) -> str:
 def _outlier_steps(run: PhaseRun) -> Verdict:
     if not run["decode_steps"]:
         return _NO_STEPS
-    causes = [f"step {step}: {cause}" for step, cause in outlier_causes(run)]
-    more = [f"and {len(causes) - _NAMED} more"] if len(causes) > _NAMED else []
-    return Verdict("note" if causes else "pass", "; ".join([*causes[:_NAMED], *more]) or "none")
+    return _noted([f"step {step}: {cause}" for step, cause in outlier_causes(run)])
+
+
+def _noted(found: Sequence[str], more: str = "") -> Verdict:
+    """A note of the first few that were found, with ``more`` to say of them; a pass of none."""
+    rest = [f"and {len(found) - _NAMED} more"] if len(found) > _NAMED else []
+    return Verdict("note", "; ".join([*found[:_NAMED], *rest]) + more) if found else Verdict("pass", "none")
 
 
 def outlier_causes(run: PhaseRun) -> list[tuple[int, str]]:
@@ -265,11 +269,8 @@ def _repetition_loop(run: PhaseRun) -> Verdict:
         time = "" if np.isnan(each["share"]) else f", {percent_text(each['share'])} of the decode time"
         end = ", up to the limit" if each["to_limit"] else ""
         found.append(f"{where}{what}{end}{time}")
-    more = [f"and {len(found) - _NAMED} more"] if len(found) > _NAMED else []
     ignored = "; the end token was ignored, which makes this likely" if run.request.get("ignore_eos") else ""
-    if not found:
-        return Verdict("pass", "none")
-    return Verdict("note", "; ".join([*found[:_NAMED], *more]) + ignored)
+    return _noted(found, ignored)
 
 
 _RULES = (

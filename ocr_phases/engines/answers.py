@@ -149,9 +149,9 @@ def metrics(server: Server) -> dict[str, tuple[float, float]]:
 
 def server_times(server: Server, before: Mapping[str, tuple[float, float]]) -> dict[str, float]:
     """The server's own times of the request that finished since ``before``, ms; empty unless it was alone."""
-    for pause in (
-        (0.0, 0.05, 0.2, 0.5) if before else ()
-    ):  # the last chunk may leave before its figures are in
+    if not before:
+        return {}
+    for pause in (0.0, 0.05, 0.2, 0.5):  # the last chunk may leave before its figures are in
         time.sleep(pause)
         after = metrics(server)
         if after and after["requests"][1] > before["requests"][1]:

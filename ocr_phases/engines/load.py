@@ -68,9 +68,6 @@ class Asked:
 class LoadPlots(Plots):
     """The plots of a load: each is a matplotlib figure that shows itself, drawn on ``ax`` if given."""
 
-    def __init__(self, result: LoadResult) -> None:
-        self._result = result
-
     def throughput(self, *, ax: Axes | None = None) -> Figure:
         """Time to first token and inter-token latency over pages per minute, a point a level."""
         table = self._result.table.dropna(subset=["ttft_p50_ms"])

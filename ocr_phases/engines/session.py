@@ -112,9 +112,8 @@ class ServerSession:
 
     def _rpc(self, method: str) -> Any:
         """What the worker's extension answers, of the first worker."""
-        return json.loads(self.server.post("/collective_rpc", {"method": method, "timeout": 60}))["results"][
-            0
-        ]
+        answer = self.server.post("/collective_rpc", {"method": method, "timeout": 60})
+        return json.loads(answer)["results"][0]
 
     @checked(RunSettings)
     def check_request(self, page: Pages, **settings: Any) -> Request:
