@@ -278,7 +278,12 @@ def test_no_key_leaves_the_panel_until_escape(panel: Any, view: Any, control: st
 
 def saved(page: Any) -> str:
     """The picture in the notebook's file; empty before the first save."""
-    cells = json.loads((page.root / "explore.ipynb").read_text())["cells"]
+    while True:
+        try:
+            cells = json.loads((page.root / "explore.ipynb").read_text())["cells"]
+            break
+        except json.JSONDecodeError:  # Jupyter writes in place: the file is half there for a moment
+            page.wait_for_timeout(20)
     outputs = [output.get("data", {}) for cell in cells for output in cell.get("outputs", ())]
     return next(("".join(each["image/png"]).strip() for each in outputs if "opx-still" in str(each)), "")
 
