@@ -23,15 +23,10 @@ _CHARACTER = 5
 
 _Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 _Scalar = None | bool | str | _Int64 | Annotated[float, Meta(ge=-1e300, le=1e300)]
-_Plain: Any = _Scalar
+#: A value that can be shown and saved again: finite numbers, lists and objects a few levels deep.
+PLAIN: Any = _Scalar
 for _ in range(8):  # levels
-    _Plain = _Scalar | list[_Plain] | dict[str, _Plain]
-
-
-class Plain(TypedDict):
-    """A value that can be shown and saved again: finite numbers, lists and objects a few levels deep."""
-
-    value: _Plain
+    PLAIN = _Scalar | list[PLAIN] | dict[str, PLAIN]
 
 
 def parse_json(data: bytes) -> Any:
@@ -225,7 +220,7 @@ def check_record(record: dict[str, Any]) -> None:
     conform(record, _KINDS["record"])
     for name, part in record.items():
         if name != "spans":  # whatever else is not named is shown and saved, too
-            conform({"value": part}, Plain, name)
+            conform(part, PLAIN, name)
     view = record.get("kernels", {"error": ""})
     conform(view, _KINDS["no_kernels" if "error" in view else "kernels"], "kernels")
     tables = {f"kernels.{name}": view[name] for name in _KERNEL_TABLES if "error" not in view}

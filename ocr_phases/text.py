@@ -139,8 +139,7 @@ class _PlainStream:
         self.failed = False
 
     def write(self, text: str) -> int:
-        match = _PROGRESS.match(text) if self.progress else None
-        codes = match.group() if match else ""
+        codes = _PROGRESS.findall(text)[0] if self.progress else ""
         shown = (codes + plain(text[len(codes) :])).encode(self.encoding or "utf-8", "backslashreplace")
         self._attempt(self.stream.write, shown.decode(self.encoding or "utf-8"))
         return len(text)

@@ -7,14 +7,14 @@ import json
 import os
 import re
 import signal
+from types import SimpleNamespace
 
 import pytest
 from conftest import PAGES
 
 from ocr_phases import PhaseRun
-from ocr_phases.cli import main, measuring
+from ocr_phases.cli import main
 from ocr_phases.cli.measuring import Bar, watched
-from ocr_phases.errors import Interrupted
 
 PAGE = str(PAGES / "slide.png")
 
@@ -51,19 +51,16 @@ def test_a_log_gets_a_line_now_and_then_of_what_this_command_did(capsys, monkeyp
 def test_two_signals_at_once_are_one_and_a_later_one_ends_what_does_not_end(monkeypatch):
     before = signal.getsignal(signal.SIGINT)
     clock = iter((1.0, 1.5, 3.0))
-    monkeypatch.setattr(measuring.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr("ocr_phases.cli.time", SimpleNamespace(monotonic=lambda: next(clock)))
 
-    def measure(progress, on_tokens):
+    def verb(*_):
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGHUP)
         os.kill(os.getpid(), signal.SIGHUP)  # the record of the finished repeats is being made
-        with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGINT)
-        raise Interrupted("the record", signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGTERM)
 
-    arguments = argparse.Namespace(stopped=0)
-    assert watched(arguments, measure, 8) == "the record"
-    assert arguments.stopped == signal.SIGHUP
+    monkeypatch.setattr("ocr_phases.cli._run", verb)
+    assert main(["profile"]) == 128 + signal.SIGTERM
     assert signal.getsignal(signal.SIGINT) == before
 
 

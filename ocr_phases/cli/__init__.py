@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 
@@ -24,6 +25,8 @@ from ocr_phases.settings import Settings, setting_names
 from ocr_phases.text import plain_streams
 from ocr_phases.versions import __version__
 
+_AT_ONCE = 1.0  # seconds, in which a signal says nothing new: a closing terminal sends two
+
 VERBS = (report, batch, profile, verify, artifacts, compare, sweep, notebooks)
 
 
@@ -32,17 +35,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     atexit.register(gc.freeze)  # a process that ends need not look through all its objects for garbage
     os.environ["MPLBACKEND"] = "agg"  # matplotlib cannot be imported with a wrong one
     words = sys.argv[1:] if argv is None else list(argv)
+    stopped = -_AT_ONCE
+
+    def stop(number: int, _: object) -> None:
+        nonlocal stopped
+        before, stopped = stopped, time.monotonic()
+        if stopped - before >= _AT_ONCE:
+            raise KeyboardInterrupt(number)
+
     try:
-        with plain_streams() as out, stop_signals(_stop):
+        with plain_streams() as out, stop_signals(stop):
             code = _run(words)
             out.flush()
-    except KeyboardInterrupt as stop:  # a second signal, or one before a verb runs
-        return _stopped_by(stop)
+    except KeyboardInterrupt as again:  # a second signal, or one before a verb runs
+        return _stopped_by(again)
     return code or (Exit.OUTPUT_LOST if out.failed else Exit.DONE)
-
-
-def _stop(number: int, _: object) -> None:
-    raise KeyboardInterrupt(number)
 
 
 def _stopped_by(stop: KeyboardInterrupt) -> int:
@@ -66,8 +73,6 @@ def _outcome(words: list[str], arguments: argparse.Namespace) -> tuple[int, str]
     try:
         _parser(words).parse_args(words, arguments)
         refuse_idle(arguments)
-        if vars(arguments).get("server") and arguments.verb != "verify":
-            arguments.model = arguments.server
         code = arguments.run(arguments) or code
         if arguments.stopped:
             code = Exit.SIGNAL + arguments.stopped

@@ -128,10 +128,9 @@ def _measure(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
             told = "Resumed: {found:,} found, {finished:,} finished, {failed:,} failed before."
             print(told.format(**before), f"This measures {to_do}.")
         counts = measure_pages(out, pool, progress=show, **options)
-    failed = f"{counts.failed:,} failed" if counts.failed else "none failed"
     again = f", {counts.again:,} listed twice" if counts.again else ""
     pages_told = count_text(counts.pages, "page")
-    print(f"{pages_told}: {counts.done:,} measured, {counts.kept:,} kept, {failed}{again}")
+    print(f"{pages_told}: {counts.done:,} measured, {counts.kept:,} kept, {counts.failed:,} failed{again}")
     result = {"pages": counts.pages, "measured": counts.done, "kept": counts.kept, "failed": counts.failed}
     return {**result, "named_twice": counts.again, "left_out": dict(left_out), "resumed": before}
 

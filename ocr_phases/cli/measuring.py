@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from ocr_phases.cli.options import refuse
-from ocr_phases.errors import Interrupted, stop_signals
+from ocr_phases.errors import Interrupted
 from ocr_phases.files import RECORD, each_page, output_file, output_folder, rescued, save_new
 from ocr_phases.settings import Settings
 from ocr_phases.versions import seldom_collected
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
 
 
 _LOG_SECONDS = 30.0
-_AT_ONCE = 1.0  # seconds, in which a signal says nothing new: a closing terminal sends two
 
 
 class Bar(tqdm):
@@ -94,15 +92,7 @@ def measure(
 
 def watched(arguments: argparse.Namespace, measure: Callable[..., PhaseRun], tokens_a_run: int) -> PhaseRun:
     """What ``measure`` gives, with a `Bar`; where a signal stops it, the record of the finished repeats."""
-    stopped = -_AT_ONCE
-
-    def stop(number: int, _: object) -> None:
-        nonlocal stopped
-        before, stopped = stopped, time.monotonic()
-        if stopped - before >= _AT_ONCE:
-            raise KeyboardInterrupt(number)
-
-    with stop_signals(stop), Bar(tokens_a_run, "token") as bar:
+    with Bar(tokens_a_run, "token") as bar:
 
         def progress(done: int, total: int) -> None:
             if not done:  # the clock starts when all is set up

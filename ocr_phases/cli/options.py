@@ -105,7 +105,8 @@ def refuse_idle(arguments: argparse.Namespace) -> None:
     """Raise `OcrPhasesError` for options that would do nothing beside another one: ``[idle]`` has them."""
     for rule in option_texts()["idle"].get(arguments.verb, ()):
         names, equals, value = rule["beside"].partition("=")
-        given = next(filter(None, (vars(arguments)[name] for name in names.split("|"))), "")
+        values = [vars(arguments).get(name, f"--{name}" in arguments.given) for name in names.split("|")]
+        given = next(filter(None, values), "")
         if str(given) == value if equals else given:
             settings = set(SETTINGS[arguments.verb]) - set(rule["but"]) if "but" in rule else ()
             refuse(arguments, {*rule.get("options", ()), *settings}, rule["why"])

@@ -30,13 +30,11 @@ if TYPE_CHECKING:
 def run(arguments: argparse.Namespace) -> None:
     """Write one HTML report per page (or of an existing record), with record, notebook and artifacts."""
     arguments.result = {"reports": []}
-    if shows_saved(arguments, "record", arguments.pages):
-        with seldom_collected():
-            _show(arguments)
-    else:  # what measures is not changed: a notebook measures the same
-        _measure(arguments)
+    saved = shows_saved(arguments, "record", arguments.pages)
+    (_show if saved else _measure)(arguments)
 
 
+@seldom_collected()  # not where it measures: a notebook measures the same
 def _show(arguments: argparse.Namespace) -> None:
     """The report of a record."""
     from ocr_phases.record import PhaseRun

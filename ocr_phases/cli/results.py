@@ -61,8 +61,6 @@ def rows(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 def run_result(run: PhaseRun) -> dict[str, Any]:
     """A run's headline, figures and verdict."""
-    import pandas as pd
-
     from ocr_phases.analyse.checks import run_checks, with_verdict, worst_verdict
     from ocr_phases.analyse.sentences import checks_verdict, headline
 
@@ -73,6 +71,5 @@ def run_result(run: PhaseRun) -> dict[str, Any]:
         "failed": [check.name for check in with_verdict(checks, "fail")],
         "noisy": [check.name for check in with_verdict(checks, "noisy")],
     }
-    metrics = rows(pd.DataFrame([run.summary()]))[0]
-    told = {"page": run.page["file"], "headline": headline(run), "metrics": metrics}
+    told = {"page": run.page["file"], "headline": headline(run), "metrics": run.summary()}
     return {**told, "repeats": run.request["repeats"], "checks": verdicts}

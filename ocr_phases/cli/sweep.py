@@ -59,8 +59,7 @@ def _load(arguments: argparse.Namespace) -> int:
     from ocr_phases import connect
     from ocr_phases.batch.jobs import find_pages
 
-    named = [arguments.page, arguments.pages]
-    pages = [page.source for page in find_pages([*filter(None, named)], ())]
+    pages = [page.source for page in find_pages([*filter(None, (arguments.page, arguments.pages))], ())]
     settings = {name: getattr(arguments, name) for name in ("prompt", "ignore_eos", "seed", "requests")}
     settings |= {"max_new_tokens": max(arguments.lengths or [512]), "rates": arguments.rate}
     folder, session = _folder(arguments), connect(arguments.server)
