@@ -16,22 +16,27 @@ from msgspec import Meta
 
 from ocr_phases.errors import OcrPhasesError, require
 
-#: Bytes that a JSON text may take with what is decoded from it, and at most takes for each byte of its kind.
+#: Bytes that a JSON text may take with what is decoded from it, and at most takes for each byte (counted as
+#: b"") and for each of these.
 _MOST_MEMORY = 2_000_000_000
-_MEMORY = {b"{": 600, b"[": 150, b":": 200, b",": 40}
-_CHARACTER = 5
+_MEMORY = {b"": 5, b"{": 600, b"[": 150, b":": 200, b",": 40}
 
 _Int64 = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 _Scalar = None | bool | str | _Int64 | Annotated[float, Meta(ge=-1e300, le=1e300)]
-#: A value that can be shown and saved again: finite numbers, lists and objects a few levels deep.
-PLAIN: Any = _Scalar
+_Plain: Any = _Scalar
 for _ in range(8):  # levels
-    PLAIN = _Scalar | list[PLAIN] | dict[str, PLAIN]
+    _Plain = _Scalar | list[_Plain] | dict[str, _Plain]
+
+
+class Plain(TypedDict):  # msgspec keeps how to read a class, and works a union out at every call
+    """A value that can be shown and saved again: finite numbers, lists and objects a few levels deep."""
+
+    value: _Plain
 
 
 def parse_json(data: bytes) -> Any:
     """The value of a JSON text; `OcrPhasesError`, in words that follow a file's name, for anything else."""
-    if _CHARACTER * len(data) + sum(data.count(sign) * each for sign, each in _MEMORY.items()) > _MOST_MEMORY:
+    if sum(data.count(sign) * each for sign, each in _MEMORY.items()) > _MOST_MEMORY:
         raise OcrPhasesError("it would take more than 2 GB of memory")
     try:
         return msgspec.json.decode(data)
@@ -220,7 +225,7 @@ def check_record(record: dict[str, Any]) -> None:
     conform(record, _KINDS["record"])
     for name, part in record.items():
         if name != "spans":  # whatever else is not named is shown and saved, too
-            conform(part, PLAIN, name)
+            conform({"value": part}, Plain, name)
     view = record.get("kernels", {"error": ""})
     conform(view, _KINDS["no_kernels" if "error" in view else "kernels"], "kernels")
     tables = {f"kernels.{name}": view[name] for name in _KERNEL_TABLES if "error" not in view}

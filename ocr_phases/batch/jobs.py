@@ -30,7 +30,7 @@ from ocr_phases.files import (
     split_page,
 )
 from ocr_phases.models.folders import hub_commit, local_folder
-from ocr_phases.schema import PLAIN, conform, parse_json
+from ocr_phases.schema import Plain, conform, parse_json
 from ocr_phases.settings import setting_from_text
 from ocr_phases.store import asked_id, file_hash
 from ocr_phases.versions import __version__, asset, code_hash, weight_files
@@ -198,7 +198,7 @@ def _of_row(row: str | dict[str, Any], folder: Path, known: Sequence[str]) -> Pa
     settings = {}
     for setting, value in columns.items():
         if isinstance(value, dict):  # infer, in JSON
-            settings[setting] = conform(value, PLAIN, setting)
+            settings[setting] = conform({"value": value}, Plain, setting)["value"]
         elif value not in (None, ""):
             settings[setting] = setting_from_text(setting, str(value).strip())
     return Page(name.strip(), str((folder / _expanded(name.strip())).absolute()), settings)
