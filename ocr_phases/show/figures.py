@@ -25,6 +25,7 @@ import pandas as pd
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.backend_bases import RendererBase
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
@@ -86,8 +87,16 @@ _BAR = 0.7  # of the room of a row
 _ROW, _AROUND, _KEYS = 0.3, 1.1, 0.5  # inches of a row, around a chart of bars, and of the keys below
 
 
+_LAYOUT = ConstrainedLayoutEngine(h_pad=0.08)  # inches; a title stands clear of the axis above
+
+
 class ShownFigure(Figure):
-    """A figure that a notebook shows, in the colours of its page."""
+    """A figure that a notebook shows, in the colours of its page, with constrained layout."""
+
+    def draw(self, renderer: RendererBase) -> None:
+        """Lay it out, and draw it: with a layout engine of its own ``savefig`` would draw all of it twice."""
+        _LAYOUT.execute(self)
+        super().draw(renderer)
 
     @property
     def alt(self) -> str:
@@ -187,8 +196,7 @@ def _saved(figure: Figure, **given: Any) -> bytes:
 
 def blank_figure(height: float, width: float = WIDTH) -> ShownFigure:
     """A figure of the report's width that shows itself; sizes in inches."""
-    layout = ConstrainedLayoutEngine(h_pad=0.08)  # inches; a title stands clear of the axis above
-    return ShownFigure(figsize=(width, height), layout=layout, facecolor="white")
+    return ShownFigure(figsize=(width, height), facecolor="white")
 
 
 def new_figure(
@@ -202,7 +210,7 @@ def new_figure(
     figure: Figure = blank_figure(height) if ax is None else figure_of(ax)
     rows = -(-len(titles) // columns)
     drawn = [ax] if ax else figure.subplots(rows, columns, squeeze=False, **grid).ravel().tolist()
-    if figure.get_layout_engine() is None and drawn[0].get_subplotspec() is not None:
+    if ax and figure.get_layout_engine() is None and drawn[0].get_subplotspec() is not None:
         figure.set_layout_engine("constrained")
     for axes, title in zip(drawn, titles, strict=True):
         style_axes(axes, title)

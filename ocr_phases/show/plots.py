@@ -237,7 +237,9 @@ def plot_spans(spans: pd.DataFrame, note: str = "") -> Figure:
     charts[-1] = charts[-1]._replace(label="time since the start (ms)")
     figure, drawn = bar_charts(charts)
     if len(steps) > 1:
-        scale = figure.colorbar(_step_scale(steps["device_ms"]), ax=drawn[-1], label="step (ms)")
+        scale = figure.colorbar(
+            _step_scale(steps["device_ms"]), ax=drawn[-1], label="step (ms)", use_gridspec=False
+        )
         scale.outline.set_visible(False)
         style_axes(scale.ax)
     return figure
