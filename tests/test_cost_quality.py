@@ -292,14 +292,18 @@ def test_without_truth_presets_are_compared_by_agreement(tmp_path: Path) -> None
 
 def test_the_index_shows_quality_worst_pages_first() -> None:
     blank = dict.fromkeys(("reason", "warnings", "device", "model"), "") | dict.fromkeys(
-        ("ttft_ms", "inter_token_ms", "decode_ms", "vision_share"), 1.0
+        ("ttft_ms", "inter_token_ms", "decode_ms", "vision_share", "attempts"), 1.0
     )
+    blank |= {"noisy": False, "cut": False}
     pages = batch_pages().assign(**blank)
     shown = index_html(pages, pd.DataFrame(), title="A batch", facts={}, tables=[])
     assert 'id="Quality"' in shown and "6 of 6 records have a truth" in shown
     worst = shown[shown.index("The worst pages first") :]
     assert worst.index(">c<") < worst.index(">b<") < worst.index(">a<")
     assert "gives 1.2" in shown  # the vendor's count beside the generated one
+    cut = index_html(pages.assign(cut=pages["page_id"] == "c"), pd.DataFrame(), title="", facts={}, tables=[])
+    assert "token limit cut the text: 2 pages" in cut
+    assert ">c<" not in cut[cut.index("The worst pages first") :]
     none = index_html(
         batch_pages(edit_distance=np.nan).assign(**blank), pd.DataFrame(), title="", facts={}, tables=[]
     )

@@ -22,12 +22,13 @@ from ocr_phases.store import file_hash
 
 FIGURES = "figures.json"
 
-_PROBABILITIES = set(PROBABILITY_COLUMNS)
 #: Columns of the tables of all pages, behind the page's own id and name. The token's id is ``token_id``;
 #: probabilities stay in the records.
 TABLES = {
     "spans": list(SPAN_COLUMNS),
-    "tokens": [{"id": "token_id"}.get(name, name) for name in TOKEN_COLUMNS if name not in _PROBABILITIES],
+    "tokens": [
+        {"id": "token_id"}.get(name, name) for name in TOKEN_COLUMNS if name not in PROBABILITY_COLUMNS
+    ],
 }
 
 #: The figures of `PhaseRun.summary` that have another name as columns.
@@ -52,7 +53,7 @@ class Figures(TypedDict):
     takes longer than all else that the driver does for a page, so the worker does it.
     """
 
-    schema: Literal[2]
+    schema: Literal[3]
     record: str
     truth: str | None
     row: dict[str, Any]
@@ -71,7 +72,7 @@ def page_figures(run: PhaseRun, job: str, page: str, record: str, truth: str | N
         text = table.to_csv(index=False, header=False, lineterminator="\n")
         tables[name] = text.encode("utf-8", "replace").decode()
     return {
-        "schema": 2,
+        "schema": 3,
         "record": record,
         "truth": truth,
         "row": _row(run),
@@ -104,32 +105,28 @@ def read_figures(folder: Path, digest: str, job: str, page: str) -> Figures:
 
 
 def _row(run: PhaseRun) -> dict[str, Any]:
-    truth = run.truth_of()
+    truth, checks = run.truth_of(), [(check.name, check.verdict) for check in run_rules(run)]
+    # Failed and noisy checks, a repetition loop, an incomplete text.
+    bad = [name for name, verdict in checks if verdict in ("fail", "noisy") or (name, verdict) == _LOOP]
+    cut = run.result.get("finish_reason") == "length" and not run.request.get("ignore_eos")
+    warnings = [*(name.replace("_", " ") for name in bad), *["cut at the token limit"] * cut]
     return {
         **{_COLUMNS.get(name, name): value for name, value in run.summary().items() if name != "text"},
         **quality_of(run),
         "model": run.model["name"],
         "preset": run.request["preset"],
         "device": run.device["name"],
-        "warnings": ", ".join(_warnings(run)),
+        "warnings": ", ".join(warnings),
+        "noisy": "noisy" in dict(checks).values(),
+        "cut": cut and _LOOP not in checks,
         "reference": truth.file if truth and truth.reference else None,
         "category": "" if truth is None else truth.category,
         "page_id": "".join(f"{page['sha256'][:16]}{split_page(page['file'])[1]}" for page in run.pages),
     }
 
 
-def _warnings(run: PhaseRun) -> list[str]:
-    """Failed checks, a repetition loop, an incomplete text."""
-    checks = [(check.name, check.verdict) for check in run_rules(run)]
-    found = [name for name, verdict in checks if verdict == "fail" or (name, verdict) == _LOOP]
-    cut = run.result.get("finish_reason") == "length" and not run.request.get("ignore_eos")
-    return [*(name.replace("_", " ") for name in found), *(["cut at the token limit"] if cut else [])]
-
-
 def _regions(run: PhaseRun) -> list[dict[str, Any]]:
     grounding = parse_grounding("".join(run.result["token_texts"]), run.model.get("family"))
-    if not grounding.regions:
-        return []
     table = region_table(grounding, run.token_table)
     known = table[(table["region"] >= 0) & np.isfinite(table["decode_ms"])]
     return known.nlargest(MOST_REGIONS, "decode_ms")[_REGION].to_dict("records")

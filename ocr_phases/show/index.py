@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from urllib.parse import quote
 
 import pandas as pd
@@ -27,7 +27,7 @@ from ocr_phases.show.web import (
     section_heading,
     table_html,
 )
-from ocr_phases.text import ms_text, percent_text
+from ocr_phases.text import count_text, ms_text, percent_text
 
 #: Rows of a table in the page: a browser sorts no million. pages.csv has them all.
 MOST_ROWS = 2_000
@@ -35,12 +35,10 @@ MOST_ROWS = 2_000
 # The table of pages has more columns than a report's tables.
 _WIDER = "main, nav ul, footer { max-width: 1320px; }"
 
-_ORDER = ": failures, pages with warnings, then the slowest decode"
 _HISTOGRAMS = "Histograms of time to first token, inter-token latency, tokens and vision share over the pages"
 _WORST = 25
 _PAGES = ["page", "preset", "status", "page_ms", "ttft_ms", "inter_token_ms", "tokens", "vision_share"]
-_PAGES += ["record", "warnings"]
-_FAILED = ["page", "status", "attempts", "reason"]
+_PAGES += ["record", "attempts", "warnings", "reason"]
 _WORST_COLUMNS = ["page", "preset", "category", "cer", "repetition", "compression", "tokens"]
 _COMPARED = {
     "edit_distance": "{} records have a truth. Means are over pages, as OmniDocBench's are.",
@@ -52,6 +50,7 @@ _HEADINGS = {
     "inter_token_ms": ("per token", "ms"),
     "decode_ms": ("decode time", "ms"),
 }
+_CUT = "Left out, as the token limit cut the text: {}. Raise max_new_tokens to judge it."
 _RECORDS = {True: RECORD, False: ""}
 _LINKS = {"page": "report", "record": "record", "status": "status"}  # column of the table -> what it opens
 _VENDOR = (
@@ -73,10 +72,9 @@ def index_html(
     measured, failed = (pages[(pages["status"] == "done") == done] for done in (True, False))
     files = [element("li", element("a", name, href=quote(name))) for name in tables]
     sections = {
-        "Failures": _failures(failed),
-        "Quality": fragment(*_quality(measured)),
         "Pages": _pages(pages),
-        "Distributions": _distributions(measured),
+        "Quality": fragment(*_quality(measured)),
+        "Distributions": _distributions(measured[~measured["noisy"]]),
         "Slowest regions": _regions(regions, measured),
         "Tables": element("ul", *files, class_="op"),
     }
@@ -107,50 +105,48 @@ def _cards(
 ) -> Iterator[tuple[str, str, str]]:
     warned = int((measured["warnings"].fillna("") != "").sum())
     yield "Pages", f"{len(pages):,}", f"{len(measured):,} measured, {warned:,} with warnings"
-    yield "Failed", f"{len(failed):,}", percent_text(len(failed) / len(pages) if len(pages) else None)
+    share, again = (
+        percent_text(len(failed) / len(pages) if len(pages) else None),
+        (pages["attempts"] > 1).sum(),
+    )
+    yield "Failed", f"{len(failed):,}", f"{share}; {again:,} tried again"
+    quiet, noisy = measured[~measured["noisy"]], count_text(int(measured["noisy"].sum()), "noisy page")
+    over = "median over pages" if len(quiet) == len(measured) else f"median without {noisy}"
     for label, column in (("Time to first token", "ttft_ms"), ("Inter-token latency", "inter_token_ms")):
-        yield label, ms_text(measured[column].median()), "median over pages"
-    times = measured["page_ms"].dropna()
+        yield label, ms_text(quiet[column].median()), over
+    times = quiet["page_ms"].dropna()
     if len(times):
         middle, *tail = map(ms_text, times.quantile([0.5, 0.9, 0.99]))
-        yield "Time per page", middle, f"median; p90 {tail[0]}, p99 {tail[1]}, from file to last token"
+        yield "Time per page", middle, f"{over}; p90 {tail[0]}, p99 {tail[1]}, from file to last token"
         yield "Pages per minute", f"{60_000.0 / times.mean():,.1f}", "on one device, one page after another"
     yield "Tokens", f"{int(measured['tokens'].sum()):,}", "over all pages, one repeat"
 
 
-def _failures(failed: pd.DataFrame) -> Html:
-    if failed.empty:
-        return fragment()
-    shown, caption = failed.head(MOST_ROWS), "Failed pages and their reasons"
-    links = {"status": shown["to_status"]}
-    return table_html(shown[_FAILED], caption=caption, links=links, missing="not run") + _cut(failed)
-
-
 def _pages(pages: pd.DataFrame) -> Html:
-    """Failures first, then the pages in their order, with links to report and record.
-
-    Where there is no room for all, those with warnings and the slowest come before the rest.
-    """
+    """Failures first, then pages with warnings, then the slowest, with links to report and record."""
     warnings = pages["warnings"].fillna("")
     ordered = pages.assign(late=pages["status"] == "done", calm=warnings == "", warnings=warnings)
-    keys = {"late": True, "calm": True, "decode_ms": False} if len(pages) > MOST_ROWS else {"late": True}
-    shown = ordered.sort_values(list(keys), ascending=list(keys.values()), kind="stable").head(MOST_ROWS)
+    worst = ordered.sort_values(["late", "calm", "decode_ms"], ascending=[True, True, False], kind="stable")
+    shown = worst.head(MOST_ROWS)
     linked = "A page links to its report, its status to all attempts." if shown["to_report"].any() else ""
     links = {name: shown[f"to_{to}"] for name, to in _LINKS.items()}
-    shown, caption = shown[_PAGES], "All pages, failures first"
-    table = table_html(shown, caption=caption, links=links, headings=_HEADINGS, missing="not measured")
-    return note(linked) + table + _cut(pages, _ORDER)
+    caption = "Failures first, pages with warnings, then the slowest decode"
+    table = table_html(
+        _filled(shown, _PAGES), caption=caption, links=links, headings=_HEADINGS, missing="not measured"
+    )
+    more = f"The first {MOST_ROWS:,} of {len(pages):,} rows; pages.csv has all."
+    return note(linked) + table + note(more if len(pages) > MOST_ROWS else "")
 
 
-def _cut(rows: pd.DataFrame, order: str = "") -> Html:
-    more = f"The first {MOST_ROWS:,} of {len(rows):,} rows{order}; pages.csv has all."
-    return note(more if len(rows) > MOST_ROWS else "")
+def _filled(table: pd.DataFrame, columns: Iterable[str]) -> pd.DataFrame:
+    """These columns, without those that say nothing of any row."""
+    return table[[name for name in columns if table[name].replace("", pd.NA).notna().any()]]
 
 
-def _distributions(measured: pd.DataFrame) -> Html:
-    if measured.empty:
-        return note("No page was measured.")
-    return Picture(plot_distributions(measured), _HISTOGRAMS).html()
+def _distributions(quiet: pd.DataFrame) -> Html:
+    if quiet.empty:
+        return note("No page was measured on a quiet machine.")
+    return Picture(plot_distributions(quiet), _HISTOGRAMS).html()
 
 
 def _regions(regions: pd.DataFrame, measured: pd.DataFrame) -> Html:
@@ -163,11 +159,17 @@ def _regions(regions: pd.DataFrame, measured: pd.DataFrame) -> Html:
 
 
 def _quality(pages: pd.DataFrame) -> Iterator[Html]:
-    """What the measured pages lost: by preset, over compression, by category, page by page; or nothing."""
+    """What the measured pages lost: by preset, over compression, by category, page by page; or nothing.
+
+    Noisy pages have no time here, and those that were cut at the token limit are named, not judged.
+    """
+    cut, pages = int(pages["cut"].sum()), pages[~pages["cut"]]
+    pages = pages.assign(page_ms=pages["page_ms"].mask(pages["noisy"]))
     measure = measure_of(pages)
     if measure is None:
         return
     yield note(_compared_with(pages, measure))
+    yield note(_CUT.format(count_text(cut, "page")) if cut else "")
     points = preset_points(pages)
     if len(points) > 1:
         yield note(cost_quality_sentence(points))
@@ -183,9 +185,8 @@ def _quality(pages: pd.DataFrame) -> Iterator[Html]:
     worst = pages.dropna(subset=[measure])
     worst = worst.sort_values(measure, ascending=measure == "agreement", kind="stable").head(_WORST)
     columns = dict.fromkeys([*_WORST_COLUMNS[:3], measure, *_WORST_COLUMNS[3:]])
-    table = worst[[name for name in columns if worst[name].replace("", pd.NA).notna().any()]]
     links = {"page": worst["to_best"]}
-    yield table_html(table, caption="The worst pages first", headings=_MEANS, links=links)
+    yield table_html(_filled(worst, columns), caption="The worst pages first", headings=_MEANS, links=links)
 
 
 def _compared_with(pages: pd.DataFrame, measure: str) -> str:
