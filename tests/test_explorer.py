@@ -680,14 +680,14 @@ def test_confidential_records_are_kept_by_the_kernel_alone(quick: Explorer, tmp_
     told = []
     quick._handle = SimpleNamespace(update=lambda bundle, raw: told.append(bundle))
     quick.keeps = False
-    assert "image/png" not in told[-1]
+    assert "image/jpeg" not in told[-1]
     asyncio.run(quick.measure())
     assert not (tmp_path / "kept").exists()
     again = Explorer(keep=None)  # the cell run again
     assert again.run is quick.run
-    assert "image/png" not in again.picture()  # nor is the page in the notebook's file
+    assert "image/jpeg" not in again.picture()  # nor is the page in the notebook's file
     again.keeps = True
-    assert "image/png" in again.picture()
+    assert "image/jpeg" in again.picture()
 
 
 def test_a_record_that_cannot_be_kept_is_shown(quick: Explorer, tmp_path: Path):
@@ -738,7 +738,7 @@ def test_a_picture_of_any_record_is_small_and_follows_what_is_on_screen(shape: d
     explorer = Explorer(runs=[make_run(**shape, page_name="<b>.png")])
     bundle = explorer.picture()
     assert len(json.dumps(bundle)) < 300_000
-    assert Image.open(io.BytesIO(base64.b64decode(bundle["image/png"]))).width > 700
+    assert Image.open(io.BytesIO(base64.b64decode(bundle["image/jpeg"]))).width > 700
     assert "<b>" not in bundle["text/html"]
     assert says(bundle["text/html"], 'alt="&lt;b&gt;.png')
     if shape != {"embed": False}:
@@ -835,6 +835,6 @@ def test_the_notebook_runs_through_papermill(run: PhaseRun, tmp_path: Path):
     notebook = nbformat.read(done, as_version=4)
     panel = next(cell for cell in notebook.cells if cell.id == "panel")
     assert any("widget-view+json" in kind for kind in panel.outputs[0]["data"])
-    assert any("image/png" in output["data"] for output in panel.outputs)
+    assert any("image/jpeg" in output["data"] for output in panel.outputs)
     shown = json.dumps(notebook.cells[-1].outputs)
     assert run.page["file"] in shown

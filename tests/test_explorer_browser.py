@@ -285,7 +285,7 @@ def saved(page: Any) -> str:
         except json.JSONDecodeError:  # Jupyter writes in place: the file is half there for a moment
             page.wait_for_timeout(20)
     outputs = [output.get("data", {}) for cell in cells for output in cell.get("outputs", ())]
-    return next(("".join(each["image/png"]).strip() for each in outputs if "opx-still" in str(each)), "")
+    return next(("".join(each["image/jpeg"]).strip() for each in outputs if "opx-still" in str(each)), "")
 
 
 def test_a_save_has_the_picture_of_what_is_on_screen(panel: Any, view: Any) -> None:
@@ -374,11 +374,11 @@ def test_nothing_is_nameless_or_wider_than_the_panel(panel: Any, view: Any, them
 
 
 def test_what_is_not_kept_leaves_the_notebook_at_once(panel: Any, view: Any) -> None:
-    assert "data:image/png" in still(panel)
+    assert "data:image/jpeg" in still(panel)
     panel.click(".opx-open")
     panel.locator(".opx-keep input").uncheck()
     panel.wait_for_function("!document.querySelector('.opx-still img')")
-    assert "data:image/png" not in still(panel)
+    assert "data:image/jpeg" not in still(panel)
     panel.locator(".opx-keep input").check()
     panel.wait_for_selector(".opx-still img", state="attached")
 
