@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import Field, dataclass, fields
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ocr_phases.analyse.statistics import LEAST_REPEATS
@@ -24,8 +26,10 @@ from ocr_phases.settings import (
     declared,
     help_text,
     kind,
+    setting_from_text,
     setting_names,
 )
+from ocr_phases.show.page import printable
 from ocr_phases.versions import asset
 
 if TYPE_CHECKING:
@@ -40,13 +44,23 @@ LEFT_OUT = (
 )
 #: The fields in their order: the first two are in the bar.
 _FIRST = ("model", "preset", "prompt", "device", "strategy", "vision", "max_new_tokens", "repeats", "warmup")
-_LABELS = {"strategy": "Decode strategy", "vision": "Vision strategy", "warmup": "Warm-up runs"}
-_LABELS |= {"infer": "Sampling (infer)", "ignore_eos": "Ignore end token", "dtype": "Data type"}
-_DEFAULT = [["", "default"]]
-_SWITCH = [["true", "yes"], ["false", "no"]]
-_NEEDS_CUDA = ("cuda_graph", "captured", "cuda")
+_SETTINGS = sorted(
+    (setting for setting in fields(Settings) if setting.name not in LEFT_OUT),
+    key=lambda setting: (*_FIRST, setting.name).index(setting.name),
+)
+_LABELS = {"pages": "Pages, one after another", "presets": "Further presets", "infer": "Sampling (infer)"}
 _MODELS = {"tiny": "tiny (built in)", "dummy": "dummy (full size, random weights)"}
 _MODELS |= {f"dummy:{name}": f"dummy: {facts.title}" for name, facts in [*FAMILIES.items()][1:]}
+#: Choices of settings that take any text too; `locate` wants words of one's own.
+_OWN = {
+    "model": _MODELS,
+    "prompt": {name: name for name in PROMPTS if name != "locate"},
+    "device": {name: name for name in ("auto", "cpu", "cuda")},
+}
+_NEEDS_CUDA = ("cuda_graph", "captured", "cuda")
+_SWITCH = {"true": "yes", "false": "no"}
+#: So many repeats that two records can be judged; a number of tokens, because a field cannot be empty.
+_USUAL = {"repeats": LEAST_REPEATS, "max_new_tokens": NEW_TOKENS}
 
 
 @dataclass(frozen=True)
@@ -56,6 +70,13 @@ class Asked:
     page: str | bytes
     page_name: str | None
     settings: Settings
+
+    def cells(self) -> dict[str, Any]:
+        """Its row in the table of records, until there is one."""
+        page = printable(self.page_name or Path(str(self.page)).name, 60)
+        settings = self.settings
+        cells = {"page": page, "model": settings.model, "preset": settings.preset or "default"}
+        return {**cells, "how": settings.strategy, "state": "waiting", "spark": []}
 
     def code(self) -> str:
         """The lines that measure the same in a cell."""
@@ -75,17 +96,18 @@ def _keywords(given: Mapping[str, Any]) -> list[str]:
     return [f"{name}={value!r}" for name, value in given.items()]
 
 
-def asked_again(run: PhaseRun, **changes: Any) -> Asked | None:
+def asked_again(run: PhaseRun) -> Asked | None:
     """A record's measurement once more; None where its page or model cannot be had again here."""
     page, model = run.page_data() if len(run.pages) == 1 else None, run.model
     here = str(model["name"]).split(":")[0] in ("tiny", "dummy")
     if page is None or not (here or os.path.isdir(str(model["source"]))):  # noqa: PTH112
         return None
-    given = {name: run.request[name] for name in REQUEST_SETTINGS if name in run.request} | changes
+    given = {name: run.request[name] for name in REQUEST_SETTINGS if name in run.request}
     name = model["name"] if here else model["source"]
     return Asked(page, str(run.page["file"]), Settings(model=name, dtype=model["dtype"], **given))
 
 
+@functools.cache
 def has_cuda() -> bool:
     """Whether a CUDA driver finds a device, without torch."""
     try:
@@ -108,22 +130,16 @@ def presets_of(model: str) -> tuple[str, ...]:
 
 
 class Form:
-    """`fields` is what the browser draws, `values` what a person has chosen; `jobs` are what these mean."""
+    """The pages on offer, the fields that the browser draws, and the measurements that their values mean."""
 
-    def __init__(self, model: str = "tiny") -> None:
+    def __init__(self) -> None:
         samples = sorted(asset("data", "pages").glob("*.png"), key=lambda path: path.stem != "receipt")
         self.pages: dict[str, tuple[str | bytes, str | None]] = {
             path.stem: (str(path), None) for path in samples
         }
-        settings = [setting for setting in fields(Settings) if setting.name not in LEFT_OUT]
-        settings.sort(key=lambda setting: (*_FIRST, setting.name).index(setting.name))
-        self.fields = {setting.name: _field(setting, has_cuda()) for setting in settings}
-        self.values: dict[str, Any] = {name: field["value"] for name, field in self.fields.items()}
-        self.values |= {"model": model, "pages": [next(iter(self.pages))], "presets": []}
-        self.suit_model()
 
-    def add_path(self, text: str) -> None:
-        """Offer a file, or all pages of a folder, and choose it, or the first of them."""
+    def add_path(self, text: str) -> list[str]:
+        """Offer a file, or all pages of a folder; returns the name of it, or of the first of them."""
         if not text.strip():
             raise OcrPhasesError("No page chosen yet: type the path of an image, or choose a sample.")
         path = found(text)
@@ -132,58 +148,78 @@ class Form:
             paths = sorted(each for each in path.iterdir() if each.suffix.lower() in PAGE_SUFFIXES)
             if not paths:
                 raise OcrPhasesError(f"There is no page in {path}: name a folder of images, or one file.")
-        self._choose({each.name: (str(each), None) for each in paths}, paths[0].name)
+        return self._offer({each.name: (str(each), None) for each in paths})[:1]
 
-    def add_files(self, files: Mapping[str, bytes]) -> None:
-        """Offer the contents of files by their names, and choose them all."""
-        self._choose({name: (data, name) for name, data in files.items()}, *files)
+    def add_files(self, files: Mapping[str, bytes]) -> list[str]:
+        """Offer the contents of files; returns their names."""
+        return self._offer({name: (data, name) for name, data in files.items()})
 
-    def _choose(self, pages: dict[str, tuple[str | bytes, str | None]], *names: str) -> None:
+    def _offer(self, pages: dict[str, tuple[str | bytes, str | None]]) -> list[str]:
         self.pages = pages | {name: page for name, page in self.pages.items() if name not in pages}
-        self.values["pages"] = list(names)
+        return list(pages)
 
-    def suit_model(self) -> None:
-        """Offer the presets of the chosen model alone."""
-        presets = presets_of(str(self.values["model"]))
-        self.fields["preset"]["options"] = [["", "the model's own"], *([name, name] for name in presets)]
-        if self.values["preset"] not in presets:
-            self.values["preset"] = ""
-        self.values["presets"] = [name for name in self.values["presets"] if name in presets]
+    def values(self, model: str) -> dict[str, Any]:
+        """What the fields hold at first."""
+        held = {
+            each.name: _USUAL.get(each.name, "" if each.default is None else each.default)
+            for each in _SETTINGS
+        }
+        return held | {"model": model, "pages": [next(iter(self.pages))], "presets": []}
 
-    def drawn(self) -> dict[str, Any]:
-        """All of it, ready for JSON."""
-        models = [[name, text] for name, text in _MODELS.items()]
-        if (model := self.values["model"]) not in _MODELS:
-            models.insert(0, [model, model])
-        listed = {**self.fields, "model": {**self.fields["model"], "options": models}}
-        return {"fields": list(listed.values()), "values": dict(self.values), "pages": list(self.pages)}
+    def suited(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Values with the presets that their model can have."""
+        known = presets_of(values["model"])
+        preset = values["preset"] if values["preset"] in known else ""
+        return {**values, "preset": preset, "presets": [name for name in values["presets"] if name in known]}
 
-    def preview(self) -> Image:
-        """The first chosen page, upright; `OcrPhasesError` where it cannot be read."""
-        page, name = self.pages[self.values["pages"][0]]
-        return first_image(page, name)
+    def fields(self, model: str) -> list[dict[str, Any]]:
+        """What the browser draws, with the presets of a model alone and nothing that needs a missing GPU."""
+        many = {"pages": self.pages, "presets": presets_of(model)}
+        listed = [_field(name, "many", zip(options, options, strict=True)) for name, options in many.items()]
+        for setting in _SETTINGS:
+            options = _options(setting, model)
+            shape = {"int": "number", "bool": "checkbox"}.get(kind(setting), "text")
+            least = max(declared(setting).__metadata__[0].ge, -_MOST) if shape == "number" else None
+            more = {"help": help_text(setting), "own": setting.name in _OWN, "least": least}
+            listed.append(_field(setting.name, shape, options.items(), **more))
+        return listed
 
-    def jobs(self) -> list[Asked]:
+    def jobs(self, values: Mapping[str, Any]) -> list[Asked]:
         """Every chosen page with every chosen preset; `OcrPhasesError` for a missing or wrong setting."""
-        if not self.values["pages"]:
+        if not values["pages"]:
             raise OcrPhasesError("No page chosen yet: choose one or more.")
-        for what in ("model", "device"):
-            if not str(self.values[what]).strip():
-                raise OcrPhasesError(f"No {what} chosen: type one, or choose one from the list.")
-        defaults = vars(Settings())
         given = {}
-        for name, field in self.fields.items():
-            value = self.values[name]
-            value = value.strip() if isinstance(value, str) else value
-            if field["options"] == [*_DEFAULT, *_SWITCH]:
-                value = {"true": True, "false": False}.get(value, "")
-            # An empty field is a setting left to the model or the device.
-            if value != "" or defaults[name] is not None:
+        for setting in _SETTINGS:
+            name, value = setting.name, values[setting.name]
+            if isinstance(value, str) and (value := value.strip()):
+                value = setting_from_text(name, value)
+            if value == "" and setting.default is not None:
+                raise OcrPhasesError(f"No {name} chosen: type one, or choose one from the list.")
+            if value != "":  # which leaves a setting to the model or the device
                 given[name] = value
-        presets = dict.fromkeys([given.get("preset"), *self.values["presets"]])
+        presets = dict.fromkeys([given.get("preset"), *values["presets"]])
         settings = [Settings(**{**given, "preset": preset}) for preset in presets]
-        pages = [self.pages[name] for name in self.values["pages"]]
+        pages = [self.pages[name] for name in values["pages"]]
         return [Asked(page, name, one) for page, name in pages for one in settings]
+
+
+def _field(name: str, shape: str, options: Iterable[tuple[str, str]], **more: Any) -> dict[str, Any]:
+    label = _LABELS.get(name, name.replace("_", " ").capitalize())
+    return {"name": name, "label": label, "kind": shape, "options": list(options), **more}
+
+
+def _options(setting: Field[Any], model: str) -> dict[str, str]:
+    """The choices of a setting and what each is called; empty where it takes any text."""
+    options = {each: each for each in choices(setting)} | _OWN.get(setting.name, {})
+    if setting.name == "model":
+        options = {model: model} | options
+    if setting.name == "preset":
+        options = {each: each for each in presets_of(model)}
+    if kind(setting) == "bool" and setting.default is None:
+        options = _SWITCH
+    if options and setting.default is None:
+        options = {"": "default"} | options
+    return {each: text for each, text in options.items() if has_cuda() or each not in _NEEDS_CUDA}
 
 
 def first_image(page: str | bytes, name: str | None) -> Image:
@@ -191,31 +227,3 @@ def first_image(page: str | bytes, name: str | None) -> Image:
     from ocr_phases.inputs.images import load_page  # of the measuring half: only now
 
     return load_page(each_page(page)[0] if isinstance(page, str) else page, name or "image")[0]
-
-
-def _field(setting: Field[Any], cuda: bool) -> dict[str, Any]:
-    """One setting from its type and choices: a list of options, a tick, a number or words."""
-    name = setting.name
-    options = [[each, each] for each in choices(setting) if cuda or each not in _NEEDS_CUDA]
-    if name == "device":
-        options = [[each, each] for each in ("auto", "cpu", *(["cuda"] if cuda else []))]
-    elif name == "prompt":
-        options = [[each, each] for each in PROMPTS if each != "locate"]  # which wants words of one's own
-    elif kind(setting) == "bool" and setting.default is None:
-        options = _SWITCH
-    if options and setting.default is None:
-        options = [*_DEFAULT, *options]
-    is_number = kind(setting) == "int"
-    # So many that two records can be judged; a number of tokens, because a field cannot be empty.
-    numbers = {"repeats": LEAST_REPEATS, "max_new_tokens": NEW_TOKENS}
-    least = max(declared(setting).__metadata__[0].ge, -_MOST) if is_number else None
-    return {
-        "name": name,
-        "label": _LABELS.get(name, name.replace("_", " ").capitalize()),
-        "help": help_text(setting),
-        "options": options,
-        "own": name in ("model", "device", "prompt"),
-        "kind": "number" if is_number else "tick" if isinstance(setting.default, bool) else "text",
-        "least": least,
-        "value": numbers.get(name, "" if setting.default is None else setting.default),
-    }

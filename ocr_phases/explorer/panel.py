@@ -15,11 +15,10 @@ import anywidget
 import traitlets
 from IPython.display import DisplayHandle, display
 
-from ocr_phases.analyse.checks import run_checks, worst_verdict
-from ocr_phases.analyse.sentences import checks_verdict, findings, headline, noise_warning, subject
+from ocr_phases.analyse.sentences import findings, headline, noise_warning, subject
 from ocr_phases.analyse.statistics import LEAST_REPEATS
 from ocr_phases.errors import OcrPhasesError, Stopped, stop_signals
-from ocr_phases.explorer.form import Asked, Form, asked_again, has_cuda
+from ocr_phases.explorer.form import Asked, Form, asked_again, first_image, has_cuda
 from ocr_phases.explorer.records import (
     FOLDER,
     Record,
@@ -30,18 +29,17 @@ from ocr_phases.explorer.records import (
     placed,
     shipped,
 )
-from ocr_phases.explorer.running import REFRESH_S, Job, Live, error_html, error_sentence, start
-from ocr_phases.explorer.still import Scene, Still
+from ocr_phases.explorer.running import REFRESH_S, Live, error_html, error_sentence, start
+from ocr_phases.explorer.still import still_bundle
 from ocr_phases.explorer.view_data import page_jpegs, row_data
 from ocr_phases.files import LARGEST_FILE, REPORT_FOLDER, folder_for, unpacked
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import results
 from ocr_phases.show.results import Section, run_title
-from ocr_phases.show.web import asset_text, data_address, element, jpeg_file, note
-from ocr_phases.text import count_text
+from ocr_phases.show.web import Html, asset_text, data_address, element, fragment, jpeg_file, note
 
 _HERE = resources.files("ocr_phases.explorer")
-_STILL_S = 0.05
+_STILL_S = 0.02
 _RECORDS = (".json", ".json.gz")
 _AT_ONCE = 5  # rows of the table that are read before it is drawn again
 #: What this kernel measured: a panel made anew shows them again.
@@ -52,26 +50,22 @@ def _file(name: str) -> str:
     return _HERE.joinpath(name).read_text(encoding="utf-8")
 
 
-def _kernels(run: PhaseRun, _: int) -> Section:
+def _kernels(run: PhaseRun) -> Section:
     missing = "This record has no kernel view: measure on a GPU with kernels=True."
     return Section(note(missing)) if run.kernels is None else results.kernels(run)
 
 
-def _findings(run: PhaseRun, _: int) -> Section:
+def _findings(run: PhaseRun) -> Section:
     return Section(results.lines_html([*filter(None, [noise_warning(run)]), *findings(run)]))
 
 
-def _of(section: Callable[[PhaseRun], Section]) -> Callable[[PhaseRun, int], Section]:
-    return lambda run, _: section(run)
-
-
 #: What the kernel draws of each view, part by part.
-VIEWS: dict[str, tuple[Callable[[PhaseRun, int], Section], ...]] = {
+VIEWS: dict[str, tuple[Callable[..., Section], ...]] = {
     "page": (),
-    "latency": (_of(results.cards), _of(results.latency), _of(results.floors), results.region_types),
-    "stages": (*map(_of, (results.vision, results.stages, results.timeline, results.memory)), _kernels),
+    "latency": (results.cards, results.latency, results.floors, results.region_types),
+    "stages": (results.vision, results.stages, results.timeline, results.memory, _kernels),
     "records": (),
-    "checks": (_findings, _of(results.checks), _of(results.text_notes), _of(results.method)),
+    "checks": (_findings, results.checks, results.text_notes, results.method),
 }
 
 
@@ -91,6 +85,7 @@ class Explorer(anywidget.AnyWidget):
     _esm = asset_text("sort.js") + _file("drawings.js") + _file("view.js") + _file("panel.js")
     _css = asset_text("notebook.css") + asset_text("fragments.css") + _file("explorer.css")
 
+    # What a person sets: in the browser, or in a cell.
     token = traitlets.Int(0).tag(sync=True)
     row = traitlets.Int(0).tag(sync=True)
     sheet = traitlets.Int(0).tag(sync=True)
@@ -99,12 +94,17 @@ class Explorer(anywidget.AnyWidget):
     ticked = traitlets.List(traitlets.Unicode()).tag(sync=True)
     pinned = traitlets.Unicode("").tag(sync=True)
     keeps = traitlets.Bool(True).tag(sync=True)
+    values = traitlets.Dict().tag(sync=True)
+    # What the browser draws.
     bar = traitlets.Bool(True).tag(sync=True)
     busy = traitlets.Bool(False).tag(sync=True)
-    form = traitlets.Dict().tag(sync=True)
+    fields = traitlets.List(traitlets.Dict()).tag(sync=True)
+    thumb = traitlets.Unicode("").tag(sync=True)
+    told = traitlets.Unicode("").tag(sync=True)
     data = traitlets.Dict().tag(sync=True)
     pages = traitlets.List(traitlets.Bytes()).tag(sync=True)
-    head = traitlets.Dict().tag(sync=True)
+    head = traitlets.Unicode("").tag(sync=True)
+    next = traitlets.List(traitlets.Unicode()).tag(sync=True)
     parts = traitlets.Dict().tag(sync=True)
     records = traitlets.Dict().tag(sync=True)
     compared = traitlets.Unicode("").tag(sync=True)
@@ -123,29 +123,29 @@ class Explorer(anywidget.AnyWidget):
         bar: bool = True,
     ) -> None:
         super().__init__(bar=bar, keeps=keep is not None)
-        self.shelf, self.measuring, self.jobs, self.asking = Shelf(keep), Live(), list[Job](), Form(model)
-        self._still = Still()
+        self.shelf, self.measuring, self.form = Shelf(keep), Live(), Form()
         self._handle: DisplayHandle | None = None  # once a cell has the picture
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = set[Future[None]]()
         self._due: asyncio.TimerHandle | None = None
         self._stopped = False
-        self._home = _loop()  # of the thread that signals reach
+        self._home = _loop()  # of the thread that Jupyter's Interrupt reaches; clicks may come in another
         self._current: Record | None = None
         self._before: PhaseRun | None = None  # drawn faintly under the curve of what repeats it
         self.rows = [*(Record(run) for run in reversed(runs)), *reversed(MEASURED)]
         self._list_files()
-        with self._told():
-            self.asking.add_path(str(page)) if page is not None else None
-        self._draw_form()
+        self.observe(lambda _: self._heed_values(), "values")
+        self.values = self.form.values(model)
+        with self._telling():
+            if page is not None:
+                self._choose(self.form.add_path(str(page)))
         self.on_msg(self._heard)
         self.observe(lambda _: self._load_row(), "row")
         self.observe(lambda _: self._open(), "view")
-        self.observe(lambda _: self._due_still(), ["row", "token", "sheet", "view", "color"])
+        self.observe(lambda _: self._due_still(), ["row", "token", "view", "color"])
         self.observe(lambda _: self._keep(), "keeps")
         self.observe(lambda _: self._compare(), ["ticked", "pinned"])
         if record is not None:
-            file = found(record)
-            self.add(PhaseRun.load(file), file)
+            self._do_path({"value": str(record)})
         else:
             self._show_first()
 
@@ -159,12 +159,7 @@ class Explorer(anywidget.AnyWidget):
     @property
     def runs(self) -> list[PhaseRun]:
         """The records of this panel that are in memory, the newest first."""
-        return [record.load() for record in self.rows if record.in_memory]
-
-    @property
-    def region(self) -> int:
-        """The region that the token shown belongs to; -1 is the preamble."""
-        return self.data["region"][self.token] if self.data else -1
+        return [record.run for record in self.rows if record.run is not None]
 
     def add(self, run: PhaseRun, file: Path | None = None) -> None:
         """Show another record, of ``file`` if it has one; earlier ones stay available."""
@@ -173,33 +168,32 @@ class Explorer(anywidget.AnyWidget):
     def _list_files(self) -> None:
         """Offer what is in memory, then the folder's files and the package's."""
         known = {record.file: record for record in self.rows}
-        listed = [record for record in self.rows if record.in_memory]
-        for own, files in ((True, self.shelf.files()), (False, shipped())):
-            new = (known.get(file) or Record(file=file, own=own) for file in files)
-            listed += [record for record in new if record not in listed]
-        self.rows = listed
+        files = [*((file, True) for file in self.shelf.files()), *((file, False) for file in shipped())]
+        listed = [known.get(file) or Record(file=file, own=own) for file, own in files]
+        self.rows = list(dict.fromkeys([*(row for row in self.rows if row.run or row.asked), *listed]))
         self._list()
 
     def _list(self) -> None:
         shown = "" if self._current is None else self._current.key
-        rows, jobs = [record.row() for record in self.rows], [job.row() for job in self.jobs]
-        self.records = {"rows": rows, "jobs": jobs, "shown": shown}
+        self.records = {"rows": [dict(record.cells) for record in self.rows], "shown": shown}
+        self.told = self.shelf.told()
 
     def _show_first(self) -> None:
         """Show the newest record that can be read."""
         for record in self.rows:
-            with self._told():
-                self._show(record)
-                return
+            with self._telling():
+                if record.run or record.file:
+                    self._show(record)
+                    return
 
     def _show(self, record: Record, before: PhaseRun | None = None) -> None:
         """Show a record, over the curve of ``before``; raises where it cannot be read."""
-        record.load()
+        head = _head(record.load())
         if record not in self.rows:
             self.rows.insert(0, record)
         self._current, self._before = record, before
         with self.hold_sync():
-            self.row, self.parts, self.head = 0, {}, _head(record)
+            self.row, self.head, self.next = 0, head, list(_again(record))
             self._load_row()
             self._list()
         self._open()
@@ -223,18 +217,17 @@ class Explorer(anywidget.AnyWidget):
 
     def _open(self) -> None:
         """Draw the view's parts that are not drawn, or read what the table of records lacks."""
-        record, view = self._current, self.view
-        if view == "records":
+        if self.view == "records":
             self._spawn(self._read_rows())
-        elif record is not None and VIEWS[view] and view not in self.parts:
-            self.parts = {**self.parts, view: []}
-            self._spawn(self._draw_parts(record, view))
+        elif self._current is not None and VIEWS[self.view] and self.view not in self.parts:
+            self.parts = {**self.parts, self.view: []}
+            self._spawn(self._draw_parts(self._current, self.view, self.row))
 
-    async def _draw_parts(self, record: Record, view: str) -> None:
-        row = self.row
-        with self._told():
+    async def _draw_parts(self, record: Record, view: str, row: int) -> None:
+        with self._telling():
             for section in VIEWS[view]:
-                html = (await asyncio.to_thread(section, record.load(), row)).html()
+                of_row = [row] if section is results.region_types else []
+                html = (await asyncio.to_thread(section, record.load(), *of_row)).html()
                 if record is not self._current or row != self.row or view not in self.parts:
                     return
                 self.parts = {**self.parts, view: [*self.parts[view], html]}
@@ -242,86 +235,76 @@ class Explorer(anywidget.AnyWidget):
     async def _read_rows(self) -> None:
         unread = [record for record in self.rows if "spark" not in record.cells]
         for number, record in enumerate(unread, start=1):
-            await asyncio.to_thread(record.read)
+            await asyncio.to_thread(record.look)
             if number % _AT_ONCE == 0 or number == len(unread):
                 self._list()
 
+    def _chosen(self) -> list[Record]:
+        """The records to compare: the pinned one before those ticked."""
+        keys = dict.fromkeys([*filter(None, [self.pinned]), *self.ticked])
+        return [self._record(key) for key in keys]
+
     def _compare(self) -> None:
-        """Compare the ticked records with the pinned one, else with the first of them."""
-        wanted = dict.fromkeys([*filter(None, [self.pinned]), *self.ticked])
-        chosen = [record for key in wanted for record in self.rows if record.key == key]
-        self.compared = note("Comparing …") if len(chosen) > 1 else ""
+        self.compared = ""
+        if len(chosen := self._chosen()) > 1:
+            self.compared = note("Comparing …")
+            self._spawn(self._draw_comparison(chosen))
 
-        def compared() -> str:
-            return comparison_html([record.load() for record in chosen])
-
-        async def job() -> None:
-            with self._told(lambda: setattr(self, "compared", "")):
-                html = await asyncio.to_thread(compared)
-                if wanted == dict.fromkeys([*filter(None, [self.pinned]), *self.ticked]):
-                    self.compared = html
-
-        if len(chosen) > 1:
-            self._spawn(job())
+    async def _draw_comparison(self, chosen: list[Record]) -> None:
+        with self._telling():
+            html = await asyncio.to_thread(lambda: comparison_html([each.load() for each in chosen]))
+            if chosen == self._chosen():
+                self.compared = html
 
     # -- what a person asks for -------------------------------------------------------------------------
 
     def _heard(self, _: Any, content: dict[str, Any], buffers: Sequence[memoryview]) -> None:
         """Do what the browser asks for: `_do_NAME` gets the message, with the bytes of files."""
         self.message = ""
-        with self._told():
+        with self._telling():
             getattr(self, f"_do_{content['do']}")(content | {"buffers": [bytes(each) for each in buffers]})
 
     @contextlib.contextmanager
-    def _told(self, otherwise: Callable[[], object] = lambda: None) -> Iterator[None]:
-        """Show an error in place of raising it, and do what is wanted ``otherwise``."""
+    def _telling(self) -> Iterator[None]:
+        """Show an error below the others in place of raising it."""
         try:
             yield
+        except Stopped:
+            self._say("Stopped before a repeat was finished, so there is no record.")
         except Exception as error:  # noqa: BLE001 - a widget alone only logs it
-            self.message = error_html(error)
-            otherwise()
+            self.message += error_html(error)
 
     def _say(self, sentence: str) -> None:
-        self.message = element("p", sentence, role="status") if sentence else ""
+        self.message = element("p", sentence, role="status")
 
     def _answer(self, asked: dict[str, Any], *buffers: bytes, **content: Any) -> None:
-        self.send({"to": asked.get("from"), **content}, list(buffers))
+        self.send({"to": asked["from"], **content}, list(buffers))
 
-    def _record(self, asked: dict[str, Any]) -> Record:
-        return next(record for record in self.rows if record.key == asked["key"])
+    def _record(self, key: str) -> Record:
+        return next(record for record in self.rows if record.key == key)
 
-    def _do_run(self, _: dict[str, Any]) -> None:
-        self._spawn(self.measure())
+    def _choose(self, pages: list[str]) -> None:
+        self.values = {**self.values, "pages": pages}
 
-    def _do_stop(self, _: dict[str, Any]) -> None:
-        self.stop()
-
-    def _do_form(self, asked: dict[str, Any]) -> None:
-        self.asking.values[asked["name"]] = asked["value"]
-        if asked["name"] == "model":
-            self.asking.suit_model()
-        self._draw_form()
-
-    def _do_folder(self, asked: dict[str, Any]) -> None:
-        self.shelf.folder = asked["value"]
-        self._list_files()
-        self._draw_form()
+    def _heed_values(self) -> None:
+        """Offer the presets of the chosen model alone, and the chosen page's picture."""
+        values, self.message, thumb = self.form.suited(self.values), "", ""
+        self.values, self.fields = values, self.form.fields(values["model"])
+        with self._telling():
+            for name in values["pages"][:1]:
+                page = first_image(*self.form.pages[name])
+                thumb = data_address(jpeg_file(page, 208, 300)[1], "image/jpeg")
+        self.thumb = thumb
 
     def _do_files(self, asked: dict[str, Any]) -> None:
         """Take files: records are shown, all others are pages."""
         files = dict(zip(asked["names"], asked["buffers"], strict=True))
         pages = {name: data for name, data in files.items() if not name.endswith(_RECORDS)}
-        refused = []
-        for name in files.keys() - pages.keys():
-            try:
-                self.add(read_record(files[name], name))
-            except OcrPhasesError as error:
-                refused.append(str(error))
         if pages:
-            self.asking.add_files(pages)
-            self._draw_form()
-        if refused:
-            raise OcrPhasesError(" ".join(refused))
+            self._choose(self.form.add_files(pages))
+        for name in files.keys() - pages.keys():
+            with self._telling():
+                self.add(read_record(files[name], name))
 
     def _do_path(self, asked: dict[str, Any]) -> None:
         """Take a path: a record is shown, anything else is a page or a folder of them."""
@@ -329,61 +312,47 @@ class Explorer(anywidget.AnyWidget):
             file = found(asked["value"])
             self.add(PhaseRun.load(file), file)
         else:
-            self.asking.add_path(asked["value"])
-            self._draw_form()
-
-    def _draw_form(self) -> None:
-        thumb = ""
-        with self._told():
-            thumb = data_address(jpeg_file(self.asking.preview(), 208, 300)[1], "image/jpeg")
-        told = {"folder": self.shelf.folder, "told": self.shelf.told(), "thumb": thumb}
-        self.form = {**self.asking.drawn(), **told}
+            self._choose(self.form.add_path(asked["value"]))
 
     def _do_show(self, asked: dict[str, Any]) -> None:
-        self._show(self._record(asked))
+        self._show(self._record(asked["key"]))
 
     def _do_rename(self, asked: dict[str, Any]) -> None:
-        self._record(asked).rename(asked["value"])
+        self._record(asked["key"]).rename(asked["value"])
         self._list()
 
     def _do_delete(self, asked: dict[str, Any]) -> None:
-        record = self._record(asked)
+        record = self._record(asked["key"])
         if record.file is not None:
             record.file.unlink(missing_ok=True)
+        self.ticked = [key for key in self.ticked if key != record.key]
+        self.pinned = "" if self.pinned == record.key else self.pinned
         for rows in (self.rows, MEASURED):
             rows[:] = [row for row in rows if row is not record]
-        self.ticked = [key for key in self.ticked if key != record.key]
         if record is self._current:
             self._current = None
             self._show_first()
-        self._draw_form()
         self._list()
 
     def _do_download(self, asked: dict[str, Any]) -> None:
-        run = self._record(asked).load()
+        run = self._record(asked["key"]).load()
         self._answer(asked, run.to_json(), file=f"{file_stem(run)}.json")
 
     def _do_report(self, asked: dict[str, Any]) -> None:
-        run = self._record(asked).load()
+        run = self._record(asked["key"]).load()
         folder = folder_for(None, placed(REPORT_FOLDER) / file_stem(run))
         self._say(f"Writing the report into {folder} …")
 
         async def job() -> None:
-            with self._told():
+            with self._telling():
                 report = await asyncio.to_thread(run.report, folder)
                 self._say(f"The report is written to {report}.")
                 self._answer(asked, report.read_bytes(), file=f"{folder.name}.html")
 
         self._spawn(job())
 
-    def _do_again(self, asked: dict[str, Any]) -> None:
-        """Measure the record shown once more, as its next step says."""
-        assert self._current is not None
-        measured = _again(self._current)[asked["label"]]
-        self._spawn(self.measure([measured], self.run))
-
     def _do_code(self, asked: dict[str, Any]) -> None:
-        self._answer(asked, copy=self.asking.jobs()[0].code())
+        self._answer(asked, copy=self.form.jobs(self.values)[0].code())
 
     def _do_save(self, asked: dict[str, Any]) -> None:
         """Draw the picture now: the browser saves the notebook when it has the answer."""
@@ -394,6 +363,17 @@ class Explorer(anywidget.AnyWidget):
 
     # -- measuring --------------------------------------------------------------------------------------
 
+    def _do_run(self, _: dict[str, Any]) -> None:
+        self._spawn(self.measure(), self._home)
+
+    def _do_again(self, asked: dict[str, Any]) -> None:
+        """Measure the record shown once more, as its next step says."""
+        assert self._current is not None
+        self._spawn(self.measure([_again(self._current)[asked["label"]]], self.run), self._home)
+
+    def _do_stop(self, _: dict[str, Any]) -> None:
+        self.stop()
+
     async def measure(self, asked: Sequence[Asked] | None = None, before: PhaseRun | None = None) -> None:
         """Run: measure with the form's settings, save and show the record, or show the error.
 
@@ -401,56 +381,46 @@ class Explorer(anywidget.AnyWidget):
         """
         if self.busy:
             return
-        self.message, self._stopped, self.jobs, self.busy, self.view = "", False, [], True, "page"
+        self.message, self._stopped, self.busy, self.view, jobs = "", False, True, "page", list[Record]()
         try:
-            with self._told():
-                self.jobs = [Job(each) for each in asked or self.asking.jobs()]
-            for job in self.jobs:
-                if self._stopped:
-                    job.state = "not run"
-                    continue
-                with self._told():
+            with self._telling():
+                jobs = [Record(asked=each) for each in asked or self.form.jobs(self.values)]
+            self.rows = [*reversed(jobs), *self.rows]
+            for job in jobs:
+                with self._telling():
                     await self._measure_job(job, before)
         finally:
             self.busy, self.live = False, {}
             self._list()
 
-    async def _measure_job(self, job: Job, before: PhaseRun | None) -> None:
+    async def _measure_job(self, job: Record, before: PhaseRun | None) -> None:
         """Measure one; whatever ends it is noted in the list, and raised."""
-        job.state = "running"
+        job.cells["state"] = "not run" if self._stopped else "running"
         self._list()
-        try:
-            run = await self._watched(job.asked)
-        except Stopped:
-            job.state = "stopped"
-            self._say("Stopped before a repeat was finished, so there is no record.")
+        if self._stopped:
             return
-        except BaseException as error:
-            failed = isinstance(error, Exception)
-            job.state, job.said = ("failed", error_sentence(error)) if failed else ("stopped", "")
-            raise
-        many = f"{len(run.repeats)} of {job.asked.settings.repeats} repeats"
-        stopped = len(run.repeats) < job.asked.settings.repeats
-        job.state, job.said = ("stopped", many) if stopped else ("done", count_text(run.token_count, "token"))
-        record = Record(run, asked=job.asked)
-        job.record = record.key
         try:
-            record.file = await asyncio.to_thread(self.shelf.save, run)
+            job.finish(run := await self._watched(job.asked))
+            MEASURED.append(job)
+            job.file = await asyncio.to_thread(self.shelf.save, run)
+        except BaseException as error:
+            stopped = isinstance(error, Stopped | asyncio.CancelledError)
+            job.cells |= (
+                {"state": "stopped"} if stopped else {"state": "failed", "said": error_sentence(error)}
+            )
+            raise
         finally:  # a record that cannot be saved is shown
-            MEASURED.append(record)
             self.live = {}
-            self._show(record, before)
-            self._draw_form()
-        if stopped:
-            self._say(f"Stopped: the record has {many}.")
+            if job.run is not None:
+                self._show(job, before)
+        wanted = job.asked.settings.repeats
+        if len(run.repeats) < wanted:
+            self._say(f"Stopped: the record has {len(run.repeats)} of {wanted} repeats.")
 
     async def _watched(self, asked: Asked) -> PhaseRun:
         """Measure, telling what comes in between; raises what the measurement raises."""
         live = self.measuring
-        started = start(asked, live)
-        future = asyncio.wrap_future(started)
-        if self._home and self._home.is_running() and self._home is not _loop():
-            asyncio.run_coroutine_threadsafe(self._heed_interrupts(started), self._home)
+        future = asyncio.wrap_future(start(asked, live))
         self.live_page = live.picture
         try:
             while not future.done():
@@ -464,24 +434,18 @@ class Explorer(anywidget.AnyWidget):
             raise
         return future.result()
 
-    async def _heed_interrupts(self, started: Future[PhaseRun]) -> None:
-        """In the kernel's own loop: JupyterLab's clicks come in another thread, which no signal reaches."""
-        while not started.done():
-            with stop_signals(lambda *_: self.stop(), notebook=True):
-                await asyncio.sleep(REFRESH_S)
-
     def stop(self) -> None:
         """End the measurement at its next token, and leave the rest of the queue."""
         self._stopped = True
         self.measuring.stop()
 
-    def _spawn(self, job: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, job: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop | None = None) -> None:
         """Run a job beside the kernel's other work; to its end where no loop is running (a plain script)."""
-        loop = _loop()
+        loop = loop or _loop()
         if loop is None:
             asyncio.run(job)
             return
-        task = loop.create_task(job)
+        task = asyncio.run_coroutine_threadsafe(job, loop)
         self._tasks.add(task)  # the loop itself holds tasks only weakly
         task.add_done_callback(self._tasks.discard)
 
@@ -491,7 +455,6 @@ class Explorer(anywidget.AnyWidget):
         """Keep records from now on or not; a confidential page leaves the notebook at once."""
         self.shelf.on = self.keeps
         self._list_files()
-        self._draw_form()
         self._draw_still()
 
     def _due_still(self) -> None:
@@ -509,8 +472,7 @@ class Explorer(anywidget.AnyWidget):
     def picture(self) -> dict[str, Any]:
         """What a saved notebook shows, by MIME type; a sentence where records are not kept."""
         run = self.run if self.keeps else None
-        scene = Scene(self.row, self.sheet, self.color, self.view)
-        return self._still.bundle(run, scene, self.token, self.data)
+        return still_bundle(run, self.row, self.token, self.color, self.view)
 
     def _ipython_display_(self) -> None:
         # No words for the panel itself: where it cannot be shown, the picture stands for it.
@@ -519,20 +481,12 @@ class Explorer(anywidget.AnyWidget):
         self._handle = display(self.picture(), raw=True, display_id=True)
 
 
-def _head(record: Record) -> dict[str, Any]:
-    """The words above the views, and the next steps."""
-    run = record.load()
-    checks = run_checks(run)
-    return {
-        "title": run_title(run),
-        "about": f"{run.model['name']} · {run.device['name']}",
-        "subject": subject(run),
-        "headline": headline(run),
-        "bar": results.phase_bar(run),
-        "verdict": worst_verdict(checks),
-        "said": checks_verdict(checks),
-        "next": list(_again(record)),
-    }
+def _head(run: PhaseRun) -> Html:
+    """The words above the views."""
+    title, model = element("strong", run_title(run)), f" · {run.model['name']} · {run.device['name']}"
+    about = element("p", title, model, class_="opx-about", title=subject(run))
+    said = element("p", headline(run), class_="opx-headline")
+    return fragment(about, said, results.phase_bar(run), results.status_html(run))
 
 
 def _again(record: Record) -> dict[str, Asked]:
@@ -541,9 +495,9 @@ def _again(record: Record) -> dict[str, Asked]:
     asked = record.asked or asked_again(run)
     if asked is None:
         return {}
-    many = max(8, 2 * len(run.repeats))
     steps: dict[str, dict[str, Any]] = {}
     if noise_warning(run) or len(run.repeats) < LEAST_REPEATS:
+        many = max(8, 2 * len(run.repeats))
         steps[f"Measure again with {many} repeats"] = {"repeats": many}
     if run.model["strategy"] == "eager" and has_cuda():
         steps["Try cuda_graph"] = {"strategy": "cuda_graph"}

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from ocr_phases.analyse.comparison import Comparison, run_labels, same_tokens
+from ocr_phases.analyse.comparison import Comparison, run_labels
 from ocr_phases.analyse.quality import quality_of
 from ocr_phases.analyse.regions import region_pairs
 from ocr_phases.errors import OcrPhasesError
@@ -25,8 +25,8 @@ from ocr_phases.record import PhaseRun
 from ocr_phases.show.figures import Picture
 from ocr_phases.show.page import printable
 from ocr_phases.show.results_many import comparison_bundle
-from ocr_phases.show.web import Html, fragment, note, table_html
-from ocr_phases.text import bytes_text, count_text
+from ocr_phases.show.web import Html, fragment, table_html
+from ocr_phases.text import count_text
 from ocr_phases.versions import asset
 
 FOLDER = "ocr_phases_records"
@@ -87,16 +87,10 @@ def description(run: PhaseRun) -> list[str]:
     """A record in a few words: when, files, model, preset, strategies, rows, tokens."""
     rows = len(run.results)
     files = ", ".join(dict.fromkeys(str(page["file"]) for page in run.pages))
-    return [
-        str(run.created)[:19],
-        printable(files, 60),
-        printable(str(run.model.get("name")), 40),
-        str(run.page.get("preset")),
-        str(run.model.get("strategy")),
-        f"vision {run.request['vision']}",
-        *([f"{rows} rows"] if rows > 1 else []),
-        count_text(run.token_count, "token"),
-    ]
+    how = [str(run.page["preset"]), str(run.model["strategy"]), f"vision {run.request['vision']}"]
+    many = [f"{rows} rows"] * (rows > 1)
+    of = [printable(files, 60), printable(str(run.model["name"]), 40)]
+    return [run.created[:19], *of, *how, *many, count_text(run.token_count, "token")]
 
 
 def file_stem(run: PhaseRun) -> str:
@@ -110,43 +104,55 @@ def _harmless(text: str) -> str:
 
 
 class Record:
-    """A row of the table: a record in memory, or in a file that is read when it is wanted.
+    """A row of the table: a record in memory or in a file, or a measurement that is to become one.
 
-    ``own`` says that it is a person's, who may rename and delete it; ``asked`` is what measured it, if known.
+    ``own`` says that it is a person's, who may rename and delete it; ``asked`` is what measures it, if known.
+    `cells` are what the table shows, from a file's name until it is read.
     """
 
     def __init__(
-        self, run: PhaseRun | None = None, file: Path | None = None, *, own: bool = True, asked: Any = None
+        self,
+        run: PhaseRun | None = None,
+        file: Path | None = None,
+        *,
+        own: bool = True,
+        asked: Any = None,
     ) -> None:
+        self.run, self.file, self.asked = run, file, asked
         self.key = f"record-{next(_NUMBERS)}"
-        self.file, self.own, self.asked = file, own, asked
-        names = [] if file is None else _stem(file).split("_")
-        kinds = ("created", "page", "model", "preset", "how") if len(names) > 1 else ("label",)
-        self.cells: dict[str, Any] = dict(zip(kinds, names, strict=False))
-        self._run = run
+        self.cells: dict[str, Any] = {"key": self.key, "own": own}
         if run is not None:
             self.cells |= cells(run)
+        elif file is not None:
+            names = _stem(file).split("_")
+            kinds = ("created", "page", "model", "preset", "how") if len(names) > 1 else ("label",)
+            self.cells |= dict(zip(kinds, names, strict=False))
+        elif asked is not None:
+            self.cells |= asked.cells()
 
-    @property
-    def in_memory(self) -> bool:
-        """Whether it need not be read."""
-        return self._run is not None
+    def finish(self, run: PhaseRun) -> None:
+        """Take what was measured."""
+        self.run = run
+        self.cells |= cells(run)
 
     def load(self) -> PhaseRun:
         """The record, which then stays in memory; raises `OcrPhasesError` as `PhaseRun.load` does."""
-        if self._run is None:
-            assert self.file is not None
-            self._run = PhaseRun.load(self.file)
-            self.cells |= cells(self._run)
-        return self._run
+        if self.run is None:
+            self.run = self._read()
+        return self.run
 
-    def read(self) -> None:
+    def _read(self) -> PhaseRun:
+        assert self.file is not None
+        run = PhaseRun.load(self.file)
+        self.cells |= cells(run)
+        return run
+
+    def look(self) -> None:
         """Fill `cells` without keeping the record; of a damaged file they are what is wrong with it."""
-        if "spark" not in self.cells and self.file is not None:
-            try:
-                self.cells |= cells(PhaseRun.load(self.file))
-            except OcrPhasesError as error:
-                self.cells |= {"spark": [], "state": "damaged", "said": str(error)}
+        try:
+            self._read()
+        except OcrPhasesError as error:
+            self.cells |= {"spark": [], "state": "damaged", "said": str(error)}
 
     def rename(self, label: str) -> None:
         """Give it a label, which becomes the name of its file; `OcrPhasesError` where that is taken."""
@@ -157,17 +163,13 @@ class Record:
             self.file = self.file.rename(other)
         self.cells["label"] = label.strip()
 
-    def row(self) -> dict[str, Any]:
-        """What the browser's table shows."""
-        return {"key": self.key, "own": self.own, **self.cells}
-
 
 def _stem(file: Path) -> str:
     return file.name.removesuffix(".gz").removesuffix(".json")
 
 
 def cells(run: PhaseRun) -> dict[str, Any]:
-    """The cells of a record's row: words, times in ms, shares and a thinned curve of the decode steps."""
+    """The cells of a record's row: words, times in ms, joules, a share and a thinned curve of the steps."""
     when, files, model, preset, *_ = description(run)
     known, quality = run.summary(), {} if run.truths is None else quality_of(run)
     times = run.token_table["device_ms"].dropna().to_numpy()
@@ -176,11 +178,11 @@ def cells(run: PhaseRun) -> dict[str, Any]:
         "page": files,
         "model": model,
         "preset": preset,
-        "how": " + ".join(dict.fromkeys((str(run.model.get("strategy")), str(run.request["vision"])))),
-        "device": str(run.device["name"]),
-        **{name: known[name] for name in ("prefill_ms", "inter_token_ms", "tokens_per_s")},
+        "how": " + ".join(dict.fromkeys((str(run.model["strategy"]), str(run.request["vision"])))),
+        **{name: known[name] for name in ("prefill_ms", "inter_token_ms", "tokens_per_s", "energy_j")},
         "cer": quality.get("cer"),
         "spark": [round(float(np.median(part)), 4) for part in np.array_split(times, _SPARKS) if len(part)],
+        "state": "",
     }
 
 
@@ -188,12 +190,7 @@ class Shelf:
     """The folder that finished records are kept in, while ``on``."""
 
     def __init__(self, folder: str | Path | None) -> None:
-        self.on, self.folder = folder is not None, str(folder or FOLDER)
-
-    @property
-    def path(self) -> Path:
-        """The folder, absolute."""
-        return placed(self.folder.strip() or FOLDER)
+        self.on, self.path = folder is not None, placed(folder or FOLDER)
 
     def files(self) -> list[Path]:
         """The folder's newest records, the newest first: by the date in their names, else the files' own."""
@@ -211,8 +208,7 @@ class Shelf:
         """How much the folder holds, and where it is."""
         if not self.on:
             return "Off: new records are lost with the kernel."
-        sizes = [path.stat().st_size for path in self.files()]
-        return f"{count_text(len(sizes), 'record')}, {bytes_text(sum(sizes))} in {self.path}"
+        return f"{count_text(len(self.files()), 'record')} in {self.path}"
 
 
 def _when(path: Path) -> tuple[str, str]:
@@ -233,18 +229,14 @@ def shipped() -> list[Path]:
 def comparison_html(runs: Sequence[PhaseRun]) -> Html:
     """What a cell shows of `compare`, curves and stages on common axes, and the baseline's regions."""
     labels = run_labels(runs)
-    compared = Comparison(runs, labels)
-    same = "All wrote the same tokens." if all(same_tokens(runs[0], run) for run in runs[1:]) else ""
-    pairs = region_pairs(runs, labels)
+    compared, pairs = Comparison(runs, labels), region_pairs(runs, labels)
     for name in ("label", "text"):
         pairs[name] = [printable(str(text), 40) for text in pairs[name]]
     headings = {label: (printable(label, 40), "ms") for label in labels}
     caption, missing = "Decode time of each region of the baseline", "the record has no such region"
-    regions = table_html(pairs, caption=caption, headings=headings, missing=missing, classes="op-words")
     return fragment(
         Html(comparison_bundle(compared)["text/html"]),
-        note(same) if same else "",
         Picture(compared.plot.decode(), "Time of each decode step, a line a record").html(),
         Picture(compared.plot.stages(), "Stages of the prefill, a bar a record").html(),
-        regions if len(pairs) > 1 else "",
+        table_html(pairs, caption=caption, headings=headings, missing=missing, classes="op-words"),
     )

@@ -7,27 +7,25 @@ browser, which draws it, so that watching costs the measurement as little as can
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+import pandas as pd
 
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.errors import OcrPhasesError, Stopped
 from ocr_phases.explorer.form import Asked, first_image
-from ocr_phases.explorer.view_data import boxes, numbers, scale_of
+from ocr_phases.explorer.view_data import boxes, scale_of
 from ocr_phases.families import FAMILIES
 from ocr_phases.record import PhaseRun
-from ocr_phases.settings import Settings
-from ocr_phases.show.page import printable
 from ocr_phases.show.web import Html, element, jpeg_file
 from ocr_phases.text import ms_text, plain
 
@@ -61,55 +59,24 @@ def error_sentence(error: BaseException) -> str:
     return f"{type(error).__name__}: {first if len(first) <= 300 else first[:299] + '…'}"
 
 
-@dataclass
-class Job:
-    """One measurement: waiting, running, done, failed, stopped or not run, and a sentence on how it ended."""
-
-    asked: Asked
-    state: str = "waiting"
-    said: str = ""
-    record: str = ""  # the key of its result
-
-    def row(self) -> dict[str, Any]:
-        """What the browser's table shows."""
-        settings = self.asked.settings
-        page = printable(self.asked.page_name or Path(str(self.asked.page)).name, 60)
-        cells = {"page": page, "model": settings.model, "preset": settings.preset or "default"}
-        cells |= {"how": settings.strategy, "state": self.state, "said": self.said}
-        return cells | {"record": self.record}
-
-
-@dataclass
 class Live:
     """A running measurement; `state` is what the browser draws of it, `stop` ends it at its next token."""
 
-    tokens_a_run: int = 0
-    repeats: int = 0
-    warmup: int = 0
-    size: tuple[int, int] | None = None
-    picture: bytes = b""
-    _news: deque[Callable[[], None]] = field(default_factory=deque)
-    _read: Callable[[int], str] | None = None
-    _began: float = 0.0
-    _first: float | None = None
-    _doing: str = ""
-    _done: int = 0
-    _texts: list[list[str]] = field(default_factory=lambda: [[]])
-    _times: list[list[float]] = field(default_factory=lambda: [[]])
-    _last: float | None = None
-    _stop: threading.Event = field(default_factory=threading.Event)
-
-    @property
-    def text(self) -> str:
-        """What has been written so far; what the longest run wrote where that is more."""
-        return max(map("".join, self._texts), key=len)
+    def __init__(self) -> None:
+        self.begin(0, 0, 0)
 
     def begin(self, tokens_a_run: int, repeats: int, warmup: int, page: Image | None = None) -> None:
         """A measurement of a page starts by loading its model."""
-        self.__init__(tokens_a_run, repeats, warmup)  # type: ignore[misc]
-        self._began = time.perf_counter()
-        if page is not None:
-            self.size, self.picture = page.size, jpeg_file(page, _SIDE, _SIDE)[1]
+        self.tokens_a_run, self.repeats, self.warmup = tokens_a_run, repeats, warmup
+        self.size = None if page is None else page.size
+        self.picture = b"" if page is None else jpeg_file(page, _SIDE, _SIDE)[1]
+        self._news = deque[Callable[[], None]]()
+        self._read: Callable[[int], str] | None = None
+        self._began, self._first, self._last = time.perf_counter(), 0.0, float("nan")
+        self._doing, self._done = "waiting for its turn", 0
+        self._texts: list[list[str]] = [[]]
+        self._times: list[list[float]] = [[]]
+        self._stop = threading.Event()
 
     def stop(self) -> None:
         """Ask the measuring thread to stop at its next token."""
@@ -122,66 +89,56 @@ class Live:
         while self._news:
             self._news.popleft()()
         shown, longest = self._times[-_LINES:], max(map(len, self._times))
-        # Room for what is still to come, without a squeezed start: the next power of two.
-        room = 2 ** int(np.ceil(np.log2(max(longest, 32))))
-        most = min(room, max(self.tokens_a_run, longest))
-        found = [ms for run in shown for ms in numbers(run) if ms is not None]
-        # A finished run tells how long the others are.
+        # A finished run tells how long the others are; the first one's curve has room to grow.
         expected = max(map(len, self._times[: self._done]), default=0) or self.tokens_a_run
-        total = (self.repeats + self.warmup) * expected
-        known = self._read is not None and not self._doing
-        made = min(self._done * expected + len(self._times[-1]), total) if known else None
+        count = max(min(2 ** math.ceil(math.log2(max(longest, 32))), expected), longest)
+        total, made = (self.repeats + self.warmup) * expected, None
+        if not self._doing:
+            made = min(self._done * expected + len(self._times[-1]), total)
+        text = "".join(self._texts[-1])
         return {
             "doing": self._said(),
             "done": made,
             "total": total,
             "left": self._left(made, total),
-            "text": "".join(self._texts[-1])[-_SHOWN_TEXT:],
-            "lines": [[len(run), _thinned(numbers(run), most)] for run in shown],
-            "count": most,
-            "top": 1.3 * scale_of(found),
-            "boxes": self._boxes(),
+            "text": text[-_SHOWN_TEXT:],
+            "lines": [_thinned(run, count) for run in shown],
+            "count": count,
+            "top": 1.3 * scale_of([ms for run in shown for ms in run if math.isfinite(ms)]),
+            "boxes": self._boxes(plain(text)),
             "size": self.size,
         }
 
     def _said(self) -> str:
         if self._stop.is_set():
             return "stopping"
-        if self._read is None or self._doing:
-            return f"{self._doing or 'waiting for its turn'}, {time.perf_counter() - self._began:.0f} s"
-        number, runs = min(self._done, self.repeats + self.warmup - 1), self.repeats
-        name = f"warm-up {number + 1} of {self.warmup}"
-        if number >= self.warmup:
-            name = f"repeat {number - self.warmup + 1} of {runs}"
-        return ", ".join(filter(None, [f"{name}: {len(self._times[-1]):,} tokens", self._pace()]))
-
-    def _pace(self) -> str:
-        """The median time of a token in the finished repeats, with its range, or in the first so far."""
-        measured = [np.asarray(run) for run in self._times[self.warmup :]] or [np.asarray(self._times[-1])]
-        medians = [float(np.nanmedian(run)) for run in measured if np.isfinite(run).any()]
-        if not medians:
-            return ""
-        each = f"{ms_text(float(np.median(medians)))} a token (host clock)"
-        spread = f", {ms_text(min(medians))} to {ms_text(max(medians))} in {len(medians)} repeats"
-        return each + (spread if len(medians) > 1 else "")
+        if self._doing:
+            return f"{self._doing}, {time.perf_counter() - self._began:.0f} s"
+        number = min(self._done, self.repeats + self.warmup - 1) - self.warmup
+        name = f"repeat {number + 1} of {self.repeats}"
+        if number < 0:
+            name = f"warm-up {number + 1 + self.warmup} of {self.warmup}"
+        runs = pd.Series([pd.Series(run).median() for run in self._times[self.warmup :] or self._times[-1:]])
+        ends = dict.fromkeys(ms_text(ms) for ms in (runs.min(), runs.max()) if ms == ms)
+        pace = f", {' to '.join(ends)} a token (host clock)" if ends else ""
+        return f"{name}: {len(self._times[-1]):,} tokens{pace}"
 
     def _left(self, made: int | None, total: int) -> str:
-        if not made or self._first is None or total <= made:
+        if not made or total <= made:
             return ""
         seconds = (time.perf_counter() - self._first) / made * (total - made)
         return f"{seconds:.0f} s left" if seconds < 90 else f"{seconds / 60:.0f} min left"
 
-    def _boxes(self) -> list[dict[str, Any]]:
+    def _boxes(self, text: str) -> list[dict[str, Any]]:
         if self.size is None:
             return []
-        regions = parse_grounding(plain("".join(self._texts[-1])), _ANY_MARKS).on_page(0).regions
-        labels = list(dict.fromkeys(region.label for region in regions))
-        return boxes(regions, self.size, labels)
+        regions = parse_grounding(text, _ANY_MARKS).on_page(0).regions
+        return boxes(regions, self.size, list(dict.fromkeys(region.label for region in regions)))
 
     # -- the measuring thread's side --------------------------------------------------------------
 
     def doing(self, what: str) -> None:
-        """Show work without tokens, such as loading a model; an empty text clears it."""
+        """Show work without tokens, such as loading a model, until the next run begins."""
         self._news.append(partial(setattr, self, "_doing", what))
         self.stop_if_asked()
 
@@ -205,7 +162,7 @@ class Live:
             raise Stopped
 
     def _next_run(self, done: int) -> None:
-        self._doing, self._done, self._last = "", done, None
+        self._doing, self._done, self._last = "", done, float("nan")
         self._first = self._first or time.perf_counter()
         if 0 < done < self.repeats + self.warmup:
             self._texts.append([])
@@ -213,23 +170,17 @@ class Live:
 
     def _take(self, tokens: list[int], clock: float) -> None:
         """Tokens as they were read: their text, and the host's time since the last ones."""
-        each = float("nan") if self._last is None else (clock - self._last) * 1000.0 / len(tokens)
-        self._times[-1] += [each] * len(tokens)
+        self._times[-1] += [(clock - self._last) * 1000.0 / len(tokens)] * len(tokens)
         self._last = clock
         if self._read is not None:
             self._texts[-1] += [self._read(token) for token in tokens]
 
 
-def _thinned(times: list[float | None], most: int) -> list[list[float]]:
-    """``[token, ms]`` of the slowest of each few tokens, so that no slow one goes missing."""
-    bunch = -(-most // _POINTS)
-    points = []
-    for start in range(0, len(times), bunch):
-        known = (
-            (ms, token) for token, ms in enumerate(times[start : start + bunch], start) if ms is not None
-        )
-        points += [[token, ms] for ms, token in sorted(known)[-1:]]
-    return points
+def _thinned(times: list[float], most: int) -> list[tuple[int, float]]:
+    """``(token, ms)`` of the slowest of each few tokens, so that no slow one goes missing."""
+    known = pd.Series(times, dtype=float).dropna()
+    slowest = known[known.groupby(known.index // -(-most // _POINTS)).idxmax()].round(4)
+    return list(zip(slowest.index.tolist(), slowest.tolist(), strict=True))
 
 
 # -- the measuring thread ----------------------------------------------------------------------------
@@ -259,7 +210,7 @@ def _measure(asked: Asked, live: Live) -> PhaseRun:
         live.reader(TokenReader(session.tokenizer).read)  # no half character of the run before
         live.progress(done, total)
 
-    live.doing(_set_up_text(asked.settings))
+    live.doing("preparing")
     # Every token is shown, and Stop heard, as it is written, unless another interval is asked for.
     options = asked.settings.of_run()
     options["eos_check_every"] = options["eos_check_every"] or 1
@@ -273,10 +224,3 @@ def _measure(asked: Asked, live: Live) -> PhaseRun:
     # Bytes carry no name: the upload's takes the place of "image" (a page of a PDF keeps its number).
     pages = [{**page, "file": asked.page_name + page["file"].removeprefix("image")} for page in run.pages]
     return replace(run, pages=pages)
-
-
-def _set_up_text(settings: Settings) -> str:
-    """The set-up before the first run of these strategies; empty for eager."""
-    if settings.strategy != "eager":
-        return "compiling / capturing the decode step"
-    return "compiling the vision stages" if settings.vision != "eager" else ""

@@ -6,7 +6,7 @@ import html
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import mistune
@@ -63,63 +63,47 @@ def row_data(run: PhaseRun, row: int, before: PhaseRun | None = None) -> dict[st
     ``before`` gives the times of another record, for the curve.
     """
     text, grounding = plain(run.results[row]["text"] or ""), grounding_of(run, row)
-    tokens = run.tokens_of(row)
-    times = numbers(tokens["device_ms"])
-    labels = Counter(region.label for region in grounding.regions)
-    found = [time for time in times if time is not None]
-    pages = pages_of_row(run, row)
-    table = regions_of(run, row)
+    tokens, table = run.tokens_of(row), regions_of(run, row)
+    times, labels = tokens["device_ms"].dropna(), Counter(region.label for region in grounding.regions)
     palette = [time_colour(step / (_COLOURS - 1)) for step in range(_COLOURS)]
     uncertain = table.loc[table["uncertain"], "region"].tolist()
+    pages = []
+    for place, number in enumerate(pages_of_row(run, row)):
+        page, regions = run.pages[number], grounding.on_page(place).regions
+        size = int(page["width"]), int(page["height"])
+        facts = {"width": size[0], "height": size[1], "grid": page.get("grid") or [1, 1]}
+        pages.append({**facts, "boxes": boxes(regions, size, list(labels), uncertain)})
     return {
         "rows": _row_names(run),
         "note": _note(run, row, grounding),
-        "before": [] if before is None else numbers(before.tokens_of(0)["device_ms"]),
+        "before": [] if before is None else _values(before.tokens_of(0)["device_ms"]),
         "texts": [plain(str(text)) for text in tokens["text"]],
-        "ms": times,
-        "steps": whole(tokens["step"]),
-        "cache": whole(tokens["cache_len"]),
+        "ms": _values(tokens["device_ms"]),
+        "steps": _values(tokens["step"]),
+        "cache": _values(tokens["cache_len"]),
         "region": tokens["region"].tolist(),
-        "probability": numbers(tokens["probability"]),
+        "probability": _values(tokens["probability"]),
         "uncertain": {"regions": uncertain, "legend": UNCERTAIN_TEXT},
         "slowest": tokens["device_ms"].nlargest(_SLOWEST).index.tolist(),
-        "top": 1.3 * scale_of(found),
-        "scale": [scale_of(found, 1 - _USUAL), scale_of(found)],
+        "top": 1.3 * scale_of(times),
+        "scale": [scale_of(times, 1 - _USUAL), scale_of(times)],
         "palette": [(each, type_colour(each)) for each in palette],
         "regions": _regions(run, row, grounding, table),
         "rendered": _rendered(text, parse_grounding(text, run.model.get("family"))),
         "kinds": [
-            {
-                "label": printable(label),
-                "count": count,
-                "colour": label_colour(label),
-            }
+            {"label": printable(label), "count": count, "colour": label_colour(label)}
             for label, count in labels.items()
         ],
-        "pages": [
-            {
-                "width": int(run.pages[number]["width"]),
-                "height": int(run.pages[number]["height"]),
-                "grid": run.pages[number].get("grid") or [1, 1],
-                "boxes": boxes(
-                    grounding.on_page(place).regions,
-                    (int(run.pages[number]["width"]), int(run.pages[number]["height"])),
-                    list(labels),
-                    uncertain,
-                ),
-            }
-            for place, number in enumerate(pages)
-        ],
+        "pages": pages,
     }
 
 
 def _row_names(run: PhaseRun) -> list[str]:
     """Each row's number and files."""
     files = [
-        ", ".join(str(page["file"]) for page in run.pages if page["row"] == row)
-        for row in range(len(run.results))
+        [str(run.pages[page]["file"]) for page in pages_of_row(run, row)] for row in range(len(run.results))
     ]
-    return [f"{row}: {printable(names, 40)}" for row, names in enumerate(files, start=1)]
+    return [f"{row}: {printable(', '.join(names), 40)}" for row, names in enumerate(files, start=1)]
 
 
 def page_jpegs(run: PhaseRun, row: int) -> list[bytes]:
@@ -140,67 +124,51 @@ def boxes(
     drawn = region_boxes(regions, size, uncertain=uncertain)
     return [
         {
-            "region": region,
-            "kind": kinds[region],
-            "x": x1,
-            "y": y1,
-            "width": max(x2 - x1, 1),
-            "height": max(y2 - y1, 1),
-            "colour": colour,
-            "uncertain": doubted,
+            "region": box.region,
+            "kind": kinds[box.region],
+            "x": box.box[0],
+            "y": box.box[1],
+            "width": max(box.box[2] - box.box[0], 1),
+            "height": max(box.box[3] - box.box[1], 1),
+            "colour": box.colour,
+            "uncertain": box.uncertain,
             "tag": tag and {"text": tag.text, "x": tag.start[0], "y": tag.start[1], "size": tag.size},
         }
-        for ((x1, y1, x2, y2), colour, _, region, doubted), tag in zip(
-            drawn, place_tags(drawn, size), strict=True
-        )
+        for box, tag in zip(drawn, place_tags(drawn, size), strict=True)
     ]
 
 
-def numbers(values: Iterable[float]) -> list[float | None]:
-    """Times in ms to a tenth of a microsecond, or shares; None for none, as JSON has no NaN."""
-    return [round(float(value), 4) if math.isfinite(value) else None for value in values]
+def _values(column: pd.Series) -> list[Any]:
+    """A column for JSON, to a tenth of a microsecond; None for none."""
+    return [None if pd.isna(value) else round(value, 4) for value in column.tolist()]
 
 
-def whole(values: Iterable[Any]) -> list[int | None]:
-    """Integers of a nullable column; None for none."""
-    return [None if pd.isna(value) else int(value) for value in values]
-
-
-def scale_of(times: Sequence[float], part: float = _USUAL) -> float:
+def scale_of(times: Sequence[float] | pd.Series, part: float = _USUAL) -> float:
     """What this part of some times (ms) stays below, the bulk by default; 1 for no times."""
-    return float(np.quantile(times, part)) if times else 1.0
+    return float(np.quantile(times, part)) if len(times) else 1.0
 
 
 def _regions(run: PhaseRun, row: int, grounding: Grounding, table: pd.DataFrame) -> list[dict[str, Any]]:
+    """Each region in words: ``line`` in a list, ``facts`` in a sentence, and with its text as a ``hint``."""
     first = run.tokens_of(row).groupby("region")["index"].min().to_dict()
     pages = {region.index: region.page for region in grounding.regions}
-    items = []
-    rows: list[Any] = list(table.itertuples())
-    for item in rows:
-        kind = printable(str(item.label))
-        name = "preamble" if item.region == PREAMBLE else f"region {item.region} {kind}"
-        tokens, begins = count_text(item.tokens, "token"), printable(str(item.text), 36)
-        each = f", {ms_text(item.ms_per_char)} a character" if item.characters else ""
-        share = f"{ms_text(item.decode_ms)} ({percent_text(item.share)} of the decode)"
-        doubt, sure = "uncertain" if item.uncertain else "", ""
-        if math.isfinite(item.probability):
-            sure = f"mean token probability {percent_text(item.probability)}"
-            sure = f"; {doubt}: {sure}" if doubt else f"; {sure}"
-        spent = f"{name}: {tokens}, {ms_text(item.decode_ms)}{sure}"
-        line = [name.removeprefix("region "), doubt, tokens, ms_text(item.decode_ms), begins]
-        items.append(
-            {
-                "region": int(item.region),
-                "name": name,
-                "line": " · ".join(filter(None, line)),
-                "facts": f"{name.capitalize()}: {tokens}, {share}{each}{sure}",
-                "hint": f"{spent}\n{printable(str(item.text), 200)}",
-                "first": int(first.get(item.region, 0)),
-                "ms": round(float(item.decode_ms), 4),
-                "page": pages.get(item.region),
-            }
-        )
-    return items
+    found = []
+    for item in table.to_dict("records"):
+        number, label, text = item["region"], printable(str(item["label"])), str(item["text"])
+        name = label if number == PREAMBLE else f"{number} {label}"
+        tokens, ms, doubt = count_text(item["tokens"], "token"), item["decode_ms"], "uncertain"
+        facts = [tokens, f"{ms_text(ms)} ({percent_text(item['share'])} of the decode)"]
+        facts += [f"{ms_text(item['ms_per_char'])} a character"] if item["characters"] else []
+        if math.isfinite(item["probability"]):
+            facts.append(f"mean token probability {percent_text(item['probability'])}")
+        sure = [doubt] if item["uncertain"] else []
+        told = f"{'Preamble' if number == PREAMBLE else f'Region {name}'}: {', '.join(facts + sure)}"
+        line = [name, *sure, tokens, ms_text(ms), printable(text, 36)]
+        words = {"line": " · ".join(filter(None, line)), "facts": told, "name": told.split(":")[0].lower()}
+        words["hint"] = f"{told}\n{printable(text, 200)}"
+        place = {"first": int(first.get(number, 0)), "page": pages.get(number), "ms": round(ms, 4)}
+        found.append({"region": number, **words, **place})
+    return found
 
 
 def _rendered(text: str, grounding: Grounding) -> list[tuple[int, str]]:

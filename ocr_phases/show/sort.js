@@ -13,6 +13,7 @@ function sortable(table) {
     return typeof a === "number" ? -1 : 1; // what has no value comes after what has one
   };
   headings.forEach((heading, column) => {
+    if (!heading.textContent) return;
     const button = document.createElement("button");
     button.type = "button";
     button.append(...heading.childNodes);
