@@ -33,7 +33,6 @@ from traitlets.config import Config
 import ocr_phases
 from ocr_phases import PhaseRun
 from ocr_phases.analyse.grounding import match_boxes, parse_grounding
-from ocr_phases.analyse.regions import matched_regions
 from ocr_phases.analyse.text import one_line, plain_text, similarities, tables_of
 from ocr_phases.batch.jobs import find_pages, make_jobs
 from ocr_phases.cli import main
@@ -119,7 +118,6 @@ def test_regions_are_matched_and_drawn_in_time(name: str) -> None:
     found = parse_grounding("".join(_BOX.format(*region) for region in REGIONS[name]))
     held, labels = [list(region.boxes) for region in found.regions], [label for label, *_ in REGIONS[name]]
     assert len(read_in_time(lambda held: match_boxes(held, held), held)) == 5_000
-    assert len(read_in_time(lambda found: matched_regions(found, found), found)) == 5_001
     assert len(read_in_time(lambda found: boxes(found.regions, (10, 10), labels), found)) == 5_000
 
 

@@ -22,7 +22,6 @@ from test_quality_shown import TRUTH
 
 from ocr_phases import PhaseRun
 from ocr_phases.analyse.comparison import SHARE, Comparison, in_units, text_changes
-from ocr_phases.analyse.regions import region_pairs
 from ocr_phases.analyse.scaling import (
     POINT_COLUMNS,
     SweepResult,
@@ -156,8 +155,6 @@ def test_the_text_of_every_row_is_compared() -> None:
     (alone,) = text_changes(make_run(), make_run(text=TEXT_HEAVY))["other"]
     assert agreement == pytest.approx((1.0 + alone) / 2)
     assert "row 2" in Comparison([base, other], ["a", "b"]).text_diff
-    pairs = region_pairs([base, other], ["a", "b"])
-    assert set(pairs["row"]) == {1, 2} and pairs["b"].notna().all()
 
 
 def test_only_texts_of_one_page_and_one_truth_are_compared() -> None:

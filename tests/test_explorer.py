@@ -125,14 +125,14 @@ def test_a_model_has_its_own_presets_and_no_device_that_is_not_there(monkeypatch
     monkeypatch.setattr("ocr_phases.explorer.form.has_cuda", lambda: False)
     explorer = Explorer(keep=None)
     fields = {field["name"]: field for field in explorer.fields}
-    assert [name for name, _ in fields["device"]["options"]] == ["auto", "cpu"]
-    assert "cuda_graph" not in [name for name, _ in fields["strategy"]["options"]]
+    assert fields["device"]["options"] == ["auto", "cpu"]
+    assert "cuda_graph" not in fields["strategy"]["options"]
     assert presets_of("tiny") == tuple(FAMILIES["deepseek-ocr"].presets)
     browser = Browser(explorer)
     browser.form(preset="gundam", model="dummy:deepseek-ocr-2")
     assert explorer.values["preset"] == ""
     (preset,) = [field for field in explorer.fields if field["name"] == "preset"]
-    assert [name for name, _ in preset["options"][1:]] == list(FAMILIES["deepseek-ocr-2"].presets)
+    assert preset["options"][1:] == list(FAMILIES["deepseek-ocr-2"].presets)
 
 
 def test_pages_come_from_a_folder_a_path_and_files(tmp_path: Path):
@@ -142,7 +142,6 @@ def test_pages_come_from_a_folder_a_path_and_files(tmp_path: Path):
     assert explorer.form.jobs(explorer.values)[0].page == str(PAGES / "dense.png")
     browser.form(pages=["slide.png"])
     assert explorer.form.jobs(explorer.values)[0].page == str(PAGES / "slide.png")
-    assert explorer.thumb.startswith("data:image/jpeg")
     data = (PAGES / "paper.png").read_bytes()
     browser.ask("files", data, data, names=["mine.png", "other.png"])
     assert [(job.page, job.page_name) for job in explorer.form.jobs(explorer.values)] == [
@@ -286,7 +285,7 @@ def test_boxes_crops_and_pages_are_those_of_the_record(explorer: Explorer):
     (page,) = explorer.data["pages"]
     assert page["grid"] == [2, 3]
     assert {box["region"] for box in page["boxes"]} == {0, 1, 2, 3, 4}
-    assert all(box["x"] >= 0 and box["x"] + box["width"] <= page["width"] for box in page["boxes"])
+    assert all(0 <= box["box"][0] < box["box"][2] < page["width"] for box in page["boxes"])
     kinds = [f"{kind['label']} ({kind['count']})" for kind in explorer.data["kinds"]]
     assert kinds == ["title (1)", "text (2)", "image (1)", "table (1)"]
     bare = Explorer(runs=[make_run(embed=False)], keep=None)
@@ -447,7 +446,6 @@ def test_two_ticked_records_are_compared_with_the_pinned_one(run: PhaseRun):
     explorer.ticked = keys[:2]
     shown = explorer.compared
     assert shown.count('class="op-svg"') == 2
-    assert says(shown, "Decode time of each region")
     assert says(shown, "Set Repeats (--repeats) to 5 or more")
     assert f'data-value="{others[0]["prefill_ms"] / run["prefill_ms"]!r}"' in shown
     explorer.pinned = keys[2]

@@ -1,14 +1,13 @@
-"""What each region of a record's output cost to write, and the regions of several records side by side."""
+"""What each region of a record's output cost to write."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from ocr_phases.analyse.grounding import PREAMBLE, Box, Grounding, Region, match_boxes
+from ocr_phases.analyse.grounding import PREAMBLE, Grounding
 from ocr_phases.analyse.stages import cached, grounding_of, text_tokens
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
@@ -18,7 +17,6 @@ REGION_COLUMNS = ("region", "label", "boxes", "repaired", *TYPE_COLUMNS[2:], "te
 UNCERTAIN_BELOW = 0.9
 """A region is uncertain where the mean probability of its text's tokens is below this (docs/quality.md)."""
 
-_PAGE_STEP = 10_000
 _COUNTS = dict.fromkeys(["region", "boxes", "tokens", "characters"], "int64")
 
 
@@ -87,40 +85,3 @@ def regions_of(run: PhaseRun, row: int = 0) -> pd.DataFrame:
     means = {region: known.iloc[own].mean(skipna=False) for region, own in text_tokens(run, row).items()}
     table["probability"] = table["region"].map(means).astype("float64")
     return table.assign(uncertain=table["probability"] < UNCERTAIN_BELOW, text=text)
-
-
-def region_pairs(runs: Sequence[PhaseRun], labels: Sequence[str]) -> pd.DataFrame:
-    """The first record's regions of all pages, one row each, with what each record spent on them.
-
-    Columns ``region``, ``label``, ``text``, then a column a record with its decode time in ms, under its
-    label from ``labels`` (all different). NaN where a record has no such region on the page. Of a batch a
-    column ``row``, from 1, comes first.
-    """
-    baseline, *others = runs
-    pieces = []
-    for row in range(len(baseline.results)):
-        pairs = regions_of(baseline, row).rename(columns={"decode_ms": labels[0]}).assign(row=row + 1)
-        for run, label in zip(others, labels[1:], strict=True):
-            pairs[label] = np.nan
-            if row < len(run.results):
-                partner = matched_regions(grounding_of(baseline, row), grounding_of(run, row))
-                cost = regions_of(run, row).set_index("region")["decode_ms"]
-                pairs[label] = pairs["region"].map(partner).map(cost)
-        pieces.append(pairs)
-    batch = ["row"] if len(pieces) > 1 else []
-    return pd.concat(pieces, ignore_index=True)[[*batch, "region", "label", "text", *labels]]
-
-
-def matched_regions(baseline: Grounding, other: Grounding) -> dict[int, int]:
-    """Each region of ``baseline`` with the one of ``other`` that lies in its place on its page.
-
-    Regions without a partner are left out. The preambles belong together.
-    """
-    pairs = match_boxes(*([_apart(region) for region in side.regions] for side in (baseline, other)))
-    return {PREAMBLE: PREAMBLE} | {mine: theirs for mine, theirs, _ in pairs}
-
-
-def _apart(region: Region) -> list[Box]:
-    """A region's boxes, with those of another page so far away that they never overlap."""
-    shift = region.page * _PAGE_STEP
-    return [(x1 + shift, y1, x2 + shift, y2) for x1, y1, x2, y2 in region.boxes]

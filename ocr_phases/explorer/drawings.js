@@ -175,12 +175,13 @@ class Page extends Drawing {
   }
   showBoxes(boxes, hints = new Map()) {
     // Small boxes last, so that a large one does not keep the pointer from them.
-    const drawn = [...boxes].sort((one, other) => other.width * other.height - one.width * one.height);
-    this.boxes.replaceChildren(...drawn.map(({ region, kind, colour, uncertain, tag, x, y, width, height }) => {
+    const size = ({ box: [left, top, right, bottom] }) => (right - left) * (bottom - top);
+    const drawn = [...boxes].sort((one, other) => size(other) - size(one));
+    this.boxes.replaceChildren(...drawn.map(({ region, kind, colour, uncertain, tag, box: [x, y, right, bottom] }) => {
       const style = `--opv-kind: ${colour}`;
       const group = h("g", { class: `opv-region${uncertain ? " opv-uncertain" : ""}`, "data-region": region, "data-kind": kind, style },
-        h("rect", { class: "opv-box", x, y, width, height }), h("title", {}, hints.get(region)?.hint ?? ""));
-      if (tag) group.append(h("text", { class: "opv-tag", x: tag.x, y: tag.y, style: `--opv-size: ${tag.size}px` }, tag.text));
+        h("rect", { class: "opv-box", x, y, width: right - x || 1, height: bottom - y || 1 }), h("title", {}, hints.get(region)?.hint ?? ""));
+      if (tag) group.append(h("text", { class: "opv-tag", x: tag.start[0], y: tag.start[1], style: `--opv-size: ${tag.size}px` }, tag.text));
       return group;
     }));
   }

@@ -6,8 +6,8 @@ import ctypes
 import functools
 import json
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import Field, dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,6 @@ from ocr_phases.settings import (
     ModelSettings,
     Settings,
     choices,
-    declared,
     help_text,
     kind,
     setting_from_text,
@@ -35,7 +34,6 @@ from ocr_phases.versions import asset
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-_MOST = 1_000_000
 #: Settings with no field: the panel looks for the end token after every step, a record without phases or text
 #: has little to show, remote code is asked for by name in code, and a trace is a file.
 LEFT_OUT = (
@@ -48,17 +46,14 @@ _SETTINGS = sorted(
     (setting for setting in fields(Settings) if setting.name not in LEFT_OUT),
     key=lambda setting: (*_FIRST, setting.name).index(setting.name),
 )
-_LABELS = {"pages": "Pages, one after another", "presets": "Further presets", "infer": "Sampling (infer)"}
-_MODELS = {"tiny": "tiny (built in)", "dummy": "dummy (full size, random weights)"}
-_MODELS |= {f"dummy:{name}": f"dummy: {facts.title}" for name, facts in [*FAMILIES.items()][1:]}
+_MODELS = ("tiny", "dummy", *(f"dummy:{name}" for name in [*FAMILIES][1:]))
 #: Choices of settings that take any text too; `locate` wants words of one's own.
 _OWN = {
     "model": _MODELS,
-    "prompt": {name: name for name in PROMPTS if name != "locate"},
-    "device": {name: name for name in ("auto", "cpu", "cuda")},
+    "prompt": [name for name in PROMPTS if name != "locate"],
+    "device": ("auto", "cpu", "cuda"),
 }
 _NEEDS_CUDA = ("cuda_graph", "captured", "cuda")
-_SWITCH = {"true": "yes", "false": "no"}
 #: So many repeats that two records can be judged; a number of tokens, because a field cannot be empty.
 _USUAL = {"repeats": LEAST_REPEATS, "max_new_tokens": NEW_TOKENS}
 
@@ -123,9 +118,8 @@ def presets_of(model: str) -> tuple[str, ...]:
         named = name or json.loads((placed(model) / "config.json").read_bytes())["model_type"]
     except (OSError, ValueError, KeyError, TypeError):
         return PRESET_NAMES
-    suited = [
-        facts for facts in FAMILIES.values() if named in (facts.name, facts.published_type, facts.saved_type)
-    ]
+    each = FAMILIES.values()
+    suited = [row for row in each if named in (row.name, row.published_type, row.saved_type)]
     return tuple(dict.fromkeys(name for facts in suited for name in facts.presets)) or PRESET_NAMES
 
 
@@ -134,11 +128,14 @@ class Form:
 
     def __init__(self) -> None:
         samples = sorted(asset("data", "pages").glob("*.png"), key=lambda path: path.stem != "receipt")
-        self.pages: dict[str, tuple[str | bytes, str | None]] = {
-            path.stem: (str(path), None) for path in samples
-        }
+        self.pages: dict[str, Any] = {path.stem: (str(path), None) for path in samples}
 
-    def add_path(self, text: str) -> list[str]:
+    def offer(self, pages: Mapping[str, tuple[str | bytes, str | None]]) -> list[str]:
+        """Offer pages, each a file's path or its contents and name; returns their names."""
+        self.pages = {**pages, **{name: page for name, page in self.pages.items() if name not in pages}}
+        return list(pages)
+
+    def offer_path(self, text: str) -> list[str]:
         """Offer a file, or all pages of a folder; returns the name of it, or of the first of them."""
         if not text.strip():
             raise OcrPhasesError("No page chosen yet: type the path of an image, or choose a sample.")
@@ -148,40 +145,27 @@ class Form:
             paths = sorted(each for each in path.iterdir() if each.suffix.lower() in PAGE_SUFFIXES)
             if not paths:
                 raise OcrPhasesError(f"There is no page in {path}: name a folder of images, or one file.")
-        return self._offer({each.name: (str(each), None) for each in paths})[:1]
-
-    def add_files(self, files: Mapping[str, bytes]) -> list[str]:
-        """Offer the contents of files; returns their names."""
-        return self._offer({name: (data, name) for name, data in files.items()})
-
-    def _offer(self, pages: dict[str, tuple[str | bytes, str | None]]) -> list[str]:
-        self.pages = pages | {name: page for name, page in self.pages.items() if name not in pages}
-        return list(pages)
+        return self.offer({each.name: (str(each), None) for each in paths})[:1]
 
     def values(self, model: str) -> dict[str, Any]:
         """What the fields hold at first."""
-        held = {
-            each.name: _USUAL.get(each.name, "" if each.default is None else each.default)
-            for each in _SETTINGS
-        }
-        return held | {"model": model, "pages": [next(iter(self.pages))], "presets": []}
-
-    def suited(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Values with the presets that their model can have."""
-        known = presets_of(values["model"])
-        preset = values["preset"] if values["preset"] in known else ""
-        return {**values, "preset": preset, "presets": [name for name in values["presets"] if name in known]}
+        usual = {each.name: "" if each.default is None else each.default for each in _SETTINGS} | _USUAL
+        return usual | {"model": model, "pages": [*self.pages][:1], "presets": []}
 
     def fields(self, model: str) -> list[dict[str, Any]]:
         """What the browser draws, with the presets of a model alone and nothing that needs a missing GPU."""
-        many = {"pages": self.pages, "presets": presets_of(model)}
-        listed = [_field(name, "many", zip(options, options, strict=True)) for name, options in many.items()]
+        presets = presets_of(model)
+        own = {**_OWN, "model": (model, *_MODELS), "preset": presets}
+        many: dict[str, Any] = {"pages": [*self.pages], "presets": presets}
+        listed = [{"name": name, "kind": "many", "options": each} for name, each in many.items()]
         for setting in _SETTINGS:
-            options = _options(setting, model)
-            shape = {"int": "number", "bool": "checkbox"}.get(kind(setting), "text")
-            least = max(declared(setting).__metadata__[0].ge, -_MOST) if shape == "number" else None
-            more = {"help": help_text(setting), "own": setting.name in _OWN, "least": least}
-            listed.append(_field(setting.name, shape, options.items(), **more))
+            known = own.get(setting.name, choices(setting))
+            if kind(setting) == "bool" and setting.default is None:
+                known = ("true", "false")
+            options = [each for each in dict.fromkeys(known) if has_cuda() or each not in _NEEDS_CUDA]
+            options = ["", *options] if options and setting.default is None else options
+            field = {"name": setting.name, "kind": kind(setting), "help": help_text(setting)}
+            listed.append({**field, "options": options, "own": setting.name in _OWN})
         return listed
 
     def jobs(self, values: Mapping[str, Any]) -> list[Asked]:
@@ -201,25 +185,6 @@ class Form:
         settings = [Settings(**{**given, "preset": preset}) for preset in presets]
         pages = [self.pages[name] for name in values["pages"]]
         return [Asked(page, name, one) for page, name in pages for one in settings]
-
-
-def _field(name: str, shape: str, options: Iterable[tuple[str, str]], **more: Any) -> dict[str, Any]:
-    label = _LABELS.get(name, name.replace("_", " ").capitalize())
-    return {"name": name, "label": label, "kind": shape, "options": list(options), **more}
-
-
-def _options(setting: Field[Any], model: str) -> dict[str, str]:
-    """The choices of a setting and what each is called; empty where it takes any text."""
-    options = {each: each for each in choices(setting)} | _OWN.get(setting.name, {})
-    if setting.name == "model":
-        options = {model: model} | options
-    if setting.name == "preset":
-        options = {each: each for each in presets_of(model)}
-    if kind(setting) == "bool" and setting.default is None:
-        options = _SWITCH
-    if options and setting.default is None:
-        options = {"": "default"} | options
-    return {each: text for each, text in options.items() if has_cuda() or each not in _NEEDS_CUDA}
 
 
 def first_image(page: str | bytes, name: str | None) -> Image:

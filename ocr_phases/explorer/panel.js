@@ -5,6 +5,7 @@ const COLUMNS = [["label", "label"], ["prefill_ms", "prefill", duration], ["inte
   ["cer", "CER", (part) => `${digits(100 * part)} %`], ["energy_j", "energy", (joules) => `${digits(joules)} J`],
   ["page", "page"], ["model", "model"], ["preset", "preset"], ["how", "strategy"], ["created", "when"]];
 const FILES = "image/*,.pdf,.tif,.tiff,.json,.gz";
+const OTHER = "other …";
 const KEEPS = "data-lm-suppress-shortcuts"; // on what has the focus: JupyterLab takes no key of it
 const PATHS = "application/x-jupyter-icontents"; // what JupyterLab's file browser drags
 
@@ -65,7 +66,7 @@ class Panel {
       records: () => this.list(), message: () => (this.message.innerHTML = model.get("message")), compared: () => this.fill(this.compared, [model.get("compared")]),
       live: () => this.showLive(), live_page: () => this.showLivePage(), view: () => this.turn(), busy: () => this.showBusy(),
       bar: () => (this.bar.hidden = !model.get("bar")), data: () => view.load(), sheet: () => view.showPage(), color: () => view.restyle(), token: () => view.mark(),
-      ticked: () => this.list(), pinned: () => this.list(), thumb: () => this.showValues(), told: () => this.showValues(), keeps: () => this.showValues(),
+      ticked: () => this.list(), pinned: () => this.list(), told: () => this.showValues(), keeps: () => this.showValues(),
     };
     const on = (name, call) => (model.on(name, call), this.undo.push(() => model.off(name, call)));
     for (const [name, call] of Object.entries(draw)) on(`change:${name}`, call);
@@ -94,52 +95,50 @@ class Panel {
   }
 
   showForm() {
-    const { path, pages, model, preset, ...others } = Object.fromEntries(this.model.get("fields").map((field) => [field.name, this.field(field)]));
+    const fields = this.model.get("fields").map((field) => [field.name, this.field(field)]);
+    const { pages, model, preset, ...others } = Object.fromEntries(fields);
     const held = document.activeElement?.closest?.(".opx-field")?.dataset.name;
-    const files = h("input", { type: "file", class: "opx-file", multiple: true, accept: FILES, "aria-label": "Pages or records", onchange: () => this.upload(files.files) });
-    const first = this.field({ ...this.model.get("fields").find(({ name }) => name === "pages"), name: "page", label: "Page", kind: "text" });
-    this.quick.replaceChildren(first, model, preset);
+    const files = h("input", { type: "file", multiple: true, accept: FILES, "aria-label": "Pages or records", onchange: () => this.upload(files.files) });
+    this.quick.replaceChildren(this.field({ ...this.model.get("fields")[0], name: "page", kind: "str" }), model, preset);
     const where = h("input", { type: "text", placeholder: "page.png, scan.pdf#3 or a folder", onchange: () => this.ask("path", { value: where.value }) });
-    this.thumb = h("img", { alt: "The chosen page" });
     this.keep = tick("Keep records", true, (on) => this.view.set("keeps", on));
     this.told = h("span");
-    this.form.replaceChildren(this.thumb, h("div", { class: "opx-fields" }, h("label", { class: "opx-field" }, "File or folder", where), pages, ...Object.values(others)),
+    this.form.replaceChildren(h("div", { class: "opx-fields" }, h("label", { class: "opx-field" }, "File or folder", where), pages, ...Object.values(others)),
       h("p", { class: "opx-keep" }, this.keep, this.told, files, button("Copy as code", "Copy the lines that measure this in a cell", () => this.ask("code"))));
     this.showValues();
     this.root.querySelector(`[data-name="${held}"] :is(select, input)`)?.focus();
   }
 
-  /** A setting: what it is, from `Form.fields`. */
-  field({ name, label, kind, options: pairs, own, least, help }) {
+  /** A setting, from `Form.fields`: a list, a list that takes other words too, a tick, a number or words. */
+  field({ name, kind, options: known, own, help }) {
     const send = (value) => (name === "page" ? this.send("pages", [value]) : this.send(name, value));
-    const type = () => {
-      const typed = h("input", { type: "text", placeholder: help, onchange: () => send(typed.value) });
+    const words = (type) => h("input", { type, placeholder: help, onchange: ({ target }) =>
+      send({ number: target.valueAsNumber, checkbox: target.checked }[type] ?? target.value) });
+    let control = words({ int: "number", bool: "checkbox" }[kind] ?? "text");
+    if (kind === "many") control = h("select", { multiple: true, size: 4, onchange: () => send([...control.selectedOptions].map(({ value }) => value)) });
+    else if (known.length) control = h("select", { onchange: () => {
+      if (control.value !== OTHER) return send(control.value);
+      const typed = words("text");
       control.replaceWith(typed);
       typed.focus();
-    };
-    let control = h("input", { type: kind, min: least, placeholder: help, onchange: () => control.reportValidity() &&
-      send({ number: control.valueAsNumber, checkbox: control.checked }[kind] ?? control.value) });
-    if (kind === "many") control = h("select", { multiple: true, size: 4, onchange: () => send([...control.selectedOptions].map(({ value }) => value)) }, ...options(pairs));
-    else if (pairs.length) control = h("select", { onchange: () => (control.value === "…" ? type() : send(control.value)) }, ...options(own ? [...pairs, ["…", "other …"]] : pairs));
+    } });
+    if (control.options) control.append(...options([...known, ...(own ? [OTHER] : [])].map((value) => [value, value || "default"])));
     this.controls[name] = control;
-    return h("label", { class: `opx-field opx-field-${name}`, "data-name": name, title: help }, h("span", {}, label), control);
+    return h("label", { class: `opx-field opx-field-${name}`, "data-name": name, title: help }, h("span", {}, name.replaceAll("_", " ")), control);
   }
 
   showValues() {
-    const values = this.model.get("values");
-    const { length, 0: first } = values.pages ?? [];
+    const [values, told, keeps] = ["values", "told", "keeps"].map((name) => this.model.get(name));
     for (const [name, control] of Object.entries(this.controls)) {
       if (control === document.activeElement) continue; // what is being typed stays
-      const value = name === "page" ? (length > 1 ? `${length} pages` : first) : values[name];
+      const value = name !== "page" ? values[name] : values.pages.length > 1 ? `${values.pages.length} pages` : values.pages[0];
       if (control.multiple) for (const each of control.options) each.selected = value.includes(each.value);
       else if (control.type === "checkbox") control.checked = value;
       else if (control.options && ![...control.options].some((each) => each.value === String(value))) control.prepend(new Option(value, value, true, true));
       else control.value = value;
     }
-    if (!this.thumb) return;
-    this.thumb.src = this.model.get("thumb");
-    this.told.textContent = this.model.get("told");
-    this.keep.firstChild.checked = this.model.get("keeps");
+    this.told.textContent = told;
+    this.keep.firstChild.checked = keeps;
   }
 
   // -- pages and records come in ----------------------------------------------------------------------

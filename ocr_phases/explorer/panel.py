@@ -17,8 +17,8 @@ from IPython.display import DisplayHandle, display
 
 from ocr_phases.analyse.sentences import findings, headline, noise_warning, subject
 from ocr_phases.analyse.statistics import LEAST_REPEATS
-from ocr_phases.errors import OcrPhasesError, Stopped, stop_signals
-from ocr_phases.explorer.form import Asked, Form, asked_again, first_image, has_cuda
+from ocr_phases.errors import Stopped, stop_signals
+from ocr_phases.explorer.form import Asked, Form, asked_again, first_image, has_cuda, presets_of
 from ocr_phases.explorer.records import (
     FOLDER,
     Record,
@@ -36,9 +36,8 @@ from ocr_phases.files import LARGEST_FILE, REPORT_FOLDER, folder_for, unpacked
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import results
 from ocr_phases.show.results import Section, run_title
-from ocr_phases.show.web import Html, asset_text, data_address, element, fragment, jpeg_file, note
+from ocr_phases.show.web import Html, asset_text, element, fragment, note
 
-_HERE = resources.files("ocr_phases.explorer")
 _STILL_S = 0.02
 _RECORDS = (".json", ".json.gz")
 _AT_ONCE = 5  # rows of the table that are read before it is drawn again
@@ -47,7 +46,7 @@ MEASURED: list[Record] = []
 
 
 def _file(name: str) -> str:
-    return _HERE.joinpath(name).read_text(encoding="utf-8")
+    return (resources.files("ocr_phases.explorer") / name).read_text(encoding="utf-8")
 
 
 def _kernels(run: PhaseRun) -> Section:
@@ -99,7 +98,6 @@ class Explorer(anywidget.AnyWidget):
     bar = traitlets.Bool(True).tag(sync=True)
     busy = traitlets.Bool(False).tag(sync=True)
     fields = traitlets.List(traitlets.Dict()).tag(sync=True)
-    thumb = traitlets.Unicode("").tag(sync=True)
     told = traitlets.Unicode("").tag(sync=True)
     data = traitlets.Dict().tag(sync=True)
     pages = traitlets.List(traitlets.Bytes()).tag(sync=True)
@@ -137,7 +135,7 @@ class Explorer(anywidget.AnyWidget):
         self.values = self.form.values(model)
         with self._telling():
             if page is not None:
-                self._choose(self.form.add_path(str(page)))
+                self._choose(self.form.offer_path(str(page)))
         self.on_msg(self._heard)
         self.observe(lambda _: self._load_row(), "row")
         self.observe(lambda _: self._open(), "view")
@@ -242,7 +240,7 @@ class Explorer(anywidget.AnyWidget):
     def _chosen(self) -> list[Record]:
         """The records to compare: the pinned one before those ticked."""
         keys = dict.fromkeys([*filter(None, [self.pinned]), *self.ticked])
-        return [self._record(key) for key in keys]
+        return [record for key in keys for record in self.rows if record.key == key]
 
     def _compare(self) -> None:
         self.compared = ""
@@ -265,14 +263,14 @@ class Explorer(anywidget.AnyWidget):
             getattr(self, f"_do_{content['do']}")(content | {"buffers": [bytes(each) for each in buffers]})
 
     @contextlib.contextmanager
-    def _telling(self) -> Iterator[None]:
-        """Show an error below the others in place of raising it."""
+    def _telling(self, of: str = "") -> Iterator[None]:
+        """Show an error below the others in place of raising it, after the words of what it is."""
         try:
             yield
         except Stopped:
             self._say("Stopped before a repeat was finished, so there is no record.")
         except Exception as error:  # noqa: BLE001 - a widget alone only logs it
-            self.message += error_html(error)
+            self.message += error_html(error, of)
 
     def _say(self, sentence: str) -> None:
         self.message = element("p", sentence, role="status")
@@ -284,27 +282,27 @@ class Explorer(anywidget.AnyWidget):
         return next(record for record in self.rows if record.key == key)
 
     def _choose(self, pages: list[str]) -> None:
+        """Choose pages that are on offer; raises where the first is none."""
         self.values = {**self.values, "pages": pages}
+        first_image(*self.form.pages[pages[0]])
 
     def _heed_values(self) -> None:
-        """Offer the presets of the chosen model alone, and the chosen page's picture."""
-        values, self.message, thumb = self.form.suited(self.values), "", ""
-        self.values, self.fields = values, self.form.fields(values["model"])
-        with self._telling():
-            for name in values["pages"][:1]:
-                page = first_image(*self.form.pages[name])
-                thumb = data_address(jpeg_file(page, 208, 300)[1], "image/jpeg")
-        self.thumb = thumb
+        """Offer the presets of the chosen model alone."""
+        self.message = ""
+        if self.values["preset"] not in ("", *presets_of(self.values["model"])):
+            self.values = {**self.values, "preset": "", "presets": []}
+        self.fields = self.form.fields(self.values["model"])
 
     def _do_files(self, asked: dict[str, Any]) -> None:
         """Take files: records are shown, all others are pages."""
         files = dict(zip(asked["names"], asked["buffers"], strict=True))
         pages = {name: data for name, data in files.items() if not name.endswith(_RECORDS)}
         if pages:
-            self._choose(self.form.add_files(pages))
+            self._choose(self.form.offer({name: (page, name) for name, page in pages.items()}))
         for name in files.keys() - pages.keys():
-            with self._telling():
-                self.add(read_record(files[name], name))
+            with self._telling(f"{name}: "):
+                data = files[name]
+                self.add(PhaseRun.from_json(unpacked(data, LARGEST_FILE) if name.endswith(".gz") else data))
 
     def _do_path(self, asked: dict[str, Any]) -> None:
         """Take a path: a record is shown, anything else is a page or a folder of them."""
@@ -312,7 +310,7 @@ class Explorer(anywidget.AnyWidget):
             file = found(asked["value"])
             self.add(PhaseRun.load(file), file)
         else:
-            self._choose(self.form.add_path(asked["value"]))
+            self._choose(self.form.offer_path(asked["value"]))
 
     def _do_show(self, asked: dict[str, Any]) -> None:
         self._show(self._record(asked["key"]))
@@ -325,8 +323,6 @@ class Explorer(anywidget.AnyWidget):
         record = self._record(asked["key"])
         if record.file is not None:
             record.file.unlink(missing_ok=True)
-        self.ticked = [key for key in self.ticked if key != record.key]
-        self.pinned = "" if self.pinned == record.key else self.pinned
         for rows in (self.rows, MEASURED):
             rows[:] = [row for row in rows if row is not record]
         if record is self._current:
@@ -387,18 +383,17 @@ class Explorer(anywidget.AnyWidget):
                 jobs = [Record(asked=each) for each in asked or self.form.jobs(self.values)]
             self.rows = [*reversed(jobs), *self.rows]
             for job in jobs:
+                job.cells["state"] = "not run" if self._stopped else "running"
+                self._list()
                 with self._telling():
-                    await self._measure_job(job, before)
+                    if not self._stopped:
+                        await self._measure_job(job, before)
         finally:
             self.busy, self.live = False, {}
             self._list()
 
     async def _measure_job(self, job: Record, before: PhaseRun | None) -> None:
         """Measure one; whatever ends it is noted in the list, and raised."""
-        job.cells["state"] = "not run" if self._stopped else "running"
-        self._list()
-        if self._stopped:
-            return
         try:
             job.finish(run := await self._watched(job.asked))
             MEASURED.append(job)
@@ -459,11 +454,10 @@ class Explorer(anywidget.AnyWidget):
 
     def _due_still(self) -> None:
         """Draw the picture soon: once for what changes together."""
-        if self._handle is None:
-            return
         if self._due is not None:
             self._due.cancel()
-        self._due = asyncio.get_running_loop().call_later(_STILL_S, self._draw_still)
+        if loop := _loop():
+            self._due = loop.call_later(_STILL_S, self._draw_still)
 
     def _draw_still(self) -> None:
         if self._handle is not None:
@@ -495,23 +489,12 @@ def _again(record: Record) -> dict[str, Asked]:
     asked = record.asked or asked_again(run)
     if asked is None:
         return {}
-    steps: dict[str, dict[str, Any]] = {}
+    many, steps = max(8, 2 * len(run.repeats)), {}
     if noise_warning(run) or len(run.repeats) < LEAST_REPEATS:
-        many = max(8, 2 * len(run.repeats))
-        steps[f"Measure again with {many} repeats"] = {"repeats": many}
+        steps[f"Measure again with {many} repeats"] = replace(asked.settings, repeats=many)
     if run.model["strategy"] == "eager" and has_cuda():
-        steps["Try cuda_graph"] = {"strategy": "cuda_graph"}
-    return {
-        words: replace(asked, settings=replace(asked.settings, **change)) for words, change in steps.items()
-    }
-
-
-def read_record(data: bytes, name: str) -> PhaseRun:
-    """A record from a file's bytes; `OcrPhasesError`, naming the file, for anything else."""
-    try:
-        return PhaseRun.from_json(unpacked(data, LARGEST_FILE) if name.endswith(".gz") else data)
-    except OcrPhasesError as error:
-        raise OcrPhasesError(f"{name}: {error}") from error
+        steps["Try cuda_graph"] = replace(asked.settings, strategy="cuda_graph")
+    return {words: replace(asked, settings=settings) for words, settings in steps.items()}
 
 
 def _loop() -> asyncio.AbstractEventLoop | None:

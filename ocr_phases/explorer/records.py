@@ -18,14 +18,13 @@ import psutil
 
 from ocr_phases.analyse.comparison import Comparison, run_labels
 from ocr_phases.analyse.quality import quality_of
-from ocr_phases.analyse.regions import region_pairs
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import save_new, split_page
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.figures import Picture
 from ocr_phases.show.page import printable
 from ocr_phases.show.results_many import comparison_bundle
-from ocr_phases.show.web import Html, fragment, table_html
+from ocr_phases.show.web import Html, fragment
 from ocr_phases.text import count_text
 from ocr_phases.versions import asset
 
@@ -111,12 +110,7 @@ class Record:
     """
 
     def __init__(
-        self,
-        run: PhaseRun | None = None,
-        file: Path | None = None,
-        *,
-        own: bool = True,
-        asked: Any = None,
+        self, run: PhaseRun | None = None, file: Path | None = None, *, own: bool = True, asked: Any = None
     ) -> None:
         self.run, self.file, self.asked = run, file, asked
         self.key = f"record-{next(_NUMBERS)}"
@@ -227,16 +221,10 @@ def shipped() -> list[Path]:
 
 
 def comparison_html(runs: Sequence[PhaseRun]) -> Html:
-    """What a cell shows of `compare`, curves and stages on common axes, and the baseline's regions."""
-    labels = run_labels(runs)
-    compared, pairs = Comparison(runs, labels), region_pairs(runs, labels)
-    for name in ("label", "text"):
-        pairs[name] = [printable(str(text), 40) for text in pairs[name]]
-    headings = {label: (printable(label, 40), "ms") for label in labels}
-    caption, missing = "Decode time of each region of the baseline", "the record has no such region"
+    """What a cell shows of `compare`, and curves and stages on common axes."""
+    compared = Comparison(runs, run_labels(runs))
     return fragment(
         Html(comparison_bundle(compared)["text/html"]),
         Picture(compared.plot.decode(), "Time of each decode step, a line a record").html(),
         Picture(compared.plot.stages(), "Stages of the prefill, a bar a record").html(),
-        table_html(pairs, caption=caption, headings=headings, missing=missing, classes="op-words"),
     )

@@ -44,11 +44,11 @@ _ANY_MARKS = next(name for name, facts in FAMILIES.items() if facts.page_mark)
 _THREAD = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ocr_phases")
 
 
-def error_html(error: BaseException) -> Html:
-    """An error as one sentence with a folded traceback."""
+def error_html(error: BaseException, of: str = "") -> Html:
+    """An error as one sentence, after ``of``, with a folded traceback."""
     trace = "".join(traceback.format_exception(error))
     folded = element("details", element("summary", "Traceback"), element("pre", trace, tabindex=0))
-    return element("div", element("p", error_sentence(error)), folded, class_="opx-error", role="alert")
+    return element("div", element("p", of, error_sentence(error)), folded, class_="opx-error", role="alert")
 
 
 def error_sentence(error: BaseException) -> str:
@@ -191,10 +191,8 @@ def start(asked: Asked, live: Live) -> Future[PhaseRun]:
 
     The future raises what `run_inference` and loading raise, `Stopped` too.
     """
-    settings = asked.settings
-    live.begin(
-        settings.expected_tokens, settings.repeats, settings.warmup, first_image(asked.page, asked.page_name)
-    )
+    settings, page = asked.settings, first_image(asked.page, asked.page_name)
+    live.begin(settings.expected_tokens, settings.repeats, settings.warmup, page)
     return _THREAD.submit(_measure, asked, live)
 
 

@@ -35,6 +35,8 @@ from ocr_phases.text import count_text, ms_text, percent_text, plain
 _PAGE_SIDE = 2_000  # pixels of the embedded page, which can be magnified
 _COLOURS = 24
 _SLOWEST = 6
+_COLUMNS = {"ms": "device_ms", "steps": "step", "cache": "cache_len", "region": "region"}
+_COLUMNS |= {"probability": "probability"}
 _USUAL = 0.98  # of all steps: what takes longer shares the end of a scale
 
 _TABLE = re.compile(r"(<table\b[^<>]*>(?:(?!<table\b).)*?</table>)", re.DOTALL)
@@ -78,11 +80,7 @@ def row_data(run: PhaseRun, row: int, before: PhaseRun | None = None) -> dict[st
         "note": _note(run, row, grounding),
         "before": [] if before is None else _values(before.tokens_of(0)["device_ms"]),
         "texts": [plain(str(text)) for text in tokens["text"]],
-        "ms": _values(tokens["device_ms"]),
-        "steps": _values(tokens["step"]),
-        "cache": _values(tokens["cache_len"]),
-        "region": tokens["region"].tolist(),
-        "probability": _values(tokens["probability"]),
+        **{name: _values(tokens[column]) for name, column in _COLUMNS.items()},
         "uncertain": {"regions": uncertain, "legend": UNCERTAIN_TEXT},
         "slowest": tokens["device_ms"].nlargest(_SLOWEST).index.tolist(),
         "top": 1.3 * scale_of(times),
@@ -123,17 +121,7 @@ def boxes(
     kinds = {region.index: places[region.label] for region in regions}
     drawn = region_boxes(regions, size, uncertain=uncertain)
     return [
-        {
-            "region": box.region,
-            "kind": kinds[box.region],
-            "x": box.box[0],
-            "y": box.box[1],
-            "width": max(box.box[2] - box.box[0], 1),
-            "height": max(box.box[3] - box.box[1], 1),
-            "colour": box.colour,
-            "uncertain": box.uncertain,
-            "tag": tag and {"text": tag.text, "x": tag.start[0], "y": tag.start[1], "size": tag.size},
-        }
+        {**box._asdict(), "kind": kinds[box.region], "tag": tag and tag._asdict()}
         for box, tag in zip(drawn, place_tags(drawn, size), strict=True)
     ]
 
