@@ -10,13 +10,12 @@ import os
 import re
 import signal
 import threading
+import tomllib
 import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar, cast, get_type_hints
-
-import tomllib
 
 from ocr_phases.text import any_of, nearest
 

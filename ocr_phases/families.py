@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import msgspec
-import tomllib
 
 from ocr_phases.errors import OcrPhasesError, check_known
 from ocr_phases.text import nearest

@@ -7,6 +7,7 @@ request and docs/settings.md; tests compare them.
 
 import functools
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, fields
 from pathlib import Path
@@ -14,7 +15,6 @@ from types import NoneType
 from typing import Annotated, Any, Literal, Self, TypeGuard, get_args, get_origin, get_type_hints
 
 import msgspec
-import tomllib
 from msgspec import Meta
 
 from ocr_phases.errors import OcrPhasesError, check_known, public, require, short

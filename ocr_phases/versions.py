@@ -16,7 +16,7 @@ from typing import Any
 
 from ocr_phases.errors import OcrPhasesError, require
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _PACKAGE = Path(__file__).resolve().parent
 _ROOT = _PACKAGE.parent

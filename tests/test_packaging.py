@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 import zipfile
+from email.parser import Parser
 from pathlib import Path
 
+from ocr_phases.versions import __version__
+
 ROOT = Path(__file__).parents[1]
+HOME = "https://forge.example/someone/ocr_phases"
 
 
 def test_the_wheel_works_without_the_source_tree(tmp_path):
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT)]
-    subprocess.run(build, check=True, capture_output=True)
+    subprocess.run(build, check=True, capture_output=True, env={**os.environ, "REPOSITORY_URL": HOME})
     (wheel,) = tmp_path.glob("*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
+    assert wheel.stat().st_size <= 19_000_000
+    archive = zipfile.ZipFile(wheel)
+    names = archive.namelist()
+    check_metadata(archive.read(f"ocr_phases-{__version__}.dist-info/METADATA").decode())
     assets = [name.removeprefix("ocr_phases/_assets/") for name in names if "/_assets/" in name]
     for wanted in (
         "notebooks/page_report.ipynb",
@@ -41,3 +50,17 @@ def test_the_wheel_works_without_the_source_tree(tmp_path):
         check=True,
     )
     assert answer.stdout.splitlines()[-1].startswith("Wrote")
+
+
+def check_metadata(text: str) -> None:
+    """The package's page on an index links into the repository, to files that are there."""
+    metadata = Parser().parsestr(text)
+    urls = dict(url.split(", ") for url in metadata.get_all("Project-URL", []))
+    assert set(urls) == {"Source", "Documentation", "Issues", "Changelog"}
+    assert all(url.startswith(HOME) for url in urls.values())
+    links = re.findall(r"\]\(([^)\s]+)\)", str(metadata.get_payload()))
+    assert len(links) > 20
+    for link in links:
+        kind = "raw" if link.endswith(".png") else "blob"
+        place, _, file = link.partition(f"/{kind}/v{__version__}/")
+        assert place == HOME and (ROOT / file.partition("#")[0]).exists(), link

@@ -7,6 +7,7 @@ for its figures to be trusted; ``note`` that something is worth knowing; ``n/a``
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import zip_longest
@@ -15,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import tomllib
 
 from ocr_phases.analyse.kernels import has_kernels, kv_cache_share, vision_in_decode
 from ocr_phases.analyse.noise import NOISE, is_noisy

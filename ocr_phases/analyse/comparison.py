@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import tomllib
 
 from ocr_phases.analyse.noise import JUDGED, STEP_QUANTILES, ceilings_apart, figure_repeats, is_noisy
 from ocr_phases.analyse.quality import MEASURES, QUALITY_HIGHER, quality_of

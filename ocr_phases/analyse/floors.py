@@ -14,13 +14,13 @@ Ceilings come from the record (`ocr_phases.collectors.machine`), else from a dat
 from __future__ import annotations
 
 import re
+import tomllib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import tomllib
 
 from ocr_phases.analyse.cost import decode_cost, masked_flops, run_cost, run_shape, stage_cost
 from ocr_phases.analyse.stages import STAGE_KEYS, attended, cached, stage_medians, step_table

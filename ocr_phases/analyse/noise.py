@@ -8,6 +8,7 @@ worth knowing, and never ``fail``. The conditions of the machine are in ``device
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import tomllib
 
 from ocr_phases.analyse.floors import (
     Ceilings,

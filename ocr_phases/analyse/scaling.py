@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,7 +11,6 @@ from typing import Any, Self
 
 import numpy as np
 import pandas as pd
-import tomllib
 
 from ocr_phases.analyse.checks import noisy_checks
 from ocr_phases.analyse.floors import decode_floor, floor_table

@@ -6,13 +6,13 @@ Plain text, without any text of the model. Times are those of `PhaseRun.summary`
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-import tomllib
 
 from ocr_phases.analyse.checks import EXPECTATIONS, VERDICTS, Verdict, noisy_checks, with_verdict
 from ocr_phases.analyse.floors import ceilings_of, floor_table, times_text

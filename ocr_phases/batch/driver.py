@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +118,7 @@ class Task:
                 "failure": None if outcome.failure is None else FAILURES[outcome.failure],
                 "reason": outcome.reason,
                 "attempts": msgspec.to_builtins(self.attempts),
-                "finished": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+                "finished": datetime.now(UTC).isoformat(timespec="milliseconds"),
                 "record": file_hash(self.folder / RECORD) if done else None,
                 "report": told if done and self.mode == "notebook" else None,
             }

@@ -6,12 +6,11 @@ import argparse
 import contextlib
 import functools
 import re
+import tomllib
 from collections.abc import Callable, Collection
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn
-
-import tomllib
 
 from ocr_phases.errors import OcrPhasesError, check_known
 from ocr_phases.families import PRESET_NAMES

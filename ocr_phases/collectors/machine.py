@@ -8,7 +8,7 @@ import re
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import cache, partial
 from pathlib import Path
 from time import perf_counter, process_time, sleep
@@ -28,7 +28,7 @@ _CODE = code_hash()  # while the modules are loaded, not when they may have been
 
 def now() -> str:
     """The time, ISO 8601 in UTC, to the second."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def versions() -> dict[str, Any]:

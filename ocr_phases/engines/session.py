@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -328,7 +328,7 @@ class ServerSession:
         result["finish_reason"] = "eos" if answer.finish == "stop" else answer.finish
         shown = [*checks.own_checks(answers, first, request.infer, blind, staged, left_out)]
         return PhaseRun(
-            created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
             versions={self.engine: self.version, "ocr_phases": __version__, "code": code_hash()}
             | worker.get("versions", {}),
             device={"name": f"{self.engine} at {self.server.host}", "kind": "server"}

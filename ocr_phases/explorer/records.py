@@ -9,7 +9,7 @@ import itertools
 import os
 import re
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +207,7 @@ class Shelf:
 
 def _when(path: Path) -> tuple[str, str]:
     dated = re.match(r"\d{4}-\d\d-\d\dT[\d-]+", path.name)
-    changed = datetime.fromtimestamp(path.stat().st_mtime, timezone.utc)
+    changed = datetime.fromtimestamp(path.stat().st_mtime, UTC)
     return (dated[0] if dated else changed.strftime("%Y-%m-%dT%H-%M-%S"), path.name)
 
 
