@@ -379,13 +379,6 @@ def test_boxes_appear_while_the_text_is_written(text: str):
     assert live.size == (60, 80) and live.picture[:2] == b"\xff\xd8"
 
 
-def test_the_docs_list_the_keys_that_the_view_lists():
-    keys = re.findall(r'^  \["(.+?)", "(.+?)"\],$', Explorer._esm, re.MULTILINE)
-    assert len(keys) > 8
-    docs = (PAGES.parents[1] / "docs" / "explore.md").read_text(encoding="utf-8")
-    assert [f"| {key} | {what} |" for key, what in keys if f"| {key} | {what} |" not in docs] == []
-
-
 # -- records ------------------------------------------------------------------------------------------
 
 

@@ -250,7 +250,7 @@ def test_page_and_curve_zoom(panel: Any, view: Any) -> None:
 def test_tokens_are_searched_markdown_is_rendered_and_types_are_hidden(panel: Any, view: Any) -> None:
     panel.keyboard.press("/")
     view.locator("input[type=search]").fill("juice")
-    assert view.locator(".opv-count").inner_text() == "1 match"
+    assert view.locator(".opv-count").inner_text() == "1 found"
     panel.keyboard.press("Enter")
     assert view.locator(".opv-count").inner_text() == "1 of 1"
     assert "table" in panel.inner_text(".opv-readout")

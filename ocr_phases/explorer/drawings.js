@@ -43,14 +43,10 @@ function reveal(box, child) {
   if (inner.left < outer.left || inner.right > outer.right) box.scrollLeft += inner.left - outer.left - outer.width / 2;
 }
 
-/** Rounded values between two, about `count` of them; whole ones if asked. */
-function ticks(from, to, count, whole = false) {
-  const raw = (to - from) / count || 1;
-  const power = 10 ** Math.floor(Math.log10(raw));
-  let step = [1, 2, 5, 10].map((unit) => unit * power).find((unit) => unit >= raw);
-  if (whole) step = Math.max(1, Math.round(step));
-  const first = Math.ceil(from / step);
-  return Array.from({ length: Math.floor(to / step + 1e-9) - first + 1 }, (_, place) => Number(((first + place) * step).toPrecision(12)));
+/** Rounded values from 0 to `top`, about `count` of them. */
+function ticks(top, count) {
+  const step = Number((top / count).toPrecision(1));
+  return Array.from({ length: Math.floor(top / step) + 1 }, (_, place) => Number((place * step).toPrecision(3)));
 }
 
 /** An SVG in a box that scrolls it where keys or a double click have magnified it. */
@@ -110,7 +106,7 @@ class Curve extends Drawing {
     const rect = (name) => h("rect", { class: name, height: top, width: 0 });
     [this.band, this.chosen] = [rect("opv-band"), rect("opv-chosen")];
     [this.cursor, this.dot] = [h("line", { class: "opv-cursor", y2: top }), h("path", { class: "opv-dot" })];
-    const heights = ticks(0, top, 4);
+    const heights = ticks(top, 4);
     this.svg.setAttribute("viewBox", `0 0 ${count} ${top}`);
     this.svg.replaceChildren(this.band, this.chosen, ...heights.map((ms) => h("line", { class: "opv-grid", x2: count, y1: top - ms, y2: top - ms })),
       ...lines.map((line) => h("polyline", { class: "opv-line", points: line.map(([token, ms]) => `${token + 0.5},${this.y(ms)}`).join(" ") })), this.cursor, this.dot);
@@ -120,16 +116,13 @@ class Curve extends Drawing {
   }
   magnify(factor, spot) {
     super.magnify(factor, spot);
-    const numbers = ticks(1, this.count, 6 * this.zoom, true); // people count tokens from one
-    this.numbers.replaceChildren(...numbers.map((number) => h("span", { style: `left: ${(100 * (number - 0.5)) / this.count}%` }, String(number))));
+    const numbers = ticks(this.count, Math.min(6 * this.zoom, this.count)); // people count tokens from one
+    this.numbers.replaceChildren(...numbers.slice(1).map((number) => h("span", { style: `left: ${(100 * (number - 0.5)) / this.count}%` }, String(number))));
   }
   y(ms) {
     return Math.max(this.top - ms, 0);
   }
-  /** The brushed tokens, from the first to the last of `range`; null for none. */
-  choose(range) {
-    this.span(this.chosen, ...(range ? [range[0], range[1] + 1] : [0, 0]));
-  }
+  /** Lay the band over the tokens of a region, or the ground of a selection. */
   span(rectangle, first, end) {
     rectangle.setAttribute("x", first);
     rectangle.setAttribute("width", end - first);
@@ -167,9 +160,10 @@ class Page extends Drawing {
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.svg.replaceChildren(h("rect", { class: "opv-sheet", width, height }));
     if (address) this.svg.append(h("image", { href: address, width, height, preserveAspectRatio: "none" }));
-    const cuts = [...Array(columns - 1).keys()].map((at) => `M${((at + 1) * width) / columns},0v${height}`);
-    cuts.push(...[...Array(rows - 1).keys()].map((at) => `M0,${((at + 1) * height) / rows}h${width}`));
-    this.svg.append(h("path", { class: "opv-crops", d: cuts.join("") }), (this.boxes = h("g")));
+    const [across, down] = [width / columns, height / rows];
+    const crop = (_, at) => h("rect", { class: "opv-crops", x: (at % columns) * across, y: Math.floor(at / columns) * down, width: across, height: down });
+    const crops = columns * rows > 1 ? Array.from({ length: columns * rows }, crop) : [];
+    this.svg.append(...crops, (this.boxes = h("g")));
     this.showBoxes(boxes, hints);
     this.magnify(0);
   }

@@ -9,13 +9,6 @@ const OTHER = "other …";
 const KEEPS = "data-lm-suppress-shortcuts"; // on what has the focus: JupyterLab takes no key of it
 const PATHS = "application/x-jupyter-icontents"; // what JupyterLab's file browser drags
 
-/** Put text on the clipboard, which is not there on a plain http address: what shows it is selected too. */
-function copied(control, text, element) {
-  getSelection().selectAllChildren(element);
-  const done = () => (control.textContent = "Copied");
-  navigator.clipboard ? navigator.clipboard.writeText(text).then(done) : (control.textContent = "Selected: press Ctrl+C");
-}
-
 /** The curve of a record in small: the shape of its steps, not their size. */
 function sparkline(times) {
   const top = Math.max(...times);
@@ -61,18 +54,18 @@ class Panel {
   /** Draw what the model holds, now and whenever it changes. */
   follow() {
     const { model, view } = this;
-    const draw = {
-      fields: () => this.showForm(), values: () => this.showValues(), head: () => this.showHead(), parts: () => this.showParts(),
-      records: () => this.list(), message: () => (this.message.innerHTML = model.get("message")), compared: () => this.fill(this.compared, [model.get("compared")]),
-      live: () => this.showLive(), live_page: () => this.showLivePage(), view: () => this.turn(), busy: () => this.showBusy(),
-      bar: () => (this.bar.hidden = !model.get("bar")), data: () => view.load(), sheet: () => view.showPage(), color: () => view.restyle(), token: () => view.mark(),
-      ticked: () => this.list(), pinned: () => this.list(), told: () => this.showValues(), keeps: () => this.showValues(),
-    };
+    const draw = [
+      ["fields", () => this.showForm()], ["values told keeps", () => this.showValues()], ["bar", () => (this.bar.hidden = !model.get("bar"))],
+      ["head", () => this.showHead()], ["parts", () => this.showParts()], ["records ticked pinned", () => this.list()],
+      ["message", () => (this.message.innerHTML = model.get("message"))], ["compared", () => this.fill(this.compared, [model.get("compared")])],
+      ["live_page", () => this.showLivePage()], ["live", () => this.showLive()], ["view", () => this.turn()], ["busy", () => this.showBusy()],
+      ["data", () => view.load()], ["sheet", () => view.showPage()], ["color", () => view.restyle()], ["token", () => view.mark()],
+    ];
     const on = (name, call) => (model.on(name, call), this.undo.push(() => model.off(name, call)));
-    for (const [name, call] of Object.entries(draw)) on(`change:${name}`, call);
+    for (const [names, call] of draw) names.split(" ").forEach((name) => on(`change:${name}`, call));
     on("msg:custom", (content, buffers) => content.to === this.id && this.answer(content, buffers));
     on("comm_live_update", () => this.root.classList.add("opx-gone")); // the kernel restarted
-    Object.values(draw).forEach((call) => call());
+    draw.forEach(([, call]) => call());
     // Before JupyterLab, which listens at the document.
     const hear = (names, call) => names.split(" ").forEach((name) => {
       const mine = (event) => this.root.contains(event.target) && call(event);
@@ -223,13 +216,12 @@ class Panel {
     const { rows = [], shown } = this.model.get("records");
     const used = COLUMNS.filter(([name]) => rows.some((row) => row[name] != null && row[name] !== ""));
     const sorted = this.table.querySelector("[aria-sort$=ending]");
-    const [name, way] = [sorted?.textContent, sorted?.getAttribute("aria-sort")];
     const table = h("table", { class: "op-table" }, h("thead", {}, h("tr", {}, ...["", ...used.map(([, text]) => text), "steps", ""].map((text) => h("th", { scope: "col" }, text)))),
       h("tbody", {}, ...rows.map((row) => this.row(row, used, row.key === shown))));
     this.table.replaceChildren(table);
     sortable(table);
-    const again = [...table.querySelectorAll("th")].find((heading) => name && heading.textContent === name);
-    for (let clicks = { ascending: 1, descending: 2 }[way] ?? 0; clicks > 0; clicks--) again?.firstChild.click();
+    const again = [...table.querySelectorAll("th")].find((heading) => sorted?.textContent === heading.textContent);
+    while (again && again.getAttribute("aria-sort") !== sorted.getAttribute("aria-sort")) again.firstChild.click();
     this.filterRows();
   }
 
@@ -271,7 +263,8 @@ class Panel {
     if (copy) {
       const code = h("pre", { class: "opx-code", tabindex: 0 }, copy);
       this.message.replaceChildren(code);
-      copied(this.form.querySelector("button:last-of-type"), copy, code);
+      getSelection().selectAllChildren(code); // on a plain http address there is no clipboard: Ctrl+C does it
+      navigator.clipboard?.writeText(copy);
     }
     if (!file) return;
     const link = h("a", { href: URL.createObjectURL(new Blob([data])), download: file });

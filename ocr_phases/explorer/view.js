@@ -1,17 +1,7 @@
 /* One row of a record as one linked view: page, latency curve, tokens and lists share the token shown.
    `panel.py` says what the traits hold; the drawings come from drawings.js. */
 
-const KEYS = [
-  ["← →", "previous, next token; with Shift ten tokens"],
-  ["Home, End", "first, last token"],
-  ["P, N", "previous, next region"],
-  ["S", "slowest token"],
-  ["K", "play and pause"],
-  ["+ − 0", "zoom in, zoom out, fit the drawing that has the focus, else the curve"],
-  ["Ctrl or Alt with an arrow", "move that drawing"],
-  ["/", "search the tokens; Enter and Shift+Enter go to the next and previous match"],
-  ["Esc", "pause, drop the selection, then leave the panel"],
-];
+const KEYS = "← → token, with Shift ten; P N region; S slowest; K play; + − 0 zoom; Ctrl with an arrow moves; / search; Esc leaves";
 
 /** A bar of times in the colours of `palette`. */
 function legend(palette, [low, high], what) {
@@ -65,17 +55,15 @@ class View {
     const labels = tick("Labels", true, (on) => box.classList.toggle("opv-unlabelled", !on));
     this.play = button("Play", "Play at recorded speed", () => this.toggle());
     [this.types, this.legends] = [h("div", { class: "opv-controls" }), h("div", { class: "opv-legends" })];
-    const keys = h("dl", { class: "opv-keys" }, ...KEYS.flatMap(([key, what]) => [h("dt", {}, key), h("dd", {}, what)]));
     const menu = h("details", { class: "opv-menu" }, h("summary", {}, "Show"), h("div", {},
-      h("div", { class: "opv-controls" }, colour, h("label", {}, "Opacity ", opacity), labels, this.crops, this.play), this.types, keys));
+      h("div", { class: "opv-controls" }, colour, h("label", {}, "Opacity ", opacity), labels, this.crops, this.play), this.types, h("p", {}, `Keys: ${KEYS}`)));
     this.search = h("input", { type: "search", placeholder: "Search the tokens", "aria-label": "Search the tokens", oninput: () => this.seek(),
       onkeydown: (event) => event.key === "Enter" && this.nextHit(event.shiftKey ? -1 : 1) });
     this.count = h("span", { class: "opv-count", role: "status" });
-    const copy = button("Copy text", "Copy the text as the model wrote it", () => copied(copy, this.data.texts.join(""), this.tokens));
     const list = (title, select) => h("div", {}, h("h4", {}, title), select);
     this.sides = {
       curve: h("div", {}, this.curve.root, h("div", { class: "opv-lists" }, list("Regions", this.regions), list("Slowest tokens", this.slowest))),
-      tokens: h("div", {}, h("div", { class: "opv-controls" }, this.search, this.count, copy), this.tokens),
+      tokens: h("div", {}, h("div", { class: "opv-controls" }, this.search, this.count), this.tokens),
       markdown: this.rendered,
     };
     this.side = tabs("What stands beside the page", [["curve", "Curve"], ["tokens", "Tokens"], ["markdown", "Markdown"]], (name) => this.turn(name));
@@ -125,7 +113,7 @@ class View {
     const line = (times) => times.map((ms, token) => [token, ms]).filter(([, ms]) => ms != null);
     this.curve.show([data.before, data.ms].filter((times) => times.length).map(line), data.texts.length, data.top);
     this.regions.replaceChildren(...data.regions.map(({ region, line, first }) => h("option", { value: region, "data-token": first }, line)));
-    const told = (token) => `${duration(data.ms[token])} · token ${token + 1} · ${visible(data.texts[token])}`;
+    const told = (token) => `${duration(data.ms[token])} token ${token + 1} ${visible(data.texts[token])}`;
     this.slowest.replaceChildren(...data.slowest.map((token) => h("option", { value: token, "data-token": token }, told(token))));
     this.crops.hidden = !data.pages.some(({ grid }) => grid[0] * grid[1] > 1);
     this.types.replaceChildren(...data.kinds.map(({ label, count, colour }, kind) => tick(`${label} (${count})`, true, (on) => {
@@ -199,7 +187,7 @@ class View {
     toggle(false);
     this.range = range;
     toggle(true);
-    this.curve.choose(range);
+    this.curve.span(this.curve.chosen, ...(range ? [range[0], range[1] + 1] : [0, 0]));
     this.mark();
   }
 
@@ -282,20 +270,18 @@ class View {
   /** Mark the tokens that hold a match; `hits` are the first and the last of each. */
   seek() {
     for (const span of this.tokens.querySelectorAll(".opv-hit")) span.classList.remove("opv-hit");
-    const words = this.search.value;
+    const words = this.search.value.replace(/[.*+?^${}()|[\]\\]/g, "\\$&");
     const token = this.data.texts.flatMap((text, place) => Array(text.length).fill(place)); // of each character
-    const matches = words ? this.data.texts.join("").matchAll(new RegExp(words.replace(/[.*+?^${}()|[\]\\]/g, "\\$&"), "gi")) : [];
-    this.hits = [...matches].map(({ index, 0: match }) => [token[index], token[index + match.length - 1]]);
+    const matches = words ? [...this.data.texts.join("").matchAll(new RegExp(words, "gi"))] : [];
+    this.hits = matches.map(({ index, 0: { length } }) => [token[index], token[index + length - 1]]);
     for (const [first, last] of this.hits) this.spans.slice(first, last + 1).forEach((span) => span.classList.add("opv-hit"));
-    this.hit = -1;
-    const { length } = this.hits;
-    this.count.textContent = words ? (length === 1 ? "1 match" : `${length || "no"} matches`) : "";
+    [this.hit, this.count.textContent] = [-1, words && `${this.hits.length} found`];
   }
 
   nextHit(way) {
     const { length } = this.hits;
     if (!length) return;
-    this.hit = this.hit < 0 && way < 0 ? length - 1 : (this.hit + way + length) % length;
+    this.hit = (Math.max(this.hit, way < 0 ? 0 : -1) + way + length) % length;
     this.count.textContent = `${this.hit + 1} of ${length}`;
     this.go(this.hits[this.hit][0]);
   }
