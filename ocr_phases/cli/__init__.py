@@ -84,7 +84,7 @@ def _outcome(words: list[str], arguments: argparse.Namespace) -> tuple[int, str]
     except OcrPhasesError as error:
         code, reason = Exit.ERROR, _with_options(str(error), arguments)
     except ModuleNotFoundError as error:
-        code, reason = Exit.ERROR, f"this needs {error.name}: pip install {error.name}"
+        code, reason = Exit.ERROR, f"this needs {error.name}: pip install ocr_phases {error.name}"
     except Exception as error:  # noqa: BLE001
         code, reason = _unforeseen(error)
     if reason:
