@@ -199,20 +199,21 @@ def test_what_a_kill_leaves_of_an_output_is_known_as_the_packages(
 
 RACE = """
 import sys, threading
+from pathlib import Path
 from ocr_phases import PhaseRun
 from ocr_phases.cli.measuring import save
 from ocr_phases.files import REPORT_FOLDER, folder_for
 from ocr_phases.report.artifacts import write_record
-from ocr_phases.explorer.records import Shelf
+from ocr_phases.explorer.records import keep_record
 
 class arguments: save = None
-run, kept, start = PhaseRun.load(sys.argv[1]), Shelf("kept"), threading.Barrier(20)
+run, kept, start = PhaseRun.load(sys.argv[1]), Path("kept"), threading.Barrier(20)
 
 def race():
     start.wait()
     save(arguments, run)
     write_record(folder_for(None, REPORT_FOLDER), run)
-    kept.save(run)
+    keep_record(run, kept)
     run.save("given.json")
 
 threads = [threading.Thread(target=race) for _ in range(20)]

@@ -137,8 +137,6 @@ class Form:
 
     def offer_path(self, text: str) -> list[str]:
         """Offer a file, or all pages of a folder; returns the name of it, or of the first of them."""
-        if not text.strip():
-            raise OcrPhasesError("No page chosen yet: type the path of an image, or choose a sample.")
         path = found(text)
         paths = [path]
         if path.is_dir():

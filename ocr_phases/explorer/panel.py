@@ -17,15 +17,17 @@ from IPython.display import DisplayHandle, display
 
 from ocr_phases.analyse.sentences import findings, headline, noise_warning, subject
 from ocr_phases.analyse.statistics import LEAST_REPEATS
-from ocr_phases.errors import Stopped, stop_signals
+from ocr_phases.errors import OcrPhasesError, Stopped, stop_signals
 from ocr_phases.explorer.form import Asked, Form, asked_again, first_image, has_cuda, presets_of
 from ocr_phases.explorer.records import (
     FOLDER,
     Record,
-    Shelf,
+    cells,
     comparison_html,
     file_stem,
     found,
+    keep_record,
+    kept_files,
     placed,
     shipped,
 )
@@ -37,6 +39,7 @@ from ocr_phases.record import PhaseRun
 from ocr_phases.show import results
 from ocr_phases.show.results import Section, run_title
 from ocr_phases.show.web import Html, asset_text, element, fragment, note
+from ocr_phases.text import count_text
 
 _STILL_S = 0.02
 _RECORDS = (".json", ".json.gz")
@@ -121,7 +124,7 @@ class Explorer(anywidget.AnyWidget):
         bar: bool = True,
     ) -> None:
         super().__init__(bar=bar, keeps=keep is not None)
-        self.shelf, self.measuring, self.form = Shelf(keep), Live(), Form()
+        self.folder, self.measuring, self.form = placed(keep or FOLDER), Live(), Form()
         self._handle: DisplayHandle | None = None  # once a cell has the picture
         self._tasks = set[Future[None]]()
         self._due: asyncio.TimerHandle | None = None
@@ -166,7 +169,7 @@ class Explorer(anywidget.AnyWidget):
     def _list_files(self) -> None:
         """Offer what is in memory, then the folder's files and the package's."""
         known = {record.file: record for record in self.rows}
-        files = [*((file, True) for file in self.shelf.files()), *((file, False) for file in shipped())]
+        files = [*((file, True) for file in kept_files(self.folder)), *((file, False) for file in shipped())]
         listed = [known.get(file) or Record(file=file, own=own) for file, own in files]
         self.rows = list(dict.fromkeys([*(row for row in self.rows if row.run or row.asked), *listed]))
         self._list()
@@ -174,7 +177,8 @@ class Explorer(anywidget.AnyWidget):
     def _list(self) -> None:
         shown = "" if self._current is None else self._current.key
         self.records = {"rows": [dict(record.cells) for record in self.rows], "shown": shown}
-        self.told = self.shelf.told()
+        many = count_text(len(kept_files(self.folder)), "record")
+        self.told = f"{many} in {self.folder}" if self.keeps else "Off: new records are lost with the kernel."
 
     def _show_first(self) -> None:
         """Show the newest record that can be read."""
@@ -233,7 +237,10 @@ class Explorer(anywidget.AnyWidget):
     async def _read_rows(self) -> None:
         unread = [record for record in self.rows if "spark" not in record.cells]
         for number, record in enumerate(unread, start=1):
-            await asyncio.to_thread(record.look)
+            try:
+                await asyncio.to_thread(record.look)
+            except OcrPhasesError as error:
+                record.cells |= {"spark": [], "state": "damaged", "said": str(error)}
             if number % _AT_ONCE == 0 or number == len(unread):
                 self._list()
 
@@ -395,9 +402,11 @@ class Explorer(anywidget.AnyWidget):
     async def _measure_job(self, job: Record, before: PhaseRun | None) -> None:
         """Measure one; whatever ends it is noted in the list, and raised."""
         try:
-            job.finish(run := await self._watched(job.asked))
+            job.run = run = await self._watched(job.asked)
+            job.cells |= cells(run)
             MEASURED.append(job)
-            job.file = await asyncio.to_thread(self.shelf.save, run)
+            if self.keeps:
+                job.file = await asyncio.to_thread(keep_record, run, self.folder)
         except BaseException as error:
             stopped = isinstance(error, Stopped | asyncio.CancelledError)
             job.cells |= (
@@ -448,7 +457,6 @@ class Explorer(anywidget.AnyWidget):
 
     def _keep(self) -> None:
         """Keep records from now on or not; a confidential page leaves the notebook at once."""
-        self.shelf.on = self.keeps
         self._list_files()
         self._draw_still()
 

@@ -6,7 +6,6 @@ A file's name says what it measured, so a folder is listed before its records ar
 from __future__ import annotations
 
 import itertools
-import os
 import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import psutil
 
 from ocr_phases.analyse.comparison import Comparison, run_labels
 from ocr_phases.analyse.quality import quality_of
@@ -41,23 +39,9 @@ _SPARKS = 40
 
 
 def project_folder() -> Path:
-    """The nearest folder above the kernel's that holds a project; else where Jupyter was started.
-
-    That is the kernel's own folder if Jupyter was started elsewhere or in the file system's root.
-    """
-    here = Path.cwd()
-    above = (here, *here.parents)
-    marked = next((folder for folder in above if any((folder / mark).exists() for mark in _MARKS)), None)
-    started = _server_folder()
-    return marked or (started if started in above[:-1] else here)
-
-
-def _server_folder() -> Path | None:
-    """The working folder of the process that started this kernel, if it says so."""
-    try:
-        return Path(psutil.Process(int(os.environ["JPY_PARENT_PID"])).cwd())
-    except (KeyError, ValueError, psutil.Error):
-        return None
+    """The nearest folder above the kernel's that holds a project; else the kernel's own."""
+    above = (Path.cwd(), *Path.cwd().parents)
+    return next((folder for folder in above if any((folder / mark).exists() for mark in _MARKS)), above[0])
 
 
 def placed(text: str | Path) -> Path:
@@ -124,29 +108,18 @@ class Record:
         elif asked is not None:
             self.cells |= asked.cells()
 
-    def finish(self, run: PhaseRun) -> None:
-        """Take what was measured."""
-        self.run = run
-        self.cells |= cells(run)
-
     def load(self) -> PhaseRun:
         """The record, which then stays in memory; raises `OcrPhasesError` as `PhaseRun.load` does."""
         if self.run is None:
-            self.run = self._read()
+            self.run = self.look()
         return self.run
 
-    def _read(self) -> PhaseRun:
+    def look(self) -> PhaseRun:
+        """Read the record for its `cells`, without keeping it; raises as `load` does."""
         assert self.file is not None
         run = PhaseRun.load(self.file)
         self.cells |= cells(run)
         return run
-
-    def look(self) -> None:
-        """Fill `cells` without keeping the record; of a damaged file they are what is wrong with it."""
-        try:
-            self._read()
-        except OcrPhasesError as error:
-            self.cells |= {"spark": [], "state": "damaged", "said": str(error)}
 
     def rename(self, label: str) -> None:
         """Give it a label, which becomes the name of its file; `OcrPhasesError` where that is taken."""
@@ -180,29 +153,15 @@ def cells(run: PhaseRun) -> dict[str, Any]:
     }
 
 
-class Shelf:
-    """The folder that finished records are kept in, while ``on``."""
+def kept_files(folder: Path) -> list[Path]:
+    """A folder's newest records, the newest first: by the date in their names, else the files' own."""
+    files = [path for pattern in ("*.json", "*.json.gz") for path in folder.glob(pattern)]
+    return sorted(filter(Path.is_file, files), key=_when, reverse=True)[:_MOST_LISTED]
 
-    def __init__(self, folder: str | Path | None) -> None:
-        self.on, self.path = folder is not None, placed(folder or FOLDER)
 
-    def files(self) -> list[Path]:
-        """The folder's newest records, the newest first: by the date in their names, else the files' own."""
-        files = [path for pattern in ("*.json", "*.json.gz") for path in self.path.glob(pattern)]
-        return sorted(filter(Path.is_file, files), key=_when, reverse=True)[:_MOST_LISTED]
-
-    def save(self, run: PhaseRun) -> Path | None:
-        """Save a record under a name of its own and return its file, None if records are not kept.
-
-        Raises `CannotWrite` as `save_new` does.
-        """
-        return save_new(run.save, self.path / f"{file_stem(run)}.json") if self.on else None
-
-    def told(self) -> str:
-        """How much the folder holds, and where it is."""
-        if not self.on:
-            return "Off: new records are lost with the kernel."
-        return f"{count_text(len(self.files()), 'record')} in {self.path}"
+def keep_record(run: PhaseRun, folder: Path) -> Path:
+    """Save a record under a name of its own and return its file; raises `CannotWrite` as `save_new` does."""
+    return save_new(run.save, folder / f"{file_stem(run)}.json")
 
 
 def _when(path: Path) -> tuple[str, str]:

@@ -114,10 +114,8 @@ class Live:
             return "stopping"
         if self._doing:
             return f"{self._doing}, {time.perf_counter() - self._began:.0f} s"
-        number = min(self._done, self.repeats + self.warmup - 1) - self.warmup
-        name = f"repeat {number + 1} of {self.repeats}"
-        if number < 0:
-            name = f"warm-up {number + 1 + self.warmup} of {self.warmup}"
+        number = len(self._times) - self.warmup
+        name = f"repeat {number} of {self.repeats}" if number > 0 else "warm-up"
         runs = pd.Series([pd.Series(run).median() for run in self._times[self.warmup :] or self._times[-1:]])
         ends = dict.fromkeys(ms_text(ms) for ms in (runs.min(), runs.max()) if ms == ms)
         pace = f", {' to '.join(ends)} a token (host clock)" if ends else ""
