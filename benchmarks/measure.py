@@ -218,7 +218,7 @@ def _collectors(bench: _Bench) -> dict[str, Any]:
 
     Both runs of a pair go on block by block, in turns, because a host's pace changes by more within seconds
     than spans cost. They are read afterwards, as in every run. What they cost in a step, and why that is
-    more than a mark costs in `_marks`, is in ``docs/bench.md``.
+    more than a mark costs in `_marks`, is in ``benchmarks/README.md``.
     """
     session, tokens = bench.session, bench.settings.max_new_tokens
     packed = session.prepare(bench.page, preset=bench.preset, prompt=bench.settings.prompt)

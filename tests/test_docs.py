@@ -17,6 +17,7 @@ from ocr_phases.record import SPAN_COLUMNS, TOKEN_COLUMNS, PhaseRun
 ROOT = Path(__file__).parents[1]
 MODULES = sorted((ROOT / "ocr_phases").rglob("*.py"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES += [ROOT / "benchmarks" / "README.md", ROOT / "tests" / "golden" / "README.md"]
 PRESETS = FAMILIES["deepseek-ocr"].presets
 LARGEST_PICTURE = 300_000  # bytes
 

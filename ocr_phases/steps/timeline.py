@@ -2,7 +2,7 @@
 
 A span costs two clock reads and an NVTX range; on CUDA also two events, which are only recorded here and
 read after one synchronize at the end of the repeat, so that measuring adds no wait. What that takes within a
-step is in ``docs/bench.md``.
+step is in ``benchmarks/README.md``.
 """
 
 from __future__ import annotations
