@@ -38,7 +38,7 @@ _WIDER = "main, nav ul, footer { max-width: 1320px; }"
 _HISTOGRAMS = "Histograms of time to first token, inter-token latency, tokens and vision share over the pages"
 _WORST = 25
 _PAGES = ["page", "preset", "status", "page_ms", "ttft_ms", "inter_token_ms", "tokens", "vision_share"]
-_PAGES += ["record", "attempts", "warnings", "reason"]
+_PAGES += ["record", "remarks"]
 _WORST_COLUMNS = ["page", "preset", "category", "cer", "repetition", "compression", "tokens"]
 _COMPARED = {
     "edit_distance": "{} records have a truth. Means are over pages, as OmniDocBench's are.",
@@ -125,7 +125,8 @@ def _cards(
 def _pages(pages: pd.DataFrame) -> Html:
     """Failures first, then pages with warnings, then the slowest, with links to report and record."""
     warnings = pages["warnings"].fillna("")
-    ordered = pages.assign(late=pages["status"] == "done", calm=warnings == "", warnings=warnings)
+    remarks = pages["reason"].where(pages["reason"].fillna("") != "", warnings)
+    ordered = pages.assign(late=pages["status"] == "done", calm=warnings == "", remarks=remarks)
     worst = ordered.sort_values(["late", "calm", "decode_ms"], ascending=[True, True, False], kind="stable")
     shown = worst.head(MOST_ROWS)
     linked = "A page links to its report, its status to all attempts." if shown["to_report"].any() else ""
@@ -163,13 +164,15 @@ def _quality(pages: pd.DataFrame) -> Iterator[Html]:
 
     Noisy pages have no time here, and those that were cut at the token limit are named, not judged.
     """
-    cut, pages = int(pages["cut"].sum()), pages[~pages["cut"]]
-    pages = pages.assign(page_ms=pages["page_ms"].mask(pages["noisy"]))
     measure = measure_of(pages)
     if measure is None:
         return
     yield note(_compared_with(pages, measure))
+    cut = int(pages["cut"].sum())
     yield note(_CUT.format(count_text(cut, "page")) if cut else "")
+    pages = pages[~pages["cut"]].assign(page_ms=pages["page_ms"].mask(pages["noisy"]))
+    if pages[measure].isna().all():
+        return
     points = preset_points(pages)
     if len(points) > 1:
         yield note(cost_quality_sentence(points))
