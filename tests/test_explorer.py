@@ -116,7 +116,7 @@ def test_settings_are_what_the_browser_says():
     assert (settings.preset, settings.max_new_tokens) == ("gundam", 77)
     assert (settings.repeats, settings.warmup) == (LEAST_REPEATS, 1)
     code = asked.code()
-    assert "OCRSession.load('models/DeepSeek-OCR')" in code
+    assert "OCRSession.load(model='models/DeepSeek-OCR')" in code
     assert "preset='gundam', max_new_tokens=77" in code and "grounding=False" in code
     compile(code, "cell", "exec")
 
@@ -165,23 +165,17 @@ def test_a_record_is_shown_where_torch_cannot_be_imported(run: PhaseRun, tmp_pat
 import sys
 sys.modules["torch"] = sys.modules["transformers"] = None
 from ocr_phases.explorer import Explorer
-from ocr_phases.explorer.panel import VIEWS
-assert "ocr_phases.session" not in sys.modules
 explorer = Explorer(record=sys.argv[1])
-for name in VIEWS:
-    explorer.view = name
-explorer.token = 40
-assert explorer.message == "", explorer.message
-print(explorer.run.token_count, explorer.data["region"][explorer.token])
+assert "ocr_phases.session" not in sys.modules
+for explorer.view in ("latency", "stages", "records", "checks", "page"):
+    assert explorer.message == "", explorer.message
 explorer._do_run({})
-print(explorer.message)
+print(explorer.run.token_count, explorer.message)
 """
     command = [sys.executable, "-c", program, str(run.save(tmp_path / "run.json"))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    figures, message = done.stdout.split("\n", 1)
-    assert figures == f"{run.token_count} {run.token_table['region'][40]}"
-    assert "ModuleNotFoundError" in message
+    assert done.stdout.startswith(str(run.token_count)) and "ModuleNotFoundError" in done.stdout
 
 
 def test_what_ships_are_records():
@@ -221,9 +215,7 @@ def test_every_shape_of_record_is_drawn(shape: dict):
     if len(run.results) > 1:
         explorer.row = 2
         assert (explorer.row, explorer.token, explorer.message) == (2, 0, "")
-        assert explorer.data["rows"] == [
-            f"{row}: {page['file']}" for row, page in enumerate(run.pages, start=1)
-        ]
+        assert explorer.data["rows"] == [page["file"] for page in run.pages]
 
 
 def test_what_a_model_or_a_file_name_says_stays_text():
@@ -285,9 +277,9 @@ def test_boxes_crops_and_pages_are_those_of_the_record(explorer: Explorer):
     (page,) = explorer.data["pages"]
     assert page["grid"] == [2, 3]
     assert {box["region"] for box in page["boxes"]} == {0, 1, 2, 3, 4}
-    assert all(0 <= box["box"][0] < box["box"][2] < page["width"] for box in page["boxes"])
-    kinds = [f"{kind['label']} ({kind['count']})" for kind in explorer.data["kinds"]]
-    assert kinds == ["title (1)", "text (2)", "image (1)", "table (1)"]
+    assert all(0 <= box["box"][0] < box["box"][2] < page["size"][0] for box in page["boxes"])
+    kinds = {label: count for label, count, _ in explorer.data["kinds"]}
+    assert kinds == {"title": 1, "text": 2, "image": 1, "table": 1}
     bare = Explorer(runs=[make_run(embed=False)], keep=None)
     assert "no page image" in bare.data["note"]
     assert bare.pages == [b""]
@@ -325,32 +317,22 @@ _TIMES = st.lists(st.one_of(st.just(float("nan")), st.floats(0.01, 500)), max_si
 _MARKED = "<|ref|>title<|/ref|><|det|>[[1, 2, 300, 400]]<|/det|>x"
 
 
-class _Tags(HTMLParser):
-    """Holds a text to few elements and attributes."""
-
-    allowed = {"p", "br", "hr", "pre", "code", "em", "strong", "blockquote", "ul", "ol", "li", "table"}
-    allowed |= {"thead", "tbody", "tr", "td", "th", *(f"h{level}" for level in range(1, 7))}
-
-    def handle_starttag(self, tag: str, attrs: list) -> None:
-        assert tag in self.allowed
-        for name, value in attrs:
-            assert re.fullmatch(_VALUES[name], value)
-
-    def handle_comment(self, data: str) -> None:
-        raise AssertionError(data)
-
-    handle_decl = handle_pi = unknown_decl = handle_comment
-
-
+_NAMES = "p|br|hr|pre|code|em|strong|blockquote|ul|ol|li|table|thead|tbody|tr|td|th|h[1-6]"
 _VALUES = {"colspan": "[0-9]+", "rowspan": "[0-9]+", "start": "[0-9]+", "class": "language-.*"}
 _VALUES["style"] = "text-align:(left|center|right)"
 
 
 @given(st.lists(st.one_of(st.sampled_from(_PIECES), st.text(max_size=8))))
 def test_any_text_becomes_html_of_few_names(pieces: list[str]):
-    parser = _Tags()
+    found: list[tuple[str, list]] = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, attributes: found.append((tag, attributes))
+    parser.handle_comment = parser.handle_decl = parser.handle_pi = lambda data: found.append((data, []))
     parser.feed(markdown_html("".join(pieces)))
     parser.close()
+    for tag, attributes in found:
+        assert re.fullmatch(_NAMES, tag)
+        assert all(re.fullmatch(_VALUES[name], value) for name, value in attributes)
 
 
 @given(st.lists(_TIMES, min_size=1, max_size=4))
@@ -371,7 +353,8 @@ def test_a_live_update_is_small_and_keeps_the_slowest_token(times: list[list[flo
 def test_boxes_appear_while_the_text_is_written(text: str):
     live = Live()
     live.begin(len(text), 1, 0, page_image(60, 80))
-    live.reader(lambda token: text[token])
+    live.reader(lambda: lambda token: text[token])
+    live.progress(0, 1)
     live.on_tokens(0, [list(range(len(text) - 12))])
     assert live.state()["boxes"] == []
     live.on_tokens(0, [list(range(len(text) - 12, len(text)))])
@@ -581,37 +564,25 @@ def _until(condition) -> bool:
     return False
 
 
-@pytest.mark.parametrize("stop", [False, True])
 def test_the_set_up_of_a_strategy_is_named_and_can_be_stopped(
-    quick: Explorer, tiny_session, monkeypatch: pytest.MonkeyPatch, stop: bool
+    quick: Explorer, monkeypatch: pytest.MonkeyPatch
 ):
     Browser(quick).form(strategy="compiled", repeats=1)
-    demo = quick.run
-    named, tokens, statuses = threading.Event(), [], []
+    demo, named = quick.run, threading.Event()
 
-    def set_up(*_):  # nothing is compiled here: the steps run as in eager
+    def set_up(*_):  # nothing is compiled here
         preparing.get()("compiling the decode step")
         assert named.wait(30)
-        if stop:
-            quick.stop()
+        quick.stop()
 
-    def status_changed(change):
-        statuses.append(change["new"].get("doing", ""))
-        if "compiling the decode step" in statuses[-1]:
+    def changed(change):
+        if "compiling the decode step" in change["new"].get("doing", ""):
             named.set()
 
-    on_tokens = quick.measuring.on_tokens
-    quick.measuring.on_tokens = lambda repeat, new: (tokens.append(new), on_tokens(repeat, new))
-    quick.observe(status_changed, "live")
+    quick.observe(changed, "live")
     monkeypatch.setattr("ocr_phases.recorder.Measurement.set_up", set_up)
     asyncio.run(quick.measure())
-    if stop:
-        assert (tokens, quick.run) == ([], demo)
-        assert "Stopped" in quick.message
-    else:
-        assert [len(new[0]) for new in tokens] == [1] * 12
-        assert quick.run.request["eos_check_every"] == 1
-        assert any("repeat 1 of 1" in status for status in statuses)
+    assert quick.run is demo and "Stopped" in quick.message
 
 
 def test_pages_and_presets_run_one_after_another(quick: Explorer, tmp_path: Path):
@@ -765,8 +736,8 @@ def test_live_tells_text_pace_and_progress_as_they_come():
     state = live.state()
     assert "loading tiny" in state["doing"]
     assert state["done"] is None  # how long loading takes is not known
-    live.reader(lambda token: f"<{token}>")
-    live.doing("")
+    live.reader(lambda: lambda token: f"<{token}>")
+    live.progress(0, 3)
     for token in range(4):
         live.on_tokens(-1, [[token]])
     state = live.state()

@@ -154,8 +154,8 @@ class Page extends Drawing {
   drag(event) {
     this.box.scrollBy(-event.movementX, -event.movementY);
   }
-  /** `page` holds size, boxes and grid; `address` is the picture's, or null for an empty sheet. */
-  show({ width, height, grid: [columns, rows], boxes }, address, label, hints = new Map()) {
+  /** The first argument is a page of `row_data`; `address` is the picture's, or null for an empty sheet. */
+  show({ size: [width, height], grid: [columns, rows], boxes }, address, label, hints = new Map()) {
     this.box.setAttribute("aria-label", label);
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     this.svg.replaceChildren(h("rect", { class: "opv-sheet", width, height }));
@@ -192,7 +192,7 @@ class Page extends Drawing {
   restyle(colours, hidden) {
     this.box.classList.toggle("opv-timed", colours !== null);
     for (const group of this.boxes.children) {
-      group.style.display = hidden.has(Number(group.dataset.kind)) ? "none" : "";
+      group.style.display = hidden.has(group.dataset.kind) ? "none" : "";
       group.style.setProperty("--opv-time", colours?.[group.dataset.region] ?? "");
     }
   }

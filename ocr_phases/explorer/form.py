@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+import ctypes.util
 import functools
 import json
 import os
@@ -20,13 +20,11 @@ from ocr_phases.record import PhaseRun
 from ocr_phases.settings import (
     NEW_TOKENS,
     REQUEST_SETTINGS,
-    ModelSettings,
     Settings,
     choices,
     help_text,
     kind,
     setting_from_text,
-    setting_names,
 )
 from ocr_phases.show.page import printable
 from ocr_phases.versions import asset
@@ -40,12 +38,7 @@ LEFT_OUT = (
     *("eos_check_every", "generate", "return_text", "kernel_trace", "kernel_steps"),
     *("implementation", "trust_remote_code", "attention", "cuda_calls"),
 )
-#: The fields in their order: the first two are in the bar.
-_FIRST = ("model", "preset", "prompt", "device", "strategy", "vision", "max_new_tokens", "repeats", "warmup")
-_SETTINGS = sorted(
-    (setting for setting in fields(Settings) if setting.name not in LEFT_OUT),
-    key=lambda setting: (*_FIRST, setting.name).index(setting.name),
-)
+_SETTINGS = [setting for setting in fields(Settings) if setting.name not in LEFT_OUT]
 _MODELS = ("tiny", "dummy", *(f"dummy:{name}" for name in [*FAMILIES][1:]))
 #: Choices of settings that take any text too; `locate` wants words of one's own.
 _OWN = {
@@ -68,27 +61,23 @@ class Asked:
 
     def cells(self) -> dict[str, Any]:
         """Its row in the table of records, until there is one."""
-        page = printable(self.page_name or Path(str(self.page)).name, 60)
-        settings = self.settings
+        page, settings = printable(self.page_name or Path(str(self.page)).name, 60), self.settings
         cells = {"page": page, "model": settings.model, "preset": settings.preset or "default"}
         return {**cells, "how": settings.strategy, "state": "waiting", "spark": []}
 
     def code(self) -> str:
         """The lines that measure the same in a cell."""
-        defaults = vars(Settings())
-        given = {name: value for name, value in vars(self.settings).items() if value != defaults[name]}
-        model = {name: given.pop(name) for name in setting_names(ModelSettings) if name in given}
-        page = repr(self.page if isinstance(self.page, str) else self.page_name)
-        loaded = ", ".join([repr(model.pop("model", "tiny")), *_keywords(model)])
+        usual, page = vars(Settings()), self.page if isinstance(self.page, str) else self.page_name
+
+        def given(values: Mapping[str, Any]) -> list[str]:
+            return [f"{name}={value!r}" for name, value in values.items() if value != usual[name]]
+
+        loaded = ", ".join(given(self.settings.of_model()))
+        run = ", ".join([repr(page), *given(self.settings.of_run())])
         return (
             "from ocr_phases import OCRSession\n"
-            f"session = OCRSession.load({loaded})\n"
-            f"run = session.run_inference({', '.join([page, *_keywords(given)])})"
+            f"session = OCRSession.load({loaded})\nrun = session.run_inference({run})"
         )
-
-
-def _keywords(given: Mapping[str, Any]) -> list[str]:
-    return [f"{name}={value!r}" for name, value in given.items()]
 
 
 def asked_again(run: PhaseRun) -> Asked | None:
@@ -104,11 +93,8 @@ def asked_again(run: PhaseRun) -> Asked | None:
 
 @functools.cache
 def has_cuda() -> bool:
-    """Whether a CUDA driver finds a device, without torch."""
-    try:
-        return ctypes.CDLL("libcuda.so.1").cuInit(0) == 0
-    except OSError:
-        return False
+    """Whether there is a CUDA driver, asked without torch."""
+    return ctypes.util.find_library("cuda") is not None
 
 
 def presets_of(model: str) -> tuple[str, ...]:
@@ -118,8 +104,7 @@ def presets_of(model: str) -> tuple[str, ...]:
         named = name or json.loads((placed(model) / "config.json").read_bytes())["model_type"]
     except (OSError, ValueError, KeyError, TypeError):
         return PRESET_NAMES
-    each = FAMILIES.values()
-    suited = [row for row in each if named in (row.name, row.published_type, row.saved_type)]
+    suited = [row for row in FAMILIES.values() if named in (row.name, row.published_type, row.saved_type)]
     return tuple(dict.fromkeys(name for facts in suited for name in facts.presets)) or PRESET_NAMES
 
 
@@ -179,9 +164,9 @@ class Form:
                 raise OcrPhasesError(f"No {name} chosen: type one, or choose one from the list.")
             if value != "":  # which leaves a setting to the model or the device
                 given[name] = value
-        presets = dict.fromkeys([given.get("preset"), *values["presets"]])
-        settings = [Settings(**{**given, "preset": preset}) for preset in presets]
-        pages = [self.pages[name] for name in values["pages"]]
+        presets = dict.fromkeys([given.pop("preset", None), *values["presets"]])
+        settings = [Settings(**given, preset=preset) for preset in presets]
+        pages = map(self.pages.__getitem__, values["pages"])
         return [Asked(page, name, one) for page, name in pages for one in settings]
 
 

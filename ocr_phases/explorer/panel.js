@@ -178,7 +178,7 @@ class Panel {
     this.view.root.classList.toggle("opx-behind", going);
     if (!going) return;
     this.progress.replaceChildren(h("progress", { max: total, value: done, "aria-label": "Progress" }), h("span", { role: "status" }, [doing, left].filter(Boolean).join(" · ")));
-    if (size && !this.liveSize) this.livePage.show({ width: size[0], height: size[1], grid: [1, 1], boxes: [] }, this.liveAddress, "The page being read");
+    if (size && !this.liveSize) this.livePage.show({ size, grid: [1, 1], boxes: [] }, this.liveAddress, "The page being read");
     this.liveSize = size;
     if (size) this.livePage.showBoxes(boxes);
     this.liveText.textContent = text;
@@ -240,7 +240,7 @@ class Panel {
     const star = act(pinned ? "★" : "☆", "Pin as the baseline:", () => this.view.set("pinned", pinned ? "" : key), { "aria-pressed": String(pinned) });
     const cells = used.map(([column, , write], place) => {
       const text = row[column] == null ? "" : write ? write(row[column]) : row[column];
-      if (place) return h("td", write ? { class: "op-num", "data-value": row[column] ?? Infinity } : {}, text);
+      if (place || row.state) return h("td", write ? { class: "op-num", "data-value": row[column] ?? Infinity } : {}, text);
       return h("td", {}, h("button", { type: "button", class: "opx-name", "aria-current": shown, onclick: () => this.ask("show", { key }) }, text || name));
     });
     const rename = () => {
@@ -252,7 +252,7 @@ class Panel {
     const acts = row.spark?.length ? [act("⤓", "Download", () => this.ask("download", { key })), act("⎙", "Make a report of", () => this.ask("report", { key }))] : [];
     if (row.own) acts.push(act("✎", "Rename", rename), act("✕", "Delete", remove));
     const steps = row.state ? `${row.state} ${row.said ?? ""}` : row.spark ? sparkline(row.spark) : "…";
-    const line = h("tr", { class: shown ? "op-strong" : "", "data-key": key }, h("td", {}, box, star), ...cells, h("td", {}, steps), h("td", {}, ...acts));
+    const line = h("tr", { class: shown ? "op-strong" : "", "data-key": key }, h("td", {}, ...(row.state ? [] : [box, star])), ...cells, h("td", {}, steps), h("td", {}, ...acts));
     return line;
   }
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
@@ -126,9 +125,7 @@ class Explorer(anywidget.AnyWidget):
         super().__init__(bar=bar, keeps=keep is not None)
         self.folder, self.measuring, self.form = placed(keep or FOLDER), Live(), Form()
         self._handle: DisplayHandle | None = None  # once a cell has the picture
-        self._tasks = set[Future[None]]()
         self._due: asyncio.TimerHandle | None = None
-        self._stopped = False
         self._home = _loop()  # of the thread that Jupyter's Interrupt reaches; clicks may come in another
         self._current: Record | None = None
         self._before: PhaseRun | None = None  # drawn faintly under the curve of what repeats it
@@ -201,8 +198,7 @@ class Explorer(anywidget.AnyWidget):
         self._open()
 
     def _load_row(self) -> None:
-        if (run := self.run) is None:
-            return
+        assert (run := self.run) is not None
         with self.hold_sync():
             self.token = self.sheet = 0
             self.pages = page_jpegs(run, self.row)
@@ -213,9 +209,8 @@ class Explorer(anywidget.AnyWidget):
     @traitlets.validate("token", "row", "sheet")
     def _inside(self, proposal: Any) -> int:
         """What lies outside becomes the first or the last one."""
-        rows = 0 if self.run is None else len(self.run.results)
-        many = {"token": len(self.data.get("texts", ())), "row": rows, "sheet": len(self.pages)}
-        return min(max(proposal["value"], 0), max(many[proposal["trait"].name] - 1, 0))
+        held = {"token": self.data.get("texts", ()), "row": self.data.get("rows", ()), "sheet": self.pages}
+        return min(max(proposal["value"], 0), max(len(held[proposal["trait"].name]) - 1, 0))
 
     def _open(self) -> None:
         """Draw the view's parts that are not drawn, or read what the table of records lacks."""
@@ -374,9 +369,6 @@ class Explorer(anywidget.AnyWidget):
         assert self._current is not None
         self._spawn(self.measure([_again(self._current)[asked["label"]]], self.run), self._home)
 
-    def _do_stop(self, _: dict[str, Any]) -> None:
-        self.stop()
-
     async def measure(self, asked: Sequence[Asked] | None = None, before: PhaseRun | None = None) -> None:
         """Run: measure with the form's settings, save and show the record, or show the error.
 
@@ -429,7 +421,7 @@ class Explorer(anywidget.AnyWidget):
         try:
             while not future.done():
                 # Each time anew: at the end of every cell, the kernel takes it back.
-                with stop_signals(lambda *_: self.stop(), notebook=True):
+                with stop_signals(self.stop, notebook=True):
                     await asyncio.wait({future}, timeout=REFRESH_S)
                     self.live = live.state()
         except asyncio.CancelledError:
@@ -438,20 +430,20 @@ class Explorer(anywidget.AnyWidget):
             raise
         return future.result()
 
-    def stop(self) -> None:
+    def stop(self, *_: Any) -> None:
         """End the measurement at its next token, and leave the rest of the queue."""
         self._stopped = True
         self.measuring.stop()
+
+    _do_stop = stop
 
     def _spawn(self, job: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop | None = None) -> None:
         """Run a job beside the kernel's other work; to its end where no loop is running (a plain script)."""
         loop = loop or _loop()
         if loop is None:
             asyncio.run(job)
-            return
-        task = asyncio.run_coroutine_threadsafe(job, loop)
-        self._tasks.add(task)  # the loop itself holds tasks only weakly
-        task.add_done_callback(self._tasks.discard)
+        else:
+            asyncio.run_coroutine_threadsafe(job, loop)  # held by what it waits for
 
     # -- the picture ------------------------------------------------------------------------------------
 
@@ -495,14 +487,13 @@ def _again(record: Record) -> dict[str, Asked]:
     """What the panel can measure next of a record, by the button's words."""
     run = record.load()
     asked = record.asked or asked_again(run)
-    if asked is None:
-        return {}
     many, steps = max(8, 2 * len(run.repeats)), {}
-    if noise_warning(run) or len(run.repeats) < LEAST_REPEATS:
-        steps[f"Measure again with {many} repeats"] = replace(asked.settings, repeats=many)
-    if run.model["strategy"] == "eager" and has_cuda():
-        steps["Try cuda_graph"] = replace(asked.settings, strategy="cuda_graph")
-    return {words: replace(asked, settings=settings) for words, settings in steps.items()}
+    if asked and (noise_warning(run) or len(run.repeats) < LEAST_REPEATS):
+        again = replace(asked.settings, repeats=many)
+        steps[f"Measure again with {many} repeats"] = replace(asked, settings=again)
+    if asked and run.model["strategy"] == "eager" and has_cuda():
+        steps["Try cuda_graph"] = replace(asked, settings=replace(asked.settings, strategy="cuda_graph"))
+    return steps
 
 
 def _loop() -> asyncio.AbstractEventLoop | None:

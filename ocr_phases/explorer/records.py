@@ -21,15 +21,15 @@ from ocr_phases.files import save_new, split_page
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.figures import Picture
 from ocr_phases.show.page import printable
+from ocr_phases.show.results import Section
 from ocr_phases.show.results_many import comparison_bundle
-from ocr_phases.show.web import Html, fragment
 from ocr_phases.text import count_text
 from ocr_phases.versions import asset
 
 FOLDER = "ocr_phases_records"
 _MOST_LISTED = 200  # the newest
-_DEMO = "tiny-receipt.json.gz"  # shown where nothing was measured yet
-_SHIPPED = (_DEMO, "h200-dummy-*.json", "families/h200-[!b]*.json*")  # the others there are benchmarks
+#: The first is shown where nothing was measured yet; the others there are benchmarks.
+_SHIPPED = ("tiny-receipt.json.gz", "h200-dummy-*.json", "families/h200-[!b]*.json*")
 _MARKS = (".git", "pyproject.toml")  # of a project
 _NUMBERS = itertools.count()
 _SPARKS = 40
@@ -68,8 +68,7 @@ def found(text: str | Path) -> Path:
 
 def description(run: PhaseRun) -> list[str]:
     """A record in a few words: when, files, model, preset, strategies, rows, tokens."""
-    rows = len(run.results)
-    files = ", ".join(dict.fromkeys(str(page["file"]) for page in run.pages))
+    rows, files = len(run.results), ", ".join(dict.fromkeys(str(page["file"]) for page in run.pages))
     how = [str(run.page["preset"]), str(run.model["strategy"]), f"vision {run.request['vision']}"]
     many = [f"{rows} rows"] * (rows > 1)
     of = [printable(files, 60), printable(str(run.model["name"]), 40)]
@@ -110,8 +109,7 @@ class Record:
 
     def load(self) -> PhaseRun:
         """The record, which then stays in memory; raises `OcrPhasesError` as `PhaseRun.load` does."""
-        if self.run is None:
-            self.run = self.look()
+        self.run = self.run or self.look()
         return self.run
 
     def look(self) -> PhaseRun:
@@ -179,11 +177,9 @@ def shipped() -> list[Path]:
 # -- several -----------------------------------------------------------------------------------------
 
 
-def comparison_html(runs: Sequence[PhaseRun]) -> Html:
+def comparison_html(runs: Sequence[PhaseRun]) -> str:
     """What a cell shows of `compare`, and curves and stages on common axes."""
     compared = Comparison(runs, run_labels(runs))
-    return fragment(
-        Html(comparison_bundle(compared)["text/html"]),
-        Picture(compared.plot.decode(), "Time of each decode step, a line a record").html(),
-        Picture(compared.plot.stages(), "Stages of the prefill, a bar a record").html(),
-    )
+    curves = Picture(compared.plot.decode(), "Time of each decode step, a line a record")
+    stages = Picture(compared.plot.stages(), "Stages of the prefill, a bar a record")
+    return Section(comparison_bundle(compared)["text/html"], curves, stages).html()

@@ -55,8 +55,8 @@ def error_sentence(error: BaseException) -> str:
     """The package's own message, or the type and first line of any other."""
     if isinstance(error, OcrPhasesError):
         return str(error)
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
-    return f"{type(error).__name__}: {first if len(first) <= 300 else first[:299] + '…'}"
+    first = next(filter(None, map(str.strip, str(error).splitlines())), "no message")
+    return f"{type(error).__name__}: {first[:300]}"
 
 
 class Live:
@@ -71,7 +71,8 @@ class Live:
         self.size = None if page is None else page.size
         self.picture = b"" if page is None else jpeg_file(page, _SIDE, _SIDE)[1]
         self._news = deque[Callable[[], None]]()
-        self._read: Callable[[int], str] | None = None
+        self._read: Callable[[int], str] = str
+        self._new_reader: Callable[[], Callable[[int], str]] = lambda: str
         self._began, self._first, self._last = time.perf_counter(), 0.0, float("nan")
         self._doing, self._done = "waiting for its turn", 0
         self._texts: list[list[str]] = [[]]
@@ -92,10 +93,10 @@ class Live:
         # A finished run tells how long the others are; the first one's curve has room to grow.
         expected = max(map(len, self._times[: self._done]), default=0) or self.tokens_a_run
         count = max(min(2 ** math.ceil(math.log2(max(longest, 32))), expected), longest)
-        total, made = (self.repeats + self.warmup) * expected, None
-        if not self._doing:
-            made = min(self._done * expected + len(self._times[-1]), total)
+        total = (self.repeats + self.warmup) * expected
+        made = None if self._doing else min(self._done * expected + len(self._times[-1]), total)
         text = "".join(self._texts[-1])
+        regions = parse_grounding(plain(text), _ANY_MARKS).on_page(0).regions
         return {
             "doing": self._said(),
             "done": made,
@@ -105,7 +106,7 @@ class Live:
             "lines": [_thinned(run, count) for run in shown],
             "count": count,
             "top": 1.3 * scale_of([ms for run in shown for ms in run if math.isfinite(ms)]),
-            "boxes": self._boxes(plain(text)),
+            "boxes": boxes(regions, self.size or (1, 1)),
             "size": self.size,
         }
 
@@ -127,12 +128,6 @@ class Live:
         seconds = (time.perf_counter() - self._first) / made * (total - made)
         return f"{seconds:.0f} s left" if seconds < 90 else f"{seconds / 60:.0f} min left"
 
-    def _boxes(self, text: str) -> list[dict[str, Any]]:
-        if self.size is None:
-            return []
-        regions = parse_grounding(text, _ANY_MARKS).on_page(0).regions
-        return boxes(regions, self.size, list(dict.fromkeys(region.label for region in regions)))
-
     # -- the measuring thread's side --------------------------------------------------------------
 
     def doing(self, what: str) -> None:
@@ -140,9 +135,9 @@ class Live:
         self._news.append(partial(setattr, self, "_doing", what))
         self.stop_if_asked()
 
-    def reader(self, read: Callable[[int], str]) -> None:
-        """Set the function that turns tokens into text."""
-        self._news.append(partial(setattr, self, "_read", read))
+    def reader(self, new: Callable[[], Callable[[int], str]]) -> None:
+        """Set what makes the function that turns a run's tokens into text."""
+        self._news.append(partial(setattr, self, "_new_reader", new))
 
     def on_tokens(self, repeat: int, new: list[list[int]]) -> None:
         """`run_inference`'s callback; raises `Stopped` after Stop was pressed."""
@@ -162,6 +157,7 @@ class Live:
     def _next_run(self, done: int) -> None:
         self._doing, self._done, self._last = "", done, float("nan")
         self._first = self._first or time.perf_counter()
+        self._read = self._new_reader()  # no half character of the run before
         if 0 < done < self.repeats + self.warmup:
             self._texts.append([])
             self._times.append([])
@@ -170,8 +166,7 @@ class Live:
         """Tokens as they were read: their text, and the host's time since the last ones."""
         self._times[-1] += [(clock - self._last) * 1000.0 / len(tokens)] * len(tokens)
         self._last = clock
-        if self._read is not None:
-            self._texts[-1] += [self._read(token) for token in tokens]
+        self._texts[-1] += map(self._read, tokens)
 
 
 def _thinned(times: list[float], most: int) -> list[tuple[int, float]]:
@@ -201,11 +196,7 @@ def _measure(asked: Asked, live: Live) -> PhaseRun:
     from ocr_phases.steps.execution import stoppable, told_of_preparing
 
     session = kept_session(**asked.settings.of_model())
-
-    def progress(done: int, total: int) -> None:
-        live.reader(TokenReader(session.tokenizer).read)  # no half character of the run before
-        live.progress(done, total)
-
+    live.reader(lambda: TokenReader(session.tokenizer).read)
     live.doing("preparing")
     # Every token is shown, and Stop heard, as it is written, unless another interval is asked for.
     options = asked.settings.of_run()
@@ -214,7 +205,7 @@ def _measure(asked: Asked, live: Live) -> PhaseRun:
     layered = session.device == "cpu" and asked.settings.strategy == asked.settings.vision == "eager"
     layers = stoppable(session.model, live.stop_if_asked) if layered else contextlib.nullcontext()
     with told_of_preparing(live.doing), layers:
-        run = session.run_inference(asked.page, **options, on_tokens=live.on_tokens, progress=progress)
+        run = session.run_inference(asked.page, **options, on_tokens=live.on_tokens, progress=live.progress)
     if asked.page_name is None:
         return run
     # Bytes carry no name: the upload's takes the place of "image" (a page of a PDF keeps its number).

@@ -95,7 +95,7 @@ class View {
     Object.assign(this, { peeked: null, range: null, hidden: new Set(), byRegion: new Map(data.regions.map((region) => [region.region, region])) });
     this.scrubber.max = data.texts.length - 1;
     this.note.textContent = data.note;
-    this.fill(this.rows, this.row, data.rows, this.model.get("row"));
+    this.fill(this.rows, this.row, data.rows.map((name, place) => `${place + 1}: ${name}`), this.model.get("row"));
     this.spans = data.texts.map((text, token) => h("span", { class: "opv-token", "data-token": token }, text.replaceAll("\n", "↵\n")));
     const stretches = [];
     data.region.forEach((region, token) => {
@@ -116,8 +116,8 @@ class View {
     const told = (token) => `${duration(data.ms[token])} token ${token + 1} ${visible(data.texts[token])}`;
     this.slowest.replaceChildren(...data.slowest.map((token) => h("option", { value: token, "data-token": token }, told(token))));
     this.crops.hidden = !data.pages.some(({ grid }) => grid[0] * grid[1] > 1);
-    this.types.replaceChildren(...data.kinds.map(({ label, count, colour }, kind) => tick(`${label} (${count})`, true, (on) => {
-      this.hidden[on ? "delete" : "add"](kind);
+    this.types.replaceChildren(...data.kinds.map(([label, count, colour]) => tick(`${label} (${count})`, true, (on) => {
+      this.hidden[on ? "delete" : "add"](label);
       this.restyle();
     }, `--opv-kind: ${colour}`)));
     this.seek();
@@ -136,7 +136,7 @@ class View {
     this.sheetShown = clamp(this.model.get("sheet"), 0, pages.length - 1);
     this.fill(this.sheets, this.sheet, pages.map((_, number) => `${number + 1} of ${pages.length}`), this.sheetShown);
     const page = pages[this.sheetShown];
-    const what = `The page with ${page.boxes.length} boxes, ${page.width} by ${page.height} pixels`;
+    const what = `The page with ${page.boxes.length} boxes, ${page.size.join(" by ")} pixels`;
     this.page.show(page, this.addresses[this.sheetShown], what, this.byRegion);
     this.restyle();
     this.mark();

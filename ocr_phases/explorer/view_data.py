@@ -67,16 +67,14 @@ def row_data(run: PhaseRun, row: int, before: PhaseRun | None = None) -> dict[st
     text, grounding = plain(run.results[row]["text"] or ""), grounding_of(run, row)
     tokens, table = run.tokens_of(row), regions_of(run, row)
     times, labels = tokens["device_ms"].dropna(), Counter(region.label for region in grounding.regions)
-    palette = [time_colour(step / (_COLOURS - 1)) for step in range(_COLOURS)]
     uncertain = table.loc[table["uncertain"], "region"].tolist()
     pages = []
     for place, number in enumerate(pages_of_row(run, row)):
-        page, regions = run.pages[number], grounding.on_page(place).regions
-        size = int(page["width"]), int(page["height"])
-        facts = {"width": size[0], "height": size[1], "grid": page.get("grid") or [1, 1]}
-        pages.append({**facts, "boxes": boxes(regions, size, list(labels), uncertain)})
+        page, size = run.pages[number], (run.pages[number]["width"], run.pages[number]["height"])
+        drawn = boxes(grounding.on_page(place).regions, size, uncertain)
+        pages.append({"size": size, "grid": page.get("grid") or [1, 1], "boxes": drawn})
     return {
-        "rows": _row_names(run),
+        "rows": [printable(run.page_name(row), 40) for row in range(len(run.results))],
         "note": _note(run, row, grounding),
         "before": [] if before is None else _values(before.tokens_of(0)["device_ms"]),
         "texts": [plain(str(text)) for text in tokens["text"]],
@@ -85,23 +83,12 @@ def row_data(run: PhaseRun, row: int, before: PhaseRun | None = None) -> dict[st
         "slowest": tokens["device_ms"].nlargest(_SLOWEST).index.tolist(),
         "top": 1.3 * scale_of(times),
         "scale": [scale_of(times, 1 - _USUAL), scale_of(times)],
-        "palette": [(each, type_colour(each)) for each in palette],
+        "palette": [(each, type_colour(each)) for each in map(time_colour, np.linspace(0, 1, _COLOURS))],
         "regions": _regions(run, row, grounding, table),
         "rendered": _rendered(text, parse_grounding(text, run.model.get("family"))),
-        "kinds": [
-            {"label": printable(label), "count": count, "colour": label_colour(label)}
-            for label, count in labels.items()
-        ],
+        "kinds": [(printable(label), count, label_colour(label)) for label, count in labels.items()],
         "pages": pages,
     }
-
-
-def _row_names(run: PhaseRun) -> list[str]:
-    """Each row's number and files."""
-    files = [
-        [str(run.pages[page]["file"]) for page in pages_of_row(run, row)] for row in range(len(run.results))
-    ]
-    return [f"{row}: {printable(', '.join(names), 40)}" for row, names in enumerate(files, start=1)]
 
 
 def page_jpegs(run: PhaseRun, row: int) -> list[bytes]:
@@ -111,14 +98,10 @@ def page_jpegs(run: PhaseRun, row: int) -> list[bytes]:
 
 
 def boxes(
-    regions: Sequence[Region],
-    size: tuple[int, int],
-    labels: Sequence[str],
-    uncertain: Collection[int] = (),
+    regions: Sequence[Region], size: tuple[int, int], uncertain: Collection[int] = ()
 ) -> list[dict[str, Any]]:
-    """Every box of the regions in pixels of a page of ``size``; ``kind`` is a label's place in ``labels``."""
-    places = {label: place for place, label in enumerate(labels)}
-    kinds = {region.index: places[region.label] for region in regions}
+    """Every box of the regions in pixels of a page of ``size``, with its region's label as ``kind``."""
+    kinds = {region.index: printable(region.label) for region in regions}
     drawn = region_boxes(regions, size, uncertain=uncertain)
     return [
         {**box._asdict(), "kind": kinds[box.region], "tag": tag and tag._asdict()}
@@ -144,12 +127,12 @@ def _regions(run: PhaseRun, row: int, grounding: Grounding, table: pd.DataFrame)
     for item in table.to_dict("records"):
         number, label, text = item["region"], printable(str(item["label"])), str(item["text"])
         name = label if number == PREAMBLE else f"{number} {label}"
-        tokens, ms, doubt = count_text(item["tokens"], "token"), item["decode_ms"], "uncertain"
+        tokens, ms = count_text(item["tokens"], "token"), item["decode_ms"]
         facts = [tokens, f"{ms_text(ms)} ({percent_text(item['share'])} of the decode)"]
         facts += [f"{ms_text(item['ms_per_char'])} a character"] if item["characters"] else []
         if math.isfinite(item["probability"]):
             facts.append(f"mean token probability {percent_text(item['probability'])}")
-        sure = [doubt] if item["uncertain"] else []
+        sure = ["uncertain"] if item["uncertain"] else []
         told = f"{'Preamble' if number == PREAMBLE else f'Region {name}'}: {', '.join(facts + sure)}"
         line = [name, *sure, tokens, ms_text(ms), printable(text, 36)]
         words = {"line": " · ".join(filter(None, line)), "facts": told, "name": told.split(":")[0].lower()}
@@ -166,10 +149,8 @@ def _rendered(text: str, grounding: Grounding) -> list[tuple[int, str]]:
     ends = [start for start, _ in parts[1:]] + [len(text)]
     found = []
     for (start, number), end in zip(parts, ends, strict=True):
-        if number == PREAMBLE:
-            words = text[start:end].removeprefix(grounding.page_mark).strip()
-        else:
-            words = grounding.regions[number].text
+        before = text[start:end].removeprefix(grounding.page_mark).strip()
+        words = before if number == PREAMBLE else grounding.regions[number].text
         if words:
             found.append((number, markdown_html(words)))
     return found
@@ -198,8 +179,8 @@ def _note(run: PhaseRun, row: int, grounding: Grounding) -> str:
     """What is missing of this row's page; empty for nothing."""
     if run.results[row]["text"] is None:
         return "This record has no text, so its regions are unknown."
-    pages, sentences = pages_of_row(run, row), page_notes(run, row)
-    if any(run.pages[number].get("data") is None for number in pages):
+    sentences = page_notes(run, row)
+    if any(run.pages[number].get("data") is None for number in pages_of_row(run, row)):
         sentences.append("This record has no page image: the boxes are on an empty sheet.")
     if grounding.dropped:
         sentences.append(f"{grounding.dropped} box(es) could not be read.")
