@@ -1,8 +1,7 @@
 """Takes explorer-light.png and explorer-dark.png from a real JupyterLab.
 
-The built-in model reads the sample receipt before the browser runs beside it; the picture is the panel that
-shows the record, with the scrubber in its table. Needs Chromium and playwright, as the browser tests do:
-their `lab` module drives it.
+The picture is the panel with the record that comes with the package, the scrubber in its table. Needs
+Chromium and playwright, as the browser tests do: their `lab` module drives it.
 """
 
 from __future__ import annotations
@@ -14,9 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from PIL import Image
-
-from ocr_phases import OCRSession
-from ocr_phases.versions import asset
 
 DOCS = Path(__file__).parents[1] / "docs"
 sys.path.insert(0, str(DOCS.parent / "tests"))
@@ -40,18 +36,12 @@ def take(page: Any, theme: str) -> bytes:
 
 
 def main() -> None:
-    """Measure, run the notebook with the record and take both pictures."""
-    session = OCRSession.load("tiny", device="cpu")
-    run = session.run_inference(asset("data", "pages", "receipt.png"), repeats=5, warmup=1)
+    """Run the notebook and take both pictures."""
     with (
         tempfile.TemporaryDirectory() as folder,
         lab.jupyter_lab(Path(folder)) as address,
         lab.chromium() as browser,
     ):
-        record = run.save(Path(folder, "receipt.json"))
-        notebook = Path(folder, "root", "explore.ipynb")
-        text = notebook.read_text(encoding="utf-8")
-        notebook.write_text(text.replace("record = None", f"record = '{record}'"), encoding="utf-8")
         page = browser.new_page(viewport=VIEWPORT)
         page.set_default_timeout(120_000)
         lab.open_notebook(page, address)
