@@ -12,6 +12,7 @@ import pandas as pd
 
 from ocr_phases.analyse.checks import run_rules
 from ocr_phases.analyse.grounding import parse_grounding
+from ocr_phases.analyse.noise import is_noisy
 from ocr_phases.analyse.quality import quality_of
 from ocr_phases.analyse.regions import region_table
 from ocr_phases.analyse.scaling import ended_text, richness
@@ -117,7 +118,7 @@ def _row(run: PhaseRun) -> dict[str, Any]:
         "preset": run.request["preset"],
         "device": run.device["name"],
         "warnings": ", ".join(warnings),
-        "noisy": "noisy" in dict(checks).values(),
+        "noisy": is_noisy(run),
         "cut": cut and _LOOP not in checks,
         "reference": truth.file if truth and truth.reference else None,
         "category": "" if truth is None else truth.category,
