@@ -105,7 +105,7 @@ class Curve extends Drawing {
     Object.assign(this, { count, top });
     const rect = (name) => h("rect", { class: name, height: top, width: 0 });
     [this.band, this.chosen] = [rect("opv-band"), rect("opv-chosen")];
-    [this.cursor, this.dot] = [h("line", { class: "opv-cursor", y2: top }), h("path", { class: "opv-dot" })];
+    [this.cursor, this.dot] = [h("line", { class: "opv-cursor", x1: -1, x2: -1, y2: top }), h("path", { class: "opv-dot" })];
     const heights = ticks(top, 4);
     this.svg.setAttribute("viewBox", `0 0 ${count} ${top}`);
     this.svg.replaceChildren(this.band, this.chosen, ...heights.map((ms) => h("line", { class: "opv-grid", x2: count, y1: top - ms, y2: top - ms })),
