@@ -27,8 +27,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core; what it start
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
 
-# A background job ignores Ctrl-C, and so would the commands that the tests stop with it.
+# A background job ignores Ctrl-C, nohup a hang-up, and so would the commands that the tests stop with them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 GOLDEN = Path(__file__).parent / "golden"
 GOLDEN_2 = GOLDEN / "deepseek-ocr-2"
