@@ -223,7 +223,7 @@ def test_a_brush_over_the_curve_selects_tokens_and_escape_clears_it(panel: Any, 
     panel.mouse.move(*at(0.6), steps=5)
     panel.mouse.up()
     said = panel.inner_text(".opv-readout")
-    assert said.startswith("Tokens ") and " ms, " in said and " % of the decode" in said
+    assert re.match(r"Tokens .* (ms|s), .* % of the decode", said)
     assert view.locator(".opv-token.opv-picked").count() > 30
     assert view.locator(".opv-region.opv-also").count() >= 1
     panel.focus(".opv-scrubber")
@@ -317,6 +317,12 @@ def test_pages_come_in_by_drop_paste_and_the_file_browser(panel: Any, view: Any)
     panel.wait_for_selector(".opx-error", state="detached")
 
 
+WRITING = """() => {
+  const text = document.querySelector('.opx-stream pre');
+  return text.offsetParent && text.textContent.length > 5;
+}"""
+
+
 def test_stop_and_interrupt_end_a_run(panel: Any, view: Any) -> None:
     if not panel.locator(".opx-form").is_visible():
         panel.click(MORE)
@@ -324,7 +330,7 @@ def test_stop_and_interrupt_end_a_run(panel: Any, view: Any) -> None:
     panel.press(".opx-field-repeats input", "Tab")
     for end in ("stop", "interrupt"):
         panel.click(".opx-run")
-        panel.wait_for_function("document.querySelector('.opx-stream pre').textContent.length > 5")
+        panel.wait_for_function(WRITING)  # and not of the run before
         if end == "stop":
             panel.click(".opx-stop")
         else:
