@@ -35,8 +35,8 @@ SCHEMA = 2
 
 #: A token's own probability (0 to 1) and margin (of logits).
 PROBABILITY_COLUMNS = ("probability", "margin")
-_TIMED = "index id text source step cache_len region device_ms device_ms_p10 device_ms_p90 host_ms"
-TOKEN_COLUMNS = (*_TIMED.split(), *PROBABILITY_COLUMNS)
+_OF_TOKEN = "index id text source step cache_len region device_ms device_ms_p10 device_ms_p90 host_ms"
+TOKEN_COLUMNS = (*_OF_TOKEN.split(), *PROBABILITY_COLUMNS)
 PHASES = ("prepare", "prefill", "decode", "generate")
 #: What stage coverage adds up and divides by the whole prefill.
 PREFILL_STAGES = (*VISION_STAGES, "vision_fusion", "language_model", "lm_head", "sampling")
