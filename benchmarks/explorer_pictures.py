@@ -31,7 +31,9 @@ def take(page: Any, theme: str) -> bytes:
     page.wait_for_timeout(500)  # colours change gradually
     shot = Image.open(io.BytesIO(page.locator(".opx").screenshot())).convert("RGB")
     buffer = io.BytesIO()
-    shot.quantize(256, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
+    # By coverage: else a small patch, such as a short phase of the bar, gets the colour of its neighbour.
+    few = shot.quantize(256, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few.save(buffer, "PNG", optimize=True)
     return buffer.getvalue()
 
 
