@@ -1,8 +1,8 @@
-"""Draws the pictures of reports and plots and writes gallery.md: ``python -m benchmarks.gallery [RECORDS]``.
+"""Draws the pictures of reports and plots in docs: ``python -m benchmarks.gallery [RECORDS]``.
 
 Pages are read by the built-in model, here and now, or earlier in a quiet hour where a folder RECORDS holds
-``receipt.json`` and so on; what a GPU took comes from ``data/runs``. The pictures of reports are taken with
-Chromium and left as they are without it.
+``receipt.json`` and so on; what a GPU took comes from ``data/runs``. The picture of a report is taken with
+Chromium and left as it is without it.
 """
 
 from __future__ import annotations
@@ -45,11 +45,6 @@ def drawn(figure: Figure, dpi: int = 100) -> Image.Image:
     return Image.open(buffer).convert("RGB")
 
 
-def latency(run: PhaseRun) -> Figure:
-    """The decode latency over its floor."""
-    return plots.plot_latency(run)
-
-
 def timed_page(run: PhaseRun, height: int = PAGE_HEIGHT) -> Image.Image:
     """The page of a run coloured by decode time, ``height`` pixels high."""
     grounding = parse_grounding(run.text or "")
@@ -81,25 +76,18 @@ def side_by_side(pictures: Sequence[Image.Image]) -> Image.Image:
     return canvas
 
 
-def screens(record: Path) -> dict[str, Image.Image]:
-    """The first screen of a record's report: wide, wide and dark, and on a phone."""
+def screen(record: Path) -> Image.Image:
+    """The first screen of a record's report."""
     from playwright.sync_api import sync_playwright
 
-    found = {}
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         html = page_report(PhaseRun.load(record), folder)
         chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        for name, width, scheme in (
-            ("report", 1400, "light"),
-            ("report-dark", 1400, "dark"),
-            ("report-phone", 400, "light"),
-        ):
-            view = {"width": width, "height": 900}
-            page = chromium.new_page(viewport=view, color_scheme=scheme)
-            page.goto(html.as_uri())
-            found[name] = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
+        page = chromium.new_page(viewport={"width": 1400, "height": 900}, color_scheme="light")
+        page.goto(html.as_uri())
+        shot = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
         chromium.close()
-    return found
+    return shot
 
 
 def save(name: str, picture: Image.Image, *, flat: bool = True) -> None:
@@ -121,7 +109,7 @@ def measured() -> dict[str, PhaseRun]:
     }
 
 
-def families() -> dict[str, tuple[str, str, Image.Image]]:
+def families() -> dict[str, Image.Image]:
     """The three families on an H200: a long decode with and without a window, and the prefill's stages."""
     long = {"deepseek-ocr": "DeepSeek-OCR", "unlimited-ocr": "Unlimited-OCR (window 128)"}
     curves = decode_curves(
@@ -138,19 +126,8 @@ def families() -> dict[str, tuple[str, str, Image.Image]]:
     }
     runs = [recorded(f"{name}.json") for name in at_base.values()]
     return {
-        "window": (
-            "8,000 tokens: growing cache against window",
-            "NVIDIA H200, full size, random weights, bfloat16, batch 1, decode captured in CUDA graphs. "
-            "DeepSeek-OCR's cache grows; a captured step reads its first 512, 1,024, ... entries. "
-            "Unlimited-OCR keeps the prompt and the last 128 tokens.",
-            drawn(plot_cells_decode(curves)),
-        ),
-        "families": (
-            "Prefill of three families",
-            "NVIDIA H200, one A4 page, eager, batch 1: one global view, and with crops. DeepSeek-OCR was "
-            "measured on a quieter host; in all of them launches set most of the time.",
-            drawn(plot_prefill_stages(runs, list(at_base))),
-        ),
+        "window": drawn(plot_cells_decode(curves)),
+        "families": drawn(plot_prefill_stages(runs, list(at_base))),
     }
 
 
@@ -160,88 +137,29 @@ def recorded(name: str) -> PhaseRun:
 
 
 def main(records: str | None = None) -> None:
-    """Draw everything and write gallery.md; ``records`` is a folder of records to reuse."""
+    """Draw everything; ``records`` is a folder of records to reuse."""
     runs = {name: PhaseRun.load(Path(records, f"{name}.json")) for name in PAGES} if records else measured()
     gpu, other = recorded(f"{GPU_RECORD}.json"), recorded(f"{OTHER_RECORD}.json")
-    ratios = Comparison([other, gpu]).headline
     receipt = runs["receipt"]
     save("receipt", overview(receipt), flat=False)
-    here, there = "Built-in model", gpu.device["name"]
-    sources = (
-        f"The built-in model ran on {receipt.device['name']}. Pictures of {there} show the full-size model "
-        f"with random weights (`data/runs/{GPU_RECORD}.json`)."
-    )
-    # File name -> title, caption, picture.
     pictures = {
-        "pages": (
-            "Time on the page",
-            f"{here}: an invoice and a form, each region coloured by its decode time.",
-            side_by_side([timed_page(runs["invoice"]), timed_page(runs["form"])]),
-        ),
-        "types": (
-            "Time by type of region",
-            f"{here}: the same invoice.",
-            drawn(page_view.plot_region_types(runs["invoice"])),
-        ),
-        "latency": (
-            "Decode latency",
-            f"{there}: device and host, spread over repeats, floor.",
-            drawn(latency(gpu)),
-        ),
-        "vision": ("Vision", f"{there}: page and crops.", drawn(plots.plot_vision_stages(gpu))),
-        "timeline": ("Timeline", f"{there}: one repeat.", drawn(plots.plot_phase_timeline(gpu))),
-        "roofline": (
-            "Roofline",
-            f"{there}: each stage under the measured ceilings.",
-            drawn(plots.plot_roofline(gpu)),
-        ),
-        "kernels": (
-            "Kernels",
-            f"{there}: how long the GPU is busy in each stage, and what limits it.",
-            drawn(plots.plot_kernels(gpu)),
-        ),
-        "compare": (
-            "Two runs compared",
-            f"The same against `data/runs/{OTHER_RECORD}.json`, with 95 % intervals.",
-            drawn(plot_ratios(ratios)),
-        ),
-        "sweep": (
-            "A sweep",
-            "The same two records as a sweep over presets.",
-            drawn(plot_cells_decode(decode_curves({"base": other, "gundam": gpu}))),
-        ),
-        "memory": ("Memory", f"{there}: peaks and KV cache.", drawn(plots.plot_memory(gpu))),
+        "pages": side_by_side([timed_page(runs["invoice"]), timed_page(runs["form"])]),
+        "types": drawn(page_view.plot_region_types(runs["invoice"])),
+        "latency": drawn(plots.plot_latency(gpu)),
+        "vision": drawn(plots.plot_vision_stages(gpu)),
+        "timeline": drawn(plots.plot_phase_timeline(gpu)),
+        "roofline": drawn(plots.plot_roofline(gpu)),
+        "kernels": drawn(plots.plot_kernels(gpu)),
+        "compare": drawn(plot_ratios(Comparison([other, gpu]).headline)),
+        "sweep": drawn(plot_cells_decode(decode_curves({"base": other, "gundam": gpu}))),
+        "memory": drawn(plots.plot_memory(gpu)),
         **families(),
     }
-    for name, (_, _, picture) in pictures.items():
+    for name, picture in pictures.items():
         save(f"gallery/{name}", picture, flat=name != "pages")
     if shutil.which("chromium"):
         with tempfile.TemporaryDirectory() as folder:
-            shots = screens(receipt.save(Path(folder, "run.json")))
-        save("report", shots.pop("report"))
-        for name, picture in shots.items():
-            save(f"gallery/{name}", picture)
-    sections = [
-        f"## {title}\n\n{caption}\n\n![{title}](gallery/{name}.png)"
-        for name, (title, caption, _) in pictures.items()
-    ]
-    text = "\n\n".join([HEAD, sources, *sections]) + "\n"
-    write_atomic(DOCS / "gallery.md", text.encode())
-
-
-HEAD = """# Gallery
-
-Drawn by `python -m benchmarks.gallery`.
-
-## A report
-
-The first screen of a page report: light, dark, and on a phone.
-
-![First screen of a report](report.png)
-
-![The same in a dark browser](gallery/report-dark.png)
-
-![The same 400 pixels wide](gallery/report-phone.png)"""
+            save("report", screen(receipt.save(Path(folder, "run.json"))))
 
 
 if __name__ == "__main__":

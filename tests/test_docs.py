@@ -60,10 +60,10 @@ def anchors(path: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_the_page_report_s_page_names_its_sections_in_their_order() -> None:
+def test_the_guide_names_the_page_report_s_sections_in_their_order() -> None:
     notebook = json.loads((ROOT / "notebooks" / "page_report.ipynb").read_text(encoding="utf-8"))
     sections = [cell["source"][0][3:].strip() for cell in notebook["cells"] if cell["source"][0][:3] == "## "]
-    text = (ROOT / "docs" / "page_report.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
     rows = re.findall(r"^- ([A-Z][\w ]+?)(?: \(.*\))?: ", text, re.MULTILINE)
     rows.remove("Kernels")  # a heading below Timeline's, which not every record has
     assert rows == sections
