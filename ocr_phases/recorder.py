@@ -22,6 +22,7 @@ from ocr_phases.collectors.live_checks import (
     LiveCheck,
     Repeat,
     Watch,
+    attempted,
     describe_cache,
     host_syncs_check,
     input_checks,
@@ -29,7 +30,7 @@ from ocr_phases.collectors.live_checks import (
 )
 from ocr_phases.collectors.machine import Conditions, measure_ceilings
 from ocr_phases.collectors.parity import parity_check
-from ocr_phases.collectors.probabilities import sureness_or_none
+from ocr_phases.collectors.probabilities import token_probabilities
 from ocr_phases.errors import OcrPhasesError, OutOfMemory
 from ocr_phases.families import GROUNDING_TAG, IMAGE_TAG, Preset
 from ocr_phases.files import split_page
@@ -230,9 +231,10 @@ class Measurement:
         """What runs after everything timed goes into ``after`` piece by piece: an interrupt keeps that."""
         checkpoint, request, ids = self.checkpoint, self.request, self.runs[0].ids
         dtype = torch.bfloat16 if request.autocast else checkpoint.dtype
+        inputs = partial(self.packed.to, self.device, checkpoint.dtype)
         ways: tuple[Callable[[], Any], ...] = (
             lambda: parity_check(checkpoint, request, self.packed, ids),
-            lambda: sureness_or_none(checkpoint, self.packed, self.rows()),
+            lambda: token_probabilities(checkpoint.model, inputs(), self.rows()),
             lambda: kernel_view(lambda short: self._run(short).spans, request, self.device),
             lambda: self.prepared.ceilings(dtype),
         )
@@ -240,7 +242,7 @@ class Measurement:
             own = name in ("kernels", "ceilings")  # whose runs have their autocast, or none
             if getattr(request, name):
                 with execution(self.device, request.autocast and not own):
-                    self.after[name] = take()
+                    self.after[name] = attempted(name, take)
 
     def _run(self, request: Request, number: int = 0, notify: OnTokens | None = None) -> Repeat:
         """Prepare, prefill and decode once (or prepare and ``model.generate()``); a warm-up is below 0."""

@@ -20,6 +20,7 @@ from refusals import refused
 from ocr_phases import OCRSession
 from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.grounding import parse_grounding
+from ocr_phases.analyse.sentences import verdict
 from ocr_phases.collectors.live_checks import host_syncs_check
 from ocr_phases.errors import Interrupted, Stopped
 from ocr_phases.families import FAMILIES
@@ -179,7 +180,7 @@ def test_an_interrupt_keeps_finished_repeats(tiny_session, monkeypatch):
     "part",
     [
         "collectors.parity.one_shot",
-        "recorder.sureness_or_none",
+        "recorder.token_probabilities",
         "recorder.kernel_view",
         "collectors.machine._copy",
         "recorder.Measurement.record",
@@ -209,17 +210,24 @@ def test_a_failure_after_the_repeats_keeps_them(error, tiny_session, monkeypatch
         raise error
 
     for name in (
-        "ocr_phases.collectors.parity.one_shot",
-        "ocr_phases.collectors.probabilities.token_probabilities",
-        "ocr_phases.collectors.machine._copy",
+        "collectors.parity.one_shot",
+        "collectors.machine._copy",
+        "collectors.kernels.chrome_trace",
+        "recorder.token_probabilities",
     ):
-        monkeypatch.setattr(name, failing)
+        monkeypatch.setattr(f"ocr_phases.{name}", failing)
+    monkeypatch.setattr("ocr_phases.recorder.check_kernels", lambda *args, **options: None)
     tiny_session.prepared.ceilings.cache_clear()
-    with pytest.warns(UserWarning, match="no token probabilities"):
-        run = tiny_session.run_inference(RECEIPT, verify=True, **QUICK)
+    with (
+        pytest.warns(UserWarning, match="no token probabilities"),
+        pytest.warns(UserWarning, match="no ceilings"),
+    ):
+        run = tiny_session.run_inference(RECEIPT, verify=True, kernels=True, **QUICK)
+    assert run["tokens"] == 24
     assert run.probabilities is run.device["ceilings"] is None
     assert [check["verdict"] for check in run.live_checks if check["name"] == "parity"] == ["n/a"]
-    tiny_session.prepared.ceilings.cache_clear()
+    assert run.kernels == {"error": f"{type(error).__name__}: {error}"}
+    assert str(error) in verdict(run)
 
 
 def test_generate_tells_of_its_tokens_and_leaves_the_callers_random_numbers(tiny_session):

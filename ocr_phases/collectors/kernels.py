@@ -42,26 +42,20 @@ def kernel_view(spans_of: Callable[[Request], list[tuple]], request: Request, de
 
     The tables of `reduce_trace` and the profiler's name. At most ``kernel_steps`` decode steps run, which is
     enough for shares; ``kernel_trace`` is the file for the Chrome trace (``.json.gz``, for
-    https://ui.perfetto.dev). What goes wrong here is kept as a sentence under ``error``: it must not cost
-    what has been measured before.
+    https://ui.perfetto.dev). Raises `OcrPhasesError` where the profiler saw too little.
     """
-    tool = {"tool": f"torch.profiler {torch.__version__}"}
-    try:
-        profiler, spans = profiled_run(spans_of, request)
-        chrome = chrome_trace(profiler)
-        tables = reduce_trace(chrome, spans)
-        if device.startswith("cuda") and not any(tables["stages"]["kernels"]):
-            raise OcrPhasesError(
-                "The profiler saw no kernel: another profiler may hold the device, or this user may not read "
-                "its counters."
-            )
-        if request.kernel_trace is not None:
-            trace = json.dumps({**TRACE_OWNER, **chrome}).encode()
-            write_given(request.kernel_trace, gzip.compress(trace, compresslevel=6))
-    # RuntimeError: the profiler's, or out of memory; MemoryError: a trace that the host cannot hold
-    except (OcrPhasesError, RuntimeError, MemoryError) as error:
-        return {**tool, "error": next(iter(str(error).splitlines()), type(error).__name__)}
-    return {**tool, **tables}
+    profiler, spans = profiled_run(spans_of, request)
+    chrome = chrome_trace(profiler)
+    tables = reduce_trace(chrome, spans)
+    if device.startswith("cuda") and not any(tables["stages"]["kernels"]):
+        raise OcrPhasesError(
+            "The profiler saw no kernel: another profiler may hold the device, or this user may not read its "
+            "counters."
+        )
+    if request.kernel_trace is not None:
+        trace = json.dumps({**TRACE_OWNER, **chrome}).encode()
+        write_given(request.kernel_trace, gzip.compress(trace, compresslevel=6))
+    return {"tool": f"torch.profiler {torch.__version__}", **tables}
 
 
 def profiled_run(

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import warnings
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ocr_phases.collectors.machine import PeakMemory
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import OcrPhasesError, Stopped
 from ocr_phases.families import IMAGE_TAG, windowed_length
 from ocr_phases.inputs.packing import PageInputs
 from ocr_phases.inputs.views import image_break_count, image_token_count
@@ -47,6 +48,25 @@ def one_sentence(error: Exception) -> str:
     """Why something could not be measured, as one line; an error that is not the package's says its kind."""
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
     return text if isinstance(error, OcrPhasesError) else f"{type(error).__name__}: {text[:300]}"
+
+
+def attempted(name: str, take: Callable[[], Any]) -> Any:
+    """What ``take`` gives for one of `AFTERWARDS`, or what the record keeps in its place.
+
+    Whatever goes wrong there must not cost what was measured before.
+    """
+    try:
+        return take()
+    except Stopped:
+        raise
+    except Exception as error:  # noqa: BLE001 (out of memory, or whatever a checkpoint's own class raises)
+        reason = one_sentence(error)
+    if name == "verify":
+        return check("parity", "n/a", reason)
+    if name == "kernels":
+        return {"error": reason}
+    warnings.warn(f"The record has no {name.replace('_', ' ')} ({reason}).", stacklevel=3)
+    return None
 
 
 class Watch:

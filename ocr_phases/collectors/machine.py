@@ -97,8 +97,9 @@ _REPEATS = {"cuda": 20, "cpu": 5}
 _LAUNCHES = 1000
 
 
-def measure_ceilings(device: torch.device | str, dtype: torch.dtype) -> dict[str, Any] | None:
-    """The ceilings of ``device``, as kept in a record's ``device["ceilings"]``; None where memory is short.
+@torch.no_grad()
+def measure_ceilings(device: torch.device | str, dtype: torch.dtype) -> dict[str, Any]:
+    """The ceilings of ``device``, as kept in a record's ``device["ceilings"]``.
 
     ``bandwidth_bytes_per_s`` of a large copy, bytes read and written; ``matmul_flops_per_s`` of a square
     product in ``dtype`` (``matmul_dtype``), as large as fits in a few milliseconds; ``launch_us``, the time
@@ -106,18 +107,15 @@ def measure_ceilings(device: torch.device | str, dtype: torch.dtype) -> dict[str
     ``taken`` says with which sizes and how often, and the time of each repeat (``copy_ms``, ``matmul_ms``).
     """
     device = torch.device(device)
-    try:
-        with torch.no_grad():
-            copy_bytes, copy_ms = _copy(device)
-            size, matmul_ms = _matmul(device, dtype)
-            launch_us = _launch(device)
-    except (RuntimeError, MemoryError):  # out of memory, on a CPU too, or a broken device: the runs stand
-        return None
+    copy_bytes, copy_ms = _copy(device)
+    size, matmul_ms = _matmul(device, dtype)
+    number = torch.zeros(1, device=device)
+    launches_ms = _times(device, lambda: [number.add_(1) for _ in range(_LAUNCHES)], 3)
     return {
         "bandwidth_bytes_per_s": 2 * copy_bytes / min(copy_ms) * 1e3,
         "matmul_flops_per_s": 2 * size**3 / min(matmul_ms) * 1e3,
         "matmul_dtype": str(dtype).removeprefix("torch."),
-        "launch_us": launch_us,
+        "launch_us": min(launches_ms) / _LAUNCHES * 1e3,
         "taken": {
             "copied_bytes": copy_bytes,
             "copy_ms": [round(ms, 4) for ms in copy_ms],
@@ -145,23 +143,11 @@ def _matmul(device: torch.device, dtype: torch.dtype) -> tuple[int, list[float]]
     generator = torch.Generator(device).manual_seed(0)
     while True:
         left = torch.randn((size, size), device=device, generator=generator, dtype=torch.float32).to(dtype)
-        target = torch.empty_like(left)
-        product = partial(torch.mm, left, left, out=target)
+        product = partial(torch.mm, left, left, out=torch.empty_like(left))
         times = _times(device, product, 2)
         if size >= _LARGEST_PRODUCT or 8 * min(times) > limit:
             return size, [*times, *_times(device, product, _REPEATS[device.type])]
         size *= 2
-
-
-def _launch(device: torch.device) -> float:
-    """Microseconds for each of many additions to one number, one after another, host and device together."""
-    number = torch.zeros(1, device=device)
-
-    def row() -> None:
-        for _ in range(_LAUNCHES):
-            number.add_(1)
-
-    return min(_times(device, row, 3)) / _LAUNCHES * 1e3
 
 
 def _times(device: torch.device, action: Callable[[], Any], repeats: int) -> list[float]:

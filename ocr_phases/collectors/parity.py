@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ocr_phases.collectors.live_checks import LiveCheck, check, one_sentence
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.collectors.live_checks import LiveCheck, check
 from ocr_phases.inputs.packing import DeviceInputs, PageInputs
 from ocr_phases.settings import Request
 from ocr_phases.steps.phases import generate, until_end
@@ -29,19 +28,11 @@ def parity_check(checkpoint: Checkpoint, request: Request, packed: PageInputs, o
     """The ``parity`` check of the record: tokens of decode against those of ``generate()``, row by row.
 
     In float32 they must be equal. In 16 bits, and under autocast, the first difference of a row passes as a
-    tie, which costs one more run up to there to look at the logits. Sampled tokens are only reported. For a
-    class without ``generate()``, or out of memory, it is n/a: what was measured stands.
+    tie, which costs one more run up to there to look at the logits. Sampled tokens are only reported. Raises
+    `OcrPhasesError` for a class without ``generate()``.
     """
-    try:
-        inputs = packed.to(checkpoint.device, checkpoint.dtype)
-        return _compared(checkpoint, request, inputs, ours, one_shot(checkpoint, inputs, request))
-    except (OcrPhasesError, RuntimeError, MemoryError) as error:
-        return check("parity", "n/a", one_sentence(error))
-
-
-def _compared(
-    checkpoint: Checkpoint, request: Request, inputs: DeviceInputs, ours: Rows, theirs: Rows
-) -> LiveCheck:
+    inputs = packed.to(checkpoint.device, checkpoint.dtype)
+    theirs = one_shot(checkpoint, inputs, request)
     eos = () if request.ignore_eos else (checkpoint.eos_id,)
     pairs = [[until_end(ids, eos) for ids in both] for both in zip(ours, theirs, strict=True)]
     total = sum(len(mine) for mine, _ in pairs)

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from ocr_phases.errors import Stopped
-from ocr_phases.inputs.packing import DeviceInputs, PageInputs
+from ocr_phases.inputs.packing import DeviceInputs
 from ocr_phases.models.wiring import family_of
 from ocr_phases.steps.phases import until_end
-
-if TYPE_CHECKING:
-    from ocr_phases.models.load import Checkpoint
 
 _MOST_LOGITS = 2**24  # at once: 64 MB in float32
 _DECIMALS = 3
@@ -59,20 +54,6 @@ def token_probabilities(model: Any, inputs: DeviceInputs, ids: Sequence[Sequence
         )
         for row, mine, both in zip(ids, known, found.transpose(1, 2).tolist(), strict=True)
     ]
-
-
-def sureness_or_none(
-    checkpoint: Checkpoint, packed: PageInputs, ids: Sequence[Sequence[int]]
-) -> list[Sureness] | None:
-    """`token_probabilities`; None, with a warning, where the forward fails: what was measured stands."""
-    try:
-        return token_probabilities(checkpoint.model, packed.to(checkpoint.device, checkpoint.dtype), ids)
-    except Stopped:
-        raise
-    except Exception as error:  # noqa: BLE001 (out of memory, or whatever a checkpoint's own class raises)
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        warnings.warn(f"The record has no token probabilities ({reason}).", stacklevel=3)
-        return None
 
 
 def _hidden_states(model: nn.Module, inputs: DeviceInputs, tokens: Tensor) -> Tensor:
