@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -217,18 +218,36 @@ def test_an_attack_in_truth_or_text_stays_text() -> None:
         assert sum(tag == "img" for tag, _ in shown.found) == 1  # the page
 
 
-def test_report_compares_with_a_truth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    record = make_run().save(tmp_path / "measured.json")
+@pytest.mark.parametrize("verb", ["report", "verify", "profile"])
+def test_a_verb_compares_with_a_truth(
+    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, page, out = make_run(), tmp_path / "example.png", tmp_path / "out"
+    record = run.save(tmp_path / "measured.json")
     (tmp_path / "example.md").write_text(TRUTH.text.replace("light", "heavy"))
-    out = tmp_path / "out"
-    assert not main(["report", "--record", str(record), "--truth", str(tmp_path), "--out", str(out)])
-    html = (out / "report.html").read_text()
-    assert "Compared with the truth example.md" in html and "<del>heavy</del>" in html
-    assert PhaseRun.load(out / "run.json").truth_of() is not None
-    capsys.readouterr()
-    wrong = ["report", "--record", str(record), "--truth", str(tmp_path / "no.md"), "--out", str(out)]
-    assert main(wrong) == 2
-    assert "cannot be read" in capsys.readouterr().err
+    Image.new("RGB", (9, 9)).save(page)
+    measured: list[Path] = []
+    session = SimpleNamespace(run_inference=lambda page, **_: (measured.append(page), run)[1])
+    monkeypatch.setattr("ocr_phases.session.kept_session", lambda **_: session)
+    of = [str(page)] if verb == "profile" else ["--record", str(record)]
+    to = ["--save" if verb == "profile" else "--out", str(out)]
+    for truth in (tmp_path, tmp_path / "example.md"):
+        assert not main([verb, *of, *to, "--truth", str(truth), "--json", "--overwrite"])
+        printed = capsys.readouterr()
+        told = json.loads(printed.out)
+        quality = (told["reports"][0] if verb == "report" else told)["quality"]
+        assert quality == quality_of(run.with_truth(truth))
+        assert verb == "report" or "wer" in printed.err
+    if verb == "report":
+        html = (out / "report.html").read_text()
+        assert "Compared with the truth example.md" in html and "<del>heavy</del>" in html
+    kept = {"report": out / "run.json", "profile": out}.get(verb)
+    assert kept is None or PhaseRun.load(kept).truth_of() is not None
+    before = len(measured)
+    for wrong in (["--truth", str(tmp_path / "no.md")], ["--truth", str(tmp_path), "--no-return-text"]):
+        assert main([verb, *of, *to, *wrong, "--json"]) == 2
+        assert json.loads(capsys.readouterr().out)["exit_reason"].endswith(".")
+    assert len(measured) == before  # refused before anything slow
 
 
 def test_the_tables_of_the_docs_are_of_the_shipped_results() -> None:

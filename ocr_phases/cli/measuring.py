@@ -56,16 +56,24 @@ def warn_of_remote_code(model: str) -> None:
     print(f"Warning: this runs the Python files of {model} on this machine.", file=sys.stderr)
 
 
-def load_session(arguments: argparse.Namespace, pages: Sequence[str] = ()) -> OCRSession:
-    """Load the requested model; a wrong page or setting is refused before anything slow starts."""
+def check_pages(arguments: argparse.Namespace, pages: Sequence[str] = ()) -> None:
+    """Refuse pages, the command's or these, that cannot be read, or of which ``--truth`` says nothing."""
+    from ocr_phases.analyse.quality import load_truth
     from ocr_phases.inputs.images import load_page, unnamed_pages
 
-    settings = Settings.among(vars(arguments))
     for page in pages or [arguments.page]:
-        if others := unnamed_pages(page):
-            print(others, file=sys.stderr)
         for each in each_page(page):
             load_page(each)
+        if arguments.truth:
+            load_truth(arguments.truth, page)
+        if others := unnamed_pages(page):
+            print(others, file=sys.stderr)
+
+
+def load_session(arguments: argparse.Namespace, pages: Sequence[str] = ()) -> OCRSession:
+    """Load the requested model; a wrong page, setting or truth is refused before anything slow starts."""
+    settings = Settings.among(vars(arguments))
+    check_pages(arguments, pages)
     if settings.implementation == "native":
         refuse(arguments, ("trust_remote_code",), "The native implementation runs no remote code")
     if settings.trust_remote_code:
@@ -107,6 +115,14 @@ def watched(arguments: argparse.Namespace, measure: Callable[..., PhaseRun], tok
                 raise
             arguments.stopped = interrupted.number
             return interrupted.run
+
+
+def judged(arguments: argparse.Namespace, record: PhaseRun) -> PhaseRun:
+    """The record with what ``--truth`` says of its page."""
+    from ocr_phases.analyse.quality import load_truth
+
+    page = arguments.page or record.page_name()
+    return record.with_truth(load_truth(arguments.truth, page)) if arguments.truth else record
 
 
 def check_target(arguments: argparse.Namespace, *others: str | None) -> Path:

@@ -102,7 +102,8 @@ def refuse(arguments: argparse.Namespace, settings: Collection[str], why: str) -
 
 def refuse_idle(arguments: argparse.Namespace) -> None:
     """Raise `OcrPhasesError` for options that would do nothing beside another one: ``[idle]`` has them."""
-    for rule in option_texts()["idle"].get(arguments.verb, ()):
+    idle = option_texts()["idle"].items()
+    for rule in (rule for verbs, rules in idle if arguments.verb in verbs.split() for rule in rules):
         names, equals, value = rule["beside"].partition("=")
         values = [vars(arguments).get(name, f"--{name}" in arguments.given) for name in names.split("|")]
         given = next(filter(None, values), "")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ocr_phases.cli import measuring
 from ocr_phases.cli.compare import print_compared
-from ocr_phases.cli.results import run_result, show, wrote
+from ocr_phases.cli.results import run_result, show, show_quality, wrote
 from ocr_phases.errors import OcrPhasesError
 
 if TYPE_CHECKING:
@@ -32,12 +32,14 @@ def run(arguments: argparse.Namespace) -> None:
     target = measuring.check_target(arguments, arguments.repeated)
     if arguments.repeated is None and arguments.page is None:
         raise OcrPhasesError("Name the page to measure, or a record to repeat (--from).")
-    then = None if arguments.repeated is None else PhaseRun.load(arguments.repeated)
+    then = None
+    if arguments.repeated is not None:
+        then = measuring.judged(arguments, PhaseRun.load(arguments.repeated))
     kernels = arguments.kernels or arguments.trace
     measured = measuring.measure if then is None else partial(_repeat, then=then)
     trace = reserved(target.with_name(TRACE_NAME)) if arguments.trace else contextlib.nullcontext()
     with trace as file:
-        record = measured(arguments, kernels=kernels, kernel_trace=file)
+        record = measuring.judged(arguments, measured(arguments, kernels=kernels, kernel_trace=file))
     target = measuring.save(arguments, record)
     if then is not None:
         compared = Comparison([then, record], ["then", "now"])
@@ -48,10 +50,12 @@ def run(arguments: argparse.Namespace) -> None:
         for table in (stage_verdict(record).drop(columns="reason"), host_syncs(record)):
             print()
             show(table.dropna(axis="columns", how="all"), _DIGITS)
-    arguments.result = {**run_result(record), "record": str(target)}
-    print(f"\n{subject(record)}\n{key_metrics_text(record)}\n\n{verdict(record)}")
-    print(arguments.result["checks"]["sentence"])
-    wrote(target)
+    show_quality(record)
+    told = run_result(record)
+    print(
+        f"\n{subject(record)}\n{key_metrics_text(record)}\n\n{verdict(record)}\n{told['checks']['sentence']}"
+    )
+    arguments.result = {**told, "record": wrote(target)}
 
 
 def _repeat(arguments: argparse.Namespace, then: PhaseRun, **options: Any) -> PhaseRun:

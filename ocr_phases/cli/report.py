@@ -91,14 +91,12 @@ def _write(arguments: argparse.Namespace, run: PhaseRun, folder: Path, parameter
 
 def _truths(arguments: argparse.Namespace, pages: Sequence[str]) -> list[str | None]:
     """The file of each page's truth, if any; `OcrPhasesError` where one cannot be used."""
-    from ocr_phases.analyse.quality import check_for_pages, find_truth, load_truth
+    from ocr_phases.analyse.quality import check_for_pages, find_truth
 
     path = arguments.truth
     if path is None:
         return [None] * len(pages)
     check_for_pages(path, len(pages))
-    for page in pages:
-        load_truth(path, page)
     files = [(path.is_dir() and find_truth(page, path)) or path for page in pages]
     return [str(file.resolve()) for file in files]
 

@@ -59,9 +59,17 @@ def rows(table: pd.DataFrame) -> list[dict[str, Any]]:
     return json.loads(table.to_json(orient="records", double_precision=15))
 
 
+def show_quality(run: PhaseRun) -> None:
+    """Print what the text lost, where the record has its truth."""
+    if run.truths is not None:
+        print()
+        show(run.quality())
+
+
 def run_result(run: PhaseRun) -> dict[str, Any]:
-    """A run's headline, figures and verdict."""
+    """A run's headline, figures and verdict; ``quality`` where its page's truth is known."""
     from ocr_phases.analyse.checks import run_checks, with_verdict, worst_verdict
+    from ocr_phases.analyse.quality import quality_of
     from ocr_phases.analyse.sentences import checks_verdict, headline
 
     checks = run_checks(run)
@@ -72,4 +80,5 @@ def run_result(run: PhaseRun) -> dict[str, Any]:
         "noisy": [check.name for check in with_verdict(checks, "noisy")],
     }
     told = {"page": run.page["file"], "headline": headline(run), "metrics": run.summary()}
-    return {**told, "repeats": run.request["repeats"], "checks": verdicts}
+    judged = {} if run.truths is None else {"quality": quality_of(run)}
+    return {**told, **judged, "repeats": run.request["repeats"], "checks": verdicts}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ocr_phases.cli.measuring import check_pages
 from ocr_phases.cli.options import SHARED, shows_saved
 from ocr_phases.cli.results import Exit, rows, show, wrote
 from ocr_phases.settings import Settings
@@ -84,16 +84,9 @@ def _folder(arguments: argparse.Namespace) -> Path:
 def _measure(arguments: argparse.Namespace) -> tuple[SweepResult, Path]:
     from tqdm import tqdm
 
-    from ocr_phases.analyse.quality import load_truth
-    from ocr_phases.inputs.images import load_page, unnamed_pages
-
     # A wrong page, setting or list is refused before anything slow starts.
     load = Settings.among(vars(arguments)).of_model()
-    name = load_page(arguments.page)[2]
-    if arguments.truth:
-        load_truth(arguments.truth, name)
-    if others := unnamed_pages(arguments.page):
-        print(others, file=sys.stderr)
+    check_pages(arguments)
     from ocr_phases.sweep_models import AXES, Cell, CellOutcome, Sweep, sweep
 
     ends = bool(arguments.truth) or arguments.ignore_eos is False

@@ -7,7 +7,7 @@ from typing import Any
 
 from ocr_phases.cli import measuring
 from ocr_phases.cli.options import shows_saved
-from ocr_phases.cli.results import Exit, rows, run_result, wrote
+from ocr_phases.cli.results import Exit, rows, run_result, show_quality, wrote
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -27,6 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
         folder_for(arguments.out, "", VERIFICATION, arguments=[arguments.page], **options)
     session = None if saved else measuring.load_session(arguments)
     record = PhaseRun.load(arguments.record) if saved else measuring.measure(arguments, session, verify=True)
+    record = measuring.judged(arguments, record)
     # What was stopped keeps its finished repeats.
     target = measuring.save(arguments, record) if arguments.save or arguments.stopped else None
     checks = run_checks(record)
@@ -34,6 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{check.verdict:5} {check.label:29} {check.measured}")
         if check.verdict in ("fail", "noisy"):
             print(f"{'':6}expected: {check.expected}. {check.why} {check.fix}")
+    show_quality(record)
     print(f"\n{headline(record)}\n{checks_verdict(checks)}")
     told = rows(record.checks[["name", "verdict", "measured", "expected"]])
     path = wrote(target) if target else arguments.record
