@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from ocr_phases.analyse.architecture import read_architecture
 from ocr_phases.analyse.cost import (
     VisionCall,
     decode_cost,
     prefill_cost,
+    read_architecture,
     stage_cost,
     vision_calls,
 )
@@ -38,15 +38,14 @@ def claims() -> list[tuple[str, str, str, str]]:
     held = table.groupby("stage")["parameters"].sum()
     seven = _stages(vision_calls("gundam", [(2, 3)]))
     every = prefill_cost(PUBLISHED, prompt_len=long, logits_for="all").set_index("stage")["flops"]
-    loss = 4 * (long - 1) * size.text.vocab  # a maximum, a difference, an exponential and a sum a logit
+    loss = 4 * (long - 1) * size.text.vocab_size  # a maximum, a difference, an exponential and a sum a logit
     step = decode_cost(PUBLISHED, cache_len=1000)
     head = step.set_index("stage").loc["lm_head"]
-    logits = 4 * long * size.text.vocab
+    logits = 4 * long * size.text.vocab_size
     weights = float(held.sum()) * 2
     cache = int(decode_cost(PUBLISHED, cache_len=long)["kv_bytes"].sum())
     early, late = (_read(decode_cost(PUBLISHED, cache_len=length)) for length in (282, long))
-    grid = size.sam.grid(1024)
-    bias = size.sam.heads * grid**4 * 2
+    bias = size.sam.num_attention_heads * (1024 // size.sam.patch_size) ** 4 * 2
     low = float(step["flops"].sum()) / 0.49e9
     return [
         ("vision, seven views (gundam 2x3)", "2.5 TFLOP", _tera(seven), "wrong: too low by a quarter"),

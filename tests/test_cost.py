@@ -16,13 +16,12 @@ from hypothesis import strategies as st
 from refusals import refused
 from torch.utils.flop_counter import FlopCounterMode
 
-from ocr_phases.analyse.architecture import read_architecture
 from ocr_phases.analyse.cost import (
     VisionCall,
     decode_cost,
     expected_experts,
-    generation_flops,
     prefill_cost,
+    read_architecture,
     run_cost,
     vision_calls,
 )
@@ -167,25 +166,6 @@ def test_decode_flops_are_those_torch_counts(built: Any, batch: int, cache_len: 
     agree({stage: counted[stage] for stage in ("language_model", "lm_head")}, ours(table))
 
 
-def test_a_generation_costs_its_prefill_and_every_step(built: Any) -> None:
-    config, model = built
-    views = [VisionCall("global", 1024)]
-    asked = {"prompt_len": 282, "views": views, "batch": 2}
-    prefill = int(prefill_cost(config, **asked)["flops"].sum())
-    assert generation_flops(config, tokens=1, **asked) == prefill
-    lengths = range(283, 287)
-    table = sum(int(decode_cost(config, cache_len=n, batch=2)["flops"].sum()) for n in lengths)
-    assert generation_flops(config, tokens=5, **asked) == prefill + table
-    counted = sum(
-        count(model, lambda n=n: language_forward(model, 2, 1, cached=n - 1))[stage]
-        for n in lengths
-        for stage in ("language_model", "lm_head")
-    )
-    assert generation_flops(config, tokens=5, **asked) - prefill == pytest.approx(counted, rel=0.01)
-    with refused():
-        generation_flops(config, tokens=0, **asked)
-
-
 @given(
     experts=st.integers(1, 128),
     share=st.floats(0.01, 1.0),
@@ -263,6 +243,8 @@ def test_equal_rows_read_the_experts_of_one(tiny_session: Any) -> None:
         of_step = table[(table["phase"] == "decode") & (table["part"] == "experts")]
         return of_step["weight_bytes"].item() / of_step["parameters"].item()
 
-    share = 4 / text.experts
-    assert experts(equal) == pytest.approx(share * text.top_k)
-    assert experts(other) == pytest.approx(share * expected_experts(text.experts, text.top_k, 2))
+    share = 4 / text.n_routed_experts
+    assert experts(equal) == pytest.approx(share * text.num_experts_per_tok)
+    assert experts(other) == pytest.approx(
+        share * expected_experts(text.n_routed_experts, text.num_experts_per_tok, 2)
+    )

@@ -13,7 +13,7 @@ from mutants import mutants
 from refusals import refused
 
 from ocr_phases import OcrPhasesError, OCRSession
-from ocr_phases.analyse.architecture import read_architecture
+from ocr_phases.analyse.cost import read_architecture
 from ocr_phases.batch.jobs import known_model
 from ocr_phases.models.wiring import native_config
 from ocr_phases.versions import asset, folder_hash

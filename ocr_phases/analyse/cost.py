@@ -15,23 +15,57 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from types import SimpleNamespace as Sizes
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from ocr_phases.analyse.architecture import Architecture, EncoderSizes, TextSizes, read_architecture
-from ocr_phases.errors import OcrPhasesError, check_known
-from ocr_phases.families import facts_of, windowed_length
+from ocr_phases.analyse.stages import attended
+from ocr_phases.config import read_model_config
+from ocr_phases.errors import OcrPhasesError, check_known, require
+from ocr_phases.families import facts_of
 from ocr_phases.record import PhaseRun
 
 COST_COLUMNS = (*("phase", "stage", "view", "part"), *("parameters", "flops", "weight_bytes", "kv_bytes"))
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
-@dataclass(frozen=True)
-class VisionCall:
+class Architecture(NamedTuple):
+    """The sizes of a model, by the names that transformers' ``config.json`` gives them (`ocr_phases.config`).
+
+    ``sam`` and ``encoder`` are the vision encoders, the second of the stage ``encoder_stage``: ``clip``, or
+    ``encoder`` for the Qwen2 body. ``tied`` says that the head uses the embedding's weights.
+    """
+
+    text: Sizes
+    sam: Sizes
+    encoder: Sizes
+    encoder_stage: str
+    tied: bool
+
+
+def read_architecture(config: dict[str, Any]) -> Architecture:
+    """The sizes in a checkpoint's ``config.json``, or in a record's ``model["config"]``.
+
+    Raises `OcrPhasesError` for a config of another model, or one that misses a size.
+    """
+    try:
+        model = read_model_config(config)
+    except OcrPhasesError as error:
+        raise OcrPhasesError(f"No cost is known for this model ({error}).") from error
+    text, vision = model.saved["text_config"], model.saved["vision_config"]
+    unsaid = {"image_size": 1024, "patch_size": 16, "window_size": 14}
+    return Architecture(
+        Sizes(**{"num_key_value_heads": None} | text),
+        Sizes(**unsaid | vision["sam_config"]),
+        Sizes(**vision["encoder_config"]),
+        model.family.encoders[1],
+        model.saved.get("tie_word_embeddings", False),
+    )
+
+
+class VisionCall(NamedTuple):
     """One call of the vision stack: ``images`` square images of ``side`` pixels."""
 
     view: str  # "global" or "local"
@@ -78,11 +112,11 @@ def prefill_cost(
     check_known("logits_for", logits_for, ("last", "all"))
     sizes, stages = read_architecture(config), list[_Stage]()
     for number, call in enumerate(views):
-        _check(side=call.side, images=call.images)
         for stage, parts in _vision_work(sizes, call).items():
             once = {part: work * _SHARED if number else work for part, work in parts.items()}
             stages.append(("prefill", stage, call.view, once))
-    separators = learnt(sizes.separators * sizes.text.hidden)
+    # The line break that CLIP's rows have, and the separator of views.
+    separators = learnt((2 if sizes.encoder_stage == "clip" else 1) * sizes.text.hidden_size)
     positions = batch * (prompt_len if logits_for == "all" else 1)
     language = _language_work(sizes.text, batch, prompt_len, prompt_len, distinct_rows or batch)
     stages.append(("prefill", "vision_fusion", "", {"separators": separators}))
@@ -113,28 +147,6 @@ def decode_cost(
     return _table([("decode", "language_model", "", language), ("decode", "lm_head", "", head)], dtype_bytes)
 
 
-def generation_flops(
-    config: dict[str, Any], *, prompt_len: int, tokens: int, views: Iterable[VisionCall] = (), batch: int = 1
-) -> int:
-    """FLOPs of a whole generation: the prefill and the ``tokens`` - 1 decode steps after it.
-
-    ``batch`` rows of ``prompt_len`` tokens generate ``tokens`` each, the prefill's counted; ``views`` are
-    those of the whole batch (`vision_calls`). The logits are those of the last position. The steps leave
-    caches of ``prompt_len`` + 1 to ``prompt_len + tokens - 1`` entries, and attention is linear in that
-    length, so they cost as many steps at the mean of the two ends; those of a full window cost the same.
-    Raises `OcrPhasesError` as `prefill_cost`.
-    """
-    _check(tokens=tokens)
-    prefill = int(prefill_cost(config, prompt_len=prompt_len, views=views, batch=batch)["flops"].sum())
-    steps = tokens - 1
-    growing = min(steps, read_architecture(config).window or steps)
-    first, last = (
-        int(decode_cost(config, cache_len=prompt_len + step, batch=batch)["flops"].sum())
-        for step in (1, max(1, growing))
-    )
-    return prefill + growing * (first + last) // 2 + (steps - growing) * last
-
-
 def masked_flops(config: dict[str, Any], *, prompt_len: int, batch: int = 1) -> int:
     """FLOPs of the prefill's language model on pairs of positions that the causal mask hides.
 
@@ -144,7 +156,7 @@ def masked_flops(config: dict[str, Any], *, prompt_len: int, batch: int = 1) -> 
     _check(prompt_len=prompt_len, batch=batch)
     text = read_architecture(config).text
     hidden_pairs = batch * prompt_len * (prompt_len - 1) // 2
-    return 4 * hidden_pairs * text.hidden * text.layers
+    return 4 * hidden_pairs * text.hidden_size * text.num_hidden_layers
 
 
 def run_cost(run: PhaseRun) -> pd.DataFrame:
@@ -160,9 +172,8 @@ def run_cost(run: PhaseRun) -> pd.DataFrame:
     lengths = run.cache.get("lengths") or []
     if len(lengths) < 2:
         return prefill
-    middle = lengths[1 + (len(lengths) - 1) // 2]
-    seen = windowed_length(middle, length, run.cache.get("window"))
-    return pd.concat([prefill, decode_cost(config, cache_len=seen, **shape)], ignore_index=True)
+    seen = attended(run, np.array(lengths[1 + (len(lengths) - 1) // 2]))
+    return pd.concat([prefill, decode_cost(config, cache_len=int(seen), **shape)], ignore_index=True)
 
 
 def run_shape(run: PhaseRun) -> dict[str, int]:
@@ -171,16 +182,12 @@ def run_shape(run: PhaseRun) -> dict[str, int]:
     Rows of one page, prompt and answer are equal. Raises `OcrPhasesError` for an unknown dtype.
     """
     check_known("dtype", run.model["dtype"], DTYPE_BYTES)
-    rows = zip(run.request["prompts"], run.results, strict=True)
-    distinct = {
-        (prompt, *result["ids"], *(page["sha256"] for page in run.pages if page["row"] == row))
-        for row, (prompt, result) in enumerate(rows)
-    }
-    return {
-        "batch": len(run.results),
-        "distinct_rows": len(distinct),
-        "dtype_bytes": DTYPE_BYTES[run.model["dtype"]],
-    }
+    distinct = set()
+    for row, (prompt, result) in enumerate(zip(run.request["prompts"], run.results, strict=True)):
+        pages = [page["sha256"] for page in run.pages if page["row"] == row]
+        distinct.add((prompt, *result["ids"], *pages))
+    counts = {"batch": len(run.results), "distinct_rows": len(distinct)}
+    return counts | {"dtype_bytes": DTYPE_BYTES[run.model["dtype"]]}
 
 
 def stage_cost(table: pd.DataFrame) -> pd.DataFrame:
@@ -192,12 +199,14 @@ def stage_cost(table: pd.DataFrame) -> pd.DataFrame:
 # -- work ---------------------------------------------------------------------------------------------
 
 
+#: Parameters held, FLOPs done, parameters read and cached numbers moved: float64 [4], exact below 2^53.
 Work = np.ndarray
-"""Parameters held, FLOPs done, parameters read and cached numbers moved: float64 [4], exact below 2^53."""
+#: Phase, stage, view, and the work of its parts.
 _Stage = tuple[str, str, str, dict[str, Work]]
-"""Phase, stage, view, and the work of its parts."""
+#: What is left of work whose parameters another row holds.
 _SHARED = np.array([0.0, 1.0, 1.0, 1.0])
-"""What is left of work whose parameters another row holds."""
+#: Learnable queries of the Qwen2 body: a table for views of 1024 pixels, and one for 768.
+_QUERIES = 256 + 144
 
 
 def learnt(count: float) -> Work:
@@ -242,101 +251,110 @@ def expected_experts(experts: int, top_k: int, tokens: float) -> float:
     return experts * (1.0 - (1.0 - top_k / experts) ** tokens)
 
 
-def _sam_work(sizes: Architecture, call: VisionCall) -> dict[str, Work]:
-    """SAM ViT-B over square images: windows are padded to whole ones, as the model pads them."""
-    sam, grid = sizes.sam, sizes.sam.grid(call.side)
-    places = call.images * grid * grid
-    windows = call.images * math.ceil(grid / sam.window) ** 2
-    trained = sam.image_size // sam.patch
-    windowed = _sam_attention(sizes, windows, sam.window, sam.window) * (sam.layers - len(sam.global_layers))
-    everywhere = _sam_attention(sizes, call.images, grid, trained) * len(sam.global_layers)
-    half, quarter = (call.images * math.ceil(grid / step) ** 2 for step in (2, 4))
-    first, second = sam.downsample_widths
+def _vision_work(sizes: Architecture, call: VisionCall) -> dict[str, dict[str, Work]]:
+    """The vision stages, the second encoder by the kind that the model has."""
+    sam, encoder, clip = sizes.sam, sizes.encoder, sizes.encoder_stage == "clip"
+    places = math.ceil(call.side // sam.patch_size / 4) ** 2  # halved twice
+    # The projector reads CLIP's and SAM's features side by side, or the queries' outputs.
+    features = encoder.hidden_size + (sam.downsample_channels[1] if clip else 0)
     return {
-        "patches": linear(places, 3 * sam.patch**2, sam.width) + learnt(trained * trained * sam.width),
-        "attention": windowed + everywhere,
-        "mlp": mlp(places, sam.width, sam.mlp_width) * sam.layers,
-        "norms": learnt(4 * sam.layers * sam.width + 4 * sam.neck_width),
-        "neck": linear(places, sam.width + 9 * sam.neck_width, sam.neck_width, bias=False),
-        "downsample": linear(half, 9 * sam.neck_width, first, bias=False)
+        "sam": _sam_work(sam, call),
+        sizes.encoder_stage: (_clip_work if clip else _query_work)(encoder, call.images, places),
+        "projector": {"linear": linear(call.images * places, features, sizes.text.hidden_size)},
+    }
+
+
+def _sam_work(sam: Sizes, call: VisionCall) -> dict[str, Work]:
+    """SAM ViT-B: attention in windows, global in some layers; a neck; two convolutions of stride 2.
+
+    Windows are padded to whole ones, as the model pads them.
+    """
+    width, layers, neck = sam.hidden_size, sam.num_hidden_layers, sam.output_channels
+    grid, trained = (side // sam.patch_size for side in (call.side, sam.image_size))
+    places, everywhere = call.images * grid * grid, len(sam.global_attn_indexes)
+    windows = call.images * math.ceil(grid / sam.window_size) ** 2
+    windowed = _sam_attention(sam, windows, sam.window_size, sam.window_size) * (layers - everywhere)
+    half, quarter = (call.images * math.ceil(grid / step) ** 2 for step in (2, 4))
+    first, second = sam.downsample_channels
+    return {
+        "patches": linear(places, 3 * sam.patch_size**2, width) + learnt(trained * trained * width),
+        "attention": windowed + _sam_attention(sam, call.images, grid, trained) * everywhere,
+        "mlp": mlp(places, width, sam.mlp_dim) * layers,
+        "norms": learnt(4 * layers * width + 4 * neck),
+        "neck": linear(places, width + 9 * neck, neck, bias=False),
+        "downsample": linear(half, 9 * neck, first, bias=False)
         + linear(quarter, 9 * first, second, bias=False),
     }
 
 
-def _sam_attention(sizes: Architecture, squares: int, side: int, trained_side: int) -> Work:
+def _sam_attention(sam: Sizes, squares: int, side: int, trained_side: int) -> Work:
     """One layer over ``squares`` of side x side tokens, with relative positions along both axes.
 
     A position's bias is the query times the learnt vector of the distance, once an axis: 2 x 2 side FLOPs a
     channel and token.
     """
-    sam, tokens = sizes.sam, squares * side * side
-    positions = learnt(2 * (2 * trained_side - 1) * (sam.width // sam.heads))
-    positions += weightless(flops=2 * 2 * tokens * sam.width * side)
-    return linear(tokens, sam.width, 4 * sam.width) + attention(tokens, side * side, sam.width) + positions
+    width, tokens = sam.hidden_size, squares * side * side
+    positions = learnt(2 * (2 * trained_side - 1) * (width // sam.num_attention_heads))
+    positions += weightless(flops=2 * 2 * tokens * width * side)
+    return linear(tokens, width, 4 * width) + attention(tokens, side * side, width) + positions
 
 
-def _vision_work(sizes: Architecture, call: VisionCall) -> dict[str, dict[str, Work]]:
-    """The vision stages, the second encoder by the kind that the model has."""
-    places = sizes.vision_tokens(call.side) ** 2
-    encoded = _clip_work if sizes.encoder_stage == "clip" else _query_work
-    return {
-        "sam": _sam_work(sizes, call),
-        sizes.encoder_stage: encoded(sizes.encoder, call.images, places),
-        "projector": {"linear": linear(call.images * places, sizes.features, sizes.text.hidden)},
-    }
-
-
-def _clip_work(clip: EncoderSizes, images: int, places: int) -> dict[str, Work]:
+def _clip_work(clip: Sizes, images: int, places: int) -> dict[str, Work]:
     """CLIP ViT-L over SAM's features and a class token, global attention."""
-    tokens, width = images * (places + 1), clip.width
+    tokens, width, layers = images * (places + 1), clip.hidden_size, clip.num_hidden_layers
     attend = linear(tokens, width, 4 * width) + attention(tokens, places + 1, width)
     return {
         # The class token, and a position for it and every patch.
         "embeddings": learnt(((clip.image_size // clip.patch_size) ** 2 + 2) * width),
-        "attention": attend * clip.layers,
-        "mlp": mlp(tokens, width, clip.mlp_width) * clip.layers,
-        "norms": learnt(2 * width * (2 * clip.layers + 1)),
+        "attention": attend * layers,
+        "mlp": mlp(tokens, width, clip.intermediate_size) * layers,
+        "norms": learnt(2 * width * (2 * layers + 1)),
     }
 
 
-def _query_work(body: EncoderSizes, images: int, places: int) -> dict[str, Work]:
+def _query_work(body: Sizes, images: int, places: int) -> dict[str, Work]:
     """A Qwen2 body over SAM's features and as many queries; its mask leaves out no product of a kernel."""
-    tokens, width = images * 2 * places, body.width
-    keys = width // body.heads * body.kv_heads
+    tokens, width, layers = images * 2 * places, body.hidden_size, body.num_hidden_layers
+    keys = width // body.num_attention_heads * body.num_key_value_heads
     attend = linear(tokens, width, width + 2 * keys) + linear(tokens, width, width, bias=False)
     return {
-        "queries": learnt(body.queries * width),
-        "attention": (attend + attention(tokens, 2 * places, width)) * body.layers,
-        "mlp": swiglu(tokens, width, body.mlp_width) * body.layers,
-        "norms": learnt(width * (2 * body.layers + 1)),
+        "queries": learnt(_QUERIES * width),
+        "attention": (attend + attention(tokens, 2 * places, width)) * layers,
+        "mlp": swiglu(tokens, width, body.intermediate_size) * layers,
+        "norms": learnt(width * (2 * layers + 1)),
     }
 
 
-def _language_work(text: TextSizes, batch: int, length: int, context: int, distinct: int) -> dict[str, Work]:
+def _language_work(text: Sizes, batch: int, length: int, context: int, distinct: int) -> dict[str, Work]:
     """The language model over ``length`` new tokens a row of the batch, attending to ``context`` entries.
 
-    ``distinct`` rows of the batch choose experts of their own.
+    SwiGLU MLPs, with a router and experts in the sparse layers; ``distinct`` rows of the batch choose experts
+    of their own.
     """
-    tokens, width = batch * length, text.hidden
-    attend = linear(tokens, width, width + 2 * text.kv_width, bias=False)
-    attend += linear(tokens, width, width, bias=False) + attention(tokens, context, width)
-    attend += weightless(cached=2 * text.kv_width * batch * context)
-    reached = expected_experts(text.experts, text.top_k, distinct * length)
-    routed = swiglu(1, width, text.expert_width) * [text.experts, tokens * text.top_k, reached, 0]
-    shared = swiglu(tokens, width, text.expert_width * text.shared_experts)
+    tokens, width, layers = batch * length, text.hidden_size, text.num_hidden_layers
+    heads, dense = text.num_attention_heads, text.mlp_layer_types.count("dense")
+    experts, top_k = text.n_routed_experts, text.num_experts_per_tok
+    keys = width // heads * (text.num_key_value_heads or heads)
+    attend = linear(tokens, width, width + 2 * keys, bias=False) + linear(tokens, width, width, bias=False)
+    attend += attention(tokens, context, width) + weightless(cached=2 * keys * batch * context)
+    reached = expected_experts(experts, top_k, distinct * length)
+    routed = swiglu(1, width, text.moe_intermediate_size) * [experts, tokens * top_k, reached, 0]
+    sparse = {
+        "router": linear(tokens, width, experts, bias=False),
+        "experts": routed,
+        "shared_experts": swiglu(tokens, width, text.moe_intermediate_size * text.n_shared_experts),
+    }
     return {
-        "embedding": np.array([text.vocab * width, 0.0, tokens * width, 0.0]),
-        "attention": attend * text.layers,
-        "dense_mlp": swiglu(tokens, width, text.mlp_width) * text.dense_layers,
-        "router": linear(tokens, width, text.experts, bias=False) * text.sparse_layers,
-        "experts": routed * text.sparse_layers,
-        "shared_experts": shared * text.sparse_layers,
-        "norms": learnt(width * (2 * text.layers + 1)),
+        "embedding": np.array([text.vocab_size * width, 0.0, tokens * width, 0.0]),
+        "attention": attend * layers,
+        "dense_mlp": swiglu(tokens, width, text.intermediate_size) * dense,
+        **{part: work * (layers - dense) for part, work in sparse.items()},
+        "norms": learnt(width * (2 * layers + 1)),
     }
 
 
 def _head_work(sizes: Architecture, positions: int) -> dict[str, Work]:
-    head = linear(positions, sizes.text.hidden, sizes.text.vocab, bias=False)
+    head = linear(positions, sizes.text.hidden_size, sizes.text.vocab_size, bias=False)
     return {"linear": head * _SHARED if sizes.tied else head}
 
 
@@ -349,6 +367,5 @@ def _table(stages: Iterable[_Stage], dtype_bytes: int) -> pd.DataFrame:
 
 
 def _check(**values: int) -> None:
-    for name, value in values.items():
-        if value < 1:
-            raise OcrPhasesError(f"{name.replace('_', ' ')} is {value}: it must be at least 1.")
+    said = "{} is {}: it must be at least 1.".format
+    require((said(name.replace("_", " "), value), value >= 1) for name, value in values.items())
