@@ -29,7 +29,7 @@ from ocr_phases.text import ms_text
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "data" / "runs"
 #: A document with a table, and the folder of its benchmarks.
-TABLES = {ROOT / "benchmarks" / "README.md": RUNS, ROOT / "docs" / "families.md": RUNS / "families"}
+TABLES = {ROOT / "benchmarks" / "README.md": RUNS, ROOT / "docs" / "models.md": RUNS / "families"}
 BEGIN, END = "<!-- speed table -->", "<!-- end of speed table -->"
 COLUMNS = (
     "device, model",

@@ -65,7 +65,7 @@ class OCRSession:
         ``settings`` are those of `ModelSettings`; ``dtype`` may be a ``torch.dtype``, and is by default
         bfloat16 on CUDA and float32 on the CPU. ``implementation="vendor"`` runs the class in the
         checkpoint's own Python files, with ``trust_remote_code=True`` and, from the hub, a full commit hash
-        as ``revision`` (docs/vendor.md). Raises `OcrPhasesError` for what cannot be had.
+        as ``revision`` (docs/models.md). Raises `OcrPhasesError` for what cannot be had.
 
         A ``model`` that is a server's address (``http://HOST:PORT/v1#MODEL``) is connected to: `connect`.
         """

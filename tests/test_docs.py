@@ -76,13 +76,28 @@ def test_the_record_s_page_has_every_name_of_a_record() -> None:
     assert names - set(re.findall(r"`(\w+)`", text)) == set()
 
 
-def test_the_presets_page_has_every_preset_and_prompt_with_its_tokens() -> None:
-    text = (ROOT / "docs" / "presets.md").read_text(encoding="utf-8")
-    for name, preset in PRESETS.items():
+def test_the_settings_page_has_every_preset_and_prompt_with_its_tokens() -> None:
+    text = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    presets = {name: preset for facts in FAMILIES.values() for name, preset in facts.presets.items()}
+    for name, preset in presets.items():
         row = re.search(rf"^\| `{name}` \| (\d+) x .* \| (\d+)(?:,.*)? \|$", text, re.MULTILINE)
         assert row and (int(row[1]), int(row[2])) == (preset.base_size, image_token_count(preset, (1, 1)))
     assert f"{image_token_count(PRESETS['gundam'], (2, 3))} tokens" in text
     assert set(PROMPTS) - set(re.findall(r"^- `(\w+)", text, re.MULTILINE)) == set()
+
+
+def test_the_models_page_has_each_family_s_presets_limit_and_file() -> None:
+    text = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| ([a-z][\w ]*) \| (.*) \|$", text, re.MULTILINE))
+    cells = {
+        name: [re.findall(r"`([\w.]+)`", cell) for cell in row.split(" | ")] for name, row in rows.items()
+    }
+    families = FAMILIES.values()
+    assert cells["presets"] == [list(facts.presets) for facts in families]
+    assert [cell[0] for cell in cells["preset by default"]] == [facts.default_preset for facts in families]
+    assert [cell[0] for cell in cells["output file"]] == [facts.result_name for facts in families]
+    limits = [facts.config["language_config"]["max_position_embeddings"] for facts in families]
+    assert rows["longest sequence"].split(" | ") == [f"{limit:,} tokens" for limit in limits]
 
 
 def test_pictures_are_small_and_shown() -> None:

@@ -50,7 +50,7 @@ def test_a_family_is_whole(name: str) -> None:
     golden = GOLDEN if name == "deepseek-ocr" else GOLDEN / name
     for file in ("checkpoint/config.json", "forward.safetensors", "preprocess.json"):
         assert (golden / file).is_file()
-    assert f"| {facts.title} |" in (ROOT / "docs" / "families.md").read_text()
+    assert f"| {facts.title} |" in (ROOT / "docs" / "models.md").read_text()
 
 
 COUNTS = {

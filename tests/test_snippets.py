@@ -20,9 +20,8 @@ ROOT = Path(__file__).parents[1]
 SKIPPED = {
     ("batch.md", 0): "a SLURM cluster",
     ("engines.md", 0): "a server",
-    ("families.md", 0): "a model of the family",
-    ("vendor.md", 0): "the published weights",
-    ("vendor.md", 1): "the published weights",
+    ("models.md", 0): "a model of the family",
+    ("models.md", 1): "the published weights",
 }
 
 

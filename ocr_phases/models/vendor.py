@@ -111,7 +111,7 @@ def _import_class(folder: Path, reference: str, content: str) -> Any:
         message = " ".join(str(error).split("\n")[:2]).replace(f"{package}.", "") or type(error).__name__
         raise OcrPhasesError(
             f"The class in {folder} cannot be imported ({message}): {_import_advice(error)}, or use native "
-            "(docs/vendor.md)."
+            "(docs/models.md)."
         ) from error
 
 
