@@ -126,8 +126,8 @@ class Handler(BaseHTTPRequestHandler):
         time.sleep(fake.vision)
         if fake.watched:
             first, spent = begun + fake.vision / 4, fake.vision / 2
-            fake.rows += [[1, "forward", first, spent * 1e3, len(fake.prompt)]]
-            fake.rows += [[1, "sam", first, spent * 400, 0], [1, "language_model", first + spent / 2, 1.0, 0]]
+            fake.rows += [["sam", first, spent * 400, 1024]]
+            fake.rows += [["language_model", first + spent / 2, 1.0, len(fake.prompt)]]
         choice: dict[str, Any] = {"index": 0, "delta": {"role": "assistant", "content": ""}}
         self.event({"choices": [choice], **({"prompt_token_ids": fake.prompt} if vllm else {})})
         self.event(b": ping\n\n")
@@ -151,8 +151,7 @@ class Handler(BaseHTTPRequestHandler):
                 choice["logprobs"] = {"content": [{"token": "x", "logprob": -0.5} for _ in IDS[part]]}
             self.event({"choices": [choice | ({"token_ids": IDS[part]} if vllm else {})]})
             if fake.watched:
-                step = [2 + start, "forward", time.monotonic(), 0.5, 1]
-                fake.rows += [step, [step[0], "language_model", step[2], 0.4, 0]]
+                fake.rows += [["language_model", time.monotonic(), 0.4, 1]]
             time.sleep(fake.pause)
         last = {"index": 0, "delta": {}, "finish_reason": "length"}
         self.event({"choices": [last | ({"token_ids": IDS[:count]} if fake.dialect == "sglang" else {})]})

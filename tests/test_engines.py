@@ -17,6 +17,7 @@ import ocr_phases
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
 from ocr_phases.cli import main
 from ocr_phases.engines import checks
+from ocr_phases.engines.answers import Answer
 from ocr_phases.engines.client import Server
 from ocr_phases.engines.session import ServerSession
 from ocr_phases.engines.vllm_worker import MODULES, Stages, Watch
@@ -154,10 +155,9 @@ def test_another_cut_of_the_page_is_named(vllm: tuple[str, Fake]) -> None:
     assert told == "the server read 111 image tokens, base has 273: it cut the page as small"
     gundam = FAMILIES["deepseek-ocr"].presets["gundam"]
     few = image_token_count(gundam, (1, 2))
-    answer = SimpleNamespace(prompt_ids=[3] * few, prompt_tokens=None)
-    cut = checks.read_as(answer, gundam, FAMILIES["deepseek-ocr"], (1000, 2000))  # type: ignore[arg-type]
-    told = checks.preset_check(gundam, (1000, 2000), cut)["measured"]
-    assert told.endswith("it cut the page into 1 x 2 crops (at most 6) in place of 2 x 4")
+    cut = checks.read_as(Answer(0.0, prompt_ids=[3] * few), gundam, FAMILIES["deepseek-ocr"], (1000, 2000))
+    told = checks.preset_check(gundam, (1000, 2000), cut)[2]
+    assert told.endswith("at most 6 crops, 1 x 2 in place of 2 x 4")
 
 
 def test_the_rule_against_repetition_is_seen_in_the_tokens(vllm: tuple[str, Fake]) -> None:
@@ -174,11 +174,9 @@ def test_verify_names_a_missing_bos_and_the_first_difference(vllm: tuple[str, Fa
     fake.bos = False
     run = measure(url, session, verify=True, repeats=1)
     assert found(run, "server_prompt")[0] == found(run, "parity")[0] == "fail"
-    assert "token 4 of 8 is the first that differs (900, native class: 31)" in found(run, "parity")[1]
-    answer = SimpleNamespace(ids=[1, 2], prompt_ids=[9, 9], prompt_tokens=2)
-    prompt, parity = checks.compared(answer, [1, 2], [0, 9, 9], "float32")  # type: ignore[arg-type]
-    assert prompt["measured"].endswith("has 2 tokens for 3: the BOS at its beginning is missing")
-    assert parity["verdict"] == "pass"
+    assert "token 5 of 8 is the first that differs (900, generate(): 31)" in found(run, "parity")[1]
+    _, _, told = checks.prompt_check(Answer(0.0, prompt_ids=[9, 9], prompt_tokens=2), [0, 9, 9])
+    assert told == "the server's prompt has 2 tokens for 3: the BOS at its beginning is missing"
     with pytest.raises(OcrPhasesError, match="give connect a reference"):
         measure(url, verify=True)
 
@@ -276,7 +274,7 @@ def test_the_command_line_measures_and_verifies_a_server(
     options = ["--server", url, "--max-new-tokens", "8", "--preset", "base", "--repeats", "1"]
     saved = tmp_path / "run.json"
     assert main(["verify", str(PAGE), "--save", str(saved), *options]) == 1
-    assert "native class" in capsys.readouterr().out
+    assert "first that differs (900, generate(): 31)" in capsys.readouterr().out
     assert json.loads(saved.read_text())["model"]["implementation"] == "server"
     assert main(["profile", str(PAGE), "--model", "tiny", *options]) == 2
     assert "--server has its model" in capsys.readouterr().err
@@ -325,23 +323,21 @@ def test_the_workers_clocks_see_the_native_classs_modules() -> None:
     watch = Watch(modules, torch.device("cpu"))
     run = session.run_inference(PAGE, preset="base", max_new_tokens=2, repeats=1, warmup=0)
     taken = watch.take()
-    assert [row[1] for row in taken["rows"]][:3] == ["sam", "clip", "projector"]
-    sam = next(row for row in taken["rows"] if row[1] == "sam")
-    assert sam[3] == pytest.approx(run["sam_ms"], rel=0.2)
-    assert sam[2] <= taken["now"]
+    assert [row[0] for row in taken["rows"]][:3] == ["sam", "clip", "projector"]
+    sam = next(row for row in taken["rows"] if row[0] == "sam")
+    assert sam[2] == pytest.approx(run["sam_ms"], rel=0.2)
+    assert sam[1] <= taken["now"]
     assert watch.take()["rows"] == []
 
 
+class Seen(torch.nn.Module):
+    def forward(self, *given: Any, **named: Any) -> None:
+        """As vLLM calls a stage."""
+
+
 def test_the_extension_watches_a_vllm_worker() -> None:
-    named = {name: torch.nn.Identity() for name in MODULES.values() if name != "qwen2_model"}
-    model = torch.nn.ModuleDict(named)
-    model.sam_model, model.vision_model = named["sam_model"], named["vision_model"]
-
-    def execute(scheduled: Any) -> int:
-        named["sam_model"](torch.zeros(1))
-        return 7
-
-    runner = SimpleNamespace(get_model=lambda: SimpleNamespace(**named), execute_model=execute)
+    named = {name: Seen() for name in MODULES.values() if name != "qwen2_model"}
+    runner = SimpleNamespace(get_model=lambda: SimpleNamespace(**named))
     config = SimpleNamespace(
         model_config=SimpleNamespace(dtype=torch.float32, enforce_eager=True),
         cache_config=SimpleNamespace(enable_prefix_caching=False),
@@ -352,9 +348,9 @@ def test_the_extension_watches_a_vllm_worker() -> None:
     facts = worker.ocr_watch()
     assert json.loads(json.dumps(facts))["dtype"] == "float32"
     assert worker.ocr_watch() == facts
-    assert runner.execute_model(SimpleNamespace(total_num_scheduled_tokens=5)) == 7
-    rows = worker.ocr_take()["rows"]
-    assert [(row[0], row[1], row[4]) for row in rows] == [(1, "forward", 5), (1, "sam", 0)]
+    named["sam_model"](torch.zeros(3, 640))
+    named["language_model"](None, torch.zeros(5), inputs_embeds=torch.zeros(5, 8))
+    assert [(row[0], row[3]) for row in worker.ocr_take()["rows"]] == [("sam", 640), ("language_model", 5)]
     assert set(MODULES) - {"language_model"} == set(VISION_STAGES)
 
 

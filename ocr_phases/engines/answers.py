@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
-import itertools
+import contextlib
 import re
 import time
-from collections import defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any
 
-from ocr_phases.engines.client import Chunk, Server, ServerFailed, Usage
+import msgspec
+import numpy as np
+import pandas as pd
+
+from ocr_phases.engines.client import Server, ServerFailed
 from ocr_phases.text import count_text
 
-#: vLLM's histograms of a request's seconds, by what they are called here.
+#: vLLM's histograms of a request's seconds, and what they are called here.
 _HISTOGRAMS = {
-    "ttft_ms": "time_to_first_token_seconds",
-    "queue_ms": "request_queue_time_seconds",
-    "prefill_ms": "request_prefill_time_seconds",
-    "decode_ms": "request_decode_time_seconds",
-    "requests": "e2e_request_latency_seconds",
+    "time_to_first_token": "ttft_ms",
+    "request_queue_time": "queue_ms",
+    "request_prefill_time": "prefill_ms",
+    "request_decode_time": "decode_ms",
+    "e2e_request_latency": "requests",
 }
-_SAMPLE = re.compile(r"^vllm:(\w+)_(sum|count)\{[^}]*\} ([0-9.eE+-]+)$", re.MULTILINE)
+_SAMPLE = re.compile(rf"^vllm:({'|'.join(_HISTOGRAMS)})_seconds_(sum|count)\{{.*\}} (\S+)$", re.MULTILINE)
 # Pieces that arrive together were not made one by one.
 _BURST_MS = 0.05
 _LEAST_MS = 1e-6
 
 
-class Stage(NamedTuple):
-    """A call of a stage in the worker's forward of that ``number``, or (``forward``) the whole of it.
+class Stage(msgspec.Struct, array_like=True):
+    """A call of a stage in the worker: when it began, how many ms it took, and a text model's tokens."""
 
-    Times are ms since the request was sent; ``tokens`` are those of a whole forward.
-    """
-
-    number: int
     stage: str
     start: float
     ms: float
@@ -42,76 +43,68 @@ class Stage(NamedTuple):
 
 @dataclass
 class Answer:
-    """What a server streamed: pieces of text, each with its ids and the time at which it arrived.
+    """What a server streamed: pieces of text, each with the time at which it arrived.
 
     ``begun`` is when the request was sent, seconds of `time.monotonic`; ``times`` are ms since then, one a
-    piece, and ``sizes`` how many ids each had. ``logprobs`` has one a token, or too few to be used.
+    piece, and ``places`` the number of its first token. ``widest`` is how many ids a piece has at most, 0
+    where they come with none. ``logprobs`` has one a token, or too few to be used. ``own`` are
+    `server_times`, and ``stages`` what the worker ran, ms since ``begun``; either may be empty.
     """
 
     begun: float
     times: list[float] = field(default_factory=list)
     pieces: list[str] = field(default_factory=list)
-    sizes: list[int] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    widest: int = 0
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    prompt_ids: list[int] | None = None
-    usage: Usage | None = None
+    prompt_ids: list[int] = field(default_factory=list)
+    prompt_tokens: int | None = None
+    cached: int | None = None
     finish: str | None = None
+    own: dict[str, float] = field(default_factory=dict)
+    stages: list[Stage] = field(default_factory=list)
 
-    def add(self, now: float, chunk: Chunk) -> list[int]:
-        """Take in a chunk; its new ids."""
-        self.usage = chunk.usage or self.usage
-        self.prompt_ids = chunk.prompt_token_ids or self.prompt_ids
-        new: list[int] = []
-        for choice in chunk.choices:
-            text, ids = choice.delta.content or "", choice.token_ids or []
-            self.finish = choice.finish_reason or self.finish
-            self.logprobs += [each.logprob for each in (choice.logprobs and choice.logprobs.content) or []]
-            self.ids, new = self.ids + ids, new + ids
-            late = bool(ids) and not text and bool(self.sizes) and not any(self.sizes)
-            if (text or ids) and not late:
-                self.times.append((now - self.begun) * 1e3)
-                self.pieces.append(text)
-                self.sizes.append(len(ids))
-        return new
+    def add(self, now: float, chunk: Mapping[str, Any]) -> list[int]:
+        """Take in a chunk; its new ids, or a 0 for a piece without."""
+        self.prompt_ids = chunk.get("prompt_token_ids") or self.prompt_ids
+        if usage := chunk.get("usage"):
+            self.prompt_tokens = usage["prompt_tokens"]
+            self.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+        if not chunk.get("choices"):
+            return []
+        choice = chunk["choices"][0]
+        text, ids = choice.get("delta", {}).get("content") or "", choice.get("token_ids") or []
+        self.finish = choice.get("finish_reason") or self.finish
+        self.logprobs += [each["logprob"] for each in (choice.get("logprobs") or {}).get("content") or []]
+        if text or (ids and (self.widest or not self.pieces)):  # all ids may come at the end
+            self.times.append((now - self.begun) * 1e3)
+            self.pieces.append(text)
+            self.places.append(len(self.ids) or len(self.places))
+            self.widest = max(self.widest, len(ids))
+        self.ids += ids
+        return ids or [0] * bool(text)
 
     @property
     def untimed(self) -> str:
         """Why the tokens have no times of their own; empty where each has one."""
-        apart = [later - earlier for earlier, later in zip(self.times, self.times[1:], strict=False)]
-        bursts = sum(each < _BURST_MS for each in apart)
-        if max(self.sizes) > 1:
-            return f"a chunk has up to {max(self.sizes)} tokens"
-        if self.ids and len(self.ids) != len(self.pieces):
-            return f"{len(self.pieces)} chunks of text came for {len(self.ids)} tokens"
-        return (
-            f"{bursts} of {len(apart)} chunks came together with another" if 2 * bursts > len(apart) else ""
-        )
+        bursts, pieces = int((np.diff(self.times) < _BURST_MS).sum()), len(self.pieces)
+        why = {
+            f"a chunk has up to {self.widest} tokens": self.widest > 1,
+            f"{pieces} chunks of text came for {len(self.ids)} tokens": len(self.ids) not in (0, pieces),
+            f"{bursts} of {pieces - 1} chunks came together with another": 2 * bursts > pieces - 1,
+        }
+        return next((reason for reason, holds in why.items() if holds), "")
 
     @property
     def tokens(self) -> tuple[list[int], list[str]]:
         """Ids and their texts; where a server sends no ids, numbers of its pieces of text."""
-        if not self.ids:
-            numbers: dict[str, int] = {}
-            return [numbers.setdefault(piece, len(numbers)) for piece in self.pieces], self.pieces
-        if not any(self.sizes):  # all ids came at the end
-            most = len(self.ids)
-            texts = [*self.pieces[: most - 1], "".join(self.pieces[most - 1 :])]
-            return self.ids, texts + [""] * (most - len(texts))
-        pairs = zip(self.pieces, self.sizes, strict=True)
-        return self.ids, [text for piece, size in pairs for text in [piece, *[""] * (size - 1)][:size]]
-
-    @property
-    def prompt_tokens(self) -> int | None:
-        """Tokens of the prompt, where the server tells."""
-        told = self.usage.prompt_tokens if self.usage else None
-        return len(self.prompt_ids) if self.prompt_ids else told
-
-    @property
-    def cached(self) -> int | None:
-        """Tokens of the prompt that a cache had, where the server tells."""
-        details = self.usage and self.usage.prompt_tokens_details
-        return details.cached_tokens if details else None
+        numbers = {piece: number for number, piece in enumerate(dict.fromkeys(self.pieces))}
+        ids = self.ids or [numbers[piece] for piece in self.pieces]
+        texts = [""] * len(ids)
+        for place, piece in zip(self.places, self.pieces, strict=True):
+            texts[min(place, len(ids) - 1)] += piece
+        return ids, texts
 
 
 def ask(server: Server, body: Any, on_ids: Callable[[list[list[int]]], None] | None = None) -> Answer:
@@ -119,89 +112,85 @@ def ask(server: Server, body: Any, on_ids: Callable[[list[list[int]]], None] | N
     answer = Answer(time.monotonic())
     try:
         for now, chunk in server.stream(body):
-            pieces = len(answer.pieces)
-            new = answer.add(now, chunk) or [0] * (len(answer.pieces) - pieces)
+            new = answer.add(now, chunk)
             if new and on_ids is not None:
                 on_ids([new])
     except ServerFailed as error:
-        had = f" {count_text(len(answer.pieces), 'chunk')} of the answer had come." if answer.pieces else ""
-        told = ServerFailed(f"{error}{had}")
-        told.status = error.status
-        raise told from error
+        if answer.pieces:
+            error.args = (f"{error} {count_text(len(answer.pieces), 'chunk')} of the answer had come.",)
+        raise
     if not answer.pieces:
         raise ServerFailed(f"{server.url} answered without a token.")
     return answer
 
 
-def metrics(server: Server) -> dict[str, tuple[float, float]]:
-    """Sum and count of each of vLLM's histograms so far; empty where the server has none."""
-    try:
-        text = server.get("/metrics").decode("utf-8", "replace")
-    except ServerFailed:
-        return {}
-    found: dict[tuple[str, str], float] = defaultdict(float)
-    for name, part, value in _SAMPLE.findall(text):  # one a model and engine
-        found[name, part] += float(value)
-    if not all((name, "sum") in found for name in _HISTOGRAMS.values()):
-        return {}
-    return {key: (found[name, "sum"], found[name, "count"]) for key, name in _HISTOGRAMS.items()}
+def metrics(server: Server) -> pd.DataFrame:
+    """Sum in s and count of each of vLLM's histograms so far; empty where the server has none."""
+    data = b""
+    with contextlib.suppress(ServerFailed):
+        data = server.read(f"{server.root}/metrics")
+    samples = pd.DataFrame(
+        _SAMPLE.findall(data.decode("utf-8", "replace")), columns=["name", "part", "value"]
+    )
+    samples["value"] = pd.to_numeric(samples["value"], errors="coerce")
+    return samples.pivot_table("value", "name", "part", "sum").rename(_HISTOGRAMS)  # of all engines
 
 
-def server_times(server: Server, before: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+def server_times(server: Server, before: pd.DataFrame) -> dict[str, float]:
     """The server's own times of the request that finished since ``before``, ms; empty unless it was alone."""
-    if not before:
-        return {}
-    for pause in (0.0, 0.05, 0.2, 0.5):  # the last chunk may leave before its figures are in
-        time.sleep(pause)
-        after = metrics(server)
-        if after and after["requests"][1] > before["requests"][1]:
-            counts = {after[name][1] - before[name][1] for name in before}
-            alone = counts == {1.0}
-            return {name: 1e3 * (after[name][0] - before[name][0]) for name in before} if alone else {}
+    for pause in (0.0, 0.05, 0.2, 0.5) if len(before) == len(_HISTOGRAMS) else ():
+        time.sleep(pause)  # the last chunk may leave before its figures are in
+        new = metrics(server) - before
+        if new.loc["requests", "count"]:
+            sums = {str(name): 1e3 * seconds for name, seconds in new["sum"].items()}
+            return sums if new["count"].eq(1).all() else {}
     return {}
 
 
-def spans_of(
-    repeat: int, answer: Answer, own: Mapping[str, float], stages: Sequence[Stage], *, timed: bool
-) -> Iterator[tuple[Any, ...]]:
-    """The rows of `ocr_phases.record.SPAN_COLUMNS` of one repeat.
+def spans_of(runs: Sequence[Answer]) -> Iterator[tuple[Any, ...]]:
+    """The rows of `ocr_phases.record.SPAN_COLUMNS` of the repeats.
 
-    ``own`` are `server_times`. The prefill ends with the first token; it begins with the worker's first
-    forward, else by the server's own time of it, else with the request.
+    What one of them lacks is left out of all: it would count as 0 in a median.
     """
+    own, staged = all(run.own for run in runs), all(run.stages for run in runs)
+    timed = not any(run.untimed for run in runs)
+    for repeat, run in enumerate(runs):
+        told = replace(run, own=run.own if own else {}, stages=run.stages if staged else [])
+        for phase, stage, view, step, start, end in _spans(told, timed):
+            times = start, max(end - start, _LEAST_MS)
+            yield (repeat, phase, stage, view, step, *times, *times)
 
-    def row(phase: str, stage: str, start: float, end: float, view: str = "", step: Any = None) -> Any:
-        times = start, max(end - start, _LEAST_MS)
-        return (repeat, phase, stage, view, step, *times, *times)
 
-    first, last = answer.times[0], answer.times[-1]
-    forwards = [each for each in stages if each.stage == "forward"]
-    begin = max(0.0, first - own["prefill_ms"]) if own else 0.0
-    begin = min(forwards[0].start, first) if forwards else begin
-    if begin > 0:
-        yield row("prepare", "prepare", 0.0, begin)
-        if own:
-            before = max(0.0, min(own["ttft_ms"] - own["prefill_ms"] - own["queue_ms"], begin))
-            yield row("prepare", "preprocess", 0.0, before)
-            yield row("prepare", "queue", before, min(before + own["queue_ms"], begin))
-    yield row("prefill", "prefill", begin, first)
-    through, steps = itertools.accumulate(each.tokens for each in forwards), dict[int, int]()
-    wanted = answer.prompt_tokens or 1  # a long prompt takes several forwards
-    for each, done in zip(forwards, through, strict=True):
-        steps[each.number] = steps[max(steps)] + 1 if done > wanted and steps else -1
-    count = len(answer.times) - 1 if timed else 0
-    if len(answer.times) > 1:
-        yield row("decode", "decode", first, last)
-    for step in range(count):
-        yield row("decode", "decode_step", answer.times[step], answer.times[step + 1], step=step)
-    seen: dict[str, int] = defaultdict(int)
-    for each in stages:
-        step, end = steps.get(each.number, count), each.start + each.ms
-        if each.stage == "forward" or step >= count:
-            continue
-        if step >= 0:
-            yield row("decode", each.stage, each.start, end, step=step)
-            continue
-        view = "" if each.stage == "language_model" else ("global", "local")[min(seen[each.stage], 1)]
-        seen[each.stage] += 1
-        yield row("prefill", each.stage, each.start, end, view)
+def _spans(run: Answer, timed: bool) -> Iterator[tuple[Any, ...]]:
+    """Phase, stage, view, step, start and end in ms of what happened in a repeat.
+
+    The prefill ends with the first token; it begins by the server's own time of it, and with the worker's
+    first stage at the latest, else with the request.
+    """
+    first, last, own = run.times[0], run.times[-1], run.own
+    begins = [first - own["prefill_ms"]] if own else []
+    begin = max(0.0, min([*begins, *(each.start for each in run.stages)], default=0.0))
+    if begin:
+        yield "prepare", "prepare", "", None, 0.0, begin
+    if begin and own:
+        before = np.clip(own["ttft_ms"] - own["prefill_ms"] - own["queue_ms"], 0.0, begin)
+        yield "prepare", "preprocess", "", None, 0.0, before
+        yield "prepare", "queue", "", None, before, min(before + own["queue_ms"], begin)
+    yield "prefill", "prefill", "", None, begin, first
+    if len(run.times) > 1:
+        yield "decode", "decode", "", None, first, last
+    steps = list(pairwise(run.times)) if timed else []
+    for step, ends in enumerate(steps):
+        yield "decode", "decode_step", "", step, *ends
+    step, through, seen = -1, run.cached or 0, Counter[str]()
+    for each in run.stages:
+        name, end, view = each.stage, each.start + each.ms, ""
+        if name != "language_model":
+            view, seen[name] = ("global", "local")[min(seen[name], 1)], seen[name] + 1
+        else:  # a long prompt takes several
+            step += through >= (run.prompt_tokens or 1)
+            through += each.tokens
+        if step < 0:
+            yield "prefill", name, view, None, each.start, end
+        elif step < len(steps):
+            yield "decode", name, view, step, each.start, end

@@ -3,101 +3,68 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
-from typing import Annotated, Any, TypeVar
-from urllib.parse import urlsplit
+from http import HTTPStatus
+from http.client import HTTPException
+from typing import Annotated, Any
+from urllib.error import URLError
+from urllib.request import HTTPErrorProcessor, ProxyHandler, Request, build_opener
 
 import msgspec
 from msgspec import Meta
 
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import OcrPhasesError, require
+from ocr_phases.schema import shape
 from ocr_phases.text import plain
 
 #: The environment variable of the server's key.
 KEY = "OCR_PHASES_API_KEY"
+_ADDRESS = re.compile(r"(https?://(\[[\da-fA-F:.]+\]|[^\s/?#:\[\]]+)(?::\d{1,5})?)(/[^\s?#]*|)(?:#(.+))?")
 _MOST_BYTES = 64_000_000  # of an answer, streamed or not
 _MOST_LINE = 8_000_000
 _MOST_TOLD = 300  # characters of a server's own message
+#: What a server that refuses does, by the status or its first digit.
 _REFUSALS = {
-    401: "refuses the key (401): set {key}, or give api_key",
-    403: "refuses the key (403): set {key}, or give api_key",
+    3: "redirects to {place}, which would get the page too: name that address yourself",
+    4: "refuses {path} ({status}{said})",
+    5: "failed {path} ({status}{said})",
+    401: f"refuses the key (401): set {KEY}, or give api_key",
+    403: f"refuses the key (403): set {KEY}, or give api_key",
     429: "has too many requests (429): ask again later, or for fewer at once",
 }
-_Shape = TypeVar("_Shape")
+
+#: What answers are: an event of a stream has OpenAI's entries, and vLLM's ids.
+_KINDS: dict[str, Any] = {"text": str, "number": float, "any": Any}
+_KINDS["count"] = Annotated[int, Meta(ge=0, le=2**24)]
+for _name, _entries in {
+    "delta": "content?:text?",
+    "logprob": "logprob:number",
+    "logprobs": "content?:logprob*?",
+    "choice": "delta?:delta finish_reason?:text? logprobs?:logprobs? token_ids?:count*?",
+    "details": "cached_tokens?:count?",
+    "usage": "prompt_tokens:count prompt_tokens_details?:details?",
+    "chunk": "choices?:choice* usage?:usage? prompt_token_ids?:count*? error?:any",
+    "model": "id:text",
+    "models": "data:model*",
+}.items():
+    _KINDS[_name] = shape(_KINDS, _entries)
 
 
 class ServerFailed(OcrPhasesError):
-    """A server that cannot be reached, refuses, stalls, or answers something else; ``status`` is HTTP's."""
-
-    status = 0
+    """A server that cannot be reached, refuses, stalls, or answers something else."""
 
 
-_Count = Annotated[int, Meta(ge=0, le=2**24)]
+class _AsItIs(HTTPErrorProcessor):
+    """Hands on every answer: a redirect is followed by nobody, so page and key go to nobody else."""
 
+    def http_response(self, request: Any, response: Any) -> Any:
+        return response
 
-class Delta(msgspec.Struct):
-    """What a chunk adds."""
-
-    content: str | None = None
-
-
-class Logprob(msgspec.Struct):
-    """A token's natural logarithm of its probability."""
-
-    logprob: float
-
-
-class Logprobs(msgspec.Struct):
-    """One a token."""
-
-    content: list[Logprob] | None = None
-
-
-class Choice(msgspec.Struct):
-    """The one answer of a chunk."""
-
-    delta: Delta = msgspec.field(default_factory=Delta)
-    finish_reason: str | None = None
-    logprobs: Logprobs | None = None
-    token_ids: list[_Count] | None = None
-
-
-class Details(msgspec.Struct):
-    """What a server says of a prompt's tokens."""
-
-    cached_tokens: _Count | None = None
-
-
-class Usage(msgspec.Struct):
-    """Tokens as the server counts them."""
-
-    prompt_tokens: _Count
-    prompt_tokens_details: Details | None = None
-
-
-class Chunk(msgspec.Struct):
-    """One event of a stream: OpenAI's entries, and vLLM's ids."""
-
-    choices: list[Choice] = []
-    usage: Usage | None = None
-    prompt_token_ids: list[_Count] | None = None
-    error: Any = None
-
-
-class Named(msgspec.Struct):
-    """A served model."""
-
-    id: str
-
-
-class Models(msgspec.Struct):
-    """The list of them."""
-
-    data: list[Named]
+    https_response = http_response
 
 
 class Server:
@@ -108,47 +75,44 @@ class Server:
     """
 
     def __init__(self, address: str, key: str | None = None, patience: float = 300.0) -> None:
-        told = f"{plain(address)[:200]!r} is no server's address: write http://HOST:PORT/v1, or https."
-        try:
-            parts, port = urlsplit(address), urlsplit(address).port
-        except ValueError as error:
-            raise OcrPhasesError(told) from error
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or " " in address:
-            raise OcrPhasesError(told)
-        if parts.username is not None:
-            raise OcrPhasesError(f"A key does not belong into an address: set {KEY}, or give api_key.")
-        self.secure, self.host, self.port = parts.scheme == "https", parts.hostname, port
-        self.path, self.model = parts.path.rstrip("/") or "/v1", parts.fragment or None
-        self.root = self.path.removesuffix("/v1")
-        self.url = f"{parts.scheme}://{parts.netloc}{self.path}"
-        self.patience, self._key = patience, key or os.environ.get(KEY)
-        if self._key and not (self._key.isascii() and self._key.isprintable()):
-            raise OcrPhasesError("The key has characters that no header takes: copy it again.")
+        self.patience, self._key = patience, key or os.environ.get(KEY, "")
+        sendable = self._key.isascii() and self._key.isprintable()
+        told = f"A key does not belong into an address: set {KEY}, or give api_key."
+        require([(told, "@" not in address.partition("#")[0])])
+        require([("The key has characters that no header takes: copy it again.", sendable)])
+        if (parts := _ADDRESS.fullmatch(address)) is None:
+            told = f"{plain(address)[:200]!r} is no server's address"
+            raise OcrPhasesError(f"{told}: write http://HOST:PORT/v1, or https.")
+        site, self.host, path, self.model = parts.groups()
+        self.url = site + (path.rstrip("/") or "/v1")
+        self.root = self.url.removesuffix("/v1")
+        # A server on this host is behind no proxy.
+        self._open = build_opener(_AsItIs, ProxyHandler({})).open
 
-    def get(self, path: str) -> bytes:
-        """What is at a path of the server's own, such as ``/metrics``."""
-        with self._answer(self.root + path, None) as answer:
-            return self._read(answer)
+    def read(self, address: str, body: Any = None) -> bytes:
+        """What an address answers, such as ``/metrics`` behind `root`; a body is sent as JSON."""
+        with self._answer(address, body) as answer:
+            data = answer.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise self._failed(f"sent more than {_MOST_BYTES // 10**6} MB")
+        return data
 
-    def post(self, path: str, body: Any) -> bytes:
-        """What a path answers to a JSON body."""
-        with self._answer(self.root + path, body) as answer:
-            return self._read(answer)
+    def call(self, address: str, kind: Any, body: Any = None) -> Any:
+        """The same, read as JSON of this type."""
+        return self._decoded(self.read(address, body), kind, f"what {address} answers")
 
     def models(self) -> list[str]:
         """The names of the models that it serves."""
-        with self._answer(f"{self.path}/models", None) as answer:
-            found = self._decoded(self._read(answer), Models, "its list of models")
-        return [each.id for each in found.data]
+        return [each["id"] for each in self.call(f"{self.url}/models", _KINDS["models"])["data"]]
 
-    def stream(self, body: Any) -> Iterator[tuple[float, Chunk]]:
+    def stream(self, body: Any) -> Iterator[tuple[float, dict[str, Any]]]:
         """The chunks of a chat completion, each with the time of `time.monotonic` at which it arrived.
 
         Raises `ServerFailed` where a chunk is none, and where the stream ends before the answer does.
         """
-        size, ended = 0, False
-        with self._answer(f"{self.path}/chat/completions", body) as answer:
-            if "json" in (answer.getheader("Content-Type") or ""):
+        size = 0
+        with self._answer(f"{self.url}/chat/completions", body) as answer:
+            if "json" in answer.headers.get("Content-Type", ""):
                 raise self._failed("does not stream: it answered all at once")
             while line := answer.readline(_MOST_LINE):
                 now, size = time.monotonic(), size + len(line)
@@ -157,84 +121,61 @@ class Server:
                 name, _, data = line.strip().partition(b":")
                 if data.strip() == b"[DONE]":
                     return
-                if name != b"data":  # a comment that keeps the connection, or an event's name
-                    continue
-                chunk = self._decoded(data, Chunk, "a chunk of its stream")
-                if chunk.error is not None:
-                    raise self._failed(f"gave up ({self._said(data)})")
-                ended |= any(choice.finish_reason for choice in chunk.choices)
-                yield now, chunk
-        if not ended:
-            raise self._failed("ended the connection in the middle of an answer")
+                if name == b"data":  # else a comment that keeps the connection, or an event's name
+                    chunk = self._decoded(data, _KINDS["chunk"], "a chunk of its stream")
+                    if chunk.get("error"):
+                        raise self._failed(f"gave up ({self._said(data)})")
+                    yield now, chunk
+        raise self._failed("ended the connection in the middle of an answer")
 
     @contextlib.contextmanager
-    def _answer(self, path: str, body: Any) -> Iterator[http.client.HTTPResponse]:
+    def _answer(self, address: str, body: Any) -> Iterator[Any]:
         """The answer to a request; whatever goes wrong in it is a `ServerFailed`."""
-        kind = http.client.HTTPSConnection if self.secure else http.client.HTTPConnection
-        connection = kind(self.host, self.port, timeout=self.patience)
-        headers = {"Content-Type": "application/json"}
+        data, headers = (
+            None if body is None else json.dumps(body).encode(),
+            {"Content-Type": "application/json"},
+        )
         headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        told = "does not speak HTTP here ({})"
         try:
-            try:
-                connection.connect()
-            except OSError as error:
-                raise self._failed(
-                    f"cannot be reached ({error.strerror or error}): is it running?"
-                ) from error
-            data = None if body is None else json.dumps(body)
-            connection.request("POST" if data else "GET", path, data, headers)
-            answer = connection.getresponse()
-            if answer.status != http.HTTPStatus.OK:
-                raise self._refusal(answer, path)
-            yield answer
+            with self._open(Request(address, data, headers), timeout=self.patience) as answer:
+                told = "ended the connection in the middle of an answer"
+                if answer.status != HTTPStatus.OK:
+                    raise self._refusal(answer)
+                yield answer
         except TimeoutError as error:
             raise self._failed(f"sent nothing for {self.patience:g} s") from error
-        except (http.client.IncompleteRead, ConnectionError) as error:
-            raise self._failed("ended the connection in the middle of an answer") from error
-        except (http.client.HTTPException, OSError) as error:
-            raise self._failed(f"does not speak HTTP here ({type(error).__name__})") from error
-        finally:
-            connection.close()
+        except URLError as error:
+            reason = getattr(error.reason, "strerror", None) or error.reason
+            raise self._failed(f"cannot be reached ({reason}): is it running?") from error
+        except (HTTPException, OSError) as error:
+            raise self._failed(told.format(type(error).__name__)) from error
 
-    def _refusal(self, answer: http.client.HTTPResponse, path: str) -> ServerFailed:
-        status, place = answer.status, answer.getheader("Location")
-        if place is not None:
-            told = (
-                f"redirects to {plain(place)[:200]}, which would get the page too: name that address yourself"
-            )
-        elif status in _REFUSALS:
-            told = _REFUSALS[status].format(key=KEY)
-        else:
-            said = self._said(answer.read(_MOST_LINE))
-            told = f"{'failed' if status >= 500 else 'refuses'} {path} ({status}{said and ': '}{said})"
-        error = self._failed(told)
-        error.status = status
-        return error
+    def _refusal(self, answer: Any) -> ServerFailed:
+        status, said = answer.status, self._said(answer.read(_MOST_LINE))
+        path, place = (
+            answer.url.removeprefix(self.root),
+            plain(answer.headers.get("Location", "nowhere"))[:200],
+        )
+        told = _REFUSALS.get(status) or _REFUSALS.get(status // 100, _REFUSALS[4])
+        return self._failed(told.format(status=status, said=f"{said and ': '}{said}", path=path, place=place))
 
     def _said(self, data: bytes) -> str:
         """The message in a server's error, without the key."""
-        try:
+        said: Any = None
+        with contextlib.suppress(ValueError, RecursionError):
             said = msgspec.json.decode(data)
+        while isinstance(said, dict):
             said = said.get("error") or said.get("message") or said.get("detail")
-            said = said.get("message") if isinstance(said, dict) else said
-        except (ValueError, AttributeError):
-            said = data.decode("utf-8", "replace") if data[:1] not in (b"<", b"{") else ""
-        text = " ".join(plain(str(said or "")).split())
-        return (text.replace(self._key, "…") if self._key else text)[:_MOST_TOLD].rstrip(".")
+        text = " ".join(plain(str(said or "")).split()).replace(self._key or "…", "…")
+        return text[:_MOST_TOLD].rstrip(".")
 
-    def _read(self, answer: http.client.HTTPResponse) -> bytes:
-        data = answer.read(_MOST_BYTES + 1)
-        if len(data) > _MOST_BYTES:
-            raise self._failed(f"sent more than {_MOST_BYTES // 10**6} MB")
-        return data
-
-    def _decoded(self, data: bytes, shape: type[_Shape], what: str) -> _Shape:
+    def _decoded(self, data: bytes, kind: Any, what: str) -> Any:
         try:
-            return msgspec.json.decode(data, type=shape)
+            return msgspec.json.decode(data, type=kind)
         except (ValueError, RecursionError) as error:
-            raise self._failed(
-                f"is not OpenAI-compatible: {what} is not as it should be ({error})"
-            ) from error
+            told = f"is not OpenAI-compatible: {what} is not as it should be ({error})"
+            raise self._failed(told) from error
 
     def _failed(self, told: str) -> ServerFailed:
         return ServerFailed(f"{self.url} {told}.".replace("?.", "?"))

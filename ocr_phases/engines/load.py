@@ -6,9 +6,8 @@ import itertools
 import json
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -27,42 +26,23 @@ from ocr_phases.show.figures import (
     FAINT,
     ORANGE,
     VIOLET,
-    figure_svg,
+    Picture,
+    legend_below,
+    name_axis,
     new_figure,
     sentence_figure,
 )
-from ocr_phases.show.results import bundle
-from ocr_phases.show.web import Html, document_html, element, fragment, table_html
+from ocr_phases.show.results import Section, bundle
+from ocr_phases.show.web import Html, document_html, element, note, table_html
 from ocr_phases.text import count_text, ms_text
 
-LOAD_COLUMNS = (
-    *("level", "requests", "errors", "pages_per_min", "tokens_per_s"),
-    *("ttft_p50_ms", "ttft_p99_ms", "inter_token_p50_ms", "inter_token_p99_ms"),
-)
 #: So many requests make a 99th percentile.
 TAIL_FROM = 100
-#: A doubling is worth it where it brings so many times the pages per minute.
+#: A level is worth it where it brings so many times the pages per minute of all before.
 WORTH = 1.1
+_MOST_ERRORS = 5  # told, each once
 _FILES = r"load\.(html|json)"
-
-
-@dataclass(frozen=True)
-class Asked:
-    """One page of a load: when it was asked for, in s since its level began, and when its chunks came, in ms.
-
-    ``times`` are since the request; ``tokens`` may be more than they are. ``error`` is empty where it ended.
-    """
-
-    level: str
-    begun: float
-    times: list[float]
-    tokens: int
-    error: str = ""
-
-    @property
-    def end(self) -> float:
-        """When the last chunk came, s since the level began."""
-        return self.begun + (self.times[-1] / 1e3 if self.times else 0.0)
+_LATENCIES = {"ttft_p50_ms": (VIOLET, "first token"), "inter_token_p50_ms": (ORANGE, "between tokens")}
 
 
 class LoadPlots(Plots):
@@ -74,125 +54,120 @@ class LoadPlots(Plots):
         if table.empty:
             return sentence_figure("No page was read, so there is no throughput to draw.", ax)
         figure, (axes,) = new_figure(4.2, [self._result.verdict], ax)
-        for kind, rows in table.groupby(table["level"].str.contains("/min"), sort=False):
-            for name, colour in (("ttft_p50_ms", VIOLET), ("inter_token_p50_ms", ORANGE)):
-                what = "first token" if colour == VIOLET else "between tokens"
-                (line,) = axes.plot(rows["pages_per_min"], rows[name], color=colour, marker="o")
-                line.set(linestyle="--" if kind else "-", label=f"{what}{', paced' * bool(kind)}")
-            for row in rows.to_dict("records"):
-                place = row["pages_per_min"], row["ttft_p50_ms"]
-                axes.annotate(row["level"], place, (4, 5), textcoords="offset points", fontsize=9)
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter("{x:,g}")
-        axes.set_xlabel("pages per minute")
-        axes.set_ylabel("median (ms)")
-        axes.legend(frameon=False, fontsize=9)
-        return figure
+        for paced, rows in table.groupby(table["level"].str.endswith("/min"), sort=False):
+            for name, (colour, what) in _LATENCIES.items():
+                look: dict[str, Any] = {"color": colour, "label": f"{what}{', paced' * bool(paced)}"}
+                axes.plot(rows["pages_per_min"], rows[name], "o--" if paced else "o-", **look)
+        for row in table.itertuples():
+            place = row.pages_per_min, row.ttft_p50_ms
+            axes.annotate(row.level, place, (4, 5), textcoords="offset points", fontsize=9)
+        return _latency_axes(figure, axes, "pages per minute", ax)
 
     def stalls(self, *, ax: Axes | None = None) -> Figure:
         """The tokens of the page that waited longest for one, and when other pages were waiting."""
-        some = [each for each in self._result.asked if len(each.times) > 1]
-        if not some:
+        asked = self._result.asked
+        some = asked[asked["times"].map(len) > 1]
+        if some.empty:
             return sentence_figure("No page has two timed tokens, so there is no stall to draw.", ax)
-        page = max(some, key=lambda each: float(np.diff(each.times).max()))
-        gaps = np.diff(page.times)
-        worst, usual = ms_text(float(gaps.max())), ms_text(float(np.median(gaps)))
+        page = some.loc[some["times"].map(lambda times: max(np.diff(times))).idxmax()]
+        gaps, places = np.diff(page["times"]), page["begun"] + np.asarray(page["times"]) / 1e3
+        worst, usual = ms_text(gaps.max()), ms_text(float(np.median(gaps)))
         title = f"One page's tokens: {usual} apart, {worst} while another page is prefilled"
         figure, (axes,) = new_figure(3.4, [title], ax)
-        axes.plot(page.begun + np.asarray(page.times[1:]) / 1e3, gaps, color=ORANGE, marker=".")
-        for other in self._result.asked:
-            began, first = other.begun, other.begun + (other.times[0] / 1e3 if other.times else 0.0)
-            alike = other.level == page.level and other is not page
-            if alike and first > page.begun + page.times[0] / 1e3 and began < page.end:
-                axes.axvspan(began, first, color=FAINT, alpha=0.4, linewidth=0)
-        axes.set_xlim(page.begun + page.times[0] / 1e3, page.end)
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter("{x:,g}")
-        axes.set_xlabel(f"seconds since {page.level} began; grey: another page waits for its first token")
-        axes.set_ylabel("between tokens (ms)")
-        return figure
+        axes.plot(places[1:], gaps, ".-", color=ORANGE, label="between this page's tokens")
+        others = asked[(asked["level"] == page["level"]) & (asked["first"] > places[0])]
+        for other in others[others["begun"] < places[-1]].itertuples():
+            axes.axvspan(other.begun, other.first, color=FAINT, alpha=0.4, linewidth=0)
+        axes.set_xlim(places[0], places[-1])
+        about = f"seconds since {page['level']} began; grey: another page waits for its first token"
+        return _latency_axes(figure, axes, about, ax)
+
+
+def _latency_axes(figure: Figure, axes: Axes, over: str, ax: Axes | None) -> Figure:
+    """A latency over something, with the keys of its lines."""
+    axes.set_yscale("log")
+    axes.set_xlabel(over)
+    name_axis(axes.yaxis, "latency (ms)")
+    return legend_below(figure, axes.lines, ax)
 
 
 @public
 class LoadResult:
-    """What a server did at each level: ``table``, ``verdict`` and ``plot``; ``asked`` has every page."""
+    """What a server did at each level: ``table``, ``verdict`` and ``plot``; ``asked`` has every page.
 
-    def __init__(self, server: str, asked: Sequence[Asked]) -> None:
-        self.server, self.asked = server, list(asked)
+    A page's ``begun``, ``first`` and ``end`` are s since its level began, ``times`` those of its chunks in ms
+    since it was asked for; ``tokens`` may be more than they are. ``error`` is empty where it ended.
+    """
+
+    def __init__(self, server: str, asked: pd.DataFrame) -> None:
+        self.server, self.asked = server, asked
         self.plot = LoadPlots(self)
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """One row a level, columns `LOAD_COLUMNS`; a p99 only from 100 requests on, else missing.
+        """One row a level (``4 at once`` or ``30/min``); a p99 only from 100 requests on, else missing.
 
-        ``level`` is ``4 at once`` or ``30/min``; pages per minute and tokens per second are of what was read
-        to its end, from the first request to the last token.
+        Pages per minute and tokens per second are of what was read to its end, from the first request to the
+        last token.
         """
-        levels = itertools.groupby(self.asked, lambda each: each.level)
-        rows = [self._row(level, list(some)) for level, some in levels]
-        return pd.DataFrame(rows, columns=list(LOAD_COLUMNS)).astype({"ttft_p99_ms": float})
-
-    @staticmethod
-    def _row(level: str, asked: list[Asked]) -> tuple[Any, ...]:
-        read = [each for each in asked if not each.error]
-        seconds = max((each.end for each in read), default=np.nan) - min(each.begun for each in asked)
-        firsts = [each.times[0] for each in read]
-        gaps = [gap for each in read if len(each.times) == each.tokens for gap in np.diff(each.times)]
-        tails = [
-            float(np.quantile(values, part)) if values and (part < 0.9 or len(read) >= TAIL_FROM) else np.nan
-            for values in (firsts, gaps)
-            for part in (0.5, 0.99)
-        ]
-        made = sum(each.tokens for each in read)
-        rates = 60 * len(read) / seconds, made / seconds
-        return level, len(asked), len(asked) - len(read), *rates, *tails
+        rows = []
+        for level, asked in self.asked.groupby("level", sort=False):
+            read = asked[asked["error"] == ""]
+            seconds = read["end"].max() - asked["begun"].min()
+            row = {"level": level, "requests": len(asked), "errors": len(asked) - len(read)}
+            row |= {"pages_per_min": 60 * len(read) / seconds, "tokens_per_s": read["tokens"].sum() / seconds}
+            timed = read[read["tokens"] == read["times"].map(len)]
+            gaps = pd.Series([gap for times in timed["times"] for gap in np.diff(times)], dtype=float)
+            for name, values in (("ttft", 1e3 * (read["first"] - read["begun"])), ("inter_token", gaps)):
+                tail = values.quantile(0.99) if len(read) >= TAIL_FROM else np.nan
+                row |= {f"{name}_p50_ms": values.quantile(0.5), f"{name}_p99_ms": tail}
+            rows.append(row)
+        return pd.DataFrame(rows)
 
     @property
     def knee(self) -> str:
         """The last number at once that brought at least a tenth more pages per minute than any before."""
-        closed = self.table[self.table["level"].str.endswith("at once")]
+        closed = self.table[self.table["level"].str.endswith("at once")].dropna(subset="pages_per_min")
         gains = closed["pages_per_min"] / closed["pages_per_min"].cummax().shift()
-        worth = closed["level"][(gains >= WORTH).to_numpy() | (np.arange(len(closed)) == 0)]
-        return worth.iloc[-1] if len(worth) else ""
+        return closed["level"][gains.fillna(WORTH) >= WORTH].iloc[-1] if len(closed) else ""
 
     @property
     def verdict(self) -> str:
         """The knee, and what it brings, in one sentence."""
-        table: Any = self.table.set_index("level")
-        failed = int(table["errors"].sum())
+        failed, count, knee = int(self.table["errors"].sum()), len(self.asked), self.knee
         lost = f" {count_text(failed, 'request')} failed." if failed else ""
-        if not self.knee:
-            return f"{count_text(len(self.asked), 'page')} asked of {self.server}.{lost}"
-        best = table.loc[self.knee]
-        if np.isnan(best["pages_per_min"]) or len(table) == failed:
+        if failed == count:
             return f"No page was read by {self.server}.{lost}"
-        first = ms_text(best["ttft_p50_ms"])
-        rate = f"{best['pages_per_min']:,.1f} pages a minute"
-        return f"The knee is {self.knee}: {rate}, the first token after {first} (median).{lost}"
+        if not knee:
+            return f"{count_text(count, 'page')} asked of {self.server}.{lost}"
+        best: Any = self.table.set_index("level").loc[knee]
+        rate, first = f"{best['pages_per_min']:,.1f} pages a minute", ms_text(best["ttft_p50_ms"])
+        return f"The knee is {knee}: {rate}, the first token after {first} (median).{lost}"
 
     def _html(self) -> Html:
         about = f"p99 only from {TAIL_FROM} requests on, inter-token latency only where chunks are tokens"
-        shown = table_html(self.table, caption=f"Load on {self.server}", missing=about)
-        errors = {each.error for each in self.asked if each.error}
-        told = [element("p", error) for error in sorted(errors)[:5]]
+        head = element("p", self.verdict, class_="op-headline")
+        table = table_html(self.table, caption=f"Load on {self.server}", missing=about)
+        errors = map(note, sorted({*self.asked["error"]} - {""})[:_MOST_ERRORS])
         drawn = {"throughput": self.plot.throughput(), "stalls": self.plot.stalls()}
-        figures = [Html(figure_svg(figure, name)) for name, figure in drawn.items()]
-        return fragment(element("p", self.verdict, class_="op-headline"), shown, *told, *figures)
+        pictures = [Picture(figure, name) for name, figure in drawn.items()]
+        return Html(Section(head, table, *errors, *pictures).html())
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return bundle(str(self._html()), f"{self.verdict}\n{self.table.to_string(index=False)}")
+        return bundle(self._html(), f"{self.verdict}\n{self.table.to_string(index=False)}")
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Write ``load.html`` and ``load.json`` into ``folder``; the path of the HTML file.
 
         Raises `CannotWrite` where other files are in the way, unless ``overwrite``.
         """
-        plain = {"server": self.server, "table": json.loads(self.table.to_json(orient="records"))}
-        data = json.dumps({**plain, "asked": [vars(each) for each in self.asked]}).encode()
+        tables = {
+            name: json.loads(getattr(self, name).to_json(orient="records")) for name in ("table", "asked")
+        }
+        data = json.dumps({"server": self.server, **tables}).encode()
         page = document_html("Load – ocr_phases", [], self._html()).encode()
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        write_into(Path(folder), {"load.html": page, "load.json": data}, overwrite=overwrite, stale=_FILES)
-        return Path(folder, "load.html")
+        files = {"load.html": page, "load.json": data}
+        return write_into(Path(folder), files, overwrite=overwrite, stale=_FILES)[0]
 
 
 def load_test(
@@ -201,7 +176,7 @@ def load_test(
     concurrency: Sequence[int],
     rates: Sequence[float],
     requests: int | None,
-    progress: Callable[[str], None] = lambda level: None,
+    progress: Callable[[str], None],
 ) -> LoadResult:
     """Ask for the pages of ``bodies``, in turn: closed-loop at each ``concurrency``, open-loop at each rate.
 
@@ -210,30 +185,32 @@ def load_test(
     """
     require([("Name a concurrency or a rate to load the server with.", [*concurrency, *rates])])
     require((f"{each!r} is no load: give a number above 0.", each > 0) for each in [*concurrency, *rates])
-    asked: list[Asked] = []
-    for at_once, rate in [*((number, None) for number in concurrency), *((0, each) for each in rates)]:
-        level = f"{at_once} at once" if rate is None else f"{rate:g}/min"
+    levels = [(f"{number} at once", number, 0.0) for number in concurrency]
+    asked: list[dict[str, Any]] = []
+    for level, at_once, rate in [*levels, *((f"{rate:g}/min", 4, rate) for rate in rates)]:
         progress(level)
-        count = requests or max(4 * (at_once or 4), len(bodies))
-        turn, draw, begun = itertools.cycle(bodies), random.Random(0), time.monotonic()
-        one = partial(_ask, server, level, begun)
-        with ThreadPoolExecutor(at_once or count) as pool:
-            futures = []
-            for body in itertools.islice(turn, count):
-                futures.append(pool.submit(one, body))
-                time.sleep(draw.expovariate(rate / 60) if rate else 0.0)
-            try:
-                asked += [future.result() for future in futures]
-            except KeyboardInterrupt:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
-    return LoadResult(server.url, asked)
+        count = requests or max(4 * at_once, len(bodies))
+        pages = _paced(itertools.islice(itertools.cycle(bodies), count), rate)
+        with ThreadPoolExecutor(count if rate else at_once) as pool:
+            asked += pool.map(partial(_ask, server, level, time.monotonic()), pages)
+    return LoadResult(server.url, pd.DataFrame(asked))
 
 
-def _ask(server: Server, level: str, begun: float, body: Callable[[], dict[str, Any]]) -> Asked:
+def _paced(pages: Iterable[Any], rate: float) -> Iterator[Any]:
+    """The pages, at random times where there is a rate per minute: a pool takes each as it comes."""
+    draw = random.Random(0)
+    for page in pages:
+        yield page
+        time.sleep(draw.expovariate(rate / 60) if rate else 0.0)
+
+
+def _ask(server: Server, level: str, begun: float, body: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     sent = time.monotonic() - begun
+    page: dict[str, Any] = {"level": level, "begun": sent, "times": [], "tokens": 0, "error": ""}
     try:
         answer = ask(server, body())
     except ServerFailed as error:
-        return Asked(level, sent, [], 0, str(error))
-    return Asked(level, answer.begun - begun, answer.times, len(answer.tokens[0]))
+        return {**page, "error": str(error)}
+    sent, times = answer.begun - begun, answer.times
+    ends = {"first": sent + times[0] / 1e3, "end": sent + times[-1] / 1e3}
+    return {**page, **ends, "begun": sent, "times": times, "tokens": len(answer.tokens[0])}

@@ -10,7 +10,7 @@ import platform
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +32,10 @@ class Watch:
     """
 
     def __init__(self, modules: Mapping[str, Any], device: Any) -> None:
-        self.device, self.number = device, 0
-        self.rows: deque[tuple[int, str, Any, Any, int]] = deque(maxlen=_MOST_ROWS)
+        import torch
+
+        self.cuda: Any = torch.cuda if device.type == "cuda" else None
+        self.rows: deque[tuple[str, Any, Any, int]] = deque(maxlen=_MOST_ROWS)
         self.base = self._base()
         for stage, module in modules.items():
             self._clock(stage, module)
@@ -44,73 +46,45 @@ class Watch:
         def begin(*_: Any) -> None:
             opened.append(self._now())
 
-        def end(*_: Any) -> None:
-            self._add(stage, opened.pop(), self._now(), 0)
+        def end(_: Any, given: Any, named: Any, made: Any) -> None:
+            begun, ended = opened.pop(), self._now()
+            if begun is not None:
+                # A text model is given ids or positions of its tokens.
+                sizes = (each.shape[-1] for each in (*given, *named.values()) if hasattr(each, "shape"))
+                self.rows.append((stage, begun, ended, next(sizes, 0)))
 
         module.register_forward_pre_hook(begin)
-        module.register_forward_hook(end)
-
-    def _add(self, stage: str, begun: Any, ended: Any, tokens: int) -> None:
-        if begun is not None and ended is not None:
-            self.rows.append((self.number, stage, begun, ended, tokens))
+        module.register_forward_hook(end, with_kwargs=True)
 
     def _now(self) -> Any:
-        if self.device.type != "cuda":
+        """A time of the device; None within a graph that is captured."""
+        if self.cuda is None:
             return time.monotonic()
-        import torch
-
-        if torch.cuda.is_current_stream_capturing():
-            return None
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event = None if self.cuda.is_current_stream_capturing() else self.cuda.Event(enable_timing=True)
+        if event:
+            event.record()
         return event
 
     def _base(self) -> tuple[Any, float]:
         """A time of the device and the same of the host."""
-        if self.device.type == "cuda":
-            import torch
-
-            torch.cuda.synchronize(self.device)
+        if self.cuda is not None:
+            self.cuda.synchronize()
         return self._now(), time.monotonic()
 
-    def around(self, execute: Callable[..., Any]) -> Callable[..., Any]:
-        """``execute_model`` of a runner, with its forwards numbered and timed on the host's clock."""
-
-        def executed(scheduled: Any, *args: Any, **named: Any) -> Any:
-            tokens = scheduled.total_num_scheduled_tokens
-            self.number += bool(tokens)
-            begun = time.monotonic()
-            result = execute(scheduled, *args, **named)
-            if tokens:
-                self.rows.append((self.number, "forward", begun, time.monotonic(), tokens))
-            return result
-
-        return executed
-
     def take(self) -> dict[str, Any]:
-        """What was seen since the last call: ``now`` and rows of forward, stage, start, ms and tokens.
+        """What was seen since the last call: ``now`` and rows of stage, start, ms and tokens, by their start.
 
         Starts and ``now`` are seconds of the host's monotonic clock.
         """
-        event, host = self.base
-        self.base = self._base()  # waits for the device
+        (event, host), self.base = self.base, self._base()  # waits for the device
 
         def seconds(at: Any) -> float:
             return at if isinstance(at, float) else host + event.elapsed_time(at) / 1e3
 
-        rows = [
-            (number, stage, seconds(begun), 1e3 * (seconds(ended) - seconds(begun)), tokens)
-            for number, stage, begun, ended, tokens in self.rows
-        ]
+        times = [(stage, seconds(begun), seconds(ended), tokens) for stage, begun, ended, tokens in self.rows]
         self.rows.clear()
-        return {"now": time.monotonic(), "rows": sorted(rows, key=lambda row: row[2])}
-
-
-def _processor() -> str:
-    """The CPU's name, as far as the system tells it."""
-    path = Path("/proc/cpuinfo")
-    named = re.search(r"model name\s*:\s*(.+)", path.read_text()) if path.exists() else None
-    return named[1].strip() if named else platform.machine()
+        rows = [(stage, begun, 1e3 * (ended - begun), tokens) for stage, begun, ended, tokens in times]
+        return {"now": time.monotonic(), "rows": sorted(rows, key=lambda row: row[1])}
 
 
 class Stages:
@@ -121,13 +95,13 @@ class Stages:
         import torch
 
         worker: Any = self
-        runner, config = worker.model_runner, worker.vllm_config
-        model, device = runner.get_model(), worker.device
+        model, device, config = worker.model_runner.get_model(), worker.device, worker.vllm_config
         if not hasattr(self, "ocr_watching"):
             named = {stage: getattr(model, name, None) for stage, name in MODULES.items()}
             self.ocr_watching = Watch({stage: each for stage, each in named.items() if each}, device)
-            runner.execute_model = self.ocr_watching.around(runner.execute_model)
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+        processor = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+        name = processor[1] if processor else platform.machine()
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else name
         return {
             "class": type(model).__name__,
             "dtype": str(config.model_config.dtype).removeprefix("torch."),
