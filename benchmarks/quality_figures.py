@@ -21,7 +21,6 @@ ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "data" / "runs" / "quality"
 DOCUMENT = ROOT / "docs" / "quality.md"
 PICTURES = ROOT / "docs" / "gallery"
-SETS = ("generated", "browser")
 HEAD = (
     "preset",
     "time per page",
@@ -41,7 +40,7 @@ def load(name: str) -> pd.DataFrame:
 
 
 def table_of(pages: pd.DataFrame) -> str:
-    """A row a preset in Markdown, and the sentence of cost against quality."""
+    """A row a preset in Markdown."""
     rows = [
         [
             row.preset,
@@ -53,14 +52,22 @@ def table_of(pages: pd.DataFrame) -> str:
         for row in preset_table(pages).itertuples()
     ]
     lines = [list(HEAD), ["---"] * len(HEAD), *rows]
-    table = "\n".join(f"| {' | '.join(line)} |" for line in lines)
-    return f"{table}\n\n> {cost_quality_sentence(preset_points(pages))}"
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def sentence_of(pages: pd.DataFrame) -> str:
+    """Cost against quality in one sentence."""
+    return f"> {cost_quality_sentence(preset_points(pages))}"
 
 
 def with_tables(text: str) -> str:
     """``text`` with the tables between their markers."""
-    tables = {name: table_of(load(name)) for name in SETS}
-    tables["uncertain"] = uncertain_regions.threshold_table(pd.read_csv(uncertain_regions.RESULT))
+    pages = load("generated")
+    tables = {
+        "generated": f"{table_of(pages)}\n\n{sentence_of(pages)}",
+        "browser": sentence_of(load("browser")),
+        "uncertain": uncertain_regions.threshold_table(pd.read_csv(uncertain_regions.RESULT)),
+    }
     for name, table in tables.items():
         begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
         before, _, rest = text.partition(begin)
