@@ -34,28 +34,19 @@ def bench(arguments: argparse.Namespace) -> None:
     """Measure what measuring costs and how fast each strategy is; print figures and save the raw times."""
     page = arguments.page or asset("data", "pages", "receipt.png")
     load_page(each_page(str(page))[0])
-    asked = {
-        "parts": tuple(arguments.parts or PARTS),
-        "batches": tuple(arguments.batch),
-        "pairs": arguments.pairs,
-        "max_new_tokens": arguments.max_new_tokens,
-        "prompt": arguments.prompt,
+    asked: dict[str, Any] = {
+        name: getattr(arguments, name) for name in ("parts", "batches", "pairs", "max_new_tokens", "prompt")
     }
-    # What does not depend on the model is told before it is loaded.
-    BenchSettings(
-        **asked, presets=tuple(arguments.presets or ()), strategies=tuple(arguments.strategies or ())
-    )
+    given: dict[str, Any] = {"presets": arguments.presets or (), "strategies": arguments.strategies or ()}
+    BenchSettings(**asked, **given)  # what does not depend on the model is told before it is loaded
     output_file(arguments.save)
     session = OCRSession.load(arguments.model, device=arguments.device, dtype=arguments.dtype)
     usual = ("eager",) if session.device == "cpu" else STRATEGIES
-    settings = BenchSettings(
-        **asked,
-        presets=tuple(arguments.presets or [session.checkpoint.default_preset]),
-        strategies=tuple(arguments.strategies or usual),
-    )
-    with tqdm(
-        total=len(settings.parts) * len(settings.presets), unit="part", disable=None, leave=False
-    ) as bar:
+    usually: dict[str, Any] = {"presets": [session.checkpoint.default_preset], "strategies": usual}
+    asked |= {name: tuple(given[name] or usually[name]) for name in given}
+    settings = BenchSettings(**asked)
+    parts = len(settings.parts) * len(settings.presets)
+    with tqdm(total=parts, unit="part", disable=None, leave=False) as bar:
 
         def done(result: dict[str, Any]) -> None:
             bar.update()
@@ -67,32 +58,24 @@ def bench(arguments: argparse.Namespace) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    command = argparse.ArgumentParser(prog="python -m benchmarks", description=bench.__doc__)
-    command.add_argument("page", nargs="?", metavar="PAGE", help="default: a sample page")
-    command.add_argument(
-        "--save", type=Path, default=Path("bench.json"), help="where it goes (default: %(default)s)"
+    command = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=bench.__doc__,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
-    command.add_argument("--model", default="tiny", help="tiny, dummy, a checkpoint folder or a hub id")
-    command.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N")
-    command.add_argument("--dtype", help="float32, bfloat16 or float16 (default: the device's own)")
-    command.add_argument("--presets", type=name_list, metavar="LIST", help="default: the model's own")
-    command.add_argument(
-        "--strategies", type=name_list, metavar="LIST", help="default: eager on a CPU, all on a GPU"
-    )
-    command.add_argument(
-        "--parts",
-        type=name_list,
-        metavar="LIST",
-        help="of marks, overhead, collectors, stage_coverage, prefill, strategies, batches (default: all)",
-    )
-    command.add_argument(
-        "--batch", type=number_list, default="1,4,16", metavar="LIST", help="default: %(default)s"
-    )
-    command.add_argument(
-        "--pairs", type=int, default=15, metavar="N", help="alternating pairs (default: %(default)s)"
-    )
-    command.add_argument("--prompt", default="markdown", help="default: %(default)s")
-    command.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="default: %(default)s")
+    add = command.add_argument
+    add("page", nargs="?", metavar="PAGE", help="a sample page unless it is named")
+    add("--save", type=Path, default=Path("bench.json"), help="where it goes")
+    add("--model", default="tiny", help="tiny, dummy, a checkpoint folder or a hub id")
+    add("--device", default="auto", help="auto, cpu, cuda or cuda:N")
+    add("--dtype", help="float32, bfloat16 or float16; None is the device's own")
+    add("--presets", type=name_list, metavar="LIST", help="None is the model's own")
+    add("--strategies", type=name_list, metavar="LIST", help="None is eager on a CPU, all on a GPU")
+    add("--parts", type=name_list, metavar="LIST", default=PARTS, help=f"of {', '.join(PARTS)}")
+    add("--batch", type=number_list, dest="batches", default="1,4,16", metavar="LIST", help="rows")
+    add("--pairs", type=int, default=15, metavar="N", help="alternating pairs")
+    add("--prompt", default="markdown", help="its name or text")
+    add("--max-new-tokens", type=int, default=128, metavar="N", help="tokens of every run")
     return command
 
 

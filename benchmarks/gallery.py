@@ -1,4 +1,4 @@
-"""Draws the pictures of reports and plots in docs: ``python -m benchmarks.gallery [RECORDS]``.
+"""Draws docs/gallery, the receipt and a report's first screen: ``python -m benchmarks.gallery [RECORDS]``.
 
 Pages are read by the built-in model, here and now, or earlier in a quiet hour where a folder RECORDS holds
 ``receipt.json`` and so on; what a GPU took comes from ``data/runs``. The picture of a report is taken with
@@ -17,25 +17,30 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from PIL import Image
 
-from ocr_phases import OCRSession, PhaseRun
-from ocr_phases.analyse.comparison import Comparison
+from ocr_phases import OCRSession, PhaseRun, compare
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.regions import region_table
 from ocr_phases.analyse.scaling import decode_curves
 from ocr_phases.files import write_atomic
 from ocr_phases.report.render import page_report
-from ocr_phases.show import page as page_view
-from ocr_phases.show import plots
 from ocr_phases.show.page import draw_boxes
-from ocr_phases.show.plots_many import plot_cells_decode, plot_prefill_stages, plot_ratios
+from ocr_phases.show.plots import plot_token_latency
+from ocr_phases.show.plots_many import plot_cells_decode, plot_prefill_stages
 from ocr_phases.versions import asset
 
 DOCS = Path(__file__).parents[1] / "docs"
-GPU_RECORD, OTHER_RECORD = "h200-dummy-gundam", "h200-dummy-base"
+GPU, OTHER = "h200-dummy-gundam", "h200-dummy-base"
 PAGES = ("receipt", "invoice", "form")
-PAGE_HEIGHT = 700  # pixels
-OVERVIEW_INCHES = (6.2, 3.6)  # small, so that letters stay legible where the picture is shown at half size
 GAP = 24  # pixels
+LONG = {"DeepSeek-OCR": "deepseek-ocr", "Unlimited-OCR (window 128)": "unlimited-ocr"}
+PREFILLS = {
+    "DeepSeek-OCR, base": OTHER,
+    "DeepSeek-OCR-2, base1024": "families/h200-deepseek-ocr-2-base1024",
+    "Unlimited-OCR, base": "families/h200-unlimited-ocr-base",
+    "DeepSeek-OCR, gundam": GPU,
+    "DeepSeek-OCR-2, crop": "families/h200-deepseek-ocr-2-crop",
+    "Unlimited-OCR, gundam": "families/h200-unlimited-ocr-gundam",
+}
 
 
 def drawn(figure: Figure, dpi: int = 100) -> Image.Image:
@@ -45,7 +50,19 @@ def drawn(figure: Figure, dpi: int = 100) -> Image.Image:
     return Image.open(buffer).convert("RGB")
 
 
-def timed_page(run: PhaseRun, height: int = PAGE_HEIGHT) -> Image.Image:
+def in_a_row(pictures: Sequence[Image.Image], gap: int = GAP, *, down: bool = False) -> Image.Image:
+    """Pictures from left to right or, ``down``, from top to bottom."""
+    sizes = [picture.size[::-1] if down else picture.size for picture in pictures]
+    size = sum(long for long, _ in sizes) + gap * (len(sizes) - 1), max(short for _, short in sizes)
+    corner = "white" if gap else pictures[0].getpixel((2, 2))
+    canvas, at = Image.new("RGB", size[::-1] if down else size, corner), 0
+    for picture, (long, _) in zip(pictures, sizes, strict=True):
+        canvas.paste(picture, (0, at) if down else (at, 0))
+        at += long + gap
+    return canvas
+
+
+def timed_page(run: PhaseRun, height: int = 700) -> Image.Image:
     """The page of a run coloured by decode time, ``height`` pixels high."""
     grounding = parse_grounding(run.text or "")
     page = draw_boxes(run.page_image(), grounding, region_table(grounding, run.token_table), by_time=True)
@@ -54,37 +71,21 @@ def timed_page(run: PhaseRun, height: int = PAGE_HEIGHT) -> Image.Image:
 
 def overview(run: PhaseRun) -> Image.Image:
     """The page coloured by decode time beside the decode latency and the prefill's stages."""
-    drawings = [plots.plot_token_latency(run), plots.plot_vision_stages(run)]
+    drawings = [plot_token_latency(run), run.plot.vision()]
     for figure in drawings:
-        figure.set_size_inches(*OVERVIEW_INCHES)
-    right = [drawn(figure, dpi=120) for figure in drawings]
-    left = timed_page(run, right[0].height + GAP + right[1].height)
-    canvas = Image.new("RGB", (left.width + GAP + right[0].width, left.height), "white")
-    canvas.paste(left, (0, 0))
-    canvas.paste(right[0], (left.width + GAP, 0))
-    canvas.paste(right[1], (left.width + GAP, right[0].height + GAP))
-    return canvas
+        figure.set_size_inches(6.2, 3.6)  # small, so that letters stay legible at half size
+    right = in_a_row([drawn(figure, dpi=120) for figure in drawings], down=True)
+    return in_a_row([timed_page(run, right.height), right])
 
 
-def side_by_side(pictures: Sequence[Image.Image]) -> Image.Image:
-    """Pictures of one height in a row."""
-    width = sum(picture.width for picture in pictures) + GAP * (len(pictures) - 1)
-    canvas, left = Image.new("RGB", (width, pictures[0].height), "white"), 0
-    for picture in pictures:
-        canvas.paste(picture, (left, 0))
-        left += picture.width + GAP
-    return canvas
-
-
-def screen(record: Path) -> Image.Image:
+def screen(run: PhaseRun) -> Image.Image:
     """The first screen of a record's report."""
     from playwright.sync_api import sync_playwright
 
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        html = page_report(PhaseRun.load(record), folder)
         chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         page = chromium.new_page(viewport={"width": 1400, "height": 900}, color_scheme="light")
-        page.goto(html.as_uri())
+        page.goto(page_report(run, folder).as_uri())
         shot = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
         chromium.close()
     return shot
@@ -102,32 +103,9 @@ def save(name: str, picture: Image.Image, *, flat: bool = True) -> None:
 def measured() -> dict[str, PhaseRun]:
     """The pages, read by the built-in model."""
     session = OCRSession.load("tiny", device="cpu")
-    pages = {name: asset("data", "pages", f"{name}.png") for name in PAGES}
     return {
-        name: session.run_inference(page, max_new_tokens=512, repeats=3, warmup=1)
-        for name, page in pages.items()
-    }
-
-
-def families() -> dict[str, Image.Image]:
-    """The three families on an H200: a long decode with and without a window, and the prefill's stages."""
-    long = {"deepseek-ocr": "DeepSeek-OCR", "unlimited-ocr": "Unlimited-OCR (window 128)"}
-    curves = decode_curves(
-        {title: recorded(f"families/h200-{name}-8000-cuda-graph.json.gz") for name, title in long.items()}
-    )
-    curves["model"] = curves["cell"]
-    at_base = {
-        "DeepSeek-OCR, base": OTHER_RECORD,
-        "DeepSeek-OCR-2, base1024": "families/h200-deepseek-ocr-2-base1024",
-        "Unlimited-OCR, base": "families/h200-unlimited-ocr-base",
-        "DeepSeek-OCR, gundam": GPU_RECORD,
-        "DeepSeek-OCR-2, crop": "families/h200-deepseek-ocr-2-crop",
-        "Unlimited-OCR, gundam": "families/h200-unlimited-ocr-gundam",
-    }
-    runs = [recorded(f"{name}.json") for name in at_base.values()]
-    return {
-        "window": drawn(plot_cells_decode(curves)),
-        "families": drawn(plot_prefill_stages(runs, list(at_base))),
+        name: session.run_inference(asset("data", "pages", f"{name}.png"), max_new_tokens=512, repeats=3)
+        for name in PAGES
     }
 
 
@@ -136,30 +114,32 @@ def recorded(name: str) -> PhaseRun:
     return PhaseRun.load(asset("data", "runs", name))
 
 
+def pictures(runs: dict[str, PhaseRun], gpu: PhaseRun, other: PhaseRun) -> dict[str, Image.Image]:
+    """The gallery's pictures by file."""
+    figures = {name: getattr(gpu.plot, name)() for name in ("latency", "vision", "timeline", "roofline")}
+    figures |= {name: getattr(gpu.plot, name)() for name in ("kernels", "memory")}
+    long = {title: recorded(f"families/h200-{name}-8000-cuda-graph.json.gz") for title, name in LONG.items()}
+    curves = decode_curves(long)
+    prefills = [recorded(f"{name}.json") for name in PREFILLS.values()]
+    figures |= {
+        "types": runs["invoice"].plot.regions(),
+        "compare": compare(other, gpu).plot.ratios(),
+        "sweep": plot_cells_decode(decode_curves({"base": other, "gundam": gpu})),
+        "window": plot_cells_decode(curves.assign(model=curves["cell"])),
+        "families": plot_prefill_stages(prefills, list(PREFILLS)),
+    }
+    pages = in_a_row([timed_page(runs[name]) for name in ("invoice", "form")])
+    return {"pages": pages, **{name: drawn(figure) for name, figure in figures.items()}}
+
+
 def main(records: str | None = None) -> None:
     """Draw everything; ``records`` is a folder of records to reuse."""
     runs = {name: PhaseRun.load(Path(records, f"{name}.json")) for name in PAGES} if records else measured()
-    gpu, other = recorded(f"{GPU_RECORD}.json"), recorded(f"{OTHER_RECORD}.json")
-    receipt = runs["receipt"]
-    save("receipt", overview(receipt), flat=False)
-    pictures = {
-        "pages": side_by_side([timed_page(runs["invoice"]), timed_page(runs["form"])]),
-        "types": drawn(page_view.plot_region_types(runs["invoice"])),
-        "latency": drawn(plots.plot_latency(gpu)),
-        "vision": drawn(plots.plot_vision_stages(gpu)),
-        "timeline": drawn(plots.plot_phase_timeline(gpu)),
-        "roofline": drawn(plots.plot_roofline(gpu)),
-        "kernels": drawn(plots.plot_kernels(gpu)),
-        "compare": drawn(plot_ratios(Comparison([other, gpu]).headline)),
-        "sweep": drawn(plot_cells_decode(decode_curves({"base": other, "gundam": gpu}))),
-        "memory": drawn(plots.plot_memory(gpu)),
-        **families(),
-    }
-    for name, picture in pictures.items():
+    save("receipt", overview(runs["receipt"]), flat=False)
+    for name, picture in pictures(runs, recorded(f"{GPU}.json"), recorded(f"{OTHER}.json")).items():
         save(f"gallery/{name}", picture, flat=name != "pages")
     if shutil.which("chromium"):
-        with tempfile.TemporaryDirectory() as folder:
-            save("report", screen(receipt.save(Path(folder, "run.json"))))
+        save("report", screen(runs["receipt"]))
 
 
 if __name__ == "__main__":

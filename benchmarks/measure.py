@@ -35,6 +35,7 @@ from ocr_phases.steps import phases
 from ocr_phases.steps.execution import current_device, decode_attention
 from ocr_phases.steps.timeline import NoTimeline, Timeline
 from ocr_phases.sweep_models import free_memory
+from ocr_phases.text import first_difference
 
 PARTS = ("marks", "overhead", "collectors", "stage_coverage", "prefill", "strategies", "batches")
 
@@ -56,12 +57,10 @@ class BenchSettings:
     prompt: str = "markdown"
 
     def __post_init__(self) -> None:
-        for preset in self.presets:
-            check_known("preset", preset, PRESET_NAMES)
-        for name, values, known in (("part", self.parts, PARTS), ("strategy", self.strategies, STRATEGIES)):
+        known = {"preset": PRESET_NAMES, "part": PARTS, "strategy": STRATEGIES}
+        for name, values in (("preset", self.presets), ("part", self.parts), ("strategy", self.strategies)):
             for value in values:
-                if value not in known:
-                    raise OcrPhasesError(f"Unknown {name} {value!r}: use {', '.join(known)}.")
+                check_known(name, value, known[name])
         if self.pairs < 1:
             raise OcrPhasesError(f"pairs is {self.pairs}: it must be at least 1.")
         if self.max_new_tokens < 2:
@@ -152,48 +151,32 @@ def _plan(settings: BenchSettings) -> Iterator[tuple[str, str]]:
 
 
 def _marks(bench: _Bench) -> dict[str, Any]:
-    """Microseconds of what a span is made of: a pair of clock marks, an NVTX range, and a whole span.
-
-    Each a thousand times in a row, so with warm caches.
+    """Microseconds of what a span is made of, each a thousand times in a row, so with warm caches.
 
     A mark is a CUDA event's creation and record where there is CUDA, else a reading of the host's clock.
     """
-    device = bench.session.device
-    cuda = torch.device(device).type == "cuda"
+    cuda, timeline = _on_gpu(bench.session), Timeline(bench.session.device)
     stream = torch.cuda.current_stream() if cuda else None
 
-    def event() -> None:
-        torch.cuda.Event(enable_timing=True).record(stream)
+    def mark() -> object:
+        return torch.cuda.Event(enable_timing=True).record(stream) if cuda else perf_counter()
 
-    def mark_pair() -> None:
-        if cuda:
-            event()
-            event()
-        else:
-            perf_counter()
-            perf_counter()
-
-    def nvtx_range() -> None:
-        nvtx.push_range("bench")
-        nvtx.pop_range()
-
-    timeline = Timeline(device)
-
-    def span() -> None:
-        timeline.end(timeline.begin("bench"))
-
-    found = {}
-    for name, mark in (("mark_pair", mark_pair), ("nvtx_range", nvtx_range), ("span", span)):
-        samples = []
+    marks: dict[str, Callable[[], object]] = {
+        "mark_pair_us": lambda: (mark(), mark()),
+        "nvtx_range_us": lambda: (nvtx.push_range("bench"), nvtx.pop_range()),
+        "span_us": lambda: timeline.end(timeline.begin("bench")),
+    }
+    samples: dict[str, list[float]] = {name: [] for name in marks}
+    for name, times in samples.items():
         for _ in range(_MARK_SAMPLES):
             start = perf_counter()
             for _ in range(_MARKS):
-                mark()
-            samples.append((perf_counter() - start) / _MARKS * 1e6)
+                marks[name]()
+            times.append((perf_counter() - start) / _MARKS * 1e6)
             if cuda:
                 torch.cuda.synchronize()
             timeline.closed.clear()
-        found[f"{name}_us"] = _rounded(samples)
+    found = {name: _rounded(times) for name, times in samples.items()}
     return {"clock": "CUDA event" if cuda else "perf_counter", **found}
 
 
@@ -251,7 +234,7 @@ def _in_blocks(
                 state = phases.prefill(session.model, inputs, timeline)
             else:
                 phases.decode(session.model, state, tokens, timeline, pad_id=session.pad_id)
-        if torch.device(session.device).type == "cuda":
+        if _on_gpu(session):
             torch.cuda.synchronize()
         yield (perf_counter() - start) * 1e3
 
@@ -271,23 +254,18 @@ def _prefill(bench: _Bench) -> dict[str, Any]:
     """The prefill with vision as it is and compiled, in turns: wall and device ms, and vision's part."""
     visions = [vision for vision in VISIONS if vision in ("eager", *bench.settings.strategies)]
     ready, failed = _ready(bench, "vision", visions, 1)
-    times: dict[str, dict[str, list[float]]] = {
-        vision: {"host_ms": [], "device_ms": [], "vision_ms": []} for vision in ready
-    }
+    ways: dict[str, dict[str, Any]] = {}
+    for vision, first in ready.items():
+        times: dict[str, Any] = {"host_ms": [], "device_ms": [], "vision_ms": []}
+        ways[vision] = {**times, "setup": first.model.get("vision_setup")}
     for _ in range(bench.settings.pairs):
-        for vision, kept in times.items():
+        for vision, kept in ways.items():
             run = bench.run(max_new_tokens=1, vision=vision)
-            kept["host_ms"].append(_phase(run, "prefill", "host_ms"))
-            kept["device_ms"].append(_phase(run, "prefill", "device_ms"))
-            kept["vision_ms"].append(run["vision_ms"])
-    ways = {
-        vision: {
-            **{name: _rounded(values) for name, values in kept.items()},
-            "setup": ready[vision].model.get("vision_setup"),
-            **_busy(bench, "prefill", vision=vision, max_new_tokens=2),
-        }
-        for vision, kept in times.items()
-    }
+            for clock in ("host_ms", "device_ms"):
+                kept[clock] += _rounded([_phase(run, "prefill", clock)])
+            kept["vision_ms"] += _rounded([run["vision_ms"]])
+    for vision, kept in ways.items():
+        kept |= _busy(bench, "prefill", vision=vision, max_new_tokens=2)
     return {"ways": ways, "ways_failed": failed}
 
 
@@ -297,29 +275,28 @@ def _strategies(bench: _Bench) -> dict[str, Any]:
     ready, failed = _ready(bench, "strategy", asked.strategies, asked.max_new_tokens, verify=True)
     reference = ready["eager"].results if "eager" in ready else bench.run().results
     ways: dict[str, dict[str, Any]] = {}
+    for strategy, first in ready.items():
+        lengths = first.cache["lengths"]
+        ways[strategy] = {
+            "setup": first.model.get("strategy_setup"),
+            "eos_check_every": first.request["eos_check_every"],
+            "cache_len": [lengths[0], lengths[-1]],
+            "equal_tokens": _equal_tokens(reference, first.results),
+            "tokens": first.token_count,
+            # Whether tokens that differ from generate()'s do so at a tie.
+            "parity": next((check for check in first.live_checks if check["name"] == "parity"), None),
+            **_floor(first),
+            "step_ms": [],
+            "decode_ms": [],
+        }
     for _ in range(bench.settings.rounds):
-        for strategy, first in ready.items():
+        for strategy, kept in ways.items():
             run = bench.run(strategy=strategy)
-            kept = ways.setdefault(
-                strategy,
-                {
-                    "setup": first.model.get("strategy_setup"),
-                    "eos_check_every": first.request["eos_check_every"],
-                    "cache_len": [run.cache["lengths"][0], run.cache["lengths"][-1]],
-                    "equal_tokens": _equal_tokens(reference, first.results),
-                    "tokens": first.token_count,
-                    # Whether tokens that differ from generate()'s do so at a tie.
-                    "parity": next((check for check in first.live_checks if check["name"] == "parity"), None),
-                    **_floor(first),
-                    "step_ms": [],
-                    "decode_ms": [],
-                },
-            )
             kept["step_ms"].append(_rounded(run.stage_ms("decode_step")))
-            kept["decode_ms"].append(round(_phase(run, "decode", "host_ms"), 4))
+            kept["decode_ms"] += _rounded([_phase(run, "decode", "host_ms")])
     # Last, because a profiler may slow down what comes after it.
     for strategy, kept in ways.items():
-        kept.update(_busy(bench, "decode_step", strategy=strategy))
+        kept |= _busy(bench, "decode_step", strategy=strategy)
     return {"ways": ways, "ways_failed": failed}
 
 
@@ -373,6 +350,10 @@ _PARTS: dict[str, Callable[[_Bench], dict[str, Any]]] = {
 }
 
 
+def _on_gpu(session: OCRSession) -> bool:
+    return torch.device(session.device).type == "cuda"
+
+
 def _host_ms(run: PhaseRun) -> float:
     """From the start of the first phase behind prepare to the end of the last, ms on the host's clock."""
     spans = run.spans[run.spans["phase"] != "prepare"]
@@ -386,7 +367,7 @@ def _phase(run: PhaseRun, phase: str, clock: str) -> float:
 
 def _busy(bench: _Bench, stage: str, **options: Any) -> dict[str, Any]:
     """How long the GPU works in a stage, ms, from one more run under the profiler; empty without a GPU."""
-    if torch.device(bench.session.device).type != "cuda":
+    if not _on_gpu(bench.session):
         return {}
     try:
         table = kernel_table(bench.run(kernels=True, **options))
@@ -398,20 +379,16 @@ def _busy(bench: _Bench, stage: str, **options: Any) -> dict[str, Any]:
 
 def _floor(run: PhaseRun) -> dict[str, Any]:
     """What the hardware allows a decode step in the middle of the run, ms, and by what; empty if unknown."""
-    steps = floor_table(run)
-    steps = steps[steps["stage"] == "decode_step"]
-    return {
-        "floor_" + name: value
-        for _, row in steps.iterrows()
-        for name, value in (("ms", row["floor_ms"]), ("bound_by", row["bound_by"]), ("source", row["source"]))
-    }
+    table = floor_table(run)
+    steps = table.loc[table["stage"] == "decode_step", ["floor_ms", "bound_by", "source"]]
+    names = ("floor_ms", "floor_bound_by", "floor_source")
+    return {name: value for row in steps.to_numpy() for name, value in zip(names, row, strict=True)}
 
 
 def _equal_tokens(reference: list[dict[str, Any]], results: list[dict[str, Any]]) -> int:
     """How many tokens of the first row equal the reference's, counted up to the first that does not."""
-    pairs = zip(reference[0]["ids"], results[0]["ids"], strict=True)
-    equal = [ours == theirs for theirs, ours in pairs]
-    return equal.index(False) if False in equal else len(equal)
+    differs = first_difference(reference[0]["ids"], results[0]["ids"])
+    return len(results[0]["ids"]) if differs is None else differs
 
 
 def _rounded(values: Any) -> list[float]:

@@ -5,32 +5,26 @@ The ``*.csv.gz`` in data/runs/quality are columns of the pages.csv of batches at
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 import pandas as pd
-from PIL import Image
 
 from benchmarks import uncertain_regions
+from benchmarks.documents import markdown, rewrite, with_parts
+from benchmarks.gallery import drawn
 from ocr_phases.analyse.scaling import cost_quality_sentence, preset_points, preset_table
-from ocr_phases.files import write_atomic
 from ocr_phases.show.plots_many import plot_compression, plot_cost_quality
 from ocr_phases.text import ms_text, percent_text
 
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "data" / "runs" / "quality"
 DOCUMENT = ROOT / "docs" / "quality.md"
-PICTURES = ROOT / "docs" / "gallery"
-HEAD = (
-    "preset",
-    "time per page",
-    "image tokens",
-    "compression",
-    "edit distance",
-    "CER",
-    "tables (TEDS)",
-    "boxes found",
-)
+SHARES = {
+    "edit distance": "edit_distance",
+    "CER": "cer",
+    "tables (TEDS)": "table_similarity",
+    "boxes found": "box_recall",
+}
 
 
 def load(name: str) -> pd.DataFrame:
@@ -41,18 +35,11 @@ def load(name: str) -> pd.DataFrame:
 
 def table_of(pages: pd.DataFrame) -> str:
     """A row a preset in Markdown."""
-    rows = [
-        [
-            row.preset,
-            ms_text(row.page_ms),
-            f"{row.image_tokens:,.0f}",
-            f"{row.compression:.2f}",
-            *map(percent_text, (row.edit_distance, row.cer, row.table_similarity, row.box_recall)),
-        ]
-        for row in preset_table(pages).itertuples()
-    ]
-    lines = [list(HEAD), ["---"] * len(HEAD), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    rows = []
+    for row in preset_table(pages).itertuples():
+        cost = (ms_text(row.page_ms), f"{row.image_tokens:,.0f}", f"{row.compression:.2f}")
+        rows.append((row.preset, *cost, *(percent_text(getattr(row, name)) for name in SHARES.values())))
+    return markdown(("preset", "time per page", "image tokens", "compression", *SHARES), rows)
 
 
 def sentence_of(pages: pd.DataFrame) -> str:
@@ -60,35 +47,27 @@ def sentence_of(pages: pd.DataFrame) -> str:
     return f"> {cost_quality_sentence(preset_points(pages))}"
 
 
-def with_tables(text: str) -> str:
-    """``text`` with the tables between their markers."""
+def tables() -> dict[str, str]:
+    """The document's tables and sentences by their marks."""
     pages = load("generated")
-    tables = {
+    return {
         "generated": f"{table_of(pages)}\n\n{sentence_of(pages)}",
         "browser": sentence_of(load("browser")),
         "uncertain": uncertain_regions.threshold_table(pd.read_csv(uncertain_regions.RESULT)),
     }
-    for name, table in tables.items():
-        begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-        before, _, rest = text.partition(begin)
-        text = f"{before}{begin}\n\n{table}\n\n{end}{rest.partition(end)[2]}"
-    return text
 
 
-def main() -> None:
-    """Write the document's tables and the two pictures."""
-    write_atomic(DOCUMENT, with_tables(DOCUMENT.read_text(encoding="utf-8")).encode())
-    pages = load("generated")
-    figures = {
-        "cost-quality": plot_cost_quality(preset_points(pages)),
-        "compression": plot_compression(pages),
-    }
-    for name, figure in figures.items():
-        buffer = io.BytesIO()
-        figure.savefig(buffer, dpi=130)
-        picture = Image.open(buffer).convert("RGB").quantize(64)
-        picture.save(PICTURES / f"{name}.png", optimize=True)
+def with_tables(text: str) -> str:
+    """``text`` with the tables between their marks."""
+    return with_parts(text, tables())
 
 
 if __name__ == "__main__":
-    main()
+    rewrite(DOCUMENT, tables())
+    generated = load("generated")
+    drawings = {
+        "cost-quality": plot_cost_quality(preset_points(generated)),
+        "compression": plot_compression(generated),
+    }
+    for file, figure in drawings.items():
+        drawn(figure, dpi=130).quantize(64).save(ROOT / "docs" / "gallery" / f"{file}.png", optimize=True)

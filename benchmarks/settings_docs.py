@@ -10,16 +10,14 @@ import re
 from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 import nbformat
 
+from benchmarks.documents import rewrite
 from ocr_phases.cli.options import EVERY, KERNELS, SETTINGS
-from ocr_phases.files import write_atomic
 from ocr_phases.settings import ModelSettings, RunSettings, Settings, help_text
 
 ROOT = Path(__file__).parents[1]
-BEGIN, END = "<!-- settings -->\n", "<!-- end of settings -->"
 #: The settings among each notebook's parameters.
 NOTEBOOKS = {
     "page_report": [*EVERY, *KERNELS],
@@ -30,17 +28,11 @@ NOTEBOOKS = {
 
 def settings_lists() -> str:
     """The lists of docs/settings.md: a list for each call, a line a setting."""
-    lists = []
+    parts = []
     for call, settings in (("OCRSession.load", ModelSettings), ("run_inference", RunSettings)):
-        lines = [
-            f"- `{item.name}` ({item.default}): {_escaped(help_text(item))}" for item in fields(settings)
-        ]
-        lists.append("\n".join([f"Keywords of `{call}`, defaults in brackets:", "", *lines, ""]))
-    return "\n".join(lists)
-
-
-def _escaped(text: str) -> str:
-    return text.replace("<|grounding|>", "`<|grounding|>`")
+        lines = [f"- `{item.name}` ({item.default}): {help_text(item)}" for item in fields(settings)]
+        parts += [f"Keywords of `{call}`, defaults in brackets:", "\n".join(lines)]
+    return "\n\n".join(parts).replace("<|grounding|>", "`<|grounding|>`")
 
 
 def with_parameters(source: str, wanted: list[str]) -> str:
@@ -54,19 +46,14 @@ def with_parameters(source: str, wanted: list[str]) -> str:
 def parameter_lines(wanted: Iterable[str]) -> list[str]:
     """The lines of a notebook's parameters cell for the settings ``wanted``."""
     known = {setting.name: setting for setting in fields(Settings)}
-    return [f"{name} = {_literal(known[name].default)}  # {help_text(known[name])}" for name in wanted]
-
-
-def _literal(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, str) else repr(value)
+    values = {name: item.default for name, item in known.items()}
+    literals = {name: json.dumps(v) if isinstance(v, str) else repr(v) for name, v in values.items()}
+    return [f"{name} = {literals[name]}  # {help_text(known[name])}" for name in wanted]
 
 
 def main() -> None:
     """Rewrite the page and the notebooks in place."""
-    page = ROOT / "docs" / "settings.md"
-    before, _, rest = page.read_text(encoding="utf-8").partition(BEGIN)
-    after = rest.partition(END)[2]
-    write_atomic(page, f"{before}{BEGIN}{settings_lists()}{END}{after}".encode())
+    rewrite(ROOT / "docs" / "settings.md", {"settings": settings_lists()})
     for name, wanted in NOTEBOOKS.items():
         path = ROOT / "notebooks" / f"{name}.ipynb"
         notebook = nbformat.read(path, as_version=4)

@@ -1,19 +1,19 @@
 """Writes the speed tables from the benchmarks in data/runs: ``python -m benchmarks.speed_table``.
 
 Every ``*.json`` there that ``python -m benchmarks`` wrote gives a row a preset; benchmarks of other parts
-on the same device and model fill the same row. A table stands between two markers in its document; without
-a benchmark there is nothing between them.
+on the same device and model fill the same row.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from benchmarks.documents import markdown, rewrite
 from benchmarks.tables import (
     KIND,
     load_bench,
@@ -22,7 +22,6 @@ from benchmarks.tables import (
     stage_coverage_table,
     strategy_table,
 )
-from ocr_phases.files import write_atomic
 from ocr_phases.settings import STRATEGIES
 from ocr_phases.text import ms_text
 
@@ -30,90 +29,58 @@ ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "data" / "runs"
 #: A document with a table, and the folder of its benchmarks.
 TABLES = {ROOT / "benchmarks" / "README.md": RUNS, ROOT / "docs" / "models.md": RUNS / "families"}
-BEGIN, END = "<!-- speed table -->", "<!-- end of speed table -->"
-COLUMNS = (
-    "device, model",
-    "preset",
-    "prefill",
-    *(f"{strategy}, a token" for strategy in STRATEGIES),
-    "floor",
-    "run / `generate()`",
-    "collectors on / off",
-    "stage coverage",
-)
+MARK = "speed table"
+STEPS = [f"{strategy}, a token" for strategy in STRATEGIES]
+RATIOS = {"run / `generate()`": "two-phase", "collectors on / off": "collectors"}
+COLUMNS = ("device, model", "preset", "prefill", *STEPS, "floor", *RATIOS, "stage coverage")
 NONE = "–"
 
 
-def find_benches(folder: Path) -> list[dict[str, Any]]:
-    """The benchmarks among the JSON files of a folder, in order of their names."""
-    paths = [
-        path for path in sorted(folder.glob("*.json")) if json.loads(path.read_text()).get("kind") == KIND
-    ]
-    return [load_bench(path) for path in paths]
+def speed_table(folder: Path) -> str:
+    """The table in Markdown of the benchmarks among the JSON files of a folder, in order of their names."""
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for path in sorted(folder.glob("*.json")):
+        if json.loads(path.read_text()).get("kind") == KIND:
+            for name, row in _rows(load_bench(path)):
+                known = rows.setdefault(name, row)
+                rows[name] = [new if old == NONE else old for old, new in zip(known, row, strict=True)]
+    return markdown(COLUMNS, [(*name, *row) for name, row in rows.items()])
 
 
-def speed_rows(bench: Mapping[str, Any]) -> list[list[str]]:
-    """The cells of one benchmark's rows, a preset each, in the order of `COLUMNS`."""
+def _rows(bench: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], list[str]]]:
+    """Device and preset of a row, and its other cells; a benchmark of other parts has none."""
     prefill, decode = prefill_table(bench), strategy_table(bench)
     ratios, coverage = ratio_table(bench), stage_coverage_table(bench)
-    rows, prompt = [], bench["settings"].get("prompt", "markdown")
+    device = f"{bench['device']['name']}, `{bench['model']['name']}` {bench['model']['dtype']}"
+    prompt = bench["settings"].get("prompt", "markdown")
     for preset in bench["settings"]["presets"]:
-        here = decode[decode["preset"] == preset].set_index("strategy")
-        eager = prefill[(prefill["preset"] == preset) & (prefill["vision"] == "eager")]
-        covered = coverage[coverage["preset"] == preset]["stage_coverage"]
-        rows.append(
-            [
-                f"{bench['device']['name']}, `{bench['model']['name']}` {bench['model']['dtype']}",
-                preset if prompt == "markdown" else f"{preset}, {prompt}",
-                ms_text(_first(eager["wall_ms"])),
-                *(
-                    ms_text(_first(here.loc[here.index == strategy, "ms_per_token"]))
-                    for strategy in STRATEGIES
-                ),
-                ms_text(_first(here["floor_ms"])),
-                *(_ratio(ratios[ratios["preset"] == preset], what) for what in ("two-phase", "collectors")),
-                NONE if covered.empty else f"{100.0 * covered.iloc[0]:.1f} %",
-            ]
-        )
-    shown = [[NONE if cell == "n/a" else cell for cell in row] for row in rows]
-    return [row for row in shown if set(row[2:]) != {NONE}]  # a benchmark may be of other parts alone
+        steps = [_first(decode, "ms_per_token", preset=preset, strategy=strategy) for strategy in STRATEGIES]
+        times = [_first(prefill, "wall_ms", preset=preset, vision="eager"), *steps]
+        times.append(_first(decode, "floor_ms", preset=preset))
+        covered = _first(coverage, "stage_coverage", preset=preset)
+        cells = [NONE if ms is None else ms_text(ms) for ms in times]
+        cells += [
+            _ratio(ratios[(ratios["preset"] == preset) & ratios["what"].str.startswith(what)])
+            for what in RATIOS.values()
+        ]
+        cells.append(NONE if covered is None else f"{100.0 * covered:.1f} %")
+        if set(cells) != {NONE}:
+            yield (device, preset if prompt == "markdown" else f"{preset}, {prompt}"), cells
 
 
-def speed_table(benches: list[dict[str, Any]]) -> str:
-    """The table in Markdown; empty where there is no benchmark."""
-    rows: dict[tuple[str, ...], list[str]] = {}
-    for row in (row for bench in benches for row in speed_rows(bench)):
-        known = rows.setdefault(tuple(row[:2]), row)
-        rows[tuple(row[:2])] = [new if old == NONE else old for old, new in zip(known, row, strict=True)]
-    if not rows:
-        return ""
-    lines = [list(COLUMNS), ["---"] * len(COLUMNS), *rows.values()]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+def _first(table: pd.DataFrame, column: str, **where: str) -> float | None:
+    for name, value in where.items():
+        table = table[table[name] == value]
+    return None if table[column].isna().all() else float(table[column].iloc[0])
 
 
-def with_table(text: str, table: str) -> str:
-    """``text`` with the table between its markers."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"The document has no {BEGIN} and {END} to write between.")
-    middle = f"\n\n{table}\n\n" if table else "\n"
-    return f"{before}{BEGIN}{middle}{END}{after}"
-
-
-def _first(values: pd.Series) -> float | None:
-    return None if values.empty else float(values.iloc[0])
-
-
-def _ratio(rows: pd.DataFrame, begins: str) -> str:
-    found = rows[rows["what"].str.startswith(begins)]
-    if found.empty:
-        return NONE
-    row = found.iloc[0]
-    return f"{row['ratio']:.2f} ({row['ratio_low']:.2f} to {row['ratio_high']:.2f})"
+def _ratio(rows: pd.DataFrame) -> str:
+    return (
+        "".join(f"{row.ratio:.2f} ({row.ratio_low:.2f} to {row.ratio_high:.2f})" for row in rows.itertuples())
+        or NONE
+    )
 
 
 if __name__ == "__main__":
     for document, folder in TABLES.items():
-        table = speed_table(find_benches(folder))
-        write_atomic(document, with_table(document.read_text(encoding="utf-8"), table).encode())
+        rewrite(document, {MARK: speed_table(folder)})

@@ -1,12 +1,13 @@
 """A benchmark's raw times as tables: ratios of alternating pairs, stage coverage, time a token, throughput.
 
-Intervals are 95 % t intervals of the logarithms over the pairs or repeats (`ocr_phases.analyse.statistics`).
+Times are medians in ms. Intervals are 95 % t intervals of the logarithms over the pairs or repeats
+(`ocr_phases.analyse.statistics`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,57 +20,7 @@ from ocr_phases.errors import OcrPhasesError
 KIND = "ocr_phases bench"
 BENCH_SCHEMA = 2
 
-RATIO_COLUMNS = ("preset", "what", "pairs", "ours_ms", "theirs_ms", "ratio", "ratio_low", "ratio_high")
-MARK_COLUMNS = ("what", "us", "us_low", "us_high")
-STAGE_COVERAGE_COLUMNS = (
-    "preset",
-    "prefill_len",
-    "repeats",
-    "prefill_ms",
-    "stage_coverage",
-    "stage_coverage_least",
-    "fusion_share",
-)
-PREFILL_COLUMNS = (
-    "preset",
-    "vision",
-    "wall_ms",
-    "device_ms",
-    "busy_ms",
-    "vision_ms",
-    "ratio",
-    "ratio_low",
-    "ratio_high",
-)
-STRATEGY_COLUMNS = (
-    "preset",
-    "strategy",
-    "cache_len",
-    "ms_per_token",
-    "step_ms",
-    "step_ms_p10",
-    "step_ms_p90",
-    "busy_ms",
-    "floor_ms",
-    "bound_by",
-    "times_floor",
-    "setup_s",
-    "equal_tokens",
-    "tokens",
-)
-BATCH_COLUMNS = (
-    "preset",
-    "strategy",
-    "batch",
-    "tokens_per_s",
-    "step_ms",
-    "floor_ms",
-    "bound_by",
-    "times_floor",
-    "prefill_ms",
-)
-FAILURE_COLUMNS = ("preset", "part", "way", "reason")
-
+_INTERVAL = "ratio ratio_low ratio_high"
 _PAIRS = {
     "overhead": ("two-phase run over generate()", "two_phase_ms", "generate_ms"),
     "collectors": ("collectors on over off", "on_ms", "off_ms"),
@@ -93,46 +44,46 @@ def load_bench(path: str | Path) -> dict[str, Any]:
 
 
 def ratio_table(bench: Mapping[str, Any]) -> pd.DataFrame:
-    """What measuring costs, columns `RATIO_COLUMNS`: medians in ms, and the median of the paired ratios."""
+    """What measuring costs: both medians and the median of the paired ratios."""
     rows = []
     for part, (what, ours, theirs) in _PAIRS.items():
         for preset, found in _results(bench, part):
-            ratio = _interval(np.asarray(found[ours]) / np.asarray(found[theirs]))
-            medians = (float(np.median(found[ours])), float(np.median(found[theirs])))
-            rows.append((preset, what, len(found[ours]), *medians, *ratio))
-    return _table(rows, RATIO_COLUMNS)
+            ratio = _interval(np.divide(found[ours], found[theirs]))
+            rows.append(
+                (preset, what, len(found[ours]), _median(found[ours]), _median(found[theirs]), *ratio)
+            )
+    return _table(rows, f"preset what pairs ours_ms theirs_ms {_INTERVAL}")
 
 
 def mark_table(bench: Mapping[str, Any]) -> pd.DataFrame:
-    """What one mark costs on the host, columns `MARK_COLUMNS`, microseconds."""
+    """What one mark costs on the host, microseconds."""
     rows = []
     for _, found in _results(bench, "marks"):
         for name, what in _MARK_NAMES.items():
             label = f"{what} ({found['clock']})" if name == "mark_pair_us" else what
             rows.append((label, *_interval(found[name])))
-    return _table(rows, MARK_COLUMNS)
+    return _table(rows, "what us us_low us_high")
 
 
 def stage_coverage_table(bench: Mapping[str, Any]) -> pd.DataFrame:
-    """How much of the prefill its stages account for, columns `STAGE_COVERAGE_COLUMNS`; shares of one.
+    """How much of the prefill its stages account for; shares of one.
 
     ``stage_coverage`` leaves out ``vision_fusion``, which runs from one stage to another and holds what lies
-    between (``fusion_share``): it is the stages' sum over the whole without it. Medians over repeats;
-    ``stage_coverage_least`` is the smallest of them.
+    between (``fusion_share``): it is the stages' sum over the whole without it.
     """
     rows = []
     for preset, found in _results(bench, "stage_coverage"):
         stages = {stage: np.asarray(times) for stage, times in found["stages_ms"].items()}
-        whole = np.asarray(found["prefill_ms"])
-        fusion = stages.pop("vision_fusion")
-        coverage = sum(stages.values()) / (whole - fusion)
-        figures = (float(np.median(whole)), float(np.median(coverage)), float(coverage.min()))
-        rows.append((preset, found["prefill_len"], len(whole), *figures, float(np.median(fusion / whole))))
-    return _table(rows, STAGE_COVERAGE_COLUMNS)
+        whole, fusion = np.asarray(found["prefill_ms"]), stages.pop("vision_fusion")
+        share = sum(stages.values()) / (whole - fusion)
+        figures = (_median(whole), _median(share), float(share.min()), _median(fusion / whole))
+        rows.append((preset, found["prefill_len"], len(whole), *figures))
+    covered = "stage_coverage stage_coverage_least fusion_share"
+    return _table(rows, f"preset prefill_len repeats prefill_ms {covered}")
 
 
 def prefill_table(bench: Mapping[str, Any]) -> pd.DataFrame:
-    """The prefill by how vision runs, columns `PREFILL_COLUMNS`, medians in ms.
+    """The prefill by how vision runs.
 
     ``busy_ms`` is how long the GPU works in it (`ocr_phases.analyse.kernels`), ``ratio`` that of the wall
     times over the eager ones, taken in turns; none for eager itself.
@@ -141,53 +92,41 @@ def prefill_table(bench: Mapping[str, Any]) -> pd.DataFrame:
     for preset, found in _results(bench, "prefill"):
         eager = found["ways"].get("eager")
         for vision, times in found["ways"].items():
-            wall, device, seen = (
-                float(np.median(times[name])) for name in ("host_ms", "device_ms", "vision_ms")
-            )
-            medians = (wall, device, times.get("busy_ms") or np.nan, seen)
-            ends = (np.nan, np.nan, np.nan)
+            wall, device, seen = (_median(times[name]) for name in ("host_ms", "device_ms", "vision_ms"))
+            ratio = (np.nan, np.nan, np.nan)
             if eager is not None and vision != "eager":
-                ends = _interval(np.asarray(times["host_ms"]) / np.asarray(eager["host_ms"]))
-            rows.append((preset, vision, *medians, *ends))
-    return _table(rows, PREFILL_COLUMNS)
+                ratio = _interval(np.divide(times["host_ms"], eager["host_ms"]))
+            rows.append((preset, vision, wall, device, times.get("busy_ms") or np.nan, seen, *ratio))
+    return _table(rows, f"preset vision wall_ms device_ms busy_ms vision_ms {_INTERVAL}")
 
 
 def strategy_table(bench: Mapping[str, Any]) -> pd.DataFrame:
-    """Decode by strategy, columns `STRATEGY_COLUMNS`.
+    """Decode by strategy.
 
-    ``ms_per_token`` is the whole decode on the host's clock over its steps, a median over rounds; ``step_ms``
-    the median step on the device clock of all rounds, with p10 and p90, ``busy_ms`` how long the GPU works in
-    one. ``floor_ms`` is what the hardware allows a step in the middle of the run, by ``bound_by`` (bandwidth
-    or arithmetic), ``times_floor`` ``ms_per_token`` over it. ``setup_s`` is compilation and capture.
-    ``equal_tokens`` counts those equal to eager's before the first that is not.
+    ``ms_per_token`` is the whole decode on the host's clock over its steps, ``step_ms`` the median step on
+    the device clock of all rounds, ``busy_ms`` how long the GPU works in one. ``floor_ms`` is what the
+    hardware allows a step in the middle of the run, by ``bound_by`` (bandwidth or arithmetic),
+    ``times_floor`` ``ms_per_token`` over it. ``setup_s`` is compilation and capture. ``equal_tokens`` counts
+    those equal to eager's before the first that is not.
     """
     rows = []
     for preset, found in _results(bench, "strategies"):
         for strategy, way in found["ways"].items():
-            steps = np.concatenate([np.asarray(times) for times in way["step_ms"]])
-            each = [total / len(times) for total, times in zip(way["decode_ms"], way["step_ms"], strict=True)]
-            low, middle, high = np.quantile(steps, (0.1, 0.5, 0.9))
-            ms, floor = float(np.median(each)), way.get("floor_ms") or np.nan
-            setup = way["setup"] or {}
+            low, middle, high = np.quantile(np.concatenate(way["step_ms"]), (0.1, 0.5, 0.9))
+            ms = _median(np.divide(way["decode_ms"], [len(times) for times in way["step_ms"]]))
+            floor, setup = way.get("floor_ms") or np.nan, way["setup"] or {}
             seconds = sum(setup.get(name) or 0.0 for name in ("compile_ms", "capture_ms")) / 1e3
-            cache = int(np.mean(way["cache_len"]))
-            figures = (
-                cache,
-                ms,
-                float(middle),
-                float(low),
-                float(high),
-                way.get("busy_ms") or np.nan,
-                floor,
-                way.get("floor_bound_by"),
-                ms / floor,
-            )
-            rows.append((preset, strategy, *figures, seconds, way["equal_tokens"], way["tokens"]))
-    return _table(rows, STRATEGY_COLUMNS)
+            times = (ms, middle, low, high, way.get("busy_ms") or np.nan, floor)
+            figures = (int(np.mean(way["cache_len"])), *times, way.get("floor_bound_by"), ms / floor, seconds)
+            rows.append((preset, strategy, *figures, way["equal_tokens"], way["tokens"]))
+    columns = "ms_per_token step_ms step_ms_p10 step_ms_p90 busy_ms floor_ms"
+    return _table(
+        rows, f"preset strategy cache_len {columns} bound_by times_floor setup_s equal_tokens tokens"
+    )
 
 
 def batch_table(bench: Mapping[str, Any]) -> pd.DataFrame:
-    """Throughput by batch size, columns `BATCH_COLUMNS`: tokens/s of all rows, ms of one step of them all.
+    """Throughput by batch size: tokens/s of all rows, ms of one step of them all.
 
     ``times_floor`` is the median step over its floor: far above 1 the step waits for launches, near 1 for
     ``bound_by``. A file that does not say how many rows differ has the floor of rows that all do. Copies of a
@@ -196,31 +135,27 @@ def batch_table(bench: Mapping[str, Any]) -> pd.DataFrame:
     rows = []
     for preset, found in _results(bench, "batches"):
         for way in found["ways"]:
-            rate = 1e3 * way["steps"] * way["batch"] / float(np.median(way["decode_ms"]))
+            rate = 1e3 * way["steps"] * way["batch"] / _median(way["decode_ms"])
             known = way if "distinct_rows" in way else {}
-            step, floor = float(np.median(way["step_ms"])), known.get("floor_ms") or np.nan
+            step, floor = _median(way["step_ms"]), known.get("floor_ms") or np.nan
             figures = (rate, step, floor, known.get("floor_bound_by"), step / floor)
-            prefill = float(np.median(way["prefill_ms"]))
-            rows.append((preset, way["strategy"], way["batch"], *figures, prefill))
-    return _table(rows, BATCH_COLUMNS)
+            rows.append((preset, way["strategy"], way["batch"], *figures, _median(way["prefill_ms"])))
+    return _table(rows, "preset strategy batch tokens_per_s step_ms floor_ms bound_by times_floor prefill_ms")
 
 
 def failure_table(bench: Mapping[str, Any]) -> pd.DataFrame:
-    """What could not be measured and why, columns `FAILURE_COLUMNS`; ``way`` is empty for a whole part."""
+    """What could not be measured and why; ``way`` is empty for a whole part."""
     rows = []
     for result in bench["results"]:
-        place = (result["preset"], result["part"])
-        if "failed" in result:
-            rows.append((*place, "", result["failed"]))
-        if isinstance(result.get("ways"), dict):
-            unseen = {way: found.get("busy_failed") for way, found in result["ways"].items()}
-            rows += [(*place, f"{way}, kernel view", reason) for way, reason in unseen.items() if reason]
-        ways = result.get("ways_failed") or []
+        found = {"": result.get("failed")}
+        ways, failed = result.get("ways"), result.get("ways_failed") or {}
         if isinstance(ways, dict):
-            rows += [(*place, way, reason) for way, reason in ways.items()]
-        else:
-            rows += [(*place, f"{way['strategy']}, batch {way['batch']}", way["failed"]) for way in ways]
-    return _table(rows, FAILURE_COLUMNS)
+            found |= {f"{way}, kernel view": kept.get("busy_failed") for way, kept in ways.items()}
+        if isinstance(failed, list):
+            failed = {f"{way['strategy']}, batch {way['batch']}": way["failed"] for way in failed}
+        told = [(way, reason) for way, reason in (found | failed).items() if reason]
+        rows += [(result["preset"], result["part"], way, reason) for way, reason in told]
+    return _table(rows, "preset part way reason")
 
 
 #: Heading and table of each part, in the order of a printout.
@@ -246,23 +181,19 @@ def bench_text(bench: Mapping[str, Any]) -> str:
         table = make(bench).dropna(axis="columns", how="all")
         if len(table):
             lines += ["", title, table.to_string(index=False, float_format="{:,.3f}".format, na_rep="")]
-    few = few_pairs(settings["pairs"])
-    return "\n".join([*lines, "", few] if few else lines)
+    if settings["pairs"] < LEAST_REPEATS:
+        lines += ["", "So few pairs leave small differences untold. Measure with --pairs 15."]
+    return "\n".join(lines)
 
 
-def few_pairs(pairs: int) -> str:
-    """What stands against intervals over so few pairs, as plain text; empty for `LEAST_REPEATS` or more."""
-    if pairs >= LEAST_REPEATS:
-        return ""
-    if pairs < 2:
-        return "A single pair has no interval: nothing here says what is noise. Measure with --pairs 15."
-    return f"{pairs} pairs leave the intervals so wide that small differences drown. Measure with --pairs 15."
+def _median(values: Any) -> float:
+    return float(np.median(values))
 
 
-def _interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]:
+def _interval(values: Any) -> tuple[float, float, float]:
     """The median of values above 0, float64 [n], and the ends of its 95 % interval, which hold it."""
-    median, ends = float(np.median(values)), log_mean(values).interval()
-    return median, min(ends[0], median), max(ends[1], median)
+    median, (low, high) = _median(values), log_mean(values).interval()
+    return median, min(low, median), max(high, median)
 
 
 def _results(bench: Mapping[str, Any], part: str) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -272,5 +203,5 @@ def _results(bench: Mapping[str, Any], part: str) -> Iterator[tuple[str, dict[st
             yield result["preset"], result
 
 
-def _table(rows: list[tuple[Any, ...]], columns: tuple[str, ...]) -> pd.DataFrame:
-    return pd.DataFrame(rows, columns=list(columns))
+def _table(rows: list[tuple[Any, ...]], columns: str) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=columns.split())
