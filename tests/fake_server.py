@@ -84,9 +84,9 @@ class Handler(BaseHTTPRequestHandler):
         fake = self.fake
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/collective_rpc" and fake.watched:
-            answers = {"ocr_watch": {"class": "DeepseekOCRForCausalLM", "dtype": "float32"}}
+            answers = {"ocr_watch": {"model": {"class": "DeepseekOCRForCausalLM", "dtype": "float32"}}}
             rows, fake.rows = fake.rows, []
-            taken = {"now": time.monotonic(), "rows": rows}
+            taken = time.monotonic(), rows
             return self.as_json({"results": [answers.get(body["method"], taken)]})
         if self.path != "/v1/chat/completions":
             return self.as_json({"detail": "Not Found"}, 404)

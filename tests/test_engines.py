@@ -135,7 +135,7 @@ def test_a_cached_prompt_makes_repeats_invalid(vllm: tuple[str, Fake]) -> None:
     run = measure(url)
     assert found(run, "fresh_prompt") == ("fail", "a cache had 256 of 276 prompt tokens")
     assert "--no-enable-prefix-caching" in run.checks.set_index("name").loc["fresh_prompt", "fix"]
-    fake.cached, fake.vision = None, 0.4
+    fake.cached, fake.vision, fake.pause = None, 0.4, 0.02
     session = ocr_phases.connect(url)
 
     def fast(done: int, total: int) -> None:
@@ -322,12 +322,12 @@ def test_the_workers_clocks_see_the_native_classs_modules() -> None:
     modules = {name: session.family.stages(session.model)[name] for name in ("sam", "clip", "projector")}
     watch = Watch(modules, torch.device("cpu"))
     run = session.run_inference(PAGE, preset="base", max_new_tokens=2, repeats=1, warmup=0)
-    taken = watch.take()
-    assert [row[0] for row in taken["rows"]][:3] == ["sam", "clip", "projector"]
-    sam = next(row for row in taken["rows"] if row[0] == "sam")
+    now, rows = watch.take()
+    assert [row[0] for row in rows][:3] == ["sam", "clip", "projector"]
+    sam = next(row for row in rows if row[0] == "sam")
     assert sam[2] == pytest.approx(run["sam_ms"], rel=0.2)
-    assert sam[1] <= taken["now"]
-    assert watch.take()["rows"] == []
+    assert sam[1] <= now
+    assert watch.take()[1] == []
 
 
 class Seen(torch.nn.Module):
@@ -346,11 +346,11 @@ def test_the_extension_watches_a_vllm_worker() -> None:
     worker = Stages()
     worker.model_runner, worker.vllm_config, worker.device = runner, config, torch.device("cpu")  # type: ignore
     facts = worker.ocr_watch()
-    assert json.loads(json.dumps(facts))["dtype"] == "float32"
+    assert json.loads(json.dumps(facts))["model"]["dtype"] == "float32"
     assert worker.ocr_watch() == facts
     named["sam_model"](torch.zeros(3, 640))
     named["language_model"](None, torch.zeros(5), inputs_embeds=torch.zeros(5, 8))
-    assert [(row[0], row[3]) for row in worker.ocr_take()["rows"]] == [("sam", 640), ("language_model", 5)]
+    assert [(row[0], row[3]) for row in worker.ocr_take()[1]] == [("sam", 640), ("language_model", 5)]
     assert set(MODULES) - {"language_model"} == set(VISION_STAGES)
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-import msgspec
 import numpy as np
 import pandas as pd
 
@@ -30,15 +29,8 @@ _SAMPLE = re.compile(rf"^vllm:({'|'.join(_HISTOGRAMS)})_seconds_(sum|count)\{{.*
 # Pieces that arrive together were not made one by one.
 _BURST_MS = 0.05
 _LEAST_MS = 1e-6
-
-
-class Stage(msgspec.Struct, array_like=True):
-    """A call of a stage in the worker: when it began, how many ms it took, and a text model's tokens."""
-
-    stage: str
-    start: float
-    ms: float
-    tokens: int
+#: A call of a stage in the worker: its name, its start, how many ms it took, and a text model's tokens.
+Stage = tuple[str, float, float, int]
 
 
 @dataclass
@@ -169,7 +161,7 @@ def _spans(run: Answer, timed: bool) -> Iterator[tuple[Any, ...]]:
     """
     first, last, own = run.times[0], run.times[-1], run.own
     begins = [first - own["prefill_ms"]] if own else []
-    begin = max(0.0, min([*begins, *(each.start for each in run.stages)], default=0.0))
+    begin = max(0.0, min([*begins, *(start for _, start, _, _ in run.stages)], default=0.0))
     if begin:
         yield "prepare", "prepare", "", None, 0.0, begin
     if begin and own:
@@ -183,14 +175,14 @@ def _spans(run: Answer, timed: bool) -> Iterator[tuple[Any, ...]]:
     for step, ends in enumerate(steps):
         yield "decode", "decode_step", "", step, *ends
     step, through, seen = -1, run.cached or 0, Counter[str]()
-    for each in run.stages:
-        name, end, view = each.stage, each.start + each.ms, ""
+    for name, start, ms, tokens in run.stages:
+        view = ""
         if name != "language_model":
             view, seen[name] = ("global", "local")[min(seen[name], 1)], seen[name] + 1
         else:  # a long prompt takes several
             step += through >= (run.prompt_tokens or 1)
-            through += each.tokens
+            through += tokens
         if step < 0:
-            yield "prefill", name, view, None, each.start, end
+            yield "prefill", name, view, None, start, start + ms
         elif step < len(steps):
-            yield "decode", name, view, step, each.start, end
+            yield "decode", name, view, step, start, start + ms

@@ -23,11 +23,16 @@ _FAST, _STEPS = 0.25, 6
 #: Crops of a page at most, in vLLM; the published code cuts up to 9.
 _FEWER_TILES = 6
 _Check = tuple[str, str, str]
+#: How a page was cut: preset, grid and the number of its image tokens.
+_Cut = tuple[Preset, tuple[int, int], int]
 
 
-def read_as(
-    answer: Answer, asked: Preset, family: FamilyFacts, size: tuple[int, int]
-) -> tuple[Preset, tuple[int, int], int]:
+def live(name: str, verdict: str, measured: str) -> dict[str, str]:
+    """A check as a record has it."""
+    return {"name": name, "verdict": verdict, "measured": measured}
+
+
+def read_as(answer: Answer, asked: Preset, family: FamilyFacts, size: tuple[int, int]) -> _Cut:
     """How a page of that size was cut, by the prompt's image tokens: preset, grid and their number.
 
     Of a server that tells neither its prompt's ids nor their number it is as asked.
@@ -42,7 +47,7 @@ def read_as(
     return max(fitting, key=lambda way: way[2], default=ways[0])
 
 
-def preset_check(asked: Preset, size: tuple[int, int], read: tuple[Preset, tuple[int, int], int]) -> _Check:
+def preset_check(asked: Preset, size: tuple[int, int], read: _Cut) -> _Check:
     """Whether the server cut the page as the preset says."""
     (preset, grid, count), wanted = read, asked.grid(*size)
     if count == (expected := image_token_count(asked, wanted)):
@@ -89,7 +94,7 @@ def _freshness(runs: Sequence[Answer], first: float) -> tuple[str, str]:
     """Whether every repeat read its page and prompt anew."""
     if most := max(run.cached or 0 for run in runs):
         return "fail", f"a cache had {most} of {runs[0].prompt_tokens} prompt tokens"
-    seen = [{stage.stage for stage in run.stages} for run in runs]
+    seen = [{stage[0] for stage in run.stages} for run in runs]
     if blind := sum(bool(stages) and stages.isdisjoint(VISION_STAGES) for stages in seen):
         return "fail", f"no vision ran in {count_text(blind, 'repeat')}: a cache had it"
     if all(seen):

@@ -52,6 +52,8 @@ for _name, _entries in {
     "models": "data:model*",
 }.items():
     _KINDS[_name] = shape(_KINDS, _entries)
+#: The list of a server's models.
+MODELS = _KINDS["models"]
 
 
 class ServerFailed(OcrPhasesError):
@@ -70,12 +72,12 @@ class _AsItIs(HTTPErrorProcessor):
 class Server:
     """An address of an OpenAI-compatible server, ``http://HOST:PORT/v1#MODEL``; the model may be left out.
 
-    ``key`` goes into the header of each request and nowhere else. ``patience`` is how many seconds may pass
-    without a byte. Raises `OcrPhasesError` for what is no such address.
+    ``api_key`` goes into the header of each request and nowhere else. ``patience`` is how many seconds may
+    pass without a byte. Raises `OcrPhasesError` for what is no such address.
     """
 
-    def __init__(self, address: str, key: str | None = None, patience: float = 300.0) -> None:
-        self.patience, self._key = patience, key or os.environ.get(KEY, "")
+    def __init__(self, address: str, *, api_key: str | None = None, patience: float = 300.0) -> None:
+        self.patience, self._key = patience, api_key or os.environ.get(KEY, "")
         sendable = self._key.isascii() and self._key.isprintable()
         told = f"A key does not belong into an address: set {KEY}, or give api_key."
         require([(told, "@" not in address.partition("#")[0])])
@@ -100,10 +102,6 @@ class Server:
     def call(self, address: str, kind: Any, body: Any = None) -> Any:
         """The same, read as JSON of this type."""
         return self._decoded(self.read(address, body), kind, f"what {address} answers")
-
-    def models(self) -> list[str]:
-        """The names of the models that it serves."""
-        return [each["id"] for each in self.call(f"{self.url}/models", _KINDS["models"])["data"]]
 
     def stream(self, body: Any) -> Iterator[tuple[float, dict[str, Any]]]:
         """The chunks of a chat completion, each with the time of `time.monotonic` at which it arrived.

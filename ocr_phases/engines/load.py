@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
@@ -19,7 +18,7 @@ from matplotlib.figure import Figure
 
 from ocr_phases.engines.answers import ask
 from ocr_phases.engines.client import Server, ServerFailed
-from ocr_phases.errors import public, require
+from ocr_phases.errors import public
 from ocr_phases.files import write_into
 from ocr_phases.record import Plots
 from ocr_phases.show.figures import (
@@ -99,9 +98,11 @@ class LoadResult:
     since it was asked for; ``tokens`` may be more than they are. ``error`` is empty where it ended.
     """
 
-    def __init__(self, server: str, asked: pd.DataFrame) -> None:
-        self.server, self.asked = server, asked
-        self.plot = LoadPlots(self)
+    def __init__(self, server: str, asked: list[dict[str, Any]]) -> None:
+        pages: Any = pd.DataFrame(asked)
+        self.server, self.plot = server, LoadPlots(self)
+        ends = {name: pages["begun"] + pages["times"].str[n] / 1e3 for name, n in (("first", 0), ("end", -1))}
+        self.asked = pages.assign(**ends)
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -170,30 +171,12 @@ class LoadResult:
         return write_into(Path(folder), files, overwrite=overwrite, stale=_FILES)[0]
 
 
-def load_test(
-    server: Server,
-    bodies: Sequence[Callable[[], dict[str, Any]]],
-    concurrency: Sequence[int],
-    rates: Sequence[float],
-    requests: int | None,
-    progress: Callable[[str], None],
-) -> LoadResult:
-    """Ask for the pages of ``bodies``, in turn: closed-loop at each ``concurrency``, open-loop at each rate.
-
-    Closed-loop sends a page as soon as one has ended, open-loop at random (Poisson) times, ``rates`` in pages
-    per minute. A level has ``requests`` of them, by default four for each at once, and at least each page.
-    """
-    require([("Name a concurrency or a rate to load the server with.", [*concurrency, *rates])])
-    require((f"{each!r} is no load: give a number above 0.", each > 0) for each in [*concurrency, *rates])
-    levels = [(f"{number} at once", number, 0.0) for number in concurrency]
-    asked: list[dict[str, Any]] = []
-    for level, at_once, rate in [*levels, *((f"{rate:g}/min", 4, rate) for rate in rates)]:
-        progress(level)
-        count = requests or max(4 * at_once, len(bodies))
-        pages = _paced(itertools.islice(itertools.cycle(bodies), count), rate)
-        with ThreadPoolExecutor(count if rate else at_once) as pool:
-            asked += pool.map(partial(_ask, server, level, time.monotonic()), pages)
-    return LoadResult(server.url, pd.DataFrame(asked))
+def ask_many(
+    server: Server, level: str, bodies: Iterable[Callable[[], Any]], at_once: int, rate: float
+) -> list[dict[str, Any]]:
+    """Each of the ``bodies`` asked, as rows of `LoadResult.asked`; at random times where there is a rate."""
+    with ThreadPoolExecutor(at_once) as pool:
+        return [*pool.map(partial(_ask, server, level, time.monotonic()), _paced(bodies, rate))]
 
 
 def _paced(pages: Iterable[Any], rate: float) -> Iterator[Any]:
@@ -204,13 +187,10 @@ def _paced(pages: Iterable[Any], rate: float) -> Iterator[Any]:
         time.sleep(draw.expovariate(rate / 60) if rate else 0.0)
 
 
-def _ask(server: Server, level: str, begun: float, body: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    sent = time.monotonic() - begun
-    page: dict[str, Any] = {"level": level, "begun": sent, "times": [], "tokens": 0, "error": ""}
+def _ask(server: Server, level: str, begun: float, body: Callable[[], Any]) -> dict[str, Any]:
+    page = {"level": level, "begun": time.monotonic() - begun, "times": [], "tokens": 0, "error": ""}
     try:
         answer = ask(server, body())
     except ServerFailed as error:
-        return {**page, "error": str(error)}
-    sent, times = answer.begun - begun, answer.times
-    ends = {"first": sent + times[0] / 1e3, "end": sent + times[-1] / 1e3}
-    return {**page, **ends, "begun": sent, "times": times, "tokens": len(answer.tokens[0])}
+        return page | {"error": str(error)}
+    return page | {"times": answer.times, "tokens": len(answer.tokens[0])}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import re
 import signal
 import time
@@ -19,8 +20,8 @@ from PIL import Image
 
 from ocr_phases.engines import checks
 from ocr_phases.engines.answers import Answer, Stage, ask, metrics, server_times, spans_of
-from ocr_phases.engines.client import Server, ServerFailed
-from ocr_phases.engines.load import LoadResult, load_test
+from ocr_phases.engines.client import MODELS, Server, ServerFailed
+from ocr_phases.engines.load import LoadResult, ask_many
 from ocr_phases.errors import (
     Interrupted,
     OcrPhasesError,
@@ -40,45 +41,35 @@ from ocr_phases.show.web import data_address
 from ocr_phases.text import count_text
 from ocr_phases.versions import __version__, code_hash
 
-#: What no server can be asked for: another value than nothing or the default is refused by name.
+#: What no server can be asked for: another value than the default is refused by name.
 _CANNOT = ["strategy", "vision", "autocast", "first_token", "generate", "kernels", "kernel_trace"]
 _CANNOT += ["eos_check_every"]
+#: How many of the settings beyond OpenAI's, in the order of `ServerSession._request`, an engine takes.
+_TAKES = {"vllm": 3, "sglang": 2, "other": 0}
 _WHOLE_WINDOW = 1 << 20
 _ORIENTATION = 0x0112  # of EXIF
-
-
-class Taken(msgspec.Struct):
-    """What the worker's extension gives: its time now and its stages, seconds of its own clock."""
-
-    now: float
-    rows: list[Stage]
 
 
 @public
 class ServerSession:
     """A model behind an address: ``engine`` and ``version`` are the server's, as far as it tells them."""
 
-    def __init__(
-        self,
-        url: str,
-        model: str | None = None,
-        api_key: str | None = None,
-        *,
-        reference: str | None = None,
-        patience: float = 300.0,
-    ) -> None:
-        server = self.server = Server(url, api_key, patience)
-        served, asked, self.reference = server.models(), model or server.model, reference
+    @checked(Server)
+    def __init__(self, url: str, model: str | None = None, *, reference: Any = None, **server: Any) -> None:
+        self.server, self.reference = Server(url, **server), reference
+        served = [each["id"] for each in self.server.call(f"{self.server.url}/models", MODELS)["data"]]
+        asked = model or self.server.model
         if asked is None and len(served) != 1:
-            raise OcrPhasesError(f"{server.url} serves {len(served)} models: name one ({', '.join(served)}).")
+            told = f"{self.server.url} serves {len(served)} models: name one ({', '.join(served)})."
+            raise OcrPhasesError(told)
         self.model = asked or served[0]
-        check_known("model", self.model, served, server.url)
-        self.engine, self.version = _engine(server)
+        check_known("model", self.model, served, self.server.url)
+        self.engine, self.version = _engine(self.server)
         #: What the worker's extension says of the model and its device; empty without it.
         self.worker: dict[str, Any] = {}
         with contextlib.suppress(ServerFailed, ValueError, LookupError):
-            self.worker = self._rpc("ocr_watch", dict[str, Any]) if self.engine == "vllm" else {}
-        self.family = facts_of(_family(self.worker.get("class", ""), self.model))
+            self.worker = self._rpc("ocr_watch", dict[str, dict[str, Any]]) if self.engine == "vllm" else {}
+        self.family = facts_of(_family(f"{self.worker.get('model')} {self.model}"))
         #: What the last `run_inference` measured, also where it was interrupted; None without a repeat.
         self.last_run: PhaseRun | None = None
 
@@ -106,7 +97,7 @@ class ServerSession:
         prompt: str = "markdown",
         *,
         on_tokens: Callable[[int, list[list[int]]], None] | None = None,
-        progress: Callable[[int, int], None] = lambda done, total: None,
+        progress: Callable[[int, int], None] | None = None,
         **settings: Any,
     ) -> PhaseRun:
         """Ask the server to read a page: ``warmup`` unrecorded times, then ``repeats`` recorded ones.
@@ -118,30 +109,27 @@ class ServerSession:
 
         Raises `OcrPhasesError` for what a server cannot do, by name, and where no repeat was finished.
         """
-        self.last_run, failed, runs = None, "", list[Answer]()
-        request = self._request(page, RunSettings(prompt=prompt, **settings))
+        self.last_run = ended = None
+        runs, request = list[Answer](), self._request(page, RunSettings(prompt=prompt, **settings))
         read, total = load_page(request.pages[0]), request.warmup + request.repeats
-        url = _data_url(*read[:2])
+        url, tell = _data_url(*read[:2]), progress or (lambda done, total: None)
         try:
-            with contextlib.suppress(Stopped):
-                try:
-                    for number in range(total):
-                        progress(number, total)
-                        notify = on_tokens and partial(on_tokens, max(number - request.warmup, -1))
-                        runs.append(self._once(self.body(request, url), notify))
-                    progress(total, total)
-                except ServerFailed as error:
-                    if len(runs) <= request.warmup:
-                        raise
-                    failed = f": {error}"
-                finally:
-                    with stop_signals():  # they wait for the record
-                        self.last_run = self._record(request, read, runs, failed)
+            try:
+                for number in range(total):
+                    tell(number, total)
+                    notify = on_tokens and partial(on_tokens, max(number - request.warmup, -1))
+                    runs.append(self._once(self.body(request, url), notify))
+                tell(total, total)
+            except (ServerFailed, Stopped) as error:
+                ended = error
+            finally:
+                with stop_signals():  # they wait for the record
+                    self.last_run = self._record(request, read, runs, ended)
         except KeyboardInterrupt as signalled:
             raise Interrupted(self.last_run, *(signalled.args or (signal.SIGINT,))) from None
         if self.last_run is None:
-            raise Stopped
-        if request.verify and not failed:
+            raise ended or Stopped
+        if request.verify and not ended:
             found = [*self.last_run.live_checks, *self._verified(request, runs[request.warmup])]
             self.last_run = replace(self.last_run, live_checks=found)
         return self.last_run
@@ -157,51 +145,56 @@ class ServerSession:
         progress: Callable[[str], None] = lambda level: None,
         **settings: Any,
     ) -> LoadResult:
-        """Ask for ``pages`` in turn, so many at once, and at ``rates`` in pages per minute.
+        """Ask for ``pages`` in turn: closed-loop, so many at once, and open-loop at ``rates`` a minute.
 
-        A level has ``requests``, by default four for each at once, and at least each page. ``settings`` are
-        those of `RunSettings`. One page is read before, untimed. Raises as `run_inference` does.
+        Closed-loop sends a page as soon as one has ended, open-loop at random (Poisson) times. A level has
+        ``requests`` of them, by default four for each at once, and at least each page. ``settings`` are those
+        of `RunSettings`. One page is read before, untimed. Raises as `run_inference` does.
         """
+        require([("Name a concurrency or a rate to load the server with.", [*concurrency, *rates])])
+        require((f"{each!r} is no load: give a number above 0.", each > 0) for each in (*concurrency, *rates))
         each = pages if isinstance(pages, Sequence) and not isinstance(pages, str | bytes) else [pages]
         asked = [self._request(page, RunSettings(**settings)) for page in each]
-        urls = [_data_url(*load_page(request.pages[0])[:2]) for request in asked]
-        bodies = [partial(self.body, *pair) for pair in zip(asked, urls, strict=True)]
+        bodies = [partial(self.body, one, _data_url(*load_page(one.pages[0])[:2])) for one in asked]
         ask(self.server, bodies[0]())
-        return load_test(self.server, bodies, concurrency, rates, requests, progress)
+        levels = [(f"{number} at once", number, 0.0) for number in concurrency]
+        levels += [(f"{rate:g}/min", 4, rate) for rate in rates]
+        done: list[dict[str, Any]] = []
+        for level, at_once, rate in levels:
+            progress(level)
+            count = requests or max(4 * at_once, len(bodies))
+            some = itertools.islice(itertools.cycle(bodies), count)
+            done += ask_many(self.server, level, some, count if rate else at_once, rate)
+        return LoadResult(self.server.url, done)
 
     # -- what is asked ----------------------------------------------------------------------------
 
     def _request(self, page: Pages, asked: RunSettings) -> Request:
-        pages, prompts = make_rows(page, asked, self.family)
-        infer, _ = resolve_infer(asked.infer, None, self.family.name)
-        given = {name: getattr(asked, name) for name in _CANNOT}
-        told = "A server cannot do {}={!r}: leave it out, or load the model itself."
-        require(
-            (told.format(*each), each[1] in (None, False, getattr(RunSettings, each[0])))
-            for each in given.items()
+        family, given = self.family, {name: value for name, value in vars(asked).items() if value is not None}
+        refused = (
+            name for name in _CANNOT if given.get(name, False) not in (False, getattr(RunSettings, name))
         )
-        needs = "verify needs the checkpoint to compare with: give connect a reference."
-        single = "A server is asked for one page at a time: name one, with one prompt."
-        require([(needs, self.reference or not asked.verify), (single, len(pages) == len(prompts) == 1)])
-        unknown = {"infer's no_repeat_ngram_size": self.engine != "vllm" and infer.no_repeat_ngram_size}
-        if self.engine == "other":
-            unknown |= {"ignore_eos": asked.ignore_eos or False, "infer's top_k": infer.top_k}
+        told = "A server cannot do {}={!r}: leave it out, or load the model itself."
+        require((told.format(name, given[name]), False) for name in refused)
+        pages, prompts = make_rows(page, asked, family)
+        infer, _ = resolve_infer(asked.infer, None, family.name)
+        own = {"ignore_eos": asked.ignore_eos, "infer's top_k": infer.top_k}
+        own["infer's no_repeat_ngram_size"] = infer.no_repeat_ngram_size
         told = "{} is no setting that this server is known to take: leave it out."
-        require((told.format(name), not value) for name, value in unknown.items())
-        defaults = {"max_new_tokens": NEW_TOKENS, "ignore_eos": False, "eos_check_every": 1}
-        if is_published(asked.infer):
-            defaults["max_new_tokens"] = self.family.published_limit
+        require((told.format(name), not value) for name, value in list(own.items())[_TAKES[self.engine] :])
+        told = "A server is asked for one page at a time: name one, with one prompt."
+        needed = "verify needs the checkpoint to compare with: give connect a reference."
+        require([(told, len(pages) == len(prompts) == 1), (needed, self.reference or not asked.verify)])
+        limit = family.published_limit if is_published(asked.infer) else NEW_TOKENS
         settings: dict[str, Any] = {
-            **defaults,
-            **{name: value for name, value in vars(asked).items() if value is not None},
-            "pages": pages,
-            "prompts": prompts,
-            "preset": self.family.preset(asked.preset or self.family.default_preset).name,
-            "preset_choice": "asked" if asked.preset else "default",
-            "infer": infer,
-            "autocast": False,
+            "max_new_tokens": limit,
+            "ignore_eos": False,
+            "eos_check_every": 1,
+            **given,
         }
-        return Request(**settings)
+        settings |= {"pages": pages, "prompts": prompts, "infer": infer, "autocast": False}
+        settings["preset"] = family.preset(asked.preset or family.default_preset).name
+        return Request(**settings, preset_choice="asked" if asked.preset else "default")
 
     def body(self, request: Request, data_url: str) -> dict[str, Any]:
         """The chat completion that a request is, for a page as a data URL."""
@@ -235,83 +228,66 @@ class ServerSession:
 
     def _once(self, body: dict[str, Any], notify: Callable[[list[list[int]]], None] | None) -> Answer:
         """One answer, with what the server and its worker say of it, as long as it had the server alone."""
-        before = metrics(self.server)
+        before, taken = metrics(self.server), tuple[float, list[Stage]]
         if self.worker:
-            self._rpc("ocr_take", Taken)
+            self._rpc("ocr_take", taken)
         answer = ask(self.server, body, notify)
         answer.own = server_times(self.server, before)
         if self.worker and (answer.own or before.empty):
             sent = time.monotonic()
-            taken = self._rpc("ocr_take", Taken)
+            now, rows = self._rpc("ocr_take", taken)
             back = time.monotonic()
-            away = (sent + back) / 2 - taken.now
+            away = (sent + back) / 2 - now
             # One host has one clock.
             away = 0.0 if abs(away) <= (back - sent) / 2 else away
-            for stage in taken.rows:
-                stage.start = 1e3 * (stage.start + away - answer.begun)
-            answer.stages = [stage for stage in taken.rows if stage.start >= 0]
+            away -= answer.begun
+            stages = [(name, 1e3 * (start + away), ms, tokens) for name, start, ms, tokens in rows]
+            answer.stages = [stage for stage in stages if stage[1] >= 0]
         return answer
 
-    def _record(self, request: Request, page: tuple, runs: list[Answer], failed: str) -> PhaseRun | None:
+    def _record(
+        self, request: Request, page: tuple, runs: list[Answer], ended: Exception | None
+    ) -> PhaseRun | None:
         """The record of the finished repeats; what nobody told is not in it."""
-        measured, worker, image = runs[request.warmup :], self.worker, page[0]
-        if not measured:
+        finished, worker, image = runs[request.warmup :], self.worker, page[0]
+        if not finished:
             return None
         # A busy host joins tokens that came one by one.
-        timed = [run for run in measured if not run.untimed] or measured
+        timed = [run for run in finished if not run.untimed] or finished
         answer, asked = timed[0], self.family.preset(request.preset)
         preset, grid, count = cut = checks.read_as(answer, asked, self.family, image.size)
-        found = [*checks.own_checks(timed, len(measured) - len(timed), runs[0].times[0], request.infer)]
+        found = [*checks.own_checks(timed, len(finished) - len(timed), runs[0].times[0], request.infer)]
         found.append(checks.preset_check(asked, image.size, cut))
-        if len(measured) < request.repeats:
-            told = f"{len(measured)} of {count_text(request.repeats, 'repeat')}{failed}"
+        if len(finished) < request.repeats:
+            why = f": {ended}" if isinstance(ended, ServerFailed) else ""
+            told = f"{len(finished)} of {count_text(request.repeats, 'repeat')}{why}"
             found.append(("interrupted", "note", told))
         (ids, texts), length = answer.tokens, answer.prompt_tokens or count + 1
         texts = texts if request.return_text else [""] * len(ids)
-        made = {"preset": preset.name, "strategy": "server", "vision": "server", "batch": 1}
+        result = {"ids": ids, "token_texts": texts, "text": "".join(texts) if request.return_text else None}
         sure = [min(0.0, round(value, 3)) for value in answer.logprobs]
+        part = {"row": 0, "preset": preset.name, "grid": list(grid), "image_tokens": count}
+        part |= {"text_tokens": length - count}
+        part["valid_image_tokens"] = valid_image_tokens(preset, image.size, grid)
+        versions = {self.engine: self.version, "ocr_phases": __version__, "code": code_hash()}
+        device = {"name": f"{self.engine} at {self.server.host}", "kind": "server"}
         server = {"engine": self.engine, "version": self.version, "url": self.server.url}
         server |= {"settings": worker.get("settings"), "times": [run.own for run in timed]}
+        model = {"name": self.model, "config": {}, "family": self.family.name, "server": server}
+        model |= {"strategy": "server", "implementation": "server", "dtype": "unknown"}
+        made = {"preset": preset.name, "strategy": "server", "vision": "server", "batch": 1}
         return PhaseRun(
             created=datetime.now(UTC).isoformat(timespec="seconds"),
-            versions={self.engine: self.version, "ocr_phases": __version__, "code": code_hash()}
-            | worker.get("versions", {}),
-            device={"name": f"{self.engine} at {self.server.host}", "kind": "server"}
-            | worker.get("device", {}),
-            model={
-                "name": self.model,
-                "config": {},
-                "family": self.family.name,
-                "server": server,
-                "strategy": "server",
-                "implementation": "server",
-                "dtype": "unknown",
-                **{name: worker[name] for name in ("dtype", "class") if name in worker},
-            },
-            pages=[
-                {
-                    **describe_page(*page, embed=request.embed_page),
-                    "row": 0,
-                    "preset": preset.name,
-                    "grid": list(grid),
-                    "image_tokens": count,
-                    "text_tokens": length - count,
-                    "valid_image_tokens": valid_image_tokens(preset, image.size, grid),
-                }
-            ],
+            versions=versions | worker.get("versions", {}),
+            device=device | worker.get("device", {}),
+            model=model | worker.get("model", {}),
+            pages=[describe_page(*page, embed=request.embed_page) | part],
             request=request.described() | made | {"repeats": len(timed), "prefill_len": length},
-            results=[
-                {
-                    "ids": ids,
-                    "token_texts": texts,
-                    "text": "".join(texts) if request.return_text else None,
-                    "finish_reason": "eos" if answer.finish == "stop" else answer.finish,
-                }
-            ],
+            results=[result | {"finish_reason": "eos" if answer.finish == "stop" else answer.finish}],
             spans=make_spans([*spans_of(timed)]),
             memory={},
             cache={},
-            live_checks=_live(*found),
+            live_checks=[checks.live(*each) for each in found],
             probabilities=[{"logprobs": sure, "margins": [None] * len(ids)}]
             if len(sure) == len(ids)
             else None,
@@ -327,18 +303,14 @@ class ServerSession:
         session: Any = kept_session(model=given) if isinstance(given, str) else given
         names = ("preset", "prompt", "grounding", "max_new_tokens", "infer", "ignore_eos")
         packed = session.prepare(request.pages[0], **{name: getattr(request, name) for name in names})
-        prompt = checks.prompt_check(answer, packed.input_ids[0].tolist())
+        prompt = checks.live(*checks.prompt_check(answer, packed.input_ids[0].tolist()))
+        if not answer.ids:
+            return [prompt, checks.live("parity", "n/a", "the server sends no token ids")]
         with execution(session.device):
-            parity = parity_check(session.checkpoint, request, packed, [answer.ids])
-        missing = {"name": "parity", "verdict": "n/a", "measured": "the server sends no token ids"}
-        return [*_live(prompt), parity if answer.ids else missing]
+            return [prompt, parity_check(session.checkpoint, request, packed, [answer.ids])]
 
 
-def _live(*found: tuple[str, str, str]) -> list[dict[str, str]]:
-    """Checks as a record has them."""
-    return [dict(zip(("name", "verdict", "measured"), each, strict=True)) for each in found]
-
-
+@checked(ServerSession)
 def connect(url: str, model: str | None = None, api_key: str | None = None, **options: Any) -> ServerSession:
     """A session on the OpenAI-compatible server at ``url``, such as ``http://127.0.0.1:8000/v1``.
 
@@ -347,7 +319,7 @@ def connect(url: str, model: str | None = None, api_key: str | None = None, **op
     ``verify=True`` compares the tokens with, as `OCRSession.load` takes it. ``patience`` is how many seconds
     the server may be silent. Raises `OcrPhasesError` where there is no such server or model.
     """
-    return ServerSession(url, model, api_key, **options)
+    return ServerSession(url, model, api_key=api_key, **options)
 
 
 def _engine(server: Server) -> tuple[str, str]:
@@ -358,9 +330,9 @@ def _engine(server: Server) -> tuple[str, str]:
     return "other", "unknown"
 
 
-def _family(*names: str) -> str:
+def _family(names: str) -> str:
     """The family by a class or a served name: DeepSeek-OCR where these do not say."""
-    text = re.sub("[^a-z0-9]", "", " ".join(names).lower())
+    text = re.sub("[^a-z0-9]", "", names.lower())
     return UNLIMITED_OCR if "unlimited" in text else DEEPSEEK_OCR_2 if "ocr2" in text else DEEPSEEK_OCR
 
 

@@ -71,10 +71,10 @@ class Watch:
             self.cuda.synchronize()
         return self._now(), time.monotonic()
 
-    def take(self) -> dict[str, Any]:
-        """What was seen since the last call: ``now`` and rows of stage, start, ms and tokens, by their start.
+    def take(self) -> tuple[float, list[tuple[str, float, float, int]]]:
+        """What was seen since the last call: the time now, and rows of stage, start, ms and tokens.
 
-        Starts and ``now`` are seconds of the host's monotonic clock.
+        The time and starts are seconds of the host's monotonic clock.
         """
         (event, host), self.base = self.base, self._base()  # waits for the device
 
@@ -84,7 +84,7 @@ class Watch:
         times = [(stage, seconds(begun), seconds(ended), tokens) for stage, begun, ended, tokens in self.rows]
         self.rows.clear()
         rows = [(stage, begun, 1e3 * (ended - begun), tokens) for stage, begun, ended, tokens in times]
-        return {"now": time.monotonic(), "rows": sorted(rows, key=lambda row: row[1])}
+        return time.monotonic(), sorted(rows, key=lambda row: row[1])
 
 
 class Stages:
@@ -102,9 +102,9 @@ class Stages:
         processor = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
         name = processor[1] if processor else platform.machine()
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else name
+        dtype = str(config.model_config.dtype).removeprefix("torch.")
         return {
-            "class": type(model).__name__,
-            "dtype": str(config.model_config.dtype).removeprefix("torch."),
+            "model": {"class": type(model).__name__, "dtype": dtype},
             "device": {"name": name, "kind": device.type, "threads": torch.get_num_threads()},
             "versions": {"torch": str(torch.__version__)},
             "settings": {
@@ -115,6 +115,6 @@ class Stages:
             },
         }
 
-    def ocr_take(self) -> dict[str, Any]:
+    def ocr_take(self) -> tuple[float, list[tuple[str, float, float, int]]]:
         """`Watch.take`."""
         return self.ocr_watching.take()
