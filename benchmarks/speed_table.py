@@ -27,9 +27,9 @@ from ocr_phases.text import ms_text
 
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "data" / "runs"
-#: A document with a table, and the folder of its benchmarks.
-TABLES = {ROOT / "benchmarks" / "README.md": RUNS, ROOT / "docs" / "models.md": RUNS / "families"}
-MARK = "speed table"
+DOCUMENT = ROOT / "benchmarks" / "README.md"
+#: The mark of a table, and the folder of its benchmarks.
+TABLES = {"speed table": RUNS, "families": RUNS / "families"}
 STEPS = [f"{strategy}, a token" for strategy in STRATEGIES]
 RATIOS = {"run / `generate()`": "two-phase", "collectors on / off": "collectors"}
 COLUMNS = ("device, model", "preset", "prefill", *STEPS, "floor", *RATIOS, "stage coverage")
@@ -82,5 +82,4 @@ def _ratio(rows: pd.DataFrame) -> str:
 
 
 if __name__ == "__main__":
-    for document, folder in TABLES.items():
-        rewrite(document, {MARK: speed_table(folder)})
+    rewrite(DOCUMENT, {mark: speed_table(folder) for mark, folder in TABLES.items()})
