@@ -24,14 +24,12 @@ from ocr_phases.collectors.live_checks import (
     Watch,
     attempted,
     describe_cache,
-    host_syncs_check,
-    input_checks,
     run_checks,
 )
 from ocr_phases.collectors.machine import Conditions, measure_ceilings
 from ocr_phases.collectors.parity import parity_check
 from ocr_phases.collectors.probabilities import token_probabilities
-from ocr_phases.errors import OcrPhasesError, OutOfMemory
+from ocr_phases.errors import OcrPhasesError, OutOfMemory, check_known
 from ocr_phases.families import GROUNDING_TAG, IMAGE_TAG, Preset
 from ocr_phases.files import split_page
 from ocr_phases.inputs.images import describe_page, load_page
@@ -131,12 +129,9 @@ class Measurement:
         uncut = facts.multipage_preset if several else None
         default = uncut or checkpoint.default_preset or facts.default_preset
         self.preset = preset = facts.preset(asked.preset or default)
-        if uncut and preset.crops:
-            names = [each.name for each in facts.presets.values() if not each.crops]
-            raise OcrPhasesError(
-                f"{facts.title} reads several pages in one prompt without crops: choose the preset "
-                f"{' or '.join(names)}."
-            )
+        if uncut:
+            whole = [each.name for each in facts.presets.values() if not each.crops]
+            check_known("preset", preset.name, whole, f"{facts.title} for several pages in one prompt")
         self.packed, self.pages = pack_pages(checkpoint, pages, prompts, preset, NoTimeline())
         prompt_len, limit = self.packed.prefill_len, NEW_TOKENS
         room = checkpoint.model.config.get_text_config().max_position_embeddings - prompt_len
@@ -161,11 +156,9 @@ class Measurement:
             check_kernels(self.device, generate=request.generate, trace=request.kernel_trace)
         check_strategy(request, checkpoint.family, self.device)
         if request.max_new_tokens > room:
-            raise OcrPhasesError(
-                f"{prompt_len} prompt tokens and {request.max_new_tokens} new ones exceed the model's "
-                f"{prompt_len + room} positions: "
-                f"{f'ask for at most {room}' if room > 0 else 'choose a smaller preset'}."
-            )
+            asked_for = f"{prompt_len} prompt tokens and {request.max_new_tokens} new ones"
+            less = f"ask for at most {room}" if room > 0 else "choose a smaller preset"
+            raise OcrPhasesError(f"{asked_for} exceed the model's {prompt_len + room} positions: {less}.")
         self.eos_ids = () if request.ignore_eos else (checkpoint.eos_id,)
         self.vision = prepared.vision.installed if request.vision == "compiled" else nullcontext
 
@@ -185,20 +178,17 @@ class Measurement:
         total += (request.strategy == "compiled") + (static and cuda)
         of = "" if steps or vision.made else f" of {total}"  # some may be made already
         tell, numbers = preparing.get(), itertools.count(1)
-        hidden = model.config.get_text_config().hidden_size
-        # A prefill of padded rows is never captured, and one on a CPU neither.
-        captured = () if self.packed.padded else ("language_model", rows, length, hidden)
         with told_of_preparing(lambda what: tell(f"{what} ({next(numbers)}{of})")), self.vision():
             if static:
                 room = max_cache_len_for(length, request.max_new_tokens, family.window(model))
                 key = rows, room, request.strategy
                 reused = key in steps
                 self.step = last_used(steps, key, partial(StaticStep, model, *key), KEPT_STEPS)
-            if compiled or (self.step and cuda and captured not in self.step.prefill.made):
+            if compiled or cuda:
                 phases.prefill(model, inputs, step=self.step)
         if self.step is not None:
-            _, ms = self.step.prefill.made.get(captured, (None, None))
-            self.setup["strategy_setup"] = {**self.step.setup, "prefill_capture_ms": ms, "reused": reused}
+            capture = {"prefill_capture_ms": self.step.prefill.took_ms(), "reused": reused}
+            self.setup["strategy_setup"] = self.step.setup | capture
         if compiled:
             self.setup["vision_setup"] = {"compile_ms": vision.took_ms()}
 
@@ -218,7 +208,7 @@ class Measurement:
                 for number in numbers:
                     progress(number + request.warmup, total)
                     notify = None if on_tokens is None else partial(on_tokens, max(number, -1))
-                    with self.conditions.of(number):
+                    with self.conditions.of(number) if number >= 0 else nullcontext():
                         run = self._run(request, number, notify)
                     if number >= 0:
                         self.runs.append(run)
@@ -278,12 +268,11 @@ class Measurement:
         # A family's presets go from the smallest to the largest.
         smaller = list(itertools.takewhile(request.preset.__ne__, presets))[::-1]
         rows, tokens = self.packed.batch_size, f"{request.max_new_tokens} new tokens"
+        asked = f"{count_text(rows, 'row')} at preset {request.preset} and {tokens}"
         less = [f"preset {' or '.join(smaller)}"] if smaller else []
         less += [f"fewer than {rows} pages at once"] if rows > 1 else []
-        return (
-            f"{self.device} is out of memory with {count_text(rows, 'row')} at preset {request.preset} and "
-            f"{tokens}: ask for less ({'; '.join([*less, f'fewer than {tokens}'])})."
-        )
+        less.append(f"fewer than {tokens}")
+        return f"{self.device} is out of memory with {asked}: ask for less ({'; '.join(less)})."
 
     # -- its record -------------------------------------------------------------------------------
 
@@ -294,11 +283,9 @@ class Measurement:
     def record(self) -> PhaseRun:
         """One record of all measured runs of the request, which may be fewer than it asks for."""
         checkpoint, request, runs, after = self.checkpoint, self.request, self.runs, self.after
-        memory, sureness, view = runs[0].memory, after.get("token_probabilities"), after.get("kernels")
+        memory = runs[0].memory
         peaks = {phase: [run.memory.peaks[phase] for run in runs] for phase in memory.peaks}
         weights = sum(p.numel() * p.element_size() for p in checkpoint.model.parameters())
-        seen = input_checks(checkpoint, self.packed, autocast=request.autocast)
-        syncs = host_syncs_check(self.waits, view, request.eos_check_every, self.device)
         state = {"conditions": self.conditions.described(), "ceilings": after.get("ceilings")}
         return PhaseRun(
             created=machine.now(),
@@ -319,9 +306,9 @@ class Measurement:
             spans=record.make_spans([span for run in runs for span in run.spans]),
             memory={"source": memory.source, "peak_bytes": peaks, "weights_bytes": weights},
             cache=runs[0].cache,
-            live_checks=run_checks(request, runs, seen, syncs, after),
-            kernels=view,
-            probabilities=None if sureness is None else [row._asdict() for row in sureness],
+            live_checks=run_checks(checkpoint, self.packed, request, runs, self.waits, after),
+            kernels=after.get("kernels"),
+            probabilities=after.get("token_probabilities"),
         )
 
     def _described_pages(self) -> list[dict[str, Any]]:

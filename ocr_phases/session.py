@@ -37,6 +37,13 @@ from ocr_phases.text import bytes_text, millions_text, stage_name
 from ocr_phases.versions import seldom_collected
 
 
+class _Connect:
+    """`ocr_phases.connect`, a session on a running server, as a function of a class."""
+
+    def __get__(self, session: Any, owner: type) -> Callable[..., Any]:
+        return checked()(elsewhere("engines.session.connect"))
+
+
 @public
 class OCRSession:
     """A loaded model of one of the families, its tokenizer and device.
@@ -106,9 +113,7 @@ class OCRSession:
         if self._asked is not None:
             return self.load(**{**vars(self._asked), **asked})
         if "attention" in changed and self.family.implementation == "vendor":
-            raise OcrPhasesError(
-                "The vendor's class has its attention from loading: load it with another one."
-            )
+            raise OcrPhasesError("The vendor's class has its attention from loading: load it with another.")
         settings = ModelSettings(device=self.device, **{"dtype": own["dtype"], **changed})
         model = copy.deepcopy(self.model)
         if "attention" in changed:
@@ -118,19 +123,7 @@ class OCRSession:
             parameter.data = parameter.data.to(resolve_dtype(settings.dtype, self.device))
         return self.from_model(model, self.tokenizer, name=self.checkpoint.name)
 
-    @classmethod
-    def connect(
-        cls,
-        url: str,
-        model: str | None = None,
-        api_key: str | None = None,
-        *,
-        reference: Any = None,
-        patience: float = 300.0,
-    ) -> Any:
-        """`ocr_phases.connect`: a session on a running server."""
-        connect = elsewhere("engines.session.connect")
-        return connect(url, model, api_key, reference=reference, patience=patience)
+    connect = _Connect()
 
     # -- the phases, one by one -------------------------------------------------------------------
 
@@ -278,20 +271,15 @@ def repeat_run(record: PhaseRun, *, page: str | Path | None = None, **options: A
 
 def recorded_pages(record: PhaseRun, file: str | Path | None = None) -> list[Page]:
     """The record's pages as they were measured, or as ``file`` has them, proved by their hash."""
-    pages: Sequence[Any] = [record.page_data(number) for number in range(len(record.pages))]
-    if file is not None:
-        pages = each_page(str(file))
-    if len(pages) != len(record.pages):
-        raise OcrPhasesError(f"{file} does not stand for the {len(record.pages):,} pages of the record.")
+    kept = [record.page_data(number) for number in range(len(record.pages))]
+    pages: Sequence[Any] = kept if file is None else each_page(str(file))
+    if len(pages) != len(kept):
+        raise OcrPhasesError(f"{file} does not stand for the {len(kept):,} pages of the record.")
     for page, recorded in zip(pages, record.pages, strict=True):
         if page is None or page_id(describe_page(*load_page(page), embed=False)) != page_id(recorded):
-            if file is not None:
-                raise OcrPhasesError(f"{page} is not the page of the record, {recorded['file']}.")
-            what = "not" if page is None else "only as a smaller copy"
-            raise OcrPhasesError(
-                f"The page {recorded['file']} is {what} in the record: name its file beside --from to repeat "
-                "it."
-            )
+            name, what = recorded["file"], "not" if page is None else "only as a smaller copy"
+            lacking = f"The page {name} is {what} in the record: name its file beside --from to repeat it."
+            raise OcrPhasesError(f"{page} is not the page of the record, {name}." if file else lacking)
     return list(pages)
 
 
@@ -308,10 +296,7 @@ def load_recorded(record: PhaseRun, *, model: str | None = None, **settings: Any
             raise OcrPhasesError(f"The record does not say which model to repeat it with (no {part}).")
     name, source, revision = (known[part] for part in ("name", "source", "revision"))
     if source == AT_HAND:
-        raise OcrPhasesError(
-            f"The record is of a model object, {name}, which no name loads: give it to "
-            "OCRSession.from_model and measure the page again."
-        )
+        raise OcrPhasesError(f"The record is of a model object: give {name} to OCRSession.from_model again.")
     # A folder is known by its content, a hub id by its commit, and what is built in by its name.
     folder = revision.startswith("sha256:") and source != BUILT_IN
     place = source if folder else name

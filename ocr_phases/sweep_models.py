@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import torch
+from msgspec import Meta
 
 from ocr_phases.collectors import machine
 from ocr_phases.collectors.live_checks import one_sentence
@@ -59,7 +60,7 @@ class Cell(Settings):
     with; which model, and where, is said by what loads it.
     """
 
-    batch: int = 1
+    batch: Annotated[int, Meta(ge=1, le=1_000)] = 1
 
     @property
     def name(self) -> str:
@@ -123,8 +124,6 @@ class Sweep:
         empty = "{} is {!r}: give a list of at least one."
         listed = {name: values and not isinstance(values, str | int) for name, values in lists.items()}
         require((empty.format(name, lists[name]), known) for name, known in listed.items())
-        wrong = "{!r} is no batch size: give a whole number from 1 to 1,000."
-        require((wrong.format(rows), type(rows) is int and 1 <= rows <= 1_000) for rows in self.batches)
         # Nothing of a sweep shows probabilities.
         shared = {name: getattr(self, name) for name in _REQUEST} | {"token_probabilities": False}
         shared["ignore_eos"] = self.truth is None if self.ignore_eos is None else self.ignore_eos
@@ -169,24 +168,18 @@ class Sweep:
         known = _known(runs, shared, {cell.name for cell in cells})
         for cell in cells:
             record, path = (runs / f"{cell.name}{ending}" for ending in (".json", CELL_STATUS))
-            asked = {**shared, "cell": {name: getattr(cell, name) for name in _OF_CELL}}
-            status: dict[str, Any] = {"cell": asked["cell"], "asked": asked, "id": asked_id(asked)}
+            way = {name: getattr(cell, name) for name in _OF_CELL}
+            asked = {**shared, "cell": way}
+            status: dict[str, Any] = {"cell": way, "asked": asked, "id": asked_id(asked)}
             had, outcome, run = known.get(cell.name), CellOutcome(cell, "kept"), None
-            if had and finished(had, record, status["id"]):
+            if finished(had, record, status["id"]):
                 run = PhaseRun.load(record) if truth else None
             elif had and not self.retry_failed and (had["id"], had["state"]) == (status["id"], "failed"):
                 outcome = CellOutcome(cell, "failed", had["reason"])
             else:
-                if record.exists():  # measured with other settings or versions, or damaged
-                    with reserved(runs / "earlier" / record.name) as earlier:
-                        record.replace(earlier)
-                try:
-                    run = self._measured(cell, sessions, load)
-                    outcome = CellOutcome(cell, "measured")
-                except (OcrPhasesError, RuntimeError) as error:
-                    outcome = CellOutcome(cell, "failed", one_sentence(error))
-                    fail(path, outcome.reason, status)
+                outcome, run = self._measured(cell, record, sessions, load)
                 if run is None:
+                    fail(path, outcome.reason, status)
                     _check_device(device, outcome)
             if run is not None:
                 (run.with_truth(truth) if truth else run).save(record)
@@ -207,13 +200,22 @@ class Sweep:
             "prompt": session.family.facts.text_of(self.prompt),
         }
 
-    def _measured(self, cell: Cell, sessions: dict[Any, Any], load: Load) -> PhaseRun:
-        """The record of a cell, with one of ``sessions`` or a new one in their place."""
-        session = only(sessions, tuple(cell.changes.items()), partial(load, **cell.changes))
+    def _measured(
+        self, cell: Cell, record: Path, sessions: dict[Any, Any], load: Load
+    ) -> tuple[CellOutcome, PhaseRun | None]:
+        """What becomes of a cell with one of ``sessions`` or a new one in their place."""
+        if record.exists():  # measured with other settings or versions, or damaged
+            with reserved(record.parent / "earlier" / record.name) as earlier:
+                record.replace(earlier)
         # A batch would hold the page as often as it has rows.
         settings = {**cell.of_run(), "embed_page": cell.batch == 1}
-        told = partial(self.on_run, cell)
-        return session.run_inference([self.page] * cell.batch, progress=told, **settings)
+        try:
+            session = only(sessions, tuple(cell.changes.items()), partial(load, **cell.changes))
+            told = partial(self.on_run, cell)
+            run = session.run_inference([self.page] * cell.batch, progress=told, **settings)
+            return CellOutcome(cell, "measured"), run
+        except (OcrPhasesError, RuntimeError) as error:
+            return CellOutcome(cell, "failed", one_sentence(error)), None
 
 
 def _own_cells(cells: list[Cell], stands_for: Mapping[Any, str], shared: Mapping[str, Any]) -> list[Cell]:
@@ -282,7 +284,7 @@ def sweep(
     models: Sequence[str] = ("tiny",),
     *,
     load: Mapping[str, Any] | None = None,
-    loading: Callable[[str], None] | None = None,
+    loading: Callable[[str], None] = lambda name: None,
     **options: Any,
 ) -> Any:
     """Measure ``page`` with each of ``models`` at every combination, one model loaded at a time.
@@ -297,8 +299,7 @@ def sweep(
         raise OcrPhasesError("Give a list of models, like ['dummy', 'dummy:unlimited-ocr'].")
 
     def loaded(settings: ModelSettings, **changed: Any) -> Any:
-        if loading is not None:
-            loading(settings.model)
+        loading(settings.model)
         return elsewhere("session.OCRSession").load(**{**vars(settings), **changed})
 
     loads: dict[str, Load] = {}

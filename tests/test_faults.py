@@ -34,7 +34,7 @@ from ocr_phases.analyse.regions import region_table
 from ocr_phases.analyse.sentences import checks_verdict
 from ocr_phases.cli import main
 from ocr_phases.collectors import parity
-from ocr_phases.collectors.live_checks import input_checks
+from ocr_phases.collectors.live_checks import norm_layers
 from ocr_phases.collectors.parity import bfloat16_step
 from ocr_phases.families import PROMPTS
 from ocr_phases.files import LOCK_NAME, only_writer
@@ -266,8 +266,7 @@ def test_autocast_and_mixed_norms_are_notes(session: OCRSession) -> None:
     norm = next(module for module in session.model.modules() if type(module).__name__ == "LayerNorm")
     norm.half()
     try:
-        packed = session.prepare(RECEIPT)
-        *_, check = input_checks(session.checkpoint, packed, autocast=False)
+        check = norm_layers(session.model, session.dtype, autocast=False)
     finally:
         norm.float()
     assert (check["name"], check["verdict"]) == ("norm_layers", "note")

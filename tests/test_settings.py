@@ -1,31 +1,43 @@
-"""A setting is declared once: signatures, options, notebooks, explorer, lists, records and docs follow."""
+"""A setting is declared once: signatures, options, notebooks, explorer, lists, records and docs follow.
+
+What is asked for is refused before anything is measured, or is measured and can be saved.
+"""
 
 from __future__ import annotations
 
 import inspect
-from dataclasses import fields
+import json
+import math
+from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import numpy as np
 import papermill
 import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 from refusals import refused
 
 from benchmarks.settings_docs import NOTEBOOKS, settings_lists, with_parameters
 from ocr_phases import OCRSession, Settings
 from ocr_phases.analyse.statistics import LEAST_REPEATS
 from ocr_phases.cli.options import EVERY, KERNELS, SETTINGS, Parser, add_options
+from ocr_phases.errors import OcrPhasesError
 from ocr_phases.explorer.form import LEFT_OUT, Form
 from ocr_phases.settings import (
     REQUEST_SETTINGS,
     ModelSettings,
     RunSettings,
+    SamplingSettings,
     kind,
     resolve_infer,
     setting_from_text,
     setting_names,
 )
+from ocr_phases.steps.sampling import Sampler
 
 ROOT = Path(__file__).parents[1]
 DEFAULTS = vars(Settings())
@@ -128,6 +140,89 @@ def test_sampling_as_text_is_the_same_as_the_mapping() -> None:
     assert resolve_infer(text, None) == resolve_infer({**mapping, "no_repeat_ngram_size": 20}, None)
     assert resolve_infer("do_sample=True", None)[0].do_sample
     assert resolve_infer({"temperature": np.float64(0.5)}, None)[0].temperature == 0.5
-    for wrong in ("temperature=warm", "heat=1", "greedy"):
+    assert SamplingSettings.from_infer({"temperature": 0.0}) == SamplingSettings()
+
+
+# -- a setting that is accepted can be saved, any other is refused ---------------------------------------
+
+NUMBERS = st.one_of(
+    st.floats(),
+    st.integers(),
+    st.sampled_from([10**400, 2**63, -(2**64), math.inf, -math.inf, math.nan, 5e-324]),
+)
+VALUES = st.one_of(
+    *(NUMBERS, st.booleans(), st.none(), st.text(max_size=5), st.lists(NUMBERS, max_size=2)),
+    st.binary(max_size=3),
+)
+ASKED = (
+    *("prompt", "preset", "max_new_tokens", "eos_check_every", "repeats", "warmup", "seed"),
+    *("first_token", "strategy", "vision", "generate", "verify", "grounding", "return_text", "ignore_eos"),
+    *("autocast", "embed_page", "ceilings"),
+)
+SAMPLING = ("do_sample", "temperature", "top_p", "top_k", "no_repeat_ngram_size", "heat", 5)
+
+
+@example({"seed": 2**63})
+@example({"seed": math.nan})
+@example({"repeats": True})
+@example({"preset": ["tiny"]})
+@example({"prompt": "caf\udce9"})
+@example({"embed_page": "false"})
+@given(st.dictionaries(st.sampled_from(ASKED), VALUES, max_size=3))
+def test_a_setting_that_is_accepted_can_be_saved(settings: dict[str, Any]) -> None:
+    try:
+        RunSettings(**settings)
+    except OcrPhasesError as error:
+        assert str(error).count("\n") == 0
+    else:
+        saved = json.dumps(settings, allow_nan=False, ensure_ascii=False).encode()
+        assert json.loads(saved) == settings
+
+
+@example({"temperature": math.inf})
+@example({"temperature": 5e-324})
+@example({"temperature": 2})
+@example({"top_k": 10**400})
+@example({"do_sample": "no"})
+@given(st.dictionaries(st.sampled_from(SAMPLING), VALUES, max_size=3))
+def test_sampling_that_is_accepted_runs_and_can_be_saved(infer: dict[Any, Any]) -> None:
+    try:
+        settings = SamplingSettings.from_infer(infer)
+    except OcrPhasesError as error:
+        assert str(error).count("\n") == 0
+    else:
+        json.dumps(asdict(settings), allow_nan=False)
+        logits = torch.tensor([[-30.0, 0.0, 30.0]])
+        assert 0 <= Sampler(settings)(logits, torch.tensor([[0, 1]])).item() <= 2
+
+
+WRONG: dict[str, list[Any]] = {
+    "max_new_tokens": [0],
+    "repeats": [0, "three"],
+    "warmup": [-1],
+    "eos_check_every": [0, 2.5],
+    "first_token": ["none"],
+    "strategy": ["magic"],
+    "seed": [2**64],
+    "embed_page": ["no"],
+    "prompt": [5, "caf\udce9", None, ["markdown", 5], b"markdown", "\ud800"],
+    "infer": [
+        *({"heat": 1}, {"temperature": -1}, {"top_p": 0}, {"temperature": math.inf}),
+        *({"do_sample": True, "temperature": 0}, {"no_repeat_ngram_window": 5}, [1], 5),
+        *([("temperature", 1.0)], "hot", "a=b", "a\nb=1", "temperature=warm", "heat=1", "greedy"),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_value_is_refused_in_one_sentence(name: str) -> None:
+    for value in WRONG[name]:
+        with refused() as caught:
+            RunSettings(**{name: value})
+        assert "\n" not in str(caught.value)
+
+
+def test_settings_that_contradict_each_other_are_refused() -> None:
+    for more in ({"first_token": "redecode"}, {"verify": True}, {"strategy": "compiled"}):
         with refused():
-            resolve_infer(wrong, None)
+            RunSettings(generate=True, **more)

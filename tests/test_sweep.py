@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -30,43 +31,47 @@ from ocr_phases.files import MANIFEST_NAME
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import plots_many, results_many
 from ocr_phases.show.figures import figure_png
-from ocr_phases.sweep_models import AXES, Cell, CellOutcome, Sweep, sweep
+from ocr_phases.sweep_models import AXES, CellOutcome, Sweep, sweep
 
 PAGE = PAGES / "slide.png"
+#: One quick cell: the axes and what else is asked, of which a test changes some.
+ASKED: dict[str, Any] = {"presets": ["tiny"], "lengths": [2], "repeats": 1, "warmup": 0}
+ONE = "tiny-eager-b1-n2"
 
 
-def make_cells(**axes: Any) -> list[Cell]:
-    """The cells of a sweep over these lists."""
-    return Sweep(page=PAGE, **axes).cells
+def outcomes(session: Any, folder: Path, page: str | Path = PAGE, **options: Any) -> list[CellOutcome]:
+    """What `OCRSession.sweep` says of each cell."""
+    told: list[CellOutcome] = []
+    session.sweep(page, folder=folder, progress=told.append, **{**ASKED, **options})
+    return told
 
 
-CELLS = make_cells(presets=["tiny"], batches=[1, 2], lengths=[3])
-QUICK: dict[str, Any] = {"repeats": 1, "warmup": 0}
+def states(session: Any, folder: Path, page: str | Path = PAGE, **options: Any) -> dict[str, str]:
+    return {each.cell.name: each.state for each in outcomes(session, folder, page, **options)}
 
 
-def run_sweep(
-    session: Any, page: str | Path, cells: list[Cell], folder: Path, progress: Any = None, **options: Any
-) -> list[CellOutcome]:
-    """What `OCRSession.sweep` says of all combinations of the values in ``cells``."""
-    outcomes: list[CellOutcome] = []
-    fields = ("preset", "strategy", "batch", "max_new_tokens", "vision", "attention", "dtype")
-    values = ([getattr(cell, field) for cell in cells] for field in fields)
-    axes = {name: list(dict.fromkeys(each)) for name, each in zip(AXES, values, strict=True)}
-    session.sweep(page, folder=folder, progress=outcomes.append, **axes, **options)
-    return outcomes
+@pytest.fixture(scope="module")
+def finished(tiny_session: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with one finished cell."""
+    folder = tmp_path_factory.mktemp("finished")
+    assert states(tiny_session, folder) == {ONE: "measured"}
+    return folder
+
+
+@pytest.fixture
+def folder(finished: Path, tmp_path: Path) -> Path:
+    """A copy of it."""
+    return Path(shutil.copytree(finished, tmp_path / "sweep"))
 
 
 def records() -> dict[str, PhaseRun]:
     """Records as a sweep over two presets, two strategies, two batch sizes and two lengths leaves them."""
     runs = {}
-    for crops in (False, True):
-        for strategy in ("eager", "cuda_graph"):
-            for rows in (1, 4):
-                for tokens in (5, 60):
-                    run = make_run(crops=crops, rows=rows, max_tokens=tokens, cuda=strategy != "eager")
-                    model = {**run.model, "strategy": strategy, "config": TINY_CONFIG}
-                    run = dataclasses.replace(run, model=model)
-                    runs[f"{crops}-{strategy}-{rows}-{tokens}"] = run
+    ways = itertools.product((False, True), ("eager", "cuda_graph"), (1, 4), (5, 60))
+    for crops, strategy, rows, tokens in ways:
+        run = make_run(crops=crops, rows=rows, max_tokens=tokens, cuda=strategy != "eager")
+        model = {**run.model, "strategy": strategy, "config": TINY_CONFIG}
+        runs[f"{crops}-{strategy}-{rows}-{tokens}"] = dataclasses.replace(run, model=model)
     return runs
 
 
@@ -78,164 +83,122 @@ def with_vision(run: PhaseRun, vision: str) -> PhaseRun:
 
 
 def test_cells_are_every_combination_once() -> None:
-    cells = make_cells(presets=["tiny", "base"], batches=[1, 2, 1], lengths=[8])
-    assert [cell.name for cell in cells] == [
-        "tiny-eager-b1-n8",
-        "tiny-eager-b2-n8",
-        "base-eager-b1-n8",
-        "base-eager-b2-n8",
-    ]
-    cells = make_cells(presets=["tiny"], lengths=[8], visions=["eager", "compiled"])
-    assert [cell.name for cell in cells] == ["tiny-eager-b1-n8", "tiny-eager-b1-n8-vision-compiled"]
+    def names(**axes: Any) -> list[str]:
+        return [cell.name for cell in Sweep(page=PAGE, **axes).cells]
+
+    two = [f"{preset}-eager-b{rows}-n8" for preset in ("tiny", "base") for rows in (1, 2)]
+    assert names(presets=["tiny", "base"], batches=[1, 2, 1], lengths=[8]) == two
+    ways = names(presets=["tiny"], lengths=[8], visions=["eager", "compiled"])
+    assert ways == ["tiny-eager-b1-n8", "tiny-eager-b1-n8-vision-compiled"]
 
 
 @pytest.mark.parametrize(
-    "lists",
+    ("axis", "values"),
     [
-        (["huge"], ["eager"], [1], [8]),
-        ("tiny", ["eager"], [1], [8]),
-        (["tiny"], ["eager"], 2, [8]),
-        (["tiny"], ["fast"], [1], [8]),
-        (["tiny"], ["eager"], [0], [8]),
-        (["tiny"], ["eager"], [1], [-1]),
-        (["tiny"], [], [1], [8]),
-        (["tiny"], ["eager"], [1], [8], ["fast"]),
-        (["tiny"], ["eager"], [1], [8], ["eager"], ["fast"]),
-        (["tiny"], ["eager"], [1], [8], ["eager"], [None], ["int8"]),
-        (["tiny"], ["eager"], [1], [8], []),
+        *(("presets", "tiny"), ("batches", 2), ("strategies", []), ("visions", [])),
+        *(("presets", ["huge"]), ("strategies", ["fast"]), ("batches", [0]), ("lengths", [-1])),
+        *(("visions", ["fast"]), ("attentions", ["fast"]), ("dtypes", ["int8"])),
     ],
 )
-def test_what_no_sweep_could_measure_is_refused(lists: tuple[Any, ...]) -> None:
+def test_what_no_sweep_could_measure_is_refused(axis: str, values: Any) -> None:
+    assert axis in AXES
     with refused():
-        make_cells(**dict(zip(AXES, lists, strict=False)))
-
-
-def states(outcomes: list[CellOutcome]) -> list[str]:
-    return [outcome.state for outcome in outcomes]
+        _ = Sweep(page=PAGE, **{axis: values}).cells
 
 
 def test_only_what_is_missing_or_changed_is_measured(tiny_session: Any, tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
-    first = run_sweep(
-        tiny_session,
-        PAGE,
-        CELLS,
-        tmp_path,
-        **QUICK,
-        on_run=lambda cell, done, total: told.append((cell.name, done, total)),
-    )
-    assert [name for name, done, total in told if done == total] == [cell.name for cell in CELLS]
-    assert states(first) == ["measured", "measured"]
+    both = {"batches": [1, 2], "on_run": lambda cell, done, total: told.append((cell.name, done, total))}
+    two = {ONE: "measured", "tiny-eager-b2-n2": "measured"}
+    assert states(tiny_session, tmp_path, **both) == two
+    assert [name for name, done, total in told if done == total] == list(two)
     runs = SweepResult.load(tmp_path).runs
     assert [len(run.results) for run in runs.values()] == [1, 2]
-    assert {run.token_count for run in runs.values()} == {3}
+    assert {run.token_count for run in runs.values()} == {2}
     assert all(run.request["ignore_eos"] for run in runs.values())
     assert [run.page_image() is None for run in runs.values()] == [False, True]
-    wider = make_cells(presets=["tiny"], batches=[1, 2], lengths=[3, 2])
-    again = {o.cell.name: o.state for o in run_sweep(tiny_session, PAGE, wider, tmp_path, **QUICK)}
-    assert again["tiny-eager-b1-n3"] == again["tiny-eager-b2-n3"] == "kept"
-    assert again["tiny-eager-b1-n2"] == again["tiny-eager-b2-n2"] == "measured"
+    both["lengths"] = [2, 3]
+    more = dict.fromkeys(("tiny-eager-b1-n3", "tiny-eager-b2-n3"), "measured")
+    assert states(tiny_session, tmp_path, **both) == {**dict.fromkeys(two, "kept"), **more}
     # Another request, another version and a file that is no record: each is measured again.
     with refused():  # beside those not asked for
-        run_sweep(tiny_session, PAGE, CELLS[:1], tmp_path, repeats=2, warmup=0)
-    assert states(run_sweep(tiny_session, PAGE, wider, tmp_path, repeats=2, warmup=0)) == ["measured"] * 4
-    old = PhaseRun.load(tmp_path / "runs" / "tiny-eager-b2-n3.json")
-    dataclasses.replace(old, versions={**old.versions, "torch": "1.0"}).save(
-        tmp_path / "runs" / "tiny-eager-b2-n3.json"
-    )
-    (tmp_path / "runs" / "tiny-eager-b1-n3.json").write_text("{")
-    again = {
-        o.cell.name: o.state for o in run_sweep(tiny_session, PAGE, wider, tmp_path, repeats=2, warmup=0)
-    }
-    assert again["tiny-eager-b1-n3"] == again["tiny-eager-b2-n3"] == "measured"
-    assert again["tiny-eager-b1-n2"] == again["tiny-eager-b2-n2"] == "kept"
-    earlier = [PhaseRun.load(path) for path in (tmp_path / "runs" / "earlier").glob("*b2-n3*.json")]
+        outcomes(tiny_session, tmp_path, repeats=2)
+    both["repeats"] = 2
+    assert states(tiny_session, tmp_path, **both) == {**two, **more}
+    old = PhaseRun.load(tmp_path / "runs" / "tiny-eager-b2-n2.json")
+    aged = dataclasses.replace(old, versions={**old.versions, "torch": "1.0"})
+    aged.save(tmp_path / "runs" / "tiny-eager-b2-n2.json")
+    (tmp_path / "runs" / f"{ONE}.json").write_text("{")
+    assert states(tiny_session, tmp_path, **both) == {**two, **dict.fromkeys(more, "kept")}
+    earlier = [PhaseRun.load(path) for path in (tmp_path / "runs" / "earlier").glob("*b2-n2*.json")]
     assert sorted(len(run.repeats) for run in earlier) == [1, 2]  # nothing that was measured is gone
 
 
 def test_a_cell_is_measured_again_after_a_change_of_the_code(
-    tiny_session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_session: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def swept() -> list[str]:
-        return states(
-            run_sweep(tiny_session, PAGE, make_cells(presets=["tiny"], lengths=[2]), tmp_path, **QUICK)
-        )
-
-    assert swept() == ["measured"]
     monkeypatch.setattr("ocr_phases.collectors.machine.git_state", lambda: "another commit")
-    assert swept() == ["kept"]  # which changed nothing of the package
+    assert states(tiny_session, folder) == {ONE: "kept"}  # which changed nothing of the package
     monkeypatch.setattr("ocr_phases.collectors.machine._CODE", "another")
-    assert swept() == ["measured"]
-    assert next(iter(SweepResult.load(tmp_path).runs.values())).versions["code"] == "another"
+    assert states(tiny_session, folder) == {ONE: "measured"}
+    assert next(iter(SweepResult.load(folder).runs.values())).versions["code"] == "another"
 
 
-def test_a_folder_is_one_sweep(tiny_session: Any, golden_session: Any, tmp_path: Path) -> None:
-    run_sweep(tiny_session, PAGE, CELLS[:1], tmp_path, **QUICK)
-    before = (tmp_path / "runs" / "tiny-eager-b1-n3.json").read_bytes()
-    with refused():
-        run_sweep(tiny_session, PAGES / "form.png", CELLS, tmp_path, **QUICK)
-    with refused():
-        run_sweep(golden_session, PAGE, CELLS, tmp_path, **QUICK)
-    assert (tmp_path / "runs" / "tiny-eager-b1-n3.json").read_bytes() == before
+def test_a_folder_is_one_sweep(tiny_session: Any, golden_session: Any, folder: Path) -> None:
+    def files() -> dict[str, bytes]:
+        return {path.name: path.read_bytes() for path in (folder / "runs").iterdir()}
+
+    before = files()
+    for session, page in ((tiny_session, PAGES / "form.png"), (golden_session, PAGE)):
+        with refused():
+            outcomes(session, folder, page)
+    # A foreign file is refused before anything is measured.
+    for name in ("other.json", "other.status.json"):
+        (folder / "runs" / name).write_text("{}")
+        with refused():
+            outcomes(tiny_session, folder, batches=[1, 2])
+        (folder / "runs" / name).unlink()
+    assert files() == before
 
 
 def test_the_pages_of_one_file_are_different_pages(tiny_session: Any, tmp_path: Path) -> None:
-    file, cell = tmp_path / "three.tif", CELLS[:1]
+    file = tmp_path / "three.tif"
     with Image.open(PAGE) as page:
         page.save(file, save_all=True, append_images=[page.rotate(90), page.rotate(180)])
     for number in ("#2", ""):
         out = tmp_path / f"out{number}"
-        assert states(run_sweep(tiny_session, f"{file}{number}", cell, out, **QUICK)) == ["measured"]
-        same = f"{file}{number or '#1'}"
-        assert states(run_sweep(tiny_session, same, cell, out, **QUICK)) == ["kept"]
+        assert states(tiny_session, out, f"{file}{number}") == {ONE: "measured"}
+        assert states(tiny_session, out, f"{file}{number or '#1'}") == {ONE: "kept"}
         with refused():
-            run_sweep(tiny_session, f"{file}#3", cell, out, **QUICK)
-
-
-@pytest.mark.parametrize("name", ["other.json", "other.status.json"])
-def test_a_foreign_file_is_refused_before_anything_is_measured(
-    name: str, tiny_session: Any, tmp_path: Path
-) -> None:
-    run_sweep(tiny_session, PAGE, CELLS[:1], tmp_path, **QUICK)
-    before = sorted(path.name for path in (tmp_path / "runs").iterdir())
-    (tmp_path / "runs" / name).write_text("{}")
-    with refused():
-        run_sweep(tiny_session, PAGE, CELLS, tmp_path, **QUICK)
-    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == sorted([*before, name])
+            outcomes(tiny_session, out, f"{file}#3")
 
 
 def test_attention_and_dtype_are_axes(tiny_session: Any, tmp_path: Path) -> None:
-    asked = list(itertools.product(["sdpa", "eager"], ["float32", "bfloat16"]))
-    cells = make_cells(
-        presets=["tiny"], lengths=[2], attentions=["sdpa", "eager"], dtypes=["float32", torch.bfloat16]
-    )
-    assert [(cell.attention, cell.dtype) for cell in cells] == asked
-    assert states(run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK)) == ["measured"] * 4
+    axes = {"attentions": ["sdpa", "eager"], "dtypes": ["float32", torch.bfloat16]}
+    ends = ["", "-dtype-bfloat16", "-attention-eager", "-attention-eager-dtype-bfloat16"]
+    names = [f"{ONE}{end}" for end in ends]
+    assert states(tiny_session, tmp_path, **axes) == dict.fromkeys(names, "measured")
     found = SweepResult.load(tmp_path)
     model = {cell: (run.model["attention"], run.model["dtype"]) for cell, run in found.runs.items()}
-    own = "tiny-eager-b1-n2"
-    ends = ["", "-dtype-bfloat16", "-attention-eager", "-attention-eager-dtype-bfloat16"]
-    assert model == dict(zip([f"{own}{end}" for end in ends], asked, strict=True))
+    asked = itertools.product(["sdpa", "eager"], ["float32", "bfloat16"])
+    assert model == dict(zip(names, asked, strict=True))
     table = found.table.set_index("cell")
     assert {cell: tuple(row) for cell, row in table[["attention", "dtype"]].T.items()} == model
     # Beside cells of the model's own, which are the same ones; a session of another dtype is another sweep.
-    alone = make_cells(presets=["tiny"], lengths=[2])
-    assert states(run_sweep(tiny_session, PAGE, [*cells, *alone], tmp_path, **QUICK)) == ["kept"] * 4
+    own = {name: [*values, None] for name, values in axes.items()}
+    assert states(tiny_session, tmp_path, **own) == dict.fromkeys(names, "kept")
     with refused():
-        run_sweep(tiny_session.with_model(dtype="bfloat16"), PAGE, alone, tmp_path, **QUICK)
+        outcomes(tiny_session.with_model(dtype="bfloat16"), tmp_path)
     # What a class cannot have is a failed cell, and the others are measured.
-    flash = make_cells(presets=["tiny"], lengths=[2], attentions=["flash_attention_2", "eager"])
-    outcomes = run_sweep(tiny_session, PAGE, flash, tmp_path, **QUICK)
-    assert dict(zip(states(outcomes), (cell.cell.attention for cell in outcomes), strict=True)) == {
-        "failed": "flash_attention_2",
-        "kept": "eager",
-    }
+    flash = outcomes(tiny_session, tmp_path, attentions=["flash_attention_2", "eager"])
+    told = {outcome.cell.attention: outcome.state for outcome in flash}
+    assert told == {"flash_attention_2": "failed", "eager": "kept"}
 
 
 def test_a_cell_that_fails_keeps_its_reason_and_stops_nothing(
     tiny_session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cells = make_cells(presets=["tiny"], batches=[1, 2], lengths=[99_999, 2])
+    axes = {"batches": [1, 2], "lengths": [99_999, 2]}
     real = tiny_session.run_inference
 
     def limited(pages: list[Any], *args: Any, **options: Any) -> PhaseRun:
@@ -244,48 +207,39 @@ def test_a_cell_that_fails_keeps_its_reason_and_stops_nothing(
         return real(pages, *args, **options)
 
     monkeypatch.setattr(tiny_session, "run_inference", limited)
-    outcomes = run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK)
-    assert states(outcomes) == ["failed", "measured", "failed", "failed"]
-    assert "4096 positions" in outcomes[0].reason
-    assert outcomes[3].reason == "OutOfMemoryError: no room"
+    told = outcomes(tiny_session, tmp_path, **axes)
+    assert [each.state for each in told] == ["failed", "measured", "failed", "failed"]
+    assert "4096 positions" in told[0].reason
+    assert told[3].reason == "OutOfMemoryError: no room"
     kept = SweepResult.load(tmp_path)
-    assert list(kept.runs) == ["tiny-eager-b1-n2"]
-    assert dict(zip(kept.failures["cell"], kept.failures["reason"], strict=True)) == {
-        outcome.cell.name: outcome.reason for outcome in outcomes if outcome.state == "failed"
-    }
+    assert list(kept.runs) == [ONE]
+    failed = {each.cell.name: each.reason for each in told if each.state == "failed"}
+    assert dict(zip(kept.failures["cell"], kept.failures["reason"], strict=True)) == failed
     assert kept.failures["max_new_tokens"].tolist() == [99_999, 2, 99_999]
     # Known to fail: not tried again, until asked to or until something changes, or where that is damaged.
     monkeypatch.undo()
-    again = run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK)
-    assert states(again) == ["failed", "kept", "failed", "failed"]
-    retried = run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK, retry_failed=True)
-    assert states(retried) == ["failed", "kept", "failed", "measured"]
+    for retry, last in ((False, "failed"), (True, "measured")):
+        again = states(tiny_session, tmp_path, **axes, retry_failed=retry)
+        assert list(again.values()) == ["failed", "kept", "failed", last]
     assert set(SweepResult.load(tmp_path).failures["max_new_tokens"]) == {99_999}
     for damage in ("", "[" * 100_000, "{}"):
         (tmp_path / "runs" / "tiny-eager-b1-n99999.status.json").write_text(damage)
-        assert run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK)[0].reason == outcomes[0].reason
+        assert outcomes(tiny_session, tmp_path, **axes)[0].reason == told[0].reason
 
 
 def test_a_device_that_is_lost_ends_the_sweep_and_fails_no_other_cell(
-    tiny_session: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_session: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cells = make_cells(presets=["tiny"], batches=[1, 2, 3], lengths=[2])
-    real = tiny_session.run_inference
-
     def lost(*args: Any, **options: Any) -> None:
+        monkeypatch.setattr(torch, "zeros", lost)
         raise RuntimeError("CUDA error: device-side assert triggered")
 
-    def until_lost(pages: list[Any], *args: Any, **options: Any) -> PhaseRun:
-        if len(pages) > 1:
-            monkeypatch.setattr(torch, "zeros", lost)
-            lost()
-        return real(pages, *args, **options)
-
-    monkeypatch.setattr(tiny_session, "run_inference", until_lost)
+    monkeypatch.setattr(tiny_session, "run_inference", lost)
     with refused():
-        run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK)
+        outcomes(tiny_session, folder, batches=[1, 2, 3])
     monkeypatch.undo()
-    assert states(run_sweep(tiny_session, PAGE, cells, tmp_path, **QUICK)) == ["kept", "failed", "measured"]
+    again = states(tiny_session, folder, batches=[1, 2, 3])
+    assert list(again.values()) == ["kept", "failed", "measured"]
 
 
 # -- several models ----------------------------------------------------------------------------------
@@ -337,14 +291,7 @@ def test_models_stand_side_by_side(swept: Path) -> None:
     (swept / "runs").rmdir()
 
 
-@pytest.mark.parametrize(
-    "models",
-    [
-        "tiny",
-        [],
-        ["dummy", "dummy"],
-    ],
-)
+@pytest.mark.parametrize("models", ["tiny", [], ["dummy", "dummy"]])
 def test_models_are_a_list_of_different_names(models: Any, tmp_path: Path) -> None:
     with refused():
         sweep(PAGE, models, folder=tmp_path)

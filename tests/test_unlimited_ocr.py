@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from dataclasses import replace
@@ -15,7 +16,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from refusals import refused
-from safetensors.torch import load_file
 from transformers import DynamicCache
 from transformers.generation import NoRepeatNGramLogitsProcessor
 
@@ -27,7 +27,7 @@ from ocr_phases.analyse.grounding import parse_grounding, token_regions
 from ocr_phases.cli import main
 from ocr_phases.families import FAMILIES, UNLIMITED_OCR
 from ocr_phases.inputs.images import load_page
-from ocr_phases.models.wiring import NATIVES, native_config
+from ocr_phases.models.wiring import native_config
 from ocr_phases.report.artifacts import result_markdown, write_artifacts
 from ocr_phases.settings import SamplingSettings
 from ocr_phases.show.page import page_html, plot_page
@@ -35,15 +35,8 @@ from ocr_phases.steps.phases import generate
 from ocr_phases.steps.sampling import NoRepeatNGrams, windowed_processors
 
 FACTS = FAMILIES[UNLIMITED_OCR]
-NATIVE = NATIVES[UNLIMITED_OCR]
-PUBLISHED = NATIVE.facts.config
 WINDOW = 16
 RECORDED_RUN = RECORDINGS[UNLIMITED_OCR]
-
-
-@pytest.fixture(scope="module")
-def golden() -> dict[str, torch.Tensor]:
-    return load_file(GOLDEN_UNLIMITED / "forward.safetensors")
 
 
 # -- prompts -----------------------------------------------------------------------------------------
@@ -66,15 +59,16 @@ def test_prompts_are_the_familys():
 # -- prefill and decode ------------------------------------------------------------------------------
 
 
-def test_padded_rows_stay_right_beyond_the_window(unlimited_session, golden):
+def test_padded_rows_stay_right_beyond_the_window(unlimited_session):
     """The vendor's own second row is wrong from token 3 on: it is held to the row alone."""
+    golden = RECORDED_RUN.forward
     state = generate(unlimited_session.model, RECORDED_RUN.inputs("padded"), 24)
     alone = golden["padded.row1_alone_tokens"].tolist()
     assert state.ids == [golden["padded.greedy_tokens"][0].tolist(), *alone]
     assert state.entries[-1] == 30 + WINDOW - 1
 
 
-def test_a_cache_without_the_window_is_refused(unlimited_session, golden_session, golden):
+def test_a_cache_with_another_window_is_refused(unlimited_session, golden_session):
     model, inputs = unlimited_session.model, RECORDED_RUN.inputs("long")
     with refused():
         prefill(model, inputs, cache=DynamicCache())
@@ -82,11 +76,7 @@ def test_a_cache_without_the_window_is_refused(unlimited_session, golden_session
     assert state.window == WINDOW
     with refused():
         prefill(golden_session.model, inputs, cache=DynamicCache(config=model.config.get_text_config()))
-
-
-def test_a_cache_that_grows_beyond_its_window_is_an_error(unlimited_session, golden):
-    model = unlimited_session.model
-    state = prefill(model, RECORDED_RUN.inputs("long"))
+    # So is one that grows beyond it.
     for layer in state.cache.layers:
         layer.sliding_window = 3
     with refused():
@@ -200,7 +190,7 @@ def test_cost_and_floor_follow_the_window(several_pages):
 
 
 def test_the_window_is_the_files():
-    golden = json.loads((GOLDEN_UNLIMITED / "checkpoint" / "config.json").read_text())
+    golden = copy.deepcopy(UNLIMITED_SMALL)
     text = native_config(golden).text_config
     assert (text.sliding_window, set(text.layer_types)) == (16, {"reference_sliding_attention"})
     places = [golden["language_config"], golden, golden]
@@ -216,7 +206,7 @@ def test_the_window_is_the_files():
     with refused():
         native_config(golden)
     with refused():
-        native_config({**PUBLISHED, "sliding_window_size": 1})
+        native_config({**FACTS.config, "sliding_window_size": 1})
 
 
 # -- output ------------------------------------------------------------------------------------------
@@ -230,57 +220,46 @@ def markdown(name: str) -> str:
     return result_markdown(case["model_text"], UNLIMITED_OCR, len(case.get("pages", [1])))
 
 
-def test_the_output_is_read_as_the_vendor_reads_it_where_it_is_right():
-    text = OUTPUTS["single"]["model_text"]
-    found = parse_grounding(text, UNLIMITED_OCR)
-    labels = ["title", "text", "image", "image_caption", "table", "broken", "image"]
-    assert [region.label for region in found.regions] == labels
-    assert found.dropped == 1
-    assert found.regions[0].boxes == ((100, 40, 900, 90),)
-    theirs = OUTPUTS["single"]["result"].removesuffix("tail")
-    assert markdown("single") == f"{theirs}lost\n![](images/1.jpg)\ntail"  # the vendor's loses both
-    assert markdown("same_box_twice") == "a\nb\n![](images/0.jpg)\n\n![](images/1.jpg)\n"
-    assert parse_grounding(text).regions == ()  # not DeepSeek-OCR's
-
-
-def test_boxes_in_other_forms_are_read_and_nothing_is_lost():
-    found = parse_grounding(OUTPUTS["two_boxes"]["model_text"], UNLIMITED_OCR)
-    assert [(region.label, len(region.boxes)) for region in found.regions] == [
-        ("image", 2),
-        ("text", 1),
-        ("image", 1),
-    ]
-    links = [f"![](images/{number}.jpg)\n" for number in range(3)]
-    assert markdown("two_boxes") == f"{links[0]}{links[1]}\nb\n{links[2]}"
-    old = parse_grounding(OUTPUTS["old_format"]["model_text"], UNLIMITED_OCR)
-    assert [(region.label, len(region.boxes)) for region in old.regions] == [
-        ("image", 2),
-        ("title", 1),
-        ("image", 1),
-    ]
-
-
-def test_regions_carry_their_page():
-    text = OUTPUTS["multi"]["model_text"]
-    found = parse_grounding(text, UNLIMITED_OCR)
-    assert [region.page for region in found.regions] == [0, 0, 1, 1, 1, 2]
+@pytest.mark.parametrize(
+    ("name", "labels", "boxes", "pages"),
+    [
+        ("single", "title text image image_caption table broken image", [1, 1, 1, 1, 1, 0, 1], [0] * 7),
+        ("two_boxes", "image text image", [2, 1, 1], [0] * 3),
+        ("old_format", "image title image", [2, 1, 1], [0] * 3),
+        ("multi", None, None, [0, 0, 1, 1, 1, 2]),
+    ],
+)
+def test_regions_are_read_in_every_form(name, labels, boxes, pages):
+    found = parse_grounding(OUTPUTS[name]["model_text"], UNLIMITED_OCR)
+    assert [region.page for region in found.regions] == pages
     assert "<PAGE>" not in "".join(region.text for region in found.regions)
-    theirs = OUTPUTS["multi"]["result"]
+    if labels:
+        assert [region.label for region in found.regions] == labels.split()
+        assert [len(region.boxes) for region in found.regions] == boxes
+    if name == "single":
+        assert (found.dropped, found.regions[0].boxes) == (1, ((100, 40, 900, 90),))
+        assert parse_grounding(OUTPUTS[name]["model_text"]).regions == ()  # not DeepSeek-OCR's
+
+
+def test_the_output_is_the_vendors_where_that_is_right():
+    theirs = OUTPUTS["single"]["result"].removesuffix("tail")
+    links = [f"![](images/{number}.jpg)\n" for number in range(3)]
     beyond = "<|det|>text [80, 120, 920, 300]<|/det|>"
-    assert markdown("multi") == theirs.replace(beyond, "")
-    assert markdown("multi_text_before_first_page") == "preamble\n<PAGE>\nOnly page"
-    assert markdown("multi_no_page_mark") == "No page mark"
-    lone = parse_grounding("<PAGE>a<PAGE><|det|>image [1, 2, 30, 40]<|/det|>b<PAGE>c", UNLIMITED_OCR)
-    assert token_regions(lone, ["<PAGE>", "a", "<PAGE>", "<|det|>image [1, 2, 30, 40]<|/det|>b", "<PA"]) == [
-        -1,
-        -1,
-        -1,
-        0,
-        -1,
-    ]
+    written = {
+        "single": f"{theirs}lost\n![](images/1.jpg)\ntail",  # the vendor's loses both
+        "same_box_twice": f"a\nb\n{links[0]}\n{links[1]}",
+        "two_boxes": f"{links[0]}{links[1]}\nb\n{links[2]}",
+        "multi": OUTPUTS["multi"]["result"].replace(beyond, ""),
+        "multi_text_before_first_page": "preamble\n<PAGE>\nOnly page",
+        "multi_no_page_mark": "No page mark",
+    }
+    assert {name: markdown(name) for name in written} == written
     assert result_markdown("<PAGE>x\n<PAGE><|det|>image [1, 2, 3, 4]<|/det|>", UNLIMITED_OCR) == (
         "<PAGE>\nx\n<PAGE>\n<|det|>image [1, 2, 3, 4]<|/det|>"  # it was given one page
     )
+    lone = parse_grounding("<PAGE>a<PAGE><|det|>image [1, 2, 30, 40]<|/det|>b<PAGE>c", UNLIMITED_OCR)
+    texts = ["<PAGE>", "a", "<PAGE>", "<|det|>image [1, 2, 30, 40]<|/det|>b", "<PA"]
+    assert token_regions(lone, texts) == [-1, -1, -1, 0, -1]
 
 
 def test_files_of_several_pages_are_named_by_page(tmp_path):

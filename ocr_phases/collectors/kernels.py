@@ -27,10 +27,7 @@ from ocr_phases.settings import Request
 def check_kernels(device: str, *, generate: bool, trace: str | Path | None) -> None:
     """Whether a kernel view can be taken and its trace be kept; `OcrPhasesError` where not."""
     if torch.device(device).type != "cuda":
-        raise OcrPhasesError(
-            f"The kernel view shows the kernels of a CUDA device, and this runs on {device}: "
-            "drop kernels=True, or measure with device='cuda'."
-        )
+        raise OcrPhasesError(f"The kernel view needs a CUDA device, this is {device}: drop kernels=True.")
     if generate:
         raise OcrPhasesError("The kernel view needs the two phases: drop generate=True or kernels=True.")
     if trace is not None:

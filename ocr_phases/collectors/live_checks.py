@@ -61,12 +61,10 @@ def attempted(name: str, take: Callable[[], Any]) -> Any:
         raise
     except Exception as error:  # noqa: BLE001 (out of memory, or whatever a checkpoint's own class raises)
         reason = one_sentence(error)
-    if name == "verify":
-        return check("parity", "n/a", reason)
-    if name == "kernels":
-        return {"error": reason}
-    warnings.warn(f"The record has no {name.replace('_', ' ')} ({reason}).", stacklevel=3)
-    return None
+    kept = {"verify": check("parity", "n/a", reason), "kernels": {"error": reason}}
+    if name not in kept:
+        warnings.warn(f"The record has no {name.replace('_', ' ')} ({reason}).", stacklevel=3)
+    return kept.get(name)
 
 
 class Watch:
@@ -81,8 +79,7 @@ class Watch:
         self.memory = PeakMemory(checkpoint.device)
         # Counting takes time, so it is in no timed run.
         self.waits: list[str] | None = [] if counted else None
-        self.forwards = 0
-        self.training = self.gradients = False  # whether one was seen in training, or with gradients
+        self.modes: list[tuple[bool, bool]] = []  # of each forward: in training, with gradients
         self.widths: set[int] = set()  # of the steps' input ids
         self.images: set[str] = set()  # image arguments of steps
         self.masks: list[Mask] = []  # of the steps
@@ -92,9 +89,7 @@ class Watch:
         """Watch a ``with`` block, which is one phase."""
 
         def look(module: nn.Module, args: Any, arguments: dict[str, Any]) -> None:
-            self.forwards += 1
-            self.training |= module.training
-            self.gradients |= torch.is_grad_enabled()
+            self.modes.append((module.training, torch.is_grad_enabled()))
             if phase == "decode":
                 names = self.family.wiring.image_arguments
                 self.images |= {name for name in names if arguments.get(name) is not None}
@@ -114,7 +109,8 @@ class Watch:
         ``vectors`` are the projector's. `phases` has refused any cache that is not carried on, or grows
         wrongly: these checks only say by how much it grew.
         """
-        seen = f"{count_text(self.forwards, 'forward')} looked at"
+        seen = f"{count_text(len(self.modes), 'forward')} looked at"
+        training, gradients = map(any, zip(*self.modes, strict=True))
         mask, device = state.attention_mask, state.token.device
         shape, wanted = list(mask.shape), [len(state.ids), state.length]
         masked, found = shape == wanted and mask.device == device, f"{shape} on {mask.device}"
@@ -124,8 +120,8 @@ class Watch:
         places = sum(packed.image_tokens)
         features = f"{vectors} vectors and {breaks} breaks for {places} image tokens"
         checks = [
-            check("eval_mode", not self.training, seen, "the model was in training"),
-            check("gradients_off", not self.gradients, seen, "gradients were tracked"),
+            check("eval_mode", not training, seen, "the model was in training"),
+            check("gradients_off", not gradients, seen, "gradients were tracked"),
             check("cache_growth", True, _growth(state)),
             check("attention_mask", masked, f"{found} at the end", wrong),
             check("image_features", vectors + breaks == places, features),
@@ -164,57 +160,55 @@ class Repeat(NamedTuple):
 
 
 def run_checks(
+    checkpoint: Checkpoint,
+    packed: PageInputs,
     request: Request,
     runs: Sequence[Repeat],
-    inputs: list[LiveCheck],
-    syncs: LiveCheck,
+    waits: tuple[int, int] | None,
     after: Mapping[str, Any],
 ) -> list[LiveCheck]:
-    """The checks of a record: what its ``runs`` agree on, what was seen, and what is missing after a stop.
+    """The checks of a record: of inputs and model, what its ``runs`` agree on, and what a stop left out.
 
-    ``inputs`` are `input_checks`, ``syncs`` is `host_syncs_check`; ``after`` has what was measured beside the
-    runs, by its setting. Of a check that several runs have it is the first that is no pass, else the last.
+    ``waits`` are those of the host in the warm-up's decode, and its steps; ``after`` has what was measured
+    beside the runs, by its setting. Of a check that several runs have it is the first that is no pass, else
+    the last.
     """
     same = all(run.ids == runs[0].ids for run in runs)
-    agree = f"{len(runs)} repeats, {'equal' if same else 'different'} tokens"
+    checks = [
+        check("repeats_agree", same, f"{len(runs)} repeats, {'equal' if same else 'different'} tokens"),
+        _image_mask(packed, checkpoint.image_token_id),
+        _prompt_tokens(packed, checkpoint.tokenizer),
+        norm_layers(checkpoint.model, checkpoint.dtype, request.autocast),
+    ]
     seen: dict[str, LiveCheck] = {}
     for one in itertools.chain.from_iterable(run.checks for run in runs):
         if seen.setdefault(one["name"], one)["verdict"] == "pass":
             seen[one["name"]] = one
-    checks = [check("repeats_agree", same, agree), *inputs, *seen.values()]
-    checks += [] if request.generate else [syncs]
+    checks += seen.values()
+    if not request.generate:
+        checks.append(host_syncs(waits, after.get("kernels"), request.eos_check_every, checkpoint.device))
     checks += [after["verify"]] if "verify" in after else []
     missing = [name for name in AFTERWARDS if getattr(request, name) and name not in after]
     if len(runs) < request.repeats or missing:
         finished = f"{len(runs)} of {count_text(request.repeats, 'repeat')}"
-        measured = f"{finished}, without {', '.join(missing)}" if missing else finished
-        checks.append(check("interrupted", "note", measured))
+        without = f", without {', '.join(missing)}" if missing else ""
+        checks.append(check("interrupted", "note", f"{finished}{without}"))
     return checks
 
 
-def input_checks(checkpoint: Checkpoint, packed: PageInputs, *, autocast: bool) -> list[LiveCheck]:
-    """What the inputs and the model show before anything runs."""
-    return [
-        _image_mask(packed, checkpoint.image_token_id),
-        _prompt_tokens(packed, checkpoint.tokenizer),
-        _norm_layers(checkpoint.model, checkpoint.dtype, autocast),
-    ]
-
-
-def host_syncs_check(
+def host_syncs(
     waits: tuple[int, int] | None, view: Mapping[str, Any] | None, every: int, device: str
 ) -> LiveCheck:
-    """The ``host_syncs`` check: waits of the host in decode against the reads of the end token.
+    """Waits of the host in decode against the reads of the end token.
 
-    ``waits`` are those of the warm-up run and its steps; the profiler, whose kernel ``view`` there may be,
-    sees also what torch's debug mode misses.
+    The profiler, whose kernel ``view`` there may be, sees also what torch's debug mode misses.
     """
+    if torch.device(device).type != "cuda":
+        return check("host_syncs", "n/a", "a CPU has no device to wait for")
     seen = [] if waits is None else [("", *waits)]
     if view is not None and "error" not in view:
         counts = view["decode_steps"]["host_syncs"]
         seen.append(("the profiler saw ", sum(counts), len(counts)))
-    if torch.device(device).type != "cuda":
-        return check("host_syncs", "n/a", "a CPU has no device to wait for")
     if not seen:
         return check("host_syncs", "n/a", "counted in a warm-up run, and there was none")
     good = all(syncs <= -(-steps // every) for _, syncs, steps in seen)
@@ -247,10 +241,9 @@ def _mask_handed_over(masks: list[Mask], packed: PageInputs, state: DecodeState)
         columns = state.length - len(masks) + 1 + number
         slots = windowed_length(columns, packed.prefill_len, state.window)
         right = device == str(state.token.device) and shape in ((rows, columns), (rows, 1, 1, slots))
-        if shape is not None and not right:
-            wrong.append(f"step {number} got {list(shape)} on {device} for {columns} columns")
-        elif shape is None and packed.padded:
-            wrong.append(f"step {number} got none, with padded rows")
+        if packed.padded if shape is None else not right:
+            got = "none" if shape is None else f"{list(shape)} on {device}"
+            wrong.append(f"step {number} got {got} for {columns} columns")
     kinds = " and ".join(sorted({kind for kind, *_ in masks}))
     broken = f"{wrong[0]}; {len(wrong)} of {count_text(len(masks), 'step')} wrong" if wrong else ""
     return check("mask_handed_over", not wrong, f"{kinds} in {len(masks)} steps", broken)
@@ -275,7 +268,8 @@ def _prompt_tokens(packed: PageInputs, tokenizer: Any) -> LiveCheck:
     return check("prompt_tokens", True, f"{count_text(len(packed.prompts), 'prompt')} decoded back")
 
 
-def _norm_layers(model: nn.Module, dtype: torch.dtype, autocast: bool) -> LiveCheck:
+def norm_layers(model: nn.Module, dtype: torch.dtype, autocast: bool) -> LiveCheck:
+    """Which normalisation layers there are, and in which dtypes: all in the model's own is a pass."""
     kinds: Counter[tuple[str, str]] = Counter()
     for module in model.modules():
         name, weight = type(module).__name__, getattr(module, "weight", None)

@@ -181,15 +181,13 @@ class Conditions:
 
     @contextlib.contextmanager
     def of(self, repeat: int) -> Iterator[None]:
-        """Around one run; warm-up has a negative number and is not kept, nor is a run that did not end."""
+        """Around one repeat; one that did not end is not kept."""
         before = _read()
-        if repeat >= 0:
-            self._energy.mark()
+        self._energy.mark()
         yield
         after = _read()
-        if repeat >= 0:
-            self._energy.mark()
-            self._repeats.append({"repeat": repeat, **_between(before, after)})
+        self._energy.mark()
+        self._repeats.append({"repeat": repeat, **_between(before, after)})
 
     def described(self) -> dict[str, Any]:
         """``repeats``: a dict each; ``gpu``: its state before and after, or None on a CPU; ``energy``."""
@@ -263,39 +261,49 @@ class EnergyMeter:
     """
 
     def __init__(self, device: torch.device, powercap: Path = _POWERCAP) -> None:
-        self.missing, self._marks = "", list[tuple[float, float]]()
+        self.missing, self._times, self._counts = "", list[float](), list[Counts]()
         try:
-            self._joules, self._idle_w = _counter(device, powercap)
+            self._read, self._ranges, self._idle_w = _counters(device, powercap)
         except (ImportError, OSError) as error:
             self.missing = str(error)
 
     def mark(self) -> None:
-        """Read the counter now."""
+        """Read the counters now."""
         if not self.missing:
-            self._marks.append((perf_counter(), self._joules()))
+            self._times.append(perf_counter())
+            self._counts.append(self._read())
 
     def described(self) -> dict[str, Any]:
         """``seconds`` of all runs, ``run_joules`` of each and ``idle_w``; or ``missing``."""
         if self.missing:
             return {"missing": self.missing}
-        seconds, joules = np.subtract(self._marks[-1], self._marks[0]).tolist()
+        seconds = self._times[-1] - self._times[0]
         if seconds < _LEAST_ENERGY_S:
             return {"missing": f"the repeats took {seconds:.2f} s in all, and the counter needs a second"}
-        each = joules / (len(self._marks) // 2)
+        each = _joules(self._counts, self._ranges) / (len(self._times) // 2)
         return {"seconds": seconds, "run_joules": each, "idle_w": self._idle_w}
 
 
+#: Counters of energy in joules, and where each begins again.
+Counts = list[float]
+
+
+def _joules(counts: Sequence[Counts], ranges: Counts) -> float:
+    """What all counters together grew by."""
+    return float(np.mod(np.diff(counts, axis=0), ranges).sum())
+
+
 @cache
-def _counter(device: torch.device, powercap: Path) -> tuple[Callable[[], float], float]:
-    """What reads the joules so far, and the watts of the idle device, measured for a second."""
-    read = _nvml(device) if device.type == "cuda" else _powercap(powercap)
+def _counters(device: torch.device, powercap: Path) -> tuple[Callable[[], Counts], Counts, float]:
+    """What reads the counters, their ranges, and the watts of the idle device, measured for a second."""
+    read, ranges = _nvml(device) if device.type == "cuda" else _powercap(powercap)
     start, before = perf_counter(), read()
     sleep(_LEAST_ENERGY_S)
-    return read, (read() - before) / (perf_counter() - start)
+    return read, ranges, _joules([before, read()], ranges) / (perf_counter() - start)
 
 
-def _nvml(device: torch.device) -> Callable[[], float]:
-    """What reads the card's counter, in joules."""
+def _nvml(device: torch.device) -> tuple[Callable[[], Counts], Counts]:
+    """The card's counter, which never begins again."""
     import pynvml  # an optional dependency
 
     try:
@@ -304,25 +312,19 @@ def _nvml(device: torch.device) -> Callable[[], float]:
         pynvml.nvmlDeviceGetTotalEnergyConsumption(card)
     except pynvml.NVMLError as error:
         raise OSError(f"NVML: {error}") from error
-    return lambda: pynvml.nvmlDeviceGetTotalEnergyConsumption(card) / 1e3
+    return lambda: [pynvml.nvmlDeviceGetTotalEnergyConsumption(card) / 1e3], [np.inf]
 
 
-def _powercap(folder: Path) -> Callable[[], float]:
-    """What adds up the counters of the host's packages, in joules; each begins again at its range."""
+def _powercap(folder: Path) -> tuple[Callable[[], Counts], Counts]:
+    """The counters of the host's packages."""
     zones = [zone for zone in sorted(folder.glob("*:*")) if zone.name.count(":") == 1]
     if not zones:
         raise FileNotFoundError("this host has no powercap counters")
-    last: dict[Path, int] = {}
-    grown = dict.fromkeys(zones, 0)
 
-    def read() -> float:
-        for zone in zones:
-            now = int((zone / "energy_uj").read_text())
-            grown[zone] += (now - last.get(zone, now)) % (int((zone / "max_energy_range_uj").read_text()) + 1)
-            last[zone] = now
-        return sum(grown.values()) / 1e6
+    def read(name: str) -> Counts:
+        return [int((zone / name).read_text()) / 1e6 for zone in zones]
 
-    return read
+    return partial(read, "energy_uj"), read("max_energy_range_uj")
 
 
 def gpu_state(device: torch.device) -> dict[str, Any] | None:
@@ -348,11 +350,9 @@ def gpu_state(device: torch.device) -> dict[str, Any] | None:
 
 def _smi(query: str, device: str) -> list[str]:
     """The lines that ``nvidia-smi`` answers a query with; none where it fails or takes too long."""
-    command = ["nvidia-smi", query, "--format=csv,noheader,nounits", "-i", device]
-    try:
+    command, output = ["nvidia-smi", query, "--format=csv,noheader,nounits", "-i", device], ""
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
         output = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
-    except (OSError, subprocess.SubprocessError):
-        return []
     return [line for line in output.splitlines() if line.strip()]
 
 

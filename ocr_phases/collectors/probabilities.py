@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,15 +15,13 @@ from ocr_phases.steps.phases import until_end
 
 _MOST_LOGITS = 2**24  # at once: 64 MB in float32
 _DECIMALS = 3
+_PARTS = ("logprobs", "margins")
 
 
-class Sureness(NamedTuple):
-    """Of each generated token of a row, None for one that is not known."""
-
-    logprobs: list[float | None]
-    """Natural logarithm of its probability under the softmax of the model's own logits."""
-    margins: list[float | None]
-    """Its logit minus the highest logit of any other token; negative where another was more probable."""
+#: Of a row's tokens: ``logprobs``, the natural logarithm of each one's probability under the softmax of the
+#: model's own logits, and ``margins``, its logit minus the highest one of any other token (negative where
+#: another was more probable); None for what is not known.
+Sureness = dict[str, list[float | None]]
 
 
 @torch.no_grad()
@@ -41,7 +39,7 @@ def token_probabilities(model: Any, inputs: DeviceInputs, ids: Sequence[Sequence
     known = [until_end(list(row), (image_token,)) for row in ids]
     longest = max(map(len, known))
     if not longest:
-        return [Sureness([None] * len(row), [None] * len(row)) for row in ids]
+        return [dict.fromkeys(_PARTS, [None] * len(row)) for row in ids]
     wanted = torch.tensor([row + [0] * (longest - len(row)) for row in known], device=inputs.input_ids.device)
     hidden = _hidden_states(model, inputs, wanted)
     head = family_of(model).stages(model)["lm_head"]
@@ -49,9 +47,10 @@ def token_probabilities(model: Any, inputs: DeviceInputs, ids: Sequence[Sequence
     chunks = zip(hidden.split(size, dim=1), wanted.split(size, dim=1), strict=True)
     found = torch.cat([_sureness(head(part).float(), tokens) for part, tokens in chunks], dim=1)
     return [
-        Sureness(
-            *([*map(_rounded, values[: len(mine)]), *[None] * (len(row) - len(mine))] for values in both)
-        )
+        {
+            part: [*map(_rounded, values[: len(mine)]), *[None] * (len(row) - len(mine))]
+            for part, values in zip(_PARTS, both, strict=True)
+        }
         for row, mine, both in zip(ids, known, found.transpose(1, 2).tolist(), strict=True)
     ]
 

@@ -180,8 +180,7 @@ def _with_work(groups: pd.DataFrame, within: pd.DataFrame) -> pd.DataFrame:
 
 def _stages(ranges: pd.DataFrame, within: pd.DataFrame) -> pd.DataFrame:
     spans = ranges.groupby(_STAGE, sort=False).agg(calls=("host_ms", "size"), host_ms=("host_ms", "sum"))
-    table = _with_work(spans, within).reset_index()
-    return table[[*_STAGE, "calls", "kernels", "copies", "launches", "busy_ms", "host_ms"]]
+    return _with_work(spans, within).reset_index()
 
 
 def _decode_steps(ranges: pd.DataFrame, within: pd.DataFrame, waits: pd.DataFrame) -> pd.DataFrame:
