@@ -17,7 +17,6 @@ import refusals
 import torch
 from example_run import ATTACK, make_run, report_of
 from golden_cases import RECORDINGS, VENDOR, vendor_inputs
-from safetensors.torch import load_file
 
 from ocr_phases import OCRSession
 from ocr_phases.inputs.packing import DeviceInputs
@@ -99,11 +98,6 @@ def driven(request: pytest.FixtureRequest) -> Callable[[str, str], tuple[OCRSess
 @pytest.fixture(scope="session")
 def tiny_session() -> OCRSession:
     return OCRSession.load("tiny", device="cpu")
-
-
-@pytest.fixture(scope="session")
-def golden_forward() -> dict[str, torch.Tensor]:
-    return load_file(GOLDEN / "forward.safetensors")
 
 
 def made_once(paths: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:

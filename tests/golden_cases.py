@@ -60,7 +60,34 @@ class Recording:
         return _tensors(self.folder / "preprocess.safetensors")
 
     def inputs(self, case: str) -> DeviceInputs:
-        return golden_inputs(self.forward, case, self.scale, self.made_of.get(case, ()))
+        golden, scale = self.forward, self.scale
+        ids = golden[f"{case}.input_ids"]
+        mask = golden.get(f"{case}.attention_mask", torch.ones_like(ids))
+        small = "" if scale == 1 else "_small"
+
+        def pixels(name: str) -> Tensor:
+            levels = golden[name].repeat_interleave(scale, 2).repeat_interleave(scale, 3).float() / 255
+            return ((levels - 0.5) / 0.5).to(torch.bfloat16).float()
+
+        pages = sorted(name for name in golden if name.startswith(f"{case}.images_ori{small}."))
+        pages = [f"{source}.images_ori{small}.0" for source in self.made_of.get(case, ())] or pages
+        crops = [name.replace("images_ori", "images_crop") for name in pages]
+        local = [pixels(name) for name in crops if name in golden]
+        counts = [
+            len(golden[crop]) if crop in golden else 0
+            for page, crop in zip(pages, crops, strict=True)
+            for _ in golden[page]
+        ]
+        return DeviceInputs(
+            input_ids=ids,
+            attention_mask=mask,
+            images_seq_mask=ids == IMAGE_ID,
+            pixel_values=torch.cat([pixels(name) for name in pages]),
+            pixel_values_local=torch.cat(local) if local else None,
+            num_local_patches=counts,
+            patches_grid=golden[f"{case}.images_spatial_crop"].tolist(),
+            position_ids=None if mask.all() else (mask.cumsum(dim=1) - 1).clamp(min=0),
+        )
 
 
 @cache
@@ -113,37 +140,6 @@ VENDOR_CASES = {
 def vendor_inputs(session: OCRSession, case: str) -> DeviceInputs:
     image, preset = VENDOR_CASES[case]
     return session.prepare(image, preset=preset).to("cpu", torch.float32)
-
-
-def golden_inputs(
-    golden: Mapping[str, Tensor], case: str, scale: int = 1, made_of: tuple[str, ...] = ()
-) -> DeviceInputs:
-    ids = golden[f"{case}.input_ids"]
-    mask = golden.get(f"{case}.attention_mask", torch.ones_like(ids))
-    small = "" if scale == 1 else "_small"
-
-    def pixels(name: str) -> Tensor:
-        levels = golden[name].repeat_interleave(scale, 2).repeat_interleave(scale, 3).float() / 255
-        return ((levels - 0.5) / 0.5).to(torch.bfloat16).float()
-
-    pages = sorted(name for name in golden if name.startswith(f"{case}.images_ori{small}."))
-    pages = [f"{source}.images_ori{small}.0" for source in made_of] or pages
-    crops = [name.replace("images_ori", "images_crop") for name in pages]
-    local = [pixels(name) for name in crops if name in golden]
-    return DeviceInputs(
-        input_ids=ids,
-        attention_mask=mask,
-        images_seq_mask=ids == IMAGE_ID,
-        pixel_values=torch.cat([pixels(name) for name in pages]),
-        pixel_values_local=torch.cat(local) if local else None,
-        num_local_patches=[
-            len(golden[crop]) if crop in golden else 0
-            for page, crop in zip(pages, crops, strict=True)
-            for _ in golden[page]
-        ],
-        patches_grid=golden[f"{case}.images_spatial_crop"].tolist(),
-        position_ids=None if mask.all() else (mask.cumsum(dim=1) - 1).clamp(min=0),
-    )
 
 
 @contextmanager

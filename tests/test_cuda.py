@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import GOLDEN, PAGES
-from golden_cases import golden_inputs
+from golden_cases import RECORDINGS
 
 from ocr_phases import OcrPhasesError, OCRSession, Timeline, decode_step
 from ocr_phases.analyse.checks import run_checks, with_verdict
@@ -21,6 +21,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device here"),
 ]
 PAGE = GOLDEN / "pages" / "a4_1240x1754.png"
+RECORDED = RECORDINGS["deepseek-ocr"]
 
 
 @pytest.fixture(scope="module")
@@ -34,15 +35,14 @@ def on_cuda(inputs):
 
 
 @pytest.mark.parametrize("case", ["base", "gundam", "small", "batch"])
-def test_matches_the_recorded_vendor_run_on_the_gpu(case, golden_forward):
+def test_matches_the_recorded_vendor_run_on_the_gpu(case):
     session = OCRSession.from_local(GOLDEN / "checkpoint", device="cuda", dtype="float32")
     # Convolutions use TF32 by default even for a float32 model.
     with torch.backends.cudnn.flags(allow_tf32=False):
-        state = session.run_prefill(on_cuda(golden_inputs(golden_forward, case)), all_logits=True)
-    torch.testing.assert_close(
-        state.prefill_logits.cpu(), golden_forward[f"{case}.prefill_logits"], atol=1e-3, rtol=0
-    )
-    expected = golden_forward[f"{case}.greedy_tokens"]
+        state = session.run_prefill(on_cuda(RECORDED.inputs(case)), all_logits=True)
+    expected = RECORDED.forward[f"{case}.prefill_logits"]
+    torch.testing.assert_close(state.prefill_logits.cpu(), expected, atol=1e-3, rtol=0)
+    expected = RECORDED.forward[f"{case}.greedy_tokens"]
     for _ in range(expected.shape[1] - 1):
         session.run_decode_step(state)
     assert state.ids == expected.tolist()
@@ -162,10 +162,10 @@ def test_a_graph_samples_as_eager_does(infer, first_token, cuda_session):
 
 @pytest.mark.parametrize("case", ["base", "gundam", "batch"])
 @pytest.mark.parametrize("strategy", ["cuda_graph", "compiled"])
-def test_golden_tokens_by_every_strategy(strategy, case, golden_cuda, golden_forward):
-    inputs = on_cuda(golden_inputs(golden_forward, case))
+def test_golden_tokens_by_every_strategy(strategy, case, golden_cuda):
+    inputs = on_cuda(RECORDED.inputs(case))
     rows, length = inputs.input_ids.shape
-    expected = golden_forward[f"{case}.greedy_tokens"]
+    expected = RECORDED.forward[f"{case}.greedy_tokens"]
     step = StaticStep(golden_cuda.model, rows, max_cache_len_for(length, expected.shape[1]), strategy)
     for every in (1, 8):
         state = generate(golden_cuda.model, inputs, expected.shape[1], step=step, eos_check_every=every)

@@ -12,7 +12,7 @@ from conftest import GOLDEN, GOLDEN_2, PAGES, SMALL_DUMMY_2, SMALL_UNLIMITED
 from golden_cases import RECORDINGS
 from refusals import refused
 
-from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
+from ocr_phases import OcrPhasesError, OCRSession
 from ocr_phases.analyse.checks import run_checks, with_verdict
 from ocr_phases.config import read_model_config
 from ocr_phases.families import FAMILIES, VISION_STAGES
@@ -24,11 +24,6 @@ from ocr_phases.steps.sampling import Sampler, windowed_processors
 ROOT = Path(__file__).parents[1]
 RECEIPT = PAGES / "receipt.png"
 QUICK = {"max_new_tokens": 5, "repeats": 1, "warmup": 0, "ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def run(ocr2_session: OCRSession) -> PhaseRun:
-    return ocr2_session.run_inference(RECEIPT, preset="small", verify=True, **QUICK)
 
 
 # -- the table -----------------------------------------------------------------------------------------
@@ -197,7 +192,8 @@ def test_the_published_rule_is_the_familys():
 # -- a record ------------------------------------------------------------------------------------------
 
 
-def test_a_run_passes_every_check(run: PhaseRun) -> None:
+def test_a_run_passes_every_check(ocr2_session: OCRSession) -> None:
+    run = ocr2_session.run_inference(RECEIPT, preset="small", verify=True, **QUICK)
     checks = {check.name: check.verdict for check in run_checks(run)}
     assert not with_verdict(run_checks(run), "fail")
     assert checks["parity"] == checks["image_features"] == checks["cache_growth"] == "pass"

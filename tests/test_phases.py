@@ -15,7 +15,6 @@ from refusals import refused
 
 from ocr_phases import Timeline, decode, decode_step, prefill
 from ocr_phases.settings import SamplingSettings
-from ocr_phases.steps.captured import StaticStep, max_cache_len_for
 from ocr_phases.steps.phases import generate, prompt_loss
 from ocr_phases.steps.sampling import Sampler
 
@@ -46,11 +45,8 @@ def test_matches_the_recorded_vendor_run(name, case, driven):
     row = RECORDINGS[name]
     session, inputs = driven(name, case)
     model, stages = session.model, session.family.stages(session.model)
-    golden = {
-        key.removeprefix(f"{case}."): value
-        for key, value in row.forward.items()
-        if key.startswith(f"{case}.")
-    }
+    ours = f"{case}."
+    golden = {key.removeprefix(ours): value for key, value in row.forward.items() if key.startswith(ours)}
     with contextlib.ExitStack() as stack:
         outputs = {
             stage: stack.enter_context(captured(stages[stage], "output"))
@@ -83,9 +79,8 @@ def test_matches_the_recorded_vendor_run(name, case, driven):
     assert state.ids == expected.tolist()
     assert state.lengths == list(range(length, length + expected.shape[1]))
     window = state.window or state.length
-    assert state.entries == [
-        min(held, length + window - (state.window is not None)) for held in state.lengths
-    ]
+    most = length + window - (state.window is not None)
+    assert state.entries == [min(held, most) for held in state.lengths]
     # The vendor keeps the entry that the next step writes over; here it has gone.
     if "cache_len" in golden:
         assert golden["cache_len"].tolist() == [min(held, length + window) for held in state.lengths]
@@ -122,7 +117,7 @@ def test_padding_and_images_never_count_in_the_loss(name, case, driven):
         torch.testing.assert_close(prompt_loss(session.model, inputs, **own).detach(), expected)
 
 
-# -- generate() and the forms of a step ----------------------------------------------------------------
+# -- generate() ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -177,60 +172,23 @@ def test_sampling_equals_generate(name, infer, first_token, driven):
     assert state.ids == whole[:, inputs.input_ids.shape[1] :].tolist()
 
 
-@pytest.mark.parametrize(
-    ("name", "case"),
-    [
-        ("deepseek-ocr-2", "base"),
-        ("deepseek-ocr-2", "mixed"),
-        ("unlimited-ocr", "long"),
-        ("unlimited-ocr", "padded"),
-    ],
-)
-def test_the_static_step_equals_eager(name, case, driven):
-    """DeepSeek-OCR's is in ``test_strategies.py``."""
-    session, inputs = driven(name, case)
-    model, (rows, prompt) = session.model, inputs.input_ids.shape
-    window = session.family.window(model)
-    step = StaticStep(model, rows, max_cache_len_for(prompt, 40, window), "eager")
-    if window:
-        assert step.max_cache_len == max_cache_len_for(prompt, 9999, window)
-    for first_token in ("prefill", "redecode"):
-        eager = generate(model, inputs, 40, first_token=first_token)
-        static = generate(model, inputs, 40, first_token=first_token, step=step)
-        assert static.ids == eager.ids
-        assert static.entries[-1] == (prompt + window if window else eager.entries[-1])
-        assert torch.equal(static.attention_mask, eager.attention_mask)
-        near(static.logits, eager.logits, 5e-4)
-
-
-@pytest.mark.parametrize("check_every", [1, 3, 7, 100])
+@pytest.mark.parametrize("check_every", [1, 3, 100])
 def test_stops_at_the_end_token_and_cuts_the_surplus(check_every, driven):
-    session, inputs = driven(FIRST, "base")
-    free = generate(session.model, inputs, 20).ids[0]
-    end = free[7]
-    wanted = free[: free.index(end) + 1]
-    seen: list[int] = []
-    state = generate(
-        session.model,
-        inputs,
-        20,
-        eos_ids=[end],
-        eos_check_every=check_every,
-        on_tokens=lambda new: seen.extend(new[0]),
-    )
-    assert state.ids == [wanted]
-    assert seen[: len(wanted)] == wanted
-    assert len(seen) - len(wanted) < check_every
-
-
-@pytest.mark.parametrize("check_every", [1, 4])
-def test_rows_that_end_early_are_padded_and_leave_the_others_alone(check_every, driven):
     session, inputs = driven(FIRST, "batch")
     free = generate(session.model, inputs, 16).ids
     end = next(token for token in free[0] if token not in free[1])
     cut = free[0].index(end) + 1
     state = generate(session.model, inputs, 16, eos_ids=[end], pad_id=2, eos_check_every=check_every)
+    # A row that ends early is padded, and leaves the others alone.
     assert state.ids == [free[0][:cut] + [2] * (16 - cut), free[1]]
+    seen: list[int] = []
+    session, one = driven(FIRST, "base")
+    alone = generate(session.model, one, 12).ids[0]
+    wanted = alone[: alone.index(alone[7]) + 1]
+    options = {"eos_check_every": check_every, "on_tokens": lambda new: seen.extend(new[0])}
+    assert generate(session.model, one, 12, eos_ids=[alone[7]], **options).ids == [wanted]
+    assert seen[: len(wanted)] == wanted
+    assert len(seen) - len(wanted) < check_every
 
 
 # -- spans ---------------------------------------------------------------------------------------------

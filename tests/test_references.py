@@ -7,40 +7,23 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from vendor_standin import HERE, make_checkpoint
+from vendor_standin import HERE
 
 from ocr_phases import OCRSession
-from ocr_phases.models.folders import transformers_version
 from ocr_phases.models.references import COLUMNS, references
 from ocr_phases.models.wiring import NATIVES
 
 SITE = Path(transformers.__file__).parents[1]
 EXPECTED = {
-    "condition of vision",
-    "vision call: sam",
-    "vision call: clip",
-    "vision call: projector",
-    "fusion",
-    "tokenizer",
-    "prompt assembly",
-    "16x compression",
-    "generate() call",
-    "language model",
-    "cache update",
-    "cache class",
-    "step preparation",
+    *("condition of vision", "vision call: sam", "vision call: clip", "vision call: projector", "fusion"),
+    *("tokenizer", "prompt assembly", "16x compression", "generate() call", "language model"),
+    *("cache update", "cache class", "step preparation"),
 }
 
 
-@pytest.fixture(scope="module", params=["native", "vendor"])
-def session(request, tmp_path_factory) -> OCRSession:
-    if request.param == "native":
-        if transformers_version() < (5, 20):
-            pytest.skip("the native class needs transformers >= 5.20")
-        return request.getfixturevalue("golden_session")
-    folder = make_checkpoint(tmp_path_factory.mktemp("checkpoint") / "referred")
-    request.getfixturevalue("remote_code")
-    return OCRSession.load(str(folder), device="cpu", implementation="vendor", trust_remote_code=True)
+@pytest.fixture(params=["golden_session", "vendor_session"])
+def session(request) -> OCRSession:
+    return request.getfixturevalue(request.param)
 
 
 def source_line(file: str, line: int) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from golden_cases import noise
 from vendor_standin import CODE, CUDA_CALL, CUDA_IMAGES, RULES, copy_of
 
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
@@ -18,6 +19,7 @@ from ocr_phases.models.weights import choose_attention
 from ocr_phases.settings import ModelSettings
 
 PAGE = Path(__file__).parents[1] / "data" / "pages" / "slide.png"
+QUICK = {"preset": "tiny", "repeats": 1, "warmup": 0, "ceilings": False}
 pytestmark = pytest.mark.usefixtures("remote_code")
 
 
@@ -29,17 +31,16 @@ def refuse(message: str, name: str | Path, **options: Any) -> None:
 
 def test_remote_code_is_opt_in(standin, tmp_path):
     refuse("trust_remote_code=True", standin, implementation="vendor")
-    refuse("Unknown implementation 'remote'", standin, implementation="remote")
-    refuse("tiny has no vendor class", "tiny", **RULES)
-    refuse("dummy has no vendor class", "dummy", **RULES)
-    refuse("is a file", standin / "config.json", **RULES)
-    refuse("no config.json", tmp_path, **RULES)
-    refuse("There is no model", "no such folder", **RULES)
-
-
-@pytest.mark.parametrize("revision", [None, "main", "abc123", "A" * 40, "a" * 41])
-def test_a_hub_id_needs_a_full_commit(revision):
-    refuse("40-digit commit hash", "some-org/some-model", revision=revision, **RULES)
+    for name, message in (
+        ("tiny", "tiny has no vendor class"),
+        ("dummy", "dummy has no vendor class"),
+        (standin / "config.json", "is a file"),
+        (tmp_path, "no config.json"),
+        ("no such folder", "There is no model"),
+    ):
+        refuse(message, name, **RULES)
+    for revision in (None, "main", "abc123", "A" * 40, "a" * 41):
+        refuse("40-digit commit hash", "some-org/some-model", revision=revision, **RULES)
 
 
 def test_a_pinned_hub_id_fetches_code_too(standin, tmp_path, monkeypatch):
@@ -71,63 +72,55 @@ def test_the_code_is_part_of_a_folder_s_revision(standin, tmp_path):
     assert any(Path(machinery.HF_MODULES_CACHE).rglob("deepencoder.py"))
 
 
-@pytest.mark.parametrize("file", ["modeling_deepseekocr", "deepencoder"])
-def test_cuda_calls_in_its_source_are_refused_on_a_cpu(file, standin, tmp_path):
-    where = {"modeling_deepseekocr": CUDA_CALL, "deepencoder": CUDA_IMAGES}
-    broken = copy_of(standin, tmp_path / f"cuda_{file}", **{file: where[file]})
-    refuse(
-        rf"moves tensors to a GPU by itself \(.cuda\(\) in {file}.py, line \d+\), so it cannot run on a CPU: "
-        'use device cuda, native, or cuda_calls="ignore"',
-        broken,
-        **RULES,
-    )
+HERE = transformers.__version__
+OUTDATED = (
+    "s code is not made for transformers 4.46.3, which is here"
+    if HERE == "4.46.3"
+    else f" is not made for transformers {HERE}, so install transformers==4.46.3 tokenizers==0.20.3"
+)
+MODEL, ENCODER = "modeling_deepseekocr", "deepencoder"
+NO_OPERATOR = 'raise RuntimeError("operator torchvision::nms does not exist")\nclass Sam'
+CUDA = (
+    r"moves tensors to a GPU by itself \(.cuda\(\) in {}.py, line \d+\), so it cannot run on a CPU: "
+    'use device cuda, native, or cuda_calls="ignore"'
+)
+#: Changes of the class's files, each a text and what takes its place, and how that is refused.
+BROKEN: dict[str, tuple[dict[str, tuple[str, str]], str]] = {
+    "a CUDA call": ({MODEL: CUDA_CALL}, CUDA.format(MODEL)),
+    "CUDA images": ({ENCODER: CUDA_IMAGES}, CUDA.format(ENCODER)),
+    "elsewhere": ({"config": ('"AutoModel": "', '"AutoModel": "other/repo--')}, "code of another repository"),
+    "unnamed": ({"config": ('"auto_map"', '"other_map"')}, "names no model class"),
+    "outdated": (
+        {MODEL: ("import LlamaConfig,", "import NoSuchClass, LlamaConfig,")},
+        rf"cannot be imported \(cannot import name 'NoSuchClass'.*: it{OUTDATED}",
+    ),
+    "lonely": (
+        {ENCODER: ("import torch\n", "import no_such_module, torch\n")},
+        r"'no_such_module'\): install the module no_such_module .*constraints-4.46.txt addict",
+    ),
+    "partial": (
+        {MODEL: ("from .deepencoder", "from .vision")},
+        r"\(No module named 'vision'\): put the checkpoint's own \*.py files there",
+    ),
+    "pair": (
+        {ENCODER: ("class Sam", NO_OPERATOR)},
+        r"torchvision::nms.*\): torchvision and torch must be made for each other, so pip install -c",
+    ),
+    "typo": ({ENCODER: ("class Sam(", "class Sam((")}, "own .*py files there, unchanged"),
+    "renamed": (
+        {"config": ('"model_type"', '"renamed"'), MODEL: ("class DeepseekOCRForCausalLM", "class Other")},
+        "DeepseekOCRForCausalLM.*own .*py files there, unchanged",
+    ),
+}
 
 
-def test_code_that_is_missing_elsewhere_or_broken_is_refused(standin, tmp_path):
-    cases = {
-        "elsewhere": (
-            {"config": ('"AutoModel": "', '"AutoModel": "other/repo--')},
-            "code of another repository",
-        ),
-        "unnamed": ({"config": ('"auto_map"', '"other_map"')}, "names no model class"),
-        "outdated": (
-            {"modeling_deepseekocr": ("import LlamaConfig,", "import NoSuchClass, LlamaConfig,")},
-            r"cannot be imported \(cannot import name 'NoSuchClass'.*: it"
-            + (
-                "s code is not made for transformers 4.46.3, which is here"
-                if transformers.__version__ == "4.46.3"
-                else f" is not made for transformers {transformers.__version__}, so install "
-                "transformers==4.46.3 tokenizers==0.20.3"
-            ),
-        ),
-        "lonely": (
-            {"deepencoder": ("import torch\n", "import no_such_module, torch\n")},
-            r"'no_such_module'\): install the module no_such_module .*constraints-4.46.txt addict",
-        ),
-        "partial": (
-            {"modeling_deepseekocr": ("from .deepencoder", "from .vision")},
-            r"\(No module named 'vision'\): put the checkpoint's own \*.py files there",
-        ),
-        "pair": (
-            {
-                "deepencoder": (
-                    "class Sam",
-                    'raise RuntimeError("operator torchvision::nms does not exist")\nclass Sam',
-                )
-            },
-            r"torchvision::nms.*\): torchvision and torch must be made for each other, so pip install -c",
-        ),
-        "typo": ({"deepencoder": ("class Sam(", "class Sam((")}, "own .*py files there, unchanged"),
-        "renamed": (
-            {
-                "config": ('"model_type"', '"renamed"'),
-                "modeling_deepseekocr": ("class DeepseekOCRForCausalLM", "class Other"),
-            },
-            "DeepseekOCRForCausalLM.*own .*py files there, unchanged",
-        ),
-    }
-    for name, (changes, message) in cases.items():
-        refuse(message, copy_of(standin, tmp_path / name, **changes), **RULES)
+@pytest.mark.parametrize("name", BROKEN)
+def test_code_that_cannot_run_here_is_refused(name, standin, tmp_path):
+    changes, message = BROKEN[name]
+    refuse(message, copy_of(standin, tmp_path / name.replace(" ", "-"), **changes), **RULES)
+
+
+def test_code_that_is_missing_is_refused(standin, tmp_path):
     bare = copy_of(standin, tmp_path / "bare")
     for name in CODE:
         (bare / name).unlink()
@@ -136,16 +129,11 @@ def test_code_that_is_missing_elsewhere_or_broken_is_refused(standin, tmp_path):
 
 def test_each_folder_runs_its_own_code(standin, tmp_path):
     """Of the same name, one with a dot; their siblings differ, and so do their tokens."""
-    from PIL import Image
-
-    page = Image.effect_noise((300, 500), 80)
+    page = noise(300, 500)
 
     def tokens(where: Path) -> list[int]:
         session = OCRSession.load(str(where), device="cpu", **RULES)
-        run = session.run_inference(
-            page, preset="tiny", max_new_tokens=8, repeats=1, warmup=0, ceilings=False
-        )
-        return run.result["ids"]
+        return session.run_inference(page, max_new_tokens=8, **QUICK).result["ids"]
 
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
@@ -160,16 +148,13 @@ def test_each_folder_runs_its_own_code(standin, tmp_path):
 
 
 def test_attention_is_chosen(standin, monkeypatch):
-    refuse(
-        "'flash_attention_2' needs a CUDA device, this is cpu",
-        standin,
-        attention="flash_attention_2",
-        **RULES,
-    )
-    refuse(
-        "Unknown attention 'fast': use eager, sdpa or flash_attention_2", standin, attention="fast", **RULES
-    )
-    refuse("Unknown cuda_calls 'drop': use refuse or ignore", standin, cuda_calls="drop", **RULES)
+    for options, message in (
+        ({"attention": "flash_attention_2"}, "'flash_attention_2' needs a CUDA device, this is cpu"),
+        ({"attention": "fast"}, "Unknown attention 'fast': use eager, sdpa or flash_attention_2"),
+        ({"cuda_calls": "drop"}, "Unknown cuda_calls 'drop': use refuse or ignore"),
+        ({"implementation": "remote"}, "Unknown implementation 'remote'"),
+    ):
+        refuse(message, standin, **{**RULES, **options})
     session = OCRSession.from_local(standin, device="cpu", attention="eager", **RULES)
     assert session.model.config._attn_implementation == "eager"
 
