@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import re
 from dataclasses import replace
@@ -190,7 +189,7 @@ def test_cost_and_floor_follow_the_window(several_pages):
 
 
 def test_the_window_is_the_files():
-    golden = copy.deepcopy(UNLIMITED_SMALL)
+    golden = json.loads((GOLDEN_UNLIMITED / "checkpoint" / "config.json").read_text())
     text = native_config(golden).text_config
     assert (text.sliding_window, set(text.layer_types)) == (16, {"reference_sliding_attention"})
     places = [golden["language_config"], golden, golden]
