@@ -109,6 +109,15 @@ def test_tables_hold_every_span_and_token_of_every_record_once(batch):
     assert not list(folder.glob(".*.part"))
 
 
+def test_pages_that_loop_are_told_first(index: BatchIndex) -> None:
+    done = index.pages[index.pages["status"] == "done"]
+    assert "the decode time." not in html_of(index)
+    looping = done.assign(repeated_share=[0.5, *[0.0] * (len(done) - 1)], decode_ms=100.0)
+    text = html_of(index._replace(pages=looping))
+    assert says(text[: text.index('id="Pages"')], "1 of 4 pages loops", "12 % of the decode time")
+    assert "repeated share" in text
+
+
 def test_a_noisy_page_is_marked_and_in_no_median(index: BatchIndex) -> None:
     done = index.pages["status"] == "done"
     slow = index.pages["page"] == "c.pdf#2"

@@ -113,6 +113,15 @@ def test_a_change_is_found_where_it_is_and_three_metrics_have_a_verdict() -> Non
     assert named.loc[["prefill/sam/global", "prefill_ms"], "verdict"].tolist() == ["slower", ""]
 
 
+def test_energy_is_compared_without_a_verdict() -> None:
+    run = make_run()
+    meters = [{"seconds": 2.0, "run_joules": joules, "idle_w": 80.0} for joules in (600.0, 200.0)]
+    devices = [{**run.device, "conditions": {"repeats": [], "energy": meter}} for meter in meters]
+    table = table_of(*(dataclasses.replace(run, device=device) for device in devices))
+    row = table.loc["energy_j", ["verdict", "unit", "baseline", "other"]]
+    assert row.tolist() == ["", "J", 600.0, 200.0]
+
+
 def test_verdicts_know_which_way_is_better() -> None:
     base = make_run(repeats=5)
     peaks = {**base.memory, "peak_bytes": {"decode": [2_000_000_000] * 5}}

@@ -252,6 +252,8 @@ def batch_pages(**columns: Any) -> pd.DataFrame:
             "table_similarity": np.nan,
             "box_recall": 1.0,
             "repetition": [0.0, 0.0, 0.0, 0.0, 0.9, 0.0],
+            "repeated_share": [0.0, 0.0, 0.0, 0.0, 0.9, 0.0],
+            "energy_j": np.nan,
             "agreement": np.nan,
             "category": ["book", "book", "slide", "slide", "slide", "slide"],
             "tokens": 10,

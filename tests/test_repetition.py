@@ -6,13 +6,20 @@ import itertools
 import re
 from dataclasses import replace
 
+import numpy as np
+import pandas as pd
 import pytest
 from conftest import RECORD
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ocr_phases import PhaseRun
-from ocr_phases.analyse.repetition import LIMIT_TOKENS, find_repetitions, repetition_table
+from ocr_phases.analyse.repetition import (
+    LIMIT_TOKENS,
+    find_repetitions,
+    loops_sentence,
+    repetition_table,
+)
 
 SENTENCE = "All goods remain the property of the seller until they are paid for in full. "
 
@@ -116,3 +123,17 @@ def test_the_table_of_a_record_counts_tokens_and_their_time():
     assert row["decode_ms"] == pytest.approx(expected)
     assert row["share"] == pytest.approx(expected / spent.sum())
     assert repetition_table(run).empty
+
+
+@pytest.mark.parametrize(
+    ("shares", "said"),
+    [
+        ([0.5, 0.0, 0.25, np.nan], "2 of 3 pages loop; 21 % of the decode time."),
+        ([0.0, 0.9], "1 of 2 pages loops; 60 % of the decode time."),
+        ([0.0, np.nan], ""),
+        ([], ""),
+    ],
+)
+def test_an_index_says_how_many_pages_loop_and_what_that_takes(shares, said):
+    times = [100.0, 200.0, 300.0, 400.0][: len(shares)]
+    assert loops_sentence(pd.DataFrame({"repeated_share": shares, "decode_ms": times}), "page") == said

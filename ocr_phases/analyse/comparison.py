@@ -66,8 +66,9 @@ def metrics_of(run: PhaseRun) -> pd.DataFrame:
             rows.append((name, unit, _PHASES.get(first, first), "", "", summary[name], each[name].tolist()))
     for phase, peaks in run.memory.get("peak_bytes", {}).items():
         rows.append((f"{phase}_peak_bytes", "bytes", phase, "", "", max(peaks), peaks))
-    if size := summary[_EXACT]:
-        rows.append((_EXACT, "bytes", "", "", "", size, [size]))
+    for name, unit in ((_EXACT, "bytes"), ("energy_j", "J")):
+        if value := summary[name]:
+            rows.append((name, unit, "", "", "", value, [value]))
     sums, medians = stage_repeats(run), stage_medians(run)
     decode = run.spans[run.spans["phase"] == "decode"].groupby([*STAGE_KEYS, "repeat"])["device_ms"]
     sums.update(decode.median().unstack("repeat"))

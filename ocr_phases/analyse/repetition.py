@@ -16,6 +16,7 @@ import pandas as pd
 
 from ocr_phases.analyse.stages import cached
 from ocr_phases.record import PhaseRun
+from ocr_phases.text import count_text, percent_text
 
 REPETITION_COLUMNS = ("row", "start", "period", "times", "repeated", "decode_ms", "share", "to_limit", "text")
 
@@ -114,6 +115,19 @@ def repeated_share(run: PhaseRun) -> float:
     worded = table[table["text"].map(_words).gt(0)]
     times = sum(run.tokens_of(row)["device_ms"].sum() for row in range(len(run.results)))
     return float(worded["decode_ms"].sum() / times) if times else 0.0
+
+
+def loops_sentence(table: pd.DataFrame, what: str) -> str:
+    """How many pages or cells (``what``) loop, and what that takes of all decode time; empty for none.
+
+    ``table`` has the `repeated_share` of each, NaN where no text ends, and its ``decode_ms``.
+    """
+    shares, times = table[["repeated_share", "decode_ms"]].dropna().T.to_numpy()
+    count = int((shares > 0).sum())
+    if not count:
+        return ""
+    verb, spent = "loops" if count == 1 else "loop", percent_text(float(shares @ times / times.sum()))
+    return f"{count:,} of {count_text(len(shares), what)} {verb}; {spent} of the decode time."
 
 
 def _units(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:

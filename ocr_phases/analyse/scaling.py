@@ -16,6 +16,7 @@ from ocr_phases.analyse.checks import noisy_checks
 from ocr_phases.analyse.floors import decode_floor, floor_table
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.quality import quality_of
+from ocr_phases.analyse.repetition import loops_sentence, repeated_share
 from ocr_phases.analyse.stages import Table, end_to_end_ms, step_ms, step_table
 from ocr_phases.analyse.statistics import leaders
 from ocr_phases.analyse.text import plain_text, text_measures
@@ -156,6 +157,7 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
     rows. The floors are what the hardware allows (`ocr_phases.analyse.floors`), that of a decode step in the
     middle of the run by ``step_bound_by``; their ceilings are ``measured`` or of a ``datasheet``
     (``floor_source``). ``prefill_captured`` says whether a graph ran the prefill's language model.
+    ``energy_j`` is of a repeat, ``repeated_share`` of the decode time, NaN where the end token was ignored.
     ``edit_distance``, ``agreement`` and ``reference`` are `losses`'; ``noise`` names the checks by which the
     cell's figures are not to be trusted. Sorted by prompt length, strategy, vision (eager first), batch and
     tokens.
@@ -193,6 +195,7 @@ def _cell_figures(run: PhaseRun) -> dict[str, Any]:
         "step_floor_ms": step.get("floor_ms"),
         "step_bound_by": step.get("bound_by"),
         "noise": ", ".join(check.label for check in noisy_checks(run)),
+        "repeated_share": None if run.request.get("ignore_eos") else repeated_share(run),
     }
 
 
@@ -363,6 +366,7 @@ def _findings(sweep: SweepResult) -> Iterator[str]:
     if found := sweep.recommended():
         yield filled(_NOTES["take"], name=_names([found[0]], table), reason=found[1])
     yield cost_quality_sentence(sweep.cost_quality)
+    yield loops_sentence(table, "cell")
     yield (by_model := models_sentence(table))
     yield ways_sentence(table, "strategy")
     yield "" if by_model else _prefills_sentence(table)

@@ -15,6 +15,7 @@ from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.noise import is_noisy
 from ocr_phases.analyse.quality import quality_of
 from ocr_phases.analyse.regions import region_table
+from ocr_phases.analyse.repetition import repeated_share
 from ocr_phases.analyse.scaling import ended_text, richness
 from ocr_phases.batch.store import RECORD, page_run, truth_hash
 from ocr_phases.files import split_page, write_atomic
@@ -54,7 +55,7 @@ class Figures(TypedDict):
     takes longer than all else that the driver does for a page, so the worker does it.
     """
 
-    schema: Literal[3]
+    schema: Literal[4]
     record: str
     truth: str | None
     row: dict[str, Any]
@@ -73,7 +74,7 @@ def page_figures(run: PhaseRun, job: str, page: str, record: str, truth: str | N
         text = table.to_csv(index=False, header=False, lineterminator="\n")
         tables[name] = text.encode("utf-8", "replace").decode()
     return {
-        "schema": 3,
+        "schema": 4,
         "record": record,
         "truth": truth,
         "row": _row(run),
@@ -119,6 +120,7 @@ def _row(run: PhaseRun) -> dict[str, Any]:
         "device": run.device["name"],
         "warnings": ", ".join(warnings),
         "noisy": is_noisy(run),
+        "repeated_share": repeated_share(run),
         "cut": cut and _LOOP not in checks,
         "reference": truth.file if truth and truth.reference else None,
         "category": "" if truth is None else truth.category,

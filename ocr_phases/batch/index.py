@@ -37,14 +37,15 @@ from ocr_phases.text import count_text
 #: Compression is generated tokens over image tokens, or as the vendor counts, the text's tokens over them.
 #: ``edit_distance`` to ``repetition`` are `ocr_phases.analyse.quality`'s where there is a truth;
 #: ``agreement`` is else with the same page's record of the longest prompt, ``reference`` the record that is
-#: the truth, ``category`` the truth's, and ``page_id`` what the page is known by. ``noisy`` is whether its
+#: the truth, ``category`` the truth's, and ``page_id`` what the page is known by. ``repeated_share`` is the
+#: part of the decode time that made repeated text, ``energy_j`` a repeat's. ``noisy`` is whether its
 #: times are not to be trusted, ``cut`` whether its text ends at the token limit, and in no loop.
 _COLUMNS = """
 page:object status:object reason:object model:object preset:object ttft_ms prefill_ms inter_token_ms decode_ms
-page_ms tokens:Int64 vision_share prompt_tokens image_tokens peak_bytes compression vendor_compression
-edit_distance cer table_similarity box_recall repetition agreement reference:object category:object
-page_id:object warnings:object noisy:bool cut:bool attempts:Int64 seconds device:object report:bool
-id:object folder:object
+page_ms tokens:Int64 vision_share prompt_tokens image_tokens peak_bytes energy_j compression
+vendor_compression edit_distance cer table_similarity box_recall repetition repeated_share agreement
+reference:object category:object page_id:object warnings:object noisy:bool cut:bool attempts:Int64 seconds
+device:object report:bool id:object folder:object
 """
 _KINDS = {name: kind or "float64" for name, _, kind in (one.partition(":") for one in _COLUMNS.split())}
 PAGE_COLUMNS = tuple(_KINDS)

@@ -7,6 +7,7 @@ from urllib.parse import quote
 
 import pandas as pd
 
+from ocr_phases.analyse.repetition import loops_sentence
 from ocr_phases.analyse.scaling import (
     category_table,
     cost_quality_sentence,
@@ -38,7 +39,7 @@ _WIDER = "main, nav ul, footer { max-width: 1320px; }"
 _HISTOGRAMS = "Histograms of time to first token, inter-token latency, tokens and vision share over the pages"
 _WORST = 25
 _PAGES = ["page", "preset", "status", "page_ms", "ttft_ms", "inter_token_ms", "tokens", "vision_share"]
-_PAGES += ["record", "remarks"]
+_PAGES += ["energy_j", "repeated_share", "record", "remarks"]
 _WORST_COLUMNS = ["page", "preset", "category", "cer", "repetition", "compression", "tokens"]
 _COMPARED = {
     "edit_distance": "{} records have a truth. Means are over pages, as OmniDocBench's are.",
@@ -81,8 +82,9 @@ def index_html(
     shown = {heading: content for heading, content in sections.items() if content}
     contents = [(heading, heading.replace(" ", "-")) for heading in shown]
     about = " · ".join(f"{label} {value}" for label, value in facts.items())
+    loops = loops_sentence(measured, "page")
     body = fragment(
-        block("head", picture="", title=title, about=about, headline="", lead="", below=""),
+        block("head", picture="", title=title, about=about, headline=loops, lead="", below=""),
         block("cards", figures=list(_cards(pages, measured, failed))),
         *(element("section", section_heading(heading), content) for heading, content in shown.items()),
     )
@@ -132,8 +134,9 @@ def _pages(pages: pd.DataFrame) -> Html:
     linked = "A page links to its report, its status to all attempts." if shown["to_report"].any() else ""
     links = {name: shown[f"to_{to}"] for name, to in _LINKS.items()}
     caption = "Failures first, pages with warnings, then the slowest decode"
+    columns = [name for name in _PAGES if name != "repeated_share" or (shown[name] > 0).any()]
     table = table_html(
-        _filled(shown, _PAGES), caption=caption, links=links, headings=_HEADINGS, missing="not measured"
+        _filled(shown, columns), caption=caption, links=links, headings=_HEADINGS, missing="not measured"
     )
     more = f"The first {MOST_ROWS:,} of {len(pages):,} rows; pages.csv has all."
     return note(linked) + table + note(more if len(pages) > MOST_ROWS else "")

@@ -33,8 +33,9 @@ _CACHE_PARTS = {"kv_update": "KV cache, write", "attention": "KV cache, read (at
 #: Facts that are shown in another place than among the others, or not in words.
 _APART = ("conditions", "config", "data")
 _QUANTITY = re.compile(r"(?<=\d) (?=%|(?:ms|s|µs|B|kB|MB|GB)\b)")
-_UNITS = {"ms": "ms", "us": "µs", "s": "s", "bytes": "bytes", "%": "%"}  # by how the name of a column ends
-_SHARES = ("share", "probability", "edit_distance", "agreement")
+# By how the name of a column ends.
+_UNITS = {"ms": "ms", "us": "µs", "s": "s", "j": "J", "bytes": "bytes", "%": "%"}
+_SHARES = ("share", "repeated_share", "probability", "edit_distance", "agreement")
 
 #: Column -> (heading, unit), where the name says less. A unit decides how the column is written.
 HEADINGS: dict[str, tuple[str, str]] = {
