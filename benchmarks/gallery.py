@@ -24,7 +24,6 @@ from ocr_phases.analyse.scaling import decode_curves
 from ocr_phases.files import write_atomic
 from ocr_phases.report.render import page_report
 from ocr_phases.show.page import draw_boxes
-from ocr_phases.show.plots import plot_token_latency
 from ocr_phases.show.plots_many import plot_cells_decode, plot_prefill_stages
 from ocr_phases.versions import asset
 
@@ -71,7 +70,7 @@ def timed_page(run: PhaseRun, height: int = 700) -> Image.Image:
 
 def overview(run: PhaseRun) -> Image.Image:
     """The page coloured by decode time beside the decode latency and the prefill's stages."""
-    drawings = [plot_token_latency(run), run.plot.vision()]
+    drawings = [run.plot.latency(), run.plot.vision()]
     for figure in drawings:
         figure.set_size_inches(6.2, 3.6)  # small, so that letters stay legible at half size
     right = in_a_row([drawn(figure, dpi=120) for figure in drawings], down=True)

@@ -79,7 +79,7 @@ def texts(run: PhaseRun, base: PhaseRun) -> object:
 
 
 def page_of_a_batch(run: PhaseRun, base: PhaseRun) -> object:
-    return figures.page_figures(run, "", "", ""), page_view.region_tables_html(run)
+    return figures.page_figures(run, "", "", ""), page_view.regions_html(run.regions)
 
 
 def same_again(run: PhaseRun, base: PhaseRun) -> None:
@@ -120,7 +120,7 @@ def draw_everything(run: PhaseRun, base: PhaseRun) -> None:
     for name in ("stages", "decode", "ratios"):
         getattr(pair.plot, name)()._repr_mimebundle_()
     try:
-        results.head_html(run), page_view.page_html(run)
+        results.head_html(run), results.page(run).html()
     except OcrPhasesError as error:  # the embedded page is read when it is shown
         assert run.page["file"] in str(error) or "image" in str(error)
 

@@ -1,59 +1,65 @@
-"""A figure as SVG: nothing that reaches beyond it, text as text, colours that the page sets."""
+"""Figures: what they say, legible and seen on any page; as SVG nothing that reaches beyond them."""
 
 from __future__ import annotations
 
 import dataclasses
 import re
+import subprocess
+import sys
+from collections.abc import Callable
 from xml.etree import ElementTree
 
+import matplotlib
 import numpy as np
 import pytest
 from example_run import SHAPES, make_run
 from matplotlib.figure import Figure
+from matplotlib.legend import Legend
+from matplotlib.text import Text
+from wording import says
 
 from ocr_phases.record import PhaseRun
-from ocr_phases.show import page as page_view
-from ocr_phases.show import plots
-from ocr_phases.show.figures import PHASE_COLOURS, STAGE_COLOURS, STILL, Picture, figure_svg
+from ocr_phases.show.figures import PHASE_COLOURS, STAGE_COLOURS, STILL, figure_png, figure_svg
+from ocr_phases.show.page import plot_region_types
+from ocr_phases.show.plots import plot_latency, plot_memory, plot_phase_timeline, plot_vision_stages
 
-PLOTS = (
-    plots.plot_token_latency,
-    plots.plot_vision_stages,
-    plots.plot_phase_timeline,
-    plots.plot_memory,
-    page_view.plot_region_types,
-)
+PLOTS = (plot_latency, plot_vision_stages, plot_phase_timeline, plot_memory, plot_region_types)
+Plot = Callable[[PhaseRun], Figure]
+
+
+def words(figure: Figure) -> list[str]:
+    return [text.get_text().replace("\n", " ") for text in figure.findobj(Text) if text.get_text()]
 
 
 @pytest.mark.parametrize("plot", PLOTS)
 @pytest.mark.parametrize("shape", ["crops", "cuda", "batch", "generate"])
-def test_an_svg_stands_alone(plot: object, shape: str) -> None:
-    text = figure_svg(plot(make_run(**SHAPES[shape])), 'A "figure" <of> time')
+def test_an_svg_stands_alone_and_leaves_its_figure_as_it_was(plot: Plot, shape: str) -> None:
+    figure = plot(make_run(**SHAPES[shape]))
+    figure.axes[0].set_title('A "figure" <of> time', loc="left")
+    before = (figure.canvas, figure.dpi, figure.get_facecolor(), figure.axes[0].get_facecolor())
+    text = figure_svg(figure)
+    assert before == (figure.canvas, figure.dpi, figure.get_facecolor(), figure.axes[0].get_facecolor())
     root = ElementTree.fromstring(text)
     assert root.attrib["role"] == "img"
-    assert root.attrib["aria-label"] == 'A "figure" <of> time'
+    assert root.attrib["aria-label"].startswith('A "figure" <of> time')
     tags = {element.tag.rpartition("}")[2] for element in root.iter()}
     assert tags <= {"svg", "g", "path", "use", "defs", "clipPath", "rect", "text"}
     ids = {element.attrib["id"] for element in root.iter() if "id" in element.attrib}
-    targets = set(re.findall(r'(?:url\(|href=")#([^)"]+)', text))
-    assert targets == ids
+    assert set(re.findall(r'(?:url\(|href=")#([^)"]+)', text)) == ids
     assert "#222222;" not in text  # ink that no theme could change
     assert "http" not in text.replace('xmlns="http://www.w3.org/2000/svg"', "")
+    assert min(part.get_fontsize() for part in figure.findobj(Text) if part.get_text()) >= 9
 
 
-def test_type_is_text_in_the_fonts_that_it_was_measured_with() -> None:
-    figure = plots.sentence_figure("A sentence")
-    root = ElementTree.fromstring(figure_svg(figure, "x"))
-    (text,) = (element for element in root.iter() if element.tag.endswith("}text"))
-    assert text.text == "A sentence"
-    assert "font-family" not in text.attrib["style"]
-    assert "'DejaVu Sans', Verdana" in root.attrib["style"]
-
-
-def test_white_grounds_follow_the_page() -> None:
+def test_type_is_text_in_the_fonts_that_it_was_measured_with_and_white_follows_the_page() -> None:
     figure = Figure(figsize=(3, 2))
-    figure.text(0.5, 0.5, "words", bbox={"facecolor": "white", "alpha": 0.7})
-    assert "fill: var(--op-plot-surface, #ffffff)" in figure_svg(figure, "x")
+    figure.text(0.5, 0.5, "A sentence", bbox={"facecolor": "white", "alpha": 0.7})
+    drawn = figure_svg(figure)
+    root = ElementTree.fromstring(drawn)
+    (text,) = (element for element in root.iter() if element.tag.endswith("}text"))
+    assert text.text == "A sentence" and "font-family" not in text.attrib["style"]
+    assert "'DejaVu Sans', Verdana" in root.attrib["style"]
+    assert "fill: var(--op-plot-surface, #ffffff)" in drawn
 
 
 def luminance(colour: str) -> float:
@@ -63,30 +69,23 @@ def luminance(colour: str) -> float:
     return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
 
 
-@pytest.mark.parametrize("colour", sorted({*PHASE_COLOURS.values(), *STAGE_COLOURS.values()}))
 @pytest.mark.parametrize("page", ["#ffffff", "#1b2127"])
-def test_every_colour_is_seen_on_a_light_and_on_a_dark_page(colour: str, page: str) -> None:
-    dark, light = sorted(luminance(each) for each in (colour, page))
-    assert (light + 0.05) / (dark + 0.05) >= 3
-
-
-def test_a_figure_is_left_as_it_was() -> None:
-    figure = plots.plot_memory(make_run())
-    before = (figure.canvas, figure.dpi, figure.get_facecolor(), figure.axes[0].get_facecolor())
-    figure_svg(figure, "x")
-    assert before == (figure.canvas, figure.dpi, figure.get_facecolor(), figure.axes[0].get_facecolor())
+def test_every_colour_is_seen_on_a_light_and_on_a_dark_page(page: str) -> None:
+    for colour in {*PHASE_COLOURS.values(), *STAGE_COLOURS.values()}:
+        dark, light = sorted(luminance(each) for each in (colour, page))
+        assert (light + 0.05) / (dark + 0.05) >= 3, colour
 
 
 def test_a_notebook_beside_its_html_file_has_words_for_a_still() -> None:
-    data = Picture(plots.plot_memory(make_run()), "memory").bundle(still=False)
-    drawn, still, words = data["text/html"].partition(STILL)
+    data = plot_memory(make_run()).bundle(still=False)
+    drawn, still, after = data["text/html"].partition(STILL)
     assert set(data) == {"text/plain", "text/html"}
-    assert drawn.count("<svg") == 1 and still and "HTML file beside" in words
+    assert drawn.count("<svg") == 1 and still and "HTML file beside" in after
 
 
-@pytest.mark.parametrize("plot", PLOTS[:1] + PLOTS[2:4])
-def test_a_long_record_has_as_many_marks_as_a_figure_has_room_for(plot: object) -> None:
-    texts = [figure_svg(plot(long_run(steps)), "x") for steps in (4_000, 8_000)]
+@pytest.mark.parametrize("plot", (plot_latency, plot_memory))
+def test_a_long_record_has_as_many_marks_as_a_figure_has_room_for(plot: Plot) -> None:
+    texts = [figure_svg(plot(long_run(steps))) for steps in (4_000, 8_000)]
     marks = [text.count("<path") + len(re.findall("L ", text)) for text in texts]
     assert marks[1] <= 1.2 * marks[0] < 10_000
     assert all(len(text) < 300_000 for text in texts)
@@ -97,3 +96,41 @@ def long_run(steps: int) -> PhaseRun:
     run = make_run(text="word" * steps, repeats=1)
     noise = np.random.default_rng(0).uniform(1, 2, len(run.spans))
     return dataclasses.replace(run, spans=run.spans.assign(device_ms=run.spans["device_ms"] * noise))
+
+
+def test_drawing_changes_no_setting_and_needs_no_pyplot() -> None:
+    before = dict(matplotlib.rcParams)
+    for plot in PLOTS:
+        figure_png(plot(make_run()))
+    assert dict(matplotlib.rcParams) == before
+    program = "import sys, ocr_phases.show.plots; sys.exit('matplotlib.pyplot' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+def test_latency_draws_both_clocks_where_the_host_reads_every_token() -> None:
+    run = make_run(cuda=True)
+    seldom = dataclasses.replace(run, request={**run.request, "eos_check_every": 16})
+    for each, clocks in ((run, {"device, median", "host, median"}), (seldom, {"device, median"})):
+        labels = set(plot_latency(each).axes[0].get_legend_handles_labels()[1])
+        assert labels & {"device, median", "host, median"} == clocks
+
+
+def test_memory_says_when_there_is_nothing() -> None:
+    said = words(plot_memory(make_run(generate=True, memory=False)))
+    assert len(said) == 1 and says(said[0], "peak memory", "KV cache")
+    assert any(says(text, "Peak memory", "not") for text in words(plot_memory(make_run(memory=False))))
+    assert any(says(text, "cache", "not") for text in words(plot_memory(make_run(generate=True))))
+
+
+@pytest.mark.parametrize("plot", [each for each in PLOTS if each not in (plot_memory, plot_phase_timeline)])
+def test_a_plot_fits_the_caller_s_small_figure(plot: Plot) -> None:
+    figure = Figure(figsize=(5, 3))
+    plot(make_run(cuda=True), ax=figure.subplots())
+    figure.draw_without_rendering()
+    [axes] = figure.axes
+    said = [axes.xaxis.label, axes.yaxis.label, *axes.texts, *axes.findobj(Legend)]
+    for artist in (each for each in said if isinstance(each, Legend) or each.get_text()):
+        box = artist.get_window_extent()
+        assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
+        assert figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1
+    assert axes.bbox.height > 0.25 * figure.bbox.height

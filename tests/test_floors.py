@@ -34,7 +34,7 @@ from ocr_phases.collectors.machine import measure_ceilings
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import results
 from ocr_phases.show.figures import figure_png
-from ocr_phases.show.plots import plot_roofline, plot_token_latency
+from ocr_phases.show.plots import plot_latency, plot_roofline
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "data/pages/receipt.png"
@@ -137,7 +137,7 @@ def test_where_there_is_no_floor_it_is_said(run: PhaseRun, reason: str) -> None:
     assert decode_floor(run).empty and floor_sentence(run) == ""
     assert reason in results.floors(run).html()
     assert figure_png(plot_roofline(run))
-    assert figure_png(plot_token_latency(run, decode_floor(run)["floor_ms"]))
+    assert not any("floor" in label for label in plot_latency(run).axes[0].get_legend_handles_labels()[1])
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,8 @@ def test_every_shape_of_record_has_floors(options: dict[str, Any]) -> None:
     assert ("decode_step" in set(table["stage"])) == (options.get("max_tokens") != 1)
     assert len(decode_floor(run)) == len(run.token_table["step"].dropna())
     assert figure_png(plot_roofline(run)) and "times floor" in results.floors(run).html()
-    assert figure_png(plot_token_latency(run, decode_floor(run)["floor_ms"]))
+    labels = plot_latency(run).axes[0].get_legend_handles_labels()[1]
+    assert any("floor" in label for label in labels) == (options.get("max_tokens") != 1)
     assert bool(floor_sentence(run)) == (options.get("max_tokens") != 1)
 
 

@@ -17,6 +17,7 @@ from refusals import refused
 from ocr_phases import PhaseRun, SweepResult, compare
 from ocr_phases.cli import main
 from ocr_phases.report.artifacts import chrome_trace
+from ocr_phases.show.figures import alt_text
 from ocr_phases.text import ms_text
 
 PLOTS = [name for name in dir(make_run().plot) if not name.startswith("_")]
@@ -38,7 +39,7 @@ def test_every_record_shows_itself_its_tables_and_its_plots(shape: str) -> None:
     assert shown["text/plain"].startswith(run.page["file"])
     assert all(attributes.get("alt") for tag, attributes in elements.found if tag == "img")
     assert [len(getattr(run, table).columns) > 1 for table in TABLES] == [True] * len(TABLES)
-    assert [name for name in PLOTS if not getattr(run.plot, name)().alt] == []
+    assert [name for name in PLOTS if not alt_text(getattr(run.plot, name)())] == []
 
 
 def test_what_a_record_shows_is_found_and_explained_in_a_cell() -> None:
@@ -125,7 +126,7 @@ def test_two_records_are_compared_with_their_labels_given_once() -> None:
     assert change.verdict in shown["text/plain"]
     assert set(change.differs["name"]) >= {"preset", "grid"}
     for name in ("stages", "decode", "ratios"):
-        assert getattr(change.plot, name)().alt
+        assert alt_text(getattr(change.plot, name)())
         figure = Figure()
         assert getattr(change.plot, name)(ax=figure.subplots()) is figure
 
@@ -145,7 +146,7 @@ def test_a_folder_of_records_shows_itself(tmp_path: Path) -> None:
     assert sweep.verdict in shown["text/plain"]
     assert not Elements(shown["text/html"]).stray
     for name in ("prefill", "vision", "decode", "throughput", "floors"):
-        assert getattr(sweep.plot, name)().alt
+        assert alt_text(getattr(sweep.plot, name)())
 
 
 # -- elsewhere ----------------------------------------------------------------------------------------

@@ -39,21 +39,22 @@ SHOWN = r"""
 Inter-token latency <inter_token_ms> median; p90 <inter_token_ms_p90>, p99 <inter_token_ms_p99>
 A decode step takes <inter_token_ms>, <times_floor> times its floor of <step_floor_ms> // ^vision <vision_ms>$
 ecode is [\w-]+: the GPU is busy <step_busy_ms> of <profiled_step_ms> a profiled step // of the <page_ms> that
-whole decode step <inter_token_ms> <step_floor_ms> <times_floor> bandwidth // prefill or more <stage_coverage>
+decode decode step <inter_token_ms> <step_floor_ms> <times_floor> bandwidth
+prefill whole phase <prefill_ms> <prefill_floor_ms> Q (?:arith|band) // prefill or more <stage_coverage>
 Each decode step: <inter_token_ms> in the median of <steps_of_all_repeats> // decode whole phase 1 <decode_ms>
 vision is 30 to 50 % of the prefill (?:in|out of) range: <vision_share> // prefill whole phase 1 <prefill_ms>
 [Pp]refill is [\w-]+: the GPU is busy <prefill_busy_ms> of <prefill_ms> // prepare whole phase 1 <prepare_ms>
 tokenised again: <text_tokens> tokens, a ratio of <compression_ratio> // Time to first token <ttft_ms> prepare
 <decode_peak_bytes> in decode, <prefill_peak_bytes> in the prefill // Decode <decode_ms> <decode_steps> steps?
-15 decode steps (?:in|out of) range: <prefill_in_steps> steps // whole prefill <prefill_ms> <prefill_floor_ms>
-One profiled decode step is idle for Q of <profiled_step_ms> // generate\(\) read this page in <generate_ms>\.
+15 decode steps (?:in|out of) range: <prefill_in_steps> steps
+generate\(\) read this page in <generate_ms>\.
 <tokens> generated tokens from <valid_image_tokens> valid // Prefill <prefill_ms> <prefill_len> prompt tokens
 Vision share <vision_share> <vision_ms> of the prefill // a compression ratio of <generated_compression_ratio>
 Vision is <vision_share> of a prefill of <prefill_ms> // 50 to 200 ms (?:in|out of) range: <prefill_ms>
 a token (?:in|out of) range: <inter_token_ms> // as long as <prefill_in_steps> decode steps\.
 a step keeps the GPU busy for <step_busy_ms> // generate\(\) <generate_ms> <tokens> tokens
 decode step, <times_floor> times its floor // KV cache <kv_cache_bytes> \S+ \S+ a token
-prefill <prefill_ms>, decode <decode_ms>> // The prefill is idle for Q of <prefill_ms> // ^decode <decode_ms>$
+prefill <prefill_ms>, decode <decode_ms>> // ^decode <decode_ms>$
 vision is <vision_share> of the prefill // fastest decode step is <inter_token_ms> // ^prepare <prepare_ms>$
 became <growth> (?:slower|faster) over // Tokens per second <tokens_per_s> mean // Peak memory <peak_bytes> in
 a cached token, -?<growth> of a step // This is repeat <typical_repeat> of // \(repeat <typical_repeat>\)
@@ -68,7 +69,7 @@ def texts(run: PhaseRun) -> Iterator[str]:
     yield SweepResult({"a": run}, failed_cells()).verdict
     for section in SECTIONS:
         for part in section(run).parts:
-            drawn = [] if isinstance(part, str) else part.figure.findobj(Text)
+            drawn = [] if isinstance(part, str) else part.findobj(Text)
             yield "\n".join(text.get_text() for text in drawn) if drawn else seen(part)
 
 

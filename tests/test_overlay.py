@@ -99,9 +99,7 @@ def test_any_page_can_be_drawn_on(size: tuple[int, int], mode: str) -> None:
     page = Image.new(mode, size, 1)
     drawn = draw_boxes(page, grounding)
     assert (drawn.size, drawn.mode) == (size, "RGB")
-    slow = draw_boxes(page, grounding, table, by_time=True)
-    assert slow.width >= size[0]
-    assert slow.height > size[1]
+    assert draw_boxes(page, grounding, table, by_time=True).size == size
 
 
 def test_label_colours_are_the_same_in_every_process() -> None:
@@ -133,4 +131,4 @@ def test_printable() -> None:
 def test_any_text_can_be_drawn(text: str, size: tuple[int, int]) -> None:
     grounding, table = timed(text)
     assert draw_boxes(white(*size), grounding).size == size
-    assert draw_boxes(white(*size), grounding, table, by_time=True).height > size[1]
+    assert draw_boxes(white(*size), grounding, table, by_time=True).size == size

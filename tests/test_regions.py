@@ -14,6 +14,7 @@ from ocr_phases import OCRSession, PhaseRun
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.regions import region_table, type_table
 from ocr_phases.show import page as page_view
+from ocr_phases.show import results
 from ocr_phases.show.figures import figure_png
 
 
@@ -71,6 +72,6 @@ def test_the_chart_names_types_as_text() -> None:
 
 def test_no_page_of_an_unmarked_prompt_vanishes() -> None:
     run = make_run()
-    document = page_view.page_html(dataclasses.replace(run, pages=run.pages * 2))
+    document = results.page(dataclasses.replace(run, pages=run.pages * 2)).html()
     assert "Page 2 of 2" in document
     assert "marks no pages: all boxes are on the first" in document

@@ -29,7 +29,8 @@ from ocr_phases.inputs.images import load_page
 from ocr_phases.models.wiring import native_config
 from ocr_phases.report.artifacts import result_markdown, write_artifacts
 from ocr_phases.settings import SamplingSettings
-from ocr_phases.show.page import page_html, plot_page
+from ocr_phases.show import results
+from ocr_phases.show.page import plot_page
 from ocr_phases.steps.phases import generate
 from ocr_phases.steps.sampling import NoRepeatNGrams, windowed_processors
 
@@ -284,7 +285,7 @@ def test_regions_and_times_are_shown_on_their_page(several_pages):
     assert table["page"].tolist() == [pd.NA, 0, 0, 1, 1, 1, 2]
     times = run.tokens_of(0)["device_ms"].sum()
     assert table["decode_ms"].sum() == times > 0
-    shown = str(page_html(run))
+    shown = results.page(run).html()
     assert [f"Page {number} of 2" in shown for number in (1, 2, 3)] == [True, True, False]
     assert "1 region on later pages" in shown
     title = plot_page(run, 1, "time").axes[0].get_title("left")

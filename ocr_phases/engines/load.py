@@ -25,7 +25,6 @@ from ocr_phases.show.figures import (
     FAINT,
     ORANGE,
     VIOLET,
-    Picture,
     legend_below,
     name_axis,
     new_figure,
@@ -52,7 +51,7 @@ class LoadPlots(Plots):
         table = self._result.table.dropna(subset=["ttft_p50_ms"])
         if table.empty:
             return sentence_figure("No page was read, so there is no throughput to draw.", ax)
-        figure, (axes,) = new_figure(4.2, [self._result.verdict], ax)
+        _, (axes,) = new_figure(4.2, [self._result.verdict], ax)
         for paced, rows in table.groupby(table["level"].str.endswith("/min"), sort=False):
             for name, (colour, what) in _LATENCIES.items():
                 look: dict[str, Any] = {"color": colour, "label": f"{what}{', paced' * bool(paced)}"}
@@ -60,7 +59,7 @@ class LoadPlots(Plots):
         for row in table.itertuples():
             place = row.pages_per_min, row.ttft_p50_ms
             axes.annotate(row.level, place, (4, 5), textcoords="offset points", fontsize=9)
-        return _latency_axes(figure, axes, "pages per minute", ax)
+        return _latency_axes(axes, "pages per minute")
 
     def stalls(self, *, ax: Axes | None = None) -> Figure:
         """The tokens of the page that waited longest for one, and when other pages were waiting."""
@@ -72,22 +71,22 @@ class LoadPlots(Plots):
         gaps, places = np.diff(page["times"]), page["begun"] + np.asarray(page["times"]) / 1e3
         worst, usual = ms_text(gaps.max()), ms_text(float(np.median(gaps)))
         title = f"One page's tokens: {usual} apart, {worst} while another page is prefilled"
-        figure, (axes,) = new_figure(3.4, [title], ax)
+        _, (axes,) = new_figure(3.4, [title], ax)
         axes.plot(places[1:], gaps, ".-", color=ORANGE, label="between this page's tokens")
         others = asked[(asked["level"] == page["level"]) & (asked["first"] > places[0])]
         for other in others[others["begun"] < places[-1]].itertuples():
             axes.axvspan(other.begun, other.first, color=FAINT, alpha=0.4, linewidth=0)
         axes.set_xlim(places[0], places[-1])
         about = f"seconds since {page['level']} began; grey: another page waits for its first token"
-        return _latency_axes(figure, axes, about, ax)
+        return _latency_axes(axes, about)
 
 
-def _latency_axes(figure: Figure, axes: Axes, over: str, ax: Axes | None) -> Figure:
+def _latency_axes(axes: Axes, over: str) -> Figure:
     """A latency over something, with the keys of its lines."""
     axes.set_yscale("log")
     axes.set_xlabel(over)
     name_axis(axes.yaxis, "latency (ms)")
-    return legend_below(figure, axes.lines, ax)
+    return legend_below(axes)
 
 
 @public
@@ -150,9 +149,7 @@ class LoadResult:
         head = element("p", self.verdict, class_="op-headline")
         table = table_html(self.table, caption=f"Load on {self.server}", missing=about)
         errors = map(note, sorted({*self.asked["error"]} - {""})[:_MOST_ERRORS])
-        drawn = {"throughput": self.plot.throughput(), "stalls": self.plot.stalls()}
-        pictures = [Picture(figure, name) for name, figure in drawn.items()]
-        return Html(Section(head, table, *errors, *pictures).html())
+        return Html(Section(head, table, *errors, self.plot.throughput(), self.plot.stalls()).html())
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         return bundle(self._html(), f"{self.verdict}\n{self.table.to_string(index=False)}")

@@ -19,7 +19,6 @@ from ocr_phases.analyse.quality import quality_of
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import save_new, split_page
 from ocr_phases.record import PhaseRun
-from ocr_phases.show.figures import Picture
 from ocr_phases.show.page import printable
 from ocr_phases.show.results import Section
 from ocr_phases.show.results_many import comparison_bundle
@@ -180,6 +179,5 @@ def shipped() -> list[Path]:
 def comparison_html(runs: Sequence[PhaseRun]) -> str:
     """What a cell shows of `compare`, and curves and stages on common axes."""
     compared = Comparison(runs, run_labels(runs))
-    curves = Picture(compared.plot.decode(), "Time of each decode step, a line a record")
-    stages = Picture(compared.plot.stages(), "Stages of the prefill, a bar a record")
-    return Section(comparison_bundle(compared)["text/html"], curves, stages).html()
+    shown = comparison_bundle(compared)["text/html"]
+    return Section(shown, compared.plot.decode(), compared.plot.stages()).html()

@@ -85,11 +85,8 @@ def _page(run: PhaseRun, row: int, place: int, color: str) -> Image.Image:
     facts = run.pages[numbers[place]]
     page = run.page_image(numbers[place]) or Image.new("RGB", (facts["width"], facts["height"]), "white")
     page.thumbnail((_HEIGHT, int(_HEIGHT / math.sqrt(len(numbers)))))
-    times = dict.fromkeys((region.index for region in grounding_of(run, row).regions), 0.0)
-    times |= dict(zip(table["region"], table["decode_ms"], strict=True))
     regions = grounding_of(run, row).on_page(place).regions
-    timed = times if color == "time" else None
-    return draw_marks(page, region_boxes(regions, page.size, timed, set(table["region"][table["uncertain"]])))
+    return draw_marks(page, region_boxes(regions, page.size, table, by_time=color == "time"))
 
 
 def _framed(content: Html) -> Html:

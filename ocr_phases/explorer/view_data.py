@@ -6,7 +6,7 @@ import html
 import math
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import mistune
@@ -20,6 +20,7 @@ from ocr_phases.analyse.stages import grounding_of
 from ocr_phases.analyse.text import few_blanks
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.page import (
+    UNTIMED,
     label_colour,
     page_notes,
     pages_of_row,
@@ -71,7 +72,7 @@ def row_data(run: PhaseRun, row: int, before: PhaseRun | None = None) -> dict[st
     pages = []
     for place, number in enumerate(pages_of_row(run, row)):
         page, size = run.pages[number], (run.pages[number]["width"], run.pages[number]["height"])
-        drawn = boxes(grounding.on_page(place).regions, size, uncertain)
+        drawn = boxes(grounding.on_page(place).regions, size, table)
         pages.append({"size": size, "grid": page.get("grid") or [1, 1], "boxes": drawn})
     return {
         "rows": [printable(run.page_name(row), 40) for row in range(len(run.results))],
@@ -98,11 +99,11 @@ def page_jpegs(run: PhaseRun, row: int) -> list[bytes]:
 
 
 def boxes(
-    regions: Sequence[Region], size: tuple[int, int], uncertain: Collection[int] = ()
+    regions: Sequence[Region], size: tuple[int, int], table: pd.DataFrame = UNTIMED
 ) -> list[dict[str, Any]]:
     """Every box of the regions in pixels of a page of ``size``, with its region's label as ``kind``."""
     kinds = {region.index: printable(region.label) for region in regions}
-    drawn = region_boxes(regions, size, uncertain=uncertain)
+    drawn = region_boxes(regions, size, table)
     return [
         {**box._asdict(), "kind": kinds[box.region], "tag": tag and tag._asdict()}
         for box, tag in zip(drawn, place_tags(drawn, size), strict=True)

@@ -10,13 +10,11 @@ properties, which ``page.css`` and ``notebook.css`` set.
 from __future__ import annotations
 
 import io
-import math
 import re
 import textwrap
 import threading
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import matplotlib
@@ -29,7 +27,11 @@ from matplotlib.backend_bases import RendererBase
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
-from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator
+from matplotlib.ticker import (
+    EngFormatter,
+    MaxNLocator,
+    PercentFormatter,
+)
 from matplotlib.transforms import ScaledTranslation
 
 from ocr_phases.show.web import SHARPNESS, Html, asset_text, data_address, element
@@ -78,11 +80,11 @@ _INK = re.compile(rf"(fill|stroke): ({'|'.join(_INKS)})\b")
 SMALL: dict[str, Any] = {"fontsize": 9, "color": INK, "parse_math": False}
 
 _SENTENCE_LINE = 52  # characters
-_LETTERS = 15.0  # of small type in an inch
+_LETTERS = 19.0  # of small type in an inch, and what axes leave beside them
 _KEY_LETTERS = 8  # the room that a key takes beside its words
-_BELOW_LABEL, _BESIDE = 0.42, 1.0  # inches of the labels under axes, and beside them
+_BELOW_LABEL = 0.46  # inches of the labels under axes
 _MOST_MARKS = 1_000  # a figure is as many CSS pixels wide
-_FEW = 6  # points of a line, which are drawn, too
+_FEW = 6  # points of a line, which are drawn, too; ticks that have a unit
 _BAR = 0.7  # of the room of a row
 _ROW, _AROUND, _KEYS = 0.3, 1.1, 0.5  # inches of a row, around a chart of bars, and of the keys below
 
@@ -90,55 +92,43 @@ _ROW, _AROUND, _KEYS = 0.3, 1.1, 0.5  # inches of a row, around a chart of bars,
 _LAYOUT = ConstrainedLayoutEngine(h_pad=0.08)  # inches; a title stands clear of the axis above
 
 
+# -- shown and saved ----------------------------------------------------------------------------------
+
+
 class ShownFigure(Figure):
-    """A figure that a notebook shows, in the colours of its page, with constrained layout."""
+    """A figure that a notebook shows as an SVG in the colours of its page, with constrained layout.
+
+    A viewer that takes no SVG within HTML shows a still.
+    """
 
     def draw(self, renderer: RendererBase) -> None:
         """Lay it out, and draw it: with a layout engine of its own ``savefig`` would draw all of it twice."""
         _LAYOUT.execute(self)
         super().draw(renderer)
 
-    @property
-    def alt(self) -> str:
-        """What the figure says: the titles of its axes, or the words on axes without one."""
-        said = [axes.get_title("left") or " ".join(map(Text.get_text, axes.texts)) for axes in self.axes]
-        return "; ".join(" ".join(text.split()) for text in said if text.strip())
-
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return Picture(self, self.alt).bundle()
-
-
-# -- shown and saved ----------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Picture:
-    """A figure and its text alternative: in a cell, a panel or a report.
-
-    A notebook and a report show the SVG, which follows their colours. A viewer that takes no SVG within HTML
-    shows a still.
-    """
-
-    figure: Figure
-    alt: str
-
-    def html(self) -> Html:
-        """Inline SVG in a frame that a keyboard can scroll."""
-        frame = {"class_": "figure drawn", "role": "group", "aria_label": self.alt, "tabindex": 0}
-        return element("div", Html(figure_svg(self.figure, self.alt)), **frame)
-
     def bundle(self, *, still: bool = True) -> dict[str, str]:
         """What a cell shows, by MIME type; without ``still`` words stand for the drawing."""
-        alt, drawn = plain(self.alt), self.html()
-        instead = Html(_NO_DRAWING)
+        alt, instead = plain(alt_text(self)), Html(_NO_DRAWING)
         if still:
-            png = data_address(figure_png(self.figure), "image/png")
-            instead = element("img", src=png, alt=alt, width=round(FIGURE_DPI * self.figure.get_figwidth()))
+            png = data_address(figure_png(self), "image/png")
+            instead = element("img", src=png, alt=alt, width=round(FIGURE_DPI * self.get_figwidth()))
         theme = f"<style>{asset_text('notebook.css')}</style>"
-        return {"text/html": f"{drawn}{STILL}{instead}</div>{theme}", "text/plain": alt}
+        return {"text/html": f"{figure_html(self)}{STILL}{instead}</div>{theme}", "text/plain": alt}
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         return self.bundle()
+
+
+def alt_text(figure: Figure) -> str:
+    """What a figure says: the titles of its axes, or the words on axes without one."""
+    said = [axes.get_title("left") or " ".join(map(Text.get_text, axes.texts)) for axes in figure.axes]
+    return "; ".join(" ".join(text.split()) for text in said if text.strip())
+
+
+def figure_html(figure: Figure) -> Html:
+    """A figure as inline SVG, in a frame that a keyboard can scroll."""
+    frame = {"class_": "figure drawn", "role": "group", "aria_label": alt_text(figure), "tabindex": 0}
+    return element("div", Html(figure_svg(figure)), **frame)
 
 
 def figure_png(figure: Figure, dpi: float = FIGURE_DPI * SHARPNESS) -> bytes:
@@ -146,8 +136,8 @@ def figure_png(figure: Figure, dpi: float = FIGURE_DPI * SHARPNESS) -> bytes:
     return _saved(figure, format="png", dpi=dpi, metadata={"Software": None})
 
 
-def figure_svg(figure: Figure, alt: str) -> str:
-    """The figure as one ``<svg>`` element of 100 CSS pixels an inch; ``alt`` is its text alternative.
+def figure_svg(figure: Figure) -> str:
+    """A figure as one ``<svg>`` element of 100 CSS pixels an inch, with `alt_text`.
 
     It holds no script, style sheet, comment or address. Ids are hashes of what they name, so two figures of
     one page share one only for the same thing. White is the page's own surface.
@@ -166,7 +156,7 @@ def figure_svg(figure: Figure, alt: str) -> str:
         xmlns="http://www.w3.org/2000/svg",
         class_="op-svg",
         role="img",
-        aria_label=alt,
+        aria_label=alt_text(figure),
         viewBox=" ".join(f"{value:g}" for value in (0, 0, *72 * inches)),
         width=width,
         height=height,
@@ -244,44 +234,31 @@ def sentence_figure(text: str, ax: Axes | None = None) -> Figure:
     return figure_of(axes)
 
 
-def legend_below(figure: Figure, keys: Sequence[Artist], ax: Axes | None = None) -> Figure:
-    """The figure with keys under it; or under the caller's ``ax``, which may stand among others.
-
-    In as many columns as their words leave room for.
-    """
-    room = _LETTERS * (figure.get_figwidth() if ax is None else ax.bbox.width / figure.dpi + _BESIDE)
+def legend_below(axes: Axes, keys: Sequence[Artist] = ()) -> Figure:
+    """Keys under the axes, in as many columns as their words leave room for; by default of what is drawn."""
+    figure, keys = figure_of(axes), keys or axes.get_legend_handles_labels()[0]
+    room = _LETTERS * axes.bbox.width / figure.dpi
     words = [len(str(key.get_label())) + _KEY_LETTERS for key in keys]
     fits = [n for n in range(1, len(keys) + 1) if sum(map(max, np.array_split(words, n))) <= room]
-    look: dict[str, Any] = {"loc": "outside lower center"}
-    if ax is not None:
-        below = ax.transAxes + ScaledTranslation(0, -_BELOW_LABEL, figure.dpi_scale_trans)
-        look = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "bbox_transform": below}
-        look["borderaxespad"] = 0
-    look |= {"fontsize": 9, "frameon": False, "labelcolor": INK, "labelspacing": 0.35, "columnspacing": 1.2}
-    legend = (ax or figure).legend(handles=keys, ncols=max(fits, default=1), **look)
+    below = axes.transAxes + ScaledTranslation(0, -_BELOW_LABEL, figure.dpi_scale_trans)
+    look: Any = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "bbox_transform": below, "fontsize": 9}
+    look |= {"frameon": False, "labelcolor": INK, "labelspacing": 0.35, "columnspacing": 1.2}
+    legend = axes.legend(handles=keys, ncols=max(fits, default=1), borderaxespad=0, **look)
     for text in legend.get_texts():
         text.set_parse_math(False)
     return figure
 
 
-def name_axis(axis: Axis, label: str = "") -> None:
-    """Name an axis; ``(ms)`` in its label is a time, in the unit that suits its size, as `ms_text` would.
+def name_axis(axis: Axis, label: str, unit: str = "ms") -> None:
+    """Name an axis, after its scale is set, of ms, bytes, a share in % or, without a unit, whole numbers.
 
-    After its limits are set. Without a label it is a time, too, and each tick has its unit.
+    Each tick of bytes has its decimal unit.
     """
-    low, high = sorted(axis.get_view_interval())
-    size = math.sqrt(low * high) if axis.get_scale() == "log" else high
-    scale, unit = (1e3, "s") if size >= 1e3 else (1.0, "ms")
-    behind = "" if label else f" {unit}"
-    if "(ms)" in label or not label:
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / scale:,g}{behind}"))
-    axis.set_label_text(label.replace("(ms)", f"({unit})"))
-
-
-def byte_axis(axis: Axis, label: str) -> None:
-    """Name an axis of bytes; each tick has its decimal unit."""
-    axis.set_major_formatter(EngFormatter("B"))
-    axis.set_major_locator(MaxNLocator(nbins=5, steps=[1, 2, 2.5, 5, 10]))
+    ticks: dict[str, Any] = {"bytes": EngFormatter("B"), "%": PercentFormatter(1.0, 0, " %")}
+    axis.set_major_formatter(ticks.get(unit, "{x:,g}"))
+    if axis.get_scale() == "linear":
+        most: Any = _FEW if unit in ticks else "auto"
+        axis.set_major_locator(MaxNLocator(most, steps=[1, 2, 2.5, 5, 10], integer=not unit))
     axis.set_label_text(label)
 
 
@@ -334,7 +311,7 @@ def bar_charts(
     for axes, chart in zip(drawn, charts, strict=True):
         hbars(axes, chart.rows)
         name_axis(axes.xaxis, chart.label)
-    return legend_below(figure, keys, ax) if keys else figure, drawn
+    return legend_below(drawn[-1], keys) if keys else figure, drawn
 
 
 def stacked(parts: Iterable[tuple[float, str]]) -> list[Piece]:

@@ -16,7 +16,7 @@ from ocr_phases.analyse.scaling import (
     preset_table,
 )
 from ocr_phases.files import RECORD
-from ocr_phases.show.figures import Picture
+from ocr_phases.show.figures import figure_html
 from ocr_phases.show.plots_many import plot_compression, plot_cost_quality, plot_distributions
 from ocr_phases.show.web import (
     Html,
@@ -36,7 +36,6 @@ MOST_ROWS = 2_000
 # The table of pages has more columns than a report's tables.
 _WIDER = "main, nav ul, footer { max-width: 1320px; }"
 
-_HISTOGRAMS = "Histograms of time to first token, inter-token latency, tokens and vision share over the pages"
 _WORST = 25
 _PAGES = ["page", "preset", "status", "page_ms", "ttft_ms", "inter_token_ms", "tokens", "vision_share"]
 _PAGES += ["energy_j", "repeated_share", "record", "remarks"]
@@ -150,7 +149,7 @@ def _filled(table: pd.DataFrame, columns: Iterable[str]) -> pd.DataFrame:
 def _distributions(quiet: pd.DataFrame) -> Html:
     if quiet.empty:
         return note("No page was measured on a quiet machine.")
-    return Picture(plot_distributions(quiet), _HISTOGRAMS).html()
+    return figure_html(plot_distributions(quiet))
 
 
 def _regions(regions: pd.DataFrame, measured: pd.DataFrame) -> Html:
@@ -179,10 +178,9 @@ def _quality(pages: pd.DataFrame) -> Iterator[Html]:
     points = preset_points(pages)
     if len(points) > 1:
         yield note(cost_quality_sentence(points))
-        alt = "What each preset loses over its time, its prompt and its memory"
-        yield Picture(plot_cost_quality(points), alt).html()
+        yield figure_html(plot_cost_quality(points))
     yield table_html(preset_table(pages), caption="Each preset", headings=_MEANS)
-    yield Picture(plot_compression(pages, measure), "What each page loses over its compression").html()
+    yield figure_html(plot_compression(pages, measure))
     yield note(_counted(pages))
     categories = category_table(pages)
     percent = {name: (str(name), "%") for name in categories.columns[2:]}

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import math
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,11 +13,9 @@ import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Normalize, to_hex
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
-from PIL import Image, ImageColor, ImageDraw, ImageFont, ImageOps
+from PIL import Image, ImageColor, ImageDraw, ImageFont
 
 from ocr_phases.analyse.grounding import PREAMBLE, Box, Grounding, Region, overlaps
 from ocr_phases.analyse.regions import regions_of, type_table
@@ -27,16 +24,12 @@ from ocr_phases.analyse.stages import grounding_of
 from ocr_phases.errors import OcrPhasesError, check_known
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.figures import (
-    INK,
     REST,
     WIDTH,
     Chart,
     bar_charts,
     blank_figure,
     figure_of,
-    figure_png,
-    legend_below,
-    name_axis,
     sentence_figure,
     style_axes,
 )
@@ -70,8 +63,7 @@ _LABEL_ALPHA, _TIME_ALPHA = "28", "69"  # hexadecimal
 _SCALE = matplotlib.colormaps["viridis_r"]  # on white paper the dark end has to stand for much
 _MOST_NEIGHBOURS = 500
 _LEGIBLE = 8 / 72  # inches of type
-_KEY_WIDTH, _LINE = 30, 1.5  # in the size of the type
-_UNTIMED = pd.DataFrame({"region": [], "decode_ms": []})
+UNTIMED = pd.DataFrame({"region": [], "decode_ms": []})
 
 _MOST_ROWS = 4
 _MOST_TYPES = 12
@@ -80,7 +72,6 @@ _PAGE_COLOURS = ("type", "time")
 _USUAL = {"repaired": False, "boxes": 1, "uncertain": False}
 _HEADINGS = {"decode_ms": ("decode time", "ms")}
 _MISSING = "no text or no time"
-_MARKED = "The regions the model marked"
 _NO_IMAGE = "The page is not in this record, so there is no picture of it."
 
 
@@ -127,31 +118,29 @@ class Tag(NamedTuple):
 
 
 def region_boxes(
-    regions: Sequence[Region],
-    size: tuple[int, int],
-    decode_ms: Mapping[int, float] | None = None,
-    uncertain: Collection[int] = (),
+    regions: Sequence[Region], size: tuple[int, int], table: pd.DataFrame = UNTIMED, *, by_time: bool = False
 ) -> list[DrawnBox]:
     """Every box of the regions on a page of ``size`` pixels, told and coloured by label: `3 title`.
 
-    With ``decode_ms``, the time of each region that has a box, texts and colours say that instead. A region
-    of several boxes shows its one time on each, with the number of boxes. ``uncertain`` are the numbers of
-    those regions.
+    ``table`` is `regions_of` or `region_table`, and says which are uncertain. ``by_time`` tells and colours
+    boxes by their region's ``decode_ms`` instead: of several boxes each shows that one time, with their
+    number.
     """
-    slowest = max((decode_ms or {}).values(), default=0.0) or 1.0
+    times = dict(zip(table["region"], table["decode_ms"], strict=True))
+    slowest = max((ms for region, ms in times.items() if region != PREAMBLE), default=0.0) or 1.0
+    uncertain = set(table["region"][table["uncertain"]]) if "uncertain" in table else set()
     last = (size[0] - 1, size[1] - 1) * 2
     found = []
     for region in regions:
         colour, text = label_colour(region.label), f"{region.index} {printable(region.label)}".strip()
-        if decode_ms is not None and region.boxes:
-            colour = time_colour(decode_ms[region.index] / slowest)
+        if by_time:
+            colour = time_colour(times[region.index] / slowest)
             count = f" ({len(region.boxes)} boxes)" if len(region.boxes) > 1 else ""
-            text = ms_text(decode_ms[region.index]) + count
+            text = ms_text(times[region.index]) + count
         for ends in region.pixel_boxes(*size):
             # A box may end just behind the last pixel; its outline must still be seen.
             x1, y1, x2, y2 = map(min, ends, last)
-            doubted = region.index in uncertain
-            found.append(DrawnBox((x1, y1, x2, y2), colour, text, region.index, doubted))
+            found.append(DrawnBox((x1, y1, x2, y2), colour, text, region.index, region.index in uncertain))
     return found
 
 
@@ -213,44 +202,17 @@ def draw_marks(
 def draw_boxes(
     page: Image.Image,
     grounding: Grounding,
-    table: pd.DataFrame = _UNTIMED,
+    table: pd.DataFrame = UNTIMED,
     *,
     by_time: bool = False,
     type_size: int | None = None,
 ) -> Image.Image:
-    """An RGB copy of the page (upright, as the model saw it) with every box drawn, and tagged by label.
+    """An RGB copy of the page (upright, as the model saw it) with every box of `region_boxes` drawn.
 
-    ``table`` is `regions_of` or `region_table`. Boxes that it calls uncertain are dashed, which a line below
-    the page then explains. ``by_time`` colours and tags boxes by their region's ``decode_ms`` (0 without a
-    row) above a colour bar. Time spent on text that has no box (the preamble, dropped boxes) is named under
-    the bar, so nothing goes missing. ``type_size`` is in pixels.
+    Those that ``table`` calls uncertain are dashed. ``type_size`` is in pixels.
     """
-    cost = dict(zip(table["region"], table["decode_ms"], strict=True))
-    times = {region.index: cost.pop(region.index, 0.0) for region in grounding.regions if region.boxes}
-    uncertain = set(table.loc[table["uncertain"], "region"]) if "uncertain" in table else ()
-    boxes = region_boxes(grounding.regions, page.size, times if by_time else None, uncertain)
-    drawn = draw_marks(page, boxes, _TIME_ALPHA if by_time else _LABEL_ALPHA, type_size)
-    dashed = any(box.uncertain for box in boxes)
-    unboxed = sum(cost.values())
-    told = f"\n{ms_text(unboxed)} more went to text without a box" if unboxed else ""
-    lines = by_time * (4 + bool(told)) + 2 * dashed
-    if not lines:
-        return drawn
-    size = type_size or _type_size(page.size)
-    dpi = 7.2 * size  # so that 10 points are the size
-    figure = blank_figure(_LINE * lines * size / dpi, max(drawn.width, _KEY_WIDTH * size) / dpi)
-    if by_time:
-        axes, slowest = figure.subplots(), max(times.values(), default=0.0) or 1.0
-        style_axes(axes)
-        scale = ScalarMappable(Normalize(0, slowest), _SCALE)
-        figure.colorbar(scale, cax=axes, orientation="horizontal").outline.set_visible(False)
-        name_axis(axes.xaxis, f"decode time per region (ms){told}")
-    if dashed:
-        legend_below(figure, [Patch(fill=False, edgecolor=INK, linestyle="--", label=UNCERTAIN_TEXT)])
-    key = Image.open(io.BytesIO(figure_png(figure, dpi)))
-    whole = ImageOps.expand(drawn, (0, 0, key.width - drawn.width, key.height), _PAPER)
-    whole.paste(key, (0, drawn.height))
-    return whole
+    boxes = region_boxes(grounding.regions, page.size, table, by_time=by_time)
+    return draw_marks(page, boxes, _TIME_ALPHA if by_time else _LABEL_ALPHA, type_size)
 
 
 @lru_cache(maxsize=32)
@@ -297,29 +259,33 @@ def view_pictures(views: PageViews) -> list[tuple[Image.Image, str]]:
 # -- time on the page ---------------------------------------------------------------------------------
 
 
-def page_html(run: PhaseRun) -> Html:
-    """The page with its regions and the page coloured by decode time, and the sum of it; each row of a batch.
+def page_parts(run: PhaseRun) -> list[Html | Figure]:
+    """Each row's page by label and by decode time, the sum of it, and what types and regions took.
 
     A page or a text that is not in the record, an output without regions and a run without decode steps are
     named in a sentence. Of a large batch the first rows are shown, which the last sentence says.
     """
-    parts = []
-    for row in shown_rows(run):
-        parts.append(_row_heading(run, row))
-        grounding, pages = grounding_of(run, row), pages_of_row(run, row)
-        for page, number in enumerate(pages):
-            image = run.page_image(number)
-            if page and image is None and not grounding.on_page(page).regions:
-                continue
-            parts.append(element("h4", f"Page {page + 1} of {len(pages)}") if len(pages) > 1 else fragment())
-            pictures = [] if image is None else _pictures(image, run, row, page)
-            parts.append(pictures_html(pictures) or note(_NO_IMAGE))
-        parts += map(note, page_notes(run, row))
-        parts.append(note(_sum_sentence(run, row)))
-    rows = len(run.results)
-    if rows > _MOST_ROWS:
-        parts.append(note(f"The first {_MOST_ROWS} of {rows} rows are shown; the record has them all."))
-    return fragment(*parts)
+    parts: list[Html | Figure] = []
+    for row in range(min(len(run.results), _MOST_ROWS)):
+        parts.append(row_heading(run, row))
+        pages, table = pages_of_row(run, row), regions_of(run, row)
+        images = [run.page_image(number) for number in pages]
+        for page, image in enumerate(images):
+            if image is not None:
+                name = f"Page {page + 1} of {len(pages)}"
+                parts.append(element("h4", name) if len(pages) > 1 else fragment())
+                parts.append(pictures_html(_pictures(image, run, row, page)))
+        sentences = [*page_notes(run, row), _sum_sentence(run, row)]
+        parts += map(note, sentences if any(images) else [_NO_IMAGE, *sentences])
+        if grounding_of(run, row).regions:
+            parts += [plot_region_types(run, row)] if has_region_times(run, row) else []
+            caption, headings = "What each type of region cost to write", {**_HEADINGS, "label": ("type", "")}
+            parts.append(table_html(type_table(table), caption=caption, headings=headings, missing=_MISSING))
+            parts.append(regions_html(table))
+    if len(run.results) > _MOST_ROWS:
+        more = f"The first {_MOST_ROWS} of {len(run.results)} rows are shown; the record has them all."
+        parts.append(note(more))
+    return parts
 
 
 def page_notes(run: PhaseRun, row: int) -> list[str]:
@@ -334,19 +300,6 @@ def page_notes(run: PhaseRun, row: int) -> list[str]:
     return notes
 
 
-def region_tables_html(run: PhaseRun) -> Html:
-    """What each type of region and each region cost, as two tables; nothing without regions."""
-    parts = []
-    for row in shown_rows(run):
-        if grounding_of(run, row).regions:
-            types = type_table(table := regions_of(run, row))
-            caption, headings = "What each type of region cost to write", {**_HEADINGS, "label": ("type", "")}
-            parts.append(_row_heading(run, row))
-            parts.append(table_html(types, caption=caption, headings=headings, missing=_MISSING))
-            parts.append(regions_html(table))
-    return fragment(*parts)
-
-
 def regions_html(table: pd.DataFrame) -> Html:
     """`ocr_phases.analyse.regions.regions_of` as a table, the costliest region first.
 
@@ -359,11 +312,6 @@ def regions_html(table: pd.DataFrame) -> Html:
     table = table.drop(columns=usual).dropna(axis="columns", how="all")
     caption = "Decode time of each region"
     return table_html(table, caption=caption, headings=_HEADINGS, missing=_MISSING)
-
-
-def shown_rows(run: PhaseRun) -> range:
-    """The rows of a batch that a report shows: the first few."""
-    return range(min(len(run.results), _MOST_ROWS))
 
 
 def has_region_times(run: PhaseRun, row: int = 0) -> bool:
@@ -412,16 +360,14 @@ def plot_page(
         shown = ax.get_window_extent()
         scale = max(image.width / shown.width, image.height / shown.height)
         size = max(_type_size(image.size), math.ceil(_LEGIBLE * scale * figure_of(ax).dpi))
-    pictures = _pictures(image, run, row, page, size)
-    picture, title = pictures[-1] if color == "time" else pictures[0]
-    if color == "time" and title == _MARKED:
-        title = "The page; this run has no decode steps, so its regions have no time"
+    picture, title = _pictures(image, run, row, page, size)[-1 if color == "time" else 0]
     if ax is None:
         scale = min(WIDTH / picture.width, _TALLEST / picture.height)
         ax = blank_figure(scale * picture.height + 0.4, max(scale * picture.width, WIDTH / 2)).subplots()
     ax.imshow(np.asarray(picture), interpolation="antialiased")
     place = f", page {page + 1} of {len(pages)}" if len(pages) > 1 else ""
     style_axes(ax, " ".join([title + place, *(f"({sentence[:-1]})" for sentence in page_notes(run, row))]))
+    ax.set_anchor("NW")  # so that the title has all of the width
     ax.set_axis_off()
     return figure_of(ax)
 
@@ -443,19 +389,21 @@ def _pictures(
         return [(image, "The page; the output marks no region on it")]
     known = {region.index for region in grounding.regions} | ({PREAMBLE} if page == 0 else set())
     table = table[table["region"].isin(known)]
-    pictures = [(draw_boxes(image, grounding, table, type_size=type_size), _MARKED)]
-    if table["decode_ms"].any():
-        timed = draw_boxes(image, grounding, table, by_time=True, type_size=type_size)
-        pictures.append((timed, "Decode time of each region"))
-    return pictures
+    told = f"; dashed is {UNCERTAIN_TEXT}" if table["uncertain"].any() else ""
+    by_label = draw_boxes(image, grounding, table, type_size=type_size)
+    if not table["decode_ms"].any():
+        untimed = "The regions the model marked; this run has no decode steps, so they have no time"
+        return [(by_label, untimed + told)]
+    by_time = draw_boxes(image, grounding, table, by_time=True, type_size=type_size)
+    unboxed = table["decode_ms"][table["boxes"] == 0].sum()
+    more = f"; {ms_text(unboxed)} more went to text without a box" if unboxed else ""
+    return [(by_label, f"The regions the model marked{told}"), (by_time, f"Decode time of each region{more}")]
 
 
 def _sum_sentence(run: PhaseRun, row: int) -> str:
     table = regions_of(run, row)
-    if not grounding_of(run, row).regions:
+    if not has_region_times(run, row):
         return ""
-    if not table["decode_ms"].any():
-        return "This run has no decode steps, so its regions have no time."
     return (
         f"Regions{' and preamble' if (table['region'] == PREAMBLE).any() else ''} add up to "
         f"{ms_text(table['decode_ms'].sum())}, the sum of their tokens' medians, which shares are of; "
@@ -463,5 +411,6 @@ def _sum_sentence(run: PhaseRun, row: int) -> str:
     )
 
 
-def _row_heading(run: PhaseRun, row: int) -> Html:
+def row_heading(run: PhaseRun, row: int) -> Html:
+    """The heading of a row of a batch, counted from 1; nothing for a single one."""
     return element("h3", f"Row {row + 1}") if len(run.results) > 1 else fragment()

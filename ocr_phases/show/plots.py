@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LinearSegmentedColormap, Normalize, to_hex
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import EngFormatter
 
 from ocr_phases.analyse.floors import (
     Ceilings,
@@ -24,33 +21,22 @@ from ocr_phases.analyse.floors import (
     times_text,
     why_no_floor,
 )
-from ocr_phases.analyse.kernels import (
-    has_kernels,
-    idle_gaps,
-    kernel_table,
-    of_text,
-    stage_verdict,
-)
+from ocr_phases.analyse.kernels import has_kernels, of_text, stage_verdict
 from ocr_phases.analyse.stages import spread_names, stage_table, step_table, typical_repeat
 from ocr_phases.record import PHASES, PREFILL_STAGES, PhaseRun
 from ocr_phases.show.figures import (
     FAINT,
-    GOLD,
     GREEN,
     INK,
     MUTED,
     ORANGE,
     PHASE_COLOURS,
-    PURPLE,
     REST,
     SMALL,
     STAGE_COLOURS,
-    VERMILLION,
     Chart,
     Row,
     bar_charts,
-    bunches,
-    byte_axis,
     hbars,
     legend_below,
     lines,
@@ -58,22 +44,17 @@ from ocr_phases.show.figures import (
     new_figure,
     sentence_figure,
     stacked,
-    style_axes,
 )
 from ocr_phases.show.page import printable
-from ocr_phases.text import bytes_text, count_text, ms_text, percent_text, stage_name
+from ocr_phases.text import bytes_text, count_text, filled, ms_text, percent_text, stage_name
 
 _NAMED_OUTLIERS = 4
 _SMALL_SHARE = 0.01  # of a whole: what is smaller is drawn with others
-_STEP_COLOURS = LinearSegmentedColormap.from_list("steps", [GOLD, ORANGE, VERMILLION], 16)
 _UNITS = {"prefill": "the prefill", "decode": "one profiled decode step"}
 _WHOLES = {"prefill": "whole prefill", "decode_step": "decode step"}
-_CAUSES = {
-    "host sync": ("the host had waited for the device", PURPLE),
-    "launch": ("the host was late with the launch", VERMILLION),
-    "device": ("the launch was there", REST),
-}
 _SOURCES = {"cuda_peak_allocated": "allocated on the device", "process_high_water_mark": "whole process"}
+#: What is said of the KV cache's end, by the entries of a record.
+_CACHE = {"bytes": "{x:bytes}", "lengths": "{x:,} tokens", "entries": "{x:,} held"}
 #: Colour, width and style of the line of a ceiling, by its source.
 _ROOFS: dict[str, Any] = {"measured": (INK, 1.6, "-"), "datasheet": (MUTED, 1.2, (0, (6, 3)))}
 _MARKERS = {"global": "o", "local": "s", "": "D"}
@@ -82,22 +63,19 @@ _MARKERS = {"global": "o", "local": "s", "": "D"}
 # -- decode -------------------------------------------------------------------------------------------
 
 
-def plot_token_latency(
-    run: PhaseRun, floor_ms: float | Sequence[float] | None = None, *, ax: Axes | None = None
-) -> Figure:
+def plot_latency(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
     """Time of every decode step in ms: median over repeats, their spread as a band, outliers named.
 
-    ``floor_ms`` draws what the hardware could do, one time or one a step (the column of
-    `ocr_phases.analyse.floors.decode_floor`; an empty one draws nothing). The host's times are drawn where it
-    reads every token. The scale follows the bulk of the steps: what lies above it, and a floor far below,
-    is marked at the edge. ``ax`` are axes to draw on.
+    Below it is the record's floor of each step (`ocr_phases.analyse.floors.decode_floor`). The host's times
+    are drawn where it reads every token. The scale follows the bulk of the steps: what lies above it, and a
+    floor far below, is marked at the edge. ``ax`` are axes to draw on.
     """
     table = step_table(run)
     if table.empty:
         return sentence_figure("There were no decode steps, so there is no latency to draw.", ax)
     count, median = len(table) * len(run.repeats), float(run.summary()["inter_token_ms"])
     found = f"{ms_text(median)} in the median of {count:,}" if count > 1 else ms_text(median)
-    figure, (axes,) = new_figure(3.9, [f"Each decode step: {found}"], ax)
+    _, (axes,) = new_figure(3.9, [f"Each decode step: {found}"], ax)
     steps, slow, low, high = (table[name] for name in ("step", "outlier", "device_ms_p10", "device_ms_p90"))
     own_clock, clocks = run.device.get("kind") == "cuda", ["device_ms"]
     # Where tokens are read every few steps, the host launches many at once and then waits for all of them.
@@ -109,14 +87,14 @@ def plot_token_latency(
     name = "device, median" if own_clock else "median"
     lines(axes, steps, table["device_ms"], low, high, band=band, color=ORANGE, label=name)
     axes.axhline(median, color=MUTED, linewidth=0.8, linestyle=":", zorder=1)
-    floor = pd.Series(np.nan_to_num(np.resize(np.asarray(floor_ms, np.float64), len(steps))))
+    floor = decode_floor(run)["floor_ms"].astype("float64").reindex(table.index).fillna(0.0)
     # With few repeats p90 is close to the worst one: a wide band must not squeeze the line.
     bulk = max(table.loc[~slow, clocks].quantile(0.99).max(), high.quantile(0.75), median, floor.max())
     # Steps that are alike leave a height to their differences, unless the floor is near.
     least = low.quantile(0.02)
     bottom = 0.75 * least if least > 0.6 * bulk and floor.max() < 0.3 * least else 0.0
     top = bottom + (1.6 if slow.any() else 1.35) * (bulk - bottom)
-    axes.set(xlim=(-0.5, steps.iloc[-1] + 0.5), ylim=(bottom, top), xlabel="decode step")
+    axes.set(xlim=(-0.5, steps.iloc[-1] + 0.5), ylim=(bottom, top))
     if floor.any():
         told = f"hardware floor, {' to '.join(dict.fromkeys(map(ms_text, floor.iloc[[0, -1]])))}"
         if floor.max() < bottom:
@@ -126,14 +104,9 @@ def plot_token_latency(
     _mark(axes, steps[(high > top) & ~slow], top, 6, ORANGE, "spread ends above")
     _mark(axes, steps[slow], table.loc[slow, "device_ms"].clip(upper=top), 6, INK, "outlier")
     _name_slowest(axes, table[slow].nlargest(_NAMED_OUTLIERS, "device_ms").sort_values("step"))
+    name_axis(axes.xaxis, "decode step", "")
     name_axis(axes.yaxis, "time (ms)")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    return legend_below(figure, axes.get_legend_handles_labels()[0], ax)
-
-
-def plot_latency(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
-    """`plot_token_latency` over the record's own floor of each step. ``ax`` are axes to draw on."""
-    return plot_token_latency(run, decode_floor(run)["floor_ms"].tolist(), ax=ax)
+    return legend_below(axes)
 
 
 def _mark(axes: Axes, at: pd.Series, heights: Any, marker: int, colour: str, label: str) -> None:
@@ -186,14 +159,14 @@ def plot_vision_stages(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
     ]
     title = f"Vision is {percent_text(run['vision_share'])} of a prefill of {ms_text(whole)}"
     several = len(run.repeats) > 1
-    note = f", line: {' to '.join(spread_names(len(run.repeats)))} over repeats" if several else ""
-    figure, (axes,) = bar_charts([Chart(title, rows, f"time (ms){note}")], ax)
+    note = f"line: {' to '.join(spread_names(len(run.repeats)))} over repeats"
+    note = f"time (ms), {note}" if several else "time (ms)"
+    figure, (axes,) = bar_charts([Chart(title, rows, note)], ax)
     if several:
         low, middle, high = (large[f"device_ms{end}"].to_numpy() for end in ("_p10", "", "_p90"))
         look: Any = {"elinewidth": 1.3, "capsize": 4, "capthick": 1.3, "ecolor": INK, "fmt": "none"}
         axes.errorbar(middle, range(len(middle)), xerr=(middle - low, high - middle), **look)
         axes.set_xlim(0, 1.02 * axes.dataLim.xmax or 1.0)
-        name_axis(axes.xaxis, f"time (ms){note}")
     return figure
 
 
@@ -209,13 +182,12 @@ def _named(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(name=(stages + " " + table["view"]).str.strip())
 
 
-def plot_phase_timeline(run: PhaseRun, repeat: int | None = None) -> Figure:
-    """One repeat from its start, in ms: prepare and prefill by stage, and below it the whole with every step.
+def plot_phase_timeline(run: PhaseRun) -> Figure:
+    """The typical repeat from its start, in ms: prepare and prefill by stage, and below it the phases.
 
-    ``repeat`` defaults to the typical one (`typical_repeat`). Device times, where the device has a clock.
+    Device times, where the device has a clock.
     """
-    if repeat is None:
-        repeat = typical_repeat(run)
+    repeat = typical_repeat(run)
     return plot_spans(run.spans[run.spans["repeat"] == repeat], f" (repeat {run.repeats.index(repeat) + 1})")
 
 
@@ -224,52 +196,36 @@ def plot_spans(spans: pd.DataFrame, note: str = "") -> Figure:
     if spans.empty:
         return sentence_figure("There are no spans to draw.")
     spans = _named(spans).assign(end_ms=spans["device_start_ms"] + spans["device_ms"])
-    early, steps = spans[spans["phase"].isin(("prepare", "prefill"))], spans[spans["stage"] == "decode_step"]
+    early, steps = spans[spans["phase"].isin(("prepare", "prefill"))], (spans["stage"] == "decode_step").sum()
     charts = []
     if len(early):
         stages = early[early["stage"] != early["phase"]].sort_values("device_start_ms")
         rows = [_lane(str(name), each) for name, each in stages.groupby("name", sort=False)]
         phases = " and ".join(early["phase"].unique()).capitalize()
-        charts.append(Chart(f"{phases}, {ms_text(early['end_ms'].max())}{note}", rows or _phase_lanes(early)))
+        title = f"{phases}, {ms_text(early['end_ms'].max())}{note}"
+        charts.append(Chart(title, rows or _phase_lanes(early), "time since the start (ms)"))
     if len(early) < len(spans):
-        tail = f", {count_text(len(steps), 'decode step')}" if len(steps) else ""
-        charts.append(Chart(f"The whole run, {ms_text(spans['end_ms'].max())}{tail}", _phase_lanes(spans)))
-    charts[-1] = charts[-1]._replace(label="time since the start (ms)")
-    figure, drawn = bar_charts(charts)
-    if len(steps) > 1:
-        scale = figure.colorbar(
-            _step_scale(steps["device_ms"]), ax=drawn[-1], label="step (ms)", use_gridspec=False
-        )
-        scale.outline.set_visible(False)
-        style_axes(scale.ax)
-    return figure
+        title = f"The whole run, {ms_text(spans['end_ms'].max())}"
+        title += f", {count_text(steps, 'decode step')}" if steps else ""
+        charts.append(Chart(title, _phase_lanes(spans), "time since the start (ms)"))
+    return bar_charts(charts)[0]
 
 
 def _phase_lanes(spans: pd.DataFrame) -> list[Row]:
-    """A lane a phase: of decode its steps, of others the whole, or what there is of it."""
+    """A lane a phase: the whole of it, or what there is of it."""
     lanes = []
     for phase in (name for name in PHASES if (spans["phase"] == name).any()):
         own = spans[spans["phase"] == phase]
         whole, steps = (own[own["stage"] == stage] for stage in (phase, "decode_step"))
-        name, pieces, text = _lane(phase, next(part for part in (steps, whole, own) if len(part)))
-        lanes.append((name, pieces, ms_text(whole["device_ms"].sum()) if len(whole) else text))
+        lanes.append(_lane(phase, next(part for part in (whole, steps, own) if len(part))))
     return lanes
 
 
 def _lane(name: str, spans: pd.DataFrame) -> Row:
-    """Spans as a bar, each where it lies, and their sum; decode steps in the colour of their time."""
-    bunch = spans.groupby(bunches(len(spans)))
-    starts, lengths = bunch["device_start_ms"].min(), bunch["end_ms"].max() - bunch["device_start_ms"].min()
-    colours = bunch["stage"].first().map(STAGE_COLOURS | PHASE_COLOURS).fillna(ORANGE).tolist()
-    if len(spans) > 1 and (spans["stage"] == "decode_step").all():
-        slowest = bunch["device_ms"].max().to_numpy()
-        colours = [to_hex(each) for each in _step_scale(spans["device_ms"]).to_rgba(slowest)]
-    return name, list(zip(starts, lengths, colours, strict=True)), ms_text(spans["device_ms"].sum())
-
-
-def _step_scale(times: pd.Series) -> ScalarMappable:
-    """The colours of decode steps by their time, over the bulk of the times."""
-    return ScalarMappable(Normalize(*times.quantile((0.02, 0.98))), _STEP_COLOURS)
+    """Spans as a bar, each where it lies, and their sum."""
+    colours = spans["stage"].map(STAGE_COLOURS | PHASE_COLOURS).fillna(ORANGE)
+    pieces = list(zip(spans["device_start_ms"], spans["device_ms"], colours, strict=True))
+    return name, pieces, ms_text(spans["device_ms"].sum())
 
 
 # -- memory -------------------------------------------------------------------------------------------
@@ -280,35 +236,24 @@ def plot_memory(run: PhaseRun) -> Figure:
     peaks, sizes = run.memory.get("peak_bytes"), run.cache.get("bytes")
     if not peaks and not sizes:
         return sentence_figure("Neither peak memory nor the KV cache was observed in this run.")
-    figure, (left, right) = new_figure(2.9, ["Peak memory of each phase", "KV cache"], columns=2)
+    ends = [filled(text, x=run.cache[name][-1]) for name, text in _CACHE.items() if run.cache.get(name)]
+    titles = "Peak memory of each phase", ": ".join(["KV cache", ", ".join(ends)] if ends else ["KV cache"])
+    figure, (left, right) = new_figure(2.9, titles, columns=2)
     if peaks:
         bars = [(phase, max(sizes), PHASE_COLOURS[phase]) for phase, sizes in peaks.items()]
         bars.append(("weights", run.memory.get("weights_bytes") or 0, FAINT))
         hbars(left, [(name, [(0.0, size, colour)], bytes_text(size)) for name, size, colour in bars if size])
-        byte_axis(left.xaxis, _SOURCES.get(str(run.memory.get("source")), "peak"))
+        name_axis(left.xaxis, _SOURCES.get(str(run.memory.get("source")), "peak"), "bytes")
     else:
         sentence_figure("Peak memory could not be measured here.", left)
     if sizes:
-        _draw_cache(right, sizes, run.cache.get("lengths") or [], run.cache.get("entries"))
+        lines(right, pd.Series(range(len(sizes))), pd.Series(sizes), color=GREEN, linewidth=2)
+        right.set(xlim=(0, max(1, len(sizes) - 1)), ylim=(0, 1.22 * max(sizes)))
+        name_axis(right.xaxis, "decode steps done (0: after the prefill)", "")
+        name_axis(right.yaxis, "keys and values", "bytes")
     else:
         sentence_figure("The cache was not observed in this run.", right)
     return figure
-
-
-def _draw_cache(axes: Axes, sizes: list[int], seen: list[int], held: list[int] | None) -> None:
-    """The cache's bytes after each step; its ends say the tokens seen, and those held where they differ."""
-    lines(axes, pd.Series(range(len(sizes))), pd.Series(sizes), color=GREEN, linewidth=2)
-    axes.set(xlim=(0, max(1, len(sizes) - 1)), ylim=(0, 1.22 * max(sizes)))
-    axes.set_xlabel("decode steps done (0: after the prefill)")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    byte_axis(axes.yaxis, "keys and values")
-    ends = {len(sizes) - 1: ("right", (-4, 6)), 0: ("left", (4, -15))}
-    for place, (side, shift) in sorted(ends.items()):
-        text = f"{bytes_text(sizes[place])}"
-        if place < len(seen):
-            text += f", {seen[place]:,} tokens"
-            text += f" seen, {held[place]:,} held" if held and held[place] < seen[place] else ""
-        axes.annotate(text, (place, sizes[place]), shift, textcoords="offset points", ha=side, **SMALL)
 
 
 # -- the device ---------------------------------------------------------------------------------------
@@ -340,34 +285,6 @@ def plot_kernels(run: PhaseRun) -> Figure:
     return bar_charts(charts, keys=keys)[0]
 
 
-def plot_idle_gaps(run: PhaseRun) -> Figure:
-    """Idle time between the device's work by its cause: prefill and a decode step.
-
-    The titles say how long the device is idle in the timed runs. The bars were seen under the profiler, where
-    the host is slower and gaps are longer. Raises `OcrPhasesError` without a kernel view.
-    """
-    table, charts = idle_gaps(run), []
-    wholes = kernel_table(run).dropna(subset="wall_ms").set_index("stage")
-    for (phase, unit), stage in zip(_UNITS.items(), _WHOLES, strict=True):
-        gaps = table[table["phase"] == phase]
-        if gaps.empty:
-            continue
-        idle = gaps.groupby("cause")["idle_ms"].sum()
-        title = f"Idle in {unit}"
-        if stage in wholes.index:  # else the timed runs have no such stage
-            busy, wall = wholes["busy_ms"][stage], wholes["wall_ms"][stage]
-            title = f"{unit.capitalize()} is idle for {of_text(max(0.0, wall - busy), wall)}"
-        rows = [
-            (name, [(0.0, idle.get(cause, 0.0), colour)], ms_text(idle.get(cause, 0.0)))
-            for cause, (name, colour) in _CAUSES.items()
-        ]
-        told = f"{gaps['gaps'].sum():,.0f} gaps, {ms_text(idle.sum())}"
-        charts.append(Chart(title, rows, f"idle time under the profiler (ms): {told}"))
-    if not charts:
-        return sentence_figure("The device was never idle between two kernels.")
-    return bar_charts(charts)[0]
-
-
 def plot_roofline(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
     """FLOP/s over FLOPs a byte, both logarithmic: ceilings as lines, each stage a point with its distance.
 
@@ -386,7 +303,7 @@ def plot_roofline(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
     points = points[(points["phase"] == "prefill") | (points["stage"] == "decode_step")]
     names = points["name"] + ", " + points["times_floor"].map(times_text)
     title = f"Farthest from its ceiling: {names.iloc[-1]} its floor"
-    figure, (axes,) = new_figure(4.6, [title], ax)
+    _, (axes,) = new_figure(4.6, [title], ax)
     roofs = [ceilings] + ([sheet] if sheet and sheet.source != ceilings.source else [])
     ridges = [roof.flops_per_s / roof.bandwidth_bytes_per_s for roof in roofs]
     ends = min(points["intensity"].min(), *ridges) / 3, max(points["intensity"].max(), *ridges) * 3
@@ -406,11 +323,11 @@ def plot_roofline(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
     axes.set(xscale="log", yscale="log", xlim=ends)
     axes.set_ylim(bottom, 3 * max(roof.flops_per_s for roof in roofs))
     for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_formatter(FuncFormatter(lambda value, _: rate_text(value).strip()))
-        axis.set_minor_locator(NullLocator())
+        axis.set_major_formatter(EngFormatter())
+    axes.minorticks_off()
     axes.set_xlabel("arithmetic intensity (FLOPs a byte of weights and KV cache)")
     axes.set_ylabel("done (FLOP/s)")
-    return legend_below(figure, axes.get_legend_handles_labels()[0], ax)
+    return legend_below(axes)
 
 
 def _roof(ceilings: Ceilings, intensity: Any) -> Any:

@@ -13,9 +13,9 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
-from ocr_phases.analyse.comparison import EQUAL, EQUIVALENT, INCONCLUSIVE, NOISY
+from ocr_phases.analyse.comparison import EQUIVALENT, INCONCLUSIVE, NOISY
 from ocr_phases.analyse.floors import times_text
 from ocr_phases.analyse.scaling import LOADED, cell_name, frontier, loaded_ways
 from ocr_phases.analyse.stages import stage_table, step_table
@@ -36,7 +36,6 @@ from ocr_phases.show.figures import (
     VERMILLION,
     Chart,
     bar_charts,
-    byte_axis,
     figure_of,
     legend_below,
     lines,
@@ -54,12 +53,9 @@ LONGEST_LABEL = 48
 _COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY)
 _LINES = ("-", "--", ":", "-.")
 _MARKERS = "os^DvP"
-_NAMES_APART = 0.08  # of the axis, at least, between two presets' names
+_DOTS: dict[str, Any] = {"linestyle": (0, (1, 2)), "linewidth": 1.4}
 _WIDE = 12.0  # from here on largest over smallest is drawn on a logarithmic axis
 _WIDE_RATIO = 4.0  # the same of ratios: a tenth and ten times are as far from 1
-#: Columns that are drawn as a dotted line beside what was measured.
-_DOTTED = {"floor_ms": "floor", "linear": "as fast for each row as the smallest batch"}
-_DOTS: dict[str, Any] = {"linestyle": (0, (1, 2)), "linewidth": 1.4}
 
 _METRICS = {
     "ttft_ms": "time to first token",
@@ -73,30 +69,29 @@ _METRICS = {
     "wer": "word error rate",
 }
 UNJUDGED = (INCONCLUSIVE, NOISY, "n/a", "")
-#: Colour, its fill and the line of a metric with one of these verdicts, by what the key says.
-_VERDICTS: dict[str, Any] = {
-    "faster or less": (BLUE, BLUE, "-", ("faster", "less")),
-    "slower or more": (VERMILLION, VERMILLION, "-", ("slower", "more")),
-    "equivalent: the interval is inside the margin": (GREEN, GREEN, "-", (EQUIVALENT,)),
-    "no verdict, or inconclusive": (MUTED, "white", ":", UNJUDGED),
-    "": (MUTED, MUTED, "-", (EQUAL, "different")),
+#: Verdicts -> what the key says, and the colour; any other is hollow.
+_VERDICTS = {
+    **dict.fromkeys(("faster", "less"), ("faster or less", BLUE)),
+    **dict.fromkeys(("slower", "more"), ("slower or more", VERMILLION)),
+    EQUIVALENT: ("equivalent: the interval is inside the margin", GREEN),
 }
+_NO_VERDICT = ("no verdict, or inconclusive", MUTED)
 
 _FLOORS = {"Prefill": ("prefill_ms", "prefill_floor_ms"), "Decode step": ("inter_token_ms", "step_floor_ms")}
-_COSTS: dict[str, tuple[str, Callable[[Axis, str], Any], str]] = {
-    "page_ms": ("Time per page", name_axis, "from file to last token (ms)"),
-    "prompt_tokens": ("Prompt tokens", name_axis, "tokens, image and text"),
-    "peak_bytes": ("Peak memory", byte_axis, "largest of any phase"),
+_COSTS = {  # column -> title, label and unit
+    "page_ms": ("Time per page", "from file to last token (ms)", "ms"),
+    "prompt_tokens": ("Prompt tokens", "tokens, image and text", ""),
+    "peak_bytes": ("Peak memory", "largest of any phase", "bytes"),
 }
 LOST = {"edit_distance": "edit distance to the truth", "agreement": "distance to the reference"}
 _MOST_NAMED = 12
 _MOST_MARKERS = 2_000  # beyond, a drawing has a megabyte for every 8,000, and a browser is slow
 
-_PANELS = {
-    "ttft_ms": ("Time to first token", ms_text, BLUE),
-    "inter_token_ms": ("Inter-token latency", ms_text, ORANGE),
-    "tokens": ("Tokens", "{:,.0f}".format, GREEN),
-    "vision_share": ("Vision in the prefill", percent_text, PURPLE),
+_PANELS: dict[str, tuple[str, Callable[[float], str], str, str]] = {  # column -> title, text, unit, colour
+    "ttft_ms": ("Time to first token", ms_text, "ms", BLUE),
+    "inter_token_ms": ("Inter-token latency", ms_text, "ms", ORANGE),
+    "tokens": ("Tokens", "{:,.0f}".format, "", GREEN),
+    "vision_share": ("Vision in the prefill", percent_text, "%", PURPLE),
 }
 _MOST_BINS = 30
 
@@ -104,13 +99,10 @@ _MOST_BINS = 30
 # -- records ------------------------------------------------------------------------------------------
 
 
-def plot_prefill_stages(
-    runs: Sequence[PhaseRun], labels: Sequence[str], *, share: bool = False, ax: Axes | None = None
-) -> Figure:
-    """Each record's prefill as one bar, stage after stage; what no stage holds is light grey.
+def plot_prefill_stages(runs: Sequence[PhaseRun], labels: Sequence[str], *, ax: Axes | None = None) -> Figure:
+    """Each record's prefill as one bar in ms, stage after stage; what no stage holds is light grey.
 
-    Bars are in ms; with ``share`` they are parts of their prefill, and vision's is named behind them. ``ax``
-    are axes to draw on.
+    Behind it stand its time and the share of vision. ``ax`` are axes to draw on.
     """
     known = [(run, label) for run, label in zip(runs, labels, strict=True) if run["prefill_ms"] is not None]
     if not known:
@@ -120,23 +112,17 @@ def plot_prefill_stages(
     whole = times["prefill"]
     times = times.reindex(columns=PREFILL_STAGES).dropna(axis="columns", how="all").fillna(0.0)
     times["between stages"] = (whole - times.sum(axis="columns")).clip(lower=0.0)
-    words = whole.map(ms_text).tolist()
-    if share:
-        times = 100.0 * times.div(whole, axis="index")
-        words = [f"vision {percent_text(run['vision_share'])}" for run, _ in known]
     colours = {str(stage): STAGE_COLOURS.get(str(stage), FAINT) for stage in times}
-    rows = [
-        (printable(label, LONGEST_LABEL), stacked(zip(lengths, colours.values(), strict=True)), told)
-        for (_, label), lengths, told in zip(known, times.to_numpy(), words, strict=True)
-    ]
+    rows = []
+    for (run, label), ms, lengths in zip(known, whole, times.to_numpy(), strict=True):
+        told = f"{ms_text(ms)}  (vision {percent_text(run['vision_share'])})"
+        pieces = stacked(zip(lengths, colours.values(), strict=True))
+        rows.append((printable(label, LONGEST_LABEL), pieces, told))
     keys = []
     for colour in dict.fromkeys(colours.values()):
         name = " or ".join(stage_name(stage) for stage in colours if colours[stage] == colour)
         keys.append(Patch(fc=colour, ec=REST if colour == FAINT else colour, label=name))
-    figure, (axes,) = bar_charts([Chart("Prefill, stage by stage", rows, "time (ms)")], ax, keys)
-    if share:
-        axes.set(xlabel="part of the prefill (%)", xticks=range(0, 101, 20))
-    return figure
+    return bar_charts([Chart("Prefill, stage by stage", rows, "time (ms)")], ax, keys)[0]
 
 
 def plot_decode(runs: Sequence[PhaseRun], labels: Sequence[str], *, ax: Axes | None = None) -> Figure:
@@ -165,24 +151,25 @@ def plot_ratios(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     table = table[table["ratio"].notna()].reset_index(drop=True)
     if table.empty:
         return sentence_figure("The records share no metric with a ratio to draw.", ax)
-    figure, (axes,) = new_figure(1.7 + 0.3 * len(table), ["What changed"], ax)
+    _, (axes,) = new_figure(1.7 + 0.3 * len(table), ["What changed"], ax)
     names = table["metric"].map(metric_name)
     if table["run"].nunique() > 1:
         names = table["run"].map(lambda run: printable(run, LONGEST_LABEL)) + "  " + names
     row_axis(axes, names.tolist())
-    keys = []
-    for words, (colour, face, style, verdicts) in _VERDICTS.items():
-        rows = table[table["verdict"].isin(verdicts)]
-        axes.hlines(rows.index, rows["ratio_low"], rows["ratio_high"], colour, style, linewidth=1.8)
-        key = axes.plot(rows["ratio"], rows.index, "o", color=colour, ms=5.5, mfc=face, label=words)
-        keys += key if words and (len(rows) or verdicts is not UNJUDGED) else []
+    kinds = [_VERDICTS.get(verdict, _NO_VERDICT) for verdict in table["verdict"]]
+    for kind in dict.fromkeys([*_VERDICTS.values(), _NO_VERDICT]):
+        (words, colour), rows = kind, table[[each == kind for each in kinds]]
+        if len(rows):
+            face = "white" if kind == _NO_VERDICT else colour
+            axes.hlines(rows.index, rows["ratio_low"], rows["ratio_high"], colour, linewidth=1.8)
+            axes.plot(rows["ratio"], rows.index, "o", color=colour, ms=5.5, mfc=face, label=words)
     axes.axvline(1.0, color=INK, linewidth=1.0, zorder=1)
     values = table[["ratio", "ratio_low", "ratio_high"]].to_numpy(np.float64)
     low, high = min(1.0, np.nanmin(values)), max(1.0, np.nanmax(values))
     if low > 0 and high / low > _WIDE_RATIO:
         _log_axis(axes.xaxis, low / 1.15, high * 1.15)
     axes.set_xlabel("ratio to the baseline (1: no difference), line: 95 % interval over repeats")
-    return legend_below(figure, keys, ax)
+    return legend_below(axes)
 
 
 # -- the cells of a sweep -----------------------------------------------------------------------------
@@ -196,10 +183,9 @@ def plot_prefill(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     table = _prefill_ways(table.dropna(subset=["prefill_ms"])).sort_values("batch")
     if table.empty:
         return sentence_figure("No cell has a prefill to draw.", ax)
-    cells = ["model", "vision", "batch"]
-    names = {"prefill_len": "prompt tokens of a row", "prefill_ms": "prefill (ms)"}
     title = "Prefill over the length of the prompt"
-    axes = _curves(table, title, names, cells, ["vision", "batch"], ax)
+    names = {"prefill_len": "prompt tokens of a row", "prefill_ms": "prefill (ms)"}
+    axes = _curves(table, title, names, ["model", "vision", "batch"], ["vision", "batch"], ax)
     axes.set_xlim(left=0)
     return figure_of(axes)
 
@@ -217,7 +203,7 @@ def plot_cells_decode(curves: pd.DataFrame, *, ax: Axes | None = None) -> Figure
 
 
 def plot_throughput(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
-    """Tokens/s of all rows over the batch size, a line a model, preset and strategy; dotted: linear growth.
+    """Tokens/s of all rows over the batch size, a line a model, preset and strategy.
 
     ``ax`` are axes to draw on.
     """
@@ -227,11 +213,9 @@ def plot_throughput(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     batches = sorted(set(table["batch"]))
     if len(batches) == 1:
         return sentence_figure("A single batch size was measured, so there is no scaling to draw.", ax)
-    cells = ["model", "preset", "strategy"]
     # Decode is the same whatever vision does, and eager vision comes first.
+    cells = ["model", "preset", "strategy"]
     table = _models_named(_longest(table)).drop_duplicates([*cells, "batch"]).sort_values("batch")
-    first = table.groupby(cells)[["tokens_per_s", "batch"]].transform("first")
-    table["linear"] = first["tokens_per_s"] / first["batch"] * table["batch"]
     names = {"batch": "batch size (rows)", "tokens_per_s": "decode, all rows (tokens/s)"}
     axes = _curves(table, "Throughput over the batch size", names, cells, ["strategy", "preset"], ax)
     axes.set_xscale("log", base=2)
@@ -240,40 +224,33 @@ def plot_throughput(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
 
 
 def plot_floors(table: pd.DataFrame) -> Figure:
-    """Prefill and decode step of each cell beside what the hardware allows, on logarithmic axes in ms."""
-    table = _longest(table.dropna(subset=["prefill_floor_ms"])).reset_index(drop=True)
-    if table.empty:
+    """Prefill and decode step of each cell in ms, and the part of them that the hardware needs at least."""
+    table, charts = _longest(table.dropna(subset=["prefill_floor_ms"])), []
+    for title, (column, floor) in _FLOORS.items():
+        known = table.dropna(subset=[column, floor])
+        rows = []
+        for name, ms, least in zip(_row_names(known), known[column], known[floor], strict=True):
+            told = f"{ms_text(ms)}, {times_text(ms / least)} its floor"
+            rows.append((name, stacked([(least, GREEN), (ms - least, FAINT)]), told))
+        charts += [Chart(title, rows, "time (ms)")] if rows else []
+    if not charts:
         return sentence_figure("No floor is known: the device has neither ceilings nor a datasheet here.")
-    figure, panels = new_figure(1.6 + 0.3 * len(table), list(_FLOORS), columns=2, sharey=True)
-    row_axis(panels[0], _row_names(table))
-    for axes, columns in zip(panels, _FLOORS.values(), strict=True):
-        known = table[list(columns)].dropna()
-        measured, floor = (known[column] for column in columns)
-        axes.hlines(known.index, floor, measured, color=FAINT, linewidth=3, zorder=1)
-        axes.plot(floor, known.index, "|", color=GREEN, markersize=13, mew=2.5, label="floor")
-        axes.plot(measured, known.index, "o", color=BLUE, markersize=6, label="measured")
-        for place, ms, least in zip(known.index, measured, floor, strict=True):
-            beside: Any = {"textcoords": "offset points", "va": "center", **SMALL}
-            axes.annotate(times_text(ms / least), (ms, place), (7, 0), **beside)
-        if len(known):
-            _log_axis(axes.xaxis, floor.min() / 1.6, measured.max() * 6)
-            name_axis(axes.xaxis, "time (ms)")
-    return legend_below(figure, panels[0].get_legend_handles_labels()[0])
+    keys = [Patch(color=GREEN, label="floor"), Patch(fc=FAINT, ec=REST, label="above its floor")]
+    return bar_charts(charts, keys=keys)[0]
 
 
 def plot_vision_share(
     table: pd.DataFrame, records: Mapping[str, PhaseRun], *, ax: Axes | None = None
 ) -> Figure:
-    """The stages of each prefill, a bar a model, preset, batch size and way to run it.
+    """`plot_prefill_stages` with a bar a model, preset, batch size and way to run it.
 
-    They are parts of their prefill, or in ms where there are several models. Of cells whose prefills run
-    alike the first strategy's with the longest output is drawn. ``ax`` are axes to draw on.
+    Of cells whose prefills run alike the first strategy's with the longest output is drawn. ``ax`` are axes
+    to draw on.
     """
     table = _prefill_ways(_longest(table.dropna(subset=["vision_share"])))
     bars = table.drop_duplicates(["model", "prefill_len", "preset", "batch", "vision"])
-    share = bars["model"].nunique() == 1
     names = _row_names(bars, but="strategy")
-    return plot_prefill_stages([records[cell] for cell in bars["cell"]], names, share=share, ax=ax)
+    return plot_prefill_stages([records[cell] for cell in bars["cell"]], names, ax=ax)
 
 
 def _longest(table: pd.DataFrame) -> pd.DataFrame:
@@ -320,7 +297,9 @@ def plot_cost_quality(points: pd.DataFrame) -> Figure:
         _draw_frontier(axes, points.dropna(subset=[column]), column)
     panels[0].set_ylabel(f"{LOST[points['measure'].iloc[0]]} (%)")
     panels[0].set_ylim(bottom=-0.1 * max(points["lost"].max(), 0.1))
-    return legend_below(figure, panels[0].get_legend_handles_labels()[0])
+    keys, words = panels[0].get_legend_handles_labels()
+    figure.legend(keys, words, loc="outside lower center", ncols=2, fontsize=9, frameon=False, labelcolor=INK)
+    return figure
 
 
 def _draw_frontier(axes: Axes, points: pd.DataFrame, cost: str) -> None:
@@ -336,9 +315,9 @@ def _draw_frontier(axes: Axes, points: pd.DataFrame, cost: str) -> None:
     for turn, name, x, y in zip(turns, named["name"], named[cost], named["lost"], strict=True):
         axes.annotate(name, (x, y), (7, -13 if turn else 5), textcoords="offset points", **SMALL)
     axes.set_xlim(0, 1.28 * points[cost].max())
+    _, label, unit = _COSTS[cost]
+    name_axis(axes.xaxis, label, unit)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 2.5, 5, 10]))
-    _, named_by, label = _COSTS[cost]
-    named_by(axes.xaxis, label)
 
 
 def plot_compression(pages: pd.DataFrame, lost: str = "edit_distance") -> Figure:
@@ -350,7 +329,7 @@ def plot_compression(pages: pd.DataFrame, lost: str = "edit_distance") -> Figure
     known = pages.dropna(subset=["compression", lost])
     if known.empty:
         return sentence_figure("No page has both a truth and a text, so there is no compression to draw.")
-    figure, (axes,) = new_figure(4.4, ["What a page loses over its compression, a point a page"])
+    _, (axes,) = new_figure(4.4, ["What a page loses over its compression, a point a page"])
     known = known.assign(lost=100.0 * (known[lost] if lost == "edit_distance" else 1.0 - known[lost]))
     presets = known.groupby("preset")["compression"].median().sort_values(ascending=False).index
     for preset, colour, marker in zip(presets, cycle(_COLOURS), cycle(_MARKERS), strict=False):
@@ -360,7 +339,7 @@ def plot_compression(pages: pd.DataFrame, lost: str = "edit_distance") -> Figure
         axes.plot(rows["compression"], rows["lost"], marker, rasterized=len(known) > _MOST_MARKERS, **look)
     axes.set(xlabel="compression: generated tokens over image tokens", ylabel=f"{LOST[lost]} (%)")
     axes.set(xlim=(0, None), ylim=(-1, None))
-    return legend_below(figure, axes.get_legend_handles_labels()[0])
+    return legend_below(axes)
 
 
 def plot_distributions(pages: pd.DataFrame) -> Figure:
@@ -369,24 +348,14 @@ def plot_distributions(pages: pd.DataFrame) -> Figure:
     A dashed line is the median, the title names it; p10 and p90 stand below. Missing values are left out.
     """
     figure, panels = new_figure(5.4, [""] * len(_PANELS), columns=2)
-    for axes, (column, (name, text, colour)) in zip(panels, _PANELS.items(), strict=True):
+    for axes, (column, (name, text, unit, colour)) in zip(panels, _PANELS.items(), strict=True):
         values = pages[column].astype("float64").dropna()
-        low, median, high = values.quantile([0.1, 0.5, 0.9])
-        style_axes(axes, f"{name}: {text(median) if len(values) else 'none'}")
-        axes.set_ylabel("pages")
-        if values.empty:
-            axes.set(xticks=[], yticks=[])
-            continue
-        bins = min(_MOST_BINS, max(8, round(len(values) ** 0.5) * 2))
-        axes.hist(values, bins, color=colour, edgecolor="white", linewidth=0.6)
-        axes.axvline(median, color=INK, linewidth=1.1, linestyle="--")
-        axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=column == "tokens"))
-        if column.endswith("_ms"):
-            name_axis(axes.xaxis)
-        else:
-            axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _, text=text: text(value)))
-        axes.set_xlabel(f"p10 {text(low)}, p90 {text(high)}")
+        low, median, high = map(text, values.quantile([0.1, 0.5, 0.9]))
+        style_axes(axes, f"{name}: {median if len(values) else 'none'}")
+        axes.hist(values, min(_MOST_BINS, max(8, round(len(values) ** 0.5) * 2)), color=colour, ec="white")
+        axes.axvline(values.median(), color=INK, linewidth=1.1, linestyle="--")
+        name_axis(axes.xaxis, f"{'in ms: ' * (unit == 'ms')}p10 {low}, p90 {high}", unit)
+        name_axis(axes.yaxis, "pages", "")
     return figure
 
 
@@ -406,13 +375,12 @@ def _curves(
 ) -> Axes:
     """A figure of one column over another, a line a value of ``cells``, with its spread where it is known.
 
-    Lines are told apart by ``ways`` (`_told_apart`); `_DOTTED` columns are dotted. ``names`` are those of the
-    two columns, the horizontal one first. The vertical scale follows the bulk of each line.
+    Lines are told apart by ``ways`` (`_told_apart`); ``floor_ms`` is dotted. ``names`` are those of the two
+    columns, the horizontal one first. The vertical scale follows the bulk of each line.
     """
-    figure, (axes,) = new_figure(4.2, [title], ax)
+    _, (axes,) = new_figure(4.2, [title], ax)
     x, y = names
     table, keys = _told_apart(table, ways)
-    dotted = [name for name in _DOTTED if name in table and table[name].notna().any()]
     for _, rows in table.groupby(cells, sort=False):
         colour, style = rows[["colour", "style"]].iloc[0]
         middle = rows.groupby(x).median(numeric_only=True).reset_index()
@@ -420,21 +388,26 @@ def _curves(
         lines(axes, middle[x], middle[y], *ends, color=colour, linestyle=style)
         if len(rows) > len(middle):
             axes.plot(rows[x], rows[y], "o", color=colour, alpha=0.35, mew=0)
-        for name in dotted:
-            axes.plot(middle[x], middle[name], color=colour, **_DOTS)
-    keys += [Line2D([], [], color=INK, label=_DOTTED[name], **_DOTS) for name in dotted]
+        if "floor_ms" in middle:
+            axes.plot(middle[x], middle["floor_ms"], color=colour, **_DOTS)
+    if "floor_ms" in table and table["floor_ms"].notna().any():
+        keys.append(Line2D([], [], color=INK, label="floor", **_DOTS))
     if "preset" in table and "preset" not in cells:
-        _name_presets(axes, table, x)
+        for turn, (preset, start) in enumerate(table.groupby("preset")[x].min().sort_values().items()):
+            axes.axvline(start, color=FAINT, linewidth=0.9, zorder=0)
+            # In two lines, so that the names of neighbours do not meet.
+            look: Any = {"textcoords": "offset points", "va": "top", **SMALL, "color": MUTED}
+            place, shift = (start, 1), (3, -4 - 11 * (turn % 2))
+            axes.annotate(str(preset), place, shift, xycoords=axes.get_xaxis_transform(), **look)
     bulk = table.groupby(cells)[y].quantile(np.asarray([0.0, 0.98]))
     low, high = float(bulk.min()), float(bulk.max())
     # From zero, so that heights compare.
     axes.set_ylim(0, 1.22 * high)
     if low > 0 and high / low > _WIDE:
         _log_axis(axes.yaxis, low / 1.6, high * 2.0)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    name_axis(axes.xaxis, names[x])
-    name_axis(axes.yaxis, names[y])
-    legend_below(figure, keys, ax)
+    name_axis(axes.xaxis, names[x], "")
+    name_axis(axes.yaxis, names[y], "ms" if y.endswith("_ms") else "")
+    legend_below(axes, keys)
     return axes
 
 
@@ -467,20 +440,9 @@ def _key(column: str, value: object) -> str:
 
 
 def _log_axis(axis: Axis, low: float, high: float) -> None:
-    """A logarithmic axis between these, with as many plain numbers as it has room for."""
+    """A logarithmic axis between these, with plain numbers."""
     name = "x" if axis is axis.axes.xaxis else "y"
     axis.axes.set(**{f"{name}scale": "log", f"{name}lim": (low, high)})
-    steps = {10.0: (1.0, 1.5, 2.0, 3.0, 5.0, 7.0), 2e3: (1.0, 2.0, 5.0), np.inf: (1.0,)}
-    axis.set_major_locator(LogLocator(subs=next(subs for most, subs in steps.items() if high / low < most)))
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axis.set_major_formatter("{x:,g}")
     axis.set_minor_formatter(NullFormatter())
-
-
-def _name_presets(axes: Axes, table: pd.DataFrame, column: str) -> None:
-    """Each preset's name above where it begins on the horizontal axis; neighbours share a place."""
-    starts = table.groupby("preset")[column].min().sort_values()
-    near = (starts.diff() > _NAMES_APART * table[column].max()).cumsum()
-    axes.vlines(starts, 0, 1, FAINT, linewidth=0.9, zorder=0, transform=axes.get_xaxis_transform())
-    for _, group in starts.groupby(near):
-        look: Any = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "va": "top"}
-        axes.annotate(", ".join(group.index), (group.iloc[0], 1), (3, -4), **look, **SMALL | {"color": MUTED})

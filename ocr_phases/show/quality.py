@@ -10,7 +10,7 @@ from ocr_phases.analyse.quality import quality_table, region_differences
 from ocr_phases.analyse.text import DIFFERENT, EQUAL, OUTCOMES, plain_text, word_edits
 from ocr_phases.record import PhaseRun
 from ocr_phases.schema import Truth
-from ocr_phases.show.page import DrawnBox, draw_marks, pages_of_row, printable
+from ocr_phases.show.page import DrawnBox, draw_marks, pages_of_row, printable, row_heading
 from ocr_phases.show.web import Html, element, fragment, note, pictures_html, section_heading, table_html
 from ocr_phases.text import count_text, percent_text
 
@@ -44,10 +44,7 @@ def quality_html(run: PhaseRun) -> Html:
     for row in range(len(run.results)):
         truth = run.truth_of(row)
         if truth is not None:
-            parts += [
-                element("h3", f"Row {row + 1}") if len(run.results) > 1 else "",
-                _row_html(run, truth, row),
-            ]
+            parts += [row_heading(run, row), _row_html(run, truth, row)]
     return fragment(section_heading("Quality"), *parts) if parts else fragment()
 
 

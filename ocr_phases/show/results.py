@@ -10,12 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from ocr_phases.analyse.checks import EXPECTATIONS, Verdict, run_checks, worst_verdict
 from ocr_phases.analyse.floors import ceilings_text, floor_table, why_no_floor
 from ocr_phases.analyse.kernels import (
     has_kernels,
     host_syncs,
+    idle_gaps,
     kernel_table,
     kv_cache_share,
     stage_verdict,
@@ -36,14 +38,12 @@ from ocr_phases.analyse.sentences import (
 from ocr_phases.analyse.stages import STAGE_KEYS, repeat_table, spread_names, stage_table, step_table
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import plots
-from ocr_phases.show.figures import Picture
+from ocr_phases.show.figures import figure_html
 from ocr_phases.show.page import (
     has_region_times,
-    page_html,
+    page_parts,
     pages_of_row,
     plot_region_types,
-    region_tables_html,
-    shown_rows,
     view_pictures,
 )
 from ocr_phases.show.quality import quality_html
@@ -66,7 +66,7 @@ from ocr_phases.show.web import (
     share_bar,
     table_html,
 )
-from ocr_phases.text import count_text, filled, percent_text, plain, stage_name
+from ocr_phases.text import count_text, filled, percent_text, plain
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -87,9 +87,12 @@ _CHECKS = ["check", "verdict", "expected", "measured"]
 _CHECK_CAPTIONS = "Expected and measured value of each check", "Usual and measured value"
 _REFERENCES = ["what", "file", "line", "version", "symbol"]
 _ATTENDS = {"prefill": "language_model", "decode": "decode_step"}  # the stage that holds a phase's attention
-_FLOORS = ["stage", "device_ms", "floor_ms", "times_floor", "bound_by", "mfu", "mbu", "gflop", "bytes"]
+_FLOORS = [*STAGE_KEYS, "device_ms", "floor_ms", "times_floor", "bound_by", "mfu", "mbu", "gflop", "bytes"]
 _KERNELS = [*STAGE_KEYS, "verdict", "kernels", "launches", "busy_ms", "wall_ms", "busy_%"]
-_WHOLES = {"prefill": "whole prefill", "decode_step": "whole decode step"}
+_GAPS = (
+    "Under the profiler, where gaps are longer; decode is per step. Before a gap's end the host had waited "
+    "for the device (host sync), was late with the launch (launch), or had launched in time (device)."
+)
 _RATIOS = {
     "generated_compression_ratio": "{tokens:,} generated tokens from {valid_image_tokens:,} valid image "
     "tokens: a compression ratio of {generated_compression_ratio:.2f}.",
@@ -99,14 +102,14 @@ _RATIOS = {
 
 
 class Section:
-    """HTML fragments and pictures in their order; empty ones are left out."""
+    """HTML fragments and figures in their order; empty ones are left out."""
 
-    def __init__(self, *parts: str | Picture) -> None:
+    def __init__(self, *parts: str | Figure) -> None:
         self.parts = [part for part in parts if part]
 
     def html(self) -> str:
         """All of it as one fragment."""
-        return "".join(part if isinstance(part, str) else part.html() for part in self.parts)
+        return "".join(part if isinstance(part, str) else figure_html(part) for part in self.parts)
 
     def _ipython_display_(self) -> None:
         from IPython.display import HTML, display
@@ -136,15 +139,13 @@ def cards(run: PhaseRun, count: int | None = None) -> Section:
     return Section(block("cards", figures=key_metrics(run)[:count]))
 
 
-def head_html(
-    run: PhaseRun, title: str = "", said: Sequence[str] = (), about: str = "", *, picture: bool = True
-) -> Html:
+def head_html(run: PhaseRun, title: str = "", said: Sequence[str] = (), about: str = "") -> Html:
     """The head of a report: the page's thumbnail (if the record has it), headline, limit, phases and checks.
 
     ``said`` are sentences in place of these, the headline first and the others folded; ``about`` replaces the
     line that says of what it is.
     """
-    page = run.page_image() if picture else None
+    page = run.page_image()
     thumb = "" if page is None else image_html(page, "The page", width=180)
     title, about = title or run_title(run), about or subject(run)
     if said:
@@ -224,16 +225,16 @@ def timed_table(run: PhaseRun, table: pd.DataFrame, caption: str, time: str = "d
 
 def latency(run: PhaseRun) -> Section:
     """Every decode step over its floor, and the slowest steps."""
-    drawn = Picture(plots.plot_latency(run), "Time of each decode step")
     slowest = step_table(run).nlargest(_SLOWEST, "device_ms").drop(columns="outlier")
     slowest["index"] += 1  # a person counts tokens from one
     caption, headings = f"The {len(slowest)} slowest steps", {"index": ("token", ""), "text": ("text", "")}
-    return Section(drawn, timed_table(run, slowest, caption, "median", headings=headings, empty=""))
+    table = timed_table(run, slowest, caption, "median", headings=headings, empty="")
+    return Section(plots.plot_latency(run), table)
 
 
 def vision(run: PhaseRun) -> Section:
     """The prefill's stages, global and local views apart."""
-    return Section(Picture(plots.plot_vision_stages(run), "Stages of the prefill, with their share of it"))
+    return Section(plots.plot_vision_stages(run))
 
 
 def floors(run: PhaseRun) -> Section:
@@ -242,26 +243,20 @@ def floors(run: PhaseRun) -> Section:
     if reason is not None:
         return Section(note(reason))
     table = floor_table(run).dropna(subset=["device_ms"])
-    whole = table["stage"].isin(_WHOLES)
-    names = (table["stage"].map(stage_name) + " " + table["view"]).str.strip()
-    names = names.mask(table["phase"] == "decode", "decode: " + names)
-    table["stage"] = names.mask(whole, table["stage"].map(_WHOLES))
-    table["gflop"] = table["flops"] / 1e9
-    caption, missing = "Time and floor of each stage", "no floor is known for the stage"
-    headings = {"bytes": ("read", "bytes")}
-    shown = timed_table(run, table[_FLOORS], caption, strong=whole, headings=headings, missing=missing)
-    roofline = Picture(plots.plot_roofline(run), "Roofline: arithmetic done over arithmetic intensity")
-    return Section(shown, note(f"Ceilings: {ceilings_text(run)}."), roofline)
+    table, whole = _with_wholes(table.assign(gflop=table["flops"] / 1e9)[_FLOORS])
+    caption, headings = "Time and floor of each stage", {"bytes": ("read", "bytes")}
+    shown = timed_table(run, table, caption, strong=whole, headings=headings)
+    return Section(shown, note(f"Ceilings: {ceilings_text(run)}."), plots.plot_roofline(run))
 
 
 def timeline(run: PhaseRun) -> Section:
     """One repeat from its start."""
-    return Section(Picture(plots.plot_phase_timeline(run), "Phases and stages of one repeat over time"))
+    return Section(plots.plot_phase_timeline(run))
 
 
 def memory(run: PhaseRun) -> Section:
     """Peak memory and the KV cache."""
-    return Section(Picture(plots.plot_memory(run), "Peak memory of each phase and growth of the KV cache"))
+    return Section(plots.plot_memory(run))
 
 
 def kernels(run: PhaseRun) -> Section:
@@ -280,14 +275,14 @@ def kernels(run: PhaseRun) -> Section:
     caption = "From one more run under {tool} with {steps} decode steps; decode is per profiled step."
     caption, headings = caption.format_map(run.kernels), {"wall_ms": ("time", "ms")}
     shown = table_html(table, caption=caption, headings=headings, strong=whole)
-    busy = Picture(plots.plot_kernels(run), "GPU busy time of each stage")
-    gaps = Picture(plots.plot_idle_gaps(run), "Idle time by length of the gap and by cause")
     folded = [fold(name, table_html(rows, caption=caption)) for name, rows, caption in _kernel_details(run)]
-    return Section(*head, shown, busy, gaps, *folded)
+    return Section(*head, shown, plots.plot_kernels(run), *folded)
 
 
 def _kernel_details(run: PhaseRun) -> Iterator[tuple[str, pd.DataFrame, str]]:
-    """Name, table and caption of what is folded: the KV cache's share, host syncs and longest kernels."""
+    """Name, table and caption of what is folded: idle gaps, KV cache, host syncs and longest kernels."""
+    gaps = idle_gaps(run).groupby(["phase", "cause"], sort=False)[["gaps", "idle_ms"]].sum().reset_index()
+    yield "Idle gaps", gaps, _GAPS
     shares, waits, table = kv_cache_share(run), host_syncs(run), kernel_table(run)
     attends = table[table["stage"] == table["phase"].map(_ATTENDS)]["phase"]
     hidden = attends[~attends.isin(shares.loc[shares["part"] == "attention", "phase"])]
@@ -311,15 +306,12 @@ def _kernel_details(run: PhaseRun) -> Iterator[tuple[str, pd.DataFrame, str]]:
 
 def page(run: PhaseRun) -> Section:
     """The page with its boxes, and the decode time of each region and type of region."""
-    types = [part for row in shown_rows(run) for part in region_types(run, row).parts]
-    return Section(page_html(run), *types, region_tables_html(run))
+    return Section(*page_parts(run))
 
 
 def region_types(run: PhaseRun, row: int) -> Section:
     """Decode time by type of region in one row of a batch; nothing where no region has a time."""
-    if not has_region_times(run, row):
-        return Section()
-    return Section(Picture(plot_region_types(run, row), "Decode time by type of region"))
+    return Section(*[plot_region_types(run, row)] * has_region_times(run, row))
 
 
 def text_notes(run: PhaseRun) -> Section:
@@ -363,21 +355,17 @@ def checks_html(checks: Iterable[Verdict]) -> Html:
     folded below.
     """
     rows: dict[bool, list[object]] = {False: [], True: []}
-    known = within = 0
     for check in checks:
         reasons, usual = (element("p", check.why), element("p", check.fix)), check.name in EXPECTATIONS
         urgent = check.verdict in ("fail", "noisy")
         advice = fold("reason and remedy", *reasons, opened=urgent, classes="op-why") if check.why else ""
         label, measured = check.label.removeprefix("expected "), fragment(check.measured or "–", advice)
         rows[usual].append((label, badge(check.verdict), check.expected or "–", measured))
-        within += usual and check.measured.startswith("in range")
-        known += usual and check.verdict != "n/a"
     rules, expected = (
         table_html(pd.DataFrame(some, columns=_CHECKS, dtype=object), caption=caption, classes="op-checks")
         for some, caption in zip(rows.values(), _CHECK_CAPTIONS, strict=True)
     )
-    summary = f"Rules of thumb for the full model on a GPU: {within} of {known} in range"
-    return rules + fold(summary, expected) if rows[True] else rules
+    return rules + fold("Rules of thumb for the full model on a GPU", expected) if rows[True] else rules
 
 
 def verification(run: PhaseRun) -> Section:
@@ -395,13 +383,12 @@ def references(rows: Sequence[Mapping[str, Any]] | None) -> Section:
 
 def method(run: PhaseRun) -> Section:
     """Device, versions, model, page and request, folded."""
-    names = [f"Page {number}" for number in range(1, len(run.pages) + 1)] if len(run.pages) > 1 else ["Page"]
     parts: dict[str, Mapping[str, Any]] = {
         "Device": {**run.device, "ceilings": ceilings_text(run)},
         "Memory": {"peaks from": run.memory.get("source"), "weights_bytes": run.memory.get("weights_bytes")},
         "Versions": run.versions,
         "Model": run.model,
-        **dict(zip(names, run.pages, strict=True)),
+        **{f"Page {number}": page for number, page in enumerate(run.pages, 1)},
         "Request": run.request,
     }
     blocks = [element("h3", title) + pairs(values) for title, values in parts.items()]
@@ -439,7 +426,7 @@ def timeline_bundle(spans: pd.DataFrame) -> Bundle:
         return facts_bundle("Timeline", {"spans": "none yet"})
     calls = spans.groupby(["phase", "stage", "view"], sort=False)
     table = calls.agg(calls=("device_ms", "size"), device_ms=("device_ms", "sum"), host_ms=("host_ms", "sum"))
-    drawn = element("div", Picture(plots.plot_spans(spans), "The spans over time").html(), class_="op")
+    drawn = element("div", figure_html(plots.plot_spans(spans)), class_="op")
     return bundle(drawn + table_html(table.reset_index()), table_text(table.reset_index()))
 
 

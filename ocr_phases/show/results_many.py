@@ -21,7 +21,6 @@ from ocr_phases.errors import hinted
 from ocr_phases.inputs.images import page_image
 from ocr_phases.record import Plots, RecordedPage, plot_of
 from ocr_phases.show import plots_many as draw
-from ocr_phases.show.figures import Picture
 from ocr_phases.show.results import (
     Bundle,
     Section,
@@ -215,7 +214,7 @@ def cost_quality(sweep: SweepResult) -> Section:
     return Section(
         section_heading("Cost against quality"),
         note(cost_quality_sentence(points)),
-        Picture(sweep.plot.cost_quality(), "What each cell loses over its time, its prompt and its memory"),
+        sweep.plot.cost_quality(),
         table_html(table, caption="Each cell, by its time", headings=headings),
     )
 
