@@ -157,7 +157,7 @@ def test_another_cut_of_the_page_is_named(vllm: tuple[str, Fake]) -> None:
     few = image_token_count(gundam, (1, 2))
     cut = checks.read_as(Answer(0.0, prompt_ids=[3] * few), gundam, FAMILIES["deepseek-ocr"], (1000, 2000))
     told = checks.preset_check(gundam, (1000, 2000), cut)[2]
-    assert told.endswith("at most 6 crops, 1 x 2 in place of 2 x 4")
+    assert told.endswith("it cut the page as gundam of at most 6 crops, into 1 x 2")
 
 
 def test_the_rule_against_repetition_is_seen_in_the_tokens(vllm: tuple[str, Fake]) -> None:

@@ -25,7 +25,9 @@ _HISTOGRAMS = {
     "request_decode_time": "decode_ms",
     "e2e_request_latency": "requests",
 }
-_SAMPLE = re.compile(rf"^vllm:({'|'.join(_HISTOGRAMS)})_seconds_(sum|count)\{{.*\}} (\S+)$", re.MULTILINE)
+_SAMPLE = re.compile(
+    rf"^vllm:({'|'.join(_HISTOGRAMS)})_seconds_(sum|count)\{{.*\}} ([\d.]+(?:e[+-]\d+)?)$", re.M
+)
 # Pieces that arrive together were not made one by one.
 _BURST_MS = 0.05
 _LEAST_MS = 1e-6
@@ -35,18 +37,17 @@ Stage = tuple[str, float, float, int]
 
 @dataclass
 class Answer:
-    """What a server streamed: pieces of text, each with the time at which it arrived.
+    """What a server streamed, a piece of text at a time.
 
     ``begun`` is when the request was sent, seconds of `time.monotonic`; ``times`` are ms since then, one a
-    piece, and ``places`` the number of its first token. ``widest`` is how many ids a piece has at most, 0
-    where they come with none. ``logprobs`` has one a token, or too few to be used. ``own`` are
+    piece. ``widest`` is how many ids a piece has at most, 0 where they come with none; of several the first
+    has the piece as its text. ``logprobs`` has one a token, or too few to be used. ``own`` are
     `server_times`, and ``stages`` what the worker ran, ms since ``begun``; either may be empty.
     """
 
     begun: float
     times: list[float] = field(default_factory=list)
-    pieces: list[str] = field(default_factory=list)
-    places: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
     widest: int = 0
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -69,10 +70,9 @@ class Answer:
         text, ids = choice.get("delta", {}).get("content") or "", choice.get("token_ids") or []
         self.finish = choice.get("finish_reason") or self.finish
         self.logprobs += [each["logprob"] for each in (choice.get("logprobs") or {}).get("content") or []]
-        if text or (ids and (self.widest or not self.pieces)):  # all ids may come at the end
+        if text or (ids and (self.widest or not self.times)):  # all ids may come at the end
             self.times.append((now - self.begun) * 1e3)
-            self.pieces.append(text)
-            self.places.append(len(self.ids) or len(self.places))
+            self.texts += [text, *[""] * (len(ids) - 1)]
             self.widest = max(self.widest, len(ids))
         self.ids += ids
         return ids or [0] * bool(text)
@@ -80,7 +80,7 @@ class Answer:
     @property
     def untimed(self) -> str:
         """Why the tokens have no times of their own; empty where each has one."""
-        bursts, pieces = int((np.diff(self.times) < _BURST_MS).sum()), len(self.pieces)
+        bursts, pieces = int((np.diff(self.times) < _BURST_MS).sum()), len(self.times)
         why = {
             f"a chunk has up to {self.widest} tokens": self.widest > 1,
             f"{pieces} chunks of text came for {len(self.ids)} tokens": len(self.ids) not in (0, pieces),
@@ -91,12 +91,10 @@ class Answer:
     @property
     def tokens(self) -> tuple[list[int], list[str]]:
         """Ids and their texts; where a server sends no ids, numbers of its pieces of text."""
-        numbers = {piece: number for number, piece in enumerate(dict.fromkeys(self.pieces))}
-        ids = self.ids or [numbers[piece] for piece in self.pieces]
-        texts = [""] * len(ids)
-        for place, piece in zip(self.places, self.pieces, strict=True):
-            texts[min(place, len(ids) - 1)] += piece
-        return ids, texts
+        numbers = {text: number for number, text in enumerate(dict.fromkeys(self.texts))}
+        ids = self.ids or [numbers[text] for text in self.texts]
+        texts = ["".join(self.texts), *[""] * (len(ids) - 1)]
+        return ids, self.texts if len(self.texts) == len(ids) else texts
 
 
 def ask(server: Server, body: Any, on_ids: Callable[[list[list[int]]], None] | None = None) -> Answer:
@@ -108,23 +106,20 @@ def ask(server: Server, body: Any, on_ids: Callable[[list[list[int]]], None] | N
             if new and on_ids is not None:
                 on_ids([new])
     except ServerFailed as error:
-        if answer.pieces:
-            error.args = (f"{error} {count_text(len(answer.pieces), 'chunk')} of the answer had come.",)
+        if answer.times:
+            error.args = (f"{error} {count_text(len(answer.times), 'chunk')} of the answer had come.",)
         raise
-    if not answer.pieces:
+    if not answer.times:
         raise ServerFailed(f"{server.url} answered without a token.")
     return answer
 
 
 def metrics(server: Server) -> pd.DataFrame:
     """Sum in s and count of each of vLLM's histograms so far; empty where the server has none."""
-    data = b""
+    found: list[tuple[str, str, str]] = []
     with contextlib.suppress(ServerFailed):
-        data = server.read(f"{server.root}/metrics")
-    samples = pd.DataFrame(
-        _SAMPLE.findall(data.decode("utf-8", "replace")), columns=["name", "part", "value"]
-    )
-    samples["value"] = pd.to_numeric(samples["value"], errors="coerce")
+        found = _SAMPLE.findall(server.read(f"{server.root}/metrics").decode("utf-8", "replace"))
+    samples = pd.DataFrame(found, columns=["name", "part", "value"]).astype({"value": float})
     return samples.pivot_table("value", "name", "part", "sum").rename(_HISTOGRAMS)  # of all engines
 
 

@@ -54,15 +54,10 @@ def preset_check(asked: Preset, size: tuple[int, int], read: _Cut) -> _Check:
         return "server_preset", "pass", f"{count} image tokens, as {asked.name} has"
     how = f"it cut the page as {preset.name}"
     if preset.name == asked.name:
-        how = (
-            f"at most {preset.most_tiles} crops, {grid[0]} x {grid[1]} in place of {wanted[0]} x {wanted[1]}"
-        )
-        how = "no preset has as many" if grid == wanted else how
-    return (
-        "server_preset",
-        "fail",
-        f"the server read {count} image tokens, {asked.name} has {expected}: {how}",
-    )
+        how += f" of at most {preset.most_tiles} crops, into {grid[0]} x {grid[1]}"
+    how = "no preset has as many" if (preset.name, grid) == (asked.name, wanted) else how
+    told = f"the server read {count} image tokens, {asked.name} has {expected}: {how}"
+    return "server_preset", "fail", told
 
 
 def own_checks(

@@ -38,8 +38,8 @@ _REFUSALS = {
 }
 
 #: What answers are: an event of a stream has OpenAI's entries, and vLLM's ids.
-_KINDS: dict[str, Any] = {"text": str, "number": float, "any": Any}
-_KINDS["count"] = Annotated[int, Meta(ge=0, le=2**24)]
+_COUNT = Annotated[int, Meta(ge=0, le=2**24)]
+SHAPES: dict[str, Any] = {"text": str, "number": float, "any": Any, "count": _COUNT}
 for _name, _entries in {
     "delta": "content?:text?",
     "logprob": "logprob:number",
@@ -51,9 +51,7 @@ for _name, _entries in {
     "model": "id:text",
     "models": "data:model*",
 }.items():
-    _KINDS[_name] = shape(_KINDS, _entries)
-#: The list of a server's models.
-MODELS = _KINDS["models"]
+    SHAPES[_name] = shape(SHAPES, _entries)
 
 
 class ServerFailed(OcrPhasesError):
@@ -120,7 +118,7 @@ class Server:
                 if data.strip() == b"[DONE]":
                     return
                 if name == b"data":  # else a comment that keeps the connection, or an event's name
-                    chunk = self._decoded(data, _KINDS["chunk"], "a chunk of its stream")
+                    chunk = self._decoded(data, SHAPES["chunk"], "a chunk of its stream")
                     if chunk.get("error"):
                         raise self._failed(f"gave up ({self._said(data)})")
                     yield now, chunk

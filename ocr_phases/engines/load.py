@@ -110,19 +110,19 @@ class LoadResult:
         Pages per minute and tokens per second are of what was read to its end, from the first request to the
         last token.
         """
-        rows = []
-        for level, asked in self.asked.groupby("level", sort=False):
-            read = asked[asked["error"] == ""]
-            seconds = read["end"].max() - asked["begun"].min()
-            row = {"level": level, "requests": len(asked), "errors": len(asked) - len(read)}
-            row |= {"pages_per_min": 60 * len(read) / seconds, "tokens_per_s": read["tokens"].sum() / seconds}
-            timed = read[read["tokens"] == read["times"].map(len)]
-            gaps = pd.Series([gap for times in timed["times"] for gap in np.diff(times)], dtype=float)
-            for name, values in (("ttft", 1e3 * (read["first"] - read["begun"])), ("inter_token", gaps)):
-                tail = values.quantile(0.99) if len(read) >= TAIL_FROM else np.nan
-                row |= {f"{name}_p50_ms": values.quantile(0.5), f"{name}_p99_ms": tail}
-            rows.append(row)
-        return pd.DataFrame(rows)
+        asked, read = self.asked, self.asked[self.asked["error"] == ""]
+        levels, finished = asked.groupby("level", sort=False), read.groupby("level")
+        seconds = finished["end"].max() - levels["begun"].min()
+        table = pd.DataFrame({"requests": levels.size()})
+        table["errors"] = table["requests"].sub(finished.size(), fill_value=0).astype(int)
+        table["pages_per_min"] = 60 * finished.size() / seconds
+        table["tokens_per_s"] = finished["tokens"].sum() / seconds
+        gaps = read.loc[read["tokens"] == read["times"].map(len), "times"].map(np.diff).explode()
+        for name, ms in (("ttft", 1e3 * (read["first"] - read["begun"])), ("inter_token", gaps.dropna())):
+            times = ms.astype(float).groupby(ms.index.map(asked["level"]))
+            table[f"{name}_p50_ms"] = times.quantile(0.5)
+            table[f"{name}_p99_ms"] = times.quantile(0.99).where(finished.size() >= TAIL_FROM)
+        return table.rename_axis("level").reset_index()
 
     @property
     def knee(self) -> str:
@@ -134,15 +134,13 @@ class LoadResult:
     @property
     def verdict(self) -> str:
         """The knee, and what it brings, in one sentence."""
-        failed, count, knee = int(self.table["errors"].sum()), len(self.asked), self.knee
+        failed = int(self.table["errors"].sum())
         lost = f" {count_text(failed, 'request')} failed." if failed else ""
-        if failed == count:
-            return f"No page was read by {self.server}.{lost}"
-        if not knee:
-            return f"{count_text(count, 'page')} asked of {self.server}.{lost}"
-        best: Any = self.table.set_index("level").loc[knee]
+        if not self.knee:
+            return f"{count_text(len(self.asked) - failed, 'page')} read by {self.server}.{lost}"
+        best: Any = self.table.set_index("level").loc[self.knee]
         rate, first = f"{best['pages_per_min']:,.1f} pages a minute", ms_text(best["ttft_p50_ms"])
-        return f"The knee is {knee}: {rate}, the first token after {first} (median).{lost}"
+        return f"The knee is {self.knee}: {rate}, the first token after {first} (median).{lost}"
 
     def _html(self) -> Html:
         about = f"p99 only from {TAIL_FROM} requests on, inter-token latency only where chunks are tokens"

@@ -20,7 +20,7 @@ from PIL import Image
 
 from ocr_phases.engines import checks
 from ocr_phases.engines.answers import Answer, Stage, ask, metrics, server_times, spans_of
-from ocr_phases.engines.client import MODELS, Server, ServerFailed
+from ocr_phases.engines.client import SHAPES, Server, ServerFailed
 from ocr_phases.engines.load import LoadResult, ask_many
 from ocr_phases.errors import (
     Interrupted,
@@ -42,9 +42,9 @@ from ocr_phases.text import count_text
 from ocr_phases.versions import __version__, code_hash
 
 #: What no server can be asked for: another value than the default is refused by name.
-_CANNOT = ["strategy", "vision", "autocast", "first_token", "generate", "kernels", "kernel_trace"]
-_CANNOT += ["eos_check_every"]
-#: How many of the settings beyond OpenAI's, in the order of `ServerSession._request`, an engine takes.
+_CANNOT: dict[str, Any] = {"first_token": "prefill", **dict.fromkeys(("strategy", "vision"), "eager")}
+_CANNOT |= dict.fromkeys(("autocast", "generate", "kernels", "kernel_trace", "eos_check_every"), False)
+#: How many of the settings beyond OpenAI's, in the order of `ServerSession.check_request`, an engine takes.
 _TAKES = {"vllm": 3, "sglang": 2, "other": 0}
 _WHOLE_WINDOW = 1 << 20
 _ORIENTATION = 0x0112  # of EXIF
@@ -57,7 +57,9 @@ class ServerSession:
     @checked(Server)
     def __init__(self, url: str, model: str | None = None, *, reference: Any = None, **server: Any) -> None:
         self.server, self.reference = Server(url, **server), reference
-        served = [each["id"] for each in self.server.call(f"{self.server.url}/models", MODELS)["data"]]
+        served = [
+            each["id"] for each in self.server.call(f"{self.server.url}/models", SHAPES["models"])["data"]
+        ]
         asked = model or self.server.model
         if asked is None and len(served) != 1:
             told = f"{self.server.url} serves {len(served)} models: name one ({', '.join(served)})."
@@ -82,11 +84,6 @@ class ServerSession:
         answer = self.server.call(f"{self.server.root}/collective_rpc", dict[str, Any], body)
         return msgspec.convert(answer["results"][0], kind)
 
-    @checked(RunSettings)
-    def check_request(self, page: Pages, **settings: Any) -> Request:
-        """What `run_inference` would ask for, with every default; raises what that would before it asks."""
-        return self._request(page, RunSettings(**settings))
-
     def references(self) -> None:
         """A server does not tell where its source does what is measured."""
 
@@ -110,7 +107,7 @@ class ServerSession:
         Raises `OcrPhasesError` for what a server cannot do, by name, and where no repeat was finished.
         """
         self.last_run = ended = None
-        runs, request = list[Answer](), self._request(page, RunSettings(prompt=prompt, **settings))
+        runs, request = list[Answer](), self.check_request(page, prompt=prompt, **settings)
         read, total = load_page(request.pages[0]), request.warmup + request.repeats
         url, tell = _data_url(*read[:2]), progress or (lambda done, total: None)
         try:
@@ -154,7 +151,7 @@ class ServerSession:
         require([("Name a concurrency or a rate to load the server with.", [*concurrency, *rates])])
         require((f"{each!r} is no load: give a number above 0.", each > 0) for each in (*concurrency, *rates))
         each = pages if isinstance(pages, Sequence) and not isinstance(pages, str | bytes) else [pages]
-        asked = [self._request(page, RunSettings(**settings)) for page in each]
+        asked = [self.check_request(page, **settings) for page in each]
         bodies = [partial(self.body, one, _data_url(*load_page(one.pages[0])[:2])) for one in asked]
         ask(self.server, bodies[0]())
         levels = [(f"{number} at once", number, 0.0) for number in concurrency]
@@ -169,13 +166,14 @@ class ServerSession:
 
     # -- what is asked ----------------------------------------------------------------------------
 
-    def _request(self, page: Pages, asked: RunSettings) -> Request:
-        family, given = self.family, {name: value for name, value in vars(asked).items() if value is not None}
-        refused = (
-            name for name in _CANNOT if given.get(name, False) not in (False, getattr(RunSettings, name))
-        )
+    @checked(RunSettings)
+    def check_request(self, page: Pages, **settings: Any) -> Request:
+        """What `run_inference` would ask for, with every default; raises what that would before it asks."""
+        family, asked = self.family, RunSettings(**settings)
+        given = {name: value for name, value in vars(asked).items() if value is not None}
         told = "A server cannot do {}={!r}: leave it out, or load the model itself."
-        require((told.format(name, given[name]), False) for name in refused)
+        wrong = [name for name, usual in _CANNOT.items() if given.get(name, usual) != usual]
+        require((told.format(name, given[name]), False) for name in wrong)
         pages, prompts = make_rows(page, asked, family)
         infer, _ = resolve_infer(asked.infer, None, family.name)
         own = {"ignore_eos": asked.ignore_eos, "infer's top_k": infer.top_k}
@@ -186,15 +184,10 @@ class ServerSession:
         needed = "verify needs the checkpoint to compare with: give connect a reference."
         require([(told, len(pages) == len(prompts) == 1), (needed, self.reference or not asked.verify)])
         limit = family.published_limit if is_published(asked.infer) else NEW_TOKENS
-        settings: dict[str, Any] = {
-            "max_new_tokens": limit,
-            "ignore_eos": False,
-            "eos_check_every": 1,
-            **given,
-        }
-        settings |= {"pages": pages, "prompts": prompts, "infer": infer, "autocast": False}
-        settings["preset"] = family.preset(asked.preset or family.default_preset).name
-        return Request(**settings, preset_choice="asked" if asked.preset else "default")
+        values: dict[str, Any] = {"max_new_tokens": limit, "ignore_eos": False, "eos_check_every": 1}
+        values |= {**given, "pages": pages, "prompts": prompts, "infer": infer, "autocast": False}
+        values["preset"] = family.preset(asked.preset or family.default_preset).name
+        return Request(**values, preset_choice="asked" if asked.preset else "default")
 
     def body(self, request: Request, data_url: str) -> dict[str, Any]:
         """The chat completion that a request is, for a page as a data URL."""
@@ -295,6 +288,7 @@ class ServerSession:
 
     def _verified(self, request: Request, answer: Answer) -> list[dict[str, str]]:
         """The server's prompt and tokens beside those of the native class on the same page."""
+        from ocr_phases.collectors.live_checks import attempted
         from ocr_phases.collectors.parity import parity_check
         from ocr_phases.recorder import execution
         from ocr_phases.session import kept_session
@@ -306,8 +300,9 @@ class ServerSession:
         prompt = checks.live(*checks.prompt_check(answer, packed.input_ids[0].tolist()))
         if not answer.ids:
             return [prompt, checks.live("parity", "n/a", "the server sends no token ids")]
+        compared = partial(parity_check, session.checkpoint, request, packed, [answer.ids])
         with execution(session.device):
-            return [prompt, parity_check(session.checkpoint, request, packed, [answer.ids])]
+            return [prompt, attempted("verify", compared)]
 
 
 @checked(ServerSession)
