@@ -10,36 +10,20 @@ from pathlib import Path
 import pandas as pd
 
 from benchmarks import uncertain_regions
-from benchmarks.documents import markdown, rewrite, with_parts
+from benchmarks.documents import rewrite, with_parts
 from benchmarks.gallery import drawn
-from ocr_phases.analyse.scaling import cost_quality_sentence, preset_points, preset_table
+from ocr_phases.analyse.scaling import cost_quality_sentence, preset_points
 from ocr_phases.show.plots_many import plot_compression, plot_cost_quality
-from ocr_phases.text import ms_text, percent_text
 
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "data" / "runs" / "quality"
 DOCUMENT = ROOT / "docs" / "quality.md"
-SHARES = {
-    "edit distance": "edit_distance",
-    "CER": "cer",
-    "tables (TEDS)": "table_similarity",
-    "boxes found": "box_recall",
-}
 
 
 def load(name: str) -> pd.DataFrame:
     """The pages of a set."""
     pages = pd.read_csv(RUNS / f"{name}.csv.gz")
     return pages.assign(page_id=pages["page"], reference=None)  # no two of them share a name
-
-
-def table_of(pages: pd.DataFrame) -> str:
-    """A row a preset in Markdown."""
-    rows = []
-    for row in preset_table(pages).itertuples():
-        cost = (ms_text(row.page_ms), f"{row.image_tokens:,.0f}", f"{row.compression:.2f}")
-        rows.append((row.preset, *cost, *(percent_text(getattr(row, name)) for name in SHARES.values())))
-    return markdown(("preset", "time per page", "image tokens", "compression", *SHARES), rows)
 
 
 def sentence_of(pages: pd.DataFrame) -> str:
@@ -49,10 +33,8 @@ def sentence_of(pages: pd.DataFrame) -> str:
 
 def tables() -> dict[str, str]:
     """The document's tables and sentences by their marks."""
-    pages = load("generated")
     return {
-        "generated": f"{table_of(pages)}\n\n{sentence_of(pages)}",
-        "browser": sentence_of(load("browser")),
+        **{name: sentence_of(load(name)) for name in ("generated", "browser")},
         "uncertain": uncertain_regions.threshold_table(pd.read_csv(uncertain_regions.RESULT)),
     }
 

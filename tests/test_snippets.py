@@ -18,7 +18,6 @@ from ocr_phases.versions import asset
 ROOT = Path(__file__).parents[1]
 #: Snippets that need what is not here, by page and place in it.
 SKIPPED = {
-    ("batch.md", 0): "a SLURM cluster",
     ("engines.md", 0): "a server",
     ("models.md", 0): "a model of the family",
     ("models.md", 1): "the published weights",
