@@ -1,4 +1,4 @@
-"""Writes the tables and pictures of docs/quality.md: ``python -m benchmarks.quality_figures``.
+"""Writes the sentences and pictures of docs/quality.md: ``python -m benchmarks.quality_figures``.
 
 The ``*.csv.gz`` in data/runs/quality are columns of the pages.csv of batches at every preset.
 """
@@ -35,7 +35,7 @@ def tables() -> dict[str, str]:
     """The document's tables and sentences by their marks."""
     return {
         **{name: sentence_of(load(name)) for name in ("generated", "browser")},
-        "uncertain": uncertain_regions.threshold_table(pd.read_csv(uncertain_regions.RESULT)),
+        "uncertain": uncertain_regions.found(pd.read_csv(uncertain_regions.RESULT)),
     }
 
 

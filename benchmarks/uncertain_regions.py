@@ -2,7 +2,7 @@
 
 Reads pages with their truth and writes a row a region that has a text. A FOLDER has pages and their JSON as
 ``benchmarks.quality_pages`` draws them, which it does where none is given.
-``python -m benchmarks.quality_figures`` then writes the table of docs/quality.md.
+``python -m benchmarks.quality_figures`` then writes the sentence of docs/quality.md.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from pathlib import Path
 import pandas as pd
 from tqdm import tqdm
 
-from benchmarks.documents import markdown
 from benchmarks.quality_pages import draw
 from ocr_phases import OCRSession, PhaseRun
 from ocr_phases.analyse.quality import region_differences
@@ -29,7 +28,6 @@ from ocr_phases.text import percent_text
 RESULT = Path(__file__).parents[1] / "data" / "runs" / "quality" / "uncertain.csv.gz"
 WRONG_ABOVE = 0.1
 """A region is wrong if its CER is higher, or if the truth has no text in its place."""
-THRESHOLDS = (0.8, 0.85, UNCERTAIN_BELOW, 0.95)
 
 
 def region_rows(run: PhaseRun, truth: Truth) -> Iterator[dict[str, object]]:
@@ -59,22 +57,19 @@ def read_pages(session: OCRSession, folder: Path, preset: str) -> Iterator[dict[
             yield {"set": folder.name, "page": page.stem, **row}
 
 
-def threshold_table(regions: pd.DataFrame) -> str:
-    """What the mean probability finds below some thresholds: Markdown."""
-    wrong, rows = regions["wrong"], []
-    for threshold in THRESHOLDS:
-        marked = regions["mean_probability"] < threshold
-        hits = int((marked & wrong).sum())
-        shares = (hits / max(int(marked.sum()), 1), hits / int(wrong.sum()))
-        count = f"{marked.sum()} of {len(regions)}"
-        rows.append((percent_text(threshold), count, *map(percent_text, shares)))
-    pages = int(regions.groupby(["set", "page"]).ngroups)
-    of = f"{wrong.sum()} of {len(regions)} regions with a text are wrong, on {pages} pages."
-    return f"{of}\n\n{markdown(('mean probability below', 'uncertain', 'precision', 'recall'), rows)}"
+def found(regions: pd.DataFrame) -> str:
+    """How many of the uncertain regions are wrong, and of the wrong ones uncertain, in words."""
+    wrong, marked = regions["wrong"], regions["mean_probability"] < UNCERTAIN_BELOW
+    hits, pages = int((marked & wrong).sum()), int(regions.groupby(["set", "page"]).ngroups)
+    precision, recall = (percent_text(hits / int(all_of.sum())) for all_of in (marked, wrong))
+    return (
+        f"{wrong.sum()} of {len(regions)} regions with a text are wrong, on {pages} pages. Of the "
+        f"{marked.sum()} uncertain ones {precision} are wrong; of the wrong ones {recall} are uncertain."
+    )
 
 
 def main() -> None:
-    """Read the pages, write the rows and print the table."""
+    """Read the pages, write the rows and say what was found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="default: pages drawn now")
     parser.add_argument("--checkpoint", default="tiny")
@@ -90,7 +85,7 @@ def main() -> None:
         rows = [row for folder in options.folders for row in read_pages(session, folder, options.preset)]
     table = pd.DataFrame(rows).round(4)
     table.to_csv(options.out, index=False, compression={"method": "gzip", "mtime": 0})
-    print(threshold_table(table))
+    print(found(table))
 
 
 if __name__ == "__main__":

@@ -278,5 +278,4 @@ def test_uncertain_boxes_are_dashed_and_the_caption_says_so() -> None:
 
 def test_the_docs_have_the_figures_of_the_file() -> None:
     regions = pd.read_csv(uncertain_regions.RESULT)
-    assert uncertain_regions.threshold_table(regions) in DOCUMENT.read_text("utf-8")
-    assert UNCERTAIN_BELOW in uncertain_regions.THRESHOLDS
+    assert uncertain_regions.found(regions) in DOCUMENT.read_text("utf-8")
