@@ -25,9 +25,8 @@ _HISTOGRAMS = {
     "request_decode_time": "decode_ms",
     "e2e_request_latency": "requests",
 }
-_SAMPLE = re.compile(
-    rf"^vllm:({'|'.join(_HISTOGRAMS)})_seconds_(sum|count)\{{.*\}} ([\d.]+(?:e[+-]\d+)?)$", re.M
-)
+_NAMES, _NUMBER = "|".join(_HISTOGRAMS), r"\d+(?:\.\d+)?(?:e[+-]\d+)?"
+_SAMPLE = re.compile(rf"^vllm:({_NAMES})_seconds_(sum|count)\{{.*\}} ({_NUMBER})$", re.MULTILINE)
 # Pieces that arrive together were not made one by one.
 _BURST_MS = 0.05
 _LEAST_MS = 1e-6

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import time
@@ -80,12 +79,14 @@ class Server:
         told = f"A key does not belong into an address: set {KEY}, or give api_key."
         require([(told, "@" not in address.partition("#")[0])])
         require([("The key has characters that no header takes: copy it again.", sendable)])
+        told = f"{plain(address)[:200]!r} is no server's address: write http://HOST:PORT/v1, or https."
         if (parts := _ADDRESS.fullmatch(address)) is None:
-            told = f"{plain(address)[:200]!r} is no server's address"
-            raise OcrPhasesError(f"{told}: write http://HOST:PORT/v1, or https.")
+            raise OcrPhasesError(told)
         site, self.host, path, self.model = parts.groups()
         self.url = site + (path.rstrip("/") or "/v1")
         self.root = self.url.removesuffix("/v1")
+        self._headers = {"Content-Type": "application/json"}
+        self._headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
         # A server on this host is behind no proxy.
         self._open = build_opener(_AsItIs, ProxyHandler({})).open
 
@@ -127,14 +128,10 @@ class Server:
     @contextlib.contextmanager
     def _answer(self, address: str, body: Any) -> Iterator[Any]:
         """The answer to a request; whatever goes wrong in it is a `ServerFailed`."""
-        data, headers = (
-            None if body is None else json.dumps(body).encode(),
-            {"Content-Type": "application/json"},
-        )
-        headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
+        data = None if body is None else msgspec.json.encode(body)
         told = "does not speak HTTP here ({})"
         try:
-            with self._open(Request(address, data, headers), timeout=self.patience) as answer:
+            with self._open(Request(address, data, self._headers), timeout=self.patience) as answer:
                 told = "ended the connection in the middle of an answer"
                 if answer.status != HTTPStatus.OK:
                     raise self._refusal(answer)
@@ -149,12 +146,10 @@ class Server:
 
     def _refusal(self, answer: Any) -> ServerFailed:
         status, said = answer.status, self._said(answer.read(_MOST_LINE))
-        path, place = (
-            answer.url.removeprefix(self.root),
-            plain(answer.headers.get("Location", "nowhere"))[:200],
-        )
+        place = plain(answer.headers.get("Location", "nowhere"))[:200]
+        words = {"path": answer.url.removeprefix(self.root), "place": place, "said": f"{said and ': '}{said}"}
         told = _REFUSALS.get(status) or _REFUSALS.get(status // 100, _REFUSALS[4])
-        return self._failed(told.format(status=status, said=f"{said and ': '}{said}", path=path, place=place))
+        return self._failed(told.format(status=status, **words))
 
     def _said(self, data: bytes) -> str:
         """The message in a server's error, without the key."""

@@ -57,15 +57,12 @@ class ServerSession:
     @checked(Server)
     def __init__(self, url: str, model: str | None = None, *, reference: Any = None, **server: Any) -> None:
         self.server, self.reference = Server(url, **server), reference
-        served = [
-            each["id"] for each in self.server.call(f"{self.server.url}/models", SHAPES["models"])["data"]
-        ]
-        asked = model or self.server.model
+        url, asked = self.server.url, model or self.server.model
+        served = [each["id"] for each in self.server.call(f"{url}/models", SHAPES["models"])["data"]]
         if asked is None and len(served) != 1:
-            told = f"{self.server.url} serves {len(served)} models: name one ({', '.join(served)})."
-            raise OcrPhasesError(told)
+            raise OcrPhasesError(f"{url} serves {len(served)} models: name one ({', '.join(served)}).")
         self.model = asked or served[0]
-        check_known("model", self.model, served, self.server.url)
+        check_known("model", self.model, served, url)
         self.engine, self.version = _engine(self.server)
         #: What the worker's extension says of the model and its device; empty without it.
         self.worker: dict[str, Any] = {}
@@ -232,9 +229,8 @@ class ServerSession:
             back = time.monotonic()
             away = (sent + back) / 2 - now
             # One host has one clock.
-            away = 0.0 if abs(away) <= (back - sent) / 2 else away
-            away -= answer.begun
-            stages = [(name, 1e3 * (start + away), ms, tokens) for name, start, ms, tokens in rows]
+            begun = answer.begun - (away if abs(away) > (back - sent) / 2 else 0.0)
+            stages = [(name, 1e3 * (start - begun), ms, tokens) for name, start, ms, tokens in rows]
             answer.stages = [stage for stage in stages if stage[1] >= 0]
         return answer
 
@@ -259,6 +255,7 @@ class ServerSession:
         texts = texts if request.return_text else [""] * len(ids)
         result = {"ids": ids, "token_texts": texts, "text": "".join(texts) if request.return_text else None}
         sure = [min(0.0, round(value, 3)) for value in answer.logprobs]
+        known = [{"logprobs": sure, "margins": [None] * len(ids)}] if len(sure) == len(ids) else None
         part = {"row": 0, "preset": preset.name, "grid": list(grid), "image_tokens": count}
         part |= {"text_tokens": length - count}
         part["valid_image_tokens"] = valid_image_tokens(preset, image.size, grid)
@@ -281,9 +278,7 @@ class ServerSession:
             memory={},
             cache={},
             live_checks=[checks.live(*each) for each in found],
-            probabilities=[{"logprobs": sure, "margins": [None] * len(ids)}]
-            if len(sure) == len(ids)
-            else None,
+            probabilities=known,
         )
 
     def _verified(self, request: Request, answer: Answer) -> list[dict[str, str]]:
