@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -31,17 +30,14 @@ from ocr_phases.text import bytes_text
 _SHEETS = Path(__file__).with_name("datasheets.toml")
 DATASHEETS: list[dict[str, Any]] = tomllib.loads(_SHEETS.read_text(encoding="utf-8"))["sheets"]
 
-FLOOR_COLUMNS = (
-    *(*STAGE_KEYS, "flops", "bytes", "intensity", "device_ms", "floor_ms", "bound_by"),
-    *("times_floor", "mfu", "mbu", "source"),
-)
-DECODE_FLOOR_COLUMNS = ("step", "cache_len", "floor_ms", "bound_by", "source")
+_OF_STAGE = "flops bytes intensity device_ms floor_ms bound_by times_floor mfu mbu source"
+FLOOR_COLUMNS = (*STAGE_KEYS, *_OF_STAGE.split())
+DECODE_FLOOR_COLUMNS = ("step", "cache_len", "floor_ms")
 #: A phase's whole: of decode the step, because the loop around it may be cut short.
 WHOLES = {"prefill": "prefill", "decode": "decode_step"}
 
 
-@dataclass(frozen=True)
-class Ceilings:
+class Ceilings(NamedTuple):
     """A device's best rates in the run's dtype; ``source`` is ``measured`` or ``datasheet``."""
 
     bandwidth_bytes_per_s: float
@@ -71,11 +67,9 @@ def measured_ceilings(run: PhaseRun) -> Ceilings | None:
 
 def datasheet_ceilings(run: PhaseRun) -> Ceilings | None:
     """The datasheet's ceilings of the record's device and dtype; None for an unknown device."""
-    sheet = find_datasheet(run.device.get("name"))
-    rate = sheet.get(_product_dtype(run)) if sheet else None
-    if sheet is None or rate is None:
-        return None
-    return Ceilings(sheet["bandwidth"] * 1e9, rate * 1e12, "datasheet", sheet["source"])
+    sheet = find_datasheet(run.device.get("name")) or {}
+    rate = sheet.get(_product_dtype(run))
+    return rate and Ceilings(sheet["bandwidth"] * 1e9, rate * 1e12, "datasheet", sheet["source"])
 
 
 def find_datasheet(device_name: str | None) -> dict[str, Any] | None:
@@ -124,8 +118,8 @@ def floor_table(run: PhaseRun) -> pd.DataFrame:
     wholes = costs.groupby("phase", sort=False)[["flops", "bytes", "floor_ms"]].sum().reset_index()
     wholes = wholes.assign(stage=wholes["phase"].map(WHOLES), view="")
     wholes["bound_by"] = ceilings.floors(wholes["flops"], wholes["bytes"])[1]
-    table = pd.concat([costs, wholes], ignore_index=True)
-    table = table.sort_values("phase", ascending=False, kind="stable")
+    table = pd.concat([costs, wholes])
+    table = table.sort_values("phase", ascending=False, kind="stable", ignore_index=True)
     measured = stage_medians(run)
     table = table.join(measured[measured > 0], on=[*STAGE_KEYS])  # one too short for the clock says nothing
     seconds = table["device_ms"] / 1e3
@@ -134,7 +128,7 @@ def floor_table(run: PhaseRun) -> pd.DataFrame:
     table["mfu"] = table["flops"] / seconds / ceilings.flops_per_s
     table["mbu"] = table["bytes"] / seconds / ceilings.bandwidth_bytes_per_s
     table["source"] = ceilings.source
-    return table[list(FLOOR_COLUMNS)].reset_index(drop=True)
+    return table[list(FLOOR_COLUMNS)]
 
 
 @cached
@@ -149,18 +143,15 @@ def decode_floor(run: PhaseRun) -> pd.DataFrame:
     if ceilings is None or _costs(run) is None or steps.empty:
         return pd.DataFrame(columns=list(DECODE_FLOOR_COLUMNS))
     lengths, shape = steps["cache_len"].to_numpy(dtype=np.int64), run_shape(run)
-    seen = attended(run, lengths)
-    ends = np.unique([seen.min(), seen.max()])
-    at_ends = [stage_cost(decode_cost(run.model["config"], cache_len=int(end), **shape)) for end in ends]
-    # FLOPs and bytes of each stage are linear in the cache's length.
-    flops, moved = (
-        np.array([np.interp(seen, ends, pair) for pair in np.transpose([table[name] for table in at_ends])])
-        for name in ("flops", "bytes")
+    seen = attended(run, lengths)[:, None, None]
+    first, second = (
+        stage_cost(decode_cost(run.model["config"], cache_len=length, **shape))[["flops", "bytes"]].to_numpy()
+        for length in (1, 2)
     )
+    # FLOPs and bytes of each stage are linear in the cache's length.
+    flops, moved = (first + (second - first) * (seen - 1)).T  # each [stages, steps]
     floor_ms = ceilings.floors(flops, moved)[0].sum(axis=0)
-    bound_by = ceilings.floors(flops.sum(axis=0), moved.sum(axis=0))[1]
-    columns = (steps["step"].to_numpy(), lengths, floor_ms, bound_by, ceilings.source)
-    return pd.DataFrame(dict(zip(DECODE_FLOOR_COLUMNS, columns, strict=True)))
+    return steps[["step"]].assign(cache_len=lengths, floor_ms=floor_ms).reset_index(drop=True)
 
 
 def ceilings_text(run: PhaseRun) -> str | None:
@@ -190,10 +181,8 @@ def times_text(factor: float) -> str:
 
 def rate_text(value: float) -> str:
     """Three digits with a decimal prefix: ``4.3 T``."""
-    for size, prefix in _PREFIXES:
-        if value >= size:
-            return f"{value / size:.3g} {prefix}"
-    return f"{value:.3g} "
+    size, prefix = next((each for each in _PREFIXES if value >= each[0]), (1.0, ""))
+    return f"{value / size:.3g} {prefix}"
 
 
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))

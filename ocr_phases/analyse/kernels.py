@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -28,16 +27,11 @@ from ocr_phases.record import PHASES, PhaseRun
 from ocr_phases.text import count_text, ms_text, percent_text, stage_name
 
 _COUNTED = ("kernels", "copies", "launches", "busy_ms")
-KERNEL_COLUMNS = (*STAGE_KEYS, *_COUNTED, "wall_ms", "idle_share", "profiled_ms")
-TOP_COLUMNS = ("phase", "stage", "kernel", "count", "device_ms", "share")
-GAP_COLUMNS = ("phase", "stage", "view", "cause", "longer_than_us", "gaps", "idle_ms", "longest_ms")
+KERNEL_COLUMNS = (*STAGE_KEYS, *_COUNTED, "wall_ms", "profiled_ms")
 SHARE_COLUMNS = ("phase", "part", "kernels", "busy_ms", "of_busy", "of_wall", "by")
 SYNC_COLUMNS = ("phase", "stage", "operator", "through", "call", "copy", "count", "wait_ms")
-VERDICT_COLUMNS = (
-    *(*STAGE_KEYS, "verdict", "busy_ms", "wall_ms", "idle_after_sync", "queue_ms"),
-    *("floor_ms", "of_floor", "mfu", "mbu", "reason"),
-)
-GAP_CAUSES = ("host sync", "launch", "device")
+_BOUND = "verdict busy_ms wall_ms idle_after_sync queue_ms floor_ms of_floor mfu mbu"
+VERDICT_COLUMNS = (*STAGE_KEYS, *_BOUND.split())
 
 #: From this share of its wall time on that the device works, the stage is bound by the device.
 DEVICE_BOUND = 0.7
@@ -61,28 +55,27 @@ def kernel_table(run: PhaseRun) -> pd.DataFrame:
 
     ``busy_ms`` is the union of the stage's kernels, copies and fills on the device; ``wall_ms`` the median
     over the timed repeats on the device's clock, in decode over the profiled steps (missing where they have
-    no such stage, and for the loop around the steps, which the profiled run cuts short); ``idle_share`` is
-    what is left of it. ``launches`` are the host's calls that put work on the device: one for a whole graph.
-    ``profiled_ms`` is the host's time in the stage under the profiler.
+    no such stage, and for the loop around the steps, which the profiled run cuts short). ``launches`` are the
+    host's calls that put work on the device: one for a whole graph. ``profiled_ms`` is the host's time in the
+    stage under the profiler.
     """
     table = _table(run, "stages", *_COUNTED, "host_ms").rename(columns={"host_ms": "profiled_ms"})
     walls = stage_medians(run, tuple(_table(run, "decode_steps")["step"]))
-    table = table.join(walls.rename("wall_ms"), on=[*STAGE_KEYS])
-    table["idle_share"] = (1.0 - table["busy_ms"] / table["wall_ms"]).clip(lower=0.0)
-    return table[list(KERNEL_COLUMNS)]
+    return table.join(walls.rename("wall_ms"), on=[*STAGE_KEYS])[list(KERNEL_COLUMNS)]
 
 
 def top_kernels(run: PhaseRun, stage: str | None = None) -> pd.DataFrame:
-    """The kernels that take longest, columns `TOP_COLUMNS`, the longest first within each phase and stage.
+    """The kernels that take longest, the longest first within each phase and stage.
 
-    A kernel counts for the innermost stage. ``stage`` keeps one stage, or a whole phase by its name.
-    ``share`` is of the stage's summed kernel time; its last row, without a name, is all the others.
+    Columns ``phase``, ``stage``, ``kernel``, ``count``, ``device_ms`` and ``share``, of the stage's summed
+    kernel time; its last row, without a name, is all the others. A kernel counts for the innermost stage.
+    ``stage`` keeps one stage, or a whole phase by its name.
     """
     table = _table(run, "top", "count", "device_ms")
     if stage is not None:
         table = table[(table["stage"] == stage) | (table["phase"] == stage)].reset_index(drop=True)
     total = table.groupby(["phase", "stage"])["device_ms"].transform("sum")
-    return table.assign(share=table["device_ms"] / total)[list(TOP_COLUMNS)]
+    return table.assign(share=table["device_ms"] / total)
 
 
 def short_kernel(name: str, length: int = 80) -> str:
@@ -95,15 +88,14 @@ def short_kernel(name: str, length: int = 80) -> str:
 
 @cached
 def idle_gaps(run: PhaseRun) -> pd.DataFrame:
-    """Idle time between the device's work, columns `GAP_COLUMNS`: by stage and cause.
+    """Idle time between the device's work by stage and cause, seen under the profiler, in ms.
 
-    The stage is that of the kernel which ends the gap, the cause one of `GAP_CAUSES`: the host had waited for
-    the device, the host was late with the launch, or the launch was there in time. Earlier
-    records count gaps by length too: longer than ``longer_than_us`` microseconds. Seen under the profiler, in
-    ms.
+    Columns ``phase``, ``stage``, ``view``, ``cause``, ``longer_than_us``, ``gaps``, ``idle_ms`` and
+    ``longest_ms``. The stage is that of the kernel which ends the gap. Causes are ``host sync`` (the host had
+    waited for the device), ``launch`` (the host was late with it) and ``device`` (it was there in time).
+    Earlier records count gaps by length too: longer than ``longer_than_us`` microseconds.
     """
-    table = _table(run, "gaps", "count", "idle_ms")
-    return table.rename(columns={"count": "gaps"})[list(GAP_COLUMNS)]
+    return _table(run, "gaps", "count", "idle_ms").rename(columns={"count": "gaps"})
 
 
 @cached
@@ -116,9 +108,7 @@ def kv_cache_share(run: PhaseRun) -> pd.DataFrame:
     a graph cannot be told and has no row.
     """
     table, wholes = _table(run, "parts", "kernels", "busy_ms"), kernel_table(run)
-    wholes = (
-        wholes[wholes["stage"] == wholes["phase"].map(WHOLES)].set_index("phase").astype({"busy_ms": float})
-    )
+    wholes = wholes[wholes["stage"] == wholes["phase"].map(WHOLES)].set_index("phase")
     for column, of in (("of_busy", "busy_ms"), ("of_wall", "wall_ms")):
         table[column] = table["busy_ms"] / table["phase"].map(wholes[of])
     return table[list(SHARE_COLUMNS)]
@@ -134,14 +124,13 @@ def host_syncs(run: PhaseRun) -> pd.DataFrame:
     the end token holds up the next launches.
     """
     table = _table(run, "host_syncs", "count", "wait_ms")
-    order = pd.DataFrame({"phase": table["phase"].map(PHASES.index), "count": -table["count"]})
-    order = order.sort_values([*order], kind="stable")
-    return table.loc[order.index, list(SYNC_COLUMNS)].reset_index(drop=True)
+    table = table.assign(place=table["phase"].map(PHASES.index), often=-table["count"])
+    return table.sort_values(["place", "often"], kind="stable", ignore_index=True)[list(SYNC_COLUMNS)]
 
 
 @cached
 def stage_verdict(run: PhaseRun) -> pd.DataFrame:
-    """What bounds each stage of prefill and decode, columns `VERDICT_COLUMNS`, with numbers and a sentence.
+    """What bounds each stage of prefill and decode, columns `VERDICT_COLUMNS`.
 
     The device is at work in ``busy_ms``, and in ``queue_ms`` it goes from one kernel to another that was
     launched in time. Where both together are less than `DEVICE_BOUND` of ``wall_ms``, a stage is
@@ -154,29 +143,37 @@ def stage_verdict(run: PhaseRun) -> pd.DataFrame:
     table = kernel_table(run)
     table = table[(table["phase"] != "prepare") & (table["busy_ms"] > 0) & (table["wall_ms"] > 0)]
     floors = floor_table(run).set_index([*STAGE_KEYS])[["floor_ms", "bound_by", "mfu", "mbu"]]
-    rows = []
-    for row in table.join(floors, on=[*STAGE_KEYS]).to_dict("records"):
-        idle, waiting = _idle_ms(run, row), row["wall_ms"] - row["busy_ms"]
-        row["idle_after_sync"] = min(1.0, idle.get("host sync", 0.0) / waiting) if waiting > 0 else math.nan
-        row["queue_ms"] = idle.get("device", 0.0)
-        row["of_floor"] = row["floor_ms"] / row["busy_ms"]
-        row["verdict"] = _verdict(row)
-        rows.append(row | {"reason": _reason(row)})
-    return pd.DataFrame(rows, columns=list(VERDICT_COLUMNS))
+    table = table.join(floors, on=[*STAGE_KEYS]).reset_index(drop=True)
+    idle = [_idle_ms(run, *key) for key in table[[*STAGE_KEYS]].itertuples(index=False, name=None)]
+    causes = pd.DataFrame(idle, columns=["host sync", "device"], dtype="float64").fillna(0.0)
+    waiting = table["wall_ms"] - table["busy_ms"]
+    after = table["idle_after_sync"] = (causes["host sync"] / waiting.where(waiting > 0)).clip(upper=1.0)
+    table["queue_ms"], table["of_floor"] = causes["device"], table["floor_ms"] / table["busy_ms"]
+    late = table["busy_ms"] + table["queue_ms"] < DEVICE_BOUND * table["wall_ms"]
+    near = table["of_floor"] >= FLOOR_BOUND
+    verdicts = {
+        "host-sync-bound": late & (after >= _SYNC_BOUND),
+        "launch-bound": late,
+        "compute-bound": near & (table["bound_by"] == "arithmetic"),
+        "bandwidth-bound": near,
+    }
+    table["verdict"] = np.select([*verdicts.values()], [*verdicts], "device-bound")
+    return table[list(VERDICT_COLUMNS)]
 
 
 def kernel_sentences(run: PhaseRun, *phases: str) -> list[str]:
     """What limits ``prefill`` and ``decode``, a sentence each; none without a view, or where it saw none."""
-    if run.kernels is None:
-        return []
-    if "error" in run.kernels:
-        return [f"The kernel view failed: {str(run.kernels['error']).rstrip('.')}."]
+    if not has_kernels(run):
+        error = (run.kernels or {}).get("error", "")
+        return [f"The kernel view failed: {error.rstrip('.')}."] if error else []
     table, sentences = stage_verdict(run), list[str]()
     wholes = {row["phase"]: row for row in table.to_dict("records") if WHOLES[row["phase"]] == row["stage"]}
     for phase in filter(wholes.get, phases):
         row = wholes[phase]
         unit = " a profiled step" if phase == "decode" else ""
-        works = of_text(row["busy_ms"], row["wall_ms"]) + unit + _at_floor(row)
+        works = of_text(row["busy_ms"], row["wall_ms"]) + unit
+        if row["verdict"] == "device-bound" and not math.isnan(row["of_floor"]):
+            works += f", and its kernels reach {percent_text(row['of_floor'])} of the best rate"
         sentences.append(f"{phase.capitalize()} is {row['verdict']}: the GPU is busy {works}.")
         if phase == "prefill":
             sentences += _waits(run)
@@ -210,13 +207,9 @@ def vision_in_decode(run: PhaseRun) -> tuple[bool | None, str]:
 
 def _table(run: PhaseRun, name: str, *per_step: str) -> pd.DataFrame:
     """A table of the view. Columns ``per_step`` become float64, in decode those of one profiled step."""
-    view: Mapping[str, Any] | None = run.kernels
-    if view is None:
-        raise OcrPhasesError(
-            "This record has no kernel view: measure with kernels=True (--kernels) on a CUDA device."
-        )
+    view = run.kernels or {"error": "measure with kernels=True (--kernels) on a CUDA device."}
     if "error" in view:
-        raise OcrPhasesError(f"This record's kernel view failed: {view['error']}")
+        raise OcrPhasesError(f"This record has no kernel view: {view['error']}")
     table, steps = pd.DataFrame(view[name]), len(view["decode_steps"]["step"]) or 1
     table = table.astype({key: object for key in STAGE_KEYS if key in table})  # also an empty one
     for column in per_step:
@@ -226,10 +219,9 @@ def _table(run: PhaseRun, name: str, *per_step: str) -> pd.DataFrame:
 
 def _waits(run: PhaseRun) -> list[str]:
     """The operator that waits longest before the prefill's first token; none if it is short."""
-    table, waits = kernel_table(run), host_syncs(run)
-    total = table.loc[(table["phase"] == "prefill") & (table["stage"] == "prefill"), "profiled_ms"].sum()
-    inside = (waits["phase"] == "prefill") & (waits["stage"] != "sampling")  # which reads that token
-    waits = waits[inside & (waits["operator"] != "")]
+    total = kernel_table(run).query("phase == 'prefill' and stage == 'prefill'")["profiled_ms"].sum()
+    # Sampling reads that token.
+    waits = host_syncs(run).query("phase == 'prefill' and stage != 'sampling' and operator != ''")
     each = waits.groupby(["stage", "operator"])[["count", "wait_ms"]].sum().nlargest(1, "wait_ms")
     return [
         f"The host waits for the GPU {count_text(round(count), 'time')} in {operator} of "
@@ -239,51 +231,18 @@ def _waits(run: PhaseRun) -> list[str]:
     ]
 
 
-def _idle_ms(run: PhaseRun, row: Mapping[Any, Any]) -> dict[Any, float]:
+def _idle_ms(run: PhaseRun, phase: str, stage: str, view: str) -> dict[Any, float]:
     """A stage's idle time between its kernels in ms, by cause; a whole has that of its stages."""
     gaps = idle_gaps(run)
-    gaps = gaps[gaps["phase"] == row["phase"]]
-    if row["stage"] == "decode_step":
-        gaps = gaps[gaps["stage"] != "decode"]
-    elif row["stage"] != row["phase"]:
-        gaps = gaps[(gaps["stage"] == row["stage"]) & (gaps["view"] == row["view"])]
-    return gaps.groupby("cause")["idle_ms"].sum().to_dict()
-
-
-def _verdict(row: Mapping[Any, Any]) -> str:
-    if row["busy_ms"] + row["queue_ms"] < DEVICE_BOUND * row["wall_ms"]:
-        return "host-sync-bound" if row["idle_after_sync"] >= _SYNC_BOUND else "launch-bound"
-    if row["of_floor"] >= FLOOR_BOUND:
-        return "compute-bound" if row["bound_by"] == "arithmetic" else "bandwidth-bound"
-    return "device-bound"
-
-
-def _at_floor(row: Mapping[Any, Any]) -> str:
-    """How near a device-bound stage is to its floor; empty for other stages and without a floor."""
-    if row["verdict"] != "device-bound" or math.isnan(row["of_floor"]):
-        return ""
-    return f", and its kernels reach {percent_text(row['of_floor'])} of the best rate"
-
-
-def _reason(row: Mapping[Any, Any]) -> str:
-    name = " ".join(filter(None, (stage_name(row["stage"]), row["view"])))
-    text = f"{name}: the GPU is busy {of_text(row['busy_ms'], row['wall_ms'])}{_at_floor(row)}"
-    if row["verdict"] == "launch-bound":
-        every = row["wall_ms"] / row["launches"] * 1e3
-        text += f"; {row['launches']:,.0f} launches, one every {every:.1f} µs"
-    elif row["verdict"] == "host-sync-bound":
-        text += f"; {percent_text(row['idle_after_sync'])} of its idle time follows a host sync"
-    if math.isnan(row["floor_ms"]):
-        return text
-    allows = "arithmetic" if row["bound_by"] == "arithmetic" else "memory bandwidth"
-    used = f"MFU {percent_text(row['mfu'])}, MBU {percent_text(row['mbu'])}"
-    return f"{text}; the floor by {allows} is {ms_text(row['floor_ms'])} ({used})"
+    gaps = gaps[gaps["phase"] == phase]
+    own = (gaps["stage"] == stage) & (gaps["view"] == view)
+    within = {phase: own | True, "decode_step": gaps["stage"] != "decode"}.get(stage, own)
+    return gaps[within].groupby("cause")["idle_ms"].sum().to_dict()
 
 
 def of_text(busy: float, wall: float) -> str:
     """``2.1 of 18.6 ms``; a profiled device may have been busy for longer: ``all of 18.6 ms``."""
     if busy >= wall:
         return f"all of {ms_text(wall)}"
-    texts = ms_text(busy), ms_text(wall)
-    first, unit = texts[0].rsplit(" ", 1)
-    return f"{first} of {texts[1]}" if texts[1].endswith(f" {unit}") else f"{texts[0]} of {texts[1]}"
+    (part, unit), whole = ms_text(busy).split(), ms_text(wall)
+    return f"{part} of {whole}" if whole.endswith(f" {unit}") else f"{part} {unit} of {whole}"

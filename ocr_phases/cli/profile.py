@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"\nTokens: {'equal' if same_tokens(then, record) else 'different'}\n")
     show(stage_table(record), _DIGITS)
     if has_kernels(record):
-        for table in (stage_verdict(record).drop(columns="reason"), host_syncs(record)):
+        for table in (stage_verdict(record), host_syncs(record)):
             print()
             show(table.dropna(axis="columns", how="all"), _DIGITS)
     show_quality(record)
