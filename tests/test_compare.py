@@ -20,7 +20,6 @@ from wording import says
 from ocr_phases.analyse.comparison import (
     COMPARE_COLUMNS,
     Comparison,
-    environment_table,
     few_repeats,
     first_other_token,
     run_labels,
@@ -278,9 +277,7 @@ def test_every_shape_is_compared_and_drawn(shape: str) -> None:
         plots_many.plot_decode(runs, labels),
     ):
         assert figure_png(figure).startswith(b"\x89PNG")
-    elements = Elements(
-        results_many.compare_html(table) + results_many.environment_html(environment_table(runs, labels))
-    )
+    elements = Elements(results_many.compare_html(table) + results_many.environment_html(compared.differs))
     assert not elements.open
     assert "nan" not in elements.said
 

@@ -16,11 +16,9 @@ from wording import says
 
 from ocr_phases import PhaseRun
 from ocr_phases.analyse.checks import run_checks, with_verdict, worst_verdict
-from ocr_phases.analyse.comparison import Comparison
 from ocr_phases.analyse.noise import (
     CONDITION_COLUMNS,
     busy_host,
-    ceilings_apart,
     impossible_values,
     is_noisy,
     repeat_spread,
@@ -164,14 +162,6 @@ def test_what_cannot_be_is_noise() -> None:
     gpu = dataclasses.replace(gpu, model={**gpu.model, "config": TINY_CONFIG})
     kept = {"bandwidth_bytes_per_s": 4.3e11, "matmul_flops_per_s": 7e14, "matmul_dtype": "bfloat16"}
     assert says(impossible_values(on_device(gpu, ceilings=kept)).measured, "bandwidth", "9.0 %")
-
-
-def test_ceilings_that_moved_between_two_records_are_said() -> None:
-    then, now = with_ceilings(12.7e9, 1e11), with_ceilings(68e9, 1.1e11)
-    assert says(ceilings_apart(then, now), "12.7 GB/s", "68 GB/s")
-    assert ceilings_apart(then, on_device(then, created="later")) == ""
-    assert ceilings_apart(then, on_device(now, name="another")) == ""
-    assert ceilings_apart(then, now) in Comparison([then, now]).verdict
 
 
 def growing(run: PhaseRun, slow: float, repeats: tuple[int, ...]) -> PhaseRun:

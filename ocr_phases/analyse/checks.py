@@ -7,18 +7,15 @@ for its figures to be trusted; ``note`` that something is worth knowing; ``n/a``
 
 from __future__ import annotations
 
-import tomllib
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from itertools import zip_longest
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.kernels import has_kernels, kv_cache_share, vision_in_decode
-from ocr_phases.analyse.noise import NOISE, is_noisy
+from ocr_phases.analyse.noise import NOISE, TEXTS, is_noisy
 from ocr_phases.analyse.noise import VERDICTS as VERDICTS
 from ocr_phases.analyse.noise import Verdict as Verdict
 from ocr_phases.analyse.repetition import repetition_table
@@ -38,10 +35,8 @@ from ocr_phases.record import PhaseRun
 from ocr_phases.text import bytes_text, count_text, filled, ms_text, percent_text
 
 CHECK_COLUMNS = ("name", "verdict", "expected", "measured", "why", "fix")
-_TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-RULES: dict[str, dict[str, Any]] = _TEXTS["rules"]
-EXPECTATIONS: dict[str, dict[str, Any]] = _TEXTS["expectations"]
-_RULE_OF_THUMB = "A rule of thumb for the full model on any GPU."
+RULES: dict[str, dict[str, Any]] = TEXTS["rules"]
+EXPECTATIONS: dict[str, dict[str, Any]] = TEXTS["expectations"]
 _UNKNOWN = {"expected": "", "why": "", "fix": "Measure again with this version of ocr_phases."}
 _NO_STEPS = Verdict("n/a", "there was no decode step")
 _NO_TREND = "too few steps for a trend"
@@ -89,13 +84,12 @@ def run_rules(run: PhaseRun) -> list[Verdict]:
 
 def noisy_checks(run: PhaseRun) -> list[Verdict]:
     """The checks that found the machine too busy to trust the figures."""
-    checks = [_worded(name, check(run)) for name, check in NOISE.items()]
-    return with_verdict(checks, "noisy")
+    return with_verdict((_worded(name, check(run)) for name, check in NOISE.items()), "noisy")
 
 
 def checks_table(run: PhaseRun) -> pd.DataFrame:
     """`run_checks` as a table, columns `CHECK_COLUMNS`."""
-    return pd.DataFrame(map(vars, run_checks(run)), columns=list(CHECK_COLUMNS))
+    return pd.DataFrame(run_checks(run))[list(CHECK_COLUMNS)]
 
 
 def with_verdict(checks: Iterable[Verdict], verdict: str) -> list[Verdict]:
@@ -105,15 +99,14 @@ def with_verdict(checks: Iterable[Verdict], verdict: str) -> list[Verdict]:
 
 def worst_verdict(checks: Sequence[Verdict]) -> str:
     """The overall verdict: fail, noisy or pass."""
-    verdicts = {check.verdict for check in checks}
-    return next((verdict for verdict in ("fail", "noisy") if verdict in verdicts), "pass")
+    return next((verdict for verdict in ("fail", "noisy") if with_verdict(checks, verdict)), "pass")
 
 
 def _worded(name: str, check: Verdict) -> Verdict:
     """The check with the texts of its row in ``checks.toml``."""
-    texts = (RULES | EXPECTATIONS | _TEXTS["stopped"]).get(name, _UNKNOWN)
-    why = texts.get("why", _RULE_OF_THUMB)
-    return replace(check, name=name, expected=check.expected or texts["expected"], why=why, fix=texts["fix"])
+    texts = (RULES | EXPECTATIONS | TEXTS["stopped"]).get(name, _UNKNOWN)
+    why = texts.get("why", "A rule of thumb for the full model on any GPU.")
+    return check._replace(name=name, expected=check.expected or texts["expected"], why=why, fix=texts["fix"])
 
 
 def _expected_of(run: PhaseRun, name: str) -> str:
@@ -198,7 +191,7 @@ def _decode_trend(run: PhaseRun) -> Verdict:
     trend = decode_trend(run)
     if trend is None:
         return Verdict("n/a", _NO_TREND)
-    text = f"{trend.slope * 1e3:+.3f} µs a cached token, {trend_text(trend)}"
+    text = f"{trend.slope * 1e3:+.3f} µs a cached token, {_trend_text(trend)}"
     if is_noisy(run):
         return Verdict("n/a", f"{text}; the machine was too busy to judge it")
     bandwidth = (run.device.get("ceilings") or {}).get("bandwidth_bytes_per_s")
@@ -215,7 +208,7 @@ def _decode_trend(run: PhaseRun) -> Verdict:
     return Verdict(verdict, f"{text}; its bytes alone cost {due * 1e3:.3f} µs")
 
 
-def trend_text(trend: Trend) -> str:
+def _trend_text(trend: Trend) -> str:
     """``"12 % of a step over the run (95 % interval 10 % to 14 %)"``."""
     share, low, high = map(percent_text, trend.shares)
     return f"{share} of a step over the run (95 % interval {low} to {high})"
@@ -263,11 +256,9 @@ def _repetition_loop(run: PhaseRun) -> Verdict:
     found = []
     for each in repetition_table(run).to_dict("records"):
         where = f"row {each['row'] + 1}: " if len(run.results) > 1 else ""
-        what = (
-            f"{count_text(each['period'], 'token')} {each['times']} times from token {each['start'] + 1} on"
-        )
+        what = f"{count_text(each['period'], 'token')} {each['times']} times from token {each['start'] + 1}"
+        end = " on, up to the limit" if each["to_limit"] else " on"
         time = "" if np.isnan(each["share"]) else f", {percent_text(each['share'])} of the decode time"
-        end = ", up to the limit" if each["to_limit"] else ""
         found.append(f"{where}{what}{end}{time}")
     ignored = "; the end token was ignored, which makes this likely" if run.request.get("ignore_eos") else ""
     return _noted(found, ignored)
@@ -277,10 +268,7 @@ _RULES = (
     *(_vision_in_prefill_only, _cache_linear, _decode_memory, _stage_coverage),
     *(_decode_trend, _outlier_steps, _repetition_loop),
 )
-_FROM_RECORD: dict[str, Callable[[PhaseRun], Verdict]] = {
-    **NOISE,
-    **{rule.__name__.removeprefix("_"): rule for rule in _RULES},
-}
+_FROM_RECORD = NOISE | {rule.__name__.removeprefix("_"): rule for rule in _RULES}
 
 
 # -- the published expectations: notes, never more ---------------------------------------------------
@@ -300,7 +288,7 @@ def _expectations(run: PhaseRun) -> list[Verdict]:
     own = {
         "cache_write": _cache_share(run, "prefill", ("kv_update",)),
         "cache_update": _cache_share(run, "decode", ("kv_update", "attention")),
-        "growth": (trend.shares[0], trend_text(trend)) if trend else (np.nan, _NO_TREND),
+        "growth": (trend.shares[0], _trend_text(trend)) if trend else (np.nan, _NO_TREND),
     }
     checks = []
     for name, row in EXPECTATIONS.items():
@@ -321,7 +309,6 @@ def _cache_share(run: PhaseRun, phase: str, parts: Sequence[str]) -> tuple[float
     if set(mine["part"]) != set(parts):
         hidden = "a captured graph does not show which kernels are attention"
         return np.nan, hidden if len(mine) else "the profiler saw no such kernel"
-    shares = zip(mine["part"], mine["of_busy"], strict=True)
-    each = ", ".join(f"{part.replace('_', ' ')} {percent_text(share)}" for part, share in shares)
+    each = ", ".join(mine["part"].str.replace("_", " ") + " " + mine["of_busy"].map(percent_text))
     share = float(mine["of_busy"].sum())
     return share, f"{percent_text(share)} of the GPU's work ({each})"

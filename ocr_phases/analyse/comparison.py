@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ocr_phases.analyse.noise import JUDGED, STEP_QUANTILES, ceilings_apart, figure_repeats, is_noisy
+from ocr_phases.analyse.noise import JUDGED, STEP_QUANTILES, figure_repeats, is_noisy
 from ocr_phases.analyse.quality import MEASURES, QUALITY_HIGHER, quality_of
 from ocr_phases.analyse.scaling import agreements, own_text, sweep_table, ways_sentence
 from ocr_phases.analyse.sentences import noise_sentences
@@ -27,15 +27,13 @@ from ocr_phases.errors import check_known, checked, hinted, require
 from ocr_phases.record import PhaseRun, elsewhere
 from ocr_phases.text import count_text, filled, first_difference, percent_text, stage_name
 
-COMPARE_COLUMNS = (
-    *("run", "metric", "verdict", "unit", "baseline", "other", "difference"),
-    *("ratio", "ratio_low", "ratio_high", "detectable", "phase", "stage", "view"),
-)
+_MEASURED = "run metric verdict unit baseline other difference ratio ratio_low ratio_high detectable"
+COMPARE_COLUMNS = (*_MEASURED.split(), *STAGE_KEYS)
+#: Per cent: two records are equivalent where the whole interval of their ratio lies within this of 1.
 MARGIN = 2.0
-"""Per cent: two records are equivalent where the whole interval of their ratio lies within this of 1."""
 EQUIVALENT, EQUAL, INCONCLUSIVE, NOISY = "equivalent", "equal", "inconclusive", "noisy"
+#: The unit of measures of the text: a share of one.
 SHARE = "share"
-"""The unit of measures of the text: a share of one."""
 
 _TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 _SAID, _CAVEATS, _NOTES = (_TEXTS[part] for part in ("said", "caveats", "notes"))
@@ -80,43 +78,19 @@ def metrics_of(run: PhaseRun) -> pd.DataFrame:
 
 def run_labels(runs: Sequence[PhaseRun], paths: Iterable[str | Path] | None = None) -> list[str]:
     """A short, unique name for each record: its file's, else the settings that differ."""
+    facts = [(run.page_name(), run.model["name"], run.page["preset"], run.model["strategy"]) for run in runs]
+    differ = [values for values in zip(*facts, strict=True) if len(set(values)) > 1]
+    names = [", ".join(map(str, row)) for row in (zip(*differ, strict=True) if differ else facts)]
     if paths is not None:
         names = [re.sub(r"(\.json)?(\.gz)?$", "", Path(path).name) for path in paths]
-    else:
-        facts = [
-            (run.page_name(), run.model["name"], run.page["preset"], run.model["strategy"]) for run in runs
-        ]
-        differ = [values for values in zip(*facts, strict=True) if len(set(values)) > 1]
-        names = [", ".join(map(str, row)) for row in (zip(*differ, strict=True) if differ else facts)]
     return [name if names.count(name) == 1 else f"{name} ({place + 1})" for place, name in enumerate(names)]
 
 
-def environment_table(runs: Sequence[PhaseRun], labels: Sequence[str]) -> pd.DataFrame:
-    """What differs in how the records were measured, columns ``part``, ``name`` and the labels; texts.
-
-    Parts are device, versions, model, page and request.
-    """
-    named = zip(labels, runs, strict=True)
-    table = pd.DataFrame({label: _settings(run) for label, run in named}).fillna("–")
-    table = table[table.nunique(axis="columns") > 1]
-    return table.rename_axis(["part", "name"]).reset_index(allow_duplicates=True)
-
-
-def _settings(run: PhaseRun) -> dict[tuple[str, ...], str]:
-    """Everything a time depends on, as text by (part, name)."""
-    page = {name: run.page.get(name) for name in _OF_PAGE} | {"pages": len(run.pages)}
-    parts = {"device": run.device, "versions": run.versions, "model": run.model, "page": page}
-    (flat,) = pd.json_normalize({**parts, "request": run.request}).astype(object).to_dict("records")
-    known = {str(name): _text(value) for name, value in flat.items()}
-    return {
-        tuple(name.split(".", 1)): text for name, text in known.items() if not name.startswith(_NO_SETTING)
-    }
-
-
 def _text(value: Any) -> str:
+    """A setting as text; a dash for one that a record lacks."""
     if isinstance(value, list | tuple):
         return ", ".join(map(_text, value))
-    return "–" if value is None else str(value)
+    return "–" if value is None or value != value else str(value)
 
 
 def text_changes(baseline: PhaseRun, other: PhaseRun) -> pd.DataFrame:
@@ -215,6 +189,7 @@ class Comparison:
             f"Give {count}, one a record and all different: got {named}.": different,
         }
         require(refusals.items())
+        self._others = [*zip(self.runs[1:], self.labels[1:], strict=True)]
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -244,8 +219,20 @@ class Comparison:
 
     @cached_property
     def differs(self) -> pd.DataFrame:
-        """`environment_table`: what differs in device, versions, model, page and request."""
-        return environment_table(self.runs, self.labels)
+        """What differs in how the records were measured, columns ``part``, ``name`` and the labels; texts.
+
+        Parts are device, versions, model, page and request.
+        """
+        flat = []
+        for run in self.runs:
+            page = {name: run.page.get(name) for name in _OF_PAGE} | {"pages": len(run.pages)}
+            parts = {"device": run.device, "versions": run.versions, "model": run.model, "page": page}
+            flat.append(pd.json_normalize({**parts, "request": run.request}).astype(object))
+        table = pd.concat(flat).set_axis(self.labels).T.map(_text)
+        table = table[(table.nunique(axis="columns") > 1) & ~table.index.str.startswith(_NO_SETTING)]
+        names = [tuple(str(name).split(".", 1)) for name in table.index]
+        table.index = pd.MultiIndex.from_tuples(names, names=["part", "name"])
+        return table.reset_index(allow_duplicates=True)
 
     @cached_property
     def findings(self) -> list[str]:
@@ -270,9 +257,8 @@ class Comparison:
             for row, sides in enumerate(zip(self.runs[0].results, run.results, strict=False), start=1):
                 of_row = f", row {row}" if len(run.results) > 1 else ""
                 then, now = ((side["text"] or "").splitlines() for side in sides)
-                pieces += difflib.unified_diff(
-                    then, now, self.labels[0] + of_row, label + of_row, lineterm=""
-                )
+                names = self.labels[0] + of_row, label + of_row
+                pieces += difflib.unified_diff(then, now, *names, lineterm="")
         return "\n".join(pieces)
 
     @property
@@ -314,10 +300,6 @@ class Comparison:
         low, high = (100.0 * end.mask(rows["unit"] == SHARE, points) for end in (low, high))
         told = {"undecided": rows["verdict"] == NOISY, "worse": low > percent, "within": high <= percent}
         return rows.assign(outcome=_first(told, "undecided")).reset_index(drop=True)
-
-    @property
-    def _others(self) -> Iterator[tuple[PhaseRun, str]]:
-        return zip(self.runs[1:], self.labels[1:], strict=True)
 
     def _rows(self, run: PhaseRun, label: str) -> list[dict[Any, Any]]:
         ours, theirs = metrics_of(self.runs[0]), metrics_of(run)
@@ -381,9 +363,8 @@ def _findings(comparison: Comparison) -> Iterator[str]:
     runs, labels, table = comparison.runs, comparison.labels, comparison.table
     named = dict(zip(labels, runs, strict=True))
     for label, run in named.items():
-        why, *remedies = noise_sentences(run) or [""]
-        yield why and f"{label}: {why}"
-        yield from remedies
+        if said := noise_sentences(run):
+            yield from (f"{label}: {said[0]}", *said[1:])
     judged = table[table["metric"].isin(JUDGED) & table["ratio"].notna()]
     for label in labels[1:]:
         told = ", ".join(_said(row) for row in judged[judged["run"] == label].to_dict("records"))
@@ -430,16 +411,16 @@ def _text_sentence(changes: pd.DataFrame) -> str:
 
 def _caveats(baseline: PhaseRun, other: PhaseRun, label: str) -> Iterator[str]:
     """What else differs, a sentence each."""
-    yield ceilings_apart(baseline, other)
-    same_name = baseline.model["name"] == other.model["name"]
+    revisions = [run.model.get("revision") for run in (other, baseline)]
+    if baseline.model["name"] != other.model["name"] or None in revisions:
+        revisions = ["", ""]
     known = [
-        {"run": run, "pages": _pages(run), "rows": len(run.results), "revision": run.model.get("revision")}
-        for run in (other, baseline)
+        {"run": run, "pages": _pages(run), "rows": len(run.results), "revision": revision}
+        for run, revision in zip((other, baseline), revisions, strict=True)
     ]
     for sentence, fact in _CAVEATS.items():
         now, then = (fact.format(**facts) for facts in known)
-        weights = same_name and None not in (baseline.model.get("revision"), other.model.get("revision"))
-        if now != then and (weights or fact != "{revision}"):
+        if now != then:
             yield sentence.format(label=label, other=now, baseline=then)
     if baseline.token_count == other.token_count and not same_tokens(baseline, other):
         yield _NOTES["same_count"].format(baseline=baseline)
@@ -453,11 +434,11 @@ def first_other_token(baseline: PhaseRun, other: PhaseRun) -> str:
     Tokens and rows are counted from 1; a token without a text is named by its id. Empty where all
     rows that both have are equal.
     """
-    for row, (left, right) in enumerate(zip(baseline.results, other.results, strict=False)):
-        place = first_difference(left["ids"], right["ids"])
+    for row, pair in enumerate(zip(other.results, baseline.results, strict=False)):
+        place = first_difference(*(result["ids"] for result in pair))
         if place is not None:
             where = f"number {place + 1}" + (f" of row {row + 1}" if len(baseline.results) > 1 else "")
-            return f"{where}: {_token_text(right, place)} here, {_token_text(left, place)} in the baseline"
+            return f"{where}: {' here, '.join(_token_text(each, place) for each in pair)} in the baseline"
     return ""
 
 

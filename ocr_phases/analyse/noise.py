@@ -10,19 +10,16 @@ from __future__ import annotations
 import math
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.floors import (
-    Ceilings,
     datasheet_ceilings,
     floor_table,
     measured_ceilings,
-    rate_text,
     times_text,
 )
 from ocr_phases.analyse.stages import cached, end_to_end_ms, repeat_table, step_ms
@@ -32,19 +29,18 @@ from ocr_phases.record import PhaseRun
 from ocr_phases.text import bytes_text, count_text, ms_text, percent_text, stage_name
 
 VERDICTS = ("pass", "fail", "noisy", "note", "n/a")
-CONDITION_COLUMNS = (
-    *("repeat", "wall_s", "cpu_s", "other_threads_s", "waited_s", "others", "steal"),
-    *("load_start", "load_end"),
-)
+_OF_REPEAT = "repeat wall_s cpu_s other_threads_s waited_s others steal load_start load_end"
+CONDITION_COLUMNS = tuple(_OF_REPEAT.split())
 #: What a record is judged by, in its own figures and beside others.
 JUDGED = {"prefill_ms": "the prefill", "inter_token_ms": "a decode step", "generate_ms": "generate()"}
 #: The standard deviation of the logarithms of the repeats' times. Quiet machines stay below 0.02 on a GPU and
 #: 0.05 on a CPU; beyond 0.10 the median of a few repeats can be off by more than most changes of interest.
 SPREAD_NOTE, SPREAD_NOISY = 0.05, 0.10
 
-_TEXTS = tomllib.loads(Path(__file__).with_name("checks.toml").read_text(encoding="utf-8"))
-_FINDINGS: dict[str, dict[str, Any]] = _TEXTS["noise"]
-_REMEDIES: dict[str, str] = _TEXTS["remedies"]
+#: The words of every check.
+TEXTS = tomllib.loads(Path(__file__).with_name("checks.toml").read_text(encoding="utf-8"))
+_FINDINGS: dict[str, dict[str, Any]] = TEXTS["noise"]
+_REMEDIES: dict[str, str] = TEXTS["remedies"]
 STEP_QUANTILES = {"inter_token_ms": 0.5, "inter_token_ms_p90": 0.9, "inter_token_ms_p99": 0.99}
 _THROTTLED = {0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat", 0x80: "power brake"}
 _POWER_CAP = 0x4
@@ -53,8 +49,7 @@ _FOREIGN_USE = 20.0  # per cent of a GPU's time before the run began
 _CACHE_BYTES = 128_000_000
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """One check: its ``verdict``, one of `VERDICTS`, with what was measured beside what is expected.
 
     ``why`` says why it matters and ``fix`` what to do. Of noise, ``reason`` names what was found in a clause
@@ -143,19 +138,6 @@ def conditions_table(run: PhaseRun) -> pd.DataFrame:
     return table.astype(dict.fromkeys(CONDITION_COLUMNS[1:], "float64"))
 
 
-def ceilings_apart(base: PhaseRun, other: PhaseRun) -> str:
-    """A warning if the ceilings of two records of one device disagree; else empty."""
-    ours, theirs = measured_ceilings(base), measured_ceilings(other)
-    same = all(base.device.get(name) == other.device.get(name) for name in ("name", "threads"))
-    row, rates = _FINDINGS["apart"], _rates(ours, theirs) if same else ()
-    apart = [
-        f"{rate_text(a)}{unit} and {rate_text(b)}{unit}"
-        for _, unit, a, b in rates
-        if max(a, b) > row["told"] * min(a, b)
-    ]
-    return row["text"].format("; ".join(apart)) if apart else ""
-
-
 # -- findings: what is noisy or worth a note, the rows of checks.toml -----------------------------------
 
 
@@ -207,9 +189,8 @@ def _gpu_findings(run: PhaseRun) -> Iterator[Verdict]:
     """Findings about the GPU before and after the repeats."""
     gpu = run.device["conditions"].get("gpu") or {}
     states = [gpu[when] for when in ("before", "after") if gpu.get(when)] or [{}]
-    reasons, others = (
-        [state.get(name) or 0 for state in states] for name in ("throttle_reasons", "other_processes")
-    )
+    reasons = [state.get("throttle_reasons") or 0 for state in states]
+    others = max(state.get("other_processes") or 0 for state in states)
     slowed = {word: 1 for bit, word in _THROTTLED.items() if any(bit & each for each in reasons)}
     yield from _told("slowed", len(slowed), ", ".join(slowed))
     yield from _told("power_cap", sum(_POWER_CAP & each for each in reasons))
@@ -217,8 +198,8 @@ def _gpu_findings(run: PhaseRun) -> Iterator[Verdict]:
     yield from _told("clock", 1.0 - clock / most, f"{clock:,} of {most:,} MHz")
     used = states[0].get("utilization") or 0.0
     busy = f", busy {used:.0f} % of the time" if used > _FOREIGN_USE else ""
-    held = count_text(max(others), "other program")
-    yield from _told("on_gpu", max(others), held, busy, verdict="noisy" if busy else "note")
+    held = count_text(others, "other program")
+    yield from _told("on_gpu", others, held, busy, verdict="noisy" if busy else "note")
 
 
 def _ceiling_findings(run: PhaseRun, floors: pd.DataFrame) -> Iterator[Verdict]:
@@ -236,7 +217,8 @@ def _bad_ceilings(run: PhaseRun) -> Iterator[Verdict]:
     """Faults of the measured ceilings."""
     sheet, measured = datasheet_ceilings(run), measured_ceilings(run)
     low, high = _FINDINGS["datasheet"]["range"]
-    for name, _, ours, theirs in _rates(measured, sheet):
+    rates = zip(("bandwidth", "arithmetic"), (measured or ())[:2], (sheet or ())[:2], strict=False)
+    for name, ours, theirs in rates:
         off = ours if not low * theirs <= ours <= high * theirs else 0.0
         yield from _told("datasheet", off, name, percent_text(ours / theirs), getattr(sheet, "name", ""))
     taken = run.device["ceilings"].get("taken") or {} if measured else {}
@@ -244,10 +226,3 @@ def _bad_ceilings(run: PhaseRun) -> Iterator[Verdict]:
         times = np.asarray(taken.get(name) or [1.0])
         ratio = float(np.median(times) / times.min())
         yield from _told("ceiling", ratio, what, times_text(ratio))
-
-
-def _rates(ours: Ceilings | None, theirs: Ceilings | None) -> Iterator[tuple[str, str, float, float]]:
-    """The name, unit and both values of each ceiling that two devices or measurements have."""
-    if ours and theirs:
-        yield "bandwidth", "B/s", ours.bandwidth_bytes_per_s, theirs.bandwidth_bytes_per_s
-        yield "arithmetic", "FLOP/s", ours.flops_per_s, theirs.flops_per_s

@@ -122,7 +122,7 @@ def _interval(low: float, high: float) -> str:
 
 
 def environment_html(table: pd.DataFrame) -> Html:
-    """`environment_table` as a table, or a sentence where nothing differs."""
+    """`Comparison.differs` as a table, or a sentence where nothing does."""
     same = "Device, versions, model, page and request are the same."
     shown = table.assign(name=table["name"].str.replace("_", " "))
     return table_html(shown, caption="What differs", classes="op-words", empty=same)
