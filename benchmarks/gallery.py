@@ -14,13 +14,14 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import pandas as pd
 from matplotlib.figure import Figure
 from PIL import Image
 
 from ocr_phases import OCRSession, PhaseRun, compare
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.regions import region_table
-from ocr_phases.analyse.scaling import decode_curves
+from ocr_phases.analyse.scaling import SweepResult
 from ocr_phases.files import write_atomic
 from ocr_phases.report.render import page_report
 from ocr_phases.show.page import draw_boxes
@@ -118,12 +119,12 @@ def pictures(runs: dict[str, PhaseRun], gpu: PhaseRun, other: PhaseRun) -> dict[
     figures = {name: getattr(gpu.plot, name)() for name in ("latency", "vision", "timeline", "roofline")}
     figures |= {name: getattr(gpu.plot, name)() for name in ("kernels", "memory")}
     long = {title: recorded(f"families/h200-{name}-8000-cuda-graph.json.gz") for title, name in LONG.items()}
-    curves = decode_curves(long)
+    curves = SweepResult(long, pd.DataFrame()).curves
     prefills = [recorded(f"{name}.json") for name in PREFILLS.values()]
     figures |= {
         "types": runs["invoice"].plot.regions(),
         "compare": compare(other, gpu).plot.ratios(),
-        "sweep": plot_cells_decode(decode_curves({"base": other, "gundam": gpu})),
+        "sweep": SweepResult({"base": other, "gundam": gpu}, pd.DataFrame()).plot.decode(),
         "window": plot_cells_decode(curves.assign(model=curves["cell"])),
         "families": plot_prefill_stages(prefills, list(PREFILLS)),
     }

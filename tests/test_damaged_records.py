@@ -105,7 +105,7 @@ def compared(run: PhaseRun, base: PhaseRun) -> None:
 def swept(run: PhaseRun, base: PhaseRun) -> None:
     found = scaling.SweepResult({"base": base, "run": run}, pd.DataFrame())
     assert found.verdict
-    results_many.cells_html(found.table), scaling.decode_curves(found.runs)
+    results_many.cells_html(found.table), found.curves
 
 
 QUICK = (texts, page_of_a_batch, same_again)

@@ -10,7 +10,6 @@ from conftest import GOLDEN
 from grounding_texts import CASE, fuzzed, marked
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refused
 
 from ocr_phases.analyse.grounding import (
     PREAMBLE,
@@ -181,11 +180,6 @@ def test_regions_without_tokens_or_time_have_a_table() -> None:
     empty = region_table(parse_grounding(""), tokens_of([], [], []))
     assert empty.empty and empty["decode_ms"].dtype == "float64"
     assert tuple(type_table(empty).columns) == TYPE_COLUMNS
-
-
-def test_region_table_refuses_tokens_of_another_text() -> None:
-    with refused():
-        region_table(parse_grounding(""), tokens_of(["a"], [1.0], [0]))
 
 
 @settings(deadline=None)

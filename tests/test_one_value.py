@@ -17,7 +17,7 @@ from test_approved import RECORDS
 from ocr_phases import PhaseRun
 from ocr_phases.analyse.comparison import metrics_of
 from ocr_phases.analyse.scaling import SweepResult, sweep_table
-from ocr_phases.analyse.sentences import headline, key_metrics_text, typical_sentence, verdict
+from ocr_phases.analyse.sentences import headline, key_metrics_text, verdict
 from ocr_phases.analyse.stages import repeat_table, stage_medians
 from ocr_phases.batch.figures import page_figures
 from ocr_phases.cli.results import run_result
@@ -57,7 +57,7 @@ decode step, <times_floor> times its floor // KV cache <kv_cache_bytes> \S+ \S+ 
 prefill <prefill_ms>, decode <decode_ms>> // ^decode <decode_ms>$
 vision is <vision_share> of the prefill // fastest decode step is <inter_token_ms> // ^prepare <prepare_ms>$
 became <growth> (?:slower|faster) over // Tokens per second <tokens_per_s> mean // Peak memory <peak_bytes> in
-a cached token, -?<growth> of a step // This is repeat <typical_repeat> of // \(repeat <typical_repeat>\)
+a cached token, -?<growth> of a step
 """
 LINES = re.sub(r"<(\w+)>", r"(?P<\1>Q)", SHOWN.strip()).replace("Q", NUMBER)
 PATTERNS = [re.compile(line, re.MULTILINE) for line in re.split(" // |\n", LINES)]
@@ -65,7 +65,7 @@ PATTERNS = [re.compile(line, re.MULTILINE) for line in re.split(" // |\n", LINES
 
 def texts(run: PhaseRun) -> Iterator[str]:
     """All that is shown of a record, as plain text."""
-    yield from (repr(run), key_metrics_text(run), headline(run), verdict(run), typical_sentence(run))
+    yield from (repr(run), key_metrics_text(run), headline(run), verdict(run))
     yield SweepResult({"a": run}, failed_cells()).verdict
     for section in SECTIONS:
         for part in section(run).parts:

@@ -20,7 +20,6 @@ from wording import says
 from ocr_phases.analyse.scaling import (
     SWEEP_COLUMNS,
     SweepResult,
-    decode_curves,
     models_sentence,
     sweep_table,
 )
@@ -281,7 +280,7 @@ def test_models_stand_side_by_side(swept: Path) -> None:
     assert compared in found.verdict
     assert all(name in compared for name in (*models, "small768"))
     assert "large" not in compared
-    assert list(decode_curves(found.runs).drop_duplicates("model")["model"].sort_values()) == models
+    assert list(found.curves.drop_duplicates("model")["model"].sort_values()) == models
     document = Elements((swept / "sweep.html").read_text(encoding="utf-8"))
     assert all(model in document.said for model in models)
     # Records of one model are not put beside those of several, and the other way round.
@@ -371,7 +370,8 @@ def test_noisy_cells_come_first_and_are_never_the_best() -> None:
 )
 @pytest.mark.filterwarnings("error")
 def test_every_sweep_is_drawn(runs: dict[str, PhaseRun]) -> None:
-    table, curves = sweep_table(runs), decode_curves(runs)
+    found = SweepResult(runs, failed_cells())
+    table, curves = found.table, found.curves
     for figure in (
         plots_many.plot_prefill(table),
         plots_many.plot_vision_share(table, runs),
@@ -383,7 +383,7 @@ def test_every_sweep_is_drawn(runs: dict[str, PhaseRun]) -> None:
     elements = Elements(results_many.cells_html(table) + results_many.failures_html(failed_cells("<b>why")))
     assert not elements.open
     assert "b" not in elements.tags()
-    assert "nan" not in elements.said + SweepResult(runs, failed_cells()).verdict
+    assert "nan" not in elements.said + found.verdict
 
 
 def test_a_folder_without_records_is_told(tmp_path: Path) -> None:

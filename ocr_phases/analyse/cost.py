@@ -56,13 +56,10 @@ def read_architecture(config: dict[str, Any]) -> Architecture:
         raise OcrPhasesError(f"No cost is known for this model ({error}).") from error
     text, vision = model.saved["text_config"], model.saved["vision_config"]
     unsaid = {"image_size": 1024, "patch_size": 16, "window_size": 14}
-    return Architecture(
-        Sizes(**{"num_key_value_heads": None} | text),
-        Sizes(**unsaid | vision["sam_config"]),
-        Sizes(**vision["encoder_config"]),
-        model.family.encoders[1],
-        model.saved.get("tie_word_embeddings", False),
-    )
+    parts = {"num_key_value_heads": None} | text, unsaid | vision["sam_config"], vision["encoder_config"]
+    language, sam, encoder = (Sizes(**part) for part in parts)
+    tied = model.saved.get("tie_word_embeddings", False)
+    return Architecture(language, sam, encoder, model.family.encoders[1], tied)
 
 
 class VisionCall(NamedTuple):
@@ -116,7 +113,7 @@ def prefill_cost(
             once = {part: work * _SHARED if number else work for part, work in parts.items()}
             stages.append(("prefill", stage, call.view, once))
     # The line break that CLIP's rows have, and the separator of views.
-    separators = learnt((2 if sizes.encoder_stage == "clip" else 1) * sizes.text.hidden_size)
+    separators = costs(learnt=(2 if sizes.encoder_stage == "clip" else 1) * sizes.text.hidden_size)
     positions = batch * (prompt_len if logits_for == "all" else 1)
     language = _language_work(sizes.text, batch, prompt_len, prompt_len, distinct_rows or batch)
     stages.append(("prefill", "vision_fusion", "", {"separators": separators}))
@@ -209,14 +206,9 @@ _SHARED = np.array([0.0, 1.0, 1.0, 1.0])
 _QUERIES = 256 + 144
 
 
-def learnt(count: float) -> Work:
-    """Parameters that are read for elementwise work, so without FLOPs."""
-    return np.array([count, 0.0, count, 0.0])
-
-
-def weightless(*, flops: float = 0, cached: float = 0) -> Work:
-    """Work without parameters."""
-    return np.array([0.0, flops, 0.0, cached])
+def costs(*, learnt: float = 0, flops: float = 0, cached: float = 0) -> Work:
+    """Work with ``learnt`` parameters, each read once; without FLOPs it is elementwise."""
+    return np.array([learnt, flops, learnt, cached], dtype=np.float64)
 
 
 def linear(tokens: float, width: int, out: int, *, bias: bool = True) -> Work:
@@ -224,12 +216,12 @@ def linear(tokens: float, width: int, out: int, *, bias: bool = True) -> Work:
 
     A square convolution is one, of as many tokens as places that it makes and kernel^2 times the width.
     """
-    return learnt(width * out + (out if bias else 0)) + weightless(flops=2 * tokens * width * out)
+    return costs(learnt=width * out + (out if bias else 0), flops=2 * tokens * width * out)
 
 
 def attention(queries: float, keys: float, width: int) -> Work:
     """Scores and their sums over the values, all heads ``width`` wide: 4 queries keys width FLOPs."""
-    return weightless(flops=4 * queries * keys * width)
+    return costs(flops=4 * queries * keys * width)
 
 
 def mlp(tokens: float, width: int, hidden: int) -> Work:
@@ -253,13 +245,13 @@ def expected_experts(experts: int, top_k: int, tokens: float) -> float:
 
 def _vision_work(sizes: Architecture, call: VisionCall) -> dict[str, dict[str, Work]]:
     """The vision stages, the second encoder by the kind that the model has."""
-    sam, encoder, clip = sizes.sam, sizes.encoder, sizes.encoder_stage == "clip"
-    places = math.ceil(call.side // sam.patch_size / 4) ** 2  # halved twice
+    places = math.ceil(call.side // sizes.sam.patch_size / 4) ** 2  # halved twice
     # The projector reads CLIP's and SAM's features side by side, or the queries' outputs.
-    features = encoder.hidden_size + (sam.downsample_channels[1] if clip else 0)
+    beside = sizes.sam.downsample_channels[1] if sizes.encoder_stage == "clip" else 0
+    features = sizes.encoder.hidden_size + beside
     return {
-        "sam": _sam_work(sam, call),
-        sizes.encoder_stage: (_clip_work if clip else _query_work)(encoder, call.images, places),
+        "sam": _sam_work(sizes.sam, call),
+        sizes.encoder_stage: _encoder_work(sizes, call.images, places),
         "projector": {"linear": linear(call.images * places, features, sizes.text.hidden_size)},
     }
 
@@ -277,10 +269,10 @@ def _sam_work(sam: Sizes, call: VisionCall) -> dict[str, Work]:
     half, quarter = (call.images * math.ceil(grid / step) ** 2 for step in (2, 4))
     first, second = sam.downsample_channels
     return {
-        "patches": linear(places, 3 * sam.patch_size**2, width) + learnt(trained * trained * width),
+        "patches": linear(places, 3 * sam.patch_size**2, width) + costs(learnt=trained * trained * width),
         "attention": windowed + _sam_attention(sam, call.images, grid, trained) * everywhere,
         "mlp": mlp(places, width, sam.mlp_dim) * layers,
-        "norms": learnt(4 * layers * width + 4 * neck),
+        "norms": costs(learnt=4 * layers * width + 4 * neck),
         "neck": linear(places, width + 9 * neck, neck, bias=False),
         "downsample": linear(half, 9 * neck, first, bias=False)
         + linear(quarter, 9 * first, second, bias=False),
@@ -294,34 +286,28 @@ def _sam_attention(sam: Sizes, squares: int, side: int, trained_side: int) -> Wo
     channel and token.
     """
     width, tokens = sam.hidden_size, squares * side * side
-    positions = learnt(2 * (2 * trained_side - 1) * (width // sam.num_attention_heads))
-    positions += weightless(flops=2 * 2 * tokens * width * side)
+    vectors = 2 * (2 * trained_side - 1) * (width // sam.num_attention_heads)
+    positions = costs(learnt=vectors, flops=2 * 2 * tokens * width * side)
     return linear(tokens, width, 4 * width) + attention(tokens, side * side, width) + positions
 
 
-def _clip_work(clip: Sizes, images: int, places: int) -> dict[str, Work]:
-    """CLIP ViT-L over SAM's features and a class token, global attention."""
-    tokens, width, layers = images * (places + 1), clip.hidden_size, clip.num_hidden_layers
-    attend = linear(tokens, width, 4 * width) + attention(tokens, places + 1, width)
-    return {
-        # The class token, and a position for it and every patch.
-        "embeddings": learnt(((clip.image_size // clip.patch_size) ** 2 + 2) * width),
-        "attention": attend * layers,
-        "mlp": mlp(tokens, width, clip.intermediate_size) * layers,
-        "norms": learnt(2 * width * (2 * layers + 1)),
-    }
+def _encoder_work(sizes: Architecture, images: int, places: int) -> dict[str, Work]:
+    """CLIP ViT-L over SAM's features and a class token, or a Qwen2 body over them and as many queries.
 
-
-def _query_work(body: Sizes, images: int, places: int) -> dict[str, Work]:
-    """A Qwen2 body over SAM's features and as many queries; its mask leaves out no product of a kernel."""
-    tokens, width, layers = images * 2 * places, body.hidden_size, body.num_hidden_layers
-    keys = width // body.num_attention_heads * body.num_key_value_heads
-    attend = linear(tokens, width, width + 2 * keys) + linear(tokens, width, width, bias=False)
+    Attention is global: the body's mask leaves out no product of a kernel.
+    """
+    encoder, clip = sizes.encoder, sizes.encoder_stage == "clip"
+    width, layers, heads = encoder.hidden_size, encoder.num_hidden_layers, encoder.num_attention_heads
+    each = places + 1 if clip else 2 * places
+    keys = width if clip else width // heads * encoder.num_key_value_heads
+    attend = linear(images * each, width, width + 2 * keys) + linear(images * each, width, width, bias=clip)
+    # A position for the class token and every patch, and that token; or the queries.
+    held = (encoder.image_size // encoder.patch_size) ** 2 + 2 if clip else _QUERIES
     return {
-        "queries": learnt(_QUERIES * width),
-        "attention": (attend + attention(tokens, 2 * places, width)) * layers,
-        "mlp": swiglu(tokens, width, body.intermediate_size) * layers,
-        "norms": learnt(width * (2 * layers + 1)),
+        "embeddings" if clip else "queries": costs(learnt=held * width),
+        "attention": (attend + attention(images * each, each, width)) * layers,
+        "mlp": (mlp if clip else swiglu)(images * each, width, encoder.intermediate_size) * layers,
+        "norms": costs(learnt=(2 if clip else 1) * width * (2 * layers + 1)),
     }
 
 
@@ -336,7 +322,7 @@ def _language_work(text: Sizes, batch: int, length: int, context: int, distinct:
     experts, top_k = text.n_routed_experts, text.num_experts_per_tok
     keys = width // heads * (text.num_key_value_heads or heads)
     attend = linear(tokens, width, width + 2 * keys, bias=False) + linear(tokens, width, width, bias=False)
-    attend += attention(tokens, context, width) + weightless(cached=2 * keys * batch * context)
+    attend += attention(tokens, context, width) + costs(cached=2 * keys * batch * context)
     reached = expected_experts(experts, top_k, distinct * length)
     routed = swiglu(1, width, text.moe_intermediate_size) * [experts, tokens * top_k, reached, 0]
     sparse = {
@@ -349,7 +335,7 @@ def _language_work(text: Sizes, batch: int, length: int, context: int, distinct:
         "attention": attend * layers,
         "dense_mlp": swiglu(tokens, width, text.intermediate_size) * dense,
         **{part: work * (layers - dense) for part, work in sparse.items()},
-        "norms": learnt(width * (2 * layers + 1)),
+        "norms": costs(learnt=width * (2 * layers + 1)),
     }
 
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 
@@ -71,8 +72,7 @@ class Region:
         return [pixel_box(box, width, height) for box in self.boxes]
 
 
-@dataclass(frozen=True)
-class Grounding:
+class Grounding(NamedTuple):
     """All regions of one output text, in order, and how many boxes could not be used.
 
     ``dropped`` are the boxes that were not four integers, plus one for each box list that could not be read
@@ -87,7 +87,7 @@ class Grounding:
 
     def on_page(self, page: int) -> Grounding:
         """The regions of one page alone, with their numbers."""
-        return replace(self, regions=tuple(region for region in self.regions if region.page == page))
+        return self._replace(regions=tuple(region for region in self.regions if region.page == page))
 
     def without_marks(self, text: str, left_out: Sequence[str] = ()) -> str:
         """The text that was parsed, without the marks of regions and pages, and regions of these labels."""
@@ -181,40 +181,29 @@ def match_boxes(
     Each region has any number of boxes and is in one pair at most, of at least `MATCHED_IOU`. Of equal
     overlaps the one of the first region is the best.
     """
-    mine, others = _by_box(ours), _by_box(theirs)
-    known = list(others)
+    owners: dict[Box, list[int]] = {}  # of each different box of theirs, the first one last
+    for number in reversed(range(len(theirs))):
+        for box in theirs[number]:
+            owners.setdefault(box, []).append(number)
+    known = list(owners)
     edges = np.array(known, dtype=np.int64).reshape(-1, 4)
-    near: list[tuple[float, int, int, Box, Box]] = []
-    for box, owners in mine.items():
-        overlaps = intersection_over_union(box, edges)
-        for number in np.argsort(-overlaps, kind="stable")[:_MOST_NEAR].tolist():
-            if overlaps[number] >= MATCHED_IOU:
-                other = known[number]
-                near.append((-float(overlaps[number]), owners[-1], others[other][-1], box, other))
+    near: list[tuple[float, int, int, Box]] = []
+    for mine, box in ((mine, box) for mine, boxes in enumerate(ours) for box in boxes):
+        shared = intersection_over_union(box, edges)
+        for place in np.argsort(-shared, kind="stable")[:_MOST_NEAR].tolist():
+            if shared[place] >= MATCHED_IOU:
+                near.append((-float(shared[place]), mine, owners[known[place]][-1], known[place]))
     pairs: list[tuple[int, int, float]] = []
     taken, given = set[int](), set[int]()
-    for overlap, _, _, box, other in sorted(near):
-        while _has_free(mine[box], taken) and _has_free(others[other], given):
-            pairs.append((mine[box][-1], others[other][-1], -overlap))
-            taken.add(mine[box][-1])
-            given.add(others[other][-1])
+    for overlap, mine, _, box in sorted(near):
+        free = owners[box]
+        while free and free[-1] in given:
+            free.pop()
+        if free and mine not in taken:
+            pairs.append((mine, free[-1], -overlap))
+            taken.add(mine)
+            given.add(free.pop())
     return sorted(pairs, key=lambda pair: (-pair[2], *pair[:2]))
-
-
-def _by_box(regions: Sequence[Sequence[Box]]) -> dict[Box, list[int]]:
-    """The different boxes by their left edges, each with its regions, the first one last."""
-    owners: dict[Box, list[int]] = {}
-    for number in reversed(range(len(regions))):
-        for box in regions[number]:
-            owners.setdefault(box, []).append(number)
-    return dict(sorted(owners.items()))
-
-
-def _has_free(owners: list[int], used: set[int]) -> bool:
-    """Whether there is a region that is not used, which then is the last of them."""
-    while owners and owners[-1] in used:
-        owners.pop()
-    return bool(owners)
 
 
 def overlaps(boxes: np.ndarray, others: np.ndarray) -> np.ndarray:

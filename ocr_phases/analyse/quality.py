@@ -124,9 +124,8 @@ def find_truth(page: str | Path, folder: str | Path) -> Path | None:
 def check_for_pages(path: str | Path, pages: int) -> None:
     """Raise `OcrPhasesError` where ``path`` is the truth of one page and there are several."""
     file = Path(path)
-    if pages < 2 or file.is_dir():
-        return
-    if file.suffix.lower() != ".json" or not isinstance(_read(file), list):
+    one = not file.is_dir() and (file.suffix.lower() != ".json" or not isinstance(_read(file), list))
+    if one and pages > 1:
         raise OcrPhasesError(f"The truth {path} is of one page: give a folder with one for each page.")
 
 
@@ -136,11 +135,11 @@ def page_truth(path: str | Path, page: str) -> Truth | None:
     None where the folder, or an annotation file of many pages, lacks the page; else raises as `load_truth`.
     """
     found = find_truth(page, path) if Path(path).is_dir() else Path(path)
-    truth = None if found is None else _truth_of(found, page)
-    length = 0 if truth is None else len(truth.text)
-    if length > _MOST_CHARACTERS:
+    if found is None or (truth := _truth_of(found, page)) is None:
+        return None
+    if (length := len(truth.text)) > _MOST_CHARACTERS:
         raise OcrPhasesError(f"The truth {found} has {length:,} characters, more than a page's text.")
-    if truth is not None and not plain_text(truth.text):
+    if not plain_text(truth.text):
         raise OcrPhasesError(f"The truth {found} has no text: give the page's text, or leave it out.")
     return truth
 
@@ -176,13 +175,11 @@ def _truth_of(path: Path, page: str) -> Truth | None:
         return reference_of(PhaseRun.load(path), name=name)
     if suffix != ".json":
         return Truth(content, file=name)
-    truth: Truth
     try:
         if isinstance(content, list):
             return _of_annotations(conform(content, list[_Annotated]), page, name)
         if isinstance(content, dict) and "ignored" in content:  # as a record and a batch keep it
-            truth = conform(content, Truth)
-            return truth
+            return conform(content, Truth)
         own: _Page = conform(content, _Page)
     except OcrPhasesError as error:
         raise OcrPhasesError(
@@ -225,17 +222,16 @@ def _read(path: Path) -> Any:
         return _content(path, state.st_mtime_ns, state.st_size)
     except OSError as error:
         raise OcrPhasesError(f"The truth {path} cannot be read ({error.strerror}).") from error
-
-
-@lru_cache(maxsize=1)  # a benchmark's file holds the pages that are asked for one after another
-def _content(path: Path, *_state: int) -> Any:
-    try:
-        text = read_regular(path, _LARGEST).decode("utf-8-sig")
-        return parse_json(text.encode()) if path.suffix.lower() == ".json" else text
     except UnicodeDecodeError as error:
         raise OcrPhasesError(f"The truth {path} is not UTF-8: save it as UTF-8 text.") from error
     except OcrPhasesError as error:
         raise OcrPhasesError(f"The truth {path}: {str(error).rstrip('.')}.") from error
+
+
+@lru_cache(maxsize=1)  # a benchmark's file holds the pages that are asked for one after another
+def _content(path: Path, *_state: int) -> Any:
+    text = read_regular(path, _LARGEST).decode("utf-8-sig")
+    return parse_json(text.encode()) if path.suffix.lower() == ".json" else text
 
 
 # -- measures -------------------------------------------------------------------------------------------
@@ -255,7 +251,7 @@ def quality_table(run: PhaseRun, truth: Truth | None, row: int = 0) -> pd.DataFr
         raise OcrPhasesError("This record has no text (return_text=False): measure the page with it.")
     lines = [] if truth is None else _against(truth, run, row)
     repeated, tokens = repetition_table(run).query("row == @row")["repeated"].sum(), len(result["ids"])
-    lines.append(("repetition", "", repeated / max(tokens, 1), tokens))
+    lines.append(("repetition", "", repeated / tokens, tokens))
     return pd.DataFrame(lines, columns=list(QUALITY_COLUMNS))
 
 

@@ -9,13 +9,12 @@ import pandas as pd
 
 from ocr_phases.analyse.grounding import PREAMBLE, Grounding
 from ocr_phases.analyse.stages import cached, grounding_of, text_tokens
-from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
 
 TYPE_COLUMNS = ("label", "regions", "tokens", "characters", "decode_ms", "ms_per_char", "share")
 REGION_COLUMNS = ("region", "label", "boxes", "repaired", *TYPE_COLUMNS[2:], "text")
+#: A region is uncertain where the mean probability of its text's tokens is below this (docs/quality.md).
 UNCERTAIN_BELOW = 0.9
-"""A region is uncertain where the mean probability of its text's tokens is below this (docs/quality.md)."""
 
 _COUNTS = dict.fromkeys(["region", "boxes", "tokens", "characters"], "int64")
 
@@ -27,16 +26,10 @@ def region_table(grounding: Grounding, token_table: pd.DataFrame) -> pd.DataFram
     token that came from the prefill. `decode_ms` is the sum over a region's tokens, markup included, so the
     column sums to the sum of `device_ms` (to the last bit for the token table of a record, whose times lie on
     a grid that sums exactly); `share` is the part of that sum (NaN when it is 0). `characters`
-    counts the stripped content, and `ms_per_char` is NaN where there is none. Raises OcrPhasesError when a
-    token names a region that is not there. Where the output marks several pages, a column ``page`` says which
-    one of the prompt a region is on.
+    counts the stripped content, and `ms_per_char` is NaN where there is none. Where the output marks several
+    pages, a column ``page`` says which one of the prompt a region is on.
     """
-    regions, count = token_table["region"], len(grounding.regions)
-    if not regions.between(PREAMBLE, count - 1).all():
-        raise OcrPhasesError(
-            f"The token table names a region outside -1..{count - 1}; fill its region column with "
-            "token_regions() from the same text that was parsed."
-        )
+    regions = token_table["region"]
     rows: list[tuple[Any, ...]] = [
         (each.index, each.page, each.label, len(each.boxes), each.repaired, each.text)
         for each in grounding.regions
@@ -63,9 +56,8 @@ def type_table(table: pd.DataFrame) -> pd.DataFrame:
     `ms_per_char` is over the characters of all regions of the type, markup's time included; NaN where there
     are none. The preamble, where there is one, is a type of its own.
     """
-    grouped = table.groupby("label", sort=False)
-    sums = grouped[["tokens", "characters", "decode_ms", "share"]].sum(min_count=1).reset_index()
-    sums["regions"] = grouped.size().to_numpy()
+    added = ["regions", "tokens", "characters", "decode_ms", "share"]
+    sums = table.assign(regions=1).groupby("label", sort=False)[added].sum(min_count=1).reset_index()
     sums["ms_per_char"] = sums["decode_ms"] / sums["characters"].where(sums["characters"] > 0)
     sums = sums[list(TYPE_COLUMNS)].astype({"ms_per_char": "float64"})
     return sums.sort_values("decode_ms", ascending=False, kind="stable", ignore_index=True)

@@ -27,12 +27,13 @@ LIMIT_TOKENS = 48
 LIMIT_TIMES = 4
 
 # Tables, dot leaders and lists repeat too, and correctly. A block counts by its words outside of markup:
-# (least words, least times) where all of it is the same, and where numbers or boxes differ.
-_Rule = tuple[tuple[int, int], ...]
-_SAME: _Rule = ((5, 3), (1, 16))
-_SAME_IN_TABLE: _Rule = ((12, 3), (1, 64))
-_NUMBERED: _Rule = ((8, 4),)
-_NUMBERED_IN_TABLE: _Rule = ((16, 4),)
+# (least words, least times) by whether all of it is the same, not its numbers and boxes, and in a table.
+_RULES = {
+    (True, False): ((5, 3), (1, 16)),
+    (True, True): ((12, 3), (1, 64)),
+    (False, False): ((8, 4),),
+    (False, True): ((16, 4),),
+}
 
 _MARKUP = re.compile(r"<\|ref\|>.*?<\|/ref\|>|<[^<>]*>", re.DOTALL)
 #: A word, or a character of a script that writes without spaces.
@@ -101,11 +102,8 @@ def repetition_table(run: PhaseRun) -> pd.DataFrame:
         for each in find_repetitions(texts, cut=cut):
             spent = float(times.iloc[each.start + each.period : each.stop].sum())
             share = spent / times.sum() if times.sum() else np.nan
-            block = "".join(texts[each.start : each.start + each.period])
-            to_limit = cut and each.stop == len(texts)
-            rows.append(
-                (row, each.start, each.period, each.times, each.repeated, spent, share, to_limit, block)
-            )
+            said = cut and each.stop == len(texts), "".join(texts[each.start : each.start + each.period])
+            rows.append((row, each.start, each.period, each.times, each.repeated, spent, share, *said))
     return pd.DataFrame(rows, columns=list(REPETITION_COLUMNS))
 
 
@@ -160,13 +158,9 @@ def _periodic(keys: np.ndarray, period: int) -> Iterator[tuple[int, int]]:
 def _is_fault(blocks: Sequence[str], run: Repetition, *, at_limit: bool) -> bool:
     if at_limit and run.times >= LIMIT_TIMES and run.stop - run.start >= LIMIT_TOKENS:
         return True
-    words = _words(blocks[0])
-    in_table = "<td" in blocks[0]
-    if len({" ".join(block.split()) for block in blocks}) == 1:
-        rule = _SAME_IN_TABLE if in_table else _SAME
-    else:
-        rule = _NUMBERED_IN_TABLE if in_table else _NUMBERED
-    return any(words >= least and run.times >= times for least, times in rule)
+    words, same = _words(blocks[0]), len({" ".join(block.split()) for block in blocks}) == 1
+    rules = _RULES[same, "<td" in blocks[0]]
+    return any(words >= least and run.times >= times for least, times in rules)
 
 
 def _words(block: str) -> int:

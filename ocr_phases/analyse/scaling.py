@@ -89,13 +89,38 @@ class SweepResult:
 
     @cached_property
     def cost_quality(self) -> pd.DataFrame:
-        """What each cell costs and loses, columns `POINT_COLUMNS`: `sweep_points`; empty without a text."""
-        return sweep_points(self.table)
+        """What each cell costs and loses, columns `POINT_COLUMNS`: of the smallest batch and longest output.
+
+        A point is called by its preset and what else varies. Empty where no text can be judged.
+        """
+        table = self.table
+        varies = [name for name in ("model", "strategy", "vision") if table[name].nunique() > 1]
+        named = table[["preset", *varies, *loaded_ways(table)]].agg(", ".join, axis="columns")
+        cells = table.assign(name=named, noisy=table["noise"] != "", prompt_tokens=table["prefill_len"])
+        cells = cells[cells["batch"] == cells["batch"].min()].sort_values("max_new_tokens")
+        called = cells.set_index("cell")["name"]
+        return _points(cells.assign(reference=cells["reference"].replace(called)))
 
     @cached_property
     def curves(self) -> pd.DataFrame:
-        """Decode over the cache: `decode_curves` of the records."""
-        return decode_curves(self.runs)
+        """Decode over the cache, columns `CURVE_COLUMNS`: up to 60 points a record, medians over their steps.
+
+        Of records that differ in their output length alone the longest stands for all: the others are its
+        start. One with eager vision comes before others, which decode alike.
+        """
+        rows = [{"cell": cell, **_facts(run)} for cell, run in self.runs.items()]
+        facts = pd.DataFrame(rows, columns=[*_COLUMNS["drawn"], "tokens", "vision"])
+        facts = facts.sort_values(["tokens", "vision"], kind="stable")
+        longest = facts.drop_duplicates(_COLUMNS["drawn"][1:], keep="last").sort_index()
+        curves = [pd.DataFrame(columns=list(CURVE_COLUMNS))]
+        for cell in longest["cell"]:
+            run = self.runs[cell]
+            steps = step_table(run).dropna(subset=["cache_len"])
+            steps["floor_ms"] = steps["step"].map(decode_floor(run).set_index("step")["floor_ms"])
+            piece = np.arange(len(steps)) * min(_POINTS, len(steps)) // max(len(steps), 1)
+            curve = steps[_COLUMNS["curve"]].astype("float64").groupby(piece).median()
+            curves += [curve.assign(cell=cell, **_facts(run))] if len(curve) else []
+        return pd.concat(curves[1:] or curves, ignore_index=True)[list(CURVE_COLUMNS)]
 
     @cached_property
     def findings(self) -> list[str]:
@@ -131,8 +156,8 @@ class SweepResult:
         if lost.notna().any():
             cells = cells[lost <= lost.min() + _NEAR_BEST]
         else:
-            cells = _widest(cells, ["model", "prefill_len", "preset", "max_new_tokens"], "cell")
-            reason = "of_preset"
+            alike, reason = ["model", "prefill_len", "preset", "max_new_tokens"], "of_preset"
+            cells = _widest(cells, alike, "cell")
         times = {cell: end_to_end_ms(run) / len(run.results) for cell, run in self.runs.items()}
         best, why = _leader(reason, cells, times, self.table)
         return (best, why) if best and len(cells) > 1 else None
@@ -164,12 +189,10 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
     """
     lost = losses(records).to_dict("index")
     rows = [{"cell": cell, **_cell_figures(run), **lost[cell]} for cell, run in records.items()]
-    table = pd.DataFrame(rows, columns=list(SWEEP_COLUMNS)).astype(
-        dict.fromkeys(_COLUMNS["figures"], "float64")
-    )
+    figures = dict.fromkeys(_COLUMNS["figures"], "float64")
+    table = pd.DataFrame(rows, columns=list(SWEEP_COLUMNS)).astype(figures)
     order = ["prefill_len", "strategy", "vision", "batch", "tokens"]
-    eager_first = [name != "vision" for name in order]
-    return table.sort_values(order, ascending=eager_first).reset_index(drop=True)
+    return table.sort_values(order, ascending=[name != "vision" for name in order], ignore_index=True)
 
 
 def _facts(run: PhaseRun) -> dict[str, Any]:
@@ -199,27 +222,6 @@ def _cell_figures(run: PhaseRun) -> dict[str, Any]:
     }
 
 
-def decode_curves(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
-    """Decode over the cache, columns `CURVE_COLUMNS`: up to 60 points a record, each a median over its steps.
-
-    Of records that differ in their output length alone the longest stands for all: the others are its start.
-    One with eager vision comes before others, which decode alike.
-    """
-    rows = [{"cell": cell, **_facts(run)} for cell, run in records.items()]
-    facts = pd.DataFrame(rows, columns=[*_COLUMNS["drawn"], "tokens", "vision"])
-    longest = facts.sort_values(["tokens", "vision"], kind="stable")
-    longest = longest.drop_duplicates(_COLUMNS["drawn"][1:], keep="last").sort_index()
-    curves = [pd.DataFrame(columns=list(CURVE_COLUMNS))]
-    for cell, *_ in longest.itertuples(index=False):
-        run = records[cell]
-        steps = step_table(run).dropna(subset=["cache_len"])
-        steps["floor_ms"] = steps["step"].map(decode_floor(run).set_index("step")["floor_ms"])
-        piece = np.arange(len(steps)) * min(_POINTS, len(steps)) // max(len(steps), 1)
-        curve = steps[_COLUMNS["curve"]].astype("float64").groupby(piece).median()
-        curves += [curve.assign(cell=cell, **_facts(run))] if len(curve) else []
-    return pd.concat(curves[1:] or curves, ignore_index=True)[list(CURVE_COLUMNS)]
-
-
 def losses(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
     """What each record of one page lost: columns ``edit_distance``, ``agreement`` and ``reference``.
 
@@ -228,8 +230,7 @@ def losses(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
     the record that is the truth. Records that ignored the end token are left out. All are of the first row.
     """
     found = [{} if run.request.get("ignore_eos") else quality_of(run) for run in records.values()]
-    columns = ["edit_distance", "agreement"]
-    table = pd.DataFrame(found, index=list(records), columns=columns, dtype="float64")
+    table = pd.DataFrame(found, list(records), ["edit_distance", "agreement"], dtype="float64")
     truths = [run.truth_of() for run in records.values()]
     table["reference"] = [truth.file if truth and truth.reference else None for truth in truths]
     texts = {name: text for name, run in records.items() if (text := ended_text(run))}
@@ -242,9 +243,8 @@ def losses(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
 
 def agreements(texts: Mapping[Any, str], reference: Any) -> dict[Any, float]:
     """Of each plain text with the one called ``reference``: 1 minus their edit distance."""
-    return {
-        name: 1.0 - text_measures(text, texts[reference])["edit_distance"][0] for name, text in texts.items()
-    }
+    true = texts[reference]
+    return {name: 1.0 - text_measures(text, true)["edit_distance"][0] for name, text in texts.items()}
 
 
 def frontier(costs: pd.Series, lost: pd.Series) -> pd.Series:
@@ -252,19 +252,6 @@ def frontier(costs: pd.Series, lost: pd.Series) -> pd.Series:
     least = lost.dropna().groupby(costs).min().cummin()
     cheaper = least.shift(fill_value=np.inf)
     return (lost <= costs.map(least)) & (lost < costs.map(cheaper))
-
-
-def sweep_points(table: pd.DataFrame) -> pd.DataFrame:
-    """The cells of `sweep_table` as points, columns `POINT_COLUMNS`: the smallest batch, the longest output.
-
-    A point is called by its preset and what else varies. Empty where no text can be judged.
-    """
-    varies = [name for name in ("model", "strategy", "vision") if table[name].nunique() > 1]
-    named = table[["preset", *varies, *loaded_ways(table)]].agg(", ".join, axis="columns")
-    cells = table.assign(name=named, noisy=table["noise"] != "", prompt_tokens=table["prefill_len"])
-    cells = cells[cells["batch"] == cells["batch"].min()].sort_values("max_new_tokens")
-    called = cells.set_index("cell")["name"]
-    return _points(cells.assign(reference=cells["reference"].replace(called)))
 
 
 def _points(cells: pd.DataFrame) -> pd.DataFrame:

@@ -6,6 +6,7 @@ Plain text, without any text of the model. Times are those of `PhaseRun.summary`
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -25,9 +26,8 @@ from ocr_phases.analyse.stages import (
     decode_trend,
     end_to_end_ms,
     step_table,
-    typical_repeat,
 )
-from ocr_phases.record import PhaseRun
+from ocr_phases.record import PhaseRun, elsewhere
 from ocr_phases.text import bytes_text, count_text, digits_text, filled, ms_text, percent_text
 
 UNCERTAIN_TEXT = f"uncertain: mean token probability below {percent_text(UNCERTAIN_BELOW)}"
@@ -43,8 +43,8 @@ _SAID: dict[str, str] = _TEXTS["said"]
 
 def subject(run: PhaseRun) -> str:
     """Model, device, dtype, strategy and date in one line."""
-    how, taken = f"{run.model['dtype']}, {run.model['strategy']}", run.created.replace("T", " ")
-    taken = taken.replace("+00:00", " UTC").replace("Z", " UTC")
+    how = f"{run.model['dtype']}, {run.model['strategy']}"
+    taken = re.sub(r"\+00:00|Z", " UTC", run.created.replace("T", " "))
     return " · ".join((run.model["name"], run.device["name"], how, taken))
 
 
@@ -119,7 +119,9 @@ def key_metrics_text(run: PhaseRun) -> str:
 
 def _words(run: PhaseRun) -> dict[str, Any]:
     """What fills the key figures; one that is unknown is None."""
-    figures, rows, each = run.summary() | _quality(run), len(run.results), run.cache.get("bytes_per_token")
+    # Most records need none of the libraries of quality.
+    quality = elsewhere("analyse.quality.quality_of")(run) if run.truths else {}
+    figures, rows, each = run.summary() | quality, len(run.results), run.cache.get("bytes_per_token")
     peaks = {phase: max(values) for phase, values in run.memory.get("peak_bytes", {}).items() if values}
     room, tokens = run.cache.get("allocated_bytes"), count_text(figures["tokens"], "token")
     cache = f"{bytes_text(each)} a token" if each else "at its largest"
@@ -141,17 +143,6 @@ def _words(run: PhaseRun) -> dict[str, Any]:
     }
 
 
-def _quality(run: PhaseRun) -> dict[str, float]:
-    """The error rate, else the agreement with a reference, where a truth is known."""
-    if run.truths is None:
-        return {}
-    from ocr_phases.analyse.quality import quality_of  # most records need none of its libraries
-
-    quality = quality_of(run)
-    name = "cer" if "cer" in quality else "agreement"
-    return {name: quality[name]} if quality else {}
-
-
 # -- sentences ----------------------------------------------------------------------------------------
 
 
@@ -162,8 +153,7 @@ def kernel_account(run: PhaseRun) -> str:
 
 def floor_sentence(run: PhaseRun) -> str:
     """The decode step's distance from its floor; empty without a floor."""
-    table = floor_table(run).dropna(subset=["times_floor"])
-    for row in table[table["stage"] == "decode_step"].to_dict("records"):
+    for row in floor_table(run).query("stage == 'decode_step' and times_floor > 0").to_dict("records"):
         allows = "memory bandwidth" if row["bound_by"] == "bandwidth" else "arithmetic"
         sheet, times = getattr(ceilings_of(run), "name", ""), times_text(row["times_floor"])
         source = "measured on this device" if row["source"] == "measured" else f"from the {sheet}"
@@ -179,13 +169,6 @@ def uncertain_sentence(run: PhaseRun) -> str:
     verb, whose = ("is", "its") if count == 1 else ("are", "their")
     why = f"{whose} text has a mean token probability below {limit}"
     return f"{count} of {len(marked)} regions {verb} uncertain: {why}." if count else ""
-
-
-def typical_sentence(run: PhaseRun) -> str:
-    """Which repeat a timeline shows; empty for a record of one repeat."""
-    count = len(run.repeats)
-    place = run.repeats.index(typical_repeat(run)) + 1
-    return "" if count == 1 else f"This is repeat {place} of {count}, the most typical one."
 
 
 def checks_verdict(checks: Sequence[Verdict]) -> str:
@@ -234,16 +217,10 @@ def _caveats(run: PhaseRun) -> Iterator[str]:
     words = {"limit": count_text(request["max_new_tokens"], "token"), "count": len(totals)}
     words |= {"least": totals.min(), "greatest": totals.max()}
     words["spent"] = ", ".join(f"{text} {ms_text(ms)}" for text, ms in known.items())
-    holds = {
-        "ignored": ignored,
-        "cut": cut and not ignored,
-        "single": len(totals) == 1,
-        "many": len(totals) > 1,
-        "cold": request["warmup"] == 0,
-        "once": bool(known),
-    }
+    told = (["ignored"] if ignored else ["cut"] * cut) + ["single" if len(totals) == 1 else "many"]
+    told += ["cold"] * (request["warmup"] == 0) + ["once"] * bool(known)
     yield uncertain_sentence(run)
-    yield from (filled(_SAID[name], words) for name, holding in holds.items() if holding)
+    yield from (filled(_SAID[name], words) for name in told)
 
 
 def _larger_phase(run: PhaseRun) -> str:
@@ -259,7 +236,5 @@ def _is_cut(run: PhaseRun) -> bool:
 
 
 def _pages_text(run: PhaseRun) -> str:
-    rows = len(run.results)
-    if rows > 1:
-        return f"these {rows} rows"
-    return "this page" if len(run.pages) == 1 else f"these {len(run.pages)} pages"
+    counts = {"rows": len(run.results), "pages": len(run.pages)}
+    return next((f"these {count} {noun}" for noun, count in counts.items() if count > 1), "this page")

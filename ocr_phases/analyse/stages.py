@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar, cast
 
 import numpy as np
 import pandas as pd
@@ -40,8 +39,7 @@ _TREND_STEPS = 16
 _PAIRS = 400
 _NORMAL = 1.96  # 95 % of a normal distribution lie within so many standard deviations
 
-_Given = ParamSpec("_Given")
-_Made = TypeVar("_Made")
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 class Table(pd.DataFrame):
@@ -60,20 +58,18 @@ class Table(pd.DataFrame):
         return elsewhere("show.results_many.frame_html")(self)
 
 
-def cached(
-    make: Callable[Concatenate[PhaseRun, _Given], _Made],
-) -> Callable[Concatenate[PhaseRun, _Given], _Made]:
+def cached(make: _Function) -> _Function:
     """Save what ``make(run, ...)`` gives with the record, which never changes; each caller has a copy."""
 
     @wraps(make)
-    def made(run: PhaseRun, *args: _Given.args, **named: _Given.kwargs) -> _Made:
+    def made(run: PhaseRun, *args: Any, **named: Any) -> Any:
         store = run.__dict__.setdefault("_cached", {})
         key = (make, args, *sorted(named.items()))
         if key not in store:
             store[key] = make(run, *args, **named)
         return copy.copy(store[key])
 
-    return made
+    return cast(_Function, made)
 
 
 @cached
@@ -223,14 +219,12 @@ def step_table(run: PhaseRun) -> pd.DataFrame:
     return table[list(STEP_COLUMNS)]
 
 
-def _cache_lengths(run: PhaseRun, places: pd.Series) -> pd.arrays.IntegerArray:
+def _cache_lengths(run: PhaseRun, places: pd.Series) -> pd.api.extensions.ExtensionArray:
     """Cached tokens after the prefill (place 0) or after step s (place s + 1); missing where not recorded."""
-    lengths = run.cache.get("lengths") or []
-    return pd.array([lengths[each] if each < len(lengths) else pd.NA for each in places], dtype="Int64")
+    return pd.Series(run.cache.get("lengths", []), dtype="Int64").reindex(places).array
 
 
-@dataclass(frozen=True)
-class Trend:
+class Trend(NamedTuple):
     """A robust line through the medians of the steps over the cache's length.
 
     ``slope`` is ms per cached token and ``interval`` its 95 % interval; ``growth`` is how many tokens the
@@ -278,8 +272,7 @@ def decode_trend(run: PhaseRun) -> Trend | None:
 @cached
 def tokens_of(run: PhaseRun, row: int) -> pd.DataFrame:
     """`PhaseRun.tokens_of`: one row a generated token of batch row ``row``, columns `TOKEN_COLUMNS`."""
-    result = run.results[row]
-    ids, texts = result["ids"], result["token_texts"]
+    ids, texts = (run.results[row][name] for name in ("ids", "token_texts"))
     index = np.arange(len(ids))
     step = pd.Series(index - (run.request.get("first_token") != "redecode"), dtype="Int64")
     step = step.where(step >= 0)

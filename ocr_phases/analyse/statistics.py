@@ -9,24 +9,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+#: The share of equal pairs that may be called different; an interval is of 1 less this.
 ALPHA = 0.05
-"""The share of equal pairs that may be called different; an interval is of 1 less this."""
+#: Fewer leave an interval so wide that only large changes are told from none.
 LEAST_REPEATS = 5
-"""Fewer leave an interval so wide that only large changes are told from none."""
 
 _MOST_FREEDOM = 200  # from here on Student's t is as good as normal
 _Name = TypeVar("_Name", bound=Hashable)
 
 
-@dataclass(frozen=True)
-class LogMean:
+class LogMean(NamedTuple):
     """A mean of logarithms, its standard error and its degrees of freedom; NaN where they are unknown."""
 
     mean: float
@@ -63,10 +61,8 @@ def log_ratio(baseline: ArrayLike, other: ArrayLike) -> LogMean:
     """Welch's of ``other`` over ``baseline``, both float64 [repeats]."""
     ours, theirs = log_mean(baseline), log_mean(other)
     error = math.hypot(ours.error, theirs.error)
-    if not error > 0.0:
-        return LogMean(theirs.mean - ours.mean, error, math.nan)
-    freedom = error**4 / sum(side.error**4 / side.freedom for side in (ours, theirs))
-    return LogMean(theirs.mean - ours.mean, error, freedom)
+    parts = (side.error**4 / side.freedom for side in (ours, theirs))
+    return LogMean(theirs.mean - ours.mean, error, error**4 / sum(parts) if error > 0.0 else math.nan)
 
 
 def holm(tests: Mapping[_Name, LogMean]) -> dict[_Name, float]:

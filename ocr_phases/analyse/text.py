@@ -162,9 +162,7 @@ def similarities(mine: Sequence[Cell], true: Sequence[Cell]) -> list[float]:
 
 def _partners(mine: Sequence[Cell], true: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
     """The tables that belong together: those that share most where all words are aligned, by fewest edits."""
-    sides = [
-        [(word, place) for place, table in enumerate(side) for word in table.words()] for side in (mine, true)
-    ]
+    sides = [[(word, at) for at, table in enumerate(side) for word in table.words()] for side in (mine, true)]
     edits: Any = Levenshtein.opcodes(*([word for word, _ in side] for side in sides))
     same = ((our + k, their + k) for our, their, size in edits.as_matching_blocks() for k in range(size))
     shared = Counter((sides[0][our][1], sides[1][their][1]) for our, their in same)

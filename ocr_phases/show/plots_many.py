@@ -193,8 +193,8 @@ def plot_prefill(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
 def plot_cells_decode(curves: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     """Time of a decode step in ms against the cache: colours are strategies, line styles batch sizes.
 
-    ``curves`` are `ocr_phases.analyse.scaling.decode_curves`'; the floor is dotted. Of several models colours
-    are models, line styles strategies, and the smallest batch is drawn. ``ax`` are axes to draw on.
+    ``curves`` are those of `ocr_phases.analyse.scaling.SweepResult`; the floor is dotted. Of several models
+    colours are models, line styles strategies, and the smallest batch is drawn. ``ax`` are axes to draw on.
     """
     curves = _models_named(curves)
     if curves["model"].nunique() > 1:
