@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-import pytest
+import psutil
 from example_run import make_run
 
 from ocr_phases.batch.child import LocalPool, Outcome
@@ -59,33 +59,34 @@ def statuses(out: Path) -> dict[str, dict[str, Any]]:
     return {page: status for page, status in found.items() if status is not None}
 
 
-def start_driver(folder: Path, scheduler: str | None = None) -> subprocess.Popen[bytes]:
-    program = (
-        "import json, sys; from pathlib import Path\n"
-        "from ocr_phases.batch.driver import measure_pages\n"
-        "from ocr_phases.batch.store import list_pages\n"
-        "from ocr_phases.batch.jobs import make_jobs\n"
-        "from ocr_phases.batch.jobs import find_pages\n"
-        "from ocr_phases.batch.child import DaskPool\n"
-        "from ocr_phases.batch.child import LocalPool\n"
-        "folder, settings, stub = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])\n"
-        "(folder / 'out').mkdir(exist_ok=True)\n"
-        "pages = find_pages([str(folder / 'in')], list(settings))\n"
-        "pool = DaskPool(sys.argv[4], command=stub) if sys.argv[4] else LocalPool([{}, {}], stub)\n"
-        "list_pages(make_jobs(pages, settings), folder / 'out')\n"
-        "measure_pages(folder / 'out', pool)"
-    )
-    values = [str(folder), json.dumps(SETTINGS), json.dumps(STUB), scheduler or ""]
-    return subprocess.Popen([sys.executable, "-c", program, *values])
+DRIVER = """
+import json, sys
+from pathlib import Path
+from ocr_phases.batch.child import DaskPool, LocalPool
+from ocr_phases.batch.driver import measure_pages
+from ocr_phases.batch.jobs import find_pages, make_jobs
+from ocr_phases.batch.store import list_pages
+
+folder, settings, stub = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
+(folder / "out").mkdir(exist_ok=True)
+pool = DaskPool(sys.argv[4], command=stub) if sys.argv[4] else LocalPool([{}, {}], stub)
+list_pages(make_jobs(find_pages([str(folder / "in")], list(settings)), settings), folder / "out")
+measure_pages(folder / "out", pool)
+"""
+
+
+def start_driver(folder: Path, scheduler: str = "") -> subprocess.Popen[bytes]:
+    """A driver of the pages in ``folder/in`` as a process, with two workers or those of a scheduler."""
+    values = [str(folder), json.dumps(SETTINGS), json.dumps(STUB), scheduler]
+    return subprocess.Popen([sys.executable, "-c", DRIVER, *values])
 
 
 def children(pid: int) -> list[int]:
+    """The processes that a process started; none of one that is gone."""
     try:
-        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
-        threads = [Path(task, "children").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
-    except OSError:
+        return [child.pid for child in psutil.Process(pid).children()]
+    except psutil.Error:
         return []
-    return [int(child) for child in f"{text} {' '.join(threads)}".split()]
 
 
 def wait_for(condition: Any, seconds: float = 30.0) -> Any:
@@ -99,7 +100,6 @@ def wait_for(condition: Any, seconds: float = 30.0) -> Any:
 @contextlib.contextmanager
 def watched_sockets(pid: int | None = None) -> Iterator[dict[str, set[str]]]:
     """The commands of ``pid`` (None: this one) and all processes below it, and where each began to listen."""
-    psutil = pytest.importorskip("psutil")
     top = psutil.Process(pid)
     found: dict[str, set[str]] = {}
     done = threading.Event()
@@ -127,33 +127,30 @@ def watched_sockets(pid: int | None = None) -> Iterator[dict[str, set[str]]]:
 
 
 def make_batch(out: Path) -> None:
+    """Pages with a record, one of them with a report and listed twice, and one each of the other ends."""
     jobs = {
         name: Job(name, f"/in/{name}", "ab", {"model": "tiny", "preset": None}, {}, None)
         for name in (EVIL, "b.png", "c.pdf#2", "failed.png", "waiting.png", "damaged.png")
     }
     list_pages([*jobs.values(), jobs["b.png"]], out)
     attempt = {"seconds": 1.5, "failure": None}
+    done = {"state": "done", "failure": None, "reason": "", "report": None, "attempts": [attempt]}
+    failed = {**done, "state": "failed", "failure": "timeout", "reason": "More than 3 s.", "record": None}
     for number, (name, job) in enumerate(jobs.items()):
-        folder = out / job.folder
-        status = {**vars(job), "state": "done", "failure": None, "reason": "", "attempts": [attempt]}
-        status["report"] = {"state": "done", "reason": ""} if name == "b.png" else None
+        folder, status = out / job.folder, {**vars(job), **done}
         if name == "waiting.png":
             continue
         if name == "failed.png":
-            status |= {
-                "state": "failed",
-                "failure": "timeout",
-                "reason": "More than 3 s.",
-                "attempts": [attempt] * 2,
-            }
-        status["record"] = None
-        if name != "failed.png":
+            status |= {**failed, "attempts": [attempt] * 2}
+        else:
             folder.mkdir(parents=True)
             run = make_run(page_name=name, seed=number, repeats=2, max_tokens=30 + 10 * number)
             record = run.save(folder / "run.json")
             status["record"] = file_hash(record)
-            if name == "damaged.png":
-                record.write_text("{")
+        if name == "b.png":
+            status["report"] = {"state": "done", "reason": ""}
+        if name == "damaged.png":
+            record.write_text("{")
         write_status(folder / "status.json", status)
 
 

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import socket
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,6 +49,5 @@ def _without_places(sentence: str) -> str:
     sentence = re.sub(r"[^\s'\"(]*/pytest-of-[^/]+/pytest-\d+/(popen-gw\d+/)?[\w-]+", "TMP", sentence)
     sentence = re.sub(r"\btransformers \d+(\.\d+)+", "transformers VERSION", sentence)
     sentence = re.sub(r"\bocr-unsaved-\w+", "ocr-unsaved-NAME", sentence)
-    return (
-        sentence.replace(str(ROOT), "ROOT").encode(errors="replace").decode()
-    )  # a lone surrogate is no text
+    sentence = sentence.replace(f" on {socket.gethostname()},", " on HOST,").replace(str(ROOT), "ROOT")
+    return sentence.encode(errors="replace").decode()  # a lone surrogate is no text

@@ -13,22 +13,11 @@ import time
 from pathlib import Path
 
 import pytest
-from batch_example import (
-    STUB,
-    children,
-    jobs,
-    make_pages,
-    measure,
-    start_driver,
-    statuses,
-    wait_for,
-)
+from batch_example import STUB, children, jobs, make_pages, measure, start_driver, statuses, wait_for
 from conftest import PAGES
 
 from ocr_phases.batch.child import Child, Outcome
 from ocr_phases.batch.store import read_listing
-from ocr_phases.errors import OcrPhasesError
-from ocr_phases.store import take
 
 
 def test_a_worker_ends_with_its_driver_in_the_middle_of_a_page(tmp_path):
@@ -42,12 +31,12 @@ def test_a_worker_ends_with_its_driver_in_the_middle_of_a_page(tmp_path):
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds processes in /proc")
-def test_a_batch_of_20_pages_with_two_workers_killed_three_times_loses_nothing(tmp_path):
+def test_a_batch_of_15_pages_with_two_workers_killed_twice_loses_nothing(tmp_path):
     chance, out = random.Random(5), tmp_path / "out"
-    words = [("slow", "slow", "slow", "bad", "kill 1")[number % 5] for number in range(20)]
+    words = [("slow", "slow", "slow", "bad", "kill 1")[number % 5] for number in range(15)]
     make_pages(tmp_path / "in", *words)
     done: dict[Path, str] = {}
-    for _ in range(3):
+    for _ in range(2):
         process = start_driver(tmp_path)
         workers = wait_for(lambda process=process: len(children(process.pid)) == 2 and children(process.pid))
         wait_for(lambda: len(list(out.glob("pages/*/*/status.json"))) > len(done))
@@ -60,17 +49,15 @@ def test_a_batch_of_20_pages_with_two_workers_killed_three_times_loses_nothing(t
         for path in out.glob("pages/*/*/[!.]*.json"):
             if json.loads(path.read_text()).get("state") == "done":
                 done[path] = path.read_text()
-    assert 0 < len(done) < 16
+    assert 0 < len(done) < 12
     counts = measure(tmp_path / "in", out)
-    assert (counts.kept, counts.done, counts.failed) == (len(done), 16 - len(done), 4)
+    assert (counts.kept, counts.done, counts.failed) == (len(done), 12 - len(done), 3)
     assert {path: path.read_text() for path in done} == done  # none was measured twice
-    found = statuses(out)
-    assert [(name, status["state"]) for name, status in sorted(found.items())] == sorted(
-        (f"page-{number}.png", "failed" if word == "bad" else "done") for number, word in enumerate(words)
-    )
+    found = {name: status["state"] for name, status in statuses(out).items()}
+    assert found == {f"page-{n}.png": "failed" if word == "bad" else "done" for n, word in enumerate(words)}
     assert [entry["page"] for entry in read_listing(out)] == sorted(found)
     assert not list(out.glob("pages/*/*/.*"))
-    assert len(list(out.glob("pages/*/*/status.json"))) == 20
+    assert len(list(out.glob("pages/*/*/status.json"))) == 15
 
 
 def test_a_late_attempt_changes_nothing(tmp_path):
@@ -97,71 +84,42 @@ def test_a_late_attempt_changes_nothing(tmp_path):
     assert measure(pages, out).kept == 1
 
 
-def test_the_files_of_an_attempt_take_the_place_of_older_ones(tmp_path):
-    for place, text in ((tmp_path, "old"), (tmp_path / ".attempt-1", "new")):
-        (place / "images").mkdir(parents=True)
-        for name in ("run.json", "images/0.jpg"):
-            (place / name).write_text(text)
-    (tmp_path / "images" / "1.jpg").touch()
-    take(tmp_path, ".attempt-1")
-    found = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*"))
-    assert found == ["images", "images/0.jpg", "run.json"]
-    assert (tmp_path / "run.json").read_text() == (tmp_path / "images/0.jpg").read_text() == "new"
-    with pytest.raises(OcrPhasesError, match="cannot be put in its place .* one file system"):
-        take(tmp_path, ".attempt-1")
-
-
-def test_a_child_is_warm_and_replaced_when_it_dies(tmp_path):
-    pages = make_pages(tmp_path / "in", "ok", "ok", "kill", "ok")
-    requests = [{"job": dict(vars(job)), "folder": str(tmp_path / "out" / job.folder)} for job in jobs(pages)]
-    child = Child(command=STUB)
+def test_a_child_is_warm_and_replaced_when_it_dies_at_a_page_or_between_two(tmp_path):
+    pages = jobs(make_pages(tmp_path / "in", "ok", "ok", "kill", "ok", "ok"))
+    child, outcomes = Child(command=STUB), []
     try:
-        outcomes = [child.run(request, 30.0) for request in requests]
+        for number, job in enumerate(pages):
+            if number == 4:
+                assert child.process is not None
+                child.process.kill()
+                child.process.wait()
+            request = {"job": dict(vars(job)), "folder": str(tmp_path / "out" / job.folder)}
+            outcomes.append(child.run(request, 30.0))
     finally:
         child.close()
-    names = [outcome.worker for outcome in outcomes]
-    assert names[0] == names[1] != names[3]
-    assert outcomes[2].failure == "died" and "SIGKILL" in outcomes[2].reason
-    assert all(outcome.rss_bytes > 0 for outcome in outcomes if outcome.failure is None)
+    first, second, died, third, fourth = outcomes
+    assert first.worker == second.worker != third.worker != fourth.worker
+    assert first.slot == fourth.slot
+    assert died.failure == "died" and "SIGKILL" in died.reason
+    assert all(one.failure is None and one.rss_bytes > 0 for one in (first, second, third, fourth))
 
 
-def test_a_child_that_died_between_two_pages_costs_no_attempt(tmp_path):
-    requests = [
-        {"job": dict(vars(job)), "folder": str(tmp_path / "out" / job.folder)}
-        for job in jobs(make_pages(tmp_path / "in", "ok", "ok"))
-    ]
-    child = Child(command=STUB)
-    try:
-        first = child.run(requests[0], 30.0)
-        assert child.process is not None
-        child.process.kill()
-        child.process.wait()
-        second = child.run(requests[1], 30.0)
-    finally:
-        child.close()
-    assert (first.failure, second.failure) == (None, None)
-    assert first.worker != second.worker
-    assert first.slot == second.slot
+#: What a worker does in place of its work, and what its death is told by.
+DEATHS = {
+    "import os; os.read(0, 9); os.write(0, (20).to_bytes(4, 'big') + b'{\"pages\": 1')": "exit code 0",
+    "import no_such_module_here": "exit code 1",
+    # A process that it started holds its pipe.
+    "import subprocess, sys; subprocess.Popen(['sleep', '100'], stdin=-3); sys.exit(3)": "exit code 3",
+}
 
 
-def test_an_answer_that_is_cut_short_is_a_death():
-    begun = "import os; os.read(0, 9); os.write(0, (20).to_bytes(4, 'big') + b'{\"pages\": 1')"
-    outcome = Child(command=[sys.executable, "-c", begun]).run({"job": {}}, 30.0)
-    assert outcome.failure == "died" and "exit code 0" in outcome.reason
-
-
-def test_a_worker_that_cannot_start_says_why(tmp_path):
-    child = Child(command=[sys.executable, "-c", "import no_such_module_here"])
-    outcome = child.run({"job": {}})
-    assert outcome.failure == "died"
-    assert "exit code 1" in outcome.reason and "no_such_module_here" in outcome.reason
-    assert outcome.stderr.splitlines()[0].startswith("Traceback")
-
-
-def test_a_worker_that_died_is_noticed_though_a_process_it_started_holds_its_pipe():
-    program = "import subprocess, sys; subprocess.Popen(['sleep', '100'], stdin=-3); sys.exit(3)"
-    child = Child(command=[sys.executable, "-c", program])
-    assert "exit code 3" in child.run({"job": {}}).reason
+@pytest.mark.parametrize("program", DEATHS)
+def test_an_answer_cut_short_or_none_is_a_death_that_says_why(program):
+    outcome = Child(command=[sys.executable, "-c", program]).run({"job": {}}, 30.0)
+    assert outcome.failure == "died" and DEATHS[program] in outcome.reason
+    if "no_such" in program:
+        assert "no_such_module_here" in outcome.reason
+        assert outcome.stderr.splitlines()[0].startswith("Traceback")
 
 
 def test_a_worker_imports_nothing_from_the_current_folder(tmp_path, monkeypatch):

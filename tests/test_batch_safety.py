@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -59,36 +60,29 @@ def test_pipes_devices_sockets_and_huge_files_are_failed_pages_and_nothing_waits
     for status in found.values():
         assert "a regular file" in status["reason"]
         assert status["failure"] == "the page cannot be read"
-    assert len(list(find_pages([str(pages / "pipe.png")], []))) == 1
     os.mkfifo(pages / "list.csv")
     with refused():
         list(find_pages([str(pages / "list.csv")], []))
 
 
-def test_a_file_that_claims_no_size_is_not_read_on_and_on(tmp_path):
-    (job,) = make_jobs(
-        [Page("kmsg.png", "/proc/self/status")], {"model": "tiny"}
-    )  # as /proc/kmsg, which waits
+def test_a_file_that_claims_no_size_is_not_read_on_and_on():
+    (job,) = make_jobs([Page("kmsg.png", "/proc/self/status")], {"model": "tiny"})  # /proc/kmsg would wait
     assert job.sha256 is None and not job.problem  # measuring it says why
 
 
 def bomb(claimed: int) -> bytes:
     """A PDF of one page that claims more."""
-    kids = b"<</Type/Catalog/Pages 2 0 R>>", b"<</Type/Pages/Kids[3 0 R]/Count %d>>" % claimed
-    objects = (*kids, b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 9 9]>>")
-    data, places = b"%PDF-1.4\n", []
-    for number, content in enumerate(objects, 1):
-        places.append(len(data))
-        data += b"%d 0 obj%sendobj\n" % (number, content)
-    table = b"".join(b"%010d 00000 n \n" % place for place in places)
-    return (
-        data
-        + b"xref\n0 4\n0000000000 65535 f \n%strailer<</Size 4/Root 1 0 R>>\nstartxref\n%d\n%%%%EOF"
-        % (
-            table,
-            len(data),
-        )
+    objects = (
+        b"<</Type/Catalog/Pages 2 0 R>>",
+        b"<</Type/Pages/Kids[3 0 R]/Count %d>>" % claimed,
+        b"<</Type/Page/Parent 2 0 R/MediaBox[0 0 9 9]>>",
     )
+    data, table = b"%PDF-1.4\n", b"0000000000 65535 f \n"
+    for number, content in enumerate(objects, 1):
+        table += b"%010d 00000 n \n" % len(data)
+        data += b"%d 0 obj%sendobj\n" % (number, content)
+    end = b"xref\n0 4\n%strailer<</Size 4/Root 1 0 R>>\nstartxref\n%d\n%%%%EOF"
+    return data + end % (table, len(data))
 
 
 def test_a_pdf_that_claims_a_million_pages_is_one_failed_page(tmp_path):
@@ -125,55 +119,45 @@ def test_folders_within_folders_without_end_are_one_failed_page(tmp_path):
         for _ in range(1300):
             deep.append(deep[-1] / "d")
             deep[-1].mkdir()
-        (deep[50] / "b.png").touch()
-        (deep[100] / "c.png").touch()
+        for depth in (50, 100):
+            (deep[depth] / "b.png").touch()
         found = list(find_pages([str(tmp_path)], []))
-        assert [Path(page.name).name for page in found] == ["a.png", "b.png", "c.png", "d"]
+        assert [Path(page.name).name for page in found] == ["a.png", "b.png", "b.png", "d"]
         assert [bool(page.problem) for page in found] == [False, False, False, True]
         assert says(found[-1].problem, str(deep[101]), "100 folders")
         with refused():
             list(find_pages([f"{tmp_path}/**/*.png"], []))
     finally:
-        for folder, page in ((deep[50], "b.png"), (deep[100], "c.png")):
-            (folder / page).unlink()
         for folder in reversed(deep[1:]):  # pytest's own removal recurses
+            (folder / "b.png").unlink(missing_ok=True)
             folder.rmdir()
 
 
 # -- results that were damaged since ----------------------------------------------------------------
 
 
-def empty(path: Path) -> None:
-    path.write_bytes(b"")
+Edit = Callable[[Any], Any]
 
 
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:-40])
+def edited(edit: Edit) -> Callable[[bytes], bytes]:
+    """A change of a JSON file."""
+    return lambda data: json.dumps(edit(json.loads(data))).encode()
 
 
-def change(path: Path, **values: object) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
-
-
-def without_attempts(path: Path) -> None:
-    status = json.loads(path.read_text())
-    del status["attempts"]
-    path.write_text(json.dumps(status))
-
-
-DAMAGE: list[tuple[str, Callable[[Path], object]]] = [
-    ("run.json", empty),
-    ("run.json", cut),
-    ("run.json", lambda path: change(path, memory={"peak_bytes": 5})),
-    ("run.json", lambda path: path.unlink()),
-    ("status.json", empty),
-    ("status.json", cut),
-    ("status.json", without_attempts),
-    ("status.json", lambda path: change(path, attempts=[])),
-    ("status.json", lambda path: change(path, attempts=[{"seconds": "x"}])),
-    ("status.json", lambda path: change(path, settings=3)),
-    ("status.json", lambda path: path.write_bytes(b"[" * 100_000)),
-    ("status.json", lambda path: path.write_bytes(b'{"schema":1,"id":"\xff"}')),
+#: A file of a finished page, and what becomes of it.
+DAMAGE: list[tuple[str, Callable[[bytes], bytes | None]]] = [
+    ("run.json", lambda data: b""),
+    ("run.json", lambda data: data[:-40]),
+    ("run.json", edited(lambda run: {**run, "memory": {"peak_bytes": 5}})),
+    ("run.json", lambda data: None),
+    ("status.json", lambda data: b""),
+    ("status.json", lambda data: data[:-40]),
+    ("status.json", edited(lambda status: {name: status[name] for name in status if name != "attempts"})),
+    ("status.json", edited(lambda status: {**status, "attempts": []})),
+    ("status.json", edited(lambda status: {**status, "attempts": [{"seconds": "x"}]})),
+    ("status.json", edited(lambda status: {**status, "settings": 3})),
+    ("status.json", lambda data: b"[" * 100_000),
+    ("status.json", lambda data: b'{"schema":1,"id":"\xff"}'),
 ]
 
 
@@ -182,7 +166,11 @@ def test_damaged_pages_are_named_and_measured_again_and_nothing_else_suffers(tmp
     all_jobs = jobs(pages)
     assert measure(pages, out).done == len(all_jobs)
     for job, (name, damage) in zip(all_jobs, DAMAGE, strict=False):
-        damage(out / job.folder / name)
+        path = out / job.folder / name
+        data = damage(path.read_bytes())
+        path.unlink()
+        if data is not None:
+            path.write_bytes(data)
     lines = (out / LISTING).read_text().splitlines()
     lines[-1] = "[1]"
     (out / LISTING).write_text("\n".join(lines))
@@ -210,18 +198,19 @@ def test_a_listing_never_leads_out_of_the_batch(tmp_path):
         assert [entry["id"] for entry in read_listing(tmp_path)] == [""]
 
 
-@pytest.mark.parametrize("first", ["=", "+", "-", "@", "\t", "\r"])
-def test_no_cell_of_the_pages_is_a_formula(first, tmp_path):
-    name = f"{first}cmd|' /C calc'!A0.png"
-    job = Job(name, f"/in/{name}", "ab", {"model": name, "preset": None}, {}, None)
-    list_pages([job], tmp_path)
-    attempt = {"seconds": -1.5, "failure": "page"}
-    status = {**vars(job), "state": "failed", "failure": name, "reason": "-1", "attempts": [attempt]}
-    write_status(tmp_path / job.folder / "status.json", {**status, "report": None, "record": None})
-    assert build_index(tmp_path).pages.loc[0, "page"] == name
-    (row,) = pd.read_csv(tmp_path / "pages.csv").to_dict("records")
-    assert (row["page"], row["model"], row["reason"]) == (f"'{name}", f"'{name}", f"'{name}: -1")
-    assert row["seconds"] == -1.5  # a number stays one
+def test_no_cell_of_the_pages_is_a_formula(tmp_path):
+    for number, first in enumerate("=+-@\t\r"):
+        out, name = tmp_path / str(number), f"{first}cmd|' /C calc'!A0.png"
+        job = Job(name, f"/in/{name}", "ab", {"model": name, "preset": None}, {}, None)
+        out.mkdir()
+        list_pages([job], out)
+        attempt = {"seconds": -1.5, "failure": "page"}
+        status = {**vars(job), "state": "failed", "failure": name, "reason": "-1", "attempts": [attempt]}
+        write_status(out / job.folder / "status.json", {**status, "report": None, "record": None})
+        assert build_index(out).pages.loc[0, "page"] == name
+        (row,) = pd.read_csv(out / "pages.csv").to_dict("records")
+        assert (row["page"], row["model"], row["reason"]) == (f"'{name}", f"'{name}", f"'{name}: -1")
+        assert row["seconds"] == -1.5  # a number stays one
 
 
 # -- a driver that is stopped, and answers that come late -------------------------------------------
@@ -229,18 +218,16 @@ def test_no_cell_of_the_pages_is_a_formula(first, tmp_path):
 
 def test_several_workers_listen_nowhere_and_ctrl_c_is_one_line_and_an_index(tmp_path):
     pages, out = make_pages(tmp_path / "in", "ok", "wait", "sleep", *["ok"] * 5), tmp_path / "out"
-    program = (
-        "import functools, json, sys\n"
-        "from ocr_phases.batch import child as pool\n"
-        "from ocr_phases.cli import main\n"
-        "pool.cores = lambda: 2\n"
-        "pool.LocalPool = functools.partial(pool.LocalPool, command=json.loads(sys.argv[1]))\n"
-        "sys.exit(main(sys.argv[2:]))"
-    )
+    program = """
+import functools, json, sys
+from ocr_phases.batch import child as pool
+from ocr_phases.cli import main
+pool.cores = lambda: 2
+pool.LocalPool = functools.partial(pool.LocalPool, command=json.loads(sys.argv[1]))
+sys.exit(main(sys.argv[2:]))"""
     command = ["batch", str(pages), "--out", str(out), "--device", "cpu", "--workers", "2"]
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, json.dumps(STUB), *command], stderr=subprocess.PIPE, text=True
-    )
+    start = [sys.executable, "-c", program, json.dumps(STUB), *command]
+    process = subprocess.Popen(start, stderr=subprocess.PIPE, text=True)
     with watched_sockets(process.pid) as found:
         wait_for((pages / "page-1.began").exists)
         wait_for(lambda: list(out.rglob("status.json")))

@@ -7,6 +7,7 @@ import hashlib
 import itertools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from ocr_phases.show import index as index_page
 
 CHANGES = ("os.rename", "os.link", "os.remove", "os.rmdir", "os.mkdir", "os.truncate")
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+PAGES = ("a", "b")
 
 
 class Here:
@@ -39,9 +41,6 @@ class Here:
         future: Future[Outcome] = Future()
         future.set_result(handler(request, lambda: None))
         return future
-
-    def room(self) -> int:
-        return 1
 
     def workers(self) -> int:
         return 1
@@ -71,9 +70,12 @@ def finished_pages(out: Path) -> dict[str, Any]:
     for path in out.glob("pages/*/*/status.json"):
         status = json.loads(path.read_bytes())
         if finished(path.parent, status["id"]) is not None:
-            digest = hashlib.sha256(path.with_name("run.json").read_bytes()).hexdigest()
-            found[status["name"]] = [digest, {**status, "report": None}]
+            found[status["name"]] = [hash_of(path.with_name("run.json")), {**status, "report": None}]
     return found
+
+
+def hash_of(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def run(command: list[str], out: Path, point: int) -> int:
@@ -88,18 +90,18 @@ def run(command: list[str], out: Path, point: int) -> int:
 
 
 def every_point(folder: Path, command: list[str]) -> None:
-    """Kill the command at every other of its changes, from ``folder / start``; tell what was there.
+    """Kill the command at every third of its changes, from ``folder / start``; tell what was there.
 
-    Two pages go through the same changes, so that what is left out of one mostly meets the other.
+    Two pages go through the same changes, so that most of what is left out of one meets the other.
     """
     pool.LocalPool = Here  # type: ignore[assignment, misc]
     index_page.index_html = lambda *_, **__: ""  # it is written, but not drawn
-    subprocess.run(["cp", "-a", folder / "start", folder / "first"], check=True)
+    shutil.copytree(folder / "start", folder / "first")
     with contextlib.redirect_stdout(sys.stderr):
         main([*command, "--out", str(folder / "first" / "out")])  # all that is imported is there at each fork
-    for point in itertools.count(1, 2):
+    for point in itertools.count(1, 3):
         out = folder / str(point) / "out"
-        subprocess.run(["cp", "-a", folder / "start", out.parent], check=True)
+        shutil.copytree(folder / "start", out.parent)
         code = run([*command, "--out", str(out)], out, point)
         killed = finished_pages(out)
         again = run([*command, "--out", str(out)], out, 0)
@@ -109,6 +111,13 @@ def every_point(folder: Path, command: list[str]) -> None:
             return
 
 
+def written_otherwise(record: Path) -> None:
+    """The record as another version would have written it, and its hash in the status."""
+    before, status = hash_of(record), record.with_name("status.json")
+    record.write_text(json.dumps(json.loads(record.read_bytes()), indent=3))
+    status.write_text(status.read_text().replace(before, hash_of(record)))
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks of one process")
 @pytest.mark.parametrize("others", [False, True])
 def test_what_is_finished_stays_so_whatever_change_a_batch_is_killed_before(
@@ -116,10 +125,9 @@ def test_what_is_finished_stays_so_whatever_change_a_batch_is_killed_before(
 ) -> None:
     """The first command, or another truth for an archive whose records another version wrote otherwise."""
     out = tmp_path / "start" / "out"
-    out.mkdir(parents=True)
-    for name in ("in", "truth", "other"):
-        (tmp_path / name).mkdir()
-    for page in ("a", "b"):
+    for folder in (out, *(tmp_path / name for name in ("in", "truth", "other"))):
+        folder.mkdir(parents=True)
+    for page in PAGES:
         (tmp_path / "in" / f"{page}.png").write_text(f"ok {page}")
         (tmp_path / "truth" / f"{page}.md").write_text(f"# {page}")
         (tmp_path / "other" / f"{page}.md").write_text(f"# Not {page}")
@@ -129,24 +137,18 @@ def test_what_is_finished_stays_so_whatever_change_a_batch_is_killed_before(
             patch.setattr(pool, "LocalPool", Here)
             assert main([*command, "--out", str(out)]) == 0
         for record in out.glob("pages/*/*/run.json"):
-            before = record.read_bytes()
-            record.write_text(json.dumps(json.loads(before), indent=3))
-            status, old, new = (
-                record.with_name("status.json"),
-                *(hashlib.sha256(data).hexdigest() for data in (before, record.read_bytes())),
-            )
-            status.write_text(status.read_text().replace(old, new))
+            written_otherwise(record)
         command = ["batch", "--render", "only", "--truth", str(tmp_path / "other")]
-    done = subprocess.run(
-        [sys.executable, __file__, str(tmp_path), *command], capture_output=True, text=True, timeout=600
-    )
+    program = [sys.executable, __file__, str(tmp_path), *command]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     points = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(points) > 8 and points[-1][0] == 0
-    earlier: set[str] = {"a.png", "b.png"} if others else set()
-    for code, again, hidden, killed, end in points:
-        assert code == (0 if points[-1] == [code, again, hidden, killed, end] else -signal.SIGKILL)
-        assert (again, hidden, sorted(end)) == (0, [], ["a.png", "b.png"])
+    assert len(points) > 6 and points[-1][0] == 0
+    names = [f"{page}.png" for page in PAGES]
+    earlier = set(names) if others else set()
+    for number, (code, again, hidden, killed, end) in enumerate(points, 1):
+        assert code == (0 if number == len(points) else -signal.SIGKILL)
+        assert (again, hidden, sorted(end)) == (0, [], names)
         assert {page: end[page] for page in killed} == killed
         assert earlier <= set(killed)
         earlier = set(killed)

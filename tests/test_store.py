@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from refusals import refused
 
-from ocr_phases.store import Status, asked_id, fail, file_hash, finished, read_status, write_status
+from ocr_phases.store import Status, asked_id, fail, file_hash, finished, read_status, take, write_status
 
 
 def test_a_record_is_finished_while_it_is_as_it_was_measured_for_what_is_asked(tmp_path: Path) -> None:
@@ -36,3 +36,17 @@ def test_a_damaged_status_is_told_and_one_of_another_version_is_none(damage: str
         read_status(path, Status)
     path.write_text('{"schema": 2}')
     assert read_status(path, Status) is None
+
+
+def test_the_files_of_an_attempt_take_the_place_of_older_ones(tmp_path: Path) -> None:
+    for place, text in ((tmp_path, "old"), (tmp_path / ".attempt-1", "new")):
+        (place / "images").mkdir(parents=True)
+        for name in ("run.json", "images/0.jpg"):
+            (place / name).write_text(text)
+    (tmp_path / "images" / "1.jpg").touch()
+    take(tmp_path, ".attempt-1")
+    found = {path.relative_to(tmp_path).as_posix(): path for path in tmp_path.rglob("*")}
+    assert sorted(found) == ["images", "images/0.jpg", "run.json"]
+    assert found["run.json"].read_text() == found["images/0.jpg"].read_text() == "new"
+    with refused():
+        take(tmp_path, ".attempt-1")
