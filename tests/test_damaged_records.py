@@ -35,17 +35,10 @@ TEXT = "A title <|ref|>text<|/ref|><|det|>[[60, 40, 620, 90]]<|/det|>\nOne line 
 
 
 STATE = {"sm_mhz": 1980, "max_sm_mhz": 1980, "throttle_reasons": 0, "utilization": 3.0, "other_processes": 0}
-REPEAT = {
-    "wall_s": 2.0,
-    "cpu_s": 1.9,
-    "waited_s": 0.01,
-    "others": 0.02,
-    "steal": 0.0,
-    "load_start": 1.0,
-    "load_end": 1.1,
-}
+REPEAT = {"wall_s": 2.0, "cpu_s": 1.9, "waited_s": 0.01, "others": 0.02, "steal": 0.0}
+LOADS = {"load_start": 1.0, "load_end": 1.1}
 CONDITIONS = {
-    "repeats": [{"repeat": number, **REPEAT} for number in range(3)],
+    "repeats": [{"repeat": number, **REPEAT, **LOADS} for number in range(3)],
     "gpu": {"before": STATE, "after": STATE},
 }
 
@@ -110,7 +103,6 @@ def swept(run: PhaseRun, base: PhaseRun) -> None:
 
 QUICK = (texts, page_of_a_batch, same_again)
 SLOW = (tables, sentences, sections, compared, swept)
-READERS = (*QUICK, *SLOW)
 
 
 def draw_everything(run: PhaseRun, base: PhaseRun) -> None:
@@ -144,12 +136,13 @@ def loaded_mutants(base: PhaseRun, count: int, seed: int) -> Iterator[tuple[str,
 
 @pytest.mark.parametrize("number", range(len(BASES)))
 def test_what_loads_can_be_read(number):
-    """Each damaged record that loads meets a quick reader, one in ten a slow one, one all the pictures."""
+    """The record meets every reader; each damaged one that loads a quick one, one in ten a slow one."""
     base = BASES[number]
     quick, slow = itertools.cycle(QUICK), itertools.cycle(SLOW)
     loaded, broken = 0, []
-    for told, run in loaded_mutants(base, 250, seed=number):
-        readers = [next(quick)] + ([next(slow)] if loaded % 10 == 0 else [])
+    for told, run in [("nothing", base), *loaded_mutants(base, 120, seed=number)]:
+        readers = [*QUICK, *SLOW] if loaded == 0 else [next(quick)]
+        readers += [next(slow)] if loaded % 10 == 5 else []
         readers += [draw_everything] if loaded == 7 else []
         loaded += 1
         for reader in readers:
@@ -158,13 +151,7 @@ def test_what_loads_can_be_read(number):
             except Exception as error:  # noqa: BLE001  (all of them are told, not the first alone)
                 broken.append(f"{reader.__name__} after {told}: {type(error).__name__} {error}")
     assert not broken, "\n".join(broken)
-    assert 20 < loaded < 200
-
-
-def test_every_reader_reads_the_undamaged(tmp_path):
-    for base in BASES:
-        for reader in READERS:
-            reader(PhaseRun.from_dict(plain(base)), base)
+    assert 10 < loaded < 100
 
 
 def test_no_verb_ends_in_a_traceback(tmp_path, capsys):
@@ -186,22 +173,21 @@ def test_no_verb_ends_in_a_traceback(tmp_path, capsys):
 
 
 def test_a_batch_with_damaged_records_has_its_index(tmp_path):
-    base = BASES[3]
-    settings = {"model": "tiny", "preset": "base"}
     listed = []
-    for number, (_, damaged) in enumerate(mutants(plain(base), 60, seed=5)):
-        job = Job(f"{number}.png", f"/{number}.png", f"{number}", settings, {}, None)
+    done = {"state": "done", "failure": None, "reason": "", "report": None}
+    for number, (_, damaged) in enumerate(mutants(plain(BASES[3]), 40, seed=5)):
+        job = Job(
+            f"{number}.png", f"/{number}.png", f"{number}", {"model": "tiny", "preset": "base"}, {}, None
+        )
         listed.append(job)
         folder = tmp_path / job.folder
-        attempts = [{"failure": None, "seconds": 1.0}]
-        state = {"state": "done", "failure": None, "reason": "", "attempts": attempts, "report": None}
         folder.mkdir(parents=True)
         (folder / "run.json").write_bytes(as_file(damaged))
-        state["record"] = file_hash(folder / "run.json")
-        write_status(folder / "status.json", {**vars(job), **state})
+        known = {"record": file_hash(folder / "run.json"), "attempts": [{"failure": None, "seconds": 1.0}]}
+        write_status(folder / "status.json", {**vars(job), **done, **known})
     list_pages(listed, tmp_path)
     pages = build_index(tmp_path).pages
-    assert len(pages) == 60
+    assert len(pages) == 40
     assert {"done", "failed"} == set(pages["status"])
     assert pages.loc[pages["status"] == "failed", "reason"].str.contains("record").all()
 
