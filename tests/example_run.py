@@ -122,10 +122,16 @@ def make_run(
         "text": shown if return_text else None,
         "finish_reason": "eos" if pieces[-1] == EOS else "length",
     }
-    phases = (
-        {"prepare": 0.7, "generate": 1.9} if generate else {"prepare": 0.7, "prefill": 1.9, "decode": 1.4}
+    phases = {"generate": 1.9} if generate else {"prefill": 1.9, "decode": 1.4}
+    peaks = {phase: [int(peak * 1e9)] * repeats for phase, peak in ({"prepare": 0.7} | phases).items()}
+    cached = [] if generate else lengths
+    prompt = "<image>\n<|grounding|>Convert the document to markdown."
+    agreed, entries = f"{repeats} repeats, equal tokens", ("name", "verdict", "expected", "measured")
+    checks = (
+        ("repeats_agree", "pass", "every repeat generates the same tokens", agreed),
+        ("cache_growth", "pass", "exactly one entry a step", f"{lengths[0]} to {lengths[-1]} entries"),
+        ("stage_coverage", "fail", "the stages sum to 90 % of the prefill", "81 %"),
     )
-    peaks = {phase: [int(peak * 1e9)] * repeats for phase, peak in phases.items()} if memory else {}
     return PhaseRun(
         created="2026-11-21T09:30:00Z",
         versions={"python": "3.11.2", "torch": "2.11.0", "transformers": "5.23.0", "ocr_phases": "0.1.0"},
@@ -147,9 +153,9 @@ def make_run(
         },
         pages=[page | {"row": row} for row in range(rows)],
         request={
-            "prompt": "<image>\n<|grounding|>Convert the document to markdown.",
-            "prompts": ["<image>\n<|grounding|>Convert the document to markdown."] * rows,
-            "preset": "gundam" if crops else "base",
+            "prompt": prompt,
+            "prompts": [prompt] * rows,
+            "preset": page["preset"],
             "max_new_tokens": len(pieces),
             "prefill_len": prefill_len,
             "first_token": first_token,
@@ -164,36 +170,15 @@ def make_run(
         spans=make_spans(columns),
         memory={
             "source": ("cuda_peak_allocated" if cuda else "process_high_water_mark") if memory else None,
-            "peak_bytes": peaks,
+            "peak_bytes": peaks if memory else {},
             "weights_bytes": 36_400_000,
         },
-        cache={"lengths": [], "bytes_per_token": 0, "bytes": []}
-        if generate
-        else {
-            "lengths": lengths,
-            "bytes_per_token": per_token,
-            "bytes": [length * per_token for length in lengths],
+        cache={
+            "lengths": cached,
+            "bytes_per_token": 0 if generate else per_token,
+            "bytes": [length * per_token for length in cached],
         },
-        live_checks=[
-            {
-                "name": "repeats_agree",
-                "verdict": "pass",
-                "expected": "every repeat generates the same tokens",
-                "measured": f"{repeats} repeats, equal tokens",
-            },
-            {
-                "name": "cache_growth",
-                "verdict": "pass",
-                "expected": "exactly one entry a step",
-                "measured": f"{lengths[0]} to {lengths[-1]} entries",
-            },
-            {
-                "name": "stage_coverage",
-                "verdict": "fail",
-                "expected": "the stages sum to 90 % of the prefill",
-                "measured": "81 %",
-            },
-        ],
+        live_checks=[dict(zip(entries, check, strict=True)) for check in checks],
     )
 
 
@@ -201,10 +186,8 @@ def with_steps(run: PhaseRun, ms: Any) -> PhaseRun:
     """The record with other step times: ``ms(step, repeat)`` on both clocks."""
     spans = run.spans.copy()
     steps = spans["stage"] == "decode_step"
-    times = [
-        float(ms(step, repeat))
-        for step, repeat in zip(spans.loc[steps, "step"], spans.loc[steps, "repeat"], strict=True)
-    ]
+    each = spans.loc[steps, ["step", "repeat"]].itertuples(index=False)
+    times = [float(ms(step, repeat)) for step, repeat in each]
     for column in ("device_ms", "host_ms"):
         spans.loc[steps, column] = times
     return dataclasses.replace(run, spans=spans)
@@ -216,9 +199,8 @@ def check_of(run: PhaseRun, name: str) -> Verdict:
 
 
 def failed_cells(*reasons: str) -> pd.DataFrame:
-    rows = [
-        (f"cell{number}", "base", "eager", "eager", 1, 9, reason) for number, reason in enumerate(reasons)
-    ]
+    shape = ("base", "eager", "eager", 1, 9)
+    rows = [(f"cell{number}", *shape, reason) for number, reason in enumerate(reasons)]
     return pd.DataFrame(rows, columns=list(FAILURE_COLUMNS))
 
 

@@ -62,16 +62,11 @@ def figure(**changes: object) -> str:
 
 def test_golden_markdown_with_the_drifting_links_mended() -> None:
     """The vendor writes one link for the first image's two crops: the next one points wrongly."""
-    mended = (
-        "\n# Quarterly report\n\n\nRevenue grew := 12%.\n\n"
-        "![](images/0.jpg)\n![](images/1.jpg)\n"
-        "\n\n\n<table><tr><td>a</td><td>b</td></tr></table>\n\n\nlost\n"
-        "![](images/2.jpg)\n"
-        "\ntail"
-    )
+    vendor = CASE["result_mmd"]
+    later = vendor.replace("![](images/1.jpg)\n", "![](images/2.jpg)\n")
+    mended = later.replace("![](images/0.jpg)\n", "![](images/0.jpg)\n![](images/1.jpg)\n")
+    assert vendor.count("![](images/") == 2 and vendor != later != mended
     assert result_markdown(CASE["model_text"]) == mended
-    vendor = mended.replace("![](images/1.jpg)\n", "").replace("images/2.jpg", "images/1.jpg")
-    assert vendor == CASE["result_mmd"]
 
 
 def test_golden_files(tmp_path: Path) -> None:
@@ -103,22 +98,22 @@ def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
     assert taken.read_text() == "mine"
 
 
-@pytest.mark.parametrize(
-    ("text", "markdown"),
-    [
-        ("plain", "plain"),
-        (f" a {EOS_TEXT} \n", "a"),
-        (f"a {EOS_TEXT} b", f"a {EOS_TEXT} b"),
-        (r"a \coloneqq b \eqqcolon c", "a := b =: c"),
-        (marked("image", "[[1, 2"), ""),
-        (marked("image", "[[5, 0, 5, 9], [0, 0, 9, 9]]"), "![](images/0.jpg)\n"),
-        (marked("images", "[[0, 0, 9, 9]]") + "x", "x"),
-        ("<|ref|>a phrase<|/ref|>", "<|ref|>a phrase<|/ref|>"),
-        (2 * marked("image", "[[0, 0, 9, 9]]"), "![](images/0.jpg)\n![](images/1.jpg)\n"),
-    ],
-)
-def test_markdown(text: str, markdown: str) -> None:
-    assert result_markdown(text) == markdown
+MARKDOWN = {
+    "plain": "plain",
+    f" a {EOS_TEXT} \n": "a",
+    f"a {EOS_TEXT} b": f"a {EOS_TEXT} b",
+    r"a \coloneqq b \eqqcolon c": "a := b =: c",
+    marked("image", "[[1, 2"): "",
+    marked("image", "[[5, 0, 5, 9], [0, 0, 9, 9]]"): "![](images/0.jpg)\n",
+    marked("images", "[[0, 0, 9, 9]]") + "x": "x",
+    "<|ref|>a phrase<|/ref|>": "<|ref|>a phrase<|/ref|>",
+    2 * marked("image", "[[0, 0, 9, 9]]"): "![](images/0.jpg)\n![](images/1.jpg)\n",
+}
+
+
+@pytest.mark.parametrize("text", MARKDOWN)
+def test_markdown(text: str) -> None:
+    assert result_markdown(text) == MARKDOWN[text]
 
 
 @pytest.mark.parametrize("size", [(1, 1), (20, 20), (2000, 3)])
@@ -155,13 +150,10 @@ def test_a_page_longer_than_jpeg_allows(tmp_path: Path) -> None:
 
 
 def test_geometry_is_read() -> None:
-    assert parse_geometry(f"{FIGURE}{EOS_TEXT}") == Geometry(
-        lines=(
-            GeometryLine((-5.0, 0.0), (5.0, 0.0), dashed=False),
-            GeometryLine((0.0, -8.5), (-5.0, 0.0), dashed=True),
-        ),
-        endpoints=(("A", (-5.0, 0.0)), ("$B_1$", (0.0, -8.5))),
-    )
+    solid = GeometryLine((-5.0, 0.0), (5.0, 0.0), dashed=False)
+    dashed = GeometryLine((0.0, -8.5), (-5.0, 0.0), dashed=True)
+    endpoints = (("A", (-5.0, 0.0)), ("$B_1$", (0.0, -8.5)))
+    assert parse_geometry(f"{FIGURE}{EOS_TEXT}") == Geometry(lines=(solid, dashed), endpoints=endpoints)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +195,7 @@ def test_geometry_is_drawn_on_its_axes(tmp_path: Path) -> None:
         assert drawn.width == drawn.height
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=fuzzed, size=st.sampled_from([(1, 1), (20, 20), (211, 97)]))
 @example(text="\ud800", size=(20, 20))
 def test_any_text_can_be_written(tmp_path: Path, text: str, size: tuple[int, int]) -> None:
@@ -237,12 +229,10 @@ def test_only_what_the_package_wrote_is_replaced_or_goes(
         folder_for(out, "", RESULTS, arguments=[out / "result.mmd"], overwrite=True)
     (out / "images").rename(tmp_path / "elsewhere")
     (out / "images").symlink_to(tmp_path / "elsewhere")
-    for write in (
-        lambda: folder_for(out, "", RESULTS, overwrite=True),
-        lambda: write_artifacts(out, page, crops),
-    ):
-        with refused(CannotWrite):
-            write()
+    with refused(CannotWrite):
+        folder_for(out, "", RESULTS, overwrite=True)
+    with refused(CannotWrite):
+        write_artifacts(out, page, crops)
     assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["photo.jpg"]
     record = write_given(tmp_path / "run.json", run.to_json() + b"\n")
     write_results(folder_for(tmp_path, "", RESULTS, record=record), run, record)

@@ -48,24 +48,26 @@ def test_a_default_name_is_numbered_and_a_given_one_replaced(tmp_path, capsys, m
 def test_a_folder_is_numbered_by_default_and_only_own_files_in_it_are_replaced(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     record = shutil.copy(RECORD, "b.json")
-    commands = {
-        "compare": (["compare", record, record], "compare.html"),
-        "artifacts": (["artifacts", record], "result.mmd"),
-    }
-    for verb, (command, name) in commands.items():
-        for folder in (f"ocr_phases_{verb}", f"ocr_phases_{verb}-2"):
-            assert main(command) == 0
-            assert Path(folder, name).is_file()
-        given = [*command, "--out", folder]
-        capsys.readouterr()
-        assert main(given) == 0
-        assert says(capsys.readouterr().err, "Replacing", name)
-        Path(folder, name).write_text("edited")
-        assert main(given) == 2
-        assert says(capsys.readouterr().err, name, "--overwrite")
-        assert Path(folder, name).read_text() == "edited"
-        assert main([*given, "--overwrite"]) == 0
-        assert Path(folder, name).read_text() != "edited"
+    compare = ["compare", record, record]
+    assert main(compare) == 0
+    for folder in ("ocr_phases_artifacts", "ocr_phases_artifacts-2"):
+        assert main(["artifacts", record]) == 0
+        assert Path(folder, "result.mmd").is_file()
+    given, written = ["artifacts", record, "--out", folder], Path(folder, "result.mmd")
+    capsys.readouterr()
+    assert main(given) == 0
+    assert says(capsys.readouterr().err, "Replacing", written.name)
+    edited = [
+        (written, given),
+        (Path("ocr_phases_compare/compare.html"), [*compare, "--out", "ocr_phases_compare"]),
+    ]
+    for path, command in edited:
+        path.write_text("edited")
+        assert main(command) == 2
+        assert says(capsys.readouterr().err, path.name, "--overwrite")
+        assert path.read_text() == "edited"
+    assert main([*given, "--overwrite"]) == 0
+    assert written.read_text() != "edited"
 
 
 def test_a_batch_is_kept_out_of_a_folder_that_has_its_list_or_files_of_others(tmp_path, capsys, monkeypatch):
@@ -113,7 +115,7 @@ def test_notebooks_are_copied_and_an_edited_one_is_kept(tmp_path, capsys):
 
 def test_a_batch_gets_a_folder_a_row(tiny_session, tmp_path, capsys):
     pages = [PAGES / "receipt.png", PAGES / "slide.png"]
-    run = tiny_session.run_inference(pages, max_new_tokens=80, repeats=1, warmup=0)
+    run = tiny_session.run_inference(pages, max_new_tokens=80, repeats=1, warmup=0, ceilings=False)
     run.save(tmp_path / "run.json")
     assert main(["artifacts", str(tmp_path / "run.json"), "--out", str(tmp_path / "out")]) == 0
     assert "row-1/result.mmd" in capsys.readouterr().out

@@ -46,26 +46,14 @@ def test_packages_are_added_up_past_the_end_of_their_range(tmp_path, clock):
     }
 
 
-def test_a_short_window_has_no_figure_but_a_reason(tmp_path, clock):
-    zone(tmp_path, "intel-rapl:0", 0)
-    meter = EnergyMeter(CPU, tmp_path)
-    meter.mark()
-    clock[0] += 0.4
-    meter.mark()
-    assert list(meter.described()) == ["missing"]
-    assert "0.40 s" in meter.described()["missing"]
-
-
-def test_a_host_without_counters_says_so(tmp_path, clock):
-    meter = EnergyMeter(CPU, tmp_path / "nothing")
-    meter.mark()
-    meter.mark()
-    assert "powercap" in meter.described()["missing"]
-
-
-def test_a_counter_that_may_not_be_read_says_so(tmp_path, clock):
-    (tmp_path / "intel-rapl:0" / "energy_uj").mkdir(parents=True)  # for root, too, it is no file to read
-    meter = EnergyMeter(CPU, tmp_path)
-    meter.mark()
-    meter.mark()
-    assert meter.described()["missing"]
+def test_no_figure_has_a_reason(tmp_path, clock):
+    zone(tmp_path / "short", "intel-rapl:0", 0)
+    (tmp_path / "closed" / "intel-rapl:0" / "energy_uj").mkdir(parents=True)  # for root, too, no file to read
+    for name, reason in (("short", "0.40 s"), ("none", "powercap"), ("closed", "")):
+        meter = EnergyMeter(CPU, tmp_path / name)
+        meter.mark()
+        clock[0] += 0.4
+        meter.mark()
+        found = meter.described()
+        assert list(found) == ["missing"]
+        assert found["missing"] and reason in found["missing"]

@@ -82,8 +82,8 @@ def test_signals_keep_the_finished_repeats(verb, name, times, tiny_session, tmp_
     monkeypatch.setattr("ocr_phases.cli.measuring.load_session", lambda arguments: tiny_session)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("ocr_phases.session.kept_session", lambda **options: tiny_session)
-    options = ["--max-new-tokens", "4", "--warmup", "0", "--repeats", "3", "--no-ceilings"]
-    options += [] if verb == "report" else ["--json"]
+    options = ["--preset", "tiny", "--max-new-tokens", "4", "--warmup", "0", "--repeats", "3"]
+    options += ["--no-ceilings"] if verb == "report" else ["--no-ceilings", "--json"]
     assert main([verb, PAGE, *options]) == 128 + number
     said = capsys.readouterr()
     if verb != "report":

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
+import os
 import re
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
@@ -18,9 +20,7 @@ from example_run import SHAPES, make_run, report_of
 from refusals import refused
 from test_approved import RECORDS
 
-from ocr_phases.analyse.checks import run_checks
-from ocr_phases.analyse.grounding import parse_grounding
-from ocr_phases.analyse.regions import region_table
+from ocr_phases.cli import main
 from ocr_phases.errors import CannotWrite, NotebookFailed
 from ocr_phases.files import MANIFEST_NAME
 from ocr_phases.models.folders import transformers_version
@@ -28,24 +28,8 @@ from ocr_phases.models.wiring import NATIVE_NEEDS
 from ocr_phases.record import PhaseRun
 from ocr_phases.report import render
 from ocr_phases.report.render import execute_notebook, render_html
-from ocr_phases.show import page as page_view
 from ocr_phases.show import results
 from ocr_phases.versions import asset
-
-
-def fragments(run: PhaseRun) -> str:
-    grounding = parse_grounding("".join(run.result["token_texts"]))
-    parts = [
-        results.head_html(run),
-        results.overview(run).html(),
-        results.stages(run).html(),
-        page_view.regions_html(region_table(grounding, run.token_table)),
-        results.text_html(run.text or ""),
-        results.checks_html(run_checks(run)),
-        results.method(run).html(),
-    ]
-    return "".join(parts)
-
 
 # -- fragments ----------------------------------------------------------------------------------------
 
@@ -102,10 +86,9 @@ def test_a_notebook_runs_here_and_leaves_only_itself(
 
 
 def test_an_unknown_parameter_or_notebook_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    with refused():
-        execute_notebook("page_report", {"paeg": "x.png"}, tmp_path / "out.ipynb")
-    with refused():
-        execute_notebook("other", {}, tmp_path / "out.ipynb")
+    for name, parameters in (("page_report", {"paeg": "x.png"}), ("other", {})):
+        with refused():
+            execute_notebook(name, parameters, tmp_path / "out.ipynb")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -115,10 +98,8 @@ def test_a_failing_cell_leaves_the_notebook_with_its_error(notebooks: Path, tmp_
     with refused(NotebookFailed) as caught:
         execute_notebook("broken", {}, target)
     assert "\n" not in str(caught.value)
-    outputs = itertools.chain(
-        *(cell.get("outputs", []) for cell in nbformat.read(target, as_version=4).cells)
-    )
-    assert "ValueError" in {output.get("ename") for output in outputs}
+    names = {output.get("ename") for output in outputs_of(target)}
+    assert "ValueError" in names
     assert not list(tmp_path.glob(".out*"))
 
 
@@ -146,30 +127,45 @@ def test_a_report_in_a_kernel_leaves_the_user_s_names_and_history(tmp_path: Path
     assert done.cells[-1].outputs[0].data["text/plain"] == "['mine', 42, 'from ', 5, False, True]"
 
 
-PARAMETERS: dict[str, dict[str, object]] = {
-    "page_report": {"page": PAGES / "slide.png", "preset": "tiny", "max_new_tokens": 6, "ceilings": False},
-    "compare_runs": {},
-    "verify": {"record": RECORD},
-}
-RUNS = [("page_report", "nbclient"), ("compare_runs", "nbclient"), ("verify", "ocr_phases")]
-
-
-@pytest.mark.parametrize(("name", "engine"), RUNS)
-def test_the_papermill_command_runs_every_notebook(name: str, engine: str, tmp_path: Path) -> None:
-    if name == "page_report" and transformers_version() < NATIVE_NEEDS:
+def test_the_papermill_command_measures_in_a_kernel(tmp_path: Path) -> None:
+    if transformers_version() < NATIVE_NEEDS:
         pytest.skip("the native class needs transformers >= 5.20")
-    source = str(asset("notebooks", f"{name}.ipynb"))
-    given = [word for item in PARAMETERS[name].items() for word in ("-p", *map(str, item))]
+    source = str(asset("notebooks", "page_report.ipynb"))
+    asked = {
+        "page": PAGES / "slide.png",
+        "preset": "tiny",
+        "max_new_tokens": 6,
+        "repeats": 1,
+        "ceilings": False,
+    }
+    given = [word for item in asked.items() for word in ("-p", *map(str, item))]
     command = [sys.executable, "-m", "papermill", source, "out.ipynb", *given, "-k", "python3"]
-    command += ["--engine", engine] if engine != "nbclient" else []
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "Executing" in done.stderr  # papermill's bar
-    outputs = [
-        found for cell in read_valid(tmp_path / "out.ipynb").cells for found in cell.get("outputs", [])
-    ]
+    check_shown(tmp_path / "out.ipynb")
+
+
+@pytest.mark.parametrize(("name", "asked"), [("compare_runs", {}), ("verify", {"record": str(RECORD)})])
+def test_papermill_runs_other_notebooks_by_our_engine(
+    name: str, asked: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = str(asset("notebooks", f"{name}.ipynb"))
+    papermill.execute_notebook(source, "out.ipynb", asked, engine_name="ocr_phases", progress_bar=False)
+    check_shown(tmp_path / "out.ipynb")
+
+
+def check_shown(path: Path) -> None:
+    """A figure and no error."""
+    outputs = list(outputs_of(path))
     assert not [output for output in outputs if output.output_type == "error"]
     assert any("<svg" in output.get("data", {}).get("text/html", "") for output in outputs)
+
+
+def outputs_of(path: Path) -> Iterator[nbformat.NotebookNode]:
+    for cell in read_valid(path).cells:
+        yield from cell.get("outputs", [])
 
 
 def read_valid(path: Path) -> nbformat.NotebookNode:
@@ -207,19 +203,13 @@ def test_one_notebook_leaves_the_next_nothing(notebooks: Path, tmp_path: Path) -
         assert read_valid(done).cells[-1].outputs[0].data["text/plain"] == "[]"
 
 
-def test_a_report_that_is_stopped_says_so_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_report_that_is_stopped_says_so_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Stopped in its first cell."""
-    program = (
-        "import os, signal, sys\n"
-        "from ocr_phases.cli import main\n"
-        "from ocr_phases.show import results as sections\n"
-        "sections.style = lambda: os.kill(os.getpid(), signal.SIGINT)\n"
-        "sys.exit(main(sys.argv[1:]))"
-    )
-    command = [sys.executable, "-c", program, "report", "--record", str(RECORD)]
-    command += ["--out", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "ocr-phases: stopped.\n")
+    monkeypatch.setattr(results, "style", lambda: os.kill(os.getpid(), signal.SIGINT))
+    assert main(["report", "--record", str(RECORD), "--out", str(tmp_path / "out")]) == 130
+    assert tuple(capsys.readouterr()) == ("", "ocr-phases: stopped.\n")
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -227,14 +217,8 @@ def test_a_report_that_is_stopped_says_so_and_leaves_nothing(tmp_path: Path) -> 
 
 
 def test_a_report_is_complete_and_one_file(plain_report: dict[str, Path]) -> None:
-    assert {
-        "run.json",
-        "result.mmd",
-        "images",
-        "result_with_boxes.jpg",
-        "report.ipynb",
-        "report.html",
-    } <= set(plain_report)
+    names = {"run.json", "result.mmd", "images", "result_with_boxes.jpg", "report.ipynb", "report.html"}
+    assert names <= set(plain_report)
     document = plain_report["report.html"].read_text(encoding="utf-8")
     elements = Elements(document)
     assert not elements.open
@@ -242,9 +226,7 @@ def test_a_report_is_complete_and_one_file(plain_report: dict[str, Path]) -> Non
     assert len(document) < 3_000_000
     assert [attributes for tag, attributes in elements.found if tag == "script"] == [{}]
     assert [attributes["href"] for tag, attributes in elements.found if tag == "link"] == ["data:,"]
-    assert "@import" not in document
-    assert "MathJax" not in document
-    assert "require.js" not in document
+    assert not [name for name in ("@import", "MathJax", "require.js") if name in document]
     for tag, attributes in elements.found:
         assert (attributes.get("src") or "data:").startswith("data:")
         if tag == "img":
@@ -289,10 +271,8 @@ def test_something_else_than_a_notebook_is_refused(tmp_path: Path) -> None:
 def test_what_the_model_wrote_stays_text(
     plain_report: dict[str, Path], attacked_report: dict[str, Path]
 ) -> None:
-    first, second = (
-        Elements(paths["report.html"].read_text(encoding="utf-8"))
-        for paths in (plain_report, attacked_report)
-    )
+    documents = (paths["report.html"].read_text("utf-8") for paths in (plain_report, attacked_report))
+    first, second = map(Elements, documents)
     assert second.tags() <= first.tags()
     assert not second.stray
     assert sum(tag == "script" for tag, _ in second.found) == 1
