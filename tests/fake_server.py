@@ -20,7 +20,7 @@ class Fake:
     """What the server does; a test changes its attributes between requests."""
 
     def __init__(self, dialect: str = "vllm") -> None:
-        self.dialect = dialect
+        self.dialect, self.url = dialect, ""
         self.fault = ""  # what goes wrong, and (`fault_from`) from which request on
         self.fault_from = 0
         self.image_tokens, self.bos, self.cached = 273, True, None
@@ -30,7 +30,8 @@ class Fake:
         self.watched = False  # whether the worker's extension is loaded
         self.bodies: list[dict[str, Any]] = []
         self.rows: list[list[Any]] = []
-        self.totals = dict.fromkeys(("ttft", "queue", "prefill", "decode", "e2e"), 0.0)
+        stages = [f"request_{stage}_time" for stage in ("queue", "prefill", "decode")]
+        self.totals = dict.fromkeys(("time_to_first_token", *stages, "e2e_request_latency"), 0.0)
         self.finished = 0
 
     @property
@@ -67,15 +68,9 @@ class Handler(BaseHTTPRequestHandler):
         if path == "/get_server_info" and fake.dialect == "sglang":
             return self.as_json({"version": "0.5.5"})
         if path == "/metrics" and fake.dialect == "vllm":
-            names = (
-                "time_to_first_token",
-                "request_queue_time",
-                "request_prefill_time",
-                "request_decode_time",
-            )
             lines = []
-            for name, key in zip((*names, "e2e_request_latency"), fake.totals, strict=True):
-                for part, value in (("sum", fake.totals[key]), ("count", fake.finished)):
+            for name, total in fake.totals.items():
+                for part, value in (("sum", total), ("count", fake.finished)):
                     lines.append(f'vllm:{name}_seconds_{part}{{engine="0",model_name="tiny"}} {value}')
             return self.say(200, "\n".join(lines).encode(), "text/plain")
         return self.as_json({"detail": "Not Found"}, 404)
@@ -156,11 +151,7 @@ class Handler(BaseHTTPRequestHandler):
         last = {"index": 0, "delta": {}, "finish_reason": "length"}
         self.event({"choices": [last | ({"token_ids": IDS[:count]} if fake.dialect == "sglang" else {})]})
         details = None if fake.cached is None else {"cached_tokens": fake.cached}
-        usage = {
-            "prompt_tokens": len(fake.prompt),
-            "completion_tokens": count,
-            "prompt_tokens_details": details,
-        }
+        usage = {"prompt_tokens": len(fake.prompt), "prompt_tokens_details": details}
         times = (sent - begun, 0.001, (sent - begun) / 2, time.monotonic() - sent, time.monotonic() - begun)
         for name, seconds in zip(fake.totals, times, strict=True):
             fake.totals[name] += seconds
@@ -171,15 +162,16 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @contextlib.contextmanager
-def served(dialect: str = "vllm") -> Iterator[tuple[str, Fake]]:
-    """The address of a running fake, and what it does."""
+def served(dialect: str = "vllm") -> Iterator[Fake]:
+    """A running fake."""
     fake = Fake(dialect)
     server = ThreadingHTTPServer(("127.0.0.1", 0), type("Own", (Handler,), {"fake": fake}))
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/v1", fake
+        fake.url = f"http://127.0.0.1:{server.server_address[1]}/v1"
+        yield fake
     finally:
         server.shutdown()
         server.server_close()

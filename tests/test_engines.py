@@ -17,25 +17,26 @@ import ocr_phases
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
 from ocr_phases.cli import main
 from ocr_phases.engines import checks
-from ocr_phases.engines.answers import Answer
+from ocr_phases.engines.answers import Answer, spans_of
 from ocr_phases.engines.client import Server
 from ocr_phases.engines.session import ServerSession
 from ocr_phases.engines.vllm_worker import MODULES, Stages, Watch
 from ocr_phases.families import FAMILIES, VISION_STAGES
 from ocr_phases.inputs.views import image_token_count
+from ocr_phases.record import make_spans
 
 PAGE = Path(ocr_phases.__file__).parents[1] / "data" / "pages" / "receipt.png"
 SECRET = "sk-secret-123"
 
 
 @pytest.fixture
-def vllm() -> Iterator[tuple[str, Fake]]:
-    with served() as (url, fake):
-        yield url, fake
+def vllm() -> Iterator[Fake]:
+    with served() as fake:
+        yield fake
 
 
-def measure(url: str, session: ServerSession | None = None, **settings: Any) -> PhaseRun:
-    session = session or ocr_phases.connect(url, patience=1.0)
+def measure(fake: Fake, session: ServerSession | None = None, **settings: Any) -> PhaseRun:
+    session = session or ocr_phases.connect(fake.url, patience=1.0)
     return session.run_inference(PAGE, **{"max_new_tokens": 8, "repeats": 2, "preset": "base", **settings})
 
 
@@ -44,9 +45,8 @@ def found(run: PhaseRun, name: str) -> tuple[str, str]:
     return row["verdict"], row["measured"]
 
 
-def test_a_server_is_timed_as_far_as_it_tells(vllm: tuple[str, Fake], tmp_path: Path) -> None:
-    url, _ = vllm
-    run = measure(url)
+def test_a_server_is_timed_as_far_as_it_tells(vllm: Fake, tmp_path: Path) -> None:
+    run = measure(vllm)
     assert (run.result["ids"], run.text) == (IDS, "".join(TOKENS))
     assert run.request["prefill_len"] == 276
     assert run["decode_steps"] == len(IDS) - 1
@@ -61,8 +61,8 @@ def test_a_server_is_timed_as_far_as_it_tells(vllm: tuple[str, Fake], tmp_path: 
     assert len(again.model["server"]["times"]) == 2
 
 
-def test_what_was_not_measured_is_missing_and_never_zero(vllm: tuple[str, Fake]) -> None:
-    run = measure(vllm[0])
+def test_what_was_not_measured_is_missing_and_never_zero(vllm: Fake) -> None:
+    run = measure(vllm)
     missing = ("vision_ms", "vision_share", "stage_coverage", "sam_ms", "peak_bytes", "kv_cache_bytes")
     assert [run[name] for name in missing] == [None] * len(missing)
     assert run.floors.empty
@@ -75,10 +75,9 @@ def test_what_was_not_measured_is_missing_and_never_zero(vllm: tuple[str, Fake])
     assert "vision_ms" not in table.index or table.loc["vision_ms", "baseline"] != 0
 
 
-def test_stages_of_the_worker_lie_in_the_prefill(vllm: tuple[str, Fake]) -> None:
-    url, fake = vllm
-    fake.watched = True
-    run = measure(url)
+def test_stages_of_the_worker_lie_in_the_prefill(vllm: Fake) -> None:
+    vllm.watched = True
+    run = measure(vllm)
     spans = run.spans[run.spans["repeat"] == 0].set_index("stage")
     whole, sam = spans.loc["prefill"], spans.loc["sam"]
     assert whole["host_start_ms"] <= sam["host_start_ms"]
@@ -89,68 +88,84 @@ def test_stages_of_the_worker_lie_in_the_prefill(vllm: tuple[str, Fake]) -> None
     assert run.model["dtype"] == "float32"
 
 
-def test_times_of_a_shared_server_are_left_out(vllm: tuple[str, Fake]) -> None:
-    url, fake = vllm
-    fake.others = 1
-    run = measure(url)
+def test_times_of_a_shared_server_are_left_out(vllm: Fake) -> None:
+    vllm.others = 1
+    run = measure(vllm)
     assert run["prepare_ms"] is None
     assert run.model["server"]["times"] == [{}, {}]
 
 
 def test_sglang_is_timed_by_its_chunks_of_text() -> None:
-    with served("sglang") as (url, fake):
-        run = measure(url)
+    with served("sglang") as fake:
+        run = measure(fake)
         assert run.result["ids"] == IDS
         assert run["decode_steps"] == len(IDS) - 1
         assert found(run, "token_times") == ("note", "chunks of text are timed: ids came at the end")
         assert fake.bodies[0]["messages"][0]["content"][1]["text"].startswith("<|grounding|>")
         with pytest.raises(OcrPhasesError, match="no_repeat_ngram_size is no setting"):
-            measure(url, infer={"no_repeat_ngram_size": 5})
+            measure(fake, infer={"no_repeat_ngram_size": 5})
 
 
 def test_another_server_is_timed_without_ids() -> None:
-    with served("other") as (url, _):
-        run = measure(url)
+    with served("other") as fake:
+        run = measure(fake)
     assert len(run.result["ids"]) == len(TOKENS)
     assert "sends no ids" in found(run, "token_times")[1]
     assert run["prepare_ms"] is None
 
 
-def test_several_tokens_a_chunk_have_no_latency(vllm: tuple[str, Fake]) -> None:
-    url, fake = vllm
-    fake.a_chunk = 3
-    run = measure(url)
+def test_several_tokens_a_chunk_have_no_latency(vllm: Fake) -> None:
+    vllm.a_chunk = 3
+    run = measure(vllm)
     assert run.result["ids"] == IDS
     assert (run["inter_token_ms"], run["decode_steps"]) == (None, 0)
     assert run["decode_ms"] > 0
     assert found(run, "token_times")[1] == "a chunk has up to 3 tokens: there is no inter-token latency"
     run._repr_mimebundle_()
+    session = ocr_phases.connect(vllm.url)
+
+    def slow(done: int, total: int) -> None:
+        vllm.a_chunk = 3 if done == 1 else 1
+
+    run = measure(vllm, session, progress=slow, repeats=3)
+    assert (run.repeats, run["decode_steps"]) == ([0, 1], len(IDS) - 1)
+    assert found(run, "token_times")[1] == "left out: 1 more repeat, with tokens that came together"
 
 
-def test_a_cached_prompt_makes_repeats_invalid(vllm: tuple[str, Fake]) -> None:
-    url, fake = vllm
-    fake.cached = 0
-    assert found(measure(url), "fresh_prompt") == ("pass", "no prompt token came from a cache")
-    fake.cached = 256
-    run = measure(url)
+def test_a_long_prompt_takes_several_forwards() -> None:
+    given = [("sam", 1.0, 1.0, 640), ("language_model", 3.0, 1.0, 256), ("language_model", 5.0, 1.0, 20)]
+    steps = [("language_model", 10.0 + step, 0.5, 1) for step in range(3)]
+    times: dict[str, Any] = {"times": [10.0, 11.0, 12.0], "ids": [7, 8, 9], "texts": ["a", "b", "c"]}
+    run = Answer(0.0, **times, widest=1, prompt_tokens=276, stages=given + steps)
+    spans = make_spans([*spans_of([run])])
+    text = spans[spans["stage"] == "language_model"]
+    assert text["phase"].tolist() == ["prefill"] * 2 + ["decode"] * 2  # the last one makes no token
+    assert text["step"].fillna(-1).tolist() == [-1, -1, 0, 1]
+    assert spans.set_index("stage").loc["prefill", "host_start_ms"] == 1.0
+
+
+def test_a_cached_prompt_makes_repeats_invalid(vllm: Fake) -> None:
+    vllm.cached = 0
+    assert found(measure(vllm), "fresh_prompt") == ("pass", "no prompt token came from a cache")
+    vllm.cached = 256
+    run = measure(vllm)
     assert found(run, "fresh_prompt") == ("fail", "a cache had 256 of 276 prompt tokens")
     assert "--no-enable-prefix-caching" in run.checks.set_index("name").loc["fresh_prompt", "fix"]
-    fake.cached, fake.vision, fake.pause = None, 0.4, 0.02
-    session = ocr_phases.connect(url)
+    vllm.cached, vllm.vision, vllm.pause = None, 0.4, 0.02
+    session = ocr_phases.connect(vllm.url)
 
     def fast(done: int, total: int) -> None:
-        fake.vision = 0.4 if done == 0 else 0.005
+        vllm.vision = 0.4 if done == 0 else 0.005
 
-    verdict, told = found(measure(url, session, progress=fast), "fresh_prompt")
+    verdict, told = found(measure(vllm, session, progress=fast), "fresh_prompt")
     assert verdict == "fail"
     assert "of the first request after" in told
-    assert len({body["cache_salt"] for body in fake.bodies}) == len(fake.bodies)
+    assert len({body["cache_salt"] for body in vllm.bodies}) == len(vllm.bodies)
 
 
-def test_another_cut_of_the_page_is_named(vllm: tuple[str, Fake]) -> None:
-    url, fake = vllm
-    fake.image_tokens = 111
-    verdict, told = found(measure(url), "server_preset")
+def test_another_cut_of_the_page_is_named(vllm: Fake) -> None:
+    vllm.image_tokens = 111
+    verdict, told = found(measure(vllm), "server_preset")
     assert verdict == "fail"
     assert told == "the server read 111 image tokens, base has 273: it cut the page as small"
     gundam = FAMILIES["deepseek-ocr"].presets["gundam"]
@@ -160,25 +175,24 @@ def test_another_cut_of_the_page_is_named(vllm: tuple[str, Fake]) -> None:
     assert told.endswith("it cut the page as gundam of at most 6 crops, into 1 x 2")
 
 
-def test_the_rule_against_repetition_is_seen_in_the_tokens(vllm: tuple[str, Fake]) -> None:
-    run = measure(vllm[0], infer={"no_repeat_ngram_size": 3})
+def test_the_rule_against_repetition_is_seen_in_the_tokens(vllm: Fake) -> None:
+    run = measure(vllm, infer={"no_repeat_ngram_size": 3})
     assert found(run, "repetition_rule") == ("pass", "no 3 tokens are repeated")
-    assert vllm[1].bodies[0]["vllm_xargs"]["ngram_size"] == 3
+    assert vllm.bodies[0]["vllm_xargs"]["ngram_size"] == 3
     assert checks.repeated([1, 2, 3, 1, 2, 3], 3, 0) == 5
     assert checks.repeated([1, 2, 3, 1, 2, 4], 3, 0) is None
 
 
-def test_verify_names_a_missing_bos_and_the_first_difference(vllm: tuple[str, Fake]) -> None:
-    url, fake = vllm
-    session = ocr_phases.connect(url, reference="tiny")
-    fake.bos = False
-    run = measure(url, session, verify=True, repeats=1)
+def test_verify_names_a_missing_bos_and_the_first_difference(vllm: Fake) -> None:
+    session = ocr_phases.connect(vllm.url, reference="tiny")
+    vllm.bos = False
+    run = measure(vllm, session, verify=True, repeats=1)
     assert found(run, "server_prompt")[0] == found(run, "parity")[0] == "fail"
     assert "token 5 of 8 is the first that differs (900, generate(): 31)" in found(run, "parity")[1]
     _, _, told = checks.prompt_check(Answer(0.0, prompt_ids=[9, 9], prompt_tokens=2), [0, 9, 9])
     assert told == "the server's prompt has 2 tokens for 3: the BOS at its beginning is missing"
     with pytest.raises(OcrPhasesError, match="give connect a reference"):
-        measure(url, verify=True)
+        measure(vllm, verify=True)
 
 
 @pytest.mark.parametrize(
@@ -197,17 +211,14 @@ def test_verify_names_a_missing_bos_and_the_first_difference(vllm: tuple[str, Fa
         ("error", "gave up (out of memory). 4 chunks of the answer had come."),
     ],
 )
-def test_a_fault_is_one_sentence_and_keeps_what_was_measured(
-    vllm: tuple[str, Fake], fault: str, told: str
-) -> None:
-    url, fake = vllm
-    fake.fault = fault
+def test_a_fault_is_one_sentence_and_keeps_what_was_measured(vllm: Fake, fault: str, told: str) -> None:
+    vllm.fault = fault
     with pytest.raises(OcrPhasesError, match=re.escape(told)) as error:
-        measure(url)
+        measure(vllm)
     assert "\n" not in str(error.value)
-    fake.bodies.clear()
-    fake.fault_from = 2  # the warm-up and a repeat go well
-    run = measure(url)
+    vllm.bodies.clear()
+    vllm.fault_from = 2  # the warm-up and a repeat go well
+    run = measure(vllm)
     assert run.repeats == [0]
     assert found(run, "interrupted")[1].startswith("1 of 2 repeats: http://127.0.0.1")
 
@@ -226,52 +237,49 @@ def test_a_wrong_address_is_refused(address: str, told: str) -> None:
         ocr_phases.connect(address)
 
 
-def test_models_and_settings_that_a_server_has_not_are_refused_by_name(vllm: tuple[str, Fake]) -> None:
-    url, fake = vllm
+def test_models_and_settings_that_a_server_has_not_are_refused_by_name(vllm: Fake) -> None:
     with pytest.raises(OcrPhasesError, match="Unknown model 'big'"):
-        ocr_phases.connect(url, "big")
-    fake.models = ["a", "b"]
+        ocr_phases.connect(vllm.url, "big")
+    vllm.models = ["a", "b"]
     with pytest.raises(OcrPhasesError, match=r"serves 2 models: name one \(a, b\)"):
-        ocr_phases.connect(url)
-    session = ocr_phases.connect(f"{url}#b")
+        ocr_phases.connect(vllm.url)
+    session = ocr_phases.connect(f"{vllm.url}#b")
     assert session.model == "b"
     refused: dict[str, Any] = {"strategy": "compiled", "vision": "compiled", "generate": True}
     for name, value in {**refused, "first_token": "redecode", "kernels": True, "autocast": True}.items():
         with pytest.raises(OcrPhasesError, match=f"A server cannot do {name}={value!r}"):
-            measure(url, session, **{name: value})
+            measure(vllm, session, **{name: value})
     with pytest.raises(OcrPhasesError, match="one page at a time"):
         session.run_inference([PAGE, PAGE])
 
 
 def test_the_key_is_sent_and_kept_nowhere(
-    vllm: tuple[str, Fake],
+    vllm: Fake,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    url, fake = vllm
     monkeypatch.chdir(tmp_path)
-    fake.key = SECRET
+    vllm.key = SECRET
     with pytest.raises(OcrPhasesError, match="refuses the key"):
-        ocr_phases.connect(url)
+        ocr_phases.connect(vllm.url)
     monkeypatch.setenv("OCR_PHASES_API_KEY", SECRET)
     target = tmp_path / "report"
-    options = ["--max-new-tokens", "8", "--preset", "base", "--repeats", "1", "--server", url]
+    options = ["--max-new-tokens", "8", "--preset", "base", "--repeats", "1", "--server", vllm.url]
     assert main(["report", str(PAGE), "--out", str(target), *options]) == 0
-    fake.key = "another"
+    vllm.key = "another"
     assert main(["profile", str(PAGE), *options]) == 2
     said = "".join(capsys.readouterr())
     texts = [path.read_text(errors="replace") for path in target.rglob("*") if path.is_file()]
     assert len(texts) > 3
     assert not any(SECRET in text for text in [*texts, said])
-    assert url in (target / "receipt" / "run.json").read_text()
+    assert vllm.url in (target / "receipt" / "run.json").read_text()
 
 
 def test_the_command_line_measures_and_verifies_a_server(
-    vllm: tuple[str, Fake], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    vllm: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    url, _ = vllm
-    options = ["--server", url, "--max-new-tokens", "8", "--preset", "base", "--repeats", "1"]
+    options = ["--server", vllm.url, "--max-new-tokens", "8", "--preset", "base", "--repeats", "1"]
     saved = tmp_path / "run.json"
     assert main(["verify", str(PAGE), "--save", str(saved), *options]) == 1
     assert "first that differs (900, generate(): 31)" in capsys.readouterr().out
@@ -280,10 +288,9 @@ def test_the_command_line_measures_and_verifies_a_server(
     assert "--server has its model" in capsys.readouterr().err
 
 
-def test_a_load_tells_its_knee_and_what_failed(vllm: tuple[str, Fake], tmp_path: Path) -> None:
-    url, fake = vllm
-    fake.vision = 0.05
-    session = ocr_phases.connect(url)
+def test_a_load_tells_its_knee_and_what_failed(vllm: Fake, tmp_path: Path) -> None:
+    vllm.vision = 0.05
+    session = ocr_phases.connect(vllm.url)
     result = session.load_test(PAGE, (1, 2), rates=(1200,), requests=4, max_new_tokens=8)
     table = result.table.set_index("level")
     assert list(table.index) == ["1 at once", "2 at once", "1200/min"]
@@ -292,24 +299,24 @@ def test_a_load_tells_its_knee_and_what_failed(vllm: tuple[str, Fake], tmp_path:
     assert table["ttft_p99_ms"].isna().all()  # of fewer than a hundred requests
     assert result.verdict.startswith("The knee is 2 at once: ")
     assert "2 at once" in result._repr_mimebundle_()["text/plain"]
-    fake.fault, fake.fault_from = "500", len(fake.bodies) + 2
+    vllm.fault, vllm.fault_from = "500", len(vllm.bodies) + 2
     result = session.load_test([PAGE], (2,), requests=4, max_new_tokens=8)
     assert result.table["errors"].tolist() == [3]
     assert result.verdict.endswith("3 requests failed.")
     assert "no, said the server" in result.save(tmp_path / "load").read_text()
     for plot in (result.plot.throughput, result.plot.stalls):
         assert plot().axes[0].get_title(loc="left")
-    fake.fault = ""
+    vllm.fault = ""
     with pytest.raises(OcrPhasesError, match="Name a concurrency or a rate"):
         session.load_test(PAGE, ())
 
 
 def test_the_command_line_loads_a_server(
-    vllm: tuple[str, Fake], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    vllm: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--concurrency", "1,2", "--requests", "2", "--max-new-tokens", "4", "--json"]
     target = ["--out", str(tmp_path / "load")]
-    assert main(["sweep", "--pages", str(PAGE.parent), "--server", vllm[0], *options, *target]) == 0
+    assert main(["sweep", "--pages", str(PAGE.parent), "--server", vllm.url, *options, *target]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [row["level"] for row in told["levels"]] == ["1 at once", "2 at once"]
     assert Path(told["report"]).exists()

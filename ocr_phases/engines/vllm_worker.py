@@ -34,7 +34,7 @@ class Watch:
     def __init__(self, modules: Mapping[str, Any], device: Any) -> None:
         import torch
 
-        self.cuda: Any = torch.cuda if device.type == "cuda" else None
+        self.device, self.cuda = device, torch.cuda if device.type == "cuda" else None
         self.rows: deque[tuple[str, Any, Any, int]] = deque(maxlen=_MOST_ROWS)
         self.base = self._base()
         for stage, module in modules.items():
@@ -68,7 +68,7 @@ class Watch:
     def _base(self) -> tuple[Any, float]:
         """A time of the device and the same of the host."""
         if self.cuda is not None:
-            self.cuda.synchronize()
+            self.cuda.synchronize(self.device)
         return self._now(), time.monotonic()
 
     def take(self) -> tuple[float, list[tuple[str, float, float, int]]]:
