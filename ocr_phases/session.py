@@ -221,8 +221,7 @@ class OCRSession:
 
         ``settings`` as in `run_inference`. See `ocr_phases.inputs.views` for the rules and errors.
         """
-        asked = RunSettings(**{"max_new_tokens": 1, **settings})
-        return Measurement(self.prepared, page, asked).packed
+        return Measurement(self.prepared, page, RunSettings(**{"max_new_tokens": 1, **settings})).packed
 
     @checked(Sweep)
     def sweep(self, page: str | Path, **options: Any) -> Any:
@@ -309,10 +308,7 @@ def load_recorded(record: PhaseRun, *, model: str | None = None, **settings: Any
     session = OCRSession.load(model or place, **settings)
     if (now := session.checkpoint.revision) != revision:
         then, now = (f"{each:.20}{'…' * (len(each) > 20)}" for each in (revision, now))
-        raise OcrPhasesError(
-            f"The record was made with {known['name']} at {then}, here it is at {now}: "
-            "repeat it with the same weights (--model)."
-        )
+        raise OcrPhasesError(f"{name} was at {then}, here it is at {now}: name the same weights (--model).")
     return session
 
 

@@ -76,11 +76,15 @@ class Cell(Settings):
 
 
 class CellOutcome(NamedTuple):
-    """What became of a cell: ``measured``, ``kept`` (it was there already) or ``failed``, with its reason."""
+    """What became of a cell: ``measured``, ``kept`` (it was there already) or ``failed``, with its reason.
+
+    ``run`` is what is to be saved.
+    """
 
     cell: Cell
     state: str
     reason: str = ""
+    run: PhaseRun | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,18 +175,18 @@ class Sweep:
             way = {name: getattr(cell, name) for name in _OF_CELL}
             asked = {**shared, "cell": way}
             status: dict[str, Any] = {"cell": way, "asked": asked, "id": asked_id(asked)}
-            had, outcome, run = known.get(cell.name), CellOutcome(cell, "kept"), None
+            had = known.get(cell.name)
             if finished(had, record, status["id"]):
-                run = PhaseRun.load(record) if truth else None
+                outcome = CellOutcome(cell, "kept", run=PhaseRun.load(record) if truth else None)
             elif had and not self.retry_failed and (had["id"], had["state"]) == (status["id"], "failed"):
                 outcome = CellOutcome(cell, "failed", had["reason"])
             else:
-                outcome, run = self._measured(cell, record, sessions, load)
-                if run is None:
+                outcome = self._measured(cell, record, sessions, load)
+                if outcome.run is None:
                     fail(path, outcome.reason, status)
                     _check_device(device, outcome)
-            if run is not None:
-                (run.with_truth(truth) if truth else run).save(record)
+            if outcome.run is not None:
+                (outcome.run.with_truth(truth) if truth else outcome.run).save(record)
                 write_status(path, {**status, "state": "done", "reason": "", "record": file_hash(record)})
             yield outcome
 
@@ -200,9 +204,7 @@ class Sweep:
             "prompt": session.family.facts.text_of(self.prompt),
         }
 
-    def _measured(
-        self, cell: Cell, record: Path, sessions: dict[Any, Any], load: Load
-    ) -> tuple[CellOutcome, PhaseRun | None]:
+    def _measured(self, cell: Cell, record: Path, sessions: dict[Any, Any], load: Load) -> CellOutcome:
         """What becomes of a cell with one of ``sessions`` or a new one in their place."""
         if record.exists():  # measured with other settings or versions, or damaged
             with reserved(record.parent / "earlier" / record.name) as earlier:
@@ -213,9 +215,9 @@ class Sweep:
             session = only(sessions, tuple(cell.changes.items()), partial(load, **cell.changes))
             told = partial(self.on_run, cell)
             run = session.run_inference([self.page] * cell.batch, progress=told, **settings)
-            return CellOutcome(cell, "measured"), run
+            return CellOutcome(cell, "measured", run=run)
         except (OcrPhasesError, RuntimeError) as error:
-            return CellOutcome(cell, "failed", one_sentence(error)), None
+            return CellOutcome(cell, "failed", one_sentence(error))
 
 
 def _own_cells(cells: list[Cell], stands_for: Mapping[Any, str], shared: Mapping[str, Any]) -> list[Cell]:
@@ -257,10 +259,8 @@ def _check_device(device: str, failed: CellOutcome) -> None:
         free_memory()
         torch.zeros(1, device=device).tolist()
     except RuntimeError as lost:  # an error that ended the CUDA context, and would be every other cell's
-        raise OcrPhasesError(
-            f"{device} cannot be used any more in this process ({failed.cell.name} failed with "
-            f"{failed.reason}): finished cells are kept, the same sweep in a new process measures the rest."
-        ) from lost
+        told = f"{device} cannot be used any more here ({failed.cell.name} failed with {failed.reason})"
+        raise OcrPhasesError(f"{told}: finished cells are kept, a new process measures the rest.") from lost
 
 
 def free_memory() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -209,7 +210,7 @@ def test_a_gpu_is_asked_through_nvidia_smi(tmp_path: Path, monkeypatch: pytest.M
     )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: object())
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="7"))
     device = torch.device("cuda", 0)
     assert machine.gpu_state(device) == {
         "sm_mhz": 1755,

@@ -62,8 +62,7 @@ def profiled_run(
 
     A run of the same shapes goes before it without the profiler, as before every timed one.
     """
-    steps = request.kernel_steps
-    tokens = steps if request.first_token == "redecode" else steps + 1
+    tokens = request.kernel_steps + (request.first_token != "redecode")
     short = replace(request, max_new_tokens=min(request.max_new_tokens, tokens))
     spans_of(short)
     with cache_updates_marked(), profile() as profiler:  # of the host and of CUDA
@@ -82,14 +81,11 @@ def chrome_trace(profiler: profile) -> dict[str, Any]:
 @contextlib.contextmanager
 def cache_updates_marked() -> Iterator[None]:
     """A profiler range (`KV_RANGE`) around each ``update`` of a transformers KV cache in a ``with`` block."""
+    kinds: list[Any] = [Cache]
     with contextlib.ExitStack() as undo:
-        for kind in _with_subclasses(Cache):
+        for kind in kinds:
+            kinds += kind.__subclasses__()
             if update := vars(kind).get("update"):
                 undo.callback(setattr, kind, "update", update)
                 kind.update = record_function(KV_RANGE)(update)
         yield
-
-
-def _with_subclasses(kind: Any) -> list[Any]:
-    children: list[Any] = kind.__subclasses__()
-    return [kind, *(inner for child in children for inner in _with_subclasses(child))]

@@ -248,7 +248,6 @@ def _threads() -> tuple[dict[int, float], float | None]:
     return ran, waited / 1e9 if waited else None
 
 
-_POWERCAP = Path("/sys/class/powercap")
 _LEAST_ENERGY_S = 1.0  # NVML's counter moves every 100 ms
 
 
@@ -260,8 +259,8 @@ class EnergyMeter:
     or may not be read.
     """
 
-    def __init__(self, device: torch.device, powercap: Path = _POWERCAP) -> None:
-        self.missing, self._times, self._counts = "", list[float](), list[Counts]()
+    def __init__(self, device: torch.device, powercap: Path = Path("/sys/class/powercap")) -> None:
+        self.missing, self._times, self._counts = "", list[float](), list[list[float]]()
         try:
             self._read, self._ranges, self._idle_w = _counters(device, powercap)
         except (ImportError, OSError) as error:
@@ -284,17 +283,13 @@ class EnergyMeter:
         return {"seconds": seconds, "run_joules": each, "idle_w": self._idle_w}
 
 
-#: Counters of energy in joules, and where each begins again.
-Counts = list[float]
-
-
-def _joules(counts: Sequence[Counts], ranges: Counts) -> float:
+def _joules(counts: Sequence[list[float]], ranges: list[float]) -> float:
     """What all counters together grew by."""
     return float(np.mod(np.diff(counts, axis=0), ranges).sum())
 
 
 @cache
-def _counters(device: torch.device, powercap: Path) -> tuple[Callable[[], Counts], Counts, float]:
+def _counters(device: torch.device, powercap: Path) -> tuple[Callable[[], list[float]], list[float], float]:
     """What reads the counters, their ranges, and the watts of the idle device, measured for a second."""
     read, ranges = _nvml(device) if device.type == "cuda" else _powercap(powercap)
     start, before = perf_counter(), read()
@@ -302,7 +297,7 @@ def _counters(device: torch.device, powercap: Path) -> tuple[Callable[[], Counts
     return read, ranges, _joules([before, read()], ranges) / (perf_counter() - start)
 
 
-def _nvml(device: torch.device) -> tuple[Callable[[], Counts], Counts]:
+def _nvml(device: torch.device) -> tuple[Callable[[], list[float]], list[float]]:
     """The card's counter, which never begins again."""
     import pynvml  # an optional dependency
 
@@ -315,13 +310,13 @@ def _nvml(device: torch.device) -> tuple[Callable[[], Counts], Counts]:
     return lambda: [pynvml.nvmlDeviceGetTotalEnergyConsumption(card) / 1e3], [np.inf]
 
 
-def _powercap(folder: Path) -> tuple[Callable[[], Counts], Counts]:
+def _powercap(folder: Path) -> tuple[Callable[[], list[float]], list[float]]:
     """The counters of the host's packages."""
     zones = [zone for zone in sorted(folder.glob("*:*")) if zone.name.count(":") == 1]
     if not zones:
         raise FileNotFoundError("this host has no powercap counters")
 
-    def read(name: str) -> Counts:
+    def read(name: str) -> list[float]:
         return [int((zone / name).read_text()) / 1e6 for zone in zones]
 
     return partial(read, "energy_uj"), read("max_energy_range_uj")
@@ -336,8 +331,7 @@ def gpu_state(device: torch.device) -> dict[str, Any] | None:
     if device.type != "cuda":
         return None
     # A visible device's number need not be the driver's.
-    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
-    chosen = f"GPU-{uuid}" if uuid else str(device.index or 0)
+    chosen = f"GPU-{torch.cuda.get_device_properties(device).uuid}"
     lines = _smi(f"--query-gpu={','.join(_FIELDS.values())}", chosen)
     if len(lines) != 1:
         return None

@@ -120,9 +120,8 @@ def _ranges(events: pd.DataFrame, spans: Sequence[Identity]) -> pd.DataFrame:
                 "buffers were too small for this run; ask for fewer steps in the kernel view (kernel_steps)."
             )
     annotations = annotations.sort_values("name", kind="stable").set_axis(expected.index)
-    columns = {"start": "since", "end": "until", "thread": "host_thread"}
-    ranges = expected.join(annotations[[*columns]].rename(columns=columns))
-    ranges["host_ms"] = ranges["until"] - ranges["since"]
+    times = _as_ranges(annotations).assign(host_thread=annotations["thread"]).drop(columns="name")
+    ranges = expected.join(times.assign(host_ms=times["until"] - times["since"]))
     ranges = ranges.sort_values(["since", "until"], ascending=[True, False], ignore_index=True)
     return ranges.rename_axis("range")
 
