@@ -204,7 +204,7 @@ def test_verify_names_a_missing_bos_and_the_first_difference(vllm: Fake) -> None
         ("400", "refuses /v1/chat/completions (400: no, said the server)."),
         ("redirect", "redirects to http://elsewhere.example/v1/chat/completions, which"),
         ("whole", "does not stream: it answered all at once."),
-        ("huge", "sent more than 64 MB for one page."),
+        ("huge", "sent more than 64 MB."),
         ("stall", "sent nothing for 1 s. 4 chunks of the answer had come."),
         ("disconnect", "ended the connection in the middle of an answer. 4 chunks of"),
         ("malformed", "is not OpenAI-compatible: a chunk of its stream is not"),

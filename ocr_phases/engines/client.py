@@ -24,8 +24,8 @@ from ocr_phases.text import plain
 KEY = "OCR_PHASES_API_KEY"
 _ADDRESS = re.compile(r"(https?://(\[[\da-fA-F:.]+\]|[^\s/?#:\[\]]+)(?::\d{1,5})?)(/[^\s?#]*|)(?:#(.+))?")
 _MOST_BYTES = 64_000_000  # of an answer, streamed or not
-_MOST_LINE = 8_000_000
 _MOST_TOLD = 300  # characters of a server's own message
+_CUT = "ended the connection in the middle of an answer"
 #: What a server that refuses does, by the status or its first digit.
 _REFUSALS = {
     3: "redirects to {place}, which would get the page too: name that address yourself",
@@ -92,11 +92,7 @@ class Server:
 
     def read(self, address: str, body: Any = None) -> bytes:
         """What an address answers, such as ``/metrics`` behind `root`; a body is sent as JSON."""
-        with self._answer(address, body) as answer:
-            data = answer.read(_MOST_BYTES + 1)
-        if len(data) > _MOST_BYTES:
-            raise self._failed(f"sent more than {_MOST_BYTES // 10**6} MB")
-        return data
+        return b"".join(self._lines(address, body))
 
     def call(self, address: str, kind: Any, body: Any = None) -> Any:
         """The same, read as JSON of this type."""
@@ -107,35 +103,32 @@ class Server:
 
         Raises `ServerFailed` where a chunk is none, and where the stream ends before the answer does.
         """
-        size = 0
-        with self._answer(f"{self.url}/chat/completions", body) as answer:
-            if "json" in answer.headers.get("Content-Type", ""):
+        for line in self._lines(f"{self.url}/chat/completions", body):
+            now, (name, _, data) = time.monotonic(), line.strip().partition(b":")
+            if name.startswith(b"{"):
                 raise self._failed("does not stream: it answered all at once")
-            while line := answer.readline(_MOST_LINE):
-                now, size = time.monotonic(), size + len(line)
-                if size > _MOST_BYTES or len(line) == _MOST_LINE:
-                    raise self._failed(f"sent more than {_MOST_BYTES // 10**6} MB for one page")
-                name, _, data = line.strip().partition(b":")
-                if data.strip() == b"[DONE]":
-                    return
-                if name == b"data":  # else a comment that keeps the connection, or an event's name
-                    chunk = self._decoded(data, SHAPES["chunk"], "a chunk of its stream")
-                    if chunk.get("error"):
-                        raise self._failed(f"gave up ({self._said(data)})")
-                    yield now, chunk
-        raise self._failed("ended the connection in the middle of an answer")
+            if data.strip() == b"[DONE]":
+                return
+            if name == b"data":  # else a comment that keeps the connection, or an event's name
+                chunk = self._decoded(data, SHAPES["chunk"], "a chunk of its stream")
+                if chunk.get("error"):
+                    raise self._failed(f"gave up ({self._said(data)})")
+                yield now, chunk
+        raise self._failed(_CUT)
 
-    @contextlib.contextmanager
-    def _answer(self, address: str, body: Any) -> Iterator[Any]:
-        """The answer to a request; whatever goes wrong in it is a `ServerFailed`."""
-        data = None if body is None else msgspec.json.encode(body)
+    def _lines(self, address: str, body: Any) -> Iterator[bytes]:
+        """The lines of an answer, as they come; whatever goes wrong in it is a `ServerFailed`."""
+        data, left = None if body is None else msgspec.json.encode(body), _MOST_BYTES
         told = "does not speak HTTP here ({})"
         try:
             with self._open(Request(address, data, self._headers), timeout=self.patience) as answer:
-                told = "ended the connection in the middle of an answer"
+                told = _CUT
                 if answer.status != HTTPStatus.OK:
                     raise self._refusal(answer)
-                yield answer
+                while line := answer.readline(left + 1):
+                    if (left := left - len(line)) < 0:
+                        raise self._failed(f"sent more than {_MOST_BYTES // 10**6} MB")
+                    yield line
         except TimeoutError as error:
             raise self._failed(f"sent nothing for {self.patience:g} s") from error
         except URLError as error:
@@ -145,7 +138,7 @@ class Server:
             raise self._failed(told.format(type(error).__name__)) from error
 
     def _refusal(self, answer: Any) -> ServerFailed:
-        status, said = answer.status, self._said(answer.read(_MOST_LINE))
+        status, said = answer.status, self._said(answer.read(_MOST_BYTES))
         place = plain(answer.headers.get("Location", "nowhere"))[:200]
         words = {"path": answer.url.removeprefix(self.root), "place": place, "said": f"{said and ': '}{said}"}
         told = _REFUSALS.get(status) or _REFUSALS.get(status // 100, _REFUSALS[4])
