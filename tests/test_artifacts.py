@@ -90,14 +90,6 @@ def test_a_page_that_is_not_embedded_gives_the_text_only(tmp_path: Path) -> None
     assert {path.name for path in tmp_path.iterdir()} == {MANIFEST_NAME, "result.mmd"}
 
 
-def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
-    taken = tmp_path / "taken"
-    taken.write_text("mine")
-    with refused():
-        write_artifacts(taken, None, "text")
-    assert taken.read_text() == "mine"
-
-
 MARKDOWN = {
     "plain": "plain",
     f" a {EOS_TEXT} \n": "a",

@@ -281,14 +281,16 @@ WRONG = {
     "report --record": "RUN --preset tiny --no-ceilings|RUN --trace|RUN --out LONG|LONG|RUN --truth LONG|"
     "BAD/other.json",
     "profile": "--from RUN --preset=tiny|--from none.json|LONG|BAD|BAD/none.png|BAD/empty.png|BAD/text.png|"
-    "BAD/truncated.png|BAD/no_pixels.png|BAD/bomb.png|BAD/broken.pdf",
+    "BAD/truncated.png|BAD/no_pixels.png|BAD/bomb.png|BAD/broken.pdf|"
+    "BAD/text.png --save BAD/text.png --overwrite",
     "profile PAGE": "--max-new-token 8|--json=1|--preset tinny|--strategy cudagraph|--vision compild|"
     "--device cdua|--dtype bflaot16|--implementation vender|--infer pubished|--infer temprature=1|"
     "--model dummy:layer=2|--prompt markdwon|--prompt loacte:words|--save LONG|--model LONG|"
     "--device cuda:0,cuda:1|--max-new-tokens 0|--repeats 0|--prompt <image><image>What?|--prompt locate|"
     "--save BAD/file/x|--save BAD",
     "profile PAGE --model": "BAD|BAD/no_tokenizer|BAD/tokenizer|BAD/no_weights|BAD/weights|BAD/llama",
-    "verify": "--record RUN --model tiny|--record RUN --out LONG|PAGE --save BAD|PAGE --record RUN",
+    "verify": "BAD/text.png --save BAD/text.png --overwrite|"
+    "--record RUN --model tiny|--record RUN --out LONG|PAGE --save BAD|PAGE --record RUN",
     "sweep": "--records . --repeats 3 --batch 1|PAGE --records .|--records LONG",
     "sweep PAGE": "--batch 1,x|--models ,|--models tiny --model tiny|--strategies eagr|--out LONG",
     "compare RUN RUN": "--fail-above -5|--margin inf|--metric prefill_ms|--fail-above 5 --metric prefil_ms|"

@@ -103,7 +103,7 @@ def test_a_dask_worker_that_is_lost_costs_no_page_and_doubles_none(tmp_path):
 def test_a_scheduler_that_is_lost_is_one_sentence_and_keeps_what_is_finished(tmp_path, monkeypatch):
     pages, out = make_pages(tmp_path / "in", *["ok"] * 40), tmp_path / "out"
     out.mkdir()
-    monkeypatch.setattr("ocr_phases.batch.child._CONNECT_SECONDS", 1)  # so long it waits for a new one
+    monkeypatch.setattr("ocr_phases.batch.child.CONNECT_SECONDS", 1)  # so long it waits for a new one
 
     def lose_scheduler(counts: Counts) -> None:
         if counts.done >= 3 and cluster.scheduler.status.name == "running":
@@ -116,10 +116,27 @@ def test_a_scheduler_that_is_lost_is_one_sentence_and_keeps_what_is_finished(tmp
     ):
         run_jobs(jobs(pages), out, pool, progress=lose_scheduler)
     assert 3 <= len(statuses(out)) < 40
-    cancelled: Future[Outcome] = Future()  # as dask leaves the pages that were with it
-    cancelled.cancel()
+
+
+def test_pages_that_were_with_a_lost_scheduler_are_cancelled(tmp_path):
+    class Lost:
+        """A pool that gives back each page as dask does then."""
+
+        def submit(self, request: Any, timeout: float | None) -> Future[Outcome]:
+            future: Future[Outcome] = Future()
+            future.cancel()
+            future.set_running_or_notify_cancel()
+            return future
+
+        def workers(self) -> int:
+            return 1
+
+        def close(self) -> None:
+            pass
+
+    (tmp_path / "out").mkdir()
     with pytest.raises(OcrPhasesError, match="scheduler was lost"):
-        driver._result(cancelled)
+        run_jobs(jobs(make_pages(tmp_path / "in", "ok")), tmp_path / "out", Lost())
 
 
 def test_the_workers_of_a_scheduler_with_tls_let_go_of_their_model_at_the_end(tmp_path, monkeypatch):
@@ -144,7 +161,7 @@ def test_the_workers_of_a_scheduler_with_tls_let_go_of_their_model_at_the_end(tm
             child = Path("/proc", status["attempts"][0].worker.rpartition(":")[2])
             assert child.exists()
         wait_for(lambda: not child.exists() or "\nState:\tZ" in (child / "status").read_text())
-        monkeypatch.setattr("ocr_phases.batch.child._CONNECT_SECONDS", 0.5)
+        monkeypatch.setattr("ocr_phases.batch.child.CONNECT_SECONDS", 0.5)
         other = {name: str(tmp_path / "none.pem") for name in tls}
         for wrong, config in (
             (address, dict.fromkeys(tls)),
@@ -160,7 +177,7 @@ def test_the_workers_of_a_scheduler_with_tls_let_go_of_their_model_at_the_end(tm
 
 @pytest.mark.parametrize("device", ["auto", "cpu"])
 def test_a_batch_without_workers_waits_as_long_as_it_was_told(device, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("ocr_phases.batch.child._COUNT_SECONDS", 0.0)
+    monkeypatch.setattr("ocr_phases.batch.child.COUNT_SECONDS", 0.0)
     with dask_cluster(0) as cluster:
         options = ["--scheduler", cluster.scheduler_address, "--wait-workers", "0.5", "--device", device]
         assert main(["batch", str(PAGES / "slide.png"), "--out", str(tmp_path), *QUICK, *options]) == 2

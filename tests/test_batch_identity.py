@@ -147,7 +147,7 @@ class Workers:
     [(["cuda", "cuda"], "cuda"), (["cpu", None], "cpu"), (["cuda", "cpu"], None), ([None], None)],
 )
 def test_the_device_of_all_workers_is_one(devices, expected, monkeypatch):
-    monkeypatch.setattr("ocr_phases.batch.driver._WAIT_SECONDS", 0.01)
+    monkeypatch.setattr("ocr_phases.batch.driver.WAIT_SECONDS", 0.01)
     waited: list[int] = []
     pool: Any = Workers(*devices)
     if expected is None:

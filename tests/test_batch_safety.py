@@ -104,7 +104,7 @@ def test_a_pdf_that_crashes_or_hangs_its_reader_is_a_failed_page(program, reason
     )
     command = [sys.executable, "-c", start + program]
     monkeypatch.setattr(batch_jobs, "Child", lambda: Child(command=command))
-    monkeypatch.setattr(batch_jobs, "_COUNT_SECONDS", 0.2)
+    monkeypatch.setattr(batch_jobs, "COUNT_SECONDS", 0.2)
     (tmp_path / "evil.pdf").write_bytes(b"%PDF")
     (tmp_path / "good.png").touch()
     good, evil = sorted(find_pages([str(tmp_path)], []), key=lambda page: bool(page.problem))

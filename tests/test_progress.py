@@ -34,14 +34,13 @@ def test_without_a_terminal_each_finished_run_is_a_line(capsys):
 
 
 def test_a_log_gets_a_line_now_and_then_of_what_this_command_did(capsys, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("tqdm.std.time", lambda: clock[0])
     with Bar(1000, "page", "Measuring") as bar:
-        began = bar.start_t
-        for seconds, *told in (
-            (20.0, 300, 0, "0 failed, waiting for a worker"),  # the clock starts after it
-            (90.0, 400, 100, "3 failed"),  # 300 of them were there
-        ):
-            monkeypatch.setattr(bar, "_time", lambda seconds=seconds: began + seconds)
-            bar.tell(*told)
+        clock[0] = 20.0
+        bar.tell(300, 0, "0 failed, waiting for a worker")  # the clock starts after it
+        clock[0] = 90.0
+        bar.tell(400, 100, "3 failed")  # 300 of them were there
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 1
     for part in ("Measuring:  40%", "400/1000", "01:30<09:00", "1.11page/s", "3 failed"):
@@ -59,8 +58,8 @@ def test_two_signals_at_once_are_one_and_a_later_one_ends_what_does_not_end(monk
         os.kill(os.getpid(), signal.SIGHUP)  # the record of the finished repeats is being made
         os.kill(os.getpid(), signal.SIGTERM)
 
-    monkeypatch.setattr("ocr_phases.cli._run", verb)
-    assert main(["profile"]) == 128 + signal.SIGTERM
+    monkeypatch.setattr(PhaseRun, "load", verb)
+    assert main(["artifacts", "x.json"]) == 128 + signal.SIGTERM
     assert signal.getsignal(signal.SIGINT) == before
 
 
@@ -94,11 +93,10 @@ def test_signals_keep_the_finished_repeats(verb, name, times, tiny_session, tmp_
     assert PhaseRun.load(record).request["repeats"] == 1
 
 
-@pytest.mark.parametrize("part", ["print", "parse"])
-def test_a_signal_while_a_command_starts_or_ends_is_no_traceback(part, monkeypatch):
+@pytest.mark.parametrize("where", ["as_json", "refuse_idle"])
+def test_a_signal_while_a_command_starts_or_ends_is_no_traceback(where, monkeypatch):
     def killed(*args, **options):
         os.kill(os.getpid(), signal.SIGTERM)
 
-    where = {"print": "ocr_phases.cli._outcome", "parse": "ocr_phases.cli._parser"}[part]
-    monkeypatch.setattr(where, killed)
-    assert main(["artifacts", "x.json"]) == 143
+    monkeypatch.setattr(f"ocr_phases.cli.{where}", killed)
+    assert main(["artifacts", "x.json", "--json"]) == 143

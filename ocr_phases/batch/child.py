@@ -68,8 +68,8 @@ _LOOK_SECONDS = 0.2  # between two looks whether a silent process lives, and is 
 _END_SECONDS = 10.0  # for a process to end that closed its pipe or was killed
 _STDERR_BYTES, _STDERR_LINES = 4096, 12
 
-_CONNECT_SECONDS = 30
-_COUNT_SECONDS = 5.0
+CONNECT_SECONDS = 30
+COUNT_SECONDS = 5.0
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -314,7 +314,7 @@ class DaskPool:
         try:
             import distributed
 
-            self.client = distributed.Client(address, timeout=_CONNECT_SECONDS)
+            self.client = distributed.Client(address, timeout=CONNECT_SECONDS)
         except ImportError as error:
             advice = 'pip install "ocr_phases[cluster]"'
             raise OcrPhasesError(f"A scheduler needs dask.distributed: {advice}.") from error
@@ -338,7 +338,7 @@ class DaskPool:
 
     def workers(self) -> int:
         """How many workers the scheduler has now; they may come and go."""
-        if time.monotonic() - self.counted[0] > _COUNT_SECONDS:
+        if time.monotonic() - self.counted[0] > COUNT_SECONDS:
             self.counted = (time.monotonic(), len(self._addresses()))
         return self.counted[1]
 

@@ -43,7 +43,7 @@ _FINAL = ("page", "request")
 _BROKEN = ("model", "died", "error", "timeout")
 _SOUND = (None, *_FINAL)
 
-_WAIT_SECONDS = 1.0
+WAIT_SECONDS = 1.0
 
 
 @dataclass
@@ -150,7 +150,7 @@ def _run(
             progress(counts)
             if not running:
                 return counts
-            ready, _ = wait(running, timeout=_WAIT_SECONDS, return_when=FIRST_COMPLETED)
+            ready, _ = wait(running, timeout=WAIT_SECONDS, return_when=FIRST_COMPLETED)
             for future in [future for future in running if future in ready]:
                 task, outcome = running[future], _result(future)
                 task.attempts.append(outcome)
@@ -227,8 +227,8 @@ def auto_device(pool: Pool, waiting: Callable[[], None] = lambda: None) -> str:
     for _ in range(2):  # a worker may be lost over the question, as over a page
         while not (asked := pool.ask({"mode": "device"})):
             waiting()
-            time.sleep(_WAIT_SECONDS)
-        while wait(asked, timeout=_WAIT_SECONDS).not_done:
+            time.sleep(WAIT_SECONDS)
+        while wait(asked, timeout=WAIT_SECONDS).not_done:
             waiting()
         outcomes = [_result(future) for future in asked]
         if found := {outcome.device for outcome in outcomes if outcome.failure is None}:

@@ -41,7 +41,7 @@ LIST_SUFFIXES = (".csv", ".jsonl")
 DEEPEST = 100
 
 _NO_PAGE = "names no page: give files, folders, globs or a list of pages"
-_COUNT_SECONDS = 60.0  # for the pages of one file
+COUNT_SECONDS = 60.0  # for the pages of one file
 
 
 @dataclass(frozen=True)
@@ -208,7 +208,7 @@ def _each_page(page: Page, counter: Child) -> Iterator[Page]:
     """The page, or every one of a file with several that names none of its own."""
     suffix, file, numbers = Path(page.source).suffix.lower(), Path(page.source).name, [""]
     if suffix in PAGED_SUFFIXES and not page.problem:
-        outcome = counter.run({"mode": "count", "source": page.source}, _COUNT_SECONDS)
+        outcome = counter.run({"mode": "count", "source": page.source}, COUNT_SECONDS)
         if outcome.failure is not None:
             why = "" if outcome.failure == "page" else f"The pages of {file} cannot be counted: "
             page = replace(page, problem=why + outcome.reason)

@@ -52,8 +52,8 @@ def parity_check(checkpoint: Checkpoint, request: Request, packed: PageInputs, o
     low = request.autocast or checkpoint.dtype != torch.float32
     if not low or any(None in both for both in tokens.values()):
         return check("parity", False, differs)
-    scores = _scores(checkpoint, request, inputs, ours, set(places.values()))
-    ties = {row: _tie(scores[place][row], *tokens[row]) for row, place in places.items()}
+    found = scores(checkpoint, request, inputs, ours, set(places.values()))
+    ties = {row: _tie(found[place][row], *tokens[row]) for row, place in places.items()}
     return check("parity", all(tie for tie, _ in ties.values()), f"{differs}; {ties[first][1]}")
 
 
@@ -77,7 +77,7 @@ def bfloat16_step(value: float) -> float:
     return math.ldexp(torch.finfo(torch.bfloat16).eps, math.frexp(value)[1] - 1)
 
 
-def _scores(
+def scores(
     checkpoint: Checkpoint, request: Request, inputs: DeviceInputs, ours: Rows, places: set[int]
 ) -> dict[int, Tensor]:
     """What the token at each place is chosen from, float32 [B, vocab], after the very tokens in ``ours``."""
