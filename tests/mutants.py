@@ -22,7 +22,7 @@ def mutants(base: Any, count: int, seed: int) -> Iterator[tuple[str, Any]]:
     """
     rng = random.Random(seed)
     kinds = defaultdict(list)
-    for path in _paths(base):
+    for path in paths(base):
         kinds[tuple("*" if isinstance(part, int) else part for part in path)].append(path)
     for _ in range(count):
         path = rng.choice(kinds[rng.choice(list(kinds))])
@@ -35,11 +35,12 @@ def mutants(base: Any, count: int, seed: int) -> Iterator[tuple[str, Any]]:
         yield f"{'.'.join(map(str, path))}: {name} {told!r:.60}", damaged
 
 
-def _paths(value: Any, before: tuple = ()) -> Iterator[tuple]:
+def paths(value: Any, before: tuple = ()) -> Iterator[tuple]:
+    """The keys that lead to each entry of plain JSON."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
     for key, inner in items:
         yield (*before, key)
-        yield from _paths(inner, (*before, key))
+        yield from paths(inner, (*before, key))
 
 
 def _replace(holder: Any, key: Any, rng: random.Random) -> Any:

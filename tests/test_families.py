@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 import json
+import operator
+from functools import reduce
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import GOLDEN, GOLDEN_2, PAGES, SMALL_DUMMY_2, SMALL_UNLIMITED
 from golden_cases import RECORDINGS
+from mutants import paths
 from refusals import refused
 
 from ocr_phases import OcrPhasesError, OCRSession
@@ -104,22 +107,8 @@ def test_what_transformers_saves_loads_whole(
         native_config(saved)
 
 
-def numbers(section: object, path: tuple = ()) -> list[tuple]:
-    """The paths of all numbers in plain JSON."""
-    pairs = section.items() if isinstance(section, dict) else enumerate(section)
-    found = []
-    for key, value in pairs:
-        if isinstance(value, dict | list):
-            found += numbers(value, (*path, key))
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            found.append((*path, key))
-    return found
-
-
 def at(section, path):
-    for key in path:
-        section = section[key]
-    return section
+    return reduce(operator.getitem, path, section)
 
 
 def test_no_number_of_the_file_is_ignored():
@@ -130,7 +119,9 @@ def test_no_number_of_the_file_is_ignored():
         del raw["language_config"][name]  # of another kind of attention, which this model has not
     raw["language_config"] |= {"rope_theta": 10_000.0, "rms_norm_eps": 1e-6, "routed_scaling_factor": 1.0}
     before = native_config(raw).to_dict()
-    for path in numbers(raw):
+    numbers = [path for path in paths(raw) if type(at(raw, path)) in (int, float)]
+    assert len(numbers) > 30
+    for path in numbers:
         changed = copy.deepcopy(raw)
         section = at(changed, path[:-1])
         section[path[-1]] *= 2
