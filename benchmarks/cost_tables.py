@@ -1,6 +1,6 @@
 """Writes the tables of docs/cost.md from the cost model: ``python -m benchmarks.cost_tables``.
 
-`tests/test_cost_docs.py` fails where the page differs from the cost model.
+`tests/test_cost.py` fails where the page differs from the cost model.
 """
 
 from __future__ import annotations

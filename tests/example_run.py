@@ -182,15 +182,36 @@ def make_run(
     )
 
 
-def with_steps(run: PhaseRun, ms: Any) -> PhaseRun:
-    """The record with other step times: ``ms(step, repeat)`` on both clocks."""
+def altered(run: PhaseRun, **parts: Any) -> PhaseRun:
+    """The record with other entries in some parts: ``altered(run, model={"dtype": "bfloat16"})``."""
+    new = {
+        name: (getattr(run, name) or {}) | part if isinstance(part, dict) else part
+        for name, part in parts.items()
+    }
+    return dataclasses.replace(run, **new)
+
+
+def paced(run: PhaseRun, *factors: float, **only: str) -> PhaseRun:
+    """The record with its times, or those of the spans named by ``only``, times a factor, or one a repeat."""
     spans = run.spans.copy()
-    steps = spans["stage"] == "decode_step"
-    each = spans.loc[steps, ["step", "repeat"]].itertuples(index=False)
-    times = [float(ms(step, repeat)) for step, repeat in each]
-    for column in ("device_ms", "host_ms"):
-        spans.loc[steps, column] = times
+    named = (spans[[*only]] == pd.Series(only, dtype=object)).all(axis="columns")
+    for clock in ("device_ms", "host_ms"):
+        pace = factors[0] if len(factors) == 1 else spans["repeat"].map(dict(enumerate(factors)))
+        spans[clock] = spans[clock].mask(named, spans[clock] * pace)
     return dataclasses.replace(run, spans=spans)
+
+
+def with_times(run: PhaseRun, stage: str, ms: Any) -> PhaseRun:
+    """The record with other times of a stage: ``ms(step, repeat)`` on both clocks."""
+    spans = run.spans.copy()
+    named = spans["stage"] == stage
+    times = [float(ms(*each)) for each in spans.loc[named, ["step", "repeat"]].to_numpy()]
+    spans.loc[named, ["device_ms", "host_ms"]] = np.column_stack([times, times])
+    return dataclasses.replace(run, spans=spans)
+
+
+def with_steps(run: PhaseRun, ms: Any) -> PhaseRun:
+    return with_times(run, "decode_step", ms)
 
 
 def check_of(run: PhaseRun, name: str) -> Verdict:

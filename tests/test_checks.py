@@ -1,18 +1,19 @@
-"""The checklist over records: every shape, every rule that follows from a record, and how it is shown."""
+"""The checklist: every rule that follows from a record, noise and who made it, and how it is shown."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from conftest import GOLDEN, PAGES
+import torch
+from conftest import GOLDEN, PAGES, TINY_CONFIG
 from elements import Elements
-from example_run import SHAPES, check_of, make_run, with_steps
+from example_run import SHAPES, altered, check_of, make_run, paced, with_steps
 from wording import says
 
 from ocr_phases import PhaseRun
@@ -26,37 +27,55 @@ from ocr_phases.analyse.checks import (
     outlier_causes,
     run_checks,
     with_verdict,
+    worst_verdict,
 )
-from ocr_phases.analyse.sentences import checks_verdict
+from ocr_phases.analyse.noise import CONDITION_COLUMNS, is_noisy
+from ocr_phases.analyse.sentences import checks_verdict, headline, noise_warning, verdict
 from ocr_phases.analyse.stages import decode_trend
+from ocr_phases.collectors import machine
 from ocr_phases.report.render import execute_notebook, render_html
 from ocr_phases.show import results
+
+QUIET = {"waited_s": 0.01, "others": 0.01, "steal": 0.0, "load_start": 1.1, "load_end": 1.3}
+
+
+def met(run: PhaseRun, gpu: dict[str, Any] | None = None, cores: int = 2, **host: Any) -> PhaseRun:
+    """The record with what the machine did: quiet, but for ``host`` and ``gpu``."""
+    rows = [{"repeat": number, "wall_s": 4.0, "cpu_s": 4.0, **QUIET, **host} for number in run.repeats]
+    conditions = {"repeats": rows, "gpu": gpu}
+    return altered(run, device={"threads": 2, "host_cores": cores, "conditions": conditions})
+
+
+def with_ceilings(
+    bandwidth: float, flops: float = 1e13, dtype: str = "float32", cache: int = 1_000, **taken: Any
+) -> PhaseRun:
+    """A record of the tiny model with these measured ceilings."""
+    ceilings = {"bandwidth_bytes_per_s": bandwidth, "matmul_flops_per_s": flops, "matmul_dtype": dtype}
+    device = {"ceilings": ceilings | {"launch_us": 5.0, "taken": taken}, "cache_bytes": cache}
+    return altered(make_run(cuda=dtype != "float32"), model={"config": TINY_CONFIG}, device=device)
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.filterwarnings("error")
-def test_every_shape_has_every_check(shape: str) -> None:
-    run = make_run(**SHAPES[shape])
-    checks = run_checks(run)
-    expected = EXPECTATIONS if run.device["kind"] == "cuda" else ()
-    assert [check.name for check in checks] == [*RULES, *expected]
-    assert not with_verdict(checks, "fail")
+def test_every_shape_has_every_check_and_nothing_is_said_of_a_quiet_machine(shape: str) -> None:
+    run = met(make_run(**SHAPES[shape]))
+    checks, table = run_checks(run), checks_table(run)
+    assert [check.name for check in checks] == [*RULES, *(EXPECTATIONS if shape == "cuda" else ())]
+    assert (tuple(table.columns), len(table)) == (CHECK_COLUMNS, len(checks))
     for check in checks:
-        assert check.verdict in VERDICTS
+        assert check.verdict in (("note", "n/a") if check.name in EXPECTATIONS else VERDICTS)
         assert all(getattr(check, column) for column in CHECK_COLUMNS), check.name
-    assert all(check.verdict in ("note", "n/a") for check in checks if check.name in EXPECTATIONS)
-    table = checks_table(run)
-    assert tuple(table.columns) == CHECK_COLUMNS
-    assert len(table) == len(checks)
-    assert "nan" not in checks_verdict(checks)
+    assert (worst_verdict(checks), check_of(run, "busy_host").verdict) == ("pass", "pass")
+    assert noise_warning(run) == "" and not with_verdict(checks, "fail")
+    said = f"{headline(run)} {verdict(run)} {checks_verdict(checks)}"
+    assert "No check failed" in said and not {"trust", "nan"} & set(said.split())
     elements = Elements(results.checks_html(checks))
-    assert not elements.open
-    assert not elements.stray
+    assert not elements.open and not elements.stray
 
 
 def test_checks_of_another_version_are_kept_and_its_verdicts_shown() -> None:
     other = {"name": "from_the_future", "verdict": "fail", "expected": "more", "measured": "less"}
-    run = dataclasses.replace(make_run(), live_checks=[other])
+    run = altered(make_run(), live_checks=[other])
     assert check_of(run, "from_the_future").verdict == "fail"
     assert says(checks_verdict(run_checks(run)), f"1 of {len(RULES) + 1}", "failed", "from the future")
 
@@ -64,66 +83,101 @@ def test_checks_of_another_version_are_kept_and_its_verdicts_shown() -> None:
 # -- rules from the record ----------------------------------------------------------------------------
 
 
-def test_vision_in_decode_fails() -> None:
-    run = make_run()
+def strayed(run: PhaseRun) -> PhaseRun:
     stray = run.spans[run.spans["stage"] == "sam"].assign(phase="decode", step=3)
-    spans = pd.concat([run.spans, stray], ignore_index=True)
-    check = check_of(dataclasses.replace(run, spans=spans), "vision_in_prefill_only")
-    assert check.verdict == "fail"
-    assert says(check.measured, "sam", "1")
+    return altered(run, spans=pd.concat([run.spans, stray], ignore_index=True))
 
 
-@pytest.mark.parametrize("damage", [lambda sizes: sizes[:-1], lambda sizes: [*sizes[:-1], sizes[-1] * 2]])
-def test_cache_bytes_off_the_line_fail(damage: Any) -> None:
+def cached(run: PhaseRun, *last: int) -> PhaseRun:
+    return altered(run, cache={"bytes": [*run.cache["bytes"][:-1], *last]})
+
+
+def peaked(decode: float, **options: Any) -> PhaseRun:
+    run = make_run(**options)
+    return altered(run, memory={"peak_bytes": run.memory["peak_bytes"] | {"decode": [int(decode)] * 3}})
+
+
+def covered(share: float) -> PhaseRun:
+    """The prefill's stages, all but the whole, so many times as long."""
     run = make_run()
-    cache = {**run.cache, "bytes": damage(run.cache["bytes"])}
-    check = check_of(dataclasses.replace(run, cache=cache), "cache_linear")
-    assert check.verdict == "fail"
-    assert "1 of" in check.measured
+    return paced(paced(run, share, phase="prefill"), 1.0 / share, phase="prefill", stage="prefill")
+
+
+def looped() -> PhaseRun:
+    run, ids = make_run(rows=2), [*range(100), *[5, 6, 7] * 20]
+    loop = {"ids": ids, "token_texts": [f"<{n}>" for n in ids], "finish_reason": "length"}
+    return altered(run, results=[run.result, run.result | loop])
 
 
 @pytest.mark.parametrize(
-    ("cuda", "decode", "verdict"),
+    ("run", "name", "found", "told"),
     [
-        (True, 1.9e9, "pass"),
-        (True, 1.905e9, "pass"),
-        (True, 1.92e9, "note"),
-        (True, 3e9, "fail"),
-        (False, 1.905e9, "pass"),
-        (False, 3e9, "note"),
+        (strayed(make_run()), "vision_in_prefill_only", "fail", ("sam", "1")),
+        (cached(make_run()), "cache_linear", "fail", ("1 of",)),
+        (cached(make_run(), 1), "cache_linear", "fail", ("1 of",)),
+        (peaked(1.9e9, cuda=True), "decode_memory", "pass", ()),
+        (peaked(1.905e9, cuda=True), "decode_memory", "pass", ()),
+        (peaked(1.92e9, cuda=True), "decode_memory", "note", ()),
+        (peaked(3e9, cuda=True), "decode_memory", "fail", ()),
+        (peaked(1.905e9), "decode_memory", "pass", ()),
+        (peaked(3e9), "decode_memory", "note", ()),
+        (covered(1.0), "stage_coverage", "pass", ()),
+        (covered(0.5), "stage_coverage", "note", ()),
+        (covered(1.5), "stage_coverage", "fail", ()),
+        (paced(make_run(), 1.0, 1.04, 1.02), "repeat_spread", "pass", ()),
+        (paced(make_run(), 1.0, 1.14, 1.05), "repeat_spread", "note", ()),
+        (paced(make_run(), 1.0, 1.3, 1.1), "repeat_spread", "noisy", ()),
+        (make_run(repeats=1), "repeat_spread", "n/a", ()),
+        (make_run(), "impossible_values", "n/a", ()),
+        (with_ceilings(1e12), "impossible_values", "pass", ()),
+        (with_ceilings(1e6), "impossible_values", "noisy", ("exceeds the measured ceiling",)),
+        (with_ceilings(1e12, 1e6), "impossible_values", "noisy", ("exceeds the measured ceiling",)),
+        # The weights of a small model stay in a large cache: faster than memory, and no wonder.
+        (with_ceilings(1e6, cache=10**9), "impossible_values", "note", ("processor's cache",)),
+        (
+            with_ceilings(1e12, copy_ms=[4.0, 9.0, 8.8], matmul_ms=[5.0, 5.1]),
+            *("impossible_values", "noisy", ("copy", "2.2 times")),
+        ),
+        (with_ceilings(4.3e11, 7e14, "bfloat16"), "impossible_values", "noisy", ("bandwidth", "9.0 %")),
+        (
+            looped(),
+            *("repetition_loop", "note", ("row 2", "3 tokens 20 times from token 101 on, up to the limit")),
+        ),
     ],
 )
-def test_decode_memory_above_the_prefills(cuda: bool, decode: float, verdict: str) -> None:
-    run = make_run(cuda=cuda)
-    peaks = {**run.memory["peak_bytes"], "decode": [int(decode)] * 3}
-    run = dataclasses.replace(run, memory={**run.memory, "peak_bytes": peaks})
-    assert check_of(run, "decode_memory").verdict == verdict
-
-
-@pytest.mark.parametrize(("scale", "verdict"), [(1.0, "pass"), (0.5, "note"), (1.5, "fail")])
-def test_stage_coverage(scale: float, verdict: str) -> None:
-    run = make_run()
-    spans = run.spans.copy()
-    inner = (spans["phase"] == "prefill") & (spans["stage"] != "prefill")
-    spans.loc[inner, "device_ms"] *= scale
-    assert check_of(dataclasses.replace(run, spans=spans), "stage_coverage").verdict == verdict
+def test_rules(run: PhaseRun, name: str, found: str, told: tuple[str, ...]) -> None:
+    check = check_of(run, name)
+    assert (check.verdict, says(check.measured, *told)) == (found, True), check.measured
 
 
 @pytest.mark.parametrize(
-    ("ms_a_token", "verdict"),
-    [(0.0, "pass"), (1e-4, "pass"), (0.02, "note"), (0.2, "fail"), (-0.02, "pass")],
+    ("ms_a_token", "found"), [(0.0, "pass"), (1e-4, "pass"), (0.02, "note"), (0.2, "fail"), (-0.02, "pass")]
 )
-def test_the_trend_is_held_against_the_bytes_of_the_cache(ms_a_token: float, verdict: str) -> None:
+def test_the_trend_is_held_against_the_bytes_of_the_cache(ms_a_token: float, found: str) -> None:
     """61,440 bytes a token at 1 TB/s are 61 ns; the run has 238 steps of 10 ms."""
     rng = np.random.default_rng(1)
     run = with_steps(make_run(), lambda step, _: 10.0 + ms_a_token * step + rng.normal(0, 0.05))
-    slope = decode_trend(run).slope
-    assert slope == pytest.approx(ms_a_token, abs=2e-4)
+    assert decode_trend(run).slope == pytest.approx(ms_a_token, abs=2e-4)
     assert check_of(run, "decode_trend").verdict == "note"
-    known = dataclasses.replace(run, device={**run.device, "ceilings": {"bandwidth_bytes_per_s": 1e12}})
-    check = check_of(known, "decode_trend")
-    assert check.verdict == verdict
-    assert says(check.measured, "0.061 µs")
+    check = check_of(altered(run, device={"ceilings": {"bandwidth_bytes_per_s": 1e12}}), "decode_trend")
+    assert check.verdict == found and says(check.measured, "0.061 µs")
+
+
+def test_a_neighbour_is_not_called_a_broken_model() -> None:
+    def trend(repeats: int, slow: int, **busy: Any) -> Verdict:
+        """Of a record of so many repeats, of which so many grow slower."""
+        rng = np.random.default_rng(1)
+        run = with_steps(
+            make_run(repeats=repeats),
+            lambda step, repeat: 10 + rng.normal(0, 0.05) + 0.2 * step * (repeat < slow),
+        )
+        return check_of(
+            altered(met(run, **busy), device={"ceilings": {"bandwidth_bytes_per_s": 1e12}}), "decode_trend"
+        )
+
+    assert (trend(3, 3).verdict, trend(1, 1).verdict) == ("fail", "note")
+    for check in (trend(3, 3, waited_s=2.0), trend(3, 2)):
+        assert (check.verdict, says(check.measured, "too busy")) == ("n/a", True)
 
 
 @pytest.mark.parametrize(
@@ -132,44 +186,105 @@ def test_the_trend_is_held_against_the_bytes_of_the_cache(ms_a_token: float, ver
         (lambda step, repeat: step == 0, {}, "the first step"),
         (lambda step, repeat: step == 30, {}, "the host was held up"),
         (lambda step, repeat: step == 30, {"cuda": True}, "the host was late"),
+        (lambda step, repeat: step == 30, {"cuda": True, "host": 9.0}, "the device itself took longer"),
         (lambda step, repeat: step % 8 == 7, {"every": 8}, "the end token is read"),
         (lambda step, repeat: step == 111, {}, "the cache reached 1024 entries"),
         (lambda step, repeat: step == 30 and repeat > 1, {"repeats": 4}, "in 2 of 4 repeats"),
+        # A spike in a single repeat.
+        (lambda step, repeat: 2.0 * ((step, repeat) == (30, 1)), {"repeats": 5}, "in 1 of 5 repeats"),
     ],
 )
 def test_outliers_have_a_likely_cause(slow: Any, options: dict[str, Any], cause: str) -> None:
-    every = options.pop("every", 1)
-    run = with_steps(make_run(**options), lambda step, repeat: 60.0 if slow(step, repeat) else 10.0)
-    run = dataclasses.replace(run, request={**run.request, "eos_check_every": every})
-    causes = outlier_causes(run)
-    assert causes
-    assert all(cause in text for _, text in causes)
-    check = check_of(run, "outlier_steps")
+    every, host = options.pop("every", 1), options.pop("host", None)
+    run = with_steps(make_run(**options), lambda step, repeat: 60.0 * slow(step, repeat) or 10.0)
+    spans = run.spans.assign(host_ms=run.spans["host_ms"] if host is None else host)
+    run = altered(run, request={"eos_check_every": every}, spans=spans)
+    check, causes = check_of(run, "outlier_steps"), outlier_causes(run)
+    assert causes and all(cause in text for _, text in causes)
     assert (check.verdict, cause in check.measured) == ("note", True)
 
 
-def test_a_spike_in_one_repeat_is_an_outlier() -> None:
-    run = with_steps(make_run(repeats=5), lambda step, repeat: 120.0 if (step, repeat) == (30, 1) else 10.0)
-    assert outlier_causes(run) == [(30, "in 1 of 5 repeats: something else ran on this machine")]
+# -- noise --------------------------------------------------------------------------------------------
 
 
-def test_a_device_that_is_slow_itself_is_told_from_a_late_host() -> None:
-    run = with_steps(make_run(cuda=True), lambda step, _: 60.0 if step == 30 else 10.0)
-    spans = run.spans.copy()
-    spans.loc[(spans["stage"] == "decode_step") & (spans["step"] == 30), "host_ms"] = 9.0
-    assert outlier_causes(dataclasses.replace(run, spans=spans)) == [(30, "the device itself took longer")]
+def test_noise_is_said_beside_the_answer() -> None:
+    run = paced(make_run(), 1.0, 10.9, 8.6)
+    checks, document = run_checks(run), results.head_html(run)
+    assert not with_verdict(checks, "fail") and len(headline(run).split()) <= 20
+    assert says(verdict(run), "The machine was busy", "from repeat to repeat", "taskset")
+    assert says(checks_verdict(checks), "busy machine", "repeat spread")
+    assert 'op-noisy">noisy<' in document and ">pass<" not in document
+    assert Elements(document).said.count("The machine was busy") == 1
+    assert says(noise_warning(with_ceilings(1e6)), "exceeds the measured ceiling", "so that ceiling is wrong")
 
 
-# -- loops --------------------------------------------------------------------------------------------
+STATE = {"sm_mhz": 1_980, "max_sm_mhz": 1_980, "throttle_reasons": 0, "utilization": 0, "other_processes": 0}
 
 
-def test_a_loop_is_a_note_with_its_place() -> None:
-    run = make_run(rows=2)
-    ids = [*range(100), *[5, 6, 7] * 20]
-    looping = {**run.result, "ids": ids, "token_texts": [f"<{n}>" for n in ids], "finish_reason": "length"}
-    check = check_of(dataclasses.replace(run, results=[run.result, looping]), "repetition_loop")
-    assert check.verdict == "note"
-    assert says(check.measured, "row 2", "3 tokens 20 times from token 101 on, up to the limit")
+def gpu(before: dict[str, Any] | None = None, after: dict[str, Any] | None = None) -> PhaseRun:
+    """A GPU's record, its state before and after the repeats as usual but for these."""
+    states = {"before": STATE | (before or {}), "after": None if after is None else STATE | after}
+    return met(make_run(cuda=True), states)
+
+
+@pytest.mark.parametrize(
+    ("run", "found", "told"),
+    [
+        (met(make_run(), waited_s=2.0), "noisy", "33 %"),
+        (met(make_run(), waited_s=0.2), "note", "4.8 %"),
+        (met(make_run(), other_threads_s=0.4), "noisy", "the panel or other cells used 10 % of a core"),
+        (met(make_run(), other_threads_s=0.12), "note", "used 3.0 % of a core"),
+        (met(make_run(), other_threads_s=0.06), "pass", "waited for a core for 0.2 %"),
+        (met(make_run(), steal=0.2), "noisy", "hypervisor took 20 %"),
+        (met(make_run(), others=0.6), "note", "other programs took 60 %"),
+        (met(make_run(), others=0.6, waited_s=None), "noisy", "other programs took 60 %"),
+        (met(make_run(), cores=64, others=0.5, waited_s=None), "pass", "50 %"),  # there are cores enough
+        (met(make_run(), cpu_s=2.0, waited_s=None), "noisy", "50 %"),
+        (met(make_run(), **dict.fromkeys(("waited_s", *QUIET))), "n/a", "does not report"),
+        (gpu(after={}), "pass", "1,980 of 1,980 MHz"),
+        (gpu(after={"throttle_reasons": 0x24}), "noisy", "heat"),
+        (gpu(after={"throttle_reasons": 0x4}), "note", "at its power limit"),
+        (gpu(after={"sm_mhz": 1_000}), "note", "1,000 of 1,980 MHz"),
+        (gpu(after={"other_processes": 1}), "note", "1 other program"),
+        (gpu(), "pass", "waited"),
+        (gpu({"other_processes": 2, "utilization": 90}), "noisy", "2 other programs held the GPU, busy 90 %"),
+    ],
+)
+def test_a_busy_machine(run: PhaseRun, found: str, told: str) -> None:
+    check = check_of(run, "busy_host")
+    assert (check.verdict, says(check.measured, told)) == (found, True), check.measured
+    assert is_noisy(run) == (told in noise_warning(run)) == (found == "noisy")
+    assert not with_verdict(run_checks(run), "fail")
+
+
+def test_a_measurement_keeps_what_the_machine_did(tiny_session: Any, tmp_path: Path) -> None:
+    options = {"preset": "tiny", "max_new_tokens": 2, "repeats": 2, "warmup": 1, "ceilings": False}
+    run = tiny_session.run_inference(PAGES / "slide.png", **options)
+    run = PhaseRun.load(run.save(tmp_path / "run.json"))
+    conditions = run.device["conditions"]
+    assert [row["repeat"] for row in conditions["repeats"]] == run.repeats == [0, 1]
+    assert conditions["gpu"] is None
+    for row in conditions["repeats"]:
+        assert tuple(row) == CONDITION_COLUMNS and row["wall_s"] > 0 and row["cpu_s"] > 0
+    assert run.device["threads"] == torch.get_num_threads()
+    assert run.device["host_cores"] == run.device["cores"] >= 1
+    assert check_of(run, "busy_host").verdict in ("pass", "note", "noisy")
+
+
+def test_a_gpu_is_asked_through_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(
+        '#!/bin/sh\ncase "$1" in\n*compute-apps*) printf "11\\n12\\n";;\n'
+        '*) echo "1755, 1980, 0x0000000000000024, [N/A]";;\nesac\n'
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="7"))
+    device, named = torch.device("cuda", 0), {"sm_mhz": 1755, "throttle_reasons": 0x24, "other_processes": 1}
+    assert machine.gpu_state(device) == STATE | named | {"utilization": None}
+    tool.write_text("#!/bin/sh\nexit 9\n")
+    assert machine.gpu_state(device) is None
+    assert machine.gpu_state(torch.device("cpu")) is None
 
 
 # -- shown --------------------------------------------------------------------------------------------
@@ -178,25 +293,20 @@ def test_a_loop_is_a_note_with_its_place() -> None:
 def test_checks_are_escaped_and_a_failure_is_unfolded() -> None:
     bad = Verdict("fail", "<script>", "a<b", "<i>", "why", "<b>fix")
     elements = Elements(results.checks_html([bad, Verdict("pass", "y", "stage_coverage", "x", "why", "fix")]))
-    assert "<script>" in elements.said
-    assert "script" not in elements.tags()
+    assert "<script>" in elements.said and "script" not in elements.tags()
     assert [("open" in attributes) for tag, attributes in elements.found if tag == "details"] == [True, False]
 
 
-def test_the_troubleshooting_page_names_checks_that_exist() -> None:
+def test_texts_are_complete_and_the_troubleshooting_page_names_checks_that_exist() -> None:
+    for name, text in {**RULES, **EXPECTATIONS}.items():
+        assert text["expected"] and text["fix"].endswith("."), name
+        assert name in EXPECTATIONS or text["why"].endswith("."), name
     page = (PAGES.parents[1] / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
     names = {name.replace("_", " ") for name in (*RULES, *EXPECTATIONS)}
     named = set(re.findall(r"`([a-z]+ [a-z ]*[a-z]|stage coverage|parity)`", page))
     assert named <= names
     missing = names - named - {name for name in names if name.startswith("expected")}
     assert missing <= {"repeats agree", "single token steps", "cache reused", "cache growth", "host syncs"}
-
-
-def test_texts_are_complete() -> None:
-    for name, text in {**RULES, **EXPECTATIONS}.items():
-        assert text["expected"], name
-        assert text["fix"].endswith("."), name
-        assert name in EXPECTATIONS or text["why"].endswith("."), name
 
 
 @pytest.mark.parametrize("live", [True, False], ids=["live", "record"])

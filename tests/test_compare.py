@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from elements import Elements
-from example_run import SHAPES, make_run
+from example_run import SHAPES, altered, make_run, paced, with_times
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
@@ -28,20 +27,8 @@ from ocr_phases.analyse.statistics import LogMean, holm, leaders, log_ratio, spr
 from ocr_phases.cli import main
 from ocr_phases.files import MANIFEST_NAME
 from ocr_phases.record import PhaseRun
-from ocr_phases.show import plots_many, results_many
+from ocr_phases.show import results_many
 from ocr_phases.show.figures import figure_png
-
-
-def scaled(run: PhaseRun, factor: float, **only: str) -> PhaseRun:
-    """The record with all its times, or those of the spans named by ``only``, times ``factor``."""
-    spans = run.spans.copy()
-    rows = np.ones(len(spans), dtype=bool)
-    for column, value in only.items():
-        rows &= (spans[column] == value).to_numpy()
-    times = ["device_ms", "host_ms"]
-    spans.loc[rows, times] = spans.loc[rows, times] * factor
-    return dataclasses.replace(run, spans=spans)
-
 
 # -- statistics ---------------------------------------------------------------------------------------
 
@@ -80,10 +67,10 @@ def test_leaders_are_those_that_the_repeats_do_not_tell_from_the_first() -> None
         "slow": [20.0, 20.1, 20.2],
         "first": [10.0, 10.1, 10.2],
         "near": [10.1, 10.2, 10.1],
-        "single": [1.0],
+        "one": [1.0],
     }
     assert leaders({name: np.array(each) for name, each in times.items()}) == ["first", "near"]
-    assert leaders({"single": np.array([1.0])}) == []
+    assert leaders({"one": np.array([1.0])}) == []
 
 
 # -- comparing ----------------------------------------------------------------------------------------
@@ -95,15 +82,11 @@ def table_of(*runs: PhaseRun, **options: Any) -> pd.DataFrame:
 
 def test_a_change_is_found_where_it_is_and_three_metrics_have_a_verdict() -> None:
     base = make_run(repeats=5)
-    slow = scaled(base, 1.5, phase="prefill")
+    slow = paced(base, 1.5, phase="prefill")
     table = table_of(base, slow)
     assert tuple(table.reset_index()[list(COMPARE_COLUMNS)].columns) == COMPARE_COLUMNS
-    assert table["verdict"].replace("", np.nan).dropna().to_dict() == {
-        "prefill_ms": "slower",
-        "inter_token_ms": "equivalent",
-        "kv_cache_bytes": "equal",
-        "agreement": "equal",
-    }
+    verdicts = {"prefill_ms": "slower", "inter_token_ms": "equivalent", "kv_cache_bytes": "equal"}
+    assert table["verdict"].replace("", np.nan).dropna().to_dict() == verdicts | {"agreement": "equal"}
     row = table.loc["prefill/sam/global"]
     assert row["ratio"] == pytest.approx(1.5)
     assert row["difference"] == pytest.approx(row["other"] - row["baseline"])
@@ -113,18 +96,16 @@ def test_a_change_is_found_where_it_is_and_three_metrics_have_a_verdict() -> Non
 
 
 def test_energy_is_compared_without_a_verdict() -> None:
-    run = make_run()
     meters = [{"seconds": 2.0, "run_joules": joules, "idle_w": 80.0} for joules in (600.0, 200.0)]
-    devices = [{**run.device, "conditions": {"repeats": [], "energy": meter}} for meter in meters]
-    table = table_of(*(dataclasses.replace(run, device=device) for device in devices))
+    conditions = [{"conditions": {"repeats": [], "energy": meter}} for meter in meters]
+    table = table_of(*(altered(make_run(), device=device) for device in conditions))
     row = table.loc["energy_j", ["verdict", "unit", "baseline", "other"]]
     assert row.tolist() == ["", "J", 600.0, 200.0]
 
 
 def test_verdicts_know_which_way_is_better() -> None:
     base = make_run(repeats=5)
-    peaks = {**base.memory, "peak_bytes": {"decode": [2_000_000_000] * 5}}
-    slow = dataclasses.replace(scaled(base, 2.0), memory=peaks)
+    slow = altered(paced(base, 2.0), memory={"peak_bytes": {"decode": [2_000_000_000] * 5}})
     names = ["prefill_ms", "tokens_per_s", "decode_peak_bytes", "prefill_peak_bytes"]
     for runs, words in (
         ([base, slow], ["slower", "slower", "more", "n/a"]),
@@ -134,11 +115,10 @@ def test_verdicts_know_which_way_is_better() -> None:
 
 
 def test_what_only_one_has_and_single_repeats_have_no_verdict() -> None:
-    table = table_of(make_run(crops=False), make_run(repeats=1))
-    assert table.loc["prefill/sam/local", "verdict"] == ""
-    assert np.isnan(table.loc["prefill/sam/local", "baseline"])
-    assert table.loc["prefill_ms", "verdict"] == "n/a"
-    assert not Comparison([make_run(crops=False), make_run(repeats=1)]).headline.empty
+    compared = Comparison([make_run(crops=False), make_run(repeats=1)])
+    rows = compared.table.set_index("metric")
+    assert rows.loc[["prefill/sam/local", "prefill_ms"], "verdict"].tolist() == ["", "n/a"]
+    assert np.isnan(rows.loc["prefill/sam/local", "baseline"]) and not compared.headline.empty
     with refused():
         Comparison([make_run()])
 
@@ -156,25 +136,18 @@ def test_few_repeats_are_told_and_judge_what_is_far_apart(
     counts: tuple[int, int], told: tuple[str, ...]
 ) -> None:
     one, other = (make_run(repeats=count) for count in counts)
-    comparison = Comparison([one, scaled(other, 3.0)], ["a", "b"])
+    comparison = Comparison([one, paced(other, 3.0)], ["a", "b"])
     said, sentence = comparison.verdict, few_repeats(comparison.runs, comparison.labels)
-    assert says(sentence, *told) and bool(sentence) == bool(told)
-    assert said.endswith(sentence)
+    assert says(sentence, *told) and bool(sentence) == bool(told) and said.endswith(sentence)
     table = comparison.table.set_index("metric")
     assert table.loc["prefill_ms", "verdict"] == ("slower" if min(counts) > 1 else "n/a")
     assert ("slower" in said.removesuffix(sentence)) == (min(counts) > 1)
     assert table.loc["kv_cache_bytes", ["verdict", "ratio_low"]].tolist() == ["equal", 1.0]
-    assert figure_png(plots_many.plot_ratios(comparison.headline)).startswith(b"\x89PNG")
 
 
 def with_prefills(*ms: float) -> PhaseRun:
     """A record whose prefill took so long in each repeat."""
-    run = make_run(repeats=len(ms))
-    spans = run.spans.copy()
-    for repeat, time in enumerate(ms):
-        whole = (spans["repeat"] == repeat) & (spans["stage"] == "prefill")
-        spans.loc[whole, ["device_ms", "host_ms"]] = time
-    return dataclasses.replace(run, spans=spans)
+    return with_times(make_run(repeats=len(ms)), "prefill", lambda _, repeat: ms[repeat])
 
 
 @pytest.mark.parametrize(
@@ -193,9 +166,8 @@ def with_prefills(*ms: float) -> PhaseRun:
 )
 def test_three_verdicts(base: tuple[float, ...], other: tuple[float, ...], verdict: str) -> None:
     comparison = Comparison([with_prefills(*base), with_prefills(*other)], ["a", "b"])
-    row = comparison.table.set_index("metric").loc["prefill_ms"]
+    row, said = comparison.table.set_index("metric").loc["prefill_ms"], comparison.verdict
     assert row["verdict"] == verdict
-    said = comparison.verdict
     assert (f" {verdict} (" in said.partition("a decode step")[0]) or verdict == "noisy"
     assert ("unproven" in said) == (verdict == "noisy")
     reach = max(row["ratio"] / row["ratio_low"], row["ratio_high"] / row["ratio"]) - 1.0
@@ -220,16 +192,13 @@ def outcomes(runs: list[PhaseRun], percent: float, metrics: tuple[str, ...] = ()
 
 def test_limits() -> None:
     base, one = make_run(repeats=5), make_run(repeats=1)
-    runs = [base, scaled(base, 1.2)]
+    runs = [base, paced(base, 1.2)]
     assert outcomes(runs, 10) == {"prefill_ms": "worse", "inter_token_ms": "worse"}
-    assert set(outcomes(runs, 25).values()) == {"within"}
+    assert set(outcomes(runs, 25).values()) == set(outcomes(runs[::-1], 0).values()) == {"within"}
     for name in ("tokens_per_s", "prefill/language_model"):
         assert outcomes(runs, 10, (name,)) == {name: "worse"}
-    assert set(outcomes(runs[::-1], 0).values()) == {"within"}
-    assert outcomes([one, one], 10, ("kv_cache_bytes", "agreement")) == {
-        "kv_cache_bytes": "within",
-        "agreement": "within",
-    }
+    exact = ("kv_cache_bytes", "agreement")
+    assert outcomes([one, one], 10, exact) == dict.fromkeys(exact, "within")
     for pair, metrics in (
         (runs, ("speed",)),
         ([one, base], ()),
@@ -238,48 +207,41 @@ def test_limits() -> None:
     ):
         with refused():
             outcomes(pair, 10, metrics)
-
-
-def test_noise_proves_nothing() -> None:
+    # Noise proves nothing.
     loud = with_prefills(90, 150, 100)
     for other in (with_prefills(120, 110, 160), with_prefills(900, 910, 905)):
         assert outcomes([loud, other], 10) == {"prefill_ms": "undecided", "inter_token_ms": "undecided"}
     assert outcomes([loud, loud], 10, ("agreement",)) == {"agreement": "within"}
-    assert "nothing" in Comparison([loud, loud]).verdict or "unproven" in Comparison([loud, loud]).verdict
 
 
 def test_the_first_token_that_differs_is_named() -> None:
     base = make_run()
     ids, texts = list(base.result["ids"]), list(base.result["token_texts"])
-    assert first_other_token(base, base) == ""
-    change = {"ids": [*ids[:3], 7777, *ids[4:]], "token_texts": [*texts[:3], "\x1b[2J", *texts[4:]]}
-    other = dataclasses.replace(base, results=[{**base.result, **change}])
-    where = first_other_token(base, other)
-    assert says(where, "number 4") and where.index(r"'\x1b[2J'") < where.index(repr(texts[3]))
-    assert where in Comparison([base, other]).verdict
-    shorter = dataclasses.replace(base, results=[{**base.result, "ids": ids[:2], "token_texts": texts[:2]}])
-    where = first_other_token(base, shorter)
-    assert says(where, "number 3", "the end") and repr(texts[2]) in where
+
+    def where(ids: list[int], texts: list[str]) -> str:
+        other = altered(base, results=[base.result | {"ids": ids, "token_texts": texts}])
+        told = first_other_token(base, other)
+        assert told in Comparison([base, other]).verdict
+        return told
+
+    assert where(ids, texts) == ""
+    told = where([*ids[:3], 7777, *ids[4:]], [*texts[:3], "\x1b[2J", *texts[4:]])
+    assert says(told, "number 4") and told.index(r"'\x1b[2J'") < told.index(repr(texts[3]))
+    told = where(ids[:2], texts[:2])
+    assert says(told, "number 3", "the end") and repr(texts[2]) in told
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.filterwarnings("error")
 def test_every_shape_is_compared_and_drawn(shape: str) -> None:
     runs = [make_run(), make_run(**SHAPES[shape])]
-    labels = run_labels(runs)
-    compared = Comparison(runs, labels)
-    table, said = compared.table, compared.verdict
-    assert said.endswith(".")
-    assert "nan" not in said
-    for figure in (
-        plots_many.plot_ratios(compared.headline),
-        plots_many.plot_prefill_stages(runs, labels),
-        plots_many.plot_decode(runs, labels),
-    ):
-        assert figure_png(figure).startswith(b"\x89PNG")
-    elements = Elements(results_many.compare_html(table) + results_many.environment_html(compared.differs))
-    assert not elements.open
-    assert "nan" not in elements.said
+    compared = Comparison(runs, run_labels(runs))
+    for draw in (compared.plot.ratios, compared.plot.stages, compared.plot.decode):
+        assert figure_png(draw()).startswith(b"\x89PNG")
+    tables = results_many.compare_html(compared.table) + results_many.environment_html(compared.differs)
+    elements = Elements(tables)
+    assert not elements.open and "nan" not in elements.said + compared.verdict
+    assert compared.verdict.endswith(".")
 
 
 @pytest.mark.parametrize(
@@ -291,54 +253,38 @@ def test_every_shape_is_compared_and_drawn(shape: str) -> None:
     ],
 )
 def test_another_model_is_said(change: dict[str, str], sentence: str) -> None:
-    base = make_run()
-    base = dataclasses.replace(base, model=base.model | {"revision": "sha256:0"})
-    runs = [base, dataclasses.replace(base, model=base.model | change)]
-    assert sentence in Comparison(runs).verdict
+    base = altered(make_run(), model={"revision": "sha256:0"})
+    assert sentence in Comparison([base, altered(base, model=change)]).verdict
     assert sentence not in Comparison([base, base]).verdict
 
 
 # -- the verb -----------------------------------------------------------------------------------------
 
 
-def fail_above_ten(run: PhaseRun, folder: Path, after: str) -> Path:
-    """Compare ``run`` with itself 30 % slower in prefill, which fails; the folder with what was written."""
-    paths = [
-        str(run.save(folder / "before.json")),
-        str(scaled(run, 1.3, phase="prefill").save(folder / f"{after}.json")),
-    ]
-    assert main(["compare", *paths, "--out", str(folder / "out"), "--fail-above", "10"]) == 1
-    return folder / "out"
-
-
 def test_the_verb_writes_one_html_and_fails_above_a_limit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = fail_above_ten(make_run(repeats=5, page_name="<b>.png"), tmp_path, "after<i>")
+    run, out = make_run(repeats=5, page_name="<b>.png"), tmp_path / "out"
+    runs = {"before": run, "after<i>": paced(run, 1.3, phase="prefill")}
+    paths = [str(each.save(tmp_path / f"{name}.json")) for name, each in runs.items()]
+    assert main(["compare", *paths, "--out", str(out), "--fail-above", "10"]) == 1
     said = capsys.readouterr().out
     assert says(said, "after<i>", "prefill_ms", "worse", "10 %", "1.300")
     assert "after<i>: inter_token_ms" not in said
     assert {path.name for path in out.iterdir()} == {"compare.html", "compare.ipynb", MANIFEST_NAME}
     elements = Elements((out / "compare.html").read_text(encoding="utf-8"))
-    assert not elements.open
-    assert not elements.stray
-    assert not {"b", "i"} & elements.tags()
-    assert says(elements.said, "prefill", "30 % slower")
-    assert says(elements.said, "versions", "the same")
-    images = [attributes for tag, attributes in elements.found if tag == "img"]
-    assert len(images) == 1
-    drawings = [attributes for tag, attributes in elements.found if attributes.get("role") == "img"]
-    assert len(drawings) == 3
-    assert all(attributes["aria-label"] for attributes in drawings)
-    assert all((image["src"] or "").startswith("data:") and image["alt"] for image in images)
+    assert not elements.open and not elements.stray and not {"b", "i"} & elements.tags()
+    assert says(elements.said, "prefill", "30 % slower") and says(elements.said, "versions", "the same")
+    (image,) = (attributes for tag, attributes in elements.found if tag == "img")
+    assert (image["src"] or "").startswith("data:") and image["alt"]
+    drawings = [attributes for _, attributes in elements.found if attributes.get("role") == "img"]
+    assert len(drawings) == 3 and all(attributes["aria-label"] for attributes in drawings)
 
 
 def test_what_is_undecided_is_named_and_has_its_own_exit_code(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ocr_phases.report import render
-
-    monkeypatch.setattr(render, "write_report", lambda *_, **__: tmp_path / "compare.html")
+    monkeypatch.setattr("ocr_phases.report.render.write_report", lambda *_, **__: tmp_path / "compare.html")
     prefills = {
         "base": (90, 100, 96),
         "unsure": (104, 96, 112),

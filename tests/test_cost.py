@@ -1,9 +1,11 @@
-"""The cost model against the real class: parameters exactly, FLOPs by torch's counter on the meta device."""
+"""The cost model against the real class: parameters exactly, FLOPs by torch's counter on the meta device.
+
+docs/cost.md and the example of docs/how-it-works.md say what it computes.
+"""
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,15 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from conftest import GOLDEN, GOLDEN_2, GOLDEN_UNLIMITED, PAGES, TINY_CONFIG
+from example_run import altered
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
 from torch.utils.flop_counter import FlopCounterMode
 
+from benchmarks import cost_tables
+from benchmarks.documents import with_parts
 from ocr_phases.analyse.cost import (
     VisionCall,
     decode_cost,
@@ -23,26 +29,23 @@ from ocr_phases.analyse.cost import (
     prefill_cost,
     read_architecture,
     run_cost,
+    stage_cost,
     vision_calls,
 )
 from ocr_phases.config import read_model_config
-from ocr_phases.families import FAMILIES
+from ocr_phases.families import DEEPSEEK_OCR, FAMILIES
 from ocr_phases.models.wiring import NATIVES, family_of, native_config
 from ocr_phases.record import PhaseRun
 
 ROOT = Path(__file__).parents[1]
-PUBLISHED, PUBLISHED_2, UNLIMITED = (facts.config for facts in FAMILIES.values())
-CONFIGS: dict[str, dict[str, Any]] = {
-    "full": PUBLISHED,
-    "tiny": json.loads((ROOT / "data/tiny/config.json").read_text()),
-    "golden": json.loads((ROOT / "tests/golden/checkpoint/config.json").read_text()),
-    "full-2": PUBLISHED_2,
-    "golden-2": json.loads((ROOT / "tests/golden/deepseek-ocr-2/checkpoint/config.json").read_text()),
-    "full-unlimited": UNLIMITED,
-    "golden-unlimited": json.loads((ROOT / "tests/golden/unlimited-ocr/checkpoint/config.json").read_text()),
+PUBLISHED = FAMILIES[DEEPSEEK_OCR].config
+CONFIGS = {f"full {name}": facts.config for name, facts in FAMILIES.items()} | {"tiny": TINY_CONFIG}
+CONFIGS |= {
+    f"golden {folder.name}": json.loads((folder / "checkpoint/config.json").read_text())
+    for folder in (GOLDEN, GOLDEN_2, GOLDEN_UNLIMITED)
 }
 GRIDS = ((1, 1), (2, 1), (2, 3))
-PAGES = {
+CALLS = {
     name: [(preset.name, grid) for preset in facts.presets.values() for grid in GRIDS[: 1 + 2 * preset.crops]]
     for name, facts in FAMILIES.items()
 }
@@ -138,7 +141,7 @@ def test_vision_flops_are_those_torch_counts(built: Any) -> None:
     config, model = built
     family = family_of(model).facts.name
     seen = set()
-    for preset, grid in PAGES[family]:
+    for preset, grid in CALLS[family]:
         calls = vision_calls(preset, [grid], family)
         for call in {*calls} - seen:
             table = prefill_cost(config, prompt_len=1, views=[call])
@@ -166,12 +169,7 @@ def test_decode_flops_are_those_torch_counts(built: Any, batch: int, cache_len: 
     agree({stage: counted[stage] for stage in ("language_model", "lm_head")}, ours(table))
 
 
-@given(
-    experts=st.integers(1, 128),
-    share=st.floats(0.01, 1.0),
-    tokens=st.integers(1, 4096),
-    more=st.integers(0, 64),
-)
+@given(st.integers(1, 128), st.floats(0.01, 1.0), st.integers(1, 4096), st.integers(0, 64))
 def test_expected_experts_grow_from_top_k_to_all(experts: int, share: float, tokens: int, more: int) -> None:
     top_k = max(1, int(share * experts))
     reached = expected_experts(experts, top_k, tokens)
@@ -195,10 +193,8 @@ def test_a_record_says_what_it_cost(path: str) -> None:
 @pytest.mark.parametrize("prompt", ["markdown", "<image>\n<image>\nBoth pages."])
 def test_several_pages_cost_what_their_cache_holds(tiny_session: Any, prompt: str) -> None:
     """A batch of two rows, and one row of two pages."""
-    page = ROOT / "data/pages/receipt.png"
-    run = tiny_session.run_inference(
-        [page, page], prompt, preset="tiny", max_new_tokens=3, repeats=1, warmup=0, ceilings=False
-    )
+    options = {"preset": "tiny", "max_new_tokens": 3, "repeats": 1, "warmup": 0, "ceilings": False}
+    run = tiny_session.run_inference([PAGES / "receipt.png"] * 2, prompt, **options)
     table = run_cost(run)
     prefill, step = (table[table["phase"] == phase] for phase in ("prefill", "decode"))
     assert prefill["kv_bytes"].sum() == run.cache["bytes"][0]
@@ -209,33 +205,30 @@ def test_several_pages_cost_what_their_cache_holds(tiny_session: Any, prompt: st
 
 def test_the_vendors_head_runs_over_every_position() -> None:
     run = PhaseRun.load(ROOT / "tests/golden/run.json")
-    vendor = dataclasses.replace(run, model={**run.model, "implementation": "vendor"})
+    vendor = altered(run, model={"implementation": "vendor"})
     heads = [ours(run_cost(each).query("phase == 'prefill'"))["lm_head"] for each in (run, vendor)]
     assert heads[1] == heads[0] * run.request["prefill_len"]
 
 
 def test_what_is_unknown_is_said() -> None:
-    with refused():
-        prefill_cost({"model_type": "llama"}, prompt_len=1)
     cut = copy.deepcopy(PUBLISHED)
     del cut["language_config"]["hidden_size"]
-    with refused():
-        decode_cost(cut, cache_len=10)
-    with refused():
-        decode_cost(PUBLISHED, cache_len=0)
-    with refused():
-        prefill_cost(PUBLISHED, prompt_len=1, logits_for="some")
-    with refused():
-        vision_calls("huge", [(1, 1)])
-    with refused():
-        vision_calls("base", [(1, 1)], "other")
+    for asked in (
+        lambda: prefill_cost({"model_type": "llama"}, prompt_len=1),
+        lambda: decode_cost(cut, cache_len=10),
+        lambda: decode_cost(PUBLISHED, cache_len=0),
+        lambda: prefill_cost(PUBLISHED, prompt_len=1, logits_for="some"),
+        lambda: vision_calls("huge", [(1, 1)]),
+        lambda: vision_calls("base", [(1, 1)], "other"),
+    ):
+        with refused():
+            asked()
 
 
 def test_equal_rows_read_the_experts_of_one(tiny_session: Any) -> None:
-    pages = ROOT / "data/pages"
     options = {"max_new_tokens": 3, "repeats": 1, "warmup": 0, "ignore_eos": True, "ceilings": False}
-    equal = tiny_session.run_inference([pages / "form.png"] * 2, **options)
-    other = tiny_session.run_inference([pages / "form.png", pages / "paper.png"], **options)
+    equal = tiny_session.run_inference([PAGES / "form.png"] * 2, **options)
+    other = tiny_session.run_inference([PAGES / "form.png", PAGES / "paper.png"], **options)
     text = read_architecture(equal.model["config"]).text
 
     def experts(run: PhaseRun) -> float:
@@ -248,3 +241,39 @@ def test_equal_rows_read_the_experts_of_one(tiny_session: Any) -> None:
     assert experts(other) == pytest.approx(
         share * expected_experts(text.n_routed_experts, text.num_experts_per_tok, 2)
     )
+
+
+# -- the docs -----------------------------------------------------------------------------------------
+
+
+def test_the_tables_are_up_to_date() -> None:
+    page = (ROOT / "docs" / "cost.md").read_text(encoding="utf-8")
+    assert with_parts(page, cost_tables.tables()) == page, "run: python -m benchmarks.cost_tables"
+
+
+def test_the_worked_example_is_computed_and_measured() -> None:
+    page = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    run = PhaseRun.load(ROOT / "data/runs/h200-dummy-base.json")
+    config, length, tokens = run.model["config"], int(run["prefill_len"]), int(run["tokens"])
+    views = vision_calls("base", [(1, 1)])
+    table = stage_cost(prefill_cost(config, prompt_len=length, views=views)).set_index("stage")
+    prefill = int(table["flops"].sum())
+    ends = [decode_cost(config, cache_len=length + step) for step in (1, tokens - 1)]
+    steps = (tokens - 1) * sum(int(end["flops"].sum()) for end in ends) // 2  # linear in the cache's length
+    one = int(decode_cost(config, cache_len=1)["kv_bytes"].sum())
+    expected = [
+        *(f"| {flops / 1e9:,.1f} |" for flops in (prefill, steps, prefill + steps)),
+        *(
+            f"| {table['flops'][stage] / 1e9:.1f} | {run[f'{stage}_ms']:.1f} ms |"
+            for stage in ("sam", "clip")
+        ),
+        " to ".join(f"{end['flops'].sum() / 1e9:.3f}" for end in ends),
+        f"| {ends[0]['weight_bytes'].sum():,} |",
+        f"| {one:,} |",
+        f"| {length * one:,} |",
+        f"x [1, 10, {length + tokens - 1}, 128] | {int(run['kv_cache_bytes']):,} |",
+        f"| {run['prefill_ms']:.1f} ms |",
+        f"| {run['inter_token_ms']:.1f} ms |",
+        f"| {run['decode_ms']:,.0f} ms |",
+    ]
+    assert [text for text in expected if text not in page] == []

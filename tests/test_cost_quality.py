@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -11,10 +10,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from batch_example import make_batch
+from batch_example import QUICK, make_batch
 from conftest import PAGES
 from elements import Elements
-from example_run import make_run
+from example_run import altered, make_run
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
@@ -58,8 +57,10 @@ def test_the_frontier_is_what_nothing_beats(points: list[tuple[int, int]]) -> No
 
 
 def ended(run: PhaseRun, **model: Any) -> PhaseRun:
-    request = {**run.request, "ignore_eos": False}
-    return dataclasses.replace(run, request=request, model={**run.model, **model})
+    return altered(run, request={"ignore_eos": False}, model=model)
+
+
+IGNORING = altered(make_run(), request={"ignore_eos": True})
 
 
 def presets(truth: Truth | None = None) -> dict[str, PhaseRun]:
@@ -70,19 +71,16 @@ def presets(truth: Truth | None = None) -> dict[str, PhaseRun]:
 
 
 def test_losses_are_by_the_truth_or_by_agreement_with_the_richest() -> None:
-    lost = losses(presets(TRUTH))
+    lost, agreed = losses(presets(TRUTH)), losses(presets())
     assert lost["edit_distance"].tolist()[1:] == [0.0, 0.0] and 0.1 < lost.loc["small", "edit_distance"] < 1.0
-    assert lost["agreement"].isna().all()
-    agreed = losses(presets())
-    assert agreed["edit_distance"].isna().all() and set(agreed["reference"]) == {"large"}
-    assert agreed.loc["large", "agreement"] == 1.0
+    assert lost["agreement"].isna().all() and agreed["edit_distance"].isna().all()
+    assert set(agreed["reference"]) == {"large"} and agreed.loc["large", "agreement"] == 1.0
     assert agreed.loc["small", "agreement"] == pytest.approx(1.0 - lost.loc["small", "edit_distance"])
-    ignoring = {name: make_run() for name in "ab"}
-    runs = {
-        name: dataclasses.replace(run, request={**run.request, "ignore_eos": True})
-        for name, run in ignoring.items()
-    }
-    assert losses(runs)["agreement"].isna().all()
+    # Records that ignored the end token say nothing of a text, and take no truth.
+    assert losses({"a": IGNORING, "b": IGNORING})["agreement"].isna().all()
+    assert losses({"a": IGNORING.with_truth(TRUTH)})["edit_distance"].isna().all()
+    with refused():
+        SweepResult({"a": IGNORING}, pd.DataFrame()).with_truth("page.md")
 
 
 @pytest.mark.parametrize("truth", [TRUTH, None])
@@ -99,13 +97,6 @@ def test_a_sweep_says_what_its_cells_lose(truth: Truth | None) -> None:
     shown = Elements(results_many.cost_quality(found).html())
     assert {"h2", "svg", "table"} <= shown.tags()
     assert len(figure_png(found.plot.cost_quality())) > 10_000
-
-
-def test_records_that_ignored_the_end_token_take_no_truth() -> None:
-    run = dataclasses.replace(make_run(), request={**make_run().request, "ignore_eos": True})
-    with refused():
-        SweepResult({"a": run}, pd.DataFrame()).with_truth("page.md")
-    assert losses({"a": run.with_truth(TRUTH)})["edit_distance"].isna().all()
 
 
 def test_a_sweep_with_a_truth_ends_at_the_end_token_and_keeps_it(golden_session: Any, tmp_path: Path) -> None:
@@ -149,8 +140,7 @@ TEXT_HEAVY = make_run().text.replace("light", "heavy")  # type: ignore[union-att
 
 def test_the_text_of_every_row_is_compared() -> None:
     base = make_run(rows=2)
-    second = {**base.results[1], "text": TEXT_HEAVY}
-    other = dataclasses.replace(base, results=[base.results[0], second])
+    other = altered(base, results=[base.results[0], base.results[1] | {"text": TEXT_HEAVY}])
     (agreement,) = text_changes(base, other)["other"]
     (alone,) = text_changes(make_run(), make_run(text=TEXT_HEAVY))["other"]
     assert agreement == pytest.approx((1.0 + alone) / 2)
@@ -159,8 +149,7 @@ def test_the_text_of_every_row_is_compared() -> None:
 
 def test_only_texts_of_one_page_and_one_truth_are_compared() -> None:
     base = make_run()
-    page = {**base.page, "sha256": "0" * 64}
-    assert text_changes(base, dataclasses.replace(base, pages=[page])).empty
+    assert text_changes(base, altered(base, pages=[base.page | {"sha256": "0" * 64}])).empty
     assert text_changes(base, make_run(return_text=False)).empty
     found = text_changes(base.with_truth(TRUTH), base.with_truth(HEAVY))
     assert found["metric"].tolist() == ["agreement"]
@@ -220,9 +209,9 @@ def test_pages_of_one_name_are_not_one_page(tmp_path: Path) -> None:
         folder = tmp_path / job.folder
         attempt = {"seconds": 1.0, "failure": None}
         run = ended(make_run(crops=number % 2 == 1, max_tokens=None if number % 2 else 40))
-        page = {**run.page, "sha256": job.sha256}
+        page = run.page | {"sha256": job.sha256}
         folder.mkdir(parents=True)
-        record = dataclasses.replace(run, pages=[page]).save(folder / "run.json")
+        record = altered(run, pages=[page]).save(folder / "run.json")
         done = {"state": "done", "failure": None, "reason": "", "attempts": [attempt], "report": None}
         write_status(folder / "status.json", {**vars(job), **done, "record": file_hash(record)})
     pages = build_index(tmp_path).pages
@@ -312,20 +301,9 @@ def test_the_index_shows_quality_worst_pages_first() -> None:
 def test_batch_measures_every_page_at_every_preset(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    quick = [
-        "--max-new-tokens",
-        "3",
-        "--repeats",
-        "1",
-        "--warmup",
-        "0",
-        "--device",
-        "cpu",
-        "--render",
-        "none",
-    ]
     out = tmp_path / "out"
-    command = ["batch", str(PAGES / "slide.png"), "--presets", "tiny,small", "--out", str(out), *quick]
+    command = ["batch", str(PAGES / "slide.png"), "--presets", "tiny,small", "--out", str(out), *QUICK]
+    command += ["--render", "none"]
     assert main([*command, "--truth", str(PAGES), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["truths_failed"] == 0
     pages = pd.read_csv(out / "pages.csv")

@@ -1,4 +1,4 @@
-"""Reading regions out of model text, and what each one cost."""
+"""Reading regions out of model text, what each one cost, and how that is drawn."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import time
 
 import pandas as pd
 import pytest
-from conftest import GOLDEN
+from conftest import GOLDEN, PAGES
+from example_run import altered, make_run
 from grounding_texts import CASE, fuzzed, marked
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ocr_phases.analyse.grounding import (
-    PREAMBLE,
-    Region,
-    parse_grounding,
-    token_regions,
-)
+from ocr_phases import OCRSession
+from ocr_phases.analyse.grounding import PREAMBLE, Region, parse_grounding, token_regions
 from ocr_phases.analyse.regions import REGION_COLUMNS, TYPE_COLUMNS, region_table, type_table
+from ocr_phases.show import page as page_view
+from ocr_phases.show import results
+from ocr_phases.show.figures import figure_png
 
 
 def boxes_of(listing: str) -> tuple[tuple[tuple[int, ...], ...], bool, int]:
@@ -43,22 +43,19 @@ def test_golden_text() -> None:
 
 
 def test_real_model_output() -> None:
-    text = (GOLDEN / "real_model_output.txt").read_text(encoding="utf-8")
-    grounding = parse_grounding(text)
-    assert [(region.label, region.boxes) for region in grounding.regions] == [
-        ("text", ((55, 43, 130, 60),)),
-        ("image", ((70, 93, 450, 360),)),
-        ("text", ((460, 95, 896, 132),)),
-        ("equation", ((460, 217, 550, 256),)),
-        ("table", ((57, 450, 360, 500),)),
-        ("text", ((55, 515, 110, 534),)),
-        ("text", ((230, 515, 293, 534),)),
+    grounding = parse_grounding((GOLDEN / "real_model_output.txt").read_text(encoding="utf-8"))
+    told = [(region.label, *region.boxes, region.text) for region in grounding.regions]
+    first = "Prvi dan trčanja Tomislav može izabrati na 7 različitih načina."
+    assert told[:4] == [
+        ("text", (55, 43, 130, 60), "2. način:"),
+        ("image", (70, 93, 450, 360), ""),
+        ("text", (460, 95, 896, 132), first),
+        ("equation", (460, 217, 550, 256), r"\[ \frac{7 \cdot 4}{2} = 14. \]"),
     ]
-    assert [region.text for region in grounding.regions[:4]] == [
-        "2. način:",
-        "",
-        "Prvi dan trčanja Tomislav može izabrati na 7 različitih načina.",
-        r"\[ \frac{7 \cdot 4}{2} = 14. \]",
+    assert [each[:2] for each in told[4:]] == [
+        ("table", (57, 450, 360, 500)),
+        ("text", (55, 515, 110, 534)),
+        ("text", (230, 515, 293, 534)),
     ]
     assert grounding.regions[-1].text == "B) 108"
     assert (grounding.dropped, any(region.repaired for region in grounding.regions)) == (0, False)
@@ -236,3 +233,42 @@ def test_what_is_written_is_read_back(written: list[tuple[str, list[list[int]]]]
         in_order = [(min(a, c), min(b, d), max(a, c), max(b, d)) for a, b, c, d in boxes]
         assert list(region.boxes) == in_order
         assert region.repaired == ([list(box) for box in in_order] != boxes)
+
+
+# -- of records ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["receipt", "form", "slide"])
+def test_regions_and_preamble_sum_to_the_token_table_exactly(name: str, tiny_session: OCRSession) -> None:
+    run = tiny_session.run_inference(PAGES / f"{name}.png", max_new_tokens=160, repeats=2, warmup=0)
+    tokens, grounding = run.token_table, parse_grounding(run.text or "")
+    assert len(grounding.regions) > 1
+    table = region_table(grounding, tokens)
+    types = type_table(table)
+    assert table["decode_ms"].sum() == tokens["device_ms"].sum() == types["decode_ms"].sum()
+    assert table["tokens"].sum() == len(tokens) == types["tokens"].sum()
+    assert table["share"].sum() == pytest.approx(1.0)
+    steps = run.spans[run.spans["stage"] == "decode_step"].groupby("step")["device_ms"].median()
+    assert table["decode_ms"].sum() == pytest.approx(steps.sum(), abs=1e-6 * len(steps))
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.text(max_size=200), st.integers(1, 3), st.booleans(), st.integers(0, 1000))
+def test_any_text_in_a_record_adds_up_exactly(text: str, repeats: int, preamble: bool, seed: int) -> None:
+    mark = marked("text", [[1, 2, 300, 400]])
+    run = make_run(text=("Well: " if preamble else "") + mark + text + mark, repeats=repeats, seed=seed)
+    tokens = run.token_table
+    table = region_table(parse_grounding("".join(tokens["text"])), tokens)
+    assert table["decode_ms"].sum() == tokens["device_ms"].sum()
+    assert (table["region"].iloc[0] == -1) == preamble
+
+
+def test_the_chart_names_types_as_text_and_no_page_vanishes() -> None:
+    text = "".join(marked(f"${kind}_$x^2", [[1, 2, 3, 4]]) + f"text {kind}" for kind in range(20))
+    figure = page_view.plot_region_types(make_run(text="Sure. " + text))
+    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert len(names) == 12 and all("$" in name or name == "preamble" for name in names)
+    figure_png(figure)
+    run = make_run()
+    document = results.page(altered(run, pages=run.pages * 2)).html()
+    assert "Page 2 of 2" in document and "marks no pages: all boxes are on the first" in document

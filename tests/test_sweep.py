@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import GOLDEN, PAGES, TINY_CONFIG
 from elements import Elements
-from example_run import failed_cells, make_run
+from example_run import altered, failed_cells, make_run, paced
 from PIL import Image
 from refusals import refused
 from wording import says
@@ -66,16 +66,15 @@ def folder(finished: Path, tmp_path: Path) -> Path:
 def records() -> dict[str, PhaseRun]:
     """Records as a sweep over two presets, two strategies, two batch sizes and two lengths leaves them."""
     runs = {}
-    ways = itertools.product((False, True), ("eager", "cuda_graph"), (1, 4), (5, 60))
-    for crops, strategy, rows, tokens in ways:
+    for cell in itertools.product((False, True), ("eager", "cuda_graph"), (1, 4), (5, 60)):
+        crops, strategy, rows, tokens = cell
         run = make_run(crops=crops, rows=rows, max_tokens=tokens, cuda=strategy != "eager")
-        model = {**run.model, "strategy": strategy, "config": TINY_CONFIG}
-        runs[f"{crops}-{strategy}-{rows}-{tokens}"] = dataclasses.replace(run, model=model)
+        runs["-".join(map(str, cell))] = altered(run, model={"strategy": strategy, "config": TINY_CONFIG})
     return runs
 
 
 def with_vision(run: PhaseRun, vision: str) -> PhaseRun:
-    return dataclasses.replace(run, request={**run.request, "vision": vision})
+    return altered(run, request={"vision": vision})
 
 
 # -- measuring ----------------------------------------------------------------------------------------
@@ -330,9 +329,7 @@ def test_the_table_has_a_row_a_record() -> None:
 
 def at_pace(run: PhaseRun, *factors: float, strategy: str = "eager") -> PhaseRun:
     """The record as another strategy's, each repeat so many times as long."""
-    pace = run.spans["repeat"].map(dict(enumerate(factors)))
-    spans = run.spans.assign(device_ms=run.spans["device_ms"] * pace)
-    return dataclasses.replace(run, spans=spans, model={**run.model, "strategy": strategy})
+    return altered(paced(run, *factors), model={"strategy": strategy})
 
 
 def test_noisy_cells_come_first_and_are_never_the_best() -> None:

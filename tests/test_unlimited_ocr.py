@@ -37,7 +37,6 @@ from ocr_phases.steps.sampling import NoRepeatNGrams, windowed_processors
 FACTS = FAMILIES[UNLIMITED_OCR]
 WINDOW = 16
 RECORDED_RUN = RECORDINGS[UNLIMITED_OCR]
-UNLIMITED_SMALL = json.loads((GOLDEN_UNLIMITED / "checkpoint" / "config.json").read_text())
 
 
 # -- prompts -----------------------------------------------------------------------------------------

@@ -144,10 +144,8 @@ def decode_floor(run: PhaseRun) -> pd.DataFrame:
         return pd.DataFrame(columns=list(DECODE_FLOOR_COLUMNS))
     lengths, shape = steps["cache_len"].to_numpy(dtype=np.int64), run_shape(run)
     seen = attended(run, lengths)[:, None, None]
-    first, second = (
-        stage_cost(decode_cost(run.model["config"], cache_len=length, **shape))[["flops", "bytes"]].to_numpy()
-        for length in (1, 2)
-    )
+    costs = [stage_cost(decode_cost(run.model["config"], cache_len=length, **shape)) for length in (1, 2)]
+    first, second = (table[["flops", "bytes"]].to_numpy() for table in costs)
     # FLOPs and bytes of each stage are linear in the cache's length.
     flops, moved = (first + (second - first) * (seen - 1)).T  # each [stages, steps]
     floor_ms = ceilings.floors(flops, moved)[0].sum(axis=0)
