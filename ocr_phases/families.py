@@ -189,23 +189,23 @@ def _families() -> dict[str, FamilyFacts]:
     return msgspec.convert(table, dict[str, FamilyFacts])
 
 
+#: The families by name; the first is that of a record that names none.
 FAMILIES = _families()
-"""The families by name; the first is that of a record that names none."""
 
+#: DeepSeek-OCR's prompt presets by name; in ``locate``, ``{words}`` stands for the user's words.
 PROMPTS = FAMILIES[DEEPSEEK_OCR].prompts
-"""DeepSeek-OCR's prompt presets by name; in ``locate``, ``{words}`` stands for the user's words."""
 
+#: The vision encoders of all families; a record has spans of its own family's.
 ENCODERS = tuple(dict.fromkeys(stage for facts in FAMILIES.values() for stage in facts.encoders))
-"""The vision encoders of all families; a record has spans of its own family's."""
 
+#: The same and the projector, in the order that a view goes through them.
 VISION_STAGES = (*ENCODERS, "projector")
-"""The same and the projector, in the order that a view goes through them."""
 
+#: The presets of all families.
 PRESET_NAMES = tuple(dict.fromkeys(name for facts in FAMILIES.values() for name in facts.presets))
-"""The presets of all families."""
 
+#: The prompt presets of all families.
 PROMPT_NAMES = {name for facts in FAMILIES.values() for name in facts.prompts}
-"""The prompt presets of all families."""
 
 
 def windowed_length(length: int, prompt_len: int, window: int | None) -> int:

@@ -24,39 +24,39 @@ import tempfile
 import uuid
 import warnings
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ocr_phases.errors import CannotWrite, OcrPhasesError, stop_signals
 
+#: A record's name where nobody names it.
 RECORD = "run.json"
-"""A record's name where nobody names it."""
 
 LOCK_NAME = ".ocr_phases.lock"
 TRACE_NAME = "trace.json.gz"
 MANIFEST_NAME = ".ocr_phases.sha256"  # no .json: folders are searched for records
 REPORT_FOLDER = "ocr_phases_report"
 
+#: The first entry of every trace that this package writes.
 TRACE_OWNER = {"otherData": {"producer": "ocr_phases"}}
-"""The first entry of every trace that this package writes."""
 
+#: Pillow's names of the formats that a page may have. No other one is tried: some start programs
+#: (PostScript starts Ghostscript). Through JPEG it reads MPO, the pictures of some phones.
 FORMATS = ("PNG", "JPEG", "JPEG2000", "TIFF", "WEBP", "BMP", "GIF", "PPM", "AVIF")
-"""Pillow's names of the formats that a page may have. No other one is tried: some start programs (PostScript
-starts Ghostscript). Through JPEG it reads MPO, the pictures of some phones."""
 
+#: The suffixes of files that may have several pages, in small letters.
 PAGED_SUFFIXES = (".pdf", ".tif", ".tiff")
-"""The suffixes of files that may have several pages, in small letters."""
 
 _SUFFIXES = "pdf png jpg jpeg jp2 tif tiff webp bmp gif ppm pgm pbm pnm avif"
+#: The suffixes of a page's file, in small letters.
 PAGE_SUFFIXES = frozenset(f".{name}" for name in _SUFFIXES.split())
-"""The suffixes of a page's file, in small letters."""
 
+#: Most pages that are taken of one file.
 MOST_FILE_PAGES = 10_000
-"""Most pages that are taken of one file."""
 
+#: Largest file that is read whole, in bytes.
 LARGEST_FILE = 2**30
-"""Largest file that is read whole, in bytes."""
 
 _OWN_HEAD = re.compile(
     rb'\{"schema":\s*\d+,\s*"created":\s*"[^"]*",\s*"versions":\s*\{'
@@ -234,6 +234,17 @@ def folder_for(given: str | Path | None, default: str | Path, names: str = "", *
         more = f" and {len(own) - _MOST_NAMED} more" if len(own) > _MOST_NAMED else ""
         print(f"Replacing in {folder}: {', '.join(own[:_MOST_NAMED])}{more}.", file=sys.stderr)
     return folder
+
+
+def folders_of(pages: Sequence[str], out: Path) -> list[Path]:
+    """A folder for each page, named like it; a number is added where two pages share a name."""
+    folders: list[Path] = []
+    for page in pages:
+        name, number = split_page(page)
+        stem = Path(name).stem + number.replace("#", "-")
+        free = (f"{stem}-{count}" if count > 1 else stem for count in itertools.count(1))
+        folders.append(next(out / name for name in free if out / name not in folders))
+    return folders
 
 
 def check_names(

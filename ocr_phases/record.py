@@ -166,7 +166,7 @@ class PhaseRun:
         ``stage_coverage`` is the sum of the prefill's stages over the whole prefill. ``compression_ratio`` is
         text tokens over valid image tokens, as the vendor counts both, of the first row: the text is
         tokenised anew, and may then have more tokens than were generated. ``generated_compression_ratio`` is
-        of the generated ones.
+        of the generated ones. What pages cost is `ocr_phases.analyse.cost.page_cost`.
         """
         return dict(self._summary)
 
@@ -180,7 +180,7 @@ class PhaseRun:
         stages = np.sum([self.repeat_ms(stage, "prefill") for stage in PREFILL_STAGES], axis=0)
         peaks = self.memory.get("peak_bytes", {})
         valid = sum(page["valid_image_tokens"] for page in self.pages if page["row"] == 0)
-        return {
+        figures = {
             "prefill_ms": medians.get(("prefill", "prefill")),
             "decode_ms": medians.get(("decode", "decode")),
             "tokens": self.token_count,
@@ -204,13 +204,13 @@ class PhaseRun:
             "prefill_peak_bytes": max(peaks.get("prefill", []), default=None),
             "decode_peak_bytes": max(peaks.get("decode", []), default=None),
             "peak_bytes": max((max(values) for values in peaks.values() if values), default=None),
-            "energy_j": ((self.device.get("conditions") or {}).get("energy") or {}).get("run_joules"),
             "kv_cache_bytes": max(self.cache.get("bytes", []), default=None),
             "text_tokens": self.result.get("text_tokens"),
             "valid_image_tokens": valid,
             "compression_ratio": _ratio(self.result.get("text_tokens"), valid),
             "generated_compression_ratio": _ratio(self.token_count, valid),
         }
+        return figures | elsewhere("analyse.cost.page_cost")(self, figures["page_ms"])
 
     @property
     def page(self) -> dict[str, Any]:
@@ -279,8 +279,7 @@ class PhaseRun:
 
     def truth_of(self, row: int = 0) -> Truth | None:
         """What the page of a row says, where the record has it."""
-        _nth(self.results, row, "row")
-        kept = None if self.truths is None else self.truths[row]
+        kept = _nth(self.truths or [None] * len(self.results), row, "row")
         return None if kept is None else msgspec.convert(kept, Truth)
 
     def page_name(self, row: int = 0) -> str:

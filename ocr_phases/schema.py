@@ -147,7 +147,7 @@ _KINDS: dict[str, Any] = {
     "ms": Annotated[float, Meta(ge=0, le=2**33)],
     "time": Annotated[float, Meta(gt=0, le=2**33)],  # ms, of what was timed
     "start": Annotated[float, Meta(ge=-(2**33), le=2**33)],
-    "amount": Annotated[float, Meta(ge=0, le=2**24)],  # seconds, watts, joules, a load average
+    "amount": Annotated[float, Meta(ge=0, le=2**24)],  # s, W, J, a load average, a price
     "rate": Annotated[float, Meta(ge=1, le=1e21)],  # a second
     # Ticks of 10 ms may add up to a little more than the whole.
     "share": Annotated[float, Meta(ge=0, le=1.5)],
@@ -185,7 +185,7 @@ _PARTS = {
     "request": """prompt:text prompts:text* preset:text preset_choice?:text max_new_tokens:some repeats:some
         warmup:count prefill_len:positions batch?:some infer?:infer? grounding?:flag? return_text?:flag
         ignore_eos?:flag eos_check_every?:some first_token?:text seed:seed strategy:text vision:text
-        autocast?:flag embed_page?:flag generate?:flag verify?:flag""",
+        autocast?:flag embed_page?:flag generate?:flag verify?:flag price_per_hour?:amount?""",
     "result": "ids:count+ token_texts:text* text:text? finish_reason?:text text_tokens?:count?",
     "memory": "source?:text? peak_bytes?:peaks weights_bytes?:count?",
     "cache": """lengths?:positions* window?:positions entries?:positions* bytes_per_token?:count bytes?:count*

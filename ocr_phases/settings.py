@@ -235,6 +235,7 @@ class RunSettings(_Checked):
     kernels: bool = False
     kernel_steps: Steps = 32
     kernel_trace: str | Path | None = None
+    price_per_hour: Annotated[float, Meta(gt=0, le=2**24)] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -299,9 +300,9 @@ def declared(setting: Field[Any]) -> Any:
 
 
 def kind(setting: Field[Any]) -> str:
-    """What a setting's value is: int, bool or str."""
+    """What a setting's value is: int, float, bool or str."""
     wanted = declared(setting)
-    return {int: "int", bool: "bool"}.get(getattr(wanted, "__origin__", wanted), "str")
+    return {int: "int", float: "float", bool: "bool"}.get(getattr(wanted, "__origin__", wanted), "str")
 
 
 def choices(setting: Field[Any]) -> tuple[str, ...]:

@@ -16,8 +16,7 @@ from wording import says
 
 from ocr_phases import PhaseRun
 from ocr_phases.cli import main
-from ocr_phases.cli.report import folders_of
-from ocr_phases.files import MANIFEST_NAME
+from ocr_phases.files import MANIFEST_NAME, folders_of
 from ocr_phases.versions import asset
 
 

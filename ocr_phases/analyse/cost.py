@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace as Sizes
 from typing import Any, NamedTuple
 
@@ -26,6 +27,7 @@ from ocr_phases.config import read_model_config
 from ocr_phases.errors import OcrPhasesError, check_known, require
 from ocr_phases.families import facts_of
 from ocr_phases.record import PhaseRun
+from ocr_phases.settings import RunSettings
 
 COST_COLUMNS = (*("phase", "stage", "view", "part"), *("parameters", "flops", "weight_bytes", "kv_bytes"))
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -185,6 +187,30 @@ def run_shape(run: PhaseRun) -> dict[str, int]:
         distinct.add((prompt, *result["ids"], *pages))
     counts = {"batch": len(run.results), "distinct_rows": len(distinct)}
     return counts | {"dtype_bytes": DTYPE_BYTES[run.model["dtype"]]}
+
+
+def page_cost(run: PhaseRun, page_ms: float) -> dict[str, float | None]:
+    """What pages cost where they are read as here, one measurement after another; ``page_ms`` is this one's.
+
+    ``pages_per_hour``; ``energy_j`` of a repeat and ``wh_per_1000_pages``, None without a meter; and
+    ``price_per_1000_pages`` by the request's ``price_per_hour``, None without one. Loading the model and what
+    is between two pages are not in it.
+    """
+    price, pages = run.request.get("price_per_hour"), len(run.pages)
+    joules = ((run.device.get("conditions") or {}).get("energy") or {}).get("run_joules")
+    hours = page_ms / pages / 3600.0  # that 1,000 pages take
+    return {
+        "energy_j": joules,
+        "pages_per_hour": 1000.0 / hours,
+        "price_per_1000_pages": price and price * hours,
+        "wh_per_1000_pages": joules and joules / pages / 3.6,
+    }
+
+
+def priced(run: PhaseRun, price_per_hour: float | None) -> PhaseRun:
+    """The same record at another price of an hour, for None at its own; `OcrPhasesError` for no price."""
+    price = RunSettings(price_per_hour=price_per_hour).price_per_hour
+    return run if price is None else replace(run, request=run.request | {"price_per_hour": price})
 
 
 def stage_cost(table: pd.DataFrame) -> pd.DataFrame:

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.checks import noisy_checks
+from ocr_phases.analyse.cost import priced
 from ocr_phases.analyse.floors import decode_floor, floor_table
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.quality import quality_of
@@ -81,6 +82,10 @@ class SweepResult:
                 "with --truth."
             )
         return replace(self, runs={cell: run.with_truth(truth) for cell, run in self.runs.items()})
+
+    def with_price(self, price_per_hour: float | None) -> Self:
+        """The same sweep at this price of an hour: `ocr_phases.analyse.cost.priced` of every record."""
+        return replace(self, runs={cell: priced(run, price_per_hour) for cell, run in self.runs.items()})
 
     @cached_property
     def table(self) -> pd.DataFrame:

@@ -125,6 +125,7 @@ def _words(run: PhaseRun) -> dict[str, Any]:
     peaks = {phase: max(values) for phase, values in run.memory.get("peak_bytes", {}).items() if values}
     room, tokens = run.cache.get("allocated_bytes"), count_text(figures["tokens"], "token")
     cache = f"{bytes_text(each)} a token" if each else "at its largest"
+    pages = count_text(len(run.pages), "page")
     if figures["energy_j"]:
         meter = run.device["conditions"]["energy"]
         figures["thousand_tokens_j"] = (
@@ -140,6 +141,9 @@ def _words(run: PhaseRun) -> dict[str, Any]:
         "steps": count_text(figures["decode_steps"], "step"),
         "cache": f"{cache}; static, room for {bytes_text(room)}" if room else cache,
         "cut": f"; cut at {tokens}" if _is_cut(run) else "",
+        "way": f"{pages} at a time, {run.page['preset']}, {run.model['strategy']}",
+        "price": figures["price_per_1000_pages"] and digits_text(figures["price_per_1000_pages"]),
+        "price_per_hour": run.request.get("price_per_hour"),
     }
 
 

@@ -11,10 +11,8 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.checks import run_rules
-from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.noise import is_noisy
 from ocr_phases.analyse.quality import quality_of
-from ocr_phases.analyse.regions import region_table
 from ocr_phases.analyse.repetition import repeated_share
 from ocr_phases.analyse.scaling import ended_text, richness
 from ocr_phases.batch.store import RECORD, page_run, truth_hash
@@ -129,7 +127,6 @@ def _row(run: PhaseRun) -> dict[str, Any]:
 
 
 def _regions(run: PhaseRun) -> list[dict[str, Any]]:
-    grounding = parse_grounding("".join(run.result["token_texts"]), run.model.get("family"))
-    table = region_table(grounding, run.token_table)
+    table = run.regions
     known = table[(table["region"] >= 0) & np.isfinite(table["decode_ms"])]
     return known.nlargest(MOST_REGIONS, "decode_ms")[_REGION].to_dict("records")

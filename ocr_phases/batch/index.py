@@ -42,10 +42,10 @@ from ocr_phases.text import count_text
 #: times are not to be trusted, ``cut`` whether its text ends at the token limit, and in no loop.
 _COLUMNS = """
 page:object status:object reason:object model:object preset:object ttft_ms prefill_ms inter_token_ms decode_ms
-page_ms tokens:Int64 vision_share prompt_tokens image_tokens peak_bytes energy_j compression
-vendor_compression edit_distance cer table_similarity box_recall repetition repeated_share agreement
-reference:object category:object page_id:object warnings:object noisy:bool cut:bool attempts:Int64 seconds
-device:object report:bool id:object folder:object
+page_ms tokens:Int64 vision_share prompt_tokens image_tokens peak_bytes energy_j wh_per_1000_pages
+price_per_1000_pages compression vendor_compression edit_distance cer table_similarity box_recall repetition
+repeated_share agreement reference:object category:object page_id:object warnings:object noisy:bool cut:bool
+attempts:Int64 seconds device:object report:bool id:object folder:object
 """
 _KINDS = {name: kind or "float64" for name, _, kind in (one.partition(":") for one in _COLUMNS.split())}
 PAGE_COLUMNS = tuple(_KINDS)
@@ -65,11 +65,11 @@ class BatchIndex(NamedTuple):
     tables: tuple[Path, ...]
 
 
-def build_index(out: Path) -> BatchIndex:
+def build_index(out: Path, price_per_hour: float | None = None) -> BatchIndex:
     """Read every page of ``jobs.jsonl`` once and write ``pages.csv`` and the span and token tables.
 
     A page named twice has two rows and is in the tables once. A record, a status or a line of the listing
-    that is damaged makes its page a failed one.
+    that is damaged makes its page a failed one. Pages have a price by ``price_per_hour``.
     In ``pages.csv`` a text that a spreadsheet would take for a formula has a single quote in front. Raises
     `OcrPhasesError` where the listing is missing or a table cannot be written.
     """
@@ -90,6 +90,7 @@ def build_index(out: Path) -> BatchIndex:
                 for name, text in figures["tables"].items():
                     files[name].write(text)
     pages = pd.DataFrame(rows, columns=list(PAGE_COLUMNS)).astype(_KINDS)
+    pages["price_per_1000_pages"] = pages["page_ms"] / 3600.0 * (price_per_hour or float("nan"))
     for _, runs in pages.drop_duplicates("id").groupby("page_id", sort=False):
         if len(runs) > 1:
             _agree(out, pages, runs, digests)
@@ -100,14 +101,14 @@ def build_index(out: Path) -> BatchIndex:
     return BatchIndex(pages, slowest, (table, *paths.values()))
 
 
-def write_index(out: Path, *, stopped: bool = False) -> pd.DataFrame:
+def write_index(out: Path, price_per_hour: float | None = None, *, stopped: bool = False) -> pd.DataFrame:
     """Write ``index.html`` and the tables; the pages' one (`PAGE_COLUMNS`).
 
     ``stopped`` says that not all pages are through.
     """
     from ocr_phases.show.index import index_html
 
-    index = build_index(out)
+    index = build_index(out, price_per_hour)
     devices, models = (sorted(set(index.pages[name].dropna())) for name in ("device", "model"))
     end, now = "stopped early" if stopped else "finished", time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     facts = {"": " · ".join([*models, *devices]), end: now}

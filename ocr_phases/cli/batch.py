@@ -47,9 +47,9 @@ def run(arguments: argparse.Namespace) -> int:
         except (OcrPhasesError, KeyboardInterrupt):
             # Why it stopped is the message; the index may fail of the same cause, or where no page was found.
             with contextlib.suppress(OcrPhasesError):
-                write_index(out, stopped=True)
+                write_index(out, arguments.price_per_hour, stopped=True)
             raise
-        pages = write_index(out)
+        pages = write_index(out, arguments.price_per_hour)
         index = wrote(out / "index.html")
     failed = pages.loc[pages["reason"] != "", ["page", "reason"]]
     _print_reasons(failed.itertuples(index=False, name=None))
@@ -143,8 +143,7 @@ def _workers(arguments: argparse.Namespace) -> LocalPool | DaskPool:
         return LocalPool(worker_environments(arguments.workers, arguments.device))
     pool = DaskPool(arguments.scheduler)
     if pool.plain:
-        warning = option_texts()["texts"]["plain"]
-        print(f"Warning: {arguments.scheduler} {warning}", file=sys.stderr)
+        print(f"Warning: {arguments.scheduler} {option_texts()['texts']['plain']}", file=sys.stderr)
     return pool
 
 

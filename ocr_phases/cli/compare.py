@@ -38,13 +38,9 @@ def run(arguments: argparse.Namespace) -> int:
     title = f"{', '.join(labels[1:])} against {labels[0]} – ocr_phases"
     written = write_report("compare_runs", folder, "compare", parameters, {"runs": runs}, title, overwrite)
     print()
-    arguments.result = {
-        "headline": compared.verdict,
-        "rows": rows(table),
-        "judged": None if judged is None else rows(judged[["run", "metric", "outcome"]]),
-        "differs": rows(compared.differs),
-        "report": wrote(written),
-    }
+    outcomes = None if judged is None else rows(judged[["run", "metric", "outcome"]])
+    told = {"headline": compared.verdict, "rows": rows(table), "judged": outcomes}
+    arguments.result = {**told, "differs": rows(compared.differs), "report": wrote(written)}
     return Exit.DONE if judged is None else _judged(judged, limit)
 
 

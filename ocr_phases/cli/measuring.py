@@ -22,15 +22,12 @@ if TYPE_CHECKING:
     from ocr_phases.session import OCRSession
 
 
-_LOG_SECONDS = 30.0
-
-
 class Bar(tqdm):
     """tqdm's bar on a terminal, which goes at the end; else a line of the same now and then, for a log."""
 
     def __init__(self, total: int, unit: str, desc: str | None = None) -> None:
         log = not sys.stderr.isatty()
-        seconds = _LOG_SECONDS if log else 0.1
+        seconds = 30.0 if log else 0.1
         # With gui, display is all that writes.
         options: dict[str, Any] = {"gui": log, "mininterval": seconds, "miniters": 0, "smoothing": 0}
         super().__init__(total=total, unit=unit, desc=desc, leave=False, **options)
@@ -118,10 +115,11 @@ def watched(arguments: argparse.Namespace, measure: Callable[..., PhaseRun], tok
 
 
 def judged(arguments: argparse.Namespace, record: PhaseRun) -> PhaseRun:
-    """The record with what ``--truth`` says of its page."""
+    """The record with what ``--truth`` says of its page, at ``--price-per-hour``."""
+    from ocr_phases.analyse.cost import priced
     from ocr_phases.analyse.quality import load_truth
 
-    page = arguments.page or record.page_name()
+    page, record = arguments.page or record.page_name(), priced(record, arguments.price_per_hour)
     return record.with_truth(load_truth(arguments.truth, page)) if arguments.truth else record
 
 

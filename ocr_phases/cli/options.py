@@ -23,8 +23,10 @@ KERNELS = ("kernels", "kernel_steps")
 VENDOR = ("implementation", "trust_remote_code", "attention", "cuda_calls")
 #: The options of every measuring verb; ``--trace`` names the file of ``kernel_trace``.
 EVERY = [name for name in setting_names(Settings) if name not in (*KERNELS, "kernel_trace")]
+#: What changes no measurement, so that nothing is measured again for it.
+PRICE = "price_per_hour"
 #: The settings that a list of pages may have.
-BATCH = [name for name in EVERY if name not in (*VENDOR, "revision")]
+BATCH = [name for name in EVERY if name not in (*VENDOR, "revision", PRICE)]
 #: The settings of a run that all cells of a sweep share; its lists give the others.
 SHARED = ("prompt", "ignore_eos", "repeats", "warmup", "seed")
 #: The settings that are options of a verb.
@@ -32,13 +34,14 @@ SETTINGS = {
     "report": [*EVERY, *KERNELS],
     "profile": [*EVERY, *KERNELS],
     "verify": [name for name in EVERY if name not in ("generate", "verify")],
-    "sweep": [*setting_names(ModelSettings), *SHARED],
-    "batch": BATCH,
+    "sweep": [*setting_names(ModelSettings), *SHARED, PRICE],
+    "batch": [*BATCH, PRICE],
 }
 #: How argparse reads a setting of each kind.
 _KINDS: dict[str, dict[str, Any]] = {
     "bool": {"action": argparse.BooleanOptionalAction},
     "int": {"type": int, "metavar": "N"},
+    "float": {"type": float, "metavar": "X"},
     "str": {"metavar": "TEXT"},
 }
 
@@ -153,6 +156,7 @@ def number(kind: type[int | float], least: float) -> Callable[[str], float]:
     return read
 
 
+#: The types of ``options.toml``.
 TYPES: dict[str, Callable[[str], Any]] = {
     "path": Path,
     "whole": int,
@@ -163,4 +167,3 @@ TYPES: dict[str, Callable[[str], Any]] = {
     "numbers": number_list,
     "models": model_list,
 }
-"""The types of ``options.toml``."""

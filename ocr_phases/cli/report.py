@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ocr_phases.cli.measuring import load_session, measure
-from ocr_phases.cli.options import SETTINGS, shows_saved
+from ocr_phases.cli.options import PRICE, SETTINGS, shows_saved
 from ocr_phases.cli.results import run_result, wrote
 from ocr_phases.files import (
     RECORD,
@@ -17,8 +16,8 @@ from ocr_phases.files import (
     TRACE_NAME,
     check_names,
     folder_for,
+    folders_of,
     rescued,
-    split_page,
 )
 from ocr_phases.settings import Settings
 from ocr_phases.versions import seldom_collected
@@ -30,8 +29,7 @@ if TYPE_CHECKING:
 def run(arguments: argparse.Namespace) -> None:
     """Write one HTML report per page (or of an existing record), with record, notebook and artifacts."""
     arguments.result = {"reports": []}
-    saved = shows_saved(arguments, "record", arguments.pages)
-    (_show if saved else _measure)(arguments)
+    (_show if shows_saved(arguments, "record", arguments.pages) else _measure)(arguments)
 
 
 @seldom_collected()  # not where it measures: a notebook measures the same
@@ -78,9 +76,11 @@ def _measure(arguments: argparse.Namespace) -> None:
 
 def _write(arguments: argparse.Namespace, run: PhaseRun, folder: Path, parameters: dict[str, Any]) -> None:
     """One report into ``folder``, told and in the command's result."""
+    from ocr_phases.analyse.cost import priced
     from ocr_phases.report.render import page_report
 
-    run = run.with_truth(parameters["truth"]) if parameters["truth"] else run
+    parameters |= {PRICE: arguments.price_per_hour}
+    run = priced(run.with_truth(parameters["truth"]) if parameters["truth"] else run, parameters[PRICE])
     options = {"show_code": arguments.show_code, "overwrite": arguments.overwrite}
     report = page_report(run, folder, parameters, **options)
     told = run_result(run)
@@ -99,14 +99,3 @@ def _truths(arguments: argparse.Namespace, pages: Sequence[str]) -> list[str | N
     check_for_pages(path, len(pages))
     files = [(path.is_dir() and find_truth(page, path)) or path for page in pages]
     return [str(file.resolve()) for file in files]
-
-
-def folders_of(pages: Sequence[str], out: Path) -> list[Path]:
-    """A folder for each page, named like it; a number is added where two pages share a name."""
-    folders: list[Path] = []
-    for page in pages:
-        name, number = split_page(page)
-        stem = Path(name).stem + number.replace("#", "-")
-        free = (f"{stem}-{count}" if count > 1 else stem for count in itertools.count(1))
-        folders.append(next(out / name for name in free if out / name not in folders))
-    return folders

@@ -26,6 +26,7 @@ class Exit(IntEnum):
     OUTPUT_LOST = 141  # done, but nobody could read all that it printed: as a shell names SIGPIPE's end
 
 
+#: Why a verb that came to its end has another exit code than 0.
 REASONS: dict[tuple[str, int], str] = {
     ("verify", Exit.FAILED): "a check failed",
     ("compare", Exit.FAILED): "a limit is exceeded",
@@ -33,14 +34,12 @@ REASONS: dict[tuple[str, int], str] = {
     ("sweep", Exit.FAILED): "no cell was measured",
     ("batch", Exit.FAILED): "a page or a report failed",
 }
-"""Why a verb that came to its end has another exit code than 0."""
 
 
 def as_json(arguments: argparse.Namespace, code: int, reason: str) -> str:
     """The verb's result with its exit code and the reason of it; docs/troubleshooting.md has the keys."""
-    verb = arguments.verb
-    reason = reason or REASONS.get((verb, code), "done")
-    return json.dumps({"verb": verb, "exit_code": code, "exit_reason": reason, **arguments.result})
+    reason = reason or REASONS.get((arguments.verb, code), "done")
+    return json.dumps({"verb": arguments.verb, "exit_code": code, "exit_reason": reason, **arguments.result})
 
 
 def show(table: pd.DataFrame, digits: str = "{:,.3f}") -> None:
@@ -73,12 +72,9 @@ def run_result(run: PhaseRun) -> dict[str, Any]:
     from ocr_phases.analyse.sentences import checks_verdict, headline
 
     checks = run_checks(run)
-    verdicts = {
-        "verdict": worst_verdict(checks),
-        "sentence": checks_verdict(checks),
-        "failed": [check.name for check in with_verdict(checks, "fail")],
-        "noisy": [check.name for check in with_verdict(checks, "noisy")],
-    }
+    verdicts: dict[str, Any] = {"verdict": worst_verdict(checks), "sentence": checks_verdict(checks)}
+    for name, verdict in {"failed": "fail", "noisy": "noisy"}.items():
+        verdicts[name] = [check.name for check in with_verdict(checks, verdict)]
     told = {"page": run.page["file"], "headline": headline(run), "metrics": run.summary()}
     judged = {} if run.truths is None else {"quality": quality_of(run)}
     return {**told, **judged, "repeats": run.request["repeats"], "checks": verdicts}

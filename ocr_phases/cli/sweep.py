@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ocr_phases.cli.measuring import check_pages
-from ocr_phases.cli.options import SHARED, shows_saved
+from ocr_phases.cli.options import PRICE, SHARED, shows_saved
 from ocr_phases.cli.results import Exit, rows, show, wrote
 from ocr_phases.settings import Settings
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 FOLDER = "ocr_phases_sweep"
 _COLUMNS = ["cell", "prefill_len", "prefill_ms", "vision_share", "inter_token_ms", "tokens_per_s"]
-_COLUMNS += ["page_ms", "pages_per_min"]
+_COLUMNS += ["page_ms", "pages_per_min", "price_per_1000_pages"]
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -36,14 +36,16 @@ def run(arguments: argparse.Namespace) -> int:
         sweep = sweep.with_truth(arguments.truth) if arguments.truth else sweep
     else:
         sweep, folder = _measure(arguments)
+    sweep = sweep.with_price(arguments.price_per_hour)
     table = sweep.table
     if len(table):
         print()
-        show(table[_COLUMNS])
+        show(table[_COLUMNS].dropna(axis="columns", how="all"))
     for _, row in sweep.failures.iterrows():
         print(f"{row['cell']} failed: {row['reason']}")
     truth = arguments.truth and str(arguments.truth.resolve())
     parameters = {"records": str(Path(arguments.records or folder).resolve()), "truth": truth}
+    parameters[PRICE] = arguments.price_per_hour
     title, given = "Sweep – ocr_phases", {"sweep": sweep}
     report = write_report("sweep_report", folder, "sweep", parameters, given, title, arguments.overwrite)
     checks = {cell: worst_verdict(run_checks(run)) for cell, run in sweep.runs.items()}
@@ -77,8 +79,7 @@ def _folder(arguments: argparse.Namespace) -> Path:
     # A sweep goes on where it stopped, also in its default folder.
     given = arguments.out or (None if arguments.records else FOLDER)
     others = [arguments.page, arguments.truth]
-    names = r"sweep\.(ipynb|html)"
-    return folder_for(given, FOLDER, names, overwrite=arguments.overwrite, arguments=others)
+    return folder_for(given, FOLDER, r"sweep\.(ipynb|html)", overwrite=arguments.overwrite, arguments=others)
 
 
 def _measure(arguments: argparse.Namespace) -> tuple[SweepResult, Path]:

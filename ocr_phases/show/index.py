@@ -28,7 +28,7 @@ from ocr_phases.show.web import (
     section_heading,
     table_html,
 )
-from ocr_phases.text import count_text, ms_text, percent_text
+from ocr_phases.text import count_text, digits_text, ms_text, percent_text
 
 #: Rows of a table in the page: a browser sorts no million. pages.csv has them all.
 MOST_ROWS = 2_000
@@ -38,7 +38,7 @@ _WIDER = "main, nav ul, footer { max-width: 1320px; }"
 
 _WORST = 25
 _PAGES = ["page", "preset", "status", "page_ms", "ttft_ms", "inter_token_ms", "tokens", "vision_share"]
-_PAGES += ["energy_j", "repeated_share", "record", "remarks"]
+_PAGES += ["energy_j", "price_per_1000_pages", "repeated_share", "record", "remarks"]
 _WORST_COLUMNS = ["page", "preset", "category", "cer", "repetition", "compression", "tokens"]
 _COMPARED = {
     "edit_distance": "{} records have a truth. Means are over pages, as OmniDocBench's are.",
@@ -119,7 +119,14 @@ def _cards(
     if len(times):
         middle, *tail = map(ms_text, times.quantile([0.5, 0.9, 0.99]))
         yield "Time per page", middle, f"{over}; p90 {tail[0]}, p99 {tail[1]}, from file to last token"
-        yield "Pages per minute", f"{60_000.0 / times.mean():,.1f}", "on one device, one page after another"
+        after = "one page after another"
+        yield "Pages per minute", f"{60_000.0 / times.mean():,.1f}", f"on one device, {after}"
+        joules, price = quiet["wh_per_1000_pages"].mean(), quiet["price_per_1000_pages"].mean()
+        if joules == joules:  # is known
+            yield "Energy of 1,000 pages", f"{digits_text(joules)} Wh", after
+        if price == price:
+            hour = price / times.mean() * 3600.0
+            yield "Price of 1,000 pages", digits_text(price), f"at {hour:,.6g} an hour, {after}"
     yield "Tokens", f"{int(measured['tokens'].sum()):,}", "over all pages, one repeat"
 
 

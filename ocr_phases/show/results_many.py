@@ -48,7 +48,7 @@ _MOST_ROWS = 60
 _END = 10  # rows at each end of a longer table
 _STEPS = ["prefill_len", "tokens", "prefill_ms", "vision_share", "inter_token_ms", "times_floor"]
 _TIMES = ["page_ms", "page_ms_p90", "page_ms_p99", "pages_per_min"]
-_COSTS = ["energy_j", "repeated_share"]
+_COSTS = ["energy_j", "wh_per_1000_pages", "price_per_1000_pages", "repeated_share"]
 _TERMINAL_COLUMNS = ["cell", "prefill_len", "prefill_ms", "vision_share", "inter_token_ms", "tokens_per_s"]
 _HEADINGS = {"interval": ("95 % interval", ""), "tokens": ("output", ""), "page_ms": ("page, p50", "ms")}
 
@@ -182,6 +182,8 @@ def end_to_end_html(table: pd.DataFrame) -> Html:
     costs = [name for name in _COSTS if (table[name] > 0).any()]
     shown = _cells(table, "tokens", *_TIMES, "kv_cache_bytes", "peak_bytes", *costs)
     caption = "Each page end to end, quantiles over the repeats, and memory; the rows of a batch end together"
+    if len(costs) > costs.count("repeated_share"):
+        caption += "; 1,000 pages: one measurement after another"
     return table_html(shown, caption=caption, headings=_HEADINGS, missing="too few repeats", empty="")
 
 

@@ -62,6 +62,8 @@ HEADINGS: dict[str, tuple[str, str]] = {
     "page_ms_p90": ("p90", "ms"),
     "page_ms_p99": ("p99", "ms"),
     "pages_per_min": ("pages/min", ""),
+    "wh_per_1000_pages": ("1,000 pages", "Wh"),
+    "price_per_1000_pages": ("1,000 pages", "price"),
     "cpu_s": ("CPU of this program", "s"),
     "other_threads_s": ("other threads (panel, cells)", "s"),
     "waited_s": ("waited for a core", "s"),

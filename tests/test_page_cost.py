@@ -1,0 +1,91 @@
+"""What pages cost: by hand, in a record, a sweep and an index; what is no price is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from batch_example import html_of, make_batch
+from example_run import make_run
+from refusals import refused
+from wording import says
+
+from ocr_phases import OcrPhasesError, PhaseRun, Settings, SweepResult
+from ocr_phases.analyse.cost import priced
+from ocr_phases.analyse.sentences import key_metrics
+from ocr_phases.batch.index import build_index
+from ocr_phases.cli import main
+from ocr_phases.cli.options import BATCH, EVERY, SHARED
+from ocr_phases.show.results_many import end_to_end_html
+from ocr_phases.sweep_models import Cell
+
+
+def with_energy(run: PhaseRun, joules: float) -> PhaseRun:
+    meter = {"seconds": 2.0, "run_joules": joules, "idle_w": 1.0}
+    return replace(run, device={**run.device, "conditions": {"repeats": [], "gpu": None, "energy": meter}})
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_thousand_pages_by_hand(rows: int) -> None:
+    run = make_run(rows=rows)
+    assert run["price_per_1000_pages"] is run["wh_per_1000_pages"] is None
+    known = priced(with_energy(run, 36.0), 4.5)
+    seconds = 1000 * run["page_ms"] / 1000 / rows  # rows side by side share their time
+    assert run["pages_per_hour"] == known["pages_per_hour"] == pytest.approx(1000 / (seconds / 3600))
+    assert known["price_per_1000_pages"] == pytest.approx(4.5 * seconds / 3600)
+    assert known["wh_per_1000_pages"] == pytest.approx(36.0 / rows * 1000 / 3600)
+    told = {label: (value, note) for label, value, note in key_metrics(known)}
+    pages = "1 page" if rows == 1 else f"{rows} pages"
+    assert says(told["Price of 1,000 pages"][1], "4.5 an hour", f"{pages} at a time", "gundam", "eager")
+    assert "Wh for 1,000 pages" in told["Energy"][1]
+    assert priced(known, None) is known and PhaseRun.from_json(known.to_json()).summary() == known.summary()
+
+
+@pytest.mark.parametrize("price", [0, -3.5, float("nan"), float("inf"), "cheap", True])
+def test_what_is_no_price_is_refused(price: Any) -> None:
+    with refused():
+        Settings(price_per_hour=price)
+    with pytest.raises(OcrPhasesError):
+        priced(make_run(), price)
+
+
+def test_a_price_is_no_part_of_what_was_asked() -> None:
+    assert "price_per_hour" in EVERY and "price_per_hour" not in (*BATCH, *SHARED)
+    assert Cell(price_per_hour=2.0).name == Cell().name
+
+
+def test_a_sweep_and_an_index_have_the_price_of_every_cell_and_page(tmp_path: Path) -> None:
+    sweep = SweepResult({"a": with_energy(make_run(), 36.0), "b": make_run(rows=2)}, pd.DataFrame())
+    table = sweep.with_price(3.6).table.set_index("cell")
+    for cell, pages in (("a", 1), ("b", 2)):
+        hand = table.loc[cell, "page_ms"] / 1000 / pages
+        assert table.loc[cell, "price_per_1000_pages"] == pytest.approx(hand)
+    assert sweep.table["price_per_1000_pages"].isna().all()
+    shown = end_to_end_html(table.reset_index())
+    assert says(shown, "one measurement after another", "Wh", "price")
+    assert "1,000 pages" in end_to_end_html(sweep.table) and "price" not in end_to_end_html(sweep.table)
+    make_batch(tmp_path)
+    index = build_index(tmp_path, 3.6)
+    done = index.pages[index.pages["status"] == "done"]
+    assert done["price_per_1000_pages"].tolist() == pytest.approx((done["page_ms"] / 1000).tolist())
+    quiet = index._replace(pages=index.pages.assign(noisy=False, wh_per_1000_pages=12.0))
+    assert says(html_of(quiet), "12.0 Wh", "Price of 1,000 pages", "at 3.6 an hour")
+    assert "Price of" not in html_of(build_index(tmp_path))
+
+
+def test_a_record_is_shown_at_another_price(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = priced(make_run(), 1.0).save(tmp_path / "run.json")
+    for verb in ("verify", "report"):
+        shown = [verb, "--record", str(record), "--out", str(tmp_path / verb)]
+        assert main([*shown, "--price-per-hour", "7", "--json"]) == 0
+        told = json.loads(capsys.readouterr().out)
+        metrics = (told["reports"][0] if verb == "report" else told)["metrics"]
+        assert metrics["price_per_1000_pages"] == pytest.approx(7000 / metrics["pages_per_hour"])
+        for price in ("0", "-1", "cheap"):
+            assert main([*shown, "--price-per-hour", price]) == 2
+            assert "--price-per-hour" in capsys.readouterr().err
+    assert "at 7.0 an hour" in (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
