@@ -283,6 +283,8 @@ WRONG = {
     "profile": "--from RUN --preset=tiny|--from none.json|LONG|BAD|BAD/none.png|BAD/empty.png|BAD/text.png|"
     "BAD/truncated.png|BAD/no_pixels.png|BAD/bomb.png|BAD/broken.pdf|"
     "BAD/text.png --save BAD/text.png --overwrite",
+    "profile --from": "BAD/bare.json|BAD/bare.json PAGE|BAD/smaller.json|BAD/retrained.json|"
+    "RUN --max-new-tokens 5|RUN --repeats 3 --prompt markdown|BAD/bare.json --save BAD/bare.json",
     "profile PAGE": "--max-new-token 8|--json=1|--preset tinny|--strategy cudagraph|--vision compild|"
     "--device cdua|--dtype bflaot16|--implementation vender|--infer pubished|--infer temprature=1|"
     "--model dummy:layer=2|--prompt markdwon|--prompt loacte:words|--save LONG|--model LONG|"
@@ -324,6 +326,10 @@ def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "broken.pdf": b"%PDF-1.7 broken",
     }.items():
         (folder / name).write_bytes(content)
+    run = PhaseRun.load(RECORD)
+    replace(run, pages=[{**run.page, "data": None}]).save(folder / "bare.json")
+    replace(run, pages=[{**run.page, "sha256": "1" * 64}]).save(folder / "smaller.json")
+    replace(run, model={**run.model, "revision": "sha256:" + "0" * 64}).save(folder / "retrained.json")
     for name, file, content in (
         ("no_tokenizer", "tokenizer.json", None),
         ("tokenizer", "tokenizer.json", b"{}"),
