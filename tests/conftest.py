@@ -38,7 +38,6 @@ PAGES = Path(__file__).parents[1] / "data" / "pages"
 TINY_CONFIG = json.loads((PAGES.parent / "tiny" / "config.json").read_text())
 RUNS = PAGES.parent / "runs"
 GPU_RECORD = RUNS / "h200-dummy-gundam.json"
-EARLY_GPU_RECORDS = [RUNS / f"h200-dummy-{name}.json" for name in ("base", "gundam", "gundam-compiled")]
 SMALL_DUMMY = "dummy:layers=2,hidden=64,heads=2,experts=6,vocab=2304,sam_layers=1,clip_layers=1"
 
 SMALL_DUMMY_2 = SMALL_DUMMY.replace("dummy:", "dummy:deepseek-ocr-2,").replace("clip_", "encoder_")
