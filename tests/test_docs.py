@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from ocr_phases.cli.results import Exit
 from ocr_phases.families import FAMILIES, PROMPTS
 from ocr_phases.inputs.views import image_token_count
 from ocr_phases.record import SPAN_COLUMNS, TOKEN_COLUMNS, PhaseRun
@@ -88,6 +90,16 @@ def test_the_models_page_has_each_family_s_presets_limit_and_file() -> None:
     assert [cell[0] for cell in cells["output file"]] == [facts.result_name for facts in families]
     limits = [facts.config["language_config"]["max_position_embeddings"] for facts in families]
     assert rows["longest sequence"].split(" | ") == [f"{limit:,} tokens" for limit in limits]
+
+
+def test_troubleshooting_has_every_exit_code_and_key_of_the_json_output() -> None:
+    text = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    codes = {int(code) for code in re.findall(r"^- \*\*(\d+)\*\*: ", text, re.MULTILINE)}
+    assert codes == {*Exit} - {Exit.SIGNAL} | {Exit.SIGNAL + 2}
+    outputs = [json.loads(path.read_text()) for path in (ROOT / "tests" / "approved").glob("*/*.json")]
+    keys = {key for output in outputs if "exit_reason" in output for key in output}
+    assert {"verb", "headline", "cells"} <= keys
+    assert keys - set(re.findall(r"`(\w+)`", text.partition("## JSON output")[2])) == set()
 
 
 def test_pictures_are_small_and_shown() -> None:
