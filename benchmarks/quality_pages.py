@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import random
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -47,15 +47,5 @@ def draw(folder: Path, pages: int, seed: int) -> None:
         name.with_suffix(".json").write_text(json.dumps(truth, ensure_ascii=False), encoding="utf-8")
 
 
-def main() -> None:
-    """Draw the pages that the command names."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--pages", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    draw(options.folder, options.pages, options.seed)
-
-
 if __name__ == "__main__":
-    main()
+    draw(Path(sys.argv[1]), 200, seed=1)

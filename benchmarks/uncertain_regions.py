@@ -1,13 +1,11 @@
 """How well uncertain regions are those that were read wrongly: ``python -m benchmarks.uncertain_regions``.
 
-Reads pages with their truth and writes a row a region that has a text. A FOLDER has pages and their JSON as
-``benchmarks.quality_pages`` draws them, which it does where none is given.
+The built-in model reads pages that `quality_pages` draws; a row a region that has a text is written.
 ``python -m benchmarks.quality_figures`` then writes the sentence of docs/quality.md.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from collections.abc import Iterator
@@ -48,11 +46,12 @@ def read_truth(path: Path) -> Truth:
     return Truth("\n\n".join(region.text for region in known), tuple(known))
 
 
-def read_pages(session: OCRSession, folder: Path, preset: str) -> Iterator[dict[str, object]]:
+def read_pages(folder: Path) -> Iterator[dict[str, object]]:
     """The rows of all pages of a folder, which names the set."""
+    session = OCRSession.load("tiny", device="cpu")
     quick = {"repeats": 1, "warmup": 0, "max_new_tokens": 2048, "ceilings": False}
-    for page in tqdm(sorted(folder.glob("*.png")), desc=folder.name, disable=None):
-        run = session.run_inference(page, preset=preset, **quick)
+    for page in tqdm(sorted(folder.glob("*.png")), disable=None):
+        run = session.run_inference(page, preset="small", **quick)
         for row in region_rows(run, read_truth(page.with_suffix(".json"))):
             yield {"set": folder.name, "page": page.stem, **row}
 
@@ -68,25 +67,10 @@ def found(regions: pd.DataFrame) -> str:
     )
 
 
-def main() -> None:
-    """Read the pages, write the rows and say what was found."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER", help="default: pages drawn now")
-    parser.add_argument("--checkpoint", default="tiny")
-    parser.add_argument("--preset", default="small")
-    parser.add_argument("--pages", type=int, default=75, help="drawn where there is no FOLDER")
-    parser.add_argument("--out", type=Path, default=RESULT)
-    options = parser.parse_args()
-    session = OCRSession.load(options.checkpoint, device="cpu")
-    with tempfile.TemporaryDirectory() as own:
-        if not options.folders:
-            options.folders = [Path(own, "generated")]
-            draw(options.folders[0], options.pages, seed=2)
-        rows = [row for folder in options.folders for row in read_pages(session, folder, options.preset)]
-    table = pd.DataFrame(rows).round(4)
-    table.to_csv(options.out, index=False, compression={"method": "gzip", "mtime": 0})
-    print(found(table))
-
-
 if __name__ == "__main__":
-    main()
+    with tempfile.TemporaryDirectory() as own:
+        pages = Path(own, "generated")
+        draw(pages, 75, seed=2)
+        table = pd.DataFrame(read_pages(pages)).round(4)
+    table.to_csv(RESULT, index=False, compression={"method": "gzip", "mtime": 0})
+    print(found(table))

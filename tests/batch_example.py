@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -158,19 +158,20 @@ def html_of(index: BatchIndex) -> str:
     return index_html(index.pages, index.regions, title="A batch", facts={"": "tiny"}, tables=["pages.csv"])
 
 
-class Renderer:
-    """A pool that renders nothing: the second try of every page goes well, save c.pdf's."""
+class Here:
+    """A pool of this process alone: ``answer`` gives what becomes of a request, None where it is lost."""
 
-    def __init__(self, *options: Any) -> None:
-        self.tries: dict[str, int] = {}
+    def __init__(self, answer: Callable[[Any], Outcome | None]) -> None:
+        self.answer = answer
 
     def submit(self, request: Any, timeout: float | None) -> Future[Outcome]:
-        assert request["mode"] == "render"
-        folder = request["folder"]
-        self.tries[folder] = self.tries.get(folder, 0) + 1
-        failed = self.tries[folder] == 1 or "c-2-" in folder
         future: Future[Outcome] = Future()
-        future.set_result(Outcome("report", "The notebook failed.") if failed else Outcome())
+        outcome = self.answer(request)
+        if outcome is None:
+            future.cancel()
+            future.set_running_or_notify_cancel()
+        else:
+            future.set_result(outcome)
         return future
 
     def workers(self) -> int:
@@ -178,3 +179,16 @@ class Renderer:
 
     def close(self) -> None:
         pass
+
+
+def renderer(*_: object) -> Here:
+    """A pool that renders nothing: the second try of every page goes well, save c.pdf's."""
+    tried: set[str] = set()
+
+    def render(request: Any) -> Outcome:
+        assert request["mode"] == "render"
+        failed = request["folder"] not in tried or "c-2-" in request["folder"]
+        tried.add(request["folder"])
+        return Outcome("report", "The notebook failed.") if failed else Outcome()
+
+    return Here(render)

@@ -11,18 +11,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
-from batch_example import QUICK, STUB, jobs, make_pages, run_jobs, start_driver, statuses, wait_for
+from batch_example import QUICK, STUB, Here, jobs, make_pages, run_jobs, start_driver, statuses, wait_for
 from conftest import PAGES
 from refusals import refused
 from wording import says
 
 from ocr_phases.batch import driver
-from ocr_phases.batch.child import DaskPool, Outcome, stop_children, worker_environments
+from ocr_phases.batch.child import DaskPool, stop_children, worker_environments
 from ocr_phases.batch.driver import Counts
 from ocr_phases.batch.store import LISTING
 from ocr_phases.cli import main
@@ -119,24 +118,10 @@ def test_a_scheduler_that_is_lost_is_one_sentence_and_keeps_what_is_finished(tmp
 
 
 def test_pages_that_were_with_a_lost_scheduler_are_cancelled(tmp_path):
-    class Lost:
-        """A pool that gives back each page as dask does then."""
-
-        def submit(self, request: Any, timeout: float | None) -> Future[Outcome]:
-            future: Future[Outcome] = Future()
-            future.cancel()
-            future.set_running_or_notify_cancel()
-            return future
-
-        def workers(self) -> int:
-            return 1
-
-        def close(self) -> None:
-            pass
-
     (tmp_path / "out").mkdir()
+    pages = jobs(make_pages(tmp_path / "in", "ok"))
     with pytest.raises(OcrPhasesError, match="scheduler was lost"):
-        run_jobs(jobs(make_pages(tmp_path / "in", "ok")), tmp_path / "out", Lost())
+        run_jobs(pages, tmp_path / "out", Here(lambda request: None))
 
 
 def test_the_workers_of_a_scheduler_with_tls_let_go_of_their_model_at_the_end(tmp_path, monkeypatch):

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from batch_example import EVIL, Renderer, html_of, make_batch
+from batch_example import EVIL, html_of, make_batch, renderer
 from wording import says
 
 from ocr_phases import PhaseRun
@@ -161,7 +161,7 @@ def test_distributions_have_a_panel_a_figure_with_its_median():
 
 
 def test_reports_alone_are_rendered_tried_again_and_told(own, monkeypatch, capsys):
-    monkeypatch.setattr("ocr_phases.batch.child.LocalPool", Renderer)
+    monkeypatch.setattr("ocr_phases.batch.child.LocalPool", renderer)
     assert main(["batch", "--render", "only", "--out", str(own)]) == 1
     said = capsys.readouterr()
     assert says(said.out, "2 reports", "1 rendered", "1 failed")

@@ -6,20 +6,19 @@ import contextlib
 import os
 import subprocess
 from collections.abc import Iterator
-from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from batch_example import QUICK, jobs, make_pages, measure, run_jobs, statuses, watched_sockets
+from batch_example import QUICK, Here, jobs, make_pages, measure, run_jobs, statuses, watched_sockets
 from conftest import GOLDEN, PAGES
 from PIL import Image
 from refusals import refused
 from wording import says
 
 from ocr_phases import PhaseRun
-from ocr_phases.batch.child import LocalPool, Outcome
+from ocr_phases.batch.child import LocalPool
 from ocr_phases.batch.jobs import Job, Page, make_jobs
 from ocr_phases.batch.store import page_status, read_listing
 from ocr_phases.batch.worker import measure_page
@@ -166,21 +165,6 @@ def test_a_worker_with_other_versions_stops_the_batch_and_fails_no_page(tmp_path
     assert not statuses(tmp_path / "out")
 
 
-class OneWorker:
-    """A pool whose worker is this process."""
-
-    def submit(self, request: Any, timeout: float | None) -> Future[Outcome]:
-        future: Future[Outcome] = Future()
-        future.set_result(measure_page(request, lambda: None))
-        return future
-
-    def workers(self) -> int:
-        return 2
-
-    def close(self) -> None:
-        pass
-
-
 @pytest.mark.parametrize(
     "error",
     [
@@ -202,11 +186,12 @@ def test_a_report_that_alone_fails_leaves_its_page_measured(error, tmp_path, mon
 
     monkeypatch.setattr("ocr_phases.report.render.page_report", page_report)
     out.mkdir()
-    assert run_jobs([job], out, OneWorker(), mode="notebook").done == 1
+    pool = Here(lambda request: measure_page(request, lambda: None))
+    assert run_jobs([job], out, pool, mode="notebook").done == 1
     (entry,) = read_listing(out)
     status = page_status(out, entry)
     assert status is not None
     assert (status["state"], status["report"]["state"]) == ("done", "failed")
     assert status["report"]["reason"] and str(tmp_path) not in status["report"]["reason"]
     # It is not measured again for its report: that is rendered from the record.
-    assert run_jobs([job], out, OneWorker(), mode="notebook").kept == 1
+    assert run_jobs([job], out, pool, mode="notebook").kept == 1

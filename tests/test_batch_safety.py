@@ -16,11 +16,11 @@ import pandas as pd
 import pytest
 from batch_example import (
     STUB,
-    Renderer,
     children,
     jobs,
     make_pages,
     measure,
+    renderer,
     statuses,
     wait_for,
     watched_sockets,
@@ -175,7 +175,7 @@ def test_damaged_pages_are_named_and_measured_again_and_nothing_else_suffers(tmp
     lines[-1] = "[1]"
     (out / LISTING).write_text("\n".join(lines))
 
-    monkeypatch.setattr("ocr_phases.batch.child.LocalPool", Renderer)
+    monkeypatch.setattr("ocr_phases.batch.child.LocalPool", renderer)
     assert main(["batch", "--render", "only", "--out", str(out)]) == 1
     said = capsys.readouterr()
     assert says(said.out, "1 reports", "1 rendered", "0 failed")

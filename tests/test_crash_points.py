@@ -11,15 +11,14 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
+from batch_example import Here
+from batch_stub import handler
 
 from ocr_phases.batch import child as pool
-from ocr_phases.batch.child import Outcome
 from ocr_phases.batch.store import finished
 from ocr_phases.cli import main
 from ocr_phases.show import index as index_page
@@ -29,24 +28,9 @@ WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
 PAGES = ("a", "b")
 
 
-class Here:
-    """A pool whose only worker is this process and the stub: its writes are points to be killed at, too."""
-
-    def __init__(self, *options: Any) -> None:
-        pass
-
-    def submit(self, request: Mapping[str, Any], timeout: float | None) -> Future[Outcome]:
-        from batch_stub import handler
-
-        future: Future[Outcome] = Future()
-        future.set_result(handler(request, lambda: None))
-        return future
-
-    def workers(self) -> int:
-        return 1
-
-    def close(self) -> None:
-        pass
+def in_this_process(*_: object) -> Here:
+    """The stub as the only worker: its writes are points to be killed at, too."""
+    return Here(lambda request: handler(request, lambda: None))
 
 
 def killed_before(out: Path, point: int) -> None:
@@ -94,7 +78,7 @@ def every_point(folder: Path, command: list[str]) -> None:
 
     Two pages go through the same changes, so that most of what is left out of one meets the other.
     """
-    pool.LocalPool = Here  # type: ignore[assignment, misc]
+    pool.LocalPool = in_this_process  # type: ignore[assignment, misc]
     index_page.index_html = lambda *_, **__: ""  # it is written, but not drawn
     shutil.copytree(folder / "start", folder / "first")
     with contextlib.redirect_stdout(sys.stderr):
@@ -134,7 +118,7 @@ def test_what_is_finished_stays_so_whatever_change_a_batch_is_killed_before(
     command = ["batch", str(tmp_path / "in"), "--device", "cpu", "--truth", str(tmp_path / "truth")]
     if others:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(pool, "LocalPool", Here)
+            patch.setattr(pool, "LocalPool", in_this_process)
             assert main([*command, "--out", str(out)]) == 0
         for record in out.glob("pages/*/*/run.json"):
             written_otherwise(record)
