@@ -39,7 +39,7 @@ from ocr_phases.models.load import Checkpoint, TokenReader
 from ocr_phases.record import PhaseRun
 from ocr_phases.settings import NEW_TOKENS, Request, RunSettings, is_published, resolve_infer
 from ocr_phases.steps import phases
-from ocr_phases.steps.captured import KEPT_STEPS, StaticStep, max_cache_len_for
+from ocr_phases.steps.captured import KEPT_STEPS, StaticStep, capacity_for
 from ocr_phases.steps.compiled import compiled_vision
 from ocr_phases.steps.execution import (
     check_strategy,
@@ -180,10 +180,11 @@ class Measurement:
         tell, numbers = preparing.get(), itertools.count(1)
         with told_of_preparing(lambda what: tell(f"{what} ({next(numbers)}{of})")), self.vision():
             if static:
-                room = max_cache_len_for(length, request.max_new_tokens, family.window(model))
+                room = capacity_for(length, request.max_new_tokens, family.window(model))
                 key = rows, room, request.strategy
                 reused = key in steps
                 self.step = last_used(steps, key, partial(StaticStep, model, *key), KEPT_STEPS)
+                self.step.ready_for(length, request.max_new_tokens)
             if compiled or cuda:
                 phases.prefill(model, inputs, step=self.step)
         if self.step is not None:

@@ -38,9 +38,9 @@ def test_compiled_steps_equal_eager_and_are_made_once(tiny_session, tmp_path):
     assert run.results == eager.results
     setup = run.model["strategy_setup"]
     assert setup["compile_ms"] > 0
-    assert (setup["max_cache_len"], setup["capture_ms"], setup["reused"]) == (512, None, False)
+    assert (setup["max_cache_len"], setup["capture_ms"], setup["reused"]) == (8192, None, False)
     assert run.model["decode_experts"] == "batched_mm"
-    assert run.cache["allocated_bytes"] == setup["allocated_bytes"] == 512 * run.cache["bytes_per_token"]
+    assert run.cache["allocated_bytes"] == setup["allocated_bytes"] == 8192 * run.cache["bytes_per_token"]
     assert run.cache["lengths"] == eager.cache["lengths"]
     assert run.request["eos_check_every"] == 16
     stages = run.spans.groupby("phase")["stage"].unique()

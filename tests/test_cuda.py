@@ -12,8 +12,9 @@ from golden_cases import RECORDINGS
 
 from ocr_phases import OcrPhasesError, OCRSession, Timeline, decode_step
 from ocr_phases.analyse.checks import run_checks, with_verdict
-from ocr_phases.steps.captured import StaticStep, max_cache_len_for
-from ocr_phases.steps.execution import decode_execution
+from ocr_phases.steps.captured import CAPACITY, StaticStep
+from ocr_phases.steps.compiled import single_norms
+from ocr_phases.steps.execution import decode_execution, forwards
 from ocr_phases.steps.phases import generate
 
 pytestmark = [
@@ -143,7 +144,8 @@ def test_a_captured_prefill_equals_one_that_is_not(preset):
     assert not with_verdict(run_checks(run), "fail")
     inputs = session.prepare(PAGE, preset=preset)
     (step,) = session.prepared.steps.values()
-    plain = session.run_prefill(inputs, cache=step.fresh_cache())
+    with forwards(single_norms(session.family.stages(session.model)["language_model"])):
+        plain = session.run_prefill(inputs, cache=step.fresh_cache())
     kept = [layer.keys.clone() for layer in step.cache.layers]
     mine = session.run_prefill(inputs, step=step)
     torch.testing.assert_close(mine.logits, plain.logits, atol=0, rtol=0)
@@ -166,7 +168,7 @@ def test_golden_tokens_by_every_strategy(strategy, case, golden_cuda):
     inputs = on_cuda(RECORDED.inputs(case))
     rows, length = inputs.input_ids.shape
     expected = RECORDED.forward[f"{case}.greedy_tokens"]
-    step = StaticStep(golden_cuda.model, rows, max_cache_len_for(length, expected.shape[1]), strategy)
+    step = StaticStep(golden_cuda.model, rows, CAPACITY, strategy).ready_for(length, expected.shape[1])
     for every in (1, 8):
         state = generate(golden_cuda.model, inputs, expected.shape[1], step=step, eos_check_every=every)
         assert state.ids == expected.tolist()
@@ -174,8 +176,7 @@ def test_golden_tokens_by_every_strategy(strategy, case, golden_cuda):
 
 def test_a_replayed_step_never_waits(cuda_session):
     inputs = cuda_session.prepare(PAGES / "receipt.png").to("cuda", torch.float32)
-    room = max_cache_len_for(inputs.input_ids.shape[1], 32)
-    step = StaticStep(cuda_session.model, 1, room, "cuda_graph")
+    step = StaticStep(cuda_session.model, 1, CAPACITY, "cuda_graph").ready_for(inputs.input_ids.shape[1], 32)
     state = cuda_session.run_prefill(inputs, cache=step.fresh_cache())
     decode_step(cuda_session.model, state, step=step)
     torch.cuda.set_sync_debug_mode("error")

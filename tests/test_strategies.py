@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +18,7 @@ from ocr_phases.models.wiring import NATIVES, VENDORS
 from ocr_phases.settings import SamplingSettings
 from ocr_phases.steps import captured
 from ocr_phases.steps import execution as strategies
-from ocr_phases.steps.captured import LEAST_READ, StaticStep, max_cache_len_for, read_lengths
+from ocr_phases.steps.captured import CAPACITY, LEAST_READ, StaticStep, capacity_for, power_of_two
 from ocr_phases.steps.phases import generate, redecode
 from ocr_phases.steps.sampling import Sampler
 
@@ -37,8 +36,7 @@ def static(request):
         row = RECORDINGS[name]
         session = request.getfixturevalue(row.session)
         rows, length = row.inputs(case).input_ids.shape
-        room = max_cache_len_for(length, TOKENS, session.family.window(session.model))
-        return StaticStep(session.model, rows, room, "eager")
+        return StaticStep(session.model, rows, CAPACITY, "eager").ready_for(length, TOKENS)
 
     return of
 
@@ -77,8 +75,6 @@ def assert_same(mine, eager):
 def test_the_static_step_equals_eager(name, case, driven, static):
     session, inputs = driven(name, case)
     model, step, window = session.model, static(name, case), session.family.window(session.model)
-    if window:
-        assert step.max_cache_len == max_cache_len_for(inputs.input_ids.shape[1], 9999, window)
     for first_token in ("prefill", "redecode"):  # the second over a cache that holds the first one's entries
         count = TOKENS if window else 8
         eager = generate(model, inputs, count, first_token=first_token)
@@ -94,7 +90,7 @@ def test_the_static_step_equals_eager(name, case, driven, static):
 def test_padded_rows_keep_their_positions(first_token, golden_session):
     inputs = padded_inputs(golden_session)
     rows, length = inputs.input_ids.shape
-    step = StaticStep(golden_session.model, rows, max_cache_len_for(length, 20), "eager")
+    step = StaticStep(golden_session.model, rows, CAPACITY, "eager").ready_for(length, 20)
     eager = generate(golden_session.model, inputs, 16, first_token=first_token)
     mine = generate(golden_session.model, inputs, 16, first_token=first_token, step=step)
     assert_same(mine, eager)
@@ -159,7 +155,7 @@ def test_padded_rows_and_forwards_that_wait_are_not_captured(golden_session, mon
     whole = golden_session.prepare(RECEIPT, preset="tiny").to("cpu", torch.float32)
     for inputs in (padded, whole):
         rows, length = inputs.input_ids.shape
-        step = StaticStep(golden_session.model, rows, max_cache_len_for(length, 8), "eager")
+        step = StaticStep(golden_session.model, rows, CAPACITY, "eager").ready_for(length, 8)
         monkeypatch.setattr(step, "prefill_execution", step.prefill.installed)
         ids = generate(golden_session.model, inputs, 6, step=step).ids
         assert ids == generate(golden_session.model, inputs, 6).ids
@@ -185,7 +181,8 @@ def test_broken_rules_of_a_static_cache_are_errors(base):
     with refused():
         decode(model, prefill(model, inputs), 4, step=step)
 
-    short = StaticStep(model, 1, inputs.input_ids.shape[1] + 3, "eager")
+    length = inputs.input_ids.shape[1]
+    short = StaticStep(model, 1, length + 3, "eager").ready_for(length, 3)
     with refused():
         decode(model, prefill(model, inputs, step=short), 5, step=short)
 
@@ -195,31 +192,37 @@ def test_broken_rules_of_a_static_cache_are_errors(base):
         decode(model, state, 4, step=step)
 
 
-@given(st.integers(1, 10_000), st.integers(1, 10_000))
-def test_most_prompts_and_limits_share_a_size_of_cache(prompt_len, new):
-    max_cache_len = max_cache_len_for(prompt_len, new)
-    assert prompt_len + new <= max_cache_len < max(2 * (prompt_len + new), LEAST_READ + 1)
-    assert max_cache_len in (512, 1024, 2048, 4096, 8192, 16384, 32768)
+@given(st.integers(1, 40_000), st.integers(1, 40_000))
+def test_most_prompts_and_limits_share_a_cache(prompt_len, new):
+    room = capacity_for(prompt_len, new)
+    assert prompt_len + new <= room < max(2 * (prompt_len + new), CAPACITY + 1)
+    assert room in (8192, 16384, 32768, 65536, 131072)
+    assert capacity_for(prompt_len, new, window=128) == capacity_for(prompt_len, min(new, 128))
 
 
 @given(st.integers(1, 40_000))
-def test_a_step_reads_little_more_than_it_must(max_cache_len):
-    lengths = read_lengths(max_cache_len)
-    assert lengths == sorted(set(lengths))
-    assert lengths[-1] == max_cache_len
-    assert all(after < 8 / 3 * before for before, after in pairwise(lengths))
-    assert lengths[0] <= 4 / 3 * LEAST_READ
+def test_a_step_reads_little_more_than_it_must(needed):
+    assert needed <= power_of_two(LEAST_READ, needed) < max(2 * needed, LEAST_READ + 1)
 
 
 def test_every_length_that_is_read_gives_the_same_tokens(golden_session, monkeypatch):
     model, inputs = golden_session.model, RECORDINGS[FIRST].inputs("small")
     rows, prompt = inputs.input_ids.shape
     monkeypatch.setattr("ocr_phases.steps.captured.LEAST_READ", prompt // 4)
-    step = StaticStep(model, rows, max_cache_len_for(prompt, 200), "eager")
+    step = StaticStep(model, rows, CAPACITY, "eager")
+    with refused():
+        generate(model, inputs, 200, step=step)
+    step.ready_for(prompt, 200)
     read: list[int] = []
-    for length, run in step._runs.items():
-        step._runs[length] = lambda length=length, run=run: (read.append(length), run())[1]
-    assert_same(generate(model, inputs, 200, step=step), generate(model, inputs, 200))
+
+    def look(module, args, given):
+        masks = [mask for mask in given["attention_mask"].values() if mask is not None]
+        read.extend(mask.shape[-1] for mask in masks[:1])  # the prefill has none
+
+    hook = model.register_forward_pre_hook(look, with_kwargs=True)
+    mine = generate(model, inputs, 200, step=step)
+    hook.remove()
+    assert_same(mine, generate(model, inputs, 200))
     assert len(set(read)) >= 3 and read == sorted(read)
     assert all(length > prompt + number for number, length in enumerate(read))
 

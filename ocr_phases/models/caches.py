@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -70,26 +71,18 @@ def drop_last(cache: Any) -> None:
 # -- the static one -----------------------------------------------------------------------------------
 
 
-def static_cache(config: Any, max_cache_len: int, window: int | None, slot: Tensor) -> Any:
-    """An empty static cache whose decode steps write at ``slot``, int64 [1], and read up to ``read``.
+def static_cache(config: Any, max_cache_len: int, window: int | None, reach: SimpleNamespace) -> Any:
+    """An empty static cache whose decode steps write and read as ``reach`` says.
 
-    The caller moves ``slot`` on, on the device, and back to the prompt's end where a ``window`` is full.
+    They write at its ``slot``, int64 [1], which the caller moves on, on the device, and back to the prompt's
+    end where a ``window`` is full. They read as many entries as its ``extent`` has rows: the size of a tensor
+    may vary where a compiler makes one step for all.
     transformers' own static layer for a window shifts all of its entries a step, and chooses its way by a
     count on the host; its others read all that there is room for.
     """
-    return Cache(layers=[_slot_layer()(max_cache_len, window, slot) for _ in range(config.num_hidden_layers)])
-
-
-def read_up_to(cache: Any, read: int) -> None:
-    """How many entries of a `static_cache` its decode steps read from here on."""
-    for layer in cache.layers:
-        layer.read = read
-
-
-def forget(cache: Any) -> None:
-    """Let the next entry of a `static_cache` be its first; what it holds is written over."""
-    for layer in cache.layers:
-        layer.cumulative_length.zero_()
+    return Cache(
+        layers=[_slot_layer()(max_cache_len, window, reach) for _ in range(config.num_hidden_layers)]
+    )
 
 
 @lru_cache(maxsize=1)
@@ -99,16 +92,22 @@ def _slot_layer() -> type:
     class SlotLayer(StaticLayer):
         """Entries of the prompt where they were written, those of decode where the caller's slot is."""
 
-        def __init__(self, max_cache_len: int, window: int | None, slot: Tensor) -> None:
+        def __init__(self, max_cache_len: int, window: int | None, reach: SimpleNamespace) -> None:
             super().__init__(max_cache_len)
-            self.window, self.slot, self.read = window, slot, max_cache_len
+            self.window, self.reach = window, reach
 
         def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> Any:
-            if key_states.shape[-2] > 1:
-                return super().update(key_states, value_states, *args, **kwargs)
+            if (length := key_states.shape[-2]) > 1:  # a new prompt, which sees itself alone
+                self.cumulative_length.fill_(length)
+                self.keys[:, :, :length], self.values[:, :, :length] = key_states, value_states
+                return key_states, value_states
             self.cumulative_length.add_(1)
-            self.keys.index_copy_(2, self.slot, key_states)
-            self.values.index_copy_(2, self.slot, value_states)
-            return self.keys[:, :, : self.read], self.values[:, :, : self.read]
+            self.keys.index_copy_(2, self.reach.slot, key_states)
+            self.values.index_copy_(2, self.reach.slot, value_states)
+            read = self.reach.extent.shape[0]
+            return self.keys[:, :, :read], self.values[:, :, :read]
+
+        def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+            return query_length, 0  # the prompt's: a step's mask is made by the caller
 
     return SlotLayer

@@ -114,14 +114,15 @@ class Family:
         Of a ``model`` whose attention is not causal by itself (eager) the class gets the mask to work on.
         Raises `OcrPhasesError` for several pages in one prompt of the vendor's class.
         """
-        attention = "sdpa" if model is None else model.config.get_text_config()._attn_implementation
-        unworked = inputs.position_ids is None and self.wiring.mask != "2-D" and attention != "eager"
-        known = dict(vars(inputs))
+        known, ids = dict(vars(inputs)), inputs.input_ids
         if self.implementation == "vendor":
             known["images"] = _image_pairs(inputs)
             known["images_spatial_crop"] = torch.tensor(inputs.patches_grid, dtype=torch.int64)
-        if unworked:
-            known["attention_mask"] = self.ready_mask(None)
+        elif inputs.position_ids is None:
+            # Not left to the class: a captured prefill would count on from what the cache held before.
+            known["position_ids"] = torch.arange(ids.shape[1], device=ids.device)[None]
+            if model is None or model.config.get_text_config()._attn_implementation != "eager":
+                known["attention_mask"] = self.ready_mask(None)
         names = ("input_ids", "attention_mask", "position_ids", *self.wiring.image_arguments)
         return {name: known[name] for name in names}
 

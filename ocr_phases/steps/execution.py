@@ -34,7 +34,6 @@ DECODE_BACKENDS = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, S
 #: H200); the plain formula spreads over all of them, and a compiler can fuse it.
 STATIC_BACKENDS = (SDPBackend.MATH,)
 
-Key = TypeVar("Key")
 Value = TypeVar("Value")
 Made = tuple[Callable[..., Any], "float | None"]
 
@@ -156,7 +155,7 @@ def first_call_ms(device: torch.device | str, function: Callable[[], Value]) -> 
     return given, (perf_counter() - start) * 1e3
 
 
-def last_used(made: dict[Key, Value], key: Key, make: Callable[[], Value], most: int) -> Value:
+def last_used(made: dict[Any, Value], key: Any, make: Callable[[], Value], most: int) -> Value:
     """``made[key]``, made where it is missing; ``made`` holds the ``most`` last used values."""
     found = made.pop(key, None)
     while len(made) >= most:
@@ -252,22 +251,17 @@ def tensors_in(*values: Any) -> list[Tensor]:
 
 def waits(run: Callable[[], Any]) -> bool:
     """Whether ``run``, which has run before, waits for the device somewhere: then it cannot be captured."""
-    try:
-        with syncs_counted([], "error"):
-            run()
-    except RuntimeError as error:
-        if "synchronizing" not in str(error):
-            raise
-        return True
-    return False
+    found: list[str] = []
+    with syncs_counted(found):
+        run()
+    return bool(found)
 
 
 @contextlib.contextmanager
-def syncs_counted(found: list[str], mode: str = "warn") -> Iterator[None]:
+def syncs_counted(found: list[str]) -> Iterator[None]:
     """The host's waits for a CUDA device in a ``with`` block go into ``found``; other warnings are shown.
 
-    As far as torch's sync debug mode tells: it does not see a ``synchronize()``. Its warnings take time. In
-    the ``mode`` "error" the first wait is a RuntimeError.
+    As far as torch's sync debug mode tells: it does not see a ``synchronize()``. Its warnings take time.
     """
 
     def show(message: Warning | str, *rest: Any, **named: Any) -> None:
@@ -278,5 +272,5 @@ def syncs_counted(found: list[str], mode: str = "warn") -> Iterator[None]:
         warnings.filterwarnings("always", message=_SYNC)
         shown, warnings.showwarning = warnings.showwarning, show
         after.callback(torch.cuda.set_sync_debug_mode, torch.cuda.get_sync_debug_mode())
-        torch.cuda.set_sync_debug_mode(mode)
+        torch.cuda.set_sync_debug_mode("warn")
         yield

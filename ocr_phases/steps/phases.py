@@ -35,7 +35,6 @@ from ocr_phases.steps.sampling import Sampler
 from ocr_phases.steps.timeline import NoTimeline, Timeline, stage_hooks
 from ocr_phases.text import bytes_text, count_text
 
-_WIDTH = 160  # of a row's ids in a cell, in characters
 _GROWN = "The KV cache holds {} tokens where {} are right: it must grow by one a step."
 _GROWN_IN_WINDOW = (
     "The KV cache has {} entries where {} are right: it must grow by one a step until its window is full."
@@ -61,7 +60,7 @@ class DecodeState:
     token: Tensor = field(init=False)  # int64 [B], the next step's input
     length: int
     lengths: list[int]  # of the cache, after the prefill and after every step
-    position_ids: Tensor | None  # int64 [B, 1] for padded rows, of the newest cache entry
+    position_ids: Tensor | None  # int64 [B, 1] for padded rows, of the prompt's last token
     sampler: Sampler
     sequence: Tensor
     window: int | None = None
@@ -111,7 +110,7 @@ class DecodeState:
             "generated": f"{count_text(self.generated, 'token')} a row, {len(self.unread)} not read yet",
         }
         for row, ids in enumerate(self.ids, start=1):
-            facts[f"ids of row {row}"] = shorten(", ".join(map(str, ids)), _WIDTH, placeholder=" …")
+            facts[f"ids of row {row}"] = shorten(", ".join(map(str, ids)), 160, placeholder=" …")
         return elsewhere("show.results.facts_bundle")("Decode state", facts)
 
 
@@ -177,8 +176,6 @@ def redecode(state: DecodeState) -> None:
     """
     drop_last(state.cache)
     state.length -= 1
-    if state.position_ids is not None:
-        state.position_ids = state.position_ids - 1
     state.sampler.restart()
     state.sequence = state.sequence[:, : state.lengths[0]]
     state.token = state.sequence[:, -1]
@@ -220,12 +217,10 @@ def decode_step(
 
 def _model_step(model: nn.Module, state: DecodeState) -> Tensor:
     """The model class's own forward: the last position's logits, [B, vocab]."""
-    if state.position_ids is not None:
-        state.position_ids = state.position_ids + 1
-    mask = state.mask[:, : state.length + 1]
-    arguments = state.family.step_arguments(
-        model, state.token, state.cache, mask, state.position_ids, state.lengths[0]
-    )
+    length, prompt_len = state.length + 1, state.lengths[0]
+    positions = None if state.position_ids is None else state.position_ids + (length - prompt_len)
+    mask = state.mask[:, :length]
+    arguments = state.family.step_arguments(model, state.token, state.cache, mask, positions, prompt_len)
     width = arguments["input_ids"].shape[1]
     if width != 1:
         raise OcrPhasesError(f"A decode step takes one token a row, got {width}: pass input ids [B, 1].")

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.inputs.packing import DeviceInputs
@@ -30,37 +30,23 @@ def windowed_processors(settings: SamplingSettings) -> Any:
 
 
 class NoRepeatNGrams:
-    """transformers' ``NoRepeatNGramLogitsProcessor`` for tokens that come one by one, over all or a window.
-
-    It waits for nothing, and a token costs one comparison with each one before it, whatever ``size`` is.
-    """
+    """transformers' ``NoRepeatNGramLogitsProcessor`` over all tokens or a window, which waits for nothing."""
 
     def __init__(self, size: int, window: int = 0) -> None:
-        self._size, self._window = size, window
-        self._common = torch.empty(0, 0)  # of each place: how many tokens before it are those at the end
+        self._before, self._window = size - 1, window
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """``scores`` [B, vocab] for the token after ``input_ids`` int64 [B, length], banned ones -inf."""
-        length, vocab = input_ids.shape[1], scores.shape[1]
-        if self._common.shape == (len(input_ids), length - 1):
-            same = input_ids[:, :-1] == input_ids[:, -1:]
-            self._common = nn.functional.pad((self._common + 1) * same, (1, 0))
-        else:
-            self._common = self._counted(input_ids)
+        length, vocab, before = input_ids.shape[1], scores.shape[1], self._before
         # In a window the whole n-gram must lie in it.
-        first = max(0, length - self._window + self._size - 1) if self._window else 0
-        repeats = self._common[:, first:] >= self._size - 1
-        token = torch.where(repeats, input_ids[:, first:].clamp(max=vocab), vocab)
+        first = max(before, length - self._window + before if self._window else 0)
+        if first >= length:
+            return scores
+        ngrams = input_ids[:, first - before :].unfold(1, before + 1, 1)
+        repeats = (ngrams[..., :-1] == input_ids[:, None, length - before :]).all(dim=-1)
+        token = torch.where(repeats, ngrams[..., -1].clamp(max=vocab), vocab)
         banned = scores.new_zeros(len(scores), vocab + 1, dtype=torch.bool).scatter_(1, token, True)
         return scores.masked_fill(banned[:, :vocab], -torch.inf)
-
-    def _counted(self, input_ids: Tensor) -> Tensor:
-        """The counts for a sequence that was not seen before, of at most the tokens that matter."""
-        length = input_ids.shape[1]
-        most = min(self._size - 1, length)
-        before = nn.functional.pad(input_ids, (most, 0), value=-1).unfold(1, most, 1)[:, :length]
-        same = before == input_ids[:, None, length - most :]
-        return same.flip(-1).cumprod(-1, dtype=torch.uint8).sum(-1)
 
 
 class Sampler:
