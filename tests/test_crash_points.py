@@ -14,9 +14,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import batch_stub
 import pytest
 from batch_example import Here
-from batch_stub import handler
+from example_run import make_run
 
 from ocr_phases.batch import child as pool
 from ocr_phases.batch.store import finished
@@ -30,7 +31,7 @@ PAGES = ("a", "b")
 
 def in_this_process(*_: object) -> Here:
     """The stub as the only worker: its writes are points to be killed at, too."""
-    return Here(lambda request: handler(request, lambda: None))
+    return Here(lambda request: batch_stub.handler(request, lambda: None))
 
 
 def killed_before(out: Path, point: int) -> None:
@@ -79,6 +80,7 @@ def every_point(folder: Path, command: list[str]) -> None:
     Two pages go through the same changes, so that most of what is left out of one meets the other.
     """
     pool.LocalPool = in_this_process  # type: ignore[assignment, misc]
+    batch_stub.RECORD = folder / "short.json"
     index_page.index_html = lambda *_, **__: ""  # it is written, but not drawn
     shutil.copytree(folder / "start", folder / "first")
     with contextlib.redirect_stdout(sys.stderr):
@@ -111,6 +113,7 @@ def test_what_is_finished_stays_so_whatever_change_a_batch_is_killed_before(
     out = tmp_path / "start" / "out"
     for folder in (out, *(tmp_path / name for name in ("in", "truth", "other"))):
         folder.mkdir(parents=True)
+    short = make_run(max_tokens=4, repeats=1, embed=False).save(tmp_path / "short.json")
     for page in PAGES:
         (tmp_path / "in" / f"{page}.png").write_text(f"ok {page}")
         (tmp_path / "truth" / f"{page}.md").write_text(f"# {page}")
@@ -119,6 +122,7 @@ def test_what_is_finished_stays_so_whatever_change_a_batch_is_killed_before(
     if others:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(pool, "LocalPool", in_this_process)
+            patch.setattr(batch_stub, "RECORD", short)
             assert main([*command, "--out", str(out)]) == 0
         for record in out.glob("pages/*/*/run.json"):
             written_otherwise(record)
