@@ -13,28 +13,32 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 import torch
 from torch import Tensor
 
 from ocr_phases.collectors import machine
+from ocr_phases.config import AnyConfig, read_model_config
 from ocr_phases.errors import Interrupted, OcrPhasesError, Stopped, checked, public, stop_signals
+from ocr_phases.families import windowed_length
 from ocr_phases.files import each_page
 from ocr_phases.inputs.images import describe_page, load_page
 from ocr_phases.inputs.packing import DeviceInputs, PageInputs
-from ocr_phases.inputs.views import Page, Pages
-from ocr_phases.models.folders import local_folder
-from ocr_phases.models.load import AT_HAND, BUILT_IN, Checkpoint, adopt, load_checkpoint
+from ocr_phases.inputs.views import Page, Pages, image_token_count, make_rows
+from ocr_phases.models.folders import local_folder, read_json
+from ocr_phases.models.load import AT_HAND, BUILT_IN, Checkpoint, adopt, load_checkpoint, resolve_device
 from ocr_phases.models.references import references
-from ocr_phases.models.weights import choose_attention, resolve_dtype
+from ocr_phases.models.weights import choose_attention, dummy_config, resolve_dtype
 from ocr_phases.record import PhaseRun, elsewhere
 from ocr_phases.recorder import Measurement, Prepared, describe_model, execution, page_id
-from ocr_phases.settings import REQUEST_SETTINGS, ModelSettings, Request, RunSettings, setting_names
+from ocr_phases.settings import REQUEST_SETTINGS, ModelSettings, Request, RunSettings, Settings, setting_names
 from ocr_phases.steps import phases
+from ocr_phases.steps.captured import capacity_for
 from ocr_phases.steps.execution import decode_execution
 from ocr_phases.steps.timeline import NoTimeline, Timeline, stage_hooks
 from ocr_phases.sweep_models import Sweep, only
-from ocr_phases.text import bytes_text, millions_text, stage_name
-from ocr_phases.versions import seldom_collected
+from ocr_phases.text import bytes_text, filled, millions_text, stage_name
+from ocr_phases.versions import asset, seldom_collected
 
 
 class _Connect:
@@ -245,6 +249,42 @@ def kept_session(**settings: Any) -> OCRSession:
     """
     key = ModelSettings(**settings)
     return only(_kept, key, partial(OCRSession.load, **vars(key)))
+
+
+_NEED = (
+    "{name} at {preset} needs {peak_bytes:bytes} in the {phase} (weights {weight_bytes:bytes}, KV cache "
+    "{kv_bytes:bytes}, activations {activation_bytes:bytes}), {device} has {free:bytes} free"
+)
+
+
+def fit(page: Pages, settings: Settings) -> tuple[pd.DataFrame, str]:
+    """What a measurement needs of its device's memory, by its model's ``config.json`` alone; and in words.
+
+    The table is `ocr_phases.analyse.cost.memory_need`'s. A prompt's characters are counted as tokens. Raises
+    `OcrPhasesError` where page, prompt, preset, device or config cannot be had.
+    """
+    name, device = settings.model, resolve_device(settings.device)
+    folder = asset("data", "tiny") if name == "tiny" else Path(name).expanduser()
+    random = name.partition(":")[0] == "dummy"
+    config = dummy_config(name) if random else read_json(folder / "config.json", AnyConfig)
+    facts, _, window = read_model_config(config)
+    preset = facts.preset(settings.preset or ("small" if name == "tiny" else facts.default_preset))
+    pages, prompts = make_rows(page, settings, facts)
+    grids = [preset.grid(*load_page(each)[0].size) for each in pages]
+    images = sum(image_token_count(preset, grid) for grid in grids)
+    length, tokens = images // len(prompts) + len(prompts[0]), settings.expected_tokens
+    grown = windowed_length(length + tokens, length, window)
+    held = grown if settings.strategy == "eager" else capacity_for(length, tokens, window)
+    shape = {"batch": len(prompts), "dtype_bytes": resolve_dtype(settings.dtype, device).itemsize}
+    how = vars(settings) | {"attention": settings.attention or "sdpa"}
+    views = elsewhere("analyse.cost.vision_calls")(preset.name, grids, facts.name)
+    need = elsewhere("analyse.cost.memory_need")(config, views, how, cache_len=held, **shape)
+    most, cpu = need.loc[need["peak_bytes"].idxmax()], device == "cpu"
+    free = psutil.virtual_memory().available if cpu else torch.cuda.mem_get_info(device)[0]
+    free += torch.cuda.memory_reserved()  # by an earlier model, which goes
+    fits = "fits" if most["peak_bytes"] <= free else "does not fit"
+    told = filled(_NEED, most, name=name, preset=preset.name, device=device, free=free)
+    return need, f"{told}: it {fits}."
 
 
 # -- the measurement in a record, once more ------------------------------------------------------------

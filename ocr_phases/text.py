@@ -40,6 +40,15 @@ def millions_text(count: int) -> str:
     return _unit_text(count / 1e6, "M", "B")
 
 
+_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def rate_text(value: float) -> str:
+    """Three digits with a decimal prefix: ``4.3 T``."""
+    size, prefix = next((each for each in _PREFIXES if value >= each[0]), (1.0, ""))
+    return f"{value / size:.3g} {prefix}"
+
+
 def _unit_text(value: float | None, *units: str) -> str:
     """Three digits and the first unit, each a thousand of the one before, in which they are enough."""
     if value is None or not math.isfinite(value):
@@ -76,12 +85,13 @@ def digits_text(value: float) -> str:
 
 class _Filler(string.Formatter):
     def format_field(self, value: Any, format_spec: str) -> Any:
-        words = {"ms": ms_text, "bytes": bytes_text, "percent": percent_text}.get(format_spec)
+        known = {"ms": ms_text, "bytes": bytes_text, "percent": percent_text, "digits": digits_text}
+        words = known.get(format_spec)
         return words(value) if words else super().format_field(value, format_spec)
 
 
 def filled(template: str, row: Any = (), **words: Any) -> str:
-    """``str.format`` by a mapping and keywords; knows ``{x:ms}``, ``{x:bytes}`` and ``{x:percent}``, too."""
+    """``str.format`` by a mapping and keywords; knows ``{x:ms}``, ``bytes``, ``percent`` and ``digits``."""
     return _Filler().vformat(template, (), {**dict(row), **words})
 
 

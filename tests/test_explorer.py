@@ -585,7 +585,11 @@ def test_the_set_up_of_a_strategy_is_named_and_can_be_stopped(
     assert quick.run is demo and "Stopped" in quick.message
 
 
-def test_pages_and_presets_run_one_after_another(quick: Explorer, tmp_path: Path):
+def test_pages_and_presets_run_one_after_another(
+    quick: Explorer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    told, doing = [], Live.doing
+    monkeypatch.setattr(Live, "doing", lambda live, what: (told.append(what), doing(live, what)))
     folder = tmp_path / "pages"
     folder.mkdir()
     (folder / "bad.png").write_text("no image")
@@ -604,6 +608,7 @@ def test_pages_and_presets_run_one_after_another(quick: Explorer, tmp_path: Path
     assert "not an image" in quick.records["rows"][3]["said"]
     assert [run.page["preset"] for run in quick.runs[:2]] == ["tiny", "small"]
     assert len(kept_files(quick.folder)) == 2
+    assert [what for what in told if what.startswith("loading: tiny at small needs ")]
 
 
 # -- records that outlive a kernel --------------------------------------------------------------------

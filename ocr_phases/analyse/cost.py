@@ -14,7 +14,7 @@ DeepSeekMoE (Dai et al. 2024, arXiv:2401.06066).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace as Sizes
 from typing import Any, NamedTuple
@@ -30,6 +30,9 @@ from ocr_phases.record import PhaseRun
 from ocr_phases.settings import RunSettings
 
 COST_COLUMNS = (*("phase", "stage", "view", "part"), *("parameters", "flops", "weight_bytes", "kv_bytes"))
+MEMORY_COLUMNS = ("phase", "weight_bytes", "kv_bytes", "activation_bytes", "peak_bytes")
+#: cuBLAS's: of a stream, and of each graph of the prefill and of decode steps at most.
+_WORKSPACES = {"eager": 1, "compiled": 3, "cuda_graph": 7}
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -199,18 +202,59 @@ def page_cost(run: PhaseRun, page_ms: float) -> dict[str, float | None]:
     price, pages = run.request.get("price_per_hour"), len(run.pages)
     joules = ((run.device.get("conditions") or {}).get("energy") or {}).get("run_joules")
     hours = page_ms / pages / 3600.0  # that 1,000 pages take
-    return {
-        "energy_j": joules,
-        "pages_per_hour": 1000.0 / hours,
-        "price_per_1000_pages": price and price * hours,
-        "wh_per_1000_pages": joules and joules / pages / 3.6,
-    }
+    thousand = {"price": price and price * hours, "wh": joules and joules / pages / 3.6}
+    known = {"energy_j": joules, "pages_per_hour": 1000.0 / hours}
+    return known | {f"{name}_per_1000_pages": value for name, value in thousand.items()}
 
 
 def priced(run: PhaseRun, price_per_hour: float | None) -> PhaseRun:
     """The same record at another price of an hour, for None at its own; `OcrPhasesError` for no price."""
     price = RunSettings(price_per_hour=price_per_hour).price_per_hour
     return run if price is None else replace(run, request=run.request | {"price_per_hour": price})
+
+
+def memory_need(
+    config: dict[str, Any],
+    views: Sequence[VisionCall],
+    how: Mapping[str, Any],
+    *,
+    cache_len: int,
+    **shape: int,
+) -> pd.DataFrame:
+    """What a device must hold at once, a row a phase, columns `MEMORY_COLUMNS`, in bytes.
+
+    ``how`` has ``attention``, ``strategy`` and ``vision`` as `Settings` have them; ``cache_len`` are the
+    entries of the KV cache at its end, or those that a static one has from the start; ``views`` and ``shape``
+    (``batch``, ``dtype_bytes``) are as in `prefill_cost`.
+
+    The prefill's activations are largest in a layer of SAM with global attention: of each image its pixels,
+    eight times its hidden states (the layer's input and norm; query, key and value, also as they leave their
+    product), and for each head and pair of places the decomposed position bias (Li et al. 2022,
+    arXiv:2203.16527): as it is added up and again contiguous for SDPA, once where that is compiled. Eager
+    attention has scores, bias, and before and after the softmax both in float32. A decode step gathers the
+    experts of each row. cuBLAS keeps a workspace of 32 MiB a stream and captured graph.
+    """
+    sizes, each = read_architecture(config), shape["dtype_bytes"]
+    text, sam, compiled = sizes.text, sizes.sam, how["vision"] == "compiled"
+    copies = (3 if each == 4 else 6) if how["attention"] == "eager" else 2 - compiled
+    held = [0]
+    for call in views:
+        places = (call.side // sam.patch_size) ** 2
+        numbers = copies * sam.num_attention_heads * places**2 + 8 * places * sam.hidden_size
+        held.append(call.images * numbers * each)
+    gathered = shape["batch"] * text.num_experts_per_tok * 3 * text.hidden_size * text.moe_intermediate_size
+    fixed = (
+        sum(3 * call.images * call.side**2 for call in views) * each + _WORKSPACES[how["strategy"]] * 2**25
+    )
+    weights = prefill_cost(config, prompt_len=1, views=views)["parameters"].sum() * each
+    cache = decode_cost(config, cache_len=cache_len, **shape)["kv_bytes"].sum()
+    before = cache * (how["strategy"] != "eager")
+    rows = [
+        ("prefill", weights, before, max(held) + fixed),
+        ("decode", weights, cache, gathered * each + fixed),
+    ]
+    table = pd.DataFrame(rows, columns=list(MEMORY_COLUMNS[:-1]))
+    return table.assign(peak_bytes=table.sum(axis="columns", numeric_only=True))
 
 
 def stage_cost(table: pd.DataFrame) -> pd.DataFrame:

@@ -25,7 +25,7 @@ from ocr_phases.analyse.cost import decode_cost, masked_flops, run_cost, run_sha
 from ocr_phases.analyse.stages import STAGE_KEYS, attended, cached, stage_medians, step_table
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
-from ocr_phases.text import bytes_text
+from ocr_phases.text import bytes_text, rate_text
 
 _SHEETS = Path(__file__).with_name("datasheets.toml")
 DATASHEETS: list[dict[str, Any]] = tomllib.loads(_SHEETS.read_text(encoding="utf-8"))["sheets"]
@@ -175,15 +175,6 @@ def times_text(factor: float) -> str:
     if not np.isfinite(factor):
         return "n/a"
     return f"{factor:.1f} times" if factor < 9.95 else f"{factor:,.0f} times"
-
-
-def rate_text(value: float) -> str:
-    """Three digits with a decimal prefix: ``4.3 T``."""
-    size, prefix = next((each for each in _PREFIXES if value >= each[0]), (1.0, ""))
-    return f"{value / size:.3g} {prefix}"
-
-
-_PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
 @cached

@@ -105,7 +105,7 @@ def noise_warning(run: PhaseRun) -> str:
 
 def key_metrics(run: PhaseRun) -> list[tuple[str, str, str]]:
     """The known key figures as ``(label, value, note)``, the four of a report's first screen first."""
-    words = _words(run)
+    words = run.request | _words(run)
     known = [row for row in _TEXTS["figures"] if words.get(row["name"]) is not None]
     return [(row["label"], filled(row["value"], words), filled(row["note"], words)) for row in known]
 
@@ -125,12 +125,10 @@ def _words(run: PhaseRun) -> dict[str, Any]:
     peaks = {phase: max(values) for phase, values in run.memory.get("peak_bytes", {}).items() if values}
     room, tokens = run.cache.get("allocated_bytes"), count_text(figures["tokens"], "token")
     cache = f"{bytes_text(each)} a token" if each else "at its largest"
-    pages = count_text(len(run.pages), "page")
     if figures["energy_j"]:
         meter = run.device["conditions"]["energy"]
-        figures["thousand_tokens_j"] = (
-            figures["energy_j"] / sum(len(row["ids"]) for row in run.results) * 1000
-        )
+        made = sum(len(row["ids"]) for row in run.results)
+        figures["thousand_tokens_j"] = figures["energy_j"] / made * 1000
         figures["idle_share"] = meter["idle_w"] * meter["seconds"] / len(run.repeats) / figures["energy_j"]
     return figures | {
         "tokens": tokens,
@@ -141,9 +139,7 @@ def _words(run: PhaseRun) -> dict[str, Any]:
         "steps": count_text(figures["decode_steps"], "step"),
         "cache": f"{cache}; static, room for {bytes_text(room)}" if room else cache,
         "cut": f"; cut at {tokens}" if _is_cut(run) else "",
-        "way": f"{pages} at a time, {run.page['preset']}, {run.model['strategy']}",
-        "price": figures["price_per_1000_pages"] and digits_text(figures["price_per_1000_pages"]),
-        "price_per_hour": run.request.get("price_per_hour"),
+        "pages": count_text(len(run.pages), "page"),
     }
 
 

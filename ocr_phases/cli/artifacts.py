@@ -26,8 +26,8 @@ def run(arguments: argparse.Namespace) -> None:
         record.chrome_trace(target, overwrite=arguments.overwrite)
         arguments.result = {"files": [wrote(target)]}
         return
-    several = len(record.results) > 1  # a batch gets a folder a row
-    names = [f"row-{row}" if several else "" for row in range(len(record.results))]
+    # A batch gets a folder a row.
+    names = [f"row-{row}" if len(record.results) > 1 else "" for row in range(len(record.results))]
     targets = [folder_for(folder / name, "", ARTIFACTS, **options) for name in names]
     written: list[Path] = []
     with only_writer(folder):

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from ocr_phases.cli import measuring
 from ocr_phases.cli.compare import print_compared
-from ocr_phases.cli.results import run_result, show, show_quality, wrote
+from ocr_phases.cli.results import rows, run_result, show, show_quality, wrote
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.settings import Settings
 
 if TYPE_CHECKING:
     from ocr_phases.record import PhaseRun
@@ -29,9 +30,16 @@ def run(arguments: argparse.Namespace) -> None:
     from ocr_phases.files import TRACE_NAME, reserved
     from ocr_phases.record import PhaseRun
 
-    target = measuring.check_target(arguments, arguments.repeated)
     if arguments.repeated is None and arguments.page is None:
         raise OcrPhasesError("Name the page to measure, or a record to repeat (--from).")
+    if arguments.dry_run:
+        from ocr_phases.session import fit
+
+        need, said = fit(arguments.page, Settings.among(vars(arguments)))
+        print(said)
+        arguments.result = {"page": arguments.page, "sentence": said, "need": rows(need)}
+        return
+    target = measuring.check_target(arguments, arguments.repeated)
     then = None
     if arguments.repeated is not None:
         then = measuring.judged(arguments, PhaseRun.load(arguments.repeated))

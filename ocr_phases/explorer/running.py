@@ -192,9 +192,11 @@ def start(asked: Asked, live: Live) -> Future[PhaseRun]:
 def _measure(asked: Asked, live: Live) -> PhaseRun:
     live.doing(f"loading {asked.settings.model}")
     from ocr_phases.models.load import TokenReader
-    from ocr_phases.session import kept_session
+    from ocr_phases.session import fit, kept_session
     from ocr_phases.steps.execution import stoppable, told_of_preparing
 
+    with contextlib.suppress(OcrPhasesError):  # loading says what is wrong
+        live.doing(f"loading: {fit(asked.page, asked.settings)[1]}")
     session = kept_session(**asked.settings.of_model())
     live.reader(lambda: TokenReader(session.tokenizer).read)
     live.doing("preparing")

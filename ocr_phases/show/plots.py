@@ -17,7 +17,6 @@ from ocr_phases.analyse.floors import (
     datasheet_ceilings,
     decode_floor,
     floor_table,
-    rate_text,
     times_text,
     why_no_floor,
 )
@@ -46,7 +45,7 @@ from ocr_phases.show.figures import (
     stacked,
 )
 from ocr_phases.show.page import printable
-from ocr_phases.text import bytes_text, count_text, filled, ms_text, percent_text, stage_name
+from ocr_phases.text import bytes_text, count_text, filled, ms_text, percent_text, rate_text, stage_name
 
 _NAMED_OUTLIERS = 4
 _SMALL_SHARE = 0.01  # of a whole: what is smaller is drawn with others
