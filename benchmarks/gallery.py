@@ -24,7 +24,7 @@ from ocr_phases.analyse.regions import region_table
 from ocr_phases.analyse.scaling import SweepResult
 from ocr_phases.files import write_atomic
 from ocr_phases.report.render import page_report
-from ocr_phases.show.page import draw_boxes
+from ocr_phases.show.page import TIME_ALPHA, draw_marks, region_boxes
 from ocr_phases.show.plots_many import plot_cells_decode, plot_prefill_stages
 from ocr_phases.versions import asset
 
@@ -65,7 +65,8 @@ def in_a_row(pictures: Sequence[Image.Image], gap: int = GAP, *, down: bool = Fa
 def timed_page(run: PhaseRun, height: int = 700) -> Image.Image:
     """The page of a run coloured by decode time, ``height`` pixels high."""
     grounding = parse_grounding(run.text or "")
-    page = draw_boxes(run.page_image(), grounding, region_table(grounding, run.token_table), by_time=True)
+    page, table = run.page_image(), region_table(grounding, run.token_table)
+    page = draw_marks(page, region_boxes(grounding.regions, page.size, table, by_time=True), TIME_ALPHA)
     return page.resize((round(page.width * height / page.height), height), Image.Resampling.LANCZOS)
 
 

@@ -23,6 +23,7 @@ from ocr_phases.batch.figures import page_figures
 from ocr_phases.cli.results import run_result
 from ocr_phases.schema import Truth
 from ocr_phases.show import results
+from ocr_phases.show.plots import plot_memory, plot_phase_timeline, plot_vision_stages
 
 MADE = {
     "one-shot": lambda: make_run(generate=True),
@@ -30,8 +31,8 @@ MADE = {
     "with kernels": lambda: with_kernels(make_run(cuda=True, repeats=12)),
     "with a truth": lambda: make_run(rows=2).with_truth(Truth(REGIONS[1][2], (), "true.json")),
 }
-SECTIONS = (results.overview, results.stages, results.latency, results.vision, results.floors)
-SECTIONS += (results.timeline, results.memory, results.kernels, results.text, results.checks)
+SECTIONS = (results.overview, results.stages, results.latency, results.floors, results.kernels)
+SECTIONS += (results.text, results.checks, plot_vision_stages, plot_phase_timeline, plot_memory)
 NUMBER = r"\d[\d,]*(?:\.\d+)?(?: (?:ms|s|B|kB|MB|GB)\b| %)?"
 SIZES = {"s": 1e3, "%": 0.01, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 #: What is shown, with the name of each number in angle brackets; Q is a number without a name.
@@ -68,7 +69,7 @@ def texts(run: PhaseRun) -> Iterator[str]:
     yield from (repr(run), key_metrics_text(run), headline(run), verdict(run))
     yield SweepResult({"a": run}, failed_cells()).verdict
     for section in SECTIONS:
-        for part in section(run).parts:
+        for part in results.Section(section(run)).parts:
             drawn = [] if isinstance(part, str) else part.findobj(Text)
             yield "\n".join(text.get_text() for text in drawn) if drawn else seen(part)
 

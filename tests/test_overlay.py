@@ -20,7 +20,7 @@ from ocr_phases.analyse.grounding import Grounding, parse_grounding, token_regio
 from ocr_phases.analyse.regions import region_table
 from ocr_phases.show.page import (
     LABEL_COLOURS,
-    draw_boxes,
+    UNTIMED,
     draw_marks,
     label_colour,
     printable,
@@ -42,6 +42,12 @@ PAGE_TEXT = "Sure: " + "".join(
 
 def white(width: int, height: int) -> Image.Image:
     return Image.new("RGB", (width, height), "white")
+
+
+def draw_boxes(
+    page: Image.Image, grounding: Grounding, table: pd.DataFrame = UNTIMED, *, by_time: bool = False
+) -> Image.Image:
+    return draw_marks(page, region_boxes(grounding.regions, page.size, table, by_time=by_time))
 
 
 def untagged(page: Image.Image, grounding: Grounding) -> Image.Image:

@@ -13,6 +13,7 @@ from typing import Any
 import anywidget
 import traitlets
 from IPython.display import DisplayHandle, display
+from matplotlib.figure import Figure
 
 from ocr_phases.analyse.sentences import findings, headline, noise_warning, subject
 from ocr_phases.analyse.statistics import LEAST_REPEATS
@@ -36,6 +37,7 @@ from ocr_phases.explorer.view_data import page_jpegs, row_data
 from ocr_phases.files import LARGEST_FILE, REPORT_FOLDER, folder_for, unpacked
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import results
+from ocr_phases.show.plots import plot_memory, plot_phase_timeline, plot_vision_stages
 from ocr_phases.show.results import Section, run_title
 from ocr_phases.show.web import Html, asset_text, element, fragment, note
 from ocr_phases.text import count_text
@@ -61,10 +63,10 @@ def _findings(run: PhaseRun) -> Section:
 
 
 #: What the kernel draws of each view, part by part.
-VIEWS: dict[str, tuple[Callable[..., Section], ...]] = {
+VIEWS: dict[str, tuple[Callable[..., Section | Figure], ...]] = {
     "page": (),
     "latency": (results.cards, results.latency, results.floors, results.region_types),
-    "stages": (results.vision, results.stages, results.timeline, results.memory, _kernels),
+    "stages": (plot_vision_stages, results.stages, plot_phase_timeline, plot_memory, _kernels),
     "records": (),
     "checks": (_findings, results.checks, results.text_notes, results.method),
 }
@@ -224,7 +226,7 @@ class Explorer(anywidget.AnyWidget):
         with self._telling():
             for section in VIEWS[view]:
                 of_row = [row] if section is results.region_types else []
-                html = (await asyncio.to_thread(section, record.load(), *of_row)).html()
+                html = Section(await asyncio.to_thread(section, record.load(), *of_row)).html()
                 if record is not self._current or row != self.row or view not in self.parts:
                     return
                 self.parts = {**self.parts, view: [*self.parts[view], html]}

@@ -29,7 +29,7 @@ from ocr_phases.analyse.grounding import GRID, Box, Grounding, Region, parse_gro
 from ocr_phases.families import FAMILIES, facts_of
 from ocr_phases.files import RECORD, TRACE_OWNER, rescued, same_file, write_given, write_into
 from ocr_phases.record import PhaseRun
-from ocr_phases.show.page import draw_boxes, pages_of_row, printable
+from ocr_phases.show.page import draw_marks, pages_of_row, printable, region_boxes
 
 ARTIFACTS = (
     rf"{'|'.join(re.escape(facts.result_name) for facts in FAMILIES.values())}"
@@ -207,7 +207,8 @@ def write_artifacts(
             upright = image.convert("RGB")
             files |= {file: _jpeg(_crop(upright, box)) for on, box, file in crops if on == number}
             boxes = "result_with_boxes.jpg" if count == 1 else f"result_with_boxes_{number}.jpg"
-            files[boxes] = _jpeg(draw_boxes(image, grounding.on_page(number)))
+            marked = region_boxes(grounding.on_page(number).regions, image.size)
+            files[boxes] = _jpeg(draw_marks(image, marked))
     geometry = parse_geometry(text)
     if geometry is not None and pages[0] is not None:
         files["geo.jpg"] = _jpeg(draw_geometry(geometry))

@@ -15,7 +15,7 @@ import textwrap
 import threading
 import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -148,20 +148,11 @@ def figure_svg(figure: Figure) -> str:
     # In front of the first group are metadata and a style sheet; comments hold the drawn texts.
     drawn = re.sub(r"<!--.*?-->", "", drawn[drawn.index("<g ") : drawn.rindex("</svg>")], flags=re.DOTALL)
     drawn = re.sub(r"<[^>]+>", _cleaned, drawn)
-    inches = figure.get_size_inches()
-    width, height = (round(FIGURE_DPI * side) for side in inches)
-    return element(
-        "svg",
-        Html(re.sub(r"\s+", " ", drawn)),
-        xmlns="http://www.w3.org/2000/svg",
-        class_="op-svg",
-        role="img",
-        aria_label=alt_text(figure),
-        viewBox=" ".join(f"{value:g}" for value in (0, 0, *72 * inches)),
-        width=width,
-        height=height,
-        style=_LOOK,
-    )
+    width, height = figure.get_size_inches()
+    look = {"xmlns": "http://www.w3.org/2000/svg", "class_": "op-svg", "role": "img", "style": _LOOK}
+    size: dict[str, Any] = {"width": round(FIGURE_DPI * width), "height": round(FIGURE_DPI * height)}
+    size["viewBox"] = f"0 0 {72 * width:g} {72 * height:g}"
+    return element("svg", Html(re.sub(r"\s+", " ", drawn)), aria_label=alt_text(figure), **look, **size)
 
 
 def _cleaned(tag: re.Match[str]) -> str:
@@ -293,24 +284,20 @@ def row_axis(axes: Axes, names: Sequence[str]) -> None:
     axes.set_ylim(len(names) - 0.5, -0.5)
 
 
-class Chart(NamedTuple):
-    """Bars of time in ms: a title, rows of `hbars`, and the name of the axis (`name_axis`)."""
-
-    title: str
-    rows: Sequence[Row]
-    label: str = ""
+#: A chart of bars of time in ms: a title, its rows, and the name of the axis.
+Chart = tuple[str, Sequence[Row], str]
 
 
 def bar_charts(
     charts: Sequence[Chart], ax: Axes | None = None, keys: Sequence[Artist] = ()
 ) -> tuple[Figure, list[Axes]]:
     """Charts of bars under each other in one figure, or a single one on ``ax``; and the axes of each."""
-    heights = [_AROUND + _ROW * len(chart.rows) for chart in charts]
-    whole, titles = sum(heights) + _KEYS * bool(keys), [chart.title for chart in charts]
-    figure, drawn = new_figure(whole, titles, ax, height_ratios=heights)
-    for axes, chart in zip(drawn, charts, strict=True):
-        hbars(axes, chart.rows)
-        name_axis(axes.xaxis, chart.label)
+    heights = [_AROUND + _ROW * len(rows) for _, rows, _ in charts]
+    titles = [title for title, _, _ in charts]
+    figure, drawn = new_figure(sum(heights) + _KEYS * bool(keys), titles, ax, height_ratios=heights)
+    for axes, (_, rows, label) in zip(drawn, charts, strict=True):
+        hbars(axes, rows)
+        name_axis(axes.xaxis, label)
     return legend_below(drawn[-1], keys) if keys else figure, drawn
 
 

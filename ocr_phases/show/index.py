@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from urllib.parse import quote
 
 import pandas as pd
+from matplotlib.figure import Figure
 
 from ocr_phases.analyse.repetition import loops_sentence
 from ocr_phases.analyse.scaling import (
@@ -16,8 +17,8 @@ from ocr_phases.analyse.scaling import (
     preset_table,
 )
 from ocr_phases.files import RECORD
-from ocr_phases.show.figures import figure_html
 from ocr_phases.show.plots_many import plot_compression, plot_cost_quality, plot_distributions
+from ocr_phases.show.results import Section
 from ocr_phases.show.web import (
     Html,
     block,
@@ -38,7 +39,7 @@ _WIDER = "main, nav ul, footer { max-width: 1320px; }"
 
 _WORST = 25
 _PAGES = ["page", "preset", "status", "page_ms", "ttft_ms", "inter_token_ms", "tokens", "vision_share"]
-_PAGES += ["energy_j", "price_per_1000_pages", "repeated_share", "record", "remarks"]
+_PAGES += ["energy_j", "price_per_1000_pages", "repeated_share", "remarks"]
 _WORST_COLUMNS = ["page", "preset", "category", "cer", "repetition", "compression", "tokens"]
 _COMPARED = {
     "edit_distance": "{} records have a truth. Means are over pages, as OmniDocBench's are.",
@@ -50,14 +51,9 @@ _HEADINGS = {
     "inter_token_ms": ("per token", "ms"),
     "decode_ms": ("decode time", "ms"),
 }
-_CUT = "Left out, as the token limit cut the text: {}. Raise max_new_tokens to judge it."
-_RECORDS = {True: RECORD, False: ""}
-_LINKS = {"page": "report", "record": "record", "status": "status"}  # column of the table -> what it opens
-_VENDOR = (
-    " The vendor counts the text tokenised again, which gives {:.2f} times as many here "
-    "(vendor_compression in pages.csv)."
-)
 _MEANS = {**_HEADINGS, "page_ms": ("time per page", "ms")}
+_CUT = "Left out, as the token limit cut the text: {}. Raise max_new_tokens to judge it."
+_LINKED = "A page links to its report, else to its record; its status links to all attempts."
 
 
 def index_html(
@@ -70,15 +66,17 @@ def index_html(
     """
     pages = _with_addresses(pages)
     measured, failed = (pages[(pages["status"] == "done") == done] for done in (True, False))
+    quiet = measured[~measured["noisy"]]
+    drawn = note("No page was measured on a quiet machine.") if quiet.empty else plot_distributions(quiet)
     files = [element("li", element("a", name, href=quote(name))) for name in tables]
     sections = {
         "Pages": _pages(pages),
-        "Quality": fragment(*_quality(measured)),
-        "Distributions": _distributions(measured[~measured["noisy"]]),
+        "Quality": Section(*_quality(measured)),
+        "Distributions": Section(drawn),
         "Slowest regions": _regions(regions, measured),
-        "Tables": element("ul", *files, class_="op"),
+        "Tables": Section(element("ul", *files, class_="op")),
     }
-    shown = {heading: content for heading, content in sections.items() if content}
+    shown = {heading: Html(section.html()) for heading, section in sections.items() if section.parts}
     contents = [(heading, heading.replace(" ", "-")) for heading in shown]
     about = " · ".join(f"{label} {value}" for label, value in facts.items())
     loops = loops_sentence(measured, "page")
@@ -91,30 +89,24 @@ def index_html(
 
 
 def _with_addresses(pages: pd.DataFrame) -> pd.DataFrame:
-    """The pages with the addresses of what is in their folders, empty for none; ``to_best`` says most."""
-    done, at = pages["status"] == "done", pages["folder"].fillna("").map(quote) + "/"
-    report, record = (
-        (at + "report.html").where(pages["report"].astype(bool), ""),
-        (at + RECORD).where(done, ""),
-    )
-    pages = pages.assign(to_report=report, to_record=record, to_best=report.where(report != "", record))
-    return pages.assign(to_status=(at + "status.json").where(at != "/", ""), record=done.map(_RECORDS))
+    """The pages with the addresses of what is in their folders, empty for none."""
+    at = pages["folder"].fillna("").map(quote) + "/"
+    best = (at + RECORD).where(pages["status"] == "done", "")
+    best = best.mask(pages["report"].astype(bool), at + "report.html")
+    return pages.assign(to_page=best, to_status=(at + "status.json").where(at != "/", ""))
 
 
 def _cards(
     pages: pd.DataFrame, measured: pd.DataFrame, failed: pd.DataFrame
 ) -> Iterator[tuple[str, str, str]]:
-    warned = int((measured["warnings"].fillna("") != "").sum())
+    warned, again = (measured["warnings"].fillna("") != "").sum(), (pages["attempts"] > 1).sum()
     yield "Pages", f"{len(pages):,}", f"{len(measured):,} measured, {warned:,} with warnings"
-    share, again = (
-        percent_text(len(failed) / len(pages) if len(pages) else None),
-        (pages["attempts"] > 1).sum(),
-    )
+    share = percent_text(len(failed) / max(1, len(pages)))
     yield "Failed", f"{len(failed):,}", f"{share}; {again:,} tried again"
     quiet, noisy = measured[~measured["noisy"]], count_text(int(measured["noisy"].sum()), "noisy page")
     over = "median over pages" if len(quiet) == len(measured) else f"median without {noisy}"
-    for label, column in (("Time to first token", "ttft_ms"), ("Inter-token latency", "inter_token_ms")):
-        yield label, ms_text(quiet[column].median()), over
+    yield "Time to first token", ms_text(quiet["ttft_ms"].median()), over
+    yield "Inter-token latency", ms_text(quiet["inter_token_ms"].median()), over
     times = quiet["page_ms"].dropna()
     if len(times):
         middle, *tail = map(ms_text, times.quantile([0.5, 0.9, 0.99]))
@@ -130,45 +122,31 @@ def _cards(
     yield "Tokens", f"{int(measured['tokens'].sum()):,}", "over all pages, one repeat"
 
 
-def _pages(pages: pd.DataFrame) -> Html:
-    """Failures first, then pages with warnings, then the slowest, with links to report and record."""
+def _pages(pages: pd.DataFrame) -> Section:
+    """Failures first, then pages with warnings, then the slowest, with links to what is in their folders."""
     warnings = pages["warnings"].fillna("")
     remarks = pages["reason"].where(pages["reason"].fillna("") != "", warnings)
     ordered = pages.assign(late=pages["status"] == "done", calm=warnings == "", remarks=remarks)
     worst = ordered.sort_values(["late", "calm", "decode_ms"], ascending=[True, True, False], kind="stable")
     shown = worst.head(MOST_ROWS)
-    linked = "A page links to its report, its status to all attempts." if shown["to_report"].any() else ""
-    links = {name: shown[f"to_{to}"] for name, to in _LINKS.items()}
-    caption = "Failures first, pages with warnings, then the slowest decode"
     columns = [name for name in _PAGES if name != "repeated_share" or (shown[name] > 0).any()]
-    table = table_html(
-        _filled(shown, columns), caption=caption, links=links, headings=_HEADINGS, missing="not measured"
-    )
+    links = {name: shown[f"to_{name}"] for name in ("page", "status")}
+    caption = "Failures first, pages with warnings, then the slowest decode"
+    table = table_html(shown[columns], caption=caption, links=links, headings=_HEADINGS)
     more = f"The first {MOST_ROWS:,} of {len(pages):,} rows; pages.csv has all."
-    return note(linked) + table + note(more if len(pages) > MOST_ROWS else "")
+    return Section(note(_LINKED), table, note(more if len(pages) > MOST_ROWS else ""))
 
 
-def _filled(table: pd.DataFrame, columns: Iterable[str]) -> pd.DataFrame:
-    """These columns, without those that say nothing of any row."""
-    return table[[name for name in columns if table[name].replace("", pd.NA).notna().any()]]
-
-
-def _distributions(quiet: pd.DataFrame) -> Html:
-    if quiet.empty:
-        return note("No page was measured on a quiet machine.")
-    return figure_html(plot_distributions(quiet))
-
-
-def _regions(regions: pd.DataFrame, measured: pd.DataFrame) -> Html:
+def _regions(regions: pd.DataFrame, measured: pd.DataFrame) -> Section:
     if regions.empty:
-        return note("The outputs mark no region.")
-    best = dict(zip(measured["folder"], measured["to_best"], strict=True))
+        return Section(note("The outputs mark no region."))
+    best = dict(zip(measured["folder"], measured["to_page"], strict=True))
     links, caption = {"page": regions["folder"].map(best)}, "The regions with the longest decode time"
     table = regions.drop(columns="folder")
-    return table_html(table, caption=caption, links=links, headings=_HEADINGS, missing="no text")
+    return Section(table_html(table, caption=caption, links=links, headings=_HEADINGS, missing="no text"))
 
 
-def _quality(pages: pd.DataFrame) -> Iterator[Html]:
+def _quality(pages: pd.DataFrame) -> Iterator[Html | Figure]:
     """What the measured pages lost: by preset, over compression, by category, page by page; or nothing.
 
     Noisy pages have no time here, and those that were cut at the token limit are named, not judged.
@@ -185,10 +163,9 @@ def _quality(pages: pd.DataFrame) -> Iterator[Html]:
     points = preset_points(pages)
     if len(points) > 1:
         yield note(cost_quality_sentence(points))
-        yield figure_html(plot_cost_quality(points))
+        yield plot_cost_quality(points)
     yield table_html(preset_table(pages), caption="Each preset", headings=_MEANS)
-    yield figure_html(plot_compression(pages, measure))
-    yield note(_counted(pages))
+    yield plot_compression(pages, measure)
     categories = category_table(pages)
     percent = {name: (str(name), "%") for name in categories.columns[2:]}
     caption = f"Mean {measure.replace('_', ' ')} by category and preset"
@@ -196,8 +173,8 @@ def _quality(pages: pd.DataFrame) -> Iterator[Html]:
     worst = pages.dropna(subset=[measure])
     worst = worst.sort_values(measure, ascending=measure == "agreement", kind="stable").head(_WORST)
     columns = dict.fromkeys([*_WORST_COLUMNS[:3], measure, *_WORST_COLUMNS[3:]])
-    links = {"page": worst["to_best"]}
-    yield table_html(_filled(worst, columns), caption="The worst pages first", headings=_MEANS, links=links)
+    links = {"page": worst["to_page"]}
+    yield table_html(worst[[*columns]], caption="The worst pages first", headings=_MEANS, links=links)
 
 
 def _compared_with(pages: pd.DataFrame, measure: str) -> str:
@@ -205,9 +182,3 @@ def _compared_with(pages: pd.DataFrame, measure: str) -> str:
     if references:
         return f"Compared with what another run wrote ({references}): agreement with it, not accuracy."
     return _COMPARED[measure].format(f"{known:,} of {len(pages):,}")
-
-
-def _counted(pages: pd.DataFrame) -> str:
-    vendor = (pages["vendor_compression"] / pages["compression"]).median()
-    other = "" if pd.isna(vendor) else _VENDOR.format(vendor)
-    return f"Compression counts the tokens that were generated.{other}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,7 +17,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 
-from ocr_phases.analyse.grounding import PREAMBLE, Box, Grounding, Region, overlaps
+from ocr_phases.analyse.grounding import PREAMBLE, Box, Region, overlaps
 from ocr_phases.analyse.regions import regions_of, type_table
 from ocr_phases.analyse.sentences import UNCERTAIN_TEXT
 from ocr_phases.analyse.stages import grounding_of
@@ -26,7 +26,6 @@ from ocr_phases.record import PhaseRun
 from ocr_phases.show.figures import (
     REST,
     WIDTH,
-    Chart,
     bar_charts,
     blank_figure,
     figure_of,
@@ -34,7 +33,7 @@ from ocr_phases.show.figures import (
     style_axes,
 )
 from ocr_phases.show.web import Html, element, fragment, note, pictures_html, printable, table_html
-from ocr_phases.text import count_text, ms_text, percent_text
+from ocr_phases.text import count_text, filled, ms_text, percent_text
 
 if TYPE_CHECKING:
     from ocr_phases.inputs.views import PageViews
@@ -45,21 +44,18 @@ LABEL_COLOURS: dict[str, str] = {
     "text": "#0072b2",
     "list": "#4a96d2",
     "table": "#007d5a",
-    "table_caption": "#2f9485",
-    "table_footnote": "#2f9485",
+    **dict.fromkeys(("table_caption", "table_footnote"), "#2f9485"),
     "image": "#d55e00",
     "image_caption": "#bd8300",
     "equation": "#6a5acd",
-    "header": "#787878",
-    "footer": "#787878",
-    "page_number": "#787878",
+    **dict.fromkeys(("header", "footer", "page_number"), "#787878"),
     "footnote": "#8f8f2f",
 }
 """Colours after Okabe and Ito and Paul Tol, told apart with any colour vision; tags name the label too."""
 
 _SPARE_COLOURS = ("#cc6677", "#19823c", "#98583c", "#007696", "#8f8f2f")
 _DARK, _PAPER = "#111111", "#ffffff"
-_LABEL_ALPHA, _TIME_ALPHA = "28", "69"  # hexadecimal
+_LABEL_ALPHA, TIME_ALPHA = "28", "69"  # hexadecimal
 _SCALE = matplotlib.colormaps["viridis_r"]  # on white paper the dark end has to stand for much
 _MOST_NEIGHBOURS = 500
 _LEGIBLE = 8 / 72  # inches of type
@@ -68,10 +64,12 @@ UNTIMED = pd.DataFrame({"region": [], "decode_ms": []})
 _MOST_ROWS = 4
 _MOST_TYPES = 12
 _TALLEST = 10.0  # inches of a page on its own
-_PAGE_COLOURS = ("type", "time")
-_USUAL = {"repaired": False, "boxes": 1, "uncertain": False}
 _HEADINGS = {"decode_ms": ("decode time", "ms")}
 _MISSING = "no text or no time"
+_SUM = (
+    "{words} add up to {sum:ms}, the sum of their tokens' medians, which shares are of; "
+    "the whole decode phase took {decode:ms}."
+)
 _NO_IMAGE = "The page is not in this record, so there is no picture of it."
 
 
@@ -99,7 +97,7 @@ def type_colour(ground: str) -> str:
 
 
 class DrawnBox(NamedTuple):
-    """A box in pixels of a page, its colour, what its tag says, and its region; ``uncertain`` is dashed."""
+    """A box in pixels of a page, its colour, what its tag says, its region, and whether that is uncertain."""
 
     box: Box
     colour: str
@@ -122,9 +120,9 @@ def region_boxes(
 ) -> list[DrawnBox]:
     """Every box of the regions on a page of ``size`` pixels, told and coloured by label: `3 title`.
 
-    ``table`` is `regions_of` or `region_table`, and says which are uncertain. ``by_time`` tells and colours
-    boxes by their region's ``decode_ms`` instead: of several boxes each shows that one time, with their
-    number.
+    ``table`` is `regions_of` or `region_table`; a question mark is behind what it calls uncertain.
+    ``by_time`` tells and colours boxes by their region's ``decode_ms`` instead: of several boxes each shows
+    that one time, with their number.
     """
     times = dict(zip(table["region"], table["decode_ms"], strict=True))
     slowest = max((ms for region, ms in times.items() if region != PREAMBLE), default=0.0) or 1.0
@@ -137,10 +135,12 @@ def region_boxes(
             colour = time_colour(times[region.index] / slowest)
             count = f" ({len(region.boxes)} boxes)" if len(region.boxes) > 1 else ""
             text = ms_text(times[region.index]) + count
+        doubted = region.index in uncertain
         for ends in region.pixel_boxes(*size):
             # A box may end just behind the last pixel; its outline must still be seen.
             x1, y1, x2, y2 = map(min, ends, last)
-            found.append(DrawnBox((x1, y1, x2, y2), colour, text, region.index, region.index in uncertain))
+            box = DrawnBox((x1, y1, x2, y2), colour, text + "?" * doubted, region.index, doubted)
+            found.append(box)
     return found
 
 
@@ -180,39 +180,16 @@ def draw_marks(
     page: Image.Image, boxes: Sequence[DrawnBox], alpha: str = _LABEL_ALPHA, type_size: int | None = None
 ) -> Image.Image:
     """An RGB copy of the page with boxes, below all their tags; ``alpha`` is their ground's, hexadecimal."""
-    canvas, dashed = page.convert("RGB"), Image.new("1", page.size)
-    draw, pen = ImageDraw.Draw(canvas, "RGBA"), ImageDraw.Draw(dashed)
-    width = max(1, round(_type_size(page.size) / 8))
+    canvas = page.convert("RGB")
+    draw, width = ImageDraw.Draw(canvas, "RGBA"), max(1, round(_type_size(page.size) / 8))
     for box in boxes:
-        draw.rectangle(box.box, box.colour + alpha, box.colour, (1 + box.uncertain) * width)
-        if box.uncertain:
-            pen.rectangle(box.box, outline=1, width=2 * width)
-    if dashed.getbbox():  # dashes on white, which any ground leaves legible
-        down, across = np.ogrid[: page.height, : page.width]
-        gaps = (down + across) // (8 * width) % 2 == 1
-        canvas.paste(_PAPER, mask=Image.fromarray(np.asarray(dashed) & gaps))
+        draw.rectangle(box.box, box.colour + alpha, box.colour, width)
     for box, tag in zip(boxes, place_tags(boxes, page.size, type_size), strict=True):
         if tag is not None:
             left, top, right, bottom = tag.ground
             draw.rectangle((left, top, right - 1, bottom - 1), box.colour)
             draw.text(tag.start, tag.text, type_colour(box.colour), _font(tag.size), "ls")
     return canvas
-
-
-def draw_boxes(
-    page: Image.Image,
-    grounding: Grounding,
-    table: pd.DataFrame = UNTIMED,
-    *,
-    by_time: bool = False,
-    type_size: int | None = None,
-) -> Image.Image:
-    """An RGB copy of the page (upright, as the model saw it) with every box of `region_boxes` drawn.
-
-    Those that ``table`` calls uncertain are dashed. ``type_size`` is in pixels.
-    """
-    boxes = region_boxes(grounding.regions, page.size, table, by_time=by_time)
-    return draw_marks(page, boxes, _TIME_ALPHA if by_time else _LABEL_ALPHA, type_size)
 
 
 @lru_cache(maxsize=32)
@@ -282,10 +259,8 @@ def page_parts(run: PhaseRun) -> list[Html | Figure]:
             caption, headings = "What each type of region cost to write", {**_HEADINGS, "label": ("type", "")}
             parts.append(table_html(type_table(table), caption=caption, headings=headings, missing=_MISSING))
             parts.append(regions_html(table))
-    if len(run.results) > _MOST_ROWS:
-        more = f"The first {_MOST_ROWS} of {len(run.results)} rows are shown; the record has them all."
-        parts.append(note(more))
-    return parts
+    more = f"The first {_MOST_ROWS} of {len(run.results)} rows are shown; the record has them all."
+    return [*parts, note(more if len(run.results) > _MOST_ROWS else "")]
 
 
 def page_notes(run: PhaseRun, row: int) -> list[str]:
@@ -295,23 +270,15 @@ def page_notes(run: PhaseRun, row: int) -> list[str]:
     if pages > 1 and grounding.regions and not grounding.page_starts:
         notes.append("The output marks no pages: all boxes are on the first.")
     if lost:
-        there = count_text(pages, "page")
-        notes.append(f"{count_text(lost, 'region')} on later pages than the prompt's {there}.")
+        notes.append(f"{count_text(lost, 'region')} on later pages than the prompt has.")
     return notes
 
 
 def regions_html(table: pd.DataFrame) -> Html:
-    """`ocr_phases.analyse.regions.regions_of` as a table, the costliest region first.
-
-    Columns with only usual values (boxes, repaired, uncertain) are left out, and probabilities where the
-    record has none.
-    """
+    """`ocr_phases.analyse.regions.regions_of` as a table, the costliest region first."""
+    table = table.drop(columns="boxes").dropna(axis="columns", how="all")
     table = table.sort_values("decode_ms", ascending=False, kind="stable")
-    marked = table[table["region"] != PREAMBLE]
-    usual = [name for name, value in _USUAL.items() if name in table and (marked[name] == value).all()]
-    table = table.drop(columns=usual).dropna(axis="columns", how="all")
-    caption = "Decode time of each region"
-    return table_html(table, caption=caption, headings=_HEADINGS, missing=_MISSING)
+    return table_html(table, caption="Decode time of each region", headings=_HEADINGS, missing=_MISSING)
 
 
 def has_region_times(run: PhaseRun, row: int = 0) -> bool:
@@ -337,7 +304,7 @@ def plot_region_types(run: PhaseRun, row: int = 0, *, ax: Axes | None = None) ->
         rows.append((printable(label).replace("_", " ") + count, [(0.0, ms, colour)], told))
     of_row = f" of row {row + 1}" if len(run.results) > 1 else ""
     title = f"Decode time by type of region{of_row}, {ms_text(types['decode_ms'].sum())} in all"
-    return bar_charts([Chart(title, rows, "decode time (ms)")], ax)[0]
+    return bar_charts([(title, rows, "decode time (ms)")], ax)[0]
 
 
 def plot_page(
@@ -348,22 +315,20 @@ def plot_page(
     ``page`` counts those of the row's prompt from 0. ``ax`` are axes to draw on. Raises `OcrPhasesError` for
     another ``color``, and for a page that is not there.
     """
-    check_known("color", color, _PAGE_COLOURS)
+    check_known("color", color, ("type", "time"))
     pages = pages_of_row(run, row)
     if page not in range(len(pages)):
         raise OcrPhasesError(f"Row {row} has no page {page}: it has {len(pages)}, counted from 0.")
     image = run.page_image(pages[page])
     if image is None:
         return sentence_figure(_NO_IMAGE, ax)
-    size = None
-    if ax is not None:  # where a page is shown small, its type is larger on it
-        shown = ax.get_window_extent()
-        scale = max(image.width / shown.width, image.height / shown.height)
-        size = max(_type_size(image.size), math.ceil(_LEGIBLE * scale * figure_of(ax).dpi))
-    picture, title = _pictures(image, run, row, page, size)[-1 if color == "time" else 0]
     if ax is None:
-        scale = min(WIDTH / picture.width, _TALLEST / picture.height)
-        ax = blank_figure(scale * picture.height + 0.4, max(scale * picture.width, WIDTH / 2)).subplots()
+        scale = min(WIDTH / image.width, _TALLEST / image.height)
+        ax = blank_figure(scale * image.height + 0.4, max(scale * image.width, WIDTH / 2)).subplots()
+    shown = ax.get_window_extent()  # where a page is shown small, its type is larger on it
+    scale = max(image.width / shown.width, image.height / shown.height)
+    size = max(_type_size(image.size), math.ceil(_LEGIBLE * scale * figure_of(ax).dpi))
+    picture, title = _pictures(image, run, row, page, size)[-1 if color == "time" else 0]
     ax.imshow(np.asarray(picture), interpolation="antialiased")
     place = f", page {page + 1} of {len(pages)}" if len(pages) > 1 else ""
     style_axes(ax, " ".join([title + place, *(f"({sentence[:-1]})" for sentence in page_notes(run, row))]))
@@ -389,12 +354,13 @@ def _pictures(
         return [(image, "The page; the output marks no region on it")]
     known = {region.index for region in grounding.regions} | ({PREAMBLE} if page == 0 else set())
     table = table[table["region"].isin(known)]
-    told = f"; dashed is {UNCERTAIN_TEXT}" if table["uncertain"].any() else ""
-    by_label = draw_boxes(image, grounding, table, type_size=type_size)
+    told = f"; ? is {UNCERTAIN_TEXT}" if table["uncertain"].any() else ""
+    boxes = partial(region_boxes, grounding.regions, image.size, table)
+    by_label = draw_marks(image, boxes(), type_size=type_size)
     if not table["decode_ms"].any():
         untimed = "The regions the model marked; this run has no decode steps, so they have no time"
         return [(by_label, untimed + told)]
-    by_time = draw_boxes(image, grounding, table, by_time=True, type_size=type_size)
+    by_time = draw_marks(image, boxes(by_time=True), TIME_ALPHA, type_size)
     unboxed = table["decode_ms"][table["boxes"] == 0].sum()
     more = f"; {ms_text(unboxed)} more went to text without a box" if unboxed else ""
     return [(by_label, f"The regions the model marked{told}"), (by_time, f"Decode time of each region{more}")]
@@ -404,11 +370,8 @@ def _sum_sentence(run: PhaseRun, row: int) -> str:
     table = regions_of(run, row)
     if not has_region_times(run, row):
         return ""
-    return (
-        f"Regions{' and preamble' if (table['region'] == PREAMBLE).any() else ''} add up to "
-        f"{ms_text(table['decode_ms'].sum())}, the sum of their tokens' medians, which shares are of; "
-        f"the whole decode phase took {ms_text(run['decode_ms'])}."
-    )
+    words = "Regions and preamble" if (table["region"] == PREAMBLE).any() else "Regions"
+    return filled(_SUM, words=words, sum=table["decode_ms"].sum(), decode=run["decode_ms"])
 
 
 def row_heading(run: PhaseRun, row: int) -> Html:

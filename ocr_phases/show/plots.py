@@ -33,7 +33,6 @@ from ocr_phases.show.figures import (
     REST,
     SMALL,
     STAGE_COLOURS,
-    Chart,
     Row,
     bar_charts,
     hbars,
@@ -73,8 +72,7 @@ def plot_latency(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
     if table.empty:
         return sentence_figure("There were no decode steps, so there is no latency to draw.", ax)
     count, median = len(table) * len(run.repeats), float(run.summary()["inter_token_ms"])
-    found = f"{ms_text(median)} in the median of {count:,}" if count > 1 else ms_text(median)
-    _, (axes,) = new_figure(3.9, [f"Each decode step: {found}"], ax)
+    _, (axes,) = new_figure(3.9, [f"Each decode step: {ms_text(median)} in the median of {count:,}"], ax)
     steps, slow, low, high = (table[name] for name in ("step", "outlier", "device_ms_p10", "device_ms_p90"))
     own_clock, clocks = run.device.get("kind") == "cuda", ["device_ms"]
     # Where tokens are read every few steps, the host launches many at once and then waits for all of them.
@@ -119,17 +117,14 @@ def _name_slowest(axes: Axes, slowest: pd.DataFrame) -> None:
     """Say of steps, from above, which token took how long; beside them, where there is room."""
     top, last = axes.get_ylim()[1], axes.get_xlim()[1]
     look: Any = {"arrowprops": {"arrowstyle": "-", "color": MUTED}, "va": "center", **SMALL}
+    look["textcoords"] = "data", "axes fraction"
     look["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.75}
     for place, row in enumerate(slowest.fillna({"text": ""}).to_dict("records")):
         token, left = printable(str(row["text"]), 12), row["step"] < 0.7 * last
-        axes.annotate(
-            f"step {row['step']}{token and f' “{token}”'}: {ms_text(row['device_ms'])}",
-            (row["step"], min(row["device_ms"], top)),
-            (row["step"] + (0.015 if left else -0.015) * last, 0.93 - 0.08 * place),
-            textcoords=("data", "axes fraction"),
-            ha="left" if left else "right",
-            **look,
-        )
+        told = f"step {row['step']}{token and f' “{token}”'}: {ms_text(row['device_ms'])}"
+        at = row["step"], min(row["device_ms"], top)
+        beside = row["step"] + (0.015 if left else -0.015) * last, 0.93 - 0.08 * place
+        axes.annotate(told, at, beside, ha="left" if left else "right", **look)
 
 
 # -- stages -------------------------------------------------------------------------------------------
@@ -147,20 +142,19 @@ def plot_vision_stages(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
         return sentence_figure(reason, ax)
     whole, stages = float(stages["device_ms"].iloc[0]), stages.iloc[1:]
     small = stages["device_ms"] < _SMALL_SHARE * whole
-    large = stages if small.sum() == 1 else stages[~small]
+    large = stages[~small]
     bars = [*zip(large["name"], large["device_ms"], large["stage"].map(STAGE_COLOURS), strict=True)]
-    if len(large) < len(stages):
+    if small.any():
         bars.append(("other stages", stages.loc[small, "device_ms"].sum(), REST))
     bars.append(("between stages", max(0.0, whole - stages["device_ms"].sum()), FAINT))
-    rows = [
-        (name, [(0.0, ms, colour)], f"{ms_text(ms)}  ({percent_text(ms / whole if whole else None)})")
-        for name, ms, colour in bars
-    ]
+    rows = []
+    for name, ms, colour in bars:
+        told = f"{ms_text(ms)}  ({percent_text(ms / whole if whole else None)})"
+        rows.append((name, [(0.0, ms, colour)], told))
     title = f"Vision is {percent_text(run['vision_share'])} of a prefill of {ms_text(whole)}"
     several = len(run.repeats) > 1
-    note = f"line: {' to '.join(spread_names(len(run.repeats)))} over repeats"
-    note = f"time (ms), {note}" if several else "time (ms)"
-    figure, (axes,) = bar_charts([Chart(title, rows, note)], ax)
+    spread = f", line: {' to '.join(spread_names(len(run.repeats)))} over repeats" * several
+    figure, (axes,) = bar_charts([(title, rows, f"time (ms){spread}")], ax)
     if several:
         low, middle, high = (large[f"device_ms{end}"].to_numpy() for end in ("_p10", "", "_p90"))
         look: Any = {"elinewidth": 1.3, "capsize": 4, "capthick": 1.3, "ecolor": INK, "fmt": "none"}
@@ -202,11 +196,11 @@ def plot_spans(spans: pd.DataFrame, note: str = "") -> Figure:
         rows = [_lane(str(name), each) for name, each in stages.groupby("name", sort=False)]
         phases = " and ".join(early["phase"].unique()).capitalize()
         title = f"{phases}, {ms_text(early['end_ms'].max())}{note}"
-        charts.append(Chart(title, rows or _phase_lanes(early), "time since the start (ms)"))
+        charts.append((title, rows or _phase_lanes(early), "time since the start (ms)"))
     if len(early) < len(spans):
         title = f"The whole run, {ms_text(spans['end_ms'].max())}"
         title += f", {count_text(steps, 'decode step')}" if steps else ""
-        charts.append(Chart(title, _phase_lanes(spans), "time since the start (ms)"))
+        charts.append((title, _phase_lanes(spans), "time since the start (ms)"))
     return bar_charts(charts)[0]
 
 
@@ -277,7 +271,7 @@ def plot_kernels(run: PhaseRun) -> Figure:
             rows.append((name, stacked([(busy, GREEN), (wall - busy, FAINT)]), told))
         if rows:
             title = f"{unit.capitalize()} is {stages['verdict'].iloc[0]}"
-            charts.append(Chart(title, rows, "time in the timed runs (ms)"))
+            charts.append((title, rows, "time in the timed runs (ms)"))
     if not charts:
         return sentence_figure("The profiler saw no kernel in the stages of this run.")
     keys = [Patch(color=GREEN, label="the GPU works"), Patch(fc=FAINT, ec=REST, label="the GPU waits")]
@@ -319,8 +313,8 @@ def plot_roofline(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
         look: Any = {"color": colour, "mec": INK, "ms": 5 + 9 * row["share"] ** 0.5, "label": name}
         axes.plot(row["intensity"], row["rate"], _MARKERS.get(row["view"], "D"), **look)
     bottom = min(points["rate"].min(), _roof(ceilings, ends[0])) / 3
-    axes.set(xscale="log", yscale="log", xlim=ends)
-    axes.set_ylim(bottom, 3 * max(roof.flops_per_s for roof in roofs))
+    top = 3 * max(roof.flops_per_s for roof in roofs)
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=(bottom, top))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(EngFormatter())
     axes.minorticks_off()

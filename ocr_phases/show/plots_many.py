@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import cycle
+from itertools import cycle, product
 from typing import Any
 
 import numpy as np
@@ -13,14 +13,13 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from ocr_phases.analyse.comparison import EQUIVALENT, INCONCLUSIVE, NOISY
 from ocr_phases.analyse.floors import times_text
 from ocr_phases.analyse.scaling import LOADED, cell_name, frontier, loaded_ways
 from ocr_phases.analyse.stages import stage_table, step_table
 from ocr_phases.record import PREFILL_STAGES, PhaseRun
-from ocr_phases.settings import STRATEGIES
 from ocr_phases.show.figures import (
     BLUE,
     FAINT,
@@ -34,7 +33,6 @@ from ocr_phases.show.figures import (
     SMALL,
     STAGE_COLOURS,
     VERMILLION,
-    Chart,
     bar_charts,
     figure_of,
     legend_below,
@@ -46,10 +44,11 @@ from ocr_phases.show.figures import (
     stacked,
     style_axes,
 )
-from ocr_phases.show.page import printable
+from ocr_phases.show.web import HEADINGS, printable
 from ocr_phases.text import count_text, ms_text, percent_text, stage_name
 
 LONGEST_LABEL = 48
+_KEYS = {"batch": "batch {}", "vision": "vision {}", **LOADED}
 _COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY)
 _LINES = ("-", "--", ":", "-.")
 _MARKERS = "os^DvP"
@@ -62,11 +61,7 @@ _METRICS = {
     "inter_token_ms": "decode step, median",
     "inter_token_ms_p90": "decode step, p90",
     "inter_token_ms_p99": "decode step, p99",
-    "tokens_per_s": "tokens/s",
-    "kv_cache_bytes": "KV cache",
     "agreement": "agreement with the baseline's text",
-    "cer": "character error rate",
-    "wer": "word error rate",
 }
 UNJUDGED = (INCONCLUSIVE, NOISY, "n/a", "")
 #: Verdicts -> what the key says, and the colour; any other is hollow.
@@ -118,11 +113,8 @@ def plot_prefill_stages(runs: Sequence[PhaseRun], labels: Sequence[str], *, ax: 
         told = f"{ms_text(ms)}  (vision {percent_text(run['vision_share'])})"
         pieces = stacked(zip(lengths, colours.values(), strict=True))
         rows.append((printable(label, LONGEST_LABEL), pieces, told))
-    keys = []
-    for colour in dict.fromkeys(colours.values()):
-        name = " or ".join(stage_name(stage) for stage in colours if colours[stage] == colour)
-        keys.append(Patch(fc=colour, ec=REST if colour == FAINT else colour, label=name))
-    return bar_charts([Chart("Prefill, stage by stage", rows, "time (ms)")], ax, keys)[0]
+    keys = [Patch(fc=colour, ec=REST, label=stage_name(stage)) for stage, colour in colours.items()]
+    return bar_charts([("Prefill, stage by stage", rows, "time (ms)")], ax, keys)[0]
 
 
 def plot_decode(runs: Sequence[PhaseRun], labels: Sequence[str], *, ax: Axes | None = None) -> Figure:
@@ -140,7 +132,7 @@ def metric_name(metric: str) -> str:
         phase, stage, *view = metric.split("/")
         return " ".join([f"{phase}:", stage_name(stage), *view])
     name = metric.removesuffix("_ms").replace("_bytes", " memory").replace("_", " ")
-    return _METRICS.get(metric, name)
+    return _METRICS.get(metric) or HEADINGS.get(metric, (name,))[0]
 
 
 def plot_ratios(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
@@ -183,23 +175,18 @@ def plot_prefill(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     table = _prefill_ways(table.dropna(subset=["prefill_ms"])).sort_values("batch")
     if table.empty:
         return sentence_figure("No cell has a prefill to draw.", ax)
-    title = "Prefill over the length of the prompt"
     names = {"prefill_len": "prompt tokens of a row", "prefill_ms": "prefill (ms)"}
-    axes = _curves(table, title, names, ["model", "vision", "batch"], ["vision", "batch"], ax)
+    axes = _curves(table, "Prefill over the length of the prompt", names, ["vision", "batch"], ax)
     axes.set_xlim(left=0)
     return figure_of(axes)
 
 
 def plot_cells_decode(curves: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
-    """Time of a decode step in ms against the cache: colours are strategies, line styles batch sizes.
+    """Time of a decode step in ms against the cache, a line a cell; the floor is dotted.
 
-    ``curves`` are those of `ocr_phases.analyse.scaling.SweepResult`; the floor is dotted. Of several models
-    colours are models, line styles strategies, and the smallest batch is drawn. ``ax`` are axes to draw on.
+    ``curves`` are those of `ocr_phases.analyse.scaling.SweepResult`. ``ax`` are axes to draw on.
     """
-    curves = _models_named(curves)
-    if curves["model"].nunique() > 1:
-        curves = curves[curves["batch"] == curves["batch"].min()]
-    return _decode_curves(curves, ["strategy", "batch"], ax)
+    return _decode_curves(curves.sort_values(["strategy", "batch"], kind="stable"), ["strategy", "batch"], ax)
 
 
 def plot_throughput(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
@@ -214,10 +201,10 @@ def plot_throughput(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     if len(batches) == 1:
         return sentence_figure("A single batch size was measured, so there is no scaling to draw.", ax)
     # Decode is the same whatever vision does, and eager vision comes first.
-    cells = ["model", "preset", "strategy"]
-    table = _models_named(_longest(table)).drop_duplicates([*cells, "batch"]).sort_values("batch")
+    table = _longest(table).drop_duplicates(["model", *LOADED, "preset", "strategy", "batch"])
     names = {"batch": "batch size (rows)", "tokens_per_s": "decode, all rows (tokens/s)"}
-    axes = _curves(table, "Throughput over the batch size", names, cells, ["strategy", "preset"], ax)
+    table = table.sort_values(["strategy", "batch"], kind="stable")
+    axes = _curves(table, "Throughput over the batch size", names, ["strategy", "preset"], ax)
     axes.set_xscale("log", base=2)
     axes.set_xticks(batches, list(map(str, batches)))
     return figure_of(axes)
@@ -232,7 +219,7 @@ def plot_floors(table: pd.DataFrame) -> Figure:
         for name, ms, least in zip(_row_names(known), known[column], known[floor], strict=True):
             told = f"{ms_text(ms)}, {times_text(ms / least)} its floor"
             rows.append((name, stacked([(least, GREEN), (ms - least, FAINT)]), told))
-        charts += [Chart(title, rows, "time (ms)")] if rows else []
+        charts += [(title, rows, "time (ms)")] if rows else []
     if not charts:
         return sentence_figure("No floor is known: the device has neither ceilings nor a datasheet here.")
     keys = [Patch(color=GREEN, label="floor"), Patch(fc=FAINT, ec=REST, label="above its floor")]
@@ -248,14 +235,14 @@ def plot_vision_share(
     to draw on.
     """
     table = _prefill_ways(_longest(table.dropna(subset=["vision_share"])))
-    bars = table.drop_duplicates(["model", "prefill_len", "preset", "batch", "vision"])
+    bars = table.drop_duplicates(["model", *LOADED, "prefill_len", "preset", "batch", "vision"])
     names = _row_names(bars, but="strategy")
     return plot_prefill_stages([records[cell] for cell in bars["cell"]], names, ax=ax)
 
 
 def _longest(table: pd.DataFrame) -> pd.DataFrame:
     """Of cells that differ in their output length alone the longest: it says most about a rate."""
-    alike = ["model", "attention", "dtype", "preset", "strategy", "vision", "batch"]
+    alike = ["model", *LOADED, "preset", "strategy", "vision", "batch"]
     return table[table["tokens"] == table.groupby(alike)["tokens"].transform("max")]
 
 
@@ -263,18 +250,10 @@ def _row_names(table: pd.DataFrame, but: str = "") -> list[str]:
     return [cell_name(row, table, but) or str(row["preset"]) for _, row in table.iterrows()]
 
 
-def _models_named(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with all that tells loaded models apart in its column ``model``."""
-    names = table["model"]
-    for name in loaded_ways(table):
-        names = names + ", " + table[name].map(LOADED[name].format)
-    return table.assign(model=names)
-
-
 def _prefill_ways(table: pd.DataFrame) -> pd.DataFrame:
-    """The table with all that tells prefills apart in its columns ``model`` and ``vision``."""
+    """The table with all that tells prefills apart in its column ``vision``."""
     captured = table["prefill_captured"].map({True: ", LM captured", False: ""})
-    return _models_named(table).assign(vision=table["vision"] + captured)
+    return table.assign(vision=table["vision"] + captured)
 
 
 # -- the pages of a batch -----------------------------------------------------------------------------
@@ -287,16 +266,15 @@ def plot_cost_quality(points: pd.DataFrame) -> Figure:
     other beats in both, the Pareto frontier of that cost; the others are hollow.
     """
     if len(points) < 2:
-        reason = "Quality was measured for fewer than two cells, so there is no frontier to draw."
-        return sentence_figure(reason)
+        return sentence_figure("Fewer than two cells have a quality, so there is no frontier to draw.")
     points = points.assign(lost=100.0 * points["lost"])
     costs = [column for column in _COSTS if points[column].notna().any()]
     titles = [_COSTS[column][0] for column in costs]
     figure, panels = new_figure(3.9, titles, columns=len(costs), sharey=True)
     for axes, column in zip(panels, costs, strict=True):
         _draw_frontier(axes, points.dropna(subset=[column]), column)
-    panels[0].set_ylabel(f"{LOST[points['measure'].iloc[0]]} (%)")
-    panels[0].set_ylim(bottom=-0.1 * max(points["lost"].max(), 0.1))
+    bottom, measure = -0.1 * max(points["lost"].max(), 0.1), LOST[points["measure"].iloc[0]]
+    panels[0].set(ylabel=f"{measure} (%)", ylim=(bottom, None))
     keys, words = panels[0].get_legend_handles_labels()
     figure.legend(keys, words, loc="outside lower center", ncols=2, fontsize=9, frameon=False, labelcolor=INK)
     return figure
@@ -317,7 +295,6 @@ def _draw_frontier(axes: Axes, points: pd.DataFrame, cost: str) -> None:
     axes.set_xlim(0, 1.28 * points[cost].max())
     _, label, unit = _COSTS[cost]
     name_axis(axes.xaxis, label, unit)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=4, steps=[1, 2, 2.5, 5, 10]))
 
 
 def plot_compression(pages: pd.DataFrame, lost: str = "edit_distance") -> Figure:
@@ -367,22 +344,32 @@ def _decode_curves(curves: pd.DataFrame, ways: list[str], ax: Axes | None) -> Fi
         return sentence_figure("There are no decode steps to draw.", ax)
     title = "Decode step over the length of the sequence: medians and spread"
     names = {"cache_len": "sequence of a row: prompt and generated (tokens)", "device_ms": "decode step (ms)"}
-    return figure_of(_curves(curves, title, names, ["cell"], ways, ax))
+    return figure_of(_curves(curves, title, names, ways, ax, by=["line", "cell"]))
 
 
 def _curves(
-    table: pd.DataFrame, title: str, names: dict[str, str], cells: list[str], ways: list[str], ax: Axes | None
+    table: pd.DataFrame,
+    title: str,
+    names: dict[str, str],
+    ways: list[str],
+    ax: Axes | None,
+    by: Sequence[str] = ("line",),
 ) -> Axes:
-    """A figure of one column over another, a line a value of ``cells``, with its spread where it is known.
+    """A figure of one column over another, with its spread where it is known; ``floor_ms`` is dotted.
 
-    Lines are told apart by ``ways`` (`_told_apart`); ``floor_ms`` is dotted. ``names`` are those of the two
-    columns, the horizontal one first. The vertical scale follows the bulk of each line.
+    Lines are called by what varies of the model and ``ways``, and have a look by that; one is drawn for each
+    value of ``by``. ``names`` are those of the two columns, the horizontal one first. The vertical scale
+    follows the bulk of each line.
     """
     _, (axes,) = new_figure(4.2, [title], ax)
     x, y = names
-    table, keys = _told_apart(table, ways)
-    for _, rows in table.groupby(cells, sort=False):
-        colour, style = rows[["colour", "style"]].iloc[0]
+    loaded = ["model", *loaded_ways(table)] if "model" in table else []
+    told = [way for way in (*loaded, *ways) if table[way].nunique() > 1] or ways[-1:]
+    words = [table[way].map(_KEYS.get(way, "{}").format) for way in told]
+    table = table.assign(line=[", ".join(each) for each in zip(*words, strict=True)])
+    looks = dict(zip(dict.fromkeys(table["line"]), cycle(product(_LINES, _COLOURS)), strict=False))
+    for _, rows in table.groupby([*by], sort=False):
+        style, colour = looks[rows["line"].iloc[0]]
         middle = rows.groupby(x).median(numeric_only=True).reset_index()
         ends = [middle[end] for end in (f"{y}_p10", f"{y}_p90") if end in middle]
         lines(axes, middle[x], middle[y], *ends, color=colour, linestyle=style)
@@ -390,16 +377,14 @@ def _curves(
             axes.plot(rows[x], rows[y], "o", color=colour, alpha=0.35, mew=0)
         if "floor_ms" in middle:
             axes.plot(middle[x], middle["floor_ms"], color=colour, **_DOTS)
-    if "floor_ms" in table and table["floor_ms"].notna().any():
-        keys.append(Line2D([], [], color=INK, label="floor", **_DOTS))
-    if "preset" in table and "preset" not in cells:
+    if "preset" in table and "preset" not in told:
         for turn, (preset, start) in enumerate(table.groupby("preset")[x].min().sort_values().items()):
             axes.axvline(start, color=FAINT, linewidth=0.9, zorder=0)
             # In two lines, so that the names of neighbours do not meet.
             look: Any = {"textcoords": "offset points", "va": "top", **SMALL, "color": MUTED}
             place, shift = (start, 1), (3, -4 - 11 * (turn % 2))
             axes.annotate(str(preset), place, shift, xycoords=axes.get_xaxis_transform(), **look)
-    bulk = table.groupby(cells)[y].quantile(np.asarray([0.0, 0.98]))
+    bulk = table.groupby([*by])[y].quantile(np.asarray([0.0, 0.98]))
     low, high = float(bulk.min()), float(bulk.max())
     # From zero, so that heights compare.
     axes.set_ylim(0, 1.22 * high)
@@ -407,36 +392,11 @@ def _curves(
         _log_axis(axes.yaxis, low / 1.6, high * 2.0)
     name_axis(axes.xaxis, names[x], "")
     name_axis(axes.yaxis, names[y], "ms" if y.endswith("_ms") else "")
+    keys = [Line2D([], [], color=look[1], linestyle=look[0], label=name) for name, look in looks.items()]
+    if "floor_ms" in table and table["floor_ms"].notna().any():
+        keys.append(Line2D([], [], color=INK, label="floor", **_DOTS))
     legend_below(axes, keys)
     return axes
-
-
-def _told_apart(table: pd.DataFrame, ways: list[str]) -> tuple[pd.DataFrame, list[Line2D]]:
-    """The table with each row's ``colour`` and line ``style``, and the keys that say what they mean.
-
-    Of the model and these columns the first with several values has the colours, the second the styles.
-    """
-    varied = [way for way in ("model", *ways) if way in table and table[way].nunique() > 1]
-    coloured, *styled = varied[:2] or ways[-1:]
-    looks = _looks(table[coloured], _COLOURS)
-    keys = [Line2D([], [], color=looks[value], linewidth=3, label=_key(coloured, value)) for value in looks]
-    table = table.assign(colour=table[coloured].map(looks), style="-")
-    for way in styled:
-        looks = _looks(table[way], _LINES)
-        table["style"] = table[way].map(looks)
-        keys += [Line2D([], [], color=INK, linestyle=looks[value], label=_key(way, value)) for value in looks]
-    return table, keys
-
-
-def _looks(values: pd.Series, looks: Sequence[Any]) -> dict[Any, Any]:
-    """A look for each value: a strategy's own and a model's by its name in all plots, else by appearance."""
-    first = {"strategy": list(STRATEGIES), "model": sorted(set(values))}.get(str(values.name), [])
-    known = dict.fromkeys([*first, *values])
-    return {value: look for value, look in zip(known, cycle(looks), strict=False) if value in set(values)}
-
-
-def _key(column: str, value: object) -> str:
-    return f"{column} {value}" if column in ("batch", "vision") else str(value)
 
 
 def _log_axis(axis: Axis, low: float, high: float) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 from PIL.Image import Image
 
@@ -10,7 +12,7 @@ from ocr_phases.analyse.quality import quality_table, region_differences
 from ocr_phases.analyse.text import DIFFERENT, EQUAL, OUTCOMES, plain_text, word_edits
 from ocr_phases.record import PhaseRun
 from ocr_phases.schema import Truth
-from ocr_phases.show.page import DrawnBox, draw_marks, pages_of_row, printable, row_heading
+from ocr_phases.show.page import DrawnBox, draw_marks, pages_of_row, row_heading
 from ocr_phases.show.web import Html, element, fragment, note, pictures_html, section_heading, table_html
 from ocr_phases.text import count_text, percent_text
 
@@ -42,8 +44,7 @@ def quality_html(run: PhaseRun) -> Html:
     """A row's measures, page and differences under a heading, each row that has a truth; else empty."""
     parts = []
     for row in range(len(run.results)):
-        truth = run.truth_of(row)
-        if truth is not None:
+        if (truth := run.truth_of(row)) is not None:
             parts += [row_heading(run, row), _row_html(run, truth, row)]
     return fragment(section_heading("Quality"), *parts) if parts else fragment()
 
@@ -89,33 +90,25 @@ def _lead(truth: Truth, differences: pd.DataFrame) -> str:
 def _measures(table: pd.DataFrame) -> Html:
     """The whole page's measures, and the boxes by type of region where the truth has boxes."""
     whole, labels = table[table["label"] == ""], table[table["label"] != ""]
-    names = whole["measure"].map(_NAMES).tolist()
-    shown = pd.DataFrame(names, columns=["measure", "over"], index=whole.index)
-    shown.insert(1, "value", whole["value"].map(percent_text))
-    shown["over"] = whole["count"].map("{:,} ".format) + shown["over"]
-    measures = table_html(shown, caption="The whole page against the truth")
-    if labels.empty:
-        return measures
+    told = zip(whole["measure"].map(_NAMES), whole["value"], whole["count"], strict=True)
+    rows = [(name, percent_text(value), f"{count:,} {of}") for (name, of), value, count in told]
+    measures = pd.DataFrame(rows, columns=["measure", "value", "over"])
+    shown = table_html(measures, caption="The whole page against the truth")
     overlap = labels[labels["measure"] == "box_iou"].set_index("label")["value"]
-    found = labels[labels["measure"] != "box_iou"].set_index("label")[["count", "value"]]
-    types, caption = found.assign(iou=overlap).reset_index(), "Boxes by type of region"
-    return measures + table_html(types, caption=caption, headings=_TYPES, missing="none was found")
+    found = labels[labels["measure"] != "box_iou"].drop(columns="measure")
+    found["iou"], caption = found["label"].map(overlap), "Boxes by type of region"
+    return shown + table_html(found, caption=caption, headings=_TYPES, missing="none was found", empty="")
 
 
 def _differences(differences: pd.DataFrame) -> Html:
     wrong = differences[differences["outcome"] != EQUAL]
-    if wrong.empty:
-        return note("The texts are equal.")
-    rows = []
-    for row in wrong.head(_MOST_REGIONS).to_dict("records"):
-        rate = "" if pd.isna(row["cer"]) else f", CER {percent_text(row['cer'])}"
-        region = f"{'' if row['region'] is pd.NA else row['region']} {printable(row['label'])}"
-        rows.append((region, f"{row['outcome']}{rate}", edits_html(row["written"], row["true"])))
-    table = pd.DataFrame(rows, columns=["region", "outcome", "difference"], dtype=object)
+    told, more = wrong.head(_MOST_REGIONS), len(wrong) - _MOST_REGIONS
+    edits = [edits_html(*texts) for texts in zip(told["written"], told["true"], strict=True)]
+    table = told[["region", "label", "outcome", "cer"]].assign(difference=edits)
     caption = fragment("Words ", element("del", "missing"), " and ", element("ins", "extra"))
-    shown = table_html(table, caption=caption, classes="op-edits")
-    cut = len(wrong) - _MOST_REGIONS
-    return shown + (note(f"{count_text(cut, 'more region')} differ; the record has them.") if cut > 0 else "")
+    look: Any = {"classes": "op-edits", "missing": "not in both", "empty": "The texts are equal."}
+    cut = f"{count_text(more, 'more region')} differ; the record has them." if more > 0 else ""
+    return table_html(table, caption=caption, **look) + note(cut)
 
 
 def edits_html(written: str, true: str) -> Html:

@@ -63,10 +63,9 @@ from ocr_phases.show.web import (
     preformatted,
     printable,
     section_heading,
-    share_bar,
     table_html,
 )
-from ocr_phases.text import count_text, filled, percent_text, plain
+from ocr_phases.text import count_text, filled, ms_text, percent_text, plain
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -86,7 +85,6 @@ _WRITTEN = "The text as the model wrote it"
 _CHECKS = ["check", "verdict", "expected", "measured"]
 _CHECK_CAPTIONS = "Expected and measured value of each check", "Usual and measured value"
 _REFERENCES = ["what", "file", "line", "version", "symbol"]
-_ATTENDS = {"prefill": "language_model", "decode": "decode_step"}  # the stage that holds a phase's attention
 _FLOORS = [*STAGE_KEYS, "device_ms", "floor_ms", "times_floor", "bound_by", "mfu", "mbu", "gflop", "bytes"]
 _KERNELS = [*STAGE_KEYS, "verdict", "kernels", "launches", "busy_ms", "wall_ms", "busy_%"]
 _GAPS = (
@@ -104,8 +102,9 @@ _RATIOS = {
 class Section:
     """HTML fragments and figures in their order; empty ones are left out."""
 
-    def __init__(self, *parts: str | Figure) -> None:
-        self.parts = [part for part in parts if part]
+    def __init__(self, *parts: str | Figure | Section) -> None:
+        flat = [part.parts if isinstance(part, Section) else [part] for part in parts]
+        self.parts: list[str | Figure] = [part for some in flat for part in some if part]
 
     def html(self) -> str:
         """All of it as one fragment."""
@@ -131,7 +130,7 @@ def overview(run: PhaseRun) -> Section:
     further = block("cards", figures=key_metrics(run)[_FIRST_CARDS:]), lines_html(findings(run))
     more = fold("Further figures and findings", *further)
     shown = fold("Each row", table_html(row_table(run))) if len(run.results) > 1 else ""
-    return Section(head_html(run), *cards(run, _FIRST_CARDS).parts, more, shown)
+    return Section(head_html(run), cards(run, _FIRST_CARDS), more, shown)
 
 
 def cards(run: PhaseRun, count: int | None = None) -> Section:
@@ -168,14 +167,18 @@ def lines_html(sentences: Sequence[str]) -> Html:
 
 
 def phase_bar(run: PhaseRun) -> Html:
-    """Time by phase, vision separate from the rest of the prefill."""
+    """A bar cut into the phases' times, vision separate from the rest of the prefill, above what they are.
+
+    The key is the bar's text alternative. Pieces take the colours ``op-part-0``, ``op-part-1``, ... by place;
+    what takes no time is left out.
+    """
     vision, prefill = run["vision_ms"] or 0.0, run["prefill_ms"] or 0.0
-    parts = {
-        "prepare": run["prepare_ms"],
-        "vision": vision,
-        "rest of the prefill" if vision else "prefill": max(prefill - vision, 0.0),
-    }
-    return share_bar({**parts, "decode": run["decode_ms"], "generate()": run["generate_ms"]})
+    names = ["prepare", "vision", "rest of the prefill" if vision else "prefill", "decode", "generate()"]
+    times = [run["prepare_ms"], vision, max(prefill - vision, 0.0), run["decode_ms"], run["generate_ms"]]
+    bar = pd.DataFrame({"name": names, "ms": times}).astype({"ms": float}).fillna({"ms": 0.0})
+    bar["width"] = 1000 * bar["ms"] / bar["ms"].sum()
+    bar = bar.assign(left=bar["width"].cumsum() - bar["width"], time=bar["ms"].map(ms_text))
+    return block("bar", pieces=list(bar.query("width > 0").itertuples()))
 
 
 def run_title(run: PhaseRun) -> str:
@@ -208,9 +211,8 @@ def stages(run: PhaseRun) -> Section:
 
 
 def _with_wholes(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series]:
-    """A table of stages that calls whole phases so, and where they are; views only where there are any."""
+    """A table of stages that calls whole phases so, and where they are."""
     whole = table["stage"] == table["phase"]
-    table = table.drop(columns=[] if table["view"].any() else "view")
     return table.assign(stage=table["stage"].mask(whole, "whole phase")), whole
 
 
@@ -232,11 +234,6 @@ def latency(run: PhaseRun) -> Section:
     return Section(plots.plot_latency(run), table)
 
 
-def vision(run: PhaseRun) -> Section:
-    """The prefill's stages, global and local views apart."""
-    return Section(plots.plot_vision_stages(run))
-
-
 def floors(run: PhaseRun) -> Section:
     """Each stage beside its floor, or the reason why there is none."""
     reason = why_no_floor(run)
@@ -247,16 +244,6 @@ def floors(run: PhaseRun) -> Section:
     caption, headings = "Time and floor of each stage", {"bytes": ("read", "bytes")}
     shown = timed_table(run, table, caption, strong=whole, headings=headings)
     return Section(shown, note(f"Ceilings: {ceilings_text(run)}."), plots.plot_roofline(run))
-
-
-def timeline(run: PhaseRun) -> Section:
-    """One repeat from its start."""
-    return Section(plots.plot_phase_timeline(run))
-
-
-def memory(run: PhaseRun) -> Section:
-    """Peak memory and the KV cache."""
-    return Section(plots.plot_memory(run))
 
 
 def kernels(run: PhaseRun) -> Section:
@@ -283,18 +270,16 @@ def _kernel_details(run: PhaseRun) -> Iterator[tuple[str, pd.DataFrame, str]]:
     """Name, table and caption of what is folded: idle gaps, KV cache, host syncs and longest kernels."""
     gaps = idle_gaps(run).groupby(["phase", "cause"], sort=False)[["gaps", "idle_ms"]].sum().reset_index()
     yield "Idle gaps", gaps, _GAPS
-    shares, waits, table = kv_cache_share(run), host_syncs(run), kernel_table(run)
-    attends = table[table["stage"] == table["phase"].map(_ATTENDS)]["phase"]
-    hidden = attends[~attends.isin(shares.loc[shares["part"] == "attention", "phase"])]
-    graphs = f" Attention in {' and '.join(hidden)} is n/a: a captured graph does not name its kernels."
-    yield "Share of the KV cache", shares, f"Share of each phase.{'' if hidden.empty else graphs}"
+    waits = host_syncs(run)
+    caption = "Share of each phase. Attention in a captured graph is n/a: it does not name its kernels."
+    yield "Share of the KV cache", kv_cache_share(run), caption
     each = waits.loc[waits["phase"] == "decode", "count"].sum()
     caption = "Each host sync beyond the EOS check stops the host from launching ahead."
     yield f"Host syncs: {each:g} per step", waits, caption
     for phase, name in (("prefill", "the prefill"), ("decode", "a decode step")):
         table = top_kernels(run, phase)
-        table["share"] = table["device_ms"] / table["device_ms"].sum()
-        table["time_us"] = table["device_ms"] * 1e3
+        times = table["device_ms"]
+        table = table.assign(share=times / times.sum(), time_us=1e3 * times)
         top = table[table["kernel"] != ""].nlargest(_TOP_KERNELS, "device_ms")
         if len(table):
             caption = f"Together {percent_text(top['share'].sum())} of GPU busy time."
@@ -325,7 +310,7 @@ def text(run: PhaseRun) -> Section:
     """The generated text of each row; a long one starts folded."""
     texts = [result["text"] for result in run.results]
     names = [f"Text of row {row}" for row in range(1, len(texts) + 1)] if len(texts) > 1 else [_WRITTEN]
-    return Section(*text_notes(run).parts, *map(text_html, texts, names))
+    return Section(text_notes(run), *map(text_html, texts, names))
 
 
 def text_html(text: str | None, name: str = _WRITTEN) -> Html:
@@ -384,8 +369,7 @@ def references(rows: Sequence[Mapping[str, Any]] | None) -> Section:
 def method(run: PhaseRun) -> Section:
     """Device, versions, model, page and request, folded."""
     parts: dict[str, Mapping[str, Any]] = {
-        "Device": {**run.device, "ceilings": ceilings_text(run)},
-        "Memory": {"peaks from": run.memory.get("source"), "weights_bytes": run.memory.get("weights_bytes")},
+        "Device": {**run.device, "ceilings": ceilings_text(run), "peak memory": run.memory.get("source")},
         "Versions": run.versions,
         "Model": run.model,
         **{f"Page {number}": page for number, page in enumerate(run.pages, 1)},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -106,14 +107,9 @@ def compare_html(table: pd.DataFrame, baseline: str = "baseline") -> Html:
     shown["metric"] = shown["metric"].map(draw.metric_name)
     ends = zip(shown.pop("ratio_low"), shown.pop("ratio_high"), strict=True)
     shown.insert(list(shown).index("ratio") + 1, "interval", [_interval(low, high) for low, high in ends])
-    return table_html(
-        shown,
-        caption="Against the baseline",
-        strong=~table["verdict"].isin((EQUAL, EQUIVALENT, *draw.UNJUDGED)),
-        headings=_HEADINGS,
-        missing="not in both records, or no interval",
-        empty="The records have nothing in common that could be compared.",
-    )
+    sure = ~table["verdict"].isin((EQUAL, EQUIVALENT, *draw.UNJUDGED))
+    words: Any = {"missing": "not in both records, or no interval", "empty": "The records share no figure."}
+    return table_html(shown, caption="Against the baseline", strong=sure, headings=_HEADINGS, **words)
 
 
 def _interval(low: float, high: float) -> str:
@@ -131,13 +127,10 @@ def environment_html(table: pd.DataFrame) -> Html:
 def comparison_bundle(comparison: Comparison) -> Bundle:
     """What a notebook shows of a comparison."""
     table, baseline, changes = comparison.headline, comparison.labels[0], comparison.text_diff
-    shown = Section(
-        *comparison_head(comparison).parts,
-        compare_html(table, baseline),
-        environment_html(comparison.differs),
-        changes and fold("How the text differs", preformatted(changes)),
-    )
-    return bundle(shown.html(), f"{comparison.verdict}\n{table_text(in_units(table, baseline))}")
+    tables = compare_html(table, baseline), environment_html(comparison.differs)
+    text = changes and fold("How the text differs", preformatted(changes))
+    shown = Section(comparison_head(comparison), *tables, text).html()
+    return bundle(shown, f"{comparison.verdict}\n{table_text(in_units(table, baseline))}")
 
 
 # -- sweeps -------------------------------------------------------------------------------------------
@@ -167,14 +160,8 @@ def sweep_head(sweep: SweepResult) -> Section:
 def cells_html(table: pd.DataFrame) -> Html:
     """The columns of `ocr_phases.analyse.scaling.sweep_table` that fit a page, as a sortable table."""
     table = table.assign(times_floor=table["inter_token_ms"] / table["step_floor_ms"])
-    shown = _cells(table, *_STEPS, "tokens_per_s").dropna(axis="columns", how="all")
-    return table_html(
-        shown,
-        caption="Each cell, medians over the repeats",
-        headings=_HEADINGS,
-        missing="not measured in the cell",
-        empty="No cell of this sweep could be measured.",
-    )
+    shown, caption = _cells(table, *_STEPS, "tokens_per_s"), "Each cell, medians over the repeats"
+    return table_html(shown, caption=caption, headings=_HEADINGS, empty="No cell could be measured.")
 
 
 def end_to_end_html(table: pd.DataFrame) -> Html:
@@ -213,17 +200,13 @@ def cost_quality(sweep: SweepResult) -> Section:
     lost = draw.LOST[points["measure"].iloc[0]]
     headings = {"name": ("cell", ""), "page_ms": ("time per page", "ms"), "lost": (lost, "%")}
     table = points.drop(columns=["measure", "reference", "noisy"])
-    return Section(
-        section_heading("Cost against quality"),
-        note(cost_quality_sentence(points)),
-        sweep.plot.cost_quality(),
-        table_html(table, caption="Each cell, by its time", headings=headings),
-    )
+    shown = table_html(table, caption="Each cell, by its time", headings=headings)
+    head = section_heading("Cost against quality"), note(cost_quality_sentence(points))
+    return Section(*head, sweep.plot.cost_quality(), shown)
 
 
 def sweep_bundle(sweep: SweepResult) -> Bundle:
     """What a notebook shows of a sweep."""
-    head, *below = sweep_head(sweep).parts, failures_html(sweep.failures)
-    shown = [*head, cells_html(sweep.table) if sweep.runs else "", *below]
+    shown = Section(sweep_head(sweep), cells_html(sweep.table), failures_html(sweep.failures))
     words = table_text(sweep.table[_TERMINAL_COLUMNS]) if sweep.runs else ""
-    return bundle(Section(*shown).html(), f"{sweep.verdict}\n{words}".strip())
+    return bundle(shown.html(), f"{sweep.verdict}\n{words}".strip())

@@ -23,7 +23,7 @@ from markupsafe import Markup as Html
 from PIL.Image import Image, Resampling
 
 from ocr_phases.analyse.kernels import short_kernel
-from ocr_phases.text import bytes_text, digits_text, ms_text, percent_text, plain, stage_name
+from ocr_phases.text import bytes_text, digits_text, percent_text, plain, stage_name
 
 MISSING = "n/a"
 SHARPNESS = 2
@@ -59,24 +59,16 @@ HEADINGS: dict[str, tuple[str, str]] = {
     "repetition": ("repeated", "%"),
     "loops": ("end in a loop", ""),
     "detectable": ("smallest resolved change", "%"),
+    "pages_per_min": ("pages/min", ""),
     "page_ms_p90": ("p90", "ms"),
     "page_ms_p99": ("p99", "ms"),
-    "pages_per_min": ("pages/min", ""),
     "wh_per_1000_pages": ("1,000 pages", "Wh"),
     "price_per_1000_pages": ("1,000 pages", "price"),
-    "cpu_s": ("CPU of this program", "s"),
-    "other_threads_s": ("other threads (panel, cells)", "s"),
-    "waited_s": ("waited for a core", "s"),
     "others": ("other programs", "%"),
     "steal": ("stolen by a hypervisor", "%"),
-    "load_start": ("load at the start", ""),
-    "load_end": ("load at the end", ""),
     "busy_ms": ("GPU busy", "ms"),
-    "wait_ms": ("waited", "ms"),
-    "through": ("call", ""),
     "of_busy": ("of GPU busy time", "%"),
     "of_wall": ("of the phase", "%"),
-    "by": ("identified by", ""),
 }
 
 
@@ -93,7 +85,6 @@ TEXTS: dict[str, Callable[[str], str]] = {
     "kernel": short_kernel,
     "label": printable,
     "text": partial(printable, longest=60),
-    "operator": lambda name: name or "none",
     "part": lambda name: _CACHE_PARTS.get(name, name),
 }
 
@@ -190,19 +181,6 @@ def pairs(values: Mapping[str, Any]) -> Html:
     return element("dl", *rows, class_="op-pairs")
 
 
-def share_bar(times: Mapping[str, float | None]) -> Html:
-    """A bar cut into shares of ms, and under it what each piece is: its name and time.
-
-    The key is the bar's text alternative. Pieces take the colours ``op-part-0``, ``op-part-1``, ... by place;
-    what takes no time is left out.
-    """
-    sizes = pd.Series(times, dtype=float).fillna(0.0)
-    widths = 1000 * sizes / sizes.sum()
-    bar = pd.DataFrame({"left": widths.cumsum() - widths, "width": widths, "time": sizes.map(ms_text)})
-    bar = bar.rename_axis("name").reset_index().query("width > 0")
-    return block("bar", pieces=list(bar.itertuples()))
-
-
 def table_html(
     table: pd.DataFrame,
     *,
@@ -218,12 +196,16 @@ def table_html(
 
     ``headings`` adds to `HEADINGS`; a unit of ``ms``, ``%`` or ``bytes`` decides how a column is written.
     ``strong`` marks rows, such as a phase's whole among its stages. ``links`` gives text columns an address a
-    row, empty for none. ``missing`` says why a figure may be n/a; without it a column of none is left out.
-    ``empty`` stands in place of a table without rows. Texts become a line each, by `TEXTS`.
+    row, empty for none. ``missing`` says why a figure may be n/a; without it a column of none is left out, as
+    is one without a word or a yes. ``empty`` stands in place of a table without rows. Texts become a line
+    each, by `TEXTS`.
     """
     if empty is not None and not len(table):
         return note(empty)
-    table = table.dropna(axis="columns", how="all") if missing is None and len(table) else table
+    texts = table.select_dtypes(exclude="number")
+    silent = [name for name, values in texts.items() if not any(pd.notna(each) and each for each in values)]
+    silent += [name for name in table if missing is None and table[name].isna().all()]
+    table = table.drop(columns=silent if len(table) else [])
     known, columns, cells = {**HEADINGS, **(headings or {})}, [], []
     for name, values in table.items():
         heading, unit = known.get(str(name)) or _heading(str(name))
