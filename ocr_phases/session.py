@@ -264,9 +264,8 @@ def fit(page: Pages, settings: Settings) -> tuple[pd.DataFrame, str]:
     `OcrPhasesError` where page, prompt, preset, device or config cannot be had.
     """
     name, device = settings.model, resolve_device(settings.device)
-    folder = asset("data", "tiny") if name == "tiny" else Path(name).expanduser()
-    random = name.partition(":")[0] == "dummy"
-    config = dummy_config(name) if random else read_json(folder / "config.json", AnyConfig)
+    file = (asset("data", "tiny") if name == "tiny" else Path(name).expanduser()) / "config.json"
+    config = dummy_config(name) if name.split(":")[0] == "dummy" else read_json(file, AnyConfig)
     facts, _, window = read_model_config(config)
     preset = facts.preset(settings.preset or ("small" if name == "tiny" else facts.default_preset))
     pages, prompts = make_rows(page, settings, facts)
@@ -276,9 +275,8 @@ def fit(page: Pages, settings: Settings) -> tuple[pd.DataFrame, str]:
     grown = windowed_length(length + tokens, length, window)
     held = grown if settings.strategy == "eager" else capacity_for(length, tokens, window)
     shape = {"batch": len(prompts), "dtype_bytes": resolve_dtype(settings.dtype, device).itemsize}
-    how = vars(settings) | {"attention": settings.attention or "sdpa"}
     views = elsewhere("analyse.cost.vision_calls")(preset.name, grids, facts.name)
-    need = elsewhere("analyse.cost.memory_need")(config, views, how, cache_len=held, **shape)
+    need = elsewhere("analyse.cost.memory_need")(config, views, vars(settings), cache_len=held, **shape)
     most, cpu = need.loc[need["peak_bytes"].idxmax()], device == "cpu"
     free = psutil.virtual_memory().available if cpu else torch.cuda.mem_get_info(device)[0]
     free += torch.cuda.memory_reserved()  # by an earlier model, which goes
