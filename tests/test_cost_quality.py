@@ -279,9 +279,8 @@ def test_without_truth_presets_are_compared_by_agreement(tmp_path: Path) -> None
 
 
 def test_the_index_shows_quality_worst_pages_first() -> None:
-    blank = dict.fromkeys(("reason", "warnings", "device", "model"), "") | dict.fromkeys(
-        ("ttft_ms", "inter_token_ms", "decode_ms", "vision_share", "attempts"), 1.0
-    )
+    figures = "ttft_ms inter_token_ms decode_ms vision_share attempts wh_per_1000_pages price_per_1000_pages"
+    blank = dict.fromkeys(("reason", "warnings", "device", "model"), "") | dict.fromkeys(figures.split(), 1.0)
     blank |= {"noisy": False, "cut": False}
     pages = batch_pages().assign(**blank)
     shown = index_html(pages, pd.DataFrame(), title="A batch", facts={}, tables=[])
