@@ -65,7 +65,7 @@ def index_html(
     each (label to value), ``tables`` the names of the files beside it. Everything in them is escaped.
     """
     pages = _with_addresses(pages)
-    measured, failed = (pages[(pages["status"] == "done") == done] for done in (True, False))
+    measured = pages[pages["status"] == "done"]
     quiet = measured[~measured["noisy"]]
     drawn = note("No page was measured on a quiet machine.") if quiet.empty else plot_distributions(quiet)
     files = [element("li", element("a", name, href=quote(name))) for name in tables]
@@ -82,7 +82,7 @@ def index_html(
     loops = loops_sentence(measured, "page")
     body = fragment(
         block("head", picture="", title=title, about=about, headline=loops, lead="", below=""),
-        block("cards", figures=list(_cards(pages, measured, failed))),
+        block("cards", figures=list(_cards(pages, measured))),
         *(element("section", section_heading(heading), content) for heading, content in shown.items()),
     )
     return document_html(title, contents, body, css=_WIDER)
@@ -96,13 +96,11 @@ def _with_addresses(pages: pd.DataFrame) -> pd.DataFrame:
     return pages.assign(to_page=best, to_status=(at + "status.json").where(at != "/", ""))
 
 
-def _cards(
-    pages: pd.DataFrame, measured: pd.DataFrame, failed: pd.DataFrame
-) -> Iterator[tuple[str, str, str]]:
+def _cards(pages: pd.DataFrame, measured: pd.DataFrame) -> Iterator[tuple[str, str, str]]:
+    failed = len(pages) - len(measured)
     warned, again = (measured["warnings"].fillna("") != "").sum(), (pages["attempts"] > 1).sum()
     yield "Pages", f"{len(pages):,}", f"{len(measured):,} measured, {warned:,} with warnings"
-    share = percent_text(len(failed) / max(1, len(pages)))
-    yield "Failed", f"{len(failed):,}", f"{share}; {again:,} tried again"
+    yield "Failed", f"{failed:,}", f"{percent_text(failed / max(1, len(pages)))}; {again:,} tried again"
     quiet, noisy = measured[~measured["noisy"]], count_text(int(measured["noisy"].sum()), "noisy page")
     over = "median over pages" if len(quiet) == len(measured) else f"median without {noisy}"
     yield "Time to first token", ms_text(quiet["ttft_ms"].median()), over

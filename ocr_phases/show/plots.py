@@ -318,8 +318,7 @@ def plot_roofline(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(EngFormatter())
     axes.minorticks_off()
-    axes.set_xlabel("arithmetic intensity (FLOPs a byte of weights and KV cache)")
-    axes.set_ylabel("done (FLOP/s)")
+    axes.set(xlabel="arithmetic intensity (FLOPs a byte of weights and KV cache)", ylabel="done (FLOP/s)")
     return legend_below(axes)
 
 

@@ -176,6 +176,7 @@ def plot_prefill(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     if table.empty:
         return sentence_figure("No cell has a prefill to draw.", ax)
     names = {"prefill_len": "prompt tokens of a row", "prefill_ms": "prefill (ms)"}
+    table = table.assign(cell="")  # a line goes through all its cells
     axes = _curves(table, "Prefill over the length of the prompt", names, ["vision", "batch"], ax)
     axes.set_xlim(left=0)
     return figure_of(axes)
@@ -203,7 +204,7 @@ def plot_throughput(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     # Decode is the same whatever vision does, and eager vision comes first.
     table = _longest(table).drop_duplicates(["model", *LOADED, "preset", "strategy", "batch"])
     names = {"batch": "batch size (rows)", "tokens_per_s": "decode, all rows (tokens/s)"}
-    table = table.sort_values(["strategy", "batch"], kind="stable")
+    table = table.assign(cell="").sort_values(["strategy", "batch"], kind="stable")
     axes = _curves(table, "Throughput over the batch size", names, ["strategy", "preset"], ax)
     axes.set_xscale("log", base=2)
     axes.set_xticks(batches, list(map(str, batches)))
@@ -344,22 +345,15 @@ def _decode_curves(curves: pd.DataFrame, ways: list[str], ax: Axes | None) -> Fi
         return sentence_figure("There are no decode steps to draw.", ax)
     title = "Decode step over the length of the sequence: medians and spread"
     names = {"cache_len": "sequence of a row: prompt and generated (tokens)", "device_ms": "decode step (ms)"}
-    return figure_of(_curves(curves, title, names, ways, ax, by=["line", "cell"]))
+    return figure_of(_curves(curves, title, names, ways, ax))
 
 
-def _curves(
-    table: pd.DataFrame,
-    title: str,
-    names: dict[str, str],
-    ways: list[str],
-    ax: Axes | None,
-    by: Sequence[str] = ("line",),
-) -> Axes:
+def _curves(table: pd.DataFrame, title: str, names: dict[str, str], ways: list[str], ax: Axes | None) -> Axes:
     """A figure of one column over another, with its spread where it is known; ``floor_ms`` is dotted.
 
-    Lines are called by what varies of the model and ``ways``, and have a look by that; one is drawn for each
-    value of ``by``. ``names`` are those of the two columns, the horizontal one first. The vertical scale
-    follows the bulk of each line.
+    Lines are called by what varies of the model and ``ways``, and have a look by that; each ``cell`` has one.
+    ``names`` are those of the two columns, the horizontal one first. The vertical scale follows the bulk of
+    each line.
     """
     _, (axes,) = new_figure(4.2, [title], ax)
     x, y = names
@@ -368,7 +362,7 @@ def _curves(
     words = [table[way].map(_KEYS.get(way, "{}").format) for way in told]
     table = table.assign(line=[", ".join(each) for each in zip(*words, strict=True)])
     looks = dict(zip(dict.fromkeys(table["line"]), cycle(product(_LINES, _COLOURS)), strict=False))
-    for _, rows in table.groupby([*by], sort=False):
+    for _, rows in table.groupby(["line", "cell"], sort=False):
         style, colour = looks[rows["line"].iloc[0]]
         middle = rows.groupby(x).median(numeric_only=True).reset_index()
         ends = [middle[end] for end in (f"{y}_p10", f"{y}_p90") if end in middle]
@@ -384,7 +378,7 @@ def _curves(
             look: Any = {"textcoords": "offset points", "va": "top", **SMALL, "color": MUTED}
             place, shift = (start, 1), (3, -4 - 11 * (turn % 2))
             axes.annotate(str(preset), place, shift, xycoords=axes.get_xaxis_transform(), **look)
-    bulk = table.groupby([*by])[y].quantile(np.asarray([0.0, 0.98]))
+    bulk = table.groupby(["line", "cell"])[y].quantile(np.asarray([0.0, 0.98]))
     low, high = float(bulk.min()), float(bulk.max())
     # From zero, so that heights compare.
     axes.set_ylim(0, 1.22 * high)

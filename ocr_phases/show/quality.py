@@ -82,9 +82,8 @@ def _lead(truth: Truth, differences: pd.DataFrame) -> str:
     counts = differences["outcome"].value_counts()
     told = ", ".join(f"{counts[outcome]:,} {outcome}" for outcome in OUTCOME_COLOURS if outcome in counts)
     regions = f" {count_text(len(differences), 'region')}: {told}." if told else ""
-    if truth.reference:
-        return f"Compared with the run {truth.file}: agreement with it, not accuracy.{regions}"
-    return f"Compared with the truth {truth.file or 'of this record'}.{regions}"
+    kind, sense = ("run", ": agreement with it, not accuracy") if truth.reference else ("truth", "")
+    return f"Compared with the {kind} {truth.file or 'of this record'}{sense}.{regions}"
 
 
 def _measures(table: pd.DataFrame) -> Html:

@@ -87,10 +87,6 @@ _CHECK_CAPTIONS = "Expected and measured value of each check", "Usual and measur
 _REFERENCES = ["what", "file", "line", "version", "symbol"]
 _FLOORS = [*STAGE_KEYS, "device_ms", "floor_ms", "times_floor", "bound_by", "mfu", "mbu", "gflop", "bytes"]
 _KERNELS = [*STAGE_KEYS, "verdict", "kernels", "launches", "busy_ms", "wall_ms", "busy_%"]
-_GAPS = (
-    "Under the profiler, where gaps are longer; decode is per step. Before a gap's end the host had waited "
-    "for the device (host sync), was late with the launch (launch), or had launched in time (device)."
-)
 _RATIOS = {
     "generated_compression_ratio": "{tokens:,} generated tokens from {valid_image_tokens:,} valid image "
     "tokens: a compression ratio of {generated_compression_ratio:.2f}.",
@@ -269,7 +265,8 @@ def kernels(run: PhaseRun) -> Section:
 def _kernel_details(run: PhaseRun) -> Iterator[tuple[str, pd.DataFrame, str]]:
     """Name, table and caption of what is folded: idle gaps, KV cache, host syncs and longest kernels."""
     gaps = idle_gaps(run).groupby(["phase", "cause"], sort=False)[["gaps", "idle_ms"]].sum().reset_index()
-    yield "Idle gaps", gaps, _GAPS
+    caption = "Under the profiler, where gaps are longer; launch: the host was late, device: it was not."
+    yield "Idle gaps", gaps, caption
     waits = host_syncs(run)
     caption = "Share of each phase. Attention in a captured graph is n/a: it does not name its kernels."
     yield "Share of the KV cache", kv_cache_share(run), caption
