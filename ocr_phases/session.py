@@ -26,7 +26,15 @@ from ocr_phases.inputs.images import describe_page, load_page
 from ocr_phases.inputs.packing import DeviceInputs, PageInputs
 from ocr_phases.inputs.views import Page, Pages, image_token_count, make_rows
 from ocr_phases.models.folders import local_folder, read_json
-from ocr_phases.models.load import AT_HAND, BUILT_IN, Checkpoint, adopt, load_checkpoint, resolve_device
+from ocr_phases.models.load import (
+    AT_HAND,
+    BUILT_IN,
+    BUILT_IN_PRESET,
+    Checkpoint,
+    adopt,
+    load_checkpoint,
+    resolve_device,
+)
 from ocr_phases.models.references import references
 from ocr_phases.models.weights import choose_attention, dummy_config, resolve_dtype
 from ocr_phases.record import PhaseRun, elsewhere
@@ -45,7 +53,7 @@ class _Connect:
     """`ocr_phases.connect`, a session on a running server, as a function of a class."""
 
     def __get__(self, session: Any, owner: type) -> Callable[..., Any]:
-        return checked()(elsewhere("engines.session.connect"))
+        return elsewhere("engines.session.connect")
 
 
 @public
@@ -267,7 +275,7 @@ def fit(page: Pages, settings: Settings) -> tuple[pd.DataFrame, str]:
     file = (asset("data", "tiny") if name == "tiny" else Path(name).expanduser()) / "config.json"
     config = dummy_config(name) if name.split(":")[0] == "dummy" else read_json(file, AnyConfig)
     facts, _, window = read_model_config(config)
-    preset = facts.preset(settings.preset or ("small" if name == "tiny" else facts.default_preset))
+    preset = facts.preset(settings.preset or (BUILT_IN_PRESET if name == "tiny" else facts.default_preset))
     pages, prompts = make_rows(page, settings, facts)
     grids = [preset.grid(*load_page(each)[0].size) for each in pages]
     images = sum(image_token_count(preset, grid) for grid in grids)
@@ -277,9 +285,9 @@ def fit(page: Pages, settings: Settings) -> tuple[pd.DataFrame, str]:
     shape = {"batch": len(prompts), "dtype_bytes": resolve_dtype(settings.dtype, device).itemsize}
     views = elsewhere("analyse.cost.vision_calls")(preset.name, grids, facts.name)
     need = elsewhere("analyse.cost.memory_need")(config, views, vars(settings), cache_len=held, **shape)
-    most, cpu = need.loc[need["peak_bytes"].idxmax()], device == "cpu"
-    free = psutil.virtual_memory().available if cpu else torch.cuda.mem_get_info(device)[0]
-    free += torch.cuda.memory_reserved()  # by an earlier model, which goes
+    most, free = need.loc[need["peak_bytes"].idxmax()], psutil.virtual_memory().available
+    if device != "cpu":  # what an earlier model reserved goes
+        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
     fits = "fits" if most["peak_bytes"] <= free else "does not fit"
     told = filled(_NEED, most, name=name, preset=preset.name, device=device, free=free)
     return need, f"{told}: it {fits}."

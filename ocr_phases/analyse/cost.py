@@ -192,6 +192,11 @@ def run_shape(run: PhaseRun) -> dict[str, int]:
     return counts | {"dtype_bytes": DTYPE_BYTES[run.model["dtype"]]}
 
 
+def hours_per_1000_pages(page_ms: Any) -> Any:
+    """How long 1,000 pages of ``page_ms`` each take, one after another."""
+    return page_ms / 3600.0
+
+
 def page_cost(run: PhaseRun, page_ms: float) -> dict[str, float | None]:
     """What pages cost where they are read as here, one measurement after another; ``page_ms`` is this one's.
 
@@ -201,7 +206,7 @@ def page_cost(run: PhaseRun, page_ms: float) -> dict[str, float | None]:
     """
     price, pages = run.request.get("price_per_hour"), len(run.pages)
     joules = ((run.device.get("conditions") or {}).get("energy") or {}).get("run_joules")
-    hours = page_ms / pages / 3600.0  # that 1,000 pages take
+    hours = hours_per_1000_pages(page_ms / pages)
     thousand = {"price": price and price * hours, "wh": joules and joules / pages / 3.6}
     known = {"energy_j": joules, "pages_per_hour": 1000.0 / hours}
     return known | {f"{name}_per_1000_pages": value for name, value in thousand.items()}

@@ -217,10 +217,10 @@ def _caveats(run: PhaseRun) -> Iterator[str]:
     words = {"limit": count_text(request["max_new_tokens"], "token"), "count": len(totals)}
     words |= {"least": totals.min(), "greatest": totals.max()}
     words["spent"] = ", ".join(f"{text} {ms_text(ms)}" for text, ms in known.items())
-    told = (["ignored"] if ignored else ["cut"] * cut) + ["single" if len(totals) == 1 else "many"]
-    told += ["cold"] * (request["warmup"] == 0) + ["once"] * bool(known)
+    told = ["ignored" if ignored else "cut" if cut else "", "single" if len(totals) == 1 else "many"]
+    told += ["cold" if request["warmup"] == 0 else "", "once" if known else ""]
     yield uncertain_sentence(run)
-    yield from (filled(_SAID[name], words) for name in told)
+    yield from (filled(_SAID[name], words) for name in told if name)
 
 
 def _larger_phase(run: PhaseRun) -> str:

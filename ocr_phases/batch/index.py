@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pandas as pd
 
+from ocr_phases.analyse.cost import hours_per_1000_pages
 from ocr_phases.analyse.quality import page_truth
 from ocr_phases.analyse.scaling import agreements
 from ocr_phases.batch.figures import MOST_REGIONS, TABLES, Figures, read_figures
@@ -90,7 +91,7 @@ def build_index(out: Path, price_per_hour: float | None = None) -> BatchIndex:
                 for name, text in figures["tables"].items():
                     files[name].write(text)
     pages = pd.DataFrame(rows, columns=list(PAGE_COLUMNS)).astype(_KINDS)
-    pages["price_per_1000_pages"] = pages["page_ms"] / 3600.0 * (price_per_hour or float("nan"))
+    pages["price_per_1000_pages"] = hours_per_1000_pages(pages["page_ms"]) * (price_per_hour or float("nan"))
     for _, runs in pages.drop_duplicates("id").groupby("page_id", sort=False):
         if len(runs) > 1:
             _agree(out, pages, runs, digests)

@@ -80,9 +80,8 @@ def static_cache(config: Any, max_cache_len: int, window: int | None, reach: Sim
     transformers' own static layer for a window shifts all of its entries a step, and chooses its way by a
     count on the host; its others read all that there is room for.
     """
-    return Cache(
-        layers=[_slot_layer()(max_cache_len, window, reach) for _ in range(config.num_hidden_layers)]
-    )
+    layers = [_slot_layer()(max_cache_len, window, reach) for _ in range(config.num_hidden_layers)]
+    return Cache(layers=layers)
 
 
 @lru_cache(maxsize=1)

@@ -43,6 +43,8 @@ ROUND_TRIP = "Total 12 450,00 € at 20 °C"
 AT_HAND = "a model at hand"
 #: Those of ``tiny`` and of ``dummy``.
 BUILT_IN, RANDOM = "built-in", "random weights"
+#: The preset that suits the built-in weights.
+BUILT_IN_PRESET = "small"
 _REPLACEMENT = "ï¿½"  # U+FFFD as byte-level tokenizers spell it, a character a byte
 
 
@@ -148,7 +150,7 @@ def load_checkpoint(asked: ModelSettings, *, local_only: bool = False) -> Checkp
         image_token_id=image_token_id,
         device=asked.device,
         dtype=dtype,
-        default_preset="small" if source == BUILT_IN else None,
+        default_preset=BUILT_IN_PRESET if source == BUILT_IN else None,
         default_ignore_eos=source == RANDOM,
         cuda_calls="ignore" if asked.cuda_calls == "ignore" and asked.device == "cpu" else None,
     )

@@ -8,6 +8,7 @@ from urllib.parse import quote
 import pandas as pd
 from matplotlib.figure import Figure
 
+from ocr_phases.analyse.cost import hours_per_1000_pages
 from ocr_phases.analyse.repetition import loops_sentence
 from ocr_phases.analyse.scaling import (
     category_table,
@@ -115,7 +116,7 @@ def _cards(pages: pd.DataFrame, measured: pd.DataFrame) -> Iterator[tuple[str, s
         if joules == joules:  # is known
             yield "Energy of 1,000 pages", f"{digits_text(joules)} Wh", after
         if price == price:
-            hour = price / times.mean() * 3600.0
+            hour = price / hours_per_1000_pages(times.mean())
             yield "Price of 1,000 pages", digits_text(price), f"at {hour:,.6g} an hour, {after}"
     yield "Tokens", f"{int(measured['tokens'].sum()):,}", "over all pages, one repeat"
 

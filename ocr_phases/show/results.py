@@ -293,7 +293,7 @@ def page(run: PhaseRun) -> Section:
 
 def region_types(run: PhaseRun, row: int) -> Section:
     """Decode time by type of region in one row of a batch; nothing where no region has a time."""
-    return Section(*[plot_region_types(run, row)] * has_region_times(run, row))
+    return Section(plot_region_types(run, row)) if has_region_times(run, row) else Section()
 
 
 def text_notes(run: PhaseRun) -> Section:

@@ -91,7 +91,6 @@ def _compiled(
 ) -> Made:
     first = tensors_in(args, options)[0]
     preparing.get()(f"compiling {stage_name(stage)} for {' × '.join(map(str, first.shape))} inputs")
-
     compiled, cuda = compiled_apart(forward), first.device.type == "cuda"
     # cuDNN's attention, the fastest with SAM's position bias, plans once: views come in few sizes.
     backends = [SDPBackend.CUDNN_ATTENTION, *DECODE_BACKENDS]
