@@ -8,6 +8,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -29,15 +30,16 @@ from ocr_phases.collectors.live_checks import (
 from ocr_phases.collectors.machine import Conditions, measure_ceilings
 from ocr_phases.collectors.parity import parity_check
 from ocr_phases.collectors.probabilities import token_probabilities
-from ocr_phases.errors import OcrPhasesError, OutOfMemory, check_known
-from ocr_phases.families import GROUNDING_TAG, IMAGE_TAG, Preset
+from ocr_phases.errors import OcrPhasesError, OutOfMemory
+from ocr_phases.families import Preset
 from ocr_phases.files import split_page
 from ocr_phases.inputs.images import describe_page, load_page
 from ocr_phases.inputs.packing import PageInputs, pack
-from ocr_phases.inputs.views import Page, Pages, make_rows, make_views, valid_image_tokens
+from ocr_phases.inputs.views import Page, Pages, make_views, valid_image_tokens
 from ocr_phases.models.load import Checkpoint, TokenReader
 from ocr_phases.record import PhaseRun
-from ocr_phases.settings import NEW_TOKENS, Request, RunSettings, is_published, resolve_infer
+from ocr_phases.request import filled_in
+from ocr_phases.settings import Request, RunSettings, is_published
 from ocr_phases.steps import phases
 from ocr_phases.steps.captured import KEPT_STEPS, StaticStep, capacity_for
 from ocr_phases.steps.compiled import compiled_vision
@@ -123,35 +125,17 @@ class Measurement:
         self.setup: dict[str, Any] = {"strategy_setup": None, "vision_setup": None}
         checkpoint = self.checkpoint = prepared.checkpoint
         self.device, facts = checkpoint.device, checkpoint.family.facts
-        pages, prompts = make_rows(page, asked, facts)
-        several = any(text.count(IMAGE_TAG) > 1 for text in prompts)
-        infer, autocast = resolve_infer(asked.infer, asked.autocast, facts.name, several_pages=several)
-        uncut = facts.multipage_preset if several else None
-        default = uncut or checkpoint.default_preset or facts.default_preset
-        self.preset = preset = facts.preset(asked.preset or default)
-        if uncut:
-            whole = [each.name for each in facts.presets.values() if not each.crops]
-            check_known("preset", preset.name, whole, f"{facts.title} for several pages in one prompt")
-        self.packed, self.pages = pack_pages(checkpoint, pages, prompts, preset, NoTimeline())
-        prompt_len, limit = self.packed.prefill_len, NEW_TOKENS
+        own = {"ignore_eos": checkpoint.default_ignore_eos, "eos_check_every": eos_interval(asked.strategy)}
+        request = filled_in(page, asked, facts, checkpoint.default_preset, **own)
+        self.preset = facts.preset(request.preset)
+        rows = request.pages, request.prompts
+        self.packed, self.pages = pack_pages(checkpoint, *rows, self.preset, NoTimeline())
+        prompt_len = self.packed.prefill_len
         room = checkpoint.model.config.get_text_config().max_position_embeddings - prompt_len
-        if is_published(asked.infer):  # the published code ends there
+        if is_published(asked.infer) and asked.max_new_tokens is None:  # the published code ends there
             limit = max(1, min(facts.published_limit - prompt_len * facts.limit_has_prompt, room))
-        settings = {
-            "max_new_tokens": limit,
-            "grounding": any(GROUNDING_TAG in text for text in prompts) if facts.leads[1] else None,
-            "ignore_eos": checkpoint.default_ignore_eos,
-            "eos_check_every": eos_interval(asked.strategy),
-            **{name: value for name, value in vars(asked).items() if value is not None},
-            "pages": pages,
-            "prompts": prompts,
-            "prompt": asked.prompt if isinstance(asked.prompt, str) else prompts[0],
-            "preset": preset.name,
-            "preset_choice": "asked" if asked.preset else "default",
-            "infer": infer,
-            "autocast": autocast,
-        }
-        request = self.request = Request(**settings)
+            request = replace(request, max_new_tokens=limit)
+        self.request = request
         if request.kernels:
             check_kernels(self.device, generate=request.generate, trace=request.kernel_trace)
         check_strategy(request, checkpoint.family, self.device)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import os
-import signal
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,7 +17,7 @@ from torch import Tensor
 
 from ocr_phases.collectors import machine
 from ocr_phases.config import AnyConfig, read_model_config
-from ocr_phases.errors import Interrupted, OcrPhasesError, Stopped, checked, public, stop_signals
+from ocr_phases.errors import OcrPhasesError, checked, public
 from ocr_phases.families import windowed_length
 from ocr_phases.files import each_page
 from ocr_phases.inputs.images import describe_page, load_page
@@ -39,6 +37,7 @@ from ocr_phases.models.references import references
 from ocr_phases.models.weights import choose_attention, dummy_config, resolve_dtype
 from ocr_phases.record import PhaseRun, elsewhere
 from ocr_phases.recorder import Measurement, Prepared, describe_model, execution, page_id
+from ocr_phases.request import recorded
 from ocr_phases.settings import REQUEST_SETTINGS, ModelSettings, Request, RunSettings, Settings, setting_names
 from ocr_phases.steps import phases
 from ocr_phases.steps.captured import capacity_for
@@ -207,20 +206,8 @@ class OCRSession:
         where that came before the end of the first repeat, and for a KeyboardInterrupt `Interrupted`, a
         KeyboardInterrupt too: `last_run` then has the finished repeats.
         """
-        self.last_run = None
         measurement = Measurement(self.prepared, page, RunSettings(prompt=prompt, **settings))
-        try:
-            with contextlib.suppress(Stopped):
-                try:
-                    measurement.measure(on_tokens, progress)
-                finally:
-                    with stop_signals():  # they wait for the record
-                        self.last_run = measurement.record() if measurement.runs else None
-        except KeyboardInterrupt as signalled:
-            raise Interrupted(self.last_run, *(signalled.args or (signal.SIGINT,))) from None
-        if self.last_run is None:
-            raise Stopped
-        return self.last_run
+        return recorded(self, measurement, on_tokens, progress)
 
     @checked(RunSettings)
     def check_request(self, page: Pages, **settings: Any) -> Request:
@@ -320,9 +307,9 @@ def recorded_pages(record: PhaseRun, file: str | Path | None = None) -> list[Pag
     pages: Sequence[Any] = kept if file is None else each_page(str(file))
     if len(pages) != len(kept):
         raise OcrPhasesError(f"{file} does not stand for the {len(kept):,} pages of the record.")
-    for page, recorded in zip(pages, record.pages, strict=True):
-        if page is None or page_id(describe_page(*load_page(page), embed=False)) != page_id(recorded):
-            name, what = recorded["file"], "not" if page is None else "only as a smaller copy"
+    for page, known in zip(pages, record.pages, strict=True):
+        if page is None or page_id(describe_page(*load_page(page), embed=False)) != page_id(known):
+            name, what = known["file"], "not" if page is None else "only as a smaller copy"
             lacking = f"The page {name} is {what} in the record: name its file beside --from to repeat it."
             raise OcrPhasesError(f"{page} is not the page of the record, {name}." if file else lacking)
     return list(pages)

@@ -25,7 +25,7 @@ ROOMS = (
     "cli",
 )
 #: Modules at the top that belong to the session.
-SESSION = {"recorder", "sweep_models"}
+SESSION = {"recorder", "request", "sweep_models"}
 #: The public names, resolved on first use: the only door from the ground to every room.
 FRONT_DOOR = "ocr_phases"
 
