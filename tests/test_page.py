@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import io
 import math
@@ -127,18 +128,18 @@ def test_the_recording_is_whole_and_its_sizes_are_ours(name: str) -> None:
     [
         ("markdown", True, "<image>\n<|grounding|>Convert the document to markdown."),
         ("markdown", None, "<image>\n<|grounding|>Convert the document to markdown."),
-        ("free", False, "<image>\nFree OCR."),
         ("ocr", True, "<image>\n<|grounding|>OCR this image."),
+        ("free", False, "<image>\nFree OCR."),
         (" free ", True, "<image>\nFree OCR."),
         ("figure", True, "<image>\nParse the figure."),
         ("describe", True, "<image>\nDescribe this image in detail."),
         ("locate: the {total} ", False, "<image>\nLocate <|ref|>the {total}<|/ref|> in the image."),
         ("locate:a:b", True, "<image>\nLocate <|ref|>a:b<|/ref|> in the image."),
-        ("Read it. ", True, "<image>\n<|grounding|>Read it."),
-        ("Read it. ", None, "<image>\n<|grounding|>Read it."),
-        ("<image>\n<|grounding|>mine", False, "<image>\n<|grounding|>mine"),
-        ("Read it. ", False, "<image>\nRead it."),
         ("locate the total", False, "<image>\nlocate the total"),
+        ("Read it. ", None, "<image>\n<|grounding|>Read it."),
+        ("Read it. ", True, "<image>\n<|grounding|>Read it."),
+        ("Read it. ", False, "<image>\nRead it."),
+        ("<image>\n<|grounding|>mine", False, "<image>\n<|grounding|>mine"),
         ("<image>\nmine ", True, "<image>\nmine"),
         ("first <image> then <image>", True, "first <image> then <image>"),
     ],
@@ -147,17 +148,13 @@ def test_resolve_prompt(prompt: str, grounding: bool | None, text: str) -> None:
     assert facts_of(None).text_of(prompt, grounding=grounding) == text
 
 
-@pytest.mark.parametrize(
-    ("prompt", "grounding"),
-    [
-        *((prompt, False) for prompt in ("markdown", " ocr ")),
-        *((prompt, None) for prompt in ("locate", "locate:", " locate : ")),
-        (" \n", None),
-    ],
-)
-def test_prompts_that_are_refused(prompt: str, grounding: bool | None) -> None:
-    with refused():
-        facts_of(None).text_of(prompt, grounding=grounding)
+def test_prompts_that_are_refused() -> None:
+    for prompt in ("locate", "locate:", " locate : ", " \n"):
+        with refused():
+            facts_of(None).text_of(prompt)
+    for prompt in ("markdown", " ocr "):
+        with refused():
+            facts_of(None).text_of(prompt, grounding=False)
 
 
 # Kinds of pages
@@ -166,28 +163,22 @@ LEFT_BLACK = np.repeat(np.array([[0, 255]], np.uint8), 4, axis=0)  # 2 x 4 pixel
 
 
 def test_path_bytes_and_image_agree(tmp_path: Path) -> None:
-    image = blank(20, 10, "red")
+    image, path = blank(20, 10, "red"), tmp_path / "page.png"
     data = encoded(image)
-    (tmp_path / "page.png").write_bytes(data)
-    for source in (tmp_path / "page.png", str(tmp_path / "page.png")):
+    path.write_bytes(data)
+    for source in (path, str(path), data, image):
         page, original, name = load_page(source)
-        assert (original, name) == (data, "page.png")
-        assert page.tobytes() == image.tobytes()
-    page, original, name = load_page(data)
-    assert (page.tobytes(), original, name) == (image.tobytes(), data, "image")
-    page, original, name = load_page(image)
-    assert (page.tobytes(), original, name) == (image.tobytes(), None, "image")
-    assert page is not image
+        assert page.tobytes() == image.tobytes() and page is not image
+        assert original == (None if source is image else data)
+        assert name == ("image" if source in (data, image) else "page.png")
 
 
 @pytest.mark.parametrize(
     "mode", ["RGB", "RGBA", "L", "LA", "P", "PA", "CMYK", "YCbCr", "HSV", "1", "I", "F", "I;16"]
 )
 def test_every_mode_keeps_black_and_white(mode: str) -> None:
-    if mode == "I;16":
-        image = Image.fromarray(LEFT_BLACK.astype(np.uint16) * 257)
-    elif mode == "I":
-        image = Image.fromarray(LEFT_BLACK.astype(np.int32) * 257)
+    if mode in ("I", "I;16"):
+        image = Image.fromarray(LEFT_BLACK.astype(np.int32 if mode == "I" else np.uint16) * 257)
     else:
         image = Image.fromarray(LEFT_BLACK).convert("RGB" if mode in {"HSV", "CMYK"} else "L").convert(mode)
     assert image.mode == mode
@@ -221,74 +212,53 @@ def test_float_grey_is_scaled(values: list[float], expected: list[int]) -> None:
 
 
 def test_transparency_becomes_white() -> None:
-    hidden = (0, 0, 0, 0)
-    rgba = Image.new("RGBA", (4, 2), hidden)
+    rgba = Image.new("RGBA", (4, 2))
     rgba.putpixel((0, 0), (255, 0, 0, 255))
     rgba.putpixel((1, 0), (0, 0, 0, 128))
-    transparent_palette = Image.new("P", (4, 2), 0)
-    transparent_palette.putpalette([0, 0, 0, 255, 0, 0])
-    transparent_palette.putpixel((0, 0), 1)
-    grey = Image.new("LA", (4, 2), (0, 0))
-    grey.putpixel((0, 0), (76, 255))
-    sources = [encoded(rgba), encoded(transparent_palette, transparency=0), encoded(grey)]
-    sources.append(encoded(Image.new("RGB", (4, 2)), transparency=(0, 0, 0)))
-    for data in sources:
-        page, _, _ = load_page(data)
-        assert page.getpixel((3, 1)) == (255, 255, 255)
-    page, _, _ = load_page(sources[0])
+    palette = Image.new("P", (4, 2))
+    palette.putpalette([0, 0, 0, 255, 0, 0])
+    hidden = [encoded(palette, transparency=0), encoded(Image.new("RGB", (4, 2)), transparency=(0, 0, 0))]
+    for data in (encoded(rgba), encoded(Image.new("LA", (4, 2))), *hidden):
+        assert load_page(data)[0].getpixel((3, 1)) == (255, 255, 255)
+    page, _, _ = load_page(rgba)
     assert page.getpixel((0, 0)) == (255, 0, 0)
     assert page.getpixel((1, 0)) == (127, 127, 127)
 
 
 @pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP"])
-def test_animation_gives_its_first_frame(kind: str) -> None:
-    frames = [blank(8, 8, colour) for colour in ("red", "blue")]
+def test_animation_gives_its_first_frame(kind: str, tmp_path: Path) -> None:
     options = {"lossless": True} if kind == "WEBP" else {}
-    page, _, _ = load_page(encoded(frames[0], kind, save_all=True, append_images=frames[1:], **options))
-    assert page.getpixel((4, 4)) == (255, 0, 0)
+    data = encoded(blank(8, 8, "red"), kind, save_all=True, append_images=[blank(8, 8, "blue")], **options)
+    (tmp_path / "moving").write_bytes(data)
+    page, _, name = load_page(tmp_path / "moving")
+    assert (page.getpixel((4, 4)), name) == ((255, 0, 0), "moving")
 
 
-UNDO = {
-    1: None,
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_90,  # stored turned to the left, shown turned back to the right
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_270,
-}
-
-
-@pytest.mark.parametrize("orientation", UNDO)
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
-def test_exif_orientations(orientation: int, kind: str) -> None:
+def test_pages_are_turned_as_exif_says(kind: str) -> None:
     upright = Image.fromarray(np.arange(6 * 4 * 3, dtype=np.uint8).reshape(6, 4, 3))
-    method = UNDO[orientation]
-    stored = upright if method is None else upright.transpose(method)
     exif = Image.Exif()
-    exif[0x0112] = orientation
-    page, _, _ = load_page(encoded(stored, kind, exif=exif))
-    assert page.size == (4, 6)
-    assert page.tobytes() == upright.tobytes()
-    assert load_page(page)[0].tobytes() == upright.tobytes()
+    for exif[0x0112], stored in (
+        (1, upright),
+        (5, upright.transpose(Image.Transpose.TRANSPOSE)),
+        (6, upright.transpose(Image.Transpose.ROTATE_90)),  # turned to the left, shown turned back
+    ):
+        page, _, _ = load_page(encoded(stored, kind, exif=exif))
+        assert (page.size, page.tobytes()) == ((4, 6), upright.tobytes())
+        assert load_page(page)[0].tobytes() == upright.tobytes()
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_unreadable_exif_is_ignored() -> None:
-    page, _, _ = load_page(encoded(blank(5, 3), exif=b"Exif\0\0MM\0*\xff\xff\xff\xff"))
-    assert page.size == (5, 3)
-    page, _, _ = load_page(encoded(blank(5, 3), exif=b"nonsense"))
-    assert page.size == (5, 3)
-
-
-def test_colour_profile_is_ignored() -> None:
-    page, _, _ = load_page(encoded(blank(5, 3, "#123456"), icc_profile=b"not a profile"))
-    assert page.getpixel((0, 0)) == (0x12, 0x34, 0x56)
+@pytest.mark.parametrize(
+    "wrong", [{"exif": b"Exif\0\0MM\0*\xff\xff\xff\xff"}, {"exif": b"x"}, {"icc_profile": b"x"}]
+)
+def test_metadata_that_cannot_be_read_is_ignored(wrong: dict[str, bytes]) -> None:
+    page, _, _ = load_page(encoded(blank(5, 3, "#123456"), **wrong))
+    assert (page.size, page.getpixel((0, 0))) == ((5, 3), (0x12, 0x34, 0x56))
     assert not page.info
 
 
-# PDF
+# Files of several pages
 
 
 @pytest.fixture
@@ -301,27 +271,26 @@ def pdf(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize(
-    ("suffix", "number", "channel"), [("", 1, 0), ("#1", 1, 0), ("#2", 2, 1), ("#3", 3, 2)]
-)
-def test_pdf_page(pdf: Path, suffix: str, number: int, channel: int) -> None:
-    page, data, name = load_page(f"{pdf}{suffix}")
-    assert page.size == (144, 72)
-    assert name == f"doc.pdf#{number}"
-    assert data == pdf.read_bytes()
-    assert int(np.asarray(page)[35, 70].argmax()) == channel
-
-
-@pytest.mark.parametrize("number", ["0", "4"])
-def test_pdf_page_out_of_range(pdf: Path, number: str) -> None:
-    with refused():
-        load_page(f"{pdf}#{number}")
-
-
-def test_pdf_page_too_large(pdf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_of_a_pdf(pdf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for suffix, number, channel in (("", 1, 0), ("#1", 1, 0), ("#2", 2, 1), ("#3", 3, 2)):
+        page, data, name = load_page(f"{pdf}{suffix}")
+        assert (page.size, name, data) == ((144, 72), f"doc.pdf#{number}", pdf.read_bytes())
+        assert int(np.asarray(page)[35, 70].argmax()) == channel
+    for number in ("0", "4", "two"):
+        with refused():
+            load_page(f"{pdf}#{number}")
     monkeypatch.setattr(images, "MAX_PIXELS", 1000)
     with refused():
         load_page(f"{pdf}#2")
+    monkeypatch.undo()
+    pdf.write_bytes(b"%PDF-1.7 and nothing more")
+    with refused():
+        load_page(pdf)
+    (pdf.parent / "scan.pdf#2").write_bytes(encoded(blank(4, 4)))  # a file that is named like a page
+    assert load_page(pdf.parent / "scan.pdf#2")[2] == "scan.pdf#2"
+    monkeypatch.setitem(sys.modules, "pypdfium2", None)  # without the extra
+    with refused():
+        load_page(pdf)
 
 
 def test_frames_of_a_tiff_are_pages(tmp_path: Path) -> None:
@@ -338,80 +307,11 @@ def test_frames_of_a_tiff_are_pages(tmp_path: Path) -> None:
     assert images.unnamed_pages(f"{path}#1") == ""
     with refused():
         load_page(f"{path}#3")
-    (tmp_path / "one.tif").write_bytes(encoded(frames[0], "TIFF"))
-    assert load_page(tmp_path / "one.tif")[2] == "one.tif"
-    moving = encoded(frames[0], "GIF", save_all=True, append_images=frames[:1])
-    (tmp_path / "moving.gif").write_bytes(moving)
-    assert load_page(tmp_path / "moving.gif")[2] == "moving.gif"
-
-
-def test_damaged_pdf(tmp_path: Path) -> None:
-    pytest.importorskip("pypdfium2", reason="needs the pdf extra")
-    (tmp_path / "doc.pdf").write_bytes(b"%PDF-1.7 and nothing more")
-    with refused():
-        load_page(tmp_path / "doc.pdf")
-
-
-def test_a_page_that_may_not_be_read_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def unreadable(path: Path, *_: Any) -> bytes:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    (tmp_path / "page.png").touch()
-    monkeypatch.setattr(images, "read_regular", unreadable)
-    with refused():
-        load_page(tmp_path / "page.png")
-
-
-def test_pdf_page_must_be_a_number() -> None:
-    with refused():
-        load_page("doc.pdf#two")
-
-
-def test_pdf_without_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pypdfium2", None)
-    (tmp_path / "doc.pdf").write_bytes(b"%PDF-1.7")
-    with refused():
-        load_page(tmp_path / "doc.pdf")
-
-
-def test_a_file_named_like_a_pdf_page_is_that_file(tmp_path: Path) -> None:
-    path = tmp_path / "scan.pdf#2"
-    path.write_bytes(encoded(blank(4, 4)))
-    assert load_page(path)[2] == "scan.pdf#2"
+    path.write_bytes(encoded(frames[0], "TIFF"))
+    assert load_page(path)[2] == "two.tif"
 
 
 # Bad input
-
-
-def test_bad_files(tmp_path: Path) -> None:
-    (tmp_path / "empty.png").touch()
-    (tmp_path / "text.png").write_text("a page")
-    noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
-    for kind in ("PNG", "JPEG", "TIFF", "WEBP", "GIF"):
-        data = encoded(Image.fromarray(noise), kind)
-        (tmp_path / f"cut.{kind}").write_bytes(data[: len(data) // 2])
-    names = ("none.png", "none.pdf#2", "", "empty.png", "text.png", "a\0b.png", "x" * 5000)
-    for name in (*names, "cut.PNG", "cut.JPEG", "cut.TIFF", "cut.WEBP", "cut.GIF"):
-        with refused() as caught:
-            load_page(f"{tmp_path}/{name}")
-        assert "\n" not in str(caught.value)
-    with refused():
-        load_page(b"")
-    with refused():
-        load_page(noise)  # type: ignore[arg-type]
-
-
-def test_zero_pixels() -> None:
-    for size in ((0, 5), (5, 0)):
-        with refused():
-            load_page(blank(*size))
-        with refused():
-            make_views(blank(*size), PRESETS["tiny"])
-
-
-def test_mode_that_cannot_be_converted() -> None:
-    with refused():
-        load_page(Image.new("La", (3, 3)))
 
 
 def header_only_png(width: int, height: int) -> bytes:
@@ -421,53 +321,69 @@ def header_only_png(width: int, height: int) -> bytes:
     return small[:12] + header + zlib.crc32(header).to_bytes(4, "big") + small[33:]
 
 
-@pytest.mark.parametrize("limit", [Image.MAX_IMAGE_PIXELS, None])
-def test_decompression_bomb(limit: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
-    for size in ((20_000, 9_000), (100_000, 100_000)):
-        with refused():
-            load_page(header_only_png(*size))
-
-
-def test_the_largest_page_follows_from_the_memory_its_format_needs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(images, "MAX_BYTES", 14 * 1600)
-    for kind in ("PNG", "JPEG", "TIFF", "WEBP", "JPEG2000"):
-        assert load_page(encoded(blank(29, 29), kind))[0].size == (29, 29)
-        if kind in ("WEBP", "JPEG2000"):
-            with refused():
-                load_page(encoded(blank(40, 40), kind))
-        else:
-            assert load_page(encoded(blank(40, 40), kind))[0].size == (40, 40)
-
-
+NOISE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+ENCODED = {kind: encoded(Image.fromarray(NOISE), kind) for kind in ("PNG", "JPEG", "TIFF", "WEBP", "GIF")}
 POSTSCRIPT = (
     b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n0 0 9 9 rectfill\nshowpage\n%%EOF\n"
 )
+FILES: dict[str, bytes] = {
+    **{f"cut.{kind}": data[: len(data) // 2] for kind, data in ENCODED.items()},
+    "empty.png": b"",
+    "text.png": b"a page",
+    "scan.png": POSTSCRIPT,
+}
+#: Formats that Pillow reads, and this package does not.
+OTHERS = {
+    kind: encoded(blank(16, 16), kind).replace(b"%PDF-1", b"%QDF-1")
+    for kind in ("PCX", "TGA", "ICO", "DDS", "SGI", "IM", "PDF")
+}
+SOURCES: dict[str, Any] = {
+    **OTHERS,
+    "no bytes": b"",
+    "postscript": POSTSCRIPT,
+    "an array": NOISE,
+    "no width": blank(0, 5),
+    "no height": blank(5, 0),
+    "another mode": Image.new("La", (3, 3)),
+    "a bomb": header_only_png(20_000, 9_000),
+    "a large bomb": header_only_png(100_000, 100_000),
+}
 
 
-def test_no_page_starts_a_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", SOURCES)
+def test_what_is_no_page_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a program was started"))
     Image.init()  # every format that Pillow knows is at hand
-    page = tmp_path / "scan.png"
-    page.write_bytes(POSTSCRIPT)
+    for limit in (Image.MAX_IMAGE_PIXELS, None):
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+        with refused():
+            load_page(SOURCES[name])
+
+
+def test_a_record_s_page_starts_no_program_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a program was started"))
     run = make_run()
     run.pages[0]["data"] = base64.b64encode(POSTSCRIPT).decode()
-    for read in (lambda: load_page(page), lambda: load_page(POSTSCRIPT, "scan.png"), run.page_image):
-        with refused():
-            read()
+    with refused():
+        run.page_image()
 
 
-def test_only_the_documented_formats_are_read() -> None:
-    for kind in ("PCX", "TGA", "ICO", "DDS", "SGI", "IM", "PDF"):
-        with refused():
-            load_page(encoded(blank(16, 16), kind).replace(b"%PDF-1", b"%QDF-1"))
-    for kind in FORMATS:
-        if kind in Image.SAVE:
-            assert load_page(encoded(blank(16, 16), kind))[0].size == (16, 16)
-    phone = encoded(blank(16, 16), "MPO", save_all=True, append_images=[blank(16, 16, "red")])
-    with Image.open(io.BytesIO(phone)) as image:
-        assert image.format == "MPO"
-    assert load_page(phone)[0].getpixel((8, 8)) == (255, 255, 255)
+@pytest.mark.parametrize("name", [*FILES, "none.png", "none.pdf#2", "", "a\0b.png", "x" * 5000])
+def test_bad_files(name: str, tmp_path: Path) -> None:
+    if name in FILES:
+        (tmp_path / name).write_bytes(FILES[name])
+    with refused() as caught:
+        load_page(f"{tmp_path}/{name}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_page_that_may_not_be_read_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreadable(path: Path, *_: Any) -> bytes:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(images, "read_regular", unreadable)
+    with refused():
+        load_page(tmp_path / "page.png")
 
 
 def test_a_page_is_a_regular_file_of_bounded_size(tmp_path: Path) -> None:
@@ -481,23 +397,37 @@ def test_a_page_is_a_regular_file_of_bounded_size(tmp_path: Path) -> None:
                 read(tmp_path / name)
 
 
+def test_the_largest_page_follows_from_the_memory_its_format_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(images, "MAX_BYTES", 14 * 1600)
+    for kind in ("PNG", "JPEG", "TIFF", "WEBP", "JPEG2000"):
+        assert load_page(encoded(blank(29, 29), kind))[0].size == (29, 29)
+        expected = refused() if kind in ("WEBP", "JPEG2000") else contextlib.nullcontext()
+        with expected:
+            assert load_page(encoded(blank(40, 40), kind))[0].size == (40, 40)
+
+
+def test_the_documented_formats_are_read() -> None:
+    for kind in FORMATS:
+        if kind in Image.SAVE:
+            assert load_page(encoded(blank(16, 16), kind))[0].size == (16, 16)
+    phone = encoded(blank(16, 16), "MPO", save_all=True, append_images=[blank(16, 16, "red")])
+    with Image.open(io.BytesIO(phone)) as image:
+        assert image.format == "MPO"
+    assert load_page(phone)[0].getpixel((8, 8)) == (255, 255, 255)
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@settings(max_examples=150, deadline=None)
-@given(st.data())
-def test_damaged_files_never_escape(data: st.DataObject) -> None:
-    kind = data.draw(st.sampled_from(["PNG", "JPEG", "TIFF", "GIF", "WEBP", "BMP"]))
+@settings(max_examples=100, deadline=None)
+@given(st.data(), st.sampled_from(["PNG", "JPEG", "TIFF", "GIF", "WEBP", "BMP"]))
+def test_damaged_files_never_escape(data: st.DataObject, kind: str) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
-    original = bytearray(
-        encoded(blank(16, 16, "red"), kind, **({} if kind in {"GIF", "BMP"} else {"exif": exif}))
-    )
+    options = {} if kind in {"GIF", "BMP"} else {"exif": exif}
+    damaged = bytearray(encoded(blank(16, 16, "red"), kind, **options))
     for _ in range(data.draw(st.integers(1, 6))):
-        original[data.draw(st.integers(0, len(original) - 1))] = data.draw(st.integers(0, 255))
-    try:
-        page, _, _ = load_page(bytes(original))
-    except OcrPhasesError:
-        return
-    assert page.mode == "RGB"
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    with contextlib.suppress(OcrPhasesError):
+        assert load_page(bytes(damaged))[0].mode == "RGB"
 
 
 # Tiling
@@ -506,44 +436,32 @@ GUNDAM = PRESETS["gundam"]
 
 
 def test_ties_in_aspect_ratio_go_by_area() -> None:
-    assert GUNDAM.grid(700, 700) == (2, 2)
-    assert GUNDAM.grid(800, 800) == (2, 2)
-    assert GUNDAM.grid(1300, 1300) == (2, 2)
-    assert GUNDAM.grid(1358, 1358) == (3, 3)  # from more than half of 9 tiles on
-    assert GUNDAM.grid(1357, 1357) == (2, 2)
-    assert GUNDAM.grid(700, 1400) == (1, 2)
-    assert GUNDAM.grid(1200, 2400) == (2, 4)
-    assert GUNDAM.grid(100_000, 1) == (9, 1)
-    assert GUNDAM.grid(1, 100_000) == (1, 9)
-    assert GUNDAM.grid(640, 640) == (1, 1)
+    for grid, sizes in {
+        (1, 1): [(640, 640)],
+        (2, 2): [(700, 700), (800, 800), (1300, 1300), (1357, 1357)],
+        (3, 3): [(1358, 1358)],  # from more than half of 9 tiles on
+        (1, 2): [(700, 1400)],
+        (2, 4): [(1200, 2400)],
+        (9, 1): [(100_000, 1)],
+        (1, 9): [(1, 100_000)],
+    }.items():
+        assert {GUNDAM.grid(*size) for size in sizes} == {grid}
     assert PRESETS["tiny"].grid(1300, 1300) == (1, 1)
 
 
 SIDES = st.one_of(st.integers(1, 3000), st.sampled_from([1, 2, 639, 640, 641, 1024, 1280, 20_000, 1_000_000]))
+SHAPES = [(c, r) for c in range(1, 10) for r in range(1, 10) if 2 <= c * r <= 9]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(SIDES, SIDES)
 def test_grid_has_2_to_9_tiles_when_cut(width: int, height: int) -> None:
-    columns, rows = GUNDAM.grid(width, height)
-    assert (columns * rows == 1) == (max(width, height) <= 640)
-    assert columns * rows <= 9
-    if columns * rows > 1:
-        error = abs(width / height - columns / rows)
-        nearest = min(
-            abs(width / height - c / r) for c in range(1, 10) for r in range(1, 10) if 2 <= c * r <= 9
-        )
-        assert error == nearest
-
-
-@pytest.mark.parametrize("size", [(20_000, 50), (50, 20_000), (20_000, 1), (1, 20_000), (1, 1), (641, 640)])
-@pytest.mark.parametrize("preset", PRESETS.values(), ids=str)
-def test_extreme_pages(size: tuple[int, int], preset: Preset) -> None:
-    views = make_views(blank(*size, "black"), preset)
-    assert views.global_view.shape == (preset.base_size, preset.base_size, 3)
-    assert (views.global_view == 0).any(), "the page has vanished"
-    assert len(views.crops) == (math.prod(views.grid) if views.grid != (1, 1) else 0)
-    assert not views.crops.any()
+    columns, rows = grid = GUNDAM.grid(width, height)
+    assert (grid == (1, 1)) == (max(width, height) <= 640)
+    if grid != (1, 1):
+        assert grid in SHAPES
+        nearest = min(abs(width / height - c / r) for c, r in SHAPES)
+        assert abs(width / height - columns / rows) == nearest
 
 
 @pytest.mark.parametrize(
@@ -566,95 +484,94 @@ def test_valid_image_tokens(preset: str, size: tuple[int, int], grid: tuple[int,
 # Batches
 
 SMALL = Preset("test", 128, 64, True)  # other sizes than the published ones keep the tests fast
-WHOLE, CUT = make_views(blank(60, 60), SMALL), make_views(blank(200, 100), SMALL)
+WHOLE, TILED = make_views(blank(60, 60), SMALL), make_views(blank(200, 100), SMALL)
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.integers(1, 3000), st.integers(1, 3000), st.sampled_from([SMALL, *PRESETS.values()]))
-@example(3000, 1, SMALL)
-@example(1, 1, SMALL)
-def test_image_tokens_are_those_of_the_views(width: int, height: int, preset: Preset) -> None:
-    views = make_views(blank(width, height), preset)
+@pytest.mark.parametrize("preset", [SMALL, *PRESETS.values()], ids=lambda preset: preset.name)
+@settings(max_examples=8, deadline=None)
+@given(st.integers(1, 3000), st.integers(1, 3000))
+@example(1, 1)
+@example(641, 640)
+@example(20_000, 1)
+@example(1, 20_000)
+@example(20_000, 50)
+@example(50, 20_000)
+def test_image_tokens_are_those_of_the_views(preset: Preset, width: int, height: int) -> None:
+    views = make_views(blank(width, height, "black"), preset)
+    assert views.global_view.shape == (preset.base_size, preset.base_size, 3)
+    assert (views.global_view == 0).any(), "the page has vanished"
+    assert len(views.crops) == (math.prod(views.grid) if views.grid != (1, 1) else 0)
+    assert not views.crops.any()
     inputs = batch([views], [PROMPTS["free"]])
     count = image_token_count(preset, views.grid)
     assert int((inputs.input_ids == IMAGE_ID).sum()) == count == inputs.image_tokens[0]
-
-    def side(pixels: np.ndarray) -> int:
-        return pixels.shape[-2] // 64
-
-    q, local_q = side(views.global_view), side(views.crops)
+    q, local_q = preset.base_size // 64, views.crops.shape[-2] // 64
     expected = q * q + q + 1  # tokens, one line break a row, separator
     expected += len(views.crops) * local_q**2
     expected += views.grid[1] * local_q if len(views.crops) else 0
     assert count == expected >= valid_image_tokens(preset, (width, height), views.grid) >= 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.lists(st.text(max_size=20), min_size=2, max_size=3), min_size=1, max_size=4))
 def test_batches_are_padded_on_the_left(rows: list[list[str]]) -> None:
     rows = [[piece.replace("<image>", "") for piece in row] for row in rows]
-    pages = [[WHOLE, CUT][: len(row) - 1] for row in rows]
+    pages = [[WHOLE, TILED][: len(row) - 1] for row in rows]
     inputs = batch(sum(pages, []), ["<image>".join(row) for row in rows])
     assert inputs.batch_size == len(rows)
     assert inputs.views_per_row == tuple(len(row) - 1 for row in rows)
     assert len(inputs.views) == sum(inputs.views_per_row)
-    lengths = []
-    for index, (row, views) in enumerate(zip(rows, pages, strict=True)):
-        expected = [BOS] + stand_in(row[0])
+    expected = []
+    for row, views in zip(rows, pages, strict=True):
+        ids = [BOS] + stand_in(row[0])
         for piece, view in zip(row[1:], views, strict=True):
-            expected += [IMAGE_ID] * image_token_count(SMALL, view.grid) + stand_in(piece)
-        padding = inputs.prefill_len - len(expected)
-        lengths.append(len(expected))
-        assert inputs.input_ids[index].tolist() == [PAD] * padding + expected
-        assert inputs.attention_mask[index].tolist() == [0] * padding + [1] * len(expected)
-        assert inputs.images_seq_mask[index].tolist() == [False] * padding + [i == IMAGE_ID for i in expected]
-        assert inputs.image_tokens[index] + inputs.text_tokens[index] == len(expected)
+            ids += [IMAGE_ID] * image_token_count(SMALL, view.grid) + stand_in(piece)
+        expected.append(ids)
+    lengths = [len(ids) for ids in expected]
     assert inputs.prefill_len == max(lengths)
     assert inputs.padded == (len(set(lengths)) > 1)
     positions = inputs.to("cpu", torch.float32).position_ids
-    if not inputs.padded:
-        assert positions is None
-    else:
-        assert positions is not None
-        for row_positions, length in zip(positions.tolist(), lengths, strict=True):
-            assert row_positions[-length:] == list(range(length))
-            assert not any(row_positions[:-length])
+    assert (positions is None) == (not inputs.padded)
+    for index, ids in enumerate(expected):
+        padding = inputs.prefill_len - len(ids)
+        assert inputs.input_ids[index].tolist() == [PAD] * padding + ids
+        assert inputs.attention_mask[index].tolist() == [0] * padding + [1] * len(ids)
+        assert inputs.images_seq_mask[index].tolist() == [False] * padding + [i == IMAGE_ID for i in ids]
+        assert inputs.image_tokens[index] + inputs.text_tokens[index] == len(ids)
+        if positions is not None:
+            assert positions[index].tolist() == [0] * padding + list(range(len(ids)))
 
 
 def test_to_device() -> None:
-    rng = np.random.default_rng(0)
-    pages = [
-        Image.fromarray(rng.integers(0, 256, size, dtype=np.uint8)) for size in ((60, 40, 3), (90, 200, 3))
-    ]
+    pages = [Image.fromarray(np.resize(NOISE, size)) for size in ((60, 40, 3), (90, 200, 3))]
     views = [make_views(page, SMALL) for page in pages]
     inputs = batch(views, [PROMPTS["free"], PROMPTS["markdown"]])
+    pixels = torch.from_numpy(np.stack([view.global_view for view in views])).permute(0, 3, 1, 2)
+    expected = ((pixels.float() / 255 - 0.5) / 0.5).bfloat16()
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         moved = inputs.to("cpu", dtype)
-        assert moved.pixel_values.dtype == dtype
+        assert torch.equal(moved.pixel_values, expected.to(dtype))
         assert moved.pixel_values.is_contiguous()
-        assert moved.pixel_values_local is not None
-        assert moved.pixel_values_local.dtype == dtype
-        assert moved.pixel_values_local.shape == (8, 3, 64, 64)
+        local = moved.pixel_values_local
+        assert local is not None and (local.dtype, local.shape) == (dtype, (8, 3, 64, 64))
     assert torch.equal(moved.input_ids, inputs.input_ids)
     assert moved.num_local_patches == [0, 8]
     assert moved.patches_grid == [[1, 1], [4, 2]]
-    pixels = torch.from_numpy(np.stack([view.global_view for view in views])).permute(0, 3, 1, 2)
-    expected = ((pixels.float() / 255 - 0.5) / 0.5).bfloat16().float()
-    assert torch.equal(inputs.to("cpu", torch.float32).pixel_values, expected)
 
 
-def test_pack_errors() -> None:
-    views = make_views(blank(60, 60), SMALL)
+def test_what_cannot_be_cut_or_packed_is_refused() -> None:
+    for size in ((0, 5), (5, 0)):
+        with refused():
+            make_views(blank(*size), PRESETS["tiny"])
     other = make_views(blank(60, 60), replace(SMALL, name="other", crops=False))
-    cases: list[tuple[list[PageViews], list[str]]] = [
-        ([views], []),
-        ([views], ["<image>", "<image>"]),
-        ([views], ["<image><image>"]),
-        ([views, views], ["<image>"]),
-        ([views], ["text"]),
-        ([views], ["<image>", "text"]),
-        ([views, other], ["<image>", "<image>"]),
-    ]
-    for pages, prompts in cases:
+    for pages, prompts in (
+        ([WHOLE], []),
+        ([WHOLE], ["<image>", "<image>"]),
+        ([WHOLE], ["<image><image>"]),
+        ([WHOLE, WHOLE], ["<image>"]),
+        ([WHOLE], ["text"]),
+        ([WHOLE], ["<image>", "text"]),
+        ([WHOLE, other], ["<image>", "<image>"]),
+    ):
         with refused():
             batch(pages, prompts)
