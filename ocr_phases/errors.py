@@ -217,7 +217,8 @@ def _mistake(called: Callable[..., Any], signature: inspect.Signature, args: Any
 
 def _unknown(word: str, name: str, signature: inspect.Signature) -> str:
     """A sentence on a keyword that a call does not take."""
-    advice = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["keywords"]
+    table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    advice = {keyword: text for text, keywords in table.items() for keyword in keywords}
     hint = "" if word in advice else nearest(word, signature.parameters)
     taker = f"it is a keyword of {_TAKER[word]}" if word in _TAKER else f"see help({name})"
     return f"{name} has no keyword {word}{f'.{hint}' if hint else f': {advice.get(word, taker)}.'}"

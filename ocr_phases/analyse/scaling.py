@@ -309,7 +309,8 @@ def _presets(pages: pd.DataFrame) -> pd.DataFrame:
     known = pages.dropna(subset=[measure_of(pages) or "agreement"])
     read = known.groupby("page_id")["preset"].transform("nunique") == known["preset"].nunique()
     known = known[read].assign(pages=1, loops=known["repetition"] > 0)
-    return known.groupby("preset", sort=False).agg(_TEXTS["over_pages"]).reset_index()
+    how = {figure: way for way, figures in _TEXTS["over_pages"].items() for figure in figures}
+    return known.groupby("preset", sort=False).agg(how).reset_index()
 
 
 def category_table(pages: pd.DataFrame) -> pd.DataFrame:
@@ -458,7 +459,7 @@ def ways_sentence(table: pd.DataFrame, way: str) -> str:
     took, batch = _with_one_unit([*times, *floor[floor_column]]), rows["batch"].iloc[0]
     unit = texts["unit_of_rows" if way == "strategy" and batch > 1 else f"unit_of_{way}"]
     took[0] = f"{took[0]} {filled(unit, batch=batch)}"
-    parts = ", ".join(f"{ms} {texts[name]}" for ms, name in zip(took, times.index, strict=False))
+    parts = ", ".join(f"{ms} {texts.get(name, name)}" for ms, name in zip(took, times.index, strict=False))
     for row in floor.to_dict("records"):
         allows = texts[row["step_bound_by"] if way == "strategy" else "prefill"]
         parts += filled(allows, least=took[-1], source=texts[row["floor_source"]])

@@ -123,9 +123,8 @@ def _parser(words: Sequence[str]) -> Parser:
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     for verb in VERBS:
         name = verb.__name__.rpartition(".")[2]
-        usage, summary = (texts[part][name] for part in ("usage", "summary"))
-        options = {"description": verb.run.__doc__, "help": summary, "allow_abbrev": False}
-        command = verbs.add_parser(name, usage=f"ocr-phases {name} [options] {usage}", **options)
+        options = {**texts["verbs"][name], "description": verb.run.__doc__, "allow_abbrev": False}
+        command = verbs.add_parser(name, **options)
         command.set_defaults(verb=name, run=verb.run)
         if name in words:  # building the options of every verb would slow --help down
             add_options(command, name)

@@ -78,10 +78,12 @@ def option_texts() -> dict[str, Any]:
 
 def add_options(command: argparse.ArgumentParser, verb: str) -> None:
     """The options of a verb: its own, and one for each of its `SETTINGS`."""
-    texts = option_texts()
-    for name, own in {"--json": {}, **texts[verb]}.items():
-        options = {**texts["every"].get(name, {}), **own}
-        options["help"] = options.get("help", "").format(presets=", ".join(PRESET_NAMES)) or None
+    texts, own = option_texts(), dict[str, dict[str, Any]]()
+    for table in (table for verbs, table in texts["options"].items() if verb in verbs.split()):
+        own |= {name: own.get(name, {}) | options for name, options in table.items()}
+    for name, options in own.items():
+        words = {"verb": verb, "presets": ", ".join(PRESET_NAMES)}
+        options["help"] = options.get("help", "").format(**words) or None
         if "type" in options:
             options["type"] = TYPES[options["type"]]
         command.add_argument(name, **options)
@@ -104,9 +106,8 @@ def refuse(arguments: argparse.Namespace, settings: Collection[str], why: str) -
 
 
 def refuse_idle(arguments: argparse.Namespace) -> None:
-    """Raise `OcrPhasesError` for options that would do nothing beside another one: ``[idle]`` has them."""
-    idle = option_texts()["idle"].items()
-    for rule in (rule for verbs, rules in idle if arguments.verb in verbs.split() for rule in rules):
+    """Raise `OcrPhasesError` for options that would do nothing beside another one: ``idle`` has them."""
+    for rule in (rule for rule in option_texts()["idle"] if arguments.verb in rule["of"].split()):
         names, equals, value = rule["beside"].partition("=")
         values = [vars(arguments).get(name, f"--{name}" in arguments.given) for name in names.split("|")]
         given = next(filter(None, values), "")
