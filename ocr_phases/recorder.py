@@ -31,11 +31,10 @@ from ocr_phases.collectors.machine import Conditions, measure_ceilings
 from ocr_phases.collectors.parity import parity_check
 from ocr_phases.collectors.probabilities import token_probabilities
 from ocr_phases.errors import OcrPhasesError, OutOfMemory
-from ocr_phases.families import Preset
 from ocr_phases.files import split_page
 from ocr_phases.inputs.images import describe_page, load_page
 from ocr_phases.inputs.packing import PageInputs, pack
-from ocr_phases.inputs.views import Page, Pages, make_views, valid_image_tokens
+from ocr_phases.inputs.views import Pages, make_views, valid_image_tokens
 from ocr_phases.models.load import Checkpoint, TokenReader
 from ocr_phases.record import PhaseRun
 from ocr_phases.request import filled_in
@@ -60,15 +59,14 @@ from ocr_phases.text import count_text
 # -- what is asked for --------------------------------------------------------------------------------
 
 
-def pack_pages(
-    checkpoint: Checkpoint, pages: Iterable[Page], prompts: list[str], preset: Preset, timeline: Timeline
-) -> tuple[PageInputs, list[tuple]]:
+def pack_rows(checkpoint: Checkpoint, request: Request, timeline: Timeline) -> tuple[PageInputs, list[tuple]]:
     """Load, cut and tokenise: the inputs, and the pages in them as (image, bytes, name)."""
     with timeline.span("load_image"):
-        loaded = [load_page(page) for page in pages]
+        loaded = [load_page(page) for page in request.pages]
+        preset = checkpoint.family.facts.preset(request.preset)
         views = [make_views(image, preset) for image, _, _ in loaded]
     with timeline.span("tokenizer"):
-        return pack(views, prompts, checkpoint), loaded
+        return pack(views, request.prompts, checkpoint), loaded
 
 
 def page_id(described: Mapping[str, Any]) -> str:
@@ -127,9 +125,7 @@ class Measurement:
         self.device, facts = checkpoint.device, checkpoint.family.facts
         own = {"ignore_eos": checkpoint.default_ignore_eos, "eos_check_every": eos_interval(asked.strategy)}
         request = filled_in(page, asked, facts, checkpoint.default_preset, **own)
-        self.preset = facts.preset(request.preset)
-        rows = request.pages, request.prompts
-        self.packed, self.pages = pack_pages(checkpoint, *rows, self.preset, NoTimeline())
+        self.packed, self.pages = pack_rows(checkpoint, request, NoTimeline())
         prompt_len = self.packed.prefill_len
         room = checkpoint.model.config.get_text_config().max_position_embeddings - prompt_len
         if is_published(asked.infer) and asked.max_new_tokens is None:  # the published code ends there
@@ -227,7 +223,7 @@ class Measurement:
         watch = Watch(checkpoint, looks, counted=number < 0 and torch.device(self.device).type == "cuda")
         timeline = Timeline(self.device, around=watch.of)
         with timeline.in_phase("prepare"):
-            packed, _ = pack_pages(checkpoint, request.pages, request.prompts, self.preset, timeline)
+            packed, _ = pack_rows(checkpoint, request, timeline)
             with timeline.span("transfer"):
                 inputs = packed.to(self.device, checkpoint.dtype)
         cache, checks = dict[str, Any](), list[LiveCheck]()
@@ -315,14 +311,13 @@ class Measurement:
 
 def _describe_row(checkpoint: Checkpoint, request: Request, ids: list[int]) -> dict[str, Any]:
     ended = not request.ignore_eos and ids[-1] == checkpoint.eos_id
-    written = ids[:-1] if ended else ids
     # The end token apart: a character still incomplete before it belongs to the text.
-    read, ends = TokenReader(checkpoint.tokenizer).read, (len(written), len(ids))
-    texts = [read(token, last=place in ends) for place, token in enumerate(ids, start=1)]
+    read, written = TokenReader(checkpoint.tokenizer).read, len(ids) - ended
+    texts = [read(token, last=place in (written, len(ids))) for place, token in enumerate(ids, start=1)]
     return {
         "ids": ids,
         "token_texts": texts if request.return_text else [""] * len(ids),
-        "text": "".join(texts[: len(written)]) if request.return_text else None,
+        "text": "".join(texts[:written]) if request.return_text else None,
         # As the vendor counts them: the output, end token included, tokenised again.
         "text_tokens": len(checkpoint.encode("".join(texts))),
         "finish_reason": "eos" if ended else "length",

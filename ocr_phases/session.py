@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -17,12 +16,12 @@ from torch import Tensor
 
 from ocr_phases.collectors import machine
 from ocr_phases.config import AnyConfig, read_model_config
-from ocr_phases.errors import OcrPhasesError, checked, public
+from ocr_phases.errors import OcrPhasesError, checked, public, require
 from ocr_phases.families import windowed_length
 from ocr_phases.files import each_page
 from ocr_phases.inputs.images import describe_page, load_page
 from ocr_phases.inputs.packing import DeviceInputs, PageInputs
-from ocr_phases.inputs.views import Page, Pages, image_token_count, make_rows
+from ocr_phases.inputs.views import Page, Pages, image_token_count
 from ocr_phases.models.folders import local_folder, read_json
 from ocr_phases.models.load import (
     AT_HAND,
@@ -34,10 +33,10 @@ from ocr_phases.models.load import (
     resolve_device,
 )
 from ocr_phases.models.references import references
-from ocr_phases.models.weights import choose_attention, dummy_config, resolve_dtype
+from ocr_phases.models.weights import dummy_config, resolve_dtype
 from ocr_phases.record import PhaseRun, elsewhere
 from ocr_phases.recorder import Measurement, Prepared, describe_model, execution, page_id
-from ocr_phases.request import recorded
+from ocr_phases.request import filled_in, recorded
 from ocr_phases.settings import REQUEST_SETTINGS, ModelSettings, Request, RunSettings, Settings, setting_names
 from ocr_phases.steps import phases
 from ocr_phases.steps.captured import capacity_for
@@ -112,27 +111,17 @@ class OCRSession:
     def with_model(self, *, attention: str | None = None, dtype: str | None = None) -> OCRSession:
         """A session of the same weights with another ``attention`` or ``dtype``; this one where none differs.
 
-        The values are those of `ModelSettings`, None keeps what there is. The weights are loaded once more,
-        those of a model object are copied: two models take memory while both sessions live. Raises
-        `OcrPhasesError` as `load` does.
+        The values are those of `ModelSettings`, None keeps what there is. The weights are loaded once more:
+        two models take memory while both sessions live. Raises `OcrPhasesError` as `load` does, and for a
+        model object, which its owner changes.
         """
         own = describe_model(self.checkpoint)
-        asked: dict[str, Any] = {"attention": attention or own["attention"], "dtype": dtype or own["dtype"]}
-        changed = {name: value for name, value in asked.items() if value != own[name]}
-        if not changed:
+        asked = {"attention": attention or own["attention"], "dtype": dtype or own["dtype"]}
+        if all(value == own[name] for name, value in asked.items()):
             return self
-        if self._asked is not None:
-            return self.load(**{**vars(self._asked), **asked})
-        if "attention" in changed and self.family.implementation == "vendor":
-            raise OcrPhasesError("The vendor's class has its attention from loading: load it with another.")
-        settings = ModelSettings(device=self.device, **{"dtype": own["dtype"], **changed})
-        model = copy.deepcopy(self.model)
-        if "attention" in changed:
-            model.set_attn_implementation(choose_attention(type(model), settings))
-        # Buffers keep their dtype, as where a checkpoint is loaded.
-        for parameter in filter(torch.is_floating_point, model.parameters()):
-            parameter.data = parameter.data.to(resolve_dtype(settings.dtype, self.device))
-        return self.from_model(model, self.tokenizer, name=self.checkpoint.name)
+        if self._asked is None:
+            raise OcrPhasesError("A model object is measured as it is: change it and give it to from_model.")
+        return self.load(**{**vars(self._asked), **asked})
 
     connect = _Connect()
 
@@ -262,11 +251,12 @@ def fit(page: Pages, settings: Settings) -> tuple[pd.DataFrame, str]:
     file = (asset("data", "tiny") if name == "tiny" else Path(name).expanduser()) / "config.json"
     config = dummy_config(name) if name.split(":")[0] == "dummy" else read_json(file, AnyConfig)
     facts, _, window = read_model_config(config)
-    preset = facts.preset(settings.preset or (BUILT_IN_PRESET if name == "tiny" else facts.default_preset))
-    pages, prompts = make_rows(page, settings, facts)
-    grids = [preset.grid(*load_page(each)[0].size) for each in pages]
+    suits, asked = BUILT_IN_PRESET if name == "tiny" else None, RunSettings(**settings.of_run())
+    request = filled_in(page, asked, facts, suits, eos_check_every=1)
+    preset, prompts, tokens = facts.preset(request.preset), request.prompts, request.max_new_tokens
+    grids = [preset.grid(*load_page(each)[0].size) for each in request.pages]
     images = sum(image_token_count(preset, grid) for grid in grids)
-    length, tokens = images // len(prompts) + len(prompts[0]), settings.expected_tokens
+    length = images // len(prompts) + len(prompts[0])
     grown = windowed_length(length + tokens, length, window)
     held = grown if settings.strategy == "eager" else capacity_for(length, tokens, window)
     shape = {"batch": len(prompts), "dtype_bytes": resolve_dtype(settings.dtype, device).itemsize}
@@ -323,9 +313,8 @@ def load_recorded(record: PhaseRun, *, model: str | None = None, **settings: Any
     ``trust_remote_code``. Raises `OcrPhasesError` where the revision differs.
     """
     known = record.model
-    for part in ("source", "revision", "implementation"):
-        if not known.get(part):
-            raise OcrPhasesError(f"The record does not say which model to repeat it with (no {part}).")
+    unknown = "The record does not say which model to repeat it with (no {})."
+    require((unknown.format(part), known.get(part)) for part in ("source", "revision", "implementation"))
     name, source, revision = (known[part] for part in ("name", "source", "revision"))
     if source == AT_HAND:
         raise OcrPhasesError(f"The record is of a model object: give {name} to OCRSession.from_model again.")
