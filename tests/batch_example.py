@@ -21,11 +21,14 @@ from ocr_phases.batch.driver import Counts, measure_pages
 from ocr_phases.batch.index import BatchIndex
 from ocr_phases.batch.jobs import Job, find_pages, make_jobs
 from ocr_phases.batch.store import list_pages, page_status, read_listing
+from ocr_phases.batch.worker import Refused, measure_page
+from ocr_phases.cli.options import BATCH
+from ocr_phases.settings import Settings
 from ocr_phases.show.index import index_html
 from ocr_phases.store import file_hash, write_status
 
 STUB = [sys.executable, str(Path(__file__).with_name("batch_stub.py"))]
-SETTINGS = {"model": "tiny", "preset": None, "max_new_tokens": 8}
+SETTINGS = {name: vars(Settings(device="cpu", token_probabilities=False))[name] for name in BATCH}
 QUICK = ["--max-new-tokens", "3", "--repeats", "1", "--warmup", "0", "--device", "cpu"]
 EVIL = "<script>alert(1)</script> & 'quoted'.png"
 
@@ -39,16 +42,16 @@ def make_pages(folder: Path, *words: str) -> Path:
 
 
 def jobs(folder: Path, **more: Any) -> list[Job]:
-    return list(make_jobs(find_pages([str(folder)], list(SETTINGS)), {**SETTINGS, **more}))
+    return list(make_jobs(find_pages([str(folder)], BATCH), {**SETTINGS, **more}))
 
 
 def measure(folder: Path, out: Path, **options: Any) -> Counts:
-    out.mkdir(exist_ok=True)
     with contextlib.closing(LocalPool(command=STUB)) as pool:
         return run_jobs(jobs(folder), out, pool, **options)
 
 
 def run_jobs(given: Iterable[Job], out: Path, pool: Any, **options: Any) -> Counts:
+    out.mkdir(exist_ok=True)
     list_pages(given, out)
     return measure_pages(out, pool, **options)
 
@@ -60,25 +63,21 @@ def statuses(out: Path) -> dict[str, dict[str, Any]]:
 
 
 DRIVER = """
-import json, sys
-from pathlib import Path
-from ocr_phases.batch.child import DaskPool, LocalPool
-from ocr_phases.batch.driver import measure_pages
-from ocr_phases.batch.jobs import find_pages, make_jobs
-from ocr_phases.batch.store import list_pages
-
-folder, settings, stub = Path(sys.argv[1]), json.loads(sys.argv[2]), json.loads(sys.argv[3])
-(folder / "out").mkdir(exist_ok=True)
-pool = DaskPool(sys.argv[4], command=stub) if sys.argv[4] else LocalPool([{}, {}], stub)
-list_pages(make_jobs(find_pages([str(folder / "in")], list(settings)), settings), folder / "out")
-measure_pages(folder / "out", pool)
+import functools, json, sys
+from ocr_phases.batch import child
+from ocr_phases.cli import main
+child.cores = lambda: 2
+for name in ("LocalPool", "DaskPool"):
+    setattr(child, name, functools.partial(getattr(child, name), command=json.loads(sys.argv[1])))
+sys.exit(main(sys.argv[2:]))
 """
 
 
-def start_driver(folder: Path, scheduler: str = "") -> subprocess.Popen[bytes]:
-    """A driver of the pages in ``folder/in`` as a process, with two workers or those of a scheduler."""
-    values = [str(folder), json.dumps(SETTINGS), json.dumps(STUB), scheduler]
-    return subprocess.Popen([sys.executable, "-c", DRIVER, *values])
+def start_driver(folder: Path, *options: str) -> subprocess.Popen[str]:
+    """The command as a process, for the pages in ``folder/in`` with the stub as its workers."""
+    command = ["batch", str(folder / "in"), "--out", str(folder / "out"), "--device", "cpu", *options]
+    program = [sys.executable, "-c", DRIVER, json.dumps(STUB), *command, "--render", "none"]
+    return subprocess.Popen(program, stderr=subprocess.PIPE, text=True)
 
 
 def children(pid: int) -> list[int]:
@@ -126,32 +125,37 @@ def watched_sockets(pid: int | None = None) -> Iterator[dict[str, set[str]]]:
         watcher.join()
 
 
+def a_job(name: str, sha256: str | None = "ab", preset: str | None = None) -> Job:
+    return Job(name, f"/in/{name}", sha256, {"model": "tiny", "preset": preset}, {}, None)
+
+
+def put_page(out: Path, job: Job, record: bytes | None, **status: Any) -> Path:
+    """The folder of a page as a driver leaves it, with this record; without one it failed."""
+    folder = out / job.folder
+    folder.mkdir(parents=True)
+    known: dict[str, Any] = {"state": "failed", "failure": None, "reason": "", "report": None, "record": None}
+    known["attempts"] = [{"seconds": 1.5, "failure": None}]
+    if record is not None:
+        (folder / "run.json").write_bytes(record)
+        known |= {"state": "done", "record": file_hash(folder / "run.json")}
+    write_status(folder / "status.json", {**vars(job), **known, **status})
+    return folder
+
+
 def make_batch(out: Path) -> None:
     """Pages with a record, one of them with a report and listed twice, and one each of the other ends."""
-    jobs = {
-        name: Job(name, f"/in/{name}", "ab", {"model": "tiny", "preset": None}, {}, None)
-        for name in (EVIL, "b.png", "c.pdf#2", "failed.png", "waiting.png", "damaged.png")
-    }
-    list_pages([*jobs.values(), jobs["b.png"]], out)
-    attempt = {"seconds": 1.5, "failure": None}
-    done = {"state": "done", "failure": None, "reason": "", "report": None, "attempts": [attempt]}
-    failed = {**done, "state": "failed", "failure": "timeout", "reason": "More than 3 s.", "record": None}
-    for number, (name, job) in enumerate(jobs.items()):
-        folder, status = out / job.folder, {**vars(job), **done}
-        if name == "waiting.png":
-            continue
-        if name == "failed.png":
-            status |= {**failed, "attempts": [attempt] * 2}
-        else:
-            folder.mkdir(parents=True)
-            run = make_run(page_name=name, seed=number, repeats=2, max_tokens=30 + 10 * number)
-            record = run.save(folder / "run.json")
-            status["record"] = file_hash(record)
-        if name == "b.png":
-            status["report"] = {"state": "done", "reason": ""}
-        if name == "damaged.png":
-            record.write_text("{")
-        write_status(folder / "status.json", status)
+    listed = [a_job(name) for name in (EVIL, "b.png", "c.pdf#2", "failed.png", "waiting.png", "damaged.png")]
+    list_pages([*listed, listed[1]], out)
+    for number, job in enumerate(listed):
+        if job.name == "failed.png":
+            tries = [{"seconds": 1.5, "failure": "timeout"}] * 2
+            put_page(out, job, None, failure="timeout", reason="More than 3 s.", attempts=tries)
+        elif job.name != "waiting.png":
+            run = make_run(page_name=job.name, seed=number, repeats=2, max_tokens=30 + 10 * number)
+            report = {"state": "done", "reason": ""} if job.name == "b.png" else None
+            folder = put_page(out, job, run.to_json(), report=report)
+            if job.name == "damaged.png":
+                (folder / "run.json").write_text("{")
 
 
 def html_of(index: BatchIndex) -> str:
@@ -179,6 +183,18 @@ class Here:
 
     def close(self) -> None:
         pass
+
+
+def measured_here(*_: object) -> Here:
+    """A pool that measures in this process."""
+
+    def measured(request: Any) -> Outcome:
+        try:
+            return measure_page(request, lambda: None)
+        except Refused as refusal:
+            return Outcome(*refusal.args)
+
+    return Here(measured)
 
 
 def renderer(*_: object) -> Here:

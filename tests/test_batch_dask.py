@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +18,16 @@ from conftest import PAGES
 from refusals import refused
 from wording import says
 
-from ocr_phases.batch import driver
-from ocr_phases.batch.child import DaskPool, stop_children, worker_environments
-from ocr_phases.batch.driver import Counts
+from ocr_phases.batch import child, driver
+from ocr_phases.batch.child import DaskPool, Outcome, stop_children, worker_environments
+from ocr_phases.batch.driver import Counts, auto_device
 from ocr_phases.batch.store import LISTING
 from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
 
 TWO_THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "2")
-DASHBOARDS = dict.fromkeys(("dashboard_address", "worker_dashboard_address"), "127.0.0.1:0")
-PLAIN = {"processes": False, "host": "127.0.0.1", "protocol": "tcp://", **DASHBOARDS}
-QUIET = {"silence_logs": 50, "memory_limit": 0}
+ADDRESSES = dict.fromkeys(("dashboard_address", "worker_dashboard_address"), "127.0.0.1:0")
+PLAIN = {"host": "127.0.0.1", "protocol": "tcp://", "silence_logs": 50, "memory_limit": 0, **ADDRESSES}
 
 
 @pytest.mark.parametrize(
@@ -57,30 +54,60 @@ def test_each_worker_has_a_device_and_cores_of_its_own(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if gpus is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
-    monkeypatch.setattr("ocr_phases.batch.child.cores", lambda: 6)
-    if expected is None:
-        with refused():
-            worker_environments(workers, device)
-    else:
+    monkeypatch.setattr(child, "cores", lambda: 6)
+    with refused() if expected is None else contextlib.nullcontext():
         assert worker_environments(workers, device) == expected
 
 
+class Workers:
+    """A pool whose workers, from the second time they are asked on, have these devices (None: they die)."""
+
+    def __init__(self, *devices: str | None) -> None:
+        self.devices: list[tuple[str | None, ...]] = [devices, devices, ()]
+
+    def ask(self, request: Any) -> list[Future[Outcome]]:
+        futures = []
+        for device in self.devices.pop():
+            futures.append(Future[Outcome]())
+            futures[-1].set_result(Outcome(device=device) if device else Outcome("died", "It has no torch."))
+        return futures
+
+
+@pytest.mark.parametrize(
+    ("devices", "expected"),
+    [(["cuda", "cuda"], "cuda"), (["cpu", None], "cpu"), (["cuda", "cpu"], None), ([None], None)],
+)
+def test_the_device_of_all_workers_is_one(devices, expected, monkeypatch):
+    monkeypatch.setattr(driver, "WAIT_SECONDS", 0.01)
+    waited: list[int] = []
+    pool: Any = Workers(*devices)
+    with refused() if expected is None else contextlib.nullcontext():
+        assert auto_device(pool, lambda: waited.append(1)) == expected
+    assert waited
+
+
 @contextlib.contextmanager
-def dask_cluster(workers: int = 1, **options: Any) -> Iterator[Any]:
+def dask_cluster(workers: int = 1, processes: bool = False, **options: Any) -> Iterator[Any]:
     """A dask cluster that listens on loopback alone, its workers in this process unless asked otherwise."""
     distributed = pytest.importorskip("distributed")
     import dask
 
-    own = {"n_workers": workers, "threads_per_worker": 1, **PLAIN, **QUIET, **options}
+    own = {"n_workers": workers, "threads_per_worker": 1, "processes": processes, **PLAIN, **options}
     timeouts = {"distributed.comm.timeouts.connect": "1s"}  # closing waits so long for who is gone
     with dask.config.set(timeouts), distributed.LocalCluster(**own) as cluster:
         yield cluster
     stop_children()
 
 
-def test_a_dask_worker_that_is_lost_costs_no_page_and_doubles_none(tmp_path):
+@pytest.fixture(scope="session")
+def processes() -> Iterator[str]:
+    """The address of a scheduler with two workers that are processes, and start again when they are lost."""
+    with dask_cluster(2, processes=True) as cluster:
+        yield cluster.scheduler_address
+
+
+def test_a_dask_worker_that_is_lost_costs_no_page_and_doubles_none(processes, tmp_path):
     pages, out = make_pages(tmp_path / "in", *["ok"] * 20, "bad", "kill 1"), tmp_path / "out"
-    out.mkdir()
     lost: list[int] = []
 
     def lose_one(counts: Counts) -> None:
@@ -88,21 +115,35 @@ def test_a_dask_worker_that_is_lost_costs_no_page_and_doubles_none(tmp_path):
             lost.append(next(iter(pool.client.run(os.getpid).values())))
             os.kill(lost[0], signal.SIGKILL)
 
-    with (
-        dask_cluster(2, processes=True) as cluster,
-        contextlib.closing(DaskPool(cluster.scheduler_address, command=STUB)) as pool,
-    ):
+    with contextlib.closing(DaskPool(processes, command=STUB)) as pool:
         counts = run_jobs(jobs(pages), out, pool, progress=lose_one)
     assert lost
     assert (counts.done, counts.failed, counts.pages) == (21, 1, 22)
-    assert len(statuses(out)) == 22
-    assert len((out / LISTING).read_text().splitlines()) == 22
+    assert len(statuses(out)) == len((out / LISTING).read_text().splitlines()) == 22
+
+
+def test_a_driver_killed_at_a_scheduler_leaves_nobody_at_its_page(processes, tmp_path):
+    pages, out = make_pages(tmp_path / "in", *["wait"] * 2, "ok", "ok"), tmp_path / "out"
+    process = start_driver(tmp_path, "--scheduler", processes)
+    for number in range(2):  # both workers are at a page
+        wait_for((pages / f"page-{number}.began").exists)
+    process.kill()
+    process.communicate()
+    end = time.monotonic() + 60.0
+
+    def in_time(counts: Counts) -> None:
+        assert time.monotonic() < end
+
+    with contextlib.closing(DaskPool(processes, command=STUB)) as pool:
+        # Their children wait for ever: were they not killed, no page would be done.
+        counts = run_jobs(jobs(pages), out, pool, progress=in_time)
+    assert (counts.done, counts.kept, counts.failed) == (4, 0, 0)
+    assert not list(out.glob("pages/*/*/.*"))
 
 
 def test_a_scheduler_that_is_lost_is_one_sentence_and_keeps_what_is_finished(tmp_path, monkeypatch):
     pages, out = make_pages(tmp_path / "in", *["ok"] * 40), tmp_path / "out"
-    out.mkdir()
-    monkeypatch.setattr("ocr_phases.batch.child.CONNECT_SECONDS", 1)  # so long it waits for a new one
+    monkeypatch.setattr(child, "CONNECT_SECONDS", 1)  # so long it waits for a new one
 
     def lose_scheduler(counts: Counts) -> None:
         if counts.done >= 3 and cluster.scheduler.status.name == "running":
@@ -115,13 +156,9 @@ def test_a_scheduler_that_is_lost_is_one_sentence_and_keeps_what_is_finished(tmp
     ):
         run_jobs(jobs(pages), out, pool, progress=lose_scheduler)
     assert 3 <= len(statuses(out)) < 40
-
-
-def test_pages_that_were_with_a_lost_scheduler_are_cancelled(tmp_path):
-    (tmp_path / "out").mkdir()
-    pages = jobs(make_pages(tmp_path / "in", "ok"))
+    # Pages that were with it are cancelled.
     with pytest.raises(OcrPhasesError, match="scheduler was lost"):
-        run_jobs(pages, tmp_path / "out", Here(lambda request: None))
+        run_jobs(jobs(pages), out, Here(lambda request: None))
 
 
 def test_the_workers_of_a_scheduler_with_tls_let_go_of_their_model_at_the_end(tmp_path, monkeypatch):
@@ -135,18 +172,16 @@ def test_the_workers_of_a_scheduler_with_tls_let_go_of_their_model_at_the_end(tm
     for name, attribute in files.items():
         (tmp_path / name).write_text(getattr(security, attribute))
     pages, out = make_pages(tmp_path / "in", "ok"), tmp_path / "out"
-    out.mkdir()
     with dask_cluster(protocol="tls://", security=security) as cluster, dask.config.set(tls):
         address = cluster.scheduler_address
         with contextlib.closing(DaskPool(address, STUB)) as pool:
-            assert not pool.plain
-            assert driver.auto_device(pool) == "cpu"
+            assert not pool.plain and auto_device(pool) == "cpu"
             assert run_jobs(jobs(pages), out, pool).done == 1
             (status,) = statuses(out).values()
-            child = Path("/proc", status["attempts"][0].worker.rpartition(":")[2])
-            assert child.exists()
-        wait_for(lambda: not child.exists() or "\nState:\tZ" in (child / "status").read_text())
-        monkeypatch.setattr("ocr_phases.batch.child.CONNECT_SECONDS", 0.5)
+            process = Path("/proc", status["attempts"][0].worker.rpartition(":")[2])
+            assert process.exists()
+        wait_for(lambda: not process.exists() or "\nState:\tZ" in (process / "status").read_text())
+        monkeypatch.setattr(child, "CONNECT_SECONDS", 0.5)
         other = {name: str(tmp_path / "none.pem") for name in tls}
         for wrong, config in (
             (address, dict.fromkeys(tls)),
@@ -162,7 +197,7 @@ def test_the_workers_of_a_scheduler_with_tls_let_go_of_their_model_at_the_end(tm
 
 @pytest.mark.parametrize("device", ["auto", "cpu"])
 def test_a_batch_without_workers_waits_as_long_as_it_was_told(device, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("ocr_phases.batch.child.COUNT_SECONDS", 0.0)
+    monkeypatch.setattr(child, "COUNT_SECONDS", 0.0)
     with dask_cluster(0) as cluster:
         options = ["--scheduler", cluster.scheduler_address, "--wait-workers", "0.5", "--device", device]
         assert main(["batch", str(PAGES / "slide.png"), "--out", str(tmp_path), *QUICK, *options]) == 2
@@ -170,44 +205,3 @@ def test_a_batch_without_workers_waits_as_long_as_it_was_told(device, tmp_path, 
     assert says(said, "no worker", "0.5 s")
     assert said.count("has no TLS") == 1
     assert not list(tmp_path.rglob("status.json"))
-
-
-@pytest.fixture
-def scheduler(tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """The address of a scheduler that is a process of its own, with one worker, and that worker's log."""
-    pytest.importorskip("distributed")
-    file, log = tmp_path / "scheduler.json", tmp_path / "worker.log"
-    where = ["--scheduler-file", str(file), "--host", "127.0.0.1", "--dashboard-address", "127.0.0.1:0"]
-    commands = [
-        ["dask_scheduler", "--port", "0", "--no-dashboard"],
-        ["dask_worker", "--nthreads", "1", "--memory-limit", "0", "--no-nanny", "--no-dashboard"],
-    ]
-    with log.open("w") as output, contextlib.ExitStack() as ends:
-        for name, *options in commands:
-            program = [sys.executable, "-c", f"from distributed.cli.{name} import main; main()"]
-            process = subprocess.Popen(
-                [*program, *options, *where], stdout=output, stderr=output, cwd=tmp_path
-            )
-            ends.callback(process.wait)
-            ends.callback(process.kill)
-        wait_for(lambda: file.exists() and file.stat().st_size)
-        yield json.loads(file.read_text())["address"], log
-
-
-def test_a_driver_killed_at_a_scheduler_leaves_nobody_at_its_page(scheduler, tmp_path):
-    address, log = scheduler
-    pages, out = make_pages(tmp_path / "in", "wait", "ok", "ok"), tmp_path / "out"
-    process = start_driver(tmp_path, address)
-    wait_for((pages / "page-0.began").exists)
-    process.kill()
-    process.wait()
-    end = time.monotonic() + 60.0
-
-    def in_time(counts: Counts) -> None:
-        assert time.monotonic() < end, log.read_text()
-
-    with contextlib.closing(DaskPool(address, command=STUB)) as pool:
-        # Its child waits for ever: were it not killed, no page would be done.
-        counts = run_jobs(jobs(pages), out, pool, progress=in_time)
-    assert (counts.done, counts.kept, counts.failed) == (3, 0, 0)
-    assert not list(out.glob("pages/*/*/.*"))

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,6 @@ from refusals import refused
 from ocr_phases import versions
 from ocr_phases.batch import jobs as batch_jobs
 from ocr_phases.batch import worker
-from ocr_phases.batch.child import Outcome
-from ocr_phases.batch.driver import auto_device
 from ocr_phases.batch.jobs import Job, Page, find_pages, make_jobs
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.inputs.images import load_page
@@ -30,43 +27,38 @@ from ocr_phases.versions import code_hash
 
 KNOWN = ("model", "preset", "max_new_tokens", "seed", "embed_page", "infer")
 DOCUMENT = [f"doc.pdf#{number}" for number in (1, 2, 3)]
+BLANK = Image.new("RGB", (8, 8))
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """Pages a.png, sub/b.JPG, and a PDF of three; beside them what is no page."""
-    (tmp_path / "sub").mkdir()
-    (tmp_path / ".hidden").mkdir()
-    image = Image.new("RGB", (8, 8))
+def plain(tmp_path: Path) -> Path:
+    """Pages a.png and sub/b.JPG; beside them what is no page."""
     for name in ("a.png", "sub/b.JPG", ".hidden/c.png", ".d.png"):
-        image.save(tmp_path / name)
-    image.save(tmp_path / "sub" / "doc.pdf", save_all=True, append_images=[image, image])
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        BLANK.save(tmp_path / name)
     (tmp_path / "notes.txt").write_text("no page")
     (tmp_path / "a.json").write_text("{}")
     return tmp_path
 
 
 @pytest.fixture
-def plain(folder: Path) -> Path:
-    """The same without the PDF, whose pages a process counts."""
-    (folder / "sub" / "doc.pdf").unlink()
-    return folder
+def folder(plain: Path) -> Path:
+    """The same and a PDF of three pages, which a process counts."""
+    BLANK.save(plain / "sub" / "doc.pdf", save_all=True, append_images=[BLANK, BLANK])
+    return plain
 
 
 def names(*arguments: object) -> list[str]:
     return [page.name for page in find_pages([str(argument) for argument in arguments], KNOWN)]
 
 
-def test_a_folder_gives_all_pages_below_it_in_order_and_counts_what_is_left_out(folder):
+def test_folders_files_globs_and_pages_of_a_pdf_in_order_and_what_is_left_out_is_counted(folder):
     left_out: Counter[str] = Counter()
     pages = list(find_pages([str(folder)], KNOWN, left_out=left_out))
     assert [page.name for page in pages] == ["a.png", "sub/b.JPG", *(f"sub/{page}" for page in DOCUMENT)]
     assert (pages[0].source, pages[-1].source) == (f"{folder}/a.png", f"{folder}/sub/doc.pdf#3")
     assert left_out == {".txt": 1, ".json": 1}
     assert names(folder / "s*") == ["sub/b.JPG", *(f"sub/{page}" for page in DOCUMENT)]
-
-
-def test_files_globs_and_pages_of_a_pdf(folder):
     assert names(folder / "a.png", folder / "sub/doc.pdf#2") == ["a.png", "doc.pdf#2"]
     assert names(folder / "**" / "*.JPG") == ["sub/b.JPG"]
     assert names(folder / "sub" / "*.JPG") == ["b.JPG"]
@@ -94,7 +86,7 @@ def test_a_batch_takes_no_page_from_its_own_results(plain, monkeypatch):
     before = names(plain)
     picture = plain / "out" / "pages" / "3f" / "a-3f" / "result_with_boxes.png"
     picture.parent.mkdir(parents=True)
-    Image.new("RGB", (8, 8)).save(picture)
+    BLANK.save(picture)
     monkeypatch.chdir(plain)
     for argument, expected in ((".", before), ("**/*.png", ["a.png"]), (str(plain), before)):
         assert [page.name for page in find_pages([argument], KNOWN, Path("out/pages"))] == expected
@@ -361,36 +353,3 @@ def test_a_worker_loads_the_revision_that_its_page_is_known_by(cache, monkeypatc
     job = one_job(model=HUB, device="cpu", dtype=None)
     with refused(worker.Refused):
         worker.measure_page({"job": dict(vars(job)), "folder": str(tmp_path)}, lambda: None)
-
-
-class Workers:
-    """A pool whose workers, from the second time they are asked on, have these devices (None: they die)."""
-
-    def __init__(self, *devices: str | None) -> None:
-        self.devices = devices
-        self.asked = 0
-
-    def ask(self, request: Any) -> list[Future[Outcome]]:
-        self.asked += 1
-        if self.asked == 1:
-            return []
-        futures: list[Future[Outcome]] = [Future() for _ in self.devices]
-        for future, device in zip(futures, self.devices, strict=True):
-            future.set_result(Outcome(device=device) if device else Outcome("died", "It has no torch."))
-        return futures
-
-
-@pytest.mark.parametrize(
-    ("devices", "expected"),
-    [(["cuda", "cuda"], "cuda"), (["cpu", None], "cpu"), (["cuda", "cpu"], None), ([None], None)],
-)
-def test_the_device_of_all_workers_is_one(devices, expected, monkeypatch):
-    monkeypatch.setattr("ocr_phases.batch.driver.WAIT_SECONDS", 0.01)
-    waited: list[int] = []
-    pool: Any = Workers(*devices)
-    if expected is None:
-        with refused():
-            auto_device(pool, lambda: waited.append(1))
-    else:
-        assert auto_device(pool, lambda: waited.append(1)) == expected
-    assert waited

@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -15,12 +14,14 @@ from typing import Any
 import pandas as pd
 import pytest
 from batch_example import (
-    STUB,
+    a_job,
     children,
     jobs,
     make_pages,
     measure,
+    put_page,
     renderer,
+    start_driver,
     statuses,
     wait_for,
     watched_sockets,
@@ -31,11 +32,10 @@ from wording import says
 from ocr_phases.batch import jobs as batch_jobs
 from ocr_phases.batch.child import Child
 from ocr_phases.batch.index import build_index
-from ocr_phases.batch.jobs import Job, Page, find_pages, make_jobs
+from ocr_phases.batch.jobs import Page, find_pages, make_jobs
 from ocr_phases.batch.store import LISTING, list_pages, read_listing
 from ocr_phases.cli import main
 from ocr_phases.files import LARGEST_FILE
-from ocr_phases.store import write_status
 
 # -- files that are none, or too much ---------------------------------------------------------------
 
@@ -136,26 +136,21 @@ def test_folders_within_folders_without_end_are_one_failed_page(tmp_path):
 # -- results that were damaged since ----------------------------------------------------------------
 
 
-Edit = Callable[[Any], Any]
-
-
-def edited(edit: Edit) -> Callable[[bytes], bytes]:
-    """A change of a JSON file."""
-    return lambda data: json.dumps(edit(json.loads(data))).encode()
+def edited(**entries: Any) -> Callable[[bytes], bytes]:
+    """A JSON file with other entries."""
+    return lambda data: json.dumps(json.loads(data) | entries).encode()
 
 
 #: A file of a finished page, and what becomes of it.
 DAMAGE: list[tuple[str, Callable[[bytes], bytes | None]]] = [
-    ("run.json", lambda data: b""),
-    ("run.json", lambda data: data[:-40]),
-    ("run.json", edited(lambda run: {**run, "memory": {"peak_bytes": 5}})),
+    *((name, lambda data: b"") for name in ("run.json", "status.json")),
+    *((name, lambda data: data[:-40]) for name in ("run.json", "status.json")),
+    ("run.json", edited(memory={"peak_bytes": 5})),
     ("run.json", lambda data: None),
-    ("status.json", lambda data: b""),
-    ("status.json", lambda data: data[:-40]),
-    ("status.json", edited(lambda status: {name: status[name] for name in status if name != "attempts"})),
-    ("status.json", edited(lambda status: {**status, "attempts": []})),
-    ("status.json", edited(lambda status: {**status, "attempts": [{"seconds": "x"}]})),
-    ("status.json", edited(lambda status: {**status, "settings": 3})),
+    ("status.json", lambda data: data.replace(b'"attempts"', b'"tries"')),
+    ("status.json", edited(attempts=[])),
+    ("status.json", edited(attempts=[{"seconds": "x"}])),
+    ("status.json", edited(settings=3)),
     ("status.json", lambda data: b"[" * 100_000),
     ("status.json", lambda data: b'{"schema":1,"id":"\xff"}'),
 ]
@@ -199,42 +194,27 @@ def test_a_listing_never_leads_out_of_the_batch(tmp_path):
 
 
 def test_no_cell_of_the_pages_is_a_formula(tmp_path):
-    for number, first in enumerate("=+-@\t\r"):
-        out, name = tmp_path / str(number), f"{first}cmd|' /C calc'!A0.png"
-        job = Job(name, f"/in/{name}", "ab", {"model": name, "preset": None}, {}, None)
-        out.mkdir()
-        list_pages([job], out)
-        attempt = {"seconds": -1.5, "failure": "page"}
-        status = {**vars(job), "state": "failed", "failure": name, "reason": "-1", "attempts": [attempt]}
-        write_status(out / job.folder / "status.json", {**status, "report": None, "record": None})
-        assert build_index(out).pages.loc[0, "page"] == name
-        (row,) = pd.read_csv(out / "pages.csv").to_dict("records")
-        assert (row["page"], row["model"], row["reason"]) == (f"'{name}", f"'{name}", f"'{name}: -1")
+    names = [f"{first}cmd|' /C calc'!A0.png" for first in "=+-@\t\r"]
+    listed = [a_job(name, preset=name) for name in names]
+    list_pages(listed, tmp_path)
+    for job in listed:
+        tries = [{"seconds": -1.5, "failure": "page"}]
+        put_page(tmp_path, job, None, failure=job.name, reason="-1", attempts=tries)
+    assert build_index(tmp_path).pages["page"].tolist() == names
+    for name, row in zip(names, pd.read_csv(tmp_path / "pages.csv").to_dict("records"), strict=True):
+        assert (row["page"], row["preset"], row["reason"]) == (f"'{name}", f"'{name}", f"'{name}: -1")
         assert row["seconds"] == -1.5  # a number stays one
-
-
-# -- a driver that is stopped, and answers that come late -------------------------------------------
 
 
 def test_several_workers_listen_nowhere_and_ctrl_c_is_one_line_and_an_index(tmp_path):
     pages, out = make_pages(tmp_path / "in", "ok", "wait", "sleep", *["ok"] * 5), tmp_path / "out"
-    program = """
-import functools, json, sys
-from ocr_phases.batch import child as pool
-from ocr_phases.cli import main
-pool.cores = lambda: 2
-pool.LocalPool = functools.partial(pool.LocalPool, command=json.loads(sys.argv[1]))
-sys.exit(main(sys.argv[2:]))"""
-    command = ["batch", str(pages), "--out", str(out), "--device", "cpu", "--workers", "2"]
-    start = [sys.executable, "-c", program, json.dumps(STUB), *command]
-    process = subprocess.Popen(start, stderr=subprocess.PIPE, text=True)
+    process = start_driver(tmp_path, "--workers", "2")
     with watched_sockets(process.pid) as found:
         wait_for((pages / "page-1.began").exists)
         wait_for(lambda: list(out.rglob("status.json")))
         wait_for(lambda: any("batch_stub" in one for one in list(found)))
-    assert len(children(process.pid)) == 2
-    assert not any(found.values())
     workers = children(process.pid)
+    assert len(workers) == 2 and not any(found.values())
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
@@ -242,7 +222,7 @@ sys.exit(main(sys.argv[2:]))"""
     assert len(progress) <= 1 and all(line.startswith("Measuring: ") for line in progress)
     assert stopped == "ocr-phases: stopped."
     assert "stopped early" in (out / "index.html").read_text()
-    assert workers and not any(Path(f"/proc/{pid}").exists() for pid in workers)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
 
 
 def test_rendering_alone_touches_a_batch_s_folder_only(tmp_path, capsys):

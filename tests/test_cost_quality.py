@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from batch_example import QUICK, make_batch
+from batch_example import QUICK, a_job, html_of, make_batch, measured_here, put_page
 from conftest import PAGES
 from elements import Elements
 from example_run import altered, make_run
@@ -31,16 +30,13 @@ from ocr_phases.analyse.scaling import (
     preset_points,
     preset_table,
 )
-from ocr_phases.batch.index import add_truths, build_index
-from ocr_phases.batch.jobs import Job
+from ocr_phases.batch.index import PAGE_COLUMNS, BatchIndex, add_truths, build_index
 from ocr_phases.batch.store import list_pages, page_run, page_status, read_listing, waiting_reports
 from ocr_phases.cli import main
 from ocr_phases.schema import Truth
 from ocr_phases.show import results_many
 from ocr_phases.show.figures import figure_png
-from ocr_phases.show.index import index_html
 from ocr_phases.show.plots_many import plot_compression
-from ocr_phases.store import file_hash, write_status
 
 POINT = st.tuples(st.integers(1, 6), st.integers(0, 6))
 HEAVY = Truth(TRUTH.text.replace("light", "heavy"), file="page.md")
@@ -172,17 +168,11 @@ def test_fail_above_judges_a_measure_of_the_text_by_points(
 # -- a batch ------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("batch")
-    make_batch(folder)
-    return folder
-
-
-def test_truths_are_added_to_what_was_measured(made: Path, tmp_path: Path) -> None:
-    out = shutil.copytree(made, tmp_path / "out")
-    truths = tmp_path / "truths"
-    truths.mkdir()
+def test_truths_are_added_to_what_was_measured(tmp_path: Path) -> None:
+    out, truths = tmp_path / "out", tmp_path / "truths"
+    for folder in (out, truths):
+        folder.mkdir()
+    make_batch(out)
     (truths / "b.md").write_text("# What b says")
     (truths / "c-2.json").write_text("{")
     found = add_truths(out, truths)
@@ -198,57 +188,41 @@ def test_truths_are_added_to_what_was_measured(made: Path, tmp_path: Path) -> No
 
 
 def test_pages_of_one_name_are_not_one_page(tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    jobs = [
-        Job("p.png", f"/{n}/p.png", n * 32, {"model": "tiny", "preset": p}, {}, None)
-        for n in ("ab", "cd")
-        for p in "xy"
-    ]
+    jobs = [a_job("p.png", n * 32, preset) for n in ("ab", "cd") for preset in ("small", "large")]
     list_pages(jobs, tmp_path)
     for number, job in enumerate(jobs):
-        folder = tmp_path / job.folder
-        attempt = {"seconds": 1.0, "failure": None}
         run = ended(make_run(crops=number % 2 == 1, max_tokens=None if number % 2 else 40))
-        page = run.page | {"sha256": job.sha256}
-        folder.mkdir(parents=True)
-        record = altered(run, pages=[page]).save(folder / "run.json")
-        done = {"state": "done", "failure": None, "reason": "", "attempts": [attempt], "report": None}
-        write_status(folder / "status.json", {**vars(job), **done, "record": file_hash(record)})
+        put_page(tmp_path, job, altered(run, pages=[run.page | {"sha256": job.sha256}]).to_json())
     pages = build_index(tmp_path).pages
-    assert not out.exists() and pages["page_id"].nunique() == 2
+    assert pages["page_id"].nunique() == 2
     assert pages["agreement"].tolist()[1::2] == [1.0, 1.0] and (pages["agreement"][::2] < 1.0).all()
 
 
 def batch_pages(**columns: Any) -> pd.DataFrame:
     """An index's pages: three pages at two presets, by hand."""
-    table = pd.DataFrame(
-        {
-            "page": ["a", "a", "b", "b", "c", "c"],
-            "page_id": ["a", "a", "b", "b", "c", "c"],
-            "reference": None,
-            "preset": ["small", "large"] * 3,
-            "status": "done",
-            "report": False,
-            "folder": "pages/00/x",
-            "page_ms": [100.0, 300.0, 120.0, 400.0, 110.0, 500.0],
-            "prompt_tokens": [100.0, 400.0] * 3,
-            "image_tokens": [64.0, 256.0] * 3,
-            "peak_bytes": [1e9, 2e9] * 3,
-            "compression": [4.0, 1.0, 3.0, 0.8, 8.0, 2.0],
-            "vendor_compression": [5.0, 1.25, 3.6, 1.0, 9.6, 2.4],
-            "edit_distance": [0.1, 0.0, 0.2, 0.1, 0.3, 0.2],
-            "cer": [0.1, 0.0, 0.2, 0.1, 0.3, 0.2],
-            "table_similarity": np.nan,
-            "box_recall": 1.0,
-            "repetition": [0.0, 0.0, 0.0, 0.0, 0.9, 0.0],
-            "repeated_share": [0.0, 0.0, 0.0, 0.0, 0.9, 0.0],
-            "energy_j": np.nan,
-            "agreement": np.nan,
-            "category": ["book", "book", "slide", "slide", "slide", "slide"],
-            "tokens": 10,
-        }
-    )
-    return table.assign(**columns)
+    table = dict.fromkeys(PAGE_COLUMNS, np.nan) | {
+        "page": [*"aabbcc"],
+        "page_id": [*"aabbcc"],
+        "reference": None,
+        "preset": ["small", "large"] * 3,
+        "status": "done",
+        "report": False,
+        "folder": "pages/00/x",
+        "page_ms": [100.0, 300.0, 120.0, 400.0, 110.0, 500.0],
+        "peak_bytes": [1e9, 2e9] * 3,
+        "compression": [4.0, 1.0, 3.0, 0.8, 8.0, 2.0],
+        "edit_distance": [0.1, 0.0, 0.2, 0.1, 0.3, 0.2],
+        "cer": [0.1, 0.0, 0.2, 0.1, 0.3, 0.2],
+        "repeated_share": [0.0, 0.0, 0.0, 0.0, 0.9, 0.0],
+        "category": ["book", "book", "slide", "slide", "slide", "slide"],
+        "repetition": [0.0, 0.0, 0.0, 0.0, 0.9, 0.0],
+        "box_recall": 1.0,
+        "warnings": "",
+        "noisy": False,
+        "cut": False,
+        "tokens": 10,
+    }
+    return pd.DataFrame(table | columns, index=range(6))
 
 
 def test_presets_and_categories_by_hand() -> None:
@@ -270,8 +244,8 @@ def test_presets_and_categories_by_hand() -> None:
     assert category_table(pages.assign(category="")).empty
 
 
-def test_without_truth_presets_are_compared_by_agreement(tmp_path: Path) -> None:
-    agreed = batch_pages(edit_distance=np.nan, agreement=[0.9, 1.0] * 3, cer=np.nan)
+def test_without_truth_presets_are_compared_by_agreement() -> None:
+    agreed = batch_pages(edit_distance=np.nan, cer=np.nan, agreement=[0.9, 1.0] * 3)
     points = preset_points(agreed)
     assert set(points["measure"]) == {"agreement"}
     assert "agreement, not accuracy" in cost_quality_sentence(points)
@@ -279,26 +253,21 @@ def test_without_truth_presets_are_compared_by_agreement(tmp_path: Path) -> None
 
 
 def test_the_index_shows_quality_worst_pages_first() -> None:
-    figures = "ttft_ms inter_token_ms decode_ms vision_share attempts wh_per_1000_pages price_per_1000_pages"
-    blank = dict.fromkeys(("reason", "warnings", "device", "model"), "") | dict.fromkeys(figures.split(), 1.0)
-    blank |= {"noisy": False, "cut": False}
-    pages = batch_pages().assign(**blank)
-    shown = index_html(pages, pd.DataFrame(), title="A batch", facts={}, tables=[])
+    def index(**columns: Any) -> str:
+        return html_of(BatchIndex(batch_pages(**columns), pd.DataFrame(), ()))
+
+    shown = index()
     assert 'id="Quality"' in shown and "6 of 6 records have a truth" in shown
     worst = shown[shown.index("The worst pages first") :]
     assert worst.index(">c<") < worst.index(">b<") < worst.index(">a<")
-    cut = index_html(pages.assign(cut=pages["page_id"] == "c"), pd.DataFrame(), title="", facts={}, tables=[])
+    cut = index(cut=[False] * 4 + [True] * 2)
     assert "token limit cut the text: 2 pages" in cut
     assert ">c<" not in cut[cut.index("The worst pages first") :]
-    none = index_html(
-        batch_pages(edit_distance=np.nan).assign(**blank), pd.DataFrame(), title="", facts={}, tables=[]
-    )
-    assert 'id="Quality"' not in none
+    assert 'id="Quality"' not in index(edit_distance=np.nan)
 
 
-def test_batch_measures_every_page_at_every_preset(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_batch_measures_every_page_at_every_preset(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr("ocr_phases.batch.child.LocalPool", measured_here)
     out = tmp_path / "out"
     command = ["batch", str(PAGES / "slide.png"), "--presets", "tiny,small", "--out", str(out), *QUICK]
     command += ["--render", "none"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import itertools
 import json
 import os
@@ -20,9 +19,11 @@ from batch_example import Here
 from example_run import make_run
 
 from ocr_phases.batch import child as pool
+from ocr_phases.batch import figures
 from ocr_phases.batch.store import finished
 from ocr_phases.cli import main
 from ocr_phases.show import index as index_page
+from ocr_phases.store import file_hash
 
 CHANGES = ("os.rename", "os.link", "os.remove", "os.rmdir", "os.mkdir", "os.truncate")
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -55,12 +56,8 @@ def finished_pages(out: Path) -> dict[str, Any]:
     for path in out.glob("pages/*/*/status.json"):
         status = json.loads(path.read_bytes())
         if finished(path.parent, status["id"]) is not None:
-            found[status["name"]] = [hash_of(path.with_name("run.json")), {**status, "report": None}]
+            found[status["name"]] = [file_hash(path.with_name("run.json")), {**status, "report": None}]
     return found
-
-
-def hash_of(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def run(command: list[str], out: Path, point: int) -> int:
@@ -82,9 +79,19 @@ def every_point(folder: Path, command: list[str]) -> None:
     pool.LocalPool = in_this_process  # type: ignore[assignment, misc]
     batch_stub.RECORD = folder / "short.json"
     index_page.index_html = lambda *_, **__: ""  # it is written, but not drawn
+    known, compute = dict[Any, Any](), figures.page_figures
+
+    def computed_once(run: Any, *of: Any) -> Any:
+        if of not in known:
+            known[of] = compute(run, *of)
+        return known[of]
+
+    figures.page_figures = computed_once  # type: ignore[assignment]
     shutil.copytree(folder / "start", folder / "first")
     with contextlib.redirect_stdout(sys.stderr):
-        main([*command, "--out", str(folder / "first" / "out")])  # all that is imported is there at each fork
+        main(
+            [*command, "--out", str(folder / "first" / "out")]
+        )  # what it imports and computes, each fork has
     for point in itertools.count(1, 3):
         out = folder / str(point) / "out"
         shutil.copytree(folder / "start", out.parent)
@@ -99,9 +106,9 @@ def every_point(folder: Path, command: list[str]) -> None:
 
 def written_otherwise(record: Path) -> None:
     """The record as another version would have written it, and its hash in the status."""
-    before, status = hash_of(record), record.with_name("status.json")
+    before, status = file_hash(record), record.with_name("status.json")
     record.write_text(json.dumps(json.loads(record.read_bytes()), indent=3))
-    status.write_text(status.read_text().replace(before, hash_of(record)))
+    status.write_text(status.read_text().replace(before, file_hash(record)))
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks of one process")
