@@ -149,13 +149,11 @@ class Measurement:
         """
         request, steps, vision = self.request, self.prepared.steps, self.prepared.vision
         static, compiled = request.strategy != "eager", request.vision == "compiled"
-        if not static and not compiled:
-            return
         family, model = self.checkpoint.family, self.checkpoint.model
         inputs = self.packed.to(self.device, self.checkpoint.dtype)
-        (rows, length), cuda = inputs.input_ids.shape, inputs.input_ids.is_cuda
+        (rows, length), captured = inputs.input_ids.shape, static and inputs.input_ids.is_cuda
         total = len(family.facts.encoders) * len(family.views(inputs)) * compiled
-        total += (request.strategy == "compiled") + (static and cuda)
+        total += (request.strategy == "compiled") + captured
         of = "" if steps or vision.made else f" of {total}"  # some may be made already
         tell, numbers = preparing.get(), itertools.count(1)
         with told_of_preparing(lambda what: tell(f"{what} ({next(numbers)}{of})")), self.vision():
@@ -165,7 +163,7 @@ class Measurement:
                 reused = key in steps
                 self.step = last_used(steps, key, partial(StaticStep, model, *key), KEPT_STEPS)
                 self.step.ready_for(length, request.max_new_tokens)
-            if compiled or cuda:
+            if compiled or captured:
                 phases.prefill(model, inputs, step=self.step)
         if self.step is not None:
             capture = {"prefill_capture_ms": self.step.prefill.took_ms(), "reused": reused}
@@ -188,7 +186,7 @@ class Measurement:
                 self.conditions = Conditions(self.device)
                 for number in numbers:
                     progress(number + request.warmup, total)
-                    notify = None if on_tokens is None else partial(on_tokens, max(number, -1))
+                    notify = on_tokens and partial(on_tokens, max(number, -1))
                     with self.conditions.of(number) if number >= 0 else nullcontext():
                         run = self._run(request, number, notify)
                     if number >= 0:
@@ -196,7 +194,10 @@ class Measurement:
                 progress(total, total)
                 self._measure_after()
         except torch.OutOfMemoryError as error:
-            raise OutOfMemory(self._too_much()) from error
+            rows, tokens = count_text(self.packed.batch_size, "row"), f"{request.max_new_tokens} new tokens"
+            asked = f"{self.device} is out of memory with {rows} at preset {request.preset} and {tokens}"
+            less = "use a smaller preset, fewer pages or tokens; profile --dry-run says what fits"
+            raise OutOfMemory(f"{asked}: {less}.") from error
 
     def _measure_after(self) -> None:
         """What runs after everything timed goes into ``after`` piece by piece: an interrupt keeps that."""
@@ -232,28 +233,15 @@ class Measurement:
                 with timeline.in_phase("generate"):
                     ids = one_shot(checkpoint, inputs, request, notify)
             else:
-                model, tokens = checkpoint.model, request.max_new_tokens
                 options = {name: getattr(request, name) for name in ("first_token", "eos_check_every")}
                 options |= {"eos_ids": self.eos_ids, "pad_id": checkpoint.pad_id, "on_tokens": notify}
                 options |= {"sampler": Sampler(request.infer, request.seed, self.device), "step": step}
-                state = phases.generate(model, inputs, tokens, timeline, **options)
+                state = phases.generate(checkpoint.model, inputs, request.max_new_tokens, timeline, **options)
                 ids, cache = state.ids, describe_cache(state, {} if step is None else step.setup)
                 checks = watch.checks(packed, state, timeline.vectors)
                 if watch.waits is not None:
                     self.waits = len(watch.waits), len(state.lengths) - 1
         return Repeat(ids, timeline.rows(number), watch.memory, checks, cache)
-
-    def _too_much(self) -> str:
-        """What was too much for the device, and what asks for less."""
-        request, presets = self.request, self.checkpoint.family.facts.presets
-        # A family's presets go from the smallest to the largest.
-        smaller = list(itertools.takewhile(request.preset.__ne__, presets))[::-1]
-        rows, tokens = self.packed.batch_size, f"{request.max_new_tokens} new tokens"
-        asked = f"{count_text(rows, 'row')} at preset {request.preset} and {tokens}"
-        less = [f"preset {' or '.join(smaller)}"] if smaller else []
-        less += [f"fewer than {rows} pages at once"] if rows > 1 else []
-        less.append(f"fewer than {tokens}")
-        return f"{self.device} is out of memory with {asked}: ask for less ({'; '.join(less)})."
 
     # -- its record -------------------------------------------------------------------------------
 

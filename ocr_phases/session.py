@@ -157,7 +157,6 @@ class OCRSession:
             "dtype": str(self.dtype).removeprefix("torch."),
             "parameters": f"{millions_text(total)}, {bytes_text(weights)}: {parts}",
             "language model": f"{text.num_hidden_layers} layers, hidden size {text.hidden_size:,}",
-            "vocabulary": f"{text.vocab_size:,} tokens",
             "longest sequence": f"{text.max_position_embeddings:,} tokens",
         }
         return elsewhere("show.results.facts_bundle")(f"Model {self.checkpoint.name}", facts)
@@ -295,8 +294,7 @@ def recorded_pages(record: PhaseRun, file: str | Path | None = None) -> list[Pag
     """The record's pages as they were measured, or as ``file`` has them, proved by their hash."""
     kept = [record.page_data(number) for number in range(len(record.pages))]
     pages: Sequence[Any] = kept if file is None else each_page(str(file))
-    if len(pages) != len(kept):
-        raise OcrPhasesError(f"{file} does not stand for the {len(kept):,} pages of the record.")
+    require([(f"{file} does not stand for the {len(kept):,} pages of the record.", len(pages) == len(kept))])
     for page, known in zip(pages, record.pages, strict=True):
         if page is None or page_id(describe_page(*load_page(page), embed=False)) != page_id(known):
             name, what = known["file"], "not" if page is None else "only as a smaller copy"

@@ -40,9 +40,8 @@ class Status(TypedDict):
 
 
 class CellStatus(Status):
-    """The status of a sweep's cell, its record's name with `CELL_STATUS`: what it is, and what was asked."""
+    """The status of a sweep's cell, its record's name with `CELL_STATUS`: what was asked of which cell."""
 
-    cell: dict[str, Any]
     asked: dict[str, Any]
 
 

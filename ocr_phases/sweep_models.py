@@ -172,9 +172,8 @@ class Sweep:
         known = _known(runs, shared, {cell.name for cell in cells})
         for cell in cells:
             record, path = (runs / f"{cell.name}{ending}" for ending in (".json", CELL_STATUS))
-            way = {name: getattr(cell, name) for name in _OF_CELL}
-            asked = {**shared, "cell": way}
-            status: dict[str, Any] = {"cell": way, "asked": asked, "id": asked_id(asked)}
+            asked = {**shared, "cell": {name: getattr(cell, name) for name in _OF_CELL}}
+            status: dict[str, Any] = {"asked": asked, "id": asked_id(asked)}
             had = known.get(cell.name)
             if finished(had, record, status["id"]):
                 outcome = CellOutcome(cell, "kept", run=PhaseRun.load(record) if truth else None)

@@ -71,7 +71,7 @@ class SweepResult:
                 runs[name.rpartition(".json")[0]] = PhaseRun.load(file)
             elif (status := read_status(file, CellStatus)) and status["state"] != "done":
                 cell = {"cell": name.removesuffix(CELL_STATUS), "reason": status["reason"]}
-                failures.append({**status["cell"], **cell})
+                failures.append({**status["asked"]["cell"], **cell})
         return cls(dict(sorted(runs.items())), pd.DataFrame(failures, columns=list(FAILURE_COLUMNS)))
 
     def with_truth(self, truth: str | Path) -> Self:
