@@ -37,17 +37,17 @@ def filled_in(
     return Request(**{"max_new_tokens": limit, "grounding": grounding, **defaults, **given, **found})
 
 
-def recorded(session: Any, measurement: Any, *callbacks: Any) -> PhaseRun:
+def recorded(session: Any, measurement: Any, **callbacks: Any) -> PhaseRun:
     """Measure, and record what was measured however that ends: also as ``session.last_run``.
 
-    A ``measurement`` has ``runs``, ``measure(*callbacks)`` and ``record()``. Raises `Interrupted` for a
+    A ``measurement`` has ``runs``, ``measure(**callbacks)`` and ``record()``. Raises `Interrupted` for a
     KeyboardInterrupt, and `Stopped` where that came before the end of the first run.
     """
     session.last_run = None
     try:
         try:
             with contextlib.suppress(Stopped):
-                measurement.measure(*callbacks)
+                measurement.measure(**callbacks)
         finally:
             with stop_signals():  # they wait for the record
                 session.last_run = measurement.record() if measurement.runs else None

@@ -195,7 +195,7 @@ class OCRSession:
         KeyboardInterrupt too: `last_run` then has the finished repeats.
         """
         measurement = Measurement(self.prepared, page, RunSettings(prompt=prompt, **settings))
-        return recorded(self, measurement, on_tokens, progress)
+        return recorded(self, measurement, on_tokens=on_tokens, progress=progress)
 
     @checked(RunSettings)
     def check_request(self, page: Pages, **settings: Any) -> Request:

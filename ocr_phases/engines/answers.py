@@ -7,7 +7,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -15,21 +15,16 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.engines.client import Server, ServerFailed
-from ocr_phases.text import count_text
 
-#: vLLM's histograms of a request's seconds, and what they are called here.
-_HISTOGRAMS = {
-    "time_to_first_token": "ttft_ms",
-    "request_queue_time": "queue_ms",
-    "request_prefill_time": "prefill_ms",
-    "request_decode_time": "decode_ms",
-    "e2e_request_latency": "requests",
-}
-_NAMES, _NUMBER = "|".join(_HISTOGRAMS), r"\d+(?:\.\d+)?(?:e[+-]\d+)?"
-_SAMPLE = re.compile(rf"^vllm:({_NAMES})_seconds_(sum|count)\{{.*\}} ({_NUMBER})$", re.MULTILINE)
+#: A request's times as a record has them, and what vLLM calls their histograms.
+_TIMES = {f"{part}_ms": f"request_{part}_time" for part in ("queue", "prefill", "decode")}
+_TIMES["ttft_ms"] = "time_to_first_token"
+_SAMPLE = re.compile(r"^vllm:(\w+)_seconds_(sum|count)\{.*\} ([-+.\de]+)$", re.MULTILINE)
 # Pieces that arrive together were not made one by one.
 _BURST_MS = 0.05
 _LEAST_MS = 1e-6
+#: A span: phase, stage, view, decode step and times.
+Row = tuple[Any, ...]
 #: A call of a stage in the worker: its name, its start, how many ms it took, and a text model's tokens.
 Stage = tuple[str, float, float, int]
 
@@ -63,9 +58,7 @@ class Answer:
         if usage := chunk.get("usage"):
             self.prompt_tokens = usage["prompt_tokens"]
             self.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-        if not chunk.get("choices"):
-            return []
-        choice = chunk["choices"][0]
+        choice: dict[str, Any] = next(iter(chunk.get("choices", [])), {})
         text, ids = choice.get("delta", {}).get("content") or "", choice.get("token_ids") or []
         self.finish = choice.get("finish_reason") or self.finish
         self.logprobs += [each["logprob"] for each in (choice.get("logprobs") or {}).get("content") or []]
@@ -80,60 +73,52 @@ class Answer:
     def untimed(self) -> str:
         """Why the tokens have no times of their own; empty where each has one."""
         bursts, pieces = int((np.diff(self.times) < _BURST_MS).sum()), len(self.times)
-        why = {
-            f"a chunk has up to {self.widest} tokens": self.widest > 1,
-            f"{pieces} chunks of text came for {len(self.ids)} tokens": len(self.ids) not in (0, pieces),
-            f"{bursts} of {pieces - 1} chunks came together with another": 2 * bursts > pieces - 1,
-        }
-        return next((reason for reason, holds in why.items() if holds), "")
+        if self.widest > 1:
+            return f"a chunk has up to {self.widest} tokens"
+        if len(self.ids) not in (0, pieces):
+            return f"{pieces} chunks of text came for {len(self.ids)} tokens"
+        return f"{bursts} of {pieces} chunks came together with another" if 2 * bursts >= pieces else ""
 
     @property
     def tokens(self) -> tuple[list[int], list[str]]:
         """Ids and their texts; where a server sends no ids, numbers of its pieces of text."""
-        numbers = {text: number for number, text in enumerate(dict.fromkeys(self.texts))}
-        ids = self.ids or [numbers[text] for text in self.texts]
-        texts = ["".join(self.texts), *[""] * (len(ids) - 1)]
-        return ids, self.texts if len(self.texts) == len(ids) else texts
+        ids = self.ids or pd.factorize(np.asarray(self.texts))[0].tolist()
+        whole = ["".join(self.texts), *[""] * (len(ids) - 1)]
+        return ids, self.texts if len(self.texts) == len(ids) else whole
 
 
 def ask(server: Server, body: Any, on_ids: Callable[[list[list[int]]], None] | None = None) -> Answer:
-    """The answer to a chat completion; `ServerFailed`, with what had come, where it does not end well."""
+    """The answer to a chat completion; `ServerFailed` where it does not end well."""
     answer = Answer(time.monotonic())
-    try:
-        for now, chunk in server.stream(body):
-            new = answer.add(now, chunk)
-            if new and on_ids is not None:
-                on_ids([new])
-    except ServerFailed as error:
-        if answer.times:
-            error.args = (f"{error} {count_text(len(answer.times), 'chunk')} of the answer had come.",)
-        raise
+    for now, chunk in server.stream(body):
+        if (new := answer.add(now, chunk)) and on_ids is not None:
+            on_ids([new])
     if not answer.times:
         raise ServerFailed(f"{server.url} answered without a token.")
     return answer
 
 
-def metrics(server: Server) -> pd.DataFrame:
-    """Sum in s and count of each of vLLM's histograms so far; empty where the server has none."""
-    found: list[tuple[str, str, str]] = []
-    with contextlib.suppress(ServerFailed):
-        found = _SAMPLE.findall(server.read(f"{server.root}/metrics").decode("utf-8", "replace"))
-    samples = pd.DataFrame(found, columns=["name", "part", "value"]).astype({"value": float})
-    return samples.pivot_table("value", "name", "part", "sum").rename(_HISTOGRAMS)  # of all engines
+def metrics(server: Server) -> Counter[tuple[str, str]]:
+    """Sum in s and count of each of vLLM's histograms so far, of all engines; empty where there are none."""
+    found = Counter[tuple[str, str]]()
+    with contextlib.suppress(ServerFailed, UnicodeError):
+        for name, part, value in _SAMPLE.findall(b"".join(server.lines(f"{server.root}/metrics")).decode()):
+            found[name, part] += float(value)  # type: ignore[assignment]
+    return found
 
 
-def server_times(server: Server, before: pd.DataFrame) -> dict[str, float]:
+def server_times(server: Server, before: Counter[tuple[str, str]]) -> dict[str, float]:
     """The server's own times of the request that finished since ``before``, ms; empty unless it was alone."""
-    for pause in (0.0, 0.05, 0.2, 0.5) if len(before) == len(_HISTOGRAMS) else ():
+    for pause in (0.0, 0.05, 0.2, 0.5) if before else ():
         time.sleep(pause)  # the last chunk may leave before its figures are in
         new = metrics(server) - before
-        if new.loc["requests", "count"]:
-            sums = {str(name): 1e3 * seconds for name, seconds in new["sum"].items()}
-            return sums if new["count"].eq(1).all() else {}
+        if finished := new["e2e_request_latency", "count"]:
+            alone = all(new[name, "count"] == finished == 1 for name in _TIMES.values())
+            return {own: 1e3 * new[name, "sum"] for own, name in _TIMES.items()} if alone else {}
     return {}
 
 
-def spans_of(runs: Sequence[Answer]) -> Iterator[tuple[Any, ...]]:
+def spans_of(runs: Sequence[Answer]) -> Iterator[Row]:
     """The rows of `ocr_phases.record.SPAN_COLUMNS` of the repeats.
 
     What one of them lacks is left out of all: it would count as 0 in a median.
@@ -141,42 +126,40 @@ def spans_of(runs: Sequence[Answer]) -> Iterator[tuple[Any, ...]]:
     own, staged = all(run.own for run in runs), all(run.stages for run in runs)
     timed = not any(run.untimed for run in runs)
     for repeat, run in enumerate(runs):
-        told = replace(run, own=run.own if own else {}, stages=run.stages if staged else [])
-        for phase, stage, view, step, start, end in _spans(told, timed):
+        given = run.own if own else {}, run.stages if staged else [], timed
+        for phase, stage, view, step, start, end in _spans(run, *given):
             times = start, max(end - start, _LEAST_MS)
             yield (repeat, phase, stage, view, step, *times, *times)
 
 
-def _spans(run: Answer, timed: bool) -> Iterator[tuple[Any, ...]]:
+def _spans(run: Answer, own: Mapping[str, float], stages: Sequence[Stage], timed: bool) -> Iterator[Row]:
     """Phase, stage, view, step, start and end in ms of what happened in a repeat.
 
     The prefill ends with the first token; it begins by the server's own time of it, and with the worker's
     first stage at the latest, else with the request.
     """
-    first, last, own = run.times[0], run.times[-1], run.own
+    first, last = run.times[0], run.times[-1]
     begins = [first - own["prefill_ms"]] if own else []
-    begin = max(0.0, min([*begins, *(start for _, start, _, _ in run.stages)], default=0.0))
-    if begin:
-        yield "prepare", "prepare", "", None, 0.0, begin
+    begin = max(0.0, min([*begins, *(start for _, start, _, _ in stages)], default=0.0))
+    for phase, start, end in (("prepare", 0.0, begin), ("prefill", begin, first), ("decode", first, last)):
+        if end > start:
+            yield phase, phase, "", None, start, end
     if begin and own:
         before = np.clip(own["ttft_ms"] - own["prefill_ms"] - own["queue_ms"], 0.0, begin)
         yield "prepare", "preprocess", "", None, 0.0, before
         yield "prepare", "queue", "", None, before, min(before + own["queue_ms"], begin)
-    yield "prefill", "prefill", "", None, begin, first
-    if len(run.times) > 1:
-        yield "decode", "decode", "", None, first, last
     steps = list(pairwise(run.times)) if timed else []
     for step, ends in enumerate(steps):
         yield "decode", "decode_step", "", step, *ends
-    step, through, seen = -1, run.cached or 0, Counter[str]()
-    for name, start, ms, tokens in run.stages:
+    step, through, seen = -1, run.cached or 0, set[str]()
+    for name, start, ms, tokens in stages:
         view = ""
         if name != "language_model":
-            view, seen[name] = ("global", "local")[min(seen[name], 1)], seen[name] + 1
+            view = "local" if name in seen else "global"
+            seen.add(name)
         else:  # a long prompt takes several
             step += through >= (run.prompt_tokens or 1)
             through += tokens
-        if step < 0:
-            yield "prefill", name, view, None, start, start + ms
-        elif step < len(steps):
-            yield "decode", name, view, step, start, start + ms
+        if step < len(steps):
+            of = ("prefill", None) if step < 0 else ("decode", step)
+            yield of[0], name, view, of[1], start, start + ms

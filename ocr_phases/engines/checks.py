@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 
 from ocr_phases.engines.answers import Answer
 from ocr_phases.families import VISION_STAGES, FamilyFacts, Preset
@@ -22,62 +23,45 @@ from ocr_phases.text import count_text, first_difference, ms_text
 _FAST, _STEPS = 0.25, 6
 #: Crops of a page at most, in vLLM; the published code cuts up to 9.
 _FEWER_TILES = 6
-_Check = tuple[str, str, str]
-#: How a page was cut: preset, grid and the number of its image tokens.
-_Cut = tuple[Preset, tuple[int, int], int]
+Check = tuple[str, str, str]
 
 
-def live(name: str, verdict: str, measured: str) -> dict[str, str]:
-    """A check as a record has it."""
-    return {"name": name, "verdict": verdict, "measured": measured}
-
-
-def read_as(answer: Answer, asked: Preset, family: FamilyFacts, size: tuple[int, int]) -> _Cut:
-    """How a page of that size was cut, by the prompt's image tokens: preset, grid and their number.
+def read_as(
+    answer: Answer, asked: Preset, family: FamilyFacts, size: tuple[int, int]
+) -> tuple[Preset, int, Check]:
+    """How a page of that size was cut: the preset, the number of image tokens, and whether it is as asked.
 
     Of a server that tells neither its prompt's ids nor their number it is as asked.
     """
-    presets = [asked, *(each for each in family.presets.values() if each != asked)]
+    presets = [asked, *family.presets.values()]
     presets += [replace(each, most_tiles=_FEWER_TILES) for each in presets if each.most_tiles > _FEWER_TILES]
-    ways = [(each, each.grid(*size), image_token_count(each, each.grid(*size))) for each in presets]
+    # Where two have as many, it is the one that comes first.
+    ways = {image_token_count(each, each.grid(*size)): each for each in reversed(presets)}
+    expected = image_token_count(asked, asked.grid(*size))
+    count = max((each for each in ways if each < (answer.prompt_tokens or 0)), default=expected)
     if answer.prompt_ids:  # the image token is the one that most of the prompt is made of
         count = Counter(answer.prompt_ids).most_common(1)[0][1]
-        return next((way for way in ways if way[2] == count), (asked, ways[0][1], count))
-    fitting = [way for way in ways if way[2] < (answer.prompt_tokens or 0)]
-    return max(fitting, key=lambda way: way[2], default=ways[0])
-
-
-def preset_check(asked: Preset, size: tuple[int, int], read: _Cut) -> _Check:
-    """Whether the server cut the page as the preset says."""
-    (preset, grid, count), wanted = read, asked.grid(*size)
-    if count == (expected := image_token_count(asked, wanted)):
-        return "server_preset", "pass", f"{count} image tokens, as {asked.name} has"
-    how = f"it cut the page as {preset.name}"
-    if preset.name == asked.name:
-        how += f" of at most {preset.most_tiles} crops, into {grid[0]} x {grid[1]}"
-    how = "no preset has as many" if (preset.name, grid) == (asked.name, wanted) else how
+    preset = ways.get(count, asked)
+    if count == expected:
+        return preset, count, ("server_preset", "pass", f"{count} image tokens, as {asked.name} has")
+    how = f"it cut the page as {preset.name}" if count in ways else "no preset has as many"
+    if preset.name == asked.name and count in ways:
+        columns, rows = preset.grid(*size)
+        how += f" of at most {preset.most_tiles} crops, into {columns} x {rows}"
     told = f"the server read {count} image tokens, {asked.name} has {expected}: {how}"
-    return "server_preset", "fail", told
+    return preset, count, ("server_preset", "fail", told)
 
 
-def own_checks(
-    runs: Sequence[Answer], left_out: int, first: float, infer: SamplingSettings
-) -> Iterator[_Check]:
-    """What the repeats themselves show; ``first`` is the time to first token of the first answer, in ms.
-
-    ``left_out`` is how many more there were whose tokens came together.
-    """
+def own_checks(runs: Sequence[Answer], first: float, infer: SamplingSettings) -> Iterator[Check]:
+    """What the repeats themselves show; ``first`` is the time to first token of the first answer, in ms."""
     same = len({tuple(run.tokens[0]) for run in runs}) == 1
     told = f"{count_text(len(runs), 'repeat')}, {'equal' if same else 'different'} tokens"
     yield "repeats_agree", "pass" if same else "fail", told
     yield "fresh_prompt", *_freshness(runs, first)
-    if untimed := runs[0].untimed:
+    came = "ids came at the end" if runs[0].ids else "the server sends no ids, so its pieces have numbers"
+    if untimed := next(filter(None, (run.untimed for run in runs)), ""):
         yield "token_times", "note", f"{untimed}: there is no inter-token latency"
-    elif left_out:
-        told = f"left out: {count_text(left_out, 'more repeat')}, with tokens that came together"
-        yield "token_times", "note", told
     elif not runs[0].widest:
-        came = "ids came at the end" if runs[0].ids else "the server sends no ids, so its pieces have numbers"
         yield "token_times", "note", f"chunks of text are timed: {came}"
     if size := infer.no_repeat_ngram_size:
         again = repeated(runs[0].ids, size, infer.no_repeat_ngram_window)
@@ -104,16 +88,14 @@ def _freshness(runs: Sequence[Answer], first: float) -> tuple[str, str]:
 
 def repeated(ids: Sequence[int], size: int, window: int) -> int | None:
     """Where ``size`` ids stand that stood within the ``window`` of ids before already; None for nowhere."""
-    seen: dict[tuple[int, ...], int] = {}
-    for last in range(size - 1, len(ids)):
-        gram = tuple(ids[last - size + 1 : last + 1])
-        if gram in seen and (not window or last - seen[gram] <= window - size):
-            return last
-        seen[gram] = last
-    return None
+    places = range(len(ids) - size + 1)
+    grams = pd.Series([tuple(ids[place : place + size]) for place in places], dtype=object)
+    apart = grams.index.to_series().groupby(grams).diff()
+    again = apart.index[apart <= (window or np.inf) - size]
+    return int(again[0]) + size - 1 if len(again) else None
 
 
-def prompt_check(answer: Answer, prompt: Sequence[int]) -> _Check:
+def prompt_check(answer: Answer, prompt: Sequence[int]) -> Check:
     """The server's prompt beside that of the native class."""
     theirs, count = answer.prompt_ids, answer.prompt_tokens
     place = first_difference(theirs, prompt) if theirs else None

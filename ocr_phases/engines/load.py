@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import random
+import itertools
+import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -18,9 +19,13 @@ from matplotlib.figure import Figure
 
 from ocr_phases.engines.answers import ask
 from ocr_phases.engines.client import Server, ServerFailed
-from ocr_phases.errors import public
+from ocr_phases.engines.measurement import data_url
+from ocr_phases.errors import checked, public, require
 from ocr_phases.files import write_into
+from ocr_phases.inputs.images import load_page
+from ocr_phases.inputs.views import Pages
 from ocr_phases.record import Plots
+from ocr_phases.settings import RunSettings
 from ocr_phases.show.figures import (
     FAINT,
     ORANGE,
@@ -32,13 +37,14 @@ from ocr_phases.show.figures import (
 )
 from ocr_phases.show.results import Section, bundle
 from ocr_phases.show.web import Html, document_html, element, note, table_html
-from ocr_phases.text import count_text, ms_text
+from ocr_phases.text import count_text, filled, ms_text
 
 #: So many requests make a 99th percentile.
 TAIL_FROM = 100
 #: A level is worth it where it brings so many times the pages per minute of all before.
 WORTH = 1.1
 _MOST_ERRORS = 5  # told, each once
+_KNEE = "{level}: {pages_per_min:,.1f} pages a minute, the first token after {ttft_p50_ms:ms} (median)"
 _FILES = r"load\.(html|json)"
 _LATENCIES = {"ttft_p50_ms": (VIOLET, "first token"), "inter_token_p50_ms": (ORANGE, "between tokens")}
 
@@ -52,30 +58,29 @@ class LoadPlots(Plots):
         if table.empty:
             return sentence_figure("No page was read, so there is no throughput to draw.", ax)
         _, (axes,) = new_figure(4.2, [self._result.verdict], ax)
-        for paced, rows in table.groupby(table["level"].str.endswith("/min"), sort=False):
+        for paced, rows in table.groupby(table["level"].str.endswith("/min")):
             for name, (colour, what) in _LATENCIES.items():
                 look: dict[str, Any] = {"color": colour, "label": f"{what}{', paced' * bool(paced)}"}
                 axes.plot(rows["pages_per_min"], rows[name], "o--" if paced else "o-", **look)
-        for row in table.itertuples():
-            place = row.pages_per_min, row.ttft_p50_ms
-            axes.annotate(row.level, place, (4, 5), textcoords="offset points", fontsize=9)
+        for level, *place in table[["level", "pages_per_min", "ttft_p50_ms"]].itertuples(index=False):
+            axes.annotate(level, place, (4, 5), textcoords="offset points", fontsize=9)
         return _latency_axes(axes, "pages per minute")
 
     def stalls(self, *, ax: Axes | None = None) -> Figure:
         """The tokens of the page that waited longest for one, and when other pages were waiting."""
         asked = self._result.asked
-        some = asked[asked["times"].map(len) > 1]
-        if some.empty:
+        longest = asked["times"].map(lambda times: max(np.diff(times), default=0.0))
+        if not longest.any():
             return sentence_figure("No page has two timed tokens, so there is no stall to draw.", ax)
-        page = some.loc[some["times"].map(lambda times: max(np.diff(times))).idxmax()]
+        page = asked.loc[longest.idxmax()]
         gaps, places = np.diff(page["times"]), page["begun"] + np.asarray(page["times"]) / 1e3
-        worst, usual = ms_text(gaps.max()), ms_text(float(np.median(gaps)))
+        usual, worst = ms_text(float(np.median(gaps))), ms_text(gaps.max())
         title = f"One page's tokens: {usual} apart, {worst} while another page is prefilled"
         _, (axes,) = new_figure(3.4, [title], ax)
         axes.plot(places[1:], gaps, ".-", color=ORANGE, label="between this page's tokens")
-        others = asked[(asked["level"] == page["level"]) & (asked["first"] > places[0])]
-        for other in others[others["begun"] < places[-1]].itertuples():
-            axes.axvspan(other.begun, other.first, color=FAINT, alpha=0.4, linewidth=0)
+        others = asked[asked["level"] == page["level"]].dropna(subset="first")
+        waits = list(zip(others["begun"], others["first"] - others["begun"], strict=True))
+        axes.broken_barh(waits, (0, 1), transform=axes.get_xaxis_transform(), color=FAINT, alpha=0.4)
         axes.set_xlim(places[0], places[-1])
         about = f"seconds since {page['level']} began; grey: another page waits for its first token"
         return _latency_axes(axes, about)
@@ -83,8 +88,7 @@ class LoadPlots(Plots):
 
 def _latency_axes(axes: Axes, over: str) -> Figure:
     """A latency over something, with the keys of its lines."""
-    axes.set_yscale("log")
-    axes.set_xlabel(over)
+    axes.set(yscale="log", xlabel=over)
     name_axis(axes.yaxis, "latency (ms)")
     return legend_below(axes)
 
@@ -97,31 +101,31 @@ class LoadResult:
     since it was asked for; ``tokens`` may be more than they are. ``error`` is empty where it ended.
     """
 
-    def __init__(self, server: str, asked: list[dict[str, Any]]) -> None:
-        pages: Any = pd.DataFrame(asked)
-        self.server, self.plot = server, LoadPlots(self)
-        ends = {name: pages["begun"] + pages["times"].str[n] / 1e3 for name, n in (("first", 0), ("end", -1))}
-        self.asked = pages.assign(**ends)
+    def __init__(self, server: str, asked: list[dict[str, Any]], price_per_hour: float | None = None) -> None:
+        self.server, self.asked, self.price_per_hour = server, pd.DataFrame(asked), price_per_hour
+        self.plot = LoadPlots(self)
 
     @cached_property
     def table(self) -> pd.DataFrame:
         """One row a level (``4 at once`` or ``30/min``); a p99 only from 100 requests on, else missing.
 
         Pages per minute and tokens per second are of what was read to its end, from the first request to the
-        last token.
+        last token. With a price of an hour there are pages per hour and the price of 1,000 pages.
         """
-        asked, read = self.asked, self.asked[self.asked["error"] == ""]
-        levels, finished = asked.groupby("level", sort=False), read.groupby("level")
-        seconds = finished["end"].max() - levels["begun"].min()
-        table = pd.DataFrame({"requests": levels.size()})
-        table["errors"] = table["requests"].sub(finished.size(), fill_value=0).astype(int)
-        table["pages_per_min"] = 60 * finished.size() / seconds
-        table["tokens_per_s"] = finished["tokens"].sum() / seconds
-        gaps = read.loc[read["tokens"] == read["times"].map(len), "times"].map(np.diff).explode()
-        for name, ms in (("ttft", 1e3 * (read["first"] - read["begun"])), ("inter_token", gaps.dropna())):
-            times = ms.astype(float).groupby(ms.index.map(asked["level"]))
-            table[f"{name}_p50_ms"] = times.quantile(0.5)
-            table[f"{name}_p99_ms"] = times.quantile(0.99).where(finished.size() >= TAIL_FROM)
+        asked = self.asked
+        levels, times = asked.groupby("level", sort=False), asked["times"]
+        pages, seconds = levels["end"].count(), levels["end"].max() - levels["begun"].min()
+        table = pd.DataFrame({"requests": levels.size(), "errors": levels.size() - pages})
+        table["pages_per_min"] = 60 * pages / seconds
+        table["tokens_per_s"] = levels["tokens"].sum() / seconds
+        gaps = times[asked["tokens"] == times.map(len)].map(np.diff).explode()
+        for name, ms in (("ttft", 1e3 * (asked["first"] - asked["begun"])), ("inter_token", gaps)):
+            each = ms.astype(float).groupby(asked["level"])
+            table[f"{name}_p50_ms"] = each.median()
+            table[f"{name}_p99_ms"] = each.quantile(0.99).where(pages >= TAIL_FROM)
+        if self.price_per_hour is not None:
+            table["pages_per_hour"] = 60 * table["pages_per_min"]
+            table["price_per_1000_pages"] = 1000 * self.price_per_hour / table["pages_per_hour"]
         return table.rename_axis("level").reset_index()
 
     @property
@@ -133,14 +137,13 @@ class LoadResult:
 
     @property
     def verdict(self) -> str:
-        """The knee, and what it brings, in one sentence."""
+        """The knee, and what it brings, in one sentence; and how many requests failed."""
         failed = int(self.table["errors"].sum())
         lost = f" {count_text(failed, 'request')} failed." if failed else ""
-        if not self.knee:
+        best: Any = self.table[self.table["level"] == self.knee]
+        if best.empty:
             return f"{count_text(len(self.asked) - failed, 'page')} read by {self.server}.{lost}"
-        best: Any = self.table.set_index("level").loc[self.knee]
-        rate, first = f"{best['pages_per_min']:,.1f} pages a minute", ms_text(best["ttft_p50_ms"])
-        return f"The knee is {self.knee}: {rate}, the first token after {first} (median).{lost}"
+        return f"The knee is {filled(_KNEE, best.iloc[0])}.{lost}"
 
     def _html(self) -> Html:
         about = f"p99 only from {TAIL_FROM} requests on, inter-token latency only where chunks are tokens"
@@ -157,35 +160,57 @@ class LoadResult:
 
         Raises `CannotWrite` where other files are in the way, unless ``overwrite``.
         """
-        tables = {
-            name: json.loads(getattr(self, name).to_json(orient="records")) for name in ("table", "asked")
-        }
-        data = json.dumps({"server": self.server, **tables}).encode()
         page = document_html("Load – ocr_phases", [], self._html()).encode()
-        files = {"load.html": page, "load.json": data}
+        tables = {name: getattr(self, name).to_dict("records") for name in ("table", "asked")}
+        files = {"load.html": page, "load.json": msgspec.json.encode({"server": self.server, **tables})}
         return write_into(Path(folder), files, overwrite=overwrite, stale=_FILES)[0]
 
 
-def ask_many(
-    server: Server, level: str, bodies: Iterable[Callable[[], Any]], at_once: int, rate: float
-) -> list[dict[str, Any]]:
-    """Each of the ``bodies`` asked, as rows of `LoadResult.asked`; at random times where there is a rate."""
-    with ThreadPoolExecutor(at_once) as pool:
-        return [*pool.map(partial(_ask, server, level, time.monotonic()), _paced(bodies, rate))]
+@checked(RunSettings)
+def load_test(
+    session: Any,
+    pages: Pages,
+    concurrency: Sequence[int] = (1, 2, 4, 8),
+    *,
+    rates: Sequence[float] = (),
+    requests: int | None = None,
+    progress: Callable[[str], None] = lambda level: None,
+    **settings: Any,
+) -> LoadResult:
+    """Ask for ``pages`` in turn: closed-loop, so many at once, and open-loop at ``rates`` a minute.
+
+    Closed-loop sends a page as soon as one has ended, open-loop at random (Poisson) times. A level has
+    ``requests`` of them, by default four for each at once, and at least each page. ``settings`` are those
+    of `RunSettings`. One page is read before, untimed. Raises as `run_inference` does.
+    """
+    levels = [(f"{number} at once", number, 0.0) for number in concurrency]
+    levels += [(f"{rate:g}/min", 4, rate) for rate in rates]
+    require([("Name a concurrency or a rate to load the server with.", levels)])
+    require((f"{each!r} is no load: give a number above 0.", each > 0) for each in (*concurrency, *rates))
+    each = pages if isinstance(pages, Sequence) and not isinstance(pages, str | bytes) else [pages]
+    asked = [session.check_request(page, **settings) for page in each]
+    bodies = [partial(session.body, one, data_url(*load_page(one.pages[0])[:2])) for one in asked]
+    ask(session.server, bodies[0]())
+    rows: list[dict[str, Any]] = []
+    for level, at_once, rate in levels:
+        progress(level)
+        count = requests or max(4 * at_once, len(bodies))
+        starts = np.random.default_rng(0).exponential(60 / rate if rate else 0.0, count).cumsum()
+        with ThreadPoolExecutor(count if rate else at_once) as pool:
+            row = partial(_row, session.server, level, time.monotonic())
+            rows += pool.map(row, itertools.cycle(bodies), starts)
+    return LoadResult(session.server.url, rows, asked[0].price_per_hour)
 
 
-def _paced(pages: Iterable[Any], rate: float) -> Iterator[Any]:
-    """The pages, at random times where there is a rate per minute: a pool takes each as it comes."""
-    draw = random.Random(0)
-    for page in pages:
-        yield page
-        time.sleep(draw.expovariate(rate / 60) if rate else 0.0)
-
-
-def _ask(server: Server, level: str, begun: float, body: Callable[[], Any]) -> dict[str, Any]:
-    page = {"level": level, "begun": time.monotonic() - begun, "times": [], "tokens": 0, "error": ""}
+def _row(server: Server, level: str, zero: float, body: Callable[[], Any], start: float) -> dict[str, Any]:
+    """A row of `LoadResult.asked`: a page asked for, at the earliest ``start`` seconds after ``zero``."""
+    time.sleep(max(0.0, zero + start - time.monotonic()))
+    begun = time.monotonic() - zero
+    row = {"level": level, "begun": begun, "first": math.nan, "end": math.nan, "times": [], "tokens": 0}
     try:
         answer = ask(server, body())
     except ServerFailed as error:
-        return page | {"error": str(error)}
-    return page | {"times": answer.times, "tokens": len(answer.tokens[0])}
+        return row | {"error": str(error)}
+    first, end = (begun + ms / 1e3 for ms in (answer.times[0], answer.times[-1]))
+    found = {"first": first, "end": end, "times": answer.times, "tokens": len(answer.tokens[0])}
+    return row | found | {"error": ""}

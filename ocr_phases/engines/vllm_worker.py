@@ -43,26 +43,24 @@ class Watch:
     def _clock(self, stage: str, module: Any) -> None:
         opened: list[Any] = []
 
-        def begin(*_: Any) -> None:
-            opened.append(self._now())
-
         def end(_: Any, given: Any, named: Any, made: Any) -> None:
-            begun, ended = opened.pop(), self._now()
-            if begun is not None:
+            times = opened.pop(), self._now()
+            if None not in times:
                 # A text model is given ids or positions of its tokens.
                 sizes = (each.shape[-1] for each in (*given, *named.values()) if hasattr(each, "shape"))
-                self.rows.append((stage, begun, ended, next(sizes, 0)))
+                self.rows.append((stage, *times, next(sizes, 0)))
 
-        module.register_forward_pre_hook(begin)
+        module.register_forward_pre_hook(lambda *_: opened.append(self._now()))
         module.register_forward_hook(end, with_kwargs=True)
 
     def _now(self) -> Any:
         """A time of the device; None within a graph that is captured."""
         if self.cuda is None:
             return time.monotonic()
-        event = None if self.cuda.is_current_stream_capturing() else self.cuda.Event(enable_timing=True)
-        if event:
-            event.record()
+        if self.cuda.is_current_stream_capturing():
+            return None
+        event = self.cuda.Event(enable_timing=True)
+        event.record()
         return event
 
     def _base(self) -> tuple[Any, float]:
@@ -76,14 +74,11 @@ class Watch:
 
         The time and starts are seconds of the host's monotonic clock.
         """
-        (event, host), self.base = self.base, self._base()  # waits for the device
-
-        def seconds(at: Any) -> float:
-            return at if isinstance(at, float) else host + event.elapsed_time(at) / 1e3
-
-        times = [(stage, seconds(begun), seconds(ended), tokens) for stage, begun, ended, tokens in self.rows]
+        (first, host), self.base = self.base, self._base()  # waits for the device
+        since = first.elapsed_time if self.cuda else lambda at: 1e3 * (at - first)
+        times = ((stage, since(begun), since(ended), tokens) for stage, begun, ended, tokens in self.rows)
+        rows = [(stage, host + begun / 1e3, ended - begun, tokens) for stage, begun, ended, tokens in times]
         self.rows.clear()
-        rows = [(stage, begun, 1e3 * (ended - begun), tokens) for stage, begun, ended, tokens in times]
         return time.monotonic(), sorted(rows, key=lambda row: row[1])
 
 
