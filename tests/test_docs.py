@@ -1,11 +1,9 @@
-"""The docs hold: every public name has a docstring, every link leads somewhere, every picture is small."""
+"""The docs hold: every link leads somewhere, every picture is small, pages have every name."""
 
 from __future__ import annotations
 
-import ast
 import json
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,31 +14,10 @@ from ocr_phases.inputs.views import image_token_count
 from ocr_phases.record import SPAN_COLUMNS, TOKEN_COLUMNS, PhaseRun
 
 ROOT = Path(__file__).parents[1]
-MODULES = sorted((ROOT / "ocr_phases").rglob("*.py"))
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 PAGES += [ROOT / "benchmarks" / "README.md", ROOT / "tests" / "golden" / "README.md"]
 PRESETS = FAMILIES["deepseek-ocr"].presets
 LARGEST_PICTURE = 300_000  # bytes
-
-Documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-
-
-def public_parts(tree: ast.Module) -> Iterator[tuple[str, Documented]]:
-    """The module, its public functions and classes, and their public methods."""
-    yield "the module", tree
-    for part in tree.body:
-        if isinstance(part, Documented) and not part.name.startswith("_"):
-            yield part.name, part
-            if isinstance(part, ast.ClassDef):
-                for method in part.body:
-                    if isinstance(method, Documented) and not method.name.startswith("_"):
-                        yield f"{part.name}.{method.name}", method
-
-
-@pytest.mark.parametrize("path", MODULES, ids=lambda path: path.relative_to(ROOT).as_posix())
-def test_every_public_name_has_a_docstring(path: Path) -> None:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    assert [name for name, part in public_parts(tree) if not ast.get_docstring(part)] == []
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
