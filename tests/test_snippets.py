@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ SKIPPED = {
     ("models.md", 0): "a model of the family",
     ("models.md", 1): "the published weights",
 }
+FEW = {"repeats": 2, "warmup": 0, "ceilings": False}
 
 
 def snippets(path: Path) -> list[str]:
@@ -31,48 +33,43 @@ def snippets(path: Path) -> list[str]:
 PAGES = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if snippets(path)]
 
 
+@pytest.fixture
+def quick(tiny_session: OCRSession, monkeypatch: pytest.MonkeyPatch) -> OCRSession:
+    """The built-in model's session, which `load` gives and whose every run is short."""
+    short = partial(measure, tiny_session.run_inference)
+    monkeypatch.setattr(OCRSession, "load", lambda *_, **__: tiny_session)
+    monkeypatch.setattr(tiny_session, "run_inference", short)
+    return tiny_session
+
+
+def measure(run_inference: Any, *given: Any, max_new_tokens: int = 6, **asked: Any) -> PhaseRun:
+    return run_inference(
+        *given, **{"preset": "tiny", **asked, **FEW, "max_new_tokens": min(max_new_tokens, 8)}
+    )
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_snippets_run(
-    path: Path, tiny_session: OCRSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_snippets_run(path: Path, quick: OCRSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "data").symlink_to(asset("data"))
     (tmp_path / "page.png").symlink_to(asset("data", "pages", "slide.png"))
     run = PhaseRun.load(RECORD)
     run.save(tmp_path / "run.json")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(OCRSession, "load", lambda *_, **__: tiny_session)
-    measure = tiny_session.run_inference
-
-    def quickly(*given: Any, **asked: Any) -> PhaseRun:
-        few = {"preset": "tiny", "max_new_tokens": 6, "repeats": 2, "warmup": 0, "ceilings": False}
-        return measure(*given, **{**asked, **few})
-
-    monkeypatch.setattr(tiny_session, "run_inference", quickly)
-    names: dict[str, Any] = {"session": tiny_session, "run": run}
+    names: dict[str, Any] = {"session": quick, "run": run}
     for place, snippet in enumerate(snippets(path)):
         if (path.name, place) not in SKIPPED:
             exec(compile(snippet, f"{path.name}, snippet {place}", "exec"), names)
+    assert {place for name, place in SKIPPED if name == path.name} <= {*range(len(snippets(path)))}
 
 
-def test_what_is_skipped_is_there() -> None:
-    assert {key for key in SKIPPED if key[1] >= len(snippets(ROOT / "docs" / key[0]))} == set()
-
-
-def test_the_quickstart_runs(tmp_path: Path) -> None:
+def test_the_quickstart_runs_with_every_call_of_the_readme(quick: OCRSession, tmp_path: Path) -> None:
     parameters = {"preset": "tiny", "other_preset": "small", "max_new_tokens": 8, "output_dir": str(tmp_path)}
-    executed = execute_notebook("quickstart", parameters, tmp_path / "q.ipynb")
-    code = [cell for cell in nbformat.read(executed, as_version=4).cells if cell.cell_type == "code"]
+    notebook = nbformat.read(execute_notebook("quickstart", parameters, tmp_path / "q.ipynb"), as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     shown = [{kind for output in cell.outputs for kind in output.get("data", {})} for cell in code]
     assert sum("text/html" in kinds for kinds in shown) == 12
     assert (tmp_path / "report.html").exists()
     assert PhaseRun.load(tmp_path / "quickstart.json").request["max_new_tokens"] == 8
-
-
-def test_readme_s_python_is_the_quickstart_s() -> None:
-    """Every call that README shows of a session or a run is one of the quickstart's."""
-    quickstart = (ROOT / "notebooks" / "quickstart.ipynb").read_text(encoding="utf-8")
-    calls = re.findall(
-        r"\b(?:session|run|OCRSession|PhaseRun)\.[\w.]+\(", "".join(snippets(ROOT / "README.md"))
-    )
-    assert calls
-    assert [call for call in calls if call not in quickstart] == []
+    source, readme = "".join(cell.source for cell in code), "".join(snippets(ROOT / "README.md"))
+    calls = re.findall(r"\b(?:session|run|OCRSession|PhaseRun)\.[\w.]+\(", readme)
+    assert calls and not [call for call in calls if call not in source]
