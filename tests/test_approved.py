@@ -13,11 +13,13 @@ from types import SimpleNamespace
 
 import pytest
 from approving import APPROVED, check_approved, seen
+from batch_example import Here
 from conftest import GOLDEN, PAGES, RUNS
 
 from ocr_phases import PhaseRun
 from ocr_phases.batch.jobs import Job
 from ocr_phases.batch.store import list_pages
+from ocr_phases.batch.worker import HANDLERS
 from ocr_phases.cli import main
 from ocr_phases.store import fail, file_hash, write_status
 
@@ -37,9 +39,7 @@ PAIRS = {
     "families": ("eager", "deepseek-ocr-2"),
     "noise": ("cpu", "noisy"),
 }
-
 ATTEMPT = {"seconds": 1.5, "failure": None}
-
 Show = Callable[..., None]
 
 
@@ -95,21 +95,24 @@ def test_a_sweep_is_shown_as_approved(show: Show, tmp_path: Path) -> None:
     show("sweep/records", "sweep", "--records", "cells", "--out", "out", page="out/sweep.html")
 
 
-def test_a_batch_index_is_shown_as_approved(show: Show, tmp_path: Path) -> None:
-    out = tmp_path / "batch"
-    out.mkdir()
+def test_a_batch_index_is_shown_as_approved(
+    show: Show, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its reports are rendered in this process: a worker of its own would import it all again."""
+    pool = Here(lambda request: HANDLERS[request["mode"]](request, list))
+    monkeypatch.setattr("ocr_phases.batch.child.LocalPool", lambda _: pool)
+    (tmp_path / "batch").mkdir()
     listed = []
     for name in ("cpu", "noisy", "eager", "failed"):
         job = Job(f"{name}.png", f"/in/{name}.png", "ab", {"model": "tiny", "preset": None}, {}, None)
         listed.append(job)
         status = {**vars(job), "failure": None, "reason": "", "attempts": [ATTEMPT], "report": None}
-        folder = out / job.folder
+        folder = tmp_path / "batch" / job.folder
         if name == "failed":
             fail(folder / "status.json", "No image.", status | {"failure": "page"})
             continue
         folder.mkdir(parents=True)
         record = PhaseRun.load(RECORDS[name]).save(folder / "run.json")
-        done = {"state": "done", "record": file_hash(record)}
-        write_status(folder / "status.json", status | done)
-    list_pages(listed, out)
+        write_status(folder / "status.json", status | {"state": "done", "record": file_hash(record)})
+    list_pages(listed, tmp_path / "batch")
     show("batch/index", "batch", "--out", "batch", "--render", "only", page="batch/index.html")
