@@ -33,9 +33,9 @@ def test_the_wheel_works_without_the_source_tree(tmp_path: Path, monkeypatch: py
     site = tmp_path / "site"
     archive.extractall(site)
     page = site / "ocr_phases" / "_assets" / "data" / "pages" / "slide.png"
-    quick = "--preset tiny --max-new-tokens 3 --repeats 1 --warmup 0 --no-ceilings --save run.json".split()
+    quick = ["--preset=tiny", "--max-new-tokens=3", "--repeats=1", "--warmup=0", "--no-ceilings"]
     answer = subprocess.run(
-        [sys.executable, "-m", "ocr_phases.cli", "profile", str(page), *quick],
+        [sys.executable, "-m", "ocr_phases.cli", "profile", str(page), *quick, "--save=run.json"],
         cwd=tmp_path,
         env={"PYTHONPATH": str(site), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"},
         capture_output=True,
