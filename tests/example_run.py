@@ -19,13 +19,10 @@ from ocr_phases.report.render import page_report
 
 EOS = "<｜end▁of▁sentence｜>"
 
+SENTENCES = "A page is read once and written token by token. We time both halves. "
 REGIONS = (
     ("title", (60, 40, 620, 90), "# Where the time goes"),
-    (
-        "text",
-        (60, 120, 930, 300),
-        "A page is read once and written token by token. We time both halves. " * 3,
-    ),
+    ("text", (60, 120, 930, 300), SENTENCES * 3),
     ("image", (60, 330, 480, 620), ""),
     ("table", (520, 330, 930, 620), "<table><tr><td>Item</td><td>40</td></tr></table>"),
     ("text", (60, 660, 930, 900), "The second part is light but happens for every token. " * 4),
@@ -100,7 +97,9 @@ def make_run(
     rng = np.random.default_rng(seed)
     pieces = _pieces(text, max_tokens)
     steps = len(pieces) if first_token == "redecode" else len(pieces) - 1
-    prefill_len = 912 if crops else 282
+    prefill_len, preset, grid, image_tokens = (
+        (912, "gundam", [2, 3], 903) if crops else (282, "base", [1, 1], 273)
+    )
     spans: list[Row] = []
     for repeat in range(repeats):
         spans += _repeat(rng, repeat, 0 if generate else steps, crops, cuda, generate)
@@ -108,87 +107,63 @@ def make_run(
     lengths = [prefill_len + step for step in range(steps + 1)]
     if first_token == "redecode":
         lengths = [prefill_len, *lengths[:-1]]
-    per_token = 61_440 * rows
-    image = page_image()
+    cached, per_token = [] if generate else lengths, 0 if generate else 61_440 * rows
     buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    page = describe_page(image, buffer.getvalue(), page_name, embed=embed)
-    page |= {"preset": "gundam" if crops else "base", "grid": [2, 3] if crops else [1, 1]}
-    page |= {"image_tokens": 903 if crops else 273, "text_tokens": 9, "valid_image_tokens": 780}
-    shown = "".join(piece for piece in pieces if piece != EOS)
+    page_image().save(buffer, "PNG")
+    page = describe_page(page_image(), buffer.getvalue(), page_name, embed=embed)
+    page |= {"preset": preset, "grid": grid, "image_tokens": image_tokens}
+    page |= {"text_tokens": 9, "valid_image_tokens": 780}
     result = {
         "ids": list(range(len(pieces))),
         "token_texts": pieces if return_text else [""] * len(pieces),
-        "text": shown if return_text else None,
+        "text": "".join(piece for piece in pieces if piece != EOS) if return_text else None,
         "finish_reason": "eos" if pieces[-1] == EOS else "length",
     }
     phases = {"generate": 1.9} if generate else {"prefill": 1.9, "decode": 1.4}
     peaks = {phase: [int(peak * 1e9)] * repeats for phase, peak in ({"prepare": 0.7} | phases).items()}
-    cached = [] if generate else lengths
-    prompt = "<image>\n<|grounding|>Convert the document to markdown."
     agreed, entries = f"{repeats} repeats, equal tokens", ("name", "verdict", "expected", "measured")
     checks = (
         ("repeats_agree", "pass", "every repeat generates the same tokens", agreed),
         ("cache_growth", "pass", "exactly one entry a step", f"{lengths[0]} to {lengths[-1]} entries"),
         ("stage_coverage", "fail", "the stages sum to 90 % of the prefill", "81 %"),
     )
+    device = ("NVIDIA H200", "cuda") if cuda else ("Example CPU, 2 cores", "cpu")
+    model = {"name": "tiny", "source": "built in", "family": "deepseek-ocr", "implementation": "native"}
+    model |= {"class": "UnlimitedOcrForConditionalGeneration", "dtype": "bfloat16" if cuda else "float32"}
+    total = 3_300_000_000 if cuda else 9_100_000
+    prompt = "<image>\n<|grounding|>Convert the document to markdown."
+    request = {"prompt": prompt, "prompts": [prompt] * rows, "preset": preset, "max_new_tokens": len(pieces)}
+    request |= {"prefill_len": prefill_len, "first_token": first_token, "repeats": repeats, "warmup": 1}
+    ways = {"seed": 0, "strategy": "eager", "vision": "eager", "generate": generate}
+    source = "cuda_peak_allocated" if cuda else "process_high_water_mark"
+    held = {"source": source, "peak_bytes": peaks} if memory else {"source": None, "peak_bytes": {}}
+    sizes = [length * per_token for length in cached]
     return PhaseRun(
         created="2026-11-21T09:30:00Z",
         versions={"python": "3.11.2", "torch": "2.11.0", "transformers": "5.23.0", "ocr_phases": "0.1.0"},
-        device={"name": "NVIDIA H200" if cuda else "Example CPU, 2 cores", "kind": "cuda" if cuda else "cpu"},
+        device=dict(zip(("name", "kind"), device, strict=True)),
         model={
-            "name": "tiny",
-            "source": "built in",
-            "family": "deepseek-ocr",
-            "implementation": "native",
-            "class": "UnlimitedOcrForConditionalGeneration",
-            "dtype": "bfloat16" if cuda else "float32",
+            **model,
             "strategy": "eager",
-            "parameters": {
-                "sam": 1_200_000,
-                "clip": 1_500_000,
-                "total": 3_300_000_000 if cuda else 9_100_000,
-            },
+            "parameters": {"sam": 1_200_000, "clip": 1_500_000, "total": total},
             "config": {"hidden_size": 1280},
         },
         pages=[page | {"row": row} for row in range(rows)],
-        request={
-            "prompt": prompt,
-            "prompts": [prompt] * rows,
-            "preset": page["preset"],
-            "max_new_tokens": len(pieces),
-            "prefill_len": prefill_len,
-            "first_token": first_token,
-            "repeats": repeats,
-            "warmup": 1,
-            "seed": 0,
-            "strategy": "eager",
-            "vision": "eager",
-            "generate": generate,
-        },
+        request=request | ways,
         results=[dict(result) for _ in range(rows)],
         spans=make_spans(columns),
-        memory={
-            "source": ("cuda_peak_allocated" if cuda else "process_high_water_mark") if memory else None,
-            "peak_bytes": peaks if memory else {},
-            "weights_bytes": 36_400_000,
-        },
-        cache={
-            "lengths": cached,
-            "bytes_per_token": 0 if generate else per_token,
-            "bytes": [length * per_token for length in cached],
-        },
+        memory=held | {"weights_bytes": 36_400_000},
+        cache={"lengths": cached, "bytes_per_token": per_token, "bytes": sizes},
         live_checks=[dict(zip(entries, check, strict=True)) for check in checks],
     )
 
 
 def altered(run: PhaseRun, **parts: Any) -> PhaseRun:
     """The record with other entries in some parts: ``altered(run, model={"dtype": "bfloat16"})``."""
-    new = {
-        name: (getattr(run, name) or {}) | part if isinstance(part, dict) else part
-        for name, part in parts.items()
-    }
-    return dataclasses.replace(run, **new)
+    for name, part in parts.items():
+        new = (getattr(run, name) or {}) | part if isinstance(part, dict) else part
+        run = dataclasses.replace(run, **{name: new})
+    return run
 
 
 def paced(run: PhaseRun, *factors: float, **only: str) -> PhaseRun:
@@ -257,9 +232,8 @@ def _repeat(
     views = ("local", "global") if crops else ("global",)
     for view in views:
         for stage, ms in (("sam", 95.0), ("clip", 46.0), ("projector", 0.9)):
-            clock = add(
-                "prefill", stage, view, None, clock + 0.2, jitter(ms * (1.3 if view == "local" else 1))
-            )
+            slow = 1.3 if view == "local" else 1.0
+            clock = add("prefill", stage, view, None, clock + 0.2, jitter(ms * slow))
     for stage, ms in (("vision_fusion", 3.5), ("language_model", 160.0), ("lm_head", 2.0), ("sampling", 0.4)):
         clock = add("prefill", stage, "", None, clock, jitter(ms))
     clock += 2.0 * scale

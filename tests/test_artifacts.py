@@ -45,10 +45,6 @@ FIGURE = {
 }
 
 
-def golden_page() -> Image.Image:
-    return Image.open(GOLDEN / "pages" / CASE["page"])
-
-
 def crops_in(folder: Path) -> list[Image.Image]:
     """The pictures of an output, in order."""
     paths = sorted(folder.glob("images/*.jpg"), key=lambda path: int(path.stem))
@@ -60,29 +56,23 @@ def figure(**changes: object) -> str:
     return str({"Line": {**FIGURE["Line"], **changes}})
 
 
-def test_golden_markdown_with_the_drifting_links_mended() -> None:
+def test_golden_files_with_the_drifting_links_mended(tmp_path: Path) -> None:
     """The vendor writes one link for the first image's two crops: the next one points wrongly."""
     vendor = CASE["result_mmd"]
     later = vendor.replace("![](images/1.jpg)\n", "![](images/2.jpg)\n")
     mended = later.replace("![](images/0.jpg)\n", "![](images/0.jpg)\n![](images/1.jpg)\n")
     assert vendor.count("![](images/") == 2 and vendor != later != mended
-    assert result_markdown(CASE["model_text"]) == mended
-
-
-def test_golden_files(tmp_path: Path) -> None:
-    folder = tmp_path / "new" / "run"
-    paths = write_artifacts(folder, golden_page(), CASE["model_text"])
+    page, folder = Image.open(GOLDEN / "pages" / CASE["page"]), tmp_path / "new" / "run"
+    paths = write_artifacts(folder, page, CASE["model_text"])
     names = ["result.mmd", "images/0.jpg", "images/1.jpg", "images/2.jpg", "result_with_boxes.jpg"]
     assert paths == [folder / name for name in names]
-    found = {path for path in folder.rglob("*") if path.is_file()}
-    assert found == {*paths, folder / MANIFEST_NAME}
-    assert paths[0].read_bytes().decode() == result_markdown(CASE["model_text"])
+    assert {path for path in folder.rglob("*") if path.is_file()} == {*paths, folder / MANIFEST_NAME}
+    assert paths[0].read_bytes().decode() == result_markdown(CASE["model_text"]) == mended
     crops = crops_in(folder)
     assert [list(crop.size) for crop in crops] == list(CASE["crops"].values())
-    expected = golden_page().convert("RGB").crop(CASE["boxes_px"][2])
+    expected = page.convert("RGB").crop(CASE["boxes_px"][2])
     assert np.abs(np.asarray(crops[0], float) - np.asarray(expected)).mean() < 3  # of JPEG
-    with Image.open(folder / "result_with_boxes.jpg") as drawn:
-        assert drawn.size == (1240, 1754)
+    assert Image.open(folder / "result_with_boxes.jpg").size == (1240, 1754)
 
 
 def test_a_page_that_is_not_embedded_gives_the_text_only(tmp_path: Path) -> None:
@@ -135,10 +125,8 @@ def test_crops_are_limited_and_the_markdown_says_so(
 
 
 def test_a_page_longer_than_jpeg_allows(tmp_path: Path) -> None:
-    page = Image.new("L", (70_000, 2))
-    write_artifacts(tmp_path, page, marked("image", "[[0, 0, 999, 999]]"))
-    with Image.open(tmp_path / "images" / "0.jpg") as crop:
-        assert crop.width == 65_500
+    write_artifacts(tmp_path, Image.new("L", (70_000, 2)), marked("image", "[[0, 0, 999, 999]]"))
+    assert Image.open(tmp_path / "images" / "0.jpg").width == 65_500
 
 
 def test_geometry_is_read() -> None:
@@ -151,29 +139,17 @@ def test_geometry_is_read() -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "",
-        "a page about line_type",
-        "{'line_type': []}",
-        "{'Line': ['line_type']}",
-        "['line_type']",
-        figure(line="(0, 0) -- (1, 1)"),
-        figure(line=["(0, 0) -- (1, 1)"]),
+        *("", "a page about line_type", "{'line_type': []}", "{'Line': ['line_type']}", "['line_type']"),
+        *(f"print({FIGURE})", f"{FIGURE} # " + "x" * 20_000, "{[]: 'line_type'}", "'line_type' \x00"),
+        *("[" * 5_000 + "'line_type'", "-" * 15_000 + "1 # line_type"),
+        *("1" + "+1" * 9_000 + " # line_type", "1" * 10_000 + " # line_type"),
+        *(figure(line_type=["--", 1]), figure(line_endpoint=["A (0, 0)"]), figure(line_endpoint=None)),
+        *(figure(line="(0, 0) -- (1, 1)"), figure(line=["(0, 0) -- (1, 1)"])),
         figure(line=["(0, 0)", "(0, 0) -- (1, 1)"]),
         figure(line=["(0, 0) -- (1, 1, 1)", "(0, 0) -- (1, 1)"]),
         figure(line=["(0, 0) -- (1e999, 1)", "(0, 0) -- (1, 1)"]),
         figure(line=["(0, 0) -- (99999999, 1)", "(0, 0) -- (1, 1)"]),
         figure(line=["(0, 0) -- (__import__('os'), 1)", "(0, 0) -- (1, 1)"]),
-        figure(line_type=["--", 1]),
-        figure(line_endpoint=["A (0, 0)"]),
-        figure(line_endpoint=None),
-        f"print({FIGURE})",
-        f"{FIGURE}" + " # " + "x" * 20_000,
-        "{[]: 'line_type'}",
-        "'line_type' \x00",
-        "[" * 5_000 + "'line_type'",
-        "-" * 15_000 + "1 # line_type",
-        "1" + "+1" * 9_000 + " # line_type",
-        "1" * 10_000 + " # line_type",
     ],
 )
 def test_anything_else_is_no_geometry(text: str) -> None:
@@ -183,16 +159,15 @@ def test_anything_else_is_no_geometry(text: str) -> None:
 def test_geometry_is_drawn_on_its_axes(tmp_path: Path) -> None:
     paths = write_artifacts(tmp_path, Image.new("RGB", (60, 60), "white"), str(FIGURE))
     assert [path.name for path in paths] == ["result.mmd", "result_with_boxes.jpg", "geo.jpg"]
-    with Image.open(paths[-1]) as drawn:
-        assert drawn.width == drawn.height
+    drawn = Image.open(paths[-1])
+    assert drawn.width == drawn.height
 
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=fuzzed, size=st.sampled_from([(1, 1), (20, 20), (211, 97)]))
 @example(text="\ud800", size=(20, 20))
 def test_any_text_can_be_written(tmp_path: Path, text: str, size: tuple[int, int]) -> None:
-    page = Image.new("RGB", size, "white")
-    paths = write_artifacts(tmp_path, page, text)
+    paths = write_artifacts(tmp_path, Image.new("RGB", size, "white"), text)
     assert all(path.stat().st_size > 0 for path in paths[1:])
     links = [int(number) for number in LINK.findall(result_markdown(text))]
     assert links == list(range(len(crops_in(tmp_path))))
@@ -202,30 +177,34 @@ def test_only_what_the_package_wrote_is_replaced_or_goes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     crops = marked("image", "[[0, 0, 500, 500], [500, 500, 999, 999]]")
-    page, text, run = Image.new("RGB", (40, 40)), marked("text", "[[0, 0, 9, 9]]"), make_run()
-    out = tmp_path / "out"
-    (out / "images").mkdir(parents=True)
-    (out / "images" / "photo.jpg").write_text("mine")
+    page, run, out = Image.new("RGB", (40, 40)), make_run(), tmp_path / "out"
+    images = out / "images"
+    images.mkdir(parents=True)
+    (images / "photo.jpg").write_text("mine")
     write_artifacts(out, page, crops)
-    (out / "images" / "1.jpg").write_text("edited")
-    write_artifacts(out, page, text)
-    assert {path.name for path in (out / "images").iterdir()} == {"photo.jpg", "1.jpg"}
+    (images / "1.jpg").write_text("edited")
+    write_artifacts(out, page, marked("text", "[[0, 0, 9, 9]]"))
+    assert {path.name for path in images.iterdir()} == {"photo.jpg", "1.jpg"}
     with refused(CannotWrite):
         folder_for(out, "", RESULTS)
     with refused(CannotWrite):
         write_artifacts(out, page, crops)
-    (out / "images" / "1.jpg").unlink()
+    (images / "1.jpg").unlink()
     assert folder_for(out, "", RESULTS) == out
     assert says(capsys.readouterr().err, "Replacing", "result.mmd")
     with refused(CannotWrite):
         folder_for(out, "", RESULTS, arguments=[out / "result.mmd"], overwrite=True)
-    (out / "images").rename(tmp_path / "elsewhere")
-    (out / "images").symlink_to(tmp_path / "elsewhere")
+    images.rename(tmp_path / "elsewhere")
+    images.symlink_to(tmp_path / "elsewhere")
     with refused(CannotWrite):
         folder_for(out, "", RESULTS, overwrite=True)
     with refused(CannotWrite):
         write_artifacts(out, page, crops)
     assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["photo.jpg"]
+    (tmp_path / "report.html").mkdir()
+    with refused(CannotWrite):
+        check_names(tmp_path, RESULTS)
+    (tmp_path / "report.html").rmdir()
     record = write_given(tmp_path / "run.json", run.to_json() + b"\n")
     write_results(folder_for(tmp_path, "", RESULTS, record=record), run, record)
     assert record.read_bytes() == run.to_json() + b"\n"  # what is shown stays as it is
@@ -240,14 +219,8 @@ def test_the_page_report_by_hand_never_replaces_a_record(
     runs = [make_run(), make_run(seed=1)]
     paths = [run.save(tmp_path / f"{number}.json") for number, run in enumerate(runs)]
     for path in paths:
-        names: dict = {}
-        exec("\n".join(cells[name] for name in ("parameters", "setup")), names)
-        exec(cells["measure"], names | {"record": str(path)})
+        exec(
+            "\n".join([cells["parameters"], f"record = {str(path)!r}", cells["setup"], cells["measure"]]), {}
+        )
     kept = [PhaseRun.load(Path(folder, "run.json")) for folder in (REPORT_FOLDER, f"{REPORT_FOLDER}-2")]
     assert [run.to_dict() for run in kept] == [run.to_dict() for run in runs]
-
-
-def test_a_folder_in_the_way_is_refused_before_work_starts(tmp_path: Path) -> None:
-    (tmp_path / "report.html").mkdir()
-    with refused(CannotWrite):
-        check_names(tmp_path, RESULTS)
