@@ -105,7 +105,7 @@ RECORDINGS = {
             GOLDEN / "deepseek-ocr-2",
             ("base", "gundam", "page768", "batch", "mixed"),
             ("page768", "mixed"),
-            steps=12,
+            steps=8,
             scale=8,
             skip=8,
             embeds=5e-4,

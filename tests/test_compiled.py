@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from conftest import PAGES, SMALL_DUMMY
+from conftest import PAGES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
@@ -20,6 +20,7 @@ from ocr_phases.steps.compiled import compiled_apart, first_largest, fused_forms
 from ocr_phases.text import bytes_text
 
 RECEIPT = PAGES / "receipt.png"
+QUICK = {"repeats": 1, "warmup": 0, "ceilings": False, "token_probabilities": False}
 
 
 @pytest.fixture
@@ -31,10 +32,11 @@ def traced(monkeypatch):
 @pytest.mark.skipif(
     strategies._missing_compiler("cpu") is not None, reason="torch.compile finds no C++ compiler here"
 )
-def test_compiled_steps_equal_eager_and_are_made_once(tiny_session, tmp_path):
-    options = {"max_new_tokens": 40, "repeats": 1, "warmup": 0}
-    eager = tiny_session.run_inference(RECEIPT, **options)
-    run = tiny_session.run_inference(RECEIPT, strategy="compiled", verify=True, **options)
+def test_compiled_steps_equal_eager_and_are_made_once(golden_session, tmp_path):
+    session = OCRSession(golden_session.checkpoint)
+    options = {"preset": "tiny", "max_new_tokens": 40, **QUICK}
+    eager = session.run_inference(RECEIPT, **options)
+    run = session.run_inference(RECEIPT, strategy="compiled", verify=True, **options)
     assert run.results == eager.results
     setup = run.model["strategy_setup"]
     assert setup["compile_ms"] > 0
@@ -57,18 +59,16 @@ def test_compiled_steps_equal_eager_and_are_made_once(tiny_session, tmp_path):
     room = bytes_text(setup["allocated_bytes"]).replace(" ", "\xa0")
     assert f"room for {room}" in cards(loaded).html()
     assert "not included: compiling the decode step" in verdict(loaded)
+    options |= {"infer": {"no_repeat_ngram_size": 3}}
     with torch._dynamo.config.patch(error_on_recompile=True):
-        again = tiny_session.run_inference(
-            PAGES / "slide.png", strategy="compiled", infer={"no_repeat_ngram_size": 3}, **options
-        )
-    plain = tiny_session.run_inference(PAGES / "slide.png", infer={"no_repeat_ngram_size": 3}, **options)
-    assert again.results == plain.results
+        again = session.run_inference(PAGES / "slide.png", strategy="compiled", **options)
+    assert again.results == session.run_inference(PAGES / "slide.png", **options).results
     assert again.model["strategy_setup"] == {**setup, "reused": True}
 
 
-def test_compiled_vision_is_made_once_a_shape_and_gives_the_same(traced):
-    session = OCRSession.load(SMALL_DUMMY, device="cpu")
-    options = {"max_new_tokens": 4, "repeats": 1, "warmup": 0}
+def test_compiled_vision_is_made_once_a_shape_and_gives_the_same(traced, golden_session):
+    session = OCRSession(golden_session.checkpoint)
+    options = {"max_new_tokens": 2, **QUICK}
     plain = session.run_inference(RECEIPT, preset="tiny", **options)
     told: list[str] = []
     with strategies.told_of_preparing(told.append):
@@ -76,20 +76,18 @@ def test_compiled_vision_is_made_once_a_shape_and_gives_the_same(traced):
             session.run_inference(RECEIPT, preset=preset, vision="compiled", **options)
             for preset in ("tiny", "small", "tiny")
         ]
-    assert [" ".join((text.split()[1], text.split(" (")[1])) for text in told] == [
-        *("SAM 1 of 2)", "CLIP 2 of 2)"),
-        *("SAM 1)", "CLIP 2)"),
-    ]
+    made = [" ".join((text.split()[1], text.split(" (")[1])) for text in told]
+    assert made == ["SAM 1 of 2)", "CLIP 2 of 2)", "SAM 1)", "CLIP 2)"]
     assert runs[0].results == plain.results
     assert plain.model["vision_setup"] is None
     assert [run.model["vision"] for run in runs] == ["compiled"] * 3
     first, other, again = (run.model["vision_setup"]["compile_ms"] for run in runs)
     assert first == again != other
     # The stages are timed around the compiled encoders, and the encoders are themselves again afterwards.
-    assert runs[0].stage_ms("sam").tolist() and runs[0].stage_ms("clip").tolist()
-    vision = session.family.stages(session.model)
-    assert "forward" not in vars(vision["sam"])
-    assert "forward" not in vars(vision["clip"])
+    stages = session.family.stages(session.model)
+    for stage in ("sam", "clip"):
+        assert runs[0].stage_ms(stage).tolist()
+        assert "forward" not in vars(stages[stage])
     inputs = session.prepare(RECEIPT, preset="tiny").to("cpu", torch.float32)
     with session.prepared.vision.installed():
         compiled = session.run_prefill(inputs).logits

@@ -21,11 +21,6 @@ EXPECTED = {
 }
 
 
-@pytest.fixture(params=["golden_session", "vendor_session"])
-def session(request) -> OCRSession:
-    return request.getfixturevalue(request.param)
-
-
 def source_line(file: str, line: int) -> str:
     path = HERE / file
     if "/" in file:
@@ -33,7 +28,9 @@ def source_line(file: str, line: int) -> str:
     return path.read_text().splitlines()[line - 1]
 
 
-def test_every_place_is_found_and_is_where_it_says(session):
+@pytest.mark.parametrize("which", ["golden_session", "vendor_session"])
+def test_every_place_is_found_and_is_where_it_says(which: str, request: pytest.FixtureRequest) -> None:
+    session: OCRSession = request.getfixturevalue(which)
     table = session.references()
     assert tuple(table.columns) == COLUMNS
     assert set(table["what"]) == EXPECTED
@@ -47,30 +44,27 @@ def test_every_place_is_found_and_is_where_it_says(session):
         called = code.partition("(")[0].rpartition(".")[2]
         assert words.get(row.what, called) in line, row
         assert not Path(row.file).is_absolute()
-
-
-def test_the_condition_is_the_gate(session):
-    table = session.references().set_index("what")
-    condition = table.loc["condition of vision", "symbol"]
+    found = table.set_index("what")
+    condition, installed = (
+        found.loc["condition of vision", "symbol"],
+        f"transformers {transformers.__version__}",
+    )
     if session.family is NATIVES["deepseek-ocr"]:
-        assert "pixel_values is not None" in condition
-        assert condition.startswith("UnlimitedOcrModel.forward")
-        versions = table.drop("prompt assembly")["version"]
-        assert set(versions) == {f"transformers {transformers.__version__}"}
-        assert table.loc["generate() call", "symbol"].endswith(".forward: model.generate(**inputs)")
+        assert condition.startswith("UnlimitedOcrModel.forward") and "pixel_values is not None" in condition
+        assert set(found.drop("prompt assembly")["version"]) == {installed}
+        assert found.loc["generate() call", "symbol"].endswith(".forward: model.generate(**inputs)")
     else:
         assert condition.startswith("DeepseekOCRModel.forward: images is not None and seq_len != 1")
-        assert table.loc["step preparation", "file"] == "modeling_deepseekocr.py"
-        assert table.loc["fusion", "version"] == session.checkpoint.revision
-        assert "images_seq_mask=" in table.loc["generate() call", "symbol"]
-        assert table.loc["cache update", "version"] == f"transformers {transformers.__version__}"
+        assert found.loc["step preparation", "file"] == "modeling_deepseekocr.py"
+        assert found.loc["fusion", "version"] == session.checkpoint.revision
+        assert "images_seq_mask=" in found.loc["generate() call", "symbol"]
+        assert found.loc["cache update", "version"] == installed
 
 
-class Part(torch.nn.Module):
-    """A module without a source that says anything."""
+def test_what_is_not_found_is_a_row_without_a_place() -> None:
+    class Part(torch.nn.Module):
+        """A module without a source that says anything."""
 
-
-def test_what_is_not_found_is_a_row_without_a_place():
     class DeepseekOCRForCausalLM(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -81,6 +75,5 @@ def test_what_is_not_found_is_a_row_without_a_place():
     table = references(DeepseekOCRForCausalLM())
     assert set(table["what"]) == EXPECTED
     missing = table[~table["what"].isin(["cache class", "tokenizer", "prompt assembly"])]
-    assert missing["file"].isna().all()
-    assert missing["line"].isna().all()
+    assert missing[["file", "line"]].isna().all().all()
     assert (missing["symbol"] == "").all()

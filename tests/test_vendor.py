@@ -19,10 +19,10 @@ from ocr_phases.models.wiring import VENDORS, family_of
 from ocr_phases.session import repeat_run
 
 NEW = 16
+QUICK = {"repeats": 1, "warmup": 0, "ceilings": False, "token_probabilities": False}
+SMALL, SMALL_PRESET = VENDOR_CASES["small"]
 VENDOR = VENDORS["deepseek-ocr"]
 RECORDED: dict[str, Any] = json.loads((GOLDEN / "preprocess.json").read_text())["cases"]
-
-
 pytestmark = pytest.mark.usefixtures("remote_code")
 
 
@@ -31,17 +31,16 @@ def session(vendor_session: OCRSession) -> OCRSession:
     return vendor_session
 
 
-# -- what it computes ---------------------------------------------------------------------------------
-
-
 def test_a_padded_batch_reads_each_page_as_alone(session):
     pages = [noise(300, 500, seed=1), noise(700, 1300, seed=2), noise(1300, 700, seed=3)]
-    options = {"preset": "gundam", "max_new_tokens": NEW, "repeats": 1, "warmup": 0, "ignore_eos": True}
+    options = {"preset": "gundam", "max_new_tokens": NEW, "ignore_eos": True, **QUICK}
     together = session.run_inference(pages, **options)
-    for row, image in enumerate(pages):
-        assert together.results[row]["ids"] == session.run_inference(image, **options).results[0]["ids"]
+    alone = [session.run_inference(page, **options).result["ids"] for page in pages]
+    assert [row["ids"] for row in together.results] == alone
     views = together.spans.query("stage == 'sam'")["view"].tolist()
     assert views == ["global", "local", "global", "local", "global"]
+    with refused():  # several pages in one prompt
+        session.run_inference(pages[:2], "<image>\n<image>\nFree OCR.", **options)
 
 
 @pytest.mark.parametrize("case", RECORDED)
@@ -57,12 +56,8 @@ def test_inputs_are_what_its_infer_hands_to_generate(case, session):
     assert arguments["images_spatial_crop"].device.type == "cpu"
     mask = arguments["images_seq_mask"]
     assert (mask.dtype, mask.shape) == (torch.bool, arguments["input_ids"].shape)
-    assert mask[0].nonzero().squeeze(1).tolist() == list(
-        range(recorded["mask_first"], recorded["mask_last"] + 1)
-    )
-
-
-# -- what is measured ---------------------------------------------------------------------------------
+    places = list(range(recorded["mask_first"], recorded["mask_last"] + 1))
+    assert mask[0].nonzero().squeeze(1).tolist() == places
 
 
 def test_it_is_measured_as_a_whole(session, tmp_path):
@@ -70,13 +65,11 @@ def test_it_is_measured_as_a_whole(session, tmp_path):
     separators = session.model.model.image_newline.numel() + session.model.model.view_seperator.numel()
     assert sum(counts.values()) - counts["total"] == counts["total"] - separators
     assert family_of(session.model) is VENDOR
-    image, preset = VENDOR_CASES["small"]
-    run = session.run_inference(image, preset=preset, max_new_tokens=4, repeats=1, warmup=0, ignore_eos=True)
+    run = session.run_inference(SMALL, preset=SMALL_PRESET, max_new_tokens=4, ignore_eos=True, **QUICK)
     run = PhaseRun.load(run.save(tmp_path / "run.json"))
     head = config.hidden_size // config.num_attention_heads
-    assert (
-        run.cache["bytes_per_token"] == config.num_hidden_layers * 2 * config.num_key_value_heads * head * 4
-    )
+    per_token = config.num_hidden_layers * 2 * config.num_key_value_heads * head * 4
+    assert run.cache["bytes_per_token"] == per_token
     assert (run.model["class"], run.model["implementation"]) == ("DeepseekOCRForCausalLM", "vendor")
     assert run.model["revision"].startswith("sha256:")
     assert {check["verdict"] for check in run.live_checks} <= {"pass", "note", "n/a"}
@@ -84,30 +77,30 @@ def test_it_is_measured_as_a_whole(session, tmp_path):
 
 def test_the_published_infer_by_name(session):
     """Greedy, its n-gram size, autocast: the tokens of ``generate()`` under the same settings."""
-    image, preset = VENDOR_CASES["small"]
-    options = {"preset": preset, "max_new_tokens": 8, "repeats": 1, "warmup": 0, "ceilings": False}
+    options = {"preset": SMALL_PRESET, "max_new_tokens": 8, **QUICK}
     for name, size in (("published", 20), ("published-eval", 35)):
-        run = session.run_inference(image, infer=name, **options)
+        run = session.run_inference(SMALL, infer=name, **options)
         spelled = {"infer": {"temperature": 0, "no_repeat_ngram_size": size}, "autocast": True}
-        whole = session.run_inference(image, generate=True, **spelled, **options)
+        whole = session.run_inference(SMALL, generate=True, **spelled, **options)
         assert run.result["ids"] == whole.result["ids"]
         assert (run.request["autocast"], run.request["infer"]) == (True, whole.request["infer"])
-    for wrong in ({"infer": "vendor"}, {"infer": "published", "autocast": False}):
+    for wrong in (
+        {"infer": "vendor"},
+        {"infer": "published", "autocast": False},
+        {"infer": "published", "strategy": "compiled"},
+    ):
         with refused():
-            session.run_inference(image, **wrong)
-    with refused():
-        session.run_inference(image, infer="published", strategy="compiled")
+            session.run_inference(SMALL, **wrong)
 
 
 def test_cuda_calls_can_be_ignored_on_a_cpu(session, standin, tmp_path):
     folder = copy_of(standin, tmp_path / "cuda", modeling_deepseekocr=CUDA_CALL, deepencoder=CUDA_IMAGES)
     on_cpu = OCRSession.load(str(folder), device="cpu", cuda_calls="ignore", **RULES)
-    image, preset = tmp_path / "page.png", VENDOR_CASES["small"][1]
-    VENDOR_CASES["small"][0].save(image)
-    options = {"preset": preset, "max_new_tokens": 8, "repeats": 1, "warmup": 0, "ceilings": False}
-    plain = session.run_inference(image, **options)
+    SMALL.save(tmp_path / "page.png")
+    options = {"preset": SMALL_PRESET, "max_new_tokens": 8, **QUICK}
+    plain = session.run_inference(SMALL, **options)
     for way in (False, True):
-        run = on_cpu.run_inference(image, generate=way, **options)
+        run = on_cpu.run_inference(tmp_path / "page.png", generate=way, **options)
         assert run.result["ids"] == plain.result["ids"]
     assert (run.model["cuda_calls"], plain.model["cuda_calls"]) == ("ignore", None)
     assert "cuda" not in vars(torch.Tensor)  # only while a forward runs
@@ -115,21 +108,12 @@ def test_cuda_calls_can_be_ignored_on_a_cpu(session, standin, tmp_path):
     assert again.result["ids"] == run.result["ids"]
 
 
-# -- broken rules -------------------------------------------------------------------------------------
-
-
-def test_several_pages_in_one_prompt_are_refused(session):
-    pages = [noise(300, 500), noise(500, 300)]
-    with refused():
-        session.run_inference(pages, "<image>\n<image>\nFree OCR.", preset="tiny", max_new_tokens=2)
-
-
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device here")
 def test_on_a_gpu_its_own_cuda_calls_are_welcome(standin, tmp_path):
     folder = copy_of(standin, tmp_path / "gpu", modeling_deepseekocr=CUDA_CALL)
     image, preset = VENDOR_CASES["crops"]
-    options = {"preset": preset, "max_new_tokens": NEW, "repeats": 1, "warmup": 0, "ignore_eos": True}
+    options = {"preset": preset, "max_new_tokens": NEW, "ignore_eos": True, **QUICK}
     for dtype in ("float32", "bfloat16"):
         session = OCRSession.load(str(folder), device="cuda", dtype=dtype, **RULES)
         ours = session.run_inference(image, **options)

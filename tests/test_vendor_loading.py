@@ -10,6 +10,8 @@ import pytest
 import torch
 import transformers
 from golden_cases import noise
+from refusals import refused
+from safetensors.torch import load_file, save_file
 from vendor_standin import CODE, CUDA_CALL, CUDA_IMAGES, RULES, copy_of
 
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
@@ -23,24 +25,23 @@ QUICK = {"preset": "tiny", "repeats": 1, "warmup": 0, "ceilings": False}
 pytestmark = pytest.mark.usefixtures("remote_code")
 
 
-def refuse(message: str, name: str | Path, **options: Any) -> None:
-    with pytest.raises(OcrPhasesError, match=message) as caught:
-        OCRSession.load(str(name), **{"device": "cpu", **options})
+def load(name: str | Path, **options: Any) -> OCRSession:
+    return OCRSession.load(str(name), **{"device": "cpu", **RULES, **options})
+
+
+def refuse(name: str | Path, **options: Any) -> None:
+    with refused() as caught:
+        load(name, **options)
     assert "\n" not in str(caught.value)
 
 
 def test_remote_code_is_opt_in(standin, tmp_path):
-    refuse("trust_remote_code=True", standin, implementation="vendor")
-    for name, message in (
-        ("tiny", "tiny has no vendor class"),
-        ("dummy", "dummy has no vendor class"),
-        (standin / "config.json", "is a file"),
-        (tmp_path, "no config.json"),
-        ("no such folder", "There is no model"),
-    ):
-        refuse(message, name, **RULES)
+    refuse(standin, trust_remote_code=False)
+    (tmp_path / "empty").mkdir()
+    for name in ("tiny", "dummy", standin / "config.json", tmp_path / "empty", "no such folder"):
+        refuse(name)
     for revision in (None, "main", "abc123", "A" * 40, "a" * 41):
-        refuse("40-digit commit hash", "some-org/some-model", revision=revision, **RULES)
+        refuse("some-org/some-model", revision=revision)
 
 
 def test_a_pinned_hub_id_fetches_code_too(standin, tmp_path, monkeypatch):
@@ -56,75 +57,59 @@ def test_a_pinned_hub_id_fetches_code_too(standin, tmp_path, monkeypatch):
 
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", lambda *a, **k: None)
     monkeypatch.setattr(huggingface_hub, "snapshot_download", fetched)
-    session = OCRSession.load("some-org/some-model", device="cpu", revision=commit, **RULES)
-    assert session.checkpoint.revision == commit
-    assert session.checkpoint.name == "some-org/some-model"
+    checkpoint = load("some-org/some-model", revision=commit).checkpoint
+    assert (checkpoint.revision, checkpoint.name) == (commit, "some-org/some-model")
 
 
 def test_the_code_is_part_of_a_folder_s_revision(standin, tmp_path):
     import transformers.dynamic_module_utils as machinery
 
-    def revision(where: Path) -> str:
-        return OCRSession.load(str(where), device="cpu", **RULES).checkpoint.revision
-
     edited = copy_of(standin, tmp_path / "edited", deepencoder=("/ 8)", "/ 8.0)"))
-    assert revision(standin) == revision(shutil.copytree(standin, tmp_path / "same")) != revision(edited)
+    same = shutil.copytree(standin, tmp_path / "same")
+    first, second, third = (load(folder).checkpoint.revision for folder in (standin, same, edited))
+    assert first == second != third
     assert any(Path(machinery.HF_MODULES_CACHE).rglob("deepencoder.py"))
 
 
-HERE = transformers.__version__
-OUTDATED = (
-    "s code is not made for transformers 4.46.3, which is here"
-    if HERE == "4.46.3"
-    else f" is not made for transformers {HERE}, so install transformers==4.46.3 tokenizers==0.20.3"
-)
 MODEL, ENCODER = "modeling_deepseekocr", "deepencoder"
 NO_OPERATOR = 'raise RuntimeError("operator torchvision::nms does not exist")\nclass Sam'
-CUDA = (
-    r"moves tensors to a GPU by itself \(.cuda\(\) in {}.py, line \d+\), so it cannot run on a CPU: "
-    'use device cuda, native, or cuda_calls="ignore"'
-)
-#: Changes of the class's files, each a text and what takes its place, and how that is refused.
-BROKEN: dict[str, tuple[dict[str, tuple[str, str]], str]] = {
-    "a CUDA call": ({MODEL: CUDA_CALL}, CUDA.format(MODEL)),
-    "CUDA images": ({ENCODER: CUDA_IMAGES}, CUDA.format(ENCODER)),
-    "elsewhere": ({"config": ('"AutoModel": "', '"AutoModel": "other/repo--')}, "code of another repository"),
-    "unnamed": ({"config": ('"auto_map"', '"other_map"')}, "names no model class"),
-    "outdated": (
-        {MODEL: ("import LlamaConfig,", "import NoSuchClass, LlamaConfig,")},
-        rf"cannot be imported \(cannot import name 'NoSuchClass'.*: it{OUTDATED}",
-    ),
-    "lonely": (
-        {ENCODER: ("import torch\n", "import no_such_module, torch\n")},
-        r"'no_such_module'\): install the module no_such_module .*constraints-4.46.txt addict",
-    ),
-    "partial": (
-        {MODEL: ("from .deepencoder", "from .vision")},
-        r"\(No module named 'vision'\): put the checkpoint's own \*.py files there",
-    ),
-    "pair": (
-        {ENCODER: ("class Sam", NO_OPERATOR)},
-        r"torchvision::nms.*\): torchvision and torch must be made for each other, so pip install -c",
-    ),
-    "typo": ({ENCODER: ("class Sam(", "class Sam((")}, "own .*py files there, unchanged"),
-    "renamed": (
-        {"config": ('"model_type"', '"renamed"'), MODEL: ("class DeepseekOCRForCausalLM", "class Other")},
-        "DeepseekOCRForCausalLM.*own .*py files there, unchanged",
-    ),
+#: Changes of the class's files, each a text and what takes its place.
+BROKEN: dict[str, dict[str, tuple[str, str]]] = {
+    "a CUDA call": {MODEL: CUDA_CALL},
+    "CUDA images": {ENCODER: CUDA_IMAGES},
+    "elsewhere": {"config": ('"AutoModel": "', '"AutoModel": "other/repo--')},
+    "unnamed": {"config": ('"auto_map"', '"other_map"')},
+    "no module": {ENCODER: ("import torch\n", "import no_such_module, torch\n")},
+    "a missing file": {MODEL: ("from .deepencoder", "from .vision")},
+    "torchvision": {ENCODER: ("class Sam", NO_OPERATOR)},
+    "renamed": {
+        "config": ('"model_type"', '"renamed"'),
+        MODEL: ("class DeepseekOCRForCausalLM", "class Other"),
+    },
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_code_that_cannot_run_here_is_refused(name, standin, tmp_path):
-    changes, message = BROKEN[name]
-    refuse(message, copy_of(standin, tmp_path / name.replace(" ", "-"), **changes), **RULES)
+    refuse(copy_of(standin, tmp_path / "broken", **BROKEN[name]))
 
 
-def test_code_that_is_missing_is_refused(standin, tmp_path):
-    bare = copy_of(standin, tmp_path / "bare")
+def test_code_that_cannot_be_imported_or_is_missing_is_refused(standin, tmp_path):
+    outdated = (
+        "s code is not made for transformers 4.46.3, which is here"
+        if transformers.__version__ == "4.46.3"
+        else " is not made for transformers .*, so install transformers==4.46.3 tokenizers==0.20.3"
+    )
+    for change, message in (
+        (("import LlamaConfig,", "import NoSuchClass, LlamaConfig,"), f"cannot import name .*: it{outdated}"),
+        (("class DeepseekOCRModel(", "class DeepseekOCRModel(("), "own .*py files there, unchanged"),
+    ):
+        broken = copy_of(standin, tmp_path / change[0].split()[0], **{MODEL: change})
+        with pytest.raises(OcrPhasesError, match=message):
+            load(broken)
     for name in CODE:
-        (bare / name).unlink()
-    refuse(r"has no modeling_deepseekocr.py: put the checkpoint's \*.py files", bare, **RULES)
+        (broken / name).unlink()
+    refuse(broken)
 
 
 def test_each_folder_runs_its_own_code(standin, tmp_path):
@@ -132,8 +117,7 @@ def test_each_folder_runs_its_own_code(standin, tmp_path):
     page = noise(300, 500)
 
     def tokens(where: Path) -> list[int]:
-        session = OCRSession.load(str(where), device="cpu", **RULES)
-        return session.run_inference(page, max_new_tokens=8, **QUICK).result["ids"]
+        return load(where).run_inference(page, max_new_tokens=8, **QUICK).result["ids"]
 
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
@@ -144,17 +128,17 @@ def test_each_folder_runs_its_own_code(standin, tmp_path):
     assert tokens(first) != tokens(second) == tokens(alone)
     broken = first / "deepencoder.py"
     broken.write_text(broken.read_text().replace(*CUDA_IMAGES))  # the folder's code of now, not of before
-    refuse("in deepencoder.py, line", first, **RULES)
+    refuse(first)
 
 
 def test_attention_is_chosen(standin, monkeypatch):
-    for options, message in (
-        ({"attention": "flash_attention_2"}, "'flash_attention_2' needs a CUDA device, this is cpu"),
-        ({"attention": "fast"}, "Unknown attention 'fast': use eager, sdpa or flash_attention_2"),
-        ({"cuda_calls": "drop"}, "Unknown cuda_calls 'drop': use refuse or ignore"),
-        ({"implementation": "remote"}, "Unknown implementation 'remote'"),
+    for name, value in (
+        ("attention", "flash_attention_2"),
+        ("attention", "fast"),
+        ("cuda_calls", "drop"),
+        ("implementation", "remote"),
     ):
-        refuse(message, standin, **{**RULES, **options})
+        refuse(standin, **{name: value})
     session = OCRSession.from_local(standin, device="cpu", attention="eager", **RULES)
     assert session.model.config._attn_implementation == "eager"
 
@@ -165,13 +149,13 @@ def test_attention_is_chosen(standin, monkeypatch):
         return choose_attention(Published, ModelSettings(device="cuda", dtype=dtype, attention=asked))
 
     assert chosen(None) == "eager"
-    for asked, dtype, message in (
-        ("sdpa", torch.bfloat16, "Published has no SDPA"),
-        ("flash_attention_2", torch.float32, "needs bfloat16 or float16"),
-        ("flash_attention_2", torch.bfloat16, "package flash_attn, which is not installed"),
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for asked, dtype in (
+        ("sdpa", torch.bfloat16),
+        ("flash_attention_2", torch.float32),
+        ("flash_attention_2", torch.bfloat16),
     ):
-        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-        with pytest.raises(OcrPhasesError, match=message):
+        with refused():
             chosen(asked, dtype)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     assert chosen("flash_attention_2") == "flash_attention_2"
@@ -179,31 +163,24 @@ def test_attention_is_chosen(standin, monkeypatch):
 
 def test_a_folder_named_by_a_dot_has_a_name(standin, monkeypatch):
     monkeypatch.chdir(standin)
-    checkpoint = OCRSession.load(".", device="cpu", **RULES).checkpoint
+    checkpoint = load(".").checkpoint
     assert (checkpoint.name, checkpoint.source) == ("standin", str(standin))
 
 
 @pytest.mark.skipif(transformers_version() < (5, 20), reason="here the native class is not there")
 def test_native_takes_none_of_the_class_s_options(standin):
-    refuse('cuda_calls is for implementation="vendor"', standin, cuda_calls="ignore")
-    refuse("needs a CUDA device", "tiny", device="cpu", attention="flash_attention_2")
+    native = {"implementation": "native", "trust_remote_code": False}
+    refuse(standin, cuda_calls="ignore", **native)
+    refuse("tiny", attention="flash_attention_2", **native)
 
 
 def test_weights_that_do_not_fit_are_refused(standin, tmp_path):
-    from safetensors.torch import load_file, save_file
-
     broken = copy_of(standin, tmp_path / "weights")
     weights = load_file(broken / "model.safetensors")
-    save_file({**weights, "model.extra": torch.ones(1)}, broken / "model.safetensors", {"format": "pt"})
-    refuse("unexpected keys: model.extra", broken, **RULES)
-    del weights["model.norm.weight"]
-    save_file(weights, broken / "model.safetensors", {"format": "pt"})
-    refuse("missing keys: model.norm.weight", broken, **RULES)
-
-
-@pytest.mark.skipif(transformers_version() >= (5, 20), reason="here the native class is there")
-def test_native_is_refused_in_a_sentence_with_old_transformers():
-    refuse("native model needs transformers >= 5.20, here is 4.46.3: upgrade", "tiny")
+    for name, value in (("model.extra", torch.ones(1)), ("model.norm.weight", None)):
+        wrong = {key: tensor for key, tensor in {**weights, name: value}.items() if tensor is not None}
+        save_file(wrong, broken / "model.safetensors", {"format": "pt"})
+        refuse(broken)
 
 
 def test_the_command_line_measures_the_vendor_s_class_and_warns_once(standin, tmp_path, capsys):

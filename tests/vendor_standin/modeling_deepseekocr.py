@@ -59,14 +59,13 @@ class DeepseekOCRModel(LlamaModel):
     def forward(
         self,
         input_ids: Any = None,
-        attention_mask: Any = None,
-        position_ids: Any = None,
-        past_key_values: Any = None,
         inputs_embeds: Any = None,
+        past_key_values: Any = None,
         use_cache: Any = None,
         images: Any = None,
         images_seq_mask: Any = None,
         images_spatial_crop: Any = None,
+        **others: Any,
     ) -> Any:
         inputs_embeds = self.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds
         seq_len = inputs_embeds.shape[1]
@@ -90,14 +89,8 @@ class DeepseekOCRModel(LlamaModel):
         whole = isinstance(past_key_values, Cache)
         if use_cache and not whole:
             past_key_values = as_cache(past_key_values)
-        out = super().forward(
-            input_ids=None,
-            attention_mask=attention_mask,
-            position_ids=position_ids,
-            past_key_values=past_key_values,
-            inputs_embeds=inputs_embeds,
-            use_cache=use_cache,
-        )
+        kept = {"past_key_values": past_key_values, "use_cache": use_cache}
+        out = super().forward(inputs_embeds=inputs_embeds, **kept, **others)
         if use_cache and not whole:  # as the published one: tuples, unless it is handed a Cache
             out.past_key_values = as_tuple(past_key_values)
         return out
@@ -168,16 +161,9 @@ class DeepseekOCRForCausalLM(LlamaForCausalLM):
             position_ids = (attention_mask.long().cumsum(-1) - 1).clamp(min=0)
         if position_ids is not None:
             position_ids = position_ids[:, -input_ids.shape[1] :]
-        return {
-            "input_ids": input_ids,
-            "position_ids": position_ids,
-            "past_key_values": past_key_values,
-            "use_cache": kwargs.get("use_cache"),
-            "attention_mask": attention_mask,
-            "images": kwargs.get("images"),
-            "images_seq_mask": kwargs.get("images_seq_mask"),
-            "images_spatial_crop": kwargs.get("images_spatial_crop"),
-        }
+        names = ("use_cache", "images", "images_seq_mask", "images_spatial_crop")
+        inputs = {"input_ids": input_ids, "position_ids": position_ids, "attention_mask": attention_mask}
+        return {**inputs, "past_key_values": past_key_values, **{name: kwargs.get(name) for name in names}}
 
     def infer(self, tokenizer: Any, prompt: str = "", image_file: str = "") -> str:
         """Not used: only here because the published one moves tensors to a GPU."""
