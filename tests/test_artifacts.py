@@ -1,4 +1,4 @@
-"""The files that an output turns into."""
+"""The files that an output turns into, and the boxes drawn on its page."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from pathlib import Path
 
 import nbformat
 import numpy as np
+import pandas as pd
 import pytest
 from conftest import GOLDEN
 from example_run import make_run
 from grounding_texts import CASE, fuzzed, marked
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageColor
 from refusals import refused
 from wording import says
 
 from ocr_phases import PhaseRun
+from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.errors import CannotWrite
 from ocr_phases.files import MANIFEST_NAME, REPORT_FOLDER, check_names, folder_for, write_given
 from ocr_phases.report import artifacts
@@ -32,6 +34,7 @@ from ocr_phases.report.artifacts import (
     write_artifacts,
     write_results,
 )
+from ocr_phases.show.page import LABEL_COLOURS, draw_marks, label_colour, printable, region_boxes
 from ocr_phases.versions import asset
 
 LINK = re.compile(r"!\[\]\(images/(\d+)\.jpg\)")
@@ -72,12 +75,44 @@ def test_golden_files_with_the_drifting_links_mended(tmp_path: Path) -> None:
     assert [list(crop.size) for crop in crops] == list(CASE["crops"].values())
     expected = page.convert("RGB").crop(CASE["boxes_px"][2])
     assert np.abs(np.asarray(crops[0], float) - np.asarray(expected)).mean() < 3  # of JPEG
-    assert Image.open(folder / "result_with_boxes.jpg").size == (1240, 1754)
+    assert Image.open(folder / "result_with_boxes.jpg").size == page.size == (1240, 1754)
+    assert write_artifacts(tmp_path / "text", None, CASE["model_text"]) == [tmp_path / "text" / "result.mmd"]
+    assert {path.name for path in (tmp_path / "text").iterdir()} == {MANIFEST_NAME, "result.mmd"}
 
 
-def test_a_page_that_is_not_embedded_gives_the_text_only(tmp_path: Path) -> None:
-    assert write_artifacts(tmp_path, None, CASE["model_text"]) == [tmp_path / "result.mmd"]
-    assert {path.name for path in tmp_path.iterdir()} == {MANIFEST_NAME, "result.mmd"}
+def test_golden_boxes_are_outlined_at_their_pixels() -> None:
+    page = Image.open(GOLDEN / "pages" / CASE["page"])
+    regions = parse_grounding(CASE["model_text"]).regions
+    drawn = draw_marks(page, [box._replace(text="") for box in region_boxes(regions, page.size)])
+    colours = [label_colour(region.label) for region in regions for _ in region.boxes]
+    outside = np.ones((page.height, page.width), dtype=bool)
+    for (x1, y1, x2, y2), colour in zip(CASE["boxes_px"], colours, strict=True):
+        outside[y1 : y2 + 1, x1 : x2 + 1] = False
+        for corner in [(x1, y1), (min(x2, page.width - 1), min(y2, page.height - 1))]:
+            assert drawn.getpixel(corner) == ImageColor.getrgb(colour)
+    assert (np.asarray(drawn)[outside] == np.asarray(page.convert("RGB"))[outside]).all()
+
+
+def test_tags_are_drawn_beside_each_other() -> None:
+    """Two tiny boxes at the same place: the second tag must not cover the first."""
+    white, drawn = Image.new("RGB", (800, 800), "white"), []
+    for labels in (["title"], ["title", "table"]):
+        text = "".join(marked(label, "[[400, 400, 410, 410]]") for label in labels)
+        drawn.append(np.asarray(draw_marks(white, region_boxes(parse_grounding(text).regions, white.size))))
+    title, other = (ImageColor.getrgb(LABEL_COLOURS[label]) for label in ("title", "table"))
+    solid = (drawn[0] == title).all(axis=2)
+    solid[318:332, 318:332] = False  # the boxes themselves
+    assert solid.sum() > 100 and (drawn[1][solid] == title).all()
+    assert (drawn[1] == other).all(axis=2).sum() > 100
+
+
+def test_labels_have_the_same_colour_in_every_process_and_fit_a_tag() -> None:
+    spare = {"stamp": "#cc6677", "seal": "#19823c", "chart": "#8f8f2f", "\ud800": "#cc6677"}
+    assert {label: label_colour(label) for label in spare} == spare
+    assert label_colour("title") == LABEL_COLOURS["title"]
+    assert printable(" a\n\tb\x00\ud800 c ") == "a b c"
+    assert printable("x" * 100, longest=5) == "xxxx…"
+    assert len(printable("\u202e" * 10**6 + "x")) <= 24
 
 
 MARKDOWN = {
@@ -98,14 +133,15 @@ def test_markdown(text: str) -> None:
     assert result_markdown(text) == MARKDOWN[text]
 
 
-@pytest.mark.parametrize("size", [(1, 1), (20, 20), (2000, 3)])
+@pytest.mark.parametrize("size", [(1, 1), (20, 20), (2000, 3), (70_000, 2)])
 def test_small_boxes_on_small_pages_still_have_their_crop(size: tuple[int, int], tmp_path: Path) -> None:
     text = marked("image", "[[998, 998, 999, 999], [3, 3, 4, 4], [7, 7, 7, 9], [0, 0, 999, 999]]")
     write_artifacts(tmp_path, Image.new("RGBA", size), text)
     crops = crops_in(tmp_path)
     assert len(crops) == len(LINK.findall(result_markdown(text))) == 3
     assert all(min(crop.size) >= 1 for crop in crops)
-    assert crops[2].size == size
+    assert crops[2].width == min(size[0], 65_500)  # the longest of a JPEG
+    assert size[0] > 65_500 or crops[2].size == size
 
 
 @pytest.mark.parametrize("regions", [1, 50])
@@ -124,16 +160,15 @@ def test_crops_are_limited_and_the_markdown_says_so(
     assert written.endswith(f"end\n\n*30 more pictures have no file: {LIMIT.replace('500', '20')}")
 
 
-def test_a_page_longer_than_jpeg_allows(tmp_path: Path) -> None:
-    write_artifacts(tmp_path, Image.new("L", (70_000, 2)), marked("image", "[[0, 0, 999, 999]]"))
-    assert Image.open(tmp_path / "images" / "0.jpg").width == 65_500
-
-
-def test_geometry_is_read() -> None:
+def test_geometry_is_read_and_drawn_on_its_axes(tmp_path: Path) -> None:
     solid = GeometryLine((-5.0, 0.0), (5.0, 0.0), dashed=False)
     dashed = GeometryLine((0.0, -8.5), (-5.0, 0.0), dashed=True)
     endpoints = (("A", (-5.0, 0.0)), ("$B_1$", (0.0, -8.5)))
     assert parse_geometry(f"{FIGURE}{EOS_TEXT}") == Geometry(lines=(solid, dashed), endpoints=endpoints)
+    paths = write_artifacts(tmp_path, Image.new("RGB", (60, 60), "white"), str(FIGURE))
+    assert [path.name for path in paths] == ["result.mmd", "result_with_boxes.jpg", "geo.jpg"]
+    drawn = Image.open(paths[-1])
+    assert drawn.width == drawn.height
 
 
 @pytest.mark.parametrize(
@@ -156,21 +191,25 @@ def test_anything_else_is_no_geometry(text: str) -> None:
     assert parse_geometry(text) is None
 
 
-def test_geometry_is_drawn_on_its_axes(tmp_path: Path) -> None:
-    paths = write_artifacts(tmp_path, Image.new("RGB", (60, 60), "white"), str(FIGURE))
-    assert [path.name for path in paths] == ["result.mmd", "result_with_boxes.jpg", "geo.jpg"]
-    drawn = Image.open(paths[-1])
-    assert drawn.width == drawn.height
-
-
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(text=fuzzed, size=st.sampled_from([(1, 1), (20, 20), (211, 97)]))
-@example(text="\ud800", size=(20, 20))
-def test_any_text_can_be_written(tmp_path: Path, text: str, size: tuple[int, int]) -> None:
-    paths = write_artifacts(tmp_path, Image.new("RGB", size, "white"), text)
+@given(
+    fuzzed, st.sampled_from([(1, 1), (20, 20), (211, 97)]), st.sampled_from(["RGB", "L", "RGBA", "1", "P"])
+)
+@example("\ud800", (20, 20), "RGB")
+@example(CASE["model_text"], (50, 4000), "RGBA")
+@example(CASE["model_text"], (20000, 50), "1")
+@example(CASE["model_text"], (300, 400), "P")
+def test_any_text_can_be_drawn_and_written(
+    tmp_path: Path, text: str, size: tuple[int, int], mode: str
+) -> None:
+    page, regions = Image.new(mode, size, 1), parse_grounding(text).regions
+    paths = write_artifacts(tmp_path, page, text)
     assert all(path.stat().st_size > 0 for path in paths[1:])
     links = [int(number) for number in LINK.findall(result_markdown(text))]
     assert links == list(range(len(crops_in(tmp_path))))
+    times = pd.DataFrame({"region": [region.index for region in regions], "decode_ms": 1.0})
+    drawn = draw_marks(page, region_boxes(regions, size, times, by_time=True))
+    assert (drawn.size, drawn.mode) == (size, "RGB")
 
 
 def test_only_what_the_package_wrote_is_replaced_or_goes(
@@ -219,8 +258,7 @@ def test_the_page_report_by_hand_never_replaces_a_record(
     runs = [make_run(), make_run(seed=1)]
     paths = [run.save(tmp_path / f"{number}.json") for number, run in enumerate(runs)]
     for path in paths:
-        exec(
-            "\n".join([cells["parameters"], f"record = {str(path)!r}", cells["setup"], cells["measure"]]), {}
-        )
+        sources = (cells["parameters"], f"record = {str(path)!r}", cells["setup"], cells["measure"])
+        exec("\n".join(sources), {})
     kept = [PhaseRun.load(Path(folder, "run.json")) for folder in (REPORT_FOLDER, f"{REPORT_FOLDER}-2")]
     assert [run.to_dict() for run in kept] == [run.to_dict() for run in runs]

@@ -56,12 +56,11 @@ def test_the_settings_page_has_every_preset_and_prompt_with_its_tokens() -> None
 
 
 def test_the_models_page_has_each_family_s_presets_limit_and_file() -> None:
-    text = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    text, families = (ROOT / "docs" / "models.md").read_text(encoding="utf-8"), FAMILIES.values()
     rows = dict(re.findall(r"^\| ([a-z][\w ]*) \| (.*) \|$", text, re.MULTILINE))
     cells = {
         name: [re.findall(r"`([\w.]+)`", cell) for cell in row.split(" | ")] for name, row in rows.items()
     }
-    families = FAMILIES.values()
     assert cells["presets"] == [list(facts.presets) for facts in families]
     assert [cell[0] for cell in cells["preset by default"]] == [facts.default_preset for facts in families]
     assert [cell[0] for cell in cells["output file"]] == [facts.result_name for facts in families]
