@@ -62,19 +62,14 @@ def _swap_type(holder: Any, key: Any, rng: random.Random) -> Any:
 def _resize(holder: Any, key: Any, rng: random.Random) -> Any:
     value = holder[key]
     if isinstance(value, list) and value:
-        holder[key] = (
-            value[: rng.randrange(len(value))] if rng.random() < 0.6 else [*value, rng.choice(value)]
-        )
+        shorter = rng.random() < 0.6
+        holder[key] = value[: rng.randrange(len(value))] if shorter else [*value, rng.choice(value)]
     else:
         holder[key] = [value, value]
     return len(holder[key])
 
 
-_CHANGES: tuple[tuple[str, Callable[[Any, Any, random.Random], Any]], ...] = (
-    ("replaced by", _replace),
-    ("replaced by", _replace),
-    ("replaced by", _replace),
-    ("taken out", _delete),
-    ("as another type", _swap_type),
-    ("resized to", _resize),
-)
+_CHANGES: list[tuple[str, Callable[[Any, Any, random.Random], Any]]] = [
+    *[("replaced by", _replace)] * 3,
+    *(("taken out", _delete), ("as another type", _swap_type), ("resized to", _resize)),
+]
