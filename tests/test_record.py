@@ -111,7 +111,8 @@ def test_pages_are_embedded_small_or_left_out():
     assert base64.b64decode(pdf["data"]).startswith(b"\xff\xd8")
 
 
-STAGES = json.loads(RECORD.read_text())["spans"]["stage"]
+CONTENT = json.loads(RECORD.read_text())
+STAGES, TOKENS = CONTENT["spans"]["stage"], len(CONTENT["results"][0]["ids"])
 FIRST_STEP = STAGES.index("decode_step")
 GONE = object()
 
@@ -132,6 +133,9 @@ GONE = object()
         *(("results", None), ("results.0.text", "another")),
         *(("pages.0.row", 1), ("model", "tiny"), ("live_checks", 5)),
         *(("memory.peak_bytes", {"prefill": 5}), ("cache.lengths", [2**64])),
+        ("probabilities", [{"logprobs": [-0.5], "margins": [1.0] * TOKENS}]),
+        ("probabilities", [{"logprobs": [0.5] * TOKENS, "margins": [1.0] * TOKENS}]),
+        ("probabilities", [{"logprobs": [None] * TOKENS, "margins": ["high"] * TOKENS}]),
         *(("versions.deep", json.loads("[" * 50 + "]" * 50)), ("versions.new", 2**64)),
     ],
 )
