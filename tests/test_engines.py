@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from fake_server import IDS, TOKENS, Fake, served
+from fake_server import ELSEWHERE, IDS, TOKENS, Fake, served
 
 import ocr_phases
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
@@ -19,14 +19,18 @@ from ocr_phases.cli import main
 from ocr_phases.engines import checks
 from ocr_phases.engines.answers import Answer, spans_of
 from ocr_phases.engines.client import Server
+from ocr_phases.engines.load import TAIL_FROM, LoadResult
 from ocr_phases.engines.session import ServerSession
 from ocr_phases.engines.vllm_worker import MODULES, Stages, Watch
 from ocr_phases.families import FAMILIES, VISION_STAGES
 from ocr_phases.inputs.views import image_token_count
 from ocr_phases.record import make_spans
+from ocr_phases.settings import SamplingSettings
 
 PAGE = Path(ocr_phases.__file__).parents[1] / "data" / "pages" / "receipt.png"
 SECRET = "sk-secret-123"
+FAMILY = FAMILIES["deepseek-ocr"]
+GREEDY = SamplingSettings()
 
 
 @pytest.fixture
@@ -45,7 +49,7 @@ def found(run: PhaseRun, name: str) -> tuple[str, str]:
     return row["verdict"], row["measured"]
 
 
-def test_a_server_is_timed_as_far_as_it_tells(vllm: Fake, tmp_path: Path) -> None:
+def test_a_server_is_timed_as_far_as_it_tells_and_the_rest_is_missing(vllm: Fake, tmp_path: Path) -> None:
     run = measure(vllm)
     assert (run.result["ids"], run.text) == (IDS, "".join(TOKENS))
     assert run.request["prefill_len"] == 276
@@ -58,11 +62,9 @@ def test_a_server_is_timed_as_far_as_it_tells(vllm: Fake, tmp_path: Path) -> Non
     assert found(run, "fresh_prompt")[0] == "pass"
     again = PhaseRun.load(run.save(tmp_path / "run.json"))
     assert again.model["server"]["engine"] == "vllm"
-    assert len(again.model["server"]["times"]) == 2
-
-
-def test_what_was_not_measured_is_missing_and_never_zero(vllm: Fake) -> None:
-    run = measure(vllm)
+    assert [set(times) for times in again.model["server"]["times"]] == [
+        {"ttft_ms", "queue_ms", "prefill_ms", "decode_ms"}
+    ] * 2
     missing = ("vision_ms", "vision_share", "stage_coverage", "sam_ms", "peak_bytes", "kv_cache_bytes")
     assert [run[name] for name in missing] == [None] * len(missing)
     assert run.floors.empty
@@ -86,29 +88,38 @@ def test_stages_of_the_worker_lie_in_the_prefill(vllm: Fake) -> None:
     assert (decode["stage"] == "language_model").sum() == 2 * (len(IDS) - 1)
     assert run["vision_ms"] > 0
     assert run.model["dtype"] == "float32"
-
-
-def test_times_of_a_shared_server_are_left_out(vllm: Fake) -> None:
-    vllm.others = 1
+    vllm.others = 1  # who shares the server may have run the stages
     run = measure(vllm)
-    assert run["prepare_ms"] is None
+    assert (run["prepare_ms"], run["vision_ms"]) == (None, None)
     assert run.model["server"]["times"] == [{}, {}]
 
 
-def test_sglang_is_timed_by_its_chunks_of_text() -> None:
+def test_a_long_prompt_takes_several_forwards() -> None:
+    given = [("sam", 1.0, 1.0, 640), ("sam", 2.0, 1.0, 640), ("language_model", 3.0, 1.0, 256)]
+    given += [("language_model", 5.0, 1.0, 20)]
+    steps = [("language_model", 10.0 + step, 0.5, 1) for step in range(3)]
+    times: dict[str, Any] = {"times": [10.0, 11.0, 12.0], "ids": [7, 8, 9], "texts": ["a", "b", "c"]}
+    run = Answer(0.0, **times, widest=1, prompt_tokens=276, stages=given + steps)
+    spans = make_spans([*spans_of([run])])
+    text = spans[spans["stage"] == "language_model"]
+    assert text["phase"].tolist() == ["prefill"] * 2 + ["decode"] * 2  # the last one makes no token
+    assert text["step"].fillna(-1).tolist() == [-1, -1, 0, 1]
+    assert spans.set_index("stage").loc["prefill", "host_start_ms"] == 1.0
+    assert spans[spans["stage"] == "sam"]["view"].tolist() == ["global", "local"]
+
+
+def test_other_dialects_are_timed_by_their_chunks_of_text() -> None:
     with served("sglang") as fake:
         run = measure(fake)
-        assert run.result["ids"] == IDS
-        assert run["decode_steps"] == len(IDS) - 1
+        assert (run.result["ids"], run["decode_steps"]) == (IDS, len(IDS) - 1)
         assert found(run, "token_times") == ("note", "chunks of text are timed: ids came at the end")
         assert fake.bodies[0]["messages"][0]["content"][1]["text"].startswith("<|grounding|>")
         with pytest.raises(OcrPhasesError, match="no_repeat_ngram_size is no setting"):
             measure(fake, infer={"no_repeat_ngram_size": 5})
-
-
-def test_another_server_is_timed_without_ids() -> None:
     with served("other") as fake:
         run = measure(fake)
+        with pytest.raises(OcrPhasesError, match="ignore_eos is no setting"):
+            measure(fake, ignore_eos=True)
     assert len(run.result["ids"]) == len(TOKENS)
     assert "sends no ids" in found(run, "token_times")[1]
     assert run["prepare_ms"] is None
@@ -122,18 +133,8 @@ def test_several_tokens_a_chunk_have_no_latency(vllm: Fake) -> None:
     assert run["decode_ms"] > 0
     assert found(run, "token_times")[1] == "a chunk has up to 3 tokens: there is no inter-token latency"
     run._repr_mimebundle_()
-
-
-def test_a_long_prompt_takes_several_forwards() -> None:
-    given = [("sam", 1.0, 1.0, 640), ("language_model", 3.0, 1.0, 256), ("language_model", 5.0, 1.0, 20)]
-    steps = [("language_model", 10.0 + step, 0.5, 1) for step in range(3)]
-    times: dict[str, Any] = {"times": [10.0, 11.0, 12.0], "ids": [7, 8, 9], "texts": ["a", "b", "c"]}
-    run = Answer(0.0, **times, widest=1, prompt_tokens=276, stages=given + steps)
-    spans = make_spans([*spans_of([run])])
-    text = spans[spans["stage"] == "language_model"]
-    assert text["phase"].tolist() == ["prefill"] * 2 + ["decode"] * 2  # the last one makes no token
-    assert text["step"].fillna(-1).tolist() == [-1, -1, 0, 1]
-    assert spans.set_index("stage").loc["prefill", "host_start_ms"] == 1.0
+    assert Answer(0.0, times=[1.0, 1.01, 1.02, 5.0]).untimed == "2 of 4 chunks came together with another"
+    assert not Answer(0.0, times=[1.0, 1.01, 3.0, 5.0]).untimed
 
 
 def test_a_cached_prompt_makes_repeats_invalid(vllm: Fake) -> None:
@@ -143,28 +144,32 @@ def test_a_cached_prompt_makes_repeats_invalid(vllm: Fake) -> None:
     run = measure(vllm)
     assert found(run, "fresh_prompt") == ("fail", "a cache had 256 of 276 prompt tokens")
     assert "--no-enable-prefix-caching" in run.checks.set_index("name").loc["fresh_prompt", "fix"]
-    vllm.cached, vllm.vision, vllm.pause = None, 0.4, 0.02
-    session = ocr_phases.connect(vllm.url)
-
-    def fast(done: int, total: int) -> None:
-        vllm.vision = 0.4 if done == 0 else 0.005
-
-    verdict, told = found(measure(vllm, session, progress=fast), "fresh_prompt")
-    assert verdict == "fail"
-    assert "of the first request after" in told
     assert len({body["cache_salt"] for body in vllm.bodies}) == len(vllm.bodies)
+    given: dict[str, Any] = {"times": [5.0, 25.0], "ids": [1, 2], "widest": 1}
+    blind = Answer(0.0, **given, stages=[("language_model", 1.0, 1.0, 9)])
+    cases = [
+        (blind, 400.0, "fail"),
+        (Answer(0.0, **given), 400.0, "fail"),
+        (Answer(0.0, **given), 18.0, "pass"),
+    ]
+    for answer, first, verdict in cases:  # where nobody tells, by time
+        rows = {name: (said, told) for name, said, told in checks.own_checks([answer], first, GREEDY)}
+        assert rows["fresh_prompt"][0] == verdict
+        assert "no vision ran in 1 repeat" in rows["fresh_prompt"][1] or not answer.stages
 
 
 def test_another_cut_of_the_page_is_named(vllm: Fake) -> None:
     vllm.image_tokens = 111
-    verdict, told = found(measure(vllm), "server_preset")
-    assert verdict == "fail"
-    assert told == "the server read 111 image tokens, base has 273: it cut the page as small"
-    gundam = FAMILIES["deepseek-ocr"].presets["gundam"]
+    told = "the server read 111 image tokens, base has 273: it cut the page as small"
+    assert found(measure(vllm), "server_preset") == ("fail", told)
+    gundam, size = FAMILY.presets["gundam"], (1000, 2000)
     few = image_token_count(gundam, (1, 2))
-    answer = Answer(0.0, prompt_ids=[3] * few)
-    _, _, (_, _, told) = checks.read_as(answer, gundam, FAMILIES["deepseek-ocr"], (1000, 2000))
-    assert told.endswith("it cut the page as gundam of at most 6 crops, into 1 x 2")
+    for told, tokens in {
+        "it cut the page as gundam of at most 6 crops, into 1 x 2": {"prompt_ids": [3] * few},
+        "no preset has as many": {"prompt_ids": [3] * 7},
+        "it cut the page as small": {"prompt_tokens": 115},
+    }.items():
+        assert checks.read_as(Answer(0.0, **tokens), gundam, FAMILY, size)[2][2].endswith(told)
 
 
 def test_the_rule_against_repetition_is_seen_in_the_tokens(vllm: Fake) -> None:
@@ -173,44 +178,35 @@ def test_the_rule_against_repetition_is_seen_in_the_tokens(vllm: Fake) -> None:
     assert vllm.bodies[0]["vllm_xargs"]["ngram_size"] == 3
     assert checks.repeated([1, 2, 3, 1, 2, 3], 3, 0) == 5
     assert checks.repeated([1, 2, 3, 1, 2, 4], 3, 0) is None
+    assert checks.repeated([1, 2, 1, 2], 3, 0) is checks.repeated([1], 3, 0) is None
+    assert checks.repeated([1, 2, 9, 9, 1, 2], 2, 6) == 5
+    assert checks.repeated([1, 2, 9, 9, 1, 2], 2, 5) is None  # the first stands before the window
 
 
-def test_verify_names_a_missing_bos_and_the_first_difference(vllm: Fake) -> None:
-    session = ocr_phases.connect(vllm.url, reference="tiny")
-    vllm.bos = False
-    run = measure(vllm, session, verify=True, repeats=1)
-    assert found(run, "server_prompt")[0] == found(run, "parity")[0] == "fail"
-    assert "token 5 of 8 is the first that differs (900, generate(): 31)" in found(run, "parity")[1]
-    _, _, told = checks.prompt_check(Answer(0.0, prompt_ids=[9, 9], prompt_tokens=2), [0, 9, 9])
-    assert told == "the server's prompt has 2 tokens for 3: the BOS at its beginning is missing"
-    with pytest.raises(OcrPhasesError, match="give connect a reference"):
-        measure(vllm, verify=True)
+FAULTS = {
+    "401": "refuses the key (401): set OCR_PHASES_API_KEY, or give api_key.",
+    "429": "has too many requests (429): ask again later, or for fewer at once.",
+    "500": "failed /v1/chat/completions (500: no, said the server).",
+    "400": "refuses /v1/chat/completions (400: no, said the server).",
+    "redirect": f"redirects to {ELSEWHERE}, which would get the page too: name that address yourself.",
+    "whole": "does not stream: it answered all at once.",
+    "huge": "sent more than 64 MB.",
+    "stall": "sent nothing for 1 s.",
+    "disconnect": "ended the connection in the middle of an answer.",
+    "malformed": "is not OpenAI-compatible: what it answers is not as it should be (JSON is malformed: ",
+    "mistyped": "is not OpenAI-compatible: what it answers is not as it should be (Expected `int`, ",
+    "error": "gave up (out of memory).",
+}
 
 
-@pytest.mark.parametrize(
-    ("fault", "told"),
-    [
-        ("401", "refuses the key (401): set OCR_PHASES_API_KEY, or give api_key."),
-        ("429", "has too many requests (429): ask again later, or for fewer at once."),
-        ("500", "failed /v1/chat/completions (500: no, said the server)."),
-        ("400", "refuses /v1/chat/completions (400: no, said the server)."),
-        ("redirect", "redirects to http://elsewhere.example/v1/chat/completions, which"),
-        ("whole", "does not stream: it answered all at once."),
-        ("huge", "sent more than 64 MB."),
-        ("stall", "sent nothing for 1 s."),
-        ("disconnect", "ended the connection in the middle of an answer."),
-        ("malformed", "is not OpenAI-compatible: what it answers is not"),
-        ("error", "gave up (out of memory)."),
-    ],
-)
-def test_a_fault_is_one_sentence_and_keeps_what_was_measured(vllm: Fake, fault: str, told: str) -> None:
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_one_sentence_and_keeps_what_was_measured(vllm: Fake, fault: str) -> None:
     vllm.fault = fault
-    with pytest.raises(OcrPhasesError, match=re.escape(told)) as error:
-        measure(vllm)
+    with pytest.raises(OcrPhasesError, match=re.escape(f"{vllm.url} {FAULTS[fault]}")) as error:
+        measure(vllm, warmup=0, repeats=1)
     assert "\n" not in str(error.value)
-    vllm.bodies.clear()
-    vllm.fault_from = 2  # the warm-up and a repeat go well
-    run = measure(vllm)
+    vllm.fault_from = len(vllm.bodies) + 1  # one repeat goes well
+    run = measure(vllm, warmup=0)
     assert run.repeats == [0]
     assert found(run, "interrupted")[1].startswith("1 of 2 repeats: http://127.0.0.1")
 
@@ -220,13 +216,15 @@ def test_a_fault_is_one_sentence_and_keeps_what_was_measured(vllm: Fake, fault: 
     [
         ("ftp://host/v1", "A server's address is http://HOST:PORT/v1, or https."),
         ("http://host:port", "A server's address is"),
-        ("http://me:key@host/v1", "It has no key: set OCR_PHASES_API_KEY"),
-        ("http://127.0.0.1:9/v1", "cannot be reached"),
+        (f"http://me:{SECRET}@host/v1", "It has no key: set OCR_PHASES_API_KEY"),
+        ("http://127.0.0.1:9/v1", r"cannot be reached \(Connection refused\): is it running\?$"),
     ],
 )
 def test_a_wrong_address_is_refused(address: str, told: str) -> None:
-    with pytest.raises(OcrPhasesError, match=told):
+    with pytest.raises(OcrPhasesError, match=told) as error:
         ocr_phases.connect(address)
+    assert SECRET not in str(error.value)
+    assert Server("http://host:1").url == "http://host:1/v1"
 
 
 def test_models_and_settings_that_a_server_has_not_are_refused_by_name(vllm: Fake) -> None:
@@ -238,18 +236,22 @@ def test_models_and_settings_that_a_server_has_not_are_refused_by_name(vllm: Fak
     session = ocr_phases.connect(f"{vllm.url}#b")
     assert session.model == "b"
     refused: dict[str, Any] = {"strategy": "compiled", "vision": "compiled", "generate": True}
-    for name, value in {**refused, "first_token": "redecode", "kernels": True, "autocast": True}.items():
+    refused |= {"first_token": "redecode", "kernels": True, "autocast": True, "eos_check_every": 4}
+    for name, value in refused.items():
         with pytest.raises(OcrPhasesError, match=f"A server cannot do {name}={value!r}"):
             measure(vllm, session, **{name: value})
     with pytest.raises(OcrPhasesError, match="one page at a time"):
         session.run_inference([PAGE, PAGE])
+    with pytest.raises(OcrPhasesError, match="give connect a reference"):
+        measure(vllm, session, verify=True)
+    with pytest.raises(OcrPhasesError, match="Name a concurrency or a rate"):
+        session.load_test(PAGE, ())
+    with pytest.raises(OcrPhasesError, match="0 is no load"):
+        session.load_test(PAGE, (0,))
 
 
 def test_the_key_is_sent_and_kept_nowhere(
-    vllm: Fake,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    vllm: Fake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     vllm.key = SECRET
@@ -268,64 +270,84 @@ def test_the_key_is_sent_and_kept_nowhere(
     assert vllm.url in (target / "receipt" / "run.json").read_text()
 
 
-def test_the_command_line_measures_and_verifies_a_server(
+def test_verify_names_a_missing_bos_and_the_first_difference(
     vllm: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    vllm.bos = False
     options = ["--server", vllm.url, "--max-new-tokens", "8", "--preset", "base", "--repeats", "1"]
     saved = tmp_path / "run.json"
     assert main(["verify", str(PAGE), "--save", str(saved), *options]) == 1
-    assert "first that differs (900, generate(): 31)" in capsys.readouterr().out
-    assert json.loads(saved.read_text())["model"]["implementation"] == "server"
+    assert "token 5 of 8 is the first that differs (900, generate(): 31)" in capsys.readouterr().out
+    run = PhaseRun.load(saved)
+    assert run.model["implementation"] == "server"
+    assert found(run, "server_prompt")[0] == found(run, "parity")[0] == "fail"
     assert main(["profile", str(PAGE), "--model", "tiny", *options]) == 2
     assert "--server has its model" in capsys.readouterr().err
+    bos = "the server's prompt has 2 tokens for 3: the BOS at its beginning is missing"
+    cases = [([9, 9], 2, bos), ([], 2, bos), ([0, 9, 9], 3, "3 tokens in both")]
+    for ids, count, told in cases:
+        answer = Answer(0.0, prompt_ids=ids, prompt_tokens=count)
+        assert checks.prompt_check(answer, [0, 9, 9])[2] == told
 
 
-def test_a_load_tells_its_knee_and_what_failed(vllm: Fake, tmp_path: Path) -> None:
+def test_a_load_tells_its_knee_its_price_and_what_failed(vllm: Fake, tmp_path: Path) -> None:
     vllm.vision = 0.05
     session = ocr_phases.connect(vllm.url)
-    result = session.load_test(PAGE, (1, 2), rates=(1200,), requests=4, max_new_tokens=8)
+    asked: dict[str, Any] = {"requests": 4, "max_new_tokens": 8}
+    result = session.load_test(PAGE, (1, 2), rates=(1200,), price_per_hour=3.0, **asked)
     table = result.table.set_index("level")
     assert list(table.index) == ["1 at once", "2 at once", "1200/min"]
     assert table.loc["2 at once", "pages_per_min"] > 1.1 * table.loc["1 at once", "pages_per_min"]
     assert table["ttft_p50_ms"].between(40, 400).all()
     assert table["ttft_p99_ms"].isna().all()  # of fewer than a hundred requests
+    assert (table["price_per_1000_pages"] * table["pages_per_min"]).tolist() == pytest.approx([50.0] * 3)
     assert result.verdict.startswith("The knee is 2 at once: ")
     assert "2 at once" in result._repr_mimebundle_()["text/plain"]
     vllm.fault, vllm.fault_from = "500", len(vllm.bodies) + 2
-    result = session.load_test([PAGE], (2,), requests=4, max_new_tokens=8)
+    result = session.load_test([PAGE], (2,), **asked)
     assert result.table["errors"].tolist() == [3]
     assert result.verdict.endswith("3 requests failed.")
     assert "no, said the server" in result.save(tmp_path / "load").read_text()
     for plot in (result.plot.throughput, result.plot.stalls):
         assert plot().axes[0].get_title(loc="left")
-    vllm.fault = ""
-    with pytest.raises(OcrPhasesError, match="Name a concurrency or a rate"):
-        session.load_test(PAGE, ())
+
+
+def test_figures_of_a_load_are_those_of_its_rows() -> None:
+    row = {"level": "1 at once", "first": 1.0, "end": 4.0, "times": [1e3, 2e3, 4e3], "tokens": 3, "error": ""}
+    rows = [row | {"begun": 0.0, "end": 4.0 + number} for number in range(TAIL_FROM)]
+    failed = row | {"begun": 0.0, "first": None, "end": None, "times": [], "tokens": 0, "error": "no"}
+    table = LoadResult("here", [*rows, failed]).table.iloc[0]
+    assert (table["requests"], table["errors"]) == (TAIL_FROM + 1, 1)
+    assert table["pages_per_min"] == pytest.approx(60 * TAIL_FROM / 103)
+    assert table["tokens_per_s"] == pytest.approx(3 * TAIL_FROM / 103)
+    assert (table["ttft_p50_ms"], table["ttft_p99_ms"]) == (1000.0, 1000.0)
+    assert (table["inter_token_p50_ms"], table["inter_token_p99_ms"]) == (1500.0, 2000.0)
 
 
 def test_the_command_line_loads_a_server(
     vllm: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = ["--concurrency", "1,2", "--requests", "2", "--max-new-tokens", "4", "--json"]
-    target = ["--out", str(tmp_path / "load")]
-    assert main(["sweep", "--pages", str(PAGE.parent), "--server", vllm.url, *options, *target]) == 0
+    options += ["--price-per-hour", "2.5", "--out", str(tmp_path / "load")]
+    assert main(["sweep", "--pages", str(PAGE.parent), "--server", vllm.url, *options]) == 0
     told = json.loads(capsys.readouterr().out)
     assert [row["level"] for row in told["levels"]] == ["1 at once", "2 at once"]
+    assert all(row["price_per_1000_pages"] > 0 for row in told["levels"])
     assert Path(told["report"]).exists()
     assert main(["sweep", str(PAGE), "--concurrency", "2"]) == 2
     assert "Only a --server is loaded" in capsys.readouterr().err
 
 
-def test_the_workers_clocks_see_the_native_classs_modules() -> None:
-    session = OCRSession.load("tiny", device="cpu")
-    modules = {name: session.family.stages(session.model)[name] for name in ("sam", "clip", "projector")}
+def test_the_workers_clocks_see_the_native_classs_modules(tiny_session: OCRSession) -> None:
+    stages = tiny_session.family.stages(tiny_session.model)
+    modules = {name: stages[name] for name in ("sam", "clip", "projector")}
     watch = Watch(modules, torch.device("cpu"))
-    run = session.run_inference(PAGE, preset="base", max_new_tokens=2, repeats=1, warmup=0)
+    run = tiny_session.run_inference(PAGE, preset="base", max_new_tokens=2, repeats=1, warmup=0)
     now, rows = watch.take()
     assert [row[0] for row in rows][:3] == ["sam", "clip", "projector"]
     sam = next(row for row in rows if row[0] == "sam")
     assert sam[2] == pytest.approx(run["sam_ms"], rel=0.2)
-    assert sam[1] <= now
+    assert sam[1] + sam[2] / 1e3 <= now
     assert watch.take()[1] == []
 
 
@@ -351,7 +373,3 @@ def test_the_extension_watches_a_vllm_worker() -> None:
     named["language_model"](None, torch.zeros(5), inputs_embeds=torch.zeros(5, 8))
     assert [(row[0], row[3]) for row in worker.ocr_take()[1]] == [("sam", 640), ("language_model", 5)]
     assert set(MODULES) - {"language_model"} == set(VISION_STAGES)
-
-
-def test_an_address_without_a_path_is_that_of_version_1() -> None:
-    assert Server("http://host:1").url == "http://host:1/v1"

@@ -23,12 +23,12 @@ from ocr_phases.text import count_text, first_difference, ms_text
 _FAST, _STEPS = 0.25, 6
 #: Crops of a page at most, in vLLM; the published code cuts up to 9.
 _FEWER_TILES = 6
+#: Its name, verdict and what was measured.
 Check = tuple[str, str, str]
+Size = tuple[int, int]
 
 
-def read_as(
-    answer: Answer, asked: Preset, family: FamilyFacts, size: tuple[int, int]
-) -> tuple[Preset, int, Check]:
+def read_as(answer: Answer, asked: Preset, family: FamilyFacts, size: Size) -> tuple[Preset, int, Check]:
     """How a page of that size was cut: the preset, the number of image tokens, and whether it is as asked.
 
     Of a server that tells neither its prompt's ids nor their number it is as asked.
@@ -46,8 +46,7 @@ def read_as(
         return preset, count, ("server_preset", "pass", f"{count} image tokens, as {asked.name} has")
     how = f"it cut the page as {preset.name}" if count in ways else "no preset has as many"
     if preset.name == asked.name and count in ways:
-        columns, rows = preset.grid(*size)
-        how += f" of at most {preset.most_tiles} crops, into {columns} x {rows}"
+        how += " of at most {} crops, into {} x {}".format(preset.most_tiles, *preset.grid(*size))
     told = f"the server read {count} image tokens, {asked.name} has {expected}: {how}"
     return preset, count, ("server_preset", "fail", told)
 

@@ -59,19 +59,19 @@ class Measurement:
 
     def _once(self, body: dict[str, Any], notify: Callable[[list[list[int]]], None] | None) -> Answer:
         """One answer, with what the server and its worker say of it, as long as it had the server alone."""
-        server, take = self.session.server, partial(self.session.rpc, "ocr_take", tuple[float, list[Stage]])
-        before = metrics(server)
+        server, before = self.session.server, metrics(self.session.server)
         answer = ask(server, body, notify)
         answer.own = server_times(server, before)
         if self.session.worker and (answer.own or not before):
             sent = time.monotonic()
-            now, rows = take()
+            now, rows = self.session.rpc("ocr_take", tuple[float, list[Stage]])
             took = time.monotonic() - sent
             away = sent + took / 2 - now
             # One host has one clock.
-            begun = answer.begun - (away if abs(away) > took / 2 else 0.0)
-            stages = [(name, 1e3 * (start - begun), ms, tokens) for name, start, ms, tokens in rows]
-            answer.stages = [stage for stage in stages if stage[1] >= 0]
+            zero = answer.begun - (away if abs(away) > took / 2 else 0.0)
+            answer.stages = [
+                (name, 1e3 * (start - zero), *rest) for name, start, *rest in rows if start >= zero
+            ]
         return answer
 
     def _compared(self) -> list[checks.Check]:
@@ -100,28 +100,25 @@ class Measurement:
         if len(runs) < request.repeats:
             told = f"{len(runs)} of {count_text(request.repeats, 'repeat')}{self.ended}"
             found.append(("interrupted", "note", told))
-        (ids, texts), length, grid = (
-            answer.tokens,
-            answer.prompt_tokens or count + 1,
-            preset.grid(*image.size),
-        )
+        (ids, texts), length = answer.tokens, answer.prompt_tokens or count + 1
         texts = texts if request.return_text else [""] * len(ids)
+        result = {"ids": ids, "token_texts": texts, "text": "".join(texts) if request.return_text else None}
         sure = [min(0.0, round(value, 3)) for value in answer.logprobs]
+        known = {"logprobs": sure, "margins": [None] * len(ids)}
         told_of: dict[str, Any] = {"engine": session.engine, "version": session.version, "url": server.url}
         told_of |= {"settings": worker.get("settings"), "times": [run.own for run in runs]}
         versions = {session.engine: session.version, "ocr_phases": __version__, "code": code_hash()}
+        device = {"name": f"{session.engine} at {server.host}", "kind": "server"}
         model = {"name": session.model, "config": {}, "family": family.name, "server": told_of}
         model |= {"strategy": "server", "implementation": "server", "dtype": "unknown"}
         made = {"preset": preset.name, "strategy": "server", "vision": "server", "batch": 1}
-        page = {"row": 0, "preset": preset.name, "grid": list(grid), "image_tokens": count}
-        page |= {"text_tokens": length - count}
+        grid, parts = preset.grid(*image.size), {"image_tokens": count, "text_tokens": length - count}
+        page = {"row": 0, "preset": preset.name, "grid": list(grid), **parts}
         page["valid_image_tokens"] = valid_image_tokens(preset, image.size, grid)
-        result = {"ids": ids, "token_texts": texts, "text": "".join(texts) if request.return_text else None}
         return PhaseRun(
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             versions=versions | worker.get("versions", {}),
-            device={"name": f"{session.engine} at {server.host}", "kind": "server"}
-            | worker.get("device", {}),
+            device=device | worker.get("device", {}),
             model=model | worker.get("model", {}),
             pages=[describe_page(*self.page, embed=request.embed_page) | page],
             request=request.described() | made | {"repeats": len(runs), "prefill_len": length},
@@ -130,9 +127,7 @@ class Measurement:
             memory={},
             cache={},
             live_checks=[dict(zip(_OF_A_CHECK, each, strict=True)) for each in found],
-            probabilities=[{"logprobs": sure, "margins": [None] * len(ids)}]
-            if len(sure) == len(ids)
-            else None,
+            probabilities=[known] if len(sure) == len(ids) else None,
         )
 
 

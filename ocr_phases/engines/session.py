@@ -19,7 +19,8 @@ from ocr_phases.request import filled_in, recorded
 from ocr_phases.settings import Request, RunSettings
 
 #: Settings that no server can be asked for: another value than the default is refused by name.
-_CANNOT = ("first_token", "strategy", "vision", "autocast", "generate", "kernels", "kernel_trace")
+_STEPS = ("first_token", "strategy", "vision", "autocast", "eos_check_every")
+_CANNOT = (*_STEPS, "generate", "kernels", "kernel_trace")
 #: How many of the settings beyond OpenAI's, in the order of `ServerSession.check_request`, an engine takes.
 _TAKES = {"vllm": 3, "sglang": 2, "other": 0}
 _WHOLE_WINDOW = 1 << 20

@@ -6,7 +6,6 @@ into the worker, whose methods a client calls by ``/collective_rpc`` (``VLLM_SER
 
 from __future__ import annotations
 
-import platform
 import re
 import time
 from collections import deque
@@ -22,6 +21,7 @@ MODULES = {
     "projector": "projector",
     "language_model": "language_model",
 }
+_SCHEDULER = ("max_num_seqs", "max_num_batched_tokens")
 _MOST_ROWS = 200_000
 
 
@@ -57,11 +57,8 @@ class Watch:
         """A time of the device; None within a graph that is captured."""
         if self.cuda is None:
             return time.monotonic()
-        if self.cuda.is_current_stream_capturing():
-            return None
-        event = self.cuda.Event(enable_timing=True)
-        event.record()
-        return event
+        event = None if self.cuda.is_current_stream_capturing() else self.cuda.Event(enable_timing=True)
+        return event and self.cuda.current_stream().record_event(event)
 
     def _base(self) -> tuple[Any, float]:
         """A time of the device and the same of the host."""
@@ -75,9 +72,8 @@ class Watch:
         The time and starts are seconds of the host's monotonic clock.
         """
         (first, host), self.base = self.base, self._base()  # waits for the device
-        since = first.elapsed_time if self.cuda else lambda at: 1e3 * (at - first)
-        times = ((stage, since(begun), since(ended), tokens) for stage, begun, ended, tokens in self.rows)
-        rows = [(stage, host + begun / 1e3, ended - begun, tokens) for stage, begun, ended, tokens in times]
+        ms: Any = self.cuda.Event.elapsed_time if self.cuda else lambda begun, ended: 1e3 * (ended - begun)
+        rows = [(name, host + ms(first, at) / 1e3, ms(at, end), size) for name, at, end, size in self.rows]
         self.rows.clear()
         return time.monotonic(), sorted(rows, key=lambda row: row[1])
 
@@ -94,20 +90,17 @@ class Stages:
         if not hasattr(self, "ocr_watching"):
             named = {stage: getattr(model, name, None) for stage, name in MODULES.items()}
             self.ocr_watching = Watch({stage: each for stage, each in named.items() if each}, device)
-        processor = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
-        name = processor[1] if processor else platform.machine()
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else name
+        cpu = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu and cpu[1]
+        settings = {part: getattr(config.scheduler_config, part) for part in _SCHEDULER}
+        settings["enforce_eager"] = config.model_config.enforce_eager
+        settings["prefix_caching"] = config.cache_config.enable_prefix_caching
         dtype = str(config.model_config.dtype).removeprefix("torch.")
         return {
             "model": {"class": type(model).__name__, "dtype": dtype},
-            "device": {"name": name, "kind": device.type, "threads": torch.get_num_threads()},
+            "device": {"name": name or device.type, "kind": device.type, "threads": torch.get_num_threads()},
             "versions": {"torch": str(torch.__version__)},
-            "settings": {
-                "enforce_eager": config.model_config.enforce_eager,
-                "prefix_caching": config.cache_config.enable_prefix_caching,
-                "max_num_seqs": config.scheduler_config.max_num_seqs,
-                "max_num_batched_tokens": config.scheduler_config.max_num_batched_tokens,
-            },
+            "settings": settings,
         }
 
     def ocr_take(self) -> tuple[float, list[tuple[str, float, float, int]]]:
