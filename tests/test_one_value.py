@@ -8,7 +8,7 @@ from functools import cache
 from itertools import combinations
 
 import pytest
-from approving import seen
+from elements import seen
 from example_run import REGIONS, failed_cells, make_run, two_page_run
 from kernel_example import with_kernels
 from matplotlib.text import Text
