@@ -16,10 +16,8 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from conftest import GOLDEN, PAGES, RECORD
@@ -38,15 +36,13 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.explorer.view_data import boxes, markdown_html
 from ocr_phases.families import facts_of
 from ocr_phases.inputs.images import load_page, page_count
-from ocr_phases.session import OCRSession, load_recorded
-from ocr_phases.settings import RunSettings
-from ocr_phases.sweep_models import Sweep
+from ocr_phases.session import load_recorded
 
 _CPU_SECONDS = 10.0  # for an input of 100,000 characters: quadratic reading would take minutes
 _CHARACTERS = 100_000
 
 
-def read_in_time(read: Callable[[Any], Any], given: Any) -> Any:
+def read_in_time(read, given):
     """What ``read`` makes of ``given``, within a bound that only a reading in quadratic time exceeds."""
     start = time.process_time()
     found = read(given)
@@ -80,17 +76,17 @@ TEXTS = {
 
 @pytest.mark.parametrize("read", [plain_text, one_line, tables_of, markdown_html], ids=lambda it: it.__name__)
 @pytest.mark.parametrize("name", TEXTS)
-def test_text_is_read_in_time(name: str, read: Callable[[str], Any]) -> None:
+def test_text_is_read_in_time(name, read):
     first, repeated, last = TEXTS[name]
     read_in_time(read, first + repeated * (_CHARACTERS // len(repeated)) + last)
 
 
-def test_tables_are_compared_in_time() -> None:
+def test_tables_are_compared_in_time():
     ours, theirs = (tables_of(f"<table>{f'<tr><td>{cell}' * 59}</table>" * 100) for cell in "ab")
     assert read_in_time(lambda theirs: similarities(ours, theirs), theirs)[-1] == pytest.approx(60 / 119)
 
 
-def test_what_cannot_be_read_stays() -> None:
+def test_what_cannot_be_read_stays():
     digits, marks = f"&#{'1' * 5000};", "\u0301\u0323" * 50
     assert plain_text(f"a {digits} <b>{digits}</b> &#65;") == f"a {digits} {digits} A"
     ((cell,),) = (row.children for row in tables_of(f"<table><td>{digits}</table>")[0].children)
@@ -110,7 +106,7 @@ REGIONS = {
 
 
 @pytest.mark.parametrize("name", REGIONS)
-def test_regions_are_matched_and_drawn_in_time(name: str) -> None:
+def test_regions_are_matched_and_drawn_in_time(name):
     found = parse_grounding("".join(_BOX.format(*region) for region in REGIONS[name]))
     held = [list(region.boxes) for region in found.regions]
     assert len(read_in_time(lambda held: match_boxes(held, held), held)) == 5_000
@@ -127,7 +123,7 @@ JSON_BOMBS = {
 
 
 @pytest.mark.parametrize("name", JSON_BOMBS)
-def test_a_record_that_would_fill_the_memory_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_record_that_would_fill_the_memory_is_refused(name, tmp_path):
     first, repeated, times, last = JSON_BOMBS[name]
     path = tmp_path / "run.json.gz"
     path.write_bytes(gzip.compress(first + repeated * times + last, 1))
@@ -135,8 +131,8 @@ def test_a_record_that_would_fill_the_memory_is_refused(name: str, tmp_path: Pat
         read_in_time(PhaseRun.load, path)
 
 
-def test_a_lack_of_memory_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def full(*_: Any) -> None:
+def test_a_lack_of_memory_is_one_sentence(monkeypatch, tmp_path):
+    def full(*_):
         raise MemoryError
 
     monkeypatch.setattr("ocr_phases.record.check_record", full)
@@ -144,27 +140,15 @@ def test_a_lack_of_memory_is_one_sentence(monkeypatch: pytest.MonkeyPatch, tmp_p
         PhaseRun.load(make_run().save(tmp_path / "run.json"))
 
 
-@pytest.mark.parametrize("name", ["repeats", "warmup", "max_new_tokens", "eos_check_every", "kernel_steps"])
-def test_a_count_has_a_bound(name: str) -> None:
-    with refused():
-        RunSettings(**{name: 10**15})
-
-
-@pytest.mark.parametrize("counts", [{"batches": [10**15]}, {"lengths": [10**15]}])
-def test_rows_and_lengths_of_a_sweep_have_a_bound(counts: dict[str, list[int]]) -> None:
-    with refused():
-        _ = Sweep(page="page.png", presets=["tiny"], **counts).cells
-
-
 @pytest.mark.parametrize("model", [{"revision": "a" * 40}, {"revision": "seed:0"}, {"source": "org/name"}])
-def test_a_hub_id_is_not_taken_from_a_record(model: dict[str, str]) -> None:
+def test_a_hub_id_is_not_taken_from_a_record(model):
     run, native = make_run(), {"name": "org/name", "implementation": "native"}
     known = {**run.model, **native, "source": "built-in", "revision": "sha256:0"}
     with refused():
         load_recorded(replace(run, model=known | model))
 
 
-def test_frames_of_a_tiff_are_counted_and_found_in_time(tmp_path: Path) -> None:
+def test_frames_of_a_tiff_are_counted_and_found_in_time(tmp_path):
     path, frames = tmp_path / "many.tif", 50_000
     entries = [(256, 2), (257, 1), (258, 8), (259, 1), (262, 1), (278, 1), (279, 2)]
     data = bytearray(struct.pack("<2sHI", b"II", 42, 8))
@@ -187,29 +171,22 @@ def test_frames_of_a_tiff_are_counted_and_found_in_time(tmp_path: Path) -> None:
 #: A call, what its error is besides an `OcrPhasesError`, and what its one line says.
 CALLS = (
     ('session.run_inference("page.png", max_tokens=64)', "TypeError", "Did you mean max_new_tokens?"),
-    ('session.run_inference("page.png", max_length=64)', "TypeError", "max_new_tokens"),
     ('session.run_inference("page.png", base_size=1024)', "TypeError", "preset"),
-    ('session.run_inference("page.png", images=[])', "TypeError", "prepare"),
     ('session.run_inference("page.png", past_key_values=None)', "TypeError", "DecodeState"),
-    ('session.run_inference("page.png", streamer=print)', "TypeError", "on_tokens"),
     ('session.run_inference("page.png", dtype="float32")', "TypeError", "OCRSession.load"),
     ("session.run_inference()", "TypeError", "page"),
     ("session.run_inference(None)", "Exception", "NoneType"),
-    ("session.run_inference(numpy.zeros((3, 3)))", "Exception", "ndarray"),
+    ('session.run_inference(__import__("numpy").zeros((3, 3)))', "Exception", "ndarray"),
     ("session.run_inference([])", "Exception", "page"),
     ('session.run_inference("data/pages/receipt.png", progress=5)', "TypeError", "progress is 5"),
     ('session.prepare("page.png", presets="tiny")', "TypeError", "Did you mean preset?"),
-    ('session.prepare("data/pages/receipt.png", preset="tinny")', "Exception", "'tinny'"),
     ('session.sweep("page.png", max_new_tokens=4)', "TypeError", "lengths"),
-    ('session.sweep("page.png", lengths=[1.5])', "Exception", "1.5"),
     ('session.run_prefill("page.png")', "TypeError", "PageInputs or DeviceInputs"),
     ('session.run_decode_step("page.png")', "TypeError", "DecodeState"),
     ("session.modle", "AttributeError", "Did you mean model?"),
     ('OCRSession.load(modle="tiny")', "TypeError", "Did you mean model?"),
     ('OCRSession.load("tiny", torch_dtype="float16")', "TypeError", "dtype"),
-    ('OCRSession.load("tiny", _attn_implementation="sdpa")', "TypeError", "attention"),
     ('OCRSession.load("tiny", repeats=3)', "TypeError", "run_inference"),
-    ('OCRSession.load("tiny", device=0)', "Exception", "device"),
     ("OCRSession.load(session.model)", "Exception", "model is of type"),
     ('sweep("page.png", model=["tiny"])', "TypeError", "Did you mean models?"),
     ('Timeline("gpu")', "Exception", "'gpu'"),
@@ -219,7 +196,6 @@ CALLS = (
     ('run["prefil_ms"]', "KeyError", "Did you mean prefill_ms?"),
     ("run.plot.latncy()", "AttributeError", "Did you mean latency?"),
     ("run.tokens_of(9)", "KeyError", "row 9"),
-    ("run.save(5)", "TypeError", "path is 5"),
     ("PhaseRun.load(123)", "TypeError", "path is 123"),
     ('compare(run, "nofile.json")', "Exception", "nofile.json"),
     ("compare([run, run])", "TypeError", "PhaseRun, str or Path"),
@@ -229,14 +205,13 @@ CALLS = (
 
 
 @pytest.fixture(scope="module")
-def cell(tiny_session: OCRSession) -> Callable[[str], tuple[BaseException | None, str]]:
+def cell(tiny_session):
     """Runs a cell in IPython: its error, and all that it printed."""
     shell = InteractiveShell(config=Config(HistoryManager={"enabled": False}), colors="NoColor")
     public = {name: getattr(ocr_phases, name) for name in ocr_phases.__all__}
     shell.push({**public, "ocr_phases": ocr_phases, "session": tiny_session, "run": make_run()})
-    shell.run_cell("import numpy")
 
-    def run(code: str) -> tuple[BaseException | None, str]:
+    def run(code):
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             result = shell.run_cell(code)
         return result.error_in_exec, printed.getvalue().strip()
@@ -245,7 +220,7 @@ def cell(tiny_session: OCRSession) -> Callable[[str], tuple[BaseException | None
 
 
 @pytest.mark.parametrize(("code", "kind", "said"), CALLS, ids=[call[0] for call in CALLS])
-def test_a_wrong_call_is_one_line_in_a_cell(cell: Callable, code: str, kind: str, said: str) -> None:
+def test_a_wrong_call_is_one_line_in_a_cell(cell, code, kind, said):
     error, printed = cell(code)
     assert isinstance(error, ocr_phases.OcrPhasesError)
     assert isinstance(error, getattr(builtins, kind))
@@ -253,15 +228,15 @@ def test_a_wrong_call_is_one_line_in_a_cell(cell: Callable, code: str, kind: str
     assert printed == f"{type(error).__name__}: {error}"
 
 
-def test_the_traceback_is_a_second_look_or_a_switch(cell: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_traceback_is_a_second_look_or_a_switch(cell, monkeypatch):
     cell("PhaseRun.load(123)")
     assert "Traceback" in cell("%tb")[1]
     monkeypatch.setenv("OCR_PHASES_TRACEBACK", "1")
     assert "Traceback" in cell("PhaseRun.load(123)")[1]
 
 
-def test_an_error_of_the_caller_s_own_function_stays(tiny_session: OCRSession) -> None:
-    def progress(done: int, total: int) -> None:
+def test_an_error_of_the_caller_s_own_function_stays(tiny_session):
+    def progress(done, total):
         raise TypeError("mine")
 
     with refused(TypeError):
@@ -308,7 +283,7 @@ WRONG_COMMANDS = [f"{start} {end}".strip() for start, ends in WRONG.items() for 
 
 
 @pytest.fixture(scope="module")
-def bad(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bad(tmp_path_factory):
     """Pages, records and checkpoints that cannot be used."""
     folder, whole = tmp_path_factory.mktemp("bad"), Path(PAGE).read_bytes()
     bomb = io.BytesIO()

@@ -1,14 +1,17 @@
-"""The command line: what it writes, what it refuses, and that it starts without the heavy libraries."""
+"""The command line: what it writes and refuses, how it starts, what it tells while it works, how it ends."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import PAGES, RECORD
@@ -16,24 +19,34 @@ from wording import says
 
 from ocr_phases import PhaseRun
 from ocr_phases.cli import main
+from ocr_phases.cli.measuring import Bar, watched
 from ocr_phases.files import MANIFEST_NAME, folders_of
 from ocr_phases.versions import asset
 
+PAGE = str(PAGES / "slide.png")
 
-def test_a_default_name_is_numbered_and_a_given_one_replaced(tmp_path, capsys, monkeypatch):
+
+@pytest.fixture
+def measured(tiny_session, monkeypatch):
+    """A verb loads tiny and measures the example record."""
     run = PhaseRun.load(RECORD)
-    monkeypatch.setattr("ocr_phases.cli.measuring.measure", lambda *_, **options: run)
+    for verb in ("measuring", "report"):
+        monkeypatch.setattr(f"ocr_phases.cli.{verb}.load_session", lambda *_: tiny_session)
+        monkeypatch.setattr(f"ocr_phases.cli.{verb}.measure", lambda *_, **options: run)
+    return run
+
+
+def test_a_default_name_is_numbered_and_a_given_one_replaced(measured, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    shutil.copy(PAGES / "receipt.png", "page.png")
     for name in ("run.json", "run-2.json", "run-3.json"):
-        assert main(["profile", "page.png"]) == 0
+        assert main(["profile", PAGE]) == 0
         said = capsys.readouterr()
         assert said.out.splitlines()[-1] == f"Wrote {name}"
         assert (said.err == "") == (name == "run.json")
     assert says(said.err, "run.json", name)
-    assert main(["profile", "page.png", "--save", "run.json"]) == 0
+    assert main(["profile", PAGE, "--save", "run.json"]) == 0
     assert capsys.readouterr().err == "Replaced run.json.\n"
-    assert PhaseRun.load("run.json").to_json() == run.to_json()
+    assert PhaseRun.load("run.json").to_json() == measured.to_json()
 
 
 def test_a_folder_is_numbered_by_default_and_only_own_files_in_it_are_replaced(tmp_path, capsys, monkeypatch):
@@ -69,33 +82,83 @@ def test_a_batch_is_kept_out_of_a_folder_that_has_its_list_or_files_of_others(tm
         Path(name).unlink()
 
 
-def test_verify_leaves_a_report_where_it_is_told_to(tiny_session, tmp_path, monkeypatch):
-    folder = tmp_path / "verified"
-    monkeypatch.setattr("ocr_phases.cli.measuring.load_session", lambda arguments: tiny_session)
-    monkeypatch.setattr("ocr_phases.cli.measuring.measure", lambda *_, **options: PhaseRun.load(RECORD))
-    assert main(["verify", str(PAGES / "receipt.png"), "--out", str(folder)]) == 0
-    document = (folder / "verify.html").read_text(encoding="utf-8")
+def test_verify_leaves_a_report_where_it_is_told_to(measured, tmp_path):
+    assert main(["verify", PAGE, "--out", str(tmp_path)]) == 0
+    document = (tmp_path / "verify.html").read_text(encoding="utf-8")
     assert "condition of vision" in document  # where the code does it, of the session that measured
     assert "A record does not keep this" not in document
-    files = {path.name for path in folder.iterdir()}
+    files = {path.name for path in tmp_path.iterdir()}
     assert files == {MANIFEST_NAME, "run.json", "verify.html", "verify.ipynb"}
 
 
+def test_what_was_measured_outlives_its_report(measured, tmp_path, monkeypatch):
+    def stopped(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ocr_phases.report.render.page_report", stopped)
+    assert main(["report", PAGE, "--out", str(tmp_path)]) == 130
+    assert PhaseRun.load(tmp_path / "slide" / "run.json").text
+
+
 def test_notebooks_are_copied_and_an_edited_one_is_kept(tmp_path, capsys):
-    folder = tmp_path / "mine"
-    assert main(["notebooks", str(folder)]) == 0
     shipped = sorted(path.name for path in asset("notebooks").glob("*.ipynb"))
-    assert capsys.readouterr().out.splitlines() == [f"Wrote {folder / name}" for name in shipped]
-    assert main(["notebooks", str(folder)]) == 0
-    (folder / "verify.ipynb").write_text("edited")
+    for _ in range(2):
+        assert main(["notebooks", str(tmp_path)]) == 0
+    (tmp_path / "verify.ipynb").write_text("edited")
     for options, code in (([], 2), (["--overwrite"], 0)):
         capsys.readouterr()
-        assert main(["notebooks", str(folder), *options, "--json"]) == code
-    assert len(json.loads(capsys.readouterr().out)["files"]) == len(shipped)
-    assert (folder / "verify.ipynb").read_bytes() == (asset("notebooks") / "verify.ipynb").read_bytes()
+        assert main(["notebooks", str(tmp_path), *options, "--json"]) == code
+    assert json.loads(capsys.readouterr().out)["files"] == [str(tmp_path / name) for name in shipped]
+    assert (tmp_path / "verify.ipynb").read_bytes() == (asset("notebooks") / "verify.ipynb").read_bytes()
 
 
-def test_a_reader_that_stops_is_no_error() -> None:
+def test_folders_are_named_like_pages():
+    out = Path("out")
+    pages = ["a/x.png", "b/x.png", "doc.pdf#3", "x-2.png"]
+    assert folders_of(pages, out) == [out / name for name in ("x", "x-2", "doc-3", "x-2-2")]
+
+
+@pytest.mark.parametrize("code", ["import ocr_phases", "import ocr_phases.cli"])
+def test_starting_loads_nothing_heavy(code):
+    heavy = ("torch", "transformers", "pandas", "matplotlib", "numpy", "papermill")
+    check = f"{code}; import sys; sys.exit(any(name in sys.modules for name in {heavy!r}))"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
+
+
+# -- progress on stderr --------------------------------------------------------------------------------
+
+
+def test_without_a_terminal_each_finished_run_is_a_line(capsys):
+    def measure(progress, on_tokens):
+        for done in range(3):
+            progress(done, 2)
+            on_tokens(done, [[1, 2]])
+
+    watched(argparse.Namespace(), measure, 8)
+    lines = capsys.readouterr().err.splitlines()
+    assert [re.findall(r"(\d+/16|\d of \d runs done)", line) for line in lines] == [
+        ["8/16", "1 of 2 runs done"],
+        ["16/16", "2 of 2 runs done"],
+    ]
+
+
+def test_a_log_gets_a_line_now_and_then_of_what_this_command_did(capsys, monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr("tqdm.std.time", lambda: clock[0])
+    with Bar(1000, "page", "Measuring") as bar:
+        clock[0] = 20.0
+        bar.tell(300, 0, "0 failed, waiting for a worker")  # the clock starts after it
+        clock[0] = 90.0
+        bar.tell(400, 100, "3 failed")  # 300 of them were there
+    (line,) = capsys.readouterr().err.splitlines()
+    parts = ("Measuring:  40%", "400/1000", "01:30<09:00", "1.11page/s", "3 failed")
+    assert [part for part in parts if part not in line] == []
+
+
+# -- signals and streams -------------------------------------------------------------------------------
+
+
+def test_a_reader_that_stops_is_no_error():
     command = [sys.executable, "-m", "ocr_phases.cli", "verify", "--record", str(RECORD)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.close()
@@ -112,6 +175,28 @@ def test_a_signal_stops_a_verb_with_one_line(name, capsys, monkeypatch):
     assert signal.getsignal(number) == before
 
 
+@pytest.mark.parametrize("where", ["as_json", "refuse_idle"])
+def test_a_signal_while_a_command_starts_or_ends_is_no_traceback(where, monkeypatch):
+    monkeypatch.setattr(f"ocr_phases.cli.{where}", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+    assert main(["artifacts", "x.json", "--json"]) == 143
+
+
+def test_two_signals_at_once_are_one_and_a_later_one_ends_what_does_not_end(monkeypatch):
+    before = signal.getsignal(signal.SIGINT)
+    clock = iter((1.0, 1.5, 3.0))
+    monkeypatch.setattr("ocr_phases.cli.time", SimpleNamespace(monotonic=lambda: next(clock)))
+
+    def verb(*_):
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGHUP)  # the record of the finished repeats is being made
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(PhaseRun, "load", verb)
+    assert main(["artifacts", "x.json"]) == 128 + signal.SIGTERM
+    assert signal.getsignal(signal.SIGINT) == before
+
+
 def test_nohup_keeps_a_verb_running(tmp_path, monkeypatch):
     load = PhaseRun.load
     monkeypatch.setattr(PhaseRun, "load", lambda path: os.kill(os.getpid(), signal.SIGHUP) or load(path))
@@ -122,31 +207,39 @@ def test_nohup_keeps_a_verb_running(tmp_path, monkeypatch):
         signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.skipif("__import__('torch').cuda.is_available()", reason="a CUDA device is here")
-def test_cuda_where_there_is_none(capsys):
-    assert main(["profile", str(PAGES / "slide.png"), "--device", "cuda"]) == 2
-    assert "sees no CUDA" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("verb", "name", "times"), [("profile", "SIGINT", 1), ("verify", "SIGTERM", 2), ("report", "SIGHUP", 2)]
+)
+def test_signals_keep_the_finished_repeats(verb, name, times, tiny_session, tmp_path, monkeypatch, capsys):
+    number = signal.Signals[name]
 
+    def update(bar, tokens):
+        if tokens and bar.n >= 2:  # one repeat is done
+            for _ in range(times):
+                os.kill(os.getpid(), number)
+        told(bar, tokens)
 
-def test_folders_are_named_like_pages():
-    out = Path("out")
-    pages = ["a/x.png", "b/x.png", "doc.pdf#3", "x-2.png"]
-    assert folders_of(pages, out) == [out / name for name in ("x", "x-2", "doc-3", "x-2-2")]
-
-
-@pytest.mark.parametrize("code", ["import ocr_phases", "import ocr_phases.cli"])
-def test_starting_loads_nothing_heavy(code):
-    heavy = ("torch", "transformers", "pandas", "matplotlib", "numpy", "papermill")
-    check = f"{code}; import sys; sys.exit(any(name in sys.modules for name in {heavy!r}))"
-    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
-
-
-def test_what_was_measured_outlives_its_report(tiny_session, tmp_path, monkeypatch, capsys):
-    def stopped(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("ocr_phases.cli.report.measure", lambda *_, **__: PhaseRun.load(RECORD))
-    monkeypatch.setattr("ocr_phases.cli.report.load_session", lambda *_: tiny_session)
-    monkeypatch.setattr("ocr_phases.report.render.page_report", stopped)
-    assert main(["report", str(PAGES / "slide.png"), "--out", str(tmp_path)]) == 130
-    assert PhaseRun.load(tmp_path / "slide" / "run.json").text
+    told = Bar.update
+    monkeypatch.setattr(Bar, "update", update)
+    monkeypatch.setattr("ocr_phases.cli.measuring.load_session", lambda arguments: tiny_session)
+    monkeypatch.setattr("ocr_phases.session.kept_session", lambda **options: tiny_session)
+    monkeypatch.chdir(tmp_path)
+    options = [
+        "--preset",
+        "tiny",
+        "--max-new-tokens",
+        "2",
+        "--warmup",
+        "0",
+        "--repeats",
+        "3",
+        "--no-ceilings",
+    ]
+    assert main([verb, PAGE, *options, *(["--json"] if verb != "report" else [])]) == 128 + number
+    said = capsys.readouterr()
+    if verb != "report":
+        result = json.loads(said.out)
+        assert (result["exit_code"], result["repeats"], result["record"]) == (128 + number, 1, "run.json")
+        assert said.err.splitlines()[-1] == f"ocr-phases: {result['exit_reason']}"
+    (record,) = tmp_path.rglob("run.json")
+    assert PhaseRun.load(record).request["repeats"] == 1

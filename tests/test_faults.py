@@ -8,14 +8,12 @@ import dataclasses
 import errno
 import os
 import re
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from functools import partial
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
-from conftest import GOLDEN, PAGES
+from conftest import GOLDEN, PAGES, RECORD
 from elements import Elements
 from example_run import make_run
 from grounding_texts import fuzzed
@@ -35,7 +33,6 @@ from ocr_phases.collectors import parity
 from ocr_phases.collectors.live_checks import norm_layers
 from ocr_phases.collectors.parity import bfloat16_step
 from ocr_phases.errors import OutOfMemory
-from ocr_phases.families import PROMPTS
 from ocr_phases.files import LOCK_NAME
 from ocr_phases.models.load import Checkpoint
 from ocr_phases.report.render import page_report
@@ -44,25 +41,23 @@ from ocr_phases.show import results
 from ocr_phases.steps import phases
 
 RECEIPT = PAGES / "receipt.png"
-ONCE: dict[str, Any] = {"max_new_tokens": 12, "repeats": 1, "warmup": 0}
+ONCE = {"preset": "tiny", "max_new_tokens": 6, "repeats": 1, "warmup": 0}
 QUICK = {**ONCE, "token_probabilities": False, "ceilings": False}
 
 
-def verdicts(run: PhaseRun) -> dict[str, str]:
-    return {check.name: check.verdict for check in run_checks(run)}
+def checked(run):
+    return {check.name: check for check in run_checks(run)}
 
 
-def failures(run: PhaseRun) -> set[str]:
-    return {name for name, verdict in verdicts(run).items() if verdict == "fail"}
+def failures(run):
+    return {name for name, check in checked(run).items() if check.verdict == "fail"}
 
 
 @contextlib.contextmanager
-def arguments_changed(
-    model: Any, change: Callable[[dict[str, Any]], None], *, prefill: bool = False
-) -> Iterator[None]:
+def arguments_changed(model, change, *, prefill=False):
     """A model whose forward is handed something else than `phases` gave: only the forward hooks see it."""
 
-    def hook(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def hook(module, args, kwargs):
         if prefill or kwargs["input_ids"].shape[1] == 1:
             kwargs = dict(kwargs)
             change(kwargs)
@@ -75,138 +70,130 @@ def arguments_changed(
         handle.remove()
 
 
-@pytest.fixture(scope="module", params=["tiny", "small768"])
-def session(request: pytest.FixtureRequest) -> Iterator[OCRSession]:
-    """A session of each family at a small preset, proved to be sound again after all faults."""
-    name = "tiny_session" if request.param == "tiny" else "ocr2_session"
-    checkpoint = request.getfixturevalue(name).checkpoint
-    session = OCRSession(dataclasses.replace(checkpoint, default_preset=request.param))
-    yield session
-    assert not failures(session.run_inference(RECEIPT, **QUICK))
+@pytest.fixture(scope="module", params=["tiny_session", "ocr2_session"])
+def session(request):
+    """A session of each family and a run at its small preset, proved to be sound again after all faults."""
+    session = request.getfixturevalue(request.param)
+    preset = session.family.facts.stands_for.get("tiny", "tiny")
+    run = partial(session.run_inference, **{**QUICK, "preset": preset})
+    yield SimpleNamespace(model=session.model, family=session.family, run=run)
+    assert not failures(run(RECEIPT))
 
 
-def test_a_sound_run_passes(session: OCRSession) -> None:
-    run = session.run_inference(RECEIPT, verify=True, **ONCE)
-    found = verdicts(run)
-    assert found["parity"] == "pass"
-    unknown = [name for name, verdict in found.items() if verdict == "n/a"]
+def test_a_sound_run_passes(session):
+    found = checked(session.run(RECEIPT, verify=True, token_probabilities=True, ceilings=True))
+    assert found["parity"].verdict == "pass"
+    unknown = [name for name, check in found.items() if check.verdict == "n/a"]
     assert unknown == ["repeat_spread", "host_syncs", "decode_trend"]  # one repeat, on a CPU
 
 
 # -- the faults of the review's list ------------------------------------------------------------------
 
 PIXELS = torch.zeros(1, 3, 512, 512)
+ALONE = (RECEIPT,)
 PADDED = [RECEIPT, RECEIPT], ["free", "<image>\n<|grounding|>A longer prompt."]
 
 
-def run_vision(session: OCRSession, arguments: dict[str, Any]) -> None:
+def run_vision(session, step):
     """As the vendor's class does when its one-token gate is passed."""
     stages = session.family.stages(session.model)
     stages["sam"](PIXELS)
     stages["projector"](torch.zeros(1, 64, next(stages["projector"].parameters()).shape[-1]))
 
 
-def regrown(columns: int) -> Callable[[OCRSession, dict[str, Any]], None]:
+def copied(session, step):
+    step["past_key_values"] = copy.deepcopy(step["past_key_values"])
+
+
+def unmasked(session, step):
+    step["attention_mask"] = session.family.ready_mask(None)
+
+
+def regrown(columns):
     """A mask of other columns: one short is what a mask grown after the step looks like."""
 
-    def regrow(_: OCRSession, arguments: dict[str, Any]) -> None:
-        rows, length = arguments["attention_mask"].shape
-        arguments["attention_mask"] = torch.ones(rows, length + columns, dtype=torch.int64)
+    def regrow(session, step):
+        rows, length = step["attention_mask"].shape
+        step["attention_mask"] = torch.ones(rows, length + columns, dtype=torch.int64)
 
     return regrow
 
 
-Change = Callable[[OCRSession, dict[str, Any]], Any]
 #: What becomes of a decode step's arguments, what is measured, and the check that fails (None: refused).
-FAULTS: dict[str, tuple[Change, tuple[Any, ...], str | None]] = {
-    "pixels": (lambda _, step: step.update(pixel_values=PIXELS), (RECEIPT,), None),
+FAULTS = {
+    "pixels": (lambda _, step: step.update(pixel_values=PIXELS), ALONE, None),
     "crops alone, which run no vision": (
         lambda _, step: step.update(num_local_patches=[0]),
-        (RECEIPT,),
+        ALONE,
         "no_image_arguments_in_decode",
     ),
-    "vision that runs": (run_vision, (RECEIPT,), "vision_in_prefill_only"),
-    "a copied cache": (
-        lambda _, step: step.update(past_key_values=copy.deepcopy(step["past_key_values"])),
-        (RECEIPT,),
-        None,
-    ),
-    "a cache that lost an entry": (lambda _, step: step["past_key_values"].crop(-1), (RECEIPT,), None),
+    "vision that runs": (run_vision, ALONE, "vision_in_prefill_only"),
+    "a copied cache": (copied, ALONE, None),
+    "a cache that lost an entry": (lambda _, step: step["past_key_values"].crop(-1), ALONE, None),
     "a mask too short": (regrown(-1), PADDED, "mask_handed_over"),
     "a mask too long": (regrown(1), PADDED, "mask_handed_over"),
-    "padded rows without their mask": (
-        lambda session, step: step.update(attention_mask=session.family.ready_mask(None)),
-        PADDED,
-        "mask_handed_over",
-    ),
+    "padded rows without their mask": (unmasked, PADDED, "mask_handed_over"),
 }
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_behind_the_step_is_refused_or_seen(name: str, session: OCRSession) -> None:
+def test_a_fault_behind_the_step_is_refused_or_seen(name, session):
     """Only the forward hooks can notice."""
     change, asked, outcome = FAULTS[name]
-    with arguments_changed(session.model, lambda arguments: change(session, arguments)):
+    with arguments_changed(session.model, lambda step: change(session, step)):
         if outcome is None:
             with refused():
-                session.run_inference(*asked, **QUICK)
+                session.run(*asked)
             return
         try:
-            run = session.run_inference(*asked, **QUICK)
+            run = session.run(*asked)
         except (RuntimeError, IndexError, ValueError):
             pytest.skip("this version of transformers refuses such a mask itself")
     assert failures(run) == {outcome}
     assert says(checks_verdict(run_checks(run)), "not trust")
 
 
-def test_training_mode_switched_on_within_the_call_is_seen(session: OCRSession) -> None:
+def test_training_mode_switched_on_within_the_call_is_seen(session):
     model = session.model
-
-    def train(kwargs: dict[str, Any]) -> None:
-        model.training = True
-
-    def evaluate(*args: Any) -> None:
-        model.training = False
-
-    handle = model.register_forward_hook(evaluate)
+    handle = model.register_forward_hook(lambda *_: setattr(model, "training", False))
     try:
-        with arguments_changed(model, train, prefill=True):
-            run = session.run_inference(RECEIPT, **QUICK)
+        with arguments_changed(model, lambda _: setattr(model, "training", True), prefill=True):
+            run = session.run(RECEIPT)
     finally:
         handle.remove()
     assert failures(run) == {"eval_mode"}
 
 
-def mask_not_grown(patch: pytest.MonkeyPatch) -> None:
+def mask_not_grown(patch):
     functional = SimpleNamespace(pad=lambda mask, *args, **kwargs: mask)
     patch.setattr(phases, "nn", SimpleNamespace(functional=functional))
 
 
-def gradients(patch: pytest.MonkeyPatch) -> None:
+def gradients(patch):
     for name in ("prefill", "decode_step", "decode"):
         patch.setattr(phases, name, getattr(phases, name).__wrapped__)
 
 
-def spaces_lost(patch: pytest.MonkeyPatch) -> None:
+def spaces_lost(patch):
     honest = Checkpoint.encode
     patch.setattr(Checkpoint, "encode", lambda self, text: honest(self, text.replace(" ", "")))
 
 
-def image_tokens_elsewhere(patch: pytest.MonkeyPatch) -> None:
+def image_tokens_elsewhere(patch):
     honest = recorder.pack_rows
 
-    def shifted(*args: Any) -> Any:
+    def shifted(*args):
         packed, pages = honest(*args)
         return dataclasses.replace(packed, images_seq_mask=packed.images_seq_mask.roll(1, dims=1)), pages
 
     patch.setattr(recorder, "pack_rows", shifted)
 
 
-def other_tokens_for_generate(patch: pytest.MonkeyPatch) -> None:
+def other_tokens_for_generate(patch):
     """Another tokenisation for the one-shot path: the beginning token twice."""
     honest = parity.one_shot
 
-    def generate(self: OCRSession, inputs: Any, request: Any) -> list[list[int]]:
+    def generate(self, inputs, request):
         ids = inputs.input_ids.clone()
         ids[:, -1] = ids[:, -3]
         return honest(self, dataclasses.replace(inputs, input_ids=ids), request)
@@ -224,94 +211,66 @@ def other_tokens_for_generate(patch: pytest.MonkeyPatch) -> None:
         (other_tokens_for_generate, "parity", {"verify": True, "max_new_tokens": 60}),
     ],
 )
-def test_a_fault_of_the_package_is_seen(
-    fault: Callable[[pytest.MonkeyPatch], None],
-    failed: str,
-    asked: dict[str, Any],
-    session: OCRSession,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_fault_of_the_package_is_seen(fault, failed, asked, session, monkeypatch):
     with monkeypatch.context() as patch:
         fault(patch)
-        run = session.run_inference(RECEIPT, **{**QUICK, **asked})
+        run = session.run(RECEIPT, **asked)
     assert failed in failures(run)
     assert failures(run) == {failed} or fault is image_tokens_elsewhere
 
 
-def test_sampling_is_a_note_of_parity(tiny_session: OCRSession) -> None:
-    run = tiny_session.run_inference(RECEIPT, preset="tiny", infer={"temperature": 2.0}, verify=True, **QUICK)
-    (check,) = (check for check in run_checks(run) if check.name == "parity")
-    assert check.verdict == "note"
-    assert "sampled with one seed" in check.measured
-    assert not failures(run)
-
-
-def test_autocast_and_mixed_norms_are_notes(tiny_session: OCRSession) -> None:
-    session = tiny_session
-    run = session.run_inference(RECEIPT, preset="tiny", autocast=True, verify=True, **QUICK)
-    assert verdicts(run)["norm_layers"] == "note"
-    assert "parity" not in failures(run)
-    norm = next(module for module in session.model.modules() if type(module).__name__ == "LayerNorm")
+def test_sampling_autocast_and_mixed_norms_are_notes(tiny_session):
+    sampled, cast = (
+        tiny_session.run_inference(RECEIPT, **QUICK, verify=True, **way)
+        for way in ({"infer": {"temperature": 2.0}}, {"autocast": True})
+    )
+    parity_check = checked(sampled)["parity"]
+    assert (parity_check.verdict, failures(sampled)) == ("note", set())
+    assert "sampled with one seed" in parity_check.measured
+    assert checked(cast)["norm_layers"].verdict == "note"
+    assert "parity" not in failures(cast)
+    norm = next(module for module in tiny_session.model.modules() if type(module).__name__ == "LayerNorm")
     norm.half()
     try:
-        check = norm_layers(session.model, session.dtype, autocast=False)
+        check = norm_layers(tiny_session.model, tiny_session.dtype, autocast=False)
     finally:
         norm.float()
-    assert (check["name"], check["verdict"]) == ("norm_layers", "note")
+    assert check["verdict"] == "note"
     assert says(check["measured"], "1 LayerNorm", "float16")
-
-
-def test_a_decode_that_repeats_itself_is_flagged(tiny_session: OCRSession) -> None:
-    """A head that has one token to say, whatever the weights."""
-
-    def stuck(head: Any, args: Any, logits: torch.Tensor) -> torch.Tensor:
-        return torch.zeros_like(logits).index_fill_(-1, torch.tensor(100), 1.0)
-
-    handle = tiny_session.model.lm_head.register_forward_hook(stuck)
-    try:
-        run = tiny_session.run_inference(RECEIPT, preset="tiny", **{**QUICK, "max_new_tokens": 120})
-    finally:
-        handle.remove()
-    assert verdicts(run)["repetition_loop"] == "note"
-    assert "times from token" in "".join(check.measured for check in run_checks(run))
 
 
 # -- parity in 16 bits --------------------------------------------------------------------------------
 
 
-def test_bfloat16_passes_by_its_tokens_or_a_tie() -> None:
+def test_bfloat16_passes_by_its_tokens_or_a_tie():
     session = OCRSession.load("tiny", device="cpu", dtype="bfloat16")
-    run = session.run_inference(RECEIPT, preset="tiny", verify=True, **{**QUICK, "max_new_tokens": 24})
-    assert verdicts(run)["parity"] == "pass"
+    run = session.run_inference(RECEIPT, verify=True, **{**QUICK, "max_new_tokens": 24})
+    assert checked(run)["parity"].verdict == "pass"
 
 
 @pytest.mark.parametrize(("shift", "verdict"), [(0, "pass"), (1.5, "pass"), (4, "fail")])
-def test_the_first_difference_is_judged_by_its_margin(
-    shift: float, verdict: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_difference_is_judged_by_its_margin(shift, verdict, monkeypatch):
     """generate()'s sixth token is replaced by one that our logits put ``shift`` bfloat16 steps lower."""
     session = OCRSession.from_local(GOLDEN / "checkpoint", device="cpu", dtype="bfloat16")
     honest_scores, honest = parity.scores, parity.one_shot
     other = 17
 
-    def scores(*args: Any) -> dict[int, torch.Tensor]:
+    def scores(*args):
         found = honest_scores(*args)
         assert set(found) == args[-1] == {5}
         best = float(found[5].max())
         found[5][0, other] = best - shift * bfloat16_step(best)
         return found
 
-    def generate(self: OCRSession, inputs: Any, request: Any) -> list[list[int]]:
+    def generate(self, inputs, request):
         ids = honest(self, inputs, request)
         ids[0][5] = other
         return ids
 
     monkeypatch.setattr(parity, "scores", scores)
     monkeypatch.setattr(parity, "one_shot", generate)
-    run = session.run_inference(
-        RECEIPT, preset="tiny", ignore_eos=True, verify=True, **{**QUICK, "max_new_tokens": 8}
-    )
-    (check,) = (check for check in run_checks(run) if check.name == "parity")
+    run = session.run_inference(RECEIPT, ignore_eos=True, verify=True, **{**QUICK, "max_new_tokens": 8})
+    check = checked(run)["parity"]
     assert check.verdict == verdict
     assert says(check.measured, "token 6 of 8")
     assert "top-2 margin" in check.measured
@@ -320,7 +279,7 @@ def test_the_first_difference_is_judged_by_its_margin(
 # -- the verbs ----------------------------------------------------------------------------------------
 
 
-def test_verify_prints_the_table_and_answers_by_exit_code(tmp_path: Path, capsys: Any) -> None:
+def test_verify_prints_the_table_and_answers_by_exit_code(tmp_path, capsys):
     saved = tmp_path / "run.json"
     options = ["--preset", "tiny", "--max-new-tokens", "6", "--repeats", "1", "--warmup", "0"]
     assert main(["verify", str(RECEIPT), "--save", str(saved), *options, "--device", "cpu"]) == 0
@@ -337,18 +296,15 @@ def test_verify_prints_the_table_and_answers_by_exit_code(tmp_path: Path, capsys
     assert "deterministic kernels" in out
 
 
-def test_profile_repeats_a_record(
-    tmp_path: Path, tiny_session: OCRSession, capsys: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_profile_repeats_a_record(tmp_path, tiny_session, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = {"first_token": "redecode", "eos_check_every": 2, "infer": {"temperature": 1.5}, "seed": 3}
-    asked = {"preset": "tiny", **QUICK}
     for pages, run in (  # a page that is not in the record is named
-        ([RECEIPT], tiny_session.run_inference(RECEIPT, "free", embed_page=False, **options, **asked)),
-        ([], tiny_session.run_inference([RECEIPT, PAGES / "slide.png"], **asked)),
+        ([RECEIPT], tiny_session.run_inference(RECEIPT, "free", embed_page=False, **options, **QUICK)),
+        ([], tiny_session.run_inference([RECEIPT, PAGES / "slide.png"], **QUICK)),
     ):
         run.save("then.json", overwrite=True)
-        command = ["profile", *map(str, pages), "--from", "then.json", "--device", "cpu"]
+        command = ["profile", *map(str, pages), "--from", "then.json", "--device", "cpu", "--no-ceilings"]
         assert main([*command, "--save", "now.json", "--overwrite"]) == 0
         assert "Tokens: equal" in capsys.readouterr().out
         now = PhaseRun.load("now.json")
@@ -364,28 +320,21 @@ SIZES = st.one_of(
     st.tuples(st.integers(1, 20_000), st.integers(1, 50)),
     st.tuples(st.integers(1, 50), st.integers(1, 20_000)),
 )
-PROMPT_TEXTS = st.one_of(
-    st.sampled_from([name for name in PROMPTS if name != "locate"]),
-    st.text(min_size=1, max_size=20).filter(lambda text: text.strip() and "<image>" not in text),
-)
+TEXTS = st.text(min_size=1, max_size=20).filter(lambda text: text.strip() and "<image>" not in text)
 
 
 @settings(deadline=None, max_examples=4)
-@given(size=SIZES, preset=st.sampled_from(["tiny", "tiny", "small"]), prompt=PROMPT_TEXTS)
+@given(size=SIZES, preset=st.sampled_from(["tiny", "small"]), prompt=TEXTS)
 @example(size=(1, 1), preset="tiny", prompt="free")
 @example(size=(20_000, 50), preset="gundam", prompt="free")
 @example(size=(50, 1_300), preset="gundam", prompt="markdown")
-def test_any_page_goes_through_the_model(
-    golden_session: OCRSession, size: tuple[int, int], preset: str, prompt: str
-) -> None:
-    if prompt.strip().partition(":")[0].rstrip() == "locate":
-        return
-    page = Image.new("RGB", size, (200, 220, 240))
+def test_any_page_goes_through_the_model(golden_session, size, preset, prompt):
+    page, options = Image.new("RGB", size, (200, 220, 240)), {**QUICK, "preset": preset}
     run = golden_session.run_inference(
-        page, prompt, preset=preset, ignore_eos=True, **{**QUICK, "max_new_tokens": 2}
+        page, f"{prompt} ", ignore_eos=True, **{**options, "max_new_tokens": 2}
     )
-    found = verdicts(run)
-    assert found["image_features"] == found["image_mask"] == "pass"
+    found = checked(run)
+    assert found["image_features"].verdict == found["image_mask"].verdict == "pass"
     assert not failures(run)
 
 
@@ -398,7 +347,7 @@ TEXT_RUN = make_run(max_tokens=8, repeats=1, embed=False, crops=False)
 @settings(deadline=None, max_examples=30)
 @given(fuzzed)
 @example("\x00\ud800<script>alert(1)</script>")
-def test_any_text_becomes_fragments_without_a_script(text: str) -> None:
+def test_any_text_becomes_fragments_without_a_script(text):
     pieces = [text[start : start + 7] for start in range(0, len(text), 7)] or [""]
     result = {**TEXT_RUN.result, "ids": list(range(len(pieces))), "token_texts": pieces, "text": text}
     run = dataclasses.replace(TEXT_RUN, results=[result])
@@ -417,10 +366,8 @@ def test_any_text_becomes_fragments_without_a_script(text: str) -> None:
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_a_full_disk_is_one_sentence_and_keeps_what_was_there(
-    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full_disk(*args: Any, **kwargs: Any) -> Any:
+def test_a_full_disk_is_one_sentence_and_keeps_what_was_there(call, tmp_path, monkeypatch):
+    def full_disk(*args, **kwargs):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     path = make_run().save(tmp_path / "run.json")
@@ -430,14 +377,14 @@ def test_a_full_disk_is_one_sentence_and_keeps_what_was_there(
         make_run(seed=1).save(path)
     assert path.read_bytes() == before
     with refused():
-        page_report(PhaseRun.load(GOLDEN / "run.json"), tmp_path / "out")
+        page_report(PhaseRun.load(RECORD), tmp_path / "out")
     assert {item.name for item in tmp_path.iterdir()} == {"run.json", "out"}
     assert not (tmp_path / "out" / LOCK_NAME).exists()
 
 
-def test_out_of_memory_says_what_would_ask_for_less(tiny_session: OCRSession) -> None:
-    def exhausted(kwargs: dict[str, Any]) -> None:
+def test_out_of_memory_says_what_would_ask_for_less(tiny_session):
+    def exhausted(step):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    with arguments_changed(tiny_session.model, exhausted, prefill=False), refused(OutOfMemory):
-        tiny_session.run_inference([RECEIPT] * 2, preset="tiny", **QUICK)
+    with arguments_changed(tiny_session.model, exhausted), refused(OutOfMemory):
+        tiny_session.run_inference([RECEIPT] * 2, **QUICK)

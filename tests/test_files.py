@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 from example_run import make_run
@@ -39,7 +38,7 @@ from ocr_phases.files import (
 
 
 @pytest.fixture
-def odd(tmp_path: Path) -> dict[str, Path]:
+def odd(tmp_path):
     """What has a name and is no regular file, each also through a link."""
     os.mkfifo(tmp_path / "pipe")
     with socket.socket(socket.AF_UNIX) as unix:
@@ -55,13 +54,21 @@ def odd(tmp_path: Path) -> dict[str, Path]:
     return found
 
 
-def test_only_regular_files_are_read(odd: dict[str, Path]) -> None:
+def test_only_regular_files_are_read_and_written(odd, tmp_path):
     for path in odd.values():
         with refused():
             read_regular(path)
+    mine = [path for name, path in odd.items() if not name.startswith("device")]  # one that breaks is missed
+    before = {path: path.lstat().st_mode for path in mine}
+    for path in mine:
+        for write in (output_file, make_run().save, lambda path: write_atomic(path, b"new")):
+            with refused(CannotWrite):
+                write(path)
+    assert {path: path.lstat().st_mode for path in mine} == before
+    assert not list(tmp_path.glob(".ocr-*"))
 
 
-def test_a_file_beyond_the_limit_or_without_an_end_is_refused(tmp_path: Path) -> None:
+def test_a_file_beyond_the_limit_or_without_an_end_is_refused(tmp_path):
     sparse, three = tmp_path / "sparse.png", tmp_path / "three"
     with sparse.open("wb") as file:
         file.truncate(300 * 10**9)
@@ -74,12 +81,12 @@ def test_a_file_beyond_the_limit_or_without_an_end_is_refused(tmp_path: Path) ->
 
 
 @given(st.integers(1, 999), st.integers(0, 50))
-def test_a_range_names_each_of_its_pages(first: int, more: int) -> None:
+def test_a_range_names_each_of_its_pages(first, more):
     pages = each_page(f"a b.PDF#{first}-{first + more}")
     assert pages == [f"a b.PDF#{number}" for number in range(first, first + more + 1)]
 
 
-def test_any_other_name_is_one_page_and_no_pages_are_refused() -> None:
+def test_any_other_name_is_one_page_and_no_pages_are_refused():
     for page in ("a.png", "a.png#1-2", "a.pdf", "a.pdf#3", "a.pdf#x-2", "a.pdf#-2", "a.pdf#1-"):
         assert each_page(page) == [page]
     for numbers in ("3-2", "1-999999999"):
@@ -90,24 +97,13 @@ def test_any_other_name_is_one_page_and_no_pages_are_refused() -> None:
 # -- written ---------------------------------------------------------------------------------------
 
 
-def test_only_regular_files_are_written(odd: dict[str, Path], tmp_path: Path) -> None:
-    mine = [path for name, path in odd.items() if not name.startswith("device")]  # one that breaks is missed
-    before = {path: path.lstat().st_mode for path in mine}
-    for path in mine:
-        for write in (output_file, make_run().save, lambda path: write_atomic(path, b"new")):
-            with refused(CannotWrite):
-                write(path)
-    assert {path: path.lstat().st_mode for path in mine} == before
-    assert not list(tmp_path.glob(".ocr-*"))
-
-
-def test_links_are_written_through(tmp_path: Path) -> None:
+def test_links_are_written_through(tmp_path):
     (tmp_path / "real").mkdir()
     links = {"run.json": "real/run.json", "again.json": "run.json", "new.json": "real/new.json"}
     for name, leads_to in links.items():
         (tmp_path / name).symlink_to(leads_to)
     (tmp_path / "real" / "run.json").write_bytes(b"old")
-    for name in ("run.json", "again.json", "new.json"):
+    for name in links:
         assert output_file(tmp_path / name, overwrite=True) == tmp_path / name
         assert write_atomic(tmp_path / name, name.encode()) == tmp_path / name
     assert {name: str((tmp_path / name).readlink()) for name in links} == links
@@ -116,7 +112,7 @@ def test_links_are_written_through(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("length", [245, 255])
-def test_a_long_name_is_written(length: int, tmp_path: Path) -> None:
+def test_a_long_name_is_written(length, tmp_path):
     target = output_file(tmp_path / ("a" * (length - 5) + ".json"))
     assert not target.exists()  # the probe leaves nothing
     assert make_run().save(target) == target
@@ -124,7 +120,7 @@ def test_a_long_name_is_written(length: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["ring", "ring/run.json", "nul\0.json", "\ud800"])
-def test_a_name_that_the_file_system_refuses(name: str, tmp_path: Path) -> None:
+def test_a_name_that_the_file_system_refuses(name, tmp_path):
     """The table of wrong commands has names that are too long."""
     (tmp_path / "ring").symlink_to("ring")
     for make in (output_file, output_folder):
@@ -135,9 +131,7 @@ def test_a_name_that_the_file_system_refuses(name: str, tmp_path: Path) -> None:
 # -- what is replaced ------------------------------------------------------------------------------
 
 
-def test_a_name_that_was_given_replaces_records_and_traces_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_name_that_was_given_replaces_records_and_traces_alone(tmp_path, capsys):
     run = make_run(max_tokens=4)
     writers = dict.fromkeys(("a.json", "a.json.gz", "empty"), run.save) | {"trace.json": run.chrome_trace}
     for name, write in writers.items():
@@ -146,24 +140,21 @@ def test_a_name_that_was_given_replaces_records_and_traces_alone(
         write(path)
         assert capsys.readouterr().err == ""
         write(path)
-        assert capsys.readouterr().err == f"Replaced {path}.\n"
         for other in (b"mine", b'{"traceEvents": []}', b"\x1f\x8bmine", b'{"schema": 1, "kind": "other"}'):
             path.write_bytes(other)
             with refused(CannotWrite):
                 write(path)
             assert path.read_bytes() == other
         write(path, overwrite=True)
-        assert capsys.readouterr().err == f"Replaced {path}.\n"
+        assert capsys.readouterr().err == f"Replaced {path}.\n" * 2
     assert len(list(tmp_path.iterdir())) == 4
 
 
-def test_what_a_kill_leaves_of_an_output_is_known_as_the_packages(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_kill_leaves_of_an_output_is_known_as_the_packages(tmp_path, monkeypatch):
     write_into(tmp_path, {"a": b"1", "b": b"1", "c": b"1"})
     replace, calls = os.replace, itertools.count()
 
-    def killed(*paths: Any) -> None:
+    def killed(*paths):
         if next(calls) == 2:  # after the manifest and one file
             raise KeyboardInterrupt
         replace(*paths)
@@ -204,28 +195,28 @@ for thread in threads: thread.join()
 """
 
 
-def test_twenty_at_once_leave_twenty_whole_files(tmp_path: Path) -> None:
+def test_twenty_at_once_leave_twenty_whole_files(tmp_path):
     run = make_run(repeats=1)
     command = [sys.executable, "-c", RACE, str(run.save(tmp_path / "of.json"))]
-    (tmp_path / "here").mkdir()
-    options = {"cwd": tmp_path / "here", "stderr": subprocess.PIPE, "text": True}
-    both = [subprocess.Popen(command, **options) for _ in range(2)]
+    here = tmp_path / "here"
+    here.mkdir()
+    both = [subprocess.Popen(command, cwd=here, stderr=subprocess.PIPE, text=True) for _ in range(2)]
     said = [process.communicate(timeout=300)[1] for process in both]
     assert [process.returncode for process in both] == [0, 0], said
     assert "Traceback" not in "".join(said)
     whole = run.to_json()
     for names in ("run*.json", "ocr_phases_report*/run.json", "kept/*.json"):
-        found = [path.read_bytes() for path in (tmp_path / "here").glob(names)]
+        found = [path.read_bytes() for path in here.glob(names)]
         assert (len(found), set(found)) == (20, {whole}), names
-    assert (tmp_path / "here" / "given.json").read_bytes() == whole
-    assert not list((tmp_path / "here").rglob("*.part"))
+    assert (here / "given.json").read_bytes() == whole
+    assert not list(here.rglob("*.part"))
 
 
 # -- saved after measuring -------------------------------------------------------------------------
 
 
 @pytest.fixture
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def temporary(tmp_path, monkeypatch):
     """A system's folder for temporary files of this test alone."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
     (tmp_path / "tmp").mkdir()
@@ -233,16 +224,10 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("verb", ["profile", "verify"])
-def test_what_cannot_be_saved_in_its_place_is_saved_elsewhere(
-    verb: str,
-    tmp_path: Path,
-    temporary: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_what_cannot_be_saved_in_its_place_is_saved_elsewhere(verb, tmp_path, temporary, monkeypatch, capsys):
     run = make_run()
 
-    def measure(*_: Any, **__: Any) -> PhaseRun:
+    def measure(*_, **__):
         shutil.rmtree(tmp_path / "out")  # the folder goes while the page is measured
         return run
 
@@ -257,9 +242,7 @@ def test_what_cannot_be_saved_in_its_place_is_saved_elsewhere(
     assert PhaseRun.load(said[1]).to_dict() == run.to_dict()
 
 
-def test_the_home_folder_takes_what_the_temporary_folder_cannot(
-    tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_home_folder_takes_what_the_temporary_folder_cannot(tmp_path, temporary, monkeypatch):
     temporary.rmdir()
     monkeypatch.setenv("HOME", str(tmp_path))
     with refused(CannotWrite), rescued(make_run().save):
@@ -267,12 +250,14 @@ def test_the_home_folder_takes_what_the_temporary_folder_cannot(
     monkeypatch.setenv("HOME", str(tmp_path / "none"))
     with refused(CannotWrite), rescued(make_run().save):
         raise CannotWrite("never")
+    with refused(CannotWrite):
+        TemporaryFolder()
 
 
 # -- temporary folders -----------------------------------------------------------------------------
 
 
-def test_temporary_folders_are_private_and_go(temporary: Path) -> None:
+def test_temporary_folders_are_private_and_go(temporary):
     with TemporaryFolder() as first, TemporaryFolder() as second:
         assert {*temporary.iterdir()} == {Path(first), Path(second)}
         assert [stat.S_IMODE(Path(path).stat().st_mode) for path in (first, second)] == [0o700] * 2
@@ -280,7 +265,7 @@ def test_temporary_folders_are_private_and_go(temporary: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGHUP"])
-def test_the_folder_of_a_killed_process_goes_with_the_next_one(name: str, temporary: Path) -> None:
+def test_the_folder_of_a_killed_process_goes_with_the_next_one(name, temporary):
     program = f"""
 import os, signal, sys
 from ocr_phases.files import TemporaryFolder
@@ -297,9 +282,3 @@ os.kill(os.getpid(), signal.{name})"""
         assert (killed / "left").exists()
         with TemporaryFolder() as new:
             assert set(temporary.iterdir()) == {Path(kept), Path(new), *others}
-
-
-def test_no_room_for_a_temporary_folder_is_one_sentence(temporary: Path) -> None:
-    temporary.rmdir()
-    with refused(CannotWrite):
-        TemporaryFolder()
