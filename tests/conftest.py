@@ -38,10 +38,8 @@ PAGES = Path(__file__).parents[1] / "data" / "pages"
 TINY_CONFIG = json.loads((PAGES.parent / "tiny" / "config.json").read_text())
 RUNS = PAGES.parent / "runs"
 GPU_RECORD = RUNS / "h200-dummy-gundam.json"
-SMALL_DUMMY = "dummy:layers=2,hidden=64,heads=2,experts=6,vocab=2304,sam_layers=1,clip_layers=1"
-
-SMALL_DUMMY_2 = SMALL_DUMMY.replace("dummy:", "dummy:deepseek-ocr-2,").replace("clip_", "encoder_")
-SMALL_UNLIMITED = SMALL_DUMMY.replace("dummy:", "dummy:unlimited-ocr,")
+SMALL_SIZES = "layers=2,hidden=64,heads=2,experts=6,vocab=2304,sam_layers=1,clip_layers=1"
+SMALL_DUMMY = f"dummy:{SMALL_SIZES}"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,25 +50,19 @@ def pytest_configure(config: pytest.Config) -> None:
     refusals.approve = config.getoption("--approve")
 
 
-def native_session(folder: Path) -> OCRSession:
-    if transformers_version() < (5, 20):
-        pytest.skip("the native classes need transformers 5.20")
-    return OCRSession.from_local(folder / "checkpoint", device="cpu", dtype="float32")
+def native_session(folder: Path) -> Callable[[], OCRSession]:
+    """A fixture: the native model of a recorded checkpoint."""
+
+    @pytest.fixture(scope="session")
+    def session() -> OCRSession:
+        if transformers_version() < (5, 20):
+            pytest.skip("the native classes need transformers 5.20")
+        return OCRSession.from_local(folder / "checkpoint", device="cpu", dtype="float32")
+
+    return session
 
 
-@pytest.fixture(scope="session")
-def golden_session() -> OCRSession:
-    return native_session(GOLDEN)
-
-
-@pytest.fixture(scope="session")
-def ocr2_session() -> OCRSession:
-    return native_session(GOLDEN_2)
-
-
-@pytest.fixture(scope="session")
-def unlimited_session() -> OCRSession:
-    return native_session(GOLDEN_UNLIMITED)
+golden_session, ocr2_session, unlimited_session = map(native_session, (GOLDEN, GOLDEN_2, GOLDEN_UNLIMITED))
 
 
 @pytest.fixture(scope="session")
