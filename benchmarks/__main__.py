@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
-
-from tqdm import tqdm
 
 from benchmarks.measure import PARTS, BenchSettings, run_bench
 from benchmarks.tables import bench_text
@@ -16,7 +15,6 @@ from ocr_phases.cli.options import name_list, number_list
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import each_page, output_file
 from ocr_phases.inputs.images import load_page
-from ocr_phases.settings import STRATEGIES
 from ocr_phases.versions import asset
 
 
@@ -34,26 +32,15 @@ def bench(arguments: argparse.Namespace) -> None:
     """Measure what measuring costs and how fast each strategy is; print figures and save the raw times."""
     page = arguments.page or asset("data", "pages", "receipt.png")
     load_page(each_page(str(page))[0])
-    asked: dict[str, Any] = {
-        name: getattr(arguments, name) for name in ("parts", "batches", "pairs", "max_new_tokens", "prompt")
-    }
-    given: dict[str, Any] = {"presets": arguments.presets or (), "strategies": arguments.strategies or ()}
-    BenchSettings(**asked, **given)  # what does not depend on the model is told before it is loaded
+    settings = BenchSettings(**{item.name: getattr(arguments, item.name) for item in fields(BenchSettings)})
     output_file(arguments.save)
     session = OCRSession.load(arguments.model, device=arguments.device, dtype=arguments.dtype)
-    usual = ("eager",) if session.device == "cpu" else STRATEGIES
-    usually: dict[str, Any] = {"presets": [session.checkpoint.default_preset], "strategies": usual}
-    asked |= {name: tuple(given[name] or usually[name]) for name in given}
-    settings = BenchSettings(**asked)
-    parts = len(settings.parts) * len(settings.presets)
-    with tqdm(total=parts, unit="part", disable=None, leave=False) as bar:
 
-        def done(result: dict[str, Any]) -> None:
-            bar.update()
-            reason = f": {result['failed']}" if "failed" in result else ""
-            bar.write(f"{result['part']:11} {result['preset']:7} {result['took_s']:6.1f} s{reason}")
+    def done(result: dict[str, Any]) -> None:
+        reason = f": {result['failed']}" if "failed" in result else ""
+        print(f"{result['part']:14} {result['preset']:7} {result['took_s']:6.1f} s{reason}", flush=True)
 
-        measured = run_bench(session, page, settings, arguments.save, progress=done)
+    measured = run_bench(session, page, settings, arguments.save, progress=done)
     print(f"\n{bench_text(measured)}\n\nWrote {arguments.save}")
 
 
@@ -69,8 +56,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--model", default="tiny", help="tiny, dummy, a checkpoint folder or a hub id")
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     add("--dtype", help="float32, bfloat16 or float16; None is the device's own")
-    add("--presets", type=name_list, metavar="LIST", help="None is the model's own")
-    add("--strategies", type=name_list, metavar="LIST", help="None is eager on a CPU, all on a GPU")
+    add("--presets", type=name_list, metavar="LIST", default=(), help="() is the model's own")
+    add("--strategies", type=name_list, metavar="LIST", default=(), help="() is eager on a CPU, all on a GPU")
     add("--parts", type=name_list, metavar="LIST", default=PARTS, help=f"of {', '.join(PARTS)}")
     add("--batch", type=number_list, dest="batches", default="1,4,16", metavar="LIST", help="rows")
     add("--pairs", type=int, default=15, metavar="N", help="alternating pairs")

@@ -50,15 +50,14 @@ def drawn(figure: Figure, dpi: int = 100) -> Image.Image:
     return Image.open(buffer).convert("RGB")
 
 
-def in_a_row(pictures: Sequence[Image.Image], gap: int = GAP, *, down: bool = False) -> Image.Image:
-    """Pictures from left to right or, ``down``, from top to bottom."""
+def in_a_row(pictures: Sequence[Image.Image], *, down: bool = False) -> Image.Image:
+    """Pictures from left to right or, ``down``, from top to bottom, on white."""
     sizes = [picture.size[::-1] if down else picture.size for picture in pictures]
-    size = sum(long for long, _ in sizes) + gap * (len(sizes) - 1), max(short for _, short in sizes)
-    corner = "white" if gap else pictures[0].getpixel((2, 2))
-    canvas, at = Image.new("RGB", size[::-1] if down else size, corner), 0
+    size = sum(long for long, _ in sizes) + GAP * (len(sizes) - 1), max(short for _, short in sizes)
+    canvas, at = Image.new("RGB", size[::-1] if down else size, "white"), 0
     for picture, (long, _) in zip(pictures, sizes, strict=True):
         canvas.paste(picture, (0, at) if down else (at, 0))
-        at += long + gap
+        at += long + GAP
     return canvas
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -46,11 +46,14 @@ _BLOCK = 16  # decode steps between turns
 
 @dataclass(frozen=True)
 class BenchSettings:
-    """What a benchmark measures; ``pairs`` alternate, ``rounds`` are of more than two ways or one."""
+    """What a benchmark measures; ``pairs`` alternate, ``rounds`` are of more than two ways or one.
+
+    Without ``presets`` it is the model's own, without ``strategies`` eager on a CPU and all on a GPU.
+    """
 
     parts: tuple[str, ...] = PARTS
-    presets: tuple[str, ...] = ("base",)
-    strategies: tuple[str, ...] = ("eager",)
+    presets: tuple[str, ...] = ()
+    strategies: tuple[str, ...] = ()
     batches: tuple[int, ...] = (1, 4, 16)
     pairs: int = 15
     max_new_tokens: int = 128
@@ -107,6 +110,9 @@ def run_bench(
     ``progress`` is given each part's result. Raises `OcrPhasesError` for a page or file that cannot be had.
     """
     image, data, name = load_page(each_page(str(page))[0])
+    presets = settings.presets or (session.checkpoint.default_preset,)
+    usual = STRATEGIES if _on_gpu(session) else ("eager",)
+    settings = replace(settings, presets=presets, strategies=settings.strategies or usual)
     bench: dict[str, Any] = {
         "schema": BENCH_SCHEMA,
         "kind": KIND,

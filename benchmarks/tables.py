@@ -32,14 +32,10 @@ def load_bench(path: str | Path) -> dict[str, Any]:
     """Read what ``python -m benchmarks`` wrote; `OcrPhasesError` for anything else."""
     try:
         bench = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise OcrPhasesError(f"The benchmark {path} cannot be read ({error.strerror}).") from error
-    except ValueError as error:
-        raise OcrPhasesError(f"{path} is no benchmark: it is no JSON ({error}).") from error
-    if not isinstance(bench, dict) or bench.get("kind") != KIND:
-        raise OcrPhasesError(f"{path} is not what python -m benchmarks wrote.")
-    if bench.get("schema") != BENCH_SCHEMA:
-        raise OcrPhasesError(f"{path} has schema {bench.get('schema')}, this version reads {BENCH_SCHEMA}.")
+    except (OSError, ValueError) as error:
+        raise OcrPhasesError(f"The benchmark {path} cannot be read ({error}).") from error
+    if not isinstance(bench, dict) or (bench.get("kind"), bench.get("schema")) != (KIND, BENCH_SCHEMA):
+        raise OcrPhasesError(f"{path} is not what this version's python -m benchmarks writes.")
     return bench
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,58 +15,15 @@ from refusals import refused
 from benchmarks import documents, speed_table
 from benchmarks.__main__ import main
 from benchmarks.measure import PARTS, BenchSettings, run_bench
-from benchmarks.tables import TABLES, bench_text, load_bench
+from benchmarks.tables import KIND, TABLES, bench_text, load_bench
 from ocr_phases import OCRSession
 
 PAGE = PAGES / "slide.png"
+RUNS = PAGES.parent / "runs"
 QUICK = BenchSettings(
     presets=("tiny",), strategies=("eager", "cuda_graph"), batches=(1, 2), pairs=2, max_new_tokens=3
 )
 COST, MARKS, COVERAGE, PREFILL, DECODE, BATCHES, FAILURES = TABLES.values()
-
-
-def example() -> dict[str, Any]:
-    """A benchmark with times that are easy to reckon with."""
-    drift = np.linspace(1.0, 2.0, 15)
-    steps = [[2.0, 2.0, 4.0]] * 3
-    way = {"setup": None, "cache_len": [100, 104], "equal_tokens": 4, "tokens": 4, "step_ms": steps}
-    fast = {**way, "setup": {"compile_ms": 1500.0, "capture_ms": 500.0}, "equal_tokens": 3}
-    floor = {"floor_ms": 0.5, "floor_bound_by": "bandwidth", "busy_ms": 1.5}
-    ways = {
-        "eager": {**way, **floor, "decode_ms": [9.0, 12.0, 15.0]},
-        "compiled": {**fast, "decode_ms": [3.0, 3.0, 3.0], "busy_failed": "no profiler"},
-    }
-    batch = {"strategy": "eager", "batch": 4, "steps": 10, "step_ms": [10.0] * 30, "prefill_ms": [50.0] * 3}
-    prefill = {
-        "eager": {"host_ms": [40.0] * 3, "device_ms": [38.0] * 3, "vision_ms": [20.0] * 3},
-        "compiled": {"host_ms": [30.0] * 3, "device_ms": [28.0] * 3, "vision_ms": [10.0] * 3},
-    }
-    covered = {"sam": [89.0, 89.0, 89.0], "vision_fusion": [10.0, 20.0, 30.0]}
-    marks = {"mark_pair_us": [9.0, 10.0, 11.0], "nvtx_range_us": [0.5] * 3, "span_us": [12.0] * 3}
-    parts = {
-        "marks": {"clock": "CUDA event", **marks},
-        "overhead": {"two_phase_ms": (90.0 * drift).tolist(), "generate_ms": (100.0 * drift).tolist()},
-        "collectors": {"failed": "no room"},
-        "stage_coverage": {"prefill_len": 282, "prefill_ms": [100.0, 110.0, 120.0], "stages_ms": covered},
-        "prefill": {"ways": prefill, "ways_failed": {}},
-        "strategies": {"ways": ways, "ways_failed": {"cuda_graph": "not here"}},
-        "batches": {
-            "ways": [{**batch, "decode_ms": [100.0, 100.0, 200.0]}],
-            "ways_failed": [{"strategy": "eager", "batch": 16, "failed": "no room"}],
-        },
-    }
-    return {
-        "schema": 2,
-        "kind": "ocr_phases bench",
-        "device": {"name": "NVIDIA H200"},
-        "model": {"name": "dummy", "dtype": "bfloat16"},
-        "page": {"file": "a.png"},
-        "settings": {"presets": ["base", "gundam"], "pairs": 15, "max_new_tokens": 4},
-        "results": [{"part": part, "preset": "base", **found} for part, found in parts.items()],
-    }
-
-
-# -- measuring ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -114,39 +72,78 @@ def test_what_no_benchmark_can_do_is_refused(wrong: dict[str, Any]) -> None:
         BenchSettings(**wrong)
 
 
-# -- figures ------------------------------------------------------------------------------------------
+@pytest.fixture
+def recorded() -> dict[str, Any]:
+    """A benchmark of ``data/runs`` and the part of another that it lacks."""
+    bench = load_bench(RUNS / "cpu-bench.json")
+    bench["results"] += load_bench(RUNS / "h200-bench-batches.json")["results"]
+    return bench
 
 
-def test_figures_of_known_times() -> None:
-    bench = example()
-    ratio = COST(bench).iloc[0]
-    assert (ratio["ratio"], ratio["ratio_low"], ratio["ratio_high"]) == pytest.approx((0.9, 0.9, 0.9))
-    assert (ratio["ours_ms"], ratio["theirs_ms"]) == pytest.approx((135.0, 150.0))
-    coverage = COVERAGE(bench).iloc[0]
-    assert coverage["stage_coverage"] == coverage["stage_coverage_least"] == pytest.approx(89 / 90)
-    assert coverage["fusion_share"] == pytest.approx(20 / 110)
-    assert PREFILL(bench)["ratio"].tolist() == pytest.approx([np.nan, 0.75], nan_ok=True)
-    decode = DECODE(bench).set_index("strategy")
-    eager = ["ms_per_token", "times_floor", "cache_len", "bound_by", "busy_ms"]
-    assert decode.loc["eager", eager].tolist() == [4.0, 8.0, 102, "bandwidth", 1.5]
-    assert decode.loc["compiled", ["setup_s", "times_floor"]].tolist() == pytest.approx(
-        [2, np.nan], nan_ok=True
+def test_figures_are_those_of_the_raw_times(recorded: dict[str, Any]) -> None:
+    raw = {result["part"]: result for result in recorded["results"]}
+    ratio, times = COST(recorded).iloc[0], raw["overhead"]
+    assert ratio["ratio"] == np.median(np.divide(times["two_phase_ms"], times["generate_ms"]))
+    assert ratio[["ours_ms", "theirs_ms"]].tolist() == [
+        np.median(times[f"{way}_ms"]) for way in ("two_phase", "generate")
+    ]
+    assert ratio["ratio_low"] < ratio["ratio"] < ratio["ratio_high"]
+    assert MARKS(recorded).set_index("what").loc["an NVTX range", "us"] == np.median(
+        raw["marks"]["nvtx_range_us"]
     )
-    assert BATCHES(bench)["tokens_per_s"].tolist() == pytest.approx([400.0])
-    assert MARKS(bench).set_index("what").loc["a pair of marks (CUDA event)", "us"] == 10.0
-    failures = FAILURES(bench)
-    assert failures["part"].tolist() == ["collectors", "strategies", "strategies", "batches"]
-    assert failures["way"].tolist() == ["", "compiled, kernel view", "cuda_graph", "eager, batch 16"]
-    assert all(title in bench_text(bench) for title in TABLES)
+
+    whole = np.array(raw["stage_coverage"]["prefill_ms"])
+    stages = {stage: np.array(times) for stage, times in raw["stage_coverage"]["stages_ms"].items()}
+    fusion, covered = stages["vision_fusion"], COVERAGE(recorded).iloc[0]
+    shares = (sum(stages.values()) - fusion) / (whole - fusion)
+    figures = covered[["stage_coverage", "stage_coverage_least", "fusion_share"]].tolist()
+    assert figures == pytest.approx([np.median(shares), shares.min(), np.median(fusion / whole)])
+
+    eager, compiled = (raw["prefill"]["ways"][way]["host_ms"] for way in ("eager", "compiled"))
+    ratios = PREFILL(recorded).set_index("vision")["ratio"]
+    assert ratios["compiled"] == np.median(np.divide(compiled, eager)) and np.isnan(ratios["eager"])
+
+    way = raw["strategies"]["ways"]["compiled"]
+    token = np.median([ms / len(steps) for ms, steps in zip(way["decode_ms"], way["step_ms"], strict=True)])
+    decode = DECODE(recorded).set_index("strategy").loc["compiled"]
+    assert decode["ms_per_token"] == pytest.approx(token)
+    assert decode["times_floor"] == pytest.approx(token / way["floor_ms"])
+    assert decode["setup_s"] == pytest.approx(
+        way["setup"]["compile_ms"] / 1e3
+    )  # nothing is captured on a CPU
+    assert decode["step_ms"] == np.median(np.concatenate(way["step_ms"]))
+
+    last, batch = raw["batches"]["ways"][-1], BATCHES(recorded).iloc[-1]
+    rate = last["steps"] * last["batch"] / (np.median(last["decode_ms"]) / 1e3)
+    assert (batch["batch"], batch["tokens_per_s"]) == (last["batch"], pytest.approx(rate))
+    assert all(title in bench_text(recorded) for title in list(TABLES)[:-1])
+
+
+def test_what_was_not_measured_is_listed(recorded: dict[str, Any]) -> None:
+    raw = {result["part"]: result for result in recorded["results"]}
+    assert FAILURES(recorded).empty
+    raw["collectors"]["failed"] = "no room"
+    raw["strategies"]["ways"]["compiled"]["busy_failed"] = "no profiler"
+    raw["strategies"]["ways_failed"] = {"cuda_graph": "not here"}
+    raw["batches"]["ways_failed"] = [{"strategy": "eager", "batch": 64, "failed": "no room"}]
+    assert FAILURES(recorded)[["part", "way", "reason"]].to_numpy().tolist() == [
+        ["collectors", "", "no room"],
+        ["strategies", "compiled, kernel view", "no profiler"],
+        ["strategies", "cuda_graph", "not here"],
+        ["batches", "eager, batch 64", "no room"],
+    ]
+    assert COST(recorded)["what"].str.startswith("two-phase").all()
 
 
 def test_other_files_are_no_benchmark(tmp_path: Path) -> None:
-    for content in ("{", "{}", json.dumps({**example(), "schema": 9})):
-        (tmp_path / "x.json").write_text(content)
+    file = tmp_path / "x.json"
+    for content in ("{", "{}", json.dumps({"kind": KIND, "schema": 9})):
+        file.write_text(content)
         with refused():
-            load_bench(tmp_path / "x.json")
+            load_bench(file)
+    file.unlink()
     with refused():
-        load_bench(tmp_path / "none.json")
+        load_bench(file)
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -169,10 +166,7 @@ def test_the_document_has_the_tables_of_data_runs() -> None:
 @pytest.mark.skipif("not __import__('torch').cuda.is_available()", reason="there is no CUDA device")
 def test_every_part_on_a_gpu(tmp_path: Path) -> None:
     session = OCRSession.load("tiny", device="cuda")
-    settings = BenchSettings(
-        presets=("tiny",), strategies=("eager", "cuda_graph"), batches=(1, 2), pairs=2, max_new_tokens=9
-    )
-    bench = run_bench(session, PAGE, settings, tmp_path / "bench.json")
+    bench = run_bench(session, PAGE, replace(QUICK, max_new_tokens=9), tmp_path / "bench.json")
     assert FAILURES(bench).empty, FAILURES(bench).to_string()
     assert (DECODE(bench)["busy_ms"] > 0).all()
     assert MARKS(bench)["what"].str.contains("CUDA event").any()
