@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -27,7 +26,7 @@ from ocr_phases.collectors.live_checks import (
     describe_cache,
     run_checks,
 )
-from ocr_phases.collectors.machine import Conditions, measure_ceilings
+from ocr_phases.collectors.machine import Conditions
 from ocr_phases.collectors.parity import parity_check
 from ocr_phases.collectors.probabilities import token_probabilities
 from ocr_phases.errors import OcrPhasesError, OutOfMemory
@@ -41,7 +40,6 @@ from ocr_phases.request import filled_in
 from ocr_phases.settings import Request, RunSettings, is_published
 from ocr_phases.steps import phases
 from ocr_phases.steps.captured import KEPT_STEPS, StaticStep, capacity_for
-from ocr_phases.steps.compiled import compiled_vision
 from ocr_phases.steps.execution import (
     check_strategy,
     current_device,
@@ -90,19 +88,6 @@ def execution(device: str, autocast: bool = False) -> Iterator[None]:
 # -- what runs ----------------------------------------------------------------------------------------
 
 
-class Prepared:
-    """What measurements of one model share: what strategies made ready, by shape, and the ceilings.
-
-    ``ceilings`` is `measure_ceilings` on the model's device, of each dtype once.
-    """
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.checkpoint = checkpoint
-        self.steps: dict[tuple[int, int, str], StaticStep] = {}
-        self.vision = compiled_vision(checkpoint.model)
-        self.ceilings = functools.cache(partial(measure_ceilings, checkpoint.device))
-
-
 def bar_in_cell(steps: Iterable[Any], unit: str, total: int | None = None) -> Iterable[Any]:
     """``steps`` with a bar on one line of a notebook's cell; elsewhere without: a command has its own."""
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
@@ -110,18 +95,18 @@ def bar_in_cell(steps: Iterable[Any], unit: str, total: int | None = None) -> It
 
 
 class Measurement:
-    """A request with every default filled in, its packed inputs, its runs so far and its record.
+    """A request to an `OCRSession` with every default, its packed inputs, its runs so far and its record.
 
     ``after`` has what was measured beside the ``runs``, by its setting. Raises `OcrPhasesError` for what
     contradicts itself, what cannot run here, and what the model cannot hold.
     """
 
-    def __init__(self, prepared: Prepared, page: Pages, asked: RunSettings) -> None:
-        self.prepared, self.runs, self.after = prepared, list[Repeat](), dict[str, Any]()
+    def __init__(self, session: Any, page: Pages, asked: RunSettings) -> None:
+        self.session, self.runs, self.after = session, list[Repeat](), dict[str, Any]()
         self.waits: tuple[int, int] | None = None  # of the host in a warm-up's decode, and its steps
         self.step: StaticStep | None = None
         self.setup: dict[str, Any] = {"strategy_setup": None, "vision_setup": None}
-        checkpoint = self.checkpoint = prepared.checkpoint
+        checkpoint = self.checkpoint = session.checkpoint
         self.device, facts = checkpoint.device, checkpoint.family.facts
         own = {"ignore_eos": checkpoint.default_ignore_eos, "eos_check_every": eos_interval(asked.strategy)}
         request = filled_in(page, asked, facts, checkpoint.default_preset, **own)
@@ -140,14 +125,14 @@ class Measurement:
             less = f"ask for at most {room}" if room > 0 else "choose a smaller preset"
             raise OcrPhasesError(f"{asked_for} exceed the model's {prompt_len + room} positions: {less}.")
         self.eos_ids = () if request.ignore_eos else (checkpoint.eos_id,)
-        self.vision = prepared.vision.installed if request.vision == "compiled" else nullcontext
+        self.vision = session.vision.installed if request.vision == "compiled" else nullcontext
 
     def set_up(self) -> None:
         """Make or find what the strategies need; `OcrPhasesError` where that fails.
 
         `told_of_preparing` is told what is made, numbered. Times in the record's part are ms.
         """
-        request, steps, vision = self.request, self.prepared.steps, self.prepared.vision
+        request, steps, vision = self.request, self.session.steps, self.session.vision
         static, compiled = request.strategy != "eager", request.vision == "compiled"
         family, model = self.checkpoint.family, self.checkpoint.model
         inputs = self.packed.to(self.device, self.checkpoint.dtype)
@@ -208,7 +193,7 @@ class Measurement:
             lambda: parity_check(checkpoint, request, self.packed, ids),
             lambda: token_probabilities(checkpoint.model, inputs(), self.rows()),
             lambda: kernel_view(lambda short: self._run(short).spans, request, self.device),
-            lambda: self.prepared.ceilings(dtype),
+            lambda: self.session.ceilings(dtype),
         )
         for name, take in zip(AFTERWARDS, ways, strict=True):
             own = name in ("kernels", "ceilings")  # whose runs have their autocast, or none

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ocr_phases.collectors import machine
+from ocr_phases.collectors.machine import measure_ceilings
 from ocr_phases.config import AnyConfig, read_model_config
 from ocr_phases.errors import OcrPhasesError, checked, public, require
 from ocr_phases.families import windowed_length
@@ -35,11 +36,12 @@ from ocr_phases.models.load import (
 from ocr_phases.models.references import references
 from ocr_phases.models.weights import dummy_config, resolve_dtype
 from ocr_phases.record import PhaseRun, elsewhere
-from ocr_phases.recorder import Measurement, Prepared, describe_model, execution, page_id
+from ocr_phases.recorder import Measurement, describe_model, execution, page_id
 from ocr_phases.request import filled_in, recorded
 from ocr_phases.settings import REQUEST_SETTINGS, ModelSettings, Request, RunSettings, Settings, setting_names
 from ocr_phases.steps import phases
-from ocr_phases.steps.captured import capacity_for
+from ocr_phases.steps.captured import StaticStep, capacity_for
+from ocr_phases.steps.compiled import compiled_vision
 from ocr_phases.steps.execution import decode_execution
 from ocr_phases.steps.timeline import NoTimeline, Timeline, stage_hooks
 from ocr_phases.sweep_models import Sweep, only
@@ -62,13 +64,16 @@ class OCRSession:
     """
 
     def __init__(self, checkpoint: Checkpoint, asked: ModelSettings | None = None) -> None:
-        self.checkpoint, self.prepared = checkpoint, Prepared(checkpoint)
-        self._asked = asked  # None of a model object
+        self.checkpoint, self._asked = checkpoint, asked  # None of a model object
         self.model: Any = checkpoint.model
         self.tokenizer, self.family = checkpoint.tokenizer, checkpoint.family
         self.device, self.dtype = checkpoint.device, checkpoint.dtype
         #: The ids that end a generation and that fill rows, and text to ids without special tokens around it.
         self.eos_id, self.pad_id, self.encode = checkpoint.eos_id, checkpoint.pad_id, checkpoint.encode
+        #: What measurements share: steps by shape, compiled encoders, and `measure_ceilings` once a dtype.
+        self.steps: dict[tuple[int, int, str], StaticStep] = {}
+        self.vision = compiled_vision(checkpoint.model)
+        self.ceilings = cache(partial(measure_ceilings, self.device))
         #: What the last `run_inference` measured, also where it was interrupted; None without a repeat.
         self.last_run: PhaseRun | None = None
 
@@ -194,13 +199,13 @@ class OCRSession:
         where that came before the end of the first repeat, and for a KeyboardInterrupt `Interrupted`, a
         KeyboardInterrupt too: `last_run` then has the finished repeats.
         """
-        measurement = Measurement(self.prepared, page, RunSettings(prompt=prompt, **settings))
+        measurement = Measurement(self, page, RunSettings(prompt=prompt, **settings))
         return recorded(self, measurement, on_tokens=on_tokens, progress=progress)
 
     @checked(RunSettings)
     def check_request(self, page: Pages, **settings: Any) -> Request:
         """What `run_inference` would measure, with every default; raises what that would before it runs."""
-        return Measurement(self.prepared, page, RunSettings(**settings)).request
+        return Measurement(self, page, RunSettings(**settings)).request
 
     @checked(RunSettings)
     def prepare(self, page: Pages, **settings: Any) -> PageInputs:
@@ -208,7 +213,7 @@ class OCRSession:
 
         ``settings`` as in `run_inference`. See `ocr_phases.inputs.views` for the rules and errors.
         """
-        return Measurement(self.prepared, page, RunSettings(**{"max_new_tokens": 1, **settings})).packed
+        return Measurement(self, page, RunSettings(**{"max_new_tokens": 1, **settings})).packed
 
     @checked(Sweep)
     def sweep(self, page: str | Path, **options: Any) -> Any:
@@ -323,8 +328,7 @@ def load_recorded(record: PhaseRun, *, model: str | None = None, **settings: Any
     if model is None and not here:
         raise OcrPhasesError(f"The record's model {place} is not on this machine: name it with --model.")
     settings |= {part: known[part] for part in _MODEL_SETTINGS if known.get(part) is not None}
-    if not revision.startswith(("sha256:", "seed:")):
-        settings["revision"] = revision
+    settings["revision"] = None if revision.startswith(("sha256:", "seed:")) else revision
     session = OCRSession.load(model or place, **settings)
     if (now := session.checkpoint.revision) != revision:
         then, now = (f"{each:.20}{'…' * (len(each) > 20)}" for each in (revision, now))

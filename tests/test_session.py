@@ -172,9 +172,9 @@ AFTER = (
 def afterwards(tiny_session, monkeypatch):
     """Everything that may follow the repeats is asked for, and nothing is kept of an earlier test."""
     monkeypatch.setattr("ocr_phases.recorder.check_kernels", lambda *args, **options: None)
-    tiny_session.prepared.ceilings.cache_clear()
+    tiny_session.ceilings.cache_clear()
     yield {**QUICK, "max_new_tokens": 4, "verify": True, "kernels": True, "kernel_steps": 2}
-    tiny_session.prepared.ceilings.cache_clear()
+    tiny_session.ceilings.cache_clear()
 
 
 @pytest.mark.parametrize("part", [*AFTER, "recorder.Measurement.record"])

@@ -156,7 +156,7 @@ def test_the_pages_of_one_file_are_different_pages(golden_session, tmp_path):
 
 
 def test_attention_and_dtype_are_axes(golden_session, folder, monkeypatch):
-    monkeypatch.setattr("ocr_phases.recorder.measure_ceilings", lambda *_: None)  # of each new session
+    monkeypatch.setattr("ocr_phases.session.measure_ceilings", lambda *_: None)  # of each new session
     axes = {"attentions": ["sdpa", "eager", None], "dtypes": ["float32", torch.bfloat16, None]}
     ends = ["", "-dtype-bfloat16", "-attention-eager", "-attention-eager-dtype-bfloat16"]
     names = [f"{ONE}{end}" for end in ends]
@@ -300,8 +300,6 @@ def test_the_table_has_a_row_a_record():
     assert table["page_ms"].to_numpy() == pytest.approx(whole, rel=0.05)  # of medians, not a median of sums
     assert table["page_ms_p90"].isna().all()  # of three repeats there is no 90th percentile
     assert (table["pages_per_min"] * table["page_ms"] / table["batch"]).to_numpy() == pytest.approx(60_000)
-    said = SweepResult(runs, failed_cells("a", "b")).verdict
-    assert says(said, "gundam", "batch 4", "eager", "60 tokens", "912 prompt tokens")
 
 
 def result(**runs):
