@@ -29,6 +29,7 @@ from ocr_phases.settings import SamplingSettings
 
 PAGE = Path(ocr_phases.__file__).parents[1] / "data" / "pages" / "receipt.png"
 SECRET = "sk-secret-123"
+OTHER_CUT = "the server read 111 image tokens, base has 273:"
 FAMILY = FAMILIES["deepseek-ocr"]
 GREEDY = SamplingSettings()
 
@@ -125,26 +126,40 @@ def test_other_dialects_are_timed_by_their_chunks_of_text() -> None:
     assert run["prepare_ms"] is None
 
 
-def test_several_tokens_a_chunk_have_no_latency(vllm: Fake) -> None:
-    vllm.a_chunk = 3
-    run = measure(vllm)
-    assert run.result["ids"] == IDS
-    assert (run["inter_token_ms"], run["decode_steps"]) == (None, 0)
-    assert run["decode_ms"] > 0
-    assert found(run, "token_times")[1] == "a chunk has up to 3 tokens: there is no inter-token latency"
-    run._repr_mimebundle_()
-    assert Answer(0.0, times=[1.0, 1.01, 1.02, 5.0]).untimed == "2 of 4 chunks came together with another"
-    assert not Answer(0.0, times=[1.0, 1.01, 3.0, 5.0]).untimed
+#: What the server does, what is asked of it, and the check that says so.
+CHECKED: list[tuple[dict[str, Any], dict[str, Any], str, str, str]] = [
+    (
+        {"a_chunk": 3},
+        {},
+        "token_times",
+        "note",
+        "a chunk has up to 3 tokens: there is no inter-token latency",
+    ),
+    ({"cached": 0}, {}, "fresh_prompt", "pass", "no prompt token came from a cache"),
+    ({"cached": 256}, {}, "fresh_prompt", "fail", "a cache had 256 of 276 prompt tokens"),
+    ({"image_tokens": 111}, {}, "server_preset", "fail", f"{OTHER_CUT} it cut the page as small"),
+    ({}, {"no_repeat_ngram_size": 3}, "repetition_rule", "pass", "no 3 tokens are repeated"),
+]
 
 
-def test_a_cached_prompt_makes_repeats_invalid(vllm: Fake) -> None:
-    vllm.cached = 0
-    assert found(measure(vllm), "fresh_prompt") == ("pass", "no prompt token came from a cache")
-    vllm.cached = 256
-    run = measure(vllm)
-    assert found(run, "fresh_prompt") == ("fail", "a cache had 256 of 276 prompt tokens")
+@pytest.mark.parametrize(("does", "infer", "name", "verdict", "told"), CHECKED)
+def test_checks_say_what_a_server_did(
+    vllm: Fake, does: dict[str, Any], infer: dict[str, Any], name: str, verdict: str, told: str
+) -> None:
+    vars(vllm).update(does)
+    run, timed = measure(vllm, infer=infer), name != "token_times"
+    assert found(run, name) == (verdict, told)
+    assert (run.result["ids"], run["decode_ms"] > 0) == (IDS, True)
+    assert (run["inter_token_ms"] is not None, run["decode_steps"]) == (timed, timed * (len(IDS) - 1))
     assert "--no-enable-prefix-caching" in run.checks.set_index("name").loc["fresh_prompt", "fix"]
     assert len({body["cache_salt"] for body in vllm.bodies}) == len(vllm.bodies)
+    assert not infer or vllm.bodies[0]["vllm_xargs"]["ngram_size"] == 3
+    run._repr_mimebundle_()
+
+
+def test_what_is_found_in_an_answer_itself() -> None:
+    assert Answer(0.0, times=[1.0, 1.01, 1.02, 5.0]).untimed == "2 of 4 chunks came together with another"
+    assert not Answer(0.0, times=[1.0, 1.01, 3.0, 5.0]).untimed
     given: dict[str, Any] = {"times": [5.0, 25.0], "ids": [1, 2], "widest": 1}
     blind = Answer(0.0, **given, stages=[("language_model", 1.0, 1.0, 9)])
     cases = [
@@ -152,35 +167,24 @@ def test_a_cached_prompt_makes_repeats_invalid(vllm: Fake) -> None:
         (Answer(0.0, **given), 400.0, "fail"),
         (Answer(0.0, **given), 18.0, "pass"),
     ]
-    for answer, first, verdict in cases:  # where nobody tells, by time
+    for answer, first, verdict in cases:  # where nobody tells of a cache, by time
         rows = {name: (said, told) for name, said, told in checks.own_checks([answer], first, GREEDY)}
         assert rows["fresh_prompt"][0] == verdict
         assert "no vision ran in 1 repeat" in rows["fresh_prompt"][1] or not answer.stages
-
-
-def test_another_cut_of_the_page_is_named(vllm: Fake) -> None:
-    vllm.image_tokens = 111
-    told = "the server read 111 image tokens, base has 273: it cut the page as small"
-    assert found(measure(vllm), "server_preset") == ("fail", told)
-    gundam, size = FAMILY.presets["gundam"], (1000, 2000)
-    few = image_token_count(gundam, (1, 2))
-    for told, tokens in {
-        "it cut the page as gundam of at most 6 crops, into 1 x 2": {"prompt_ids": [3] * few},
+    gundam = FAMILY.presets["gundam"]
+    few = "it cut the page as gundam of at most 6 crops, into 1 x 2"
+    cuts: dict[str, dict[str, Any]] = {few: {"prompt_ids": [3] * image_token_count(gundam, (1, 2))}}
+    cuts |= {
         "no preset has as many": {"prompt_ids": [3] * 7},
-        "it cut the page as small": {"prompt_tokens": 115},
-    }.items():
-        assert checks.read_as(Answer(0.0, **tokens), gundam, FAMILY, size)[2][2].endswith(told)
-
-
-def test_the_rule_against_repetition_is_seen_in_the_tokens(vllm: Fake) -> None:
-    run = measure(vllm, infer={"no_repeat_ngram_size": 3})
-    assert found(run, "repetition_rule") == ("pass", "no 3 tokens are repeated")
-    assert vllm.bodies[0]["vllm_xargs"]["ngram_size"] == 3
-    assert checks.repeated([1, 2, 3, 1, 2, 3], 3, 0) == 5
-    assert checks.repeated([1, 2, 3, 1, 2, 4], 3, 0) is None
-    assert checks.repeated([1, 2, 1, 2], 3, 0) is checks.repeated([1], 3, 0) is None
-    assert checks.repeated([1, 2, 9, 9, 1, 2], 2, 6) == 5
-    assert checks.repeated([1, 2, 9, 9, 1, 2], 2, 5) is None  # the first stands before the window
+        "cut the page as small": {"prompt_tokens": 115},
+    }
+    for told, tokens in cuts.items():
+        cut = checks.read_as(Answer(0.0, **tokens), gundam, FAMILY, (1000, 2000))
+        assert cut[2][2].endswith(told)
+    again = [([1, 2, 3, 1, 2, 3], 3, 0, 5), ([1, 2, 3, 1, 2, 4], 3, 0, None), ([1], 3, 0, None)]
+    again += [([1, 2, 9, 9, 1, 2], 2, 6, 5), ([1, 2, 9, 9, 1, 2], 2, 5, None)]  # one before the window
+    for ids, size, window, place in again:
+        assert checks.repeated(ids, size, window) == place
 
 
 FAULTS = {
@@ -313,9 +317,9 @@ def test_a_load_tells_its_knee_its_price_and_what_failed(vllm: Fake, tmp_path: P
 
 
 def test_figures_of_a_load_are_those_of_its_rows() -> None:
-    row = {"level": "1 at once", "first": 1.0, "end": 4.0, "times": [1e3, 2e3, 4e3], "tokens": 3, "error": ""}
-    rows = [row | {"begun": 0.0, "end": 4.0 + number} for number in range(TAIL_FROM)]
-    failed = row | {"begun": 0.0, "first": None, "end": None, "times": [], "tokens": 0, "error": "no"}
+    row: dict[str, Any] = {"level": "1 at once", "times": [1e3, 2e3, 4e3], "tokens": 3, "error": ""}
+    rows = [row | {"begun": float(number)} for number in range(TAIL_FROM)]
+    failed = row | {"begun": 0.0, "times": [], "tokens": 0, "error": "no"}
     table = LoadResult("here", [*rows, failed]).table.iloc[0]
     assert (table["requests"], table["errors"]) == (TAIL_FROM + 1, 1)
     assert table["pages_per_min"] == pytest.approx(60 * TAIL_FROM / 103)

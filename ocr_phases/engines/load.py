@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -102,8 +101,10 @@ class LoadResult:
     """
 
     def __init__(self, server: str, asked: list[dict[str, Any]], price_per_hour: float | None = None) -> None:
-        self.server, self.asked, self.price_per_hour = server, pd.DataFrame(asked), price_per_hour
-        self.plot = LoadPlots(self)
+        self.server, self.price_per_hour, self.plot = server, price_per_hour, LoadPlots(self)
+        pages: Any = pd.DataFrame(asked)
+        ends = {name: pages["begun"] + pages["times"].str[n] / 1e3 for name, n in (("first", 0), ("end", -1))}
+        self.asked = pages.assign(**ends)
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -205,12 +206,9 @@ def load_test(
 def _row(server: Server, level: str, zero: float, body: Callable[[], Any], start: float) -> dict[str, Any]:
     """A row of `LoadResult.asked`: a page asked for, at the earliest ``start`` seconds after ``zero``."""
     time.sleep(max(0.0, zero + start - time.monotonic()))
-    begun = time.monotonic() - zero
-    row = {"level": level, "begun": begun, "first": math.nan, "end": math.nan, "times": [], "tokens": 0}
+    row = {"level": level, "begun": time.monotonic() - zero, "times": [], "tokens": 0, "error": ""}
     try:
         answer = ask(server, body())
     except ServerFailed as error:
         return row | {"error": str(error)}
-    first, end = (begun + ms / 1e3 for ms in (answer.times[0], answer.times[-1]))
-    found = {"first": first, "end": end, "times": answer.times, "tokens": len(answer.tokens[0])}
-    return row | found | {"error": ""}
+    return row | {"times": answer.times, "tokens": len(answer.tokens[0])}

@@ -15,6 +15,7 @@ from ocr_phases.versions import asset
 
 #: A tensor of the published files that no model uses.
 UNUSED = "model.vision_model.embeddings.patch_embedding.weight"
+VISION = {"mlp_ratio": 4.0, "model_type": "vision", "model_name": "deeplip_b_l"}
 
 
 def publish(out: Path) -> None:
@@ -25,30 +26,19 @@ def publish(out: Path) -> None:
     sam, clip = vision["sam_config"], vision["encoder_config"]
     published = FAMILIES["deepseek-ocr"].config
     language = {name: text.get(name, value) for name, value in published["language_config"].items()}
-    language |= {
-        "first_k_dense_replace": text["mlp_layer_types"].count("dense"),
-        "architectures": ["DeepseekV2ForCausalLM"],
-        **dict.fromkeys(("kv_lora_rank", "q_lora_rank")),
-        **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 0),
-        "n_group": 1,
-        "topk_group": 1,
-        "topk_method": "greedy",
-        "use_mla": False,
-        "lm_head": True,
-        "rms_norm_eps": text["rms_norm_eps"],
-    }
-    of_sam = {
-        "width": sam["hidden_size"],
-        "layers": sam["num_hidden_layers"],
-        "heads": sam["num_attention_heads"],
-    }
+    language |= dict.fromkeys(("kv_lora_rank", "q_lora_rank"))
+    language |= dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 0)
+    language |= {"n_group": 1, "topk_group": 1, "topk_method": "greedy", "use_mla": False, "lm_head": True}
+    language["first_k_dense_replace"] = text["mlp_layer_types"].count("dense")
+    language |= {"architectures": ["DeepseekV2ForCausalLM"], "rms_norm_eps": text["rms_norm_eps"]}
+    names = {"width": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads"}
+    of_sam, of_clip = ({own: part[name] for own, name in names.items()} for part in (sam, clip))
     of_sam |= {name: sam[name] for name in ("downsample_channels", "output_channels", "global_attn_indexes")}
-    of_clip = {"width": clip["hidden_size"], "layers": clip["num_hidden_layers"], "patch_size": 14}
-    of_clip |= {"heads": clip["num_attention_heads"], "image_size": clip["image_size"]}
+    of_clip |= {"image_size": clip["image_size"], "patch_size": 14}
     joined = sam["downsample_channels"][1] + clip["hidden_size"]
     projector = {"model_type": "mlp_projector", "projector_type": "linear", "input_dim": joined}
-    whole = {
-        **language,
+    encoders = {"sam_vit_b": of_sam, "clip-l-14-224": of_clip}
+    whole = language | {
         "architectures": ["DeepseekOCRForCausalLM"],
         "model_type": "deepseek_vl_v2",
         "candidate_resolutions": [[1024, 1024]],
@@ -58,13 +48,7 @@ def publish(out: Path) -> None:
         "image_token_id": config["image_token_id"],
         "language_config": language,
         "projector_config": {**projector, "n_embed": text["hidden_size"]},
-        "vision_config": {
-            "image_size": sam["image_size"],
-            "mlp_ratio": 4.0,
-            "model_type": "vision",
-            "model_name": "deeplip_b_l",
-            "width": {"sam_vit_b": of_sam, "clip-l-14-224": of_clip},
-        },
+        "vision_config": {"image_size": sam["image_size"], "width": encoders, **VISION},
     }
     out.mkdir(parents=True, exist_ok=True)
     (out / "config.json").write_text(json.dumps(whole, indent=1))
