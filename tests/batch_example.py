@@ -52,7 +52,7 @@ def measure(folder: Path, out: Path, **options: Any) -> Counts:
 
 def run_jobs(given: Iterable[Job], out: Path, pool: Any, **options: Any) -> Counts:
     out.mkdir(exist_ok=True)
-    list_pages(given, out)
+    list_pages(given, out, {})
     return measure_pages(out, pool, **options)
 
 
@@ -145,7 +145,7 @@ def put_page(out: Path, job: Job, record: bytes | None, **status: Any) -> Path:
 def make_batch(out: Path) -> None:
     """Pages with a record, one of them with a report and listed twice, and one each of the other ends."""
     listed = [a_job(name) for name in (EVIL, "b.png", "c.pdf#2", "failed.png", "waiting.png", "damaged.png")]
-    list_pages([*listed, listed[1]], out)
+    list_pages([*listed, listed[1]], out, {".txt": 2})
     for number, job in enumerate(listed):
         if job.name == "failed.png":
             tries = [{"seconds": 1.5, "failure": "timeout"}] * 2
@@ -159,7 +159,7 @@ def make_batch(out: Path) -> None:
 
 
 def html_of(index: BatchIndex) -> str:
-    return index_html(index.pages, index.regions, title="A batch", facts={"": "tiny"}, tables=["pages.csv"])
+    return index_html(index.pages, index.regions, title="A batch", facts={"": "tiny"}, left_out={})
 
 
 class Here:

@@ -12,7 +12,18 @@ import threading
 from pathlib import Path
 
 import pytest
-from batch_example import QUICK, STUB, children, jobs, make_pages, measure, start_driver, statuses, wait_for
+from batch_example import (
+    QUICK,
+    STUB,
+    children,
+    jobs,
+    make_pages,
+    measure,
+    start_driver,
+    statuses,
+    wait_for,
+    watched_sockets,
+)
 from conftest import PAGES
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,9 +32,8 @@ from refusals import refused
 from ocr_phases.batch import driver
 from ocr_phases.batch.child import Child, Outcome
 from ocr_phases.batch.jobs import Job
-from ocr_phases.batch.store import finished, read_listing
+from ocr_phases.batch.store import read_listing
 from ocr_phases.cli import main
-from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import only_writer
 
 #: What happens at a page, how each attempt fails (None: it is measured) and what its reason tells.
@@ -49,23 +59,6 @@ def test_every_failure_has_its_reason_is_tried_again_and_stops_no_other_page(tmp
         assert status["failure"] == driver.FAILURES.get(failures[-1]) and reason in status["reason"]
         if failures[0] == "error":
             assert "something nobody thought of" in status["attempts"][0].stderr
-
-
-def test_the_same_command_keeps_what_is_finished_and_tries_the_rest_again(tmp_path):
-    pages, out = make_pages(tmp_path / "in", "ok", "bad", "ok", "ok", "full"), tmp_path / "out"
-    with pytest.raises(OcrPhasesError):  # a full disk ends the batch
-        measure(pages, out)
-    before = statuses(out)
-    assert finished(out / jobs(pages)[0].folder, jobs(pages)[0].id)
-    (pages / "page-1.png").write_text("ok now")  # mended
-    (pages / "page-2.png").write_text("ok  and another page")
-    (pages / "page-4.png").write_text("ok again")
-    (out / jobs(pages)[3].folder / "run.json").unlink()
-    counts = measure(pages, out)
-    assert (counts.kept, counts.done, counts.failed) == (1, 4, 0)
-    after = statuses(out)
-    assert after["page-0.png"] == before["page-0.png"]
-    assert {status["state"] for status in after.values()} == {"done"}
 
 
 @pytest.mark.parametrize("change", ["setting", "version", "content", "name"])
@@ -94,8 +87,9 @@ def test_a_page_of_any_name_has_a_folder_of_its_own_below_pages(name, number):
     assert len(last.encode()) < 255 and not last.startswith(".")
 
 
-#: Pages of which two fail in a way that no page can mend.
+#: Pages after which going on makes no sense.
 HOPELESS = {
+    "a full disk": ["ok", "full", "ok"],
     "alike from the start": ["memory", "memory", "ok"],
     "one after another": ["ok", "raise", "kill", "ok"],
     "too slow": ["ok", "sleep", "sleep"],
@@ -168,6 +162,25 @@ def test_a_batch_killed_twice_in_the_middle_of_pages_loses_nothing_and_leaves_no
     assert found == {f"page-{n}.png": "failed" if word == "bad" else "done" for n, word in enumerate(words)}
     assert [entry["page"] for entry in read_listing(out)] == sorted(found)
     assert len(list(out.glob("pages/*/*/status.json"))) == 11 and not list(out.glob("pages/*/*/.*"))
+
+
+def test_several_workers_listen_nowhere_and_ctrl_c_is_one_line_and_an_index(tmp_path):
+    pages, out = make_pages(tmp_path / "in", "ok", "wait", "sleep", *["ok"] * 5), tmp_path / "out"
+    process = start_driver(tmp_path, "--workers", "2")
+    with watched_sockets(process.pid) as found:
+        wait_for((pages / "page-1.began").exists)
+        wait_for(lambda: list(out.rglob("status.json")))
+        wait_for(lambda: any("batch_stub" in one for one in list(found)))
+    workers = children(process.pid)
+    assert len(workers) == 2 and not any(found.values())
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130
+    *progress, stopped = said.splitlines()
+    assert len(progress) <= 1 and all(line.startswith("Measuring: ") for line in progress)
+    assert stopped == "ocr-phases: stopped."
+    assert "stopped early" in (out / "index.html").read_text()
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
 
 
 def test_a_late_attempt_changes_nothing(tmp_path):

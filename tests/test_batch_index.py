@@ -1,27 +1,39 @@
-"""The index and the tables of a batch say what its records say, and no more."""
+"""The index and the tables of a batch say what its records say, and no more; damaged results are named."""
 
 from __future__ import annotations
 
-import itertools
+import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from batch_example import EVIL, html_of, make_batch, renderer
+from batch_example import (
+    EVIL,
+    a_job,
+    html_of,
+    jobs,
+    make_batch,
+    make_pages,
+    measure,
+    put_page,
+    renderer,
+    statuses,
+)
+from example_run import make_run
 from wording import says
 
 from ocr_phases import PhaseRun
-from ocr_phases.batch import figures
+from ocr_phases.batch import figures, worker
 from ocr_phases.batch.figures import FIGURES
-from ocr_phases.batch.index import PAGE_COLUMNS, BatchIndex, build_index
+from ocr_phases.batch.index import PAGE_COLUMNS, BatchIndex, build_index, write_index
 from ocr_phases.batch.jobs import Job
-from ocr_phases.batch.store import list_pages, read_listing
+from ocr_phases.batch.store import LEFT_OUT, LISTING, list_pages, read_listing
 from ocr_phases.cli import main
 from ocr_phases.record import SPAN_COLUMNS
-from ocr_phases.show.plots_many import plot_distributions
 
 
 @pytest.fixture(scope="module")
@@ -44,76 +56,49 @@ def records(out: Path) -> dict[str, PhaseRun]:
     return {run.page["file"]: run for run in map(PhaseRun.load, paths)}
 
 
-def read_table(out: Path, name: str) -> pd.DataFrame:
-    numbers = {"step": "", "device_ms": "", "cache_len": ""}
-    return pd.read_csv(out / f"{name}.csv", keep_default_na=False, na_values=numbers)
-
-
 def test_pages_say_what_their_records_say(batch):
     folder, index = batch
     assert list(index.pages.columns) == list(PAGE_COLUMNS)
-    done = index.pages[index.pages["status"] == "done"]
-    assert (done["page_ms"] > done["ttft_ms"] + 0.9 * done["decode_ms"]).all()
     ends = {"failed.png": "failed", "waiting.png": "not finished", "damaged.png": "failed"}
     names = [EVIL, "b.png", "c.pdf#2", *ends, "b.png"]
     assert list(index.pages["page"]) == names
     assert list(index.pages["status"]) == [ends.get(name, "done") for name in names]
-    pages = index.pages.set_index("page")
+    pages = index.pages.drop_duplicates("page").set_index("page")
     assert says(pages.loc["failed.png", "reason"], "timeout", "More than 3 s")
     assert pages.loc["failed.png", "attempts"] == 2
     assert "damaged" in pages.loc["damaged.png", "reason"]
     for name, run in records(folder).items():
-        row, found = index.pages[index.pages["page"] == name].iloc[0], run.summary()
+        row, found = pages.loc[name], run.summary()
         for column in ("ttft_ms", "prefill_ms", "inter_token_ms", "decode_ms", "tokens"):
             assert row[column] == found[column]
         assert "cut at the token limit" in row["warnings"]
+        assert row["page_ms"] > row["ttft_ms"] + 0.9 * row["decode_ms"]
     written = pd.read_csv(folder / "pages.csv")
-    assert written["page"].tolist() == index.pages["page"].tolist()
-    assert written["ttft_ms"].equals(index.pages["ttft_ms"])
+    assert written["page"].tolist() == names and written["ttft_ms"].equals(index.pages["ttft_ms"])
 
 
 def test_tables_hold_every_span_and_token_of_every_record_once(batch):
     folder, _ = batch
-    spans, tokens = read_table(folder, "spans"), read_table(folder, "tokens")
-    runs = records(folder)
+    numbers, runs = {"step": "", "device_ms": "", "cache_len": ""}, records(folder)
+    spans, tokens = (
+        pd.read_csv(folder / f"{name}.csv", keep_default_na=False, na_values=numbers)
+        for name in ("spans", "tokens")
+    )
     assert set(spans["page"]) == set(tokens["page"]) == set(runs)
     for name, run in runs.items():
         own = spans[spans["page"] == name][list(SPAN_COLUMNS)].reset_index(drop=True)
         pd.testing.assert_frame_equal(own, run.spans, check_dtype=False)
-        own = tokens[tokens["page"] == name].reset_index(drop=True)
-        assert own["text"].tolist() == run.token_table["text"].tolist()
-        assert own["token_id"].tolist() == run.token_table["id"].tolist()
-        pd.testing.assert_series_equal(own["device_ms"], run.token_table["device_ms"], check_dtype=False)
+        own, expected = tokens[tokens["page"] == name].reset_index(drop=True), run.token_table
+        assert own["text"].tolist() == expected["text"].tolist()
+        assert own["token_id"].tolist() == expected["id"].tolist()
+        pd.testing.assert_series_equal(own["device_ms"], expected["device_ms"], check_dtype=False)
     assert not list(folder.glob(".*.part"))
-
-
-def test_pages_that_loop_are_told_first(batch):
-    _, index = batch
-    done = index.pages[index.pages["status"] == "done"]
-    assert "the decode time." not in html_of(index)
-    looping = done.assign(repeated_share=[0.5, *[0.0] * (len(done) - 1)], decode_ms=100.0)
-    text = html_of(index._replace(pages=looping))
-    assert says(text[: text.index('id="Pages"')], "1 of 4 pages loops", "12 % of the decode time")
-    assert "repeated share" in text
-
-
-def test_a_noisy_page_is_marked_and_in_no_median_and_a_long_table_is_cut(batch, monkeypatch):
-    _, index = batch
-    monkeypatch.setattr("ocr_phases.show.index.MOST_ROWS", 2)
-    noisy = index.pages["page"] == "c.pdf#2"
-    pages = index.pages.assign(noisy=noisy, warnings="", page_ms=np.where(noisy, 9e6, 1e3))
-    text = html_of(index._replace(pages=pages))
-    cards = text[: text.index('id="Pages"')]
-    assert says(cards, "1.00 s", "median without 1 noisy page")
-    assert "9,000" not in cards
-    assert says(text, "2 of 7 rows")
 
 
 def test_the_page_shows_failures_first_escapes_all_and_links_what_is_there(batch):
     _, index = batch
     text = html_of(index)
-    assert "alert(1)</script>" not in text
-    assert "&lt;script&gt;alert(1)" in text
+    assert "alert(1)</script>" not in text and "&lt;script&gt;alert(1)" in text
     names = ("http-equiv", "http://www.w3.org/2000/svg")  # which are no addresses
     assert "http" not in text.replace(names[0], "").replace(names[1], "")
     folder = index.pages.set_index("page").loc["c.pdf#2", "folder"]
@@ -121,57 +106,70 @@ def test_the_page_shows_failures_first_escapes_all_and_links_what_is_there(batch
     body = text[text.index('id="Pages"') : text.index('id="Distributions"')]
     assert body.count("/report.html") == 2  # b.png, named twice
     assert body.index("failed.png") < body.index("c.pdf#2")
+    assert "the decode time." not in text
+
+
+def test_loops_are_told_first_a_noisy_page_is_in_no_median_and_a_long_table_is_cut(batch, monkeypatch):
+    _, index = batch
+    monkeypatch.setattr("ocr_phases.show.index.MOST_ROWS", 4)
+    noisy, done = index.pages["page"] == "c.pdf#2", index.pages["status"] == "done"
+    loops = (index.pages["page"] == EVIL) * 0.5
+    pages = index.pages.assign(noisy=noisy, warnings="", page_ms=np.where(noisy, 9e6, 1e3))
+    pages = pages.assign(repeated_share=loops, decode_ms=np.where(done, 100.0, np.nan))
+    text = html_of(index._replace(pages=pages))
+    cards = text[: text.index('id="Pages"')]
+    assert says(cards, "1 of 4 pages loops", "12 % of the decode time")
+    assert says(cards, "1.00 s", "median without 1 noisy page")
+    assert "9,000" not in cards
+    assert says(text, "4 of 7 rows") and "repeated share" in text
+
+
+def test_the_index_counts_what_is_listed_twice_or_left_out(own):
+    for left_out, told in (
+        (b'{".txt": 2, "no suffix": 1}', ["Left out", "3", ".txt, no suffix"]),
+        (b"{", []),
+    ):
+        (own / LEFT_OUT).write_bytes(left_out)  # which another version wrote, or a disk spoilt
+        write_index(own)
+        text = (own / "index.html").read_text()
+        cards = text[: text.index('id="Pages"')]
+        assert says(cards, "Pages", "7", "Listed twice", "1", *told) and ("Left out" in cards) == bool(told)
 
 
 def test_a_batch_in_which_everything_failed_has_an_index_too(tmp_path):
-    list_pages([Job("a.png", "/in/a.png", None, {"model": "tiny", "preset": None}, {}, None)], tmp_path)
+    list_pages([a_job("a.png", None)], tmp_path)
     index = build_index(tmp_path)
     assert index.pages["status"].tolist() == ["not finished"]
     assert "No page was measured on a quiet machine." in html_of(index)
 
 
-def test_a_listing_takes_its_place_when_it_is_whole_and_one_that_is_cut_names_its_line(tmp_path):
-    def stopped(names: str) -> Iterator[Job]:
-        for name in names:
-            yield Job(f"{name}.png", f"/in/{name}.png", None, {"model": "tiny"}, {}, None)
-        raise KeyboardInterrupt
-
-    list_pages(itertools.islice(stopped("abc"), 3), tmp_path)
-    with pytest.raises(KeyboardInterrupt):
-        list_pages(stopped("xyz"), tmp_path)
-    assert [entry["page"][0] for entry in read_listing(tmp_path)] == list("abc")
-    (tmp_path / "jobs.jsonl").write_text('{"id": "')
-    (row,) = build_index(tmp_path).pages.to_dict("records")
-    assert (row["page"], row["status"]) == ("jobs.jsonl, line 1", "failed")
-    assert says(row["reason"], "damaged")
-
-
-def test_distributions_have_a_panel_a_figure_with_its_median():
-    pages = pd.DataFrame(
-        {
-            "ttft_ms": [10.0, 20.0, 30.0],
-            "inter_token_ms": [4.0, 4.0, 4.0],
-            "tokens": pd.array([5, None, 7], dtype="Int64"),
-            "vision_share": [None, None, None],
-        }
-    )
-    titles = [axes.get_title(loc="left") for axes in plot_distributions(pages).axes]
-    medians = ("Time to first token: 20.0 ms", "Inter-token latency: 4.00 ms", "Tokens: 6")
-    assert titles == [*medians, "Vision in the prefill: none"]
-
-
 def test_reports_alone_are_rendered_tried_again_and_told(own, monkeypatch, capsys):
     monkeypatch.setattr("ocr_phases.batch.child.LocalPool", renderer)
     assert main(["batch", "--render", "only", "--out", str(own)]) == 1
-    said = capsys.readouterr()
-    assert says(said.out, "2 reports", "1 rendered", "1 failed")
-    assert "damaged.png: " in said.out  # nothing is drawn of it
+    said = capsys.readouterr().out
+    assert says(said, "2 reports", "1 rendered", "1 failed")
+    assert "damaged.png: " in said  # nothing is drawn of it
     pages = build_index(own).pages.set_index("page")
     assert pages.loc["c.pdf#2", ["report", "reason"]].tolist() == [False, "The notebook failed."]
-    assert pages.loc[EVIL, "report"]
-    assert (own / "index.html").exists()
-    assert main(["batch", "--render", "only", "--out", str(own)]) == 1  # it is tried again
-    assert says(capsys.readouterr().out, "1 reports", "0 rendered", "1 failed")
+    assert pages.loc[EVIL, "report"] and (own / "index.html").exists()
+    # What failed is tried again, and what shows another price than the one that is asked.
+    for price, told in (
+        ([], (1, 0)),
+        (["--price-per-hour", "7"], (3, 2)),
+        ([], (1, 0)),
+        (["--price-per-hour", "7"], (1, 0)),
+    ):
+        assert main(["batch", "--render", "only", "--out", str(own), *price]) == 1
+        assert says(capsys.readouterr().out, f"{told[0]} reports", f"{told[1]} rendered", "1 failed")
+
+
+def test_a_report_is_rendered_from_its_record_which_stays_at_the_price_that_is_asked(tmp_path):
+    folder = put_page(tmp_path, a_job("a.png"), make_run().to_json())
+    before = (folder / "run.json").read_bytes()
+    outcome = worker.render({"folder": str(folder), "price_per_hour": 7.0}, lambda: None)
+    assert outcome.failure is None and not (folder / outcome.place / "run.json").exists()
+    assert (folder / "run.json").read_bytes() == before
+    assert "at 7.0 an hour" in (folder / outcome.place / "report.html").read_text()
 
 
 def test_an_index_made_again_reads_no_record_but_for_figures_that_are_damaged_or_of_another(
@@ -187,3 +185,92 @@ def test_an_index_made_again_reads_no_record_but_for_figures_that_are_damaged_or
     for damage in (b"", b"{", b"[1]", b'{"schema": 1}', other.read_bytes()):
         one.write_bytes(damage)
         pd.testing.assert_frame_equal(build_index(own).pages, first.pages)
+
+
+# -- results that were damaged since ----------------------------------------------------------------
+
+
+def edited(**entries: Any) -> Callable[[bytes], bytes]:
+    """A JSON file with other entries."""
+    return lambda data: json.dumps(json.loads(data) | entries).encode()
+
+
+#: A file of a finished page, and what becomes of it.
+DAMAGE: list[tuple[str, Callable[[bytes], bytes | None]]] = [
+    *((name, lambda data: b"") for name in ("run.json", "status.json")),
+    *((name, lambda data: data[:-40]) for name in ("run.json", "status.json")),
+    ("run.json", edited(memory={"peak_bytes": 5})),
+    ("run.json", lambda data: None),
+    ("status.json", lambda data: data.replace(b'"attempts"', b'"tries"')),
+    ("status.json", edited(attempts=[])),
+    ("status.json", edited(attempts=[{"seconds": "x"}])),
+    ("status.json", edited(settings=3)),
+    ("status.json", lambda data: b"[" * 100_000),
+    ("status.json", lambda data: b'{"schema":1,"id":"\xff"}'),
+]
+
+
+def test_damaged_pages_are_named_and_measured_again_and_nothing_else_suffers(tmp_path, monkeypatch, capsys):
+    pages, out = make_pages(tmp_path / "in", *["ok"] * (len(DAMAGE) + 2)), tmp_path / "out"
+    all_jobs = jobs(pages)
+    assert measure(pages, out).done == len(all_jobs)
+    for job, (name, damage) in zip(all_jobs, DAMAGE, strict=False):
+        path = out / job.folder / name
+        data = damage(path.read_bytes())
+        path.unlink()
+        if data is not None:
+            path.write_bytes(data)
+    *lines, _ = (out / LISTING).read_text().splitlines()
+    (out / LISTING).write_text("\n".join([*lines, "[1]"]))
+
+    monkeypatch.setattr("ocr_phases.batch.child.LocalPool", renderer)
+    assert main(["batch", "--render", "only", "--out", str(out)]) == 1
+    said = capsys.readouterr().out
+    assert says(said, "1 reports", "1 rendered", "0 failed")
+    told = [f"{job.name}: " in said for job in all_jobs[: len(DAMAGE)]]
+    assert told == [True] * 10 + [False] * (len(DAMAGE) - 10)
+    assert said.count("measures it again") == 10 and says(said, f"{len(DAMAGE) + 1 - 10} more")
+    assert build_index(out).pages["status"].tolist() == ["failed"] * len(DAMAGE) + ["done", "failed"]
+    assert (out / "index.html").exists()
+
+    counts = measure(pages, out)
+    assert (counts.kept, counts.done, counts.failed) == (2, len(DAMAGE), 0)
+    assert {status["state"] for status in statuses(out).values()} == {"done"}
+
+
+def test_a_listing_takes_its_place_when_it_is_whole_and_one_that_is_cut_names_its_line(tmp_path):
+    def stopped(names: str) -> Iterator[Job]:
+        yield from map(a_job, names)
+        raise KeyboardInterrupt
+
+    list_pages(map(a_job, "abc"), tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        list_pages(stopped("xyz"), tmp_path)
+    assert [entry["page"] for entry in read_listing(tmp_path)] == [*"abc"]
+    (tmp_path / LISTING).write_text('{"id": "')
+    (row,) = build_index(tmp_path).pages.to_dict("records")
+    assert (row["page"], row["status"]) == ("jobs.jsonl, line 1", "failed") and says(row["reason"], "damaged")
+    for folder in ("..", "/etc", "pages/ab/..", "pages/ab/x/y", "pages/ab/x\n"):  # out of the batch
+        (tmp_path / LISTING).write_text(json.dumps({"id": "a", "page": "a.png", "folder": folder}))
+        assert [entry["id"] for entry in read_listing(tmp_path)] == [""]
+
+
+def test_no_cell_of_the_pages_is_a_formula(tmp_path):
+    names = [f"{first}cmd|' /C calc'!A0.png" for first in "=+-@\t\r"]
+    listed = [a_job(name, preset=name) for name in names]
+    list_pages(listed, tmp_path)
+    for job in listed:
+        tries = [{"seconds": -1.5, "failure": "page"}]
+        put_page(tmp_path, job, None, failure=job.name, reason="-1", attempts=tries)
+    assert build_index(tmp_path).pages["page"].tolist() == names
+    for name, row in zip(names, pd.read_csv(tmp_path / "pages.csv").to_dict("records"), strict=True):
+        assert (row["page"], row["preset"], row["reason"]) == (f"'{name}", f"'{name}", f"'{name}: -1")
+        assert row["seconds"] == -1.5  # a number stays one
+
+
+def test_rendering_alone_touches_a_batch_s_folder_only(tmp_path, capsys):
+    (tmp_path / LISTING).write_text('{"a": 1}\n')
+    (tmp_path / "index.html").write_text("mine")
+    assert main(["batch", "--out", str(tmp_path), "--render", "only"]) == 2
+    assert "holds no batch" in capsys.readouterr().err
+    assert (tmp_path / "index.html").read_text() == "mine"

@@ -42,6 +42,7 @@ def test_a_batch_measures_a_pdf_page_by_page_reports_on_it_and_names_bad_files(
     plain = tiny_session.run_inference(f"{pages / CAFE}#2", **quick)
     command = ["batch", str(pages), f"{pages / CAFE}#2", "--out", str(out), *QUICK[:-2], "--preset", "tiny"]
     command += ["--no-ceilings", "--render", "during", "--retries", "0", "--no-embed-page"]
+    command += ["--price-per-hour", "7"]
     with watched_sockets() as found:
         assert main(command) == 1
     assert any("batch.worker" in program for program in found) and not any(found.values())
@@ -63,7 +64,8 @@ def test_a_batch_measures_a_pdf_page_by_page_reports_on_it_and_names_bad_files(
         folder = out / entry["folder"]
         run = PhaseRun.load(folder / "run.json")
         assert (status["id"], run.page["file"], run.page["data"]) == (entry["id"], entry["page"], None)
-        assert (folder / "report.html").read_text().rstrip().endswith("</html>")
+        report = (folder / "report.html").read_text()
+        assert report.rstrip().endswith("</html>") and "at 7.0 an hour" in report
         assert f"{folder.relative_to(out)}/report.html" in (out / "index.html").read_text()
     assert run.results == plain.results
     assert {path.name for path in out.glob("pages/*/*/.*")} == {MANIFEST_NAME}

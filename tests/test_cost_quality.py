@@ -30,7 +30,7 @@ from ocr_phases.analyse.scaling import (
     preset_points,
     preset_table,
 )
-from ocr_phases.batch.index import PAGE_COLUMNS, BatchIndex, add_truths, build_index
+from ocr_phases.batch.index import PAGE_COLUMNS, REGION_COLUMNS, BatchIndex, add_truths, build_index
 from ocr_phases.batch.store import list_pages, page_run, page_status, read_listing, waiting_reports
 from ocr_phases.cli import main
 from ocr_phases.schema import Truth
@@ -254,10 +254,11 @@ def test_without_truth_presets_are_compared_by_agreement() -> None:
 
 def test_the_index_shows_quality_worst_pages_first() -> None:
     def index(**columns: Any) -> str:
-        return html_of(BatchIndex(batch_pages(**columns), pd.DataFrame(), ()))
+        return html_of(BatchIndex(batch_pages(**columns), pd.DataFrame(columns=[*REGION_COLUMNS])))
 
     shown = index()
     assert 'id="Quality"' in shown and "6 of 6 records have a truth" in shown
+    assert "Tokens: 10" in shown and "Vision in the prefill: none" in shown
     worst = shown[shown.index("The worst pages first") :]
     assert worst.index(">c<") < worst.index(">b<") < worst.index(">a<")
     cut = index(cut=[False] * 4 + [True] * 2)

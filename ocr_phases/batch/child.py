@@ -29,11 +29,10 @@ from typing import Any
 
 import msgspec
 
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import OcrPhasesError, require
 from ocr_phases.versions import child_environment
 
 WorkerRequest = Mapping[str, Any]
-Environment = Mapping[str, str]
 Command = Sequence[str]
 _Process = subprocess.Popen[bytes]
 
@@ -107,7 +106,7 @@ class Child:
     are messages on the pair of sockets that is the program's standard input.
     """
 
-    def __init__(self, environment: Environment | None = None, command: Command = WORKER) -> None:
+    def __init__(self, environment: Mapping[str, str] | None = None, command: Command = WORKER) -> None:
         self.command = list(command)
         self.options: dict[str, Any] = {
             "env": {**child_environment(), **(environment or {})},
@@ -198,7 +197,7 @@ def _why_dead(process: _Process, stderr: str) -> str:
 class LocalPool:
     """A worker process of this machine for each of ``environments``, which is put over this process's own."""
 
-    def __init__(self, environments: Sequence[Environment] = ({},), command: Command = WORKER) -> None:
+    def __init__(self, environments: Sequence[Mapping[str, str]] = ({},), command: Command = WORKER) -> None:
         self.children = [Child(environment, command) for environment in environments]
         self.closed, self.thread, free = threading.Event(), threading.local(), iter(self.children)
 
@@ -327,8 +326,7 @@ class DaskPool:
 
     def submit(self, request: WorkerRequest, timeout: float | None, **where: Any) -> Future[Outcome]:
         """As in `LocalPool`; raises `OcrPhasesError` where the scheduler was lost."""
-        if self.client.status != "running":
-            raise OcrPhasesError(SCHEDULER_LOST)
+        require([(SCHEDULER_LOST, self.client.status == "running")])
         return self.executor.submit(run_on_worker, dict(request), timeout, self.command, **where)
 
     def ask(self, request: WorkerRequest) -> list[Future[Outcome]]:

@@ -30,7 +30,7 @@ from ocr_phases.batch.store import (
     truth_hash,
     waiting_reports,
 )
-from ocr_phases.errors import OcrPhasesError, require
+from ocr_phases.errors import require
 from ocr_phases.store import file_hash, take, write_status
 
 #: So many pages failing alike before any page went well, or one after another in one worker's place, is no
@@ -104,11 +104,12 @@ class Task:
     known: dict[str, Any]
     attempts: list[Outcome] = field(default_factory=list)
 
-    def write(self) -> bool:
-        """Write the status of a page whose last attempt was its end; whether it went well."""
+    def write(self, price_per_hour: float | None) -> bool:
+        """Write the status of a page whose last attempt, at this price, was its end; whether it went well."""
         outcome, status = self.attempts[-1], dict(self.known)
         reason = outcome.reason if outcome.failure else outcome.report
-        told = {"state": "failed" if reason else "done", "reason": reason, "seconds": outcome.seconds}
+        told: dict[str, Any] = {"state": "failed" if reason else "done", "reason": reason}
+        told |= {"seconds": outcome.seconds, "price_per_hour": price_per_hour}
         if self.mode == "render":
             status["report"] = {**told, "truth": truth_hash(self.folder)}
         else:
@@ -133,6 +134,7 @@ def _run(
     *,
     retries: int = 1,
     timeout: float | None = None,
+    price_per_hour: float | None = None,
     progress: Callable[[Counts], None] = lambda counts: None,
 ) -> Counts:
     """Hand ``tasks`` to a pool as there is room, try failed ones again, and put what was written in place.
@@ -144,7 +146,8 @@ def _run(
         while True:
             room = max(0, max(2, 2 * pool.workers()) - len(running))
             for task in [*retried, *itertools.islice(tasks, room)]:
-                request = {"mode": task.mode, "job": task.known, "folder": str(task.folder.resolve())}
+                request = {"mode": task.mode, "job": task.known, "price_per_hour": price_per_hour}
+                request["folder"] = str(task.folder.resolve())
                 running[pool.submit(request, timeout)] = task
             retried.clear()
             progress(counts)
@@ -163,7 +166,7 @@ def _run(
                     counts.judge(outcome, task.known["id"], last=not again)
                 if again:
                     retried.append(task)
-                elif task.write():
+                elif task.write(price_per_hour):
                     counts.done += 1
                 else:
                     counts.failed += 1
@@ -178,8 +181,9 @@ def measure_pages(out: Path, pool: Pool, *, mode: str = "measure", **options: An
     """Bring every page of `list_pages` to an end: done, failed with its reason, or kept from before.
 
     ``mode`` is ``measure`` or ``notebook``. Of the ``options``, ``retries`` is how often a page that failed
-    is tried again, unless the page or the request is at fault (1), ``timeout`` its seconds (None), and
-    ``progress(counts)`` is called after every page, and every second. Raises `OcrPhasesError` where going on
+    is tried again, unless the page or the request is at fault (1), ``timeout`` its seconds (None),
+    ``price_per_hour`` goes into its record, and ``progress(counts)`` is called after every page, and every
+    second. Raises `OcrPhasesError` where going on
     makes no sense: results cannot be written, the model cannot be loaded for the first page, a worker has
     other versions, the scheduler was lost, `GIVE_UP_AFTER` pages fail alike from the start, or so many one
     after another in one worker's place. What is finished then stays so.
@@ -204,14 +208,14 @@ def measure_pages(out: Path, pool: Pool, *, mode: str = "measure", **options: An
 
 
 def render_pages(out: Path, pool: Pool, **options: Any) -> Counts:
-    """Render the report of every measured page that has none yet: ``done`` and ``failed``.
+    """Render the report of every page of `waiting_reports`: ``done`` and ``failed``.
 
     One that fails is tried again; what became of it goes into the page's status. The ``options`` are
     `measure_pages`'. Raises `OcrPhasesError` where a status cannot be written.
     """
 
     def tasks() -> Iterator[Task]:
-        for folder in waiting_reports(out):
+        for folder in waiting_reports(out, options.get("price_per_hour")):
             clear_left_behind(folder)
             yield Task(folder, "render", json.loads((folder / STATUS).read_bytes()))
 
@@ -239,8 +243,7 @@ def auto_device(pool: Pool, waiting: Callable[[], None] = lambda: None) -> str:
 
 
 def _result(future: Future[Outcome]) -> Outcome:
-    if future.cancelled():
-        raise OcrPhasesError(SCHEDULER_LOST)
+    require([(SCHEDULER_LOST, not future.cancelled())])
     if (error := future.exception()) is None:
         return future.result()
     return Outcome("died", f"The worker was lost ({type(error).__name__}: {error}).", started=time.time())

@@ -18,6 +18,7 @@ from ocr_phases.analyse.quality import page_truth
 from ocr_phases.analyse.scaling import agreements
 from ocr_phases.batch.figures import MOST_REGIONS, TABLES, Figures, read_figures
 from ocr_phases.batch.store import (
+    LEFT_OUT,
     RECORD,
     TRUTH,
     Entry,
@@ -59,11 +60,10 @@ _FORMULA = r"\A(?=[=+\-@\t\r\n])"  # as OWASP lists what begins one
 
 
 class BatchIndex(NamedTuple):
-    """``pages`` (columns `PAGE_COLUMNS`), ``regions`` (`REGION_COLUMNS`) and the table files written."""
+    """``pages`` (columns `PAGE_COLUMNS`) and ``regions`` (`REGION_COLUMNS`)."""
 
     pages: pd.DataFrame
     regions: pd.DataFrame
-    tables: tuple[Path, ...]
 
 
 def build_index(out: Path, price_per_hour: float | None = None) -> BatchIndex:
@@ -75,10 +75,9 @@ def build_index(out: Path, price_per_hour: float | None = None) -> BatchIndex:
     `OcrPhasesError` where the listing is missing or a table cannot be written.
     """
     rows, regions, digests = list[tuple[Any, ...]](), list[dict[str, Any]](), dict[str, str]()
-    paths = {name: out / f"{name}.csv" for name in TABLES}
     with contextlib.ExitStack() as stack:
         what = f"The tables in {out}"
-        files = {name: stack.enter_context(writing_whole(path, what)) for name, path in paths.items()}
+        files = {name: stack.enter_context(writing_whole(out / f"{name}.csv", what)) for name in TABLES}
         for name, file in files.items():
             file.write(",".join(("id", "page", *TABLES[name])) + "\n")
         for entry in read_listing(out):
@@ -97,9 +96,8 @@ def build_index(out: Path, price_per_hour: float | None = None) -> BatchIndex:
             _agree(out, pages, runs, digests)
     # With \n alone a \r in a name would end its row.
     text = pages.replace(_FORMULA, "'", regex=True).to_csv(index=False, lineterminator="\r\n")
-    table = write_atomic(out / "pages.csv", text.encode("utf-8", "replace"))
-    slowest = pd.DataFrame(regions, columns=list(REGION_COLUMNS))
-    return BatchIndex(pages, slowest, (table, *paths.values()))
+    write_atomic(out / "pages.csv", text.encode("utf-8", "replace"))
+    return BatchIndex(pages, pd.DataFrame(regions, columns=list(REGION_COLUMNS)))
 
 
 def write_index(out: Path, price_per_hour: float | None = None, *, stopped: bool = False) -> pd.DataFrame:
@@ -114,8 +112,10 @@ def write_index(out: Path, price_per_hour: float | None = None, *, stopped: bool
     end, now = "stopped early" if stopped else "finished", time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     facts = {"": " · ".join([*models, *devices]), end: now}
     title = f"{out.resolve().name}: {count_text(len(index.pages), 'page')}"
-    tables = [path.name for path in index.tables]
-    text = index_html(index.pages, index.regions, title=title, facts=facts, tables=tables)
+    left_out = dict[str, int]()
+    with contextlib.suppress(OSError, ValueError):  # of an older version, or damaged
+        left_out = msgspec.json.decode((out / LEFT_OUT).read_bytes(), type=dict[str, int])
+    text = index_html(index.pages, index.regions, title=title, facts=facts, left_out=left_out)
     write_atomic(out / "index.html", text.encode("utf-8", "replace"))
     return index.pages
 

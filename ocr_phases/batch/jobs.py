@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ocr_phases.batch.child import Child
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import OcrPhasesError, require
 from ocr_phases.files import (
     MOST_FILE_PAGES,
     PAGE_SUFFIXES,
@@ -143,7 +143,7 @@ def _below(
         if path.suffix.lower() in PAGE_SUFFIXES:
             yield Page(name, source)
         else:
-            left_out[path.suffix.lower()] += 1
+            left_out[path.suffix.lower() or "no suffix"] += 1
     elif len(way) > DEEPEST:
         problem = f"{path} lies more than {DEEPEST} folders deep: name it, or move it up."
         yield Page(f"{name}/", f"{source}/", problem=problem)
@@ -188,11 +188,9 @@ def _listed(path: Path, known: Sequence[str]) -> Iterator[Page]:
 def _of_row(row: str | dict[str, Any], folder: Path, known: Sequence[str]) -> Page:
     """The page of a list's row: of JSON, or the columns of a table."""
     columns = parse_json(row.encode()) if isinstance(row, str) else row
-    if not isinstance(columns, dict):
-        raise OcrPhasesError('it is no object: write {"page": "path", ...}')
+    require([('it is no object: write {"page": "path", ...}', isinstance(columns, dict))])
     name = columns.pop("page", None)
-    if not isinstance(name, str) or not name.strip():
-        raise OcrPhasesError("it names no page: give its path under 'page'")
+    require([("it names no page: give its path under 'page'", isinstance(name, str) and name.strip())])
     if unknown := sorted(set(map(str, columns)) - set(known)):
         raise OcrPhasesError(f"unknown setting {', '.join(unknown)}: use page, {', '.join(known)}")
     settings = {}

@@ -1,7 +1,8 @@
 """What lies in a batch's folder, and how it is read back after any kill.
 
-``jobs.jsonl`` lists the pages of the last command. Each page has a folder with its record, its report and
-``status.json``, which the driver alone writes and writes last: a page without it is not finished.
+``jobs.jsonl`` lists the pages of the last command, ``left_out.json`` has the number of files by suffix that
+were none. Each page has a folder with its record, its report and ``status.json``, which the driver alone
+writes and writes last: a page without it is not finished.
 
 A page is finished while its record is the one that its status has the hash of; what was cut, emptied or
 changed since is measured again, and so is a page with a damaged status. So nothing writes a record again:
@@ -18,7 +19,7 @@ import json
 import shutil
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NotRequired, TextIO, TypedDict
 
@@ -27,12 +28,13 @@ import msgspec
 from ocr_phases import store
 from ocr_phases.batch.child import Outcome
 from ocr_phases.batch.jobs import PAGES, Job
-from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import RECORD, output_folder, writing
+from ocr_phases.errors import OcrPhasesError, require
+from ocr_phases.files import RECORD, output_folder, write_atomic, writing
 from ocr_phases.record import PhaseRun
 from ocr_phases.store import ATTEMPT, Status
 
 LISTING = "jobs.jsonl"
+LEFT_OUT = "left_out.json"
 STATUS = "status.json"
 TRUTH = "truth.json"
 
@@ -50,11 +52,15 @@ class Entry(TypedDict):
 
 
 class Report(TypedDict):
-    """What became of a page's report; ``truth`` is the SHA-256 of the ``truth.json`` that it shows."""
+    """What became of a page's report; ``truth`` is the SHA-256 of the ``truth.json`` that it shows.
+
+    ``price_per_hour`` is the one that was asked for.
+    """
 
     state: Literal["done", "failed"]
     reason: str
     truth: NotRequired[str | None]
+    price_per_hour: NotRequired[float | None]
 
 
 class PageStatus(Status):
@@ -83,11 +89,12 @@ def writing_whole(path: Path, what: object) -> Iterator[TextIO]:
         scratch.unlink(missing_ok=True)
 
 
-def list_pages(jobs: Iterable[Job], out: Path) -> dict[str, int]:
+def list_pages(jobs: Iterable[Job], out: Path, left_out: Mapping[str, int] | None = None) -> dict[str, int]:
     """Write ``jobs.jsonl``, which takes its place when all ``jobs`` are in it.
 
-    Returns how many were ``found``, how many of them are ``finished``, and how many ``failed`` before or were
-    damaged. Raises `OcrPhasesError` where the listing cannot be written.
+    ``left_out``, files by suffix, is read after the last job. Returns how many were ``found``, how many of
+    them are ``finished``, and how many ``failed`` before or were damaged. Raises `OcrPhasesError` where
+    the listing cannot be written.
     """
     standing = Counter({"finished": 0, "failed": 0})
     with writing_whole(out / LISTING, out / LISTING) as file:
@@ -96,6 +103,7 @@ def list_pages(jobs: Iterable[Job], out: Path) -> dict[str, int]:
             file.write(json.dumps(entry, ensure_ascii=False) + "\n")
             told = "failed" if (out / job.folder / STATUS).exists() else "new"
             standing["finished" if finished(out / job.folder, job.id) else told] += 1
+        write_atomic(out / LEFT_OUT, json.dumps(left_out or {}).encode())
     return {"found": standing.total(), **standing}
 
 
@@ -119,8 +127,7 @@ def is_batch(out: Path) -> bool:
 
 def page_status(out: Path, entry: Entry) -> PageStatus | None:
     """The status of a listed page, None if unfinished; `OcrPhasesError` for damage."""
-    if not entry["id"]:
-        raise OcrPhasesError(f"This line of {LISTING} is damaged: the batch's command writes it again.")
+    require([(f"This line of {LISTING} is damaged: the batch's command writes it again.", entry["id"])])
     status = store.read_status(out / entry["folder"] / STATUS, PageStatus)
     return status if status is not None and status["id"] == entry["id"] else None
 
@@ -140,12 +147,16 @@ def finished_pages(out: Path) -> Iterator[tuple[Entry, Path, PageStatus]]:
             yield entry, out / entry["folder"], status
 
 
-def waiting_reports(out: Path) -> list[Path]:
-    """The folder of each `finished` page that has no report, or one of another truth."""
+def waiting_reports(out: Path, price_per_hour: float | None = None) -> list[Path]:
+    """The folder of each `finished` page that has no report, or one of another truth, or of another price.
+
+    Without a price, those that are shown stay.
+    """
     waiting = dict[Path, None]()  # a page may be named twice
     for _, folder, status in finished_pages(out):
         report = status["report"]
-        if not report or (report["state"], report.get("truth")) != ("done", truth_hash(folder)):
+        same = report and price_per_hour in (None, report.get("price_per_hour"))
+        if not report or not same or (report["state"], report.get("truth")) != ("done", truth_hash(folder)):
             waiting[folder] = None
     return list(waiting)
 

@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 import psutil
 
+from ocr_phases.analyse.cost import priced
 from ocr_phases.batch.child import READY, Outcome, WorkerRequest
 from ocr_phases.batch.figures import write_figures
 from ocr_phases.batch.jobs import Job, code_versions
@@ -86,7 +87,7 @@ def measure_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
         session = kept_session(**settings.of_model())
     ready()
     with _failing_as("request", job.source):
-        run = session.run_inference(job.source, **settings.of_run())
+        run = priced(session.run_inference(job.source, **settings.of_run()), request["price_per_hour"])
     if job.sha256 not in (None, run.page["sha256"]):
         raise Refused("page", f"{job.name} was changed in the meantime: the same command takes it as it is.")
     given = {**job.settings, "page": job.source}
@@ -103,7 +104,7 @@ def _report(run: PhaseRun, place: Path, parameters: dict[str, Any]) -> str:
     from ocr_phases.report.render import page_report
 
     try:
-        page_report(run, place, parameters)
+        page_report(run, place, {**parameters, "price_per_hour": run.request.get("price_per_hour")})
     except Exception as error:  # noqa: BLE001  (whatever it was, the page has been measured)
         # What an attempt wrote is named as it will be called.
         return str(error).replace(f"{place}{os.sep}", "") or type(error).__name__
@@ -133,7 +134,7 @@ def render(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     ready()
     folder = Path(request["folder"])
     with _failing_as("report"):
-        run = page_run(folder)
+        run = priced(page_run(folder), request["price_per_hour"])
     with _failing_as("output"):
         place = attempt_folder(folder)
         failed = _report(run, place, {"record": str(folder / RECORD)})

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ocr_phases.cli.measuring import Bar
-from ocr_phases.cli.options import BATCH, option_texts
+from ocr_phases.cli.options import BATCH, PRICE, option_texts
 from ocr_phases.cli.results import Exit, wrote
 from ocr_phases.errors import OcrPhasesError, check_known
 from ocr_phases.families import PRESET_NAMES
@@ -80,7 +80,7 @@ def _check(arguments: argparse.Namespace) -> None:
     Settings.among(vars(arguments))
     if only and not batch:
         raise OcrPhasesError(f"{arguments.out} holds no batch: name the folder of one (--out).")
-    names = r"index\.html|jobs\.jsonl|(pages|spans|tokens)\.csv"
+    names = r"index\.html|jobs\.jsonl|left_out\.json|(pages|spans|tokens)\.csv"
     own = arguments.overwrite or batch
     check_names(arguments.out, names, overwrite=own, arguments=[*arguments.pages, arguments.truth])
 
@@ -94,7 +94,7 @@ def _measure(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     from ocr_phases.batch.store import PAGES, is_batch, list_pages
 
     asked = vars(Settings.among(vars(arguments)))
-    options = {name: vars(arguments)[name] for name in ("retries", "timeout")}
+    options = {name: vars(arguments)[name] for name in ("retries", "timeout", PRICE)}
     options["mode"] = "notebook" if arguments.render == "during" else "measure"
     left_out: Counter[str] = Counter()
     with contextlib.closing(_workers(arguments)) as pool, Bar(0, "page", "Measuring") as bar:
@@ -118,11 +118,10 @@ def _measure(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
 
         resumed = is_batch(out)
         device = functools.cache(functools.partial(auto_device, pool, lambda: show(Counts())))
-        before = list_pages(make_jobs(pages(), {name: asked[name] for name in BATCH}, device), out)
+        before = list_pages(make_jobs(pages(), {name: asked[name] for name in BATCH}, device), out, left_out)
         bar.total = before["found"]
         if left_out:
-            kinds = ", ".join(sorted(suffix or "none" for suffix in left_out))
-            print(f"{count_text(left_out.total(), 'file')} left out ({kinds})")
+            print(f"{count_text(left_out.total(), 'file')} left out ({', '.join(sorted(left_out))})")
         if resumed:
             to_do = count_text(before["found"] - before["finished"], "page")
             told = "Resumed: {found:,} found, {finished:,} finished, {failed:,} failed before."
@@ -166,7 +165,7 @@ def _render(out: Path, arguments: argparse.Namespace) -> int:
     from ocr_phases.batch.driver import render_pages
     from ocr_phases.batch.store import waiting_reports
 
-    waiting = len(waiting_reports(out))
+    waiting = len(waiting_reports(out, arguments.price_per_hour))
     if not waiting:
         return 0
     # Rendering needs no GPU, so hide them all.
@@ -177,7 +176,7 @@ def _render(out: Path, arguments: argparse.Namespace) -> int:
         def show(counts: Counts) -> None:
             bar.tell(counts.pages, counts.done, f"{counts.failed:,} failed")
 
-        options = {"retries": arguments.retries, "timeout": arguments.timeout}
+        options = {name: vars(arguments)[name] for name in ("retries", "timeout", PRICE)}
         failed = render_pages(out, pool, progress=show, **options).failed
     why = ", see their status.json" if failed else ""
     print(f"{waiting:,} reports: {waiting - failed:,} rendered, {failed:,} failed{why}")

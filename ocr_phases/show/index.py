@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from urllib.parse import quote
 
 import pandas as pd
@@ -58,18 +58,19 @@ _LINKED = "A page links to its report, else to its record; its status links to a
 
 
 def index_html(
-    pages: pd.DataFrame, regions: pd.DataFrame, *, title: str, facts: Mapping[str, str], tables: Sequence[str]
+    pages: pd.DataFrame, regions: pd.DataFrame, *, title: str, facts: dict[str, str], left_out: dict[str, int]
 ) -> str:
     """The index of a batch.
 
     ``pages`` and ``regions`` are `ocr_phases.batch.index.BatchIndex`'s, ``facts`` one line about the whole
-    each (label to value), ``tables`` the names of the files beside it. Everything in them is escaped.
+    each (label to value), ``left_out`` the number of files by suffix that were no pages. Everything in them
+    is escaped.
     """
     pages = _with_addresses(pages)
     measured = pages[pages["status"] == "done"]
     quiet = measured[~measured["noisy"]]
     drawn = note("No page was measured on a quiet machine.") if quiet.empty else plot_distributions(quiet)
-    files = [element("li", element("a", name, href=quote(name))) for name in tables]
+    files = [element("li", element("a", csv, href=csv)) for csv in ("pages.csv", "spans.csv", "tokens.csv")]
     sections = {
         "Pages": _pages(pages),
         "Quality": Section(*_quality(measured)),
@@ -83,7 +84,7 @@ def index_html(
     loops = loops_sentence(measured, "page")
     body = fragment(
         block("head", picture="", title=title, about=about, headline=loops, lead="", below=""),
-        block("cards", figures=list(_cards(pages, measured))),
+        block("cards", figures=list(_cards(pages, measured, left_out))),
         *(element("section", section_heading(heading), content) for heading, content in shown.items()),
     )
     return document_html(title, contents, body, css=_WIDER)
@@ -92,16 +93,19 @@ def index_html(
 def _with_addresses(pages: pd.DataFrame) -> pd.DataFrame:
     """The pages with the addresses of what is in their folders, empty for none."""
     at = pages["folder"].fillna("").map(quote) + "/"
-    best = (at + RECORD).where(pages["status"] == "done", "")
-    best = best.mask(pages["report"].astype(bool), at + "report.html")
+    best = (at + RECORD).where(pages["status"] == "done", "").mask(pages["report"], at + "report.html")
     return pages.assign(to_page=best, to_status=(at + "status.json").where(at != "/", ""))
 
 
-def _cards(pages: pd.DataFrame, measured: pd.DataFrame) -> Iterator[tuple[str, str, str]]:
+def _cards(pages: pd.DataFrame, measured: pd.DataFrame, others: dict[str, int]) -> Iterator[tuple[str, ...]]:
     failed = len(pages) - len(measured)
     warned, again = (measured["warnings"].fillna("") != "").sum(), (pages["attempts"] > 1).sum()
     yield "Pages", f"{len(pages):,}", f"{len(measured):,} measured, {warned:,} with warnings"
     yield "Failed", f"{failed:,}", f"{percent_text(failed / max(1, len(pages)))}; {again:,} tried again"
+    if twice := pages.loc[pages["id"] != "", "id"].duplicated().sum():
+        yield "Listed twice", f"{twice:,}", "pages that were named before, measured once"
+    if others:
+        yield "Left out", f"{sum(others.values()):,}", f"files that are no pages: {', '.join(sorted(others))}"
     quiet, noisy = measured[~measured["noisy"]], count_text(int(measured["noisy"].sum()), "noisy page")
     over = "median over pages" if len(quiet) == len(measured) else f"median without {noisy}"
     yield "Time to first token", ms_text(quiet["ttft_ms"].median()), over
