@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 from batch_example import html_of, make_batch
-from example_run import make_run
+from example_run import altered, make_run
 from refusals import refused
 from wording import says
 
@@ -26,7 +25,7 @@ from ocr_phases.sweep_models import Cell
 
 def with_energy(run: PhaseRun, joules: float) -> PhaseRun:
     meter = {"seconds": 2.0, "run_joules": joules, "idle_w": 1.0}
-    return replace(run, device={**run.device, "conditions": {"repeats": [], "gpu": None, "energy": meter}})
+    return altered(run, device={"conditions": {"repeats": [], "gpu": None, "energy": meter}})
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -79,13 +78,12 @@ def test_a_sweep_and_an_index_have_the_price_of_every_cell_and_page(tmp_path: Pa
 
 def test_a_record_is_shown_at_another_price(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = priced(make_run(), 1.0).save(tmp_path / "run.json")
-    for verb in ("verify", "report"):
-        shown = [verb, "--record", str(record), "--out", str(tmp_path / verb)]
-        assert main([*shown, "--price-per-hour", "7", "--json"]) == 0
-        told = json.loads(capsys.readouterr().out)
-        metrics = (told["reports"][0] if verb == "report" else told)["metrics"]
-        assert metrics["price_per_1000_pages"] == pytest.approx(7000 / metrics["pages_per_hour"])
-        for price in ("0", "-1", "cheap"):
-            assert main([*shown, "--price-per-hour", price]) == 2
-            assert "--price-per-hour" in capsys.readouterr().err
-    assert "at 7.0 an hour" in (tmp_path / "report" / "report.html").read_text(encoding="utf-8")
+    shown = ["verify", "--record", str(record), "--out", str(tmp_path / "out"), "--price-per-hour"]
+    assert main([*shown, "7", "--json"]) == 0
+    metrics = json.loads(capsys.readouterr().out)["metrics"]
+    assert metrics["price_per_1000_pages"] == pytest.approx(7000 / metrics["pages_per_hour"])
+    for price in ("0", "-1", "cheap"):
+        assert main([*shown, price]) == 2
+        assert "--price-per-hour" in capsys.readouterr().err
+    main(["report", *shown[1:], "7"])
+    assert "at 7.0 an hour" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")

@@ -62,7 +62,16 @@ def test_only_a_progress_bar_moves_the_cursor(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.fixture
-def hostile_record(tmp_path: Path) -> Path:
+def not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No notebook is run, and nothing measured."""
+    session = SimpleNamespace(
+        run_inference=lambda *_, **__: PhaseRun.load(RECORD), check_request=lambda *_, **__: None
+    )
+    monkeypatch.setattr("ocr_phases.session.kept_session", lambda **_: session)
+    monkeypatch.setattr("ocr_phases.report.engine.InProcess.execute_notebook", lambda *_, **__: None)
+
+
+def hostile_record(path: Path) -> str:
     """A record that says hostile things wherever it has words of its own."""
     record = json.loads(RECORD.read_text(encoding="utf-8"))
     record["pages"][0]["file"] = record["model"]["name"] = record["device"]["name"] = HOSTILE
@@ -71,26 +80,35 @@ def hostile_record(tmp_path: Path) -> Path:
     result["token_texts"][0] = HOSTILE + result["token_texts"][0]
     for check in record["live_checks"]:
         check["measured"] = check["expected"] = HOSTILE
-    path = tmp_path / "run\x1b[31m$x$.json"
+    path.parent.mkdir()
     path.write_text(json.dumps(record), encoding="utf-8")
-    return path
+    return str(path)
 
 
-@pytest.mark.parametrize("verb", ["verify", "artifacts", "compare", "missing"])
-def test_no_verb_sends_an_escape_sequence(
-    verb: str, hostile_record: Path, not_run: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_no_verb_sends_an_escape_sequence_and_braces_are_part_of_a_name(
+    not_run: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = str(tmp_path / "out\x1b[2J")
-    arguments = {
-        "verify": ["verify", "--record", str(hostile_record), "--out", out],
-        "artifacts": ["artifacts", str(hostile_record), "--out", out],
-        "compare": ["compare", str(RECORD), str(hostile_record), "--out", out],
-        "missing": ["artifacts", str(hostile_record) + "\x1b[2J\x07", "--out", out],
-    }[verb]
-    main(arguments)
-    said = "".join(capsys.readouterr())
-    assert "\N{REPLACEMENT CHARACTER}[2J" in said
-    assert not CONTROL.search(said)
+    records, end = tmp_path / "arch{1}", "{x}\x1b[2J"
+    record, out = (
+        hostile_record(records / "inv{oice}\x1b[31m$x$.json"),
+        tmp_path / "deep" / "er" / f"out{end}",
+    )
+    page = shutil.copy(RECORD.parents[2] / "data/pages/slide.png", tmp_path / "{prompt}.png")
+    for name, arguments in {
+        "report.html": ["report", "--record", record],
+        "{prompt}/report.html": ["report", str(page), "--prompt", "../../../escaped"],
+        "verify.html": ["verify", "--record", record],
+        "compare.html": ["compare", str(RECORD), record],
+        "sweep.html": ["sweep", "--records", str(records)],
+        "result.mmd": ["artifacts", record],
+        "": ["artifacts", f"{record}\x1b[2J\x07"],  # there is none
+    }.items():
+        assert main([*arguments, "--out", str(out)]) in ((0, 1) if name else (2,)), name
+        assert (out / name).exists()
+        said = "".join(capsys.readouterr())
+        assert "\N{REPLACEMENT CHARACTER}[2J" in said and not CONTROL.search(said)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["arch{1}", "deep", "{prompt}.png"]
+    assert [path.name for path in (tmp_path / "deep" / "er").iterdir()] == [f"out{end}"]
 
 
 # -- figures ------------------------------------------------------------------------------------------
@@ -139,35 +157,6 @@ def test_notebooks_run_in_folders_of_any_name(tmp_path: Path, monkeypatch: pytes
         assert {path.name for path in folder.iterdir()} == {target.name, MANIFEST_NAME}
         said = nbformat.read(target, as_version=4).cells[-1].outputs[0].text
         assert said.split() == [*ascii(page).split(), "../../../escaped"]
-
-
-@pytest.fixture
-def not_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No notebook is run, and nothing measured."""
-    session = SimpleNamespace(
-        run_inference=lambda *_, **__: PhaseRun.load(RECORD), check_request=lambda *_, **__: None
-    )
-    monkeypatch.setattr("ocr_phases.session.kept_session", lambda **_: session)
-    monkeypatch.setattr("ocr_phases.report.engine.InProcess.execute_notebook", lambda *_, **__: None)
-
-
-def test_braces_in_a_name_are_part_of_the_name(not_run: None, tmp_path: Path) -> None:
-    records = tmp_path / "arch{1}"
-    records.mkdir()
-    record = Path(shutil.copy(RECORD, records / "inv{oice}.json"))
-    page = Path(shutil.copy(Path(RECORD).parents[2] / "data/pages/slide.png", tmp_path / "{prompt}.png"))
-    out = tmp_path / "deep" / "er" / "out{x}"
-    for name, arguments in {
-        "report.html": ["report", "--record", str(record), "--out", str(out)],
-        "{prompt}/report.html": ["report", str(page), "--prompt", "../../../escaped", "--out", str(out)],
-        "verify.html": ["verify", "--record", str(record), "--out", str(out)],
-        "compare.html": ["compare", str(record), str(record), "--out", str(out)],
-        "sweep.html": ["sweep", "--records", str(records), "--out", str(out)],
-    }.items():
-        assert main(arguments) in (0, 1), name
-        assert (out / name).is_file()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["arch{1}", "deep", "{prompt}.png"]
-    assert [path.name for path in (tmp_path / "deep" / "er").iterdir()] == ["out{x}"]
 
 
 def test_a_report_holds_no_control_character(tmp_path: Path) -> None:

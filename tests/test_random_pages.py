@@ -42,7 +42,7 @@ def inside(image: np.ndarray, box: tuple[int, int, int, int]) -> np.ndarray:
 
 
 @given(st.integers(0, 2**32), st.sampled_from(KINDS), st.sampled_from(FAMILIES))
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 def test_boxes_lie_apart_around_all_ink_and_text_is_what_the_font_has(
     seed: int, kind: str, family: FontFamily
 ) -> None:

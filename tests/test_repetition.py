@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 from conftest import RECORD
+from example_run import altered
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,14 +26,6 @@ SENTENCE = "All goods remain the property of the seller until they are paid for 
 
 def tokens(text: str) -> list[str]:
     return re.findall(r"\s?\w{1,4}|\s?[^\w\s]|\s", text)
-
-
-def told(text: str, *, cut: bool = False) -> list[tuple[str, int]]:
-    texts = tokens(text)
-    return [
-        ("".join(texts[run.start : run.start + run.period]).strip(), run.times)
-        for run in find_repetitions(texts, cut=cut)
-    ]
 
 
 @given(st.integers(0, 40), st.integers(5, 60), st.integers(3, 20), st.integers(0, 40))
@@ -74,13 +66,13 @@ CORRECT = {
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_forms_that_users_report(name):
     text, cut, times = FAULTS[name]
-    ((_, found),) = told(text, cut=cut)
-    assert found in (times - 1, times)  # a period may begin within the first block
+    (found,) = find_repetitions(tokens(text), cut=cut)
+    assert found.times in (times - 1, times)  # a period may begin within the first block
 
 
 @pytest.mark.parametrize("name", CORRECT)
 def test_what_repeats_correctly_is_no_finding(name):
-    assert told(CORRECT[name]) == []
+    assert find_repetitions(tokens(CORRECT[name])) == []
 
 
 def test_a_digit_without_an_end_and_whatever_the_limit_cuts_are_loops():
@@ -90,16 +82,12 @@ def test_a_digit_without_an_end_and_whatever_the_limit_cuts_are_loops():
 
 
 def test_the_table_of_a_record_counts_tokens_and_their_time():
-    run = PhaseRun.load(RECORD)
-    ids, texts = run.result["ids"], run.result["token_texts"]
-    words = tokens(SENTENCE)
-    period = len(words)
-    times = (len(ids) - 10) // period
+    run, words = PhaseRun.load(RECORD), tokens(SENTENCE)
+    texts, period = run.result["token_texts"], len(words)
+    times = (len(texts) - 10) // period
     looping = [*texts[:10], *words * times, *texts[10 + times * period :]]
-    table = repetition_table(
-        replace(run, results=[{**run.result, "token_texts": looping, "text": "".join(looping)}])
-    )
-    (row,) = table.to_dict("records")
+    loop = altered(run, results=[run.result | {"token_texts": looping, "text": "".join(looping)}])
+    (row,) = repetition_table(loop).to_dict("records")
     assert (row["row"], row["period"], row["times"]) == (0, period, times)
     spent = run.tokens["device_ms"]
     expected = spent.iloc[row["start"] + period : row["start"] + period + row["repeated"]].sum()
