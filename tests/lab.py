@@ -129,4 +129,4 @@ def set_theme(page: Any, theme: str) -> None:
 def open_view(page: Any, name: str) -> None:
     """Bring a view of the explorer to the front."""
     page.click(f".opx-inside > .opx-tabs label:has-text('{name}')")
-    page.wait_for_selector(f".opx-pane-{name.lower()}", state="visible")
+    page.wait_for_selector(f"[data-pane={name.lower()}]", state="visible")

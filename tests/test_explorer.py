@@ -28,6 +28,7 @@ import papermill
 import pytest
 from conftest import GOLDEN, PAGES
 from example_run import make_run, page_image, two_page_run
+from fake_server import TOKENS, served
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
@@ -47,8 +48,8 @@ from ocr_phases.settings import ModelSettings, Settings
 from ocr_phases.steps.execution import preparing
 from ocr_phases.versions import asset
 
-# Of these shapes the figures are drawn too; of all others the tests of the plots do that.
-FIGURES_TOO = ({"cuda": True}, {"generate": True}, {"max_tokens": 1})
+AGAIN = "Measure again with 8 repeats"
+JPEG = "data:image/jpeg;base64,"
 
 
 class Browser:
@@ -71,7 +72,7 @@ class Browser:
 def everything(explorer: Explorer) -> str:
     """All HTML that the kernel gave to the browser."""
     parts = [html for parts in explorer.parts.values() for html in parts]
-    return "".join([*parts, explorer.head, explorer.compared, explorer.message])
+    return "".join([*parts, explorer.head, explorer.compared, explorer.records, explorer.message])
 
 
 def open_all(explorer: Explorer, *names: str) -> None:
@@ -79,6 +80,10 @@ def open_all(explorer: Explorer, *names: str) -> None:
     for name in names or VIEWS:
         explorer.view = name
         assert explorer.message == "", (name, explorer.message)
+
+
+def pages_asked(explorer: Explorer) -> list[tuple]:
+    return [(job.page, job.page_name) for job in explorer.form.jobs(explorer.values)]
 
 
 @pytest.fixture(scope="module")
@@ -96,25 +101,25 @@ def explorer(run: PhaseRun) -> Explorer:
 
 def test_a_new_panel_shows_the_package_s_record_with_page_boxes_and_curve(tmp_path: Path):
     explorer = Explorer(keep=tmp_path)
+    (page,) = explorer.data["pages"]
     assert explorer.run.page["file"] == "receipt.png"
-    assert explorer.pages[0][:2] == b"\xff\xd8"
-    assert len(explorer.data["pages"][0]["boxes"]) == 5
+    assert page["href"].startswith(JPEG) and len(page["boxes"]) == 5
     assert len([ms for ms in explorer.data["ms"] if ms]) == explorer.run.token_count - 1
-    assert (explorer.view, explorer.busy, explorer.next) == ("page", False, [])
-    assert explorer.form.jobs(explorer.values)[0].page == str(PAGES / "receipt.png")
+    assert (explorer.view, explorer.busy) == ("page", False) and AGAIN not in explorer.head
+    assert pages_asked(explorer) == [(str(PAGES / "receipt.png"), None)]
+    runs = [PhaseRun.load(path) for path in shipped()]
+    assert {run.model.get("family", "deepseek-ocr") for run in runs} == set(FAMILIES)
 
 
 def test_settings_are_what_the_browser_says():
     explorer = Explorer(PAGES / "form.png", "models/DeepSeek-OCR", keep=None)
-    given = {"prompt": " locate:Total ", "preset": "gundam", "max_new_tokens": 77}
+    given = {"prompt": " locate:Total ", "preset": "gundam", "max_new_tokens": "77"}
     Browser(explorer).form(**given, infer="temperature=0.7", grounding="false")
-    asked = explorer.form.jobs(explorer.values)[0]
-    settings = asked.settings
+    (asked,) = explorer.form.jobs(explorer.values)
+    wanted = {"model": "models/DeepSeek-OCR", "prompt": "locate:Total", "preset": "gundam", "warmup": 1}
+    wanted |= {"max_new_tokens": 77, "infer": "temperature=0.7", "grounding": False, "autocast": None}
+    assert vars(asked.settings) | wanted | {"repeats": LEAST_REPEATS} == vars(asked.settings)
     assert asked.page == str(PAGES / "form.png")
-    assert (settings.infer, settings.grounding, settings.autocast) == ("temperature=0.7", False, None)
-    assert (settings.model, settings.prompt) == ("models/DeepSeek-OCR", "locate:Total")
-    assert (settings.preset, settings.max_new_tokens) == ("gundam", 77)
-    assert (settings.repeats, settings.warmup) == (LEAST_REPEATS, 1)
     code = asked.code()
     assert "OCRSession.load(model='models/DeepSeek-OCR')" in code
     assert "preset='gundam', max_new_tokens=77" in code and "grounding=False" in code
@@ -124,36 +129,29 @@ def test_settings_are_what_the_browser_says():
 def test_a_model_has_its_own_presets_and_no_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("ocr_phases.explorer.form.has_cuda", lambda: False)
     explorer = Explorer(keep=None)
-    fields = {field["name"]: field for field in explorer.fields}
-    assert fields["device"]["options"] == ["auto", "cpu"]
-    assert "cuda_graph" not in fields["strategy"]["options"]
+    options = lambda: {field["name"]: field["options"] for field in explorer.fields}  # noqa: E731
+    assert options()["device"] == ["auto", "cpu"] and "cuda_graph" not in options()["strategy"]
     assert presets_of("tiny") == tuple(FAMILIES["deepseek-ocr"].presets)
-    browser = Browser(explorer)
-    browser.form(preset="gundam", model="dummy:deepseek-ocr-2")
+    Browser(explorer).form(preset="gundam", model="dummy:deepseek-ocr-2")
     assert explorer.values["preset"] == ""
-    (preset,) = [field for field in explorer.fields if field["name"] == "preset"]
-    assert preset["options"][1:] == list(FAMILIES["deepseek-ocr-2"].presets)
+    assert options()["preset"][1:] == list(FAMILIES["deepseek-ocr-2"].presets)
 
 
 def test_pages_come_from_a_folder_a_path_and_files(tmp_path: Path):
     explorer = Explorer(PAGES, keep=None)
     browser = Browser(explorer)
     assert [*explorer.form.pages][:6] == sorted(path.name for path in PAGES.glob("*.png"))
-    assert explorer.form.jobs(explorer.values)[0].page == str(PAGES / "dense.png")
+    assert pages_asked(explorer) == [(str(PAGES / "dense.png"), None)]
     browser.form(pages=["slide.png"])
-    assert explorer.form.jobs(explorer.values)[0].page == str(PAGES / "slide.png")
+    assert pages_asked(explorer) == [(str(PAGES / "slide.png"), None)]
     data = (PAGES / "paper.png").read_bytes()
     browser.ask("files", data, data, names=["mine.png", "other.png"])
-    assert [(job.page, job.page_name) for job in explorer.form.jobs(explorer.values)] == [
-        (data, "mine.png"),
-        (data, "other.png"),
-    ]
+    assert pages_asked(explorer) == [(data, "mine.png"), (data, "other.png")]
     browser.ask("path", value=str(PAGES / "form.png"))
-    assert explorer.form.jobs(explorer.values)[0].page == str(PAGES / "form.png")
+    assert pages_asked(explorer) == [(str(PAGES / "form.png"), None)]
     for path, told in (("missing.png", "missing.png"), (str(tmp_path), "no page in")):
         browser.ask("path", value=path)
-        assert told in explorer.message
-        assert "Traceback" in explorer.message
+        assert told in explorer.message and "Traceback" in explorer.message
     browser.ask("files", b"no image", names=["notes.md"])
     assert "notes.md is not an image" in explorer.message
     browser.form(pages=["receipt"])
@@ -167,7 +165,7 @@ sys.modules["torch"] = sys.modules["transformers"] = None
 from ocr_phases.explorer import Explorer
 explorer = Explorer(record=sys.argv[1])
 assert "ocr_phases.session" not in sys.modules
-for explorer.view in ("latency", "stages", "records", "checks", "page"):
+for explorer.view in ("latency", "records", "checks", "page"):
     assert explorer.message == "", explorer.message
 explorer._do_run({})
 print(explorer.run.token_count, explorer.message)
@@ -178,44 +176,32 @@ print(explorer.run.token_count, explorer.message)
     assert done.stdout.startswith(str(run.token_count)) and "ModuleNotFoundError" in done.stdout
 
 
-def test_what_ships_are_records():
-    runs = [PhaseRun.load(path) for path in shipped()]
-    assert {run.model.get("family", "deepseek-ocr") for run in runs} == set(FAMILIES)
+SHAPES = [
+    *({"cuda": True}, {"rows": 3}, {"embed": False}, {"return_text": False}, {"generate": True}),
+    *({"first_token": "redecode"}, {"max_tokens": 1}, {"text": "no region at all"}, {"memory": False}),
+]
 
 
-def test_a_record_explores_itself_without_a_form(run: PhaseRun):
-    explorer = run.explore()
-    assert (explorer.run, explorer.bar) == (run, False)
-
-
-@pytest.mark.parametrize(
-    "shape",
-    [
-        {"repeats": 1},
-        {"cuda": True},
-        {"rows": 3},
-        {"embed": False},
-        {"return_text": False},
-        {"generate": True},
-        {"first_token": "redecode"},
-        {"max_tokens": 1},
-        {"text": "no region at all"},
-        {"memory": False, "crops": False},
-    ],
-    ids=str,
-)
-def test_every_shape_of_record_is_drawn(shape: dict):
-    run = make_run(**shape)
-    explorer = Explorer(runs=[run], keep=None)
-    open_all(explorer, *(() if shape in FIGURES_TOO else ("page", "checks")))
-    explorer.token = 10**6
-    assert explorer.message == ""
-    assert explorer.token == run.token_count - 1
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_every_shape_of_record_is_drawn_and_has_a_small_picture(shape: dict):
+    run = make_run(**shape, page_name="<b>.png")
+    explorer = Explorer(runs=[run])
+    # Figures of all shapes are drawn by the tests of what a cell shows.
+    open_all(explorer, *(() if shape == {"cuda": True} else ("checks", "page")))
     json.dumps(explorer.data, allow_nan=False)
-    if len(run.results) > 1:
-        explorer.row = 2
-        assert (explorer.row, explorer.token, explorer.message) == (2, 0, "")
+    explorer.token = 10**6
+    assert (explorer.token, explorer.message) == (run.token_count - 1, "")
+    bundle = explorer.picture()
+    assert len(json.dumps(bundle)) < 300_000
+    assert Image.open(io.BytesIO(base64.b64decode(bundle["image/jpeg"]))).width > 700
+    assert "<b>" not in bundle["text/html"] and says(bundle["text/html"], 'alt="&lt;b&gt;.png')
+    explorer.token, explorer.view = 0, "stages"
+    assert explorer.picture() != bundle
+    if shape == {"rows": 3}:
+        explorer.row, explorer.token = 2, 1
         assert explorer.data["rows"] == [page["file"] for page in run.pages]
+        explorer.row = 1
+        assert (explorer.row, explorer.token, explorer.message) == (1, 0, "")
 
 
 def test_what_a_model_or_a_file_name_says_stays_text():
@@ -224,9 +210,9 @@ def test_what_a_model_or_a_file_name_says_stays_text():
     explorer = Explorer(runs=[make_run(text=text, page_name=f"{attack}.png"), make_run(text=text)], keep=None)
     explorer.ticked = [record.key for record in explorer.rows[:2]]
     open_all(explorer)
-    shown = everything(explorer)
-    assert "<script" not in shown
-    assert "<img src=x" not in shown
+    explorer._do_rename({"key": explorer.rows[0].key, "value": attack})
+    shown = everything(explorer) + "".join(html for _, html in explorer.data["rendered"])
+    assert "<script" not in shown and "<img src=x" not in shown and shown.count("&lt;script") > 3
 
 
 def test_a_view_is_drawn_when_it_is_opened_and_never_of_another_record(explorer: Explorer):
@@ -239,14 +225,14 @@ def test_a_view_is_drawn_when_it_is_opened_and_never_of_another_record(explorer:
 
 
 def test_the_head_says_what_makes_a_record_doubtful_and_offers_the_remedy(run: PhaseRun):
-    quiet = Explorer(runs=[run], keep=None).head
-    assert says(quiet, "Decode is", "No check failed") and "op-bar" in quiet
+    explorer = run.explore()
+    assert (explorer.run, explorer.bar) == (run, False)
+    assert says(explorer.head, "Decode is", "No check failed") and "op-bar" in explorer.head
     row = {"wall_s": 4.0, "cpu_s": 4.0, "other_threads_s": 1.0, "waited_s": 0.0, "others": 0.0, "steal": 0.0}
     rows = [{"repeat": number, **row, "load_start": 1.0, "load_end": 1.0} for number in run.repeats]
     device = {**run.device, "conditions": {"repeats": rows, "gpu": None}}
     explorer = Explorer(runs=[replace(run, device=device)], keep=None)
-    assert "op-noisy" in explorer.head
-    assert explorer.next == ["Measure again with 8 repeats"]
+    assert "op-noisy" in explorer.head and f">{AGAIN}</button>" in explorer.head
     open_all(explorer, "checks")
     assert says(everything(explorer), "panel or other cells", "25 % of a core")
 
@@ -254,40 +240,25 @@ def test_the_head_says_what_makes_a_record_doubtful_and_offers_the_remedy(run: P
 # -- what the view draws -------------------------------------------------------------------------------
 
 
-def test_token_and_region_follow_each_other(explorer: Explorer, run: PhaseRun):
+def test_tokens_regions_boxes_and_slowest_are_those_of_the_record(explorer: Explorer, run: PhaseRun):
     table, data = run.token_table, explorer.data
     assert data["texts"] == table["text"].tolist()
-    for token in range(0, run.token_count, 7):
-        explorer.token = token
-        assert explorer.token == token and data["region"][token] == int(table["region"][token])
+    assert data["region"] == table["region"].tolist()
+    assert (data["ms"][0], data["steps"][:2]) == (None, [None, 0])  # the prefill's has no time
+    assert data["slowest"] == table["device_ms"].nlargest(6).index.tolist()
+    low, high = data["scale"]
+    assert 0 < low < high <= table["device_ms"].max()
     explorer.token = -3
     assert explorer.token == 0
-
-
-def test_the_slowest_tokens_come_first_and_the_prefill_s_has_no_time(explorer: Explorer, run: PhaseRun):
-    data, times = explorer.data, run.token_table["device_ms"]
-    assert data["ms"][0] is None
-    assert data["steps"][:2] == [None, 0]
-    assert data["slowest"] == times.nlargest(6).index.tolist()
-    low, high = data["scale"]
-    assert 0 < low < high <= times.max()
-
-
-def test_boxes_crops_and_pages_are_those_of_the_record(explorer: Explorer):
-    (page,) = explorer.data["pages"]
-    assert page["grid"] == [2, 3]
+    (page,) = data["pages"]
     assert {box["region"] for box in page["boxes"]} == {0, 1, 2, 3, 4}
     assert all(0 <= box["box"][0] < box["box"][2] < page["size"][0] for box in page["boxes"])
-    kinds = {label: count for label, count, _ in explorer.data["kinds"]}
-    assert kinds == {"title": 1, "text": 2, "image": 1, "table": 1}
-    bare = Explorer(runs=[make_run(embed=False)], keep=None)
-    assert "no page image" in bare.data["note"]
-    assert bare.pages == [b""]
+    bare = Explorer(runs=[make_run(embed=False)], keep=None).data
+    assert "no page image" in bare["note"] and bare["pages"][0]["href"] == ""
 
 
 def test_all_pages_of_a_prompt_are_there():
-    run = two_page_run()
-    explorer = Explorer(runs=[run])
+    explorer = Explorer(runs=[two_page_run()])
     data = explorer.data
     assert [[box["region"] for box in page["boxes"]] for page in data["pages"]] == [[0], [1]]
     assert [region["page"] for region in data["regions"]] == [None, 0, 1]
@@ -300,12 +271,10 @@ def test_all_pages_of_a_prompt_are_there():
 def test_markdown_has_its_tables_and_nothing_of_html():
     shown = markdown_html(
         "# A *b*\n\n<table><tr><td colspan=2 onclick=x>x <b>y</b></td></tr></table>\n\n"
-        "| p |\n|---|\n| q |\n\n"
-        "![i](http://e/x.png) <img src=x>"
+        "| p |\n|---|\n| q |\n\n![i](http://e/x.png) <img src=x>"
     )
     assert re.sub(r"\n *", "", shown) == (
-        "<h1>A <em>b</em></h1>"
-        '<table><tr><td colspan="2">x &lt;b&gt;y&lt;/b&gt;</td></tr></table>'
+        '<h1>A <em>b</em></h1><table><tr><td colspan="2">x &lt;b&gt;y&lt;/b&gt;</td></tr></table>'
         "<table><thead><tr><th>p</th></tr></thead><tbody><tr><td>q</td></tr></tbody></table>"
         "<p>![i](http://e/x.png) &lt;img src=x&gt;</p>"
     )
@@ -313,16 +282,12 @@ def test_markdown_has_its_tables_and_nothing_of_html():
 
 _PIECES = ("<table>", "</table>", "<tr>", "<td>", "<td onclick=x colspan=3>", "<script>", "<!--", "&lt;")
 _PIECES += ("# ", "| a |\n|--|\n", "[x](y)", "`", "**", "- ", "> ", "\n", "![", "$x_1$", "\\(")
-_TIMES = st.lists(st.one_of(st.just(float("nan")), st.floats(0.01, 500)), max_size=900)
-_MARKED = "<|ref|>title<|/ref|><|det|>[[1, 2, 300, 400]]<|/det|>x"
-
-
 _NAMES = "p|br|hr|pre|code|em|strong|blockquote|ul|ol|li|table|thead|tbody|tr|td|th|h[1-6]"
 _VALUES = {"colspan": "[0-9]+", "rowspan": "[0-9]+", "start": "[0-9]+", "class": "language-.*"}
 _VALUES["style"] = "text-align:(left|center|right)"
 
 
-@given(st.lists(st.one_of(st.sampled_from(_PIECES), st.text(max_size=8))))
+@given(st.lists(st.one_of(st.sampled_from(_PIECES), st.text(max_size=8)), max_size=12))
 def test_any_text_becomes_html_of_few_names(pieces: list[str]):
     found: list[tuple[str, list]] = []
     parser = HTMLParser()
@@ -335,15 +300,20 @@ def test_any_text_becomes_html_of_few_names(pieces: list[str]):
         assert all(re.fullmatch(_VALUES[name], value) for name, value in attributes)
 
 
-@given(st.lists(_TIMES, min_size=1, max_size=4))
-def test_a_live_update_is_small_and_keeps_the_slowest_token(times: list[list[float]]):
+# -- what a running measurement tells ------------------------------------------------------------------
+
+_MARKED = "<|ref|>title<|/ref|><|det|>[[1, 2, 300, 400]]<|/det|>x"
+_TIMES = st.lists(st.one_of(st.just(float("nan")), st.floats(0.01, 500)), max_size=900)
+
+
+@given(_TIMES)
+def test_a_live_update_is_small_and_keeps_the_slowest_token(times: list[float]):
     live = Live()
-    live.begin(32, repeats=len(times), warmup=0)
-    live._times = times
+    live.begin(32, repeats=1, warmup=0)
+    live._times = [times]
     state = live.state()
-    assert len(state["lines"]) == min(len(times), 3)
-    points = state["lines"][-1]
-    known = [ms for ms in times[-1] if ms == ms]
+    (points,) = state["lines"]
+    known = [ms for ms in times if ms == ms]
     assert len(points) <= 400
     assert max((ms for _, ms in points), default=0) == pytest.approx(max(known, default=0), abs=1e-4)
     assert len(json.dumps(state, allow_nan=False)) < 40_000
@@ -359,7 +329,52 @@ def test_boxes_appear_while_the_text_is_written(text: str):
     assert live.state()["boxes"] == []
     live.on_tokens(0, [list(range(len(text) - 12, len(text)))])
     assert [box["region"] for box in live.state()["boxes"]] == [0]
-    assert live.size == (60, 80) and live.picture[:2] == b"\xff\xd8"
+    assert live.size == (60, 80) and live.picture.startswith(JPEG)
+
+
+def test_live_tells_text_pace_and_progress_and_a_result_is_tightened_by_repeats():
+    live = Live()
+    live.begin(10, repeats=2, warmup=1)
+    live.doing("loading tiny")
+    state = live.state()
+    assert "loading tiny" in state["doing"] and state["done"] is None  # nobody knows how long loading takes
+    live.reader(lambda: lambda token: f"<{token}>")
+    live.progress(0, 3)
+    for token in range(4):
+        live.on_tokens(-1, [[token]])
+    state = live.state()
+    assert says(state["doing"], "warm-up", "4 tokens")
+    assert state["text"] == "<0><1><2><3>" and len(state["lines"][0]) == 3
+    for done in (1, 2):
+        live.progress(done, 3)
+        live.on_tokens(0, [[7]])
+        live.on_tokens(0, [[7]])
+    state = live.state()
+    assert says(state["doing"], "repeat 2 of 2", "2 tokens", "a token") and state["left"].endswith("s left")
+    assert (state["done"], state["total"]) == (10, 12)
+    # What a finished run brought stays while the next one is measured, whose curve is the faint one.
+    assert (state["text"], len(state["lines"])) == ("<7><7>", 2)
+    live.progress(3, 3)
+    live.state()
+    live._times = [[9.0], [1.0, 5.0], [2.0, 8.0]]
+    assert live.state()["lines"] == [[(0, 2.0), (1, 8.0)], [(0, 1.5), (1, 6.5)]]
+
+
+def test_a_run_s_half_character_is_not_shown_in_the_next_one(monkeypatch):
+    tokenizer = load_tokenizer(GOLDEN / "checkpoint")
+
+    def run_inference(page, *, on_tokens, progress, **options):
+        for number in range(2):
+            progress(number, 2)
+            on_tokens(number, [[250]])  # the first byte of a longer character
+        on_tokens(1, [tokenizer.encode("!", add_special_tokens=False)])
+        progress(2, 2)
+
+    session = SimpleNamespace(tokenizer=tokenizer, device="cuda", model=None, run_inference=run_inference)
+    monkeypatch.setattr("ocr_phases.session.kept_session", lambda **_: session)
+    live, asked = Live(), Asked(str(PAGES / "form.png"), None, Settings(repeats=2, warmup=0))
+    start(asked, live).result()
+    assert live.state()["text"] == "\ufffd!"
 
 
 # -- records ------------------------------------------------------------------------------------------
@@ -371,7 +386,7 @@ def test_records_are_loaded_named_carried_away_and_deleted(run: PhaseRun, tmp_pa
     run.save(tmp_path / "one.json")
     browser.ask("path", value=str(tmp_path / "one.json"))
     assert explorer.run.result == run.result
-    key = explorer.records["rows"][0]["key"]
+    key = explorer.rows[0].key
     browser.ask("download", key=key)
     (content, (data,)) = browser.answers[-1]
     assert (content["to"], content["file"]) == ("here", f"{file_stem(run)}.json")
@@ -380,37 +395,31 @@ def test_records_are_loaded_named_carried_away_and_deleted(run: PhaseRun, tmp_pa
     assert len(explorer.runs) == 4  # with the package's
     browser.ask("rename", key=key, value="my run/1")
     assert (tmp_path / "my-run-1.json").exists() and not (tmp_path / "one.json").exists()
-    (row,) = [row for row in explorer.records["rows"] if row["key"] == key]
-    assert row["label"] == "my run/1"
+    assert f'value="{key}"' in explorer.records and "<td>my run/1</td>" in explorer.records
     browser.ask("show", key=key)
     browser.ask("delete", key=key)
-    assert not (tmp_path / "my-run-1.json").exists()
-    assert key not in [row["key"] for row in explorer.records["rows"]]
+    assert not (tmp_path / "my-run-1.json").exists() and f'value="{key}"' not in explorer.records
     assert explorer.run is not None
 
 
 @pytest.mark.parametrize("content", [None, b"{", b"{}", b'{"schema": 99}', b"\xff\xfe"])
-def test_a_file_that_is_no_record_is_told_and_changes_nothing(explorer: Explorer, tmp_path: Path, content):
+def test_a_file_that_is_no_record_is_told_and_changes_nothing(
+    explorer: Explorer, run: PhaseRun, tmp_path: Path, content
+):
     path, browser, before = tmp_path / "wrong.json", Browser(explorer), explorer.run
     if content is not None:
         path.write_bytes(content)
-        browser.ask("files", content, names=["wrong.json"])
-        assert 'role="alert"' in explorer.message
-        assert "wrong.json" in explorer.message
     browser.ask("path", value=str(path))
     assert 'role="alert"' in explorer.message
-    assert "OcrPhasesError" not in explorer.message.split("<details>")[0]
+    assert "OcrPhasesError" not in explorer.message.split("<details")[0]
     assert explorer.run is before
     with pytest.raises(OcrPhasesError):
         Explorer(record=path)
-
-
-def test_a_bad_file_keeps_none_of_the_others_back(explorer: Explorer, run: PhaseRun):
-    files = {"bad.json": b"{", "good.json": json.dumps(run.to_dict()).encode(), "worse.json": b"{}"}
-    Browser(explorer).ask("files", *files.values(), names=[*files])
-    assert len(explorer.runs) == 2
-    said = re.sub("<details>.*?</details>", "", explorer.message, flags=re.DOTALL)
-    assert ("bad.json" in said, "worse.json" in said, "good.json" in said) == (True, True, False)
+    if content is not None:  # which keeps none of the others back
+        files = {"wrong.json": content, "good.json": run.to_json(), "worse.json": b"{}"}
+        browser.ask("files", *files.values(), names=[*files])
+        said = re.sub("<details.*?</details>", "", explorer.message, flags=re.DOTALL)
+        assert [name in said for name in files] == [True, False, True] and len(explorer.runs) == 2
 
 
 def test_two_ticked_records_are_compared_with_the_pinned_one(run: PhaseRun):
@@ -421,8 +430,7 @@ def test_two_ticked_records_are_compared_with_the_pinned_one(run: PhaseRun):
     assert explorer.compared == ""
     explorer.ticked = keys[:2]
     shown = explorer.compared
-    assert shown.count('class="op-svg"') == 2
-    assert says(shown, "Set Repeats (--repeats) to 5 or more")
+    assert shown.count('class="op-svg"') == 2 and says(shown, "Set Repeats (--repeats) to 5 or more")
     assert f'data-value="{others[0]["prefill_ms"] / run["prefill_ms"]!r}"' in shown
     explorer.pinned = keys[2]
     assert says(explorer.compared, "How the text differs")
@@ -455,49 +463,37 @@ def quick(tiny_session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     MEASURED.clear()
 
 
-def test_a_run_is_measured_in_its_thread_watched_and_shown(quick: Explorer):
+def test_a_run_is_measured_in_its_thread_watched_and_repeated_over_its_curve(quick: Explorer):
     seen, threads = [], set()
     quick.observe(lambda change: seen.append(change["new"]), "live")
-    on_tokens, demo = quick.measuring.on_tokens, len(quick.runs)
+    on_tokens, shown = quick.measuring.on_tokens, len(quick.runs)
 
     def watched(repeat, new):
         threads.add(threading.current_thread().name)
         assert quick.busy
-        time.sleep(0.05)
+        time.sleep(0.03)
         on_tokens(repeat, new)
 
     quick.measuring.on_tokens = watched
     asyncio.run(quick.measure())
-    assert quick.message == ""
-    assert quick.run.token_count == 12
-    assert quick.run.repeats == [0, 1]
-    assert quick.run.page["file"] == "receipt.png"
-    assert len(threads) == 1
-    assert threading.current_thread().name not in threads
+    assert (quick.message, quick.busy, quick.live) == ("", False, {})
+    first = quick.run
+    assert (first.token_count, first.repeats, first.page["file"]) == (12, [0, 1], "receipt.png")
+    assert len(threads) == 1 and threading.current_thread().name not in threads
     states = [state for state in seen if state]
     assert any("title" in state["text"] for state in states)
     assert any(state["left"].endswith("s left") for state in states)
-    assert (quick.busy, quick.live) == (False, {})
-    assert quick.live_page[:2] == b"\xff\xd8"
-    first = quick.run
-    asyncio.run(quick.measure())
-    assert quick.runs[1] is first
-    assert len(quick.runs) == demo + 2
-
-
-def test_the_next_step_is_drawn_over_what_it_repeats(quick: Explorer, monkeypatch: pytest.MonkeyPatch):
-    asyncio.run(quick.measure())
-    before, (words, *_) = quick.run, quick.next
-    assert words == "Measure again with 8 repeats"
-    Browser(quick).ask("again", label=words)
+    assert quick.live_page.startswith(JPEG)
+    quick.measuring.on_tokens = on_tokens
+    Browser(quick).ask("again", label=AGAIN)
     assert len(quick.run.repeats) == 8
-    assert quick.data["before"][1:] == pytest.approx(before.token_table["device_ms"][1:].tolist(), abs=1e-4)
+    assert quick.data["before"][1:] == pytest.approx(first.token_table["device_ms"][1:].tolist(), abs=1e-4)
+    assert quick.runs[1] is first and len(quick.runs) == shown + 2
 
 
 @pytest.mark.parametrize(("in_repeat", "kept"), [(0, 0), (1, 1)])
 def test_stop_takes_effect_within_one_step(quick: Explorer, in_repeat: int, kept: int):
-    Browser(quick).form(max_new_tokens=60)
-    calls, on_tokens, demo = [], quick.measuring.on_tokens, quick.run
+    calls, on_tokens, before = [], quick.measuring.on_tokens, quick.run
 
     def watched(repeat, new):
         calls.append(repeat)
@@ -508,15 +504,10 @@ def test_stop_takes_effect_within_one_step(quick: Explorer, in_repeat: int, kept
     quick.measuring.on_tokens = watched
     asyncio.run(quick.measure())
     assert calls.count(in_repeat) == 9
-    assert (quick.run is not demo) == bool(kept)
+    assert (quick.run is not before) == bool(kept) and not quick.busy
     assert "Stopped" in quick.message
     if kept:
-        assert quick.run.repeats == [0]
-        assert "1 of 2 repeats" in quick.message
-    assert not quick.busy
-    quick.measuring.on_tokens = on_tokens
-    asyncio.run(quick.measure())
-    assert quick.run.repeats == [0, 1]
+        assert quick.run.repeats == [0] and "1 of 2 repeats" in quick.message
 
 
 @pytest.mark.parametrize("by", ["stop", "interrupt", "cancel"])
@@ -525,18 +516,17 @@ def test_a_prefill_is_stopped_between_its_layers(quick: Explorer, tiny_session, 
     ran = []
 
     async def measure():
-        task = asyncio.current_task()
-        loop = asyncio.get_running_loop()
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        how = {
+            "stop": quick.stop,
+            "interrupt": lambda: os.kill(os.getpid(), signal.SIGINT),
+            "cancel": lambda: loop.call_soon_threadsafe(task.cancel),
+        }[by]
 
         def stop(*_):
             ran.append(1)
-            how = {
-                "stop": quick.stop,
-                "interrupt": lambda: os.kill(os.getpid(), signal.SIGINT),
-                "cancel": lambda: loop.call_soon_threadsafe(task.cancel),
-            }[by]
             how()
-            assert _until(quick.measuring._stop.is_set)
+            assert quick.measuring._stop.wait(10)
 
         handle = layers[0].register_forward_hook(stop)
         try:
@@ -547,42 +537,29 @@ def test_a_prefill_is_stopped_between_its_layers(quick: Explorer, tiny_session, 
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(asyncio.CancelledError) if by == "cancel" else contextlib.nullcontext():
         asyncio.run(measure())
-    assert ran == [1]
-    assert quick.records["rows"][0]["state"] == "stopped"
-    assert not quick.busy
+    assert ran == [1] and quick.rows[0].cells["steps"] == "stopped" and not quick.busy
     assert not any(layer._forward_pre_hooks for layer in layers)
     assert signal.getsignal(signal.SIGINT) == before
     asyncio.run(quick.measure())  # which does not wait for the one before
     assert quick.run.repeats == [0, 1]
 
 
-def _until(condition) -> bool:
-    for _ in range(1000):
-        if condition():
-            return True
-        time.sleep(0.01)
-    return False
-
-
 def test_the_set_up_of_a_strategy_is_named_and_can_be_stopped(
     quick: Explorer, monkeypatch: pytest.MonkeyPatch
 ):
     Browser(quick).form(strategy="compiled", repeats=1)
-    demo, named = quick.run, threading.Event()
+    before, named = quick.run, threading.Event()
 
     def set_up(*_):  # nothing is compiled here
         preparing.get()("compiling the decode step")
         assert named.wait(30)
         quick.stop()
 
-    def changed(change):
-        if "compiling the decode step" in change["new"].get("doing", ""):
-            named.set()
-
-    quick.observe(changed, "live")
+    told = lambda change: "compiling the decode step" in change["new"].get("doing", "")  # noqa: E731
+    quick.observe(lambda change: told(change) and named.set(), "live")
     monkeypatch.setattr("ocr_phases.recorder.Measurement.set_up", set_up)
     asyncio.run(quick.measure())
-    assert quick.run is demo and "Stopped" in quick.message
+    assert quick.run is before and "Stopped" in quick.message
 
 
 def test_pages_and_presets_run_one_after_another(
@@ -596,19 +573,26 @@ def test_pages_and_presets_run_one_after_another(
     shutil.copy(PAGES / "slide.png", folder)
     browser = Browser(quick)
     browser.ask("path", value=str(folder))
-    browser.form(
-        pages=["bad.png", "slide.png"], presets=["tiny"], max_new_tokens=3, repeats=1, preset="small"
-    )
+    asked = {"presets": ["tiny"], "max_new_tokens": 3, "repeats": 1, "preset": "small"}
+    browser.form(pages=["bad.png", "slide.png"], **asked)
     seen = []
-    states = lambda: [row["state"] for row in quick.records["rows"][:4]]  # noqa: E731
+    states = lambda: [row.cells["steps"].split(":")[0] for row in quick.rows[:4]]  # noqa: E731
     quick.observe(lambda _: seen.append(states()), "records")
     asyncio.run(quick.measure())
     assert ["waiting", "running", "failed", "failed"] in seen
-    assert states() == ["", "", "failed", "failed"]
-    assert "not an image" in quick.records["rows"][3]["said"]
+    assert states()[2:] == ["failed", "failed"] and "not an image" in quick.rows[3].cells["steps"]
     assert [run.page["preset"] for run in quick.runs[:2]] == ["tiny", "small"]
     assert len(kept_files(quick.folder)) == 2
     assert [what for what in told if what.startswith("loading: tiny at small needs ")]
+
+
+def test_a_server_s_address_is_a_model(quick: Explorer):
+    with served() as fake:
+        Browser(quick).form(model=f"{fake.url}#tiny", max_new_tokens=8)
+        asyncio.run(quick.measure())
+    assert quick.message == ""
+    assert quick.run.device["kind"] == "server" and quick.run.result["token_texts"] == TOKENS
+    assert quick.data["texts"] == TOKENS and "Measure again" in quick.head
 
 
 # -- records that outlive a kernel --------------------------------------------------------------------
@@ -618,8 +602,8 @@ def test_finished_records_are_kept_and_the_newest_is_shown_again(
     quick: Explorer, tmp_path: Path, monkeypatch
 ):
     Browser(quick).form(max_new_tokens=2, repeats=1)
+    monkeypatch.setattr("ocr_phases.collectors.machine.now", lambda: "2026-11-23T03:00:00")
     for _ in range(2):
-        monkeypatch.setattr("ocr_phases.collectors.machine.now", lambda: "2026-11-23T03:00:00")
         asyncio.run(quick.measure())
     stem = "2026-11-23T03-00-00_receipt.png_tiny_small_eager_vision-eager_2-tokens"
     kept = tmp_path / "kept"
@@ -629,17 +613,13 @@ def test_finished_records_are_kept_and_the_newest_is_shown_again(
     (kept / "old.json.gz").write_bytes(gzip.compress(quick.run.to_json()))
     os.utime(kept / "old.json.gz", (0, 0))
     again = Explorer(keep=kept)
-    assert [record.file.name for record in again.rows[:3]] == [
-        f"{stem}.json",
-        f"{stem}-2.json",
-        "old.json.gz",
-    ]
+    names = [record.file.name for record in again.rows[:3]]
+    assert names == [f"{stem}.json", f"{stem}-2.json", "old.json.gz"]
     assert again.run.to_dict() == quick.runs[1].to_dict()
-    assert len(again.runs) == 1  # the others are read for the table alone
-    assert "spark" not in again.records["rows"][2]
+    assert "prefill_ms" not in again.rows[2].cells
     again.view = "records"
-    assert again.records["rows"][2]["prefill_ms"] == quick.run["prefill_ms"]
-    assert len(again.runs) == 1
+    assert again.rows[2].cells["prefill_ms"] == quick.run["prefill_ms"]
+    assert len(again.runs) == 1  # the others are read for the table alone
 
 
 def test_confidential_records_are_kept_by_the_kernel_alone(quick: Explorer, tmp_path: Path):
@@ -659,17 +639,15 @@ def test_confidential_records_are_kept_by_the_kernel_alone(quick: Explorer, tmp_
 def test_a_record_that_cannot_be_kept_is_shown(quick: Explorer, tmp_path: Path):
     (tmp_path / "kept").write_text("a file")
     asyncio.run(quick.measure())
-    assert quick.run.token_count == 12
-    assert says(quick.message, "cannot be written")
+    assert quick.run.token_count == 12 and says(quick.message, "cannot be written")
 
 
-def test_a_damaged_file_in_the_folder_is_told_and_passed_over(run: PhaseRun, tmp_path: Path):
+def test_a_damaged_file_in_the_folder_is_told_and_passed_over(tmp_path: Path):
     (tmp_path / "2026_bad.json").write_text("{")
     explorer = Explorer(keep=tmp_path)
-    assert says(explorer.message, "2026_bad.json")
-    assert explorer.run.page["file"] == "receipt.png"
+    assert says(explorer.message, "2026_bad.json") and explorer.run.page["file"] == "receipt.png"
     explorer.view = "records"
-    assert explorer.records["rows"][0]["state"] == "damaged"
+    assert "<td>damaged: " in explorer.records
 
 
 def test_paths_begin_in_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -685,94 +663,32 @@ def test_paths_begin_in_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert found("/a/b.png") == Path("/a/b.png")
 
 
-@pytest.mark.parametrize("shape", [{}, {"cuda": True, "crops": True}, {"generate": True}, {"embed": False}])
-def test_a_picture_of_any_record_is_small_and_follows_what_is_on_screen(shape: dict):
-    explorer = Explorer(runs=[make_run(**shape, page_name="<b>.png")])
-    bundle = explorer.picture()
-    assert len(json.dumps(bundle)) < 300_000
-    assert Image.open(io.BytesIO(base64.b64decode(bundle["image/jpeg"]))).width > 700
-    assert "<b>" not in bundle["text/html"]
-    assert says(bundle["text/html"], 'alt="&lt;b&gt;.png')
-    if shape != {"embed": False}:
-        explorer.token = 40
-        assert explorer.picture() != bundle
-    explorer.token, explorer.view = 0, "stages"
-    assert explorer.picture() != bundle
+REFUSED = [
+    ({"pages": []}, "No page chosen"),
+    ({"prompt": ""}, "No prompt chosen"),
+    ({"prompt": "locate:"}, "locate"),
+    ({"max_new_tokens": 999_999}, "positions"),
+    ({"model": "no/such folder"}, "no/such folder"),
+    ({"device": ""}, "No device chosen"),
+    ({}, "RuntimeError: &lt;b&gt;the device&lt;/b&gt; went away</p>"),
+]
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"pages": []}, "No page chosen"),
-        ({"prompt": ""}, "No prompt chosen"),
-        ({"prompt": "locate:"}, "locate"),
-        ({"max_new_tokens": 999_999}, "positions"),
-        ({"model": "no/such folder"}, "no/such folder"),
-        ({"device": ""}, "No device chosen"),
-    ],
-    ids=str,
-)
-def test_what_cannot_be_run_is_said_in_a_sentence(quick: Explorer, change: dict, says: str):
-    before = quick.run
-    Browser(quick).form(**change)
-    asyncio.run(quick.measure())
-    sentence, _, rest = quick.message.partition("<details>")
-    assert says in sentence
-    assert "Traceback (most recent call last)" in rest
-    assert quick.run is before
-    assert not quick.busy
-
-
-def test_any_other_error_names_its_type(quick: Explorer, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(("change", "says"), REFUSED, ids=str)
+def test_what_cannot_be_run_is_said_in_a_sentence(
+    quick: Explorer, monkeypatch: pytest.MonkeyPatch, change: dict, says: str
+):
     def fails(*_, **__):
         raise RuntimeError("<b>the device</b> went away\nand more")
 
-    monkeypatch.setattr("ocr_phases.session.kept_session", fails)
+    if not change:
+        monkeypatch.setattr("ocr_phases.session.kept_session", fails)
+    before = quick.run
+    Browser(quick).form(**change)
     asyncio.run(quick.measure())
-    sentence = quick.message.partition("<details>")[0]
-    assert "RuntimeError: &lt;b&gt;the device&lt;/b&gt; went away</p>" in sentence
-    assert not quick.busy
-
-
-def test_live_tells_text_pace_and_progress_as_they_come():
-    live = Live()
-    live.begin(10, repeats=2, warmup=1)
-    live.doing("loading tiny")
-    state = live.state()
-    assert "loading tiny" in state["doing"]
-    assert state["done"] is None  # how long loading takes is not known
-    live.reader(lambda: lambda token: f"<{token}>")
-    live.progress(0, 3)
-    for token in range(4):
-        live.on_tokens(-1, [[token]])
-    state = live.state()
-    assert says(state["doing"], "warm-up", "4 tokens")
-    assert state["text"] == "<0><1><2><3>"
-    assert len(state["lines"][0]) == 3
-    for done in (1, 2):
-        live.progress(done, 3)
-        live.on_tokens(0, [[7]])
-        live.on_tokens(0, [[7]])
-    state = live.state()
-    assert says(state["doing"], "repeat 2 of 2", "2 tokens", "a token")
-    assert (state["done"], state["total"], state["text"]) == (10, 12, "<7><7>")
-    assert state["left"].endswith("s left")
-
-
-def test_a_run_s_half_character_is_not_shown_in_the_next_one(monkeypatch):
-    tokenizer = load_tokenizer(GOLDEN / "checkpoint")
-
-    def run_inference(page, *, on_tokens, progress, **options):
-        for number in range(2):
-            progress(number, 2)
-            on_tokens(number, [[250]])  # the first byte of a longer character
-        on_tokens(1, [tokenizer.encode("!", add_special_tokens=False)])
-
-    session = SimpleNamespace(tokenizer=tokenizer, device="cuda", model=None, run_inference=run_inference)
-    monkeypatch.setattr("ocr_phases.session.kept_session", lambda **_: session)
-    live, asked = Live(), Asked(str(PAGES / "form.png"), None, Settings(repeats=2, warmup=0))
-    start(asked, live).result()
-    assert live.state()["text"] == "\ufffd!"
+    sentence, _, rest = quick.message.partition("<details")
+    assert says in sentence and "Traceback (most recent call last)" in rest
+    assert quick.run is before and not quick.busy
 
 
 # -- the notebook -------------------------------------------------------------------------------------
@@ -786,5 +702,4 @@ def test_the_notebook_runs_through_papermill(run: PhaseRun, tmp_path: Path):
     panel = next(cell for cell in notebook.cells if cell.id == "panel")
     assert any("widget-view+json" in kind for kind in panel.outputs[0]["data"])
     assert any("image/jpeg" in output["data"] for output in panel.outputs)
-    shown = json.dumps(notebook.cells[-1].outputs)
-    assert run.page["file"] in shown
+    assert run.page["file"] in json.dumps(notebook.cells[-1].outputs)

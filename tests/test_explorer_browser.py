@@ -21,18 +21,12 @@ GPU_RECORD = lab.REPOSITORY / "data" / "runs" / "h200-dummy-gundam.json"
 LONG_RECORD = lab.REPOSITORY / "data" / "runs" / "families" / "h200-unlimited-ocr-8000-compiled.json.gz"
 NO_RUN = ".opx-run:enabled"
 MORE = ".opx-more > summary"
-#: Where a drawing begins in its box, and how wide it is.
-INSIDE = """(svg) => {
-  const sides = (element) => element.getBoundingClientRect();
-  const [own, box] = [sides(svg), sides(svg.parentElement.closest('[tabindex]'))];
-  return { x: own.x - box.x, width: own.width };
-}"""
 TABS = ".opx-inside > .opx-tabs"
 CELLS = "() => jupyterapp.shell.currentWidget.content.widgets.map((cell) => cell.model.id + cell.model.type)"
 #: Shortcuts of a notebook in command mode: change, insert, delete, cut, copy, paste, merge, run, go to.
 PRESSED = [*"mryabddxcv00jk", "Shift+M", "ArrowDown", "Shift+Enter", "Control+Enter", "Control+x"]
-CONTROLS = [".opx-field-page select", MORE, ".opv-scrubber", ".opv-regions", ".opv-curve"]
-CONTROLS += ["button.op-badge", f"{TABS} input:checked", ".opv-menu summary"]
+CONTROLS = ["[data-name=page]", MORE, ".opv-scrubber", ".opv-regions", ".opv-curve"]
+CONTROLS += ["button.op-badge", f"{TABS} input:checked", ".opv-keys summary"]
 
 #: Controls in sight to which neither a label, an attribute nor their own text gives a name.
 NAMELESS = """() => [...document.querySelectorAll(
@@ -118,18 +112,20 @@ def ran(panel: Any) -> list[dict]:
     """What was seen while one page ran to its end."""
     panel.evaluate("""() => {
       window.seen = [];
+      const root = document.querySelector('.opx');
       new MutationObserver(() => window.seen.push({
-        text: document.querySelector('.opx-stream pre').textContent,
-        points: [...document.querySelectorAll('.opx-live .opv-line')].at(-1)?.points.length ?? 0,
-        boxes: document.querySelectorAll('.opx-live .opv-box').length,
-        said: document.querySelector('.opx-progress').textContent,
-      })).observe(document.querySelector('.opx'), {childList: true, subtree: true, characterData: true});
+        text: root.querySelector('.opv-text').textContent,
+        points: root.querySelector('.opv-live .opv-line')?.points.length ?? 0,
+        boxes: root.querySelectorAll('.opv-live .opv-box').length,
+        said: root.querySelector('.opx-progress').textContent,
+      })).observe(root, {childList: true, subtree: true, characterData: true});
     }""")
     panel.click(MORE)
-    panel.fill(".opx-field-repeats input", "2")
-    panel.fill(".opx-field-max_new_tokens input", "240")
-    panel.press(".opx-field-max_new_tokens input", "Tab")
-    panel.wait_for_function("document.querySelector('.opx-field-max_new_tokens input').value === '240'")
+    panel.fill("[data-name=repeats]", "2")
+    panel.fill("[data-name=warmup]", "0")
+    panel.fill("[data-name=max_new_tokens]", "198")
+    panel.press("[data-name=max_new_tokens]", "Tab")
+    panel.wait_for_function("document.querySelector('[data-name=max_new_tokens]').value === '198'")
     panel.click(".opx-run")
     panel.wait_for_selector(".opx-stop:enabled")
     assert not panel.locator(".opx-form").is_visible()
@@ -147,7 +143,7 @@ def test_text_curve_and_boxes_grow_while_the_page_is_read(panel: Any, ran: list[
     assert " of the prefill." in panel.inner_text(".opx-headline")
     assert panel.inner_text(".opx-message").strip() == ""
     assert panel.locator(".opx-run").bounding_box()["y"] >= 0
-    first_view = panel.inner_text(".opx-head") + panel.inner_text(".opx-pane-page")
+    first_view = panel.inner_text(".opx-head") + panel.inner_text("[data-pane=page]")
     assert len(first_view.split()) <= 250
 
 
@@ -169,7 +165,7 @@ def view(panel: Any, ran: list[dict]) -> Any:
     panel.keyboard.press("Home")
     panel.mouse.move(0, 0)
     lit(panel, 0, 0)
-    return panel.locator(".opx-pane-page > .opv")
+    return panel.locator("[data-pane=page] > .opv")
 
 
 def token_of(page: Any, region: int) -> int:
@@ -232,39 +228,41 @@ def test_a_brush_over_the_curve_selects_tokens_and_escape_clears_it(panel: Any, 
     assert panel.inner_text(".opv-readout").startswith("Token ")
 
 
-def test_page_and_curve_zoom(panel: Any, view: Any) -> None:
-    for name in (".opv-page", ".opv-curve"):
-        box = view.locator(name)
-        place = lambda: box.locator("svg").evaluate(INSIDE)  # noqa: B023, E731
-        whole = place()
-        box.focus()
-        panel.keyboard.press("+")
-        zoomed = place()
-        assert zoomed["width"] > 1.4 * whole["width"]
-        panel.keyboard.press("Control+ArrowRight")
-        assert place()["x"] < zoomed["x"]
-        box.dblclick(position={"x": 3, "y": 3})
-        assert place() == whole
+def test_the_page_zooms_and_moves(panel: Any, view: Any) -> None:
+    box, place = view.locator(".opv-page"), view.locator(".opv-page svg").bounding_box
+    whole = place()
+    box.focus()
+    panel.keyboard.press("+")
+    zoomed = place()
+    assert zoomed["width"] == pytest.approx(1.5 * whole["width"], rel=0.02)
+    box.hover()
+    panel.mouse.wheel(0, -100)
+    panel.wait_for_timeout(300)
+    wheeled = place()
+    assert wheeled["width"] == pytest.approx(1.25 * zoomed["width"], rel=0.02)
+    panel.mouse.down()
+    panel.mouse.move(wheeled["x"] + 120, wheeled["y"] + 150, steps=4)
+    panel.mouse.up()
+    assert place()["x"] != pytest.approx(wheeled["x"], abs=2)
+    assert panel.inner_text(".opv-readout").startswith("Token ")
+    panel.keyboard.press("0")
+    assert [place()[name] for name in ("x", "width")] == [whole["x"], whole["width"]]
 
 
-def test_tokens_are_searched_markdown_is_rendered_and_types_are_hidden(panel: Any, view: Any) -> None:
+def test_tokens_are_searched_markdown_is_rendered_and_time_is_a_colour(panel: Any, view: Any) -> None:
     panel.keyboard.press("/")
     view.locator("input[type=search]").fill("juice")
-    assert view.locator(".opv-count").inner_text() == "1 found"
     panel.keyboard.press("Enter")
-    assert view.locator(".opv-count").inner_text() == "1 of 1"
     assert "table" in panel.inner_text(".opv-readout")
-    view.locator("label:has-text('Markdown')").click()
+    view.locator("input[type=search]").fill("no such words")
+    panel.keyboard.press("Enter")
+    assert view.locator(".opv-found").inner_text() == "not found"
+    view.locator("label:text-is('Markdown')").click()
     assert view.locator(".opv-rendered h1").inner_text() == "CORNER CAFE"
-    view.locator("label:has-text('Curve')").click()
-    view.locator("summary:has-text('Show')").click()
-    view.locator("label:has-text('title (1)') input").uncheck()
-    assert not view.locator(".opv-region[data-region='0']").is_visible()
-    view.locator("label:has-text('title (1)') input").check()
-    view.locator("label:has-text('Colour by') select").select_option("time")
+    view.locator("label:text-is('Curve')").click()
+    view.locator("[data-trait=color]").select_option("time")
     assert view.locator(".opv-legend").count() == 2
-    view.locator("label:has-text('Colour by') select").select_option("type")
-    view.locator("summary:has-text('Show')").click()
+    view.locator("[data-trait=color]").select_option("type")
 
 
 @pytest.mark.parametrize("control", CONTROLS)
@@ -308,29 +306,23 @@ def test_pages_come_in_by_drop_paste_and_the_file_browser(panel: Any, view: Any)
     for kind, name in (("drop", "dropped.png"), ("paste", "pasted.png"), ("lm-drop", "pages/slide.png")):
         panel.evaluate(DROP, [kind, name, data])
         wanted = name.split("/")[-1]
-        panel.wait_for_function(f"document.querySelector('.opx-field-page select').value === '{wanted}'")
+        panel.wait_for_function(f"document.querySelector('[data-name=page]').value === '{wanted}'")
     panel.evaluate(DROP, ["drop", "notes.md", base64.b64encode(b"no image").decode()])
     panel.wait_for_selector(".opx-error")
     assert "notes.md" in panel.inner_text(".opx-error > p")
     assert not panel.locator(".opx-error pre").is_visible()
-    panel.locator(".opx-field-page select").select_option("receipt")
+    panel.locator("[data-name=page]").select_option("receipt")
     panel.wait_for_selector(".opx-error", state="detached")
-
-
-WRITING = """() => {
-  const text = document.querySelector('.opx-stream pre');
-  return text.offsetParent && text.textContent.length > 5;
-}"""
 
 
 def test_stop_and_interrupt_end_a_run(panel: Any, view: Any) -> None:
     if not panel.locator(".opx-form").is_visible():
         panel.click(MORE)
-    panel.fill(".opx-field-repeats input", "200")
-    panel.press(".opx-field-repeats input", "Tab")
+    panel.fill("[data-name=repeats]", "200")
+    panel.press("[data-name=repeats]", "Tab")
     for end in ("stop", "interrupt"):
         panel.click(".opx-run")
-        panel.wait_for_function(WRITING)  # and not of the run before
+        panel.wait_for_function("document.querySelector('.opv-live .opv-text')?.textContent.length > 5")
         if end == "stop":
             panel.click(".opx-stop")
         else:
@@ -342,10 +334,10 @@ def test_stop_and_interrupt_end_a_run(panel: Any, view: Any) -> None:
 def test_records_are_shown_compared_downloaded_and_deleted(panel: Any, view: Any, tmp_path: Path) -> None:
     lab.open_view(panel, "Records")
     table = panel.locator(".opx-table")
-    table.locator("[data-key] td:has-text('NVIDIA'), [data-key] svg").nth(5).wait_for()
+    table.locator(".opx-spark").nth(5).wait_for()
     panel.evaluate(DROP, ["drop", "h200.json", base64.b64encode(GPU_RECORD.read_bytes()).decode()])
     panel.wait_for_function("document.querySelector('.opx-about').textContent.includes('NVIDIA H200')")
-    rows = table.locator("[data-key]")
+    rows = table.locator("tbody tr")
     with panel.expect_download() as download:
         rows.first.locator("button[title=Download]").click()
     download.value.save_as(tmp_path / "run.json")
@@ -359,13 +351,18 @@ def test_records_are_shown_compared_downloaded_and_deleted(panel: Any, view: Any
         rows.nth(place).locator("input[type=checkbox]").uncheck()
     many = rows.count()
     panel.fill("input[aria-label='Filter the records']", "h200-dummy-gundam-compiled")
-    assert table.locator("[data-key]:visible").count() == 1
+    assert table.locator("tbody tr:visible").count() == 1
     panel.fill("input[aria-label='Filter the records']", "")
-    own = table.locator("[data-key]:has(button[title=Delete])").first
-    own.locator("button[title=Delete]").click()
-    assert rows.count() == many  # asked once
-    table.locator("button:has-text('Delete?')").click()
-    panel.wait_for_function(f"document.querySelectorAll('.opx-table [data-key]').length === {many - 1}")
+    panel.once("dialog", lambda dialog: dialog.accept("my run"))
+    table.locator("tbody tr:has(button[title=Delete])").first.locator("button[title=Rename]").click()
+    mine = table.locator("tbody tr:has(td:text-is('my run'))")
+    mine.wait_for()
+    panel.once("dialog", lambda dialog: dialog.dismiss())  # asked once
+    mine.locator("button[title=Delete]").click()
+    assert rows.count() == many
+    panel.once("dialog", lambda dialog: dialog.accept())
+    mine.locator("button[title=Delete]").click()
+    panel.wait_for_function(f"document.querySelectorAll('.opx-table tbody tr').length === {many - 1}")
 
 
 @pytest.mark.parametrize("theme", ["JupyterLab Dark", "JupyterLab Light"])

@@ -6,11 +6,11 @@ import inspect
 import json
 from pathlib import Path
 
+import nbformat
 import pytest
 from conftest import GPU_RECORD, RECORD
 from elements import Elements
 from example_run import ATTACK, SHAPES, make_run
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from refusals import refused
 
@@ -19,6 +19,7 @@ from ocr_phases.cli import main
 from ocr_phases.report.artifacts import chrome_trace
 from ocr_phases.show.figures import alt_text
 from ocr_phases.text import ms_text
+from ocr_phases.versions import asset
 
 PLOTS = [name for name in dir(make_run().plot) if not name.startswith("_")]
 TABLES = ("stages", "tokens", "regions", "floors", "checks")
@@ -51,17 +52,12 @@ def test_what_a_record_shows_is_found_and_explained_in_a_cell() -> None:
     assert list(inspect.signature(run.plot.page).parameters) == ["page", "color", "row", "ax"]
 
 
-def test_a_figure_is_drawn_in_the_notebook_s_colours_and_has_a_still() -> None:
-    data = make_run().plot.vision()._repr_mimebundle_()
-    elements = Elements(data["text/html"])
-    (still,) = (attributes for tag, attributes in elements.found if tag == "img")
-    assert still["alt"] == data["text/plain"]
-    assert {"svg", "style"} <= elements.tags()
-    assert "var(--op-plot-ink" in data["text/html"]
-
-
-def test_tables_pages_and_paths_show_themselves(tmp_path: Path) -> None:
+def test_figures_tables_pages_and_paths_show_themselves(tmp_path: Path) -> None:
     run = make_run()
+    data = run.plot.vision()._repr_mimebundle_()
+    (still,) = (attributes for tag, attributes in Elements(data["text/html"]).found if tag == "img")
+    assert still["alt"] == data["text/plain"]
+    assert "<svg" in data["text/html"] and "var(--op-plot-ink" in data["text/html"]
     for table in (*(getattr(run, name) for name in TABLES), compare(run, run).table):
         elements = Elements(table._repr_html_())
         assert not elements.stray and "table" in elements.tags()
@@ -77,9 +73,8 @@ def test_tables_pages_and_paths_show_themselves(tmp_path: Path) -> None:
 def test_a_batch_shows_a_line_a_row() -> None:
     run = make_run(rows=3)
     shown = run._repr_mimebundle_()
-    assert [f"row {row + 1}: {run.pages[row]['file']}" in shown["text/plain"] for row in range(3)] == [
-        True
-    ] * 3
+    rows = [f"row {row + 1}: {run.pages[row]['file']}" for row in range(3)]
+    assert all(row in shown["text/plain"] for row in rows)
     assert sum(tag == "tr" for tag, _ in Elements(shown["text/html"]).found) == 4
 
 
@@ -88,12 +83,7 @@ def test_a_plot_draws_on_the_caller_s_axes(name: str) -> None:
     figure = Figure()
     left, right = figure.subplots(1, 2)
     assert getattr(make_run().plot, name)(ax=left) is figure
-    assert drawn(left)
-    assert not drawn(right)
-
-
-def drawn(axes: Axes) -> bool:
-    return bool(axes.get_title("left") or axes.texts)
+    assert [bool(axes.get_title("left") or axes.texts) for axes in (left, right)] == [True, False]
 
 
 def test_a_plot_names_the_colours_that_it_knows() -> None:
@@ -115,9 +105,8 @@ def test_what_a_model_wrote_stays_text() -> None:
 
 
 def test_two_records_are_compared_with_their_labels_given_once() -> None:
-    base, gundam = (
-        PhaseRun.load(GPU_RECORD.with_name(f"h200-dummy-{name}.json")) for name in ("base", "gundam")
-    )
+    files = (GPU_RECORD.with_name(f"h200-dummy-{name}.json") for name in ("base", "gundam"))
+    base, gundam = map(PhaseRun.load, files)
     change = compare(base, gundam, labels=["base", "gundam"])
     ratio = change.table.set_index("metric").loc["prefill_ms", "ratio"]
     assert ratio == pytest.approx(gundam["prefill_ms"] / base["prefill_ms"], rel=0.05)
@@ -158,10 +147,9 @@ def test_a_trace_has_every_span_of_every_clock_and_they_nest(path: Path) -> None
     events = json.loads(json.dumps(chrome_trace(run), allow_nan=False))["traceEvents"]
     assert {event["ph"] for event in events} == {"M", "X"}
     complete = [event for event in events if event["ph"] == "X"]
-    clocks = 2 if run.device["kind"] == "cuda" else 1
-    assert len(complete) == clocks * len(run.spans)
-    host = [event["dur"] for event in complete if event["tid"] == 1]
-    assert sum(host) == pytest.approx(1e3 * run.spans["host_ms"].sum())
+    assert len(complete) == (2 if run.device["kind"] == "cuda" else 1) * len(run.spans)
+    host = sum(event["dur"] for event in complete if event["tid"] == 1)
+    assert host == pytest.approx(1e3 * run.spans["host_ms"].sum())
     lanes: dict[tuple[int, int], list[tuple[float, float]]] = {}
     for event in complete:
         assert {"name", "cat", "ph", "ts", "dur", "pid", "tid", "args"} == set(event)
@@ -176,6 +164,24 @@ def test_a_trace_has_every_span_of_every_clock_and_they_nest(path: Path) -> None
                 open_until.pop()
             assert not open_until or start - length <= open_until[-1]
             open_until.append(start - length)
+
+
+NOTEBOOKS = sorted(asset("notebooks").glob("*.ipynb"))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_shipped_notebook_is_clean(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=nbformat.NO_CONVERT)
+    nbformat.validate(notebook)
+    assert (notebook.nbformat, notebook.nbformat_minor) >= (4, 5)
+    assert len({cell["id"] for cell in notebook.cells}) == len(notebook.cells)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert not [cell for cell in code if cell.outputs or cell.execution_count is not None]
+    assert notebook.cells[0].cell_type == "markdown" and not {"widgets", "papermill"} & set(notebook.metadata)
+    (parameters,) = (cell for cell in code if "parameters" in cell.metadata.get("tags", []))
+    for line in parameters.source.splitlines():
+        name, equals, _ = line.partition(" = ")
+        assert equals and name.isidentifier()
 
 
 def test_the_verb_writes_the_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -63,7 +63,7 @@ class Asked:
         """Its row in the table of records, until there is one."""
         page, settings = printable(self.page_name or Path(str(self.page)).name, 60), self.settings
         cells = {"page": page, "model": settings.model, "preset": settings.preset or "default"}
-        return {**cells, "how": settings.strategy, "state": "waiting", "spark": []}
+        return {**cells, "strategy": settings.strategy, "steps": "waiting"}
 
     def code(self) -> str:
         """The lines that measure the same in a cell."""
@@ -84,7 +84,7 @@ def asked_again(run: PhaseRun) -> Asked | None:
     """A record's measurement once more; None where its page or model cannot be had again here."""
     page, model = run.page_data() if len(run.pages) == 1 else None, run.model
     here = str(model["name"]).split(":")[0] in ("tiny", "dummy")
-    if page is None or not (here or os.path.isdir(str(model["source"]))):  # noqa: PTH112
+    if page is None or not (here or os.path.isdir(str(model.get("source")))):  # noqa: PTH112
         return None
     given = {name: run.request[name] for name in REQUEST_SETTINGS if name in run.request}
     name = model["name"] if here else model["source"]

@@ -1,79 +1,128 @@
-/* The panel around the linked view: form, progress, words, views and the table of records, keys, drop and paste. */
+/* The panel around the linked view: form, progress, words, views, the table of records, and all events. */
 
-const VIEWS = [["page", "Page"], ["latency", "Latency"], ["stages", "Stages"], ["records", "Records"]];
-const COLUMNS = [["label", "label"], ["prefill_ms", "prefill", duration], ["inter_token_ms", "a token", duration], ["tokens_per_s", "tokens/s", digits],
-  ["cer", "CER", (part) => `${digits(100 * part)} %`], ["energy_j", "energy", (joules) => `${digits(joules)} J`],
-  ["page", "page"], ["model", "model"], ["preset", "preset"], ["how", "strategy"], ["created", "when"]];
+const ACTS = { Download: "⤓", Report: "⎙", Rename: "✎", Delete: "✕" };
 const FILES = "image/*,.pdf,.tif,.tiff,.json,.gz";
 const OTHER = "other …";
 const KEEPS = "data-lm-suppress-shortcuts"; // on what has the focus: JupyterLab takes no key of it
 const PATHS = "application/x-jupyter-icontents"; // what JupyterLab's file browser drags
 
-/** The curve of a record in small: the shape of its steps, not their size. */
-function sparkline(times) {
-  const top = Math.max(...times);
-  const points = times.map((ms, place) => `${place},${top - ms}`).join(" ");
-  return h("svg", { class: "opx-spark", viewBox: `0 0 ${times.length} ${top}`, preserveAspectRatio: "none", role: "img", "aria-label": `Steps up to ${duration(top)}` },
-    h("polyline", { class: "opv-line", points }));
-}
+const panelHtml = () => `
+  <p class="opx-dead" role="alert">Kernel restarted: run this cell</p>
+  <div class="opx-inside"><div class="opx-bar"><span class="opx-quick"></span>
+    <button class="opx-run" data-ask="run" title="Measure what is chosen">Run</button>
+    <button class="opx-stop" data-ask="stop" title="End the measurement at its next token">Stop</button>
+    <details class="opx-more"><summary>More</summary><div class="opx-form"><div class="opx-fields">
+      <label class="opx-where">File or folder
+        <input type="text" data-ask="path" placeholder="page.png, scan.pdf#3 or a folder"></label></div>
+      <p class="opx-keep"><label><input type="checkbox" data-trait="keeps"> Keep records</label>
+        <span class="opx-told"></span>
+        <input type="file" data-files multiple accept="${FILES}" aria-label="Pages or records">
+        <button data-ask="code" title="Copy the lines that measure this in a cell">Copy as code</button></p>
+    </div></details></div>
+  <div class="opx-message"></div><div class="opx-progress"></div><header class="opx-head"></header>
+  ${tabs("data-trait=view", "View", ["Page", "Latency", "Stages", "Records"])}
+  <section class="opx-page" data-pane="page" aria-label="page"></section>
+  <section class="opx-part" data-pane="latency" aria-label="latency"></section>
+  <section class="opx-part" data-pane="stages" aria-label="stages"></section>
+  <section class="opx-part" data-pane="checks" aria-label="checks"></section>
+  <section data-pane="records" aria-label="records"><div class="opv-controls">
+    <input type="search" class="opx-filter" placeholder="Filter the records" aria-label="Filter the records">
+    <span class="opx-hint">Tick two to compare them; ★ is the baseline.</span></div>
+    <div class="opx-table"></div>
+    <div class="opx-compared"></div></section></div>`;
 
 class Panel {
   constructor(model, el) {
-    Object.assign(this, { model, id: String(Math.random()), view: new View(model), controls: {}, undo: [] });
-    this.build();
+    Object.assign(this, { model, id: String(Math.random()), view: new View(model) });
+    this.ended = new AbortController();
+    this.root = build(this, h("div.opx.op", { tabindex: -1 }), panelHtml());
+    this.page.append(this.view.root);
     el.append(this.root);
     this.follow();
+    this.listen();
   }
 
   ask(what, content = {}, buffers = []) {
     this.model.send({ do: what, from: this.id, ...content }, undefined, buffers);
   }
 
-  build() {
-    const part = (name, tag = "div", more = {}, ...inside) => (this[name] = h(tag, { class: `opx-${name}`, ...more }, ...inside));
-    this.run = button("Run", "Measure what is chosen", () => this.ask("run"), { class: "opx-run" });
-    this.stop = button("Stop", "End the measurement at its next token", () => this.ask("stop"), { class: "opx-stop" });
-    this.more = h("details", { class: "opx-more" }, h("summary", {}, "More"), part("form"));
-    part("bar", "div", {}, part("quick", "span"), this.run, this.stop, this.more);
-    [part("message"), part("progress", "div", { hidden: true }), part("head", "header")];
-    this.tabs = tabs("View", VIEWS, (name) => this.view.set("view", name));
-    [this.livePage, this.liveCurve, this.liveText] = [new Page(), new Curve(), h("pre", { tabindex: 0, "aria-label": "The text so far" })];
-    part("live", "div", { hidden: true }, this.livePage.box, h("div", {}, this.liveCurve.root, h("div", { class: "opx-stream" }, this.liveText)));
-    part("filter", "input", { type: "search", placeholder: "Filter the records", "aria-label": "Filter the records", oninput: () => this.filterRows() });
-    [part("table", "div", { class: "opx-table op", tabindex: 0, role: "region", "aria-label": "Records" }), part("compared")];
-    const hint = h("span", { class: "opx-hint" }, "Tick two to compare them; ★ is the baseline.");
-    const inside = { page: [this.live, this.view.root], latency: [], stages: [], checks: [],
-      records: [h("div", { class: "opv-controls" }, this.filter, hint), this.table, this.compared] };
-    this.panes = Object.fromEntries(Object.entries(inside).map(([name, content]) =>
-      [name, h("section", { class: `opx-pane opx-pane-${name}`, "aria-label": name }, ...content)]));
-    const dead = h("p", { class: "opx-dead", role: "alert" }, "Kernel restarted: run this cell");
-    part("inside", "div", {}, this.bar, this.message, this.progress, this.head, this.tabs, ...Object.values(this.panes));
-    this.root = h("div", { class: "opx op", tabindex: -1 }, dead, this.inside);
-  }
-
   /** Draw what the model holds, now and whenever it changes. */
   follow() {
     const { model, view } = this;
-    const draw = [
-      ["fields", () => this.showForm()], ["values told keeps", () => this.showValues()], ["bar", () => (this.bar.hidden = !model.get("bar"))],
-      ["head", () => this.showHead()], ["parts", () => this.showParts()], ["records ticked pinned", () => this.list()],
-      ["message", () => (this.message.innerHTML = model.get("message"))], ["compared", () => this.fill(this.compared, [model.get("compared")])],
-      ["live_page", () => this.showLivePage()], ["live", () => this.showLive()], ["view", () => this.turn()], ["busy", () => this.showBusy()],
-      ["data", () => view.load()], ["sheet", () => view.showPage()], ["color", () => view.restyle()], ["token", () => view.mark()],
-    ];
-    const on = (name, call) => (model.on(name, call), this.undo.push(() => model.off(name, call)));
-    for (const [names, call] of draw) names.split(" ").forEach((name) => on(`change:${name}`, call));
-    on("msg:custom", (content, buffers) => content.to === this.id && this.answer(content, buffers));
-    on("comm_live_update", () => this.root.classList.add("opx-gone")); // the kernel restarted
-    draw.forEach(([, call]) => call());
-    // Before JupyterLab, which listens at the document.
-    const hear = (names, call) => names.split(" ").forEach((name) => {
-      const mine = (event) => this.root.contains(event.target) && call(event);
-      window.addEventListener(name, mine, true);
-      this.undo.push(() => window.removeEventListener(name, mine, true));
-    });
-    hear("keydown", (event) => this.key(event));
-    hear("dragover drop paste lm-dragenter lm-dragover lm-drop", (event) => this.take(event));
+    const html = (name) => this.fill(this[name], [model.get(name)]);
+    const values = () => this.showValues();
+    const list = () => this.list();
+    const draw = {
+      fields: () => this.showForm(), values, told: values, keeps: values,
+      records: list, ticked: list, pinned: list,
+      bar: () => (this.bar.hidden = !model.get("bar")), busy: () => this.showBusy(),
+      head: () => this.showHead(), parts: () => this.showParts(), view: () => this.turn(),
+      message: () => html("message"), compared: () => html("compared"),
+      live: () => this.showLive(), data: () => view.load(), sheet: () => view.showPage(),
+      color: () => view.restyle(), token: () => view.mark(),
+    };
+    for (const [name, call] of Object.entries(draw)) model.on(`change:${name}`, call);
+    for (const call of new Set(Object.values(draw))) call();
+    model.on("msg:custom", (content, buffers) => content.to === this.id && this.answer(content, buffers));
+    model.on("comm_live_update", () => this.root.classList.add("opx-gone")); // the kernel restarted
+  }
+
+  /** Hear what happens in the panel before JupyterLab does, which listens at the document. */
+  listen() {
+    const { view } = this;
+    const heard = {
+      keydown: (event) => this.key(event),
+      click: (event) => this.click(event),
+      dblclick: ({ target }) => view.page.root.contains(target) && view.page.magnify(0),
+      input: ({ target }) => (target === this.filter ? this.filterRows() : view.input(target)),
+      change: ({ target }) => this.change(target),
+      pointerdown: (event) => view.press(event),
+      pointermove: (event) => view.move(event),
+      pointerout: ({ relatedTarget }) => this.root.contains(relatedTarget) || view.peek(null),
+      wheel: (event) => view.wheel(event),
+      "dragover drop paste lm-dragenter lm-dragover lm-drop": (event) => this.take(event),
+    };
+    const how = { capture: true, passive: false, signal: this.ended.signal };
+    for (const [names, call] of Object.entries(heard)) for (const name of names.split(" ")) {
+      window.addEventListener(name, (event) => this.root.contains(event.target) && call(event), how);
+    }
+  }
+
+  click(event) {
+    const { target } = event;
+    const { ask, trait } = target.matches("button") ? target.dataset : {};
+    const content = { key: target.value, label: target.textContent };
+    if (ask === "rename" && (content.value = prompt("Name of this record")) === null) return;
+    if (ask === "delete" && !confirm(`${target.ariaLabel}?`)) return;
+    if (trait) this.view.set(trait, target.value);
+    else if (ask) this.ask(ask, content);
+    else if (this.view.root.contains(target)) this.view.click(event);
+  }
+
+  /** A control was changed: its data attribute says what it stands for. */
+  change(target) {
+    const { model, view } = this;
+    const value = this.held(target);
+    const calls = {
+      trait: (name) => view.set(name, typeof model.get(name) === "number" ? Number(value) : value),
+      name: (name) => (value === OTHER ? this.type(target, name) : this.choose(name, value)),
+      tick: () => this.tick(target.value, value),
+      ask: (what) => this.ask(what, { value }),
+      files: () => this.upload(target.files),
+      side: () => view.turn(value),
+    };
+    for (const [name, said] of Object.entries(target.dataset)) calls[name]?.(said);
+  }
+
+  tick(key, on) {
+    const others = this.model.get("ticked").filter((each) => each !== key);
+    this.view.set("ticked", on ? [...others, key] : others);
+  }
+
+  held(control) {
+    if (control.type === "checkbox") return control.checked;
+    if (control.matches("select[multiple]")) return [...control.selectedOptions].map(({ value }) => value);
+    return control.value;
   }
 
   fill(element, pieces) {
@@ -81,67 +130,63 @@ class Panel {
     element.querySelectorAll("table.op-table").forEach(sortable);
   }
 
-  // -- the form ---------------------------------------------------------------------------------------
+  choose(name, value) {
+    const chosen = name === "page" ? { pages: [value] } : { [name]: value };
+    this.view.set("values", { ...this.model.get("values"), ...chosen });
+  }
 
-  send(name, value) {
-    this.view.set("values", { ...this.model.get("values"), [name]: value });
+  /** Let a person type what a list does not have. */
+  type(list, name) {
+    const typed = h("input", { type: "text", "data-name": name });
+    list.replaceWith(typed);
+    typed.focus();
   }
 
   showForm() {
-    const fields = this.model.get("fields").map((field) => [field.name, this.field(field)]);
-    const { pages, model, preset, ...others } = Object.fromEntries(fields);
-    const held = document.activeElement?.closest?.(".opx-field")?.dataset.name;
-    const files = h("input", { type: "file", multiple: true, accept: FILES, "aria-label": "Pages or records", onchange: () => this.upload(files.files) });
-    this.quick.replaceChildren(this.field({ ...this.model.get("fields")[0], name: "page", kind: "str" }), model, preset);
-    const where = h("input", { type: "text", placeholder: "page.png, scan.pdf#3 or a folder", onchange: () => this.ask("path", { value: where.value }) });
-    this.keep = tick("Keep records", true, (on) => this.view.set("keeps", on));
-    this.told = h("span");
-    this.form.replaceChildren(h("div", { class: "opx-fields" }, h("label", { class: "opx-field" }, "File or folder", where), pages, ...Object.values(others)),
-      h("p", { class: "opx-keep" }, this.keep, this.told, files, button("Copy as code", "Copy the lines that measure this in a cell", () => this.ask("code"))));
+    const fields = this.model.get("fields");
+    const { name } = document.activeElement.dataset ?? {};
+    const made = Object.fromEntries(fields.map((field) => [field.name, this.field(field)]));
+    const { pages, model, preset, ...others } = made;
+    this.quick.replaceChildren(this.field({ ...fields[0], name: "page", kind: "str" }), model, preset);
+    this.fields.replaceChildren(this.where, pages, ...Object.values(others));
     this.showValues();
-    this.root.querySelector(`[data-name="${held}"] :is(select, input)`)?.focus();
+    this.root.querySelector(`[data-name="${name}"]`)?.focus();
   }
 
   /** A setting, from `Form.fields`: a list, a list that takes other words too, a tick, a number or words. */
   field({ name, kind, options: known, own, help }) {
-    const send = (value) => (name === "page" ? this.send("pages", [value]) : this.send(name, value));
-    const words = (type) => h("input", { type, placeholder: help, onchange: ({ target }) =>
-      send({ number: target.valueAsNumber, checkbox: target.checked }[type] ?? target.value) });
-    let control = words({ int: "number", bool: "checkbox" }[kind] ?? "text");
-    if (kind === "many") control = h("select", { multiple: true, size: 4, onchange: () => send([...control.selectedOptions].map(({ value }) => value)) });
-    else if (known.length) control = h("select", { onchange: () => {
-      if (control.value !== OTHER) return send(control.value);
-      const typed = words("text");
-      control.replaceWith(typed);
-      typed.focus();
-    } });
-    if (control.options) control.append(...options([...known, ...(own ? [OTHER] : [])].map((value) => [value, value || "default"])));
-    this.controls[name] = control;
-    return h("label", { class: `opx-field opx-field-${name}`, "data-name": name, title: help }, h("span", {}, name.replaceAll("_", " ")), control);
+    const many = kind === "many";
+    const values = [...known, ...(own ? [OTHER] : [])].map((value) => [value, value || "default"]);
+    const type = { int: "number", bool: "checkbox" }[kind] ?? "text";
+    const control = many || known.length
+      ? h("select", { "data-name": name, multiple: many, size: many && 4 }, ...values.map(option))
+      : h("input", { "data-name": name, type, placeholder: help });
+    return h("label.opx-field", { title: help }, h("span", name.replaceAll("_", " ")), control);
   }
 
   showValues() {
     const [values, told, keeps] = ["values", "told", "keeps"].map((name) => this.model.get(name));
-    for (const [name, control] of Object.entries(this.controls)) {
+    const [page, ...further] = values.pages;
+    const shown = { ...values, page: further.length ? `${further.length + 1} pages` : page ?? "" };
+    for (const control of this.bar.querySelectorAll("[data-name]")) {
       if (control === document.activeElement) continue; // what is being typed stays
-      const value = name !== "page" ? values[name] : values.pages.length > 1 ? `${values.pages.length} pages` : values.pages[0];
-      if (control.multiple) for (const each of control.options) each.selected = value.includes(each.value);
-      else if (control.type === "checkbox") control.checked = value;
-      else if (control.options && ![...control.options].some((each) => each.value === String(value))) control.prepend(new Option(value, value, true, true));
-      else control.value = value;
+      const [value, listed] = [shown[control.dataset.name], [...(control.options ?? [])]];
+      const known = control.multiple || listed.some((each) => each.value === value);
+      if (control.options && !known) control.prepend(new Option(value, value));
+      if (control.multiple) for (const each of listed) each.selected = value.includes(each.value);
+      else control[control.type === "checkbox" ? "checked" : "value"] = value;
     }
     this.told.textContent = told;
-    this.keep.firstChild.checked = keeps;
+    this.keep.querySelector("input").checked = keeps;
   }
-
-  // -- pages and records come in ----------------------------------------------------------------------
 
   async upload(files) {
     const list = [...files];
-    this.ask("files", { names: list.map(({ name }) => name) }, await Promise.all(list.map((file) => file.arrayBuffer())));
+    const buffers = await Promise.all(list.map((file) => file.arrayBuffer()));
+    this.ask("files", { names: list.map(({ name }) => name) }, buffers);
   }
 
-  /** What is dragged over the panel, dropped on it or pasted: files, or paths of JupyterLab's file browser. */
+  /** What is dragged over the panel, dropped or pasted: files, or paths of JupyterLab's file browser. */
   take(event) {
     const { mimeData } = event;
     const transfer = event.dataTransfer ?? event.clipboardData;
@@ -153,115 +198,92 @@ class Panel {
     else if (["drop", "paste"].includes(event.type)) this.upload(transfer.files);
   }
 
-  // -- running ----------------------------------------------------------------------------------------
-
   showBusy() {
     const busy = this.model.get("busy");
     const held = [this.run, this.stop].includes(document.activeElement);
-    for (const each of [this.run, ...this.head.querySelectorAll(".opx-next")]) each.disabled = busy;
+    for (const each of this.root.querySelectorAll(".opx-run, .opx-next")) each.disabled = busy;
     this.stop.disabled = !busy;
     if (held) (busy ? this.stop : this.run).focus(); // what is disabled loses the keys
     if (busy) this.more.open = false;
   }
 
-  showLivePage() {
-    if (this.liveAddress) URL.revokeObjectURL(this.liveAddress);
-    this.liveAddress = picture(this.model.get("live_page"));
-    this.liveSize = null;
-  }
-
   showLive() {
-    const { doing, left, done, total, text, lines, count, top, boxes, size } = this.model.get("live");
-    const going = doing !== undefined;
-    this.live.hidden = this.progress.hidden = !going;
-    this.head.hidden = going; // of another record
-    this.view.root.classList.toggle("opx-behind", going);
-    if (!going) return;
-    this.progress.replaceChildren(h("progress", { max: total, value: done, "aria-label": "Progress" }), h("span", { role: "status" }, [doing, left].filter(Boolean).join(" · ")));
-    if (size && !this.liveSize) this.livePage.show({ size, grid: [1, 1], boxes: [] }, this.liveAddress, "The page being read");
-    this.liveSize = size;
-    if (size) this.livePage.showBoxes(boxes);
-    this.liveText.textContent = text;
-    this.liveCurve.show(lines, count, top);
+    const live = this.model.get("live");
+    const { doing, left, done, total } = live;
+    this.progress.hidden = doing === undefined;
+    this.head.hidden = doing !== undefined; // of another record
+    if (doing === undefined) return this.view.watched && this.view.load();
+    const said = h("span", { role: "status" }, [doing, left].filter(Boolean).join(" · "));
+    this.progress.replaceChildren(h("progress", { max: total, value: done, "aria-label": "Progress" }), said);
+    this.view.watch(live);
   }
-
-  // -- the record shown -------------------------------------------------------------------------------
 
   showHead() {
-    this.head.innerHTML = this.model.get("head");
+    this.fill(this.head, [this.model.get("head")]);
     const status = this.head.querySelector(".op-status");
     if (!status) return;
-    const [{ textContent, className }] = status.children;
-    const badge = button(textContent, `${status.textContent} Click to see the checks.`, () => this.view.set("view", "checks"), { class: className });
-    const next = this.model.get("next").map((label) => button(label, label, () => this.ask("again", { label }), { class: "opx-next" }));
-    status.replaceChildren(badge, ...(textContent === "pass" ? [] : [status.lastChild]), ...next);
+    const [{ textContent, className: name }] = status.children;
+    const title = `${status.textContent} Click to see the checks.`;
+    const badge = h("button", { class: name, title, "data-trait": "view", value: "checks" }, textContent);
+    status.replaceChildren(badge, textContent === "pass" ? "" : status.lastChild);
     this.showBusy();
   }
 
   turn() {
     const shown = this.model.get("view");
     check(this.tabs, shown);
-    for (const [name, pane] of Object.entries(this.panes)) pane.hidden = name !== shown;
+    for (const pane of this.root.querySelectorAll("[data-pane]")) pane.hidden = pane.dataset.pane !== shown;
     this.view.pause();
   }
 
   showParts() {
     const parts = this.model.get("parts");
-    for (const name of ["latency", "stages", "checks"]) this.fill(this.panes[name], parts[name]?.length ? parts[name] : ['<p class="op-note">Drawing …</p>']);
+    for (const pane of this.root.querySelectorAll(".opx-part")) {
+      const drawn = parts[pane.dataset.pane] ?? [];
+      this.fill(pane, drawn.length ? drawn : ['<p class="op-note">Drawing …</p>']);
+    }
   }
 
-  // -- the table of records ---------------------------------------------------------------------------
-
   list() {
-    const { rows = [], shown } = this.model.get("records");
-    const used = COLUMNS.filter(([name]) => rows.some((row) => row[name] != null && row[name] !== ""));
     const sorted = this.table.querySelector("[aria-sort$=ending]");
-    const table = h("table", { class: "op-table" }, h("thead", {}, h("tr", {}, ...["", ...used.map(([, text]) => text), "steps", ""].map((text) => h("th", { scope: "col" }, text)))),
-      h("tbody", {}, ...rows.map((row) => this.row(row, used, row.key === shown))));
-    this.table.replaceChildren(table);
-    sortable(table);
-    const again = [...table.querySelectorAll("th")].find((heading) => sorted?.textContent === heading.textContent);
-    while (again && again.getAttribute("aria-sort") !== sorted.getAttribute("aria-sort")) again.firstChild.click();
+    this.fill(this.table, [this.model.get("records")]);
+    this.table.querySelectorAll("tbody tr").forEach((row) => this.equip(row));
+    const headings = [...this.table.querySelectorAll("th")];
+    const again = headings.find((each) => sorted?.textContent === each.textContent);
+    while (again && again.ariaSort !== sorted.ariaSort) again.firstChild.click();
     this.filterRows();
   }
 
   filterRows() {
     const words = this.filter.value.toLowerCase();
-    for (const row of this.table.querySelectorAll("tbody tr")) row.hidden = !row.textContent.toLowerCase().includes(words);
+    for (const row of this.table.querySelectorAll("tbody tr")) {
+      row.hidden = !row.textContent.toLowerCase().includes(words);
+    }
   }
 
-  row(row, used, shown) {
-    const { key } = row;
-    const [ticked, pinned] = [this.model.get("ticked"), this.model.get("pinned") === key];
-    const name = row.label || row.page || key;
-    const act = (text, what, onclick, more) => button(text, what, onclick, { class: "opx-act", "aria-label": `${what} ${name}`, ...more });
-    const box = h("input", { type: "checkbox", checked: ticked.includes(key), "aria-label": `Compare ${name}`,
-      onchange: () => this.view.set("ticked", box.checked ? [...ticked, key] : ticked.filter((each) => each !== key)) });
-    const star = act(pinned ? "★" : "☆", "Pin as the baseline:", () => this.view.set("pinned", pinned ? "" : key), { "aria-pressed": String(pinned) });
-    const cells = used.map(([column, , write], place) => {
-      const text = row[column] == null ? "" : write ? write(row[column]) : row[column];
-      if (place || row.state) return h("td", write ? { class: "op-num", "data-value": row[column] ?? Infinity } : {}, text);
-      return h("td", {}, h("button", { type: "button", class: "opx-name", "aria-current": shown, onclick: () => this.ask("show", { key }) }, text || name));
-    });
-    const rename = () => {
-      const field = h("input", { type: "text", value: row.label ?? "", "aria-label": "Label", onkeydown: (event) => event.key === "Enter" && field.blur(), onblur: () => this.ask("rename", { key, value: field.value }) });
-      line.querySelector(".opx-name").replaceWith(field);
-      field.select();
-    };
-    const remove = ({ target }) => (target.textContent === "✕" ? (target.textContent = "Delete?") : this.ask("delete", { key }));
-    const acts = row.spark?.length ? [act("⤓", "Download", () => this.ask("download", { key })), act("⎙", "Make a report of", () => this.ask("report", { key }))] : [];
-    if (row.own) acts.push(act("✎", "Rename", rename), act("✕", "Delete", remove));
-    const steps = row.state ? `${row.state} ${row.said ?? ""}` : row.spark ? sparkline(row.spark) : "…";
-    const line = h("tr", { class: shown ? "op-strong" : "", "data-key": key }, h("td", {}, ...(row.state ? [] : [box, star])), ...cells, h("td", {}, steps), h("td", {}, ...acts));
-    return line;
+  /** Put what can be done with a record into its row. */
+  equip(row) {
+    const { value, dataset: { own, read } } = row.querySelector("data");
+    const [first, page] = row.cells;
+    const name = page.textContent;
+    const pinned = this.model.get("pinned") === value;
+    const act = (sign, what, more) =>
+      h("button.opx-act", { value, title: what, "aria-label": `${what} ${name}`, ...more }, sign);
+    const star = { "data-trait": "pinned", value: pinned ? "" : value, "aria-pressed": String(pinned) };
+    const checked = this.model.get("ticked").includes(value);
+    const tick = { type: "checkbox", value, checked, "data-tick": "", "aria-label": `Compare ${name}` };
+    if (read !== undefined) {
+      first.replaceChildren(h("input", tick), act(pinned ? "★" : "☆", "Pin as the baseline:", star));
+      page.replaceChildren(h("button.opx-name", { value, "data-ask": "show" }, name));
+    }
+    const can = Object.keys(ACTS).filter((_, place) => (place < 2 ? read : own) !== undefined);
+    first.append(...can.map((what) => act(ACTS[what], what, { "data-ask": what.toLowerCase() })));
   }
-
-  // -- answers and keys -------------------------------------------------------------------------------
 
   answer({ file, copy, saved }, [data]) {
     if (saved) this.save();
     if (copy) {
-      const code = h("pre", { class: "opx-code", tabindex: 0 }, copy);
+      const code = h("pre.opx-code", { tabindex: 0 }, copy);
       this.message.replaceChildren(code);
       getSelection().selectAllChildren(code); // on a plain http address there is no clipboard: Ctrl+C does it
       navigator.clipboard?.writeText(copy);
@@ -277,27 +299,28 @@ class Panel {
     const { ctrlKey, metaKey } = this.saving;
     this.saving = null;
     const target = this.root.contains(document.activeElement) ? document.activeElement : this.root;
-    target.dispatchEvent(new KeyboardEvent("keydown", { key: "s", code: "KeyS", keyCode: 83, ctrlKey, metaKey, bubbles: true, cancelable: true }));
+    const key = { key: "s", code: "KeyS", keyCode: 83, ctrlKey, metaKey };
+    target.dispatchEvent(new KeyboardEvent("keydown", { ...key, bubbles: true, cancelable: true }));
   }
 
   key(event) {
-    const { target, isTrusted } = event;
+    const { target, isTrusted, key } = event;
     target.toggleAttribute(KEEPS, isTrusted);
-    if ((event.ctrlKey || event.metaKey) && event.key.toLowerCase() === "s") {
+    if ((event.ctrlKey || event.metaKey) && key.toLowerCase() === "s") {
       if (!isTrusted || this.root.classList.contains("opx-gone")) return;
       event.preventDefault();
       event.stopImmediatePropagation();
       if (!this.saving) this.ask("save");
       this.saving = event;
-    } else if (event.key === "Escape") {
+    } else if (key === "Escape") {
       if (!this.view.escape(event)) target.closest(".jp-Cell")?.focus();
     } else if (this.view.root.contains(target) && this.view.key(event)) event.preventDefault();
   }
 
   close() {
-    this.view.close();
-    this.undo.forEach((call) => call());
-    if (this.liveAddress) URL.revokeObjectURL(this.liveAddress);
+    this.view.pause();
+    this.ended.abort();
+    this.model.off();
   }
 }
 

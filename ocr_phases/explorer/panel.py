@@ -29,11 +29,12 @@ from ocr_phases.explorer.records import (
     keep_record,
     kept_files,
     placed,
+    rows_html,
     shipped,
 )
 from ocr_phases.explorer.running import REFRESH_S, Live, error_html, error_sentence, start
 from ocr_phases.explorer.still import still_bundle
-from ocr_phases.explorer.view_data import page_jpegs, row_data
+from ocr_phases.explorer.view_data import row_data
 from ocr_phases.files import LARGEST_FILE, REPORT_FOLDER, folder_for, unpacked
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import results
@@ -44,7 +45,7 @@ from ocr_phases.text import count_text
 
 _STILL_S = 0.02
 _RECORDS = (".json", ".json.gz")
-_AT_ONCE = 5  # rows of the table that are read before it is drawn again
+_AT_ONCE = 20  # rows of the table that are read before it is drawn again
 #: What this kernel measured: a panel made anew shows them again.
 MEASURED: list[Record] = []
 
@@ -104,14 +105,12 @@ class Explorer(anywidget.AnyWidget):
     fields = traitlets.List(traitlets.Dict()).tag(sync=True)
     told = traitlets.Unicode("").tag(sync=True)
     data = traitlets.Dict().tag(sync=True)
-    pages = traitlets.List(traitlets.Bytes()).tag(sync=True)
     head = traitlets.Unicode("").tag(sync=True)
-    next = traitlets.List(traitlets.Unicode()).tag(sync=True)
     parts = traitlets.Dict().tag(sync=True)
-    records = traitlets.Dict().tag(sync=True)
+    records = traitlets.Unicode("").tag(sync=True)
     compared = traitlets.Unicode("").tag(sync=True)
     live = traitlets.Dict().tag(sync=True)
-    live_page = traitlets.Bytes().tag(sync=True)
+    live_page = traitlets.Unicode("").tag(sync=True)
     message = traitlets.Unicode("").tag(sync=True)
 
     def __init__(
@@ -174,8 +173,7 @@ class Explorer(anywidget.AnyWidget):
         self._list()
 
     def _list(self) -> None:
-        shown = "" if self._current is None else self._current.key
-        self.records = {"rows": [dict(record.cells) for record in self.rows], "shown": shown}
+        self.records = rows_html(self.rows, self._current)
         many = count_text(len(kept_files(self.folder)), "record")
         self.told = f"{many} in {self.folder}" if self.keeps else "Off: new records are lost with the kernel."
 
@@ -189,12 +187,12 @@ class Explorer(anywidget.AnyWidget):
 
     def _show(self, record: Record, before: PhaseRun | None = None) -> None:
         """Show a record, over the curve of ``before``; raises where it cannot be read."""
-        head = _head(record.load())
+        head = _head(record)
         if record not in self.rows:
             self.rows.insert(0, record)
         self._current, self._before = record, before
         with self.hold_sync():
-            self.row, self.head, self.next = 0, head, list(_again(record))
+            self.row, self.head = 0, head
             self._load_row()
             self._list()
         self._open()
@@ -203,7 +201,6 @@ class Explorer(anywidget.AnyWidget):
         assert (run := self.run) is not None
         with self.hold_sync():
             self.token = self.sheet = 0
-            self.pages = page_jpegs(run, self.row)
             self.data = row_data(run, self.row, self._before)
             self.parts = {}
         self._due_still()
@@ -211,8 +208,8 @@ class Explorer(anywidget.AnyWidget):
     @traitlets.validate("token", "row", "sheet")
     def _inside(self, proposal: Any) -> int:
         """What lies outside becomes the first or the last one."""
-        held = {"token": self.data.get("texts", ()), "row": self.data.get("rows", ()), "sheet": self.pages}
-        return min(max(proposal["value"], 0), max(len(held[proposal["trait"].name]) - 1, 0))
+        held = self.data.get({"token": "texts", "row": "rows", "sheet": "pages"}[proposal["trait"].name], ())
+        return min(max(proposal["value"], 0), max(len(held) - 1, 0))
 
     def _open(self) -> None:
         """Draw the view's parts that are not drawn, or read what the table of records lacks."""
@@ -232,12 +229,12 @@ class Explorer(anywidget.AnyWidget):
                 self.parts = {**self.parts, view: [*self.parts[view], html]}
 
     async def _read_rows(self) -> None:
-        unread = [record for record in self.rows if "spark" not in record.cells]
+        unread = [record for record in self.rows if record.file and "prefill_ms" not in record.cells]
         for number, record in enumerate(unread, start=1):
             try:
                 await asyncio.to_thread(record.look)
             except OcrPhasesError as error:
-                record.cells |= {"spark": [], "state": "damaged", "said": str(error)}
+                record.cells["steps"] = f"damaged: {error}"
             if number % _AT_ONCE == 0 or number == len(unread):
                 self._list()
 
@@ -384,7 +381,7 @@ class Explorer(anywidget.AnyWidget):
                 jobs = [Record(asked=each) for each in asked or self.form.jobs(self.values)]
             self.rows = [*reversed(jobs), *self.rows]
             for job in jobs:
-                job.cells["state"] = "not run" if self._stopped else "running"
+                job.cells["steps"] = "not run" if self._stopped else "running"
                 self._list()
                 with self._telling():
                     if not self._stopped:
@@ -403,9 +400,7 @@ class Explorer(anywidget.AnyWidget):
                 job.file = await asyncio.to_thread(keep_record, run, self.folder)
         except BaseException as error:
             stopped = isinstance(error, Stopped | asyncio.CancelledError)
-            job.cells |= (
-                {"state": "stopped"} if stopped else {"state": "failed", "said": error_sentence(error)}
-            )
+            job.cells["steps"] = "stopped" if stopped else f"failed: {error_sentence(error)}"
             raise
         finally:  # a record that cannot be saved is shown
             self.live = {}
@@ -477,12 +472,14 @@ class Explorer(anywidget.AnyWidget):
         self._handle = display(self.picture(), raw=True, display_id=True)
 
 
-def _head(run: PhaseRun) -> Html:
-    """The words above the views."""
+def _head(record: Record) -> Html:
+    """The words above the views, and buttons of what can be measured next."""
+    run = record.load()
     title, model = element("strong", run_title(run)), f" · {run.model['name']} · {run.device['name']}"
     about = element("p", title, model, class_="opx-about", title=subject(run))
     said = element("p", headline(run), class_="opx-headline")
-    return fragment(about, said, results.phase_bar(run), results.status_html(run))
+    steps = [element("button", words, class_="opx-next", data_ask="again") for words in _again(record)]
+    return fragment(about, said, results.phase_bar(run), results.status_html(run), *steps)
 
 
 def _again(record: Record) -> dict[str, Asked]:

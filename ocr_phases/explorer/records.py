@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ocr_phases.analyse.comparison import Comparison, run_labels
 from ocr_phases.analyse.quality import quality_of
@@ -22,7 +23,8 @@ from ocr_phases.record import PhaseRun
 from ocr_phases.show.page import printable
 from ocr_phases.show.results import Section
 from ocr_phases.show.results_many import comparison_bundle
-from ocr_phases.text import count_text
+from ocr_phases.show.web import Html, element, table_html
+from ocr_phases.text import count_text, ms_text
 from ocr_phases.versions import asset
 
 FOLDER = "ocr_phases_records"
@@ -31,7 +33,10 @@ _MOST_LISTED = 200  # the newest
 _SHIPPED = ("tiny-receipt.json.gz", "h200-dummy-*.json", "families/h200-[!b]*.json*")
 _MARKS = (".git", "pyproject.toml")  # of a project
 _NUMBERS = itertools.count()
-_SPARKS = 40
+_SPARKS = 24
+_FIGURES = ("prefill_ms", "inter_token_ms", "tokens_per_s", "cer", "energy_j")
+_WORDS = ("page", "name", "model", "preset", "strategy", "when")
+_COLUMNS = [*_WORDS[:2], *_FIGURES, "steps", *_WORDS[2:]]
 
 
 # -- places: in the project, which need not be the notebook's own folder -----------------------------
@@ -53,13 +58,10 @@ def found(text: str | Path) -> Path:
 
     JupyterLab's file browser counts from its own root, which is one of those.
     """
-    path = placed(text)
     file, number = split_page(str(text).strip())
-    if placed(file).exists():
-        return path
     above = (folder / Path(file).expanduser() for folder in (Path.cwd(), *Path.cwd().parents))
-    other = next((beside for beside in above if beside.exists()), None)
-    return path if other is None or not file else other.with_name(other.name + number)
+    path = next((each for each in (placed(file), *above) if each.exists()), placed(file))
+    return Path(f"{path}{number}")
 
 
 # -- records -----------------------------------------------------------------------------------------
@@ -94,15 +96,15 @@ class Record:
     def __init__(
         self, run: PhaseRun | None = None, file: Path | None = None, *, own: bool = True, asked: Any = None
     ) -> None:
-        self.run, self.file, self.asked = run, file, asked
+        self.run, self.file, self.own, self.asked = run, file, own, asked
         self.key = f"record-{next(_NUMBERS)}"
-        self.cells: dict[str, Any] = {"key": self.key, "own": own}
+        self.cells: dict[str, Any] = dict.fromkeys(_WORDS, "") | {"steps": "…"}
         if run is not None:
             self.cells |= cells(run)
         elif file is not None:
             names = _stem(file).split("_")
-            kinds = ("created", "page", "model", "preset", "how") if len(names) > 1 else ("label",)
-            self.cells |= dict(zip(kinds, names, strict=False))
+            kinds = ("when", "page", "model", "preset", "strategy") if len(names) > 1 else ("name", "page")
+            self.cells |= dict(zip(kinds, names * 2, strict=False))
         elif asked is not None:
             self.cells |= asked.cells()
 
@@ -125,7 +127,7 @@ class Record:
             if other.exists():
                 raise OcrPhasesError(f"There is a {other.name} already: choose another label.")
             self.file = self.file.rename(other)
-        self.cells["label"] = label.strip()
+        self.cells["name"] = label.strip()
 
 
 def _stem(file: Path) -> str:
@@ -138,15 +140,13 @@ def cells(run: PhaseRun) -> dict[str, Any]:
     known, quality = run.summary(), {} if run.truths is None else quality_of(run)
     times = run.token_table["device_ms"].dropna().to_numpy()
     return {
-        "created": when.replace("T", " "),
+        "when": when.replace("T", " "),
         "page": files,
         "model": model,
         "preset": preset,
-        "how": " + ".join(dict.fromkeys((str(run.model["strategy"]), str(run.request["vision"])))),
-        **{name: known[name] for name in ("prefill_ms", "inter_token_ms", "tokens_per_s", "energy_j")},
-        "cer": quality.get("cer"),
-        "spark": [round(float(np.median(part)), 4) for part in np.array_split(times, _SPARKS) if len(part)],
-        "state": "",
+        "strategy": " + ".join(dict.fromkeys((str(run.model["strategy"]), str(run.request["vision"])))),
+        **{name: (known | quality).get(name) for name in _FIGURES},
+        "steps": _sparkline([float(np.median(part)) for part in np.array_split(times, _SPARKS) if len(part)]),
     }
 
 
@@ -174,6 +174,24 @@ def shipped() -> list[Path]:
 
 
 # -- several -----------------------------------------------------------------------------------------
+
+
+def rows_html(rows: Sequence[Record], shown: Record | None) -> Html:
+    """The table of records, strong the one shown; a row's first cell has its key and what there is of it."""
+    table = pd.DataFrame([row.cells for row in rows]).reindex(columns=_COLUMNS)
+    keys = [
+        element("data", value=row.key, data_own=row.own, data_read=bool(row.run or row.file)) for row in rows
+    ]
+    table["steps"] = pd.Series([row.cells["steps"] for row in rows], dtype=object)  # which keeps it HTML
+    table.insert(0, "", pd.Series(keys, dtype=object))
+    return table_html(table, headings={"": ("", "")}, strong=[row is shown for row in rows])
+
+
+def _sparkline(times: Sequence[float]) -> Html:
+    """The curve of a record in small: the shape of its steps, not their size."""
+    top = max(times, default=0.0)
+    bars = "".join("▁▂▃▄▅▆▇█"[int(7 * ms / top)] for ms in times)
+    return element("span", bars, class_="opx-spark", role="img", aria_label=f"Steps up to {ms_text(top)}")
 
 
 def comparison_html(runs: Sequence[PhaseRun]) -> str:

@@ -23,10 +23,10 @@ import pandas as pd
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.errors import OcrPhasesError, Stopped
 from ocr_phases.explorer.form import Asked, first_image
-from ocr_phases.explorer.view_data import boxes, scale_of
+from ocr_phases.explorer.view_data import boxes, page_address, scale_of
 from ocr_phases.families import FAMILIES
 from ocr_phases.record import PhaseRun
-from ocr_phases.show.web import Html, element, jpeg_file
+from ocr_phases.show.web import Html, element, fold, preformatted
 from ocr_phases.text import ms_text, plain
 
 if TYPE_CHECKING:
@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 
 REFRESH_S = 0.2
 _SHOWN_TEXT = 6_000
-_SIDE = 1_000  # pixels of the page under a running measurement
 _POINTS = 400
-_LINES = 3
 #: A family whose way to mark regions takes in the others'.
 _ANY_MARKS = next(name for name, facts in FAMILIES.items() if facts.page_mark)
 # One for all panels and always the same, because CUDA graphs and compiled code belong to the thread that
@@ -47,7 +45,7 @@ _THREAD = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ocr_phases")
 def error_html(error: BaseException, of: str = "") -> Html:
     """An error as one sentence, after ``of``, with a folded traceback."""
     trace = "".join(traceback.format_exception(error))
-    folded = element("details", element("summary", "Traceback"), element("pre", trace, tabindex=0))
+    folded = fold("Traceback", preformatted(trace), classes="")
     return element("div", element("p", of, error_sentence(error)), folded, class_="opx-error", role="alert")
 
 
@@ -69,10 +67,9 @@ class Live:
         """A measurement of a page starts by loading its model."""
         self.tokens_a_run, self.repeats, self.warmup = tokens_a_run, repeats, warmup
         self.size = None if page is None else page.size
-        self.picture = b"" if page is None else jpeg_file(page, _SIDE, _SIDE)[1]
+        self.picture = page_address(page)
         self._news = deque[Callable[[], None]]()
-        self._read: Callable[[int], str] = str
-        self._new_reader: Callable[[], Callable[[int], str]] = lambda: str
+        self._new_reader: Callable[[], Callable[[int], str]] = lambda: "<{}>".format
         self._began, self._first, self._last = time.perf_counter(), 0.0, float("nan")
         self._doing, self._done = "waiting for its turn", 0
         self._texts: list[list[str]] = [[]]
@@ -89,13 +86,16 @@ class Live:
         """Text, curves, boxes and progress, with the measuring thread's news."""
         while self._news:
             self._news.popleft()()
-        shown, longest = self._times[-_LINES:], max(map(len, self._times))
+        # The median of the finished repeats, or warm-ups, stands over the run that is under way.
+        done = self._times[self.warmup : self._done] or self._times[: self._done]
+        shown = [self._times[-1], *[pd.DataFrame(done).median().tolist()] * bool(done)]
+        longest = max(map(len, self._times))
         # A finished run tells how long the others are; the first one's curve has room to grow.
         expected = max(map(len, self._times[: self._done]), default=0) or self.tokens_a_run
         count = max(min(2 ** math.ceil(math.log2(max(longest, 32))), expected), longest)
         total = (self.repeats + self.warmup) * expected
         made = None if self._doing else min(self._done * expected + len(self._times[-1]), total)
-        text = "".join(self._texts[-1])
+        text = "".join(self._texts[max(self._done, 1) - 1])
         regions = parse_grounding(plain(text), _ANY_MARKS).on_page(0).regions
         return {
             "doing": self._said(),
@@ -117,9 +117,8 @@ class Live:
             return f"{self._doing}, {time.perf_counter() - self._began:.0f} s"
         number = len(self._times) - self.warmup
         name = f"repeat {number} of {self.repeats}" if number > 0 else "warm-up"
-        runs = pd.Series([pd.Series(run).median() for run in self._times[self.warmup :] or self._times[-1:]])
-        ends = dict.fromkeys(ms_text(ms) for ms in (runs.min(), runs.max()) if ms == ms)
-        pace = f", {' to '.join(ends)} a token (host clock)" if ends else ""
+        ms = pd.Series(self._times[-1]).median()
+        pace = f", {ms_text(ms)} a token (host clock)" if ms == ms else ""
         return f"{name}: {len(self._times[-1]):,} tokens{pace}"
 
     def _left(self, made: int | None, total: int) -> str:
@@ -197,14 +196,15 @@ def _measure(asked: Asked, live: Live) -> PhaseRun:
 
     with contextlib.suppress(OcrPhasesError):  # loading says what is wrong
         live.doing(f"loading: {fit(asked.page, asked.settings)[1]}")
-    session = kept_session(**asked.settings.of_model())
-    live.reader(lambda: TokenReader(session.tokenizer).read)
+    session, options = kept_session(**asked.settings.of_model()), asked.settings.of_run()
+    device = getattr(session, "device", "")  # a server has neither that nor a tokenizer
     live.doing("preparing")
-    # Every token is shown, and Stop heard, as it is written, unless another interval is asked for.
-    options = asked.settings.of_run()
-    options["eos_check_every"] = options["eos_check_every"] or 1
+    if device:
+        live.reader(lambda: TokenReader(session.tokenizer).read)
+        # Every token is shown, and Stop heard, as it is written, unless another interval is asked for.
+        options["eos_check_every"] = options["eos_check_every"] or 1
     # What is compiled has no hooks, and a GPU is only told what to do.
-    layered = session.device == "cpu" and asked.settings.strategy == asked.settings.vision == "eager"
+    layered = device == "cpu" and asked.settings.strategy == asked.settings.vision == "eager"
     layers = stoppable(session.model, live.stop_if_asked) if layered else contextlib.nullcontext()
     with told_of_preparing(live.doing), layers:
         run = session.run_inference(asked.page, **options, on_tokens=live.on_tokens, progress=live.progress)

@@ -72,7 +72,8 @@ def _plot(run: PhaseRun, stages: bool) -> tuple[Image.Image, Transform | None]:
     title = textwrap.shorten(f"{printable(run_title(run), 80)} · {printable(subject(run), 120)}", 95)
     words = textwrap.fill(headline(run), 95, max_lines=3, placeholder=" …")
     figure.suptitle(f"{title}\n{words}", x=0.01, ha="left", fontsize=10)
-    (plot_vision_stages if stages else plot_latency)(run, ax=axes)
+    # The figure lays itself out: with an engine besides it would be laid out and drawn twice.
+    (plot_vision_stages if stages else plot_latency)(run, ax=axes).set_layout_engine(None)
     image = Image.open(io.BytesIO(figure_png(figure, FIGURE_DPI))).convert("RGB")
     frozen: Any = axes.get_xaxis_transform().frozen()
     return image, None if stages or not axes.lines else frozen

@@ -5,9 +5,8 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import mistune
 import numpy as np
@@ -21,7 +20,6 @@ from ocr_phases.analyse.text import few_blanks
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.page import (
     UNTIMED,
-    label_colour,
     page_notes,
     pages_of_row,
     place_tags,
@@ -30,10 +28,13 @@ from ocr_phases.show.page import (
     time_colour,
     type_colour,
 )
-from ocr_phases.show.web import jpeg_file
+from ocr_phases.show.web import data_address, jpeg_file
 from ocr_phases.text import count_text, ms_text, percent_text, plain
 
-_PAGE_SIDE = 2_000  # pixels of the embedded page, which can be magnified
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_PAGE_SIZE = (2_000, 2_000)  # pixels of the embedded page, which can be magnified
 _COLOURS = 24
 _SLOWEST = 6
 _COLUMNS = {"ms": "device_ms", "steps": "step", "cache": "cache_len", "region": "region"}
@@ -67,13 +68,13 @@ def row_data(run: PhaseRun, row: int, before: PhaseRun | None = None) -> dict[st
     """
     text, grounding = plain(run.results[row]["text"] or ""), grounding_of(run, row)
     tokens, table = run.tokens_of(row), regions_of(run, row)
-    times, labels = tokens["device_ms"].dropna(), Counter(region.label for region in grounding.regions)
+    times = tokens["device_ms"].dropna()
     uncertain = table.loc[table["uncertain"], "region"].tolist()
     pages = []
     for place, number in enumerate(pages_of_row(run, row)):
-        page, size = run.pages[number], (run.pages[number]["width"], run.pages[number]["height"])
+        size = run.pages[number]["width"], run.pages[number]["height"]
         drawn = boxes(grounding.on_page(place).regions, size, table)
-        pages.append({"size": size, "grid": page.get("grid") or [1, 1], "boxes": drawn})
+        pages.append({"size": size, "boxes": drawn, "href": page_address(run.page_image(number))})
     return {
         "rows": [printable(run.page_name(row), 40) for row in range(len(run.results))],
         "note": _note(run, row, grounding),
@@ -87,25 +88,22 @@ def row_data(run: PhaseRun, row: int, before: PhaseRun | None = None) -> dict[st
         "palette": [(each, type_colour(each)) for each in map(time_colour, np.linspace(0, 1, _COLOURS))],
         "regions": _regions(run, row, grounding, table),
         "rendered": _rendered(text, parse_grounding(text, run.model.get("family"))),
-        "kinds": [(printable(label), count, label_colour(label)) for label, count in labels.items()],
         "pages": pages,
     }
 
 
-def page_jpegs(run: PhaseRun, row: int) -> list[bytes]:
-    """The row's pages as JPEG files; empty bytes for one that is not in the record."""
-    images = [run.page_image(number) for number in pages_of_row(run, row)]
-    return [b"" if image is None else jpeg_file(image, _PAGE_SIDE, _PAGE_SIDE)[1] for image in images]
+def page_address(image: Image | None) -> str:
+    """A page as a JPEG in an address; empty for one that is not in the record."""
+    return "" if image is None else data_address(jpeg_file(image, *_PAGE_SIZE)[1], "image/jpeg")
 
 
 def boxes(
     regions: Sequence[Region], size: tuple[int, int], table: pd.DataFrame = UNTIMED
 ) -> list[dict[str, Any]]:
-    """Every box of the regions in pixels of a page of ``size``, with its region's label as ``kind``."""
-    kinds = {region.index: printable(region.label) for region in regions}
+    """Every box of the regions in pixels of a page of ``size``."""
     drawn = region_boxes(regions, size, table)
     return [
-        {**box._asdict(), "kind": kinds[box.region], "tag": tag and tag._asdict()}
+        {**box._asdict(), "tag": tag and tag._asdict()}
         for box, tag in zip(drawn, place_tags(drawn, size), strict=True)
     ]
 
@@ -121,7 +119,7 @@ def scale_of(times: Sequence[float] | pd.Series, part: float = _USUAL) -> float:
 
 
 def _regions(run: PhaseRun, row: int, grounding: Grounding, table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Each region in words: ``line`` in a list, ``facts`` in a sentence, and with its text as a ``hint``."""
+    """Each region in words: ``line`` in a list, ``facts`` in a sentence."""
     first = run.tokens_of(row).groupby("region")["index"].min().to_dict()
     pages = {region.index: region.page for region in grounding.regions}
     found = []
@@ -137,7 +135,6 @@ def _regions(run: PhaseRun, row: int, grounding: Grounding, table: pd.DataFrame)
         told = f"{'Preamble' if number == PREAMBLE else f'Region {name}'}: {', '.join(facts + sure)}"
         line = [name, *sure, tokens, ms_text(ms), printable(text, 36)]
         words = {"line": " · ".join(filter(None, line)), "facts": told, "name": told.split(":")[0].lower()}
-        words["hint"] = f"{told}\n{printable(text, 200)}"
         place = {"first": int(first.get(number, 0)), "page": pages.get(number), "ms": round(ms, 4)}
         found.append({"region": number, **words, **place})
     return found
