@@ -91,6 +91,8 @@ def test_golden_boxes_are_outlined_at_their_pixels() -> None:
         for corner in [(x1, y1), (min(x2, page.width - 1), min(y2, page.height - 1))]:
             assert drawn.getpixel(corner) == ImageColor.getrgb(colour)
     assert (np.asarray(drawn)[outside] == np.asarray(page.convert("RGB"))[outside]).all()
+    (whole,) = region_boxes(parse_grounding(marked("text", "[[0, 0, 999, 999]]")).regions, (20, 10))
+    assert whole.box == (0, 0, 19, 9)  # its last pixels are on the page
 
 
 def test_tags_are_drawn_beside_each_other() -> None:

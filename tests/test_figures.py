@@ -10,13 +10,14 @@ from xml.etree import ElementTree
 import matplotlib
 import numpy as np
 import pytest
-from example_run import SHAPES, make_run
+from example_run import SHAPES, make_run, paced
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.text import Text
 from wording import says
 
+from ocr_phases.analyse.comparison import Comparison
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.figures import PHASE_COLOURS, STAGE_COLOURS, STILL, figure_png, figure_svg
 from ocr_phases.show.page import plot_region_types
@@ -128,3 +129,18 @@ def test_a_plot_fits_the_caller_s_small_figure(plot: Plot) -> None:
         assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
         assert figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1
     assert axes.bbox.height > 0.25 * figure.bbox.height
+
+
+def test_ratios_on_small_axes_are_the_largest_that_can_be_read() -> None:
+    base = make_run(cuda=True)
+    runs = [base, paced(base, 1.01), paced(base, 3.0, stage="sam"), base]
+    figure, compared = Figure(figsize=(5, 3)), Comparison(runs, ["a", "b", "c", "d"])
+    whole = compared.plot.ratios().axes[0].get_yticklabels()
+    compared.plot.ratios(ax=figure.subplots())
+    figure.draw_without_rendering()
+    names = figure.axes[0].get_yticklabels()
+    boxes = [name.get_window_extent() for name in names]
+    assert all(over.y0 >= under.y1 for over, under in zip(boxes, boxes[1:], strict=False))
+    assert figure.axes[0].get_title("left") == f"Largest of {len(whole)} changes"
+    assert [name.get_text() for name in names if name.get_text()[0] != "b"] == ["c  vision"]
+    assert len(whole) > len(names) > 3

@@ -138,16 +138,19 @@ def metric_name(metric: str) -> str:
 def plot_ratios(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     """Ratio to the baseline with its interval, a row a metric of `Comparison.table`; 1 is no difference.
 
-    ``ax`` are axes to draw on.
+    ``ax`` are axes to draw on: the largest changes that there is room for.
     """
     table = table[table["ratio"].notna()].reset_index(drop=True)
     if table.empty:
         return sentence_figure("The records share no metric with a ratio to draw.", ax)
-    _, (axes,) = new_figure(1.7 + 0.3 * len(table), ["What changed"], ax)
-    names = table["metric"].map(metric_name)
-    if table["run"].nunique() > 1:
-        names = table["run"].map(lambda run: printable(run, LONGEST_LABEL)) + "  " + names
-    row_axis(axes, names.tolist())
+    # A row takes 0.3 inches.
+    room = int(ax.bbox.height / figure_of(ax).dpi / 0.3) if ax else len(table)
+    largest = np.maximum(table["ratio"], 1.0 / table["ratio"]).nlargest(max(room, 1)).sort_index().index
+    title = "What changed" if len(largest) == len(table) else f"Largest of {len(table)} changes"
+    several, table = table["run"].nunique() > 1, table.loc[largest].reset_index(drop=True)
+    _, (axes,) = new_figure(1.7 + 0.3 * len(table), [title], ax)
+    runs = table["run"].map(lambda run: f"{printable(run, LONGEST_LABEL)}  " if several else "")
+    row_axis(axes, (runs + table["metric"].map(metric_name)).tolist())
     kinds = [_VERDICTS.get(verdict, _NO_VERDICT) for verdict in table["verdict"]]
     for kind in dict.fromkeys([*_VERDICTS.values(), _NO_VERDICT]):
         (words, colour), rows = kind, table[[each == kind for each in kinds]]
