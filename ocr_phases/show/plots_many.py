@@ -145,7 +145,8 @@ def plot_ratios(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
         return sentence_figure("The records share no metric with a ratio to draw.", ax)
     # A row takes 0.3 inches.
     room = int(ax.bbox.height / figure_of(ax).dpi / 0.3) if ax else len(table)
-    largest = np.maximum(table["ratio"], 1.0 / table["ratio"]).nlargest(max(room, 1)).sort_index().index
+    change = table["ratio"].where(table["ratio"] > 1.0, 1.0 / table["ratio"])
+    largest = change.nlargest(max(room, 1)).sort_index().index
     title = "What changed" if len(largest) == len(table) else f"Largest of {len(table)} changes"
     several, table = table["run"].nunique() > 1, table.loc[largest].reset_index(drop=True)
     _, (axes,) = new_figure(1.7 + 0.3 * len(table), [title], ax)
