@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import cache
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from golden_cases import CASES, RECORDINGS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
+from transformers import DynamicCache
 
 from ocr_phases import decode, decode_step, prefill
 from ocr_phases.models.wiring import NATIVES, VENDORS
@@ -19,6 +21,7 @@ from ocr_phases.settings import SamplingSettings
 from ocr_phases.steps import captured
 from ocr_phases.steps import execution as strategies
 from ocr_phases.steps.captured import CAPACITY, LEAST_READ, StaticStep, capacity_for, power_of_two
+from ocr_phases.steps.compiled import sam_attention
 from ocr_phases.steps.phases import generate, redecode
 from ocr_phases.steps.sampling import Sampler
 
@@ -124,7 +127,7 @@ def test_every_way_to_decode_equals_eager(
 @pytest.mark.parametrize("case", ["gundam", "small", "batch"])
 def test_a_captured_prefill_is_made_once_and_gives_the_same(case, golden_session, static, monkeypatch):
     monkeypatch.setattr(strategies, "captured", lambda run: run)  # a replay does the work on the same tensors
-    monkeypatch.setattr(captured, "waits", lambda run: False)
+    monkeypatch.setattr(captured, "syncs_counted", lambda found: nullcontext())
     model, inputs, step = golden_session.model, RECORDINGS[FIRST].inputs(case), static(FIRST, case)
     monkeypatch.setattr(step, "prefill_execution", step.prefill.installed)
     eager = generate(model, inputs, 6)
@@ -135,14 +138,13 @@ def test_a_captured_prefill_is_made_once_and_gives_the_same(case, golden_session
         took.add(step.prefill.took_ms())
     assert len(took) == 1 and took.pop() > 0
     assert "forward" not in vars(golden_session.family.stages(model)["language_model"])
-    # Another cache than the step's is none of its business.
-    with step.prefill.installed():
-        assert prefill(model, inputs).logits.equal(prefill(model, inputs).logits)
+    # A cache beside the step's own is not used.
+    assert prefill(model, inputs, step=step, cache=DynamicCache()).cache is step.cache
 
 
 def test_padded_rows_and_forwards_that_wait_are_not_captured(golden_session, monkeypatch):
     monkeypatch.setattr(strategies, "captured", lambda run: pytest.fail("captured"))
-    monkeypatch.setattr(captured, "waits", lambda run: True)
+    monkeypatch.setattr(captured, "syncs_counted", lambda found: nullcontext(found.append("a wait")))
     whole = golden_session.prepare(RECEIPT, preset="tiny").to("cpu", torch.float32)
     for inputs, made in ((padded_inputs(golden_session), []), (whole, [None])):
         rows, length = inputs.input_ids.shape
@@ -151,6 +153,19 @@ def test_padded_rows_and_forwards_that_wait_are_not_captured(golden_session, mon
         ids = generate(golden_session.model, inputs, 6, step=step).ids
         assert ids == generate(golden_session.model, inputs, 6).ids
         assert [took for _, took in step.prefill.made.values()] == made
+
+
+@pytest.mark.parametrize("name", RECORDINGS)
+def test_the_position_bias_as_channels_gives_the_same(name, request):
+    model = request.getfixturevalue(RECORDINGS[name].session).model
+    layers = [module for module in model.modules() if hasattr(module, "rel_pos_h")]
+    for layer in layers:
+        places = torch.randn(2, 6, 10, layer.qkv.in_features)
+        with torch.no_grad():
+            torch.testing.assert_close(
+                sam_attention(layer, places)[0], layer(places)[0], atol=1e-5, rtol=1e-4
+            )
+    assert len(layers) > 1
 
 
 def test_a_state_may_be_changed_between_steps(base):

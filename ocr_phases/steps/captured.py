@@ -33,8 +33,8 @@ from ocr_phases.steps.execution import (
     first_call_ms,
     forwards,
     preparing,
+    syncs_counted,
     tensors_in,
-    waits,
 )
 from ocr_phases.steps.phases import DecodeState
 
@@ -43,21 +43,18 @@ from ocr_phases.steps.phases import DecodeState
 CAPACITY = 8192
 #: The fewest entries that a step reads: a graph for fewer would save too little.
 LEAST_READ = 512
-#: The compiler tunes its kernels, what it makes is captured here. Of the options this version's are used.
+#: The compiler tunes its kernels, what it makes is captured here. torch's version has some of these.
 _OPTIONS = {
-    name: value
-    for name, value in {
-        "max_autotune": True,
-        "coordinate_descent_tuning": True,
-        # A test of each expert's number would run for every weight.
-        "assert_indirect_indexing": False,
-        # A kernel's blocks may start while the one before is ending (programmatic dependent launch).
-        "triton.enable_pdl": True,
-        # With it, a start from the compiler's cache tunes most kernels again.
-        "use_static_cuda_launcher": False,
-    }.items()
-    if name in torch._inductor.list_options()
+    "max_autotune": True,
+    "coordinate_descent_tuning": True,
+    # A test of each expert's number would run for every weight.
+    "assert_indirect_indexing": False,
+    # A kernel's blocks may start while the one before is ending (programmatic dependent launch).
+    "triton.enable_pdl": True,
+    # With it, a start from the compiler's cache tunes most kernels again.
+    "use_static_cuda_launcher": False,
 }
+_KNOWN = {name: value for name, value in _OPTIONS.items() if name in torch._inductor.list_options()}
 #: Steps that are kept, each with a KV cache, and of each the prefills of so many prompt lengths; on CUDA both
 #: with their graphs' memory.
 KEPT_STEPS = 4
@@ -104,18 +101,18 @@ class StaticStep:
         # this in every layer.
         self._mask = torch.full((batch, 1, 1, max_cache_len + 1), -torch.inf, dtype=dtype, device=self.device)
         language_model = self.family.stages(model)["language_model"]
-        self.prefill = CapturedPrefill(language_model, self.cache)
+        self._forms = (fused_forms if strategy == "compiled" else single_norms)(language_model)
+        self.prefill = CapturedPrefill(language_model, self._forms, strategy == "compiled")
         captures = strategy != "eager" and self.device.type == "cuda"
         #: How a prefill into the step's cache runs; `prefill` enters this. Captured too where the step is.
         self.prefill_execution = self.prefill.installed if captures else nullcontext
-        self._forms = (fused_forms if strategy == "compiled" else single_norms)(language_model)
         self._length: int | None = None  # entries in the cache, where a state is loaded
         self._given: Tensor | None = None  # the token that the step itself fed back
         self.setup: dict[str, Any] = {"max_cache_len": max_cache_len, "compile_ms": None, "capture_ms": None}
         self.setup["allocated_bytes"] = cache_bytes_per_token(self.cache) * max_cache_len
         self._body = self._step
         if strategy == "compiled":
-            self._body = compiled_apart(self._step, options=_OPTIONS if self.device.type == "cuda" else None)
+            self._body = compiled_apart(self._step, options=_KNOWN if self.device.type == "cuda" else None)
         self._runs: dict[int, Callable[[], Tensor]] = {}  # as ``strategy`` runs it, by the entries it reads
 
     @torch.no_grad()
@@ -138,7 +135,6 @@ class StaticStep:
                 with tuned_steadily():
                     _, self.setup["compile_ms"] = first_call_ms(self.device, next(iter(runs.values())))
             if runs and self.strategy != "eager" and self.device.type == "cuda":
-                preparing.get()("capturing the decode step")
                 runs, ms = first_call_ms(
                     self.device, lambda: {read: captured(run) for read, run in runs.items()}
                 )
@@ -170,7 +166,7 @@ class StaticStep:
         if read is None:
             raise OcrPhasesError(
                 f"The step is ready for {max(self._runs, default=0):,} of {needed:,} entries, its cache has "
-                f"room for {self.max_cache_len:,}: call ready_for with all new tokens, or make a larger one."
+                f"room for {self.max_cache_len:,}: call ready_for with all new tokens."
             )
         if self._length != state.length:
             self._load(state)
@@ -194,9 +190,8 @@ class StaticStep:
                 self._slot.sub_((length - prompt_len) // self.window * self.window)
         self._mask.fill_(-torch.inf)
         self._mask[:, 0, 0, :held].masked_fill_(state.attention_mask[:, :held].bool(), 0.0)
-        if state.position_ids is None:
-            self._position.fill_(length - 1)
-        else:
+        self._position.fill_(length - 1)  # a copy from the host would wait for it
+        if state.position_ids is not None:
             self._position.copy_(state.position_ids + (length - prompt_len))
 
     # -- making it --------------------------------------------------------------------------------
@@ -230,31 +225,35 @@ class StaticStep:
 
 
 class CapturedPrefill(MadeForwards):
-    """Captured forwards of a ``language_model`` into one static ``cache``, made at the first of each length.
+    """Captured forwards of a ``language_model`` into a static cache, made at the first of each length.
 
+    ``forms`` are as in `forwards`. Where it ``compiles``, they are compiled too, once for all lengths.
     What waits for the device runs as it is: the experts in all dtypes but bfloat16, and on GPUs for which
     torch has no grouped product, and the mask of DeepSeek-OCR-2. So do padded rows, whose mask is read on the
     host.
     """
 
-    def __init__(self, language_model: nn.Module, cache: Any) -> None:
-        norms = single_norms(language_model)
-        super().__init__({"language_model": language_model}, partial(_captured_prefill, norms), KEPT_STEPS)
-        self._cache = cache
+    def __init__(self, language_model: nn.Module, forms: dict[nn.Module, Any], compiles: bool) -> None:
+        super().__init__({"language_model": language_model}, KEPT_STEPS)
+        self._forms = forms
+        self._compiled = compiled_apart(language_model.forward) if compiles else None
 
     def run(self, name: str, forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """One forward, as it is where it fills another cache or has a mask to read."""
-        if options["past_key_values"] is not self._cache or tensors_in(options["attention_mask"]):
+        """One forward, as it is where it has a mask to read."""
+        if tensors_in(options["attention_mask"]):
             return forward(*args, **options)
         return super().run(name, forward, *args, **options)
 
-
-def _captured_prefill(
-    norms: dict[nn.Module, Any], name: str, forward: Callable[..., Any], *args: Any, **options: Any
-) -> Made:
-    device = tensors_in(args, options)[0].device
-    with current_device(device), forwards(norms):
-        forward(*args, **options)
-        if waits(partial(forward, *args, **options)):
-            return forward, None
-        return first_call_ms(device, partial(captured_call, forward, *args, **options))
+    def make(self, name: str, forward: Callable[..., Any], *args: Any, **options: Any) -> Made:
+        """What runs for one length."""
+        tensors, waits = tensors_in(args, options), list[str]()
+        with current_device(tensors[0].device), forwards(self._forms):
+            forward(*args, **options)
+            with syncs_counted(waits):
+                forward(*args, **options)
+            if waits:
+                return forward, None
+            for tensor in tensors:
+                torch._dynamo.mark_dynamic(tensor, 1)
+            run = partial(captured_call, self._compiled or forward, *args, **options)
+            return first_call_ms(tensors[0].device, run)

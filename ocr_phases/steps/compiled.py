@@ -59,21 +59,34 @@ def tuned_steadily() -> Iterator[None]:
         yield
 
 
-def compiled_vision(model: nn.Module) -> MadeForwards:
+class CompiledVision(MadeForwards):
     """Compiled forwards of a model's vision encoders, made at each shape's first call and kept.
 
     On CUDA each is captured too, and its activations stay in the graph's own memory.
     """
-    family = family_of(model)
-    stages = family.stages(model)
-    encoders = {stage: stages[stage] for stage in family.facts.encoders}
-    patches: dict[nn.Module, Callable[..., Any]] = {
-        module: partial(_patches, module)
-        for encoder in encoders.values()
-        for module in encoder.modules()
-        if isinstance(module, nn.Conv2d) and module.kernel_size == module.stride != (1, 1)
-    }
-    return MadeForwards(encoders, partial(_compiled, patches), KEPT_SHAPES)
+
+    def __init__(self, model: nn.Module) -> None:
+        family = family_of(model)
+        stages = family.stages(model)
+        encoders = {stage: stages[stage] for stage in family.facts.encoders}
+        super().__init__(encoders, KEPT_SHAPES)
+        self._forms: dict[nn.Module, Callable[..., Any]] = {}
+        for module in nn.ModuleList(encoders.values()).modules():
+            if isinstance(module, nn.Conv2d) and module.kernel_size == module.stride != (1, 1):
+                self._forms[module] = partial(_patches, module)
+            elif getattr(module, "use_rel_pos", False):
+                self._forms[module] = partial(sam_attention, module)
+
+    def make(self, name: str, forward: Callable[..., Any], *args: Any, **options: Any) -> Made:
+        """What runs for one shape."""
+        first = tensors_in(args, options)[0]
+        preparing.get()(f"compiling {stage_name(name)} for {' × '.join(map(str, first.shape))} inputs")
+        compiled, cuda = compiled_apart(forward), first.device.type == "cuda"
+        # cuDNN's attention, the fastest for SAM's wide keys, plans once: views come in few sizes.
+        kernels = sdpa_kernel([SDPBackend.CUDNN_ATTENTION, *DECODE_BACKENDS])
+        with kernels if cuda else contextlib.nullcontext(), forwards(self._forms if cuda else {}):
+            _, ms = first_call_ms(first.device, partial(compiled, *args, **options))
+            return (captured_call(compiled, *args, **options) if cuda else compiled), ms
 
 
 def _patches(convolution: nn.Conv2d, pixels: Tensor) -> Tensor:
@@ -86,17 +99,29 @@ def _patches(convolution: nn.Conv2d, pixels: Tensor) -> Tensor:
     return nn.functional.linear(flat, weight, convolution.bias).permute(0, 3, 1, 2)
 
 
-def _compiled(
-    patches: dict[nn.Module, Any], stage: str, forward: Callable[..., Any], *args: Any, **options: Any
-) -> Made:
-    first = tensors_in(args, options)[0]
-    preparing.get()(f"compiling {stage_name(stage)} for {' × '.join(map(str, first.shape))} inputs")
-    compiled, cuda = compiled_apart(forward), first.device.type == "cuda"
-    # cuDNN's attention, the fastest with SAM's position bias, plans once: views come in few sizes.
-    backends = [SDPBackend.CUDNN_ATTENTION, *DECODE_BACKENDS]
-    with sdpa_kernel(backends) if cuda else contextlib.nullcontext(), forwards(patches if cuda else {}):
-        _, ms = first_call_ms(first.device, partial(compiled, *args, **options))
-        return (captured_call(compiled, *args, **options) if cuda else compiled), ms
+def sam_attention(attention: Any, hidden_states: Tensor) -> tuple[Tensor, None]:
+    """SAM's attention over [B, H, W, C], its position bias as more channels of queries and keys.
+
+    The class writes and reads a bias for each pair of places, 0.4 GB a layer at 1,024 x 1,024 pixels. It is
+    the sum of one for the key's row and one for its column, so a key's channels say where it is.
+    """
+    batch, height, width, _ = hidden_states.shape
+    heads, places = attention.num_attention_heads, height * width
+    parts = attention.qkv(hidden_states).reshape(batch, places, 3, heads, -1).permute(2, 0, 3, 1, 4)
+    query, key, value = parts.unbind(0)
+    grid = query.unflatten(2, (height, width))
+    rows = attention.get_rel_pos(height, height, attention.rel_pos_h)
+    columns = attention.get_rel_pos(width, width, attention.rel_pos_w)
+    by_row = torch.einsum("bnhwc,hkc->bnhwk", grid, rows).flatten(2, 3)
+    by_column = torch.einsum("bnhwc,wkc->bnhwk", grid, columns).flatten(2, 3)
+    row, column = (torch.eye(size, dtype=key.dtype, device=key.device) for size in (height, width))
+    place = torch.cat([row.repeat_interleave(width, dim=0), column.repeat(height, 1)], dim=1)
+    query = torch.cat([query * attention.scale, by_row, by_column], dim=-1)
+    key = torch.cat([key, place.expand(batch, heads, -1, -1)], dim=-1)
+    width_of_8 = (0, -key.shape[-1] % 8)  # as the kernels need
+    query, key = (nn.functional.pad(part, width_of_8) for part in (query, key))
+    given = nn.functional.scaled_dot_product_attention(query, key, value, scale=1.0)
+    return attention.proj(given.transpose(1, 2).reshape(hidden_states.shape)), None
 
 
 def fused_forms(language_model: nn.Module) -> dict[nn.Module, Callable[..., Any]]:
@@ -126,8 +151,7 @@ def single_norms(language_model: nn.Module) -> dict[nn.Module, Callable[..., Any
 
 
 def _normed(norm: Any, hidden_states: Tensor) -> Tensor:
-    given = nn.functional.rms_norm(hidden_states, hidden_states.shape[-1:], None, norm.variance_epsilon)
-    return norm.weight * given
+    return norm.weight * nn.functional.rms_norm(hidden_states, norm.weight.shape, eps=norm.variance_epsilon)
 
 
 def first_largest(scores: Tensor) -> Tensor:

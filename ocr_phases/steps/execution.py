@@ -88,13 +88,12 @@ def forwards(chosen: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
 class MadeForwards:
     """Other forwards of modules, each made at the first call with inputs of a shape; ``most`` are kept.
 
-    ``make(name, forward, *args, **options)`` gives what runs in place of the ``forward`` of the module of
-    that name for arguments like these, and what making it took, ms, or None. ``made`` has that, by name and
-    shape of the first tensor; ``used`` says which were called since they were last `installed`.
+    ``made`` has what `make` gave, by name and shape of the first tensor; ``used`` says which were called
+    since they were last `installed`.
     """
 
-    def __init__(self, modules: Mapping[str, nn.Module], make: Callable[..., Made], most: int) -> None:
-        self._modules, self._make, self._most = modules, make, most
+    def __init__(self, modules: Mapping[str, nn.Module], most: int) -> None:
+        self._modules, self._most = modules, most
         self.made: dict[tuple, Made] = {}
         self.used: set[tuple] = set()
 
@@ -108,13 +107,16 @@ class MadeForwards:
         """One call of the module of this ``name``, whose own forward is ``forward``."""
         key = name, *tensors_in(args, options)[0].shape
         self.used.add(key)
-        make = partial(self._make, name, forward, *args, **options)
+        make = partial(self.make, name, forward, *args, **options)
         return last_used(self.made, key, make, self._most)[0](*args, **options)
+
+    def make(self, name: str, forward: Callable[..., Any], *args: Any, **options: Any) -> Made:
+        """What runs in place of ``forward`` for arguments like these, and the ms it took to make, or None."""
+        raise NotImplementedError
 
     def took_ms(self) -> float | None:
         """The time that making those in ``used`` took; None where there is none."""
-        times = [ms for ms in (self.made[key][1] for key in self.used) if ms is not None]
-        return sum(times) if times else None
+        return sum(self.made[key][1] or 0 for key in self.used) or None
 
 
 @contextlib.contextmanager
@@ -160,8 +162,7 @@ def last_used(made: dict[Any, Value], key: Any, make: Callable[[], Value], most:
     found = made.pop(key, None)
     while len(made) >= most:
         made.pop(next(iter(made)))
-    made[key] = make() if found is None else found
-    return made[key]
+    return made.setdefault(key, found or make())
 
 
 def decode_backends(device: torch.device | str, strategy: str = "eager") -> tuple[SDPBackend, ...]:
@@ -232,13 +233,13 @@ def captured(run: Callable[[], Any]) -> Callable[[], Any]:
 
 def captured_call(function: Callable[..., Any], *args: Any, **options: Any) -> Callable[..., Any]:
     """``function`` captured over copies of these tensors: a call copies its own there, and gets copies."""
+    function(*args, **options)  # which tells a compiler what is marked on these tensors
     own = tree_map_only(Tensor, torch.clone, (args, options))
     copies = tensors_in(*own)
     replay = captured(lambda: function(*own[0], **own[1]))
 
     def call(*args: Any, **options: Any) -> Any:
-        for copy, tensor in zip(copies, tensors_in(args, options), strict=True):
-            copy.copy_(tensor)
+        torch._foreach_copy_(copies, tensors_in(args, options))
         return tree_map_only(Tensor, torch.clone, replay())
 
     return call
@@ -247,14 +248,6 @@ def captured_call(function: Callable[..., Any], *args: Any, **options: Any) -> C
 def tensors_in(*values: Any) -> list[Tensor]:
     """All tensors in lists, dicts and model outputs, in a fixed order."""
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
-
-
-def waits(run: Callable[[], Any]) -> bool:
-    """Whether ``run``, which has run before, waits for the device somewhere: then it cannot be captured."""
-    found: list[str] = []
-    with syncs_counted(found):
-        run()
-    return bool(found)
 
 
 @contextlib.contextmanager

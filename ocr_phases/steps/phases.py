@@ -35,10 +35,6 @@ from ocr_phases.steps.sampling import Sampler
 from ocr_phases.steps.timeline import NoTimeline, Timeline, stage_hooks
 from ocr_phases.text import bytes_text, count_text
 
-_GROWN = "The KV cache holds {} tokens where {} are right: it must grow by one a step."
-_GROWN_IN_WINDOW = (
-    "The KV cache has {} entries where {} are right: it must grow by one a step until its window is full."
-)
 _MASK_COLUMNS = 256  # that a mask grows by
 
 
@@ -130,15 +126,15 @@ def prefill(
 
     ``inputs`` hold B prompts of T tokens on the model's device (see `PageInputs.to`). Logits are computed
     for the last position only; ``all_logits`` keeps them all [B, T, vocab] in ``prefill_logits``. A
-    ``cache`` may be handed in (a static one, say), or the ``step`` that decode will use, which brings one;
-    else it is the family's own. One without the model's window is refused. The first token is the argmax
+    ``cache`` may be handed in (a static one, say), or the ``step`` that decode will use, which has its own;
+    else it is the family's. One without the model's window is refused. The first token is the argmax
     (or a sample) of the last logits. Raises `OcrPhasesError` for a model in training mode or spread over
     several devices.
     """
     family, timeline = family_of(model), timeline or NoTimeline()
     _check_model(model)
     ids, sampler = inputs.input_ids, sampler or Sampler(device=inputs.input_ids.device)
-    if cache is None:
+    if cache is None or step is not None:
         cache = family.new_cache() if step is None else step.fresh_cache()
     window = family.window(model)
     _check_window(cache, window)
@@ -274,7 +270,7 @@ def decode(
             if on_tokens is not None:
                 on_tokens(fresh)
     # A static cache counts on the device, so its count is read once, after the last step.
-    _check_counts(device_lengths(state.cache), state.length, _GROWN)
+    _check_counts(device_lengths(state.cache), state.length)
     rows = [until_end(ids, ends) for ids in state.ids]
     longest = max(map(len, rows))
     state.ids = [row + [pad_id] * (longest - len(row)) for row in rows]
@@ -349,11 +345,14 @@ def _check_cache(state: DecodeState) -> None:
     # A step adds its own entry to those kept for it, so one that grows keeps one less than the step sees.
     kept = None if state.window is None else state.window - (held is not None)
     state.entries.append(windowed_length(state.length, state.lengths[0], kept))
-    _check_counts([cache_length(state.cache)], state.length, _GROWN)
-    _check_counts([held], state.entries[-1], _GROWN_IN_WINDOW)
+    _check_counts([cache_length(state.cache)], state.length)
+    _check_counts([held], state.entries[-1])
 
 
-def _check_counts(counts: Sequence[int | None], right: int, rule: str) -> None:
+def _check_counts(counts: Sequence[int | None], right: int) -> None:
     for count in counts:
         if count not in (None, right):
-            raise OcrPhasesError(rule.format(count, right))
+            raise OcrPhasesError(
+                f"The KV cache has {count} entries where {right} are right: each step must add one, until "
+                "its window, if it has one, is full."
+            )

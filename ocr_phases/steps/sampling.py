@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,20 +16,11 @@ if TYPE_CHECKING:
     from ocr_phases.models.load import Checkpoint
 
 
-def windowed_processors(settings: SamplingSettings) -> Any:
-    """The n-gram rule over the last tokens alone, as ``generate()`` takes it; empty without a window."""
-    from transformers.generation import LogitsProcessorList, NoRepeatNGramLogitsProcessor
-
-    class WindowedNGrams(NoRepeatNGramLogitsProcessor):
-        def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-            return super().__call__(input_ids[:, -settings.no_repeat_ngram_window :], scores)
-
-    size = settings.no_repeat_ngram_size
-    return LogitsProcessorList([WindowedNGrams(size)] if settings.no_repeat_ngram_window else [])
-
-
 class NoRepeatNGrams:
-    """transformers' ``NoRepeatNGramLogitsProcessor`` over all tokens or a window, which waits for nothing."""
+    """transformers' ``NoRepeatNGramLogitsProcessor`` over all tokens or a window, which waits for nothing.
+
+    ``generate()`` takes it where there is a window, its own otherwise.
+    """
 
     def __init__(self, size: int, window: int = 0) -> None:
         self._before, self._window = size - 1, window
@@ -102,7 +92,10 @@ def one_shot(
     The caller's random numbers stay what they would have been. `OcrPhasesError` where the class cannot
     generate.
     """
-    model, family = checkpoint.model, checkpoint.family
+    from transformers.generation import LogitsProcessorList
+
+    model, family, infer = checkpoint.model, checkpoint.family, request.infer
+    own_rule = NoRepeatNGrams(infer.no_repeat_ngram_size, infer.no_repeat_ngram_window)
     window = family.window(model)
     if window is not None and inputs.position_ids is not None and request.max_new_tokens > window:
         raise OcrPhasesError(
@@ -122,14 +115,9 @@ def one_shot(
             min_new_tokens=request.max_new_tokens if request.ignore_eos else None,
             eos_token_id=None if request.ignore_eos else checkpoint.eos_id,
             pad_token_id=checkpoint.pad_id,
-            stopping_criteria=None if on_tokens is None else [partial(_tell, on_tokens)],
-            logits_processor=windowed_processors(request.infer),
-            **request.infer.as_generate(),
+            # It is asked after each step whether to stop: never.
+            stopping_criteria=on_tokens and [lambda ids, *_, **__: bool(on_tokens(ids[:, -1:].tolist()))],
+            logits_processor=LogitsProcessorList([own_rule] if infer.no_repeat_ngram_window else []),
+            **infer.as_generate(),
         )
     return tokens[:, inputs.input_ids.shape[1] :].tolist()
-
-
-def _tell(on_tokens: OnTokens, input_ids: Tensor, scores: Any, **_: Any) -> bool:
-    """A stopping criterion that stops nothing: generate() asks it after each step."""
-    on_tokens(input_ids[:, -1:].tolist())
-    return False
