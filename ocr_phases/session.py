@@ -41,7 +41,7 @@ from ocr_phases.request import filled_in, recorded
 from ocr_phases.settings import REQUEST_SETTINGS, ModelSettings, Request, RunSettings, Settings, setting_names
 from ocr_phases.steps import phases
 from ocr_phases.steps.captured import StaticStep, capacity_for
-from ocr_phases.steps.compiled import compiled_vision
+from ocr_phases.steps.compiled import CompiledVision
 from ocr_phases.steps.execution import decode_execution
 from ocr_phases.steps.timeline import NoTimeline, Timeline, stage_hooks
 from ocr_phases.sweep_models import Sweep, only
@@ -72,7 +72,7 @@ class OCRSession:
         self.eos_id, self.pad_id, self.encode = checkpoint.eos_id, checkpoint.pad_id, checkpoint.encode
         #: What measurements share: steps by shape, compiled encoders, and `measure_ceilings` once a dtype.
         self.steps: dict[tuple[int, int, str], StaticStep] = {}
-        self.vision = compiled_vision(checkpoint.model)
+        self.vision = CompiledVision(checkpoint.model)
         self.ceilings = cache(partial(measure_ceilings, self.device))
         #: What the last `run_inference` measured, also where it was interrupted; None without a repeat.
         self.last_run: PhaseRun | None = None
