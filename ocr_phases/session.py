@@ -49,13 +49,6 @@ from ocr_phases.text import bytes_text, filled, millions_text, stage_name
 from ocr_phases.versions import asset, seldom_collected
 
 
-class _Connect:
-    """`ocr_phases.connect`, a session on a running server, as a function of a class."""
-
-    def __get__(self, session: Any, owner: type) -> Callable[..., Any]:
-        return elsewhere("engines.session.connect")
-
-
 @public
 class OCRSession:
     """A loaded model of one of the families, its tokenizer and device.
@@ -128,7 +121,10 @@ class OCRSession:
             raise OcrPhasesError("A model object is measured as it is: change it and give it to from_model.")
         return self.load(**{**vars(self._asked), **asked})
 
-    connect = _Connect()
+    @classmethod
+    def connect(cls, url: str, model: str | None = None, **options: Any) -> Any:
+        """`ocr_phases.connect`: a session on a running server."""
+        return elsewhere("engines.session.connect")(url, model, **options)
 
     # -- the phases, one by one -------------------------------------------------------------------
 

@@ -9,11 +9,11 @@ import contextlib
 
 import pytest
 import torch
-from faulty import faulty
 from golden_cases import RECORDINGS, VENDOR, VENDOR_CASES, captured, in_vendors_order
 from refusals import refused
 
 from ocr_phases import Timeline, decode, decode_step, prefill
+from ocr_phases.models.wiring import Family
 from ocr_phases.settings import SamplingSettings
 from ocr_phases.steps.phases import generate, prompt_loss
 from ocr_phases.steps.sampling import Sampler
@@ -225,10 +225,10 @@ def test_broken_rules_are_errors(name, case, driven, monkeypatch):
 
     given = session.family.prefill_arguments(inputs)
     images = [key for key in given if ("image" in key or "pixel" in key) and given[key] is not None]
-    faults = [{key: given[key]} for key in images]
+    faults, honest = [{key: given[key]} for key in images], Family.step_arguments
     assert len(faults) == (3 if name == VENDOR else 1)
     for fault in (*faults, {"input_ids": inputs.input_ids[:, :2]}, {"past_key_values": None}):
         state = prefill(model, inputs)
-        state.family = faulty(state.family, lambda arguments, fault=fault: {**arguments, **fault})
-        with refused():
+        with monkeypatch.context() as patch, refused():
+            patch.setattr(Family, "step_arguments", lambda *given, fault=fault: honest(*given) | fault)
             decode_step(model, state)
