@@ -133,7 +133,7 @@ def test_a_plot_fits_the_caller_s_small_figure(plot: Plot) -> None:
 
 def test_ratios_on_small_axes_are_the_largest_that_can_be_read() -> None:
     base = make_run(cuda=True)
-    runs = [base, paced(base, 1.01), paced(base, 3.0, stage="sam"), base]
+    runs = [base, paced(base, 1.01), paced(base, 3.0, stage="sam"), paced(base, 0.3, stage="sam")]
     figure, compared = Figure(figsize=(5, 3)), Comparison(runs, ["a", "b", "c", "d"])
     whole = compared.plot.ratios().axes[0].get_yticklabels()
     compared.plot.ratios(ax=figure.subplots())
@@ -142,5 +142,5 @@ def test_ratios_on_small_axes_are_the_largest_that_can_be_read() -> None:
     boxes = [name.get_window_extent() for name in names]
     assert all(over.y0 >= under.y1 for over, under in zip(boxes, boxes[1:], strict=False))
     assert figure.axes[0].get_title("left") == f"Largest of {len(whole)} changes"
-    assert [name.get_text() for name in names if name.get_text()[0] != "b"] == ["c  vision"]
+    assert [name.get_text() for name in names if name.get_text()[0] != "b"] == ["c  vision", "d  vision"]
     assert len(whole) > len(names) > 3
