@@ -139,7 +139,8 @@ def run_bench(
                 result |= _PARTS[part](_Bench(session, page, preset, settings))
         except (OcrPhasesError, RuntimeError) as error:
             result["failed"] = one_sentence(error)
-        free_memory()
+        if _on_gpu(session):
+            free_memory()
         result["took_s"] = round(perf_counter() - start, 1)
         bench["results"].append(result)
         _write(bench, target)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 
 from benchmarks import uncertain_regions
-from benchmarks.documents import rewrite, with_parts
+from benchmarks.documents import rewrite
 from benchmarks.gallery import drawn
 from ocr_phases.analyse.scaling import cost_quality_sentence, preset_points
 from ocr_phases.show.plots_many import plot_compression, plot_cost_quality
@@ -26,22 +26,11 @@ def load(name: str) -> pd.DataFrame:
     return pages.assign(page_id=pages["page"], reference=None)  # no two of them share a name
 
 
-def sentence_of(pages: pd.DataFrame) -> str:
-    """Cost against quality in one sentence."""
-    return f"> {cost_quality_sentence(preset_points(pages))}"
-
-
 def tables() -> dict[str, str]:
-    """The document's tables and sentences by their marks."""
-    return {
-        **{name: sentence_of(load(name)) for name in ("generated", "browser")},
-        "uncertain": uncertain_regions.found(pd.read_csv(uncertain_regions.RESULT)),
-    }
-
-
-def with_tables(text: str) -> str:
-    """``text`` with the tables between their marks."""
-    return with_parts(text, tables())
+    """The document's sentences by their marks."""
+    sets = {name: cost_quality_sentence(preset_points(load(name))) for name in ("generated", "browser")}
+    uncertain = uncertain_regions.found(pd.read_csv(uncertain_regions.RESULT))
+    return {**{name: f"> {sentence}" for name, sentence in sets.items()}, "uncertain": uncertain}
 
 
 if __name__ == "__main__":

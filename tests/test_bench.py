@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import PAGES
+from conftest import GOLDEN, PAGES
 from refusals import refused
 
 from benchmarks import documents, speed_table
@@ -18,7 +18,7 @@ from benchmarks.measure import PARTS, BenchSettings, run_bench
 from benchmarks.tables import KIND, TABLES, bench_text, load_bench
 from ocr_phases import OCRSession
 
-PAGE = PAGES / "slide.png"
+PAGE = GOLDEN / "pages" / "small_400x300.png"
 RUNS = PAGES.parent / "runs"
 QUICK = BenchSettings(
     presets=("tiny",), strategies=("eager", "cuda_graph"), batches=(1, 2), pairs=2, max_new_tokens=3

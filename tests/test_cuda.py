@@ -30,14 +30,19 @@ def cuda_session() -> OCRSession:
     return OCRSession.load("tiny", device="cuda", dtype="float32")
 
 
+@pytest.fixture(scope="module")
+def golden_cuda() -> OCRSession:
+    return OCRSession.from_local(GOLDEN / "checkpoint", device="cuda", dtype="float32")
+
+
 def on_cuda(inputs):
     tensors = {name: value.cuda() for name, value in vars(inputs).items() if isinstance(value, torch.Tensor)}
     return replace(inputs, **tensors)
 
 
-@pytest.mark.parametrize("case", ["base", "gundam", "small", "batch"])
-def test_matches_the_recorded_vendor_run_on_the_gpu(case):
-    session = OCRSession.from_local(GOLDEN / "checkpoint", device="cuda", dtype="float32")
+@pytest.mark.parametrize("case", RECORDED.cases)
+def test_matches_the_recorded_vendor_run_on_the_gpu(case, golden_cuda):
+    session = golden_cuda
     # Convolutions use TF32 by default even for a float32 model.
     with torch.backends.cudnn.flags(allow_tf32=False):
         state = session.run_prefill(on_cuda(RECORDED.inputs(case)), all_logits=True)
@@ -102,11 +107,6 @@ def test_out_of_memory_leaves_the_session_usable(cuda_session):
         torch.cuda.set_per_process_memory_fraction(1.0)
     again = cuda_session.run_inference(pages, max_new_tokens=4, repeats=1, warmup=0)
     assert again.results == run.results
-
-
-@pytest.fixture(scope="module")
-def golden_cuda() -> OCRSession:
-    return OCRSession.from_local(GOLDEN / "checkpoint", device="cuda", dtype="float32")
 
 
 @pytest.mark.parametrize("strategy", ["cuda_graph", "compiled"])

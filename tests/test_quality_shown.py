@@ -18,6 +18,7 @@ from PIL import Image
 from refusals import refused
 
 from benchmarks import quality_figures
+from benchmarks.documents import with_parts
 from ocr_phases import PhaseRun
 from ocr_phases.analyse.grounding import pixel_box
 from ocr_phases.analyse.quality import (
@@ -234,7 +235,7 @@ def test_a_verb_compares_with_a_truth(
 
 def test_the_tables_of_the_docs_are_of_the_shipped_results() -> None:
     text = quality_figures.DOCUMENT.read_text(encoding="utf-8")
-    assert quality_figures.with_tables(text) == text, "run: python -m benchmarks.quality_figures"
+    assert with_parts(text, quality_figures.tables()) == text, "run: python -m benchmarks.quality_figures"
     pages = quality_figures.load("generated")
     assert pages["page"].nunique() == 200 and pages.groupby("preset").size().tolist() == [200] * 5
 

@@ -61,13 +61,16 @@ def test_a_pinned_hub_id_fetches_code_too(standin, tmp_path, monkeypatch):
     assert (checkpoint.revision, checkpoint.name) == (commit, "some-org/some-model")
 
 
-def test_the_code_is_part_of_a_folder_s_revision(standin, tmp_path):
+def test_the_code_is_part_of_a_folder_s_revision(standin, tmp_path, monkeypatch):
     import transformers.dynamic_module_utils as machinery
 
     edited = copy_of(standin, tmp_path / "edited", deepencoder=("/ 8)", "/ 8.0)"))
     same = shutil.copytree(standin, tmp_path / "same")
     first, second, third = (load(folder).checkpoint.revision for folder in (standin, same, edited))
     assert first == second != third
+    monkeypatch.chdir(standin)
+    checkpoint = load(".").checkpoint
+    assert (checkpoint.name, checkpoint.source) == ("standin", str(standin))
     assert any(Path(machinery.HF_MODULES_CACHE).rglob("deepencoder.py"))
 
 
@@ -159,12 +162,6 @@ def test_attention_is_chosen(standin, monkeypatch):
             chosen(asked, dtype)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
     assert chosen("flash_attention_2") == "flash_attention_2"
-
-
-def test_a_folder_named_by_a_dot_has_a_name(standin, monkeypatch):
-    monkeypatch.chdir(standin)
-    checkpoint = load(".").checkpoint
-    assert (checkpoint.name, checkpoint.source) == ("standin", str(standin))
 
 
 @pytest.mark.skipif(transformers_version() < (5, 20), reason="here the native class is not there")

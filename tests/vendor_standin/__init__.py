@@ -47,18 +47,17 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def make_checkpoint(folder: Path, **changes: Any) -> Path:
+def make_checkpoint(folder: Path) -> Path:
     """A checkpoint folder with the class's code, seeded weights and the golden tokenizer."""
     from vendor_standin.modeling_deepseekocr import DeepseekOCRConfig, DeepseekOCRForCausalLM
 
     folder.mkdir(parents=True)
-    config = {**CONFIG, **changes}
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps(CONFIG))
     for name in CODE:
         shutil.copy(HERE / name, folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(TOKENIZER / name, folder)
-    fields = {key: value for key, value in config.items() if key not in ("auto_map", "model_type")}
+    fields = {key: value for key, value in CONFIG.items() if key not in ("auto_map", "model_type")}
     model = DeepseekOCRForCausalLM(DeepseekOCRConfig(**fields))
     generator = torch.Generator().manual_seed(7)
     weights = {}
