@@ -46,18 +46,15 @@ def handler(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
         tries.write_text("x" * (count + 1))
         if not times or count < int(times):
             os.kill(os.getpid(), signal.SIGKILL)
-    if word == "bad":
-        raise Refused("page", f"{source.name} is no image.")
-    if word == "raise":
-        raise ValueError("something nobody thought of")
-    if word == "memory":
-        raise MemoryError("asked for too much")
-    if word == "sleep":
-        time.sleep(600)
-    if word == "slow":
-        time.sleep(0.2)
-    if word == "full":
-        raise Refused("output", f"{folder} cannot be written (No space left on device).")
+    errors = {
+        "bad": Refused("page", f"{source.name} is no image."),
+        "raise": ValueError("something nobody thought of"),
+        "memory": MemoryError("asked for too much"),
+        "full": Refused("output", f"{folder.parents[2]} cannot be written (No space left on device)."),
+    }
+    if word in errors:
+        raise errors[word]
+    time.sleep({"sleep": 600, "slow": 0.2}.get(word, 0))
     place = attempt_folder(folder)
     if word == "wait" and not source.with_suffix(".began").exists():
         source.with_suffix(".began").touch()

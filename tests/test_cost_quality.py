@@ -134,20 +134,16 @@ def test_compare_tells_what_a_change_does_to_the_text() -> None:
 TEXT_HEAVY = make_run().text.replace("light", "heavy")  # type: ignore[union-attr]
 
 
-def test_the_text_of_every_row_is_compared() -> None:
-    base = make_run(rows=2)
+def test_the_text_of_every_row_is_compared_of_one_page_and_by_one_truth() -> None:
+    base, alone = make_run(rows=2), make_run()
     other = altered(base, results=[base.results[0], base.results[1] | {"text": TEXT_HEAVY}])
     (agreement,) = text_changes(base, other)["other"]
-    (alone,) = text_changes(make_run(), make_run(text=TEXT_HEAVY))["other"]
-    assert agreement == pytest.approx((1.0 + alone) / 2)
+    (of_row,) = text_changes(alone, make_run(text=TEXT_HEAVY))["other"]
+    assert agreement == pytest.approx((1.0 + of_row) / 2)
     assert "row 2" in Comparison([base, other], ["a", "b"]).text_diff
-
-
-def test_only_texts_of_one_page_and_one_truth_are_compared() -> None:
-    base = make_run()
-    assert text_changes(base, altered(base, pages=[base.page | {"sha256": "0" * 64}])).empty
-    assert text_changes(base, make_run(return_text=False)).empty
-    found = text_changes(base.with_truth(TRUTH), base.with_truth(HEAVY))
+    assert text_changes(alone, altered(alone, pages=[alone.page | {"sha256": "0" * 64}])).empty
+    assert text_changes(alone, make_run(return_text=False)).empty
+    found = text_changes(alone.with_truth(TRUTH), alone.with_truth(HEAVY))
     assert found["metric"].tolist() == ["agreement"]
 
 
