@@ -148,8 +148,18 @@ def test_resolve_prompt(prompt: str, grounding: bool | None, text: str) -> None:
     assert facts_of(None).text_of(prompt, grounding=grounding) == text
 
 
+def test_prompts_of_unlimited_ocr_are_its_own() -> None:
+    facts = FAMILIES["unlimited-ocr"]
+    assert facts.text_of("markdown") == "<image>document parsing."
+    assert facts.text_of("multipage", pages=3) == "<image><image><image>Multi page parsing."
+    assert facts.text_of("Read it.") == "<image>Read it."
+    for prompt, grounding in (("free", None), ("locate:a word", None), ("Read it.", False)):
+        with refused():
+            facts.text_of(prompt, grounding=grounding)
+
+
 def test_prompts_that_are_refused() -> None:
-    for prompt in ("locate", "locate:", " locate : ", " \n"):
+    for prompt in ("locate", "locate:", " locate : ", " \n", "multipage"):
         with refused():
             facts_of(None).text_of(prompt)
     for prompt in ("markdown", " ocr "):

@@ -39,23 +39,6 @@ WINDOW = 16
 RECORDED_RUN = RECORDINGS[UNLIMITED_OCR]
 
 
-# -- prompts -----------------------------------------------------------------------------------------
-
-
-def test_prompts_are_the_familys():
-    assert FACTS.text_of("markdown") == "<image>document parsing."
-    assert FACTS.text_of("multipage", pages=3) == "<image><image><image>Multi page parsing."
-    assert FACTS.text_of("Read it.") == "<image>Read it."
-    for family, prompt, options in (
-        (UNLIMITED_OCR, "free", {}),
-        (UNLIMITED_OCR, "locate:a word", {}),
-        ("deepseek-ocr", "multipage", {}),
-        (UNLIMITED_OCR, "Read it.", {"grounding": False}),
-    ):
-        with refused():
-            FAMILIES[family].text_of(prompt, **options)
-
-
 # -- prefill and decode ------------------------------------------------------------------------------
 
 
