@@ -103,7 +103,8 @@ def list_pages(jobs: Iterable[Job], out: Path, left_out: Mapping[str, int] | Non
             file.write(json.dumps(entry, ensure_ascii=False) + "\n")
             told = "failed" if (out / job.folder / STATUS).exists() else "new"
             standing["finished" if finished(out / job.folder, job.id) else told] += 1
-        write_atomic(out / LEFT_OUT, json.dumps(left_out or {}).encode())
+    # After the listing, by which the command knows this folder as a batch's when it is repeated.
+    write_atomic(out / LEFT_OUT, json.dumps(left_out or {}).encode())
     return {"found": standing.total(), **standing}
 
 
