@@ -107,6 +107,7 @@ def test_a_new_panel_shows_the_package_s_record_with_page_boxes_and_curve(tmp_pa
     assert len([ms for ms in explorer.data["ms"] if ms]) == explorer.run.token_count - 1
     assert (explorer.view, explorer.busy) == ("page", False) and AGAIN not in explorer.head
     assert pages_asked(explorer) == [(str(PAGES / "receipt.png"), None)]
+    assert "data-read" in explorer.records and "data-own" not in explorer.records  # nobody may delete it
     runs = [PhaseRun.load(path) for path in shipped()]
     assert {run.model.get("family", "deepseek-ocr") for run in runs} == set(FAMILIES)
 
@@ -608,7 +609,7 @@ def test_finished_records_are_kept_and_the_newest_is_shown_again(
     stem = "2026-11-23T03-00-00_receipt.png_tiny_small_eager_vision-eager_2-tokens"
     kept = tmp_path / "kept"
     assert sorted(path.name for path in kept.iterdir()) == [f"{stem}-2.json", f"{stem}.json"]
-    assert says(quick.told, "2 records")
+    assert says(quick.told, "2 records") and quick.records.count("data-own") == 2
     MEASURED.clear()  # as a restart does
     (kept / "old.json.gz").write_bytes(gzip.compress(quick.run.to_json()))
     os.utime(kept / "old.json.gz", (0, 0))

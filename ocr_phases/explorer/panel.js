@@ -1,6 +1,6 @@
 /* The panel around the linked view: form, progress, words, views, the table of records, and all events. */
 
-const ACTS = { Download: "⤓", Report: "⎙", Rename: "✎", Delete: "✕" };
+const ACTS = { Download: "⤓", Report: "▤", Rename: "✎", Delete: "✕" };
 const FILES = "image/*,.pdf,.tif,.tiff,.json,.gz";
 const OTHER = "other …";
 const KEEPS = "data-lm-suppress-shortcuts"; // on what has the focus: JupyterLab takes no key of it
@@ -102,21 +102,16 @@ class Panel {
   /** A control was changed: its data attribute says what it stands for. */
   change(target) {
     const { model, view } = this;
-    const value = this.held(target);
+    const [value, ticked] = [this.held(target), model.get("ticked")];
     const calls = {
       trait: (name) => view.set(name, typeof model.get(name) === "number" ? Number(value) : value),
-      name: (name) => (value === OTHER ? this.type(target, name) : this.choose(name, value)),
-      tick: () => this.tick(target.value, value),
+      name: (name) => this.choose(target, name, value),
+      tick: (key) => view.set("ticked", value ? [...ticked, key] : ticked.filter((each) => each !== key)),
       ask: (what) => this.ask(what, { value }),
       files: () => this.upload(target.files),
       side: () => view.turn(value),
     };
     for (const [name, said] of Object.entries(target.dataset)) calls[name]?.(said);
-  }
-
-  tick(key, on) {
-    const others = this.model.get("ticked").filter((each) => each !== key);
-    this.view.set("ticked", on ? [...others, key] : others);
   }
 
   held(control) {
@@ -130,15 +125,12 @@ class Panel {
     element.querySelectorAll("table.op-table").forEach(sortable);
   }
 
-  choose(name, value) {
+  /** Set a setting; in place of a list's last choice a person types what it does not have. */
+  choose(control, name, value) {
     const chosen = name === "page" ? { pages: [value] } : { [name]: value };
-    this.view.set("values", { ...this.model.get("values"), ...chosen });
-  }
-
-  /** Let a person type what a list does not have. */
-  type(list, name) {
+    if (value !== OTHER) return this.view.set("values", { ...this.model.get("values"), ...chosen });
     const typed = h("input", { type: "text", "data-name": name });
-    list.replaceWith(typed);
+    control.replaceWith(typed);
     typed.focus();
   }
 
@@ -271,7 +263,7 @@ class Panel {
       h("button.opx-act", { value, title: what, "aria-label": `${what} ${name}`, ...more }, sign);
     const star = { "data-trait": "pinned", value: pinned ? "" : value, "aria-pressed": String(pinned) };
     const checked = this.model.get("ticked").includes(value);
-    const tick = { type: "checkbox", value, checked, "data-tick": "", "aria-label": `Compare ${name}` };
+    const tick = { type: "checkbox", checked, "data-tick": value, "aria-label": `Compare ${name}` };
     if (read !== undefined) {
       first.replaceChildren(h("input", tick), act(pinned ? "★" : "☆", "Pin as the baseline:", star));
       page.replaceChildren(h("button.opx-name", { value, "data-ask": "show" }, name));
