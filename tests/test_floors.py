@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import GOLDEN, PAGES, TINY_CONFIG, native_session
+from conftest import GOLDEN, PAGES, TINY_CONFIG
 from example_run import altered, make_run
 from wording import says
 
+from ocr_phases import OCRSession
 from ocr_phases.analyse.cost import masked_flops, run_cost, stage_cost
 from ocr_phases.analyse.floors import (
     DATASHEETS,
@@ -206,8 +207,8 @@ def test_a_session_takes_them_once_and_after_its_runs(monkeypatch: pytest.Monkey
         assert done[-1:] == [2]
         return {**H200, "matmul_dtype": "float32"}
 
-    monkeypatch.setattr("ocr_phases.recorder.measure_ceilings", fake)
-    session = native_session(GOLDEN)
+    monkeypatch.setattr("ocr_phases.session.measure_ceilings", fake)
+    session = OCRSession.from_local(GOLDEN / "checkpoint", device="cpu", dtype="float32")
     options = {"max_new_tokens": 2, "repeats": 1, "progress": lambda finished, total: done.append(finished)}
     page = PAGES / "receipt.png"
     without = session.run_inference(page, preset="tiny", ceilings=False, **options)
