@@ -118,8 +118,8 @@ def sam_attention(attention: Any, hidden_states: Tensor) -> tuple[Tensor, None]:
     place = torch.cat([row.repeat_interleave(width, dim=0), column.repeat(height, 1)], dim=1)
     query = torch.cat([query * attention.scale, by_row, by_column], dim=-1)
     key = torch.cat([key, place.expand(batch, heads, -1, -1)], dim=-1)
-    width_of_8 = (0, -key.shape[-1] % 8)  # as the kernels need
-    query, key = (nn.functional.pad(part, width_of_8) for part in (query, key))
+    # The kernels need a multiple of 8 channels.
+    query, key = (nn.functional.pad(part, (0, -part.shape[-1] % 8)) for part in (query, key))
     given = nn.functional.scaled_dot_product_attention(query, key, value, scale=1.0)
     return attention.proj(given.transpose(1, 2).reshape(hidden_states.shape)), None
 
