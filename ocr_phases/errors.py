@@ -141,8 +141,9 @@ def checked(*sources: Callable[..., Any]) -> Callable[[_Called], _Called]:
 
     def decorated(called: _Called) -> _Called:
         signature = inspect.signature(called)
-        takes = {name: own for name, own in signature.parameters.items() if own.kind is not own.VAR_KEYWORD}
-        for source in sources:
+        takes = dict(signature.parameters)
+        for source in sources:  # whose keywords are those of its **
+            takes = {name: own for name, own in takes.items() if own.kind is not own.VAR_KEYWORD}
             for name, item in inspect.signature(source).parameters.items():
                 if item.kind is item.KEYWORD_ONLY and name not in takes:
                     takes[name] = item
