@@ -134,7 +134,7 @@ MOST_BYTES = 400_000_000
 
 #: What the entries of a record are. Whole numbers are such as a double holds exactly, times in ms up to 2^33,
 #: 99 days: sums of them in steps of 2^-20 ms then fit into a double (`PhaseRun.tokens_of`).
-_KINDS: dict[str, Any] = {
+KINDS: dict[str, Any] = {
     "flag": bool,
     "text": str,
     "object": dict[str, Any],
@@ -211,23 +211,23 @@ _PARTS = {
     "no_kernels": "error:text",
 }
 for _name, _entries in _PARTS.items():
-    _KINDS[_name] = shape(_KINDS, _entries)
+    KINDS[_name] = shape(KINDS, _entries)
 _KERNEL_TABLES = ("stages", "decode_steps", "top", "gaps", "parts", "host_syncs")
 _Columns = dict[str, list[None | bool | int | float | str]]
 
 #: One row a span. ``step`` is the decode step (0 is the first decode forward) or missing; starts count from
 #: the repeat's start; all times are milliseconds. On a CPU the device columns equal the host's.
-SPAN_COLUMNS: tuple[str, ...] = tuple(_KINDS["spans"].__annotations__)
+SPAN_COLUMNS: tuple[str, ...] = tuple(KINDS["spans"].__annotations__)
 
 
 def check_record(record: dict[str, Any]) -> None:
     """Raise `OcrPhasesError` with the entry's name for a record that breaks this schema."""
-    conform(record, _KINDS["record"])
+    conform(record, KINDS["record"])
     for name, part in record.items():
         if name != "spans":  # whatever else is not named is shown and saved, too
             conform({"value": part}, Plain, name)
     view = record.get("kernels", {"error": ""})
-    conform(view, _KINDS["no_kernels" if "error" in view else "kernels"], "kernels")
+    conform(view, KINDS["no_kernels" if "error" in view else "kernels"], "kernels")
     tables = {f"kernels.{name}": view[name] for name in _KERNEL_TABLES if "error" not in view}
     for name, table in tables.items():
         conform(table, _Columns, name)

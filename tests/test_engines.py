@@ -157,6 +157,18 @@ def test_checks_say_what_a_server_did(
     run._repr_mimebundle_()
 
 
+def test_only_a_repeat_whose_tokens_came_together_is_left_out(vllm: Fake) -> None:
+    def joined(done: int, total: int) -> None:
+        vllm.a_chunk = 3 if done == 2 else 1
+
+    run = measure(vllm, progress=joined, repeats=3)
+    assert (run.repeats, run.request["repeats"], run["decode_steps"]) == ([0, 1], 2, len(IDS) - 1)
+    assert run.spans.groupby("repeat")["stage"].value_counts().unstack().nunique().eq(1).all()
+    told = "left out: 1 more repeat, with tokens that came together"
+    assert found(run, "token_times") == ("note", told)
+    assert "interrupted" not in run.checks.set_index("name").index
+
+
 def test_what_is_found_in_an_answer_itself() -> None:
     assert Answer(0.0, times=[1.0, 1.01, 1.02, 5.0]).untimed == "2 of 4 chunks came together with another"
     assert not Answer(0.0, times=[1.0, 1.01, 3.0, 5.0]).untimed

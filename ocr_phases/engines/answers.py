@@ -124,15 +124,14 @@ def spans_of(runs: Sequence[Answer]) -> Iterator[Row]:
     What one of them lacks is left out of all: it would count as 0 in a median.
     """
     own, staged = all(run.own for run in runs), all(run.stages for run in runs)
-    timed = not any(run.untimed for run in runs)
     for repeat, run in enumerate(runs):
-        given = run.own if own else {}, run.stages if staged else [], timed
+        given = run.own if own else {}, run.stages if staged else []
         for phase, stage, view, step, start, end in _spans(run, *given):
             times = start, max(end - start, _LEAST_MS)
             yield (repeat, phase, stage, view, step, *times, *times)
 
 
-def _spans(run: Answer, own: Mapping[str, float], stages: Sequence[Stage], timed: bool) -> Iterator[Row]:
+def _spans(run: Answer, own: Mapping[str, float], stages: Sequence[Stage]) -> Iterator[Row]:
     """Phase, stage, view, step, start and end in ms of what happened in a repeat.
 
     The prefill ends with the first token; it begins by the server's own time of it, and with the worker's
@@ -148,18 +147,18 @@ def _spans(run: Answer, own: Mapping[str, float], stages: Sequence[Stage], timed
         before = np.clip(own["ttft_ms"] - own["prefill_ms"] - own["queue_ms"], 0.0, begin)
         yield "prepare", "preprocess", "", None, 0.0, before
         yield "prepare", "queue", "", None, before, min(before + own["queue_ms"], begin)
-    steps = list(pairwise(run.times)) if timed else []
+    steps = [] if run.untimed else list(pairwise(run.times))
     for step, ends in enumerate(steps):
         yield "decode", "decode_step", "", step, *ends
-    step, through, seen = -1, run.cached or 0, set[str]()
-    for name, start, ms, tokens in stages:
-        view = ""
-        if name != "language_model":
-            view = "local" if name in seen else "global"
-            seen.add(name)
-        else:  # a long prompt takes several
-            step += through >= (run.prompt_tokens or 1)
-            through += tokens
-        if step < len(steps):
-            of = ("prefill", None) if step < 0 else ("decode", step)
-            yield of[0], name, view, of[1], start, start + ms
+    calls = pd.DataFrame(stages, columns=["stage", "start", "ms", "tokens"])
+    text, views = calls["stage"] == "language_model", np.where(calls.duplicated("stage"), "local", "global")
+    # The prompt, of which a cache may have the beginning, takes one call or several.
+    through = (run.cached or 0) + calls["tokens"].where(text, 0).cumsum().shift(fill_value=0)
+    calls["step"] = (text & (through >= (run.prompt_tokens or 1))).cumsum() - 1
+    calls["view"] = np.where(text, "", views)
+    for name, start, ms, _, step, view in calls[calls["step"] < len(steps)].itertuples(index=False):
+        yield (
+            *(("prefill", name, view, None) if step < 0 else ("decode", name, view, step)),
+            start,
+            start + ms,
+        )

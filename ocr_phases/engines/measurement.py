@@ -93,12 +93,15 @@ class Measurement:
 
     def record(self) -> PhaseRun:
         """The record of the finished repeats; what nobody told is not in it."""
-        session, request, image, runs = self.session, self.request, self.page[0], self.runs
+        session, request, image = self.session, self.request, self.page[0]
+        # A busy host joins tokens that came one by one.
+        runs = [run for run in self.runs if not run.untimed] or self.runs
         server, worker, family, answer = session.server, session.worker, session.family, runs[0]
         preset, count, cut = checks.read_as(answer, family.preset(request.preset), family, image.size)
-        found = [*checks.own_checks(runs, self.first, request.infer), cut, *self.compared]
-        if len(runs) < request.repeats:
-            told = f"{len(runs)} of {count_text(request.repeats, 'repeat')}{self.ended}"
+        own = checks.own_checks(runs, self.first, request.infer, len(self.runs) - len(runs))
+        found = [*own, cut, *self.compared]
+        if len(self.runs) < request.repeats:
+            told = f"{len(self.runs)} of {count_text(request.repeats, 'repeat')}{self.ended}"
             found.append(("interrupted", "note", told))
         (ids, texts), length = answer.tokens, answer.prompt_tokens or count + 1
         texts = texts if request.return_text else [""] * len(ids)
