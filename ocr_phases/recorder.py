@@ -19,7 +19,6 @@ from ocr_phases.collectors import machine
 from ocr_phases.collectors.kernels import check_kernels, kernel_view
 from ocr_phases.collectors.live_checks import (
     AFTERWARDS,
-    LiveCheck,
     Repeat,
     Watch,
     attempted,
@@ -156,7 +155,7 @@ class Measurement:
         if compiled:
             self.setup["vision_setup"] = {"compile_ms": vision.took_ms()}
 
-    def measure(self, on_tokens: Callable[..., Any] | None, progress: Callable[..., Any] | None) -> None:
+    def measure(self, *, on_tokens: Callable | None = None, progress: Callable | None = None) -> None:
         """All of it: set-up, warm-up and repeats, then what is measured apart from them.
 
         Raises what the callbacks raise: the runs finished by then are kept.
@@ -174,8 +173,7 @@ class Measurement:
                     notify = on_tokens and partial(on_tokens, max(number, -1))
                     with self.conditions.of(number) if number >= 0 else nullcontext():
                         run = self._run(request, number, notify)
-                    if number >= 0:
-                        self.runs.append(run)
+                    self.runs += [run] * (number >= 0)
                 progress(total, total)
                 self._measure_after()
         except torch.OutOfMemoryError as error:
@@ -212,21 +210,20 @@ class Measurement:
             packed, _ = pack_rows(checkpoint, request, timeline)
             with timeline.span("transfer"):
                 inputs = packed.to(self.device, checkpoint.dtype)
-        cache, checks = dict[str, Any](), list[LiveCheck]()
         with execution(self.device, request.autocast), self.vision():
             if request.generate:
                 with timeline.in_phase("generate"):
                     ids = one_shot(checkpoint, inputs, request, notify)
-            else:
-                options = {name: getattr(request, name) for name in ("first_token", "eos_check_every")}
-                options |= {"eos_ids": self.eos_ids, "pad_id": checkpoint.pad_id, "on_tokens": notify}
-                options |= {"sampler": Sampler(request.infer, request.seed, self.device), "step": step}
-                state = phases.generate(checkpoint.model, inputs, request.max_new_tokens, timeline, **options)
-                ids, cache = state.ids, describe_cache(state, {} if step is None else step.setup)
-                checks = watch.checks(packed, state, timeline.vectors)
-                if watch.waits is not None:
-                    self.waits = len(watch.waits), len(state.lengths) - 1
-        return Repeat(ids, timeline.rows(number), watch.memory, checks, cache)
+                return Repeat(ids, timeline.rows(number), watch.memory, [], {})
+            options = {name: getattr(request, name) for name in ("first_token", "eos_check_every")}
+            options |= {"eos_ids": self.eos_ids, "pad_id": checkpoint.pad_id, "on_tokens": notify}
+            options |= {"sampler": Sampler(request.infer, request.seed, self.device), "step": step}
+            state = phases.generate(checkpoint.model, inputs, request.max_new_tokens, timeline, **options)
+        if watch.waits is not None:
+            self.waits = len(watch.waits), len(state.lengths) - 1
+        cache = describe_cache(state, {} if step is None else step.setup)
+        checks = watch.checks(packed, state, timeline.vectors)
+        return Repeat(state.ids, timeline.rows(number), watch.memory, checks, cache)
 
     # -- its record -------------------------------------------------------------------------------
 
@@ -239,7 +236,7 @@ class Measurement:
         checkpoint, request, runs, after = self.checkpoint, self.request, self.runs, self.after
         memory = runs[0].memory
         peaks = {phase: [run.memory.peaks[phase] for run in runs] for phase in memory.peaks}
-        weights = sum(p.numel() * p.element_size() for p in checkpoint.model.parameters())
+        weights = checkpoint.model.get_memory_footprint(return_buffers=False)
         state = {"conditions": self.conditions.described(), "ceilings": after.get("ceilings")}
         return PhaseRun(
             created=machine.now(),
@@ -266,13 +263,13 @@ class Measurement:
         )
 
     def _described_pages(self) -> list[dict[str, Any]]:
-        request, packed = self.request, self.packed
+        packed = self.packed
         rows = [row for row, count in enumerate(packed.views_per_row) for _ in range(count)]
         return [
             {
-                **describe_page(*page, embed=request.embed_page),
+                **describe_page(*page, embed=self.request.embed_page),
                 "row": row,
-                "preset": request.preset,
+                "preset": view.preset.name,
                 "grid": list(view.grid),
                 "image_tokens": packed.image_tokens[row],
                 "text_tokens": packed.text_tokens[row],

@@ -66,7 +66,7 @@ class OCRSession:
         #: What measurements share: steps by shape, compiled encoders, and `measure_ceilings` once a dtype.
         self.steps: dict[tuple[int, int, str], StaticStep] = {}
         self.vision = CompiledVision(checkpoint.model)
-        self.ceilings = cache(partial(measure_ceilings, self.device))
+        self.ceilings: Callable[[torch.dtype], dict[str, Any]] = cache(partial(measure_ceilings, self.device))
         #: What the last `run_inference` measured, also where it was interrupted; None without a repeat.
         self.last_run: PhaseRun | None = None
 
@@ -115,7 +115,7 @@ class OCRSession:
         """
         own = describe_model(self.checkpoint)
         asked = {"attention": attention or own["attention"], "dtype": dtype or own["dtype"]}
-        if all(value == own[name] for name, value in asked.items()):
+        if asked.items() <= own.items():
             return self
         if self._asked is None:
             raise OcrPhasesError("A model object is measured as it is: change it and give it to from_model.")
@@ -149,14 +149,14 @@ class OCRSession:
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         text, parameters = self.model.config.get_text_config(), self.family.parameters(self.model)
-        weights = sum(tensor.numel() * tensor.element_size() for tensor in self.model.parameters())
+        weights = bytes_text(self.model.get_memory_footprint(return_buffers=False))
         total = parameters.pop("total")
         parts = ", ".join(f"{stage_name(name)} {millions_text(count)}" for name, count in parameters.items())
         facts = {
             "family": f"{self.family.facts.name}, {self.family.implementation} class",
             "device": f"{machine.describe_device(self.device)['name']} ({self.device})",
             "dtype": str(self.dtype).removeprefix("torch."),
-            "parameters": f"{millions_text(total)}, {bytes_text(weights)}: {parts}",
+            "parameters": f"{millions_text(total)}, {weights}: {parts}",
             "language model": f"{text.num_hidden_layers} layers, hidden size {text.hidden_size:,}",
             "longest sequence": f"{text.max_position_embeddings:,} tokens",
         }
@@ -168,15 +168,9 @@ class OCRSession:
 
     # -- the measurement --------------------------------------------------------------------------
 
-    @checked(RunSettings)
+    @checked(Measurement.measure, RunSettings)
     def run_inference(
-        self,
-        page: Pages,
-        prompt: str | Sequence[str] = "markdown",
-        *,
-        on_tokens: Callable[[int, list[list[int]]], None] | None = None,
-        progress: Callable[[int, int], None] | None = None,
-        **settings: Any,
+        self, page: Pages, prompt: str | Sequence[str] = "markdown", **settings: Any
     ) -> PhaseRun:
         """Measure a page: ``warmup`` unrecorded runs, then ``repeats`` recorded ones, as one `PhaseRun`.
 
@@ -195,8 +189,8 @@ class OCRSession:
         where that came before the end of the first repeat, and for a KeyboardInterrupt `Interrupted`, a
         KeyboardInterrupt too: `last_run` then has the finished repeats.
         """
-        measurement = Measurement(self, page, RunSettings(prompt=prompt, **settings))
-        return recorded(self, measurement, on_tokens=on_tokens, progress=progress)
+        callbacks = {name: settings.pop(name, None) for name in ("on_tokens", "progress")}
+        return recorded(self, Measurement(self, page, RunSettings(prompt=prompt, **settings)), **callbacks)
 
     @checked(RunSettings)
     def check_request(self, page: Pages, **settings: Any) -> Request:
@@ -237,7 +231,7 @@ def kept_session(**settings: Any) -> OCRSession:
 
 _NEED = (
     "{name} at {preset} needs {peak_bytes:bytes} in the {phase} (weights {weight_bytes:bytes}, KV cache "
-    "{kv_bytes:bytes}, activations {activation_bytes:bytes}), {device} has {free:bytes} free"
+    "{kv_bytes:bytes}, activations {activation_bytes:bytes}), {device} has {free:bytes} free: it {fits}."
 )
 
 
@@ -266,8 +260,7 @@ def fit(page: Pages, settings: Settings) -> tuple[pd.DataFrame, str]:
     if device != "cpu":  # what an earlier model reserved goes
         free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
     fits = "fits" if most["peak_bytes"] <= free else "does not fit"
-    told = filled(_NEED, most, name=name, preset=preset.name, device=device, free=free)
-    return need, f"{told}: it {fits}."
+    return need, filled(_NEED, most, name=name, preset=preset.name, device=device, free=free, fits=fits)
 
 
 # -- the measurement in a record, once more ------------------------------------------------------------
@@ -315,14 +308,13 @@ def load_recorded(record: PhaseRun, *, model: str | None = None, **settings: Any
     unknown = "The record does not say which model to repeat it with (no {})."
     require((unknown.format(part), known.get(part)) for part in ("source", "revision", "implementation"))
     name, source, revision = (known[part] for part in ("name", "source", "revision"))
-    if source == AT_HAND:
-        raise OcrPhasesError(f"The record is of a model object: give {name} to OCRSession.from_model again.")
     # A folder is known by its content, a hub id by its commit, and what is built in by its name.
     folder = revision.startswith("sha256:") and source != BUILT_IN
     place = source if folder else name
     here = os.path.isdir(source) if folder else name.split(":")[0] in ("tiny", "dummy")  # noqa: PTH112
-    if model is None and not here:
-        raise OcrPhasesError(f"The record's model {place} is not on this machine: name it with --model.")
+    at_hand = f"The record is of a model object: give {name} to OCRSession.from_model again."
+    away = f"The record's model {place} is not on this machine: name it with --model."
+    require([(at_hand, source != AT_HAND), (away, model is not None or here)])
     settings |= {part: known[part] for part in _MODEL_SETTINGS if known.get(part) is not None}
     settings["revision"] = None if revision.startswith(("sha256:", "seed:")) else revision
     session = OCRSession.load(model or place, **settings)

@@ -209,11 +209,10 @@ class Sweep:
             with reserved(record.parent / "earlier" / record.name) as earlier:
                 record.replace(earlier)
         # A batch would hold the page as often as it has rows.
-        settings = {**cell.of_run(), "embed_page": cell.batch == 1}
+        settings = {**cell.of_run(), "embed_page": cell.batch == 1, "progress": partial(self.on_run, cell)}
         try:
             session = only(sessions, tuple(cell.changes.items()), partial(load, **cell.changes))
-            told = partial(self.on_run, cell)
-            run = session.run_inference([self.page] * cell.batch, progress=told, **settings)
+            run = session.run_inference([self.page] * cell.batch, **settings)
             return CellOutcome(cell, "measured", run=run)
         except (OcrPhasesError, RuntimeError) as error:
             return CellOutcome(cell, "failed", one_sentence(error))
@@ -246,8 +245,7 @@ def _known(runs: Path, shared: Mapping[str, Any], again: set[str]) -> dict[str, 
         had = {**shared, **(status["asked"] if status else {})}
         for what in _SUBJECT if name in again else (*_SUBJECT, *_REQUEST):
             if had[what] != shared[what]:
-                differs = f"{what} {had[what]}; you asked for {shared[what]}"
-                told = "another page" if what == "page" else differs
+                told = {"page": "another page"}.get(what, f"{what} {had[what]}; you asked for {shared[what]}")
                 raise OcrPhasesError(f"{place} holds a sweep with {told}: choose another folder (--out).")
     return known
 
@@ -307,8 +305,7 @@ def sweep(
         called = path.absolute().name if path.is_dir() else model
         # In characters that every file system takes.
         name = re.sub(r"[^\w.=-]+", "-", called).strip("-.") if len(models) > 1 else ""
-        if name in loads:
-            raise OcrPhasesError(f"Two of the models are called {name}: give them different names.")
+        require([(f"Two of the models are called {name}: give them different names.", name not in loads)])
         # A wrong setting of any model is refused before the first is loaded.
         loads[name] = partial(loaded, ModelSettings(**{**(load or {}), "model": model}))
     return Sweep(page=page, **options).run(loads)
