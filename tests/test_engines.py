@@ -180,7 +180,7 @@ def test_what_is_found_in_an_answer_itself() -> None:
         (Answer(0.0, **given), 18.0, "pass"),
     ]
     for answer, first, verdict in cases:  # where nobody tells of a cache, by time
-        rows = {name: (said, told) for name, said, told in checks.own_checks([answer], first, GREEDY)}
+        rows = {name: (said, told) for name, said, told in checks.own_checks([answer], 0, first, GREEDY)}
         assert rows["fresh_prompt"][0] == verdict
         assert "no vision ran in 1 repeat" in rows["fresh_prompt"][1] or not answer.stages
     gundam = FAMILY.presets["gundam"]

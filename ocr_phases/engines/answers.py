@@ -157,8 +157,5 @@ def _spans(run: Answer, own: Mapping[str, float], stages: Sequence[Stage]) -> It
     calls["step"] = (text & (through >= (run.prompt_tokens or 1))).cumsum() - 1
     calls["view"] = np.where(text, "", views)
     for name, start, ms, _, step, view in calls[calls["step"] < len(steps)].itertuples(index=False):
-        yield (
-            *(("prefill", name, view, None) if step < 0 else ("decode", name, view, step)),
-            start,
-            start + ms,
-        )
+        of = ("prefill", None) if step < 0 else ("decode", step)
+        yield of[0], name, view, of[1], start, start + ms

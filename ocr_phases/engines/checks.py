@@ -51,12 +51,10 @@ def read_as(answer: Answer, asked: Preset, family: FamilyFacts, size: Size) -> t
     return preset, count, ("server_preset", "fail", told)
 
 
-def own_checks(
-    runs: Sequence[Answer], first: float, infer: SamplingSettings, left_out: int = 0
-) -> Iterator[Check]:
+def own_checks(runs: Sequence[Answer], more: int, first: float, infer: SamplingSettings) -> Iterator[Check]:
     """What the repeats themselves show; ``first`` is the time to first token of the first answer, in ms.
 
-    ``left_out`` is how many more there were whose tokens came together.
+    There were ``more`` repeats whose tokens came together.
     """
     same = len({tuple(run.tokens[0]) for run in runs}) == 1
     told = f"{count_text(len(runs), 'repeat')}, {'equal' if same else 'different'} tokens"
@@ -65,8 +63,8 @@ def own_checks(
     came = "ids came at the end" if runs[0].ids else "the server sends no ids, so its pieces have numbers"
     if untimed := runs[0].untimed:
         yield "token_times", "note", f"{untimed}: there is no inter-token latency"
-    elif left_out:
-        told = f"left out: {count_text(left_out, 'more repeat')}, with tokens that came together"
+    elif more:
+        told = f"left out: {count_text(more, 'more repeat')}, with tokens that came together"
         yield "token_times", "note", told
     elif not runs[0].widest:
         yield "token_times", "note", f"chunks of text are timed: {came}"

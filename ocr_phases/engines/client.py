@@ -22,10 +22,6 @@ from ocr_phases.text import plain
 
 #: The environment variable of the server's key.
 KEY = "OCR_PHASES_API_KEY"
-_NO_ADDRESS = (
-    f"A server's address is http://HOST:PORT/v1, or https. It has no key: set {KEY}, or give api_key."
-)
-_NO_KEY = "The key has characters that no header takes: copy it again."
 #: Scheme, host, port, path and model of an address.
 _ADDRESS = re.compile(r"(https?)://(\[[\da-fA-F:.]+\]|[^\s/?#:@\[\]]+)(:\d{1,5}|)(/[^\s?#@]*|)(?:#(.+))?")
 _MOST_BYTES = 64_000_000  # of an answer, streamed or not
@@ -55,8 +51,9 @@ class Server:
     def __init__(self, address: str, *, api_key: str | None = None, patience: float = 300.0) -> None:
         self.patience, self._key = patience, api_key or os.environ.get(KEY, "")
         parts: Any = _ADDRESS.fullmatch(address)
-        # Neither is in the sentence: an address may have a key, too.
-        require([(_NO_ADDRESS, parts), (_NO_KEY, self._key.isascii() and self._key.isprintable())])
+        # Neither is in its sentence: an address may have a key, too.
+        key_fits = self._key.isascii() and self._key.isprintable()
+        require([(_REFUSALS["address"], parts), (_REFUSALS["key"], key_fits)])
         scheme, self.host, port, path, self.model = parts.groups()
         self._connection = HTTPSConnection if scheme == "https" else HTTPConnection
         #: The host with its port; what the paths of OpenAI's methods, and of the server's own, begin with.

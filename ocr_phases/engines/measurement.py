@@ -98,8 +98,8 @@ class Measurement:
         runs = [run for run in self.runs if not run.untimed] or self.runs
         server, worker, family, answer = session.server, session.worker, session.family, runs[0]
         preset, count, cut = checks.read_as(answer, family.preset(request.preset), family, image.size)
-        own = checks.own_checks(runs, self.first, request.infer, len(self.runs) - len(runs))
-        found = [*own, cut, *self.compared]
+        left_out = len(self.runs) - len(runs)
+        found = [*checks.own_checks(runs, left_out, self.first, request.infer), cut, *self.compared]
         if len(self.runs) < request.repeats:
             told = f"{len(self.runs)} of {count_text(request.repeats, 'repeat')}{self.ended}"
             found.append(("interrupted", "note", told))
@@ -137,10 +137,9 @@ class Measurement:
 def data_url(image: Image.Image, data: bytes | None) -> str:
     """The page as it is in its file where a server reads the same pixels there, else as PNG."""
     with contextlib.suppress(OSError):  # a PDF is no image
-        file = Image.open(io.BytesIO(data or b""))
-        same = file.mode == "RGB" and file.size == image.size and file.tobytes() == image.tobytes()
-        if data and same and file.format in ("PNG", "JPEG"):
-            return data_address(data, Image.MIME[file.format])
+        file = Image.open(io.BytesIO(data or b""), formats=["PNG", "JPEG"])
+        if data and file.mode == "RGB" and file.size == image.size and file.tobytes() == image.tobytes():
+            return data_address(data, Image.MIME[file.format or ""])
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     return data_address(buffer.getvalue(), "image/png")

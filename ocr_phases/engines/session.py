@@ -80,10 +80,9 @@ class ServerSession:
     def check_request(self, page: Pages, **settings: Any) -> Request:
         """What `run_inference` would ask for, with every default; raises what that would before it asks."""
         asked = RunSettings(**settings)
-        given = {name: getattr(asked, name) for name in _CANNOT}
         told = "A server cannot do {}={!r}: leave it out, or load the model itself."
-        usual = {name: (getattr(RunSettings, name), False) for name in _CANNOT}
-        require((told.format(name, value), value in usual[name]) for name, value in given.items())
+        given = {name: getattr(asked, name) for name in _CANNOT if getattr(asked, name) is not False}
+        require((told.format(*each), each[1] == getattr(RunSettings, each[0])) for each in given.items())
         request = filled_in(page, asked, self.family, ignore_eos=False, eos_check_every=1)
         own = {"ignore_eos": request.ignore_eos, "infer's top_k": request.infer.top_k}
         own["infer's no_repeat_ngram_size"] = request.infer.no_repeat_ngram_size
@@ -98,6 +97,7 @@ class ServerSession:
     def body(self, request: Request, page: str) -> dict[str, Any]:
         """The chat completion that a request is, for a page as a data URL."""
         infer, text, limit = request.infer, request.prompts[0], request.max_new_tokens
+        size, window = infer.no_repeat_ngram_size, infer.no_repeat_ngram_window or _WHOLE_WINDOW
         wanted: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
         image: dict[str, Any] = {"type": "image_url", "image_url": {"url": page}}
         if self.engine == "vllm":
@@ -108,12 +108,10 @@ class ServerSession:
             text = text.removeprefix("<image>").lstrip("\n")
         if infer.do_sample:
             wanted |= {"top_p": infer.top_p, "seed": request.seed, "top_k": infer.top_k or None}
-        if size := infer.no_repeat_ngram_size:
-            window = infer.no_repeat_ngram_window or _WHOLE_WINDOW
-            wanted["vllm_xargs"] = {"ngram_size": size, "window_size": window}
         wanted |= {
             "model": self.model,
             "messages": [{"role": "user", "content": [image, {"type": "text", "text": text}]}],
+            "vllm_xargs": {"ngram_size": size, "window_size": window} if size else None,
             "temperature": infer.temperature if infer.do_sample else 0.0,
             "logprobs": request.token_probabilities,
             "max_tokens": None if limit == self.family.published_limit else limit,
