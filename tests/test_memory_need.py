@@ -28,7 +28,7 @@ from ocr_phases.versions import asset
 
 PAGE = PAGES / "receipt.png"
 #: The shipped records of GPUs, of all three families.
-CUDA = [*RUNS.glob("h200-dummy-*"), *RUNS.glob("families/h200-[!b]*"), *RUNS.glob("h100-*")]
+CUDA = [*RUNS.glob("h200-dummy-*"), *RUNS.glob("families/h200-[!b]*"), *RUNS.glob("h200-invoice-*")]
 EAGER = {"strategy": "eager", "vision": "eager"}
 
 
