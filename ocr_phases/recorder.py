@@ -108,14 +108,13 @@ class Measurement:
         checkpoint = self.checkpoint = session.checkpoint
         self.device, facts = checkpoint.device, checkpoint.family.facts
         own = {"ignore_eos": checkpoint.default_ignore_eos, "eos_check_every": eos_interval(asked.strategy)}
-        request = filled_in(page, asked, facts, checkpoint.default_preset, **own)
+        request = self.request = filled_in(page, asked, facts, checkpoint.default_preset, **own)
         self.packed, self.pages = pack_rows(checkpoint, request, NoTimeline())
         prompt_len = self.packed.prefill_len
         room = checkpoint.model.config.get_text_config().max_position_embeddings - prompt_len
         if is_published(asked.infer) and asked.max_new_tokens is None:  # the published code ends there
             limit = max(1, min(facts.published_limit - prompt_len * facts.limit_has_prompt, room))
-            request = replace(request, max_new_tokens=limit)
-        self.request = request
+            request = self.request = replace(request, max_new_tokens=limit)
         if request.kernels:
             check_kernels(self.device, generate=request.generate, trace=request.kernel_trace)
         check_strategy(request, checkpoint.family, self.device)
@@ -152,8 +151,7 @@ class Measurement:
         if self.step is not None:
             capture = {"prefill_capture_ms": self.step.prefill.took_ms(), "reused": reused}
             self.setup["strategy_setup"] = self.step.setup | capture
-        if compiled:
-            self.setup["vision_setup"] = {"compile_ms": vision.took_ms()}
+        self.setup["vision_setup"] = {"compile_ms": vision.took_ms()} if compiled else None
 
     def measure(self, *, on_tokens: Callable | None = None, progress: Callable | None = None) -> None:
         """All of it: set-up, warm-up and repeats, then what is measured apart from them.
@@ -162,19 +160,18 @@ class Measurement:
         """
         request, total = self.request, self.request.warmup + self.request.repeats
         numbers: Iterable[int] = range(-request.warmup, request.repeats)
-        if progress is None:
-            numbers, progress = bar_in_cell(numbers, "run"), lambda done, total: None
+        tell = progress or (lambda done, total: None)
         try:
             with execution(self.device):
                 self.set_up()
                 self.conditions = Conditions(self.device)
-                for number in numbers:
-                    progress(number + request.warmup, total)
+                for number in numbers if progress else bar_in_cell(numbers, "run"):
+                    tell(number + request.warmup, total)
                     notify = on_tokens and partial(on_tokens, max(number, -1))
                     with self.conditions.of(number) if number >= 0 else nullcontext():
                         run = self._run(request, number, notify)
                     self.runs += [run] * (number >= 0)
-                progress(total, total)
+                tell(total, total)
                 self._measure_after()
         except torch.OutOfMemoryError as error:
             rows, tokens = count_text(self.packed.batch_size, "row"), f"{request.max_new_tokens} new tokens"
@@ -244,8 +241,7 @@ class Measurement:
             device=machine.describe_device(self.device) | state,
             model={
                 **describe_model(checkpoint),
-                "strategy": request.strategy,
-                "vision": request.vision,
+                **{name: getattr(request, name) for name in ("strategy", "vision")},
                 "decode_attention_kernels": machine.attention_kernels(self.device, request.strategy),
                 "decode_experts": decode_experts(checkpoint.model, request.strategy).get("text_config"),
                 **self.setup,

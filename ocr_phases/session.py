@@ -117,8 +117,7 @@ class OCRSession:
         asked = {"attention": attention or own["attention"], "dtype": dtype or own["dtype"]}
         if asked.items() <= own.items():
             return self
-        if self._asked is None:
-            raise OcrPhasesError("A model object is measured as it is: change it and give it to from_model.")
+        require([("A model object is measured as it is: change it and give it to from_model.", self._asked)])
         return self.load(**{**vars(self._asked), **asked})
 
     @classmethod
@@ -169,12 +168,10 @@ class OCRSession:
     # -- the measurement --------------------------------------------------------------------------
 
     @checked(Measurement.measure, RunSettings)
-    def run_inference(
-        self, page: Pages, prompt: str | Sequence[str] = "markdown", **settings: Any
-    ) -> PhaseRun:
+    def run_inference(self, page: Pages, prompt: str | Sequence[str] = "markdown", **given: Any) -> PhaseRun:
         """Measure a page: ``warmup`` unrecorded runs, then ``repeats`` recorded ones, as one `PhaseRun`.
 
-        ``settings`` are those of `RunSettings`. Each run prepares the page, prefills and decodes up to
+        The other keywords are those of `RunSettings`. Each run prepares the page, prefills and decodes up to
         ``max_new_tokens`` (the prefill's token counted) from the same inputs and seed. Preparing a strategy
         is timed separately, and kept for later runs of the same shapes. The end token is looked for every
         ``eos_check_every`` steps and the surplus is cut. ``verify``, ``token_probabilities``
@@ -189,8 +186,8 @@ class OCRSession:
         where that came before the end of the first repeat, and for a KeyboardInterrupt `Interrupted`, a
         KeyboardInterrupt too: `last_run` then has the finished repeats.
         """
-        callbacks = {name: settings.pop(name, None) for name in ("on_tokens", "progress")}
-        return recorded(self, Measurement(self, page, RunSettings(prompt=prompt, **settings)), **callbacks)
+        callbacks = {name: given.pop(name, None) for name in ("on_tokens", "progress")}
+        return recorded(self, Measurement(self, page, RunSettings(prompt=prompt, **given)), **callbacks)
 
     @checked(RunSettings)
     def check_request(self, page: Pages, **settings: Any) -> Request:

@@ -30,6 +30,7 @@ from ocr_phases.record import PhaseRun, elsewhere
 from ocr_phases.recorder import bar_in_cell, describe_model, page_id
 from ocr_phases.schema import Truth
 from ocr_phases.settings import ModelSettings, Settings
+from ocr_phases.steps.execution import last_used
 from ocr_phases.store import (
     CELL_STATUS,
     CellStatus,
@@ -220,12 +221,13 @@ class Sweep:
 
 def _own_cells(cells: list[Cell], stands_for: Mapping[Any, str], shared: Mapping[str, Any]) -> list[Cell]:
     """The cells as a model has them, sorted by what they load: its own presets, and not its own dtype."""
-    own = dict[Cell, None]()
-    for cell in cells:
+
+    def own(cell: Cell) -> Cell:
         same: dict[str, Any] = {name: None for name, value in cell.changes.items() if value == shared[name]}
         # One that it has not fails when it is run.
-        own[replace(cell, preset=stands_for.get(cell.preset, cell.preset), **same)] = None
-    return sorted(own, key=lambda cell: sorted(cell.changes.items()))
+        return replace(cell, preset=stands_for.get(cell.preset, cell.preset), **same)
+
+    return sorted(dict.fromkeys(map(own, cells)), key=lambda cell: sorted(cell.changes.items()))
 
 
 def _known(runs: Path, shared: Mapping[str, Any], again: set[str]) -> dict[str, CellStatus | None]:
@@ -268,11 +270,12 @@ def free_memory() -> None:
 
 def only(kept: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
     """``kept[key]``, made where it is missing once all else is let go: a device never holds two models."""
-    if key not in kept:
-        kept.clear()
+
+    def alone() -> Any:
         free_memory()
-        kept[key] = make()
-    return kept[key]
+        return make()
+
+    return last_used(kept, key, alone, 1)
 
 
 @checked(Sweep)
