@@ -24,6 +24,7 @@ from ocr_phases.analyse.regions import region_table
 from ocr_phases.analyse.scaling import SweepResult
 from ocr_phases.files import write_atomic
 from ocr_phases.report.render import page_report
+from ocr_phases.show.figures import blank_figure
 from ocr_phases.show.page import TIME_ALPHA, draw_marks, region_boxes
 from ocr_phases.show.plots_many import plot_cells_decode, plot_prefill_stages
 from ocr_phases.versions import asset
@@ -71,9 +72,9 @@ def timed_page(run: PhaseRun, height: int = 700) -> Image.Image:
 
 def overview(run: PhaseRun) -> Image.Image:
     """The page coloured by decode time beside the decode latency and the prefill's stages."""
-    drawings = [run.plot.latency(), run.plot.vision()]
-    for figure in drawings:
-        figure.set_size_inches(6.2, 3.6)  # small, so that letters stay legible at half size
+    # Small, so that letters stay legible at half size, from the start: keys are laid out for their figure.
+    plots = run.plot.latency, run.plot.vision
+    drawings = [plot(ax=blank_figure(3.6, 6.2).subplots()) for plot in plots]
     right = in_a_row([drawn(figure, dpi=120) for figure in drawings], down=True)
     return in_a_row([timed_page(run, right.height), right])
 
