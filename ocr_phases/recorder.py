@@ -191,9 +191,8 @@ class Measurement:
             lambda: self.session.ceilings(dtype),
         )
         for name, take in zip(AFTERWARDS, ways, strict=True):
-            own = name in ("kernels", "ceilings")  # whose runs have their autocast, or none
-            if getattr(request, name):
-                with execution(self.device, request.autocast and not own):
+            if getattr(request, name):  # the last two have their own autocast, or none
+                with execution(self.device, request.autocast and name in AFTERWARDS[:2]):
                     self.after[name] = attempted(name, take)
 
     def _run(self, request: Request, number: int = 0, notify: OnTokens | None = None) -> Repeat:
@@ -259,19 +258,18 @@ class Measurement:
         )
 
     def _described_pages(self) -> list[dict[str, Any]]:
-        packed = self.packed
-        rows = [row for row, count in enumerate(packed.views_per_row) for _ in range(count)]
+        rows = [row for row, count in enumerate(self.packed.views_per_row) for _ in range(count)]
         return [
             {
                 **describe_page(*page, embed=self.request.embed_page),
                 "row": row,
                 "preset": view.preset.name,
                 "grid": list(view.grid),
-                "image_tokens": packed.image_tokens[row],
-                "text_tokens": packed.text_tokens[row],
+                "image_tokens": self.packed.image_tokens[row],
+                "text_tokens": self.packed.text_tokens[row],
                 "valid_image_tokens": valid_image_tokens(view.preset, view.size, view.grid),
             }
-            for row, page, view in zip(rows, self.pages, packed.views, strict=True)
+            for row, page, view in zip(rows, self.pages, self.packed.views, strict=True)
         ]
 
 

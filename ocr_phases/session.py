@@ -45,7 +45,7 @@ from ocr_phases.steps.compiled import CompiledVision
 from ocr_phases.steps.execution import decode_execution
 from ocr_phases.steps.timeline import NoTimeline, Timeline, stage_hooks
 from ocr_phases.sweep_models import Sweep, only
-from ocr_phases.text import bytes_text, filled, millions_text, stage_name
+from ocr_phases.text import filled, millions_text, stage_name
 from ocr_phases.versions import asset, seldom_collected
 
 
@@ -148,14 +148,12 @@ class OCRSession:
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         text, parameters = self.model.config.get_text_config(), self.family.parameters(self.model)
-        weights = bytes_text(self.model.get_memory_footprint(return_buffers=False))
-        total = parameters.pop("total")
-        parts = ", ".join(f"{stage_name(name)} {millions_text(count)}" for name, count in parameters.items())
         facts = {
             "family": f"{self.family.facts.name}, {self.family.implementation} class",
             "device": f"{machine.describe_device(self.device)['name']} ({self.device})",
             "dtype": str(self.dtype).removeprefix("torch."),
-            "parameters": f"{millions_text(total)}, {weights}: {parts}",
+            "parameters": {stage_name(name): millions_text(count) for name, count in parameters.items()},
+            "weights_bytes": self.model.get_memory_footprint(return_buffers=False),
             "language model": f"{text.num_hidden_layers} layers, hidden size {text.hidden_size:,}",
             "longest sequence": f"{text.max_position_embeddings:,} tokens",
         }
@@ -246,8 +244,7 @@ def fit(page: Pages, settings: Settings) -> tuple[pd.DataFrame, str]:
     request = filled_in(page, asked, facts, suits, eos_check_every=1)
     preset, prompts, tokens = facts.preset(request.preset), request.prompts, request.max_new_tokens
     grids = [preset.grid(*load_page(each)[0].size) for each in request.pages]
-    images = sum(image_token_count(preset, grid) for grid in grids)
-    length = images // len(prompts) + len(prompts[0])
+    length = sum(image_token_count(preset, grid) for grid in grids) // len(prompts) + len(prompts[0])
     grown = windowed_length(length + tokens, length, window)
     held = grown if settings.strategy == "eager" else capacity_for(length, tokens, window)
     shape = {"batch": len(prompts), "dtype_bytes": resolve_dtype(settings.dtype, device).itemsize}

@@ -49,9 +49,6 @@ _REQUEST = ("prompt", "repeats", "warmup", "seed", "ignore_eos")
 AXES = ("presets", "strategies", "batches", "lengths", "visions", "attentions", "dtypes")
 _OF_CELL = ("preset", "strategy", "batch", "max_new_tokens", "vision", "attention", "dtype")
 
-#: Gives an `OCRSession`, which is above this module, for the ``changes`` of a `Cell`.
-Load = Callable[..., Any]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Cell(Settings):
@@ -142,11 +139,12 @@ class Sweep:
         said = self.truth and elsewhere("analyse.quality.load_truth")(self.truth, page["file"])
         return page_id(page), said or None
 
-    def run(self, loads: Mapping[str, Load]) -> Any:
+    def run(self, loads: Mapping[str, Callable]) -> Any:
         """Measure the page at every cell: a `SweepResult`.
 
-        ``loads`` has what loads each model, by the name of its folder in ``folder``. A session is let go
-        before the next is loaded.
+        ``loads`` has what loads each model, by the name of its folder in ``folder``: it gives an
+        `OCRSession`, which is above this module, for the ``changes`` of a `Cell`. A session is let go before
+        the next is loaded.
 
         Raises `OcrPhasesError` where the folder holds the sweep of another page, model or device, cells, not
         asked for now, with another prompt, seed or number of repeats, or a file that is no cell's; where it
@@ -165,7 +163,7 @@ class Sweep:
                 free_memory()
             return elsewhere("analyse.scaling.SweepResult").load(kept)
 
-    def _outcomes(self, runs: Path, load: Load) -> Iterator[CellOutcome]:
+    def _outcomes(self, runs: Path, load: Callable) -> Iterator[CellOutcome]:
         """Measure the cells of one model that ``runs`` lacks, and say what became of each."""
         sessions, truth = {(): load()}, self.subject[1]
         device, shared = sessions[()].device, self._shared(sessions[()])
@@ -204,7 +202,7 @@ class Sweep:
             "prompt": session.family.facts.text_of(self.prompt),
         }
 
-    def _measured(self, cell: Cell, record: Path, sessions: dict[Any, Any], load: Load) -> CellOutcome:
+    def _measured(self, cell: Cell, record: Path, sessions: dict[Any, Any], load: Callable) -> CellOutcome:
         """What becomes of a cell with one of ``sessions`` or a new one in their place."""
         if record.exists():  # measured with other settings or versions, or damaged
             with reserved(record.parent / "earlier" / record.name) as earlier:
@@ -302,7 +300,7 @@ def sweep(
         loading(settings.model)
         return elsewhere("session.OCRSession").load(**{**vars(settings), **changed})
 
-    loads: dict[str, Load] = {}
+    loads: dict[str, Callable] = {}
     for model in models:
         path = Path(model).expanduser()
         called = path.absolute().name if path.is_dir() else model
