@@ -41,7 +41,6 @@ _WIDER = "main, nav ul, footer { max-width: 1320px; }"
 _WORST = 25
 _PAGES = ["page", "preset", "status", "page_ms", "ttft_ms", "inter_token_ms", "tokens", "vision_share"]
 _PAGES += ["energy_j", "price_per_1000_pages", "repeated_share", "remarks"]
-_WORST_COLUMNS = ["page", "preset", "category", "cer", "repetition", "compression", "tokens"]
 _COMPARED = {
     "edit_distance": "{} records have a truth. Means are over pages, as OmniDocBench's are.",
     "agreement": "No page has a truth. Agreement is with the same page's text at the longest prompt: "
@@ -175,9 +174,9 @@ def _quality(pages: pd.DataFrame) -> Iterator[Html | Figure]:
     yield table_html(categories, caption=caption, headings=percent, empty="")
     worst = pages.dropna(subset=[measure])
     worst = worst.sort_values(measure, ascending=measure == "agreement", kind="stable").head(_WORST)
-    columns = dict.fromkeys([*_WORST_COLUMNS[:3], measure, *_WORST_COLUMNS[3:]])
+    columns = ["page", "preset", "category", measure, "cer", "repetition", "compression", "tokens"]
     links = {"page": worst["to_page"]}
-    yield table_html(worst[[*columns]], caption="The worst pages first", headings=_MEANS, links=links)
+    yield table_html(worst[columns], caption="The worst pages first", headings=_MEANS, links=links)
 
 
 def _compared_with(pages: pd.DataFrame, measure: str) -> str:

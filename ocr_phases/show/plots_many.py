@@ -145,20 +145,17 @@ def plot_ratios(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
         return sentence_figure("The records share no metric with a ratio to draw.", ax)
     # A row takes 0.3 inches.
     room = int(ax.bbox.height / figure_of(ax).dpi / 0.3) if ax else len(table)
-    change = table["ratio"].where(table["ratio"] > 1.0, 1.0 / table["ratio"])
-    largest = change.nlargest(max(room, 1)).sort_index().index
+    largest = np.log(table["ratio"]).abs().nlargest(max(room, 1)).index.sort_values()
     title = "What changed" if len(largest) == len(table) else f"Largest of {len(table)} changes"
     several, table = table["run"].nunique() > 1, table.loc[largest].reset_index(drop=True)
     _, (axes,) = new_figure(1.7 + 0.3 * len(table), [title], ax)
     runs = table["run"].map(lambda run: f"{printable(run, LONGEST_LABEL)}  " if several else "")
     row_axis(axes, (runs + table["metric"].map(metric_name)).tolist())
-    kinds = [_VERDICTS.get(verdict, _NO_VERDICT) for verdict in table["verdict"]]
-    for kind in dict.fromkeys([*_VERDICTS.values(), _NO_VERDICT]):
-        (words, colour), rows = kind, table[[each == kind for each in kinds]]
-        if len(rows):
-            face = "white" if kind == _NO_VERDICT else colour
-            axes.hlines(rows.index, rows["ratio_low"], rows["ratio_high"], colour, linewidth=1.8)
-            axes.plot(rows["ratio"], rows.index, "o", color=colour, ms=5.5, mfc=face, label=words)
+    kinds = table["verdict"].map(lambda verdict: _VERDICTS.get(verdict, _NO_VERDICT))
+    for (words, colour), rows in table.groupby(kinds, sort=False):
+        face = "white" if words == _NO_VERDICT[0] else colour
+        axes.hlines(rows.index, rows["ratio_low"], rows["ratio_high"], colour, linewidth=1.8)
+        axes.plot(rows["ratio"], rows.index, "o", color=colour, ms=5.5, mfc=face, label=words)
     axes.axvline(1.0, color=INK, linewidth=1.0, zorder=1)
     values = table[["ratio", "ratio_low", "ratio_high"]].to_numpy(np.float64)
     low, high = min(1.0, np.nanmin(values)), max(1.0, np.nanmax(values))
