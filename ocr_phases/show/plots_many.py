@@ -131,7 +131,7 @@ def metric_name(metric: str) -> str:
     if "/" in metric:
         phase, stage, *view = metric.split("/")
         return " ".join([f"{phase}:", stage_name(stage), *view])
-    name = metric.removesuffix("_ms").replace("_bytes", " memory").replace("_", " ")
+    name = metric.removesuffix("_ms").removesuffix("_j").replace("_bytes", " memory").replace("_", " ")
     return _METRICS.get(metric) or HEADINGS.get(metric, (name,))[0]
 
 
@@ -161,7 +161,7 @@ def plot_ratios(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     low, high = min(1.0, np.nanmin(values)), max(1.0, np.nanmax(values))
     if low > 0 and high / low > _WIDE_RATIO:
         _log_axis(axes.xaxis, low / 1.15, high * 1.15)
-    axes.set_xlabel("ratio to the baseline (1: no difference), line: 95 % interval over repeats")
+    axes.set_xlabel("ratio to the baseline, line: 95 % interval")
     return legend_below(axes)
 
 
