@@ -11,7 +11,7 @@ import pandas as pd
 
 from benchmarks import uncertain_regions
 from benchmarks.documents import rewrite
-from benchmarks.gallery import drawn
+from benchmarks.gallery import drawn, save
 from ocr_phases.analyse.scaling import cost_quality_sentence, preset_points
 from ocr_phases.show.plots_many import plot_compression, plot_cost_quality
 
@@ -41,4 +41,4 @@ if __name__ == "__main__":
         "compression": plot_compression(generated),
     }
     for file, figure in drawings.items():
-        drawn(figure, dpi=130).quantize(64).save(ROOT / "docs" / "gallery" / f"{file}.png", optimize=True)
+        save(f"gallery/{file}", drawn(figure, dpi=130))

@@ -290,10 +290,10 @@ def _draw_frontier(axes: Axes, points: pd.DataFrame, cost: str) -> None:
     words = "frontier: no other costs and loses less"
     axes.step(best[cost], best["lost"], "o-", where="post", color=BLUE, ms=7, lw=1.4, label=words)
     named = points if len(points) <= _MOST_NAMED else best
-    # Names are in turn below and above, so that those of neighbours do not meet.
-    turns = named["lost"].rank(method="first") % 2
-    for turn, name, x, y in zip(turns, named["name"], named[cost], named["lost"], strict=True):
-        axes.annotate(name, (x, y), (7, -13 if turn else 5), textcoords="offset points", **SMALL)
+    # Above the frontier, which a name below would cross; only the last is below, clear of its neighbour's.
+    last = named["lost"].rank(method="first") == 1
+    for below, name, x, y in zip(last, named["name"], named[cost], named["lost"], strict=True):
+        axes.annotate(name, (x, y), (7, -13 if below else 5), textcoords="offset points", **SMALL)
     axes.set_xlim(0, 1.28 * points[cost].max())
     _, label, unit = _COSTS[cost]
     name_axis(axes.xaxis, label, unit)
