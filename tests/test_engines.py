@@ -55,7 +55,7 @@ def test_a_server_is_timed_as_far_as_it_tells_and_the_rest_is_missing(vllm: Fake
     assert (run.result["ids"], run.text) == (IDS, "".join(TOKENS))
     assert run.request["prefill_len"] == 276
     assert run["decode_steps"] == len(IDS) - 1
-    assert run["inter_token_ms"] > 1
+    assert run["inter_token_ms"] > 0
     assert set(run.spans["stage"]) >= {"queue", "preprocess", "prefill", "decode_step"}
     assert run["ttft_ms"] == pytest.approx(run["prepare_ms"] + run["prefill_ms"], rel=0.2)
     assert run.tokens["probability"].round(3).eq(0.607).all()

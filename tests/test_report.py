@@ -87,7 +87,8 @@ def test_a_cell_shows_what_a_kernel_would_show_of_it_and_leaves_nothing(
         assert "<td>21</td>" in shown[4][0]["text/html"]
         assert [data["text/html"] for data in shown[5]] == ["<p>one</p>", "<p>two</p>"]
         assert shown[6] == []
-        assert shown[8] == [{"text/plain": f"[[], {str(Path.cwd())!r}]"}]
+        ((_, text),) = shown[8][0].items()  # a long folder's name is on a line of its own
+        assert " ".join(text.split()) == f"[[], {str(Path.cwd())!r}]"
     assert list(Path.cwd().iterdir()) == []
     assert {path.name for path in (tmp_path / "out").iterdir()} == {MANIFEST_NAME, "done.ipynb"}
 
