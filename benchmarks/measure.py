@@ -110,7 +110,8 @@ def run_bench(
     ``progress`` is given each part's result. Raises `OcrPhasesError` for a page or file that cannot be had.
     """
     image, data, name = load_page(each_page(str(page))[0])
-    presets = settings.presets or (session.checkpoint.default_preset,)
+    suits = session.checkpoint.default_preset or session.family.facts.default_preset
+    presets = settings.presets or (suits,)
     usual = STRATEGIES if _on_gpu(session) else ("eager",)
     settings = replace(settings, presets=presets, strategies=settings.strategies or usual)
     bench: dict[str, Any] = {
