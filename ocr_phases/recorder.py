@@ -163,7 +163,8 @@ class Measurement:
         tell = progress or (lambda done, total: None)
         try:
             with execution(self.device):
-                self.set_up()
+                if request.strategy != "eager" or request.vision == "compiled":
+                    self.set_up()
                 self.conditions = Conditions(self.device)
                 for number in numbers if progress else bar_in_cell(numbers, "run"):
                     tell(number + request.warmup, total)
@@ -230,8 +231,7 @@ class Measurement:
     def record(self) -> PhaseRun:
         """One record of all measured runs of the request, which may be fewer than it asks for."""
         checkpoint, request, runs, after = self.checkpoint, self.request, self.runs, self.after
-        memory = runs[0].memory
-        peaks = {phase: [run.memory.peaks[phase] for run in runs] for phase in memory.peaks}
+        peaks = {phase: [run.memory.peaks[phase] for run in runs] for phase in runs[0].memory.peaks}
         weights = checkpoint.model.get_memory_footprint(return_buffers=False)
         state = {"conditions": self.conditions.described(), "ceilings": after.get("ceilings")}
         return PhaseRun(
@@ -250,7 +250,7 @@ class Measurement:
             | {"prefill_len": self.packed.prefill_len, "batch": self.packed.batch_size, "repeats": len(runs)},
             results=[_describe_row(checkpoint, request, ids) for ids in self.rows()],
             spans=record.make_spans([span for run in runs for span in run.spans]),
-            memory={"source": memory.source, "peak_bytes": peaks, "weights_bytes": weights},
+            memory={"source": runs[0].memory.source, "peak_bytes": peaks, "weights_bytes": weights},
             cache=runs[0].cache,
             live_checks=run_checks(checkpoint, self.packed, request, runs, self.waits, after),
             kernels=after.get("kernels"),

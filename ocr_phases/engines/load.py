@@ -16,6 +16,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ocr_phases.analyse.cost import hours_per_1000_pages
 from ocr_phases.engines.answers import ask
 from ocr_phases.engines.client import Server, ServerFailed
 from ocr_phases.engines.measurement import data_url
@@ -125,8 +126,8 @@ class LoadResult:
             table[f"{name}_p50_ms"] = each.median()
             table[f"{name}_p99_ms"] = each.quantile(0.99).where(pages >= TAIL_FROM)
         if self.price_per_hour is not None:
-            table["pages_per_hour"] = 60 * table["pages_per_min"]
-            table["price_per_1000_pages"] = 1000 * self.price_per_hour / table["pages_per_hour"]
+            hours = hours_per_1000_pages(60_000 / table["pages_per_min"])
+            table["pages_per_hour"], table["price_per_1000_pages"] = 1000 / hours, self.price_per_hour * hours
         return table.rename_axis("level").reset_index()
 
     @property
