@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,13 @@ def page_image(width: int = 620, height: int = 877) -> Image.Image:
     return image
 
 
+@cache
+def page_file() -> tuple[Image.Image, bytes]:
+    """That page and its file."""
+    page_image().save(buffer := io.BytesIO(), "PNG")
+    return page_image(), buffer.getvalue()
+
+
 def report_of(run: PhaseRun, folder: Path) -> dict[str, Path]:
     """The files of the page report made from a record."""
     report = page_report(run, folder / "out")
@@ -108,9 +116,7 @@ def make_run(
     if first_token == "redecode":
         lengths = [prefill_len, *lengths[:-1]]
     cached, per_token = [] if generate else lengths, 0 if generate else 61_440 * rows
-    buffer = io.BytesIO()
-    page_image().save(buffer, "PNG")
-    page = describe_page(page_image(), buffer.getvalue(), page_name, embed=embed)
+    page = describe_page(*page_file(), page_name, embed=embed)
     page |= {"preset": preset, "grid": grid, "image_tokens": image_tokens}
     page |= {"text_tokens": 9, "valid_image_tokens": 780}
     result = {

@@ -154,7 +154,7 @@ def pack(views: Sequence[PageViews], prompts: Sequence[str], tokens: Tokens) -> 
     piece by piece; BOS goes in front, padding on the left.
 
     Raises OcrPhasesError for prompts that have more or fewer ``<image>`` than there are pages, or one without
-    any, and for pages of different presets.
+    any.
     """
     counts = tuple(prompt.count(IMAGE_TAG) for prompt in prompts)
     if not all(counts) or sum(counts) != len(views):
@@ -164,10 +164,6 @@ def pack(views: Sequence[PageViews], prompts: Sequence[str], tokens: Tokens) -> 
             f"{whose} too {many} {IMAGE_TAG} ({sum(counts)} for {count_text(len(views), 'page')}): "
             "write one for each page."
         )
-    presets = {view.preset for view in views}
-    if len(presets) > 1:
-        names = ", ".join(sorted(preset.name for preset in presets))
-        raise OcrPhasesError(f"All pages of a batch must have the same preset: cut them for one of {names}.")
     left, rows = iter(views), []
     for prompt in prompts:
         first, *pieces = prompt.split(IMAGE_TAG)
