@@ -1,13 +1,14 @@
-"""Chrome traces written by hand: a small one whose sums are known, and one as long as a short run."""
+"""A small Chrome trace written by hand, whose sums are known, and the kernel view of a GPU's record."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
 
+from conftest import GPU_RECORD
 from example_run import make_run
 
-from ocr_phases.collectors.trace import KV_RANGE, Identity, reduce_trace
+from ocr_phases.collectors.trace import KV_RANGE, Identity
 from ocr_phases.record import PhaseRun
 
 THREAD = 7
@@ -103,59 +104,11 @@ def mini_trace() -> tuple[dict[str, Any], list[Identity]]:
     return trace.done()
 
 
-def example_view(steps: int = 4) -> dict[str, Any]:
-    """The view of an eager run with crops: vision keeps the device busy, a step's launches do not."""
-    trace = TraceWriter()
-    clock = busy_until = 0.0
-
-    def work(
-        phase: str, stage: str, count: int, each: float, view: str = "", step: int | None = None
-    ) -> None:
-        nonlocal clock, busy_until
-        begin = clock
-        for number in range(count):
-            name = (
-                f"void at::native::{('gemm', 'elementwise', 'layer_norm', 'softmax')[number % 4]}_kernel<4>"
-            )
-            start = max(clock + 8, busy_until + 1)
-            if stage == "language_model" and number % 20 == 3:
-                trace.event("user_annotation", KV_RANGE, clock, clock + 6)
-            if stage == "language_model" and number % 20 == 5:
-                trace.operator("aten::scaled_dot_product_attention", clock, clock + 6)
-            trace.launch(clock, (name, start, start + each))
-            busy_until = start + each
-            clock += 18
-        if stage == "sampling":
-            trace.operator("aten::item", clock, clock + 60)
-            copy = ("Memcpy DtoH (Device -> Pageable)", busy_until + 2, busy_until + 4)
-            trace.launch(clock + 2, copy, call="cudaMemcpyAsync", cat="gpu_memcpy")
-            busy_until += 4
-            clock = max(clock + 60, busy_until + 10)
-            trace.sync(clock - 20, clock)
-        trace.stage(phase, stage, begin, clock, view, step)
-        clock += 4
-
-    begin = clock
-    for view in ("local", "global"):
-        work("prefill", "sam", 240, 100.0 if view == "local" else 78.0, view)
-        work("prefill", "clip", 160, 52.0, view)
-        work("prefill", "projector", 2, 40.0, view)
-    work("prefill", "vision_fusion", 30, 2.0)
-    work("prefill", "language_model", 500, 9.0)
-    work("prefill", "lm_head", 2, 60.0)
-    work("prefill", "sampling", 2, 2.0)
-    trace.stage("prefill", "prefill", begin - 1, clock)
-    clock = begin = clock + 100
-    for step in range(steps):
-        step_begin = clock
-        clock += 3
-        work("decode", "language_model", 160, 2.2, step=step)
-        work("decode", "lm_head", 2, 40.0, step=step)
-        work("decode", "sampling", 2, 2.0, step=step)
-        trace.stage("decode", "decode_step", step_begin, clock, step=step)
-        clock += 5
-    trace.stage("decode", "decode", begin - 1, clock)
-    return {"tool": "torch.profiler 2.11.0", **reduce_trace(*trace.done())}
+def example_view() -> dict[str, Any]:
+    """The view of an eager run with crops on an H200: vision keeps the device busy, launches do not."""
+    view = PhaseRun.load(GPU_RECORD).kernels
+    assert view is not None
+    return view
 
 
 def with_kernels(run: PhaseRun | None = None, view: dict[str, Any] | None = None) -> PhaseRun:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 
 import pytest
@@ -10,11 +9,11 @@ import torch
 from conftest import GOLDEN, PAGES
 from golden_cases import RECORDINGS
 
-from ocr_phases import OcrPhasesError, OCRSession, Timeline, decode_step
+from ocr_phases import OcrPhasesError, OCRSession, Timeline
 from ocr_phases.analyse.checks import run_checks, with_verdict
 from ocr_phases.steps.captured import CAPACITY, StaticStep
 from ocr_phases.steps.compiled import single_norms
-from ocr_phases.steps.execution import decode_execution, forwards
+from ocr_phases.steps.execution import forwards
 from ocr_phases.steps.phases import generate
 
 pytestmark = [
@@ -62,23 +61,6 @@ def test_float32_tokens_equal_generate(preset, model):
     run = session.run_inference(PAGE, **options)
     once = session.run_inference(PAGE, generate=True, **options)
     assert run.result["ids"] == once.result["ids"]
-
-
-def test_a_step_waits_for_the_device_once(cuda_session):
-    state = cuda_session.run_prefill(cuda_session.prepare(PAGES / "receipt.png"))
-    cuda_session.run_decode_step(state)
-    torch.cuda.synchronize()
-    counts = {}
-    for read in (True, False):
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            with warnings.catch_warnings(record=True) as caught, decode_execution(cuda_session.model):
-                warnings.simplefilter("always")
-                decode_step(cuda_session.model, state, read=read)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-        counts[read] = len([w for w in caught if "synchronizing" in str(w.message)])
-    assert counts == {True: 1, False: 0}
 
 
 def test_device_and_host_clocks_agree_on_a_synchronized_run(cuda_session):
@@ -172,20 +154,6 @@ def test_golden_tokens_by_every_strategy(strategy, case, golden_cuda):
     for every in (1, 8):
         state = generate(golden_cuda.model, inputs, expected.shape[1], step=step, eos_check_every=every)
         assert state.ids == expected.tolist()
-
-
-def test_a_replayed_step_never_waits(cuda_session):
-    inputs = cuda_session.prepare(PAGES / "receipt.png").to("cuda", torch.float32)
-    step = StaticStep(cuda_session.model, 1, CAPACITY, "cuda_graph").ready_for(inputs.input_ids.shape[1], 32)
-    state = cuda_session.run_prefill(inputs, cache=step.fresh_cache())
-    decode_step(cuda_session.model, state, step=step)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for _ in range(4):
-            decode_step(cuda_session.model, state, read=False, step=step)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert len(state.unread) == 4
 
 
 def test_compiled_vision_gives_the_same(cuda_session):

@@ -56,35 +56,6 @@ def test_busy_time_and_gaps_add_up(found: list[tuple[int, int]]) -> None:
     assert gaps["idle_ms"].sum() == pytest.approx((last - first - len(ticks)) / 1e3)
 
 
-@settings(deadline=None, max_examples=10)
-@given(st.recursive(st.just([]), lambda inner: st.lists(inner, max_size=4), max_leaves=8))
-def test_a_kernel_belongs_to_the_innermost_stage_and_counts_in_all_around_it(tree: list[Any]) -> None:
-    """A tree drawn as stages: each opens, launches a kernel, holds its children, launches another, closes."""
-    trace = TraceWriter()
-    clock = 0
-    inside: dict[str, int] = {}
-
-    def draw(children: list[Any]) -> int:
-        nonlocal clock
-        begin, name, kernels = clock, f"stage {len(inside)}", 2
-        inside[name] = 0
-        for child in [None, *children, None]:
-            clock += 10
-            if child is None:
-                trace.launch(clock, ("kernel", clock + 1, clock + 2))
-            else:
-                kernels += draw(child)
-        clock += 10
-        trace.stage("prefill", name, begin, clock)
-        inside[name] = kernels
-        return kernels
-
-    draw(tree)
-    view = reduce_trace(*trace.done())
-    assert dict(zip(view["stages"]["stage"], view["stages"]["kernels"], strict=True)) == inside
-    assert dict(zip(view["top"]["stage"], view["top"]["count"], strict=True)) == dict.fromkeys(inside, 2)
-
-
 VIEW = reduce_trace(*mini_trace())
 
 

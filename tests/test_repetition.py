@@ -5,8 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 
-import numpy as np
-import pandas as pd
 import pytest
 from conftest import RECORD
 from example_run import altered
@@ -14,12 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ocr_phases import PhaseRun
-from ocr_phases.analyse.repetition import (
-    LIMIT_TOKENS,
-    find_repetitions,
-    loops_sentence,
-    repetition_table,
-)
+from ocr_phases.analyse.repetition import LIMIT_TOKENS, find_repetitions, repetition_table
 
 SENTENCE = "All goods remain the property of the seller until they are paid for in full. "
 
@@ -34,13 +27,6 @@ def test_a_repeated_block_is_found_with_its_first_time_and_its_length(before, le
     first, block, last = ([" " + "".join(next(words)) for _ in range(n)] for n in (before, length, after))
     texts = first + block * times + last
     assert find_repetitions(texts) == [(before, before + length * times, length, times)]
-
-
-@given(st.lists(st.text(alphabet="ab .1<>", max_size=4), max_size=300), st.booleans())
-def test_runs_are_apart_and_within_the_tokens(texts, cut):
-    runs = find_repetitions(texts, cut=cut)
-    assert all(0 <= run.start < run.start + run.period < run.stop <= len(texts) for run in runs)
-    assert runs == sorted(runs)
 
 
 IN_BOXES = "<|ref|>text<|/ref|><|det|>[[9, {0}, 90, {0}9]]<|/det|>\n"
@@ -94,17 +80,3 @@ def test_the_table_of_a_record_counts_tokens_and_their_time():
     assert row["decode_ms"] == pytest.approx(expected)
     assert row["share"] == pytest.approx(expected / spent.sum())
     assert repetition_table(run).empty
-
-
-@pytest.mark.parametrize(
-    ("shares", "said"),
-    [
-        ([0.5, 0.0, 0.25, np.nan], "2 of 3 pages loop; 21 % of the decode time."),
-        ([0.0, 0.9], "1 of 2 pages loops; 60 % of the decode time."),
-        ([0.0, np.nan], ""),
-        ([], ""),
-    ],
-)
-def test_an_index_says_how_many_pages_loop_and_what_that_takes(shares, said):
-    times = [100.0, 200.0, 300.0, 400.0][: len(shares)]
-    assert loops_sentence(pd.DataFrame({"repeated_share": shares, "decode_ms": times}), "page") == said
