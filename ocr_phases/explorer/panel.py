@@ -87,7 +87,7 @@ class Explorer(anywidget.AnyWidget):
     """
 
     _esm = asset_text("sort.js") + _file("drawings.js") + _file("view.js") + _file("panel.js")
-    _css = asset_text("notebook.css") + asset_text("fragments.css") + _file("explorer.css")
+    _css = asset_text("theme.css") + asset_text("fragments.css") + _file("explorer.css")
 
     # What a person sets: in the browser, or in a cell.
     token = traitlets.Int(0).tag(sync=True)

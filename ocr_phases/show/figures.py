@@ -4,7 +4,7 @@ No pyplot and no global state: a figure can be drawn in any thread and is freed 
 Figures are 10 inches wide, so that at the report's width type is as large as its points say; matplotlib's
 constrained layout fits them to any other size. Colours mean one thing each and have a contrast of 3 to 1
 with a light and with a dark page. Ink, lines and surfaces follow the page: in an SVG they are custom
-properties, which ``page.css`` and ``notebook.css`` set.
+properties, which ``theme.css`` sets.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class ShownFigure(Figure):
         if still:
             png = data_address(figure_png(self), "image/png")
             instead = element("img", src=png, alt=alt, width=round(FIGURE_DPI * self.get_figwidth()))
-        theme = f"<style>{asset_text('notebook.css')}</style>"
+        theme = f"<style>{asset_text('theme.css')}</style>"
         return {"text/html": f"{figure_html(self)}{STILL}{instead}</div>{theme}", "text/plain": alt}
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:

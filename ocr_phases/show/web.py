@@ -285,7 +285,7 @@ def document_html(title: str, contents: Sequence[tuple[str, str]], body: Html, *
         title=title,
         contents=contents,
         body=body,
-        style=Html(asset_text("fragments.css") + asset_text("page.css") + css),
+        style=Html(asset_text("theme.css") + asset_text("fragments.css") + asset_text("page.css") + css),
         script=Html(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
@@ -293,7 +293,7 @@ def document_html(title: str, contents: Sequence[tuple[str, str]], body: Html, *
 
 def notebook_style() -> Html:
     """A ``<style>`` for fragments shown in a notebook, in its colours; a report brings its own."""
-    return Html(f"<style>{asset_text('notebook.css')}{asset_text('fragments.css')}</style>")
+    return Html(f"<style>{asset_text('theme.css')}{asset_text('fragments.css')}</style>")
 
 
 @cache
