@@ -26,13 +26,16 @@ def mutants(base: Any, count: int, seed: int) -> Iterator[tuple[str, Any]]:
         kinds[tuple("*" if isinstance(part, int) else part for part in path)].append(path)
     for _ in range(count):
         path = rng.choice(kinds[rng.choice(list(kinds))])
-        damaged = copy.deepcopy(base)
-        holder = damaged
+        holder = damaged = copy.deepcopy(base)
         for part in path[:-1]:
             holder = holder[part]
-        name, change = rng.choice(_CHANGES)
-        told = change(holder, path[-1], rng)
-        yield f"{'.'.join(map(str, path))}: {name} {told!r:.60}", damaged
+        change = rng.choice(_CHANGES)
+        if change is None:
+            del holder[path[-1]]
+        else:
+            holder[path[-1]] = change(holder[path[-1]], rng)
+        told = "taken out" if change is None else f"now {holder[path[-1]]!r:.60}"
+        yield f"{'.'.join(map(str, path))}: {told}", damaged
 
 
 def paths(value: Any, before: tuple = ()) -> Iterator[tuple]:
@@ -43,33 +46,19 @@ def paths(value: Any, before: tuple = ()) -> Iterator[tuple]:
         yield from paths(inner, (*before, key))
 
 
-def _replace(holder: Any, key: Any, rng: random.Random) -> Any:
-    holder[key] = rng.choice(REPLACEMENTS)
-    return holder[key]
-
-
-def _delete(holder: Any, key: Any, rng: random.Random) -> None:
-    del holder[key]
-
-
-def _swap_type(holder: Any, key: Any, rng: random.Random) -> Any:
-    value = holder[key]
+def _swap_type(value: Any, rng: random.Random) -> Any:
     swapped = {str: len, int: str, float: str, list: lambda v: dict.fromkeys(map(str, v)), dict: list}
-    holder[key] = swapped.get(type(value), lambda v: [v])(value)  # type: ignore[operator]
-    return holder[key]
+    return swapped.get(type(value), lambda v: [v])(value)  # type: ignore[operator]
 
 
-def _resize(holder: Any, key: Any, rng: random.Random) -> Any:
-    value = holder[key]
-    if isinstance(value, list) and value:
-        shorter = rng.random() < 0.6
-        holder[key] = value[: rng.randrange(len(value))] if shorter else [*value, rng.choice(value)]
-    else:
-        holder[key] = [value, value]
-    return len(holder[key])
+def _resize(value: Any, rng: random.Random) -> Any:
+    if not isinstance(value, list) or not value:
+        return [value, value]
+    return value[: rng.randrange(len(value))] if rng.random() < 0.6 else [*value, rng.choice(value)]
 
 
-_CHANGES: list[tuple[str, Callable[[Any, Any, random.Random], Any]]] = [
-    *[("replaced by", _replace)] * 3,
-    *(("taken out", _delete), ("as another type", _swap_type), ("resized to", _resize)),
+#: What becomes of an entry; None: it is taken out.
+_CHANGES: list[Callable[[Any, random.Random], Any] | None] = [
+    *[lambda value, rng: rng.choice(REPLACEMENTS)] * 3,
+    *(None, _swap_type, _resize),
 ]

@@ -35,6 +35,7 @@ from ocr_phases.batch.jobs import Job
 from ocr_phases.batch.store import read_listing
 from ocr_phases.cli import main
 from ocr_phases.files import only_writer
+from ocr_phases.store import take
 
 #: What happens at a page, how each attempt fails (None: it is measured) and what its reason tells.
 OUTCOMES = {
@@ -204,6 +205,19 @@ def test_a_late_attempt_changes_nothing(tmp_path):
     assert late and os.path.samestat(record.stat(), known)
     assert (folder / "status.json").read_text() == status
     assert measure(pages, out).kept == 1
+
+
+def test_the_files_of_an_attempt_take_the_place_of_older_ones(tmp_path):
+    for place, text in ((tmp_path, "old"), (tmp_path / ".attempt-1", "new")):
+        (place / "images").mkdir(parents=True)
+        for name in ("run.json", "images/0.jpg"):
+            (place / name).write_text(text)
+    (tmp_path / "images" / "1.jpg").touch()
+    take(tmp_path, ".attempt-1")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["0.jpg", "images", "run.json"]
+    assert {path.read_text() for path in tmp_path.rglob("*.*")} == {"new"}
+    with refused():
+        take(tmp_path, ".attempt-1")
 
 
 def test_a_child_is_warm_and_replaced_when_it_dies_at_a_page_or_between_two(tmp_path):
