@@ -103,6 +103,8 @@ class ShownFigure(Figure):
 
     def draw(self, renderer: RendererBase) -> None:
         """Lay it out, and draw it: with a layout engine of its own ``savefig`` would draw all of it twice."""
+        # Texts are measured once, for the layout and for the drawing.
+        setattr(self.canvas, "get_renderer", lambda: renderer)  # noqa: B010
         _LAYOUT.execute(self)
         super().draw(renderer)
 
@@ -206,7 +208,7 @@ def figure_of(axes: Axes) -> Figure:
 def style_axes(axes: Axes, title: str = "") -> None:
     """The look that every plot here shares, and its title, which states the finding, in bold on the left."""
     axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(AXIS)
+    axes.spines[["left", "bottom"]].set(color=AXIS, in_layout=False)
     axes.grid(visible=True, color=FAINT, linewidth=0.5)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=9.5, colors=MUTED, labelcolor=INK)
