@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from elements import Elements
-from example_run import SHAPES, altered, make_run, paced, with_times
+from conftest import TINY_CONFIG
+from example_run import TEXT, altered, failed_cells, make_run, paced, with_times
 from refusals import refused
 from wording import says
 
 from ocr_phases.analyse.comparison import (
     COMPARE_COLUMNS,
     Comparison,
-    first_other_token,
 )
-from ocr_phases.analyse.scaling import ways_sentence
-from ocr_phases.analyse.statistics import LogMean, holm, leaders, log_ratio, spread
+from ocr_phases.analyse.scaling import SweepResult
+from ocr_phases.analyse.statistics import LogMean, holm, log_ratio, spread
 from ocr_phases.cli import main
 from ocr_phases.record import PhaseRun
-from ocr_phases.show import results_many
+from ocr_phases.schema import Truth
+from ocr_phases.text import ms_text
 
 # -- statistics ---------------------------------------------------------------------------------------
 
@@ -51,17 +51,6 @@ def test_holm_steps_down_and_stops() -> None:
     assert holm({"a": log_ratio([1.0], [2.0])}) == {"a": 0.05}
 
 
-def test_leaders_are_those_that_the_repeats_do_not_tell_from_the_first() -> None:
-    times = {
-        "slow": [20.0, 20.1, 20.2],
-        "first": [10.0, 10.1, 10.2],
-        "near": [10.1, 10.2, 10.1],
-        "one": [1.0],
-    }
-    assert leaders({name: np.array(each) for name, each in times.items()}) == ["first", "near"]
-    assert leaders({"one": np.array([1.0])}) == []
-
-
 # -- comparing ----------------------------------------------------------------------------------------
 
 
@@ -70,9 +59,11 @@ def table_of(*runs: PhaseRun, **options: Any) -> pd.DataFrame:
 
 
 def test_a_change_is_found_where_it_is_and_three_metrics_have_a_verdict() -> None:
-    base = make_run(repeats=5)
+    meter = {"seconds": 2.0, "run_joules": 600.0, "idle_w": 80.0}
+    base = altered(make_run(repeats=5), device={"conditions": {"repeats": [], "energy": meter}})
     slow = paced(base, 1.5, phase="prefill")
     table = table_of(base, slow)
+    assert table.loc["energy_j", ["unit", "other"]].tolist() == ["J", 600.0]
     assert tuple(table.reset_index()[list(COMPARE_COLUMNS)].columns) == COMPARE_COLUMNS
     verdicts = {"prefill_ms": "slower", "inter_token_ms": "equivalent", "kv_cache_bytes": "equal"}
     assert table["verdict"].replace("", np.nan).dropna().to_dict() == verdicts | {"agreement": "equal"}
@@ -82,14 +73,6 @@ def test_a_change_is_found_where_it_is_and_three_metrics_have_a_verdict() -> Non
     assert row["ratio_low"] <= row["ratio"] <= row["ratio_high"]
     named = table_of(base, slow, judged=["prefill/sam/global"])
     assert named.loc[["prefill/sam/global", "prefill_ms"], "verdict"].tolist() == ["slower", ""]
-
-
-def test_energy_is_compared_without_a_verdict() -> None:
-    meters = [{"seconds": 2.0, "run_joules": joules, "idle_w": 80.0} for joules in (600.0, 200.0)]
-    conditions = [{"conditions": {"repeats": [], "energy": meter}} for meter in meters]
-    table = table_of(*(altered(make_run(), device=device) for device in conditions))
-    row = table.loc["energy_j", ["verdict", "unit", "baseline", "other"]]
-    assert row.tolist() == ["", "J", 600.0, 200.0]
 
 
 def test_verdicts_know_which_way_is_better() -> None:
@@ -147,8 +130,7 @@ def test_three_verdicts(base: tuple[float, ...], other: tuple[float, ...], verdi
 
 def test_the_margin_decides_what_is_equivalent() -> None:
     runs = [with_prefills(*[100] * 5), with_prefills(*[104] * 5)]
-    found = [table_of(*runs, margin=margin).loc["prefill_ms", "verdict"] for margin in (2, 5)]
-    assert found == ["slower", "equivalent"]
+    assert table_of(*runs, margin=5).loc["prefill_ms", "verdict"] == "equivalent"
     for margin in (-1, 100, float("nan")):
         with refused():
             Comparison(runs, margin=margin)
@@ -176,6 +158,10 @@ def test_limits() -> None:
     ):
         with refused():
             outcomes(pair, 10, metrics)
+    # A measure of the text is judged by points.
+    heavy = [altered(base, results=[base.result | {"text": text}]) for text in (TEXT, TEXT[:-40])]
+    heavy = [run.with_truth(Truth(TEXT)) for run in heavy]
+    assert outcomes(heavy, 0.1, ("cer",)) == {"cer": "worse"} != outcomes(heavy, 50, ("cer",))
     # Noise proves nothing.
     loud = with_prefills(90, 150, 100)
     for other in (with_prefills(120, 110, 160), with_prefills(900, 910, 905)):
@@ -183,105 +169,32 @@ def test_limits() -> None:
     assert outcomes([loud, loud], 10, ("agreement",)) == {"agreement": "within"}
 
 
-def test_the_first_token_that_differs_is_named() -> None:
-    base = make_run()
-    ids, texts = list(base.result["ids"]), list(base.result["token_texts"])
-
-    def where(ids: list[int], texts: list[str]) -> str:
-        other = altered(base, results=[base.result | {"ids": ids, "token_texts": texts}])
-        assert first_other_token(base, other) in Comparison([base, other]).verdict
-        return first_other_token(base, other)
-
-    assert where(ids, texts) == ""
-    told = where([*ids[:3], 7777, *ids[4:]], [*texts[:3], "\x1b[2J", *texts[4:]])
-    assert says(told, "number 4") and told.index(r"'\x1b[2J'") < told.index(repr(texts[3]))
-    told = where(ids[:2], texts[:2])
-    assert says(told, "number 3", "the end") and repr(texts[2]) in told
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.filterwarnings("error")
-def test_every_shape_is_compared_and_drawn(shape: str) -> None:
-    runs = [make_run(page_name="<b>.png"), make_run(**SHAPES[shape])]
-    compared = Comparison(runs, ["before", "after<i>"])
-    for draw in (compared.plot.ratios, compared.plot.stages, compared.plot.decode):
-        assert draw().axes
-    tables = results_many.compare_html(compared.table) + results_many.environment_html(compared.differs)
-    elements = Elements(tables)
-    assert not elements.open and not {"b", "i"} & elements.tags()
-    assert "nan" not in elements.said + compared.verdict and compared.verdict.endswith(".")
-
-
-def test_another_model_is_said() -> None:
-    base = altered(make_run(), model={"revision": "sha256:0"})
-    other = altered(base, model={"revision": "sha256:1", "dtype": "bfloat16"})
-    told = Comparison([base, other]).verdict
-    assert "The model's weights have another revision." in told
-    assert "It computes in bfloat16, not float32." in told
-    named = Comparison([base, altered(other, model={"name": "dummy"})]).verdict
-    assert "The model is dummy, not tiny." in named
-    assert not {"revision", "float32"} & {*re.findall(r"\w+", Comparison([base, base]).verdict)}
-
-
 # -- one sentence over several strategies --------------------------------------------------------------
 
 
-def cell(strategy: str, ms: float | None, **others: object) -> dict[str, object]:
-    usual = {"preset": "base", "prefill_len": 291, "vision": "eager", "batch": 1, "max_new_tokens": 128}
-    floor = {"step_floor_ms": 0.28, "step_bound_by": "bandwidth", "floor_source": "measured"}
-    usual |= {"model": "dummy", "attention": "sdpa", "dtype": "bfloat16", "device": "NVIDIA H200"}
-    return {**usual, **floor, "strategy": strategy, "inter_token_ms": ms, **others}
+def strategies(**others: Any) -> list[PhaseRun]:
+    """A record of each strategy of a GPU whose ceilings are known, and of the vision encoder compiled."""
+    ceilings = {"bandwidth_bytes_per_s": 4e12, "matmul_flops_per_s": 7e14, "matmul_dtype": "bfloat16"}
+    eager = altered(make_run(cuda=True), model={"config": TINY_CONFIG}, device={"ceilings": ceilings})
+    compiled = altered(paced(eager, 0.1), model={"strategy": "compiled"})
+    captured = altered(paced(eager, 0.3), model={"strategy": "cuda_graph"})
+    vision = altered(paced(eager, 0.5, phase="prefill"), request={"vision": "compiled"})
+    return [compiled, eager, captured, vision]
 
 
-def sentence_of(*cells: dict[str, object]) -> str:
-    return ways_sentence(pd.DataFrame(list(cells)).astype({"inter_token_ms": float}), "strategy")
-
-
-def test_strategies_and_floor_are_one_sentence() -> None:
-    # In the order of the strategies, not of the cells.
-    cells = [cell("compiled", 1.0), cell("eager", 8.91), cell("cuda_graph", 2.7)]
-    told = ("8.91 ms", "eager", "2.70", "captured in a graph", "1.00", "compiled", "memory bandwidth")
-    assert says(sentence_of(*cells), *told, "0.280", "measured")
-    slow = cell("eager", 2500.0, floor_source="datasheet", step_bound_by="arithmetic")
-    fast = cell("compiled", 999.0)
-    assert says(
-        sentence_of(slow, fast), "eager", "999 ms", "compiled", "memory bandwidth", "0.280 ms", "measured"
-    )
-    assert says(sentence_of(slow, {**fast, "step_floor_ms": None}), "arithmetic", "0.280 ms", "datasheet")
-
-
-@pytest.mark.parametrize(
-    "other", [None, {"inter_token_ms": None}, {"batch": 4}, {"device": "another"}, {"max_new_tokens": 32}]
-)
-def test_what_is_missing_or_unlike_is_not_named(other: dict[str, object] | None) -> None:
-    eager = cell("eager", 8.9)
-    assert sentence_of(eager, *([] if other is None else [cell("compiled", 1.0) | other])) == ""
-    unknown = dict.fromkeys(("step_floor_ms", "step_bound_by", "floor_source"))
-    without = sentence_of(eager | unknown, cell("compiled", 1.0, **unknown))
-    assert says(without, "8.90 ms", "eager", "1.00", "compiled")
-    assert re.findall(r"[0-9.]*[0-9]", without) == ["8.90", "1.00"]
-
-
-def test_vision_is_told_of_the_eager_step_first() -> None:
-    prefills = {"eager": 32.7, "compiled": 21.3}
-    cells = [
-        cell(strategy, 5.0, vision=vision, prefill_ms=ms * factor, prefill_floor_ms=10.0)
-        for strategy, factor in (("compiled", 2.0), ("eager", 1.0))
-        for vision, ms in prefills.items()
-    ]
-    told = ("eager", "32.7 ms", "eager", "21.3", "compiled", "10.0", "measured")
-    assert says(ways_sentence(pd.DataFrame(cells), "vision"), *told)
-    for unlike in (cells[::2], [cells[2], cells[3] | {"batch": 4}]):
-        assert ways_sentence(pd.DataFrame(unlike), "vision") == ""
-
-
-def test_a_comparison_of_strategies_says_it_too_and_others_do_not() -> None:
-    """Of records from a GPU it is held by the approved comparison of strategies."""
-    eager = make_run()
-    compiled = altered(eager, model={"strategy": "compiled"})
-    elsewhere = altered(compiled, device={"name": "another"})
-    for other, told in ((compiled, True), (elsewhere, False), (eager, False)):
-        assert ("a token eager" in Comparison([eager, other]).verdict) == told
+def test_strategies_are_one_sentence_in_their_order_with_the_floor() -> None:
+    *runs, vision = strategies()
+    steps = [ms_text(run["inter_token_ms"]).removesuffix(" ms") for run in runs]
+    told = (f"{steps[1]} ms", "eager", steps[2], "captured in a graph", steps[0], "compiled")
+    assert says(Comparison(runs).verdict, *told, "memory bandwidth allows", "measured on this device")
+    cells = SweepResult({"a": vision, "b": runs[1]}, failed_cells())
+    prefills = [ms_text(run["prefill_ms"]).removesuffix(" ms") for run in (runs[1], vision)]
+    told = (f"{prefills[0]} ms", "with vision eager", prefills[1], "compiled", "its floor is")
+    assert says(cells.verdict, *told, "measured on this device")
+    for unlike in ({"device": {"name": "another"}}, {"request": {"max_new_tokens": 32}}):
+        assert "a token eager" not in Comparison([runs[1], altered(runs[0], **unlike)]).verdict
+    unknown = [altered(run, device={"name": "another", "ceilings": None}) for run in runs]
+    assert "a token eager" in (said := Comparison(unknown).verdict) and "allows" not in said
 
 
 # -- the verb -----------------------------------------------------------------------------------------

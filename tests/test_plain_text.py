@@ -12,30 +12,23 @@ from xml.etree import ElementTree
 
 import matplotlib.text
 import nbformat
-import numpy as np
-import pandas as pd
 import pytest
 from conftest import RECORD
-from example_run import make_run
+from example_run import altered, failed_cells, make_run
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.figure import Figure
 
-from ocr_phases.analyse.scaling import sweep_table
+from ocr_phases.analyse.comparison import Comparison
+from ocr_phases.analyse.scaling import SweepResult
 from ocr_phases.cli import main
-from ocr_phases.files import MANIFEST_NAME
 from ocr_phases.record import PhaseRun
-from ocr_phases.report import render
-from ocr_phases.report.render import execute_notebook, render_html
-from ocr_phases.show import page as page_view
-from ocr_phases.show import plots, plots_many
+from ocr_phases.report.render import render_html
 from ocr_phases.show.figures import figure_svg
 from ocr_phases.show.web import element
 from ocr_phases.text import plain, plain_streams
 
 HOSTILE = "$\\frac{$ $x$ \x1b[31m\x00\x9b2J\r\u202e\uffff</text>{prompt}"
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-BRACES = ("inv{oice}", "{0}", "out{output_dir}", "{prompt!r:>99}", "{", "}}{", "{pm.__class__}")
 
 
 # -- characters ---------------------------------------------------------------------------------------
@@ -114,49 +107,24 @@ def test_no_verb_sends_an_escape_sequence_and_braces_are_part_of_a_name(
 # -- figures ------------------------------------------------------------------------------------------
 
 
-def hostile_figures() -> dict[str, Figure]:
-    """Every kind of figure that draws words it did not choose."""
-    runs = [make_run(seed=seed, text=f"{HOSTILE} " * 40, page_name=HOSTILE) for seed in (0, 1)]
-    labelled = make_run(text=f"<|ref|>{HOSTILE}<|/ref|><|det|>[[1, 2, 300, 400]]<|/det|>\nsome words " * 3)
-    ratios = pd.DataFrame({"run": [HOSTILE, "other"], "metric": "ttft_ms", "verdict": "slower"})
-    ratios[["ratio", "ratio_low", "ratio_high"]] = np.array([[1.1, 1.0, 1.2], [90.0, 80.0, 99.0]])
-    records = dict(zip("ab", runs, strict=True))
-    cells = sweep_table(records).assign(preset=HOSTILE)
-    return {
-        "sentence": plots.sentence_figure(HOSTILE),
-        "latency": plots.plot_latency(runs[0]),
-        "regions": page_view.plot_region_types(labelled),
-        "prefill": plots_many.plot_prefill_stages(runs, [HOSTILE, "b"]),
-        "decode": plots_many.plot_decode(runs, [HOSTILE, "b"]),
-        "ratios": plots_many.plot_ratios(ratios),
-        "vision share": plots_many.plot_vision_share(cells, records),
-    }
-
-
 def test_figures_draw_names_letter_by_letter() -> None:
-    for name, figure in hostile_figures().items():
-        assert ElementTree.fromstring(figure_svg(figure)).attrib["aria-label"], name
-        texts = figure.findobj(matplotlib.text.Text)
-        assert not any(text.get_parse_math() for text in texts if "$" in text.get_text()), name
+    """Every plot of a record, a comparison and a sweep."""
+    region = f"<|ref|>{HOSTILE}<|/ref|><|det|>[[1, 2, 300, 400]]<|/det|>\nsome words {HOSTILE} "
+    runs = [make_run(seed=seed, text=region * 3, page_name=HOSTILE) for seed in (0, 1)]
+    runs = [altered(run, model={"name": HOSTILE}, pages=[run.page | {"preset": HOSTILE}]) for run in runs]
+    sweep = SweepResult({HOSTILE: runs[0], "b": altered(runs[1], model={"name": "b"})}, failed_cells())
+    drawn = ""
+    for each in (runs[0], Comparison(runs, [HOSTILE, "b"]), sweep):
+        for name in (name for name in dir(each.plot) if name[0] != "_"):
+            figure = getattr(each.plot, name)()
+            assert ElementTree.fromstring(figure_svg(figure)).attrib["aria-label"], name
+            texts = [text for text in figure.findobj(matplotlib.text.Text) if "$" in text.get_text()]
+            assert not any(text.get_parse_math() for text in texts), name
+            drawn += f" {name}" * bool(texts)
+    assert len(drawn.split()) > 5, drawn
 
 
-# -- paths --------------------------------------------------------------------------------------------
-
-
-def test_notebooks_run_in_folders_of_any_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = tmp_path / "note{books}" / "probe.ipynb"
-    source.parent.mkdir()
-    cells = [nbformat.v4.new_code_cell('page = ""\nprompt = ""', metadata={"tags": ["parameters"]})]
-    cells.append(nbformat.v4.new_code_cell("print(ascii(page), prompt)"))
-    nbformat.write(nbformat.v4.new_notebook(cells=cells), source)
-    monkeypatch.setattr(render, "_notebook", lambda name: source)
-    for name in BRACES:
-        page, folder = f"{name}.png", tmp_path / "arch{1}" / name
-        parameters = {"page": page, "prompt": "../../../escaped"}
-        target = execute_notebook("probe", parameters, folder / f"{name}.ipynb")
-        assert {path.name for path in folder.iterdir()} == {target.name, MANIFEST_NAME}
-        said = nbformat.read(target, as_version=4).cells[-1].outputs[0].text
-        assert said.split() == [*ascii(page).split(), "../../../escaped"]
+# -- files --------------------------------------------------------------------------------------------
 
 
 def test_a_report_holds_no_control_character(tmp_path: Path) -> None:

@@ -178,6 +178,7 @@ def test_an_omnidocbench_file_is_read_by_page_and_order(tmp_path: Path) -> None:
     assert truth.regions[0].box == (100, 50, 300, 100)
     with refused():
         load_truth(path, "two.png")
+    check_for_pages(path, 2)
     assert make_run(text="First Second a b x^2").quality(load_truth(path)).iloc[0]["value"] == 0.0
 
 
@@ -193,27 +194,17 @@ def test_what_is_no_truth_or_has_no_quality_is_one_sentence(tmp_path: Path) -> N
         with refused():
             load_truth(tmp_path / "x.json", "page.png")
     (tmp_path / "x.txt").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "page.json").write_text('{"regions": []}')
     run = make_run(text="a")
     for asked in (
         lambda: run.quality(Truth("", file="page.txt")),
         lambda: altered(run, results=[run.result | {"text": None}]).quality(Truth("a")),
         lambda: run.quality(tmp_path / "missing.md"),
         lambda: load_truth(tmp_path / "x.txt"),
+        *(lambda suffix=suffix: check_for_pages(tmp_path / f"page.{suffix}", 2) for suffix in ("json", "md")),
     ):
         with refused():
             asked()
-
-
-def test_the_truth_of_one_page_is_for_one_page(tmp_path: Path) -> None:
-    texts = {"pages.json": json.dumps(omnidocbench()), "a.md": "a", "page.json": '{"regions": []}'}
-    for name, text in texts.items():
-        (tmp_path / name).write_text(text)
-        check_for_pages(tmp_path / name, 1)
-    check_for_pages(tmp_path / "pages.json", 2)
-    check_for_pages(tmp_path, 2)
-    for name in ("a.md", "page.json"):
-        with refused():
-            check_for_pages(tmp_path / name, 2)
 
 
 def test_the_built_in_model_reads_its_sample() -> None:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import random
-from pathlib import Path
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import refused
 
 from benchmarks.pages import (
     BOX_MAX,
@@ -24,7 +19,6 @@ from benchmarks.pages import (
     matplotlib_families,
     random_page,
 )
-from ocr_phases.analyse.grounding import parse_grounding
 
 FAMILIES = matplotlib_families()
 
@@ -63,36 +57,3 @@ def test_boxes_lie_apart_around_all_ink_and_text_is_what_the_font_has(
     texts = {region.label: region.text for region in page.regions if region.label != "equation"}
     has = family_characters(family) | {"\n", *"#<table></tr></td>"}
     assert set("".join(texts.values())) <= has <= {*CHARACTERS, "\n"}
-
-
-def test_a_random_page_follows_from_its_seed_and_an_unknown_kind_is_refused() -> None:
-    first, second, other = drawn(5), drawn(5), drawn(6)
-    assert first.image.tobytes() == second.image.tobytes()
-    assert first.regions == second.regions != other.regions
-    with refused():
-        drawn(1, "poem")
-
-
-# -- the samples -----------------------------------------------------------------------------------------
-
-
-PAGES = Path(__file__).resolve().parents[1] / "data" / "pages"
-SAMPLES = ("dense", "form", "invoice", "paper", "receipt", "slide")
-#: Of all files in the order of their names: all ink is in tight boxes that lie apart, all boxes hold ink.
-DRAWN = "f0a49085f64867d2ace6bc1c583a7e616ae78180859836f018804386cbe9156a"
-
-
-def test_they_are_six_and_as_they_were_drawn() -> None:
-    paths = sorted(PAGES.iterdir())
-    assert [path.name for path in paths] == [f"{name}{end}" for name in SAMPLES for end in (".json", ".png")]
-    assert hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest() == DRAWN
-
-
-@pytest.mark.parametrize("name", SAMPLES)
-def test_the_truth_reads_back_from_its_markdown(name: str) -> None:
-    truth = json.loads((PAGES / f"{name}.json").read_text(encoding="utf-8"))
-    read = parse_grounding(truth["markdown"])
-    assert read.dropped == 0
-    assert [(r.label, [list(box) for box in r.boxes], r.text) for r in read.regions] == [
-        (region["label"], [region["box"]], region["text"]) for region in truth["regions"]
-    ]
