@@ -1,4 +1,7 @@
-"""What a family must have, and that a record of each is measured, kept, drawn and compared alike."""
+"""What sets the families apart: config, rules and output as the vendors have them, and a record of each.
+
+Their phases are held in ``test_phases.py``, their pages in ``test_page.py``.
+"""
 
 from __future__ import annotations
 
@@ -6,77 +9,65 @@ import contextlib
 import copy
 import json
 import operator
+import re
+from dataclasses import replace
 from functools import reduce
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 import torch
-from conftest import GOLDEN, GOLDEN_2, PAGES, SMALL_SIZES
+from conftest import GOLDEN, GOLDEN_2, GOLDEN_UNLIMITED, PAGES, SMALL_SIZES
 from golden_cases import RECORDINGS
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from mutants import paths
+from PIL import Image
 from refusals import refused
+from transformers.generation import NoRepeatNGramLogitsProcessor
 
-from ocr_phases import OcrPhasesError, OCRSession
+from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
 from ocr_phases.analyse.checks import run_checks, with_verdict
-from ocr_phases.config import read_model_config
-from ocr_phases.families import FAMILIES, VISION_STAGES
+from ocr_phases.analyse.grounding import parse_grounding, token_regions
+from ocr_phases.cli import main
+from ocr_phases.families import FAMILIES, UNLIMITED_OCR
+from ocr_phases.inputs.images import load_page
 from ocr_phases.models.weights import dummy_config
-from ocr_phases.models.wiring import NATIVES, family_of, native_config
+from ocr_phases.models.wiring import NATIVES, native_config
+from ocr_phases.report.artifacts import result_markdown, write_artifacts
 from ocr_phases.settings import SamplingSettings, resolve_infer
-from ocr_phases.steps.sampling import Sampler
+from ocr_phases.show import results
+from ocr_phases.show.page import plot_page
+from ocr_phases.steps.sampling import NoRepeatNGrams, Sampler
 
-ROOT = Path(__file__).parents[1]
 RECEIPT = PAGES / "receipt.png"
-QUICK = {"max_new_tokens": 3, "repeats": 1, "warmup": 0, "ignore_eos": True, "ceilings": False}
-
-
-# -- the table -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_family_is_whole(name: str) -> None:
-    facts, family = FAMILIES[name], NATIVES[name]
-    assert family.facts is facts and facts.name == name
-    assert facts.default_preset in facts.presets
-    assert all(preset.name == key for key, preset in facts.presets.items())
-    assert set(facts.stands_for.values()) <= set(facts.presets)
-    assert not set(facts.stands_for) & set(facts.presets)
-    assert set(facts.vision_stages) <= set(VISION_STAGES) & set(family.wiring.modules)
-    assert {"language_model", "lm_head"} <= set(family.wiring.modules)
-    assert "markdown" in facts.prompts
-    assert facts.multipage in (None, *facts.prompts) and facts.multipage_preset in (None, *facts.presets)
-    assert read_model_config(facts.config).family is facts
-    golden = GOLDEN if name == "deepseek-ocr" else GOLDEN / name
-    for file in ("checkpoint/config.json", "forward.safetensors", "preprocess.json"):
-        assert (golden / file).is_file()
-    assert f"| {facts.title} |" in (ROOT / "docs" / "models.md").read_text()
-
-
-COUNTS = {
-    "deepseek-ocr": {"sam": 95_569_152, "clip": 302_575_616, "projector": 2_622_720, "total": 3_335_504_128},
-    "deepseek-ocr-2": {
-        "sam": 94_979_328,
-        "encoder": 358_256_512,
-        "projector": 1_148_160,
-        "total": 3_389_119_360,
-    },
-}
-COUNTS["unlimited-ocr"] = COUNTS["deepseek-ocr"]
+ONCE: dict[str, Any] = {"repeats": 1, "warmup": 0, "ignore_eos": True, "ceilings": False}
+WINDOW = 16
 
 
 # -- config and weights --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_the_published_sizes_are_the_published_counts(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "total", "window", "positions"),
+    [
+        ("deepseek-ocr", 3_335_504_128, None, 8192),
+        ("deepseek-ocr-2", 3_389_119_360, None, 8192),
+        ("unlimited-ocr", 3_335_504_128, 128, 32768),
+    ],
+    ids=FAMILIES,
+)
+def test_the_published_sizes_are_the_published_counts(
+    name: str, total: int, window: int | None, positions: int
+) -> None:
+    """Those of each stage are held by the cost model."""
     family, config = NATIVES[name], native_config(dummy_config(f"dummy:{name}"))
     with torch.device("meta"):
         model = family.model_class()(config)
     assert [other for other in NATIVES.values() if other.drives(model)] == [family]
-    assert family.window(model) == (128 if name == "unlimited-ocr" else None)
-    assert config.text_config.max_position_embeddings == (32768 if name == "unlimited-ocr" else 8192)
-    shared = {"language_model": 2_769_255_680, "lm_head": 165_478_400}
-    assert family.parameters(model) == shared | COUNTS[name]
+    assert (family.window(model), config.text_config.max_position_embeddings) == (window, positions)
+    assert family.parameters(model)["total"] == total
 
 
 @pytest.mark.parametrize("name", ["deepseek-ocr-2", "unlimited-ocr"])
@@ -108,6 +99,23 @@ def test_what_transformers_saves_loads_whole(
         native_config(saved)
 
 
+def test_the_window_is_the_files() -> None:
+    golden = json.loads((GOLDEN_UNLIMITED / "checkpoint" / "config.json").read_text())
+    text = native_config(golden).text_config
+    assert (text.sliding_window, set(text.layer_types)) == (WINDOW, {"reference_sliding_attention"})
+    without = copy.deepcopy(golden)
+    places = ("language_config", "sliding_window_size"), ("", "sliding_window_size"), ("", "sliding_window")
+    for section, name in places:
+        changed = copy.deepcopy(golden)
+        changed.get(section, changed)[name] = 17
+        with refused():
+            native_config(changed)
+        del without.get(section, without)[name]
+    for wrong in (without, {**FAMILIES[UNLIMITED_OCR].config, "sliding_window_size": 1}):
+        with refused():
+            native_config(wrong)
+
+
 def test_no_number_of_the_file_is_ignored():
     """Each of them, changed alone, changes the config or is refused."""
     recorded = json.loads((GOLDEN_2 / "checkpoint" / "config.json").read_text())
@@ -127,13 +135,14 @@ def test_no_number_of_the_file_is_ignored():
             assert native_config(changed).to_dict() != before, path
 
 
+# -- generation rules ----------------------------------------------------------------------------------
+
+
 RULES = {
     row.name: json.loads((row.folder / "generation.json").read_text())
     for row in RECORDINGS.values()
     if (row.folder / "generation.json").exists()
 }
-
-
 NGRAMS = [(name, case) for name, recorded in RULES.items() for case in recorded["ngram"]["cases"]]
 
 
@@ -146,6 +155,23 @@ def test_ngrams_are_banned_as_recorded(name, case):
     after = rule(torch.tensor(case["input_ids"]), scores.clone())
     assert [row.isneginf().nonzero().flatten().tolist() for row in after] == case["banned"]
     assert torch.equal(after[~after.isneginf()], scores[~after.isneginf()])
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.data(), st.integers(1, 6), st.sampled_from([0, 1, 2, 3, 5, 8]), st.integers(1, 12), st.integers(1, 3)
+)
+def test_ngrams_that_come_one_by_one_are_banned_as_by_transformers(data, size, window, length, rows):
+    """Ids beyond the vocabulary, too: image tokens may be."""
+    vocab = data.draw(st.integers(2, 5))
+    many = st.lists(st.integers(0, vocab + 1), min_size=length + 8, max_size=length + 8)
+    ids = torch.tensor(data.draw(st.lists(many, min_size=rows, max_size=rows)))
+    theirs = NoRepeatNGramLogitsProcessor(size)
+    ours = NoRepeatNGrams(size, window)
+    for end in range(length, length + 9):
+        scores = torch.randn(rows, vocab)
+        expected = theirs(ids[:, :end][:, -window:], scores)
+        torch.testing.assert_close(ours(ids[:, :end], scores), expected, rtol=0, atol=0)
 
 
 def test_the_published_rule_is_the_familys():
@@ -171,34 +197,177 @@ def test_the_published_rule_is_the_familys():
 
 
 @pytest.mark.parametrize(
-    ("name", "sizes", "preset", "prompt", "small"),
+    ("name", "sizes", "preset", "prompt"),
     [
         (
             "deepseek-ocr-2",
-            SMALL_SIZES,
+            SMALL_SIZES.replace("clip", "encoder"),
             "crop",
             "<image>\n<|grounding|>Convert the document to markdown.",
-            ("small768", 145, 144),
         ),
-        (
-            "unlimited-ocr",
-            f"{SMALL_SIZES},window=32",
-            "gundam",
-            "<image>document parsing.",
-            ("small", 111, 100),
-        ),
+        ("unlimited-ocr", f"{SMALL_SIZES},window=32", "gundam", "<image>document parsing."),
     ],
+    ids=["deepseek-ocr-2", "unlimited-ocr"],
 )
-def test_a_small_dummy_runs(
-    name: str, sizes: str, preset: str, prompt: str, small: tuple[str, int, int]
-) -> None:
-    encoder = "encoder_layers" if name == "deepseek-ocr-2" else "clip_layers"
-    text = f"dummy:{name},{sizes.replace('clip_layers', encoder)}"
-    session = OCRSession.load(text, device="cpu")
-    assert family_of(session.model).facts.name == name
-    run = session.run_inference(RECEIPT, preset="small", **QUICK)
-    assert (run.model["name"], run.model["family"]) == (text, name)
-    assert tuple(run.page[key] for key in ("preset", "image_tokens", "valid_image_tokens")) == small
+def test_a_small_dummy_runs(name: str, sizes: str, preset: str, prompt: str) -> None:
+    session = OCRSession.load(f"dummy:{name},{sizes}", device="cpu")
+    run = session.run_inference(RECEIPT, preset="small", max_new_tokens=2, **ONCE, token_probabilities=False)
+    assert (run.model["name"], run.model["family"]) == (f"dummy:{name},{sizes}", name)
     assert not with_verdict(run_checks(run), "fail")
     inputs = session.prepare(RECEIPT)
     assert (inputs.views[0].preset.name, inputs.prompts) == (preset, (prompt,))
+
+
+@pytest.fixture(scope="module")
+def several_pages(unlimited_session) -> PhaseRun:
+    """Two pages in one prompt, decoded beyond the window, with a rule over a window of its own."""
+    return unlimited_session.run_inference(
+        [RECEIPT, PAGES / "slide.png"],
+        "multipage",
+        preset="small",
+        max_new_tokens=24,
+        infer={"no_repeat_ngram_size": 2, "no_repeat_ngram_window": 8},
+        verify=True,
+        **ONCE,
+    )
+
+
+def test_cache_facts_are_true_for_a_cache_that_stops_growing(several_pages, tmp_path):
+    run = PhaseRun.load(several_pages.save(tmp_path / "run.json"))
+    prompt, cache = run.request["prefill_len"], run.cache
+    assert run.model["family"] == UNLIMITED_OCR
+    assert [page["row"] for page in run.pages] == [0, 0]
+    assert run.request["prompts"] == ["<image><image>Multi page parsing."]
+    assert cache["window"] == WINDOW
+    assert cache["lengths"] == list(range(prompt, prompt + 24))
+    assert cache["entries"] == [min(length, prompt + WINDOW - 1) for length in cache["lengths"]]
+    assert cache["bytes_per_token"] == 2 * 3 * 80 * 4
+    assert cache["bytes"] == [entries * cache["bytes_per_token"] for entries in cache["entries"]]
+    assert run["kv_cache_bytes"] == (prompt + WINDOW - 1) * cache["bytes_per_token"]
+    checks = {check.name: check for check in run_checks(run)}
+    assert {check.verdict for check in checks.values()} <= {"pass", "note", "n/a", "noisy"}
+    for name in ("parity", "cache_growth", "cache_linear", "cache_reused", "image_features", "prompt_tokens"):
+        assert checks[name].verdict == "pass", name
+    assert checks["cache_growth"].measured == (
+        f"{prompt} to {prompt + 23} tokens seen, {prompt + 15} entries held, window 16"
+    )
+
+
+def test_padded_rows_are_measured_and_generate_is_refused_beyond_the_window(unlimited_session):
+    pages, prompts = [RECEIPT, RECEIPT], ["markdown", "<image>Read it, please, all of it."]
+    options = {"preset": "small", "max_new_tokens": WINDOW + 1, **ONCE}
+    run = unlimited_session.run_inference(pages, prompts, verify=True, **options)
+    checks = {check["name"]: (check["verdict"], check["measured"]) for check in run.live_checks}
+    assert checks["mask_handed_over"] == ("pass", "a mask by slot in 16 steps")
+    verdict, why = checks["parity"]
+    assert verdict == "n/a" and "mistakes which slots are padding once its window of 16" in why
+    with refused():
+        unlimited_session.run_inference(pages, prompts, generate=True, **options)
+
+
+def test_several_pages_in_one_prompt_have_no_crops(unlimited_session):
+    pages = [RECEIPT, RECEIPT]
+    inputs = unlimited_session.prepare(pages, prompt="multipage")
+    assert (inputs.views[0].preset.name, inputs.image_tokens) == ("base", (2 * 273,))
+    with refused():
+        unlimited_session.prepare(pages, prompt="multipage", preset="gundam")
+    assert unlimited_session.prepare(pages).batch_size == 2
+
+
+def test_pages_of_a_file_are_one_prompt_on_the_command_line(tmp_path, capsys):
+    folder, record, document = GOLDEN_UNLIMITED / "checkpoint", tmp_path / "run.json", tmp_path / "three.tif"
+    first, *others = (
+        Image.open(PAGES / f"{name}.png").convert("RGB") for name in ("receipt", "slide", "form")
+    )
+    first.save(document, save_all=True, append_images=others)
+    asked = f"--model {folder} --device cpu --prompt multipage --preset small --max-new-tokens 3 --repeats 1"
+    command = ["profile", f"{document}#2-3", *asked.split(), "--warmup", "0", "--no-ceilings"]
+    assert main([*command, "--save", str(record)]) == 0
+    run = PhaseRun.load(record)
+    assert [page["file"] for page in run.pages] == ["three.tif#2", "three.tif#3"]
+    assert len(run.results) == 1
+    # The same file repeats it; other pages do not.
+    again = ["profile", "--from", str(record), "--save", str(tmp_path / "again.json"), "--no-ceilings"]
+    assert main([*again, f"{document}#2-3"]) == 0
+    capsys.readouterr()
+    for page, says in ((f"{document}#1-2", "is not the page of the record"), (str(document), "2 pages")):
+        assert main([*again, page]) == 2
+        assert says in capsys.readouterr().err.splitlines()[-1]
+
+
+# -- output ------------------------------------------------------------------------------------------
+
+
+OUTPUTS = json.loads((GOLDEN_UNLIMITED / "artifacts.json").read_text())
+
+
+def markdown(name: str) -> str:
+    case = OUTPUTS[name]
+    return result_markdown(case["model_text"], UNLIMITED_OCR, len(case.get("pages", [1])))
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "boxes", "pages"),
+    [
+        ("single", "title text image image_caption table broken image", [1, 1, 1, 1, 1, 0, 1], [0] * 7),
+        ("two_boxes", "image text image", [2, 1, 1], [0] * 3),
+        ("old_format", "image title image", [2, 1, 1], [0] * 3),
+        ("multi", None, None, [0, 0, 1, 1, 1, 2]),
+    ],
+)
+def test_regions_are_read_in_every_form(name, labels, boxes, pages):
+    found = parse_grounding(OUTPUTS[name]["model_text"], UNLIMITED_OCR)
+    assert [region.page for region in found.regions] == pages
+    assert "<PAGE>" not in "".join(region.text for region in found.regions)
+    if labels:
+        assert [region.label for region in found.regions] == labels.split()
+        assert [len(region.boxes) for region in found.regions] == boxes
+    if name == "single":
+        assert (found.dropped, found.regions[0].boxes) == (1, ((100, 40, 900, 90),))
+        assert parse_grounding(OUTPUTS[name]["model_text"]).regions == ()  # not DeepSeek-OCR's
+
+
+def test_the_output_is_the_vendors_where_that_is_right():
+    theirs = OUTPUTS["single"]["result"].removesuffix("tail")
+    links = [f"![](images/{number}.jpg)\n" for number in range(3)]
+    beyond = "<|det|>text [80, 120, 920, 300]<|/det|>"
+    written = {
+        "single": f"{theirs}lost\n![](images/1.jpg)\ntail",  # the vendor's loses both
+        "same_box_twice": f"a\nb\n{links[0]}\n{links[1]}",
+        "two_boxes": f"{links[0]}{links[1]}\nb\n{links[2]}",
+        "multi": OUTPUTS["multi"]["result"].replace(beyond, ""),
+        "multi_text_before_first_page": "preamble\n<PAGE>\nOnly page",
+        "multi_no_page_mark": "No page mark",
+    }
+    assert {name: markdown(name) for name in written} == written
+    assert result_markdown("<PAGE>x\n<PAGE><|det|>image [1, 2, 3, 4]<|/det|>", UNLIMITED_OCR) == (
+        "<PAGE>\nx\n<PAGE>\n<|det|>image [1, 2, 3, 4]<|/det|>"  # it was given one page
+    )
+    lone = parse_grounding("<PAGE>a<PAGE><|det|>image [1, 2, 30, 40]<|/det|>b<PAGE>c", UNLIMITED_OCR)
+    texts = ["<PAGE>", "a", "<PAGE>", "<|det|>image [1, 2, 30, 40]<|/det|>b", "<PA"]
+    assert token_regions(lone, texts) == [-1, -1, -1, 0, -1]
+
+
+def test_files_of_several_pages_are_named_by_page(tmp_path):
+    case = OUTPUTS["multi"]
+    pages = [load_page(GOLDEN / "pages" / file)[0] for file in case["pages"]]
+    written = write_artifacts(tmp_path, pages, case["model_text"], UNLIMITED_OCR)
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in written) == sorted(case["files"])
+    for name, size in case["crops"].items():
+        with Image.open(tmp_path / "images" / name) as crop:
+            assert list(crop.size) == size
+
+
+def test_regions_and_times_are_shown_on_their_page(several_pages):
+    text = OUTPUTS["multi"]["model_text"].removesuffix("<｜end▁of▁sentence｜>")
+    pieces = re.findall(r"<PAGE>|<\|det\|>.*?<\|/det\|>|[^<]+", text)
+    result = {"ids": [5] * len(pieces), "token_texts": pieces, "text": text}
+    run = replace(several_pages, results=[{**several_pages.results[0], **result}], probabilities=None)
+    assert run.regions["page"].tolist() == [pd.NA, 0, 0, 1, 1, 1, 2]
+    assert run.regions["decode_ms"].sum() == run.tokens_of(0)["device_ms"].sum() > 0
+    html = results.page(run).html()
+    assert [f"Page {number} of 2" in html for number in (1, 2, 3)] == [True, True, False]
+    title = plot_page(run, 1, "time").axes[0].get_title("left")
+    assert "1 region on later pages" in html and "page 2 of 2" in title and "1 region on later pages" in title
+    with refused():
+        plot_page(run, 2)

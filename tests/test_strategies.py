@@ -1,91 +1,54 @@
-"""Decode strategies without a GPU: the static step run as it is, and what is refused."""
+"""Other ways to run a step, a prefill and the encoders, without a GPU: equal to the eager ones, or refused.
+
+That a static step gives the tokens of ``generate()`` is held with the phases in ``test_phases.py``.
+"""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
-from functools import cache
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import PAGES
-from golden_cases import CASES, RECORDINGS
+from golden_cases import RECORDINGS, assert_same, static_step
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import refused
 from transformers import DynamicCache
 
-from ocr_phases import decode, decode_step, prefill
+from ocr_phases import OCRSession, PhaseRun, decode, decode_step, prefill
+from ocr_phases.analyse.checks import run_checks, with_verdict
 from ocr_phases.models.wiring import NATIVES, VENDORS
 from ocr_phases.settings import SamplingSettings
 from ocr_phases.steps import captured
 from ocr_phases.steps import execution as strategies
-from ocr_phases.steps.captured import CAPACITY, LEAST_READ, StaticStep, capacity_for, power_of_two
-from ocr_phases.steps.compiled import sam_attention
+from ocr_phases.steps.captured import CAPACITY, StaticStep
+from ocr_phases.steps.compiled import compiled_apart, first_largest, fused_forms, sam_attention
 from ocr_phases.steps.phases import generate, redecode
 from ocr_phases.steps.sampling import Sampler
 
 FIRST = "deepseek-ocr"
 RECEIPT = PAGES / "receipt.png"
-TOKENS = 40  # twice around a window of 16
-
-
-@pytest.fixture(scope="module")
-def static(request):
-    """The static step of a recorded case, uncompiled: the very step that is captured on a GPU."""
-
-    @cache
-    def of(name: str, case: str) -> StaticStep:
-        row = RECORDINGS[name]
-        session = request.getfixturevalue(row.session)
-        rows, length = row.inputs(case).input_ids.shape
-        return StaticStep(session.model, rows, CAPACITY, "eager").ready_for(length, TOKENS)
-
-    return of
+QUICK = {"preset": "tiny", "repeats": 1, "warmup": 0, "ceilings": False, "token_probabilities": False}
 
 
 @pytest.fixture
-def base(golden_session, static):
-    """The model, the inputs and the static step of one page."""
-    return golden_session.model, RECORDINGS[FIRST].inputs("base"), static(FIRST, "base")
+def small(golden_session):
+    """The model, the inputs and the static step of one small page."""
+    inputs = RECORDINGS[FIRST].inputs("small")
+    return golden_session.model, inputs, static_step(golden_session.model, inputs, 40)
 
 
-def assert_same(mine, eager):
-    assert (mine.ids, mine.length, mine.lengths) == (eager.ids, eager.length, eager.lengths)
-    assert torch.equal(mine.attention_mask, eager.attention_mask)
-    assert (mine.position_ids is None) == (eager.position_ids is None)
-    assert mine.position_ids is None or torch.equal(mine.position_ids, eager.position_ids)
-    torch.testing.assert_close(mine.logits, eager.logits, atol=5e-4, rtol=0)
-
-
-@pytest.mark.parametrize(
-    ("name", "case"),
-    [
-        *((FIRST, case) for case in CASES),
-        ("deepseek-ocr-2", "mixed"),
-        *(("unlimited-ocr", case) for case in ("long", "padded")),
-    ],
-)
-def test_the_static_step_equals_eager(name, case, driven, static):
-    session, inputs = driven(name, case)
-    model, step, window = session.model, static(name, case), session.family.window(session.model)
-    for first_token in ("prefill", "redecode"):  # the second over a cache that holds the first one's entries
-        count = TOKENS if window else 8
-        eager = generate(model, inputs, count, first_token=first_token)
-        mine = generate(model, inputs, count, first_token=first_token, step=step)
-        assert_same(mine, eager)
-        held = inputs.input_ids.shape[1] + window if window else eager.entries[-1]
-        assert mine.entries[-1] == held
-        if not window:
-            assert int(step.cache.get_seq_length()) == mine.length
+# -- a static step ------------------------------------------------------------------------------------
 
 
 INFERS = [{}, {"no_repeat_ngram_size": 2}, {"temperature": 1.5}, {"top_p": 0.8, "do_sample": True}]
 
 
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=6)
 @given(
-    case=st.sampled_from(["base", "batch"]),
     tokens=st.integers(1, 16),
     every=st.integers(1, 9),
     end=st.integers(0, 15),
@@ -94,30 +57,36 @@ INFERS = [{}, {"no_repeat_ngram_size": 2}, {"temperature": 1.5}, {"top_p": 0.8, 
     seed=st.integers(0, 3),
 )
 def test_every_way_to_decode_equals_eager(
-    case, tokens, every, end, first_token, sampling, seed, golden_session, static
+    tokens, every, end, first_token, sampling, seed, golden_session, batch_step
 ):
+    inputs = RECORDINGS[FIRST].inputs("batch")
+
     def decoded(count, **options):
-        inputs, sampler = RECORDINGS[FIRST].inputs(case), Sampler(sampling, seed)
-        return generate(golden_session.model, inputs, count, sampler=sampler, **options)
+        return generate(golden_session.model, inputs, count, sampler=Sampler(sampling, seed), **options)
 
     options = {"first_token": first_token, "eos_ids": [decoded(16).ids[0][end]], "pad_id": 2}
     reads: list = []
-    mine = decoded(tokens, step=static(FIRST, case), eos_check_every=every, on_tokens=reads.append, **options)
+    mine = decoded(tokens, step=batch_step, eos_check_every=every, on_tokens=reads.append, **options)
     assert mine.ids == decoded(tokens, **options).ids
     assert len(reads) == -(-(len(mine.lengths) - 1) // every) + (first_token == "prefill")
 
 
-@pytest.mark.parametrize("case", ["gundam", "small", "batch"])
-def test_a_captured_prefill_is_made_once_and_gives_the_same(case, golden_session, static, monkeypatch):
+@pytest.fixture(scope="module")
+def batch_step(golden_session):
+    return static_step(golden_session.model, RECORDINGS[FIRST].inputs("batch"), 16)
+
+
+@pytest.mark.parametrize("case", ["small", "batch"])
+def test_a_captured_prefill_is_made_once_and_gives_the_same(case, golden_session, monkeypatch):
     monkeypatch.setattr(strategies, "captured", lambda run: run)  # a replay does the work on the same tensors
     monkeypatch.setattr(captured, "syncs_counted", lambda found: nullcontext())
-    model, inputs, step = golden_session.model, RECORDINGS[FIRST].inputs(case), static(FIRST, case)
-    monkeypatch.setattr(step, "prefill_execution", step.prefill.installed)
+    model, inputs = golden_session.model, RECORDINGS[FIRST].inputs(case)
+    step = static_step(model, inputs, 6)
+    step.prefill_execution = step.prefill.installed
     eager = generate(model, inputs, 6)
     took = set()
     for _ in range(2):
-        mine = generate(model, inputs, 6, step=step)
-        assert_same(mine, eager)
+        assert_same(generate(model, inputs, 6, step=step), eager)
         took.add(step.prefill.took_ms())
     assert len(took) == 1 and took.pop() > 0
     assert "forward" not in vars(golden_session.family.stages(model)["language_model"])
@@ -133,12 +102,141 @@ def test_padded_rows_and_forwards_that_wait_are_not_captured(golden_session, mon
     whole = golden_session.prepare(RECEIPT, preset="tiny")
     for packed, made in ((padded, []), (whole, [None])):
         inputs = packed.to("cpu", torch.float32)
-        rows, length = inputs.input_ids.shape
-        step = StaticStep(golden_session.model, rows, CAPACITY, "eager").ready_for(length, 8)
-        monkeypatch.setattr(step, "prefill_execution", step.prefill.installed)
+        step = static_step(golden_session.model, inputs, 6)
+        step.prefill_execution = step.prefill.installed
         ids = generate(golden_session.model, inputs, 6, step=step).ids
         assert ids == generate(golden_session.model, inputs, 6).ids
         assert [took for _, took in step.prefill.made.values()] == made
+
+
+def test_a_state_may_be_changed_between_steps(small):
+    model, inputs, step = small
+    states = [prefill(model, inputs), prefill(model, inputs, cache=step.fresh_cache())]
+    for state, runner in zip(states, (None, step), strict=True):
+        decode_step(model, state, step=runner)
+        state.token = torch.tensor([123])
+        decode_step(model, state, step=runner)
+        decode_step(model, state, step=runner)
+    assert states[0].ids == states[1].ids
+    redecode(states[1])
+    decode(model, states[1], 3, step=step)
+    assert states[1].length == states[0].length + 2
+
+
+def test_broken_rules_of_a_static_cache_are_errors(small):
+    model, inputs, step = small
+    with refused():
+        decode(model, prefill(model, inputs), 4, step=step)
+
+    length = inputs.input_ids.shape[1]
+    short = StaticStep(model, 1, length + 3, "eager").ready_for(length, 3)
+    with refused():
+        decode(model, prefill(model, inputs, step=short), 5, step=short)
+
+    state = prefill(model, inputs, cache=step.fresh_cache())
+    step.cache.layers[-1].cumulative_length.sub_(1)
+    with refused():
+        decode(model, state, 4, step=step)
+
+
+def test_every_length_that_is_read_gives_the_same_tokens(small, monkeypatch):
+    model, inputs, _ = small
+    prompt = inputs.input_ids.shape[1]
+    monkeypatch.setattr("ocr_phases.steps.captured.LEAST_READ", prompt // 4)
+    step = StaticStep(model, 1, CAPACITY, "eager")
+    with refused():
+        generate(model, inputs, 120, step=step)
+    step.ready_for(prompt, 120)
+    read: list[int] = []
+
+    def look(module, args, given):
+        masks = [mask for mask in given["attention_mask"].values() if mask is not None]
+        read.extend(mask.shape[-1] for mask in masks[:1])  # the prefill has none
+
+    hook = model.register_forward_pre_hook(look, with_kwargs=True)
+    mine = generate(model, inputs, 120, step=step)
+    hook.remove()
+    assert_same(mine, generate(model, inputs, 120))
+    assert len(set(read)) >= 3 and read == sorted(read)
+    assert all(length > prompt + number for number, length in enumerate(read))
+
+
+# -- compiled -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(
+    strategies._missing_compiler("cpu") is not None, reason="torch.compile finds no C++ compiler here"
+)
+def test_compiled_steps_equal_eager_and_are_made_once(golden_session, tmp_path):
+    session = OCRSession(golden_session.checkpoint)
+    options = {"max_new_tokens": 20, **QUICK}
+    eager = session.run_inference(RECEIPT, **options)
+    run = session.run_inference(RECEIPT, strategy="compiled", verify=True, **options)
+    assert run.results == eager.results and run.cache["lengths"] == eager.cache["lengths"]
+    setup = run.model["strategy_setup"]
+    assert setup["compile_ms"] > 0
+    assert (setup["max_cache_len"], setup["capture_ms"], setup["reused"]) == (8192, None, False)
+    assert run.cache["allocated_bytes"] == setup["allocated_bytes"] == 8192 * run.cache["bytes_per_token"]
+    assert (run.model["decode_experts"], run.request["eos_check_every"]) == ("batched_mm", 16)
+    stages, eagerly = (made.spans.groupby("phase")["stage"].unique() for made in (run, eager))
+    assert set(stages["decode"]) == {"decode", "decode_step", "sampling"}
+    assert set(stages["prefill"]) == set(eagerly["prefill"])
+
+    loaded = PhaseRun.load(run.save(tmp_path / "run.json"))
+    checks = {check.name: check for check in run_checks(loaded)}
+    assert not with_verdict(checks.values(), "fail")
+    for name in ("parity", "cache_growth", "cache_linear", "attention_mask"):
+        assert checks[name].verdict == "pass"
+
+    options |= {"infer": {"no_repeat_ngram_size": 3}}
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        again = session.run_inference(PAGES / "slide.png", strategy="compiled", **options)
+    assert again.results == session.run_inference(PAGES / "slide.png", **options).results
+    assert again.model["strategy_setup"] == {**setup, "reused": True}
+
+
+@pytest.fixture
+def traced(monkeypatch):
+    """torch.compile traces, but leaves the work to torch's own kernels: no minutes in a C++ compiler."""
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
+
+
+def test_compiled_vision_is_made_once_a_shape_and_gives_the_same(traced, golden_session):
+    session = OCRSession(golden_session.checkpoint)
+    options = {"max_new_tokens": 2, **QUICK}
+    plain = session.run_inference(RECEIPT, **options)
+    told: list[str] = []
+    with strategies.told_of_preparing(told.append):
+        runs = [session.run_inference(RECEIPT, vision="compiled", **options) for _ in range(2)]
+    made = [" ".join((text.split()[1], text.split(" (")[1])) for text in told]
+    assert made == ["SAM 1 of 2)", "CLIP 2 of 2)"]
+    took = {run.model["vision_setup"]["compile_ms"] for run in runs}
+    assert len(took) == 1 and plain.model["vision_setup"] is None
+    # The stages are timed around the compiled encoders, and the encoders are themselves again afterwards.
+    stages = session.family.stages(session.model)
+    for stage in ("sam", "clip"):
+        assert runs[0].stage_ms(stage).tolist()
+        assert "forward" not in vars(stages[stage])
+    inputs = session.prepare(RECEIPT, preset="tiny").to("cpu", torch.float32)
+    with session.vision.installed():
+        compiled = session.run_prefill(inputs).logits
+    torch.testing.assert_close(compiled, session.run_prefill(inputs).logits, atol=1e-4, rtol=0)
+
+
+def test_what_cannot_be_compiled_is_one_sentence():
+    def breaks(value):
+        torch._dynamo.graph_break()
+        return value + 1
+
+    compiled = compiled_apart(breaks)
+    with refused() as caught:
+        strategies.first_call_ms("cpu", partial(compiled, torch.ones(1)))
+    assert "\n" not in str(caught.value)
+
+
+def test_many_shapes_do_not_crowd_each_other_out(traced):
+    for size in range(1, 2 * torch._dynamo.config.recompile_limit):
+        assert compiled_apart(lambda value: value * 2)(torch.ones(size)).sum() == 2 * size
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
@@ -154,65 +252,26 @@ def test_the_position_bias_as_channels_gives_the_same(name, request):
     assert len(layers) > 1
 
 
-def test_a_state_may_be_changed_between_steps(base):
-    model, inputs, step = base
-    states = [prefill(model, inputs), prefill(model, inputs, cache=step.fresh_cache())]
-    for state, runner in zip(states, (None, step), strict=True):
-        decode_step(model, state, step=runner)
-        state.token = torch.tensor([123])
-        decode_step(model, state, step=runner)
-        decode_step(model, state, step=runner)
-    assert states[0].ids == states[1].ids
-    redecode(states[1])
-    decode(model, states[1], 3, step=step)
-    assert states[1].length == states[0].length + 2
+@given(rows=st.integers(1, 3), width=st.integers(1, 700), kinds=st.integers(1, 5), seed=st.integers(0, 99))
+@settings(deadline=None)
+def test_the_first_largest_is_argmax_also_where_values_are_equal(rows, width, kinds, seed):
+    scores = torch.randint(kinds, (rows, width), generator=torch.Generator().manual_seed(seed)).float()
+    torch.testing.assert_close(first_largest(scores), scores.argmax(dim=-1, keepdim=True))
 
 
-def test_broken_rules_of_a_static_cache_are_errors(base):
-    model, inputs, step = base
-    with refused():
-        decode(model, prefill(model, inputs), 4, step=step)
-
-    length = inputs.input_ids.shape[1]
-    short = StaticStep(model, 1, length + 3, "eager").ready_for(length, 3)
-    with refused():
-        decode(model, prefill(model, inputs, step=short), 5, step=short)
-
-    state = prefill(model, inputs, cache=step.fresh_cache())
-    step.cache.layers[-1].cumulative_length.sub_(1)
-    with refused():
-        decode(model, state, 4, step=step)
-
-
-@given(st.integers(1, 40_000), st.integers(1, 40_000))
-def test_most_prompts_and_limits_share_a_cache_and_a_step_reads_little_more_than_it_must(prompt_len, new):
-    room = capacity_for(prompt_len, new)
-    assert prompt_len + new <= room < max(2 * (prompt_len + new), CAPACITY + 1)
-    assert room in (8192, 16384, 32768, 65536, 131072)
-    assert capacity_for(prompt_len, new, window=128) == capacity_for(prompt_len, min(new, 128))
-    assert new <= power_of_two(LEAST_READ, new) < max(2 * new, LEAST_READ + 1)
-
-
-def test_every_length_that_is_read_gives_the_same_tokens(golden_session, monkeypatch):
-    model, inputs = golden_session.model, RECORDINGS[FIRST].inputs("small")
-    rows, prompt = inputs.input_ids.shape
-    monkeypatch.setattr("ocr_phases.steps.captured.LEAST_READ", prompt // 4)
-    step = StaticStep(model, rows, CAPACITY, "eager")
-    with refused():
-        generate(model, inputs, 200, step=step)
-    step.ready_for(prompt, 200)
-    read: list[int] = []
-
-    def look(module, args, given):
-        masks = [mask for mask in given["attention_mask"].values() if mask is not None]
-        read.extend(mask.shape[-1] for mask in masks[:1])  # the prefill has none
-
-    hook = model.register_forward_pre_hook(look, with_kwargs=True)
-    mine = generate(model, inputs, 200, step=step)
-    hook.remove()
-    assert_same(mine, generate(model, inputs, 200))
-    assert len(set(read)) >= 3 and read == sorted(read)
-    assert all(length > prompt + number for number, length in enumerate(read))
+def test_a_router_chooses_the_same_experts_with_the_same_weights(golden_session):
+    language_model = golden_session.family.stages(golden_session.model)["language_model"]
+    routers = [module for module in language_model.modules() if hasattr(module, "topk_method")]
+    assert routers
+    for router in routers:
+        hidden = torch.randn(1, 5, router.hidden_dim, generator=torch.Generator().manual_seed(0))
+        logits, weights, experts = router(hidden)
+        with strategies.forwards(fused_forms(language_model)):
+            other_logits, other_weights, other_experts = router(hidden)
+        order, other = experts.argsort(), other_experts.argsort()
+        assert experts.gather(1, order).equal(other_experts.gather(1, other))
+        torch.testing.assert_close(weights.gather(1, order), other_weights.gather(1, other))
+        torch.testing.assert_close(logits, other_logits)
 
 
 # -- refusals -----------------------------------------------------------------------------------------
