@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-from tqdm import tqdm
 
 from ocr_phases import record
 from ocr_phases.collectors import machine
@@ -30,12 +28,12 @@ from ocr_phases.collectors.parity import parity_check
 from ocr_phases.collectors.probabilities import token_probabilities
 from ocr_phases.errors import OcrPhasesError, OutOfMemory
 from ocr_phases.files import split_page
-from ocr_phases.inputs.images import describe_page, load_page
+from ocr_phases.inputs.images import load_page
 from ocr_phases.inputs.packing import PageInputs, pack
-from ocr_phases.inputs.views import Pages, make_views, valid_image_tokens
+from ocr_phases.inputs.views import Pages, make_views
 from ocr_phases.models.load import Checkpoint, TokenReader
 from ocr_phases.record import PhaseRun
-from ocr_phases.request import filled_in
+from ocr_phases.request import each_run, filled_in, page_part, row_part
 from ocr_phases.settings import Request, RunSettings, is_published
 from ocr_phases.steps import phases
 from ocr_phases.steps.captured import KEPT_STEPS, StaticStep, capacity_for
@@ -85,12 +83,6 @@ def execution(device: str, autocast: bool = False) -> Iterator[None]:
 
 
 # -- what runs ----------------------------------------------------------------------------------------
-
-
-def bar_in_cell(steps: Iterable[Any], unit: str, total: int | None = None) -> Iterable[Any]:
-    """``steps`` with a bar on one line of a notebook's cell; elsewhere without: a command has its own."""
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return tqdm(steps, total=total, unit=unit, file=sys.stdout, disable=not hasattr(shell, "kernel"))
 
 
 class Measurement:
@@ -158,21 +150,16 @@ class Measurement:
 
         Raises what the callbacks raise: the runs finished by then are kept.
         """
-        request, total = self.request, self.request.warmup + self.request.repeats
-        numbers: Iterable[int] = range(-request.warmup, request.repeats)
-        tell = progress or (lambda done, total: None)
+        request = self.request
         try:
             with execution(self.device):
                 if request.strategy != "eager" or request.vision == "compiled":
                     self.set_up()
                 self.conditions = Conditions(self.device)
-                for number in numbers if progress else bar_in_cell(numbers, "run"):
-                    tell(number + request.warmup, total)
-                    notify = on_tokens and partial(on_tokens, max(number, -1))
+                for number, notify in each_run(request, on_tokens, progress):
                     with self.conditions.of(number) if number >= 0 else nullcontext():
                         run = self._run(request, number, notify)
                     self.runs += [run] * (number >= 0)
-                tell(total, total)
                 self._measure_after()
         except torch.OutOfMemoryError as error:
             rows, tokens = count_text(self.packed.batch_size, "row"), f"{request.max_new_tokens} new tokens"
@@ -258,18 +245,11 @@ class Measurement:
         )
 
     def _described_pages(self) -> list[dict[str, Any]]:
-        rows = [row for row, count in enumerate(self.packed.views_per_row) for _ in range(count)]
+        packed, embed = self.packed, self.request.embed_page
+        rows = [row for row, count in enumerate(packed.views_per_row) for _ in range(count)]
         return [
-            {
-                **describe_page(*page, embed=self.request.embed_page),
-                "row": row,
-                "preset": view.preset.name,
-                "grid": list(view.grid),
-                "image_tokens": self.packed.image_tokens[row],
-                "text_tokens": self.packed.text_tokens[row],
-                "valid_image_tokens": valid_image_tokens(view.preset, view.size, view.grid),
-            }
-            for row, page, view in zip(rows, self.pages, self.packed.views, strict=True)
+            page_part(page, view.preset, row, packed.image_tokens[row], packed.text_tokens[row], embed)
+            for row, page, view in zip(rows, self.pages, packed.views, strict=True)
         ]
 
 
@@ -278,14 +258,9 @@ def _describe_row(checkpoint: Checkpoint, request: Request, ids: list[int]) -> d
     # The end token apart: a character still incomplete before it belongs to the text.
     read, written = TokenReader(checkpoint.tokenizer).read, len(ids) - ended
     texts = [read(token, last=place in (written, len(ids))) for place, token in enumerate(ids, start=1)]
-    return {
-        "ids": ids,
-        "token_texts": texts if request.return_text else [""] * len(ids),
-        "text": "".join(texts[:written]) if request.return_text else None,
-        # As the vendor counts them: the output, end token included, tokenised again.
-        "text_tokens": len(checkpoint.encode("".join(texts))),
-        "finish_reason": "eos" if ended else "length",
-    }
+    # As the vendor counts them: the output, end token included, tokenised again.
+    tokens = {"text_tokens": len(checkpoint.encode("".join(texts)))}
+    return row_part(request, ids, texts, "".join(texts[:written]), ended) | tokens
 
 
 def describe_model(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
+from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
+from tqdm import tqdm
+
 from ocr_phases.errors import Interrupted, Stopped, check_known, stop_signals
-from ocr_phases.families import GROUNDING_TAG, IMAGE_TAG, FamilyFacts
-from ocr_phases.inputs.views import Pages, make_rows
+from ocr_phases.families import GROUNDING_TAG, IMAGE_TAG, FamilyFacts, Preset
+from ocr_phases.inputs.images import describe_page
+from ocr_phases.inputs.views import Pages, make_rows, valid_image_tokens
 from ocr_phases.record import PhaseRun
 from ocr_phases.settings import NEW_TOKENS, Request, RunSettings, is_published, resolve_infer
 
@@ -35,6 +41,44 @@ def filled_in(
     found["prompt"] = asked.prompt if isinstance(asked.prompt, str) else prompts[0]
     found["preset_choice"] = "asked" if asked.preset else "default"
     return Request(**{"max_new_tokens": limit, "grounding": grounding, **defaults, **given, **found})
+
+
+def bar_in_cell(steps: Iterable[Any], unit: str, total: int | None = None) -> Iterable[Any]:
+    """``steps`` with a bar on one line of a notebook's cell; elsewhere without: a command has its own."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return tqdm(steps, total=total, unit=unit, file=sys.stdout, disable=not hasattr(shell, "kernel"))
+
+
+def each_run(request: Request, on_tokens: Any, progress: Any) -> Iterator[tuple[int, Any]]:
+    """The number of each warm-up, below 0, and repeat, and what is called with its tokens.
+
+    ``progress`` gets the number of finished runs before each and at the end; without it a notebook's cell
+    shows a bar.
+    """
+    numbers = range(-request.warmup, request.repeats)
+    tell = progress or (lambda done, total: None)
+    for number in numbers if progress else bar_in_cell(numbers, "run"):
+        tell(number + request.warmup, len(numbers))
+        yield number, on_tokens and partial(on_tokens, max(number, -1))
+    tell(len(numbers), len(numbers))
+
+
+def page_part(page: Any, preset: Preset, row: int, image: int, text: int, embed: bool) -> dict[str, Any]:
+    """The record's part about a ``page`` of `load_page` in a batch's ``row``, and how a preset cuts it.
+
+    ``image`` and ``text`` are the tokens that it and its prompt have.
+    """
+    size, tokens = page[0].size, {"image_tokens": image, "text_tokens": text}
+    cut = {"row": row, "preset": preset.name, "grid": list(preset.grid(*size)), **tokens}
+    cut["valid_image_tokens"] = valid_image_tokens(preset, size, preset.grid(*size))
+    return describe_page(*page, embed=embed) | cut
+
+
+def row_part(request: Request, ids: list[int], texts: list[str], text: str, ended: bool) -> dict[str, Any]:
+    """The record's part about a row's result; ``ended`` says that its last token is the end token."""
+    none = {"token_texts": [""] * len(ids), "text": None}
+    told = {"token_texts": texts, "text": text} if request.return_text else none
+    return {"ids": ids, **told, "finish_reason": "eos" if ended else "length"}
 
 
 def recorded(session: Any, measurement: Any, **callbacks: Any) -> PhaseRun:

@@ -27,7 +27,8 @@ from ocr_phases.errors import OcrPhasesError, checked, require
 from ocr_phases.files import TemporaryFolder, only_writer, output_folder, reserved
 from ocr_phases.inputs.images import describe_page, load_page
 from ocr_phases.record import PhaseRun, elsewhere
-from ocr_phases.recorder import bar_in_cell, describe_model, page_id
+from ocr_phases.recorder import describe_model, page_id
+from ocr_phases.request import bar_in_cell
 from ocr_phases.schema import Truth
 from ocr_phases.settings import ModelSettings, Settings
 from ocr_phases.steps.execution import last_used

@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.engines.client import Server, ServerFailed
+from ocr_phases.record import make_spans
 
 #: A request's times as a record has them, and what vLLM calls their histograms.
 _TIMES = {f"{part}_ms": f"request_{part}_time" for part in ("queue", "prefill", "decode")}
@@ -23,8 +24,6 @@ _SAMPLE = re.compile(r"^vllm:(\w+)_seconds_(sum|count)\{.*\} ([-+.\de]+)$", re.M
 # Pieces that arrive together were not made one by one.
 _BURST_MS = 0.05
 _LEAST_MS = 1e-6
-#: A span: phase, stage, view, decode step and times.
-Row = tuple[Any, ...]
 #: A call of a stage in the worker: its name, its start, how many ms it took, and a text model's tokens.
 Stage = tuple[str, float, float, int]
 
@@ -35,8 +34,9 @@ class Answer:
 
     ``begun`` is when the request was sent, seconds of `time.monotonic`; ``times`` are ms since then, one a
     piece. ``widest`` is how many ids a piece has at most, 0 where they come with none; of several the first
-    has the piece as its text. ``logprobs`` has one a token, or too few to be used. ``own`` are
-    `server_times`, and ``stages`` what the worker ran, ms since ``begun``; either may be empty.
+    has the piece as its text. ``logprobs`` has one a token, or too few to be used. ``usage`` may have
+    ``prompt_tokens`` and ``cached_tokens``. ``own`` are `server_times`, and ``stages`` what the worker ran,
+    ms since ``begun``; either may be empty.
     """
 
     begun: float
@@ -46,28 +46,10 @@ class Answer:
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     prompt_ids: list[int] = field(default_factory=list)
-    prompt_tokens: int | None = None
-    cached: int | None = None
+    usage: dict[str, Any] = field(default_factory=dict)
     finish: str | None = None
     own: dict[str, float] = field(default_factory=dict)
     stages: list[Stage] = field(default_factory=list)
-
-    def add(self, now: float, chunk: Mapping[str, Any]) -> list[int]:
-        """Take in a chunk; its new ids, or a 0 for a piece without."""
-        self.prompt_ids = chunk.get("prompt_token_ids") or self.prompt_ids
-        if usage := chunk.get("usage"):
-            self.prompt_tokens = usage["prompt_tokens"]
-            self.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
-        choice: dict[str, Any] = next(iter(chunk.get("choices", [])), {})
-        text, ids = choice.get("delta", {}).get("content") or "", choice.get("token_ids") or []
-        self.finish = choice.get("finish_reason") or self.finish
-        self.logprobs += [each["logprob"] for each in (choice.get("logprobs") or {}).get("content") or []]
-        if text or (ids and (self.widest or not self.times)):  # all ids may come at the end
-            self.times.append((now - self.begun) * 1e3)
-            self.texts += [text, *[""] * (len(ids) - 1)]
-            self.widest = max(self.widest, len(ids))
-        self.ids += ids
-        return ids or [0] * bool(text)
 
     @property
     def untimed(self) -> str:
@@ -88,11 +70,26 @@ class Answer:
 
 
 def ask(server: Server, body: Any, on_ids: Callable[[list[list[int]]], None] | None = None) -> Answer:
-    """The answer to a chat completion; `ServerFailed` where it does not end well."""
+    """The answer to a chat completion; `ServerFailed` where it does not end well.
+
+    ``on_ids`` gets the ids of each piece, a 0 for one without.
+    """
     answer = Answer(time.monotonic())
     for now, chunk in server.stream(body):
-        if (new := answer.add(now, chunk)) and on_ids is not None:
-            on_ids([new])
+        answer.prompt_ids = chunk.get("prompt_token_ids") or answer.prompt_ids
+        if usage := chunk.get("usage"):
+            answer.usage = usage | (usage.get("prompt_tokens_details") or {})
+        choice: dict[str, Any] = next(iter(chunk.get("choices", [])), {})
+        text, ids = choice.get("delta", {}).get("content") or "", choice.get("token_ids") or []
+        answer.finish = choice.get("finish_reason") or answer.finish
+        answer.logprobs += [each["logprob"] for each in (choice.get("logprobs") or {}).get("content") or []]
+        answer.ids += ids
+        if text or (ids and (answer.widest or not answer.times)):  # all ids may come at the end
+            answer.times.append((now - answer.begun) * 1e3)
+            answer.texts += [text, *[""] * (len(ids) - 1)]
+            answer.widest = max(answer.widest, len(ids))
+        if on_ids and (text or ids):
+            on_ids([ids or [0]])
     if not answer.times:
         raise ServerFailed(f"{server.url} answered without a token.")
     return answer
@@ -118,44 +115,43 @@ def server_times(server: Server, before: Counter[tuple[str, str]]) -> dict[str, 
     return {}
 
 
-def spans_of(runs: Sequence[Answer]) -> Iterator[Row]:
-    """The rows of `ocr_phases.record.SPAN_COLUMNS` of the repeats.
+def spans_of(runs: Sequence[Answer]) -> pd.DataFrame:
+    """The spans of the repeats (`ocr_phases.record.make_spans`).
 
-    What one of them lacks is left out of all: it would count as 0 in a median.
+    The prefill ends with the first token; it begins by the server's own time of it, and with the worker's
+    first stage at the latest, else with the request. What one repeat lacks is left out of all: it would count
+    as 0 in a median.
     """
     own, staged = all(run.own for run in runs), all(run.stages for run in runs)
+    rows = []
     for repeat, run in enumerate(runs):
         given = run.own if own else {}, run.stages if staged else []
         for phase, stage, view, step, start, end in _spans(run, *given):
             times = start, max(end - start, _LEAST_MS)
-            yield (repeat, phase, stage, view, step, *times, *times)
+            rows.append((repeat, phase, stage, view, step, *times, *times))
+    return make_spans(rows)
 
 
-def _spans(run: Answer, own: Mapping[str, float], stages: Sequence[Stage]) -> Iterator[Row]:
-    """Phase, stage, view, step, start and end in ms of what happened in a repeat.
-
-    The prefill ends with the first token; it begins by the server's own time of it, and with the worker's
-    first stage at the latest, else with the request.
-    """
+def _spans(run: Answer, own: Mapping[str, float], stages: Sequence[Stage]) -> Iterator[tuple[Any, ...]]:
+    """Phase, stage, view, step, start and end in ms of what happened in a repeat."""
     first, last = run.times[0], run.times[-1]
-    begins = [first - own["prefill_ms"]] if own else []
-    begin = max(0.0, min([*begins, *(start for _, start, _, _ in stages)], default=0.0))
-    for phase, start, end in (("prepare", 0.0, begin), ("prefill", begin, first), ("decode", first, last)):
-        if end > start:
-            yield phase, phase, "", None, start, end
-    if begin and own:
-        before = np.clip(own["ttft_ms"] - own["prefill_ms"] - own["queue_ms"], 0.0, begin)
-        yield "prepare", "preprocess", "", None, 0.0, before
-        yield "prepare", "queue", "", None, before, min(before + own["queue_ms"], begin)
+    ttft, prefill, queue = (own.get(f"{name}_ms", 0.0) for name in ("ttft", "prefill", "queue"))
+    begins = [first - prefill] * bool(own) + [start for _, start, _, _ in stages]
+    begin = max(0.0, min(begins, default=0.0))
+    before = np.clip(ttft - prefill - queue, 0.0, begin)
+    wholes = [("prepare", "prepare", 0.0, begin), ("prepare", "preprocess", 0.0, before)]
+    wholes += [("prepare", "queue", before, min(before + queue, begin))]
+    wholes += [("prefill", "prefill", begin, first), ("decode", "decode", first, last)]
+    yield from ((phase, stage, "", None, start, end) for phase, stage, start, end in wholes if end > start)
     steps = [] if run.untimed else list(pairwise(run.times))
-    for step, ends in enumerate(steps):
-        yield "decode", "decode_step", "", step, *ends
-    calls = pd.DataFrame(stages, columns=["stage", "start", "ms", "tokens"])
-    text, views = calls["stage"] == "language_model", np.where(calls.duplicated("stage"), "local", "global")
+    yield from (("decode", "decode_step", "", step, *ends) for step, ends in enumerate(steps))
     # The prompt, of which a cache may have the beginning, takes one call or several.
-    through = (run.cached or 0) + calls["tokens"].where(text, 0).cumsum().shift(fill_value=0)
-    calls["step"] = (text & (through >= (run.prompt_tokens or 1))).cumsum() - 1
-    calls["view"] = np.where(text, "", views)
-    for name, start, ms, _, step, view in calls[calls["step"] < len(steps)].itertuples(index=False):
-        of = ("prefill", None) if step < 0 else ("decode", step)
-        yield of[0], name, view, of[1], start, start + ms
+    read, step, seen = run.usage.get("cached_tokens") or 0, -1, set[str]()
+    for name, start, ms, tokens in stages:
+        view = "local" if name in seen else "global"
+        seen.add(name)
+        if name == "language_model":
+            view, step, read = "", step + (read >= run.usage.get("prompt_tokens", 1)), read + tokens
+        if step < len(steps):
+            of = ("prefill", None) if step < 0 else ("decode", step)
+            yield of[0], name, view, of[1], start, start + ms

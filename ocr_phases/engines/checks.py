@@ -38,15 +38,14 @@ def read_as(answer: Answer, asked: Preset, family: FamilyFacts, size: Size) -> t
     # Where two have as many, it is the one that comes first.
     ways = {image_token_count(each, each.grid(*size)): each for each in reversed(presets)}
     expected = image_token_count(asked, asked.grid(*size))
-    count = max((each for each in ways if each < (answer.prompt_tokens or 0)), default=expected)
+    count = max((each for each in ways if each < (answer.usage.get("prompt_tokens", 0))), default=expected)
     if answer.prompt_ids:  # the image token is the one that most of the prompt is made of
         count = Counter(answer.prompt_ids).most_common(1)[0][1]
     preset = ways.get(count, asked)
     if count == expected:
         return preset, count, ("server_preset", "pass", f"{count} image tokens, as {asked.name} has")
-    how = f"it cut the page as {preset.name}" if count in ways else "no preset has as many"
-    if preset.name == asked.name and count in ways:
-        how += " of at most {} crops, into {} x {}".format(preset.most_tiles, *preset.grid(*size))
+    how = "it cut the page as {}, into {} x {}".format(preset.name, *preset.grid(*size))
+    how = how if count in ways else "no preset has as many"
     told = f"the server read {count} image tokens, {asked.name} has {expected}: {how}"
     return preset, count, ("server_preset", "fail", told)
 
@@ -61,48 +60,39 @@ def own_checks(runs: Sequence[Answer], more: int, first: float, infer: SamplingS
     yield "repeats_agree", "pass" if same else "fail", told
     yield "fresh_prompt", *_freshness(runs, first)
     came = "ids came at the end" if runs[0].ids else "the server sends no ids, so its pieces have numbers"
-    if untimed := runs[0].untimed:
-        yield "token_times", "note", f"{untimed}: there is no inter-token latency"
-    elif more:
-        told = f"left out: {count_text(more, 'more repeat')}, with tokens that came together"
-        yield "token_times", "note", told
-    elif not runs[0].widest:
-        yield "token_times", "note", f"chunks of text are timed: {came}"
+    notes = {
+        f"{runs[0].untimed}: there is no inter-token latency": runs[0].untimed,
+        f"left out: {count_text(more, 'more repeat')}, with tokens that came together": more,
+        f"chunks of text are timed: {came}": not runs[0].widest,
+    }
+    yield from [("token_times", "note", told) for told, holds in notes.items() if holds][:1]
     if size := infer.no_repeat_ngram_size:
-        again = repeated(runs[0].ids, size, infer.no_repeat_ngram_window)
-        told = f"token {again} repeats {size} tokens" if again else f"no {size} tokens are repeated"
+        places, ids = range(len(runs[0].ids) - size + 1), runs[0].ids
+        grams = pd.Series([tuple(ids[place : place + size]) for place in places], dtype=object)
+        apart = grams.index.to_series().groupby(grams).diff()
+        again = int((apart <= (infer.no_repeat_ngram_window or np.inf) - size).sum())
+        told = f"{again} of {len(grams)} runs of {size} tokens were there before"
         yield "repetition_rule", "fail" if again else "pass", told
 
 
 def _freshness(runs: Sequence[Answer], first: float) -> tuple[str, str]:
     """Whether every repeat read its page and prompt anew."""
-    if most := max(run.cached or 0 for run in runs):
-        return "fail", f"a cache had {most} of {runs[0].prompt_tokens} prompt tokens"
+    if most := max(run.usage.get("cached_tokens") or 0 for run in runs):
+        return "fail", f"a cache had {most} of {runs[0].usage['prompt_tokens']} prompt tokens"
     seen = [{stage[0] for stage in run.stages} for run in runs]
     if blind := sum(bool(stages) and stages.isdisjoint(VISION_STAGES) for stages in seen):
         return "fail", f"no vision ran in {count_text(blind, 'repeat')}: a cache had it"
-    if all(seen):
-        return "pass", "vision ran in every repeat"
-    if all(run.cached is not None for run in runs):
-        return "pass", "no prompt token came from a cache"
+    if all(seen) or all(run.usage.get("cached_tokens") is not None for run in runs):
+        return "pass", "vision ran in every repeat" if all(seen) else "no prompt token came from a cache"
     fastest, steps = min(run.times[0] for run in runs), np.concatenate([np.diff(run.times) for run in runs])
     fast = fastest < _FAST * first and fastest < _STEPS * np.median(steps)
     told = f"first tokens after {ms_text(fastest)} or more, of the first request after {ms_text(first)}"
     return "fail" if fast else "pass", told
 
 
-def repeated(ids: Sequence[int], size: int, window: int) -> int | None:
-    """Where ``size`` ids stand that stood within the ``window`` of ids before already; None for nowhere."""
-    places = range(len(ids) - size + 1)
-    grams = pd.Series([tuple(ids[place : place + size]) for place in places], dtype=object)
-    apart = grams.index.to_series().groupby(grams).diff()
-    again = apart.index[apart <= (window or np.inf) - size]
-    return int(again[0]) + size - 1 if len(again) else None
-
-
 def prompt_check(answer: Answer, prompt: Sequence[int]) -> Check:
     """The server's prompt beside that of the native class."""
-    theirs, count = answer.prompt_ids, answer.prompt_tokens
+    theirs, count = answer.prompt_ids, answer.usage.get("prompt_tokens")
     place = first_difference(theirs, prompt) if theirs else None
     if count == len(prompt) and place is None:
         return "server_prompt", "pass", f"{count} tokens in both"

@@ -43,10 +43,8 @@ from ocr_phases.text import count_text, filled, ms_text
 TAIL_FROM = 100
 #: A level is worth it where it brings so many times the pages per minute of all before.
 WORTH = 1.1
-_MOST_ERRORS = 5  # told, each once
-_KNEE = "{level}: {pages_per_min:,.1f} pages a minute, the first token after {ttft_p50_ms:ms} (median)"
-_FILES = r"load\.(html|json)"
-_LATENCIES = {"ttft_p50_ms": (VIOLET, "first token"), "inter_token_p50_ms": (ORANGE, "between tokens")}
+_KNEE = "The knee is {level}: {pages_per_min:,.1f} pages a minute, {ttft_p50_ms:ms} to the first token (p50)."
+_LATENCIES = {"ttft_p50_ms": "first token", "inter_token_p50_ms": "between tokens"}
 
 
 class LoadPlots(Plots):
@@ -55,13 +53,9 @@ class LoadPlots(Plots):
     def throughput(self, *, ax: Axes | None = None) -> Figure:
         """Time to first token and inter-token latency over pages per minute, a point a level."""
         table = self._result.table.dropna(subset=["ttft_p50_ms"])
-        if table.empty:
-            return sentence_figure("No page was read, so there is no throughput to draw.", ax)
         _, (axes,) = new_figure(4.2, [self._result.verdict], ax)
-        for paced, rows in table.groupby(table["level"].str.endswith("/min")):
-            for name, (colour, what) in _LATENCIES.items():
-                look: dict[str, Any] = {"color": colour, "label": f"{what}{', paced' * bool(paced)}"}
-                axes.plot(rows["pages_per_min"], rows[name], "o--" if paced else "o-", **look)
+        axes.set_prop_cycle(color=[VIOLET, ORANGE])
+        axes.plot(table["pages_per_min"], table[[*_LATENCIES]], "o", label=[*_LATENCIES.values()])
         for level, *place in table[["level", "pages_per_min", "ttft_p50_ms"]].itertuples(index=False):
             axes.annotate(level, place, (4, 5), textcoords="offset points", fontsize=9)
         return _latency_axes(axes, "pages per minute")
@@ -73,15 +67,14 @@ class LoadPlots(Plots):
         if not longest.any():
             return sentence_figure("No page has two timed tokens, so there is no stall to draw.", ax)
         page = asked.loc[longest.idxmax()]
-        gaps, places = np.diff(page["times"]), page["begun"] + np.asarray(page["times"]) / 1e3
-        usual, worst = ms_text(float(np.median(gaps))), ms_text(gaps.max())
-        title = f"One page's tokens: {usual} apart, {worst} while another page is prefilled"
-        _, (axes,) = new_figure(3.4, [title], ax)
-        axes.plot(places[1:], gaps, ".-", color=ORANGE, label="between this page's tokens")
+        gaps = 1e3 * np.diff(page["times"])
+        told = f"{ms_text(float(np.median(gaps)))} apart, {ms_text(gaps.max())} while another is prefilled"
+        _, (axes,) = new_figure(3.4, [f"One page's tokens: {told}"], ax)
+        axes.plot(page["times"][1:], gaps, ".-", color=ORANGE, label="between this page's tokens")
         others = asked[asked["level"] == page["level"]].dropna(subset="first")
         waits = list(zip(others["begun"], others["first"] - others["begun"], strict=True))
         axes.broken_barh(waits, (0, 1), transform=axes.get_xaxis_transform(), color=FAINT, alpha=0.4)
-        axes.set_xlim(places[0], places[-1])
+        axes.set_xlim(page["first"], page["end"])
         about = f"seconds since {page['level']} began; grey: another page waits for its first token"
         return _latency_axes(axes, about)
 
@@ -97,37 +90,35 @@ def _latency_axes(axes: Axes, over: str) -> Figure:
 class LoadResult:
     """What a server did at each level: ``table``, ``verdict`` and ``plot``; ``asked`` has every page.
 
-    A page's ``begun``, ``first`` and ``end`` are s since its level began, ``times`` those of its chunks in ms
-    since it was asked for; ``tokens`` may be more than they are. ``error`` is empty where it ended.
+    A page's ``begun``, the ``times`` of its chunks, ``first`` and ``end`` are s since its level began;
+    ``tokens`` may be more than the chunks. ``error`` is empty where it ended.
     """
 
     def __init__(self, server: str, asked: list[dict[str, Any]], price_per_hour: float | None = None) -> None:
         self.server, self.price_per_hour, self.plot = server, price_per_hour, LoadPlots(self)
         pages: Any = pd.DataFrame(asked)
-        ends = {name: pages["begun"] + pages["times"].str[n] / 1e3 for name, n in (("first", 0), ("end", -1))}
-        self.asked = pages.assign(**ends)
+        self.asked = pages.assign(first=pages["times"].str[0], end=pages["times"].str[-1])
 
     @cached_property
     def table(self) -> pd.DataFrame:
         """One row a level (``4 at once`` or ``30/min``); a p99 only from 100 requests on, else missing.
 
         Pages per minute and tokens per second are of what was read to its end, from the first request to the
-        last token. With a price of an hour there are pages per hour and the price of 1,000 pages.
+        last token. With a price of an hour there is the price of 1,000 pages.
         """
-        asked = self.asked
-        levels, times = asked.groupby("level", sort=False), asked["times"]
+        asked, levels = self.asked, self.asked.groupby("level", sort=False)
         pages, seconds = levels["end"].count(), levels["end"].max() - levels["begun"].min()
         table = pd.DataFrame({"requests": levels.size(), "errors": levels.size() - pages})
         table["pages_per_min"] = 60 * pages / seconds
         table["tokens_per_s"] = levels["tokens"].sum() / seconds
-        gaps = times[asked["tokens"] == times.map(len)].map(np.diff).explode()
-        for name, ms in (("ttft", 1e3 * (asked["first"] - asked["begun"])), ("inter_token", gaps)):
-            each = ms.astype(float).groupby(asked["level"])
+        gaps = asked["times"][asked["tokens"] == asked["times"].map(len)].map(np.diff).explode()
+        for name, waited in (("ttft", asked["first"] - asked["begun"]), ("inter_token", gaps)):
+            each = (1e3 * waited.astype(float)).groupby(asked["level"])
             table[f"{name}_p50_ms"] = each.median()
             table[f"{name}_p99_ms"] = each.quantile(0.99).where(pages >= TAIL_FROM)
         if self.price_per_hour is not None:
             hours = hours_per_1000_pages(60_000 / table["pages_per_min"])
-            table["pages_per_hour"], table["price_per_1000_pages"] = 1000 / hours, self.price_per_hour * hours
+            table["price_per_1000_pages"] = self.price_per_hour * hours
         return table.rename_axis("level").reset_index()
 
     @property
@@ -140,18 +131,16 @@ class LoadResult:
     @property
     def verdict(self) -> str:
         """The knee, and what it brings, in one sentence; and how many requests failed."""
-        failed = int(self.table["errors"].sum())
-        lost = f" {count_text(failed, 'request')} failed." if failed else ""
-        best: Any = self.table[self.table["level"] == self.knee]
-        if best.empty:
-            return f"{count_text(len(self.asked) - failed, 'page')} read by {self.server}.{lost}"
-        return f"The knee is {filled(_KNEE, best.iloc[0])}.{lost}"
+        levels, failed = self.table.set_index("level"), int(self.table["errors"].sum())
+        told = f"{count_text(len(self.asked) - failed, 'page')} read by {self.server}."
+        told = filled(_KNEE, levels.loc[self.knee], level=self.knee) if self.knee else told
+        return f"{told} {count_text(failed, 'request')} failed." if failed else told
 
     def _html(self) -> Html:
         about = f"p99 only from {TAIL_FROM} requests on, inter-token latency only where chunks are tokens"
         head = element("p", self.verdict, class_="op-headline")
         table = table_html(self.table, caption=f"Load on {self.server}", missing=about)
-        errors = map(note, sorted({*self.asked["error"]} - {""})[:_MOST_ERRORS])
+        errors = map(note, sorted({*self.asked["error"]} - {""})[:5])
         return Html(Section(head, table, *errors, self.plot.throughput(), self.plot.stalls()).html())
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
@@ -165,7 +154,7 @@ class LoadResult:
         page = document_html("Load – ocr_phases", [], self._html()).encode()
         tables = {name: getattr(self, name).to_dict("records") for name in ("table", "asked")}
         files = {"load.html": page, "load.json": msgspec.json.encode({"server": self.server, **tables})}
-        return write_into(Path(folder), files, overwrite=overwrite, stale=_FILES)[0]
+        return write_into(Path(folder), files, overwrite=overwrite, stale=r"load\.(html|json)")[0]
 
 
 @checked(RunSettings)
@@ -212,4 +201,5 @@ def _row(server: Server, level: str, zero: float, body: Callable[[], Any], start
         answer = ask(server, body())
     except ServerFailed as error:
         return row | {"error": str(error)}
-    return row | {"times": answer.times, "tokens": len(answer.tokens[0])}
+    times = [answer.begun - zero + ms / 1e3 for ms in answer.times]
+    return row | {"times": times, "tokens": len(answer.tokens[0])}

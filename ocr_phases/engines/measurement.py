@@ -15,9 +15,9 @@ from PIL import Image
 from ocr_phases.engines import checks
 from ocr_phases.engines.answers import Answer, Stage, ask, metrics, server_times, spans_of
 from ocr_phases.engines.client import ServerFailed
-from ocr_phases.inputs.images import describe_page, load_page
-from ocr_phases.inputs.views import valid_image_tokens
-from ocr_phases.record import PhaseRun, make_spans
+from ocr_phases.inputs.images import load_page
+from ocr_phases.record import PhaseRun
+from ocr_phases.request import each_run, page_part, row_part
 from ocr_phases.settings import Request
 from ocr_phases.show.web import data_address
 from ocr_phases.text import count_text
@@ -40,38 +40,30 @@ class Measurement:
 
         Raises `ServerFailed` where that came before the end of the first repeat, and what the callbacks do.
         """
-        request, tell = self.request, progress or (lambda done, total: None)
-        numbers, page = range(-request.warmup, request.repeats), data_url(*self.page[:2])
+        request, page = self.request, data_url(*self.page[:2])
         try:
-            for done, number in enumerate(numbers):
-                tell(done, len(numbers))
-                notify = on_tokens and partial(on_tokens, max(number, -1))
+            for number, notify in each_run(request, on_tokens, progress):
                 answer = self._once(self.session.body(request, page), notify)
                 self.first = self.first or answer.times[0]
                 self.runs += [answer] * (number >= 0)
-            tell(len(numbers), len(numbers))
+            self.compared += self._compared() if request.verify else []
         except ServerFailed as error:
             self.ended = f": {error}"
             if not self.runs:
                 raise
-        else:
-            self.compared += self._compared() if request.verify else []
 
     def _once(self, body: dict[str, Any], notify: Callable[[list[list[int]]], None] | None) -> Answer:
         """One answer, with what the server and its worker say of it, as long as it had the server alone."""
-        server, before = self.session.server, metrics(self.session.server)
-        answer = ask(server, body, notify)
-        answer.own = server_times(server, before)
-        if self.session.worker and (answer.own or not before):
+        session, before = self.session, metrics(self.session.server)
+        answer = ask(session.server, body, notify)
+        answer.own = server_times(session.server, before)
+        if session.worker and (answer.own or not before):
             sent = time.monotonic()
-            now, rows = self.session.rpc("ocr_take", tuple[float, list[Stage]])
-            took = time.monotonic() - sent
-            away = sent + took / 2 - now
+            now, calls = session.rpc("ocr_take", tuple[float, list[Stage]])
+            got = time.monotonic()
             # One host has one clock.
-            zero = answer.begun - (away if abs(away) > took / 2 else 0.0)
-            answer.stages = [
-                (name, 1e3 * (start - zero), *rest) for name, start, *rest in rows if start >= zero
-            ]
+            zero = answer.begun - (0.0 if sent <= now <= got else (sent + got) / 2 - now)
+            answer.stages = [(name, 1e3 * (at - zero), *rest) for name, at, *rest in calls if at >= zero]
         return answer
 
     def _compared(self) -> list[checks.Check]:
@@ -93,40 +85,35 @@ class Measurement:
 
     def record(self) -> PhaseRun:
         """The record of the finished repeats; what nobody told is not in it."""
-        session, request, image = self.session, self.request, self.page[0]
+        session, request, worker = self.session, self.request, self.session.worker
         # A busy host joins tokens that came one by one.
         runs = [run for run in self.runs if not run.untimed] or self.runs
-        server, worker, family, answer = session.server, session.worker, session.family, runs[0]
-        preset, count, cut = checks.read_as(answer, family.preset(request.preset), family, image.size)
-        left_out = len(self.runs) - len(runs)
+        answer, left_out = runs[0], len(self.runs) - len(runs)
+        asked = session.family.preset(request.preset)
+        preset, count, cut = checks.read_as(answer, asked, session.family, self.page[0].size)
         found = [*checks.own_checks(runs, left_out, self.first, request.infer), cut, *self.compared]
         if len(self.runs) < request.repeats:
             told = f"{len(self.runs)} of {count_text(request.repeats, 'repeat')}{self.ended}"
             found.append(("interrupted", "note", told))
-        (ids, texts), length = answer.tokens, answer.prompt_tokens or count + 1
-        texts = texts if request.return_text else [""] * len(ids)
-        result = {"ids": ids, "token_texts": texts, "text": "".join(texts) if request.return_text else None}
+        (ids, texts), length = answer.tokens, answer.usage.get("prompt_tokens") or count + 1
         sure = [min(0.0, round(value, 3)) for value in answer.logprobs]
         known = {"logprobs": sure, "margins": [None] * len(ids)}
-        told_of: dict[str, Any] = {"engine": session.engine, "version": session.version, "url": server.url}
-        told_of |= {"settings": worker.get("settings"), "times": [run.own for run in runs]}
+        server = {"engine": session.engine, "version": session.version, "url": session.server.url}
+        server |= {"settings": worker.get("settings"), "times": [run.own for run in runs]}
         versions = {session.engine: session.version, "ocr_phases": __version__, "code": code_hash()}
-        device = {"name": f"{session.engine} at {server.host}", "kind": "server"}
-        model = {"name": session.model, "config": {}, "family": family.name, "server": told_of}
+        device = {"name": f"{session.engine} at {session.server.host}", "kind": "server"}
+        made = {"strategy": "server", "vision": "server", "preset": preset.name, "batch": 1}
+        model = {"name": session.model, "config": {}, "family": session.family.name, "server": server}
         model |= {"strategy": "server", "implementation": "server", "dtype": "unknown"}
-        made = {"preset": preset.name, "strategy": "server", "vision": "server", "batch": 1}
-        grid, parts = preset.grid(*image.size), {"image_tokens": count, "text_tokens": length - count}
-        page = {"row": 0, "preset": preset.name, "grid": list(grid), **parts}
-        page["valid_image_tokens"] = valid_image_tokens(preset, image.size, grid)
         return PhaseRun(
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             versions=versions | worker.get("versions", {}),
             device=device | worker.get("device", {}),
             model=model | worker.get("model", {}),
-            pages=[describe_page(*self.page, embed=request.embed_page) | page],
+            pages=[page_part(self.page, preset, 0, count, length - count, request.embed_page)],
             request=request.described() | made | {"repeats": len(runs), "prefill_len": length},
-            results=[result | {"finish_reason": "eos" if answer.finish == "stop" else answer.finish}],
-            spans=make_spans([*spans_of(runs)]),
+            results=[row_part(request, ids, texts, "".join(texts), answer.finish == "stop")],
+            spans=spans_of(runs),
             memory={},
             cache={},
             live_checks=[dict(zip(_OF_A_CHECK, each, strict=True)) for each in found],
@@ -138,7 +125,7 @@ def data_url(image: Image.Image, data: bytes | None) -> str:
     """The page as it is in its file where a server reads the same pixels there, else as PNG."""
     with contextlib.suppress(OSError):  # a PDF is no image
         file = Image.open(io.BytesIO(data or b""), formats=["PNG", "JPEG"])
-        if data and file.mode == "RGB" and file.size == image.size and file.tobytes() == image.tobytes():
+        if data and (file.size, file.tobytes()) == (image.size, image.tobytes()):
             return data_address(data, Image.MIME[file.format or ""])
     buffer = io.BytesIO()
     image.save(buffer, "PNG")

@@ -11,12 +11,13 @@ from typing import Any
 from ocr_phases.engines.client import SHAPES, Server, ServerFailed
 from ocr_phases.engines.load import load_test
 from ocr_phases.engines.measurement import Measurement
-from ocr_phases.errors import check_known, checked, public, require
+from ocr_phases.errors import checked, public, require
 from ocr_phases.families import DEEPSEEK_OCR, DEEPSEEK_OCR_2, UNLIMITED_OCR, facts_of
 from ocr_phases.inputs.views import Pages
 from ocr_phases.record import PhaseRun
 from ocr_phases.request import filled_in, recorded
 from ocr_phases.settings import Request, RunSettings
+from ocr_phases.text import any_of
 
 #: Settings that no server can be asked for: another value than the default is refused by name.
 _STEPS = ("first_token", "strategy", "vision", "autocast", "eos_check_every")
@@ -33,12 +34,10 @@ class ServerSession:
     @checked(Server)
     def __init__(self, url: str, model: str | None = None, *, reference: Any = None, **options: Any) -> None:
         server = self.server = Server(url, **options)
-        self.reference, asked = reference, model or server.model
         served = [each["id"] for each in server.call(f"{server.path}/models", SHAPES["models"])["data"]]
-        one = f"{server.url} serves {len(served)} models: name one ({', '.join(served)})."
-        require([(one, asked or len(served) == 1)])
-        self.model = asked or served[0]
-        check_known("model", self.model, served, server.url)
+        only = served[0] if len(served) == 1 else ""
+        self.reference, self.model = reference, model or server.model or only
+        require([(f"{server.url} serves {any_of(served)}: name one of them.", self.model in served)])
         self.engine, self.version = _engine(server)
         #: What the worker's extension says of the model and its device; empty without it.
         self.worker: dict[str, Any] = {}
@@ -106,13 +105,12 @@ class ServerSession:
             wanted["return_token_ids"] = True
         else:  # what the server puts before a text, vLLM takes as it is
             text = text.removeprefix("<image>").lstrip("\n")
-        if infer.do_sample:
-            wanted |= {"top_p": infer.top_p, "seed": request.seed, "top_k": infer.top_k or None}
+        sampled = {"temperature": infer.temperature, "top_p": infer.top_p, "seed": request.seed}
+        wanted |= sampled | {"top_k": infer.top_k or None} if infer.do_sample else {"temperature": 0.0}
         wanted |= {
             "model": self.model,
             "messages": [{"role": "user", "content": [image, {"type": "text", "text": text}]}],
             "vllm_xargs": {"ngram_size": size, "window_size": window} if size else None,
-            "temperature": infer.temperature if infer.do_sample else 0.0,
             "logprobs": request.token_probabilities,
             "max_tokens": None if limit == self.family.published_limit else limit,
             "ignore_eos": request.ignore_eos or None,

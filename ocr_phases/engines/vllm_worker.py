@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,37 +21,33 @@ MODULES = {
     "projector": "projector",
     "language_model": "language_model",
 }
-_SCHEDULER = ("max_num_seqs", "max_num_batched_tokens")
+_SETTINGS = ("max_num_seqs", "max_num_batched_tokens", "enforce_eager", "enable_prefix_caching")
 _MOST_ROWS = 200_000
 
 
 class Watch:
-    """Clocks around the calls of ``modules``, by stage: CUDA events on a GPU, the host's clock elsewhere.
+    """Clocks around the calls of a model's `MODULES`: CUDA events on a GPU, the host's clock elsewhere.
 
     A call within a CUDA graph that is captured or replayed is not seen.
     """
 
-    def __init__(self, modules: Mapping[str, Any], device: Any) -> None:
+    def __init__(self, model: Any, device: Any) -> None:
         import torch
 
-        self.device, self.cuda = device, torch.cuda if device.type == "cuda" else None
+        self.cuda = torch.cuda if device.type == "cuda" else None
         self.rows: deque[tuple[str, Any, Any, int]] = deque(maxlen=_MOST_ROWS)
-        self.base = self._base()
-        for stage, module in modules.items():
-            self._clock(stage, module)
+        self.opened, self.base = list[Any](), self._base()
+        for stage, name in MODULES.items():
+            if module := getattr(model, name, None):
+                module.register_forward_pre_hook(lambda *_: self.opened.append(self._now()))
+                module.register_forward_hook(partial(self._end, stage), with_kwargs=True)
 
-    def _clock(self, stage: str, module: Any) -> None:
-        opened: list[Any] = []
-
-        def end(_: Any, given: Any, named: Any, made: Any) -> None:
-            times = opened.pop(), self._now()
-            if None not in times:
-                # A text model is given ids or positions of its tokens.
-                sizes = (each.shape[-1] for each in (*given, *named.values()) if hasattr(each, "shape"))
-                self.rows.append((stage, *times, next(sizes, 0)))
-
-        module.register_forward_pre_hook(lambda *_: opened.append(self._now()))
-        module.register_forward_hook(end, with_kwargs=True)
+    def _end(self, stage: str, _: Any, given: Any, named: Any, made: Any) -> None:
+        begun, ended = self.opened.pop(), self._now()
+        # A text model is given ids or positions of its tokens.
+        sizes = (each.shape[-1] for each in (*given, *named.values()) if hasattr(each, "shape"))
+        if begun is not None and ended is not None:
+            self.rows.append((stage, begun, ended, next(sizes, 0)))
 
     def _now(self) -> Any:
         """A time of the device; None within a graph that is captured."""
@@ -63,7 +59,7 @@ class Watch:
     def _base(self) -> tuple[Any, float]:
         """A time of the device and the same of the host."""
         if self.cuda is not None:
-            self.cuda.synchronize(self.device)
+            self.cuda.synchronize()
         return self._now(), time.monotonic()
 
     def take(self) -> tuple[float, list[tuple[str, float, float, int]]]:
@@ -88,19 +84,15 @@ class Stages:
         worker: Any = self
         model, device, config = worker.model_runner.get_model(), worker.device, worker.vllm_config
         if not hasattr(self, "ocr_watching"):
-            named = {stage: getattr(model, name, None) for stage, name in MODULES.items()}
-            self.ocr_watching = Watch({stage: each for stage, each in named.items() if each}, device)
+            self.ocr_watching = Watch(model, device)
         cpu = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu and cpu[1]
-        settings = {part: getattr(config.scheduler_config, part) for part in _SCHEDULER}
-        settings["enforce_eager"] = config.model_config.enforce_eager
-        settings["prefix_caching"] = config.cache_config.enable_prefix_caching
-        dtype = str(config.model_config.dtype).removeprefix("torch.")
+        parts = vars(config.scheduler_config) | vars(config.model_config) | vars(config.cache_config)
         return {
-            "model": {"class": type(model).__name__, "dtype": dtype},
+            "model": {"class": type(model).__name__, "dtype": str(parts["dtype"]).removeprefix("torch.")},
             "device": {"name": name or device.type, "kind": device.type, "threads": torch.get_num_threads()},
             "versions": {"torch": str(torch.__version__)},
-            "settings": settings,
+            "settings": {name: parts[name] for name in _SETTINGS},
         }
 
     def ocr_take(self) -> tuple[float, list[tuple[str, float, float, int]]]:
