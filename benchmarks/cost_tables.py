@@ -11,14 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from benchmarks.documents import markdown, rewrite
-from ocr_phases.analyse.cost import (
-    VisionCall,
-    decode_cost,
-    prefill_cost,
-    read_architecture,
-    stage_cost,
-    vision_calls,
-)
+from ocr_phases.analyse import cost
 from ocr_phases.families import DEEPSEEK_OCR, FAMILIES
 from ocr_phases.inputs.views import image_token_count
 from ocr_phases.text import bytes_text
@@ -47,12 +40,12 @@ GRIDS = {"tiny": (1, 1), "small": (1, 1), "base": (1, 1), "large": (1, 1), "gund
 
 def claims() -> str:
     """Each circulating figure beside the computed one, and a verdict: a list in Markdown."""
-    size = read_architecture(PUBLISHED)
-    held = _prefill([VisionCall("global", 1024)]).groupby("stage")["parameters"].sum()
-    seven = _prefill(vision_calls("gundam", [(2, 3)])).groupby("stage")["flops"].sum()
-    every = prefill_cost(PUBLISHED, prompt_len=LONG, logits_for="all").set_index("stage")["flops"]
-    step = decode_cost(PUBLISHED, cache_len=1000)
-    early, late = (decode_cost(PUBLISHED, cache_len=length) for length in (291, LONG))
+    size = cost.read_architecture(PUBLISHED)
+    held = _prefill([cost.VisionCall("global", 1024)]).groupby("stage")["parameters"].sum()
+    seven = _prefill(cost.vision_calls("gundam", [(2, 3)])).groupby("stage")["flops"].sum()
+    every = cost.prefill_cost(PUBLISHED, prompt_len=LONG, logits_for="all").set_index("stage")["flops"]
+    step = cost.decode_cost(PUBLISHED, cache_len=1000)
+    early, late = (cost.decode_cost(PUBLISHED, cache_len=length) for length in (291, LONG))
     cache = int(late["kv_bytes"].sum())
     return CLAIMS.format(
         seven=seven[VISION].sum() / 1e12,
@@ -78,7 +71,9 @@ def presets() -> list[tuple[str, ...]]:
     rows = []
     for name, grid in GRIDS.items():
         prompt = image_token_count(FAMILIES[DEEPSEEK_OCR].presets[name], grid) + TEXT_TOKENS
-        table = stage_cost(prefill_cost(PUBLISHED, prompt_len=prompt, views=vision_calls(name, [grid])))
+        table = cost.stage_cost(
+            cost.prefill_cost(PUBLISHED, prompt_len=prompt, views=cost.vision_calls(name, [grid]))
+        )
         flops = table.groupby("stage")["flops"].sum()
         shown = f"{name} {grid[0]}x{grid[1]}" if grid != (1, 1) else name
         work = [f"{flops[stage] / 1e9:,.0f}" for stage in ("sam", "clip", "language_model")]
@@ -88,7 +83,7 @@ def presets() -> list[tuple[str, ...]]:
 
 def step_parts() -> list[tuple[str, ...]]:
     """A decode step by part that reads 2 MB or more: full size, bfloat16, 1,000 cached tokens."""
-    one, many = (decode_cost(PUBLISHED, cache_len=1000, batch=batch) for batch in (1, 16))
+    one, many = (cost.decode_cost(PUBLISHED, cache_len=1000, batch=batch) for batch in (1, 16))
     parts = one["part"].where(one["stage"] != "lm_head", "lm_head").str.replace("_", " ")
     read = [table["weight_bytes"] + table["kv_bytes"] for table in (one, many)]
     figures = pd.concat([one["parameters"], one["flops"], *read], axis="columns") / 1e6
@@ -111,8 +106,8 @@ def tables() -> dict[str, str]:
     }
 
 
-def _prefill(views: Sequence[VisionCall]) -> pd.DataFrame:
-    return prefill_cost(PUBLISHED, prompt_len=1, views=views)
+def _prefill(views: Sequence[cost.VisionCall]) -> pd.DataFrame:
+    return cost.prefill_cost(PUBLISHED, prompt_len=1, views=views)
 
 
 def _read(table: pd.DataFrame) -> float:

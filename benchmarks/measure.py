@@ -8,13 +8,14 @@ whole after every part.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import product
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import nvtx
 import torch
 
 from benchmarks.tables import BENCH_SCHEMA, KIND
@@ -29,18 +30,16 @@ from ocr_phases.files import each_page, write_atomic
 from ocr_phases.inputs.images import describe_page, load_page
 from ocr_phases.inputs.packing import DeviceInputs
 from ocr_phases.record import PREFILL_STAGES, PhaseRun
+from ocr_phases.recorder import describe_model
 from ocr_phases.session import OCRSession
 from ocr_phases.settings import STRATEGIES, VISIONS
 from ocr_phases.steps import phases
 from ocr_phases.steps.execution import current_device, decode_attention
 from ocr_phases.steps.timeline import NoTimeline, Timeline
 from ocr_phases.sweep_models import free_memory
-from ocr_phases.text import first_difference
 
-PARTS = ("marks", "overhead", "collectors", "stage_coverage", "prefill", "strategies", "batches")
+PARTS = ("overhead", "collectors", "stage_coverage", "prefill", "strategies", "batches")
 
-_MARKS = 1_000  # marks a sample
-_MARK_SAMPLES = 15
 _BLOCK = 16  # decode steps between turns
 
 
@@ -120,19 +119,13 @@ def run_bench(
         "created": machine.now(),
         "versions": machine.versions(),
         "device": machine.describe_device(session.device),
-        "model": {
-            "name": session.checkpoint.name,
-            "revision": session.checkpoint.revision,
-            "class": type(session.model).__name__,
-            "dtype": str(session.dtype).removeprefix("torch."),
-            "parameters": session.family.parameters(session.model),
-        },
+        "model": describe_model(session.checkpoint),
         "page": describe_page(image, data, name, embed=False),
         "settings": {**asdict(settings), "rounds": settings.rounds},
         "results": [],
     }
     _write(bench, target)
-    for part, preset in _plan(settings):
+    for preset, part in product(presets, filter(settings.parts.__contains__, PARTS)):
         start = perf_counter()
         result: dict[str, Any] = {"part": part, "preset": preset}
         try:
@@ -148,44 +141,6 @@ def run_bench(
         if progress is not None:
             progress(result)
     return bench
-
-
-def _plan(settings: BenchSettings) -> Iterator[tuple[str, str]]:
-    """The parts in their order, preset by preset; what depends on no preset comes once."""
-    for number, preset in enumerate(settings.presets):
-        for part in PARTS:
-            if part in settings.parts and (part != "marks" or number == 0):
-                yield part, preset
-
-
-def _marks(bench: _Bench) -> dict[str, Any]:
-    """Microseconds of what a span is made of, each a thousand times in a row, so with warm caches.
-
-    A mark is a CUDA event's creation and record where there is CUDA, else a reading of the host's clock.
-    """
-    cuda, timeline = _on_gpu(bench.session), Timeline(bench.session.device)
-    stream = torch.cuda.current_stream() if cuda else None
-
-    def mark() -> object:
-        return torch.cuda.Event(enable_timing=True).record(stream) if cuda else perf_counter()
-
-    marks: dict[str, Callable[[], object]] = {
-        "mark_pair_us": lambda: (mark(), mark()),
-        "nvtx_range_us": lambda: (nvtx.push_range("bench"), nvtx.pop_range()),
-        "span_us": lambda: timeline.end(timeline.begin("bench")),
-    }
-    samples: dict[str, list[float]] = {name: [] for name in marks}
-    for name, times in samples.items():
-        for _ in range(_MARK_SAMPLES):
-            start = perf_counter()
-            for _ in range(_MARKS):
-                marks[name]()
-            times.append((perf_counter() - start) / _MARKS * 1e6)
-            if cuda:
-                torch.cuda.synchronize()
-            timeline.closed.clear()
-    found = {name: _rounded(times) for name, times in samples.items()}
-    return {"clock": "CUDA event" if cuda else "perf_counter", **found}
 
 
 def _overhead(bench: _Bench) -> dict[str, Any]:
@@ -208,8 +163,7 @@ def _collectors(bench: _Bench) -> dict[str, Any]:
     """The same two phases with spans and without: ms on the host's clock until the device is done.
 
     Both runs of a pair go on block by block, in turns, because a host's pace changes by more within seconds
-    than spans cost. They are read afterwards, as in every run. What they cost in a step, and why that is
-    more than a mark costs in `_marks`, is in ``benchmarks/README.md``.
+    than spans cost. They are read afterwards, as in every run.
     """
     session, tokens = bench.session, bench.settings.max_new_tokens
     packed = session.prepare(bench.page, preset=bench.preset, prompt=bench.settings.prompt)
@@ -289,7 +243,7 @@ def _strategies(bench: _Bench) -> dict[str, Any]:
             "setup": first.model.get("strategy_setup"),
             "eos_check_every": first.request["eos_check_every"],
             "cache_len": [lengths[0], lengths[-1]],
-            "equal_tokens": _equal_tokens(reference, first.results),
+            "equal_tokens": len(os.path.commonprefix([reference[0]["ids"], first.results[0]["ids"]])),
             "tokens": first.token_count,
             # Whether tokens that differ from generate()'s do so at a tie.
             "parity": next((check for check in first.live_checks if check["name"] == "parity"), None),
@@ -348,7 +302,6 @@ def _ready(
 
 
 _PARTS: dict[str, Callable[[_Bench], dict[str, Any]]] = {
-    "marks": _marks,
     "overhead": _overhead,
     "collectors": _collectors,
     "stage_coverage": _stage_coverage,
@@ -391,12 +344,6 @@ def _floor(run: PhaseRun) -> dict[str, Any]:
     steps = table.loc[table["stage"] == "decode_step", ["floor_ms", "bound_by", "source"]]
     names = ("floor_ms", "floor_bound_by", "floor_source")
     return {name: value for row in steps.to_numpy() for name, value in zip(names, row, strict=True)}
-
-
-def _equal_tokens(reference: list[dict[str, Any]], results: list[dict[str, Any]]) -> int:
-    """How many tokens of the first row equal the reference's, counted up to the first that does not."""
-    differs = first_difference(reference[0]["ids"], results[0]["ids"])
-    return len(results[0]["ids"]) if differs is None else differs
 
 
 def _rounded(values: Any) -> list[float]:

@@ -13,15 +13,8 @@ from typing import Any
 
 import pandas as pd
 
+from benchmarks import tables
 from benchmarks.documents import markdown, rewrite
-from benchmarks.tables import (
-    KIND,
-    load_bench,
-    prefill_table,
-    ratio_table,
-    stage_coverage_table,
-    strategy_table,
-)
 from ocr_phases.settings import STRATEGIES
 from ocr_phases.text import ms_text
 
@@ -40,8 +33,8 @@ def speed_table(folder: Path) -> str:
     """The table in Markdown of the benchmarks among the JSON files of a folder, in order of their names."""
     rows: dict[tuple[str, ...], list[str]] = {}
     for path in sorted(folder.glob("*.json")):
-        if json.loads(path.read_text()).get("kind") == KIND:
-            for name, row in _rows(load_bench(path)):
+        if json.loads(path.read_text()).get("kind") == tables.KIND:
+            for name, row in _rows(tables.load_bench(path)):
                 known = rows.setdefault(name, row)
                 rows[name] = [new if old == NONE else old for old, new in zip(known, row, strict=True)]
     return markdown(COLUMNS, [(*name, *row) for name, row in rows.items()])
@@ -49,8 +42,8 @@ def speed_table(folder: Path) -> str:
 
 def _rows(bench: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], list[str]]]:
     """Device and preset of a row, and its other cells; a benchmark of other parts has none."""
-    prefill, decode = prefill_table(bench), strategy_table(bench)
-    ratios, coverage = ratio_table(bench), stage_coverage_table(bench)
+    prefill, decode = tables.prefill_table(bench), tables.strategy_table(bench)
+    ratios, coverage = tables.ratio_table(bench), tables.stage_coverage_table(bench)
     device = f"{bench['device']['name']}, `{bench['model']['name']}` {bench['model']['dtype']}"
     prompt = bench["settings"].get("prompt", "markdown")
     for preset in bench["settings"]["presets"]:

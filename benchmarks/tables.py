@@ -25,7 +25,6 @@ _PAIRS = {
     "overhead": ("two-phase run over generate()", "two_phase_ms", "generate_ms"),
     "collectors": ("collectors on over off", "on_ms", "off_ms"),
 }
-_MARK_NAMES = {"mark_pair_us": "a pair of marks", "nvtx_range_us": "an NVTX range", "span_us": "a whole span"}
 
 
 def load_bench(path: str | Path) -> dict[str, Any]:
@@ -49,16 +48,6 @@ def ratio_table(bench: Mapping[str, Any]) -> pd.DataFrame:
                 (preset, what, len(found[ours]), _median(found[ours]), _median(found[theirs]), *ratio)
             )
     return _table(rows, f"preset what pairs ours_ms theirs_ms {_INTERVAL}")
-
-
-def mark_table(bench: Mapping[str, Any]) -> pd.DataFrame:
-    """What one mark costs on the host, microseconds."""
-    rows = []
-    for _, found in _results(bench, "marks"):
-        for name, what in _MARK_NAMES.items():
-            label = f"{what} ({found['clock']})" if name == "mark_pair_us" else what
-            rows.append((label, *_interval(found[name])))
-    return _table(rows, "what us us_low us_high")
 
 
 def stage_coverage_table(bench: Mapping[str, Any]) -> pd.DataFrame:
@@ -157,7 +146,6 @@ def failure_table(bench: Mapping[str, Any]) -> pd.DataFrame:
 #: Heading and table of each part, in the order of a printout.
 TABLES = {
     "What measuring costs": ratio_table,
-    "One mark, on the host": mark_table,
     "What the prefill's stages account for": stage_coverage_table,
     "Prefill": prefill_table,
     "Decode": strategy_table,

@@ -8,17 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.pages import (
-    BOX_MAX,
-    CHARACTERS,
-    KINDS,
-    FontFamily,
-    PageSettings,
-    SynthPage,
-    family_characters,
-    matplotlib_families,
-    random_page,
-)
+from benchmarks.pages.faces import CHARACTERS, FontFamily, family_characters, matplotlib_families
+from benchmarks.pages.random_pages import KINDS, PageSettings, random_page
+from benchmarks.pages.sheet import BOX_MAX, SynthPage
 
 FAMILIES = matplotlib_families()
 

@@ -13,13 +13,7 @@ _OPERATORS = (("+", "+"), ("-", "-"), ("×", r"\times"), ("±", r"\pm"))
 _RELATIONS = (("=", "="), ("=", "="), ("≤", r"\leq"), ("≥", r"\geq"))
 
 
-def setting(
-    sheet: Sheet,
-    face: Face,
-    colour: Colour | None = None,
-    *,
-    align: str = "left",
-) -> Setting:
+def setting(sheet: Sheet, face: Face, colour: Colour | None = None, *, align: str = "left") -> Setting:
     """The page's leading and ink for a face."""
     leading = max(face.rise + face.fall, round(face.size * sheet.look.leading))
     return Setting(face, colour or sheet.look.ink, leading, align)
@@ -63,6 +57,15 @@ def paragraph(sheet: Sheet, lines: int = 4, *, style: str = "regular", align: st
     words = max(2, round(lines * sheet.width / face.size / 4)) if rng.random() < 0.5 else 10**6
     text = sheet.fill(face, lines, words=words)
     return sheet.text("text", text, setting(sheet, face, align=align))
+
+
+def note(
+    sheet: Sheet, texts: Sequence[str], face: Face | None = None, *, lines: int = 1, align: str = "left"
+) -> bool:
+    """Texts below each other, each on at most so many lines."""
+    face = face or sheet.face()
+    wrapped = [line for text in texts for line in sheet.wrap(text, face, lines)]
+    return sheet.text("text", wrapped, setting(sheet, face, align=align))
 
 
 def bullets(sheet: Sheet, items: int) -> bool:
@@ -174,11 +177,8 @@ def edge_line(sheet: Sheet, label: str, parts: Sequence[tuple[str, str]]) -> boo
     style = Setting(face, sheet.look.ink, face.size)
     if sum(face.width(text) for _, text in parts) > sheet.width - 4 * face.size or not sheet.fits(1, style):
         return False
-    above = max(face.rise, *(-face.ink(text)[1] for _, text in parts))
-    baseline, boxes = sheet.y + above, []
+    baseline = sheet.y + max(face.rise, *(-face.ink(text)[1] for _, text in parts))
     for align, text in parts:
-        box: Pixels = sheet.line(text, baseline, Setting(face, sheet.look.ink, face.size, align))
-        boxes.append((box, text))
-    for box, text in boxes:
+        box = sheet.line(text, baseline, Setting(face, sheet.look.ink, face.size, align))
         sheet.record(label, box, text)
     return True

@@ -16,6 +16,18 @@ CHARACTERS = (
     _ASCII + "€£°–—“”‘’•×÷±≤≥≠→©®™§½¼µ·²³¡¿ÄÅÆÇÉÖØÜàáâãäåæèçéêëíîïñóôõöøùúûüß" + "…«»„œŒÀÁÂÈÊËÍÎÏÑÓÔÚÛŸÿìò"
 )
 
+#: The files of each family's regular, bold and italic type, empty where it has none.
+_FAMILIES = {
+    "DejaVu Sans": ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique"),
+    "DejaVu Serif": ("DejaVuSerif", "DejaVuSerif-Bold", "DejaVuSerif-Italic"),
+    "DejaVu Sans Mono": ("DejaVuSansMono", "DejaVuSansMono-Bold", "DejaVuSansMono-Oblique"),
+    "STIX": ("STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic"),
+    "Computer Modern": ("cmr10", "cmb10", ""),
+    "Computer Modern Sans": ("cmss10", "", ""),
+    "Computer Modern Typewriter": ("cmtt10", "", ""),
+}
+_MONO = ("DejaVu Sans Mono", "Computer Modern Typewriter")
+
 #: Letters whose ink tells how far a face reaches above and below the baseline.
 _TALL, _DEEP = "bdfhklt", "gpqy"
 
@@ -93,31 +105,10 @@ def family_characters(family: FontFamily) -> frozenset[str]:
     return frozenset.intersection(*map(face_characters, family.faces))
 
 
-def family(
-    folder: Path, name: str, regular: str, bold: str, italic: str, *, mono: bool = False
-) -> FontFamily:
-    """A family of font files in one folder; an empty file name says that it has no such face."""
-    return FontFamily(
-        name, folder / regular, folder / bold if bold else None, folder / italic if italic else None, mono
-    )
-
-
 def matplotlib_families() -> tuple[FontFamily, ...]:
     """The families that matplotlib carries, so that they are there wherever the package runs."""
     folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
-    return (
-        family(folder, "DejaVu Sans", "DejaVuSans.ttf", "DejaVuSans-Bold.ttf", "DejaVuSans-Oblique.ttf"),
-        family(folder, "DejaVu Serif", "DejaVuSerif.ttf", "DejaVuSerif-Bold.ttf", "DejaVuSerif-Italic.ttf"),
-        family(
-            folder,
-            "DejaVu Sans Mono",
-            "DejaVuSansMono.ttf",
-            "DejaVuSansMono-Bold.ttf",
-            "DejaVuSansMono-Oblique.ttf",
-            mono=True,
-        ),
-        family(folder, "STIX", "STIXGeneral.ttf", "STIXGeneralBol.ttf", "STIXGeneralItalic.ttf"),
-        family(folder, "Computer Modern", "cmr10.ttf", "cmb10.ttf", ""),
-        family(folder, "Computer Modern Sans", "cmss10.ttf", "", ""),
-        family(folder, "Computer Modern Typewriter", "cmtt10.ttf", "", "", mono=True),
+    return tuple(
+        FontFamily(name, *(folder / f"{file}.ttf" if file else None for file in files), mono=name in _MONO)
+        for name, files in _FAMILIES.items()
     )

@@ -18,8 +18,7 @@ def article(sheet: Sheet) -> None:
         sheet.skip()
         if rng.random() < 0.3:
             line = f"{sheet.words.drawable(sheet.words.name)}, {sheet.words.drawable(sheet.words.date)}"
-            face = sheet.face("italic")
-            sheet.text("text", sheet.wrap(line, face, 1), blocks.setting(sheet, face))
+            blocks.note(sheet, [line], sheet.face("italic"))
             sheet.skip()
     parts.flow(sheet)
 
@@ -83,11 +82,9 @@ def form(sheet: Sheet) -> None:
         drawn = blocks.fields(sheet, rng.randint(2, 8))
     if drawn:
         sheet.skip()
-    if rng.random() < 0.5 and sheet.budget > 20:
-        face = sheet.face()
-        text = f"{words.phrase(1, 3)}: (x) yes ( ) no"
-        if sheet.text("text", sheet.wrap(text, face, 2), blocks.setting(sheet, face)):
-            sheet.skip()
+    ticked = rng.random() < 0.5 and sheet.budget > 20
+    if ticked and blocks.note(sheet, [f"{words.phrase(1, 3)}: (x) yes ( ) no"], lines=2):
+        sheet.skip()
 
 
 def receipt(sheet: Sheet) -> None:
@@ -99,23 +96,17 @@ def receipt(sheet: Sheet) -> None:
     name = words.phrase(1, 3)
     blocks.title(sheet, name, align=align)
     sheet.skip()
-    face = sheet.face()
     number = f"Receipt {words.number()}"
     if rng.random() < 0.3:  # begins like a table's caption and is none
         number = f"Table {rng.randint(1, 40)}, {number.lower()}"
-    lines = [number, words.drawable(words.date)]
-    sheet.text(
-        "text",
-        [x for text in lines for x in sheet.wrap(text, face, 1)],
-        blocks.setting(sheet, face, align=align),
-    )
+    blocks.note(sheet, [number, words.drawable(words.date)], align=align)
     sheet.skip()
     rows = _priced(sheet, rng.randint(2, 8), quantity=rng.random() < 0.3)
     if tables.table(sheet, rows, rules=rng.choice(("outer", "none", "none", "head")), wide=True):
         sheet.skip()
     if rng.random() < 0.7 and sheet.budget > 0:
         text = rng.choice(("Thank you, come again!", "Paid by card", "Change 0.00", "All prices with tax"))
-        if sheet.text("text", sheet.wrap(text, face, 2), blocks.setting(sheet, face, align=align)):
+        if blocks.note(sheet, [text], lines=2, align=align):
             sheet.skip()
 
 
@@ -124,26 +115,19 @@ def invoice(sheet: Sheet) -> None:
     rng, words = sheet.rng, sheet.words
     blocks.title(sheet, f"Invoice {words.number()}" if rng.random() < 0.6 else "")
     sheet.skip()
-    face = sheet.face()
     if rng.random() < 0.5:
         drawn = blocks.fields(sheet, rng.randint(2, 4))
     else:
         lines = [words.drawable(words.name), f"{words.phrase(1, 1)} Street {rng.randint(1, 99)}"]
-        drawn = sheet.text(
-            "text", [x for t in lines for x in sheet.wrap(t, face, 1)], blocks.setting(sheet, face)
-        )
+        drawn = blocks.note(sheet, lines)
     if drawn:
         sheet.skip(1.2)
     rows = [["Item", "Qty", "Amount"], *_priced(sheet, rng.randint(2, 7), quantity=True)]
-    if tables.table(
-        sheet, rows, rules=rng.choice(("grid", "grid", "rows", "head", "outer")), wide=rng.random() < 0.8
-    ):
+    rules = rng.choice(("grid", "grid", "rows", "head", "outer"))
+    if tables.table(sheet, rows, rules=rules, wide=rng.random() < 0.8):
         sheet.skip()
-    bold = sheet.face("bold", 1.1)
-    total = f"Total due: {words.money()}"
-    if sheet.text(
-        "text", sheet.wrap(total, bold, 1), blocks.setting(sheet, bold, align=rng.choice(("left", "right")))
-    ):
+    total, align = f"Total due: {words.money()}", rng.choice(("left", "right"))
+    if blocks.note(sheet, [total], sheet.face("bold", 1.1), align=align):
         sheet.skip()
     if rng.random() < 0.6 and sheet.budget > 10 and blocks.paragraph(sheet, 2):
         sheet.skip()

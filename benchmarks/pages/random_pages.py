@@ -143,13 +143,8 @@ def _header_and_room_for_footer(sheet: Sheet) -> tuple[int, int, int] | None:
 def _edge_parts(sheet: Sheet) -> list[tuple[str, str]]:
     """What stands in a header or footer: one or two pieces."""
     rng, words = sheet.rng, sheet.words
-    number = rng.choice(
-        (
-            str(rng.randint(1, 400)),
-            f"Page {rng.randint(1, 40)}",
-            f"{rng.randint(1, 9)} / {rng.randint(9, 20)}",
-        )
-    )
+    plain, named = str(rng.randint(1, 400)), f"Page {rng.randint(1, 40)}"
+    number = rng.choice((plain, named, f"{rng.randint(1, 9)} / {rng.randint(9, 20)}"))
     if rng.random() < 0.5:
         return [(rng.choice(("left", "centre", "right")), number)]
     text = rng.choice((words.phrase(1, 3), words.drawable(words.date)))
@@ -158,7 +153,6 @@ def _edge_parts(sheet: Sheet) -> list[tuple[str, str]]:
 
 def _one_word(sheet: Sheet) -> None:
     """What a page shows whose layout found no room: one short word."""
-    face = sheet.face()
-    sheet.y = min(sheet.y, max(0, sheet.bottom - 2 * face.size))
+    sheet.y = min(sheet.y, max(0, sheet.bottom - 2 * sheet.face().size))
     sheet.bottom = sheet.image.height
-    sheet.text("text", sheet.wrap(sheet.words.phrase(1, 1), face, 1), blocks.setting(sheet, face))
+    blocks.note(sheet, [sheet.words.phrase(1, 1)])

@@ -195,20 +195,12 @@ class Sheet:
             return False
         face = setting.face
         above = max(face.rise, -face.ink(lines[0])[1])
-        boxes = []
-        for number, line in enumerate(lines):
-            baseline = self.y + above + number * setting.leading
-            boxes.append(self.line(line, baseline, setting))
-        box = enclose(boxes)
-        self.record(label, box, prefix + "\n".join(lines))
+        starts = range(self.y + above, self.image.height, setting.leading)
+        boxes = [self.line(*line, setting) for line in zip(lines, starts, strict=False)]
+        self.record(label, enclose(boxes), prefix + "\n".join(lines))
         return True
 
-    def line(
-        self,
-        text: str,
-        baseline: int,
-        setting: Setting,
-    ) -> Pixels:
+    def line(self, text: str, baseline: int, setting: Setting) -> Pixels:
         """Draw one line in the column; its box."""
         ink = setting.face.ink(text)
         left = self.left - min(0, ink[0])
