@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, LlamaModel
-from transformers.cache_utils import Cache, DynamicCache
+from transformers.cache_utils import Cache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from .deepencoder import Clip, Sam
@@ -17,19 +17,6 @@ print("the stand-in is imported")
 
 class DeepseekOCRConfig(LlamaConfig):
     model_type = "deepseek_vl_v2"
-
-
-def as_tuple(cache: Any) -> tuple:
-    if hasattr(cache, "layers"):
-        return tuple((layer.keys, layer.values) for layer in cache.layers)
-    return tuple(zip(cache.key_cache, cache.value_cache, strict=True))
-
-
-def as_cache(past: Any) -> Any:
-    cache = DynamicCache()
-    for index, (keys, values) in enumerate(past or ()):
-        cache.update(keys, values, index)
-    return cache
 
 
 class DeepseekOCRModel(LlamaModel):
@@ -86,13 +73,10 @@ class DeepseekOCRModel(LlamaModel):
                 print("BASE:", tuple(page.shape))
                 mask = images_seq_mask[row].unsqueeze(-1).to(inputs_embeds.device)
                 inputs_embeds[row].masked_scatter_(mask, torch.cat(parts))
-        whole = isinstance(past_key_values, Cache)
-        if use_cache and not whole:
-            past_key_values = as_cache(past_key_values)
         kept = {"past_key_values": past_key_values, "use_cache": use_cache}
         out = super().forward(inputs_embeds=inputs_embeds, **kept, **others)
-        if use_cache and not whole:  # as the published one: tuples, unless it is handed a Cache
-            out.past_key_values = as_tuple(past_key_values)
+        if use_cache and not isinstance(past_key_values, Cache):  # the published one then makes tuples
+            out.past_key_values = ()
         return out
 
 
@@ -147,11 +131,7 @@ class DeepseekOCRForCausalLM(LlamaForCausalLM):
         inputs_embeds: Any = None,
         **kwargs: Any,
     ) -> dict[str, Any]:
-        past = 0
-        if isinstance(past_key_values, Cache):
-            past = past_key_values.get_seq_length()
-        elif past_key_values is not None:
-            past = past_key_values[0][0].shape[2]
+        past = past_key_values.get_seq_length() if past_key_values else 0
         if past and attention_mask is not None and attention_mask.shape[1] > input_ids.shape[1]:
             input_ids = input_ids[:, past - attention_mask.shape[1] :]
         elif past < input_ids.shape[1]:
