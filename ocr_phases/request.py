@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -81,12 +81,15 @@ def row_part(request: Request, ids: list[int], texts: list[str], text: str, ende
     return {"ids": ids, **told, "finish_reason": "eos" if ended else "length"}
 
 
-def recorded(session: Any, measurement: Any, **callbacks: Any) -> PhaseRun:
+def recorded(session: Any, make: Callable[..., Any], given: dict[str, Any]) -> PhaseRun:
     """Measure, and record what was measured however that ends: also as ``session.last_run``.
 
-    A ``measurement`` has ``runs``, ``measure(**callbacks)`` and ``record()``. Raises `Interrupted` for a
-    KeyboardInterrupt, and `Stopped` where that came before the end of the first run.
+    ``make`` takes the settings among ``given``; what it makes has ``runs``, ``measure(**callbacks)`` and
+    ``record()``. Raises `Interrupted` for a KeyboardInterrupt, and `Stopped` where that came before the end
+    of the first run.
     """
+    callbacks = {name: given.pop(name, None) for name in ("on_tokens", "progress")}
+    measurement = make(**given)
     session.last_run = None
     try:
         try:

@@ -184,8 +184,7 @@ class OCRSession:
         where that came before the end of the first repeat, and for a KeyboardInterrupt `Interrupted`, a
         KeyboardInterrupt too: `last_run` then has the finished repeats.
         """
-        callbacks = {name: given.pop(name, None) for name in ("on_tokens", "progress")}
-        return recorded(self, Measurement(self, page, RunSettings(prompt=prompt, **given)), **callbacks)
+        return recorded(self, lambda **own: Measurement(self, page, RunSettings(prompt=prompt, **own)), given)
 
     @checked(RunSettings)
     def check_request(self, page: Pages, **settings: Any) -> Request:

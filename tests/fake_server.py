@@ -14,6 +14,8 @@ from typing import Any
 TOKENS = ["<|ref|>", "title", "<|/ref|>", "<|det|>", "[[1, 2, 3, 4]]", "<|/det|>", "\n", "Hello"]
 IDS = [4, 15, 5, 6, 900, 7, 1232, 77]
 IMAGE, BOS = 3, 0
+TIMES = ("time_to_first_token", *(f"request_{part}_time" for part in ("queue", "prefill", "decode")))
+TIMES += ("e2e_request_latency",)
 NOT_FOUND = {"detail": "Not Found"}
 ELSEWHERE = "http://elsewhere.example/v1/chat/completions"
 
@@ -31,8 +33,7 @@ class Fake:
         self.watched = False  # whether the worker's extension is loaded
         self.bodies: list[dict[str, Any]] = []
         self.rows: list[list[Any]] = []
-        stages = [f"request_{stage}_time" for stage in ("queue", "prefill", "decode")]
-        self.totals = dict.fromkeys(("time_to_first_token", *stages, "e2e_request_latency"), 0.0)
+        self.totals = dict.fromkeys(TIMES, 0.0)
         self.finished = 0
 
     @property
@@ -73,14 +74,12 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         fake = self.fake
         answers = {
-            ("vllm", "/version"): {"version": "0.32.0"},
-            ("vllm", "/metrics"): fake.metrics,
-            ("sglang", "/get_server_info"): {"version": "0.5.5"},
-            (fake.dialect, "/v1/models"): {"data": [{"id": name} for name in fake.models]},
-        }
+            "vllm": {"/version": {"version": "0.32.0"}, "/metrics": fake.metrics},
+            "sglang": {"/get_server_info": {"version": "0.5.5"}},
+        }.get(fake.dialect, {})
+        answers["/v1/models"] = {"data": [{"id": name} for name in fake.models]}
         if not self.refused():
-            found = answers.get((fake.dialect, self.path))
-            self.say(found or NOT_FOUND, 200 if found else 404)
+            self.say(answers.get(self.path, NOT_FOUND), 200 if self.path in answers else 404)
 
     def do_POST(self) -> None:
         fake = self.fake
@@ -97,10 +96,8 @@ class Handler(BaseHTTPRequestHandler):
         fault = fake.fault if len(fake.bodies) > fake.fault_from else ""
         if fault.isdigit():
             return self.say({"error": {"message": "no, said the server"}}, int(fault))
-        if fault == "redirect":
-            return self.say(b"", 307, Location=ELSEWHERE)
-        if fault == "whole":
-            return self.say({"choices": []})
+        if fault in ("redirect", "whole"):
+            return self.say({"choices": []}, 307 if fault == "redirect" else 200, Location=ELSEWHERE)
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
@@ -120,12 +117,10 @@ class Handler(BaseHTTPRequestHandler):
             self.connection.shutdown(socket.SHUT_RDWR)
         while fault == "huge":
             self.event(b"data: " + b"x" * 10**6)
-        if fault == "malformed":
-            self.event(b"data: {not json\n\n")
-        if fault == "mistyped":
-            self.event({"choices": [{"token_ids": ["four"]}]})
-        if fault == "error":
-            self.event({"error": {"message": "out of memory", "code": 500}})
+        sent = {"malformed": b"data: {not json\n\n", "mistyped": {"choices": [{"token_ids": ["four"]}]}}
+        sent["error"] = {"error": {"message": "out of memory", "code": 500}}
+        if fault in sent:
+            self.event(sent[fault])
 
     def stream(self, body: dict[str, Any], fault: str) -> None:
         fake, begun = self.fake, time.monotonic()

@@ -177,9 +177,9 @@ def test_what_is_found_in_an_answer_itself() -> None:
         (Answer(0.0, **given), 400.0, "fail"),
         (Answer(0.0, **given), 18.0, "pass"),
     ]:
-        rows = {name: told for name, *told in checks.own_checks([answer], 0, first, SamplingSettings())}
-        assert rows["fresh_prompt"][0] == verdict
-        assert "no vision ran in 1 repeat" in rows["fresh_prompt"][1] or not answer.stages
+        (fresh, *_) = checks.own_checks([answer], 0, first, SamplingSettings())
+        assert fresh["verdict"] == verdict
+        assert "no vision ran in 1 repeat" in fresh["measured"] or not answer.stages
     gundam = FAMILY.presets["gundam"]
     cuts: dict[str, dict[str, Any]] = {
         "it cut the page as gundam, into 1 x 2": {"prompt_ids": [3] * image_token_count(gundam, (1, 2))},
@@ -188,11 +188,11 @@ def test_what_is_found_in_an_answer_itself() -> None:
     }
     for told, tokens in cuts.items():
         cut = checks.read_as(Answer(0.0, **tokens), gundam, FAMILY, (1000, 2000))
-        assert cut[2][2].endswith(told)
+        assert cut[2]["measured"].endswith(told)
     bos = "the server's prompt has 2 tokens for 3: the BOS at its beginning is missing"
     for ids, count, told in [([9, 9], 2, bos), ([], 2, bos), ([0, 9, 9], 3, "3 tokens in both")]:
         answer = Answer(0.0, prompt_ids=ids, usage={"prompt_tokens": count})
-        assert checks.prompt_check(answer, [0, 9, 9])[2] == told
+        assert checks.prompt_check(answer, [0, 9, 9])["measured"] == told
 
 
 @pytest.mark.parametrize(
@@ -208,9 +208,9 @@ def test_what_is_found_in_an_answer_itself() -> None:
 def test_a_server_that_repeats_tokens_breaks_the_rule(ids: list[int], size: int, window: int, count: int):
     rule = SamplingSettings(no_repeat_ngram_size=size, no_repeat_ngram_window=window)
     answer = Answer(0.0, times=[9.0 * place for place, _ in enumerate(ids, 1)], ids=ids, widest=1)
-    *_, (name, verdict, told) = checks.own_checks([answer], 0, 9.0, rule)
-    assert (name, verdict) == ("repetition_rule", "fail" if count else "pass")
-    assert told.startswith(f"{count} of ")
+    *_, broken = checks.own_checks([answer], 0, 9.0, rule)
+    assert (broken["name"], broken["verdict"]) == ("repetition_rule", "fail" if count else "pass")
+    assert broken["measured"].startswith(f"{count} of ")
 
 
 NOT_COMPATIBLE = "is not OpenAI-compatible: what it answers is not as it should be"
@@ -267,10 +267,10 @@ REFUSED |= {"first_token": "redecode", "autocast": True, "eos_check_every": 4}
 
 
 def test_models_and_settings_that_a_server_has_not_are_refused_by_name(vllm: Fake) -> None:
-    with pytest.raises(OcrPhasesError, match="serves tiny: name one of them"):
+    with pytest.raises(OcrPhasesError, match="serves tiny: name one of these"):
         ocr_phases.connect(vllm.url, "big")
     vllm.models = ["a", "b"]
-    with pytest.raises(OcrPhasesError, match="serves a or b: name one of them"):
+    with pytest.raises(OcrPhasesError, match="serves a, b: name one of these"):
         ocr_phases.connect(vllm.url)
     session = ocr_phases.connect(f"{vllm.url}#b")
     assert session.model == "b"

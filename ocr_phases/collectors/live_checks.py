@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ocr_phases.collectors.machine import PeakMemory
+from ocr_phases.collectors.verdicts import LiveCheck, check, repeat_checks
 from ocr_phases.errors import OcrPhasesError, Stopped
 from ocr_phases.families import IMAGE_TAG, windowed_length
 from ocr_phases.inputs.packing import PageInputs
@@ -31,17 +32,9 @@ if TYPE_CHECKING:
     from ocr_phases.models.load import Checkpoint
     from ocr_phases.steps.phases import DecodeState
 
-LiveCheck = dict[str, str]  # its name, verdict, and what was measured
 Mask = tuple[str, "tuple[int, ...] | None", str]  # in words, and a tensor's shape and device
 #: Settings of what is measured after the repeats.
 AFTERWARDS = ("verify", "token_probabilities", "kernels", "ceilings")
-
-
-def check(name: str, verdict: bool | str, measured: str, broken: str = "") -> LiveCheck:
-    """A check as the record keeps it; where ``verdict`` is False, ``broken`` is what was measured."""
-    if isinstance(verdict, bool):
-        verdict, measured = ("pass", measured) if verdict else ("fail", broken or measured)
-    return {"name": name, "verdict": verdict, "measured": measured}
 
 
 def one_sentence(error: Exception) -> str:
@@ -173,9 +166,10 @@ def run_checks(
     beside the runs, by its setting. Of a check that several runs have it is the first that is no pass, else
     the last.
     """
-    same = all(run.ids == runs[0].ids for run in runs)
+    missing = ", ".join(name for name in AFTERWARDS if getattr(request, name) and name not in after)
+    without = f", without {missing}" if missing else ""
     checks = [
-        check("repeats_agree", same, f"{len(runs)} repeats, {'equal' if same else 'different'} tokens"),
+        *repeat_checks([run.ids for run in runs], request.repeats, without),
         _image_mask(packed, checkpoint.image_token_id),
         _prompt_tokens(packed, checkpoint.tokenizer),
         norm_layers(checkpoint.model, checkpoint.dtype, request.autocast),
@@ -187,13 +181,7 @@ def run_checks(
     checks += seen.values()
     if not request.generate:
         checks.append(host_syncs(waits, after.get("kernels"), request.eos_check_every, checkpoint.device))
-    checks += [after["verify"]] if "verify" in after else []
-    missing = [name for name in AFTERWARDS if getattr(request, name) and name not in after]
-    if len(runs) < request.repeats or missing:
-        finished = f"{len(runs)} of {count_text(request.repeats, 'repeat')}"
-        without = f", without {', '.join(missing)}" if missing else ""
-        checks.append(check("interrupted", "note", f"{finished}{without}"))
-    return checks
+    return checks + ([after["verify"]] if "verify" in after else [])
 
 
 def host_syncs(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ocr_phases.collectors.live_checks import LiveCheck, check
+from ocr_phases.collectors.verdicts import LiveCheck, check
 from ocr_phases.inputs.packing import DeviceInputs, PageInputs
 from ocr_phases.settings import Request
 from ocr_phases.steps.phases import generate, until_end

@@ -1,7 +1,4 @@
-"""Whether a server did what was asked of it: a fresh prompt, this preset, the rule against repetition.
-
-Checks are name, verdict and what was measured, as a record's ``live_checks`` have them.
-"""
+"""Whether a server did what was asked of it: a fresh prompt, this preset, the rule against repetition."""
 
 from __future__ import annotations
 
@@ -12,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
+from ocr_phases.collectors.verdicts import LiveCheck, check
 from ocr_phases.engines.answers import Answer
 from ocr_phases.families import VISION_STAGES, FamilyFacts, Preset
 from ocr_phases.inputs.views import image_token_count
@@ -23,12 +21,10 @@ from ocr_phases.text import count_text, first_difference, ms_text
 _FAST, _STEPS = 0.25, 6
 #: Crops of a page at most, in vLLM; the published code cuts up to 9.
 _FEWER_TILES = 6
-#: Its name, verdict and what was measured.
-Check = tuple[str, str, str]
 Size = tuple[int, int]
 
 
-def read_as(answer: Answer, asked: Preset, family: FamilyFacts, size: Size) -> tuple[Preset, int, Check]:
+def read_as(answer: Answer, asked: Preset, family: FamilyFacts, size: Size) -> tuple[Preset, int, LiveCheck]:
     """How a page of that size was cut: the preset, the number of image tokens, and whether it is as asked.
 
     Of a server that tells neither its prompt's ids nor their number it is as asked.
@@ -38,41 +34,36 @@ def read_as(answer: Answer, asked: Preset, family: FamilyFacts, size: Size) -> t
     # Where two have as many, it is the one that comes first.
     ways = {image_token_count(each, each.grid(*size)): each for each in reversed(presets)}
     expected = image_token_count(asked, asked.grid(*size))
-    count = max((each for each in ways if each < (answer.usage.get("prompt_tokens", 0))), default=expected)
+    count = max((each for each in ways if each < answer.usage.get("prompt_tokens", 0)), default=expected)
     if answer.prompt_ids:  # the image token is the one that most of the prompt is made of
         count = Counter(answer.prompt_ids).most_common(1)[0][1]
     preset = ways.get(count, asked)
-    if count == expected:
-        return preset, count, ("server_preset", "pass", f"{count} image tokens, as {asked.name} has")
     how = "it cut the page as {}, into {} x {}".format(preset.name, *preset.grid(*size))
     how = how if count in ways else "no preset has as many"
-    told = f"the server read {count} image tokens, {asked.name} has {expected}: {how}"
-    return preset, count, ("server_preset", "fail", told)
+    told, same = f"{count} image tokens, as {asked.name} has", count == expected
+    other = f"the server read {count} image tokens, {asked.name} has {expected}: {how}"
+    return preset, count, check("server_preset", same, told, other)
 
 
-def own_checks(runs: Sequence[Answer], more: int, first: float, infer: SamplingSettings) -> Iterator[Check]:
+def own_checks(runs: list[Answer], more: int, first: float, infer: SamplingSettings) -> Iterator[LiveCheck]:
     """What the repeats themselves show; ``first`` is the time to first token of the first answer, in ms.
 
     There were ``more`` repeats whose tokens came together.
     """
-    same = len({tuple(run.tokens[0]) for run in runs}) == 1
-    told = f"{count_text(len(runs), 'repeat')}, {'equal' if same else 'different'} tokens"
-    yield "repeats_agree", "pass" if same else "fail", told
-    yield "fresh_prompt", *_freshness(runs, first)
+    yield check("fresh_prompt", *_freshness(runs, first))
     came = "ids came at the end" if runs[0].ids else "the server sends no ids, so its pieces have numbers"
     notes = {
         f"{runs[0].untimed}: there is no inter-token latency": runs[0].untimed,
         f"left out: {count_text(more, 'more repeat')}, with tokens that came together": more,
         f"chunks of text are timed: {came}": not runs[0].widest,
     }
-    yield from [("token_times", "note", told) for told, holds in notes.items() if holds][:1]
+    yield from [check("token_times", "note", told) for told, holds in notes.items() if holds][:1]
     if size := infer.no_repeat_ngram_size:
-        places, ids = range(len(runs[0].ids) - size + 1), runs[0].ids
-        grams = pd.Series([tuple(ids[place : place + size]) for place in places], dtype=object)
+        grams = pd.Series(zip(*(runs[0].ids[at:] for at in range(size)), strict=False), dtype=object)
         apart = grams.index.to_series().groupby(grams).diff()
         again = int((apart <= (infer.no_repeat_ngram_window or np.inf) - size).sum())
         told = f"{again} of {len(grams)} runs of {size} tokens were there before"
-        yield "repetition_rule", "fail" if again else "pass", told
+        yield check("repetition_rule", not again, told)
 
 
 def _freshness(runs: Sequence[Answer], first: float) -> tuple[str, str]:
@@ -90,13 +81,12 @@ def _freshness(runs: Sequence[Answer], first: float) -> tuple[str, str]:
     return "fail" if fast else "pass", told
 
 
-def prompt_check(answer: Answer, prompt: Sequence[int]) -> Check:
+def prompt_check(answer: Answer, prompt: Sequence[int]) -> LiveCheck:
     """The server's prompt beside that of the native class."""
     theirs, count = answer.prompt_ids, answer.usage.get("prompt_tokens")
     place = first_difference(theirs, prompt) if theirs else None
-    if count == len(prompt) and place is None:
-        return "server_prompt", "pass", f"{count} tokens in both"
     why = "" if place is None else f": token {place} is the first that differs"
     if theirs == prompt[1:] or (not theirs and count == len(prompt) - 1):
         why = ": the BOS at its beginning is missing"
-    return "server_prompt", "fail", f"the server's prompt has {count} tokens for {len(prompt)}{why}"
+    told = f"the server's prompt has {count} tokens for {len(prompt)}{why}"
+    return check("server_prompt", not why and count == len(prompt), f"{count} tokens in both", told)

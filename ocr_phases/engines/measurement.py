@@ -12,6 +12,7 @@ from typing import Any
 
 from PIL import Image
 
+from ocr_phases.collectors.verdicts import LiveCheck, check, repeat_checks
 from ocr_phases.engines import checks
 from ocr_phases.engines.answers import Answer, Stage, ask, metrics, server_times, spans_of
 from ocr_phases.engines.client import ServerFailed
@@ -20,10 +21,8 @@ from ocr_phases.record import PhaseRun
 from ocr_phases.request import each_run, page_part, row_part
 from ocr_phases.settings import Request
 from ocr_phases.show.web import data_address
-from ocr_phases.text import count_text
 from ocr_phases.versions import __version__, code_hash
 
-_OF_A_CHECK = ("name", "verdict", "measured")
 _COMPARED = ("preset", "prompt", "grounding", "max_new_tokens", "infer", "ignore_eos")
 
 
@@ -33,7 +32,7 @@ class Measurement:
     def __init__(self, session: Any, request: Request) -> None:
         self.session, self.request, self.page = session, request, load_page(request.pages[0])
         self.runs, self.first = list[Answer](), 0.0  # ms to the first token of the first answer of all
-        self.compared, self.ended = list[checks.Check](), ""
+        self.compared, self.ended = list[LiveCheck](), ""
 
     def measure(self, *, on_tokens: Callable | None = None, progress: Callable | None = None) -> None:
         """Ask for the warm-ups and repeats, then for what is compared with them.
@@ -66,7 +65,7 @@ class Measurement:
             answer.stages = [(name, 1e3 * (at - zero), *rest) for name, at, *rest in calls if at >= zero]
         return answer
 
-    def _compared(self) -> list[checks.Check]:
+    def _compared(self) -> list[LiveCheck]:
         """The server's prompt and tokens beside those of the native class on the same page."""
         from ocr_phases.collectors.live_checks import attempted
         from ocr_phases.collectors.parity import parity_check
@@ -78,10 +77,10 @@ class Measurement:
         packed = session.prepare(request.pages[0], **{name: getattr(request, name) for name in _COMPARED})
         prompt = checks.prompt_check(answer, packed.input_ids[0].tolist())
         if not answer.ids:
-            return [prompt, ("parity", "n/a", "the server sends no token ids")]
+            return [prompt, check("parity", "n/a", "the server sends no token ids")]
         with execution(session.device):
             same = partial(parity_check, session.checkpoint, request, packed, [answer.ids])
-            return [prompt, tuple(attempted("verify", same).values())]
+            return [prompt, attempted("verify", same)]
 
     def record(self) -> PhaseRun:
         """The record of the finished repeats; what nobody told is not in it."""
@@ -91,10 +90,8 @@ class Measurement:
         answer, left_out = runs[0], len(self.runs) - len(runs)
         asked = session.family.preset(request.preset)
         preset, count, cut = checks.read_as(answer, asked, session.family, self.page[0].size)
-        found = [*checks.own_checks(runs, left_out, self.first, request.infer), cut, *self.compared]
-        if len(self.runs) < request.repeats:
-            told = f"{len(self.runs)} of {count_text(request.repeats, 'repeat')}{self.ended}"
-            found.append(("interrupted", "note", told))
+        agreed = repeat_checks([run.tokens[0] for run in self.runs], request.repeats, self.ended)
+        found = [*agreed, *checks.own_checks(runs, left_out, self.first, request.infer), cut, *self.compared]
         (ids, texts), length = answer.tokens, answer.usage.get("prompt_tokens") or count + 1
         sure = [min(0.0, round(value, 3)) for value in answer.logprobs]
         known = {"logprobs": sure, "margins": [None] * len(ids)}
@@ -116,7 +113,7 @@ class Measurement:
             spans=spans_of(runs),
             memory={},
             cache={},
-            live_checks=[dict(zip(_OF_A_CHECK, each, strict=True)) for each in found],
+            live_checks=found,
             probabilities=[known] if len(sure) == len(ids) else None,
         )
 

@@ -6,6 +6,7 @@ import contextlib
 import re
 import uuid
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ocr_phases.engines.client import SHAPES, Server, ServerFailed
@@ -17,7 +18,6 @@ from ocr_phases.inputs.views import Pages
 from ocr_phases.record import PhaseRun
 from ocr_phases.request import filled_in, recorded
 from ocr_phases.settings import Request, RunSettings
-from ocr_phases.text import any_of
 
 #: Settings that no server can be asked for: another value than the default is refused by name.
 _STEPS = ("first_token", "strategy", "vision", "autocast", "eos_check_every")
@@ -37,7 +37,7 @@ class ServerSession:
         served = [each["id"] for each in server.call(f"{server.path}/models", SHAPES["models"])["data"]]
         only = served[0] if len(served) == 1 else ""
         self.reference, self.model = reference, model or server.model or only
-        require([(f"{server.url} serves {any_of(served)}: name one of them.", self.model in served)])
+        require([(f"{server.url} serves {', '.join(served)}: name one of these.", self.model in served)])
         self.engine, self.version = _engine(server)
         #: What the worker's extension says of the model and its device; empty without it.
         self.worker: dict[str, Any] = {}
@@ -69,9 +69,8 @@ class ServerSession:
 
         Raises `OcrPhasesError` for what a server cannot do, by name, and where no repeat was finished.
         """
-        callbacks = {name: given.pop(name, None) for name in ("on_tokens", "progress")}
-        measurement = Measurement(self, self.check_request(page, prompt=prompt, **given))
-        return recorded(self, measurement, **callbacks)
+        request = partial(self.check_request, page, prompt=prompt)
+        return recorded(self, lambda **own: Measurement(self, request(**own)), given)
 
     load_test = load_test
 
