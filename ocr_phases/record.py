@@ -128,8 +128,8 @@ class PhaseRun:
     request: dict[str, Any]
     results: list[dict[str, Any]]
     spans: pd.DataFrame
-    memory: dict[str, Any]
-    cache: dict[str, Any]
+    memory: dict[str, Any] = field(default_factory=dict)
+    cache: dict[str, Any] = field(default_factory=dict)
     live_checks: list[dict[str, Any]] = field(default_factory=list)
     kernels: dict[str, Any] | None = None  # the kernel view, where one was asked for
     truths: list[dict[str, Any] | None] | None = None  # what each row's page says, where it was given

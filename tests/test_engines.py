@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +27,7 @@ from ocr_phases.settings import SamplingSettings
 
 PAGE = Path(ocr_phases.__file__).parents[1] / "data" / "pages" / "receipt.png"
 SECRET = "sk-secret-123"
+OTHER_CUT = "the server read 111 image tokens, base has 273:"
 FAMILY = FAMILIES["deepseek-ocr"]
 #: Settings of a short measurement, in Python and on the command line.
 SHORT: dict[str, Any] = {"max_new_tokens": 8, "repeats": 2, "preset": "base"}
@@ -51,7 +51,7 @@ def found(run: PhaseRun, name: str) -> tuple[str, str]:
     return row["verdict"], row["measured"]
 
 
-def test_a_server_is_timed_as_far_as_it_tells_and_the_rest_is_missing(vllm: Fake, tmp_path: Path) -> None:
+def test_a_server_is_timed_as_far_as_it_tells_and_the_rest_is_missing(vllm: Fake, tmp_path: Path):
     run = measure(vllm)
     assert (run.result["ids"], run.text) == (IDS, "".join(TOKENS))
     assert (run.request["prefill_len"], run["decode_steps"]) == (276, len(IDS) - 1)
@@ -76,7 +76,7 @@ def test_a_server_is_timed_as_far_as_it_tells_and_the_rest_is_missing(vllm: Fake
     assert "vision_ms" not in table.index or table.loc["vision_ms", "baseline"] != 0
 
 
-def test_stages_of_the_worker_lie_in_the_prefill(vllm: Fake) -> None:
+def test_stages_of_the_worker_lie_in_the_prefill(vllm: Fake):
     vllm.watched = True
     run = measure(vllm)
     spans = run.spans[run.spans["repeat"] == 0].set_index("stage")
@@ -85,20 +85,19 @@ def test_stages_of_the_worker_lie_in_the_prefill(vllm: Fake) -> None:
     assert sam["host_start_ms"] + sam["host_ms"] <= whole["host_start_ms"] + whole["host_ms"]
     decode = run.spans[run.spans["phase"] == "decode"]
     assert (decode["stage"] == "language_model").sum() == 2 * (len(IDS) - 1)
-    assert run["vision_ms"] > 0
-    assert run.model["dtype"] == "float32"
+    assert run["vision_ms"] > 0 and run.model["dtype"] == "float32"
     vllm.others = 1  # who shares the server may have run the stages
     run = measure(vllm)
     assert (run["prepare_ms"], run["vision_ms"]) == (None, None)
     assert run.model["server"]["times"] == [{}, {}]
 
 
-def test_a_long_prompt_takes_several_forwards() -> None:
+def test_a_long_prompt_takes_several_forwards():
     stages = [("sam", 1.0, 1.0, 640), ("sam", 2.0, 1.0, 640)]
     stages += [("language_model", 3.0, 1.0, 256), ("language_model", 5.0, 1.0, 20)]
     stages += [("language_model", 10.0 + step, 0.5, 1) for step in range(3)]
     times: dict[str, Any] = {"times": [10.0, 11.0, 12.0], "ids": [7, 8, 9], "texts": ["a", "b", "c"]}
-    spans = spans_of([Answer(0.0, **times, widest=1, usage={"prompt_tokens": 276}, stages=stages)])
+    spans = spans_of([Answer(0.0, **times, beside=True, usage={"prompt_tokens": 276}, stages=stages)])
     text = spans[spans["stage"] == "language_model"]
     assert text["phase"].tolist() == ["prefill"] * 2 + ["decode"] * 2  # the last one makes no token
     assert text["step"].fillna(-1).tolist() == [-1, -1, 0, 1]
@@ -106,44 +105,34 @@ def test_a_long_prompt_takes_several_forwards() -> None:
     assert spans[spans["stage"] == "sam"]["view"].tolist() == ["global", "local"]
 
 
-@pytest.mark.parametrize(
-    ("dialect", "ids", "told", "refused"),
-    [
-        ("sglang", IDS, "chunks of text are timed: ids came at the end", "no_repeat_ngram_size"),
-        ("other", None, "so its pieces have numbers", "ignore_eos"),
-    ],
-)
-def test_other_dialects_are_timed_by_their_chunks_of_text(
-    dialect: str, ids: list[int] | None, told: str, refused: str
-) -> None:
+DIALECTS = [("sglang", IDS, "ids came at the end", "no_repeat_ngram_size")]
+DIALECTS += [("other", [*range(8)], "the server sends no ids, so its pieces have numbers", "ignore_eos")]
+
+
+@pytest.mark.parametrize(("dialect", "ids", "told", "refused"), DIALECTS)
+def test_other_dialects_are_timed_by_their_chunks_of_text(dialect, ids, told, refused):
     with served(dialect) as fake:
         run = measure(fake)
         with pytest.raises(OcrPhasesError, match=f"{refused} is no setting that this server"):
             measure(fake, infer={"no_repeat_ngram_size": 5}, ignore_eos=dialect == "other")
-    assert ids is None or run.result["ids"] == ids
-    assert (len(run.result["ids"]), run["decode_steps"]) == (len(TOKENS), len(TOKENS) - 1)
-    assert found(run, "token_times")[0] == "note" and found(run, "token_times")[1].endswith(told)
+    assert (run.result["ids"], run["decode_steps"]) == (ids, len(TOKENS) - 1)
+    assert found(run, "token_times") == ("note", f"chunks of text are timed: {told}")
     assert fake.bodies[0]["messages"][0]["content"][1]["text"].startswith("<|grounding|>")
     assert run["prepare_ms"] is None
 
 
 #: What the server does, the size of runs that it is asked not to repeat, and the check that says so.
 CHECKED: list[tuple[dict[str, Any], int, str, str, str]] = [
-    ({"a_chunk": 3}, 0, "token_times", "note", "a chunk has up to 3 tokens: there is no inter-token latency"),
+    ({"a_chunk": 3}, 0, "token_times", "note", "3 chunks came for 8 tokens: there is no inter-token latency"),
     ({"cached": 0}, 0, "fresh_prompt", "pass", "no prompt token came from a cache"),
     ({"cached": 256}, 0, "fresh_prompt", "fail", "a cache had 256 of 276 prompt tokens"),
-    (
-        *({"image_tokens": 111}, 0, "server_preset", "fail"),
-        "the server read 111 image tokens, base has 273: it cut the page as small, into 1 x 1",
-    ),
+    ({"image_tokens": 111}, 0, "server_preset", "fail", f"{OTHER_CUT} it cut the page as small, into 1 x 1"),
     ({}, 3, "repetition_rule", "pass", "0 of 6 runs of 3 tokens were there before"),
 ]
 
 
 @pytest.mark.parametrize(("does", "size", "name", "verdict", "told"), CHECKED)
-def test_checks_say_what_a_server_did(
-    vllm: Fake, does: dict[str, Any], size: int, name: str, verdict: str, told: str
-) -> None:
+def test_checks_say_what_a_server_did(vllm: Fake, does, size, name, verdict, told):
     vars(vllm).update(does)
     run, timed = measure(vllm, infer={"no_repeat_ngram_size": size}), name != "token_times"
     assert found(run, name) == (verdict, told)
@@ -155,7 +144,7 @@ def test_checks_say_what_a_server_did(
     run._repr_mimebundle_()
 
 
-def test_only_a_repeat_whose_tokens_came_together_is_left_out(vllm: Fake) -> None:
+def test_only_a_repeat_whose_tokens_came_together_is_left_out(vllm: Fake):
     def joined(done: int, total: int) -> None:
         vllm.a_chunk = 3 if done == 2 else 1
 
@@ -167,16 +156,13 @@ def test_only_a_repeat_whose_tokens_came_together_is_left_out(vllm: Fake) -> Non
     assert "interrupted" not in run.checks.set_index("name").index
 
 
-def test_what_is_found_in_an_answer_itself() -> None:
+def test_what_is_found_in_an_answer_itself():
     assert Answer(0.0, times=[1.0, 1.01, 1.02, 5.0]).untimed == "2 of 4 chunks came together with another"
     assert not Answer(0.0, times=[1.0, 1.01, 3.0, 5.0]).untimed
-    given: dict[str, Any] = {"times": [5.0, 25.0], "ids": [1, 2], "widest": 1}
+    given: dict[str, Any] = {"times": [5.0, 25.0], "ids": [1, 2]}
     blind = Answer(0.0, **given, stages=[("language_model", 1.0, 1.0, 9)])
-    for answer, first, verdict in [  # where nobody tells of a cache, by time
-        (blind, 400.0, "fail"),
-        (Answer(0.0, **given), 400.0, "fail"),
-        (Answer(0.0, **given), 18.0, "pass"),
-    ]:
+    other = Answer(0.0, **given)  # where nobody tells of a cache it is found by time
+    for answer, first, verdict in [(blind, 400.0, "fail"), (other, 400.0, "fail"), (other, 18.0, "pass")]:
         (fresh, *_) = checks.own_checks([answer], 0, first, SamplingSettings())
         assert fresh["verdict"] == verdict
         assert "no vision ran in 1 repeat" in fresh["measured"] or not answer.stages
@@ -195,19 +181,15 @@ def test_what_is_found_in_an_answer_itself() -> None:
         assert checks.prompt_check(answer, [0, 9, 9])["measured"] == told
 
 
-@pytest.mark.parametrize(
-    ("ids", "size", "window", "count"),
-    [
-        ([1, 2, 3, 1, 2, 3], 3, 0, 1),
-        ([1, 2, 3, 1, 2, 4], 3, 0, 0),
-        ([1], 3, 0, 0),
-        ([1, 2, 9, 9, 1, 2], 2, 6, 1),
-        ([1, 2, 9, 9, 1, 2], 2, 5, 0),  # one before the window
-    ],
-)
-def test_a_server_that_repeats_tokens_breaks_the_rule(ids: list[int], size: int, window: int, count: int):
+#: Ids, the size and window of the rule, and how many runs break it; one stands just before the window.
+RULES = [([1, 2, 3, 1, 2, 3], 3, 0, 1), ([1, 2, 3, 1, 2, 4], 3, 0, 0), ([1], 3, 0, 0)]
+RULES += [([1, 2, 9, 9, 1, 2], 2, 6, 1), ([1, 2, 9, 9, 1, 2], 2, 5, 0)]
+
+
+@pytest.mark.parametrize(("ids", "size", "window", "count"), RULES)
+def test_a_server_that_repeats_tokens_breaks_the_rule(ids, size, window, count):
     rule = SamplingSettings(no_repeat_ngram_size=size, no_repeat_ngram_window=window)
-    answer = Answer(0.0, times=[9.0 * place for place, _ in enumerate(ids, 1)], ids=ids, widest=1)
+    answer = Answer(0.0, times=[9.0 * place for place, _ in enumerate(ids, 1)], ids=ids)
     *_, broken = checks.own_checks([answer], 0, 9.0, rule)
     assert (broken["name"], broken["verdict"]) == ("repetition_rule", "fail" if count else "pass")
     assert broken["measured"].startswith(f"{count} of ")
@@ -231,7 +213,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_is_one_sentence_and_keeps_what_was_measured(vllm: Fake, fault: str) -> None:
+def test_a_fault_is_one_sentence_and_keeps_what_was_measured(vllm: Fake, fault: str):
     vllm.fault, vllm.fault_from = fault, 1  # one repeat goes well
     run = measure(vllm, warmup=0)
     told = f"{vllm.url} {FAULTS[fault]}"
@@ -240,23 +222,17 @@ def test_a_fault_is_one_sentence_and_keeps_what_was_measured(vllm: Fake, fault: 
     assert "\n" not in found(run, "interrupted")[1]
 
 
-def test_a_fault_of_the_first_repeat_is_raised(vllm: Fake) -> None:
-    vllm.fault = "500"
-    with pytest.raises(OcrPhasesError, match=re.escape(f"{vllm.url} {FAULTS['500']}")):
-        measure(vllm, warmup=0)
+ADDRESSES = {
+    "ftp://host/v1": "A server's address is http://HOST:PORT/v1, or https.",
+    "http://host:port": "A server's address is",
+    f"http://me:{SECRET}@host/v1": "It has no key: set OCR_PHASES_API_KEY",
+    "http://127.0.0.1:9/v1": r"cannot be reached \(Connection refused\): is it running\?$",
+}
 
 
-@pytest.mark.parametrize(
-    ("address", "told"),
-    [
-        ("ftp://host/v1", "A server's address is http://HOST:PORT/v1, or https."),
-        ("http://host:port", "A server's address is"),
-        (f"http://me:{SECRET}@host/v1", "It has no key: set OCR_PHASES_API_KEY"),
-        ("http://127.0.0.1:9/v1", r"cannot be reached \(Connection refused\): is it running\?$"),
-    ],
-)
-def test_a_wrong_address_is_refused(address: str, told: str) -> None:
-    with pytest.raises(OcrPhasesError, match=told) as error:
+@pytest.mark.parametrize("address", ADDRESSES)
+def test_a_wrong_address_is_refused(address: str):
+    with pytest.raises(OcrPhasesError, match=ADDRESSES[address]) as error:
         ocr_phases.connect(address)
     assert SECRET not in str(error.value)
     assert Server("http://host:1").url == "http://host:1/v1"
@@ -266,9 +242,12 @@ REFUSED: dict[str, Any] = {"strategy": "compiled", "vision": "compiled", "genera
 REFUSED |= {"first_token": "redecode", "autocast": True, "eos_check_every": 4}
 
 
-def test_models_and_settings_that_a_server_has_not_are_refused_by_name(vllm: Fake) -> None:
+def test_models_and_settings_that_a_server_has_not_are_refused_by_name(vllm: Fake):
     with pytest.raises(OcrPhasesError, match="serves tiny: name one of these"):
         ocr_phases.connect(vllm.url, "big")
+    vllm.fault = "500"  # before the first repeat ends
+    with pytest.raises(OcrPhasesError, match=r"failed /v1/chat/completions \(500: no, said the server\)"):
+        measure(vllm, warmup=0)
     vllm.models = ["a", "b"]
     with pytest.raises(OcrPhasesError, match="serves a, b: name one of these"):
         ocr_phases.connect(vllm.url)
@@ -285,9 +264,7 @@ def test_models_and_settings_that_a_server_has_not_are_refused_by_name(vllm: Fak
             session.load_test(PAGE, levels)
 
 
-def test_the_key_is_sent_and_kept_nowhere(
-    vllm: Fake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_key_is_sent_and_kept_nowhere(vllm: Fake, monkeypatch, tmp_path: Path, capsys):
     monkeypatch.chdir(tmp_path)
     vllm.key = SECRET
     with pytest.raises(OcrPhasesError, match="refuses the key"):
@@ -304,9 +281,7 @@ def test_the_key_is_sent_and_kept_nowhere(
     assert vllm.url in (target / "receipt" / "run.json").read_text()
 
 
-def test_verify_names_a_missing_bos_and_the_first_difference(
-    vllm: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_verify_names_a_missing_bos_and_the_first_difference(vllm: Fake, tmp_path: Path, capsys):
     vllm.bos, saved = False, tmp_path / "run.json"
     assert main(["verify", str(PAGE), "--save", str(saved), *OPTIONS, vllm.url]) == 1
     assert "token 5 of 8 is the first that differs (900, generate(): 31)" in capsys.readouterr().out
@@ -317,7 +292,7 @@ def test_verify_names_a_missing_bos_and_the_first_difference(
     assert "--server has its model" in capsys.readouterr().err
 
 
-def test_a_load_tells_its_knee_its_price_and_what_failed(vllm: Fake, tmp_path: Path) -> None:
+def test_a_load_tells_its_knee_its_price_and_what_failed(vllm: Fake, tmp_path: Path):
     vllm.vision = 0.05
     session = ocr_phases.connect(vllm.url)
     asked: dict[str, Any] = {"requests": 4, "max_new_tokens": 8}
@@ -336,7 +311,7 @@ def test_a_load_tells_its_knee_its_price_and_what_failed(vllm: Fake, tmp_path: P
     assert "no, said the server" in result.save(tmp_path / "load").read_text()
 
 
-def test_figures_of_a_load_are_those_of_its_rows() -> None:
+def test_figures_of_a_load_are_those_of_its_rows():
     waits: dict[str, Any] = {"level": "1 at once", "tokens": 3, "error": ""}
     rows = [waits | {"begun": s, "times": [s + 1.0, s + 2.0, s + 4.0]} for s in map(float, range(TAIL_FROM))]
     failed = waits | {"begun": 0.0, "times": [], "tokens": 0, "error": "no"}
@@ -356,9 +331,7 @@ def test_figures_of_a_load_are_those_of_its_rows() -> None:
     assert LoadResult("here", [failed]).verdict == "0 pages read by here. 1 request failed."
 
 
-def test_the_command_line_loads_a_server(
-    vllm: Fake, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_loads_a_server(vllm: Fake, tmp_path: Path, capsys):
     options = ["--concurrency", "1,2", "--requests", "2", "--max-new-tokens", "4", "--json"]
     options += ["--price-per-hour", "2.5", "--out", str(tmp_path / "load")]
     assert main(["sweep", "--pages", str(PAGE.parent), "--server", vllm.url, *options]) == 0
@@ -370,7 +343,7 @@ def test_the_command_line_loads_a_server(
     assert "Only a --server is loaded" in capsys.readouterr().err
 
 
-def test_the_workers_clocks_see_the_native_classs_modules(tiny_session: OCRSession) -> None:
+def test_the_workers_clocks_see_the_native_classs_modules(tiny_session: OCRSession):
     stages = tiny_session.family.stages(tiny_session.model)
     modules = {MODULES[name]: stages[name] for name in ("sam", "clip", "projector")}
     watch = Watch(SimpleNamespace(**modules), torch.device("cpu"))
@@ -388,7 +361,7 @@ class Seen(torch.nn.Module):
         """As vLLM calls a stage."""
 
 
-def test_the_extension_watches_a_vllm_worker() -> None:
+def test_the_extension_watches_a_vllm_worker():
     named = {name: Seen() for name in MODULES.values() if name != "qwen2_model"}
     worker: Any = Stages()
     worker.model_runner = SimpleNamespace(get_model=lambda: SimpleNamespace(**named))

@@ -33,8 +33,8 @@ class Answer:
     """What a server streamed, a piece of text at a time.
 
     ``begun`` is when the request was sent, seconds of `time.monotonic`; ``times`` are ms since then, one a
-    piece. ``widest`` is how many ids a piece has at most, 0 where they come with none; of several the first
-    has the piece as its text. ``logprobs`` has one a token, or too few to be used. ``usage`` may have
+    piece. ``beside`` says that the ids came with the pieces; of several ids the first has the piece as its
+    text. ``logprobs`` has one a token, or too few to be used. ``usage`` may have
     ``prompt_tokens`` and ``cached_tokens``. ``own`` are `server_times`, and ``stages`` what the worker ran,
     ms since ``begun``; either may be empty.
     """
@@ -42,7 +42,7 @@ class Answer:
     begun: float
     times: list[float] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
-    widest: int = 0
+    beside: bool = False
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     prompt_ids: list[int] = field(default_factory=list)
@@ -55,10 +55,8 @@ class Answer:
     def untimed(self) -> str:
         """Why the tokens have no times of their own; empty where each has one."""
         bursts, pieces = int((np.diff(self.times) < _BURST_MS).sum()), len(self.times)
-        if self.widest > 1:
-            return f"a chunk has up to {self.widest} tokens"
         if len(self.ids) not in (0, pieces):
-            return f"{pieces} chunks of text came for {len(self.ids)} tokens"
+            return f"{pieces} chunks came for {len(self.ids)} tokens"
         return f"{bursts} of {pieces} chunks came together with another" if 2 * bursts >= pieces else ""
 
     @property
@@ -84,10 +82,10 @@ def ask(server: Server, body: Any, on_ids: Callable[[list[list[int]]], None] | N
         answer.finish = choice.get("finish_reason") or answer.finish
         answer.logprobs += [each["logprob"] for each in (choice.get("logprobs") or {}).get("content") or []]
         answer.ids += ids
-        if text or (ids and (answer.widest or not answer.times)):  # all ids may come at the end
+        if text or (ids and (answer.beside or not answer.times)):  # all ids may come at the end
             answer.times.append((now - answer.begun) * 1e3)
             answer.texts += [text, *[""] * (len(ids) - 1)]
-            answer.widest = max(answer.widest, len(ids))
+            answer.beside |= bool(ids)
         if on_ids and (text or ids):
             on_ids([ids or [0]])
     if not answer.times:

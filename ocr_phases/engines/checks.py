@@ -55,7 +55,7 @@ def own_checks(runs: list[Answer], more: int, first: float, infer: SamplingSetti
     notes = {
         f"{runs[0].untimed}: there is no inter-token latency": runs[0].untimed,
         f"left out: {count_text(more, 'more repeat')}, with tokens that came together": more,
-        f"chunks of text are timed: {came}": not runs[0].widest,
+        f"chunks of text are timed: {came}": not runs[0].beside,
     }
     yield from [check("token_times", "note", told) for told, holds in notes.items() if holds][:1]
     if size := infer.no_repeat_ngram_size:

@@ -111,8 +111,6 @@ class Measurement:
             request=request.described() | made | {"repeats": len(runs), "prefill_len": length},
             results=[row_part(request, ids, texts, "".join(texts), answer.finish == "stop")],
             spans=spans_of(runs),
-            memory={},
-            cache={},
             live_checks=found,
             probabilities=[known] if len(sure) == len(ids) else None,
         )

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +39,7 @@ class Watch:
         for stage, name in MODULES.items():
             if module := getattr(model, name, None):
                 module.register_forward_pre_hook(lambda *_: self.opened.append(self._now()))
-                module.register_forward_hook(partial(self._end, stage), with_kwargs=True)
+                module.register_forward_hook(lambda *seen, at=stage: self._end(at, *seen), with_kwargs=True)
 
     def _end(self, stage: str, _: Any, given: Any, named: Any, made: Any) -> None:
         begun, ended = self.opened.pop(), self._now()

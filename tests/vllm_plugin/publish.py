@@ -59,12 +59,10 @@ def publish(out: Path) -> None:
     bos = json.loads((out / "tokenizer_config.json").read_text())["bos_token"]
     tokenizer = json.loads((source / "tokenizer.json").read_text())
     begin, sequence = {"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
-    tokenizer["post_processor"] = {
-        "type": "TemplateProcessing",
-        "single": [begin, sequence],
-        "pair": [begin, sequence, {"Sequence": {"id": "B", "type_id": 1}}],
-        "special_tokens": {bos: {"id": bos, "ids": [text["bos_token_id"]], "tokens": [bos]}},
-    }
+    special = {bos: {"id": bos, "ids": [text["bos_token_id"]], "tokens": [bos]}}
+    template = {"type": "TemplateProcessing", "single": [begin, sequence], "special_tokens": special}
+    pair = [begin, sequence, {"Sequence": {"id": "B", "type_id": 1}}]
+    tokenizer["post_processor"] = {**template, "pair": pair}
     (out / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False))
 
 

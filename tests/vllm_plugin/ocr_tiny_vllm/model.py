@@ -14,31 +14,19 @@ from vllm.multimodal import MULTIMODAL_REGISTRY
 def _sam(sizes, side):
     neck, (middle, last) = sizes["output_channels"], sizes["downsample_channels"]
     shape = {"embed_dim": sizes["width"], "depth": sizes["layers"], "num_heads": sizes["heads"]}
-    encoder = ImageEncoderViT(
-        img_size=side,
-        **shape,
-        out_chans=neck,
-        use_rel_pos=True,
-        window_size=14,
-        global_attn_indexes=tuple(sizes["global_attn_indexes"]),
-        norm_layer=functools.partial(LayerNorm, eps=1e-6),
-        last_conv_output=last,
-    )
+    shape |= {"img_size": side, "out_chans": neck, "last_conv_output": last, "use_rel_pos": True}
+    shape |= {"window_size": 14, "global_attn_indexes": tuple(sizes["global_attn_indexes"])}
+    encoder = ImageEncoderViT(**shape, norm_layer=functools.partial(LayerNorm, eps=1e-6))
     step = functools.partial(Conv2dLayer, kernel_size=3, stride=2, padding=1, bias=False)
     encoder.net_2, encoder.net_3 = step(neck, middle), step(middle, last)
     return encoder
 
 
 def _clip(sizes):
-    width = sizes["width"]
-    return CLIPVisionConfig(
-        hidden_size=width,
-        intermediate_size=4 * width,
-        num_hidden_layers=sizes["layers"],
-        num_attention_heads=sizes["heads"],
-        image_size=sizes["image_size"],
-        patch_size=sizes["patch_size"],
-    )
+    width, names = sizes["width"], {"num_hidden_layers": "layers", "num_attention_heads": "heads"}
+    names |= {name: name for name in ("image_size", "patch_size")}
+    given = {name: sizes[own] for name, own in names.items()}
+    return CLIPVisionConfig(hidden_size=width, intermediate_size=4 * width, **given)
 
 
 @MULTIMODAL_REGISTRY.register_processor(
