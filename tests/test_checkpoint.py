@@ -283,23 +283,6 @@ def refusals_of(good: Any, count: int, *reads: Callable[[Any], object]) -> None:
     assert 0 < refused < count * len(reads)
 
 
-@pytest.mark.parametrize(
-    ("name", "entries", "count"),
-    [
-        (LABELS, ("bos_token", "eos_token", "pad_token"), 10),
-        (GENERATION, tuple(BESIDES[GENERATION]), 10),
-        (INDEX, tuple(BESIDES[INDEX]), 10),
-    ],
-)
-def test_a_damaged_json_file_never_ends_in_another_error(folder, name, entries, count):
-    def read(damaged: object) -> None:
-        (folder / name).write_text(json.dumps(damaged))
-        OCRSession.load(str(folder), device="cpu")
-
-    content = BESIDES.get(name) or json.loads((folder / name).read_text())
-    refusals_of({key: content[key] for key in entries}, count, read)
-
-
 def test_no_damage_of_a_config_ends_in_another_error(ocr2_session):
     """Neither of the published layout nor of the one that transformers saves; so for cost."""
     refusals_of(json.loads(asset("data", "tiny", CONFIG).read_bytes()), 80, native_config)

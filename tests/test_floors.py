@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import GOLDEN, PAGES, TINY_CONFIG
+from conftest import PAGES, TINY_CONFIG
 from example_run import altered, make_run
 from wording import says
 
@@ -173,22 +173,16 @@ def test_ceilings_of_a_gpu_stay_below_its_datasheet() -> None:
     assert found["matmul_flops_per_s"] < 1.05e12 * sheet["bfloat16"]
 
 
-def test_a_session_takes_them_once_and_after_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[tuple[str, torch.dtype]] = []
-    done: list[int] = []
-
-    def fake(device: str, dtype: torch.dtype) -> dict[str, Any]:
-        taken.append((device, dtype))
-        assert done[-1:] == [2]
-        return {**H200, "matmul_dtype": "float32"}
-
-    monkeypatch.setattr("ocr_phases.session.measure_ceilings", fake)
-    session = OCRSession.from_local(GOLDEN / "checkpoint", device="cpu", dtype="float32")
-    options = {"max_new_tokens": 2, "repeats": 1, "progress": lambda finished, total: done.append(finished)}
-    page = PAGES / "receipt.png"
-    without = session.run_inference(page, preset="tiny", ceilings=False, **options)
-    assert without.device["ceilings"] is None and not taken
-    runs = [session.run_inference(page, preset="tiny", **options) for _ in range(2)]
-    assert taken == [("cpu", torch.float32)]
-    assert all(run.device["ceilings"]["bandwidth_bytes_per_s"] == 4.3e12 for run in runs)
-    assert says(results.method(runs[0]).html(), "4.3 TB/s", "790 TFLOP/s", "measured")
+def test_a_session_takes_them_once_and_after_its_runs(
+    tiny_session: OCRSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[Any] = []
+    monkeypatch.setattr("ocr_phases.session.measure_ceilings", lambda *given: done.append(given) or H200)
+    tiny_session.ceilings.cache_clear()
+    options = {"preset": "tiny", "max_new_tokens": 2, "repeats": 1, "warmup": 0, "token_probabilities": False}
+    options["progress"] = lambda finished, total: done.append(finished)
+    page, asked = PAGES / "receipt.png", (False, True, True)
+    runs = [tiny_session.run_inference(page, **options, ceilings=ceilings) for ceilings in asked]
+    tiny_session.ceilings.cache_clear()
+    assert done == [0, 1, 0, 1, ("cpu", torch.float32), 0, 1]
+    assert [run.device["ceilings"] for run in runs] == [None, H200, H200]

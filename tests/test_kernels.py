@@ -18,42 +18,21 @@ import torch
 from conftest import GOLDEN, PAGES, SMALL_DUMMY
 from elements import Elements
 from example_run import altered, check_of, make_run, with_steps
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from kernel_example import TraceWriter, example_view, mini_trace, with_kernels
+from kernel_example import example_view, mini_trace, with_kernels
 from refusals import refused
 
 from ocr_phases import OCRSession, PhaseRun
 from ocr_phases.analyse import kernels as analyse
 from ocr_phases.cli import main
 from ocr_phases.collectors import kernels as measure
-from ocr_phases.collectors.trace import busy_ms, reduce_trace
+from ocr_phases.collectors.trace import reduce_trace
 from ocr_phases.show import results
 
 PAGE = PAGES / "slide.png"
 STAGE = ["phase", "stage", "view"]
-intervals = st.lists(
-    st.tuples(st.integers(0, 60), st.integers(0, 12)).map(lambda pair: (pair[0], pair[0] + pair[1])),
-    max_size=25,
-)
 
 
 # -- the trace ----------------------------------------------------------------------------------------
-
-
-@settings(deadline=None, max_examples=15)
-@given(intervals)
-def test_busy_time_and_gaps_add_up(found: list[tuple[int, int]]) -> None:
-    """All of it in one stage: from the first start to the last end the device is busy or idle."""
-    ticks = {tick for start, end in found for tick in range(start, end)}
-    assert busy_ms(found) == len(ticks)
-    trace = TraceWriter()
-    trace.stage("prefill", "prefill", 0, 100)
-    for start, end in found:
-        trace.launch(0, ("kernel", start, end))
-    gaps = pd.DataFrame(reduce_trace(*trace.done())["gaps"])
-    first, last = min((start for start, _ in found), default=0), max((end for _, end in found), default=0)
-    assert gaps["idle_ms"].sum() == pytest.approx((last - first - len(ticks)) / 1e3)
 
 
 VIEW = reduce_trace(*mini_trace())
@@ -219,11 +198,11 @@ def test_the_cpu_profilers_ranges_nest_and_the_timed_record_stays(
 ) -> None:
     """Without a device there are no kernels, but ranges, steps and the host's times are the real ones."""
     monkeypatch.setattr("ocr_phases.recorder.check_kernels", lambda *args, **options: None)
-    options: dict[str, Any] = {"preset": "tiny", "max_new_tokens": 6, "repeats": 2, "warmup": 0}
+    options: dict[str, Any] = {"preset": "tiny", "max_new_tokens": 4, "repeats": 1, "warmup": 0}
+    options |= {"token_probabilities": False, "ceilings": False}
     trace = tmp_path / "trace.json.gz"
     run = tiny_session.run_inference(PAGE, **options, kernels=True, kernel_steps=3, kernel_trace=trace)
     plain = tiny_session.run_inference(PAGE, **options)
-    assert run.repeats == [0, 1]
     for part in ("results", "cache", "live_checks"):
         assert getattr(run, part) == getattr(plain, part)
     identity = ["repeat", *STAGE, "step"]
