@@ -10,14 +10,12 @@ from typing import Any
 import jiwer
 import numpy as np
 import pytest
-from conftest import PAGES, RECORD
 from example_run import altered, make_run
 from grounding_texts import marked
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
 
-from ocr_phases import PhaseRun
 from ocr_phases.analyse import grounding
 from ocr_phases.analyse.grounding import grid_box, match_boxes, parse_grounding
 from ocr_phases.analyse.quality import QUALITY_COLUMNS, check_for_pages, load_truth, quality_table
@@ -205,9 +203,3 @@ def test_what_is_no_truth_or_has_no_quality_is_one_sentence(tmp_path: Path) -> N
     ):
         with refused():
             asked()
-
-
-def test_the_built_in_model_reads_its_sample() -> None:
-    found = PhaseRun.load(RECORD).quality(PAGES / "receipt.json").set_index(["measure", "label"])["value"]
-    assert found["cer", ""] < 0.02 and found["table_similarity", ""] > 0.95
-    assert found["box_recall", ""] == 1.0 and found["box_iou", ""] > 0.9

@@ -29,18 +29,20 @@ _EXAMPLE = re.compile(r"\b(model|self)\.generate\(.*")
 
 
 class Method(NamedTuple):
-    """A method as written, behind its decorators; ``start`` is the first line of ``source`` in its file."""
+    """A method as written, behind its decorators; ``start`` is the first line of ``source`` in its file.
+
+    ``called`` are the calls in it with their code, in order.
+    """
 
     function: Callable[..., Any]
     node: ast.FunctionDef
     source: str
     start: int
+    called: list[tuple[str, ast.Call]]
 
     def calls(self, pattern: str) -> list[ast.Call]:
         """The calls in it whose code matches ``pattern``, in order."""
-        calls = [node for node in ast.walk(self.node) if isinstance(node, ast.Call)]
-        found = [call for call in calls if re.match(pattern, _code(call))]
-        return sorted(found, key=lambda node: (node.lineno, node.col_offset))
+        return [call for code, call in self.called if re.match(pattern, code)]
 
 
 #: A method, and the code in it with its line.
@@ -97,9 +99,8 @@ def _told(method: Method, code: str, line: int, revision: str) -> tuple[str, str
 
 def _methods(owners: Iterable[type]) -> list[Method]:
     """The methods that objects of the classes run, inherited ones too, but for those of torch itself."""
-    members = [inspect.getmembers(owner, inspect.isfunction) for owner in dict.fromkeys(owners)]
-    functions = [function for _, function in chain.from_iterable(members)]
-    ours = [function for function in functions if not function.__module__.startswith("torch.")]
+    members = chain.from_iterable(inspect.getmembers(owner, inspect.isfunction) for owner in owners)
+    ours = dict.fromkeys(each for _, each in members if not each.__module__.startswith("torch."))
     return list(chain.from_iterable(map(_read, ours)))
 
 
@@ -114,7 +115,9 @@ def _read(function: Callable[..., Any]) -> Iterator[Method]:
         return
     if isinstance(node, ast.FunctionDef):
         ast.increment_lineno(node, start - 1)
-        yield Method(function, node, source, start)
+        calls = [part for part in ast.walk(node) if isinstance(part, ast.Call)]
+        calls.sort(key=lambda call: (call.lineno, call.col_offset))
+        yield Method(function, node, source, start, [(_code(call), call) for call in calls])
 
 
 def _definition(function: Callable[..., Any] | None) -> list[Place]:
