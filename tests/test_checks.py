@@ -182,33 +182,29 @@ def test_rules_and_only_noise_makes_a_record_noisy(name: str, case: tuple[PhaseR
 
 
 @pytest.mark.parametrize(
-    ("ms_a_token", "found"), [(0.0, "pass"), (1e-4, "pass"), (0.02, "note"), (0.2, "fail"), (-0.02, "pass")]
+    ("ms_a_token", "slow", "repeats", "machine", "found"),
+    [
+        *((0.0, 3, 3, {}, "pass"), (1e-4, 3, 3, {}, "pass"), (-0.02, 3, 3, {}, "pass")),
+        *((0.02, 3, 3, {}, "note"), (0.2, 3, 3, {}, "fail")),
+        # A neighbour is not called a broken model.
+        *((0.2, 1, 1, {}, "note"), (0.2, 2, 3, {}, "n/a"), (0.2, 3, 3, {"waited_s": 2.0}, "n/a")),
+    ],
 )
-def test_the_trend_is_held_against_the_bytes_of_the_cache(ms_a_token: float, found: str) -> None:
-    """61,440 bytes a token at 1 TB/s are 61 ns; the run has 238 steps of 10 ms."""
+def test_the_trend_is_held_against_the_bytes_of_the_cache(
+    ms_a_token: float, slow: int, repeats: int, machine: dict[str, float], found: str
+) -> None:
+    """61,440 bytes a token at 1 TB/s are 61 ns; the run has 238 steps of 10 ms, ``slow`` repeats grow."""
     rng = np.random.default_rng(1)
-    run = with_steps(make_run(), lambda step, _: 10.0 + ms_a_token * step + rng.normal(0, 0.05))
-    assert decode_trend(run).slope == pytest.approx(ms_a_token, abs=2e-4)
-    assert check_of(run, "decode_trend").verdict == "note"
+    steady = met(make_run(repeats=repeats), **machine)
+    run = with_steps(
+        steady, lambda step, repeat: 10.0 + ms_a_token * step * (repeat < slow) + rng.normal(0, 0.05)
+    )
+    if slow == repeats:
+        assert decode_trend(run).slope == pytest.approx(ms_a_token, abs=2e-4)
+    assert check_of(run, "decode_trend").verdict == ("n/a" if found == "n/a" else "note")
     check = check_of(altered(run, device={"ceilings": {"bandwidth_bytes_per_s": 1e12}}), "decode_trend")
-    assert check.verdict == found and says(check.measured, "0.061 µs")
-
-
-def test_a_neighbour_is_not_called_a_broken_model() -> None:
-    def trend(repeats: int, slow: int, **busy: Any) -> Verdict:
-        """Of a record of so many repeats, of which so many grow slower."""
-        rng = np.random.default_rng(1)
-        run = with_steps(
-            make_run(repeats=repeats),
-            lambda step, repeat: 10 + rng.normal(0, 0.05) + 0.2 * step * (repeat < slow),
-        )
-        return check_of(
-            altered(met(run, **busy), device={"ceilings": {"bandwidth_bytes_per_s": 1e12}}), "decode_trend"
-        )
-
-    assert (trend(3, 3).verdict, trend(1, 1).verdict) == ("fail", "note")
-    for check in (trend(3, 3, waited_s=2.0), trend(3, 2)):
-        assert (check.verdict, says(check.measured, "too busy")) == ("n/a", True)
+    told = "too busy" if found == "n/a" else "0.061 µs"
+    assert check.verdict == found and says(check.measured, told)
 
 
 @pytest.mark.parametrize(

@@ -56,18 +56,15 @@ def test_every_place_is_found_and_is_where_it_says(which: str, request: pytest.F
 
 
 def test_what_is_not_found_is_a_row_without_a_place() -> None:
-    class Part(torch.nn.Module):
-        """A module without a source that says anything."""
-
     class DeepseekOCRForCausalLM(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model, self.lm_head = Part(), Part()
-            self.model.sam_model = self.model.vision_model = self.model.projector = Part()
-            self.model.layers, self.model.norm = torch.nn.ModuleList([Part()]), Part()
+        """A model whose source says nothing."""
 
-    table = references(DeepseekOCRForCausalLM())
-    assert set(table["what"]) == EXPECTED
-    missing = table[~table["what"].isin(["cache class", "tokenizer", "prompt assembly"])]
-    assert missing[["file", "line"]].isna().all().all()
-    assert (missing["symbol"] == "").all()
+    model = DeepseekOCRForCausalLM()
+    model.model, model.lm_head = torch.nn.Module(), torch.nn.Module()
+    for part in ("sam_model", "vision_model", "projector", "norm"):
+        setattr(model.model, part, torch.nn.Module())
+    model.model.layers = torch.nn.ModuleList([torch.nn.Module()])
+    table = references(model).set_index("what")
+    assert set(table.index) == EXPECTED
+    missing = table.drop(["cache class", "tokenizer", "prompt assembly"])
+    assert missing[["file", "line"]].isna().all(axis=None) and (missing["symbol"] == "").all()
