@@ -178,11 +178,10 @@ def test_a_session_takes_them_once_and_after_its_runs(
 ) -> None:
     done: list[Any] = []
     monkeypatch.setattr("ocr_phases.session.measure_ceilings", lambda *given: done.append(given) or H200)
-    tiny_session.ceilings.cache_clear()
+    session = OCRSession(tiny_session.checkpoint)
     options = {"preset": "tiny", "max_new_tokens": 2, "repeats": 1, "warmup": 0, "token_probabilities": False}
     options["progress"] = lambda finished, total: done.append(finished)
     page, asked = PAGES / "receipt.png", (False, True, True)
-    runs = [tiny_session.run_inference(page, **options, ceilings=ceilings) for ceilings in asked]
-    tiny_session.ceilings.cache_clear()
+    runs = [session.run_inference(page, **options, ceilings=ceilings) for ceilings in asked]
     assert done == [0, 1, 0, 1, ("cpu", torch.float32), 0, 1]
     assert [run.device["ceilings"] for run in runs] == [None, H200, H200]
