@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import json
 import os
 import shutil
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import refusals
 import torch
@@ -25,6 +27,10 @@ from ocr_phases.models.folders import transformers_version
 if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core; what it starts has no more
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
+
+SLOW = [hypothesis.HealthCheck.too_slow]  # as drawing is on a busy machine
+hypothesis.settings.register_profile("suite", deadline=None, max_examples=40, suppress_health_check=SLOW)
+hypothesis.settings.load_profile("suite")
 
 # A background job ignores Ctrl-C, nohup a hang-up, and so would the commands that the tests stop with them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -46,8 +52,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--approve", action="store_true", help="accept what users see now (tests/approved)")
 
 
+#: The files that take longest: begun first, they leave small ones for the end, where workers would wait.
+LONGEST = ("approved", "explorer_browser", "explorer", "report_browser", "faults", "session", "sweep")
+LONGEST += ("batch", "bad_inputs", "cost", "docs", "crash_points", "report", "damaged_records", "packaging")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     refusals.approve = config.getoption("--approve")
+    config.option.loadscopereorder = False  # xdist's own order begins with the files of most tests
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {f"test_{name}": place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+    gc.freeze()  # what was imported stays: no collection looks through it
 
 
 def native_session(folder: Path) -> Callable[[], OCRSession]:
