@@ -14,16 +14,14 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from batch_example import Here
+from batch_example import Here, a_job, put_page
 from conftest import GOLDEN, PAGES, RUNS
 from elements import seen
 
 from ocr_phases import PhaseRun
-from ocr_phases.batch.jobs import Job
 from ocr_phases.batch.store import list_pages
 from ocr_phases.batch.worker import HANDLERS
 from ocr_phases.cli import main
-from ocr_phases.store import fail, file_hash, write_status
 
 APPROVED = Path(__file__).with_name("approved")
 FAMILIES = RUNS / "families"
@@ -42,7 +40,6 @@ PAIRS = {
     "families": ("eager", "deepseek-ocr-2"),
     "noise": ("cpu", "noisy"),
 }
-ATTEMPT = {"seconds": 1.5, "failure": None}
 Show = Callable[..., None]
 
 
@@ -119,18 +116,10 @@ def test_a_batch_index_is_shown_as_approved(
     """Its reports are rendered in this process: a worker of its own would import it all again."""
     pool = Here(lambda request: HANDLERS[request["mode"]](request, list))
     monkeypatch.setattr("ocr_phases.batch.child.LocalPool", lambda _: pool)
-    (tmp_path / "batch").mkdir()
-    listed = []
-    for name in ("cpu", "noisy", "eager", "failed"):
-        job = Job(f"{name}.png", f"/in/{name}.png", "ab", {"model": "tiny", "preset": None}, {}, None)
-        listed.append(job)
-        status = {**vars(job), "failure": None, "reason": "", "attempts": [ATTEMPT], "report": None}
-        folder = tmp_path / "batch" / job.folder
-        if name == "failed":
-            fail(folder / "status.json", "No image.", status | {"failure": "page"})
-            continue
-        folder.mkdir(parents=True)
-        record = PhaseRun.load(RECORDS[name]).save(folder / "run.json")
-        write_status(folder / "status.json", status | {"state": "done", "record": file_hash(record)})
-    list_pages(listed, tmp_path / "batch")
+    listed = {name: a_job(f"{name}.png") for name in ("cpu", "noisy", "eager", "failed")}
+    for name, job in listed.items():
+        told = {"failure": "page", "reason": "No image."} if name == "failed" else {}
+        record = None if told else PhaseRun.load(RECORDS[name]).to_json()
+        put_page(tmp_path / "batch", job, record, **told)
+    list_pages(listed.values(), tmp_path / "batch")
     show("batch/index", "batch", "--out", "batch", "--render", "only", page="batch/index.html")

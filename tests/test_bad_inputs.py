@@ -33,7 +33,6 @@ from ocr_phases.analyse.text import one_line, plain_text, similarities, tables_o
 from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.explorer.view_data import boxes, markdown_html
-from ocr_phases.families import facts_of
 from ocr_phases.inputs.images import load_page, page_count
 from ocr_phases.session import load_recorded
 
@@ -85,16 +84,6 @@ def test_tables_are_compared_in_time():
     assert read_in_time(lambda theirs: similarities(ours, theirs), theirs)[-1] == pytest.approx(60 / 119)
 
 
-def test_what_cannot_be_read_stays():
-    digits, marks = f"&#{'1' * 5000};", "\u0301\u0323" * 50
-    assert plain_text(f"a {digits} <b>{digits}</b> &#65;") == f"a {digits} {digits} A"
-    ((cell,),) = (row.children for row in tables_of(f"<table><td>{digits}</table>")[0].children)
-    assert cell.text == digits
-    assert plain_text("a <b c &lt; <d") == "a <b c < <d"
-    assert one_line(f"q{marks} b").replace("\u034f", "").count("\u0323") == 50
-    assert one_line("\u2026" * 200) == "..." * 200
-
-
 _BOX = "<|ref|>{}<|/ref|><|det|>[[{}, {}, 600, 400]]<|/det|>a\n"
 REGIONS = {
     "5,000 regions in one place": [("text", 1, 1)] * 5_000,
@@ -120,15 +109,6 @@ def test_a_record_that_would_fill_the_memory_is_refused(tmp_path):
     path.write_bytes(gzip.compress(b'{"schema": 2, "x": [' + b"{}," * 33_000_000 + b"{}]}", 1))
     with refused():
         read_in_time(PhaseRun.load, path)
-
-
-def test_a_lack_of_memory_is_one_sentence(monkeypatch, tmp_path):
-    def full(*_):
-        raise MemoryError
-
-    monkeypatch.setattr("ocr_phases.record.check_record", full)
-    with refused():
-        PhaseRun.load(make_run().save(tmp_path / "run.json"))
 
 
 @pytest.mark.parametrize("model", [{"revision": "a" * 40}, {"revision": "seed:0"}, {"source": "org/name"}])
@@ -164,18 +144,13 @@ CALLS = (
     ('session.run_inference("page.png", max_tokens=64)', "TypeError", "Did you mean max_new_tokens?"),
     ('session.run_inference("page.png", base_size=1024)', "TypeError", "preset"),
     ('session.run_inference("page.png", past_key_values=None)', "TypeError", "DecodeState"),
-    ('session.run_inference("page.png", dtype="float32")', "TypeError", "OCRSession.load"),
     ("session.run_inference()", "TypeError", "page"),
-    ("session.run_inference(None)", "Exception", "NoneType"),
     ('session.run_inference(__import__("numpy").zeros((3, 3)))', "Exception", "ndarray"),
-    ("session.run_inference([])", "Exception", "page"),
     ('session.run_inference("data/pages/receipt.png", progress=5)', "TypeError", "progress is 5"),
-    ('session.prepare("page.png", presets="tiny")', "TypeError", "Did you mean preset?"),
     ('session.sweep("page.png", max_new_tokens=4)', "TypeError", "lengths"),
     ('session.run_prefill("page.png")', "TypeError", "PageInputs or DeviceInputs"),
     ('session.run_decode_step("page.png")', "TypeError", "DecodeState"),
     ("session.modle", "AttributeError", "Did you mean model?"),
-    ('OCRSession.load(modle="tiny")', "TypeError", "Did you mean model?"),
     ('OCRSession.load("tiny", torch_dtype="float16")', "TypeError", "dtype"),
     ('OCRSession.load("tiny", repeats=3)', "TypeError", "run_inference"),
     ("OCRSession.load(session.model)", "Exception", "model is of type"),
@@ -183,14 +158,12 @@ CALLS = (
     ('Timeline("gpu")', "Exception", "'gpu'"),
     ("Settings(max_tokens=3)", "TypeError", "Did you mean max_new_tokens?"),
     ("decode(session.model, None, 1.5)", "TypeError", "state is None"),
-    ("generate(session.model, None, 3, pad=1)", "TypeError", "Did you mean pad_id?"),
     ('run["prefil_ms"]', "KeyError", "Did you mean prefill_ms?"),
     ("run.plot.latncy()", "AttributeError", "Did you mean latency?"),
     ("run.tokens_of(9)", "KeyError", "row 9"),
     ("PhaseRun.load(123)", "TypeError", "path is 123"),
     ('compare(run, "nofile.json")', "Exception", "nofile.json"),
     ("compare([run, run])", "TypeError", "PhaseRun, str or Path"),
-    ('compare(run, run, labels=["a", "b"]).plot.stagse()', "AttributeError", "Did you mean stages?"),
     ("ocr_phases.OCRSesion", "AttributeError", "Did you mean OCRSession?"),
 )
 
@@ -258,8 +231,9 @@ WRONG = {
     "profile PAGE --model": "BAD",
     "verify": "BAD/text.png --save BAD/text.png --overwrite|"
     "--record RUN --model tiny|--record RUN --out LONG|PAGE --save BAD|PAGE --record RUN",
-    "sweep": "--records . --repeats 3 --batch 1|PAGE --records .|--records LONG",
-    "sweep PAGE": "--batch 1,x|--models ,|--models tiny --model tiny|--strategies eagr|--out LONG",
+    "sweep": "--records .|--records . --repeats 3 --batch 1|PAGE --records .|--records LONG",
+    "sweep PAGE": "--batch 1,x|--models ,|--models tiny --model tiny|--strategies eagr|--out LONG|"
+    "--models dummy:layers=2,vocab=9,tiny,dummy:layers=2,vocab=9",
     "compare RUN RUN": "--fail-above -5|--margin inf|--metric prefill_ms|--fail-above 5 --metric prefil_ms|"
     "--out LONG",
     "artifacts": "RUN --out LONG|none.json|BAD/cut.json",
@@ -306,24 +280,13 @@ def test_a_wrong_command_is_one_sentence_and_one_json_object(command, bad, tmp_p
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
-def test_every_end_is_one_json_object(tmp_path, monkeypatch, capsys):
-    """What reports and other verbs tell is approved."""
-    for words, some in ((["artifacts", RUN, "--out", str(tmp_path)], True), (["--help"], False)):
-        assert main([*words, "--json"]) == 0
-        told = json.loads(capsys.readouterr().out)
-        files = told.get("files", ())
-        assert told["exit_code"] == 0 and all(Path(file).is_file() for file in files) and bool(files) == some
+def test_help_and_a_bug_are_one_json_object(monkeypatch, capsys):
+    assert main(["--help", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["exit_code"] == 0
     monkeypatch.setattr(PhaseRun, "load", lambda path: 1 / 0)
     assert main(["artifacts", RUN, "--json"]) == 70
     said = capsys.readouterr()
     assert "bug" in json.loads(said.out)["exit_reason"] and "Traceback" in said.err
-
-
-def test_a_word_may_be_a_prompt(tiny_session):
-    for prompt in ("<image> markdwon", "Markdwon please", "Translate", "Figures: all of them"):
-        assert prompt in facts_of(None).text_of(prompt)
-    with refused():
-        tiny_session.run_inference(PAGE, "markdwon")
 
 
 # -- the environment: streams, backends, the current folder ----------------------------------------------
@@ -333,7 +296,7 @@ ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIO
 CAFE = os.fsdecode(b"caf\xe9")
 ENVIRONMENTS = {  # a redirection, a code, and what must be there afterwards
     "verify --record RUN >&- 2>&- <&-": 0,
-    "verify --record RUN 2>/dev/full": 0,
+    "verify --record RUN --json | head -c 0": 0,
     "verify --record RUN --json >/dev/full 2>/dev/full": 141,
     "profil 2>/dev/full": 2,
     "report --record RUN --out é >/dev/full": 141,
@@ -343,26 +306,10 @@ ENVIRONMENTS = {  # a redirection, a code, and what must be there afterwards
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
 @pytest.mark.parametrize("command", ENVIRONMENTS)
 def test_a_lost_stream_or_a_strange_environment_ends_no_work(command, tmp_path):
-    environment = {**os.environ, **ASCII, "MPLBACKEND": "bogus", "PYTHONPATH": str(HERE), "RUN": RUN}
+    record = str(shutil.copy(RECORD, tmp_path / f"{CAFE}.json"))
+    environment = {**os.environ, **ASCII, "MPLBACKEND": "bogus", "PYTHONPATH": str(HERE), "RUN": record}
     line = f"{sys.executable} -m ocr_phases.cli {command.replace('RUN', '$RUN')}"
     done = subprocess.run(["sh", "-c", line], cwd=tmp_path, env=environment, capture_output=True, timeout=120)
     assert done.returncode == ENVIRONMENTS[command]
     assert b"Traceback" not in done.stderr and b"Exception" not in done.stderr
     assert "--out" not in command or (tmp_path / "é" / "report.html").is_file()
-
-
-def test_a_measurement_outlives_its_streams(tiny_session, tmp_path, monkeypatch):
-    run = PhaseRun.load(RECORD)
-    monkeypatch.setattr("ocr_phases.cli.measuring.measure", lambda *_, **options: run)
-    monkeypatch.chdir(tmp_path)
-    with Path("/dev/full").open("w") as out, Path("/dev/full").open("w") as err:
-        monkeypatch.setattr(sys, "stdout", out)
-        monkeypatch.setattr(sys, "stderr", err)
-        assert main(["profile", PAGE, "--device", "cpu"]) == 141
-    assert PhaseRun.load("run.json").to_json() == run.to_json()
-
-
-def test_a_name_that_is_no_unicode_has_a_report(tmp_path):
-    record = shutil.copy(RECORD, tmp_path / f"{CAFE}.json")
-    assert main(["report", "--record", str(record), "--out", str(tmp_path / CAFE)]) == 0
-    assert (tmp_path / CAFE / "report.html").is_file()

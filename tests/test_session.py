@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import GOLDEN, PAGES, SMALL_DUMMY
-from hypothesis import given, settings
+from conftest import GOLDEN, PAGES
+from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 from refusals import refused
@@ -23,16 +23,15 @@ from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.sentences import verdict
 from ocr_phases.collectors.live_checks import host_syncs
-from ocr_phases.errors import Interrupted, Stopped
+from ocr_phases.errors import Interrupted
 from ocr_phases.families import FAMILIES
-from ocr_phases.models import weights
 from ocr_phases.models.load import TokenReader, load_tokenizer
-from ocr_phases.versions import asset
 
 RECEIPT = PAGES / "receipt.png"
 BLANK = Image.new("RGB", (300, 300), "white")  # which tiny reads as 15 tokens
 QUICK = {"preset": "tiny", "max_new_tokens": 12, "repeats": 1, "warmup": 0}
-FEW = {**QUICK, "max_new_tokens": 6, "repeats": 3}
+CHEAP = {**QUICK, "ceilings": False, "token_probabilities": False}
+FEW = {**CHEAP, "max_new_tokens": 4, "repeats": 3}
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +86,6 @@ def test_the_record_holds_what_it_promises(tiny_session, run):
         ((5, 23), None, "cuda", "pass", "5 in 23 steps"),
         ((6, 23), None, "cuda", "note", "6 in 23 steps"),
         ((5, 23), [1, 1, 0], "cuda", "note", "5 in 23 steps; the profiler saw 2 in 3 steps"),
-        (None, [0, 1, 0], "cuda", "pass", "saw 1 in 3"),
     ],
 )
 def test_host_syncs_are_judged_by_what_was_counted(waits, seen, device, verdict, measured):
@@ -115,44 +113,17 @@ def test_tokens_are_streamed_and_the_callers_random_numbers_stay(way, tiny_sessi
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def ending(seen, repeat, token, end):
-    """A callback that ends a measurement at a token of a repeat, and keeps in ``seen`` which it was told."""
-
-    def on_tokens(now, new):
-        seen.append(now)
-        if now == repeat and seen.count(repeat) == token:
-            end()
-
-    return on_tokens
-
-
-def stop():
-    raise Stopped
-
-
-def test_a_stop_ends_at_the_next_token_and_keeps_finished_repeats(tiny_session):
-    seen = []
-    run = tiny_session.run_inference(RECEIPT, **FEW, on_tokens=ending(seen, 1, 5, stop))
-    assert seen == [0] * 6 + [1] * 5
-    assert (run.repeats, run.request["repeats"], run.token_count) == ([0], 1, 6)
-    seen.clear()
-    with pytest.raises(Stopped):
-        tiny_session.run_inference(RECEIPT, **FEW, on_tokens=ending(seen, 0, 5, stop))
-    assert seen == [0] * 5
-    # Nothing of the stopped run is left on the model.
-    assert tiny_session.run_inference(RECEIPT, **FEW).result == run.result
-
-
 def interrupt():
     signal.raise_signal(signal.SIGINT)
 
 
 def test_an_interrupt_keeps_finished_repeats(tiny_session):
+    """So does a stop, which the explorer's tests hold."""
     with refused(Interrupted):
-        tiny_session.run_inference(RECEIPT, **FEW, on_tokens=ending([], 0, 1, interrupt))
+        tiny_session.run_inference(RECEIPT, **FEW, on_tokens=lambda *_: interrupt())
     assert tiny_session.last_run is None
     with pytest.raises(Interrupted) as caught:
-        tiny_session.run_inference(RECEIPT, **FEW, on_tokens=ending([], 2, 1, interrupt))
+        tiny_session.run_inference(RECEIPT, **FEW, on_tokens=lambda repeat, _: repeat == 2 and interrupt())
     run = tiny_session.last_run
     assert run is caught.value.run
     assert (run.repeats, run.request["repeats"]) == ([0, 1], 2)
@@ -225,27 +196,9 @@ def test_a_published_infer_has_its_published_limit(family, tiny_session, monkeyp
     assert [request.max_new_tokens for request in requests] == [limits[family], 7, 512]
 
 
-def test_a_large_dummy_says_what_it_takes_before_it_is_made(monkeypatch, capsys):
-    before = torch.get_rng_state()
-    OCRSession.load(SMALL_DUMMY, device="cpu")
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr(weights, "_LARGE", 0)
-    OCRSession.load(SMALL_DUMMY, device="cpu")
-    memory, time = capsys.readouterr().err.splitlines()
-    assert "parameters take" in memory and "s a token" in time
-    assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_a_folder_called_tiny_is_a_folder(tmp_path):
-    folder = tmp_path / "tiny"
-    folder.symlink_to(asset("data", "tiny"))
-    checkpoint = OCRSession.load(str(folder), device="cpu").checkpoint
-    assert (checkpoint.source, checkpoint.default_preset) == (str(folder), None)
-
-
 def test_options_reach_the_run(tiny_session):
     def made(**options):
-        return tiny_session.run_inference(BLANK, **{**QUICK, "ceilings": False, **options})
+        return tiny_session.run_inference(BLANK, **{**CHEAP, **options})
 
     plain, again = made(), made(first_token="redecode")
     assert again.result == plain.result
@@ -264,23 +217,14 @@ def test_options_reach_the_run(tiny_session):
 
 def test_a_batch_equals_its_single_runs(tiny_session):
     """One row ends before the other."""
-    options = {**QUICK, "max_new_tokens": 24, "ceilings": False}
+    options = {**CHEAP, "max_new_tokens": 18}
     batch = tiny_session.run_inference([RECEIPT, BLANK], **options)
     assert batch.results == [tiny_session.run_inference(page, **options).result for page in (RECEIPT, BLANK)]
-    assert [len(result["ids"]) for result in batch.results] == [24, 15]
+    assert [len(result["ids"]) for result in batch.results] == [18, 15]
     assert [page["row"] for page in batch.pages] == [0, 1]
     assert batch.request["batch"] == 2
-    assert batch["tokens_per_s"] == pytest.approx((23 + 14) / batch["decode_ms"] * 1000)
+    assert batch["tokens_per_s"] == pytest.approx((17 + 14) / batch["decode_ms"] * 1000)
     assert len(batch.tokens_of(1)) == 15
-
-
-@pytest.mark.parametrize(
-    "options", [{"max_new_tokens": 4096}, {"prompt": "no page <image> and <image>"}, {"preset": "huge"}]
-)
-def test_what_the_model_cannot_hold_is_one_sentence(options, tiny_session):
-    with refused() as caught:
-        tiny_session.run_inference(RECEIPT, **options)
-    assert "\n" not in str(caught.value)
 
 
 # -- a model object that the caller loaded ---------------------------------------------------------------
@@ -298,28 +242,10 @@ def model(tiny_session):
     return copy.deepcopy(tiny_session.model)
 
 
-class LowRank(nn.Module):
-    """A linear layer with a low-rank addition beside it, as a LoRA leaves it before it is merged."""
-
-    def __init__(self, base):
-        super().__init__()
-        self.base = base
-        self.down = nn.Linear(base.in_features, 2, bias=False)
-        self.up = nn.Linear(2, base.out_features, bias=False)
-        nn.init.zeros_(self.up.weight)
-
-    def forward(self, hidden):
-        return self.base(hidden) + self.up(self.down(hidden))
-
-
-def patched(model):
-    model.model.language_model.layers[0].self_attn.register_module("patch", nn.Identity())
-    return model
-
-
-def with_low_rank(model):
+def wrapped(model):
+    """Layers without a weight of their own, as an adapter that is not merged leaves them."""
     for layer in model.model.language_model.layers:
-        layer.self_attn.q_proj = LowRank(layer.self_attn.q_proj)
+        layer.self_attn.q_proj = nn.Sequential(layer.self_attn.q_proj)
     return model
 
 
@@ -330,7 +256,7 @@ def quantised(model):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
-@pytest.mark.parametrize("change", [patched, with_low_rank, quantised])
+@pytest.mark.parametrize("change", [wrapped, quantised])
 def test_a_model_object_is_measured_as_it_is(change, model, plain, tiny_session):
     changed = change(model)
     session = OCRSession.from_model(changed, tiny_session.tokenizer, name="mine")
@@ -359,11 +285,10 @@ def headless(model):
     return model
 
 
-@pytest.mark.parametrize("change", [LowRank, nn.Sequential, headless])
+@pytest.mark.parametrize("change", [nn.Sequential, headless])
 def test_what_cannot_be_measured_is_refused(change, model, tiny_session):
-    given = change(model.lm_head if change is LowRank else model)
     with refused() as caught:
-        OCRSession.from_model(given, tiny_session.tokenizer)
+        OCRSession.from_model(change(model), tiny_session.tokenizer)
     assert "\n" not in str(caught.value)
 
 
@@ -376,13 +301,8 @@ def test_the_same_weights_run_with_another_attention_and_dtype(model, plain, tin
     assert tiny_session.model.dtype == torch.float32
     at_hand = OCRSession.from_model(model, tiny_session.tokenizer)
     assert at_hand.with_model(attention="sdpa") is at_hand
-    for session, wrong in (
-        (tiny_session, {"attention": "fast"}),
-        (tiny_session, {"dtype": "int8"}),
-        (at_hand, {"attention": "eager"}),
-    ):
-        with refused():
-            session.with_model(**wrong)
+    with refused():
+        at_hand.with_model(attention="eager")
 
 
 # -- the texts of tokens -------------------------------------------------------------------------------
@@ -395,7 +315,7 @@ def token_texts(ids):
     return [read(token, last=place == len(ids)) for place, token in enumerate(ids, start=1)]
 
 
-@settings(deadline=None, max_examples=60)
+@example([250, 229, TOKENIZER.eos_token_id])  # a character left incomplete before the end
 @given(st.lists(st.integers(0, len(TOKENIZER) - 1), max_size=40))
 def test_token_texts_join_to_the_decoded_text(ids):
     texts = token_texts(ids)
@@ -410,21 +330,3 @@ def test_a_replacement_character_is_text_and_an_id_without_text_its_number():
     [a] = TOKENIZER.encode("a", add_special_tokens=False)
     assert token_texts([a, 5000, a]) == ["a", "<5000>", "a"]
     assert "".join(token_texts([250, 229, 5000])) == "\ufffd\ufffd<5000>"
-
-
-def test_a_character_left_incomplete_before_the_end_is_in_the_text(golden_session):
-    ids = [250, 229, golden_session.eos_id]
-    spoken = iter(ids)
-
-    def speak(head, args, logits):
-        return torch.zeros_like(logits).index_fill_(-1, torch.tensor(next(spoken)), 1.0)
-
-    handle = golden_session.model.lm_head.register_forward_hook(speak)
-    try:
-        run = golden_session.run_inference(RECEIPT, **QUICK, token_probabilities=False)
-    finally:
-        handle.remove()
-    assert run.result["ids"] == ids
-    assert run.text == TOKENIZER.decode(ids[:2]) == "".join(run.result["token_texts"][:2])
-    read = TokenReader(TOKENIZER).read  # as it is shown while it is written
-    assert "".join(map(read, ids)) == TOKENIZER.decode(ids)
