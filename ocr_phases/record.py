@@ -342,7 +342,8 @@ class PhaseRun:
 
     def to_dict(self) -> dict[str, Any]:
         """The record as plain JSON values; spans become one list a column."""
-        spans = self.spans.astype(object).where(self.spans.notna(), None).to_dict("list")
+        values = self.spans.astype(object).where(self.spans.notna(), None)
+        spans = {name: column.tolist() for name, column in values.items()}
         record = {"schema": self.schema} | {item.name: getattr(self, item.name) for item in fields(self)}
         return {name: value for name, value in record.items() if value is not None} | {"spans": spans}
 
@@ -352,10 +353,8 @@ class PhaseRun:
         if not isinstance(record, dict) or "schema" not in record:
             raise OcrPhasesError("This is not an ocr_phases record: it has no schema number.")
         if record["schema"] != SCHEMA:
-            raise OcrPhasesError(
-                f"This record has schema {record['schema']!r}, this version reads schema {SCHEMA}: install "
-                "the ocr_phases version that wrote it."
-            )
+            other = f"This record has schema {record['schema']!r}, this version reads schema {SCHEMA}"
+            raise OcrPhasesError(f"{other}: install the ocr_phases version that wrote it.")
         try:
             check_record(record)
             spans = make_spans(record["spans"])

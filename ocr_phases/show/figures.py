@@ -32,7 +32,7 @@ from matplotlib.ticker import (
     MaxNLocator,
     PercentFormatter,
 )
-from matplotlib.transforms import ScaledTranslation
+from matplotlib.transforms import offset_copy
 
 from ocr_phases.show.web import SHARPNESS, Html, asset_text, data_address, element
 from ocr_phases.text import plain
@@ -82,7 +82,7 @@ SMALL: dict[str, Any] = {"fontsize": 9, "color": INK, "parse_math": False}
 _SENTENCE_LINE = 52  # characters
 _LETTERS = 19.0  # of small type in an inch, and what axes leave beside them
 _KEY_LETTERS = 8  # the room that a key takes beside its words
-_BELOW_LABEL = 0.46  # inches of the labels under axes
+_BELOW_TICKS, _BELOW_LABEL = 0.285, 0.46  # inches under axes, of the ticks' text and of the label, too
 _MOST_MARKS = 1_000  # a figure is as many CSS pixels wide
 _FEW = 6  # points of a line, which are drawn, too; ticks that have a unit
 _BAR = 0.7  # of the room of a row
@@ -212,7 +212,8 @@ def style_axes(axes: Axes, title: str = "") -> None:
     axes.grid(visible=True, color=FAINT, linewidth=0.5)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=9.5, colors=MUTED, labelcolor=INK)
-    # Its place given, matplotlib need not look for it above what is drawn: nothing is.
+    # Places given, matplotlib need not look for them below the ticks' text and above what is drawn.
+    axes.xaxis.set_label_coords(0.5, 0, offset_copy(axes.transAxes, figure_of(axes), y=-_BELOW_TICKS))
     look: Any = {"y": 1.0, "fontweight": "bold", "pad": 9, "wrap": True, **SMALL, "fontsize": 11.5}
     axes.set_title(title, loc="left", **look)
 
@@ -233,9 +234,9 @@ def legend_below(axes: Axes, keys: Sequence[Artist] = ()) -> Figure:
     room = _LETTERS * axes.bbox.width / figure.dpi
     words = [len(str(key.get_label())) + _KEY_LETTERS for key in keys]
     fits = [n for n in range(1, len(keys) + 1) if sum(map(max, np.array_split(words, n))) <= room]
-    below = axes.transAxes + ScaledTranslation(0, -_BELOW_LABEL, figure.dpi_scale_trans)
-    look: Any = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "bbox_transform": below, "fontsize": 9}
-    look |= {"frameon": False, "labelcolor": INK, "labelspacing": 0.35, "columnspacing": 1.2}
+    look: Any = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "fontsize": 9, "labelcolor": INK}
+    look |= {"bbox_transform": offset_copy(axes.transAxes, figure, y=-_BELOW_LABEL), "frameon": False}
+    look |= {"labelspacing": 0.35, "columnspacing": 1.2}
     legend = axes.legend(handles=keys, ncols=max(fits, default=1), borderaxespad=0, **look)
     for text in legend.get_texts():
         text.set_parse_math(False)
@@ -284,6 +285,7 @@ def row_axis(axes: Axes, names: Sequence[str]) -> None:
     """Rows from above, with their names."""
     axes.set_yticks(range(len(names)), names, parse_math=False)
     axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.yaxis.set_label_coords(0, 0)  # it has none, for which no place need be looked for
 
 
 #: A chart of bars of time in ms: a title, its rows, and the name of the axis.

@@ -314,10 +314,10 @@ def plot_compression(pages: pd.DataFrame, lost: str = "edit_distance") -> Figure
     for preset, colour, marker in zip(presets, cycle(_COLOURS), cycle(_MARKERS), strict=False):
         rows = known[known["preset"] == preset]
         label = f"{preset}: {count_text(len(rows), 'page')}, median {rows['lost'].median():.1f} %"
-        look: dict[str, Any] = {"color": colour, "alpha": 0.7, "mew": 0, "label": label}
+        look: dict[str, Any] = {"color": colour, "alpha": 0.7, "mew": 0, "label": label, "clip_on": False}
         axes.plot(rows["compression"], rows["lost"], marker, rasterized=len(known) > _MOST_MARKERS, **look)
     axes.set(xlabel="compression: generated tokens over image tokens", ylabel=f"{LOST[lost]} (%)")
-    axes.set(xlim=(0, None), ylim=(-1, None))
+    axes.set(xlim=(0, None), ylim=(0, None))
     return legend_below(axes)
 
 

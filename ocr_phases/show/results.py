@@ -72,8 +72,8 @@ if TYPE_CHECKING:
 
     from ocr_phases.inputs.packing import PageInputs
 
+#: What a cell shows, by MIME type.
 Bundle = dict[str, str]
-"""What a cell shows, by MIME type."""
 
 _FIRST_CARDS = 4  # of the first screen
 _LONG_TEXT = 1_200

@@ -26,8 +26,8 @@ from ocr_phases.analyse.kernels import short_kernel
 from ocr_phases.text import bytes_text, digits_text, percent_text, plain, stage_name
 
 MISSING = "n/a"
+#: Pixels a CSS pixel, for screens of high density.
 SHARPNESS = 2
-"""Pixels a CSS pixel, for screens of high density."""
 
 _CACHE_PARTS = {"kv_update": "KV cache, write", "attention": "KV cache, read (attention)"}
 #: Facts that are shown in another place than among the others, or not in words.
