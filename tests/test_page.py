@@ -179,7 +179,8 @@ def test_every_mode_keeps_black_and_white(mode: str) -> None:
         ([0.0, 1e6, 5e5], [0, 255, 128]),
         ([7e4, 7e4, 7e4], [0, 0, 0]),
         ([float("nan"), 0.0, 1.0], [0, 0, 255]),
-        ([0, 257, 386], [0, 1, 2]),  # 16 bits, by their whole range
+        ([0, 255, 386], [0, 1, 2]),  # 16 bits, by their whole range
+        ([0, 128, 255], [0, 0, 1]),
     ],
 )
 def test_grey_of_more_than_8_bits_is_scaled(values: list[float], expected: list[int]) -> None:
