@@ -6,7 +6,6 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from benchmarks.measure import PARTS, BenchSettings, run_bench
 from benchmarks.tables import bench_text
@@ -18,16 +17,6 @@ from ocr_phases.inputs.images import load_page
 from ocr_phases.versions import asset
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """0 when it did its work, 2 (with one sentence on stderr) when it could not."""
-    parser = _parser()
-    try:
-        bench(parser.parse_args(argv))
-    except OcrPhasesError as error:
-        parser.exit(2, f"benchmarks: {error}\n")
-    return 0
-
-
 def bench(arguments: argparse.Namespace) -> None:
     """Measure what measuring costs and how fast each strategy is; print figures and save the raw times."""
     page = arguments.page or asset("data", "pages", "receipt.png")
@@ -35,16 +24,12 @@ def bench(arguments: argparse.Namespace) -> None:
     settings = BenchSettings(**{item.name: getattr(arguments, item.name) for item in fields(BenchSettings)})
     output_file(arguments.save)
     session = OCRSession.load(arguments.model, device=arguments.device, dtype=arguments.dtype)
-
-    def done(result: dict[str, Any]) -> None:
-        reason = f": {result['failed']}" if "failed" in result else ""
-        print(f"{result['part']:14} {result['preset']:7} {result['took_s']:6.1f} s{reason}", flush=True)
-
-    measured = run_bench(session, page, settings, arguments.save, progress=done)
+    measured = run_bench(session, page, settings, arguments.save)
     print(f"\n{bench_text(measured)}\n\nWrote {arguments.save}")
 
 
-def _parser() -> argparse.ArgumentParser:
+def main(argv: Sequence[str] | None = None) -> int:
+    """0 when it did its work, 2 (with one sentence on stderr) when it could not."""
     command = argparse.ArgumentParser(
         prog="python -m benchmarks",
         description=bench.__doc__,
@@ -63,7 +48,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--pairs", type=int, default=15, metavar="N", help="alternating pairs")
     add("--prompt", default="markdown", help="its name or text")
     add("--max-new-tokens", type=int, default=128, metavar="N", help="tokens of every run")
-    return command
+    try:
+        bench(command.parse_args(argv))
+    except OcrPhasesError as error:
+        command.exit(2, f"benchmarks: {error}\n")
+    return 0
 
 
 if __name__ == "__main__":

@@ -71,9 +71,8 @@ def presets() -> list[tuple[str, ...]]:
     rows = []
     for name, grid in GRIDS.items():
         prompt = image_token_count(FAMILIES[DEEPSEEK_OCR].presets[name], grid) + TEXT_TOKENS
-        table = cost.stage_cost(
-            cost.prefill_cost(PUBLISHED, prompt_len=prompt, views=cost.vision_calls(name, [grid]))
-        )
+        views = cost.vision_calls(name, [grid])
+        table = cost.stage_cost(cost.prefill_cost(PUBLISHED, prompt_len=prompt, views=views))
         flops = table.groupby("stage")["flops"].sum()
         shown = f"{name} {grid[0]}x{grid[1]}" if grid != (1, 1) else name
         work = [f"{flops[stage] / 1e9:,.0f}" for stage in ("sam", "clip", "language_model")]

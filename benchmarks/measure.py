@@ -17,6 +17,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
+from tqdm import tqdm
 
 from benchmarks.tables import BENCH_SCHEMA, KIND
 from ocr_phases.analyse.cost import run_shape
@@ -98,15 +99,11 @@ class _Bench:
 
 
 def run_bench(
-    session: OCRSession,
-    page: str | Path,
-    settings: BenchSettings,
-    target: str | Path,
-    progress: Callable[[dict[str, Any]], None] | None = None,
+    session: OCRSession, page: str | Path, settings: BenchSettings, target: str | Path
 ) -> dict[str, Any]:
     """Run the parts for each preset, write all of it to ``target`` as JSON after every part, and return it.
 
-    ``progress`` is given each part's result. Raises `OcrPhasesError` for a page or file that cannot be had.
+    Raises `OcrPhasesError` for a page or file that cannot be had.
     """
     image, data, name = load_page(each_page(str(page))[0])
     suits = session.checkpoint.default_preset or session.family.facts.default_preset
@@ -125,7 +122,7 @@ def run_bench(
         "results": [],
     }
     _write(bench, target)
-    for preset, part in product(presets, filter(settings.parts.__contains__, PARTS)):
+    for preset, part in tqdm([*product(presets, filter(settings.parts.__contains__, PARTS))], disable=None):
         start = perf_counter()
         result: dict[str, Any] = {"part": part, "preset": preset}
         try:
@@ -138,8 +135,6 @@ def run_bench(
         result["took_s"] = round(perf_counter() - start, 1)
         bench["results"].append(result)
         _write(bench, target)
-        if progress is not None:
-            progress(result)
     return bench
 
 
@@ -216,15 +211,15 @@ def _prefill(bench: _Bench) -> dict[str, Any]:
     """The prefill with vision as it is and compiled, in turns: wall and device ms, and vision's part."""
     visions = [vision for vision in VISIONS if vision in ("eager", *bench.settings.strategies)]
     ready, failed = _ready(bench, "vision", visions, 1)
-    ways: dict[str, dict[str, Any]] = {}
-    for vision, first in ready.items():
-        times: dict[str, Any] = {"host_ms": [], "device_ms": [], "vision_ms": []}
-        ways[vision] = {**times, "setup": first.model.get("vision_setup")}
+    ways: dict[str, dict[str, Any]] = {
+        vision: {"host_ms": [], "device_ms": [], "vision_ms": [], "setup": first.model.get("vision_setup")}
+        for vision, first in ready.items()
+    }
     for _ in range(bench.settings.pairs):
         for vision, kept in ways.items():
             run = bench.run(max_new_tokens=1, vision=vision)
             for clock in ("host_ms", "device_ms"):
-                kept[clock] += _rounded([_phase(run, "prefill", clock)])
+                kept[clock] += _rounded(run.repeat_ms("prefill", "prefill", clock))
             kept["vision_ms"] += _rounded([run["vision_ms"]])
     for vision, kept in ways.items():
         kept |= _busy(bench, "prefill", vision=vision, max_new_tokens=2)
@@ -255,7 +250,7 @@ def _strategies(bench: _Bench) -> dict[str, Any]:
         for strategy, kept in ways.items():
             run = bench.run(strategy=strategy)
             kept["step_ms"].append(_rounded(run.stage_ms("decode_step")))
-            kept["decode_ms"] += _rounded([_phase(run, "decode", "host_ms")])
+            kept["decode_ms"] += _rounded(run.repeat_ms("decode", "decode", "host_ms"))
     # Last, because a profiler may slow down what comes after it.
     for strategy, kept in ways.items():
         kept |= _busy(bench, "decode_step", strategy=strategy)
@@ -264,14 +259,15 @@ def _strategies(bench: _Bench) -> dict[str, Any]:
 
 def _batches(bench: _Bench) -> dict[str, Any]:
     """Decode of several copies of the page side by side, by each strategy: whole decode and steps, ms."""
-    ways, failed = [], []
+    ways: list[dict[str, Any]] = []
+    failed: dict[str, str] = {}
     for strategy in bench.settings.strategies:
         for batch in bench.settings.batches:
             way = {"strategy": strategy, "batch": batch}
             try:
                 run = bench.run(batch=batch, strategy=strategy, repeats=bench.settings.rounds, warmup=1)
             except (OcrPhasesError, RuntimeError) as error:
-                failed.append({**way, "failed": one_sentence(error)})
+                failed[f"{strategy}, batch {batch}"] = one_sentence(error)
                 free_memory()
                 continue
             times = {
@@ -320,10 +316,6 @@ def _host_ms(run: PhaseRun) -> float:
     spans = run.spans[run.spans["phase"] != "prepare"]
     ends = spans["host_start_ms"] + spans["host_ms"]
     return float(ends.max() - spans["host_start_ms"].min())
-
-
-def _phase(run: PhaseRun, phase: str, clock: str) -> float:
-    return float(run.stage_ms(phase, phase, clock).sum())
 
 
 def _busy(bench: _Bench, stage: str, **options: Any) -> dict[str, Any]:

@@ -68,10 +68,8 @@ def _first(table: pd.DataFrame, column: str, **where: str) -> float | None:
 
 
 def _ratio(rows: pd.DataFrame) -> str:
-    return (
-        "".join(f"{row.ratio:.2f} ({row.ratio_low:.2f} to {row.ratio_high:.2f})" for row in rows.itertuples())
-        or NONE
-    )
+    known = [f"{row.ratio:.2f} ({row.ratio_low:.2f} to {row.ratio_high:.2f})" for row in rows.itertuples()]
+    return "".join(known) or NONE
 
 
 if __name__ == "__main__":

@@ -44,9 +44,8 @@ def ratio_table(bench: Mapping[str, Any]) -> pd.DataFrame:
     for part, (what, ours, theirs) in _PAIRS.items():
         for preset, found in _results(bench, part):
             ratio = _interval(np.divide(found[ours], found[theirs]))
-            rows.append(
-                (preset, what, len(found[ours]), _median(found[ours]), _median(found[theirs]), *ratio)
-            )
+            medians = _median(found[ours]), _median(found[theirs])
+            rows.append((preset, what, len(found[ours]), *medians, *ratio))
     return _table(rows, f"preset what pairs ours_ms theirs_ms {_INTERVAL}")
 
 
@@ -104,10 +103,8 @@ def strategy_table(bench: Mapping[str, Any]) -> pd.DataFrame:
             times = (ms, middle, low, high, way.get("busy_ms") or np.nan, floor)
             figures = (int(np.mean(way["cache_len"])), *times, way.get("floor_bound_by"), ms / floor, seconds)
             rows.append((preset, strategy, *figures, way["equal_tokens"], way["tokens"]))
-    columns = "ms_per_token step_ms step_ms_p10 step_ms_p90 busy_ms floor_ms"
-    return _table(
-        rows, f"preset strategy cache_len {columns} bound_by times_floor setup_s equal_tokens tokens"
-    )
+    columns = "preset strategy cache_len ms_per_token step_ms step_ms_p10 step_ms_p90 busy_ms floor_ms"
+    return _table(rows, f"{columns} bound_by times_floor setup_s equal_tokens tokens")
 
 
 def batch_table(bench: Mapping[str, Any]) -> pd.DataFrame:
@@ -136,8 +133,6 @@ def failure_table(bench: Mapping[str, Any]) -> pd.DataFrame:
         ways, failed = result.get("ways"), result.get("ways_failed") or {}
         if isinstance(ways, dict):
             found |= {f"{way}, kernel view": kept.get("busy_failed") for way, kept in ways.items()}
-        if isinstance(failed, list):
-            failed = {f"{way['strategy']}, batch {way['batch']}": way["failed"] for way in failed}
         told = [(way, reason) for way, reason in (found | failed).items() if reason]
         rows += [(result["preset"], result["part"], way, reason) for way, reason in told]
     return _table(rows, "preset part way reason")
