@@ -151,6 +151,7 @@ def test_a_name_that_was_given_replaces_records_and_traces_alone(tmp_path, capsy
 
 
 def test_what_a_kill_leaves_of_an_output_is_known_as_the_packages(tmp_path, monkeypatch):
+    (tmp_path / "x").touch()  # another's
     write_into(tmp_path, {"a": b"1", "b": b"1", "c": b"1"})
     replace, calls = os.replace, itertools.count()
 

@@ -21,6 +21,7 @@ from ocr_phases.cli import main
 from ocr_phases.cli.options import BATCH, EVERY, SHARED
 from ocr_phases.show.results_many import end_to_end_html
 from ocr_phases.sweep_models import Cell
+from ocr_phases.text import percent_text
 
 
 def with_energy(run: PhaseRun, joules: float) -> PhaseRun:
@@ -40,7 +41,8 @@ def test_a_thousand_pages_by_hand(rows: int) -> None:
     told = {label: (value, note) for label, value, note in key_metrics(known)}
     pages = "1 page" if rows == 1 else f"{rows} pages"
     assert says(told["Price of 1,000 pages"][1], "4.5 an hour", f"{pages} at a time", "gundam", "eager")
-    assert "Wh for 1,000 pages" in told["Energy"][1]
+    idle = 1.0 * 2.0 / len(run.repeats) / known["energy_j"]
+    assert says(told["Energy"][1], "Wh for 1,000 pages", f"idle alone takes {percent_text(idle)}")
     assert priced(known, None) is known and PhaseRun.from_json(known.to_json()).summary() == known.summary()
 
 
