@@ -95,7 +95,8 @@ class Handler(BaseHTTPRequestHandler):
         fake.bodies.append(body)
         fault = fake.fault if len(fake.bodies) > fake.fault_from else ""
         if fault.isdigit():
-            return self.say({"error": {"message": "no, said the server"}}, int(fault))
+            told = " ".join(["no, said the server", *filter(None, [fake.key])])  # it repeats the key, too
+            return self.say({"error": {"message": told}}, int(fault))
         if fault in ("redirect", "whole"):
             return self.say({"choices": []}, 307 if fault == "redirect" else 200, Location=ELSEWHERE)
         self.send_response(200)

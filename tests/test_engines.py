@@ -272,9 +272,12 @@ def test_the_key_is_sent_and_kept_nowhere(vllm: Fake, monkeypatch, tmp_path: Pat
     monkeypatch.setenv("OCR_PHASES_API_KEY", SECRET)
     target = tmp_path / "report"
     assert main(["report", str(PAGE), "--out", str(target), *OPTIONS, vllm.url]) == 0
+    vllm.fault = "400"
+    assert main(["profile", str(PAGE), *OPTIONS, vllm.url]) == 2
     vllm.key = "another"
     assert main(["profile", str(PAGE), *OPTIONS, vllm.url]) == 2
     said = "".join(capsys.readouterr())
+    assert "(400: no, said the server …)" in said
     texts = [path.read_text(errors="replace") for path in target.rglob("*") if path.is_file()]
     assert len(texts) > 3
     assert not any(SECRET in text for text in [*texts, said])
