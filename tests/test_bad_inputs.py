@@ -86,7 +86,6 @@ def test_tables_are_compared_in_time():
 
 _BOX = "<|ref|>{}<|/ref|><|det|>[[{}, {}, 600, 400]]<|/det|>a\n"
 REGIONS = {
-    "5,000 regions in one place": [("text", 1, 1)] * 5_000,
     "5,000 regions that overlap": [("text", number % 20, 1) for number in range(5_000)],
     "5,000 regions almost in one place": [("text", number % 70, number // 70) for number in range(5_000)],
     "5,000 labels": [(f"label {number}", number % 500, 1) for number in range(5_000)],

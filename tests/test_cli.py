@@ -116,16 +116,6 @@ def test_a_log_gets_a_line_now_and_then_of_what_this_command_did(capsys, monkeyp
 # -- signals and streams -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_a_signal_stops_a_verb_with_one_line(name, capsys, monkeypatch):
-    number = signal.Signals[name]
-    monkeypatch.setattr(PhaseRun, "load", lambda path: os.kill(os.getpid(), number))
-    before = signal.getsignal(number)
-    assert main(["artifacts", str(RECORD)]) == 128 + number
-    assert capsys.readouterr().err == "ocr-phases: stopped.\n"
-    assert signal.getsignal(number) == before
-
-
 def test_two_signals_at_once_are_one_and_a_later_one_ends_what_does_not_end(monkeypatch):
     before = signal.getsignal(signal.SIGINT)
     clock = iter((1.0, 1.5, 3.0))
