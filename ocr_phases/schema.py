@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
-import pandas as pd
 from msgspec import Meta
 
 from ocr_phases.errors import OcrPhasesError, require
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 #: Bytes that a JSON text may take with what is decoded from it, and at most takes for each byte (counted as
 #: b"") and for each of these.

@@ -19,21 +19,21 @@ import traceback
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import psutil
 
-from ocr_phases.analyse.cost import priced
 from ocr_phases.batch.child import READY, Outcome, WorkerRequest
-from ocr_phases.batch.figures import write_figures
 from ocr_phases.batch.jobs import Job, code_versions
 from ocr_phases.batch.store import attempt_folder, page_run
 from ocr_phases.errors import CannotWrite, OcrPhasesError, OutOfMemory
 from ocr_phases.files import RECORD, each_page, write_into
-from ocr_phases.record import PhaseRun
 from ocr_phases.settings import Settings
 from ocr_phases.versions import seldom_collected
+
+if TYPE_CHECKING:
+    from ocr_phases.record import PhaseRun
 
 Handler = Callable[[WorkerRequest, Callable[[], None]], Outcome]
 
@@ -75,6 +75,9 @@ def _read_requests(pipe: Connection, requests: queue.Queue[bytes]) -> None:
 
 def measure_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     """Measure one page with the loaded model and save its record; in mode ``notebook``, report on it too."""
+    from ocr_phases.analyse.cost import priced
+    from ocr_phases.batch.figures import write_figures
+
     job, folder = Job(**request["job"]), Path(request["folder"])
     if job.problem:
         raise Refused("page", job.problem)
@@ -131,6 +134,8 @@ def find_device(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
 @seldom_collected()
 def render(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     """Render a record that is there, which stays as it is: the notebook's own copy is dropped."""
+    from ocr_phases.analyse.cost import priced
+
     ready()
     folder = Path(request["folder"])
     with _failing_as("report"):
