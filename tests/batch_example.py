@@ -6,9 +6,8 @@ import contextlib
 import json
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -80,14 +79,6 @@ def start_driver(folder: Path, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(program, stderr=subprocess.PIPE, text=True)
 
 
-def children(pid: int) -> list[int]:
-    """The processes that a process started; none of one that is gone."""
-    try:
-        return [child.pid for child in psutil.Process(pid).children()]
-    except psutil.Error:
-        return []
-
-
 def wait_for(condition: Any, seconds: float = 30.0) -> Any:
     end = time.monotonic() + seconds
     while not (found := condition()):
@@ -96,35 +87,14 @@ def wait_for(condition: Any, seconds: float = 30.0) -> Any:
     return found
 
 
-@contextlib.contextmanager
-def watched_sockets(pid: int | None = None) -> Iterator[dict[str, set[str]]]:
-    """The commands of ``pid`` (None: this one) and all processes below it, and where each began to listen."""
-    top = psutil.Process(pid)
-    found: dict[str, set[str]] = {}
-    done = threading.Event()
-
-    def addresses(process: Any) -> set[str]:
+def listening(pid: int | None = None) -> dict[str, list[str]]:
+    """The commands of all processes below ``pid`` (None: this one), and where each listens."""
+    found = {}
+    for process in psutil.Process(pid).children(recursive=True):
         connections = getattr(process, "net_connections", None) or process.connections  # before psutil 6
-        return {f"{one.laddr.ip}:{one.laddr.port}" for one in connections("inet") if not one.raddr}
-
-    # A cluster of an earlier test listens on.
-    there = (top, *top.children(recursive=True)) if pid is None else ()
-    before = set().union(*map(addresses, there))
-
-    def look() -> None:
-        while not done.wait(0.1):
-            for process in (top, *top.children(recursive=True)):
-                with contextlib.suppress(psutil.Error):
-                    own = found.setdefault(" ".join(process.cmdline()), set())
-                    own.update(addresses(process) - before)
-
-    watcher = threading.Thread(target=look)
-    watcher.start()
-    try:
-        yield found
-    finally:
-        done.set()
-        watcher.join()
+        sockets = [f"{one.laddr.ip}:{one.laddr.port}" for one in connections("inet") if not one.raddr]
+        found[" ".join(process.cmdline())] = sockets
+    return found
 
 
 def a_job(name: str, sha256: str | None = "ab", preset: str | None = None) -> Job:
@@ -165,19 +135,14 @@ def html_of(index: BatchIndex) -> str:
 
 
 class Here:
-    """A pool of this process alone: ``answer`` gives what becomes of a request, None where it is lost."""
+    """A pool of this process alone: ``answer`` gives what becomes of a request."""
 
-    def __init__(self, answer: Callable[[Any], Outcome | None]) -> None:
+    def __init__(self, answer: Callable[[Any], Outcome]) -> None:
         self.answer = answer
 
     def submit(self, request: Any, timeout: float | None) -> Future[Outcome]:
         future: Future[Outcome] = Future()
-        outcome = self.answer(request)
-        if outcome is None:
-            future.cancel()
-            future.set_running_or_notify_cancel()
-        else:
-            future.set_result(outcome)
+        future.set_result(self.answer(request))
         return future
 
     def workers(self) -> int:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 from batch_example import (
@@ -27,6 +26,7 @@ from example_run import make_run
 from wording import says
 
 from ocr_phases import PhaseRun
+from ocr_phases.analyse.cost import priced
 from ocr_phases.batch import figures, worker
 from ocr_phases.batch.figures import FIGURES
 from ocr_phases.batch.index import PAGE_COLUMNS, BatchIndex, build_index, write_index
@@ -42,6 +42,7 @@ def batch(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, BatchIndex]:
     folder = tmp_path_factory.mktemp("batch")
     make_batch(folder)
     (folder / "spans.csv").write_text("old")
+    write_index(folder)
     return folder, build_index(folder)
 
 
@@ -95,52 +96,37 @@ def test_tables_hold_every_span_and_token_of_every_record_once(batch):
     assert not list(folder.glob(".*.part"))
 
 
-def test_the_page_shows_failures_first_escapes_all_and_links_what_is_there(batch):
-    _, index = batch
-    text = html_of(index)
+def test_the_page_shows_failures_first_escapes_all_counts_and_links_what_is_there(batch):
+    folder, index = batch
+    text = (folder / "index.html").read_text()
     assert "alert(1)</script>" not in text and "&lt;script&gt;alert(1)" in text
     names = ("http-equiv", "http://www.w3.org/2000/svg")  # which are no addresses
     assert "http" not in text.replace(names[0], "").replace(names[1], "")
-    folder = index.pages.set_index("page").loc["c.pdf#2", "folder"]
-    assert f'href="{folder}/run.json"' in text
-    body = text[text.index('id="Pages"') : text.index('id="Distributions"')]
+    assert f'href="{index.pages.set_index("page").loc["c.pdf#2", "folder"]}/run.json"' in text
+    cards, body = text[: text.index('id="Pages"')], text[text.index('id="Pages"') :]
+    assert says(cards, "Pages", "7", "Listed twice", "1", "Left out", "2", ".txt")
+    body = body[: body.index('id="Distributions"')]
     assert body.count("/report.html") == 2  # b.png, named twice
     assert body.index("failed.png") < body.index("c.pdf#2")
-    assert "the decode time." not in text
 
 
-def test_loops_are_told_first_a_noisy_page_is_in_no_median_and_a_long_table_is_cut(batch, monkeypatch):
+def test_loops_are_told_first_and_a_long_table_is_cut(batch, monkeypatch):
+    """That a noisy page is in no median is in the approved index."""
     _, index = batch
     monkeypatch.setattr("ocr_phases.show.index.MOST_ROWS", 4)
-    noisy, done = index.pages["page"] == "c.pdf#2", index.pages["status"] == "done"
-    loops = (index.pages["page"] == EVIL) * 0.5
-    pages = index.pages.assign(noisy=noisy, warnings="", page_ms=np.where(noisy, 9e6, 1e3))
-    pages = pages.assign(repeated_share=loops, decode_ms=np.where(done, 100.0, np.nan))
-    text = html_of(index._replace(pages=pages))
-    cards = text[: text.index('id="Pages"')]
-    assert says(cards, "1 of 4 pages loops", "12 % of the decode time")
-    assert says(cards, "1.00 s", "median without 1 noisy page")
-    assert "9,000" not in cards
+    loops = (index.pages["page"] == "c.pdf#2") * 0.5
+    text = html_of(index._replace(pages=index.pages.assign(repeated_share=loops)))
+    assert says(text[: text.index('id="Pages"')], "1 of 4 pages loops", "% of the decode time")
     assert says(text, "4 of 7 rows") and "repeated share" in text
-
-
-def test_the_index_counts_what_is_listed_twice_or_left_out(own):
-    for left_out, told in (
-        (b'{".txt": 2, "no suffix": 1}', ["Left out", "3", ".txt, no suffix"]),
-        (b"{", []),
-    ):
-        (own / LEFT_OUT).write_bytes(left_out)  # which another version wrote, or a disk spoilt
-        write_index(own)
-        text = (own / "index.html").read_text()
-        cards = text[: text.index('id="Pages"')]
-        assert says(cards, "Pages", "7", "Listed twice", "1", *told) and ("Left out" in cards) == bool(told)
+    assert "the decode time." not in html_of(index)
 
 
 def test_a_batch_in_which_everything_failed_has_an_index_too(tmp_path):
     list_pages([a_job("a.png", None)], tmp_path)
-    index = build_index(tmp_path)
-    assert index.pages["status"].tolist() == ["not finished"]
-    assert "No page was measured on a quiet machine." in html_of(index)
+    (tmp_path / LEFT_OUT).write_bytes(b"{")  # a disk spoilt it
+    assert write_index(tmp_path)["status"].tolist() == ["not finished"]
+    text = (tmp_path / "index.html").read_text()
+    assert "No page was measured on a quiet machine." in text and "files that are no pages" not in text
 
 
 def test_reports_alone_are_rendered_tried_again_and_told(own, monkeypatch, capsys):
@@ -163,13 +149,18 @@ def test_reports_alone_are_rendered_tried_again_and_told(own, monkeypatch, capsy
         assert says(capsys.readouterr().out, f"{told[0]} reports", f"{told[1]} rendered", "1 failed")
 
 
-def test_a_report_is_rendered_from_its_record_which_stays_at_the_price_that_is_asked(tmp_path):
-    folder = put_page(tmp_path, a_job("a.png"), make_run().to_json())
-    before = (folder / "run.json").read_bytes()
+def test_a_report_shows_the_price_that_is_asked_and_its_record_stays(tmp_path, monkeypatch):
+    def page_report(run: PhaseRun, place: Path, parameters: dict[str, Any]) -> None:
+        run.save(place / "run.json")
+        (place / "report.html").write_text(f"{parameters['price_per_hour']} {run['price_per_1000_pages']}")
+
+    monkeypatch.setattr("ocr_phases.report.render.page_report", page_report)
+    folder, run = put_page(tmp_path, a_job("a.png"), make_run().to_json()), make_run()
     outcome = worker.render({"folder": str(folder), "price_per_hour": 7.0}, lambda: None)
     assert outcome.failure is None and not (folder / outcome.place / "run.json").exists()
-    assert (folder / "run.json").read_bytes() == before
-    assert "at 7.0 an hour" in (folder / outcome.place / "report.html").read_text()
+    assert (folder / "run.json").read_bytes() == run.to_json()
+    shown = (folder / outcome.place / "report.html").read_text()
+    assert shown == f"7.0 {priced(run, 7.0)['price_per_1000_pages']}"
 
 
 def test_an_index_made_again_reads_no_record_but_for_figures_that_are_damaged_or_of_another(
@@ -272,7 +263,5 @@ def test_no_cell_of_the_pages_is_a_formula(tmp_path):
 
 def test_rendering_alone_touches_a_batch_s_folder_only(tmp_path, capsys):
     (tmp_path / LISTING).write_text('{"a": 1}\n')
-    (tmp_path / "index.html").write_text("mine")
     assert main(["batch", "--out", str(tmp_path), "--render", "only"]) == 2
-    assert "holds no batch" in capsys.readouterr().err
-    assert (tmp_path / "index.html").read_text() == "mine"
+    assert "holds no batch" in capsys.readouterr().err and list(tmp_path.iterdir()) == [tmp_path / LISTING]

@@ -18,8 +18,6 @@ from elements import Elements
 from example_run import make_run
 from grounding_texts import fuzzed
 from hypothesis import example, given, settings
-from hypothesis import strategies as st
-from PIL import Image
 from refusals import refused
 from wording import says
 
@@ -235,13 +233,7 @@ def test_sampling_autocast_and_mixed_norms_are_notes(tiny_session):
 # -- parity in 16 bits --------------------------------------------------------------------------------
 
 
-def test_bfloat16_passes_by_its_tokens_or_a_tie():
-    session = OCRSession.load("tiny", device="cpu", dtype="bfloat16")
-    run = session.run_inference(RECEIPT, verify=True, **{**QUICK, "max_new_tokens": 24})
-    assert checked(run)["parity"].verdict == "pass"
-
-
-@pytest.mark.parametrize(("shift", "verdict"), [(0, "pass"), (1.5, "pass"), (4, "fail")])
+@pytest.mark.parametrize(("shift", "verdict"), [(1.5, "pass"), (4, "fail")])
 def test_the_first_difference_is_judged_by_its_margin(shift, verdict, monkeypatch):
     """generate()'s sixth token is replaced by one that our logits put ``shift`` bfloat16 steps lower."""
     session = OCRSession.from_local(GOLDEN / "checkpoint", device="cpu", dtype="bfloat16")
@@ -272,21 +264,13 @@ def test_the_first_difference_is_judged_by_its_margin(shift, verdict, monkeypatc
 # -- the verbs ----------------------------------------------------------------------------------------
 
 
-def test_verify_prints_the_table_and_answers_by_exit_code(tmp_path, capsys):
-    saved = tmp_path / "run.json"
-    options = ["--preset", "tiny", "--max-new-tokens", "6", "--repeats", "1", "--warmup", "0"]
-    assert main(["verify", str(RECEIPT), "--save", str(saved), *options, "--device", "cpu"]) == 0
-    out = capsys.readouterr().out
-    assert "pass  parity" in out
-    assert "checks failed" not in out
-    run = PhaseRun.load(saved)
-    assert run.request["verify"]
+def test_verify_answers_by_exit_code(tmp_path, capsys):
+    """What it prints of sound records is approved."""
+    run = PhaseRun.load(RECORD)
     checks = [{**run.live_checks[0], "verdict": "fail"}, *run.live_checks[1:]]
-    dataclasses.replace(run, live_checks=checks).save(saved)
-    assert main(["verify", "--record", str(saved)]) == 1
-    out = capsys.readouterr().out
-    assert re.search(r"not trust .*\b1 of \d+ .*failed.*repeats agree", out)
-    assert "deterministic kernels" in out
+    record = dataclasses.replace(run, live_checks=checks).save(tmp_path / "run.json")
+    assert main(["verify", "--record", str(record)]) == 1
+    assert re.search(r"not trust .*\b1 of \d+ .*failed", capsys.readouterr().out)
 
 
 def test_profile_repeats_a_record(tmp_path, tiny_session, capsys, monkeypatch):
@@ -305,32 +289,6 @@ def test_profile_repeats_a_record(tmp_path, tiny_session, capsys, monkeypatch):
         assert [page["sha256"] for page in now.pages] == [page["sha256"] for page in run.pages]
 
 
-# -- pages: as many features as tokens ----------------------------------------------------------------
-
-SIDES = st.one_of(st.integers(1, 1500), st.sampled_from([1, 2, 639, 640, 641, 1024, 1280]))
-SIZES = st.one_of(
-    st.tuples(SIDES, SIDES),
-    st.tuples(st.integers(1, 20_000), st.integers(1, 50)),
-    st.tuples(st.integers(1, 50), st.integers(1, 20_000)),
-)
-TEXTS = st.text(min_size=1, max_size=20).filter(lambda text: text.strip() and "<image>" not in text)
-
-
-@settings(deadline=None, max_examples=4)
-@given(size=SIZES, preset=st.sampled_from(["tiny", "small"]), prompt=TEXTS)
-@example(size=(1, 1), preset="tiny", prompt="free")
-@example(size=(20_000, 50), preset="gundam", prompt="free")
-@example(size=(50, 1_300), preset="gundam", prompt="markdown")
-def test_any_page_goes_through_the_model(golden_session, size, preset, prompt):
-    page, options = Image.new("RGB", size, (200, 220, 240)), {**QUICK, "preset": preset}
-    run = golden_session.run_inference(
-        page, f"{prompt} ", ignore_eos=True, **{**options, "max_new_tokens": 2}
-    )
-    found = checked(run)
-    assert found["image_features"].verdict == found["image_mask"].verdict == "pass"
-    assert not failures(run)
-
-
 # -- whatever a model may write -----------------------------------------------------------------------
 
 
@@ -346,8 +304,7 @@ def test_any_text_becomes_fragments_without_a_script(text):
     run = dataclasses.replace(TEXT_RUN, results=[result])
     regions = page_view.regions_html(region_table(parse_grounding(text), run.token_table))
     elements = Elements(document := results.head_html(run) + results.text_html(text) + regions)
-    assert not elements.open
-    assert not elements.stray
+    assert not elements.open and not elements.stray
     assert not {"script", "iframe", "object", "style"} & elements.tags()
     # The only drawings are the header's own bar and its key.
     assert {own.get("class") for tag, own in elements.found if tag == "svg"} <= {"op-bar", "op-key"}

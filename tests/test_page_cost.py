@@ -80,12 +80,10 @@ def test_a_sweep_and_an_index_have_the_price_of_every_cell_and_page(tmp_path: Pa
 
 def test_a_record_is_shown_at_another_price(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record = priced(make_run(), 1.0).save(tmp_path / "run.json")
-    shown = ["verify", "--record", str(record), "--out", str(tmp_path / "out"), "--price-per-hour"]
+    shown = ["verify", "--record", str(record), "--price-per-hour"]
     assert main([*shown, "7", "--json"]) == 0
     metrics = json.loads(capsys.readouterr().out)["metrics"]
     assert metrics["price_per_1000_pages"] == pytest.approx(7000 / metrics["pages_per_hour"])
     for price in ("0", "-1", "cheap"):
         assert main([*shown, price]) == 2
         assert "--price-per-hour" in capsys.readouterr().err
-    main(["report", *shown[1:], "7"])
-    assert "at 7.0 an hour" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
