@@ -51,14 +51,8 @@ def jupyter_lab(folder: Path) -> Iterator[str]:
     (config / "default_setting_overrides.json").write_text(
         json.dumps({"@jupyterlab/apputils-extension:notification": quiet})
     )
-    names = (
-        "JUPYTER_CONFIG_DIR",
-        "JUPYTER_DATA_DIR",
-        "JUPYTER_RUNTIME_DIR",
-        "JUPYTERLAB_SETTINGS_DIR",
-        "JUPYTERLAB_WORKSPACES_DIR",
-        "IPYTHONDIR",
-    )
+    names = [f"JUPYTER_{name}_DIR" for name in ("CONFIG", "DATA", "RUNTIME")]
+    names += ["JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR", "IPYTHONDIR"]
     own = {name: str(folder / name.lower()) for name in names}
     own |= {"JUPYTER_CONFIG_PATH": str(config.parent), "PYTHONPATH": str(REPOSITORY)}
     with socket.socket() as free:

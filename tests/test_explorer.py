@@ -16,9 +16,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +26,7 @@ import nbformat
 import papermill
 import pytest
 from conftest import GOLDEN, PAGES
+from elements import Elements
 from example_run import make_run, page_image, two_page_run
 from fake_server import TOKENS, served
 from hypothesis import given
@@ -94,6 +94,12 @@ def run() -> PhaseRun:
 @pytest.fixture
 def explorer(run: PhaseRun) -> Explorer:
     return Explorer(runs=[run], keep=None)
+
+
+def heard(explorer: Explorer, call: Callable[[int], object]) -> None:
+    """Call with the number of the repeat at each token, before the panel hears of it."""
+    on_tokens = explorer.measuring.on_tokens
+    explorer.measuring.on_tokens = lambda repeat, new: (call(repeat), on_tokens(repeat, new))
 
 
 # -- building -----------------------------------------------------------------------------------------
@@ -212,22 +218,17 @@ def test_what_a_model_or_a_file_name_says_stays_text():
     explorer.ticked = [record.key for record in explorer.rows[:2]]
     open_all(explorer)
     explorer._do_rename({"key": explorer.rows[0].key, "value": attack})
-    shown = everything(explorer) + "".join(html for _, html in explorer.data["rendered"])
+    shown = everything(explorer) + str(explorer.data["rendered"])
     assert "<script" not in shown and "<img src=x" not in shown and shown.count("&lt;script") > 3
 
 
-def test_a_view_is_drawn_when_it_is_opened_and_never_of_another_record(explorer: Explorer):
-    assert explorer.parts == {}
-    open_all(explorer, "stages")
-    assert all(words in everything(explorer) for words in ("kernels=True", "Time of each phase"))
-    explorer.view = "page"
-    explorer.add(make_run(seed=1))
-    assert explorer.parts == {}
-
-
-def test_the_head_says_what_makes_a_record_doubtful_and_offers_the_remedy(run: PhaseRun):
+def test_the_head_says_what_makes_a_record_doubtful_and_a_view_is_drawn_when_it_is_opened(run: PhaseRun):
     explorer = run.explore()
-    assert (explorer.run, explorer.bar) == (run, False)
+    assert (explorer.run, explorer.bar, explorer.parts) == (run, False, {})
+    open_all(explorer, "stages", "page")
+    assert all(words in everything(explorer) for words in ("kernels=True", "Time of each phase"))
+    explorer.add(run)
+    assert explorer.parts == {}  # those were another record's
     assert says(explorer.head, "Decode is", "No check failed") and "op-bar" in explorer.head
     row = {"wall_s": 4.0, "cpu_s": 4.0, "other_threads_s": 1.0, "waited_s": 0.0, "others": 0.0, "steal": 0.0}
     rows = [{"repeat": number, **row, "load_start": 1.0, "load_end": 1.0} for number in run.repeats]
@@ -254,6 +255,11 @@ def test_tokens_regions_boxes_and_slowest_are_those_of_the_record(explorer: Expl
     (page,) = data["pages"]
     assert {box["region"] for box in page["boxes"]} == {0, 1, 2, 3, 4}
     assert all(0 <= box["box"][0] < box["box"][2] < page["size"][0] for box in page["boxes"])
+    values = [-2.0] * run.token_count  # in every region but the picture, which has no text
+    doubted = replace(run, probabilities=[{"logprobs": values, "margins": values}])
+    unsure = Explorer(runs=[doubted], keep=None).data
+    assert unsure["uncertain"]["regions"] and "opv-uncertain" not in data["rendered"]
+    assert unsure["rendered"].count('class="opv-uncertain"') == len(unsure["uncertain"]["regions"])
     bare = Explorer(runs=[make_run(embed=False)], keep=None).data
     assert "no page image" in bare["note"] and bare["pages"][0]["href"] == ""
 
@@ -263,7 +269,9 @@ def test_all_pages_of_a_prompt_are_there():
     data = explorer.data
     assert [[box["region"] for box in page["boxes"]] for page in data["pages"]] == [[0], [1]]
     assert [region["page"] for region in data["regions"]] == [None, 0, 1]
-    assert data["rendered"] == [(-1, "<p>one</p>\n"), (0, "<p>a</p>\n"), (1, "<p>b</p>\n")]
+    rendered = {-1: "one", 0: "a", 1: "b"}.items()
+    sections = [f'<section data-region="{at}"><p>{said}</p>\n</section>' for at, said in rendered]
+    assert data["rendered"] == "".join(sections)
     pictures = [each.picture()["image/jpeg"] for each in (explorer, Explorer(runs=[make_run()]))]
     both, one = (Image.open(io.BytesIO(base64.b64decode(each))).width for each in pictures)
     assert both > one
@@ -290,15 +298,11 @@ _VALUES["style"] = "text-align:(left|center|right)"
 
 @given(st.lists(st.one_of(st.sampled_from(_PIECES), st.text(max_size=8)), max_size=12))
 def test_any_text_becomes_html_of_few_names(pieces: list[str]):
-    found: list[tuple[str, list]] = []
-    parser = HTMLParser()
-    parser.handle_starttag = lambda tag, attributes: found.append((tag, attributes))
-    parser.handle_comment = parser.handle_decl = parser.handle_pi = lambda data: found.append((data, []))
-    parser.feed(markdown_html("".join(pieces)))
-    parser.close()
-    for tag, attributes in found:
+    shown = markdown_html("".join(pieces))
+    assert "<!" not in shown and "<?" not in shown
+    for tag, attributes in Elements(shown).found:
         assert re.fullmatch(_NAMES, tag)
-        assert all(re.fullmatch(_VALUES[name], value) for name, value in attributes)
+        assert all(re.fullmatch(_VALUES[name], value) for name, value in attributes.items())
 
 
 # -- what a running measurement tells ------------------------------------------------------------------
@@ -459,33 +463,26 @@ def quick(tiny_session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     kept = {ModelSettings(**Settings().of_model()): tiny_session}
     monkeypatch.setattr("ocr_phases.session._kept", kept)
     explorer = Explorer(PAGES / "receipt.png", keep=tmp_path / "kept")
-    Browser(explorer).form(max_new_tokens=12, repeats=2, warmup=0)
+    less = {"ceilings": False, "token_probabilities": False}
+    Browser(explorer).form(max_new_tokens=12, repeats=2, warmup=0, **less)
     yield explorer
     MEASURED.clear()
 
 
 def test_a_run_is_measured_in_its_thread_watched_and_repeated_over_its_curve(quick: Explorer):
-    seen, threads = [], set()
+    seen, threads, shown = [], set(), len(quick.runs)
     quick.observe(lambda change: seen.append(change["new"]), "live")
-    on_tokens, shown = quick.measuring.on_tokens, len(quick.runs)
-
-    def watched(repeat, new):
-        threads.add(threading.current_thread().name)
-        assert quick.busy
-        time.sleep(0.03)
-        on_tokens(repeat, new)
-
-    quick.measuring.on_tokens = watched
+    heard(quick, lambda _: threads.add((threading.current_thread().name, quick.busy)) or time.sleep(0.03))
     asyncio.run(quick.measure())
     assert (quick.message, quick.busy, quick.live) == ("", False, {})
     first = quick.run
     assert (first.token_count, first.repeats, first.page["file"]) == (12, [0, 1], "receipt.png")
-    assert len(threads) == 1 and threading.current_thread().name not in threads
+    ((thread, busy),) = threads
+    assert busy and thread != threading.current_thread().name
     states = [state for state in seen if state]
     assert any("title" in state["text"] for state in states)
     assert any(state["left"].endswith("s left") for state in states)
     assert quick.live_page.startswith(JPEG)
-    quick.measuring.on_tokens = on_tokens
     Browser(quick).ask("again", label=AGAIN)
     assert len(quick.run.repeats) == 8
     assert quick.data["before"][1:] == pytest.approx(first.token_table["device_ms"][1:].tolist(), abs=1e-4)
@@ -494,15 +491,14 @@ def test_a_run_is_measured_in_its_thread_watched_and_repeated_over_its_curve(qui
 
 @pytest.mark.parametrize(("in_repeat", "kept"), [(0, 0), (1, 1)])
 def test_stop_takes_effect_within_one_step(quick: Explorer, in_repeat: int, kept: int):
-    calls, on_tokens, before = [], quick.measuring.on_tokens, quick.run
+    calls, before = [], quick.run
 
-    def watched(repeat, new):
+    def call(repeat):
         calls.append(repeat)
-        if repeat == in_repeat and calls.count(repeat) == 9:
+        if calls.count(in_repeat) == 9:
             quick.stop()
-        on_tokens(repeat, new)
 
-    quick.measuring.on_tokens = watched
+    heard(quick, call)
     asyncio.run(quick.measure())
     assert calls.count(in_repeat) == 9
     assert (quick.run is not before) == bool(kept) and not quick.busy
@@ -514,7 +510,7 @@ def test_stop_takes_effect_within_one_step(quick: Explorer, in_repeat: int, kept
 @pytest.mark.parametrize("by", ["stop", "interrupt", "cancel"])
 def test_a_prefill_is_stopped_between_its_layers(quick: Explorer, tiny_session, by: str):
     layers = tiny_session.model.model.vision_tower.sam_encoder.layers
-    ran = []
+    ran, before = [], signal.getsignal(signal.SIGINT)
 
     async def measure():
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
@@ -525,20 +521,16 @@ def test_a_prefill_is_stopped_between_its_layers(quick: Explorer, tiny_session, 
         }[by]
 
         def stop(*_):
-            ran.append(1)
             how()
-            assert quick.measuring._stop.wait(10)
+            ran.append(quick.measuring._stop.wait(10))
 
-        handle = layers[0].register_forward_hook(stop)
-        try:
+        with contextlib.ExitStack() as after:
+            after.callback(layers[0].register_forward_hook(stop).remove)
             await quick.measure()
-        finally:
-            handle.remove()
 
-    before = signal.getsignal(signal.SIGINT)
     with pytest.raises(asyncio.CancelledError) if by == "cancel" else contextlib.nullcontext():
         asyncio.run(measure())
-    assert ran == [1] and quick.rows[0].cells["steps"] == "stopped" and not quick.busy
+    assert ran == [True] and quick.rows[0].cells["steps"] == "stopped" and not quick.busy
     assert not any(layer._forward_pre_hooks for layer in layers)
     assert signal.getsignal(signal.SIGINT) == before
     asyncio.run(quick.measure())  # which does not wait for the one before

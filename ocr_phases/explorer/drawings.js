@@ -8,21 +8,14 @@ const clamp = (value, least, most) => Math.min(Math.max(value, least), most);
 const sum = (values) => values.reduce((total, value) => total + (value ?? 0), 0);
 const plain = (text) => text.replaceAll("\n", "↵").replaceAll("\t", "⇥");
 
-function digits(value) {
-  if (value === 0) return "0";
-  return Math.abs(value) >= 99.95 ? value.toFixed(0) : value.toPrecision(3);
-}
-
-function duration(ms) {
-  if (ms == null) return "n/a";
-  return Math.abs(ms) >= 999.5 ? `${digits(ms / 1000)} s` : `${digits(ms)} ms`;
-}
+const { format: digits } = new Intl.NumberFormat("en", { maximumSignificantDigits: 3 });
+const duration = (ms) => (ms >= 999.5 ? `${digits(ms / 1000)} s` : `${digits(ms)} ms`);
 
 /** An HTML or SVG element by its tag and classes (`p.opx-note`), with attributes or without. */
 function h(name, ...children) {
   const [tag, ...classes] = name.split(".");
-  const svg = SHAPES.has(tag) && "http://www.w3.org/2000/svg";
-  const element = svg ? document.createElementNS(svg, tag) : document.createElement(tag);
+  const kind = SHAPES.has(tag) ? "2000/svg" : "1999/xhtml";
+  const element = document.createElementNS(`http://www.w3.org/${kind}`, tag);
   const attributes = children[0]?.constructor === Object ? children.shift() : {};
   element.classList.add(...classes);
   for (const [key, value] of Object.entries(attributes)) {
@@ -42,24 +35,23 @@ function build(owner, root, html) {
   return root;
 }
 
-/** HTML of a choice of one, as radio buttons that look like a row of tabs. */
-function tabs(data, label, names) {
-  const group = `opx-${Math.random()}`; // of radio buttons: it is the whole document's
-  const radio = (name) => `<input type="radio" name="${group}" ${data} value="${name.toLowerCase()}">`;
-  const labels = names.map((name) => `<label>${radio(name)}${name}</label>`);
-  return `<fieldset class="opx-tabs" aria-label="${label}">${labels.join("")}</fieldset>`;
+/** HTML of a choice of one, as radio buttons that look like a row of tabs: a form, which keeps them apart. */
+function tabs(name, data, label, names) {
+  const radio = (value) => `<input type="radio" name="tab" ${data} value="${value.toLowerCase()}">`;
+  const labels = names.map((each) => `<label>${radio(each)}${each}</label>`);
+  return `<form class="${name} opx-tabs" method="dialog" aria-label="${label}">${labels.join("")}</form>`;
 }
 
-const check = (group, value) => group.querySelectorAll("input").forEach((input) => {
-  input.checked = input.value === value;
-});
+/** Show one of the panes in a box, and its tab. */
+function turn(box, { elements }, name) {
+  for (const each of elements) each.checked = each.value === name;
+  for (const each of box.querySelectorAll(":scope > [data-pane]")) each.hidden = each.dataset.pane !== name;
+}
 
-/** Scroll a box, but not the notebook, until a child is in sight. */
-function reveal(box, child) {
-  const [outer, inner] = [box, child].map((each) => each.getBoundingClientRect());
-  const [down, right] = [inner.top - outer.top, inner.left - outer.left];
-  if (down < 0 || inner.bottom > outer.bottom) box.scrollTop += down - outer.height / 2;
-  if (right < 0 || inner.right > outer.right) box.scrollLeft += right - outer.width / 2;
+/** Give a class to some elements of a box and to no others. */
+function light(box, name, elements) {
+  for (const each of box.querySelectorAll(`.${name}`)) each.classList.remove(name);
+  for (const each of elements) each.classList.add(name);
 }
 
 /** Rounded values from 0 to `top`, about `count` of them. */
@@ -82,7 +74,7 @@ class Curve {
     const path = (name, d = "") => (this[name] = h(`path.opv-${name}`, { d }));
     const [heights, numbers] = [ticks(top, 4), ticks(count, Math.min(6, count)).slice(1)];
     const grid = path("grid", heights.map((ms) => `M0,${top - ms}H${count}`).join(""));
-    const points = (line) => line.map(([token, ms]) => `${token + 0.5},${this.y(ms)}`).join(" ");
+    const points = (line) => line.map(([token, ms]) => `${token + 0.5},${top - ms}`).join(" ");
     const curves = lines.map((line) => h("polyline.opv-line", { points: points(line) }));
     this.svg.setAttribute("viewBox", `0 0 ${count} ${top}`);
     this.svg.replaceChildren(path("band"), path("chosen"), grid, ...curves, path("cursor"), path("dot"));
@@ -91,9 +83,6 @@ class Curve {
     // People count tokens from one.
     this.numbers.replaceChildren(...numbers.map((number) => at("left", (number - 0.5) / count, number)));
     this.curve.ariaLabel = `Latency of ${count} tokens, 0 to ${duration(top)}; what is higher is cut off`;
-  }
-  y(ms) {
-    return Math.max(this.top - ms, 0);
   }
   tokenAt({ clientX }) {
     const { left, width } = this.svg.getBoundingClientRect();
@@ -106,7 +95,7 @@ class Curve {
   /** The cursor on a token, the band over the tokens of its region. */
   mark(token, ms, first, end) {
     this.cursor.setAttribute("d", `M${token + 0.5},0V${this.top}`);
-    this.dot.setAttribute("d", ms == null ? "" : `M${token + 0.5},${this.y(ms)}h0`);
+    this.dot.setAttribute("d", ms == null ? "" : `M${token + 0.5},${this.top - ms}h0`);
     this.span(this.band, first, end - first < this.count ? end : first);
   }
 }
@@ -126,41 +115,26 @@ class Page {
     root.style.setProperty("--opv-zoom", this.zoom);
     root.scrollTo(left * grown - x * root.clientWidth, top * grown - y * root.clientHeight);
   }
-  /** A page of `row_data`; `href` is its picture's, empty for an empty sheet. */
-  show({ size: [width, height], boxes, href }) {
+  /** A page of `row_data`, with a colour for each region's time; `href` is its picture's, empty for none. */
+  show({ size: [width, height], boxes, href }, times) {
     this.root.ariaLabel = `The page with ${boxes.length} boxes, ${width} by ${height} pixels`;
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     const image = href ? h("image", { href, width, height, preserveAspectRatio: "none" }) : "";
     this.svg.replaceChildren(h("rect.opv-sheet", { width, height }), image, (this.boxes = h("g")));
-    this.showBoxes(boxes);
+    this.showBoxes(boxes, times);
     this.magnify(0);
   }
-  showBoxes(boxes) {
+  showBoxes(boxes, times = {}) {
     // Small boxes last, so that a large one does not keep the pointer from them.
     const size = ({ box: [left, top, right, bottom] }) => (right - left) * (bottom - top);
-    const sorted = [...boxes].sort((one, other) => size(other) - size(one));
+    const sorted = boxes.toSorted((one, other) => size(other) - size(one));
     const draw = ({ region, colour, uncertain, tag, box: [x, y, right, bottom] }) => {
-      const style = `--opv-kind: ${colour}; --opv-size: ${tag?.size}px`;
+      const style = `--opv-kind: ${colour}; --opv-time: ${times[region]}; --opv-size: ${tag?.size}px`;
       const box = h("rect.opv-box", { x, y, width: right - x || 1, height: bottom - y || 1 });
       const words = tag ? h("text.opv-tag", { x: tag.start[0], y: tag.start[1] }, tag.text) : "";
       const name = uncertain ? "g.opv-region.opv-uncertain" : "g.opv-region";
       return h(name, { "data-region": region, style }, box, words);
     };
     this.boxes.replaceChildren(...sorted.map(draw));
-  }
-  mark(region, also) {
-    for (const { classList, dataset } of this.boxes.children) {
-      classList.toggle("opv-also", also.includes(Number(dataset.region)));
-      classList.toggle("opv-now", Number(dataset.region) === region);
-    }
-    const own = this.boxes.querySelector(".opv-now");
-    if (own && this.zoom > 1 && !this.root.matches(":hover")) reveal(this.root, own);
-  }
-  /** In the colours of each region's time, or where these are null of its type. */
-  restyle(colours) {
-    this.root.classList.toggle("opv-timed", colours !== null);
-    for (const { style, dataset } of this.boxes.children) {
-      style.setProperty("--opv-time", colours?.[dataset.region] ?? "");
-    }
   }
 }

@@ -5,7 +5,10 @@ const FILES = "image/*,.pdf,.tif,.tiff,.json,.gz";
 const OTHER = "other …";
 const KEEPS = "data-lm-suppress-shortcuts"; // on what has the focus: JupyterLab takes no key of it
 const PATHS = "application/x-jupyter-icontents"; // what JupyterLab's file browser drags
+const EVENTS = ["keydown", "click", "input", "change", "pointerdown", "pointermove", "wheel"];
+const DROPS = ["dragover", "drop", "paste", "lm-dragenter", "lm-dragover", "lm-drop"];
 
+const part = (name) => `<section class="opx-part" data-pane="${name}" aria-label="${name}"></section>`;
 const panelHtml = () => `
   <p class="opx-dead" role="alert">Kernel restarted: run this cell</p>
   <div class="opx-inside"><div class="opx-bar"><span class="opx-quick"></span>
@@ -20,23 +23,24 @@ const panelHtml = () => `
         <button data-ask="code" title="Copy the lines that measure this in a cell">Copy as code</button></p>
     </div></details></div>
   <div class="opx-message"></div><div class="opx-progress"></div><header class="opx-head"></header>
-  ${tabs("data-trait=view", "View", ["Page", "Latency", "Stages", "Records"])}
-  <section class="opx-page" data-pane="page" aria-label="page"></section>
-  <section class="opx-part" data-pane="latency" aria-label="latency"></section>
-  <section class="opx-part" data-pane="stages" aria-label="stages"></section>
-  <section class="opx-part" data-pane="checks" aria-label="checks"></section>
+  ${tabs("opx-views", "data-trait=view", "View", ["Page", "Latency", "Stages", "Records"])}
+  ${viewHtml()}${part("latency")}${part("stages")}${part("checks")}
   <section data-pane="records" aria-label="records"><div class="opv-controls">
     <input type="search" class="opx-filter" placeholder="Filter the records" aria-label="Filter the records">
     <span class="opx-hint">Tick two to compare them; ★ is the baseline.</span></div>
     <div class="opx-table"></div>
     <div class="opx-compared"></div></section></div>`;
 
-class Panel {
+/** The value of a control; of a list with several its choices. */
+function entered({ type, checked, multiple, selectedOptions, value }) {
+  if (type === "checkbox") return checked;
+  return multiple ? [...selectedOptions].map((each) => each.value) : value;
+}
+
+class Panel extends View {
   constructor(model, el) {
-    Object.assign(this, { model, id: String(Math.random()), view: new View(model) });
-    this.ended = new AbortController();
-    this.root = build(this, h("div.opx.op", { tabindex: -1 }), panelHtml());
-    this.page.append(this.view.root);
+    super(model, panelHtml());
+    [this.id, this.ended] = [String(Math.random()), new AbortController()];
     el.append(this.root);
     this.follow();
     this.listen();
@@ -48,44 +52,34 @@ class Panel {
 
   /** Draw what the model holds, now and whenever it changes. */
   follow() {
-    const { model, view } = this;
+    const { model } = this;
     const html = (name) => this.fill(this[name], [model.get(name)]);
-    const values = () => this.showValues();
-    const list = () => this.list();
     const draw = {
-      fields: () => this.showForm(), values, told: values, keeps: values,
-      records: list, ticked: list, pinned: list,
-      bar: () => (this.bar.hidden = !model.get("bar")), busy: () => this.showBusy(),
-      head: () => this.showHead(), parts: () => this.showParts(), view: () => this.turn(),
-      message: () => html("message"), compared: () => html("compared"),
-      live: () => this.showLive(), data: () => view.load(), sheet: () => view.showPage(),
-      color: () => view.restyle(), token: () => view.mark(),
+      fields: () => this.showForm(), "values told keeps": () => this.showValues(),
+      "records ticked pinned": () => this.list(), bar: () => (this.bar.hidden = !model.get("bar")),
+      busy: () => this.showBusy(), head: () => this.showHead(), parts: () => this.showParts(),
+      view: () => this.showView(), message: () => html("message"), compared: () => html("compared"),
+      data: () => this.load(), live: () => this.showLive(),
+      color: () => this.restyle(model.get("color")),
     };
-    for (const [name, call] of Object.entries(draw)) model.on(`change:${name}`, call);
-    for (const call of new Set(Object.values(draw))) call();
+    for (const [names, call] of Object.entries(draw)) {
+      call();
+      for (const name of names.split(" ")) model.on(`change:${name}`, call);
+    }
+    model.on("change:sheet", () => this.showPage());
+    model.on("change:token", () => this.mark());
     model.on("msg:custom", (content, buffers) => content.to === this.id && this.answer(content, buffers));
     model.on("comm_live_update", () => this.root.classList.add("opx-gone")); // the kernel restarted
   }
 
   /** Hear what happens in the panel before JupyterLab does, which listens at the document. */
   listen() {
-    const { view } = this;
-    const heard = {
-      keydown: (event) => this.key(event),
-      click: (event) => this.click(event),
-      dblclick: ({ target }) => view.page.root.contains(target) && view.page.magnify(0),
-      input: ({ target }) => (target === this.filter ? this.filterRows() : view.input(target)),
-      change: ({ target }) => this.change(target),
-      pointerdown: (event) => view.press(event),
-      pointermove: (event) => view.move(event),
-      pointerout: ({ relatedTarget }) => this.root.contains(relatedTarget) || view.peek(null),
-      wheel: (event) => view.wheel(event),
-      "dragover drop paste lm-dragenter lm-dragover lm-drop": (event) => this.take(event),
-    };
     const how = { capture: true, passive: false, signal: this.ended.signal };
-    for (const [names, call] of Object.entries(heard)) for (const name of names.split(" ")) {
-      window.addEventListener(name, (event) => this.root.contains(event.target) && call(event), how);
-    }
+    const hear = (name, call) => window.addEventListener(name, (event) => {
+      if (this.root.contains(event.target) || name.startsWith("pointer")) call(event);
+    }, how);
+    for (const name of EVENTS) hear(name, (event) => this[name](event));
+    for (const name of DROPS) hear(name, (event) => this.take(event));
   }
 
   click(event) {
@@ -94,30 +88,30 @@ class Panel {
     const content = { key: target.value, label: target.textContent };
     if (ask === "rename" && (content.value = prompt("Name of this record")) === null) return;
     if (ask === "delete" && !confirm(`${target.ariaLabel}?`)) return;
-    if (trait) this.view.set(trait, target.value);
+    if (trait) this.set({ [trait]: target.value });
     else if (ask) this.ask(ask, content);
-    else if (this.view.root.contains(target)) this.view.click(event);
+    else if (this.view.contains(target)) this.pick(event);
+  }
+
+  input({ target }) {
+    if (target === this.filter) this.filterRows();
+    if (target === this.scrubber) this.go(Number(target.value));
+    if (this.lists.contains(target)) this.go(this.under({ target: target.selectedOptions[0] }));
   }
 
   /** A control was changed: its data attribute says what it stands for. */
-  change(target) {
-    const { model, view } = this;
-    const [value, ticked] = [this.held(target), model.get("ticked")];
+  change({ target }) {
+    const [value, ticked] = [entered(target), this.model.get("ticked")];
+    const numeric = (name) => typeof this.model.get(name) === "number";
     const calls = {
-      trait: (name) => view.set(name, typeof model.get(name) === "number" ? Number(value) : value),
+      trait: (name) => this.set({ [name]: numeric(name) ? Number(value) : value }),
       name: (name) => this.choose(target, name, value),
-      tick: (key) => view.set("ticked", value ? [...ticked, key] : ticked.filter((each) => each !== key)),
+      tick: (key) => this.set({ ticked: value ? [...ticked, key] : ticked.filter((each) => each !== key) }),
       ask: (what) => this.ask(what, { value }),
       files: () => this.upload(target.files),
-      side: () => view.turn(value),
+      side: () => this.showBeside(value),
     };
     for (const [name, said] of Object.entries(target.dataset)) calls[name]?.(said);
-  }
-
-  held(control) {
-    if (control.type === "checkbox") return control.checked;
-    if (control.matches("select[multiple]")) return [...control.selectedOptions].map(({ value }) => value);
-    return control.value;
   }
 
   fill(element, pieces) {
@@ -128,7 +122,7 @@ class Panel {
   /** Set a setting; in place of a list's last choice a person types what it does not have. */
   choose(control, name, value) {
     const chosen = name === "page" ? { pages: [value] } : { [name]: value };
-    if (value !== OTHER) return this.view.set("values", { ...this.model.get("values"), ...chosen });
+    if (value !== OTHER) return this.set({ values: { ...this.model.get("values"), ...chosen } });
     const typed = h("input", { type: "text", "data-name": name });
     control.replaceWith(typed);
     typed.focus();
@@ -204,28 +198,26 @@ class Panel {
     const { doing, left, done, total } = live;
     this.progress.hidden = doing === undefined;
     this.head.hidden = doing !== undefined; // of another record
-    if (doing === undefined) return this.view.watched && this.view.load();
+    if (doing === undefined) return this.watched && this.load();
     const said = h("span", { role: "status" }, [doing, left].filter(Boolean).join(" · "));
     this.progress.replaceChildren(h("progress", { max: total, value: done, "aria-label": "Progress" }), said);
-    this.view.watch(live);
+    this.watch(live);
   }
 
+  /** The head's badge opens the checks. What passes needs no words. */
   showHead() {
     this.fill(this.head, [this.model.get("head")]);
     const status = this.head.querySelector(".op-status");
-    if (!status) return;
-    const [{ textContent, className: name }] = status.children;
+    const [{ textContent, className }] = status.children;
     const title = `${status.textContent} Click to see the checks.`;
-    const badge = h("button", { class: name, title, "data-trait": "view", value: "checks" }, textContent);
-    status.replaceChildren(badge, textContent === "pass" ? "" : status.lastChild);
+    const opens = { class: className, title, "data-trait": "view", value: "checks" };
+    status.replaceChildren(h("button", opens, textContent), textContent === "pass" ? "" : status.lastChild);
     this.showBusy();
   }
 
-  turn() {
-    const shown = this.model.get("view");
-    check(this.tabs, shown);
-    for (const pane of this.root.querySelectorAll("[data-pane]")) pane.hidden = pane.dataset.pane !== shown;
-    this.view.pause();
+  showView() {
+    turn(this.inside, this.views, this.model.get("view"));
+    this.pause();
   }
 
   showParts() {
@@ -236,6 +228,7 @@ class Panel {
     }
   }
 
+  /** The table of records, sorted as it was. */
   list() {
     const sorted = this.table.querySelector("[aria-sort$=ending]");
     this.fill(this.table, [this.model.get("records")]);
@@ -295,7 +288,7 @@ class Panel {
     target.dispatchEvent(new KeyboardEvent("keydown", { ...key, bubbles: true, cancelable: true }));
   }
 
-  key(event) {
+  keydown(event) {
     const { target, isTrusted, key } = event;
     target.toggleAttribute(KEEPS, isTrusted);
     if ((event.ctrlKey || event.metaKey) && key.toLowerCase() === "s") {
@@ -305,20 +298,20 @@ class Panel {
       if (!this.saving) this.ask("save");
       this.saving = event;
     } else if (key === "Escape") {
-      if (!this.view.escape(event)) target.closest(".jp-Cell")?.focus();
-    } else if (this.view.root.contains(target) && this.view.key(event)) event.preventDefault();
+      if (!this.escape(event)) target.closest(".jp-Cell")?.focus();
+    } else if (this.view.contains(target) && this.steer(event)) event.preventDefault();
   }
 
   close() {
-    this.view.pause();
+    this.pause();
     this.ended.abort();
     this.model.off();
   }
 }
 
-export default {
-  render({ model, el }) {
-    const panel = new Panel(model, el);
-    return () => panel.close();
-  },
-};
+function render({ model, el }) {
+  const panel = new Panel(model, el);
+  return () => panel.close();
+}
+
+export default { render };

@@ -43,7 +43,6 @@ from ocr_phases.show.results import Section, run_title
 from ocr_phases.show.web import Html, asset_text, element, fragment, note
 from ocr_phases.text import count_text
 
-_STILL_S = 0.02
 _RECORDS = (".json", ".json.gz")
 _AT_ONCE = 20  # rows of the table that are read before it is drawn again
 #: What this kernel measured: a panel made anew shows them again.
@@ -454,7 +453,7 @@ class Explorer(anywidget.AnyWidget):
         if self._due is not None:
             self._due.cancel()
         if loop := _loop():
-            self._due = loop.call_later(_STILL_S, self._draw_still)
+            self._due = loop.call_later(0.02, self._draw_still)
 
     def _draw_still(self) -> None:
         if self._handle is not None:

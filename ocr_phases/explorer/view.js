@@ -1,27 +1,31 @@
 /* One row of a record as one linked view: page, latency curve, tokens and lists share the token shown.
    `panel.py` says what the traits hold; the drawings come from drawings.js, events from panel.js. */
 
-const list = (name, label) => `<label>${label}<select class="opv-${name}" size="6"></select></label>`;
-const BOX = 'tabindex="0" role="group" aria-label';
-const viewHtml = () => `
+const viewHtml = () => `<section class="opv-view opv" data-pane="page" aria-label="page">
   <input type="range" class="opv-scrubber" min="0" aria-label="Token"><p class="opv-readout"></p>
   <div class="opv-controls"><label class="opv-rows">Row <select data-trait="row"></select></label>
     <label class="opv-sheets">Page <select data-trait="sheet"></select></label></div>
   <p class="opv-note"></p>
-  <div class="opv-columns"><div class="opv-left"></div><div>
-    <div class="opv-controls">${tabs("data-side", "Beside the page", ["Curve", "Tokens", "Markdown"])}
+  <div class="opv-columns"><div class="opv-left"><div class="opv-legends"></div></div><div class="opv-beside">
+    <div class="opv-controls">
+      ${tabs("opv-side", "data-side", "Beside the page", ["Curve", "Tokens", "Markdown"])}
       <label>Colours <select class="opv-colours" data-trait="color"><option>type<option>time</select></label>
       <button class="opv-play">Play</button>
       <details class="opv-keys"><summary>Keys</summary><p>← → token, with Shift ten; P N region;
         S slowest; K play; + − 0 zoom of the page; / search; Esc leaves</p></details></div>
-    <div data-shows="curve">
-      <div class="opv-lists">${list("regions", "Regions")}${list("slowest", "Slowest tokens")}</div>
+    <div data-pane="curve">
+      <div class="opv-lists"><label>Regions<select class="opv-regions" size="6"></select></label>
+        <label>Slowest tokens<select class="opv-slowest" size="6"></select></label></div>
       <div class="opv-stream"><pre class="opv-text" tabindex="0" aria-label="The text"></pre></div></div>
-    <div data-shows="tokens"><div class="opv-controls">
+    <div data-pane="tokens"><div class="opv-controls">
       <input type="search" class="opv-search" placeholder="Search the tokens" aria-label="Search the tokens">
       <span class="opv-found" role="status"></span></div>
-      <pre class="opv-tokens" ${BOX}="The tokens as written"></pre></div>
-    <div class="opv-rendered" data-shows="markdown" ${BOX}="The text as Markdown"></div></div></div>`;
+      <pre class="opv-tokens" tabindex="0" aria-label="The tokens as written"></pre></div>
+    <div class="opv-rendered" data-pane="markdown" tabindex="0" role="group" aria-label="Markdown"></div>
+  </div></div></section>`;
+
+/** Scrolls a box, but not the notebook, until what is in it is in sight. */
+const NEAREST = { block: "nearest", inline: "nearest", container: "nearest" };
 
 /** A bar of times in the colours of `palette`. */
 function legend(palette, [low, high], what) {
@@ -31,51 +35,47 @@ function legend(palette, [low, high], what) {
   return h("div.opv-legend", { role: "img", "aria-label": label }, what, ...bar);
 }
 
-/** The Page view. */
+/** The colour of a time on a scale, and that of words on it. */
+function shade(palette, [low, high], ms) {
+  const last = palette.length - 1;
+  return palette[clamp(Math.round(((ms - low) / (high - low || 1)) * last), 0, last)];
+}
+
+/** The linked view in a panel of this HTML, which has `viewHtml` in it. */
 class View {
-  constructor(model) {
-    Object.assign(this, { model, byRegion: new Map(), peeked: null, playing: null, range: null });
-    [this.curve, this.page, this.legends] = [new Curve(), new Page(), h("div.opv-legends")];
-    this.root = build(this, h("div.opv"), viewHtml());
-    this.left.append(this.page.root, this.legends);
+  constructor(model, html) {
+    Object.assign(this, { model, curve: new Curve(), page: new Page() });
+    this.root = build(this, h("div.opx.op", { tabindex: -1 }), html);
+    this.left.prepend(this.page.root);
     this.lists.before(this.curve.root);
-    this.turn("curve");
+    turn(this.beside, this.side, "curve");
   }
 
-  set(name, value) {
-    if (this.model.get(name) === value) return;
-    this.model.set(name, value); // which calls what listens, in every place of this model
+  set(values) {
+    this.model.set(values); // which calls what listens, in every place of this model
     this.model.save_changes();
   }
 
-  turn(name) {
-    check(this.tabs, name);
-    for (const each of this.root.querySelectorAll("[data-shows]")) each.hidden = each.dataset.shows !== name;
+  showBeside(name) {
+    turn(this.beside, this.side, name);
     this.mark();
   }
 
   /** Show the row in `data`. */
   load() {
     this.pause();
-    this.watched = "";
-    this.root.classList.remove("opv-live");
     const data = this.model.get("data");
-    this.data = data.texts?.length ? data : null;
-    this.root.hidden = !this.data;
-    if (!this.data) return;
-    const byRegion = new Map(data.regions.map((region) => [region.region, region]));
-    Object.assign(this, { peeked: null, range: null, byRegion });
+    Object.assign(this, { data, watched: "", peeked: null, range: null });
+    this.byRegion = new Map(data.regions.map((region) => [region.region, region]));
+    this.view.classList.remove("opv-live");
     this.scrubber.max = data.texts.length - 1;
     this.note.textContent = data.note;
-    this.fill(this.rows, data.rows.map((name, at) => `${at + 1}: ${name}`), this.model.get("row"));
+    this.offer(this.rows, data.rows.map((name, at) => `${at + 1}: ${name}`), this.model.get("row"));
     this.showText(data);
+    this.showLists(data);
     const line = (times) => times.map((ms, token) => [token, ms]).filter(([, ms]) => ms != null);
     const lines = [data.before, data.ms].filter((times) => times.length).map(line);
     this.curve.show(lines, data.texts.length, data.top);
-    const regions = data.regions.map(({ region, line, first }) => [region, line, { "data-token": first }]);
-    this.regions.replaceChildren(...regions.map(option));
-    const slow = (token) => `${duration(data.ms[token])} token ${token + 1} ${plain(data.texts[token])}`;
-    this.slowest.replaceChildren(...data.slowest.map((at) => option([at, slow(at), { "data-token": at }])));
     this.showPage();
   }
 
@@ -84,31 +84,44 @@ class View {
     const href = this.model.get("live_page");
     if (this.watched === href) this.page.showBoxes(boxes);
     else this.page.show({ size, boxes, href });
-    if (!this.watched) this.turn("curve");
-    [this.data, this.watched, this.root.hidden, this.text.textContent] = [null, href, false, text];
-    this.root.classList.add("opv-live");
+    if (!this.watched) this.showBeside("curve");
+    Object.assign(this, { data: null, range: null, watched: href });
+    this.text.textContent = text;
+    this.view.classList.add("opv-live");
     this.curve.show(lines, count, top);
   }
 
   /** The tokens in stretches of one region, and the Markdown of each region. */
-  showText({ texts, region, rendered, uncertain }) {
-    const token = (text, at) => h("span.opv-token", { "data-token": at }, text.replaceAll("\n", "↵\n"));
-    this.spans = texts.map(token);
+  showText({ texts, region, ms, palette, scale, rendered }) {
+    this.spans = texts.map((text, at) => {
+      const [ground, ink] = ms[at] == null ? [] : shade(palette, scale, ms[at]);
+      const style = ground && `--opv-ground: ${ground}; --opv-ink: ${ink}`;
+      return h("span.opv-token", { "data-token": at, style }, text.replaceAll("\n", "↵\n"));
+    });
     const stretches = [];
     this.spans.forEach((span, at) => {
       if (region[at] !== region[at - 1]) stretches.push(h("span.opv-stretch", { "data-region": region[at] }));
       stretches.at(-1).append(span);
     });
     this.tokens.replaceChildren(...stretches);
-    this.rendered.replaceChildren(...rendered.map(([number, html]) => {
-      const name = uncertain.regions.includes(number) ? "section.opv-uncertain" : "section";
-      const section = h(name, { "data-region": number });
-      section.innerHTML = html; // of `markdown_html`: no tag of the model's text gets through but a table's
-      return section;
-    }));
+    this.rendered.innerHTML = rendered; // of `markdown_html`: of the model's tags only a table's get through
   }
 
-  fill(label, names, chosen) {
+  /** The lists of regions and slowest tokens, and what the colours mean. */
+  showLists({ regions, slowest, texts, ms, palette, scale, uncertain }) {
+    const of = ({ region, line }) => option([region, line, { "data-region": region }]);
+    const slow = (at) => `${duration(ms[at])} token ${at + 1} ${plain(texts[at])}`;
+    this.regions.replaceChildren(...regions.map(of));
+    this.slowest.replaceChildren(...slowest.map((at) => option([at, slow(at), { "data-token": at }])));
+    const most = [0, Math.max(0, ...regions.filter(({ region }) => region >= 0).map((each) => each.ms))];
+    this.times = Object.fromEntries(regions.map((each) => [each.region, shade(palette, most, each.ms)[0]]));
+    const legends = [legend(palette, scale, "Decode time of a token")];
+    if (most[1]) legends.unshift(legend(palette, most, "Decode time of a region"));
+    if (uncertain.regions.length) legends.push(h("div.opv-doubt", uncertain.legend));
+    this.legends.replaceChildren(...legends);
+  }
+
+  offer(label, names, chosen) {
     label.control.replaceChildren(...names.map((name, place) => option([place, name])));
     label.control.value = chosen;
     label.hidden = names.length < 2;
@@ -116,77 +129,64 @@ class View {
 
   showPage() {
     if (!this.data) return;
-    const { pages } = this.data;
-    const sheet = (this.sheetShown = clamp(this.model.get("sheet"), 0, pages.length - 1));
-    this.fill(this.sheets, pages.map((_, number) => `${number + 1} of ${pages.length}`), sheet);
-    this.page.show(pages[sheet]);
-    this.restyle();
-    this.mark();
+    const [{ pages }, sheet] = [this.data, this.model.get("sheet")];
+    this.offer(this.sheets, pages.map((_, number) => `${number + 1} of ${pages.length}`), sheet);
+    this.page.show(pages[sheet], this.times);
+    this.select(this.range);
   }
 
-  restyle() {
-    if (!this.data) return;
-    const { regions, palette, scale, ms, uncertain } = this.data;
-    const byTime = (this.colours.value = this.model.get("color")) === "time";
-    const pick = (time, [low, high]) => {
-      const place = ((time - low) / (high - low || 1)) * (palette.length - 1);
-      return byTime && time != null ? palette[clamp(Math.round(place), 0, palette.length - 1)] : ["", ""];
-    };
-    this.spans.forEach(({ style }, token) => ([style.background, style.color] = pick(ms[token], scale)));
-    const slowest = [0, Math.max(0, ...regions.filter(({ region }) => region >= 0).map((each) => each.ms))];
-    const colours = Object.fromEntries(regions.map((region) => [region.region, pick(region.ms, slowest)[0]]));
-    this.page.restyle(byTime ? colours : null);
-    const legends = [];
-    if (byTime && slowest[1]) legends.push(legend(palette, slowest, "Decode time of a region"));
-    if (byTime) legends.push(legend(palette, scale, "Decode time of a token"));
-    if (uncertain.regions.length) legends.push(h("div.opv-legend.opv-doubt", uncertain.legend));
-    this.legends.replaceChildren(...legends);
+  restyle(by) {
+    this.colours.value = by;
+    this.view.classList.toggle("opv-timed", by === "time");
   }
 
   get token() {
-    return this.peeked ?? clamp(this.model.get("token"), 0, this.data.texts.length - 1);
+    return this.peeked ?? this.model.get("token");
   }
 
   /** Move the scrubber: drawn at once, and told to the kernel. */
-  go(token, playing = false) {
+  go(to, playing = false) {
     if (!this.data) return;
     if (!playing) this.pause();
+    const token = clamp(to, 0, this.data.texts.length - 1);
+    const sheet = this.byRegion.get(this.data.region[token])?.page ?? this.model.get("sheet");
+    const stays = token === this.model.get("token");
     this.peeked = null;
-    const next = clamp(token, 0, this.data.texts.length - 1);
-    this.set("sheet", this.byRegion.get(this.data.region[next])?.page ?? this.sheetShown);
-    this.set("token", next);
-    this.mark();
+    this.set({ sheet, token });
+    if (stays) this.mark();
   }
 
   /** Select the tokens that were brushed, and say what they are and cost; null for none. */
   select(range) {
     this.range = range;
     const [first, end] = range ?? [0, 0];
-    this.spans.forEach((span, token) => span.classList.toggle("opv-picked", token >= first && token < end));
+    const regions = new Set(this.data.region.slice(first, end).map(String));
+    const boxes = [...this.page.boxes.children].filter(({ dataset }) => regions.has(dataset.region));
+    light(this.view, "opv-also", [...this.spans.slice(first, end), ...boxes]);
     this.curve.span(this.curve.chosen, first, end);
     this.mark();
   }
 
   step(way) {
-    const starts = this.data.regions.map(({ first }) => first).sort((one, other) => one - other);
-    const beyond = starts.filter((start) => way * (start - this.token) > 0);
-    if (beyond.length) this.go(beyond.at(way > 0 ? 0 : -1));
+    const starts = this.data.regions.map(({ first }) => first).sort((one, other) => way * (one - other));
+    this.go(starts.find((start) => way * (start - this.token) > 0) ?? this.token);
   }
 
   describe(token) {
     const { texts, steps, ms, cache, probability, region } = this.data;
-    const known = (value, words) => (value == null ? [] : [words(value)]);
-    const said = texts[token] ? `“${plain(texts[token])}”` : "no text";
-    return [`Token ${token + 1} of ${texts.length}`, said,
-      ...known(ms[token], duration),
+    return [
+      `Token ${token + 1} of ${texts.length}`,
+      texts[token] ? `“${plain(texts[token])}”` : "no text",
+      ms[token] != null && duration(ms[token]),
       steps[token] == null ? "from the prefill" : `decode step ${steps[token]}`,
-      ...known(cache[token], (length) => `cache length ${length}`),
-      ...known(probability[token], (part) => `probability ${Math.round(100 * part)} %`),
-      this.byRegion.get(region[token])?.name ?? "preamble"].join(" · ");
+      cache[token] != null && `cache length ${cache[token]}`,
+      probability[token] != null && `probability ${Math.round(100 * probability[token])} %`,
+      this.byRegion.get(region[token])?.name ?? "preamble",
+    ].filter(Boolean).join(" · ");
   }
 
   /** What the readout says: of the brushed tokens, else of the token shown. */
-  told(token, region) {
+  words(token, region) {
     if (!this.range) return [this.describe(token), this.byRegion.get(region)?.facts ?? ""];
     const { ms, texts } = this.data;
     const [first, end] = this.range;
@@ -199,24 +199,21 @@ class View {
 
   mark() {
     if (!this.data) return;
-    const { data, token, range } = this;
-    const region = data.region[token];
+    const { token, data: { ms } } = this;
+    const region = this.data.region[token];
     this.scrubber.value = token;
-    this.scrubber.setAttribute("aria-valuetext", this.describe(token));
-    const [said, more] = this.told(token, region);
+    this.scrubber.ariaValueText = this.describe(token);
+    const [said, more] = this.words(token, region);
     this.readout.replaceChildren(h("strong", said), h("br"), more);
-    const span = this.spans[token];
-    const section = this.rendered.querySelector(`[data-region="${region}"]`);
-    this.lit?.forEach((each) => each.classList.remove("opv-now"));
-    this.lit = [span, span.parentElement, section].filter(Boolean);
-    this.lit.forEach((each) => each.classList.add("opv-now"));
-    for (const [box, child] of [[this.tokens, span], [this.rendered, section]]) {
-      if (child && !box.matches(":hover")) reveal(box, child);
+    const parts = `[data-token="${token}"], [data-region="${region}"]`;
+    light(this.view, "opv-now", this.view.querySelectorAll(parts));
+    for (const box of [this.tokens, this.rendered, this.page.root]) {
+      const now = box.querySelector(":is(.opv-token, section, .opv-region).opv-now");
+      if (now && !box.matches(":hover")) now.scrollIntoView(NEAREST);
     }
-    const { firstChild, lastChild } = span.parentElement;
+    const { firstChild, lastChild } = this.spans[token].parentElement;
     const [first, last] = [firstChild, lastChild].map((each) => Number(each.dataset.token));
-    this.curve.mark(token, data.ms[token], first, last + 1);
-    this.page.mark(region, range ? data.region.slice(...range) : []);
+    this.curve.mark(token, ms[token], first, last + 1);
     [this.regions.value, this.slowest.value] = [region, token];
   }
 
@@ -225,10 +222,9 @@ class View {
     if (this.playing) return this.pause();
     const { ms } = this.data;
     const last = ms.length - 1;
-    const [start, began] = [this.token === last ? 0 : this.token, performance.now()];
+    let [token, due] = [this.token === last ? 0 : this.token, performance.now()];
     const frame = (now) => {
-      let [token, left] = [start, now - began];
-      while (token < last && (left -= ms[token + 1] ?? 0) >= 0) token++;
+      while (token < last && due <= now) due += ms[++token] ?? 0;
       this.go(token, true);
       if (token === last) this.pause();
       else this.playing = requestAnimationFrame(frame);
@@ -248,11 +244,10 @@ class View {
     const [words, text] = [this.search.value, this.data.texts.join("")].map((each) => each.toLowerCase());
     let length = 0;
     const starts = this.data.texts.map((token) => (length += token.length) - token.length);
-    const find = (from) => (way > 0 ? text.indexOf(words, from) : text.lastIndexOf(words, from));
-    const from = starts[this.token] + way;
-    const place = Math.max(from < 0 ? -1 : find(from), -1) < 0 ? find(way > 0 ? 0 : length) : find(from);
+    const [twice, from] = [text + text, starts[this.token] + way];
+    const place = way > 0 ? twice.indexOf(words, from) : twice.lastIndexOf(words, from + length);
     this.found.textContent = place < 0 ? "not found" : "";
-    if (place >= 0) this.go(starts.findLastIndex((start) => start <= place));
+    if (place >= 0) this.go(starts.findLastIndex((start) => start <= place % length));
   }
 
   /** The token for which what is under the pointer stands; null for none. */
@@ -263,17 +258,17 @@ class View {
     return null;
   }
 
-  press(event) {
+  pointerdown(event) {
     this.pressed = event;
     this.held = [this.curve.curve, this.page.root].find((box) => box.contains(event.target));
     this.dragged = false; // the click at the end of a drag is none
   }
 
   /** Show a token while the pointer is over something of it; a drag brushes the curve or moves the page. */
-  move(event) {
+  pointermove(event) {
     const { pressed, held } = this;
     if (!this.data || this.playing || (event.buttons && !held)) return;
-    if (!event.buttons) return this.peek(this.root.contains(event.target) ? this.under(event) : null);
+    if (!event.buttons) return this.peek(this.view.contains(event.target) ? this.under(event) : null);
     const way = Math.hypot(event.clientX - pressed.clientX, event.clientY - pressed.clientY);
     if (!this.dragged && way < 5) return;
     this.dragged = true;
@@ -289,8 +284,9 @@ class View {
     this.mark();
   }
 
-  click(event) {
+  pick(event) {
     if (event.target === this.play) return this.toggle();
+    if (event.detail === 2 && this.page.root.contains(event.target)) this.page.magnify(0);
     const token = this.dragged ? null : this.under(event);
     if (token !== null) this.go(token);
   }
@@ -305,20 +301,16 @@ class View {
     this.page.magnify(deltaY < 0 ? 1.25 : 0.8, (clientX - left) / width, (clientY - top) / height);
   }
 
-  input(target) {
-    if (target === this.scrubber) this.go(Number(target.value));
-    if (target.matches("select[size]")) this.go(Number(target.selectedOptions[0].dataset.token));
-  }
-
   /** Whether a key was one of the view's own. What is typed into, and lists, keep theirs. */
-  key({ target, key, shiftKey, ctrlKey, altKey, metaKey }) {
+  steer({ target, key, shiftKey, ctrlKey, altKey, metaKey }) {
     if (!this.data || ctrlKey || altKey || metaKey) return false;
     const [at, many, zoom] = [this.token, shiftKey ? 10 : 1, (factor) => () => this.page.magnify(factor)];
     const calls = {
       arrowleft: () => this.go(at - many), arrowright: () => this.go(at + many),
       home: () => this.go(0), end: () => this.go(this.data.texts.length - 1),
       p: () => this.step(-1), n: () => this.step(1), k: () => this.toggle(),
-      s: () => this.go(this.data.slowest[0] ?? at), "/": () => (this.turn("tokens"), this.search.focus()),
+      s: () => this.go(this.data.slowest[0] ?? at),
+      "/": () => (this.showBeside("tokens"), this.search.focus()),
       "+": zoom(1.5), "=": zoom(1.5), "-": zoom(1 / 1.5), 0: zoom(0),
     };
     const typed = target.matches("input:not([type=range], [type=checkbox]), select");

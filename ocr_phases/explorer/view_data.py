@@ -28,7 +28,7 @@ from ocr_phases.show.page import (
     time_colour,
     type_colour,
 )
-from ocr_phases.show.web import data_address, jpeg_file
+from ocr_phases.show.web import Html, data_address, element, fragment, jpeg_file
 from ocr_phases.text import count_text, ms_text, percent_text, plain
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def row_data(run: PhaseRun, row: int, before: PhaseRun | None = None) -> dict[st
         "scale": [scale_of(times, 1 - _USUAL), scale_of(times)],
         "palette": [(each, type_colour(each)) for each in map(time_colour, np.linspace(0, 1, _COLOURS))],
         "regions": _regions(run, row, grounding, table),
-        "rendered": _rendered(text, parse_grounding(text, run.model.get("family"))),
+        "rendered": _rendered(text, parse_grounding(text, run.model.get("family")), uncertain),
         "pages": pages,
     }
 
@@ -140,8 +140,8 @@ def _regions(run: PhaseRun, row: int, grounding: Grounding, table: pd.DataFrame)
     return found
 
 
-def _rendered(text: str, grounding: Grounding) -> list[tuple[int, str]]:
-    """Region and HTML of each region in the order of the text, and of what stands before one (-1)."""
+def _rendered(text: str, grounding: Grounding, uncertain: Sequence[int]) -> Html:
+    """A section of each region in the order of the text, and of what stands before one (-1)."""
     starts = [(0, PREAMBLE), *((start, PREAMBLE) for start in grounding.page_starts)]
     parts = sorted([*starts, *((region.start, region.index) for region in grounding.regions)])
     ends = [start for start, _ in parts[1:]] + [len(text)]
@@ -150,17 +150,18 @@ def _rendered(text: str, grounding: Grounding) -> list[tuple[int, str]]:
         before = text[start:end].removeprefix(grounding.page_mark).strip()
         words = before if number == PREAMBLE else grounding.regions[number].text
         if words:
-            found.append((number, markdown_html(words)))
-    return found
+            doubt = "opv-uncertain" if number in uncertain else None
+            found.append(element("section", markdown_html(words), data_region=number, class_=doubt))
+    return fragment(*found)
 
 
-def markdown_html(text: str) -> str:
+def markdown_html(text: str) -> Html:
     """Markdown as HTML, with the tables in it that are HTML; other HTML, links and pictures stay text.
 
     Tables come as the models write them (HTML) or as Markdown.
     """
     pieces = enumerate(_TABLE.split(few_blanks(text)))
-    return "".join(_html_table(piece) if place % 2 else str(_MARKDOWN(piece)) for place, piece in pieces)
+    return Html("".join(_html_table(each) if at % 2 else str(_MARKDOWN(each)) for at, each in pieces))
 
 
 def _html_table(table: str) -> str:

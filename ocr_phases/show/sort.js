@@ -1,12 +1,13 @@
 // Makes a click on a column's heading sort its table. Knows nothing of what the table holds.
+const NEXT = { none: "ascending", ascending: "descending", descending: "none" };
+
 function sortable(table) {
-  const body = table.tBodies[0];
-  const original = Array.from(body.rows);
+  const [body, headings] = [table.tBodies[0], [...table.tHead.rows[0].cells]];
+  const original = [...body.rows];
   if (original.length < 3) return;
-  const headings = Array.from(table.tHead.rows[0].cells);
-  const key = (row, column) => {
-    const cell = row.cells[column];
-    return cell.dataset.value === undefined ? cell.textContent.trim() : Number(cell.dataset.value);
+  const key = ({ cells }, column) => {
+    const { textContent, dataset: { value } } = cells[column];
+    return value === undefined ? textContent.trim() : Number(value);
   };
   const compare = (a, b) => {
     if (typeof a === typeof b) return typeof a === "number" ? a - b : a.localeCompare(b);
@@ -15,17 +16,14 @@ function sortable(table) {
   headings.forEach((heading, column) => {
     if (!heading.textContent) return;
     const button = document.createElement("button");
-    button.type = "button";
     button.append(...heading.childNodes);
     heading.append(button);
-    heading.setAttribute("aria-sort", "none");
-    button.addEventListener("click", () => {
-      const next = { none: "ascending", ascending: "descending", descending: "none" }[heading.getAttribute("aria-sort")];
-      headings.forEach((other) => other.setAttribute("aria-sort", "none"));
-      heading.setAttribute("aria-sort", next);
-      const rows = original.slice();
-      if (next !== "none") rows.sort((a, b) => compare(key(a, column), key(b, column)) * (next === "ascending" ? 1 : -1));
-      body.append(...rows);
-    });
+    heading.ariaSort = "none";
+    button.onclick = () => {
+      const next = NEXT[heading.ariaSort];
+      headings.forEach((each) => (each.ariaSort = each === heading ? next : "none"));
+      const sign = { ascending: 1, descending: -1, none: 0 }[next]; // the sort is stable
+      body.append(...original.toSorted((a, b) => sign * compare(key(a, column), key(b, column))));
+    };
   });
 }
