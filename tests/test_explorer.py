@@ -29,7 +29,7 @@ from conftest import GOLDEN, PAGES
 from elements import Elements
 from example_run import make_run, page_image, two_page_run
 from fake_server import TOKENS, served
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
 from wording import says
@@ -311,6 +311,7 @@ _MARKED = "<|ref|>title<|/ref|><|det|>[[1, 2, 300, 400]]<|/det|>x"
 _TIMES = st.lists(st.one_of(st.just(float("nan")), st.floats(0.01, 500)), max_size=900)
 
 
+@example([1.0, 5.0, 2.0] * 300)
 @given(_TIMES)
 def test_a_live_update_is_small_and_keeps_the_slowest_token(times: list[float]):
     live = Live()
