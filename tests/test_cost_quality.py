@@ -30,8 +30,9 @@ from ocr_phases.analyse.scaling import (
     preset_points,
     preset_table,
 )
+from ocr_phases.batch.figures import page_run
 from ocr_phases.batch.index import PAGE_COLUMNS, REGION_COLUMNS, BatchIndex, add_truths, build_index
-from ocr_phases.batch.store import list_pages, page_run, page_status, read_listing, waiting_reports
+from ocr_phases.batch.store import list_pages, page_status, read_listing, waiting_reports
 from ocr_phases.cli import main
 from ocr_phases.schema import Truth
 from ocr_phases.show import results_many

@@ -160,10 +160,11 @@ class Child:
 
     def _start(self) -> _Process:
         self.pipe, theirs = Pipe()
-        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process)
+        errors = self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process)
         with theirs:
-            stdin = theirs.fileno()
-            self.process = subprocess.Popen(self.command, stdin=stdin, stdout=self.errors, **self.options)
+            self.process = subprocess.Popen(
+                self.command, stdin=theirs.fileno(), stdout=errors, **self.options
+            )
         return self.process
 
     def _answer(self, process: _Process, request: WorkerRequest, timeout: float | None) -> Outcome:

@@ -15,7 +15,7 @@ from ocr_phases.analyse.noise import is_noisy
 from ocr_phases.analyse.quality import quality_of
 from ocr_phases.analyse.repetition import repeated_share
 from ocr_phases.analyse.scaling import ended_text, richness
-from ocr_phases.batch.store import RECORD, page_run, truth_hash
+from ocr_phases.batch.store import RECORD, TRUTH, truth_hash
 from ocr_phases.files import split_page, write_atomic
 from ocr_phases.record import PROBABILITY_COLUMNS, SPAN_COLUMNS, TOKEN_COLUMNS, PhaseRun
 from ocr_phases.store import file_hash
@@ -81,6 +81,12 @@ def page_figures(run: PhaseRun, job: str, page: str, record: str, truth: str | N
         "richness": [float(part) for part in richness(run)],
         "tables": tables,
     }
+
+
+def page_run(folder: Path) -> PhaseRun:
+    """A page's record with what the page says, where that is known; `OcrPhasesError` for damage."""
+    run = PhaseRun.load(folder / RECORD)
+    return run.with_truth(folder / TRUTH) if (folder / TRUTH).exists() else run
 
 
 def write_figures(folder: Path, run: PhaseRun, job: str, page: str) -> Figures:

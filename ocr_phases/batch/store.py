@@ -21,7 +21,7 @@ import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TextIO, TypedDict
+from typing import Annotated, Any, Literal, NotRequired, TextIO, TypedDict
 
 import msgspec
 
@@ -31,9 +31,6 @@ from ocr_phases.batch.jobs import PAGES, Job
 from ocr_phases.errors import OcrPhasesError, require
 from ocr_phases.files import RECORD, output_folder, write_atomic, writing
 from ocr_phases.store import ATTEMPT, Status
-
-if TYPE_CHECKING:
-    from ocr_phases.record import PhaseRun
 
 LISTING = "jobs.jsonl"
 LEFT_OUT = "left_out.json"
@@ -167,14 +164,6 @@ def waiting_reports(out: Path, price_per_hour: float | None = None) -> list[Path
 def truth_hash(folder: Path) -> str | None:
     """SHA-256 of what a page says; None where that is not known."""
     return store.file_hash(folder / TRUTH) if (folder / TRUTH).exists() else None
-
-
-def page_run(folder: Path) -> PhaseRun:
-    """A page's record with what the page says, where that is known; `OcrPhasesError` for damage."""
-    from ocr_phases.record import PhaseRun
-
-    run = PhaseRun.load(folder / RECORD)
-    return run.with_truth(folder / TRUTH) if (folder / TRUTH).exists() else run
 
 
 def attempt_folder(folder: Path) -> Path:

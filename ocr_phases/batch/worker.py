@@ -26,7 +26,7 @@ import psutil
 
 from ocr_phases.batch.child import READY, Outcome, WorkerRequest
 from ocr_phases.batch.jobs import Job, code_versions
-from ocr_phases.batch.store import attempt_folder, page_run
+from ocr_phases.batch.store import attempt_folder
 from ocr_phases.errors import CannotWrite, OcrPhasesError, OutOfMemory
 from ocr_phases.files import RECORD, each_page, write_into
 from ocr_phases.settings import Settings
@@ -135,6 +135,7 @@ def find_device(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
 def render(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     """Render a record that is there, which stays as it is: the notebook's own copy is dropped."""
     from ocr_phases.analyse.cost import priced
+    from ocr_phases.batch.figures import page_run
 
     ready()
     folder = Path(request["folder"])
