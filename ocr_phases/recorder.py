@@ -38,11 +38,11 @@ from ocr_phases.settings import Request, RunSettings, is_published
 from ocr_phases.steps import phases
 from ocr_phases.steps.captured import KEPT_STEPS, StaticStep, capacity_for
 from ocr_phases.steps.execution import (
+    EOS_INTERVALS,
     check_strategy,
     current_device,
     decode_attention,
     decode_experts,
-    eos_interval,
     last_used,
     preparing,
     told_of_preparing,
@@ -99,7 +99,7 @@ class Measurement:
         self.setup: dict[str, Any] = {"strategy_setup": None, "vision_setup": None}
         checkpoint = self.checkpoint = session.checkpoint
         self.device, facts = checkpoint.device, checkpoint.family.facts
-        own = {"ignore_eos": checkpoint.default_ignore_eos, "eos_check_every": eos_interval(asked.strategy)}
+        own = {"ignore_eos": checkpoint.default_ignore_eos, "eos_check_every": EOS_INTERVALS[asked.strategy]}
         request = self.request = filled_in(page, asked, facts, checkpoint.default_preset, **own)
         self.packed, self.pages = pack_rows(checkpoint, request, NoTimeline())
         prompt_len = self.packed.prefill_len

@@ -49,6 +49,11 @@ _OPTIONS = {
     "coordinate_descent_tuning": True,
     # A test of each expert's number would run for every weight.
     "assert_indirect_indexing": False,
+    # Kernels that need nothing of each other are one: the router's and the shared experts', for example.
+    "combo_kernels": True,
+    "combo_kernel_per_subkernel_blocks": True,
+    # One token's attention would be summed up by a second kernel, which takes longer than it saves.
+    "split_reductions": False,
     # A kernel's blocks may start while the one before is ending (programmatic dependent launch).
     "triton.enable_pdl": True,
     # With it, a start from the compiler's cache tunes most kernels again.
@@ -102,7 +107,7 @@ class StaticStep:
         self._mask = torch.full((batch, 1, 1, max_cache_len + 1), -torch.inf, dtype=dtype, device=self.device)
         language_model = self.family.stages(model)["language_model"]
         self._forms = (fused_forms if strategy == "compiled" else single_norms)(language_model)
-        self.prefill = CapturedPrefill(language_model, self._forms, strategy == "compiled")
+        self.prefill = CapturedPrefill(language_model, strategy == "compiled")
         captures = strategy != "eager" and self.device.type == "cuda"
         #: How a prefill into the step's cache runs; `prefill` enters this. Captured too where the step is.
         self.prefill_execution = self.prefill.installed if captures else nullcontext
@@ -135,9 +140,7 @@ class StaticStep:
                 with tuned_steadily():
                     _, self.setup["compile_ms"] = first_call_ms(self.device, next(iter(runs.values())))
             if runs and self.strategy != "eager" and self.device.type == "cuda":
-                runs, ms = first_call_ms(
-                    self.device, lambda: {read: captured(run) for read, run in runs.items()}
-                )
+                runs, ms = first_call_ms(self.device, lambda: {read: captured(runs[read]) for read in runs})
                 self.setup["capture_ms"] = ms + (self.setup["capture_ms"] or 0)
         self._runs |= runs
         return self
@@ -227,15 +230,15 @@ class StaticStep:
 class CapturedPrefill(MadeForwards):
     """Captured forwards of a ``language_model`` into a static cache, made at the first of each length.
 
-    ``forms`` are as in `forwards`. Where it ``compiles``, they are compiled too, once for all lengths.
+    Where it ``compiles``, they are compiled too, once for all lengths.
     What waits for the device runs as it is: the experts in all dtypes but bfloat16, and on GPUs for which
     torch has no grouped product, and the mask of DeepSeek-OCR-2. So do padded rows, whose mask is read on the
     host.
     """
 
-    def __init__(self, language_model: nn.Module, forms: dict[nn.Module, Any], compiles: bool) -> None:
+    def __init__(self, language_model: nn.Module, compiles: bool) -> None:
         super().__init__({"language_model": language_model}, KEPT_STEPS)
-        self._forms = forms
+        self._forms = single_norms(language_model)
         self._compiled = compiled_apart(language_model.forward) if compiles else None
 
     def run(self, name: str, forward: Callable[..., Any], *args: Any, **options: Any) -> Any:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
+from math import gcd
 from types import FunctionType
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -44,8 +46,7 @@ def compiled_apart(function: Callable[..., Any], **options: Any) -> Callable[...
     return torch.compile(own, fullgraph=True, dynamic=False, **options)
 
 
-@contextlib.contextmanager
-def tuned_steadily() -> Iterator[None]:
+def tuned_steadily() -> AbstractContextManager[Any]:
     """Let the compiler time its trials of a kernel well, for the length of a ``with`` block.
 
     It empties the L2 cache before each trial, which takes less time than a launch: a kernel of 5 us was timed
@@ -53,10 +54,8 @@ def tuned_steadily() -> Iterator[None]:
     """
     from torch._inductor.runtime.benchmarking import benchmarker
 
-    with contextlib.ExitStack() as after:
-        vars(benchmarker)["L2_cache_size"] = 256 * 2**20  # bytes, as triton.testing.do_bench takes
-        after.callback(vars(benchmarker).pop, "L2_cache_size")
-        yield
+    # Bytes, as triton.testing.do_bench takes.
+    return patch.dict(vars(benchmarker), L2_cache_size=256 * 2**20)
 
 
 class CompiledVision(MadeForwards):
@@ -84,7 +83,7 @@ class CompiledVision(MadeForwards):
         compiled, cuda = compiled_apart(forward), first.device.type == "cuda"
         # cuDNN's attention, the fastest for SAM's wide keys, plans once: views come in few sizes.
         kernels = sdpa_kernel([SDPBackend.CUDNN_ATTENTION, *DECODE_BACKENDS])
-        with kernels if cuda else contextlib.nullcontext(), forwards(self._forms if cuda else {}):
+        with kernels, forwards(self._forms if cuda else {}):
             _, ms = first_call_ms(first.device, partial(compiled, *args, **options))
             return (captured_call(compiled, *args, **options) if cuda else compiled), ms
 
@@ -107,8 +106,7 @@ def sam_attention(attention: Any, hidden_states: Tensor) -> tuple[Tensor, None]:
     """
     batch, height, width, _ = hidden_states.shape
     heads, places = attention.num_attention_heads, height * width
-    parts = attention.qkv(hidden_states).reshape(batch, places, 3, heads, -1).permute(2, 0, 3, 1, 4)
-    query, key, value = parts.unbind(0)
+    query, key, value = attention.qkv(hidden_states).view(batch, places, 3, heads, -1).permute(2, 0, 3, 1, 4)
     grid = query.unflatten(2, (height, width))
     rows = attention.get_rel_pos(height, height, attention.rel_pos_h)
     columns = attention.get_rel_pos(width, width, attention.rel_pos_w)
@@ -124,51 +122,50 @@ def sam_attention(attention: Any, hidden_states: Tensor) -> tuple[Tensor, None]:
     return attention.proj(given.transpose(1, 2).reshape(hidden_states.shape)), None
 
 
-def fused_forms(language_model: nn.Module) -> dict[nn.Module, Callable[..., Any]]:
-    """Other forms of a language model's activations, norms and greedy routers, for `forwards`.
-
-    The compiler puts what is cheap into each of its readers: a matrix-vector product would then take the
-    SiLU, or the norm, again for every weight (on an H200 11 us for experts whose weights are read in 3). So
-    activations and norms are stored. ``topk`` is a kernel of its own; a sort is part of the softmax's.
-    Install the same objects each time, or what was compiled with them is compiled again.
-    """
-    forms: dict[nn.Module, Callable[..., Any]] = {}
-    for name, module in language_model.named_modules():
-        if name.endswith("act_fn") or type(module).__name__.endswith("RMSNorm"):
-            forms[module] = partial(_stored, module.forward)
-        elif getattr(module, "topk_method", "") == "greedy" and hasattr(module, "routed_scaling_factor"):
-            forms[module] = partial(_routed, module)
-    return forms
-
-
 def single_norms(language_model: nn.Module) -> dict[nn.Module, Callable[..., Any]]:
     """Forms of a language model's norms with two kernels in place of eight, for `forwards`.
 
-    They round where the class does; on a GPU their sums are in another order.
+    They round where the class does; on a GPU their sums are in another order. Install the same objects each
+    time, or what was compiled with them is compiled again.
     """
     norms = (module for module in language_model.modules() if type(module).__name__.endswith("RMSNorm"))
     return {norm: partial(_normed, norm) for norm in norms}
 
 
-def _normed(norm: Any, hidden_states: Tensor) -> Tensor:
-    return norm.weight * nn.functional.rms_norm(hidden_states, norm.weight.shape, eps=norm.variance_epsilon)
+def fused_forms(language_model: nn.Module) -> dict[nn.Module, Callable[..., Any]]:
+    """Forms of norms, gated products, experts and greedy routers for one token's compiled forward.
 
-
-def first_largest(scores: Tensor) -> Tensor:
-    """`argmax` of [B, N] over the last dimension, int64 [B, 1], in two levels.
-
-    The compiler gives one row's argmax to one multiprocessor of a GPU (19 to 34 us for 129,280 on an H200).
+    The compiler puts what is cheap into each of its readers: a matrix-vector product would then take the
+    norm, or the gate, again for every weight (on an H200 11 us for experts whose weights are read in 3). So
+    both are stored. ``topk`` is a kernel of its own; a sort is part of the softmax's.
     """
-    parts = next(parts for parts in (256, 64, 16, 4, 1) if scores.shape[-1] % parts == 0)
-    width = scores.shape[-1] // parts
-    rows = scores.unflatten(-1, (parts, width))
-    part = rows.amax(dim=-1).argmax(dim=-1, keepdim=True)
-    return part * width + rows.argmax(dim=-1).gather(-1, part)
+    forms = single_norms(language_model)
+    for module in language_model.modules():
+        if hasattr(module, "act_fn"):
+            forms[module] = partial(_experts if hasattr(module, "gate_up_proj") else _gated, module)
+        elif getattr(module, "topk_method", "") == "greedy" and hasattr(module, "routed_scaling_factor"):
+            forms[module] = partial(_routed, module)
+    return forms
 
 
-def _stored(forward: Callable[..., Tensor], *args: Any) -> Tensor:
-    given = forward(*args)
+def _stored(given: Tensor) -> Tensor:
     return inductor_prims.force_stride_order(given, given.stride())
+
+
+def _normed(norm: Any, hidden_states: Tensor) -> Tensor:
+    shape, eps = norm.weight.shape, norm.variance_epsilon
+    return _stored(norm.weight * nn.functional.rms_norm(hidden_states, shape, eps=eps))
+
+
+def _gated(mlp: Any, hidden_states: Tensor) -> Tensor:
+    return mlp.down_proj(_stored(mlp.act_fn(mlp.gate_proj(hidden_states)) * mlp.up_proj(hidden_states)))
+
+
+def _experts(experts: Any, hidden_states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """The class's ``batched_mm``: [T, width] by the experts ``chosen`` [T, K] with their ``weights``."""
+    gate, up = (experts.gate_up_proj[chosen] @ hidden_states[:, None, :, None]).chunk(2, dim=2)
+    given = experts.down_proj[chosen] @ _stored(experts.act_fn(gate) * up)
+    return (given[..., 0] * weights[..., None]).sum(dim=1).to(hidden_states.dtype)
 
 
 def _routed(router: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -177,3 +174,13 @@ def _routed(router: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]
     weights, experts = logits.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
     weights = weights[:, : router.top_k] * router.routed_scaling_factor
     return logits, weights, experts[:, : router.top_k]
+
+
+def first_largest(scores: Tensor) -> Tensor:
+    """`argmax` of [B, N] over the last dimension, int64 [B, 1], in two levels.
+
+    The compiler gives one row's argmax to one multiprocessor of a GPU (19 to 34 us for 129,280 on an H200).
+    """
+    rows = scores.unflatten(-1, (gcd(256, scores.shape[-1]), -1))
+    part = rows.amax(dim=-1).argmax(dim=-1, keepdim=True)
+    return part * rows.shape[-1] + rows.argmax(dim=-1).gather(-1, part)

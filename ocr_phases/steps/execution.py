@@ -34,17 +34,15 @@ DECODE_BACKENDS = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, S
 #: H200); the plain formula spreads over all of them, and a compiler can fuse it.
 STATIC_BACKENDS = (SDPBackend.MATH,)
 
+#: How many steps apart the end token is looked for, where nobody says: each look waits for the device.
+EOS_INTERVALS = {"eager": 1, "cuda_graph": 16, "compiled": 16}
+
 Value = TypeVar("Value")
 Made = tuple[Callable[..., Any], "float | None"]
 
 _SYNC = "called a synchronizing CUDA operation"  # torch's words
 #: Told what is compiled or captured next ("compiling SAM"); it may raise `Stopped`.
 preparing: ContextVar[Callable[[str], None]] = ContextVar("preparing", default=lambda what: None)
-
-
-def eos_interval(strategy: str) -> int:
-    """How many steps apart the end token is looked for, where nobody says: each step waits for the device."""
-    return 1 if strategy == "eager" else 16
 
 
 def check_strategy(request: Request, family: Family, device: torch.device | str) -> None:
