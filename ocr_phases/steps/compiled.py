@@ -149,7 +149,8 @@ def fused_forms(language_model: nn.Module) -> dict[nn.Module, Callable[..., Any]
 
 
 def _stored(given: Tensor) -> Tensor:
-    return inductor_prims.force_stride_order(given, given.stride())
+    compiled = torch.compiler.is_compiling()  # elsewhere it would be a copy
+    return inductor_prims.force_stride_order(given, given.stride()) if compiled else given
 
 
 def _normed(norm: Any, hidden_states: Tensor) -> Tensor:
