@@ -159,12 +159,10 @@ class Child:
         return "\n".join([line.rstrip() for line in lines if line.strip()][-_STDERR_LINES:])
 
     def _start(self) -> _Process:
-        self.pipe, theirs = Pipe()
+        self.pipe, other = Pipe()
         errors = self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process)
-        with theirs:
-            self.process = subprocess.Popen(
-                self.command, stdin=theirs.fileno(), stdout=errors, **self.options
-            )
+        with other:
+            self.process = subprocess.Popen(self.command, stdin=other.fileno(), stdout=errors, **self.options)
         return self.process
 
     def _answer(self, process: _Process, request: WorkerRequest, timeout: float | None) -> Outcome:
