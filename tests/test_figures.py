@@ -20,7 +20,7 @@ from wording import says
 from ocr_phases.analyse.comparison import Comparison
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.figures import PHASE_COLOURS, STAGE_COLOURS, STILL, figure_png, figure_svg
-from ocr_phases.show.page import plot_region_types
+from ocr_phases.show.page import plot_region_types, regions_html, type_colour
 from ocr_phases.show.plots import plot_latency, plot_memory, plot_phase_timeline, plot_vision_stages
 
 PLOTS = (plot_latency, plot_vision_stages, plot_phase_timeline, plot_memory, plot_region_types)
@@ -144,3 +144,13 @@ def test_ratios_on_small_axes_are_the_largest_that_can_be_read() -> None:
     assert figure.axes[0].get_title("left") == f"Largest of {len(whole)} changes"
     assert [name.get_text() for name in names if name.get_text()[0] != "b"] == ["c  vision", "d  vision"]
     assert len(whole) > len(names) > 3
+
+
+def test_regions_come_the_costliest_first_and_type_stands_out_from_its_ground() -> None:
+    table = make_run().regions
+    ranks = table["decode_ms"].rank(ascending=False, method="first").astype(int)
+    ranked = re.findall(r"rank\d\d", regions_html(table.assign(label=[f"rank{rank:02}" for rank in ranks])))
+    assert len(ranked) > 1 and ranked == sorted(ranked)
+    assert (
+        type_colour("#00ff00") == type_colour("#ffffff") != type_colour("#0000ff") == type_colour("#000000")
+    )
