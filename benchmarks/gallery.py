@@ -1,15 +1,13 @@
-"""Draws docs/gallery, the receipt and a report's first screen: ``python -m benchmarks.gallery [RECORDS]``.
+"""Draws docs/gallery, the receipt and a report's first screen: ``python -m benchmarks.gallery``.
 
-Pages are read by the built-in model, here and now, or earlier in a quiet hour where a folder RECORDS holds
-``receipt.json`` and so on; what a GPU took comes from ``data/runs``. The picture of a report is taken with
-Chromium and left as it is without it.
+All of it comes from the records in ``data/runs``. The picture of a report is taken with Chromium and left as
+it is without it.
 """
 
 from __future__ import annotations
 
 import io
 import shutil
-import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,7 +16,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from PIL import Image
 
-from ocr_phases import OCRSession, PhaseRun, compare
+from ocr_phases import PhaseRun, compare
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.regions import region_table
 from ocr_phases.analyse.scaling import SweepResult
@@ -31,7 +29,7 @@ from ocr_phases.versions import asset
 
 DOCS = Path(__file__).parents[1] / "docs"
 GPU, OTHER = "h200-dummy-gundam", "h200-dummy-base"
-PAGES = ("receipt", "invoice", "form")
+TINY = "tiny-receipt.json.gz"
 GAP = 24  # pixels
 LONG = {"DeepSeek-OCR": "deepseek-ocr", "Unlimited-OCR (window 128)": "unlimited-ocr"}
 PREFILLS = {
@@ -62,11 +60,12 @@ def in_a_row(pictures: Sequence[Image.Image], *, down: bool = False) -> Image.Im
     return canvas
 
 
-def timed_page(run: PhaseRun, height: int = 700) -> Image.Image:
-    """The page of a run coloured by decode time, ``height`` pixels high."""
+def marked_page(run: PhaseRun, height: int = 700, *, by_time: bool = True) -> Image.Image:
+    """The page of a run coloured by decode time or by label, ``height`` pixels high."""
     grounding = parse_grounding(run.text or "")
     page, table = run.page_image(), region_table(grounding, run.token_table)
-    page = draw_marks(page, region_boxes(grounding.regions, page.size, table, by_time=True), TIME_ALPHA)
+    boxes = region_boxes(grounding.regions, page.size, table, by_time=by_time)
+    page = draw_marks(page, boxes, TIME_ALPHA) if by_time else draw_marks(page, boxes)
     return page.resize((round(page.width * height / page.height), height), Image.Resampling.LANCZOS)
 
 
@@ -76,7 +75,7 @@ def overview(run: PhaseRun) -> Image.Image:
     plots = run.plot.latency, run.plot.vision
     drawings = [plot(ax=blank_figure(3.6, 6.2).subplots()) for plot in plots]
     right = in_a_row([drawn(figure, dpi=120) for figure in drawings], down=True)
-    return in_a_row([timed_page(run, right.height), right])
+    return in_a_row([marked_page(run, right.height), right])
 
 
 def screen(run: PhaseRun) -> Image.Image:
@@ -93,7 +92,7 @@ def screen(run: PhaseRun) -> Image.Image:
 
 
 def save(name: str, picture: Image.Image, *, flat: bool = True) -> None:
-    """A PNG; ``flat`` ones have few colours and keep 256 of them, the others (a colour bar) all."""
+    """A PNG; ``flat`` ones have few colours and keep 256 of them, the others all."""
     buffer = io.BytesIO()
     kept = picture.quantize(256, dither=Image.Dither.NONE) if flat else picture
     kept.save(buffer, "PNG", optimize=True)
@@ -101,21 +100,12 @@ def save(name: str, picture: Image.Image, *, flat: bool = True) -> None:
     print(f"{name}.png {len(buffer.getvalue()) / 1000:.0f} kB")
 
 
-def measured() -> dict[str, PhaseRun]:
-    """The pages, read by the built-in model."""
-    session = OCRSession.load("tiny", device="cpu")
-    return {
-        name: session.run_inference(asset("data", "pages", f"{name}.png"), max_new_tokens=512, repeats=3)
-        for name in PAGES
-    }
-
-
 def recorded(name: str) -> PhaseRun:
     """A record of ``data/runs``."""
     return PhaseRun.load(asset("data", "runs", name))
 
 
-def pictures(runs: dict[str, PhaseRun], gpu: PhaseRun, other: PhaseRun) -> dict[str, Image.Image]:
+def pictures(tiny: PhaseRun, gpu: PhaseRun, other: PhaseRun) -> dict[str, Image.Image]:
     """The gallery's pictures by file."""
     figures = {name: getattr(gpu.plot, name)() for name in ("latency", "vision", "timeline", "roofline")}
     figures |= {name: getattr(gpu.plot, name)() for name in ("kernels", "memory")}
@@ -123,25 +113,25 @@ def pictures(runs: dict[str, PhaseRun], gpu: PhaseRun, other: PhaseRun) -> dict[
     curves = SweepResult(long, pd.DataFrame()).curves
     prefills = [recorded(f"{name}.json") for name in PREFILLS.values()]
     figures |= {
-        "types": runs["invoice"].plot.regions(),
+        "types": tiny.plot.regions(),
         "compare": compare(other, gpu).plot.ratios(),
         "sweep": SweepResult({"base": other, "gundam": gpu}, pd.DataFrame()).plot.decode(),
         "window": plot_cells_decode(curves.assign(model=curves["cell"])),
         "families": plot_prefill_stages(prefills, list(PREFILLS)),
     }
-    pages = in_a_row([timed_page(runs[name]) for name in ("invoice", "form")])
+    pages = in_a_row([marked_page(tiny, by_time=by_time) for by_time in (False, True)])
     return {"pages": pages, **{name: drawn(figure) for name, figure in figures.items()}}
 
 
-def main(records: str | None = None) -> None:
-    """Draw everything; ``records`` is a folder of records to reuse."""
-    runs = {name: PhaseRun.load(Path(records, f"{name}.json")) for name in PAGES} if records else measured()
-    save("receipt", overview(runs["receipt"]), flat=False)
-    for name, picture in pictures(runs, recorded(f"{GPU}.json"), recorded(f"{OTHER}.json")).items():
+def main() -> None:
+    """Draw everything."""
+    tiny, gpu, other = (recorded(name) for name in (TINY, f"{GPU}.json", f"{OTHER}.json"))
+    save("receipt", overview(tiny), flat=False)
+    for name, picture in pictures(tiny, gpu, other).items():
         save(f"gallery/{name}", picture, flat=name != "pages")
     if shutil.which("chromium"):
-        save("report", screen(runs["receipt"]))
+        save("report", screen(tiny))
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main()
