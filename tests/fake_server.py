@@ -15,7 +15,6 @@ TOKENS = ["<|ref|>", "title", "<|/ref|>", "<|det|>", "[[1, 2, 3, 4]]", "<|/det|>
 IDS = [4, 15, 5, 6, 900, 7, 1232, 77]
 IMAGE, BOS = 3, 0
 TIMES = ("time_to_first_token", *(f"request_{part}_time" for part in ("queue", "prefill", "decode")))
-TIMES += ("e2e_request_latency",)
 NOT_FOUND = {"detail": "Not Found"}
 ELSEWHERE = "http://elsewhere.example/v1/chat/completions"
 
@@ -147,7 +146,7 @@ class Handler(BaseHTTPRequestHandler):
             time.sleep(fake.pause)
         last = {"delta": {}, "finish_reason": "length"}
         self.event({"choices": [last | ({"token_ids": IDS[:count]} if fake.dialect == "sglang" else {})]})
-        times = (sent - begun, 0.001, (sent - begun) / 2, time.monotonic() - sent, time.monotonic() - begun)
+        times = (sent - begun, 0.001, (sent - begun) / 2, time.monotonic() - sent)
         for name, seconds in zip(fake.totals, times, strict=True):
             fake.totals[name] += seconds
         fake.finished += 1 + fake.others

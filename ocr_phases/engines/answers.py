@@ -6,7 +6,7 @@ import contextlib
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -21,9 +21,6 @@ from ocr_phases.record import make_spans
 _TIMES = {f"{part}_ms": f"request_{part}_time" for part in ("queue", "prefill", "decode")}
 _TIMES["ttft_ms"] = "time_to_first_token"
 _SAMPLE = re.compile(r"^vllm:(\w+)_seconds_(sum|count)\{.*\} ([-+.\de]+)$", re.MULTILINE)
-# Pieces that arrive together were not made one by one.
-_BURST_MS = 0.05
-_LEAST_MS = 1e-6
 #: A call of a stage in the worker: its name, its start, how many ms it took, and a text model's tokens.
 Stage = tuple[str, float, float, int]
 
@@ -54,7 +51,8 @@ class Answer:
     @property
     def untimed(self) -> str:
         """Why the tokens have no times of their own; empty where each has one."""
-        bursts, pieces = int((np.diff(self.times) < _BURST_MS).sum()), len(self.times)
+        # Pieces that arrive together were not made one by one.
+        bursts, pieces = int((np.diff(self.times) < 0.05).sum()), len(self.times)
         if len(self.ids) not in (0, pieces):
             return f"{pieces} chunks came for {len(self.ids)} tokens"
         return f"{bursts} of {pieces} chunks came together with another" if 2 * bursts >= pieces else ""
@@ -107,9 +105,8 @@ def server_times(server: Server, before: Counter[tuple[str, str]]) -> dict[str, 
     for pause in (0.0, 0.05, 0.2, 0.5) if before else ():
         time.sleep(pause)  # the last chunk may leave before its figures are in
         new = metrics(server) - before
-        if finished := new["e2e_request_latency", "count"]:
-            alone = all(new[name, "count"] == finished == 1 for name in _TIMES.values())
-            return {own: 1e3 * new[name, "sum"] for own, name in _TIMES.items()} if alone else {}
+        if all(new[name, "count"] == 1 for name in _TIMES.values()):
+            return {own: 1e3 * new[name, "sum"] for own, name in _TIMES.items()}
     return {}
 
 
@@ -120,18 +117,17 @@ def spans_of(runs: Sequence[Answer]) -> pd.DataFrame:
     first stage at the latest, else with the request. What one repeat lacks is left out of all: it would count
     as 0 in a median.
     """
-    own, staged = all(run.own for run in runs), all(run.stages for run in runs)
-    rows = []
-    for repeat, run in enumerate(runs):
-        given = run.own if own else {}, run.stages if staged else []
-        for phase, stage, view, step, start, end in _spans(run, *given):
-            times = start, max(end - start, _LEAST_MS)
-            rows.append((repeat, phase, stage, view, step, *times, *times))
+    told = all(run.own for run in runs), all(run.stages for run in runs)
+    rows = [(repeat, *span, *span[-2:]) for repeat, run in enumerate(runs) for span in _spans(run, *told)]
     return make_spans(rows)
 
 
-def _spans(run: Answer, own: Mapping[str, float], stages: Sequence[Stage]) -> Iterator[tuple[Any, ...]]:
-    """Phase, stage, view, step, start and end in ms of what happened in a repeat."""
+def _spans(run: Answer, timed: bool, staged: bool) -> Iterator[tuple[Any, ...]]:
+    """Phase, stage, view, step, start and time in ms of what happened in a repeat.
+
+    The server's own times are used if ``timed``, and the worker's stages if ``staged``.
+    """
+    own, stages = run.own if timed else {}, run.stages if staged else []
     first, last = run.times[0], run.times[-1]
     ttft, prefill, queue = (own.get(f"{name}_ms", 0.0) for name in ("ttft", "prefill", "queue"))
     begins = [first - prefill] * bool(own) + [start for _, start, _, _ in stages]
@@ -140,9 +136,9 @@ def _spans(run: Answer, own: Mapping[str, float], stages: Sequence[Stage]) -> It
     wholes = [("prepare", "prepare", 0.0, begin), ("prepare", "preprocess", 0.0, before)]
     wholes += [("prepare", "queue", before, min(before + queue, begin))]
     wholes += [("prefill", "prefill", begin, first), ("decode", "decode", first, last)]
-    yield from ((phase, stage, "", None, start, end) for phase, stage, start, end in wholes if end > start)
+    yield from ((*names, "", None, start, end - start) for *names, start, end in wholes if end > start)
     steps = [] if run.untimed else list(pairwise(run.times))
-    yield from (("decode", "decode_step", "", step, *ends) for step, ends in enumerate(steps))
+    yield from (("decode", "decode_step", "", step, at, end - at) for step, (at, end) in enumerate(steps))
     # The prompt, of which a cache may have the beginning, takes one call or several.
     read, step, seen = run.usage.get("cached_tokens") or 0, -1, set[str]()
     for name, start, ms, tokens in stages:
@@ -152,4 +148,4 @@ def _spans(run: Answer, own: Mapping[str, float], stages: Sequence[Stage]) -> It
             view, step, read = "", step + (read >= run.usage.get("prompt_tokens", 1)), read + tokens
         if step < len(steps):
             of = ("prefill", None) if step < 0 else ("decode", step)
-            yield of[0], name, view, of[1], start, start + ms
+            yield of[0], name, view, of[1], start, ms

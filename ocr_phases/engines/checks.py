@@ -19,18 +19,16 @@ from ocr_phases.text import count_text, first_difference, ms_text
 # A first token after less than this part of the first one's time and less than this many decode steps is one
 # of a cached page. A server that has just started is slow at first.
 _FAST, _STEPS = 0.25, 6
-#: Crops of a page at most, in vLLM; the published code cuts up to 9.
-_FEWER_TILES = 6
-Size = tuple[int, int]
 
 
-def read_as(answer: Answer, asked: Preset, family: FamilyFacts, size: Size) -> tuple[Preset, int, LiveCheck]:
-    """How a page of that size was cut: the preset, the number of image tokens, and whether it is as asked.
+def read_as(answer: Answer, asked: Preset, family: FamilyFacts, *size: int) -> tuple[Preset, int, LiveCheck]:
+    """How a page of that width and height was cut: preset, image tokens, and whether it is as asked.
 
     Of a server that tells neither its prompt's ids nor their number it is as asked.
     """
     presets = [asked, *family.presets.values()]
-    presets += [replace(each, most_tiles=_FEWER_TILES) for each in presets if each.most_tiles > _FEWER_TILES]
+    # vLLM cuts a page into at most 6 crops, the published code into up to 9.
+    presets += [replace(each, most_tiles=6) for each in presets if each.most_tiles > 6]
     # Where two have as many, it is the one that comes first.
     ways = {image_token_count(each, each.grid(*size)): each for each in reversed(presets)}
     expected = image_token_count(asked, asked.grid(*size))

@@ -20,12 +20,9 @@ from ocr_phases.errors import OcrPhasesError, require
 from ocr_phases.schema import KINDS, shape
 from ocr_phases.text import plain
 
-#: The environment variable of the server's key.
-KEY = "OCR_PHASES_API_KEY"
 #: Scheme, host, port, path and model of an address.
 _ADDRESS = re.compile(r"(https?)://(\[[\da-fA-F:.]+\]|[^\s/?#:@\[\]]+)(:\d{1,5}|)(/[^\s?#@]*|)(?:#(.+))?")
 _MOST_BYTES = 64_000_000  # of an answer, streamed or not
-_MOST_TOLD = 300  # characters of a server's own message
 _MESSAGE = re.compile(r'"(?:message|detail)"\s*:\s*"((?:[^"\\]|\\.)*)"')
 _TOLD = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 _REFUSALS, _FAULTS = _TOLD["refusals"], _TOLD["faults"]
@@ -49,11 +46,10 @@ class Server:
     """
 
     def __init__(self, address: str, *, api_key: str | None = None, patience: float = 300.0) -> None:
-        self.patience, self._key = patience, api_key or os.environ.get(KEY, "")
+        self.patience, self._key = patience, api_key or os.environ.get("OCR_PHASES_API_KEY", "")
         parts: Any = _ADDRESS.fullmatch(address)
         # Neither is in its sentence: an address may have a key, too.
-        key_fits = self._key.isascii() and self._key.isprintable()
-        require([(_REFUSALS["address"], parts), (_REFUSALS["key"], key_fits)])
+        require([(_REFUSALS["address"], parts), (_REFUSALS["key"], re.fullmatch("[ -~]*", self._key))])
         scheme, self.host, port, path, self.model = parts.groups()
         self._connection = HTTPSConnection if scheme == "https" else HTTPConnection
         #: The host with its port; what the paths of OpenAI's methods, and of the server's own, begin with.
@@ -112,9 +108,9 @@ class Server:
             raise self._failed(told.format(error=error, server=self)) from error
 
     def _said(self, data: bytes, before: str = "") -> str:
-        """The message in a server's error, without the key."""
+        """The first 300 characters of the message in a server's error, without the key."""
         said = plain("".join(_MESSAGE.findall(data.decode("utf-8", "replace"))[:1]))
-        return said and before + said.replace(self._key or "…", "…")[:_MOST_TOLD].rstrip(".")
+        return said and before + said.replace(self._key or "…", "…")[:300].rstrip(".")
 
     def _failed(self, told: str) -> ServerFailed:
         return ServerFailed(f"{self.url} {told}.".replace("?.", "?"))

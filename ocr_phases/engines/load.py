@@ -10,19 +10,16 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ocr_phases.analyse.cost import hours_per_1000_pages
 from ocr_phases.engines.answers import ask
 from ocr_phases.engines.client import Server, ServerFailed
-from ocr_phases.engines.measurement import data_url
+from ocr_phases.engines.measurement import Measurement
 from ocr_phases.errors import checked, public, require
 from ocr_phases.files import write_into
-from ocr_phases.inputs.images import load_page
 from ocr_phases.inputs.views import Pages
 from ocr_phases.record import Plots
 from ocr_phases.settings import RunSettings
@@ -117,8 +114,7 @@ class LoadResult:
             table[f"{name}_p50_ms"] = each.median()
             table[f"{name}_p99_ms"] = each.quantile(0.99).where(pages >= TAIL_FROM)
         if self.price_per_hour is not None:
-            hours = hours_per_1000_pages(60_000 / table["pages_per_min"])
-            table["price_per_1000_pages"] = self.price_per_hour * hours
+            table["price_per_1000_pages"] = 1000 * self.price_per_hour / (60 * table["pages_per_min"])
         return table.rename_axis("level").reset_index()
 
     @property
@@ -132,8 +128,7 @@ class LoadResult:
     def verdict(self) -> str:
         """The knee, and what it brings, in one sentence; and how many requests failed."""
         levels, failed = self.table.set_index("level"), int(self.table["errors"].sum())
-        told = f"{count_text(len(self.asked) - failed, 'page')} read by {self.server}."
-        told = filled(_KNEE, levels.loc[self.knee], level=self.knee) if self.knee else told
+        told = filled(_KNEE, levels.loc[self.knee], level=self.knee) if self.knee else "There is no knee."
         return f"{told} {count_text(failed, 'request')} failed." if failed else told
 
     def _html(self) -> Html:
@@ -147,14 +142,13 @@ class LoadResult:
         return bundle(self._html(), f"{self.verdict}\n{self.table.to_string(index=False)}")
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
-        """Write ``load.html`` and ``load.json`` into ``folder``; the path of the HTML file.
+        """Write ``load.html`` and ``load.json``, which is `asked`, into ``folder``; the path of the first.
 
         Raises `CannotWrite` where other files are in the way, unless ``overwrite``.
         """
         page = document_html("Load – ocr_phases", [], self._html()).encode()
-        tables = {name: getattr(self, name).to_dict("records") for name in ("table", "asked")}
-        files = {"load.html": page, "load.json": msgspec.json.encode({"server": self.server, **tables})}
-        return write_into(Path(folder), files, overwrite=overwrite, stale=r"load\.(html|json)")[0]
+        files = {"load.html": page, "load.json": self.asked.to_json(orient="records").encode()}
+        return write_into(Path(folder), files, overwrite=overwrite)[0]
 
 
 @checked(RunSettings)
@@ -176,11 +170,9 @@ def load_test(
     """
     levels = [(f"{number} at once", number, 0.0) for number in concurrency]
     levels += [(f"{rate:g}/min", 4, rate) for rate in rates]
-    require([("Name a concurrency or a rate to load the server with.", levels)])
-    require((f"{each!r} is no load: give a number above 0.", each > 0) for each in (*concurrency, *rates))
+    require([("Give a concurrency or a rate above 0.", min((*concurrency, *rates), default=0) > 0)])
     each = pages if isinstance(pages, Sequence) and not isinstance(pages, str | bytes) else [pages]
-    asked = [session.check_request(page, **settings) for page in each]
-    bodies = [partial(session.body, one, data_url(*load_page(one.pages[0])[:2])) for one in asked]
+    bodies = [Measurement(session, session.check_request(page, **settings)).body for page in each]
     ask(session.server, bodies[0]())
     rows: list[dict[str, Any]] = []
     for level, at_once, rate in levels:
@@ -190,7 +182,7 @@ def load_test(
         with ThreadPoolExecutor(count if rate else at_once) as pool:
             row = partial(_row, session.server, level, time.monotonic())
             rows += pool.map(row, itertools.cycle(bodies), starts)
-    return LoadResult(session.server.url, rows, asked[0].price_per_hour)
+    return LoadResult(session.server.url, rows, settings.get("price_per_hour"))
 
 
 def _row(server: Server, level: str, zero: float, body: Callable[[], Any], start: float) -> dict[str, Any]:

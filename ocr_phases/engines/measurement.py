@@ -16,7 +16,7 @@ from ocr_phases.collectors.verdicts import LiveCheck, check, repeat_checks
 from ocr_phases.engines import checks
 from ocr_phases.engines.answers import Answer, Stage, ask, metrics, server_times, spans_of
 from ocr_phases.engines.client import ServerFailed
-from ocr_phases.inputs.images import load_page
+from ocr_phases.inputs.images import image_file, load_page
 from ocr_phases.record import PhaseRun
 from ocr_phases.request import each_run, page_part, row_part
 from ocr_phases.settings import Request
@@ -31,6 +31,7 @@ class Measurement:
 
     def __init__(self, session: Any, request: Request) -> None:
         self.session, self.request, self.page = session, request, load_page(request.pages[0])
+        self.body = partial(session.body, request, data_url(*self.page[:2]))
         self.runs, self.first = list[Answer](), 0.0  # ms to the first token of the first answer of all
         self.compared, self.ended = list[LiveCheck](), ""
 
@@ -39,22 +40,21 @@ class Measurement:
 
         Raises `ServerFailed` where that came before the end of the first repeat, and what the callbacks do.
         """
-        request, page = self.request, data_url(*self.page[:2])
         try:
-            for number, notify in each_run(request, on_tokens, progress):
-                answer = self._once(self.session.body(request, page), notify)
+            for number, notify in each_run(self.request, on_tokens, progress):
+                answer = self._once(notify)
                 self.first = self.first or answer.times[0]
                 self.runs += [answer] * (number >= 0)
-            self.compared += self._compared() if request.verify else []
+            self.compared += self._compared() if self.request.verify else []
         except ServerFailed as error:
             self.ended = f": {error}"
             if not self.runs:
                 raise
 
-    def _once(self, body: dict[str, Any], notify: Callable[[list[list[int]]], None] | None) -> Answer:
+    def _once(self, notify: Callable[[list[list[int]]], None] | None) -> Answer:
         """One answer, with what the server and its worker say of it, as long as it had the server alone."""
         session, before = self.session, metrics(self.session.server)
-        answer = ask(session.server, body, notify)
+        answer = ask(session.server, self.body(), notify)
         answer.own = server_times(session.server, before)
         if session.worker and (answer.own or not before):
             sent = time.monotonic()
@@ -87,11 +87,11 @@ class Measurement:
         session, request, worker = self.session, self.request, self.session.worker
         # A busy host joins tokens that came one by one.
         runs = [run for run in self.runs if not run.untimed] or self.runs
-        answer, left_out = runs[0], len(self.runs) - len(runs)
+        answer, more = runs[0], len(self.runs) - len(runs)
         asked = session.family.preset(request.preset)
-        preset, count, cut = checks.read_as(answer, asked, session.family, self.page[0].size)
+        preset, count, cut = checks.read_as(answer, asked, session.family, *self.page[0].size)
         agreed = repeat_checks([run.tokens[0] for run in self.runs], request.repeats, self.ended)
-        found = [*agreed, *checks.own_checks(runs, left_out, self.first, request.infer), cut, *self.compared]
+        found = [*agreed, *checks.own_checks(runs, more, self.first, request.infer), cut, *self.compared]
         (ids, texts), length = answer.tokens, answer.usage.get("prompt_tokens") or count + 1
         sure = [min(0.0, round(value, 3)) for value in answer.logprobs]
         known = {"logprobs": sure, "margins": [None] * len(ids)}
@@ -122,6 +122,4 @@ def data_url(image: Image.Image, data: bytes | None) -> str:
         file = Image.open(io.BytesIO(data or b""), formats=["PNG", "JPEG"])
         if data and (file.size, file.tobytes()) == (image.size, image.tobytes()):
             return data_address(data, Image.MIME[file.format or ""])
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return data_address(buffer.getvalue(), "image/png")
+    return data_address(image_file(image, "PNG"), "image/png")

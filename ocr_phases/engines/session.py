@@ -19,12 +19,12 @@ from ocr_phases.record import PhaseRun
 from ocr_phases.request import filled_in, recorded
 from ocr_phases.settings import Request, RunSettings
 
-#: Settings that no server can be asked for: another value than the default is refused by name.
-_STEPS = ("first_token", "strategy", "vision", "autocast", "eos_check_every")
-_CANNOT = (*_STEPS, "generate", "kernels", "kernel_trace")
-#: How many of the settings beyond OpenAI's, in the order of `ServerSession.check_request`, an engine takes.
-_TAKES = {"vllm": 3, "sglang": 2, "other": 0}
-_WHOLE_WINDOW = 1 << 20
+#: Settings that no server can be asked for, and those that an engine is not known to take, either.
+_CANNOT = ("first_token", "strategy", "vision", "autocast", "eos_check_every", "generate", "kernels")
+_OTHERS = ("no_repeat_ngram_size", "top_k", "ignore_eos")
+_LACKS = {"vllm": (), "sglang": _OTHERS[:1], "other": _OTHERS}
+#: The family by a part of a class or a served name, which may not say it.
+_FAMILIES = {"unlimited": UNLIMITED_OCR, "ocr2": DEEPSEEK_OCR_2, "": DEEPSEEK_OCR}
 
 
 @public
@@ -35,15 +35,19 @@ class ServerSession:
     def __init__(self, url: str, model: str | None = None, *, reference: Any = None, **options: Any) -> None:
         server = self.server = Server(url, **options)
         served = [each["id"] for each in server.call(f"{server.path}/models", SHAPES["models"])["data"]]
-        only = served[0] if len(served) == 1 else ""
-        self.reference, self.model = reference, model or server.model or only
+        self.reference, self.model = reference, model or server.model or " ".join(served)  # several are none
         require([(f"{server.url} serves {', '.join(served)}: name one of these.", self.model in served)])
-        self.engine, self.version = _engine(server)
+        self.engine, self.version = "other", "unknown"
+        for engine, path in (("sglang", "/get_server_info"), ("vllm", "/version")):
+            with contextlib.suppress(ServerFailed, LookupError):
+                self.version = str(server.call(server.root + path, dict[str, Any])["version"])
+                self.engine = engine
         #: What the worker's extension says of the model and its device; empty without it.
         self.worker: dict[str, Any] = {}
         with contextlib.suppress(ServerFailed, LookupError):
             self.worker = self.rpc("ocr_watch", dict[str, dict[str, Any]])
-        self.family = facts_of(_family(f"{self.worker.get('model')} {self.model}"))
+        names = re.sub("[^a-z0-9]", "", f"{self.worker.get('model')} {self.model}".lower())
+        self.family = facts_of(next(name for part, name in _FAMILIES.items() if part in names))
         #: What the last `run_inference` measured, also where it was interrupted; None without a repeat.
         self.last_run: PhaseRun | None = None
 
@@ -69,8 +73,8 @@ class ServerSession:
 
         Raises `OcrPhasesError` for what a server cannot do, by name, and where no repeat was finished.
         """
-        request = partial(self.check_request, page, prompt=prompt)
-        return recorded(self, lambda **own: Measurement(self, request(**own)), given)
+        check = partial(self.check_request, page, prompt=prompt)
+        return recorded(self, lambda **own: Measurement(self, check(**own)), given)
 
     load_test = load_test
 
@@ -78,14 +82,11 @@ class ServerSession:
     def check_request(self, page: Pages, **settings: Any) -> Request:
         """What `run_inference` would ask for, with every default; raises what that would before it asks."""
         asked = RunSettings(**settings)
-        told = "A server cannot do {}={!r}: leave it out, or load the model itself."
-        given = {name: getattr(asked, name) for name in _CANNOT if getattr(asked, name) is not False}
-        require((told.format(*each), each[1] == getattr(RunSettings, each[0])) for each in given.items())
         request = filled_in(page, asked, self.family, ignore_eos=False, eos_check_every=1)
-        own = {"ignore_eos": request.ignore_eos, "infer's top_k": request.infer.top_k}
-        own["infer's no_repeat_ngram_size"] = request.infer.no_repeat_ngram_size
-        told = "{} is no setting that this server is known to take: leave it out."
-        require((told.format(name), not own[name]) for name in [*own][_TAKES[self.engine] :])
+        every, lacks = vars(asked) | vars(request.infer), (*_CANNOT, *_LACKS[self.engine])
+        given = [(name, every[name]) for name in lacks if every[name]]
+        told = "This server cannot do {}={!r}: leave it out, or load the model itself."
+        require((told.format(*each), each[1] == getattr(RunSettings, each[0], None)) for each in given)
         told = "A server is asked for one page at a time: name one, with one prompt."
         needed = "verify needs the checkpoint to compare with: give connect a reference."
         single = len(request.pages) == len(request.prompts) == 1
@@ -95,8 +96,8 @@ class ServerSession:
     def body(self, request: Request, page: str) -> dict[str, Any]:
         """The chat completion that a request is, for a page as a data URL."""
         infer, text, limit = request.infer, request.prompts[0], request.max_new_tokens
-        size, window = infer.no_repeat_ngram_size, infer.no_repeat_ngram_window or _WHOLE_WINDOW
-        wanted: dict[str, Any] = {"stream": True, "stream_options": {"include_usage": True}}
+        size, window = infer.no_repeat_ngram_size, infer.no_repeat_ngram_window or 1 << 20
+        wanted = {"stream": True, "stream_options": {"include_usage": True}, "seed": request.seed}
         image: dict[str, Any] = {"type": "image_url", "image_url": {"url": page}}
         if self.engine == "vllm":
             # A page's own name and salt: no repeat finds the last one's page in a cache.
@@ -104,18 +105,14 @@ class ServerSession:
             wanted["return_token_ids"] = True
         else:  # what the server puts before a text, vLLM takes as it is
             text = text.removeprefix("<image>").lstrip("\n")
-        sampled = {"temperature": infer.temperature, "top_p": infer.top_p, "seed": request.seed}
-        wanted |= sampled | {"top_k": infer.top_k or None} if infer.do_sample else {"temperature": 0.0}
-        wanted |= {
-            "model": self.model,
-            "messages": [{"role": "user", "content": [image, {"type": "text", "text": text}]}],
-            "vllm_xargs": {"ngram_size": size, "window_size": window} if size else None,
-            "logprobs": request.token_probabilities,
-            "max_tokens": None if limit == self.family.published_limit else limit,
-            "ignore_eos": request.ignore_eos or None,
-            "skip_special_tokens": None if self.engine == "other" else False,
-        }
-        return {name: value for name, value in wanted.items() if value is not None}
+        wanted |= {"temperature": infer.temperature if infer.do_sample else 0.0, "top_p": infer.top_p}
+        wanted |= {"top_k": infer.top_k} if infer.top_k else {}
+        wanted |= {"max_tokens": limit} if limit != self.family.published_limit else {}
+        wanted |= {"vllm_xargs": {"ngram_size": size, "window_size": window}} if size else {}
+        if self.engine != "other":
+            wanted |= {"ignore_eos": request.ignore_eos, "skip_special_tokens": False}
+        said = [{"role": "user", "content": [image, {"type": "text", "text": text}]}]
+        return wanted | {"model": self.model, "messages": said, "logprobs": request.token_probabilities}
 
 
 @checked(ServerSession)
@@ -128,17 +125,3 @@ def connect(url: str, model: str | None = None, api_key: str | None = None, **op
     the server may be silent. Raises `OcrPhasesError` where there is no such server or model.
     """
     return ServerSession(url, model, api_key=api_key, **options)
-
-
-def _engine(server: Server) -> tuple[str, str]:
-    """The engine, and its version."""
-    for name, path in (("vllm", "/version"), ("sglang", "/get_server_info")):
-        with contextlib.suppress(ServerFailed, LookupError):
-            return name, str(server.call(server.root + path, dict[str, Any])["version"])
-    return "other", "unknown"
-
-
-def _family(names: str) -> str:
-    """The family by a class or a served name: DeepSeek-OCR where these do not say."""
-    text = re.sub("[^a-z0-9]", "", names.lower())
-    return UNLIMITED_OCR if "unlimited" in text else DEEPSEEK_OCR_2 if "ocr2" in text else DEEPSEEK_OCR

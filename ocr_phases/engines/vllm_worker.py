@@ -13,15 +13,9 @@ from pathlib import Path
 from typing import Any
 
 #: vLLM's modules of each stage, as far as a model has them.
-MODULES = {
-    "sam": "sam_model",
-    "clip": "vision_model",
-    "encoder": "qwen2_model",
-    "projector": "projector",
-    "language_model": "language_model",
-}
+MODULES = {"sam": "sam_model", "clip": "vision_model", "encoder": "qwen2_model"}
+MODULES |= {name: name for name in ("projector", "language_model")}
 _SETTINGS = ("max_num_seqs", "max_num_batched_tokens", "enforce_eager", "enable_prefix_caching")
-_MOST_ROWS = 200_000
 
 
 class Watch:
@@ -34,7 +28,7 @@ class Watch:
         import torch
 
         self.cuda = torch.cuda if device.type == "cuda" else None
-        self.rows: deque[tuple[str, Any, Any, int]] = deque(maxlen=_MOST_ROWS)
+        self.rows: deque[tuple[str, Any, Any, int]] = deque(maxlen=200_000)
         self.opened, self.base = list[Any](), self._base()
         for stage, name in MODULES.items():
             if module := getattr(model, name, None):
@@ -74,16 +68,18 @@ class Watch:
 
 
 class Stages:
-    """The methods that the worker gets; their names must be none of vLLM's."""
+    """The methods that the worker gets; their names must be none of vLLM's.
 
-    def ocr_watch(self) -> dict[str, Any]:
+    ``ocr_take``, once `ocr_watch` was called, is `Watch.take`.
+    """
+
+    def ocr_watch(self: Any) -> dict[str, Any]:
         """Begin to watch, once, and say what is watched: model class, dtype, device, settings, versions."""
         import torch
 
-        worker: Any = self
-        model, device, config = worker.model_runner.get_model(), worker.device, worker.vllm_config
-        if not hasattr(self, "ocr_watching"):
-            self.ocr_watching = Watch(model, device)
+        model, device, config = self.model_runner.get_model(), self.device, self.vllm_config
+        if not hasattr(self, "ocr_take"):
+            self.ocr_take = Watch(model, device).take
         cpu = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu and cpu[1]
         parts = vars(config.scheduler_config) | vars(config.model_config) | vars(config.cache_config)
@@ -93,7 +89,3 @@ class Stages:
             "versions": {"torch": str(torch.__version__)},
             "settings": {name: parts[name] for name in _SETTINGS},
         }
-
-    def ocr_take(self) -> tuple[float, list[tuple[str, float, float, int]]]:
-        """`Watch.take`."""
-        return self.ocr_watching.take()

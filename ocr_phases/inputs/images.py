@@ -112,11 +112,16 @@ def describe_page(image: Image.Image, data: bytes | None, name: str, *, embed: b
     if embed and (not data or len(data) > _EMBED_BYTES or data[:4] == b"%PDF" or split_page(name)[1]):
         small = image.copy()
         small.thumbnail((_EMBED_SIDE, _EMBED_SIDE))
-        buffer = io.BytesIO()
-        small.save(buffer, "JPEG", quality=90)
-        data = buffer.getvalue()
+        data = image_file(small, "JPEG", quality=90)
     kept = base64.b64encode(data).decode() if embed and data else None
     return {"file": name, "sha256": digest, "width": image.width, "height": image.height, "data": kept}
+
+
+def image_file(image: Image.Image, form: str, **options: Any) -> bytes:
+    """The bytes of an image as a file of this form; ``options`` are Pillow's for it."""
+    buffer = io.BytesIO()
+    image.save(buffer, form, **options)
+    return buffer.getvalue()
 
 
 def as_rgb(image: Image.Image) -> Image.Image:

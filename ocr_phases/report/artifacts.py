@@ -8,7 +8,6 @@ Everything here reads text that a model wrote: it is parsed, never evaluated.
 from __future__ import annotations
 
 import ast
-import io
 import json
 import math
 import re
@@ -28,6 +27,7 @@ from PIL import Image
 from ocr_phases.analyse.grounding import GRID, Box, Grounding, Region, parse_grounding, pixel_box
 from ocr_phases.families import FAMILIES, facts_of
 from ocr_phases.files import RECORD, TRACE_OWNER, rescued, same_file, write_given, write_into
+from ocr_phases.inputs.images import image_file
 from ocr_phases.record import PhaseRun
 from ocr_phases.show.page import draw_marks, pages_of_row, printable, region_boxes
 
@@ -290,9 +290,7 @@ def _jpeg(image: Image.Image) -> bytes:
     if max(image.size) > _JPEG_LONGEST_SIDE:  # the format cannot hold it
         image = image.copy()
         image.thumbnail((_JPEG_LONGEST_SIDE, _JPEG_LONGEST_SIDE))
-    buffer = io.BytesIO()
-    image.save(buffer, "JPEG", quality=90)
-    return buffer.getvalue()
+    return image_file(image, "JPEG", quality=90)
 
 
 def chrome_trace(run: PhaseRun) -> dict[str, Any]:

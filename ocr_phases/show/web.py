@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import io
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,6 +22,7 @@ from markupsafe import Markup as Html
 from PIL.Image import Image, Resampling
 
 from ocr_phases.analyse.kernels import short_kernel
+from ocr_phases.inputs.images import image_file
 from ocr_phases.text import bytes_text, digits_text, percent_text, plain, stage_name
 
 MISSING = "n/a"
@@ -254,9 +254,7 @@ def jpeg_file(image: Image, width: int, height: int) -> tuple[Image, bytes]:
     """An RGB copy of an image of at most these pixels, and the bytes of it as a JPEG."""
     small = image.convert("RGB")
     small.thumbnail((width, height), Resampling.HAMMING)  # as sharp as the default here, in half the time
-    buffer = io.BytesIO()
-    small.save(buffer, "JPEG", quality=85, optimize=True)
-    return small, buffer.getvalue()
+    return small, image_file(small, "JPEG", quality=85, optimize=True)
 
 
 def image_html(image: Image, alt: str, *, width: int) -> Html:
