@@ -16,7 +16,7 @@ from example_run import altered, failed_cells, make_run
 from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
-from test_quality_shown import TRUTH
+from test_quality import TRUTH
 
 from ocr_phases import PhaseRun
 from ocr_phases.analyse.comparison import SHARE, Comparison, in_units, text_changes
