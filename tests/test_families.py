@@ -197,25 +197,20 @@ def test_the_published_rule_is_the_familys():
 
 
 @pytest.mark.parametrize(
-    ("name", "sizes", "preset", "prompt"),
+    ("name", "sizes"),
     [
-        (
-            "deepseek-ocr-2",
-            SMALL_SIZES.replace("clip", "encoder"),
-            "crop",
-            "<image>\n<|grounding|>Convert the document to markdown.",
-        ),
-        ("unlimited-ocr", f"{SMALL_SIZES},window=32", "gundam", "<image>document parsing."),
+        ("deepseek-ocr-2", SMALL_SIZES.replace("clip", "encoder")),
+        ("unlimited-ocr", f"{SMALL_SIZES},window=32"),
     ],
     ids=["deepseek-ocr-2", "unlimited-ocr"],
 )
-def test_a_small_dummy_runs(name: str, sizes: str, preset: str, prompt: str) -> None:
-    session = OCRSession.load(f"dummy:{name},{sizes}", device="cpu")
+def test_a_small_dummy_runs(name: str, sizes: str) -> None:
+    session, facts = OCRSession.load(f"dummy:{name},{sizes}", device="cpu"), FAMILIES[name]
     run = session.run_inference(RECEIPT, preset="small", max_new_tokens=2, **ONCE, token_probabilities=False)
     assert (run.model["name"], run.model["family"]) == (f"dummy:{name},{sizes}", name)
     assert not with_verdict(run_checks(run), "fail")
-    inputs = session.prepare(RECEIPT)
-    assert (inputs.views[0].preset.name, inputs.prompts) == (preset, (prompt,))
+    inputs = session.prepare(RECEIPT)  # as the recorded pages are
+    assert (inputs.views[0].preset.name, *inputs.prompts) == (facts.default_preset, facts.text_of("markdown"))
 
 
 @pytest.fixture(scope="module")
@@ -235,15 +230,12 @@ def several_pages(unlimited_session) -> PhaseRun:
 def test_cache_facts_are_true_for_a_cache_that_stops_growing(several_pages, tmp_path):
     run = PhaseRun.load(several_pages.save(tmp_path / "run.json"))
     prompt, cache = run.request["prefill_len"], run.cache
-    assert run.model["family"] == UNLIMITED_OCR
     assert [page["row"] for page in run.pages] == [0, 0]
-    assert run.request["prompts"] == ["<image><image>Multi page parsing."]
     assert cache["window"] == WINDOW
     assert cache["lengths"] == list(range(prompt, prompt + 24))
     assert cache["entries"] == [min(length, prompt + WINDOW - 1) for length in cache["lengths"]]
     assert cache["bytes_per_token"] == 2 * 3 * 80 * 4
     assert cache["bytes"] == [entries * cache["bytes_per_token"] for entries in cache["entries"]]
-    assert run["kv_cache_bytes"] == (prompt + WINDOW - 1) * cache["bytes_per_token"]
     checks = {check.name: check for check in run_checks(run)}
     assert {check.verdict for check in checks.values()} <= {"pass", "note", "n/a", "noisy"}
     for name in ("parity", "cache_growth", "cache_linear", "cache_reused", "image_features", "prompt_tokens"):
@@ -253,7 +245,7 @@ def test_cache_facts_are_true_for_a_cache_that_stops_growing(several_pages, tmp_
     )
 
 
-def test_padded_rows_are_measured_and_generate_is_refused_beyond_the_window(unlimited_session):
+def test_two_pages_are_rows_or_one_prompt_and_what_the_family_cannot_is_refused(unlimited_session):
     pages, prompts = [RECEIPT, RECEIPT], ["markdown", "<image>Read it, please, all of it."]
     options = {"preset": "small", "max_new_tokens": WINDOW + 1, **ONCE}
     run = unlimited_session.run_inference(pages, prompts, verify=True, **options)
@@ -263,15 +255,10 @@ def test_padded_rows_are_measured_and_generate_is_refused_beyond_the_window(unli
     assert verdict == "n/a" and "mistakes which slots are padding once its window of 16" in why
     with refused():
         unlimited_session.run_inference(pages, prompts, generate=True, **options)
-
-
-def test_several_pages_in_one_prompt_have_no_crops(unlimited_session):
-    pages = [RECEIPT, RECEIPT]
-    inputs = unlimited_session.prepare(pages, prompt="multipage")
-    assert (inputs.views[0].preset.name, inputs.image_tokens) == ("base", (2 * 273,))
-    with refused():
+    one = unlimited_session.prepare(pages, prompt="multipage")
+    assert (one.views[0].preset.name, one.image_tokens) == ("base", (2 * 273,))
+    with refused():  # several pages in one prompt have no crops
         unlimited_session.prepare(pages, prompt="multipage", preset="gundam")
-    assert unlimited_session.prepare(pages).batch_size == 2
 
 
 def test_pages_of_a_file_are_one_prompt_on_the_command_line(tmp_path, capsys):
