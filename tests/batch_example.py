@@ -93,7 +93,8 @@ def listening(pid: int | None = None) -> dict[str, list[str]]:
     for process in psutil.Process(pid).children(recursive=True):
         connections = getattr(process, "net_connections", None) or process.connections  # before psutil 6
         sockets = [f"{one.laddr.ip}:{one.laddr.port}" for one in connections("inet") if not one.raddr]
-        found[" ".join(process.cmdline())] = sockets
+        with contextlib.suppress(psutil.ZombieProcess):  # it has ended
+            found[" ".join(process.cmdline())] = sockets
     return found
 
 

@@ -229,6 +229,8 @@ WRONG = {
     "--save BAD/file/x|--save BAD",
     "profile PAGE --model": "BAD",
     "verify": "BAD/text.png --save BAD/text.png --overwrite|"
+    "--record RUN --price-per-hour 0|--record RUN --price-per-hour -1|"
+    "--record RUN --price-per-hour cheap|"
     "--record RUN --model tiny|--record RUN --out LONG|PAGE --save BAD|PAGE --record RUN",
     "sweep": "--records .|--records . --repeats 3 --batch 1|PAGE --records .|--records LONG",
     "sweep PAGE": "--batch 1,x|--models ,|--models tiny --model tiny|--strategies eagr|--out LONG|"
@@ -240,7 +242,8 @@ WRONG = {
     "batch PAGE": "--render non|--render after|--presets tiny --preset base|--render none --render-workers 1|"
     "--wait-workers 5|--out LONG|--truth LONG|--out BAD/file|--retries -1|--timeout 0|--timeout nan|"
     "--timeout inf|--timeout 1e300|--render only|--wait-workers 0|--render-workers 99999|--workers 0|"
-    "--workers 99999|--workers 2 --scheduler tcp://127.0.0.1:1",
+    "--workers 99999|--workers 2 --scheduler tcp://127.0.0.1:1|--preset huge|--prompt locate:|"
+    "--strategy fast|--vision sharp|--max-new-tokens 0|--eos-check-every 0|--repeats 0|--warmup -1",
 }
 WRONG_COMMANDS = [f"{start} {end}".strip() for start, ends in WRONG.items() for end in ends.split("|")]
 

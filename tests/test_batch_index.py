@@ -113,12 +113,22 @@ def test_the_page_shows_failures_first_escapes_all_counts_and_links_what_is_ther
 def test_loops_are_told_first_and_a_long_table_is_cut(batch, monkeypatch):
     """That a noisy page is in no median is in the approved index."""
     _, index = batch
+    assert "the decode time." not in html_of(index)
     monkeypatch.setattr("ocr_phases.show.index.MOST_ROWS", 4)
     loops = (index.pages["page"] == "c.pdf#2") * 0.5
     text = html_of(index._replace(pages=index.pages.assign(repeated_share=loops)))
     assert says(text[: text.index('id="Pages"')], "1 of 4 pages loops", "% of the decode time")
     assert says(text, "4 of 7 rows") and "repeated share" in text
-    assert "the decode time." not in html_of(index)
+
+
+def test_every_page_has_its_price(batch):
+    folder, before = batch
+    index = build_index(folder, 3.6)
+    done = index.pages[index.pages["status"] == "done"]
+    assert done["price_per_1000_pages"].tolist() == pytest.approx((done["page_ms"] / 1000).tolist())
+    quiet = index._replace(pages=index.pages.assign(noisy=False, wh_per_1000_pages=12.0))
+    assert says(html_of(quiet), "12.0 Wh", "Price of 1,000 pages", "at 3.6 an hour")
+    assert "Price of" not in html_of(before)
 
 
 def test_a_batch_in_which_everything_failed_has_an_index_too(tmp_path):

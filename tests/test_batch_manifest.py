@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -16,8 +15,6 @@ from typing import Any
 
 import pytest
 from batch_example import make_pages, measure, statuses
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from PIL import Image
 from refusals import refused
 from wording import says
@@ -26,7 +23,6 @@ from ocr_phases import versions
 from ocr_phases.batch import jobs as batch_jobs
 from ocr_phases.batch.child import Child
 from ocr_phases.batch.jobs import Job, Page, find_pages, make_jobs
-from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import LARGEST_FILE
 from ocr_phases.inputs.images import load_page
 from ocr_phases.versions import code_hash
@@ -233,17 +229,6 @@ def test_a_bad_line_of_a_list_fails_alone(suffix, tmp_path):
         assert job.sha256 is None
         with refused():
             load_page(job.source)
-
-
-@settings(max_examples=50)
-@given(st.binary(max_size=200))
-def test_any_bytes_as_a_list_are_read_or_refused(tmp_path_factory, data):
-    for suffix in (".csv", ".jsonl"):
-        path = tmp_path_factory.mktemp("list") / f"list{suffix}"
-        path.write_bytes(data)
-        with contextlib.suppress(OcrPhasesError):
-            found = pages_of(path)
-            assert found and all(set(page.settings) <= set(KNOWN) for page in found)
 
 
 # -- files that are none, or too much ---------------------------------------------------------------

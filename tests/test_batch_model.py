@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,12 +14,12 @@ from PIL import Image
 from refusals import refused
 from wording import says
 
-from ocr_phases import PhaseRun, Settings
+from ocr_phases import PhaseRun
 from ocr_phases.batch.child import LocalPool
 from ocr_phases.batch.jobs import Job, Page, make_jobs
 from ocr_phases.batch.store import read_listing
 from ocr_phases.cli import main
-from ocr_phases.errors import NotebookFailed, OcrPhasesError
+from ocr_phases.errors import NotebookFailed
 from ocr_phases.files import MANIFEST_NAME
 from ocr_phases.models.load import resolve_device
 
@@ -85,31 +84,6 @@ def test_a_model_that_cannot_be_loaded_stops_the_batch_at_once(tmp_path, monkeyp
     assert main(["batch", str(PAGES), "--out", str(tmp_path / "out"), "--model", "huge", *QUICK]) == 2
     assert "no model 'huge'" in capsys.readouterr().err
     assert not list((tmp_path / "out").glob("pages"))
-
-
-#: Settings that are wrong for every page.
-WRONG = {
-    "preset": "huge",
-    "prompt": "locate:",
-    "strategy": "fast",
-    "vision": "sharp",
-    "max_new_tokens": 0,
-    "eos_check_every": 0,
-    "repeats": 0,
-    "warmup": -1,
-}
-
-
-def test_a_setting_wrong_for_every_page_is_refused_before_anything_starts(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(subprocess, "Popen", None)  # no worker could start now
-    for option, value in WRONG.items():
-        with pytest.raises(OcrPhasesError) as single:
-            Settings(**{option: value})
-        command = ["batch", str(SLIDE), f"--{option.replace('_', '-')}", str(value)]
-        assert main([*command, "--out", str(tmp_path / "new")]) == 2
-        said = capsys.readouterr().err.replace("--", "").replace("-", "_")  # settings are options there
-        assert said == f"ocr-phases: {single.value}\n".replace("-", "_")
-    assert not list(tmp_path.iterdir())
 
 
 def test_a_worker_with_other_versions_stops_the_batch_and_fails_no_page(tmp_path):

@@ -113,7 +113,7 @@ def test_what_loads_can_be_read(number):
     for loaded, (told, run) in enumerate([("nothing", base), *loaded_mutants(base, 60, seed=number)]):
         readers = [*QUICK, *SLOW] if loaded == 0 else [next(quick)]
         readers += [next(slow)] if loaded % 10 == 5 else []
-        readers += ["all drawn"] if loaded == 4 else []
+        readers += ["all drawn"] if loaded == 4 and number else []  # the second base has all of the first
         for name in readers:
             try:
                 ({"all drawn": draw_everything} | QUICK | SLOW)[name](run, base)
@@ -129,7 +129,7 @@ def test_no_verb_ends_in_a_traceback(tmp_path, monkeypatch, capsys):
     base, path = (tmp_path / name for name in ("base.json", "run.json"))
     BASES[0].save(base)
     verbs = ["verify", "--record"], ["compare", str(base)], ["artifacts"]
-    for number, (_, damaged) in enumerate(mutants(plain(BASES[0]), 24, seed=77)):
+    for number, (_, damaged) in enumerate(mutants(plain(BASES[0]), 12, seed=77)):
         path.write_bytes(as_file(damaged))
         code = main([*verbs[number % 3], str(path), "--out", str(tmp_path / "out"), "--overwrite"])
         told = capsys.readouterr()

@@ -254,11 +254,10 @@ def test_the_first_difference_is_judged_by_its_margin(shift, verdict, monkeypatc
 
     monkeypatch.setattr(parity, "scores", scores)
     monkeypatch.setattr(parity, "one_shot", generate)
-    run = session.run_inference(RECEIPT, ignore_eos=True, verify=True, **{**QUICK, "max_new_tokens": 8})
+    run = session.run_inference(RECEIPT, ignore_eos=True, verify=True, **{**QUICK, "max_new_tokens": 7})
     check = checked(run)["parity"]
     assert check.verdict == verdict
-    assert says(check.measured, "token 6 of 8")
-    assert "top-2 margin" in check.measured
+    assert says(check.measured, "token 6 of 7", "top-2 margin")
 
 
 # -- the verbs ----------------------------------------------------------------------------------------
@@ -295,7 +294,7 @@ def test_profile_repeats_a_record(tmp_path, tiny_session, capsys, monkeypatch):
 TEXT_RUN = make_run(max_tokens=8, repeats=1, embed=False, crops=False)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=12)
 @given(fuzzed)
 @example("\x00\ud800<script>alert(1)</script>")
 def test_any_text_becomes_fragments_without_a_script(text):

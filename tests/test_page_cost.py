@@ -8,7 +8,6 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from batch_example import html_of, make_batch
 from example_run import altered, make_run
 from refusals import refused
 from wording import says
@@ -16,7 +15,6 @@ from wording import says
 from ocr_phases import OcrPhasesError, PhaseRun, Settings, SweepResult
 from ocr_phases.analyse.cost import priced
 from ocr_phases.analyse.sentences import key_metrics
-from ocr_phases.batch.index import build_index
 from ocr_phases.cli import main
 from ocr_phases.cli.options import BATCH, EVERY, SHARED
 from ocr_phases.show.results_many import end_to_end_html
@@ -59,7 +57,7 @@ def test_a_price_is_no_part_of_what_was_asked() -> None:
     assert Cell(price_per_hour=2.0).name == Cell().name
 
 
-def test_a_sweep_and_an_index_have_the_price_of_every_cell_and_page(tmp_path: Path) -> None:
+def test_a_sweep_has_the_price_of_every_cell() -> None:
     sweep = SweepResult({"a": with_energy(make_run(), 36.0), "b": make_run(rows=2)}, pd.DataFrame())
     table = sweep.with_price(3.6).table.set_index("cell")
     for cell, pages in (("a", 1), ("b", 2)):
@@ -69,13 +67,6 @@ def test_a_sweep_and_an_index_have_the_price_of_every_cell_and_page(tmp_path: Pa
     shown = end_to_end_html(table.reset_index())
     assert says(shown, "one measurement after another", "Wh", "price")
     assert "1,000 pages" in end_to_end_html(sweep.table) and "price" not in end_to_end_html(sweep.table)
-    make_batch(tmp_path)
-    index = build_index(tmp_path, 3.6)
-    done = index.pages[index.pages["status"] == "done"]
-    assert done["price_per_1000_pages"].tolist() == pytest.approx((done["page_ms"] / 1000).tolist())
-    quiet = index._replace(pages=index.pages.assign(noisy=False, wh_per_1000_pages=12.0))
-    assert says(html_of(quiet), "12.0 Wh", "Price of 1,000 pages", "at 3.6 an hour")
-    assert "Price of" not in html_of(build_index(tmp_path))
 
 
 def test_a_record_is_shown_at_another_price(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -84,6 +75,3 @@ def test_a_record_is_shown_at_another_price(tmp_path: Path, capsys: pytest.Captu
     assert main([*shown, "7", "--json"]) == 0
     metrics = json.loads(capsys.readouterr().out)["metrics"]
     assert metrics["price_per_1000_pages"] == pytest.approx(7000 / metrics["pages_per_hour"])
-    for price in ("0", "-1", "cheap"):
-        assert main([*shown, price]) == 2
-        assert "--price-per-hour" in capsys.readouterr().err
