@@ -28,6 +28,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core; what it start
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
 
+# jsonschema checks web addresses with a parser that takes seconds to make, and no notebook's schema has any.
+sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+
 SLOW = [hypothesis.HealthCheck.too_slow]  # as drawing is on a busy machine
 hypothesis.settings.register_profile("suite", deadline=None, max_examples=40, suppress_health_check=SLOW)
 hypothesis.settings.load_profile("suite")

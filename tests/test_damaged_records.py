@@ -57,9 +57,9 @@ def swept(run: PhaseRun, base: PhaseRun) -> object:
 def draw_everything(run: PhaseRun, base: PhaseRun) -> None:
     pair = Comparison([base, run])
     for name in ("latency", "vision", "timeline", "memory", "roofline", "kernels"):
-        getattr(run.plot, name)()._repr_mimebundle_()
+        getattr(run.plot, name)().bundle(still=False)
     for name in ("stages", "decode", "ratios"):
-        getattr(pair.plot, name)()._repr_mimebundle_()
+        getattr(pair.plot, name)().bundle(still=False)
     try:
         results.head_html(run), results.page(run).html()
     except OcrPhasesError as error:  # the embedded page is read when it is shown
