@@ -7,12 +7,9 @@ import importlib.util
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,13 +52,9 @@ def jupyter_lab(folder: Path) -> Iterator[str]:
     names += ["JUPYTERLAB_SETTINGS_DIR", "JUPYTERLAB_WORKSPACES_DIR", "IPYTHONDIR"]
     own = {name: str(folder / name.lower()) for name in names}
     own |= {"JUPYTER_CONFIG_PATH": str(config.parent), "PYTHONPATH": str(REPOSITORY)}
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     options = {
         "ServerApp.ip": "127.0.0.1",
-        "ServerApp.port": port,
-        "ServerApp.port_retries": 0,
+        "ServerApp.port": 0,
         "IdentityProvider.token": TOKEN,
         "ServerApp.root_dir": root,
         "ServerApp.terminals_enabled": False,
@@ -72,21 +65,21 @@ def jupyter_lab(folder: Path) -> Iterator[str]:
     command += [f"--{name}={value}" for name, value in options.items()]
     with (folder / "server.log").open("w") as log:
         server = subprocess.Popen(command, env={**os.environ, **own}, stdout=log, stderr=log)
-    address = f"http://127.0.0.1:{port}"
     try:
-        _wait_for(server, address, folder / "server.log")
-        yield address
+        yield _address(server, own["JUPYTER_RUNTIME_DIR"], folder / "server.log")
     finally:
         server.terminate()  # the server ends its kernels
         server.wait(30)
 
 
-def _wait_for(server: subprocess.Popen[bytes], address: str, log: Path) -> None:
+def _address(server: subprocess.Popen[bytes], runtime: str, log: Path) -> str:
+    """The address that a server writes down once it listens."""
+    from jupyter_server.serverapp import list_running_servers
+
     end = time.monotonic() + _START_S
     while time.monotonic() < end and server.poll() is None:
-        with contextlib.suppress(urllib.error.URLError, ConnectionError):
-            urllib.request.urlopen(f"{address}/api/status?token={TOKEN}", timeout=5).close()
-            return
+        for running in list_running_servers(runtime):
+            return str(running["url"]).rstrip("/")
         time.sleep(0.2)
     raise RuntimeError(f"JupyterLab did not start:\n{log.read_text()[-2000:]}")
 

@@ -22,8 +22,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import nbformat
-import papermill
+import example_run
 import pytest
 from conftest import GOLDEN, PAGES
 from elements import Elements
@@ -39,14 +38,13 @@ from ocr_phases.analyse.statistics import LEAST_REPEATS
 from ocr_phases.explorer import Explorer
 from ocr_phases.explorer.form import Asked, presets_of
 from ocr_phases.explorer.panel import MEASURED, VIEWS
-from ocr_phases.explorer.records import file_stem, found, kept_files, placed, shipped
+from ocr_phases.explorer.records import found, kept_files, placed, shipped
 from ocr_phases.explorer.running import Live, start
 from ocr_phases.explorer.view_data import markdown_html
 from ocr_phases.families import FAMILIES
 from ocr_phases.models.load import load_tokenizer
 from ocr_phases.settings import ModelSettings, Settings
 from ocr_phases.steps.execution import preparing
-from ocr_phases.versions import asset
 
 AGAIN = "Measure again with 8 repeats"
 JPEG = "data:image/jpeg;base64,"
@@ -105,14 +103,10 @@ def heard(explorer: Explorer, call: Callable[[int], object]) -> None:
 # -- building -----------------------------------------------------------------------------------------
 
 
-def test_a_new_panel_shows_the_package_s_record_with_page_boxes_and_curve(tmp_path: Path):
+def test_a_new_panel_shows_one_of_the_package_s_records_which_are_of_every_family(tmp_path: Path):
     explorer = Explorer(keep=tmp_path)
-    (page,) = explorer.data["pages"]
-    assert explorer.run.page["file"] == "receipt.png"
-    assert page["href"].startswith(JPEG) and len(page["boxes"]) == 5
-    assert len([ms for ms in explorer.data["ms"] if ms]) == explorer.run.token_count - 1
-    assert (explorer.view, explorer.busy) == ("page", False) and AGAIN not in explorer.head
-    assert pages_asked(explorer) == [(str(PAGES / "receipt.png"), None)]
+    assert (explorer.run.page["file"], explorer.view, explorer.busy) == ("receipt.png", "page", False)
+    assert pages_asked(explorer) == [(str(PAGES / "receipt.png"), None)] and AGAIN not in explorer.head
     assert "data-read" in explorer.records and "data-own" not in explorer.records  # nobody may delete it
     runs = [PhaseRun.load(path) for path in shipped()]
     assert {run.model.get("family", "deepseek-ocr") for run in runs} == set(FAMILIES)
@@ -159,8 +153,6 @@ def test_pages_come_from_a_folder_a_path_and_files(tmp_path: Path):
     for path, told in (("missing.png", "missing.png"), (str(tmp_path), "no page in")):
         browser.ask("path", value=path)
         assert told in explorer.message and "Traceback" in explorer.message
-    browser.ask("files", b"no image", names=["notes.md"])
-    assert "notes.md is not an image" in explorer.message
     browser.form(pages=["receipt"])
     assert explorer.message == ""
 
@@ -183,18 +175,15 @@ print(explorer.run.token_count, explorer.message)
     assert done.stdout.startswith(str(run.token_count)) and "ModuleNotFoundError" in done.stdout
 
 
-SHAPES = [
-    *({"cuda": True}, {"rows": 3}, {"embed": False}, {"return_text": False}, {"generate": True}),
-    *({"first_token": "redecode"}, {"max_tokens": 1}, {"text": "no region at all"}, {"memory": False}),
-]
+SHAPES = {**example_run.SHAPES, "no region": {"text": "no region at all"}}
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_every_shape_of_record_is_drawn_and_has_a_small_picture(shape: dict):
-    run = make_run(**shape, page_name="<b>.png")
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape_of_record_is_drawn_and_has_a_small_picture(shape: str):
+    run = make_run(**SHAPES[shape], page_name="<b>.png")
     explorer = Explorer(runs=[run])
     # Figures of all shapes are drawn by the tests of what a cell shows.
-    open_all(explorer, *(() if shape == {"cuda": True} else ("checks", "page")))
+    open_all(explorer, *(() if shape == "cuda" else ("checks", "page")))
     json.dumps(explorer.data, allow_nan=False)
     explorer.token = 10**6
     assert (explorer.token, explorer.message) == (run.token_count - 1, "")
@@ -204,7 +193,7 @@ def test_every_shape_of_record_is_drawn_and_has_a_small_picture(shape: dict):
     assert "<b>" not in bundle["text/html"] and says(bundle["text/html"], 'alt="&lt;b&gt;.png')
     explorer.token, explorer.view = 0, "stages"
     assert explorer.picture() != bundle
-    if shape == {"rows": 3}:
+    if shape == "batch":
         explorer.row, explorer.token = 2, 1
         assert explorer.data["rows"] == [page["file"] for page in run.pages]
         explorer.row = 1
@@ -326,40 +315,31 @@ def test_a_live_update_is_small_and_keeps_the_slowest_token(times: list[float]):
 
 
 @pytest.mark.parametrize("text", [_MARKED, "<|det|>title [1, 2, 300, 400]<|/det|>"])
-def test_boxes_appear_while_the_text_is_written(text: str):
-    live = Live()
-    live.begin(len(text), 1, 0, page_image(60, 80))
-    live.reader(lambda: lambda token: text[token])
-    live.progress(0, 1)
-    live.on_tokens(0, [list(range(len(text) - 12))])
-    assert live.state()["boxes"] == []
-    live.on_tokens(0, [list(range(len(text) - 12, len(text)))])
-    assert [box["region"] for box in live.state()["boxes"]] == [0]
+def test_live_tells_text_boxes_pace_and_progress_and_a_result_is_tightened_by_repeats(text: str):
+    live, many = Live(), len(text)
+    live.begin(many, repeats=2, warmup=1, page=page_image(60, 80))
     assert live.size == (60, 80) and live.picture.startswith(JPEG)
-
-
-def test_live_tells_text_pace_and_progress_and_a_result_is_tightened_by_repeats():
-    live = Live()
-    live.begin(10, repeats=2, warmup=1)
     live.doing("loading tiny")
     state = live.state()
     assert "loading tiny" in state["doing"] and state["done"] is None  # nobody knows how long loading takes
-    live.reader(lambda: lambda token: f"<{token}>")
+    live.reader(lambda: lambda token: text[token])
     live.progress(0, 3)
-    for token in range(4):
+    for token in range(many - 12):
         live.on_tokens(-1, [[token]])
     state = live.state()
-    assert says(state["doing"], "warm-up", "4 tokens")
-    assert state["text"] == "<0><1><2><3>" and len(state["lines"][0]) == 3
+    assert says(state["doing"], "warm-up", f"{many - 12} tokens") and state["boxes"] == []
+    assert state["text"] == text[:-12] and len(state["lines"][0]) == many - 13
+    live.on_tokens(-1, [[*range(many - 12, many)]])
+    assert [box["region"] for box in live.state()["boxes"]] == [0]
     for done in (1, 2):
         live.progress(done, 3)
         live.on_tokens(0, [[7]])
         live.on_tokens(0, [[7]])
     state = live.state()
     assert says(state["doing"], "repeat 2 of 2", "2 tokens", "a token") and state["left"].endswith("s left")
-    assert (state["done"], state["total"]) == (10, 12)
+    assert (state["done"], state["total"]) == (2 * many + 2, 3 * many)
     # What a finished run brought stays while the next one is measured, whose curve is the faint one.
-    assert (state["text"], len(state["lines"])) == ("<7><7>", 2)
+    assert (state["text"], len(state["lines"])) == (2 * text[7], 2)
     live.progress(3, 3)
     live.state()
     live._times = [[9.0], [1.0, 5.0], [2.0, 8.0]]
@@ -386,21 +366,17 @@ def test_a_run_s_half_character_is_not_shown_in_the_next_one(monkeypatch):
 # -- records ------------------------------------------------------------------------------------------
 
 
-def test_records_are_loaded_named_carried_away_and_deleted(run: PhaseRun, tmp_path: Path):
+def test_records_are_loaded_named_and_deleted(run: PhaseRun, tmp_path: Path):
     explorer = Explorer(keep=tmp_path / "kept")
     browser = Browser(explorer)
-    run.save(tmp_path / "one.json")
-    browser.ask("path", value=str(tmp_path / "one.json"))
+    file = run.save(tmp_path / "one.json")
+    browser.ask("path", value=str(file))
     assert explorer.run.result == run.result
-    key = explorer.rows[0].key
-    browser.ask("download", key=key)
-    (content, (data,)) = browser.answers[-1]
-    assert (content["to"], content["file"]) == ("here", f"{file_stem(run)}.json")
-    assert PhaseRun.from_json(data).to_dict() == run.to_dict()
+    key, data = explorer.rows[0].key, run.to_json()
     browser.ask("files", data, gzip.compress(data), names=["up.json", "up.json.gz"])
     assert len(explorer.runs) == 4  # with the package's
     browser.ask("rename", key=key, value="my run/1")
-    assert (tmp_path / "my-run-1.json").exists() and not (tmp_path / "one.json").exists()
+    assert (tmp_path / "my-run-1.json").exists() and not file.exists()
     assert f'value="{key}"' in explorer.records and "<td>my run/1</td>" in explorer.records
     browser.ask("show", key=key)
     browser.ask("delete", key=key)
@@ -426,6 +402,11 @@ def test_a_file_that_is_no_record_is_told_and_changes_nothing(
         browser.ask("files", *files.values(), names=[*files])
         said = re.sub("<details.*?</details>", "", explorer.message, flags=re.DOTALL)
         assert [name in said for name in files] == [True, False, True] and len(explorer.runs) == 2
+    if content == b"{":  # one in the folder of records is passed over
+        explorer = Explorer(keep=tmp_path)
+        assert says(explorer.message, "wrong.json") and explorer.run.page["file"] == "receipt.png"
+        explorer.view = "records"
+        assert "<td>damaged: " in explorer.records
 
 
 def test_two_ticked_records_are_compared_with_the_pinned_one(run: PhaseRun):
@@ -452,7 +433,8 @@ def test_a_report_is_made_of_a_record(explorer: Explorer, tmp_path: Path, monkey
     browser.ask("report", key=explorer.rows[0].key)
     (content, (data,)) = browser.answers[-1]
     (report,) = tmp_path.rglob("report.html")
-    assert (content["file"], data) == (f"{report.parent.name}.html", report.read_bytes())
+    assert (content["to"], content["file"]) == ("here", f"{report.parent.name}.html")
+    assert data == report.read_bytes()
 
 
 # -- running ------------------------------------------------------------------------------------------
@@ -490,28 +472,17 @@ def test_a_run_is_measured_in_its_thread_watched_and_repeated_over_its_curve(qui
     assert quick.runs[1] is first and len(quick.runs) == shown + 2
 
 
-@pytest.mark.parametrize(("in_repeat", "kept"), [(0, 0), (1, 1)])
-def test_stop_takes_effect_within_one_step(quick: Explorer, in_repeat: int, kept: int):
-    calls, before = [], quick.run
-
-    def call(repeat):
-        calls.append(repeat)
-        if calls.count(in_repeat) == 9:
-            quick.stop()
-
-    heard(quick, call)
-    asyncio.run(quick.measure())
-    assert calls.count(in_repeat) == 9
-    assert (quick.run is not before) == bool(kept) and not quick.busy
-    assert "Stopped" in quick.message
-    if kept:
-        assert quick.run.repeats == [0] and "1 of 2 repeats" in quick.message
+STOPS = [("repeat 0", "stop"), ("repeat 1", "stop"), ("set-up", "stop")]
+STOPS += [("layer", by) for by in ("stop", "interrupt", "cancel")]
 
 
-@pytest.mark.parametrize("by", ["stop", "interrupt", "cancel"])
-def test_a_prefill_is_stopped_between_its_layers(quick: Explorer, tiny_session, by: str):
+@pytest.mark.parametrize(("where", "by"), STOPS)
+def test_a_measurement_ends_where_it_is_stopped(
+    quick: Explorer, tiny_session, monkeypatch: pytest.MonkeyPatch, where: str, by: str
+):
     layers = tiny_session.model.model.vision_tower.sam_encoder.layers
-    ran, before = [], signal.getsignal(signal.SIGINT)
+    calls, heeded, named = [], [], threading.Event()
+    before, handler = quick.run, signal.getsignal(signal.SIGINT)
 
     async def measure():
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
@@ -523,37 +494,42 @@ def test_a_prefill_is_stopped_between_its_layers(quick: Explorer, tiny_session, 
 
         def stop(*_):
             how()
-            ran.append(quick.measuring._stop.wait(10))
+            heeded.append(quick.measuring._stop.wait(10))
 
-        with contextlib.ExitStack() as after:
-            after.callback(layers[0].register_forward_hook(stop).remove)
+        def at_token(repeat):
+            calls.append(f"repeat {repeat}")
+            if calls.count(where) == 9:
+                stop()
+
+        def set_up(*_):  # nothing is compiled here
+            preparing.get()("compiling the decode step")
+            assert named.wait(30)
+            stop()
+
+        told = lambda change: "compiling the decode step" in change["new"].get("doing", "")  # noqa: E731
+        quick.observe(lambda change: told(change) and named.set(), "live")
+        heard(quick, at_token)
+        with monkeypatch.context() as patch, contextlib.ExitStack() as after:
+            if where == "set-up":
+                Browser(quick).form(strategy="compiled")
+                patch.setattr("ocr_phases.recorder.Measurement.set_up", set_up)
+            if where == "layer":
+                after.callback(layers[0].register_forward_hook(stop).remove)
             await quick.measure()
 
     with pytest.raises(asyncio.CancelledError) if by == "cancel" else contextlib.nullcontext():
         asyncio.run(measure())
-    assert ran == [True] and quick.rows[0].cells["steps"] == "stopped" and not quick.busy
+    assert heeded == [True] and calls.count(where) in (0, 9) and not quick.busy
+    assert by == "cancel" or "Stopped" in quick.message
+    if where == "repeat 1":
+        assert quick.run.repeats == [0] and "1 of 2 repeats" in quick.message
+    else:
+        assert quick.run is before and quick.rows[0].cells["steps"] == "stopped"
     assert not any(layer._forward_pre_hooks for layer in layers)
-    assert signal.getsignal(signal.SIGINT) == before
-    asyncio.run(quick.measure())  # which does not wait for the one before
-    assert quick.run.repeats == [0, 1]
-
-
-def test_the_set_up_of_a_strategy_is_named_and_can_be_stopped(
-    quick: Explorer, monkeypatch: pytest.MonkeyPatch
-):
-    Browser(quick).form(strategy="compiled", repeats=1)
-    before, named = quick.run, threading.Event()
-
-    def set_up(*_):  # nothing is compiled here
-        preparing.get()("compiling the decode step")
-        assert named.wait(30)
-        quick.stop()
-
-    told = lambda change: "compiling the decode step" in change["new"].get("doing", "")  # noqa: E731
-    quick.observe(lambda change: told(change) and named.set(), "live")
-    monkeypatch.setattr("ocr_phases.recorder.Measurement.set_up", set_up)
-    asyncio.run(quick.measure())
-    assert quick.run is before and "Stopped" in quick.message
+    assert signal.getsignal(signal.SIGINT) == handler
+    if where == "layer":
+        asyncio.run(quick.measure())  # which does not wait for the one before
+        assert quick.run.repeats == [0, 1]
 
 
 def test_pages_and_presets_run_one_after_another(
@@ -636,14 +612,6 @@ def test_a_record_that_cannot_be_kept_is_shown(quick: Explorer, tmp_path: Path):
     assert quick.run.token_count == 12 and says(quick.message, "cannot be written")
 
 
-def test_a_damaged_file_in_the_folder_is_told_and_passed_over(tmp_path: Path):
-    (tmp_path / "2026_bad.json").write_text("{")
-    explorer = Explorer(keep=tmp_path)
-    assert says(explorer.message, "2026_bad.json") and explorer.run.page["file"] == "receipt.png"
-    explorer.view = "records"
-    assert "<td>damaged: " in explorer.records
-
-
 def test_paths_begin_in_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     project, notebooks = tmp_path / "project", tmp_path / "project" / "notebooks"
     notebooks.mkdir(parents=True)
@@ -683,17 +651,3 @@ def test_what_cannot_be_run_is_said_in_a_sentence(
     sentence, _, rest = quick.message.partition("<details")
     assert says in sentence and "Traceback (most recent call last)" in rest
     assert quick.run is before and not quick.busy
-
-
-# -- the notebook -------------------------------------------------------------------------------------
-
-
-def test_the_notebook_runs_through_papermill(run: PhaseRun, tmp_path: Path):
-    record = run.save(tmp_path / "run.json")
-    done, source = tmp_path / "done.ipynb", asset("notebooks", "explore.ipynb")
-    papermill.execute_notebook(source, done, {"record": str(record)}, kernel_name="python3")
-    notebook = nbformat.read(done, as_version=4)
-    panel = next(cell for cell in notebook.cells if cell.id == "panel")
-    assert any("widget-view+json" in kind for kind in panel.outputs[0]["data"])
-    assert any("image/jpeg" in output["data"] for output in panel.outputs)
-    assert run.page["file"] in json.dumps(notebook.cells[-1].outputs)
