@@ -120,7 +120,7 @@ class Page {
     this.root.ariaLabel = `The page with ${boxes.length} boxes, ${width} by ${height} pixels`;
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     const image = href ? h("image", { href, width, height, preserveAspectRatio: "none" }) : "";
-    this.svg.replaceChildren(h("rect.opv-sheet", { width, height }), image, (this.boxes = h("g")));
+    this.svg.replaceChildren(h("rect", { width, height, fill: "#fff" }), image, (this.boxes = h("g")));
     this.showBoxes(boxes, times);
     this.magnify(0);
   }
