@@ -15,6 +15,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ocr_phases.analyse.cost import hours_per_1000_pages
 from ocr_phases.engines.answers import ask
 from ocr_phases.engines.client import Server, ServerFailed
 from ocr_phases.engines.measurement import Measurement
@@ -106,15 +107,15 @@ class LoadResult:
         asked, levels = self.asked, self.asked.groupby("level", sort=False)
         pages, seconds = levels["end"].count(), levels["end"].max() - levels["begun"].min()
         table = pd.DataFrame({"requests": levels.size(), "errors": levels.size() - pages})
-        table["pages_per_min"] = 60 * pages / seconds
-        table["tokens_per_s"] = levels["tokens"].sum() / seconds
+        table["pages_per_min"], table["tokens_per_s"] = 60 * pages / seconds, levels["tokens"].sum() / seconds
         gaps = asked["times"][asked["tokens"] == asked["times"].map(len)].map(np.diff).explode()
         for name, waited in (("ttft", asked["first"] - asked["begun"]), ("inter_token", gaps)):
             each = (1e3 * waited.astype(float)).groupby(asked["level"])
             table[f"{name}_p50_ms"] = each.median()
             table[f"{name}_p99_ms"] = each.quantile(0.99).where(pages >= TAIL_FROM)
         if self.price_per_hour is not None:
-            table["price_per_1000_pages"] = 1000 * self.price_per_hour / (60 * table["pages_per_min"])
+            hours = hours_per_1000_pages(60_000 / table["pages_per_min"])
+            table["price_per_1000_pages"] = self.price_per_hour * hours
         return table.rename_axis("level").reset_index()
 
     @property
