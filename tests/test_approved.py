@@ -114,7 +114,12 @@ def test_a_sweep_is_shown_as_approved(show: Show, tmp_path: Path) -> None:
 def test_a_batch_index_is_shown_as_approved(
     show: Show, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its reports are rendered in this process: a worker of its own would import it all again."""
+    """In this process, and without its reports, which are shown above: a worker would import it all again."""
+
+    def reported(run: PhaseRun, folder: Path, parameters: object) -> None:
+        (folder / "report.html").touch()
+
+    monkeypatch.setattr("ocr_phases.report.render.page_report", reported)
     pool = Here(lambda request: HANDLERS[request["mode"]](request, list))
     monkeypatch.setattr("ocr_phases.batch.child.LocalPool", lambda _: pool)
     listed = {name: a_job(f"{name}.png") for name in ("cpu", "noisy", "eager", "failed")}
