@@ -89,9 +89,7 @@ def every_point(folder: Path, command: list[str]) -> None:
     figures.page_figures = computed_once  # type: ignore[assignment]
     shutil.copytree(folder / "start", folder / "first")
     with contextlib.redirect_stdout(sys.stderr):
-        main(
-            [*command, "--out", str(folder / "first" / "out")]
-        )  # what it imports and computes, each fork has
+        main([*command, "--out", str(folder / "first" / "out")])  # each fork has what it imports
     for point in itertools.count(1, 3):
         out = folder / str(point) / "out"
         shutil.copytree(folder / "start", out.parent)

@@ -107,15 +107,12 @@ def test_links_are_written_through(tmp_path):
     assert found == {"run.json": b"again.json", "new.json": b"new.json"}
 
 
-def test_the_longest_name_is_written(tmp_path):
+def test_the_longest_name_is_written_and_one_that_the_file_system_refuses_is_not(tmp_path):
+    """The table of wrong commands has names that are too long."""
     target = output_file(tmp_path / ("a" * 250 + ".json"))
     assert not target.exists()  # the probe leaves nothing
     assert make_run().save(target) == target
     assert output_file(target).read_bytes() == target.read_bytes() != b""
-
-
-def test_a_name_that_the_file_system_refuses(tmp_path):
-    """The table of wrong commands has names that are too long."""
     (tmp_path / "ring").symlink_to("ring")
     for make, name in itertools.product((output_file, output_folder), ("ring", "nul\0.json", "\ud800")):
         with pytest.raises(CannotWrite):
