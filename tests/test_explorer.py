@@ -35,6 +35,7 @@ from wording import says
 
 from ocr_phases import OcrPhasesError, PhaseRun
 from ocr_phases.analyse.statistics import LEAST_REPEATS
+from ocr_phases.errors import Stopped
 from ocr_phases.explorer import Explorer
 from ocr_phases.explorer.form import Asked, presets_of
 from ocr_phases.explorer.panel import MEASURED, VIEWS
@@ -344,6 +345,9 @@ def test_live_tells_text_boxes_pace_and_progress_and_a_result_is_tightened_by_re
     live.state()
     live._times = [[9.0], [1.0, 5.0], [2.0, 8.0]]
     assert live.state()["lines"] == [[(0, 2.0), (1, 8.0)], [(0, 1.5), (1, 6.5)]]
+    live.stop()
+    with pytest.raises(Stopped):  # at the next token, also where no layer can be stopped
+        live.on_tokens(1, [[7]])
 
 
 def test_a_run_s_half_character_is_not_shown_in_the_next_one(monkeypatch):
