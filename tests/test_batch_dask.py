@@ -87,7 +87,7 @@ def dask_cluster(workers: int = 1, processes: bool = False, **options: Any) -> I
     stop_children()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def processes() -> Iterator[str]:
     """The address of a scheduler with two workers that are processes, and start again when they are lost."""
     with dask_cluster(2, processes=True) as cluster:
