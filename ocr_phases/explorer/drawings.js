@@ -48,6 +48,14 @@ function turn(box, { elements }, name) {
   for (const each of box.querySelectorAll(":scope > [data-pane]")) each.hidden = each.dataset.pane !== name;
 }
 
+/** Scroll a box, but not the notebook, until a child is in sight. */
+function reveal(box, child) {
+  const [outer, inner] = [box, child].map((each) => each.getBoundingClientRect());
+  const [down, right] = [inner.top - outer.top, inner.left - outer.left];
+  if (down < 0 || inner.bottom > outer.bottom) box.scrollTop += down - outer.height / 2;
+  if (right < 0 || inner.right > outer.right) box.scrollLeft += right - outer.width / 2;
+}
+
 /** Give a class to some elements of a box and to no others. */
 function light(box, name, elements) {
   for (const each of box.querySelectorAll(`.${name}`)) each.classList.remove(name);

@@ -24,9 +24,6 @@ const viewHtml = () => `<section class="opv-view opv" data-pane="page" aria-labe
     <div class="opv-rendered" data-pane="markdown" tabindex="0" role="group" aria-label="Markdown"></div>
   </div></div></section>`;
 
-/** Scrolls a box, but not the notebook, until what is in it is in sight. */
-const NEAREST = { block: "nearest", inline: "nearest", container: "nearest" };
-
 /** A bar of times in the colours of `palette`. */
 function legend(palette, [low, high], what) {
   const style = `background: linear-gradient(to right, ${palette.map(([colour]) => colour).join(", ")})`;
@@ -209,7 +206,7 @@ class View {
     light(this.view, "opv-now", this.view.querySelectorAll(parts));
     for (const box of [this.tokens, this.rendered, this.page.root]) {
       const now = box.querySelector(":is(.opv-token, section, .opv-region).opv-now");
-      if (now && !box.matches(":hover")) now.scrollIntoView(NEAREST);
+      if (now && !box.matches(":hover")) reveal(box, now);
     }
     const { firstChild, lastChild } = this.spans[token].parentElement;
     const [first, last] = [firstChild, lastChild].map((each) => Number(each.dataset.token));
