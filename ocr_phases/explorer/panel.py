@@ -405,9 +405,9 @@ class Explorer(anywidget.AnyWidget):
             self.live = {}
             if job.run is not None:
                 self._show(job, before)
-        wanted = job.asked.settings.repeats
-        if len(run.repeats) < wanted:
-            self._say(f"Stopped: the record has {len(run.repeats)} of {wanted} repeats.")
+        for check in run.live_checks:
+            if check["name"] == "interrupted":
+                self._say(f"Stopped: the record has {check['measured'].rstrip('.')}.")
 
     async def _watched(self, asked: Asked) -> PhaseRun:
         """Measure, telling what comes in between; raises what the measurement raises."""
