@@ -68,10 +68,10 @@ def page_part(page: Any, preset: Preset, row: int, image: int, text: int, embed:
 
     ``image`` and ``text`` are the tokens that it and its prompt have.
     """
-    size, tokens = page[0].size, {"image_tokens": image, "text_tokens": text}
-    cut = {"row": row, "preset": preset.name, "grid": list(preset.grid(*size)), **tokens}
-    cut["valid_image_tokens"] = valid_image_tokens(preset, size, preset.grid(*size))
-    return describe_page(*page, embed=embed) | cut
+    size, grid = page[0].size, preset.grid(*page[0].size)
+    cut = {"row": row, "preset": preset.name, "grid": list(grid), "image_tokens": image, "text_tokens": text}
+    valid = {"valid_image_tokens": valid_image_tokens(preset, size, grid)}
+    return describe_page(*page, embed=embed) | cut | valid
 
 
 def row_part(request: Request, ids: list[int], texts: list[str], text: str, ended: bool) -> dict[str, Any]:
