@@ -260,7 +260,7 @@ def _describe_row(checkpoint: Checkpoint, request: Request, ids: list[int]) -> d
     texts = [read(token, last=place in (written, len(ids))) for place, token in enumerate(ids, start=1)]
     # As the vendor counts them: the output, end token included, tokenised again.
     tokens = {"text_tokens": len(checkpoint.encode("".join(texts)))}
-    return row_part(request, ids, texts, "".join(texts[:written]), ended) | tokens
+    return row_part(request, ids, texts, "".join(texts[:written]), "stop" if ended else "length") | tokens
 
 
 def describe_model(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -74,11 +74,11 @@ def page_part(page: Any, preset: Preset, row: int, image: int, text: int, embed:
     return describe_page(*page, embed=embed) | cut | valid
 
 
-def row_part(request: Request, ids: list[int], texts: list[str], text: str, ended: bool) -> dict[str, Any]:
-    """The record's part about a row's result; ``ended`` says that its last token is the end token."""
+def row_part(request: Request, ids: list[int], texts: list[str], text: str, end: str) -> dict[str, Any]:
+    """The record's part about a row's result; ``end`` is why it ended: "stop" (OpenAI's) or "length"."""
     none = {"token_texts": [""] * len(ids), "text": None}
     told = {"token_texts": texts, "text": text} if request.return_text else none
-    return {"ids": ids, **told, "finish_reason": "eos" if ended else "length"}
+    return {"ids": ids, **told, "finish_reason": "eos" if end == "stop" else end}
 
 
 def recorded(session: Any, make: Callable[..., Any], given: dict[str, Any]) -> PhaseRun:

@@ -44,7 +44,7 @@ class Answer:
     logprobs: list[float] = field(default_factory=list)
     prompt_ids: list[int] = field(default_factory=list)
     usage: dict[str, Any] = field(default_factory=dict)
-    finish: str | None = None
+    finish: str = "length"
     own: dict[str, float] = field(default_factory=dict)
     stages: list[Stage] = field(default_factory=list)
 

@@ -109,7 +109,7 @@ class Measurement:
             model=model | worker.get("model", {}),
             pages=[page_part(self.page, preset, 0, count, length - count, request.embed_page)],
             request=request.described() | made | {"repeats": len(runs), "prefill_len": length},
-            results=[row_part(request, ids, texts, "".join(texts), answer.finish == "stop")],
+            results=[row_part(request, ids, texts, "".join(texts), answer.finish)],
             spans=spans_of(runs),
             live_checks=found,
             probabilities=[known] if len(sure) == len(ids) else None,
