@@ -209,6 +209,15 @@ def test_compiled_vision_is_made_once_a_shape_and_gives_the_same(traced, golden_
     torch.testing.assert_close(compiled, session.run_prefill(inputs).logits, atol=1e-4, rtol=0)
 
 
+def test_the_compilers_cache_says_how_long_it_takes(traced, golden_session, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    told: list[str] = []
+    with strategies.told_of_preparing(told.append):
+        for _ in range(2):
+            StaticStep(golden_session.model, 1, CAPACITY, "compiled").ready_for(8, 2)
+    assert ["about 10 s" in text for text in told] == [False, True]
+
+
 def test_what_cannot_be_compiled_is_one_sentence():
     def breaks(value):
         torch._dynamo.graph_break()

@@ -12,11 +12,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from hashlib import sha256
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._inductor import codecache
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import windowed_length
@@ -115,9 +118,8 @@ class StaticStep:
         self._given: Tensor | None = None  # the token that the step itself fed back
         self.setup: dict[str, Any] = {"max_cache_len": max_cache_len, "compile_ms": None, "capture_ms": None}
         self.setup["allocated_bytes"] = cache_bytes_per_token(self.cache) * max_cache_len
-        self._body = self._step
-        if strategy == "compiled":
-            self._body = compiled_apart(self._step, options=_KNOWN if self.device.type == "cuda" else None)
+        options = _KNOWN if self.device.type == "cuda" else None
+        self._body = compiled_apart(self._step, options=options) if strategy == "compiled" else self._step
         self._runs: dict[int, Callable[[], Tensor]] = {}  # as ``strategy`` runs it, by the entries it reads
 
     @torch.no_grad()
@@ -136,9 +138,14 @@ class StaticStep:
         with current_device(self.device), self.execution():
             runs = {read: self._reading(read) for read in sorted(reads - self._runs.keys())}
             if runs and self.strategy == "compiled" and not self._runs:
-                preparing.get()("compiling the decode step: 80 s at first, 10 s later")
+                made_of = f"{torch.__version__} {self._mask.shape} {self.device.type} {self.model.config}"
+                # Beside what the compiler keeps, so that both go together.
+                note = Path(codecache.cache_dir(), sha256(made_of.encode()).hexdigest())
+                left = "about 10 s, compiled before" if note.exists() else "about 80 s, 10 s the next time"
+                preparing.get()(f"compiling the decode step: {left}")
                 with tuned_steadily():
                     _, self.setup["compile_ms"] = first_call_ms(self.device, next(iter(runs.values())))
+                note.touch()
             if runs and self.strategy != "eager" and self.device.type == "cuda":
                 runs, ms = first_call_ms(self.device, lambda: {read: captured(runs[read]) for read in runs})
                 self.setup["capture_ms"] = ms + (self.setup["capture_ms"] or 0)
@@ -189,8 +196,7 @@ class StaticStep:
         if self.window is not None:
             self._ring[0].fill_(prompt_len)
             self._ring[1].fill_(prompt_len + self.window)
-            if length > prompt_len:
-                self._slot.sub_((length - prompt_len) // self.window * self.window)
+            self._slot.sub_(max(0, length - prompt_len) // self.window * self.window)
         self._mask.fill_(-torch.inf)
         self._mask[:, 0, 0, :held].masked_fill_(state.attention_mask[:, :held].bool(), 0.0)
         self._position.fill_(length - 1)  # a copy from the host would wait for it
@@ -243,9 +249,8 @@ class CapturedPrefill(MadeForwards):
 
     def run(self, name: str, forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """One forward, as it is where it has a mask to read."""
-        if tensors_in(options["attention_mask"]):
-            return forward(*args, **options)
-        return super().run(name, forward, *args, **options)
+        run = forward if tensors_in(options["attention_mask"]) else partial(super().run, name, forward)
+        return run(*args, **options)
 
     def make(self, name: str, forward: Callable[..., Any], *args: Any, **options: Any) -> Made:
         """What runs for one length."""

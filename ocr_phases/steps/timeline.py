@@ -66,8 +66,7 @@ class Timeline:
         self.around = around
         self._device = torch.device(resolve_device(str(device)))
         # Asking for it at every mark would cost as much as the mark.
-        cuda = self._device.type == "cuda"
-        self._stream = torch.cuda.current_stream(self._device) if cuda else None
+        self._stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
         self.closed: list[Span] = []
         self._open: list[Span] = []
         self.phase = ""
