@@ -10,7 +10,7 @@ from pathlib import Path
 from benchmarks.measure import PARTS, BenchSettings, run_bench
 from benchmarks.tables import bench_text
 from ocr_phases import OCRSession
-from ocr_phases.cli.options import name_list, number_list
+from ocr_phases.cli.options import name_list
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import each_page, output_file
 from ocr_phases.inputs.images import load_page
@@ -44,7 +44,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--presets", type=name_list, metavar="LIST", default=(), help="() is the model's own")
     add("--strategies", type=name_list, metavar="LIST", default=(), help="() is eager on a CPU, all on a GPU")
     add("--parts", type=name_list, metavar="LIST", default=PARTS, help=f"of {', '.join(PARTS)}")
-    add("--batch", type=number_list, dest="batches", default="1,4,16", metavar="LIST", help="rows")
     add("--pairs", type=int, default=15, metavar="N", help="alternating pairs")
     add("--prompt", default="markdown", help="its name or text")
     add("--max-new-tokens", type=int, default=128, metavar="N", help="tokens of every run")

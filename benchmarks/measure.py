@@ -20,7 +20,6 @@ import torch
 from tqdm import tqdm
 
 from benchmarks.tables import BENCH_SCHEMA, KIND
-from ocr_phases.analyse.cost import run_shape
 from ocr_phases.analyse.floors import floor_table
 from ocr_phases.analyse.kernels import kernel_table
 from ocr_phases.collectors import machine
@@ -39,7 +38,7 @@ from ocr_phases.steps.execution import current_device, decode_attention
 from ocr_phases.steps.timeline import NoTimeline, Timeline
 from ocr_phases.sweep_models import free_memory
 
-PARTS = ("overhead", "collectors", "stage_coverage", "prefill", "strategies", "batches")
+PARTS = ("overhead", "collectors", "stage_coverage", "prefill", "strategies")
 
 _BLOCK = 16  # decode steps between turns
 
@@ -54,7 +53,6 @@ class BenchSettings:
     parts: tuple[str, ...] = PARTS
     presets: tuple[str, ...] = ()
     strategies: tuple[str, ...] = ()
-    batches: tuple[int, ...] = (1, 4, 16)
     pairs: int = 15
     max_new_tokens: int = 128
     prompt: str = "markdown"
@@ -84,11 +82,11 @@ class _Bench:
     preset: str
     settings: BenchSettings
 
-    def run(self, *, batch: int = 1, **options: Any) -> PhaseRun:
+    def run(self, **options: Any) -> PhaseRun:
         """A measurement of the page with every asked token made; ``options`` as in `run_inference`."""
         options = {"max_new_tokens": self.settings.max_new_tokens, "repeats": 1, "warmup": 0, **options}
         return self.session.run_inference(
-            [self.page] * batch,
+            self.page,
             self.settings.prompt,
             preset=self.preset,
             ignore_eos=True,
@@ -257,29 +255,6 @@ def _strategies(bench: _Bench) -> dict[str, Any]:
     return {"ways": ways, "ways_failed": failed}
 
 
-def _batches(bench: _Bench) -> dict[str, Any]:
-    """Decode of several copies of the page side by side, by each strategy: whole decode and steps, ms."""
-    ways: list[dict[str, Any]] = []
-    failed: dict[str, str] = {}
-    for strategy in bench.settings.strategies:
-        for batch in bench.settings.batches:
-            way = {"strategy": strategy, "batch": batch}
-            try:
-                run = bench.run(batch=batch, strategy=strategy, repeats=bench.settings.rounds, warmup=1)
-            except (OcrPhasesError, RuntimeError) as error:
-                failed[f"{strategy}, batch {batch}"] = one_sentence(error)
-                free_memory()
-                continue
-            times = {
-                "decode_ms": _rounded(run.repeat_ms("decode", "decode", "host_ms")),
-                "step_ms": _rounded(run.stage_ms("decode_step")),
-                "prefill_ms": _rounded(run.repeat_ms("prefill", "prefill")),
-            }
-            rows = {"distinct_rows": run_shape(run)["distinct_rows"]}  # what the floor counts experts of
-            ways.append({**way, **rows, "steps": run["decode_steps"], **times, **_floor(run)})
-    return {"ways": ways, "ways_failed": failed}
-
-
 def _ready(
     bench: _Bench, setting: str, values: Sequence[str], max_new_tokens: int, *, verify: bool = False
 ) -> tuple[dict[str, PhaseRun], dict[str, str]]:
@@ -303,7 +278,6 @@ _PARTS: dict[str, Callable[[_Bench], dict[str, Any]]] = {
     "stage_coverage": _stage_coverage,
     "prefill": _prefill,
     "strategies": _strategies,
-    "batches": _batches,
 }
 
 

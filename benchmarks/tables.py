@@ -1,4 +1,4 @@
-"""A benchmark's raw times as tables: ratios of alternating pairs, stage coverage, time a token, throughput.
+"""A benchmark's raw times as tables: ratios of alternating pairs, stage coverage, time a token.
 
 Times are medians in ms. Intervals are 95 % t intervals of the logarithms over the pairs or repeats
 (`ocr_phases.analyse.statistics`).
@@ -107,32 +107,13 @@ def strategy_table(bench: Mapping[str, Any]) -> pd.DataFrame:
     return _table(rows, f"{columns} bound_by times_floor setup_s equal_tokens tokens")
 
 
-def batch_table(bench: Mapping[str, Any]) -> pd.DataFrame:
-    """Throughput by batch size: tokens/s of all rows, ms of one step of them all.
-
-    ``times_floor`` is the median step over its floor: far above 1 the step waits for launches, near 1 for
-    ``bound_by``. A file that does not say how many rows differ has the floor of rows that all do. Copies of a
-    page do not, so there it is left out.
-    """
-    rows = []
-    for preset, found in _results(bench, "batches"):
-        for way in found["ways"]:
-            rate = 1e3 * way["steps"] * way["batch"] / _median(way["decode_ms"])
-            known = way if "distinct_rows" in way else {}
-            step, floor = _median(way["step_ms"]), known.get("floor_ms") or np.nan
-            figures = (rate, step, floor, known.get("floor_bound_by"), step / floor)
-            rows.append((preset, way["strategy"], way["batch"], *figures, _median(way["prefill_ms"])))
-    return _table(rows, "preset strategy batch tokens_per_s step_ms floor_ms bound_by times_floor prefill_ms")
-
-
 def failure_table(bench: Mapping[str, Any]) -> pd.DataFrame:
     """What could not be measured and why; ``way`` is empty for a whole part."""
     rows = []
     for result in bench["results"]:
         found = {"": result.get("failed")}
-        ways, failed = result.get("ways"), result.get("ways_failed") or {}
-        if isinstance(ways, dict):
-            found |= {f"{way}, kernel view": kept.get("busy_failed") for way, kept in ways.items()}
+        ways, failed = result.get("ways", {}), result.get("ways_failed") or {}
+        found |= {f"{way}, kernel view": kept.get("busy_failed") for way, kept in ways.items()}
         told = [(way, reason) for way, reason in (found | failed).items() if reason]
         rows += [(result["preset"], result["part"], way, reason) for way, reason in told]
     return _table(rows, "preset part way reason")
@@ -144,7 +125,6 @@ TABLES = {
     "What the prefill's stages account for": stage_coverage_table,
     "Prefill": prefill_table,
     "Decode": strategy_table,
-    "Batches": batch_table,
     "Not measured": failure_table,
 }
 

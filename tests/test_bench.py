@@ -5,18 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from conftest import GOLDEN
 
 from benchmarks import documents, speed_table
 from benchmarks.__main__ import main
 from benchmarks.measure import PARTS
+from benchmarks.step_kernels import kernel_rows
 from benchmarks.tables import TABLES, load_bench
+from ocr_phases import PhaseRun
+from ocr_phases.analyse.kernels import top_kernels
+from ocr_phases.versions import asset
 
 PAGE = GOLDEN / "pages" / "small_400x300.png"
-QUICK = ["--presets=tiny", "--batch=1,2", "--pairs=2", "--max-new-tokens=3"]
-COST, COVERAGE, PREFILL, DECODE, BATCHES, FAILURES = TABLES.values()
+QUICK = ["--presets=tiny", "--pairs=2", "--max-new-tokens=3"]
+COST, COVERAGE, PREFILL, DECODE, FAILURES = TABLES.values()
 
 
 def measured(folder: Path, capsys: pytest.CaptureFixture[str], *options: str) -> dict[str, Any]:
@@ -43,16 +46,19 @@ def test_every_part_has_its_figures_and_what_cannot_run_here_stops_nothing(
     assert decode["times_floor"] > 1
     results = {result["part"]: result for result in bench["results"]}
     assert results["strategies"]["ways"]["eager"]["parity"]["verdict"] == "pass"
-    batches, last = BATCHES(bench), results["batches"]["ways"][-1]
-    assert batches["batch"].tolist() == [1, 2]
-    rate = 1e3 * last["steps"] * last["batch"] / np.median(last["decode_ms"])
-    assert batches["tokens_per_s"].iloc[-1] == pytest.approx(rate)
-    assert batches["floor_ms"].notna().all()  # of rows that are known to be copies
     assert PREFILL(bench)["vision"].tolist() == ["eager"]
     assert bench["page"]["data"] is None
     failures = FAILURES(bench)
-    assert failures["way"].tolist() == ["cuda_graph", "cuda_graph, batch 1", "cuda_graph, batch 2"]
+    assert failures["way"].tolist() == ["cuda_graph"]
     assert failures["reason"].str.contains("CUDA").all()
+
+
+def test_kernels_stand_beside_the_time_of_their_bytes() -> None:
+    run = PhaseRun.load(asset("data", "runs", "h200-dummy-base-compiled.json"))
+    [longest, *_, others, step] = kernel_rows(run, {top_kernels(run, "decode_step")["kernel"][0]: 1e6})
+    rate = run.device["ceilings"]["bandwidth_bytes_per_s"]
+    assert float(longest[3]) == pytest.approx(float(longest[1]) * 1e12 / rate, abs=0.05)
+    assert others[3] == "" and float(step[2]) == pytest.approx(1e3 * run["inter_token_ms"], rel=0.02)
 
 
 def test_the_document_has_the_tables_of_data_runs() -> None:
