@@ -84,11 +84,12 @@ class FamilyFacts:
     preset of another family the one here that does the same job, so that one name can be asked of them all.
     ``leads`` stand before a prompt of the user's own: the page's place, and the tag that asks for boxes,
     empty where the model marks them by itself. ``published`` has the sampling values of the published code,
-    which makes at most ``published_limit`` tokens, those of the prompt among them if ``limit_has_prompt``.
+    which makes at most ``published_limit`` tokens, as many as the model has positions, those of the prompt
+    among them if ``limit_has_prompt``.
     ``page_mark`` stands in the output before each page, and says that a region's mark has its label and box
     in one (`ocr_phases.analyse.grounding`); ``result_name`` is the file of the text.
-    ``multipage`` is the prompt that takes a whole list of pages as one, ``multipage_preset`` the preset
-    of such a list, which has no crops, ``multipage_infer`` what ``published`` has otherwise there.
+    Of a list of pages in one prompt ``multipage_preset`` is the preset, which has no crops, and
+    ``multipage_infer`` what ``published`` has otherwise there.
 
     ``published_type`` and ``saved_type`` are the ``model_type`` of its ``config.json`` as published and as
     transformers saves it, ``encoder_part`` is the published name of the second vision encoder, ``attention``
@@ -105,21 +106,19 @@ class FamilyFacts:
     encoder_part: str
     encoders: tuple[str, ...]
     presets: dict[str, Preset]
-    default_preset: str
     prompts: dict[str, str]
     config: dict[str, Any]
     native: Wiring
     published: dict[str, dict[str, int]]
+    published_limit: int
     vendor: Wiring | None = None
     attention: str | None = None
     unsaid: Mapping[str, Any] = field(default_factory=dict)
     stands_for: Mapping[str, str] = field(default_factory=dict)
     leads: tuple[str, str] = (f"{IMAGE_TAG}\n", GROUNDING_TAG)
-    published_limit: int = 8192
     limit_has_prompt: bool = False
     page_mark: str | None = None
     result_name: str = "result.mmd"
-    multipage: str | None = None
     multipage_preset: str | None = None
     multipage_infer: Mapping[str, int] = field(default_factory=dict)
 
@@ -128,8 +127,9 @@ class FamilyFacts:
         """The stages of a vision call, in their order."""
         return (*self.encoders, "projector")
 
-    def preset(self, name: str) -> Preset:
-        """The preset of that name; raises OcrPhasesError, listing the known ones, when there is none."""
+    def preset(self, name: str | None = None) -> Preset:
+        """The preset of that name, the last one by default; raises OcrPhasesError where there is none."""
+        name = name or [*self.presets][-1]
         name = self.stands_for.get(name, name)
         check_known("preset", name, self.presets, self.title)
         return self.presets[name]
@@ -162,7 +162,7 @@ class FamilyFacts:
                     f"The prompt preset {prompt!r} asks for boxes, which grounding=False forbids: use the "
                     "preset 'free', which asks for none, or write the prompt yourself."
                 )
-            return prompts[prompt].replace(IMAGE_TAG, IMAGE_TAG * (pages if prompt == self.multipage else 1))
+            return prompts[prompt].replace(IMAGE_TAG, IMAGE_TAG * (pages if prompt == "multipage" else 1))
         if not prompt:
             raise OcrPhasesError(f"The prompt is empty: write one, or choose one of {', '.join(prompts)}.")
         if IMAGE_TAG in prompt:
@@ -185,6 +185,7 @@ def _families() -> dict[str, FamilyFacts]:
         row = table[name] = {**like, "vendor": None, "attention": None, **row, "name": name}
         parts = {part: config[part] | own.get(part, {}) for part in ("language_config", "vision_config")}
         row["config"] = {**config, "model_type": row["published_type"], **own, **parts}
+        row["published_limit"] = parts["language_config"]["max_position_embeddings"]
         row["presets"] = {preset: {**sizes, "name": preset} for preset, sizes in row["presets"].items()}
     return msgspec.convert(table, dict[str, FamilyFacts])
 

@@ -30,7 +30,7 @@ def filled_in(
     several = any(text.count(IMAGE_TAG) > 1 for text in prompts)
     infer, autocast = resolve_infer(asked.infer, asked.autocast, family.name, several_pages=several)
     uncut = family.multipage_preset if several else None
-    preset = family.preset(asked.preset or uncut or preset or family.default_preset).name
+    preset = family.preset(asked.preset or uncut or preset).name
     if uncut:
         whole = [each.name for each in family.presets.values() if not each.crops]
         check_known("preset", preset, whole, f"{family.title} for several pages in one prompt")

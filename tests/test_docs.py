@@ -69,7 +69,7 @@ def test_the_models_page_has_each_family_s_presets_limit_and_file() -> None:
         name: [re.findall(r"`([\w.]+)`", cell) for cell in row.split(" | ")] for name, row in rows.items()
     }
     assert cells["presets"] == [list(facts.presets) for facts in families]
-    assert [cell[0] for cell in cells["preset by default"]] == [facts.default_preset for facts in families]
+    assert [cell[0] for cell in cells["preset by default"]] == [facts.preset().name for facts in families]
     assert [cell[0] for cell in cells["output file"]] == [facts.result_name for facts in families]
     limits = [facts.config["language_config"]["max_position_embeddings"] for facts in families]
     assert rows["longest sequence"].split(" | ") == [f"{limit:,} tokens" for limit in limits]

@@ -210,7 +210,7 @@ def test_a_small_dummy_runs(name: str, sizes: str) -> None:
     assert (run.model["name"], run.model["family"]) == (f"dummy:{name},{sizes}", name)
     assert not with_verdict(run_checks(run), "fail")
     inputs = session.prepare(RECEIPT)  # as the recorded pages are
-    assert (inputs.views[0].preset.name, *inputs.prompts) == (facts.default_preset, facts.text_of("markdown"))
+    assert (inputs.views[0].preset.name, *inputs.prompts) == (facts.preset().name, facts.text_of("markdown"))
 
 
 @pytest.fixture(scope="module")

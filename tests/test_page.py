@@ -108,7 +108,7 @@ def test_the_recorded_grids_are_ours(name: str) -> None:
     assert len(recorded["grids"]) == 161
     for size, grid in recorded["grids"].items():
         width, height = map(int, size.split("x"))
-        assert list(facts.presets[facts.default_preset].grid(width, height)) == grid, size
+        assert list(facts.preset().grid(width, height)) == grid, size
     for size, grid in {(1357, 1357): (2, 2), (1358, 1358): (3, 3), (1, 100_000): (1, 9)}.items():
         assert PRESETS["gundam"].grid(*size) == grid  # the larger from more than half of its area on
 

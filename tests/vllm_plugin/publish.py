@@ -29,6 +29,7 @@ def publish(out: Path) -> None:
     language |= dict.fromkeys(("kv_lora_rank", "q_lora_rank"))
     language |= dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 0)
     language |= {"n_group": 1, "topk_group": 1, "topk_method": "greedy", "use_mla": False, "lm_head": True}
+    language["num_key_value_heads"] = text["num_key_value_heads"]
     language["first_k_dense_replace"] = text["mlp_layer_types"].count("dense")
     language |= {"architectures": ["DeepseekV2ForCausalLM"], "rms_norm_eps": text["rms_norm_eps"]}
     names = {"width": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads"}
