@@ -8,7 +8,8 @@ for its figures to be trusted; ``note`` that something is worth knowing; ``n/a``
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import zip_longest
+from itertools import accumulate, zip_longest
+from operator import or_
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,9 @@ from ocr_phases.text import bytes_text, count_text, filled, ms_text, percent_tex
 
 CHECK_COLUMNS = ("name", "verdict", "expected", "measured", "why", "fix")
 RULES: dict[str, dict[str, Any]] = TEXTS["rules"]
+_ROWS = RULES | TEXTS["stopped"]
+#: What a rule does not say of itself is said above it.
+_RULE_TEXTS = dict(zip(_ROWS, accumulate(_ROWS.values(), or_), strict=True))
 EXPECTATIONS: dict[str, dict[str, Any]] = TEXTS["expectations"]
 _UNKNOWN = {"expected": "", "why": "", "fix": "Measure again with this version of ocr_phases."}
 _NO_STEPS = Verdict("n/a", "there was no decode step")
@@ -75,16 +79,16 @@ def run_rules(run: PhaseRun) -> list[Verdict]:
             check = _FROM_RECORD[name](run)
         elif name in live:
             verdict, measured = live[name].get("verdict", "n/a"), live[name].get("measured", "")
-            check = Verdict(verdict, measured, expected=live[name].get("expected") or _expected_of(run, name))
+            check = Verdict(verdict, measured, expected=live[name].get("expected", ""))
         else:
             check = Verdict("n/a", _why_missing(run, name))
-        checks.append(_worded(name, check))
+        checks.append(_worded(run, name, check))
     return checks
 
 
 def noisy_checks(run: PhaseRun) -> list[Verdict]:
     """The checks that found the machine too busy to trust the figures."""
-    return with_verdict((_worded(name, check(run)) for name, check in NOISE.items()), "noisy")
+    return with_verdict((_worded(run, name, check(run)) for name, check in NOISE.items()), "noisy")
 
 
 def checks_table(run: PhaseRun) -> pd.DataFrame:
@@ -102,19 +106,15 @@ def worst_verdict(checks: Sequence[Verdict]) -> str:
     return next((verdict for verdict in ("fail", "noisy") if with_verdict(checks, verdict)), "pass")
 
 
-def _worded(name: str, check: Verdict) -> Verdict:
-    """The check with the texts of its row in ``checks.toml``."""
-    texts = (RULES | EXPECTATIONS | TEXTS["stopped"]).get(name, _UNKNOWN)
-    why = texts.get("why", "A rule of thumb for the full model on any GPU.")
-    return check._replace(name=name, expected=check.expected or texts["expected"], why=why, fix=texts["fix"])
-
-
-def _expected_of(run: PhaseRun, name: str) -> str:
-    """What a live check expects where that depends on the run; empty for the rule's own text."""
+def _worded(run: PhaseRun, name: str, check: Verdict) -> Verdict:
+    """The check with the texts of its row in ``checks.toml``, of which some depend on the run."""
+    texts = (_RULE_TEXTS | EXPECTATIONS).get(name, _UNKNOWN)
     low = run.request.get("autocast") or run.model["dtype"] != "float32"
     rest = "or a tie where they first differ" if low else "all of them"
     every = count_text(run.request.get("eos_check_every", 1), "step")
-    return str(RULES.get(name, {}).get("of_run", "")).format(every=every, rest=rest)
+    expected = check.expected or texts["expected"].format(every=every, rest=rest)
+    why = texts.get("why", "A rule of thumb for the full model on any GPU.")
+    return check._replace(name=name, expected=expected, why=why, fix=texts["fix"])
 
 
 def _why_missing(run: PhaseRun, name: str) -> str:
@@ -296,7 +296,8 @@ def _expectations(run: PhaseRun) -> list[Verdict]:
         known, (low, high) = np.isfinite(value), row["range"]
         text = filled(row["text"], value=value) if known and "text" in row else text
         place = "in range" if low <= value <= high else "out of range"
-        checks.append(_worded(name, Verdict("note", f"{place}: {text}") if known else Verdict("n/a", text)))
+        check = Verdict("note", f"{place}: {text}") if known else Verdict("n/a", text)
+        checks.append(_worded(run, name, check))
     return checks
 
 

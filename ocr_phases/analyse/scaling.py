@@ -28,9 +28,7 @@ from ocr_phases.settings import STRATEGIES, VISIONS
 from ocr_phases.store import CELL_STATUS, CellStatus, read_status
 from ocr_phases.text import count_text, filled, ms_text
 
-_TEXTS: dict[str, dict[str, Any]] = tomllib.loads(
-    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
-)
+_TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 _COLUMNS, _NOTES = _TEXTS["columns"], _TEXTS["notes"]
 SWEEP_COLUMNS = (*_COLUMNS["cell"], *_COLUMNS["figures"], *_COLUMNS["facts"])
 FAILURE_COLUMNS, CURVE_COLUMNS = (*SWEEP_COLUMNS[:6], "reason"), (*_COLUMNS["drawn"], *_COLUMNS["curve"])
