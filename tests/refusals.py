@@ -49,5 +49,6 @@ def _without_places(sentence: str) -> str:
     sentence = re.sub(r"[^\s'\"(]*/pytest-of-[^/]+/pytest-\d+/(popen-gw\d+/)?[\w-]+", "TMP", sentence)
     sentence = re.sub(r"\btransformers \d+(\.\d+)+", "transformers VERSION", sentence)
     sentence = re.sub(r"\bocr-unsaved-\w+", "ocr-unsaved-NAME", sentence)
+    sentence = re.sub(r"127\.0\.0\.1:\d{4,}", "HOST:PORT", sentence)
     sentence = sentence.replace(f" on {socket.gethostname()},", " on HOST,").replace(str(ROOT), "ROOT")
     return sentence.encode(errors="replace").decode()  # a lone surrogate is no text
