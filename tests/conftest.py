@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import json
@@ -18,7 +19,7 @@ import pytest
 import refusals
 import torch
 from example_run import ATTACK, make_run, report_of
-from golden_cases import RECORDINGS, VENDOR, vendor_inputs
+from golden_cases import RECORDINGS, seen_once, vendor_inputs
 
 from ocr_phases import OCRSession
 from ocr_phases.inputs.packing import DeviceInputs
@@ -94,17 +95,17 @@ def vendor_session(standin: Path, remote_code: None) -> OCRSession:
 
 
 @pytest.fixture
-def driven(request: pytest.FixtureRequest) -> Callable[[str, str], tuple[OCRSession, DeviceInputs]]:
+def driven(request: pytest.FixtureRequest) -> Iterator[Callable[[str, str], tuple[OCRSession, DeviceInputs]]]:
     """The session and the inputs of a family's recorded case, or of a page for the vendor's class."""
+    with contextlib.ExitStack() as stack:
 
-    def of(name: str, case: str) -> tuple[OCRSession, DeviceInputs]:
-        if name == VENDOR:
-            session = request.getfixturevalue("vendor_session")
-            return session, vendor_inputs(session, case)
-        row = RECORDINGS[name]
-        return request.getfixturevalue(row.session), row.inputs(case)
+        def of(name: str, case: str) -> tuple[OCRSession, DeviceInputs]:
+            row = RECORDINGS.get(name)
+            session = request.getfixturevalue(row.session if row else "vendor_session")
+            stack.enter_context(seen_once(session))
+            return session, row.inputs(case) if row else vendor_inputs(session, case)
 
-    return of
+        yield of
 
 
 @pytest.fixture(scope="session")

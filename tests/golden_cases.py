@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -42,7 +43,7 @@ class Recording:
     folder: Path
     cases: tuple[str, ...]
     generated: tuple[str, ...]
-    steps: int = 24
+    steps: int = 12
     scale: int = 1
     skip: int = 1
     tolerance: float = 5e-4
@@ -119,7 +120,7 @@ RECORDINGS = {
             GOLDEN / "unlimited-ocr",
             ("base", "gundam", "small", "batch", "multi", "long"),
             ("long", "multi", "gundam"),
-            steps=40,  # twice around its window
+            steps=34,  # twice around its window
             scale=4,
         ),
     )
@@ -170,6 +171,26 @@ def captured(module: nn.Module, take: str) -> Iterator[list[Any]]:
         yield seen
     finally:
         handle.remove()
+
+
+_SEEN: dict[nn.Module, list[tuple[Tensor, Any]]] = {}
+
+
+def seen_once(session: OCRSession) -> AbstractContextManager[Any]:
+    """SAM, most of a prefill's work on a CPU, gives again what it once gave for the very same pixels."""
+    sam = session.family.stages(session.model)["sam"]
+    honest, seen = type(sam).forward, _SEEN.setdefault(sam, [])
+
+    def forward(pixels: Tensor, **named: Any) -> Any:
+        if torch.is_grad_enabled():
+            return honest(sam, pixels, **named)
+        for known, output in seen:
+            if torch.equal(known, pixels):
+                return output
+        seen.append((pixels, honest(sam, pixels, **named)))
+        return seen[-1][1]
+
+    return mock.patch.object(sam, "forward", forward)
 
 
 def in_vendors_order(calls: list[Tensor], counts: list[int]) -> list[Tensor]:

@@ -16,6 +16,7 @@ import torch
 from conftest import GOLDEN, PAGES, RECORD
 from elements import Elements
 from example_run import make_run
+from golden_cases import seen_once
 from grounding_texts import fuzzed
 from hypothesis import example, given, settings
 from refusals import refused
@@ -68,14 +69,15 @@ def arguments_changed(model, change, *, prefill=False):
         handle.remove()
 
 
-@pytest.fixture(scope="module", params=["tiny_session", "ocr2_session"])
+@pytest.fixture(scope="module", params=["golden_session", "ocr2_session"])
 def session(request):
     """A session of each family and a run at its small preset, proved to be sound again after all faults."""
     session = request.getfixturevalue(request.param)
     preset = session.family.facts.stands_for.get("tiny", "tiny")
     run = partial(session.run_inference, **{**QUICK, "preset": preset})
-    yield SimpleNamespace(model=session.model, family=session.family, run=run)
-    assert not failures(run(RECEIPT))
+    with seen_once(session):
+        yield SimpleNamespace(model=session.model, family=session.family, run=run)
+        assert not failures(run(RECEIPT))
 
 
 def test_a_sound_run_passes(session):
@@ -210,9 +212,9 @@ def test_a_fault_is_refused_or_seen(fault, session, monkeypatch):
     assert says(checks_verdict(run_checks(run)), "not trust")
 
 
-def test_sampling_autocast_and_mixed_norms_are_notes(tiny_session):
+def test_sampling_autocast_and_mixed_norms_are_notes(golden_session):
     sampled, cast = (
-        tiny_session.run_inference(RECEIPT, **QUICK, verify=True, **way)
+        golden_session.run_inference(RECEIPT, **QUICK, verify=True, **way)
         for way in ({"infer": {"temperature": 2.0}}, {"autocast": True})
     )
     parity_check = checked(sampled)["parity"]
@@ -220,10 +222,10 @@ def test_sampling_autocast_and_mixed_norms_are_notes(tiny_session):
     assert "sampled with one seed" in parity_check.measured
     assert checked(cast)["norm_layers"].verdict == "note"
     assert "parity" not in failures(cast)
-    norm = next(module for module in tiny_session.model.modules() if type(module).__name__ == "LayerNorm")
+    norm = next(module for module in golden_session.model.modules() if type(module).__name__ == "LayerNorm")
     norm.half()
     try:
-        check = norm_layers(tiny_session.model, tiny_session.dtype, autocast=False)
+        check = norm_layers(golden_session.model, golden_session.dtype, autocast=False)
     finally:
         norm.float()
     assert check["verdict"] == "note"
@@ -331,9 +333,9 @@ def test_a_full_disk_is_one_sentence_and_keeps_what_was_there(call, tmp_path, mo
     assert not (tmp_path / "out" / LOCK_NAME).exists()
 
 
-def test_out_of_memory_says_what_would_ask_for_less(tiny_session):
+def test_out_of_memory_says_what_would_ask_for_less(golden_session):
     def exhausted(step):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    with arguments_changed(tiny_session.model, exhausted), refused(OutOfMemory):
-        tiny_session.run_inference([RECEIPT] * 2, **QUICK)
+    with arguments_changed(golden_session.model, exhausted), refused(OutOfMemory):
+        golden_session.run_inference([RECEIPT] * 2, **QUICK)

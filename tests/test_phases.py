@@ -107,16 +107,15 @@ def test_matches_the_recorded_vendor_run(name, case, driven):
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_the_loss_is_the_recorded_one_in_training(name, driven):
     session, inputs = driven(name, "base")
+    stages, row = session.family.stages(session.model), RECORDINGS[name]
     session.model.train()
     try:
         loss = prompt_loss(session.model, inputs)
-        loss.backward()
-        recorded = RECORDINGS[name].forward["base.labels_loss"].reshape(())
-        near(loss.detach(), recorded, RECORDINGS[name].tolerance)
-        assert session.model.lm_head.weight.grad.abs().sum() > 0
     finally:
-        session.model.zero_grad()
         session.model.eval()
+    near(loss.detach(), row.forward["base.labels_loss"].reshape(()), row.tolerance)
+    trained = [next(stages[stage].parameters()) for stage in ("lm_head", "projector")]
+    assert all(gradient.abs().sum() > 0 for gradient in torch.autograd.grad(loss, trained))
 
 
 @pytest.mark.parametrize(("name", "case"), ROWS)
@@ -145,7 +144,7 @@ def test_equals_generate_by_every_strategy(name, case, driven):
     """Eager, over a static cache, and each with a first token that decode makes."""
     session, inputs = driven(name, case)
     model, prompt = session.model, inputs.input_ids.shape[1]
-    count = RECORDINGS[name].steps if name in RECORDINGS else 16
+    count = RECORDINGS[name].steps if name in RECORDINGS else 8
     state = generate(model, inputs, count)
     assert state.ids == by_generate(session, inputs, count, do_sample=False)
     assert state.lengths == list(range(prompt, prompt + count))
