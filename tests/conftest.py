@@ -7,7 +7,6 @@ import fcntl
 import gc
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,12 +17,13 @@ import hypothesis
 import pytest
 import refusals
 import torch
-from example_run import ATTACK, make_run, report_of
+from example_run import ATTACK, make_run
 from golden_cases import RECORDINGS, seen_once, vendor_inputs
 
 from ocr_phases import OCRSession
 from ocr_phases.inputs.packing import DeviceInputs
 from ocr_phases.models.folders import transformers_version
+from ocr_phases.report.render import page_report
 
 if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core; what it starts has no more
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -113,61 +113,36 @@ def tiny_session() -> OCRSession:
     return OCRSession.load("tiny", device="cpu")
 
 
-def made_once(paths: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """A folder that ``make`` fills, once for all workers of this run of the tests."""
-    base = paths.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
-    with folder.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.exists():
-            folder.mkdir()
-            try:
-                make(folder)
-            except BaseException:
-                shutil.rmtree(folder)
-                raise
+def report_fixture(name: str, make: Callable[[Path], object]) -> Callable[..., Path]:
+    """A fixture: a report's folder, written by ``make`` once for all workers of this run of the tests."""
+
+    @pytest.fixture(scope="session")
+    def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+        base = tmp_path_factory.getbasetemp()
+        place = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
+        with place.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not (place / "report.html").exists():
+                make(place)
+        return place
+
     return folder
 
 
-def report_files(folder: Path) -> dict[str, Path]:
-    return {path.name: path for path in (folder / "out").iterdir()}
-
-
-@pytest.fixture(scope="session")
-def plain_report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The files of a page report made from a synthetic record."""
-
-    run = make_run()
-    return report_files(made_once(tmp_path_factory, "plain", lambda folder: report_of(run, folder)))
-
-
-@pytest.fixture(scope="session")
-def attacked_report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The same of a record whose text and file name try to become elements."""
-    run = make_run(text=ATTACK, page_name="<b>page</b>.png")
-    return report_files(made_once(tmp_path_factory, "attacked", lambda folder: report_of(run, folder)))
-
-
-@pytest.fixture(scope="session")
-def gpu_report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def report_without_torch(folder: Path) -> None:
     """The report of a record from a GPU, by the command, where torch cannot be imported."""
+    blocked = "import sys\nsys.modules.update(torch=None, transformers=None)"
+    program = f"{blocked}\nfrom ocr_phases.cli import main\nsys.exit(main())"
+    command = [sys.executable, "-c", program, "report", "--record", str(GPU_RECORD), "--out", str(folder)]
+    done = subprocess.run(command, cwd=PAGES.parents[1], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
 
-    def make(folder: Path) -> None:
-        for name in ("torch", "transformers"):
-            blocked = folder / "blocked" / name
-            blocked.mkdir(parents=True)
-            (blocked / "__init__.py").write_text(f"raise ImportError('{name} is not here')")
-        command = [sys.executable, "-m", "ocr_phases.cli", "report", "--record", str(GPU_RECORD)]
-        done = subprocess.run(
-            [*command, "--out", str(folder / "out")],
-            env={**os.environ, "PYTHONPATH": str(folder / "blocked")},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr
 
-    return report_files(made_once(tmp_path_factory, "gpu", make))
+#: Of a synthetic record, and of one whose text and file name try to become elements.
+plain_report = report_fixture("plain", lambda folder: page_report(make_run(), folder))
+ATTACKED = make_run(text=ATTACK, page_name="<b>page</b>.png")
+attacked_report = report_fixture("attacked", lambda folder: page_report(ATTACKED, folder))
+gpu_report = report_fixture("gpu", report_without_torch)
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import io
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from ocr_phases.analyse.checks import Verdict, run_checks
 from ocr_phases.analyse.scaling import FAILURE_COLUMNS
 from ocr_phases.inputs.images import describe_page
 from ocr_phases.record import SPAN_COLUMNS, PhaseRun, make_spans
-from ocr_phases.report.render import page_report
 
 EOS = "<｜end▁of▁sentence｜>"
 
@@ -69,12 +67,6 @@ def page_file() -> tuple[Image.Image, bytes]:
     """That page and its file."""
     page_image().save(buffer := io.BytesIO(), "PNG")
     return page_image(), buffer.getvalue()
-
-
-def report_of(run: PhaseRun, folder: Path) -> dict[str, Path]:
-    """The files of the page report made from a record."""
-    report = page_report(run, folder / "out")
-    return {path.name: path for path in report.parent.iterdir()}
 
 
 def two_page_run() -> PhaseRun:

@@ -31,6 +31,6 @@ def test_no_import_brings_torch_or_pyplot() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_a_gpu_record_becomes_a_report_where_torch_cannot_be_imported(gpu_report: dict[str, Path]) -> None:
-    report = gpu_report["report.html"].read_text()
+def test_a_gpu_record_becomes_a_report_where_torch_cannot_be_imported(gpu_report: Path) -> None:
+    report = (gpu_report / "report.html").read_text()
     assert "NVIDIA H200" in report and "SAM" in report

@@ -14,7 +14,7 @@ import papermill
 import pytest
 from conftest import PAGES, RECORD
 from elements import Elements, seen
-from example_run import SHAPES, make_run, report_of
+from example_run import SHAPES, make_run
 from refusals import refused
 from test_approved import RECORDS
 
@@ -25,7 +25,7 @@ from ocr_phases.models.folders import transformers_version
 from ocr_phases.models.wiring import NATIVE_NEEDS
 from ocr_phases.record import PhaseRun
 from ocr_phases.report import render
-from ocr_phases.report.render import execute_notebook, render_html
+from ocr_phases.report.render import execute_notebook, page_report, render_html
 from ocr_phases.show import results
 from ocr_phases.versions import asset
 
@@ -178,10 +178,10 @@ def test_a_report_that_is_stopped_says_so_and_leaves_nothing(
 # -- the HTML file ------------------------------------------------------------------------------------
 
 
-def test_a_report_is_complete_and_one_file(plain_report: dict[str, Path]) -> None:
+def test_a_report_is_complete_and_one_file(plain_report: Path) -> None:
     names = {"run.json", "result.mmd", "images", "result_with_boxes.jpg", "report.ipynb", "report.html"}
-    assert names <= set(plain_report)
-    document = plain_report["report.html"].read_text(encoding="utf-8")
+    assert names <= {path.name for path in plain_report.iterdir()}
+    document = (plain_report / "report.html").read_text(encoding="utf-8")
     elements = Elements(document)
     assert not elements.open and not elements.stray
     assert len(document) < 3_000_000
@@ -194,13 +194,13 @@ def test_a_report_is_complete_and_one_file(plain_report: dict[str, Path]) -> Non
         assert tag != "a" or (attributes["href"] or "").startswith("#")
 
 
-def test_a_report_holds_no_code_unless_asked(plain_report: dict[str, Path], tmp_path: Path) -> None:
-    body = plain_report["report.html"].read_text(encoding="utf-8").partition("<main")[2]
+def test_a_report_holds_no_code_unless_asked(plain_report: Path, tmp_path: Path) -> None:
+    body = (plain_report / "report.html").read_text(encoding="utf-8").partition("<main")[2]
     assert "PhaseRun.load" not in body and "JupyterLab" not in body
-    shown = render_html(plain_report["report.ipynb"], tmp_path / "code.html", show_code=True, title="<i>")
+    shown = render_html(plain_report / "report.ipynb", tmp_path / "code.html", show_code=True, title="<i>")
     document = shown.read_text(encoding="utf-8")
     assert "PhaseRun.load" in document and "<title>&lt;i&gt;</title>" in document
-    assert str(plain_report["run.json"].parent) not in document.partition("PhaseRun.load")[2]
+    assert str(plain_report) not in document.partition("PhaseRun.load")[2]
 
 
 def test_warnings_and_widgets_stay_out(tmp_path: Path) -> None:
@@ -221,10 +221,8 @@ def test_something_else_than_a_notebook_is_refused(tmp_path: Path) -> None:
         render_html(tmp_path / "n.ipynb", tmp_path / "n.html")
 
 
-def test_what_the_model_wrote_stays_text(
-    plain_report: dict[str, Path], attacked_report: dict[str, Path]
-) -> None:
-    documents = (paths["report.html"].read_text("utf-8") for paths in (plain_report, attacked_report))
+def test_what_the_model_wrote_stays_text(plain_report: Path, attacked_report: Path) -> None:
+    documents = ((folder / "report.html").read_text("utf-8") for folder in (plain_report, attacked_report))
     first, second = map(Elements, documents)
     assert second.tags() <= first.tags()
     assert not second.stray
@@ -232,12 +230,10 @@ def test_what_the_model_wrote_stays_text(
     assert not any(name.startswith("on") for _, attributes in second.found for name in attributes)
 
 
-@pytest.mark.parametrize("shape", ["one token", "no text", "generate", "batch"])
+@pytest.mark.parametrize("shape", ["one token", "no text", "generate"])
 def test_odd_records_have_a_report_too(shape: str, tmp_path: Path) -> None:
-    made = report_of(make_run(**SHAPES[shape]), tmp_path)
-    document = Elements(made["report.html"].read_text(encoding="utf-8")).said
+    document = Elements(page_report(make_run(**SHAPES[shape]), tmp_path / "out").read_text("utf-8")).said
     assert "Error" not in document and "nan" not in document
     assert ("This record has no text" in document) == (shape == "no text")
-    assert (
-        ("The page is not in this record" in document) == (shape == "no text") == ("result.mmd" not in made)
-    )
+    assert ("The page is not in this record" in document) == (shape == "no text")
+    assert (tmp_path / "out" / "result.mmd").exists() == (shape != "no text")

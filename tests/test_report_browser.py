@@ -40,9 +40,9 @@ def chromium() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def reports(
     chromium: Any,
-    plain_report: dict[str, Path],
-    attacked_report: dict[str, Path],
-    gpu_report: dict[str, Path],
+    plain_report: Path,
+    attacked_report: Path,
+    gpu_report: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> dict[str, Path]:
     """The HTML file of each kind."""
@@ -66,9 +66,9 @@ def reports(
         return render_html(notebook, folder / f"{name}.html", show_code=show_code)
 
     return {
-        "page": plain_report["report.html"],
-        "attacked": attacked_report["report.html"],
-        "record": gpu_report["report.html"],
+        "page": plain_report / "report.html",
+        "attacked": attacked_report / "report.html",
+        "record": gpu_report / "report.html",
         "verify": made("verify", verified, show_code=True, references=[place]),
         "sweep": made("sweep_report", {"records": str(cells)}),
         "compare": made("compare_runs", {}),
