@@ -56,7 +56,7 @@ a token (?:in|out of) range: <inter_token_ms> // as long as <prefill_in_steps> d
 a step keeps the GPU busy for <step_busy_ms> // generate\(\) <generate_ms> <tokens> tokens
 decode step, <times_floor> times its floor // KV cache <kv_cache_bytes> \S+ \S+ a token
 prefill <prefill_ms>, decode <decode_ms>> // ^decode <decode_ms>$
-vision is <vision_share> of the prefill // fastest decode step is <inter_token_ms> // ^prepare <prepare_ms>$
+vision is <vision_share> of the prefill // shortest decode step is <inter_token_ms> // ^prepare <prepare_ms>$
 became <growth> (?:slower|faster) over // Tokens per second <tokens_per_s> mean // Peak memory <peak_bytes> in
 a cached token, -?<growth> of a step
 """

@@ -396,8 +396,8 @@ def _leader(
     if not best:
         return "", ""
     row, names = cells.set_index("cell").loc[best[0]], [_names(each, table) for each in (best[:1], best[1:])]
-    text = _NOTES[f"{note}_tied" if best[1:] else note]
-    return best[0], filled(text, row, name=names[0], others=names[1])
+    tied = filled(_NOTES["tied"], others=names[1]) if best[1:] else ""
+    return best[0], filled(_NOTES[note], row, name=names[0], tied=tied)
 
 
 def _names(cells: list[str], table: pd.DataFrame) -> str:
