@@ -118,7 +118,7 @@ def _with_options(message: str, arguments: argparse.Namespace) -> str:
 
 def _parser(words: Sequence[str]) -> Parser:
     texts = option_texts()
-    parser = Parser(prog="ocr-phases", description=texts["texts"]["about"], allow_abbrev=False)
+    parser = Parser(prog="ocr-phases", description=texts["about"], allow_abbrev=False)
     parser.add_argument("--version", action="version", version=__version__)
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     for verb in VERBS:

@@ -144,7 +144,7 @@ def _workers(arguments: argparse.Namespace) -> LocalPool | DaskPool:
         return LocalPool(worker_environments(arguments.workers, arguments.device))
     pool = DaskPool(arguments.scheduler)
     if pool.plain:
-        print(f"Warning: {arguments.scheduler} {option_texts()['texts']['plain']}", file=sys.stderr)
+        print(f"Warning: {arguments.scheduler} {option_texts()['plain']}", file=sys.stderr)
     return pool
 
 

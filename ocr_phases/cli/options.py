@@ -82,8 +82,7 @@ def add_options(command: argparse.ArgumentParser, verb: str) -> None:
     for table in (table for verbs, table in texts["options"].items() if verb in verbs.split()):
         own |= {name: own.get(name, {}) | options for name, options in table.items()}
     for name, options in own.items():
-        words = {"verb": verb, "presets": ", ".join(PRESET_NAMES)}
-        options["help"] = options.get("help", "").format(**words) or None
+        options["help"] = options.get("help", "").format(verb=verb, presets=", ".join(PRESET_NAMES)) or None
         if "type" in options:
             options["type"] = TYPES[options["type"]]
         command.add_argument(name, **options)
@@ -106,7 +105,12 @@ def refuse(arguments: argparse.Namespace, settings: Collection[str], why: str) -
 
 
 def refuse_idle(arguments: argparse.Namespace) -> None:
-    """Raise `OcrPhasesError` for options that would do nothing beside another one: ``idle`` has them."""
+    """Raise `OcrPhasesError` for options that would do nothing beside another one.
+
+    ``idle`` has them; an option by the name of a list's, such as ``--model`` beside ``--models``, is one too.
+    """
+    for name in arguments.given:
+        refuse(arguments, {name[2:-1]}, f"{name} names them")
     for rule in (rule for rule in option_texts()["idle"] if arguments.verb in rule["of"].split()):
         names, equals, value = rule["beside"].partition("=")
         values = [vars(arguments).get(name, f"--{name}" in arguments.given) for name in names.split("|")]

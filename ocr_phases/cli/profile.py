@@ -60,9 +60,8 @@ def run(arguments: argparse.Namespace) -> None:
             show(table.dropna(axis="columns", how="all"), _DIGITS)
     show_quality(record)
     told = run_result(record)
-    print(
-        f"\n{subject(record)}\n{key_metrics_text(record)}\n\n{verdict(record)}\n{told['checks']['sentence']}"
-    )
+    print(f"\n{subject(record)}\n{key_metrics_text(record)}\n")
+    print(f"{verdict(record)}\n{told['checks']['sentence']}")
     arguments.result = {**told, "record": wrote(target)}
 
 
