@@ -86,7 +86,7 @@ def compare(name: str, text: str, folder: Path, *, approve: bool) -> None:
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_a_record_is_shown_as_approved(name: str, show: Show, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_is_shown_as_approved(name: str, show, monkeypatch):
     record = RECORDS[name]
     run = PhaseRun.load(record)
     session = SimpleNamespace(run_inference=lambda *_, **__: run)
@@ -98,12 +98,12 @@ def test_a_record_is_shown_as_approved(name: str, show: Show, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_a_comparison_is_shown_as_approved(name: str, show: Show) -> None:
+def test_a_comparison_is_shown_as_approved(name: str, show):
     records = [str(RECORDS[each]) for each in PAIRS[name]]
     show(f"compare/{name}", "compare", *records, "--out", "out", page="out/compare.html")
 
 
-def test_a_sweep_is_shown_as_approved(show: Show, tmp_path: Path) -> None:
+def test_a_sweep_is_shown_as_approved(show, tmp_path):
     runs = tmp_path / "cells" / "runs"
     runs.mkdir(parents=True)
     for name in ("eager", "compiled", "captured", "cpu", "noisy"):
@@ -111,9 +111,7 @@ def test_a_sweep_is_shown_as_approved(show: Show, tmp_path: Path) -> None:
     show("sweep/records", "sweep", "--records", "cells", "--out", "out", page="out/sweep.html")
 
 
-def test_a_batch_index_is_shown_as_approved(
-    show: Show, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_index_is_shown_as_approved(show, tmp_path, monkeypatch):
     """In this process, and without its reports, which are shown above: a worker would import it all again."""
 
     def reported(run: PhaseRun, folder: Path, parameters: object) -> None:

@@ -59,7 +59,7 @@ def figure(**changes: object) -> str:
     return str({"Line": {**FIGURE["Line"], **changes}})
 
 
-def test_golden_files_with_the_drifting_links_mended(tmp_path: Path) -> None:
+def test_golden_files_with_the_drifting_links_mended(tmp_path):
     """The vendor writes one link for the first image's two crops: the next one points wrongly."""
     vendor = CASE["result_mmd"]
     later = vendor.replace("![](images/1.jpg)\n", "![](images/2.jpg)\n")
@@ -80,7 +80,7 @@ def test_golden_files_with_the_drifting_links_mended(tmp_path: Path) -> None:
     assert {path.name for path in (tmp_path / "text").iterdir()} == {MANIFEST_NAME, "result.mmd"}
 
 
-def test_golden_boxes_are_outlined_at_their_pixels() -> None:
+def test_golden_boxes_are_outlined_at_their_pixels():
     page = Image.open(GOLDEN / "pages" / CASE["page"])
     regions = parse_grounding(CASE["model_text"]).regions
     drawn = draw_marks(page, [box._replace(text="") for box in region_boxes(regions, page.size)])
@@ -95,7 +95,7 @@ def test_golden_boxes_are_outlined_at_their_pixels() -> None:
     assert whole.box == (0, 0, 19, 9)  # its last pixels are on the page
 
 
-def test_tags_are_drawn_beside_each_other() -> None:
+def test_tags_are_drawn_beside_each_other():
     """Two tiny boxes at the same place: the second tag must not cover the first."""
     white, drawn = Image.new("RGB", (800, 800), "white"), []
     for labels in (["title"], ["title", "table"]):
@@ -108,7 +108,7 @@ def test_tags_are_drawn_beside_each_other() -> None:
     assert (drawn[1] == other).all(axis=2).sum() > 100
 
 
-def test_labels_have_the_same_colour_in_every_process_and_fit_a_tag() -> None:
+def test_labels_have_the_same_colour_in_every_process_and_fit_a_tag():
     spare = {"stamp": "#cc6677", "seal": "#19823c", "chart": "#8f8f2f", "\ud800": "#cc6677"}
     assert {label: label_colour(label) for label in spare} == spare
     assert label_colour("title") == LABEL_COLOURS["title"]
@@ -131,12 +131,12 @@ MARKDOWN = {
 
 
 @pytest.mark.parametrize("text", MARKDOWN)
-def test_markdown(text: str) -> None:
+def test_markdown(text: str):
     assert result_markdown(text) == MARKDOWN[text]
 
 
 @pytest.mark.parametrize("size", [(1, 1), (20, 20), (2000, 3), (70_000, 2)])
-def test_small_boxes_on_small_pages_still_have_their_crop(size: tuple[int, int], tmp_path: Path) -> None:
+def test_small_boxes_on_small_pages_still_have_their_crop(size: tuple[int, int], tmp_path):
     text = marked("image", "[[998, 998, 999, 999], [3, 3, 4, 4], [7, 7, 7, 9], [0, 0, 999, 999]]")
     write_artifacts(tmp_path, Image.new("RGBA", size), text)
     crops = crops_in(tmp_path)
@@ -147,9 +147,7 @@ def test_small_boxes_on_small_pages_still_have_their_crop(size: tuple[int, int],
 
 
 @pytest.mark.parametrize("regions", [1, 50])
-def test_crops_are_limited_and_the_markdown_says_so(
-    regions: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_crops_are_limited_and_the_markdown_says_so(regions: int, tmp_path, monkeypatch):
     assert MAX_CROPS == 500
     monkeypatch.setattr(artifacts, "MAX_CROPS", 20)
     boxes = [f"[{index}, 10, {index + 90}, 60]" for index in range(50)]
@@ -162,7 +160,7 @@ def test_crops_are_limited_and_the_markdown_says_so(
     assert written.endswith(f"end\n\n*30 more pictures have no file: {LIMIT.replace('500', '20')}")
 
 
-def test_geometry_is_read_and_drawn_on_its_axes(tmp_path: Path) -> None:
+def test_geometry_is_read_and_drawn_on_its_axes(tmp_path):
     solid = GeometryLine((-5.0, 0.0), (5.0, 0.0), dashed=False)
     dashed = GeometryLine((0.0, -8.5), (-5.0, 0.0), dashed=True)
     endpoints = (("A", (-5.0, 0.0)), ("$B_1$", (0.0, -8.5)))
@@ -189,7 +187,7 @@ def test_geometry_is_read_and_drawn_on_its_axes(tmp_path: Path) -> None:
         figure(line=["(0, 0) -- (__import__('os'), 1)", "(0, 0) -- (1, 1)"]),
     ],
 )
-def test_anything_else_is_no_geometry(text: str) -> None:
+def test_anything_else_is_no_geometry(text: str):
     assert parse_geometry(text) is None
 
 
@@ -201,9 +199,7 @@ def test_anything_else_is_no_geometry(text: str) -> None:
 @example(CASE["model_text"], (50, 4000), "RGBA")
 @example(CASE["model_text"], (20000, 50), "1")
 @example(CASE["model_text"], (300, 400), "P")
-def test_any_text_can_be_drawn_and_written(
-    tmp_path: Path, text: str, size: tuple[int, int], mode: str
-) -> None:
+def test_any_text_can_be_drawn_and_written(tmp_path, text: str, size: tuple[int, int], mode: str):
     page, regions = Image.new(mode, size, 1), parse_grounding(text).regions
     paths = write_artifacts(tmp_path, page, text)
     assert all(path.stat().st_size > 0 for path in paths[1:])
@@ -214,9 +210,7 @@ def test_any_text_can_be_drawn_and_written(
     assert (drawn.size, drawn.mode) == (size, "RGB")
 
 
-def test_only_what_the_package_wrote_is_replaced_or_goes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_what_the_package_wrote_is_replaced_or_goes(tmp_path, capsys):
     crops = marked("image", "[[0, 0, 500, 500], [500, 500, 999, 999]]")
     page, run, out = Image.new("RGB", (40, 40)), make_run(), tmp_path / "out"
     images = out / "images"
@@ -251,9 +245,7 @@ def test_only_what_the_package_wrote_is_replaced_or_goes(
     assert record.read_bytes() == run.to_json() + b"\n"  # what is shown stays as it is
 
 
-def test_the_page_report_by_hand_never_replaces_a_record(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_page_report_by_hand_never_replaces_a_record(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     notebook = nbformat.read(asset("notebooks", "page_report.ipynb"), as_version=4)
     cells = {cell.id: cell.source for cell in notebook.cells}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +27,7 @@ from ocr_phases.text import ms_text
 # -- statistics ---------------------------------------------------------------------------------------
 
 
-def test_welch_by_hand_and_by_the_table_of_students_t() -> None:
+def test_welch_by_hand_and_by_the_table_of_students_t():
     test = log_ratio(np.exp([1.0, 2.0, 3.0]), np.exp([4.0, 6.0]))
     assert (test.mean, test.error) == pytest.approx((3.0, (1 / 3 + 1) ** 0.5))
     assert test.freedom == pytest.approx((4 / 3) ** 2 / ((1 / 3) ** 2 / 2 + 1))
@@ -40,7 +39,7 @@ def test_welch_by_hand_and_by_the_table_of_students_t() -> None:
     assert spread(np.exp([1.0, 2.0, 3.0])) == pytest.approx(1.0)
 
 
-def test_holm_steps_down_and_stops() -> None:
+def test_holm_steps_down_and_stops():
     def alphas(*means: float) -> list[float]:
         return list(holm({place: LogMean(mean, 1.0, 200) for place, mean in enumerate(means)}).values())
 
@@ -58,7 +57,7 @@ def table_of(*runs: PhaseRun, **options: Any) -> pd.DataFrame:
     return Comparison(runs, **options).table.set_index("metric")
 
 
-def test_a_change_is_found_where_it_is_and_three_metrics_have_a_verdict() -> None:
+def test_a_change_is_found_where_it_is_and_three_metrics_have_a_verdict():
     meter = {"seconds": 2.0, "run_joules": 600.0, "idle_w": 80.0}
     base = altered(make_run(repeats=5), device={"conditions": {"repeats": [], "energy": meter}})
     slow = paced(base, 1.5, phase="prefill")
@@ -75,7 +74,7 @@ def test_a_change_is_found_where_it_is_and_three_metrics_have_a_verdict() -> Non
     assert named.loc[["prefill/sam/global", "prefill_ms"], "verdict"].tolist() == ["slower", ""]
 
 
-def test_verdicts_know_which_way_is_better() -> None:
+def test_verdicts_know_which_way_is_better():
     base = make_run(repeats=5)
     slow = altered(paced(base, 2.0), memory={"peak_bytes": {"decode": [2_000_000_000] * 5}})
     names = ["prefill_ms", "tokens_per_s", "decode_peak_bytes", "prefill_peak_bytes"]
@@ -85,7 +84,7 @@ def test_verdicts_know_which_way_is_better() -> None:
     assert told == [["slower", "slower", "more", "n/a"], ["faster", "faster", "less", "n/a"]]
 
 
-def test_what_only_one_has_and_single_repeats_have_no_verdict() -> None:
+def test_what_only_one_has_and_single_repeats_have_no_verdict():
     compared = Comparison([make_run(crops=False), make_run(repeats=1)], ["a", "b"])
     rows = compared.table.set_index("metric")
     assert rows.loc[["prefill/sam/local", "prefill_ms"], "verdict"].tolist() == ["", "n/a"]
@@ -116,7 +115,7 @@ def with_prefills(*ms: float) -> PhaseRun:
         ((100, 100, 100, 100, 100), (104, 104, 104, 104, 104), "slower"),
     ],
 )
-def test_three_verdicts(base: tuple[float, ...], other: tuple[float, ...], verdict: str) -> None:
+def test_three_verdicts(base: tuple[float, ...], other: tuple[float, ...], verdict: str):
     comparison = Comparison([with_prefills(*base), with_prefills(*other)], ["a", "b"])
     row, said = comparison.table.set_index("metric").loc["prefill_ms"], comparison.verdict
     assert row["verdict"] == verdict
@@ -133,7 +132,7 @@ def outcomes(runs: list[PhaseRun], percent: float, metrics: tuple[str, ...] = ()
     return dict(zip(judged["metric"], judged["outcome"], strict=True))
 
 
-def test_limits() -> None:
+def test_limits():
     base, one = make_run(repeats=5), make_run(repeats=1)
     runs = [base, paced(base, 1.2)]
     assert outcomes(runs, 10) == {"prefill_ms": "worse", "inter_token_ms": "worse"}
@@ -176,7 +175,7 @@ def strategies(**others: Any) -> list[PhaseRun]:
     return [compiled, eager, captured, vision]
 
 
-def test_strategies_are_one_sentence_in_their_order_with_the_floor() -> None:
+def test_strategies_are_one_sentence_in_their_order_with_the_floor():
     *runs, vision = strategies()
     steps = [ms_text(run["inter_token_ms"]).removesuffix(" ms") for run in runs]
     told = (f"{steps[1]} ms", "eager", steps[2], "captured in a graph", steps[0], "compiled")
@@ -194,9 +193,7 @@ def test_strategies_are_one_sentence_in_their_order_with_the_floor() -> None:
 # -- the verb -----------------------------------------------------------------------------------------
 
 
-def test_limits_have_exit_codes_of_their_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_limits_have_exit_codes_of_their_own(tmp_path, capsys, monkeypatch):
     """What it prints and its page are held by the approved comparisons."""
     monkeypatch.setattr("ocr_phases.report.render.write_report", lambda *_, **__: tmp_path / "compare.html")
     prefills = {"base": (90, 100, 96), "unsure": (104, 96, 112), "worse<i>": (900, 910, 905)}

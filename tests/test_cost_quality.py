@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,7 +41,7 @@ HEAVY = Truth(TRUTH.text.replace("light", "heavy"), file="page.md")
 
 
 @given(st.lists(POINT, min_size=1, max_size=12))
-def test_the_frontier_is_what_nothing_beats(points: list[tuple[int, int]]) -> None:
+def test_the_frontier_is_what_nothing_beats(points: list[tuple[int, int]]):
     costs, lost = (pd.Series(values, dtype="float64") for values in zip(*points, strict=True))
     on = frontier(costs, lost)
     assert on.any()
@@ -66,7 +65,7 @@ def presets(truth: Truth | None = None) -> dict[str, PhaseRun]:
 
 
 @pytest.mark.parametrize("truth", [TRUTH, None])
-def test_a_sweep_says_what_its_cells_lose(truth: Truth | None) -> None:
+def test_a_sweep_says_what_its_cells_lose(truth: Truth | None):
     """By the truth, or by agreement with the richest."""
     found = SweepResult(presets(truth), failed_cells())
     points = found.cost_quality
@@ -83,7 +82,7 @@ def test_a_sweep_says_what_its_cells_lose(truth: Truth | None) -> None:
     assert {"h2", "svg", "table"} <= shown.tags()
 
 
-def test_a_text_without_its_end_is_not_judged() -> None:
+def test_a_text_without_its_end_is_not_judged():
     for truth in (None, TRUTH):
         runs = {name: IGNORING if truth is None else IGNORING.with_truth(truth) for name in "ab"}
         assert losses(runs)[["edit_distance", "agreement"]].isna().all(axis=None)
@@ -91,7 +90,7 @@ def test_a_text_without_its_end_is_not_judged() -> None:
         SweepResult({"a": IGNORING}, failed_cells()).with_truth("page.md")
 
 
-def test_a_sweep_with_a_truth_ends_at_the_end_token_and_keeps_it(golden_session: Any, tmp_path: Path) -> None:
+def test_a_sweep_with_a_truth_ends_at_the_end_token_and_keeps_it(golden_session, tmp_path):
     (tmp_path / "slide.md").write_text("# A slide")
     quick: dict[str, Any] = {"repeats": 1, "warmup": 0}
     page, folder, states = PAGES / "slide.png", tmp_path / "s", []
@@ -109,7 +108,7 @@ def test_a_sweep_with_a_truth_ends_at_the_end_token_and_keeps_it(golden_session:
     assert not list((tmp_path / "t").rglob("*.json"))
 
 
-def test_compare_tells_what_a_change_does_to_the_text() -> None:
+def test_compare_tells_what_a_change_does_to_the_text():
     base, other = make_run().with_truth(TRUTH), make_run(text=TEXT_HEAVY).with_truth(TRUTH)
     compared = Comparison([base, other], ["a", "b"])
     rows = compared.headline.set_index("metric")
@@ -130,7 +129,7 @@ def test_compare_tells_what_a_change_does_to_the_text() -> None:
 TEXT_HEAVY = make_run().text.replace("light", "heavy")  # type: ignore[union-attr]
 
 
-def test_the_text_of_every_row_is_compared_of_one_page_and_by_one_truth() -> None:
+def test_the_text_of_every_row_is_compared_of_one_page_and_by_one_truth():
     base, alone = make_run(rows=2), make_run()
     other = altered(base, results=[base.results[0], base.results[1] | {"text": TEXT_HEAVY}])
     (agreement,) = text_changes(base, other)["other"]
@@ -145,7 +144,7 @@ def test_the_text_of_every_row_is_compared_of_one_page_and_by_one_truth() -> Non
 # -- a batch ------------------------------------------------------------------------------------------
 
 
-def test_truths_are_added_to_what_was_measured(tmp_path: Path) -> None:
+def test_truths_are_added_to_what_was_measured(tmp_path):
     out, truths = tmp_path / "out", tmp_path / "truths"
     for folder in (out, truths):
         folder.mkdir()
@@ -164,7 +163,7 @@ def test_truths_are_added_to_what_was_measured(tmp_path: Path) -> None:
     assert pages["compression"].notna().sum() == 4
 
 
-def test_pages_of_one_name_are_not_one_page(tmp_path: Path) -> None:
+def test_pages_of_one_name_are_not_one_page(tmp_path):
     jobs = [a_job("p.png", n * 32, preset) for n in ("ab", "cd") for preset in ("small", "large")]
     list_pages(jobs, tmp_path)
     for number, job in enumerate(jobs):
@@ -202,7 +201,7 @@ def batch_pages(**columns: Any) -> pd.DataFrame:
     return pd.DataFrame(table | columns, index=range(6))
 
 
-def test_presets_and_categories_by_hand() -> None:
+def test_presets_and_categories_by_hand():
     pages = batch_pages()
     points = preset_points(pages).set_index("name")
     assert points.loc["small", ["page_ms", "lost"]].tolist() == pytest.approx([110.0, 0.2])
@@ -220,7 +219,7 @@ def test_presets_and_categories_by_hand() -> None:
     assert category_table(pages.assign(category="")).empty
 
 
-def test_the_index_shows_quality_worst_pages_first() -> None:
+def test_the_index_shows_quality_worst_pages_first():
     """Without a truth it is approved."""
 
     def index(**columns: Any) -> str:
@@ -233,7 +232,7 @@ def test_the_index_shows_quality_worst_pages_first() -> None:
     assert worst.index(">c<") < worst.index(">b<") < worst.index(">a<") and ">c<" not in left
 
 
-def test_batch_measures_every_page_at_every_preset(tmp_path, monkeypatch, capsys) -> None:
+def test_batch_measures_every_page_at_every_preset(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("ocr_phases.batch.child.LocalPool", measured_here)
     out = tmp_path / "out"
     command = ["batch", str(PAGES / "slide.png"), "--presets", "tiny,small", "--out", str(out), *QUICK]

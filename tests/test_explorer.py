@@ -104,7 +104,7 @@ def heard(explorer: Explorer, call: Callable[[int], object]) -> None:
 # -- building -----------------------------------------------------------------------------------------
 
 
-def test_a_new_panel_shows_one_of_the_package_s_records_which_are_of_every_family(tmp_path: Path):
+def test_a_new_panel_shows_one_of_the_package_s_records_which_are_of_every_family(tmp_path):
     explorer = Explorer(keep=tmp_path)
     assert (explorer.run.page["file"], explorer.view, explorer.busy) == ("receipt.png", "page", False)
     assert pages_asked(explorer) == [(str(PAGES / "receipt.png"), None)] and AGAIN not in explorer.head
@@ -128,7 +128,7 @@ def test_settings_are_what_the_browser_says():
     compile(code, "cell", "exec")
 
 
-def test_a_model_has_its_own_presets_and_no_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch):
+def test_a_model_has_its_own_presets_and_no_device_that_is_not_there(monkeypatch):
     monkeypatch.setattr("ocr_phases.explorer.form.has_cuda", lambda: False)
     explorer = Explorer(keep=None)
     options = lambda: {field["name"]: field["options"] for field in explorer.fields}  # noqa: E731
@@ -139,7 +139,7 @@ def test_a_model_has_its_own_presets_and_no_device_that_is_not_there(monkeypatch
     assert options()["preset"][1:] == list(FAMILIES["deepseek-ocr-2"].presets)
 
 
-def test_pages_come_from_a_folder_a_path_and_files(tmp_path: Path):
+def test_pages_come_from_a_folder_a_path_and_files(tmp_path):
     explorer = Explorer(PAGES, keep=None)
     browser = Browser(explorer)
     assert [*explorer.form.pages][:6] == sorted(path.name for path in PAGES.glob("*.png"))
@@ -158,7 +158,7 @@ def test_pages_come_from_a_folder_a_path_and_files(tmp_path: Path):
     assert explorer.message == ""
 
 
-def test_a_record_is_shown_where_torch_cannot_be_imported(run: PhaseRun, tmp_path: Path):
+def test_a_record_is_shown_where_torch_cannot_be_imported(run, tmp_path):
     program = """
 import sys
 sys.modules["torch"] = sys.modules["transformers"] = None
@@ -215,7 +215,7 @@ def test_what_a_model_or_a_file_name_says_stays_text():
     assert "<script" not in shown and "<img src=x" not in shown and shown.count("&lt;script") > 3
 
 
-def test_the_head_says_what_makes_a_record_doubtful_and_a_view_is_drawn_when_it_is_opened(run: PhaseRun):
+def test_the_head_says_what_makes_a_record_doubtful_and_a_view_is_drawn_when_it_is_opened(run):
     explorer = run.explore()
     assert (explorer.run, explorer.bar, explorer.parts) == (run, False, {})
     open_all(explorer, "stages", "page")
@@ -235,7 +235,7 @@ def test_the_head_says_what_makes_a_record_doubtful_and_a_view_is_drawn_when_it_
 # -- what the view draws -------------------------------------------------------------------------------
 
 
-def test_tokens_regions_boxes_and_slowest_are_those_of_the_record(explorer: Explorer, run: PhaseRun):
+def test_tokens_regions_boxes_and_slowest_are_those_of_the_record(explorer, run):
     table, data = run.token_table, explorer.data
     assert data["texts"] == table["text"].tolist()
     assert data["region"] == table["region"].tolist()
@@ -373,7 +373,7 @@ def test_a_run_s_half_character_is_not_shown_in_the_next_one(monkeypatch):
 # -- records ------------------------------------------------------------------------------------------
 
 
-def test_records_are_loaded_named_and_deleted(run: PhaseRun, tmp_path: Path):
+def test_records_are_loaded_named_and_deleted(run, tmp_path):
     explorer = Explorer(keep=tmp_path / "kept")
     browser = Browser(explorer)
     file = run.save(tmp_path / "one.json")
@@ -392,9 +392,7 @@ def test_records_are_loaded_named_and_deleted(run: PhaseRun, tmp_path: Path):
 
 
 @pytest.mark.parametrize("content", [None, b"{", b"{}", b'{"schema": 99}', b"\xff\xfe"])
-def test_a_file_that_is_no_record_is_told_and_changes_nothing(
-    explorer: Explorer, run: PhaseRun, tmp_path: Path, content
-):
+def test_a_file_that_is_no_record_is_told_and_changes_nothing(explorer, run, tmp_path, content):
     path, browser, before = tmp_path / "wrong.json", Browser(explorer), explorer.run
     if content is not None:
         path.write_bytes(content)
@@ -416,7 +414,7 @@ def test_a_file_that_is_no_record_is_told_and_changes_nothing(
         assert "<td>damaged: " in explorer.records
 
 
-def test_two_ticked_records_are_compared_with_the_pinned_one(run: PhaseRun):
+def test_two_ticked_records_are_compared_with_the_pinned_one(run):
     others = [make_run(seed=5, crops=False), make_run(seed=6, text=_MARKED)]
     explorer = Explorer(runs=[others[1], others[0], run], keep=None)
     keys = [record.key for record in explorer.rows[:3]]
@@ -433,7 +431,7 @@ def test_two_ticked_records_are_compared_with_the_pinned_one(run: PhaseRun):
     assert explorer.compared == ""
 
 
-def test_a_report_is_made_of_a_record(explorer: Explorer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_report_is_made_of_a_record(explorer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pyproject.toml").touch()
     browser = Browser(explorer)
@@ -459,7 +457,7 @@ def quick(tiny_session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     MEASURED.clear()
 
 
-def test_a_run_is_measured_in_its_thread_watched_and_repeated_over_its_curve(quick: Explorer):
+def test_a_run_is_measured_in_its_thread_watched_and_repeated_over_its_curve(quick):
     seen, threads, shown = [], set(), len(quick.runs)
     Browser(quick).form(max_new_tokens=12, repeats=2)
     quick.observe(lambda change: seen.append(change["new"]), "live")
@@ -485,9 +483,7 @@ STOPS += [("layer", by) for by in ("stop", "interrupt", "cancel")]
 
 
 @pytest.mark.parametrize(("where", "by"), STOPS)
-def test_a_measurement_ends_where_it_is_stopped(
-    quick: Explorer, tiny_session, monkeypatch: pytest.MonkeyPatch, where: str, by: str
-):
+def test_a_measurement_ends_where_it_is_stopped(quick, tiny_session, monkeypatch, where: str, by: str):
     layers = tiny_session.model.model.vision_tower.sam_encoder.layers
     calls, heeded, named = [], [], threading.Event()
     before, handler = quick.run, signal.getsignal(signal.SIGINT)
@@ -541,9 +537,7 @@ def test_a_measurement_ends_where_it_is_stopped(
         assert quick.run.repeats == [0, 1]
 
 
-def test_pages_and_presets_run_one_after_another(
-    quick: Explorer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_pages_and_presets_run_one_after_another(quick, tmp_path, monkeypatch):
     told, doing = [], Live.doing
     monkeypatch.setattr(Live, "doing", lambda live, what: (told.append(what), doing(live, what)))
     folder = tmp_path / "pages"
@@ -564,7 +558,7 @@ def test_pages_and_presets_run_one_after_another(
     assert [what for what in told if what.startswith("loading: tiny at small needs ")]
 
 
-def test_a_server_s_address_is_a_model(quick: Explorer):
+def test_a_server_s_address_is_a_model(quick):
     with served() as fake:
         Browser(quick).form(model=f"{fake.url}#tiny", max_new_tokens=8)
         asyncio.run(quick.measure())
@@ -576,9 +570,7 @@ def test_a_server_s_address_is_a_model(quick: Explorer):
 # -- records that outlive a kernel --------------------------------------------------------------------
 
 
-def test_finished_records_are_kept_and_the_newest_is_shown_again(
-    quick: Explorer, tmp_path: Path, monkeypatch
-):
+def test_finished_records_are_kept_and_the_newest_is_shown_again(quick, tmp_path, monkeypatch):
     monkeypatch.setattr("ocr_phases.collectors.machine.now", lambda: "2026-11-23T03:00:00")
     for _ in range(2):
         asyncio.run(quick.measure())
@@ -599,7 +591,7 @@ def test_finished_records_are_kept_and_the_newest_is_shown_again(
     assert len(again.runs) == 1  # the others are read for the table alone
 
 
-def test_confidential_records_are_kept_by_the_kernel_alone(quick: Explorer, tmp_path: Path):
+def test_confidential_records_are_kept_by_the_kernel_alone(quick, tmp_path):
     told = []
     quick._handle = SimpleNamespace(update=lambda bundle, raw: told.append(bundle))
     quick.keeps = False
@@ -613,13 +605,13 @@ def test_confidential_records_are_kept_by_the_kernel_alone(quick: Explorer, tmp_
     assert "image/jpeg" in again.picture()
 
 
-def test_a_record_that_cannot_be_kept_is_shown(quick: Explorer, tmp_path: Path):
+def test_a_record_that_cannot_be_kept_is_shown(quick, tmp_path):
     (tmp_path / "kept").write_text("a file")
     asyncio.run(quick.measure())
     assert quick.run.token_count == 2 and says(quick.message, "cannot be written")
 
 
-def test_paths_begin_in_the_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_paths_begin_in_the_project(tmp_path, monkeypatch):
     project, notebooks = tmp_path / "project", tmp_path / "project" / "notebooks"
     notebooks.mkdir(parents=True)
     monkeypatch.chdir(notebooks)
@@ -642,9 +634,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("change", "says"), REFUSED, ids=str)
-def test_what_cannot_be_run_is_said_in_a_sentence(
-    quick: Explorer, monkeypatch: pytest.MonkeyPatch, change: dict, says: str
-):
+def test_what_cannot_be_run_is_said_in_a_sentence(quick, monkeypatch, change: dict, says: str):
     def fails(*_, **__):
         raise RuntimeError("<b>the device</b> went away\nand more")
 

@@ -8,7 +8,6 @@ import json
 import re
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import lab
@@ -83,18 +82,7 @@ def panel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         assert all(url.startswith((address, "data:", "blob:")) for url in page.asked_for)
 
 
-def still(page: Any) -> str:
-    """The picture in the notebook's model, as a save would write it."""
-    return picture(page.evaluate("jupyterapp.shell.currentWidget.content.model.toJSON()"))
-
-
-def picture(notebook: dict) -> str:
-    """The panel's picture among a notebook's outputs; empty where there is none."""
-    outputs = [output.get("data", {}) for cell in notebook["cells"] for output in cell.get("outputs", ())]
-    return next((json.dumps(output) for output in outputs if "opx-still" in str(output)), "")
-
-
-def test_a_finished_record_is_in_sight_at_once_with_few_controls(panel: Any) -> None:
+def test_a_finished_record_is_in_sight_at_once_with_few_controls(panel):
     box = panel.locator(".opx").bounding_box()
     assert box["height"] <= 720
     for part in (".opv-page .opv-box >> nth=4", ".opv .opv-line", ".opx-headline", ".opx-stop"):
@@ -124,7 +112,7 @@ def ran(panel: Any) -> list[dict]:
       })).observe(root, {childList: true, subtree: true, characterData: true});
     }""")
     panel.click(MORE)
-    for name, value in {"repeats": "2", "warmup": "0", "max_new_tokens": "198"}.items():
+    for name, value in {"repeats": "1", "warmup": "0", "max_new_tokens": "198"}.items():
         panel.fill(f"[data-name={name}]", value)
         panel.press(f"[data-name={name}]", "Tab")
     panel.click(".opx-run")
@@ -134,7 +122,7 @@ def ran(panel: Any) -> list[dict]:
     return panel.evaluate("window.seen")
 
 
-def test_text_curve_and_boxes_grow_while_the_page_is_read(panel: Any, ran: list[dict]) -> None:
+def test_text_curve_and_boxes_grow_while_the_page_is_read(panel, ran):
     texts = list(dict.fromkeys(entry["text"] for entry in ran if entry["text"]))
     assert len(texts) > 3
     assert texts[1].startswith(texts[0]) and len(texts[1]) > len(texts[0])
@@ -174,7 +162,7 @@ def token_of(page: Any, region: int) -> int:
     return int(tokens.first.get_attribute("data-token"))
 
 
-def test_keys_move_through_tokens_and_regions(panel: Any, view: Any) -> None:
+def test_keys_move_through_tokens_and_regions(panel, view):
     last = view.locator(".opv-token").count() - 1
     moves = {"ArrowRight": 1, "Shift+ArrowRight": 11, "ArrowLeft": 10, "End": last, "Home": 0}
     for key, token in moves.items():
@@ -191,7 +179,7 @@ def test_keys_move_through_tokens_and_regions(panel: Any, view: Any) -> None:
     assert panel.evaluate(LIT)["list"] == [view.locator(".opv-regions option").count() - 2]
 
 
-def test_a_click_or_the_pointer_lights_up_everything(panel: Any, view: Any) -> None:
+def test_a_click_or_the_pointer_lights_up_everything(panel, view):
     box = view.locator(".opv-region[data-region='2'] .opv-box")
     box.hover(position={"x": 5, "y": 5})
     lit(panel, token_of(panel, 2), 2)
@@ -207,7 +195,7 @@ def test_a_click_or_the_pointer_lights_up_everything(panel: Any, view: Any) -> N
     lit(panel, view.locator(".opv-token").count() - 1)
 
 
-def test_a_brush_over_the_curve_selects_tokens_and_escape_clears_it(panel: Any, view: Any) -> None:
+def test_a_brush_over_the_curve_selects_tokens_and_escape_clears_it(panel, view):
     place = view.locator(".opv-curve").bounding_box()
     at = lambda share: (place["x"] + share * place["width"], place["y"] + 60)  # noqa: E731
     panel.mouse.move(*at(0.3))
@@ -224,7 +212,7 @@ def test_a_brush_over_the_curve_selects_tokens_and_escape_clears_it(panel: Any, 
     assert panel.inner_text(".opv-readout").startswith("Token ")
 
 
-def test_the_page_zooms_and_moves(panel: Any, view: Any) -> None:
+def test_the_page_zooms_and_moves(panel, view):
     box, place = view.locator(".opv-page"), view.locator(".opv-page svg").bounding_box
     whole = place()
     box.focus()
@@ -233,7 +221,7 @@ def test_the_page_zooms_and_moves(panel: Any, view: Any) -> None:
     assert zoomed["width"] == pytest.approx(1.5 * whole["width"], rel=0.02)
     box.hover()
     panel.mouse.wheel(0, -100)
-    panel.wait_for_timeout(300)
+    panel.wait_for_function(f"document.querySelector('.opv-page svg').clientWidth > {1.2 * zoomed['width']}")
     wheeled = place()
     assert wheeled["width"] == pytest.approx(1.25 * zoomed["width"], rel=0.02)
     panel.mouse.down()
@@ -245,7 +233,7 @@ def test_the_page_zooms_and_moves(panel: Any, view: Any) -> None:
     assert [place()[name] for name in ("x", "width")] == [whole["x"], whole["width"]]
 
 
-def test_tokens_are_searched_markdown_is_rendered_and_time_is_a_colour(panel: Any, view: Any) -> None:
+def test_tokens_are_searched_markdown_is_rendered_and_time_is_a_colour(panel, view):
     panel.keyboard.press("/")
     view.locator("input[type=search]").fill("juice")
     panel.keyboard.press("Enter")
@@ -262,7 +250,7 @@ def test_tokens_are_searched_markdown_is_rendered_and_time_is_a_colour(panel: An
 
 
 @pytest.mark.parametrize("control", CONTROLS)
-def test_no_key_leaves_the_panel_until_escape(panel: Any, view: Any, control: str) -> None:
+def test_no_key_leaves_the_panel_until_escape(panel, view, control: str):
     before = panel.evaluate(CELLS)
     for key in PRESSED if control in CONTROLS[:3] else PRESSED[:7]:
         panel.locator(control).first.focus()
@@ -274,27 +262,29 @@ def test_no_key_leaves_the_panel_until_escape(panel: Any, view: Any, control: st
 
 
 def saved(page: Any) -> str:
-    """The JPEG in the notebook's file; empty before the first save."""
+    """The panel's JPEG in the notebook's file; empty before the first save."""
     while True:
         with contextlib.suppress(json.JSONDecodeError):  # Jupyter writes in place: half of it is there
-            notebook = json.loads((page.root / "explore.ipynb").read_text())
-            return "".join(json.loads(picture(notebook) or "{}").get("image/jpeg", "")).strip()
+            cells = json.loads((page.root / "explore.ipynb").read_text())["cells"]
+            outputs = [output.get("data", {}) for cell in cells for output in cell.get("outputs", ())]
+            return next(("".join(data["image/jpeg"]) for data in outputs if "opx-still" in str(data)), "")
         page.wait_for_timeout(20)
 
 
-def test_a_save_has_the_picture_of_what_is_on_screen(panel: Any, view: Any) -> None:
+def test_a_save_has_the_picture_of_what_is_on_screen(panel, view):
     for _ in range(3):
         before = saved(panel)
         panel.keyboard.press("Shift+ArrowRight")
         panel.keyboard.press("Control+s")  # at once: the picture of this token is not drawn yet
         end = time.monotonic() + 60
-        while saved(panel) == before and time.monotonic() < end:
+        while saved(panel) == before:
+            assert time.monotonic() < end
             panel.wait_for_timeout(100)
-        assert saved(panel) != before
-        assert saved(panel) in still(panel)
+        told = panel.evaluate("JSON.stringify(jupyterapp.shell.currentWidget.content.model.toJSON())")
+        assert json.dumps(saved(panel))[1:-1] in told
 
 
-def test_pages_come_in_by_drop_paste_and_the_file_browser(panel: Any, view: Any) -> None:
+def test_pages_come_in_by_drop_paste_and_the_file_browser(panel, view):
     data = base64.b64encode((lab.REPOSITORY / "data" / "pages" / "form.png").read_bytes()).decode()
     for kind, name in (("drop", "dropped.png"), ("paste", "pasted.png"), ("lm-drop", "pages/slide.png")):
         panel.evaluate(DROP, [kind, name, data])
@@ -308,7 +298,7 @@ def test_pages_come_in_by_drop_paste_and_the_file_browser(panel: Any, view: Any)
     panel.wait_for_selector(".opx-error", state="detached")
 
 
-def test_stop_and_interrupt_end_a_run(panel: Any, view: Any) -> None:
+def test_stop_and_interrupt_end_a_run(panel, view):
     if not panel.locator(".opx-form").is_visible():
         panel.click(MORE)
     panel.fill("[data-name=repeats]", "200")
@@ -324,7 +314,7 @@ def test_stop_and_interrupt_end_a_run(panel: Any, view: Any) -> None:
         assert "Stopped" in panel.inner_text(".opx-message")
 
 
-def test_records_are_shown_compared_downloaded_and_deleted(panel: Any, view: Any, tmp_path: Path) -> None:
+def test_records_are_shown_compared_downloaded_and_deleted(panel, view, tmp_path):
     lab.open_view(panel, "Records")
     table = panel.locator(".opx-table")
     table.locator(".opx-spark").nth(5).wait_for()
@@ -359,7 +349,7 @@ def test_records_are_shown_compared_downloaded_and_deleted(panel: Any, view: Any
 
 
 @pytest.mark.parametrize("theme", ["JupyterLab Dark", "JupyterLab Light"])
-def test_nothing_is_nameless_or_wider_than_the_panel(panel: Any, view: Any, theme: str) -> None:
+def test_nothing_is_nameless_or_wider_than_the_panel(panel, view, theme: str):
     lab.set_theme(panel, theme)
     panel.set_viewport_size({"width": 1000, "height": 800})
     panel.click(MORE)
@@ -372,9 +362,7 @@ def test_nothing_is_nameless_or_wider_than_the_panel(panel: Any, view: Any, them
     panel.set_viewport_size({"width": 1280, "height": 800})
 
 
-def test_everything_answers_fast_with_8000_tokens_and_a_second_browser_shows_them(
-    panel: Any, view: Any
-) -> None:
+def test_everything_answers_fast_with_8000_tokens_and_a_second_browser_shows_them(panel, view):
     data = base64.b64encode(LONG_RECORD.read_bytes()).decode()
     panel.evaluate(DROP, ["drop", "long.json.gz", data])
     panel.wait_for_function("document.querySelectorAll('.opv-token').length === 8000")
@@ -397,7 +385,7 @@ def test_everything_answers_fast_with_8000_tokens_and_a_second_browser_shows_the
     other.close()
 
 
-def test_a_restart_is_told_over_the_picture_and_records_are_listed_again(panel: Any, ran: list[dict]) -> None:
+def test_a_restart_is_told_over_the_picture_and_records_are_listed_again(panel, ran):
     panel.evaluate("jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart()")
     panel.wait_for_selector("text=Kernel restarted: run this cell", state="visible")
     panel.wait_for_selector(".opx-still img", state="visible")

@@ -8,7 +8,6 @@ from __future__ import annotations
 import gzip
 import json
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -87,7 +86,7 @@ VIEW = reduce_trace(*mini_trace())
 )
 def test_the_tables_of_the_written_trace(
     table: str, keys: str, figures: str, expected: dict[Any, tuple[float, ...]]
-) -> None:
+):
     found = pd.DataFrame(VIEW[table]).set_index(keys.split())[figures.split()]
     assert sorted(found.index) == sorted(expected)
     for key, values in expected.items():
@@ -96,7 +95,7 @@ def test_the_tables_of_the_written_trace(
     assert VIEW["unattributed"] == {"events": 1, "busy_ms": pytest.approx(0.01)}
 
 
-def test_lost_ranges_are_refused_and_an_empty_trace_gives_empty_tables() -> None:
+def test_lost_ranges_are_refused_and_an_empty_trace_gives_empty_tables():
     trace, spans = mini_trace()
     with refused():
         reduce_trace(trace, [*spans, ("prefill", "sam", "local", None)])
@@ -120,8 +119,8 @@ def test_lost_ranges_are_refused_and_an_empty_trace_gives_empty_tables() -> None
     ],
 )
 def test_a_step_is_bound_by_the_host_or_as_its_floor_is(
-    bound_by: str, share: float, pace: float, word: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    bound_by: str, share: float, pace: float, word: str, monkeypatch
+):
     """The step of the written trace is busy for 0.174 ms and idle for 0.165 ms after a wait of the host."""
     floor = {"phase": "decode", "stage": "decode_step", "view": "", "floor_ms": share * 0.174}
     table = pd.DataFrame([floor | {"bound_by": bound_by, "mfu": 0.01, "mbu": 0.41}])
@@ -135,7 +134,7 @@ def test_a_step_is_bound_by_the_host_or_as_its_floor_is(
     assert measured == pytest.approx([0.41, share, min(after, 1.0)], nan_ok=True)
 
 
-def test_vision_is_ruled_out_of_replayed_steps_by_their_busy_time() -> None:
+def test_vision_is_ruled_out_of_replayed_steps_by_their_busy_time():
     graph = altered(with_kernels(), model={"strategy": "cuda_graph"})
     assert check_of(graph, "vision_in_prefill_only").verdict == "pass"
     view = example_view()
@@ -147,7 +146,7 @@ def test_vision_is_ruled_out_of_replayed_steps_by_their_busy_time() -> None:
 # -- shown --------------------------------------------------------------------------------------------
 
 
-def test_names_are_escaped_and_a_view_that_failed_says_why() -> None:
+def test_names_are_escaped_and_a_view_that_failed_says_why():
     view = reduce_trace(*mini_trace())
     view["top"]["kernel"][0] = "<script>alert(1)</script>"
     elements = Elements(results.kernels(with_kernels(view={"tool": "torch.profiler", **view})).html())
@@ -158,7 +157,7 @@ def test_names_are_escaped_and_a_view_that_failed_says_why() -> None:
     assert "No kernel &lt;b&gt;." in results.kernels(failed).html()
 
 
-def test_a_trace_is_taken_with_the_view(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trace_is_taken_with_the_view(tmp_path, monkeypatch):
     asked: list[dict[str, Any]] = []
 
     def measured(arguments: Any, **options: Any) -> PhaseRun:
@@ -175,16 +174,14 @@ def test_a_trace_is_taken_with_the_view(tmp_path: Path, monkeypatch: pytest.Monk
 # -- the pass -----------------------------------------------------------------------------------------
 
 
-def test_the_cpu_profilers_ranges_nest_and_the_timed_record_stays(
-    tiny_session: OCRSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cpu_profilers_ranges_nest_and_the_timed_record_stays(golden_session, tmp_path, monkeypatch):
     """Without a device there are no kernels, but ranges, steps and the host's times are the real ones."""
     monkeypatch.setattr("ocr_phases.recorder.check_kernels", lambda *args, **options: None)
     options: dict[str, Any] = {"preset": "tiny", "max_new_tokens": 4, "repeats": 1, "warmup": 0}
     options |= {"token_probabilities": False, "ceilings": False}
     trace = tmp_path / "trace.json.gz"
-    run = tiny_session.run_inference(PAGE, **options, kernels=True, kernel_steps=3, kernel_trace=trace)
-    plain = tiny_session.run_inference(PAGE, **options)
+    run = golden_session.run_inference(PAGE, **options, kernels=True, kernel_steps=3, kernel_trace=trace)
+    plain = golden_session.run_inference(PAGE, **options)
     for part in ("results", "cache", "live_checks"):
         assert getattr(run, part) == getattr(plain, part)
     identity = ["repeat", *STAGE, "step"]
@@ -198,7 +195,7 @@ def test_the_cpu_profilers_ranges_nest_and_the_timed_record_stays(
     sam, whole = stages["host_ms"]["prefill", "sam", "global"], stages["host_ms"]["prefill", "prefill", ""]
     assert 0 < sam <= whole
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
-    layers = tiny_session.model.config.get_text_config().num_hidden_layers
+    layers = golden_session.model.config.get_text_config().num_hidden_layers
     updates = [event for event in events if event.get("name") == measure.KV_RANGE]
     assert len(updates) == layers * 4  # of the prefill and three steps
     forwards = [event for event in events if event.get("name") == "language_model"]
@@ -209,7 +206,7 @@ def _within(inner: dict[str, Any], outer: dict[str, Any]) -> bool:
     return outer["ts"] <= inner["ts"] and inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"]
 
 
-def test_a_single_generate_has_no_view() -> None:
+def test_a_single_generate_has_no_view():
     with refused():
         measure.check_kernels("cuda", trace=None, generate=True)
 
@@ -217,7 +214,7 @@ def test_a_single_generate_has_no_view() -> None:
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device here")
 @pytest.mark.parametrize("preset", ["base", "gundam"])
-def test_busy_time_is_the_profilers_own(preset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busy_time_is_the_profilers_own(preset: str, monkeypatch):
     """Within 3 % of what torch.profiler sums up for the same ranges by its own links."""
     session = OCRSession.load(SMALL_DUMMY, device="cuda")
     profilers: list[Any] = []

@@ -22,12 +22,12 @@ from ocr_phases.versions import asset
 
 PLOTS = ("latency", "vision", "timeline", "memory", "roofline", "kernels", "page", "regions")
 TABLES = ("stages", "tokens", "regions", "floors", "checks")
-ON_AXES = ("latency", "vision", "page", "regions")
+ON_AXES = (*("latency", "vision", "page", "regions"), *("stages", "decode", "ratios"))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.filterwarnings("error")
-def test_every_record_shows_itself_its_tables_and_its_plots(shape: str) -> None:
+def test_every_record_shows_itself_its_tables_and_its_plots(shape: str):
     run = make_run(**SHAPES[shape])
     shown = run._repr_mimebundle_()
     elements = Elements(shown["text/html"])
@@ -47,7 +47,7 @@ def test_every_record_shows_itself_its_tables_and_its_plots(shape: str) -> None:
     assert [name for name in PLOTS if not alt_text(getattr(run.plot, name)())] == []
 
 
-def test_figures_tables_pages_and_paths_show_themselves(tmp_path: Path) -> None:
+def test_figures_tables_pages_and_paths_show_themselves(tmp_path):
     run = make_run()
     data = run.plot.vision()._repr_mimebundle_()
     (still,) = (attributes for tag, attributes in Elements(data["text/html"]).found if tag == "img")
@@ -70,23 +70,28 @@ def test_figures_tables_pages_and_paths_show_themselves(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ON_AXES)
-def test_a_plot_draws_on_the_caller_s_axes(name: str) -> None:
+def test_a_plot_draws_on_the_caller_s_axes(name: str):
     figure = Figure()
     left, right = figure.subplots(1, 2)
-    assert getattr(make_run().plot, name)(ax=left) is figure
+    run = make_run()
+    plot = run.plot if name in PLOTS else compare(run, run).plot
+    assert getattr(plot, name)(ax=left) is figure
     assert [bool(axes.get_title("left") or axes.texts) for axes in (left, right)] == [True, False]
 
 
-def test_colours_and_labels_that_there_cannot_be_are_refused() -> None:
+def test_colours_and_labels_that_there_cannot_be_are_refused():
     run = make_run()
     with refused():
         run.plot.page(color="label")
+    change = compare(run, run, labels=["a", "b"])
+    assert change.verdict.startswith("b against a")
+    assert change.verdict in change._repr_mimebundle_()["text/plain"]
     for labels in (["a"], ["a", "a"], ["a", "b", "c"]):
         with refused():
             compare(run, run, labels=labels)
 
 
-def test_what_a_model_wrote_stays_text() -> None:
+def test_what_a_model_wrote_stays_text():
     name = "<b onclick=alert(1)>$x$</b>.png"
     run = make_run(text=ATTACK, page_name=name)
     other = make_run(text=ATTACK.replace("2", "3"), page_name=name)
@@ -96,21 +101,7 @@ def test_what_a_model_wrote_stays_text() -> None:
         assert not any(name.startswith("on") for _, attributes in elements.found for name in attributes)
 
 
-# -- two records and many -----------------------------------------------------------------------------
-
-
-def test_two_records_are_compared_with_their_labels_given_once() -> None:
-    files = (GPU_RECORD.with_name(f"h200-dummy-{name}.json") for name in ("base", "gundam"))
-    change = compare(*map(PhaseRun.load, files), labels=["base", "gundam"])
-    assert change.verdict.startswith("gundam against base")
-    assert change.verdict in change._repr_mimebundle_()["text/plain"]
-    assert set(change.differs["name"]) >= {"preset", "grid"}
-    for name in ("stages", "decode", "ratios"):
-        figure = Figure()
-        assert getattr(change.plot, name)(ax=figure.subplots()) is figure and alt_text(figure)
-
-
-def test_a_folder_of_records_shows_itself(tmp_path: Path) -> None:
+def test_a_folder_of_records_shows_itself(tmp_path):
     for rows in (1, 2):
         make_run(rows=rows).save(tmp_path / f"small-eager-b{rows}-n8.json")
     sweep = SweepResult.load(tmp_path)
@@ -125,7 +116,7 @@ def test_a_folder_of_records_shows_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [RECORD, GPU_RECORD], ids=["cpu", "cuda"])
-def test_a_trace_has_every_span_of_every_clock_and_they_nest(path: Path, tmp_path: Path, capsys) -> None:
+def test_a_trace_has_every_span_of_every_clock_and_they_nest(path: Path, tmp_path, capsys):
     assert main(["artifacts", "--chrome-trace", str(path), "--out", str(tmp_path)]) == 0
     assert str(trace := tmp_path / "trace.json") in capsys.readouterr().out
     events = json.loads(trace.read_text(), parse_constant=pytest.fail)["traceEvents"]
@@ -155,7 +146,7 @@ NOTEBOOKS = sorted(asset("notebooks").glob("*.ipynb"))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_shipped_notebook_is_clean(path: Path) -> None:
+def test_a_shipped_notebook_is_clean(path: Path):
     notebook = nbformat.read(path, as_version=nbformat.NO_CONVERT)
     nbformat.validate(notebook)
     assert len({cell["id"] for cell in notebook.cells}) == len(notebook.cells)

@@ -99,7 +99,7 @@ def read(name: str) -> tuple[PhaseRun, str]:
 
 
 @pytest.mark.parametrize("name", [*RECORDS, *MADE])
-def test_a_name_has_one_value(name: str) -> None:
+def test_a_name_has_one_value(name: str):
     run, shown = read(name)
     found: dict[str, set[tuple[float, float]]] = {}
     for figure, value in exact(run):
@@ -117,6 +117,6 @@ def test_a_name_has_one_value(name: str) -> None:
     assert not apart and len(found) > 20
 
 
-def test_every_pattern_is_seen() -> None:
+def test_every_pattern_is_seen():
     shown = "\n".join(read(name)[1] for name in [*RECORDS, *MADE])
     assert not [pattern.pattern for pattern in PATTERNS if not pattern.search(shown)]

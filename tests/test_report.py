@@ -33,7 +33,7 @@ from ocr_phases.versions import asset
 
 
 @pytest.mark.parametrize("name", [*RECORDS, *SHAPES])
-def test_a_first_screen_is_short(name: str) -> None:
+def test_a_first_screen_is_short(name: str):
     """At most 120 words before anything is unfolded, a number with its unit counted as one."""
     run = PhaseRun.load(RECORDS[name]) if name in RECORDS else make_run(**SHAPES[name])
     screen = re.sub(r"<details.*?</details>|<img.*?>", "", results.overview(run).html(), flags=re.DOTALL)
@@ -63,9 +63,7 @@ def run(folder: Path, *sources: str, **parameters: object) -> list[nbformat.Note
     return read_valid(execute_notebook("small", parameters, folder / "out" / "done.ipynb")).cells
 
 
-def test_a_cell_shows_what_a_kernel_would_show_of_it_and_leaves_nothing(
-    notebooks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cell_shows_what_a_kernel_would_show_of_it_and_leaves_nothing(notebooks, tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     cells = (
@@ -93,7 +91,7 @@ def test_a_cell_shows_what_a_kernel_would_show_of_it_and_leaves_nothing(
     assert {path.name for path in (tmp_path / "out").iterdir()} == {MANIFEST_NAME, "done.ipynb"}
 
 
-def test_an_unknown_parameter_or_notebook_is_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_an_unknown_parameter_or_notebook_is_refused_before_anything_runs(tmp_path):
     for name, parameters in (("page_report", {"paeg": "x.png"}), ("other", {})):
         with refused():
             execute_notebook(name, parameters, tmp_path / "out.ipynb")
@@ -109,8 +107,8 @@ OWN = "from ocr_phases.errors import CannotWrite as E\nraise E('x cannot be writ
     ids=["any", "own"],
 )
 def test_a_failing_cell_leaves_the_notebook_with_its_error(
-    source: str, raised: type[Exception], named: str, notebooks: Path, tmp_path: Path
-) -> None:
+    source: str, raised: type[Exception], named: str, notebooks, tmp_path
+):
     with refused(raised) as caught:
         run(tmp_path, source, "y = 2")
     assert "\n" not in str(caught.value)
@@ -119,7 +117,7 @@ def test_a_failing_cell_leaves_the_notebook_with_its_error(
     assert {path.name for path in (tmp_path / "out").iterdir()} == {MANIFEST_NAME, "done.ipynb"}
 
 
-def test_the_papermill_command_measures_in_a_kernel_whose_names_stay_the_user_s(tmp_path: Path) -> None:
+def test_the_papermill_command_measures_in_a_kernel_whose_names_stay_the_user_s(tmp_path):
     """With cells of the user behind the report: names, `_`, history and the count of cells are their own."""
     if transformers_version() < NATIVE_NEEDS:
         pytest.skip("the native class needs transformers >= 5.20")
@@ -143,7 +141,7 @@ def test_the_papermill_command_measures_in_a_kernel_whose_names_stay_the_user_s(
     assert own.data["text/plain"] == "['mine', 1, 42, 'written', 2, {'count', 'names', 'written'}, True]"
 
 
-def test_papermill_runs_any_notebook_by_our_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_papermill_runs_any_notebook_by_our_engine(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     source, asked = str(asset("notebooks", "verify.ipynb")), {"record": str(RECORD)}
     papermill.execute_notebook(source, "out.ipynb", asked, engine_name="ocr_phases", progress_bar=False)
@@ -165,9 +163,7 @@ def read_valid(path: Path) -> nbformat.NotebookNode:
     return notebook
 
 
-def test_a_report_that_is_stopped_says_so_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_that_is_stopped_says_so_and_leaves_nothing(tmp_path, monkeypatch, capsys):
     """Stopped in its first cell."""
     monkeypatch.setattr(results, "style", lambda: os.kill(os.getpid(), signal.SIGINT))
     assert main(["report", "--record", str(RECORD), "--out", str(tmp_path / "out")]) == 130
@@ -178,7 +174,7 @@ def test_a_report_that_is_stopped_says_so_and_leaves_nothing(
 # -- the HTML file ------------------------------------------------------------------------------------
 
 
-def test_a_report_is_complete_and_one_file(plain_report: Path) -> None:
+def test_a_report_is_complete_and_one_file(plain_report):
     names = {"run.json", "result.mmd", "images", "result_with_boxes.jpg", "report.ipynb", "report.html"}
     assert names <= {path.name for path in plain_report.iterdir()}
     document = (plain_report / "report.html").read_text(encoding="utf-8")
@@ -194,7 +190,7 @@ def test_a_report_is_complete_and_one_file(plain_report: Path) -> None:
         assert tag != "a" or (attributes["href"] or "").startswith("#")
 
 
-def test_a_report_holds_no_code_unless_asked(plain_report: Path, tmp_path: Path) -> None:
+def test_a_report_holds_no_code_unless_asked(plain_report, tmp_path):
     body = (plain_report / "report.html").read_text(encoding="utf-8").partition("<main")[2]
     assert "PhaseRun.load" not in body and "JupyterLab" not in body
     shown = render_html(plain_report / "report.ipynb", tmp_path / "code.html", show_code=True, title="<i>")
@@ -203,7 +199,7 @@ def test_a_report_holds_no_code_unless_asked(plain_report: Path, tmp_path: Path)
     assert str(plain_report) not in document.partition("PhaseRun.load")[2]
 
 
-def test_warnings_and_widgets_stay_out(tmp_path: Path) -> None:
+def test_warnings_and_widgets_stay_out(tmp_path):
     view = {"application/vnd.jupyter.widget-view+json": {"model_id": "1"}, "text/plain": "a widget"}
     data = [{"application/javascript": "alert(1)"}, view, {"text/markdown": "<b onclick='x'>bold</b>"}]
     cell = nbformat.v4.new_code_cell("x")
@@ -215,13 +211,13 @@ def test_warnings_and_widgets_stay_out(tmp_path: Path) -> None:
     assert "<b" not in document.partition("<main")[2]
 
 
-def test_something_else_than_a_notebook_is_refused(tmp_path: Path) -> None:
+def test_something_else_than_a_notebook_is_refused(tmp_path):
     (tmp_path / "n.ipynb").write_text("{}")
     with refused():
         render_html(tmp_path / "n.ipynb", tmp_path / "n.html")
 
 
-def test_what_the_model_wrote_stays_text(plain_report: Path, attacked_report: Path) -> None:
+def test_what_the_model_wrote_stays_text(plain_report, attacked_report):
     documents = ((folder / "report.html").read_text("utf-8") for folder in (plain_report, attacked_report))
     first, second = map(Elements, documents)
     assert second.tags() <= first.tags()
@@ -231,7 +227,7 @@ def test_what_the_model_wrote_stays_text(plain_report: Path, attacked_report: Pa
 
 
 @pytest.mark.parametrize("shape", ["one token", "no text", "generate"])
-def test_odd_records_have_a_report_too(shape: str, tmp_path: Path) -> None:
+def test_odd_records_have_a_report_too(shape: str, tmp_path):
     document = Elements(page_report(make_run(**SHAPES[shape]), tmp_path / "out").read_text("utf-8")).said
     assert "Error" not in document and "nan" not in document
     assert ("This record has no text" in document) == (shape == "no text")

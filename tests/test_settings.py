@@ -79,9 +79,9 @@ def test_the_explorer_has_a_field_for_every_setting():
     assert job.settings == Settings(repeats=LEAST_REPEATS, max_new_tokens=512)  # Compare can judge so many
 
 
-def test_the_record_keeps_every_setting_of_a_run(tiny_session):
+def test_the_record_keeps_every_setting_of_a_run(golden_session):
     quick = {"max_new_tokens": 2, "repeats": 1, "warmup": 0, "ceilings": False, "preset": "tiny"}
-    run = tiny_session.run_inference(ROOT / "data/pages/receipt.png", **quick, infer="temperature=0")
+    run = golden_session.run_inference(ROOT / "data/pages/receipt.png", **quick, infer="temperature=0")
     assert set(REQUEST_SETTINGS) <= set(run.request)
     assert not set(run.request) & {"ceilings", "kernels", "kernel_trace", *setting_names(ModelSettings)}
     assert [name for name in REQUEST_SETTINGS if run.request[name] is None] == ["price_per_hour"]

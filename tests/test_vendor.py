@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from batch_example import QUICK as COMMAND
 from conftest import PAGES
 from golden_cases import GOLDEN, VENDOR_CASES, noise
 from refusals import refused
@@ -249,8 +250,8 @@ def test_native_takes_none_of_the_class_s_options(standin):
 
 def test_the_command_line_measures_the_vendor_s_class_and_warns_once(standin, tmp_path, capsys):
     page = str(PAGES / "slide.png")
-    quick = ["--max-new-tokens", "3", "--warmup", "0", "--no-ceilings", "--device", "cpu"]
-    command = ["verify", page, "--model", str(standin), "--implementation", "vendor", *quick]
+    command = ["verify", page, "--model", str(standin), "--implementation", "vendor", "--no-ceilings"]
+    command += ["--preset", SMALL_PRESET, *COMMAND]
     assert main(command) == 2
     assert "--trust-remote-code" in capsys.readouterr().err
     target = tmp_path / "run.json"
