@@ -11,6 +11,7 @@ import torch
 from conftest import GOLDEN, PAGES
 from elements import Elements
 from example_run import altered, failed_cells, make_run, paced
+from golden_cases import seen_once
 from PIL import Image
 from refusals import refused
 from wording import says
@@ -24,7 +25,7 @@ from ocr_phases.show import plots_many, results_many
 from ocr_phases.show.figures import figure_png
 from ocr_phases.sweep_models import Sweep, sweep
 
-PAGE = PAGES / "slide.png"
+PAGE = GOLDEN / "pages" / "small_400x300.png"
 #: One quick cell: the axes and what else is asked, of which a test changes some.
 ASKED = {"presets": ["tiny"], "lengths": [2], "repeats": 1, "warmup": 0}
 ONE, TWO = "tiny-eager-b1-n2", "tiny-eager-b2-n2"
@@ -39,6 +40,12 @@ def outcomes(session, folder, page=PAGE, **options):
 
 def states(session, folder, page=PAGE, **options):
     return {each.cell.name: each.state for each in outcomes(session, folder, page, **options)}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pixels_seen_once(golden_session):
+    with seen_once(golden_session):
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +195,8 @@ def test_a_device_that_is_lost_ends_the_sweep_and_fails_no_other_cell(golden_ses
 # -- several models, the verb and the notebook --------------------------------------------------------
 
 
-def test_the_verb_sets_models_side_by_side(tmp_path, capsys):
+def test_the_verb_sets_models_side_by_side(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("ocr_phases.session.measure_ceilings", lambda *_: None)
     for family in FAMILIES:  # the model's name in a table
         place = GOLDEN if family == DEEPSEEK_OCR else GOLDEN / family
         (tmp_path / family).symlink_to(place / "checkpoint")
@@ -253,7 +261,7 @@ def test_noisy_cells_come_first_and_are_never_the_best():
     assert single.recommended() is None and says(single.verdict, "single repeat", "nothing is called fastest")
 
 
-@pytest.mark.parametrize("odd", [None, {"max_tokens": 1}, {"repeats": 1}, {"generate": True}])
+@pytest.mark.parametrize("odd", [None, {"max_tokens": 1, "repeats": 1}, {"generate": True}])
 @pytest.mark.filterwarnings("error")
 def test_every_sweep_is_drawn(odd):
     runs = {} if odd is None else {"odd": make_run(**odd)}
