@@ -71,22 +71,12 @@ def run(command: list[str], out: Path, point: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
 
 
-def every_point(folder: Path, command: list[str]) -> None:
-    """Kill the command at every third of its changes, from ``folder / start``; tell what was there.
+def every_point(folder: Path, command: list[str]) -> list[Any]:
+    """Kill the command at every third of its changes, from ``folder / start``; what was there.
 
     Two pages go through the same changes, so that most of what is left out of one meets the other.
     """
-    pool.LocalPool = in_this_process  # type: ignore[assignment, misc]
-    batch_stub.RECORD = folder / "short.json"
-    index_page.index_html = lambda *_, **__: ""  # it is written, but not drawn
-    known, compute = dict[Any, Any](), figures.page_figures
-
-    def computed_once(run: Any, *of: Any) -> Any:
-        if of not in known:
-            known[of] = compute(run, *of)
-        return known[of]
-
-    figures.page_figures = computed_once  # type: ignore[assignment]
+    points = []
     shutil.copytree(folder / "start", folder / "first")
     with contextlib.redirect_stdout(sys.stderr):
         main([*command, "--out", str(folder / "first" / "out")])  # each fork has what it imports
@@ -97,9 +87,26 @@ def every_point(folder: Path, command: list[str]) -> None:
         killed = finished_pages(out)
         again = run([*command, "--out", str(out)], out, 0)
         hidden = [str(path) for path in out.rglob(".attempt-*")]
-        print(json.dumps([code, again, hidden, killed, finished_pages(out)]))
+        points.append([code, again, hidden, killed, finished_pages(out)])
         if code != -signal.SIGKILL:
-            return
+            break
+    return points
+
+
+def with_little_work(folder: Path) -> None:
+    """In this process: the stub's short record, figures of it once, and an index that is not drawn."""
+    pool.LocalPool = in_this_process  # type: ignore[assignment, misc]
+    batch_stub.RECORD = folder / "short.json"
+    index_page.index_html = lambda *_, **__: ""
+    os.fsync = lambda _: None  # a kill loses nothing that was written
+    known, compute = dict[Any, Any](), figures.page_figures
+
+    def computed_once(run: Any, *of: Any) -> Any:
+        if of not in known:
+            known[of] = compute(run, *of)
+        return known[of]
+
+    figures.page_figures = computed_once  # type: ignore[assignment]
 
 
 def written_otherwise(record: Path) -> None:
@@ -110,13 +117,10 @@ def written_otherwise(record: Path) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks of one process")
-@pytest.mark.parametrize("others", [False, True])
-def test_what_is_finished_stays_so_whatever_change_a_batch_is_killed_before(
-    others: bool, tmp_path: Path
-) -> None:
-    """The first command, or another truth for an archive whose records another version wrote otherwise."""
-    out = tmp_path / "start" / "out"
-    for folder in (out, *(tmp_path / name for name in ("in", "truth", "other"))):
+def test_what_is_finished_stays_so_whatever_change_a_batch_is_killed_before(tmp_path: Path) -> None:
+    """The first command, and another truth for an archive whose records another version wrote otherwise."""
+    new, archive = (tmp_path / name / "start" / "out" for name in ("new", "archive"))
+    for folder in (new, archive, *(tmp_path / name for name in ("in", "truth", "other"))):
         folder.mkdir(parents=True)
     short = make_run(max_tokens=4, repeats=1, embed=False).save(tmp_path / "short.json")
     for page in PAGES:
@@ -124,28 +128,29 @@ def test_what_is_finished_stays_so_whatever_change_a_batch_is_killed_before(
         (tmp_path / "truth" / f"{page}.md").write_text(f"# {page}")
         (tmp_path / "other" / f"{page}.md").write_text(f"# Not {page}")
     command = ["batch", str(tmp_path / "in"), "--device", "cpu", "--truth", str(tmp_path / "truth")]
-    if others:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(pool, "LocalPool", in_this_process)
-            patch.setattr(batch_stub, "RECORD", short)
-            assert main([*command, "--out", str(out)]) == 0
-        for record in out.glob("pages/*/*/run.json"):
-            written_otherwise(record)
-        command = ["batch", "--render", "only", "--truth", str(tmp_path / "other")]
-    program = [sys.executable, __file__, str(tmp_path), *command]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "LocalPool", in_this_process)
+        patch.setattr(batch_stub, "RECORD", short)
+        assert main([*command, "--out", str(archive)]) == 0
+    for record in archive.glob("pages/*/*/run.json"):
+        written_otherwise(record)
+    commands = {"new": command, "archive": ["batch", "--render", "only", "--truth", str(tmp_path / "other")]}
+    program = [sys.executable, __file__, str(tmp_path), json.dumps(commands)]
     done = subprocess.run(program, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
-    points = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len(points) > 6 and points[-1][0] == 0
     names = [f"{page}.png" for page in PAGES]
-    earlier = set(names) if others else set()
-    for number, (code, again, hidden, killed, end) in enumerate(points, 1):
-        assert code == (0 if number == len(points) else -signal.SIGKILL)
-        assert (again, hidden, sorted(end)) == (0, [], names)
-        assert {page: end[page] for page in killed} == killed
-        assert earlier <= set(killed)
-        earlier = set(killed)
+    for command_name, points in json.loads(done.stdout).items():
+        assert len(points) > 6 and points[-1][0] == 0
+        earlier = set(names) if command_name == "archive" else set()
+        for number, (code, again, hidden, killed, end) in enumerate(points, 1):
+            assert code == (0 if number == len(points) else -signal.SIGKILL)
+            assert (again, hidden, sorted(end)) == (0, [], names)
+            assert {page: end[page] for page in killed} == killed
+            assert earlier <= set(killed)
+            earlier = set(killed)
 
 
 if __name__ == "__main__":
-    every_point(Path(sys.argv[1]), sys.argv[2:])
+    with_little_work(place := Path(sys.argv[1]))
+    commands = json.loads(sys.argv[2])
+    print(json.dumps({name: every_point(place / name, command) for name, command in commands.items()}))
