@@ -108,6 +108,12 @@ def driven(request: pytest.FixtureRequest) -> Iterator[Callable[[str, str], tupl
         yield of
 
 
+@pytest.fixture(scope="module")
+def pixels_seen_once(golden_session: OCRSession) -> Iterator[None]:
+    with seen_once(golden_session):
+        yield
+
+
 @pytest.fixture(scope="session")
 def tiny_session() -> OCRSession:
     return OCRSession.load("tiny", device="cpu")

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import PAGES, RECORD
+from conftest import GOLDEN, RECORD
 from wording import says
 
 from ocr_phases import PhaseRun
@@ -20,14 +20,14 @@ from ocr_phases.cli.measuring import Bar
 from ocr_phases.files import folders_of
 from ocr_phases.versions import asset
 
-PAGE = str(PAGES / "slide.png")
+PAGE = str(GOLDEN / "pages" / "small_400x300.png")
 
 
 @pytest.fixture
-def measured(tiny_session, monkeypatch):
-    """A verb loads tiny and measures the example record."""
+def measured(golden_session, monkeypatch):
+    """A verb loads a model and measures the example record."""
     run = PhaseRun.load(RECORD)
-    monkeypatch.setattr("ocr_phases.cli.measuring.load_session", lambda *_: tiny_session)
+    monkeypatch.setattr("ocr_phases.cli.measuring.load_session", lambda *_: golden_session)
     monkeypatch.setattr("ocr_phases.cli.measuring.measure", lambda *_, **options: run)
     return run
 
@@ -145,7 +145,7 @@ def test_nohup_keeps_a_verb_running(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("verb", "name", "times"), [("profile", "SIGINT", 1), ("verify", "SIGTERM", 2), ("report", "SIGHUP", 2)]
 )
-def test_signals_keep_the_finished_repeats(verb, name, times, tiny_session, tmp_path, monkeypatch, capsys):
+def test_signals_keep_the_finished_repeats(verb, name, times, golden_session, tmp_path, monkeypatch, capsys):
     number = signal.Signals[name]
 
     def update(bar, tokens):
@@ -156,10 +156,11 @@ def test_signals_keep_the_finished_repeats(verb, name, times, tiny_session, tmp_
 
     told = Bar.update
     monkeypatch.setattr(Bar, "update", update)
-    monkeypatch.setattr("ocr_phases.cli.measuring.load_session", lambda arguments: tiny_session)
-    monkeypatch.setattr("ocr_phases.session.kept_session", lambda **options: tiny_session)
+    monkeypatch.setattr("ocr_phases.cli.measuring.load_session", lambda arguments: golden_session)
+    monkeypatch.setattr("ocr_phases.session.kept_session", lambda **options: golden_session)
     monkeypatch.chdir(tmp_path)
     options = ["--preset=tiny", "--max-new-tokens=2", "--warmup=0", "--repeats=3", "--no-ceilings"]
+    options.append("--no-token-probabilities")
     assert main([verb, PAGE, *options, *(["--json"] if verb != "report" else [])]) == 128 + number
     said = capsys.readouterr()
     assert "1 of 3 runs done" in said.err  # without a terminal, a line a finished run

@@ -57,6 +57,12 @@ transformers = pytest.importorskip("transformers")
 if not hasattr(transformers, "UnlimitedOcrForConditionalGeneration"):
     pytest.skip("needs the native class of transformers >= 5.20", allow_module_level=True)
 
+#: Of the published models: all parameters, the window and the positions.
+SIZES = {
+    "deepseek-ocr": (3_335_504_128, None, 8192),
+    "deepseek-ocr-2": (3_389_119_360, None, 8192),
+    "unlimited-ocr": (3_335_504_128, 128, 32768),
+}
 Counts = dict[str, int]
 
 
@@ -130,11 +136,14 @@ def language_forward(model: Any, batch: int, length: int, cached: int = 0, **opt
 @pytest.mark.parametrize("built", [*FULL, *COUNTED], indirect=True)
 def test_parameters_are_exactly_the_models(built: tuple[dict[str, Any], Any]) -> None:
     config, model = built
-    table = prefill_cost(config, prompt_len=1, views=[VisionCall("global", 1024)])
-    assert int(table["parameters"].sum()) == sum(p.numel() for p in model.parameters())
-    by_stage = table.groupby("stage")["parameters"].sum()
-    for stage, held in family_of(model).parameters(model).items():
-        assert stage == "total" or by_stage[stage] == held
+    table, family = prefill_cost(config, prompt_len=1, views=[VisionCall("global", 1024)]), family_of(model)
+    assert [other for other in NATIVES.values() if other.drives(model)] == [family]
+    by_stage, held = table.groupby("stage")["parameters"].sum(), family.parameters(model)
+    assert by_stage.sum() == held["total"] == sum(p.numel() for p in model.parameters())
+    assert all(stage == "total" or by_stage[stage] == count for stage, count in held.items())
+    if config in FULL.values():
+        positions = model.config.text_config.max_position_embeddings
+        assert (held["total"], family.window(model), positions) == SIZES[family.facts.name]
 
 
 @pytest.mark.parametrize("built", COUNTED, indirect=True)
@@ -171,12 +180,13 @@ def test_language_flops_are_those_torch_counts(built: Any) -> None:
     ],
 )
 def test_several_pages_cost_what_their_cache_holds(
-    pages: list[str], prompt: str, distinct: int, tiny_session: Any
+    pages: list[str], prompt: str, distinct: int, golden_session: Any, pixels_seen_once: None
 ) -> None:
     """A batch of two rows, which read the experts of one where they are equal, and one row of two pages."""
     once = {"preset": "tiny", "max_new_tokens": 3, "repeats": 1, "warmup": 0, "ceilings": False}
+    once |= {"ignore_eos": True, "token_probabilities": False}
     paths = [PAGES / f"{page}.png" for page in pages]
-    run = tiny_session.run_inference(paths, prompt, **once, ignore_eos=True)
+    run = golden_session.run_inference(paths, prompt, **once)
     table = run_cost(run)
     prefill, step = (table[table["phase"] == phase] for phase in ("prefill", "decode"))
     assert prefill["kv_bytes"].sum() == run.cache["bytes"][0]

@@ -33,6 +33,7 @@ FAMILY = FAMILIES["deepseek-ocr"]
 #: Settings of a short measurement, in Python and on the command line.
 SHORT: dict[str, Any] = {"max_new_tokens": 8, "repeats": 2, "preset": "base"}
 OPTIONS = ("--max-new-tokens", "8", "--preset", "base", "--repeats", "1", "--server")
+QUICK = {"preset": "small", "max_new_tokens": 2, "repeats": 1, "warmup": 0, "ceilings": False}
 TIMES = {"ttft_ms", "queue_ms", "prefill_ms", "decode_ms"}
 
 
@@ -335,7 +336,7 @@ def test_the_workers_clocks_see_the_native_classs_modules(tiny_session: OCRSessi
     stages = tiny_session.family.stages(tiny_session.model)
     modules = {MODULES[name]: stages[name] for name in ("sam", "clip", "projector")}
     watch = Watch(SimpleNamespace(**modules), torch.device("cpu"))
-    run = tiny_session.run_inference(PAGE, preset="small", max_new_tokens=2, repeats=1, warmup=0)
+    run = tiny_session.run_inference(PAGE, **QUICK)
     now, rows = watch.take()
     assert [row[0] for row in rows][:3] == ["sam", "clip", "projector"]
     sam = rows[0]

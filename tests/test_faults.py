@@ -274,15 +274,16 @@ def test_verify_answers_by_exit_code(tmp_path, capsys):
     assert re.search(r"not trust .*\b1 of \d+ .*failed", capsys.readouterr().out)
 
 
-def test_profile_repeats_a_record(tmp_path, tiny_session, capsys, monkeypatch):
+def test_profile_repeats_a_record(tmp_path, golden_session, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     options = {"first_token": "redecode", "eos_check_every": 2, "infer": {"temperature": 1.5}, "seed": 3}
+    quick = ("--no-ceilings", "--no-token-probabilities")
     for pages, run in (  # a page that is not in the record is named
-        ([RECEIPT], tiny_session.run_inference(RECEIPT, "free", embed_page=False, **options, **QUICK)),
-        ([], tiny_session.run_inference([RECEIPT, PAGES / "slide.png"], **QUICK)),
+        ([RECEIPT], golden_session.run_inference(RECEIPT, "free", embed_page=False, **options, **QUICK)),
+        ([], golden_session.run_inference([RECEIPT, PAGES / "slide.png"], **QUICK)),
     ):
         run.save("then.json", overwrite=True)
-        command = ["profile", *map(str, pages), "--from", "then.json", "--device", "cpu", "--no-ceilings"]
+        command = ["profile", *map(str, pages), "--from", "then.json", "--device", "cpu", *quick]
         assert main([*command, "--save", "now.json", "--overwrite"]) == 0
         assert "Tokens: equal" in capsys.readouterr().out
         now = PhaseRun.load("now.json")

@@ -29,6 +29,7 @@ from ocr_phases.models.wiring import family_of
 from ocr_phases.show import results
 from ocr_phases.show.page import region_boxes
 
+pytestmark = pytest.mark.usefixtures("pixels_seen_once")
 TOLERANCE = 1e-3  # of logits that reach 20, kept to three decimals
 NEW = 24
 Driven = Callable[[str, str], tuple[OCRSession, DeviceInputs]]
@@ -114,32 +115,32 @@ def test_nothing_is_known_behind_an_image_token_or_of_what_is_no_number(driven: 
 
 
 @pytest.fixture(scope="module")
-def run(tiny_session: OCRSession) -> PhaseRun:
-    return tiny_session.run_inference(PAGES / "receipt.png", **ASKED)
+def run(golden_session: OCRSession) -> PhaseRun:
+    return golden_session.run_inference(PAGES / "receipt.png", **ASKED)
 
 
-def test_a_record_keeps_them(tiny_session: OCRSession, run: PhaseRun) -> None:
+def test_a_record_keeps_them(golden_session: OCRSession, run: PhaseRun) -> None:
     (row,) = run.probabilities
     assert max(row["logprobs"]) <= 0 and min(row["margins"]) >= 0  # greedy, without a rule
     assert PhaseRun.from_dict(run.to_dict()).probabilities == run.probabilities
     assert "token_probabilities" not in run.request  # older records are of the same request
-    inputs = tiny_session.prepare(PAGES / "receipt.png", preset="tiny").to("cpu", torch.float32)
-    (wanted,) = token_probabilities(tiny_session.model, inputs, [run.result["ids"]])
+    inputs = golden_session.prepare(PAGES / "receipt.png", preset="tiny").to("cpu", torch.float32)
+    (wanted,) = token_probabilities(golden_session.model, inputs, [run.result["ids"]])
     assert all(row[part] == pytest.approx(wanted[part], abs=TOLERANCE) for part in wanted)
 
 
 @pytest.mark.parametrize("extra", [{"first_token": "redecode"}, {"return_text": False, "generate": True}])
-def test_they_follow_every_way_to_run(extra: dict[str, Any], tiny_session: OCRSession) -> None:
+def test_they_follow_every_way_to_run(extra: dict[str, Any], golden_session: OCRSession) -> None:
     pages, asked = [PAGES / "receipt.png", PAGES / "slide.png"], {**ASKED, "infer": {"temperature": 2.0}}
-    made = tiny_session.run_inference(pages, **asked, **extra)
+    made = golden_session.run_inference(pages, **asked, **extra)
     assert [len(row["logprobs"]) for row in made.probabilities] == [len(row["ids"]) for row in made.results]
     assert made.tokens_of(1)["probability"].notna().all()
     assert min(made.probabilities[0]["margins"]) < 0  # sampled tokens are others than the likeliest
 
 
-def test_without_them_nothing_more_runs(tiny_session: OCRSession, run: PhaseRun) -> None:
-    with captured(tiny_session.model.lm_head, "output") as heads:
-        plain = tiny_session.run_inference(PAGES / "receipt.png", **ASKED, token_probabilities=False)
+def test_without_them_nothing_more_runs(golden_session: OCRSession, run: PhaseRun) -> None:
+    with captured(golden_session.model.lm_head, "output") as heads:
+        plain = golden_session.run_inference(PAGES / "receipt.png", **ASKED, token_probabilities=False)
     assert len(heads) == len(plain.result["ids"])
     assert set(run.to_dict()) - set(plain.to_dict()) == {"probabilities"}
 

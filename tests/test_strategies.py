@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import PAGES
+from conftest import GOLDEN, PAGES
 from golden_cases import RECORDINGS, assert_same, static_step
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -29,6 +29,7 @@ from ocr_phases.steps.compiled import compiled_apart, first_largest, sam_attenti
 from ocr_phases.steps.phases import generate
 from ocr_phases.steps.sampling import Sampler
 
+pytestmark = pytest.mark.usefixtures("pixels_seen_once")
 FIRST = "deepseek-ocr"
 RECEIPT = PAGES / "receipt.png"
 QUICK = {"preset": "tiny", "repeats": 1, "warmup": 0, "ceilings": False, "token_probabilities": False}
@@ -187,8 +188,8 @@ def traced(monkeypatch):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
 
 
-def test_compiled_vision_is_made_once_a_shape_and_gives_the_same(traced, golden_session):
-    session = OCRSession(golden_session.checkpoint)
+def test_compiled_vision_is_made_once_a_shape_and_gives_the_same(traced):
+    session = OCRSession.from_local(GOLDEN / "checkpoint", device="cpu", dtype="float32")
     options = {"max_new_tokens": 2, **QUICK}
     plain = session.run_inference(RECEIPT, **options)
     told: list[str] = []
@@ -267,9 +268,9 @@ def test_the_first_largest_is_argmax_also_where_values_are_equal(rows, width, ki
         {"strategy": "compiled", "generate": True},
     ],
 )
-def test_what_cannot_run_is_refused_in_one_sentence(options, tiny_session):
+def test_what_cannot_run_is_refused_in_one_sentence(options, golden_session):
     with refused() as caught:
-        tiny_session.run_inference(RECEIPT, **options)
+        golden_session.run_inference(RECEIPT, **options)
     assert "\n" not in str(caught.value)
 
 

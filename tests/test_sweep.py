@@ -11,7 +11,6 @@ import torch
 from conftest import GOLDEN, PAGES
 from elements import Elements
 from example_run import altered, failed_cells, make_run, paced
-from golden_cases import seen_once
 from PIL import Image
 from refusals import refused
 from wording import says
@@ -25,6 +24,7 @@ from ocr_phases.show import plots_many, results_many
 from ocr_phases.show.figures import figure_png
 from ocr_phases.sweep_models import Sweep, sweep
 
+pytestmark = pytest.mark.usefixtures("pixels_seen_once")
 PAGE = GOLDEN / "pages" / "small_400x300.png"
 #: One quick cell: the axes and what else is asked, of which a test changes some.
 ASKED = {"presets": ["tiny"], "lengths": [2], "repeats": 1, "warmup": 0}
@@ -40,12 +40,6 @@ def outcomes(session, folder, page=PAGE, **options):
 
 def states(session, folder, page=PAGE, **options):
     return {each.cell.name: each.state for each in outcomes(session, folder, page, **options)}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def pixels_seen_once(golden_session):
-    with seen_once(golden_session):
-        yield
 
 
 @pytest.fixture(scope="module")
