@@ -62,11 +62,16 @@ def page_image(width: int = 620, height: int = 877) -> Image.Image:
     return image
 
 
+def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
+    """An image's file."""
+    image.save(buffer := io.BytesIO(), kind, **options)
+    return buffer.getvalue()
+
+
 @cache
 def page_file() -> tuple[Image.Image, bytes]:
     """That page and its file."""
-    page_image().save(buffer := io.BytesIO(), "PNG")
-    return page_image(), buffer.getvalue()
+    return page_image(), encoded(page_image())
 
 
 def two_page_run() -> PhaseRun:

@@ -12,6 +12,7 @@ from ocr_phases.collectors.trace import KV_RANGE, Identity
 from ocr_phases.record import PhaseRun
 
 THREAD = 7
+Kernel = tuple[str, float, float]  # name, begin, end
 
 
 class TraceWriter:
@@ -42,23 +43,19 @@ class TraceWriter:
     def launch(
         self,
         start: float,
-        *kernels: tuple[str, float, float],
+        *kernels: Kernel,
         call: str = "cudaLaunchKernel",
         cat: str = "kernel",
+        us: float = 5,
     ) -> None:
-        """A call of 5 µs and the device's work behind it, all with one correlation id."""
+        """A call of ``us`` and the device's work behind it, all with one correlation id."""
         self.correlation += 1
-        self.event("cuda_runtime", call, start, start + 5, correlation=self.correlation)
+        self.event("cuda_runtime", call, start, start + us, correlation=self.correlation)
         for name, begin, end in kernels:
             self.event(cat, name, begin, end, correlation=self.correlation, stream=7)
 
-    def sync(self, start: float, end: float, call: str = "cudaStreamSynchronize") -> None:
-        self.correlation += 1
-        self.event("cuda_runtime", call, start, end, correlation=self.correlation)
-
-    def done(self) -> tuple[dict[str, Any], list[Identity]]:
-        self.spans.sort(key=lambda item: item[0])
-        return {"schemaVersion": 1, "traceEvents": self.events}, [span for _, span in self.spans]
+    def sync(self, start: float, end: float) -> None:
+        self.launch(start, call="cudaStreamSynchronize", us=end - start)
 
 
 def mini_trace() -> tuple[dict[str, Any], list[Identity]]:
@@ -101,7 +98,8 @@ def mini_trace() -> tuple[dict[str, Any], list[Identity]]:
     trace.operator("aten::fill_", 2790, 2795, external=55)
     trace.event("kernel", "fill", 2950, 2960, **{"correlation": 999, "External id": 55})
     trace.launch(4100, ("outside", 4110, 4120))
-    return trace.done()
+    spans = [span for _, span in sorted(trace.spans, key=lambda item: item[0])]
+    return {"schemaVersion": 1, "traceEvents": trace.events}, spans
 
 
 def example_view() -> dict[str, Any]:

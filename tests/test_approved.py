@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import refusals
 from batch_example import Here, a_job, put_page
 from conftest import GOLDEN, PAGES, RUNS
 from elements import seen
@@ -44,12 +45,7 @@ Show = Callable[..., None]
 
 
 @pytest.fixture
-def show(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-) -> Show:
+def show(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Show:
     """Run a verb in an empty folder and compare its JSON, what else it printed, and its page."""
     monkeypatch.chdir(tmp_path)
 
@@ -63,12 +59,12 @@ def show(
         if page is not None:
             texts["html.txt"] = seen((tmp_path / page).read_text(encoding="utf-8"))
         for kind, text in texts.items():
-            compare(f"{name}.{kind}", text, tmp_path, approve=request.config.getoption("--approve"))
+            compare(f"{name}.{kind}", text, tmp_path)
 
     return shown
 
 
-def compare(name: str, text: str, folder: Path, *, approve: bool) -> None:
+def compare(name: str, text: str, folder: Path) -> None:
     """Compare ``text``, without words of this machine and run, with the approved file; or write that."""
     for place, word in {folder: "FOLDER", RUNS: "RUNS", APPROVED: "APPROVED", GOLDEN: "GOLDEN"}.items():
         text = text.replace(str(place), word)
@@ -77,7 +73,7 @@ def compare(name: str, text: str, folder: Path, *, approve: bool) -> None:
     text = re.sub(r"[\d.]+ pages/min", "N pages/min", text)
     text = re.sub(r"^Rendering: .*\n", "", text, flags=re.MULTILINE)  # of a slow machine
     path = APPROVED / name
-    if approve:
+    if refusals.approve:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     known = path.read_text(encoding="utf-8") if path.exists() else ""

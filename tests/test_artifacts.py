@@ -23,17 +23,7 @@ from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.errors import CannotWrite
 from ocr_phases.files import MANIFEST_NAME, REPORT_FOLDER, check_names, folder_for, write_given
 from ocr_phases.report import artifacts
-from ocr_phases.report.artifacts import (
-    EOS_TEXT,
-    MAX_CROPS,
-    RESULTS,
-    Geometry,
-    GeometryLine,
-    parse_geometry,
-    result_markdown,
-    write_artifacts,
-    write_results,
-)
+from ocr_phases.report.artifacts import EOS_TEXT, RESULTS, parse_geometry, result_markdown, write_artifacts
 from ocr_phases.show.page import LABEL_COLOURS, draw_marks, label_colour, printable, region_boxes
 from ocr_phases.versions import asset
 
@@ -148,7 +138,7 @@ def test_small_boxes_on_small_pages_still_have_their_crop(size: tuple[int, int],
 
 @pytest.mark.parametrize("regions", [1, 50])
 def test_crops_are_limited_and_the_markdown_says_so(regions: int, tmp_path, monkeypatch):
-    assert MAX_CROPS == 500
+    assert artifacts.MAX_CROPS == 500
     monkeypatch.setattr(artifacts, "MAX_CROPS", 20)
     boxes = [f"[{index}, 10, {index + 90}, 60]" for index in range(50)]
     lists = [", ".join(boxes)] if regions == 1 else boxes
@@ -161,10 +151,11 @@ def test_crops_are_limited_and_the_markdown_says_so(regions: int, tmp_path, monk
 
 
 def test_geometry_is_read_and_drawn_on_its_axes(tmp_path):
-    solid = GeometryLine((-5.0, 0.0), (5.0, 0.0), dashed=False)
-    dashed = GeometryLine((0.0, -8.5), (-5.0, 0.0), dashed=True)
+    solid = artifacts.GeometryLine((-5.0, 0.0), (5.0, 0.0), dashed=False)
+    dashed = artifacts.GeometryLine((0.0, -8.5), (-5.0, 0.0), dashed=True)
     endpoints = (("A", (-5.0, 0.0)), ("$B_1$", (0.0, -8.5)))
-    assert parse_geometry(f"{FIGURE}{EOS_TEXT}") == Geometry(lines=(solid, dashed), endpoints=endpoints)
+    geometry = artifacts.Geometry(lines=(solid, dashed), endpoints=endpoints)
+    assert parse_geometry(f"{FIGURE}{EOS_TEXT}") == geometry
     paths = write_artifacts(tmp_path, Image.new("RGB", (60, 60), "white"), str(FIGURE))
     assert [path.name for path in paths] == ["result.mmd", "result_with_boxes.jpg", "geo.jpg"]
     drawn = Image.open(paths[-1])
@@ -241,7 +232,7 @@ def test_only_what_the_package_wrote_is_replaced_or_goes(tmp_path, capsys):
         check_names(tmp_path, RESULTS)
     (tmp_path / "report.html").rmdir()
     record = write_given(tmp_path / "run.json", run.to_json() + b"\n")
-    write_results(folder_for(tmp_path, "", RESULTS, record=record), run, record)
+    artifacts.write_results(folder_for(tmp_path, "", RESULTS, record=record), run, record)
     assert record.read_bytes() == run.to_json() + b"\n"  # what is shown stays as it is
 
 

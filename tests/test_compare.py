@@ -13,18 +13,13 @@ from example_run import TEXT, altered, failed_cells, make_run, paced, with_times
 from refusals import refused
 from wording import says
 
-from ocr_phases.analyse.comparison import (
-    COMPARE_COLUMNS,
-    Comparison,
-)
+from ocr_phases.analyse.comparison import COMPARE_COLUMNS, Comparison
 from ocr_phases.analyse.scaling import SweepResult
 from ocr_phases.analyse.statistics import LogMean, holm, log_ratio, spread
 from ocr_phases.cli import main
 from ocr_phases.record import PhaseRun
 from ocr_phases.schema import Truth
 from ocr_phases.text import ms_text
-
-# -- statistics ---------------------------------------------------------------------------------------
 
 
 def test_welch_by_hand_and_by_the_table_of_students_t():
@@ -48,9 +43,6 @@ def test_holm_steps_down_and_stops():
     # Where the first is not proven, none is.
     assert alphas(2.1, 2.2, 0.1) == pytest.approx([0.05 / 3] * 3)
     assert holm({"a": log_ratio([1.0], [2.0])}) == {"a": 0.05}
-
-
-# -- comparing ----------------------------------------------------------------------------------------
 
 
 def table_of(*runs: PhaseRun, **options: Any) -> pd.DataFrame:
@@ -162,9 +154,6 @@ def test_limits():
     assert outcomes([loud, loud], 10, ("agreement",)) == {"agreement": "within"}
 
 
-# -- one sentence over several strategies --------------------------------------------------------------
-
-
 def strategies(**others: Any) -> list[PhaseRun]:
     """A record of each strategy of a GPU whose ceilings are known, and of the vision encoder compiled."""
     ceilings = {"bandwidth_bytes_per_s": 4e12, "matmul_flops_per_s": 7e14, "matmul_dtype": "bfloat16"}
@@ -188,9 +177,6 @@ def test_strategies_are_one_sentence_in_their_order_with_the_floor():
         assert "a token eager" not in Comparison([runs[1], altered(runs[0], **unlike)]).verdict
     unknown = [altered(run, device={"name": "another", "ceilings": None}) for run in runs]
     assert "a token eager" in (said := Comparison(unknown).verdict) and "allows" not in said
-
-
-# -- the verb -----------------------------------------------------------------------------------------
 
 
 def test_limits_have_exit_codes_of_their_own(tmp_path, capsys, monkeypatch):

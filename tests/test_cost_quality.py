@@ -18,17 +18,9 @@ from refusals import refused
 from test_quality import TRUTH
 
 from ocr_phases import PhaseRun
+from ocr_phases.analyse import scaling
 from ocr_phases.analyse.comparison import SHARE, Comparison, in_units, text_changes
-from ocr_phases.analyse.scaling import (
-    POINT_COLUMNS,
-    SweepResult,
-    category_table,
-    cost_quality_sentence,
-    frontier,
-    losses,
-    preset_points,
-    preset_table,
-)
+from ocr_phases.analyse.scaling import SweepResult, cost_quality_sentence, preset_points
 from ocr_phases.batch.figures import page_run
 from ocr_phases.batch.index import PAGE_COLUMNS, REGION_COLUMNS, BatchIndex, add_truths, build_index
 from ocr_phases.batch.store import list_pages, page_status, read_listing, waiting_reports
@@ -43,7 +35,7 @@ HEAVY = Truth(TRUTH.text.replace("light", "heavy"), file="page.md")
 @given(st.lists(POINT, min_size=1, max_size=12))
 def test_the_frontier_is_what_nothing_beats(points: list[tuple[int, int]]):
     costs, lost = (pd.Series(values, dtype="float64") for values in zip(*points, strict=True))
-    on = frontier(costs, lost)
+    on = scaling.frontier(costs, lost)
     assert on.any()
     for place, (cost, loss) in enumerate(points):
         beaten = any(c <= cost and v <= loss and (c, v) != (cost, loss) for c, v in points)
@@ -69,7 +61,7 @@ def test_a_sweep_says_what_its_cells_lose(truth: Truth | None):
     """By the truth, or by agreement with the richest."""
     found = SweepResult(presets(truth), failed_cells())
     points = found.cost_quality
-    assert tuple(points.columns) == POINT_COLUMNS
+    assert tuple(points.columns) == scaling.POINT_COLUMNS
     lost = points.set_index("name")["lost"]
     assert lost[["gundam, eager", "gundam, cuda_graph"]].tolist() == [0.0, 0.0]
     assert 0.1 < lost["base, eager"] < 1.0
@@ -85,7 +77,7 @@ def test_a_sweep_says_what_its_cells_lose(truth: Truth | None):
 def test_a_text_without_its_end_is_not_judged():
     for truth in (None, TRUTH):
         runs = {name: IGNORING if truth is None else IGNORING.with_truth(truth) for name in "ab"}
-        assert losses(runs)[["edit_distance", "agreement"]].isna().all(axis=None)
+        assert scaling.losses(runs)[["edit_distance", "agreement"]].isna().all(axis=None)
     with refused():
         SweepResult({"a": IGNORING}, failed_cells()).with_truth("page.md")
 
@@ -139,9 +131,6 @@ def test_the_text_of_every_row_is_compared_of_one_page_and_by_one_truth():
     assert "row 2" in Comparison([base, other], ["a", "b"]).text_diff
     assert text_changes(alone, altered(alone, pages=[alone.page | {"sha256": "0" * 64}])).empty
     assert text_changes(alone, make_run(return_text=False)).empty
-
-
-# -- a batch ------------------------------------------------------------------------------------------
 
 
 def test_truths_are_added_to_what_was_measured(tmp_path):
@@ -209,14 +198,14 @@ def test_presets_and_categories_by_hand():
     assert cost_quality_sentence(points.reset_index()) == (
         "large loses least (edit distance 10 %): small loses 10.0 points more and takes 0.28 of its time."
     )
-    table = preset_table(pages).set_index("preset")
+    table = scaling.preset_table(pages).set_index("preset")
     assert table.loc["small", ["pages", "loops", "compression"]].tolist() == [3, 1, 4.0]
-    categories = category_table(pages).set_index("category")
+    categories = scaling.category_table(pages).set_index("category")
     assert categories.loc["slide", ["pages", "small", "large"]].tolist() == pytest.approx([2, 0.25, 0.15])
     # A page that one preset could not read counts in no preset's mean.
     failed = pages.assign(edit_distance=[0.1, 0.0, 0.2, 0.1, np.nan, 0.2])
     assert preset_points(failed).set_index("name").loc["large", "lost"] == pytest.approx(0.05)
-    assert category_table(pages.assign(category="")).empty
+    assert scaling.category_table(pages.assign(category="")).empty
 
 
 def test_the_index_shows_quality_worst_pages_first():

@@ -92,8 +92,6 @@ def test_pictures_are_small_and_shown():
     assert [name for name in sizes if name not in text] == []
 
 
-# -- snippets and the quickstart ------------------------------------------------------------------------
-
 #: Snippets that need what is not here, by page and place in it.
 SKIPPED = {
     ("engines.md", 0): "a server",

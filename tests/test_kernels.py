@@ -31,9 +31,6 @@ PAGE = PAGES / "slide.png"
 STAGE = ["phase", "stage", "view"]
 
 
-# -- the trace ----------------------------------------------------------------------------------------
-
-
 VIEW = reduce_trace(*mini_trace())
 
 
@@ -104,9 +101,6 @@ def test_lost_ranges_are_refused_and_an_empty_trace_gives_empty_tables():
     assert view["steps"] == 0 and not any(column for table in tables for column in table.values())
 
 
-# -- the record and its tables ------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("bound_by", "share", "pace", "word"),
     [
@@ -143,9 +137,6 @@ def test_vision_is_ruled_out_of_replayed_steps_by_their_busy_time():
     assert check_of(with_kernels(view=view), "vision_in_prefill_only").verdict == "fail"
 
 
-# -- shown --------------------------------------------------------------------------------------------
-
-
 def test_names_are_escaped_and_a_view_that_failed_says_why():
     view = reduce_trace(*mini_trace())
     view["top"]["kernel"][0] = "<script>alert(1)</script>"
@@ -169,9 +160,6 @@ def test_a_trace_is_taken_with_the_view(tmp_path, monkeypatch):
     assert main([*command, "--trace"]) == main(command) == 0
     assert asked[0] == {"kernels": True, "kernel_trace": tmp_path / "trace.json.gz"}
     assert asked[1]["kernels"] is False
-
-
-# -- the pass -----------------------------------------------------------------------------------------
 
 
 def test_the_cpu_profilers_ranges_nest_and_the_timed_record_stays(golden_session, tmp_path, monkeypatch):

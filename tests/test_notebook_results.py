@@ -112,9 +112,6 @@ def test_a_folder_of_records_shows_itself(tmp_path):
     assert all(alt_text(getattr(sweep.plot, name)()) for name in plots)
 
 
-# -- elsewhere ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("path", [RECORD, GPU_RECORD], ids=["cpu", "cuda"])
 def test_a_trace_has_every_span_of_every_clock_and_they_nest(path: Path, tmp_path, capsys):
     assert main(["artifacts", "--chrome-trace", str(path), "--out", str(tmp_path)]) == 0

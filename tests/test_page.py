@@ -19,6 +19,7 @@ import numpy as np
 import PIL
 import pytest
 import torch
+from example_run import encoded
 from golden_cases import BOS, GOLDEN, IMAGE_ID, PAD, RECORDINGS, pooled, stand_in
 from hypothesis import given
 from hypothesis import strategies as st
@@ -44,12 +45,6 @@ def batch(views: list[PageViews], prompts: list[str]) -> PageInputs:
 
 def blank(width: int, height: int, colour: str = "white") -> Image.Image:
     return Image.new("RGB", (width, height), colour)
-
-
-def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, kind, **options)
-    return buffer.getvalue()
 
 
 # The recorded vendor preprocessing

@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import RECORD
-from example_run import altered
+from example_run import altered, encoded
 from PIL import Image
 from refusals import refused
 
@@ -84,21 +84,15 @@ def test_the_page_is_in_the_record(run):
         altered(run, pages=[run.page | {"data": run.page["data"][:101]}]).page_image()
 
 
-def png(image: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG")
-    return buffer.getvalue()
-
-
 def test_pages_are_embedded_small_or_left_out():
     noise = np.random.default_rng(0).integers(0, 255, (300, 2600, 3), dtype=np.uint8)
     page, small = Image.fromarray(noise), Image.new("RGB", (10, 20))
-    described = describe_page(page, png(page), "noise.png")
+    described = describe_page(page, encoded(page), "noise.png")
     embedded = Image.open(io.BytesIO(base64.b64decode(described["data"])))
     assert (embedded.format, embedded.size) == ("JPEG", (2000, 231))
     assert (described["width"], described["height"]) == (2600, 300)
-    assert describe_page(page, png(page), "noise.png", embed=False)["data"] is None
-    assert base64.b64decode(describe_page(small, png(small), "s.png")["data"]) == png(small)
+    assert describe_page(page, encoded(page), "noise.png", embed=False)["data"] is None
+    assert base64.b64decode(describe_page(small, encoded(small), "s.png")["data"]) == encoded(small)
     pdf = describe_page(small, b"%PDF-1.7 all its pages", "s.pdf#1")
     assert base64.b64decode(pdf["data"]).startswith(b"\xff\xd8")
 

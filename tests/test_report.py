@@ -29,8 +29,6 @@ from ocr_phases.report.render import execute_notebook, page_report, render_html
 from ocr_phases.show import results
 from ocr_phases.versions import asset
 
-# -- fragments ----------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize("name", [*RECORDS, *SHAPES])
 def test_a_first_screen_is_short(name: str):
@@ -39,9 +37,6 @@ def test_a_first_screen_is_short(name: str):
     screen = re.sub(r"<details.*?</details>|<img.*?>", "", results.overview(run).html(), flags=re.DOTALL)
     words = re.findall(r"\d[\d,.]* (?:ms|s|%|kB|MB|GB)(?!\w)|\S*\w\S*", seen(screen))
     assert len(words) <= 120
-
-
-# -- running a notebook -------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -169,9 +164,6 @@ def test_a_report_that_is_stopped_says_so_and_leaves_nothing(tmp_path, monkeypat
     assert main(["report", "--record", str(RECORD), "--out", str(tmp_path / "out")]) == 130
     assert tuple(capsys.readouterr()) == ("", "ocr-phases: stopped.\n")
     assert list((tmp_path / "out").iterdir()) == []
-
-
-# -- the HTML file ------------------------------------------------------------------------------------
 
 
 def test_a_report_is_complete_and_one_file(plain_report):

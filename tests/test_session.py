@@ -8,6 +8,7 @@ import json
 import pkgutil
 import signal
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -109,8 +110,7 @@ def test_tokens_are_streamed_and_the_callers_random_numbers_stay(way, golden_ses
     assert torch.equal(torch.get_rng_state(), before)
 
 
-def interrupt():
-    signal.raise_signal(signal.SIGINT)
+interrupt = partial(signal.raise_signal, signal.SIGINT)
 
 
 def test_an_interrupt_keeps_finished_repeats(golden_session):

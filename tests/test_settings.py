@@ -99,8 +99,6 @@ def test_sampling_as_text_is_the_same_as_the_mapping():
     assert SamplingSettings.from_infer({"temperature": 0.0}) == SamplingSettings()
 
 
-# -- a setting that is accepted can be saved, any other is refused ---------------------------------------
-
 NUMBERS = st.one_of(
     st.floats(),
     st.integers(),

@@ -40,9 +40,6 @@ def session(vendor_session: OCRSession) -> OCRSession:
     return vendor_session
 
 
-# -- what it does --------------------------------------------------------------------------------------
-
-
 def test_a_padded_batch_reads_each_page_as_alone(session):
     pages = [noise(300, 500, seed=1), noise(700, 1300, seed=2), noise(1300, 700, seed=3)]
     options = {"preset": "gundam", "max_new_tokens": NEW, "ignore_eos": True, **QUICK}
@@ -122,9 +119,6 @@ def test_on_a_gpu_its_own_cuda_calls_are_welcome(standin, tmp_path):
         if dtype == "float32":
             whole = session.run_inference(image, generate=True, **options)
             assert ours.results[0]["ids"] == whole.results[0]["ids"]
-
-
-# -- loading -------------------------------------------------------------------------------------------
 
 
 def load(name: str | Path, **options: Any) -> OCRSession:
