@@ -1,7 +1,5 @@
 """Batches for tests: pages for the stub worker, a driver as a process, a folder with every outcome."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

@@ -6,8 +6,6 @@ host is out of it. ``sleep``: it never ends. ``kill``: the worker is killed; ``k
 file ``.go`` is beside the page.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """A small OpenAI-compatible server for tests: as vLLM, as SGLang or as neither, and failing as asked."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import socket

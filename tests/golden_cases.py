@@ -1,7 +1,5 @@
 """What the vendors' code gave for each family: a row each, and its cases as inputs for the model."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager

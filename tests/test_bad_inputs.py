@@ -3,8 +3,6 @@
 A section is a room or a kind of input; each row is one bad input.
 """
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import gzip

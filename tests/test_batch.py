@@ -1,7 +1,5 @@
 """A batch whatever happens: every page accounted for exactly once, nothing lost and nothing half written."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import itertools

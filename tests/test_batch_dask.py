@@ -1,7 +1,5 @@
 """Who measures a batch: the workers' devices, and a dask scheduler's workers."""
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import os

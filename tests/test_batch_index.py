@@ -1,7 +1,5 @@
 """The index and the tables of a batch say what its records say, and no more; damaged results are named."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterator

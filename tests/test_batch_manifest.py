@@ -1,7 +1,5 @@
 """Which pages a batch has, hostile files among them, and what each is known by."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

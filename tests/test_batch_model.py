@@ -1,7 +1,5 @@
 """A batch with the real worker and model, and pages that a worker in this process measures and reports on."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from types import SimpleNamespace

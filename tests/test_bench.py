@@ -1,7 +1,5 @@
 """The benchmark: every part on the smallest model, figures of known times, and the tables of the docs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

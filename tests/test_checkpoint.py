@@ -3,8 +3,6 @@
 The sentences are in ``approved/refusals``.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import operator

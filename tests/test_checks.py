@@ -1,7 +1,5 @@
 """The checklist: every rule that follows from a record, noise and who made it, and how it is shown."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from types import SimpleNamespace

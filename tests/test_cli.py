@@ -1,7 +1,5 @@
 """The command line: what it writes and refuses, how it starts, what it tells while it works, how it ends."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

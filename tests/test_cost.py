@@ -3,8 +3,6 @@
 docs/cost.md says what it computes.
 """
 
-from __future__ import annotations
-
 import json
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A batch is killed before each write, rename and unlink: what was finished stays so, and it completes."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

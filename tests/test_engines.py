@@ -1,7 +1,5 @@
 """A running server measured into a record: what is timed, what is missing, what goes wrong."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -3,8 +3,6 @@
 Their phases are held in ``test_phases.py``, their pages in ``test_page.py``.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import json

@@ -1,7 +1,5 @@
 """Faults planted for real, and the check or the sentence that names each (docs/troubleshooting.md)."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses

@@ -1,7 +1,5 @@
 """Only regular files are read and written, links are followed, and nothing temporary is left behind."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import os

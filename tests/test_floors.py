@@ -1,7 +1,5 @@
 """Ceilings, datasheets, floors and how they are shown."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Reading regions out of model text, what each one cost, and how that is drawn."""
 
-from __future__ import annotations
-
 import time
 
 import pandas as pd

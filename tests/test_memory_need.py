@@ -1,7 +1,5 @@
 """What a measurement needs of a device's memory: against measured peaks and what the class holds at once."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What pages cost: by hand, in a record, a sweep and an index; what is no price is refused."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ against ``generate()``, also over a static cache, and against broken rules. The 
 transformers 4.46.3.
 """
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

@@ -1,7 +1,5 @@
 """Names, records and model output are text and nothing else: on a terminal, in a figure, in a path."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

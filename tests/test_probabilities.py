@@ -1,7 +1,5 @@
 """How sure the model was of its tokens: equal to the logits of ``generate()``, kept, and told by region."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Quality: each measure by hand and against jiwer, every form of a truth, where a text differs from one."""
 
-from __future__ import annotations
-
 import json
 from itertools import product
 from pathlib import Path

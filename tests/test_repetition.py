@@ -1,7 +1,5 @@
 """Repeated text is found wherever it is, and tables, leaders and lists are left alone."""
 
-from __future__ import annotations
-
 import itertools
 import re
 

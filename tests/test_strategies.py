@@ -3,8 +3,6 @@
 That a static step gives the tokens of ``generate()`` is held with the phases in ``test_phases.py``.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """A sweep: its cells, what is measured again and what is not, its tables, pictures, notebook and verb."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import shutil

@@ -1,7 +1,5 @@
 """Spans, hooks and NVTX ranges: complete, and closed also when a phase raises."""
 
-from __future__ import annotations
-
 import nvtx
 import pytest
 import torch
