@@ -10,17 +10,7 @@ import sys
 
 import psutil
 import pytest
-from batch_example import (
-    QUICK,
-    STUB,
-    jobs,
-    listening,
-    make_pages,
-    measure,
-    start_driver,
-    statuses,
-    wait_for,
-)
+from batch_example import QUICK, STUB, jobs, listening, make_pages, measure, start_driver, statuses, wait_for
 from conftest import PAGES
 from hypothesis import given, settings
 from hypothesis import strategies as st

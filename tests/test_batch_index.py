@@ -6,20 +6,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import batch_example
 import pandas as pd
 import pytest
-from batch_example import (
-    EVIL,
-    a_job,
-    html_of,
-    jobs,
-    make_batch,
-    make_pages,
-    measure,
-    put_page,
-    renderer,
-    statuses,
-)
+from batch_example import EVIL, a_job, html_of, jobs, make_batch, make_pages, put_page, renderer, statuses
 from example_run import make_run
 from wording import says
 
@@ -171,9 +161,7 @@ def test_a_report_shows_the_price_that_is_asked_and_its_record_stays(tmp_path, m
     assert shown == f"7.0 {priced(run, 7.0)['price_per_1000_pages']}"
 
 
-def test_an_index_made_again_reads_no_record_but_for_figures_that_are_damaged_or_of_another(
-    batch, own, monkeypatch
-):
+def test_an_index_is_made_again_from_figures_but_for_those_damaged_or_of_another(batch, own, monkeypatch):
     _, first = batch
     with monkeypatch.context() as patch:
         patch.setattr(figures, "page_figures", None)
@@ -213,7 +201,7 @@ DAMAGE: list[tuple[str, Callable[[bytes], bytes | None]]] = [
 def test_damaged_pages_are_named_and_measured_again_and_nothing_else_suffers(tmp_path, monkeypatch, capsys):
     pages, out = make_pages(tmp_path / "in", *["ok"] * (len(DAMAGE) + 2)), tmp_path / "out"
     all_jobs = jobs(pages)
-    assert measure(pages, out).done == len(all_jobs)
+    assert batch_example.measure(pages, out).done == len(all_jobs)
     for job, (name, damage) in zip(all_jobs, DAMAGE, strict=False):
         path = out / job.folder / name
         data = damage(path.read_bytes())
@@ -234,7 +222,7 @@ def test_damaged_pages_are_named_and_measured_again_and_nothing_else_suffers(tmp
     assert build_index(out).pages["status"].tolist() == ends
     assert (out / "index.html").exists()
 
-    counts = measure(pages, out)
+    counts = batch_example.measure(pages, out)
     assert (counts.kept, counts.done, counts.failed) == (2, len(DAMAGE), 0)
     assert {status["state"] for status in statuses(out).values()} == {"done"}
 

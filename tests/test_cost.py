@@ -14,25 +14,18 @@ import torch
 from conftest import GOLDEN, GOLDEN_2, GOLDEN_UNLIMITED, PAGES
 from example_run import altered
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import DynamicCache
 
 from benchmarks import cost_tables
 from benchmarks.documents import with_parts
-from ocr_phases.analyse.cost import (
-    VisionCall,
-    decode_cost,
-    prefill_cost,
-    read_architecture,
-    run_cost,
-    vision_calls,
-)
+from ocr_phases.analyse import cost
 from ocr_phases.config import read_model_config
-from ocr_phases.families import DEEPSEEK_OCR, FAMILIES
+from ocr_phases.families import FAMILIES
 from ocr_phases.models.weights import dummy_config
 from ocr_phases.models.wiring import NATIVES, family_of, native_config
 from ocr_phases.record import PhaseRun
 
 ROOT = Path(__file__).parents[1]
-PUBLISHED = FAMILIES[DEEPSEEK_OCR].config
 FULL = {f"full {name}": facts.config for name, facts in FAMILIES.items()}
 #: FLOPs are counted of the published widths with two layers of a kind: more would only be counted again.
 COUNTED = {
@@ -51,16 +44,15 @@ CALLS = {
     for name, facts in FAMILIES.items()
 }
 
-transformers = pytest.importorskip("transformers")
-if not hasattr(transformers, "UnlimitedOcrForConditionalGeneration"):
-    pytest.skip("needs the native class of transformers >= 5.20", allow_module_level=True)
-
 #: Of the published models: all parameters, the window and the positions.
 SIZES = {
     "deepseek-ocr": (3_335_504_128, None, 8192),
     "deepseek-ocr-2": (3_389_119_360, None, 8192),
     "unlimited-ocr": (3_335_504_128, 128, 32768),
 }
+#: Pages, their prompt, and how many of the rows differ.
+SEVERAL = [("receipt receipt", "markdown", 1), ("form paper", "markdown", 2)]
+SEVERAL += [("receipt receipt", "<image>\n<image>\nBoth pages.", 1)]
 Counts = dict[str, int]
 
 
@@ -86,7 +78,7 @@ def counted(run: Any, *modules: str) -> list[int]:
     return [found.get(name, 0) for name in modules]
 
 
-def count_vision(model: Any, call: VisionCall) -> Counts:
+def count_vision(model: Any, call: cost.VisionCall) -> Counts:
     """FLOPs of the vision stages, called as the model calls them: the whole would look at the ids."""
     stages, flops = family_of(model).stages(model), Counts()
 
@@ -120,7 +112,7 @@ def agree(expected: Counts, table: pd.DataFrame) -> None:
 
 def language_forward(model: Any, batch: int, length: int, cached: int = 0, **options: Any) -> None:
     text = model.config.get_text_config()
-    cache = transformers.DynamicCache(config=text)
+    cache = DynamicCache(config=text)
     ready = family_of(model).ready_mask(None)
     if cached:
         shape = (batch, text.num_key_value_heads, cached, text.head_dim)
@@ -134,7 +126,8 @@ def language_forward(model: Any, batch: int, length: int, cached: int = 0, **opt
 @pytest.mark.parametrize("built", [*FULL, *COUNTED], indirect=True)
 def test_parameters_are_exactly_the_models(built: tuple[dict[str, Any], Any]) -> None:
     config, model = built
-    table, family = prefill_cost(config, prompt_len=1, views=[VisionCall("global", 1024)]), family_of(model)
+    table = cost.prefill_cost(config, prompt_len=1, views=[cost.VisionCall("global", 1024)])
+    family = family_of(model)
     assert [other for other in NATIVES.values() if other.drives(model)] == [family]
     by_stage, held = table.groupby("stage")["parameters"].sum(), family.parameters(model)
     assert by_stage.sum() == held["total"] == sum(p.numel() for p in model.parameters())
@@ -147,9 +140,9 @@ def test_parameters_are_exactly_the_models(built: tuple[dict[str, Any], Any]) ->
 @pytest.mark.parametrize("built", COUNTED, indirect=True)
 def test_vision_flops_are_those_torch_counts(built: Any) -> None:
     config, model = built
-    family = family_of(model).facts.name
-    for call in {call for preset, grid in CALLS[family] for call in vision_calls(preset, [grid], family)}:
-        agree(count_vision(model, call), prefill_cost(config, prompt_len=1, views=[call]))
+    name = family_of(model).facts.name
+    for call in {call for preset, grid in CALLS[name] for call in cost.vision_calls(preset, [grid], name)}:
+        agree(count_vision(model, call), cost.prefill_cost(config, prompt_len=1, views=[call]))
 
 
 @pytest.mark.parametrize("built", COUNTED, indirect=True)
@@ -161,38 +154,30 @@ def test_language_flops_are_those_torch_counts(built: Any) -> None:
     rows, length = 3, 282
     for kept, logits_for in ((1, "last"), (0, "all")):
         run = partial(language_forward, model, rows, length, logits_to_keep=kept)
-        table = prefill_cost(config, prompt_len=length, batch=rows, logits_for=logits_for)
+        table = cost.prefill_cost(config, prompt_len=length, batch=rows, logits_for=logits_for)
         agree(dict(zip(stages, counted(run, *modules), strict=True)), table)
     for rows, cached in ((1, 1), (4, 999), (1, 8191)):
         run = partial(language_forward, model, rows, 1, cached)
-        table = decode_cost(config, cache_len=cached + 1, batch=rows)
+        table = cost.decode_cost(config, cache_len=cached + 1, batch=rows)
         agree(dict(zip(stages, counted(run, *modules), strict=True)), table)
 
 
-@pytest.mark.parametrize(
-    ("pages", "prompt", "distinct"),
-    [
-        (["receipt", "receipt"], "markdown", 1),
-        (["receipt", "receipt"], "<image>\n<image>\nBoth pages.", 1),
-        (["form", "paper"], "markdown", 2),
-    ],
-)
-def test_several_pages_cost_what_their_cache_holds(
-    pages: list[str], prompt: str, distinct: int, golden_session: Any, pixels_seen_once: None
-) -> None:
+@pytest.mark.parametrize(("pages", "prompt", "distinct"), SEVERAL)
+def test_several_pages_cost_what_their_cache_holds(pages, prompt, distinct, golden_session, pixels_seen_once):
     """A batch of two rows, which read the experts of one where they are equal, and one row of two pages."""
     once = {"preset": "tiny", "max_new_tokens": 3, "repeats": 1, "warmup": 0, "ceilings": False}
     once |= {"ignore_eos": True, "token_probabilities": False}
-    paths = [PAGES / f"{page}.png" for page in pages]
+    paths = [PAGES / f"{page}.png" for page in pages.split()]
     run = golden_session.run_inference(paths, prompt, **once)
-    table = run_cost(run)
+    table = cost.run_cost(run)
     prefill, step = (table[table["phase"] == phase] for phase in ("prefill", "decode"))
     assert prefill["kv_bytes"].sum() == run.cache["bytes"][0]
     assert prefill["parameters"].sum() == run.model["parameters"]["total"]
     assert step["kv_bytes"].sum() == run.cache["bytes"][2]  # in the middle of the run, rounded up
-    one = prefill_cost(run.model["config"], prompt_len=1, views=[VisionCall("global", 512)], dtype_bytes=4)
+    view = cost.VisionCall("global", 512)
+    one = cost.prefill_cost(run.model["config"], prompt_len=1, views=[view], dtype_bytes=4)
     assert ours(prefill)["sam"] == 2 * ours(one)["sam"]
-    text, experts = read_architecture(run.model["config"]).text, step[step["part"] == "experts"].iloc[0]
+    text, experts = cost.read_architecture(run.model["config"]).text, step[step["part"] == "experts"].iloc[0]
     missed = 1 - text.num_experts_per_tok / text.n_routed_experts  # by one row, with routing uniform
     assert experts["weight_bytes"] / experts["parameters"] / 4 == pytest.approx(1 - missed**distinct)
 
@@ -200,11 +185,8 @@ def test_several_pages_cost_what_their_cache_holds(
 def test_the_vendors_head_runs_over_every_position() -> None:
     run = PhaseRun.load(ROOT / "tests/golden/run.json")
     vendor = altered(run, model={"implementation": "vendor"})
-    heads = [ours(run_cost(each).query("phase == 'prefill'"))["lm_head"] for each in (run, vendor)]
+    heads = [ours(cost.run_cost(each).query("phase == 'prefill'"))["lm_head"] for each in (run, vendor)]
     assert heads[1] == heads[0] * run.request["prefill_len"]
-
-
-# -- the docs -----------------------------------------------------------------------------------------
 
 
 def test_the_tables_are_up_to_date() -> None:

@@ -18,22 +18,9 @@ import pytest
 from example_run import make_run
 from refusals import refused
 
-from ocr_phases import PhaseRun
+from ocr_phases import PhaseRun, files
 from ocr_phases.cli import main
 from ocr_phases.errors import CannotWrite
-from ocr_phases.files import (
-    MANIFEST_NAME,
-    TemporaryFolder,
-    check_names,
-    each_page,
-    output_file,
-    output_folder,
-    read_regular,
-    rescued,
-    save_new,
-    write_atomic,
-    write_into,
-)
 
 
 @pytest.fixture
@@ -56,11 +43,11 @@ def odd(tmp_path):
 def test_only_regular_files_are_read_and_written(odd, tmp_path):
     for path in odd.values():
         with refused():
-            read_regular(path)
+            files.read_regular(path)
     mine = [path for name, path in odd.items() if not name.startswith("device")]  # one that breaks is missed
     before = {path: path.lstat().st_mode for path in mine}
     for path in mine:
-        for write in (output_file, make_run().save, lambda path: write_atomic(path, b"new")):
+        for write in (files.output_file, make_run().save, lambda path: files.write_atomic(path, b"new")):
             with refused(CannotWrite):
                 write(path)
     assert {path: path.lstat().st_mode for path in mine} == before
@@ -72,20 +59,20 @@ def test_a_file_beyond_the_limit_or_without_an_end_is_refused(tmp_path):
     with sparse.open("wb") as file:
         file.truncate(300 * 10**9)
     three.write_bytes(b"abc")
-    assert read_regular(three, limit=3) == b"abc"
+    assert files.read_regular(three, limit=3) == b"abc"
     endless = Path("/proc/self/pagemap")  # a regular file of 0 bytes that gives terabytes
     for path, limit in ((sparse, {}), (three, {"limit": 2}), *([(endless, {})] if endless.exists() else [])):
         with refused():
-            read_regular(path, **limit)
+            files.read_regular(path, **limit)
 
 
 def test_a_range_names_each_of_its_pages_and_any_other_name_is_one():
-    assert each_page("a b.PDF#9-11") == [f"a b.PDF#{number}" for number in (9, 10, 11)]
+    assert files.each_page("a b.PDF#9-11") == [f"a b.PDF#{number}" for number in (9, 10, 11)]
     for page in ("a.png", "a.png#1-2", "a.pdf", "a.pdf#3", "a.pdf#x-2", "a.pdf#-2", "a.pdf#1-"):
-        assert each_page(page) == [page]
+        assert files.each_page(page) == [page]
     for numbers in ("3-2", "1-999999999"):
         with refused():
-            each_page(f"a.pdf#{numbers}")
+            files.each_page(f"a.pdf#{numbers}")
 
 
 # -- written ---------------------------------------------------------------------------------------
@@ -98,8 +85,8 @@ def test_links_are_written_through(tmp_path):
         (tmp_path / name).symlink_to(leads_to)
     (tmp_path / "real" / "run.json").write_bytes(b"old")
     for name in links:
-        assert output_file(tmp_path / name, overwrite=True) == tmp_path / name
-        assert write_atomic(tmp_path / name, name.encode()) == tmp_path / name
+        assert files.output_file(tmp_path / name, overwrite=True) == tmp_path / name
+        assert files.write_atomic(tmp_path / name, name.encode()) == tmp_path / name
     assert {name: str((tmp_path / name).readlink()) for name in links} == links
     found = {path.name: path.read_bytes() for path in (tmp_path / "real").iterdir()}
     assert found == {"run.json": b"again.json", "new.json": b"new.json"}
@@ -107,14 +94,15 @@ def test_links_are_written_through(tmp_path):
 
 def test_the_longest_name_is_written_and_one_that_the_file_system_refuses_is_not(tmp_path):
     """The table of wrong commands has names that are too long."""
-    target = output_file(tmp_path / ("a" * 250 + ".json"))
+    target = files.output_file(tmp_path / ("a" * 250 + ".json"))
     assert not target.exists()  # the probe leaves nothing
     assert make_run().save(target) == target
-    assert output_file(target).read_bytes() == target.read_bytes() != b""
+    assert files.output_file(target).read_bytes() == target.read_bytes() != b""
     (tmp_path / "ring").symlink_to("ring")
-    for make, name in itertools.product((output_file, output_folder), ("ring", "nul\0.json", "\ud800")):
-        with pytest.raises(CannotWrite):
-            make(tmp_path / name)
+    for name in ("ring", "nul\0.json", "\ud800"):
+        for make in (files.output_file, files.output_folder):
+            with pytest.raises(CannotWrite):
+                make(tmp_path / name)
 
 
 # -- what is replaced ------------------------------------------------------------------------------
@@ -141,7 +129,7 @@ def test_a_name_that_was_given_replaces_records_and_traces_alone(tmp_path, capsy
 
 def test_what_a_kill_leaves_of_an_output_is_known_as_the_packages(tmp_path, monkeypatch):
     (tmp_path / "x").touch()  # another's
-    write_into(tmp_path, {"a": b"1", "b": b"1", "c": b"1"})
+    files.write_into(tmp_path, {"a": b"1", "b": b"1", "c": b"1"})
     replace, calls = os.replace, itertools.count()
 
     def killed(*paths):
@@ -151,13 +139,13 @@ def test_what_a_kill_leaves_of_an_output_is_known_as_the_packages(tmp_path, monk
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(os, "replace", killed)
-        write_into(tmp_path, {"a": b"2", "b": b"2", "d": b"2"}, stale="c")
-    assert check_names(tmp_path, "[abcd]") == ["a", "b", "c"]
-    write_into(tmp_path, {"a": b"3", "b": b"3"}, stale="[abcd]")
-    assert check_names(tmp_path, "[abcd]") == ["a", "b"]
-    (tmp_path / MANIFEST_NAME).write_text("mine")
+        files.write_into(tmp_path, {"a": b"2", "b": b"2", "d": b"2"}, stale="c")
+    assert files.check_names(tmp_path, "[abcd]") == ["a", "b", "c"]
+    files.write_into(tmp_path, {"a": b"3", "b": b"3"}, stale="[abcd]")
+    assert files.check_names(tmp_path, "[abcd]") == ["a", "b"]
+    (tmp_path / files.MANIFEST_NAME).write_text("mine")
     with refused(CannotWrite):
-        write_into(tmp_path, {"a": b"4"})
+        files.write_into(tmp_path, {"a": b"4"})
 
 
 def test_many_at_once_leave_as_many_whole_files(tmp_path, monkeypatch):
@@ -167,7 +155,7 @@ def test_many_at_once_leave_as_many_whole_files(tmp_path, monkeypatch):
     def race(_):
         start.wait()
         run.save("given.json")
-        return [save_new(run.save, "run.json") for _ in range(4)]
+        return [files.save_new(run.save, "run.json") for _ in range(4)]
 
     with ThreadPoolExecutor(8) as pool:
         saved = [path for paths in pool.map(race, range(8)) for path in paths]
@@ -200,7 +188,7 @@ def test_what_cannot_be_saved_in_its_place_is_saved_elsewhere(tmp_path, temporar
     reason = r"\S+/out/run.json cannot be written \(No such file or directory\)\."
     said = re.fullmatch(rf"ocr-phases: The record is saved as (\S+): {reason}\n", capsys.readouterr().err)
     assert said
-    TemporaryFolder().cleanup()  # sweeps
+    files.TemporaryFolder().cleanup()  # sweeps
     assert Path(said[1]).is_relative_to(temporary)
     assert PhaseRun.load(said[1]).to_dict() == run.to_dict()
 
@@ -208,11 +196,11 @@ def test_what_cannot_be_saved_in_its_place_is_saved_elsewhere(tmp_path, temporar
 def test_the_home_folder_takes_what_the_temporary_folder_cannot(tmp_path, temporary, monkeypatch):
     temporary.rmdir()
     monkeypatch.setenv("HOME", str(tmp_path))
-    with refused(CannotWrite), rescued(make_run().save):
+    with refused(CannotWrite), files.rescued(make_run().save):
         make_run().save(tmp_path / "none" / "run.json")
     monkeypatch.setenv("HOME", str(tmp_path / "none"))
     with refused(CannotWrite):
-        TemporaryFolder()
+        files.TemporaryFolder()
 
 
 # -- temporary folders -----------------------------------------------------------------------------
@@ -229,11 +217,11 @@ os.kill(os.getpid(), signal.SIGKILL)"""
     others = [temporary / name for name in ("ocr-1-other-abc", "ocr-mine")]
     for other in others:
         other.mkdir()
-    with TemporaryFolder() as kept:
+    with files.TemporaryFolder() as kept:
         subprocess.run([sys.executable, "-c", program], env=environment, check=False)
         (killed,) = set(temporary.iterdir()) - {Path(kept), *others}
         assert (killed / "left").exists()
-        with TemporaryFolder() as new:
+        with files.TemporaryFolder() as new:
             assert set(temporary.iterdir()) == {Path(kept), Path(new), *others}
             assert stat.S_IMODE(Path(new).stat().st_mode) == 0o700
     assert set(temporary.iterdir()) == set(others)

@@ -21,19 +21,9 @@ from refusals import refused
 from benchmarks import quality_figures
 from benchmarks.documents import with_parts
 from ocr_phases import PhaseRun
-from ocr_phases.analyse import grounding
+from ocr_phases.analyse import grounding, quality
 from ocr_phases.analyse.grounding import grid_box, match_boxes
-from ocr_phases.analyse.quality import (
-    DIFFERENCE_COLUMNS,
-    QUALITY_COLUMNS,
-    check_for_pages,
-    load_truth,
-    page_truth,
-    quality_of,
-    quality_table,
-    reference_of,
-    region_differences,
-)
+from ocr_phases.analyse.quality import check_for_pages, load_truth, quality_of
 from ocr_phases.analyse.sentences import key_metrics
 from ocr_phases.analyse.text import plain_text, text_measures, word_edits
 from ocr_phases.cli import main
@@ -81,8 +71,8 @@ def test_markup_white_space_and_unicode_do_not_count(markdown: str, text: str) -
 
 
 def measured(written: str, truth: Truth) -> dict[tuple[str, str], float]:
-    found = quality_table(make_run(text=written), truth)
-    assert tuple(found.columns) == QUALITY_COLUMNS
+    found = quality.quality_table(make_run(text=written), truth)
+    assert tuple(found.columns) == quality.QUALITY_COLUMNS
     return {(line.measure, line.label): line.value for line in found.itertuples()}
 
 
@@ -230,8 +220,8 @@ def changed(**regions: Any) -> Truth:
 
 
 def outcomes(run: PhaseRun, truth: Truth) -> list[str]:
-    table = region_differences(run, truth)
-    assert tuple(table.columns) == DIFFERENCE_COLUMNS
+    table = quality.region_differences(run, truth)
+    assert tuple(table.columns) == quality.DIFFERENCE_COLUMNS
     return table["outcome"].tolist()
 
 
@@ -242,7 +232,7 @@ def test_regions_are_paired_by_their_boxes() -> None:
     first, second, picture, table, last = TRUTH.regions
     lost = TrueRegion("text", (60, 910, 930, 990), "Only on the page")
     more = msgspec.structs.replace(second, text=f"{second.text} more")
-    found = region_differences(run, changed(regions=(first, more, lost, picture, last)))
+    found = quality.region_differences(run, changed(regions=(first, more, lost, picture, last)))
     assert found["outcome"].tolist() == ["equal", "different", "missing", "equal", "extra", "equal"]
     assert found["label"].tolist() == ["title", "text", "text", "image", table.label, "text"]
     missing, extra = found.iloc[2], found.iloc[4]
@@ -252,14 +242,14 @@ def test_regions_are_paired_by_their_boxes() -> None:
 
 def test_without_boxes_words_go_to_the_regions_they_meet() -> None:
     text = plain_text(TRUTH.text).replace("Where the", "Where all the").replace("light but", "heavy and")
-    found = region_differences(make_run(), Truth(text))
+    found = quality.region_differences(make_run(), Truth(text))
     assert found["outcome"].tolist() == ["different", "equal", "equal", "equal", "different"]
     assert found["true"].iloc[0] == "Where all the time goes"
     # Nothing is lost and nothing is counted twice.
     assert " ".join(filter(None, found["true"])) == text
     # A text without boxes: its words go to the truth's regions.
     plain = make_run(text="\n\n".join(words for _, _, words in REGIONS[:-1]))
-    told = region_differences(plain, TRUTH)
+    told = quality.region_differences(plain, TRUTH)
     assert told["outcome"].tolist() == ["equal"] * 4 + ["missing"]
     assert told["box"].notna().all() and told["true"].iloc[-1] == plain_text(REGIONS[-1][2])
     pages, said = two_page_run(), changed(text="one a b")
@@ -304,7 +294,7 @@ def test_a_record_as_truth_is_a_reference_and_called_agreement(tmp_path: Path) -
     assert "agreement with it, not accuracy" in shown and "error rate" not in shown
     assert key_metrics(base.with_truth(truth))[-1][:2] == ("Agreement", "100 %")
     with refused():
-        reference_of(make_run(return_text=False), name="x.json")
+        quality.reference_of(make_run(return_text=False), name="x.json")
 
 
 def test_a_folder_holds_truths_by_the_pages_names(tmp_path: Path) -> None:
@@ -320,8 +310,8 @@ def test_a_folder_holds_truths_by_the_pages_names(tmp_path: Path) -> None:
         "doc.pdf#3-4": "doc-3-4.md",
     }
     for page, name in found.items():
-        assert page_truth(tmp_path, page) == Truth(name, file=Path(name).name)
-    assert page_truth(tmp_path, "doc.pdf#4") is None
+        assert quality.page_truth(tmp_path, page) == Truth(name, file=Path(name).name)
+    assert quality.page_truth(tmp_path, "doc.pdf#4") is None
     with refused():
         load_truth(tmp_path, "doc.pdf#4")
     texts = {"blank.md": " \n", "picture.md": "![a](b.png)", "long.txt": "a " * 600_000}
@@ -351,9 +341,7 @@ def test_an_attack_in_truth_or_text_stays_text() -> None:
 
 
 @pytest.mark.parametrize("verb", ["report", "verify", "profile"])
-def test_a_verb_compares_with_a_truth(
-    verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_verb_compares_with_a_truth(verb, tmp_path, capsys, monkeypatch):
     run, page, out = make_run(), tmp_path / "example.png", tmp_path / "out"
     (tmp_path / "example.md").write_text(TRUTH.text.replace("light", "heavy"))
     Image.new("RGB", (9, 9)).save(page)
