@@ -32,6 +32,10 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core; what it start
 # jsonschema checks web addresses with a parser that takes seconds to make, and no notebook's schema has any.
 sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
 
+# Tests start many processes, and each would compile the package again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 SLOW = [hypothesis.HealthCheck.too_slow]  # as drawing is on a busy machine
 hypothesis.settings.register_profile("suite", deadline=None, max_examples=40, suppress_health_check=SLOW)
 hypothesis.settings.load_profile("suite")
