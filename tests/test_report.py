@@ -1,7 +1,5 @@
 """The report: fragments, the notebook run in this process, and the one HTML file."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -31,7 +29,7 @@ from ocr_phases.versions import asset
 
 
 @pytest.mark.parametrize("name", [*RECORDS, *SHAPES])
-def test_a_first_screen_is_short(name: str):
+def test_a_first_screen_is_short(name):
     """At most 120 words before anything is unfolded, a number with its unit counted as one."""
     run = PhaseRun.load(RECORDS[name]) if name in RECORDS else make_run(**SHAPES[name])
     screen = re.sub(r"<details.*?</details>|<img.*?>", "", results.overview(run).html(), flags=re.DOTALL)
@@ -40,7 +38,7 @@ def test_a_first_screen_is_short(name: str):
 
 
 @pytest.fixture
-def notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def notebooks(tmp_path, monkeypatch):
     """A folder of notebooks in place of the shipped ones."""
     folder = tmp_path / "notebooks"
     folder.mkdir()
@@ -48,7 +46,7 @@ def notebooks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def run(folder: Path, *sources: str, **parameters: object) -> list[nbformat.NotebookNode]:
+def run(folder, *sources, **parameters):
     """The cells of a notebook with these after the first, that of parameters, and one of those given; run."""
     cells = [nbformat.v4.new_code_cell(source) for source in ("x = 1\nname = None", *sources)]
     cells[0].metadata["tags"] = ["parameters"]
@@ -101,9 +99,7 @@ OWN = "from ocr_phases.errors import CannotWrite as E\nraise E('x cannot be writ
     [("raise ValueError('no such\\npage')", NotebookFailed, "ValueError"), (OWN, CannotWrite, "CannotWrite")],
     ids=["any", "own"],
 )
-def test_a_failing_cell_leaves_the_notebook_with_its_error(
-    source: str, raised: type[Exception], named: str, notebooks, tmp_path
-):
+def test_a_failing_cell_leaves_the_notebook_with_its_error(source, raised, named, notebooks, tmp_path):
     with refused(raised) as caught:
         run(tmp_path, source, "y = 2")
     assert "\n" not in str(caught.value)
@@ -143,7 +139,7 @@ def test_papermill_runs_any_notebook_by_our_engine(tmp_path, monkeypatch):
     check_shown(tmp_path / "out.ipynb")
 
 
-def check_shown(path: Path) -> nbformat.NotebookNode:
+def check_shown(path):
     """A figure and no error."""
     notebook = read_valid(path)
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
@@ -152,7 +148,7 @@ def check_shown(path: Path) -> nbformat.NotebookNode:
     return notebook
 
 
-def read_valid(path: Path) -> nbformat.NotebookNode:
+def read_valid(path):
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
     return notebook
@@ -219,7 +215,7 @@ def test_what_the_model_wrote_stays_text(plain_report, attacked_report):
 
 
 @pytest.mark.parametrize("shape", ["one token", "no text", "generate"])
-def test_odd_records_have_a_report_too(shape: str, tmp_path):
+def test_odd_records_have_a_report_too(shape, tmp_path):
     document = Elements(page_report(make_run(**SHAPES[shape]), tmp_path / "out").read_text("utf-8")).said
     assert "Error" not in document and "nan" not in document
     assert ("This record has no text" in document) == (shape == "no text")

@@ -1,7 +1,5 @@
 """A whole measurement on the built-in model: equal to ``generate()``, complete, or refused in a sentence."""
 
-from __future__ import annotations
-
 import copy
 import difflib
 import json

@@ -3,8 +3,6 @@
 What is asked for is refused before anything is measured, or is measured and can be saved.
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import math
