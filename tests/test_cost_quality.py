@@ -221,7 +221,7 @@ def test_batch_measures_every_page_at_every_preset(tmp_path, monkeypatch, capsys
     monkeypatch.setattr("ocr_phases.batch.child.LocalPool", measured_here)
     out = tmp_path / "out"
     command = ["batch", str(PAGES / "slide.png"), "--presets", "tiny,small", "--out", str(out), *QUICK]
-    command += ["--render", "none"]
+    command += ["--render", "none", "--no-ceilings"]
     assert main([*command, "--truth", str(PAGES), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["truths_failed"] == 0
     pages = pd.read_csv(out / "pages.csv")

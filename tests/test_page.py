@@ -217,9 +217,6 @@ def test_metadata_that_cannot_be_read_is_ignored(wrong):
     assert not page.info
 
 
-# Files of several pages
-
-
 @pytest.fixture
 def pdf(tmp_path):
     """Three pages of 72 x 36 pt: red, green, blue."""
@@ -360,15 +357,11 @@ def test_the_documented_formats_are_read_at_their_first_frame(kind):
 def test_damaged_files_never_escape(data, kind):
     exif = Image.Exif()
     exif[0x0112] = 6
-    options = {} if kind in {"GIF", "BMP"} else {"exif": exif}
-    damaged = bytearray(encoded(blank(16, 16, "red"), kind, **options))
+    damaged = bytearray(encoded(blank(16, 16, "red"), kind, exif=exif))
     for _ in range(data.draw(st.integers(1, 6))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(OcrPhasesError):
         assert load_page(bytes(damaged))[0].mode == "RGB"
-
-
-# Tiling
 
 
 def test_valid_image_tokens():

@@ -141,9 +141,8 @@ NO_RECORDS += ('{"schema": NaN}', '{"schema": 1e999}')
 def test_files_that_are_no_record(content, tmp_path):
     path = tmp_path / "run.json"
     path.write_text(content)
-    with refused() as caught:
+    with refused():
         PhaseRun.load(path)
-    assert "\n" not in str(caught.value)
 
 
 def test_files_that_are_never_read_to_their_end(tmp_path, monkeypatch):

@@ -100,9 +100,8 @@ OWN = "from ocr_phases.errors import CannotWrite as E\nraise E('x cannot be writ
     ids=["any", "own"],
 )
 def test_a_failing_cell_leaves_the_notebook_with_its_error(source, raised, named, notebooks, tmp_path):
-    with refused(raised) as caught:
+    with refused(raised):
         run(tmp_path, source, "y = 2")
-    assert "\n" not in str(caught.value)
     cells = read_valid(tmp_path / "out" / "done.ipynb").cells
     assert [[output.ename for output in cell.outputs] for cell in cells] == [[], [], [named], []]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {MANIFEST_NAME, "done.ipynb"}
@@ -119,7 +118,7 @@ def test_the_papermill_command_measures_in_a_kernel_whose_names_stay_the_user_s(
         "new = {name for name in {*globals()} - names if name[0] != '_'}\n"
         "[page, settings, _, In[-2][:7], get_ipython().execution_count - count, new, written.exists()]",
     )
-    notebook.cells += [nbformat.v4.new_code_cell(cell) for cell in cells]
+    notebook.cells[11:] = [nbformat.v4.new_code_cell(cell) for cell in cells]
     nbformat.write(notebook, tmp_path / "mine.ipynb")
     asked = {"page": PAGES / "slide.png", "preset": "tiny", "max_new_tokens": 4, "repeats": 1}
     asked |= {"warmup": 0, "ceilings": False, "token_probabilities": False}

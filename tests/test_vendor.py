@@ -122,9 +122,8 @@ def load(name, **options):
 
 
 def refuse(name, **options):
-    with refused() as caught:
+    with refused():
         load(name, **options)
-    assert "\n" not in str(caught.value)
 
 
 def test_remote_code_is_opt_in(standin, tmp_path):
