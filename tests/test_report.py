@@ -114,7 +114,7 @@ def test_the_papermill_command_measures_in_a_kernel_whose_names_stay_the_user_s(
     notebook = nbformat.read(asset("notebooks", "page_report.ipynb"), as_version=4)
     cells = (
         "page, settings, names, count = 'mine', 1, {*globals()}, get_ipython().execution_count\n40 + 2",
-        "written = run.report('again')",
+        "from ocr_phases.report import render\nwritten = render.verify_report(run, 'again')",
         "new = {name for name in {*globals()} - names if name[0] != '_'}\n"
         "[page, settings, _, In[-2][:7], get_ipython().execution_count - count, new, written.exists()]",
     )
@@ -128,7 +128,8 @@ def test_the_papermill_command_measures_in_a_kernel_whose_names_stay_the_user_s(
     assert done.returncode == 0, done.stderr
     assert "Executing" in done.stderr  # papermill's bar
     (own,) = check_shown(tmp_path / "out.ipynb").cells[-1].outputs
-    assert own.data["text/plain"] == "['mine', 1, 42, 'written', 2, {'count', 'names', 'written'}, True]"
+    new = "{'count', 'names', 'render', 'written'}"
+    assert own.data["text/plain"] == f"['mine', 1, 42, 'from oc', 2, {new}, True]"
 
 
 def test_papermill_runs_any_notebook_by_our_engine(tmp_path, monkeypatch):
