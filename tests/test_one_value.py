@@ -1,6 +1,9 @@
 """One figure has one value: under one name every place shows the same number, but for its digits."""
 
+from __future__ import annotations
+
 import re
+from collections.abc import Iterator
 from functools import cache
 from itertools import combinations
 
@@ -61,7 +64,7 @@ LINES = re.sub(r"<(\w+)>", r"(?P<\1>Q)", SHOWN.strip()).replace("Q", NUMBER)
 PATTERNS = [re.compile(line, re.MULTILINE) for line in re.split(" // |\n", LINES)]
 
 
-def texts(run):
+def texts(run: PhaseRun) -> Iterator[str]:
     """All that is shown of a record, as plain text."""
     yield from (repr(run), key_metrics_text(run), headline(run), verdict(run))
     yield SweepResult({"a": run}, failed_cells()).verdict
@@ -71,7 +74,7 @@ def texts(run):
             yield "\n".join(text.get_text() for text in drawn) if drawn else seen(part)
 
 
-def exact(run):
+def exact(run: PhaseRun) -> Iterator[tuple[str, float]]:
     """The figures of a record's tables and of ``--json``."""
     yield from run_result(run)["metrics"].items()
     yield from sweep_table({"a": run}).iloc[0].items()
@@ -81,7 +84,7 @@ def exact(run):
     yield from (("/".join(filter(None, key)), ms) for key, ms in stage_medians(run).items())
 
 
-def number(text):
+def number(text: str) -> tuple[float, float]:
     """A number as it is shown in its base unit, and half of what its last digit is worth."""
     digits, _, unit = text.replace(",", "").partition(" ")
     size = SIZES.get(unit, 1.0)
@@ -89,16 +92,16 @@ def number(text):
 
 
 @cache
-def read(name):
+def read(name: str) -> tuple[PhaseRun, str]:
     """A record, and all that is shown of it, white space and borders of cells collapsed."""
     run = PhaseRun.load(RECORDS[name]) if name in RECORDS else MADE[name]()
     return run, re.sub(r"[ |]+", " ", "\n".join(texts(run)))
 
 
 @pytest.mark.parametrize("name", [*RECORDS, *MADE])
-def test_a_name_has_one_value(name):
+def test_a_name_has_one_value(name: str):
     run, shown = read(name)
-    found = {}
+    found: dict[str, set[tuple[float, float]]] = {}
     for figure, value in exact(run):
         if isinstance(value, int | float) and value == value:
             found.setdefault(figure, set()).add((float(value), 1e-9 * abs(value)))

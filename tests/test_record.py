@@ -1,5 +1,7 @@
 """The record: exact round trips, atomic saving, and clear refusals."""
 
+from __future__ import annotations
+
 import base64
 import functools
 import gzip
@@ -24,7 +26,7 @@ from ocr_phases.record import SCHEMA, SPAN_COLUMNS, TOKEN_COLUMNS
 
 
 @pytest.fixture(scope="module")
-def run():
+def run() -> PhaseRun:
     return PhaseRun.load(RECORD)
 
 
@@ -44,7 +46,7 @@ def test_a_record_stays_itself_plain_or_packed(run, tmp_path):
 
 
 def test_headline_figures_follow_from_the_spans(run):
-    def times(stage):
+    def times(stage: str) -> np.ndarray:
         return run.spans.loc[run.spans["stage"] == stage, "device_ms"].to_numpy()
 
     prefill, steps = times("prefill"), times("decode_step")
@@ -141,8 +143,9 @@ NO_RECORDS += ('{"schema": NaN}', '{"schema": 1e999}')
 def test_files_that_are_no_record(content, tmp_path):
     path = tmp_path / "run.json"
     path.write_text(content)
-    with refused():
+    with refused() as caught:
         PhaseRun.load(path)
+    assert "\n" not in str(caught.value)
 
 
 def test_files_that_are_never_read_to_their_end(tmp_path, monkeypatch):

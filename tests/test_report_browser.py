@@ -1,8 +1,12 @@
 """Every kind of report as a person meets it: a file in Chromium, wide, narrow, dark and printed."""
 
+from __future__ import annotations
+
 import io
 import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import lab
 import pypdfium2
@@ -27,7 +31,7 @@ LOOK = (Path(__file__).parent / "look.js").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
-def chromium():
+def chromium() -> Iterator[Any]:
     if reason := lab.missing():
         pytest.skip(reason)
     with lab.chromium() as browser:
@@ -35,7 +39,13 @@ def chromium():
 
 
 @pytest.fixture(scope="module")
-def reports(chromium, plain_report, attacked_report, gpu_report, tmp_path_factory):
+def reports(
+    chromium: Any,
+    plain_report: Path,
+    attacked_report: Path,
+    gpu_report: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[str, Path]:
     """The HTML file of each kind."""
     folder = tmp_path_factory.mktemp("kinds")
     place = {"what": "fusion", "file": f"transformers/{'long_name/' * 6}a.py", "line": 1960}
@@ -52,7 +62,7 @@ def reports(chromium, plain_report, attacked_report, gpu_report, tmp_path_factor
     make_batch(index.parent)
     index.write_text(html_of(build_index(index.parent)), encoding="utf-8")
 
-    def made(name, parameters, show_code=False, **given):
+    def made(name: str, parameters: dict[str, str], show_code: bool = False, **given: Any) -> Path:
         notebook = execute_notebook(name, parameters, folder / f"{name}.ipynb", given=given)
         return render_html(notebook, folder / f"{name}.html", show_code=show_code)
 
@@ -68,13 +78,13 @@ def reports(chromium, plain_report, attacked_report, gpu_report, tmp_path_factor
 
 
 @pytest.fixture
-def opened(chromium, reports):
+def opened(chromium: Any, reports: dict[str, Path]) -> Iterator[Callable[..., Any]]:
     """Opens a kind of report in a fresh context; at the end nothing was requested and nothing complained."""
-    pages = []
-    requests = []
-    complaints = []
+    pages: list[Any] = []
+    requests: list[str] = []
+    complaints: list[str] = []
 
-    def open_report(kind, *, width=1400, scheme="light"):
+    def open_report(kind: str, *, width: int = 1400, scheme: str = "light") -> Any:
         context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
         page = context.new_page()
         pages.append(page)
@@ -96,7 +106,7 @@ def opened(chromium, reports):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("width", "scheme"), [(400, "light"), (1400, "dark")])
-def test_a_report_is_legible_and_accessible(opened, reports, kind, width, scheme):
+def test_a_report_is_legible_and_accessible(opened, reports, kind: str, width: int, scheme: str):
     page = opened(kind, width=width, scheme=scheme)
     page.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
     seen = page.evaluate(LOOK)
@@ -122,7 +132,7 @@ def test_no_column_of_verify_is_cut(opened):
 
 
 @pytest.mark.parametrize("kind", USED)
-def test_a_table_is_sorted_by_click_and_by_keyboard(opened, kind):
+def test_a_table_is_sorted_by_click_and_by_keyboard(opened, kind: str):
     page = opened(kind)
     table = page.locator("table:has(thead button)").first
     place = KINDS[kind]
@@ -144,7 +154,7 @@ def test_a_table_is_sorted_by_click_and_by_keyboard(opened, kind):
 
 
 @pytest.mark.parametrize("kind", USED)
-def test_a_keyboard_gets_past_the_contents_and_to_each_section(opened, kind):
+def test_a_keyboard_gets_past_the_contents_and_to_each_section(opened, kind: str):
     page = opened(kind)
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
@@ -160,7 +170,7 @@ def test_a_keyboard_gets_past_the_contents_and_to_each_section(opened, kind):
 
 
 @pytest.mark.parametrize("kind", USED)
-def test_a_report_prints_dark_on_white_and_unfolded(opened, kind):
+def test_a_report_prints_dark_on_white_and_unfolded(opened, kind: str):
     page = opened(kind, width=690, scheme="dark")
     page.emulate_media(media="print", color_scheme="dark")
     seen = page.evaluate(LOOK)
@@ -179,7 +189,7 @@ def test_a_report_prints_dark_on_white_and_unfolded(opened, kind):
     [("true", "rgb(10, 20, 30)", "rgb(227, 231, 235)"), ("false", "rgb(230, 220, 210)", "rgb(58, 63, 69)")],
 )
 def test_a_cell_takes_the_notebook_s_colours_and_a_viewer_that_drops_the_drawing_its_still(
-    light, ink, grid, chromium
+    light: str, ink: str, grid: str, chromium
 ):
     run = make_run()
     cells = [part._repr_mimebundle_()["text/html"] for part in (run, run.plot.latency())]

@@ -116,13 +116,15 @@ def _own_namespace(stills: bool) -> Iterator[InteractiveShell]:
 
 
 def _outputs(captured: CapturedIO) -> Iterator[Any]:
-    from nbformat.v4 import new_output
+    # Their constructors validate each output: the whole notebook is, when it is written.
+    from nbformat import from_dict
 
     if captured.stdout:
-        yield new_output("stream", name="stdout", text=captured.stdout)
+        yield from_dict({"output_type": "stream", "name": "stdout", "text": captured.stdout})
     # What shows itself by display() gives an empty one besides.
     for shown in filter(lambda output: output.data, captured.outputs):
-        yield new_output("display_data", data=shown.data, metadata=shown.metadata)
+        told = {"data": shown.data, "metadata": shown.metadata}
+        yield from_dict({"output_type": "display_data", **told})
 
 
 def _error(error: BaseException) -> Any:

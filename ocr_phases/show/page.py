@@ -54,7 +54,6 @@ LABEL_COLOURS: dict[str, str] = {
 """Colours after Okabe and Ito and Paul Tol, told apart with any colour vision; tags name the label too."""
 
 _SPARE_COLOURS = ("#cc6677", "#19823c", "#98583c", "#007696", "#8f8f2f")
-_DARK, _PAPER = "#111111", "#ffffff"
 _LABEL_ALPHA, TIME_ALPHA = "28", "69"  # hexadecimal
 _SCALE = matplotlib.colormaps["viridis_r"]  # on white paper the dark end has to stand for much
 _MOST_NEIGHBOURS = 500
@@ -90,7 +89,7 @@ def time_colour(fraction: float) -> str:
 def type_colour(ground: str) -> str:
     """The colour of type on a ground: dark on a light one."""
     red, green, blue = ImageColor.getrgb(ground)[:3]
-    return _DARK if 0.299 * red + 0.587 * green + 0.114 * blue > 125 else _PAPER
+    return "#111111" if 0.299 * red + 0.587 * green + 0.114 * blue > 125 else "#ffffff"
 
 
 # -- boxes --------------------------------------------------------------------------------------------
@@ -249,8 +248,7 @@ def page_parts(run: PhaseRun) -> list[Html | Figure]:
         images = [run.page_image(number) for number in pages]
         for page, image in enumerate(images):
             if image is not None:
-                name = f"Page {page + 1} of {len(pages)}"
-                parts.append(element("h4", name) if len(pages) > 1 else fragment())
+                parts += [element("h4", f"Page {page + 1} of {len(pages)}")] if len(pages) > 1 else []
                 parts.append(pictures_html(_pictures(image, run, row, page)))
         sentences = [*page_notes(run, row), _sum_sentence(run, row)]
         parts += map(note, sentences if any(images) else [_NO_IMAGE, *sentences])

@@ -48,14 +48,12 @@ from ocr_phases.text import bytes_text, count_text, filled, ms_text, percent_tex
 
 _NAMED_OUTLIERS = 4
 _SMALL_SHARE = 0.01  # of a whole: what is smaller is drawn with others
-_UNITS = {"prefill": "the prefill", "decode": "one profiled decode step"}
 _WHOLES = {"prefill": "whole prefill", "decode_step": "decode step"}
 _SOURCES = {"cuda_peak_allocated": "allocated on the device", "process_high_water_mark": "whole process"}
 #: What is said of the KV cache's end, by the entries of a record.
 _CACHE = {"bytes": "{x:bytes}", "lengths": "{x:,} tokens", "entries": "{x:,} held"}
 #: Colour, width and style of the line of a ceiling, by its source.
 _ROOFS: dict[str, Any] = {"measured": (INK, 1.6, "-"), "datasheet": (MUTED, 1.2, (0, (6, 3)))}
-_MARKERS = {"global": "o", "local": "s", "": "D"}
 
 
 # -- decode -------------------------------------------------------------------------------------------
@@ -136,7 +134,7 @@ def plot_vision_stages(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
     Bars are medians over repeats, the lines their spread. Stages below a hundredth are one bar.
     ``ax`` are axes to draw on.
     """
-    stages = _in_order(stage_table(run).query("phase == 'prefill'"))
+    stages = _in_order(stage_table(run).loc[lambda each: each["phase"] == "prefill"])
     if len(stages) < 2:
         reason = "This run has no prefill of its own, so there are no vision stages to draw."
         return sentence_figure(reason, ax)
@@ -188,7 +186,8 @@ def plot_spans(spans: pd.DataFrame, note: str = "") -> Figure:
     """`plot_phase_timeline` of the spans of one repeat; ``note`` stands behind the first title."""
     if spans.empty:
         return sentence_figure("There are no spans to draw.")
-    spans = _named(spans).assign(end_ms=spans["device_start_ms"] + spans["device_ms"])
+    colours = spans["stage"].map(STAGE_COLOURS | PHASE_COLOURS).fillna(ORANGE)
+    spans = _named(spans).assign(end_ms=spans["device_start_ms"] + spans["device_ms"], colour=colours)
     early, steps = spans[spans["phase"].isin(("prepare", "prefill"))], (spans["stage"] == "decode_step").sum()
     charts = []
     if len(early):
@@ -216,8 +215,7 @@ def _phase_lanes(spans: pd.DataFrame) -> list[Row]:
 
 def _lane(name: str, spans: pd.DataFrame) -> Row:
     """Spans as a bar, each where it lies, and their sum."""
-    colours = spans["stage"].map(STAGE_COLOURS | PHASE_COLOURS).fillna(ORANGE)
-    pieces = list(zip(spans["device_start_ms"], spans["device_ms"], colours, strict=True))
+    pieces = list(zip(spans["device_start_ms"], spans["device_ms"], spans["colour"], strict=True))
     return name, pieces, ms_text(spans["device_ms"].sum())
 
 
@@ -262,7 +260,7 @@ def plot_kernels(run: PhaseRun) -> Figure:
         return sentence_figure("This record has no kernel view: measure on a GPU with kernels=True.")
     table, charts = _in_order(stage_verdict(run)), []
     table["busy_ms"] = table[["busy_ms", "wall_ms"]].min(axis="columns")
-    for phase, unit in _UNITS.items():
+    for phase, unit in (("prefill", "the prefill"), ("decode", "one profiled decode step")):
         stages = table[table["phase"] == phase]
         stages = stages[stages["wall_ms"] >= _SMALL_SHARE * stages["wall_ms"].max()]
         rows = []
@@ -292,8 +290,8 @@ def plot_roofline(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
     table = _named(floor_table(run))
     table["share"] = table["device_ms"] / table.groupby("phase")["device_ms"].transform("max")
     table["rate"] = table["flops"] / table["device_ms"] * 1e3
-    points = table.query(f"share >= {_SMALL_SHARE} and stage != 'prefill'").sort_values("times_floor")
-    points = points[(points["phase"] == "prefill") | (points["stage"] == "decode_step")]
+    drawn = (table["phase"] == "prefill") & (table["stage"] != "prefill") | (table["stage"] == "decode_step")
+    points = table[drawn & (table["share"] >= _SMALL_SHARE)].sort_values("times_floor")
     names = points["name"] + ", " + points["times_floor"].map(times_text)
     title = f"Farthest from its ceiling: {names.iloc[-1]} its floor"
     _, (axes,) = new_figure(4.6, [title], ax)
@@ -311,7 +309,7 @@ def plot_roofline(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
     axes.vlines(points["intensity"], points["rate"], over, colours, linestyle=":", linewidth=1.1, zorder=1.5)
     for name, colour, row in zip(names, colours, points.to_dict("records"), strict=True):
         look: Any = {"color": colour, "mec": INK, "ms": 5 + 9 * row["share"] ** 0.5, "label": name}
-        axes.plot(row["intensity"], row["rate"], _MARKERS.get(row["view"], "D"), **look)
+        axes.plot(row["intensity"], row["rate"], {"global": "o", "local": "s"}.get(row["view"], "D"), **look)
     bottom = min(points["rate"].min(), _roof(ceilings, ends[0])) / 3
     top = 3 * max(roof.flops_per_s for roof in roofs)
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=(bottom, top))

@@ -39,7 +39,6 @@ from ocr_phases.show.figures import (
     lines,
     name_axis,
     new_figure,
-    row_axis,
     sentence_figure,
     stacked,
     style_axes,
@@ -150,7 +149,8 @@ def plot_ratios(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     several, table = table["run"].nunique() > 1, table.loc[largest].reset_index(drop=True)
     _, (axes,) = new_figure(1.7 + 0.3 * len(table), [title], ax)
     runs = table["run"].map(lambda run: f"{printable(run, LONGEST_LABEL)}  " if several else "")
-    row_axis(axes, (runs + table["metric"].map(metric_name)).tolist())
+    axes.set_yticks(table.index, (runs + table["metric"].map(metric_name)).tolist(), parse_math=False)
+    axes.set_ylim(len(table) - 0.5, -0.5)
     kinds = table["verdict"].map(lambda verdict: _VERDICTS.get(verdict, _NO_VERDICT))
     for (words, colour), rows in table.groupby(kinds, sort=False):
         face = "white" if words == _NO_VERDICT[0] else colour

@@ -19,6 +19,7 @@ from typing import Any
 import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup as Html
+from markupsafe import escape
 from PIL.Image import Image, Resampling
 
 from ocr_phases.analyse.kernels import short_kernel
@@ -95,17 +96,17 @@ def element(name: str, *content: object, **attributes: object) -> Html:
     Control characters become a replacement sign. ``class_`` is the class, other underscores stand for
     hyphens; an attribute that is None or False is left out, True is bare.
     """
-    given = Html("")
+    given = ""
     for key, value in attributes.items():
         if value is not None and value is not False:
-            given += Html(f" {key.rstrip('_').replace('_', '-')}")
-            given += Html("") if value is True else Html('="{}"').format(plain(str(value)))
-    return Html(f"<{name}{given}>") + fragment(*content) + Html("" if name == "img" else f"</{name}>")
+            given += f" {key.rstrip('_').replace('_', '-')}"
+            given += "" if value is True else f'="{escape(plain(str(value)))}"'
+    return Html(f"<{name}{given}>{fragment(*content)}" + ("" if name == "img" else f"</{name}>"))
 
 
 def fragment(*content: object) -> Html:
     """Content one after the other, with no element around it; text as in `element`."""
-    return Html("").join(map(_safe, content))
+    return Html("".join(escape(_safe(value)) for value in content))
 
 
 def _safe(value: object) -> str:
