@@ -167,11 +167,11 @@ CALLS = (
 
 
 @pytest.fixture(scope="module")
-def cell(tiny_session):
+def cell(golden_session):
     """Runs a cell in IPython: its error, and all that it printed."""
     shell = InteractiveShell(config=Config(HistoryManager={"enabled": False}), colors="NoColor")
     public = {name: getattr(ocr_phases, name) for name in ocr_phases.__all__}
-    shell.push({**public, "ocr_phases": ocr_phases, "session": tiny_session, "run": make_run()})
+    shell.push({**public, "ocr_phases": ocr_phases, "session": golden_session, "run": make_run()})
 
     def run(code):
         with contextlib.redirect_stdout(io.StringIO()) as printed:
@@ -197,12 +197,12 @@ def test_the_traceback_is_a_second_look_or_a_switch(cell, monkeypatch):
     assert "Traceback" in cell("PhaseRun.load(123)")[1]
 
 
-def test_an_error_of_the_caller_s_own_function_stays(tiny_session):
+def test_an_error_of_the_caller_s_own_function_stays(golden_session):
     def progress(done, total):
         raise TypeError("mine")
 
     with refused(TypeError):
-        tiny_session.run_inference("data/pages/receipt.png", preset="tiny", progress=progress)
+        golden_session.run_inference("data/pages/receipt.png", preset="tiny", progress=progress)
 
 
 # -- command lines ---------------------------------------------------------------------------------------

@@ -44,9 +44,7 @@ PLAIN = {"host": "127.0.0.1", "protocol": "tcp://", "silence_logs": 50, "memory_
         (None, None, "auto", None),  # nvidia-smi is no program that could run
     ],
 )
-def test_each_worker_has_a_device_and_cores_of_its_own(
-    gpus, workers, device, expected, tmp_path, monkeypatch
-):
+def test_each_worker_has_its_device_and_cores(gpus, workers, device, expected, tmp_path, monkeypatch):
     (tmp_path / "nvidia-smi").touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)

@@ -233,9 +233,7 @@ def test_a_bad_line_of_a_list_fails_alone(suffix, tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-def test_pipes_devices_sockets_and_huge_files_are_failed_pages_and_nothing_waits_for_them(
-    tmp_path, monkeypatch
-):
+def test_pipes_devices_sockets_and_huge_files_are_failed_pages_that_nothing_waits_for(tmp_path, monkeypatch):
     pages, out = make_pages(tmp_path / "in", "ok"), tmp_path / "out"
     for suffix in ("png", "pdf"):
         os.mkfifo(pages / f"pipe.{suffix}")

@@ -25,9 +25,8 @@ SLIDE = PAGES / "slide.png"
 CAFE = os.fsdecode(b"caf\xe9.pdf")
 
 
-def test_a_batch_measures_a_pdf_page_by_page_reports_on_it_and_names_bad_files(
-    tiny_session, tmp_path, monkeypatch, capsys
-):
+def test_pages_of_a_pdf_are_measured_and_shown(golden_session, tmp_path, monkeypatch, capsys):
+    """Beside files that are damaged, which the batch names."""
     pages, out = tmp_path / "in", tmp_path / "out"
     pages.mkdir()
     first, second = (Image.open(PAGES / f"{name}.png").convert("RGB") for name in ("slide", "receipt"))
@@ -37,8 +36,9 @@ def test_a_batch_measures_a_pdf_page_by_page_reports_on_it_and_names_bad_files(
     (pages / "truncated.png").write_bytes(SLIDE.read_bytes()[:2000])
     (pages / "notes.txt").write_text("no page")
     quick = {"preset": "tiny", "max_new_tokens": 3, "repeats": 1, "warmup": 0, "token_probabilities": False}
-    plain = tiny_session.run_inference(f"{pages / CAFE}#2", **quick)
+    plain = golden_session.run_inference(f"{pages / CAFE}#2", **quick)
     command = ["batch", str(pages), f"{pages / CAFE}#2", "--out", str(out), *QUICK[:-2], "--preset", "tiny"]
+    command += ["--model", str(GOLDEN / "checkpoint")]
     command += ["--no-ceilings", "--render", "during", "--retries", "0", "--no-embed-page"]
     command += ["--price-per-hour", "7", "--no-token-probabilities"]
     sockets: dict[str, list[str]] = {}

@@ -269,8 +269,9 @@ def test_the_key_is_sent_and_kept_nowhere(vllm: Fake, monkeypatch, tmp_path: Pat
 
 
 def test_verify_names_a_missing_bos_and_the_first_difference(vllm: Fake, tmp_path: Path, capsys):
-    vllm.bos, saved = False, tmp_path / "run.json"
-    assert main(["verify", str(PAGE), "--save", str(saved), *OPTIONS, vllm.url]) == 1
+    vllm.bos, vllm.image_tokens, saved = False, 73, tmp_path / "run.json"
+    options = [*OPTIONS[:2], "--preset", "tiny", *OPTIONS[4:], vllm.url]
+    assert main(["verify", str(PAGE), "--save", str(saved), *options]) == 1
     assert "token 5 of 8 is the first that differs (900, generate(): 31)" in capsys.readouterr().out
     run = PhaseRun.load(saved)
     assert run.model["implementation"] == "server"
@@ -330,11 +331,11 @@ def test_the_command_line_loads_a_server(vllm: Fake, tmp_path: Path, capsys):
     assert "Only a --server is loaded" in capsys.readouterr().err
 
 
-def test_the_workers_clocks_see_the_native_classs_modules(tiny_session: OCRSession):
-    stages = tiny_session.family.stages(tiny_session.model)
+def test_the_workers_clocks_see_the_native_classs_modules(golden_session: OCRSession):
+    stages = golden_session.family.stages(golden_session.model)
     modules = {MODULES[name]: stages[name] for name in ("sam", "clip", "projector")}
     watch = Watch(SimpleNamespace(**modules), torch.device("cpu"))
-    run = tiny_session.run_inference(PAGE, **QUICK)
+    run = golden_session.run_inference(PAGE, **QUICK)
     now, rows = watch.take()
     assert [row[0] for row in rows][:3] == ["sam", "clip", "projector"]
     sam = rows[0]

@@ -151,12 +151,10 @@ def test_ceilings_of_a_gpu_stay_below_its_datasheet() -> None:
     assert found["matmul_flops_per_s"] < 1.05e12 * sheet["bfloat16"]
 
 
-def test_a_session_takes_them_once_and_after_its_runs(
-    tiny_session: OCRSession, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_session_takes_them_once_and_after_its_runs(golden_session, pixels_seen_once, monkeypatch):
     done: list[Any] = []
     monkeypatch.setattr("ocr_phases.session.measure_ceilings", lambda *given: done.append(given) or H200)
-    session = OCRSession(tiny_session.checkpoint)
+    session = OCRSession(golden_session.checkpoint)
     options = {"preset": "tiny", "max_new_tokens": 2, "repeats": 1, "warmup": 0, "token_probabilities": False}
     options["progress"] = lambda finished, total: done.append(finished)
     page, asked = PAGES / "receipt.png", (False, True, True)

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -79,9 +78,7 @@ def test_the_cache_is_as_large_as_the_run_makes_it(settings: dict[str, Any], cac
     assert (twice["weight_bytes"] == need["weight_bytes"]).all()
 
 
-def test_the_verb_needs_a_config_and_nothing_else(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_verb_needs_a_config_and_nothing_else(tmp_path, capsys, monkeypatch):
     shutil.copy(asset("data", "tiny") / "config.json", tmp_path)
     command = ["profile", str(PAGE), "--dry-run", "--model", str(tmp_path), "--preset", "small"]
     assert main([*command, "--device", "cpu", "--json"]) == 0

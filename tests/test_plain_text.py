@@ -76,9 +76,7 @@ def hostile_record(path: Path) -> str:
     return str(path)
 
 
-def test_no_verb_sends_an_escape_sequence_and_braces_are_part_of_a_name(
-    not_run: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_verb_sends_an_escape_sequence_and_braces_are_part_of_a_name(not_run, tmp_path, capsys):
     records, end = tmp_path / "arch{1}", "{x}\x1b[2J"
     record, out = (
         hostile_record(records / "inv{oice}\x1b[31m$x$.json"),

@@ -59,13 +59,11 @@ def replayed(model: Any, inputs: DeviceInputs, ids: list[list[int]]) -> list[Ten
     return logits
 
 
-@pytest.mark.parametrize(
-    ("name", "case"),
-    [
-        *(("deepseek-ocr", "small"), ("deepseek-ocr", "batch"), ("deepseek-ocr-2", "page768")),
-        *(("unlimited-ocr", "base"), ("unlimited-ocr", "multi")),
-    ],
-)
+GENERATED = {"deepseek-ocr": ("small", "batch"), "deepseek-ocr-2": ("page768",)}
+GENERATED["unlimited-ocr"] = ("base", "multi")
+
+
+@pytest.mark.parametrize(("name", "case"), [(name, case) for name in GENERATED for case in GENERATED[name]])
 def test_equal_to_the_logits_of_generate(name: str, case: str, driven: Driven) -> None:
     session, inputs = driven(name, case)
     model = session.model
@@ -167,9 +165,7 @@ def with_texts(contents: list[str], logprobs: list[float | None] | None, split: 
     logprobs=st.none() | st.lists(st.none() | st.floats(-0.5, 0), min_size=1, max_size=40),
     split=st.integers(1, 5),
 )
-def test_marking_agrees_with_a_plain_computation(
-    contents: list[str], logprobs: list[float | None] | None, split: int
-) -> None:
+def test_marking_agrees_with_a_plain_computation(contents, logprobs, split):
     run = with_texts(contents, logprobs, split)
     regions, known = run.regions.query("region >= 0"), run.tokens["probability"]
     ends = run.tokens["text"].str.len().cumsum()

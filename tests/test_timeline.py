@@ -43,20 +43,20 @@ def test_spans_nest_and_carry_phase_step_and_view(ranges):
 
 
 @pytest.mark.parametrize("failing", [None, "sam", "language_model"])
-def test_hooks_spans_and_ranges_are_closed_also_after_an_error(failing, ranges, tiny_session):
+def test_hooks_spans_and_ranges_are_closed_also_after_an_error(failing, ranges, golden_session):
     def fault(module, args, output):
         raise ZeroDivisionError
 
-    model, timeline = tiny_session.model, Timeline("cpu")
+    model, timeline = golden_session.model, Timeline("cpu")
     before = hook_count(model)
-    inputs = tiny_session.prepare(PAGES / "slide.png", preset="tiny")
+    inputs = golden_session.prepare(PAGES / "slide.png", preset="tiny")
     if failing is None:
-        tiny_session.run_prefill(inputs, timeline)
+        golden_session.run_prefill(inputs, timeline)
         assert timeline.vectors == 64  # of one page of 512 pixels
     else:
-        broken = tiny_session.family.stages(model)[failing]
+        broken = golden_session.family.stages(model)[failing]
         with broken.register_forward_hook(fault), pytest.raises(ZeroDivisionError):
-            tiny_session.run_prefill(inputs, timeline)
+            golden_session.run_prefill(inputs, timeline)
     reached = ["prefill", *STAGES[: [*STAGES, None].index(failing) + 1]]
     assert [row[2] for row in timeline.rows()] == reached
     assert hook_count(model) == before and ranges == [] and timeline.phase == ""
