@@ -122,11 +122,6 @@ class FamilyFacts:
     multipage_preset: str | None = None
     multipage_infer: Mapping[str, int] = field(default_factory=dict)
 
-    @property
-    def vision_stages(self) -> tuple[str, ...]:
-        """The stages of a vision call, in their order."""
-        return (*self.encoders, "projector")
-
     def preset(self, name: str | None = None) -> Preset:
         """The preset of that name, the last one by default; raises OcrPhasesError where there is none."""
         name = name or [*self.presets][-1]
@@ -186,6 +181,9 @@ def _families() -> dict[str, FamilyFacts]:
         parts = {part: config[part] | own.get(part, {}) for part in ("language_config", "vision_config")}
         row["config"] = {**config, "model_type": row["published_type"], **own, **parts}
         row["published_limit"] = parts["language_config"]["max_position_embeddings"]
+        stages = (*row["encoders"], "projector", "language_model", "lm_head")
+        modules = dict(zip(stages, like["native"]["modules"].values(), strict=True))
+        row["native"] = {**like["native"], "modules": modules, **row["native"]}
         row["presets"] = {preset: {**sizes, "name": preset} for preset, sizes in row["presets"].items()}
     return msgspec.convert(table, dict[str, FamilyFacts])
 

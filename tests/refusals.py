@@ -37,6 +37,7 @@ def refused(kind: type[Exception] = OcrPhasesError) -> Iterator[pytest.Exception
     path = APPROVED / f"{Path(module).stem}.json"
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
     sentence = _without_places(str(caught.value))
+    assert "\n" not in sentence
     if approve:
         known[key] = sentence
         path.parent.mkdir(parents=True, exist_ok=True)

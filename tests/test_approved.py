@@ -3,8 +3,6 @@
 ``pytest tests/test_approved.py --approve`` accepts what a change does to them; the commit shows it.
 """
 
-from __future__ import annotations
-
 import difflib
 import json
 import re
@@ -45,11 +43,11 @@ Show = Callable[..., None]
 
 
 @pytest.fixture
-def show(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Show:
+def show(tmp_path, capsys, monkeypatch):
     """Run a verb in an empty folder and compare its JSON, what else it printed, and its page."""
     monkeypatch.chdir(tmp_path)
 
-    def shown(name: str, *command: str, page: str | None = None) -> None:
+    def shown(name, *command, page=None):
         code = main([*command, "--json"])
         printed = capsys.readouterr()
         texts = {
@@ -64,7 +62,7 @@ def show(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest
     return shown
 
 
-def compare(name: str, text: str, folder: Path) -> None:
+def compare(name, text, folder):
     """Compare ``text``, without words of this machine and run, with the approved file; or write that."""
     for place, word in {folder: "FOLDER", RUNS: "RUNS", APPROVED: "APPROVED", GOLDEN: "GOLDEN"}.items():
         text = text.replace(str(place), word)
@@ -82,7 +80,7 @@ def compare(name: str, text: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_a_record_is_shown_as_approved(name: str, show, monkeypatch):
+def test_a_record_is_shown_as_approved(name, show, monkeypatch):
     record = RECORDS[name]
     run = PhaseRun.load(record)
     session = SimpleNamespace(run_inference=lambda *_, **__: run)
@@ -94,7 +92,7 @@ def test_a_record_is_shown_as_approved(name: str, show, monkeypatch):
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_a_comparison_is_shown_as_approved(name: str, show):
+def test_a_comparison_is_shown_as_approved(name, show):
     records = [str(RECORDS[each]) for each in PAIRS[name]]
     show(f"compare/{name}", "compare", *records, "--out", "out", page="out/compare.html")
 
@@ -110,7 +108,7 @@ def test_a_sweep_is_shown_as_approved(show, tmp_path):
 def test_a_batch_index_is_shown_as_approved(show, tmp_path, monkeypatch):
     """In this process, and without its reports, which are shown above: a worker would import it all again."""
 
-    def reported(run: PhaseRun, folder: Path, parameters: object) -> None:
+    def reported(run, folder, parameters):
         (folder / "report.html").touch()
 
     monkeypatch.setattr("ocr_phases.report.render.page_report", reported)

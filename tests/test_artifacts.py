@@ -1,7 +1,5 @@
 """The files that an output turns into, and the boxes drawn on its page."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -38,14 +36,14 @@ FIGURE = {
 }
 
 
-def crops_in(folder: Path) -> list[Image.Image]:
+def crops_in(folder):
     """The pictures of an output, in order."""
     paths = sorted(folder.glob("images/*.jpg"), key=lambda path: int(path.stem))
     assert [path.stem for path in paths] == [str(number) for number in range(len(paths))]
     return [Image.open(path) for path in paths]
 
 
-def figure(**changes: object) -> str:
+def figure(**changes):
     return str({"Line": {**FIGURE["Line"], **changes}})
 
 
@@ -121,12 +119,12 @@ MARKDOWN = {
 
 
 @pytest.mark.parametrize("text", MARKDOWN)
-def test_markdown(text: str):
+def test_markdown(text):
     assert result_markdown(text) == MARKDOWN[text]
 
 
 @pytest.mark.parametrize("size", [(1, 1), (20, 20), (2000, 3), (70_000, 2)])
-def test_small_boxes_on_small_pages_still_have_their_crop(size: tuple[int, int], tmp_path):
+def test_small_boxes_on_small_pages_still_have_their_crop(size, tmp_path):
     text = marked("image", "[[998, 998, 999, 999], [3, 3, 4, 4], [7, 7, 7, 9], [0, 0, 999, 999]]")
     write_artifacts(tmp_path, Image.new("RGBA", size), text)
     crops = crops_in(tmp_path)
@@ -137,7 +135,7 @@ def test_small_boxes_on_small_pages_still_have_their_crop(size: tuple[int, int],
 
 
 @pytest.mark.parametrize("regions", [1, 50])
-def test_crops_are_limited_and_the_markdown_says_so(regions: int, tmp_path, monkeypatch):
+def test_crops_are_limited_and_the_markdown_says_so(regions, tmp_path, monkeypatch):
     assert artifacts.MAX_CROPS == 500
     monkeypatch.setattr(artifacts, "MAX_CROPS", 20)
     boxes = [f"[{index}, 10, {index + 90}, 60]" for index in range(50)]
@@ -178,7 +176,7 @@ def test_geometry_is_read_and_drawn_on_its_axes(tmp_path):
         figure(line=["(0, 0) -- (__import__('os'), 1)", "(0, 0) -- (1, 1)"]),
     ],
 )
-def test_anything_else_is_no_geometry(text: str):
+def test_anything_else_is_no_geometry(text):
     assert parse_geometry(text) is None
 
 
@@ -190,7 +188,7 @@ def test_anything_else_is_no_geometry(text: str):
 @example(CASE["model_text"], (50, 4000), "RGBA")
 @example(CASE["model_text"], (20000, 50), "1")
 @example(CASE["model_text"], (300, 400), "P")
-def test_any_text_can_be_drawn_and_written(tmp_path, text: str, size: tuple[int, int], mode: str):
+def test_any_text_can_be_drawn_and_written(tmp_path, text, size, mode):
     page, regions = Image.new(mode, size, 1), parse_grounding(text).regions
     paths = write_artifacts(tmp_path, page, text)
     assert all(path.stat().st_size > 0 for path in paths[1:])

@@ -1,12 +1,8 @@
 """Comparing records: intervals, verdicts, environments, the verb for CI, the notebook and its pictures."""
 
-from __future__ import annotations
-
 import re
-from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from conftest import TINY_CONFIG
 from example_run import TEXT, altered, failed_cells, make_run, paced, with_times
@@ -17,7 +13,6 @@ from ocr_phases.analyse.comparison import COMPARE_COLUMNS, Comparison
 from ocr_phases.analyse.scaling import SweepResult
 from ocr_phases.analyse.statistics import LogMean, holm, log_ratio, spread
 from ocr_phases.cli import main
-from ocr_phases.record import PhaseRun
 from ocr_phases.schema import Truth
 from ocr_phases.text import ms_text
 
@@ -35,7 +30,7 @@ def test_welch_by_hand_and_by_the_table_of_students_t():
 
 
 def test_holm_steps_down_and_stops():
-    def alphas(*means: float) -> list[float]:
+    def alphas(*means):
         return list(holm({place: LogMean(mean, 1.0, 200) for place, mean in enumerate(means)}).values())
 
     assert alphas(2.1) == [0.05]
@@ -45,7 +40,7 @@ def test_holm_steps_down_and_stops():
     assert holm({"a": log_ratio([1.0], [2.0])}) == {"a": 0.05}
 
 
-def table_of(*runs: PhaseRun, **options: Any) -> pd.DataFrame:
+def table_of(*runs, **options):
     return Comparison(runs, **options).table.set_index("metric")
 
 
@@ -88,7 +83,7 @@ def test_what_only_one_has_and_single_repeats_have_no_verdict():
         Comparison([make_run()])
 
 
-def with_prefills(*ms: float) -> PhaseRun:
+def with_prefills(*ms):
     """A record whose prefill took so long in each repeat."""
     return with_times(make_run(repeats=len(ms)), "prefill", lambda _, repeat: ms[repeat])
 
@@ -107,7 +102,7 @@ def with_prefills(*ms: float) -> PhaseRun:
         ((100, 100, 100, 100, 100), (104, 104, 104, 104, 104), "slower"),
     ],
 )
-def test_three_verdicts(base: tuple[float, ...], other: tuple[float, ...], verdict: str):
+def test_three_verdicts(base, other, verdict):
     comparison = Comparison([with_prefills(*base), with_prefills(*other)], ["a", "b"])
     row, said = comparison.table.set_index("metric").loc["prefill_ms"], comparison.verdict
     assert row["verdict"] == verdict
@@ -119,7 +114,7 @@ def test_three_verdicts(base: tuple[float, ...], other: tuple[float, ...], verdi
     assert ("times as fast" in said) == (verdict == "faster")
 
 
-def outcomes(runs: list[PhaseRun], percent: float, metrics: tuple[str, ...] = ()) -> dict[str, str]:
+def outcomes(runs, percent, metrics=()):
     judged = Comparison(runs).against_limit(percent, metrics)
     return dict(zip(judged["metric"], judged["outcome"], strict=True))
 
@@ -154,7 +149,7 @@ def test_limits():
     assert outcomes([loud, loud], 10, ("agreement",)) == {"agreement": "within"}
 
 
-def strategies(**others: Any) -> list[PhaseRun]:
+def strategies(**others):
     """A record of each strategy of a GPU whose ceilings are known, and of the vision encoder compiled."""
     ceilings = {"bandwidth_bytes_per_s": 4e12, "matmul_flops_per_s": 7e14, "matmul_dtype": "bfloat16"}
     eager = altered(make_run(cuda=True), model={"config": TINY_CONFIG}, device={"ceilings": ceilings})
@@ -186,7 +181,7 @@ def test_limits_have_exit_codes_of_their_own(tmp_path, capsys, monkeypatch):
     for name, ms in prefills.items():
         with_prefills(*ms).save(tmp_path / f"{name}.json")
 
-    def judged(*names: str) -> tuple[int, str]:
+    def judged(*names):
         options = ["--fail-above", "10", "--metric", "prefill_ms", "--out", str(tmp_path / "out")]
         code = main(["compare", *(str(tmp_path / f"{name}.json") for name in names), *options])
         return code, capsys.readouterr().out

@@ -1,12 +1,8 @@
 """Damaged records: what loads, every reader can read, and what cannot be read is refused in one sentence."""
 
-from __future__ import annotations
-
 import itertools
 import json
-from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -29,7 +25,7 @@ from ocr_phases.show import results, results_many
 TEXT = "A title <|ref|>text<|/ref|><|det|>[[60, 40, 620, 90]]<|/det|>\nOne line of it."
 
 
-def with_floors(run: PhaseRun) -> PhaseRun:
+def with_floors(run):
     """The record with a measured model, device and conditions."""
     measured = PhaseRun.load(APPROVED.with_name("records") / "captured.json.gz")
     return replace(run, device=measured.device, model=run.model | measured.model)
@@ -43,18 +39,18 @@ BASES = [
 ]
 
 
-def compared(run: PhaseRun, base: PhaseRun) -> object:
+def compared(run, base):
     pairs = [Comparison([base, run]), Comparison([run, base])]
     html = results_many.compare_html, results_many.environment_html
     return [(two.verdict, html[0](two.table), html[1](two.differs)) for two in pairs]
 
 
-def swept(run: PhaseRun, base: PhaseRun) -> object:
+def swept(run, base):
     found = scaling.SweepResult({"base": base, "run": run}, pd.DataFrame())
     return found.verdict, results_many.cells_html(found.table), found.curves
 
 
-def draw_everything(run: PhaseRun, base: PhaseRun) -> None:
+def draw_everything(run, base):
     pair = Comparison([base, run])
     for name in ("latency", "vision", "timeline", "memory", "roofline", "kernels"):
         getattr(run.plot, name)().bundle(still=False)
@@ -69,12 +65,12 @@ def draw_everything(run: PhaseRun, base: PhaseRun) -> None:
 TABLES = ("stages", "tokens", "regions", "floors", "checks", "token_table")
 SECTIONS = ("cards", "stages", "floors", "text_notes", "method", "checks", "kernels")
 #: Every reader of a record, with a whole one beside it: the quick ones, then what takes longer.
-QUICK: dict[str, Callable[[PhaseRun, PhaseRun], object]] = {
+QUICK = {
     "texts": lambda run, _: (run.summary(), [result_markdown(r["text"] or "") for r in run.results]),
     "a batch's page": lambda run, _: figures.page_figures(run, "", "", ""),
     "regions": lambda run, _: page_view.regions_html(run.regions),
 }
-SLOW: dict[str, Callable[[PhaseRun, PhaseRun], object]] = {
+SLOW = {
     "tables": lambda run, _: [getattr(run, name) for name in TABLES],
     "sentences": lambda run, _: (repr(run), words.verdict(run), words.checks_verdict(run_checks(run))),
     "sections": lambda run, _: [getattr(results, name)(run).html() for name in SECTIONS],
@@ -83,15 +79,15 @@ SLOW: dict[str, Callable[[PhaseRun, PhaseRun], object]] = {
 }
 
 
-def as_file(record: dict[str, Any]) -> bytes:
+def as_file(record):
     return json.dumps(record).encode()
 
 
-def plain(run: PhaseRun) -> dict[str, Any]:
+def plain(run):
     return json.loads(as_file(run.to_dict()))
 
 
-def loaded_mutants(base: PhaseRun, count: int, seed: int) -> Iterator[tuple[str, PhaseRun]]:
+def loaded_mutants(base, count, seed):
     """The damaged copies of a record that load, with what was done to each; the others are refused."""
     for number, (told, damaged) in enumerate(mutants(plain(base), count, seed)):
         try:
@@ -147,7 +143,7 @@ def test_a_record_asks_for_settings_and_nothing_else(monkeypatch, tmp_path):
         "on_tokens": "x", "progress": "x", "page": "/etc/passwd", "self": "x", "new": "x",
     }  # fmt: skip
     record = PhaseRun.from_dict(plain(replace(base, request=base.request | asked)))
-    seen: dict[str, Any] = {}
+    seen = {}
 
     class Session:
         def run_inference(self, page, prompt, **settings):

@@ -1,12 +1,9 @@
 """The docs hold: links lead somewhere, pictures are small, pages have every name, Python runs as shown."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import nbformat
 import pytest
@@ -28,7 +25,7 @@ LARGEST_PICTURE = 300_000  # bytes
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_every_link_within_the_repository_leads_somewhere(path: Path):
+def test_every_link_within_the_repository_leads_somewhere(path):
     targets = re.findall(r"\]\(([^)\s]+)[^)]*\)", path.read_text(encoding="utf-8"))
     inside = [target.partition("#") for target in targets if not re.match(r"[a-z]+:", target)]
     missing = [name for name, _, _ in inside if not (path.parent / name).exists()]
@@ -38,7 +35,7 @@ def test_every_link_within_the_repository_leads_somewhere(path: Path):
     assert missing == []
 
 
-def anchors(path: Path) -> set[str]:
+def anchors(path):
     """What links to a page's headings say behind the ``#``."""
     text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
@@ -101,12 +98,12 @@ SKIPPED = {
 FEW = {"repeats": 2, "warmup": 0, "ceilings": False}
 
 
-def snippets(path: Path) -> list[str]:
+def snippets(path):
     return re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
 
 
 @pytest.fixture
-def quick(tiny_session: OCRSession, monkeypatch: pytest.MonkeyPatch) -> OCRSession:
+def quick(tiny_session, monkeypatch):
     """The built-in model's session, which `load` gives and whose every run is short."""
     short = partial(measure, tiny_session.run_inference)
     monkeypatch.setattr(OCRSession, "load", lambda *_, **__: tiny_session)
@@ -114,20 +111,20 @@ def quick(tiny_session: OCRSession, monkeypatch: pytest.MonkeyPatch) -> OCRSessi
     return tiny_session
 
 
-def measure(run_inference: Any, *given: Any, max_new_tokens: int = 6, **asked: Any) -> PhaseRun:
+def measure(run_inference, *given, max_new_tokens=6, **asked):
     """With few tokens, at the smallest preset or, where one is named, the next."""
     few = FEW | {"preset": "small" if asked.get("preset", "tiny") != "tiny" else "tiny"}
     return run_inference(*given, **asked | few, max_new_tokens=min(max_new_tokens, 8))
 
 
 @pytest.mark.parametrize("path", filter(snippets, PAGES), ids=lambda path: path.name)
-def test_snippets_run(path: Path, quick, tmp_path, monkeypatch):
+def test_snippets_run(path, quick, tmp_path, monkeypatch):
     (tmp_path / "data").symlink_to(asset("data"))
     (tmp_path / "page.png").symlink_to(asset("data", "pages", "slide.png"))
     run = PhaseRun.load(RECORD)
     run.save(tmp_path / "run.json")
     monkeypatch.chdir(tmp_path)
-    names: dict[str, Any] = {"session": quick, "run": run}
+    names = {"session": quick, "run": run}
     for place, snippet in enumerate(snippets(path)):
         if (path.name, place) not in SKIPPED:
             exec(compile(snippet, f"{path.name}, snippet {place}", "exec"), names)

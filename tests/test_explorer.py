@@ -1,7 +1,5 @@
 """The explorer without a browser: its panel, its views, a real run in its thread, and what may go wrong."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import contextlib
@@ -16,11 +14,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import example_run
 import pytest
@@ -54,48 +50,48 @@ JPEG = "data:image/jpeg;base64,"
 class Browser:
     """What a browser sends to a panel, and what it gets back."""
 
-    def __init__(self, explorer: Explorer) -> None:
+    def __init__(self, explorer):
         self.explorer = explorer
-        self.answers: list[tuple[dict[str, Any], list[bytes]]] = []
+        self.answers = []
         explorer.send = lambda content, buffers=None: self.answers.append((content, buffers))
 
-    def ask(self, what: str, *buffers: bytes, **content: Any) -> None:
+    def ask(self, what, *buffers, **content):
         asked = {"method": "custom", "content": {"do": what, "from": "here", **content}}
         message = {"content": {"data": asked}, "buffers": [memoryview(each) for each in buffers]}
         self.explorer._handle_msg(message)
 
-    def form(self, **values: Any) -> None:
+    def form(self, **values):
         self.explorer.values = {**self.explorer.values, **values}
 
 
-def everything(explorer: Explorer) -> str:
+def everything(explorer):
     """All HTML that the kernel gave to the browser."""
     parts = [html for parts in explorer.parts.values() for html in parts]
     return "".join([*parts, explorer.head, explorer.compared, explorer.records, explorer.message])
 
 
-def open_all(explorer: Explorer, *names: str) -> None:
+def open_all(explorer, *names):
     """Open views one after the other, all of them unless named."""
     for name in names or VIEWS:
         explorer.view = name
         assert explorer.message == "", (name, explorer.message)
 
 
-def pages_asked(explorer: Explorer) -> list[tuple]:
+def pages_asked(explorer):
     return [(job.page, job.page_name) for job in explorer.form.jobs(explorer.values)]
 
 
 @pytest.fixture(scope="module")
-def run() -> PhaseRun:
+def run():
     return make_run()
 
 
 @pytest.fixture
-def explorer(run: PhaseRun) -> Explorer:
+def explorer(run):
     return Explorer(runs=[run], keep=None)
 
 
-def heard(explorer: Explorer, call: Callable[[int], object]) -> None:
+def heard(explorer, call):
     """Call with the number of the repeat at each token, before the panel hears of it."""
     on_tokens = explorer.measuring.on_tokens
     explorer.measuring.on_tokens = lambda repeat, new: (call(repeat), on_tokens(repeat, new))
@@ -182,7 +178,7 @@ SHAPES["no region"] = {"text": "no region at all"}
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_every_shape_of_record_is_drawn_and_has_a_small_picture(shape: str):
+def test_every_shape_of_record_is_drawn_and_has_a_small_picture(shape):
     run = make_run(**SHAPES[shape], page_name="<b>.png")
     explorer = Explorer(runs=[run])
     # Figures of all shapes are drawn by the tests of what a cell shows.
@@ -290,7 +286,7 @@ _VALUES["style"] = "text-align:(left|center|right)"
 
 
 @given(st.lists(st.one_of(st.sampled_from(_PIECES), st.text(max_size=8)), max_size=12))
-def test_any_text_becomes_html_of_few_names(pieces: list[str]):
+def test_any_text_becomes_html_of_few_names(pieces):
     shown = markdown_html("".join(pieces))
     assert "<!" not in shown and "<?" not in shown
     for tag, attributes in Elements(shown).found:
@@ -306,7 +302,7 @@ _TIMES = st.lists(st.one_of(st.just(float("nan")), st.floats(0.01, 500)), max_si
 
 @example([1.0, 5.0, 2.0] * 300)
 @given(_TIMES)
-def test_a_live_update_is_small_and_keeps_the_slowest_token(times: list[float]):
+def test_a_live_update_is_small_and_keeps_the_slowest_token(times):
     live = Live()
     live.begin(32, repeats=1, warmup=0)
     live._times = [times]
@@ -319,7 +315,7 @@ def test_a_live_update_is_small_and_keeps_the_slowest_token(times: list[float]):
 
 
 @pytest.mark.parametrize("text", [_MARKED, "<|det|>title [1, 2, 300, 400]<|/det|>"])
-def test_live_tells_text_boxes_pace_and_progress_and_a_result_is_tightened_by_repeats(text: str):
+def test_live_tells_text_boxes_pace_and_progress_and_a_result_is_tightened_by_repeats(text):
     live, many = Live(), len(text)
     live.begin(many, repeats=2, warmup=1, page=page_image(60, 80))
     assert live.size == (60, 80) and live.picture.startswith(JPEG)
@@ -446,7 +442,7 @@ def test_a_report_is_made_of_a_record(explorer, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def quick(tiny_session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Explorer]:
+def quick(tiny_session, tmp_path, monkeypatch):
     """A panel that asks for little, where the kernel already holds the model."""
     kept = {ModelSettings(**Settings().of_model()): tiny_session}
     monkeypatch.setattr("ocr_phases.session._kept", kept)
@@ -483,7 +479,7 @@ STOPS += [("layer", by) for by in ("stop", "interrupt", "cancel")]
 
 
 @pytest.mark.parametrize(("where", "by"), STOPS)
-def test_a_measurement_ends_where_it_is_stopped(quick, tiny_session, monkeypatch, where: str, by: str):
+def test_a_measurement_ends_where_it_is_stopped(quick, tiny_session, monkeypatch, where, by):
     layers = tiny_session.model.model.vision_tower.sam_encoder.layers
     calls, heeded, named = [], [], threading.Event()
     before, handler = quick.run, signal.getsignal(signal.SIGINT)
@@ -634,7 +630,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("change", "says"), REFUSED, ids=str)
-def test_what_cannot_be_run_is_said_in_a_sentence(quick, monkeypatch, change: dict, says: str):
+def test_what_cannot_be_run_is_said_in_a_sentence(quick, monkeypatch, change, says):
     def fails(*_, **__):
         raise RuntimeError("<b>the device</b> went away\nand more")
 

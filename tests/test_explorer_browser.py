@@ -1,14 +1,10 @@
 """The explorer as a person meets it: explore.ipynb in JupyterLab, in Chromium, with the built-in model."""
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import json
 import re
 import time
-from collections.abc import Iterator
-from typing import Any
 
 import lab
 import pytest
@@ -65,7 +61,7 @@ DROP = """([kind, name, data]) => {
 
 
 @pytest.fixture(scope="module")
-def panel(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def panel(tmp_path_factory):
     """explore.ipynb with all cells run: one server and one page for this module."""
     folder = tmp_path_factory.mktemp("lab")
     with lab.jupyter_lab(folder) as address, lab.chromium() as browser:
@@ -99,7 +95,7 @@ def test_a_finished_record_is_in_sight_at_once_with_few_controls(panel):
 
 
 @pytest.fixture(scope="module")
-def ran(panel: Any) -> list[dict]:
+def ran(panel):
     """What was seen while one page ran to its end."""
     panel.evaluate("""() => {
       window.seen = [];
@@ -136,7 +132,7 @@ def test_text_curve_and_boxes_grow_while_the_page_is_read(panel, ran):
     assert len(first_view.split()) <= 250
 
 
-def lit(page: Any, token: int, region: int | None = None) -> None:
+def lit(page, token, region=None):
     """Everything shows this token; and this region, which the receipt's numbers have in their order."""
     page.wait_for_function(f"({LIT})().token === {token}")
     found = page.evaluate(LIT)
@@ -147,7 +143,7 @@ def lit(page: Any, token: int, region: int | None = None) -> None:
 
 
 @pytest.fixture
-def view(panel: Any, ran: list[dict]) -> Any:
+def view(panel, ran):
     """The view Page, at its first token."""
     lab.open_view(panel, "Page")
     panel.focus(".opv-scrubber")
@@ -157,7 +153,7 @@ def view(panel: Any, ran: list[dict]) -> Any:
     return panel.locator("[data-pane=page]")
 
 
-def token_of(page: Any, region: int) -> int:
+def token_of(page, region):
     tokens = page.locator(f".opv-stretch[data-region='{region}'] .opv-token")
     return int(tokens.first.get_attribute("data-token"))
 
@@ -250,7 +246,7 @@ def test_tokens_are_searched_markdown_is_rendered_and_time_is_a_colour(panel, vi
 
 
 @pytest.mark.parametrize("control", CONTROLS)
-def test_no_key_leaves_the_panel_until_escape(panel, view, control: str):
+def test_no_key_leaves_the_panel_until_escape(panel, view, control):
     before = panel.evaluate(CELLS)
     for key in PRESSED if control in CONTROLS[:3] else PRESSED[:7]:
         panel.locator(control).first.focus()
@@ -261,7 +257,7 @@ def test_no_key_leaves_the_panel_until_escape(panel, view, control: str):
     panel.wait_for_function("document.activeElement.matches('.jp-Cell')")
 
 
-def saved(page: Any) -> str:
+def saved(page):
     """The panel's JPEG in the notebook's file; empty before the first save."""
     while True:
         with contextlib.suppress(json.JSONDecodeError):  # Jupyter writes in place: half of it is there
@@ -349,7 +345,7 @@ def test_records_are_shown_compared_downloaded_and_deleted(panel, view, tmp_path
 
 
 @pytest.mark.parametrize("theme", ["JupyterLab Dark", "JupyterLab Light"])
-def test_nothing_is_nameless_or_wider_than_the_panel(panel, view, theme: str):
+def test_nothing_is_nameless_or_wider_than_the_panel(panel, view, theme):
     lab.set_theme(panel, theme)
     panel.set_viewport_size({"width": 1000, "height": 800})
     panel.click(MORE)

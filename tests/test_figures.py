@@ -1,7 +1,5 @@
 """Figures: what they say, legible and seen on any page; as SVG nothing that reaches beyond them."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable
@@ -15,7 +13,6 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.text import Text
-from matplotlib.transforms import Bbox
 from wording import says
 
 from ocr_phases.analyse.comparison import Comparison
@@ -30,7 +27,7 @@ Plot = Callable[[PhaseRun], Figure]
 
 @pytest.mark.parametrize("plot", PLOTS)
 @pytest.mark.parametrize("shape", ["cuda", "batch", "generate"])
-def test_an_svg_stands_alone_and_leaves_its_figure_and_the_settings_as_they_were(plot: Plot, shape: str):
+def test_an_svg_stands_alone_and_leaves_its_figure_and_the_settings_as_they_were(plot, shape):
     settings = dict(matplotlib.rcParams)
     figure = plot(make_run(**SHAPES[shape]))
     figure.axes[0].set_title('A "figure" <of> time', loc="left")
@@ -60,7 +57,7 @@ def test_type_is_text_in_the_fonts_that_it_was_measured_with_and_white_follows_t
     assert "fill: var(--op-plot-surface, #ffffff)" in drawn
 
 
-def luminance(colour: str) -> float:
+def luminance(colour):
     """WCAG 2.1's relative luminance."""
     parts = to_rgb(colour)
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
@@ -68,7 +65,7 @@ def luminance(colour: str) -> float:
 
 
 @pytest.mark.parametrize("page", ["#ffffff", "#1b2127"])
-def test_every_colour_is_seen_on_a_light_and_on_a_dark_page(page: str):
+def test_every_colour_is_seen_on_a_light_and_on_a_dark_page(page):
     for colour in {*PHASE_COLOURS.values(), *STAGE_COLOURS.values()}:
         dark, light = sorted(luminance(each) for each in (colour, page))
         assert (light + 0.05) / (dark + 0.05) >= 3, colour
@@ -82,7 +79,7 @@ def test_a_notebook_beside_its_html_file_has_words_for_a_still():
 
 
 @pytest.mark.parametrize("plot", (plot_latency, plot_memory))
-def test_a_long_record_has_as_many_marks_as_a_figure_has_room_for(plot: Plot):
+def test_a_long_record_has_as_many_marks_as_a_figure_has_room_for(plot):
     texts = []
     for steps in (4_000, 8_000):
         run = make_run(text="word" * steps, repeats=1)
@@ -103,7 +100,7 @@ def test_latency_draws_both_clocks_where_the_host_reads_every_token():
 
 
 def test_memory_says_when_there_is_nothing():
-    def words(**shape: bool) -> list[str]:
+    def words(**shape):
         texts = plot_memory(make_run(**shape)).findobj(Text)
         return [text.get_text().replace("\n", " ") for text in texts if text.get_text()]
 
@@ -113,18 +110,8 @@ def test_memory_says_when_there_is_nothing():
     assert any(says(text, "cache", "not") for text in words(generate=True))
 
 
-@pytest.mark.parametrize("plot", PLOTS)
-def test_a_figure_has_room_for_all_of_it_and_leaves_none(plot: Plot):
-    figure = plot(make_run(cuda=True))
-    figure.draw_without_rendering()
-    boxes = [axes.get_tightbbox().padded(-1) for axes in figure.axes]
-    assert all(figure.bbox.fully_containsx(x) for box in boxes for x in box.intervalx)
-    assert all(figure.bbox.fully_containsy(y) for box in boxes for y in box.intervaly)
-    assert Bbox.union(boxes).width > 0.96 * figure.bbox.width
-
-
 @pytest.mark.parametrize("plot", [each for each in PLOTS if each not in (plot_memory, plot_phase_timeline)])
-def test_a_plot_fits_the_caller_s_small_figure(plot: Plot):
+def test_a_plot_fits_the_caller_s_small_figure(plot):
     figure = Figure(figsize=(5, 3))
     plot(make_run(cuda=True), ax=figure.subplots())
     figure.draw_without_rendering()

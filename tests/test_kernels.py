@@ -3,12 +3,9 @@
 What is said of it is in ``tests/approved``: records of all strategies there have a view.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 from collections import defaultdict
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,7 +17,7 @@ from example_run import altered, check_of, make_run, with_steps
 from kernel_example import example_view, mini_trace, with_kernels
 from refusals import refused
 
-from ocr_phases import OCRSession, PhaseRun
+from ocr_phases import OCRSession
 from ocr_phases.analyse import kernels as analyse
 from ocr_phases.cli import main
 from ocr_phases.collectors import kernels as measure
@@ -81,9 +78,7 @@ VIEW = reduce_trace(*mini_trace())
         ),
     ],
 )
-def test_the_tables_of_the_written_trace(
-    table: str, keys: str, figures: str, expected: dict[Any, tuple[float, ...]]
-):
+def test_the_tables_of_the_written_trace(table, keys, figures, expected):
     found = pd.DataFrame(VIEW[table]).set_index(keys.split())[figures.split()]
     assert sorted(found.index) == sorted(expected)
     for key, values in expected.items():
@@ -112,9 +107,7 @@ def test_lost_ranges_are_refused_and_an_empty_trace_gives_empty_tables():
         ("", np.nan, 1.1, "device-bound"),
     ],
 )
-def test_a_step_is_bound_by_the_host_or_as_its_floor_is(
-    bound_by: str, share: float, pace: float, word: str, monkeypatch
-):
+def test_a_step_is_bound_by_the_host_or_as_its_floor_is(bound_by, share, pace, word, monkeypatch):
     """The step of the written trace is busy for 0.174 ms and idle for 0.165 ms after a wait of the host."""
     floor = {"phase": "decode", "stage": "decode_step", "view": "", "floor_ms": share * 0.174}
     table = pd.DataFrame([floor | {"bound_by": bound_by, "mfu": 0.01, "mbu": 0.41}])
@@ -149,9 +142,9 @@ def test_names_are_escaped_and_a_view_that_failed_says_why():
 
 
 def test_a_trace_is_taken_with_the_view(tmp_path, monkeypatch):
-    asked: list[dict[str, Any]] = []
+    asked = []
 
-    def measured(arguments: Any, **options: Any) -> PhaseRun:
+    def measured(arguments, **options):
         asked.append(options)
         return make_run()
 
@@ -165,7 +158,7 @@ def test_a_trace_is_taken_with_the_view(tmp_path, monkeypatch):
 def test_the_cpu_profilers_ranges_nest_and_the_timed_record_stays(golden_session, tmp_path, monkeypatch):
     """Without a device there are no kernels, but ranges, steps and the host's times are the real ones."""
     monkeypatch.setattr("ocr_phases.recorder.check_kernels", lambda *args, **options: None)
-    options: dict[str, Any] = {"preset": "tiny", "max_new_tokens": 4, "repeats": 1, "warmup": 0}
+    options = {"preset": "tiny", "max_new_tokens": 4, "repeats": 1, "warmup": 0}
     options |= {"token_probabilities": False, "ceilings": False}
     trace = tmp_path / "trace.json.gz"
     run = golden_session.run_inference(PAGE, **options, kernels=True, kernel_steps=3, kernel_trace=trace)
@@ -190,7 +183,7 @@ def test_the_cpu_profilers_ranges_nest_and_the_timed_record_stays(golden_session
     assert all(any(_within(one, forward) for forward in forwards) for one in updates)
 
 
-def _within(inner: dict[str, Any], outer: dict[str, Any]) -> bool:
+def _within(inner, outer):
     return outer["ts"] <= inner["ts"] and inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"]
 
 
@@ -202,23 +195,23 @@ def test_a_single_generate_has_no_view():
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device here")
 @pytest.mark.parametrize("preset", ["base", "gundam"])
-def test_busy_time_is_the_profilers_own(preset: str, monkeypatch):
+def test_busy_time_is_the_profilers_own(preset, monkeypatch):
     """Within 3 % of what torch.profiler sums up for the same ranges by its own links."""
     session = OCRSession.load(SMALL_DUMMY, device="cuda")
-    profilers: list[Any] = []
+    profilers = []
     profiled_run = measure.profiled_run
 
-    def keep(*args: Any) -> Any:
+    def keep(*args):
         profiler, spans = profiled_run(*args)
         profilers.append(profiler)
         return profiler, spans
 
     monkeypatch.setattr(measure, "profiled_run", keep)
-    options: dict[str, Any] = {"preset": preset, "max_new_tokens": 16, "repeats": 1}
+    options = {"preset": preset, "max_new_tokens": 16, "repeats": 1}
     page = GOLDEN / "pages" / "a4_1240x1754.png"
     view = session.run_inference(page, **options, kernels=True, kernel_steps=8).kernels
     assert view is not None and "error" not in view, view
-    theirs: dict[str, float] = defaultdict(float)
+    theirs = defaultdict(float)
     stages = set(view["stages"]["stage"])
     for event in profilers[0].events():
         if event.name in stages and event.device_type == torch.autograd.DeviceType.CPU:
@@ -230,7 +223,7 @@ def test_busy_time_is_the_profilers_own(preset: str, monkeypatch):
     assert ("decode", "kv_update") in zip(view["parts"]["phase"], view["parts"]["part"], strict=True)
 
 
-def _device_us(event: Any, stages: set[str]) -> float:
+def _device_us(event, stages):
     """Kernels of an event and all inside it; a range's own shadow on the device is no kernel."""
     own = sum(kernel.duration for kernel in event.kernels if kernel.name not in stages)
     return own + sum(_device_us(child, stages) for child in event.cpu_children)

@@ -1,10 +1,7 @@
 """What a cell shows: every result as HTML and as text, its tables and plots; needs no model."""
 
-from __future__ import annotations
-
 import inspect
 import json
-from pathlib import Path
 
 import nbformat
 import pytest
@@ -27,7 +24,7 @@ ON_AXES = (*("latency", "vision", "page", "regions"), *("stages", "decode", "rat
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.filterwarnings("error")
-def test_every_record_shows_itself_its_tables_and_its_plots(shape: str):
+def test_every_record_shows_itself_its_tables_and_its_plots(shape):
     run = make_run(**SHAPES[shape])
     shown = run._repr_mimebundle_()
     elements = Elements(shown["text/html"])
@@ -70,7 +67,7 @@ def test_figures_tables_pages_and_paths_show_themselves(tmp_path):
 
 
 @pytest.mark.parametrize("name", ON_AXES)
-def test_a_plot_draws_on_the_caller_s_axes(name: str):
+def test_a_plot_draws_on_the_caller_s_axes(name):
     figure = Figure()
     left, right = figure.subplots(1, 2)
     run = make_run()
@@ -113,7 +110,7 @@ def test_a_folder_of_records_shows_itself(tmp_path):
 
 
 @pytest.mark.parametrize("path", [RECORD, GPU_RECORD], ids=["cpu", "cuda"])
-def test_a_trace_has_every_span_of_every_clock_and_they_nest(path: Path, tmp_path, capsys):
+def test_a_trace_has_every_span_of_every_clock_and_they_nest(path, tmp_path, capsys):
     assert main(["artifacts", "--chrome-trace", str(path), "--out", str(tmp_path)]) == 0
     assert str(trace := tmp_path / "trace.json") in capsys.readouterr().out
     events = json.loads(trace.read_text(), parse_constant=pytest.fail)["traceEvents"]
@@ -123,7 +120,7 @@ def test_a_trace_has_every_span_of_every_clock_and_they_nest(path: Path, tmp_pat
     assert len(complete) == (2 if run.device["kind"] == "cuda" else 1) * len(run.spans)
     host = sum(event["dur"] for event in complete if event["tid"] == 1)
     assert host == pytest.approx(1e3 * run.spans["host_ms"].sum())
-    lanes: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    lanes = {}
     for event in complete:
         assert {"name", "cat", "ph", "ts", "dur", "pid", "tid", "args"} == set(event)
         lanes.setdefault((event["pid"], event["tid"]), []).append((event["ts"], -event["dur"]))
@@ -131,7 +128,7 @@ def test_a_trace_has_every_span_of_every_clock_and_they_nest(path: Path, tmp_pat
     assert named == set(lanes)
     for lane in lanes.values():
         # Within a lane a span lies in the one before it or behind it, as a viewer draws them.
-        open_until: list[float] = []
+        open_until = []
         for start, length in sorted(lane):
             while open_until and open_until[-1] <= start:
                 open_until.pop()
@@ -143,7 +140,7 @@ NOTEBOOKS = sorted(asset("notebooks").glob("*.ipynb"))
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_shipped_notebook_is_clean(path: Path):
+def test_a_shipped_notebook_is_clean(path):
     notebook = nbformat.read(path, as_version=nbformat.NO_CONVERT)
     nbformat.validate(notebook)
     assert len({cell["id"] for cell in notebook.cells}) == len(notebook.cells)

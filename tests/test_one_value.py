@@ -1,9 +1,6 @@
 """One figure has one value: under one name every place shows the same number, but for its digits."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator
 from functools import cache
 from itertools import combinations
 
@@ -64,7 +61,7 @@ LINES = re.sub(r"<(\w+)>", r"(?P<\1>Q)", SHOWN.strip()).replace("Q", NUMBER)
 PATTERNS = [re.compile(line, re.MULTILINE) for line in re.split(" // |\n", LINES)]
 
 
-def texts(run: PhaseRun) -> Iterator[str]:
+def texts(run):
     """All that is shown of a record, as plain text."""
     yield from (repr(run), key_metrics_text(run), headline(run), verdict(run))
     yield SweepResult({"a": run}, failed_cells()).verdict
@@ -74,7 +71,7 @@ def texts(run: PhaseRun) -> Iterator[str]:
             yield "\n".join(text.get_text() for text in drawn) if drawn else seen(part)
 
 
-def exact(run: PhaseRun) -> Iterator[tuple[str, float]]:
+def exact(run):
     """The figures of a record's tables and of ``--json``."""
     yield from run_result(run)["metrics"].items()
     yield from sweep_table({"a": run}).iloc[0].items()
@@ -84,7 +81,7 @@ def exact(run: PhaseRun) -> Iterator[tuple[str, float]]:
     yield from (("/".join(filter(None, key)), ms) for key, ms in stage_medians(run).items())
 
 
-def number(text: str) -> tuple[float, float]:
+def number(text):
     """A number as it is shown in its base unit, and half of what its last digit is worth."""
     digits, _, unit = text.replace(",", "").partition(" ")
     size = SIZES.get(unit, 1.0)
@@ -92,16 +89,16 @@ def number(text: str) -> tuple[float, float]:
 
 
 @cache
-def read(name: str) -> tuple[PhaseRun, str]:
+def read(name):
     """A record, and all that is shown of it, white space and borders of cells collapsed."""
     run = PhaseRun.load(RECORDS[name]) if name in RECORDS else MADE[name]()
     return run, re.sub(r"[ |]+", " ", "\n".join(texts(run)))
 
 
 @pytest.mark.parametrize("name", [*RECORDS, *MADE])
-def test_a_name_has_one_value(name: str):
+def test_a_name_has_one_value(name):
     run, shown = read(name)
-    found: dict[str, set[tuple[float, float]]] = {}
+    found = {}
     for figure, value in exact(run):
         if isinstance(value, int | float) and value == value:
             found.setdefault(figure, set()).add((float(value), 1e-9 * abs(value)))

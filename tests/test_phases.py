@@ -66,7 +66,7 @@ def test_matches_the_recorded_vendor_run(name, case, driven):
     with contextlib.ExitStack() as stack:
         outputs = {
             stage: stack.enter_context(captured(stages[stage], "output"))
-            for stage in session.family.facts.vision_stages
+            for stage in (*session.family.facts.encoders, "projector")
         }
         embeds = stack.enter_context(captured(stages["language_model"], "inputs_embeds"))
         state = prefill(model, inputs, all_logits=True)
@@ -223,7 +223,7 @@ def test_spans_are_complete_and_in_the_class_s_order(name, case, driven):
     decode(session.model, prefill(session.model, inputs, timeline), 4, timeline)
     rows = timeline.rows()
     views = ("local", "global") if name == VENDOR else ("global", "local")
-    vision = [(stage, view) for view in views for stage in session.family.facts.vision_stages]
+    vision = [(stage, view) for view in views for stage in (*session.family.facts.encoders, "projector")]
     after = [(stage, "") for stage in ("vision_fusion", "language_model", "lm_head", "sampling")]
     prefilled = [row for row in rows if row[1] == "prefill"]
     assert [(row[2], row[3]) for row in prefilled] == [("prefill", ""), *vision, *after]

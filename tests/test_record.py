@@ -1,7 +1,5 @@
 """The record: exact round trips, atomic saving, and clear refusals."""
 
-from __future__ import annotations
-
 import base64
 import functools
 import gzip
@@ -26,7 +24,7 @@ from ocr_phases.record import SCHEMA, SPAN_COLUMNS, TOKEN_COLUMNS
 
 
 @pytest.fixture(scope="module")
-def run() -> PhaseRun:
+def run():
     return PhaseRun.load(RECORD)
 
 
@@ -46,7 +44,7 @@ def test_a_record_stays_itself_plain_or_packed(run, tmp_path):
 
 
 def test_headline_figures_follow_from_the_spans(run):
-    def times(stage: str) -> np.ndarray:
+    def times(stage):
         return run.spans.loc[run.spans["stage"] == stage, "device_ms"].to_numpy()
 
     prefill, steps = times("prefill"), times("decode_step")
@@ -143,9 +141,8 @@ NO_RECORDS += ('{"schema": NaN}', '{"schema": 1e999}')
 def test_files_that_are_no_record(content, tmp_path):
     path = tmp_path / "run.json"
     path.write_text(content)
-    with refused() as caught:
+    with refused():
         PhaseRun.load(path)
-    assert "\n" not in str(caught.value)
 
 
 def test_files_that_are_never_read_to_their_end(tmp_path, monkeypatch):

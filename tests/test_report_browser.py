@@ -1,12 +1,8 @@
 """Every kind of report as a person meets it: a file in Chromium, wide, narrow, dark and printed."""
 
-from __future__ import annotations
-
 import io
 import shutil
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import lab
 import pypdfium2
@@ -31,7 +27,7 @@ LOOK = (Path(__file__).parent / "look.js").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
+def chromium():
     if reason := lab.missing():
         pytest.skip(reason)
     with lab.chromium() as browser:
@@ -39,13 +35,7 @@ def chromium() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def reports(
-    chromium: Any,
-    plain_report: Path,
-    attacked_report: Path,
-    gpu_report: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> dict[str, Path]:
+def reports(chromium, plain_report, attacked_report, gpu_report, tmp_path_factory):
     """The HTML file of each kind."""
     folder = tmp_path_factory.mktemp("kinds")
     place = {"what": "fusion", "file": f"transformers/{'long_name/' * 6}a.py", "line": 1960}
@@ -62,7 +52,7 @@ def reports(
     make_batch(index.parent)
     index.write_text(html_of(build_index(index.parent)), encoding="utf-8")
 
-    def made(name: str, parameters: dict[str, str], show_code: bool = False, **given: Any) -> Path:
+    def made(name, parameters, show_code=False, **given):
         notebook = execute_notebook(name, parameters, folder / f"{name}.ipynb", given=given)
         return render_html(notebook, folder / f"{name}.html", show_code=show_code)
 
@@ -78,13 +68,13 @@ def reports(
 
 
 @pytest.fixture
-def opened(chromium: Any, reports: dict[str, Path]) -> Iterator[Callable[..., Any]]:
+def opened(chromium, reports):
     """Opens a kind of report in a fresh context; at the end nothing was requested and nothing complained."""
-    pages: list[Any] = []
-    requests: list[str] = []
-    complaints: list[str] = []
+    pages = []
+    requests = []
+    complaints = []
 
-    def open_report(kind: str, *, width: int = 1400, scheme: str = "light") -> Any:
+    def open_report(kind, *, width=1400, scheme="light"):
         context = chromium.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
         page = context.new_page()
         pages.append(page)
@@ -106,7 +96,7 @@ def opened(chromium: Any, reports: dict[str, Path]) -> Iterator[Callable[..., An
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("width", "scheme"), [(400, "light"), (1400, "dark")])
-def test_a_report_is_legible_and_accessible(opened, reports, kind: str, width: int, scheme: str):
+def test_a_report_is_legible_and_accessible(opened, reports, kind, width, scheme):
     page = opened(kind, width=width, scheme=scheme)
     page.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
     seen = page.evaluate(LOOK)
@@ -132,7 +122,7 @@ def test_no_column_of_verify_is_cut(opened):
 
 
 @pytest.mark.parametrize("kind", USED)
-def test_a_table_is_sorted_by_click_and_by_keyboard(opened, kind: str):
+def test_a_table_is_sorted_by_click_and_by_keyboard(opened, kind):
     page = opened(kind)
     table = page.locator("table:has(thead button)").first
     place = KINDS[kind]
@@ -154,7 +144,7 @@ def test_a_table_is_sorted_by_click_and_by_keyboard(opened, kind: str):
 
 
 @pytest.mark.parametrize("kind", USED)
-def test_a_keyboard_gets_past_the_contents_and_to_each_section(opened, kind: str):
+def test_a_keyboard_gets_past_the_contents_and_to_each_section(opened, kind):
     page = opened(kind)
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
@@ -170,7 +160,7 @@ def test_a_keyboard_gets_past_the_contents_and_to_each_section(opened, kind: str
 
 
 @pytest.mark.parametrize("kind", USED)
-def test_a_report_prints_dark_on_white_and_unfolded(opened, kind: str):
+def test_a_report_prints_dark_on_white_and_unfolded(opened, kind):
     page = opened(kind, width=690, scheme="dark")
     page.emulate_media(media="print", color_scheme="dark")
     seen = page.evaluate(LOOK)
@@ -189,7 +179,7 @@ def test_a_report_prints_dark_on_white_and_unfolded(opened, kind: str):
     [("true", "rgb(10, 20, 30)", "rgb(227, 231, 235)"), ("false", "rgb(230, 220, 210)", "rgb(58, 63, 69)")],
 )
 def test_a_cell_takes_the_notebook_s_colours_and_a_viewer_that_drops_the_drawing_its_still(
-    light: str, ink: str, grid: str, chromium
+    light, ink, grid, chromium
 ):
     run = make_run()
     cells = [part._repr_mimebundle_()["text/html"] for part in (run, run.plot.latency())]

@@ -58,16 +58,16 @@ class Panel extends View {
       fields: () => this.showForm(), "values told keeps": () => this.showValues(),
       "records ticked pinned": () => this.list(), bar: () => (this.bar.hidden = !model.get("bar")),
       busy: () => this.showBusy(), head: () => this.showHead(), parts: () => this.showParts(),
-      view: () => this.showView(), message: () => html("message"), compared: () => html("compared"),
+      message: () => html("message"), compared: () => html("compared"),
+      view: () => (this.pause(), turn(this.inside, this.views, model.get("view"))),
       data: () => this.load(), live: () => this.showLive(),
-      color: () => this.restyle(model.get("color")),
+      sheet: () => this.showPage(), token: () => this.mark(),
+      color: () => (this.view.dataset.color = this.colours.value = model.get("color")),
     };
     for (const [names, call] of Object.entries(draw)) {
       call();
       for (const name of names.split(" ")) model.on(`change:${name}`, call);
     }
-    model.on("change:sheet", () => this.showPage());
-    model.on("change:token", () => this.mark());
     model.on("msg:custom", (content, buffers) => content.to === this.id && this.answer(content, buffers));
     model.on("comm_live_update", () => this.root.classList.add("opx-gone")); // the kernel restarted
   }
@@ -215,11 +215,6 @@ class Panel extends View {
     this.showBusy();
   }
 
-  showView() {
-    turn(this.inside, this.views, this.model.get("view"));
-    this.pause();
-  }
-
   showParts() {
     const parts = this.model.get("parts");
     for (const pane of this.root.querySelectorAll(".opx-part")) {
@@ -301,17 +296,15 @@ class Panel extends View {
       if (!this.escape(event)) target.closest(".jp-Cell")?.focus();
     } else if (this.view.contains(target) && this.steer(event)) event.preventDefault();
   }
-
-  close() {
-    this.pause();
-    this.ended.abort();
-    this.model.off();
-  }
 }
 
 function render({ model, el }) {
   const panel = new Panel(model, el);
-  return () => panel.close();
+  return () => {
+    panel.pause();
+    panel.ended.abort();
+    model.off();
+  };
 }
 
 export default { render };

@@ -132,11 +132,6 @@ class View {
     this.select(this.range);
   }
 
-  restyle(by) {
-    this.colours.value = by;
-    this.view.classList.toggle("opv-timed", by === "time");
-  }
-
   get token() {
     return this.peeked ?? this.model.get("token");
   }

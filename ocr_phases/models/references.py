@@ -59,7 +59,7 @@ def references(model: nn.Module, revision: str = "") -> pd.DataFrame:
     row without file and line.
     """
     family = family_of(model)
-    paths = {stage: family.wiring.modules[stage] for stage in family.facts.vision_stages}
+    paths = {stage: family.wiring.modules[stage] for stage in (*family.facts.encoders, "projector")}
     leaves = {stage: path.rpartition(".")[2] for stage, path in paths.items()}
     # The model itself, whose path is empty, and every module on the way.
     above = {path[:end] for path in paths.values() for end, sign in enumerate(path) if sign == "." or not end}

@@ -290,11 +290,10 @@ def hbars(axes: Axes, rows: Sequence[Row]) -> None:
     colours = [colour for *_, colour in parts]
     edges = [REST if colour == FAINT else colour for colour in colours]
     axes.add_collection(PolyCollection(boxes, facecolors=colours, edgecolors=edges, linewidths=0.8))
-    at: Any = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points", "va": "center", **SMALL}
+    look: Any = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points", **SMALL}
     for place, (name, _, text) in enumerate(rows):
-        # All names come before all words.
-        axes.annotate(name, (0, place), (-7, 0), ha="right", zorder=2.9, **at | {"fontsize": 9.5})
-        axes.annotate(text, (1, place), (6, 0), **at)
+        axes.annotate(name, (0, place), (-7, 0), ha="right", va="center", **look | {"fontsize": 9.5})
+        axes.annotate(text, (1, place), (6, 0), va="center", **look)
     axes.set(yticks=(), ylim=(len(rows) - 0.5, -0.5), xlim=(0, 1.02 * axes.dataLim.xmax or 1.0))
 
 

@@ -38,7 +38,7 @@ from ocr_phases.analyse.sentences import (
 from ocr_phases.analyse.stages import STAGE_KEYS, repeat_table, spread_names, stage_table, step_table
 from ocr_phases.record import PhaseRun
 from ocr_phases.show import plots
-from ocr_phases.show.figures import figure_html
+from ocr_phases.show.figures import BLUE, GOLD, GREEN, ORANGE, REST, figure_html
 from ocr_phases.show.page import (
     has_region_times,
     page_parts,
@@ -166,13 +166,13 @@ def lines_html(sentences: Sequence[str]) -> Html:
 def phase_bar(run: PhaseRun) -> Html:
     """A bar cut into the phases' times, vision separate from the rest of the prefill, above what they are.
 
-    The key is the bar's text alternative. Pieces take the colours ``op-part-0``, ``op-part-1``, ... by place;
-    what takes no time is left out.
+    The key is the bar's text alternative. What takes no time is left out.
     """
     vision, prefill = run["vision_ms"] or 0.0, run["prefill_ms"] or 0.0
     names = ["prepare", "vision", "rest of the prefill" if vision else "prefill", "decode", "generate()"]
     times = [run["prepare_ms"], vision, max(prefill - vision, 0.0), run["decode_ms"], run["generate_ms"]]
-    bar = pd.DataFrame({"name": names, "ms": times}).astype({"ms": float}).fillna({"ms": 0.0})
+    colours = [REST, BLUE, GOLD, ORANGE, GREEN]
+    bar = pd.DataFrame({"name": names, "colour": colours, "ms": times}).astype({"ms": float}).fillna(0.0)
     bar["width"] = 1000 * bar["ms"] / bar["ms"].sum()
     bar = bar.assign(left=bar["width"].cumsum() - bar["width"], time=bar["ms"].map(ms_text))
     return block("bar", pieces=list(bar[bar["width"] > 0].itertuples()))

@@ -175,7 +175,7 @@ def stage_hooks(model: nn.Module, family: Family, timeline: Timeline, views: Seq
     """
     timed = {} if isinstance(timeline, NoTimeline) else family.timed(model)
     open_spans: dict[str, Span] = {}
-    left = {stage: list(views) for stage in family.facts.vision_stages}
+    left = {stage: list(views) for stage in (*family.facts.encoders, "projector")}
 
     def before(stage: str, module: nn.Module, args: Any) -> None:
         if stage == "language_model" and "vision_fusion" in open_spans:
