@@ -54,6 +54,8 @@ RUNS = PAGES.parent / "runs"
 GPU_RECORD = RUNS / "h200-dummy-gundam.json"
 SMALL_SIZES = "layers=2,hidden=64,heads=2,experts=6,vocab=2304,sam_layers=1,clip_layers=1"
 SMALL_DUMMY = f"dummy:{SMALL_SIZES}"
+#: How a program begins that cannot import torch.
+NO_TORCH = "import sys\nsys.modules.update(torch=None, transformers=None)\n"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -141,8 +143,7 @@ def report_fixture(name: str, make: Callable[[Path], object]) -> Callable[..., P
 
 def report_without_torch(folder: Path) -> None:
     """The report of a record from a GPU, by the command, where torch cannot be imported."""
-    blocked = "import sys\nsys.modules.update(torch=None, transformers=None)"
-    program = f"{blocked}\nfrom ocr_phases.cli import main\nsys.exit(main())"
+    program = f"{NO_TORCH}from ocr_phases.cli import main\nsys.exit(main())"
     command = [sys.executable, "-c", program, "report", "--record", str(GPU_RECORD), "--out", str(folder)]
     done = subprocess.run(command, cwd=PAGES.parents[1], capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr

@@ -7,7 +7,6 @@ import difflib
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -39,7 +38,6 @@ PAIRS = {
     "families": ("eager", "deepseek-ocr-2"),
     "noise": ("cpu", "noisy"),
 }
-Show = Callable[..., None]
 
 
 @pytest.fixture

@@ -149,7 +149,7 @@ def test_limits():
     assert outcomes([loud, loud], 10, ("agreement",)) == {"agreement": "within"}
 
 
-def strategies(**others):
+def strategies():
     """A record of each strategy of a GPU whose ceilings are known, and of the vision encoder compiled."""
     ceilings = {"bandwidth_bytes_per_s": 4e12, "matmul_flops_per_s": 7e14, "matmul_dtype": "bfloat16"}
     eager = altered(make_run(cuda=True), model={"config": TINY_CONFIG}, device={"ceilings": ceilings})
@@ -189,9 +189,8 @@ def test_limits_have_exit_codes_of_their_own(tmp_path, capsys, monkeypatch):
     code, said = judged("base", "unsure")
     assert code == 3 and re.search(r"unsure: prefill_ms .*undecided.* 1\.0", said)
     code, said = judged("base", "unsure", "worse<i>")
-    assert code == 1 and says(
-        said, "unsure: prefill_ms", "undecided", "worse<i>: prefill_ms", "worse", "10 %"
-    )
+    told = ("unsure: prefill_ms", "undecided", "worse<i>: prefill_ms", "worse", "10 %")
+    assert code == 1 and says(said, *told)
     assert "inter_token_ms" not in said.partition("unsure: ")[2]
     code, said = judged("worse<i>", "worse<i>")
     assert code == 0 and not says(said, "undecided")

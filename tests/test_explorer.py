@@ -20,7 +20,7 @@ from types import SimpleNamespace
 
 import example_run
 import pytest
-from conftest import GOLDEN, PAGES
+from conftest import GOLDEN, NO_TORCH, PAGES
 from elements import Elements
 from example_run import make_run, page_image, two_page_run
 from fake_server import TOKENS, served
@@ -97,9 +97,6 @@ def heard(explorer, call):
     explorer.measuring.on_tokens = lambda repeat, new: (call(repeat), on_tokens(repeat, new))
 
 
-# -- building -----------------------------------------------------------------------------------------
-
-
 def test_a_new_panel_shows_one_of_the_package_s_records_which_are_of_every_family(tmp_path):
     explorer = Explorer(keep=tmp_path)
     assert (explorer.run.page["file"], explorer.view, explorer.busy) == ("receipt.png", "page", False)
@@ -155,15 +152,13 @@ def test_pages_come_from_a_folder_a_path_and_files(tmp_path):
 
 
 def test_a_record_is_shown_where_torch_cannot_be_imported(run, tmp_path):
-    program = """
-import sys
-sys.modules["torch"] = sys.modules["transformers"] = None
+    program = f"""{NO_TORCH}
 from ocr_phases.explorer import Explorer
 explorer = Explorer(record=sys.argv[1])
 assert "ocr_phases.session" not in sys.modules
 for explorer.view in ("latency", "records"):
     assert explorer.message == "", explorer.message
-explorer._do_run({})
+explorer._do_run(dict())
 print(explorer.run.token_count, explorer.message)
 """
     command = [sys.executable, "-c", program, str(run.save(tmp_path / "run.json"))]
@@ -561,9 +556,6 @@ def test_a_server_s_address_is_a_model(quick):
     assert quick.message == ""
     assert quick.run.device["kind"] == "server" and quick.run.result["token_texts"] == TOKENS
     assert quick.data["texts"] == TOKENS and "Measure again" in quick.head
-
-
-# -- records that outlive a kernel --------------------------------------------------------------------
 
 
 def test_finished_records_are_kept_and_the_newest_is_shown_again(quick, tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import re
-from collections.abc import Callable
 from xml.etree import ElementTree
 
 import matplotlib
@@ -16,13 +15,11 @@ from matplotlib.text import Text
 from wording import says
 
 from ocr_phases.analyse.comparison import Comparison
-from ocr_phases.record import PhaseRun
 from ocr_phases.show.figures import PHASE_COLOURS, STAGE_COLOURS, STILL, figure_svg
 from ocr_phases.show.page import plot_region_types, regions_html, type_colour
 from ocr_phases.show.plots import plot_latency, plot_memory, plot_phase_timeline, plot_vision_stages
 
 PLOTS = (plot_latency, plot_vision_stages, plot_phase_timeline, plot_memory, plot_region_types)
-Plot = Callable[[PhaseRun], Figure]
 
 
 @pytest.mark.parametrize("plot", PLOTS)

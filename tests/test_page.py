@@ -103,9 +103,6 @@ def test_the_recorded_grids_are_ours(name):
         assert PRESETS["gundam"].grid(*size) == grid  # the larger from more than half of its area on
 
 
-# Presets and prompts
-
-
 @pytest.mark.parametrize(
     ("prompt", "grounding", "text"),
     [
@@ -139,8 +136,6 @@ def test_prompts_that_are_refused():
         with refused():
             facts.text_of(prompt, grounding=grounding)
 
-
-# Kinds of pages
 
 LEFT_BLACK = np.repeat(np.array([[0, 255]], np.uint8), 4, axis=0)  # 2 x 4 pixels: black left, white right
 
@@ -264,9 +259,6 @@ def test_frames_of_a_tiff_are_pages(tmp_path):
         load_page(f"{path}#3")
     path.write_bytes(encoded(frames[0], "TIFF"))
     assert load_page(path)[2] == "two.tif"
-
-
-# Bad input
 
 
 def header_only_png(width, height):

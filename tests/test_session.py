@@ -90,9 +90,6 @@ def test_host_syncs_are_judged_by_what_was_counted(waits, seen, device, verdict,
     assert measured in check["measured"]
 
 
-# -- callbacks, stops and interrupts -------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("way", [{}, {"generate": True, "infer": {"temperature": 3.0}}])
 def test_tokens_are_streamed_and_the_callers_random_numbers_stay(way, golden_session):
     told, done = {-1: [], 0: []}, []
@@ -176,9 +173,6 @@ def test_a_failure_after_the_repeats_keeps_them(error, golden_session, afterward
     assert str(error) in verdict(run)
 
 
-# -- what may be asked for -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("family", ["deepseek-ocr", "unlimited-ocr"])
 def test_a_published_infer_has_its_published_limit(family, tiny_session, monkeypatch):
     facts = replace(tiny_session.family, facts=FAMILIES[family])
@@ -219,8 +213,6 @@ def test_a_batch_equals_its_single_runs(tiny_session):
     assert batch["tokens_per_s"] == pytest.approx((15 + 14) / batch["decode_ms"] * 1000)
     assert len(batch.tokens_of(1)) == 15
 
-
-# -- a model object that the caller loaded ---------------------------------------------------------------
 
 AS_IT_IS = {**QUICK, "max_new_tokens": 6, "ignore_eos": True}
 
@@ -297,8 +289,6 @@ def test_the_same_weights_run_with_another_attention_and_dtype(model, plain, tin
     with refused():
         at_hand.with_model(attention="eager")
 
-
-# -- the texts of tokens -------------------------------------------------------------------------------
 
 TOKENIZER = load_tokenizer(GOLDEN / "checkpoint")
 

@@ -186,10 +186,7 @@ def test_each_folder_runs_its_own_code(standin, tmp_path, monkeypatch):
     sessions = [load(folder) for folder in (first, second, copy_of(second, tmp_path / "alone"))]
     options = {"preset": SMALL_PRESET, "max_new_tokens": 8, **QUICK}
     runs = [session.run_inference(SMALL, **options) for session in sessions]
-    for one, other, same in (
-        [run.result["ids"] for run in runs],
-        [run.model["revision"] for run in runs],
-    ):
+    for one, other, same in zip(*((run.result["ids"], run.model["revision"]) for run in runs), strict=True):
         assert one != other == same
     monkeypatch.chdir(standin)
     here = load(".").checkpoint
