@@ -174,22 +174,20 @@ def test_a_report_prints_dark_on_white_and_unfolded(opened, kind):
     assert "Skip to the" not in said
 
 
-@pytest.mark.parametrize(
-    ("light", "ink", "grid"),
-    [("true", "rgb(10, 20, 30)", "rgb(227, 231, 235)"), ("false", "rgb(230, 220, 210)", "rgb(58, 63, 69)")],
-)
-def test_a_cell_takes_the_notebook_s_colours_and_a_viewer_that_drops_the_drawing_its_still(
-    light, ink, grid, chromium
-):
+def test_a_cell_takes_the_notebook_s_colours_and_a_viewer_that_drops_the_drawing_its_still(chromium):
     run = make_run()
-    cells = [part._repr_mimebundle_()["text/html"] for part in (run, run.plot.latency())]
-    theme = f'<body data-jp-theme-light="{light}"><style>:root{{--jp-content-font-color1:{ink}}}</style>'
-    page = chromium.new_page()
-    page.set_content(theme + "".join(cells))
+    cells = "".join(part._repr_mimebundle_()["text/html"] for part in (run, run.plot.latency()))
     fills = "[...document.querySelectorAll('svg *')].map(part => getComputedStyle(part))"
-    assert ink in page.evaluate(f"{fills}.map(style => style.fill)")
-    assert grid in page.evaluate(f"{fills}.map(style => style.stroke)")
-    assert not page.locator(".op-still").is_visible()
-    page.evaluate("document.querySelectorAll('style, svg').forEach(part => part.remove())")
-    assert page.locator(".op-still").is_visible()
-    page.close()
+    for light, ink, grid in (
+        ("true", "rgb(10, 20, 30)", "rgb(227, 231, 235)"),
+        ("false", "rgb(230, 220, 210)", "rgb(58, 63, 69)"),
+    ):
+        page = chromium.new_page()
+        theme = f"<style>:root{{--jp-content-font-color1:{ink}}}</style>"
+        page.set_content(f'<body data-jp-theme-light="{light}">{theme}{cells}')
+        assert ink in page.evaluate(f"{fills}.map(style => style.fill)")
+        assert grid in page.evaluate(f"{fills}.map(style => style.stroke)")
+        assert not page.locator(".op-still").is_visible()
+        page.evaluate("document.querySelectorAll('style, svg').forEach(part => part.remove())")
+        assert page.locator(".op-still").is_visible()
+        page.close()
