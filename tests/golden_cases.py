@@ -164,11 +164,8 @@ def captured(module: nn.Module, take: str) -> Iterator[list[Any]]:
     def hook(module, args, kwargs, output):
         seen.append(kwargs["inputs_embeds"] if take == "inputs_embeds" else output)
 
-    handle = module.register_forward_hook(hook, with_kwargs=True)
-    try:
+    with module.register_forward_hook(hook, with_kwargs=True):
         yield seen
-    finally:
-        handle.remove()
 
 
 _SEEN: dict[nn.Module, list[tuple[Tensor, Any]]] = {}

@@ -125,9 +125,6 @@ def test_a_file_system_without_locks_gives_a_warning_and_not_a_second_driver(cod
     assert [path.name for path in tmp_path.iterdir()] == [left]
 
 
-# -- workers and drivers that die, and answers that come late --------------------------------------------
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_batch_stopped_in_the_middle_of_pages_loses_nothing_and_leaves_nobody(number, tmp_path):
     out, words = tmp_path / "out", ["wait", "slow", "slow", "slow", "bad", "kill 1"]

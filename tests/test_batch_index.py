@@ -175,9 +175,6 @@ def test_an_index_is_made_again_from_figures_but_for_those_damaged_or_of_another
         pd.testing.assert_frame_equal(build_index(own).pages, first.pages)
 
 
-# -- results that were damaged since ----------------------------------------------------------------
-
-
 def edited(**entries: Any) -> Callable[[bytes], bytes]:
     """A JSON file with other entries."""
     return lambda data: json.dumps(json.loads(data) | entries).encode()

@@ -146,9 +146,6 @@ def test_what_names_no_page_is_refused_before_others_are_read(plain):
         next(find_pages([str(plain), str(plain / "none.png")], KNOWN))
 
 
-# -- lists of pages --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
 def test_a_list_gives_each_page_settings_of_its_own(suffix, folder):
     rows = [
@@ -229,9 +226,6 @@ def test_a_bad_line_of_a_list_fails_alone(suffix, tmp_path):
             load_page(job.source)
 
 
-# -- files that are none, or too much ---------------------------------------------------------------
-
-
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
 def test_pipes_devices_sockets_and_huge_files_are_failed_pages_that_nothing_waits_for(tmp_path, monkeypatch):
     pages, out = make_pages(tmp_path / "in", "ok"), tmp_path / "out"
@@ -290,9 +284,6 @@ def test_folders_within_folders_without_end_are_one_failed_page(tmp_path):
             names(tmp_path / "**" / "*.png")
     finally:
         subprocess.run(["rm", "-r", "d"], cwd=tmp_path, check=True)  # pytest's own removal recurses
-
-
-# -- what a page is known by -----------------------------------------------------------------------------
 
 
 HUB = "some-org/some-model"

@@ -57,9 +57,6 @@ def refuse(folder: Path | str) -> None:
     assert "\n" not in str(caught.value)
 
 
-# -- what is loaded ------------------------------------------------------------------------------------
-
-
 def test_published_layout_loads_whole(golden_session):
     weights = load_file(GOLDEN / "checkpoint" / WEIGHTS)
     # CLIP's own patch embedding is in the file, but CLIP gets SAM's features: neither class uses it.
@@ -150,9 +147,6 @@ def test_entries_that_nobody_declared_are_not_handed_on():
     assert config["dtype"] is None
 
 
-# -- names ---------------------------------------------------------------------------------------------
-
-
 UNKNOWN = "dummy:layers dummy:depth=2 dummy:layers=0 dummy:hidden=100,heads=7 dummy:experts=2 dummy:vocab=100"
 UNKNOWN += " dummy:deepseek-ocr-2,clip_layers=2 nonsense ./nowhere/model /nowhere/model"
 
@@ -168,9 +162,6 @@ def test_from_local_takes_folders_only_and_native_needs_new_transformers(monkeyp
             OCRSession.from_local(name)
     monkeypatch.setattr("transformers.__version__", "4.46.3")
     refuse("tiny")
-
-
-# -- damage --------------------------------------------------------------------------------------------
 
 
 def entry(name: str, path: str, value: object) -> Callable[[Path], object]:

@@ -71,9 +71,6 @@ def test_every_shape_has_every_check_and_nothing_is_said_of_a_quiet_machine(shap
     assert not elements.open and not elements.stray
 
 
-# -- rules from the record ----------------------------------------------------------------------------
-
-
 def strayed(run: PhaseRun) -> PhaseRun:
     stray = run.spans[run.spans["stage"] == "sam"].assign(phase="decode", step=3)
     return altered(run, spans=pd.concat([run.spans, stray], ignore_index=True))
@@ -228,9 +225,6 @@ def test_outliers_have_a_likely_cause(slow: Any, options: dict[str, Any], cause:
     assert (check.verdict, cause in check.measured) == ("note", True)
 
 
-# -- the machine -----------------------------------------------------------------------------------------
-
-
 def test_a_measurement_keeps_what_the_machine_did(golden_session: Any) -> None:
     options = {"preset": "tiny", "max_new_tokens": 2, "repeats": 2, "warmup": 0}
     options |= {"ceilings": False, "token_probabilities": False}
@@ -258,9 +252,6 @@ def test_a_gpu_is_asked_through_nvidia_smi(tmp_path: Path, monkeypatch: pytest.M
     tool.write_text("#!/bin/sh\nexit 9\n")
     assert machine.gpu_state(device) is None
     assert machine.gpu_state(torch.device("cpu")) is None
-
-
-# -- shown --------------------------------------------------------------------------------------------
 
 
 def test_checks_are_escaped_and_a_failure_is_unfolded() -> None:

@@ -95,9 +95,6 @@ def test_starting_loads_nothing_heavy():
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0
 
 
-# -- progress on stderr --------------------------------------------------------------------------------
-
-
 def test_a_log_gets_a_line_now_and_then_of_what_this_command_did(capsys, monkeypatch):
     clock = [0.0]
     monkeypatch.setattr("tqdm.std.time", lambda: clock[0])
@@ -109,9 +106,6 @@ def test_a_log_gets_a_line_now_and_then_of_what_this_command_did(capsys, monkeyp
     (line,) = capsys.readouterr().err.splitlines()
     parts = ("Measuring:  40%", "400/1000", "01:30<09:00", "1.11page/s", "3 failed")
     assert [part for part in parts if part not in line] == []
-
-
-# -- signals and streams -------------------------------------------------------------------------------
 
 
 def test_two_signals_at_once_are_one_and_a_later_one_ends_what_does_not_end(monkeypatch):

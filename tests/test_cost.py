@@ -1,29 +1,42 @@
-"""The cost model against the real class: parameters exactly, FLOPs by torch's counter on the meta device.
+"""The cost model against the real class: parameters, FLOPs by torch's counter, memory; and what pages cost.
 
 docs/cost.md says what it computes.
 """
 
 import json
+import shutil
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
+import psutil
 import pytest
 import torch
-from conftest import GOLDEN, GOLDEN_2, GOLDEN_UNLIMITED, PAGES
-from example_run import altered
+from conftest import GOLDEN, GOLDEN_2, GOLDEN_UNLIMITED, PAGES, RUNS
+from example_run import altered, make_run
+from refusals import refused
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
+from wording import says
 
 from benchmarks import cost_tables
 from benchmarks.documents import with_parts
+from ocr_phases import OcrPhasesError, PhaseRun, Settings, SweepResult
 from ocr_phases.analyse import cost
+from ocr_phases.analyse.sentences import key_metrics
+from ocr_phases.cli import main
+from ocr_phases.cli.options import BATCH, EVERY, SHARED
 from ocr_phases.config import read_model_config
 from ocr_phases.families import FAMILIES
 from ocr_phases.models.weights import dummy_config
 from ocr_phases.models.wiring import NATIVES, family_of, native_config
-from ocr_phases.record import PhaseRun
+from ocr_phases.session import fit
+from ocr_phases.show.results_many import end_to_end_html
+from ocr_phases.sweep_models import Cell
+from ocr_phases.text import percent_text
+from ocr_phases.versions import asset
 
 ROOT = Path(__file__).parents[1]
 FULL = {f"full {name}": facts.config for name, facts in FAMILIES.items()}
@@ -192,3 +205,149 @@ def test_the_vendors_head_runs_over_every_position() -> None:
 def test_the_tables_are_up_to_date() -> None:
     page = (ROOT / "docs" / "cost.md").read_text(encoding="utf-8")
     assert with_parts(page, cost_tables.tables()) == page, "run: python -m benchmarks.cost_tables"
+
+
+# -- what a measurement needs of a device's memory ------------------------------------------------------
+
+PAGE = PAGES / "receipt.png"
+#: The shipped records of GPUs, of all three families.
+CUDA = [*RUNS.glob("h200-dummy-*"), *RUNS.glob("families/h200-[!b]*"), *RUNS.glob("h200-invoice-*")]
+
+
+def needed(run: PhaseRun) -> dict[str, int]:
+    """The peak of each phase by the cost model, of the cache that the record says."""
+    views = cost.vision_calls(
+        run.request["preset"], [page["grid"] for page in run.pages], run.model["family"]
+    )
+    shape = {name: value for name, value in cost.run_shape(run).items() if name != "distinct_rows"}
+    held = run.cache.get("max_cache_len") or max(run.cache.get("entries") or run.cache["lengths"])
+    how = {**run.request, "attention": run.model["attention"]}
+    table = cost.memory_need(run.model["config"], views, how, cache_len=held, **shape).set_index("phase")
+    assert set(table["weight_bytes"]) == {run.memory["weights_bytes"]}
+    return table["peak_bytes"].to_dict()
+
+
+def test_the_need_is_within_a_tenth_of_every_measured_peak() -> None:
+    runs = {path.name: PhaseRun.load(path) for path in CUDA}
+    away = {
+        (name, phase): peak / max(run.memory["peak_bytes"][phase]) - 1.0
+        for name, run in runs.items()
+        for phase, peak in needed(run).items()
+    }
+    assert len(away) == 2 * len(CUDA) >= 32
+    assert {key: off for key, off in away.items() if abs(off) >= 0.1} == {}
+    # Allocations in a graph's own memory are in no peak.
+    eager = [name for name, run in runs.items() if run.model["strategy"] == run.request["vision"] == "eager"]
+    assert max(abs(off) for (name, _), off in away.items() if name in eager) < 0.01
+
+
+@pytest.mark.parametrize(("dtype_bytes", "times"), [(2, 4), (4, 1)])
+def test_attention_that_is_not_fused_holds_its_scores(dtype_bytes: int, times: int) -> None:
+    """So often, as was counted of the class's tensors: 12 heads of 64 x 64 places that see each other."""
+    peaks = []
+    for attention in ("eager", "sdpa"):
+        how = {"strategy": "eager", "vision": "eager", "attention": attention}
+        shape = {"batch": 1, "dtype_bytes": dtype_bytes, "cache_len": 1}
+        need = cost.memory_need(dummy_config("dummy"), [cost.VisionCall("global", 1024)], how, **shape)
+        peaks.append(need["peak_bytes"][0])
+    assert peaks[0] - peaks[1] == pytest.approx(times * 12 * 4096**2 * dtype_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("settings", "cache"),
+    [
+        ({"model": "dummy", "dtype": "bfloat16", "max_new_tokens": 256}, [0, 61440 * (273 + 48 + 256)]),
+        ({"model": "dummy", "dtype": "bfloat16", "strategy": "cuda_graph"}, [61440 * 8192] * 2),
+        ({"model": "dummy:unlimited-ocr", "dtype": "bfloat16"}, [0, 61440 * (273 + 20 + 128)]),
+    ],
+    ids=["grows", "static", "window"],
+)
+def test_the_cache_is_as_large_as_the_run_makes_it(settings: dict[str, Any], cache: list[int]) -> None:
+    need, said = fit(PAGE, Settings(preset="base", **settings))
+    assert need["kv_bytes"].tolist() == pytest.approx(cache, rel=0.1)
+    assert said.startswith(f"{settings['model']} at base needs ") and said.endswith(": it fits.")
+    twice, _ = fit([PAGE, PAGE], Settings(preset="base", **settings))
+    assert (twice["kv_bytes"] == 2 * need["kv_bytes"]).all()
+    assert (twice["weight_bytes"] == need["weight_bytes"]).all()
+
+
+def test_the_verb_needs_a_config_and_nothing_else(tmp_path, capsys, monkeypatch):
+    shutil.copy(asset("data", "tiny") / "config.json", tmp_path)
+    command = ["profile", str(PAGE), "--dry-run", "--model", str(tmp_path), "--preset", "small"]
+    assert main([*command, "--device", "cpu", "--json"]) == 0
+    printed = capsys.readouterr()
+    told = json.loads(printed.out)
+    assert told["need"] == fit(PAGE, Settings(preset="small"))[0].to_dict("records")
+    assert told["sentence"] in printed.err and "it fits" in told["sentence"]
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10**8))
+    assert "100 MB free: it does not fit." in fit(PAGE, Settings())[1]
+
+
+def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    for wrong in ({"preset": "crop"}, {"model": "nowhere"}, {"device": "cuda:99"}):
+        with refused():
+            fit(PAGE, Settings(**wrong))
+    with refused():
+        fit("no.png", Settings())
+
+
+# -- what pages cost -----------------------------------------------------------------------------------
+
+
+def with_energy(run: PhaseRun, joules: float) -> PhaseRun:
+    meter = {"seconds": 2.0, "run_joules": joules, "idle_w": 1.0}
+    return altered(run, device={"conditions": {"repeats": [], "gpu": None, "energy": meter}})
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_thousand_pages_by_hand(rows: int) -> None:
+    run = make_run(rows=rows)
+    assert run["price_per_1000_pages"] is run["wh_per_1000_pages"] is None
+    known = cost.priced(with_energy(run, 36.0), 4.5)
+    seconds = 1000 * run["page_ms"] / 1000 / rows  # rows side by side share their time
+    assert run["pages_per_hour"] == known["pages_per_hour"] == pytest.approx(1000 / (seconds / 3600))
+    assert known["price_per_1000_pages"] == pytest.approx(4.5 * seconds / 3600)
+    assert known["wh_per_1000_pages"] == pytest.approx(36.0 / rows * 1000 / 3600)
+    told = {label: (value, note) for label, value, note in key_metrics(known)}
+    pages = "1 page" if rows == 1 else f"{rows} pages"
+    assert says(told["Price of 1,000 pages"][1], "4.5 an hour", f"{pages} at a time", "gundam", "eager")
+    idle = 1.0 * 2.0 / len(run.repeats) / known["energy_j"]
+    assert says(told["Energy"][1], "Wh for 1,000 pages", f"idle alone takes {percent_text(idle)}")
+    assert (
+        cost.priced(known, None) is known and PhaseRun.from_json(known.to_json()).summary() == known.summary()
+    )
+
+
+@pytest.mark.parametrize("price", [0, -3.5, float("nan"), float("inf"), "cheap", True])
+def test_what_is_no_price_is_refused(price: Any) -> None:
+    with refused():
+        Settings(price_per_hour=price)
+    with pytest.raises(OcrPhasesError):
+        cost.priced(make_run(), price)
+
+
+def test_a_price_is_no_part_of_what_was_asked() -> None:
+    assert "price_per_hour" in EVERY and "price_per_hour" not in (*BATCH, *SHARED)
+    assert Cell(price_per_hour=2.0).name == Cell().name
+
+
+def test_a_sweep_has_the_price_of_every_cell() -> None:
+    sweep = SweepResult({"a": with_energy(make_run(), 36.0), "b": make_run(rows=2)}, pd.DataFrame())
+    table = sweep.with_price(3.6).table.set_index("cell")
+    for cell, pages in (("a", 1), ("b", 2)):
+        hand = table.loc[cell, "page_ms"] / 1000 / pages
+        assert table.loc[cell, "price_per_1000_pages"] == pytest.approx(hand)
+    assert sweep.table["price_per_1000_pages"].isna().all()
+    shown = end_to_end_html(table.reset_index())
+    assert says(shown, "one measurement after another", "Wh", "price")
+    assert "1,000 pages" in end_to_end_html(sweep.table) and "price" not in end_to_end_html(sweep.table)
+
+
+def test_a_record_is_shown_at_another_price(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record = cost.priced(make_run(), 1.0).save(tmp_path / "run.json")
+    shown = ["verify", "--record", str(record), "--price-per-hour"]
+    assert main([*shown, "7", "--json"]) == 0
+    metrics = json.loads(capsys.readouterr().out)["metrics"]
+    assert metrics["price_per_1000_pages"] == pytest.approx(7000 / metrics["pages_per_hour"])

@@ -188,15 +188,9 @@ def test_a_small_dummy_runs(name: str) -> None:
 @pytest.fixture(scope="module")
 def several_pages(unlimited_session) -> PhaseRun:
     """Two pages in one prompt, decoded beyond the window, with a rule over a window of its own."""
-    return unlimited_session.run_inference(
-        [RECEIPT, PAGES / "slide.png"],
-        "multipage",
-        preset="small",
-        max_new_tokens=24,
-        infer={"no_repeat_ngram_size": 2, "no_repeat_ngram_window": 8},
-        verify=True,
-        **ONCE,
-    )
+    asked = {"preset": "small", "max_new_tokens": 24, "verify": True, **ONCE}
+    asked["infer"] = {"no_repeat_ngram_size": 2, "no_repeat_ngram_window": 8}
+    return unlimited_session.run_inference([RECEIPT, PAGES / "slide.png"], "multipage", **asked)
 
 
 def test_cache_facts_are_true_for_a_cache_that_stops_growing(several_pages, tmp_path):

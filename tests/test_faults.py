@@ -50,7 +50,6 @@ def failures(run):
     return {name for name, check in checked(run).items() if check.verdict == "fail"}
 
 
-@contextlib.contextmanager
 def arguments_changed(model, change, *, prefill=False):
     """A model whose forward is handed something else than `phases` gave: only the forward hooks see it."""
 
@@ -60,11 +59,7 @@ def arguments_changed(model, change, *, prefill=False):
             change(kwargs)
         return args, kwargs
 
-    handle = model.register_forward_pre_hook(hook, with_kwargs=True)
-    try:
-        yield
-    finally:
-        handle.remove()
+    return model.register_forward_pre_hook(hook, with_kwargs=True)
 
 
 @pytest.fixture(scope="module", params=["golden_session", "ocr2_session"])
@@ -120,10 +115,9 @@ def unmasked(session, step):
 @contextlib.contextmanager
 def training_within_the_call(session, patch):
     model = session.model
-    handle = model.register_forward_hook(lambda *_: setattr(model, "training", False))
-    with arguments_changed(model, lambda _: setattr(model, "training", True), prefill=True):
+    ended = model.register_forward_hook(lambda *_: setattr(model, "training", False))
+    with ended, arguments_changed(model, lambda _: setattr(model, "training", True), prefill=True):
         yield
-    handle.remove()
 
 
 def mask_not_grown(session, patch):

@@ -75,9 +75,6 @@ def test_a_range_names_each_of_its_pages_and_any_other_name_is_one():
             files.each_page(f"a.pdf#{numbers}")
 
 
-# -- written ---------------------------------------------------------------------------------------
-
-
 def test_links_are_written_through(tmp_path):
     (tmp_path / "real").mkdir()
     links = {"run.json": "real/run.json", "again.json": "run.json", "new.json": "real/new.json"}
@@ -103,9 +100,6 @@ def test_the_longest_name_is_written_and_one_that_the_file_system_refuses_is_not
         for make in (files.output_file, files.output_folder):
             with pytest.raises(CannotWrite):
                 make(tmp_path / name)
-
-
-# -- what is replaced ------------------------------------------------------------------------------
 
 
 def test_a_name_that_was_given_replaces_records_and_traces_alone(tmp_path, capsys):
@@ -164,9 +158,6 @@ def test_many_at_once_leave_as_many_whole_files(tmp_path, monkeypatch):
     assert {path.read_bytes() for path in tmp_path.iterdir()} == {run.to_json()}
 
 
-# -- saved after measuring -------------------------------------------------------------------------
-
-
 @pytest.fixture
 def temporary(tmp_path, monkeypatch):
     """A system's folder for temporary files of this test alone."""
@@ -201,9 +192,6 @@ def test_the_home_folder_takes_what_the_temporary_folder_cannot(tmp_path, tempor
     monkeypatch.setenv("HOME", str(tmp_path / "none"))
     with refused(CannotWrite):
         files.TemporaryFolder()
-
-
-# -- temporary folders -----------------------------------------------------------------------------
 
 
 def test_the_private_folder_of_a_killed_process_goes_with_the_next_one(temporary):

@@ -91,13 +91,10 @@ def test_the_floor_rises_with_the_cache_by_its_bytes() -> None:
     assert abs(middle["floor_ms"] - table.loc["decode_step", "floor_ms"]) < 1e-4
 
 
-@pytest.mark.parametrize(
-    ("run", "reason"),
-    [
-        (example(generate=True), "one-shot generate()"),
-        (make_run(cuda=True), "model is unknown"),
-    ],
-)
+NO_FLOOR = [(example(generate=True), "one-shot generate()"), (make_run(cuda=True), "model is unknown")]
+
+
+@pytest.mark.parametrize(("run", "reason"), NO_FLOOR)
 def test_where_there_is_no_floor_it_is_said(run: PhaseRun, reason: str) -> None:
     assert reason in (why_no_floor(run) or "")
     assert floor_table(run).empty and list(floor_table(run).columns) == list(FLOOR_COLUMNS)

@@ -51,9 +51,6 @@ def by_generate(session, inputs, count, **options):
     return session.model.generate(**arguments, **options)[:, inputs.input_ids.shape[1] :].tolist()
 
 
-# -- what was recorded ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "case"), [(row.name, case) for row in RECORDINGS.values() for case in row.cases]
 )
@@ -128,9 +125,6 @@ def test_padding_and_images_never_count_in_the_loss(name, case, driven):
     text = inputs.input_ids.masked_fill(inputs.images_seq_mask, 7)
     for own in ({}, {"labels": text}):
         torch.testing.assert_close(prompt_loss(session.model, inputs, **own).detach(), expected)
-
-
-# -- generate() ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -213,9 +207,6 @@ def test_stops_at_the_end_token_and_cuts_the_surplus(check_every, driven):
     assert len(seen) - len(wanted) < check_every
 
 
-# -- spans ---------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("name", "case"), CROPS)
 def test_spans_are_complete_and_in_the_class_s_order(name, case, driven):
     session, inputs = driven(name, case)
@@ -233,9 +224,6 @@ def test_spans_are_complete_and_in_the_class_s_order(name, case, driven):
     starts, ends = [row[7] for row in prefilled], [row[7] + row[8] for row in prefilled]
     assert all(end <= start for end, start in zip(ends[1:], starts[2:], strict=False))
     assert max(ends[1:]) <= ends[0]
-
-
-# -- broken rules --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("name", "case"), SMALL)

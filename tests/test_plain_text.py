@@ -29,9 +29,6 @@ HOSTILE = "$\\frac{$ $x$ \x1b[31m\x00\x9b2J\r\u202e\uffff</text>{prompt}"
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-# -- characters ---------------------------------------------------------------------------------------
-
-
 @given(st.text(st.characters(codec=None)))
 def test_any_text_is_sound_in_xml_and_obeyed_by_no_terminal(text: str) -> None:
     shown = plain(text)
@@ -78,10 +75,8 @@ def hostile_record(path: Path) -> str:
 
 def test_no_verb_sends_an_escape_sequence_and_braces_are_part_of_a_name(not_run, tmp_path, capsys):
     records, end = tmp_path / "arch{1}", "{x}\x1b[2J"
-    record, out = (
-        hostile_record(records / "inv{oice}\x1b[31m$x$.json"),
-        tmp_path / "deep" / "er" / f"out{end}",
-    )
+    record = hostile_record(records / "inv{oice}\x1b[31m$x$.json")
+    out = tmp_path / "deep" / "er" / f"out{end}"
     page = shutil.copy(RECORD.parents[2] / "data/pages/slide.png", tmp_path / "{prompt}.png")
     for name, arguments in {
         "report.html": ["report", "--record", record],
@@ -100,9 +95,6 @@ def test_no_verb_sends_an_escape_sequence_and_braces_are_part_of_a_name(not_run,
     assert [path.name for path in (tmp_path / "deep" / "er").iterdir()] == [f"out{end}"]
 
 
-# -- figures ------------------------------------------------------------------------------------------
-
-
 def test_figures_draw_names_letter_by_letter() -> None:
     """Every plot of a record, a comparison and a sweep."""
     region = f"<|ref|>{HOSTILE}<|/ref|><|det|>[[1, 2, 300, 400]]<|/det|>\nsome words {HOSTILE} "
@@ -118,9 +110,6 @@ def test_figures_draw_names_letter_by_letter() -> None:
             assert not any(text.get_parse_math() for text in texts), name
             drawn += f" {name}" * bool(texts)
     assert len(drawn.split()) > 5, drawn
-
-
-# -- files --------------------------------------------------------------------------------------------
 
 
 def test_a_report_holds_no_control_character(tmp_path: Path) -> None:

@@ -69,16 +69,9 @@ def test_equal_to_the_logits_of_generate(name: str, case: str, driven: Driven) -
     model = session.model
     arguments = family_of(model).prefill_arguments(inputs)
     arguments |= {"attention_mask": inputs.attention_mask, "position_ids": None}
-    whole = model.generate(
-        **arguments,
-        max_new_tokens=NEW,
-        do_sample=False,
-        eos_token_id=None,
-        pad_token_id=2,
-        no_repeat_ngram_size=1,
-        output_logits=True,
-        return_dict_in_generate=True,
-    )
+    rules = {"do_sample": False, "eos_token_id": None, "pad_token_id": 2, "no_repeat_ngram_size": 1}
+    told = {"output_logits": True, "return_dict_in_generate": True}
+    whole = model.generate(**arguments, max_new_tokens=NEW, **rules, **told)
     ids = whole.sequences[:, inputs.input_ids.shape[1] :].tolist()
     found = assert_known(model, inputs, ids, whole.logits)
     assert min(value for row in found for value in row["margins"]) < 0  # where the rule took another token
@@ -105,9 +98,6 @@ def test_nothing_is_known_behind_an_image_token_or_of_what_is_no_number(driven: 
         assert token_probabilities(model, inputs, [[5, 6]]) == [
             {"logprobs": [None] * 2, "margins": [None] * 2}
         ]
-
-
-# -- in a measurement --------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -140,8 +130,6 @@ def test_without_them_nothing_more_runs(golden_session: OCRSession, run: PhaseRu
     assert len(heads) == len(plain.result["ids"])
     assert set(run.to_dict()) - set(plain.to_dict()) == {"probabilities"}
 
-
-# -- by region ---------------------------------------------------------------------------------------
 
 EXAMPLE = make_run()
 
@@ -196,9 +184,6 @@ def test_a_report_tells_which_regions_are_uncertain() -> None:
     unknown = replace(UNSURE, probabilities=None)
     whole = results.page(unknown).html() + results.text_notes(unknown).html() + verdict(unknown)
     assert "probability" not in whole and "uncertain" not in whole
-
-
-# -- the rule ----------------------------------------------------------------------------------------
 
 
 def test_the_docs_have_the_figures_of_the_file() -> None:

@@ -204,9 +204,6 @@ def test_what_is_no_truth_or_has_no_quality_is_one_sentence(tmp_path: Path) -> N
             asked()
 
 
-# -- where a text differs -----------------------------------------------------------------------------
-
-
 TRUTH = Truth(
     "\n\n".join(text for _, _, text in REGIONS),
     tuple(TrueRegion(label, box, text) for label, box, text in REGIONS),

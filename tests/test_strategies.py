@@ -40,9 +40,6 @@ def small(golden_session):
     return golden_session.model, inputs, static_step(golden_session.model, inputs, 40)
 
 
-# -- a static step ------------------------------------------------------------------------------------
-
-
 INFERS = [{}, {"no_repeat_ngram_size": 2}, {"temperature": 1.5}, {"top_p": 0.8, "do_sample": True}]
 
 
@@ -136,15 +133,11 @@ def test_every_length_that_is_read_gives_the_same_tokens(small, monkeypatch):
         masks = [mask for mask in given["attention_mask"].values() if mask is not None]
         read.extend(mask.shape[-1] for mask in masks[:1])  # the prefill has none
 
-    hook = model.register_forward_pre_hook(look, with_kwargs=True)
-    mine = generate(model, inputs, 120, step=step)
-    hook.remove()
+    with model.register_forward_pre_hook(look, with_kwargs=True):
+        mine = generate(model, inputs, 120, step=step)
     assert_same(mine, generate(model, inputs, 120))
     assert len(set(read)) >= 3 and read == sorted(read)
     assert all(length > prompt + number for number, length in enumerate(read))
-
-
-# -- compiled -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(
@@ -250,9 +243,6 @@ def test_the_position_bias_as_channels_gives_the_same(name, request):
 def test_the_first_largest_is_argmax_also_where_values_are_equal(rows, width, kinds, seed):
     scores = torch.randint(kinds, (rows, width), generator=torch.Generator().manual_seed(seed)).float()
     torch.testing.assert_close(first_largest(scores), scores.argmax(dim=-1, keepdim=True))
-
-
-# -- refusals -----------------------------------------------------------------------------------------
 
 
 CANNOT = ({"strategy": "cuda_graph"}, {"vision": "magic"}, {"strategy": "compiled", "generate": True})

@@ -54,9 +54,6 @@ def folder(finished, tmp_path):
     return shutil.copytree(finished, tmp_path / "sweep")
 
 
-# -- measuring ----------------------------------------------------------------------------------------
-
-
 WRONG = [("presets", "tiny"), ("batches", 2), ("visions", []), ("batches", [0]), ("lengths", [10**15])]
 
 
@@ -184,9 +181,6 @@ def test_a_device_that_is_lost_ends_the_sweep_and_fails_no_other_cell(golden_ses
     assert list(again.values()) == ["kept", "failed", "measured"]
 
 
-# -- several models, the verb and the notebook --------------------------------------------------------
-
-
 def test_the_verb_sets_models_side_by_side(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("ocr_phases.session.measure_ceilings", lambda *_: None)
     for family in FAMILIES:  # the model's name in a table
@@ -215,9 +209,6 @@ def test_the_verb_sets_models_side_by_side(tmp_path, capsys, monkeypatch):
     assert not elements.open
     assert all(part in elements.said for part in (*names, "2 cells", "not be measured", "Unknown preset"))
     assert {path.name for path in out.iterdir()} == {MANIFEST_NAME, "sweep.ipynb", "sweep.html", *names}
-
-
-# -- tables and pictures ------------------------------------------------------------------------------
 
 
 def test_every_row_is_a_page_of_the_minute():
