@@ -44,7 +44,7 @@
     const figure = document.querySelector(".figure.drawn");
     if (!figure) return null;
     const probe = figure.appendChild(document.createElement("i"));
-    probe.style.color = `var(--op-plot-${name})`;
+    probe.style.color = `var(--op-${name})`;
     const found = ratio(rgba(getComputedStyle(probe).color).slice(0, 3), ground(probe));
     probe.remove();
     return found;

@@ -51,7 +51,7 @@ def test_type_is_text_in_the_fonts_that_it_was_measured_with_and_white_follows_t
     (text,) = (element for element in root.iter() if element.tag.endswith("}text"))
     assert text.text == "A sentence" and "font-family" not in text.attrib["style"]
     assert "'DejaVu Sans', Verdana" in root.attrib["style"]
-    assert "fill: var(--op-plot-surface, #ffffff)" in drawn
+    assert "fill: var(--op-card, #ffffff)" in drawn
 
 
 def luminance(colour):

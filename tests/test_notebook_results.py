@@ -48,7 +48,7 @@ def test_figures_tables_pages_and_paths_show_themselves(tmp_path):
     data = run.plot.vision()._repr_mimebundle_()
     (still,) = (attributes for tag, attributes in Elements(data["text/html"]).found if tag == "img")
     assert still["alt"] == data["text/plain"]
-    assert "<svg" in data["text/html"] and "var(--op-plot-ink" in data["text/html"]
+    assert "<svg" in data["text/html"] and "var(--op-ink" in data["text/html"]
     for table in (*(getattr(run, name) for name in TABLES), compare(run, run).table):
         elements = Elements(table._repr_html_())
         assert not elements.stray and "table" in elements.tags()

@@ -184,12 +184,11 @@ def _notebook(name: str) -> Path:
 
 
 class _Prose(mistune.HTMLRenderer):
-    """Headings get an id and a link to themselves."""
+    """Headings get an id, to which the contents link."""
 
     def heading(self, text: str, level: int, **_: Any) -> str:
         name = html.unescape(_TAG.sub("", text)).strip().replace(" ", "-")
-        link = element("a", "#", class_="anchor-link", href=f"#{name}")
-        return element(f"h{level}", Html(text), link, id=name) + "\n"
+        return element(f"h{level}", Html(text), id=name) + "\n"
 
 
 _PROSE = mistune.create_markdown(renderer=_Prose(escape=False), plugins=["table", "strikethrough"])

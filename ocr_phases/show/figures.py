@@ -73,11 +73,11 @@ _DRAWING = threading.Lock()
 # The first is what texts are measured with, Verdana is as wide. matplotlib says the lines' ends in a style
 # sheet, which would reach the whole page, and leaves out the fill of what is black.
 _LOOK = (
-    "fill: var(--op-plot-ink, #000000); stroke-linejoin: round; stroke-linecap: butt; "
+    "fill: var(--op-ink, #000000); stroke-linejoin: round; stroke-linecap: butt; "
     "font-family: 'DejaVu Sans', Verdana, sans-serif"
 )
 #: What a figure draws with -> the property that stands for it; the colour itself stays its fallback.
-_INKS = {"#000000": "ink", INK: "ink", MUTED: "muted", AXIS: "axis", FAINT: "grid", "#ffffff": "surface"}
+_INKS = {"#000000": "ink", INK: "ink", MUTED: "muted", AXIS: "axis", FAINT: "grid", "#ffffff": "card"}
 _INK = re.compile(rf"(fill|stroke): ({'|'.join(_INKS)})\b")
 
 #: The look of words on axes: as they stand, dollar signs in a file's name begin no formula.
@@ -178,7 +178,7 @@ def _cleaned(tag: re.Match[str]) -> str:
     Groups have numbers for ids, what is used elsewhere has hashes.
     """
     text = re.sub(r' id="[^"]*_\d{1,6}"| font-family: [^;"]*;?| xmlns\S*|\bxlink:', "", tag[0])
-    return _INK.sub(lambda ink: f"{ink[1]}: var(--op-plot-{_INKS[ink[2]]}, {ink[2]})", text)
+    return _INK.sub(lambda ink: f"{ink[1]}: var(--op-{_INKS[ink[2]]}, {ink[2]})", text)
 
 
 def _saved(figure: Figure, **given: Any) -> bytes:
