@@ -422,9 +422,8 @@ def _head_work(sizes: Architecture, positions: int) -> dict[str, Work]:
 def _table(stages: Iterable[_Stage], dtype_bytes: int) -> pd.DataFrame:
     """A row a part; counts are int64, expectations of the experts' bytes rounded to whole bytes."""
     size = [1, 1, dtype_bytes, dtype_bytes]
-    rows = [(*place, part, *work * size) for *place, parts in stages for part, work in parts.items()]
-    counts = dict.fromkeys(COST_COLUMNS[4:], "int64")
-    return pd.DataFrame(rows, columns=list(COST_COLUMNS)).round().astype(counts)
+    rows = [(*at, part, *map(round, work * size)) for *at, parts in stages for part, work in parts.items()]
+    return pd.DataFrame(rows, columns=list(COST_COLUMNS))
 
 
 def _check(**values: int) -> None:

@@ -134,8 +134,8 @@ def conditions_table(run: PhaseRun) -> pd.DataFrame:
     all cores' time; the one-minute load average. NaN for values that the system did not report.
     """
     rows = (run.device.get("conditions") or {}).get("repeats") or []
-    table = pd.DataFrame(rows, columns=list(CONDITION_COLUMNS))
-    return table.astype(dict.fromkeys(CONDITION_COLUMNS[1:], "float64"))
+    table = pd.DataFrame(rows, columns=list(CONDITION_COLUMNS)).set_index("repeat")
+    return table.astype("float64").reset_index()
 
 
 # -- findings: what is noisy or worth a note, the rows of checks.toml -----------------------------------

@@ -153,7 +153,8 @@ def kernel_account(run: PhaseRun) -> str:
 
 def floor_sentence(run: PhaseRun) -> str:
     """The decode step's distance from its floor; empty without a floor."""
-    for row in floor_table(run).query("stage == 'decode_step' and times_floor > 0").to_dict("records"):
+    table = floor_table(run)
+    for row in table[(table["stage"] == "decode_step") & (table["times_floor"] > 0)].to_dict("records"):
         allows = "memory bandwidth" if row["bound_by"] == "bandwidth" else "arithmetic"
         sheet, times = getattr(ceilings_of(run), "name", ""), times_text(row["times_floor"])
         source = "measured on this device" if row["source"] == "measured" else f"from the {sheet}"
