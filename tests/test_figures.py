@@ -12,6 +12,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 from wording import says
 
 from ocr_phases.analyse.comparison import Comparison
@@ -105,6 +106,16 @@ def test_memory_says_when_there_is_nothing():
     assert says(sentence, "peak memory", "KV cache")
     assert any(says(text, "Peak memory", "not") for text in words(memory=False))
     assert any(says(text, "cache", "not") for text in words(generate=True))
+
+
+@pytest.mark.parametrize("plot", PLOTS)
+def test_a_figure_has_room_for_all_of_it_and_leaves_none(plot):
+    figure = plot(make_run(cuda=True))
+    figure.draw_without_rendering()
+    boxes = [axes.get_tightbbox().padded(-1) for axes in figure.axes]
+    assert all(figure.bbox.fully_containsx(x) for box in boxes for x in box.intervalx)
+    assert all(figure.bbox.fully_containsy(y) for box in boxes for y in box.intervaly)
+    assert Bbox.union(boxes).width > 0.96 * figure.bbox.width
 
 
 @pytest.mark.parametrize("plot", [each for each in PLOTS if each not in (plot_memory, plot_phase_timeline)])
