@@ -171,8 +171,7 @@ def phase_bar(run: PhaseRun) -> Html:
     vision, prefill = run["vision_ms"] or 0.0, run["prefill_ms"] or 0.0
     names = ["prepare", "vision", "rest of the prefill" if vision else "prefill", "decode", "generate()"]
     times = [run["prepare_ms"], vision, max(prefill - vision, 0.0), run["decode_ms"], run["generate_ms"]]
-    colours = [REST, BLUE, GOLD, ORANGE, GREEN]
-    bar = pd.DataFrame({"name": names, "colour": colours, "ms": times}).astype({"ms": float}).fillna(0.0)
+    bar = pd.DataFrame({"name": names, "colour": [REST, BLUE, GOLD, ORANGE, GREEN], "ms": times})
     bar["width"] = 1000 * bar["ms"] / bar["ms"].sum()
     bar = bar.assign(left=bar["width"].cumsum() - bar["width"], time=bar["ms"].map(ms_text))
     return block("bar", pieces=list(bar[bar["width"] > 0].itertuples()))
