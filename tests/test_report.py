@@ -189,13 +189,14 @@ def test_a_report_holds_no_code_unless_asked(plain_report, tmp_path):
 
 def test_warnings_and_widgets_stay_out(tmp_path):
     view = {"application/vnd.jupyter.widget-view+json": {"model_id": "1"}, "text/plain": "a widget"}
-    data = [{"application/javascript": "alert(1)"}, view, {"text/markdown": "<b onclick='x'>bold</b>"}]
+    script = {"application/javascript": "alert(1)", "text/plain": "a script"}
+    data = [script, view, {"text/markdown": "<b onclick='x'>bold</b>"}]
     cell = nbformat.v4.new_code_cell("x")
     cell.outputs = [nbformat.v4.new_output("display_data", data=each) for each in data]
     cell.outputs.append(nbformat.v4.new_output("stream", name="stderr", text="a warning 10%|###"))
     nbformat.write(nbformat.v4.new_notebook(cells=[cell]), tmp_path / "n.ipynb")
     document = render_html(tmp_path / "n.ipynb", tmp_path / "n.html").read_text(encoding="utf-8")
-    assert not [word for word in ("warning", "alert", "a widget") if word in document]
+    assert not [word for word in ("warning", "alert", "a widget", "a script") if word in document]
     assert "<b" not in document.partition("<main")[2]
 
 
