@@ -114,8 +114,8 @@ def stage_medians(run: PhaseRun, steps: Collection[int] | None = None) -> pd.Ser
 
 def _over_repeats(device: pd.DataFrame, host: pd.DataFrame) -> pd.DataFrame:
     """Medians of each row's repeats on both clocks, and the ends of the spread (`spread_names`)."""
-    low, high = (0.1, 0.9) if len(device.columns) >= QUANTILES_FROM else (0.0, 1.0)
-    ends = [device.quantile(share, axis="columns") for share in (low, high)]
+    shares = [0.1, 0.9] if len(device.columns) >= QUANTILES_FROM else [0.0, 1.0]
+    ends = device.quantile(shares, axis="columns").to_numpy()
     times = device.median(axis="columns"), *ends, host.median(axis="columns")
     return pd.DataFrame(dict(zip(_TIMES, times, strict=True)), device.index, dtype="float64")
 

@@ -204,8 +204,7 @@ def write_artifacts(
     crops = [(region.page, *crop) for region, kept, _ in _crops(grounding, count) for crop in kept]
     for number, image in enumerate(pages):
         if image is not None:
-            upright = image.convert("RGB")
-            files |= {file: _jpeg(_crop(upright, box)) for on, box, file in crops if on == number}
+            files |= {file: _jpeg(_crop(image, box)) for on, box, file in crops if on == number}
             boxes = "result_with_boxes.jpg" if count == 1 else f"result_with_boxes_{number}.jpg"
             marked = region_boxes(grounding.on_page(number).regions, image.size)
             files[boxes] = _jpeg(draw_marks(image, marked))
@@ -283,7 +282,7 @@ def _crop(page: Image.Image, box: Box) -> Image.Image:
     width, height = page.size
     left, top, right, bottom = pixel_box(box, width, height)
     left, top = min(left, width - 1), min(top, height - 1)
-    return page.crop((left, top, max(right, left + 1), max(bottom, top + 1)))
+    return page.crop((left, top, max(right, left + 1), max(bottom, top + 1))).convert("RGB")
 
 
 def _jpeg(image: Image.Image) -> bytes:

@@ -294,7 +294,8 @@ def hbars(axes: Axes, rows: Sequence[Row]) -> None:
     for place, (name, _, text) in enumerate(rows):
         axes.annotate(name, (0, place), (-7, 0), ha="right", va="center", **look | {"fontsize": 9.5})
         axes.annotate(text, (1, place), (6, 0), va="center", **look)
-    axes.set(yticks=(), ylim=(len(rows) - 0.5, -0.5), xlim=(0, 1.02 * axes.dataLim.xmax or 1.0))
+    axes.set(ylim=(len(rows) - 0.5, -0.5), xlim=(0, 1.02 * axes.dataLim.xmax or 1.0))
+    axes.yaxis.set_visible(False)
 
 
 def bar_charts(

@@ -150,7 +150,6 @@ def plot_ratios(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     _, (axes,) = new_figure(1.7 + 0.3 * len(table), [title], ax)
     runs = table["run"].map(lambda run: f"{printable(run, LONGEST_LABEL)}  " if several else "")
     axes.set_yticks(table.index, (runs + table["metric"].map(metric_name)).tolist(), parse_math=False)
-    axes.set_ylim(len(table) - 0.5, -0.5)
     kinds = table["verdict"].map(lambda verdict: _VERDICTS.get(verdict, _NO_VERDICT))
     for (words, colour), rows in table.groupby(kinds, sort=False):
         face = "white" if words == _NO_VERDICT[0] else colour
@@ -161,7 +160,7 @@ def plot_ratios(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     low, high = min(1.0, np.nanmin(values)), max(1.0, np.nanmax(values))
     if low > 0 and high / low > _WIDE_RATIO:
         _log_axis(axes.xaxis, low / 1.15, high * 1.15)
-    axes.set_xlabel("ratio to the baseline, line: 95 % interval")
+    axes.set(xlabel="ratio to the baseline, line: 95 % interval", ylim=(len(table) - 0.5, -0.5))
     return legend_below(axes)
 
 

@@ -107,10 +107,10 @@ class Section:
         return "".join(part if isinstance(part, str) else figure_html(part) for part in self.parts)
 
     def _ipython_display_(self) -> None:
-        from IPython.display import HTML, display
+        from IPython.display import display
 
         for part in self.parts:
-            display(HTML(part) if isinstance(part, str) else part)
+            display({"text/html": part} if isinstance(part, str) else part, raw=isinstance(part, str))
 
 
 def style() -> Section:

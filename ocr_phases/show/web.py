@@ -205,7 +205,7 @@ def table_html(
         return note(empty)
     texts = table.select_dtypes(exclude="number")
     silent = [name for name, values in texts.items() if not any(pd.notna(each) and each for each in values)]
-    silent += [name for name in table if missing is None and table[name].isna().all()]
+    silent += table.columns[table.isna().all()].tolist() if missing is None else []
     table = table.drop(columns=silent if len(table) else [])
     known, columns, cells = {**HEADINGS, **(headings or {})}, [], []
     for name, values in table.items():
