@@ -52,9 +52,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 def refuse(folder: Path | str) -> None:
-    with refused() as caught:
+    with refused():
         OCRSession.load(str(folder), device="cpu")
-    assert "\n" not in str(caught.value)
 
 
 def test_published_layout_loads_whole(golden_session):
