@@ -28,7 +28,6 @@ from ocr_phases.analyse.sentences import checks_verdict
 from ocr_phases.cli import main
 from ocr_phases.collectors import parity
 from ocr_phases.collectors.live_checks import norm_layers
-from ocr_phases.collectors.parity import bfloat16_step
 from ocr_phases.errors import OutOfMemory
 from ocr_phases.files import LOCK_NAME
 from ocr_phases.models.load import Checkpoint
@@ -237,8 +236,9 @@ def test_the_first_difference_is_judged_by_its_margin(shift, verdict, monkeypatc
     def scores(*args):
         found = honest_scores(*args)
         assert set(found) == args[-1] == {5}
-        best = float(found[5].max())
-        found[5][0, other] = best - shift * bfloat16_step(best)
+        best = found[5].max().bfloat16()
+        step = best - torch.nextafter(best, best * 0)
+        found[5][0, other] = float(best) - shift * float(step)
         return found
 
     def generate(self, inputs, request):
