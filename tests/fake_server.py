@@ -24,7 +24,7 @@ class Fake:
         self.dialect, self.url = dialect, ""
         self.fault, self.fault_from = "", 0  # what goes wrong, and from which request on
         self.image_tokens, self.bos, self.cached = 273, True, None
-        self.a_chunk, self.pause, self.vision, self.others = 1, 0.002, 0.02, 0
+        self.a_chunk, self.pause, self.vision, self.others = 1, 0.004, 0.02, 0
         self.key: str | None = None
         self.models = ["tiny"]
         self.watched = False  # whether the worker's extension is loaded

@@ -292,9 +292,9 @@ def test_a_load_tells_its_knee_its_price_and_what_failed(vllm: Fake, tmp_path: P
     assert result.verdict.startswith("The knee is 2 at once: ")
     assert "2 at once" in result._repr_mimebundle_()["text/plain"]
     vllm.fault, vllm.fault_from = "500", len(vllm.bodies) + 2
-    result = session.load_test([PAGE], (2,), **asked)
-    assert result.table["errors"].tolist() == [3]
-    assert result.verdict.endswith("3 requests failed.")
+    result = session.load_test([PAGE], (2,), max_new_tokens=8)  # four pages for each at once
+    assert result.table["errors"].tolist() == [7]
+    assert result.verdict.endswith("7 requests failed.")
     assert "no, said the server" in result.save(tmp_path / "load").read_text()
 
 

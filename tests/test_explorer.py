@@ -266,12 +266,12 @@ def test_all_pages_of_a_prompt_are_there():
 def test_markdown_has_its_tables_and_nothing_of_html():
     shown = markdown_html(
         "# A *b*\n\n<table><tr><td colspan=2 onclick=x>x <b>y</b></td></tr></table>\n\n"
-        "| p |\n|---|\n| q |\n\n![i](http://e/x.png) <img src=x>"
+        "| p |\n|---|\n| q |\n\n![i](http://e/x.png)\n<img src=x>"
     )
     assert re.sub(r"\n *", "", shown) == (
         '<h1>A <em>b</em></h1><table><tr><td colspan="2">x &lt;b&gt;y&lt;/b&gt;</td></tr></table>'
         "<table><thead><tr><th>p</th></tr></thead><tbody><tr><td>q</td></tr></tbody></table>"
-        "<p>![i](http://e/x.png) &lt;img src=x&gt;</p>"
+        "<p>![i](http://e/x.png)<br />&lt;img src=x&gt;</p>"
     )
 
 

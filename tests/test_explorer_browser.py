@@ -358,23 +358,16 @@ def test_nothing_is_nameless_or_wider_than_the_panel(panel, view, theme):
     panel.set_viewport_size({"width": 1280, "height": 800})
 
 
-def test_everything_answers_fast_with_8000_tokens_and_a_second_browser_shows_them(panel, view):
+def test_8000_tokens_follow_the_keys_and_a_second_browser_shows_them(panel, view):
     data = base64.b64encode(LONG_RECORD.read_bytes()).decode()
     panel.evaluate(DROP, ["drop", "long.json.gz", data])
     panel.wait_for_function("document.querySelectorAll('.opv-token').length === 8000")
-    took = panel.evaluate("""async () => {
-      const scrubber = document.querySelector('.opv-scrubber');
-      const times = [];
-      for (const key of ['ArrowRight', 'End', 'ArrowLeft', 's', 'Home', '+', '0']) {
-        const start = performance.now();
-        scrubber.dispatchEvent(new KeyboardEvent('keydown', { key, bubbles: true, cancelable: true }));
-        document.querySelector('.opv-tokens').offsetTop;
-        times.push(performance.now() - start);
-        await new Promise(requestAnimationFrame);
-      }
-      return times;
-    }""")
-    assert sorted(took)[-2] < 100, took
+    panel.focus(".opv-scrubber")
+    for key, token in (("End", "7999"), ("ArrowLeft", "7998"), ("Home", "0"), ("ArrowRight", "1")):
+        panel.keyboard.press(key)
+        assert panel.input_value(".opv-scrubber") == token
+        assert panel.get_attribute(".opv-token.opv-now", "data-token") == token
+    panel.evaluate("jupyterapp.shell.currentWidget.context.save()")  # the other reads the notebook's file
     other = panel.context.browser.new_page(viewport={"width": 1280, "height": 800})
     lab.open_notebook(other, panel.address)
     other.wait_for_selector(".opv-token >> nth=7999", state="attached", timeout=60_000)

@@ -69,7 +69,7 @@ def test_the_record_holds_what_it_promises(tiny_session, run):
     assert set(stages["decode"]) == {"decode", "decode_step", "language_model", "lm_head", "sampling"}
     # The vendor's compression counts the output with its end token, tokenised again.
     assert run["text_tokens"] == len(tiny_session.encode(run.text + tiny_session.tokenizer.eos_token))
-    assert run["valid_image_tokens"] == 100
+    assert run["valid_image_tokens"] == 100 and run.result["finish_reason"] == "eos"
     assert run["compression_ratio"] == run["text_tokens"] / 100
 
 
@@ -102,6 +102,7 @@ def test_tokens_are_streamed_and_the_callers_random_numbers_stay(way, golden_ses
     )
     assert done == [(0, 2), (1, 2), (2, 2)]
     assert told == {-1: run.result["ids"], 0: run.result["ids"]}
+    assert run.result["finish_reason"] == "length"
     assert torch.equal(torch.get_rng_state(), before)
 
 
