@@ -1,5 +1,6 @@
 """The files that an output turns into, and the boxes drawn on its page."""
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import GOLDEN
-from example_run import make_run
+from example_run import make_run, two_page_run
 from grounding_texts import CASE, fuzzed, marked
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -34,6 +35,12 @@ FIGURE = {
         "line_endpoint": ["A: (-5, 0)", "$B_1$: (0, -8.5)"],
     }
 }
+
+
+def test_pages_without_marks_give_the_first_alone():
+    marked = two_page_run()
+    plain = dataclasses.replace(marked, model={**marked.model, "family": "deepseek-ocr"})
+    assert [len(artifacts.row_images(run, 0)) for run in (marked, plain)] == [2, 1]
 
 
 def crops_in(folder):

@@ -290,7 +290,7 @@ def test_a_load_tells_its_knee_its_price_and_what_failed(vllm: Fake, tmp_path: P
     assert table["ttft_p50_ms"].between(40, 400).all()
     assert (table["price_per_1000_pages"] * table["pages_per_min"]).tolist() == pytest.approx([50.0] * 3)
     assert result.verdict.startswith("The knee is 2 at once: ")
-    assert "2 at once" in result._repr_mimebundle_()["text/plain"]
+    assert "\n    level  requests" in result._repr_mimebundle_()["text/plain"]
     vllm.fault, vllm.fault_from = "500", len(vllm.bodies) + 2
     result = session.load_test([PAGE], (2,), max_new_tokens=8)  # four pages for each at once
     assert result.table["errors"].tolist() == [7]

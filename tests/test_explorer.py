@@ -132,6 +132,10 @@ def test_a_model_has_its_own_presets_and_no_device_that_is_not_there(monkeypatch
     assert options()["preset"][1:] == list(FAMILIES["deepseek-ocr-2"].presets)
 
 
+def test_the_browser_has_every_value_of_the_panel():
+    assert set(Explorer.class_own_traits()) <= set(Explorer(keep=None).keys)
+
+
 def test_pages_come_from_a_folder_a_path_and_files(tmp_path):
     explorer = Explorer(PAGES, keep=None)
     browser = Browser(explorer)
