@@ -58,6 +58,12 @@ SMALL_DUMMY = f"dummy:{SMALL_SIZES}"
 NO_TORCH = "import sys\nsys.modules.update(torch=None, transformers=None)\n"
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores, because browsers, kernels and servers are waited for."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--approve", action="store_true", help="accept what users see now (tests/approved)")
 

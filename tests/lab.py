@@ -69,7 +69,10 @@ def jupyter_lab(folder: Path) -> Iterator[str]:
         yield _address(server, own["JUPYTER_RUNTIME_DIR"], folder / "server.log")
     finally:
         server.terminate()  # the server ends its kernels
-        server.wait(30)
+        try:
+            server.wait(10)
+        except subprocess.TimeoutExpired:  # one that is starting a kernel does not hear it
+            server.kill()
 
 
 def _address(server: subprocess.Popen[bytes], runtime: str, log: Path) -> str:
