@@ -20,6 +20,7 @@ import pandas as pd
 from torch import nn
 from transformers import DynamicCache, PreTrainedTokenizerFast
 
+from ocr_phases.families import VISION_STAGES
 from ocr_phases.inputs.packing import pack
 from ocr_phases.models.wiring import family_of
 
@@ -59,7 +60,7 @@ def references(model: nn.Module, revision: str = "") -> pd.DataFrame:
     row without file and line.
     """
     family = family_of(model)
-    paths = {stage: family.wiring.modules[stage] for stage in (*family.facts.encoders, "projector")}
+    paths = {stage: path for stage, path in family.wiring.modules.items() if stage in VISION_STAGES}
     leaves = {stage: path.rpartition(".")[2] for stage, path in paths.items()}
     # The model itself, whose path is empty, and every module on the way.
     above = {path[:end] for path in paths.values() for end, sign in enumerate(path) if sign == "." or not end}

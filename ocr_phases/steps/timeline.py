@@ -23,6 +23,7 @@ import torch
 from torch import nn
 
 from ocr_phases.errors import checked, hinted
+from ocr_phases.families import VISION_STAGES
 from ocr_phases.models.load import resolve_device
 from ocr_phases.models.wiring import Family
 from ocr_phases.record import elsewhere, make_spans
@@ -175,7 +176,7 @@ def stage_hooks(model: nn.Module, family: Family, timeline: Timeline, views: Seq
     """
     timed = {} if isinstance(timeline, NoTimeline) else family.timed(model)
     open_spans: dict[str, Span] = {}
-    left = {stage: list(views) for stage in (*family.facts.encoders, "projector")}
+    left = {stage: list(views) for stage in VISION_STAGES}
 
     def before(stage: str, module: nn.Module, args: Any) -> None:
         if stage == "language_model" and "vision_fusion" in open_spans:
