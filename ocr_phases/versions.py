@@ -24,13 +24,14 @@ _ROOT = _PACKAGE.parent
 
 @lru_cache(maxsize=1)
 def code_hash(package: Path = _PACKAGE) -> str:
-    """The first 16 hex digits of a SHA-256 over names and contents of the package's Python and TOML files.
+    """The first 16 hex digits of a SHA-256 over names and contents of the package's Python and data files.
 
-    Families, prompts and settings are TOML. Read once in a process: what runs is what was imported, not what
+    Families, prompts and settings are data. Read once in a process: what runs is what was imported, not what
     was edited since.
     """
     digest = hashlib.sha256()
-    for path in sorted([*package.rglob("*.py"), *package.rglob("*.toml")]):
+    patterns = ("**/*.py", "**/*.toml", "*/*.csv", "*/*.json")
+    for path in sorted(path for pattern in patterns for path in package.glob(pattern)):
         content = hashlib.sha256(path.read_bytes()).digest()
         digest.update(path.relative_to(package).as_posix().encode() + b"\0" + content)
     return digest.hexdigest()[:16]

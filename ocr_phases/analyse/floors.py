@@ -8,13 +8,12 @@ one another, so the floor of a whole is the sum of its stages'. MFU (Chowdhery e
 is FLOPs over time and best rate, MBU the same of bytes and bandwidth.
 
 Ceilings come from the record (`ocr_phases.collectors.machine`), else from a datasheet
-(``datasheets.toml``); without either there is no floor.
+(``datasheets.csv``); without either there is no floor.
 """
 
 from __future__ import annotations
 
 import re
-import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,8 +26,12 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PhaseRun
 from ocr_phases.text import bytes_text, rate_text
 
-_SHEETS = Path(__file__).with_name("datasheets.toml")
-DATASHEETS: list[dict[str, Any]] = tomllib.loads(_SHEETS.read_text(encoding="utf-8"))["sheets"]
+_SHEETS = pd.read_csv(Path(__file__).with_name("datasheets.csv"))
+#: What makers say their GPUs can do, a second source beside measuring: GB/s, and dense TFLOP/s by dtype of
+#: the operands, accumulated in float32. ``tf32`` is what float32 products take only where TF32 was allowed,
+#: which torch by default does not. Where a maker prints the rate with sparsity, the dense one is half of it.
+#: The first ``pattern`` that matches a device's name counts.
+DATASHEETS: list[dict[Any, Any]] = [row.dropna().to_dict() for _, row in _SHEETS.iterrows()]
 
 _OF_STAGE = "flops bytes intensity device_ms floor_ms bound_by times_floor mfu mbu source"
 FLOOR_COLUMNS = (*STAGE_KEYS, *_OF_STAGE.split())
@@ -73,7 +76,7 @@ def datasheet_ceilings(run: PhaseRun) -> Ceilings | None:
 
 
 def find_datasheet(device_name: str | None) -> dict[str, Any] | None:
-    """The row of ``datasheets.toml`` of a device by the name its driver gives; None for an unknown one.
+    """The row of ``datasheets.csv`` of a device by the name its driver gives; None for an unknown one.
 
     A slice of a GPU (MIG) and a laptop's version have less than the table says, so they have none.
     """
