@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import tomllib
 from collections.abc import Mapping
@@ -91,12 +92,12 @@ class FamilyFacts:
     Of a list of pages in one prompt ``multipage_preset`` is the preset, which has no crops, and
     ``multipage_infer`` what ``published`` has otherwise there.
 
-    ``published_type`` and ``saved_type`` are the ``model_type`` of its ``config.json`` as published and as
-    transformers saves it, ``encoder_part`` is the published name of the second vision encoder, ``attention``
-    that of all layers of the language model, None where its class knows no other than full attention.
-    ``config`` is that file as published, ``native`` drives transformers' class and ``vendor`` the published
-    remote-code class, where that can be driven. ``unsaid`` is what a published file need not say of the
-    second vision encoder.
+    ``config`` has the entries of its published ``config.json`` that are read; ``published_type`` and
+    ``saved_type`` are the ``model_type`` of that file and of the one that transformers saves,
+    ``encoder_part`` is the published name of the second vision encoder, ``attention`` that of all layers of
+    the language model, None where its class knows no other than full attention. ``native`` drives
+    transformers' class and ``vendor`` the published remote-code class, where that can be driven. ``unsaid``
+    is what a published file need not say of the second vision encoder.
     """
 
     name: str
@@ -176,11 +177,10 @@ def _families() -> dict[str, FamilyFacts]:
     table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     for name, row in table.items():
         like = table.get(row.get("like"), row)
-        config, own = like["config"], row.get("config", {})
         row = table[name] = {**like, "vendor": None, "attention": None, **row, "name": name}
-        parts = {part: config[part] | own.get(part, {}) for part in ("language_config", "vision_config")}
-        row["config"] = {**config, "model_type": row["published_type"], **own, **parts}
-        row["published_limit"] = parts["language_config"]["max_position_embeddings"]
+        row["config"] = json.loads(Path(__file__).with_name("configs").joinpath(f"{name}.json").read_bytes())
+        row["published_type"] = row["config"]["model_type"]
+        row["published_limit"] = row["config"]["language_config"]["max_position_embeddings"]
         stages = (*row["encoders"], "projector", "language_model", "lm_head")
         modules = dict(zip(stages, like["native"]["modules"].values(), strict=True))
         row["native"] = {**like["native"], "modules": modules, **row["native"]}

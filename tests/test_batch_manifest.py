@@ -302,12 +302,13 @@ def test_a_page_is_done_again_after_a_change_of_the_code_or_of_the_built_in_mode
     codes.append(code_hash.__wrapped__(package))
     for change in (
         lambda: (package / "families.toml").write_text("changed"),
+        lambda: (package / "configs/unlimited-ocr.json").write_text("{}"),
         (package / "steps/phases.py").unlink,
         lambda: (package / "text.py").rename(package / "text2.py"),
     ):
         change()
         codes.append(code_hash.__wrapped__(package))
-    assert len(set(codes[:3])) == 1 and len(set(codes)) == 4
+    assert len(set(codes[:3])) == 1 and len(set(codes)) == 5
     tiny = versions.asset("data", "tiny")
     checkout = shutil.copytree(tiny, tmp_path / "tiny", copy_function=shutil.copyfile)
     monkeypatch.setattr(batch_jobs, "asset", lambda *parts: checkout)
