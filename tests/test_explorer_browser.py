@@ -229,14 +229,7 @@ def test_the_page_zooms_and_moves(panel, view):
     assert [place()[name] for name in ("x", "width")] == [whole["x"], whole["width"]]
 
 
-def test_tokens_are_searched_markdown_is_rendered_and_time_is_a_colour(panel, view):
-    panel.keyboard.press("/")
-    view.locator("input[type=search]").fill("juice")
-    panel.keyboard.press("Enter")
-    assert "table" in panel.inner_text(".opv-readout")
-    view.locator("input[type=search]").fill("no such words")
-    panel.keyboard.press("Enter")
-    assert view.locator(".opv-found").inner_text() == "not found"
+def test_markdown_is_rendered_and_time_is_a_colour(panel, view):
     view.locator("label:text-is('Markdown')").click()
     assert view.locator(".opv-rendered h1").inner_text() == "CORNER CAFE"
     view.locator("label:text-is('Curve')").click()

@@ -48,12 +48,11 @@ function turn(box, { elements }, name) {
   for (const each of box.querySelectorAll(":scope > [data-pane]")) each.hidden = each.dataset.pane !== name;
 }
 
-/** Scroll a box, but not the notebook, until a child is in sight. */
+/** Scroll a box, but not the notebook, as far as a child needs to be in sight. */
 function reveal(box, child) {
   const [outer, inner] = [box, child].map((each) => each.getBoundingClientRect());
-  const [down, right] = [inner.top - outer.top, inner.left - outer.left];
-  if (down < 0 || inner.bottom > outer.bottom) box.scrollTop += down - outer.height / 2;
-  if (right < 0 || inner.right > outer.right) box.scrollLeft += right - outer.width / 2;
+  const way = (first, last) => clamp(0, inner[last] - outer[last], inner[first] - outer[first]);
+  box.scrollBy(way("left", "right"), way("top", "bottom"));
 }
 
 /** Give a class to some elements of a box and to no others. */
@@ -114,14 +113,15 @@ class Page {
     [this.svg, this.zoom] = [h("svg"), 1];
     this.root = h("div.opv-page", { tabindex: 0, role: "group" }, this.svg);
   }
-  /** Zoom by a factor about a spot, in shares of the box; 0 shows all. */
-  magnify(factor, x = 0.5, y = 0.5) {
+  /** Zoom by a factor about the pointer, or about the middle; 0 shows all. */
+  magnify(factor, pointer) {
     const { root, zoom } = this;
-    const [left, top] = [root.scrollLeft + x * root.clientWidth, root.scrollTop + y * root.clientHeight];
+    const { left, top, width, height } = root.getBoundingClientRect();
+    const [x, y] = pointer ? [pointer.clientX - left, pointer.clientY - top] : [width / 2, height / 2];
     this.zoom = factor ? clamp(zoom * factor, 1, 16) : 1;
-    const grown = this.zoom / zoom;
+    const [across, down] = [root.scrollLeft + x, root.scrollTop + y].map((way) => (way * this.zoom) / zoom);
     root.style.setProperty("--opv-zoom", this.zoom);
-    root.scrollTo(left * grown - x * root.clientWidth, top * grown - y * root.clientHeight);
+    root.scrollTo(across - x, down - y);
   }
   /** A page of `row_data`, with a colour for each region's time; `href` is its picture's, empty for none. */
   show({ size: [width, height], boxes, href }, times) {
@@ -133,9 +133,6 @@ class Page {
     this.magnify(0);
   }
   showBoxes(boxes, times = {}) {
-    // Small boxes last, so that a large one does not keep the pointer from them.
-    const size = ({ box: [left, top, right, bottom] }) => (right - left) * (bottom - top);
-    const sorted = boxes.toSorted((one, other) => size(other) - size(one));
     const draw = ({ region, colour, uncertain, tag, box: [x, y, right, bottom] }) => {
       const style = `--opv-kind: ${colour}; --opv-time: ${times[region]}; --opv-size: ${tag?.size}px`;
       const box = h("rect.opv-box", { x, y, width: right - x || 1, height: bottom - y || 1 });
@@ -143,6 +140,6 @@ class Page {
       const name = uncertain ? "g.opv-region.opv-uncertain" : "g.opv-region";
       return h(name, { "data-region": region, style }, box, words);
     };
-    this.boxes.replaceChildren(...sorted.map(draw));
+    this.boxes.replaceChildren(...boxes.map(draw));
   }
 }

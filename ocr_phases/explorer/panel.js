@@ -31,12 +31,6 @@ const panelHtml = () => `
     <div class="opx-table"></div>
     <div class="opx-compared"></div></section></div>`;
 
-/** The value of a control; of a list with several its choices. */
-function entered({ type, checked, multiple, selectedOptions, value }) {
-  if (type === "checkbox") return checked;
-  return multiple ? [...selectedOptions].map((each) => each.value) : value;
-}
-
 class Panel extends View {
   constructor(model, el) {
     super(model, panelHtml());
@@ -101,7 +95,9 @@ class Panel extends View {
 
   /** A control was changed: its data attribute says what it stands for. */
   change({ target }) {
-    const [value, ticked] = [entered(target), this.model.get("ticked")];
+    const { type, checked, multiple, selectedOptions: chosen } = target;
+    const typed = multiple ? Array.from(chosen, (each) => each.value) : target.value;
+    const [value, ticked] = [type === "checkbox" ? checked : typed, this.model.get("ticked")];
     const numeric = (name) => typeof this.model.get(name) === "number";
     const calls = {
       trait: (name) => this.set({ [name]: numeric(name) ? Number(value) : value }),
@@ -207,11 +203,10 @@ class Panel extends View {
   /** The head's badge opens the checks. What passes needs no words. */
   showHead() {
     this.fill(this.head, [this.model.get("head")]);
-    const status = this.head.querySelector(".op-status");
-    const [{ textContent, className }] = status.children;
-    const title = `${status.textContent} Click to see the checks.`;
-    const opens = { class: className, title, "data-trait": "view", value: "checks" };
-    status.replaceChildren(h("button", opens, textContent), textContent === "pass" ? "" : status.lastChild);
+    const { firstChild: badge, lastChild: said } = this.head.querySelector(".op-status");
+    const opens = { class: badge.className, title: said.data, "data-trait": "view", value: "checks" };
+    badge.replaceWith(h("button", opens, badge.textContent));
+    if (badge.matches(".op-pass")) said.remove();
     this.showBusy();
   }
 
@@ -228,8 +223,7 @@ class Panel extends View {
     const sorted = this.table.querySelector("[aria-sort$=ending]");
     this.fill(this.table, [this.model.get("records")]);
     this.table.querySelectorAll("tbody tr").forEach((row) => this.equip(row));
-    const headings = [...this.table.querySelectorAll("th")];
-    const again = headings.find((each) => sorted?.textContent === each.textContent);
+    const again = this.table.querySelectorAll("th")[sorted?.cellIndex];
     while (again && again.ariaSort !== sorted.ariaSort) again.firstChild.click();
     this.filterRows();
   }
@@ -276,11 +270,10 @@ class Panel extends View {
 
   /** JupyterLab gets the save that waited for the picture. */
   save() {
-    const { ctrlKey, metaKey } = this.saving;
+    const { saving: pressed, root } = this;
     this.saving = null;
-    const target = this.root.contains(document.activeElement) ? document.activeElement : this.root;
-    const key = { key: "s", code: "KeyS", keyCode: 83, ctrlKey, metaKey };
-    target.dispatchEvent(new KeyboardEvent("keydown", { ...key, bubbles: true, cancelable: true }));
+    const target = root.contains(document.activeElement) ? document.activeElement : root;
+    target.dispatchEvent(new KeyboardEvent("keydown", pressed));
   }
 
   keydown(event) {
@@ -293,7 +286,7 @@ class Panel extends View {
       if (!this.saving) this.ask("save");
       this.saving = event;
     } else if (key === "Escape") {
-      if (!this.escape(event)) target.closest(".jp-Cell")?.focus();
+      if (!this.escape()) target.closest(".jp-Cell")?.focus();
     } else if (this.view.contains(target) && this.steer(event)) event.preventDefault();
   }
 }

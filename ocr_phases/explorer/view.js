@@ -12,24 +12,19 @@ const viewHtml = () => `<section class="opv-view opv" data-pane="page" aria-labe
       <label>Colours <select class="opv-colours" data-trait="color"><option>type<option>time</select></label>
       <button class="opv-play">Play</button>
       <details class="opv-keys"><summary>Keys</summary><p>← → token, with Shift ten; P N region;
-        S slowest; K play; + − 0 zoom of the page; / search; Esc leaves</p></details></div>
+        S slowest; K play; + − 0 zoom of the page; Esc leaves</p></details></div>
     <div data-pane="curve">
       <div class="opv-lists"><label>Regions<select class="opv-regions" size="6"></select></label>
         <label>Slowest tokens<select class="opv-slowest" size="6"></select></label></div>
       <div class="opv-stream"><pre class="opv-text" tabindex="0" aria-label="The text"></pre></div></div>
-    <div data-pane="tokens"><div class="opv-controls">
-      <input type="search" class="opv-search" placeholder="Search the tokens" aria-label="Search the tokens">
-      <span class="opv-found" role="status"></span></div>
-      <pre class="opv-tokens" tabindex="0" aria-label="The tokens as written"></pre></div>
+    <pre class="opv-tokens" data-pane="tokens" tabindex="0" aria-label="The tokens as written"></pre>
     <div class="opv-rendered" data-pane="markdown" tabindex="0" role="group" aria-label="Markdown"></div>
   </div></div></section>`;
 
 /** A bar of times in the colours of `palette`. */
 function legend(palette, [low, high], what) {
   const style = `background: linear-gradient(to right, ${palette.map(([colour]) => colour).join(", ")})`;
-  const label = `${what}: light is ${duration(low)}, dark ${duration(high)}`;
-  const bar = [h("span", duration(low)), h("span.opv-bar", { style }), h("span", duration(high))];
-  return h("div.opv-legend", { role: "img", "aria-label": label }, what, ...bar);
+  return h("div.opv-legend", `${what}: ${duration(low)}`, h("span.opv-bar", { style }), duration(high));
 }
 
 /** The colour of a time on a scale, and that of words on it. */
@@ -165,12 +160,12 @@ class View {
   }
 
   describe(token) {
-    const { texts, steps, ms, cache, probability, region } = this.data;
+    const { texts, step, ms, cache_len: cache, probability, region } = this.data;
     return [
       `Token ${token + 1} of ${texts.length}`,
       texts[token] ? `“${plain(texts[token])}”` : "no text",
       ms[token] != null && duration(ms[token]),
-      steps[token] == null ? "from the prefill" : `decode step ${steps[token]}`,
+      step[token] == null ? "from the prefill" : `decode step ${step[token]}`,
       cache[token] != null && `cache length ${cache[token]}`,
       probability[token] != null && `probability ${Math.round(100 * probability[token])} %`,
       this.byRegion.get(region[token])?.name ?? "preamble",
@@ -183,10 +178,9 @@ class View {
     const { ms, texts } = this.data;
     const [first, end] = this.range;
     const own = sum(ms.slice(first, end));
-    const text = texts.slice(first, end).join("");
     const share = `${digits((100 * own) / (sum(ms) || 1))} % of the decode`;
     return [`Tokens ${first + 1} to ${end}: ${end - first} tokens, ${duration(own)}, ${share}`,
-      `“${plain(text.length > 160 ? `${text.slice(0, 159)}…` : text)}”`];
+      `“${plain(texts.slice(first, end).join(""))}”`];
   }
 
   mark() {
@@ -229,17 +223,6 @@ class View {
     cancelAnimationFrame(this.playing);
     this.playing = null;
     this.play.textContent = "Play";
-  }
-
-  /** Go to the next token, or the one before, where the words sought begin; from the end on to the start. */
-  seek(way) {
-    const [words, text] = [this.search.value, this.data.texts.join("")].map((each) => each.toLowerCase());
-    let length = 0;
-    const starts = this.data.texts.map((token) => (length += token.length) - token.length);
-    const [twice, from] = [text + text, starts[this.token] + way];
-    const place = way > 0 ? twice.indexOf(words, from) : twice.lastIndexOf(words, from + length);
-    this.found.textContent = place < 0 ? "not found" : "";
-    if (place >= 0) this.go(starts.findLastIndex((start) => start <= place % length));
   }
 
   /** The token for which what is under the pointer stands; null for none. */
@@ -286,11 +269,10 @@ class View {
   /** Without Ctrl the notebook scrolls, until the page was clicked. */
   wheel(event) {
     const { root: box } = this.page;
-    const { target, ctrlKey, metaKey, clientX, clientY, deltaY } = event;
+    const { target, ctrlKey, metaKey, deltaY } = event;
     if (!box.contains(target) || !(ctrlKey || metaKey || document.activeElement === box)) return;
     event.preventDefault();
-    const { left, top, width, height } = box.getBoundingClientRect();
-    this.page.magnify(deltaY < 0 ? 1.25 : 0.8, (clientX - left) / width, (clientY - top) / height);
+    this.page.magnify(deltaY < 0 ? 1.25 : 0.8, event);
   }
 
   /** Whether a key was one of the view's own. What is typed into, and lists, keep theirs. */
@@ -302,22 +284,19 @@ class View {
       home: () => this.go(0), end: () => this.go(this.data.texts.length - 1),
       p: () => this.step(-1), n: () => this.step(1), k: () => this.toggle(),
       s: () => this.go(this.data.slowest[0] ?? at),
-      "/": () => (this.showBeside("tokens"), this.search.focus()),
       "+": zoom(1.5), "=": zoom(1.5), "-": zoom(1 / 1.5), 0: zoom(0),
     };
     const typed = target.matches("input:not([type=range], [type=checkbox]), select");
-    const sought = target === this.search && key === "Enter" && (() => this.seek(shiftKey ? -1 : 1));
-    const call = typed ? sought : calls[key.toLowerCase()];
+    const call = typed ? null : calls[key.toLowerCase()];
     if (call) call();
     return Boolean(call);
   }
 
-  /** Whether there was something to leave: playing, a selection, the search. */
-  escape({ target }) {
-    const found = this.playing || this.range || target === this.search;
+  /** Whether there was something to leave: playing, or a selection. */
+  escape() {
+    const found = this.playing || this.range;
     this.pause();
     if (this.range) this.select(null);
-    if (target === this.search) this.scrubber.focus();
     return Boolean(found);
   }
 }

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 _PAGE_SIZE = (2_000, 2_000)  # pixels of the embedded page, which can be magnified
 _COLOURS = 24
 _SLOWEST = 6
-_COLUMNS = {"ms": "device_ms", "steps": "step", "cache": "cache_len", "region": "region"}
-_COLUMNS |= {"probability": "probability"}
+_COLUMNS = {"ms": "device_ms", **{name: name for name in ("step", "cache_len", "region", "probability")}}
 _USUAL = 0.98  # of all steps: what takes longer shares the end of a scale
 
 _TABLE = re.compile(r"(<table\b[^<>]*>(?:(?!<table\b).)*?</table>)", re.DOTALL)
@@ -100,12 +99,11 @@ def page_address(image: Image | None) -> str:
 def boxes(
     regions: Sequence[Region], size: tuple[int, int], table: pd.DataFrame = UNTIMED
 ) -> list[dict[str, Any]]:
-    """Every box of the regions in pixels of a page of ``size``."""
+    """Every box of the regions in pixels of a page of ``size``, the smallest last: the pointer's first."""
     drawn = region_boxes(regions, size, table)
-    return [
-        {**box._asdict(), "tag": tag and tag._asdict()}
-        for box, tag in zip(drawn, place_tags(drawn, size), strict=True)
-    ]
+    tags = [tag and tag._asdict() for tag in place_tags(drawn, size)]
+    found = [{**box._asdict(), "tag": tag} for box, tag in zip(drawn, tags, strict=True)]
+    return sorted(found, key=lambda each: -math.prod(np.subtract(each["box"][2:], each["box"][:2])))
 
 
 def _values(column: pd.Series) -> list[Any]:

@@ -1,5 +1,5 @@
 // Makes a click on a column's heading sort its table. Knows nothing of what the table holds.
-const NEXT = { none: "ascending", ascending: "descending", descending: "none" };
+const NEXT = { none: ["ascending", 1], ascending: ["descending", -1], descending: ["none", 0] };
 
 function sortable(table) {
   const [body, headings] = [table.tBodies[0], [...table.tHead.rows[0].cells]];
@@ -20,9 +20,8 @@ function sortable(table) {
     heading.append(button);
     heading.ariaSort = "none";
     button.onclick = () => {
-      const next = NEXT[heading.ariaSort];
+      const [next, sign] = NEXT[heading.ariaSort]; // the sort is stable
       headings.forEach((each) => (each.ariaSort = each === heading ? next : "none"));
-      const sign = { ascending: 1, descending: -1, none: 0 }[next]; // the sort is stable
       body.append(...original.toSorted((a, b) => sign * compare(key(a, column), key(b, column))));
     };
   });
