@@ -107,8 +107,8 @@ class View {
     this.slowest.replaceChildren(...slowest.map((at) => option([at, slow(at), { "data-token": at }])));
     const most = [0, Math.max(0, ...regions.filter(({ region }) => region >= 0).map((each) => each.ms))];
     this.times = Object.fromEntries(regions.map((each) => [each.region, shade(palette, most, each.ms)[0]]));
-    const legends = [legend(palette, scale, "Decode time of a token")];
-    if (most[1]) legends.unshift(legend(palette, most, "Decode time of a region"));
+    const legends = [legend(palette, scale, "Time of a token")];
+    if (most[1]) legends.unshift(legend(palette, most, "Time of a region"));
     if (uncertain.regions.length) legends.push(h("div.opv-doubt", uncertain.legend));
     this.legends.replaceChildren(...legends);
   }
