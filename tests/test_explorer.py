@@ -24,6 +24,7 @@ from conftest import GOLDEN, NO_TORCH, PAGES
 from elements import Elements
 from example_run import make_run, page_image, two_page_run
 from fake_server import TOKENS, served
+from golden_cases import seen_once
 from hypothesis import example, given
 from hypothesis import strategies as st
 from PIL import Image
@@ -91,13 +92,20 @@ def explorer(run):
     return Explorer(runs=[run], keep=None)
 
 
+@pytest.fixture(autouse=True)
+def first_shipped(monkeypatch):
+    """The package's other records are read by the test of them."""
+    monkeypatch.setattr("ocr_phases.explorer.panel.shipped", lambda: shipped()[:1])
+
+
 def heard(explorer, call):
     """Call with the number of the repeat at each token, before the panel hears of it."""
     on_tokens = explorer.measuring.on_tokens
     explorer.measuring.on_tokens = lambda repeat, new: (call(repeat), on_tokens(repeat, new))
 
 
-def test_a_new_panel_shows_one_of_the_package_s_records_which_are_of_every_family(tmp_path):
+def test_a_new_panel_shows_one_of_the_package_s_records_which_are_of_every_family(tmp_path, monkeypatch):
+    monkeypatch.setattr("ocr_phases.explorer.panel.shipped", shipped)
     explorer = Explorer(keep=tmp_path)
     assert (explorer.run.page["file"], explorer.view, explorer.busy) == ("receipt.png", "page", False)
     assert pages_asked(explorer) == [(str(PAGES / "receipt.png"), None)] and AGAIN not in explorer.head
@@ -106,8 +114,8 @@ def test_a_new_panel_shows_one_of_the_package_s_records_which_are_of_every_famil
     assert {run.model.get("family", "deepseek-ocr") for run in runs} == set(FAMILIES)
 
 
-def test_settings_are_what_the_browser_says():
-    explorer = Explorer(PAGES / "form.png", "models/DeepSeek-OCR", keep=None)
+def test_settings_are_what_the_browser_says(run):
+    explorer = Explorer(PAGES / "form.png", "models/DeepSeek-OCR", runs=[run], keep=None)
     given = {"prompt": " locate:Total ", "preset": "gundam", "max_new_tokens": "77"}
     Browser(explorer).form(**given, infer="temperature=0.7", grounding="false")
     (asked,) = explorer.form.jobs(explorer.values)
@@ -121,9 +129,9 @@ def test_settings_are_what_the_browser_says():
     compile(code, "cell", "exec")
 
 
-def test_a_model_has_its_own_presets_and_no_device_that_is_not_there(monkeypatch):
+def test_a_model_has_its_own_presets_and_no_device_that_is_not_there(run, monkeypatch):
     monkeypatch.setattr("ocr_phases.explorer.form.has_cuda", lambda: False)
-    explorer = Explorer(keep=None)
+    explorer = Explorer(runs=[run], keep=None)
     options = lambda: {field["name"]: field["options"] for field in explorer.fields}  # noqa: E731
     assert options()["device"] == ["auto", "cpu"] and "cuda_graph" not in options()["strategy"]
     assert presets_of("tiny") == tuple(FAMILIES["deepseek-ocr"].presets)
@@ -132,12 +140,12 @@ def test_a_model_has_its_own_presets_and_no_device_that_is_not_there(monkeypatch
     assert options()["preset"][1:] == list(FAMILIES["deepseek-ocr-2"].presets)
 
 
-def test_the_browser_has_every_value_of_the_panel():
-    assert set(Explorer.class_own_traits()) <= set(Explorer(keep=None).keys)
+def test_the_browser_has_every_value_of_the_panel(explorer):
+    assert set(Explorer.class_own_traits()) <= set(explorer.keys)
 
 
-def test_pages_come_from_a_folder_a_path_and_files(tmp_path):
-    explorer = Explorer(PAGES, keep=None)
+def test_pages_come_from_a_folder_a_path_and_files(run, tmp_path):
+    explorer = Explorer(PAGES, runs=[run], keep=None)
     browser = Browser(explorer)
     assert [*explorer.form.pages][:6] == sorted(path.name for path in PAGES.glob("*.png"))
     assert pages_asked(explorer) == [(str(PAGES / "dense.png"), None)]
@@ -160,8 +168,8 @@ def test_a_record_is_shown_where_torch_cannot_be_imported(run, tmp_path):
 from ocr_phases.explorer import Explorer
 explorer = Explorer(record=sys.argv[1])
 assert "ocr_phases.session" not in sys.modules
-for explorer.view in ("latency", "records"):
-    assert explorer.message == "", explorer.message
+explorer.view = "latency"
+assert explorer.message == "", explorer.message
 explorer._do_run(dict())
 print(explorer.run.token_count, explorer.message)
 """
@@ -180,8 +188,7 @@ SHAPES["no region"] = {"text": "no region at all"}
 def test_every_shape_of_record_is_drawn_and_has_a_small_picture(shape):
     run = make_run(**SHAPES[shape], page_name="<b>.png")
     explorer = Explorer(runs=[run])
-    # Figures of all shapes are drawn by the tests of what a cell shows.
-    open_all(explorer, *(() if shape == "cuda" else ("checks", "page")))
+    open_all(explorer, "checks", "page")  # figures of all shapes are drawn by the tests of what a cell shows
     json.dumps(explorer.data, allow_nan=False)
     explorer.token = 10**6
     assert (explorer.token, explorer.message) == (run.token_count - 1, "")
@@ -204,7 +211,8 @@ def test_every_shape_of_record_is_drawn_and_has_a_small_picture(shape):
 def test_what_a_model_or_a_file_name_says_stays_text():
     attack = "<script>alert(1)</script><img src=x onerror=alert(1)>"
     text = f"<|ref|>{attack}<|/ref|><|det|>[[1, 2, 300, 400]]<|/det|>{attack}</style><script>"
-    explorer = Explorer(runs=[make_run(text=text, page_name=f"{attack}.png"), make_run(text=text)], keep=None)
+    runs = [make_run(text=text, page_name=f"{attack}.png"), make_run(text=text, cuda=True)]
+    explorer = Explorer(runs=runs, keep=None)
     explorer.ticked = [record.key for record in explorer.rows[:2]]
     open_all(explorer)
     explorer._do_rename({"key": explorer.rows[0].key, "value": attack})
@@ -443,26 +451,32 @@ def test_a_report_is_made_of_a_record(explorer, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def quick(tiny_session, tmp_path, monkeypatch):
+def quick(tiny_session, run, tmp_path, monkeypatch):
     """A panel that asks for little, where the kernel already holds the model."""
     kept = {ModelSettings(**Settings().of_model()): tiny_session}
     monkeypatch.setattr("ocr_phases.session._kept", kept)
-    explorer = Explorer(PAGES / "receipt.png", keep=tmp_path / "kept")
+    explorer = Explorer(PAGES / "receipt.png", runs=[run], keep=tmp_path / "kept")
     less = {"ceilings": False, "token_probabilities": False}
     Browser(explorer).form(preset="tiny", max_new_tokens=2, repeats=1, warmup=0, **less)
-    yield explorer
+    with seen_once(tiny_session):
+        yield explorer
     MEASURED.clear()
 
 
 def test_a_run_is_measured_in_its_thread_watched_and_repeated_over_its_curve(quick):
     seen, threads, shown = [], set(), len(quick.runs)
-    Browser(quick).form(max_new_tokens=12, repeats=2)
+    Browser(quick).form(max_new_tokens=6, repeats=2)
     quick.observe(lambda change: seen.append(change["new"]), "live")
-    heard(quick, lambda _: threads.add((threading.current_thread().name, quick.busy)) or time.sleep(0.03))
+
+    def at_token(_):
+        threads.add((threading.current_thread().name, quick.busy))
+        time.sleep(0.06 * (len(quick.runs) == shown))  # which is in time to be watched
+
+    heard(quick, at_token)
     asyncio.run(quick.measure())
     assert (quick.message, quick.busy, quick.live) == ("", False, {})
     first = quick.run
-    assert (first.token_count, first.repeats, first.page["file"]) == (12, [0, 1], "receipt.png")
+    assert (first.token_count, first.repeats, first.page["file"]) == (6, [0, 1], "receipt.png")
     ((thread, busy),) = threads
     assert busy and thread != threading.current_thread().name
     states = [state for state in seen if state]
@@ -481,10 +495,10 @@ STOPS += [("layer", by) for by in ("stop", "interrupt", "cancel")]
 
 @pytest.mark.parametrize(("where", "by"), STOPS)
 def test_a_measurement_ends_where_it_is_stopped(quick, tiny_session, monkeypatch, where, by):
-    layers = tiny_session.model.model.vision_tower.sam_encoder.layers
+    layers = tiny_session.model.model.vision_tower.vision_encoder.encoder.layers
     calls, heeded, named = [], [], threading.Event()
     before, handler = quick.run, signal.getsignal(signal.SIGINT)
-    Browser(quick).form(max_new_tokens=9, repeats=2)
+    Browser(quick).form(max_new_tokens=3, repeats=2)
 
     async def measure():
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
@@ -500,7 +514,7 @@ def test_a_measurement_ends_where_it_is_stopped(quick, tiny_session, monkeypatch
 
         def at_token(repeat):
             calls.append(f"repeat {repeat}")
-            if calls.count(where) == 9:
+            if calls.count(where) == 3:
                 stop()
 
         def set_up(*_):  # nothing is compiled here
@@ -521,7 +535,7 @@ def test_a_measurement_ends_where_it_is_stopped(quick, tiny_session, monkeypatch
 
     with pytest.raises(asyncio.CancelledError) if by == "cancel" else contextlib.nullcontext():
         asyncio.run(measure())
-    assert heeded == [True] and calls.count(where) in (0, 9) and not quick.busy
+    assert heeded == [True] and calls.count(where) in (0, 3) and not quick.busy
     assert by == "cancel" or "Stopped" in quick.message
     if where == "repeat 1":
         assert quick.run.repeats == [0] and "1 of 2 repeats" in quick.message
@@ -571,7 +585,7 @@ def test_finished_records_are_kept_and_the_newest_is_shown_again(quick, tmp_path
     stem = "2026-11-23T03-00-00_receipt.png_tiny_tiny_eager_vision-eager_2-tokens"
     kept = tmp_path / "kept"
     assert sorted(path.name for path in kept.iterdir()) == [f"{stem}-2.json", f"{stem}.json"]
-    assert says(quick.told, "2 records") and quick.records.count("data-own") == 2
+    assert says(quick.told, "2 records") and quick.records.count("data-own") == 3
     MEASURED.clear()  # as a restart does
     (kept / "old.json.gz").write_bytes(gzip.compress(quick.run.to_json()))
     os.utime(kept / "old.json.gz", (0, 0))
