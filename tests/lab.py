@@ -18,6 +18,8 @@ REPOSITORY = Path(__file__).parents[1]
 CHROMIUM = Path("/usr/bin/chromium")
 TOKEN = "tests-only"
 _START_S = 60.0
+# Without what checks web addresses, which takes longer to make than all else of a server.
+_SERVER = "import sys; sys.modules['rfc3987_syntax'] = None; from jupyterlab.labapp import main; main()"
 
 # The page says "Idle" before its session is there, and running a cell then asks for a kernel.
 READY = """() => {
@@ -61,7 +63,7 @@ def jupyter_lab(folder: Path) -> Iterator[str]:
         "LabApp.extension_manager": "readonly",
         "LabApp.expose_app_in_browser": True,
     }
-    command = [sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root"]
+    command = [sys.executable, "-c", _SERVER, "--no-browser", "--allow-root"]
     command += [f"--{name}={value}" for name, value in options.items()]
     with (folder / "server.log").open("w") as log:
         server = subprocess.Popen(command, env={**os.environ, **own}, stdout=log, stderr=log)
@@ -102,6 +104,17 @@ def open_notebook(page: Any, address: str, name: str = "explore.ipynb") -> None:
     """Open a notebook in a fresh workspace and wait for its kernel."""
     page.goto(f"{address}/doc/tree/{name}?token={TOKEN}&reset")
     page.wait_for_function(READY, timeout=60_000)
+
+
+def reopen(page: Any) -> None:
+    """Save and close the notebook, and open its file as another browser would."""
+    page.evaluate("""async () => {
+      const { context } = jupyterapp.shell.currentWidget;
+      await context.save();
+      jupyterapp.shell.currentWidget.dispose();
+      await jupyterapp.commands.execute('docmanager:open', { path: context.path });
+    }""")
+    page.wait_for_function(READY)
 
 
 def run_all(page: Any) -> None:
