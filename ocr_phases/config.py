@@ -160,12 +160,12 @@ def _layout(config: dict[str, Any]) -> tuple[FamilyFacts, bool]:
     # The class's own attention, where a saved config does not say.
     attention = " and ".join(sorted(set(map(str, types)))) if isinstance(types, list) and types else WINDOWED
     for family in FAMILIES.values():
-        if config.get("model_type") == family.published_type and {_SAM, family.encoder_part} <= parts:
+        if config.get("model_type") == family.config["model_type"] and {_SAM, family.encoder_part} <= parts:
             return family, True
         if config.get("model_type") == family.saved_type and family.attention in (None, attention):
             return family, False
     known = [
-        f"{family.title} ({family.published_type} with {family.encoder_part} and {_SAM}, or "
+        f"{family.title} ({family.config['model_type']} with {family.encoder_part} and {_SAM}, or "
         f"{family.saved_type}{f' with {family.attention}' if family.attention else ''})"
         for family in FAMILIES.values()
     ]

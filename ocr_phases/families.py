@@ -92,17 +92,16 @@ class FamilyFacts:
     Of a list of pages in one prompt ``multipage_preset`` is the preset, which has no crops, and
     ``multipage_infer`` what ``published`` has otherwise there.
 
-    ``config`` has the entries of its published ``config.json`` that are read; ``published_type`` and
-    ``saved_type`` are the ``model_type`` of that file and of the one that transformers saves,
-    ``encoder_part`` is the published name of the second vision encoder, ``attention`` that of all layers of
-    the language model, None where its class knows no other than full attention. ``native`` drives
-    transformers' class and ``vendor`` the published remote-code class, where that can be driven. ``unsaid``
-    is what a published file need not say of the second vision encoder.
+    ``config`` has the entries of its published ``config.json`` that are read, ``saved_type`` is the
+    ``model_type`` of that file as transformers saves it, ``encoder_part`` the published name of the second
+    vision encoder, ``attention`` that of all layers of the language model, None where its class knows no
+    other than full attention. ``native`` drives transformers' class and ``vendor`` the published remote-code
+    class, where that can be driven. ``unsaid`` is what a published file need not say of the second vision
+    encoder: of a Qwen2-0.5B all but its width. Its class's own RoPE base of 10,000 gives other tokens.
     """
 
     name: str
     title: str
-    published_type: str
     saved_type: str
     encoder_part: str
     encoders: tuple[str, ...]
@@ -175,11 +174,12 @@ class FamilyFacts:
 
 def _families() -> dict[str, FamilyFacts]:
     table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+    files = Path(__file__).with_name("configs").glob("*.json")
+    configs = {file.stem: json.loads(file.read_bytes()) for file in files}
     for name, row in table.items():
         like = table.get(row.get("like"), row)
         row = table[name] = {**like, "vendor": None, "attention": None, **row, "name": name}
-        row["config"] = json.loads(Path(__file__).with_name("configs").joinpath(f"{name}.json").read_bytes())
-        row["published_type"] = row["config"]["model_type"]
+        row |= {"config": configs[name], "unsaid": configs.get(row["encoder_part"], {})}
         row["published_limit"] = row["config"]["language_config"]["max_position_embeddings"]
         stages = (*row["encoders"], "projector", "language_model", "lm_head")
         modules = dict(zip(stages, like["native"]["modules"].values(), strict=True))

@@ -104,8 +104,8 @@ def presets_of(model: str) -> tuple[str, ...]:
         named = name or json.loads((placed(model) / "config.json").read_bytes())["model_type"]
     except (OSError, ValueError, KeyError, TypeError):
         return PRESET_NAMES
-    suited = [row for row in FAMILIES.values() if named in (row.name, row.published_type, row.saved_type)]
-    return tuple(dict.fromkeys(name for facts in suited for name in facts.presets)) or PRESET_NAMES
+    rows = [row for row in FAMILIES.values() if named in (row.name, row.config["model_type"], row.saved_type)]
+    return tuple(dict.fromkeys(name for facts in rows for name in facts.presets)) or PRESET_NAMES
 
 
 class Form:
