@@ -37,7 +37,7 @@ FAILURE_COLUMNS, CURVE_COLUMNS = (*SWEEP_COLUMNS[:6], "reason"), (*_COLUMNS["dra
 #: other costs and loses less.
 POINT_COLUMNS = tuple(_COLUMNS["point"])
 #: What a cell is called by, its settings that vary, in this order; and how its model was loaded.
-_NAMED = _TEXTS["named"]
+_NAMED = {name: _TEXTS["named"].get(name, "{}") for name in _COLUMNS["named"]}
 LOADED = {name: _NAMED[name] for name in ("attention", "dtype")}
 
 _POINTS = 60  # of a curve: single steps are noise here
@@ -307,7 +307,7 @@ def _presets(pages: pd.DataFrame) -> pd.DataFrame:
     known = pages.dropna(subset=[measure_of(pages) or "agreement"])
     read = known.groupby("page_id")["preset"].transform("nunique") == known["preset"].nunique()
     known = known[read].assign(pages=1, loops=known["repetition"] > 0)
-    how = {figure: way for way, figures in _TEXTS["over_pages"].items() for figure in figures}
+    how = {figure: way for way, figures in _COLUMNS["over_pages"].items() for figure in figures}
     return known.groupby("preset", sort=False).agg(how).reset_index()
 
 
@@ -460,7 +460,7 @@ def ways_sentence(table: pd.DataFrame, way: str) -> str:
     parts = ", ".join(f"{ms} {texts.get(name, name)}" for ms, name in zip(took, times.index, strict=False))
     for row in floor.to_dict("records"):
         allows = texts[row["step_bound_by"] if way == "strategy" else "prefill"]
-        parts += filled(allows, least=took[-1], source=texts[row["floor_source"]])
+        parts += filled(allows, least=took[-1], source=texts.get(row["floor_source"], "datasheet"))
     said, named = filled(texts[way], times=parts), cell_name(rows.iloc[0], table, but=way)
     return f"At {named}, {said}" if named else said[0].upper() + said[1:]
 
