@@ -12,20 +12,20 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 import refusals
-import torch
-from example_run import ATTACK, make_run
-from golden_cases import RECORDINGS, seen_once, vendor_inputs
 
-from ocr_phases import OCRSession
-from ocr_phases.inputs.packing import DeviceInputs
-from ocr_phases.models.folders import transformers_version
-from ocr_phases.report.render import page_report
+if TYPE_CHECKING:
+    from ocr_phases import OCRSession
+    from ocr_phases.inputs.packing import DeviceInputs
 
+# Fixtures import what takes long: xdist reads this file before it starts the workers.
 if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core; what it starts has no more
+    import torch
+
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
 
@@ -89,6 +89,9 @@ def native_session(folder: Path) -> Callable[[], OCRSession]:
 
     @pytest.fixture(scope="session")
     def session() -> OCRSession:
+        from ocr_phases import OCRSession
+        from ocr_phases.models.folders import transformers_version
+
         if transformers_version() < (5, 20):
             pytest.skip("the native classes need transformers 5.20")
         return OCRSession.from_local(folder / "checkpoint", device="cpu", dtype="float32")
@@ -103,12 +106,16 @@ golden_session, ocr2_session, unlimited_session = map(native_session, (GOLDEN, G
 def vendor_session(standin: Path, remote_code: None) -> OCRSession:
     from vendor_standin import RULES
 
+    from ocr_phases import OCRSession
+
     return OCRSession.load(str(standin), device="cpu", **RULES)
 
 
 @pytest.fixture
 def driven(request: pytest.FixtureRequest) -> Iterator[Callable[[str, str], tuple[OCRSession, DeviceInputs]]]:
     """The session and the inputs of a family's recorded case, or of a page for the vendor's class."""
+    from golden_cases import RECORDINGS, seen_once, vendor_inputs
+
     with contextlib.ExitStack() as stack:
 
         def of(name: str, case: str) -> tuple[OCRSession, DeviceInputs]:
@@ -122,12 +129,16 @@ def driven(request: pytest.FixtureRequest) -> Iterator[Callable[[str, str], tupl
 
 @pytest.fixture(scope="module")
 def pixels_seen_once(golden_session: OCRSession) -> Iterator[None]:
+    from golden_cases import seen_once
+
     with seen_once(golden_session):
         yield
 
 
 @pytest.fixture(scope="session")
 def tiny_session() -> OCRSession:
+    from ocr_phases import OCRSession
+
     return OCRSession.load("tiny", device="cpu")
 
 
@@ -155,10 +166,24 @@ def report_without_torch(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-#: Of a synthetic record, and of one whose text and file name try to become elements.
-plain_report = report_fixture("plain", lambda folder: page_report(make_run(), folder))
-ATTACKED = make_run(text=ATTACK, page_name="<b>page</b>.png")
-attacked_report = report_fixture("attacked", lambda folder: page_report(ATTACKED, folder))
+def synthetic_report(folder: Path, **shape: str) -> None:
+    """The report of a synthetic record."""
+    from example_run import make_run
+
+    from ocr_phases.report.render import page_report
+
+    page_report(make_run(**shape), folder)
+
+
+def attacking_report(folder: Path) -> None:
+    """The report of a record whose text and file name try to become elements."""
+    from example_run import ATTACK
+
+    synthetic_report(folder, text=ATTACK, page_name="<b>page</b>.png")
+
+
+plain_report = report_fixture("plain", synthetic_report)
+attacked_report = report_fixture("attacked", attacking_report)
 gpu_report = report_fixture("gpu", report_without_torch)
 
 
