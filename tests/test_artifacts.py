@@ -23,7 +23,7 @@ from ocr_phases.errors import CannotWrite
 from ocr_phases.files import MANIFEST_NAME, REPORT_FOLDER, check_names, folder_for, write_given
 from ocr_phases.report import artifacts
 from ocr_phases.report.artifacts import EOS_TEXT, RESULTS, parse_geometry, result_markdown, write_artifacts
-from ocr_phases.show.page import LABEL_COLOURS, draw_marks, label_colour, printable, region_boxes
+from ocr_phases.show.page import LABEL_COLOURS, draw_marks, label_colour, place_tags, printable, region_boxes
 from ocr_phases.versions import asset
 
 LINK = re.compile(r"!\[\]\(images/(\d+)\.jpg\)")
@@ -86,8 +86,9 @@ def test_golden_boxes_are_outlined_at_their_pixels():
         for corner in [(x1, y1), (min(x2, page.width - 1), min(y2, page.height - 1))]:
             assert drawn.getpixel(corner) == ImageColor.getrgb(colour)
     assert (np.asarray(drawn)[outside] == np.asarray(page.convert("RGB"))[outside]).all()
-    (whole,) = region_boxes(parse_grounding(marked("text", "[[0, 0, 999, 999]]")).regions, (20, 10))
-    assert whole.box == (0, 0, 19, 9)  # its last pixels are on the page
+    (whole,) = region_boxes(parse_grounding(marked("text", "[[0, 0, 999, 999]]")).regions, (200, 100))
+    assert whole.box == (0, 0, 199, 99)  # its last pixels are on the page, and so is its tag
+    assert place_tags([whole], (200, 100))[0].ground[3] <= 100
 
 
 def test_tags_are_drawn_beside_each_other():

@@ -210,7 +210,7 @@ def test_an_error_of_the_caller_s_own_function_stays(golden_session):
 PAGE, RUN, LONG = str(PAGES / "slide.png"), str(RECORD), "x" * 300
 #: Wrong commands: how they begin, and how each of them ends. What each is told is an approved sentence.
 WRONG = {
-    "": "profil PAGE|report|verify|sweep|profile|compare RUN",
+    "": "|profil PAGE|report|verify|sweep|profile|compare RUN",
     "report": "--prest tiny|PAGE --record RUN",
     "report PAGE": "--model tny|--model dumy|--dtype fp16|--device abacus|--revision main|--kernel-steps 5|"
     "--trust-remote-code|--generate --verify|--out LONG|--out BAD/file",

@@ -1,5 +1,6 @@
 """A batch with the real worker and model, and pages that a worker in this process measures and reports on."""
 
+import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -75,6 +76,8 @@ def test_pages_of_a_pdf_are_measured_and_shown(golden_session, tmp_path, monkeyp
     told = capsys.readouterr().out
     assert says(told, "Resumed", "3 found", "3 finished", "0 failed before", "measures 0 pages")
     assert says(told, "0 measured, 2 kept")
+    assert main(["batch", "--render", "only", *command[3:5], "--price-per-hour", "7", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["reports_failed"] == 0
 
 
 def test_a_model_that_cannot_be_loaded_stops_the_batch_at_once(tmp_path, monkeypatch, capsys):

@@ -105,6 +105,7 @@ def test_a_long_prompt_takes_several_forwards():
     assert text["step"].fillna(-1).tolist() == [-1, -1, 0, 1]
     assert spans.set_index("stage").loc["prefill", "host_start_ms"] == 1.0
     assert spans[spans["stage"] == "sam"]["view"].tolist() == ["global", "local"]
+    assert "preprocess" not in set(spans["stage"])  # of which nobody told
 
 
 NO_IDS = "the server sends no ids, so its pieces have numbers"

@@ -340,15 +340,15 @@ def test_live_tells_text_boxes_pace_and_progress_and_a_result_is_tightened_by_re
     assert state["text"] == text[:-12] and len(state["lines"][0]) == many - 13
     live.on_tokens(-1, [[*range(many - 12, many)]])
     assert [box["region"] for box in live.state()["boxes"]] == [0]
-    for done in (1, 2):
+    for done, new in ((1, 3), (2, 2)):
         live.progress(done, 3)
-        live.on_tokens(0, [[7]])
-        live.on_tokens(0, [[7]])
+        for _ in range(new):
+            live.on_tokens(0, [[7]])
     state = live.state()
     assert says(state["doing"], "repeat 2 of 2", "2 tokens", "a token") and state["left"].endswith("s left")
     assert (state["done"], state["total"]) == (2 * many + 2, 3 * many)
     # What a finished run brought stays while the next one is measured, whose curve is the faint one.
-    assert (state["text"], len(state["lines"])) == (2 * text[7], 2)
+    assert (state["text"], len(state["lines"])) == (3 * text[7], 2)
     live.progress(3, 3)
     live.state()
     live._times = [[9.0], [1.0, 5.0], [2.0, 8.0]]

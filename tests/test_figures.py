@@ -17,7 +17,7 @@ from wording import says
 
 from ocr_phases.analyse.comparison import Comparison
 from ocr_phases.show.figures import PHASE_COLOURS, STAGE_COLOURS, STILL, figure_svg
-from ocr_phases.show.page import plot_region_types, regions_html, type_colour
+from ocr_phases.show.page import plot_region_types, regions_html, time_colour, type_colour
 from ocr_phases.show.plots import plot_latency, plot_memory, plot_phase_timeline, plot_vision_stages
 
 PLOTS = (plot_latency, plot_vision_stages, plot_phase_timeline, plot_memory, plot_region_types)
@@ -148,7 +148,8 @@ def test_ratios_on_small_axes_are_the_largest_that_can_be_read():
 
 
 def test_regions_come_the_costliest_first_and_type_stands_out_from_its_ground():
-    table = make_run().regions
+    table, shown = make_run().regions, make_run().plot.page(color="time").axes[0].images[0].get_array()
+    assert (shown == np.round(np.multiply(255, to_rgb(time_colour(1.0))))).all(axis=2).any()
     ranks = table["decode_ms"].rank(ascending=False, method="first").astype(int)
     ranked = re.findall(r"rank\d\d", regions_html(table.assign(label=[f"rank{rank:02}" for rank in ranks])))
     assert len(ranked) > 1 and ranked == sorted(ranked)

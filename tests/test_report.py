@@ -56,11 +56,12 @@ def run(folder, *sources, **parameters):
     return read_valid(execute_notebook("small", parameters, folder / "out" / "done.ipynb")).cells
 
 
-def test_a_cell_shows_what_a_kernel_would_show_of_it_and_leaves_nothing(notebooks, tmp_path, monkeypatch):
+def test_a_cell_shows_what_a_kernel_would_of_it_and_leaves_nothing(notebooks, tmp_path, monkeypatch, capsys):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     cells = (
-        "from ocr_phases.show.results import Section\nprint(x, name)\nprint('more')",
+        "from ocr_phases.show.results import Section\nimport sys\nprint(x, name)\nprint('more')\n"
+        "print('a warning', file=sys.stderr)",
         "def doubled(number):\n    return number * 2\n\ndoubled(x)",
         "import pandas as pd\npd.DataFrame({'a': [x]})",
         "Section('<p>one</p>', '', '<p>two</p>')",
@@ -74,6 +75,7 @@ def test_a_cell_shows_what_a_kernel_would_show_of_it_and_leaves_nothing(notebook
         shown = [[output.get("text") or output.data for output in each] for each in outputs]
         assert shown[:2] == [[], []]
         assert shown[2] == [f"21 {name}\nmore\n"]
+        assert "a warning" in capsys.readouterr().err  # whoever starts it sees that at once
         assert shown[3] == [{"text/plain": "42"}]
         assert "<td>21</td>" in shown[4][0]["text/html"]
         assert [data["text/html"] for data in shown[5]] == ["<p>one</p>", "<p>two</p>"]
@@ -165,6 +167,7 @@ def test_a_report_that_is_stopped_says_so_and_leaves_nothing(tmp_path, monkeypat
 def test_a_report_is_complete_and_one_file(plain_report):
     names = {"run.json", "result.mmd", "images", "result_with_boxes.jpg", "report.ipynb", "report.html"}
     assert names <= {path.name for path in plain_report.iterdir()}
+    assert "image/png" not in (plain_report / "report.ipynb").read_text("utf-8")  # the drawings' stills
     document = (plain_report / "report.html").read_text(encoding="utf-8")
     elements = Elements(document)
     assert not elements.open and not elements.stray
