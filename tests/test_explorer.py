@@ -244,7 +244,7 @@ def test_tokens_regions_boxes_and_slowest_are_those_of_the_record(explorer, run)
     table, data = run.token_table, explorer.data
     assert data["texts"] == table["text"].tolist()
     assert data["region"] == table["region"].tolist()
-    assert (data["ms"][0], data["steps"][:2]) == (None, [None, 0])  # the prefill's has no time
+    assert (data["ms"][0], data["step"][:2]) == (None, [None, 0])  # the prefill's has no time
     assert data["slowest"] == table["device_ms"].nlargest(6).index.tolist()
     low, high = data["scale"]
     assert 0 < low < high <= table["device_ms"].max()
