@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._inductor import codecache
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import windowed_length
@@ -62,7 +61,6 @@ _OPTIONS = {
     # With it, a start from the compiler's cache tunes most kernels again.
     "use_static_cuda_launcher": False,
 }
-_KNOWN = {name: value for name, value in _OPTIONS.items() if name in torch._inductor.list_options()}
 #: Steps that are kept, each with a KV cache, and of each the prefills of so many prompt lengths; on CUDA both
 #: with their graphs' memory.
 KEPT_STEPS = 4
@@ -118,7 +116,8 @@ class StaticStep:
         self._given: Tensor | None = None  # the token that the step itself fed back
         self.setup: dict[str, Any] = {"max_cache_len": max_cache_len, "compile_ms": None, "capture_ms": None}
         self.setup["allocated_bytes"] = cache_bytes_per_token(self.cache) * max_cache_len
-        options = _KNOWN if self.device.type == "cuda" else None
+        known = {name: value for name, value in _OPTIONS.items() if name in torch._inductor.list_options()}
+        options = known if self.device.type == "cuda" else None
         self._body = compiled_apart(self._step, options=options) if strategy == "compiled" else self._step
         self._runs: dict[int, Callable[[], Tensor]] = {}  # as ``strategy`` runs it, by the entries it reads
 
@@ -138,6 +137,8 @@ class StaticStep:
         with current_device(self.device), self.execution():
             runs = {read: self._reading(read) for read in sorted(reads - self._runs.keys())}
             if runs and self.strategy == "compiled" and not self._runs:
+                from torch._inductor import codecache  # as long to import as torch is
+
                 made_of = f"{torch.__version__} {self._mask.shape} {self.device.type} {self.model.config}"
                 # Beside what the compiler keeps, so that both go together.
                 note = Path(codecache.cache_dir(), sha256(made_of.encode()).hexdigest())

@@ -12,7 +12,6 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch._inductor import inductor_prims
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ocr_phases.models.wiring import family_of
@@ -149,6 +148,8 @@ def fused_forms(language_model: nn.Module) -> dict[nn.Module, Callable[..., Any]
 
 
 def _stored(given: Tensor) -> Tensor:
+    from torch._inductor import inductor_prims
+
     compiled = torch.compiler.is_compiling()  # elsewhere it would be a copy
     return inductor_prims.force_stride_order(given, given.stride()) if compiled else given
 
