@@ -467,12 +467,8 @@ def test_a_run_is_measured_in_its_thread_watched_and_repeated_over_its_curve(qui
     seen, threads, shown = [], set(), len(quick.runs)
     Browser(quick).form(max_new_tokens=6, repeats=2)
     quick.observe(lambda change: seen.append(change["new"]), "live")
-
-    def at_token(_):
-        threads.add((threading.current_thread().name, quick.busy))
-        time.sleep(0.06 * (len(quick.runs) == shown))  # which is in time to be watched
-
-    heard(quick, at_token)
+    heard(quick, lambda _: threads.add((threading.current_thread().name, quick.busy)))
+    heard(quick, lambda _: len(quick.runs) == shown and time.sleep(0.06))  # in time to be watched
     asyncio.run(quick.measure())
     assert (quick.message, quick.busy, quick.live) == ("", False, {})
     first = quick.run
@@ -597,6 +593,15 @@ def test_finished_records_are_kept_and_the_newest_is_shown_again(quick, tmp_path
     again.view = "records"
     assert again.rows[2].cells["prefill_ms"] == quick.run["prefill_ms"]
     assert len(again.runs) == 1  # the others are read for the table alone
+
+
+def test_what_is_asked_is_done_with_what_the_browser_holds_back(explorer):
+    browser, told = Browser(explorer), []
+    explorer._handle = SimpleNamespace(update=lambda bundle, raw: told.append((explorer.token, bundle)))
+    browser.ask("save", state={"token": 7, "color": "time"})
+    assert told == [(7, explorer.picture())] and browser.answers[-1][0]["saved"]
+    browser.ask("code", state={"values": {**explorer.values, "seed": 12}})
+    assert "seed=12" in browser.answers[-1][0]["copy"]
 
 
 def test_confidential_records_are_kept_by_the_kernel_alone(quick, tmp_path):

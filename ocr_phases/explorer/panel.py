@@ -260,6 +260,7 @@ class Explorer(anywidget.AnyWidget):
         """Do what the browser asks for: `_do_NAME` gets the message, with the bytes of files."""
         self.message = ""
         with self._telling():
+            self.set_state(content.get("state", {}))  # what the browser holds back behind an earlier change
             getattr(self, f"_do_{content['do']}")(content | {"buffers": [bytes(each) for each in buffers]})
 
     @contextlib.contextmanager
