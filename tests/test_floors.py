@@ -107,7 +107,8 @@ def test_where_there_is_no_floor_it_is_said(run: PhaseRun, reason: str) -> None:
 def test_a_record_without_steps_has_the_floors_of_its_prefill() -> None:
     run = example(max_tokens=1)
     assert {*floor_table(run)["phase"]} == {"prefill"} and decode_floor(run).empty
-    assert floor_sentence(run) == "" and figure_png(plot_roofline(run))
+    assert floor_sentence(run) == "" and figure_png(figure := plot_roofline(run))
+    assert max(line.get_linewidth() for line in figure.axes[0].lines) < 5
 
 
 #: A device of each datasheet, in their order.

@@ -175,10 +175,12 @@ def test_a_report_is_complete_and_one_file(plain_report):
     assert [attributes for tag, attributes in elements.found if tag == "script"] == [{}]
     assert [attributes["href"] for tag, attributes in elements.found if tag == "link"] == ["data:,"]
     assert not [name for name in ("@import", "MathJax", "require.js") if name in document]
+    ids = [f"#{attributes['id']}" for tag, attributes in elements.found if tag == "h2" and "id" in attributes]
+    assert len({*ids}) == len(ids)
     for tag, attributes in elements.found:
         assert (attributes.get("src") or "data:").startswith("data:")
         assert tag != "img" or attributes["alt"]
-        assert tag != "a" or (attributes["href"] or "").startswith("#")
+        assert tag != "a" or attributes["href"] in (*ids, "#report")
 
 
 def test_a_report_holds_no_code_unless_asked(plain_report, tmp_path):
