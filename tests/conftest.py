@@ -29,8 +29,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core; what it start
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
 
-# jsonschema checks web addresses with a parser that takes seconds to make, and no notebook's schema has any.
-sys.modules.setdefault("rfc3987_syntax", None)  # type: ignore[arg-type]
+# No notebook's schema has the web addresses that this parses, which takes seconds to make in each process.
+sys.path.insert(0, light := str(Path(__file__).parent / "light"))
+os.environ["PYTHONPATH"] = f"{light}:{Path(__file__).parents[1]}"
 
 # Tests start many processes, and each would compile the package again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
