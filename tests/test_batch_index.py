@@ -138,12 +138,8 @@ def test_reports_alone_are_rendered_tried_again_and_told(own, monkeypatch, capsy
     assert pages.loc["c.pdf#2", ["report", "reason"]].tolist() == [False, "The notebook failed."]
     assert pages.loc[EVIL, "report"] and (own / "index.html").read_text() == "drawn elsewhere"
     # What failed is tried again, and what shows another price than the one that is asked.
-    for price, told in (
-        ([], (1, 0)),
-        (["--price-per-hour", "7"], (3, 2)),
-        ([], (1, 0)),
-        (["--price-per-hour", "7"], (1, 0)),
-    ):
+    seven = ["--price-per-hour", "7"]
+    for price, told in (([], (1, 0)), (seven, (3, 2)), ([], (1, 0)), (seven, (1, 0))):
         assert main(["batch", "--render", "only", "--out", str(own), *price]) == 1
         assert says(capsys.readouterr().out, f"{told[0]} reports", f"{told[1]} rendered", "1 failed")
 

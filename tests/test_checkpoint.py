@@ -109,11 +109,8 @@ def test_a_hub_id_is_loaded_at_its_commit(asked, code, standin, remote_code, mon
 def test_a_hub_that_never_answers_is_given_up(monkeypatch, tmp_path, capsys):
     with socket.create_server(("127.0.0.1", 0)) as hub:  # it accepts, and says nothing
         address = f"http://127.0.0.1:{hub.getsockname()[1]}"
-        for name, value in (
-            ("ENDPOINT", address),
-            ("HF_HUB_ETAG_TIMEOUT", 0.2),
-            ("HF_HUB_CACHE", str(tmp_path)),
-        ):
+        given = {"ENDPOINT": address, "HF_HUB_ETAG_TIMEOUT": 0.2, "HF_HUB_CACHE": str(tmp_path)}
+        for name, value in given.items():
             monkeypatch.setattr(f"huggingface_hub.constants.{name}", value)
         refuse("someone/model")
         assert hub_commit("someone/model") is None

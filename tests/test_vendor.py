@@ -198,13 +198,11 @@ def test_each_folder_runs_its_own_code(standin, tmp_path, monkeypatch):
 
 
 def test_attention_is_chosen(standin, monkeypatch):
-    for name, value in (
-        ("attention", "flash_attention_2"),
-        ("attention", "fast"),
-        ("cuda_calls", "drop"),
-        ("implementation", "remote"),
-    ):
-        refuse(standin, **{name: value})
+    flash = "flash_attention_2"
+    for attention in (flash, "fast"):
+        refuse(standin, attention=attention)
+    refuse(standin, cuda_calls="drop")
+    refuse(standin, implementation="remote")
     session = OCRSession.from_local(standin, device="cpu", attention="eager", **RULES)
     assert session.model.config._attn_implementation == "eager"
 
@@ -216,15 +214,11 @@ def test_attention_is_chosen(standin, monkeypatch):
 
     assert chosen(None) == "eager"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    for asked, dtype in (
-        ("sdpa", torch.bfloat16),
-        ("flash_attention_2", torch.float32),
-        ("flash_attention_2", torch.bfloat16),
-    ):
+    for asked, dtype in (("sdpa", torch.bfloat16), (flash, torch.float32), (flash, torch.bfloat16)):
         with refused():
             chosen(asked, dtype)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    assert chosen("flash_attention_2") == "flash_attention_2"
+    assert chosen(flash) == flash
 
 
 @pytest.mark.skipif(transformers_version() < (5, 20), reason="here the native class is not there")
