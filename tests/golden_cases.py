@@ -139,6 +139,7 @@ VENDOR_CASES = {
 }
 
 
+@cache
 def vendor_inputs(session: OCRSession, case: str) -> DeviceInputs:
     image, preset = VENDOR_CASES[case]
     return session.prepare(image, preset=preset).to("cpu", torch.float32)

@@ -17,6 +17,7 @@ from example_run import make_run
 from golden_cases import seen_once
 from grounding_texts import fuzzed
 from hypothesis import example, given, settings
+from PIL import Image
 from refusals import refused
 from wording import says
 
@@ -37,6 +38,7 @@ from ocr_phases.show import results
 from ocr_phases.steps import phases
 
 RECEIPT = PAGES / "receipt.png"
+SMALL = Image.open(RECEIPT).resize((300, 300))  # whose file is not read again for every run
 ONCE = {"preset": "tiny", "max_new_tokens": 6, "repeats": 1, "warmup": 0}
 QUICK = {**ONCE, "token_probabilities": False, "ceilings": False}
 
@@ -69,11 +71,11 @@ def session(request):
     run = partial(session.run_inference, **{**QUICK, "preset": preset})
     with seen_once(session):
         yield SimpleNamespace(model=session.model, family=session.family, run=run)
-        assert not failures(run(RECEIPT))
+        assert not failures(run(SMALL))
 
 
 def test_a_sound_run_passes(session):
-    found = checked(session.run(RECEIPT, verify=True, token_probabilities=True, ceilings=True))
+    found = checked(session.run(SMALL, verify=True, token_probabilities=True, ceilings=True))
     assert found["parity"].verdict == "pass"
     unknown = [name for name, check in found.items() if check.verdict == "n/a"]
     assert unknown == ["repeat_spread", "host_syncs", "decode_trend"]  # one repeat, on a CPU
@@ -82,8 +84,8 @@ def test_a_sound_run_passes(session):
 # -- the faults of the review's list ------------------------------------------------------------------
 
 PIXELS = torch.zeros(1, 3, 512, 512)
-ALONE = (RECEIPT,)
-PADDED = [RECEIPT, RECEIPT], ["free", "<image>\n<|grounding|>A longer prompt."]
+ALONE = (SMALL,)
+PADDED = [SMALL, SMALL], ["free", "<image>\n<|grounding|>A longer prompt."]
 
 
 def run_vision(session, step):
@@ -205,7 +207,7 @@ def test_a_fault_is_refused_or_seen(fault, session, monkeypatch):
 
 def test_sampling_autocast_and_mixed_norms_are_notes(golden_session):
     sampled, cast = (
-        golden_session.run_inference(RECEIPT, **QUICK, verify=True, **way)
+        golden_session.run_inference(SMALL, **QUICK, verify=True, **way)
         for way in ({"infer": {"temperature": 2.0}}, {"autocast": True})
     )
     parity_check = checked(sampled)["parity"]
@@ -248,7 +250,7 @@ def test_the_first_difference_is_judged_by_its_margin(shift, verdict, monkeypatc
 
     monkeypatch.setattr(parity, "scores", scores)
     monkeypatch.setattr(parity, "one_shot", generate)
-    run = session.run_inference(RECEIPT, ignore_eos=True, verify=True, **{**QUICK, "max_new_tokens": 7})
+    run = session.run_inference(SMALL, ignore_eos=True, verify=True, **{**QUICK, "max_new_tokens": 7})
     check = checked(run)["parity"]
     assert check.verdict == verdict
     assert says(check.measured, "token 6 of 7", "top-2 margin")
@@ -331,4 +333,4 @@ def test_out_of_memory_says_what_would_ask_for_less(golden_session):
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
     with arguments_changed(golden_session.model, exhausted), refused(OutOfMemory):
-        golden_session.run_inference([RECEIPT] * 2, **QUICK)
+        golden_session.run_inference([SMALL] * 2, **QUICK)

@@ -47,7 +47,8 @@ def test_tiny_reads_the_receipt_as_generate_does(tiny_session, run):
     assert {"title", "text", "table", "image"} <= {region.label for region in regions}
     for mine, true in zip(regions, truth, strict=True):
         assert difflib.SequenceMatcher(None, mine.text, true["text"]).ratio() > 0.9
-    once = tiny_session.run_inference(RECEIPT, **{**CHEAP, "preset": None, "max_new_tokens": 60}, generate=True)
+    sixty = {**CHEAP, "preset": None, "max_new_tokens": 60}
+    once = tiny_session.run_inference(RECEIPT, **sixty, generate=True)
     assert once.result["ids"] == run.result["ids"][:60]
     assert once["generate_ms"] > 0
     assert once["prefill_ms"] is once["tokens_per_s"] is None
@@ -96,7 +97,7 @@ def test_tokens_are_streamed_and_the_callers_random_numbers_stay(way, golden_ses
     told, done = {-1: [], 0: []}, []
     before = torch.get_rng_state()
     run = golden_session.run_inference(
-        RECEIPT,
+        SMALL,
         **{**CHEAP, "warmup": 1, **way},
         on_tokens=lambda repeat, new: told[repeat].extend(new[0]),
         progress=lambda *counts: done.append(counts),
@@ -113,10 +114,10 @@ interrupt = partial(signal.raise_signal, signal.SIGINT)
 def test_an_interrupt_keeps_finished_repeats(golden_session):
     """So does a stop, which the explorer's tests hold."""
     with refused(Interrupted):
-        golden_session.run_inference(RECEIPT, **FEW, on_tokens=lambda *_: interrupt())
+        golden_session.run_inference(SMALL, **FEW, on_tokens=lambda *_: interrupt())
     assert golden_session.last_run is None
     with pytest.raises(Interrupted) as caught:
-        golden_session.run_inference(RECEIPT, **FEW, on_tokens=lambda repeat, _: repeat == 2 and interrupt())
+        golden_session.run_inference(SMALL, **FEW, on_tokens=lambda repeat, _: repeat == 2 and interrupt())
     run = golden_session.last_run
     assert run is caught.value.run
     assert (run.repeats, run.request["repeats"]) == ([0, 1], 2)
@@ -155,7 +156,7 @@ def test_an_interrupt_after_the_repeats_keeps_them(part, golden_session, afterwa
 
     monkeypatch.setattr(*place, interrupted)
     with pytest.raises(Interrupted):
-        golden_session.run_inference(RECEIPT, **afterwards)
+        golden_session.run_inference(SMALL, **afterwards)
     assert golden_session.last_run.repeats == [0]
 
 
@@ -167,7 +168,7 @@ def test_a_failure_after_the_repeats_keeps_them(error, golden_session, afterward
     for part in AFTER:
         monkeypatch.setattr(*holder(part, golden_session), failing)
     with pytest.warns(UserWarning, match="no token probabilities"), pytest.warns(match="no ceilings"):
-        run = golden_session.run_inference(RECEIPT, **afterwards)
+        run = golden_session.run_inference(SMALL, **afterwards)
     assert run["tokens"] == 4
     assert run.probabilities is run.device["ceilings"] is None
     assert [check["verdict"] for check in run.live_checks if check["name"] == "parity"] == ["n/a"]
@@ -221,7 +222,7 @@ AS_IT_IS = {**QUICK, "max_new_tokens": 6, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def plain(tiny_session):
-    return tiny_session.run_inference(RECEIPT, **AS_IT_IS)
+    return tiny_session.run_inference(SMALL, **AS_IT_IS)
 
 
 @pytest.fixture
@@ -248,7 +249,7 @@ def test_a_model_object_is_measured_as_it_is(change, model, plain, tiny_session)
     changed = change(model)
     session = OCRSession.from_model(changed, tiny_session.tokenizer, name="mine")
     session.ceilings = tiny_session.ceilings
-    run = session.run_inference(RECEIPT, **AS_IT_IS)
+    run = session.run_inference(SMALL, **AS_IT_IS)
     assert session.model is changed
     if change is not quantised:  # which rounds
         assert run.result["ids"] == plain.result["ids"]
@@ -282,7 +283,7 @@ def test_what_cannot_be_measured_is_refused(change, model, tiny_session):
 def test_the_same_weights_run_with_another_attention_and_dtype(model, plain, tiny_session):
     assert tiny_session.with_model(attention="sdpa", dtype="float32") is tiny_session
     other = tiny_session.with_model(attention="eager", dtype="bfloat16")
-    run = other.run_inference(RECEIPT, **AS_IT_IS, ceilings=False)
+    run = other.run_inference(SMALL, **AS_IT_IS, ceilings=False)
     assert (run.model["attention"], run.model["dtype"]) == ("eager", "bfloat16")
     assert run.result["ids"] == plain.result["ids"]
     assert tiny_session.model.dtype == torch.float32
