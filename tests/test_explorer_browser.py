@@ -111,6 +111,7 @@ def ran(panel):
     for name, value in {"repeats": "1", "warmup": "0", "max_new_tokens": "198"}.items():
         panel.fill(f"[data-name={name}]", value)
         panel.press(f"[data-name={name}]", "Tab")
+    panel.uncheck("[data-name=ceilings]")
     panel.click(".opx-run")
     panel.wait_for_selector(".opx-stop:enabled")
     assert not panel.locator(".opx-form").is_visible()
