@@ -202,6 +202,7 @@ def mixed_layers(folder: Path) -> None:
 DAMAGES: dict[str, Callable[[Path], object]] = {
     "a tensor is missing": tensor(NORM, None),
     "a tensor too many": tensor("model.extra.weight", torch.ones(3)),
+    "five too many": lambda to: [tensor(f"model.extra.{n}", torch.ones(3))(to) for n in range(5)],
     "another shape": tensor(NORM, torch.ones(81)),
     "another header": bytes_of(WEIGHTS, b"\x08\0\0\0\0\0\0\0notjson!"),
     "no safetensors": lambda folder: (folder / WEIGHTS).rename(folder / "model.bin"),
