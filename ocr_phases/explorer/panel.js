@@ -6,6 +6,7 @@ const OTHER = "other …";
 const KEEPS = "data-lm-suppress-shortcuts"; // on what has the focus: JupyterLab takes no key of it
 const PATHS = "application/x-jupyter-icontents"; // what JupyterLab's file browser drags
 const EVENTS = ["keydown", "click", "input", "change", "pointerdown", "pointermove", "wheel"];
+const HELD = ["token", "row", "sheet", "view", "color", "ticked", "pinned", "keeps", "values"];
 const DROPS = ["dragover", "drop", "paste", "lm-dragenter", "lm-dragover", "lm-drop"];
 
 const part = (name) => `<section class="opx-part" data-pane="${name}" aria-label="${name}"></section>`;
@@ -40,8 +41,10 @@ class Panel extends View {
     this.listen();
   }
 
+  /** Ask the kernel, and tell it what a person set: while it is slow, changes are held back. */
   ask(what, content = {}, buffers = []) {
-    this.model.send({ do: what, from: this.id, ...content }, undefined, buffers);
+    const state = Object.fromEntries(HELD.map((name) => [name, this.model.get(name)]));
+    this.model.send({ do: what, from: this.id, state, ...content }, undefined, buffers);
   }
 
   /** Draw what the model holds, now and whenever it changes. */

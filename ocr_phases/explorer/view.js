@@ -261,7 +261,6 @@ class View {
 
   pick(event) {
     if (event.target === this.play) return this.toggle();
-    if (event.detail === 2 && this.page.root.contains(event.target)) this.page.magnify(0);
     const token = this.dragged ? null : this.under(event);
     if (token !== null) this.go(token);
   }
