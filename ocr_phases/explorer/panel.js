@@ -6,7 +6,6 @@ const OTHER = "other …";
 const KEEPS = "data-lm-suppress-shortcuts"; // on what has the focus: JupyterLab takes no key of it
 const PATHS = "application/x-jupyter-icontents"; // what JupyterLab's file browser drags
 const EVENTS = ["keydown", "click", "input", "change", "pointerdown", "pointermove", "wheel"];
-const HELD = ["token", "row", "sheet", "view", "color", "ticked", "pinned", "keeps", "values"];
 const DROPS = ["dragover", "drop", "paste", "lm-dragenter", "lm-dragover", "lm-drop"];
 
 const part = (name) => `<section class="opx-part" data-pane="${name}" aria-label="${name}"></section>`;
@@ -41,9 +40,9 @@ class Panel extends View {
     this.listen();
   }
 
-  /** Ask the kernel, and tell it what a person set: while it is slow, changes are held back. */
+  /** Ask the kernel, and tell it what was set before: while it is slow, changes are held back. */
   ask(what, content = {}, buffers = []) {
-    const state = Object.fromEntries(HELD.map((name) => [name, this.model.get(name)]));
+    const state = Object.fromEntries(this.touched.splice(0).map((name) => [name, this.model.get(name)]));
     this.model.send({ do: what, from: this.id, state, ...content }, undefined, buffers);
   }
 

@@ -36,7 +36,7 @@ function shade(palette, [low, high], ms) {
 /** The linked view in a panel of this HTML, which has `viewHtml` in it. */
 class View {
   constructor(model, html) {
-    Object.assign(this, { model, curve: new Curve(), page: new Page() });
+    Object.assign(this, { model, curve: new Curve(), page: new Page(), touched: [] });
     this.root = build(this, h("div.opx.op", { tabindex: -1 }), html);
     this.left.prepend(this.page.root);
     this.lists.before(this.curve.root);
@@ -44,6 +44,7 @@ class View {
   }
 
   set(values) {
+    this.touched.push(...Object.keys(values));
     this.model.set(values); // which calls what listens, in every place of this model
     this.model.save_changes();
   }
