@@ -17,12 +17,17 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 import refusals
+from example_run import ATTACK, make_run
+
+import ocr_phases
+from ocr_phases.models.folders import transformers_version
+from ocr_phases.report.render import page_report
 
 if TYPE_CHECKING:
     from ocr_phases import OCRSession
     from ocr_phases.inputs.packing import DeviceInputs
 
-# Fixtures import what takes long: xdist reads this file before it starts the workers.
+# Fixtures import what needs torch: xdist reads this file before it starts the workers.
 if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core; what it starts has no more
     import torch
 
@@ -90,12 +95,9 @@ def native_session(folder: Path) -> Callable[[], OCRSession]:
 
     @pytest.fixture(scope="session")
     def session() -> OCRSession:
-        from ocr_phases import OCRSession
-        from ocr_phases.models.folders import transformers_version
-
         if transformers_version() < (5, 20):
             pytest.skip("the native classes need transformers 5.20")
-        return OCRSession.from_local(folder / "checkpoint", device="cpu", dtype="float32")
+        return ocr_phases.OCRSession.from_local(folder / "checkpoint", device="cpu", dtype="float32")
 
     return session
 
@@ -107,9 +109,7 @@ golden_session, ocr2_session, unlimited_session = map(native_session, (GOLDEN, G
 def vendor_session(standin: Path, remote_code: None) -> OCRSession:
     from vendor_standin import RULES
 
-    from ocr_phases import OCRSession
-
-    return OCRSession.load(str(standin), device="cpu", **RULES)
+    return ocr_phases.OCRSession.load(str(standin), device="cpu", **RULES)
 
 
 @pytest.fixture
@@ -138,9 +138,7 @@ def pixels_seen_once(golden_session: OCRSession) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny_session() -> OCRSession:
-    from ocr_phases import OCRSession
-
-    return OCRSession.load("tiny", device="cpu")
+    return ocr_phases.OCRSession.load("tiny", device="cpu")
 
 
 def report_fixture(name: str, make: Callable[[Path], object]) -> Callable[..., Path]:
@@ -167,24 +165,10 @@ def report_without_torch(folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def synthetic_report(folder: Path, **shape: str) -> None:
-    """The report of a synthetic record."""
-    from example_run import make_run
-
-    from ocr_phases.report.render import page_report
-
-    page_report(make_run(**shape), folder)
-
-
-def attacking_report(folder: Path) -> None:
-    """The report of a record whose text and file name try to become elements."""
-    from example_run import ATTACK
-
-    synthetic_report(folder, text=ATTACK, page_name="<b>page</b>.png")
-
-
-plain_report = report_fixture("plain", synthetic_report)
-attacked_report = report_fixture("attacked", attacking_report)
+#: Of a synthetic record, and of one whose text and file name try to become elements.
+plain_report = report_fixture("plain", lambda folder: page_report(make_run(), folder))
+ATTACKED = make_run(text=ATTACK, page_name="<b>page</b>.png")
+attacked_report = report_fixture("attacked", lambda folder: page_report(ATTACKED, folder))
 gpu_report = report_fixture("gpu", report_without_torch)
 
 

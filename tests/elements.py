@@ -1,7 +1,5 @@
 """The elements and the text of an HTML document, for tests that look at what is shown."""
 
-from __future__ import annotations
-
 from html.parser import HTMLParser
 
 _UNSEEN = ("style", "script", "head")

@@ -1,7 +1,5 @@
 """Synthetic records for the tests of the half that reads and draws: every shape a record can have."""
 
-from __future__ import annotations
-
 import dataclasses
 import io
 from functools import cache

@@ -1,7 +1,5 @@
 """Model output with regions: one recorded page, and fragments that make every kind of text."""
 
-from __future__ import annotations
-
 import json
 
 from conftest import GOLDEN

@@ -1,7 +1,5 @@
 """A small Chrome trace written by hand, whose sums are known, and the kernel view of a GPU's record."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

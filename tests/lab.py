@@ -1,7 +1,5 @@
 """A JupyterLab of its own and a browser on it: for the browser tests and the pictures in docs."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib.util
 import json

@@ -1,7 +1,5 @@
 """Damaged copies of JSON values, seeded: one entry each is taken out, replaced, cut or made longer."""
 
-from __future__ import annotations
-
 import copy
 import math
 import random

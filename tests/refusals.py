@@ -1,7 +1,5 @@
 """The sentences of errors: held by ``tests/approved/refusals``, accepted with ``pytest -n 0 --approve``."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

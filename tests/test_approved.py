@@ -7,7 +7,6 @@ import difflib
 import json
 import re
 import shutil
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -41,14 +40,10 @@ PAIRS = {
 }
 
 
-read = cache(PhaseRun.load)  # verbs share a record, and what is computed of it
-
-
 @pytest.fixture
 def show(tmp_path, capsys, monkeypatch):
     """Run a verb in an empty folder and compare its JSON, what else it printed, and its page."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(PhaseRun, "load", read)
 
     def shown(name, *command, page=None):
         code = main([*command, "--json"])

@@ -1,7 +1,5 @@
 """What only a GPU can show: equality with ``generate()`` there, one wait a step, events, and peak memory."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

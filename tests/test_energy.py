@@ -1,7 +1,5 @@
 """Energy: counters that begin again, windows that are too short, and hosts without a counter."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

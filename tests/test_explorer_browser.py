@@ -264,7 +264,7 @@ def saved(page):
 def test_a_save_has_the_picture_of_what_is_on_screen(panel, view):
     for _ in range(3):
         before = saved(panel)
-        for key in ("Shift+ArrowRight", "ArrowRight", "ArrowRight"):  # the last are held back behind the first
+        for key in ("Shift+ArrowRight", "ArrowRight", "ArrowRight"):  # these wait for the first
             panel.keyboard.press(key)
         panel.keyboard.press("Control+s")  # at once: the picture of this token is not drawn yet
         end = time.monotonic() + 60

@@ -1,7 +1,5 @@
 """Everything right of the record works without torch, without a GPU and without a model."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

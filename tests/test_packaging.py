@@ -1,7 +1,5 @@
 """The wheel carries what a person without the source tree needs."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Pages whose truth is known: random ones of benchmarks/pages, and the samples of data/pages."""
 
-from __future__ import annotations
-
 import random
 
 import numpy as np

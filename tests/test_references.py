@@ -1,7 +1,5 @@
 """`references()` finds places in the loaded source: every line it names holds what it says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

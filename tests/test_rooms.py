@@ -1,7 +1,5 @@
 """The package's rooms: imports go one way, from a later room to an earlier one, and never in a circle."""
 
-from __future__ import annotations
-
 import ast
 from functools import cache
 from graphlib import TopologicalSorter

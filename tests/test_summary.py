@@ -1,7 +1,5 @@
 """The tables of a record, its verdict, and times as text; what is shown of them is approved."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from example_run import altered, make_run, paced, with_steps

@@ -1,7 +1,5 @@
 """What a sentence must tell, whatever its wording."""
 
-from __future__ import annotations
-
 import re
 
 
