@@ -75,8 +75,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 #: The files that take longest: begun first, they leave small ones for the end, where workers would wait.
-LONGEST = ("approved", "explorer_browser", "explorer", "report_browser", "faults", "session", "sweep")
-LONGEST += ("batch", "bad_inputs", "cost", "docs", "crash_points", "report", "damaged_records", "packaging")
+LONGEST = ("explorer", "approved", "explorer_browser", "strategies", "session", "faults", "report_browser")
+LONGEST += ("bad_inputs", "phases", "engines", "sweep", "report", "cost", "damaged_records", "docs")
+LONGEST += ("crash_points", "batch", "page", "one_value", "packaging", "notebook_results", "batch_model")
 
 
 def pytest_configure(config: pytest.Config) -> None:
