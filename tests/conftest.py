@@ -43,7 +43,7 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 SLOW = [hypothesis.HealthCheck.too_slow]  # as drawing is on a busy machine
-hypothesis.settings.register_profile("suite", deadline=None, max_examples=40, suppress_health_check=SLOW)
+hypothesis.settings.register_profile("suite", deadline=None, max_examples=30, suppress_health_check=SLOW)
 hypothesis.settings.load_profile("suite")
 
 # A background job ignores Ctrl-C, nohup a hang-up, and so would the commands that the tests stop with them.
@@ -75,7 +75,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 #: The files that take longest: begun first, they leave small ones for the end, where workers would wait.
-LONGEST = ("explorer", "approved", "explorer_browser", "strategies", "session", "faults", "report_browser")
+LONGEST = ("strategies", "explorer", "approved", "explorer_browser", "session", "faults", "report_browser")
 LONGEST += ("bad_inputs", "phases", "engines", "sweep", "report", "cost", "damaged_records", "docs")
 LONGEST += ("crash_points", "batch", "page", "one_value", "packaging", "notebook_results", "batch_model")
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import GOLDEN, PAGES
+from conftest import GOLDEN, PAGES, SMALL_DUMMY
 from golden_cases import RECORDINGS, assert_same, static_step
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -143,8 +143,8 @@ def test_every_length_that_is_read_gives_the_same_tokens(small, monkeypatch):
 @pytest.mark.skipif(
     strategies._missing_compiler("cpu") is not None, reason="torch.compile finds no C++ compiler here"
 )
-def test_compiled_steps_equal_eager_and_are_made_once(golden_session, tmp_path):
-    session = OCRSession(golden_session.checkpoint)
+def test_compiled_steps_equal_eager_and_are_made_once(tmp_path):
+    session = OCRSession.load(SMALL_DUMMY, device="cpu", dtype="float32")  # a layer of each kind
     options = {"max_new_tokens": 20, **QUICK}
     eager = session.run_inference(RECEIPT, **options)
     one_file = {"cpp_wrapper": True, "cpp.simdlen": 1, "cpp_cache_precompile_headers": False}  # not 20 of C++
