@@ -44,7 +44,7 @@ class View {
   }
 
   set(values) {
-    this.touched.push(...Object.keys(values));
+    this.touched = [...new Set([...this.touched, ...Object.keys(values)])];
     this.model.set(values); // which calls what listens, in every place of this model
     this.model.save_changes();
   }

@@ -116,8 +116,8 @@ class StaticStep:
         self._given: Tensor | None = None  # the token that the step itself fed back
         self.setup: dict[str, Any] = {"max_cache_len": max_cache_len, "compile_ms": None, "capture_ms": None}
         self.setup["allocated_bytes"] = cache_bytes_per_token(self.cache) * max_cache_len
-        known = {name: value for name, value in _OPTIONS.items() if name in torch._inductor.list_options()}
-        options = known if self.device.type == "cuda" else None
+        known = torch._inductor.list_options() if (self.device.type, strategy) == ("cuda", "compiled") else ()
+        options = {name: value for name, value in _OPTIONS.items() if name in known} or None
         self._body = compiled_apart(self._step, options=options) if strategy == "compiled" else self._step
         self._runs: dict[int, Callable[[], Tensor]] = {}  # as ``strategy`` runs it, by the entries it reads
 
