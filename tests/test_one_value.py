@@ -9,7 +9,7 @@ from elements import seen
 from example_run import REGIONS, failed_cells, make_run, two_page_run
 from kernel_example import with_kernels
 from matplotlib.text import Text
-from test_approved import RECORDS
+from test_approved import APPROVED, RECORDS
 
 from ocr_phases import PhaseRun
 from ocr_phases.analyse.comparison import metrics_of
@@ -90,9 +90,10 @@ def number(text):
 
 @cache
 def read(name):
-    """A record, and all that is shown of it, white space and borders of cells collapsed."""
+    """A record, and all that is shown of it (as approved where it is), white space and borders collapsed."""
     run = PhaseRun.load(RECORDS[name]) if name in RECORDS else MADE[name]()
-    return run, re.sub(r"[ |]+", " ", "\n".join(texts(run)))
+    approved = (path.read_text("utf-8") for path in (APPROVED / name).glob("*.txt"))
+    return run, re.sub(r"[ |]+", " ", "\n".join(approved if name in RECORDS else texts(run)))
 
 
 @pytest.mark.parametrize("name", [*RECORDS, *MADE])
