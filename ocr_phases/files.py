@@ -446,5 +446,5 @@ class TemporaryFolder(tempfile.TemporaryDirectory[str]):
             super().__init__(prefix=f"ocr-{os.getpid()}-{place}-", ignore_cleanup_errors=True)
         except OSError as error:
             raise CannotWrite(
-                f"No temporary folder can be made ({error.strerror or error}): set TMPDIR to one with room."
+                f"No temporary folder can be made ({error.strerror}): set TMPDIR to one with room."
             ) from error

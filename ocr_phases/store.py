@@ -103,7 +103,7 @@ def file_hash(path: Path) -> str:
         state = path.stat()
         return _file_hash(str(path), state.st_mtime_ns, state.st_size)
     except OSError as error:
-        raise OcrPhasesError(f"{path} cannot be read ({error.strerror or error}).") from error
+        raise OcrPhasesError(f"{path} cannot be read ({error.strerror}).") from error
 
 
 @lru_cache(maxsize=200_000)  # 0.3 kB each: a command looks at every result several times

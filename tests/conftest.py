@@ -58,7 +58,7 @@ PAGES = Path(__file__).parents[1] / "data" / "pages"
 TINY_CONFIG = json.loads((PAGES.parent / "tiny" / "config.json").read_text())
 RUNS = PAGES.parent / "runs"
 GPU_RECORD = RUNS / "h200-dummy-gundam.json"
-SMALL_SIZES = "layers=2,hidden=64,heads=2,experts=6,vocab=2304,sam_layers=1,clip_layers=1"
+SMALL_SIZES = "layers=2,hidden=64,heads=2,experts=8,vocab=2304,sam_layers=1,clip_layers=1"
 SMALL_DUMMY = f"dummy:{SMALL_SIZES}"
 #: How a program begins that cannot import torch.
 NO_TORCH = "import sys\nsys.modules.update(torch=None, transformers=None)\n"
@@ -75,9 +75,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 #: The files that take longest: begun first, they leave small ones for the end, where workers would wait.
-LONGEST = ("strategies", "explorer", "approved", "explorer_browser", "session", "faults", "report_browser")
-LONGEST += ("bad_inputs", "phases", "engines", "sweep", "report", "cost", "damaged_records", "docs")
-LONGEST += ("crash_points", "batch", "page", "one_value", "packaging", "notebook_results", "batch_model")
+LONGEST = ("explorer_browser", "approved", "session", "strategies", "report_browser", "explorer", "phases")
+LONGEST += ("bad_inputs", "faults", "batch", "sweep", "batch_model", "batch_dask", "report", "packaging")
 
 
 def pytest_configure(config: pytest.Config) -> None:
