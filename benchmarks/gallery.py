@@ -29,7 +29,7 @@ from ocr_phases.versions import asset
 
 DOCS = Path(__file__).parents[1] / "docs"
 GPU, OTHER = "h200-dummy-gundam", "h200-dummy-base"
-TINY = "tiny-receipt.json.gz"
+TINY = "tiny-receipt"
 GAP = 24  # pixels
 LONG = {"DeepSeek-OCR": "deepseek-ocr", "Unlimited-OCR (window 128)": "unlimited-ocr"}
 PREFILLS = {
@@ -91,27 +91,26 @@ def screen(run: PhaseRun) -> Image.Image:
     return shot
 
 
-def save(name: str, picture: Image.Image, *, flat: bool = True) -> None:
-    """A PNG; ``flat`` ones have few colours and keep 256 of them, the others all."""
+def save(name: str, picture: Image.Image) -> None:
+    """A PNG of 256 colours."""
     buffer = io.BytesIO()
-    kept = picture.quantize(256, dither=Image.Dither.NONE) if flat else picture
-    kept.save(buffer, "PNG", optimize=True)
+    picture.quantize(256, dither=Image.Dither.NONE).save(buffer, "PNG", optimize=True)
     write_atomic(DOCS / f"{name}.png", buffer.getvalue())
     print(f"{name}.png {len(buffer.getvalue()) / 1000:.0f} kB")
 
 
 def recorded(name: str) -> PhaseRun:
     """A record of ``data/runs``."""
-    return PhaseRun.load(asset("data", "runs", name))
+    return PhaseRun.load(asset("data", "runs", f"{name}.json.gz"))
 
 
 def pictures(tiny: PhaseRun, gpu: PhaseRun, other: PhaseRun) -> dict[str, Image.Image]:
     """The gallery's pictures by file."""
     figures = {name: getattr(gpu.plot, name)() for name in ("latency", "vision", "timeline", "roofline")}
     figures |= {name: getattr(gpu.plot, name)() for name in ("kernels", "memory")}
-    long = {title: recorded(f"families/h200-{name}-8000-cuda-graph.json.gz") for title, name in LONG.items()}
+    long = {title: recorded(f"families/h100-{name}-8000-cuda-graph") for title, name in LONG.items()}
     curves = SweepResult(long, pd.DataFrame()).curves
-    prefills = [recorded(f"{name}.json") for name in PREFILLS.values()]
+    prefills = [recorded(name) for name in PREFILLS.values()]
     figures |= {
         "types": tiny.plot.regions(),
         "compare": compare(other, gpu).plot.ratios(),
@@ -125,10 +124,10 @@ def pictures(tiny: PhaseRun, gpu: PhaseRun, other: PhaseRun) -> dict[str, Image.
 
 def main() -> None:
     """Draw everything."""
-    tiny, gpu, other = (recorded(name) for name in (TINY, f"{GPU}.json", f"{OTHER}.json"))
-    save("receipt", overview(tiny), flat=False)
+    tiny, gpu, other = map(recorded, (TINY, GPU, OTHER))
+    save("receipt", overview(tiny))
     for name, picture in pictures(tiny, gpu, other).items():
-        save(f"gallery/{name}", picture, flat=name != "pages")
+        save(f"gallery/{name}", picture)
     if shutil.which("chromium"):
         save("report", screen(tiny))
 

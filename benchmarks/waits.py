@@ -22,7 +22,7 @@ from ocr_phases.batch.worker import render
 from ocr_phases.explorer import Explorer
 from ocr_phases.versions import asset
 
-RECORD, OTHER = (asset("data", "runs", f"h200-dummy-{name}.json") for name in ("gundam", "base"))
+RECORD, OTHER = (asset("data", "runs", f"h200-dummy-{name}.json.gz") for name in ("gundam", "base"))
 PAGE = asset("data", "pages", "receipt.png")
 
 

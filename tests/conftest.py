@@ -57,7 +57,7 @@ RECORD = GOLDEN / "run.json"
 PAGES = Path(__file__).parents[1] / "data" / "pages"
 TINY_CONFIG = json.loads((PAGES.parent / "tiny" / "config.json").read_text())
 RUNS = PAGES.parent / "runs"
-GPU_RECORD = RUNS / "h200-dummy-gundam.json"
+GPU_RECORD = RUNS / "h200-dummy-gundam.json.gz"
 SMALL_SIZES = "layers=2,hidden=64,heads=2,experts=8,vocab=2304,sam_layers=1,clip_layers=1"
 SMALL_DUMMY = f"dummy:{SMALL_SIZES}"
 #: How a program begins that cannot import torch.

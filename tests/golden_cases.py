@@ -1,6 +1,7 @@
 """What the vendors' code gave for each family: a row each, and its cases as inputs for the model."""
 
 import json
+import lzma
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from unittest import mock
 import numpy as np
 import torch
 from PIL import Image
-from safetensors.torch import load_file
+from safetensors.torch import load
 from torch import Tensor, nn
 
 from ocr_phases import OCRSession
@@ -54,17 +55,16 @@ class Recording:
 
     @property
     def forward(self) -> dict[str, Tensor]:
-        return _tensors(self.folder / "forward.safetensors")
+        return _tensors(self.folder / "forward.safetensors.xz")
 
     @property
     def pixels(self) -> dict[str, Tensor]:
-        return _tensors(self.folder / "preprocess.safetensors")
+        return _tensors(self.folder / "preprocess.safetensors.xz")
 
     def inputs(self, case: str) -> DeviceInputs:
-        golden, scale = self.forward, self.scale
+        golden, scale, small = self.forward, self.scale, "_small" if self.scale > 1 else ""
         ids = golden[f"{case}.input_ids"]
         mask = golden.get(f"{case}.attention_mask", torch.ones_like(ids))
-        small = "" if scale == 1 else "_small"
 
         def pixels(name: str) -> Tensor:
             levels = golden[name].repeat_interleave(scale, 2).repeat_interleave(scale, 3).float() / 255
@@ -93,7 +93,7 @@ class Recording:
 
 @cache
 def _tensors(path: Path) -> dict[str, Tensor]:
-    return load_file(path)
+    return load(lzma.decompress(path.read_bytes()))
 
 
 RECORDINGS = {

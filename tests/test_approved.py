@@ -24,11 +24,11 @@ from ocr_phases.cli import main
 APPROVED = Path(__file__).with_name("approved")
 FAMILIES = RUNS / "families"
 RECORDS = {
-    "eager": RUNS / "h200-dummy-gundam.json",
-    "compiled": RUNS / "h200-dummy-base-compiled.json",
+    "eager": RUNS / "h200-dummy-gundam.json.gz",
+    "compiled": RUNS / "h200-dummy-base-compiled.json.gz",
     "captured": APPROVED / "records" / "captured.json.gz",
-    "deepseek-ocr-2": FAMILIES / "h200-deepseek-ocr-2-base1024.json",
-    "unlimited-ocr": FAMILIES / "h200-unlimited-ocr-8-pages.json",
+    "deepseek-ocr-2": FAMILIES / "h200-deepseek-ocr-2-base1024.json.gz",
+    "unlimited-ocr": FAMILIES / "h200-unlimited-ocr-8-pages.json.gz",
     "cpu": GOLDEN / "run.json",
     "rows": APPROVED / "records" / "rows.json.gz",
     "noisy": APPROVED / "records" / "noisy.json.gz",

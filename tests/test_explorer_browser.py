@@ -13,8 +13,8 @@ from ocr_phases import PhaseRun
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(lab.missing()), reason=str(lab.missing()))]
 
-GPU_RECORD = lab.REPOSITORY / "data" / "runs" / "h200-dummy-gundam.json"
-LONG_RECORD = lab.REPOSITORY / "data" / "runs" / "families" / "h200-unlimited-ocr-8000-compiled.json.gz"
+GPU_RECORD = lab.REPOSITORY / "data" / "runs" / "h200-dummy-gundam.json.gz"
+LONG_RECORD = lab.REPOSITORY / "data" / "runs" / "families" / "h100-unlimited-ocr-8000-cuda-graph.json.gz"
 NO_RUN = ".opx-run:enabled"
 MORE = ".opx-more > summary"
 TABS = ".opx-inside > .opx-tabs"
@@ -309,7 +309,7 @@ def test_records_are_shown_compared_downloaded_and_deleted(panel, view, tmp_path
     lab.open_view(panel, "Records")
     table = panel.locator(".opx-table")
     table.locator(".opx-spark").nth(5).wait_for()
-    panel.evaluate(DROP, ["drop", "h200.json", base64.b64encode(GPU_RECORD.read_bytes()).decode()])
+    panel.evaluate(DROP, ["drop", "h200.json.gz", base64.b64encode(GPU_RECORD.read_bytes()).decode()])
     panel.wait_for_function("document.querySelector('.opx-about').textContent.includes('NVIDIA H200')")
     rows = table.locator("tbody tr")
     with panel.expect_download() as download:

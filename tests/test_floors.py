@@ -1,13 +1,12 @@
 """Ceilings, datasheets, floors and how they are shown."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import PAGES, TINY_CONFIG
+from conftest import PAGES, RUNS, TINY_CONFIG
 from example_run import altered, make_run
 
 from ocr_phases import OCRSession
@@ -28,12 +27,12 @@ from ocr_phases.show import results
 from ocr_phases.show.figures import figure_png
 from ocr_phases.show.plots import plot_latency, plot_roofline
 
-ROOT = Path(__file__).parents[1]
 H200 = {"bandwidth_bytes_per_s": 4.3e12, "matmul_flops_per_s": 7.9e14, "matmul_dtype": "bfloat16"}
 
 
 def recorded(ceilings: dict[str, Any] | None = None, name: str = "gundam") -> PhaseRun:
-    return altered(PhaseRun.load(ROOT / f"data/runs/h200-dummy-{name}.json"), device={"ceilings": ceilings})
+    run = PhaseRun.load(RUNS / f"h200-dummy-{name}.json.gz")
+    return altered(run, device={"ceilings": ceilings})
 
 
 def example(**options: Any) -> PhaseRun:

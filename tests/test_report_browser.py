@@ -46,7 +46,7 @@ def reports(chromium, plain_report, attacked_report, gpu_report, tmp_path_factor
     cells, index = folder / "cells", folder / "batch" / "index.html"
     cells.mkdir()
     for name in ("base", "gundam", "gundam-compiled"):
-        shutil.copy(GPU_RECORD.with_name(f"h200-dummy-{name}.json"), cells)
+        shutil.copy(GPU_RECORD.with_name(f"h200-dummy-{name}.json.gz"), cells)
     index.parent.mkdir()
     make_batch(index.parent)
     index.write_text(html_of(build_index(index.parent)), encoding="utf-8")

@@ -30,7 +30,7 @@ from ocr_phases.versions import asset
 FOLDER = "ocr_phases_records"
 _MOST_LISTED = 200  # the newest
 #: The first is shown where nothing was measured yet; the others there are benchmarks.
-_SHIPPED = ("tiny-receipt.json.gz", "h200-dummy-*.json", "families/h200-[!b]*.json*")
+_SHIPPED = ("tiny-receipt.json.gz", "h200-dummy-*.json.gz", "families/h200-[!b]*")
 _MARKS = (".git", "pyproject.toml")  # of a project
 _NUMBERS = itertools.count()
 _SPARKS = 20
