@@ -258,15 +258,16 @@ def test_a_model_object_is_measured_as_it_is(change, model, plain, tiny_session)
     assert PhaseRun.from_json(run.to_json()).floors.equals(run.floors)
 
 
-def test_other_weights_are_another_revision(model, tiny_session):
-    def revision():
-        return OCRSession.from_model(model, tiny_session.tokenizer).checkpoint.revision
+def test_other_weights_are_another_revision_and_buffers_are_no_weights(model, tiny_session):
+    def mine():
+        return OCRSession.from_model(model, tiny_session.tokenizer)
 
-    before = revision()
-    assert revision() == before
-    with torch.no_grad():
-        model.lm_head.weight[0, 0] += 1
-    assert revision() != before
+    before = mine().checkpoint.revision
+    assert mine().checkpoint.revision == before
+    model.lm_head.weight.data[0, 0] += 1
+    assert mine().checkpoint.revision != before
+    model.register_buffer("spare", torch.zeros(10**7))
+    assert "weights: 39.1 MB" in mine()._repr_mimebundle_()["text/plain"]
 
 
 def headless(model):
