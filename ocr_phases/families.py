@@ -83,6 +83,7 @@ class FamilyFacts:
 
     ``encoders`` are the stages that a view goes through before the projector. ``stands_for`` gives for a
     preset of another family the one here that does the same job, so that one name can be asked of them all.
+    ``prompts`` are prompt presets; in ``locate``, ``{words}`` stands for the user's words.
     ``leads`` stand before a prompt of the user's own: the page's place, and the tag that asks for boxes,
     empty where the model marks them by itself. ``published`` has the sampling values of the published code,
     which makes at most ``published_limit`` tokens, as many as the model has positions, those of the prompt
@@ -191,9 +192,6 @@ def _families() -> dict[str, FamilyFacts]:
 #: The families by name; the first is that of a record that names none.
 FAMILIES = _families()
 
-#: DeepSeek-OCR's prompt presets by name; in ``locate``, ``{words}`` stands for the user's words.
-PROMPTS = FAMILIES[DEEPSEEK_OCR].prompts
-
 #: The vision encoders of all families; a record has spans of its own family's.
 ENCODERS = tuple(dict.fromkeys(stage for facts in FAMILIES.values() for stage in facts.encoders))
 
@@ -204,7 +202,7 @@ VISION_STAGES = (*ENCODERS, "projector")
 PRESET_NAMES = tuple(dict.fromkeys(name for facts in FAMILIES.values() for name in facts.presets))
 
 #: The prompt presets of all families.
-PROMPT_NAMES = {name for facts in FAMILIES.values() for name in facts.prompts}
+PROMPT_NAMES = tuple(dict.fromkeys(name for facts in FAMILIES.values() for name in facts.prompts))
 
 
 def windowed_length(length: int, prompt_len: int, window: int | None) -> int:

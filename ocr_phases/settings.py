@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from ocr_phases.errors import OcrPhasesError, check_known, public, require, short
-from ocr_phases.families import PRESET_NAMES, PROMPT_NAMES, PROMPTS, facts_of
+from ocr_phases.families import PRESET_NAMES, PROMPT_NAMES, facts_of
 
 Strategy = Literal["eager", "cuda_graph", "compiled"]
 Vision = Literal["eager", "compiled"]
@@ -321,7 +321,8 @@ _TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="u
 def help_text(setting: Field[Any]) -> str:
     """A setting's one-line help, with its choices."""
     text, known = _TEXTS[setting.name], choices(setting)
-    text = text.format(prompts=", ".join(PROMPTS), presets=", ".join(PRESET_NAMES))
+    prompts = ", ".join(PROMPT_NAMES).replace("locate", "locate:words")
+    text = text.format(prompts=prompts, presets=", ".join(PRESET_NAMES))
     return f"{text}: {', '.join(known)}" if known and known[0] not in text else text
 
 

@@ -11,7 +11,7 @@ from conftest import RECORD
 
 from ocr_phases import OCRSession
 from ocr_phases.cli.results import Exit
-from ocr_phases.families import FAMILIES, PROMPTS
+from ocr_phases.families import FAMILIES, PROMPT_NAMES
 from ocr_phases.inputs.views import image_token_count
 from ocr_phases.record import SPAN_COLUMNS, TOKEN_COLUMNS, PhaseRun
 from ocr_phases.report.render import execute_notebook
@@ -56,7 +56,7 @@ def test_the_settings_page_has_every_preset_and_prompt_with_its_tokens():
         row = re.search(rf"^- `{name}`: (\d+) x .*; (\d+) image tokens", text, re.MULTILINE)
         assert row and (int(row[1]), int(row[2])) == (preset.base_size, image_token_count(preset, (1, 1)))
     assert f"{image_token_count(PRESETS['gundam'], (2, 3))} tokens" in text
-    assert set(PROMPTS) - set(re.findall(r"`(\w+)", text.partition("## Prompts")[2])) == set()
+    assert set(PROMPT_NAMES) - set(re.findall(r"`(\w+)", text.partition("## Prompts")[2])) == set()
 
 
 def test_the_models_page_has_each_family_s_presets_limit_and_file():

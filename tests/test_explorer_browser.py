@@ -8,13 +8,13 @@ import time
 
 import lab
 import pytest
+from conftest import GPU_RECORD, RUNS
 
 from ocr_phases import PhaseRun
 
 pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(lab.missing()), reason=str(lab.missing()))]
 
-GPU_RECORD = lab.REPOSITORY / "data" / "runs" / "h200-dummy-gundam.json.gz"
-LONG_RECORD = lab.REPOSITORY / "data" / "runs" / "families" / "h100-unlimited-ocr-8000-cuda-graph.json.gz"
+LONG_RECORD = RUNS / "families" / "h100-unlimited-ocr-8000-cuda-graph.json.gz"
 NO_RUN = ".opx-run:enabled"
 MORE = ".opx-more > summary"
 TABS = ".opx-inside > .opx-tabs"

@@ -24,14 +24,14 @@ from refusals import refused
 from wording import says
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.families import FAMILIES, PROMPTS, Preset, facts_of
+from ocr_phases.families import FAMILIES, Preset, facts_of
 from ocr_phases.files import FORMATS
 from ocr_phases.inputs import images
 from ocr_phases.inputs.images import describe_page, load_page
 from ocr_phases.inputs.packing import pack
 from ocr_phases.inputs.views import image_token_count, make_views, valid_image_tokens
 
-PRESETS = FAMILIES["deepseek-ocr"].presets
+PRESETS, PROMPTS = FAMILIES["deepseek-ocr"].presets, FAMILIES["deepseek-ocr"].prompts
 
 
 def batch(views, prompts):

@@ -147,7 +147,7 @@ def test_compiled_steps_equal_eager_and_are_made_once(tmp_path):
     session = OCRSession.load(SMALL_DUMMY, device="cpu", dtype="float32")  # a layer of each kind
     options = {"max_new_tokens": 20, **QUICK}
     eager = session.run_inference(RECEIPT, **options)
-    one_file = {"cpp_wrapper": True, "cpp.vec_isa_ok": False, "cpp_cache_precompile_headers": False}  # not 20
+    one_file = {"cpp_wrapper": True, "cpp.vec_isa_ok": False, "cpp_cache_precompile_headers": False}  # of C++
     with torch._inductor.config.patch(one_file):
         run = session.run_inference(RECEIPT, strategy="compiled", verify=True, **options)
     assert run.results == eager.results and run.cache["lengths"] == eager.cache["lengths"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ocr_phases.analyse.statistics import LEAST_REPEATS
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.explorer.records import found, placed
-from ocr_phases.families import FAMILIES, PRESET_NAMES, PROMPTS
+from ocr_phases.families import DEEPSEEK_OCR, FAMILIES, PRESET_NAMES
 from ocr_phases.files import PAGE_SUFFIXES, each_page
 from ocr_phases.record import PhaseRun
 from ocr_phases.settings import (
@@ -43,7 +43,7 @@ _MODELS = ("tiny", "dummy", *(f"dummy:{name}" for name in [*FAMILIES][1:]))
 #: Choices of settings that take any text too; `locate` wants words of one's own.
 _OWN = {
     "model": _MODELS,
-    "prompt": [name for name in PROMPTS if name != "locate"],
+    "prompt": [name for name in FAMILIES[DEEPSEEK_OCR].prompts if name != "locate"],
     "device": ("auto", "cpu", "cuda"),
 }
 _NEEDS_CUDA = ("cuda_graph", "captured", "cuda")
