@@ -6,7 +6,9 @@ import contextlib
 import fcntl
 import gc
 import json
+import lzma
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -90,14 +92,34 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     gc.freeze()  # what was imported stays: no collection looks through it
 
 
-def native_session(folder: Path) -> Callable[[], OCRSession]:
+@pytest.fixture(scope="session")
+def golden_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], Path]:
+    """A function that gives a recording's checkpoint as a folder to load.
+
+    The repository holds the weights packed; they are unpacked once, into a temporary folder.
+    """
+    unpacked = tmp_path_factory.mktemp("golden")
+
+    def of(recording: Path) -> Path:
+        folder = unpacked / recording.name / "checkpoint"
+        if not folder.exists():
+            shutil.copytree(recording / "checkpoint", folder)
+            packed = folder / "model.safetensors.xz"
+            packed.with_suffix("").write_bytes(lzma.decompress(packed.read_bytes()))
+            packed.unlink()
+        return folder
+
+    return of
+
+
+def native_session(recording: Path) -> Callable[[], OCRSession]:
     """A fixture: the native model of a recorded checkpoint."""
 
     @pytest.fixture(scope="session")
-    def session() -> OCRSession:
+    def session(golden_checkpoint: Callable[[Path], Path]) -> OCRSession:
         if transformers_version() < (5, 20):
             pytest.skip("the native classes need transformers 5.20")
-        return ocr_phases.OCRSession.from_local(folder / "checkpoint", device="cpu", dtype="float32")
+        return ocr_phases.OCRSession.from_local(golden_checkpoint(recording), device="cpu", dtype="float32")
 
     return session
 

@@ -26,7 +26,9 @@ SLIDE = PAGES / "slide.png"
 CAFE = os.fsdecode(b"caf\xe9.pdf")
 
 
-def test_pages_of_a_pdf_are_measured_and_shown(golden_session, tmp_path, monkeypatch, capsys):
+def test_pages_of_a_pdf_are_measured_and_shown(
+    golden_session, golden_checkpoint, tmp_path, monkeypatch, capsys
+):
     """Beside files that are damaged, which the batch names."""
     pages, out = tmp_path / "in", tmp_path / "out"
     pages.mkdir()
@@ -39,7 +41,7 @@ def test_pages_of_a_pdf_are_measured_and_shown(golden_session, tmp_path, monkeyp
     quick = {"preset": "tiny", "max_new_tokens": 3, "repeats": 1, "warmup": 0, "token_probabilities": False}
     plain = golden_session.run_inference(f"{pages / CAFE}#2", **quick)
     command = ["batch", str(pages), f"{pages / CAFE}#2", "--out", str(out), *QUICK[:-2], "--preset", "tiny"]
-    command += ["--model", str(GOLDEN / "checkpoint")]
+    command += ["--model", str(golden_checkpoint(GOLDEN))]
     command += ["--no-ceilings", "--render", "during", "--retries", "0", "--no-embed-page"]
     command += ["--price-per-hour", "7", "--no-token-probabilities"]
     sockets: dict[str, list[str]] = {}

@@ -29,8 +29,10 @@ def measured(folder: Path, capsys: pytest.CaptureFixture[str], *options: str) ->
     return load_bench(target)
 
 
-def test_every_part_has_its_figures_and_what_cannot_run_here_stops_nothing(tmp_path, capsys):
-    here = (f"--model={GOLDEN / 'checkpoint'}", "--device=cpu", "--strategies=eager,cuda_graph")
+def test_every_part_has_its_figures_and_what_cannot_run_here_stops_nothing(
+    golden_checkpoint, tmp_path, capsys
+):
+    here = (f"--model={golden_checkpoint(GOLDEN)}", "--device=cpu", "--strategies=eager,cuda_graph")
     bench = measured(tmp_path, capsys, *here)
     assert [result["part"] for result in bench["results"] if "failed" not in result] == list(PARTS)
     ratios = COST(bench)

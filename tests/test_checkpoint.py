@@ -46,9 +46,9 @@ COMMIT = "0123456789abcdef" * 2 + "01234567"
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def folder(golden_checkpoint: Callable[[Path], Path], tmp_path: Path) -> Path:
     """A copy of the recorded checkpoint, to be damaged."""
-    return Path(shutil.copytree(GOLDEN / "checkpoint", tmp_path / "model"))
+    return Path(shutil.copytree(golden_checkpoint(GOLDEN), tmp_path / "model"))
 
 
 def refuse(folder: Path | str) -> None:
@@ -56,8 +56,8 @@ def refuse(folder: Path | str) -> None:
         OCRSession.load(str(folder), device="cpu")
 
 
-def test_published_layout_loads_whole(golden_session):
-    weights = load_file(GOLDEN / "checkpoint" / WEIGHTS)
+def test_published_layout_loads_whole(golden_session, golden_checkpoint):
+    weights = load_file(golden_checkpoint(GOLDEN) / WEIGHTS)
     # CLIP's own patch embedding is in the file, but CLIP gets SAM's features: neither class uses it.
     unused = weights.pop("model.vision_model.embeddings.patch_embedding.weight")
     assert unused.shape == (96, 3, 14, 14)
@@ -83,11 +83,13 @@ def test_dummy_is_seeded():
 
 
 @pytest.mark.parametrize(("asked", "code"), [("main", []), (COMMIT, ["*.py"])], ids=["native", "vendor"])
-def test_a_hub_id_is_loaded_at_its_commit(asked, code, standin, remote_code, monkeypatch, tmp_path):
+def test_a_hub_id_is_loaded_at_its_commit(
+    asked, code, standin, golden_checkpoint, remote_code, monkeypatch, tmp_path
+):
     """Code is fetched for the class that runs it alone, and at a commit."""
     import huggingface_hub
 
-    snapshot = shutil.copytree(standin if code else GOLDEN / "checkpoint", tmp_path / COMMIT)
+    snapshot = shutil.copytree(standin if code else golden_checkpoint(GOLDEN), tmp_path / COMMIT)
 
     def fetched(name, *, revision, allow_patterns, local_files_only):
         assert (name, revision, local_files_only) == ("some-org/some-model", asked, False)

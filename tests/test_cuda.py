@@ -1,6 +1,8 @@
 """What only a GPU can show: equality with ``generate()`` there, one wait a step, events, and peak memory."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -28,8 +30,8 @@ def cuda_session() -> OCRSession:
 
 
 @pytest.fixture(scope="module")
-def golden_cuda() -> OCRSession:
-    return OCRSession.from_local(GOLDEN / "checkpoint", device="cuda", dtype="float32")
+def golden_cuda(golden_checkpoint: Callable[[Path], Path]) -> OCRSession:
+    return OCRSession.from_local(golden_checkpoint(GOLDEN), device="cuda", dtype="float32")
 
 
 def on_cuda(inputs):

@@ -227,8 +227,10 @@ def test_two_pages_are_rows_or_one_prompt_and_what_the_family_cannot_is_refused(
         unlimited_session.prepare(pages, prompt="multipage", preset="gundam")
 
 
-def test_pages_of_a_file_are_one_prompt_on_the_command_line(tmp_path, capsys):
-    folder, record, document = GOLDEN_UNLIMITED / "checkpoint", tmp_path / "run.json", tmp_path / "three.tif"
+def test_pages_of_a_file_are_one_prompt_on_the_command_line(golden_checkpoint, tmp_path, capsys):
+    folder = golden_checkpoint(GOLDEN_UNLIMITED)
+    record = tmp_path / "run.json"
+    document = tmp_path / "three.tif"
     first, *others = (
         Image.open(PAGES / f"{name}.png").convert("RGB") for name in ("receipt", "slide", "form")
     )

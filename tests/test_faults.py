@@ -229,9 +229,9 @@ def test_sampling_autocast_and_mixed_norms_are_notes(golden_session):
 
 
 @pytest.mark.parametrize(("shift", "verdict"), [(1.5, "pass"), (4, "fail")])
-def test_the_first_difference_is_judged_by_its_margin(shift, verdict, monkeypatch):
+def test_the_first_difference_is_judged_by_its_margin(shift, verdict, golden_checkpoint, monkeypatch):
     """generate()'s sixth token is replaced by one that our logits put ``shift`` bfloat16 steps lower."""
-    session = OCRSession.from_local(GOLDEN / "checkpoint", device="cpu", dtype="bfloat16")
+    session = OCRSession.from_local(golden_checkpoint(GOLDEN), device="cpu", dtype="bfloat16")
     honest_scores, honest = parity.scores, parity.one_shot
     other = 17
 

@@ -179,8 +179,8 @@ def traced(monkeypatch):
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
 
 
-def test_compiled_vision_is_made_once_a_shape_and_gives_the_same(traced):
-    session = OCRSession.from_local(GOLDEN / "checkpoint", device="cpu", dtype="float32")
+def test_compiled_vision_is_made_once_a_shape_and_gives_the_same(traced, golden_checkpoint):
+    session = OCRSession.from_local(golden_checkpoint(GOLDEN), device="cpu", dtype="float32")
     options = {"max_new_tokens": 2, **QUICK}
     plain = session.run_inference(RECEIPT, **options)
     told: list[str] = []

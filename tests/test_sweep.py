@@ -181,11 +181,11 @@ def test_a_device_that_is_lost_ends_the_sweep_and_fails_no_other_cell(golden_ses
     assert list(again.values()) == ["kept", "failed", "measured"]
 
 
-def test_the_verb_sets_models_side_by_side(tmp_path, capsys, monkeypatch):
+def test_the_verb_sets_models_side_by_side(golden_checkpoint, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("ocr_phases.session.measure_ceilings", lambda *_: None)
     for family in FAMILIES:  # the model's name in a table
         place = GOLDEN if family == DEEPSEEK_OCR else GOLDEN / family
-        (tmp_path / family).symlink_to(place / "checkpoint")
+        (tmp_path / family).symlink_to(golden_checkpoint(place))
     names, out = list(FAMILIES), tmp_path / "out"
     lists = ["--models", ",".join(str(tmp_path / name) for name in names), "--presets", "small,large"]
     command = ["sweep", str(PAGE), *lists, "--batch", "1", "--max-new-tokens", "3", "--device", "cpu"]
