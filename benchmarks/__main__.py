@@ -13,7 +13,7 @@ from ocr_phases import OCRSession
 from ocr_phases.cli.options import name_list
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import each_page, output_file
-from ocr_phases.inputs.images import load_page
+from ocr_phases.images import load_page
 from ocr_phases.versions import asset
 
 

@@ -19,9 +19,9 @@ from PIL import Image
 from ocr_phases import PhaseRun, compare
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.regions import region_table
-from ocr_phases.analyse.scaling import SweepResult
 from ocr_phases.files import write_atomic
 from ocr_phases.report.render import page_report
+from ocr_phases.results.sweep import SweepResult
 from ocr_phases.show.figures import blank_figure
 from ocr_phases.show.page import TIME_ALPHA, draw_marks, region_boxes
 from ocr_phases.show.plots_many import plot_cells_decode, plot_prefill_stages

@@ -20,16 +20,17 @@ import torch
 from tqdm import tqdm
 
 from benchmarks.tables import BENCH_SCHEMA, KIND
+from ocr_phases import PhaseRun
 from ocr_phases.analyse.floors import floor_table
 from ocr_phases.analyse.kernels import kernel_table
+from ocr_phases.analyse.stages import PREFILL_STAGES
 from ocr_phases.collectors import machine
 from ocr_phases.collectors.live_checks import one_sentence
 from ocr_phases.errors import OcrPhasesError, check_known
 from ocr_phases.families import PRESET_NAMES
 from ocr_phases.files import each_page, write_atomic
-from ocr_phases.inputs.images import describe_page, load_page
+from ocr_phases.images import describe_page, load_page
 from ocr_phases.inputs.packing import DeviceInputs
-from ocr_phases.record import PREFILL_STAGES, PhaseRun
 from ocr_phases.recorder import describe_model
 from ocr_phases.session import OCRSession
 from ocr_phases.settings import STRATEGIES, VISIONS

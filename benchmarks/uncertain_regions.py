@@ -20,7 +20,7 @@ from ocr_phases.analyse.quality import region_differences
 from ocr_phases.analyse.regions import UNCERTAIN_BELOW
 from ocr_phases.analyse.stages import text_tokens, token_probabilities
 from ocr_phases.analyse.text import EXTRA
-from ocr_phases.schema import TrueRegion, Truth
+from ocr_phases.record.schema import TrueRegion, Truth
 from ocr_phases.text import percent_text
 
 RESULT = Path(__file__).parents[1] / "data" / "runs" / "quality" / "uncertain.csv.gz"

@@ -9,14 +9,13 @@ from ocr_phases.versions import __version__ as __version__
 
 # Each module's names, imported on first use, so that reading a record never loads torch.
 _NAMES = {
-    "session": "OCRSession DeepSeekOCRSession",
+    "session": "OCRSession DeepSeekOCRSession sweep",
     "inputs.packing": "PageInputs",
     "steps.phases": "DecodeState prefill decode_step decode generate",
     "steps.timeline": "Timeline",
-    "record": "PhaseRun",
-    "analyse.comparison": "compare",
-    "sweep_models": "sweep",
-    "analyse.scaling": "SweepResult",
+    "results.run": "PhaseRun",
+    "results.comparison": "Comparison compare",
+    "results.sweep": "SweepResult",
     "engines.session": "connect",
     "settings": "Settings",
     "errors": "OcrPhasesError",
@@ -25,14 +24,16 @@ _WHERE = {name: module for module, names in _NAMES.items() for name in names.spl
 __all__ = sorted([*_WHERE, "__version__"])
 
 if TYPE_CHECKING:  # for type checkers, which cannot read the table
-    from ocr_phases.analyse.comparison import compare as compare
-    from ocr_phases.analyse.scaling import SweepResult as SweepResult
     from ocr_phases.engines.session import connect as connect
     from ocr_phases.errors import OcrPhasesError as OcrPhasesError
     from ocr_phases.inputs.packing import PageInputs as PageInputs
-    from ocr_phases.record import PhaseRun as PhaseRun
+    from ocr_phases.results.comparison import Comparison as Comparison
+    from ocr_phases.results.comparison import compare as compare
+    from ocr_phases.results.run import PhaseRun as PhaseRun
+    from ocr_phases.results.sweep import SweepResult as SweepResult
     from ocr_phases.session import DeepSeekOCRSession as DeepSeekOCRSession
     from ocr_phases.session import OCRSession as OCRSession
+    from ocr_phases.session import sweep as sweep
     from ocr_phases.settings import Settings as Settings
     from ocr_phases.steps.phases import DecodeState as DecodeState
     from ocr_phases.steps.phases import decode as decode
@@ -40,7 +41,6 @@ if TYPE_CHECKING:  # for type checkers, which cannot read the table
     from ocr_phases.steps.phases import generate as generate
     from ocr_phases.steps.phases import prefill as prefill
     from ocr_phases.steps.timeline import Timeline as Timeline
-    from ocr_phases.sweep_models import sweep as sweep
 
 
 def __getattr__(name: str) -> Any:

@@ -13,7 +13,7 @@ from msgspec import Meta
 
 from ocr_phases.errors import OcrPhasesError, require
 from ocr_phases.families import FAMILIES, FULL, WINDOWED, FamilyFacts
-from ocr_phases.schema import conform, shape
+from ocr_phases.record.schema import conform, shape
 
 
 def _whole(least: int, most: int) -> Any:

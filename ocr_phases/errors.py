@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, TypeVar, cast, get_type_hints
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
 
 from ocr_phases.text import any_of, nearest
 
@@ -117,6 +117,23 @@ def stop_signals(
                 signal.signal(number, handled)
         for first in waiting[:1]:  # an impatient second one says nothing new
             signal.raise_signal(first)
+
+
+class Hinted:
+    """Base class of what users hold: a misspelt attribute is an `UnknownAttribute` with the nearest name.
+
+    Type checkers do not see the method, so they go on finding misspelt attributes by themselves.
+    """
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if hasattr(type(self), name):  # a property that raised AttributeError
+                return object.__getattribute__(self, name)
+            known: list[str] = []
+            if not name.startswith("_"):  # IPython asks for many private names
+                known = [each for each in dir(self) if not each.startswith("_")]
+            raise UnknownAttribute(f"{type(self).__name__} has no {name}.{nearest(name, known)}")
 
 
 _Called = TypeVar("_Called", bound=Callable[..., Any])

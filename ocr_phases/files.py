@@ -65,6 +65,15 @@ _OWN_HEAD = re.compile(
 _MOST_NAMED = 5
 
 
+class SavedPath(type(Path())):  # type: ignore[misc]
+    """The path of a file that was written, which a notebook shows as a link."""
+
+    def _repr_html_(self) -> str:
+        from IPython.display import FileLink
+
+        return FileLink(self)._repr_html_()
+
+
 def split_page(page: str) -> tuple[str, str]:
     """``file.pdf#3`` to ``file.pdf`` and ``#3``, and so for `PAGED_SUFFIXES`; any other name stays whole."""
     file, mark, number = page.rpartition("#")

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from ocr_phases import record
 from ocr_phases.collectors import machine
 from ocr_phases.collectors.kernels import check_kernels, kernel_view
 from ocr_phases.collectors.live_checks import (
@@ -28,12 +27,13 @@ from ocr_phases.collectors.parity import parity_check
 from ocr_phases.collectors.probabilities import token_probabilities
 from ocr_phases.errors import OcrPhasesError, OutOfMemory
 from ocr_phases.files import split_page
-from ocr_phases.inputs.images import load_page
+from ocr_phases.images import load_page
 from ocr_phases.inputs.packing import PageInputs, pack
 from ocr_phases.inputs.views import Pages, make_views
 from ocr_phases.models.load import Checkpoint, TokenReader
-from ocr_phases.record import PhaseRun
+from ocr_phases.record import make_spans
 from ocr_phases.request import each_run, filled_in, page_part, row_part
+from ocr_phases.results.run import PhaseRun
 from ocr_phases.settings import Request, RunSettings, is_published
 from ocr_phases.steps import phases
 from ocr_phases.steps.captured import KEPT_STEPS, StaticStep, capacity_for
@@ -236,7 +236,7 @@ class Measurement:
             request=request.described()
             | {"prefill_len": self.packed.prefill_len, "batch": self.packed.batch_size, "repeats": len(runs)},
             results=[_describe_row(checkpoint, request, ids) for ids in self.rows()],
-            spans=record.make_spans([span for run in runs for span in run.spans]),
+            spans=make_spans([span for run in runs for span in run.spans]),
             memory={"source": runs[0].memory.source, "peak_bytes": peaks, "weights_bytes": weights},
             cache=runs[0].cache,
             live_checks=run_checks(checkpoint, self.packed, request, runs, self.waits, after),

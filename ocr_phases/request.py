@@ -13,9 +13,9 @@ from tqdm import tqdm
 
 from ocr_phases.errors import Interrupted, Stopped, check_known, stop_signals
 from ocr_phases.families import GROUNDING_TAG, IMAGE_TAG, FamilyFacts, Preset
-from ocr_phases.inputs.images import describe_page
+from ocr_phases.images import describe_page
 from ocr_phases.inputs.views import Pages, make_rows, valid_image_tokens
-from ocr_phases.record import PhaseRun
+from ocr_phases.results.run import PhaseRun
 from ocr_phases.settings import NEW_TOKENS, Request, RunSettings, is_published, resolve_infer
 
 

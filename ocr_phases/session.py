@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -14,13 +15,14 @@ import psutil
 import torch
 from torch import Tensor
 
+from ocr_phases.analyse.cost import memory_need, vision_calls
 from ocr_phases.collectors import machine
 from ocr_phases.collectors.machine import measure_ceilings
 from ocr_phases.config import AnyConfig, read_model_config
 from ocr_phases.errors import OcrPhasesError, checked, public, require
 from ocr_phases.families import windowed_length
 from ocr_phases.files import each_page
-from ocr_phases.inputs.images import describe_page, load_page
+from ocr_phases.images import describe_page, load_page
 from ocr_phases.inputs.packing import DeviceInputs, PageInputs
 from ocr_phases.inputs.views import Page, Pages, image_token_count
 from ocr_phases.models.folders import local_folder, read_json
@@ -35,10 +37,11 @@ from ocr_phases.models.load import (
 )
 from ocr_phases.models.references import references
 from ocr_phases.models.weights import dummy_config, resolve_dtype
-from ocr_phases.record import PhaseRun, elsewhere
 from ocr_phases.recorder import Measurement, describe_model, execution, page_id
 from ocr_phases.request import filled_in, recorded
+from ocr_phases.results.run import PhaseRun
 from ocr_phases.settings import REQUEST_SETTINGS, ModelSettings, Request, RunSettings, Settings, setting_names
+from ocr_phases.show.results import facts_bundle
 from ocr_phases.steps import phases
 from ocr_phases.steps.captured import StaticStep, capacity_for
 from ocr_phases.steps.compiled import CompiledVision
@@ -123,7 +126,9 @@ class OCRSession:
     @classmethod
     def connect(cls, url: str, model: str | None = None, **options: Any) -> Any:
         """`ocr_phases.connect`: a session on a running server."""
-        return elsewhere("engines.session.connect")(url, model, **options)
+        from ocr_phases.engines.session import connect
+
+        return connect(url, model, **options)
 
     # -- the phases, one by one -------------------------------------------------------------------
 
@@ -157,7 +162,7 @@ class OCRSession:
             "language model": f"{text.num_hidden_layers} layers, hidden size {text.hidden_size:,}",
             "longest sequence": f"{text.max_position_embeddings:,} tokens",
         }
-        return elsewhere("show.results.facts_bundle")(f"Model {self.checkpoint.name}", facts)
+        return facts_bundle(f"Model {self.checkpoint.name}", facts)
 
     def references(self) -> pd.DataFrame:
         """Where the loaded source does what is measured (`ocr_phases.models.references`)."""
@@ -209,6 +214,45 @@ class OCRSession:
         return Sweep(page=page, **options).run({"": self.with_model})
 
 
+# -- sweeps over several models --------------------------------------------------------------------------
+
+
+@checked(Sweep)
+def sweep(
+    page: str | Path,
+    models: Sequence[str] = ("tiny",),
+    *,
+    load: Mapping[str, Any] | None = None,
+    loading: Callable[[str], None] = lambda name: None,
+    **options: Any,
+) -> Any:
+    """Measure ``page`` with each of ``models`` at every combination, one model loaded at a time.
+
+    ``load`` are settings of `OCRSession.load` for all of them, ``options`` those of `Sweep`, errors those of
+    `OCRSession.sweep`; ``loading(name)`` is called before a model is loaded. A preset of another family is
+    taken as the one that stands for it, or is a failed cell. Records of several models go into a folder each
+    in ``folder``, called like the model. Raises `OcrPhasesError` for one name
+    in place of a list and for two models of one folder.
+    """
+    if isinstance(models, str) or not models:
+        raise OcrPhasesError("Give a list of models, like ['dummy', 'dummy:unlimited-ocr'].")
+
+    def loaded(settings: ModelSettings, **changed: Any) -> Any:
+        loading(settings.model)
+        return OCRSession.load(**{**vars(settings), **changed})
+
+    loads: dict[str, Callable] = {}
+    for model in models:
+        path = Path(model).expanduser()
+        called = path.absolute().name if path.is_dir() else model
+        # In characters that every file system takes.
+        name = re.sub(r"[^\w.=-]+", "-", called).strip("-.") if len(models) > 1 else ""
+        require([(f"Two of the models are called {name}: give them different names.", name not in loads)])
+        # A wrong setting of any model is refused before the first is loaded.
+        loads[name] = partial(loaded, ModelSettings(**{**(load or {}), "model": model}))
+    return Sweep(page=page, **options).run(loads)
+
+
 _kept: dict[ModelSettings, OCRSession] = {}
 #: What a record's model has of `ModelSettings`, beside its name and revision.
 _MODEL_SETTINGS = ("dtype", "attention", "implementation", "cuda_calls")
@@ -247,9 +291,10 @@ def fit(page: Pages, settings: Settings) -> tuple[pd.DataFrame, str]:
     grown = windowed_length(length + tokens, length, window)
     held = grown if settings.strategy == "eager" else capacity_for(length, tokens, window)
     shape = {"batch": len(prompts), "dtype_bytes": resolve_dtype(settings.dtype, device).itemsize}
-    views = elsewhere("analyse.cost.vision_calls")(preset.name, grids, facts.name)
-    need = elsewhere("analyse.cost.memory_need")(config, views, vars(settings), cache_len=held, **shape)
-    most, free = need.loc[need["peak_bytes"].idxmax()], psutil.virtual_memory().available
+    views = vision_calls(preset.name, grids, facts.name)
+    need = memory_need(config, views, vars(settings), cache_len=held, **shape)
+    largest = int(need["peak_bytes"].argmax())
+    most, free = need.iloc[largest], psutil.virtual_memory().available
     if device != "cpu":  # what an earlier model reserved goes
         free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
     fits = "fits" if most["peak_bytes"] <= free else "does not fit"

@@ -1,9 +1,9 @@
 """A sweep: one page at every combination of preset, strategies, batch size, length, attention and dtype.
 
-Records lie in ``DIR/runs/``, each with a status (`ocr_phases.store`) that says for what it was measured. The
-same sweep again measures only what is missing there, or what was measured with another request, other weights
-or other versions, whose record moves into ``DIR/runs/earlier/``. A cell that cannot be measured leaves its
-reason in its status.
+Records lie in ``DIR/runs/``, each with a status (`ocr_phases.record.store`) that says for what it was
+measured. The same sweep again measures only what is missing there, or what was measured with another request,
+other weights or other versions, whose record moves into ``DIR/runs/earlier/``. A cell that cannot be measured
+leaves its reason in its status.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -21,18 +20,14 @@ from typing import Annotated, Any, NamedTuple
 import torch
 from msgspec import Meta
 
+from ocr_phases.analyse.quality import load_truth
 from ocr_phases.collectors import machine
 from ocr_phases.collectors.live_checks import one_sentence
-from ocr_phases.errors import OcrPhasesError, checked, require
+from ocr_phases.errors import OcrPhasesError, require
 from ocr_phases.files import TemporaryFolder, only_writer, output_folder, reserved
-from ocr_phases.inputs.images import describe_page, load_page
-from ocr_phases.record import PhaseRun, elsewhere
-from ocr_phases.recorder import describe_model, page_id
-from ocr_phases.request import bar_in_cell
-from ocr_phases.schema import Truth
-from ocr_phases.settings import ModelSettings, Settings
-from ocr_phases.steps.execution import last_used
-from ocr_phases.store import (
+from ocr_phases.images import describe_page, load_page
+from ocr_phases.record.schema import Truth
+from ocr_phases.record.store import (
     CELL_STATUS,
     CellStatus,
     asked_id,
@@ -42,6 +37,12 @@ from ocr_phases.store import (
     read_status,
     write_status,
 )
+from ocr_phases.recorder import describe_model, page_id
+from ocr_phases.request import bar_in_cell
+from ocr_phases.results.run import PhaseRun
+from ocr_phases.results.sweep import SweepResult
+from ocr_phases.settings import Settings
+from ocr_phases.steps.execution import last_used
 
 #: What all records of a folder share, and what those share that are not asked for now.
 _SUBJECT = ("page", "model", "device", "attention", "dtype")
@@ -137,7 +138,7 @@ class Sweep:
     def subject(self) -> tuple[str, Truth | None]:
         """What the page is known by, and what it says."""
         page = describe_page(*load_page(self.page), embed=False)
-        said = self.truth and elsewhere("analyse.quality.load_truth")(self.truth, page["file"])
+        said = self.truth and load_truth(self.truth, page["file"])
         return page_id(page), said or None
 
     def run(self, loads: Mapping[str, Callable]) -> Any:
@@ -162,7 +163,7 @@ class Sweep:
                     for outcome in bar_in_cell(self._outcomes(runs, load), "cell", len(self.cells)):
                         self.progress(outcome)
                 free_memory()
-            return elsewhere("analyse.scaling.SweepResult").load(kept)
+            return SweepResult.load(kept)
 
     def _outcomes(self, runs: Path, load: Callable) -> Iterator[CellOutcome]:
         """Measure the cells of one model that ``runs`` lacks, and say what became of each."""
@@ -275,39 +276,3 @@ def only(kept: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
         return make()
 
     return last_used(kept, key, alone, 1)
-
-
-@checked(Sweep)
-def sweep(
-    page: str | Path,
-    models: Sequence[str] = ("tiny",),
-    *,
-    load: Mapping[str, Any] | None = None,
-    loading: Callable[[str], None] = lambda name: None,
-    **options: Any,
-) -> Any:
-    """Measure ``page`` with each of ``models`` at every combination, one model loaded at a time.
-
-    ``load`` are settings of `OCRSession.load` for all of them, ``options`` those of `Sweep`, errors those of
-    `OCRSession.sweep`; ``loading(name)`` is called before a model is loaded. A preset of another family is
-    taken as the one that stands for it, or is a failed cell. Records of several models go into a folder each
-    in ``folder``, called like the model. Raises `OcrPhasesError` for one name
-    in place of a list and for two models of one folder.
-    """
-    if isinstance(models, str) or not models:
-        raise OcrPhasesError("Give a list of models, like ['dummy', 'dummy:unlimited-ocr'].")
-
-    def loaded(settings: ModelSettings, **changed: Any) -> Any:
-        loading(settings.model)
-        return elsewhere("session.OCRSession").load(**{**vars(settings), **changed})
-
-    loads: dict[str, Callable] = {}
-    for model in models:
-        path = Path(model).expanduser()
-        called = path.absolute().name if path.is_dir() else model
-        # In characters that every file system takes.
-        name = re.sub(r"[^\w.=-]+", "-", called).strip("-.") if len(models) > 1 else ""
-        require([(f"Two of the models are called {name}: give them different names.", name not in loads)])
-        # A wrong setting of any model is refused before the first is loaded.
-        loads[name] = partial(loaded, ModelSettings(**{**(load or {}), "model": model}))
-    return Sweep(page=page, **options).run(loads)

@@ -20,9 +20,9 @@ from ocr_phases.batch.jobs import Job, find_pages, make_jobs
 from ocr_phases.batch.store import list_pages, page_status, read_listing
 from ocr_phases.batch.worker import Refused, measure_page
 from ocr_phases.cli.options import BATCH
+from ocr_phases.record.store import file_hash, write_status
 from ocr_phases.settings import Settings
 from ocr_phases.show.index import index_html
-from ocr_phases.store import file_hash, write_status
 
 STUB = [sys.executable, str(Path(__file__).with_name("batch_stub.py"))]
 SETTINGS = {name: vars(Settings(device="cpu", token_probabilities=False))[name] for name in BATCH}

@@ -6,8 +6,8 @@ from typing import Any
 from conftest import GPU_RECORD
 from example_run import make_run
 
+from ocr_phases import PhaseRun
 from ocr_phases.collectors.trace import KV_RANGE, Identity
-from ocr_phases.record import PhaseRun
 
 THREAD = 7
 Kernel = tuple[str, float, float]  # name, begin, end

@@ -31,7 +31,7 @@ from ocr_phases.analyse.text import one_line, plain_text, similarities, tables_o
 from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.explorer.view_data import boxes, markdown_html
-from ocr_phases.inputs.images import load_page, page_count
+from ocr_phases.images import load_page, page_count
 from ocr_phases.session import load_recorded
 
 _CPU_SECONDS = 10.0  # for an input of 100,000 characters: quadratic reading would take minutes

@@ -22,7 +22,7 @@ from ocr_phases.batch.jobs import Job
 from ocr_phases.batch.store import read_listing
 from ocr_phases.cli import main
 from ocr_phases.files import only_writer
-from ocr_phases.store import take
+from ocr_phases.record.store import take
 
 #: What happens at a page, how each attempt fails (None: it is measured) and what its reason tells.
 OUTCOMES = {

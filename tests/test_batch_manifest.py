@@ -22,7 +22,7 @@ from ocr_phases.batch import jobs as batch_jobs
 from ocr_phases.batch.child import Child
 from ocr_phases.batch.jobs import Job, Page, find_pages, make_jobs
 from ocr_phases.files import LARGEST_FILE
-from ocr_phases.inputs.images import load_page
+from ocr_phases.images import load_page
 from ocr_phases.versions import code_hash
 
 KNOWN = ("model", "preset", "max_new_tokens", "seed", "embed_page", "infer")

@@ -9,11 +9,12 @@ from example_run import TEXT, altered, failed_cells, make_run, paced, with_times
 from refusals import refused
 from wording import says
 
-from ocr_phases.analyse.comparison import COMPARE_COLUMNS, Comparison
-from ocr_phases.analyse.scaling import SweepResult
+from ocr_phases.analyse.comparison import COMPARE_COLUMNS
 from ocr_phases.analyse.statistics import LogMean, holm, log_ratio, spread
 from ocr_phases.cli import main
-from ocr_phases.schema import Truth
+from ocr_phases.record.schema import Truth
+from ocr_phases.results.comparison import Comparison
+from ocr_phases.results.sweep import SweepResult
 from ocr_phases.text import ms_text
 
 

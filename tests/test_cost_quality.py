@@ -15,13 +15,15 @@ from refusals import refused
 from test_quality import TRUTH
 
 from ocr_phases.analyse import scaling
-from ocr_phases.analyse.comparison import SHARE, Comparison, in_units, text_changes
-from ocr_phases.analyse.scaling import SweepResult, cost_quality_sentence, preset_points
+from ocr_phases.analyse.comparison import SHARE, in_units, text_changes
+from ocr_phases.analyse.scaling import cost_quality_sentence, preset_points
 from ocr_phases.batch.figures import page_run
 from ocr_phases.batch.index import PAGE_COLUMNS, REGION_COLUMNS, BatchIndex, add_truths, build_index
 from ocr_phases.batch.store import list_pages, page_status, read_listing, waiting_reports
 from ocr_phases.cli import main
-from ocr_phases.schema import Truth
+from ocr_phases.record.schema import Truth
+from ocr_phases.results.comparison import Comparison
+from ocr_phases.results.sweep import SweepResult
 from ocr_phases.show import results_many
 
 POINT = st.tuples(st.integers(1, 6), st.integers(0, 6))

@@ -20,8 +20,8 @@ from ocr_phases.batch import child as pool
 from ocr_phases.batch import figures
 from ocr_phases.batch.store import finished
 from ocr_phases.cli import main
+from ocr_phases.record.store import file_hash
 from ocr_phases.show import index as index_page
-from ocr_phases.store import file_hash
 
 CHANGES = ("os.rename", "os.link", "os.remove", "os.rmdir", "os.mkdir", "os.truncate")
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT

@@ -15,10 +15,10 @@ from ocr_phases import OcrPhasesError, PhaseRun
 from ocr_phases.analyse import scaling
 from ocr_phases.analyse import sentences as words
 from ocr_phases.analyse.checks import run_checks
-from ocr_phases.analyse.comparison import Comparison
 from ocr_phases.batch import figures
 from ocr_phases.cli import main
 from ocr_phases.report.artifacts import result_markdown
+from ocr_phases.results.comparison import Comparison
 from ocr_phases.show import page as page_view
 from ocr_phases.show import results, results_many
 

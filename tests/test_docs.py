@@ -9,11 +9,12 @@ import nbformat
 import pytest
 from conftest import RECORD
 
-from ocr_phases import OCRSession
+from ocr_phases import OCRSession, PhaseRun
+from ocr_phases.analyse.stages import TOKEN_COLUMNS
 from ocr_phases.cli.results import Exit
 from ocr_phases.families import FAMILIES, PROMPT_NAMES
 from ocr_phases.inputs.views import image_token_count
-from ocr_phases.record import SPAN_COLUMNS, TOKEN_COLUMNS, PhaseRun
+from ocr_phases.record import SPAN_COLUMNS
 from ocr_phases.report.render import execute_notebook
 from ocr_phases.versions import asset
 

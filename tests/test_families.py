@@ -29,7 +29,7 @@ from ocr_phases.analyse.checks import run_checks, with_verdict
 from ocr_phases.analyse.grounding import parse_grounding, token_regions
 from ocr_phases.cli import main
 from ocr_phases.families import FAMILIES, UNLIMITED_OCR
-from ocr_phases.inputs.images import load_page
+from ocr_phases.images import load_page
 from ocr_phases.models.wiring import NATIVES, native_config
 from ocr_phases.report.artifacts import result_markdown, write_artifacts
 from ocr_phases.settings import SamplingSettings, resolve_infer

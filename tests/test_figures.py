@@ -15,7 +15,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from wording import says
 
-from ocr_phases.analyse.comparison import Comparison
+from ocr_phases.results.comparison import Comparison
 from ocr_phases.show.figures import PHASE_COLOURS, STAGE_COLOURS, STILL, figure_svg
 from ocr_phases.show.page import plot_region_types, regions_html, time_colour, type_colour
 from ocr_phases.show.plots import plot_latency, plot_memory, plot_phase_timeline, plot_vision_stages

@@ -9,7 +9,7 @@ import torch
 from conftest import PAGES, RUNS, TINY_CONFIG
 from example_run import altered, make_run
 
-from ocr_phases import OCRSession
+from ocr_phases import OCRSession, PhaseRun
 from ocr_phases.analyse.cost import masked_flops, run_cost, stage_cost
 from ocr_phases.analyse.floors import (
     DATASHEETS,
@@ -22,7 +22,6 @@ from ocr_phases.analyse.floors import (
 )
 from ocr_phases.analyse.sentences import floor_sentence
 from ocr_phases.collectors.machine import measure_ceilings
-from ocr_phases.record import PhaseRun
 from ocr_phases.show import results
 from ocr_phases.show.figures import figure_png
 from ocr_phases.show.plots import plot_latency, plot_roofline

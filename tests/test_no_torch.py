@@ -8,7 +8,7 @@ from pathlib import Path
 from test_rooms import ROOMS, ROOT, modules, room
 
 #: Of the rooms up to `session`, which need torch, what does not.
-WITHOUT_TORCH = ("ocr_phases.inputs.images", "ocr_phases.inputs.views")
+WITHOUT_TORCH = ("ocr_phases.images", "ocr_phases.inputs.views")
 IMPORTED = """
 import importlib, json, sys
 for module in json.loads(sys.argv[1]):

@@ -13,12 +13,13 @@ from test_approved import APPROVED, RECORDS
 
 from ocr_phases import PhaseRun
 from ocr_phases.analyse.comparison import metrics_of
-from ocr_phases.analyse.scaling import SweepResult, sweep_table
+from ocr_phases.analyse.scaling import sweep_table
 from ocr_phases.analyse.sentences import headline, key_metrics_text, verdict
 from ocr_phases.analyse.stages import repeat_table, stage_medians
 from ocr_phases.batch.figures import page_figures
 from ocr_phases.cli.results import run_result
-from ocr_phases.schema import Truth
+from ocr_phases.record.schema import Truth
+from ocr_phases.results.sweep import SweepResult
 from ocr_phases.show import results
 from ocr_phases.show.plots import plot_memory, plot_phase_timeline, plot_vision_stages
 

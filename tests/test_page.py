@@ -23,11 +23,11 @@ from PIL import Image
 from refusals import refused
 from wording import says
 
+from ocr_phases import images
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import FAMILIES, Preset, facts_of
 from ocr_phases.files import FORMATS
-from ocr_phases.inputs import images
-from ocr_phases.inputs.images import describe_page, load_page
+from ocr_phases.images import describe_page, load_page
 from ocr_phases.inputs.packing import pack
 from ocr_phases.inputs.views import image_token_count, make_views, valid_image_tokens
 

@@ -16,11 +16,11 @@ from example_run import altered, failed_cells, make_run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ocr_phases.analyse.comparison import Comparison
-from ocr_phases.analyse.scaling import SweepResult
+from ocr_phases import PhaseRun
 from ocr_phases.cli import main
-from ocr_phases.record import PhaseRun
 from ocr_phases.report.render import render_html
+from ocr_phases.results.comparison import Comparison
+from ocr_phases.results.sweep import SweepResult
 from ocr_phases.show.figures import figure_svg
 from ocr_phases.show.web import element
 from ocr_phases.text import plain, plain_streams

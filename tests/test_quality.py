@@ -27,7 +27,7 @@ from ocr_phases.analyse.quality import check_for_pages, load_truth, quality_of
 from ocr_phases.analyse.sentences import key_metrics
 from ocr_phases.analyse.text import plain_text, text_measures, word_edits
 from ocr_phases.cli import main
-from ocr_phases.schema import TrueRegion, Truth
+from ocr_phases.record.schema import TrueRegion, Truth
 from ocr_phases.show import results
 from ocr_phases.show.quality import edits_html, quality_html
 

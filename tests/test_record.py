@@ -19,8 +19,9 @@ from PIL import Image
 from refusals import refused
 
 from ocr_phases import PhaseRun
-from ocr_phases.inputs.images import describe_page
-from ocr_phases.record import SCHEMA, SPAN_COLUMNS, TOKEN_COLUMNS
+from ocr_phases.analyse.stages import TOKEN_COLUMNS
+from ocr_phases.images import describe_page
+from ocr_phases.record import SCHEMA, SPAN_COLUMNS
 
 
 @pytest.fixture(scope="module")

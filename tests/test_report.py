@@ -16,12 +16,12 @@ from example_run import SHAPES, make_run
 from refusals import refused
 from test_approved import RECORDS
 
+from ocr_phases import PhaseRun
 from ocr_phases.cli import main
 from ocr_phases.errors import CannotWrite, NotebookFailed
 from ocr_phases.files import MANIFEST_NAME
 from ocr_phases.models.folders import transformers_version
 from ocr_phases.models.wiring import NATIVE_NEEDS
-from ocr_phases.record import PhaseRun
 from ocr_phases.report import render
 from ocr_phases.report.render import execute_notebook, page_report, render_html
 from ocr_phases.show import results

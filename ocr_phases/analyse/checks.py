@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ocr_phases.analyse.figures import summary
 from ocr_phases.analyse.kernels import has_kernels, kv_cache_share, vision_in_decode
 from ocr_phases.analyse.noise import NOISE, TEXTS, is_noisy
 from ocr_phases.analyse.noise import VERDICTS as VERDICTS
@@ -32,7 +33,7 @@ from ocr_phases.analyse.stages import (
     step_table,
 )
 from ocr_phases.families import VISION_STAGES
-from ocr_phases.record import PhaseRun
+from ocr_phases.record import Record
 from ocr_phases.text import bytes_text, count_text, filled, ms_text, percent_text
 
 CHECK_COLUMNS = ("name", "verdict", "expected", "measured", "why", "fix")
@@ -61,7 +62,7 @@ _PUBLISHED_PARAMETERS = 3_000_000_000  # the three families have 3.3 to 3.4 bill
 
 
 @cached
-def run_checks(run: PhaseRun) -> list[Verdict]:
+def run_checks(run: Record) -> list[Verdict]:
     """Run every check on a record of any kind and age: the rules, then the published expectations.
 
     The expectations are for a model of the published size on a GPU: other records have none.
@@ -71,7 +72,7 @@ def run_checks(run: PhaseRun) -> list[Verdict]:
     return run_rules(run) + (_expectations(run) if published else [])
 
 
-def run_rules(run: PhaseRun) -> list[Verdict]:
+def run_rules(run: Record) -> list[Verdict]:
     """The checks that say whether a record may be believed, without the expectations."""
     live, checks = {check["name"]: check for check in run.live_checks}, []
     for name in dict.fromkeys([*RULES, *live]):
@@ -86,12 +87,12 @@ def run_rules(run: PhaseRun) -> list[Verdict]:
     return checks
 
 
-def noisy_checks(run: PhaseRun) -> list[Verdict]:
+def noisy_checks(run: Record) -> list[Verdict]:
     """The checks that found the machine too busy to trust the figures."""
     return with_verdict((_worded(run, name, check(run)) for name, check in NOISE.items()), "noisy")
 
 
-def checks_table(run: PhaseRun) -> pd.DataFrame:
+def checks_table(run: Record) -> pd.DataFrame:
     """`run_checks` as a table, columns `CHECK_COLUMNS`."""
     return pd.DataFrame(run_checks(run))[list(CHECK_COLUMNS)]
 
@@ -106,7 +107,7 @@ def worst_verdict(checks: Sequence[Verdict]) -> str:
     return next((verdict for verdict in ("fail", "noisy") if with_verdict(checks, verdict)), "pass")
 
 
-def _worded(run: PhaseRun, name: str, check: Verdict) -> Verdict:
+def _worded(run: Record, name: str, check: Verdict) -> Verdict:
     """The check with the texts of its row in ``checks.toml``, of which some depend on the run."""
     texts = (_RULE_TEXTS | EXPECTATIONS).get(name, _UNKNOWN)
     low = run.request.get("autocast") or run.model["dtype"] != "float32"
@@ -117,12 +118,12 @@ def _worded(run: PhaseRun, name: str, check: Verdict) -> Verdict:
     return check._replace(name=name, expected=expected, why=why, fix=texts["fix"])
 
 
-def _why_missing(run: PhaseRun, name: str) -> str:
+def _why_missing(run: Record, name: str) -> str:
     of_steps = name in ("single_token_steps", "cache_reused", "mask_handed_over")
     reasons = {
         "a one-shot generate() run has no phases": run.request.get("generate"),
         "not requested: ocr-phases verify compares with generate()": name == "parity",
-        _NO_STEPS.measured: of_steps and not run["decode_steps"],
+        _NO_STEPS.measured: of_steps and not summary(run)["decode_steps"],
         "a server does not show it": run.model.get("implementation") == "server",
         f"{run.model['strategy']} steps do not call the model's forward": run.model["strategy"] != "eager",
     }
@@ -132,8 +133,8 @@ def _why_missing(run: PhaseRun, name: str) -> str:
 # -- rules that follow from a saved record ------------------------------------------------------------
 
 
-def _vision_in_prefill_only(run: PhaseRun) -> Verdict:
-    if not run["decode_steps"]:
+def _vision_in_prefill_only(run: Record) -> Verdict:
+    if not summary(run)["decode_steps"]:
         return _NO_STEPS
     decode = run.spans[run.spans["phase"] == "decode"]
     vision = decode[decode["stage"].isin(VISION_STAGES)]
@@ -150,7 +151,7 @@ def _vision_in_prefill_only(run: PhaseRun) -> Verdict:
     return Verdict("pass", "; ".join(filter(None, (seen, profiled))))
 
 
-def _cache_linear(run: PhaseRun) -> Verdict:
+def _cache_linear(run: Record) -> Verdict:
     held, sizes = run.cache.get("entries") or run.cache.get("lengths") or [], run.cache.get("bytes") or []
     each = run.cache.get("bytes_per_token")
     if len(sizes) < 2 or not each:
@@ -160,9 +161,11 @@ def _cache_linear(run: PhaseRun) -> Verdict:
     return Verdict("fail", f"{text}; {off} of {len(sizes)} off the line") if off else Verdict("pass", text)
 
 
-def _decode_memory(run: PhaseRun) -> Verdict:
+def _decode_memory(run: Record) -> Verdict:
     """Above the prefill's peak by more than the cache's own growth, something is kept that should not be."""
-    prefill, decode = run["prefill_peak_bytes"], run["decode_peak_bytes"]
+    figures = summary(run)
+    prefill = figures["prefill_peak_bytes"]
+    decode = figures["decode_peak_bytes"]
     if prefill is None or decode is None:
         return Verdict("n/a", "memory was not counted")
     text = f"{bytes_text(decode)} in decode, {bytes_text(prefill)} in the prefill"
@@ -178,8 +181,8 @@ def _decode_memory(run: PhaseRun) -> Verdict:
     return Verdict("note", f"{text}; {why}")
 
 
-def _stage_coverage(run: PhaseRun) -> Verdict:
-    coverage = run["stage_coverage"]
+def _stage_coverage(run: Record) -> Verdict:
+    coverage = summary(run)["stage_coverage"]
     if coverage is None:
         return Verdict("n/a", "there is no prefill, or nobody timed its stages")
     overlap = ": stages overlap, so one is counted twice" if coverage > _OVERLAP else ""
@@ -187,7 +190,7 @@ def _stage_coverage(run: PhaseRun) -> Verdict:
     return Verdict(verdict, f"{coverage * 100:.1f} %{overlap}")
 
 
-def _decode_trend(run: PhaseRun) -> Verdict:
+def _decode_trend(run: Record) -> Verdict:
     trend = decode_trend(run)
     if trend is None:
         return Verdict("n/a", _NO_TREND)
@@ -214,8 +217,8 @@ def _trend_text(trend: Trend) -> str:
     return f"{share} of a step over the run (95 % interval {low} to {high})"
 
 
-def _outlier_steps(run: PhaseRun) -> Verdict:
-    if not run["decode_steps"]:
+def _outlier_steps(run: Record) -> Verdict:
+    if not summary(run)["decode_steps"]:
         return _NO_STEPS
     return _noted([f"step {step}: {cause}" for step, cause in outlier_causes(run)])
 
@@ -226,7 +229,7 @@ def _noted(found: Sequence[str], more: str = "") -> Verdict:
     return Verdict("note", "; ".join([*found[:_NAMED], *rest]) + more) if found else Verdict("pass", "none")
 
 
-def outlier_causes(run: PhaseRun) -> list[tuple[int, str]]:
+def outlier_causes(run: Record) -> list[tuple[int, str]]:
     """The outlier steps, each with its likely cause."""
     table, host, found = step_table(run), step_repeats(run, "host_ms"), []
     every, cuda = run.request.get("eos_check_every") or 1, run.device["kind"] == "cuda"
@@ -252,7 +255,7 @@ def outlier_causes(run: PhaseRun) -> list[tuple[int, str]]:
     return found
 
 
-def _repetition_loop(run: PhaseRun) -> Verdict:
+def _repetition_loop(run: Record) -> Verdict:
     found = []
     for each in repetition_table(run).to_dict("records"):
         where = f"row {each['row'] + 1}: " if len(run.results) > 1 else ""
@@ -274,9 +277,9 @@ _FROM_RECORD = NOISE | {rule.__name__.removeprefix("_"): rule for rule in _RULES
 # -- the published expectations: notes, never more ---------------------------------------------------
 
 
-def _expectations(run: PhaseRun) -> list[Verdict]:
+def _expectations(run: Record) -> list[Verdict]:
     """The published rules of thumb, each beside the value that its row names."""
-    figures = {name: np.nan if value is None else value for name, value in run.summary().items()}
+    figures = {name: np.nan if value is None else value for name, value in summary(run).items()}
     decode, trend = stage_repeats(run).median(axis="columns"), decode_trend(run)
     forward = sum(decode.get(("decode", stage, ""), np.nan) for stage in ("language_model", "lm_head"))
     values = figures | {
@@ -301,7 +304,7 @@ def _expectations(run: PhaseRun) -> list[Verdict]:
     return checks
 
 
-def _cache_share(run: PhaseRun, phase: str, parts: Sequence[str]) -> tuple[float, str]:
+def _cache_share(run: Record, phase: str, parts: Sequence[str]) -> tuple[float, str]:
     """The cache's part of the device's work in a phase."""
     if not has_kernels(run):
         return np.nan, "needs kernel times (kernels=True, on a CUDA device)"

@@ -17,14 +17,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from ocr_phases.analyse.figures import summary
 from ocr_phases.analyse.noise import JUDGED, STEP_QUANTILES, figure_repeats, is_noisy
 from ocr_phases.analyse.quality import MEASURES, QUALITY_HIGHER, quality_of
 from ocr_phases.analyse.scaling import agreements, own_text, sweep_table, ways_sentence
 from ocr_phases.analyse.sentences import noise_sentences
-from ocr_phases.analyse.stages import STAGE_KEYS, Table, stage_medians, stage_repeats, stage_table
+from ocr_phases.analyse.stages import STAGE_KEYS, stage_medians, stage_repeats, stage_table
 from ocr_phases.analyse.statistics import ALPHA, LEAST_REPEATS, holm, log_ratio
-from ocr_phases.errors import check_known, checked, hinted, require
-from ocr_phases.record import PhaseRun, elsewhere
+from ocr_phases.errors import Hinted, check_known, require
+from ocr_phases.record import Record
 from ocr_phases.text import count_text, filled, first_difference, percent_text, stage_name
 
 _MEASURED = "run metric verdict unit baseline other difference ratio ratio_low ratio_high detectable"
@@ -50,22 +51,24 @@ _NO_SETTING = (
 _OF_PAGE = ("file", "sha256", "width", "height", "preset", "grid", "image_tokens", "text_tokens")
 
 
-def metrics_of(run: PhaseRun) -> pd.DataFrame:
+def metrics_of(run: Record) -> pd.DataFrame:
     """Every metric of a record by name: figures (``prefill_ms``) first, then stages (``prefill/sam/global``).
 
     Columns ``unit``, ``phase``, ``stage``, ``view``, ``value`` and ``repeats``, what it was in each repeat.
-    Figures are `PhaseRun.summary`'s. Times are ms on the device clock: a stage's is `stage_medians`', and in
+    Figures are `Record.summary`'s. Times are ms on the device clock: a stage's is `stage_medians`', and in
     a repeat its sum, or its median step in decode. A figure that is no stage has no ``stage``.
     """
-    summary, each, rows = run.summary(), figure_repeats(run), list[tuple[Any, ...]]()
+    figures = summary(run)
+    each = figure_repeats(run)
+    rows: list[tuple[Any, ...]] = []
     for name in (*_FIGURES, "tokens_per_s"):
         first, unit = name.partition("_")[0], "ms" if "_ms" in name else "tokens/s"
-        if summary[name] is not None and each[name].notna().all():
-            rows.append((name, unit, _PHASES.get(first, first), "", "", summary[name], each[name].tolist()))
+        if figures[name] is not None and each[name].notna().all():
+            rows.append((name, unit, _PHASES.get(first, first), "", "", figures[name], each[name].tolist()))
     for phase, peaks in run.memory.get("peak_bytes", {}).items():
         rows.append((f"{phase}_peak_bytes", "bytes", phase, "", "", max(peaks), peaks))
     for name, unit in ((_EXACT, "bytes"), ("energy_j", "J")):
-        if value := summary[name]:
+        if value := figures[name]:
             rows.append((name, unit, "", "", "", value, [value]))
     sums, medians = stage_repeats(run), stage_medians(run)
     decode = run.spans[run.spans["phase"] == "decode"].groupby([*STAGE_KEYS, "repeat"])["device_ms"]
@@ -76,7 +79,7 @@ def metrics_of(run: PhaseRun) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["metric", "unit", *STAGE_KEYS, "value", "repeats"]).set_index("metric")
 
 
-def run_labels(runs: Sequence[PhaseRun], paths: Iterable[str | Path] | None = None) -> list[str]:
+def run_labels(runs: Sequence[Record], paths: Iterable[str | Path] | None = None) -> list[str]:
     """A short, unique name for each record: its file's, else the settings that differ."""
     facts = [(run.page_name(), run.model["name"], run.page["preset"], run.model["strategy"]) for run in runs]
     differ = [values for values in zip(*facts, strict=True) if len(set(values)) > 1]
@@ -93,7 +96,7 @@ def _text(value: Any) -> str:
     return "–" if value is None or value != value else str(value)
 
 
-def text_changes(baseline: PhaseRun, other: PhaseRun) -> pd.DataFrame:
+def text_changes(baseline: Record, other: Record) -> pd.DataFrame:
     """Measures of the text over all rows: columns ``metric``, ``baseline``, ``other`` and ``verdict``.
 
     Those of `ocr_phases.analyse.quality` where both records have the same truth; and ``agreement``, of
@@ -110,7 +113,7 @@ def text_changes(baseline: PhaseRun, other: PhaseRun) -> pd.DataFrame:
     return table.assign(verdict=_first(verdicts, "worse"))
 
 
-def _text_pairs(baseline: PhaseRun, other: PhaseRun, row: int) -> Iterator[tuple[str, float, float]]:
+def _text_pairs(baseline: Record, other: Record, row: int) -> Iterator[tuple[str, float, float]]:
     ours, theirs = (own_text(run, row) for run in (baseline, other))
     if _pages(baseline, row) != _pages(other, row) or ours is None or theirs is None:
         return
@@ -124,18 +127,18 @@ def _text_pairs(baseline: PhaseRun, other: PhaseRun, row: int) -> Iterator[tuple
                 yield name, before[name], after[name]
 
 
-def _pages(run: PhaseRun, row: int | None = None) -> list[str]:
+def _pages(run: Record, row: int | None = None) -> list[str]:
     """The hashes of a row's pages, or of all pages."""
     return [page["sha256"] for page in run.pages if row is None or page["row"] == row]
 
 
-def same_tokens(then: PhaseRun, now: PhaseRun) -> bool:
+def same_tokens(then: Record, now: Record) -> bool:
     """Whether every row generated the same tokens."""
     return [row["ids"] for row in then.results] == [row["ids"] for row in now.results]
 
 
 def in_units(table: pd.DataFrame, baseline: str = "baseline") -> pd.DataFrame:
-    """`Comparison.table` for reading: bytes as MB, shares as %, columns called by their records.
+    """`ComparedRecords.table` for reading: bytes as MB, shares as %, columns called by their records.
 
     ``baseline`` is that record's label. What follows from the other columns is left out.
     """
@@ -150,22 +153,8 @@ def in_units(table: pd.DataFrame, baseline: str = "baseline") -> pd.DataFrame:
     return table.rename(columns={name: label for name, label in labels.items() if label not in table})
 
 
-@checked()
-def compare(
-    *runs: PhaseRun | str | Path, labels: Sequence[str] | None = None, margin: float = MARGIN
-) -> Comparison:
-    """Compare each record, or file of a record, with the first, the baseline.
-
-    ``labels`` name the records, by default `run_labels`; ``margin`` is per cent within which two are
-    equivalent. Raises `OcrPhasesError` as `Comparison` does.
-    """
-    records = [run if isinstance(run, PhaseRun) else PhaseRun.load(run) for run in runs]
-    return Comparison(records, labels, margin=margin)
-
-
-@hinted
-class Comparison:
-    """Records against the first of them: ``verdict``, ``table``, ``differs``, ``text_diff`` and ``plot``.
+class ComparedRecords(Hinted):
+    """Records against the first of them: ``verdict``, ``table``, ``differs`` and ``text_diff``.
 
     ``judged`` are the metrics that get a verdict. Raises `OcrPhasesError` for fewer than two records, labels
     that are not one a record, all different, and a margin that is no percentage.
@@ -173,7 +162,7 @@ class Comparison:
 
     def __init__(
         self,
-        runs: Sequence[PhaseRun],
+        runs: Sequence[Record],
         labels: Sequence[str] | None = None,
         *,
         margin: float = MARGIN,
@@ -207,7 +196,7 @@ class Comparison:
         (`text_changes`) come last, with the unit `SHARE` and neither ratio nor interval.
         """
         rows = [row for run, label in self._others for row in self._rows(run, label)]
-        table = Table(rows, columns=list(COMPARE_COLUMNS))
+        table = pd.DataFrame(rows, columns=list(COMPARE_COLUMNS))
         return table.fillna(dict.fromkeys(["verdict", "phase", "stage", "view"], ""))
 
     @property
@@ -261,14 +250,6 @@ class Comparison:
                 pieces += difflib.unified_diff(then, now, *names, lineterm="")
         return "\n".join(pieces)
 
-    @property
-    def plot(self) -> Any:
-        """The plots of this comparison: `ocr_phases.show.results_many.ComparePlots`."""
-        return elsewhere("show.results_many.ComparePlots")(self)
-
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return elsewhere("show.results_many.comparison_bundle")(self)
-
     def against_limit(self, percent: float, metrics: Sequence[str] = ()) -> pd.DataFrame:
         """The judged rows of `table` with one more column, ``outcome``.
 
@@ -280,7 +261,7 @@ class Comparison:
         Raises `OcrPhasesError` where a name is unknown, a record lacks a named metric, or a single repeat
         leaves nothing to judge by.
         """
-        table = Comparison(self.runs, self.labels, judged=metrics).table if metrics else self.table
+        table = ComparedRecords(self.runs, self.labels, judged=metrics).table if metrics else self.table
         rows = table[table["metric"].isin(metrics or JUDGED) & table["difference"].notna()]
         for name in metrics:
             check_known("metric", name, [*table["metric"], *MEASURES])
@@ -301,7 +282,7 @@ class Comparison:
         told = {"undecided": rows["verdict"] == NOISY, "worse": low > percent, "within": high <= percent}
         return rows.assign(outcome=_first(told, "undecided")).reset_index(drop=True)
 
-    def _rows(self, run: PhaseRun, label: str) -> list[dict[Any, Any]]:
+    def _rows(self, run: Record, label: str) -> list[dict[Any, Any]]:
         ours, theirs = metrics_of(self.runs[0]), metrics_of(run)
         both = ours.index.intersection(theirs.index)
         tests = {name: log_ratio(ours["repeats"][name], theirs["repeats"][name]) for name in both}
@@ -350,7 +331,7 @@ def _first(cases: Mapping[str, Any], default: str) -> np.ndarray:
 _FAR = 2.0  # a ratio from here on is told as such, not in percent
 
 
-def few_repeats(runs: Sequence[PhaseRun], labels: Sequence[str]) -> str:
+def few_repeats(runs: Sequence[Record], labels: Sequence[str]) -> str:
     """A note on intervals over few repeats; empty if all records have `LEAST_REPEATS`."""
     counts = {label: len(run.repeats) for run, label in zip(runs, labels, strict=True)}
     few = {label: count for label, count in counts.items() if count < LEAST_REPEATS}
@@ -359,7 +340,7 @@ def few_repeats(runs: Sequence[PhaseRun], labels: Sequence[str]) -> str:
     return note.format(counts=said, least=LEAST_REPEATS) if few else ""
 
 
-def _findings(comparison: Comparison) -> Iterator[str]:
+def _findings(comparison: ComparedRecords) -> Iterator[str]:
     runs, labels, table = comparison.runs, comparison.labels, comparison.table
     named = dict(zip(labels, runs, strict=True))
     for label, run in named.items():
@@ -377,7 +358,7 @@ def _findings(comparison: Comparison) -> Iterator[str]:
     yield few_repeats(runs, labels)
 
 
-def _subject(run: PhaseRun) -> tuple[Any, ...]:
+def _subject(run: Record) -> tuple[Any, ...]:
     """Page, prompt, model and device: where these are the same, strategies compare."""
     model = [run.model.get(name) for name in ("name", "revision", "implementation", "dtype")]
     return _pages(run), run.request["prompt"], run.device.get("name"), model
@@ -409,7 +390,7 @@ def _text_sentence(changes: pd.DataFrame) -> str:
     return filled(note, now, before=then.get("edit_distance"))
 
 
-def _caveats(baseline: PhaseRun, other: PhaseRun, label: str) -> Iterator[str]:
+def _caveats(baseline: Record, other: Record, label: str) -> Iterator[str]:
     """What else differs, a sentence each."""
     revisions = [run.model.get("revision") for run in (other, baseline)]
     if baseline.model["name"] != other.model["name"] or None in revisions:
@@ -428,7 +409,7 @@ def _caveats(baseline: PhaseRun, other: PhaseRun, label: str) -> Iterator[str]:
         yield _NOTES["first_token"].format(where=differ)
 
 
-def first_other_token(baseline: PhaseRun, other: PhaseRun) -> str:
+def first_other_token(baseline: Record, other: Record) -> str:
     """Where the tokens of two records first differ: ``number 17: 'cat' here, 'dog' in the baseline``.
 
     Tokens and rows are counted from 1; a token without a text is named by its id. Empty where all

@@ -26,7 +26,7 @@ from ocr_phases.analyse.stages import attended
 from ocr_phases.config import read_model_config
 from ocr_phases.errors import OcrPhasesError, check_known, require
 from ocr_phases.families import facts_of
-from ocr_phases.record import PhaseRun
+from ocr_phases.record import Record, RecordType
 from ocr_phases.settings import RunSettings
 
 COST_COLUMNS = (*("phase", "stage", "view", "part"), *("parameters", "flops", "weight_bytes", "kv_bytes"))
@@ -161,7 +161,7 @@ def masked_flops(config: dict[str, Any], *, prompt_len: int, batch: int = 1) -> 
     return 4 * hidden_pairs * text.hidden_size * text.num_hidden_layers
 
 
-def run_cost(run: PhaseRun) -> pd.DataFrame:
+def run_cost(run: Record) -> pd.DataFrame:
     """The cost of a record's prefill and of the decode step in the middle of the run, columns `COST_COLUMNS`.
 
     Without a step there is none. The vendor's class makes logits of all positions in its prefill. Raises
@@ -178,7 +178,7 @@ def run_cost(run: PhaseRun) -> pd.DataFrame:
     return pd.concat([prefill, decode_cost(config, cache_len=int(seen), **shape)], ignore_index=True)
 
 
-def run_shape(run: PhaseRun) -> dict[str, int]:
+def run_shape(run: Record) -> dict[str, int]:
     """``batch``, ``distinct_rows`` and ``dtype_bytes`` of a record.
 
     Rows of one page, prompt and answer are equal. Raises `OcrPhasesError` for an unknown dtype.
@@ -197,7 +197,7 @@ def hours_per_1000_pages(page_ms: Any) -> Any:
     return page_ms / 3600.0
 
 
-def page_cost(run: PhaseRun, page_ms: float) -> dict[str, float | None]:
+def page_cost(run: Record, page_ms: float) -> dict[str, float | None]:
     """What pages cost where they are read as here, one measurement after another; ``page_ms`` is this one's.
 
     ``pages_per_hour``; ``energy_j`` of a repeat and ``wh_per_1000_pages``, None without a meter; and
@@ -212,7 +212,7 @@ def page_cost(run: PhaseRun, page_ms: float) -> dict[str, float | None]:
     return known | {f"{name}_per_1000_pages": value for name, value in thousand.items()}
 
 
-def priced(run: PhaseRun, price_per_hour: float | None) -> PhaseRun:
+def priced(run: RecordType, price_per_hour: float | None) -> RecordType:
     """The same record at another price of an hour, for None at its own; `OcrPhasesError` for no price."""
     price = RunSettings(price_per_hour=price_per_hour).price_per_hour
     return run if price is None else replace(run, request=run.request | {"price_per_hour": price})

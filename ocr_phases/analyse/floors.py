@@ -21,9 +21,10 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.cost import decode_cost, masked_flops, run_cost, run_shape, stage_cost
+from ocr_phases.analyse.figures import summary
 from ocr_phases.analyse.stages import STAGE_KEYS, attended, cached, stage_medians, step_table
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.record import PhaseRun
+from ocr_phases.record import Record
 from ocr_phases.text import bytes_text, rate_text
 
 _SHEETS = pd.read_csv(Path(__file__).with_name("datasheets.csv"))
@@ -59,7 +60,7 @@ class Ceilings(NamedTuple):
         return np.maximum(arithmetic, bandwidth) * 1e3, bound_by
 
 
-def measured_ceilings(run: PhaseRun) -> Ceilings | None:
+def measured_ceilings(run: Record) -> Ceilings | None:
     """The ceilings measured on the record's device; None if missing or of another dtype."""
     known = run.device.get("ceilings") or {}
     bandwidth, flops = known.get("bandwidth_bytes_per_s"), known.get("matmul_flops_per_s")
@@ -68,7 +69,7 @@ def measured_ceilings(run: PhaseRun) -> Ceilings | None:
     return Ceilings(float(bandwidth), float(flops), "measured", "measured here")
 
 
-def datasheet_ceilings(run: PhaseRun) -> Ceilings | None:
+def datasheet_ceilings(run: Record) -> Ceilings | None:
     """The datasheet's ceilings of the record's device and dtype; None for an unknown device."""
     sheet = find_datasheet(run.device.get("name")) or {}
     rate = sheet.get(_product_dtype(run))
@@ -86,16 +87,17 @@ def find_datasheet(device_name: str | None) -> dict[str, Any] | None:
     return next((sheet for sheet in DATASHEETS if re.search(sheet["pattern"], name)), None)
 
 
-def ceilings_of(run: PhaseRun) -> Ceilings | None:
+def ceilings_of(run: Record) -> Ceilings | None:
     """The measured ceilings, else the datasheet's, else None."""
     return measured_ceilings(run) or datasheet_ceilings(run)
 
 
 @cached
-def why_no_floor(run: PhaseRun) -> str | None:
+def why_no_floor(run: Record) -> str | None:
     """Why this record has no floors, in one sentence; None if it has."""
     reasons = {
-        "A one-shot generate() run has no stages to compare with a floor.": run["prefill_ms"] is None,
+        "A one-shot generate() run has no stages to compare with a floor.": summary(run)["prefill_ms"]
+        is None,
         "The cost of this record's model is unknown, so there is no floor.": _costs(run) is None,
         "The device's ceilings were not measured and its datasheet is unknown, so there is no floor, "
         "MFU or MBU.": ceilings_of(run) is None,
@@ -104,7 +106,7 @@ def why_no_floor(run: PhaseRun) -> str | None:
 
 
 @cached
-def floor_table(run: PhaseRun) -> pd.DataFrame:
+def floor_table(run: Record) -> pd.DataFrame:
     """One row a stage and view of the prefill and of a decode step, columns `FLOOR_COLUMNS`.
 
     ``prefill`` and ``decode_step`` are the wholes, the last row of each phase. ``flops`` (without
@@ -135,7 +137,7 @@ def floor_table(run: PhaseRun) -> pd.DataFrame:
 
 
 @cached
-def decode_floor(run: PhaseRun) -> pd.DataFrame:
+def decode_floor(run: Record) -> pd.DataFrame:
     """The floor of every decode step as the cache grows: columns `DECODE_FLOOR_COLUMNS`, one row a step.
 
     ``cache_len`` is the length that the step leaves, ``floor_ms`` that of all rows of the batch. Empty
@@ -155,7 +157,7 @@ def decode_floor(run: PhaseRun) -> pd.DataFrame:
     return steps[["step"]].assign(cache_len=lengths, floor_ms=floor_ms).reset_index(drop=True)
 
 
-def ceilings_text(run: PhaseRun) -> str | None:
+def ceilings_text(run: Record) -> str | None:
     """The ceilings of a record in words: rates, source, how measured ones were taken; None for none."""
     ceilings = ceilings_of(run)
     if ceilings is None:
@@ -181,12 +183,12 @@ def times_text(factor: float) -> str:
 
 
 @cached
-def _costs(run: PhaseRun) -> pd.DataFrame | None:
+def _costs(run: Record) -> pd.DataFrame | None:
     """Least cost by phase, stage and view (`stage_cost`); None where it is unknown, or of a one-shot run.
 
     Stages without arithmetic are left out: their bytes are a few kilobytes.
     """
-    if run["prefill_ms"] is None:
+    if summary(run)["prefill_ms"] is None:
         return None
     try:
         table = stage_cost(run_cost(run))
@@ -198,6 +200,6 @@ def _costs(run: PhaseRun) -> pd.DataFrame | None:
     return table[table["flops"] > 0]
 
 
-def _product_dtype(run: PhaseRun) -> str:
+def _product_dtype(run: Record) -> str:
     """The dtype that matrix products ran in: autocast makes it bfloat16."""
     return "bfloat16" if run.request.get("autocast") else str(run.model.get("dtype"))

@@ -23,7 +23,7 @@ from ocr_phases.analyse.floors import WHOLES, floor_table
 from ocr_phases.analyse.stages import STAGE_KEYS, cached, stage_medians
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import ENCODERS, VISION_STAGES
-from ocr_phases.record import PHASES, PhaseRun
+from ocr_phases.record import PHASES, Record
 from ocr_phases.text import count_text, ms_text, percent_text, stage_name
 
 _COUNTED = ("kernels", "copies", "launches", "busy_ms")
@@ -44,13 +44,13 @@ _CLEAR_WAIT = 0.05
 _NOISE = re.compile(r"^void |at::native::|\(anonymous namespace\)::|<unnamed>::|std::")
 
 
-def has_kernels(run: PhaseRun) -> bool:
+def has_kernels(run: Record) -> bool:
     """Whether the record has a kernel view that worked."""
     return run.kernels is not None and "error" not in run.kernels
 
 
 @cached
-def kernel_table(run: PhaseRun) -> pd.DataFrame:
+def kernel_table(run: Record) -> pd.DataFrame:
     """One row per stage, columns `KERNEL_COLUMNS`; a stage includes its inner stages.
 
     ``busy_ms`` is the union of the stage's kernels, copies and fills on the device; ``wall_ms`` the median
@@ -64,7 +64,7 @@ def kernel_table(run: PhaseRun) -> pd.DataFrame:
     return table.join(walls.rename("wall_ms"), on=[*STAGE_KEYS])[list(KERNEL_COLUMNS)]
 
 
-def top_kernels(run: PhaseRun, stage: str | None = None) -> pd.DataFrame:
+def top_kernels(run: Record, stage: str | None = None) -> pd.DataFrame:
     """The kernels that take longest, the longest first within each phase and stage.
 
     Columns ``phase``, ``stage``, ``kernel``, ``count``, ``device_ms`` and ``share``, of the stage's summed
@@ -87,7 +87,7 @@ def short_kernel(name: str, length: int = 80) -> str:
 
 
 @cached
-def idle_gaps(run: PhaseRun) -> pd.DataFrame:
+def idle_gaps(run: Record) -> pd.DataFrame:
     """Idle time between the device's work by stage and cause, seen under the profiler, in ms.
 
     Columns ``phase``, ``stage``, ``view``, ``cause``, ``longer_than_us``, ``gaps``, ``idle_ms`` and
@@ -99,7 +99,7 @@ def idle_gaps(run: PhaseRun) -> pd.DataFrame:
 
 
 @cached
-def kv_cache_share(run: PhaseRun) -> pd.DataFrame:
+def kv_cache_share(run: Record) -> pd.DataFrame:
     """The KV cache's part, columns `SHARE_COLUMNS`: ``kv_update`` (write) and ``attention`` (read), by phase.
 
     ``of_busy`` is of the device's work in the prefill or in one decode step, ``of_wall`` of its wall time.
@@ -115,7 +115,7 @@ def kv_cache_share(run: PhaseRun) -> pd.DataFrame:
 
 
 @cached
-def host_syncs(run: PhaseRun) -> pd.DataFrame:
+def host_syncs(run: Record) -> pd.DataFrame:
     """Every kind of the host's waits for the device, columns `SYNC_COLUMNS`, the most frequent first.
 
     ``operator`` is the outermost PyTorch operator within the stage that waited, ``through`` the innermost
@@ -129,7 +129,7 @@ def host_syncs(run: PhaseRun) -> pd.DataFrame:
 
 
 @cached
-def stage_verdict(run: PhaseRun) -> pd.DataFrame:
+def stage_verdict(run: Record) -> pd.DataFrame:
     """What bounds each stage of prefill and decode, columns `VERDICT_COLUMNS`.
 
     The device is at work in ``busy_ms``, and in ``queue_ms`` it goes from one kernel to another that was
@@ -161,7 +161,7 @@ def stage_verdict(run: PhaseRun) -> pd.DataFrame:
     return table[list(VERDICT_COLUMNS)]
 
 
-def kernel_sentences(run: PhaseRun, *phases: str) -> list[str]:
+def kernel_sentences(run: Record, *phases: str) -> list[str]:
     """What limits ``prefill`` and ``decode``, a sentence each; none without a view, or where it saw none."""
     if not has_kernels(run):
         error = (run.kernels or {}).get("error", "")
@@ -182,7 +182,7 @@ def kernel_sentences(run: PhaseRun, *phases: str) -> list[str]:
     return sentences
 
 
-def vision_in_decode(run: PhaseRun) -> tuple[bool | None, str]:
+def vision_in_decode(run: Record) -> tuple[bool | None, str]:
     """Whether vision ran in decode, judged by the device's work, and why; None if unknown.
 
     A step that keeps the device busy for less time than the prefill's smallest vision encoder cannot contain
@@ -205,7 +205,7 @@ def vision_in_decode(run: PhaseRun) -> tuple[bool | None, str]:
 # -- parts --------------------------------------------------------------------------------------------
 
 
-def _table(run: PhaseRun, name: str, *per_step: str) -> pd.DataFrame:
+def _table(run: Record, name: str, *per_step: str) -> pd.DataFrame:
     """A table of the view. Columns ``per_step`` become float64, in decode those of one profiled step."""
     view = run.kernels or {"error": "measure with kernels=True (--kernels) on a CUDA device."}
     if "error" in view:
@@ -217,7 +217,7 @@ def _table(run: PhaseRun, name: str, *per_step: str) -> pd.DataFrame:
     return table
 
 
-def _waits(run: PhaseRun) -> list[str]:
+def _waits(run: Record) -> list[str]:
     """The operator that waits longest before the prefill's first token; none if it is short."""
     total = kernel_table(run).query("phase == 'prefill' and stage == 'prefill'")["profiled_ms"].sum()
     # Sampling reads that token.
@@ -231,7 +231,7 @@ def _waits(run: PhaseRun) -> list[str]:
     ]
 
 
-def _idle_ms(run: PhaseRun, phase: str, stage: str, view: str) -> dict[Any, float]:
+def _idle_ms(run: Record, phase: str, stage: str, view: str) -> dict[Any, float]:
     """A stage's idle time between its kernels in ms, by cause; a whole has that of its stages."""
     gaps = idle_gaps(run)
     gaps = gaps[gaps["phase"] == phase]

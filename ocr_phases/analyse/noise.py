@@ -25,7 +25,7 @@ from ocr_phases.analyse.floors import (
 from ocr_phases.analyse.stages import cached, end_to_end_ms, repeat_table, step_ms
 from ocr_phases.analyse.statistics import spread
 from ocr_phases.families import VISION_STAGES
-from ocr_phases.record import PhaseRun
+from ocr_phases.record import Record
 from ocr_phases.text import bytes_text, count_text, ms_text, percent_text, stage_name
 
 VERDICTS = ("pass", "fail", "noisy", "note", "n/a")
@@ -72,8 +72,8 @@ class Verdict(NamedTuple):
 
 
 @cached
-def figure_repeats(run: PhaseRun) -> pd.DataFrame:
-    """What the figures of `PhaseRun.summary` that follow a clock were in each repeat: a row a repeat.
+def figure_repeats(run: Record) -> pd.DataFrame:
+    """What the figures of `Record.summary` that follow a clock were in each repeat: a row a repeat.
 
     Those of `repeat_table`, the steps' quantiles, vision and the whole page; NaN where a repeat has none.
     """
@@ -84,7 +84,7 @@ def figure_repeats(run: PhaseRun) -> pd.DataFrame:
 
 
 @cached
-def repeat_spread(run: PhaseRun) -> Verdict:
+def repeat_spread(run: Record) -> Verdict:
     """How far the `JUDGED` figures scatter over the repeats."""
     if len(run.repeats) < 2:
         return Verdict("n/a", "with one repeat the spread is unknown")
@@ -100,7 +100,7 @@ def repeat_spread(run: PhaseRun) -> Verdict:
 
 
 @cached
-def busy_host(run: PhaseRun) -> Verdict:
+def busy_host(run: Record) -> Verdict:
     """Whether this process had its cores and its GPU to itself, as far as the record shows."""
     if not run.device.get("conditions"):
         return Verdict("n/a", "this record has no conditions of the machine")
@@ -109,7 +109,7 @@ def busy_host(run: PhaseRun) -> Verdict:
 
 
 @cached
-def impossible_values(run: PhaseRun) -> Verdict:
+def impossible_values(run: Record) -> Verdict:
     """MFU or MBU above 100 %, and implausible ceilings."""
     floors = floor_table(run).dropna(subset=["device_ms"])
     if floors.empty:
@@ -122,12 +122,12 @@ def impossible_values(run: PhaseRun) -> Verdict:
 NOISE = {"repeat_spread": repeat_spread, "busy_host": busy_host, "impossible_values": impossible_values}
 
 
-def is_noisy(run: PhaseRun) -> bool:
+def is_noisy(run: Record) -> bool:
     """Whether the machine was too busy for this record's times, by their spread or by its conditions."""
     return "noisy" in (repeat_spread(run).verdict, busy_host(run).verdict)
 
 
-def conditions_table(run: PhaseRun) -> pd.DataFrame:
+def conditions_table(run: Record) -> pd.DataFrame:
     """The machine's conditions in each repeat, columns `CONDITION_COLUMNS`; empty for a record without them.
 
     Repeats are counted from 0. Seconds; ``others`` (CPU time of other processes) and ``steal`` as shares of
@@ -167,7 +167,7 @@ def _worst_first(findings: list[Verdict], none: Verdict, reasons: int | None = N
     return Verdict(ordered[0].verdict, measured, reason=reason, remedy=remedy) if ordered else none
 
 
-def _host_findings(run: PhaseRun) -> Iterator[Verdict]:
+def _host_findings(run: Record) -> Iterator[Verdict]:
     """Findings about the host; the worst repeat counts."""
     table = conditions_table(run)
     waited = (table["waited_s"] / (table["cpu_s"] + table["waited_s"])).max()
@@ -185,7 +185,7 @@ def _host_findings(run: PhaseRun) -> Iterator[Verdict]:
     yield from _told("idle", idle if on_cpu else 0.0, percent_text(1.0 - idle), verdict=unsure)
 
 
-def _gpu_findings(run: PhaseRun) -> Iterator[Verdict]:
+def _gpu_findings(run: Record) -> Iterator[Verdict]:
     """Findings about the GPU before and after the repeats."""
     gpu = run.device["conditions"].get("gpu") or {}
     states = [gpu[when] for when in ("before", "after") if gpu.get(when)] or [{}]
@@ -202,7 +202,7 @@ def _gpu_findings(run: PhaseRun) -> Iterator[Verdict]:
     yield from _told("on_gpu", others, held, busy, verdict="noisy" if busy else "note")
 
 
-def _ceiling_findings(run: PhaseRun, floors: pd.DataFrame) -> Iterator[Verdict]:
+def _ceiling_findings(run: Record, floors: pd.DataFrame) -> Iterator[Verdict]:
     """Stages that are faster than a ceiling allows, unless their bytes fit the cache."""
     fits = floors["bytes"] <= (run.device.get("cache_bytes") or _CACHE_BYTES)
     above = floors["mfu"].where(floors["mfu"] > _FINDINGS["above"]["told"], floors["mbu"].mask(fits))
@@ -213,7 +213,7 @@ def _ceiling_findings(run: PhaseRun, floors: pd.DataFrame) -> Iterator[Verdict]:
         yield from _told("in_cache", row["cached"], name, percent_text(row["mbu"]), bytes_text(row["bytes"]))
 
 
-def _bad_ceilings(run: PhaseRun) -> Iterator[Verdict]:
+def _bad_ceilings(run: Record) -> Iterator[Verdict]:
     """Faults of the measured ceilings."""
     sheet, measured = datasheet_ceilings(run), measured_ceilings(run)
     low, high = _FINDINGS["datasheet"]["range"]

@@ -6,14 +6,17 @@ each measure. Lower is better for distances and error rates, higher for the othe
 
 from __future__ import annotations
 
+import json
 import math
 import unicodedata
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 import pandas as pd
 from msgspec import Meta, Struct
@@ -34,8 +37,8 @@ from ocr_phases.analyse.text import (
 )
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import read_regular, split_page
-from ocr_phases.record import PhaseRun
-from ocr_phases.schema import TrueRegion, Truth, conform, parse_json
+from ocr_phases.record import Record, RecordType
+from ocr_phases.record.schema import TrueRegion, Truth, conform, parse_json
 
 #: The suffixes of a truth by its page's name, in the order in which they are looked for.
 TRUTH_SUFFIXES = (".md", ".mmd", ".txt", ".json")
@@ -158,7 +161,20 @@ def load_truth(path: str | Path, page: str = "") -> Truth:
     return truth
 
 
-def reference_of(run: PhaseRun, row: int = 0, name: str = "") -> Truth:
+def with_truth(record: RecordType, truth: Truth | str | Path, row: int = 0) -> RecordType:
+    """The same record with the reference text of a row's page: ``truth``, or a path for `load_truth`.
+
+    Raises `OcrPhasesError` for a record without a text, and as `load_truth` does.
+    """
+    if record.result_of(row)["text"] is None:
+        raise OcrPhasesError("This record has no text (return_text=False), so it keeps no truth either.")
+    reference = truth if isinstance(truth, Truth) else load_truth(truth, record.page_name(row))
+    truths = list(record.truths or [None] * len(record.results))
+    truths[row] = json.loads(json.dumps(msgspec.to_builtins(reference)))  # lists, as in a file
+    return replace(record, truths=truths)
+
+
+def reference_of(run: Record, row: int = 0, name: str = "") -> Truth:
     """What a row of a run wrote, as a reference for others; `OcrPhasesError` for a record without a text."""
     text = run.results[row]["text"]
     if text is None:
@@ -172,7 +188,7 @@ def _truth_of(path: Path, page: str) -> Truth | None:
     name, suffix = path.name, path.suffix.lower()
     content: Any = None if suffix == ".gz" else _read(path)
     if suffix == ".gz" or (isinstance(content, dict) and "schema" in content):
-        return reference_of(PhaseRun.load(path), name=name)
+        return reference_of(Record.load(path), name=name)
     if suffix != ".json":
         return Truth(content, file=name)
     try:
@@ -237,7 +253,7 @@ def _content(path: Path, *_state: int) -> Any:
 # -- measures -------------------------------------------------------------------------------------------
 
 
-def quality_table(run: PhaseRun, truth: Truth | None, row: int = 0) -> pd.DataFrame:
+def quality_table(run: Record, truth: Truth | None, row: int = 0) -> pd.DataFrame:
     """A row's text against the truth, columns `QUALITY_COLUMNS`, one line a measure and label of region.
 
     ``value`` is a ratio, ``count`` what it was taken over: characters, words, regions or tables of the truth.
@@ -256,7 +272,7 @@ def quality_table(run: PhaseRun, truth: Truth | None, row: int = 0) -> pd.DataFr
 
 
 @cached
-def quality_of(run: PhaseRun, row: int = 0) -> dict[str, float]:
+def quality_of(run: Record, row: int = 0) -> dict[str, float]:
     """The measures of a whole row by the record's own truth, by name; empty where either has no text."""
     truth = run.truth_of(row)
     if truth is None or run.results[row]["text"] is None or not plain_text(truth.text):
@@ -268,7 +284,7 @@ def quality_of(run: PhaseRun, row: int = 0) -> dict[str, float]:
 _Line = tuple[str, str, float, int]  # `QUALITY_COLUMNS`
 
 
-def _against(truth: Truth, run: PhaseRun, row: int) -> list[_Line]:
+def _against(truth: Truth, run: Record, row: int) -> list[_Line]:
     text = run.results[row]["text"]
     grounding = grounding_of(run, row)
     written, true = plain_text(grounding.without_marks(text, truth.ignored)), plain_text(truth.text)
@@ -289,7 +305,7 @@ def _against(truth: Truth, run: PhaseRun, row: int) -> list[_Line]:
     ]
 
 
-def _has_boxes(truth: Truth, run: PhaseRun, row: int) -> bool:
+def _has_boxes(truth: Truth, run: Record, row: int) -> bool:
     """Whether boxes tell which regions belong together: a truth's are of one page."""
     return sum(page["row"] == row for page in run.pages) == 1 and any(each.box for each in truth.regions)
 
@@ -315,7 +331,7 @@ _Side = tuple[int | None, str, Box | None, str]  # the region's number, label, b
 _Row = tuple[int | None, str, Box | None, str | None, str | None]  # as written, as it is; None in neither
 
 
-def region_differences(run: PhaseRun, truth: Truth, row: int = 0) -> pd.DataFrame:
+def region_differences(run: Record, truth: Truth, row: int = 0) -> pd.DataFrame:
     """A row's regions against the truth, columns `DIFFERENCE_COLUMNS`, in the order of the text.
 
     ``region`` is the number in the row's text, missing where only the truth has it; ``box`` is on the 0..999

@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.grounding import PREAMBLE, Grounding
-from ocr_phases.analyse.stages import cached, grounding_of, text_tokens
-from ocr_phases.record import PhaseRun
+from ocr_phases.analyse.stages import cached, grounding_of, text_tokens, tokens_of
+from ocr_phases.record import Record
 
 TYPE_COLUMNS = ("label", "regions", "tokens", "characters", "decode_ms", "ms_per_char", "share")
 REGION_COLUMNS = ("region", "label", "boxes", "repaired", *TYPE_COLUMNS[2:], "text")
@@ -64,14 +64,14 @@ def type_table(table: pd.DataFrame) -> pd.DataFrame:
 
 
 @cached
-def regions_of(run: PhaseRun, row: int = 0) -> pd.DataFrame:
+def regions_of(run: Record, row: int = 0) -> pd.DataFrame:
     """`region_table` of batch row ``row``: a region's time is the sum of its tokens' medians over repeats.
 
     Before ``text`` are ``probability``, the mean over the tokens of its text (`text_tokens`), 0 to 1, NaN for
     a region without text or with an unknown token, and ``uncertain``, whether it is below `UNCERTAIN_BELOW`.
     Without a text all tokens belong to the first row, ``preamble``.
     """
-    tokens = run.tokens_of(row)
+    tokens = tokens_of(run, row)
     table = region_table(grounding_of(run, row), tokens)
     known, text = tokens["probability"], table.pop("text")
     means = {region: known.iloc[own].mean(skipna=False) for region, own in text_tokens(run, row).items()}

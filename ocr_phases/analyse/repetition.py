@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from ocr_phases.analyse.stages import cached
-from ocr_phases.record import PhaseRun
+from ocr_phases.analyse.stages import cached, tokens_of
+from ocr_phases.record import Record
 from ocr_phases.text import count_text, percent_text
 
 REPETITION_COLUMNS = ("row", "start", "period", "times", "repeated", "decode_ms", "share", "to_limit", "text")
@@ -83,7 +83,7 @@ def find_repetitions(texts: Sequence[str], *, cut: bool = False) -> list[Repetit
 
 
 @cached
-def repetition_table(run: PhaseRun) -> pd.DataFrame:
+def repetition_table(run: Record) -> pd.DataFrame:
     """One row a repeated run of any batch row, columns `REPETITION_COLUMNS`.
 
     ``row`` counts from 0, ``start`` is the index of the first token, ``period`` the tokens of the block,
@@ -98,7 +98,7 @@ def repetition_table(run: PhaseRun) -> pd.DataFrame:
         cut = result.get("finish_reason") != "eos"
         texts = [f"<{name}>" if text.strip("\ufffd") == "" else text for name, text in pairs]
         texts = texts if cut else texts[:-1]
-        times = run.tokens_of(row)["device_ms"]
+        times = tokens_of(run, row)["device_ms"]
         for each in find_repetitions(texts, cut=cut):
             spent = float(times.iloc[each.start + each.period : each.stop].sum())
             share = spent / times.sum() if times.sum() else np.nan
@@ -107,11 +107,11 @@ def repetition_table(run: PhaseRun) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=list(REPETITION_COLUMNS))
 
 
-def repeated_share(run: PhaseRun) -> float:
+def repeated_share(run: Record) -> float:
     """The part of the decode time that repeated words took, 0 to 1; of a batch, of all its rows' times."""
     table = repetition_table(run)
     worded = table[table["text"].map(_words).gt(0)]
-    times = sum(run.tokens_of(row)["device_ms"].sum() for row in range(len(run.results)))
+    times = sum(tokens_of(run, row)["device_ms"].sum() for row in range(len(run.results)))
     return float(worded["decode_ms"].sum() / times) if times else 0.0
 
 

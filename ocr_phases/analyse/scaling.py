@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Generic
 
 import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.checks import noisy_checks
-from ocr_phases.analyse.cost import priced
+from ocr_phases.analyse.figures import summary
 from ocr_phases.analyse.floors import decode_floor, floor_table
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.quality import quality_of
 from ocr_phases.analyse.repetition import loops_sentence, repeated_share
-from ocr_phases.analyse.stages import Table, end_to_end_ms, step_ms, step_table
+from ocr_phases.analyse.stages import end_to_end_ms, step_ms, step_table
 from ocr_phases.analyse.statistics import leaders
 from ocr_phases.analyse.text import plain_text, text_measures
-from ocr_phases.errors import OcrPhasesError, public
+from ocr_phases.errors import Hinted
 from ocr_phases.families import FAMILIES, UNLIMITED_OCR
-from ocr_phases.record import PhaseRun, elsewhere
+from ocr_phases.record import Record, RecordType
 from ocr_phases.settings import STRATEGIES, VISIONS
-from ocr_phases.store import CELL_STATUS, CellStatus, read_status
 from ocr_phases.text import count_text, filled, ms_text
 
 _TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -46,49 +45,20 @@ _NEAR_BEST = 0.01  # a loss that is no reason against a cell
 _TOLD = 3  # points told beside the best
 
 
-@public
-@dataclass(frozen=True)
-class SweepResult:
-    """The records of a sweep by cell in ``runs``, with ``table``, ``failures``, ``verdict`` and ``plot``.
+@dataclass(frozen=True, repr=False)
+class SweptRecords(Hinted, Generic[RecordType]):
+    """The records of a sweep by cell in ``runs``, with ``table``, ``failures`` and ``verdict``.
 
     ``failures`` are the cells that could not be measured, columns `FAILURE_COLUMNS`.
     """
 
-    runs: dict[str, PhaseRun]
+    runs: dict[str, RecordType]
     failures: pd.DataFrame
-
-    @classmethod
-    def load(cls, folder: str | Path) -> Self:
-        """The records in ``folder`` or its ``runs``, or in the ``runs`` of each model's folder in it.
-
-        Raises `OcrPhasesError` where none is or one is damaged.
-        """
-        runs, failures = dict[str, PhaseRun](), list[dict[str, Any]]()
-        for name, file in _files(Path(folder)).items():
-            if not name.endswith(CELL_STATUS):
-                runs[name.rpartition(".json")[0]] = PhaseRun.load(file)
-            elif (status := read_status(file, CellStatus)) and status["state"] != "done":
-                cell = {"cell": name.removesuffix(CELL_STATUS), "reason": status["reason"]}
-                failures.append({**status["asked"]["cell"], **cell})
-        return cls(dict(sorted(runs.items())), pd.DataFrame(failures, columns=list(FAILURE_COLUMNS)))
-
-    def with_truth(self, truth: str | Path) -> Self:
-        """The same sweep with what its page says: `PhaseRun.with_truth` of every record."""
-        if all(run.request.get("ignore_eos") for run in self.runs.values()):
-            raise OcrPhasesError(
-                "These records ignored the end token, so their texts have no end to compare: sweep again "
-                "with --truth."
-            )
-        return replace(self, runs={cell: run.with_truth(truth) for cell, run in self.runs.items()})
-
-    def with_price(self, price_per_hour: float | None) -> Self:
-        """The same sweep at this price of an hour: `ocr_phases.analyse.cost.priced` of every record."""
-        return replace(self, runs={cell: priced(run, price_per_hour) for cell, run in self.runs.items()})
 
     @cached_property
     def table(self) -> pd.DataFrame:
         """`sweep_table` of the records."""
-        return Table(sweep_table(self.runs))
+        return sweep_table(self.runs)
 
     @cached_property
     def cost_quality(self) -> pd.DataFrame:
@@ -136,17 +106,9 @@ class SweepResult:
         return " ".join(self.findings)
 
     @property
-    def first(self) -> PhaseRun:
+    def first(self) -> RecordType:
         """The first record of the smallest batch: one of a single row holds the page."""
         return min(self.runs.values(), key=lambda run: len(run.results))
-
-    @property
-    def plot(self) -> Any:
-        """The plots of this sweep: `ocr_phases.show.results_many.SweepPlots`."""
-        return elsewhere("show.results_many.SweepPlots")(self)
-
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return elsewhere("show.results_many.sweep_bundle")(self)
 
     def recommended(self) -> tuple[str, str] | None:
         """The cell to take and why: the most pages per minute of those whose text is as good as any.
@@ -166,17 +128,8 @@ class SweepResult:
         return (best, why) if best and len(cells) > 1 else None
 
 
-def _files(root: Path) -> dict[str, Path]:
-    """The files of the cells by name; of several models by the model's folder and name."""
-    for below in ("runs/", "", "*/runs/"):
-        if files := [*root.glob(f"{below}*.json"), *root.glob(f"{below}*.json.gz")]:
-            places = {file: file.relative_to(root).parts for file in sorted(files)}
-            return {"/".join((*parts[:-2], parts[-1])): file for file, parts in places.items()}
-    raise OcrPhasesError(f"{root} holds no records: name the folder that a sweep wrote.")
-
-
-def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
-    """One row a record, columns `SWEEP_COLUMNS`: figures of `PhaseRun.summary`, ms on the device clock.
+def sweep_table(records: Mapping[str, Record]) -> pd.DataFrame:
+    """One row a record, columns `SWEEP_COLUMNS`: figures of `Record.summary`, ms on the device clock.
 
     ``batch`` rows run side by side: ``prefill_ms`` and ``inter_token_ms`` (one decode step) are the whole
     batch's, ``tokens_per_s`` counts the tokens of all its rows. ``prefill_len`` and ``tokens`` (generated)
@@ -198,7 +151,7 @@ def sweep_table(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
     return table.sort_values(order, ascending=[name != "vision" for name in order], ignore_index=True)
 
 
-def _facts(run: PhaseRun) -> dict[str, Any]:
+def _facts(run: Record) -> dict[str, Any]:
     """What tells a cell from others."""
     loaded = {name: run.model.get(name) or "" for name in (*LOADED, "strategy")}
     asked = {name: run.request[name] for name in ("vision", "max_new_tokens")}
@@ -206,16 +159,17 @@ def _facts(run: PhaseRun) -> dict[str, Any]:
     return {**loaded, **asked, **named, "batch": len(run.results), "tokens": run.token_count}
 
 
-def _cell_figures(run: PhaseRun) -> dict[str, Any]:
-    summary, times = run.summary(), end_to_end_ms(run)
+def _cell_figures(run: Record) -> dict[str, Any]:
+    figures = summary(run)
+    times = end_to_end_ms(run)
     floors = {row["stage"]: row for row in floor_table(run).to_dict("records")}
     prefill, step = floors.get("prefill", {}), floors.get("decode_step", {})
     return {
-        **summary,
+        **figures,
         **_facts(run),
         **{name: np.quantile(times, tail) for name, (tail, least) in _TAILS.items() if len(times) >= least},
         "prefill_captured": bool((run.model.get("strategy_setup") or {}).get("prefill_capture_ms")),
-        "pages_per_min": 60_000.0 * len(run.results) / summary["page_ms"],
+        "pages_per_min": 60_000.0 * len(run.results) / figures["page_ms"],
         "prefill_floor_ms": prefill.get("floor_ms"),
         "floor_source": prefill.get("source"),
         "step_floor_ms": step.get("floor_ms"),
@@ -225,7 +179,7 @@ def _cell_figures(run: PhaseRun) -> dict[str, Any]:
     }
 
 
-def losses(records: Mapping[str, PhaseRun]) -> pd.DataFrame:
+def losses(records: Mapping[str, Record]) -> pd.DataFrame:
     """What each record of one page lost: columns ``edit_distance``, ``agreement`` and ``reference``.
 
     The index is their names. ``edit_distance`` is by the record's own truth. Where no record has one,
@@ -322,18 +276,18 @@ def category_table(pages: pd.DataFrame) -> pd.DataFrame:
     return table.reset_index()
 
 
-def own_text(run: PhaseRun, row: int = 0) -> str | None:
+def own_text(run: Record, row: int = 0) -> str | None:
     """A row's text as plain text without marks; None where the record has none."""
     text = run.results[row]["text"]
     return text and plain_text(parse_grounding(text, run.model.get("family")).without_marks(text))
 
 
-def ended_text(run: PhaseRun) -> str:
+def ended_text(run: Record) -> str:
     """A run's plain text, for others to agree with; empty where the end token was ignored."""
     return "" if run.request.get("ignore_eos") else own_text(run) or ""
 
 
-def richness(run: PhaseRun) -> tuple[int, bool, bool]:
+def richness(run: Record) -> tuple[int, bool, bool]:
     """By what a record becomes the reference of others: its prompt's length, then eager steps."""
     return run.request["prefill_len"], run.model["strategy"] == "eager", run.request["vision"] == "eager"
 
@@ -348,7 +302,7 @@ _WAYS = {
 }
 
 
-def _findings(sweep: SweepResult) -> Iterator[str]:
+def _findings(sweep: SweptRecords) -> Iterator[str]:
     table, loud = sweep.table, sweep.table[sweep.table["noise"] != ""]
     if len(loud):
         reasons = ", ".join(dict.fromkeys(", ".join(loud["noise"]).split(", ")))
@@ -376,7 +330,7 @@ def _prefills_sentence(table: pd.DataFrame) -> str:
     return filled(_NOTES["prefills"], ends=" to ".join(ends)) if ends else ""
 
 
-def _fastest(sweep: SweepResult) -> Iterator[str]:
+def _fastest(sweep: SweptRecords) -> Iterator[str]:
     """The least decode step and the highest rate, as far as the repeats tell them from the others."""
     cells = sweep.table[sweep.table["noise"] == ""].dropna(subset=["inter_token_ms"])
     runs = {cell: sweep.runs[cell] for cell in cells["cell"]}

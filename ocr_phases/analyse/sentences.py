@@ -1,6 +1,6 @@
 """One record in words: headline, key figures, what limits it, findings, noise and checks.
 
-Plain text, without any text of the model. Times are those of `PhaseRun.summary`; the words are in
+Plain text, without any text of the model. Times are those of `Record.summary`; the words are in
 ``sentences.toml``.
 """
 
@@ -16,9 +16,11 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.checks import EXPECTATIONS, VERDICTS, Verdict, noisy_checks, with_verdict
+from ocr_phases.analyse.figures import summary
 from ocr_phases.analyse.floors import ceilings_of, floor_table, times_text
 from ocr_phases.analyse.grounding import PREAMBLE
 from ocr_phases.analyse.kernels import kernel_sentences
+from ocr_phases.analyse.quality import quality_of
 from ocr_phases.analyse.regions import UNCERTAIN_BELOW, regions_of
 from ocr_phases.analyse.repetition import repeated_share
 from ocr_phases.analyse.stages import (
@@ -27,7 +29,7 @@ from ocr_phases.analyse.stages import (
     end_to_end_ms,
     step_table,
 )
-from ocr_phases.record import PhaseRun, elsewhere
+from ocr_phases.record import Record
 from ocr_phases.text import bytes_text, count_text, digits_text, filled, ms_text, percent_text
 
 UNCERTAIN_TEXT = f"uncertain: mean token probability below {percent_text(UNCERTAIN_BELOW)}"
@@ -41,45 +43,46 @@ _TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="u
 _SAID: dict[str, str] = _TEXTS["said"]
 
 
-def subject(run: PhaseRun) -> str:
+def subject(run: Record) -> str:
     """Model, device, dtype, strategy and date in one line."""
     how = f"{run.model['dtype']}, {run.model['strategy']}"
     taken = re.sub(r"\+00:00|Z", " UTC", run.created.replace("T", " "))
     return " · ".join((run.model["name"], run.device["name"], how, taken))
 
 
-def headline(run: PhaseRun) -> str:
+def headline(run: Record) -> str:
     """Where the time went: the larger of prefill and decode, and the vision stages' share of the prefill."""
-    pages, total, share = _pages_text(run), run["page_ms"], run["vision_share"]
+    figures = summary(run)
+    pages, total, share = _pages_text(run), figures["page_ms"], figures["vision_share"]
     if _is_generate(run):
-        return f"generate() read {pages} in {ms_text(run['generate_ms'])}."
+        return f"generate() read {pages} in {ms_text(figures['generate_ms'])}."
     larger = _larger_phase(run)
     name = "Decode" if larger == "decode" else "The prefill"
     took = "took" if len(run.results) == len(run.pages) == 1 else "took together"
     vision = f"; vision is {percent_text(share)} of the prefill" if share else ""
-    part = percent_text(run[f"{larger}_ms"] / total)
+    part = percent_text(figures[f"{larger}_ms"] / total)
     loops = repeated_share(run)
     loop = f" Repeated text is {percent_text(loops)} of the decode." if loops > _MUCH_REPEATED else ""
     return f"{name} is {part} of the {ms_text(total)} that {pages} {took}{vision}.{loop}"
 
 
-def verdict(run: PhaseRun) -> str:
+def verdict(run: Record) -> str:
     """The result as a short paragraph: `headline`, `limit_sentence`, `noise_warning` and `findings`."""
     return " ".join(filter(None, [headline(run), limit_sentence(run), noise_warning(run), *findings(run)]))
 
 
-def limit_sentence(run: PhaseRun) -> str:
+def limit_sentence(run: Record) -> str:
     """What limits the larger phase, in one sentence: from the kernel view, else from the floors."""
     return next(iter(_limits(run)), "")
 
 
-def findings(run: PhaseRun) -> list[str]:
+def findings(run: Record) -> list[str]:
     """What else is worth knowing, a sentence each: the other phase's limit and the floor's distance first."""
     said = [*_limits(run)[1:], *_phase_sentences(run), *_clock_sentences(run), *_caveats(run)]
     return list(filter(None, said))
 
 
-def _limits(run: PhaseRun) -> list[str]:
+def _limits(run: Record) -> list[str]:
     """What limits the times, a sentence each, of the larger phase first."""
     larger, floor = _larger_phase(run), [floor_sentence(run)]
     first = kernel_sentences(run, larger)
@@ -88,14 +91,14 @@ def _limits(run: PhaseRun) -> list[str]:
     return list(dict.fromkeys(filter(None, ordered)))  # of a kernel view that failed, both say so
 
 
-def noise_sentences(run: PhaseRun) -> list[str]:
+def noise_sentences(run: Record) -> list[str]:
     """Why the machine was too busy for these figures, then the remedies; empty for a record without noise."""
     checks = noisy_checks(run)
     why = f"The machine was busy: {'; '.join(check.reason for check in checks)}."
     return [why, *dict.fromkeys(check.remedy for check in checks)] if checks else []
 
 
-def noise_warning(run: PhaseRun) -> str:
+def noise_warning(run: Record) -> str:
     """`noise_sentences` as one text."""
     return " ".join(noise_sentences(run))
 
@@ -103,25 +106,25 @@ def noise_warning(run: PhaseRun) -> str:
 # -- figures ------------------------------------------------------------------------------------------
 
 
-def key_metrics(run: PhaseRun) -> list[tuple[str, str, str]]:
+def key_metrics(run: Record) -> list[tuple[str, str, str]]:
     """The known key figures as ``(label, value, note)``, the four of a report's first screen first."""
     words = run.request | _words(run)
     known = [row for row in _TEXTS["figures"] if words.get(row["name"]) is not None]
     return [(row["label"], filled(row["value"], words), filled(row["note"], words)) for row in known]
 
 
-def key_metrics_text(run: PhaseRun) -> str:
+def key_metrics_text(run: Record) -> str:
     """`key_metrics` as lines of a terminal."""
     metrics = key_metrics(run)
     widths = [max(len(figure[place]) for figure in metrics) for place in (0, 1)]
     return "\n".join(f"{label:{widths[0]}}  {value:>{widths[1]}}  {note}" for label, value, note in metrics)
 
 
-def _words(run: PhaseRun) -> dict[str, Any]:
+def _words(run: Record) -> dict[str, Any]:
     """What fills the key figures; one that is unknown is None."""
     # Most records need none of the libraries of quality.
-    quality = elsewhere("analyse.quality.quality_of")(run) if run.truths else {}
-    figures, rows, each = run.summary() | quality, len(run.results), run.cache.get("bytes_per_token")
+    quality = quality_of(run) if run.truths else {}
+    figures, rows, each = summary(run) | quality, len(run.results), run.cache.get("bytes_per_token")
     peaks = {phase: max(values) for phase, values in run.memory.get("peak_bytes", {}).items() if values}
     room, tokens = run.cache.get("allocated_bytes"), count_text(figures["tokens"], "token")
     cache = f"{bytes_text(each)} a token" if each else "at its largest"
@@ -146,12 +149,12 @@ def _words(run: PhaseRun) -> dict[str, Any]:
 # -- sentences ----------------------------------------------------------------------------------------
 
 
-def kernel_account(run: PhaseRun) -> str:
+def kernel_account(run: Record) -> str:
     """What limits both phases by the kernel view; empty without one."""
     return " ".join(kernel_sentences(run, *_PHASES))
 
 
-def floor_sentence(run: PhaseRun) -> str:
+def floor_sentence(run: Record) -> str:
     """The decode step's distance from its floor; empty without a floor."""
     table = floor_table(run)
     for row in table[(table["stage"] == "decode_step") & (table["times_floor"] > 0)].to_dict("records"):
@@ -162,7 +165,7 @@ def floor_sentence(run: PhaseRun) -> str:
     return ""
 
 
-def uncertain_sentence(run: PhaseRun) -> str:
+def uncertain_sentence(run: Record) -> str:
     """How many of the regions are uncertain, over all rows; empty for none."""
     tables = [regions_of(run, row)[["region", "uncertain"]] for row in range(len(run.results))]
     marked = pd.concat(tables).query(f"region != {PREAMBLE}")["uncertain"]
@@ -185,12 +188,14 @@ def checks_verdict(checks: Sequence[Verdict]) -> str:
     return f"{sentence} Worth a look: {notes}." if notes else sentence
 
 
-def _phase_sentences(run: PhaseRun) -> Iterator[str]:
+def _phase_sentences(run: Record) -> Iterator[str]:
     """Findings about prefill and decode: slow single steps, and drift over the run."""
-    if _is_generate(run) or not run["decode_steps"]:
+    if _is_generate(run) or not summary(run)["decode_steps"]:
         yield _SAID["one_shot" if _is_generate(run) else "no_step"]
         return
-    ratio, table, trend = run["prefill_ms"] / run["inter_token_ms"], step_table(run), decode_trend(run)
+    figures = summary(run)
+    ratio = figures["prefill_ms"] / figures["inter_token_ms"]
+    table, trend = step_table(run), decode_trend(run)
     yield _SAID["ratio"].format(digits_text(ratio) if ratio < 9.95 else format(ratio, ",.0f"))
     slow = table[table["outlier"]]
     for row in slow.nlargest(1, "device_ms").to_dict("records"):
@@ -200,7 +205,7 @@ def _phase_sentences(run: PhaseRun) -> Iterator[str]:
         yield filled(_SAID["drift"], share=abs(share), way="slower" if share > 0 else "faster")
 
 
-def _clock_sentences(run: PhaseRun) -> Iterator[str]:
+def _clock_sentences(run: Record) -> Iterator[str]:
     """Whether host or device limits a phase, if their clocks clearly differ."""
     for phase in _PHASES if run.device.get("kind") == "cuda" else ():
         device, host = (np.median(run.repeat_ms(phase, phase, clock)) for clock in ("device_ms", "host_ms"))
@@ -209,7 +214,7 @@ def _clock_sentences(run: PhaseRun) -> Iterator[str]:
             yield filled(note, phase=phase, host=host, device=device)
 
 
-def _caveats(run: PhaseRun) -> Iterator[str]:
+def _caveats(run: Record) -> Iterator[str]:
     request, totals = run.request, end_to_end_ms(run)
     cut, ignored = _is_cut(run), bool(request.get("ignore_eos"))
     vision = (run.model.get("vision_setup") or {}).get("compile_ms")
@@ -224,18 +229,19 @@ def _caveats(run: PhaseRun) -> Iterator[str]:
     yield from (filled(_SAID[name], words) for name in told if name)
 
 
-def _larger_phase(run: PhaseRun) -> str:
-    return "decode" if (run["decode_ms"] or 0.0) > (run["prefill_ms"] or 0.0) else "prefill"
+def _larger_phase(run: Record) -> str:
+    figures = summary(run)
+    return "decode" if (figures["decode_ms"] or 0.0) > (figures["prefill_ms"] or 0.0) else "prefill"
 
 
-def _is_generate(run: PhaseRun) -> bool:
-    return run["prefill_ms"] is None
+def _is_generate(run: Record) -> bool:
+    return summary(run)["prefill_ms"] is None
 
 
-def _is_cut(run: PhaseRun) -> bool:
+def _is_cut(run: Record) -> bool:
     return run.result.get("finish_reason") == "length"
 
 
-def _pages_text(run: PhaseRun) -> str:
+def _pages_text(run: Record) -> str:
     counts = {"rows": len(run.results), "pages": len(run.pages)}
     return next((f"these {count} {noun}" for noun, count in counts.items() if count > 1), "this page")

@@ -1,6 +1,6 @@
 """One record as tables: phases, stages, decode steps, tokens and regions, each with its time.
 
-A time is the median over repeats, of a decode step over all steps of all repeats, as in `PhaseRun.summary`;
+A time is the median over repeats, of a decode step over all steps of all repeats, as in `Record.summary`;
 medians need not add up. A spread is p10 to p90 of ten values or more, of fewer the least and the greatest.
 Everything here copes with every shape of record: without crops, without decode steps, of one repeat, of a
 batch, or of a one-shot ``generate`` run that has no phases to tell apart.
@@ -11,18 +11,38 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Collection, Sequence
 from functools import wraps
-from typing import Any, NamedTuple, Self, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.grounding import Grounding, parse_grounding, token_regions
-from ocr_phases.record import PHASES, PROBABILITY_COLUMNS, TOKEN_COLUMNS, PhaseRun, elsewhere
+from ocr_phases.families import VISION_STAGES
+from ocr_phases.record import PHASES, Record
 
 STAGE_KEYS = ("phase", "stage", "view")
 _TIMES = ("device_ms", "device_ms_p10", "device_ms_p90", "host_ms")
 STAGE_COLUMNS = (*STAGE_KEYS, "calls", *_TIMES, "share")
 STEP_COLUMNS = ("step", "index", "text", "cache_len", *_TIMES, "outlier")
+
+#: What stage coverage adds up and divides by the whole prefill.
+PREFILL_STAGES = (*VISION_STAGES, "vision_fusion", "language_model", "lm_head", "sampling")
+#: A token's own probability (0 to 1) and margin (of logits).
+PROBABILITY_COLUMNS = ("probability", "margin")
+TOKEN_COLUMNS = (
+    "index",
+    "id",
+    "text",
+    "source",
+    "step",
+    "cache_len",
+    "region",
+    "device_ms",
+    "device_ms_p10",
+    "device_ms_p90",
+    "host_ms",
+    *PROBABILITY_COLUMNS,
+)
 
 #: A step is an outlier above the median by this many median absolute deviations and by this factor,
 OUTLIER_DEVIATIONS = 5.0
@@ -42,27 +62,11 @@ _NORMAL = 1.96  # 95 % of a normal distribution lie within so many standard devi
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-class Table(pd.DataFrame):
-    """A DataFrame that a notebook shows as a report does: units in the headings, no text cut."""
-
-    @property
-    def _constructor(self) -> type[Table]:
-        return Table
-
-    @classmethod
-    def of(cls, name: str, run: PhaseRun, *arguments: Any) -> Self:
-        """What the function ``name`` (``module.name``) makes of a record."""
-        return cls(elsewhere(name)(run, *arguments))
-
-    def _repr_html_(self) -> str:
-        return elsewhere("show.results_many.frame_html")(self)
-
-
 def cached(make: _Function) -> _Function:
     """Save what ``make(run, ...)`` gives with the record, which never changes; each caller has a copy."""
 
     @wraps(make)
-    def made(run: PhaseRun, *args: Any, **named: Any) -> Any:
+    def made(run: Record, *args: Any, **named: Any) -> Any:
         store = run.__dict__.setdefault("_cached", {})
         key = (make, args, *sorted(named.items()))
         if key not in store:
@@ -73,7 +77,7 @@ def cached(make: _Function) -> _Function:
 
 
 @cached
-def grounding_of(run: PhaseRun, row: int = 0) -> Grounding:
+def grounding_of(run: Record, row: int = 0) -> Grounding:
     """The regions of a row's text; none without a text."""
     return parse_grounding(run.results[row]["text"] or "", run.model.get("family"))
 
@@ -86,20 +90,20 @@ def spread_names(count: int) -> tuple[str, str]:
 # -- stages and repeats ---------------------------------------------------------------------------------
 
 
-def _repeats(run: PhaseRun, spans: pd.DataFrame, keys: Sequence[str], clock: str) -> pd.DataFrame:
+def _repeats(run: Record, spans: pd.DataFrame, keys: Sequence[str], clock: str) -> pd.DataFrame:
     """The sum of some spans in ms, NaN for none: a row a value of the keys, a column a repeat."""
     sums = spans.groupby([*keys, "repeat"], sort=False)[clock].sum().unstack("repeat")
     return sums.reindex(columns=run.repeats).astype("float64")
 
 
 @cached
-def stage_repeats(run: PhaseRun, clock: str = "device_ms") -> pd.DataFrame:
+def stage_repeats(run: Record, clock: str = "device_ms") -> pd.DataFrame:
     """The sum of each stage's calls in ms, zero for none: a row a phase, stage, view, a column a repeat."""
     return _repeats(run, run.spans, STAGE_KEYS, clock).fillna(0.0)
 
 
 @cached
-def stage_medians(run: PhaseRun, steps: Collection[int] | None = None) -> pd.Series:
+def stage_medians(run: Record, steps: Collection[int] | None = None) -> pd.Series:
     """``device_ms``, the time of each stage by phase, stage and view: the median over repeats.
 
     Of decode's stages it is the time of one step, the median over all steps of all repeats, or over the
@@ -121,7 +125,7 @@ def _over_repeats(device: pd.DataFrame, host: pd.DataFrame) -> pd.DataFrame:
 
 
 @cached
-def stage_table(run: PhaseRun) -> pd.DataFrame:
+def stage_table(run: Record) -> pd.DataFrame:
     """One row a phase, stage and view, columns `STAGE_COLUMNS`; a phase's whole comes first.
 
     Times are ms of all ``calls`` in a repeat, medians over repeats; ``device_ms_p10`` and ``_p90`` are the
@@ -140,11 +144,11 @@ def stage_table(run: PhaseRun) -> pd.DataFrame:
 
 
 @cached
-def repeat_table(run: PhaseRun) -> pd.DataFrame:
+def repeat_table(run: Record) -> pd.DataFrame:
     """One row a repeat: its number from 0 and times in ms on the device clock, NaN for a phase it lacks.
 
     Columns ``repeat``, ``prepare_ms``, ``prefill_ms``, ``ttft_ms`` (prepare plus prefill), ``decode_ms``,
-    ``generate_ms``, ``steps`` (of decode) and ``tokens_per_s`` (`PhaseRun.decoded_tokens` over the whole
+    ``generate_ms``, ``steps`` (of decode) and ``tokens_per_s`` (`Record.decoded_tokens` over the whole
     decode phase).
     """
     index = pd.Index(run.repeats, name="repeat")
@@ -156,13 +160,13 @@ def repeat_table(run: PhaseRun) -> pd.DataFrame:
     return table.reset_index()
 
 
-def end_to_end_ms(run: PhaseRun) -> np.ndarray:
+def end_to_end_ms(run: Record) -> np.ndarray:
     """Each repeat from the page's file to the last token, ms, float64 [repeats]; a batch's rows together."""
     return np.sum([run.repeat_ms(phase, phase) for phase in PHASES], axis=0)
 
 
 @cached
-def typical_repeat(run: PhaseRun) -> int:
+def typical_repeat(run: Record) -> int:
     """The number of the repeat whose time to first token and decode lie nearest to their medians.
 
     A timeline shows this one. Nearest by the sum of both relative distances, so that a long decode does not
@@ -176,31 +180,31 @@ def typical_repeat(run: PhaseRun) -> int:
 # -- decode, step by step -------------------------------------------------------------------------------
 
 
-def attended(run: PhaseRun, lengths: np.ndarray) -> np.ndarray:
+def attended(run: Record, lengths: np.ndarray) -> np.ndarray:
     """The cache entries that a step sees after so many tokens: all, or those of the prompt and the window."""
     window = run.cache.get("window")
     return lengths if window is None else np.minimum(lengths, run.request["prefill_len"] + window)
 
 
 @cached
-def step_repeats(run: PhaseRun, clock: str = "device_ms") -> pd.DataFrame:
+def step_repeats(run: Record, clock: str = "device_ms") -> pd.DataFrame:
     """The time of each decode step in ms, NaN where it did not run: a row a step, a column a repeat."""
     spans = run.spans[run.spans["stage"] == "decode_step"].astype({"step": "int64"})
     return _repeats(run, spans, ["step"], clock).sort_index()
 
 
-def step_ms(run: PhaseRun, quantile: float = 0.5) -> np.ndarray:
+def step_ms(run: Record, quantile: float = 0.5) -> np.ndarray:
     """Each repeat's quantile of its decode steps, ms, float64 [repeats]; NaN for a repeat without steps."""
     return step_repeats(run).quantile(quantile).to_numpy(dtype=np.float64)
 
 
 @cached
-def _step_times(run: PhaseRun) -> pd.DataFrame:
+def _step_times(run: Record) -> pd.DataFrame:
     return _over_repeats(step_repeats(run), step_repeats(run, "host_ms"))
 
 
 @cached
-def step_table(run: PhaseRun) -> pd.DataFrame:
+def step_table(run: Record) -> pd.DataFrame:
     """One row a decode step, columns `STEP_COLUMNS`; ms are medians over repeats beside their spread.
 
     ``index`` and ``text`` are of the first row's token that the step made (missing for steps past its end),
@@ -209,7 +213,7 @@ def step_table(run: PhaseRun) -> pd.DataFrame:
     `SPIKE_FACTOR` times the median step in any repeat.
     """
     table = _step_times(run).reset_index()
-    tokens = run.token_table[["step", "index", "text"]].dropna(subset=["step"])
+    tokens = tokens_of(run, 0)[["step", "index", "text"]].dropna(subset=["step"])
     table = table.merge(tokens, on="step", how="left").astype({"index": "Int64", "step": "int64"})
     table["cache_len"] = _cache_lengths(run, table["step"] + 1)
     median = table["device_ms"].median()
@@ -219,7 +223,7 @@ def step_table(run: PhaseRun) -> pd.DataFrame:
     return table[list(STEP_COLUMNS)]
 
 
-def _cache_lengths(run: PhaseRun, places: pd.Series) -> pd.api.extensions.ExtensionArray:
+def _cache_lengths(run: Record, places: pd.Series) -> pd.api.extensions.ExtensionArray:
     """Cached tokens after the prefill (place 0) or after step s (place s + 1); missing where not recorded."""
     return pd.Series(run.cache.get("lengths", []), dtype="Int64").reindex(places).array
 
@@ -242,7 +246,7 @@ class Trend(NamedTuple):
 
 
 @cached
-def decode_trend(run: PhaseRun) -> Trend | None:
+def decode_trend(run: Record) -> Trend | None:
     """The trend of a run's steps, outliers aside; None for fewer than 16 steps.
 
     The slope is Theil and Sen's, the median over pairs of steps; its interval is Sen's, from Kendall's
@@ -270,9 +274,20 @@ def decode_trend(run: PhaseRun) -> Trend | None:
 
 
 @cached
-def tokens_of(run: PhaseRun, row: int) -> pd.DataFrame:
-    """`PhaseRun.tokens_of`: one row a generated token of batch row ``row``, columns `TOKEN_COLUMNS`."""
-    ids, texts = (run.results[row][name] for name in ("ids", "token_texts"))
+def tokens_of(run: Record, row: int) -> pd.DataFrame:
+    """One row per generated token of batch row ``row``, from 0: columns `TOKEN_COLUMNS`.
+
+    ms are medians over repeats of the decode step that made the token (p10 and p90 beside them); missing for
+    a token that came from the prefill. They are rounded to 2^-20 ms (a nanosecond, below what clocks
+    resolve), so that sums over tokens are exact in any order. ``region`` is the index of the grounding region
+    the token belongs to, -1 before the first. In a batch a step's time is the whole batch's. ``probability``
+    (0 to 1) and ``margin`` (of logits) are those of `token_probabilities`.
+
+    Raises `UnknownName` for a row that the record does not have.
+    """
+    result = run.result_of(row)
+    ids = result["ids"]
+    texts = result["token_texts"]
     index = np.arange(len(ids))
     step = pd.Series(index - (run.request.get("first_token") != "redecode"), dtype="Int64")
     step = step.where(step >= 0)
@@ -287,7 +302,7 @@ def tokens_of(run: PhaseRun, row: int) -> pd.DataFrame:
     return pd.concat([table, times, token_probabilities(run, row)], axis=1)[list(TOKEN_COLUMNS)]
 
 
-def token_probabilities(run: PhaseRun, row: int = 0) -> pd.DataFrame:
+def token_probabilities(run: Record, row: int = 0) -> pd.DataFrame:
     """One row a generated token, columns `PROBABILITY_COLUMNS`, float64; NaN where not known.
 
     ``probability`` is the token's own, 0 to 1, ``margin`` its logit minus the highest other one.
@@ -298,7 +313,7 @@ def token_probabilities(run: PhaseRun, row: int = 0) -> pd.DataFrame:
     return table.assign(logprobs=np.exp(table["logprobs"])).set_axis(list(PROBABILITY_COLUMNS), axis=1)
 
 
-def text_tokens(run: PhaseRun, row: int = 0) -> dict[int, np.ndarray]:
+def text_tokens(run: Record, row: int = 0) -> dict[int, np.ndarray]:
     """The tokens of each region's stripped text, as int64 indices: no marks, box or white space around it."""
     result = run.results[row]
     text = result["text"] or ""

@@ -31,7 +31,7 @@ from ocr_phases.batch.store import (
     waiting_reports,
 )
 from ocr_phases.errors import require
-from ocr_phases.store import file_hash, take, write_status
+from ocr_phases.record.store import file_hash, take, write_status
 
 #: So many pages failing alike before any page went well, or one after another in one worker's place, is no
 #: matter of the pages.

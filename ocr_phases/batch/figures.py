@@ -15,10 +15,12 @@ from ocr_phases.analyse.noise import is_noisy
 from ocr_phases.analyse.quality import quality_of
 from ocr_phases.analyse.repetition import repeated_share
 from ocr_phases.analyse.scaling import ended_text, richness
+from ocr_phases.analyse.stages import PROBABILITY_COLUMNS, TOKEN_COLUMNS
 from ocr_phases.batch.store import RECORD, TRUTH, truth_hash
 from ocr_phases.files import split_page, write_atomic
-from ocr_phases.record import PROBABILITY_COLUMNS, SPAN_COLUMNS, TOKEN_COLUMNS, PhaseRun
-from ocr_phases.store import file_hash
+from ocr_phases.record import SPAN_COLUMNS
+from ocr_phases.record.store import file_hash
+from ocr_phases.results.run import PhaseRun
 
 FIGURES = "figures.json"
 

@@ -29,7 +29,7 @@ from ocr_phases.batch.store import (
 )
 from ocr_phases.errors import OcrPhasesError, require
 from ocr_phases.files import write_atomic
-from ocr_phases.store import check_record
+from ocr_phases.record.store import check_record
 from ocr_phases.text import count_text
 
 #: One row a page that was named, in that order. ms are medians over repeats, as `PhaseRun.summary` has them;

@@ -30,7 +30,7 @@ from ocr_phases.batch.child import Outcome
 from ocr_phases.batch.jobs import PAGES, Job
 from ocr_phases.errors import OcrPhasesError, require
 from ocr_phases.files import RECORD, output_folder, write_atomic, writing
-from ocr_phases.store import ATTEMPT, Status
+from ocr_phases.record.store import ATTEMPT, Status
 
 LISTING = "jobs.jsonl"
 LEFT_OUT = "left_out.json"

@@ -33,7 +33,7 @@ from ocr_phases.settings import Settings
 from ocr_phases.versions import seldom_collected
 
 if TYPE_CHECKING:
-    from ocr_phases.record import PhaseRun
+    from ocr_phases.results.run import PhaseRun
 
 Handler = Callable[[WorkerRequest, Callable[[], None]], Outcome]
 
@@ -116,7 +116,7 @@ def _report(run: PhaseRun, place: Path, parameters: dict[str, Any]) -> str:
 
 def count_pages(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     """How many pages the file ``source`` has."""
-    from ocr_phases.inputs.images import page_count
+    from ocr_phases.images import page_count
 
     ready()
     with _failing_as("page"):
@@ -171,7 +171,7 @@ def _failing_as(failure: str, page: str = "") -> Iterator[None]:
     try:
         yield
     except OcrPhasesError as error:
-        from ocr_phases.inputs.images import load_page
+        from ocr_phases.images import load_page
 
         with _failing_as("page"):
             for each in each_page(page) if page else ():

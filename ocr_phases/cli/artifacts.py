@@ -13,8 +13,8 @@ from ocr_phases.errors import OcrPhasesError
 def run(arguments: argparse.Namespace) -> None:
     """Write what the model read (result.mmd, crops, the page with boxes) from a record, or its trace."""
     from ocr_phases.files import folder_for, only_writer, output_file
-    from ocr_phases.record import PhaseRun
     from ocr_phases.report.artifacts import ARTIFACTS, row_images, write_artifacts
+    from ocr_phases.results.run import PhaseRun
 
     record = PhaseRun.load(arguments.record)
     if record.text is None and not arguments.chrome_trace:

@@ -13,7 +13,7 @@ from ocr_phases.versions import seldom_collected
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ocr_phases.analyse.comparison import Comparison
+    from ocr_phases.results.comparison import Comparison
 
 FOLDER = "ocr_phases_compare"
 
@@ -21,10 +21,11 @@ FOLDER = "ocr_phases_compare"
 @seldom_collected()
 def run(arguments: argparse.Namespace) -> int:
     """Compare records with the first one. With --fail-above, exit code 1: a slowdown, 3: undecided."""
-    from ocr_phases.analyse.comparison import Comparison, run_labels
+    from ocr_phases.analyse.comparison import run_labels
     from ocr_phases.files import folder_for
-    from ocr_phases.record import PhaseRun
     from ocr_phases.report.render import write_report
+    from ocr_phases.results.comparison import Comparison
+    from ocr_phases.results.run import PhaseRun
 
     limit, overwrite = arguments.fail_above, arguments.overwrite
     paths = [arguments.base, *arguments.records]

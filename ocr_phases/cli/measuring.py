@@ -18,7 +18,7 @@ from ocr_phases.settings import Settings
 from ocr_phases.versions import seldom_collected
 
 if TYPE_CHECKING:
-    from ocr_phases.record import PhaseRun
+    from ocr_phases.results.run import PhaseRun
     from ocr_phases.session import OCRSession
 
 
@@ -56,7 +56,7 @@ def warn_of_remote_code(model: str) -> None:
 def check_pages(arguments: argparse.Namespace, pages: Sequence[str] = ()) -> None:
     """Refuse pages, the command's or these, that cannot be read, or of which ``--truth`` says nothing."""
     from ocr_phases.analyse.quality import load_truth
-    from ocr_phases.inputs.images import load_page, unnamed_pages
+    from ocr_phases.images import load_page, unnamed_pages
 
     for page in pages or [arguments.page]:
         for each in each_page(page):

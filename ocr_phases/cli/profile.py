@@ -14,7 +14,7 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.settings import Settings
 
 if TYPE_CHECKING:
-    from ocr_phases.record import PhaseRun
+    from ocr_phases.results.run import PhaseRun
 
 _DIGITS = "{:.3f}"
 #: Settings that every repetition of a record takes from the command.
@@ -23,12 +23,13 @@ _EACH = ("device", "trust_remote_code", "token_probabilities", "ceilings", "kern
 
 def run(arguments: argparse.Namespace) -> None:
     """Measure a page, or repeat a record's measurement, print a summary and save the record."""
-    from ocr_phases.analyse.comparison import Comparison, same_tokens
+    from ocr_phases.analyse.comparison import same_tokens
     from ocr_phases.analyse.kernels import has_kernels, host_syncs, stage_verdict
     from ocr_phases.analyse.sentences import key_metrics_text, subject, verdict
     from ocr_phases.analyse.stages import stage_table
     from ocr_phases.files import TRACE_NAME, reserved
-    from ocr_phases.record import PhaseRun
+    from ocr_phases.results.comparison import Comparison
+    from ocr_phases.results.run import PhaseRun
 
     if arguments.repeated is None and arguments.page is None:
         raise OcrPhasesError("Name the page to measure, or a record to repeat (--from).")

@@ -23,7 +23,7 @@ from ocr_phases.settings import Settings
 from ocr_phases.versions import seldom_collected
 
 if TYPE_CHECKING:
-    from ocr_phases.record import PhaseRun
+    from ocr_phases.results.run import PhaseRun
 
 
 def run(arguments: argparse.Namespace) -> None:
@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> None:
 @seldom_collected()  # not where it measures: a notebook measures the same
 def _show(arguments: argparse.Namespace) -> None:
     """The report of a record."""
-    from ocr_phases.record import PhaseRun
+    from ocr_phases.results.run import PhaseRun
 
     record = PhaseRun.load(arguments.record)
     (truth,) = _truths(arguments, [record.page_name()])

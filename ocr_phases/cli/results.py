@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ocr_phases.record import PhaseRun
+    from ocr_phases.results.run import PhaseRun
 
 
 class Exit(IntEnum):

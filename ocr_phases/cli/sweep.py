@@ -12,7 +12,7 @@ from ocr_phases.cli.results import Exit, rows, show, wrote
 from ocr_phases.settings import Settings
 
 if TYPE_CHECKING:
-    from ocr_phases.analyse.scaling import SweepResult
+    from ocr_phases.results.sweep import SweepResult
 
 FOLDER = "ocr_phases_sweep"
 _COLUMNS = ["cell", "prefill_len", "prefill_ms", "vision_share", "inter_token_ms", "tokens_per_s"]
@@ -28,8 +28,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _load(arguments)
     saved = shows_saved(arguments, "records", arguments.page)
     from ocr_phases.analyse.checks import run_checks, worst_verdict
-    from ocr_phases.analyse.scaling import SweepResult
     from ocr_phases.report.render import write_report
+    from ocr_phases.results.sweep import SweepResult
 
     if saved:
         sweep, folder = SweepResult.load(arguments.records), _folder(arguments)
@@ -88,7 +88,8 @@ def _measure(arguments: argparse.Namespace) -> tuple[SweepResult, Path]:
     # A wrong page, setting or list is refused before anything slow starts.
     load = Settings.among(vars(arguments)).of_model()
     check_pages(arguments)
-    from ocr_phases.sweep_models import AXES, Cell, CellOutcome, Sweep, sweep
+    from ocr_phases.session import sweep
+    from ocr_phases.sweep_models import AXES, Cell, CellOutcome, Sweep
 
     ends = bool(arguments.truth) or arguments.ignore_eos is False
     arguments.lengths = arguments.lengths or ([1024] if ends else [32, 128])

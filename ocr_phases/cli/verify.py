@@ -16,9 +16,9 @@ def run(arguments: argparse.Namespace) -> int:
     from ocr_phases.analyse.checks import run_checks, with_verdict
     from ocr_phases.analyse.sentences import checks_verdict, headline
     from ocr_phases.files import folder_for
-    from ocr_phases.record import PhaseRun
     from ocr_phases.report.artifacts import VERIFICATION
     from ocr_phases.report.render import verify_report
+    from ocr_phases.results.run import PhaseRun
 
     if arguments.save:
         measuring.check_target(arguments, arguments.record)

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from ocr_phases.errors import OcrPhasesError, require
-from ocr_phases.schema import KINDS, shape
+from ocr_phases.record.schema import KINDS, shape
 from ocr_phases.text import plain
 
 #: Scheme, host, port, path and model of an address.

@@ -22,7 +22,7 @@ from ocr_phases.engines.measurement import Measurement
 from ocr_phases.errors import checked, public, require
 from ocr_phases.files import write_into
 from ocr_phases.inputs.views import Pages
-from ocr_phases.record import Plots
+from ocr_phases.results.plots import Plots
 from ocr_phases.settings import RunSettings
 from ocr_phases.show.figures import (
     FAINT,
@@ -48,19 +48,22 @@ _LATENCIES = {"ttft_p50_ms": "first token", "inter_token_p50_ms": "between token
 class LoadPlots(Plots):
     """The plots of a load: each is a matplotlib figure that shows itself, drawn on ``ax`` if given."""
 
+    def __init__(self, load: LoadResult) -> None:
+        self._load = load
+
     def throughput(self, *, ax: Axes | None = None) -> Figure:
         """Time to first token and inter-token latency over pages per minute, a point a level."""
-        table = self._result.table.dropna(subset=["ttft_p50_ms"])
-        _, (axes,) = new_figure(4.2, [self._result.verdict], ax)
+        table = self._load.table.dropna(subset=["ttft_p50_ms"])
+        _, (axes,) = new_figure(4.2, [self._load.verdict], ax)
         axes.set_prop_cycle(color=[VIOLET, ORANGE])
         axes.plot(table["pages_per_min"], table[[*_LATENCIES]], "o", label=[*_LATENCIES.values()])
-        for level, *place in table[["level", "pages_per_min", "ttft_p50_ms"]].itertuples(index=False):
-            axes.annotate(level, place, (4, 5), textcoords="offset points", fontsize=9)
+        for level, rate, ttft in table[["level", "pages_per_min", "ttft_p50_ms"]].itertuples(index=False):
+            axes.annotate(level, (rate, ttft), (4, 5), textcoords="offset points", fontsize=9)
         return _latency_axes(axes, "pages per minute")
 
     def stalls(self, *, ax: Axes | None = None) -> Figure:
         """The tokens of the page that waited longest for one, and when other pages were waiting."""
-        asked = self._result.asked
+        asked = self._load.asked
         longest = asked["times"].map(lambda times: max(np.diff(times), default=0.0))
         if not longest.any():
             return sentence_figure("No page has two timed tokens, so there is no stall to draw.", ax)

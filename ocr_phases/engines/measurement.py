@@ -16,9 +16,9 @@ from ocr_phases.collectors.verdicts import LiveCheck, check, repeat_checks
 from ocr_phases.engines import checks
 from ocr_phases.engines.answers import Answer, Stage, ask, metrics, server_times, spans_of
 from ocr_phases.engines.client import ServerFailed
-from ocr_phases.inputs.images import image_file, load_page
-from ocr_phases.record import PhaseRun
+from ocr_phases.images import image_file, load_page
 from ocr_phases.request import each_run, page_part, row_part
+from ocr_phases.results.run import PhaseRun
 from ocr_phases.settings import Request
 from ocr_phases.show.web import data_address
 from ocr_phases.versions import __version__, code_hash

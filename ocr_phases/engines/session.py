@@ -15,8 +15,8 @@ from ocr_phases.engines.measurement import Measurement
 from ocr_phases.errors import checked, public, require
 from ocr_phases.families import DEEPSEEK_OCR, DEEPSEEK_OCR_2, UNLIMITED_OCR, facts_of
 from ocr_phases.inputs.views import Pages
-from ocr_phases.record import PhaseRun
 from ocr_phases.request import filled_in, recorded
+from ocr_phases.results.run import PhaseRun
 from ocr_phases.settings import Request, RunSettings
 
 #: Settings that no server can be asked for, and those that an engine is not known to take, either.

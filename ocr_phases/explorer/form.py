@@ -16,7 +16,7 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.explorer.records import found, placed
 from ocr_phases.families import DEEPSEEK_OCR, FAMILIES, PRESET_NAMES
 from ocr_phases.files import PAGE_SUFFIXES, each_page
-from ocr_phases.record import PhaseRun
+from ocr_phases.results.run import PhaseRun
 from ocr_phases.settings import (
     NEW_TOKENS,
     REQUEST_SETTINGS,
@@ -172,6 +172,6 @@ class Form:
 
 def first_image(page: str | bytes, name: str | None) -> Image:
     """The page, or the first of several of a file; `OcrPhasesError` where it cannot be read."""
-    from ocr_phases.inputs.images import load_page  # of the measuring half: only now
+    from ocr_phases.images import load_page  # of the measuring half: only now
 
     return load_page(each_page(page)[0] if isinstance(page, str) else page, name or "image")[0]

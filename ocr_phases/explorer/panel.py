@@ -36,7 +36,7 @@ from ocr_phases.explorer.running import REFRESH_S, Live, error_html, error_sente
 from ocr_phases.explorer.still import still_bundle
 from ocr_phases.explorer.view_data import row_data
 from ocr_phases.files import LARGEST_FILE, REPORT_FOLDER, folder_for, unpacked
-from ocr_phases.record import PhaseRun
+from ocr_phases.results.run import PhaseRun
 from ocr_phases.show import results
 from ocr_phases.show.plots import plot_memory, plot_phase_timeline, plot_vision_stages
 from ocr_phases.show.results import Section, run_title

@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ocr_phases.analyse.comparison import Comparison, run_labels
+from ocr_phases.analyse.comparison import run_labels
 from ocr_phases.analyse.quality import quality_of
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import save_new, split_page
-from ocr_phases.record import PhaseRun
+from ocr_phases.results.comparison import Comparison
+from ocr_phases.results.run import PhaseRun
 from ocr_phases.show.page import printable
 from ocr_phases.show.results import Section
 from ocr_phases.show.results_many import comparison_bundle

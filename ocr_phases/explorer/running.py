@@ -25,7 +25,7 @@ from ocr_phases.errors import OcrPhasesError, Stopped
 from ocr_phases.explorer.form import Asked, first_image
 from ocr_phases.explorer.view_data import boxes, page_address, scale_of
 from ocr_phases.families import FAMILIES
-from ocr_phases.record import PhaseRun
+from ocr_phases.results.run import PhaseRun
 from ocr_phases.show.web import Html, element, fold, preformatted
 from ocr_phases.text import ms_text, plain
 

@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw
 from ocr_phases.analyse.regions import regions_of
 from ocr_phases.analyse.sentences import headline, subject
 from ocr_phases.analyse.stages import grounding_of
-from ocr_phases.record import PhaseRun
+from ocr_phases.results.run import PhaseRun
 from ocr_phases.show.figures import FIGURE_DPI, VERMILLION, blank_figure, figure_png
 from ocr_phases.show.page import draw_marks, pages_of_row, printable, region_boxes
 from ocr_phases.show.plots import plot_latency, plot_vision_stages

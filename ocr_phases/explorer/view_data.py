@@ -17,7 +17,7 @@ from ocr_phases.analyse.regions import regions_of
 from ocr_phases.analyse.sentences import UNCERTAIN_TEXT
 from ocr_phases.analyse.stages import grounding_of
 from ocr_phases.analyse.text import few_blanks
-from ocr_phases.record import PhaseRun
+from ocr_phases.results.run import PhaseRun
 from ocr_phases.show.page import (
     UNTIMED,
     page_notes,

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from ocr_phases.errors import OcrPhasesError, public
 from ocr_phases.families import IMAGE_TAG
 from ocr_phases.inputs.views import PageViews, image_token_count
-from ocr_phases.record import elsewhere
 from ocr_phases.text import count_text
 
 _IMAGE = -1  # an image token before it has its id, which a text may have too
@@ -119,7 +118,9 @@ class PageInputs:
         return f"PageInputs(rows={self.batch_size}, tokens={self.prefill_len}, pages={len(self.views)})"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return elsewhere("show.results.inputs_bundle")(self)
+        from ocr_phases.show.results import inputs_bundle
+
+        return inputs_bundle(self)
 
 
 def _normalised(pixels: np.ndarray, device: torch.device | str, dtype: torch.dtype) -> Tensor:

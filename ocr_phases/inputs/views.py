@@ -17,7 +17,7 @@ from PIL import Image
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import IMAGE_TAG, FamilyFacts, Preset
 from ocr_phases.files import each_page
-from ocr_phases.inputs.images import as_rgb
+from ocr_phases.images import as_rgb
 from ocr_phases.settings import RunSettings
 
 Page = str | Path | bytes | Image.Image

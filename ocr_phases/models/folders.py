@@ -11,7 +11,7 @@ from typing import Any
 from ocr_phases.config import AnyConfig, Generation, WeightsIndex
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import read_regular
-from ocr_phases.schema import conform, parse_json
+from ocr_phases.record.schema import conform, parse_json
 from ocr_phases.text import nearest
 from ocr_phases.versions import weight_files
 

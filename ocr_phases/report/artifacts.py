@@ -25,10 +25,11 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from ocr_phases.analyse.grounding import GRID, Box, Grounding, Region, parse_grounding, pixel_box
+from ocr_phases.analyse.stages import tokens_of
 from ocr_phases.families import FAMILIES, facts_of
 from ocr_phases.files import RECORD, TRACE_OWNER, rescued, same_file, write_given, write_into
-from ocr_phases.inputs.images import image_file
-from ocr_phases.record import PhaseRun
+from ocr_phases.images import image_file
+from ocr_phases.record import Record
 from ocr_phases.show.page import draw_marks, pages_of_row, printable, region_boxes
 
 ARTIFACTS = (
@@ -215,7 +216,7 @@ def write_artifacts(
 
 
 def write_results(
-    folder: Path, run: PhaseRun, record: str | Path | None = None, *, overwrite: bool = False
+    folder: Path, run: Record, record: str | Path | None = None, *, overwrite: bool = False
 ) -> None:
     """`write_record`, then the first row's text and pictures if it has them; raises as both do."""
     write_record(folder, run, record, overwrite=overwrite)
@@ -225,7 +226,7 @@ def write_results(
 
 
 def write_record(
-    folder: Path, run: PhaseRun, record: str | Path | None = None, *, overwrite: bool = False
+    folder: Path, run: Record, record: str | Path | None = None, *, overwrite: bool = False
 ) -> None:
     """Write a record as run.json into ``folder``, unless that is ``record``, the file that it is from.
 
@@ -236,7 +237,7 @@ def write_record(
             write_into(folder, {RECORD: run.to_json()}, overwrite=overwrite)
 
 
-def row_images(run: PhaseRun, row: int) -> list[Image.Image | None]:
+def row_images(run: Record, row: int) -> list[Image.Image | None]:
     """The pages of a batch row whose regions can be told apart, None for one that the record does not hold.
 
     Without page marks that is the first.
@@ -292,7 +293,7 @@ def _jpeg(image: Image.Image) -> bytes:
     return image_file(image, "JPEG", quality=90)
 
 
-def chrome_trace(run: PhaseRun) -> dict[str, Any]:
+def chrome_trace(run: Record) -> dict[str, Any]:
     """All spans of all repeats as one trace for ui.perfetto.dev and chrome://tracing; a repeat starts at 0.
 
     After the Trace Event Format: complete events (``X``) with times in microseconds, and metadata events
@@ -307,7 +308,9 @@ def chrome_trace(run: PhaseRun) -> dict[str, Any]:
         for thread, clock in enumerate(clocks, start=1):
             place = {"pid": repeat + 1, "tid": thread}
             events.append({"name": "thread_name", "ph": "M", **place, "args": {"name": f"{clock} clock"}})
-    texts = dict(run.token_table.dropna(subset=["step"])[["step", "text"]].itertuples(index=False, name=None))
+    texts = dict(
+        tokens_of(run, 0).dropna(subset=["step"])[["step", "text"]].itertuples(index=False, name=None)
+    )
     for span in run.spans.to_dict("records"):
         told: dict[str, Any] = {"view": span["view"]} if span["view"] else {}
         if span["stage"] == "decode_step":
@@ -325,7 +328,7 @@ def chrome_trace(run: PhaseRun) -> dict[str, Any]:
     return {**TRACE_OWNER, "traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def write_chrome_trace(run: PhaseRun, path: str | Path, *, overwrite: bool = False) -> Path:
-    """`chrome_trace` as a JSON file; raises as `PhaseRun.save` does."""
+def write_chrome_trace(run: Record, path: str | Path, *, overwrite: bool = False) -> Path:
+    """`chrome_trace` as a JSON file; raises as `Record.save` does."""
     data = json.dumps(chrome_trace(run), allow_nan=False).encode() + b"\n"
     return write_given(path, data, overwrite=overwrite)

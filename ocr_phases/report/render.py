@@ -24,7 +24,7 @@ from ocr_phases.versions import asset
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ocr_phases.record import PhaseRun
+    from ocr_phases.record import Record
 
 #: Cells with this tag serve a person in JupyterLab: a report leaves them out, or shows their code alone.
 NOTEBOOK_ONLY = "notebook-only"
@@ -40,7 +40,7 @@ Part = tuple[str, str, dict[str, Any]]
 
 
 def page_report(
-    run: PhaseRun,
+    run: Record,
     output_dir: str | Path,
     parameters: Mapping[str, Any] | None = None,
     *,
@@ -64,7 +64,7 @@ def page_report(
 
 
 def verify_report(
-    run: PhaseRun,
+    run: Record,
     output_dir: str | Path,
     references: pd.DataFrame | None = None,
     *,

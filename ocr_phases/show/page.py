@@ -17,12 +17,13 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from PIL import Image, ImageColor, ImageDraw, ImageFont
 
+from ocr_phases.analyse.figures import summary
 from ocr_phases.analyse.grounding import PREAMBLE, Box, Region, overlaps
 from ocr_phases.analyse.regions import regions_of, type_table
 from ocr_phases.analyse.sentences import UNCERTAIN_TEXT
 from ocr_phases.analyse.stages import grounding_of
 from ocr_phases.errors import OcrPhasesError, check_known
-from ocr_phases.record import PhaseRun
+from ocr_phases.record import Record
 from ocr_phases.show.figures import (
     REST,
     WIDTH,
@@ -235,7 +236,7 @@ def view_pictures(views: PageViews) -> list[tuple[Image.Image, str]]:
 # -- time on the page ---------------------------------------------------------------------------------
 
 
-def page_parts(run: PhaseRun) -> list[Html | Figure]:
+def page_parts(run: Record) -> list[Html | Figure]:
     """Each row's page by label and by decode time, the sum of it, and what types and regions took.
 
     A page or a text that is not in the record, an output without regions and a run without decode steps are
@@ -261,7 +262,7 @@ def page_parts(run: PhaseRun) -> list[Html | Figure]:
     return [*parts, note(more if len(run.results) > _MOST_ROWS else "")]
 
 
-def page_notes(run: PhaseRun, row: int) -> list[str]:
+def page_notes(run: Record, row: int) -> list[str]:
     """Sentences on regions of a row that are on another page than the model may have meant, or on none."""
     grounding, pages = grounding_of(run, row), len(pages_of_row(run, row))
     notes, lost = [], sum(region.page >= pages for region in grounding.regions)
@@ -279,12 +280,12 @@ def regions_html(table: pd.DataFrame) -> Html:
     return table_html(table, caption="Decode time of each region", headings=_HEADINGS, missing=_MISSING)
 
 
-def has_region_times(run: PhaseRun, row: int = 0) -> bool:
+def has_region_times(run: Record, row: int = 0) -> bool:
     """Whether a row's output marks regions and decode steps were timed, so that there is a chart to draw."""
     return bool(grounding_of(run, row).regions) and bool(regions_of(run, row)["decode_ms"].any())
 
 
-def plot_region_types(run: PhaseRun, row: int = 0, *, ax: Axes | None = None) -> Figure:
+def plot_region_types(run: Record, row: int = 0, *, ax: Axes | None = None) -> Figure:
     """Decode time by type of region as bars in ms, the costliest on top, with share and time per character.
 
     The colours are those of the boxes on the page. Types beyond the first dozen are left to the table.
@@ -306,7 +307,7 @@ def plot_region_types(run: PhaseRun, row: int = 0, *, ax: Axes | None = None) ->
 
 
 def plot_page(
-    run: PhaseRun, page: int = 0, color: str = "type", row: int = 0, *, ax: Axes | None = None
+    run: Record, page: int = 0, color: str = "type", row: int = 0, *, ax: Axes | None = None
 ) -> Figure:
     """A page of a batch row under its boxes, coloured by ``type`` of region or by decode ``time``.
 
@@ -335,13 +336,13 @@ def plot_page(
     return figure_of(ax)
 
 
-def pages_of_row(run: PhaseRun, row: int) -> list[int]:
+def pages_of_row(run: Record, row: int) -> list[int]:
     """The numbers of the record's pages that are in a batch row's prompt."""
     return [number for number, page in enumerate(run.pages) if page["row"] == row]
 
 
 def _pictures(
-    image: Image.Image, run: PhaseRun, row: int, page: int, type_size: int | None = None
+    image: Image.Image, run: Record, row: int, page: int, type_size: int | None = None
 ) -> list[tuple[Image.Image, str]]:
     """A page by label and, where there are times, by decode time, with captions.
 
@@ -364,14 +365,14 @@ def _pictures(
     return [(by_label, f"The regions the model marked{told}"), (by_time, f"Decode time of each region{more}")]
 
 
-def _sum_sentence(run: PhaseRun, row: int) -> str:
+def _sum_sentence(run: Record, row: int) -> str:
     table = regions_of(run, row)
     if not has_region_times(run, row):
         return ""
     words = "Regions and preamble" if (table["region"] == PREAMBLE).any() else "Regions"
-    return filled(_SUM, words=words, sum=table["decode_ms"].sum(), decode=run["decode_ms"])
+    return filled(_SUM, words=words, sum=table["decode_ms"].sum(), decode=summary(run)["decode_ms"])
 
 
-def row_heading(run: PhaseRun, row: int) -> Html:
+def row_heading(run: Record, row: int) -> Html:
     """The heading of a row of a batch, counted from 1; nothing for a single one."""
     return element("h3", f"Row {row + 1}") if len(run.results) > 1 else fragment()

@@ -1,4 +1,4 @@
-"""The pictures of one record. Every function takes a PhaseRun and returns a matplotlib Figure of its own."""
+"""The pictures of one record. Every function takes a Record and returns a matplotlib Figure of its own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter
 
+from ocr_phases.analyse.figures import summary
 from ocr_phases.analyse.floors import (
     Ceilings,
     ceilings_of,
@@ -21,8 +22,8 @@ from ocr_phases.analyse.floors import (
     why_no_floor,
 )
 from ocr_phases.analyse.kernels import has_kernels, of_text, stage_verdict
-from ocr_phases.analyse.stages import spread_names, stage_table, step_table, typical_repeat
-from ocr_phases.record import PHASES, PREFILL_STAGES, PhaseRun
+from ocr_phases.analyse.stages import PREFILL_STAGES, spread_names, stage_table, step_table, typical_repeat
+from ocr_phases.record import PHASES, Record
 from ocr_phases.show.figures import (
     FAINT,
     GREEN,
@@ -59,7 +60,7 @@ _ROOFS: dict[str, Any] = {"measured": (INK, 1.6, "-"), "datasheet": (MUTED, 1.2,
 # -- decode -------------------------------------------------------------------------------------------
 
 
-def plot_latency(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
+def plot_latency(run: Record, *, ax: Axes | None = None) -> Figure:
     """Time of every decode step in ms: median over repeats, their spread as a band, outliers named.
 
     Below it is the record's floor of each step (`ocr_phases.analyse.floors.decode_floor`). The host's times
@@ -69,7 +70,7 @@ def plot_latency(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
     table = step_table(run)
     if table.empty:
         return sentence_figure("There were no decode steps, so there is no latency to draw.", ax)
-    count, median = len(table) * len(run.repeats), float(run.summary()["inter_token_ms"])
+    count, median = len(table) * len(run.repeats), float(summary(run)["inter_token_ms"])
     _, (axes,) = new_figure(3.9, [f"Each decode step: {ms_text(median)} in the median of {count:,}"], ax)
     steps, slow, low, high = (table[name] for name in ("step", "outlier", "device_ms_p10", "device_ms_p90"))
     own_clock, clocks = run.device.get("kind") == "cuda", ["device_ms"]
@@ -128,7 +129,7 @@ def _name_slowest(axes: Axes, slowest: pd.DataFrame) -> None:
 # -- stages -------------------------------------------------------------------------------------------
 
 
-def plot_vision_stages(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
+def plot_vision_stages(run: Record, *, ax: Axes | None = None) -> Figure:
     """The prefill's stages as bars in ms with their share of it, by view; what no stage holds is hollow.
 
     Bars are medians over repeats, the lines their spread. Stages below a hundredth are one bar.
@@ -149,7 +150,7 @@ def plot_vision_stages(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
     for name, ms, colour in bars:
         told = f"{ms_text(ms)}  ({percent_text(ms / whole if whole else None)})"
         rows.append((name, [(0.0, ms, colour)], told))
-    title = f"Vision is {percent_text(run['vision_share'])} of a prefill of {ms_text(whole)}"
+    title = f"Vision is {percent_text(summary(run)['vision_share'])} of a prefill of {ms_text(whole)}"
     several = len(run.repeats) > 1
     spread = f", line: {' to '.join(spread_names(len(run.repeats)))} over repeats" * several
     figure, (axes,) = bar_charts([(title, rows, f"time (ms){spread}")], ax)
@@ -173,7 +174,7 @@ def _named(table: pd.DataFrame) -> pd.DataFrame:
     return table.assign(name=(stages + " " + table["view"]).str.strip())
 
 
-def plot_phase_timeline(run: PhaseRun) -> Figure:
+def plot_phase_timeline(run: Record) -> Figure:
     """The typical repeat from its start, in ms: prepare and prefill by stage, and below it the phases.
 
     Device times, where the device has a clock.
@@ -222,7 +223,7 @@ def _lane(name: str, spans: pd.DataFrame) -> Row:
 # -- memory -------------------------------------------------------------------------------------------
 
 
-def plot_memory(run: PhaseRun) -> Figure:
+def plot_memory(run: Record) -> Figure:
     """Peak memory of each phase, and how the KV cache grows with every step."""
     peaks, sizes = run.memory.get("peak_bytes"), run.cache.get("bytes")
     if not peaks and not sizes:
@@ -250,7 +251,7 @@ def plot_memory(run: PhaseRun) -> Figure:
 # -- the device ---------------------------------------------------------------------------------------
 
 
-def plot_kernels(run: PhaseRun) -> Figure:
+def plot_kernels(run: Record) -> Figure:
     """Each stage's time in ms and the part of it that the device worked, with the verdict of `stage_verdict`.
 
     Prefill above, one decode step below; stages below a hundredth of them are left to the table. A sentence
@@ -276,7 +277,7 @@ def plot_kernels(run: PhaseRun) -> Figure:
     return bar_charts(charts, keys=keys)[0]
 
 
-def plot_roofline(run: PhaseRun, *, ax: Axes | None = None) -> Figure:
+def plot_roofline(run: Record, *, ax: Axes | None = None) -> Figure:
     """FLOP/s over FLOPs a byte, both logarithmic: ceilings as lines, each stage a point with its distance.
 
     After Williams, Waterman and Patterson 2009, "Roofline: an insightful visual performance model". The

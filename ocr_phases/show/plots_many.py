@@ -16,10 +16,11 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from ocr_phases.analyse.comparison import EQUIVALENT, INCONCLUSIVE, NOISY
+from ocr_phases.analyse.figures import summary
 from ocr_phases.analyse.floors import times_text
 from ocr_phases.analyse.scaling import LOADED, cell_name, frontier, loaded_ways
-from ocr_phases.analyse.stages import stage_table, step_table
-from ocr_phases.record import PREFILL_STAGES, PhaseRun
+from ocr_phases.analyse.stages import PREFILL_STAGES, stage_table, step_table
+from ocr_phases.record import Record
 from ocr_phases.show.figures import (
     BLUE,
     FAINT,
@@ -93,12 +94,16 @@ _MOST_BINS = 30
 # -- records ------------------------------------------------------------------------------------------
 
 
-def plot_prefill_stages(runs: Sequence[PhaseRun], labels: Sequence[str], *, ax: Axes | None = None) -> Figure:
+def plot_prefill_stages(runs: Sequence[Record], labels: Sequence[str], *, ax: Axes | None = None) -> Figure:
     """Each record's prefill as one bar in ms, stage after stage; what no stage holds is light grey.
 
     Behind it stand its time and the share of vision. ``ax`` are axes to draw on.
     """
-    known = [(run, label) for run, label in zip(runs, labels, strict=True) if run["prefill_ms"] is not None]
+    known = [
+        (run, label)
+        for run, label in zip(runs, labels, strict=True)
+        if summary(run)["prefill_ms"] is not None
+    ]
     if not known:
         return sentence_figure("None of these records has a prefill of its own.", ax)
     tables = [stage_table(run).query("phase == 'prefill'") for run, _ in known]
@@ -109,18 +114,18 @@ def plot_prefill_stages(runs: Sequence[PhaseRun], labels: Sequence[str], *, ax: 
     colours = {str(stage): STAGE_COLOURS.get(str(stage), FAINT) for stage in times}
     rows = []
     for (run, label), ms, lengths in zip(known, whole, times.to_numpy(), strict=True):
-        told = f"{ms_text(ms)}  (vision {percent_text(run['vision_share'])})"
+        told = f"{ms_text(ms)}  (vision {percent_text(summary(run)['vision_share'])})"
         pieces = stacked(zip(lengths, colours.values(), strict=True))
         rows.append((printable(label, LONGEST_LABEL), pieces, told))
     keys = [Patch(fc=colour, ec=REST, label=stage_name(stage)) for stage, colour in colours.items()]
     return bar_charts([("Prefill, stage by stage", rows, "time (ms)")], ax, keys)[0]
 
 
-def plot_decode(runs: Sequence[PhaseRun], labels: Sequence[str], *, ax: Axes | None = None) -> Figure:
+def plot_decode(runs: Sequence[Record], labels: Sequence[str], *, ax: Axes | None = None) -> Figure:
     """Time of each decode step in ms against the length of the KV cache, a line a record, with its spread."""
     curves = [pd.DataFrame()]
     for cell, (run, label) in enumerate(zip(runs, labels, strict=True)):
-        name = f"{printable(label, LONGEST_LABEL)}: {ms_text(run['inter_token_ms'])}"
+        name = f"{printable(label, LONGEST_LABEL)}: {ms_text(summary(run)['inter_token_ms'])}"
         curves.append(step_table(run).dropna(subset=["cache_len"]).assign(cell=cell, name=name))
     return _decode_curves(pd.concat([curve for curve in curves if len(curve)] or curves), ["name"], ax)
 
@@ -228,7 +233,7 @@ def plot_floors(table: pd.DataFrame) -> Figure:
 
 
 def plot_vision_share(
-    table: pd.DataFrame, records: Mapping[str, PhaseRun], *, ax: Axes | None = None
+    table: pd.DataFrame, records: Mapping[str, Record], *, ax: Axes | None = None
 ) -> Figure:
     """`plot_prefill_stages` with a bar a model, preset, batch size and way to run it.
 

@@ -10,8 +10,8 @@ from PIL.Image import Image
 from ocr_phases.analyse.grounding import pixel_box
 from ocr_phases.analyse.quality import quality_table, region_differences
 from ocr_phases.analyse.text import DIFFERENT, EQUAL, OUTCOMES, plain_text, word_edits
-from ocr_phases.record import PhaseRun
-from ocr_phases.schema import Truth
+from ocr_phases.record import Record
+from ocr_phases.record.schema import Truth
 from ocr_phases.show.page import DrawnBox, draw_marks, pages_of_row, row_heading
 from ocr_phases.show.web import Html, element, fragment, note, pictures_html, section_heading, table_html
 from ocr_phases.text import count_text, percent_text
@@ -40,7 +40,7 @@ _NAMES = {
 }
 
 
-def quality_html(run: PhaseRun) -> Html:
+def quality_html(run: Record) -> Html:
     """A row's measures, page and differences under a heading, each row that has a truth; else empty."""
     parts = []
     for row in range(len(run.results)):
@@ -63,7 +63,7 @@ def draw_outcomes(page: Image, table: pd.DataFrame) -> Image:
     return draw_marks(page, boxes)
 
 
-def _row_html(run: PhaseRun, truth: Truth, row: int) -> Html:
+def _row_html(run: Record, truth: Truth, row: int) -> Html:
     if run.results[row]["text"] is None:
         return note("This record has no text (return_text=False), so its quality is not known.")
     if not plain_text(truth.text):

@@ -13,6 +13,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ocr_phases.analyse.checks import EXPECTATIONS, Verdict, run_checks, worst_verdict
+from ocr_phases.analyse.figures import summary
 from ocr_phases.analyse.floors import ceilings_text, floor_table, why_no_floor
 from ocr_phases.analyse.kernels import (
     has_kernels,
@@ -36,7 +37,7 @@ from ocr_phases.analyse.sentences import (
     uncertain_sentence,
 )
 from ocr_phases.analyse.stages import STAGE_KEYS, repeat_table, spread_names, stage_table, step_table
-from ocr_phases.record import PhaseRun
+from ocr_phases.record import Record
 from ocr_phases.show import plots
 from ocr_phases.show.figures import BLUE, GOLD, GREEN, ORANGE, REST, figure_html
 from ocr_phases.show.page import (
@@ -121,7 +122,7 @@ def style() -> Section:
 # -- the first screen ---------------------------------------------------------------------------------
 
 
-def overview(run: PhaseRun) -> Section:
+def overview(run: Record) -> Section:
     """The first screen: the page, headline, limit, phases, checks and four figures; then the rest, folded."""
     figures = key_metrics(run)
     first, rest = (block("cards", figures=some) for some in (figures[:_FIRST_CARDS], figures[_FIRST_CARDS:]))
@@ -130,12 +131,12 @@ def overview(run: PhaseRun) -> Section:
     return Section(head_html(run), first, more, shown)
 
 
-def cards(run: PhaseRun) -> Section:
+def cards(run: Record) -> Section:
     """The key figures."""
     return Section(block("cards", figures=key_metrics(run)))
 
 
-def head_html(run: PhaseRun, title: str = "", said: Sequence[str] = (), about: str = "") -> Html:
+def head_html(run: Record, title: str = "", said: Sequence[str] = (), about: str = "") -> Html:
     """The head of a report: the page's thumbnail (if the record has it), headline, limit, phases and checks.
 
     ``said`` are sentences in place of these, the headline first and the others folded; ``about`` replaces the
@@ -151,7 +152,7 @@ def head_html(run: PhaseRun, title: str = "", said: Sequence[str] = (), about: s
     return block("head", picture=thumb, title=title, about=about, headline=said[0], lead=lead, below=below)
 
 
-def status_html(run: PhaseRun) -> Html:
+def status_html(run: Record) -> Html:
     """The checks' verdict as a badge and a sentence; what made a record noisy is folded below."""
     checks, noise = run_checks(run), noise_warning(run)
     status = element("p", badge(worst_verdict(checks)), " ", checks_verdict(checks), class_="op-status")
@@ -163,27 +164,35 @@ def lines_html(sentences: Sequence[str]) -> Html:
     return element("ul", *(element("li", sentence) for sentence in sentences), class_="op op-findings")
 
 
-def phase_bar(run: PhaseRun) -> Html:
+def phase_bar(run: Record) -> Html:
     """A bar cut into the phases' times, vision separate from the rest of the prefill, above what they are.
 
     The key is the bar's text alternative. What takes no time is left out.
     """
-    vision, prefill = run["vision_ms"] or 0.0, run["prefill_ms"] or 0.0
+    figures = summary(run)
+    vision = figures["vision_ms"] or 0.0
+    prefill = figures["prefill_ms"] or 0.0
     names = ["prepare", "vision", "rest of the prefill" if vision else "prefill", "decode", "generate()"]
-    times = [run["prepare_ms"], vision, max(prefill - vision, 0.0), run["decode_ms"], run["generate_ms"]]
+    times = [
+        figures["prepare_ms"],
+        vision,
+        max(prefill - vision, 0.0),
+        figures["decode_ms"],
+        figures["generate_ms"],
+    ]
     bar = pd.DataFrame({"name": names, "colour": [REST, BLUE, GOLD, ORANGE, GREEN], "ms": times})
     bar["width"] = 1000 * bar["ms"] / bar["ms"].sum()
     bar = bar.assign(left=bar["width"].cumsum() - bar["width"], time=bar["ms"].map(ms_text))
     return block("bar", pieces=list(bar[bar["width"] > 0].itertuples()))
 
 
-def run_title(run: PhaseRun) -> str:
+def run_title(run: Record) -> str:
     """The page's file; for several pages the first and the number of others."""
     name, more = str(run.page["file"]), len(run.pages) - 1
     return f"{name} and {count_text(more, 'more page')}" if more else name
 
 
-def row_table(run: PhaseRun) -> pd.DataFrame:
+def row_table(run: Record) -> pd.DataFrame:
     """One line per row of a batch: number from 1, files, tokens, finish and the text."""
     rows = []
     for row, result in enumerate(run.results):
@@ -196,7 +205,7 @@ def row_table(run: PhaseRun) -> pd.DataFrame:
 # -- time ---------------------------------------------------------------------------------------------
 
 
-def stages(run: PhaseRun) -> Section:
+def stages(run: Record) -> Section:
     """Each phase with its stages, whole phases in bold; each repeat."""
     table, whole = _with_wholes(stage_table(run))
     spread = ["device_ms_p10", "device_ms_p90"] if len(run.repeats) == 1 else []
@@ -212,7 +221,7 @@ def _with_wholes(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series]:
     return table.assign(stage=table["stage"].mask(whole, "whole phase")), whole
 
 
-def timed_table(run: PhaseRun, table: pd.DataFrame, caption: str, time: str = "device", **given: Any) -> Html:
+def timed_table(run: Record, table: pd.DataFrame, caption: str, time: str = "device", **given: Any) -> Html:
     """A table of medians over repeats with their spread; without a device clock there is one time."""
     low, high = spread_names(len(run.repeats))
     if run.device.get("kind") != "cuda":
@@ -221,7 +230,7 @@ def timed_table(run: PhaseRun, table: pd.DataFrame, caption: str, time: str = "d
     return table_html(table, caption=caption, headings=headings | given.pop("headings", {}), **given)
 
 
-def latency(run: PhaseRun) -> Section:
+def latency(run: Record) -> Section:
     """Every decode step over its floor, and the slowest steps."""
     slowest = step_table(run).nlargest(_SLOWEST, "device_ms").drop(columns="outlier")
     slowest["index"] += 1  # a person counts tokens from one
@@ -230,7 +239,7 @@ def latency(run: PhaseRun) -> Section:
     return Section(plots.plot_latency(run), table)
 
 
-def floors(run: PhaseRun) -> Section:
+def floors(run: Record) -> Section:
     """Each stage beside its floor, or the reason why there is none."""
     reason = why_no_floor(run)
     if reason is not None:
@@ -242,7 +251,7 @@ def floors(run: PhaseRun) -> Section:
     return Section(shown, note(f"Ceilings: {ceilings_text(run)}."), plots.plot_roofline(run))
 
 
-def kernels(run: PhaseRun) -> Section:
+def kernels(run: Record) -> Section:
     """What limits each stage by the kernel view, under its own heading; empty without one.
 
     Decode's figures are per profiled step. A view that failed gives its error.
@@ -262,7 +271,7 @@ def kernels(run: PhaseRun) -> Section:
     return Section(*head, shown, plots.plot_kernels(run), *folded)
 
 
-def _kernel_details(run: PhaseRun) -> Iterator[tuple[str, pd.DataFrame, str]]:
+def _kernel_details(run: Record) -> Iterator[tuple[str, pd.DataFrame, str]]:
     """Name, table and caption of what is folded: idle gaps, KV cache, host syncs and longest kernels."""
     gaps = idle_gaps(run).groupby(["phase", "cause"], sort=False)[["gaps", "idle_ms"]].sum().reset_index()
     caption = "Under the profiler, where gaps are longer; launch: the host was late, device: it was not."
@@ -286,24 +295,24 @@ def _kernel_details(run: PhaseRun) -> Iterator[tuple[str, pd.DataFrame, str]]:
 # -- the page and its text ----------------------------------------------------------------------------
 
 
-def page(run: PhaseRun) -> Section:
+def page(run: Record) -> Section:
     """The page with its boxes, and the decode time of each region and type of region."""
     return Section(*page_parts(run))
 
 
-def region_types(run: PhaseRun, row: int) -> Section:
+def region_types(run: Record, row: int) -> Section:
     """Decode time by type of region in one row of a batch; nothing where no region has a time."""
     return Section(plot_region_types(run, row)) if has_region_times(run, row) else Section()
 
 
-def text_notes(run: PhaseRun) -> Section:
+def text_notes(run: Record) -> Section:
     """What speaks against relying on the text, and the compression ratio."""
-    figures = run.summary()
+    figures = summary(run)
     told = [filled(text, figures) for name, text in _RATIOS.items() if figures[name] is not None]
     return Section(note(uncertain_sentence(run)), note("".join(told)))
 
 
-def text(run: PhaseRun) -> Section:
+def text(run: Record) -> Section:
     """The generated text of each row; a long one starts folded."""
     texts = [result["text"] for result in run.results]
     names = [f"Text of row {row}" for row in range(1, len(texts) + 1)] if len(texts) > 1 else [_WRITTEN]
@@ -317,7 +326,7 @@ def text_html(text: str | None, name: str = _WRITTEN) -> Html:
     return fold(f"{name} ({len(text):,} characters)", preformatted(text), opened=len(text) <= _LONG_TEXT)
 
 
-def quality(run: PhaseRun) -> Section:
+def quality(run: Record) -> Section:
     """The text against its truth, under a heading of its own; empty for a record without one."""
     return Section(quality_html(run))
 
@@ -325,7 +334,7 @@ def quality(run: PhaseRun) -> Section:
 # -- trust --------------------------------------------------------------------------------------------
 
 
-def checks(run: PhaseRun) -> Section:
+def checks(run: Record) -> Section:
     """The verification checklist."""
     return Section(checks_html(run_checks(run)))
 
@@ -350,7 +359,7 @@ def checks_html(checks: Iterable[Verdict]) -> Html:
     return rules + fold("Rules of thumb for the full model on a GPU", expected) if rows[True] else rules
 
 
-def verification(run: PhaseRun) -> Section:
+def verification(run: Record) -> Section:
     """The head of a report on the checks alone."""
     return Section(head_html(run, f"Verification: {run.page['file']}", [checks_verdict(run_checks(run))]))
 
@@ -363,7 +372,7 @@ def references(rows: Sequence[Mapping[str, Any]] | None) -> Section:
     return Section(table_html(table, caption="Source lines of the measured code", classes="op-paths"))
 
 
-def method(run: PhaseRun) -> Section:
+def method(run: Record) -> Section:
     """Device, versions, model, page and request, folded."""
     parts: dict[str, Mapping[str, Any]] = {
         "Device": {**run.device, "ceilings": ceilings_text(run), "peak memory": run.memory.get("source")},
@@ -389,7 +398,7 @@ def bundle(shown: str, text: str) -> Bundle:
     return {"text/html": str(notebook_style()) + str(shown), "text/plain": plain(text)}
 
 
-def run_bundle(run: PhaseRun) -> Bundle:
+def run_bundle(run: Record) -> Bundle:
     """A record's first screen; in words its subject, headline, checks and, of a batch, a line a row."""
     rows = row_table(run).itertuples(index=False, name=None) if len(run.results) > 1 else ()
     lines = [

@@ -9,18 +9,16 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.checks import CHECK_COLUMNS
-from ocr_phases.analyse.comparison import COMPARE_COLUMNS, EQUAL, EQUIVALENT, Comparison, in_units
+from ocr_phases.analyse.comparison import COMPARE_COLUMNS, EQUAL, EQUIVALENT, ComparedRecords, in_units
 from ocr_phases.analyse.noise import Verdict
 from ocr_phases.analyse.scaling import (
     LOADED,
     SWEEP_COLUMNS,
-    SweepResult,
+    SweptRecords,
     cost_quality_sentence,
     loaded_ways,
 )
-from ocr_phases.errors import hinted
-from ocr_phases.inputs.images import page_image
-from ocr_phases.record import Plots, RecordedPage, plot_of
+from ocr_phases.images import page_image
 from ocr_phases.show import plots_many as draw
 from ocr_phases.show.results import (
     Bundle,
@@ -74,7 +72,7 @@ def _ends_html(table: pd.DataFrame) -> Html:
     return table_html(ends, caption=f"{len(table):,} rows, the first and the last {_END}", missing="none")
 
 
-def recorded_page_bundle(page: RecordedPage) -> Bundle:
+def recorded_page_bundle(page: dict[str, Any]) -> Bundle:
     """A page of a record: its picture, where the record has it, and what is known of it."""
     data = page.get("data")
     image = page_image(data and base64.b64decode(data))
@@ -84,22 +82,13 @@ def recorded_page_bundle(page: RecordedPage) -> Bundle:
 # -- comparisons --------------------------------------------------------------------------------------
 
 
-@hinted
-class ComparePlots(Plots):
-    """The plots of a comparison: each is a matplotlib figure that shows itself, drawn on ``ax`` if given."""
-
-    stages = plot_of("show.plots_many.plot_prefill_stages", "runs", "labels")
-    decode = plot_of("show.plots_many.plot_decode", "runs", "labels")
-    ratios = plot_of("show.plots_many.plot_ratios", "headline")
-
-
-def comparison_head(comparison: Comparison) -> Section:
+def comparison_head(comparison: ComparedRecords) -> Section:
     """The baseline's page and the findings."""
     return Section(head_html(comparison.runs[0], comparison.title, comparison.findings))
 
 
 def compare_html(table: pd.DataFrame, baseline: str = "baseline") -> Html:
-    """`Comparison.table`, or some of its rows, as a sortable table; a change that is sure stands out.
+    """`ComparedRecords.table`, or some of its rows, as a sortable table; a change that is sure stands out.
 
     ``baseline`` is the label of that record.
     """
@@ -118,13 +107,13 @@ def _interval(low: float, high: float) -> str:
 
 
 def environment_html(table: pd.DataFrame) -> Html:
-    """`Comparison.differs` as a table, or a sentence where nothing does."""
+    """`ComparedRecords.differs` as a table, or a sentence where nothing does."""
     same = "Device, versions, model, page and request are the same."
     shown = table.assign(name=table["name"].str.replace("_", " "))
     return table_html(shown, caption="What differs", classes="op-words", empty=same)
 
 
-def comparison_bundle(comparison: Comparison) -> Bundle:
+def comparison_bundle(comparison: ComparedRecords) -> Bundle:
     """What a notebook shows of a comparison."""
     table, baseline, changes = comparison.headline, comparison.labels[0], comparison.text_diff
     tables = compare_html(table, baseline), environment_html(comparison.differs)
@@ -136,19 +125,7 @@ def comparison_bundle(comparison: Comparison) -> Bundle:
 # -- sweeps -------------------------------------------------------------------------------------------
 
 
-@hinted
-class SweepPlots(Plots):
-    """The plots of a sweep: each is a matplotlib figure that shows itself, most drawn on ``ax`` if given."""
-
-    prefill = plot_of("show.plots_many.plot_prefill", "table")
-    vision = plot_of("show.plots_many.plot_vision_share", "table", "runs")
-    decode = plot_of("show.plots_many.plot_cells_decode", "curves")
-    throughput = plot_of("show.plots_many.plot_throughput", "table")
-    floors = plot_of("show.plots_many.plot_floors", "table")
-    cost_quality = plot_of("show.plots_many.plot_cost_quality", "cost_quality")
-
-
-def sweep_head(sweep: SweepResult) -> Section:
+def sweep_head(sweep: SweptRecords) -> Section:
     """The page and the findings; of a sweep without a record why there is none."""
     if not sweep.runs:
         return Section(note(sweep.verdict))
@@ -186,13 +163,13 @@ def failures_html(failures: pd.DataFrame) -> Html:
     return table_html(failures[["cell", "reason"]], caption="What failed", empty="Every cell was measured.")
 
 
-def cells(sweep: SweepResult) -> Section:
+def cells(sweep: SweptRecords) -> Section:
     """The tables of a sweep: its cells by stage and end to end, and what failed."""
     table = sweep.table
     return Section(cells_html(table), end_to_end_html(table), failures_html(sweep.failures))
 
 
-def cost_quality(sweep: SweepResult) -> Section:
+def cost_quality(sweep: SweptRecords) -> Section:
     """Cost against quality under its own heading: the sentence, picture and table; empty without a text."""
     points = sweep.cost_quality
     if points.empty:
@@ -202,10 +179,10 @@ def cost_quality(sweep: SweepResult) -> Section:
     table = points.drop(columns=["measure", "reference", "noisy"])
     shown = table_html(table, caption="Each cell, by its time", headings=headings)
     head = section_heading("Cost against quality"), note(cost_quality_sentence(points))
-    return Section(*head, sweep.plot.cost_quality(), shown)
+    return Section(*head, draw.plot_cost_quality(points), shown)
 
 
-def sweep_bundle(sweep: SweepResult) -> Bundle:
+def sweep_bundle(sweep: SweptRecords) -> Bundle:
     """What a notebook shows of a sweep."""
     shown = Section(sweep_head(sweep), cells_html(sweep.table), failures_html(sweep.failures))
     words = table_text(sweep.table[_TERMINAL_COLUMNS]) if sweep.runs else ""

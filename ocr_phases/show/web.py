@@ -23,7 +23,7 @@ from markupsafe import escape
 from PIL.Image import Image, Resampling
 
 from ocr_phases.analyse.kernels import short_kernel
-from ocr_phases.inputs.images import image_file
+from ocr_phases.images import image_file
 from ocr_phases.text import bytes_text, digits_text, percent_text, plain, stage_name
 
 MISSING = "n/a"

@@ -29,7 +29,6 @@ from ocr_phases.models.caches import (
     held_entries,
 )
 from ocr_phases.models.wiring import Family, family_of
-from ocr_phases.record import elsewhere
 from ocr_phases.steps.execution import decode_execution
 from ocr_phases.steps.sampling import Sampler
 from ocr_phases.steps.timeline import NoTimeline, Timeline, stage_hooks
@@ -107,7 +106,9 @@ class DecodeState:
         }
         for row, ids in enumerate(self.ids, start=1):
             facts[f"ids of row {row}"] = shorten(", ".join(map(str, ids)), 160, placeholder=" …")
-        return elsewhere("show.results.facts_bundle")("Decode state", facts)
+        from ocr_phases.show.results import facts_bundle
+
+        return facts_bundle("Decode state", facts)
 
 
 @torch.no_grad()

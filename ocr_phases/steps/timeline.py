@@ -26,7 +26,7 @@ from ocr_phases.errors import checked, hinted
 from ocr_phases.families import VISION_STAGES
 from ocr_phases.models.load import resolve_device
 from ocr_phases.models.wiring import Family
-from ocr_phases.record import elsewhere, make_spans
+from ocr_phases.record import make_spans
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -145,10 +145,14 @@ class Timeline:
 
     def plot(self) -> Figure:
         """The spans over time: `ocr_phases.show.plots.plot_spans`."""
-        return elsewhere("show.plots.plot_spans")(self.table())
+        from ocr_phases.show.plots import plot_spans
+
+        return plot_spans(self.table())
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return elsewhere("show.results.timeline_bundle")(self.table())
+        from ocr_phases.show.results import timeline_bundle
+
+        return timeline_bundle(self.table())
 
 
 class NoTimeline(Timeline):

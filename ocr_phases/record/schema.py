@@ -135,7 +135,7 @@ KeptTruth = msgspec.defstruct("KeptTruth", [(item.name, item.type) for item in m
 MOST_BYTES = 400_000_000
 
 #: What the entries of a record are. Whole numbers are such as a double holds exactly, times in ms up to 2^33,
-#: 99 days: sums of them in steps of 2^-20 ms then fit into a double (`PhaseRun.tokens_of`).
+#: 99 days: sums of them in steps of 2^-20 ms then fit into a double (`Record.tokens_of`).
 KINDS: dict[str, Any] = {
     "flag": bool,
     "text": str,

@@ -1,0 +1,96 @@
+"""The headline figures of a record, each defined once: `summary`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ocr_phases.analyse.cost import page_cost
+from ocr_phases.analyse.stages import PREFILL_STAGES, cached
+from ocr_phases.families import VISION_STAGES
+from ocr_phases.record import PHASES, Record
+
+
+@cached
+def summary(record: Record) -> dict[str, Any]:
+    """Headline figures; times are milliseconds on the device clock, medians over repeats.
+
+    ``page_ms`` is from the page's file to the last token, ``ttft_ms`` (time to first token) prepare plus
+    prefill in each repeat; medians need not add up. ``vision_share`` is of the prefill. Inter-token latency
+    pools the decode steps of all repeats: with N tokens, N-1 steps (N with ``first_token="redecode"``).
+    ``tokens_per_s`` counts the tokens decode made for all rows, over the whole decode phase.
+    ``stage_coverage`` is the sum of the prefill's stages over the whole prefill. ``compression_ratio`` is
+    text tokens over valid image tokens, as the vendor counts both, of the first row: the text is
+    tokenised anew, and may then have more tokens than were generated. ``generated_compression_ratio`` is
+    of the generated ones. What pages cost is `ocr_phases.analyse.cost.page_cost`.
+    """
+    medians = {key: float(times.median()) for key, times in record.sums["device_ms"].items()}
+    prefill = record.repeat_ms("prefill", "prefill")
+    has_prefill = bool(prefill.all())
+    vision = _sum_of_stages(record, VISION_STAGES)
+    has_vision = bool(vision.all())
+    stages = _sum_of_stages(record, PREFILL_STAGES)
+    page_ms = float(np.median(np.sum([record.repeat_ms(phase, phase) for phase in PHASES], axis=0)))
+
+    steps = record.spans[record.spans["stage"] == "decode_step"]
+    step_ms = steps["device_ms"].to_numpy()
+    decode = record.repeat_ms("decode", "decode")
+    has_decoded = record.decoded_tokens > 0 and bool(decode.all())
+
+    peaks = record.memory.get("peak_bytes", {})
+    all_peaks = [peak for repeats in peaks.values() for peak in repeats]
+    text_tokens = record.result.get("text_tokens")
+    valid_tokens = sum(page["valid_image_tokens"] for page in record.pages if page["row"] == 0)
+
+    figures: dict[str, Any] = {
+        "prefill_ms": medians.get(("prefill", "prefill")),
+        "decode_ms": medians.get(("decode", "decode")),
+        "tokens": record.token_count,
+        "prefill_len": record.request["prefill_len"],
+        "page_ms": page_ms,
+        "vision_ms": _quantile(vision) if has_vision else None,
+        "vision_share": _quantile(vision / prefill) if has_prefill and has_vision else None,
+        **{f"{stage}_ms": medians.get(("prefill", stage)) for stage in VISION_STAGES},
+        "text": record.text,
+        "prepare_ms": medians.get(("prepare", "prepare")),
+        "ttft_ms": _quantile(record.repeat_ms("prepare", "prepare") + prefill) if has_prefill else None,
+        "vision_fusion_ms": medians.get(("prefill", "vision_fusion")),
+        "prefill_language_model_ms": medians.get(("prefill", "language_model")),
+        "stage_coverage": _quantile(stages / prefill) if has_prefill and stages.all() else None,
+        "decode_steps": int(steps["step"].max()) + 1 if len(steps) else 0,
+        "inter_token_ms": _quantile(step_ms, 0.5),
+        "inter_token_ms_p90": _quantile(step_ms, 0.9),
+        "inter_token_ms_p99": _quantile(step_ms, 0.99),
+        "tokens_per_s": _quantile(record.decoded_tokens / decode * 1000.0) if has_decoded else None,
+        "generate_ms": medians.get(("generate", "generate")),
+        "prefill_peak_bytes": max(peaks.get("prefill", []), default=None),
+        "decode_peak_bytes": max(peaks.get("decode", []), default=None),
+        "peak_bytes": max(all_peaks, default=None),
+        "kv_cache_bytes": max(record.cache.get("bytes", []), default=None),
+        "text_tokens": text_tokens,
+        "valid_image_tokens": valid_tokens,
+        "compression_ratio": _ratio(text_tokens, valid_tokens),
+        "generated_compression_ratio": _ratio(record.token_count, valid_tokens),
+    }
+    return figures | page_cost(record, page_ms)
+
+
+def _sum_of_stages(record: Record, stages: Sequence[str]) -> np.ndarray:
+    """The prefill's time in these stages in each repeat, ms, float64 [repeats]."""
+    return np.sum([record.repeat_ms(stage, "prefill") for stage in stages], axis=0)
+
+
+def _quantile(values: Any, q: float = 0.5) -> float | None:
+    """A quantile of some values; None where there is none."""
+    if len(values) == 0:
+        return None
+    return float(np.quantile(values, q))
+
+
+def _ratio(part: float | None, total: float | None) -> float | None:
+    """A part over its total; None where either is unknown or the total is 0."""
+    if part is None or not total:
+        return None
+    return part / total

@@ -1,0 +1,8 @@
+"""The record of a measurement: its data, its schema, its file, and the store that resumes."""
+
+from ocr_phases.record.record import PHASES as PHASES
+from ocr_phases.record.record import SCHEMA as SCHEMA
+from ocr_phases.record.record import Record as Record
+from ocr_phases.record.record import RecordType as RecordType
+from ocr_phases.record.record import make_spans as make_spans
+from ocr_phases.record.schema import SPAN_COLUMNS as SPAN_COLUMNS

@@ -1,0 +1,255 @@
+"""Record: one measurement as data, and its file.
+
+The record stands between the half that measures (torch, a model) and the half that reads and draws
+(numpy, pandas). It alone draws everything, so it carries the page, the tokens and every raw span. What is
+computed from it is in `ocr_phases.analyse`; what a notebook holds is `ocr_phases.results.run.Record`.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+import msgspec
+import numpy as np
+import pandas as pd
+
+from ocr_phases.errors import Hinted, OcrPhasesError, UnknownName
+from ocr_phases.files import SavedPath, read_regular, split_page, unpacked, write_given
+from ocr_phases.images import page_image
+from ocr_phases.record.schema import (
+    MOST_BYTES,
+    SPAN_COLUMNS,
+    Truth,
+    check_record,
+    check_spans,
+    parse_json,
+)
+from ocr_phases.text import count_text
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+SCHEMA = 2
+
+PHASES = ("prepare", "prefill", "decode", "generate")
+
+_SPAN_TYPES = {"repeat": "int64", "phase": "str", "stage": "str", "view": "str", "step": "Int64"}
+
+_Item = TypeVar("_Item")
+
+#: The type of a record: functions that return a changed record keep it.
+RecordType = TypeVar("RecordType", bound="Record")
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Record(Hinted):
+    """One measurement: ``repeats`` runs of prepare, prefill and decode over the same inputs.
+
+    Fields hold plain JSON values except `spans`, and are not to be changed: `dataclasses.replace` makes
+    another record. A batch has one entry per row in ``results`` and one per page in ``pages`` (each names
+    its ``row``).
+    """
+
+    created: str  # ISO 8601, UTC
+    versions: dict[str, Any]
+    device: dict[str, Any]
+    model: dict[str, Any]
+    pages: list[dict[str, Any]]
+    request: dict[str, Any]
+    results: list[dict[str, Any]]
+    spans: pd.DataFrame
+    memory: dict[str, Any] = field(default_factory=dict)
+    cache: dict[str, Any] = field(default_factory=dict)
+    live_checks: list[dict[str, Any]] = field(default_factory=list)
+    kernels: dict[str, Any] | None = None  # the kernel view, where one was asked for
+    truths: list[dict[str, Any] | None] | None = None  # what each row's page says, where it was given
+    probabilities: list[dict[str, Any]] | None = None  # of each row's tokens, where they were asked for
+    schema: int = SCHEMA
+
+    # -- its parts --------------------------------------------------------------------------------
+
+    @property
+    def page(self) -> dict[str, Any]:
+        """The first page."""
+        return self.pages[0]
+
+    @property
+    def result(self) -> dict[str, Any]:
+        """The first row's result: ``ids``, ``token_texts``, ``text``, ``finish_reason``."""
+        return self.results[0]
+
+    def result_of(self, row: int) -> dict[str, Any]:
+        """The result of a batch's row, from 0; `UnknownName` for a row that the record does not have."""
+        return _numbered(self.results, row, "row")
+
+    @property
+    def text(self) -> str | None:
+        """The first row's text without the end token; None if the record has no text."""
+        return self.result["text"]
+
+    @property
+    def token_count(self) -> int:
+        """Generated tokens of the first row, the end token included."""
+        return len(self.result["ids"])
+
+    @property
+    def decoded_tokens(self) -> int:
+        """Decoded tokens of all rows, each up to its end; surplus tokens are not counted."""
+        from_prefill = 0 if self.request.get("first_token") == "redecode" else 1
+        return sum(len(result["ids"]) - from_prefill for result in self.results)
+
+    @cached_property
+    def repeats(self) -> list[int]:
+        """The numbers of the measured repeats, from 0; reports and sentences count them from 1."""
+        return sorted(int(number) for number in self.spans["repeat"].unique())
+
+    def truth_of(self, row: int = 0) -> Truth | None:
+        """What the page of a row says, where the record has it."""
+        truths = self.truths or [None] * len(self.results)
+        truth = _numbered(truths, row, "row")
+        return None if truth is None else msgspec.convert(truth, Truth)
+
+    def page_name(self, row: int = 0) -> str:
+        """The file of a row's page, or of its pages (``doc.pdf#1-8``)."""
+        files = [str(page["file"]) for page in self.pages if page["row"] == row]
+        if len(files) == 1:
+            return files[0]
+        last_page = split_page(files[-1])[1].removeprefix("#")
+        return f"{files[0]}-{last_page}"
+
+    def page_data(self, number: int = 0) -> bytes | None:
+        """The embedded page as a file's bytes; None where it was left out, `OcrPhasesError` where damaged."""
+        page = _numbered(self.pages, number, "page")
+        if page.get("data") is None:
+            return None
+        try:
+            return base64.b64decode(page["data"])
+        except ValueError as error:  # no base64
+            raise OcrPhasesError(f"The page {page['file']} in this record is damaged ({error}).") from error
+
+    def page_image(self, number: int = 0) -> Image | None:
+        """The embedded page as an upright RGB image; None where the record does not hold it.
+
+        Parameters
+        ----------
+        number : int, default 0
+            Which page of the record, counted from 0.
+        """
+        return page_image(self.page_data(number))
+
+    # -- its times --------------------------------------------------------------------------------
+
+    def stage_ms(self, stage: str, phase: str | None = None, clock: str = "device_ms") -> np.ndarray:
+        """Times of one stage in ms, float64, one per span, in recorded order (repeat, then step)."""
+        spans = self.spans[self.spans["stage"] == stage]
+        if phase is not None:
+            spans = spans[spans["phase"] == phase]
+        return spans[clock].to_numpy(dtype=np.float64)
+
+    def repeat_ms(self, stage: str, phase: str, clock: str = "device_ms") -> np.ndarray:
+        """Sum of a stage's spans in each repeat, ms, float64 [repeats]; zero without spans."""
+        column = (clock, phase, stage)
+        if column not in self.sums:
+            return np.zeros(len(self.repeats))
+        return self.sums[column].to_numpy()
+
+    @cached_property
+    def sums(self) -> pd.DataFrame:
+        """Sums of spans in ms: a row per repeat, a column per clock, phase and stage."""
+        clocks = ["device_ms", "host_ms"]
+        return self.spans.pivot_table(clocks, "repeat", ["phase", "stage"], "sum", fill_value=0.0)
+
+    # -- the file ---------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """The record as plain JSON values; spans become one list per column."""
+        values = self.spans.astype(object).where(self.spans.notna(), None)
+        record: dict[str, Any] = {"schema": self.schema}
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if value is not None:
+                record[item.name] = value
+        record["spans"] = {name: column.tolist() for name, column in values.items()}
+        return record
+
+    @classmethod
+    def from_dict(cls, record: dict[str, Any]) -> Self:
+        """The inverse of `to_dict`; `OcrPhasesError` for other content."""
+        if not isinstance(record, dict) or "schema" not in record:
+            raise OcrPhasesError("This is not an ocr_phases record: it has no schema number.")
+        if record["schema"] != SCHEMA:
+            other = f"This record has schema {record['schema']!r}, this version reads schema {SCHEMA}"
+            raise OcrPhasesError(f"{other}: install the ocr_phases version that wrote it.")
+        try:
+            check_record(record)
+            spans = make_spans(record["spans"])
+            check_spans(spans)
+        except OcrPhasesError as error:
+            raise OcrPhasesError(f"This record is damaged ({error}).") from error
+        known = {item.name: record[item.name] for item in fields(cls) if item.name in record}
+        known["spans"] = spans
+        return cls(**known)
+
+    @classmethod
+    def from_json(cls, data: bytes) -> Self:
+        """`from_dict` of a record file's content; `OcrPhasesError` for invalid JSON too."""
+        try:
+            record = parse_json(data)
+        except OcrPhasesError as error:
+            raise OcrPhasesError(f"This is not an ocr_phases record: {error}. Give a run.json.") from error
+        return cls.from_dict(record)
+
+    def to_json(self) -> bytes:
+        """The record as a file's bytes, the inverse of `from_json`."""
+        if not np.isfinite(self.spans.filter(like="_ms").to_numpy()).all():
+            raise ValueError("a span without a time cannot be saved")
+        text = json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        # A file name need not be UTF-8, and what was measured is not lost for it.
+        return text.encode("utf-8", "replace") + b"\n"
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write the record as JSON, atomically; with a name that ends in ``.gz`` compressed by gzip.
+
+        A record or trace of that name is replaced. Raises `OcrPhasesError` where the file cannot be written,
+        and where another one is there, unless ``overwrite``.
+        """
+        data = self.to_json()
+        if str(path).endswith(".gz"):
+            data = gzip.compress(data, 6, mtime=0)  # 9 takes twice as long and saves a hundredth
+        return SavedPath(write_given(path, data, overwrite=overwrite))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Self:
+        """Read a record that `save` wrote; `OcrPhasesError` for anything else."""
+        try:
+            return cls.from_json(unpacked(read_regular(Path(path), MOST_BYTES), MOST_BYTES))
+        except OSError as error:
+            raise OcrPhasesError(f"The record {path} cannot be read ({error.strerror}).") from error
+        except OcrPhasesError as error:
+            message = str(error)  # it names the file where that cannot be read
+            if not message.startswith(f"{path} "):
+                message = f"{path}: {message}"
+            raise OcrPhasesError(message) from error
+        except MemoryError as error:
+            raise OcrPhasesError(f"{path} takes more memory than there is.") from error
+
+
+def make_spans(spans: dict[str, list[Any]] | list[tuple]) -> pd.DataFrame:
+    """A span table from rows, or one list per column; dtypes int64, str, Int64 (``step``), float64 (ms)."""
+    types = dict.fromkeys(SPAN_COLUMNS, "float64") | _SPAN_TYPES
+    return pd.DataFrame(spans, columns=list(SPAN_COLUMNS)).astype(types)
+
+
+def _numbered(items: Sequence[_Item], number: int, what: str) -> _Item:
+    """A row or page by its number; `UnknownName` for one that the record does not have."""
+    if number not in range(-len(items), len(items)):
+        counted = count_text(len(items), what)
+        raise UnknownName(f"There is no {what} {number}: the record has {counted}, from 0.")
+    return items[number]

@@ -1,0 +1,340 @@
+"""PhaseRun: one measurement, with its figures, tables, plots and report.
+
+What draws is imported where it draws: matplotlib takes longer to import than a record to read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import pandas as pd
+
+from ocr_phases.analyse import quality
+from ocr_phases.analyse.checks import checks_table
+from ocr_phases.analyse.figures import summary
+from ocr_phases.analyse.floors import floor_table
+from ocr_phases.analyse.regions import regions_of
+from ocr_phases.analyse.repetition import repetition_table
+from ocr_phases.analyse.stages import stage_table, tokens_of
+from ocr_phases.errors import UnknownName
+from ocr_phases.files import SavedPath
+from ocr_phases.record import Record
+from ocr_phases.record.schema import Truth
+from ocr_phases.results.plots import Plots
+from ocr_phases.results.tables import RecordedPage, Table
+from ocr_phases.text import nearest
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from ocr_phases.explorer import Explorer
+
+
+class RunPlots(Plots):
+    """The plots of a measurement. Each is a matplotlib figure that shows itself in a notebook.
+
+    A plot with a single axes takes ``ax``: it then draws there and returns the figure of that axes.
+    """
+
+    def __init__(self, run: Record) -> None:
+        self._run = run
+
+    def latency(self, *, ax: Axes | None = None) -> Figure:
+        """Time of each decode step in ms: the median over repeats, its spread, outliers and the floor.
+
+        Parameters
+        ----------
+        ax : matplotlib.axes.Axes, optional
+            Axes to draw on; by default a figure of its own.
+
+        Examples
+        --------
+        >>> run.plot.latency().savefig("latency.pdf")  # doctest: +SKIP
+        """
+        from ocr_phases.show import plots
+
+        return plots.plot_latency(self._run, ax=ax)
+
+    def vision(self, *, ax: Axes | None = None) -> Figure:
+        """The stages of the prefill as bars in ms, with their share of it.
+
+        Parameters
+        ----------
+        ax : matplotlib.axes.Axes, optional
+            Axes to draw on; by default a figure of its own.
+        """
+        from ocr_phases.show import plots
+
+        return plots.plot_vision_stages(self._run, ax=ax)
+
+    def timeline(self) -> Figure:
+        """The typical repeat from its start, in ms: prepare and prefill by stage, and the phases below."""
+        from ocr_phases.show import plots
+
+        return plots.plot_phase_timeline(self._run)
+
+    def memory(self) -> Figure:
+        """Peak memory of each phase in bytes, and how the KV cache grows with every step."""
+        from ocr_phases.show import plots
+
+        return plots.plot_memory(self._run)
+
+    def roofline(self, *, ax: Axes | None = None) -> Figure:
+        """FLOP/s over FLOPs per byte: the device's ceilings as lines, each stage as a point.
+
+        Parameters
+        ----------
+        ax : matplotlib.axes.Axes, optional
+            Axes to draw on; by default a figure of its own.
+        """
+        from ocr_phases.show import plots
+
+        return plots.plot_roofline(self._run, ax=ax)
+
+    def kernels(self) -> Figure:
+        """Each stage's time in ms and how much of it the GPU was busy; needs ``kernels=True``."""
+        from ocr_phases.show import plots
+
+        return plots.plot_kernels(self._run)
+
+    def page(
+        self, page: int = 0, color: Literal["type", "time"] = "type", row: int = 0, *, ax: Axes | None = None
+    ) -> Figure:
+        """A page under the boxes that the model wrote.
+
+        Parameters
+        ----------
+        page : int, default 0
+            Which page of the row's prompt, counted from 0.
+        color : {"type", "time"}, default "type"
+            Colour the boxes by the type of region, or by the decode time spent on writing each region.
+        row : int, default 0
+            Which row of a batch, counted from 0.
+        ax : matplotlib.axes.Axes, optional
+            Axes to draw on; by default a figure of its own.
+
+        Raises
+        ------
+        OcrPhasesError
+            For another ``color``, and for a page or row that the record does not have.
+
+        Examples
+        --------
+        >>> run.plot.page(color="time")  # doctest: +SKIP
+        """
+        from ocr_phases.show.page import plot_page
+
+        return plot_page(self._run, page, color, row, ax=ax)
+
+    def regions(self, row: int = 0, *, ax: Axes | None = None) -> Figure:
+        """Decode time in ms by type of region, with its share and the time per character.
+
+        Parameters
+        ----------
+        row : int, default 0
+            Which row of a batch, counted from 0.
+        ax : matplotlib.axes.Axes, optional
+            Axes to draw on; by default a figure of its own.
+        """
+        from ocr_phases.show.page import plot_region_types
+
+        return plot_region_types(self._run, row, ax=ax)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PhaseRun(Record):
+    """One measurement: ``repeats`` runs of prepare, prefill and decode over the same inputs.
+
+    A cell of a notebook shows it. It reads like a mapping of its headline figures (``run["prefill_ms"]``,
+    see `summary`); its tables are properties (`stages`, `tokens`, `regions`, `floors`, `checks`), its
+    figures are methods of `plot`, and its raw times are in `spans`.
+    """
+
+    def __repr__(self) -> str:
+        times = []
+        for phase in ("prefill", "decode", "generate"):
+            ms = self[f"{phase}_ms"]
+            if ms is not None:
+                times.append(f"{phase} {ms:.1f} ms")
+        facts = ", ".join([f"{self.token_count} tokens", *times])
+        return f"<PhaseRun {self.page['file']} on {self.model['name']}: {facts}>"
+
+    # -- headline figures -------------------------------------------------------------------------
+
+    def summary(self) -> dict[str, Any]:
+        """The headline figures by name, times in ms: `ocr_phases.analyse.figures.summary`."""
+        return summary(self)
+
+    def __getitem__(self, key: str) -> Any:
+        figures = summary(self)
+        if key not in figures:
+            raise UnknownName(f"A record has no {key!r}.{nearest(str(key), figures)}")
+        return figures[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(summary(self))
+
+    def keys(self) -> list[str]:
+        """The names that `summary` gives."""
+        return list(summary(self))
+
+    def _ipython_key_completions_(self) -> list[str]:
+        return self.keys()
+
+    # -- tables -----------------------------------------------------------------------------------
+
+    @property
+    def stages(self) -> pd.DataFrame:
+        """Time of each phase and its stages: `ocr_phases.analyse.stages.stage_table`."""
+        return Table(stage_table(self))
+
+    @property
+    def tokens(self) -> pd.DataFrame:
+        """One row per generated token of the first row: `tokens_of`."""
+        return self.tokens_of(0)
+
+    @property
+    def token_table(self) -> pd.DataFrame:
+        """The same as `tokens`."""
+        return self.tokens
+
+    def tokens_of(self, row: int) -> pd.DataFrame:
+        """One row per generated token of a batch's row: `ocr_phases.analyse.stages.tokens_of`.
+
+        Parameters
+        ----------
+        row : int
+            Which row of the batch, counted from 0.
+
+        Raises
+        ------
+        UnknownName
+            Where the record has no such row.
+        """
+        return Table(tokens_of(self, row))
+
+    @property
+    def regions(self) -> pd.DataFrame:
+        """What each region of the first row cost: `ocr_phases.analyse.regions.regions_of`."""
+        return Table(regions_of(self))
+
+    @property
+    def floors(self) -> pd.DataFrame:
+        """Each stage beside its floor: `ocr_phases.analyse.floors.floor_table`."""
+        return Table(floor_table(self))
+
+    @property
+    def checks(self) -> pd.DataFrame:
+        """Every check, live and of the record: `ocr_phases.analyse.checks.checks_table`."""
+        return Table(checks_table(self))
+
+    @property
+    def repetitions(self) -> pd.DataFrame:
+        """Text that is repeated, and its time: `ocr_phases.analyse.repetition.repetition_table`."""
+        return Table(repetition_table(self))
+
+    # -- its text against a reference text --------------------------------------------------------
+
+    def quality(self, truth: Truth | str | Path | None = None, row: int = 0) -> pd.DataFrame:
+        """A row's text against a reference text: `ocr_phases.analyse.quality.quality_table`.
+
+        Parameters
+        ----------
+        truth : Truth, str or Path, optional
+            The reference text, as `with_truth` takes it; by default the record's own.
+        row : int, default 0
+            Which row of a batch, counted from 0.
+        """
+        run = self if truth is None else self.with_truth(truth, row)
+        return Table(quality.quality_table(run, run.truth_of(row), row))
+
+    def with_truth(self, truth: Truth | str | Path, row: int = 0) -> Self:
+        """The same measurement with the reference text of a row's page.
+
+        Parameters
+        ----------
+        truth : Truth, str or Path
+            The reference text, or a path for `ocr_phases.analyse.quality.load_truth`.
+        row : int, default 0
+            Which row of a batch, counted from 0.
+
+        Raises
+        ------
+        OcrPhasesError
+            Where the record has no text, and where the reference text cannot be read.
+        """
+        return quality.with_truth(self, truth, row)
+
+    # -- what it shows ----------------------------------------------------------------------------
+
+    @property
+    def plot(self) -> RunPlots:
+        """The plots of this measurement, such as ``run.plot.latency()``."""
+        return RunPlots(self)
+
+    @property
+    def page(self) -> dict[str, Any]:
+        """The first page, which shows itself in a notebook."""
+        return RecordedPage(self.pages[0])
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        from ocr_phases.show.results import run_bundle
+
+        return run_bundle(self)
+
+    def report(self, folder: str | Path, *, overwrite: bool = False) -> Path:
+        """Write this measurement's report into a folder.
+
+        Parameters
+        ----------
+        folder : str or Path
+            Where to write; an earlier report there is replaced.
+        overwrite : bool, default False
+            Also replace files that ocr_phases did not write.
+
+        Returns
+        -------
+        Path
+            The HTML file.
+
+        Raises
+        ------
+        OcrPhasesError
+            Where the folder cannot be written, or has other files in the way.
+
+        Examples
+        --------
+        >>> run.report("out")  # doctest: +SKIP
+        """
+        from ocr_phases.report.render import page_report
+
+        return SavedPath(page_report(self, folder, overwrite=overwrite))
+
+    def explore(self) -> Explorer:
+        """A widget with this measurement: page, latency and text, linked."""
+        from ocr_phases.explorer import Explorer
+
+        return Explorer(runs=[self], bar=False)
+
+    def chrome_trace(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write the spans of all repeats as a trace that ui.perfetto.dev opens.
+
+        Parameters
+        ----------
+        path : str or Path
+            The JSON file; an earlier trace or record of that name is replaced.
+        overwrite : bool, default False
+            Also replace a file that ocr_phases did not write.
+
+        Returns
+        -------
+        Path
+            The file that was written.
+        """
+        from ocr_phases.report.artifacts import write_chrome_trace
+
+        return SavedPath(write_chrome_trace(self, path, overwrite=overwrite))
