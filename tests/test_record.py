@@ -153,7 +153,7 @@ def test_files_that_are_never_read_to_their_end(tmp_path, monkeypatch):
             PhaseRun.load(path)
     packed = tmp_path / "run.json.gz"
     packed.write_bytes(gzip.compress(b'{"schema": ' + b" " * 10**6))
-    monkeypatch.setattr("ocr_phases.record.MOST_BYTES", 10**5)
+    monkeypatch.setattr("ocr_phases.record.record.MOST_BYTES", 10**5)
     for path in (RECORD, packed):
         with refused():
             PhaseRun.load(path)

@@ -25,11 +25,11 @@ from typing import Annotated, Any, Literal, NotRequired, TextIO, TypedDict
 
 import msgspec
 
-from ocr_phases import store
 from ocr_phases.batch.child import Outcome
 from ocr_phases.batch.jobs import PAGES, Job
 from ocr_phases.errors import OcrPhasesError, require
 from ocr_phases.files import RECORD, output_folder, write_atomic, writing
+from ocr_phases.record import store
 from ocr_phases.record.store import ATTEMPT, Status
 
 LISTING = "jobs.jsonl"

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 
 from ocr_phases.errors import OcrPhasesError, public
 from ocr_phases.families import IMAGE_TAG
-from ocr_phases.inputs.views import PageViews, image_token_count
+from ocr_phases.inputs.views import PageViews, image_token_count, view_pictures
 from ocr_phases.text import count_text
 
+_MOST_PAGES_SHOWN = 4  # by a notebook's cell
 _IMAGE = -1  # an image token before it has its id, which a text may have too
 
 # What each of the 256 grey levels becomes. A table, so that every device gives the same bits: CUDA divides by
@@ -118,9 +119,20 @@ class PageInputs:
         return f"PageInputs(rows={self.batch_size}, tokens={self.prefill_len}, pages={len(self.views)})"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        from ocr_phases.show.results import inputs_bundle
+        from ocr_phases.show.results import facts_bundle
 
-        return inputs_bundle(self)
+        values = {
+            "prompt": list(dict.fromkeys(map(repr, self.prompts))),
+            "rows": self.batch_size,
+            "tokens of a row": self.prefill_len,
+            "image tokens": list(dict.fromkeys(self.image_tokens)),  # one where all rows have as many
+            "text tokens": list(dict.fromkeys(self.text_tokens)),
+            "pages": len(self.views),
+        }
+        pictures = []
+        for views in self.views[:_MOST_PAGES_SHOWN]:
+            pictures.extend(view_pictures(views))
+        return facts_bundle("Inputs, ready for the model", values, pictures)
 
 
 def _normalised(pixels: np.ndarray, device: torch.device | str, dtype: torch.dtype) -> Tensor:

@@ -19,6 +19,7 @@ from ocr_phases.families import IMAGE_TAG, FamilyFacts, Preset
 from ocr_phases.files import each_page
 from ocr_phases.images import as_rgb
 from ocr_phases.settings import RunSettings
+from ocr_phases.text import count_text
 
 Page = str | Path | bytes | Image.Image
 Pages = Page | Sequence[Page]
@@ -64,6 +65,28 @@ def make_views(page: Image.Image, preset: Preset) -> PageViews:
     grid = preset.grid(*page.size)
     crops = _tiles(page, grid, preset.image_size)
     return PageViews(np.asarray(global_view), crops, grid, page.size, preset)
+
+
+def view_pictures(views: PageViews) -> list[tuple[Image.Image, str]]:
+    """A page's global view, and its crops joined with their cuts drawn, each with its caption."""
+    from ocr_phases.show.page import draw_crops
+
+    preset = views.preset
+    width, height = views.size
+    side = preset.base_size
+    global_tokens = image_token_count(preset, (1, 1))
+    caption = (
+        f"{preset.name}: page of {width} x {height} px, global view {side} x {side} px, "
+        f"{count_text(global_tokens, 'token')}"
+    )
+    pictures = [(Image.fromarray(views.global_view), caption)]
+    if len(views.crops):
+        columns, rows = views.grid
+        side = preset.image_size
+        crop_tokens = image_token_count(preset, views.grid) - global_tokens
+        caption = f"{columns} x {rows} crops of {side} x {side} px, {count_text(crop_tokens, 'token')}"
+        pictures.append((draw_crops(views.crops, views.grid), caption))
+    return pictures
 
 
 def _padded(page: Image.Image, side: int) -> Image.Image:

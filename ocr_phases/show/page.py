@@ -37,7 +37,6 @@ from ocr_phases.show.web import Html, element, fragment, note, pictures_html, pr
 from ocr_phases.text import count_text, filled, ms_text, percent_text
 
 if TYPE_CHECKING:
-    from ocr_phases.inputs.views import PageViews
 
 LABEL_COLOURS: dict[str, str] = {
     "title": "#bc4078",
@@ -215,22 +214,6 @@ def draw_crops(crops: np.ndarray, grid: tuple[int, int]) -> Image.Image:
         drawn.append(np.asarray(draw_marks(Image.fromarray(crop), [box], "00", side // 14)))
     joined = np.reshape(drawn, (rows, columns, side, side, 3)).swapaxes(1, 2)
     return Image.fromarray(joined.reshape(rows * side, columns * side, 3))
-
-
-def view_pictures(views: PageViews) -> list[tuple[Image.Image, str]]:
-    """A page's global view, and its crops joined with their cuts drawn, each with its caption."""
-    from ocr_phases.inputs.views import image_token_count  # of the measuring half: only now
-
-    preset, (columns, rows) = views.preset, views.grid
-    tokens = image_token_count(preset, (1, 1))
-    page, side = f"{views.size[0]} x {views.size[1]} px", preset.base_size
-    whole = f"{preset.name}: page of {page}, global view {side} x {side} px, {count_text(tokens, 'token')}"
-    pictures = [(Image.fromarray(views.global_view), whole)]
-    if len(views.crops):
-        side, tokens = preset.image_size, image_token_count(preset, views.grid) - tokens
-        cut = f"{columns} x {rows} crops of {side} x {side} px, {count_text(tokens, 'token')}"
-        pictures.append((draw_crops(views.crops, views.grid), cut))
-    return pictures
 
 
 # -- time on the page ---------------------------------------------------------------------------------

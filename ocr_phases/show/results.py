@@ -45,7 +45,6 @@ from ocr_phases.show.page import (
     page_parts,
     pages_of_row,
     plot_region_types,
-    view_pictures,
 )
 from ocr_phases.show.quality import quality_html
 from ocr_phases.show.web import (
@@ -71,7 +70,6 @@ from ocr_phases.text import count_text, filled, ms_text, percent_text, plain
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from ocr_phases.inputs.packing import PageInputs
 
 #: What a cell shows, by MIME type.
 Bundle = dict[str, str]
@@ -79,7 +77,6 @@ Bundle = dict[str, str]
 _FIRST_CARDS = 4  # of the first screen
 _LONG_TEXT = 1_200
 _LONGEST_NAME = 80
-_MOST_PAGES = 4  # that a cell draws
 _SLOWEST = 8
 _TOP_KERNELS = 12
 _WRITTEN = "The text as the model wrote it"
@@ -432,17 +429,3 @@ def facts_bundle(
     shown = element("div", element("p", title, class_="op-headline"), pairs(values), class_="op op-object")
     lines = [title, *(f"  {name}: {value}" for name, value in facts(values).items())]
     return bundle(fragment(shown, pictures_html(pictures), Html(below)), "\n".join(lines))
-
-
-def inputs_bundle(inputs: PageInputs) -> Bundle:
-    """A batch ready for the model: its prompts and counts of tokens, and the views of its first pages."""
-    values = {
-        "prompt": list(dict.fromkeys(map(repr, inputs.prompts))),
-        "rows": inputs.batch_size,
-        "tokens of a row": inputs.prefill_len,
-        "image tokens": list(dict.fromkeys(inputs.image_tokens)),  # one where all rows have as many
-        "text tokens": list(dict.fromkeys(inputs.text_tokens)),
-        "pages": len(inputs.views),
-    }
-    pictures = [picture for views in inputs.views[:_MOST_PAGES] for picture in view_pictures(views)]
-    return facts_bundle("Inputs, ready for the model", values, pictures)
