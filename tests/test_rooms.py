@@ -1,7 +1,7 @@
 """The package's rooms: imports go one way, from a higher room to a lower one, and never in a circle.
 
-An import counts wherever it stands: at the top of a file, in a function, under ``TYPE_CHECKING``. A name of the
-package in a string would be an import that nobody sees, so strings have none.
+An import counts wherever it stands: at the top of a file, in a function, under ``TYPE_CHECKING``. A name of
+the package in a string would be an import that nobody sees, so strings have none.
 """
 
 import ast
@@ -80,9 +80,8 @@ NAMED_IN_STRINGS = {
         "ocr_phases.explorer",  # whose files are resources
         "getattr(self, f\"_do_{content['do']}\")",  # until the explorer has a table of its commands
     },
-    "ocr_phases.report.engine": {
-        "ocr_phases.show.figures"
-    },  # IPython prints a class that nobody imported yet
+    # IPython prints a class that nobody has imported yet.
+    "ocr_phases.report.engine": {"ocr_phases.show.figures"},
     "ocr_phases.show.web": {"ocr_phases.show"},  # whose files are resources
 }
 
@@ -169,12 +168,12 @@ def names_in_strings(path: Path, known: dict[str, Path]) -> Iterator[str]:
     tree = tree_of(path)
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
-            if names_a_thing_of_ours(node.value, known):
-                yield node.value
-        if isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr" and len(node.args) > 1:
-            if isinstance(node.args[1], ast.JoinedStr):
-                yield ast.unparse(node)
+        is_text = isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if is_text and id(node) not in docstrings and names_a_thing_of_ours(node.value, known):
+            yield node.value
+        is_getattr = isinstance(node, ast.Call) and ast.unparse(node.func) == "getattr"
+        if is_getattr and len(node.args) > 1 and isinstance(node.args[1], ast.JoinedStr):
+            yield ast.unparse(node)
 
 
 def test_every_module_is_in_a_room() -> None:

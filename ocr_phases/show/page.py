@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import matplotlib
 import numpy as np
@@ -35,8 +35,6 @@ from ocr_phases.show.figures import (
 )
 from ocr_phases.show.web import Html, element, fragment, note, pictures_html, printable, table_html
 from ocr_phases.text import count_text, filled, ms_text, percent_text
-
-if TYPE_CHECKING:
 
 LABEL_COLOURS: dict[str, str] = {
     "title": "#bc4078",
