@@ -10,12 +10,10 @@ import os
 import re
 import signal
 import threading
-import tomllib
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar, cast, get_type_hints
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_type_hints
 
 from ocr_phases.text import any_of, nearest
 
@@ -136,110 +134,170 @@ class Hinted:
             raise UnknownAttribute(f"{type(self).__name__} has no {name}.{nearest(name, known)}")
 
 
-_Called = TypeVar("_Called", bound=Callable[..., Any])
-_Class = TypeVar("_Class", bound=type)
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
-#: What an argument of a wrong type may end in; other errors of this package have their own sentence.
-_BY_TYPE = (TypeError, AttributeError, LookupError, ValueError, RuntimeError)
-#: The first method that takes a keyword, for one that was given to another call.
-_TAKER: dict[str, str] = {}
-#: Declared types in a sentence, what is between brackets in them, and what else is such a number.
-_WORDS = {"Callable": "a function", "Mapping": "dict", "Sequence": "list"}
-_BRACKETS = re.compile(r"\[.*?\](?= \||$)")
+#: Keywords of other libraries and of the models' published code, and what stands for them here.
+ADVICE = {
+    "base_size": "preset sets it",
+    "image_size": "preset sets it",
+    "crop_mode": "preset sets it",
+    "images": "it is made from the page, by run_inference or by prepare",
+    "images_seq_mask": "it is made from the page, by run_inference or by prepare",
+    "images_spatial_crop": "it is made from the page, by run_inference or by prepare",
+    "input_ids": "it is made from the page, by run_inference or by prepare",
+    "pixel_values": "it is made from the page, by run_inference or by prepare",
+    "image_file": "it is made from the page, by run_inference or by prepare",
+    "past_key_values": "the KV cache is always used; DecodeState holds it",
+    "use_cache": "the KV cache is always used; DecodeState holds it",
+    "temperature": 'infer has it, as in infer={"temperature": 0.7}',
+    "top_p": 'infer has it, as in infer={"temperature": 0.7}',
+    "top_k": 'infer has it, as in infer={"temperature": 0.7}',
+    "do_sample": 'infer has it, as in infer={"temperature": 0.7}',
+    "no_repeat_ngram_size": 'infer has it, as in infer={"temperature": 0.7}',
+    "save_results": "call run.report(folder) or run.save(file) afterwards",
+    "output_path": "call run.report(folder) or run.save(file) afterwards",
+    "attn_implementation": "load takes attention, device and dtype",
+    "_attn_implementation": "load takes attention, device and dtype",
+    "device_map": "load takes attention, device and dtype",
+    "torch_dtype": "load takes attention, device and dtype",
+    "max_new_tokens": "run_inference takes max_new_tokens, a sweep lengths: they count new tokens only",
+    "max_length": "run_inference takes max_new_tokens, a sweep lengths: they count new tokens only",
+    "streamer": "it is on_tokens of run_inference",
+    "eval_mode": 'it is infer="published-eval" of run_inference',
+    "test_compress": 'it is run["compression_ratio"] of every run',
+}
+
+#: Which call takes a keyword that was given to another one; a test compares it with the settings.
+TAKEN_BY = {
+    "OCRSession.load": (
+        "device",
+        "dtype",
+        "revision",
+        "implementation",
+        "trust_remote_code",
+        "attention",
+        "cuda_calls",
+    ),
+    "OCRSession.run_inference": (
+        "prompt",
+        "preset",
+        "max_new_tokens",
+        "infer",
+        "grounding",
+        "return_text",
+        "ignore_eos",
+        "eos_check_every",
+        "first_token",
+        "repeats",
+        "warmup",
+        "seed",
+        "strategy",
+        "vision",
+        "autocast",
+        "embed_page",
+        "generate",
+        "verify",
+        "token_probabilities",
+        "ceilings",
+        "kernels",
+        "kernel_steps",
+        "kernel_trace",
+        "price_per_hour",
+        "on_tokens",
+        "progress",
+    ),
+    "OCRSession.sweep": (
+        "presets",
+        "strategies",
+        "batches",
+        "lengths",
+        "visions",
+        "attentions",
+        "dtypes",
+        "folder",
+        "truth",
+        "retry_failed",
+        "on_run",
+    ),
+}
+
+#: Errors that an argument of a wrong type may end in; other errors of this package have their own sentence.
+_ERRORS_OF_WRONG_TYPES = (TypeError, AttributeError, LookupError, ValueError, RuntimeError)
+#: What declared types are called in a sentence.
+_TYPES_IN_WORDS = {"Callable": "a function", "Mapping": "dict", "Sequence": "list"}
+#: What else counts as such a number.
 _NUMBERS = {"float": numbers.Real, "int": numbers.Integral}
+_TYPE_ARGUMENTS = re.compile(r"\[.*?\](?= \||$)")
 
 
-def checked(*sources: Callable[..., Any]) -> Callable[[_Called], _Called]:
+def explain_wrong_calls(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
     """Decorator of a public function: a call that cannot work is a `WrongCall` in one sentence.
 
-    The keywords of ``sources`` join the signature: the function takes them by ``**``. Types are compared with
-    the declared ones only after a call has failed, so what works is neither slowed down nor refused.
+    Types are compared with the declared ones only after a call has failed, so what works is neither slowed
+    down nor refused. The signature stays as it is.
     """
 
-    def decorated(called: _Called) -> _Called:
-        signature = inspect.signature(called)
-        takes = dict(signature.parameters)
-        for source in sources:  # whose keywords are those of its **
-            takes = {name: own for name, own in takes.items() if own.kind is not own.VAR_KEYWORD}
-            for name, item in inspect.signature(source).parameters.items():
-                if item.kind is item.KEYWORD_ONLY and name not in takes:
-                    takes[name] = item
-                    if "." in called.__qualname__:  # a method is what a keyword is looked for on
-                        _TAKER.setdefault(name, called.__qualname__)
-        signature = signature.replace(parameters=list(takes.values()))
+    @functools.wraps(function)
+    def call(*args: _Arguments.args, **keywords: _Arguments.kwargs) -> _Result:
+        try:
+            return function(*args, **keywords)
+        except _ERRORS_OF_WRONG_TYPES as error:
+            sentence = _wrong_call(function, args, keywords)
+            if sentence is None:
+                raise
+            raise WrongCall(sentence) from error
 
-        @functools.wraps(called)
-        def call(*args: Any, **keywords: Any) -> Any:
-            try:
-                if not keywords.keys() <= takes.keys():  # before anything slow starts
-                    signature.bind(*args, **keywords)
-                return called(*args, **keywords)
-            except _BY_TYPE as error:
-                said = _mistake(called, signature, args, keywords)
-                if not said:
-                    raise
-                raise WrongCall(said) from error
-
-        call.__signature__ = signature  # type: ignore[attr-defined]
-        return cast(_Called, call)
-
-    return decorated
+    return call
 
 
-def public(kind: _Class) -> _Class:
-    """Class decorator: `checked` methods, and `hinted`."""
-    for name, member in list(vars(kind).items()):
-        function = getattr(member, "__func__", member)  # of a class method
-        named = name == "__init__" or not name.startswith("_")
-        if named and inspect.isfunction(function) and not hasattr(function, "__wrapped__"):
-            call = checked()(function)
-            setattr(kind, name, call if function is member else classmethod(call))
-    return hinted(kind)
-
-
-def hinted(kind: _Class) -> _Class:
-    """Class decorator: an attribute that there is not is an `UnknownAttribute` with the nearest name."""
-
-    def no_attribute(self: Any, name: str) -> Any:
-        if hasattr(type(self), name):  # a property that raised AttributeError
-            return object.__getattribute__(self, name)
-        # IPython asks for many private names.
-        known = [] if name.startswith("_") else [each for each in dir(self) if not each.startswith("_")]
-        raise UnknownAttribute(f"{type(self).__name__} has no {name}.{nearest(name, known)}")
-
-    # Not a method of a base class: type checkers would then believe in any attribute.
-    kind.__getattr__ = no_attribute  # type: ignore[attr-defined]
-    return kind
-
-
-def _mistake(called: Callable[..., Any], signature: inspect.Signature, args: Any, keywords: Any) -> str:
-    """What is wrong in a failed call: arguments that it does not take, or of a wrong type; else empty."""
-    name, scope = called.__qualname__.removesuffix(".__init__"), called.__globals__
+def _wrong_call(function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]) -> str | None:
+    """What is wrong with the arguments of a failed call, as a sentence; None where nothing is."""
+    signature = inspect.signature(function)
+    name = function.__qualname__.removesuffix(".__init__")
+    for keyword in keywords:
+        if keyword not in signature.parameters:
+            return _unknown_keyword(keyword, name, signature)
     try:
         arguments = signature.bind(*args, **keywords).arguments
     except TypeError as error:
-        unknown = [word for word in keywords if word not in signature.parameters]
-        return _unknown(unknown[0], name, signature) if unknown else f"{name}: {error}."
-    for name, value in arguments.items():
-        item = signature.parameters[name]
-        declared = _BRACKETS.sub("", str(item.annotation))
-        # Some types are imported for type checkers only, and those of settings are checked by themselves.
-        with contextlib.suppress(NameError, TypeError, SyntaxError):
-            hints = get_type_hints(SimpleNamespace(__annotations__={name: declared}), scope, _NUMBERS)
-            for each in value if item.kind is item.VAR_POSITIONAL else [value]:
-                if not isinstance(each, hints[name]):
-                    words = (_WORDS.get(word) or word.rpartition(".")[2] for word in declared.split(" | "))
-                    return f"{name} is {short(each)}: give {any_of(words)}."
-    return ""
+        return f"{name}: {error}."
+    for argument, value in arguments.items():
+        parameter = signature.parameters[argument]
+        values = value if parameter.kind is parameter.VAR_POSITIONAL else [value]
+        for each in values:
+            sentence = _wrong_type(argument, each, parameter, function.__globals__)
+            if sentence is not None:
+                return sentence
+    return None
 
 
-def _unknown(word: str, name: str, signature: inspect.Signature) -> str:
-    """A sentence on a keyword that a call does not take."""
-    table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-    advice = {keyword: text for text, keywords in table.items() for keyword in keywords}
-    hint = "" if word in advice else nearest(word, signature.parameters)
-    taker = f"it is a keyword of {_TAKER[word]}" if word in _TAKER else f"see help({name})"
-    return f"{name} has no keyword {word}{f'.{hint}' if hint else f': {advice.get(word, taker)}.'}"
+def _unknown_keyword(keyword: str, name: str, signature: inspect.Signature) -> str:
+    """A sentence on a keyword that a call does not take, with what to do instead."""
+    if keyword in ADVICE:
+        return f"{name} has no keyword {keyword}: {ADVICE[keyword]}."
+    hint = nearest(keyword, signature.parameters)
+    if hint:
+        return f"{name} has no keyword {keyword}.{hint}"
+    for other_call, keywords in TAKEN_BY.items():
+        if keyword in keywords:
+            return f"{name} has no keyword {keyword}: it is a keyword of {other_call}."
+    return f"{name} has no keyword {keyword}: see help({name})."
+
+
+def _wrong_type(name: str, value: Any, parameter: inspect.Parameter, scope: dict[str, Any]) -> str | None:
+    """A sentence on an argument that is not of its declared type; None where it is or nobody can say."""
+    declared = _TYPE_ARGUMENTS.sub("", str(parameter.annotation))
+    annotated = SimpleNamespace(__annotations__={name: declared})
+    # Some types are imported for type checkers only, and those of settings are checked by themselves.
+    with contextlib.suppress(NameError, TypeError, SyntaxError):
+        hints = get_type_hints(annotated, scope, _NUMBERS)
+        if not isinstance(value, hints[name]):
+            words = []
+            for word in declared.split(" | "):
+                words.append(_TYPES_IN_WORDS.get(word) or word.rpartition(".")[2])
+            return f"{name} is {short(value)}: give {any_of(words)}."
+    return None
 
 
 def check_known(what: str, name: Any, known: Collection[str], of: str = "", more: str = "") -> None:

@@ -18,6 +18,11 @@ from ocr_phases.inputs.views import Pages, make_rows, valid_image_tokens
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.settings import NEW_TOKENS, Request, RunSettings, is_published, resolve_infer
 
+#: Called with the number of a repeat, -1 for warm-up, and the new ids of each row.
+OnRunTokens = Callable[[int, list[list[int]]], object]
+#: Called with the number of runs that are done, and of all runs.
+OnProgress = Callable[[int, int], object]
+
 
 def filled_in(
     page: Pages, asked: RunSettings, family: FamilyFacts, preset: str | None = None, **defaults: Any
@@ -81,23 +86,23 @@ def row_part(request: Request, ids: list[int], texts: list[str], text: str, end:
     return {"ids": ids, **told, "finish_reason": "eos" if end == "stop" else end}
 
 
-def recorded(session: Any, make: Callable[..., Any], given: dict[str, Any]) -> PhaseRun:
-    """Measure, and record what was measured however that ends: also as ``session.last_run``.
+def run_and_record(
+    session: Any, measurement: Any, on_tokens: OnRunTokens | None, progress: OnProgress | None
+) -> PhaseRun:
+    """Run a measurement, and record what it measured however that ends: also as ``session.last_run``.
 
-    ``make`` takes the settings among ``given``; what it makes has ``runs``, ``measure(**callbacks)`` and
-    ``record()``. Raises `Interrupted` for a KeyboardInterrupt, and `Stopped` where that came before the end
-    of the first run.
+    A measurement has ``runs``, ``measure(on_tokens=..., progress=...)`` and ``record()``. Raises
+    `Interrupted` for a KeyboardInterrupt, and `Stopped` where that came before the end of the first run.
     """
-    callbacks = {name: given.pop(name, None) for name in ("on_tokens", "progress")}
-    measurement = make(**given)
     session.last_run = None
     try:
         try:
             with contextlib.suppress(Stopped):
-                measurement.measure(**callbacks)
+                measurement.measure(on_tokens=on_tokens, progress=progress)
         finally:
             with stop_signals():  # they wait for the record
-                session.last_run = measurement.record() if measurement.runs else None
+                if measurement.runs:
+                    session.last_run = measurement.record()
     except KeyboardInterrupt as signalled:
         raise Interrupted(session.last_run, *(signalled.args or (signal.SIGINT,))) from None
     if session.last_run is None:

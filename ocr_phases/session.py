@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 import psutil
@@ -19,7 +19,7 @@ from ocr_phases.analyse.cost import memory_need, vision_calls
 from ocr_phases.collectors import machine
 from ocr_phases.collectors.machine import measure_ceilings
 from ocr_phases.config import AnyConfig, read_model_config
-from ocr_phases.errors import OcrPhasesError, checked, public, require
+from ocr_phases.errors import Hinted, OcrPhasesError, explain_wrong_calls
 from ocr_phases.families import windowed_length
 from ocr_phases.files import each_page
 from ocr_phases.images import describe_page, load_page
@@ -38,22 +38,36 @@ from ocr_phases.models.load import (
 from ocr_phases.models.references import references
 from ocr_phases.models.weights import dummy_config, resolve_dtype
 from ocr_phases.recorder import Measurement, describe_model, execution, page_id
-from ocr_phases.request import filled_in, recorded
+from ocr_phases.request import filled_in, run_and_record
 from ocr_phases.results.run import PhaseRun
-from ocr_phases.settings import REQUEST_SETTINGS, ModelSettings, Request, RunSettings, Settings, setting_names
+from ocr_phases.results.sweep import SweepResult
+from ocr_phases.settings import (
+    REQUEST_SETTINGS,
+    ModelSettings,
+    Request,
+    RunSettings,
+    SamplingSettings,
+    Settings,
+    Strategy,
+    Vision,
+    setting_names,
+)
 from ocr_phases.show.results import facts_bundle
 from ocr_phases.steps import phases
 from ocr_phases.steps.captured import StaticStep, capacity_for
 from ocr_phases.steps.compiled import CompiledVision
 from ocr_phases.steps.execution import decode_execution
+from ocr_phases.steps.sampling import Sampler
 from ocr_phases.steps.timeline import NoTimeline, Timeline, stage_hooks
-from ocr_phases.sweep_models import Sweep, only
+from ocr_phases.sweep_models import Cell, CellOutcome, Sweep, only
 from ocr_phases.text import filled, millions_text, stage_name
 from ocr_phases.versions import asset, seldom_collected
 
+if TYPE_CHECKING:
+    from ocr_phases.engines.session import ServerSession
 
-@public
-class OCRSession:
+
+class OCRSession(Hinted):
     """A loaded model of one of the families, its tokenizer and device.
 
     ``model`` and ``tokenizer`` are the objects of the libraries they come from and may be used directly.
@@ -76,28 +90,128 @@ class OCRSession:
     # -- loading ----------------------------------------------------------------------------------
 
     @classmethod
-    @checked(ModelSettings)
-    def load(cls, model: str | Path = "tiny", **settings: Any) -> OCRSession:
-        """Load ``tiny``, ``dummy`` (random full-size weights), a checkpoint folder or a hub id.
+    @explain_wrong_calls
+    def load(
+        cls,
+        model: str | Path = "tiny",
+        *,
+        device: str = "auto",
+        dtype: Literal["float32", "bfloat16", "float16"] | torch.dtype | None = None,
+        attention: Literal["eager", "sdpa", "flash_attention_2"] | None = None,
+        revision: str | None = None,
+        implementation: Literal["native", "vendor"] = "native",
+        trust_remote_code: bool = False,
+        cuda_calls: Literal["refuse", "ignore"] = "refuse",
+    ) -> OCRSession:
+        """Load a model.
 
-        ``settings`` are those of `ModelSettings`; ``dtype`` may be a ``torch.dtype``, and is by default
-        bfloat16 on CUDA and float32 on the CPU. ``implementation="vendor"`` runs the class in the
-        checkpoint's own Python files, with ``trust_remote_code=True`` and, from the hub, a full commit hash
-        as ``revision`` (docs/models.md). Raises `OcrPhasesError` for what cannot be had.
+        Parameters
+        ----------
+        model : str or Path, default "tiny"
+            The model: tiny (built in), dummy[:FAMILY] (full size, random weights), a folder or a hub id.
+            The address of a server (``http://HOST:PORT/v1#MODEL``) is connected to, see `connect`.
+        device : str, default "auto"
+            Where to run: auto, cpu, cuda or cuda:N. Refused where torch sees no such device.
+        dtype : str or torch.dtype, optional
+            The dtype of the weights: float32, bfloat16 or float16; the default depends on the
+            device.
+        attention : str, optional
+            The attention kernels: eager, sdpa or flash_attention_2; the default is sdpa where the
+            class has it.
+        revision : str, optional
+            Commit, tag or branch of a hub id; the default is its main branch. The published class
+            needs a full commit hash.
+        implementation : {"native", "vendor"}, default "native"
+            The model's class: native (transformers' class) or vendor (the checkpoint's Python
+            files).
+        trust_remote_code : bool, default False
+            Allow the checkpoint's Python files to run; vendor needs it.
+        cuda_calls : {"refuse", "ignore"}, default "refuse"
+            For vendor on a CPU: refuse or ignore the .cuda() calls in its code.
 
-        A ``model`` that is a server's address (``http://HOST:PORT/v1#MODEL``) is connected to: `connect`.
+        Returns
+        -------
+        OCRSession
+            A session; for the address of a server an `ocr_phases.engines.session.ServerSession`.
+
+        Raises
+        ------
+        OcrPhasesError
+            Where the checkpoint, the device or what its files name cannot be had.
+
+        Examples
+        --------
+        >>> session = OCRSession.load("tiny", device="cpu")
         """
         if "://" in str(model):
             return cls.connect(str(model))
-        asked = ModelSettings(model=str(model) if isinstance(model, Path) else model, **settings)
+        settings = ModelSettings(
+            model=str(model) if isinstance(model, Path) else model,
+            device=device,
+            dtype=dtype,  # type: ignore[arg-type]  # of a torch.dtype the name is kept
+            attention=attention,
+            revision=revision,
+            implementation=implementation,
+            trust_remote_code=trust_remote_code,
+            cuda_calls=cuda_calls,
+        )
         with seldom_collected():
-            return cls(load_checkpoint(asked), asked)
+            return cls(load_checkpoint(settings), settings)
 
     @classmethod
-    @checked(ModelSettings)
-    def from_local(cls, folder: str | Path, **settings: Any) -> OCRSession:
-        """Load a checkpoint folder, and nothing but a folder; ``settings`` as in `load`."""
-        return cls.load(str(local_folder(str(folder), local_only=True)), **settings)
+    @explain_wrong_calls
+    def from_local(
+        cls,
+        folder: str | Path,
+        *,
+        device: str = "auto",
+        dtype: Literal["float32", "bfloat16", "float16"] | torch.dtype | None = None,
+        attention: Literal["eager", "sdpa", "flash_attention_2"] | None = None,
+        revision: str | None = None,
+        implementation: Literal["native", "vendor"] = "native",
+        trust_remote_code: bool = False,
+        cuda_calls: Literal["refuse", "ignore"] = "refuse",
+    ) -> OCRSession:
+        """Load a checkpoint folder, and nothing but a folder.
+
+        Parameters
+        ----------
+        folder : str or Path
+            The folder of a checkpoint.
+        device : str, default "auto"
+            Where to run: auto, cpu, cuda or cuda:N. Refused where torch sees no such device.
+        dtype : str or torch.dtype, optional
+            The dtype of the weights: float32, bfloat16 or float16; the default depends on the
+            device.
+        attention : str, optional
+            The attention kernels: eager, sdpa or flash_attention_2; the default is sdpa where the
+            class has it.
+        revision : str, optional
+            Commit, tag or branch of a hub id; the default is its main branch. The published class
+            needs a full commit hash.
+        implementation : {"native", "vendor"}, default "native"
+            The model's class: native (transformers' class) or vendor (the checkpoint's Python
+            files).
+        trust_remote_code : bool, default False
+            Allow the checkpoint's Python files to run; vendor needs it.
+        cuda_calls : {"refuse", "ignore"}, default "refuse"
+            For vendor on a CPU: refuse or ignore the .cuda() calls in its code.
+
+        Raises
+        ------
+        OcrPhasesError
+            Where there is no such folder, and as `load` does.
+        """
+        return cls.load(
+            str(local_folder(str(folder), local_only=True)),
+            device=device,
+            dtype=dtype,
+            attention=attention,
+            revision=revision,
+            implementation=implementation,
+            trust_remote_code=trust_remote_code,
+            cuda_calls=cuda_calls,
+        )
 
     @classmethod
     def from_model(cls, model: Any, tokenizer: Any, *, name: str | None = None) -> OCRSession:
@@ -120,30 +234,93 @@ class OCRSession:
         asked = {"attention": attention or own["attention"], "dtype": dtype or own["dtype"]}
         if asked.items() <= own.items():
             return self
-        require([("A model object is measured as it is: change it and give it to from_model.", self._asked)])
+        if self._asked is None:
+            raise OcrPhasesError("A model object is measured as it is: change it and give it to from_model.")
         return self.load(**{**vars(self._asked), **asked})
 
     @classmethod
-    def connect(cls, url: str, model: str | None = None, **options: Any) -> Any:
-        """`ocr_phases.connect`: a session on a running server."""
+    def connect(
+        cls,
+        url: str,
+        model: str | None = None,
+        api_key: str | None = None,
+        *,
+        reference: Any = None,
+        patience: float = 300.0,
+    ) -> ServerSession:
+        """A session on a running server: `ocr_phases.connect`, with the same arguments."""
         from ocr_phases.engines.session import connect
 
-        return connect(url, model, **options)
+        return connect(url, model, api_key, reference=reference, patience=patience)
 
     # -- the phases, one by one -------------------------------------------------------------------
 
-    @checked(phases.prefill)
+    @explain_wrong_calls
     def run_prefill(
-        self, inputs: PageInputs | DeviceInputs, timeline: Timeline | None = None, **options: Any
+        self,
+        inputs: PageInputs | DeviceInputs,
+        timeline: Timeline | None = None,
+        *,
+        sampler: Sampler | None = None,
+        cache: Any = None,
+        step: Any = None,
+        all_logits: bool = False,
     ) -> phases.DecodeState:
-        """`phases.prefill` on this session's model and device."""
+        """One forward over the whole prompt on this session's model: vision, KV cache and the first token.
+
+        Parameters
+        ----------
+        inputs : PageInputs or DeviceInputs
+            What `prepare` made; it is copied to the device where it is not there yet.
+        timeline : Timeline, optional
+            Where the times of the stages go.
+        sampler, cache, step, all_logits
+            As for `ocr_phases.prefill`.
+
+        Returns
+        -------
+        DecodeState
+            The KV cache, the mask and the tokens so far: what `run_decode_step` continues.
+
+        Raises
+        ------
+        OcrPhasesError
+            For a model in training mode, or spread over several devices.
+        """
         if isinstance(inputs, PageInputs):
             inputs = inputs.to(self.device, self.dtype)
         with execution(self.device):
-            return phases.prefill(self.model, inputs, timeline, **options)
+            return phases.prefill(
+                self.model,
+                inputs,
+                timeline,
+                sampler=sampler,
+                cache=cache,
+                step=step,
+                all_logits=all_logits,
+            )
 
+    @explain_wrong_calls
     def run_decode_step(self, state: phases.DecodeState, timeline: Timeline | None = None) -> Tensor:
-        """`phases.decode_step`: one more token a row, int64 [B]."""
+        """One more token of each row, from the KV cache.
+
+        Parameters
+        ----------
+        state : DecodeState
+            What `run_prefill` returned; the step changes it.
+        timeline : Timeline, optional
+            Where the times of the step's stages go.
+
+        Returns
+        -------
+        Tensor
+            The new tokens, int64 [B].
+
+        Raises
+        ------
+        OcrPhasesError
+            Where a rule of decode is broken: a token per row, no image, a cache that grows by one.
+        """
         hooks = stage_hooks(self.model, self.family, timeline or NoTimeline(), [])
         with execution(self.device), decode_execution(self.model), hooks:
             return phases.decode_step(self.model, state, timeline)
@@ -170,75 +347,503 @@ class OCRSession:
 
     # -- the measurement --------------------------------------------------------------------------
 
-    @checked(Measurement.measure, RunSettings)
-    def run_inference(self, page: Pages, prompt: str | Sequence[str] = "markdown", **given: Any) -> PhaseRun:
-        """Measure a page: ``warmup`` unrecorded runs, then ``repeats`` recorded ones, as one `PhaseRun`.
+    @explain_wrong_calls
+    def run_inference(
+        self,
+        page: Pages,
+        prompt: str | Sequence[str] = "markdown",
+        *,
+        preset: str | None = None,
+        max_new_tokens: int | None = None,
+        infer: SamplingSettings | Mapping[str, Any] | str | None = None,
+        repeats: int = 3,
+        warmup: int = 1,
+        strategy: Strategy = "eager",
+        vision: Vision = "eager",
+        grounding: bool | None = None,
+        ignore_eos: bool | None = None,
+        eos_check_every: int | None = None,
+        first_token: Literal["prefill", "redecode"] = "prefill",
+        seed: int = 0,
+        autocast: bool | None = None,
+        generate: bool = False,
+        return_text: bool = True,
+        embed_page: bool = True,
+        verify: bool = False,
+        token_probabilities: bool = True,
+        ceilings: bool = True,
+        kernels: bool = False,
+        kernel_steps: int = 32,
+        kernel_trace: str | Path | None = None,
+        price_per_hour: float | None = None,
+        on_tokens: Callable[[int, list[list[int]]], object] | None = None,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> PhaseRun:
+        """Measure a page: ``warmup`` runs that are not recorded, then ``repeats`` recorded ones.
 
-        The other keywords are those of `RunSettings`. Each run prepares the page, prefills and decodes up to
-        ``max_new_tokens`` (the prefill's token counted) from the same inputs and seed. Preparing a strategy
-        is timed separately, and kept for later runs of the same shapes. The end token is looked for every
-        ``eos_check_every`` steps and the surplus is cut. ``verify``, ``token_probabilities``
-        (`ocr_phases.collectors.probabilities`), ``ceilings`` (`ocr_phases.collectors.machine`) and
-        ``kernels`` (`ocr_phases.analyse.kernels`) run after everything that is timed.
-        ``on_tokens(repeat, new ids a row)`` is called after the prefill and while decoding (repeat -1 is
-        warm-up), ``progress(runs done, runs in all)`` before the first run, when all is set up, and after
-        each. Either may raise `Stopped`: the record is then of the repeats finished by then. Without
-        ``progress`` a notebook's cell shows a bar.
+        Each run prepares the page, prefills and decodes from the same inputs and seed. Preparing a strategy
+        is timed separately, and kept for later runs of the same shapes. What is measured besides
+        (``verify``, ``token_probabilities``, ``ceilings``, ``kernels``) runs after everything that is timed.
 
-        Raises `OcrPhasesError` for a request that contradicts itself or that the model cannot hold, `Stopped`
-        where that came before the end of the first repeat, and for a KeyboardInterrupt `Interrupted`, a
-        KeyboardInterrupt too: `last_run` then has the finished repeats.
+        Parameters
+        ----------
+        page : str, Path, bytes, PIL.Image.Image or a sequence of them
+            A page; several are one batch, or the pages of one prompt.
+        prompt : str or sequence of str, default "markdown"
+            What to ask the model: markdown, ocr, free, figure, describe, locate:words, multipage,
+            or any text. A list has one prompt per row of the batch.
+        preset : str, optional
+            How the page is cut into views: tiny, small, base, large, gundam, small768, base1024,
+            crop; else the model's own. `OcrPhasesError` for a name that the model's family does not
+            have.
+        max_new_tokens : int, optional
+            Maximum number of new tokens, including the first; the default is 512. With a published
+            ``infer`` it is that one's limit. Refused where prompt and new tokens do not fit the
+            model's positions.
+        infer : mapping or str, optional
+            How the next token is chosen: published, published-eval, or values of temperature,
+            top_p, top_k, .... Also as a mapping: ``do_sample``, ``temperature`` (0 means greedy),
+            ``top_p``, ``top_k``, ``no_repeat_ngram_size``, ``no_repeat_ngram_window``. The default
+            is greedy.
+        repeats : int, default 3
+            Number of measured runs.
+        warmup : int, default 1
+            Number of runs before them that are not recorded.
+        strategy : {"eager", "cuda_graph", "compiled"}, default "eager"
+            How the language model runs. ``cuda_graph`` is refused without a CUDA device.
+        vision : {"eager", "compiled"}, default "eager"
+            How the vision encoders run.
+        grounding : bool, optional
+            Ask for boxes in a prompt of your own (<|grounding|>); the default is yes. It changes
+            neither a named prompt nor a text with its own ``<image>``.
+        ignore_eos : bool, optional
+            Continue after the end token; the default is to do so only for dummy.
+        eos_check_every : int, optional
+            Steps between reads of the end token; the default is 1 in eager, else 16. Tokens made
+            after the end token are cut.
+        first_token : {"prefill", "redecode"}, default "prefill"
+            Source of token 1: prefill, or redecode (decodes the last prompt token). The tokens are
+            the same; with ``redecode`` token 1 has a decode latency.
+        seed : int, default 0
+            Seed for sampling.
+        autocast : bool, optional
+            Run under bfloat16 autocast; the default is no.
+        generate : bool, default False
+            Time model.generate() instead of prefill and decode. Refused together with
+            ``first_token="redecode"``, ``verify`` or another ``strategy``.
+        return_text : bool, default True
+            Keep the text in the record.
+        embed_page : bool, default True
+            Keep the page image in the record.
+        verify : bool, default False
+            Compare the tokens with those of model.generate(), after the timed runs.
+        token_probabilities : bool, default True
+            Keep each token's probability, from one forward after the timed runs.
+        ceilings : bool, default True
+            Measure the device's peak rates, after the timed runs.
+        kernels : bool, default False
+            CUDA: profile the kernels and host syncs of each stage in one more run. Refused without
+            a CUDA device.
+        kernel_steps : int, default 32
+            Maximum number of decode steps in that run.
+        kernel_trace : str or Path, optional
+            File for the Chrome trace of that run (.json.gz). It needs ``kernels``.
+        price_per_hour : float, optional
+            Price of an hour of the machine; gives the price of 1,000 pages. It changes no
+            measurement.
+        on_tokens : callable, optional
+            Called as ``on_tokens(repeat, new ids of each row)`` after the prefill and while decoding;
+            repeat -1 is warm-up. It may raise `Stopped`, which ends the measurement.
+        progress : callable, optional
+            Called as ``progress(runs done, runs in all)`` before the first run, when all is set up, and after
+            each. It may raise `Stopped`. Without it a notebook's cell shows a bar.
+
+        Returns
+        -------
+        PhaseRun
+            The measurement, which shows itself in a notebook. It is kept as ``session.last_run``, too.
+
+        Raises
+        ------
+        OcrPhasesError
+            For a request that contradicts itself, or that the model or the device cannot hold.
+        Stopped
+            Where a callback ended the measurement before the first repeat was finished; later, the record of
+            the finished repeats is returned.
+        Interrupted
+            For a KeyboardInterrupt, which it is too; ``session.last_run`` then has the finished repeats.
+
+        Examples
+        --------
+        >>> run = session.run_inference("page.png", max_new_tokens=64, repeats=3)  # doctest: +SKIP
+        >>> run["inter_token_ms"]  # doctest: +SKIP
         """
-        return recorded(self, lambda **own: Measurement(self, page, RunSettings(prompt=prompt, **own)), given)
+        settings = RunSettings(
+            prompt=prompt,
+            preset=preset,
+            max_new_tokens=max_new_tokens,
+            infer=infer,
+            repeats=repeats,
+            warmup=warmup,
+            strategy=strategy,
+            vision=vision,
+            grounding=grounding,
+            ignore_eos=ignore_eos,
+            eos_check_every=eos_check_every,
+            first_token=first_token,
+            seed=seed,
+            autocast=autocast,
+            generate=generate,
+            return_text=return_text,
+            embed_page=embed_page,
+            verify=verify,
+            token_probabilities=token_probabilities,
+            ceilings=ceilings,
+            kernels=kernels,
+            kernel_steps=kernel_steps,
+            kernel_trace=kernel_trace,
+            price_per_hour=price_per_hour,
+        )
+        measurement = Measurement(self, page, settings)
+        return run_and_record(self, measurement, on_tokens, progress)
 
-    @checked(RunSettings)
-    def check_request(self, page: Pages, **settings: Any) -> Request:
-        """What `run_inference` would measure, with every default; raises what that would before it runs."""
-        return Measurement(self, page, RunSettings(**settings)).request
+    @explain_wrong_calls
+    def check_request(
+        self,
+        page: Pages,
+        prompt: str | Sequence[str] = "markdown",
+        *,
+        preset: str | None = None,
+        max_new_tokens: int | None = None,
+        infer: SamplingSettings | Mapping[str, Any] | str | None = None,
+        repeats: int = 3,
+        warmup: int = 1,
+        strategy: Strategy = "eager",
+        vision: Vision = "eager",
+        grounding: bool | None = None,
+        ignore_eos: bool | None = None,
+        eos_check_every: int | None = None,
+        first_token: Literal["prefill", "redecode"] = "prefill",
+        seed: int = 0,
+        autocast: bool | None = None,
+        generate: bool = False,
+        return_text: bool = True,
+        embed_page: bool = True,
+        verify: bool = False,
+        token_probabilities: bool = True,
+        ceilings: bool = True,
+        kernels: bool = False,
+        kernel_steps: int = 32,
+        kernel_trace: str | Path | None = None,
+        price_per_hour: float | None = None,
+    ) -> Request:
+        """What `run_inference` would measure, with every default filled in; nothing is run.
 
-    @checked(RunSettings)
-    def prepare(self, page: Pages, **settings: Any) -> PageInputs:
-        """A page (or a list of pages, one a row) and a prompt to packed inputs, still on the CPU.
+        Parameters
+        ----------
+        page, prompt and all others
+            As for `run_inference`.
 
-        ``settings`` as in `run_inference`. See `ocr_phases.inputs.views` for the rules and errors.
+        Returns
+        -------
+        Request
+            The settings as they would run.
+
+        Raises
+        ------
+        OcrPhasesError
+            As `run_inference` would before it runs.
         """
-        return Measurement(self, page, RunSettings(**{"max_new_tokens": 1, **settings})).packed
+        settings = RunSettings(
+            prompt=prompt,
+            preset=preset,
+            max_new_tokens=max_new_tokens,
+            infer=infer,
+            repeats=repeats,
+            warmup=warmup,
+            strategy=strategy,
+            vision=vision,
+            grounding=grounding,
+            ignore_eos=ignore_eos,
+            eos_check_every=eos_check_every,
+            first_token=first_token,
+            seed=seed,
+            autocast=autocast,
+            generate=generate,
+            return_text=return_text,
+            embed_page=embed_page,
+            verify=verify,
+            token_probabilities=token_probabilities,
+            ceilings=ceilings,
+            kernels=kernels,
+            kernel_steps=kernel_steps,
+            kernel_trace=kernel_trace,
+            price_per_hour=price_per_hour,
+        )
+        return Measurement(self, page, settings).request
 
-    @checked(Sweep)
-    def sweep(self, page: str | Path, **options: Any) -> Any:
-        """Measure ``page`` at every combination as one `ocr_phases.analyse.scaling.SweepResult`.
+    @explain_wrong_calls
+    def prepare(
+        self,
+        page: Pages,
+        prompt: str | Sequence[str] = "markdown",
+        *,
+        preset: str | None = None,
+        grounding: bool | None = None,
+        max_new_tokens: int = 1,
+        infer: SamplingSettings | Mapping[str, Any] | str | None = None,
+    ) -> PageInputs:
+        """A page and a prompt as packed inputs, still on the CPU: what `run_prefill` takes.
 
-        ``options`` are those of `Sweep`, errors those of its ``cells`` and ``run``. Records in ``folder`` are
-        not measured again, and all of them are part of the result; without it nothing is written.
+        Parameters
+        ----------
+        page : str, Path, bytes, PIL.Image.Image or a sequence of them
+            A page; several are one batch, or the pages of one prompt.
+        prompt : str or sequence of str, default "markdown"
+            What to ask the model: markdown, ocr, free, figure, describe, locate:words, multipage,
+            or any text. A list has one prompt per row of the batch.
+        preset : str, optional
+            How the page is cut into views: tiny, small, base, large, gundam, small768, base1024,
+            crop; else the model's own. `OcrPhasesError` for a name that the model's family does not
+            have.
+        grounding : bool, optional
+            Ask for boxes in a prompt of your own (<|grounding|>); the default is yes. It changes
+            neither a named prompt nor a text with its own ``<image>``.
+        max_new_tokens : int, default 1
+            How many tokens will follow; refused where they do not fit the model's positions.
+        infer : mapping or str, optional
+            The sampling settings that will be used; a published name decides about several pages.
+
+        Returns
+        -------
+        PageInputs
+            The views of the pages and the token ids, which show themselves in a notebook.
+
+        Raises
+        ------
+        OcrPhasesError
+            For a page, prompt or preset that cannot be used.
+
+        Examples
+        --------
+        >>> inputs = session.prepare("page.png", preset="base")  # doctest: +SKIP
+        >>> state = session.run_prefill(inputs)  # doctest: +SKIP
         """
-        return Sweep(page=page, **options).run({"": self.with_model})
+        settings = RunSettings(
+            prompt=prompt,
+            preset=preset,
+            grounding=grounding,
+            max_new_tokens=max_new_tokens,
+            infer=infer,
+        )
+        return Measurement(self, page, settings).packed
+
+    @explain_wrong_calls
+    def sweep(
+        self,
+        page: str | Path,
+        *,
+        presets: Sequence[str] = ("tiny", "base"),
+        strategies: Sequence[str] = ("eager",),
+        batches: Sequence[int] = (1,),
+        lengths: Sequence[int] = (32,),
+        visions: Sequence[str] = ("eager",),
+        attentions: Sequence[str | None] = (None,),
+        dtypes: Sequence[str | None] = (None,),
+        folder: str | Path | None = None,
+        prompt: str = "markdown",
+        repeats: int = 3,
+        warmup: int = 1,
+        seed: int = 0,
+        ignore_eos: bool | None = None,
+        truth: str | Path | None = None,
+        retry_failed: bool = False,
+        progress: Callable[[CellOutcome], None] | None = None,
+        on_run: Callable[[Cell, int, int], None] | None = None,
+    ) -> SweepResult:
+        """Measure a page at every combination of the lists.
+
+        Parameters
+        ----------
+        page : str or Path
+            The page's file.
+        presets : sequence of str
+            Presets to read the page at. The default is ``("tiny", "base")``.
+        strategies : sequence of str
+            How the language model runs: eager, cuda_graph, compiled. The default is ``("eager",)``.
+        batches : sequence of int
+            Copies of the page side by side. The default is ``(1,)``.
+        lengths : sequence of int
+            New tokens of each row. The default is ``(32,)``.
+        visions : sequence of str
+            How the vision encoders run: eager, compiled. The default is ``("eager",)``.
+        attentions : sequence of str or None
+            Attention kernels, as `load` takes them; None is what the model has. The default is
+            ``(None,)``.
+        dtypes : sequence of str or None
+            Dtypes, as `load` takes them; None is what the model has. The default is ``(None,)``.
+        folder : str or Path, optional
+            Where records are kept. What is there is not measured again; without a folder nothing is
+            written.
+        prompt : str, default "markdown"
+            The prompt of every cell.
+        repeats : int, default 3
+            Number of measured runs of each cell.
+        warmup : int, default 1
+            Number of runs before them that are not recorded.
+        seed : int, default 0
+            Seed for sampling.
+        ignore_eos : bool, optional
+            Continue after the end token; the default is yes, except with ``truth``.
+        truth : str or Path, optional
+            The page's reference text, or a folder that has it by the page's name.
+        retry_failed : bool, default False
+            Measure again what failed before.
+        progress : callable, optional
+            Called with each cell's outcome.
+        on_run : callable, optional
+            Called as ``on_run(cell, runs done, runs in all)`` before, between and after the runs of
+            a cell.
+
+        Returns
+        -------
+        SweepResult
+            All records, which show themselves in a notebook.
+
+        Raises
+        ------
+        OcrPhasesError
+            For an empty list, a name that is none, and a folder that holds another sweep. A cell that cannot
+            be measured is no error: it is among ``failures``.
+
+        Examples
+        --------
+        >>> session.sweep("page.png", presets=["base", "gundam"], batches=[1, 2])  # doctest: +SKIP
+        """
+        plan = Sweep(
+            page=page,
+            presets=presets,
+            strategies=strategies,
+            batches=batches,
+            lengths=lengths,
+            visions=visions,
+            attentions=attentions,
+            dtypes=dtypes,
+            folder=folder,
+            prompt=prompt,
+            repeats=repeats,
+            warmup=warmup,
+            seed=seed,
+            ignore_eos=ignore_eos,
+            truth=truth,
+            retry_failed=retry_failed,
+            progress=progress,
+            on_run=on_run,
+        )
+        return plan.run({"": self.with_model})
 
 
 # -- sweeps over several models --------------------------------------------------------------------------
 
 
-@checked(Sweep)
+@explain_wrong_calls
 def sweep(
     page: str | Path,
     models: Sequence[str] = ("tiny",),
     *,
     load: Mapping[str, Any] | None = None,
-    loading: Callable[[str], None] = lambda name: None,
-    **options: Any,
-) -> Any:
-    """Measure ``page`` with each of ``models`` at every combination, one model loaded at a time.
+    presets: Sequence[str] = ("tiny", "base"),
+    strategies: Sequence[str] = ("eager",),
+    batches: Sequence[int] = (1,),
+    lengths: Sequence[int] = (32,),
+    visions: Sequence[str] = ("eager",),
+    attentions: Sequence[str | None] = (None,),
+    dtypes: Sequence[str | None] = (None,),
+    folder: str | Path | None = None,
+    prompt: str = "markdown",
+    repeats: int = 3,
+    warmup: int = 1,
+    seed: int = 0,
+    ignore_eos: bool | None = None,
+    truth: str | Path | None = None,
+    retry_failed: bool = False,
+    progress: Callable[[CellOutcome], None] | None = None,
+    on_run: Callable[[Cell, int, int], None] | None = None,
+    loading: Callable[[str], None] | None = None,
+) -> SweepResult:
+    """Measure a page with each of several models at every combination, one model loaded at a time.
 
-    ``load`` are settings of `OCRSession.load` for all of them, ``options`` those of `Sweep`, errors those of
-    `OCRSession.sweep`; ``loading(name)`` is called before a model is loaded. A preset of another family is
-    taken as the one that stands for it, or is a failed cell. Records of several models go into a folder each
-    in ``folder``, called like the model. Raises `OcrPhasesError` for one name
-    in place of a list and for two models of one folder.
+    A preset of another family is taken as the one that stands for it, or is a failed cell. Records of several
+    models go into a folder each in ``folder``, called like the model.
+
+    Parameters
+    ----------
+    page : str or Path
+        The page's file.
+    models : sequence of str, default ("tiny",)
+        The models, as `OCRSession.load` takes them.
+    load : mapping, optional
+        Keywords of `OCRSession.load` for all of them.
+    presets : sequence of str
+        Presets to read the page at. The default is ``("tiny", "base")``.
+    strategies : sequence of str
+        How the language model runs: eager, cuda_graph, compiled. The default is ``("eager",)``.
+    batches : sequence of int
+        Copies of the page side by side. The default is ``(1,)``.
+    lengths : sequence of int
+        New tokens of each row. The default is ``(32,)``.
+    visions : sequence of str
+        How the vision encoders run: eager, compiled. The default is ``("eager",)``.
+    attentions : sequence of str or None
+        Attention kernels, as `load` takes them; None is what the model has. The default is
+        ``(None,)``.
+    dtypes : sequence of str or None
+        Dtypes, as `load` takes them; None is what the model has. The default is ``(None,)``.
+    folder : str or Path, optional
+        Where records are kept. What is there is not measured again; without a folder nothing is
+        written.
+    prompt : str, default "markdown"
+        The prompt of every cell.
+    repeats : int, default 3
+        Number of measured runs of each cell.
+    warmup : int, default 1
+        Number of runs before them that are not recorded.
+    seed : int, default 0
+        Seed for sampling.
+    ignore_eos : bool, optional
+        Continue after the end token; the default is yes, except with ``truth``.
+    truth : str or Path, optional
+        The page's reference text, or a folder that has it by the page's name.
+    retry_failed : bool, default False
+        Measure again what failed before.
+    progress : callable, optional
+        Called with each cell's outcome.
+    on_run : callable, optional
+        Called as ``on_run(cell, runs done, runs in all)`` before, between and after the runs of a
+        cell.
+    loading : callable, optional
+        Called with a model's name before it is loaded.
+
+    Returns
+    -------
+    SweepResult
+        All records, which show themselves in a notebook.
+
+    Raises
+    ------
+    OcrPhasesError
+        As `OCRSession.sweep` does; for one name in place of a list, and for two models of one folder.
+
+    Examples
+    --------
+    >>> sweep("page.png", ["dummy", "dummy:unlimited-ocr"], presets=["base"])  # doctest: +SKIP
     """
     if isinstance(models, str) or not models:
         raise OcrPhasesError("Give a list of models, like ['dummy', 'dummy:unlimited-ocr'].")
 
     def loaded(settings: ModelSettings, **changed: Any) -> Any:
-        loading(settings.model)
+        if loading is not None:
+            loading(settings.model)
         return OCRSession.load(**{**vars(settings), **changed})
 
     loads: dict[str, Callable] = {}
@@ -247,10 +852,31 @@ def sweep(
         called = path.absolute().name if path.is_dir() else model
         # In characters that every file system takes.
         name = re.sub(r"[^\w.=-]+", "-", called).strip("-.") if len(models) > 1 else ""
-        require([(f"Two of the models are called {name}: give them different names.", name not in loads)])
+        if name in loads:
+            raise OcrPhasesError(f"Two of the models are called {name}: give them different names.")
         # A wrong setting of any model is refused before the first is loaded.
         loads[name] = partial(loaded, ModelSettings(**{**(load or {}), "model": model}))
-    return Sweep(page=page, **options).run(loads)
+    plan = Sweep(
+        page=page,
+        presets=presets,
+        strategies=strategies,
+        batches=batches,
+        lengths=lengths,
+        visions=visions,
+        attentions=attentions,
+        dtypes=dtypes,
+        folder=folder,
+        prompt=prompt,
+        repeats=repeats,
+        warmup=warmup,
+        seed=seed,
+        ignore_eos=ignore_eos,
+        truth=truth,
+        retry_failed=retry_failed,
+        progress=progress,
+        on_run=on_run,
+    )
+    return plan.run(loads)
 
 
 _kept: dict[ModelSettings, OCRSession] = {}
@@ -326,7 +952,8 @@ def recorded_pages(record: PhaseRun, file: str | Path | None = None) -> list[Pag
     """The record's pages as they were measured, or as ``file`` has them, proved by their hash."""
     kept = [record.page_data(number) for number in range(len(record.pages))]
     pages: Sequence[Any] = kept if file is None else each_page(str(file))
-    require([(f"{file} does not stand for the {len(kept):,} pages of the record.", len(pages) == len(kept))])
+    if len(pages) != len(kept):
+        raise OcrPhasesError(f"{file} does not stand for the {len(kept):,} pages of the record.")
     for page, known in zip(pages, record.pages, strict=True):
         if page is None or page_id(describe_page(*load_page(page), embed=False)) != page_id(known):
             name, what = known["file"], "not" if page is None else "only as a smaller copy"
@@ -343,16 +970,18 @@ def load_recorded(record: PhaseRun, *, model: str | None = None, **settings: Any
     ``trust_remote_code``. Raises `OcrPhasesError` where the revision differs.
     """
     known = record.model
-    unknown = "The record does not say which model to repeat it with (no {})."
-    require((unknown.format(part), known.get(part)) for part in ("source", "revision", "implementation"))
+    for part in ("source", "revision", "implementation"):
+        if not known.get(part):
+            raise OcrPhasesError(f"The record does not say which model to repeat it with (no {part}).")
     name, source, revision = (known[part] for part in ("name", "source", "revision"))
     # A folder is known by its content, a hub id by its commit, and what is built in by its name.
     folder = revision.startswith("sha256:") and source != BUILT_IN
     place = source if folder else name
     here = os.path.isdir(source) if folder else name.split(":")[0] in ("tiny", "dummy")  # noqa: PTH112
-    at_hand = f"The record is of a model object: give {name} to OCRSession.from_model again."
-    away = f"The record's model {place} is not on this machine: name it with --model."
-    require([(at_hand, source != AT_HAND), (away, model is not None or here)])
+    if source == AT_HAND:
+        raise OcrPhasesError(f"The record is of a model object: give {name} to OCRSession.from_model again.")
+    if model is None and not here:
+        raise OcrPhasesError(f"The record's model {place} is not on this machine: name it with --model.")
     settings |= {part: known[part] for part in _MODEL_SETTINGS if known.get(part) is not None}
     settings["revision"] = None if revision.startswith(("sha256:", "seed:")) else revision
     session = OCRSession.load(model or place, **settings)

@@ -1,4 +1,4 @@
-"""Settings: every setting of a measurement, declared once, its help in ``settings.toml``; needs no torch.
+"""Settings: every setting of a measurement, declared once with its help; needs no torch.
 
 These fields define the keywords of `OCRSession.load` and ``run_inference``, the command line's
 options, the notebooks' parameters, the explorer's fields, the columns of a list of pages, the record's
@@ -9,15 +9,15 @@ import functools
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import Field, dataclass, fields
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, Self, TypeGuard, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Self, TypeGuard, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
 
-from ocr_phases.errors import OcrPhasesError, check_known, public, require, short
+from ocr_phases.errors import Hinted, OcrPhasesError, check_known, explain_wrong_calls, short
 from ocr_phases.families import PRESET_NAMES, PROMPT_NAMES, facts_of
 
 Strategy = Literal["eager", "cuda_graph", "compiled"]
@@ -43,6 +43,7 @@ _AFTERWARDS = ("token_probabilities", "ceilings", "kernels", "kernel_steps", "ke
 #: Settings of no one type: what reads them checks them.
 _FREE = ("prompt", "infer", "kernel_trace", "pages")
 _WINDOW = "no_repeat_ngram_window"
+_Default = TypeVar("_Default")
 _WORDS = {"int": "a whole number", "float": "a number", "bool": "True or False", "str": "a text"}
 
 
@@ -74,6 +75,11 @@ def _converted(name: str, value: Any, wanted: Any, *, strict: bool = True) -> An
         told = re.sub(r"\w+", lambda word: _WORDS.get(word[0], word[0]), problem)
         raise OcrPhasesError(f"{name} is {short(value)}: give {told}.") from error
     return value
+
+
+def _setting(default: _Default, help: str) -> _Default:
+    """A field of the settings with its one-line help."""
+    return field(default=default, metadata={"help": help})
 
 
 @dataclass(frozen=True)
@@ -182,7 +188,6 @@ def is_published(infer: object) -> TypeGuard[str]:
     return isinstance(infer, str) and "=" not in infer
 
 
-@public
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings(_Checked):
     """Which model is measured, and where: the keywords of `OCRSession.load`.
@@ -190,14 +195,24 @@ class ModelSettings(_Checked):
     ``dtype`` may be a ``torch.dtype``; its name is kept. Raises `OcrPhasesError` for an unknown choice.
     """
 
-    model: str = "tiny"
-    device: str = "auto"
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None
-    revision: str | None = None
-    implementation: Literal["native", "vendor"] = "native"
-    trust_remote_code: bool = False
-    attention: Literal["eager", "sdpa", "flash_attention_2"] | None = None
-    cuda_calls: Literal["refuse", "ignore"] = "refuse"
+    model: str = _setting(
+        "tiny", "tiny (built in), dummy[:FAMILY] (full size, random weights), a folder or a hub id"
+    )
+    device: str = _setting("auto", "auto, cpu, cuda or cuda:N")
+    dtype: Literal["float32", "bfloat16", "float16"] | None = _setting(
+        None, "float32, bfloat16 or float16; the default depends on the device"
+    )
+    revision: str | None = _setting(None, "commit, tag or branch of a hub id; the default is its main branch")
+    implementation: Literal["native", "vendor"] = _setting(
+        "native", "native (transformers' class) or vendor (the checkpoint's Python files)"
+    )
+    trust_remote_code: bool = _setting(False, "allow the checkpoint's Python files to run; vendor needs it")
+    attention: Literal["eager", "sdpa", "flash_attention_2"] | None = _setting(
+        None, "eager, sdpa or flash_attention_2; the default is sdpa where the class has it"
+    )
+    cuda_calls: Literal["refuse", "ignore"] = _setting(
+        "refuse", "for vendor on a CPU: refuse or ignore the .cuda() calls in its code"
+    )
 
     def __post_init__(self) -> None:
         if self.dtype is not None:
@@ -212,30 +227,48 @@ class RunSettings(_Checked):
     Raises `OcrPhasesError` for the first setting that is wrong for every page and model.
     """
 
-    prompt: str | Sequence[str] = "markdown"
-    preset: str | None = None
-    max_new_tokens: Steps | None = None
-    infer: SamplingSettings | Mapping[str, Any] | str | None = None
-    grounding: bool | None = None
-    return_text: bool = True
-    ignore_eos: bool | None = None
-    eos_check_every: Steps | None = None
-    first_token: Literal["prefill", "redecode"] = "prefill"
-    repeats: Annotated[int, Meta(ge=1, le=10_000)] = 3
-    warmup: Annotated[int, Meta(ge=0, le=10_000)] = 1
-    seed: Annotated[int, Meta(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)] = 0
-    strategy: Strategy = "eager"
-    vision: Vision = "eager"
-    autocast: bool | None = None
-    embed_page: bool = True
-    generate: bool = False
-    verify: bool = False
-    token_probabilities: bool = True
-    ceilings: bool = True
-    kernels: bool = False
-    kernel_steps: Steps = 32
-    kernel_trace: str | Path | None = None
-    price_per_hour: Annotated[float, Meta(gt=0, le=2**24)] | None = None
+    prompt: str | Sequence[str] = _setting("markdown", "{prompts}, or any text")
+    preset: str | None = _setting(None, "{presets}; else the model's own")
+    max_new_tokens: Steps | None = _setting(
+        None, "maximum number of new tokens, including the first; the default is 512"
+    )
+    infer: SamplingSettings | Mapping[str, Any] | str | None = _setting(
+        None, "published, published-eval, or values of temperature, top_p, top_k, ..."
+    )
+    grounding: bool | None = _setting(
+        None, "ask for boxes in a prompt of your own (<|grounding|>); the default is yes"
+    )
+    return_text: bool = _setting(True, "keep the text in the record")
+    ignore_eos: bool | None = _setting(
+        None, "continue after the end token; the default is to do so only for dummy"
+    )
+    eos_check_every: Steps | None = _setting(
+        None, "steps between reads of the end token; the default is 1 in eager, else 16"
+    )
+    first_token: Literal["prefill", "redecode"] = _setting(
+        "prefill", "source of token 1: prefill, or redecode (decodes the last prompt token)"
+    )
+    repeats: Annotated[int, Meta(ge=1, le=10_000)] = _setting(3, "number of measured runs")
+    warmup: Annotated[int, Meta(ge=0, le=10_000)] = _setting(
+        1, "number of runs before them that are not recorded"
+    )
+    seed: Annotated[int, Meta(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)] = _setting(0, "seed for sampling")
+    strategy: Strategy = _setting("eager", "how the language model runs")
+    vision: Vision = _setting("eager", "how the vision encoders run")
+    autocast: bool | None = _setting(None, "run under bfloat16 autocast; the default is no")
+    embed_page: bool = _setting(True, "keep the page image in the record")
+    generate: bool = _setting(False, "time model.generate() instead of prefill and decode")
+    verify: bool = _setting(False, "compare the tokens with those of model.generate(), after the timed runs")
+    token_probabilities: bool = _setting(
+        True, "keep each token's probability, from one forward after the timed runs"
+    )
+    ceilings: bool = _setting(True, "measure the device's peak rates, after the timed runs")
+    kernels: bool = _setting(False, "CUDA: profile the kernels and host syncs of each stage in one more run")
+    kernel_steps: Steps = _setting(32, "maximum number of decode steps in that run")
+    kernel_trace: str | Path | None = _setting(None, "file for the Chrome trace of that run (.json.gz)")
+    price_per_hour: Annotated[float, Meta(gt=0, le=2**24)] | None = _setting(
+        None, "price of an hour of the machine; gives the price of 1,000 pages"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -247,14 +280,19 @@ class RunSettings(_Checked):
         if self.preset is not None:
             check_known("preset", self.preset, PRESET_NAMES)
         resolve_infer(self.infer, self.autocast)
-        own_loop = self.strategy == "eager"
-        agreeing = {
-            "generate() has no first_token='redecode': drop one of the two.": self.first_token == "prefill",
-            "generate=True has no other tokens to compare: drop it, or verify=True.": not self.verify,
-            f"generate() has its own decode loop: drop it, or strategy={self.strategy!r}.": own_loop,
-        }
         if self.generate:
-            require(agreeing.items())
+            self._check_one_shot()
+
+    def _check_one_shot(self) -> None:
+        """Raise `OcrPhasesError` for a setting that ``generate=True`` leaves no room for."""
+        if self.first_token != "prefill":
+            raise OcrPhasesError("generate() has no first_token='redecode': drop one of the two.")
+        if self.verify:
+            raise OcrPhasesError("generate=True has no other tokens to compare: drop it, or verify=True.")
+        if self.strategy != "eager":
+            raise OcrPhasesError(
+                f"generate() has its own decode loop: drop it, or strategy={self.strategy!r}."
+            )
 
     @property
     def expected_tokens(self) -> int:
@@ -263,9 +301,8 @@ class RunSettings(_Checked):
         return self.max_new_tokens or published or NEW_TOKENS
 
 
-@public
 @dataclass(frozen=True, kw_only=True)
-class Settings(RunSettings, ModelSettings):
+class Settings(Hinted, RunSettings, ModelSettings):
     """All settings of a measurement, listed in docs/settings.md.
 
     Use as ``OCRSession.load(**settings.of_model())`` and ``run_inference(page, **settings.of_run())``.
@@ -284,6 +321,9 @@ class Settings(RunSettings, ModelSettings):
         """The keywords of ``run_inference``."""
         return {name: getattr(self, name) for name in setting_names(RunSettings)}
 
+
+# A dataclass makes its own __init__, so the sentence about a wrong keyword is put around it here.
+Settings.__init__ = explain_wrong_calls(Settings.__init__)  # type: ignore[method-assign]
 
 #: The settings of a run that its record keeps in ``request``.
 REQUEST_SETTINGS = [setting.name for setting in fields(RunSettings) if setting.name not in _AFTERWARDS]
@@ -315,15 +355,14 @@ def setting_from_text(name: str, text: str) -> Any:
     return _converted(name, text, _declared(Settings).get(name, str), strict=False)
 
 
-_TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-
-
 def help_text(setting: Field[Any]) -> str:
     """A setting's one-line help, with its choices."""
-    text, known = _TEXTS[setting.name], choices(setting)
     prompts = ", ".join(PROMPT_NAMES).replace("locate", "locate:words")
-    text = text.format(prompts=prompts, presets=", ".join(PRESET_NAMES))
-    return f"{text}: {', '.join(known)}" if known and known[0] not in text else text
+    text = setting.metadata["help"].format(prompts=prompts, presets=", ".join(PRESET_NAMES))
+    known = choices(setting)
+    if known and known[0] not in text:
+        text = f"{text}: {', '.join(known)}"
+    return text
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,7 @@ from msgspec import Meta
 from ocr_phases.analyse.quality import load_truth
 from ocr_phases.collectors import machine
 from ocr_phases.collectors.live_checks import one_sentence
-from ocr_phases.errors import OcrPhasesError, require
+from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import TemporaryFolder, only_writer, output_folder, reserved
 from ocr_phases.images import describe_page, load_page
 from ocr_phases.record.schema import Truth
@@ -118,16 +118,16 @@ class Sweep:
     ignore_eos: bool | None = None
     truth: str | Path | None = None
     retry_failed: bool = False
-    progress: Callable[[CellOutcome], None] = lambda outcome: None
-    on_run: Callable[[Cell, int, int], None] = lambda cell, done, total: None
+    progress: Callable[[CellOutcome], None] | None = None
+    on_run: Callable[[Cell, int, int], None] | None = None
 
     @cached_property
     def cells(self) -> list[Cell]:
         """Every combination once; `OcrPhasesError` for what no sweep could measure."""
         lists = {name: getattr(self, name) for name in AXES}
-        empty = "{} is {!r}: give a list of at least one."
-        listed = {name: values and not isinstance(values, str | int) for name, values in lists.items()}
-        require((empty.format(name, lists[name]), known) for name, known in listed.items())
+        for name, values in lists.items():
+            if not values or isinstance(values, str | int):
+                raise OcrPhasesError(f"{name} is {values!r}: give a list of at least one.")
         # Nothing of a sweep shows probabilities.
         shared = {name: getattr(self, name) for name in _REQUEST} | {"token_probabilities": False}
         shared["ignore_eos"] = self.truth is None if self.ignore_eos is None else self.ignore_eos
@@ -141,7 +141,7 @@ class Sweep:
         said = self.truth and load_truth(self.truth, page["file"])
         return page_id(page), said or None
 
-    def run(self, loads: Mapping[str, Callable]) -> Any:
+    def run(self, loads: Mapping[str, Callable]) -> SweepResult:
         """Measure the page at every cell: a `SweepResult`.
 
         ``loads`` has what loads each model, by the name of its folder in ``folder``: it gives an
@@ -161,7 +161,8 @@ class Sweep:
                 runs = output_folder(kept / place / "runs")
                 with only_writer(runs.parent):
                     for outcome in bar_in_cell(self._outcomes(runs, load), "cell", len(self.cells)):
-                        self.progress(outcome)
+                        if self.progress is not None:
+                            self.progress(outcome)
                 free_memory()
             return SweepResult.load(kept)
 
@@ -210,13 +211,21 @@ class Sweep:
             with reserved(record.parent / "earlier" / record.name) as earlier:
                 record.replace(earlier)
         # A batch would hold the page as often as it has rows.
-        settings = {**cell.of_run(), "embed_page": cell.batch == 1, "progress": partial(self.on_run, cell)}
+        settings = {**cell.of_run(), "embed_page": cell.batch == 1}
+        if self.on_run is not None:
+            settings["progress"] = partial(self.on_run, cell)
+        else:
+            settings["progress"] = _no_progress
         try:
             session = only(sessions, tuple(cell.changes.items()), partial(load, **cell.changes))
             run = session.run_inference([self.page] * cell.batch, **settings)
             return CellOutcome(cell, "measured", run=run)
         except (OcrPhasesError, RuntimeError) as error:
             return CellOutcome(cell, "failed", one_sentence(error))
+
+
+def _no_progress(done: int, total: int) -> None:
+    """Tells nobody: the bar of a sweep counts cells."""
 
 
 def _own_cells(cells: list[Cell], stands_for: Mapping[Any, str], shared: Mapping[str, Any]) -> list[Cell]:

@@ -12,13 +12,13 @@ from mutants import mutants
 from refusals import APPROVED, refused
 
 from ocr_phases import OcrPhasesError, PhaseRun
-from ocr_phases.analyse import scaling
 from ocr_phases.analyse import sentences as words
 from ocr_phases.analyse.checks import run_checks
 from ocr_phases.batch import figures
 from ocr_phases.cli import main
 from ocr_phases.report.artifacts import result_markdown
 from ocr_phases.results.comparison import Comparison
+from ocr_phases.results.sweep import SweepResult
 from ocr_phases.show import page as page_view
 from ocr_phases.show import results, results_many
 
@@ -46,7 +46,7 @@ def compared(run, base):
 
 
 def swept(run, base):
-    found = scaling.SweepResult({"base": base, "run": run}, pd.DataFrame())
+    found = SweepResult({"base": base, "run": run}, pd.DataFrame())
     return found.verdict, results_many.cells_html(found.table), found.curves
 
 

@@ -6,7 +6,8 @@ What is asked for is refused before anything is measured, or is measured and can
 import inspect
 import json
 import math
-from dataclasses import asdict
+import re
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import nbformat
@@ -19,11 +20,14 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from benchmarks.settings_docs import NOTEBOOKS, settings_lists, with_parameters
-from ocr_phases import OCRSession, Settings
+from ocr_phases import OCRSession, Settings, sweep
 from ocr_phases.analyse.statistics import LEAST_REPEATS
 from ocr_phases.cli.options import EVERY, SETTINGS, Parser, add_options
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.engines.load import load_test
+from ocr_phases.engines.session import ServerSession
+from ocr_phases.errors import TAKEN_BY, OcrPhasesError
 from ocr_phases.explorer.form import LEFT_OUT, Form
+from ocr_phases.families import PRESET_NAMES, PROMPT_NAMES
 from ocr_phases.settings import (
     REQUEST_SETTINGS,
     ModelSettings,
@@ -33,18 +37,81 @@ from ocr_phases.settings import (
     setting_names,
 )
 from ocr_phases.steps.sampling import Sampler
+from ocr_phases.sweep_models import Sweep
 
 ROOT = Path(__file__).parents[1]
 DEFAULTS = vars(Settings())
 
 
-@pytest.mark.parametrize(
-    ("call", "settings"), [(OCRSession.load, ModelSettings), (OCRSession.run_inference, RunSettings)]
-)
+#: Every call that takes settings, and whose they are.
+CALLS = {
+    OCRSession.load: ModelSettings,
+    OCRSession.from_local: ModelSettings,
+    OCRSession.run_inference: RunSettings,
+    OCRSession.check_request: RunSettings,
+    ServerSession.run_inference: RunSettings,
+    ServerSession.check_request: RunSettings,
+    load_test: RunSettings,
+}
+#: Arguments of these calls that are no settings.
+OF_CALLS = {"self", "page", "pages", "session", "folder", "on_tokens", "progress"}
+OF_CALLS |= {"concurrency", "rates", "requests"}
+
+
+@pytest.mark.parametrize(("call", "settings"), CALLS.items(), ids=lambda it: getattr(it, "__qualname__", ""))
 def test_the_signatures_name_every_setting(call, settings):
-    takes, own = inspect.signature(call).parameters, {"self", "page", "on_tokens", "progress"}
-    found = {name: parameter.default for name, parameter in takes.items() if name not in own}
-    assert found == {name: DEFAULTS[name] for name in setting_names(settings)}
+    parameters = inspect.signature(call).parameters
+    found = {name: parameter.default for name, parameter in parameters.items() if name not in OF_CALLS}
+    expected = {name: DEFAULTS[name] for name in setting_names(settings)}
+    if "folder" in parameters:
+        del expected["model"]
+    assert found == expected
+
+
+def described_parameters(function):
+    """The description of each parameter in a numpy-style docstring, on one line."""
+    described, names = {}, []
+    _, _, text = inspect.getdoc(function).partition("Parameters\n----------\n")
+    for line in text.splitlines():
+        if re.fullmatch("-+", line):
+            break
+        if re.match(r"[*\w]+(, \w+)* : ", line):
+            names = line.partition(" : ")[0].split(", ")
+            described.update(dict.fromkeys(names, ""))
+        elif line.startswith("    "):
+            for name in names:
+                described[name] = f"{described[name]} {line.strip()}".strip()
+    return described
+
+
+@pytest.mark.parametrize("call", [OCRSession.load, OCRSession.from_local, OCRSession.run_inference])
+def test_a_docstring_has_the_help_of_every_setting(call):
+    described = described_parameters(call)
+    for setting in fields(CALLS[call]):
+        if setting.name in inspect.signature(call).parameters:
+            text = setting.metadata["help"].format(
+                prompts=", ".join(PROMPT_NAMES).replace("locate", "locate:words"),
+                presets=", ".join(PRESET_NAMES),
+            )
+            assert text.lower() in described[setting.name].lower()
+
+
+def test_an_error_knows_which_call_takes_a_setting():
+    assert {*TAKEN_BY["OCRSession.load"], "model"} == set(setting_names(ModelSettings))
+    assert set(TAKEN_BY["OCRSession.run_inference"]) == {
+        *setting_names(RunSettings),
+        "on_tokens",
+        "progress",
+    }
+    assert set(TAKEN_BY["OCRSession.sweep"]) <= set(inspect.signature(OCRSession.sweep).parameters)
+
+
+@pytest.mark.parametrize("call", [OCRSession.sweep, sweep])
+def test_a_sweep_takes_every_field_of_its_plan(call):
+    parameters = inspect.signature(call).parameters
+    for plan_field in fields(Sweep):
+        default = parameters[plan_field.name].default
+        assert plan_field.name == "page" or default == plan_field.default
 
 
 @pytest.mark.parametrize("verb", SETTINGS)

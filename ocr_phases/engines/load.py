@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -19,11 +19,11 @@ from ocr_phases.analyse.cost import hours_per_1000_pages
 from ocr_phases.engines.answers import ask
 from ocr_phases.engines.client import Server, ServerFailed
 from ocr_phases.engines.measurement import Measurement
-from ocr_phases.errors import checked, public, require
+from ocr_phases.errors import Hinted, OcrPhasesError, explain_wrong_calls
 from ocr_phases.files import write_into
 from ocr_phases.inputs.views import Pages
 from ocr_phases.results.plots import Plots
-from ocr_phases.settings import RunSettings
+from ocr_phases.settings import SamplingSettings, Strategy, Vision
 from ocr_phases.show.figures import (
     FAINT,
     ORANGE,
@@ -87,8 +87,7 @@ def _latency_axes(axes: Axes, over: str) -> Figure:
     return legend_below(axes)
 
 
-@public
-class LoadResult:
+class LoadResult(Hinted):
     """What a server did at each level: ``table``, ``verdict`` and ``plot``; ``asked`` has every page.
 
     A page's ``begun``, the ``times`` of its chunks, ``first`` and ``end`` are s since its level began;
@@ -155,7 +154,7 @@ class LoadResult:
         return write_into(Path(folder), files, overwrite=overwrite)[0]
 
 
-@checked(RunSettings)
+@explain_wrong_calls
 def load_test(
     session: Any,
     pages: Pages,
@@ -163,8 +162,31 @@ def load_test(
     *,
     rates: Sequence[float] = (),
     requests: int | None = None,
-    progress: Callable[[str], None] = lambda level: None,
-    **settings: Any,
+    progress: Callable[[str], None] | None = None,
+    prompt: str | Sequence[str] = "markdown",
+    preset: str | None = None,
+    max_new_tokens: int | None = None,
+    infer: SamplingSettings | Mapping[str, Any] | str | None = None,
+    repeats: int = 3,
+    warmup: int = 1,
+    strategy: Strategy = "eager",
+    vision: Vision = "eager",
+    grounding: bool | None = None,
+    ignore_eos: bool | None = None,
+    eos_check_every: int | None = None,
+    first_token: Literal["prefill", "redecode"] = "prefill",
+    seed: int = 0,
+    autocast: bool | None = None,
+    generate: bool = False,
+    return_text: bool = True,
+    embed_page: bool = True,
+    verify: bool = False,
+    token_probabilities: bool = True,
+    ceilings: bool = True,
+    kernels: bool = False,
+    kernel_steps: int = 32,
+    kernel_trace: str | Path | None = None,
+    price_per_hour: float | None = None,
 ) -> LoadResult:
     """Ask for ``pages`` in turn: closed-loop, so many at once, and open-loop at ``rates`` a minute.
 
@@ -174,19 +196,50 @@ def load_test(
     """
     levels = [(f"{number} at once", number, 0.0) for number in concurrency]
     levels += [(f"{rate:g}/min", 4, rate) for rate in rates]
-    require([("Give a concurrency or a rate above 0.", min((*concurrency, *rates), default=0) > 0)])
+    if min((*concurrency, *rates), default=0) <= 0:
+        raise OcrPhasesError("Give a concurrency or a rate above 0.")
     each = pages if isinstance(pages, Sequence) and not isinstance(pages, str | bytes) else [pages]
-    bodies = [Measurement(session, session.check_request(page, **settings)).body for page in each]
+    bodies = []
+    for page in each:
+        request = session.check_request(
+            page,
+            prompt,
+            preset=preset,
+            max_new_tokens=max_new_tokens,
+            infer=infer,
+            repeats=repeats,
+            warmup=warmup,
+            strategy=strategy,
+            vision=vision,
+            grounding=grounding,
+            ignore_eos=ignore_eos,
+            eos_check_every=eos_check_every,
+            first_token=first_token,
+            seed=seed,
+            autocast=autocast,
+            generate=generate,
+            return_text=return_text,
+            embed_page=embed_page,
+            verify=verify,
+            token_probabilities=token_probabilities,
+            ceilings=ceilings,
+            kernels=kernels,
+            kernel_steps=kernel_steps,
+            kernel_trace=kernel_trace,
+            price_per_hour=price_per_hour,
+        )
+        bodies.append(Measurement(session, request).body)
     ask(session.server, bodies[0]())
     rows: list[dict[str, Any]] = []
     for level, at_once, rate in levels:
-        progress(level)
+        if progress is not None:
+            progress(level)
         count = requests or max(4 * at_once, len(bodies))
         starts = np.random.default_rng(0).exponential(60 / rate if rate else 0.0, count).cumsum()
         with ThreadPoolExecutor(count if rate else at_once) as pool:
             row = partial(_row, session.server, level, time.monotonic())
             rows += pool.map(row, itertools.cycle(bodies), starts)
-    return LoadResult(session.server.url, rows, settings.get("price_per_hour"))
+    return LoadResult(session.server.url, rows, price_per_hour)
 
 
 def _row(server: Server, level: str, zero: float, body: Callable[[], Any], start: float) -> dict[str, Any]:

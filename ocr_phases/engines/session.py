@@ -5,19 +5,20 @@ from __future__ import annotations
 import contextlib
 import re
 import uuid
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 from ocr_phases.engines.client import SHAPES, Server, ServerFailed
 from ocr_phases.engines.load import load_test
 from ocr_phases.engines.measurement import Measurement
-from ocr_phases.errors import checked, public, require
+from ocr_phases.errors import Hinted, OcrPhasesError, explain_wrong_calls
 from ocr_phases.families import DEEPSEEK_OCR, DEEPSEEK_OCR_2, UNLIMITED_OCR, facts_of
 from ocr_phases.inputs.views import Pages
-from ocr_phases.request import filled_in, recorded
+from ocr_phases.request import filled_in, run_and_record
 from ocr_phases.results.run import PhaseRun
-from ocr_phases.settings import Request, RunSettings
+from ocr_phases.settings import Request, RunSettings, SamplingSettings, Strategy, Vision
 
 #: Settings that no server can be asked for, and those that an engine is not known to take, either.
 _CANNOT = ("first_token", "strategy", "vision", "autocast", "eos_check_every", "generate", "kernels")
@@ -27,16 +28,24 @@ _LACKS = {"vllm": (), "sglang": _OTHERS[:1], "other": _OTHERS}
 _FAMILIES = {"unlimited": UNLIMITED_OCR, "ocr2": DEEPSEEK_OCR_2, "": DEEPSEEK_OCR}
 
 
-@public
-class ServerSession:
+class ServerSession(Hinted):
     """A model behind an address: ``engine`` and ``version`` are the server's, as far as it tells them."""
 
-    @checked(Server)
-    def __init__(self, url: str, model: str | None = None, *, reference: Any = None, **options: Any) -> None:
-        server = self.server = Server(url, **options)
+    @explain_wrong_calls
+    def __init__(
+        self,
+        url: str,
+        model: str | None = None,
+        *,
+        api_key: str | None = None,
+        reference: Any = None,
+        patience: float = 300.0,
+    ) -> None:
+        server = self.server = Server(url, api_key=api_key, patience=patience)
         served = [each["id"] for each in server.call(f"{server.path}/models", SHAPES["models"])["data"]]
         self.reference, self.model = reference, model or server.model or " ".join(served)  # several are none
-        require([(f"{server.url} serves {', '.join(served)}: name one of these.", self.model in served)])
+        if self.model not in served:
+            raise OcrPhasesError(f"{server.url} serves {', '.join(served)}: name one of these.")
         self.engine, self.version = "other", "unknown"
         for engine, path in (("sglang", "/get_server_info"), ("vllm", "/version")):
             with contextlib.suppress(ServerFailed, LookupError):
@@ -62,35 +71,147 @@ class ServerSession:
     def references(self) -> None:
         """A server does not tell where its source does what is measured."""
 
-    @checked(RunSettings, Measurement.measure)
-    def run_inference(self, page: Pages, prompt: str = "markdown", **given: Any) -> PhaseRun:
+    @explain_wrong_calls
+    def run_inference(
+        self,
+        page: Pages,
+        prompt: str | Sequence[str] = "markdown",
+        *,
+        preset: str | None = None,
+        max_new_tokens: int | None = None,
+        infer: SamplingSettings | Mapping[str, Any] | str | None = None,
+        repeats: int = 3,
+        warmup: int = 1,
+        strategy: Strategy = "eager",
+        vision: Vision = "eager",
+        grounding: bool | None = None,
+        ignore_eos: bool | None = None,
+        eos_check_every: int | None = None,
+        first_token: Literal["prefill", "redecode"] = "prefill",
+        seed: int = 0,
+        autocast: bool | None = None,
+        generate: bool = False,
+        return_text: bool = True,
+        embed_page: bool = True,
+        verify: bool = False,
+        token_probabilities: bool = True,
+        ceilings: bool = True,
+        kernels: bool = False,
+        kernel_steps: int = 32,
+        kernel_trace: str | Path | None = None,
+        price_per_hour: float | None = None,
+        on_tokens: Callable[[int, list[list[int]]], object] | None = None,
+        progress: Callable[[int, int], object] | None = None,
+    ) -> PhaseRun:
         """Ask the server to read a page: ``warmup`` unrecorded times, then ``repeats`` recorded ones.
 
-        Keywords, callbacks and interrupts are those of `OCRSession.run_inference`. Times are the client's:
+        Arguments, callbacks and interrupts are those of `OCRSession.run_inference`. Times are the client's:
         the prefill ends with the first token, each later token is a decode step. What the server or its
         worker tells besides is in the record, and what nobody tells is missing. A server that fails after
         the first repeat leaves the finished ones, with its reason. ``verify`` compares with ``reference``.
 
         Raises `OcrPhasesError` for what a server cannot do, by name, and where no repeat was finished.
         """
-        check = partial(self.check_request, page, prompt=prompt)
-        return recorded(self, lambda **own: Measurement(self, check(**own)), given)
+        request = self.check_request(
+            page,
+            prompt,
+            preset=preset,
+            max_new_tokens=max_new_tokens,
+            infer=infer,
+            repeats=repeats,
+            warmup=warmup,
+            strategy=strategy,
+            vision=vision,
+            grounding=grounding,
+            ignore_eos=ignore_eos,
+            eos_check_every=eos_check_every,
+            first_token=first_token,
+            seed=seed,
+            autocast=autocast,
+            generate=generate,
+            return_text=return_text,
+            embed_page=embed_page,
+            verify=verify,
+            token_probabilities=token_probabilities,
+            ceilings=ceilings,
+            kernels=kernels,
+            kernel_steps=kernel_steps,
+            kernel_trace=kernel_trace,
+            price_per_hour=price_per_hour,
+        )
+        return run_and_record(self, Measurement(self, request), on_tokens, progress)
 
     load_test = load_test
 
-    @checked(RunSettings)
-    def check_request(self, page: Pages, **settings: Any) -> Request:
+    @explain_wrong_calls
+    def check_request(
+        self,
+        page: Pages,
+        prompt: str | Sequence[str] = "markdown",
+        *,
+        preset: str | None = None,
+        max_new_tokens: int | None = None,
+        infer: SamplingSettings | Mapping[str, Any] | str | None = None,
+        repeats: int = 3,
+        warmup: int = 1,
+        strategy: Strategy = "eager",
+        vision: Vision = "eager",
+        grounding: bool | None = None,
+        ignore_eos: bool | None = None,
+        eos_check_every: int | None = None,
+        first_token: Literal["prefill", "redecode"] = "prefill",
+        seed: int = 0,
+        autocast: bool | None = None,
+        generate: bool = False,
+        return_text: bool = True,
+        embed_page: bool = True,
+        verify: bool = False,
+        token_probabilities: bool = True,
+        ceilings: bool = True,
+        kernels: bool = False,
+        kernel_steps: int = 32,
+        kernel_trace: str | Path | None = None,
+        price_per_hour: float | None = None,
+    ) -> Request:
         """What `run_inference` would ask for, with every default; raises what that would before it asks."""
-        asked = RunSettings(**settings)
+        asked = RunSettings(
+            prompt=prompt,
+            preset=preset,
+            max_new_tokens=max_new_tokens,
+            infer=infer,
+            repeats=repeats,
+            warmup=warmup,
+            strategy=strategy,
+            vision=vision,
+            grounding=grounding,
+            ignore_eos=ignore_eos,
+            eos_check_every=eos_check_every,
+            first_token=first_token,
+            seed=seed,
+            autocast=autocast,
+            generate=generate,
+            return_text=return_text,
+            embed_page=embed_page,
+            verify=verify,
+            token_probabilities=token_probabilities,
+            ceilings=ceilings,
+            kernels=kernels,
+            kernel_steps=kernel_steps,
+            kernel_trace=kernel_trace,
+            price_per_hour=price_per_hour,
+        )
         request = filled_in(page, asked, self.family, ignore_eos=False, eos_check_every=1)
         every, lacks = vars(asked) | vars(request.infer), (*_CANNOT, *_LACKS[self.engine])
-        given = [(name, every[name]) for name in lacks if every[name]]
-        told = "This server cannot do {}={!r}: leave it out, or load the model itself."
-        require((told.format(*each), each[1] == getattr(RunSettings, each[0], None)) for each in given)
-        told = "A server is asked for one page at a time: name one, with one prompt."
-        needed = "verify needs the checkpoint to compare with: give connect a reference."
-        single = len(request.pages) == len(request.prompts) == 1
-        require([(told, single), (needed, self.reference or not asked.verify)])
+        for name in lacks:
+            value = every[name]
+            if value and value != getattr(RunSettings, name, None):
+                raise OcrPhasesError(
+                    f"This server cannot do {name}={value!r}: leave it out, or load the model itself."
+                )
+        if len(request.pages) != 1 or len(request.prompts) != 1:
+            raise OcrPhasesError("A server is asked for one page at a time: name one, with one prompt.")
+        if asked.verify and not self.reference:
+            raise OcrPhasesError("verify needs the checkpoint to compare with: give connect a reference.")
         return replace(request, autocast=False)
 
     def body(self, request: Request, page: str) -> dict[str, Any]:
@@ -115,13 +236,44 @@ class ServerSession:
         return wanted | {"model": self.model, "messages": said, "logprobs": request.token_probabilities}
 
 
-@checked(ServerSession)
-def connect(url: str, model: str | None = None, api_key: str | None = None, **options: Any) -> ServerSession:
-    """A session on the OpenAI-compatible server at ``url``, such as ``http://127.0.0.1:8000/v1``.
+@explain_wrong_calls
+def connect(
+    url: str,
+    model: str | None = None,
+    api_key: str | None = None,
+    *,
+    reference: Any = None,
+    patience: float = 300.0,
+) -> ServerSession:
+    """A session on a running OpenAI-compatible server; it needs no torch.
 
-    ``model`` is needed where it serves several (also as ``url#model``). ``api_key`` is by default that of the
-    environment variable ``OCR_PHASES_API_KEY``; no record has it. ``reference`` is the checkpoint that
-    ``verify=True`` compares the tokens with, as `OCRSession.load` takes it. ``patience`` is how many seconds
-    the server may be silent. Raises `OcrPhasesError` where there is no such server or model.
+    Parameters
+    ----------
+    url : str
+        The server's address, such as ``http://127.0.0.1:8000/v1``.
+    model : str, optional
+        The model to ask, needed where the server has several; also as ``url#model``.
+    api_key : str, optional
+        The server's key; by default the environment variable ``OCR_PHASES_API_KEY``. No record has it.
+    reference : optional
+        The checkpoint that ``verify=True`` compares the tokens with: a session, or a name as
+        `OCRSession.load` takes it.
+    patience : float, default 300
+        How many seconds the server may be silent.
+
+    Returns
+    -------
+    ServerSession
+        Its ``run_inference`` returns the same `PhaseRun` as that of a loaded model.
+
+    Raises
+    ------
+    OcrPhasesError
+        Where there is no such server or model.
+
+    Examples
+    --------
+    >>> session = connect("http://127.0.0.1:8000/v1")  # doctest: +SKIP
+    >>> session.run_inference("page.png")  # doctest: +SKIP
     """
-    return ServerSession(url, model, api_key=api_key, **options)
+    return ServerSession(url, model, api_key=api_key, reference=reference, patience=patience)

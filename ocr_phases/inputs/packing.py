@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ocr_phases.errors import OcrPhasesError, public
+from ocr_phases.errors import Hinted, OcrPhasesError, explain_wrong_calls
 from ocr_phases.families import IMAGE_TAG
 from ocr_phases.inputs.views import PageViews, image_token_count, view_pictures
 from ocr_phases.text import count_text
@@ -57,9 +57,8 @@ class DeviceInputs:
         )
 
 
-@public
 @dataclass(frozen=True, eq=False, repr=False)
-class PageInputs:
+class PageInputs(Hinted):
     """One batch of B prompts of T tokens, ready for a model, still on the CPU.
 
     input_ids, attention_mask: int64 [B, T], rows padded on the left. images_seq_mask: bool [B, T], True at
@@ -99,6 +98,7 @@ class PageInputs:
         real = self.attention_mask.sum(dim=1) - self.images_seq_mask.sum(dim=1)
         return tuple(real.tolist())
 
+    @explain_wrong_calls
     def to(self, device: torch.device | str, dtype: torch.dtype) -> DeviceInputs:
         """The batch on `device`; pixels travel as uint8 and become the same bits in `dtype` as on the CPU."""
         pages = np.stack([view.global_view for view in self.views])

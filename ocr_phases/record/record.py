@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 import pandas as pd
 
-from ocr_phases.errors import Hinted, OcrPhasesError, UnknownName
+from ocr_phases.errors import Hinted, OcrPhasesError, UnknownName, explain_wrong_calls
 from ocr_phases.files import SavedPath, read_regular, split_page, unpacked, write_given
 from ocr_phases.images import page_image
 from ocr_phases.record.schema import (
@@ -214,6 +214,7 @@ class Record(Hinted):
         # A file name need not be UTF-8, and what was measured is not lost for it.
         return text.encode("utf-8", "replace") + b"\n"
 
+    @explain_wrong_calls
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write the record as JSON, atomically; with a name that ends in ``.gz`` compressed by gzip.
 
@@ -226,6 +227,7 @@ class Record(Hinted):
         return SavedPath(write_given(path, data, overwrite=overwrite))
 
     @classmethod
+    @explain_wrong_calls
     def load(cls, path: str | Path) -> Self:
         """Read a record that `save` wrote; `OcrPhasesError` for anything else."""
         try:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from ocr_phases.analyse.comparison import MARGIN, ComparedRecords
+from ocr_phases.errors import explain_wrong_calls
 from ocr_phases.results.plots import Plots
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.results.tables import Table
@@ -69,6 +70,7 @@ class Comparison(ComparedRecords):
         return comparison_bundle(self)
 
 
+@explain_wrong_calls
 def compare(
     *runs: PhaseRun | str | Path, labels: Sequence[str] | None = None, margin: float = MARGIN
 ) -> Comparison:

@@ -19,7 +19,7 @@ from ocr_phases.analyse.floors import floor_table
 from ocr_phases.analyse.regions import regions_of
 from ocr_phases.analyse.repetition import repetition_table
 from ocr_phases.analyse.stages import stage_table, tokens_of
-from ocr_phases.errors import UnknownName
+from ocr_phases.errors import UnknownName, explain_wrong_calls
 from ocr_phases.files import SavedPath
 from ocr_phases.record import Record
 from ocr_phases.record.schema import Truth
@@ -101,6 +101,7 @@ class RunPlots(Plots):
 
         return plots.plot_kernels(self._run)
 
+    @explain_wrong_calls
     def page(
         self, page: int = 0, color: Literal["type", "time"] = "type", row: int = 0, *, ax: Axes | None = None
     ) -> Figure:
@@ -130,6 +131,7 @@ class RunPlots(Plots):
 
         return plot_page(self._run, page, color, row, ax=ax)
 
+    @explain_wrong_calls
     def regions(self, row: int = 0, *, ax: Axes | None = None) -> Figure:
         """Decode time in ms by type of region, with its share and the time per character.
 
@@ -202,6 +204,7 @@ class PhaseRun(Record):
         """The same as `tokens`."""
         return self.tokens
 
+    @explain_wrong_calls
     def tokens_of(self, row: int) -> pd.DataFrame:
         """One row per generated token of a batch's row: `ocr_phases.analyse.stages.tokens_of`.
 
@@ -239,6 +242,7 @@ class PhaseRun(Record):
 
     # -- its text against a reference text --------------------------------------------------------
 
+    @explain_wrong_calls
     def quality(self, truth: Truth | str | Path | None = None, row: int = 0) -> pd.DataFrame:
         """A row's text against a reference text: `ocr_phases.analyse.quality.quality_table`.
 
@@ -252,6 +256,7 @@ class PhaseRun(Record):
         run = self if truth is None else self.with_truth(truth, row)
         return Table(quality.quality_table(run, run.truth_of(row), row))
 
+    @explain_wrong_calls
     def with_truth(self, truth: Truth | str | Path, row: int = 0) -> Self:
         """The same measurement with the reference text of a row's page.
 
@@ -286,6 +291,7 @@ class PhaseRun(Record):
 
         return run_bundle(self)
 
+    @explain_wrong_calls
     def report(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Write this measurement's report into a folder.
 
@@ -320,6 +326,7 @@ class PhaseRun(Record):
 
         return Explorer(runs=[self], bar=False)
 
+    @explain_wrong_calls
     def chrome_trace(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write the spans of all repeats as a trace that ui.perfetto.dev opens.
 

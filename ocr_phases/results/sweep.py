@@ -11,7 +11,7 @@ import pandas as pd
 
 from ocr_phases.analyse.cost import priced
 from ocr_phases.analyse.scaling import FAILURE_COLUMNS, SweptRecords
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import OcrPhasesError, explain_wrong_calls
 from ocr_phases.record.store import CELL_STATUS, CellStatus, read_status
 from ocr_phases.results.plots import Plots
 from ocr_phases.results.run import PhaseRun
@@ -74,6 +74,7 @@ class SweepResult(SweptRecords[PhaseRun]):
     """
 
     @classmethod
+    @explain_wrong_calls
     def load(cls, folder: str | Path) -> Self:
         """Read the records that a sweep wrote.
 
@@ -100,6 +101,7 @@ class SweepResult(SweptRecords[PhaseRun]):
                 failures.append({**status["asked"]["cell"], "cell": cell, "reason": status["reason"]})
         return cls(dict(sorted(runs.items())), pd.DataFrame(failures, columns=list(FAILURE_COLUMNS)))
 
+    @explain_wrong_calls
     def with_truth(self, truth: str | Path) -> Self:
         """The same sweep with the reference text of its page: `PhaseRun.with_truth` of every measurement.
 
@@ -120,6 +122,7 @@ class SweepResult(SweptRecords[PhaseRun]):
             )
         return replace(self, runs={cell: run.with_truth(truth) for cell, run in self.runs.items()})
 
+    @explain_wrong_calls
     def with_price(self, price_per_hour: float | None) -> Self:
         """The same sweep at another price.
 

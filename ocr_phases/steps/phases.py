@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ocr_phases.errors import OcrPhasesError, checked, hinted
+from ocr_phases.errors import Hinted, OcrPhasesError, explain_wrong_calls
 from ocr_phases.families import windowed_length
 from ocr_phases.inputs.packing import DeviceInputs
 from ocr_phases.models.caches import (
@@ -37,9 +37,8 @@ from ocr_phases.text import bytes_text, count_text
 _MASK_COLUMNS = 256  # that a mask grows by
 
 
-@hinted
 @dataclass(repr=False)
-class DecodeState:
+class DecodeState(Hinted):
     """What decode continues from. B rows; ``length`` is prompt plus decoded tokens that the cache has seen.
 
     ``window`` is how many decoded tokens a step sees beside the prompt, its own among them; None for all.
@@ -112,7 +111,7 @@ class DecodeState:
 
 
 @torch.no_grad()
-@checked()
+@explain_wrong_calls
 def prefill(
     model: nn.Module,
     inputs: DeviceInputs,
@@ -180,7 +179,7 @@ def redecode(state: DecodeState) -> None:
 
 
 @torch.no_grad()
-@checked()
+@explain_wrong_calls
 def decode_step(
     model: nn.Module,
     state: DecodeState,
@@ -235,7 +234,7 @@ def _model_step(model: nn.Module, state: DecodeState) -> Tensor:
 
 
 @torch.no_grad()
-@checked()
+@explain_wrong_calls
 def decode(
     model: nn.Module,
     state: DecodeState,
@@ -278,7 +277,7 @@ def decode(
     return state
 
 
-@checked(decode)
+@explain_wrong_calls
 def generate(
     model: nn.Module,
     inputs: DeviceInputs,
@@ -287,19 +286,32 @@ def generate(
     *,
     sampler: Sampler | None = None,
     first_token: str = "prefill",
+    eos_ids: Collection[int] = (),
+    pad_id: int = 0,
+    eos_check_every: int = 1,
+    on_tokens: Callable[[list[list[int]]], None] | None = None,
     step: Any = None,
-    **decode_options: Any,
 ) -> DecodeState:
-    """Both phases: `prefill`, then `decode` with ``decode_options``; ``first_token`` as in `redecode`.
+    """Both phases: `prefill`, then `decode`, with their arguments; ``first_token`` as in `redecode`.
 
     ``on_tokens`` gets the prefill's token too, where it stays.
     """
     state = prefill(model, inputs, timeline, sampler=sampler, step=step)
     if first_token == "redecode":
         redecode(state)
-    elif on_tokens := decode_options.get("on_tokens"):
+    elif on_tokens is not None:
         on_tokens([list(ids) for ids in state.ids])
-    return decode(model, state, max_new_tokens, timeline, step=step, **decode_options)
+    return decode(
+        model,
+        state,
+        max_new_tokens,
+        timeline,
+        eos_ids=eos_ids,
+        pad_id=pad_id,
+        eos_check_every=eos_check_every,
+        on_tokens=on_tokens,
+        step=step,
+    )
 
 
 def prompt_loss(model: nn.Module, inputs: DeviceInputs, labels: Tensor | None = None) -> Tensor:

@@ -22,7 +22,7 @@ import pandas as pd
 import torch
 from torch import nn
 
-from ocr_phases.errors import checked, hinted
+from ocr_phases.errors import Hinted, explain_wrong_calls
 from ocr_phases.families import VISION_STAGES
 from ocr_phases.models.load import resolve_device
 from ocr_phases.models.wiring import Family
@@ -54,15 +54,14 @@ class Span:
     end: Mark = (None, 0.0)
 
 
-@hinted
-class Timeline:
+class Timeline(Hinted):
     """The spans of one repeat. `span` opens one; `rows` reads them all once, at the end.
 
     Spans nest; leaving one closes everything still open inside it, so that a phase that raises leaves
     neither an NVTX range nor a profiler range behind. ``around(phase)`` is entered around each whole phase.
     """
 
-    @checked()
+    @explain_wrong_calls
     def __init__(self, device: torch.device | str = "cpu", around: Around = contextlib.nullcontext) -> None:
         self.around = around
         self._device = torch.device(resolve_device(str(device)))
