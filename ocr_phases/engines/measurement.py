@@ -23,8 +23,6 @@ from ocr_phases.settings import Request
 from ocr_phases.show.web import data_address
 from ocr_phases.versions import __version__, code_hash
 
-_COMPARED = ("preset", "prompt", "grounding", "max_new_tokens", "infer", "ignore_eos")
-
 
 class Measurement:
     """A request's answers from a `ServerSession` so far; see `ocr_phases.request.recorded`."""
@@ -74,7 +72,14 @@ class Measurement:
 
         given, request, answer = self.session.reference, self.request, self.runs[0]
         session: Any = kept_session(model=given) if isinstance(given, str) else given
-        packed = session.prepare(request.pages[0], **{name: getattr(request, name) for name in _COMPARED})
+        packed = session.prepare(
+            request.pages[0],
+            request.prompt,
+            preset=request.preset,
+            grounding=request.grounding,
+            max_new_tokens=request.max_new_tokens,
+            infer=request.infer,
+        )
         prompt = checks.prompt_check(answer, packed.input_ids[0].tolist())
         if not answer.ids:
             return [prompt, check("parity", "n/a", "the server sends no token ids")]
