@@ -144,7 +144,7 @@ class OCRSession(Hinted):
         >>> session = OCRSession.load("tiny", device="cpu")
         """
         if "://" in str(model):
-            return cls.connect(str(model))
+            return cls.connect(str(model))  # type: ignore[return-value]  # it has the same calls
         settings = ModelSettings(
             model=str(model) if isinstance(model, Path) else model,
             device=device,

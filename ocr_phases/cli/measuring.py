@@ -18,6 +18,7 @@ from ocr_phases.settings import Settings
 from ocr_phases.versions import seldom_collected
 
 if TYPE_CHECKING:
+    from ocr_phases.engines.session import ServerSession
     from ocr_phases.results.run import PhaseRun
     from ocr_phases.session import OCRSession
 
@@ -67,7 +68,7 @@ def check_pages(arguments: argparse.Namespace, pages: Sequence[str] = ()) -> Non
             print(others, file=sys.stderr)
 
 
-def load_session(arguments: argparse.Namespace, pages: Sequence[str] = ()) -> OCRSession:
+def load_session(arguments: argparse.Namespace, pages: Sequence[str] = ()) -> OCRSession | ServerSession:
     """Load the requested model; a wrong page, setting or truth is refused before anything slow starts."""
     settings = Settings.among(vars(arguments))
     check_pages(arguments, pages)
@@ -86,7 +87,10 @@ def load_session(arguments: argparse.Namespace, pages: Sequence[str] = ()) -> OC
 
 
 def measure(
-    arguments: argparse.Namespace, session: OCRSession | None = None, page: str | None = None, **changes: Any
+    arguments: argparse.Namespace,
+    session: OCRSession | ServerSession | None = None,
+    page: str | None = None,
+    **changes: Any,
 ) -> PhaseRun:
     """Measure ``page``, or the command's, with the command's settings and ``changes``."""
     session = session or load_session(arguments)
