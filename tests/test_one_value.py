@@ -48,7 +48,8 @@ tokenised again: <text_tokens> tokens, a ratio of <compression_ratio> // Time to
 15 decode steps (?:in|out of) range: <prefill_in_steps> steps
 generate\(\) read this page in <generate_ms>\.
 <tokens> generated tokens from <valid_image_tokens> valid // Prefill <prefill_ms> <prefill_len> prompt tokens
-Vision share <vision_share> <vision_ms> of the prefill // a compression ratio of <generated_compression_ratio>
+Vision share <vision_share> <vision_ms> of the prefill's <prefill_ms>
+a compression ratio of <generated_compression_ratio>
 Vision is <vision_share> of a prefill of <prefill_ms> // 50 to 200 ms (?:in|out of) range: <prefill_ms>
 a token (?:in|out of) range: <inter_token_ms> // as long as <prefill_in_steps> decode steps\.
 a step keeps the GPU busy for <step_busy_ms> // generate\(\) <generate_ms> <tokens> tokens

@@ -28,10 +28,10 @@ from ocr_phases.analyse.stages import (
     attended,
     cached,
     decode_trend,
-    stage_repeats,
     step_repeats,
     step_table,
 )
+from ocr_phases.analyse.statistics import median_share
 from ocr_phases.families import VISION_STAGES
 from ocr_phases.record import Record
 from ocr_phases.text import bytes_text, count_text, filled, ms_text, percent_text
@@ -280,12 +280,15 @@ _FROM_RECORD = NOISE | {rule.__name__.removeprefix("_"): rule for rule in _RULES
 def _expectations(run: Record) -> list[Verdict]:
     """The published rules of thumb, each beside the value that its row names."""
     figures = {name: np.nan if value is None else value for name, value in summary(run).items()}
-    decode, trend = stage_repeats(run).median(axis="columns"), decode_trend(run)
-    forward = sum(decode.get(("decode", stage, ""), np.nan) for stage in ("language_model", "lm_head"))
+    trend = decode_trend(run)
+    language, head = (run.repeat_ms(stage, "decode") for stage in ("language_model", "lm_head"))
+    forward_share = median_share(language + head, run.repeat_ms("decode", "decode"))
+    if not (language.all() and head.all()):  # captured steps show neither
+        forward_share = None
     values = figures | {
         "steps": figures["prefill_ms"] / figures["inter_token_ms"],
         "language_share": figures["prefill_language_model_ms"] / figures["prefill_ms"],
-        "forward_share": forward / decode.get(("decode", "decode", ""), np.nan),
+        "forward_share": np.nan if forward_share is None else forward_share,
         "memory_share": figures["decode_peak_bytes"] / figures["prefill_peak_bytes"],
     }
     own = {

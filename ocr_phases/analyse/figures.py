@@ -9,6 +9,7 @@ import numpy as np
 
 from ocr_phases.analyse.cost import page_cost
 from ocr_phases.analyse.stages import PREFILL_STAGES, cached
+from ocr_phases.analyse.statistics import median_share, part_ms
 from ocr_phases.families import VISION_STAGES
 from ocr_phases.record import PHASES, Record
 
@@ -18,8 +19,10 @@ def summary(record: Record) -> dict[str, Any]:
     """Headline figures; times are milliseconds on the device clock, medians over repeats.
 
     ``page_ms`` is from the page's file to the last token, ``ttft_ms`` (time to first token) prepare plus
-    prefill in each repeat; medians need not add up. ``vision_share`` is of the prefill. Inter-token latency
-    pools the decode steps of all repeats: with N tokens, N-1 steps (N with ``first_token="redecode"``).
+    prefill in each repeat; medians of phases need not add up. ``vision_share`` is of the prefill: the median
+    of the repeats' shares. The times of the prefill's stages, ``vision_ms`` among them, are drawn to such
+    shares (`part_ms`). Inter-token latency pools the decode steps of all repeats: with N tokens, N-1 steps (N
+    with ``first_token="redecode"``).
     ``tokens_per_s`` counts the tokens decode made for all rows, over the whole decode phase.
     ``stage_coverage`` is the sum of the prefill's stages over the whole prefill. ``compression_ratio`` is
     text tokens over valid image tokens, as the vendor counts both, of the first row: the text is
@@ -32,6 +35,11 @@ def summary(record: Record) -> dict[str, Any]:
     vision = _sum_of_stages(record, VISION_STAGES)
     has_vision = bool(vision.all())
     stages = _sum_of_stages(record, PREFILL_STAGES)
+    parts = {
+        stage: part_ms(record.repeat_ms(stage, "prefill"), prefill)
+        for stage in PREFILL_STAGES
+        if ("prefill", stage) in medians
+    }
     page_ms = float(np.median(np.sum([record.repeat_ms(phase, phase) for phase in PHASES], axis=0)))
 
     steps = record.spans[record.spans["stage"] == "decode_step"]
@@ -50,15 +58,15 @@ def summary(record: Record) -> dict[str, Any]:
         "tokens": record.token_count,
         "prefill_len": record.request["prefill_len"],
         "page_ms": page_ms,
-        "vision_ms": _quantile(vision) if has_vision else None,
-        "vision_share": _quantile(vision / prefill) if has_prefill and has_vision else None,
-        **{f"{stage}_ms": medians.get(("prefill", stage)) for stage in VISION_STAGES},
+        "vision_ms": part_ms(vision, prefill) if has_vision else None,
+        "vision_share": median_share(vision, prefill) if has_vision else None,
+        **{f"{stage}_ms": parts.get(stage) for stage in VISION_STAGES},
         "text": record.text,
         "prepare_ms": medians.get(("prepare", "prepare")),
         "ttft_ms": _quantile(record.repeat_ms("prepare", "prepare") + prefill) if has_prefill else None,
-        "vision_fusion_ms": medians.get(("prefill", "vision_fusion")),
-        "prefill_language_model_ms": medians.get(("prefill", "language_model")),
-        "stage_coverage": _quantile(stages / prefill) if has_prefill and stages.all() else None,
+        "vision_fusion_ms": parts.get("vision_fusion"),
+        "prefill_language_model_ms": parts.get("language_model"),
+        "stage_coverage": median_share(stages, prefill) if stages.all() else None,
         "decode_steps": int(steps["step"].max()) + 1 if len(steps) else 0,
         "inter_token_ms": _quantile(step_ms, 0.5),
         "inter_token_ms_p90": _quantile(step_ms, 0.9),

@@ -1,9 +1,10 @@
 """One record as tables: phases, stages, decode steps, tokens and regions, each with its time.
 
 A time is the median over repeats, of a decode step over all steps of all repeats, as in `Record.summary`;
-medians need not add up. A spread is p10 to p90 of ten values or more, of fewer the least and the greatest.
-Everything here copes with every shape of record: without crops, without decode steps, of one repeat, of a
-batch, or of a one-shot ``generate`` run that has no phases to tell apart.
+medians need not add up. The time of a stage is its share of its phase: the median of the repeats' shares, of
+the phase's median (`ocr_phases.analyse.statistics.part_ms`). A spread is p10 to p90 of ten values or more, of
+fewer the least and the greatest. Everything here copes with every shape of record: without crops, without
+decode steps, of one repeat, of a batch, or of a one-shot ``generate`` run that has no phases to tell apart.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.grounding import Grounding, parse_grounding, token_regions
+from ocr_phases.analyse.statistics import part_ms
 from ocr_phases.families import VISION_STAGES
 from ocr_phases.record import PHASES, Record
 
@@ -102,9 +104,20 @@ def stage_repeats(run: Record, clock: str = "device_ms") -> pd.DataFrame:
     return _repeats(run, run.spans, STAGE_KEYS, clock).fillna(0.0)
 
 
+def _parts(sums: pd.DataFrame) -> pd.Series:
+    """The time of each row of `stage_repeats` as `part_ms` of its phase's whole."""
+    wholes = sums[sums.index.get_level_values("stage") == sums.index.get_level_values("phase")]
+    whole_of = dict(zip(wholes.index.get_level_values("phase"), wholes.to_numpy(), strict=True))
+    times = sums.median(axis="columns")
+    for place, phase in enumerate(sums.index.get_level_values("phase")):
+        if phase in whole_of:
+            times.iloc[place] = part_ms(sums.iloc[place].to_numpy(), whole_of[phase])
+    return times
+
+
 @cached
 def stage_medians(run: Record, steps: Collection[int] | None = None) -> pd.Series:
-    """``device_ms``, the time of each stage by phase, stage and view: the median over repeats.
+    """``device_ms``, the time of each stage by phase, stage and view: its median share of its phase.
 
     Of decode's stages it is the time of one step, the median over all steps of all repeats, or over the
     numbers ``steps`` of them. The loop around the steps has none.
@@ -112,7 +125,7 @@ def stage_medians(run: Record, steps: Collection[int] | None = None) -> pd.Serie
     decode = run.spans[(run.spans["phase"] == "decode") & run.spans["step"].notna()]
     if steps is not None:
         decode = decode[decode["step"].isin(steps)]
-    wholes = stage_repeats(run).median(axis="columns").drop("decode", level="phase", errors="ignore")
+    wholes = _parts(stage_repeats(run)).drop("decode", level="phase", errors="ignore")
     return pd.concat([wholes, decode.groupby([*STAGE_KEYS])["device_ms"].median()]).rename("device_ms")
 
 
@@ -128,12 +141,14 @@ def _over_repeats(device: pd.DataFrame, host: pd.DataFrame) -> pd.DataFrame:
 def stage_table(run: Record) -> pd.DataFrame:
     """One row a phase, stage and view, columns `STAGE_COLUMNS`; a phase's whole comes first.
 
-    Times are ms of all ``calls`` in a repeat, medians over repeats; ``device_ms_p10`` and ``_p90`` are the
-    ends of the spread (`spread_names`). ``share`` is what ``device_ms`` is of its phase's. In decode
+    Times are ms of all ``calls`` in a repeat; ``device_ms_p10`` and ``_p90`` are the ends of the spread of
+    the repeats' times (`spread_names`). ``share`` is the median of the repeats' shares of the phase, and
+    ``device_ms`` and ``host_ms`` are that share, on either clock, of the phase's median. In decode
     ``language_model``, ``lm_head`` and ``sampling`` lie inside ``decode_step``.
     """
     spans = run.spans.groupby([*STAGE_KEYS], sort=False)
-    table = _over_repeats(stage_repeats(run), stage_repeats(run, "host_ms"))
+    device, host = (stage_repeats(run, clock) for clock in ("device_ms", "host_ms"))
+    table = _over_repeats(device, host).assign(device_ms=_parts(device), host_ms=_parts(host))
     table["calls"], table["start"] = spans.size() // len(run.repeats), spans["host_start_ms"].min()
     table = table.reset_index()
     table["place"] = table["phase"].map(PHASES.index) + 0.5 * (table["stage"] != table["phase"])

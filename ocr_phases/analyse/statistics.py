@@ -24,6 +24,30 @@ _MOST_FREEDOM = 200  # from here on Student's t is as good as normal
 _Name = TypeVar("_Name", bound=Hashable)
 
 
+def median_share(part: np.ndarray, whole: np.ndarray) -> float | None:
+    """The median over repeats of a part over its phase; None where a repeat lacks the phase.
+
+    Both are ms, float64 [repeats]. A repeat that is slow as a whole keeps its shares, so this is steadier
+    than the ratio of two medians.
+    """
+    if not len(whole) or not (whole > 0).all():
+        return None
+    return float(np.median(part / whole))
+
+
+def part_ms(part: np.ndarray, whole: np.ndarray) -> float:
+    """The time in ms that stands for a part of a phase: its `median_share` of the phase's median.
+
+    So a part that is shown beside its share and its phase is that share of that phase, also in a noisy run,
+    where the median of the part's own times belongs to another repeat. Without the phase, or of a single
+    repeat, it is the median of the part's times. Both arguments are ms, float64 [repeats].
+    """
+    share = median_share(part, whole)
+    if share is None or len(whole) == 1:
+        return float(np.median(part))
+    return share * float(np.median(whole))
+
+
 class LogMean(NamedTuple):
     """A mean of logarithms, its standard error and its degrees of freedom; NaN where they are unknown."""
 

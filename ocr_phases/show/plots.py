@@ -132,7 +132,8 @@ def _name_slowest(axes: Axes, slowest: pd.DataFrame) -> None:
 def plot_vision_stages(run: Record, *, ax: Axes | None = None) -> Figure:
     """The prefill's stages as bars in ms with their share of it, by view; what no stage holds is hollow.
 
-    Bars are medians over repeats, the lines their spread. Stages below a hundredth are one bar.
+    A share is the median of the repeats', a bar that share of the median prefill, a line the spread of the
+    repeats' times. Stages below a hundredth are one bar.
     ``ax`` are axes to draw on.
     """
     stages = _in_order(stage_table(run).loc[lambda each: each["phase"] == "prefill"])
@@ -145,7 +146,10 @@ def plot_vision_stages(run: Record, *, ax: Axes | None = None) -> Figure:
     bars = [*zip(large["name"], large["device_ms"], large["stage"].map(STAGE_COLOURS), strict=True)]
     if small.any():
         bars.append(("other stages", stages.loc[small, "device_ms"].sum(), REST))
-    bars.append(("between stages", max(0.0, whole - stages["device_ms"].sum()), FAINT))
+    coverage = summary(run)["stage_coverage"]
+    if coverage is None:
+        coverage = stages["device_ms"].sum() / whole
+    bars.append(("between stages", max(0.0, 1.0 - coverage) * whole, FAINT))
     rows = []
     for name, ms, colour in bars:
         told = f"{ms_text(ms)}  ({percent_text(ms / whole if whole else None)})"
@@ -157,7 +161,9 @@ def plot_vision_stages(run: Record, *, ax: Axes | None = None) -> Figure:
     if several:
         low, middle, high = (large[f"device_ms{end}"].to_numpy() for end in ("_p10", "", "_p90"))
         look: Any = {"elinewidth": 1.3, "capsize": 4, "capthick": 1.3, "ecolor": INK, "fmt": "none"}
-        axes.errorbar(middle, range(len(middle)), xerr=(middle - low, high - middle), **look)
+        # A share of the median prefill may lie a little outside the repeats' own times.
+        reach = np.maximum(middle - low, 0.0), np.maximum(high - middle, 0.0)
+        axes.errorbar(middle, range(len(middle)), xerr=reach, **look)
         axes.set_xlim(0, 1.02 * axes.dataLim.xmax or 1.0)
     return figure
 
@@ -177,14 +183,16 @@ def _named(table: pd.DataFrame) -> pd.DataFrame:
 def plot_phase_timeline(run: Record) -> Figure:
     """The typical repeat from its start, in ms: prepare and prefill by stage, and below it the phases.
 
-    Device times, where the device has a clock.
+    Device times, where the device has a clock. The titles name the repeat, because these times are its own
+    and no medians.
     """
     repeat = typical_repeat(run)
-    return plot_spans(run.spans[run.spans["repeat"] == repeat], f" (repeat {run.repeats.index(repeat) + 1})")
+    note = f" in repeat {run.repeats.index(repeat) + 1} of {len(run.repeats)}" if len(run.repeats) > 1 else ""
+    return plot_spans(run.spans[run.spans["repeat"] == repeat], note)
 
 
 def plot_spans(spans: pd.DataFrame, note: str = "") -> Figure:
-    """`plot_phase_timeline` of the spans of one repeat; ``note`` stands behind the first title."""
+    """`plot_phase_timeline` of the spans of one repeat; ``note`` stands behind the time of each title."""
     if spans.empty:
         return sentence_figure("There are no spans to draw.")
     colours = spans["stage"].map(STAGE_COLOURS | PHASE_COLOURS).fillna(ORANGE)
@@ -198,7 +206,7 @@ def plot_spans(spans: pd.DataFrame, note: str = "") -> Figure:
         title = f"{phases}, {ms_text(early['end_ms'].max())}{note}"
         charts.append((title, rows or _phase_lanes(early), "time since the start (ms)"))
     if len(early) < len(spans):
-        title = f"The whole run, {ms_text(spans['end_ms'].max())}"
+        title = f"The whole run, {ms_text(spans['end_ms'].max())}{note}"
         title += f", {count_text(steps, 'decode step')}" if steps else ""
         charts.append((title, _phase_lanes(spans), "time since the start (ms)"))
     return bar_charts(charts)[0]

@@ -75,6 +75,7 @@ if TYPE_CHECKING:
 Bundle = dict[str, str]
 
 _FIRST_CARDS = 4  # of the first screen
+_CLOSE_SUM = 0.005  # of the page's time: what three digits do not show
 _LONG_TEXT = 1_200
 _LONGEST_NAME = 80
 _SLOWEST = 8
@@ -164,7 +165,9 @@ def lines_html(sentences: Sequence[str]) -> Html:
 def phase_bar(run: Record) -> Html:
     """A bar cut into the phases' times, vision separate from the rest of the prefill, above what they are.
 
-    The key is the bar's text alternative. What takes no time is left out.
+    Its whole length is the page's time, which the headline's share is of; medians of phases may leave a part
+    of it empty, or exceed it, which a sentence then says. The key is the bar's text alternative. What takes
+    no time is left out.
     """
     figures = summary(run)
     vision = figures["vision_ms"] or 0.0
@@ -178,9 +181,14 @@ def phase_bar(run: Record) -> Html:
         figures["generate_ms"],
     ]
     bar = pd.DataFrame({"name": names, "colour": [REST, BLUE, GOLD, ORANGE, GREEN], "ms": times})
-    bar["width"] = 1000 * bar["ms"] / bar["ms"].sum()
+    together, page = float(bar["ms"].sum()), figures["page_ms"]
+    bar["width"] = 1000 * bar["ms"] / max(together, page)
     bar = bar.assign(left=bar["width"].cumsum() - bar["width"], time=bar["ms"].map(ms_text))
-    return block("bar", pieces=list(bar[bar["width"] > 0].itertuples()))
+    drawn = block("bar", pieces=list(bar[bar["width"] > 0].itertuples()))
+    if abs(together - page) <= _CLOSE_SUM * page:
+        return drawn
+    medians = f"Each of these is the median of {count_text(len(run.repeats), 'repeat')}"
+    return drawn + note(f"{medians}, so that they add up to {ms_text(together)}, not to {ms_text(page)}.")
 
 
 def run_title(run: Record) -> str:
