@@ -31,6 +31,7 @@ from ocr_phases.families import PRESET_NAMES
 from ocr_phases.files import each_page, write_atomic
 from ocr_phases.images import describe_page, load_page
 from ocr_phases.inputs.packing import DeviceInputs
+from ocr_phases.record.parts import to_plain
 from ocr_phases.recorder import describe_model
 from ocr_phases.session import OCRSession
 from ocr_phases.settings import STRATEGIES, VISIONS
@@ -200,7 +201,7 @@ def _stage_coverage(bench: _Bench) -> dict[str, Any]:
     run = bench.run(max_new_tokens=1, repeats=bench.settings.pairs, warmup=2)
     stages = {stage: _rounded(run.repeat_ms(stage, "prefill")) for stage in PREFILL_STAGES}
     return {
-        "prefill_len": run.request["prefill_len"],
+        "prefill_len": run.request.prefill_len,
         "prefill_ms": _rounded(run.repeat_ms("prefill", "prefill")),
         "stages_ms": stages,
     }
@@ -211,7 +212,7 @@ def _prefill(bench: _Bench) -> dict[str, Any]:
     visions = [vision for vision in VISIONS if vision in ("eager", *bench.settings.strategies)]
     ready, failed = _ready(bench, "vision", visions, 1)
     ways: dict[str, dict[str, Any]] = {
-        vision: {"host_ms": [], "device_ms": [], "vision_ms": [], "setup": first.model.get("vision_setup")}
+        vision: {"host_ms": [], "device_ms": [], "vision_ms": [], "setup": to_plain(first.model.vision_setup)}
         for vision, first in ready.items()
     }
     for _ in range(bench.settings.pairs):
@@ -232,15 +233,15 @@ def _strategies(bench: _Bench) -> dict[str, Any]:
     reference = ready["eager"].results if "eager" in ready else bench.run().results
     ways: dict[str, dict[str, Any]] = {}
     for strategy, first in ready.items():
-        lengths = first.cache["lengths"]
+        lengths = first.cache.lengths or [0]
         ways[strategy] = {
-            "setup": first.model.get("strategy_setup"),
-            "eos_check_every": first.request["eos_check_every"],
+            "setup": to_plain(first.model.strategy_setup),
+            "eos_check_every": first.request.eos_check_every,
             "cache_len": [lengths[0], lengths[-1]],
-            "equal_tokens": len(os.path.commonprefix([reference[0]["ids"], first.results[0]["ids"]])),
+            "equal_tokens": len(os.path.commonprefix([reference[0].ids, first.results[0].ids])),
             "tokens": first.token_count,
             # Whether tokens that differ from generate()'s do so at a tie.
-            "parity": next((check for check in first.live_checks if check["name"] == "parity"), None),
+            "parity": next((to_plain(check) for check in first.live_checks if check.name == "parity"), None),
             **_floor(first),
             "step_ms": [],
             "decode_ms": [],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -32,6 +32,19 @@ from ocr_phases.inputs.packing import PageInputs, pack
 from ocr_phases.inputs.views import Pages, make_views
 from ocr_phases.models.load import Checkpoint, TokenReader
 from ocr_phases.record import make_spans
+from ocr_phases.record.parts import (
+    CachePart,
+    CheckPart,
+    DevicePart,
+    MemoryPart,
+    ModelPart,
+    PagePart,
+    ProbabilitiesPart,
+    RequestPart,
+    ResultPart,
+    make_kernels,
+    make_part,
+)
 from ocr_phases.request import each_run, filled_in, page_part, row_part
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.settings import Request, RunSettings, is_published
@@ -64,10 +77,10 @@ def pack_rows(checkpoint: Checkpoint, request: Request, timeline: Timeline) -> t
         return pack(views, request.prompts, checkpoint), loaded
 
 
-def page_id(described: Mapping[str, Any]) -> str:
-    """What a described page is known by: the hash is its whole file's, so a later page's number too."""
-    number = split_page(described["file"])[1]
-    return described["sha256"] if number == "#1" else f"{described['sha256']}{number}"
+def page_id(file: str, sha256: str) -> str:
+    """What a page is known by: the hash is its whole file's, so a later page's number too."""
+    number = split_page(file)[1]
+    return sha256 if number == "#1" else f"{sha256}{number}"
 
 
 @contextlib.contextmanager
@@ -221,30 +234,41 @@ class Measurement:
         peaks = {phase: [run.memory.peaks[phase] for run in runs] for phase in runs[0].memory.peaks}
         weights = checkpoint.model.get_memory_footprint(return_buffers=False)
         state = {"conditions": self.conditions.described(), "ceilings": after.get("ceilings")}
+        model = {
+            **describe_model(checkpoint),
+            "strategy": request.strategy,
+            "vision": request.vision,
+            "decode_attention_kernels": machine.attention_kernels(self.device, request.strategy),
+            "decode_experts": decode_experts(checkpoint.model, request.strategy).get("text_config"),
+            **self.setup,
+        }
+        asked = {
+            **request.described(),
+            "prefill_len": self.packed.prefill_len,
+            "batch": self.packed.batch_size,
+            "repeats": len(runs),
+        }
+        checks = run_checks(checkpoint, self.packed, request, runs, self.waits, after)
+        probabilities = after.get("token_probabilities")
+        if probabilities is not None:
+            probabilities = [make_part(ProbabilitiesPart, row) for row in probabilities]
         return PhaseRun(
             created=machine.now(),
             versions=machine.versions(),
-            device=machine.describe_device(self.device) | state,
-            model={
-                **describe_model(checkpoint),
-                **{name: getattr(request, name) for name in ("strategy", "vision")},
-                "decode_attention_kernels": machine.attention_kernels(self.device, request.strategy),
-                "decode_experts": decode_experts(checkpoint.model, request.strategy).get("text_config"),
-                **self.setup,
-            },
+            device=make_part(DevicePart, machine.describe_device(self.device) | state),
+            model=make_part(ModelPart, model),
             pages=self._described_pages(),
-            request=request.described()
-            | {"prefill_len": self.packed.prefill_len, "batch": self.packed.batch_size, "repeats": len(runs)},
+            request=make_part(RequestPart, asked),
             results=[_describe_row(checkpoint, request, ids) for ids in self.rows()],
             spans=make_spans([span for run in runs for span in run.spans]),
-            memory={"source": runs[0].memory.source, "peak_bytes": peaks, "weights_bytes": weights},
-            cache=runs[0].cache,
-            live_checks=run_checks(checkpoint, self.packed, request, runs, self.waits, after),
-            kernels=after.get("kernels"),
-            probabilities=after.get("token_probabilities"),
+            memory=MemoryPart(source=runs[0].memory.source, peak_bytes=peaks, weights_bytes=weights),
+            cache=make_part(CachePart, runs[0].cache),
+            live_checks=[make_part(CheckPart, check) for check in checks],
+            kernels=make_kernels(after.get("kernels")),
+            probabilities=probabilities,
         )
 
-    def _described_pages(self) -> list[dict[str, Any]]:
+    def _described_pages(self) -> list[PagePart]:
         packed, embed = self.packed, self.request.embed_page
         rows = [row for row, count in enumerate(packed.views_per_row) for _ in range(count)]
         return [
@@ -253,14 +277,15 @@ class Measurement:
         ]
 
 
-def _describe_row(checkpoint: Checkpoint, request: Request, ids: list[int]) -> dict[str, Any]:
+def _describe_row(checkpoint: Checkpoint, request: Request, ids: list[int]) -> ResultPart:
     ended = not request.ignore_eos and ids[-1] == checkpoint.eos_id
     # The end token apart: a character still incomplete before it belongs to the text.
     read, written = TokenReader(checkpoint.tokenizer).read, len(ids) - ended
     texts = [read(token, last=place in (written, len(ids))) for place, token in enumerate(ids, start=1)]
     # As the vendor counts them: the output, end token included, tokenised again.
-    tokens = {"text_tokens": len(checkpoint.encode("".join(texts)))}
-    return row_part(request, ids, texts, "".join(texts[:written]), "stop" if ended else "length") | tokens
+    text_tokens = len(checkpoint.encode("".join(texts)))
+    reason = "stop" if ended else "length"
+    return row_part(request, ids, texts, "".join(texts[:written]), reason, text_tokens)
 
 
 def describe_model(checkpoint: Checkpoint) -> dict[str, Any]:

@@ -15,8 +15,17 @@ from ocr_phases.errors import Interrupted, Stopped, check_known, stop_signals
 from ocr_phases.families import GROUNDING_TAG, IMAGE_TAG, FamilyFacts, Preset
 from ocr_phases.images import describe_page
 from ocr_phases.inputs.views import Pages, make_rows, valid_image_tokens
+from ocr_phases.record import Record
+from ocr_phases.record.parts import PagePart, ResultPart, make_part, to_plain
 from ocr_phases.results.run import PhaseRun
-from ocr_phases.settings import NEW_TOKENS, Request, RunSettings, is_published, resolve_infer
+from ocr_phases.settings import (
+    NEW_TOKENS,
+    REQUEST_SETTINGS,
+    Request,
+    RunSettings,
+    is_published,
+    resolve_infer,
+)
 
 #: Called with the number of a repeat, -1 for warm-up, and the new ids of each row.
 OnRunTokens = Callable[[int, list[list[int]]], object]
@@ -68,7 +77,7 @@ def each_run(request: Request, on_tokens: Any, progress: Any) -> Iterator[tuple[
     tell(len(numbers), len(numbers))
 
 
-def page_part(page: Any, preset: Preset, row: int, image: int, text: int, embed: bool) -> dict[str, Any]:
+def page_part(page: Any, preset: Preset, row: int, image: int, text: int, embed: bool) -> PagePart:
     """The record's part about a ``page`` of `load_page` in a batch's ``row``, and how a preset cuts it.
 
     ``image`` and ``text`` are the tokens that it and its prompt have.
@@ -76,14 +85,31 @@ def page_part(page: Any, preset: Preset, row: int, image: int, text: int, embed:
     size, grid = page[0].size, preset.grid(*page[0].size)
     cut = {"row": row, "preset": preset.name, "grid": list(grid), "image_tokens": image, "text_tokens": text}
     valid = {"valid_image_tokens": valid_image_tokens(preset, size, grid)}
-    return describe_page(*page, embed=embed) | cut | valid
+    return make_part(PagePart, describe_page(*page, embed=embed) | cut | valid)
 
 
-def row_part(request: Request, ids: list[int], texts: list[str], text: str, end: str) -> dict[str, Any]:
+def row_part(
+    request: Request, ids: list[int], texts: list[str], text: str, end: str, text_tokens: int | None = None
+) -> ResultPart:
     """The record's part about a row's result; ``end`` is why it ended: "stop" (OpenAI's) or "length"."""
-    none = {"token_texts": [""] * len(ids), "text": None}
-    told = {"token_texts": texts, "text": text} if request.return_text else none
-    return {"ids": ids, **told, "finish_reason": "eos" if end == "stop" else end}
+    kept = request.return_text
+    return ResultPart(
+        ids=ids,
+        token_texts=texts if kept else [""] * len(ids),
+        text=text if kept else None,
+        finish_reason="eos" if end == "stop" else end,
+        text_tokens=text_tokens,
+    )
+
+
+def recorded_settings(record: Record) -> dict[str, Any]:
+    """The settings of a record's request, as keywords of ``run_inference``."""
+    request = to_plain(record.request)
+    settings = {name: request[name] for name in REQUEST_SETTINGS if request.get(name) is not None}
+    if "infer" in settings:
+        infer = settings["infer"]
+        settings["infer"] = {name: value for name, value in infer.items() if value is not None}
+    return settings
 
 
 def run_and_record(

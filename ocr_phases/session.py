@@ -10,6 +10,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 import pandas as pd
 import psutil
 import torch
@@ -38,11 +39,10 @@ from ocr_phases.models.load import (
 from ocr_phases.models.references import references
 from ocr_phases.models.weights import dummy_config, resolve_dtype
 from ocr_phases.recorder import Measurement, describe_model, execution, page_id
-from ocr_phases.request import filled_in, run_and_record
+from ocr_phases.request import filled_in, recorded_settings, run_and_record
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.results.sweep import SweepResult
 from ocr_phases.settings import (
-    REQUEST_SETTINGS,
     ModelSettings,
     Request,
     RunSettings,
@@ -938,14 +938,16 @@ def repeat_run(record: PhaseRun, *, page: str | Path | None = None, **options: A
     the settings that a request does not have. Raises `OcrPhasesError` where page or model cannot be had or
     differ.
     """
-    pages, asked = recorded_pages(record, page), record.request
-    settings = {name: asked[name] for name in REQUEST_SETTINGS if name in asked}
-    if len(set(asked["prompts"])) > 1:
-        settings["prompt"] = asked["prompts"]
+    pages = recorded_pages(record, page)
+    settings = recorded_settings(record)
+    if len(set(record.request.prompts)) > 1:
+        settings["prompt"] = record.request.prompts
     of_model = {name: options.pop(name) for name in setting_names(ModelSettings) if name in options}
     run = load_recorded(record, **of_model).run_inference(pages, **settings, **options)
-    names = [{**new, "file": old["file"]} for new, old in zip(run.pages, record.pages, strict=True)]
-    return replace(run, pages=names)
+    named = []
+    for new, old in zip(run.pages, record.pages, strict=True):
+        named.append(msgspec.structs.replace(new, file=old.file))
+    return replace(run, pages=named)
 
 
 def recorded_pages(record: PhaseRun, file: str | Path | None = None) -> list[Page]:
@@ -955,11 +957,17 @@ def recorded_pages(record: PhaseRun, file: str | Path | None = None) -> list[Pag
     if len(pages) != len(kept):
         raise OcrPhasesError(f"{file} does not stand for the {len(kept):,} pages of the record.")
     for page, known in zip(pages, record.pages, strict=True):
-        if page is None or page_id(describe_page(*load_page(page), embed=False)) != page_id(known):
-            name, what = known["file"], "not" if page is None else "only as a smaller copy"
+        if page is None or _id_of(page) != page_id(known.file, known.sha256):
+            name, what = known.file, "not" if page is None else "only as a smaller copy"
             lacking = f"The page {name} is {what} in the record: name its file beside --from to repeat it."
             raise OcrPhasesError(f"{page} is not the page of the record, {name}." if file else lacking)
     return list(pages)
+
+
+def _id_of(page: Any) -> str:
+    """What a page at hand is known by."""
+    described = describe_page(*load_page(page), embed=False)
+    return page_id(described["file"], described["sha256"])
 
 
 def load_recorded(record: PhaseRun, *, model: str | None = None, **settings: Any) -> OCRSession:
@@ -970,10 +978,12 @@ def load_recorded(record: PhaseRun, *, model: str | None = None, **settings: Any
     ``trust_remote_code``. Raises `OcrPhasesError` where the revision differs.
     """
     known = record.model
-    for part in ("source", "revision", "implementation"):
-        if not known.get(part):
-            raise OcrPhasesError(f"The record does not say which model to repeat it with (no {part}).")
-    name, source, revision = (known[part] for part in ("name", "source", "revision"))
+    name = known.name
+    source = known.source
+    revision = known.revision
+    if not source or not revision or not known.implementation:
+        lacking = "source" if not source else "revision" if not revision else "implementation"
+        raise OcrPhasesError(f"The record does not say which model to repeat it with (no {lacking}).")
     # A folder is known by its content, a hub id by its commit, and what is built in by its name.
     folder = revision.startswith("sha256:") and source != BUILT_IN
     place = source if folder else name
@@ -982,7 +992,10 @@ def load_recorded(record: PhaseRun, *, model: str | None = None, **settings: Any
         raise OcrPhasesError(f"The record is of a model object: give {name} to OCRSession.from_model again.")
     if model is None and not here:
         raise OcrPhasesError(f"The record's model {place} is not on this machine: name it with --model.")
-    settings |= {part: known[part] for part in _MODEL_SETTINGS if known.get(part) is not None}
+    for setting in _MODEL_SETTINGS:
+        value = getattr(known, setting)
+        if value is not None:
+            settings[setting] = value
     settings["revision"] = None if revision.startswith(("sha256:", "seed:")) else revision
     session = OCRSession.load(model or place, **settings)
     if (now := session.checkpoint.revision) != revision:

@@ -139,7 +139,7 @@ class Sweep:
         """What the page is known by, and what it says."""
         page = describe_page(*load_page(self.page), embed=False)
         said = self.truth and load_truth(self.truth, page["file"])
-        return page_id(page), said or None
+        return page_id(page["file"], page["sha256"]), said or None
 
     def run(self, loads: Mapping[str, Callable]) -> SweepResult:
         """Measure the page at every cell: a `SweepResult`.

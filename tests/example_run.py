@@ -14,6 +14,20 @@ from ocr_phases.analyse.checks import Verdict, run_checks
 from ocr_phases.analyse.scaling import FAILURE_COLUMNS
 from ocr_phases.images import describe_page
 from ocr_phases.record import SPAN_COLUMNS, make_spans
+from ocr_phases.record.parts import (
+    CachePart,
+    CheckPart,
+    DevicePart,
+    MemoryPart,
+    ModelPart,
+    PagePart,
+    ProbabilitiesPart,
+    RequestPart,
+    ResultPart,
+    make_kernels,
+    make_part,
+    to_plain,
+)
 
 EOS = "<｜end▁of▁sentence｜>"
 
@@ -77,8 +91,7 @@ def two_page_run() -> PhaseRun:
     """Two pages in one prompt, with a region on each, as Unlimited-OCR marks them."""
     first = "<PAGE>one<|det|>text [1, 2, 300, 400]<|/det|>a"
     run = make_run(text=f"{first}<PAGE><|det|>title [5, 5, 90, 90]<|/det|>b", crops=False)
-    model = run.model | {"family": "unlimited-ocr"}
-    return dataclasses.replace(run, model=model, pages=run.pages * 2)
+    return altered(run, model={"family": "unlimited-ocr"}, pages=run.pages * 2)
 
 
 def make_run(
@@ -143,29 +156,62 @@ def make_run(
     return PhaseRun(
         created="2026-11-21T09:30:00Z",
         versions={"python": "3.11.2", "torch": "2.11.0", "transformers": "5.23.0", "ocr_phases": "0.1.0"},
-        device=dict(zip(("name", "kind"), device, strict=True)),
-        model={
-            **model,
-            "strategy": "eager",
-            "parameters": {"sam": 1_200_000, "clip": 1_500_000, "total": total},
-            "config": {"hidden_size": 1280},
-        },
-        pages=[page | {"row": row} for row in range(rows)],
-        request=request | ways,
-        results=[dict(result) for _ in range(rows)],
+        device=as_parts("device", dict(zip(("name", "kind"), device, strict=True))),
+        model=as_parts(
+            "model",
+            {
+                **model,
+                "strategy": "eager",
+                "parameters": {"sam": 1_200_000, "clip": 1_500_000, "total": total},
+                "config": {"hidden_size": 1280},
+            },
+        ),
+        pages=as_parts("pages", [page | {"row": row} for row in range(rows)]),
+        request=as_parts("request", request | ways),
+        results=as_parts("results", [dict(result) for _ in range(rows)]),
         spans=make_spans(columns),
-        memory=held | {"weights_bytes": 36_400_000},
-        cache={"lengths": cached, "bytes_per_token": per_token, "bytes": sizes},
-        live_checks=[dict(zip(entries, check, strict=True)) for check in checks],
+        memory=as_parts("memory", held | {"weights_bytes": 36_400_000}),
+        cache=as_parts("cache", {"lengths": cached, "bytes_per_token": per_token, "bytes": sizes}),
+        live_checks=as_parts("live_checks", [dict(zip(entries, check, strict=True)) for check in checks]),
     )
 
 
 def altered(run: PhaseRun, **parts: Any) -> PhaseRun:
     """The record with other entries in some parts: ``altered(run, model={"dtype": "bfloat16"})``."""
+    changed = {}
     for name, part in parts.items():
-        new = (getattr(run, name) or {}) | part if isinstance(part, dict) else part
-        run = dataclasses.replace(run, **{name: new})
-    return run
+        if isinstance(part, dict):
+            present = getattr(run, name)
+            part = ({} if present is None else to_plain(present)) | part
+        changed[name] = as_parts(name, part)
+    return dataclasses.replace(run, **changed)
+
+
+#: The kinds of the parts that a record holds, and of those that it holds lists of.
+PARTS = {
+    "device": DevicePart,
+    "model": ModelPart,
+    "pages": PagePart,
+    "request": RequestPart,
+    "results": ResultPart,
+    "memory": MemoryPart,
+    "cache": CachePart,
+    "live_checks": CheckPart,
+    "probabilities": ProbabilitiesPart,
+}
+
+
+def as_parts(name: str, content: Any) -> Any:
+    """What a record holds by this name, from plain values, parts or lists of them; nothing is checked."""
+    if name == "kernels" and isinstance(content, dict):
+        return make_kernels(content)
+    if name not in PARTS or content is None:
+        return content
+    if isinstance(content, list):
+        return [as_parts(name, item) for item in content]
+    if isinstance(content, dict):
+        return make_part(PARTS[name], content)
+    return content
 
 
 def paced(run: PhaseRun, *factors: float, **only: str) -> PhaseRun:

@@ -1,10 +1,9 @@
 """A small Chrome trace written by hand, whose sums are known, and the kernel view of a GPU's record."""
 
-import dataclasses
 from typing import Any
 
 from conftest import GPU_RECORD
-from example_run import make_run
+from example_run import altered, make_run
 
 from ocr_phases import PhaseRun
 from ocr_phases.collectors.trace import KV_RANGE, Identity
@@ -106,4 +105,4 @@ def example_view() -> dict[str, Any]:
 
 
 def with_kernels(run: PhaseRun | None = None, view: dict[str, Any] | None = None) -> PhaseRun:
-    return dataclasses.replace(run or make_run(cuda=True), kernels=view or example_view())
+    return altered(run or make_run(cuda=True), kernels={"tool": "torch.profiler", **(view or example_view())})

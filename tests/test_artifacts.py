@@ -1,6 +1,5 @@
 """The files that an output turns into, and the boxes drawn on its page."""
 
-import dataclasses
 import re
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from conftest import GOLDEN
-from example_run import make_run, two_page_run
+from example_run import altered, make_run, two_page_run
 from grounding_texts import CASE, fuzzed, marked
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -21,6 +20,7 @@ from ocr_phases import PhaseRun
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.errors import CannotWrite
 from ocr_phases.files import MANIFEST_NAME, REPORT_FOLDER, check_names, folder_for, write_given
+from ocr_phases.record.parts import to_plain
 from ocr_phases.report import artifacts
 from ocr_phases.report.artifacts import EOS_TEXT, RESULTS, parse_geometry, result_markdown, write_artifacts
 from ocr_phases.show.page import LABEL_COLOURS, draw_marks, label_colour, place_tags, printable, region_boxes
@@ -39,7 +39,7 @@ FIGURE = {
 
 def test_pages_without_marks_give_the_first_alone():
     marked = two_page_run()
-    plain = dataclasses.replace(marked, model={**marked.model, "family": "deepseek-ocr"})
+    plain = altered(marked, model={**to_plain(marked.model), "family": "deepseek-ocr"})
     assert [len(artifacts.row_images(run, 0)) for run in (marked, plain)] == [2, 1]
 
 

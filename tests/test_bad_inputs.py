@@ -14,12 +14,11 @@ import struct
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conftest import PAGES, RECORD
-from example_run import make_run
+from example_run import altered, make_run
 from IPython.core.interactiveshell import InteractiveShell
 from refusals import refused
 from traitlets.config import Config
@@ -32,6 +31,7 @@ from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.explorer.view_data import boxes, markdown_html
 from ocr_phases.images import load_page, page_count
+from ocr_phases.record.parts import to_plain
 from ocr_phases.session import load_recorded
 
 _CPU_SECONDS = 10.0  # for an input of 100,000 characters: quadratic reading would take minutes
@@ -112,9 +112,9 @@ def test_a_record_that_would_fill_the_memory_is_refused(tmp_path):
 @pytest.mark.parametrize("model", [{"revision": "a" * 40}, {"revision": "seed:0"}, {"source": "org/name"}])
 def test_a_hub_id_is_not_taken_from_a_record(model):
     run, native = make_run(), {"name": "org/name", "implementation": "native"}
-    known = {**run.model, **native, "source": "built-in", "revision": "sha256:0"}
+    known = {**native, "source": "built-in", "revision": "sha256:0"}
     with refused():
-        load_recorded(replace(run, model=known | model))
+        load_recorded(altered(run, model=known | model))
 
 
 def test_frames_of_a_tiff_are_counted_and_found_in_time(tmp_path):
@@ -260,9 +260,9 @@ def bad(tmp_path_factory):
         "broken.pdf": b"%PDF-1.7 broken",
     }.items():
         (folder / name).write_bytes(content)
-    replace(run, pages=[{**run.page, "data": None}]).save(folder / "bare.json")
-    replace(run, pages=[{**run.page, "sha256": "1" * 64}]).save(folder / "smaller.json")
-    replace(run, model={**run.model, "revision": "sha256:" + "0" * 64}).save(folder / "retrained.json")
+    altered(run, pages=[{**to_plain(run.page), "data": None}]).save(folder / "bare.json")
+    altered(run, pages=[{**to_plain(run.page), "sha256": "1" * 64}]).save(folder / "smaller.json")
+    altered(run, model={"revision": "sha256:" + "0" * 64}).save(folder / "retrained.json")
     return folder
 
 

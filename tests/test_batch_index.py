@@ -42,7 +42,7 @@ def own(batch: tuple[Path, BatchIndex], tmp_path: Path) -> Path:
 
 def records(out: Path) -> dict[str, PhaseRun]:
     paths = [path for path in out.glob("pages/*/*/run.json") if path.read_text() != "{"]
-    return {run.page["file"]: run for run in map(PhaseRun.load, paths)}
+    return {run.page.file: run for run in map(PhaseRun.load, paths)}
 
 
 def test_pages_say_what_their_records_say(batch):

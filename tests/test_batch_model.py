@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from batch_example import QUICK, jobs, listening, make_pages, measured_here, run_jobs, statuses
 from conftest import GOLDEN, PAGES
+from example_run import altered
 from PIL import Image
 from refusals import refused
 from wording import says
@@ -21,6 +22,7 @@ from ocr_phases.cli import main
 from ocr_phases.errors import NotebookFailed
 from ocr_phases.files import MANIFEST_NAME
 from ocr_phases.models.load import resolve_device
+from ocr_phases.record.parts import to_plain
 
 SLIDE = PAGES / "slide.png"
 CAFE = os.fsdecode(b"caf\xe9.pdf")
@@ -66,7 +68,7 @@ def test_pages_of_a_pdf_are_measured_and_shown(
     for status, entry in zip(done, [*read_listing(out)][1:3], strict=True):
         folder = out / entry["folder"]
         run = PhaseRun.load(folder / "run.json")
-        assert (status["id"], run.page["file"], run.page["data"]) == (entry["id"], entry["page"], None)
+        assert (status["id"], run.page.file, run.page.data) == (entry["id"], entry["page"], None)
         report = (folder / "report.html").read_text()
         assert report.rstrip().endswith("</html>") and "at 7.0 an hour" in report
         assert f"{folder.relative_to(out)}/report.html" in (out / "index.html").read_text()
@@ -104,7 +106,7 @@ def test_a_report_that_alone_fails_leaves_its_page_measured(error, tmp_path, mon
     settings = {"model": "tiny", "device": "cpu", "dtype": None, "preset": None}
     (job,) = make_jobs([Page("slide.png", str(SLIDE))], settings)
     run, out = PhaseRun.load(GOLDEN / "run.json"), tmp_path / "out"
-    run.pages[0]["sha256"] = job.sha256
+    run = altered(run, pages=[to_plain(run.pages[0]) | {"sha256": job.sha256}])
     session = SimpleNamespace(run_inference=lambda *_, **__: run)
     monkeypatch.setattr("ocr_phases.session.kept_session", lambda **_: session)
 

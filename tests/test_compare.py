@@ -12,6 +12,7 @@ from wording import says
 from ocr_phases.analyse.comparison import COMPARE_COLUMNS
 from ocr_phases.analyse.statistics import LogMean, holm, log_ratio, spread
 from ocr_phases.cli import main
+from ocr_phases.record.parts import to_plain
 from ocr_phases.record.schema import Truth
 from ocr_phases.results.comparison import Comparison
 from ocr_phases.results.sweep import SweepResult
@@ -138,7 +139,7 @@ def test_limits():
         with refused():
             outcomes(pair, 10, metrics)
     # A measure of the text is judged by points.
-    heavy = [altered(base, results=[base.result | {"text": text}]) for text in (TEXT, TEXT[:-40])]
+    heavy = [altered(base, results=[to_plain(base.result) | {"text": text}]) for text in (TEXT, TEXT[:-40])]
     heavy = [run.with_truth(Truth(TEXT)) for run in heavy]
     assert outcomes(heavy, 0.1, ("cer",)) == {"cer": "worse"} != outcomes(heavy, 50, ("cer",))
     four_slower = [with_prefills(*[100] * 5), with_prefills(*[104] * 5)]

@@ -32,6 +32,7 @@ from ocr_phases.config import read_model_config
 from ocr_phases.families import FAMILIES
 from ocr_phases.models.weights import dummy_config
 from ocr_phases.models.wiring import NATIVES, family_of, native_config
+from ocr_phases.record.parts import to_plain
 from ocr_phases.session import fit
 from ocr_phases.show.results_many import end_to_end_html
 from ocr_phases.sweep_models import Cell
@@ -184,13 +185,13 @@ def test_several_pages_cost_what_their_cache_holds(pages, prompt, distinct, gold
     run = golden_session.run_inference(paths, prompt, **once)
     table = cost.run_cost(run)
     prefill, step = (table[table["phase"] == phase] for phase in ("prefill", "decode"))
-    assert prefill["kv_bytes"].sum() == run.cache["bytes"][0]
-    assert prefill["parameters"].sum() == run.model["parameters"]["total"]
-    assert step["kv_bytes"].sum() == run.cache["bytes"][2]  # in the middle of the run, rounded up
+    assert prefill["kv_bytes"].sum() == run.cache.bytes[0]
+    assert prefill["parameters"].sum() == run.model.parameters["total"]
+    assert step["kv_bytes"].sum() == run.cache.bytes[2]  # in the middle of the run, rounded up
     view = cost.VisionCall("global", 512)
-    one = cost.prefill_cost(run.model["config"], prompt_len=1, views=[view], dtype_bytes=4)
+    one = cost.prefill_cost(run.model.config, prompt_len=1, views=[view], dtype_bytes=4)
     assert ours(prefill)["sam"] == 2 * ours(one)["sam"]
-    text, experts = cost.read_architecture(run.model["config"]).text, step[step["part"] == "experts"].iloc[0]
+    text, experts = cost.read_architecture(run.model.config).text, step[step["part"] == "experts"].iloc[0]
     missed = 1 - text.num_experts_per_tok / text.n_routed_experts  # by one row, with routing uniform
     assert experts["weight_bytes"] / experts["parameters"] / 4 == pytest.approx(1 - missed**distinct)
 
@@ -199,7 +200,7 @@ def test_the_vendors_head_runs_over_every_position() -> None:
     run = PhaseRun.load(ROOT / "tests/golden/run.json")
     vendor = altered(run, model={"implementation": "vendor"})
     heads = [ours(cost.run_cost(each).query("phase == 'prefill'"))["lm_head"] for each in (run, vendor)]
-    assert heads[1] == heads[0] * run.request["prefill_len"]
+    assert heads[1] == heads[0] * run.request.prefill_len
 
 
 def test_the_tables_are_up_to_date() -> None:
@@ -216,28 +217,26 @@ CUDA = [path for made in ("h*-dummy-*", "families/h*00-[!b]*", "h*-invoice-*") f
 
 def needed(run: PhaseRun) -> dict[str, int]:
     """The peak of each phase by the cost model, of the cache that the record says."""
-    views = cost.vision_calls(
-        run.request["preset"], [page["grid"] for page in run.pages], run.model["family"]
-    )
+    views = cost.vision_calls(run.request.preset, [page["grid"] for page in run.pages], run.model.family)
     shape = {name: value for name, value in cost.run_shape(run).items() if name != "distinct_rows"}
-    held = run.cache.get("max_cache_len") or max(run.cache.get("entries") or run.cache["lengths"])
-    how = {**run.request, "attention": run.model["attention"]}
-    table = cost.memory_need(run.model["config"], views, how, cache_len=held, **shape).set_index("phase")
-    assert set(table["weight_bytes"]) == {run.memory["weights_bytes"]}
+    held = run.cache.max_cache_len or max(run.cache.entries or run.cache.lengths)
+    how = {**to_plain(run.request), "attention": run.model.attention}
+    table = cost.memory_need(run.model.config, views, how, cache_len=held, **shape).set_index("phase")
+    assert set(table["weight_bytes"]) == {run.memory.weights_bytes}
     return table["peak_bytes"].to_dict()
 
 
 def test_the_need_is_within_a_tenth_of_every_measured_peak() -> None:
     runs = {path.name: PhaseRun.load(path) for path in CUDA}
     away = {
-        (name, phase): peak / max(run.memory["peak_bytes"][phase]) - 1.0
+        (name, phase): peak / max(run.memory.peak_bytes[phase]) - 1.0
         for name, run in runs.items()
         for phase, peak in needed(run).items()
     }
     assert len(away) == 2 * len(CUDA) >= 32
     assert {key: off for key, off in away.items() if abs(off) >= 0.1} == {}
     # Allocations in a graph's own memory are in no peak.
-    eager = [name for name, run in runs.items() if run.model["strategy"] == run.request["vision"] == "eager"]
+    eager = [name for name, run in runs.items() if run.model.strategy == run.request.vision == "eager"]
     assert max(abs(off) for (name, _), off in away.items() if name in eager) < 0.01
 
 

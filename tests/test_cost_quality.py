@@ -21,6 +21,7 @@ from ocr_phases.batch.figures import page_run
 from ocr_phases.batch.index import PAGE_COLUMNS, REGION_COLUMNS, BatchIndex, add_truths, build_index
 from ocr_phases.batch.store import list_pages, page_status, read_listing, waiting_reports
 from ocr_phases.cli import main
+from ocr_phases.record.parts import to_plain
 from ocr_phases.record.schema import Truth
 from ocr_phases.results.comparison import Comparison
 from ocr_phases.results.sweep import SweepResult
@@ -89,7 +90,7 @@ def test_a_sweep_with_a_truth_ends_at_the_end_token_and_keeps_it(golden_session,
     found = golden_session.sweep(page, folder=folder, truth=tmp_path, **quick)
     assert states == ["measured", "kept"]  # what the page says is no setting of the measurement
     (run,) = found.runs.values()
-    assert run.truth_of() == Truth("# A slide", file="slide.md") and run.request["ignore_eos"] is False
+    assert run.truth_of() == Truth("# A slide", file="slide.md") and run.request.ignore_eos is False
     assert found.table["edit_distance"].notna().all()
     golden_session.sweep(page, folder=folder, **quick)
     assert states[2:] == ["measured"]
@@ -121,13 +122,13 @@ TEXT_HEAVY = make_run().text.replace("light", "heavy")  # type: ignore[union-att
 
 def test_the_text_of_every_row_is_compared_of_one_page_and_by_one_truth():
     base, alone = make_run(rows=2), make_run()
-    other = altered(base, results=[base.results[0], base.results[1] | {"text": TEXT_HEAVY}])
+    other = altered(base, results=[base.results[0], to_plain(base.results[1]) | {"text": TEXT_HEAVY}])
     (agreement,) = text_changes(base, other)["other"]
     found = text_changes(alone.with_truth(TRUTH), make_run(text=TEXT_HEAVY).with_truth(HEAVY))
     assert found["metric"].tolist() == ["agreement"]
     assert agreement == pytest.approx((1.0 + found["other"].item()) / 2)
     assert "row 2" in Comparison([base, other], ["a", "b"]).text_diff
-    assert text_changes(alone, altered(alone, pages=[alone.page | {"sha256": "0" * 64}])).empty
+    assert text_changes(alone, altered(alone, pages=[to_plain(alone.page) | {"sha256": "0" * 64}])).empty
     assert text_changes(alone, make_run(return_text=False)).empty
 
 
@@ -155,7 +156,7 @@ def test_pages_of_one_name_are_not_one_page(tmp_path):
     list_pages(jobs, tmp_path)
     for number, job in enumerate(jobs):
         run = ended(make_run(crops=number % 2 == 1, max_tokens=None if number % 2 else 40))
-        put_page(tmp_path, job, altered(run, pages=[run.page | {"sha256": job.sha256}]).to_json())
+        put_page(tmp_path, job, altered(run, pages=[to_plain(run.page) | {"sha256": job.sha256}]).to_json())
     pages = build_index(tmp_path).pages
     assert pages["page_id"].nunique() == 2
     assert pages["agreement"].tolist()[1::2] == [1.0, 1.0] and (pages["agreement"][::2] < 1.0).all()

@@ -60,7 +60,7 @@ def test_float32_tokens_equal_generate(preset, model):
     options = {"preset": preset, "max_new_tokens": 64, "repeats": 1, "warmup": 0}
     run = session.run_inference(PAGE, **options)
     once = session.run_inference(PAGE, generate=True, **options)
-    assert run.result["ids"] == once.result["ids"]
+    assert run.result.ids == once.result["ids"]
 
 
 def test_device_and_host_clocks_agree_on_a_synchronized_run(cuda_session):
@@ -68,11 +68,11 @@ def test_device_and_host_clocks_agree_on_a_synchronized_run(cuda_session):
     for phase in ("prefill", "decode"):
         rows = run.spans[run.spans["stage"] == phase]
         assert rows["device_ms"].to_numpy() == pytest.approx(rows["host_ms"].to_numpy(), rel=0.1, abs=0.5)
-    assert run.device["kind"] == "cuda"
+    assert run.device.kind == "cuda"
     assert run.versions["driver"]
-    assert run.memory["source"] == "cuda_peak_allocated"
-    assert run["prefill_peak_bytes"] > run.memory["weights_bytes"]
-    assert run.model["attention_kernels"] == ["flash_attention", "efficient_attention", "math"]
+    assert run.memory.source == "cuda_peak_allocated"
+    assert run["prefill_peak_bytes"] > run.memory.weights_bytes
+    assert run.model.attention_kernels == ["flash_attention", "efficient_attention", "math"]
 
 
 def test_out_of_memory_leaves_the_session_usable(cuda_session):
@@ -98,7 +98,7 @@ def test_strategies_equal_eager_and_are_reused(strategy, cuda_session):
     run = cuda_session.run_inference(PAGES / "receipt.png", strategy=strategy, verify=True, **options)
     assert run.results == eager.results
     assert not with_verdict(run_checks(run), "fail")
-    setup = run.model["strategy_setup"]
+    setup = run.model.strategy_setup
     assert setup["capture_ms"] > 0
     assert setup["prefill_capture_ms"] is None  # experts in float32 wait for the device
     assert (setup["compile_ms"] is None) == (strategy == "cuda_graph")
@@ -122,7 +122,7 @@ def test_a_captured_prefill_equals_one_that_is_not(preset):
     session = OCRSession.load("tiny", device="cuda", dtype="bfloat16")
     options = {"preset": preset, "max_new_tokens": 40, "strategy": "cuda_graph", "repeats": 2, "warmup": 0}
     run = session.run_inference(PAGE, **options)
-    assert run.model["strategy_setup"]["prefill_capture_ms"] > 0
+    assert run.model.strategy_setup["prefill_capture_ms"] > 0
     assert not with_verdict(run_checks(run), "fail")
     inputs = session.prepare(PAGE, preset=preset)
     (step,) = session.steps.values()
@@ -160,7 +160,7 @@ def test_compiled_vision_gives_the_same(cuda_session):
     options = {"preset": "gundam", "max_new_tokens": 24, "repeats": 1, "warmup": 0}
     eager = cuda_session.run_inference(PAGE, **options)
     run = cuda_session.run_inference(PAGE, vision="compiled", **options)
-    assert run.model["vision_setup"]["compile_ms"] > 0
+    assert run.model.vision_setup["compile_ms"] > 0
     assert run.results == eager.results
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from example_run import make_run
+from example_run import altered, make_run
 from kernel_example import example_view
 from mutants import mutants
 from refusals import APPROVED, refused
@@ -16,6 +16,7 @@ from ocr_phases.analyse import sentences as words
 from ocr_phases.analyse.checks import run_checks
 from ocr_phases.batch import figures
 from ocr_phases.cli import main
+from ocr_phases.record.parts import to_plain
 from ocr_phases.report.artifacts import result_markdown
 from ocr_phases.results.comparison import Comparison
 from ocr_phases.results.sweep import SweepResult
@@ -28,7 +29,7 @@ TEXT = "A title <|ref|>text<|/ref|><|det|>[[60, 40, 620, 90]]<|/det|>\nOne line 
 def with_floors(run):
     """The record with a measured model, device and conditions."""
     measured = PhaseRun.load(APPROVED.with_name("records") / "captured.json.gz")
-    return replace(run, device=measured.device, model=run.model | measured.model)
+    return altered(run, device=measured.device, model=to_plain(measured.model))
 
 
 BASES = [
@@ -59,7 +60,7 @@ def draw_everything(run, base):
     try:
         results.head_html(run), results.page(run).html()
     except OcrPhasesError as error:  # the embedded page is read when it is shown
-        assert run.page["file"] in str(error) or "image" in str(error)
+        assert run.page.file in str(error) or "image" in str(error)
 
 
 TABLES = ("stages", "tokens", "regions", "floors", "checks", "token_table")
@@ -142,7 +143,7 @@ def test_a_record_asks_for_settings_and_nothing_else(monkeypatch, tmp_path):
         "kernels": True, "kernel_trace": str(tmp_path / "out"), "kernel_steps": 9, "ceilings": False,
         "on_tokens": "x", "progress": "x", "page": "/etc/passwd", "self": "x", "new": "x",
     }  # fmt: skip
-    record = PhaseRun.from_dict(plain(replace(base, request=base.request | asked)))
+    record = PhaseRun.from_dict(plain(altered(base, request=to_plain(base.request) | asked)))
     seen = {}
 
     class Session:
@@ -156,6 +157,5 @@ def test_a_record_asks_for_settings_and_nothing_else(monkeypatch, tmp_path):
     assert not set(asked) & set(seen)
     assert {"repeats", "warmup", "seed", "max_new_tokens", "preset"} <= set(seen)
     monkeypatch.undo()
-    lost = {name: value for name, value in base.model.items() if name != "revision"}
     with refused():
-        repeat.load_recorded(replace(base, model=lost))
+        repeat.load_recorded(altered(base, model={"revision": None}))

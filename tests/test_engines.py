@@ -53,8 +53,8 @@ def found(run: PhaseRun, name: str) -> tuple[str, str]:
 
 def test_a_server_is_timed_as_far_as_it_tells_and_the_rest_is_missing(vllm: Fake, tmp_path: Path):
     run = measure(vllm)
-    assert (run.result["ids"], run.text) == (IDS, "".join(TOKENS))
-    assert (run.request["prefill_len"], run["decode_steps"]) == (276, len(IDS) - 1)
+    assert (run.result.ids, run.text) == (IDS, "".join(TOKENS))
+    assert (run.request.prefill_len, run["decode_steps"]) == (276, len(IDS) - 1)
     assert run["inter_token_ms"] > 0
     assert set(run.spans["stage"]) >= {"queue", "preprocess", "prefill", "decode_step"}
     assert run["ttft_ms"] == pytest.approx(run["prepare_ms"] + run["prefill_ms"], rel=0.2)
@@ -87,11 +87,11 @@ def test_stages_of_the_worker_lie_in_the_prefill(vllm: Fake):
     assert sam["host_start_ms"] + sam["host_ms"] <= whole["host_start_ms"] + whole["host_ms"]
     decode = run.spans[run.spans["phase"] == "decode"]
     assert (decode["stage"] == "language_model").sum() == 2 * (len(IDS) - 1)
-    assert run["vision_ms"] > 0 and run.model["dtype"] == "float32"
+    assert run["vision_ms"] > 0 and run.model.dtype == "float32"
     vllm.others = 1  # who shares the server may have run the stages
     run = measure(vllm)
     assert (run["prepare_ms"], run["vision_ms"]) == (None, None)
-    assert run.model["server"]["times"] == [{}, {}]
+    assert run.model.server["times"] == [{}, {}]
 
 
 def test_a_long_prompt_takes_several_forwards():
@@ -119,7 +119,7 @@ def test_other_dialects_are_timed_by_their_chunks_of_text(dialect, ids, told, ca
         run = measure(fake)
         with refused():
             measure(fake, **cannot)
-    assert (run.result["ids"], run["decode_steps"]) == (ids, len(TOKENS) - 1)
+    assert (run.result.ids, run["decode_steps"]) == (ids, len(TOKENS) - 1)
     assert found(run, "token_times") == ("note", f"chunks of text are timed: {told}")
     assert fake.bodies[0]["messages"][0]["content"][1]["text"].startswith("<|grounding|>")
     assert run["prepare_ms"] is None
@@ -140,7 +140,7 @@ def test_checks_say_what_a_server_did(vllm: Fake, does, size, name, verdict, tol
     vars(vllm).update(does)
     run, timed = measure(vllm, infer={"no_repeat_ngram_size": size}), name != "token_times"
     assert found(run, name) == (verdict, told)
-    assert (run.result["ids"], run["decode_ms"] > 0) == (IDS, True)
+    assert (run.result.ids, run["decode_ms"] > 0) == (IDS, True)
     assert (run["inter_token_ms"] is not None, run["decode_steps"]) == (timed, timed * (len(IDS) - 1))
     assert "--no-enable-prefix-caching" in run.checks.set_index("name").loc["fresh_prompt", "fix"]
     assert len({body["cache_salt"] for body in vllm.bodies}) == len(vllm.bodies)
@@ -153,7 +153,7 @@ def test_only_a_repeat_whose_tokens_came_together_is_left_out(vllm: Fake):
         vllm.a_chunk = 3 if done == 2 else 1
 
     run = measure(vllm, progress=joined, repeats=3)
-    assert (run.repeats, run.request["repeats"], run["decode_steps"]) == ([0, 1], 2, len(IDS) - 1)
+    assert (run.repeats, run.request.repeats, run["decode_steps"]) == ([0, 1], 2, len(IDS) - 1)
     assert run.spans.groupby("repeat")["stage"].value_counts().unstack().nunique().eq(1).all()
     told = "left out: 1 more repeat, with tokens that came together"
     assert found(run, "token_times") == ("note", told)
@@ -274,7 +274,7 @@ def test_verify_names_a_missing_bos_and_the_first_difference(vllm: Fake, tmp_pat
     assert main(["verify", str(PAGE), "--save", str(saved), *options]) == 1
     assert "token 5 of 8 is the first that differs (900, generate(): 31)" in capsys.readouterr().out
     run = PhaseRun.load(saved)
-    assert run.model["implementation"] == "server"
+    assert run.model.implementation == "server"
     assert found(run, "server_prompt")[0] == found(run, "parity")[0] == "fail"
     assert main(["profile", str(PAGE), "--model", "tiny", *OPTIONS, vllm.url]) == 2
     assert "--server has its model" in capsys.readouterr().err

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,7 +21,7 @@ import example_run
 import pytest
 from conftest import GOLDEN, NO_TORCH, PAGES
 from elements import Elements
-from example_run import make_run, page_image, two_page_run
+from example_run import altered, make_run, page_image, two_page_run
 from fake_server import TOKENS, served
 from golden_cases import seen_once
 from hypothesis import example, given
@@ -41,6 +40,7 @@ from ocr_phases.explorer.running import Live, start
 from ocr_phases.explorer.view_data import markdown_html
 from ocr_phases.families import FAMILIES
 from ocr_phases.models.load import load_tokenizer
+from ocr_phases.record.parts import to_plain
 from ocr_phases.settings import ModelSettings, Settings
 from ocr_phases.steps.execution import preparing
 
@@ -107,11 +107,11 @@ def heard(explorer, call):
 def test_a_new_panel_shows_one_of_the_package_s_records_which_are_of_every_family(tmp_path, monkeypatch):
     monkeypatch.setattr("ocr_phases.explorer.panel.shipped", shipped)
     explorer = Explorer(keep=tmp_path)
-    assert (explorer.run.page["file"], explorer.view, explorer.busy) == ("receipt.png", "page", False)
+    assert (explorer.run.page.file, explorer.view, explorer.busy) == ("receipt.png", "page", False)
     assert pages_asked(explorer) == [(str(PAGES / "receipt.png"), None)] and AGAIN not in explorer.head
     assert "data-read" in explorer.records and "data-own" not in explorer.records  # nobody may delete it
     runs = [PhaseRun.load(path) for path in shipped()]
-    assert {run.model.get("family", "deepseek-ocr") for run in runs} == set(FAMILIES)
+    assert {(run.model.family or "deepseek-ocr") for run in runs} == set(FAMILIES)
 
 
 def test_settings_are_what_the_browser_says(run):
@@ -230,8 +230,8 @@ def test_the_head_says_what_makes_a_record_doubtful_and_a_view_is_drawn_when_it_
     assert says(explorer.head, "Decode is", "No check failed") and "op-bar" in explorer.head
     row = {"wall_s": 4.0, "cpu_s": 4.0, "other_threads_s": 1.0, "waited_s": 0.0, "others": 0.0, "steal": 0.0}
     rows = [{"repeat": number, **row, "load_start": 1.0, "load_end": 1.0} for number in run.repeats]
-    device = {**run.device, "conditions": {"repeats": rows, "gpu": None}}
-    explorer = Explorer(runs=[replace(run, device=device)], keep=None)
+    device = {**to_plain(run.device), "conditions": {"repeats": rows, "gpu": None}}
+    explorer = Explorer(runs=[altered(run, device=device)], keep=None)
     assert "op-noisy" in explorer.head and f">{AGAIN}</button>" in explorer.head
     open_all(explorer, "checks")
     assert says(everything(explorer), "panel or other cells", "25 % of a core")
@@ -254,7 +254,7 @@ def test_tokens_regions_boxes_and_slowest_are_those_of_the_record(explorer, run)
     assert {box["region"] for box in page["boxes"]} == {0, 1, 2, 3, 4}
     assert all(0 <= box["box"][0] < box["box"][2] < page["size"][0] for box in page["boxes"])
     values = [-2.0] * run.token_count  # in every region but the picture, which has no text
-    doubted = replace(run, probabilities=[{"logprobs": values, "margins": values}])
+    doubted = altered(run, probabilities=[{"logprobs": values, "margins": values}])
     unsure = Explorer(runs=[doubted], keep=None).data
     assert unsure["uncertain"]["regions"] and "opv-uncertain" not in data["rendered"]
     assert unsure["rendered"].count('class="opv-uncertain"') == len(unsure["uncertain"]["regions"])
@@ -414,7 +414,7 @@ def test_a_file_that_is_no_record_is_told_and_changes_nothing(explorer, run, tmp
         assert [name in said for name in files] == [True, False, True] and len(explorer.runs) == 2
     if content == b"{":  # one in the folder of records is passed over
         explorer = Explorer(keep=tmp_path)
-        assert says(explorer.message, "wrong.json") and explorer.run.page["file"] == "receipt.png"
+        assert says(explorer.message, "wrong.json") and explorer.run.page.file == "receipt.png"
         explorer.view = "records"
         assert "<td>damaged: " in explorer.records
 
@@ -472,7 +472,7 @@ def test_a_run_is_measured_in_its_thread_watched_and_repeated_over_its_curve(qui
     asyncio.run(quick.measure())
     assert (quick.message, quick.busy, quick.live) == ("", False, {})
     first = quick.run
-    assert (first.token_count, first.repeats, first.page["file"]) == (6, [0, 1], "receipt.png")
+    assert (first.token_count, first.repeats, first.page.file) == (6, [0, 1], "receipt.png")
     ((thread, busy),) = threads
     assert busy and thread != threading.current_thread().name
     states = [state for state in seen if state]
@@ -561,7 +561,7 @@ def test_pages_and_presets_run_one_after_another(quick, tmp_path, monkeypatch):
     asyncio.run(quick.measure())
     assert ["waiting", "running", "failed", "failed"] in seen
     assert states()[2:] == ["failed", "failed"] and "not an image" in quick.rows[3].cells["steps"]
-    assert [run.page["preset"] for run in quick.runs[:2]] == ["tiny", "small"]
+    assert [run.page.preset for run in quick.runs[:2]] == ["tiny", "small"]
     assert len(kept_files(quick.folder)) == 2
     assert [what for what in told if what.startswith("loading: tiny at small needs ")]
     quick.view = "records"  # with rows that have no file to read
@@ -572,7 +572,7 @@ def test_a_server_s_address_is_a_model(quick):
         Browser(quick).form(model=f"{fake.url}#tiny", max_new_tokens=8)
         asyncio.run(quick.measure())
     assert quick.message == ""
-    assert quick.run.device["kind"] == "server" and quick.run.result["token_texts"] == TOKENS
+    assert quick.run.device.kind == "server" and quick.run.result.token_texts == TOKENS
     assert quick.data["texts"] == TOKENS and "Measure again" in quick.head
 
 

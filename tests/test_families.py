@@ -8,7 +8,6 @@ import copy
 import json
 import operator
 import re
-from dataclasses import replace
 from functools import reduce
 from typing import Any
 
@@ -16,6 +15,7 @@ import pandas as pd
 import pytest
 import torch
 from conftest import GOLDEN, GOLDEN_2, GOLDEN_UNLIMITED, PAGES, SMALL_SIZES
+from example_run import altered
 from golden_cases import RECORDINGS
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -179,7 +179,7 @@ def test_a_small_dummy_runs(name: str) -> None:
     asked, facts = f"dummy:{name},{SMALL[name]}", FAMILIES[name]
     session = OCRSession.load(asked, device="cpu")
     run = session.run_inference(RECEIPT, preset="small", max_new_tokens=2, **ONCE)
-    assert (run.model["name"], run.model["family"]) == (asked, name)
+    assert (run.model.name, run.model.family) == (asked, name)
     assert not with_verdict(run_checks(run), "fail")
     inputs = session.prepare(RECEIPT)  # as the recorded pages are
     assert (inputs.views[0].preset.name, *inputs.prompts) == (facts.preset().name, facts.text_of("markdown"))
@@ -195,7 +195,7 @@ def several_pages(unlimited_session) -> PhaseRun:
 
 def test_cache_facts_are_true_for_a_cache_that_stops_growing(several_pages, tmp_path):
     run = PhaseRun.load(several_pages.save(tmp_path / "run.json"))
-    prompt, cache = run.request["prefill_len"], run.cache
+    prompt, cache = run.request.prefill_len, run.cache
     assert [page["row"] for page in run.pages] == [0, 0]
     assert cache["window"] == WINDOW
     assert cache["lengths"] == list(range(prompt, prompt + 24))
@@ -318,7 +318,7 @@ def test_regions_and_times_are_shown_on_their_page(several_pages):
     text = OUTPUTS["multi"]["model_text"].removesuffix("<｜end▁of▁sentence｜>")
     pieces = re.findall(r"<PAGE>|<\|det\|>.*?<\|/det\|>|[^<]+", text)
     result = {"ids": [5] * len(pieces), "token_texts": pieces, "text": text}
-    run = replace(several_pages, results=[{**several_pages.results[0], **result}], probabilities=None)
+    run = altered(several_pages, results=[{**several_pages.results[0], **result}], probabilities=None)
     assert run.regions["page"].tolist() == [pd.NA, 0, 0, 1, 1, 1, 2]
     assert run.regions["decode_ms"].sum() == run.tokens_of(0)["device_ms"].sum() > 0
     html = results.page(run).html()

@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import GOLDEN, PAGES, RECORD
 from elements import Elements
-from example_run import make_run
+from example_run import altered, make_run
 from golden_cases import seen_once
 from grounding_texts import fuzzed
 from hypothesis import example, given, settings
@@ -32,6 +32,7 @@ from ocr_phases.collectors.live_checks import norm_layers
 from ocr_phases.errors import OutOfMemory
 from ocr_phases.files import LOCK_NAME
 from ocr_phases.models.load import Checkpoint
+from ocr_phases.record.parts import to_plain
 from ocr_phases.report.render import page_report
 from ocr_phases.show import page as page_view
 from ocr_phases.show import results
@@ -263,7 +264,7 @@ def test_verify_answers_by_exit_code(tmp_path, capsys):
     """What it prints of sound records is approved."""
     run = PhaseRun.load(RECORD)
     checks = [{**run.live_checks[0], "verdict": "fail"}, *run.live_checks[1:]]
-    record = dataclasses.replace(run, live_checks=checks).save(tmp_path / "run.json")
+    record = altered(run, live_checks=checks).save(tmp_path / "run.json")
     assert main(["verify", "--record", str(record)]) == 1
     assert re.search(r"not trust .*\b1 of \d+ .*failed", capsys.readouterr().out)
 
@@ -296,8 +297,13 @@ TEXT_RUN = make_run(max_tokens=8, repeats=1, embed=False, crops=False)
 @example("\x00\ud800<script>alert(1)</script>")
 def test_any_text_becomes_fragments_without_a_script(text):
     pieces = [text[start : start + 7] for start in range(0, len(text), 7)] or [""]
-    result = {**TEXT_RUN.result, "ids": list(range(len(pieces))), "token_texts": pieces, "text": text}
-    run = dataclasses.replace(TEXT_RUN, results=[result])
+    result = {
+        **to_plain(TEXT_RUN.result),
+        "ids": list(range(len(pieces))),
+        "token_texts": pieces,
+        "text": text,
+    }
+    run = altered(TEXT_RUN, results=[result])
     regions = page_view.regions_html(region_table(parse_grounding(text), run.token_table))
     elements = Elements(document := results.head_html(run) + results.text_html(text) + regions)
     assert not elements.open and not elements.stray

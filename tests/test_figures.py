@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 import matplotlib
 import numpy as np
 import pytest
-from example_run import SHAPES, make_run, paced
+from example_run import SHAPES, altered, make_run, paced
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
@@ -15,6 +15,7 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from wording import says
 
+from ocr_phases.record.parts import to_plain
 from ocr_phases.results.comparison import Comparison
 from ocr_phases.show.figures import PHASE_COLOURS, STAGE_COLOURS, STILL, figure_svg
 from ocr_phases.show.page import plot_region_types, regions_html, time_colour, type_colour
@@ -91,7 +92,7 @@ def test_a_long_record_has_as_many_marks_as_a_figure_has_room_for(plot):
 
 def test_latency_draws_both_clocks_where_the_host_reads_every_token():
     run = make_run(cuda=True)
-    seldom = dataclasses.replace(run, request={**run.request, "eos_check_every": 16})
+    seldom = altered(run, request={**to_plain(run.request), "eos_check_every": 16})
     for each, clocks in ((run, {"device, median", "host, median"}), (seldom, {"device, median"})):
         labels = set(plot_latency(each).axes[0].get_legend_handles_labels()[1])
         assert labels & {"device, median", "host, median"} == clocks

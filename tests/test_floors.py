@@ -22,6 +22,7 @@ from ocr_phases.analyse.floors import (
 )
 from ocr_phases.analyse.sentences import floor_sentence
 from ocr_phases.collectors.machine import measure_ceilings
+from ocr_phases.record.parts import CeilingsPart, make_part
 from ocr_phases.show import results
 from ocr_phases.show.figures import figure_png
 from ocr_phases.show.plots import plot_latency, plot_roofline
@@ -37,7 +38,7 @@ def recorded(ceilings: dict[str, Any] | None = None, name: str = "gundam") -> Ph
 def example(**options: Any) -> PhaseRun:
     """An invented record of the tiny model with ceilings of its own."""
     run = make_run(**options)
-    ceilings = H200 | {"matmul_dtype": run.model["dtype"], "launch_us": 2.5}
+    ceilings = H200 | {"matmul_dtype": run.model.dtype, "launch_us": 2.5}
     return altered(run, device={"ceilings": ceilings}, model={"config": TINY_CONFIG})
 
 
@@ -67,7 +68,7 @@ def test_a_floor_has_only_the_pairs_that_the_causal_mask_lets_through(rows: int)
     run = example(crops=False, rows=rows)
     floors = floor_table(run).set_index(["phase", "stage", "view"])["flops"]
     cost = stage_cost(run_cost(run)).set_index(["phase", "stage", "view"])["flops"]
-    length, text = run.request["prefill_len"], TINY_CONFIG["text_config"]
+    length, text = run.request.prefill_len, TINY_CONFIG["text_config"]
     channels = rows * text["num_hidden_layers"] * text["hidden_size"]
     seen = sum(4 * keys * channels for keys in range(1, length + 1))
     spared = 4 * length * length * channels - seen
@@ -81,7 +82,7 @@ def test_the_floor_rises_with_the_cache_by_its_bytes() -> None:
     run = recorded(H200)
     floors = decode_floor(run)
     assert list(floors.columns) == list(DECODE_FLOOR_COLUMNS)
-    assert floors["cache_len"].tolist() == run.cache["lengths"][1:]
+    assert floors["cache_len"].tolist() == run.cache.lengths[1:]
     rise = np.diff(floors["floor_ms"])
     assert rise == pytest.approx(np.full(len(rise), 61_440 / 4.3e12 * 1e3))
     middle = floors.iloc[(len(floors) - 1) // 2 + 1]
@@ -156,4 +157,5 @@ def test_a_session_takes_them_once_and_after_its_runs(golden_session, pixels_see
     page, asked = PAGES / "receipt.png", (False, True, True)
     runs = [session.run_inference(page, **options, ceilings=ceilings) for ceilings in asked]
     assert done == [0, 1, 0, 1, ("cpu", torch.float32), 0, 1]
-    assert [run.device["ceilings"] for run in runs] == [None, H200, H200]
+    ceilings = make_part(CeilingsPart, H200)
+    assert [run.device.ceilings for run in runs] == [None, ceilings, ceilings]

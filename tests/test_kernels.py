@@ -22,6 +22,7 @@ from ocr_phases.analyse import kernels as analyse
 from ocr_phases.cli import main
 from ocr_phases.collectors import kernels as measure
 from ocr_phases.collectors.trace import reduce_trace
+from ocr_phases.record.parts import KernelsPart, columns_of, to_plain
 from ocr_phases.show import results
 
 PAGE = PAGES / "slide.png"
@@ -124,7 +125,7 @@ def test_a_step_is_bound_by_the_host_or_as_its_floor_is(bound_by, share, pace, w
 def test_vision_is_ruled_out_of_replayed_steps_by_their_busy_time():
     graph = altered(with_kernels(), model={"strategy": "cuda_graph"})
     assert check_of(graph, "vision_in_prefill_only").verdict == "pass"
-    view = example_view()
+    view = to_plain(example_view())
     places = zip(view["stages"]["phase"], view["stages"]["stage"], strict=True)
     view["stages"]["phase"] = ["decode" if stage == "clip" else phase for phase, stage in places]
     assert check_of(with_kernels(view=view), "vision_in_prefill_only").verdict == "fail"
@@ -168,9 +169,9 @@ def test_the_cpu_profilers_ranges_nest_and_the_timed_record_stays(golden_session
     identity = ["repeat", *STAGE, "step"]
     pd.testing.assert_frame_equal(run.spans[identity], plain.spans[identity])
     view = run.kernels
-    assert view is not None and "error" not in view
-    assert view["decode_steps"]["step"] == [0, 1, 2]
-    stages = pd.DataFrame(view["stages"]).set_index(STAGE)
+    assert isinstance(view, KernelsPart)
+    assert view.decode_steps.step == [0, 1, 2]
+    stages = pd.DataFrame(columns_of(view.stages)).set_index(STAGE)
     assert {*stages.index} == {*run.spans[STAGE].itertuples(index=False, name=None)}
     assert stages.loc[("decode", "language_model", ""), "calls"] == 3
     sam, whole = stages["host_ms"]["prefill", "sam", "global"], stages["host_ms"]["prefill", "prefill", ""]
@@ -208,17 +209,17 @@ def test_busy_time_is_the_profilers_own(preset, monkeypatch):
     options = {"preset": preset, "max_new_tokens": 16, "repeats": 1}
     page = GOLDEN / "pages" / "a4_1240x1754.png"
     view = session.run_inference(page, **options, kernels=True, kernel_steps=8).kernels
-    assert view is not None and "error" not in view, view
+    assert isinstance(view, KernelsPart), view
     theirs = defaultdict(float)
-    stages = set(view["stages"]["stage"])
+    stages = set(view.stages.stage)
     for event in profilers[0].events():
         if event.name in stages and event.device_type == torch.autograd.DeviceType.CPU:
             theirs[event.name] += _device_us(event, stages) / 1e3
-    ours = pd.DataFrame(view["stages"]).groupby("stage")["busy_ms"].sum()
+    ours = pd.DataFrame(columns_of(view.stages)).groupby("stage")["busy_ms"].sum()
     for stage, ms in theirs.items():
         assert ours[stage] == pytest.approx(ms, rel=0.03, abs=0.005), stage
-    assert {*view["decode_steps"]["host_syncs"]} == {1}
-    assert ("decode", "kv_update") in zip(view["parts"]["phase"], view["parts"]["part"], strict=True)
+    assert {*columns_of(view.decode_steps)["host_syncs"]} == {1}
+    assert ("decode", "kv_update") in zip(view.parts.phase, view.parts.part, strict=True)
 
 
 def _device_us(event, stages):

@@ -33,7 +33,7 @@ def test_every_record_shows_itself_its_tables_and_its_plots(shape):
     assert "nan" not in elements.said
     prefill = "" if run["prefill_ms"] is None else ms_text(run["prefill_ms"])
     assert prefill in elements.said.replace("\N{NO-BREAK SPACE}", " ")
-    assert shown["text/plain"].startswith(run.page["file"])
+    assert shown["text/plain"].startswith(run.page.file)
     if len(run.pages) > 1:
         rows = [f"row {row + 1}: {page['file']}" for row, page in enumerate(run.pages)]
         assert all(row in shown["text/plain"] for row in rows)
@@ -55,7 +55,7 @@ def test_figures_tables_pages_and_paths_show_themselves(tmp_path):
         assert Elements(table.head(1)._repr_html_()).tags() >= {"table"}
     verdict_first = Elements(run.checks._repr_html_()).said
     assert verdict_first.index("verdict") < verdict_first.index("measured")
-    assert run.page["file"] in run.page._repr_mimebundle_()["text/plain"]
+    assert run.page.file in run.page._repr_mimebundle_()["text/plain"]
     assert "img" in Elements(run.page._repr_mimebundle_()["text/html"]).tags()
     assert "run.json" in run.save(tmp_path / "run.json")._repr_html_()
     found = {name for name in dir(run.plot) if not name.startswith("_")}
@@ -116,7 +116,7 @@ def test_a_trace_has_every_span_of_every_clock_and_they_nest(path, tmp_path, cap
     run = PhaseRun.load(path)
     assert {event["ph"] for event in events} == {"M", "X"}
     complete = [event for event in events if event["ph"] == "X"]
-    assert len(complete) == (2 if run.device["kind"] == "cuda" else 1) * len(run.spans)
+    assert len(complete) == (2 if run.device.kind == "cuda" else 1) * len(run.spans)
     host = sum(event["dur"] for event in complete if event["tid"] == 1)
     assert host == pytest.approx(1e3 * run.spans["host_ms"].sum())
     lanes = {}
@@ -126,7 +126,7 @@ def test_a_trace_has_every_span_of_every_clock_and_they_nest(path, tmp_path, cap
     named = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
     assert named == set(lanes)
     names = {(event["pid"], event["args"]["name"]) for event in events if event["name"] == "process_name"}
-    assert names == {(number, f"repeat {number}: {run.page['file']}") for number, _ in lanes}
+    assert names == {(number, f"repeat {number}: {run.page.file}") for number, _ in lanes}
     for lane in lanes.values():
         # Within a lane a span lies in the one before it or behind it, as a viewer draws them.
         open_until = []

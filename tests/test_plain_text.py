@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from ocr_phases import PhaseRun
 from ocr_phases.cli import main
+from ocr_phases.record.parts import to_plain
 from ocr_phases.report.render import render_html
 from ocr_phases.results.comparison import Comparison
 from ocr_phases.results.sweep import SweepResult
@@ -99,7 +100,10 @@ def test_figures_draw_names_letter_by_letter() -> None:
     """Every plot of a record, a comparison and a sweep."""
     region = f"<|ref|>{HOSTILE}<|/ref|><|det|>[[1, 2, 300, 400]]<|/det|>\nsome words {HOSTILE} "
     runs = [make_run(seed=seed, text=region * 3, page_name=HOSTILE) for seed in (0, 1)]
-    runs = [altered(run, model={"name": HOSTILE}, pages=[run.page | {"preset": HOSTILE}]) for run in runs]
+    runs = [
+        altered(run, model={"name": HOSTILE}, pages=[to_plain(run.page) | {"preset": HOSTILE}])
+        for run in runs
+    ]
     sweep = SweepResult({HOSTILE: runs[0], "b": altered(runs[1], model={"name": "b"})}, failed_cells())
     drawn = ""
     for each in (runs[0], Comparison(runs, [HOSTILE, "b"]), sweep):

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import torch
 from conftest import PAGES
-from example_run import EOS, make_run
+from example_run import EOS, altered, make_run
 from golden_cases import captured
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,6 +24,7 @@ from ocr_phases.analyse.sentences import uncertain_sentence, verdict
 from ocr_phases.collectors.probabilities import Sureness, token_probabilities
 from ocr_phases.inputs.packing import DeviceInputs
 from ocr_phases.models.wiring import family_of
+from ocr_phases.record.parts import to_plain
 from ocr_phases.show import results
 from ocr_phases.show.page import region_boxes
 
@@ -111,7 +112,7 @@ def test_a_record_keeps_them(golden_session: OCRSession, run: PhaseRun) -> None:
     assert PhaseRun.from_dict(run.to_dict()).probabilities == run.probabilities
     assert "token_probabilities" not in run.request  # older records are of the same request
     inputs = golden_session.prepare(PAGES / "receipt.png", preset="tiny").to("cpu", torch.float32)
-    (wanted,) = token_probabilities(golden_session.model, inputs, [run.result["ids"]])
+    (wanted,) = token_probabilities(golden_session.model, inputs, [run.result.ids])
     assert all(row[part] == pytest.approx(wanted[part], abs=TOLERANCE) for part in wanted)
 
 
@@ -141,10 +142,10 @@ def with_texts(contents: list[str], logprobs: list[float | None] | None, split: 
         for number, content in enumerate(contents)
     )
     texts = [text[start : start + split] for start in range(0, len(text), split)] + [EOS]
-    result = EXAMPLE.result | {"text": text, "ids": list(range(len(texts))), "token_texts": texts}
+    result = to_plain(EXAMPLE.result) | {"text": text, "ids": list(range(len(texts))), "token_texts": texts}
     values = [logprobs[number % len(logprobs)] for number in range(len(texts))] if logprobs else None
     known = values and [{"logprobs": values, "margins": values}]
-    return replace(EXAMPLE, results=[result], probabilities=known)
+    return altered(EXAMPLE, results=[result], probabilities=known)
 
 
 @settings(deadline=None, max_examples=15)

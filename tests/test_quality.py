@@ -27,6 +27,7 @@ from ocr_phases.analyse.quality import check_for_pages, load_truth, quality_of
 from ocr_phases.analyse.sentences import key_metrics
 from ocr_phases.analyse.text import plain_text, text_measures, word_edits
 from ocr_phases.cli import main
+from ocr_phases.record.parts import to_plain
 from ocr_phases.record.schema import TrueRegion, Truth
 from ocr_phases.show import results
 from ocr_phases.show.quality import edits_html, quality_html
@@ -195,7 +196,7 @@ def test_what_is_no_truth_or_has_no_quality_is_one_sentence(tmp_path: Path) -> N
     run = make_run(text="a")
     for asked in (
         lambda: run.quality(Truth("", file="page.txt")),
-        lambda: altered(run, results=[run.result | {"text": None}]).quality(Truth("a")),
+        lambda: altered(run, results=[to_plain(run.result) | {"text": None}]).quality(Truth("a")),
         lambda: run.quality(tmp_path / "missing.md"),
         lambda: load_truth(tmp_path / "x.txt"),
         *(lambda suffix=suffix: check_for_pages(tmp_path / f"page.{suffix}", 2) for suffix in ("json", "md")),

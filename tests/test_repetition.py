@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ocr_phases import PhaseRun
 from ocr_phases.analyse.repetition import LIMIT_TOKENS, find_repetitions, repetition_table
+from ocr_phases.record.parts import to_plain
 
 SENTENCE = "All goods remain the property of the seller until they are paid for in full. "
 
@@ -67,10 +68,10 @@ def test_a_digit_without_an_end_and_whatever_the_limit_cuts_are_loops():
 
 def test_the_table_of_a_record_counts_tokens_and_their_time():
     run, words = PhaseRun.load(RECORD), tokens(SENTENCE)
-    texts, period = run.result["token_texts"], len(words)
+    texts, period = run.result.token_texts, len(words)
     times = (len(texts) - 10) // period
     looping = [*texts[:10], *words * times, *texts[10 + times * period :]]
-    loop = altered(run, results=[run.result | {"token_texts": looping, "text": "".join(looping)}])
+    loop = altered(run, results=[to_plain(run.result) | {"token_texts": looping, "text": "".join(looping)}])
     (row,) = repetition_table(loop).to_dict("records")
     assert (row["row"], row["period"], row["times"]) == (0, period, times)
     spent = run.tokens["device_ms"]

@@ -142,7 +142,7 @@ def test_papermill_runs_any_notebook_by_our_engine(tmp_path, monkeypatch):
     papermill.execute_notebook(source, "out.ipynb", asked, engine_name="ocr_phases", progress_bar=False)
     check_shown(tmp_path / "out.ipynb")
     measured = PhaseRun.load(tmp_path / "out" / "run.json")
-    assert (measured["tokens"], measured.repeats, measured.page["file"]) == (4, [0], "slide.png")
+    assert (measured["tokens"], measured.repeats, measured.page.file) == (4, [0], "slide.png")
 
 
 def check_shown(path):

@@ -25,6 +25,7 @@ from ocr_phases.collectors.live_checks import host_syncs
 from ocr_phases.errors import Interrupted
 from ocr_phases.families import FAMILIES
 from ocr_phases.models.load import TokenReader, load_tokenizer
+from ocr_phases.record.parts import KernelsFailed
 
 RECEIPT = PAGES / "receipt.png"
 BLANK = Image.new("RGB", (300, 300), "white")  # which tiny reads as 15 tokens
@@ -41,7 +42,7 @@ def run(tiny_session):
 
 def test_tiny_reads_the_receipt_as_generate_does(tiny_session, run):
     truth = json.loads((PAGES / "receipt.json").read_text())["regions"]
-    assert run.result["finish_reason"] == "eos"
+    assert run.result.finish_reason == "eos"
     regions = parse_grounding(run.text).regions
     assert len(regions) == len(truth) == run.token_table["region"].nunique()
     assert {"title", "text", "table", "image"} <= {region.label for region in regions}
@@ -49,21 +50,21 @@ def test_tiny_reads_the_receipt_as_generate_does(tiny_session, run):
         assert difflib.SequenceMatcher(None, mine.text, true["text"]).ratio() > 0.9
     sixty = {**CHEAP, "preset": None, "max_new_tokens": 60}
     once = tiny_session.run_inference(RECEIPT, **sixty, generate=True)
-    assert once.result["ids"] == run.result["ids"][:60]
+    assert once.result["ids"] == run.result.ids[:60]
     assert once["generate_ms"] > 0
     assert once["prefill_ms"] is once["tokens_per_s"] is None
 
 
 def test_the_record_holds_what_it_promises(tiny_session, run):
-    assert (run.page["file"], len(run.page["sha256"]), run.page["grid"]) == ("receipt.png", 64, [1, 1])
-    assert (run.page["image_tokens"], run.page["text_tokens"]) == (111, 18)
-    assert run.request["prefill_len"] == run.cache["lengths"][0] == 129
+    assert (run.page.file, len(run.page.sha256), run.page.grid) == ("receipt.png", 64, [1, 1])
+    assert (run.page.image_tokens, run.page.text_tokens) == (111, 18)
+    assert run.request.prefill_len == run.cache.lengths[0] == 129
     assert run.versions["torch"] and run.versions["transformers"]
-    assert run.device["kind"] == "cpu"
-    assert run.model["parameters"]["total"] > 9e6
-    assert run.model["revision"].startswith("sha256:")
+    assert run.device.kind == "cpu"
+    assert run.model.parameters["total"] > 9e6
+    assert run.model.revision.startswith("sha256:")
     # Keys and values of 4 layers, 4 heads of 64, float32.
-    assert run.cache["bytes_per_token"] == 2 * 4 * 4 * 64 * 4
+    assert run.cache.bytes_per_token == 2 * 4 * 4 * 64 * 4
     other = {check["name"]: check["verdict"] for check in run.live_checks if check["verdict"] != "pass"}
     assert other == {"host_syncs": "n/a"}  # of a CPU
     stages = run.spans.groupby("phase")["stage"].unique()
@@ -71,7 +72,7 @@ def test_the_record_holds_what_it_promises(tiny_session, run):
     assert set(stages["decode"]) == {"decode", "decode_step", "language_model", "lm_head", "sampling"}
     # The vendor's compression counts the output with its end token, tokenised again.
     assert run["text_tokens"] == len(tiny_session.encode(run.text + tiny_session.tokenizer.eos_token))
-    assert run["valid_image_tokens"] == 100 and run.result["finish_reason"] == "eos"
+    assert run["valid_image_tokens"] == 100 and run.result.finish_reason == "eos"
     assert run["compression_ratio"] == run["text_tokens"] / 100
 
 
@@ -103,8 +104,8 @@ def test_tokens_are_streamed_and_the_callers_random_numbers_stay(way, golden_ses
         progress=lambda *counts: done.append(counts),
     )
     assert done == [(0, 2), (1, 2), (2, 2)]
-    assert told == {-1: run.result["ids"], 0: run.result["ids"]}
-    assert run.result["finish_reason"] == "length"
+    assert told == {-1: run.result.ids, 0: run.result.ids}
+    assert run.result.finish_reason == "length"
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -120,7 +121,7 @@ def test_an_interrupt_keeps_finished_repeats(golden_session):
         golden_session.run_inference(SMALL, **FEW, on_tokens=lambda repeat, _: repeat == 2 and interrupt())
     run = golden_session.last_run
     assert run is caught.value.run
-    assert (run.repeats, run.request["repeats"]) == ([0, 1], 2)
+    assert (run.repeats, run.request.repeats) == ([0, 1], 2)
     (check,) = (check for check in run_checks(run) if check.name == "interrupted")
     assert (check.verdict, check.measured[:6]) == ("note", "2 of 3")
     assert caught.value._render_traceback_() == [str(caught.value)]
@@ -170,9 +171,9 @@ def test_a_failure_after_the_repeats_keeps_them(error, golden_session, afterward
     with pytest.warns(UserWarning, match="no token probabilities"), pytest.warns(match="no ceilings"):
         run = golden_session.run_inference(SMALL, **afterwards)
     assert run["tokens"] == 4
-    assert run.probabilities is run.device["ceilings"] is None
+    assert run.probabilities is run.device.ceilings is None
     assert [check["verdict"] for check in run.live_checks if check["name"] == "parity"] == ["n/a"]
-    assert run.kernels == {"error": f"{type(error).__name__}: {error}"}
+    assert run.kernels == KernelsFailed(error=f"{type(error).__name__}: {error}")
     assert str(error) in verdict(run)
 
 
@@ -196,10 +197,10 @@ def test_options_reach_the_run(tiny_session):
     assert again.result == plain.result == made(generate=True).result
     assert again.token_table["source"].tolist() == ["decode"] * again["decode_steps"] == ["decode"] * 15
     for run, end in ((plain, (15, "eos")), (ignored, (17, "length"))):
-        assert (run["tokens"], run.result["finish_reason"]) == end
+        assert (run["tokens"], run.result.finish_reason) == end
     one = made(max_new_tokens=1, return_text=False, embed_page=False)
     assert one["text"] is one.page_image() is one["inter_token_ms"] is None
-    assert (one["tokens"], one["decode_steps"], one.result["token_texts"]) == (1, 0, [""])
+    assert (one["tokens"], one["decode_steps"], one.result.token_texts) == (1, 0, [""])
     few = {"infer": {"temperature": 3.0}, "max_new_tokens": 4}
     sampled = [made(**few, seed=seed).result["ids"] for seed in (1, 1, 2)]
     assert sampled[0] == sampled[1] != sampled[2]
@@ -252,8 +253,8 @@ def test_a_model_object_is_measured_as_it_is(change, model, plain, tiny_session)
     run = session.run_inference(SMALL, **AS_IT_IS)
     assert session.model is changed
     if change is not quantised:  # which rounds
-        assert run.result["ids"] == plain.result["ids"]
-    assert (run.model["name"], run.model["family"]) == ("mine", plain.model["family"])
+        assert run.result.ids == plain.result["ids"]
+    assert (run.model.name, run.model.family) == ("mine", plain.model["family"])
     assert not [check for check in run.live_checks if check["verdict"] == "fail"]
     assert PhaseRun.from_json(run.to_json()).floors.equals(run.floors)
 
@@ -285,8 +286,8 @@ def test_the_same_weights_run_with_another_attention_and_dtype(model, plain, tin
     assert tiny_session.with_model(attention="sdpa", dtype="float32") is tiny_session
     other = tiny_session.with_model(attention="eager", dtype="bfloat16")
     run = other.run_inference(SMALL, **AS_IT_IS, ceilings=False)
-    assert (run.model["attention"], run.model["dtype"]) == ("eager", "bfloat16")
-    assert run.result["ids"] == plain.result["ids"]
+    assert (run.model.attention, run.model.dtype) == ("eager", "bfloat16")
+    assert run.result.ids == plain.result["ids"]
     assert tiny_session.model.dtype == torch.float32
     at_hand = OCRSession.from_model(model, tiny_session.tokenizer)
     assert at_hand.with_model(attention="sdpa") is at_hand

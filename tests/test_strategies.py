@@ -150,12 +150,12 @@ def test_compiled_steps_equal_eager_and_are_made_once(tmp_path):
     one_file = {"cpp_wrapper": True, "cpp.vec_isa_ok": False, "cpp_cache_precompile_headers": False}  # of C++
     with torch._inductor.config.patch(one_file):
         run = session.run_inference(RECEIPT, strategy="compiled", verify=True, **options)
-    assert run.results == eager.results and run.cache["lengths"] == eager.cache["lengths"]
-    setup = run.model["strategy_setup"]
+    assert run.results == eager.results and run.cache.lengths == eager.cache.lengths
+    setup = run.model.strategy_setup
     assert setup["compile_ms"] > 0
     assert (setup["max_cache_len"], setup["capture_ms"], setup["reused"]) == (8192, None, False)
-    assert run.cache["allocated_bytes"] == setup["allocated_bytes"] == 8192 * run.cache["bytes_per_token"]
-    assert (run.model["decode_experts"], run.request["eos_check_every"]) == ("batched_mm", 16)
+    assert run.cache.allocated_bytes == setup["allocated_bytes"] == 8192 * run.cache.bytes_per_token
+    assert (run.model.decode_experts, run.request.eos_check_every) == ("batched_mm", 16)
     stages, eagerly = (made.spans.groupby("phase")["stage"].unique() for made in (run, eager))
     assert set(stages["decode"]) == {"decode", "decode_step", "sampling"}
     assert set(stages["prefill"]) == set(eagerly["prefill"])
@@ -188,7 +188,7 @@ def test_compiled_vision_is_made_once_a_shape_and_gives_the_same(traced, golden_
         runs = [session.run_inference(RECEIPT, vision="compiled", **options) for _ in range(2)]
     made = [" ".join((text.split()[1], text.split(" (")[1])) for text in told]
     assert made == ["SAM 1 of 2)", "CLIP 2 of 2)"]
-    took = {run.model["vision_setup"]["compile_ms"] for run in runs}
+    took = {run.model.vision_setup["compile_ms"] for run in runs}
     assert len(took) == 1 and plain.model["vision_setup"] is None
     # The stages are timed around the compiled encoders, and the encoders are themselves again afterwards.
     stages = session.family.stages(session.model)

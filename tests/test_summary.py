@@ -18,7 +18,7 @@ def test_repeats_agree_with_the_record_and_the_slow_step_is_the_only_outlier() -
     steps = step_table(run)
     assert steps.loc[steps["outlier"], "step"].tolist() == [60]
     row = steps.iloc[60]
-    token = [run.result["token_texts"][61], run.request["prefill_len"] + 61]
+    token = [run.result.token_texts[61], run.request.prefill_len + 61]
     assert row[["text", "cache_len"]].tolist() == token
     assert row["device_ms_p10"] <= row["device_ms"] <= row["device_ms_p90"]
     many = make_run(repeats=10)  # fewer have the least and the greatest, as approved

@@ -72,7 +72,7 @@ def test_only_what_is_missing_or_changed_is_measured(golden_session, folder):
     assert told == [(TWO, 0, 1), (TWO, 1, 1)]
     runs = SweepResult.load(folder).runs
     assert [len(run.results) for run in runs.values()] == [1, 2]
-    assert all(run.token_count == 2 and run.request["ignore_eos"] for run in runs.values())
+    assert all(run.token_count == 2 and run.request.ignore_eos for run in runs.values())
     assert [run.page_image() is None for run in runs.values()] == [False, True]
     # Another request, another version and a file that is no record: each is measured again.
     with refused():  # beside one not asked for
@@ -128,7 +128,7 @@ def test_attention_and_dtype_are_axes(golden_session, folder, monkeypatch):
     new = {f"{ONE}{end}": "measured" for end in others}
     assert states(golden_session, folder, **axes) == {ONE: "kept"} | new
     runs = SweepResult.load(folder).runs
-    made = {cell: (run.model["attention"], run.model["dtype"]) for cell, run in runs.items()}
+    made = {cell: (run.model.attention, run.model.dtype) for cell, run in runs.items()}
     asked = itertools.product(["sdpa", "eager"], ["float32", "bfloat16"])
     assert made == dict(zip((ONE, *new), asked, strict=True))
     # A session of another dtype is another sweep.

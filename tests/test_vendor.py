@@ -76,8 +76,8 @@ def test_the_published_infer_by_name(session):
         run = session.run_inference(SMALL, infer=name, **options)
         spelled = {"infer": {"temperature": 0, "no_repeat_ngram_size": size}, "autocast": True}
         whole = session.run_inference(SMALL, generate=True, **spelled, **options)
-        assert run.result["ids"] == whole.result["ids"]
-        assert (run.request["autocast"], run.request["infer"]) == (True, whole.request["infer"])
+        assert run.result.ids == whole.result.ids
+        assert (run.request.autocast, run.request.infer) == (True, whole.request.infer)
     for wrong in (
         {"infer": "vendor"},
         {"infer": "published", "autocast": False},
@@ -95,11 +95,11 @@ def test_cuda_calls_can_be_ignored_on_a_cpu(session, standin, tmp_path):
     plain = session.run_inference(SMALL, **options)
     for way in (False, True):
         run = on_cpu.run_inference(tmp_path / "page.png", generate=way, **options)
-        assert run.result["ids"] == plain.result["ids"]
-    assert (run.model["cuda_calls"], plain.model["cuda_calls"]) == ("ignore", None)
+        assert run.result.ids == plain.result["ids"]
+    assert (run.model.cuda_calls, plain.model["cuda_calls"]) == ("ignore", None)
     assert "cuda" not in vars(torch.Tensor)  # only while a forward runs
     again = repeat_run(run, device="cpu", trust_remote_code=True, ceilings=False)
-    assert again.result["ids"] == run.result["ids"]
+    assert again.result["ids"] == run.result.ids
 
 
 @pytest.mark.cuda
@@ -186,12 +186,12 @@ def test_each_folder_runs_its_own_code(standin, tmp_path, monkeypatch):
     sessions = [load(folder) for folder in (first, second, copy_of(second, tmp_path / "alone"))]
     options = {"preset": SMALL_PRESET, "max_new_tokens": 8, **QUICK}
     runs = [session.run_inference(SMALL, **options) for session in sessions]
-    for one, other, same in zip(*((run.result["ids"], run.model["revision"]) for run in runs), strict=True):
+    for one, other, same in zip(*((run.result.ids, run.model.revision) for run in runs), strict=True):
         assert one != other == same
     monkeypatch.chdir(standin)
     here = load(".").checkpoint
     assert (here.name, here.source) == ("standin", str(standin))
-    assert here.revision == runs[0].model["revision"]
+    assert here.revision == runs[0].model.revision
     broken = first / "deepencoder.py"
     broken.write_text(broken.read_text().replace(*CUDA_IMAGES))  # the folder's code of now, not of before
     refuse(first)

@@ -67,20 +67,21 @@ def run_checks(run: Record) -> list[Verdict]:
 
     The expectations are for a model of the published size on a GPU: other records have none.
     """
-    parameters = (run.model.get("parameters") or {}).get("total", 0)
-    published = run.device["kind"] == "cuda" and parameters >= _PUBLISHED_PARAMETERS
+    parameters = (run.model.parameters or {}).get("total", 0)
+    published = run.device.kind == "cuda" and parameters >= _PUBLISHED_PARAMETERS
     return run_rules(run) + (_expectations(run) if published else [])
 
 
 def run_rules(run: Record) -> list[Verdict]:
     """The checks that say whether a record may be believed, without the expectations."""
-    live, checks = {check["name"]: check for check in run.live_checks}, []
+    live = {check.name: check for check in run.live_checks}
+    checks = []
     for name in dict.fromkeys([*RULES, *live]):
         if name in _FROM_RECORD:
             check = _FROM_RECORD[name](run)
         elif name in live:
-            verdict, measured = live[name].get("verdict", "n/a"), live[name].get("measured", "")
-            check = Verdict(verdict, measured, expected=live[name].get("expected", ""))
+            found = live[name]
+            check = Verdict(found.verdict or "n/a", found.measured or "", expected=found.expected or "")
         else:
             check = Verdict("n/a", _why_missing(run, name))
         checks.append(_worded(run, name, check))
@@ -110,9 +111,9 @@ def worst_verdict(checks: Sequence[Verdict]) -> str:
 def _worded(run: Record, name: str, check: Verdict) -> Verdict:
     """The check with the texts of its row in ``checks.toml``, of which some depend on the run."""
     texts = (_RULE_TEXTS | EXPECTATIONS).get(name, _UNKNOWN)
-    low = run.request.get("autocast") or run.model["dtype"] != "float32"
+    low = run.request.autocast or run.model.dtype != "float32"
     rest = "or a tie where they first differ" if low else "all of them"
-    every = count_text(run.request.get("eos_check_every", 1), "step")
+    every = count_text((run.request.eos_check_every or 1), "step")
     expected = check.expected or texts["expected"].format(every=every, rest=rest)
     why = texts.get("why", "A rule of thumb for the full model on any GPU.")
     return check._replace(name=name, expected=expected, why=why, fix=texts["fix"])
@@ -121,11 +122,11 @@ def _worded(run: Record, name: str, check: Verdict) -> Verdict:
 def _why_missing(run: Record, name: str) -> str:
     of_steps = name in ("single_token_steps", "cache_reused", "mask_handed_over")
     reasons = {
-        "a one-shot generate() run has no phases": run.request.get("generate"),
+        "a one-shot generate() run has no phases": run.request.generate,
         "not requested: ocr-phases verify compares with generate()": name == "parity",
         _NO_STEPS.measured: of_steps and not summary(run)["decode_steps"],
-        "a server does not show it": run.model.get("implementation") == "server",
-        f"{run.model['strategy']} steps do not call the model's forward": run.model["strategy"] != "eager",
+        "a server does not show it": run.model.implementation == "server",
+        f"{run.model.strategy} steps do not call the model's forward": run.model.strategy != "eager",
     }
     return next((reason for reason, holds in reasons.items() if holds), "this record lacks it")
 
@@ -144,16 +145,16 @@ def _vision_in_prefill_only(run: Record) -> Verdict:
     ran, profiled = vision_in_decode(run) if has_kernels(run) else (None, "")
     if ran:
         return Verdict("fail", profiled)
-    eager = run.model["strategy"] == "eager"
+    eager = run.model.strategy == "eager"
     if ran is None and not eager:
-        return Verdict("n/a", f"{run.model['strategy']} steps show no stages")
+        return Verdict("n/a", f"{run.model.strategy} steps show no stages")
     seen = f"no vision span among {len(decode):,} of decode" if eager else ""
     return Verdict("pass", "; ".join(filter(None, (seen, profiled))))
 
 
 def _cache_linear(run: Record) -> Verdict:
-    held, sizes = run.cache.get("entries") or run.cache.get("lengths") or [], run.cache.get("bytes") or []
-    each = run.cache.get("bytes_per_token")
+    held, sizes = run.cache.entries or run.cache.lengths or [], run.cache.bytes or []
+    each = run.cache.bytes_per_token
     if len(sizes) < 2 or not each:
         return Verdict("n/a", "no growing cache was seen")
     text = f"{bytes_text(each)} a token, {bytes_text(sizes[0])} to {bytes_text(sizes[-1])}"
@@ -169,7 +170,7 @@ def _decode_memory(run: Record) -> Verdict:
     if prefill is None or decode is None:
         return Verdict("n/a", "memory was not counted")
     text = f"{bytes_text(decode)} in decode, {bytes_text(prefill)} in the prefill"
-    of_model, sizes = run.memory.get("source") == "cuda_peak_allocated", run.cache.get("bytes") or [0]
+    of_model, sizes = run.memory.source == "cuda_peak_allocated", run.cache.bytes or [0]
     grew = sizes[-1] - sizes[0]
     # While a cache is copied to a larger one, the old one is still there.
     explained = not of_model or decode <= prefill + 2 * grew
@@ -197,12 +198,13 @@ def _decode_trend(run: Record) -> Verdict:
     text = f"{trend.slope * 1e3:+.3f} µs a cached token, {_trend_text(trend)}"
     if is_noisy(run):
         return Verdict("n/a", f"{text}; the machine was too busy to judge it")
-    bandwidth = (run.device.get("ceilings") or {}).get("bandwidth_bytes_per_s")
-    if not bandwidth or not run.cache.get("bytes_per_token"):
+    ceilings = run.device.ceilings
+    bandwidth = None if ceilings is None else ceilings.bandwidth_bytes_per_s
+    if not bandwidth or not run.cache.bytes_per_token:
         place = "beyond" if abs(trend.shares[0]) > _DRIFT else "within"
         drift = f"{place} the usual drift of a machine; no measured bandwidth to compare with"
         return Verdict("note", f"{text}, {drift}")
-    due = run.cache["bytes_per_token"] / bandwidth * 1e3
+    due = run.cache.bytes_per_token / bandwidth * 1e3
     # The growth beyond what slow reads of the cache explain, as a part of the median step. One repeat alone
     # cannot be told from a neighbour's start; repeats that differ are noisy.
     excess = trend.shares[0] - _SLOW_READS * due * trend.growth
@@ -232,7 +234,7 @@ def _noted(found: Sequence[str], more: str = "") -> Verdict:
 def outlier_causes(run: Record) -> list[tuple[int, str]]:
     """The outlier steps, each with its likely cause."""
     table, host, found = step_table(run), step_repeats(run, "host_ms"), []
-    every, cuda = run.request.get("eos_check_every") or 1, run.device["kind"] == "cuda"
+    every, cuda = run.request.eos_check_every or 1, run.device.kind == "cuda"
     times = step_repeats(run) / table["device_ms"].median()
     late = host > OUTLIER_FACTOR * host.median(axis="columns").median()
     slow = table[table["outlier"]].fillna({"cache_len": 0})
@@ -263,7 +265,7 @@ def _repetition_loop(run: Record) -> Verdict:
         end = " on, up to the limit" if each["to_limit"] else " on"
         time = "" if np.isnan(each["share"]) else f", {percent_text(each['share'])} of the decode time"
         found.append(f"{where}{what}{end}{time}")
-    ignored = "; the end token was ignored, which makes this likely" if run.request.get("ignore_eos") else ""
+    ignored = "; the end token was ignored, which makes this likely" if run.request.ignore_eos else ""
     return _noted(found, ignored)
 
 

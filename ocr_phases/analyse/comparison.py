@@ -26,6 +26,7 @@ from ocr_phases.analyse.stages import STAGE_KEYS, stage_medians, stage_repeats, 
 from ocr_phases.analyse.statistics import ALPHA, LEAST_REPEATS, holm, log_ratio
 from ocr_phases.errors import Hinted, check_known, require
 from ocr_phases.record import Record
+from ocr_phases.record.parts import ResultPart, to_plain
 from ocr_phases.text import count_text, filled, first_difference, percent_text, stage_name
 
 _MEASURED = "run metric verdict unit baseline other difference ratio ratio_low ratio_high detectable"
@@ -65,7 +66,7 @@ def metrics_of(run: Record) -> pd.DataFrame:
         first, unit = name.partition("_")[0], "ms" if "_ms" in name else "tokens/s"
         if figures[name] is not None and each[name].notna().all():
             rows.append((name, unit, _PHASES.get(first, first), "", "", figures[name], each[name].tolist()))
-    for phase, peaks in run.memory.get("peak_bytes", {}).items():
+    for phase, peaks in (run.memory.peak_bytes or {}).items():
         rows.append((f"{phase}_peak_bytes", "bytes", phase, "", "", max(peaks), peaks))
     for name, unit in ((_EXACT, "bytes"), ("energy_j", "J")):
         if value := figures[name]:
@@ -81,7 +82,7 @@ def metrics_of(run: Record) -> pd.DataFrame:
 
 def run_labels(runs: Sequence[Record], paths: Iterable[str | Path] | None = None) -> list[str]:
     """A short, unique name for each record: its file's, else the settings that differ."""
-    facts = [(run.page_name(), run.model["name"], run.page["preset"], run.model["strategy"]) for run in runs]
+    facts = [(run.page_name(), run.model.name, run.page.preset, run.model.strategy) for run in runs]
     differ = [values for values in zip(*facts, strict=True) if len(set(values)) > 1]
     names = [", ".join(map(str, row)) for row in (zip(*differ, strict=True) if differ else facts)]
     if paths is not None:
@@ -129,12 +130,12 @@ def _text_pairs(baseline: Record, other: Record, row: int) -> Iterator[tuple[str
 
 def _pages(run: Record, row: int | None = None) -> list[str]:
     """The hashes of a row's pages, or of all pages."""
-    return [page["sha256"] for page in run.pages if row is None or page["row"] == row]
+    return [page.sha256 for page in run.pages if row is None or page.row == row]
 
 
 def same_tokens(then: Record, now: Record) -> bool:
     """Whether every row generated the same tokens."""
-    return [row["ids"] for row in then.results] == [row["ids"] for row in now.results]
+    return [row.ids for row in then.results] == [row.ids for row in now.results]
 
 
 def in_units(table: pd.DataFrame, baseline: str = "baseline") -> pd.DataFrame:
@@ -214,9 +215,14 @@ class ComparedRecords(Hinted):
         """
         flat = []
         for run in self.runs:
-            page = {name: run.page.get(name) for name in _OF_PAGE} | {"pages": len(run.pages)}
-            parts = {"device": run.device, "versions": run.versions, "model": run.model, "page": page}
-            flat.append(pd.json_normalize({**parts, "request": run.request}).astype(object))
+            page = {name: getattr(run.page, name) for name in _OF_PAGE} | {"pages": len(run.pages)}
+            parts = {
+                "device": to_plain(run.device),
+                "versions": run.versions,
+                "model": to_plain(run.model),
+                "page": page,
+            }
+            flat.append(pd.json_normalize({**parts, "request": to_plain(run.request)}).astype(object))
         table = pd.concat(flat).set_axis(self.labels).T.map(_text)
         table = table[(table.nunique(axis="columns") > 1) & ~table.index.str.startswith(_NO_SETTING)]
         names = [tuple(str(name).split(".", 1)) for name in table.index]
@@ -245,7 +251,7 @@ class ComparedRecords(Hinted):
         for run, label in self._others:
             for row, sides in enumerate(zip(self.runs[0].results, run.results, strict=False), start=1):
                 of_row = f", row {row}" if len(run.results) > 1 else ""
-                then, now = ((side["text"] or "").splitlines() for side in sides)
+                then, now = ((side.text or "").splitlines() for side in sides)
                 names = self.labels[0] + of_row, label + of_row
                 pieces += difflib.unified_diff(then, now, *names, lineterm="")
         return "\n".join(pieces)
@@ -360,8 +366,8 @@ def _findings(comparison: ComparedRecords) -> Iterator[str]:
 
 def _subject(run: Record) -> tuple[Any, ...]:
     """Page, prompt, model and device: where these are the same, strategies compare."""
-    model = [run.model.get(name) for name in ("name", "revision", "implementation", "dtype")]
-    return _pages(run), run.request["prompt"], run.device.get("name"), model
+    model = [run.model.name, run.model.revision, run.model.implementation, run.model.dtype]
+    return _pages(run), run.request.prompt, run.device.name, model
 
 
 def _said(row: Mapping[Any, Any]) -> str:
@@ -392,8 +398,8 @@ def _text_sentence(changes: pd.DataFrame) -> str:
 
 def _caveats(baseline: Record, other: Record, label: str) -> Iterator[str]:
     """What else differs, a sentence each."""
-    revisions = [run.model.get("revision") for run in (other, baseline)]
-    if baseline.model["name"] != other.model["name"] or None in revisions:
+    revisions = [run.model.revision for run in (other, baseline)]
+    if baseline.model.name != other.model.name or None in revisions:
         revisions = ["", ""]
     known = [
         {"run": run, "pages": _pages(run), "rows": len(run.results), "revision": revision}
@@ -416,15 +422,15 @@ def first_other_token(baseline: Record, other: Record) -> str:
     rows that both have are equal.
     """
     for row, pair in enumerate(zip(other.results, baseline.results, strict=False)):
-        place = first_difference(*(result["ids"] for result in pair))
+        place = first_difference(*(result.ids for result in pair))
         if place is not None:
             where = f"number {place + 1}" + (f" of row {row + 1}" if len(baseline.results) > 1 else "")
             return f"{where}: {' here, '.join(_token_text(each, place) for each in pair)} in the baseline"
     return ""
 
 
-def _token_text(result: Mapping[str, Any], place: int) -> str:
-    if place >= len(result["ids"]):
+def _token_text(result: ResultPart, place: int) -> str:
+    if place >= len(result.ids):
         return "the end"
     # As a literal: a token may be a line break, or a control character.
-    return repr(result["token_texts"][place] or result["ids"][place])
+    return repr(result.token_texts[place] or result.ids[place])

@@ -19,6 +19,7 @@ from dataclasses import replace
 from types import SimpleNamespace as Sizes
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 import pandas as pd
 
@@ -27,6 +28,7 @@ from ocr_phases.config import read_model_config
 from ocr_phases.errors import OcrPhasesError, check_known, require
 from ocr_phases.families import facts_of
 from ocr_phases.record import Record, RecordType
+from ocr_phases.record.parts import EnergyPart
 from ocr_phases.settings import RunSettings
 
 COST_COLUMNS = (*("phase", "stage", "view", "part"), *("parameters", "flops", "weight_bytes", "kv_bytes"))
@@ -167,11 +169,11 @@ def run_cost(run: Record) -> pd.DataFrame:
     Without a step there is none. The vendor's class makes logits of all positions in its prefill. Raises
     `OcrPhasesError` where the record's config, dtype or preset is unknown.
     """
-    config, shape, length = run.model["config"], run_shape(run), run.request["prefill_len"]
-    views = vision_calls(run.request["preset"], [page["grid"] for page in run.pages], run.model.get("family"))
-    logits_for = "all" if run.model.get("implementation") == "vendor" else "last"
+    config, shape, length = run.model.config, run_shape(run), run.request.prefill_len
+    views = vision_calls(run.request.preset, [page.grid for page in run.pages], run.model.family)
+    logits_for = "all" if run.model.implementation == "vendor" else "last"
     prefill = prefill_cost(config, prompt_len=length, views=views, logits_for=logits_for, **shape)
-    lengths = run.cache.get("lengths") or []
+    lengths = run.cache.lengths or []
     if len(lengths) < 2:
         return prefill
     seen = attended(run, np.array(lengths[1 + (len(lengths) - 1) // 2]))
@@ -183,18 +185,24 @@ def run_shape(run: Record) -> dict[str, int]:
 
     Rows of one page, prompt and answer are equal. Raises `OcrPhasesError` for an unknown dtype.
     """
-    check_known("dtype", run.model["dtype"], DTYPE_BYTES)
+    check_known("dtype", run.model.dtype, DTYPE_BYTES)
     distinct = set()
-    for row, (prompt, result) in enumerate(zip(run.request["prompts"], run.results, strict=True)):
-        pages = [page["sha256"] for page in run.pages if page["row"] == row]
-        distinct.add((prompt, *result["ids"], *pages))
+    for row, (prompt, result) in enumerate(zip(run.request.prompts, run.results, strict=True)):
+        pages = [page.sha256 for page in run.pages if page.row == row]
+        distinct.add((prompt, *result.ids, *pages))
     counts = {"batch": len(run.results), "distinct_rows": len(distinct)}
-    return counts | {"dtype_bytes": DTYPE_BYTES[run.model["dtype"]]}
+    return counts | {"dtype_bytes": DTYPE_BYTES[run.model.dtype]}
 
 
 def hours_per_1000_pages(page_ms: Any) -> Any:
     """How long 1,000 pages of ``page_ms`` each take, one after another."""
     return page_ms / 3600.0
+
+
+def energy_of(run: Record) -> EnergyPart | None:
+    """What a meter said of the record's energy; None where none was asked."""
+    conditions = run.device.conditions
+    return None if conditions is None else conditions.energy
 
 
 def page_cost(run: Record, page_ms: float) -> dict[str, float | None]:
@@ -204,8 +212,9 @@ def page_cost(run: Record, page_ms: float) -> dict[str, float | None]:
     ``price_per_1000_pages`` by the request's ``price_per_hour``, None without one. Loading the model and what
     is between two pages are not in it.
     """
-    price, pages = run.request.get("price_per_hour"), len(run.pages)
-    joules = ((run.device.get("conditions") or {}).get("energy") or {}).get("run_joules")
+    price, pages = run.request.price_per_hour, len(run.pages)
+    energy = energy_of(run)
+    joules = None if energy is None else energy.run_joules
     hours = hours_per_1000_pages(page_ms / pages)
     thousand = {"price": price and price * hours, "wh": joules and joules / pages / 3.6}
     known = {"energy_j": joules, "pages_per_hour": 1000.0 / hours}
@@ -215,7 +224,9 @@ def page_cost(run: Record, page_ms: float) -> dict[str, float | None]:
 def priced(run: RecordType, price_per_hour: float | None) -> RecordType:
     """The same record at another price of an hour, for None at its own; `OcrPhasesError` for no price."""
     price = RunSettings(price_per_hour=price_per_hour).price_per_hour
-    return run if price is None else replace(run, request=run.request | {"price_per_hour": price})
+    if price is None:
+        return run
+    return replace(run, request=msgspec.structs.replace(run.request, price_per_hour=price))
 
 
 def memory_need(

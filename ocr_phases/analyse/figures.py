@@ -47,16 +47,16 @@ def summary(record: Record) -> dict[str, Any]:
     decode = record.repeat_ms("decode", "decode")
     has_decoded = record.decoded_tokens > 0 and bool(decode.all())
 
-    peaks = record.memory.get("peak_bytes", {})
+    peaks = record.memory.peak_bytes or {}
     all_peaks = [peak for repeats in peaks.values() for peak in repeats]
-    text_tokens = record.result.get("text_tokens")
-    valid_tokens = sum(page["valid_image_tokens"] for page in record.pages if page["row"] == 0)
+    text_tokens = record.result.text_tokens
+    valid_tokens = sum(page.valid_image_tokens for page in record.pages if page.row == 0)
 
     figures: dict[str, Any] = {
         "prefill_ms": medians.get(("prefill", "prefill")),
         "decode_ms": medians.get(("decode", "decode")),
         "tokens": record.token_count,
-        "prefill_len": record.request["prefill_len"],
+        "prefill_len": record.request.prefill_len,
         "page_ms": page_ms,
         "vision_ms": part_ms(vision, prefill) if has_vision else None,
         "vision_share": median_share(vision, prefill) if has_vision else None,
@@ -76,7 +76,7 @@ def summary(record: Record) -> dict[str, Any]:
         "prefill_peak_bytes": max(peaks.get("prefill", []), default=None),
         "decode_peak_bytes": max(peaks.get("decode", []), default=None),
         "peak_bytes": max(all_peaks, default=None),
-        "kv_cache_bytes": max(record.cache.get("bytes", []), default=None),
+        "kv_cache_bytes": max((record.cache.bytes or []), default=None),
         "text_tokens": text_tokens,
         "valid_image_tokens": valid_tokens,
         "compression_ratio": _ratio(text_tokens, valid_tokens),

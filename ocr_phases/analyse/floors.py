@@ -62,16 +62,18 @@ class Ceilings(NamedTuple):
 
 def measured_ceilings(run: Record) -> Ceilings | None:
     """The ceilings measured on the record's device; None if missing or of another dtype."""
-    known = run.device.get("ceilings") or {}
-    bandwidth, flops = known.get("bandwidth_bytes_per_s"), known.get("matmul_flops_per_s")
-    if not bandwidth or not flops or known["matmul_dtype"] != _product_dtype(run):
+    known = run.device.ceilings
+    if known is None:
+        return None
+    bandwidth, flops = known.bandwidth_bytes_per_s, known.matmul_flops_per_s
+    if not bandwidth or not flops or known.matmul_dtype != _product_dtype(run):
         return None
     return Ceilings(float(bandwidth), float(flops), "measured", "measured here")
 
 
 def datasheet_ceilings(run: Record) -> Ceilings | None:
     """The datasheet's ceilings of the record's device and dtype; None for an unknown device."""
-    sheet = find_datasheet(run.device.get("name")) or {}
+    sheet = find_datasheet(run.device.name) or {}
     rate = sheet.get(_product_dtype(run))
     return rate and Ceilings(sheet["bandwidth"] * 1e9, rate * 1e12, "datasheet", sheet["source"])
 
@@ -149,7 +151,7 @@ def decode_floor(run: Record) -> pd.DataFrame:
         return pd.DataFrame(columns=list(DECODE_FLOOR_COLUMNS))
     lengths, shape = steps["cache_len"].to_numpy(dtype=np.int64), run_shape(run)
     seen = attended(run, lengths)[:, None, None]
-    costs = [stage_cost(decode_cost(run.model["config"], cache_len=length, **shape)) for length in (1, 2)]
+    costs = [stage_cost(decode_cost(run.model.config, cache_len=length, **shape)) for length in (1, 2)]
     first, second = (table[["flops", "bytes"]].to_numpy() for table in costs)
     # FLOPs and bytes of each stage are linear in the cache's length.
     flops, moved = (first + (second - first) * (seen - 1)).T  # each [stages, steps]
@@ -166,12 +168,13 @@ def ceilings_text(run: Record) -> str | None:
     flops, dtype = f"{rate_text(ceilings.flops_per_s)}FLOP/s", _product_dtype(run)
     if ceilings.source == "datasheet":
         return f"{bandwidth} and {flops} in {dtype}, from the {ceilings.name}; not measured on this device"
-    known = run.device["ceilings"]
-    if taken := known.get("taken"):
-        bandwidth += f" (copying {bytes_text(taken['copied_bytes'])})"
-        flops += f" (a {dtype} product {taken['matmul_size']:,} wide)"
-    launch = known.get("launch_us")
-    launches = f"; launching a small operation takes {launch:.1f} µs" if launch else ""
+    known = run.device.ceilings
+    launches = ""
+    if known is not None and known.taken is not None:
+        bandwidth += f" (copying {bytes_text(known.taken.copied_bytes)})"
+        flops += f" (a {dtype} product {known.taken.matmul_size:,} wide)"
+    if known is not None and known.launch_us:
+        launches = f"; launching a small operation takes {known.launch_us:.1f} µs"
     return f"{bandwidth} and {flops}, measured on this device{launches}"
 
 
@@ -194,12 +197,12 @@ def _costs(run: Record) -> pd.DataFrame | None:
         table = stage_cost(run_cost(run))
     except OcrPhasesError:
         return None
-    shape = {"prompt_len": run.request["prefill_len"], "batch": len(run.results)}
+    shape = {"prompt_len": run.request.prefill_len, "batch": len(run.results)}
     language = (table["phase"] == "prefill") & (table["stage"] == "language_model")
-    table.loc[language, "flops"] -= masked_flops(run.model["config"], **shape)
+    table.loc[language, "flops"] -= masked_flops(run.model.config, **shape)
     return table[table["flops"] > 0]
 
 
 def _product_dtype(run: Record) -> str:
     """The dtype that matrix products ran in: autocast makes it bfloat16."""
-    return "bfloat16" if run.request.get("autocast") else str(run.model.get("dtype"))
+    return "bfloat16" if run.request.autocast else str(run.model.dtype)

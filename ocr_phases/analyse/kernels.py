@@ -24,6 +24,7 @@ from ocr_phases.analyse.stages import STAGE_KEYS, cached, stage_medians
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import ENCODERS, VISION_STAGES
 from ocr_phases.record import PHASES, Record
+from ocr_phases.record.parts import KernelsFailed, KernelsPart, columns_of
 from ocr_phases.text import count_text, ms_text, percent_text, stage_name
 
 _COUNTED = ("kernels", "copies", "launches", "busy_ms")
@@ -46,7 +47,7 @@ _NOISE = re.compile(r"^void |at::native::|\(anonymous namespace\)::|<unnamed>::|
 
 def has_kernels(run: Record) -> bool:
     """Whether the record has a kernel view that worked."""
-    return run.kernels is not None and "error" not in run.kernels
+    return isinstance(run.kernels, KernelsPart)
 
 
 @cached
@@ -163,9 +164,10 @@ def stage_verdict(run: Record) -> pd.DataFrame:
 
 def kernel_sentences(run: Record, *phases: str) -> list[str]:
     """What limits ``prefill`` and ``decode``, a sentence each; none without a view, or where it saw none."""
+    if isinstance(run.kernels, KernelsFailed) and run.kernels.error:
+        return [f"The kernel view failed: {run.kernels.error.rstrip('.')}."]
     if not has_kernels(run):
-        error = (run.kernels or {}).get("error", "")
-        return [f"The kernel view failed: {error.rstrip('.')}."] if error else []
+        return []
     table, sentences = stage_verdict(run), list[str]()
     wholes = {row["phase"]: row for row in table.to_dict("records") if WHOLES[row["phase"]] == row["stage"]}
     for phase in filter(wholes.get, phases):
@@ -177,7 +179,7 @@ def kernel_sentences(run: Record, *phases: str) -> list[str]:
         sentences.append(f"{phase.capitalize()} is {row['verdict']}: the GPU is busy {works}.")
         if phase == "prefill":
             sentences += _waits(run)
-        elif row["verdict"] == "launch-bound" and run.model["strategy"] == "eager":
+        elif row["verdict"] == "launch-bound" and run.model.strategy == "eager":
             sentences.append("A CUDA graph (strategy cuda_graph) would remove most of the wait for launches.")
     return sentences
 
@@ -207,10 +209,14 @@ def vision_in_decode(run: Record) -> tuple[bool | None, str]:
 
 def _table(run: Record, name: str, *per_step: str) -> pd.DataFrame:
     """A table of the view. Columns ``per_step`` become float64, in decode those of one profiled step."""
-    view = run.kernels or {"error": "measure with kernels=True (--kernels) on a CUDA device."}
-    if "error" in view:
-        raise OcrPhasesError(f"This record has no kernel view: {view['error']}")
-    table, steps = pd.DataFrame(view[name]), len(view["decode_steps"]["step"]) or 1
+    if run.kernels is None:
+        raise OcrPhasesError(
+            "This record has no kernel view: measure with kernels=True (--kernels) on a CUDA device."
+        )
+    if isinstance(run.kernels, KernelsFailed):
+        raise OcrPhasesError(f"This record has no kernel view: {run.kernels.error}")
+    table = pd.DataFrame(columns_of(getattr(run.kernels, name)))
+    steps = len(run.kernels.decode_steps.step) or 1
     table = table.astype({key: object for key in STAGE_KEYS if key in table})  # also an empty one
     for column in per_step:
         table[column] = table[column].astype("float64") / np.where(table["phase"] == "decode", steps, 1)

@@ -26,6 +26,7 @@ from ocr_phases.analyse.stages import cached, end_to_end_ms, repeat_table, step_
 from ocr_phases.analyse.statistics import spread
 from ocr_phases.families import VISION_STAGES
 from ocr_phases.record import Record
+from ocr_phases.record.parts import GpuState, to_plain
 from ocr_phases.text import bytes_text, count_text, ms_text, percent_text, stage_name
 
 VERDICTS = ("pass", "fail", "noisy", "note", "n/a")
@@ -102,7 +103,7 @@ def repeat_spread(run: Record) -> Verdict:
 @cached
 def busy_host(run: Record) -> Verdict:
     """Whether this process had its cores and its GPU to itself, as far as the record shows."""
-    if not run.device.get("conditions"):
+    if not run.device.conditions:
         return Verdict("n/a", "this record has no conditions of the machine")
     unknown = Verdict("n/a", "this system does not report them")
     return _worst_first([*_host_findings(run), *_gpu_findings(run)], unknown)
@@ -133,7 +134,8 @@ def conditions_table(run: Record) -> pd.DataFrame:
     Repeats are counted from 0. Seconds; ``others`` (CPU time of other processes) and ``steal`` as shares of
     all cores' time; the one-minute load average. NaN for values that the system did not report.
     """
-    rows = (run.device.get("conditions") or {}).get("repeats") or []
+    conditions = run.device.conditions
+    rows = [] if conditions is None else to_plain(conditions.repeats)
     table = pd.DataFrame(rows, columns=list(CONDITION_COLUMNS)).set_index("repeat")
     return table.astype("float64").reset_index()
 
@@ -173,10 +175,10 @@ def _host_findings(run: Record) -> Iterator[Verdict]:
     waited = (table["waited_s"] / (table["cpu_s"] + table["waited_s"])).max()
     others, steal = table["others"].max(), table["steal"].max()
     idle = 1.0 - (table["cpu_s"] / table["wall_s"]).min()
-    on_cpu, unsure = run.device.get("kind") != "cuda", "note" if math.isfinite(waited) else "noisy"
+    on_cpu, unsure = run.device.kind != "cuda", "note" if math.isfinite(waited) else "noisy"
     # Other programs do no harm while enough cores stay free for these threads.
-    cores = run.device.get("host_cores") or math.nan
-    wanted = (run.device.get("threads") or 1) if on_cpu else 1
+    cores = run.device.host_cores or math.nan
+    wanted = (run.device.threads or 1) if on_cpu else 1
     crowded = others * cores + wanted > cores + 0.1 * wanted
     yield from _told("waited", waited)
     yield from _told("panel", (table["other_threads_s"] / table["wall_s"]).max())
@@ -187,16 +189,19 @@ def _host_findings(run: Record) -> Iterator[Verdict]:
 
 def _gpu_findings(run: Record) -> Iterator[Verdict]:
     """Findings about the GPU before and after the repeats."""
-    gpu = run.device["conditions"].get("gpu") or {}
-    states = [gpu[when] for when in ("before", "after") if gpu.get(when)] or [{}]
-    reasons = [state.get("throttle_reasons") or 0 for state in states]
-    others = max(state.get("other_processes") or 0 for state in states)
+    conditions = run.device.conditions
+    gpu = None if conditions is None else conditions.gpu
+    observed = [] if gpu is None else [gpu.before, gpu.after]
+    states = [state for state in observed if state is not None] or [GpuState()]
+    reasons = [state.throttle_reasons or 0 for state in states]
+    others = max(state.other_processes or 0 for state in states)
     slowed = {word: 1 for bit, word in _THROTTLED.items() if any(bit & each for each in reasons)}
     yield from _told("slowed", len(slowed), ", ".join(slowed))
     yield from _told("power_cap", sum(_POWER_CAP & each for each in reasons))
-    clock, most = (states[-1].get(name) or math.nan for name in ("sm_mhz", "max_sm_mhz"))
+    clock = states[-1].sm_mhz or math.nan
+    most = states[-1].max_sm_mhz or math.nan
     yield from _told("clock", 1.0 - clock / most, f"{clock:,} of {most:,} MHz")
-    used = states[0].get("utilization") or 0.0
+    used = states[0].utilization or 0.0
     busy = f", busy {used:.0f} % of the time" if used > _FOREIGN_USE else ""
     held = count_text(others, "other program")
     yield from _told("on_gpu", others, held, busy, verdict="noisy" if busy else "note")
@@ -204,7 +209,7 @@ def _gpu_findings(run: Record) -> Iterator[Verdict]:
 
 def _ceiling_findings(run: Record, floors: pd.DataFrame) -> Iterator[Verdict]:
     """Stages that are faster than a ceiling allows, unless their bytes fit the cache."""
-    fits = floors["bytes"] <= (run.device.get("cache_bytes") or _CACHE_BYTES)
+    fits = floors["bytes"] <= (run.device.cache_bytes or _CACHE_BYTES)
     above = floors["mfu"].where(floors["mfu"] > _FINDINGS["above"]["told"], floors["mbu"].mask(fits))
     cached = floors["mbu"].where(fits & above.isna())
     for row in floors.assign(above=above, cached=cached).to_dict("records"):
@@ -221,8 +226,11 @@ def _bad_ceilings(run: Record) -> Iterator[Verdict]:
     for name, ours, theirs in rates:
         off = ours if not low * theirs <= ours <= high * theirs else 0.0
         yield from _told("datasheet", off, name, percent_text(ours / theirs), getattr(sheet, "name", ""))
-    taken = run.device["ceilings"].get("taken") or {} if measured else {}
+    ceilings = run.device.ceilings
+    taken = None
+    if measured and ceilings is not None:
+        taken = ceilings.taken
     for name, what in (("copy_ms", "a copy"), ("matmul_ms", "a matrix product")):
-        times = np.asarray(taken.get(name) or [1.0])
+        times = np.asarray(getattr(taken, name, None) or [1.0])
         ratio = float(np.median(times) / times.min())
         yield from _told("ceiling", ratio, what, times_text(ratio))

@@ -6,7 +6,6 @@ each measure. Lower is better for distances and error rates, higher for the othe
 
 from __future__ import annotations
 
-import json
 import math
 import unicodedata
 from collections.abc import Sequence
@@ -16,7 +15,6 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
-import msgspec
 import numpy as np
 import pandas as pd
 from msgspec import Meta, Struct
@@ -166,17 +164,17 @@ def with_truth(record: RecordType, truth: Truth | str | Path, row: int = 0) -> R
 
     Raises `OcrPhasesError` for a record without a text, and as `load_truth` does.
     """
-    if record.result_of(row)["text"] is None:
+    if record.result_of(row).text is None:
         raise OcrPhasesError("This record has no text (return_text=False), so it keeps no truth either.")
     reference = truth if isinstance(truth, Truth) else load_truth(truth, record.page_name(row))
     truths = list(record.truths or [None] * len(record.results))
-    truths[row] = json.loads(json.dumps(msgspec.to_builtins(reference)))  # lists, as in a file
+    truths[row] = reference
     return replace(record, truths=truths)
 
 
 def reference_of(run: Record, row: int = 0, name: str = "") -> Truth:
     """What a row of a run wrote, as a reference for others; `OcrPhasesError` for a record without a text."""
-    text = run.results[row]["text"]
+    text = run.results[row].text
     if text is None:
         raise OcrPhasesError(f"The reference {name} has no text (return_text=False): take another record.")
     found = grounding_of(run, row)
@@ -263,10 +261,10 @@ def quality_table(run: Record, truth: Truth | None, row: int = 0) -> pd.DataFram
     any.
     """
     result = run.results[row]
-    if result["text"] is None:
+    if result.text is None:
         raise OcrPhasesError("This record has no text (return_text=False): measure the page with it.")
     lines = [] if truth is None else _against(truth, run, row)
-    repeated, tokens = repetition_table(run).query("row == @row")["repeated"].sum(), len(result["ids"])
+    repeated, tokens = repetition_table(run).query("row == @row")["repeated"].sum(), len(result.ids)
     lines.append(("repetition", "", repeated / tokens, tokens))
     return pd.DataFrame(lines, columns=list(QUALITY_COLUMNS))
 
@@ -275,7 +273,7 @@ def quality_table(run: Record, truth: Truth | None, row: int = 0) -> pd.DataFram
 def quality_of(run: Record, row: int = 0) -> dict[str, float]:
     """The measures of a whole row by the record's own truth, by name; empty where either has no text."""
     truth = run.truth_of(row)
-    if truth is None or run.results[row]["text"] is None or not plain_text(truth.text):
+    if truth is None or run.results[row].text is None or not plain_text(truth.text):
         return {}
     whole = quality_table(run, truth, row).query("label == ''")
     return dict(zip(whole["measure"], whole["value"], strict=True))
@@ -285,7 +283,7 @@ _Line = tuple[str, str, float, int]  # `QUALITY_COLUMNS`
 
 
 def _against(truth: Truth, run: Record, row: int) -> list[_Line]:
-    text = run.results[row]["text"]
+    text = run.results[row].text or ""
     grounding = grounding_of(run, row)
     written, true = plain_text(grounding.without_marks(text, truth.ignored)), plain_text(truth.text)
     if not true:
@@ -307,7 +305,7 @@ def _against(truth: Truth, run: Record, row: int) -> list[_Line]:
 
 def _has_boxes(truth: Truth, run: Record, row: int) -> bool:
     """Whether boxes tell which regions belong together: a truth's are of one page."""
-    return sum(page["row"] == row for page in run.pages) == 1 and any(each.box for each in truth.regions)
+    return sum(page.row == row for page in run.pages) == 1 and any(each.box for each in truth.regions)
 
 
 def _boxes(ours: Sequence[Region], theirs: Sequence[TrueRegion]) -> list[_Line]:
@@ -341,7 +339,7 @@ def region_differences(run: Record, truth: Truth, row: int = 0) -> pd.DataFrame:
     regions; where the truth has none, or the row has several pages, the truth's words go to the text's: to
     those that they meet in the alignment with the fewest edits.
     """
-    text, regions = run.results[row]["text"] or "", grounding_of(run, row).regions
+    text, regions = run.results[row].text or "", grounding_of(run, row).regions
     told = [region for region in regions if region.label not in truth.ignored]
     written: list[_Side] = [(each.index, each.label, each.box, plain_text(each.text)) for each in told]
     before = plain_text(text[: regions[0].start] if regions else text)

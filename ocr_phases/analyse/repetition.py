@@ -94,8 +94,8 @@ def repetition_table(run: Record) -> pd.DataFrame:
     rows: list[tuple[object, ...]] = []
     for row, result in enumerate(run.results):
         # A part of a character has no text of its own; the last of those that make none has all of theirs.
-        pairs = zip(result["ids"], result["token_texts"], strict=True)
-        cut = result.get("finish_reason") != "eos"
+        pairs = zip(result.ids, result.token_texts, strict=True)
+        cut = result.finish_reason != "eos"
         texts = [f"<{name}>" if text.strip("\ufffd") == "" else text for name, text in pairs]
         texts = texts if cut else texts[:-1]
         times = tokens_of(run, row)["device_ms"]

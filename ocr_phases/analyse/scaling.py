@@ -153,29 +153,30 @@ def sweep_table(records: Mapping[str, Record]) -> pd.DataFrame:
 
 def _facts(run: Record) -> dict[str, Any]:
     """What tells a cell from others."""
-    loaded = {name: run.model.get(name) or "" for name in (*LOADED, "strategy")}
-    asked = {name: run.request[name] for name in ("vision", "max_new_tokens")}
-    named = {"model": run.model["name"], "preset": run.page["preset"], "device": run.device["name"]}
+    loaded = {name: getattr(run.model, name) or "" for name in (*LOADED, "strategy")}
+    asked = {"vision": run.request.vision, "max_new_tokens": run.request.max_new_tokens}
+    named = {"model": run.model.name, "preset": run.page.preset, "device": run.device.name}
     return {**loaded, **asked, **named, "batch": len(run.results), "tokens": run.token_count}
 
 
 def _cell_figures(run: Record) -> dict[str, Any]:
     figures = summary(run)
     times = end_to_end_ms(run)
+    setup = run.model.strategy_setup
     floors = {row["stage"]: row for row in floor_table(run).to_dict("records")}
     prefill, step = floors.get("prefill", {}), floors.get("decode_step", {})
     return {
         **figures,
         **_facts(run),
         **{name: np.quantile(times, tail) for name, (tail, least) in _TAILS.items() if len(times) >= least},
-        "prefill_captured": bool((run.model.get("strategy_setup") or {}).get("prefill_capture_ms")),
+        "prefill_captured": setup is not None and bool(setup.prefill_capture_ms),
         "pages_per_min": 60_000.0 * len(run.results) / figures["page_ms"],
         "prefill_floor_ms": prefill.get("floor_ms"),
         "floor_source": prefill.get("source"),
         "step_floor_ms": step.get("floor_ms"),
         "step_bound_by": step.get("bound_by"),
         "noise": ", ".join(check.label for check in noisy_checks(run)),
-        "repeated_share": None if run.request.get("ignore_eos") else repeated_share(run),
+        "repeated_share": None if run.request.ignore_eos else repeated_share(run),
     }
 
 
@@ -186,7 +187,7 @@ def losses(records: Mapping[str, Record]) -> pd.DataFrame:
     ``agreement`` is with the record of the longest prompt, an eager one first; ``reference`` names that, or
     the record that is the truth. Records that ignored the end token are left out. All are of the first row.
     """
-    found = [{} if run.request.get("ignore_eos") else quality_of(run) for run in records.values()]
+    found = [{} if run.request.ignore_eos else quality_of(run) for run in records.values()]
     table = pd.DataFrame(found, list(records), ["edit_distance", "agreement"], dtype="float64")
     truths = [run.truth_of() for run in records.values()]
     table["reference"] = [truth.file if truth and truth.reference else None for truth in truths]
@@ -278,18 +279,18 @@ def category_table(pages: pd.DataFrame) -> pd.DataFrame:
 
 def own_text(run: Record, row: int = 0) -> str | None:
     """A row's text as plain text without marks; None where the record has none."""
-    text = run.results[row]["text"]
-    return text and plain_text(parse_grounding(text, run.model.get("family")).without_marks(text))
+    text = run.results[row].text
+    return text and plain_text(parse_grounding(text, run.model.family).without_marks(text))
 
 
 def ended_text(run: Record) -> str:
     """A run's plain text, for others to agree with; empty where the end token was ignored."""
-    return "" if run.request.get("ignore_eos") else own_text(run) or ""
+    return "" if run.request.ignore_eos else own_text(run) or ""
 
 
 def richness(run: Record) -> tuple[int, bool, bool]:
     """By what a record becomes the reference of others: its prompt's length, then eager steps."""
-    return run.request["prefill_len"], run.model["strategy"] == "eager", run.request["vision"] == "eager"
+    return run.request.prefill_len, run.model.strategy == "eager", run.request.vision == "eager"
 
 
 # -- sentences, in the words of scaling.toml ----------------------------------------------------------

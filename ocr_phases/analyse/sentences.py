@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.checks import EXPECTATIONS, VERDICTS, Verdict, noisy_checks, with_verdict
+from ocr_phases.analyse.cost import energy_of
 from ocr_phases.analyse.figures import summary
 from ocr_phases.analyse.floors import ceilings_of, floor_table, times_text
 from ocr_phases.analyse.grounding import PREAMBLE
@@ -30,6 +31,7 @@ from ocr_phases.analyse.stages import (
     step_table,
 )
 from ocr_phases.record import Record
+from ocr_phases.record.parts import to_plain
 from ocr_phases.text import bytes_text, count_text, digits_text, filled, ms_text, percent_text
 
 UNCERTAIN_TEXT = f"uncertain: mean token probability below {percent_text(UNCERTAIN_BELOW)}"
@@ -45,9 +47,9 @@ _SAID: dict[str, str] = _TEXTS["said"]
 
 def subject(run: Record) -> str:
     """Model, device, dtype, strategy and date in one line."""
-    how = f"{run.model['dtype']}, {run.model['strategy']}"
+    how = f"{run.model.dtype}, {run.model.strategy}"
     taken = re.sub(r"\+00:00|Z", " UTC", run.created.replace("T", " "))
-    return " · ".join((run.model["name"], run.device["name"], how, taken))
+    return " · ".join((run.model.name, run.device.name, how, taken))
 
 
 def headline(run: Record) -> str:
@@ -108,7 +110,7 @@ def noise_warning(run: Record) -> str:
 
 def key_metrics(run: Record) -> list[tuple[str, str, str]]:
     """The known key figures as ``(label, value, note)``, the four of a report's first screen first."""
-    words = run.request | _words(run)
+    words = to_plain(run.request) | _words(run)
     known = [row for row in _TEXTS["figures"] if words.get(row["name"]) is not None]
     return [(row["label"], filled(row["value"], words), filled(row["note"], words)) for row in known]
 
@@ -124,15 +126,17 @@ def _words(run: Record) -> dict[str, Any]:
     """What fills the key figures; one that is unknown is None."""
     # Most records need none of the libraries of quality.
     quality = quality_of(run) if run.truths else {}
-    figures, rows, each = summary(run) | quality, len(run.results), run.cache.get("bytes_per_token")
-    peaks = {phase: max(values) for phase, values in run.memory.get("peak_bytes", {}).items() if values}
-    room, tokens = run.cache.get("allocated_bytes"), count_text(figures["tokens"], "token")
+    figures, rows, each = summary(run) | quality, len(run.results), run.cache.bytes_per_token
+    peaks = {phase: max(values) for phase, values in (run.memory.peak_bytes or {}).items() if values}
+    room, tokens = run.cache.allocated_bytes, count_text(figures["tokens"], "token")
     cache = f"{bytes_text(each)} a token" if each else "at its largest"
     if figures["energy_j"]:
-        meter = run.device["conditions"]["energy"]
-        made = sum(len(row["ids"]) for row in run.results)
+        made = sum(len(row.ids) for row in run.results)
         figures["thousand_tokens_j"] = figures["energy_j"] / made * 1000
-        figures["idle_share"] = meter["idle_w"] * meter["seconds"] / len(run.repeats) / figures["energy_j"]
+        meter = energy_of(run)
+        if meter is not None and meter.idle_w is not None and meter.seconds is not None:
+            idle_joules = meter.idle_w * meter.seconds / len(run.repeats)
+            figures["idle_share"] = idle_joules / figures["energy_j"]
     return figures | {
         "tokens": tokens,
         "each_ms": (figures["generate_ms"] or 0.0) / figures["tokens"],
@@ -207,7 +211,7 @@ def _phase_sentences(run: Record) -> Iterator[str]:
 
 def _clock_sentences(run: Record) -> Iterator[str]:
     """Whether host or device limits a phase, if their clocks clearly differ."""
-    for phase in _PHASES if run.device.get("kind") == "cuda" else ():
+    for phase in _PHASES if run.device.kind == "cuda" else ():
         device, host = (np.median(run.repeat_ms(phase, phase, clock)) for clock in ("device_ms", "host_ms"))
         if abs(host - device) > _CLEAR_GAP * device:
             note = _SAID["ahead" if host < device else "behind"]
@@ -216,15 +220,20 @@ def _clock_sentences(run: Record) -> Iterator[str]:
 
 def _caveats(run: Record) -> Iterator[str]:
     request, totals = run.request, end_to_end_ms(run)
-    cut, ignored = _is_cut(run), bool(request.get("ignore_eos"))
-    vision = (run.model.get("vision_setup") or {}).get("compile_ms")
-    once = {**(run.model.get("strategy_setup") or {}), "vision_compile_ms": vision}
+    cut, ignored = _is_cut(run), bool(request.ignore_eos)
+    once: dict[str, float | None] = {}
+    if run.model.strategy_setup is not None:
+        once["compile_ms"] = run.model.strategy_setup.compile_ms
+        once["capture_ms"] = run.model.strategy_setup.capture_ms
+        once["prefill_capture_ms"] = run.model.strategy_setup.prefill_capture_ms
+    if run.model.vision_setup is not None:
+        once["vision_compile_ms"] = run.model.vision_setup.compile_ms
     known = {text: once[name] for name, text in _TEXTS["once"].items() if once.get(name) is not None}
-    words = {"limit": count_text(request["max_new_tokens"], "token"), "count": len(totals)}
+    words = {"limit": count_text(request.max_new_tokens, "token"), "count": len(totals)}
     words |= {"least": totals.min(), "greatest": totals.max()}
     words["spent"] = ", ".join(f"{text} {ms_text(ms)}" for text, ms in known.items())
     told = ["ignored" if ignored else "cut" if cut else "", "single" if len(totals) == 1 else "many"]
-    told += ["cold" if request["warmup"] == 0 else "", "once" if known else ""]
+    told += ["cold" if request.warmup == 0 else "", "once" if known else ""]
     yield uncertain_sentence(run)
     yield from (filled(_SAID[name], words) for name in told if name)
 
@@ -239,7 +248,7 @@ def _is_generate(run: Record) -> bool:
 
 
 def _is_cut(run: Record) -> bool:
-    return run.result.get("finish_reason") == "length"
+    return run.result.finish_reason == "length"
 
 
 def _pages_text(run: Record) -> str:

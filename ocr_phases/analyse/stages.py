@@ -81,7 +81,7 @@ def cached(make: _Function) -> _Function:
 @cached
 def grounding_of(run: Record, row: int = 0) -> Grounding:
     """The regions of a row's text; none without a text."""
-    return parse_grounding(run.results[row]["text"] or "", run.model.get("family"))
+    return parse_grounding(run.results[row].text or "", run.model.family)
 
 
 def spread_names(count: int) -> tuple[str, str]:
@@ -197,8 +197,8 @@ def typical_repeat(run: Record) -> int:
 
 def attended(run: Record, lengths: np.ndarray) -> np.ndarray:
     """The cache entries that a step sees after so many tokens: all, or those of the prompt and the window."""
-    window = run.cache.get("window")
-    return lengths if window is None else np.minimum(lengths, run.request["prefill_len"] + window)
+    window = run.cache.window
+    return lengths if window is None else np.minimum(lengths, run.request.prefill_len + window)
 
 
 @cached
@@ -240,7 +240,7 @@ def step_table(run: Record) -> pd.DataFrame:
 
 def _cache_lengths(run: Record, places: pd.Series) -> pd.api.extensions.ExtensionArray:
     """Cached tokens after the prefill (place 0) or after step s (place s + 1); missing where not recorded."""
-    return pd.Series(run.cache.get("lengths", []), dtype="Int64").reindex(places).array
+    return pd.Series((run.cache.lengths or []), dtype="Int64").reindex(places).array
 
 
 class Trend(NamedTuple):
@@ -301,17 +301,17 @@ def tokens_of(run: Record, row: int) -> pd.DataFrame:
     Raises `UnknownName` for a row that the record does not have.
     """
     result = run.result_of(row)
-    ids = result["ids"]
-    texts = result["token_texts"]
+    ids = result.ids
+    texts = result.token_texts
     index = np.arange(len(ids))
-    step = pd.Series(index - (run.request.get("first_token") != "redecode"), dtype="Int64")
+    step = pd.Series(index - (run.request.first_token != "redecode"), dtype="Int64")
     step = step.where(step >= 0)
     # Objects, because pandas hands text to pyarrow where that is installed, and a token may be a lone
     # surrogate, which pyarrow refuses.
     table = pd.DataFrame({"index": index, "id": ids, "text": pd.Series(texts, dtype=object), "step": step})
     table["source"] = np.where(step.isna(), "prefill", "decode")
     table["cache_len"] = _cache_lengths(run, step.fillna(-1) + 1)
-    table["region"] = token_regions(parse_grounding("".join(texts), run.model.get("family")), texts)
+    table["region"] = token_regions(parse_grounding("".join(texts), run.model.family), texts)
     times = _step_times(run).reindex(step.astype("float64")).reset_index(drop=True)
     times = (times * _SUMMABLE).round() / _SUMMABLE
     return pd.concat([table, times, token_probabilities(run, row)], axis=1)[list(TOKEN_COLUMNS)]
@@ -322,17 +322,20 @@ def token_probabilities(run: Record, row: int = 0) -> pd.DataFrame:
 
     ``probability`` is the token's own, 0 to 1, ``margin`` its logit minus the highest other one.
     """
-    known = {} if run.probabilities is None else run.probabilities[row]
-    tokens = range(len(run.results[row]["ids"]))
-    table = pd.DataFrame(known, tokens, ["logprobs", "margins"], dtype="float64")
+    tokens = range(len(run.results[row].ids))
+    table = pd.DataFrame(index=tokens, columns=["logprobs", "margins"], dtype="float64")
+    if run.probabilities is not None:
+        known = run.probabilities[row]
+        table["logprobs"] = np.asarray(known.logprobs, dtype=np.float64)  # None becomes NaN
+        table["margins"] = np.asarray(known.margins, dtype=np.float64)
     return table.assign(logprobs=np.exp(table["logprobs"])).set_axis(list(PROBABILITY_COLUMNS), axis=1)
 
 
 def text_tokens(run: Record, row: int = 0) -> dict[int, np.ndarray]:
     """The tokens of each region's stripped text, as int64 indices: no marks, box or white space around it."""
     result = run.results[row]
-    text = result["text"] or ""
-    lengths = np.asarray([len(each) for each in result["token_texts"]], dtype=np.int64)
+    text = result.text or ""
+    lengths = np.asarray([len(each) for each in result.token_texts], dtype=np.int64)
     starts = np.cumsum(lengths) - lengths
     ends = starts + np.maximum(lengths, 1)  # a part of a character has no text, and a place
     indices = {}

@@ -116,21 +116,21 @@ def _row(run: PhaseRun) -> dict[str, Any]:
     truth, checks = run.truth_of(), [(check.name, check.verdict) for check in run_rules(run)]
     # Failed and noisy checks, a repetition loop, an incomplete text.
     bad = [name for name, verdict in checks if verdict in ("fail", "noisy") or (name, verdict) == _LOOP]
-    cut = run.result.get("finish_reason") == "length" and not run.request.get("ignore_eos")
+    cut = run.result.finish_reason == "length" and not run.request.ignore_eos
     warnings = [*(name.replace("_", " ") for name in bad), *["cut at the token limit"] * cut]
     return {
         **{_COLUMNS.get(name, name): value for name, value in run.summary().items() if name != "text"},
         **quality_of(run),
-        "model": run.model["name"],
-        "preset": run.request["preset"],
-        "device": run.device["name"],
+        "model": run.model.name,
+        "preset": run.request.preset,
+        "device": run.device.name,
         "warnings": ", ".join(warnings),
         "noisy": is_noisy(run),
         "repeated_share": repeated_share(run),
         "cut": cut and _LOOP not in checks,
         "reference": truth.file if truth and truth.reference else None,
         "category": "" if truth is None else truth.category,
-        "page_id": "".join(f"{page['sha256'][:16]}{split_page(page['file'])[1]}" for page in run.pages),
+        "page_id": "".join(page.sha256[:16] + split_page(page.file)[1] for page in run.pages),
     }
 
 

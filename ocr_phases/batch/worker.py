@@ -91,7 +91,7 @@ def measure_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     ready()
     with _failing_as("request", job.source):
         run = priced(session.run_inference(job.source, **settings.of_run()), request["price_per_hour"])
-    if job.sha256 not in (None, run.page["sha256"]):
+    if job.sha256 not in (None, run.page.sha256):
         raise Refused("page", f"{job.name} was changed in the meantime: the same command takes it as it is.")
     given = {**job.settings, "page": job.source}
     with _failing_as("output"):
@@ -107,7 +107,7 @@ def _report(run: PhaseRun, place: Path, parameters: dict[str, Any]) -> str:
     from ocr_phases.report.render import page_report
 
     try:
-        page_report(run, place, {**parameters, "price_per_hour": run.request.get("price_per_hour")})
+        page_report(run, place, {**parameters, "price_per_hour": run.request.price_per_hour})
     except Exception as error:  # noqa: BLE001  (whatever it was, the page has been measured)
         # What an attempt wrote is named as it will be called.
         return str(error).replace(f"{place}{os.sep}", "") or type(error).__name__

@@ -32,8 +32,13 @@ def run(arguments: argparse.Namespace) -> None:
     written: list[Path] = []
     with only_writer(folder):
         for row, target in enumerate(targets):
-            told = record.results[row]["text"], record.model.get("family")
-            written += write_artifacts(target, row_images(record, row), *told, overwrite=arguments.overwrite)
+            written += write_artifacts(
+                target,
+                row_images(record, row),
+                record.results[row].text or "",
+                record.model.family,
+                overwrite=arguments.overwrite,
+            )
     for path in written:
         print(path.relative_to(folder))
     arguments.result = {"files": [str(path) for path in written]}

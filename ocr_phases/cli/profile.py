@@ -72,7 +72,7 @@ def _repeat(arguments: argparse.Namespace, then: PhaseRun, **options: Any) -> Ph
     options |= {name: getattr(arguments, name) for name in _EACH}
     if "--model" in arguments.given:
         options["model"] = arguments.model
-    if then.model.get("implementation") == "vendor" and arguments.trust_remote_code:
-        measuring.warn_of_remote_code(options.get("model", then.model["name"]))
+    if then.model.implementation == "vendor" and arguments.trust_remote_code:
+        measuring.warn_of_remote_code(options.get("model", then.model.name))
     repeat = partial(repeat_run, then, page=arguments.page, **options)
-    return measuring.watched(arguments, repeat, then.request["max_new_tokens"])
+    return measuring.watched(arguments, repeat, then.request.max_new_tokens)

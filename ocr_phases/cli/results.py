@@ -75,6 +75,6 @@ def run_result(run: PhaseRun) -> dict[str, Any]:
     verdicts: dict[str, Any] = {"verdict": worst_verdict(checks), "sentence": checks_verdict(checks)}
     for name, verdict in {"failed": "fail", "noisy": "noisy"}.items():
         verdicts[name] = [check.name for check in with_verdict(checks, verdict)]
-    told = {"page": run.page["file"], "headline": headline(run), "metrics": run.summary()}
+    told = {"page": run.page.file, "headline": headline(run), "metrics": run.summary()}
     judged = {} if run.truths is None else {"quality": quality_of(run)}
-    return {**told, **judged, "repeats": run.request["repeats"], "checks": verdicts}
+    return {**told, **judged, "repeats": run.request.repeats, "checks": verdicts}

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Meta
 
 from ocr_phases.errors import OcrPhasesError, require
-from ocr_phases.record.schema import KINDS, shape
+from ocr_phases.record.schema import shape
 from ocr_phases.text import plain
 
 #: Scheme, host, port, path and model of an address.
@@ -28,7 +28,12 @@ _TOLD = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="ut
 _REFUSALS, _FAULTS = _TOLD["refusals"], _TOLD["faults"]
 
 #: What answers are, by name; in them the entries of a record are kinds, too.
-SHAPES: dict[str, Any] = {**KINDS, "any": Any, "count": Annotated[int, Meta(ge=0, le=2**24)]}
+SHAPES: dict[str, Any] = {
+    "text": str,
+    "number": float,
+    "any": Any,
+    "count": Annotated[int, Meta(ge=0, le=2**24)],
+}
 for _name, _entries in _TOLD["answers"].items():
     SHAPES[_name] = shape(SHAPES, _entries)
 

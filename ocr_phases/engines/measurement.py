@@ -17,6 +17,14 @@ from ocr_phases.engines import checks
 from ocr_phases.engines.answers import Answer, Stage, ask, metrics, server_times, spans_of
 from ocr_phases.engines.client import ServerFailed
 from ocr_phases.images import image_file, load_page
+from ocr_phases.record.parts import (
+    CheckPart,
+    DevicePart,
+    ModelPart,
+    ProbabilitiesPart,
+    RequestPart,
+    make_part,
+)
 from ocr_phases.request import each_run, page_part, row_part
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.settings import Request
@@ -99,7 +107,7 @@ class Measurement:
         found = [*agreed, *checks.own_checks(runs, more, self.first, request.infer), cut, *self.compared]
         (ids, texts), length = answer.tokens, answer.usage.get("prompt_tokens") or count + 1
         sure = [min(0.0, round(value, 3)) for value in answer.logprobs]
-        known = {"logprobs": sure, "margins": [None] * len(ids)}
+        known = ProbabilitiesPart(logprobs=[*sure], margins=[None] * len(ids))
         server = {"engine": session.engine, "version": session.version, "url": session.server.url}
         server |= {"settings": worker.get("settings"), "times": [run.own for run in runs]}
         versions = {session.engine: session.version, "ocr_phases": __version__, "code": code_hash()}
@@ -110,13 +118,15 @@ class Measurement:
         return PhaseRun(
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             versions=versions | worker.get("versions", {}),
-            device=device | worker.get("device", {}),
-            model=model | worker.get("model", {}),
+            device=make_part(DevicePart, device | worker.get("device", {})),
+            model=make_part(ModelPart, model | worker.get("model", {})),
             pages=[page_part(self.page, preset, 0, count, length - count, request.embed_page)],
-            request=request.described() | made | {"repeats": len(runs), "prefill_len": length},
+            request=make_part(
+                RequestPart, request.described() | made | {"repeats": len(runs), "prefill_len": length}
+            ),
             results=[row_part(request, ids, texts, "".join(texts), answer.finish)],
             spans=spans_of(runs),
-            live_checks=found,
+            live_checks=[make_part(CheckPart, each) for each in found],
             probabilities=[known] if len(sure) == len(ids) else None,
         )
 

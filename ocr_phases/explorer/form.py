@@ -16,10 +16,10 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.explorer.records import found, placed
 from ocr_phases.families import DEEPSEEK_OCR, FAMILIES, PRESET_NAMES
 from ocr_phases.files import PAGE_SUFFIXES, each_page
+from ocr_phases.request import recorded_settings
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.settings import (
     NEW_TOKENS,
-    REQUEST_SETTINGS,
     Settings,
     choices,
     help_text,
@@ -83,12 +83,13 @@ class Asked:
 def asked_again(run: PhaseRun) -> Asked | None:
     """A record's measurement once more; None where its page or model cannot be had again here."""
     page, model = run.page_data() if len(run.pages) == 1 else None, run.model
-    here = str(model["name"]).split(":")[0] in ("tiny", "dummy")
-    if page is None or not (here or os.path.isdir(str(model.get("source")))):  # noqa: PTH112
+    here = str(model.name).split(":")[0] in ("tiny", "dummy")
+    if page is None or not (here or os.path.isdir(str(model.source))):  # noqa: PTH112
         return None
-    given = {name: run.request[name] for name in REQUEST_SETTINGS if name in run.request}
-    name = model["name"] if here else model["source"]
-    return Asked(page, str(run.page["file"]), Settings(model=name, dtype=model["dtype"], **given))
+    given = recorded_settings(run)
+    given["model"] = model.name if here else model.source
+    given["dtype"] = model.dtype
+    return Asked(page, run.page.file, Settings(**given))
 
 
 @functools.cache

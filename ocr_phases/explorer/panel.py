@@ -407,8 +407,8 @@ class Explorer(anywidget.AnyWidget):
             if job.run is not None:
                 self._show(job, before)
         for check in run.live_checks:
-            if check["name"] == "interrupted":
-                self._say(f"Stopped: the record has {check['measured'].rstrip('.')}.")
+            if check.name == "interrupted":
+                self._say(f"Stopped: the record has {(check.measured or '').rstrip('.')}.")
 
     async def _watched(self, asked: Asked) -> PhaseRun:
         """Measure, telling what comes in between; raises what the measurement raises."""
@@ -475,7 +475,7 @@ class Explorer(anywidget.AnyWidget):
 def _head(record: Record) -> Html:
     """The words above the views, and buttons of what can be measured next."""
     run = record.load()
-    title, model = element("strong", run_title(run)), f" · {run.model['name']} · {run.device['name']}"
+    title, model = element("strong", run_title(run)), f" · {run.model.name} · {run.device.name}"
     about = element("p", title, model, class_="opx-about", title=subject(run))
     said = element("p", headline(run), class_="opx-headline")
     steps = [element("button", words, class_="opx-next", data_ask="again") for words in _again(record)]
@@ -490,7 +490,7 @@ def _again(record: Record) -> dict[str, Asked]:
     if asked and (noise_warning(run) or len(run.repeats) < LEAST_REPEATS):
         again = replace(asked.settings, repeats=many)
         steps[f"Measure again with {many} repeats"] = replace(asked, settings=again)
-    if asked and run.model["strategy"] == "eager" and has_cuda():
+    if asked and run.model.strategy == "eager" and has_cuda():
         steps["Try cuda_graph"] = replace(asked, settings=replace(asked.settings, strategy="cuda_graph"))
     return steps
 

@@ -70,10 +70,10 @@ def found(text: str | Path) -> Path:
 
 def description(run: PhaseRun) -> list[str]:
     """A record in a few words: when, files, model, preset, strategies, rows, tokens."""
-    rows, files = len(run.results), ", ".join(dict.fromkeys(str(page["file"]) for page in run.pages))
-    how = [str(run.page["preset"]), str(run.model["strategy"]), f"vision {run.request['vision']}"]
+    rows, files = len(run.results), ", ".join(dict.fromkeys(page.file for page in run.pages))
+    how = [str(run.page.preset), str(run.model.strategy), f"vision {run.request.vision}"]
     many = [f"{rows} rows"] * (rows > 1)
-    of = [printable(files, 60), printable(str(run.model["name"]), 40)]
+    of = [printable(files, 60), printable(str(run.model.name), 40)]
     return [run.created[:19], *of, *how, *many, count_text(run.token_count, "token")]
 
 
@@ -145,7 +145,7 @@ def cells(run: PhaseRun) -> dict[str, Any]:
         "page": files,
         "model": model,
         "preset": preset,
-        "strategy": " + ".join(dict.fromkeys((str(run.model["strategy"]), str(run.request["vision"])))),
+        "strategy": " + ".join(dict.fromkeys((str(run.model.strategy), str(run.request.vision)))),
         **{name: (known | quality).get(name) for name in _FIGURES},
         "steps": _sparkline([float(np.median(part)) for part in np.array_split(times, _SPARKS) if len(part)]),
     }

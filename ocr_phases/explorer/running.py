@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pandas as pd
 
 from ocr_phases.analyse.grounding import parse_grounding
@@ -211,5 +212,8 @@ def _measure(asked: Asked, live: Live) -> PhaseRun:
     if asked.page_name is None:
         return run
     # Bytes carry no name: the upload's takes the place of "image" (a page of a PDF keeps its number).
-    pages = [{**page, "file": asked.page_name + page["file"].removeprefix("image")} for page in run.pages]
+    pages = []
+    for page in run.pages:
+        name = asked.page_name + page.file.removeprefix("image")
+        pages.append(msgspec.structs.replace(page, file=name))
     return replace(run, pages=pages)

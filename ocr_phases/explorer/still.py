@@ -84,7 +84,7 @@ def _page(run: PhaseRun, row: int, place: int, color: str) -> Image.Image:
     """A page of a row under its boxes, the smaller the more there are; a white sheet for none."""
     numbers, table = pages_of_row(run, row), regions_of(run, row)
     facts = run.pages[numbers[place]]
-    page = run.page_image(numbers[place]) or Image.new("RGB", (facts["width"], facts["height"]), "white")
+    page = run.page_image(numbers[place]) or Image.new("RGB", (facts.width, facts.height), "white")
     page.thumbnail((_HEIGHT, int(_HEIGHT / math.sqrt(len(numbers)))))
     regions = grounding_of(run, row).on_page(place).regions
     return draw_marks(page, region_boxes(regions, page.size, table, by_time=color == "time"))

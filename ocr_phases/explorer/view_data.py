@@ -65,13 +65,13 @@ def row_data(run: PhaseRun, row: int, before: PhaseRun | None = None) -> dict[st
 
     ``before`` gives the times of another record, for the curve.
     """
-    text, grounding = plain(run.results[row]["text"] or ""), grounding_of(run, row)
+    text, grounding = plain(run.results[row].text or ""), grounding_of(run, row)
     tokens, table = run.tokens_of(row), regions_of(run, row)
     times = tokens["device_ms"].dropna()
     uncertain = table.loc[table["uncertain"], "region"].tolist()
     pages = []
     for place, number in enumerate(pages_of_row(run, row)):
-        size = run.pages[number]["width"], run.pages[number]["height"]
+        size = run.pages[number].width, run.pages[number].height
         drawn = boxes(grounding.on_page(place).regions, size, table)
         pages.append({"size": size, "boxes": drawn, "href": page_address(run.page_image(number))})
     return {
@@ -86,7 +86,7 @@ def row_data(run: PhaseRun, row: int, before: PhaseRun | None = None) -> dict[st
         "scale": [scale_of(times, 1 - _USUAL), scale_of(times)],
         "palette": [(each, type_colour(each)) for each in map(time_colour, np.linspace(0, 1, _COLOURS))],
         "regions": _regions(run, row, grounding, table),
-        "rendered": _rendered(text, parse_grounding(text, run.model.get("family")), uncertain),
+        "rendered": _rendered(text, parse_grounding(text, run.model.family), uncertain),
         "pages": pages,
     }
 
@@ -174,10 +174,10 @@ def _cell_tag(found: re.Match[str]) -> str:
 
 def _note(run: PhaseRun, row: int, grounding: Grounding) -> str:
     """What is missing of this row's page; empty for nothing."""
-    if run.results[row]["text"] is None:
+    if run.results[row].text is None:
         return "This record has no text, so its regions are unknown."
     sentences = page_notes(run, row)
-    if any(run.pages[number].get("data") is None for number in pages_of_row(run, row)):
+    if any(run.pages[number].data is None for number in pages_of_row(run, row)):
         sentences.append("This record has no page image: the boxes are on an empty sheet.")
     if grounding.dropped:
         sentences.append(f"{grounding.dropped} box(es) could not be read.")

@@ -16,20 +16,35 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-import msgspec
 import numpy as np
 import pandas as pd
 
 from ocr_phases.errors import Hinted, OcrPhasesError, UnknownName, explain_wrong_calls
 from ocr_phases.files import SavedPath, read_regular, split_page, unpacked, write_given
 from ocr_phases.images import page_image
+from ocr_phases.record.parts import (
+    CachePart,
+    CheckPart,
+    DevicePart,
+    KernelsFailed,
+    KernelsPart,
+    MemoryPart,
+    ModelPart,
+    PagePart,
+    ProbabilitiesPart,
+    RequestPart,
+    ResultPart,
+    columns_of,
+    to_plain,
+)
 from ocr_phases.record.schema import (
     MOST_BYTES,
     SPAN_COLUMNS,
     Truth,
-    check_record,
+    as_truth,
     check_spans,
     parse_json,
+    read_parts,
 )
 from ocr_phases.text import count_text
 
@@ -52,58 +67,58 @@ RecordType = TypeVar("RecordType", bound="Record")
 class Record(Hinted):
     """One measurement: ``repeats`` runs of prepare, prefill and decode over the same inputs.
 
-    Fields hold plain JSON values except `spans`, and are not to be changed: `dataclasses.replace` makes
-    another record. A batch has one entry per row in ``results`` and one per page in ``pages`` (each names
-    its ``row``).
+    Its parts are typed (`ocr_phases.record.parts`) and not to be changed: `dataclasses.replace` makes another
+    record. A batch has one entry per row in ``results`` and one per page in ``pages`` (each names its
+    ``row``).
     """
 
     created: str  # ISO 8601, UTC
     versions: dict[str, Any]
-    device: dict[str, Any]
-    model: dict[str, Any]
-    pages: list[dict[str, Any]]
-    request: dict[str, Any]
-    results: list[dict[str, Any]]
+    device: DevicePart
+    model: ModelPart
+    pages: list[PagePart]
+    request: RequestPart
+    results: list[ResultPart]
     spans: pd.DataFrame
-    memory: dict[str, Any] = field(default_factory=dict)
-    cache: dict[str, Any] = field(default_factory=dict)
-    live_checks: list[dict[str, Any]] = field(default_factory=list)
-    kernels: dict[str, Any] | None = None  # the kernel view, where one was asked for
-    truths: list[dict[str, Any] | None] | None = None  # what each row's page says, where it was given
-    probabilities: list[dict[str, Any]] | None = None  # of each row's tokens, where they were asked for
+    memory: MemoryPart = field(default_factory=MemoryPart)
+    cache: CachePart = field(default_factory=CachePart)
+    live_checks: list[CheckPart] = field(default_factory=list)
+    kernels: KernelsPart | KernelsFailed | None = None  # the kernel view, where one was asked for
+    truths: list[Truth | None] | None = None  # what each row's page says, where it was given
+    probabilities: list[ProbabilitiesPart] | None = None  # of each row's tokens, where they were asked for
     schema: int = SCHEMA
 
     # -- its parts --------------------------------------------------------------------------------
 
     @property
-    def page(self) -> dict[str, Any]:
+    def page(self) -> PagePart:
         """The first page."""
         return self.pages[0]
 
     @property
-    def result(self) -> dict[str, Any]:
+    def result(self) -> ResultPart:
         """The first row's result: ``ids``, ``token_texts``, ``text``, ``finish_reason``."""
         return self.results[0]
 
-    def result_of(self, row: int) -> dict[str, Any]:
+    def result_of(self, row: int) -> ResultPart:
         """The result of a batch's row, from 0; `UnknownName` for a row that the record does not have."""
         return _numbered(self.results, row, "row")
 
     @property
     def text(self) -> str | None:
         """The first row's text without the end token; None if the record has no text."""
-        return self.result["text"]
+        return self.result.text
 
     @property
     def token_count(self) -> int:
         """Generated tokens of the first row, the end token included."""
-        return len(self.result["ids"])
+        return len(self.result.ids)
 
     @property
     def decoded_tokens(self) -> int:
         """Decoded tokens of all rows, each up to its end; surplus tokens are not counted."""
-        from_prefill = 0 if self.request.get("first_token") == "redecode" else 1
-        return sum(len(result["ids"]) - from_prefill for result in self.results)
+        from_prefill = 0 if self.request.first_token == "redecode" else 1
+        return sum(len(result.ids) - from_prefill for result in self.results)
 
     @cached_property
     def repeats(self) -> list[int]:
@@ -113,12 +128,11 @@ class Record(Hinted):
     def truth_of(self, row: int = 0) -> Truth | None:
         """What the page of a row says, where the record has it."""
         truths = self.truths or [None] * len(self.results)
-        truth = _numbered(truths, row, "row")
-        return None if truth is None else msgspec.convert(truth, Truth)
+        return _numbered(truths, row, "row")
 
     def page_name(self, row: int = 0) -> str:
         """The file of a row's page, or of its pages (``doc.pdf#1-8``)."""
-        files = [str(page["file"]) for page in self.pages if page["row"] == row]
+        files = [page.file for page in self.pages if page.row == row]
         if len(files) == 1:
             return files[0]
         last_page = split_page(files[-1])[1].removeprefix("#")
@@ -127,12 +141,12 @@ class Record(Hinted):
     def page_data(self, number: int = 0) -> bytes | None:
         """The embedded page as a file's bytes; None where it was left out, `OcrPhasesError` where damaged."""
         page = _numbered(self.pages, number, "page")
-        if page.get("data") is None:
+        if page.data is None:
             return None
         try:
-            return base64.b64decode(page["data"])
+            return base64.b64decode(page.data)
         except ValueError as error:  # no base64
-            raise OcrPhasesError(f"The page {page['file']} in this record is damaged ({error}).") from error
+            raise OcrPhasesError(f"The page {page.file} in this record is damaged ({error}).") from error
 
     def page_image(self, number: int = 0) -> Image | None:
         """The embedded page as an upright RGB image; None where the record does not hold it.
@@ -174,8 +188,8 @@ class Record(Hinted):
         record: dict[str, Any] = {"schema": self.schema}
         for item in fields(self):
             value = getattr(self, item.name)
-            if value is not None:
-                record[item.name] = value
+            if value is not None and item.name != "spans":
+                record[item.name] = to_plain(value)
         record["spans"] = {name: column.tolist() for name, column in values.items()}
         return record
 
@@ -188,14 +202,30 @@ class Record(Hinted):
             other = f"This record has schema {record['schema']!r}, this version reads schema {SCHEMA}"
             raise OcrPhasesError(f"{other}: install the ocr_phases version that wrote it.")
         try:
-            check_record(record)
-            spans = make_spans(record["spans"])
+            parts = read_parts(record)
+            spans = make_spans(columns_of(parts.spans))
             check_spans(spans)
         except OcrPhasesError as error:
             raise OcrPhasesError(f"This record is damaged ({error}).") from error
-        known = {item.name: record[item.name] for item in fields(cls) if item.name in record}
-        known["spans"] = spans
-        return cls(**known)
+        truths = parts.truths
+        if truths is not None:
+            truths = [None if truth is None else as_truth(truth) for truth in truths]
+        return cls(
+            created=parts.created,
+            versions=parts.versions,
+            device=parts.device,
+            model=parts.model,
+            pages=parts.pages,
+            request=parts.request,
+            results=parts.results,
+            spans=spans,
+            memory=parts.memory,
+            cache=parts.cache,
+            live_checks=parts.live_checks,
+            kernels=parts.kernels,
+            truths=truths,
+            probabilities=parts.probabilities,
+        )
 
     @classmethod
     def from_json(cls, data: bytes) -> Self:

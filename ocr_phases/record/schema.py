@@ -7,13 +7,34 @@ kept as they are, as long as they are plain JSON: a later version may have writt
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NotRequired, TypedDict
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
 
 import msgspec
 from msgspec import Meta
 
-from ocr_phases.errors import OcrPhasesError, require
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.record.parts import (
+    KERNEL_TABLES,
+    CachePart,
+    CheckPart,
+    Count,
+    DevicePart,
+    KernelsFailed,
+    KernelsPart,
+    MemoryPart,
+    Milliseconds,
+    ModelPart,
+    PagePart,
+    Part,
+    Phase,
+    ProbabilitiesPart,
+    RequestPart,
+    ResultPart,
+    StartMilliseconds,
+    columns_of,
+    separated,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -131,138 +152,143 @@ class Truth(msgspec.Struct, frozen=True):
 #: `Truth` as a file has it: nothing may be missing.
 KeptTruth = msgspec.defstruct("KeptTruth", [(item.name, item.type) for item in msgspec.structs.fields(Truth)])
 
+
+def as_truth(kept: Any) -> Truth:
+    """A `Truth` from what a record's file has of it."""
+    return msgspec.convert(msgspec.to_builtins(kept), Truth)
+
+
 #: A record of 8,000 tokens and 5 repeats has 12 MB.
 MOST_BYTES = 400_000_000
 
-#: What the entries of a record are. Whole numbers are such as a double holds exactly, times in ms up to 2^33,
-#: 99 days: sums of them in steps of 2^-20 ms then fit into a double (`Record.tokens_of`).
-KINDS: dict[str, Any] = {
-    "flag": bool,
-    "text": str,
-    "object": dict[str, Any],
-    "number": float,
-    "count": Annotated[int, Meta(ge=0, le=2**53)],
-    "some": Annotated[int, Meta(ge=1, le=2**53)],
-    "seed": _Int64,
-    "positions": Annotated[int, Meta(ge=1, le=2**24)],  # tokens in a prompt or a cache
-    "cells": Annotated[list[Annotated[int, Meta(ge=1, le=2**10)]], Meta(min_length=2, max_length=2)],
-    "ms": Annotated[float, Meta(ge=0, le=2**33)],
-    "time": Annotated[float, Meta(gt=0, le=2**33)],  # ms, of what was timed
-    "start": Annotated[float, Meta(ge=-(2**33), le=2**33)],
-    "amount": Annotated[float, Meta(ge=0, le=2**24)],  # s, W, J, a load average, a price
-    "rate": Annotated[float, Meta(ge=1, le=1e21)],  # a second
-    # Ticks of 10 ms may add up to a little more than the whole.
-    "share": Annotated[float, Meta(ge=0, le=1.5)],
-    "percent": Annotated[float, Meta(ge=0, le=100)],
-    "temperature": Annotated[float, Meta(gt=0, le=1e6)],
-    "top_p": Annotated[float, Meta(gt=0, le=1)],
-    "logprob": Annotated[float, Meta(le=0)],
-    "phase": Literal["prepare", "prefill", "decode", "generate"],
-    "peaks": dict[str, list[Annotated[int, Meta(ge=0, le=2**53)]]],  # bytes of each repeat, by phase
-    "sizes": dict[str, Annotated[int, Meta(ge=0, le=2**53)]],  # parameters by stage
-    "truth": KeptTruth,
-}
-#: The parts of a record, in which those above them are kinds, too.
-_PARTS = {
-    "taken": "copied_bytes:count matmul_size:count copy_ms?:time+ matmul_ms?:time+",
-    "ceilings": """bandwidth_bytes_per_s:rate? matmul_flops_per_s:rate? matmul_dtype:text launch_us?:ms?
-        taken?:taken?""",
-    "repeat": """repeat:count wall_s:amount cpu_s:amount other_threads_s?:amount? waited_s:amount?
-        others:share? steal:share? load_start:amount? load_end:amount?""",
-    "gpu_state": """sm_mhz?:count? max_sm_mhz?:count? throttle_reasons?:count? utilization?:percent?
-        other_processes?:count?""",
-    "gpu": "before:gpu_state? after:gpu_state?",
-    "energy": "missing?:text seconds?:amount run_joules?:amount idle_w?:amount",
-    "conditions": "repeats:repeat* gpu:gpu? energy?:energy",
-    "device": """name:text kind:text ceilings?:ceilings? conditions?:conditions host_cores?:some?
-        threads?:some? cache_bytes?:count?""",
-    "setup": "compile_ms?:ms? capture_ms?:ms? prefill_capture_ms?:ms?",
-    "model": """name:text dtype:text config:object source?:text revision?:text family?:text?
-        implementation?:text attention?:text? cuda_calls?:text? strategy:text strategy_setup?:setup?
-        vision_setup?:setup? parameters?:sizes?""",
-    "page": """file:text sha256:text width:some height:some row:count preset:text grid:cells
-        valid_image_tokens:count data?:text?""",
-    "infer": """do_sample?:flag temperature?:temperature top_p?:top_p top_k?:count
-        no_repeat_ngram_size?:count no_repeat_ngram_window?:count""",
-    "request": """prompt:text prompts:text* preset:text preset_choice?:text max_new_tokens:some repeats:some
-        warmup:count prefill_len:positions batch?:some infer?:infer? grounding?:flag? return_text?:flag
-        ignore_eos?:flag eos_check_every?:some first_token?:text seed:seed strategy:text vision:text
-        autocast?:flag embed_page?:flag generate?:flag verify?:flag price_per_hour?:amount?""",
-    "result": "ids:count+ token_texts:text* text:text? finish_reason?:text text_tokens?:count?",
-    "memory": "source?:text? peak_bytes?:peaks weights_bytes?:count?",
-    "cache": """lengths?:positions* window?:positions entries?:positions* bytes_per_token?:count bytes?:count*
-        max_cache_len?:count? allocated_bytes?:count?""",
-    "sureness": "logprobs:logprob?* margins:number?*",
-    "check": "name:text verdict?:text expected?:text measured?:text",
-    "spans": """repeat:count+ phase:phase* stage:text* view:text* step:count?* device_start_ms:start*
-        device_ms:ms* host_start_ms:start* host_ms:ms*""",
-    "record": """created:text versions:object device:device model:model pages:page+ request:request
-        results:result+ spans:spans memory:memory cache:cache live_checks:check* kernels?:object
-        truths?:truth?* probabilities?:sureness*""",
-    "stages": """phase:text* stage:text* view:text* kernels:count* copies:count* launches:count* busy_ms:ms*
-        host_ms:ms*""",
-    "decode_steps": "step:count*",
-    "top": "phase:text* stage:text* kernel:text* count:count* device_ms:ms*",
-    "gaps": """phase:text* stage:text* view:text* cause:text* longer_than_us:ms* count:count* idle_ms:ms*
-        longest_ms:ms*""",
-    "parts": "phase:text* part:text* by:text* kernels:count* busy_ms:ms*",
-    "host_syncs": """phase:text* stage:text* call:text* operator:text* through:text* copy:text* count:count*
-        wait_ms:ms*""",
-    "kernels": """steps:count tool:text stages:stages decode_steps:decode_steps top:top gaps:gaps parts:parts
-        host_syncs:host_syncs""",
-    "no_kernels": "error:text",
-}
-for _name, _entries in _PARTS.items():
-    KINDS[_name] = shape(KINDS, _entries)
-_KERNEL_TABLES = ("stages", "decode_steps", "top", "gaps", "parts", "host_syncs")
+
+class SpanColumns(Part, frozen=True, kw_only=True):
+    """The spans, a list for each column: one row per span.
+
+    ``step`` is the decode step (0 is the first decode forward) or None; starts count from the repeat's start;
+    all times are milliseconds. On a CPU the device columns equal the host's.
+    """
+
+    repeat: Annotated[list[Count], Meta(min_length=1)]
+    phase: list[Phase]
+    stage: list[str]
+    view: list[str]
+    step: list[Count | None]
+    device_start_ms: list[StartMilliseconds]
+    device_ms: list[Milliseconds]
+    host_start_ms: list[StartMilliseconds]
+    host_ms: list[Milliseconds]
+
+
+#: The columns of the spans in their order.
+SPAN_COLUMNS = tuple(item.name for item in msgspec.structs.fields(SpanColumns) if item.name != "unknown")
+
+
+class RecordParts(Part, frozen=True, kw_only=True):
+    """All that a record's file holds, besides its schema number."""
+
+    created: str
+    versions: dict[str, Any]
+    device: DevicePart
+    model: ModelPart
+    pages: Annotated[list[PagePart], Meta(min_length=1)]
+    request: RequestPart
+    results: Annotated[list[ResultPart], Meta(min_length=1)]
+    spans: SpanColumns
+    memory: MemoryPart
+    cache: CachePart
+    live_checks: list[CheckPart]
+    kernels: Any = None
+    truths: list[KeptTruth | None] | None = None  # type: ignore[valid-type]
+    probabilities: list[ProbabilitiesPart] | None = None
+
+
 _Columns = dict[str, list[None | bool | int | float | str]]
 
-#: One row a span. ``step`` is the decode step (0 is the first decode forward) or missing; starts count from
-#: the repeat's start; all times are milliseconds. On a CPU the device columns equal the host's.
-SPAN_COLUMNS: tuple[str, ...] = tuple(KINDS["spans"].__annotations__)
 
-
-def check_record(record: dict[str, Any]) -> None:
-    """Raise `OcrPhasesError` with the entry's name for a record that breaks this schema."""
-    conform(record, KINDS["record"])
+def read_parts(record: dict[str, Any]) -> RecordParts:
+    """The parts of a record's file; `OcrPhasesError` with the entry's name for one that breaks the schema."""
+    parts = conform(separated(record, RecordParts), RecordParts)
     for name, part in record.items():
         if name != "spans":  # whatever else is not named is shown and saved, too
             conform({"value": part}, Plain, name)
-    view = record.get("kernels", {"error": ""})
-    conform(view, KINDS["no_kernels" if "error" in view else "kernels"], "kernels")
-    tables = {f"kernels.{name}": view[name] for name in _KERNEL_TABLES if "error" not in view}
+    kernels = _read_kernels(record.get("kernels"))
+    parts = msgspec.structs.replace(parts, kernels=kernels)
+    _check_agreements(parts)
+    return parts
+
+
+def _read_kernels(view: Any) -> KernelsPart | KernelsFailed | None:
+    """The kernel view, or why there is none; None where none was asked for."""
+    if view is None:
+        return None
+    conform(view, dict[str, Any], "kernels")
+    if "error" in view:
+        return conform(separated(view, KernelsFailed), KernelsFailed, "kernels")
+    kernels = conform(separated(view, KernelsPart), KernelsPart, "kernels")
+    for name in KERNEL_TABLES:
+        conform(view[name], _Columns, f"kernels.{name}")
+    return kernels
+
+
+def _check_agreements(record: RecordParts) -> None:
+    """Raise `OcrPhasesError` where entries of a record contradict each other."""
+    _check_rows(record)
+    _check_tables(record)
+    _check_observations(record)
+
+
+def _check_rows(record: RecordParts) -> None:
+    """Every list with an item for each row has as many; the tokens of a row make its text."""
+    rows = len(record.results)
+    if {page.row for page in record.pages} != set(range(rows)):
+        raise OcrPhasesError("pages: they name other rows than results has")
+    lists = {
+        "request.prompts": record.request.prompts,
+        "truths": record.truths,
+        "probabilities": record.probabilities,
+    }
+    for name, items in lists.items():
+        if items is not None and len(items) != rows:
+            raise OcrPhasesError(f"{name}: results has another number of rows")
+    for number, result in enumerate(record.results):
+        tokens = len(result.ids)
+        if record.probabilities is not None:
+            known = record.probabilities[number]
+            if len(known.logprobs) != tokens or len(known.margins) != tokens:
+                raise OcrPhasesError(f"probabilities[{number}]: the row has another number of ids")
+        if len(result.token_texts) != tokens:
+            raise OcrPhasesError(f"results[{number}]: ids and token_texts have different lengths")
+        if result.text is not None and not "".join(result.token_texts).startswith(result.text):
+            raise OcrPhasesError(f"results[{number}].text: its tokens make another one")
+
+
+def _check_tables(record: RecordParts) -> None:
+    """The columns of a table have one length, and a stage stands in the kernel view once."""
+    tables = {"spans": record.spans}
+    if isinstance(record.kernels, KernelsPart):
+        for name in KERNEL_TABLES:
+            tables[f"kernels.{name}"] = getattr(record.kernels, name)
     for name, table in tables.items():
-        conform(table, _Columns, name)
-    tables["spans"] = {name: record["spans"][name] for name in SPAN_COLUMNS}
-    require(_agreements(record, tables))
+        if len({len(column) for column in columns_of(table).values()}) != 1:
+            raise OcrPhasesError(f"{name}: its columns have different lengths")
+    if isinstance(record.kernels, KernelsPart):
+        stages = record.kernels.stages
+        rows = list(zip(stages.phase, stages.stage, stages.view, strict=True))
+        if len(set(rows)) != len(rows):
+            raise OcrPhasesError("kernels.stages: a stage stands there twice")
 
 
-def _agreements(record: dict[str, Any], tables: dict[str, Any]) -> Iterator[tuple[str, bool]]:
-    """What has to agree between entries, each with whether it does."""
-    results, repeats = record["results"], len(set(record["spans"]["repeat"]))
-    named = {page["row"] for page in record["pages"]}
-    yield "pages: they name other rows than results has", named == set(range(len(results)))
-    listed: dict[str, Any] = {"request.prompts": record["request"]["prompts"]}
-    listed |= {name: record[name] for name in ("truths", "probabilities") if name in record}
-    for name, rows in listed.items():
-        yield f"{name}: results has another number of rows", len(rows) == len(results)
-    for number, (row, result) in enumerate(zip(listed.get("probabilities", ()), results, strict=False)):
-        same = {len(row["logprobs"]), len(row["margins"])} == {len(result["ids"])}
-        yield f"probabilities[{number}]: the row has another number of ids", same
-    for number, result in enumerate(results):
-        equal = len(result["ids"]) == len(result["token_texts"])
-        yield f"results[{number}]: ids and token_texts have different lengths", equal
-        made = result["text"] is None or "".join(result["token_texts"]).startswith(result["text"])
-        yield f"results[{number}].text: its tokens make another one", made
-    held, lengths = record["cache"].get("entries", []), record["cache"].get("lengths", [])
-    yield "cache.entries: lengths has another number of steps", len(held) in (0, len(lengths))
-    for table, columns in tables.items():
-        yield f"{table}: its columns have different lengths", len(set(map(len, columns.values()))) == 1
-    for phase, peaks in record["memory"].get("peak_bytes", {}).items():
-        yield f"memory.peak_bytes.{phase}: there are {repeats} repeats", len(peaks) == repeats
-    if stages := tables.get("kernels.stages"):
-        rows = list(zip(stages["phase"], stages["stage"], stages["view"], strict=True))
-        yield "kernels.stages: a stage stands there twice", len(set(rows)) == len(rows)
+def _check_observations(record: RecordParts) -> None:
+    """The cache has entries for each length, and each phase a peak for each repeat."""
+    entries = record.cache.entries or []
+    lengths = record.cache.lengths or []
+    if len(entries) not in (0, len(lengths)):
+        raise OcrPhasesError("cache.entries: lengths has another number of steps")
+    repeats = len(set(record.spans.repeat))
+    for phase, peaks in (record.memory.peak_bytes or {}).items():
+        if len(peaks) != repeats:
+            raise OcrPhasesError(f"memory.peak_bytes.{phase}: there are {repeats} repeats")
 
 
 def check_spans(spans: pd.DataFrame) -> None:

@@ -221,7 +221,7 @@ def write_results(
     """`write_record`, then the first row's text and pictures if it has them; raises as both do."""
     write_record(folder, run, record, overwrite=overwrite)
     if run.text is not None:
-        family = run.model.get("family")
+        family = run.model.family
         write_artifacts(folder, row_images(run, 0), run.text, family, overwrite=overwrite)
 
 
@@ -243,7 +243,7 @@ def row_images(run: Record, row: int) -> list[Image.Image | None]:
     Without page marks that is the first.
     """
     numbers = pages_of_row(run, row)
-    marked = facts_of(run.model.get("family")).page_mark is not None
+    marked = facts_of(run.model.family).page_mark is not None
     return [run.page_image(number) for number in (numbers if marked else numbers[:1])]
 
 
@@ -300,10 +300,10 @@ def chrome_trace(run: Record) -> dict[str, Any]:
     (``M``) that name processes and threads. A process is a repeat, a thread a clock: on a CPU there is one,
     ``host``. Process numbers start at 1: viewers give 0 a meaning of its own.
     """
-    clocks = ("host", "device") if run.device.get("kind") == "cuda" else ("host",)
+    clocks = ("host", "device") if run.device.kind == "cuda" else ("host",)
     events: list[dict[str, Any]] = []
     for repeat in run.repeats:
-        name = f"repeat {repeat + 1}: {run.page['file']}"
+        name = f"repeat {repeat + 1}: {run.page.file}"
         events.append({"name": "process_name", "ph": "M", "pid": repeat + 1, "args": {"name": name}})
         for thread, clock in enumerate(clocks, start=1):
             place = {"pid": repeat + 1, "tid": thread}

@@ -77,7 +77,7 @@ def verify_report(
     that ``run`` is from, if any. Raises as `page_report` does.
     """
     folder = folder_for(output_dir, "", VERIFICATION, record=record, overwrite=overwrite).resolve()
-    title = f"Verification: {run.page['file']} – ocr_phases"
+    title = f"Verification: {run.page.file} – ocr_phases"
     values = {"record": record, "output_dir": str(folder), "overwrite": overwrite}
     given = {"run": run, "references": references}
     return write_report("verify", folder, "verify", values, given, title, overwrite)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+import msgspec
 import pandas as pd
 
 from ocr_phases.analyse import quality
@@ -163,7 +164,7 @@ class PhaseRun(Record):
             if ms is not None:
                 times.append(f"{phase} {ms:.1f} ms")
         facts = ", ".join([f"{self.token_count} tokens", *times])
-        return f"<PhaseRun {self.page['file']} on {self.model['name']}: {facts}>"
+        return f"<PhaseRun {self.page.file} on {self.model.name}: {facts}>"
 
     # -- headline figures -------------------------------------------------------------------------
 
@@ -282,9 +283,9 @@ class PhaseRun(Record):
         return RunPlots(self)
 
     @property
-    def page(self) -> dict[str, Any]:
+    def page(self) -> RecordedPage:
         """The first page, which shows itself in a notebook."""
-        return RecordedPage(self.pages[0])
+        return RecordedPage(**msgspec.structs.asdict(self.pages[0]))
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         from ocr_phases.show.results import run_bundle

@@ -115,7 +115,7 @@ class SweepResult(SweptRecords[PhaseRun]):
         OcrPhasesError
             Where every record ignored the end token, so that no text has an end to compare.
         """
-        if all(run.request.get("ignore_eos") for run in self.runs.values()):
+        if all(run.request.ignore_eos for run in self.runs.values()):
             raise OcrPhasesError(
                 "These records ignored the end token, so their texts have no end to compare: sweep again "
                 "with --truth."

@@ -6,6 +6,8 @@ from typing import Any
 
 import pandas as pd
 
+from ocr_phases.record.parts import PagePart
+
 
 class Table(pd.DataFrame):
     """A DataFrame that a notebook shows as a report does: units in the headings, no text cut."""
@@ -20,7 +22,7 @@ class Table(pd.DataFrame):
         return frame_html(self)
 
 
-class RecordedPage(dict[str, Any]):
+class RecordedPage(PagePart, frozen=True):
     """A page of a record, which a notebook shows as its picture and facts."""
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:

@@ -319,7 +319,7 @@ def plot_page(
 
 def pages_of_row(run: Record, row: int) -> list[int]:
     """The numbers of the record's pages that are in a batch row's prompt."""
-    return [number for number, page in enumerate(run.pages) if page["row"] == row]
+    return [number for number, page in enumerate(run.pages) if page.row == row]
 
 
 def _pictures(

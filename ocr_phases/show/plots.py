@@ -73,9 +73,9 @@ def plot_latency(run: Record, *, ax: Axes | None = None) -> Figure:
     count, median = len(table) * len(run.repeats), float(summary(run)["inter_token_ms"])
     _, (axes,) = new_figure(3.9, [f"Each decode step: {ms_text(median)} in the median of {count:,}"], ax)
     steps, slow, low, high = (table[name] for name in ("step", "outlier", "device_ms_p10", "device_ms_p90"))
-    own_clock, clocks = run.device.get("kind") == "cuda", ["device_ms"]
+    own_clock, clocks = run.device.kind == "cuda", ["device_ms"]
     # Where tokens are read every few steps, the host launches many at once and then waits for all of them.
-    if own_clock and run.request.get("eos_check_every", 1) == 1:
+    if own_clock and (run.request.eos_check_every or 1) == 1:
         clocks.append("host_ms")
         # Wide and below the device's, so that it is seen where both are equal.
         lines(axes, steps, table["host_ms"], color=REST, linewidth=3.5, alpha=0.6, label="host, median")
@@ -233,17 +233,21 @@ def _lane(name: str, spans: pd.DataFrame) -> Row:
 
 def plot_memory(run: Record) -> Figure:
     """Peak memory of each phase, and how the KV cache grows with every step."""
-    peaks, sizes = run.memory.get("peak_bytes"), run.cache.get("bytes")
+    peaks, sizes = run.memory.peak_bytes, run.cache.bytes
     if not peaks and not sizes:
         return sentence_figure("Neither peak memory nor the KV cache was observed in this run.")
-    ends = [filled(text, x=run.cache[name][-1]) for name, text in _CACHE.items() if run.cache.get(name)]
+    ends = []
+    for name, text in _CACHE.items():
+        values = getattr(run.cache, name)
+        if values:
+            ends.append(filled(text, x=values[-1]))
     titles = "Peak memory of each phase", ": ".join(["KV cache", ", ".join(ends)] if ends else ["KV cache"])
     figure, (left, right) = new_figure(2.9, titles, columns=2)
     if peaks:
         bars = [(phase, max(sizes), PHASE_COLOURS[phase]) for phase, sizes in peaks.items()]
-        bars.append(("weights", run.memory.get("weights_bytes") or 0, FAINT))
+        bars.append(("weights", run.memory.weights_bytes or 0, FAINT))
         hbars(left, [(name, [(0.0, size, colour)], bytes_text(size)) for name, size, colour in bars if size])
-        name_axis(left.xaxis, _SOURCES.get(str(run.memory.get("source")), "peak"), "bytes")
+        name_axis(left.xaxis, _SOURCES.get(str(run.memory.source), "peak"), "bytes")
     else:
         sentence_figure("Peak memory could not be measured here.", left)
     if sizes:

@@ -64,7 +64,7 @@ def draw_outcomes(page: Image, table: pd.DataFrame) -> Image:
 
 
 def _row_html(run: Record, truth: Truth, row: int) -> Html:
-    if run.results[row]["text"] is None:
+    if run.results[row].text is None:
         return note("This record has no text (return_text=False), so its quality is not known.")
     if not plain_text(truth.text):
         return note(f"The truth {truth.file} has no text to compare with.")

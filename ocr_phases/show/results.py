@@ -16,7 +16,6 @@ from ocr_phases.analyse.checks import EXPECTATIONS, Verdict, run_checks, worst_v
 from ocr_phases.analyse.figures import summary
 from ocr_phases.analyse.floors import ceilings_text, floor_table, why_no_floor
 from ocr_phases.analyse.kernels import (
-    has_kernels,
     host_syncs,
     idle_gaps,
     kernel_table,
@@ -38,6 +37,7 @@ from ocr_phases.analyse.sentences import (
 )
 from ocr_phases.analyse.stages import STAGE_KEYS, repeat_table, spread_names, stage_table, step_table
 from ocr_phases.record import Record
+from ocr_phases.record.parts import KernelsPart, known_entries, to_plain
 from ocr_phases.show import plots
 from ocr_phases.show.figures import BLUE, GOLD, GREEN, ORANGE, REST, figure_html
 from ocr_phases.show.page import (
@@ -193,7 +193,7 @@ def phase_bar(run: Record) -> Html:
 
 def run_title(run: Record) -> str:
     """The page's file; for several pages the first and the number of others."""
-    name, more = str(run.page["file"]), len(run.pages) - 1
+    name, more = str(run.page.file), len(run.pages) - 1
     return f"{name} and {count_text(more, 'more page')}" if more else name
 
 
@@ -201,9 +201,9 @@ def row_table(run: Record) -> pd.DataFrame:
     """One line per row of a batch: number from 1, files, tokens, finish and the text."""
     rows = []
     for row, result in enumerate(run.results):
-        files = ", ".join(str(run.pages[page]["file"]) for page in pages_of_row(run, row))
-        ended = "end token" if result.get("finish_reason") == "eos" else "token limit"
-        rows.append((row + 1, files, len(result["ids"]), ended, result["text"] or ""))
+        files = ", ".join(run.pages[page].file for page in pages_of_row(run, row))
+        ended = "end token" if result.finish_reason == "eos" else "token limit"
+        rows.append((row + 1, files, len(result.ids), ended, result.text or ""))
     return pd.DataFrame(rows, columns=["row", "file", "tokens", "end", "text"])
 
 
@@ -229,7 +229,7 @@ def _with_wholes(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series]:
 def timed_table(run: Record, table: pd.DataFrame, caption: str, time: str = "device", **given: Any) -> Html:
     """A table of medians over repeats with their spread; without a device clock there is one time."""
     low, high = spread_names(len(run.repeats))
-    if run.device.get("kind") != "cuda":
+    if run.device.kind != "cuda":
         table, time = table.drop(columns="host_ms", errors="ignore"), time.replace("device", "time")
     headings = {"device_ms": (time, "ms"), "device_ms_p10": (low, "ms"), "device_ms_p90": (high, "ms")}
     return table_html(table, caption=caption, headings=headings | given.pop("headings", {}), **given)
@@ -264,13 +264,16 @@ def kernels(run: Record) -> Section:
     if run.kernels is None:
         return Section()
     head = section_heading("Kernels"), note(kernel_account(run))
-    if not has_kernels(run):
+    if not isinstance(run.kernels, KernelsPart):
         return Section(*head)
     table = kernel_table(run).merge(stage_verdict(run)[[*STAGE_KEYS, "verdict"]])
     table["busy_%"] = table["busy_ms"] / table["wall_ms"]
     table, whole = _with_wholes(table[_KERNELS])
-    caption = "From one more run under {tool} with {steps} decode steps; decode is per profiled step."
-    caption, headings = caption.format_map(run.kernels), {"wall_ms": ("time", "ms")}
+    caption = (
+        f"From one more run under {run.kernels.tool} with {run.kernels.steps} decode steps; decode is per "
+        "profiled step."
+    )
+    headings = {"wall_ms": ("time", "ms")}
     shown = table_html(table, caption=caption, headings=headings, strong=whole)
     folded = [fold(name, table_html(rows, caption=caption)) for name, rows, caption in _kernel_details(run)]
     return Section(*head, shown, plots.plot_kernels(run), *folded)
@@ -319,7 +322,7 @@ def text_notes(run: Record) -> Section:
 
 def text(run: Record) -> Section:
     """The generated text of each row; a long one starts folded."""
-    texts = [result["text"] for result in run.results]
+    texts = [result.text for result in run.results]
     names = [f"Text of row {row}" for row in range(1, len(texts) + 1)] if len(texts) > 1 else [_WRITTEN]
     return Section(text_notes(run), *map(text_html, texts, names))
 
@@ -366,7 +369,7 @@ def checks_html(checks: Iterable[Verdict]) -> Html:
 
 def verification(run: Record) -> Section:
     """The head of a report on the checks alone."""
-    return Section(head_html(run, f"Verification: {run.page['file']}", [checks_verdict(run_checks(run))]))
+    return Section(head_html(run, f"Verification: {run.page.file}", [checks_verdict(run_checks(run))]))
 
 
 def references(rows: Sequence[Mapping[str, Any]] | None) -> Section:
@@ -380,17 +383,19 @@ def references(rows: Sequence[Mapping[str, Any]] | None) -> Section:
 def method(run: Record) -> Section:
     """Device, versions, model, page and request, folded."""
     parts: dict[str, Mapping[str, Any]] = {
-        "Device": {**run.device, "ceilings": ceilings_text(run), "peak memory": run.memory.get("source")},
+        "Device": {**to_plain(run.device), "ceilings": ceilings_text(run), "peak memory": run.memory.source},
         "Versions": run.versions,
-        "Model": run.model,
-        **{f"Page {number}": page for number, page in enumerate(run.pages, 1)},
-        "Request": run.request,
+        "Model": to_plain(run.model),
+        **{f"Page {number}": to_plain(page) for number, page in enumerate(run.pages, 1)},
+        "Request": to_plain(run.request),
     }
-    blocks = [element("h3", title) + pairs(values) for title, values in parts.items()]
+    blocks = []
+    for title, values in parts.items():
+        blocks.append(element("h3", title) + pairs(known_entries(values)))
     conditions = conditions_table(run)
     conditions["repeat"] += 1  # a person counts from one
     blocks.append(table_html(conditions, caption="The machine during each repeat", empty=""))
-    config = json.dumps(run.model.get("config"), indent=2, ensure_ascii=False, default=str)
+    config = json.dumps(run.model.config, indent=2, ensure_ascii=False, default=str)
     blocks.append(fold("The model's configuration", preformatted(config), classes="op-fold"))
     return Section(fold("Device, versions, model and request", *blocks))
 

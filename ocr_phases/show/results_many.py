@@ -19,6 +19,7 @@ from ocr_phases.analyse.scaling import (
     loaded_ways,
 )
 from ocr_phases.images import page_image
+from ocr_phases.record.parts import PagePart, to_plain
 from ocr_phases.show import plots_many as draw
 from ocr_phases.show.results import (
     Bundle,
@@ -72,11 +73,11 @@ def _ends_html(table: pd.DataFrame) -> Html:
     return table_html(ends, caption=f"{len(table):,} rows, the first and the last {_END}", missing="none")
 
 
-def recorded_page_bundle(page: dict[str, Any]) -> Bundle:
+def recorded_page_bundle(page: PagePart) -> Bundle:
     """A page of a record: its picture, where the record has it, and what is known of it."""
-    data = page.get("data")
-    image = page_image(data and base64.b64decode(data))
-    return facts_bundle("Page", page, [] if image is None else [(image, str(page["file"]))])
+    image = None if page.data is None else page_image(base64.b64decode(page.data))
+    pictures = [] if image is None else [(image, page.file)]
+    return facts_bundle("Page", to_plain(page), pictures)
 
 
 # -- comparisons --------------------------------------------------------------------------------------
@@ -130,7 +131,7 @@ def sweep_head(sweep: SweptRecords) -> Section:
     if not sweep.runs:
         return Section(note(sweep.verdict))
     what = [", ".join(dict.fromkeys(sweep.table[name])) for name in ("model", "device", "dtype")]
-    title = f"Sweep over {sweep.first.page['file']}"
+    title = f"Sweep over {sweep.first.page.file}"
     return Section(head_html(sweep.first, title, sweep.findings, " · ".join(what)))
 
 

@@ -33,8 +33,8 @@ def check(url: str, out: Path) -> None:
     native = OCRSession.load("tiny", device="cpu").run_inference(page, **options)
     native.save(out / "transformers.json")
     run = PhaseRun.load(saved)
-    assert run.result["ids"] == native.result["ids"], "other tokens"
-    assert run.request["prefill_len"] == native.request["prefill_len"], "another prompt"
+    assert run.result.ids == native.result["ids"], "other tokens"
+    assert run.request.prefill_len == native.request["prefill_len"], "another prompt"
     checks = PhaseRun.load(verified).checks.set_index("name")["verdict"]
     for name in ("parity", "server_prompt", "server_preset", "fresh_prompt", "repeats_agree"):
         assert checks[name] == "pass", (name, checks[name])

@@ -1,0 +1,502 @@
+"""The parts of a record: what each holds, of which type and in which range.
+
+These classes are the schema: `ocr_phases.record.schema.read_parts` checks a file's content against them, and
+names the entry that breaks it. Entries stand in the order of the file; one that may be missing is None then.
+What a file has beside the entries that are named here is kept in ``unknown`` and saved again: a later version
+may have written it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+
+import msgspec
+from msgspec import Meta, Struct, field
+
+# Whole numbers are such as a double holds exactly. Times in ms go up to 2^33, 99 days: sums of them in steps
+# of 2^-20 ms then fit into a double (`ocr_phases.analyse.stages.tokens_of`).
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+Positive = Annotated[int, Meta(ge=1, le=2**53)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+Positions = Annotated[int, Meta(ge=1, le=2**24)]  # tokens in a prompt or a cache
+Grid = Annotated[list[Annotated[int, Meta(ge=1, le=2**10)]], Meta(min_length=2, max_length=2)]
+Milliseconds = Annotated[float, Meta(ge=0, le=2**33)]
+TimedMilliseconds = Annotated[float, Meta(gt=0, le=2**33)]  # of what was timed, so it took some time
+StartMilliseconds = Annotated[float, Meta(ge=-(2**33), le=2**33)]
+Amount = Annotated[float, Meta(ge=0, le=2**24)]  # s, W, J, a load average, a price
+Rate = Annotated[float, Meta(ge=1, le=1e21)]  # per second
+Share = Annotated[float, Meta(ge=0, le=1.5)]  # ticks of 10 ms may add up to a little more than the whole
+Percent = Annotated[float, Meta(ge=0, le=100)]
+Logprob = Annotated[float, Meta(le=0)]
+Phase = Literal["prepare", "prefill", "decode", "generate"]
+Times = Annotated[list[TimedMilliseconds], Meta(min_length=1)]
+Counts = list[Count]
+
+
+class Part(Struct, kw_only=True, frozen=True):
+    """A part of a record. `msgspec.structs.replace` makes a changed one.
+
+    ``unknown`` has the entries of a file that this version does not know.
+    """
+
+    unknown: dict[str, Any] = {}
+
+    if not TYPE_CHECKING:
+
+        def __getitem__(self, name):
+            return to_plain(self)[name]
+
+        def get(self, name, default=None):  # noqa: D102
+            return to_plain(self).get(name, default)
+
+        def __contains__(self, name):
+            return name in to_plain(self)
+
+        def keys(self):  # noqa: D102
+            return to_plain(self).keys()
+
+        def items(self):  # noqa: D102
+            return to_plain(self).items()
+
+        def __iter__(self):
+            return iter(to_plain(self))
+
+        def __or__(self, other):
+            return to_plain(self) | dict(other)
+
+
+# -- the device -----------------------------------------------------------------------------------------
+
+
+class CeilingRuns(Part, frozen=True, kw_only=True):
+    """What the device's ceilings were measured with: sizes, and the time of each run in ms."""
+
+    copied_bytes: Count
+    copy_ms: Times | None = None
+    matmul_size: Count
+    matmul_ms: Times | None = None
+
+
+class CeilingsPart(Part, frozen=True, kw_only=True):
+    """The best rates that the device reached: bytes per second, FLOP/s, and the time of a launch in us."""
+
+    bandwidth_bytes_per_s: Rate | None = None
+    matmul_flops_per_s: Rate | None = None
+    matmul_dtype: str
+    launch_us: Milliseconds | None = None
+    taken: CeilingRuns | None = None
+
+
+class RepeatConditions(Part, frozen=True, kw_only=True):
+    """What else ran during a repeat: seconds of the wall clock and of the process, shares of the machine."""
+
+    repeat: Count
+    wall_s: Amount
+    cpu_s: Amount
+    other_threads_s: Amount | None = None
+    waited_s: Amount | None = None
+    others: Share | None = None
+    steal: Share | None = None
+    load_start: Amount | None = None
+    load_end: Amount | None = None
+
+
+class GpuState(Part, frozen=True, kw_only=True):
+    """A GPU at one moment: clocks in MHz, the driver's bits of reasons to throttle, per cent of use."""
+
+    sm_mhz: Count | None = None
+    max_sm_mhz: Count | None = None
+    throttle_reasons: Count | None = None
+    utilization: Percent | None = None
+    other_processes: Count | None = None
+
+
+class GpuConditions(Part, frozen=True, kw_only=True):
+    """A GPU before and after the repeats."""
+
+    before: GpuState | None
+    after: GpuState | None
+
+
+class EnergyPart(Part, frozen=True, kw_only=True):
+    """The energy of a repeat in J over so many seconds, and the idle power in W; or why it is ``missing``."""
+
+    missing: str | None = None
+    seconds: Amount | None = None
+    run_joules: Amount | None = None
+    idle_w: Amount | None = None
+
+
+class ConditionsPart(Part, frozen=True, kw_only=True):
+    """The state of the machine during the measurement."""
+
+    repeats: list[RepeatConditions]
+    gpu: GpuConditions | None = None
+    energy: EnergyPart | None = None
+
+
+class DevicePart(Part, frozen=True, kw_only=True):
+    """What it ran on; ``kind`` is cpu, cuda or server."""
+
+    name: str
+    kind: str
+    memory_bytes: Any = None
+    cores: Any = None
+    cache_bytes: Count | None = None
+    host: Any = None
+    host_cores: Positive | None = None
+    threads: Positive | None = None
+    ceilings: CeilingsPart | None = None
+    conditions: ConditionsPart | None = None
+
+
+# -- the model ------------------------------------------------------------------------------------------
+
+
+class SetupPart(Part, frozen=True, kw_only=True):
+    """What preparing a strategy or the encoders took, in ms."""
+
+    max_cache_len: Any = None
+    allocated_bytes: Any = None
+    compile_ms: Milliseconds | None = None
+    capture_ms: Milliseconds | None = None
+    prefill_capture_ms: Milliseconds | None = None
+    reused: Any = None
+
+
+class ModelPart(Part, frozen=True, kw_only=True):
+    """Which model it was, and how it ran.
+
+    ``class_name`` stands as ``class`` in the file. ``config`` is the checkpoint's own, ``parameters`` are
+    counts by stage, ``server`` is what a server tells of itself.
+    """
+
+    name: str
+    source: str | None = None
+    revision: str | None = None
+    family: str | None = None
+    implementation: str | None = None
+    class_name: Any = field(name="class", default=None)
+    dtype: str
+    attention: str | None = None
+    attention_kernels: Any = None
+    experts: Any = None
+    decode_attention_kernels: Any = None
+    decode_experts: Any = None
+    strategy: str
+    vision: Any = None
+    cuda_calls: str | None = None
+    parameters: dict[str, Count] | None = None
+    config: dict[str, Any]
+    strategy_setup: SetupPart | None = None
+    vision_setup: SetupPart | None = None
+    server: Any = None
+
+
+# -- the page, the request and the result ---------------------------------------------------------------
+
+
+class PagePart(Part, frozen=True, kw_only=True):
+    """A page of batch row ``row``: its file and hash, its size in pixels, and how the preset cuts it.
+
+    ``data`` is its file in base64, where the record holds it.
+    """
+
+    file: str
+    sha256: str
+    width: Positive
+    height: Positive
+    data: str | None = None
+    row: Count
+    preset: str
+    grid: Grid
+    image_tokens: Any = None
+    text_tokens: Any = None
+    valid_image_tokens: Count
+
+
+class InferPart(Part, frozen=True, kw_only=True):
+    """How the next token was chosen."""
+
+    do_sample: bool | None = None
+    temperature: Annotated[float, Meta(gt=0, le=1e6)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    top_k: Count | None = None
+    no_repeat_ngram_size: Count | None = None
+    no_repeat_ngram_window: Count | None = None
+
+
+class RequestPart(Part, frozen=True, kw_only=True):
+    """What was asked for, with every default filled in; ``prompts`` has one for each row."""
+
+    prompt: str
+    preset: str
+    max_new_tokens: Positive
+    infer: InferPart | None = None
+    grounding: bool | None = None
+    return_text: bool | None = None
+    ignore_eos: bool | None = None
+    eos_check_every: Positive | None = None
+    first_token: str | None = None
+    repeats: Positive
+    warmup: Count
+    seed: Seed
+    strategy: str
+    vision: str
+    autocast: bool | None = None
+    embed_page: bool | None = None
+    generate: bool | None = None
+    verify: bool | None = None
+    price_per_hour: Amount | None = None
+    prompts: list[str]
+    preset_choice: str | None = None
+    prefill_len: Positions
+    batch: Positive | None = None
+
+
+class ResultPart(Part, frozen=True, kw_only=True):
+    """What a row wrote: ids, the text of each token, and the whole text, None where it was not to be kept."""
+
+    ids: Annotated[list[Count], Meta(min_length=1)]
+    token_texts: list[str]
+    text: str | None
+    finish_reason: str | None = None
+    text_tokens: Count | None = None
+
+
+# -- what was observed ----------------------------------------------------------------------------------
+
+
+class MemoryPart(Part, frozen=True, kw_only=True):
+    """Peak bytes of each repeat, by phase, and the bytes of the weights."""
+
+    source: str | None = None
+    peak_bytes: dict[str, Counts] | None = None
+    weights_bytes: Count | None = None
+
+
+class CachePart(Part, frozen=True, kw_only=True):
+    """The KV cache: its length, entries and bytes after the prefill and after each decode step."""
+
+    lengths: list[Positions] | None = None
+    bytes_per_token: Count | None = None
+    bytes: Counts | None = None
+    max_cache_len: Count | None = None
+    allocated_bytes: Count | None = None
+    window: Positions | None = None
+    entries: list[Positions] | None = None
+
+
+class ProbabilitiesPart(Part, frozen=True, kw_only=True):
+    """Log probability of each token of a row, and its logit minus the highest other one; None if unknown."""
+
+    logprobs: list[Logprob | None]
+    margins: list[float | None]
+
+
+class CheckPart(Part, frozen=True, kw_only=True):
+    """A check of the running measurement, and what came of it."""
+
+    name: str
+    verdict: str | None = None
+    expected: str | None = None
+    measured: str | None = None
+
+
+# -- the kernel view, tables as lists by column -----------------------------------------------------------
+
+
+class KernelStages(Part, frozen=True, kw_only=True):
+    """Kernels, copies, launches and busy time in ms of each stage."""
+
+    phase: list[str]
+    stage: list[str]
+    view: list[str]
+    kernels: Counts
+    copies: Counts
+    launches: Counts
+    busy_ms: list[Milliseconds]
+    host_ms: list[Milliseconds]
+
+
+class KernelSteps(Part, frozen=True, kw_only=True):
+    """The decode steps that were profiled."""
+
+    step: Counts
+
+
+class TopKernels(Part, frozen=True, kw_only=True):
+    """The kernels that took longest."""
+
+    phase: list[str]
+    stage: list[str]
+    kernel: list[str]
+    count: Counts
+    device_ms: list[Milliseconds]
+
+
+class KernelGaps(Part, frozen=True, kw_only=True):
+    """When the device was idle, by what it waited for."""
+
+    phase: list[str]
+    stage: list[str]
+    view: list[str]
+    cause: list[str]
+    longer_than_us: list[Milliseconds]
+    count: Counts
+    idle_ms: list[Milliseconds]
+    longest_ms: list[Milliseconds]
+
+
+class KernelParts(Part, frozen=True, kw_only=True):
+    """Busy time by part of the language model."""
+
+    phase: list[str]
+    part: list[str]
+    by: list[str]
+    kernels: Counts
+    busy_ms: list[Milliseconds]
+
+
+class HostSyncs(Part, frozen=True, kw_only=True):
+    """Where the host waited for the device."""
+
+    phase: list[str]
+    stage: list[str]
+    call: list[str]
+    operator: list[str]
+    through: list[str]
+    copy: list[str]
+    count: Counts
+    wait_ms: list[Milliseconds]
+
+
+class KernelsPart(Part, frozen=True, kw_only=True):
+    """What a run under the profiler showed, a table for each question."""
+
+    steps: Count
+    tool: str
+    stages: KernelStages
+    decode_steps: KernelSteps
+    top: TopKernels
+    gaps: KernelGaps
+    parts: KernelParts
+    host_syncs: HostSyncs
+    unattributed: Any = None
+
+
+#: The tables of the kernel view.
+KERNEL_TABLES = ("stages", "decode_steps", "top", "gaps", "parts", "host_syncs")
+
+
+class KernelsFailed(Part, frozen=True, kw_only=True):
+    """Why there is no kernel view, although one was asked for."""
+
+    error: str
+
+
+# -- from a file and back -------------------------------------------------------------------------------
+
+_Part = TypeVar("_Part", bound=Part)
+
+
+@cache
+def _entries(kind: type[Part]) -> dict[str, type[Part] | None]:
+    """The entries of a part by their names in a file, each with the kind of part that it holds."""
+    hints = get_type_hints(kind)
+    entries: dict[str, type[Part] | None] = {}
+    for item in msgspec.structs.fields(kind):
+        if item.name != "unknown":
+            entries[item.encode_name] = _part_in(hints[item.name])
+    return entries
+
+
+def _part_in(hint: Any) -> type[Part] | None:
+    """The kind of part that a type is, or has as its items or as one of its choices."""
+    if isinstance(hint, type) and issubclass(hint, Part):
+        return hint
+    for argument in get_args(hint):
+        found = _part_in(argument)
+        if found is not None:
+            return found
+    return None
+
+
+def separated(content: Any, kind: type[Part]) -> Any:
+    """The content of a part, or of a list of parts, with what the kind does not name below ``unknown``."""
+    if isinstance(content, list):
+        return [separated(item, kind) for item in content]
+    if not isinstance(content, dict):
+        return content
+    entries = _entries(kind)
+    known: dict[str, Any] = {}
+    unknown: dict[str, Any] = {}
+    for name, value in content.items():
+        if name not in entries:
+            unknown[name] = value
+            continue
+        part = entries[name]
+        known[name] = value if part is None else separated(value, part)
+    if unknown:
+        known["unknown"] = unknown
+    return known
+
+
+def known_entries(value: Any) -> Any:
+    """A part as plain JSON values, without the entries that are None at any depth."""
+    plain = to_plain(value)
+    if isinstance(plain, dict):
+        return {name: known_entries(entry) for name, entry in plain.items() if entry is not None}
+    return plain
+
+
+def columns_of(table: Part) -> dict[str, list[Any]]:
+    """The columns of a table by name, those that this version does not know last."""
+    return to_plain(table)
+
+
+def make_part(kind: type[_Part], content: Mapping[str, Any]) -> _Part:
+    """A part of this kind from plain values as a file has them, which are not checked."""
+    return _made(separated(dict(content), kind), kind)
+
+
+def make_kernels(view: Mapping[str, Any] | None) -> KernelsPart | KernelsFailed | None:
+    """The kernel view from plain values, or why there is none; None where none was asked for."""
+    if view is None:
+        return None
+    if "error" in view:
+        return make_part(KernelsFailed, view)
+    return make_part(KernelsPart, view)
+
+
+def _made(content: Any, kind: type[Part] | None) -> Any:
+    """Parts in place of the plain values that stand for them."""
+    if kind is None or not isinstance(content, dict | list):
+        return content
+    if isinstance(content, list):
+        return [_made(item, kind) for item in content]
+    entries = _entries(kind)
+    values: dict[str, Any] = {}
+    for item in msgspec.structs.fields(kind):
+        if item.encode_name in content:
+            values[item.name] = _made(content[item.encode_name], entries.get(item.encode_name))
+    return kind(**values)
+
+
+def to_plain(value: Any) -> Any:
+    """A part, or lists and dicts of parts, as plain JSON values: the inverse of reading them."""
+    if isinstance(value, Part):
+        plain: dict[str, Any] = {}
+        for item in msgspec.structs.fields(value):
+            if item.name != "unknown":
+                plain[item.encode_name] = to_plain(getattr(value, item.name))
+        return plain | value.unknown
+    if isinstance(value, list | tuple):
+        return [to_plain(item) for item in value]
+    if isinstance(value, dict):
+        return {name: to_plain(item) for name, item in value.items()}
+    if isinstance(value, Struct):
+        return to_plain(msgspec.to_builtins(value))
+    return value
