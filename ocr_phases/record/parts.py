@@ -400,17 +400,22 @@ class KernelsFailed(Part, frozen=True, kw_only=True):
 # -- from a file and back -------------------------------------------------------------------------------
 
 _Part = TypeVar("_Part", bound=Part)
+#: What is not plain, or may hold what is not.
+_NESTED = (Struct, list, tuple, dict)
+
+
+@cache
+def _names(kind: type[Part]) -> list[tuple[str, str]]:
+    """The names of a part's entries: that of the attribute, and that in a file."""
+    pairs = zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True)
+    return [pair for pair in pairs if pair[0] != "unknown"]
 
 
 @cache
 def _entries(kind: type[Part]) -> dict[str, type[Part] | None]:
     """The entries of a part by their names in a file, each with the kind of part that it holds."""
     hints = get_type_hints(kind)
-    entries: dict[str, type[Part] | None] = {}
-    for item in msgspec.structs.fields(kind):
-        if item.name != "unknown":
-            entries[item.encode_name] = _part_in(hints[item.name])
-    return entries
+    return {file_name: _part_in(hints[name]) for name, file_name in _names(kind)}
 
 
 def _part_in(hint: Any) -> type[Part] | None:
@@ -454,7 +459,10 @@ def known_entries(value: Any) -> Any:
 
 def columns_of(table: Part) -> dict[str, list[Any]]:
     """The columns of a table by name, those that this version does not know last."""
-    return to_plain(table)
+    columns: dict[str, list[Any]] = {}
+    for name, file_name in _names(type(table)):
+        columns[file_name] = getattr(table, name)
+    return columns | table.unknown
 
 
 def make_part(kind: type[_Part], content: Mapping[str, Any]) -> _Part:
@@ -479,9 +487,11 @@ def _made(content: Any, kind: type[Part] | None) -> Any:
         return [_made(item, kind) for item in content]
     entries = _entries(kind)
     values: dict[str, Any] = {}
-    for item in msgspec.structs.fields(kind):
-        if item.encode_name in content:
-            values[item.name] = _made(content[item.encode_name], entries.get(item.encode_name))
+    for name, file_name in _names(kind):
+        if file_name in content:
+            values[name] = _made(content[file_name], entries[file_name])
+    if "unknown" in content:
+        values["unknown"] = content["unknown"]
     return kind(**values)
 
 
@@ -489,11 +499,12 @@ def to_plain(value: Any) -> Any:
     """A part, or lists and dicts of parts, as plain JSON values: the inverse of reading them."""
     if isinstance(value, Part):
         plain: dict[str, Any] = {}
-        for item in msgspec.structs.fields(value):
-            if item.name != "unknown":
-                plain[item.encode_name] = to_plain(getattr(value, item.name))
+        for name, file_name in _names(type(value)):
+            plain[file_name] = to_plain(getattr(value, name))
         return plain | value.unknown
     if isinstance(value, list | tuple):
+        if not any(isinstance(item, _NESTED) for item in value):
+            return value  # most lists are long and hold numbers or texts
         return [to_plain(item) for item in value]
     if isinstance(value, dict):
         return {name: to_plain(item) for name, item in value.items()}
