@@ -290,7 +290,10 @@ def test_a_load_tells_its_knee_its_price_and_what_failed(vllm: Fake, tmp_path: P
     assert table.loc["2 at once", "pages_per_min"] > 1.1 * table.loc["1 at once", "pages_per_min"]
     assert table["ttft_p50_ms"].between(40, 400).all()
     assert (table["price_per_1000_pages"] * table["pages_per_min"]).tolist() == pytest.approx([50.0] * 3)
-    assert result.verdict.startswith("The knee is 2 at once: ")
+    assert result.knee == ""
+    assert result.verdict.startswith(
+        "Pages per minute were still rising at 2 at once, the highest level tried: "
+    )
     assert "\n    level  requests" in result._repr_mimebundle_()["text/plain"]
     vllm.fault, vllm.fault_from = "500", len(vllm.bodies) + 2
     result = session.load_test([PAGE], (2,), max_new_tokens=8)  # four pages for each at once
@@ -316,7 +319,61 @@ def test_figures_of_a_load_are_those_of_its_rows():
     assert axes.lines[0].get_xdata().tolist() == [3.0, 5.0]  # of the page asked for after 1 s
     (points, _) = few.plot.throughput().axes[0].lines
     assert points.get_ydata().tolist() == [1000.0]
-    assert LoadResult("here", [failed]).verdict == "There is no knee. 1 request failed."
+    nothing = "There is no knee: no level of pages at once read a page. 1 request failed."
+    assert LoadResult("here", [failed]).verdict == nothing
+
+
+#: Levels in their order, with the seconds for ten pages (None: all failed); the knee; the verdict's start.
+KNEES: list[tuple[list[tuple[str, float | None]], str, str]] = [
+    ([("1 at once", 10)], "", "There is no knee: 1 at once is the only level"),
+    ([("64 at once", 10)], "", "There is no knee: 64 at once is the only level"),
+    ([("1 at once", 10), ("2 at once", 5)], "", "Pages per minute were still rising at 2 at once"),
+    ([("2 at once", 5), ("1 at once", 10)], "", "Pages per minute were still rising at 2 at once"),
+    ([("1 at once", 10), ("2 at once", 9.5)], "1 at once", "The knee is 1 at once: 60.0 pages a minute"),
+    ([("1 at once", 10), ("2 at once", 20)], "1 at once", "The knee is 1 at once: 60.0 pages a minute"),
+    ([("1 at once", 10), ("2 at once", 5), ("4 at once", 4.9)], "2 at once", "The knee is 2 at once"),
+    ([("4 at once", 4.9), ("1 at once", 10), ("2 at once", 5)], "2 at once", "The knee is 2 at once"),
+    ([("16 at once", 4.9), ("8 at once", 5), ("2 at once", 10)], "8 at once", "The knee is 8 at once"),
+    ([("1 at once", 10), ("2 at once", 20), ("4 at once", 5)], "", "Pages per minute were still rising at 4"),
+    (
+        [("1 at once", 10), ("2 at once", 5), ("4 at once", None)],
+        "",
+        "Pages per minute were still rising at 2",
+    ),
+    ([("1 at once", None), ("2 at once", 5)], "", "There is no knee: 2 at once is the only level"),
+    (
+        [("1 at once", None), ("2 at once", None)],
+        "",
+        "There is no knee: no level of pages at once read a page",
+    ),
+    ([("30/min", 10)], "", "There is no knee: no level of pages at once read a page."),
+    (
+        [("30/min", 10), ("60/min", 5), ("90/min", 5)],
+        "",
+        "There is no knee: no level of pages at once read a page.",
+    ),
+    ([("1 at once", 10), ("600/min", 9)], "", "There is no knee: 1 at once is the only level"),
+]
+
+
+@pytest.mark.parametrize(("levels", "knee", "verdict"), KNEES)
+def test_a_knee_needs_a_higher_level_that_brought_less(levels, knee, verdict):
+    rows = []
+    for level, seconds in levels:
+        for page in range(10):
+            row = {"level": level, "begun": 0.0, "times": [], "tokens": 0, "error": "no"}
+            if seconds is not None:
+                row |= {"times": [seconds * (page + 1) / 10], "tokens": 1, "error": ""}
+            rows.append(row)
+    result = LoadResult("here", rows)
+    assert result.knee == knee
+    assert result.verdict.startswith(verdict)
+
+
+def test_a_level_that_is_named_twice_is_measured_once(vllm: Fake):
+    result = ocr_phases.connect(vllm.url).load_test(PAGE, (2, 1, 2), requests=2, max_new_tokens=2)
+    assert result.table["level"].tolist() == ["2 at once", "1 at once"]
+    assert result.table["requests"].tolist() == [2, 2]
 
 
 def test_the_command_line_loads_a_server(vllm: Fake, tmp_path: Path, capsys):

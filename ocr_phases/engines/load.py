@@ -39,7 +39,7 @@ from ocr_phases.text import count_text, filled, ms_text
 
 #: So many requests make a 99th percentile.
 TAIL_FROM = 100
-#: A level is worth it where it brings so many times the pages per minute of all before.
+#: A level is worth it where it brings so many times the pages per minute of every lower one.
 WORTH = 1.1
 _KNEE = "The knee is {level}: {pages_per_min:,.1f} pages a minute, {ttft_p50_ms:ms} to the first token (p50)."
 _LATENCIES = {"ttft_p50_ms": "first token", "inter_token_p50_ms": "between tokens"}
@@ -122,17 +122,54 @@ class LoadResult(Hinted):
 
     @property
     def knee(self) -> str:
-        """The last number at once that brought at least a tenth more pages per minute than any before."""
-        closed = self.table[self.table["level"].str.endswith("at once")].dropna(subset="pages_per_min")
-        gains = closed["pages_per_min"] / closed["pages_per_min"].cummax().shift()
-        return closed["level"][gains.fillna(WORTH) >= WORTH].iloc[-1] if len(closed) else ""
+        """The level after which asking for more pages at once brought little; empty where none was found.
+
+        It is the last level that brought at least a tenth more pages per minute than any lower one, and only
+        where a higher level was tried and brought less than that. A level whose pages all failed has no pages
+        per minute, so it shows nothing about a knee.
+        """
+        rising = self._last_that_rose()
+        closed = self._closed_levels()
+        if rising is None or rising == closed.index[-1]:
+            return ""
+        return str(closed.loc[rising, "level"])
+
+    def _closed_levels(self) -> pd.DataFrame:
+        """The rows of levels with a number of pages at once that read any page, by that number."""
+        table = self.table.dropna(subset="pages_per_min")
+        at_once = pd.to_numeric(table["level"].str.extract(r"^(\d+) at once$", expand=False))
+        return table.set_index(at_once.rename("at_once"))[at_once.notna().to_numpy()].sort_index()
+
+    def _last_that_rose(self) -> float | None:
+        """The number at once of the last level that brought a tenth more than any lower one; None without."""
+        best = 0.0
+        last = None
+        for at_once, rate in self._closed_levels()["pages_per_min"].items():
+            if rate >= WORTH * best:
+                last = at_once
+            best = max(best, rate)
+        return last
 
     @property
     def verdict(self) -> str:
-        """The knee, and what it brings, in one sentence; and how many requests failed."""
-        levels, failed = self.table.set_index("level"), int(self.table["errors"].sum())
-        told = filled(_KNEE, levels.loc[self.knee], level=self.knee) if self.knee else "There is no knee."
-        return f"{told} {count_text(failed, 'request')} failed." if failed else told
+        """The knee, or why there is none, in one sentence; and how many requests failed."""
+        sentence = self._knee_sentence()
+        failed = int(self.table["errors"].sum())
+        return f"{sentence} {count_text(failed, 'request')} failed." if failed else sentence
+
+    def _knee_sentence(self) -> str:
+        closed = self._closed_levels()
+        if closed.empty:
+            return "There is no knee: no level of pages at once read a page."
+        if len(closed) == 1:
+            return (
+                f"There is no knee: {closed['level'].iloc[0]} is the only level of its kind that read a page."
+            )
+        if self.knee:
+            return filled(_KNEE, self.table.set_index("level").loc[self.knee], level=self.knee)
+        highest = closed.iloc[-1]
+        rate = f"{highest['pages_per_min']:,.1f} pages a minute"
+        return f"Pages per minute were still rising at {highest['level']}, the highest level tried: {rate}."
 
     def _html(self) -> Html:
         about = f"p99 only from {TAIL_FROM} requests on, inter-token latency only where chunks are tokens"
@@ -194,8 +231,9 @@ def load_test(
     ``requests`` of them, by default four for each at once, and at least each page. ``settings`` are those
     of `RunSettings`. One page is read before, untimed. Raises as `run_inference` does.
     """
-    levels = [(f"{number} at once", number, 0.0) for number in concurrency]
-    levels += [(f"{rate:g}/min", 4, rate) for rate in rates]
+    # A level that is named twice is measured once: under one name both would count as one, at twice the rate.
+    levels = [(f"{number} at once", number, 0.0) for number in dict.fromkeys(concurrency)]
+    levels += [(f"{rate:g}/min", 4, rate) for rate in dict.fromkeys(rates)]
     if min((*concurrency, *rates), default=0) <= 0:
         raise OcrPhasesError("Give a concurrency or a rate above 0.")
     each = pages if isinstance(pages, Sequence) and not isinstance(pages, str | bytes) else [pages]
