@@ -177,7 +177,7 @@ def test_what_is_found_in_an_answer_itself():
         "cut the page as small, into 1 x 1": {"usage": {"prompt_tokens": 115}},
     }
     for told, tokens in cuts.items():
-        cut = checks.read_as(Answer(0.0, **tokens), gundam, FAMILY, 1000, 2000)
+        cut = checks.read_as(Answer(0.0, **tokens), gundam, FAMILY, "<image>Free OCR.", 1000, 2000)
         assert cut[2]["measured"].endswith(told)
     bos = "the server's prompt has 2 tokens for 3: the BOS at its beginning is missing"
     for ids, count, told in [([9, 9], 2, bos), ([], 2, bos), ([0, 9, 9], 3, "3 tokens in both")]:
@@ -368,6 +368,51 @@ def test_a_knee_needs_a_higher_level_that_brought_less(levels, knee, verdict):
     result = LoadResult("here", rows)
     assert result.knee == knee
     assert result.verdict.startswith(verdict)
+
+
+MARKDOWN = "<image>\n<|grounding|>Convert the document to markdown."
+#: What a server told of its prompt for a page of 1000 x 1400 at gundam, 903 image tokens; and the verdict.
+TOLD: list[tuple[dict[str, Any], str, str]] = [
+    ({}, "n/a", "tells neither"),
+    ({"usage": {"prompt_tokens": None}}, "n/a", "tells neither"),
+    ({"usage": {"prompt_tokens": 0}}, "n/a", "tells neither"),
+    ({"usage": {"completion_tokens": 5}}, "n/a", "tells neither"),
+    ({"usage": {"prompt_tokens": 12}}, "fail", "no preset has as many"),
+    ({"usage": {"prompt_tokens": 500}}, "fail", "no preset has as many"),
+    ({"usage": {"prompt_tokens": 907}}, "pass", "903 image tokens, as gundam has"),
+    ({"usage": {"prompt_tokens": 915}}, "pass", "903 image tokens, as gundam has"),
+    ({"usage": {"prompt_tokens": 937}}, "pass", "903 image tokens, as gundam has"),
+    ({"usage": {"prompt_tokens": 938}}, "fail", "no preset has as many"),
+    ({"usage": {"prompt_tokens": 903}}, "fail", "no preset has as many"),
+    ({"usage": {"prompt_tokens": 1400}}, "fail", "no preset has as many"),
+    ({"usage": {"prompt_tokens": 287}}, "fail", "it cut the page as base, into 1 x 1"),
+    ({"prompt_ids": [0, *[3] * 903, 1, 2]}, "pass", "903 image tokens, as gundam has"),
+    ({"prompt_ids": [0, *[3] * 903, *range(50, 90)]}, "pass", "903 image tokens, as gundam has"),
+    ({"prompt_ids": [0, *[3] * 902, 1, 2]}, "fail", "no preset has as many"),
+    ({"prompt_ids": [0, *[3] * 111, 1], "usage": {"prompt_tokens": 915}}, "fail", "as small, into 1 x 1"),
+    ({"prompt_ids": [0, *[3] * 903, 1], "usage": {"prompt_tokens": 12}}, "pass", "903 image tokens"),
+]
+
+
+@pytest.mark.parametrize(("told", "verdict", "says"), TOLD)
+def test_a_preset_passes_only_by_what_the_server_told(told, verdict, says):
+    _, _, check = checks.read_as(Answer(0.0, **told), FAMILY.preset("gundam"), FAMILY, MARKDOWN, 1000, 1400)
+    assert check["verdict"] == verdict
+    assert says in check["measured"]
+
+
+@pytest.mark.parametrize("more", [-14, 0, 16])
+@pytest.mark.parametrize(
+    ("family", "name"), [(row.name, name) for row in FAMILIES.values() for name in row.presets]
+)
+def test_the_length_of_a_right_prompt_is_enough(family, name, more):
+    facts = FAMILIES[family]
+    preset = facts.preset(name)
+    prompt = facts.text_of("a prompt of my own, which has some more words")
+    image = image_token_count(preset, preset.grid(1000, 1400))
+    answer = Answer(0.0, usage={"prompt_tokens": image + checks.text_token_count(prompt) + more})
+    found_preset, count, check = checks.read_as(answer, preset, facts, prompt, 1000, 1400)
+    assert (found_preset.name, count, check["verdict"]) == (name, image, "pass")
 
 
 def test_a_level_that_is_named_twice_is_measured_once(vllm: Fake):

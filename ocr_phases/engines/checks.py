@@ -8,39 +8,78 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+from tokenizers import Tokenizer
 
 from ocr_phases.collectors.verdicts import LiveCheck, check
 from ocr_phases.engines.answers import Answer
-from ocr_phases.families import VISION_STAGES, FamilyFacts, Preset
+from ocr_phases.families import IMAGE_TAG, VISION_STAGES, FamilyFacts, Preset
 from ocr_phases.inputs.views import image_token_count
 from ocr_phases.settings import SamplingSettings
 from ocr_phases.text import count_text, first_difference, ms_text
+from ocr_phases.versions import asset
 
 # A first token after less than this part of the first one's time and less than this many decode steps is one
 # of a cached page. A server that has just started is slow at first.
 _FAST, _STEPS = 0.25, 6
+#: By how many tokens a prompt's text may be longer or shorter than the built-in tokenizer counts: a served
+#: model has another vocabulary, and perhaps a chat template.
+_TEXT_TOKENS_OFF = 16
 
 
-def read_as(answer: Answer, asked: Preset, family: FamilyFacts, *size: int) -> tuple[Preset, int, LiveCheck]:
-    """How a page of that width and height was cut: preset, image tokens, and whether it is as asked.
+def read_as(
+    answer: Answer, asked: Preset, family: FamilyFacts, prompt: str, width: int, height: int
+) -> tuple[Preset, int, LiveCheck]:
+    """How a server cut a page of that width and height: preset, image tokens, and whether it is as asked.
 
-    Of a server that tells neither its prompt's ids nor their number it is as asked.
+    The ids of the prompt tell it. Without them the prompt's length tells it, where that is one preset's image
+    tokens and about as many tokens as ``prompt`` has. A server that tells neither is taken to do as asked,
+    which the check then does not confirm.
     """
+    ways = _ways(asked, family, width, height)
+    expected = image_token_count(asked, asked.grid(width, height))
+    length = answer.usage.get("prompt_tokens")
+    if answer.prompt_ids:  # the image token is the one that most of the prompt is made of
+        count = Counter(answer.prompt_ids).most_common(1)[0][1]
+        how = f"the server read {count} image tokens, {asked.name} has {expected}"
+    elif isinstance(length, int) and length > 0:
+        text = text_token_count(prompt)
+        rest = max(0, length - text)
+        likely = min(ways, key=lambda tokens: abs(tokens - rest))
+        fits = likely < length and abs(likely - rest) <= _TEXT_TOKENS_OFF
+        count = likely if fits else rest
+        how = (
+            f"the server's prompt has {length} tokens, about {text} of them text, which leaves about {rest} "
+            f"for the image; {asked.name} has {expected}"
+        )
+    else:
+        told = "the server tells neither the prompt's tokens nor how many they are"
+        return asked, expected, check("server_preset", "n/a", told)
+    if count == expected:
+        told = f"{count} image tokens, as {asked.name} has"
+        return asked, count, check("server_preset", "pass", told)
+    if count not in ways:
+        return asked, count, check("server_preset", "fail", f"{how}: no preset has as many")
+    preset = ways[count]
+    columns, rows = preset.grid(width, height)
+    cut = f"it cut the page as {preset.name}, into {columns} x {rows}"
+    return preset, count, check("server_preset", "fail", f"{how}: {cut}")
+
+
+def _ways(asked: Preset, family: FamilyFacts, width: int, height: int) -> dict[int, Preset]:
+    """The ways to cut a page of that size by their image tokens; of equal ones the first, ``asked`` first."""
     presets = [asked, *family.presets.values()]
     # vLLM cuts a page into at most 6 crops, the published code into up to 9.
     presets += [replace(each, most_tiles=6) for each in presets if each.most_tiles > 6]
-    # Where two have as many, it is the one that comes first.
-    ways = {image_token_count(each, each.grid(*size)): each for each in reversed(presets)}
-    expected = image_token_count(asked, asked.grid(*size))
-    count = max((each for each in ways if each < answer.usage.get("prompt_tokens", 0)), default=expected)
-    if answer.prompt_ids:  # the image token is the one that most of the prompt is made of
-        count = Counter(answer.prompt_ids).most_common(1)[0][1]
-    preset = ways.get(count, asked)
-    how = "it cut the page as {}, into {} x {}".format(preset.name, *preset.grid(*size))
-    how = how if count in ways else "no preset has as many"
-    told, same = f"{count} image tokens, as {asked.name} has", count == expected
-    other = f"the server read {count} image tokens, {asked.name} has {expected}: {how}"
-    return preset, count, check("server_preset", same, told, other)
+    ways: dict[int, Preset] = {}
+    for preset in presets:
+        ways.setdefault(image_token_count(preset, preset.grid(width, height)), preset)
+    return ways
+
+
+def text_token_count(prompt: str) -> int:
+    """About how many tokens a prompt has without its image, with the BOS; by the built-in tokenizer."""
+    tokenizer = Tokenizer.from_file(str(asset("data", "tiny") / "tokenizer.json"))
+    return 1 + len(tokenizer.encode(prompt.replace(IMAGE_TAG, ""), add_special_tokens=False).ids)
 
 
 def own_checks(runs: list[Answer], more: int, first: float, infer: SamplingSettings) -> Iterator[LiveCheck]:

@@ -102,7 +102,9 @@ class Measurement:
         runs = [run for run in self.runs if not run.untimed] or self.runs
         answer, more = runs[0], len(self.runs) - len(runs)
         asked = session.family.preset(request.preset)
-        preset, count, cut = checks.read_as(answer, asked, session.family, *self.page[0].size)
+        preset, count, cut = checks.read_as(
+            answer, asked, session.family, request.prompts[0], *self.page[0].size
+        )
         agreed = repeat_checks([run.tokens[0] for run in self.runs], request.repeats, self.ended)
         found = [*agreed, *checks.own_checks(runs, more, self.first, request.infer), cut, *self.compared]
         (ids, texts), length = answer.tokens, answer.usage.get("prompt_tokens") or count + 1
