@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -55,6 +56,9 @@ class Preset:
 
 FULL, WINDOWED = "full_attention", "reference_sliding_attention"
 DEEPSEEK_OCR, DEEPSEEK_OCR_2, UNLIMITED_OCR = "deepseek-ocr", "deepseek-ocr-2", "unlimited-ocr"
+#: The family of a model that is none of these, and its only preset: what its own processor does.
+UNKNOWN = "unknown"
+PROCESSOR = "processor"
 
 
 @dataclass(frozen=True)
@@ -111,7 +115,7 @@ class FamilyFacts:
     config: dict[str, Any]
     native: Wiring
     published: dict[str, dict[str, int]]
-    published_limit: int
+    published_limit: int | None
     vendor: Wiring | None = None
     attention: str | None = None
     unsaid: Mapping[str, Any] = field(default_factory=dict)
@@ -123,8 +127,33 @@ class FamilyFacts:
     multipage_preset: str | None = None
     multipage_infer: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def is_unknown(self) -> bool:
+        """Whether nothing is known of the family, so that these facts are the neutral ones."""
+        return self.name not in FAMILIES
+
+    def _own_text(self, prompt: str, grounding: bool | None) -> str:
+        """The user's own text as it is, of an unknown family; of prompt presets there is only the first."""
+        if grounding:
+            raise OcrPhasesError(f"How {self.title} is asked for boxes is unknown: leave grounding out.")
+        if prompt.strip() in self.prompts:
+            return self.prompts[prompt.strip()]
+        name = prompt.strip().partition(":")[0]
+        if prompt.strip() in PROMPT_NAMES or name == "locate":
+            check_known("prompt", name, self.prompts, self.title, ", or write your own")
+        if not prompt.strip():
+            raise OcrPhasesError("The prompt is empty: write one.")
+        return prompt
+
     def preset(self, name: str | None = None) -> Preset:
         """The preset of that name, the last one by default; raises OcrPhasesError where there is none."""
+        if self.is_unknown:
+            if name not in (None, PROCESSOR):
+                raise OcrPhasesError(
+                    f"The presets of {self.title} are unknown: leave preset {name!r} out, or name the "
+                    "model's family."
+                )
+            return self.presets[PROCESSOR]
         name = name or [*self.presets][-1]
         name = self.stands_for.get(name, name)
         check_known("preset", name, self.presets, self.title)
@@ -142,6 +171,8 @@ class FamilyFacts:
         where the model marks boxes whatever it is asked, and for one word that is nearly a preset's name:
         write ``<image>`` and that word where it is meant.
         """
+        if self.is_unknown:
+            return self._own_text(prompt, grounding)
         prompt, prompts = prompt.strip(), self.prompts
         name, words = map(str.strip, prompt.partition(":")[::2])
         if name == "locate" or prompt in PROMPT_NAMES:
@@ -189,7 +220,7 @@ def _families() -> dict[str, FamilyFacts]:
     return msgspec.convert(table, dict[str, FamilyFacts])
 
 
-#: The families by name; the first is that of a record that names none.
+#: The families by name.
 FAMILIES = _families()
 
 #: The vision encoders of all families; a record has spans of its own family's.
@@ -211,6 +242,43 @@ def windowed_length(length: int, prompt_len: int, window: int | None) -> int:
 
 
 def facts_of(family: str | None) -> FamilyFacts:
-    """A family's row; DeepSeek-OCR's for None, as of old records. OcrPhasesError for an unknown name."""
-    check_known("family", family or DEEPSEEK_OCR, FAMILIES)
-    return FAMILIES[family or DEEPSEEK_OCR]
+    """A family's row; neutral facts for None and for a family that this version does not know."""
+    if family in FAMILIES:
+        return FAMILIES[family]
+    return FamilyFacts(
+        name=family or UNKNOWN,
+        title=f"the family {family!r}" if family not in (None, UNKNOWN) else "a model of unknown family",
+        saved_type="",
+        encoder_part="",
+        encoders=(),
+        presets={PROCESSOR: Preset(PROCESSOR, base_size=0, image_size=0, crops=False)},
+        prompts={"markdown": "Convert the document to markdown."},
+        config={},
+        native=Wiring(class_name="", modules={}, image_arguments=(), mask="2-D"),
+        published={},
+        published_limit=None,
+        leads=("", ""),
+    )
+
+
+#: What a served name has to contain: a family's name, and perhaps a version that is no size or date.
+_SERVED = re.compile(
+    r"(?<![a-z0-9])(deepseek|unlimited)[-_. ]?ocr(?:[-_. ]?v?(\d(?:\.\d+)?)(?![a-z0-9])|(?![a-z]))"
+)
+_BY_NAME = {
+    ("deepseek", "1"): DEEPSEEK_OCR,
+    ("deepseek", "2"): DEEPSEEK_OCR_2,
+    ("unlimited", "1"): UNLIMITED_OCR,
+}
+
+
+def family_of_name(name: str) -> str:
+    """The family that a served model's name or class tells, or ``unknown``.
+
+    ``DeepSeek-OCR-2-awq`` tells DeepSeek-OCR-2, and ``deepseek-ocr-2025-10`` DeepSeek-OCR. A name that tells
+    another version or several families tells none.
+    """
+    found = set()
+    for maker, version in _SERVED.findall(name.lower().split("forcausallm")[0].split("forconditional")[0]):
+        found.add(_BY_NAME.get((maker, version or "1"), UNKNOWN))
+    return found.pop() if len(found) == 1 else UNKNOWN

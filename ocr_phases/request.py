@@ -12,7 +12,7 @@ from typing import Any
 from tqdm import tqdm
 
 from ocr_phases.errors import Interrupted, Stopped, check_known, stop_signals
-from ocr_phases.families import GROUNDING_TAG, IMAGE_TAG, FamilyFacts, Preset
+from ocr_phases.families import GROUNDING_TAG, IMAGE_TAG, PROCESSOR, FamilyFacts, Preset
 from ocr_phases.images import describe_page
 from ocr_phases.inputs.views import Pages, make_rows, valid_image_tokens
 from ocr_phases.record import Record
@@ -83,6 +83,9 @@ def page_part(page: Any, preset: Preset, row: int, image: int, text: int, embed:
     ``image`` and ``text`` are the tokens that it and its prompt have.
     """
     size, grid = page[0].size, preset.grid(*page[0].size)
+    if preset.name == PROCESSOR:  # how the page was cut is unknown
+        uncut = {"row": row, "preset": PROCESSOR, "grid": [1, 1]}
+        return make_part(PagePart, describe_page(*page, embed=embed) | uncut)
     cut = {"row": row, "preset": preset.name, "grid": list(grid), "image_tokens": image, "text_tokens": text}
     valid = {"valid_image_tokens": valid_image_tokens(preset, size, grid)}
     return make_part(PagePart, describe_page(*page, embed=embed) | cut | valid)

@@ -247,11 +247,12 @@ class OCRSession(Hinted):
         *,
         reference: Any = None,
         patience: float = 300.0,
+        family: str | None = None,
     ) -> ServerSession:
         """A session on a running server: `ocr_phases.connect`, with the same arguments."""
         from ocr_phases.engines.session import connect
 
-        return connect(url, model, api_key, reference=reference, patience=patience)
+        return connect(url, model, api_key, reference=reference, patience=patience, family=family)
 
     # -- the phases, one by one -------------------------------------------------------------------
 

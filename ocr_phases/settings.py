@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from ocr_phases.errors import Hinted, OcrPhasesError, check_known, explain_wrong_calls, short
-from ocr_phases.families import PRESET_NAMES, PROMPT_NAMES, facts_of
+from ocr_phases.families import DEEPSEEK_OCR, FAMILIES, PRESET_NAMES, PROCESSOR, PROMPT_NAMES, facts_of
 
 Strategy = Literal["eager", "cuda_graph", "compiled"]
 Vision = Literal["eager", "compiled"]
@@ -173,7 +173,9 @@ def resolve_infer(
         return infer, bool(autocast)
     if not is_published(infer):
         return SamplingSettings.from_infer(infer), bool(autocast)
-    facts = facts_of(family)
+    facts = facts_of(family or DEEPSEEK_OCR)
+    if facts.is_unknown:
+        raise OcrPhasesError(f"What infer() {facts.title} has is unknown: leave infer={infer!r} out.")
     check_known("infer", infer, facts.published, more=", or values such as temperature=0.7")
     if autocast is False:
         raise OcrPhasesError(f"infer={infer!r} runs under autocast: drop autocast=False, or the name.")
@@ -276,8 +278,8 @@ class RunSettings(_Checked):
         prompts: Sequence[Any] = self.prompt if listed else [self.prompt]
         for prompt in prompts:
             if _converted("prompt", prompt, str).strip() not in PROMPT_NAMES:  # of some family
-                facts_of(None).text_of(prompt)
-        if self.preset is not None:
+                FAMILIES[DEEPSEEK_OCR].text_of(prompt)
+        if self.preset is not None and self.preset != PROCESSOR:  # that of a model of unknown family
             check_known("preset", self.preset, PRESET_NAMES)
         resolve_infer(self.infer, self.autocast)
         if self.generate:
@@ -297,7 +299,7 @@ class RunSettings(_Checked):
     @property
     def expected_tokens(self) -> int:
         """The most new tokens, as far as that is known without the model and the page."""
-        published = is_published(self.infer) and facts_of(None).published_limit
+        published = is_published(self.infer) and FAMILIES[DEEPSEEK_OCR].published_limit
         return self.max_new_tokens or published or NEW_TOKENS
 
 

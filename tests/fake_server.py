@@ -26,7 +26,7 @@ class Fake:
         self.image_tokens, self.bos, self.cached = 273, True, None
         self.a_chunk, self.pause, self.vision, self.others = 1, 0.004, 0.02, 0
         self.key: str | None = None
-        self.models = ["tiny"]
+        self.models = ["tiny/DeepSeek-OCR"]
         self.watched = False  # whether the worker's extension is loaded
         self.bodies: list[dict[str, Any]] = []
         self.rows: list[list[Any]] = []

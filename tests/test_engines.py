@@ -236,7 +236,7 @@ def test_models_and_settings_that_a_server_has_not_are_refused_by_name(vllm: Fak
     vllm.models = ["a", "b"]
     with refused():
         ocr_phases.connect(vllm.url)
-    session = ocr_phases.connect(f"{vllm.url}#b")
+    session = ocr_phases.connect(f"{vllm.url}#b", family="deepseek-ocr")
     assert session.model == "b"
     for name, value in REFUSED.items():
         with refused():

@@ -26,7 +26,7 @@ import pandas as pd
 from ocr_phases.analyse.stages import attended
 from ocr_phases.config import read_model_config
 from ocr_phases.errors import OcrPhasesError, check_known, require
-from ocr_phases.families import facts_of
+from ocr_phases.families import DEEPSEEK_OCR, facts_of
 from ocr_phases.record import Record, RecordType
 from ocr_phases.record.parts import EnergyPart
 from ocr_phases.settings import RunSettings
@@ -77,13 +77,18 @@ class VisionCall(NamedTuple):
     images: int = 1
 
 
-def vision_calls(preset: str, grids: Sequence[Sequence[int]], family: str | None = None) -> list[VisionCall]:
+def vision_calls(
+    preset: str, grids: Sequence[Sequence[int]], family: str | None = DEEPSEEK_OCR
+) -> list[VisionCall]:
     """The vision calls of pages in one preset of a family, which is DeepSeek-OCR by default.
 
     ``grids`` are each page's (columns, rows) of crops, (1, 1) for pages without crops. Raises
     `OcrPhasesError` for a preset it does not know.
     """
-    named = facts_of(family).preset(preset)
+    facts = facts_of(family)
+    if facts.is_unknown:
+        raise OcrPhasesError(f"How {facts.title} cuts a page is unknown.")
+    named = facts.preset(preset)
     crops = sum(math.prod(grid) for grid in grids if tuple(grid) != (1, 1)) if named.crops else 0
     calls = [VisionCall("global", named.base_size, len(grids))]
     return calls + [VisionCall("local", named.image_size, crops)] if crops else calls

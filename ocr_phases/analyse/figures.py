@@ -50,7 +50,8 @@ def summary(record: Record) -> dict[str, Any]:
     peaks = record.memory.peak_bytes or {}
     all_peaks = [peak for repeats in peaks.values() for peak in repeats]
     text_tokens = record.result.text_tokens
-    valid_tokens = sum(page.valid_image_tokens for page in record.pages if page.row == 0)
+    valid_of_pages = [page.valid_image_tokens for page in record.pages if page.row == 0]
+    valid_tokens = None if None in valid_of_pages else sum(filter(None, valid_of_pages))
 
     figures: dict[str, Any] = {
         "prefill_ms": medians.get(("prefill", "prefill")),

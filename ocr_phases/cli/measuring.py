@@ -82,7 +82,10 @@ def load_session(arguments: argparse.Namespace, pages: Sequence[str] = ()) -> OC
         from ocr_phases.session import OCRSession, kept_session
 
     if arguments.verb == "verify" and arguments.server:
-        return OCRSession.connect(arguments.server, reference=settings.model)
+        return OCRSession.connect(arguments.server, reference=settings.model, family=arguments.family)
+    if "://" in settings.model:
+        return OCRSession.connect(settings.model, family=arguments.family)
+    refuse(arguments, ("family",), "Only a --server is told its model's family")
     return kept_session(**settings.of_model())
 
 

@@ -64,7 +64,7 @@ def _load(arguments: argparse.Namespace) -> int:
     pages = [page.source for page in find_pages([*filter(None, (arguments.page, arguments.pages))], ())]
     settings = {name: getattr(arguments, name) for name in ("prompt", "ignore_eos", "seed", "requests")}
     settings |= {"max_new_tokens": max(arguments.lengths or [512]), PRICE: arguments.price_per_hour}
-    folder, session = _folder(arguments), connect(arguments.server)
+    folder, session = _folder(arguments), connect(arguments.server, family=arguments.family)
     result = session.load_test(pages, arguments.concurrency, rates=arguments.rate, progress=print, **settings)
     show(result.table)
     print(f"\n{result.verdict}")

@@ -35,6 +35,12 @@ def read_as(
     tokens and about as many tokens as ``prompt`` has. A server that tells neither is taken to do as asked,
     which the check then does not confirm.
     """
+    if family.is_unknown:
+        return (
+            asked,
+            0,
+            check("server_preset", "n/a", "the model's family is unknown, and so are its presets"),
+        )
     ways = _ways(asked, family, width, height)
     expected = image_token_count(asked, asked.grid(width, height))
     length = answer.usage.get("prompt_tokens")

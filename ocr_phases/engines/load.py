@@ -130,23 +130,24 @@ class LoadResult(Hinted):
         """
         rising = self._last_that_rose()
         closed = self._closed_levels()
-        if rising is None or rising == closed.index[-1]:
+        if closed.empty or rising == closed["level"].iloc[-1]:
             return ""
-        return str(closed.loc[rising, "level"])
+        return rising
 
     def _closed_levels(self) -> pd.DataFrame:
         """The rows of levels with a number of pages at once that read any page, by that number."""
         table = self.table.dropna(subset="pages_per_min")
         at_once = pd.to_numeric(table["level"].str.extract(r"^(\d+) at once$", expand=False))
-        return table.set_index(at_once.rename("at_once"))[at_once.notna().to_numpy()].sort_index()
+        return table.assign(at_once=at_once).dropna(subset="at_once").sort_values("at_once")
 
-    def _last_that_rose(self) -> float | None:
-        """The number at once of the last level that brought a tenth more than any lower one; None without."""
+    def _last_that_rose(self) -> str:
+        """The last level that brought a tenth more than any lower one; empty where none read a page."""
+        closed = self._closed_levels()
         best = 0.0
-        last = None
-        for at_once, rate in self._closed_levels()["pages_per_min"].items():
+        last = ""
+        for level, rate in zip(closed["level"], closed["pages_per_min"], strict=True):
             if rate >= WORTH * best:
-                last = at_once
+                last = level
             best = max(best, rate)
         return last
 

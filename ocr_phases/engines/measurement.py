@@ -111,6 +111,7 @@ class Measurement:
         sure = [min(0.0, round(value, 3)) for value in answer.logprobs]
         known = ProbabilitiesPart(logprobs=[*sure], margins=[None] * len(ids))
         server = {"engine": session.engine, "version": session.version, "url": session.server.url}
+        server |= {"family_source": session.family_source}
         server |= {"settings": worker.get("settings"), "times": [run.own for run in runs]}
         versions = {session.engine: session.version, "ocr_phases": __version__, "code": code_hash()}
         device = {"name": f"{session.engine} at {session.server.host}", "kind": "server"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -13,8 +12,8 @@ from typing import Any, Literal
 from ocr_phases.engines.client import SHAPES, Server, ServerFailed
 from ocr_phases.engines.load import load_test
 from ocr_phases.engines.measurement import Measurement
-from ocr_phases.errors import Hinted, OcrPhasesError, explain_wrong_calls
-from ocr_phases.families import DEEPSEEK_OCR, DEEPSEEK_OCR_2, UNLIMITED_OCR, facts_of
+from ocr_phases.errors import Hinted, OcrPhasesError, check_known, explain_wrong_calls
+from ocr_phases.families import FAMILIES, UNKNOWN, FamilyFacts, facts_of, family_of_name
 from ocr_phases.inputs.views import Pages
 from ocr_phases.request import filled_in, run_and_record
 from ocr_phases.results.run import PhaseRun
@@ -24,8 +23,6 @@ from ocr_phases.settings import Request, RunSettings, SamplingSettings, Strategy
 _CANNOT = ("first_token", "strategy", "vision", "autocast", "eos_check_every", "generate", "kernels")
 _OTHERS = ("no_repeat_ngram_size", "top_k", "ignore_eos")
 _LACKS = {"vllm": (), "sglang": _OTHERS[:1], "other": _OTHERS}
-#: The family by a part of a class or a served name, which may not say it.
-_FAMILIES = {"unlimited": UNLIMITED_OCR, "ocr2": DEEPSEEK_OCR_2, "": DEEPSEEK_OCR}
 
 
 class ServerSession(Hinted):
@@ -40,6 +37,7 @@ class ServerSession(Hinted):
         api_key: str | None = None,
         reference: Any = None,
         patience: float = 300.0,
+        family: str | None = None,
     ) -> None:
         server = self.server = Server(url, api_key=api_key, patience=patience)
         served = [each["id"] for each in server.call(f"{server.path}/models", SHAPES["models"])["data"]]
@@ -55,10 +53,22 @@ class ServerSession(Hinted):
         self.worker: dict[str, Any] = {}
         with contextlib.suppress(ServerFailed, LookupError):
             self.worker = self.rpc("ocr_watch", dict[str, dict[str, Any]])
-        names = re.sub("[^a-z0-9]", "", f"{self.worker.get('model')} {self.model}".lower())
-        self.family = facts_of(next(name for part, name in _FAMILIES.items() if part in names))
+        self.family, self.family_source = self._find_family(family)
         #: What the last `run_inference` measured, also where it was interrupted; None without a repeat.
         self.last_run: PhaseRun | None = None
+
+    def _find_family(self, asked: str | None) -> tuple[FamilyFacts, str]:
+        """The facts of the model's family, and where its name is from."""
+        if asked is not None:
+            check_known("family", asked, [*FAMILIES, UNKNOWN])
+            return facts_of(asked), "named by the user"
+        worker_class = self.worker.get("model", {}).get("class")
+        if worker_class:
+            return facts_of(family_of_name(str(worker_class))), "the worker's class"
+        family = family_of_name(self.model)
+        if family == UNKNOWN:
+            return facts_of(UNKNOWN), "unknown"
+        return facts_of(family), "guessed from the served name"
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.model!r} at {self.server.url}, {self.engine} {self.version})"
@@ -224,14 +234,16 @@ class ServerSession(Hinted):
             # A page's own name and salt: no repeat finds the last one's page in a cache.
             image["uuid"] = wanted["cache_salt"] = uuid.uuid4().hex
             wanted["return_token_ids"] = True
-        else:  # what the server puts before a text, vLLM takes as it is
+        elif not self.family.is_unknown:  # what the server puts before a text, vLLM takes as it is
             text = text.removeprefix("<image>").lstrip("\n")
         wanted |= {"temperature": infer.temperature if infer.do_sample else 0.0, "top_p": infer.top_p}
         wanted |= {"top_k": infer.top_k} if infer.top_k else {}
         wanted |= {"max_tokens": limit} if limit != self.family.published_limit else {}
         wanted |= {"vllm_xargs": {"ngram_size": size, "window_size": window}} if size else {}
         if self.engine != "other":
-            wanted |= {"ignore_eos": request.ignore_eos, "skip_special_tokens": False}
+            wanted |= {"ignore_eos": request.ignore_eos}
+            # Boxes are marked by special tokens, which an unknown family is not known to have.
+            wanted |= {} if self.family.is_unknown else {"skip_special_tokens": False}
         said = [{"role": "user", "content": [image, {"type": "text", "text": text}]}]
         return wanted | {"model": self.model, "messages": said, "logprobs": request.token_probabilities}
 
@@ -244,6 +256,7 @@ def connect(
     *,
     reference: Any = None,
     patience: float = 300.0,
+    family: str | None = None,
 ) -> ServerSession:
     """A session on a running OpenAI-compatible server; it needs no torch.
 
@@ -260,6 +273,10 @@ def connect(
         `OCRSession.load` takes it.
     patience : float, default 300
         How many seconds the server may be silent.
+    family : str, optional
+        The model's family (``deepseek-ocr``, ``deepseek-ocr-2``, ``unlimited-ocr`` or ``unknown``), where
+        neither the worker's class nor the served name tells it. Of an unknown family no preset is assumed,
+        and your own prompt is sent unchanged.
 
     Returns
     -------
@@ -276,4 +293,4 @@ def connect(
     >>> session = connect("http://127.0.0.1:8000/v1")  # doctest: +SKIP
     >>> session.run_inference("page.png")  # doctest: +SKIP
     """
-    return ServerSession(url, model, api_key=api_key, reference=reference, patience=patience)
+    return ServerSession(url, model, api_key=api_key, reference=reference, patience=patience, family=family)

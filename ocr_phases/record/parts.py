@@ -214,7 +214,7 @@ class PagePart(Part, frozen=True, kw_only=True):
     grid: Grid
     image_tokens: Any = None
     text_tokens: Any = None
-    valid_image_tokens: Count
+    valid_image_tokens: Count | None = None
 
 
 class InferPart(Part, frozen=True, kw_only=True):

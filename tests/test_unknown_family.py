@@ -1,0 +1,124 @@
+"""A model of a family that nobody named, or that this version does not know: nothing is assumed of it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from fake_server import served
+
+import ocr_phases
+from ocr_phases import OcrPhasesError, PhaseRun
+from ocr_phases.cli import main
+from ocr_phases.families import FAMILIES, facts_of, family_of_name
+
+ROOT = Path(ocr_phases.__file__).parents[1]
+PAGE = ROOT / "data" / "pages" / "receipt.png"
+RECORD = ROOT / "data" / "runs" / "h100-invoice-eager.json.gz"
+SHORT: dict[str, Any] = {"max_new_tokens": 4, "repeats": 1, "warmup": 0}
+
+NAMES = [
+    ("deepseek-ai/DeepSeek-OCR", "deepseek-ocr"),
+    ("deepseek-ocr-2025-10", "deepseek-ocr"),
+    ("DeepSeek-OCR-24g-awq", "deepseek-ocr"),
+    ("/data/deepseek-ocr/2510/snap", "deepseek-ocr"),
+    ("mlx-community/DeepSeek-OCR-4bit", "deepseek-ocr"),
+    ("deepseek-ocr:3b", "deepseek-ocr"),
+    ("DeepseekOCRForCausalLM", "deepseek-ocr"),
+    ("deepseek-ocr-2", "deepseek-ocr-2"),
+    ("DeepSeek-OCR-2-awq", "deepseek-ocr-2"),
+    ("DeepSeek_OCR2", "deepseek-ocr-2"),
+    ("deepseek-ai/DeepSeek-OCR-2", "deepseek-ocr-2"),
+    ("DeepseekOCR2ForCausalLM", "deepseek-ocr-2"),
+    ("DeepseekOcr2ForConditionalGeneration", "deepseek-ocr-2"),
+    ("baidu/Unlimited-OCR", "unlimited-ocr"),
+    ("unlimited_ocr-awq", "unlimited-ocr"),
+    ("UnlimitedOCRForCausalLM", "unlimited-ocr"),
+    ("Qwen/Qwen2.5-VL-7B-Instruct", "unknown"),
+    ("deepseek-ai/DeepSeek-V3", "unknown"),
+    ("deepseek-ocr-3", "unknown"),
+    ("DeepSeek-OCR-2.5", "unknown"),
+    ("not-deepseek-ocr-or-unlimited-ocr", "unknown"),
+    ("ocr", "unknown"),
+    ("ocr2", "unknown"),
+    ("model", "unknown"),
+    ("", "unknown"),
+]
+
+
+@pytest.mark.parametrize(("name", "family"), NAMES)
+def test_a_name_tells_its_family_or_none(name: str, family: str):
+    assert family_of_name(name) == family
+
+
+#: The served name, the user's family, the worker's extension; the family of the record and where it is from.
+SERVED = [
+    ("deepseek-ocr-2025-10", None, False, "deepseek-ocr", "guessed from the served name"),
+    ("DeepSeek-OCR-2", None, False, "deepseek-ocr-2", "guessed from the served name"),
+    ("DeepSeek-OCR-2", "deepseek-ocr", False, "deepseek-ocr", "named by the user"),
+    ("model", "unlimited-ocr", False, "unlimited-ocr", "named by the user"),
+    ("model", None, True, "deepseek-ocr", "the worker's class"),
+    ("model", None, False, "unknown", "unknown"),
+    ("DeepSeek-OCR", "unknown", False, "unknown", "named by the user"),
+]
+
+
+@pytest.mark.parametrize(("name", "asked", "watched", "family", "source"), SERVED)
+def test_the_family_of_a_served_model(name, asked, watched, family, source):
+    with served() as fake:
+        fake.models, fake.watched = [name], watched
+        run = ocr_phases.connect(fake.url, family=asked).run_inference(PAGE, **SHORT)
+    assert run.model.family == family
+    assert run.model.server["family_source"] == source
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "sglang", "other"])
+def test_nothing_is_assumed_of_an_unknown_family(dialect: str, tmp_path: Path):
+    with served(dialect) as fake:
+        fake.models = ["Qwen/Qwen2.5-VL-7B-Instruct"]
+        session = ocr_phases.connect(fake.url)
+        text = "<image>\n Read this page. "
+        run = session.run_inference(PAGE, text, **SHORT)
+        session.run_inference(PAGE, **SHORT)
+        for settings in ({"preset": "base"}, {"prompt": "ocr"}, {"grounding": True}, {"infer": "published"}):
+            with pytest.raises(OcrPhasesError, match="unknown"):
+                session.run_inference(PAGE, **SHORT, **settings)
+    sent, plain = (body["messages"][0]["content"][1]["text"] for body in fake.bodies)
+    assert sent == text
+    assert plain == "Convert the document to markdown."
+    assert "skip_special_tokens" not in fake.bodies[0]
+    assert run.page.preset == "processor"
+    assert run.page.image_tokens is None and run["valid_image_tokens"] is None
+    assert run["compression_ratio"] is None and run.floors.empty
+    checks = run.checks.set_index("name")["verdict"]
+    assert checks["server_preset"] == "n/a"
+    again = PhaseRun.load(run.save(tmp_path / "run.json"))
+    shown = "".join(again._repr_mimebundle_().values())
+    assert "DeepSeek" not in shown
+    ocr_phases.compare(run, again)
+    assert main(["report", "--record", str(tmp_path / "run.json"), "--out", str(tmp_path / "out")]) == 0
+
+
+@pytest.mark.parametrize("family", [None, "unknown", "paddleocr_vl", "deepseek-ocr-9"])
+def test_a_record_of_a_family_that_is_not_known_opens_and_is_reported(family: str | None, tmp_path: Path):
+    known = PhaseRun.load(RECORD)
+    run = replace(known, model=msgspec.structs.replace(known.model, family=family))
+    path = run.save(tmp_path / "run.json")
+    again = PhaseRun.load(path)
+    assert again.model.family == family
+    assert again.floors.empty
+    assert again["prefill_ms"] == known["prefill_ms"]
+    assert len(again.stages) == len(known.stages)
+    ocr_phases.compare(again, known)
+    again.explore()
+    assert main(["report", "--record", str(path), "--out", str(tmp_path / "out")]) == 0
+    assert main(["artifacts", str(path), "--out", str(tmp_path / "files")]) == 0
+
+
+def test_neutral_facts_have_no_figures_of_a_known_family():
+    facts = facts_of("paddleocr_vl")
+    assert (facts.name, [*facts.presets]) == ("paddleocr_vl", ["processor"])
+    assert facts.published_limit is None and facts.page_mark is None and not facts.published
+    assert facts_of(None).name == "unknown"
+    assert all(facts_of(name) is row for name, row in FAMILIES.items())
