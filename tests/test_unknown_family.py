@@ -68,7 +68,9 @@ SERVED = [
 def test_the_family_of_a_served_model(name, asked, watched, family, source):
     with served() as fake:
         fake.models, fake.watched = [name], watched
-        run = ocr_phases.connect(fake.url, family=asked).run_inference(PAGE, **SHORT)
+        session = ocr_phases.connect(fake.url, family=asked)
+        run = session.run_inference(PAGE, **SHORT)
+    assert f"family {family}" in repr(session) and source in repr(session)
     assert run.model.family == family
     assert run.model.server["family_source"] == source
 

@@ -71,7 +71,11 @@ class ServerSession(Hinted):
         return facts_of(family), "guessed from the served name"
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.model!r} at {self.server.url}, {self.engine} {self.version})"
+        family = f"family {self.family.name}"
+        if self.family.name != self.family_source:
+            family += f", {self.family_source}"
+        place = f"{self.server.url}, {self.engine} {self.version}"
+        return f"{type(self).__name__}({self.model!r} at {place}, {family})"
 
     def rpc(self, method: str, kind: Any) -> Any:
         """What the first worker's extension answers, as this type."""
