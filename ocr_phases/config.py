@@ -53,7 +53,9 @@ _KINDS: dict[str, Any] = {
     "colours": Literal[3],
     "pair": Annotated[list[_Width], Meta(min_length=2, max_length=2)],
     "parts": dict.__class_getitem__((str, shape({"width": _Width}, "width?:width dim?:width"))),
+    "amount": Annotated[float, Meta(ge=0, le=1e12)],
     "ids": _Id | list[_Id],
+    "words": list[Annotated[list[_Id], Meta(min_length=1)]],
     "modules": dict[str, str],
     "files": dict[str, Annotated[str, Meta(pattern=r"^[\w.-]+\.safetensors$")]],
     "token": str | shape({"string": str}, "content:string"),
@@ -64,11 +66,13 @@ _SAVED = "image_token_id?:id tie_word_embeddings?:flag text_config:text vision_c
 #: The parts of the files, in which those above them are kinds, too.
 _PARTS = {
     # What is read of any config.json.
-    "any": "image_token_id?:id model_type?:string auto_map?:modules",
+    "any": "image_token_id?:id model_type?:string auto_map?:modules eos_token_id?:ids?",
     # generation_config.json
     "generation": """bos_token_id?:id? eos_token_id?:ids? pad_token_id?:id? max_length?:positions?
-        max_new_tokens?:positions? do_sample?:flag? temperature?:factor? top_p?:share? top_k?:vocab?
-        no_repeat_ngram_size?:size? use_cache?:flag?""",
+        max_new_tokens?:positions? do_sample?:flag? temperature?:amount? top_p?:share? top_k?:size?
+        no_repeat_ngram_size?:size? repetition_penalty?:factor? suppress_tokens?:id*?
+        begin_suppress_tokens?:id*? bad_words_ids?:words? min_length?:size? min_new_tokens?:size?
+        use_cache?:flag?""",
     # model.safetensors.index.json: which file of the same folder each tensor is in.
     "index": "metadata:object weight_map:files",
     # tokenizer_config.json: the special tokens, the rest is not read.
@@ -76,7 +80,7 @@ _PARTS = {
     "rotary": "rope_theta?:factor rope_type?:rope",
     "base": "rope_theta:factor rope_type:rope",
     # The language model. A class would put another model's sizes in the place of what is required here.
-    "text": """attention_bias?:flag attention_dropout?:share? bos_token_id:id eos_token_id:id
+    "text": """attention_bias?:flag attention_dropout?:share? bos_token_id:id eos_token_id:ids
         hidden_act?:act hidden_size:width initializer_range?:share intermediate_size:width
         layer_types?:attention*? max_position_embeddings:positions mlp_bias?:flag mlp_layer_types:mlp*
         moe_intermediate_size:width n_group?:experts? n_routed_experts:experts n_shared_experts:heads

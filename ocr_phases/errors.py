@@ -155,6 +155,7 @@ ADVICE = {
     "top_k": 'infer has it, as in infer={"temperature": 0.7}',
     "do_sample": 'infer has it, as in infer={"temperature": 0.7}',
     "no_repeat_ngram_size": 'infer has it, as in infer={"temperature": 0.7}',
+    "repetition_penalty": 'infer has it, as in infer={"repetition_penalty": 1.2}',
     "save_results": "call run.report(folder) or run.save(file) afterwards",
     "output_path": "call run.report(folder) or run.save(file) afterwards",
     "attn_implementation": "load takes attention, device and dtype",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -60,7 +60,7 @@ from ocr_phases.steps.execution import (
     preparing,
     told_of_preparing,
 )
-from ocr_phases.steps.sampling import OnTokens, Sampler, one_shot
+from ocr_phases.steps.sampling import OnTokens, one_shot, sampler_for
 from ocr_phases.steps.timeline import NoTimeline, Timeline
 from ocr_phases.text import count_text
 
@@ -113,7 +113,10 @@ class Measurement:
         checkpoint = self.checkpoint = session.checkpoint
         self.device, facts = checkpoint.device, checkpoint.family.facts
         own = {"ignore_eos": checkpoint.default_ignore_eos, "eos_check_every": EOS_INTERVALS[asked.strategy]}
-        request = self.request = filled_in(page, asked, facts, checkpoint.default_preset, **own)
+        self.generation = checkpoint.generation
+        sampling = self.generation.sampling
+        request = filled_in(page, asked, facts, checkpoint.default_preset, sampling=sampling, **own)
+        self.request = request
         self.packed, self.pages = pack_rows(checkpoint, request, NoTimeline())
         prompt_len = self.packed.prefill_len
         room = checkpoint.model.config.get_text_config().max_position_embeddings - prompt_len
@@ -127,7 +130,7 @@ class Measurement:
             asked_for = f"{prompt_len} prompt tokens and {request.max_new_tokens} new ones"
             less = f"ask for at most {room}" if room > 0 else "choose a smaller preset"
             raise OcrPhasesError(f"{asked_for} exceed the model's {prompt_len + room} positions: {less}.")
-        self.eos_ids = () if request.ignore_eos else (checkpoint.eos_id,)
+        self.eos_ids = () if request.ignore_eos else self.generation.end_tokens
         self.vision = session.vision.installed if request.vision == "compiled" else nullcontext
 
     def set_up(self) -> None:
@@ -210,11 +213,11 @@ class Measurement:
         with execution(self.device, request.autocast), self.vision():
             if request.generate:
                 with timeline.in_phase("generate"):
-                    ids = one_shot(checkpoint, inputs, request, notify)
+                    ids = one_shot(checkpoint, inputs, request, notify, end_tokens=self.eos_ids)
                 return Repeat(ids, timeline.rows(number), watch.memory, [], {})
             options = {name: getattr(request, name) for name in ("first_token", "eos_check_every")}
             options |= {"eos_ids": self.eos_ids, "pad_id": checkpoint.pad_id, "on_tokens": notify}
-            options |= {"sampler": Sampler(request.infer, request.seed, self.device), "step": step}
+            options |= {"sampler": sampler_for(checkpoint, request, packed.prefill_len), "step": step}
             state = phases.generate(checkpoint.model, inputs, request.max_new_tokens, timeline, **options)
         if watch.waits is not None:
             self.waits = len(watch.waits), len(state.lengths) - 1
@@ -259,7 +262,7 @@ class Measurement:
             model=make_part(ModelPart, model),
             pages=self._described_pages(),
             request=make_part(RequestPart, asked),
-            results=[_describe_row(checkpoint, request, ids) for ids in self.rows()],
+            results=[_describe_row(checkpoint, request, ids, self.eos_ids) for ids in self.rows()],
             spans=make_spans([span for run in runs for span in run.spans]),
             memory=MemoryPart(source=runs[0].memory.source, peak_bytes=peaks, weights_bytes=weights),
             cache=make_part(CachePart, runs[0].cache),
@@ -277,8 +280,10 @@ class Measurement:
         ]
 
 
-def _describe_row(checkpoint: Checkpoint, request: Request, ids: list[int]) -> ResultPart:
-    ended = not request.ignore_eos and ids[-1] == checkpoint.eos_id
+def _describe_row(
+    checkpoint: Checkpoint, request: Request, ids: list[int], end_tokens: Collection[int]
+) -> ResultPart:
+    ended = ids[-1] in end_tokens
     # The end token apart: a character still incomplete before it belongs to the text.
     read, written = TokenReader(checkpoint.tokenizer).read, len(ids) - ended
     texts = [read(token, last=place in (written, len(ids))) for place, token in enumerate(ids, start=1)]
@@ -300,6 +305,7 @@ def describe_model(checkpoint: Checkpoint) -> dict[str, Any]:
         "dtype": str(checkpoint.dtype).removeprefix("torch."),
         "attention": model.config._attn_implementation,
         "attention_kernels": machine.attention_kernels(checkpoint.device),
+        "generation": checkpoint.generation.described(),
         "experts": getattr(model.config.get_text_config(), "_experts_implementation", None),
         "parameters": family.parameters(model),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -34,15 +34,24 @@ OnProgress = Callable[[int, int], object]
 
 
 def filled_in(
-    page: Pages, asked: RunSettings, family: FamilyFacts, preset: str | None = None, **defaults: Any
+    page: Pages,
+    asked: RunSettings,
+    family: FamilyFacts,
+    preset: str | None = None,
+    *,
+    sampling: Mapping[str, Any] | None = None,
+    **defaults: Any,
 ) -> Request:
     """What ``asked`` asks of ``page``, with every default of the ``family``, ``preset`` and ``defaults``.
 
+    ``sampling`` are a checkpoint's own settings, for what ``infer`` leaves open.
     Raises `OcrPhasesError` for pages, prompts and presets that the family does not have.
     """
     pages, prompts = make_rows(page, asked, family)
     several = any(text.count(IMAGE_TAG) > 1 for text in prompts)
-    infer, autocast = resolve_infer(asked.infer, asked.autocast, family.name, several_pages=several)
+    infer, autocast = resolve_infer(
+        asked.infer, asked.autocast, family.name, several_pages=several, defaults=sampling
+    )
     uncut = family.multipage_preset if several else None
     preset = family.preset(asked.preset or uncut or preset).name
     if uncut:

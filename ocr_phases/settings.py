@@ -97,8 +97,10 @@ class _Checked:
 
 @dataclass(frozen=True)
 class SamplingSettings(_Checked):
-    """How the next token is chosen; ``top_k=0`` and ``top_p=1`` mean off.
+    """How the next token is chosen; ``top_k=0``, ``top_p=1`` and ``repetition_penalty=1`` mean off.
 
+    ``repetition_penalty`` is transformers': scores of all tokens of the prompt and of those generated are
+    divided by it where they are positive, else multiplied.
     ``no_repeat_ngram_window`` is how many of the last tokens the n-gram rule looks at, 0 for all.
     Raises `OcrPhasesError` for a value of a wrong type or out of range.
     """
@@ -112,6 +114,7 @@ class SamplingSettings(_Checked):
     top_k: FromZero = 0
     no_repeat_ngram_size: FromZero = 0
     no_repeat_ngram_window: FromZero = 0
+    repetition_penalty: Annotated[float, Meta(ge=1e-3, le=1e3)] = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -119,10 +122,13 @@ class SamplingSettings(_Checked):
             raise OcrPhasesError("infer's no_repeat_ngram_window is for a no_repeat_ngram_size: give both.")
 
     @classmethod
-    def from_infer(cls, infer: Mapping[str, Any] | str | None) -> Self:
+    def from_infer(
+        cls, infer: Mapping[str, Any] | str | None, defaults: Mapping[str, Any] | None = None
+    ) -> Self:
         """Read an ``infer`` mapping, also as text: ``temperature=0.7,top_k=5``, values as TOML writes them.
 
-        Temperature 0 means greedy. Raises `OcrPhasesError` for a wrong one.
+        Temperature 0 means greedy. ``defaults`` are a checkpoint's own entries, which those given here
+        replace. Raises `OcrPhasesError` for a wrong one.
         """
         if isinstance(infer, str):
             try:
@@ -136,7 +142,9 @@ class SamplingSettings(_Checked):
         given = dict(infer or {})
         for name in given:
             check_known("entry", name, setting_names(cls), "infer")
-        values = {"do_sample": "temperature" in given, **given}
+        values = {"do_sample": False, **(defaults or {}), **given}
+        if "temperature" in given and "do_sample" not in given:
+            values["do_sample"] = True
         if values.get("temperature") == 0:
             if given.get("do_sample"):
                 raise OcrPhasesError("infer asks for do_sample with temperature 0: drop one of the two.")
@@ -144,12 +152,23 @@ class SamplingSettings(_Checked):
         return cls(**values)
 
     def described(self) -> dict[str, Any]:
-        """As a record keeps them; a window only where there is one."""
-        return {name: value for name, value in vars(self).items() if value or name != _WINDOW}
+        """As a record keeps them; a window and a penalty only where there is one."""
+        values = dict(vars(self))
+        if not self.no_repeat_ngram_window:
+            del values[_WINDOW]
+        if self.repetition_penalty == 1.0:
+            del values["repetition_penalty"]
+        return values
+
+    def changes(self) -> dict[str, Any]:
+        """The settings that have another value than their default."""
+        return {name: value for name, value in vars(self).items() if value != getattr(type(self), name)}
 
     def as_generate(self) -> dict[str, Any]:
         """The same settings as keyword arguments of ``generate()``, but for a rule over a window."""
-        names = setting_names(SamplingSettings) if self.do_sample else ("do_sample", "no_repeat_ngram_size")
+        names = ["do_sample", "no_repeat_ngram_size", "repetition_penalty"]
+        if self.do_sample:
+            names = setting_names(SamplingSettings)
         arguments = {name: getattr(self, name) for name in names if name != _WINDOW}
         return arguments | ({"no_repeat_ngram_size": 0} if self.no_repeat_ngram_window else {})
 
@@ -160,19 +179,20 @@ def resolve_infer(
     family: str | None = None,
     *,
     several_pages: bool = False,
+    defaults: Mapping[str, Any] | None = None,
 ) -> tuple[SamplingSettings, bool]:
     """The sampling settings and autocast of a run.
 
     ``infer`` is a mapping, the same as text (``temperature=0.7,top_p=0.9``), or a name. A name stands for
     what the ``family``'s published ``infer()`` does: greedy, its n-gram rule (``published-eval``: with its
-    ``eval_mode``; ``several_pages``: of a prompt with several), under bfloat16 autocast. Raises
-    `OcrPhasesError` for another name, for a name with ``autocast=False``, and as
-    `SamplingSettings.from_infer` does.
+    ``eval_mode``; ``several_pages``: of a prompt with several), under bfloat16 autocast. ``defaults``
+    are the checkpoint's own settings, for what ``infer`` does not say. Raises `OcrPhasesError` for another
+    name, for a name with ``autocast=False``, and as `SamplingSettings.from_infer` does.
     """
     if isinstance(infer, SamplingSettings):
         return infer, bool(autocast)
     if not is_published(infer):
-        return SamplingSettings.from_infer(infer), bool(autocast)
+        return SamplingSettings.from_infer(infer, defaults), bool(autocast)
     facts = facts_of(family or DEEPSEEK_OCR)
     if facts.is_unknown:
         raise OcrPhasesError(f"What infer() {facts.title} has is unknown: leave infer={infer!r} out.")
@@ -182,7 +202,7 @@ def resolve_infer(
     values = dict(facts.published[infer])
     if values and several_pages:
         values.update(facts.multipage_infer)
-    return SamplingSettings.from_infer(values), True
+    return SamplingSettings.from_infer({"temperature": 0, **values}, defaults), True
 
 
 def is_published(infer: object) -> TypeGuard[str]:

@@ -125,6 +125,28 @@ def test_other_dialects_are_timed_by_their_chunks_of_text(dialect, ids, told, ca
     assert run["prepare_ms"] is None
 
 
+@pytest.mark.parametrize(
+    ("dialect", "infer", "sent"),
+    [
+        ("vllm", {"repetition_penalty": 1.2}, 1.2),
+        ("sglang", {"repetition_penalty": 1.2}, 1.2),
+        ("other", {"repetition_penalty": 1.2}, "refused"),
+        ("vllm", {"repetition_penalty": 1}, None),
+        ("other", {"repetition_penalty": 1}, None),
+        ("other", {}, None),
+    ],
+)
+def test_a_repetition_penalty_is_sent_or_refused(dialect, infer, sent):
+    with served(dialect) as fake:
+        if sent == "refused":
+            with pytest.raises(OcrPhasesError, match=r"This server cannot do repetition_penalty=1\.2"):
+                measure(fake, infer=infer)
+        else:
+            run = measure(fake, infer=infer)
+            assert fake.bodies[0].get("repetition_penalty") == sent
+            assert run.request.infer.repetition_penalty == sent
+
+
 #: What the server does, the size of runs that it is asked not to repeat, and the check that says so.
 CHECKED: list[tuple[dict[str, Any], int, str, str, str]] = [
     ({"a_chunk": 3}, 0, "token_times", "note", "3 chunks came for 8 tokens: there is no inter-token latency"),

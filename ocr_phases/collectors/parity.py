@@ -13,7 +13,7 @@ from ocr_phases.collectors.verdicts import LiveCheck, check
 from ocr_phases.inputs.packing import DeviceInputs, PageInputs
 from ocr_phases.settings import Request
 from ocr_phases.steps.phases import generate, until_end
-from ocr_phases.steps.sampling import Sampler, one_shot
+from ocr_phases.steps.sampling import Sampler, one_shot, sampler_for
 from ocr_phases.text import count_text, first_difference
 
 if TYPE_CHECKING:
@@ -33,15 +33,29 @@ def parity_check(checkpoint: Checkpoint, request: Request, packed: PageInputs, o
     """
     inputs = packed.to(checkpoint.device, checkpoint.dtype)
     theirs = one_shot(checkpoint, inputs, request)
-    eos = () if request.ignore_eos else (checkpoint.eos_id,)
-    pairs = [[until_end(ids, eos) for ids in both] for both in zip(ours, theirs, strict=True)]
+    said = checkpoint.generation
+    ends: tuple[int, ...] = ()
+    own_ends: tuple[int, ...] = ()
+    if not request.ignore_eos:
+        ends = said.end_tokens
+        own_ends = said.own_end_tokens or ends
+    pairs = [[until_end(ids, ends) for ids in both] for both in zip(ours, theirs, strict=True)]
+    # generate() goes on behind an end token that config.json alone names.
+    unknown = {mine[-1] for mine, _ in pairs if mine[-1] in ends and mine[-1] not in own_ends}
     total = sum(len(mine) for mine, _ in pairs)
     places = {row: place for row, pair in enumerate(pairs) if (place := first_difference(*pair)) is not None}
     if request.infer.do_sample:
         equal = f"the first {min(places.values())}" if places else "all"
         return check("parity", "note", f"sampled with one seed: {equal} of {total} tokens equal")
     if not places:
-        return check("parity", True, f"{count_text(total, 'token')} equal")
+        equal = f"{count_text(total, 'token')} equal"
+        if unknown:
+            named = ", ".join(map(str, sorted(unknown)))
+            reason = (
+                f"generate() goes on behind end token {named}, which generation_config.json does not name"
+            )
+            return check("parity", "note", f"{equal}; {reason}")
+        return check("parity", True, equal)
     tokens: dict[int, list[Any]] = {
         row: [ids[place] if place < len(ids) else None for ids in pairs[row]] for row, place in places.items()
     }
@@ -49,6 +63,8 @@ def parity_check(checkpoint: Checkpoint, request: Request, packed: PageInputs, o
     where = f"token {places[first] + 1}" + (f" of row {first + 1}" if len(pairs) > 1 else "")
     mine, other = tokens[first]
     differs = f"{where} of {len(pairs[first][0])} is the first that differs ({mine}, generate(): {other})"
+    if settings := {**request.infer.changes(), **said.rules}:
+        differs += f"; both were asked for {', '.join(f'{name} {value}' for name, value in settings.items())}"
     low = request.autocast or checkpoint.dtype != torch.float32
     if not low or any(None in both for both in tokens.values()):
         return check("parity", False, differs)
@@ -92,6 +108,6 @@ def scores(
                 found[place] = self.processors(sequence, logits.float())
             return torch.tensor([ids[place] for ids in ours], device=logits.device)
 
-    sampler = Told(request.infer, request.seed, checkpoint.device)
+    sampler = sampler_for(checkpoint, request, inputs.input_ids.shape[1], Told)
     generate(checkpoint.model, inputs, max(places) + 1, sampler=sampler)
     return found

@@ -21,7 +21,7 @@ from ocr_phases.settings import Request, RunSettings, SamplingSettings, Strategy
 
 #: Settings that no server can be asked for, and those that an engine is not known to take, either.
 _CANNOT = ("first_token", "strategy", "vision", "autocast", "eos_check_every", "generate", "kernels")
-_OTHERS = ("no_repeat_ngram_size", "top_k", "ignore_eos")
+_OTHERS = ("no_repeat_ngram_size", "top_k", "repetition_penalty", "ignore_eos")
 _LACKS = {"vllm": (), "sglang": _OTHERS[:1], "other": _OTHERS}
 
 
@@ -218,7 +218,8 @@ class ServerSession(Hinted):
         every, lacks = vars(asked) | vars(request.infer), (*_CANNOT, *_LACKS[self.engine])
         for name in lacks:
             value = every[name]
-            if value and value != getattr(RunSettings, name, None):
+            default = getattr(RunSettings, name, getattr(SamplingSettings, name, None))
+            if value and value != default:
                 raise OcrPhasesError(
                     f"This server cannot do {name}={value!r}: leave it out, or load the model itself."
                 )
@@ -242,6 +243,8 @@ class ServerSession(Hinted):
             text = text.removeprefix("<image>").lstrip("\n")
         wanted |= {"temperature": infer.temperature if infer.do_sample else 0.0, "top_p": infer.top_p}
         wanted |= {"top_k": infer.top_k} if infer.top_k else {}
+        if infer.repetition_penalty != 1.0:
+            wanted["repetition_penalty"] = infer.repetition_penalty
         wanted |= {"max_tokens": limit} if limit != self.family.published_limit else {}
         wanted |= {"vllm_xargs": {"ngram_size": size, "window_size": window}} if size else {}
         if self.engine != "other":

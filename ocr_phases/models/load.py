@@ -24,6 +24,7 @@ from ocr_phases.models.folders import (
     read_config,
     read_json,
 )
+from ocr_phases.models.generation import GenerationDefaults, generation_defaults
 from ocr_phases.models.vendor import check_request, load_vendor
 from ocr_phases.models.weights import (
     dummy_config,
@@ -77,9 +78,14 @@ class Checkpoint:
         return family_of(self.model)
 
     @property
+    def generation(self) -> GenerationDefaults:
+        """Its end tokens and settings, as the model has them now; raises as `generation_defaults` does."""
+        return generation_defaults(self.model, self.config)
+
+    @property
     def eos_id(self) -> int:
-        """The id that ends a generation."""
-        return self.model.config.get_text_config().eos_token_id
+        """The id that ends a generation, the first of several."""
+        return self.generation.end_tokens[0]
 
     @property
     def bos_id(self) -> int:
@@ -140,7 +146,7 @@ def load_checkpoint(asked: ModelSettings, *, local_only: bool = False) -> Checkp
         else:
             options = {"config": native_config(raw | {"image_token_id": image_token_id}), "dtype": dtype}
             model = load_weights(folder, family.model_class(), family.facts.title, asked, **options)
-    return Checkpoint(
+    checkpoint = Checkpoint(
         model=model.to(asked.device).eval(),
         tokenizer=tokenizer,
         name=name,
@@ -154,6 +160,8 @@ def load_checkpoint(asked: ModelSettings, *, local_only: bool = False) -> Checkp
         default_ignore_eos=source == RANDOM,
         cuda_calls="ignore" if asked.cuda_calls == "ignore" and asked.device == "cpu" else None,
     )
+    generation_defaults(checkpoint.model, checkpoint.config)  # raises for what is not applied here
+    return checkpoint
 
 
 def _find(asked: ModelSettings, local_only: bool) -> tuple[Path, str, str, str]:
@@ -194,7 +202,7 @@ def adopt(model: Any, tokenizer: Any, *, name: str | None = None) -> Checkpoint:
     prints = [f"{key} {_fingerprint(tensor)}\n" for key, tensor in model.state_dict().items()]
     digest = hashlib.sha256("".join([json.dumps(config, sort_keys=True), *prints]).encode())
     parameter = next(filter(torch.is_floating_point, model.parameters()))
-    return Checkpoint(
+    checkpoint = Checkpoint(
         model=model,
         tokenizer=tokenizer,
         name=name or getattr(model.config, "name_or_path", "") or title,
@@ -205,6 +213,8 @@ def adopt(model: Any, tokenizer: Any, *, name: str | None = None) -> Checkpoint:
         device=str(parameter.device),
         dtype=parameter.dtype,
     )
+    generation_defaults(checkpoint.model, checkpoint.config)  # raises for what is not applied here
+    return checkpoint
 
 
 def _fingerprint(value: Any) -> str:

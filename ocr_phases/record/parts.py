@@ -166,6 +166,16 @@ class SetupPart(Part, frozen=True, kw_only=True):
     reused: Any = None
 
 
+class GenerationPart(Part, frozen=True, kw_only=True):
+    """What the checkpoint says of generating: its end tokens, and the settings that were taken from it.
+
+    Where a run's ``infer`` has such a setting, too, the request's is what was applied.
+    """
+
+    end_tokens: list[Count]
+    settings: dict[str, Any]
+
+
 class ModelPart(Part, frozen=True, kw_only=True):
     """Which model it was, and how it ran.
 
@@ -190,6 +200,7 @@ class ModelPart(Part, frozen=True, kw_only=True):
     cuda_calls: str | None = None
     parameters: dict[str, Count] | None = None
     config: dict[str, Any]
+    generation: GenerationPart | None = None
     strategy_setup: SetupPart | None = None
     vision_setup: SetupPart | None = None
     server: Any = None
@@ -226,6 +237,7 @@ class InferPart(Part, frozen=True, kw_only=True):
     top_k: Count | None = None
     no_repeat_ngram_size: Count | None = None
     no_repeat_ngram_window: Count | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0, le=1e6)] | None = None
 
 
 class RequestPart(Part, frozen=True, kw_only=True):

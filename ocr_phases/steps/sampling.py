@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,10 +40,17 @@ class NoRepeatNGrams:
 
 
 class Sampler:
-    """Chooses tokens from logits. Processors run in ``generate()``'s order on float32 logits."""
+    """Chooses tokens from logits. Processors run in ``generate()``'s order on float32 logits.
+
+    ``rules`` are further processors, a checkpoint's own (`checkpoint_rules`).
+    """
 
     def __init__(
-        self, settings: SamplingSettings | None = None, seed: int = 0, device: torch.device | str = "cpu"
+        self,
+        settings: SamplingSettings | None = None,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        rules: Sequence[Any] = (),
     ) -> None:
         from transformers import generation
 
@@ -54,7 +61,12 @@ class Sampler:
             (generation.TopPLogitsWarper, settings.top_p, 1.0),
         ]
         size, window = settings.no_repeat_ngram_size, settings.no_repeat_ngram_window
-        chosen: list[Any] = [NoRepeatNGrams(size, window)] if size else []
+        chosen: list[Any] = []
+        if settings.repetition_penalty != 1.0:
+            chosen.append(generation.RepetitionPenaltyLogitsProcessor(settings.repetition_penalty))
+        if size:
+            chosen.append(NoRepeatNGrams(size, window))
+        chosen += rules
         if settings.do_sample:
             chosen += [make(value) for make, value, neutral in warpers if value != neutral]
         self.processors = generation.LogitsProcessorList(chosen)
@@ -81,20 +93,63 @@ class Sampler:
         return torch.multinomial(scores.softmax(dim=-1), 1, generator=self.generator).squeeze(1)
 
 
+def checkpoint_rules(
+    rules: Mapping[str, Any], end_tokens: Sequence[int], prompt_len: int, device: str
+) -> list[Any]:
+    """transformers' logits processors for what a checkpoint's ``rules`` say, in ``generate()``'s order.
+
+    Those that put off the end read ``end_tokens``, of which there are none where the end is ignored.
+    """
+    from transformers import generation
+
+    ends, chosen = list(end_tokens), list[Any]()
+    if words := rules.get("bad_words_ids"):
+        chosen.append(generation.NoBadWordsLogitsProcessor(words, ends or None))
+    if ends and (least := rules.get("min_length")):
+        chosen.append(generation.MinLengthLogitsProcessor(least, ends, device=device))
+    if ends and (least := rules.get("min_new_tokens")):
+        chosen.append(generation.MinNewTokensLengthLogitsProcessor(prompt_len, least, ends, device=device))
+    if tokens := rules.get("suppress_tokens"):
+        chosen.append(generation.SuppressTokensLogitsProcessor(tokens, device=device))
+    if tokens := rules.get("begin_suppress_tokens"):
+        chosen.append(generation.SuppressTokensAtBeginLogitsProcessor(tokens, prompt_len, device=device))
+    return chosen
+
+
+def sampler_for(
+    checkpoint: Checkpoint, request: Request, prompt_len: int, kind: type[Sampler] = Sampler
+) -> Sampler:
+    """What a request of a checkpoint chooses its tokens with, after prompts of ``prompt_len`` tokens."""
+    said = checkpoint.generation
+    end_tokens = () if request.ignore_eos else said.end_tokens
+    rules = checkpoint_rules(said.rules, end_tokens, prompt_len, checkpoint.device)
+    return kind(request.infer, request.seed, checkpoint.device, rules)
+
+
 OnTokens = Callable[[list[list[int]]], None]
 
 
 def one_shot(
-    checkpoint: Checkpoint, inputs: DeviceInputs, request: Request, on_tokens: OnTokens | None = None
+    checkpoint: Checkpoint,
+    inputs: DeviceInputs,
+    request: Request,
+    on_tokens: OnTokens | None = None,
+    *,
+    end_tokens: Sequence[int] = (),
 ) -> list[list[int]]:
     """One list of new ids a row; ``on_tokens`` gets those of each step, one list a row.
 
+    It ends where ``generate()`` of this checkpoint does, or at one of ``end_tokens`` where they are given.
     The caller's random numbers stay what they would have been. `OcrPhasesError` where the class cannot
     generate.
     """
     from transformers.generation import LogitsProcessorList
 
     model, family, infer = checkpoint.model, checkpoint.family, request.infer
+    said = checkpoint.generation
+    end_tokens = end_tokens or said.own_end_tokens or said.end_tokens
+    if request.ignore_eos:  # None would be the checkpoint's own: an id that no token has
+        end_tokens = [model.config.get_text_config().vocab_size]
     own_rule = NoRepeatNGrams(infer.no_repeat_ngram_size, infer.no_repeat_ngram_window)
     window = family.window(model)
     if window is not None and inputs.position_ids is not None and request.max_new_tokens > window:
@@ -112,8 +167,9 @@ def one_shot(
             **family.prefill_arguments(inputs)
             | {"attention_mask": inputs.attention_mask, "position_ids": None},
             max_new_tokens=request.max_new_tokens,
-            min_new_tokens=request.max_new_tokens if request.ignore_eos else None,
-            eos_token_id=None if request.ignore_eos else checkpoint.eos_id,
+            eos_token_id=list(end_tokens),
+            return_dict_in_generate=False,
+            use_cache=True,
             pad_token_id=checkpoint.pad_id,
             # It is asked after each step whether to stop: never.
             stopping_criteria=on_tokens and [lambda ids, *_, **__: bool(on_tokens(ids[:, -1:].tolist()))],
