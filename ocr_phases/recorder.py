@@ -20,6 +20,7 @@ from ocr_phases.collectors.live_checks import (
     Watch,
     attempted,
     describe_cache,
+    logits_summed,
     run_checks,
 )
 from ocr_phases.collectors.machine import Conditions
@@ -212,9 +213,9 @@ class Measurement:
                 inputs = packed.to(self.device, checkpoint.dtype)
         with execution(self.device, request.autocast), self.vision():
             if request.generate:
-                with timeline.in_phase("generate"):
+                with logits_summed(checkpoint) as checks, timeline.in_phase("generate"):
                     ids = one_shot(checkpoint, inputs, request, notify, end_tokens=self.eos_ids)
-                return Repeat(ids, timeline.rows(number), watch.memory, [], {})
+                return Repeat(ids, timeline.rows(number), watch.memory, checks, {})
             options = {name: getattr(request, name) for name in ("first_token", "eos_check_every")}
             options |= {"eos_ids": self.eos_ids, "pad_id": checkpoint.pad_id, "on_tokens": notify}
             options |= {"sampler": sampler_for(checkpoint, request, packed.prefill_len), "step": step}

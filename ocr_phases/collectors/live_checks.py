@@ -26,6 +26,7 @@ from ocr_phases.inputs.views import image_break_count, image_token_count
 from ocr_phases.models.caches import cache_bytes_per_token
 from ocr_phases.settings import Request
 from ocr_phases.steps.execution import syncs_counted
+from ocr_phases.steps.phases import logits_fault
 from ocr_phases.text import count_text
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ class Watch:
             check("cache_growth", True, _growth(state)),
             check("attention_mask", masked, f"{found} at the end", wrong),
             check("image_features", vectors + breaks == places, features),
+            finite_logits(state.logits_fault(), len(state.lengths)),
         ]
         if self.masks:
             some = f"{count_text(len(self.masks), 'step')} looked at"
@@ -130,6 +132,30 @@ class Watch:
                 _mask_handed_over(self.masks, packed, state),
             ]
         return checks
+
+
+def finite_logits(fault: str | None, tokens: int) -> LiveCheck:
+    """The check of the logits of so many tokens, of which ``fault`` says what is wrong, if anything."""
+    return check(
+        "finite_logits", fault is None, f"those of {count_text(tokens, 'token')} looked at", fault or ""
+    )
+
+
+@contextlib.contextmanager
+def logits_summed(checkpoint: Checkpoint) -> Iterator[list[LiveCheck]]:
+    """Look at the logits of a ``with`` block without steps of ours; the list gets the check at its end."""
+    checks: list[LiveCheck] = []
+    sums: list[Tensor] = []
+    newest: list[Tensor] = []
+
+    def look(_module: nn.Module, _args: Any, logits: Tensor) -> None:
+        newest[:] = [logits[:, -1]]
+        sums.append(newest[0].sum(dim=-1, dtype=torch.float32))
+
+    with checkpoint.family.stages(checkpoint.model)["lm_head"].register_forward_hook(look):
+        yield checks
+    if sums:
+        checks.append(finite_logits(logits_fault(torch.stack(sums), newest[0]), len(sums)))
 
 
 def describe_cache(state: DecodeState, static: Mapping[str, Any]) -> dict[str, Any]:

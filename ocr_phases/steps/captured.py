@@ -101,6 +101,8 @@ class StaticStep:
         self.cache.early_initialization(batch, config.num_key_value_heads, width, dtype, self.device)
         self._token = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
         self._position = torch.zeros_like(self._token)  # of the newest entry
+        #: Of all logits since the last prefill, float32 [B]: finite only if they all were.
+        self.sums = torch.zeros(batch, dtype=torch.float32, device=self.device)
         # The window's first slot, and the one behind its last.
         self._ring = torch.zeros(2, 1, dtype=torch.long, device=self.device)
         # Added to the scores: 0 where a column may be seen, else -inf. A Boolean mask would be turned into
@@ -162,6 +164,7 @@ class StaticStep:
     def fresh_cache(self) -> Any:
         """The step's own cache, emptied for a new prefill: there is only one, so one state at a time."""
         self._length = None
+        self.sums.zero_()
         self.cache.reset()
         return self.cache
 
@@ -216,6 +219,7 @@ class StaticStep:
             "past_key_values": self.cache,
         }
         logits = self.model(**arguments, use_cache=True, logits_to_keep=1).logits[:, -1]
+        self.sums.add_(logits.sum(dim=-1, dtype=torch.float32))
         self._token.copy_(first_largest(logits))
         self._slot.add_(1)
         if self.window is not None:

@@ -60,12 +60,18 @@ class DecodeState(Hinted):
     window: int | None = None
     entries: list[int] = field(default_factory=list)
     prefill_logits: Tensor | None = None  # [B, T, vocab] where all were asked for
+    # Of the logits of each token [B], in float32, and of all that a step of its own made.
+    sums: list[Tensor] = field(default_factory=list)
+    step_sums: Tensor | None = None
     ids: list[list[int]] = field(default_factory=list)
     unread: list[Tensor] = field(default_factory=list)
 
     def choose(self, logits: Tensor, token: Tensor | None = None) -> None:
         """Take the next token from ``logits`` [B, vocab]; ``token`` int64 [B] where the step chose it."""
         self.logits = logits
+        if self.step_sums is None:
+            # One small kernel and no wait: a sum is finite only if all of it is.
+            self.sums.append(logits.sum(dim=-1, dtype=torch.float32))
         self.token = self.sampler(logits, self.sequence) if token is None else token
         self.unread.append(self.token)
         if self.sampler.processors:
@@ -80,6 +86,15 @@ class DecodeState(Hinted):
         for row, tokens in enumerate(zip(*new, strict=True)):
             self.ids[row].extend(tokens)
         return new
+
+    def logits_fault(self) -> str | None:
+        """What is wrong with the model's own logits so far, in words; None for nothing. Waits for the device.
+
+        They must be finite, and the newest ones must not be all equal. Processors come later: what they
+        suppress does not count.
+        """
+        sums = torch.stack(self.sums) if self.step_sums is None else torch.stack([*self.sums, self.step_sums])
+        return logits_fault(sums, self.logits, whole=self.step_sums is not None)
 
     @property
     def attention_mask(self) -> Tensor:
@@ -200,7 +215,11 @@ def decode_step(
     with timeline.in_phase("decode", "decode_step", len(state.lengths) - 1):
         if state.mask.shape[1] <= state.length:  # a column in every step would be two launches in each
             state.mask = nn.functional.pad(state.mask, (0, _MASK_COLUMNS), value=1)
-        logits, token = (_model_step(model, state), None) if step is None else step(state)
+        if step is None:
+            logits, token = _model_step(model, state), None
+        else:
+            logits, token = step(state)
+            state.step_sums = step.sums
         state.length += 1
         state.lengths.append(state.length)
         with timeline.span("sampling"):
@@ -325,6 +344,24 @@ def prompt_loss(model: nn.Module, inputs: DeviceInputs, labels: Tensor | None = 
     family = family_of(model)
     arguments = family.prefill_arguments(inputs, model)
     return family.forward(model, arguments, use_cache=False, labels=labels.masked_fill(ignored, -100)).loss
+
+
+def logits_fault(sums: Tensor, newest: Tensor, *, whole: bool = False) -> str | None:
+    """What is wrong with logits, given the ``sums`` [N, B] of each token's and the ``newest`` [B, vocab].
+
+    None for nothing. The last sums are those of all decode steps where they are the ``whole``.
+    """
+    wrong = (~sums.isfinite()).any(dim=-1).tolist()
+    if any(wrong):
+        first = wrong.index(True)
+        if whole and first == len(wrong) - 1:
+            return "NaN or infinite in a decode step"
+        if whole:
+            return f"NaN or infinite at token {first + 1}"
+        return f"NaN or infinite at {sum(wrong)} of {count_text(len(wrong), 'token')}, first at {first + 1}"
+    if bool((newest.amax(dim=-1) == newest.amin(dim=-1)).any()):
+        return "all equal, so that nothing of the page or prompt is in them"
+    return None
 
 
 def until_end(ids: list[int], eos_ids: Collection[int]) -> list[int]:

