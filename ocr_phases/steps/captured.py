@@ -24,7 +24,14 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import windowed_length
 from ocr_phases.models.caches import cache_bytes_per_token, static_cache
 from ocr_phases.models.wiring import family_of
-from ocr_phases.steps.compiled import compiled_apart, first_largest, fused_forms, single_norms, tuned_steadily
+from ocr_phases.steps.compiled import (
+    compiled_apart,
+    first_largest,
+    fused_forms,
+    single_norms,
+    sum_of_each,
+    tuned_steadily,
+)
 from ocr_phases.steps.execution import (
     Made,
     MadeForwards,
@@ -219,7 +226,7 @@ class StaticStep:
             "past_key_values": self.cache,
         }
         logits = self.model(**arguments, use_cache=True, logits_to_keep=1).logits[:, -1]
-        self.sums.add_(logits.sum(dim=-1, dtype=torch.float32))
+        self.sums.add_(sum_of_each(logits))
         self._token.copy_(first_largest(logits))
         self._slot.add_(1)
         if self.window is not None:
