@@ -263,7 +263,11 @@ def _repetition_loop(run: Record) -> Verdict:
     found = []
     for each in repetition_table(run).to_dict("records"):
         where = f"row {each['row'] + 1}: " if len(run.results) > 1 else ""
-        what = f"{count_text(each['period'], 'token')} {each['times']} times from token {each['start'] + 1}"
+        place = f"from token {each['start'] + 1}"
+        if each["measure"] == "exact":
+            what = f"{count_text(each['period'], 'token')} {each['times']} times {place}"
+        else:
+            what = f"{count_text(each['repeated'], 'token')} that say nothing new (an inexact loop) {place}"
         end = " on, up to the limit" if each["to_limit"] else " on"
         time = "" if np.isnan(each["share"]) else f", {percent_text(each['share'])} of the decode time"
         found.append(f"{where}{what}{end}{time}")

@@ -2,6 +2,7 @@
 
 Text repeats in three forms: a word to the limit, a block of some hundred tokens again and again, and a few
 repetitions before the model recovers. All are runs of one period, found here from a record's tokens alone.
+Loops with slips, which have no period, are found by `ocr_phases.analyse.inexact`; the table has both.
 """
 
 from __future__ import annotations
@@ -14,11 +15,18 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from ocr_phases.analyse.inexact import Stretch, find_inexact_loops
 from ocr_phases.analyse.stages import cached, tokens_of
 from ocr_phases.record import Record
 from ocr_phases.text import count_text, percent_text
 
-REPETITION_COLUMNS = ("row", "start", "period", "times", "repeated", "decode_ms", "share", "to_limit", "text")
+REPETITION_COLUMNS = (
+    *("row", "measure", "start", "period", "times", "repeated"),
+    *("decode_ms", "share", "to_limit", "text"),
+)
+
+#: Exact runs that make up so much of an inexact loop say all that there is to say about it.
+_EXACT_ENOUGH = 0.8
 
 #: The longest block, in units of `_units`; each period is looked for in one pass over the tokens.
 LONGEST_PERIOD = 512
@@ -40,6 +48,7 @@ _MARKUP = re.compile(r"<\|ref\|>.*?<\|/ref\|>|<[^<>]*>", re.DOTALL)
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|[^\W\d_]+")
 #: A box, or a number of at most 15 digits; an id without a text is written ``<id>``, and is none.
 _VARIES = re.compile(r"<\|det\|>[^<]*<\|/det\|>|(?<![<\d])\d{1,15}(?!\d)(?:[.,]\d{1,15}(?!\d))*")
+_CLOCK = re.compile(r"\d:\d\d")
 
 
 class Repetition(NamedTuple):
@@ -86,8 +95,10 @@ def find_repetitions(texts: Sequence[str], *, cut: bool = False) -> list[Repetit
 def repetition_table(run: Record) -> pd.DataFrame:
     """One row a repeated run of any batch row, columns `REPETITION_COLUMNS`.
 
-    ``row`` counts from 0, ``start`` is the index of the first token, ``period`` the tokens of the block,
-    ``times`` how often it is there, ``repeated`` the tokens behind the first time and ``decode_ms`` their
+    ``row`` counts from 0, ``measure`` says how the run was found: ``exact``, by its period, or ``inexact``,
+    because it says nothing new. ``start`` is the index of the first token, ``period`` the tokens of the block
+    (of an inexact run, those before it begins again), ``times`` how often it is there (missing for an inexact
+    run, whose block changes), ``repeated`` the tokens behind the first time and ``decode_ms`` their
     time, ``share`` of the row's decode (NaN without decode steps). ``to_limit`` says that the token limit
     ended it, ``text`` is the block.
     """
@@ -99,18 +110,45 @@ def repetition_table(run: Record) -> pd.DataFrame:
         texts = [f"<{name}>" if text.strip("\ufffd") == "" else text for name, text in pairs]
         texts = texts if cut else texts[:-1]
         times = tokens_of(run, row)["device_ms"]
-        for each in find_repetitions(texts, cut=cut):
+        for each in _all_repetitions(texts, cut=cut):
+            measure = "inexact"
+            if each.times:
+                measure = "exact"
             spent = float(times.iloc[each.start + each.period : each.stop].sum())
             share = spent / times.sum() if times.sum() else np.nan
             said = cut and each.stop == len(texts), "".join(texts[each.start : each.start + each.period])
-            rows.append((row, each.start, each.period, each.times, each.repeated, spent, share, *said))
-    return pd.DataFrame(rows, columns=list(REPETITION_COLUMNS))
+            found = (row, measure, each.start, each.period, each.times or pd.NA, each.repeated)
+            rows.append((*found, spent, share, *said))
+    table = pd.DataFrame(rows, columns=list(REPETITION_COLUMNS))
+    return table.astype({"times": "Int64"})
+
+
+def _all_repetitions(texts: Sequence[str], *, cut: bool) -> list[Repetition]:
+    """Exact runs and inexact loops in order, no token in two of them; an inexact loop has 0 ``times``."""
+    exact = find_repetitions(texts, cut=cut)
+    found: list[Repetition] = []
+    for loop in find_inexact_loops(texts, cut=cut):
+        inside = [run for run in exact if run.start < loop.stop and run.stop > loop.start]
+        covered = sum(min(run.stop, loop.stop) - max(run.start, loop.start) for run in inside)
+        if covered >= _EXACT_ENOUGH * (loop.stop - loop.start):
+            continue
+        exact = [run for run in exact if run not in inside]
+        found.append(_joined(loop, inside))
+    return sorted([*found, *exact])
+
+
+def _joined(loop: Stretch, inside: Sequence[Repetition]) -> Repetition:
+    """An inexact loop that reaches over the exact runs which it overlaps."""
+    start = min([loop.start, *(run.start for run in inside)])
+    stop = max([loop.stop, *(run.stop for run in inside)])
+    again = min([loop.again, *(run.start + run.period for run in inside)])
+    return Repetition(start, stop, again - start, 0)
 
 
 def repeated_share(run: Record) -> float:
     """The part of the decode time that repeated words took, 0 to 1; of a batch, of all its rows' times."""
     table = repetition_table(run)
-    worded = table[table["text"].map(_words).gt(0)]
+    worded = table[table["text"].map(_words).gt(0) | (table["measure"] == "inexact")]
     times = sum(tokens_of(run, row)["device_ms"].sum() for row in range(len(run.results)))
     return float(worded["decode_ms"].sum() / times) if times else 0.0
 
@@ -159,6 +197,8 @@ def _is_fault(blocks: Sequence[str], run: Repetition, *, at_limit: bool) -> bool
     if at_limit and run.times >= LIMIT_TIMES and run.stop - run.start >= LIMIT_TOKENS:
         return True
     words, same = _words(blocks[0]), len({" ".join(block.split()) for block in blocks}) == 1
+    if not same and all(_CLOCK.search(block) for block in blocks):
+        return False  # a log says the same again, and when
     rules = _RULES[same, "<td" in blocks[0]]
     return any(words >= least and run.times >= times for least, times in rules)
 
