@@ -26,7 +26,7 @@ import warnings
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ocr_phases.errors import CannotWrite, OcrPhasesError, stop_signals
 
@@ -105,10 +105,8 @@ def read_regular(path: str | Path, limit: int = LARGEST_FILE) -> bytes:
     Raises `OcrPhasesError` for a folder, a pipe, a device or a socket, for a larger file (before any of it is
     read) and for one that grows meanwhile; OSError as ``open`` does.
     """
-    _check_regular(path, Path(path).stat(), OcrPhasesError)
-    with open(path, "rb", opener=_without_waiting) as file:
+    with open_regular(path) as file:
         found = os.fstat(file.fileno())
-        _check_regular(path, found, OcrPhasesError)  # it may be another one by now
         if found.st_size > limit:
             size, most = (f"{count / 2**20:,.1f} MiB" for count in (found.st_size, limit))
             raise OcrPhasesError(f"{path} has {size}: give a file of at most {most}.")
@@ -116,6 +114,35 @@ def read_regular(path: str | Path, limit: int = LARGEST_FILE) -> bytes:
     if len(data) > found.st_size:
         raise OcrPhasesError(f"{path} grows while it is read: wait until it is complete, or copy it first.")
     return data
+
+
+@contextlib.contextmanager
+def open_regular(path: str | Path) -> Iterator[BinaryIO]:
+    """A regular file opened to be read in pieces; never waits for a pipe or a device.
+
+    Raises `OcrPhasesError` for a folder, a pipe, a device or a socket, and OSError as ``open`` does.
+    """
+    _check_regular(path, Path(path).stat(), OcrPhasesError)
+    with open(path, "rb", opener=_without_waiting) as file:
+        _check_regular(path, os.fstat(file.fileno()), OcrPhasesError)  # it may be another one by now
+        yield file
+
+
+def make_way(path: Path) -> None:
+    """Remove what stands where a file of this package's own is to be written and is no regular file.
+
+    That is a link, a pipe, a socket or an empty folder. A folder with something in it stays, and writing the
+    file then says so.
+    """
+    try:
+        mode = path.lstat().st_mode
+    except OSError:
+        return  # nothing is there, or writing says what is wrong
+    with contextlib.suppress(OSError):
+        if stat.S_ISDIR(mode):
+            path.rmdir()
+        elif not stat.S_ISREG(mode):
+            path.unlink()
 
 
 def _without_waiting(path: str, flags: int) -> int:

@@ -20,7 +20,7 @@ from ocr_phases.batch import child as pool
 from ocr_phases.batch import figures
 from ocr_phases.batch.store import finished
 from ocr_phases.cli import main
-from ocr_phases.record.store import file_hash
+from ocr_phases.record.store import file_hash, write_status
 from ocr_phases.show import index as index_page
 
 CHANGES = ("os.rename", "os.link", "os.remove", "os.rmdir", "os.mkdir", "os.truncate")
@@ -49,12 +49,15 @@ def killed_before(out: Path, point: int) -> None:
 
 
 def finished_pages(out: Path) -> dict[str, Any]:
-    """The record's hash and the status, but for its report, of each page that is finished."""
+    """The record's hash and the status, but for report and reference text, of each page that is finished."""
     found: dict[str, Any] = {}
     for path in out.glob("pages/*/*/status.json"):
         status = json.loads(path.read_bytes())
         if finished(path.parent, status["id"]) is not None:
-            found[status["name"]] = [file_hash(path.with_name("run.json")), {**status, "report": None}]
+            kept = {
+                name: value for name, value in status.items() if name not in ("report", "truth", "sha256")
+            }
+            found[status["name"]] = [file_hash(path.with_name("run.json")), kept]
     return found
 
 
@@ -109,9 +112,9 @@ def with_little_work(folder: Path) -> None:
 
 def written_otherwise(record: Path) -> None:
     """The record as another version would have written it, and its hash in the status."""
-    before, status = file_hash(record), record.with_name("status.json")
     record.write_text(json.dumps(json.loads(record.read_bytes()), indent=3))
-    status.write_text(status.read_text().replace(before, file_hash(record)))
+    path = record.with_name("status.json")
+    write_status(path, {**json.loads(path.read_bytes()), "record": file_hash(record)})
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks of one process")

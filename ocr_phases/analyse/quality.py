@@ -7,6 +7,7 @@ each measure. Lower is better for distances and error rates, higher for the othe
 from __future__ import annotations
 
 import math
+import os
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import replace
@@ -115,11 +116,14 @@ def find_truth(page: str | Path, folder: str | Path) -> Path | None:
     The truth of ``sub/scan.png`` is ``sub/scan.md`` there, or ``scan.md``.
     """
     file, number = split_page(str(page))
+    if not Path(file).name or "\0" in file:  # such as "" or "..", which name no page
+        return None
     named = Path(file).with_suffix("")
     stems = [named.name] if named.is_absolute() else [named, named.name]
     endings = [number.replace("#", "-") + suffix for suffix in TRUTH_SUFFIXES]
     paths = [Path(folder, f"{stem}{ending}") for stem in stems for ending in endings]
-    return next((path for path in paths if path.is_file()), None)
+    # Unlike Path's, this one is False for a name that no file can have.
+    return next((path for path in paths if os.path.isfile(path)), None)  # noqa: PTH113
 
 
 def check_for_pages(path: str | Path, pages: int) -> None:

@@ -126,14 +126,16 @@ class Child:
         if self.process is not None and self.process.poll() is not None:
             self.close()  # it died since its last page, which is none of this one's attempts
         process = self.process or self._start()
-        began = self.started = time.time()
+        # The wall clock may be set meanwhile, so it tells only when the page began.
+        began = self.ready_at = time.monotonic()
+        self.started = time.time()
         try:
             outcome = self._answer(process, request, timeout)
         except TimeoutError as error:
             outcome = Outcome("timeout", str(error))
         except (OSError, EOFError):
             outcome = Outcome("died")
-        times = {"load_s": self.started - began, "seconds": time.time() - self.started}
+        times = {"load_s": self.ready_at - began, "seconds": time.monotonic() - self.ready_at}
         place = {"slot": self.slot, "worker": f"{platform.node()}:{process.pid}", "stderr": ""}
         if outcome.failure in ("timeout", "died", "error"):
             place["stderr"] = self.close(0.0 if outcome.failure == "timeout" else _END_SECONDS)
@@ -181,6 +183,7 @@ class Child:
             message = self.pipe.recv_bytes()
             if message != READY:
                 break
+            self.ready_at = time.monotonic()
             self.started = time.time()
         return msgspec.json.decode(message, type=Outcome)
 

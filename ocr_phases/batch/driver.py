@@ -23,14 +23,17 @@ import msgspec
 from ocr_phases.batch.child import FAILURES, GOES_ON, SCHEDULER_LOST, Outcome, Pool
 from ocr_phases.batch.store import (
     RECORD,
+    REPORT,
     STATUS,
     clear_left_behind,
     finished,
+    hash_or_none,
     read_listing,
     truth_hash,
     waiting_reports,
 )
 from ocr_phases.errors import require
+from ocr_phases.files import read_regular
 from ocr_phases.record.store import file_hash, take, write_status
 
 #: So many pages failing alike before any page went well, or one after another in one worker's place, is no
@@ -111,9 +114,11 @@ class Task:
         told: dict[str, Any] = {"state": "failed" if reason else "done", "reason": reason}
         told |= {"seconds": outcome.seconds, "price_per_hour": price_per_hour}
         if self.mode == "render":
+            told["sha256"] = hash_or_none(self.folder / REPORT)
             status["report"] = {**told, "truth": truth_hash(self.folder)}
         else:
             done = outcome.failure is None
+            told["sha256"] = hash_or_none(self.folder / REPORT)
             status |= {
                 "state": "done" if done else "failed",
                 "failure": None if outcome.failure is None else FAILURES[outcome.failure],
@@ -201,7 +206,7 @@ def measure_pages(out: Path, pool: Pool, *, mode: str = "measure", **options: An
             clear_left_behind(folder)
             if finished(folder, entry["id"]):
                 counts.kept += 1
-            elif entry["id"]:
+            elif entry["id"] and "job" in entry:
                 yield Task(folder, mode, json.loads(entry["job"]))
 
     return _run(tasks(), pool, counts, **options)
@@ -217,7 +222,7 @@ def render_pages(out: Path, pool: Pool, **options: Any) -> Counts:
     def tasks() -> Iterator[Task]:
         for folder in waiting_reports(out, options.get("price_per_hour")):
             clear_left_behind(folder)
-            yield Task(folder, "render", json.loads((folder / STATUS).read_bytes()))
+            yield Task(folder, "render", json.loads(read_regular(folder / STATUS)))
 
     return _run(tasks(), pool, Counts(), **options)
 

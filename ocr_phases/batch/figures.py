@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -17,12 +18,14 @@ from ocr_phases.analyse.repetition import repeated_share
 from ocr_phases.analyse.scaling import ended_text, richness
 from ocr_phases.analyse.stages import PROBABILITY_COLUMNS, TOKEN_COLUMNS
 from ocr_phases.batch.store import RECORD, TRUTH, truth_hash
-from ocr_phases.files import split_page, write_atomic
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.files import make_way, read_regular, split_page, write_atomic
 from ocr_phases.record import SPAN_COLUMNS
 from ocr_phases.record.store import file_hash
 from ocr_phases.results.run import PhaseRun
 
 FIGURES = "figures.json"
+_LARGEST_FIGURES = 2**28  # in bytes: the longest answers have some 20 MB of tables
 
 #: Columns of the tables of all pages, behind the page's own id and name. The token's id is ``token_id``;
 #: probabilities stay in the records.
@@ -46,23 +49,76 @@ _LOOP = ("repetition_loop", "note")
 _REGION = ["label", "tokens", "characters", "decode_ms", "ms_per_char", "text"]
 
 
-class Figures(TypedDict):
+class Row(msgspec.Struct):
+    """What the batch's ``pages.csv`` has of a page's record, by its columns; see `batch.index`."""
+
+    model: str
+    preset: str
+    device: str
+    ttft_ms: float | None = None
+    prefill_ms: float | None = None
+    inter_token_ms: float | None = None
+    decode_ms: float | None = None
+    page_ms: float | None = None
+    tokens: int | None = None
+    vision_share: float | None = None
+    prompt_tokens: float | None = None
+    image_tokens: float | None = None
+    peak_bytes: float | None = None
+    energy_j: float | None = None
+    wh_per_1000_pages: float | None = None
+    price_per_1000_pages: float | None = None
+    compression: float | None = None
+    vendor_compression: float | None = None
+    edit_distance: float | None = None
+    cer: float | None = None
+    table_similarity: float | None = None
+    box_recall: float | None = None
+    repetition: float | None = None
+    repeated_share: float | None = None
+    agreement: float | None = None
+    reference: str | None = None
+    category: str = ""
+    page_id: str = ""
+    warnings: str = ""
+    noisy: bool = False
+    cut: bool = False
+
+
+class Region(msgspec.Struct):
+    """One of the costliest regions of a page; columns as in `analyse.regions`."""
+
+    label: str | None
+    tokens: int
+    characters: int
+    decode_ms: float
+    ms_per_char: float | None
+    text: str | None
+
+
+class Figures(msgspec.Struct):
     """``figures.json``, of the record with the SHA-256 ``record`` and the ``truth.json`` with ``truth``.
 
     ``row`` has columns of the batch's ``pages.csv`` among others, ``regions`` the costliest first. ``text``
     is the plain text where other runs of the page are to be compared with it, and ``richness`` by what one of
     them becomes the reference. ``tables`` has the page's rows of `TABLES` as CSV: to write numbers as text
-    takes longer than all else that the driver does for a page, so the worker does it.
+    takes longer than all else that the driver does for a page, so the worker does it. ``sha256`` is that of
+    everything else.
     """
 
-    schema: Literal[4]
+    schema: Literal[5]
     record: str
     truth: str | None
-    row: dict[str, Any]
-    regions: list[dict[str, Any]]
+    row: Row
+    regions: list[Region]
     text: str
     richness: list[float]
     tables: dict[str, str]
+    sha256: str = ""
+
+    def content_hash(self) -> str:
+        """SHA-256 of everything else in the file."""
+        return hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(self, sha256=""))).hexdigest()
 
 
 def page_figures(run: PhaseRun, job: str, page: str, record: str, truth: str | None = None) -> Figures:
@@ -73,8 +129,8 @@ def page_figures(run: PhaseRun, job: str, page: str, record: str, truth: str | N
         table = frame.assign(job=job, page=page)[["job", "page", *TABLES[name]]]
         text = table.to_csv(index=False, header=False, lineterminator="\n")
         tables[name] = text.encode("utf-8", "replace").decode()
-    return {
-        "schema": 4,
+    content = {
+        "schema": 5,
         "record": record,
         "truth": truth,
         "row": _row(run),
@@ -83,21 +139,25 @@ def page_figures(run: PhaseRun, job: str, page: str, record: str, truth: str | N
         "richness": [float(part) for part in richness(run)],
         "tables": tables,
     }
+    # JSON has no numpy numbers, and not pandas' missing value.
+    data = msgspec.json.encode(content, enc_hook=lambda value: None if value is pd.NA else value.item())
+    figures = msgspec.json.decode(data, type=Figures)
+    figures.sha256 = figures.content_hash()
+    return figures
 
 
 def page_run(folder: Path) -> PhaseRun:
     """A page's record with what the page says, where that is known; `OcrPhasesError` for damage."""
     run = PhaseRun.load(folder / RECORD)
-    return run.with_truth(folder / TRUTH) if (folder / TRUTH).exists() else run
+    return run.with_truth(folder / TRUTH) if truth_hash(folder) else run
 
 
 def write_figures(folder: Path, run: PhaseRun, job: str, page: str) -> Figures:
     """Write the figures of the record in ``folder``, which is ``run``; `OcrPhasesError` if that fails."""
     figures = page_figures(run, job, page, file_hash(folder / RECORD), truth_hash(folder))
-    # JSON has no numpy numbers, and not pandas' missing value.
-    data = msgspec.json.encode(figures, enc_hook=lambda value: None if value is pd.NA else value.item())
-    write_atomic(folder / FIGURES, data)
-    return msgspec.json.decode(data, type=Figures)
+    make_way(folder / FIGURES)
+    write_atomic(folder / FIGURES, msgspec.json.encode(figures))
+    return figures
 
 
 def read_figures(folder: Path, digest: str, job: str, page: str) -> Figures:
@@ -105,9 +165,10 @@ def read_figures(folder: Path, digest: str, job: str, page: str) -> Figures:
 
     They are made anew where they are missing, damaged, or of another record or truth; raises as `page_run`.
     """
-    with contextlib.suppress(OSError, msgspec.DecodeError, UnicodeDecodeError):
-        figures = msgspec.json.decode((folder / FIGURES).read_bytes(), type=Figures)
-        if (figures["record"], figures["truth"]) == (digest, truth_hash(folder)):
+    with contextlib.suppress(OSError, ValueError, RecursionError, OcrPhasesError):
+        figures = msgspec.json.decode(read_regular(folder / FIGURES, _LARGEST_FIGURES), type=Figures)
+        same_sources = (figures.record, figures.truth) == (digest, truth_hash(folder))
+        if same_sources and figures.sha256 == figures.content_hash():
             return figures
     return write_figures(folder, page_run(folder), job, page)
 

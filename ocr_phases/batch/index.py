@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import heapq
 import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import msgspec
 import pandas as pd
@@ -20,16 +21,20 @@ from ocr_phases.batch.figures import MOST_REGIONS, TABLES, Figures, read_figures
 from ocr_phases.batch.store import (
     LEFT_OUT,
     RECORD,
+    STATUS,
     TRUTH,
     Entry,
+    check_truth,
     finished_pages,
     page_status,
     read_listing,
+    report_is_whole,
+    truth_hash,
     writing_whole,
 )
 from ocr_phases.errors import OcrPhasesError, require
-from ocr_phases.files import write_atomic
-from ocr_phases.record.store import check_record
+from ocr_phases.files import make_way, read_regular, write_atomic
+from ocr_phases.record.store import check_record, write_status
 from ocr_phases.text import count_text
 
 #: One row a page that was named, in that order. ms are medians over repeats, as `PhaseRun.summary` has them;
@@ -55,6 +60,10 @@ PAGE_COLUMNS = tuple(_KINDS)
 REGION_COLUMNS = ("page", "label", "tokens", "characters", "decode_ms", "ms_per_char", "text", "folder")
 
 DONE, FAILED, UNFINISHED = "done", "failed", "not finished"
+
+#: Files that are no pages, by their suffix: a count of each.
+_LeftOut = dict[str, Annotated[int, msgspec.Meta(ge=1, le=2**53)]]
+_LARGEST_LEFT_OUT = 16 * 2**20
 
 _FORMULA = r"\A(?=[=+\-@\t\r\n])"  # as OWASP lists what begins one
 
@@ -84,10 +93,10 @@ def build_index(out: Path, price_per_hour: float | None = None) -> BatchIndex:
             row, figures = _page_row(out, entry)
             rows.append(tuple(row.get(name) for name in PAGE_COLUMNS))
             if figures is not None and entry["id"] not in digests:
-                digests[entry["id"]] = figures["record"]
-                regions += [{**row, **region} for region in figures["regions"]]
+                digests[entry["id"]] = figures.record
+                regions += [{**row, **msgspec.structs.asdict(region)} for region in figures.regions]
                 regions = heapq.nlargest(MOST_REGIONS, regions, key=lambda region: region["decode_ms"])
-                for name, text in figures["tables"].items():
+                for name, text in figures.tables.items():
                     files[name].write(text)
     pages = pd.DataFrame(rows, columns=list(PAGE_COLUMNS)).astype(_KINDS)
     pages["price_per_1000_pages"] = hours_per_1000_pages(pages["page_ms"]) * (price_per_hour or float("nan"))
@@ -113,8 +122,10 @@ def write_index(out: Path, price_per_hour: float | None = None, *, stopped: bool
     facts = {"": " · ".join([*models, *devices]), end: now}
     title = f"{out.resolve().name}: {count_text(len(index.pages), 'page')}"
     left_out = dict[str, int]()
-    with contextlib.suppress(OSError, ValueError):  # of an older version, or damaged
-        left_out = msgspec.json.decode((out / LEFT_OUT).read_bytes(), type=dict[str, int])
+    # One of an older version or a damaged one: the next command with pages writes it again.
+    with contextlib.suppress(OSError, ValueError, RecursionError, OcrPhasesError):
+        counts = msgspec.json.decode(read_regular(out / LEFT_OUT, _LARGEST_LEFT_OUT), type=_LeftOut)
+        left_out = dict(counts)
     text = index_html(index.pages, index.regions, title=title, facts=facts, left_out=left_out)
     write_atomic(out / "index.html", text.encode("utf-8", "replace"))
     return index.pages
@@ -128,15 +139,18 @@ def _page_row(out: Path, entry: Entry) -> tuple[dict[str, Any], Figures | None]:
         status = page_status(out, entry)
         if status is None:
             return {**row, "status": UNFINISHED}, None
-        row |= {name: status["settings"].get(name) for name in ("model", "preset")}
+        for name in ("model", "preset"):
+            value = status["settings"].get(name)
+            row[name] = value if isinstance(value, str) else None
         row |= {"attempts": len(status["attempts"]), "seconds": status["attempts"][-1].seconds}
         require([(f"{status['failure']}: {status['reason']}", not status["failure"])])
+        check_truth(folder, status)
         figures = read_figures(folder, check_record(folder / RECORD, status), entry["id"], entry["page"])
     except OcrPhasesError as error:
         return {**row, "reason": str(error)}, None
-    row |= {**figures["row"], "status": DONE}
+    row |= {**msgspec.structs.asdict(figures.row), "status": DONE}
     if report := status["report"]:
-        row |= {"reason": report["reason"], "report": report["state"] == "done"}
+        row |= {"reason": report["reason"], "report": report_is_whole(folder, report)}
         warned = [row["warnings"], "" if row["report"] else "report not rendered"]
         row["warnings"] = ", ".join(filter(None, warned))
     return row, figures
@@ -147,7 +161,8 @@ def _agree(out: Path, pages: pd.DataFrame, runs: pd.DataFrame, digests: Mapping[
     found = dict[str, tuple[list[float], str]]()
     for job, folder, page in runs[["id", "folder", "page"]].itertuples(index=False):
         figures = read_figures(out / folder, digests[job], job, page)
-        found |= {job: (figures["richness"], figures["text"])} if figures["text"] else {}
+        if figures.text:
+            found[job] = (figures.richness, figures.text)
     if len(found) > 1:
         texts = {job: text for job, (_, text) in found.items()}
         agreed = agreements(texts, max(found, key=lambda job: found[job][0]))
@@ -173,6 +188,11 @@ def add_truths(out: Path, path: Path) -> tuple[int, int, dict[str, str]]:
             continue
         found += 1
         kept = json.dumps(msgspec.to_builtins(truth), ensure_ascii=False, indent=1).encode("utf-8", "replace")
-        if not (folder / TRUTH).exists() or (folder / TRUTH).read_bytes() != kept:
+        digest = hashlib.sha256(kept).hexdigest()
+        if truth_hash(folder) != digest:
+            make_way(folder / TRUTH)
             write_atomic(folder / TRUTH, kept)
+        if status.get("truth") != digest:  # last, so that what a kill leaves between the two is mended here
+            raw = msgspec.json.decode(read_regular(folder / STATUS), type=dict[str, Any])
+            write_status(folder / STATUS, {**raw, "truth": digest})
     return found, lacking, problems

@@ -8,6 +8,10 @@ A page is finished while its record is the one that its status has the hash of; 
 changed since is measured again, and so is a page with a damaged status. So nothing writes a record again:
 what the page says lies beside it in ``truth.json``, and a report that shows another one is rendered again.
 
+A status has its own SHA-256 in it, and those of the record, of the report and of ``truth.json``; a line of
+the listing follows from its job, whose hash is its id; the figures beside a record have their own SHA-256
+and the record's. What does not fit is made anew where it can be, and else its page failed.
+
 A worker writes into a folder of its attempt's own, and the driver puts in place what the answer it counts has
 named. So a worker that nobody waits for any more, because its driver was killed, changes nothing.
 """
@@ -21,14 +25,14 @@ import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired, TextIO, TypedDict
+from typing import Annotated, Any, BinaryIO, Literal, NotRequired, TextIO, TypedDict
 
 import msgspec
 
 from ocr_phases.batch.child import Outcome
 from ocr_phases.batch.jobs import PAGES, Job
 from ocr_phases.errors import OcrPhasesError, require
-from ocr_phases.files import RECORD, output_folder, write_atomic, writing
+from ocr_phases.files import RECORD, make_way, open_regular, output_folder, write_atomic, writing
 from ocr_phases.record import store
 from ocr_phases.record.store import ATTEMPT, Status
 
@@ -36,12 +40,18 @@ LISTING = "jobs.jsonl"
 LEFT_OUT = "left_out.json"
 STATUS = "status.json"
 TRUTH = "truth.json"
+REPORT = "report.html"
+
+
+#: Longest line of the listing that is read, in bytes: a path has at most some 4 kB.
+_LONGEST_LINE = 2**20
 
 
 class Entry(TypedDict):
     """One line of ``jobs.jsonl``; a line that is damaged is read as one with no id and no folder.
 
-    ``job`` is the `Job` in JSON: as a text of its own it may have file names that are no UTF-8.
+    ``job`` is the `Job` in JSON: as a text of its own it may have file names that are no UTF-8. The other
+    entries follow from it, and a line in which they differ is damaged.
     """
 
     id: str
@@ -53,22 +63,27 @@ class Entry(TypedDict):
 class Report(TypedDict):
     """What became of a page's report; ``truth`` is the SHA-256 of the ``truth.json`` that it shows.
 
-    ``price_per_hour`` is the one that was asked for.
+    ``price_per_hour`` is the one that was asked for, ``sha256`` the report's own (version 0.2 kept none).
     """
 
     state: Literal["done", "failed"]
     reason: str
     truth: NotRequired[str | None]
     price_per_hour: NotRequired[float | None]
+    sha256: NotRequired[str | None]
 
 
 class PageStatus(Status):
-    """What is read of ``status.json``: the `Job`, what became of it, and the SHA-256 of its record."""
+    """What is read of ``status.json``: the `Job`, what became of it, and the SHA-256 of its record.
+
+    ``truth`` is the SHA-256 of the ``truth.json`` that the driver put there; unknown where it put none.
+    """
 
     settings: dict[str, Any]
     failure: str | None
     attempts: Annotated[list[Outcome], msgspec.Meta(min_length=1)]
     report: Report | None
+    truth: NotRequired[str]
 
 
 @contextlib.contextmanager
@@ -80,12 +95,14 @@ def writing_whole(path: Path, what: object) -> Iterator[TextIO]:
     scratch = path.with_name(f".{path.name}.part")
     try:
         with writing(what):
+            scratch.unlink(missing_ok=True)  # of a batch that was killed
             # A name that is no UTF-8 is only shown from here: its page is known by its id.
-            with scratch.open("w", encoding="utf-8", errors="replace", newline="") as file:
+            with scratch.open("x", encoding="utf-8", errors="replace", newline="") as file:
                 yield file
             scratch.replace(path)
     finally:
-        scratch.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a folder of this name: the error above names it
+            scratch.unlink(missing_ok=True)
 
 
 def list_pages(jobs: Iterable[Job], out: Path, left_out: Mapping[str, int] | None = None) -> dict[str, int]:
@@ -103,6 +120,7 @@ def list_pages(jobs: Iterable[Job], out: Path, left_out: Mapping[str, int] | Non
             told = "failed" if (out / job.folder / STATUS).exists() else "new"
             standing["finished" if finished(out / job.folder, job.id) else told] += 1
     # After the listing, by which the command knows this folder as a batch's when it is repeated.
+    make_way(out / LEFT_OUT)
     write_atomic(out / LEFT_OUT, json.dumps(left_out or {}).encode())
     return {"found": standing.total(), **standing}
 
@@ -110,14 +128,33 @@ def list_pages(jobs: Iterable[Job], out: Path, left_out: Mapping[str, int] | Non
 def read_listing(out: Path) -> Iterator[Entry]:
     """The entries of ``jobs.jsonl``; `OcrPhasesError` where there is none to be read."""
     try:
-        with (out / LISTING).open("rb") as file:
-            for number, line in enumerate(file, 1):
+        with open_regular(out / LISTING) as file:
+            for number, line in enumerate(_lines(file), 1):
                 try:
-                    yield msgspec.json.decode(line, type=Entry)
-                except (msgspec.DecodeError, UnicodeDecodeError):
+                    yield _entry(line)
+                except (ValueError, RecursionError):
                     yield {"id": "", "page": f"{LISTING}, line {number}", "folder": ""}
     except OSError as error:
         raise OcrPhasesError(f"{out / LISTING} cannot be read ({error}): run the batch again.") from error
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """The lines of a file, up to and with the first that is too long for a line of the listing."""
+    while line := file.readline(_LONGEST_LINE):
+        yield line
+        if len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
+            return
+
+
+def _entry(line: bytes) -> Entry:
+    """A line of the listing; ValueError where it is damaged."""
+    entry = msgspec.json.decode(line, type=Entry)
+    if "job" in entry:  # 0.1 kept none
+        job = msgspec.convert(json.loads(entry["job"]), Job)
+        name = job.name.encode("utf-8", "replace").decode()
+        if (entry["id"], entry["folder"], entry["page"]) != (job.id, job.folder, name):
+            raise ValueError("it does not say what its job says")
+    return entry
 
 
 def is_batch(out: Path) -> bool:
@@ -140,6 +177,14 @@ def finished(folder: Path, job_id: str) -> PageStatus | None:
     return None
 
 
+def report_is_whole(folder: Path, report: Report | None) -> bool:
+    """Whether a page has a report that is as it was rendered."""
+    if report is None or report["state"] != "done":
+        return False
+    digest = report.get("sha256")
+    return digest is None or digest == hash_or_none(folder / REPORT)
+
+
 def finished_pages(out: Path) -> Iterator[tuple[Entry, Path, PageStatus]]:
     """Entry, folder and status of each `finished` page of the listing; of one that is named twice, twice."""
     for entry in read_listing(out):
@@ -148,22 +193,36 @@ def finished_pages(out: Path) -> Iterator[tuple[Entry, Path, PageStatus]]:
 
 
 def waiting_reports(out: Path, price_per_hour: float | None = None) -> list[Path]:
-    """The folder of each `finished` page that has no report, or one of another truth, or of another price.
+    """The folder of each `finished` page that has no whole report, or one of another truth, or price.
 
     Without a price, those that are shown stay.
     """
     waiting = dict[Path, None]()  # a page may be named twice
     for _, folder, status in finished_pages(out):
         report = status["report"]
-        same = report and price_per_hour in (None, report.get("price_per_hour"))
-        if not report or not same or (report["state"], report.get("truth")) != ("done", truth_hash(folder)):
+        same_price = report and price_per_hour in (None, report.get("price_per_hour"))
+        same_truth = report and report.get("truth") == truth_hash(folder)
+        if not (same_price and same_truth and report_is_whole(folder, report)):
             waiting[folder] = None
     return list(waiting)
 
 
 def truth_hash(folder: Path) -> str | None:
     """SHA-256 of what a page says; None where that is not known."""
-    return store.file_hash(folder / TRUTH) if (folder / TRUTH).exists() else None
+    return hash_or_none(folder / TRUTH)
+
+
+def hash_or_none(path: Path) -> str | None:
+    """SHA-256 of a regular file; None where there is none that can be read."""
+    with contextlib.suppress(OcrPhasesError):
+        return store.file_hash(path)
+    return None
+
+
+def check_truth(folder: Path, status: PageStatus) -> None:
+    """Raise `OcrPhasesError` where ``truth.json`` is not what the driver put there."""
+    if "truth" in status and status["truth"] != truth_hash(folder):
+        raise OcrPhasesError(f"{TRUTH} is damaged: give the page's reference text again (--truth).")
 
 
 def attempt_folder(folder: Path) -> Path:
@@ -174,7 +233,7 @@ def attempt_folder(folder: Path) -> Path:
 def clear_left_behind(folder: Path) -> None:
     """Remove the hidden files that a kill in the middle of writing leaves, and attempts that failed."""
     for path in folder.glob(".*"):
-        if path.name.startswith(ATTEMPT):
+        if path.name.startswith(ATTEMPT) and path.is_dir():
             shutil.rmtree(path, ignore_errors=True)  # a worker may be at it still, and then fails
-        elif path.name.endswith((".part", ".ipynb")):
+        elif path.name.endswith((".part", ".ipynb")) and not path.is_dir():
             path.unlink(missing_ok=True)

@@ -15,28 +15,34 @@ import shutil
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, TypedDict, TypeVar
+from typing import Any, Literal, NotRequired, TypedDict, TypeVar
 
 import msgspec
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import output_folder, read_regular, write_atomic
+from ocr_phases.files import make_way, output_folder, read_regular, write_atomic
 
 SCHEMA = 1
 CELL_STATUS = ".status.json"
+#: Largest status file that is read, in bytes: a page's has some 10 kB.
+LARGEST_STATUS = 16 * 2**20
 #: How the folder of a worker's attempt begins.
 ATTEMPT = ".attempt-"
 AGAIN = "the same command measures it again."
 
 
 class Status(TypedDict):
-    """What every status file holds; ``record`` is the SHA-256 of a record that is done."""
+    """What every status file holds; ``record`` is the SHA-256 of a record that is done.
+
+    ``sha256`` is that of everything else in the file. Files that version 0.2 wrote lack it.
+    """
 
     schema: Literal[1]
     id: str
     state: Literal["done", "failed"]
     reason: str
     record: str | None
+    sha256: NotRequired[str]
 
 
 class CellStatus(Status):
@@ -57,20 +63,33 @@ def asked_id(asked: Mapping[str, Any]) -> str:
 def read_status(path: Path, kind: type[_Kind]) -> _Kind | None:
     """The status in a file; None if missing or of another version, `OcrPhasesError` if damaged."""
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
-        return msgspec.convert(found, kind) if found["schema"] == SCHEMA else None
+        found = msgspec.json.decode(read_regular(path, LARGEST_STATUS), type=dict[str, Any])
+        if found["schema"] != SCHEMA:
+            return None
+        if "sha256" in found and found["sha256"] != _content_hash(found):
+            raise ValueError("it is not as it was written")
+        return msgspec.convert(found, kind)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, RecursionError, OcrPhasesError) as error:
         raise OcrPhasesError(f"{path.name} is damaged ({error}): {AGAIN}") from error
 
 
 def write_status(path: Path, status: Mapping[str, Any]) -> None:
     """Write a status, all of it but its version; `OcrPhasesError` if that fails."""
-    kept = {"schema": SCHEMA, **status}
-    text = json.dumps(kept, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = json.dumps({"schema": SCHEMA, **status}, ensure_ascii=False, allow_nan=False)
+    # A file name that is no UTF-8 loses something here, so the hash is of what can be read back.
+    content: dict[str, Any] = msgspec.json.decode(text.encode("utf-8", "replace"))
+    content["sha256"] = _content_hash(content)
     output_folder(path.parent)
-    write_atomic(path, text.encode("utf-8", "replace") + b"\n")
+    make_way(path)
+    write_atomic(path, msgspec.json.encode(content) + b"\n")
+
+
+def _content_hash(status: Mapping[str, Any]) -> str:
+    """SHA-256 of all that a status says beside its own hash, whatever the order and spacing."""
+    content = {name: value for name, value in status.items() if name != "sha256"}
+    return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()
 
 
 def fail(path: Path, reason: str, status: Mapping[str, Any]) -> None:
@@ -119,7 +138,9 @@ def take(folder: Path, name: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for path in sorted(place.iterdir()):
             target = folder / path.name
-            shutil.rmtree(target, ignore_errors=True)  # a file is replaced
+            # A file, a link or a pipe is replaced; to look for a folder in a pipe would wait for its writer.
+            if target.is_dir() and not target.is_symlink():
+                shutil.rmtree(target, ignore_errors=True)
             path.replace(target)
         place.rmdir()
     except OSError as error:
