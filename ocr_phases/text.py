@@ -83,6 +83,24 @@ def digits_text(value: float) -> str:
     return text[:-1].rstrip(".") if "." in text and len(text.lstrip("-0.").replace(".", "")) > 3 else text
 
 
+def digits_within(value: float, reach: float) -> str:
+    """A number with the digits that its uncertainty leaves: two of ``reach``, and never more than three.
+
+    ``reach`` is half of the value's interval: ``354.326`` with a reach of 257 is ``"350"``.
+    """
+    if value == 0 or not math.isfinite(value) or not (math.isfinite(reach) and reach > 0):
+        return digits_text(value)
+    known = 1 - math.floor(math.log10(reach))
+    decimals = min(known, 2 - math.floor(math.log10(abs(value))))
+    rounded = round(value, decimals)
+    return f"{rounded + 0.0:,.{max(decimals, 0)}f}"  # + 0.0: a zero has no sign
+
+
+def percent_within(share: float, reach: float) -> str:
+    """A share of one as per cent with the digits that half of its interval, ``reach``, leaves."""
+    return f"{digits_within(100.0 * share, 100.0 * reach)} %"
+
+
 class _Filler(string.Formatter):
     def format_field(self, value: Any, format_spec: str) -> Any:
         known = {"ms": ms_text, "bytes": bytes_text, "percent": percent_text, "digits": digits_text}

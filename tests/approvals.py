@@ -68,11 +68,13 @@ class ApprovedRecord:
     def without_counts(self, text: str) -> str:
         """The text without the number of checks, if it is the right one."""
         verdicts = [check.verdict for check in self.checks if check.name not in EXPECTATIONS]
-        counts = f": {verdicts.count('pass')} of {len(verdicts)} passed"
-        pattern = ": N of N passed"
-        if "n/a" in verdicts:
-            counts += f", {verdicts.count('n/a')} had no data"
-            pattern += ", N had no data"
+        counts = f"{verdicts.count('pass')} of {len(verdicts)} checks passed"
+        pattern = "N of N checks passed"
+        words = {"fail": "failed", "noisy": "found noise", "note": "noted something", "n/a": "had no data"}
+        for verdict, word in words.items():
+            if verdict in verdicts:
+                counts += f", {verdicts.count(verdict)} {word}"
+                pattern += f", N {word}"
         return text.replace(counts, pattern)
 
     def in_json(self, said: dict[str, Any]) -> dict[str, Any]:

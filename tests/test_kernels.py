@@ -112,7 +112,7 @@ def test_a_step_is_bound_by_the_host_or_as_its_floor_is(bound_by, share, pace, w
     """The step of the written trace is busy for 0.174 ms and idle for 0.165 ms after a wait of the host."""
     floor = {"phase": "decode", "stage": "decode_step", "view": "", "floor_ms": share * 0.174}
     table = pd.DataFrame([floor | {"bound_by": bound_by, "mfu": 0.01, "mbu": 0.41}])
-    monkeypatch.setattr(analyse, "floor_table", lambda _: table)
+    monkeypatch.setattr(analyse, "trusted_floors", lambda _: table)
     # Only the two profiled steps count.
     run = with_steps(with_kernels(view=VIEW), lambda step, _: 0.174 * pace * (1 if step < 2 else 9))
     found = analyse.stage_verdict(run).set_index("stage").loc["decode_step"]

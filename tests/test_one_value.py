@@ -4,9 +4,10 @@ import re
 from functools import cache
 from itertools import combinations
 
+import msgspec
 import pytest
 from elements import seen
-from example_run import REGIONS, failed_cells, make_run, two_page_run
+from example_run import REGIONS, failed_cells, make_run, two_page_run, with_steps
 from kernel_example import with_kernels
 from matplotlib.text import Text
 from test_approved import APPROVED, RECORDS
@@ -27,6 +28,7 @@ MADE = {
     "one-shot": lambda: make_run(generate=True),
     "two pages": two_page_run,
     "with kernels": lambda: with_kernels(make_run(cuda=True, repeats=12)),
+    "with a drift": lambda: with_steps(make_run(), lambda step, _: 10.0 + 0.05 * step),
     "with a truth": lambda: make_run(rows=2).with_truth(Truth(REGIONS[1][2], (), "true.json")),
 }
 SECTIONS = (results.overview, results.stages, results.latency, results.floors, results.kernels)
@@ -57,7 +59,7 @@ decode step, <times_floor> times its floor // KV cache <kv_cache_bytes> \S+ \S+ 
 prefill <prefill_ms>, decode <decode_ms>> // ^decode <decode_ms>$
 vision is <vision_share> of the prefill // shortest decode step is <inter_token_ms> // ^prepare <prepare_ms>$
 became <growth> (?:slower|faster) over // Tokens per second <tokens_per_s> mean // Peak memory <peak_bytes> in
-a cached token, -?<growth> of a step
+per cached token, -?<growth> of a step
 """
 LINES = re.sub(r"<(\w+)>", r"(?P<\1>Q)", SHOWN.strip()).replace("Q", NUMBER)
 PATTERNS = [re.compile(line, re.MULTILINE) for line in re.split(" // |\n", LINES)]
@@ -77,7 +79,7 @@ def exact(run):
     """The figures of a record's tables and of ``--json``."""
     yield from run_result(run)["metrics"].items()
     yield from sweep_table({"a": run}).iloc[0].items()
-    yield from page_figures(run, "job", "page", "digest")["row"].items()
+    yield from msgspec.structs.asdict(page_figures(run, "job", "page", "digest").row).items()
     yield from metrics_of(run)["value"].items()
     yield from repeat_table(run).median().drop("steps").items()
     yield from (("/".join(filter(None, key)), ms) for key, ms in stage_medians(run).items())

@@ -30,11 +30,11 @@ from ocr_phases.versions import asset
 
 @pytest.mark.parametrize("name", [*RECORDS, *SHAPES])
 def test_a_first_screen_is_short(name):
-    """At most 120 words before anything is unfolded, a number with its unit counted as one."""
+    """At most 130 words before anything is unfolded, a number with its unit counted as one."""
     run = PhaseRun.load(RECORDS[name]) if name in RECORDS else make_run(**SHAPES[name])
     screen = re.sub(r"<details.*?</details>|<img.*?>", "", results.overview(run).html(), flags=re.DOTALL)
     words = re.findall(r"\d[\d,.]* (?:ms|s|%|kB|MB|GB)(?!\w)|\S*\w\S*", seen(screen))
-    assert len(words) <= 120
+    assert len(words) <= 130
 
 
 @pytest.fixture

@@ -34,7 +34,16 @@ from ocr_phases.analyse.stages import (
 from ocr_phases.analyse.statistics import median_share
 from ocr_phases.families import VISION_STAGES
 from ocr_phases.record import Record
-from ocr_phases.text import bytes_text, count_text, filled, ms_text, percent_text
+from ocr_phases.text import (
+    bytes_text,
+    count_text,
+    digits_text,
+    digits_within,
+    filled,
+    ms_text,
+    percent_text,
+    percent_within,
+)
 
 CHECK_COLUMNS = ("name", "verdict", "expected", "measured", "why", "fix")
 RULES: dict[str, dict[str, Any]] = TEXTS["rules"]
@@ -45,6 +54,7 @@ EXPECTATIONS: dict[str, dict[str, Any]] = TEXTS["expectations"]
 _UNKNOWN = {"expected": "", "why": "", "fix": "Measure again with this version of ocr_phases."}
 _NO_STEPS = Verdict("n/a", "there was no decode step")
 _NO_TREND = "too few steps for a trend"
+_TOO_BUSY = "the machine was too busy to judge it"
 
 STAGE_COVERAGE = 0.97
 # Clocks read a little apart may add up to a little more than the whole.
@@ -197,9 +207,10 @@ def _decode_trend(run: Record) -> Verdict:
     trend = decode_trend(run)
     if trend is None:
         return Verdict("n/a", _NO_TREND)
-    text = f"{trend.slope * 1e3:+.3f} µs a cached token, {_trend_text(trend)}"
+    reach = (trend.interval[1] - trend.interval[0]) / 2
+    text = f"{digits_within(trend.slope * 1e3, reach * 1e3)} µs per cached token, {_trend_text(trend)}"
     if is_noisy(run):
-        return Verdict("n/a", f"{text}; the machine was too busy to judge it")
+        return Verdict("n/a", f"{text}; {_TOO_BUSY}")
     ceilings = run.device.ceilings
     bandwidth = None if ceilings is None else ceilings.bandwidth_bytes_per_s
     if not bandwidth or not run.cache.bytes_per_token:
@@ -212,12 +223,13 @@ def _decode_trend(run: Record) -> Verdict:
     excess = trend.shares[0] - _SLOW_READS * due * trend.growth
     runaway = excess > _RUNAWAY and len(run.repeats) > 1
     verdict = "fail" if runaway else "pass" if excess <= _DRIFT else "note"
-    return Verdict(verdict, f"{text}; its bytes alone cost {due * 1e3:.3f} µs")
+    return Verdict(verdict, f"{text}; its bytes alone cost {digits_text(due * 1e3)} µs")
 
 
 def _trend_text(trend: Trend) -> str:
     """``"12 % of a step over the run (95 % interval 10 % to 14 %)"``."""
-    share, low, high = map(percent_text, trend.shares)
+    reach = (trend.shares[2] - trend.shares[1]) / 2
+    share, low, high = (percent_within(each, reach) for each in trend.shares)
     return f"{share} of a step over the run (95 % interval {low} to {high})"
 
 
@@ -288,7 +300,6 @@ _FROM_RECORD = NOISE | {rule.__name__.removeprefix("_"): rule for rule in _RULES
 def _expectations(run: Record) -> list[Verdict]:
     """The published rules of thumb, each beside the value that its row names."""
     figures = {name: np.nan if value is None else value for name, value in summary(run).items()}
-    trend = decode_trend(run)
     language, head = (run.repeat_ms(stage, "decode") for stage in ("language_model", "lm_head"))
     forward_share = median_share(language + head, run.repeat_ms("decode", "decode"))
     if not (language.all() and head.all()):  # captured steps show neither
@@ -302,7 +313,7 @@ def _expectations(run: Record) -> list[Verdict]:
     own = {
         "cache_write": _cache_share(run, "prefill", ("kv_update",)),
         "cache_update": _cache_share(run, "decode", ("kv_update", "attention")),
-        "growth": (trend.shares[0], _trend_text(trend)) if trend else (np.nan, _NO_TREND),
+        "growth": _growth(run),
     }
     checks = []
     for name, row in EXPECTATIONS.items():
@@ -313,6 +324,16 @@ def _expectations(run: Record) -> list[Verdict]:
         check = Verdict("note", f"{place}: {text}") if known else Verdict("n/a", text)
         checks.append(_worded(run, name, check))
     return checks
+
+
+def _growth(run: Record) -> tuple[float, str]:
+    """How much slower a step became over the run; NaN where the check of the trend does not judge it."""
+    trend = decode_trend(run)
+    if trend is None:
+        return np.nan, _NO_TREND
+    if is_noisy(run):
+        return np.nan, _TOO_BUSY
+    return trend.shares[0], _trend_text(trend)
 
 
 def _cache_share(run: Record, phase: str, parts: Sequence[str]) -> tuple[float, str]:

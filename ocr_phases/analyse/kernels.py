@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ocr_phases.analyse.floors import WHOLES, floor_table
+from ocr_phases.analyse.floors import WHOLES
+from ocr_phases.analyse.noise import trusted_floors
 from ocr_phases.analyse.stages import STAGE_KEYS, cached, stage_medians
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import ENCODERS, VISION_STAGES
@@ -138,12 +139,12 @@ def stage_verdict(run: Record) -> pd.DataFrame:
     ``host-sync-bound`` if at least half of its idle time (wall less busy) follows a wait of the host
     (``idle_after_sync``; gaps were seen under the profiler, so it is cut at 1), else ``launch-bound``. Any
     other is ``compute-bound`` or ``bandwidth-bound``, by what its floor is made of, where the floor is at
-    least `FLOOR_BOUND` of the busy time (``of_floor``). Farther from its floor (`floor_table`), or without
+    least `FLOOR_BOUND` of the busy time (``of_floor``). Farther from its floor (`trusted_floors`), or without
     one, it is ``device-bound``. ``prepare`` is the host's own work and has no verdict.
     """
     table = kernel_table(run)
     table = table[(table["phase"] != "prepare") & (table["busy_ms"] > 0) & (table["wall_ms"] > 0)]
-    floors = floor_table(run).set_index([*STAGE_KEYS])[["floor_ms", "bound_by", "mfu", "mbu"]]
+    floors = trusted_floors(run).set_index([*STAGE_KEYS])[["floor_ms", "bound_by", "mfu", "mbu"]]
     table = table.join(floors, on=[*STAGE_KEYS]).reset_index(drop=True)
     idle = [_idle_ms(run, *key) for key in table[[*STAGE_KEYS]].itertuples(index=False, name=None)]
     causes = pd.DataFrame(idle, columns=["host sync", "device"], dtype="float64").fillna(0.0)

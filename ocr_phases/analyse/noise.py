@@ -120,6 +120,18 @@ def impossible_values(run: Record) -> Verdict:
     return _worst_first([*_ceiling_findings(run, floors), *_bad_ceilings(run)], possible, reasons=1)
 
 
+def ceilings_are_wrong(run: Record) -> bool:
+    """Whether `impossible_values` found a ceiling that cannot be right: then no floor says anything."""
+    return impossible_values(run).verdict == "noisy"
+
+
+@cached
+def trusted_floors(run: Record) -> pd.DataFrame:
+    """`floor_table` for what is said of a record: without a row where `ceilings_are_wrong`."""
+    table = floor_table(run)
+    return table.head(0) if ceilings_are_wrong(run) else table
+
+
 NOISE = {"repeat_spread": repeat_spread, "busy_host": busy_host, "impossible_values": impossible_values}
 
 

@@ -14,8 +14,9 @@ import pandas as pd
 
 from ocr_phases.analyse.checks import noisy_checks
 from ocr_phases.analyse.figures import summary
-from ocr_phases.analyse.floors import decode_floor, floor_table
+from ocr_phases.analyse.floors import decode_floor
 from ocr_phases.analyse.grounding import parse_grounding
+from ocr_phases.analyse.noise import ceilings_are_wrong, trusted_floors
 from ocr_phases.analyse.quality import quality_of
 from ocr_phases.analyse.repetition import loops_sentence, repeated_share
 from ocr_phases.analyse.stages import end_to_end_ms, step_ms, step_table
@@ -89,7 +90,8 @@ class SweptRecords(Hinted, Generic[RecordType]):
         for cell in longest["cell"]:
             run = self.runs[cell]
             steps = step_table(run).dropna(subset=["cache_len"])
-            steps["floor_ms"] = steps["step"].map(decode_floor(run).set_index("step")["floor_ms"])
+            floors = decode_floor(run).set_index("step")["floor_ms"]
+            steps["floor_ms"] = np.nan if ceilings_are_wrong(run) else steps["step"].map(floors)
             piece = np.arange(len(steps)) * min(_POINTS, len(steps)) // max(len(steps), 1)
             curve = steps[_COLUMNS["curve"]].astype("float64").groupby(piece).median()
             curves += [curve.assign(cell=cell, **_facts(run))] if len(curve) else []
@@ -163,7 +165,7 @@ def _cell_figures(run: Record) -> dict[str, Any]:
     figures = summary(run)
     times = end_to_end_ms(run)
     setup = run.model.strategy_setup
-    floors = {row["stage"]: row for row in floor_table(run).to_dict("records")}
+    floors = {row["stage"]: row for row in trusted_floors(run).to_dict("records")}
     prefill, step = floors.get("prefill", {}), floors.get("decode_step", {})
     return {
         **figures,

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ocr_phases.analyse.checks import EXPECTATIONS, VERDICTS, Verdict, noisy_checks, with_verdict
+from ocr_phases.analyse.checks import EXPECTATIONS, VERDICTS, Verdict, noisy_checks, run_checks, with_verdict
 from ocr_phases.analyse.cost import energy_of
 from ocr_phases.analyse.figures import summary
-from ocr_phases.analyse.floors import ceilings_of, floor_table, times_text
+from ocr_phases.analyse.floors import ceilings_of, times_text
 from ocr_phases.analyse.grounding import PREAMBLE
 from ocr_phases.analyse.kernels import kernel_sentences
+from ocr_phases.analyse.noise import ceilings_are_wrong, trusted_floors
 from ocr_phases.analyse.quality import quality_of
 from ocr_phases.analyse.regions import UNCERTAIN_BELOW, regions_of
 from ocr_phases.analyse.repetition import repeated_share
@@ -32,7 +33,15 @@ from ocr_phases.analyse.stages import (
 )
 from ocr_phases.record import Record
 from ocr_phases.record.parts import to_plain
-from ocr_phases.text import bytes_text, count_text, digits_text, filled, ms_text, percent_text
+from ocr_phases.text import (
+    bytes_text,
+    count_text,
+    digits_text,
+    filled,
+    ms_text,
+    percent_text,
+    percent_within,
+)
 
 UNCERTAIN_TEXT = f"uncertain: mean token probability below {percent_text(UNCERTAIN_BELOW)}"
 
@@ -41,6 +50,9 @@ _CLEAR_GAP = 0.15
 _CLEAR_TREND = 0.10
 _MUCH_REPEATED = 0.10
 _PHASES = ("prefill", "decode")
+_CEILINGS = "impossible values"  # the check of noise that is of the ceilings, not of the times
+#: What the number of checks of a verdict is followed by, behind those that passed.
+_COUNTED = {"fail": "failed", "noisy": "found noise", "note": "noted something", "n/a": "had no data"}
 _TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 _SAID: dict[str, str] = _TEXTS["said"]
 
@@ -94,10 +106,19 @@ def _limits(run: Record) -> list[str]:
 
 
 def noise_sentences(run: Record) -> list[str]:
-    """Why the machine was too busy for these figures, then the remedies; empty for a record without noise."""
+    """What spoils these figures, then the remedies; empty for a record without noise.
+
+    A busy machine spoils the times, a wrong ceiling the floors: each has its own sentence.
+    """
     checks = noisy_checks(run)
-    why = f"The machine was busy: {'; '.join(check.reason for check in checks)}."
-    return [why, *dict.fromkeys(check.remedy for check in checks)] if checks else []
+    busy = [check.reason for check in checks if check.label != _CEILINGS]
+    wrong = [check.reason for check in checks if check.label == _CEILINGS]
+    sentences = []
+    if busy:
+        sentences.append(f"The machine was busy: {'; '.join(busy)}.")
+    if wrong:
+        sentences.append(f"The ceilings are wrong: {'; '.join(wrong)}.")
+    return [*sentences, *dict.fromkeys(check.remedy for check in checks)]
 
 
 def noise_warning(run: Record) -> str:
@@ -159,8 +180,10 @@ def kernel_account(run: Record) -> str:
 
 
 def floor_sentence(run: Record) -> str:
-    """The decode step's distance from its floor; empty without a floor."""
-    table = floor_table(run)
+    """The decode step's distance from its floor, or that a wrong ceiling hides it; empty without a floor."""
+    if ceilings_are_wrong(run):
+        return _SAID["no_floor"]
+    table = trusted_floors(run)
     for row in table[(table["stage"] == "decode_step") & (table["times_floor"] > 0)].to_dict("records"):
         allows = "memory bandwidth" if row["bound_by"] == "bandwidth" else "arithmetic"
         sheet, times = getattr(ceilings_of(run), "name", ""), times_text(row["times_floor"])
@@ -183,13 +206,37 @@ def checks_verdict(checks: Sequence[Verdict]) -> str:
     """The result of all checks, in one or two sentences."""
     rules = [check for check in checks if check.name not in EXPECTATIONS]
     names = {verdict: [check.label for check in with_verdict(rules, verdict)] for verdict in VERDICTS}
-    failed, noisy, notes = (", ".join(names[verdict]) for verdict in ("fail", "noisy", "note"))
+    failed = ", ".join(names["fail"])
+    noisy, notes = names["noisy"], names["note"]
+    counts = _counts_text(rules)
     if failed:
-        return f"Do not trust these times: {len(names['fail'])} of {len(rules)} checks failed ({failed})."
-    sentence = f"Measured correctly, but on a busy machine ({noisy})" if noisy else "No check failed"
-    sentence += f": {len(names['pass'])} of {len(rules)} passed"
-    sentence += f", {len(names['n/a'])} had no data." if names["n/a"] else "."
-    return f"{sentence} Worth a look: {notes}." if notes else sentence
+        return f"Do not trust these times: these checks failed: {failed}. {counts}."
+    sentence = f"No check failed{_noise_clause(noisy)}. {counts}."
+    return f"{sentence} Worth a look: {', '.join(notes)}." if notes else sentence
+
+
+def _counts_text(rules: Sequence[Verdict]) -> str:
+    """How many checks have which verdict, so that the numbers add up to that of all checks."""
+    parts = [f"{len(with_verdict(rules, 'pass'))} of {count_text(len(rules), 'check')} passed"]
+    for verdict, what in _COUNTED.items():
+        count = len(with_verdict(rules, verdict))
+        if count:
+            parts.append(f"{count} {what}")
+    return ", ".join(parts)
+
+
+def _noise_clause(noisy: Sequence[str]) -> str:
+    """What the checks of noise found, as the end of a sentence; empty where they found none.
+
+    A wrong ceiling spoils floors, MFU and MBU, but no time; a busy machine spoils the times.
+    """
+    busy = [label for label in noisy if label != _CEILINGS]
+    found = []
+    if busy:
+        found.append(f"the machine was busy ({', '.join(busy)})")
+    if _CEILINGS in noisy:
+        found.append(f"its ceilings are wrong ({_CEILINGS})")
+    return f", but {' and '.join(found)}" if found else ""
 
 
 def _phase_sentences(run: Record) -> Iterator[str]:
@@ -204,9 +251,17 @@ def _phase_sentences(run: Record) -> Iterator[str]:
     slow = table[table["outlier"]]
     for row in slow.nlargest(1, "device_ms").to_dict("records"):
         yield filled(_SAID["slow"], row, count=count_text(len(slow), "step"), factor=OUTLIER_FACTOR)
-    share, *ends = trend.shares if trend else (0.0, 0.0, 0.0)
-    if ends[0] * ends[1] > 0 and abs(share) > _CLEAR_TREND:
-        yield filled(_SAID["drift"], share=abs(share), way="slower" if share > 0 else "faster")
+    if trend is None or _verdict_of(run, "decode_trend") == "n/a":
+        return  # what the check does not judge is not told either
+    share, low, high = trend.shares
+    if low * high > 0 and abs(share) > _CLEAR_TREND:
+        told = percent_within(abs(share), (high - low) / 2)
+        yield _SAID["drift"].format(share=told, way="slower" if share > 0 else "faster")
+
+
+def _verdict_of(run: Record, name: str) -> str:
+    """The verdict of one check of the record."""
+    return next(check.verdict for check in run_checks(run) if check.name == name)
 
 
 def _clock_sentences(run: Record) -> Iterator[str]:

@@ -16,7 +16,6 @@ from ocr_phases.settings import Settings
 if TYPE_CHECKING:
     from ocr_phases.results.run import PhaseRun
 
-_DIGITS = "{:.3f}"
 #: Settings that every repetition of a record takes from the command.
 _EACH = ("device", "trust_remote_code", "token_probabilities", "ceilings", "kernel_steps")
 
@@ -54,11 +53,11 @@ def run(arguments: argparse.Namespace) -> None:
         compared = Comparison([then, record], ["then", "now"])
         print_compared(compared, compared.headline)
         print(f"\nTokens: {'equal' if same_tokens(then, record) else 'different'}\n")
-    show(stage_table(record), _DIGITS)
+    show(stage_table(record))
     if has_kernels(record):
         for table in (stage_verdict(record), host_syncs(record)):
             print()
-            show(table.dropna(axis="columns", how="all"), _DIGITS)
+            show(table.dropna(axis="columns", how="all"))
     show_quality(record)
     told = run_result(record)
     print(f"\n{subject(record)}\n{key_metrics_text(record)}\n")

@@ -42,9 +42,11 @@ def as_json(arguments: argparse.Namespace, code: int, reason: str) -> str:
     return json.dumps({"verb": arguments.verb, "exit_code": code, "exit_reason": reason, **arguments.result})
 
 
-def show(table: pd.DataFrame, digits: str = "{:,.3f}") -> None:
+def show(table: pd.DataFrame) -> None:
     """Print a table; what is missing stays empty."""
-    print(table.to_string(index=False, float_format=digits.format, na_rep=""))
+    from ocr_phases.show.results import table_text
+
+    print(table_text(table))
 
 
 def wrote(path: Path | str) -> str:

@@ -22,6 +22,7 @@ from ocr_phases.analyse.floors import (
     why_no_floor,
 )
 from ocr_phases.analyse.kernels import has_kernels, of_text, stage_verdict
+from ocr_phases.analyse.noise import ceilings_are_wrong
 from ocr_phases.analyse.stages import PREFILL_STAGES, spread_names, stage_table, step_table, typical_repeat
 from ocr_phases.record import PHASES, Record
 from ocr_phases.show.figures import (
@@ -84,6 +85,8 @@ def plot_latency(run: Record, *, ax: Axes | None = None) -> Figure:
     lines(axes, steps, table["device_ms"], low, high, band=band, color=ORANGE, label=name)
     axes.axhline(median, color=MUTED, linewidth=0.8, linestyle=":", zorder=1)
     floor = decode_floor(run)["floor_ms"].astype("float64").reindex(table.index).fillna(0.0)
+    if ceilings_are_wrong(run):
+        floor = pd.Series(0.0, table.index)  # none is known, so none is drawn
     # With few repeats p90 is close to the worst one: a wide band must not squeeze the line.
     bulk = max(table.loc[~slow, clocks].quantile(0.99).max(), high.quantile(0.75), median, floor.max())
     # Steps that are alike leave a height to their differences, unless the floor is near.
@@ -305,8 +308,12 @@ def plot_roofline(run: Record, *, ax: Axes | None = None) -> Figure:
     table["rate"] = table["flops"] / table["device_ms"] * 1e3
     drawn = (table["phase"] == "prefill") & (table["stage"] != "prefill") | (table["stage"] == "decode_step")
     points = table[drawn & (table["share"] >= _SMALL_SHARE)].sort_values("times_floor")
-    names = points["name"] + ", " + points["times_floor"].map(times_text)
-    title = f"Farthest from its ceiling: {names.iloc[-1]} its floor"
+    if ceilings_are_wrong(run):
+        names = points["name"]
+        title = "The ceilings were measured wrongly, so distances to them say nothing"
+    else:
+        names = points["name"] + ", " + points["times_floor"].map(times_text)
+        title = f"Farthest from its ceiling: {names.iloc[-1]} its floor"
     _, (axes,) = new_figure(4.6, [title], ax)
     roofs = [ceilings] + ([sheet] if sheet and sheet.source != ceilings.source else [])
     ridges = [roof.flops_per_s / roof.bandwidth_bytes_per_s for roof in roofs]

@@ -6,6 +6,7 @@ What is called in a cell shows itself; `Section.html` is the same as one string.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from ocr_phases.analyse.kernels import (
     stage_verdict,
     top_kernels,
 )
-from ocr_phases.analyse.noise import conditions_table
+from ocr_phases.analyse.noise import ceilings_are_wrong, conditions_table, impossible_values
 from ocr_phases.analyse.sentences import (
     checks_verdict,
     findings,
@@ -65,7 +66,7 @@ from ocr_phases.show.web import (
     section_heading,
     table_html,
 )
-from ocr_phases.text import count_text, filled, ms_text, percent_text, plain
+from ocr_phases.text import count_text, digits_text, filled, ms_text, percent_text, plain
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -77,12 +78,19 @@ Bundle = dict[str, str]
 _FIRST_CARDS = 4  # of the first screen
 _CLOSE_SUM = 0.005  # of the page's time: what three digits do not show
 _LONG_TEXT = 1_200
+_PRINTS_ABOVE = 1.005  # as per cent this is 101, a lower share at most 100
+OVER_HUNDRED = "⚠ above 100 %"
+_OVER_CAPTION = (
+    ". ⚠ No stage does more than its hardware can: above 100 %, the ceiling was measured too low, or (MBU) "
+    "the bytes came from a cache"
+)
 _LONGEST_NAME = 80
 _SLOWEST = 8
 _TOP_KERNELS = 12
 _WRITTEN = "The text as the model wrote it"
 _CHECKS = ["check", "verdict", "expected", "measured"]
 _CHECK_CAPTIONS = "Expected and measured value of each check", "Usual and measured value"
+_RATIO_COLUMNS = ("ratio", "ratio_low", "ratio_high")  # near 1, where three digits would hide a change
 _REFERENCES = ["what", "file", "line", "version", "symbol"]
 _FLOORS = [*STAGE_KEYS, "device_ms", "floor_ms", "times_floor", "bound_by", "mfu", "mbu", "gflop", "bytes"]
 _KERNELS = [*STAGE_KEYS, "verdict", "kernels", "launches", "busy_ms", "wall_ms", "busy_%"]
@@ -154,7 +162,9 @@ def status_html(run: Record) -> Html:
     """The checks' verdict as a badge and a sentence; what made a record noisy is folded below."""
     checks, noise = run_checks(run), noise_warning(run)
     status = element("p", badge(worst_verdict(checks)), " ", checks_verdict(checks), class_="op-status")
-    return status + (fold("what was busy", element("p", noise), classes="op-why") if noise else fragment())
+    return status + (
+        fold("reasons and remedies", element("p", noise), classes="op-why") if noise else fragment()
+    )
 
 
 def lines_html(sentences: Sequence[str]) -> Html:
@@ -187,8 +197,7 @@ def phase_bar(run: Record) -> Html:
     drawn = block("bar", pieces=list(bar[bar["width"] > 0].itertuples()))
     if abs(together - page) <= _CLOSE_SUM * page:
         return drawn
-    medians = f"Each of these is the median of {count_text(len(run.repeats), 'repeat')}"
-    return drawn + note(f"{medians}, so that they add up to {ms_text(together)}, not to {ms_text(page)}.")
+    return drawn + note(f"Medians of repeats add up to {ms_text(together)}, not to {ms_text(page)}.")
 
 
 def run_title(run: Record) -> str:
@@ -251,9 +260,33 @@ def floors(run: Record) -> Section:
         return Section(note(reason))
     table = floor_table(run).dropna(subset=["device_ms"])
     table, whole = _with_wholes(table.assign(gflop=table["flops"] / 1e9)[_FLOORS])
-    caption, headings = "Time and floor of each stage", {"bytes": ("read", "bytes")}
-    shown = timed_table(run, table, caption, strong=whole, headings=headings)
-    return Section(shown, note(f"Ceilings: {ceilings_text(run)}."), plots.plot_roofline(run))
+    wrong, missing, faults = ceilings_are_wrong(run), None, Html("")
+    if wrong:
+        table = table.assign(floor_ms=math.nan, times_floor=math.nan, bound_by="n/a")
+        missing = "the ceilings were measured wrongly"
+        faults = note(
+            f"These ceilings are wrong, so that no floor is known: {impossible_values(run).measured}."
+        )
+    given: dict[str, Any] = {"strong": whole, "headings": {"bytes": ("read", "bytes")}, "missing": missing}
+    shown = timed_table(run, table, _floor_caption(table), marks=over_hundred(table), **given)
+    return Section(shown, note(f"Ceilings: {ceilings_text(run)}."), faults, plots.plot_roofline(run))
+
+
+def over_hundred(table: pd.DataFrame) -> dict[str, pd.Series]:
+    """A mark for each MFU and MBU of `floor_table` that is above 100 %, for `table_html`."""
+    return {
+        name: (table[name] > _PRINTS_ABOVE).map({True: OVER_HUNDRED, False: ""}) for name in ("mfu", "mbu")
+    }
+
+
+def floor_table_html(table: pd.DataFrame) -> Html:
+    """`ocr_phases.analyse.floors.floor_table` in a notebook: what is above 100 % is marked and explained."""
+    return table_html(table, caption=_floor_caption(table), missing="none", marks=over_hundred(table))
+
+
+def _floor_caption(table: pd.DataFrame) -> str:
+    marked = any((words != "").any() for words in over_hundred(table).values())
+    return f"Time and floor of each stage{_OVER_CAPTION if marked else ''}"
 
 
 def kernels(run: Record) -> Section:
@@ -431,8 +464,17 @@ def timeline_bundle(spans: pd.DataFrame) -> Bundle:
 
 
 def table_text(table: pd.DataFrame) -> str:
-    """A table for a terminal, without its index."""
-    return table.to_string(index=False, float_format="{:,.3f}".format, na_rep="")
+    """A table for a terminal, without its index: three digits, of a ratio three behind the point."""
+    ratios = {name: _ratio_text for name in _RATIO_COLUMNS if name in table}
+    return table.to_string(index=False, float_format=_float_text, formatters=ratios, na_rep="")
+
+
+def _float_text(value: float) -> str:
+    return digits_text(value) if math.isfinite(value) else str(value)
+
+
+def _ratio_text(value: float) -> str:
+    return "" if math.isnan(value) else f"{value:,.3f}"
 
 
 def facts_bundle(

@@ -10,6 +10,7 @@ import pandas as pd
 
 from ocr_phases.analyse.checks import CHECK_COLUMNS
 from ocr_phases.analyse.comparison import COMPARE_COLUMNS, EQUAL, EQUIVALENT, ComparedRecords, in_units
+from ocr_phases.analyse.floors import FLOOR_COLUMNS
 from ocr_phases.analyse.noise import Verdict
 from ocr_phases.analyse.scaling import (
     LOADED,
@@ -27,6 +28,7 @@ from ocr_phases.show.results import (
     bundle,
     checks_html,
     facts_bundle,
+    floor_table_html,
     head_html,
     table_text,
 )
@@ -59,6 +61,7 @@ _HEADINGS = {"interval": ("95 % interval", ""), "tokens": ("output", ""), "page_
 def frame_html(table: pd.DataFrame) -> str:
     """A table of a result in a notebook; of one with many columns those that fit, of a long one its ends."""
     known = {COMPARE_COLUMNS: compare_html, SWEEP_COLUMNS: cells_html, CHECK_COLUMNS: _checks_html}
+    known |= {FLOOR_COLUMNS: floor_table_html}
     return str(notebook_style() + known.get(tuple(table.columns), _ends_html)(table))
 
 

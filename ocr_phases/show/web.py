@@ -191,6 +191,7 @@ def table_html(
     links: Mapping[str, Iterable[str]] | None = None,
     missing: str | None = None,
     empty: str | None = None,
+    marks: Mapping[str, Iterable[str]] | None = None,
     classes: str = "",
 ) -> Html:
     """A DataFrame as a sortable table, without its index: numbers aligned and rounded, text escaped.
@@ -198,7 +199,8 @@ def table_html(
     ``headings`` adds to `HEADINGS`; a unit of ``ms``, ``%`` or ``bytes`` decides how a column is written.
     ``strong`` marks rows, such as a phase's whole among its stages. ``links`` gives text columns an address a
     row, empty for none. ``missing`` says why a figure may be n/a; without it a column of none is left out, as
-    is one without a word or a yes. ``empty`` stands in place of a table without rows. Texts become a line
+    is one without a word or a yes. ``marks`` gives columns words a row to stand behind the value, empty for
+    none. ``empty`` stands in place of a table without rows. Texts become a line
     each, by `TEXTS`.
     """
     if empty is not None and not len(table):
@@ -214,6 +216,8 @@ def table_html(
         columns.append((heading, unit, "op-num" if numeric else None))
         addresses = (links or {}).get(str(name), repeat(""))
         shown = [_cell(value, unit, numeric, TEXTS.get(str(name), _LINE)) for value in values]
+        words = (marks or {}).get(str(name), repeat(""))
+        shown = [_marked(cell, word) for cell, word in zip(shown, words, strict=False)]
         cells.append([(*cell, to) for cell, to in zip(shown, addresses, strict=False)])
     if table.isna().any(axis=None):
         caption = f"{caption} ({MISSING}: {missing or 'not measured'})"
@@ -237,6 +241,12 @@ def _cell(value: Any, unit: str, numeric: bool, as_text: Callable[[str], str]) -
     if isinstance(value, bool):
         return "yes" if value else "", None
     return value if isinstance(value, Html) else as_text(str(value)), None
+
+
+def _marked(cell: tuple[object, str | None], word: str) -> tuple[object, str | None]:
+    """A cell with a word behind what it shows."""
+    text, number = cell
+    return (f"{text} {word}", number) if word else cell
 
 
 def _number(value: float, unit: str) -> str:
