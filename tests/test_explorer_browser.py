@@ -5,6 +5,7 @@ import contextlib
 import json
 import re
 import time
+from pathlib import Path
 
 import lab
 import pytest
@@ -31,6 +32,8 @@ NAMELESS = """() => [...document.querySelectorAll(
     && !['aria-label', 'title', 'alt'].some((name) => node.getAttribute(name))
     && ![...(node.labels ?? [])].some((label) => label.textContent.trim()) && !node.textContent.trim())
   .map((node) => node.outerHTML.slice(0, 200))"""
+
+WRONG = (Path(__file__).parent / "fragments.js").read_text(encoding="utf-8")
 
 # Token and region that each part of the view has lit, and what the readout says.
 LIT = """() => {
@@ -347,6 +350,7 @@ def test_nothing_is_nameless_or_wider_than_the_panel(panel, view, theme):
     for name in ("Page", "Latency", "Stages", "Records"):
         lab.open_view(panel, name)
         assert panel.evaluate(NAMELESS) == [], name
+        assert panel.evaluate(WRONG, ".opx")["wrong"] == [], name
         inside = panel.locator(".opx-inside")
         assert inside.evaluate("(box) => box.scrollWidth - box.clientWidth") <= 0, name
     panel.click(MORE)

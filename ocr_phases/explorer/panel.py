@@ -40,7 +40,7 @@ from ocr_phases.results.run import PhaseRun
 from ocr_phases.show import results
 from ocr_phases.show.plots import plot_memory, plot_phase_timeline, plot_vision_stages
 from ocr_phases.show.results import Section, run_title
-from ocr_phases.show.web import Html, asset_text, element, fragment, note
+from ocr_phases.show.web import Html, asset_text, element, fragment, note, notebook_css
 from ocr_phases.text import count_text
 
 _RECORDS = (".json", ".json.gz")
@@ -86,7 +86,7 @@ class Explorer(anywidget.AnyWidget):
     """
 
     _esm = asset_text("sort.js") + _file("drawings.js") + _file("view.js") + _file("panel.js")
-    _css = asset_text("theme.css") + asset_text("fragments.css") + _file("explorer.css")
+    _css = notebook_css(_file("explorer.css"))
 
     # What a person sets: in the browser, or in a cell.
     token = traitlets.Int(0).tag(sync=True)

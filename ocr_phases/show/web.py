@@ -302,7 +302,17 @@ def document_html(title: str, contents: Sequence[tuple[str, str]], body: Html, *
 
 def notebook_style() -> Html:
     """A ``<style>`` for fragments shown in a notebook, in its colours; a report brings its own."""
-    return Html(f"<style>{asset_text('theme.css')}{asset_text('fragments.css')}</style>")
+    return Html(f"<style>{notebook_css()}</style>")
+
+
+def notebook_css(more: str = "") -> str:
+    """The style of fragments in a notebook, and ``more`` rules that come after them.
+
+    JupyterLab has rules for bare elements in its outputs, such as ``.jp-OutputArea-output dd``. Nested in a
+    selector with an id, every rule of ours is stronger than any of them.
+    """
+    rules = asset_text("notebook.css") + asset_text("fragments.css") + more
+    return f"{asset_text('theme.css')}:root:not(#op) {{\n{rules}}}\n"
 
 
 @cache

@@ -1,0 +1,169 @@
+"""What a cell shows keeps its shape under JupyterLab's own rules: in nbconvert's HTML and in a live one."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lab
+import nbformat
+import pandas as pd
+import pytest
+from conftest import GPU_RECORD, RECORD, RUNS
+from example_run import ATTACK, make_run
+from IPython.core.formatters import DisplayFormatter
+from nbconvert import HTMLExporter
+from nbformat.v4 import new_code_cell, new_notebook, new_output
+
+from ocr_phases import PhaseRun, SweepResult, compare
+from ocr_phases.analyse.scaling import FAILURE_COLUMNS
+from ocr_phases.engines.load import LoadResult
+from ocr_phases.show import results, results_many
+from ocr_phases.show.results import facts_bundle, timeline_bundle
+
+pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(lab.missing()), reason=str(lab.missing()))]
+
+WRONG = (Path(__file__).parent / "fragments.js").read_text(encoding="utf-8")
+WIDTHS = (1280, 700)
+OUTPUTS = ".jp-OutputArea-output"
+SECTIONS = ("overview", "stages", "latency", "floors", "kernels", "page", "text", "quality", "checks", "method")
+
+
+def fragments_of_a_record(run: PhaseRun) -> dict[str, Any]:
+    """What cells show of one record: its face, tables, plots and every section of its report."""
+    shown: dict[str, Any] = {"run": run, "page": run.page}
+    for name in ("stages", "tokens", "regions", "floors", "checks", "repetitions"):
+        shown[name] = getattr(run, name)
+    for name in ("latency", "vision", "timeline", "page", "regions"):
+        shown[f"plot {name}"] = getattr(run.plot, name)()
+    for name in SECTIONS:
+        shown[f"section {name}"] = getattr(results, name)(run)
+    shown["verification"] = results.verification(run)
+    return shown
+
+
+def fragments_of_others() -> dict[str, Any]:
+    """What cells show of several records, of a server's load, of step-by-step work and of strange texts."""
+    runs = [PhaseRun.load(path) for path in sorted(RUNS.glob("h200-dummy-*.json.gz"))[:3]]
+    change = compare(*runs)
+    sweep = SweepResult({"base": runs[0], "gundam": runs[1]}, pd.DataFrame(columns=list(FAILURE_COLUMNS)))
+    asked = [
+        {"level": f"{level} at once", "begun": 0.0, "times": [0.5, 0.6, 0.7], "tokens": 3, "error": ""}
+        for level in (1, 2)
+    ]
+    place = {"what": "fusion", "file": f"transformers/{'long_name/' * 6}a.py", "line": 1960}
+    place |= {"version": "transformers 5.23.0", "symbol": f"Model.forward: {'embeds.masked_scatter' * 5}"}
+    long_facts = {"parameters": {"SAM": "95 M", "CLIP": "303 M"}, "path": "long_name/" * 30}
+    return {
+        "comparison": change,
+        "comparison table": change.table,
+        "what differs": results.Section(results_many.environment_html(change.differs)),
+        "sweep": sweep,
+        "sweep table": sweep.table,
+        "sweep cells": results_many.cells(sweep),
+        "load": LoadResult("http://localhost:8000", asked),
+        "batch": make_run(rows=3),
+        "many words": make_run(text=ATTACK, page_name="a_long_name_" * 20 + ".png"),
+        "timeline": Shown(timeline_bundle(runs[0].spans.query("repeat == 0"))),
+        "facts": Shown(facts_bundle("Model tiny", long_facts)),
+        "references": results.references([place]),
+    }
+
+
+class Shown:
+    """A bundle as a result of a cell."""
+
+    def __init__(self, bundle: dict[str, str]) -> None:
+        self.bundle = bundle
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return self.bundle
+
+
+def html_of(shown: Any) -> str:
+    """The HTML of a result, as a cell gives it."""
+    if isinstance(shown, results.Section):
+        return "".join(results.style().parts[:1]) + shown.html()
+    data, _ = DisplayFormatter().format(shown)
+    return str(data["text/html"])
+
+
+def exported(shown: dict[str, Any], theme: str, file: Path) -> Path:
+    """The fragments as outputs of a notebook in nbconvert's template of JupyterLab."""
+    cells = []
+    for name, each in shown.items():
+        output = new_output("execute_result", {"text/html": html_of(each)})
+        cells.append(new_code_cell(f"# {name}", outputs=[output]))
+    exporter = HTMLExporter(template_name="lab", theme=theme)
+    exporter.exclude_input = True
+    file.write_text(exporter.from_notebook_node(new_notebook(cells=cells))[0], encoding="utf-8")
+    return file
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with lab.chromium() as browser:
+        yield browser
+
+
+KINDS: dict[str, Callable[[], dict[str, Any]]] = {
+    "cpu": lambda: fragments_of_a_record(PhaseRun.load(RECORD)),
+    "cuda": lambda: fragments_of_a_record(PhaseRun.load(GPU_RECORD)),
+    "others": fragments_of_others,
+}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def shown(request):
+    return request.param, KINDS[request.param]()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_fragments_keep_their_shape_in_nbconvert_s_html(theme, shown, browser, tmp_path):
+    kind, fragments = shown
+    file = exported(fragments, theme, tmp_path / "shown.html")
+    page = browser.new_page(java_script_enabled=True)
+    page.route("http*://**", lambda route: route.abort())  # the template asks for MathJax and require.js
+    page.goto(file.as_uri())
+    page.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 900})
+        seen = page.evaluate(WRONG, OUTPUTS)
+        assert seen["wrong"] == [], (kind, width)
+        assert seen["page"] <= 0, (kind, width)
+    page.close()
+
+
+#: Cells of a notebook that measures nothing: it shows what records say.
+CELLS = (
+    f"from ocr_phases import PhaseRun, compare\nrun = PhaseRun.load({str(RECORD)!r})\nrun",
+    "run.checks",
+    "run.plot.timeline()",
+    f"compare(run, {str(GPU_RECORD)!r})",
+)
+
+
+@pytest.fixture(scope="module")
+def live(browser, tmp_path_factory):
+    """A notebook in a JupyterLab of its own, with all cells run."""
+    folder = tmp_path_factory.mktemp("look")
+    with lab.jupyter_lab(folder) as address:
+        kernel = {"name": "python3", "display_name": "Python 3"}  # else JupyterLab asks which
+        cells = [new_code_cell(source) for source in CELLS]
+        notebook = new_notebook(cells=cells, metadata={"kernelspec": kernel})
+        nbformat.write(notebook, folder / "root" / "shown.ipynb")
+        page = browser.new_page(viewport={"width": 1280, "height": 4000})
+        page.set_default_timeout(60_000)
+        lab.open_notebook(page, address, "shown.ipynb")
+        lab.run_all(page)
+        page.wait_for_function(f"document.querySelectorAll('{OUTPUTS} .op').length > 10")
+        yield page
+
+
+@pytest.mark.parametrize("theme", ["JupyterLab Light", "JupyterLab Dark"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_fragments_keep_their_shape_in_a_live_jupyterlab(live, theme, width):
+    lab.set_theme(live, theme)
+    live.set_viewport_size({"width": width, "height": 4000})
+    live.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
+    assert live.locator(OUTPUTS).count() == len(CELLS)
+    assert live.evaluate(WRONG, OUTPUTS)["wrong"] == []
