@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 from PIL import Image
 from wording import says
 
-from ocr_phases import OcrPhasesError, PhaseRun
+from ocr_phases import OcrPhasesError, PhaseRun, compare
 from ocr_phases.analyse.statistics import LEAST_REPEATS
 from ocr_phases.errors import Stopped
 from ocr_phases.explorer import Explorer
@@ -419,6 +419,10 @@ def test_a_file_that_is_no_record_is_told_and_changes_nothing(explorer, run, tmp
         assert "<td>damaged: " in explorer.records
 
 
+def prefill_ratio(baseline, other):
+    return compare(baseline, other).table.set_index("metric").loc["prefill_ms", "ratio"]
+
+
 def test_two_ticked_records_are_compared_with_the_pinned_one(run):
     others = [make_run(seed=5, crops=False), make_run(seed=6, text=_MARKED)]
     explorer = Explorer(runs=[others[1], others[0], run], keep=None)
@@ -428,10 +432,10 @@ def test_two_ticked_records_are_compared_with_the_pinned_one(run):
     explorer.ticked = keys[:2]
     shown = explorer.compared
     assert shown.count('class="op-svg"') == 2 and says(shown, "Set Repeats (--repeats) to 5 or more")
-    assert f'data-value="{others[0]["prefill_ms"] / run["prefill_ms"]!r}"' in shown
+    assert f'data-value="{prefill_ratio(run, others[0])!r}"' in shown
     explorer.pinned = keys[2]
     assert says(explorer.compared, "How the text differs")
-    assert f'data-value="{run["prefill_ms"] / others[1]["prefill_ms"]!r}"' in explorer.compared
+    assert f'data-value="{prefill_ratio(others[1], run)!r}"' in explorer.compared
     explorer.ticked, explorer.pinned = [], ""
     assert explorer.compared == ""
 

@@ -25,7 +25,18 @@ pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(lab.missing()), reaso
 WRONG = (Path(__file__).parent / "fragments.js").read_text(encoding="utf-8")
 WIDTHS = (1280, 700)
 OUTPUTS = ".jp-OutputArea-output"
-SECTIONS = ("overview", "stages", "latency", "floors", "kernels", "page", "text", "quality", "checks", "method")
+SECTIONS = (
+    "overview",
+    "stages",
+    "latency",
+    "floors",
+    "kernels",
+    "page",
+    "text",
+    "quality",
+    "checks",
+    "method",
+)
 
 
 def fragments_of_a_record(run: PhaseRun) -> dict[str, Any]:

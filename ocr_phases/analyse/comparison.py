@@ -22,7 +22,7 @@ from ocr_phases.analyse.noise import JUDGED, STEP_QUANTILES, figure_repeats, is_
 from ocr_phases.analyse.quality import MEASURES, QUALITY_HIGHER, quality_of
 from ocr_phases.analyse.scaling import agreements, own_text, sweep_table, ways_sentence
 from ocr_phases.analyse.sentences import noise_sentences
-from ocr_phases.analyse.stages import STAGE_KEYS, stage_medians, stage_repeats, stage_table
+from ocr_phases.analyse.stages import STAGE_KEYS, grounding_of, stage_medians, stage_repeats, stage_table
 from ocr_phases.analyse.statistics import ALPHA, LEAST_REPEATS, holm, log_ratio
 from ocr_phases.errors import Hinted, check_known, require
 from ocr_phases.record import Record
@@ -34,11 +34,13 @@ COMPARE_COLUMNS = (*_MEASURED.split(), *STAGE_KEYS)
 #: Per cent: two records are equivalent where the whole interval of their ratio lies within this of 1.
 MARGIN = 2.0
 EQUIVALENT, EQUAL, INCONCLUSIVE, NOISY = "equivalent", "equal", "inconclusive", "noisy"
+#: What `ComparedRecords.table` has for a time in each record, and its ratio of.
+STATISTICS = "Times are medians over repeats, ratios are of geometric means, as their intervals are."
 #: The unit of measures of the text: a share of one.
 SHARE = "share"
 
 _TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-_SAID, _CAVEATS, _NOTES = (_TEXTS[part] for part in ("said", "caveats", "notes"))
+_SAID, _NOTES = (_TEXTS[part] for part in ("said", "notes"))
 _EXACT = "kv_cache_bytes"  # follows from the tokens, not from a clock
 _HIGHER_IS_BETTER = ("tokens_per_s", *QUALITY_HIGHER)
 #: The figures of a whole run that follow a clock, and the phase of those that are not named by it.
@@ -138,11 +140,17 @@ def same_tokens(then: Record, now: Record) -> bool:
     return [row.ids for row in then.results] == [row.ids for row in now.results]
 
 
+_OF_TEXT = {EQUAL: "text equal", "different": "text differs"}
+
+
 def in_units(table: pd.DataFrame, baseline: str = "baseline") -> pd.DataFrame:
     """`ComparedRecords.table` for reading: bytes as MB, shares as %, columns called by their records.
 
-    ``baseline`` is that record's label. What follows from the other columns is left out.
+    ``baseline`` is that record's label. What follows from the other columns is left out. The verdict on the
+    agreement says that it is of the text: boxes may differ all the same.
     """
+    of_text = table["metric"] == "agreement"
+    table = table.assign(verdict=table["verdict"].mask(of_text, table["verdict"].replace(_OF_TEXT)))
     table = table.drop(columns=["difference", "phase", "stage", "view"])
     factors, values = table["unit"].map({"bytes": 1e-6, SHARE: 100.0}).fillna(1.0), ["baseline", "other"]
     table[values] = table[values].mul(factors, axis="index")
@@ -185,9 +193,10 @@ class ComparedRecords(Hinted):
     def table(self) -> pd.DataFrame:
         """Each record against the baseline, columns `COMPARE_COLUMNS`, one row a record and metric.
 
-        ``baseline`` and ``other`` are the figures, ``difference`` other minus baseline in ``unit``, ``ratio``
-        other over baseline. ``ratio_low`` and ``ratio_high`` are its 95 % interval by Welch's t on the
-        logarithms of each repeat's value; of the judged metrics, together 95 % by Holm. ``detectable`` is the
+        ``baseline`` and ``other`` are the figures, medians for times, ``difference`` other minus baseline in
+        ``unit``. ``ratio`` is other over baseline, of the geometric means of each repeat's value;
+        ``ratio_low`` and ``ratio_high`` are its 95 % interval by Welch's t on their logarithms; of the judged
+        metrics, together 95 % by Holm. ``detectable`` is the
         smallest change that so wide an interval would have told from none, a share of one.
 
         ``verdict`` is of the judged metrics: `NOISY` where one of the records is; `EQUIVALENT` where the
@@ -299,8 +308,11 @@ class ComparedRecords(Hinted):
         table = table.assign(run=label, baseline=ours["value"], other=theirs["value"])
         table = table.join(pd.DataFrame(ends, index=["low", "high"], dtype="float64").T)
         table["difference"] = table["other"] - table["baseline"]
-        ratio = table["ratio"] = (table["other"] / table["baseline"]).where(table["baseline"] != 0)
-        # The figures are medians, the interval is of means: it holds what both say.
+        # Of the statistic that the interval is of, so that it lies inside; what does not vary has one value.
+        means = pd.Series({name: np.exp(test.mean) for name, test in tests.items() if name != _EXACT})
+        figures = (table["other"] / table["baseline"]).where(table["baseline"] != 0)
+        ratio = table["ratio"] = means.reindex(table.index).fillna(figures)
+        # Rounding apart, these are the ends as they are, and the ratio itself for what does not vary.
         low = table["ratio_low"] = np.minimum(table["low"], ratio)
         high = table["ratio_high"] = np.maximum(table["high"], ratio)
         table["detectable"] = np.maximum(ratio / low, high / ratio) - 1.0
@@ -397,22 +409,82 @@ def _text_sentence(changes: pd.DataFrame) -> str:
 
 
 def _caveats(baseline: Record, other: Record, label: str) -> Iterator[str]:
-    """What else differs, a sentence each."""
-    revisions = [run.model.revision for run in (other, baseline)]
-    if baseline.model.name != other.model.name or None in revisions:
-        revisions = ["", ""]
-    known = [
-        {"run": run, "pages": _pages(run), "rows": len(run.results), "revision": revision}
-        for run, revision in zip((other, baseline), revisions, strict=True)
-    ]
-    for sentence, fact in _CAVEATS.items():
-        now, then = (fact.format(**facts) for facts in known)
+    """What else differs, a sentence each, with the value of both records."""
+    if _pages(baseline) != _pages(other):
+        names = [", ".join(dict.fromkeys(page.file for page in run.pages)) for run in (other, baseline)]
+        if names[0] == names[1]:
+            yield f"{label} read another page of the same name, {names[0]}."
+        else:
+            yield f"{label} read another page: {names[0]} (baseline: {names[1]})."
+    for name, now, then in zip(_FACTS, _facts(other), _facts(baseline), strict=True):
         if now != then:
-            yield sentence.format(label=label, other=now, baseline=then)
-    if baseline.token_count == other.token_count and not same_tokens(baseline, other):
+            yield f"{name}: {now} (baseline: {then})."
+    if baseline.model.name == other.model.name:
+        yield from _other_revision(baseline.model.revision, other.model.revision)
+    if other.token_count != baseline.token_count:
+        counts = f"{other.token_count:,} (baseline: {baseline.token_count:,})"
+        yield f"Tokens: {counts}, so compare decode steps, not whole decodes."
+    if same_tokens(baseline, other):
+        return
+    if parts := other_parts(baseline, other):
+        yield f"The text is equal; {parts} differ."
+    elif baseline.token_count == other.token_count:
         yield _NOTES["same_count"].format(baseline=baseline)
     if differ := first_other_token(baseline, other):
         yield _NOTES["first_token"].format(where=differ)
+
+
+_FACTS = ("Prompt", "Rows side by side", "Device", "Server", "Model", "Dtype")
+
+
+def _facts(run: Record) -> tuple[str, ...]:
+    """What a record is of, in the order of `_FACTS`, as text."""
+    server = run.model.server or {}
+    prompt = f"{run.request.prefill_len:,} tokens"
+    return (
+        prompt,
+        f"{len(run.results):,}",
+        run.device.name,
+        server.get("url", "none"),
+        run.model.name,
+        run.model.dtype,
+    )
+
+
+def _other_revision(then: str | None, now: str | None) -> Iterator[str]:
+    """A sentence where both revisions of a model's weights are known and differ."""
+    if then is not None and now is not None and then != now:
+        yield f"Revision of the weights: {now} (baseline: {then})."
+
+
+def other_parts(baseline: Record, other: Record) -> str:
+    """What differs beside equal text: ``the boxes``, ``the labels and the boxes``; empty where texts differ.
+
+    Text is equal where the words of all rows are the same without the model's marks, which is what agreement
+    compares.
+    """
+    parts: dict[str, None] = {}
+    for row in range(min(len(baseline.results), len(other.results))):
+        ours, theirs = own_text(baseline, row), own_text(other, row)
+        if ours is None or ours != theirs or len(baseline.results) != len(other.results):
+            return ""
+        parts |= dict.fromkeys(_other_parts_of(baseline, other, row))
+    return " and ".join(parts)
+
+
+def _other_parts_of(baseline: Record, other: Record, row: int) -> list[str]:
+    """`other_parts` of one row; none where its tokens are the same."""
+    if baseline.results[row].ids == other.results[row].ids:
+        return []
+    if baseline.results[row].text == other.results[row].text:
+        return ["the tokens that it is made of"]
+    ours, theirs = (grounding_of(run, row).regions for run in (baseline, other))
+    found = []
+    if [region.label for region in ours] != [region.label for region in theirs]:
+        found.append("the labels")
+    if [region.boxes for region in ours] != [region.boxes for region in theirs]:
+        found.append("the boxes")
+    return found or ["marks or white space"]
 
 
 def first_other_token(baseline: Record, other: Record) -> str:

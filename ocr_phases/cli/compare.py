@@ -47,10 +47,10 @@ def run(arguments: argparse.Namespace) -> int:
 
 def print_compared(compared: Comparison, table: pd.DataFrame) -> None:
     """Print figures of a comparison, its verdict, and what else differs."""
-    from ocr_phases.analyse.comparison import in_units
+    from ocr_phases.analyse.comparison import STATISTICS, in_units
 
     show(in_units(table, compared.labels[0]))
-    print("", *compared.findings, sep="\n")
+    print(STATISTICS, "", *compared.findings, sep="\n")
     for _, row in compared.differs.iterrows():
         print(f"Differs: {row['part']} {row['name']}: {' -> '.join(row[2:])}")
 

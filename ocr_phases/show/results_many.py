@@ -9,7 +9,14 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.checks import CHECK_COLUMNS
-from ocr_phases.analyse.comparison import COMPARE_COLUMNS, EQUAL, EQUIVALENT, ComparedRecords, in_units
+from ocr_phases.analyse.comparison import (
+    COMPARE_COLUMNS,
+    EQUAL,
+    EQUIVALENT,
+    STATISTICS,
+    ComparedRecords,
+    in_units,
+)
 from ocr_phases.analyse.floors import FLOOR_COLUMNS
 from ocr_phases.analyse.noise import Verdict
 from ocr_phases.analyse.scaling import (
@@ -102,7 +109,13 @@ def compare_html(table: pd.DataFrame, baseline: str = "baseline") -> Html:
     shown.insert(list(shown).index("ratio") + 1, "interval", [_interval(low, high) for low, high in ends])
     sure = ~table["verdict"].isin((EQUAL, EQUIVALENT, *draw.UNJUDGED))
     words: Any = {"missing": "not in both records, or no interval", "empty": "The records share no figure."}
-    return table_html(shown, caption="Against the baseline", strong=sure, headings=_HEADINGS, **words)
+    return table_html(
+        shown,
+        caption=f"Against the baseline. {STATISTICS.rstrip('.')}",
+        strong=sure,
+        headings=_HEADINGS,
+        **words,
+    )
 
 
 def _interval(low: float, high: float) -> str:
