@@ -420,7 +420,7 @@ def test_a_file_that_is_no_record_is_told_and_changes_nothing(explorer, run, tmp
 
 
 def prefill_ratio(baseline, other):
-    return compare(baseline, other).table.set_index("metric").loc["prefill_ms", "ratio"]
+    return float(compare(baseline, other).table.set_index("metric").loc["prefill_ms", "ratio"])
 
 
 def test_two_ticked_records_are_compared_with_the_pinned_one(run):
