@@ -195,6 +195,7 @@ TAKEN_BY = {
         "seed",
         "strategy",
         "vision",
+        "threads",
         "autocast",
         "embed_page",
         "generate",

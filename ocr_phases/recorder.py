@@ -54,6 +54,7 @@ from ocr_phases.steps.captured import KEPT_STEPS, StaticStep, capacity_for
 from ocr_phases.steps.execution import (
     EOS_INTERVALS,
     check_strategy,
+    cpu_threads,
     current_device,
     decode_attention,
     decode_experts,
@@ -108,6 +109,7 @@ class Measurement:
 
     def __init__(self, session: Any, page: Pages, asked: RunSettings) -> None:
         self.session, self.runs, self.after = session, list[Repeat](), dict[str, Any]()
+        self.threads = torch.get_num_threads()  # that the runs computed with
         self.waits: tuple[int, int] | None = None  # of the host in a warm-up's decode, and its steps
         self.step: StaticStep | None = None
         self.setup: dict[str, Any] = {"strategy_setup": None, "vision_setup": None}
@@ -169,7 +171,8 @@ class Measurement:
         """
         request = self.request
         try:
-            with execution(self.device):
+            with cpu_threads(request.threads), execution(self.device):
+                self.threads = torch.get_num_threads()
                 if request.strategy != "eager" or request.vision == "compiled":
                     self.set_up()
                 self.conditions = Conditions(self.device)
@@ -237,7 +240,11 @@ class Measurement:
         checkpoint, request, runs, after = self.checkpoint, self.request, self.runs, self.after
         peaks = {phase: [run.memory.peaks[phase] for run in runs] for phase in runs[0].memory.peaks}
         weights = checkpoint.model.get_memory_footprint(return_buffers=False)
-        state = {"conditions": self.conditions.described(), "ceilings": after.get("ceilings")}
+        state = {
+            "threads": self.threads,
+            "conditions": self.conditions.described(),
+            "ceilings": after.get("ceilings"),
+        }
         model = {
             **describe_model(checkpoint),
             "strategy": request.strategy,

@@ -361,6 +361,7 @@ class OCRSession(Hinted):
         warmup: int = 1,
         strategy: Strategy = "eager",
         vision: Vision = "eager",
+        threads: int | None = None,
         grounding: bool | None = None,
         ignore_eos: bool | None = None,
         eos_check_every: int | None = None,
@@ -414,6 +415,9 @@ class OCRSession(Hinted):
             How the language model runs. ``cuda_graph`` is refused without a CUDA device.
         vision : {"eager", "compiled"}, default "eager"
             How the vision encoders run.
+        threads : int, optional
+            CPU threads that torch computes with; the default is torch's own number. On a shared machine one
+            thread is often faster and steadier.
         grounding : bool, optional
             Ask for boxes in a prompt of your own (<|grounding|>); the default is yes. It changes
             neither a named prompt nor a text with its own ``<image>``.
@@ -488,6 +492,7 @@ class OCRSession(Hinted):
             warmup=warmup,
             strategy=strategy,
             vision=vision,
+            threads=threads,
             grounding=grounding,
             ignore_eos=ignore_eos,
             eos_check_every=eos_check_every,
@@ -521,6 +526,7 @@ class OCRSession(Hinted):
         warmup: int = 1,
         strategy: Strategy = "eager",
         vision: Vision = "eager",
+        threads: int | None = None,
         grounding: bool | None = None,
         ignore_eos: bool | None = None,
         eos_check_every: int | None = None,
@@ -564,6 +570,7 @@ class OCRSession(Hinted):
             warmup=warmup,
             strategy=strategy,
             vision=vision,
+            threads=threads,
             grounding=grounding,
             ignore_eos=ignore_eos,
             eos_check_every=eos_check_every,

@@ -277,6 +277,9 @@ class RunSettings(_Checked):
     seed: Annotated[int, Meta(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)] = _setting(0, "seed for sampling")
     strategy: Strategy = _setting("eager", "how the language model runs")
     vision: Vision = _setting("eager", "how the vision encoders run")
+    threads: Annotated[int, Meta(ge=1, le=1_024)] | None = _setting(
+        None, "CPU threads that torch computes with; the default is torch's own number"
+    )
     autocast: bool | None = _setting(None, "run under bfloat16 autocast; the default is no")
     embed_page: bool = _setting(True, "keep the page image in the record")
     generate: bool = _setting(False, "time model.generate() instead of prefill and decode")

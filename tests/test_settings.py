@@ -149,7 +149,7 @@ def test_the_record_keeps_every_setting_of_a_run(golden_session):
     run = golden_session.run_inference(ROOT / "data/pages/receipt.png", **quick, infer="temperature=0")
     assert set(REQUEST_SETTINGS) <= set(run.request)
     assert not set(run.request) & {"ceilings", "kernels", "kernel_trace", *setting_names(ModelSettings)}
-    assert [name for name in REQUEST_SETTINGS if run.request[name] is None] == ["price_per_hour"]
+    assert [name for name in REQUEST_SETTINGS if run.request[name] is None] == ["threads", "price_per_hour"]
 
 
 def test_the_docs_list_every_setting():
@@ -212,6 +212,7 @@ WRONG = {
     "max_new_tokens": [0, MANY],
     "repeats": [0, "three", MANY],
     "warmup": [-1, MANY],
+    "threads": [0, -1, 1_025, "many"],
     "eos_check_every": [0, 2.5, MANY],
     "kernel_steps": [MANY],
     "first_token": ["none"],

@@ -97,7 +97,19 @@ def repeat_spread(run: Record) -> Verdict:
     measured = "; ".join(f"{name} {took} ({percent_text(share)})" for share, name, took in rows)
     worst, name, took = max(rows, default=(0.0, "", ""))
     verdict, reason = _level(worst, SPREAD_NOTE, SPREAD_NOISY), f"{name} took {took} from repeat to repeat"
-    return Verdict(verdict, measured, reason=reason, remedy=_REMEDIES["quiet"])
+    return _for_threads(run, Verdict(verdict, measured, reason=reason, remedy=_REMEDIES["quiet"]))
+
+
+def _for_threads(run: Record, verdict: Verdict) -> Verdict:
+    """The verdict; its remedy names one thread where several CPU threads had to share a busy machine.
+
+    Threads that wait for each other are as slow as the one that was held up longest.
+    """
+    several = run.device.kind == "cpu" and (run.device.threads or 1) > 1
+    if not several:
+        return verdict
+    remedy = verdict.remedy.replace(_REMEDIES["quiet"], _REMEDIES["quiet_threads"])
+    return verdict._replace(remedy=remedy)
 
 
 @cached
@@ -106,7 +118,7 @@ def busy_host(run: Record) -> Verdict:
     if not run.device.conditions:
         return Verdict("n/a", "this record has no conditions of the machine")
     unknown = Verdict("n/a", "this system does not report them")
-    return _worst_first([*_host_findings(run), *_gpu_findings(run)], unknown)
+    return _for_threads(run, _worst_first([*_host_findings(run), *_gpu_findings(run)], unknown))
 
 
 @cached
@@ -117,7 +129,8 @@ def impossible_values(run: Record) -> Verdict:
         return Verdict("n/a", "no floor is known")
     highest = percent_text(floors[["mfu", "mbu"]].max().max())
     possible = Verdict("pass", f"no stage above {highest} of a ceiling")
-    return _worst_first([*_ceiling_findings(run, floors), *_bad_ceilings(run)], possible, reasons=1)
+    found = _worst_first([*_ceiling_findings(run, floors), *_bad_ceilings(run)], possible, reasons=1)
+    return _for_threads(run, found)
 
 
 def ceilings_are_wrong(run: Record) -> bool:

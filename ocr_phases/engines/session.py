@@ -20,7 +20,16 @@ from ocr_phases.results.run import PhaseRun
 from ocr_phases.settings import Request, RunSettings, SamplingSettings, Strategy, Vision
 
 #: Settings that no server can be asked for, and those that an engine is not known to take, either.
-_CANNOT = ("first_token", "strategy", "vision", "autocast", "eos_check_every", "generate", "kernels")
+_CANNOT = (
+    "first_token",
+    "strategy",
+    "vision",
+    "threads",
+    "autocast",
+    "eos_check_every",
+    "generate",
+    "kernels",
+)
 _OTHERS = ("no_repeat_ngram_size", "top_k", "repetition_penalty", "ignore_eos")
 _LACKS = {"vllm": (), "sglang": _OTHERS[:1], "other": _OTHERS}
 
@@ -98,6 +107,7 @@ class ServerSession(Hinted):
         warmup: int = 1,
         strategy: Strategy = "eager",
         vision: Vision = "eager",
+        threads: int | None = None,
         grounding: bool | None = None,
         ignore_eos: bool | None = None,
         eos_check_every: int | None = None,
@@ -136,6 +146,7 @@ class ServerSession(Hinted):
             warmup=warmup,
             strategy=strategy,
             vision=vision,
+            threads=threads,
             grounding=grounding,
             ignore_eos=ignore_eos,
             eos_check_every=eos_check_every,
@@ -170,6 +181,7 @@ class ServerSession(Hinted):
         warmup: int = 1,
         strategy: Strategy = "eager",
         vision: Vision = "eager",
+        threads: int | None = None,
         grounding: bool | None = None,
         ignore_eos: bool | None = None,
         eos_check_every: int | None = None,
@@ -197,6 +209,7 @@ class ServerSession(Hinted):
             warmup=warmup,
             strategy=strategy,
             vision=vision,
+            threads=threads,
             grounding=grounding,
             ignore_eos=ignore_eos,
             eos_check_every=eos_check_every,

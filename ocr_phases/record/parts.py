@@ -257,6 +257,7 @@ class RequestPart(Part, frozen=True, kw_only=True):
     seed: Seed
     strategy: str
     vision: str
+    threads: Positive | None = None
     autocast: bool | None = None
     embed_page: bool | None = None
     generate: bool | None = None

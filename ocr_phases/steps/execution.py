@@ -201,6 +201,18 @@ def decode_execution(model: Any, strategy: str = "eager") -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def cpu_threads(count: int | None) -> Iterator[None]:
+    """Within it torch computes with so many CPU threads; None leaves the number as it is."""
+    before = torch.get_num_threads()
+    if count is not None:
+        torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def current_device(device: torch.device | str) -> AbstractContextManager:
     """Make a CUDA device the current one, for its events, memory counters and synchronize."""
     return torch.cuda.device(torch.device(device) if torch.device(device).type == "cuda" else -1)

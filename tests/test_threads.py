@@ -1,0 +1,58 @@
+"""The number of CPU threads: set for a measurement, recorded, and named where a busy machine spoiled it."""
+
+import pytest
+import torch
+from conftest import PAGES
+from example_run import altered, make_run, paced
+
+from ocr_phases.analyse.noise import busy_host, repeat_spread
+
+QUICK = {"preset": "tiny", "max_new_tokens": 3, "repeats": 1, "warmup": 0, "ceilings": False}
+
+
+@pytest.mark.parametrize("asked", [1, 2, None])
+def test_a_measurement_computes_with_the_threads_that_were_asked_for(asked, golden_session):
+    before = torch.get_num_threads()
+    seen = []
+
+    def note_threads(repeat, ids):
+        seen.append(torch.get_num_threads())
+
+    run = golden_session.run_inference(PAGES / "slide.png", threads=asked, on_tokens=note_threads, **QUICK)
+    expected = asked or before
+    assert set(seen) == {expected}
+    assert run.device.threads == expected
+    assert run.request.threads == asked
+    assert torch.get_num_threads() == before
+
+
+def test_threads_are_given_back_where_a_callback_fails(golden_session):
+    before = torch.get_num_threads()
+
+    def fail(done, total):
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        golden_session.run_inference(PAGES / "slide.png", threads=before + 1, progress=fail, **QUICK)
+    assert torch.get_num_threads() == before
+
+
+#: Threads, whether it ran on a GPU, and whether one thread is a remedy.
+NOISY = [(2, False, True), (64, False, True), (1, False, False), (None, False, False), (2, True, False)]
+
+
+@pytest.mark.parametrize(("threads", "cuda", "named"), NOISY)
+def test_a_noisy_run_of_several_cpu_threads_is_told_to_try_one(threads, cuda, named):
+    noisy = paced(make_run(cuda=cuda), 1.0, 2.0, 4.0)
+    run = altered(noisy, device={"threads": threads})
+    verdict = repeat_spread(run)
+    assert verdict.verdict == "noisy"
+    assert ("threads=1" in verdict.remedy) == named
+
+
+def test_a_busy_machine_is_told_too():
+    row = {"wall_s": 4.0, "cpu_s": 4.0, "waited_s": 2.0, "others": 0.4, "steal": 0.0}
+    run = make_run()
+    rows = [{"repeat": number, **row} for number in run.repeats]
+    run = altered(run, device={"threads": 2, "host_cores": 2, "conditions": {"repeats": rows, "gpu": None}})
+    assert "threads=1" in busy_host(run).remedy
