@@ -6,12 +6,11 @@ Entries that are not named here are never handed on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Annotated, Any, Literal, NamedTuple
 
 from msgspec import Meta
 
-from ocr_phases.errors import OcrPhasesError, require
+from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import FAMILIES, FULL, WINDOWED, FamilyFacts
 from ocr_phases.record.schema import conform, shape
 
@@ -147,7 +146,7 @@ def read_model_config(config: dict[str, Any]) -> ModelConfig:
             conform(config, _KINDS["published"])
             config = _as_saved(config, family)
         saved = conform(config, _KINDS[f"saved_{family.encoders[1]}"])
-        require(_size_facts(saved, family))
+        _check_sizes(saved, family)
     except OcrPhasesError as error:
         text = _published_names(str(error), family) if published else str(error)
         raise OcrPhasesError(f"config.json is damaged ({text}).") from error
@@ -213,21 +212,24 @@ def _window(config: dict[str, Any]) -> int:
     return windows.pop()
 
 
-def _size_facts(saved: dict[str, Any], family: FamilyFacts) -> Iterator[tuple[str, object]]:
-    """What sizes have to be to each other, each with whether they are; the sentences say what they are."""
-    text, layers = saved["text_config"], saved["text_config"]["num_hidden_layers"]
-    windowed = family.attention == WINDOWED
-    yield "the language model has no sliding_window", "sliding_window" in text or not windowed
+def _check_sizes(saved: dict[str, Any], family: FamilyFacts) -> None:
+    """Raise `OcrPhasesError` where the sizes of a config do not fit each other."""
+    text = saved["text_config"]
+    if family.attention == WINDOWED and "sliding_window" not in text:
+        raise OcrPhasesError("the language model has no sliding_window")
     for name, part in {"text_config": text, **saved["vision_config"]}.items():
-        width, heads = part["hidden_size"], part["num_attention_heads"]
-        yield f"{name}: hidden_size {width} is no multiple of num_attention_heads {heads}", width % heads == 0
-    few = text["num_experts_per_tok"] <= text["n_routed_experts"]
-    yield "num_experts_per_tok is more than n_routed_experts", few
-    groups = text["num_attention_heads"] % (text.get("num_key_value_heads") or 1) == 0
-    yield "num_attention_heads is no multiple of num_key_value_heads", groups
+        width = part["hidden_size"]
+        heads = part["num_attention_heads"]
+        if width % heads:
+            raise OcrPhasesError(f"{name}: hidden_size {width} is no multiple of num_attention_heads {heads}")
+    if text["num_experts_per_tok"] > text["n_routed_experts"]:
+        raise OcrPhasesError("num_experts_per_tok is more than n_routed_experts")
+    if text["num_attention_heads"] % (text.get("num_key_value_heads") or 1):
+        raise OcrPhasesError("num_attention_heads is no multiple of num_key_value_heads")
     for name in ("layer_types", "mlp_layer_types"):
-        listed = len(text.get(name) or range(layers))
-        yield f"{name}: there are other layers than num_hidden_layers", listed == layers
+        types = text.get(name)
+        if types and len(types) != text["num_hidden_layers"]:
+            raise OcrPhasesError(f"{name}: there are other layers than num_hidden_layers")
 
 
 def _published_names(text: str, family: FamilyFacts) -> str:

@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ocr_phases.errors import OcrPhasesError, require
+from ocr_phases.errors import OcrPhasesError
 
 __version__ = "0.2.0"
 
@@ -43,8 +43,9 @@ _MOST_HEADER = 100_000_000  # the safetensors format's own limit
 def weight_files(folder: Path) -> list[Path]:
     """The folder's safetensors files, sorted; `OcrPhasesError` for a pipe, device or folder among them."""
     files = sorted(folder.glob("*.safetensors"))
-    told = "is no regular file: put the weights themselves into the folder."
-    require((f"{path} {told}", path.is_file()) for path in files)
+    for path in files:
+        if not path.is_file():
+            raise OcrPhasesError(f"{path} is no regular file: put the weights themselves into the folder.")
     return files
 
 
@@ -66,8 +67,10 @@ def _header(path: Path) -> bytes:
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = file.read(size) if size <= _MOST_HEADER else b""
-    told = f"{path} is no safetensors file: it has no header of the {size:,} bytes it names."
-    require([(told, 0 < len(header) == size)])
+    if not header or len(header) != size:
+        raise OcrPhasesError(
+            f"{path} is no safetensors file: it has no header of the {size:,} bytes it names."
+        )
     return header
 
 

@@ -24,7 +24,7 @@ from ocr_phases.analyse.scaling import agreements, own_text, sweep_table, ways_s
 from ocr_phases.analyse.sentences import noise_sentences
 from ocr_phases.analyse.stages import STAGE_KEYS, grounding_of, stage_medians, stage_repeats, stage_table
 from ocr_phases.analyse.statistics import ALPHA, LEAST_REPEATS, holm, log_ratio
-from ocr_phases.errors import Hinted, check_known, require
+from ocr_phases.errors import Hinted, OcrPhasesError, check_known
 from ocr_phases.record import Record
 from ocr_phases.record.parts import ResultPart, to_plain
 from ocr_phases.text import count_text, filled, first_difference, percent_text, stage_name
@@ -179,14 +179,14 @@ class ComparedRecords(Hinted):
     ) -> None:
         self.runs, self.margin, self.judged = tuple(runs), margin, tuple(judged)
         self.labels = run_labels(runs) if labels is None else list(labels)
-        count, named = count_text(len(self.runs), "label"), ", ".join(self.labels) or "none"
-        different = len(self.runs) == len(self.labels) == len(set(self.labels))
-        refusals = {
-            f"{margin:g} is no margin: give per cent from 0 to below 100, like 2.": 0.0 <= margin < 100.0,
-            "A comparison needs at least two records: name another one.": len(self.runs) > 1,
-            f"Give {count}, one a record and all different: got {named}.": different,
-        }
-        require(refusals.items())
+        if not 0.0 <= margin < 100.0:
+            raise OcrPhasesError(f"{margin:g} is no margin: give per cent from 0 to below 100, like 2.")
+        if len(self.runs) < 2:
+            raise OcrPhasesError("A comparison needs at least two records: name another one.")
+        if len(self.labels) != len(self.runs) or len(set(self.labels)) != len(self.labels):
+            count = count_text(len(self.runs), "label")
+            named = ", ".join(self.labels) or "none"
+            raise OcrPhasesError(f"Give {count}, one a record and all different: got {named}.")
         self._others = [*zip(self.runs[1:], self.labels[1:], strict=True)]
 
     @cached_property
@@ -281,14 +281,18 @@ class ComparedRecords(Hinted):
         for name in metrics:
             check_known("metric", name, [*table["metric"], *MEASURES])
             lacks = ", ".join({*self.labels[1:]} - {*rows.loc[rows["metric"] == name, "run"]})
-            same = "give both the same truth, or name another metric."
-            require([(f"{name} is not in both records ({lacks}): {same}", not lacks)])
-        refusals = {
-            f"The records share none of {', '.join(JUDGED)}: name a metric (--metric).": len(rows) > 0,
-            "A record of a single repeat says nothing about the spread: measure with "
-            f"{LEAST_REPEATS} repeats or more.": "n/a" not in set(rows["verdict"]),
-        }
-        require(refusals.items())
+            if lacks:
+                raise OcrPhasesError(
+                    f"{name} is not in both records ({lacks}): give both the same truth, or name another "
+                    "metric."
+                )
+        if rows.empty:
+            raise OcrPhasesError(f"The records share none of {', '.join(JUDGED)}: name a metric (--metric).")
+        if "n/a" in set(rows["verdict"]):
+            raise OcrPhasesError(
+                "A record of a single repeat says nothing about the spread: measure with "
+                f"{LEAST_REPEATS} repeats or more."
+            )
         # Both ends of the change for the worse, a share of one: of the ratio, of a text's measure in points.
         falls, low, high = rows["metric"].isin(_HIGHER_IS_BETTER), rows["ratio_low"], rows["ratio_high"]
         points = rows["difference"].where(~falls, -rows["difference"])

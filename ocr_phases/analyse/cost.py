@@ -25,7 +25,7 @@ import pandas as pd
 
 from ocr_phases.analyse.stages import attended
 from ocr_phases.config import read_model_config
-from ocr_phases.errors import OcrPhasesError, check_known, require
+from ocr_phases.errors import OcrPhasesError, check_known
 from ocr_phases.families import DEEPSEEK_OCR, facts_of
 from ocr_phases.record import Record, RecordType
 from ocr_phases.record.parts import EnergyPart
@@ -443,5 +443,6 @@ def _table(stages: Iterable[_Stage], dtype_bytes: int) -> pd.DataFrame:
 
 
 def _check(**values: int) -> None:
-    said = "{} is {}: it must be at least 1.".format
-    require((said(name.replace("_", " "), value), value >= 1) for name, value in values.items())
+    for name, value in values.items():
+        if value < 1:
+            raise OcrPhasesError(f"{name.replace('_', ' ')} is {value}: it must be at least 1.")

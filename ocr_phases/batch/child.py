@@ -29,7 +29,7 @@ from typing import Any
 
 import msgspec
 
-from ocr_phases.errors import OcrPhasesError, require
+from ocr_phases.errors import OcrPhasesError
 from ocr_phases.versions import child_environment
 
 WorkerRequest = Mapping[str, Any]
@@ -328,7 +328,8 @@ class DaskPool:
 
     def submit(self, request: WorkerRequest, timeout: float | None, **where: Any) -> Future[Outcome]:
         """As in `LocalPool`; raises `OcrPhasesError` where the scheduler was lost."""
-        require([(SCHEDULER_LOST, self.client.status == "running")])
+        if self.client.status != "running":
+            raise OcrPhasesError(SCHEDULER_LOST)
         return self.executor.submit(run_on_worker, dict(request), timeout, self.command, **where)
 
     def ask(self, request: WorkerRequest) -> list[Future[Outcome]]:

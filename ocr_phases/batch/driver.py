@@ -32,7 +32,7 @@ from ocr_phases.batch.store import (
     truth_hash,
     waiting_reports,
 )
-from ocr_phases.errors import require
+from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import read_regular
 from ocr_phases.record.store import file_hash, take, write_status
 
@@ -86,13 +86,14 @@ class Counts:
             f"{GOES_ON}"
         )
         alike = f"The first {GIVE_UP_AFTER} pages failed alike: {reason}. Correct that and start again."
-        facts = (
-            (f"{outcome.reason} {GOES_ON}", outcome.failure not in ("output", "versions")),
-            (outcome.reason, outcome.failure != "model" or well or self.failed),
-            (broken, len(self.by_slot[outcome.slot]) < GIVE_UP_AFTER),
-            (alike, self.alike[reason] < GIVE_UP_AFTER),
-        )
-        require(facts)
+        if outcome.failure in ("output", "versions"):
+            raise OcrPhasesError(f"{outcome.reason} {GOES_ON}")
+        if outcome.failure == "model" and not well and not self.failed:
+            raise OcrPhasesError(outcome.reason)
+        if len(self.by_slot[outcome.slot]) >= GIVE_UP_AFTER:
+            raise OcrPhasesError(broken)
+        if self.alike[reason] >= GIVE_UP_AFTER:
+            raise OcrPhasesError(alike)
 
 
 @dataclass
@@ -242,13 +243,16 @@ def auto_device(pool: Pool, waiting: Callable[[], None] = lambda: None) -> str:
         outcomes = [_result(future) for future in asked]
         if found := {outcome.device for outcome in outcomes if outcome.failure is None}:
             break
-    differ = "Some workers have a GPU, some do not: give --device cuda or --device cpu."
-    require([(f"No worker could start: {outcomes[0].reason}", found), (differ, len(found) < 2)])
+    if not found:
+        raise OcrPhasesError(f"No worker could start: {outcomes[0].reason}")
+    if len(found) > 1:
+        raise OcrPhasesError("Some workers have a GPU, some do not: give --device cuda or --device cpu.")
     return found.pop()
 
 
 def _result(future: Future[Outcome]) -> Outcome:
-    require([(SCHEDULER_LOST, not future.cancelled())])
+    if future.cancelled():
+        raise OcrPhasesError(SCHEDULER_LOST)
     if (error := future.exception()) is None:
         return future.result()
     return Outcome("died", f"The worker was lost ({type(error).__name__}: {error}).", started=time.time())

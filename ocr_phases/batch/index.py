@@ -32,7 +32,7 @@ from ocr_phases.batch.store import (
     truth_hash,
     writing_whole,
 )
-from ocr_phases.errors import OcrPhasesError, require
+from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import make_way, read_regular, write_atomic
 from ocr_phases.record.store import check_record, write_status
 from ocr_phases.text import count_text
@@ -143,7 +143,8 @@ def _page_row(out: Path, entry: Entry) -> tuple[dict[str, Any], Figures | None]:
             value = status["settings"].get(name)
             row[name] = value if isinstance(value, str) else None
         row |= {"attempts": len(status["attempts"]), "seconds": status["attempts"][-1].seconds}
-        require([(f"{status['failure']}: {status['reason']}", not status["failure"])])
+        if status["failure"]:
+            raise OcrPhasesError(f"{status['failure']}: {status['reason']}")
         check_truth(folder, status)
         figures = read_figures(folder, check_record(folder / RECORD, status), entry["id"], entry["page"])
     except OcrPhasesError as error:

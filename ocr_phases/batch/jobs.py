@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ocr_phases.batch.child import Child
-from ocr_phases.errors import OcrPhasesError, require
+from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import (
     MOST_FILE_PAGES,
     PAGE_SUFFIXES,
@@ -188,9 +188,11 @@ def _listed(path: Path, known: Sequence[str]) -> Iterator[Page]:
 def _of_row(row: str | dict[str, Any], folder: Path, known: Sequence[str]) -> Page:
     """The page of a list's row: of JSON, or the columns of a table."""
     columns = parse_json(row.encode()) if isinstance(row, str) else row
-    require([('it is no object: write {"page": "path", ...}', isinstance(columns, dict))])
+    if not isinstance(columns, dict):
+        raise OcrPhasesError('it is no object: write {"page": "path", ...}')
     name = columns.pop("page", None)
-    require([("it names no page: give its path under 'page'", isinstance(name, str) and name.strip())])
+    if not isinstance(name, str) or not name.strip():
+        raise OcrPhasesError("it names no page: give its path under 'page'")
     if unknown := sorted(set(map(str, columns)) - set(known)):
         raise OcrPhasesError(f"unknown setting {', '.join(unknown)}: use page, {', '.join(known)}")
     settings = {}

@@ -31,7 +31,7 @@ import msgspec
 
 from ocr_phases.batch.child import Outcome
 from ocr_phases.batch.jobs import PAGES, Job
-from ocr_phases.errors import OcrPhasesError, require
+from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import RECORD, make_way, open_regular, output_folder, write_atomic, writing
 from ocr_phases.record import store
 from ocr_phases.record.store import ATTEMPT, Status
@@ -164,7 +164,8 @@ def is_batch(out: Path) -> bool:
 
 def page_status(out: Path, entry: Entry) -> PageStatus | None:
     """The status of a listed page, None if unfinished; `OcrPhasesError` for damage."""
-    require([(f"This line of {LISTING} is damaged: the batch's command writes it again.", entry["id"])])
+    if not entry["id"]:
+        raise OcrPhasesError(f"This line of {LISTING} is damaged: the batch's command writes it again.")
     status = store.read_status(out / entry["folder"] / STATUS, PageStatus)
     return status if status is not None and status["id"] == entry["id"] else None
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ocr_phases.cli.measuring import Bar
 from ocr_phases.cli.options import BATCH, PRICE, option_texts
 from ocr_phases.cli.results import Exit, wrote
-from ocr_phases.errors import OcrPhasesError, check_known, require
+from ocr_phases.errors import OcrPhasesError, check_known
 from ocr_phases.families import PRESET_NAMES
 from ocr_phases.settings import Settings
 from ocr_phases.text import count_text
@@ -140,7 +140,8 @@ def _workers(arguments: argparse.Namespace) -> LocalPool | DaskPool:
     from ocr_phases.batch.child import DaskPool, LocalPool, worker_environments
 
     if not arguments.scheduler:
-        require([("This needs torch: pip install torch.", "://" in arguments.model or find_spec("torch"))])
+        if "://" not in arguments.model and find_spec("torch") is None:
+            raise OcrPhasesError("This needs torch: pip install torch.")
         return LocalPool(worker_environments(arguments.workers, arguments.device))
     pool = DaskPool(arguments.scheduler)
     if pool.plain:
