@@ -6,110 +6,268 @@ Entries that are not named here are never handed on.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 
 from msgspec import Meta
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.families import FAMILIES, FULL, WINDOWED, FamilyFacts
-from ocr_phases.record.schema import conform, shape
+from ocr_phases.families import FAMILIES, WINDOWED, FamilyFacts
+from ocr_phases.record.schema import conform
+
+# The types of the entries. Ranges are several times the published sizes; products stay within 64 bits.
+TokenId = Annotated[int, Meta(ge=0, le=2**31)]
+TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
+LayerIndex = Annotated[int, Meta(ge=0, le=2**8)]
+Width = Annotated[int, Meta(ge=1, le=2**15)]
+Layers = Annotated[int, Meta(ge=1, le=2**8)]
+Heads = Annotated[int, Meta(ge=1, le=2**10)]
+Experts = Annotated[int, Meta(ge=1, le=2**12)]
+VocabularySize = Annotated[int, Meta(ge=1, le=2**22)]
+Positions = Annotated[int, Meta(ge=1, le=2**24)]
+Size = Annotated[int, Meta(ge=0, le=2**24)]
+Window = Annotated[int, Meta(ge=2, le=2**24)]  # the class keeps everything for a window of 1
+Side = Annotated[int, Meta(ge=1, le=2**14)]
+Pair = Annotated[list[Width], Meta(min_length=2, max_length=2)]
+Epsilon = Annotated[float, Meta(gt=0, le=1)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+Ratio = Annotated[float, Meta(gt=0, le=64)]
+Factor = Annotated[float, Meta(gt=0, le=1e12)]
+Amount = Annotated[float, Meta(ge=0, le=1e12)]
+Activation = Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu"]
+RopeType = Literal["default"]
+Attention = Literal["full_attention", "reference_sliding_attention"]
+FullAttention = Literal["full_attention"]
+MlpType = Literal["dense", "sparse"]
+GreedyTopK = Literal["greedy"]
+Colours = Literal[3]
+SafetensorsName = Annotated[str, Meta(pattern=r"^[\w.-]+\.safetensors$")]
 
 
-def _whole(least: int, most: int) -> Any:
-    return Annotated[int, Meta(ge=least, le=most)]
+class TokenContent(TypedDict):
+    """A special token that is written as an object."""
+
+    content: str
 
 
-_Id = Annotated[int, Meta(ge=0, le=2**31)]
-_Width = Annotated[int, Meta(ge=1, le=2**15)]
+class PublishedEncoder(TypedDict):
+    """The width of a published vision encoder, under one of two names."""
 
-#: What the entries are, for `shape`. Ranges are several times the published sizes; products stay within 64
-#: bits. Those that one file or part has a type of its own for come last.
-_KINDS: dict[str, Any] = {
-    "flag": bool,
-    "string": str,
-    "object": dict[str, Any],
-    "id": _Id,
-    "layer": _whole(0, 2**8),
-    "width": _Width,
-    "layers": _whole(1, 2**8),
-    "heads": _whole(1, 2**10),
-    "experts": _whole(1, 2**12),
-    "vocab": _whole(1, 2**22),
-    "positions": _whole(1, 2**24),
-    "size": _whole(0, 2**24),
-    "window": _whole(2, 2**24),  # the class keeps everything for a window of 1
-    "side": _whole(1, 2**14),
-    "small": Annotated[float, Meta(gt=0, le=1)],
-    "share": Annotated[float, Meta(ge=0, le=1)],
-    "ratio": Annotated[float, Meta(gt=0, le=64)],
-    "factor": Annotated[float, Meta(gt=0, le=1e12)],
-    "act": Literal["gelu", "gelu_new", "gelu_pytorch_tanh", "quick_gelu", "relu", "silu"],
-    "rope": Literal["default"],
-    "attention": Literal[FULL, WINDOWED],
-    "full": Literal[FULL],
-    "mlp": Literal["dense", "sparse"],
-    "greedy": Literal["greedy"],
-    "colours": Literal[3],
-    "pair": Annotated[list[_Width], Meta(min_length=2, max_length=2)],
-    "parts": dict.__class_getitem__((str, shape({"width": _Width}, "width?:width dim?:width"))),
-    "amount": Annotated[float, Meta(ge=0, le=1e12)],
-    "ids": _Id | list[_Id],
-    "words": list[Annotated[list[_Id], Meta(min_length=1)]],
-    "modules": dict[str, str],
-    "files": dict[str, Annotated[str, Meta(pattern=r"^[\w.-]+\.safetensors$")]],
-    "token": str | shape({"string": str}, "content:string"),
-}
-_ENCODER = """attention_dropout?:share? hidden_act?:act hidden_size:width initializer_range?:share
-    num_attention_heads:heads num_hidden_layers:layers"""
-_SAVED = "image_token_id?:id tie_word_embeddings?:flag text_config:text vision_config:vision"
-#: The parts of the files, in which those above them are kinds, too.
-_PARTS = {
-    # What is read of any config.json.
-    "any": "image_token_id?:id model_type?:string auto_map?:modules eos_token_id?:ids?",
-    # generation_config.json
-    "generation": """bos_token_id?:id? eos_token_id?:ids? pad_token_id?:id? max_length?:positions?
-        max_new_tokens?:positions? do_sample?:flag? temperature?:amount? top_p?:share? top_k?:size?
-        no_repeat_ngram_size?:size? repetition_penalty?:factor? suppress_tokens?:id*?
-        begin_suppress_tokens?:id*? bad_words_ids?:words? min_length?:size? min_new_tokens?:size?
-        use_cache?:flag?""",
-    # model.safetensors.index.json: which file of the same folder each tensor is in.
-    "index": "metadata:object weight_map:files",
-    # tokenizer_config.json: the special tokens, the rest is not read.
-    "labels": "bos_token?:token? eos_token?:token? pad_token?:token?",
-    "rotary": "rope_theta?:factor rope_type?:rope",
-    "base": "rope_theta:factor rope_type:rope",
-    # The language model. A class would put another model's sizes in the place of what is required here.
-    "text": """attention_bias?:flag attention_dropout?:share? bos_token_id:id eos_token_id:ids
-        hidden_act?:act hidden_size:width initializer_range?:share intermediate_size:width
-        layer_types?:attention*? max_position_embeddings:positions mlp_bias?:flag mlp_layer_types:mlp*
-        moe_intermediate_size:width n_group?:experts? n_routed_experts:experts n_shared_experts:heads
-        num_attention_heads:heads num_experts_per_tok:experts num_hidden_layers:layers
-        num_key_value_heads?:heads? pad_token_id?:id? rms_norm_eps?:small rope_parameters?:rotary?
-        routed_scaling_factor?:factor sliding_window?:window tie_word_embeddings?:flag topk_group?:experts?
-        topk_method?:greedy vocab_size:vocab""",
-    "sam": f"""{_ENCODER} downsample_channels:pair global_attn_indexes:layer* image_size?:side
-        layer_norm_eps?:small mlp_dim:width num_channels?:colours output_channels:width patch_size?:side
-        qkv_bias?:flag use_abs_pos?:flag use_rel_pos?:flag window_size?:side""",
-    # The second vision encoder by its stage, and a config with that as transformers saves it.
-    "clip": f"""{_ENCODER} image_size:side initializer_factor?:factor intermediate_size:width
-        layer_norm_eps?:small num_channels?:colours patch_size:side""",
-    "encoder": f"""{_ENCODER} intermediate_size:width layer_types?:full*? max_position_embeddings?:positions
-        num_key_value_heads:heads rms_norm_eps?:small rope_parameters:base""",
-    "vision_clip": "sam_config:sam encoder_config:clip",
-    "vision_encoder": "sam_config:sam encoder_config:encoder",
-    "saved_clip": f"{_SAVED}_clip",
-    "saved_encoder": f"{_SAVED}_encoder",
-    # What turning a published config into the saved layout computes with; the rest is renamed.
-    "language": """num_hidden_layers:layers max_position_embeddings:positions first_k_dense_replace?:layer
-        rope_theta?:factor sliding_window_size?:window""",
-    "vision": "image_size?:side mlp_ratio?:ratio width:parts",
-    "published": """sliding_window_size?:window sliding_window?:window language_config:language
-        vision_config:vision""",
-}
-for _name, _entries in _PARTS.items():
-    _KINDS[_name] = shape(_KINDS, _entries)
-AnyConfig, Generation = _KINDS["any"], _KINDS["generation"]
-WeightsIndex, TokenizerLabels = _KINDS["index"], _KINDS["labels"]
+    width: NotRequired[Width]
+    dim: NotRequired[Width]
+
+
+class AnyConfig(TypedDict):
+    """What is read of any ``config.json``."""
+
+    image_token_id: NotRequired[TokenId]
+    model_type: NotRequired[str]
+    auto_map: NotRequired[dict[str, str]]
+    eos_token_id: NotRequired[TokenId | list[TokenId] | None]
+
+
+class Generation(TypedDict):
+    """What is read of ``generation_config.json``."""
+
+    bos_token_id: NotRequired[TokenId | None]
+    eos_token_id: NotRequired[TokenId | list[TokenId] | None]
+    pad_token_id: NotRequired[TokenId | None]
+    max_length: NotRequired[Positions | None]
+    max_new_tokens: NotRequired[Positions | None]
+    do_sample: NotRequired[bool | None]
+    temperature: NotRequired[Amount | None]
+    top_p: NotRequired[Share | None]
+    top_k: NotRequired[Size | None]
+    no_repeat_ngram_size: NotRequired[Size | None]
+    repetition_penalty: NotRequired[Factor | None]
+    suppress_tokens: NotRequired[list[TokenId] | None]
+    begin_suppress_tokens: NotRequired[list[TokenId] | None]
+    bad_words_ids: NotRequired[list[TokenIds] | None]
+    min_length: NotRequired[Size | None]
+    min_new_tokens: NotRequired[Size | None]
+    use_cache: NotRequired[bool | None]
+
+
+class WeightsIndex(TypedDict):
+    """``model.safetensors.index.json``: which file of the same folder each tensor is in."""
+
+    metadata: dict[str, Any]
+    weight_map: dict[str, SafetensorsName]
+
+
+class TokenizerLabels(TypedDict):
+    """``tokenizer_config.json``: the special tokens; the rest is not read."""
+
+    bos_token: NotRequired[str | TokenContent | None]
+    eos_token: NotRequired[str | TokenContent | None]
+    pad_token: NotRequired[str | TokenContent | None]
+
+
+class RopeParameters(TypedDict):
+    """The rotary embedding of the language model."""
+
+    rope_theta: NotRequired[Factor]
+    rope_type: NotRequired[RopeType]
+
+
+class EncoderRopeParameters(TypedDict):
+    """The rotary embedding of the second vision encoder."""
+
+    rope_theta: Factor
+    rope_type: RopeType
+
+
+class TextConfig(TypedDict):
+    """The language model. A class would put another model's sizes in place of what is required here."""
+
+    attention_bias: NotRequired[bool]
+    attention_dropout: NotRequired[Share | None]
+    bos_token_id: TokenId
+    eos_token_id: TokenId | list[TokenId]
+    hidden_act: NotRequired[Activation]
+    hidden_size: Width
+    initializer_range: NotRequired[Share]
+    intermediate_size: Width
+    layer_types: NotRequired[list[Attention] | None]
+    max_position_embeddings: Positions
+    mlp_bias: NotRequired[bool]
+    mlp_layer_types: list[MlpType]
+    moe_intermediate_size: Width
+    n_group: NotRequired[Experts | None]
+    n_routed_experts: Experts
+    n_shared_experts: Heads
+    num_attention_heads: Heads
+    num_experts_per_tok: Experts
+    num_hidden_layers: Layers
+    num_key_value_heads: NotRequired[Heads | None]
+    pad_token_id: NotRequired[TokenId | None]
+    rms_norm_eps: NotRequired[Epsilon]
+    rope_parameters: NotRequired[RopeParameters | None]
+    routed_scaling_factor: NotRequired[Factor]
+    sliding_window: NotRequired[Window]
+    tie_word_embeddings: NotRequired[bool]
+    topk_group: NotRequired[Experts | None]
+    topk_method: NotRequired[GreedyTopK]
+    vocab_size: VocabularySize
+
+
+class SamConfig(TypedDict):
+    """The first vision encoder."""
+
+    attention_dropout: NotRequired[Share | None]
+    hidden_act: NotRequired[Activation]
+    hidden_size: Width
+    initializer_range: NotRequired[Share]
+    num_attention_heads: Heads
+    num_hidden_layers: Layers
+    downsample_channels: Pair
+    global_attn_indexes: list[LayerIndex]
+    image_size: NotRequired[Side]
+    layer_norm_eps: NotRequired[Epsilon]
+    mlp_dim: Width
+    num_channels: NotRequired[Colours]
+    output_channels: Width
+    patch_size: NotRequired[Side]
+    qkv_bias: NotRequired[bool]
+    use_abs_pos: NotRequired[bool]
+    use_rel_pos: NotRequired[bool]
+    window_size: NotRequired[Side]
+
+
+class ClipConfig(TypedDict):
+    """The second vision encoder where it is CLIP."""
+
+    attention_dropout: NotRequired[Share | None]
+    hidden_act: NotRequired[Activation]
+    hidden_size: Width
+    initializer_range: NotRequired[Share]
+    num_attention_heads: Heads
+    num_hidden_layers: Layers
+    image_size: Side
+    initializer_factor: NotRequired[Factor]
+    intermediate_size: Width
+    layer_norm_eps: NotRequired[Epsilon]
+    num_channels: NotRequired[Colours]
+    patch_size: Side
+
+
+class EncoderConfig(TypedDict):
+    """The second vision encoder where it is a Qwen2 body."""
+
+    attention_dropout: NotRequired[Share | None]
+    hidden_act: NotRequired[Activation]
+    hidden_size: Width
+    initializer_range: NotRequired[Share]
+    num_attention_heads: Heads
+    num_hidden_layers: Layers
+    intermediate_size: Width
+    layer_types: NotRequired[list[FullAttention] | None]
+    max_position_embeddings: NotRequired[Positions]
+    num_key_value_heads: Heads
+    rms_norm_eps: NotRequired[Epsilon]
+    rope_parameters: EncoderRopeParameters
+
+
+class ClipVisionConfig(TypedDict):
+    """Both vision encoders, the second of them CLIP."""
+
+    sam_config: SamConfig
+    encoder_config: ClipConfig
+
+
+class EncoderVisionConfig(TypedDict):
+    """Both vision encoders, the second of them a Qwen2 body."""
+
+    sam_config: SamConfig
+    encoder_config: EncoderConfig
+
+
+class ClipModelConfig(TypedDict):
+    """A config as transformers saves it, with CLIP."""
+
+    image_token_id: NotRequired[TokenId]
+    tie_word_embeddings: NotRequired[bool]
+    text_config: TextConfig
+    vision_config: ClipVisionConfig
+
+
+class EncoderModelConfig(TypedDict):
+    """A config as transformers saves it, with a Qwen2 body."""
+
+    image_token_id: NotRequired[TokenId]
+    tie_word_embeddings: NotRequired[bool]
+    text_config: TextConfig
+    vision_config: EncoderVisionConfig
+
+
+class PublishedLanguage(TypedDict):
+    """What turning a published language config into the saved layout computes with; the rest is renamed."""
+
+    num_hidden_layers: Layers
+    max_position_embeddings: Positions
+    first_k_dense_replace: NotRequired[LayerIndex]
+    rope_theta: NotRequired[Factor]
+    sliding_window_size: NotRequired[Window]
+
+
+class PublishedVision(TypedDict):
+    """What is computed with of a published vision config."""
+
+    image_size: NotRequired[Side]
+    mlp_ratio: NotRequired[Ratio]
+    width: dict[str, PublishedEncoder]
+
+
+class PublishedConfig(TypedDict):
+    """What is computed with of a published config."""
+
+    sliding_window_size: NotRequired[Window]
+    sliding_window: NotRequired[Window]
+    language_config: PublishedLanguage
+    vision_config: PublishedVision
+
+
+#: A saved config by its second vision encoder.
+_SAVED_CONFIGS = {"clip": ClipModelConfig, "encoder": EncoderModelConfig}
 
 _SAM = "sam_vit_b"
 #: The saved names of a published vision part's entries; others are the same in both.
@@ -143,9 +301,9 @@ def read_model_config(config: dict[str, Any]) -> ModelConfig:
     family, published = _layout(config)
     try:
         if published:
-            conform(config, _KINDS["published"])
+            conform(config, PublishedConfig)
             config = _as_saved(config, family)
-        saved = conform(config, _KINDS[f"saved_{family.encoders[1]}"])
+        saved = conform(config, _SAVED_CONFIGS[family.encoders[1]])
         _check_sizes(saved, family)
     except OcrPhasesError as error:
         text = _published_names(str(error), family) if published else str(error)
