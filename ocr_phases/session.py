@@ -247,12 +247,23 @@ class OCRSession(Hinted):
         *,
         reference: Any = None,
         patience: float = 300.0,
+        first_token_timeout: float = 300.0,
+        answer_timeout: float = 3600.0,
         family: str | None = None,
     ) -> ServerSession:
         """A session on a running server: `ocr_phases.connect`, with the same arguments."""
         from ocr_phases.engines.session import connect
 
-        return connect(url, model, api_key, reference=reference, patience=patience, family=family)
+        return connect(
+            url,
+            model,
+            api_key,
+            reference=reference,
+            patience=patience,
+            first_token_timeout=first_token_timeout,
+            answer_timeout=answer_timeout,
+            family=family,
+        )
 
     # -- the phases, one by one -------------------------------------------------------------------
 

@@ -150,6 +150,7 @@ class Handler(BaseHTTPRequestHandler):
         fake.finished += 1 + fake.others
         details = None if fake.cached is None else {"cached_tokens": fake.cached}
         usage = {"prompt_tokens": len(fake.prompt), "prompt_tokens_details": details}
+        usage |= {"completion_tokens": count}
         self.event({"choices": [], "usage": usage})
         self.event(b"data: [DONE]\n\n")
         self.wfile.write(b"0\r\n\r\n")

@@ -149,7 +149,7 @@ def test_a_repetition_penalty_is_sent_or_refused(dialect, infer, sent):
 
 #: What the server does, the size of runs that it is asked not to repeat, and the check that says so.
 CHECKED: list[tuple[dict[str, Any], int, str, str, str]] = [
-    ({"a_chunk": 3}, 0, "token_times", "note", "3 chunks came for 8 tokens: there is no inter-token latency"),
+    ({"a_chunk": 3}, 0, "token_times", "fail", "3 chunks came for 8 tokens: there is no inter-token latency"),
     ({"cached": 0}, 0, "fresh_prompt", "pass", "no prompt token came from a cache"),
     ({"cached": 256}, 0, "fresh_prompt", "fail", "a cache had 256 of 276 prompt tokens"),
     ({"image_tokens": 111}, 0, "server_preset", "fail", f"{OTHER_CUT} it cut the page as small, into 1 x 1"),

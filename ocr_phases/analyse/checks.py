@@ -17,7 +17,7 @@ import pandas as pd
 
 from ocr_phases.analyse.figures import summary
 from ocr_phases.analyse.kernels import has_kernels, kv_cache_share, vision_in_decode
-from ocr_phases.analyse.noise import NOISE, TEXTS, is_noisy
+from ocr_phases.analyse.noise import NOISE, TEXTS, has_untimed_tokens, is_noisy
 from ocr_phases.analyse.noise import VERDICTS as VERDICTS
 from ocr_phases.analyse.noise import Verdict as Verdict
 from ocr_phases.analyse.repetition import repetition_table
@@ -136,8 +136,8 @@ def _why_missing(run: Record, name: str) -> str:
     reasons = {
         "a one-shot generate() run has no phases": run.request.generate,
         "not requested: ocr-phases verify compares with generate()": name == "parity",
+        "a server does not show it": run.is_server,
         _NO_STEPS.measured: of_steps and not summary(run)["decode_steps"],
-        "a server does not show it": run.model.implementation == "server",
         f"{run.model.strategy} steps do not call the model's forward": run.model.strategy != "eager",
     }
     return next((reason for reason, holds in reasons.items() if holds), "this record lacks it")
@@ -146,9 +146,16 @@ def _why_missing(run: Record, name: str) -> str:
 # -- rules that follow from a saved record ------------------------------------------------------------
 
 
+def _without_steps(run: Record) -> Verdict:
+    """The verdict of a check of decode steps on a record that has none."""
+    if run.is_server and (has_untimed_tokens(run) or not run.knows_tokens):
+        return Verdict("n/a", "the tokens have no times of their own")
+    return _NO_STEPS
+
+
 def _vision_in_prefill_only(run: Record) -> Verdict:
     if not summary(run)["decode_steps"]:
-        return _NO_STEPS
+        return _without_steps(run)
     decode = run.spans[run.spans["phase"] == "decode"]
     vision = decode[decode["stage"].isin(VISION_STAGES)]
     if len(vision):
@@ -235,7 +242,7 @@ def _trend_text(trend: Trend) -> str:
 
 def _outlier_steps(run: Record) -> Verdict:
     if not summary(run)["decode_steps"]:
-        return _NO_STEPS
+        return _without_steps(run)
     return _noted([f"step {step}: {cause}" for step, cause in outlier_causes(run)])
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.figures import summary
-from ocr_phases.analyse.noise import JUDGED, STEP_QUANTILES, figure_repeats, is_noisy
+from ocr_phases.analyse.noise import STEP_QUANTILES, figure_repeats, is_noisy, judged_figures
 from ocr_phases.analyse.quality import MEASURES, QUALITY_HIGHER, quality_of
 from ocr_phases.analyse.scaling import agreements, own_text, sweep_table, ways_sentence
 from ocr_phases.analyse.sentences import noise_sentences
@@ -45,7 +45,7 @@ _EXACT = "kv_cache_bytes"  # follows from the tokens, not from a clock
 _HIGHER_IS_BETTER = ("tokens_per_s", *QUALITY_HIGHER)
 #: The figures of a whole run that follow a clock, and the phase of those that are not named by it.
 _FIGURES = ("prepare_ms", "prefill_ms", "ttft_ms", "vision_ms", "decode_ms", "generate_ms", *STEP_QUANTILES)
-_PHASES = {"ttft": "", "vision": "prefill", "inter": "decode", "tokens": "decode"}
+_PHASES = {"ttft": "", "ntpot": "", "page": "", "vision": "prefill", "inter": "decode", "tokens": "decode"}
 #: What is measured, is told in another part, or follows from the model's name and revision.
 _NO_SETTING = (
     *("device.ceilings", "device.conditions", "model.config", "model.strategy_setup", "model.vision_setup"),
@@ -54,17 +54,18 @@ _NO_SETTING = (
 _OF_PAGE = ("file", "sha256", "width", "height", "preset", "grid", "image_tokens", "text_tokens")
 
 
-def metrics_of(run: Record) -> pd.DataFrame:
+def metrics_of(run: Record, more: Iterable[str] = ()) -> pd.DataFrame:
     """Every metric of a record by name: figures (``prefill_ms``) first, then stages (``prefill/sam/global``).
 
     Columns ``unit``, ``phase``, ``stage``, ``view``, ``value`` and ``repeats``, what it was in each repeat.
     Figures are `Record.summary`'s. Times are ms on the device clock: a stage's is `stage_medians`', and in
-    a repeat its sum, or its median step in decode. A figure that is no stage has no ``stage``.
+    a repeat its sum, or its median step in decode. A figure that is no stage has no ``stage``. ``more`` are
+    figures beside those that every record is compared by.
     """
     figures = summary(run)
     each = figure_repeats(run)
     rows: list[tuple[Any, ...]] = []
-    for name in (*_FIGURES, "tokens_per_s"):
+    for name in dict.fromkeys([*_FIGURES, *more, "tokens_per_s"]):
         first, unit = name.partition("_")[0], "ms" if "_ms" in name else "tokens/s"
         if figures[name] is not None and each[name].notna().all():
             rows.append((name, unit, _PHASES.get(first, first), "", "", figures[name], each[name].tolist()))
@@ -77,7 +78,7 @@ def metrics_of(run: Record) -> pd.DataFrame:
     decode = run.spans[run.spans["phase"] == "decode"].groupby([*STAGE_KEYS, "repeat"])["device_ms"]
     sums.update(decode.median().unstack("repeat"))
     for key in stage_table(run)[list(STAGE_KEYS)].itertuples(index=False, name=None):
-        if key[1] not in (key[0], "decode_step"):
+        if key[1] not in (key[0], "decode_step", "first_token"):
             rows.append(("/".join(filter(None, key)), "ms", *key, medians[key], sums.loc[key].tolist()))
     return pd.DataFrame(rows, columns=["metric", "unit", *STAGE_KEYS, "value", "repeats"]).set_index("metric")
 
@@ -165,8 +166,9 @@ def in_units(table: pd.DataFrame, baseline: str = "baseline") -> pd.DataFrame:
 class ComparedRecords(Hinted):
     """Records against the first of them: ``verdict``, ``table``, ``differs`` and ``text_diff``.
 
-    ``judged`` are the metrics that get a verdict. Raises `OcrPhasesError` for fewer than two records, labels
-    that are not one a record, all different, and a margin that is no percentage.
+    ``judged`` are the metrics that get a verdict, by default those of `judged_figures`. Raises
+    `OcrPhasesError` for fewer than two records, labels that are not one a record, all different, and a margin
+    that is no percentage.
     """
 
     def __init__(
@@ -175,9 +177,13 @@ class ComparedRecords(Hinted):
         labels: Sequence[str] | None = None,
         *,
         margin: float = MARGIN,
-        judged: Iterable[str] = JUDGED,
+        judged: Iterable[str] | None = None,
     ) -> None:
-        self.runs, self.margin, self.judged = tuple(runs), margin, tuple(judged)
+        self.runs = tuple(runs)
+        self.margin = margin
+        #: The figures that the verdict is about, with what they are called.
+        self.figures = judged_figures(self.runs)
+        self.judged = tuple(self.figures if judged is None else judged)
         self.labels = run_labels(runs) if labels is None else list(labels)
         if not 0.0 <= margin < 100.0:
             raise OcrPhasesError(f"{margin:g} is no margin: give per cent from 0 to below 100, like 2.")
@@ -271,13 +277,13 @@ class ComparedRecords(Hinted):
         It is ``worse`` where the whole interval lies beyond ``percent`` worse than the baseline, ``within``
         where all of it lies on this side, else ``undecided``; of a noisy record's times always undecided. A
         figure without an interval is judged by itself, a measure of the text by points. ``metrics`` names
-        what alone is judged, by default those of `JUDGED` that both records have.
+        what alone is judged, by default those of `figures` that both records have.
 
         Raises `OcrPhasesError` where a name is unknown, a record lacks a named metric, or a single repeat
         leaves nothing to judge by.
         """
         table = ComparedRecords(self.runs, self.labels, judged=metrics).table if metrics else self.table
-        rows = table[table["metric"].isin(metrics or JUDGED) & table["difference"].notna()]
+        rows = table[table["metric"].isin(metrics or self.figures) & table["difference"].notna()]
         for name in metrics:
             check_known("metric", name, [*table["metric"], *MEASURES])
             lacks = ", ".join({*self.labels[1:]} - {*rows.loc[rows["metric"] == name, "run"]})
@@ -287,7 +293,9 @@ class ComparedRecords(Hinted):
                     "metric."
                 )
         if rows.empty:
-            raise OcrPhasesError(f"The records share none of {', '.join(JUDGED)}: name a metric (--metric).")
+            raise OcrPhasesError(
+                f"The records share none of {', '.join(self.figures)}: name a metric (--metric)."
+            )
         if "n/a" in set(rows["verdict"]):
             raise OcrPhasesError(
                 "A record of a single repeat says nothing about the spread: measure with "
@@ -302,7 +310,10 @@ class ComparedRecords(Hinted):
         return rows.assign(outcome=_first(told, "undecided")).reset_index(drop=True)
 
     def _rows(self, run: Record, label: str) -> list[dict[Any, Any]]:
-        ours, theirs = metrics_of(self.runs[0]), metrics_of(run)
+        more = [*self.figures, *self.judged]
+        more = [name for name in more if name in ("ntpot_ms", "page_ms")]
+        ours = metrics_of(self.runs[0], more)
+        theirs = metrics_of(run, more)
         both = ours.index.intersection(theirs.index)
         tests = {name: log_ratio(ours["repeats"][name], theirs["repeats"][name]) for name in both}
         alphas = holm({name: tests[name] for name in both if name in self.judged})
@@ -350,6 +361,12 @@ def _first(cases: Mapping[str, Any], default: str) -> np.ndarray:
 
 # -- sentences, in the words of comparison.toml -------------------------------------------------------
 
+_FIGURE_NAMES = {
+    "inter_token_ms": "a decode step",
+    "ttft_ms": "the wait for the first token",
+    "ntpot_ms": "the mean time per token over the whole answer",
+    "page_ms": "the whole answer",
+}
 _FAR = 2.0  # a ratio from here on is told as such, not in percent
 
 
@@ -368,7 +385,7 @@ def _findings(comparison: ComparedRecords) -> Iterator[str]:
     for label, run in named.items():
         if said := noise_sentences(run):
             yield from (f"{label}: {said[0]}", *said[1:])
-    judged = table[table["metric"].isin(JUDGED) & table["ratio"].notna()]
+    judged = table[table["metric"].isin(comparison.figures) & table["ratio"].notna()]
     for label in labels[1:]:
         told = ", ".join(_said(row) for row in judged[judged["run"] == label].to_dict("records"))
         alone = _NOTES["alone"].format(label=label, baseline=labels[0])
@@ -389,7 +406,7 @@ def _subject(run: Record) -> tuple[Any, ...]:
 def _said(row: Mapping[Any, Any]) -> str:
     ratio, verdict = row["ratio"], row["verdict"]
     near = verdict != EQUIVALENT and 1.0 / _FAR < ratio < _FAR
-    name = "a decode step" if row["metric"] == "inter_token_ms" else stage_name(row["phase"])
+    name = _FIGURE_NAMES.get(row["metric"]) or stage_name(row["phase"])
     by, span = f"{percent_text(abs(ratio - 1.0))} " * near, _times(ratio, row["ratio_low"], row["ratio_high"])
     return filled(_SAID.get(verdict, _SAID["other"]), row, name=name, by=by, span=span, takes=_times(ratio))
 
@@ -425,9 +442,12 @@ def _caveats(baseline: Record, other: Record, label: str) -> Iterator[str]:
             yield f"{name}: {now} (baseline: {then})."
     if baseline.model.name == other.model.name:
         yield from _other_revision(baseline.model.revision, other.model.revision)
-    if other.token_count != baseline.token_count:
+    known = baseline.knows_tokens and other.knows_tokens
+    if known and other.token_count != baseline.token_count:
         counts = f"{other.token_count:,} (baseline: {baseline.token_count:,})"
         yield f"Tokens: {counts}, so compare decode steps, not whole decodes."
+    if _numbers_pieces(baseline) or _numbers_pieces(other):
+        return  # how a text was cut into pieces says nothing about its tokens
     if same_tokens(baseline, other):
         return
     if parts := other_parts(baseline, other):
@@ -489,6 +509,11 @@ def _other_parts_of(baseline: Record, other: Record, row: int) -> list[str]:
     if [region.boxes for region in ours] != [region.boxes for region in theirs]:
         found.append("the boxes")
     return found or ["marks or white space"]
+
+
+def _numbers_pieces(run: Record) -> bool:
+    """Whether a server sent no ids, so that what stands for them numbers its pieces of text."""
+    return any(result.pieces for result in run.results)
 
 
 def first_other_token(baseline: Record, other: Record) -> str:

@@ -19,7 +19,9 @@ def summary(record: Record) -> dict[str, Any]:
     """Headline figures; times are milliseconds on the device clock, medians over repeats.
 
     ``page_ms`` is from the page's file to the last token, ``ttft_ms`` (time to first token) prepare plus
-    prefill in each repeat; medians of phases need not add up. ``vision_share`` is of the prefill: the median
+    prefill in each repeat, of a server the client's wait; medians of phases need not add up. ``ntpot_ms``
+    (normalized time per output token) is ``page_ms`` over the first row's tokens, None where their number is
+    unknown. ``vision_share`` is of the prefill: the median
     of the repeats' shares. The times of the prefill's stages, ``vision_ms`` among them, are drawn to such
     shares (`part_ms`). Inter-token latency pools the decode steps of all repeats: with N tokens, N-1 steps (N
     with ``first_token="redecode"``).
@@ -31,7 +33,7 @@ def summary(record: Record) -> dict[str, Any]:
     """
     medians = {key: float(times.median()) for key, times in record.sums["device_ms"].items()}
     prefill = record.repeat_ms("prefill", "prefill")
-    has_prefill = bool(prefill.all())
+    waited = record.phase_ms("prefill")
     vision = _sum_of_stages(record, VISION_STAGES)
     has_vision = bool(vision.all())
     stages = _sum_of_stages(record, PREFILL_STAGES)
@@ -40,12 +42,14 @@ def summary(record: Record) -> dict[str, Any]:
         for stage in PREFILL_STAGES
         if ("prefill", stage) in medians
     }
-    page_ms = float(np.median(np.sum([record.repeat_ms(phase, phase) for phase in PHASES], axis=0)))
+    page_ms = float(np.median(np.sum([record.phase_ms(phase) for phase in PHASES], axis=0)))
 
     steps = record.spans[record.spans["stage"] == "decode_step"]
     step_ms = steps["device_ms"].to_numpy()
     decode = record.repeat_ms("decode", "decode")
-    has_decoded = record.decoded_tokens > 0 and bool(decode.all())
+    has_rate = record.decoded_tokens > 0 and bool(decode.all()) and record.knows_tokens
+    if record.is_server and not len(steps):
+        has_rate = False  # where tokens came together, the decode has no beginning
 
     peaks = record.memory.peak_bytes or {}
     all_peaks = [peak for repeats in peaks.values() for peak in repeats]
@@ -64,7 +68,7 @@ def summary(record: Record) -> dict[str, Any]:
         **{f"{stage}_ms": parts.get(stage) for stage in VISION_STAGES},
         "text": record.text,
         "prepare_ms": medians.get(("prepare", "prepare")),
-        "ttft_ms": _quantile(record.repeat_ms("prepare", "prepare") + prefill) if has_prefill else None,
+        "ttft_ms": _quantile(record.repeat_ms("prepare", "prepare") + waited) if waited.all() else None,
         "vision_fusion_ms": parts.get("vision_fusion"),
         "prefill_language_model_ms": parts.get("language_model"),
         "stage_coverage": median_share(stages, prefill) if stages.all() else None,
@@ -72,7 +76,8 @@ def summary(record: Record) -> dict[str, Any]:
         "inter_token_ms": _quantile(step_ms, 0.5),
         "inter_token_ms_p90": _quantile(step_ms, 0.9),
         "inter_token_ms_p99": _quantile(step_ms, 0.99),
-        "tokens_per_s": _quantile(record.decoded_tokens / decode * 1000.0) if has_decoded else None,
+        "tokens_per_s": _quantile(record.decoded_tokens / decode * 1000.0) if has_rate else None,
+        "ntpot_ms": page_ms / record.token_count if record.knows_tokens else None,
         "generate_ms": medians.get(("generate", "generate")),
         "prefill_peak_bytes": max(peaks.get("prefill", []), default=None),
         "decode_peak_bytes": max(peaks.get("decode", []), default=None),
@@ -81,7 +86,7 @@ def summary(record: Record) -> dict[str, Any]:
         "text_tokens": text_tokens,
         "valid_image_tokens": valid_tokens,
         "compression_ratio": _ratio(text_tokens, valid_tokens),
-        "generated_compression_ratio": _ratio(record.token_count, valid_tokens),
+        "generated_compression_ratio": _ratio(record.result.known_tokens, valid_tokens),
     }
     return figures | page_cost(record, page_ms)
 

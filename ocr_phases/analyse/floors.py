@@ -98,6 +98,8 @@ def ceilings_of(run: Record) -> Ceilings | None:
 def why_no_floor(run: Record) -> str | None:
     """Why this record has no floors, in one sentence; None if it has."""
     reasons = {
+        "A server does not show its stages, so there is nothing to compare with a floor.": run.is_server
+        and summary(run)["prefill_ms"] is None,
         "A one-shot generate() run has no stages to compare with a floor.": summary(run)["prefill_ms"]
         is None,
         "The cost of this record's model is unknown, so there is no floor.": _costs(run) is None,

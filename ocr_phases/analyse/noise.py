@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,6 +34,11 @@ _OF_REPEAT = "repeat wall_s cpu_s other_threads_s waited_s others steal load_sta
 CONDITION_COLUMNS = tuple(_OF_REPEAT.split())
 #: What a record is judged by, in its own figures and beside others.
 JUDGED = {"prefill_ms": "the prefill", "inter_token_ms": "a decode step", "generate_ms": "generate()"}
+#: The same of a server, whose prefill a client does not see: the waits for the first token and for each next
+#: one; where tokens came together, the whole answer.
+JUDGED_OF_SERVER = {"ttft_ms": "the wait for the first token", "inter_token_ms": "a decode step"}
+JUDGED_OF_ANSWER = {"ntpot_ms": "the mean time per token over the answer"}
+JUDGED_OF_PAGE = {"page_ms": "the whole answer"}
 #: The standard deviation of the logarithms of the repeats' times. Quiet machines stay below 0.02 on a GPU and
 #: 0.05 on a CPU; beyond 0.10 the median of a few repeats can be off by more than most changes of interest.
 SPREAD_NOTE, SPREAD_NOISY = 0.05, 0.10
@@ -81,17 +86,43 @@ def figure_repeats(run: Record) -> pd.DataFrame:
     steps = {name: step_ms(run, quantile) for name, quantile in STEP_QUANTILES.items()}
     vision = sum(run.repeat_ms(stage, "prefill") for stage in VISION_STAGES)
     seen = np.where(vision, vision, np.nan)  # an engine may not tell
-    return repeat_table(run).assign(page_ms=end_to_end_ms(run), vision_ms=seen, **steps)
+    page = end_to_end_ms(run)
+    each = page / run.token_count if run.knows_tokens else np.full(len(page), np.nan)
+    return repeat_table(run).assign(page_ms=page, ntpot_ms=each, vision_ms=seen, **steps)
+
+
+def judged_figures(runs: Sequence[Record]) -> dict[str, str]:
+    """The figures that these records are judged by, beside each other or alone, with what they are called.
+
+    A server sends several tokens in a chunk or one, as it is set: then neither its first chunk nor the time
+    between chunks says how fast it is, and only the whole answer does, for each token where their number is
+    known.
+    """
+    servers = [run for run in runs if run.is_server]
+    if not servers:
+        return JUDGED
+    if not all(run.knows_tokens for run in servers):
+        return JUDGED_OF_PAGE
+    if any(has_untimed_tokens(run) for run in runs):
+        return JUDGED_OF_ANSWER
+    return JUDGED_OF_SERVER
+
+
+def has_untimed_tokens(run: Record) -> bool:
+    """Whether a record has tokens after the first, and no time of its own for each of them."""
+    steps = (run.spans["stage"] == "decode_step").any()
+    return not steps and run.decoded_tokens > 0
 
 
 @cached
 def repeat_spread(run: Record) -> Verdict:
-    """How far the `JUDGED` figures scatter over the repeats."""
+    """How far the figures that are judged (`judged_figures`) scatter over the repeats."""
     if len(run.repeats) < 2:
         return Verdict("n/a", "with one repeat the spread is unknown")
+    judged = judged_figures([run])
     rows = [
-        (spread(ms), JUDGED[str(name)], f"{ms_text(ms.min())} to {ms_text(ms.max())}")
-        for name, ms in figure_repeats(run)[list(JUDGED)].items()
+        (spread(ms), judged[str(name)], f"{ms_text(ms.min())} to {ms_text(ms.max())}")
+        for name, ms in figure_repeats(run)[list(judged)].items()
         if (ms > 0).all()
     ]
     measured = "; ".join(f"{name} {took} ({percent_text(share)})" for share, name, took in rows)

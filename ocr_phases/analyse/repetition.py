@@ -106,9 +106,10 @@ def repetition_table(run: Record) -> pd.DataFrame:
     for row, result in enumerate(run.results):
         # A part of a character has no text of its own; the last of those that make none has all of theirs.
         pairs = zip(result.ids, result.token_texts, strict=True)
-        cut = result.finish_reason != "eos"
+        ended = result.finish_reason == "eos"
+        cut = not ended and result.finish_reason != "unknown"  # a server need not say why it ended
         texts = [f"<{name}>" if text.strip("\ufffd") == "" else text for name, text in pairs]
-        texts = texts if cut else texts[:-1]
+        texts = texts[:-1] if ended else texts
         times = tokens_of(run, row)["device_ms"]
         for each in _all_repetitions(texts, cut=cut):
             measure = "inexact"

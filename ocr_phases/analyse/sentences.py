@@ -21,7 +21,7 @@ from ocr_phases.analyse.figures import summary
 from ocr_phases.analyse.floors import ceilings_of, times_text
 from ocr_phases.analyse.grounding import PREAMBLE
 from ocr_phases.analyse.kernels import kernel_sentences
-from ocr_phases.analyse.noise import ceilings_are_wrong, trusted_floors
+from ocr_phases.analyse.noise import ceilings_are_wrong, has_untimed_tokens, trusted_floors
 from ocr_phases.analyse.quality import quality_of
 from ocr_phases.analyse.regions import UNCERTAIN_BELOW, regions_of
 from ocr_phases.analyse.repetition import repeated_share
@@ -69,12 +69,16 @@ def headline(run: Record) -> str:
     figures = summary(run)
     pages, total, share = _pages_text(run), figures["page_ms"], figures["vision_share"]
     if _is_generate(run):
-        return f"generate() read {pages} in {ms_text(figures['generate_ms'])}."
+        reader = "The server" if run.is_server else "generate()"
+        whole = ", and its answer came all at once" if run.is_server else ""
+        return f"{reader} read {pages} in {ms_text(figures['generate_ms'])}{whole}."
     larger = _larger_phase(run)
     name = "Decode" if larger == "decode" else "The prefill"
+    if larger == "prefill" and run.waits_for_first_token:
+        name = "The wait for the first token"
     took = "took" if len(run.results) == len(run.pages) == 1 else "took together"
     vision = f"; vision is {percent_text(share)} of the prefill" if share else ""
-    part = percent_text(figures[f"{larger}_ms"] / total)
+    part = percent_text(_phase_time(run, larger) / total)
     loops = repeated_share(run)
     loop = f" Repeated text is {percent_text(loops)} of the decode." if loops > _MUCH_REPEATED else ""
     return f"{name} is {part} of the {ms_text(total)} that {pages} {took}{vision}.{loop}"
@@ -149,7 +153,8 @@ def _words(run: Record) -> dict[str, Any]:
     quality = quality_of(run) if run.truths else {}
     figures, rows, each = summary(run) | quality, len(run.results), run.cache.bytes_per_token
     peaks = {phase: max(values) for phase, values in (run.memory.peak_bytes or {}).items() if values}
-    room, tokens = run.cache.allocated_bytes, count_text(figures["tokens"], "token")
+    room = run.cache.allocated_bytes
+    tokens = tokens_text(run)
     cache = f"{bytes_text(each)} a token" if each else "at its largest"
     if figures["energy_j"]:
         made = sum(len(row.ids) for row in run.results)
@@ -158,8 +163,14 @@ def _words(run: Record) -> dict[str, Any]:
         if meter is not None and meter.idle_w is not None and meter.seconds is not None:
             idle_joules = meter.idle_w * meter.seconds / len(run.repeats)
             figures["idle_share"] = idle_joules / figures["energy_j"]
+    at_once = run.is_server and _is_generate(run)
+    untimed = run.is_server and has_untimed_tokens(run)
     return figures | {
         "tokens": tokens,
+        "answer_ms": figures["generate_ms"] if at_once else None,
+        "generate_ms": None if at_once else figures["generate_ms"],
+        "answer_token_ms": figures["ntpot_ms"] if untimed else None,
+        "ttft_note": "the client's wait" if run.waits_for_first_token else "prepare + prefill",
         "each_ms": (figures["generate_ms"] or 0.0) / figures["tokens"],
         "rows": "tokens" if rows == 1 else f"{rows} rows together,",
         "peak_phase": max(peaks, key=lambda phase: peaks[phase], default=""),
@@ -241,13 +252,21 @@ def _noise_clause(noisy: Sequence[str]) -> str:
 
 def _phase_sentences(run: Record) -> Iterator[str]:
     """Findings about prefill and decode: slow single steps, and drift over the run."""
-    if _is_generate(run) or not summary(run)["decode_steps"]:
-        yield _SAID["one_shot" if _is_generate(run) else "no_step"]
+    if not run.knows_tokens:
+        yield _SAID["at_least"].format(count=count_text(run.token_count, "piece"))
+        return
+    if _is_generate(run) and not run.is_server:
+        yield _SAID["one_shot"]
         return
     figures = summary(run)
-    ratio = figures["prefill_ms"] / figures["inter_token_ms"]
+    if not figures["decode_steps"]:
+        only = "only_token" if run.waits_for_first_token else "no_step"
+        yield _SAID["untimed" if run.decoded_tokens > 0 else only]
+        return
+    ratio = _phase_time(run, "prefill") / figures["inter_token_ms"]
     table, trend = step_table(run), decode_trend(run)
-    yield _SAID["ratio"].format(digits_text(ratio) if ratio < 9.95 else format(ratio, ",.0f"))
+    steps = digits_text(ratio) if ratio < 9.95 else format(ratio, ",.0f")
+    yield _SAID["ratio_first" if run.waits_for_first_token else "ratio"].format(steps)
     slow = table[table["outlier"]]
     for row in slow.nlargest(1, "device_ms").to_dict("records"):
         yield filled(_SAID["slow"], row, count=count_text(len(slow), "step"), factor=OUTLIER_FACTOR)
@@ -293,13 +312,25 @@ def _caveats(run: Record) -> Iterator[str]:
     yield from (filled(_SAID[name], words) for name in told if name)
 
 
+def tokens_text(run: Record) -> str:
+    """How many tokens the first row has: ``"64 tokens"``, or ``"at least 12 pieces"`` where nobody told."""
+    if run.knows_tokens:
+        return count_text(run.token_count, "token")
+    return f"at least {count_text(run.token_count, 'piece')}"
+
+
+def _phase_time(run: Record, phase: str) -> float:
+    """The whole of a phase in ms, the median over repeats."""
+    return float(np.median(run.phase_ms(phase)))
+
+
 def _larger_phase(run: Record) -> str:
-    figures = summary(run)
-    return "decode" if (figures["decode_ms"] or 0.0) > (figures["prefill_ms"] or 0.0) else "prefill"
+    return "decode" if _phase_time(run, "decode") > _phase_time(run, "prefill") else "prefill"
 
 
 def _is_generate(run: Record) -> bool:
-    return summary(run)["prefill_ms"] is None
+    """Whether there is one time for the whole, which does not tell prefill from decode."""
+    return summary(run)["generate_ms"] is not None
 
 
 def _is_cut(run: Record) -> bool:

@@ -20,7 +20,7 @@ import pandas as pd
 from ocr_phases.analyse.grounding import Grounding, parse_grounding, token_regions
 from ocr_phases.analyse.statistics import part_ms
 from ocr_phases.families import VISION_STAGES
-from ocr_phases.record import PHASES, Record
+from ocr_phases.record import PHASES, Record, is_whole_phase
 
 STAGE_KEYS = ("phase", "stage", "view")
 _TIMES = ("device_ms", "device_ms_p10", "device_ms_p90", "host_ms")
@@ -106,7 +106,7 @@ def stage_repeats(run: Record, clock: str = "device_ms") -> pd.DataFrame:
 
 def _parts(sums: pd.DataFrame) -> pd.Series:
     """The time of each row of `stage_repeats` as `part_ms` of its phase's whole."""
-    wholes = sums[sums.index.get_level_values("stage") == sums.index.get_level_values("phase")]
+    wholes = sums[is_whole_phase(sums.index.to_frame(index=False)).to_numpy()]
     whole_of = dict(zip(wholes.index.get_level_values("phase"), wholes.to_numpy(), strict=True))
     times = sums.median(axis="columns")
     for place, phase in enumerate(sums.index.get_level_values("phase")):
@@ -151,8 +151,9 @@ def stage_table(run: Record) -> pd.DataFrame:
     table = _over_repeats(device, host).assign(device_ms=_parts(device), host_ms=_parts(host))
     table["calls"], table["start"] = spans.size() // len(run.repeats), spans["host_start_ms"].min()
     table = table.reset_index()
-    table["place"] = table["phase"].map(PHASES.index) + 0.5 * (table["stage"] != table["phase"])
-    whole = table["phase"].map(table[table["stage"] == table["phase"]].set_index("phase")["device_ms"])
+    is_whole = is_whole_phase(table)
+    table["place"] = table["phase"].map(PHASES.index) + 0.5 * ~is_whole
+    whole = table["phase"].map(table[is_whole].set_index("phase")["device_ms"])
     table["share"] = (table["device_ms"] / whole).where(whole > 0)
     table = table.sort_values("device_ms", ascending=False).sort_values(["place", "start"], kind="stable")
     return table[list(STAGE_COLUMNS)].reset_index(drop=True)
@@ -162,14 +163,15 @@ def stage_table(run: Record) -> pd.DataFrame:
 def repeat_table(run: Record) -> pd.DataFrame:
     """One row a repeat: its number from 0 and times in ms on the device clock, NaN for a phase it lacks.
 
-    Columns ``repeat``, ``prepare_ms``, ``prefill_ms``, ``ttft_ms`` (prepare plus prefill), ``decode_ms``,
-    ``generate_ms``, ``steps`` (of decode) and ``tokens_per_s`` (`Record.decoded_tokens` over the whole
-    decode phase).
+    Columns ``repeat``, ``prepare_ms``, ``prefill_ms``, ``ttft_ms`` (prepare plus prefill, of a server the
+    wait for the first token), ``decode_ms``, ``generate_ms``, ``steps`` (of decode) and ``tokens_per_s``
+    (`Record.decoded_tokens` over the whole decode phase).
     """
     index = pd.Index(run.repeats, name="repeat")
     table = pd.DataFrame({f"{phase}_ms": run.repeat_ms(phase, phase) for phase in PHASES}, index=index)
     table = table.where(table > 0)
-    table.insert(2, "ttft_ms", table["prepare_ms"].fillna(0.0) + table["prefill_ms"])
+    waited = pd.Series(run.phase_ms("prefill"), index)
+    table.insert(2, "ttft_ms", table["prepare_ms"].fillna(0.0) + waited.where(waited > 0))
     table["steps"] = step_repeats(run).count()
     table["tokens_per_s"] = (run.decoded_tokens / table["decode_ms"] * 1000.0).where(table["steps"] > 0)
     return table.reset_index()
@@ -177,7 +179,7 @@ def repeat_table(run: Record) -> pd.DataFrame:
 
 def end_to_end_ms(run: Record) -> np.ndarray:
     """Each repeat from the page's file to the last token, ms, float64 [repeats]; a batch's rows together."""
-    return np.sum([run.repeat_ms(phase, phase) for phase in PHASES], axis=0)
+    return np.sum([run.phase_ms(phase) for phase in PHASES], axis=0)
 
 
 @cached
@@ -285,6 +287,11 @@ def decode_trend(run: Record) -> Trend | None:
     return Trend(slope, (low, high), float(np.ptp(x) / np.median(y)))
 
 
+def _first_source(run: Record) -> str:
+    """What the first token is from: the prefill, or of a server that tells no prefill its first token."""
+    return "first_token" if run.waits_for_first_token else "prefill"
+
+
 # -- tokens and regions ---------------------------------------------------------------------------------
 
 
@@ -309,7 +316,7 @@ def tokens_of(run: Record, row: int) -> pd.DataFrame:
     # Objects, because pandas hands text to pyarrow where that is installed, and a token may be a lone
     # surrogate, which pyarrow refuses.
     table = pd.DataFrame({"index": index, "id": ids, "text": pd.Series(texts, dtype=object), "step": step})
-    table["source"] = np.where(step.isna(), "prefill", "decode")
+    table["source"] = np.where(step.isna(), _first_source(run), "decode")
     table["cache_len"] = _cache_lengths(run, step.fillna(-1) + 1)
     table["region"] = token_regions(parse_grounding("".join(texts), run.model.family), texts)
     times = _step_times(run).reindex(step.astype("float64")).reset_index(drop=True)

@@ -60,6 +60,7 @@ class Row(msgspec.Struct):
     inter_token_ms: float | None = None
     decode_ms: float | None = None
     page_ms: float | None = None
+    ntpot_ms: float | None = None
     tokens: int | None = None
     vision_share: float | None = None
     prompt_tokens: float | None = None

@@ -68,6 +68,13 @@ def check_pages(arguments: argparse.Namespace, pages: Sequence[str] = ()) -> Non
             print(others, file=sys.stderr)
 
 
+def server_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options of a command that `OCRSession.connect` takes, those that were given."""
+    names = ("family", "first_token_timeout", "answer_timeout")
+    options = {name: getattr(arguments, name) for name in names}
+    return {name: value for name, value in options.items() if value is not None}
+
+
 def load_session(arguments: argparse.Namespace, pages: Sequence[str] = ()) -> OCRSession | ServerSession:
     """Load the requested model; a wrong page, setting or truth is refused before anything slow starts."""
     settings = Settings.among(vars(arguments))
@@ -82,10 +89,11 @@ def load_session(arguments: argparse.Namespace, pages: Sequence[str] = ()) -> OC
         from ocr_phases.session import OCRSession, kept_session
 
     if arguments.verb == "verify" and arguments.server:
-        return OCRSession.connect(arguments.server, reference=settings.model, family=arguments.family)
+        return OCRSession.connect(arguments.server, reference=settings.model, **server_options(arguments))
     if "://" in settings.model:
-        return OCRSession.connect(settings.model, family=arguments.family)
+        return OCRSession.connect(settings.model, **server_options(arguments))
     refuse(arguments, ("family",), "Only a --server is told its model's family")
+    refuse(arguments, ("first_token_timeout", "answer_timeout"), "Only a --server is waited for")
     return kept_session(**settings.of_model())
 
 

@@ -53,7 +53,9 @@ def run(arguments: argparse.Namespace) -> None:
         compared = Comparison([then, record], ["then", "now"])
         print_compared(compared, compared.headline)
         print(f"\nTokens: {'equal' if same_tokens(then, record) else 'different'}\n")
-    show(stage_table(record))
+    stages = stage_table(record)
+    # A client does not see a server's prefill.
+    show(stages.assign(phase=stages["phase"].mask(stages["stage"] == "first_token", "first token")))
     if has_kernels(record):
         for table in (stage_verdict(record), host_syncs(record)):
             print()

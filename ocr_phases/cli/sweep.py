@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ocr_phases.cli.measuring import check_pages
+from ocr_phases.cli.measuring import check_pages, server_options
 from ocr_phases.cli.options import PRICE, SHARED, shows_saved
 from ocr_phases.cli.results import Exit, rows, show, wrote
 from ocr_phases.settings import Settings
@@ -64,7 +64,7 @@ def _load(arguments: argparse.Namespace) -> int:
     pages = [page.source for page in find_pages([*filter(None, (arguments.page, arguments.pages))], ())]
     settings = {name: getattr(arguments, name) for name in ("prompt", "ignore_eos", "seed", "requests")}
     settings |= {"max_new_tokens": max(arguments.lengths or [512]), PRICE: arguments.price_per_hour}
-    folder, session = _folder(arguments), connect(arguments.server, family=arguments.family)
+    folder, session = _folder(arguments), connect(arguments.server, **server_options(arguments))
     result = session.load_test(pages, arguments.concurrency, rates=arguments.rate, progress=print, **settings)
     show(result.table)
     print(f"\n{result.verdict}")

@@ -88,19 +88,19 @@ def text_token_count(prompt: str) -> int:
     return 1 + len(tokenizer.encode(prompt.replace(IMAGE_TAG, ""), add_special_tokens=False).ids)
 
 
-def own_checks(runs: list[Answer], more: int, first: float, infer: SamplingSettings) -> Iterator[LiveCheck]:
+def own_checks(
+    runs: list[Answer], more: int, first: float, infer: SamplingSettings, limit: int | None = None
+) -> Iterator[LiveCheck]:
     """What the repeats themselves show; ``first`` is the time to first token of the first answer, in ms.
 
-    There were ``more`` repeats whose tokens came together.
+    There were ``more`` repeats whose tokens came together, and at most ``limit`` tokens were asked for.
     """
     yield check("fresh_prompt", *_freshness(runs, first))
-    came = "ids came at the end" if runs[0].ids else "the server sends no ids, so its pieces have numbers"
-    notes = {
-        f"{runs[0].untimed}: there is no inter-token latency": runs[0].untimed,
-        f"left out: {count_text(more, 'more repeat')}, with tokens that came together": more,
-        f"chunks of text are timed: {came}": not runs[0].beside,
-    }
-    yield from [check("token_times", "note", told) for told, holds in notes.items() if holds][:1]
+    verdict, told = _token_times(runs[0], more)
+    if told:
+        yield check("token_times", verdict, told)
+    if limit is not None and any(run.cut for run in runs):
+        yield check("token_limit", "fail", f"the server went on after the limit of {limit:,} tokens")
     if size := infer.no_repeat_ngram_size:
         grams = pd.Series(zip(*(runs[0].ids[at:] for at in range(size)), strict=False), dtype=object)
         apart = grams.index.to_series().groupby(grams).diff()
@@ -109,17 +109,51 @@ def own_checks(runs: list[Answer], more: int, first: float, infer: SamplingSetti
         yield check("repetition_rule", not again, told)
 
 
+def _token_times(answer: Answer, more: int) -> tuple[str, str]:
+    """Whether each token has a time of its own, and what is to be said of that; nothing is said of a pass."""
+    if answer.left_out:
+        names = ", ".join(answer.left_out)
+        return "fail", f"the server sent {names}, which is no text: it is left out, and so is its time"
+    if answer.untimed:
+        return "fail", f"{answer.untimed}: there is no inter-token latency"
+    if answer.token_count is None:
+        pieces = count_text(len(answer.times), "piece")
+        return (
+            "note",
+            f"the server tells neither ids nor how many tokens it made: at least {pieces}, no rates",
+        )
+    if more:
+        return "note", f"left out: {count_text(more, 'more repeat')}, with tokens that came together"
+    if not answer.beside:
+        came = "the server sends no ids, so its pieces have numbers"
+        if answer.ids:
+            came = "ids came at the end"
+        return "note", f"chunks of text are timed: {came}"
+    return "pass", ""
+
+
+def _step_times(run: Answer) -> list[float]:
+    """The times between the tokens of an answer in ms; their mean where several came in a chunk."""
+    if run.timed or run.token_count is None:
+        return np.diff(run.times).tolist()
+    if run.token_count < 2:
+        return []
+    return [(run.times[-1] - run.times[0]) / (run.token_count - 1)]
+
+
 def _freshness(runs: Sequence[Answer], first: float) -> tuple[str, str]:
     """Whether every repeat read its page and prompt anew."""
     if most := max(run.usage.get("cached_tokens") or 0 for run in runs):
-        return "fail", f"a cache had {most} of {runs[0].usage['prompt_tokens']} prompt tokens"
+        prompt = runs[0].usage.get("prompt_tokens", "the")
+        return "fail", f"a cache had {most} of {prompt} prompt tokens"
     seen = [{stage[0] for stage in run.stages} for run in runs]
     if blind := sum(bool(stages) and stages.isdisjoint(VISION_STAGES) for stages in seen):
         return "fail", f"no vision ran in {count_text(blind, 'repeat')}: a cache had it"
     if all(seen) or all(run.usage.get("cached_tokens") is not None for run in runs):
         return "pass", "vision ran in every repeat" if all(seen) else "no prompt token came from a cache"
-    fastest, steps = min(run.times[0] for run in runs), np.concatenate([np.diff(run.times) for run in runs])
-    fast = fastest < _FAST * first and fastest < _STEPS * np.median(steps)
+    fastest = min(run.times[0] for run in runs)
+    steps = [ms for run in runs for ms in _step_times(run)]
+    fast = bool(steps) and fastest < _FAST * first and fastest < _STEPS * float(np.median(steps))
     told = f"first tokens after {ms_text(fastest)} or more, of the first request after {ms_text(first)}"
     return "fail" if fast else "pass", told
 

@@ -1,121 +1,350 @@
-"""HTTP with a model server: bounded answers, no redirects, each failure a sentence of ``client.toml``."""
+"""HTTP with a model server: bounded waits and answers, no redirects, each failure one sentence."""
 
 from __future__ import annotations
 
 import contextlib
+import io
+import math
 import os
 import re
+import socket
 import time
-import tomllib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from http import HTTPStatus
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
-from pathlib import Path
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
 from typing import Annotated, Any
 
 import msgspec
-from msgspec import Meta
+from msgspec import Meta, Struct
 
-from ocr_phases.errors import OcrPhasesError, require
-from ocr_phases.record.schema import shape
+from ocr_phases.errors import OcrPhasesError
 from ocr_phases.text import plain
 
 #: Scheme, host, port, path and model of an address.
 _ADDRESS = re.compile(r"(https?)://(\[[\da-fA-F:.]+\]|[^\s/?#:@\[\]]+)(:\d{1,5}|)(/[^\s?#@]*|)(?:#(.+))?")
-_MOST_BYTES = 64_000_000  # of an answer, streamed or not
-_MESSAGE = re.compile(r'"(?:message|detail)"\s*:\s*"((?:[^"\\]|\\.)*)"')
-_TOLD = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-_REFUSALS, _FAULTS = _TOLD["refusals"], _TOLD["faults"]
+#: Of an answer, streamed or not; of one that tells an error.
+_MOST_BYTES = 64_000_000
+_MOST_ERROR_BYTES = 64_000
+#: Seconds for what a server answers without running the model, and for the end of an answer whose last token
+#: has come.
+QUICK_SECONDS = 10.0
+#: How long a page may take by default, in seconds: until its first token, and until its last.
+FIRST_TOKEN_SECONDS = 300.0
+ANSWER_SECONDS = 3600.0
+#: Characters of a server's error, and of a name that a server gives, which are shown.
+_MOST_SHOWN = 300
+_MOST_OF_NAME = 100
+_MESSAGE = re.compile(r'"(?:message|detail|error)"\s*:\s*"((?:[^"\\]|\\.)*)')
 
-#: What answers are, by name; in them the entries of a record are kinds, too.
-SHAPES: dict[str, Any] = {
-    "text": str,
-    "number": float,
-    "any": Any,
-    "count": Annotated[int, Meta(ge=0, le=2**24)],
-}
-for _name, _entries in _TOLD["answers"].items():
-    SHAPES[_name] = shape(SHAPES, _entries)
+_BROKEN_OFF = "ended the connection in the middle of an answer"
+
+Token = Annotated[int, Meta(ge=0, le=2**24)]
+
+
+class Choice(Struct):
+    """One of a chunk's choices; servers leave out or null whatever they have nothing for."""
+
+    delta: dict[str, Any] | None = None
+    finish_reason: str | None = None
+    logprobs: Any = None
+    token_ids: list[Token] | None = None
+
+
+class Chunk(Struct):
+    """An event of a chat completion's stream, as OpenAI has it, with vLLM's ids."""
+
+    choices: list[Choice] | None = None
+    usage: dict[str, Any] | None = None
+    prompt_token_ids: list[Token] | None = None
+    error: Any = None
+
+
+class ServedModel(Struct):
+    """A model of the list at ``/models``."""
+
+    id: str
+
+
+class ServedModels(Struct):
+    """What ``/models`` answers."""
+
+    data: list[ServedModel]
 
 
 class ServerFailed(OcrPhasesError):
     """A server that cannot be reached, refuses, stalls, or answers something else."""
 
 
+class Deadline:
+    """The moment until which an answer is waited for, and what is said of a server that misses it."""
+
+    def __init__(self, seconds: float, missed: str) -> None:
+        self._begun = time.monotonic()
+        self.extend(seconds, missed)
+
+    def extend(self, seconds: float, missed: str) -> None:
+        """Wait until so many seconds after the beginning."""
+        self._end = self._begun + seconds
+        self.missed = missed
+
+    def end_within(self, seconds: float) -> None:
+        """Wait for so many more seconds at most."""
+        self._end = min(self._end, time.monotonic() + seconds)
+
+    @property
+    def remaining(self) -> float:
+        """Seconds that are left; 0 or less where it has passed."""
+        return self._end - time.monotonic()
+
+
+class _TimedReader(io.RawIOBase):
+    """What a socket receives, each read no longer than the patience and the deadline allow.
+
+    A socket's own timeout begins anew with every byte, so a byte now and then would hold it for ever.
+    """
+
+    def __init__(self, connected: socket.socket, patience: float, deadline: Deadline) -> None:
+        self._socket = connected
+        self._file = connected.makefile("rb", buffering=0)
+        self._patience = patience
+        self._deadline = deadline
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int | None:
+        remaining = self._deadline.remaining
+        if remaining <= 0:
+            raise TimeoutError
+        self._socket.settimeout(min(self._patience, remaining))
+        return self._file.readinto(buffer)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+class _TimedSocket:
+    """The part of a socket that `http.client` uses, with a `Deadline`."""
+
+    def __init__(self, connected: socket.socket, patience: float, deadline: Deadline) -> None:
+        self._socket = connected
+        self._patience = patience
+        self._deadline = deadline
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        """A reader of what the socket receives; ``mode`` is ``rb``."""
+        del mode
+        return io.BufferedReader(_TimedReader(self._socket, self._patience, self._deadline))
+
+    def sendall(self, data: Any) -> None:
+        """Send everything; `TimeoutError` where that takes longer than is left."""
+        self._socket.settimeout(max(0.001, min(self._patience, self._deadline.remaining)))
+        self._socket.sendall(data)
+
+    def close(self) -> None:
+        """Close the socket once its reader is closed, too."""
+        self._socket.close()
+
+
 class Server:
     """An address of an OpenAI-compatible server, ``http://HOST:PORT/v1#MODEL``; the model may be left out.
 
     ``api_key`` goes into the header of each request and nowhere else, no redirect is followed and no proxy
-    asked. ``patience`` is how many seconds may pass without a byte. Raises `OcrPhasesError` for what is no
-    such address.
+    asked. ``patience`` is how many seconds may pass without a byte, ``first_token_timeout`` how many until
+    the first token of an answer, and ``answer_timeout`` how many until its end, whatever is sent meanwhile.
+    Raises `OcrPhasesError` for what is no such address or number of seconds.
     """
 
-    def __init__(self, address: str, *, api_key: str | None = None, patience: float = 300.0) -> None:
-        self.patience, self._key = patience, api_key or os.environ.get("OCR_PHASES_API_KEY", "")
-        parts: Any = _ADDRESS.fullmatch(address)
+    def __init__(
+        self,
+        address: str,
+        *,
+        api_key: str | None = None,
+        patience: float = 300.0,
+        first_token_timeout: float = FIRST_TOKEN_SECONDS,
+        answer_timeout: float = ANSWER_SECONDS,
+    ) -> None:
+        limits = {
+            "patience": patience,
+            "first_token_timeout": first_token_timeout,
+            "answer_timeout": answer_timeout,
+        }
+        for name, seconds in limits.items():
+            # A socket takes no more than 2^63 ns.
+            if not (math.isfinite(seconds) and 0 < seconds <= 1e9):
+                raise OcrPhasesError(f"{name}={seconds!r} is no time to wait: give seconds above 0.")
+        self.patience = patience
+        self.first_token_timeout = first_token_timeout
+        self.answer_timeout = answer_timeout
+        self._key = api_key or os.environ.get("OCR_PHASES_API_KEY", "")
+        parts = _ADDRESS.fullmatch(address)
         # Neither is in its sentence: an address may have a key, too.
-        require([(_REFUSALS["address"], parts), (_REFUSALS["key"], re.fullmatch("[ -~]*", self._key))])
+        if parts is None:
+            raise OcrPhasesError(
+                "A server's address is http://HOST:PORT/v1, or https. It has no key: set "
+                "OCR_PHASES_API_KEY, or give api_key."
+            )
+        if not re.fullmatch("[ -~]*", self._key):
+            raise OcrPhasesError("The key has characters that no header takes: copy it again.")
         scheme, self.host, port, path, self.model = parts.groups()
         self._connection = HTTPSConnection if scheme == "https" else HTTPConnection
         #: The host with its port; what the paths of OpenAI's methods, and of the server's own, begin with.
-        self.place, self.path = f"{self.host}{port}", path.rstrip("/") or "/v1"
-        self.root, self.url = self.path.removesuffix("/v1"), f"{scheme}://{self.place}{self.path}"
+        self.place = f"{self.host}{port}"
+        self.path = path.rstrip("/") or "/v1"
+        self.root = self.path.removesuffix("/v1")
+        self.url = f"{scheme}://{self.place}{self.path}"
 
-    def lines(self, path: str, body: Any = None) -> Iterator[bytes]:
-        """The lines that a path of the server answers, as they come; a body is sent as JSON."""
-        data, left = None if body is None else msgspec.json.encode(body), _MOST_BYTES
+    def lines(self, path: str, body: Any = None, deadline: Deadline | None = None) -> Iterator[bytes]:
+        """The lines that a path of the server answers, as they come; a body is sent as JSON.
+
+        Without a ``deadline`` they have to come within `QUICK_SECONDS`.
+        """
+        if deadline is None:
+            deadline = _quick(path)
+        data = None if body is None else msgspec.json.encode(body)
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self._key or None}"}
-        connection = self._connection(self.place, timeout=self.patience)
-        with self._explained(), contextlib.closing(connection):
+        wait = max(0.001, min(self.patience, deadline.remaining))
+        connection = self._connection(self.place, timeout=wait)
+        with self._explained(deadline), contextlib.closing(connection):
+            connection.connect()
+            timed: Any = _TimedSocket(connection.sock, self.patience, deadline)
+            connection.sock = timed
             connection.request("POST" if data else "GET", path, data, headers)
             answer = connection.getresponse()
-            if (status := answer.status) != HTTPStatus.OK:
-                told = _REFUSALS.get(f"{status}") or _REFUSALS.get(f"{status // 100}", _REFUSALS["4"])
-                said = f"{status}{self._said(answer.read(_MOST_BYTES), ': ')}"
-                place = plain(answer.headers.get("Location", "nowhere"))[:200]
-                raise self._failed(told.format(path=path, place=place, said=said))
+            if answer.status != HTTPStatus.OK:
+                raise self._failed(self._refusal(answer, path, deadline))
+            left = _MOST_BYTES
             while line := answer.readline(left + 1):
-                if (left := left - len(line)) < 0:
+                left -= len(line)
+                if left < 0:
                     raise self._failed(f"sent more than {_MOST_BYTES // 10**6} MB")
+                if deadline.remaining <= 0:
+                    raise TimeoutError
                 yield line
 
-    def call(self, path: str, kind: Any, body: Any = None) -> Any:
-        """What a path answers, read as JSON of this type."""
+    def call(self, path: str, kind: Any, body: Any = None, seconds: float = QUICK_SECONDS) -> Any:
+        """What a path answers within so many seconds, read as JSON of this type."""
         with self._explained():
-            return msgspec.json.decode(b"".join(self.lines(path, body)), type=kind)
+            answer = b"".join(self.lines(path, body, _quick(path, seconds)))
+            return msgspec.json.decode(answer, type=kind)
 
-    def stream(self, body: Any) -> Iterator[tuple[float, dict[str, Any]]]:
+    def stream(self, body: Any, deadline: Deadline) -> Generator[tuple[float, Chunk], None, None]:
         """The chunks of a chat completion, each with the time of `time.monotonic` at which it arrived.
 
-        Raises `ServerFailed` where a chunk is none, and where the stream ends before the answer does.
+        Raises `ServerFailed` where a chunk is none, where one tells an error, and where the stream ends
+        without ``[DONE]``.
         """
-        with self._explained():
-            for line in self.lines(f"{self.path}/chat/completions", body):
-                now, (name, _, data) = time.monotonic(), line.strip().partition(b":")
+        with self._explained(deadline):
+            for line in self.lines(f"{self.path}/chat/completions", body, deadline):
+                now = time.monotonic()
+                name, _, data = line.strip().partition(b":")
                 if name.startswith(b"{"):
                     raise self._failed("does not stream: it answered all at once")
+                if (
+                    name != b"data" or not data.strip()
+                ):  # a comment that keeps the connection, or an event's name
+                    continue
                 if data.strip() == b"[DONE]":
                     return
-                if name == b"data":  # else a comment that keeps the connection, or an event's name
-                    chunk = msgspec.json.decode(data, type=SHAPES["chunk"])
-                    if chunk.get("error"):
-                        raise self._failed(f"gave up ({self._said(data)})")
-                    yield now, chunk
-        raise self._failed(_FAULTS["IncompleteRead"])
+                chunk = msgspec.json.decode(data, type=Chunk | None)
+                if chunk is None:
+                    continue
+                if chunk.error:
+                    message = self._shown(_message_of(data[:_MOST_ERROR_BYTES]))
+                    raise self._failed(f"gave up ({message})" if message else "gave up without a reason")
+                yield now, chunk
+        raise self._failed(_BROKEN_OFF)
+
+    def _refusal(self, answer: HTTPResponse, path: str, deadline: Deadline) -> str:
+        """What is said of an answer with another status than 200."""
+        status = int(answer.status)
+        if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
+            return f"refuses the key ({status}): set OCR_PHASES_API_KEY, or give api_key"
+        if status == HTTPStatus.TOO_MANY_REQUESTS:
+            return "has too many requests (429): ask again later, or for fewer at once"
+        if status // 100 == 3:
+            place = plain(answer.headers.get("Location", "nowhere"))[:200]
+            return f"redirects to {place}, which would get the page too: name that address yourself"
+        message = self._shown(_message_of(_error_body(answer, deadline)))
+        told = f"{status}: {message}" if message else f"{status}"
+        verb = "failed" if status // 100 == 5 else "refuses"
+        return f"{verb} {path} ({told})"
 
     @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explained(self, deadline: Deadline | None = None) -> Iterator[None]:
         """What goes wrong with an answer is a `ServerFailed`."""
         try:
             yield
         except (OSError, HTTPException, ValueError, RecursionError) as error:
-            told = next(_FAULTS[kind.__name__] for kind in type(error).__mro__ if kind.__name__ in _FAULTS)
-            raise self._failed(told.format(error=error, server=self)) from error
+            raise self._failed(self._fault(error, deadline)) from error
 
-    def _said(self, data: bytes, before: str = "") -> str:
-        """The first 300 characters of the message in a server's error, without the key."""
-        said = plain("".join(_MESSAGE.findall(data.decode("utf-8", "replace"))[:1]))
-        return said and before + said.replace(self._key or "…", "…")[:300].rstrip(".")
+    def _fault(self, error: Exception, deadline: Deadline | None) -> str:
+        """What is said of an exception."""
+        if isinstance(error, TimeoutError):
+            if deadline is not None and deadline.remaining <= 0:
+                return deadline.missed
+            return f"sent nothing for {self.patience:g} s"
+        if isinstance(error, IncompleteRead | ConnectionResetError):
+            return _BROKEN_OFF
+        if isinstance(error, HTTPException):
+            return f"does not speak HTTP here ({type(error).__name__})"
+        if isinstance(error, OSError):
+            return f"cannot be reached ({error.strerror}): is it running?"
+        reason = self._shown(str(error))
+        return f"is not OpenAI-compatible: what it answers is not as it should be ({reason})"
+
+    def _shown(self, message: str) -> str:
+        """The first characters of what a server says, without the key."""
+        return plain(message).replace(self._key or "…", "…")[:_MOST_SHOWN].rstrip(".")
 
     def _failed(self, told: str) -> ServerFailed:
         return ServerFailed(f"{self.url} {told}.".replace("?.", "?"))
+
+
+def _quick(path: str, seconds: float = QUICK_SECONDS) -> Deadline:
+    return Deadline(seconds, f"did not answer {path} within {seconds:g} s")
+
+
+def _error_body(answer: HTTPResponse, deadline: Deadline) -> bytes:
+    """The first part of an error's body, as far as it comes within `QUICK_SECONDS`."""
+    deadline.end_within(QUICK_SECONDS)
+    body = b""
+    # The status is told also where its reason does not come.
+    with contextlib.suppress(OSError, HTTPException, ValueError):
+        while len(body) < _MOST_ERROR_BYTES:
+            part = answer.read1(_MOST_ERROR_BYTES - len(body))
+            if not part:
+                break
+            body += part
+    return body
+
+
+def _message_of(body: bytes) -> str:
+    """The message in a server's error: of its JSON, also where that was cut; empty where there is none."""
+    try:
+        value = msgspec.json.decode(body)
+    except (ValueError, RecursionError):
+        found = _MESSAGE.search(body.decode("utf-8", "replace"))
+        return found[1] if found else ""
+    return _message_in(value)
+
+
+def _message_in(value: Any) -> str:
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list):
+        return _message_in(value[0]) if value else ""
+    if not isinstance(value, dict):
+        return ""
+    for name in ("message", "error", "detail", "msg", "type", "code"):
+        message = _message_in(value.get(name))
+        if message:
+            return message
+    return ""
+
+
+def short_name(name: str) -> str:
+    """A name that a server gives, as it is shown: on one line, and cut where it is long."""
+    name = plain(name)
+    return name if len(name) <= _MOST_OF_NAME else f"{name[:_MOST_OF_NAME]}…"

@@ -16,8 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ocr_phases.analyse.cost import hours_per_1000_pages
-from ocr_phases.engines.answers import ask
-from ocr_phases.engines.client import Server, ServerFailed
+from ocr_phases.engines.client import ServerFailed
 from ocr_phases.engines.measurement import Measurement
 from ocr_phases.errors import Hinted, OcrPhasesError, explain_wrong_calls
 from ocr_phases.files import write_into
@@ -64,7 +63,9 @@ class LoadPlots(Plots):
     def stalls(self, *, ax: Axes | None = None) -> Figure:
         """The tokens of the page that waited longest for one, and when other pages were waiting."""
         asked = self._load.asked
-        longest = asked["times"].map(lambda times: max(np.diff(times), default=0.0))
+        longest = (
+            asked["times"].map(lambda times: max(np.diff(times), default=0.0)).where(asked["timed"], 0.0)
+        )
         if not longest.any():
             return sentence_figure("No page has two timed tokens, so there is no stall to draw.", ax)
         page = asked.loc[longest.idxmax()]
@@ -91,30 +92,45 @@ class LoadResult(Hinted):
     """What a server did at each level: ``table``, ``verdict`` and ``plot``; ``asked`` has every page.
 
     A page's ``begun``, the ``times`` of its chunks, ``first`` and ``end`` are s since its level began;
-    ``tokens`` may be more than the chunks. ``error`` is empty where it ended.
+    ``tokens`` are those that the server tells, missing where it does not. ``timed`` is whether each token has
+    a time of its own; ``at_once`` that the whole answer came at once, so that it has no ``first``. ``error``
+    is empty where it ended.
     """
 
     def __init__(self, server: str, asked: list[dict[str, Any]], price_per_hour: float | None = None) -> None:
         self.server, self.price_per_hour, self.plot = server, price_per_hour, LoadPlots(self)
         pages: Any = pd.DataFrame(asked)
-        self.asked = pages.assign(first=pages["times"].str[0], end=pages["times"].str[-1])
+        chunks = pages["times"].map(len)
+        if "timed" not in pages:
+            pages["timed"] = pages["tokens"] == chunks
+        if "at_once" not in pages:
+            pages["at_once"] = False
+        pages["tokens"] = pages["tokens"].astype(float)
+        pages["first"] = pages["times"].str[0].mask(pages["at_once"])
+        self.asked = pages.assign(end=pages["times"].str[-1])
 
     @cached_property
     def table(self) -> pd.DataFrame:
         """One row a level (``4 at once`` or ``30/min``); a p99 only from 100 requests on, else missing.
 
         Pages per minute and tokens per second are of what was read to its end, from the first request to the
-        last token. With a price of an hour there is the price of 1,000 pages.
+        last token; where the tokens of a page are unknown, so is the rate. Inter-token latency is that of
+        pages whose tokens have times of their own. ``ntpot_p50_ms`` (normalized time per output token) is a
+        page's time over its tokens. With a price of an hour there is the price of 1,000 pages.
         """
         asked, levels = self.asked, self.asked.groupby("level", sort=False)
         pages, seconds = levels["end"].count(), levels["end"].max() - levels["begun"].min()
         table = pd.DataFrame({"requests": levels.size(), "errors": levels.size() - pages})
-        table["pages_per_min"], table["tokens_per_s"] = 60 * pages / seconds, levels["tokens"].sum() / seconds
-        gaps = asked["times"][asked["tokens"] == asked["times"].map(len)].map(np.diff).explode()
+        table["pages_per_min"] = 60 * pages / seconds
+        unknown = asked["tokens"].isna().groupby(asked["level"], sort=False).any()
+        table["tokens_per_s"] = (levels["tokens"].sum() / seconds).mask(unknown)
+        gaps = asked["times"][asked["timed"].astype(bool)].map(np.diff).explode()
         for name, waited in (("ttft", asked["first"] - asked["begun"]), ("inter_token", gaps)):
             each = (1e3 * waited.astype(float)).groupby(asked["level"])
             table[f"{name}_p50_ms"] = each.median()
             table[f"{name}_p99_ms"] = each.quantile(0.99).where(pages >= TAIL_FROM)
+        each = 1e3 * (asked["end"] - asked["begun"]) / asked["tokens"].where(asked["tokens"] > 0)
+        table["ntpot_p50_ms"] = each.groupby(asked["level"]).median()
         if self.price_per_hour is not None:
             hours = hours_per_1000_pages(60_000 / table["pages_per_min"])
             table["price_per_1000_pages"] = self.price_per_hour * hours
@@ -239,7 +255,7 @@ def load_test(
     if min((*concurrency, *rates), default=0) <= 0:
         raise OcrPhasesError("Give a concurrency or a rate above 0.")
     each = pages if isinstance(pages, Sequence) and not isinstance(pages, str | bytes) else [pages]
-    bodies = []
+    measurements = []
     for page in each:
         request = session.check_request(
             page,
@@ -269,27 +285,29 @@ def load_test(
             kernel_trace=kernel_trace,
             price_per_hour=price_per_hour,
         )
-        bodies.append(Measurement(session, request).body)
-    ask(session.server, bodies[0]())
+        measurements.append(Measurement(session, request))
+    measurements[0].ask()
     rows: list[dict[str, Any]] = []
     for level, at_once, rate in levels:
         if progress is not None:
             progress(level)
-        count = requests or max(4 * at_once, len(bodies))
+        count = requests or max(4 * at_once, len(measurements))
         starts = np.random.default_rng(0).exponential(60 / rate if rate else 0.0, count).cumsum()
         with ThreadPoolExecutor(count if rate else at_once) as pool:
-            row = partial(_row, session.server, level, time.monotonic())
-            rows += pool.map(row, itertools.cycle(bodies), starts)
+            row = partial(_row, level, time.monotonic())
+            rows += pool.map(row, itertools.cycle(measurements), starts)
     return LoadResult(session.server.url, rows, price_per_hour)
 
 
-def _row(server: Server, level: str, zero: float, body: Callable[[], Any], start: float) -> dict[str, Any]:
+def _row(level: str, zero: float, measurement: Measurement, start: float) -> dict[str, Any]:
     """A row of `LoadResult.asked`: a page asked for, at the earliest ``start`` seconds after ``zero``."""
     time.sleep(max(0.0, zero + start - time.monotonic()))
     row = {"level": level, "begun": time.monotonic() - zero, "times": [], "tokens": 0, "error": ""}
+    row |= {"timed": False, "at_once": False}
     try:
-        answer = ask(server, body())
+        answer = measurement.ask()
     except ServerFailed as error:
         return row | {"error": str(error)}
     times = [answer.begun - zero + ms / 1e3 for ms in answer.times]
-    return row | {"times": times, "tokens": len(answer.tokens[0])}
+    tokens = answer.token_count
+    return row | {"times": times, "tokens": tokens, "timed": answer.timed, "at_once": answer.at_once}

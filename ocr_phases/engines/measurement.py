@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
+from msgspec.structs import replace
 from PIL import Image
 
 from ocr_phases.collectors.verdicts import LiveCheck, check, repeat_checks
@@ -23,6 +24,7 @@ from ocr_phases.record.parts import (
     ModelPart,
     ProbabilitiesPart,
     RequestPart,
+    ResultPart,
     make_part,
 )
 from ocr_phases.request import each_run, page_part, row_part
@@ -36,7 +38,9 @@ class Measurement:
     """A request's answers from a `ServerSession` so far; see `ocr_phases.request.recorded`."""
 
     def __init__(self, session: Any, request: Request) -> None:
-        self.session, self.request, self.page = session, request, load_page(request.pages[0])
+        self.session = session
+        self.request = request
+        self.page = load_page(request.pages[0])
         self.body = partial(session.body, request, data_url(*self.page[:2]))
         self.runs, self.first = list[Answer](), 0.0  # ms to the first token of the first answer of all
         self.compared, self.ended = list[LiveCheck](), ""
@@ -50,18 +54,27 @@ class Measurement:
             for number, notify in each_run(self.request, on_tokens, progress):
                 answer = self._once(notify)
                 self.first = self.first or answer.times[0]
-                self.runs += [answer] * (number >= 0)
+                if number >= 0:  # a warm-up is not recorded
+                    self.runs.append(answer)
             self.compared += self._compared() if self.request.verify else []
         except ServerFailed as error:
             self.ended = f": {error}"
             if not self.runs:
                 raise
 
+    def ask(self, notify: Callable[[list[list[int]]], None] | None = None) -> Answer:
+        """One answer, of at most the tokens that were asked for."""
+        return ask(self.session.server, self.body(), notify, self.request.max_new_tokens)
+
     def _once(self, notify: Callable[[list[list[int]]], None] | None) -> Answer:
         """One answer, with what the server and its worker say of it, as long as it had the server alone."""
-        session, before = self.session, metrics(self.session.server)
-        answer = ask(session.server, self.body(), notify)
-        answer.own = server_times(session.server, before)
+        session = self.session
+        before = metrics(session.server)
+        answer = self.ask(notify)
+        own = server_times(session.server, before)
+        # A prefill that took longer than the client waited is not that of this request.
+        if own and own["prefill_ms"] <= answer.times[0]:
+            answer.own = own
         if session.worker and (answer.own or not before):
             sent = time.monotonic()
             now, calls = session.rpc("ocr_take", tuple[float, list[Stage]])
@@ -99,15 +112,19 @@ class Measurement:
         """The record of the finished repeats; what nobody told is not in it."""
         session, request, worker = self.session, self.request, self.session.worker
         # A busy host joins tokens that came one by one.
-        runs = [run for run in self.runs if not run.untimed] or self.runs
+        runs = [run for run in self.runs if run.timed] or self.runs
         answer, more = runs[0], len(self.runs) - len(runs)
         asked = session.family.preset(request.preset)
         preset, count, cut = checks.read_as(
             answer, asked, session.family, request.prompts[0], *self.page[0].size
         )
-        agreed = repeat_checks([run.tokens[0] for run in self.runs], request.repeats, self.ended)
-        found = [*agreed, *checks.own_checks(runs, more, self.first, request.infer), cut, *self.compared]
-        (ids, texts), length = answer.tokens, answer.usage.get("prompt_tokens") or count + 1
+        # How a text is cut into pieces may differ, where pieces stand for ids.
+        texts_or_ids = [run.ids or run.text for run in self.runs]
+        agreed = repeat_checks(texts_or_ids, request.repeats, self.ended)
+        own = checks.own_checks(runs, more, self.first, request.infer, request.max_new_tokens)
+        found = [*agreed, *own, cut, *self.compared]
+        ids = answer.tokens[0]
+        length = answer.usage.get("prompt_tokens") or count + 1
         sure = [min(0.0, round(value, 3)) for value in answer.logprobs]
         known = ProbabilitiesPart(logprobs=[*sure], margins=[None] * len(ids))
         server = {"engine": session.engine, "version": session.version, "url": session.server.url}
@@ -127,11 +144,20 @@ class Measurement:
             request=make_part(
                 RequestPart, request.described() | made | {"repeats": len(runs), "prefill_len": length}
             ),
-            results=[row_part(request, ids, texts, "".join(texts), answer.finish)],
+            results=[self._result(answer)],
             spans=spans_of(runs),
             live_checks=[make_part(CheckPart, each) for each in found],
             probabilities=[known] if len(sure) == len(ids) else None,
         )
+
+    def _result(self, answer: Answer) -> ResultPart:
+        """The record's part about what the server wrote."""
+        ids, texts = answer.tokens
+        result = row_part(self.request, ids, texts, answer.text, answer.finish or "unknown")
+        tokens = answer.token_count
+        if not answer.ids:
+            return replace(result, pieces=True, token_count=tokens)
+        return replace(result, token_count=tokens) if tokens != len(ids) else result
 
 
 def data_url(image: Image.Image, data: bytes | None) -> str:

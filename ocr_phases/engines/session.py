@@ -9,7 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ocr_phases.engines.client import SHAPES, Server, ServerFailed
+from ocr_phases.engines.client import (
+    ANSWER_SECONDS,
+    FIRST_TOKEN_SECONDS,
+    ServedModels,
+    Server,
+    ServerFailed,
+    short_name,
+)
 from ocr_phases.engines.load import load_test
 from ocr_phases.engines.measurement import Measurement
 from ocr_phases.errors import Hinted, OcrPhasesError, check_known, explain_wrong_calls
@@ -34,6 +41,19 @@ _OTHERS = ("no_repeat_ngram_size", "top_k", "repetition_penalty", "ignore_eos")
 _LACKS = {"vllm": (), "sglang": _OTHERS[:1], "other": _OTHERS}
 
 
+#: Seconds that the worker's extension has to answer.
+_RPC_SECONDS = 60
+#: Served models that are listed where none of them was named.
+_MOST_LISTED = 5
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names in a list, cut where there are many."""
+    listed = ", ".join(short_name(name) for name in names[:_MOST_LISTED])
+    more = len(names) - _MOST_LISTED
+    return f"{listed} and {more:,} more" if more > 0 else listed
+
+
 class ServerSession(Hinted):
     """A model behind an address: ``engine`` and ``version`` are the server's, as far as it tells them."""
 
@@ -46,17 +66,28 @@ class ServerSession(Hinted):
         api_key: str | None = None,
         reference: Any = None,
         patience: float = 300.0,
+        first_token_timeout: float = FIRST_TOKEN_SECONDS,
+        answer_timeout: float = ANSWER_SECONDS,
         family: str | None = None,
     ) -> None:
-        server = self.server = Server(url, api_key=api_key, patience=patience)
-        served = [each["id"] for each in server.call(f"{server.path}/models", SHAPES["models"])["data"]]
-        self.reference, self.model = reference, model or server.model or " ".join(served)  # several are none
+        server = self.server = Server(
+            url,
+            api_key=api_key,
+            patience=patience,
+            first_token_timeout=first_token_timeout,
+            answer_timeout=answer_timeout,
+        )
+        served = [each.id for each in server.call(f"{server.path}/models", ServedModels).data]
+        self.reference = reference
+        self.model = model or server.model or (served[0] if len(served) == 1 else "")
+        if not served:
+            raise OcrPhasesError(f"{server.url} serves no model.")
         if self.model not in served:
-            raise OcrPhasesError(f"{server.url} serves {', '.join(served)}: name one of these.")
+            raise OcrPhasesError(f"{server.url} serves {_listed(served)}: name one of these.")
         self.engine, self.version = "other", "unknown"
         for engine, path in (("sglang", "/get_server_info"), ("vllm", "/version")):
             with contextlib.suppress(ServerFailed, LookupError):
-                self.version = str(server.call(server.root + path, dict[str, Any])["version"])
+                self.version = short_name(str(server.call(server.root + path, dict[str, Any])["version"]))
                 self.engine = engine
         #: What the worker's extension says of the model and its device; empty without it.
         self.worker: dict[str, Any] = {}
@@ -88,8 +119,10 @@ class ServerSession(Hinted):
 
     def rpc(self, method: str, kind: Any) -> Any:
         """What the first worker's extension answers, as this type."""
-        body, path = {"method": method, "timeout": 60}, f"{self.server.root}/collective_rpc"
-        return self.server.call(path, dict[str, list[kind]], body)["results"][0]
+        body = {"method": method, "timeout": _RPC_SECONDS}
+        path = f"{self.server.root}/collective_rpc"
+        answer = self.server.call(path, dict[str, list[kind]], body, seconds=_RPC_SECONDS)
+        return answer["results"][0]
 
     def references(self) -> None:
         """A server does not tell where its source does what is measured."""
@@ -130,9 +163,10 @@ class ServerSession(Hinted):
         """Ask the server to read a page: ``warmup`` unrecorded times, then ``repeats`` recorded ones.
 
         Arguments, callbacks and interrupts are those of `OCRSession.run_inference`. Times are the client's:
-        the prefill ends with the first token, each later token is a decode step. What the server or its
-        worker tells besides is in the record, and what nobody tells is missing. A server that fails after
-        the first repeat leaves the finished ones, with its reason. ``verify`` compares with ``reference``.
+        it waits for the first token, and each later token that comes by itself is a decode step. What
+        the server or its worker tells besides is in the record, and what nobody tells is missing. A server
+        that fails after the first repeat leaves the finished ones, with its reason. ``verify`` compares with
+        ``reference``.
 
         Raises `OcrPhasesError` for what a server cannot do, by name, and where no repeat was finished.
         """
@@ -276,6 +310,8 @@ def connect(
     *,
     reference: Any = None,
     patience: float = 300.0,
+    first_token_timeout: float = FIRST_TOKEN_SECONDS,
+    answer_timeout: float = ANSWER_SECONDS,
     family: str | None = None,
 ) -> ServerSession:
     """A session on a running OpenAI-compatible server; it needs no torch.
@@ -293,6 +329,10 @@ def connect(
         `OCRSession.load` takes it.
     patience : float, default 300
         How many seconds the server may be silent.
+    first_token_timeout : float, default 300
+        How many seconds a page may take until its first token, whatever else the server sends meanwhile.
+    answer_timeout : float, default 3600
+        How many seconds a page may take until its last token.
     family : str, optional
         The model's family (``deepseek-ocr``, ``deepseek-ocr-2``, ``unlimited-ocr`` or ``unknown``), where
         neither the worker's class nor the served name tells it. Of an unknown family no preset is assumed,
@@ -313,4 +353,13 @@ def connect(
     >>> session = connect("http://127.0.0.1:8000/v1")  # doctest: +SKIP
     >>> session.run_inference("page.png")  # doctest: +SKIP
     """
-    return ServerSession(url, model, api_key=api_key, reference=reference, patience=patience, family=family)
+    return ServerSession(
+        url,
+        model,
+        api_key=api_key,
+        reference=reference,
+        patience=patience,
+        first_token_timeout=first_token_timeout,
+        answer_timeout=answer_timeout,
+        family=family,
+    )

@@ -17,6 +17,7 @@ import pandas as pd
 
 from ocr_phases.analyse.comparison import run_labels
 from ocr_phases.analyse.quality import quality_of
+from ocr_phases.analyse.sentences import tokens_text
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import save_new, split_page
 from ocr_phases.results.comparison import Comparison
@@ -25,7 +26,7 @@ from ocr_phases.show.page import printable
 from ocr_phases.show.results import Section
 from ocr_phases.show.results_many import comparison_bundle
 from ocr_phases.show.web import Html, element, table_html
-from ocr_phases.text import count_text, ms_text
+from ocr_phases.text import ms_text
 from ocr_phases.versions import asset
 
 FOLDER = "ocr_phases_records"
@@ -74,7 +75,7 @@ def description(run: PhaseRun) -> list[str]:
     how = [str(run.page.preset), str(run.model.strategy), f"vision {run.request.vision}"]
     many = [f"{rows} rows"] * (rows > 1)
     of = [printable(files, 60), printable(str(run.model.name), 40)]
-    return [run.created[:19], *of, *how, *many, count_text(run.token_count, "token")]
+    return [run.created[:19], *of, *how, *many, tokens_text(run)]
 
 
 def file_stem(run: PhaseRun) -> str:

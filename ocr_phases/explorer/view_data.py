@@ -78,6 +78,7 @@ def row_data(run: PhaseRun, row: int, before: PhaseRun | None = None) -> dict[st
         "rows": [printable(run.page_name(row), 40) for row in range(len(run.results))],
         "note": _note(run, row, grounding),
         "before": [] if before is None else _values(before.tokens_of(0)["device_ms"]),
+        "first": "the first token" if run.waits_for_first_token else "from the prefill",
         "texts": [plain(str(text)) for text in tokens["text"]],
         **{name: _values(tokens[column]) for name, column in _COLUMNS.items()},
         "uncertain": {"regions": uncertain, "legend": UNCERTAIN_TEXT},

@@ -6,3 +6,4 @@ from ocr_phases.record.record import Record as Record
 from ocr_phases.record.record import RecordType as RecordType
 from ocr_phases.record.record import make_spans as make_spans
 from ocr_phases.record.schema import SPAN_COLUMNS as SPAN_COLUMNS
+from ocr_phases.record.schema import is_whole_phase as is_whole_phase

@@ -270,13 +270,26 @@ class RequestPart(Part, frozen=True, kw_only=True):
 
 
 class ResultPart(Part, frozen=True, kw_only=True):
-    """What a row wrote: ids, the text of each token, and the whole text, None where it was not to be kept."""
+    """What a row wrote: ids, the text of each token, and the whole text, None where it was not to be kept.
+
+    ``pieces`` says that a server sent no ids: ``ids`` then number its pieces of text, and ``token_texts`` are
+    these. ``token_count`` is the number of tokens as the server counts them, where the ids do not show it.
+    """
 
     ids: Annotated[list[Count], Meta(min_length=1)]
     token_texts: list[str]
     text: str | None
     finish_reason: str | None = None
     text_tokens: Count | None = None
+    pieces: bool | None = None
+    token_count: Positive | None = None
+
+    @property
+    def known_tokens(self) -> int | None:
+        """How many tokens were generated; None where a server did not tell."""
+        if self.token_count is not None:
+            return self.token_count
+        return None if self.pieces else len(self.ids)
 
 
 # -- what was observed ----------------------------------------------------------------------------------

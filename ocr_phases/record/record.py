@@ -40,18 +40,22 @@ from ocr_phases.record.parts import (
 from ocr_phases.record.schema import (
     MOST_BYTES,
     SPAN_COLUMNS,
+    WHOLE_STAGES,
     Truth,
     as_truth,
     check_spans,
     parse_json,
     read_parts,
+    upgraded,
 )
 from ocr_phases.text import count_text
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-SCHEMA = 2
+#: The schema that is written, and those that are read.
+SCHEMA = 3
+READABLE_SCHEMAS = (2, 3)
 
 PHASES = ("prepare", "prefill", "decode", "generate")
 
@@ -111,14 +115,31 @@ class Record(Hinted):
 
     @property
     def token_count(self) -> int:
-        """Generated tokens of the first row, the end token included."""
-        return len(self.result.ids)
+        """Generated tokens of the first row, the end token included.
+
+        Where a server tells neither ids nor a number, these are the pieces of text that it sent: there were
+        at least as many tokens.
+        """
+        return self.result.known_tokens or len(self.result.ids)
 
     @property
     def decoded_tokens(self) -> int:
-        """Decoded tokens of all rows, each up to its end; surplus tokens are not counted."""
+        """Decoded tokens of all rows, each up to its end; surplus tokens are not counted.
+
+        They are `token_count` without the first.
+        """
         from_prefill = 0 if self.request.first_token == "redecode" else 1
-        return sum(len(result.ids) - from_prefill for result in self.results)
+        return sum((result.known_tokens or len(result.ids)) - from_prefill for result in self.results)
+
+    @property
+    def knows_tokens(self) -> bool:
+        """Whether it is known how many tokens were generated: not of every server."""
+        return all(result.known_tokens is not None for result in self.results)
+
+    @property
+    def is_server(self) -> bool:
+        """Whether a server made it, so that its times are the client's."""
+        return self.model.implementation == "server"
 
     @cached_property
     def repeats(self) -> list[int]:
@@ -174,6 +195,18 @@ class Record(Hinted):
             return np.zeros(len(self.repeats))
         return self.sums[column].to_numpy()
 
+    def phase_ms(self, phase: str, clock: str = "device_ms") -> np.ndarray:
+        """The whole of a phase in each repeat, ms, float64 [repeats]; zero where there is none.
+
+        Of the prefill that is the client's wait for the first token where a server does not tell more.
+        """
+        return np.sum([self.repeat_ms(stage, phase, clock) for stage in WHOLE_STAGES[phase]], axis=0)
+
+    @property
+    def waits_for_first_token(self) -> bool:
+        """Whether only the client's wait for the first token is known, and not the prefill in it."""
+        return bool(((self.spans["phase"] == "prefill") & (self.spans["stage"] == "first_token")).any())
+
     @cached_property
     def sums(self) -> pd.DataFrame:
         """Sums of spans in ms: a row per repeat, a column per clock, phase and stage."""
@@ -198,11 +231,15 @@ class Record(Hinted):
         """The inverse of `to_dict`; `OcrPhasesError` for other content."""
         if not isinstance(record, dict) or "schema" not in record:
             raise OcrPhasesError("This is not an ocr_phases record: it has no schema number.")
-        if record["schema"] != SCHEMA:
-            other = f"This record has schema {record['schema']!r}, this version reads schema {SCHEMA}"
+        schema = record["schema"]
+        if isinstance(schema, bool) or schema not in READABLE_SCHEMAS:
+            readable = " and ".join(map(str, READABLE_SCHEMAS))
+            other = f"This record has schema {schema!r}, this version reads schemas {readable}"
             raise OcrPhasesError(f"{other}: install the ocr_phases version that wrote it.")
         try:
             parts = read_parts(record)
+            if schema == 2:
+                parts = upgraded(parts)
             spans = make_spans(columns_of(parts.spans))
             check_spans(spans)
         except OcrPhasesError as error:

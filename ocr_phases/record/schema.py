@@ -291,17 +291,63 @@ def _check_observations(record: RecordParts) -> None:
             raise OcrPhasesError(f"memory.peak_bytes.{phase}: there are {repeats} repeats")
 
 
+#: The stages that are the whole of a phase. A server's client does not see a prefill: it waits for the first
+#: token, which takes the network, the queue and the preparation of the page, too.
+WHOLE_STAGES = {
+    "prepare": ("prepare",),
+    "prefill": ("prefill", "first_token"),
+    "decode": ("decode",),
+    "generate": ("generate",),
+}
+
+
+def is_whole_phase(spans: pd.DataFrame) -> pd.Series:
+    """Which rows of a table with the columns ``phase`` and ``stage`` are the whole of their phase."""
+    waits = (spans["phase"] == "prefill") & (spans["stage"] == "first_token")
+    return (spans["stage"] == spans["phase"]) | waits
+
+
 def check_spans(spans: pd.DataFrame) -> None:
     """Raise `OcrPhasesError` if a span table cannot come from a measurement.
 
-    Each repeat has a prefill or a ``generate`` that took time, and decode steps from 0 on, once each.
+    Each repeat has a prefill, a wait for the first token or a ``generate`` that took time, all repeats the
+    same one, and decode steps from 0 on, once each.
     """
-    phases = spans[(spans["stage"] == spans["phase"]) & (spans["device_ms"] > 0)]
-    timed = phases.groupby("phase")["repeat"].nunique()
-    prefills = ((spans["stage"] == "prefill") & (spans["phase"] == "prefill")).any()
-    if timed.get("prefill" if prefills else "generate", 0) != spans["repeat"].nunique():
-        raise OcrPhasesError("spans: not every repeat has the time of its prefill or of its generate()")
+    begun = spans[is_whole_phase(spans) & (spans["device_ms"] > 0)]
+    repeats = spans["repeat"].nunique()
+    for stage in ("prefill", "first_token", "generate"):
+        if (spans["stage"] == stage).any():
+            whole = begun[begun["stage"] == stage]
+            break
+    else:
+        whole = begun.iloc[:0]
+    if whole["repeat"].nunique() != repeats:
+        raise OcrPhasesError(
+            "spans: not every repeat has the time of its prefill, of its first token or of its generate()"
+        )
     steps = spans[spans["stage"] == "decode_step"].sort_values(["repeat", "step"])
     counted = (steps["step"] == steps.groupby("repeat").cumcount()) & (steps["device_ms"] > 0)
     if not counted.fillna(value=False).all():
         raise OcrPhasesError("spans: the decode steps of a repeat are not 0, 1, 2, ..., each with its time")
+
+
+def upgraded(parts: RecordParts) -> RecordParts:
+    """A record of schema 2 as one of schema 3.
+
+    What schema 2 called a server's prefill was the client's wait for the first token, unless the server told
+    when the prefill began or its worker told the stages.
+    """
+    spans = parts.spans
+    if parts.model.implementation != "server" or _tells_prefill(parts.model.server, spans):
+        return parts
+    stages = ["first_token" if stage == "prefill" else stage for stage in spans.stage]
+    return msgspec.structs.replace(parts, spans=msgspec.structs.replace(spans, stage=stages))
+
+
+def _tells_prefill(server: Any, spans: SpanColumns) -> bool:
+    """Whether a server or its worker told the prefill of a record of schema 2."""
+    times = server.get("times") if isinstance(server, dict) else None
+    if isinstance(times, list) and times and all(times):
+        return True
+    in_prefill = {stage for phase, stage in zip(spans.phase, spans.stage, strict=True) if phase == "prefill"}
+    return in_prefill != {"prefill"}

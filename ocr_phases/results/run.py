@@ -19,6 +19,7 @@ from ocr_phases.analyse.figures import summary
 from ocr_phases.analyse.floors import floor_table
 from ocr_phases.analyse.regions import regions_of
 from ocr_phases.analyse.repetition import repetition_table
+from ocr_phases.analyse.sentences import tokens_text
 from ocr_phases.analyse.stages import stage_table, tokens_of
 from ocr_phases.errors import UnknownName, explain_wrong_calls
 from ocr_phases.files import SavedPath
@@ -159,11 +160,14 @@ class PhaseRun(Record):
 
     def __repr__(self) -> str:
         times = []
+        if self.waits_for_first_token:
+            times.append(f"first token {self['ttft_ms']:.1f} ms")
         for phase in ("prefill", "decode", "generate"):
             ms = self[f"{phase}_ms"]
             if ms is not None:
-                times.append(f"{phase} {ms:.1f} ms")
-        facts = ", ".join([f"{self.token_count} tokens", *times])
+                name = "whole answer" if phase == "generate" and self.is_server else phase
+                times.append(f"{name} {ms:.1f} ms")
+        facts = ", ".join([tokens_text(self), *times])
         return f"<PhaseRun {self.page.file} on {self.model.name}: {facts}>"
 
     # -- headline figures -------------------------------------------------------------------------

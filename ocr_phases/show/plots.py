@@ -24,7 +24,7 @@ from ocr_phases.analyse.floors import (
 from ocr_phases.analyse.kernels import has_kernels, of_text, stage_verdict
 from ocr_phases.analyse.noise import ceilings_are_wrong
 from ocr_phases.analyse.stages import PREFILL_STAGES, spread_names, stage_table, step_table, typical_repeat
-from ocr_phases.record import PHASES, Record
+from ocr_phases.record import PHASES, Record, is_whole_phase
 from ocr_phases.show.figures import (
     FAINT,
     GREEN,
@@ -142,6 +142,8 @@ def plot_vision_stages(run: Record, *, ax: Axes | None = None) -> Figure:
     stages = _in_order(stage_table(run).loc[lambda each: each["phase"] == "prefill"])
     if len(stages) < 2:
         reason = "This run has no prefill of its own, so there are no vision stages to draw."
+        if run.is_server:
+            reason = "The server does not show its stages, so there are no vision stages to draw."
         return sentence_figure(reason, ax)
     whole, stages = float(stages["device_ms"].iloc[0]), stages.iloc[1:]
     small = stages["device_ms"] < _SMALL_SHARE * whole
@@ -203,9 +205,9 @@ def plot_spans(spans: pd.DataFrame, note: str = "") -> Figure:
     early, steps = spans[spans["phase"].isin(("prepare", "prefill"))], (spans["stage"] == "decode_step").sum()
     charts = []
     if len(early):
-        stages = early[early["stage"] != early["phase"]].sort_values("device_start_ms")
+        stages = early[~is_whole_phase(early)].sort_values("device_start_ms")
         rows = [_lane(str(name), each) for name, each in stages.groupby("name", sort=False)]
-        phases = " and ".join(early["phase"].unique()).capitalize()
+        phases = " and ".join(_phase_names(early)).capitalize()
         title = f"{phases}, {ms_text(early['end_ms'].max())}{note}"
         charts.append((title, rows or _phase_lanes(early), "time since the start (ms)"))
     if len(early) < len(spans):
@@ -220,9 +222,16 @@ def _phase_lanes(spans: pd.DataFrame) -> list[Row]:
     lanes = []
     for phase in (name for name in PHASES if (spans["phase"] == name).any()):
         own = spans[spans["phase"] == phase]
-        whole, steps = (own[own["stage"] == stage] for stage in (phase, "decode_step"))
-        lanes.append(_lane(phase, next(part for part in (whole, steps, own) if len(part))))
+        whole = own[is_whole_phase(own)]
+        steps = own[own["stage"] == "decode_step"]
+        lanes.append(_lane(_phase_names(own)[0], next(part for part in (whole, steps, own) if len(part))))
     return lanes
+
+
+def _phase_names(spans: pd.DataFrame) -> list[str]:
+    """What the phases of some spans are called; a server's prefill is not seen, only its first token."""
+    waits = spans["stage"] == "first_token"
+    return spans["phase"].mask(waits, "first token").unique().tolist()
 
 
 def _lane(name: str, spans: pd.DataFrame) -> Row:

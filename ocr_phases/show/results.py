@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
@@ -37,7 +38,7 @@ from ocr_phases.analyse.sentences import (
     uncertain_sentence,
 )
 from ocr_phases.analyse.stages import STAGE_KEYS, repeat_table, spread_names, stage_table, step_table
-from ocr_phases.record import Record
+from ocr_phases.record import Record, is_whole_phase
 from ocr_phases.record.parts import KernelsPart, known_entries, to_plain
 from ocr_phases.show import plots
 from ocr_phases.show.figures import BLUE, GOLD, GREEN, ORANGE, REST, figure_html
@@ -181,8 +182,12 @@ def phase_bar(run: Record) -> Html:
     """
     figures = summary(run)
     vision = figures["vision_ms"] or 0.0
-    prefill = figures["prefill_ms"] or 0.0
+    prefill = float(np.median(run.phase_ms("prefill")))
     names = ["prepare", "vision", "rest of the prefill" if vision else "prefill", "decode", "generate()"]
+    if run.waits_for_first_token:
+        names[2] = "first token"
+    if run.is_server:
+        names[4] = "whole answer"
     times = [
         figures["prepare_ms"],
         vision,
@@ -206,13 +211,17 @@ def run_title(run: Record) -> str:
     return f"{name} and {count_text(more, 'more page')}" if more else name
 
 
+_ENDS = {"eos": "end token", "length": "token limit"}
+
+
 def row_table(run: Record) -> pd.DataFrame:
     """One line per row of a batch: number from 1, files, tokens, finish and the text."""
     rows = []
     for row, result in enumerate(run.results):
         files = ", ".join(run.pages[page].file for page in pages_of_row(run, row))
-        ended = "end token" if result.finish_reason == "eos" else "token limit"
-        rows.append((row + 1, files, len(result.ids), ended, result.text or ""))
+        ended = _ENDS.get(result.finish_reason or "", "unknown")
+        tokens = result.known_tokens or len(result.ids)
+        rows.append((row + 1, files, tokens, ended, result.text or ""))
     return pd.DataFrame(rows, columns=["row", "file", "tokens", "end", "text"])
 
 
@@ -231,8 +240,10 @@ def stages(run: Record) -> Section:
 
 def _with_wholes(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series]:
     """A table of stages that calls whole phases so, and where they are."""
-    whole = table["stage"] == table["phase"]
-    return table.assign(stage=table["stage"].mask(whole, "whole phase")), whole
+    whole = is_whole_phase(table)
+    waits = table["stage"] == "first_token"
+    table = table.assign(stage=table["stage"].mask(whole, "whole phase"))
+    return table.assign(phase=table["phase"].mask(waits, "first token")), whole
 
 
 def timed_table(run: Record, table: pd.DataFrame, caption: str, time: str = "device", **given: Any) -> Html:
