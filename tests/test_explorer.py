@@ -573,7 +573,7 @@ def test_pages_and_presets_run_one_after_another(quick, tmp_path, monkeypatch):
 
 def test_a_server_s_address_is_a_model(quick):
     with served() as fake:
-        Browser(quick).form(model=f"{fake.url}#tiny", max_new_tokens=8)
+        Browser(quick).form(model=f"{fake.url}#{fake.models[0]}", max_new_tokens=8)
         asyncio.run(quick.measure())
     assert quick.message == ""
     assert quick.run.device.kind == "server" and quick.run.result.token_texts == TOKENS
