@@ -33,7 +33,14 @@ def test_real_model_output() -> None:
     assert (grounding.dropped, any(region.repaired for region in grounding.regions)) == (0, False)
 
 
-NO_LISTS = "[[1, 2, 3, x]]|[[1, 2, 3, ٤]]|[[1_0, 2, 3, 4]]|[[1, 2, 3|[1, 2, 3, 4]|[[1, 2, 3, 4],]"
+NO_LISTS = "[[1, 2, 3, x]]|[[1, 2, 3, ٤]]|[[1_0, 2, 3, 4]]|[[1, 2, 3|1, 2, 3, 4|[[1, 2, 3, 4],]"
+NO_LISTS += "|[1, 2, 3, 4],|[1, 2, 3, 4, 5, 6, 7, 8]|[1, 2, 3, 4]]|[1, 2, [3, 4]]|[[0.5, 0.6, 0.7, 1.5]]"
+NO_LISTS += (
+    "|[[0.5, 0.6, 70, 80]]|[[-0.5, 0, 0.7, 0.8]]|[[10.5, 20, 30, 40]]|[[1e2, 2, 3, 4]]|[[.5, 0, 1, 1]]"
+)
+NO_LISTS += (
+    "|[[1., 2, 3, 4]]|[[1.0.0, 2, 3, 4]]|[[nan, 0, 0, 0]]|[[inf, 0, 0, 0]]|[[0x1, 2, 3, 4]]|[[٠.٥, 0, 1, 1]]"
+)
 NO_LISTS += "|[[1, 2, 3, 4] [5, 6, 7, 8]]|[[[1, 2, 3, 4]]]|[]|[||__import__('os').system('true')"
 
 
@@ -46,7 +53,29 @@ NO_LISTS += "|[[1, 2, 3, 4] [5, 6, 7, 8]]|[[[1, 2, 3, 4]]]|[]|[||__import__('os'
         ("[[30, 40, 10, 20]]", ((10, 20, 30, 40),), True, 0),
         (f"[[-{'9' * 9000}, 0, {'9' * 9000}, 999]]", ((0, 0, 999, 999),), True, 0),
         ("[[-0, 0, 0, 0]]", ((0, 0, 0, 0),), False, 0),
-        ("[[1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4, 5], [1, 2.0, 3, 4], []]", ((1, 2, 3, 4),), False, 4),
+        ("[[1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4, 5], [1, 2.5, 3, 4], []]", ((1, 2, 3, 4),), False, 4),
+        ("[[120.0, 250.0, 500.0, 310.0]]", ((120, 250, 500, 310),), True, 0),
+        ("[[120, 250.000, 500, 310]]", ((120, 250, 500, 310),), True, 0),
+        ("[[500.0, -1.0, 120.0, 2000.0]]", ((120, 0, 500, 999),), True, 0),
+        (f"[[-{'9' * 9000}.0, 0, {'9' * 9000}.0, 999]]", ((0, 0, 999, 999),), True, 0),
+        ("[10, 20, 30, 40]", ((10, 20, 30, 40),), True, 0),
+        (" [10,20 , 30,40] ", ((10, 20, 30, 40),), True, 0),
+        ("[1, 2, 3, 4], [5, 6, 7, 8]", ((1, 2, 3, 4), (5, 6, 7, 8)), True, 0),
+        ("[1, 2, 3, 4], [5, 6, 7]", ((1, 2, 3, 4),), True, 1),
+        ("[1, 2, 3]", (), False, 1),
+        ("[10.0, 20.0, 30.0, 40.0]", ((10, 20, 30, 40),), True, 0),
+        ("[0.1, 0.2, 0.5, 0.25]", ((100, 200, 500, 250),), True, 0),
+        ("[[0.1, 0.2, 0.5, 0.25]]", ((100, 200, 500, 250),), True, 0),
+        ("[[0, 0.0, 1, 0.5]]", ((0, 0, 999, 500),), True, 0),
+        ("[[0.75, 1.0, 0.25, 0.0]]", ((250, 0, 749, 999),), True, 0),
+        (f"[[0.{'0' * 9000}1, 0, 0.{'9' * 9000}, 1]]", ((0, 0, 999, 999),), True, 0),
+        ("[[0, 1, 1, 1]]", ((0, 1, 1, 1),), False, 0),
+        ("[[0, 0, 1, 1]]", ((0, 0, 1, 1),), False, 0),
+        ("[[0.0, 0.0, 1.0, 1.0]]", ((0, 0, 1, 1),), True, 0),
+        ("[[0.0, 0.0, 1.0, 1.0], [0.5, 0, 1, 1]]", ((0, 0, 999, 999), (500, 0, 999, 999)), True, 0),
+        ("[[0, 0, 1, 1], [0.5, 0, 1, 1]]", ((0, 0, 1, 1), (500, 0, 999, 999)), True, 0),
+        ("[[0.5, 0, 1, 1], [0.5, 0, 1, 7]]", ((500, 0, 999, 999),), True, 1),
+        ("[[10.0, 20, 30, 40], [10.5, 20, 30, 40]]", ((10, 20, 30, 40),), True, 1),
         *((listing, (), False, 1) for listing in NO_LISTS.split("|")),
     ],
 )
@@ -54,6 +83,49 @@ def test_box_lists(listing: str, boxes: object, repaired: bool, dropped: int) ->
     grounding = parse_grounding(marked("text", listing))
     (region,) = grounding.regions
     assert (region.boxes, region.repaired, grounding.dropped) == (boxes, repaired, dropped)
+
+
+@pytest.mark.parametrize(
+    ("listing", "boxes", "repaired", "dropped"),
+    [
+        ("[1, 2, 30, 40]", ((1, 2, 30, 40),), False, 0),
+        ("[[1, 2, 30, 40]]", ((1, 2, 30, 40),), False, 0),
+        ("[ [1, 2, 30, 40] ]", ((1, 2, 30, 40),), False, 0),
+        ("[1, 2, 30, 40], [5, 6, 7, 8]", ((1, 2, 30, 40), (5, 6, 7, 8)), False, 0),
+        ("[120.0, 250.0, 500.0, 310.0]", ((120, 250, 500, 310),), True, 0),
+        ("[0.1, 0.2, 0.5, 0.25]", ((100, 200, 500, 250),), True, 0),
+        ("[[0.1, 0.2, 0.5, 0.25], [0.0, 0.0, 1.0, 1.0]]", ((100, 200, 500, 250), (0, 0, 999, 999)), True, 0),
+        ("[10.5, 20, 30, 40]", (), False, 1),
+        ("[]", (), False, 1),
+        ("", (), False, 1),
+    ],
+)
+def test_box_lists_of_the_short_marks(listing: str, boxes: object, repaired: bool, dropped: int) -> None:
+    grounding = parse_grounding(f"<PAGE><|det|>image {listing}<|/det|>", "unlimited-ocr")
+    (region,) = grounding.regions
+    assert (region.label, region.boxes, region.repaired) == ("image", boxes, repaired)
+    assert grounding.dropped == dropped
+
+
+numbers = st.sampled_from(
+    ["0", "1", "0.0", "1.0", "0.5", "-3", "-0.2", "120.0", "500", "1000", "7.25", "x", ""]
+)
+listings = st.lists(st.lists(numbers, max_size=5).map(", ".join), max_size=4)
+
+
+@settings(deadline=None, max_examples=100)
+@given(listings, st.booleans())
+def test_every_box_of_a_list_is_read_or_counted_and_lies_on_the_grid(
+    listing: list[str], nested: bool
+) -> None:
+    written = ", ".join(f"[{item}]" for item in listing)
+    grounding = parse_grounding(marked("text", f"[{written}]" if nested else written))
+    (region,) = grounding.regions
+    assert len(region.boxes) + grounding.dropped == max(len(listing), 1)
+    for x1, y1, x2, y2 in region.boxes:
+        assert 0 <= x1 <= x2 <= 999 and 0 <= y1 <= y2 <= 999
+    if any("." in item for item in listing) and len(region.boxes) == len(listing):
+        assert region.repaired
 
 
 ODD_LABEL = 'the <b>red</b> car\'s "{0}"\n价格 [[1, 2, 3, 4]]'
@@ -88,6 +160,8 @@ def test_what_is_no_markup_is_text(text: str, labels: list[str]) -> None:
         marked("a", "[[" + "," * 200_000 + "]]"),
         marked("a", "[" + "[1, 2, 3, 4], " * 14_000 + "[1, 2, 3, 4]]"),
         marked("a", "[[1, 2, 3, 4]]") * 4_800,
+        marked("a", "[0.5, 0, 1, 1], " * 12_000),
+        marked("a", "[[0." + "0" * 200_000 + "x, 1, 2, 3]]"),
     ],
 )
 def test_long_garbage_is_read_in_linear_time(text: str) -> None:

@@ -34,8 +34,9 @@ _UNTAGGED = r"[^<]*(?:<(?!\|/?(?:ref|det)\|>)[^<]*)*"
 _MARKUP = re.compile(rf"<\|ref\|>({_UNTAGGED})<\|/ref\|><\|det\|>({_UNTAGGED})<\|/det\|>")
 _SHORT_MARKUP = re.compile(rf"{_MARKUP.pattern}|<\|det\|>({_UNTAGGED})<\|/det\|>")
 _ITEM = re.compile(r"\[([^\[\]]*)\]")
-_ITEMS = re.compile(rf"\s*\[\s*{_ITEM.pattern}\s*(?:,\s*{_ITEM.pattern}\s*)*\]\s*")
-_FOUR_INTEGERS = re.compile(",".join([r"\s*(-?[0-9]+)\s*"] * 4))
+_FLAT = re.compile(rf"\s*{_ITEM.pattern}\s*(?:,\s*{_ITEM.pattern}\s*)*")
+_NESTED = re.compile(rf"\s*\[{_FLAT.pattern}\]\s*")
+_FOUR_NUMBERS = re.compile(",".join([r"\s*(-?[0-9]+(?:\.[0-9]+)?)\s*"] * 4))
 #: Of the others' boxes those that are taken for a box's own: more than any page has in one place.
 _MOST_NEAR = 32
 
@@ -46,10 +47,11 @@ class Region:
 
     ``index`` is its order in the text, from 0. ``label`` is what the model called it: any characters, never
     to be trusted. ``boxes`` are ``(x1, y1, x2, y2)`` inside the grid with x1 <= x2 and y1 <= y2, and may be
-    none; ``repaired`` says that a coordinate was clamped or corners were swapped. Its markup begins at
-    character ``start`` and ends before ``content_start``; ``end`` is where the next region or page starts,
-    or the text's length. ``text`` is the content, stripped. ``page`` is the page of the prompt that it is on,
-    from 0; the model may name more pages than it was given.
+    none; ``repaired`` says that the model wrote one in another form: a coordinate was clamped, corners were
+    swapped, the outer brackets are missing, or a coordinate has a decimal point (``120.0``, or shares of the
+    page from 0 to 1). Its markup begins at character ``start`` and ends before ``content_start``; ``end`` is
+    where the next region or page starts, or the text's length. ``text`` is the content, stripped. ``page`` is
+    the page of the prompt that it is on, from 0; the model may name more pages than it was given.
     """
 
     index: int
@@ -75,9 +77,9 @@ class Region:
 class Grounding(NamedTuple):
     """All regions of one output text, in order, and how many boxes could not be used.
 
-    ``dropped`` are the boxes that were not four integers, plus one for each box list that could not be read
-    at all. ``page_starts`` are the characters at which each page's mark starts and ``page_mark`` is that
-    mark, where the family has one.
+    ``dropped`` are the boxes that were not four integers or four shares of the page, plus one for each box
+    list that could not be read at all. ``page_starts`` are the characters at which each page's mark starts
+    and ``page_mark`` is that mark, where the family has one.
     """
 
     regions: tuple[Region, ...]
@@ -117,7 +119,10 @@ def parse_grounding(text: str, family: str | None = None) -> Grounding:
         label, listing = match[1], match[2]
         if label is None:  # LABEL [x1, y1, x2, y2], or a list of boxes behind it
             label, bracket, rest = match[3].partition("[")
-            label, listing = label.strip(), bracket + rest if rest.startswith("[") else f"[{bracket}{rest}]"
+            label = label.strip()
+            listing = bracket + rest
+            if not rest.lstrip().startswith("["):
+                listing = f"[{listing}]"
         boxes, repaired, unusable = _read_boxes(listing)
         dropped += unusable
         start, page = match.end(), max(bisect_right(pages, match.start()) - 1, 0)
@@ -130,15 +135,56 @@ def parse_grounding(text: str, family: str | None = None) -> Grounding:
 def _read_boxes(listing: str) -> tuple[tuple[Box, ...], bool, int]:
     """The usable boxes of a `[[a, b, c, d], ...]` listing, whether one was repaired, how many were dropped.
 
-    A listing that is not a flat list of lists is dropped as a whole and counts as one.
+    The outer brackets may be missing. A listing of any other form is dropped as a whole and counts as one.
     """
-    if not _ITEMS.fullmatch(listing):
+    is_nested = _NESTED.fullmatch(listing) is not None
+    if not is_nested and not _FLAT.fullmatch(listing):
         return (), False, 1
-    items = _ITEM.findall(listing[listing.index("[") + 1 :])
+    if is_nested:
+        listing = listing[listing.index("[") + 1 :]
+    items = _ITEM.findall(listing)
+    written = [corners for item in items if (corners := _read_corners(item)) is not None]
+    has_shares = any(corners.are_shares for corners in written)
+    boxes: list[Box] = []
+    repaired = False
+    for corners in written:
+        # Beside shares, 0.0 and 1.0 are the page's edges; alone they are the integers 0 and 1.
+        if corners.are_shares or (has_shares and corners.has_point and corners.within_one):
+            boxes.append(grid_box(corners.values, 1, 1))
+            repaired = True
+        elif not corners.has_fraction:
+            box = grid_box(corners.values)
+            boxes.append(box)
+            repaired = repaired or not is_nested or corners.has_point or box != corners.values
+    return tuple(boxes), repaired, len(items) - len(boxes)
+
+
+class _Corners(NamedTuple):
+    """Four numbers as the model wrote them; ``has_fraction`` is false of ``120.0``, ``has_point`` is not."""
+
+    values: tuple[float, ...]
+    has_point: bool
+    has_fraction: bool
+
+    @property
+    def within_one(self) -> bool:
+        return min(self.values) >= 0 and max(self.values) <= 1
+
+    @property
+    def are_shares(self) -> bool:
+        """Whether they can only be shares of the page's width and height."""
+        return self.has_fraction and self.within_one
+
+
+def _read_corners(item: str) -> _Corners | None:
+    """What stands between the brackets of one box; None where it is not four plain numbers."""
+    found = _FOUR_NUMBERS.fullmatch(item)
+    if found is None:
+        return None
     # Floats, because Python refuses to read an integer of thousands of digits.
-    written = [tuple(map(float, four.groups())) for four in map(_FOUR_INTEGERS.fullmatch, items) if four]
-    boxes = tuple(grid_box(corners) for corners in written)
-    return boxes, list(boxes) != written, len(items) - len(boxes)
+    values = tuple(float(number) for number in found.groups())
+    fractions = [number.partition(".")[2] for number in found.groups()]
+    return _Corners(values, any(fractions), any(fraction.strip("0") for fraction in fractions))
 
 
 def grid_box(corners: Sequence[float], width: float = GRID, height: float = GRID) -> Box:
