@@ -110,6 +110,19 @@ def busy(cores: int = 2, **host: Any) -> PhaseRun:
     return met(make_run(), cores=cores, **host)
 
 
+def with_page(
+    width: int, height: int, valid: int | None, before: tuple[int, int, int] | None = None
+) -> PhaseRun:
+    """A record of a page of this size at base, with another page in front of it."""
+    run = make_run()
+    pages = []
+    for size in (before, (width, height, valid)):
+        if size is not None:
+            entries = {"width": size[0], "height": size[1], "valid_image_tokens": size[2], "preset": "base"}
+            pages.append(to_plain(run.page) | entries)
+    return altered(run, pages=pages)
+
+
 ABOVE = "exceeds the measured ceiling"
 #: Of each check the records with the verdict and what is told of each.
 CASES: dict[str, list[tuple[PhaseRun, str, str]]] = {
@@ -139,6 +152,14 @@ CASES: dict[str, list[tuple[PhaseRun, str, str]]] = {
         (with_ceilings(1e6, cache=10**9), "note", "processor's cache"),
         (with_ceilings(1e12, copy_ms=[4.0, 9.0, 8.8], matmul_ms=[5.0, 5.1]), "noisy", "2.2 times"),
         (with_ceilings(4.3e11, 7e14, "bfloat16"), "noisy", "9.0 %"),
+    ],
+    "visible_page": [
+        (with_page(1024, 1448, 180), "pass", ""),
+        (with_page(20_000, 50, 0), "note", "20,000 x 50 pixels at base, so nothing on it can be read"),
+        (with_page(50, 20_000, 0), "note", "50 x 20,000 pixels"),
+        (with_page(20_000, 50, 1), "pass", ""),
+        (with_page(20_000, 50, None), "n/a", "unknown"),
+        (with_page(20_000, 50, 0, before=(800, 800, 256)), "note", "page 2: 20,000 x 50"),
     ],
     "repetition_loop": [
         (looped(), "note", "row 2: 3 tokens 20 times from token 101 on, up to the limit"),

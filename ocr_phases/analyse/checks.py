@@ -278,6 +278,20 @@ def outlier_causes(run: Record) -> list[tuple[int, str]]:
     return found
 
 
+def _visible_page(run: Record) -> Verdict:
+    """A page of which the vendor's formula leaves no image token is so long and narrow that it vanishes."""
+    counts = [page.valid_image_tokens for page in run.pages]
+    if not counts or None in counts:
+        return Verdict("n/a", "how the page was cut is unknown")
+    invisible = []
+    for number, page in enumerate(run.pages, 1):
+        if page.valid_image_tokens == 0:
+            where = f"page {number}: " if len(run.pages) > 1 else ""
+            size = f"{page.width:,} x {page.height:,} pixels"
+            invisible.append(f"{where}{size} at {page.preset}, so nothing on it can be read")
+    return _noted(invisible)
+
+
 def _repetition_loop(run: Record) -> Verdict:
     found = []
     for each in repetition_table(run).to_dict("records"):
@@ -296,7 +310,7 @@ def _repetition_loop(run: Record) -> Verdict:
 
 _RULES = (
     *(_vision_in_prefill_only, _cache_linear, _decode_memory, _stage_coverage),
-    *(_decode_trend, _outlier_steps, _repetition_loop),
+    *(_decode_trend, _outlier_steps, _visible_page, _repetition_loop),
 )
 _FROM_RECORD = NOISE | {rule.__name__.removeprefix("_"): rule for rule in _RULES}
 
