@@ -79,3 +79,60 @@ def test_the_table_of_a_record_counts_tokens_and_their_time():
     assert row["decode_ms"] == pytest.approx(expected)
     assert row["share"] == pytest.approx(expected / spent.sum())
     assert repetition_table(run).empty
+
+
+CUT_CORRECT = {
+    "a log": "".join(f"2024-05-01 12:{n:02}:07 Heartbeat of node alpha was received\n" for n in range(60)),
+    "a timetable": "".join(f"Northfield {n}:05 Harbour Street {n}:35\n" for n in range(24)),
+    "opening hours": "".join(f"{n}. May 9:00 to 1{n % 8}:00\n" for n in range(1, 31)),
+}
+
+
+@pytest.mark.parametrize("name", CUT_CORRECT)
+def test_lines_with_ever_new_times_are_no_loop_where_the_limit_cuts_them(name):
+    assert find_repetitions(tokens(CUT_CORRECT[name]), cut=True) == []
+
+
+def with_tokens(texts, ids=None):
+    """A record of one row that the limit cut, with these token texts in place of its own."""
+    run = PhaseRun.load(RECORD)
+    length = len(run.result.ids)
+    shown = [*texts, *[""] * length][:length]
+    said = {"token_texts": shown, "text": "".join(shown), "finish_reason": "length"}
+    if ids is not None:
+        said["ids"] = ids(length)
+    return altered(run, results=[to_plain(run.result) | said])
+
+
+@pytest.mark.parametrize(
+    ("end", "to_limit"),
+    [
+        ([], True),
+        (["All", " goods", " remaim", " the"], True),
+        ([" qu"] * 3 + ["\n", "12", " is"], True),
+        ([f" new{n}" for n in range(40)], False),
+    ],
+)
+def test_a_slip_at_the_very_end_hides_no_limit(end, to_limit):
+    length = len(PhaseRun.load(RECORD).result.ids)
+    words = tokens(SENTENCE)
+    looping = (words * length)[: length - len(end)]
+    (row,) = repetition_table(with_tokens(looping + end)).to_dict("records")
+    assert row["to_limit"] is to_limit
+
+
+def test_after_a_short_loop_a_few_tokens_are_other_text():
+    words = tokens("Thank you all for your kind help.")
+    length = len(PhaseRun.load(RECORD).result.ids)
+    before = [f" a{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(length - 3 * len(words) - 12)]
+    after = [f" b{chr(97 + n)}" for n in range(12)]
+    (row,) = repetition_table(with_tokens(before + words * 3 + after)).to_dict("records")
+    assert not row["to_limit"]
+
+
+def test_ids_without_texts_are_not_read_as_counted_numbers():
+    counted = with_tokens([], ids=lambda length: list(range(10, 10 + length)))
+    assert repetition_table(counted).empty
+    repeated = with_tokens([], ids=lambda length: ([7, 8, 9, 11] * length)[:length])
+    (row,) = repetition_table(repeated).to_dict("records")
+    assert (row["measure"], row["period"]) == ("exact", 4)

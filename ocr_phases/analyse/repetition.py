@@ -33,6 +33,9 @@ LONGEST_PERIOD = 512
 #: What the token limit cuts is a loop from so many tokens and times on, whatever it says.
 LIMIT_TOKENS = 48
 LIMIT_TIMES = 4
+#: A slip in the last words hides the end of a loop: at most so many tokens may follow, or this part of it.
+LIMIT_TOLERANCE_TOKENS = 16
+LIMIT_TOLERANCE = 0.25
 
 # Tables, dot leaders and lists repeat too, and correctly. A block counts by its words outside of markup:
 # (least words, least times) by whether all of it is the same, not its numbers and boxes, and in a table.
@@ -111,24 +114,36 @@ def repetition_table(run: Record) -> pd.DataFrame:
         texts = [f"<{name}>" if text.strip("\ufffd") == "" else text for name, text in pairs]
         texts = texts[:-1] if ended else texts
         times = tokens_of(run, row)["device_ms"]
-        for each in _all_repetitions(texts, cut=cut):
+        written = result.token_texts[: len(texts)]
+        for each in _all_repetitions(texts, written, cut=cut):
             measure = "inexact"
             if each.times:
                 measure = "exact"
             spent = float(times.iloc[each.start + each.period : each.stop].sum())
             share = spent / times.sum() if times.sum() else np.nan
-            said = cut and each.stop == len(texts), "".join(texts[each.start : each.start + each.period])
+            to_limit = cut and _reaches(each, len(texts))
+            block = "".join(texts[each.start : each.start + each.period])
             found = (row, measure, each.start, each.period, each.times or pd.NA, each.repeated)
-            rows.append((*found, spent, share, *said))
+            rows.append((*found, spent, share, to_limit, block))
     table = pd.DataFrame(rows, columns=list(REPETITION_COLUMNS))
     return table.astype({"times": "Int64"})
 
 
-def _all_repetitions(texts: Sequence[str], *, cut: bool) -> list[Repetition]:
-    """Exact runs and inexact loops in order, no token in two of them; an inexact loop has 0 ``times``."""
+def _reaches(run: Repetition, length: int) -> bool:
+    """Whether a run goes on to the end of a row of so many tokens, but for a slip in its last words."""
+    tolerance = min(LIMIT_TOLERANCE_TOKENS, int(run.repeated * LIMIT_TOLERANCE))
+    return length - run.stop <= tolerance
+
+
+def _all_repetitions(texts: Sequence[str], written: Sequence[str], *, cut: bool) -> list[Repetition]:
+    """Exact runs and inexact loops in order, no token in two of them; an inexact loop has 0 ``times``.
+
+    ``texts`` name a token without a text by its id, which tells exact runs apart. In ``written`` it has none,
+    because the inexact search would read the ids as numbers that are counted.
+    """
     exact = find_repetitions(texts, cut=cut)
     found: list[Repetition] = []
-    for loop in find_inexact_loops(texts, cut=cut):
+    for loop in find_inexact_loops(written, cut=cut):
         inside = [run for run in exact if run.start < loop.stop and run.stop > loop.start]
         covered = sum(min(run.stop, loop.stop) - max(run.start, loop.start) for run in inside)
         if covered >= _EXACT_ENOUGH * (loop.stop - loop.start):
@@ -195,11 +210,12 @@ def _periodic(keys: np.ndarray, period: int) -> Iterator[tuple[int, int]]:
 
 
 def _is_fault(blocks: Sequence[str], run: Repetition, *, at_limit: bool) -> bool:
+    same = len({" ".join(block.split()) for block in blocks}) == 1
+    if not same and all(_CLOCK.search(block) for block in blocks):
+        return False  # a log says the same again, and when, also where the limit cuts it
     if at_limit and run.times >= LIMIT_TIMES and run.stop - run.start >= LIMIT_TOKENS:
         return True
-    words, same = _words(blocks[0]), len({" ".join(block.split()) for block in blocks}) == 1
-    if not same and all(_CLOCK.search(block) for block in blocks):
-        return False  # a log says the same again, and when
+    words = _words(blocks[0])
     rules = _RULES[same, "<td" in blocks[0]]
     return any(words >= least and run.times >= times for least, times in rules)
 
