@@ -6,6 +6,7 @@ Entries that are not named here are never handed on.
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal, NamedTuple, NotRequired, TypedDict
 
 from msgspec import Meta
@@ -313,17 +314,26 @@ def read_model_config(config: dict[str, Any]) -> ModelConfig:
 
 
 def _layout(config: dict[str, Any]) -> tuple[FamilyFacts, bool]:
-    """The family of a config, and whether it is in the published layout."""
-    vision, text = config.get("vision_config"), config.get("text_config")
-    width = vision.get("width") if isinstance(vision, dict) else None
-    parts = set(width) if isinstance(width, dict) else set()
-    types = text.get("layer_types") if isinstance(text, dict) else None
-    # The class's own attention, where a saved config does not say.
-    attention = " and ".join(sorted(set(map(str, types)))) if isinstance(types, list) and types else WINDOWED
+    """The family of a config, and whether it is in the published layout.
+
+    ``model_type`` decides where it is one that a publisher or transformers writes. People save these models
+    with others, too (``deepseekocr``, ``DeepseekOCR``, ``deepseek_vl2``): then the parts decide.
+    """
+    model_type = config.get("model_type")
+    parts, published = _vision_parts(config)
+    attention = _attention_of(config)
     for family in FAMILIES.values():
-        if config.get("model_type") == family.config["model_type"] and {_SAM, family.encoder_part} <= parts:
+        has_parts = published and {_SAM, family.encoder_part} <= parts
+        if has_parts and model_type == family.config["model_type"]:
             return family, True
-        if config.get("model_type") == family.saved_type and family.attention in (None, attention):
+        if not published and model_type == family.saved_type and family.attention in (None, attention):
+            return family, False
+    for family in FAMILIES.values():
+        if not _names_family(model_type, family):
+            continue
+        if published and {_SAM, family.encoder_part} <= parts:
+            return family, True
+        if _saved_encoder(config) == family.encoders[1] and family.attention in (None, attention):
             return family, False
     known = [
         f"{family.title} ({family.config['model_type']} with {family.encoder_part} and {_SAM}, or "
@@ -331,9 +341,62 @@ def _layout(config: dict[str, Any]) -> tuple[FamilyFacts, bool]:
         for family in FAMILIES.values()
     ]
     raise OcrPhasesError(
-        f"config.json describes a {config.get('model_type')!r} model with vision parts "
-        f"{', '.join(sorted(parts)) or 'unknown'} and {attention}: what can be loaded is {', '.join(known)}."
+        f"config.json describes {_description(config, parts)}: what can be loaded is {', '.join(known)}."
     )
+
+
+def _vision_parts(config: dict[str, Any]) -> tuple[set[str], bool]:
+    """The names of a config's vision parts, and whether they stand where the published layout has them."""
+    vision = config.get("vision_config")
+    if not isinstance(vision, dict):
+        return set(), False
+    width = vision.get("width")
+    if isinstance(width, dict):
+        return set(width), True
+    return {name for name, part in vision.items() if isinstance(part, dict)}, False
+
+
+def _attention_of(config: dict[str, Any]) -> str:
+    """The attention of a saved config's layers; that of transformers' class where the file names none."""
+    return " and ".join(_layer_types(config)) or WINDOWED
+
+
+def _layer_types(config: dict[str, Any]) -> list[str]:
+    """The kinds of layers that a saved config names, each once."""
+    text = config.get("text_config")
+    types = text.get("layer_types") if isinstance(text, dict) else None
+    return sorted(set(map(str, types))) if isinstance(types, list) else []
+
+
+def _names_family(model_type: Any, family: FamilyFacts) -> bool:
+    """Whether a ``model_type`` that nobody publishes has the maker of a family in front."""
+    maker = family.name.partition("-")[0]
+    return isinstance(model_type, str) and re.sub("[^a-z]", "", model_type.lower()).startswith(maker)
+
+
+def _saved_encoder(config: dict[str, Any]) -> str | None:
+    """The stage of the second vision encoder of a config in the saved layout; None for another layout."""
+    vision = config.get("vision_config")
+    if not isinstance(vision, dict) or not isinstance(vision.get("sam_config"), dict):
+        return None
+    encoder = vision.get("encoder_config")
+    if not isinstance(encoder, dict):
+        return None
+    # CLIP cuts an image into patches; Qwen2's body gets vectors, and has rotary positions.
+    return "clip" if "patch_size" in encoder else "encoder"
+
+
+def _description(config: dict[str, Any], parts: set[str]) -> str:
+    """What a config that is of no family says of its model, and no more than it says."""
+    model_type = config.get("model_type")
+    model = "a model without model_type" if model_type is None else f"a {model_type!r} model"
+    vision = f"vision parts {', '.join(sorted(parts))}" if parts else "no vision parts"
+    types = _layer_types(config)
+    if types:
+        return f"{model} with {vision} and {' and '.join(types)}"
+    if isinstance(config.get("text_config"), dict) and parts:
+        return f"{model} with {vision} and no layer_types in its text_config"
+    return f"{model} with {vision}"
 
 
 def _as_saved(config: dict[str, Any], family: FamilyFacts) -> dict[str, Any]:

@@ -36,6 +36,7 @@ from ocr_phases.models.load import (
     load_checkpoint,
     resolve_device,
 )
+from ocr_phases.models.quantised import refuse_quantised_config
 from ocr_phases.models.references import references
 from ocr_phases.models.weights import dummy_config, resolve_dtype
 from ocr_phases.recorder import Measurement, describe_model, execution, page_id
@@ -927,6 +928,7 @@ def fit(page: Pages, settings: Settings) -> tuple[pd.DataFrame, str]:
     name, device = settings.model, resolve_device(settings.device)
     file = (asset("data", "tiny") if name == "tiny" else Path(name).expanduser()) / "config.json"
     config = dummy_config(name) if name.split(":")[0] == "dummy" else read_json(file, AnyConfig)
+    refuse_quantised_config(config, file)
     facts, _, window = read_model_config(config)
     suits, asked = BUILT_IN_PRESET if name == "tiny" else None, RunSettings(**settings.of_run())
     request = filled_in(page, asked, facts, suits, eos_check_every=1)

@@ -44,6 +44,10 @@ def weight_files(folder: Path) -> list[Path]:
     """The folder's safetensors files, sorted; `OcrPhasesError` for a pipe, device or folder among them."""
     files = sorted(folder.glob("*.safetensors"))
     for path in files:
+        if path.is_symlink() and not path.exists():
+            raise OcrPhasesError(
+                f"{path} is a link to a file that is not there: download the checkpoint again."
+            )
         if not path.is_file():
             raise OcrPhasesError(f"{path} is no regular file: put the weights themselves into the folder.")
     return files

@@ -130,7 +130,6 @@ def test_devices_and_dtypes(monkeypatch):
     assert load.resolve_device("cuda:0") == "cuda:0"
     with refused():
         load.resolve_device("cuda:3")
-    assert resolve_dtype(None, "cuda") is torch.bfloat16
     assert resolve_dtype("float16", "cpu") is torch.float16
     with refused():
         ModelSettings(dtype=torch.int8)

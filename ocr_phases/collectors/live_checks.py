@@ -24,6 +24,7 @@ from ocr_phases.families import IMAGE_TAG, windowed_length
 from ocr_phases.inputs.packing import PageInputs
 from ocr_phases.inputs.views import image_break_count, image_token_count
 from ocr_phases.models.caches import cache_bytes_per_token
+from ocr_phases.models.weights import computes_bfloat16
 from ocr_phases.settings import Request
 from ocr_phases.steps.execution import syncs_counted
 from ocr_phases.steps.phases import logits_fault
@@ -199,6 +200,7 @@ def run_checks(
         _image_mask(packed, checkpoint.image_token_id),
         _prompt_tokens(packed, checkpoint.tokenizer),
         norm_layers(checkpoint.model, checkpoint.dtype, request.autocast),
+        *card_dtype(checkpoint.device, checkpoint.dtype, request.autocast),
     ]
     seen: dict[str, LiveCheck] = {}
     for one in itertools.chain.from_iterable(run.checks for run in runs):
@@ -280,6 +282,18 @@ def _prompt_tokens(packed: PageInputs, tokenizer: Any) -> LiveCheck:
         if back != prompt.replace(IMAGE_TAG, ""):
             return check("prompt_tokens", False, f"row {row + 1} decodes to {back!r}")
     return check("prompt_tokens", True, f"{count_text(len(packed.prompts), 'prompt')} decoded back")
+
+
+def card_dtype(device: str, dtype: torch.dtype, autocast: bool) -> list[LiveCheck]:
+    """What the weights' dtype means on a card that does not compute with bfloat16; nothing on others."""
+    if torch.device(device).type != "cuda" or computes_bfloat16(device):
+        return []
+    held = str(dtype).removeprefix("torch.")
+    card = f"{torch.cuda.get_device_name(device)} does not compute with bfloat16 itself"
+    if autocast or dtype == torch.bfloat16:
+        where = "autocast to bfloat16" if autocast else "the weights are bfloat16"
+        return [check("card_dtype", "note", f"{card}, and {where}: that is emulated, or fails")]
+    return [check("card_dtype", "note", f"{card}, so float16 is the default there; the weights are {held}")]
 
 
 def norm_layers(model: nn.Module, dtype: torch.dtype, autocast: bool) -> LiveCheck:

@@ -11,6 +11,18 @@ from typing import Any
 from ocr_phases.config import AnyConfig, Generation, WeightsIndex
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import read_regular
+from ocr_phases.models.misfits import (
+    CONFIG,
+    refuse_adapter,
+    refuse_file,
+    refuse_missing_shards,
+    refuse_unloaded_weights,
+    refuse_without_config,
+    refuse_without_weights,
+    refuse_wrapped_names,
+)
+from ocr_phases.models.quantised import refuse_quantised
+from ocr_phases.models.stored import check_beginning_of, loaded_files, read_headers
 from ocr_phases.record.schema import conform, parse_json
 from ocr_phases.text import nearest
 from ocr_phases.versions import weight_files
@@ -25,7 +37,7 @@ def local_folder(name: str, *, local_only: bool = False) -> Path | None:
     if os.path.isdir(folder):  # noqa: PTH112
         return Path(folder)
     if os.path.exists(folder):  # noqa: PTH110
-        raise OcrPhasesError(f"{name} is a file: name the checkpoint's folder.")
+        refuse_file(name, folder)
     if local_only or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
         raise OcrPhasesError(
             f"There is no model {name!r}: use tiny, dummy, a checkpoint folder or a hub id (ORG/NAME)."
@@ -95,21 +107,36 @@ def hub_commit(name: str) -> str | None:
 def read_config(folder: Path) -> dict[str, Any]:
     """The folder's config.json; `OcrPhasesError` where it or the safetensors weights are missing.
 
-    The other JSON files that loading the weights reads are looked through too: nothing but a file of the
-    folder itself may be named as weights.
+    So it is for weights that are quantised, an adapter's, cut or in another format, each in a sentence that
+    says what to do. The other JSON files that loading the weights reads are looked through too: nothing but a
+    file of the folder itself may be named as weights.
     """
-    path = folder / "config.json"
-    if not path.is_file():
-        raise OcrPhasesError(f"{folder} is no checkpoint folder: it has no config.json.")
-    weights = {file.name for file in weight_files(folder)}
-    if not weights:
-        raise OcrPhasesError(f"{folder} has no *.safetensors file: only safetensors weights are loaded.")
+    if not (folder / CONFIG).is_file():
+        refuse_without_config(folder)
+    refuse_adapter(folder)
+    config = read_json(folder / CONFIG, AnyConfig)
     read_json(folder / "generation_config.json", Generation, missing={})
     index = read_json(folder / "model.safetensors.index.json", WeightsIndex, missing={"weight_map": {}})
-    lacking = sorted(set(index["weight_map"].values()) - weights)
-    if lacking:
-        raise OcrPhasesError(f"{folder} has no {lacking[0]}, which its index of the weights names.")
-    return read_json(path, AnyConfig)
+    _check_weights(folder, config, index)
+    return config
+
+
+def _check_weights(folder: Path, config: dict[str, Any], index: dict[str, Any]) -> None:
+    """Raise `OcrPhasesError` where the safetensors files are not whole, or hold what cannot be loaded."""
+    files = weight_files(folder)
+    indexed = set(index["weight_map"].values())
+    if not files:
+        refuse_without_weights(folder, indexed)
+    missing = sorted(indexed - {file.name for file in files})
+    if missing:
+        refuse_missing_shards(folder, missing, len(indexed))
+    loaded = loaded_files(folder, index)
+    if not loaded:
+        refuse_unloaded_weights(folder, files)
+    read_headers([file for file in files if file not in loaded])  # the folder's hash reads those, too
+    stored = read_headers(loaded)
+    refuse_quantised(folder, config, stored)
+    refuse_wrapped_names(folder, stored)
 
 
 def read_json(path: Path, shape: Any, *, missing: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -119,13 +146,18 @@ def read_json(path: Path, shape: Any, *, missing: dict[str, Any] | None = None) 
     """
     if missing is not None and not path.exists():
         return missing
+    check_beginning_of(path)
     try:
         content = parse_json(read_regular(path, _MOST_JSON))
     except (OSError, OcrPhasesError) as error:
         reason = getattr(error, "strerror", error)
-        raise OcrPhasesError(f"{path} cannot be read as JSON ({reason}).") from error
+        raise OcrPhasesError(
+            f"{path} cannot be read as JSON ({reason}): take that file from the published checkpoint again."
+        ) from error
     if not isinstance(content, dict):
-        raise OcrPhasesError(f"{path} holds no JSON object.")
+        raise OcrPhasesError(
+            f"{path} holds no JSON object: take that file from the published checkpoint again."
+        )
     try:
         conform(content, shape)
     except OcrPhasesError as error:

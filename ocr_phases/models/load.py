@@ -11,6 +11,7 @@ import json
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from ocr_phases.models.folders import (
     read_json,
 )
 from ocr_phases.models.generation import GenerationDefaults, generation_defaults
+from ocr_phases.models.stored import check_beginning_of
 from ocr_phases.models.vendor import check_request, load_vendor
 from ocr_phases.models.weights import (
     dummy_config,
@@ -237,7 +239,11 @@ def load_tokenizer(folder: Path) -> Any:
 
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise OcrPhasesError(f"{folder} has no tokenizer.json: add the checkpoint's tokenizer.")
+        raise OcrPhasesError(
+            f"{folder} has no tokenizer.json: put the one of the published checkpoint there "
+            "(tokenizer.model, or vocab.json and merges.txt, are not read)."
+        )
+    check_beginning_of(path)
     labels = read_json(folder / "tokenizer_config.json", TokenizerLabels, missing={})
     said = {name: labels[name] for name in ("bos_token", "eos_token", "pad_token") if labels.get(name)}
     names = {name: each["content"] if isinstance(each, dict) else each for name, each in said.items()}
@@ -245,9 +251,24 @@ def load_tokenizer(folder: Path) -> Any:
     try:
         tokenizer = PreTrainedTokenizerFast(**options)
     except Exception as error:  # the tokenizers library raises no narrower class for a bad file
-        raise OcrPhasesError(f"{path} is no tokenizer file ({error}).") from error
+        raise OcrPhasesError(f"{path} {_tokenizer_problem(error)}.") from error
     check_tokenizer(tokenizer, f"in {folder}")
     return tokenizer
+
+
+def _tokenizer_problem(error: Exception) -> str:
+    """What is wrong with a tokenizer.json that ``error`` came of, and what to do about it."""
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+    # What the library says of a part of a file that is valid JSON, but that this version does not know.
+    if any(sign in reason for sign in ("untagged enum", "unknown variant", "unknown field", "missing field")):
+        return (
+            f"has a part that tokenizers {version('tokenizers')}, which is here, does not know "
+            f"({reason}), as files "
+            "of a newer version have: run 'pip install -U tokenizers transformers', or take the "
+            "tokenizer.json of "
+            "the published checkpoint"
+        )
+    return f"is no tokenizer file ({reason}): take the tokenizer.json of the published checkpoint again"
 
 
 def check_tokenizer(tokenizer: Any, place: str) -> None:

@@ -30,8 +30,22 @@ _VOCAB = 2048  # of tiny's tokenizer
 
 
 def resolve_dtype(dtype: str | None, device: str) -> torch.dtype:
-    """The dtype that a `ModelSettings` names; None is bfloat16 on CUDA and float32 on the CPU."""
-    return getattr(torch, dtype or ("float32" if device == "cpu" else "bfloat16"))
+    """The dtype that a `ModelSettings` names, or the default of a device for None.
+
+    That is float32 on the CPU, bfloat16 on a GPU that computes with it, and float16 on an older one.
+    """
+    if dtype is not None:
+        return getattr(torch, dtype)
+    if device == "cpu":
+        return torch.float32
+    return torch.bfloat16 if computes_bfloat16(device) else torch.float16
+
+
+def computes_bfloat16(device: str) -> bool:
+    """Whether a CUDA device computes with bfloat16 itself: cards before Ampere (T4, V100, P100) "
+    "emulate it."""
+    with torch.cuda.device(device):
+        return torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def choose_attention(found: Any, asked: ModelSettings) -> str:

@@ -1,0 +1,128 @@
+"""Finds quantised weights, which no class here can run, and refuses them by name; no torch.
+
+A class of transformers takes what it does not know of a config in silence, and an integer tensor without its
+scale as a weight: the text would be noise, and nothing would say why.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ocr_phases.errors import OcrPhasesError, short
+from ocr_phases.models.stored import StoredTensors
+
+#: Entries of a config.json that say how weights are quantised, at the top or in the config of a part.
+_ENTRIES = ("quantization_config", "quantization", "compression_config", "quant_config", "quantize_config")
+#: Files that say so beside a config.json.
+_FILES = (
+    "quantize_config.json",
+    "quant_config.json",
+    "quantization_config.json",
+    "hf_quant_config.json",
+    "quantization_map.json",
+    "quanto_qmap.json",
+    "quant_strategy.json",
+    "smash_config.json",
+)
+#: The dtypes of weights that can be run, as safetensors names them.
+_FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
+_INTEGERS = frozenset({"I64", "I32", "BOOL"})
+#: Buffers of a class that count or mark: they are integers in a model that is not quantised, too.
+_INTEGER_BUFFERS = ("position_ids", "num_batches_tracked", "relative_position_index", "token_type_ids")
+#: The last part of the names of what stands beside quantised weights, and of packed weights.
+_SIGNS = re.compile(
+    r"(\w+_)?scales?(_inv|_2)?|(\w+_)?zero_points?|(\w+_)?q?zeros|(\w+_)?(absmax|amax|quant_map|packed)"
+    r"|q_?weight|g_idx|q_(perm|invperm|groups|group_size|scale_max)|SCBt?|CB|weight_format|bitsandbytes__\w+"
+    r"|W_q|_data|codes|codebooks?|trellis|suh|svh|SU|SV|Qidxs|\w+_blocks"
+)
+_NO_SIGNS = ("logit_scale", "layer_scale")
+
+NEXT_STEP = (
+    "name the checkpoint that they were made from, with weights in float32, bfloat16 or float16, or "
+    "load them "
+    "yourself and give the object to OCRSession.from_model(model, tokenizer)"
+)
+
+
+def refuse_quantised_config(config: dict[str, Any], place: Path, stored: StoredTensors | None = None) -> None:
+    """Raise `OcrPhasesError` where a ``config.json`` at ``place`` says that weights are quantised.
+
+    Where the ``stored`` tensors show that they are not (the entry asks for it to be done while they are
+    loaded), the sentence says so.
+    """
+    for entry, value in _entries(config):
+        raise OcrPhasesError(
+            f"{place} asks for quantised weights ({entry}: {_method(value)}), which are not run here: "
+            f"{NEXT_STEP}{_what_plain_weights_need(stored, 'take that entry out')}."
+        )
+
+
+def refuse_quantised(folder: Path, config: dict[str, Any], stored: StoredTensors) -> None:
+    """Raise `OcrPhasesError` where anything in a checkpoint folder says that its weights are quantised.
+
+    That is an entry of its config, a file beside it, a tensor that only quantised weights need, or a weight
+    that is stored as something else than floating-point numbers.
+    """
+    refuse_quantised_config(config, folder / "config.json", stored)
+    sign = _sign(stored)
+    if sign is not None:
+        raise OcrPhasesError(
+            f"The weights in {folder} are quantised ({sign}), and such weights are not run here: {NEXT_STEP}."
+        )
+    for name in _FILES:
+        if (folder / name).exists():
+            raise OcrPhasesError(
+                f"{folder / name} says that the weights are quantised, and such weights are not run here: "
+                f"{NEXT_STEP}{_what_plain_weights_need(stored, 'remove that file')}."
+            )
+
+
+def _entries(config: dict[str, Any], above: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+    """The entries of a config on quantisation, with their names; an empty one says that there is none."""
+    for name, value in config.items():
+        if name in _ENTRIES and value:
+            yield f"{above}{name}", value
+        elif isinstance(value, dict) and depth < 3:
+            yield from _entries(value, f"{above}{name}.", depth + 1)
+
+
+def _method(value: Any) -> str:
+    """What an entry says of the method, in a few words."""
+    if not isinstance(value, dict):
+        return short(value)
+    names = [
+        value[key] for key in ("quant_method", "quant_algo", "quant_type", "mode", "format") if value.get(key)
+    ]
+    words = short(names[0]).strip("'\"") if names else "no method named"
+    if "quant_method" not in value and "group_size" in value and "bits" in value:
+        words = "MLX"  # which names no method
+    bits = [value[key] for key in ("bits", "w_bit", "num_bits", "nbits") if isinstance(value.get(key), int)]
+    if value.get("load_in_4bit") or value.get("_load_in_4bit"):
+        bits = [4]
+    if value.get("load_in_8bit") or value.get("_load_in_8bit"):
+        bits = [8]
+    return f"{words}, {bits[0]} bits" if bits else words
+
+
+def _sign(stored: StoredTensors) -> str | None:
+    """What says of the stored tensors that they are quantised, by the name of one; None where "
+    "nothing does."""
+    for name in sorted(stored.dtypes):
+        last = name.rpartition(".")[2]
+        if "quant_state" in name or (_SIGNS.fullmatch(last) and last not in _NO_SIGNS):
+            return f"they have {name}"
+    for name, dtype in sorted(stored.dtypes.items()):
+        buffer = dtype in _INTEGERS and name.endswith(_INTEGER_BUFFERS)
+        if dtype not in _FLOATS and not buffer:
+            return f"{name} is stored as {dtype}"
+    return None
+
+
+def _what_plain_weights_need(stored: StoredTensors | None, step: str) -> str:
+    if stored is None or not stored.dtypes or _sign(stored) is not None:
+        return ""
+    dtypes = " and ".join(sorted(set(stored.dtypes.values()) & _FLOATS))
+    return f"; its stored weights are plain {dtypes}, so {step} to measure these"
