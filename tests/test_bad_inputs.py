@@ -5,6 +5,7 @@ A section is a room or a kind of input; each row is one bad input.
 
 import builtins
 import contextlib
+import dataclasses
 import gzip
 import io
 import json
@@ -16,10 +17,13 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
+import pandas as pd
 import pytest
 from conftest import PAGES, RECORD
-from example_run import altered, make_run
+from example_run import altered, make_run, page_image
 from IPython.core.interactiveshell import InteractiveShell
+from PIL import Image
 from refusals import refused
 from traitlets.config import Config
 
@@ -29,10 +33,14 @@ from ocr_phases.analyse.grounding import match_boxes, parse_grounding
 from ocr_phases.analyse.text import one_line, plain_text, similarities, tables_of
 from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.explorer.view_data import boxes, markdown_html
+from ocr_phases.explorer.view_data import boxes, markdown_html, row_data
 from ocr_phases.images import load_page, page_count
 from ocr_phases.record.parts import to_plain
+from ocr_phases.report.artifacts import write_artifacts
 from ocr_phases.session import load_recorded
+from ocr_phases.show import page
+from ocr_phases.show.page import MOST_BOXES
+from ocr_phases.show.web import MOST_TABLE_ROWS, Html, table_html
 
 _CPU_SECONDS = 10.0  # for an input of 100,000 characters: quadratic reading would take minutes
 _CHARACTERS = 100_000
@@ -96,7 +104,93 @@ def test_regions_are_matched_and_drawn_in_time(name):
     found = parse_grounding("".join(_BOX.format(*region) for region in REGIONS[name]))
     held = [list(region.boxes) for region in found.regions]
     assert len(read_in_time(lambda held: match_boxes(held, held), held)) == 5_000
-    assert len(read_in_time(lambda found: boxes(found.regions, (10, 10)), found)) == 5_000
+    assert len(read_in_time(lambda found: boxes(found.regions, (10, 10)), found)) == MOST_BOXES
+
+
+MANY = {
+    "regions": "".join(_BOX.format("text", number % 500, number // 100) for number in range(30_000)),
+    "regions as large as the page": "<|ref|>text<|/ref|><|det|>[[0, 0, 999, 999]]<|/det|>a" * 30_000,
+    "boxes of one region": f"<|ref|>text<|/ref|><|det|>[{', '.join(['[1, 2, 300, 400]'] * 30_000)}]<|/det|>a",
+    "labels": "".join(_BOX.format(f"label {number}", number % 500, 1) for number in range(30_000)),
+    "regions without text": "<|ref|>a<|/ref|><|det|>[[1, 2, 3, 4]]<|/det|>" * 30_000,
+}
+_ALL_BOXES = "The first 2,000 of 30,000 boxes are drawn."
+
+
+def run_of(text):
+    """A record of some tokens that together have this text."""
+    run = make_run(text="a word or two of a page, and some more")
+    count = len(run.results[0].ids)
+    length = -(-len(text) // count)
+    pieces = [text[start : start + length] for start in range(0, count * length, length)]
+    result = msgspec.structs.replace(run.results[0], text=text, token_texts=pieces)
+    return dataclasses.replace(run, results=[result])
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_more_boxes_than_a_page_has_are_not_drawn_and_a_sentence_says_so(name, monkeypatch):
+    run, drawn = run_of(MANY[name]), []
+    rectangle = page.ImageDraw.ImageDraw.rectangle
+    grounds = 0
+
+    def counted(draw, box, fill=None, outline=None, width=1):
+        nonlocal grounds
+        if outline is not None:
+            drawn.append(box)
+            grounds += 0 if fill is None else (box[2] - box[0]) * (box[3] - box[1])
+        rectangle(draw, box, fill, outline, width)
+
+    monkeypatch.setattr(page.ImageDraw.ImageDraw, "rectangle", counted)
+    shown = "".join(map(str, read_in_time(page.page_parts, run)))
+    assert len(drawn) == 2 * MOST_BOXES  # by label and by time
+    assert grounds <= 2 * 50 * run.page_image(0).width * run.page_image(0).height
+    assert shown.count(_ALL_BOXES) == 1
+    assert _ALL_BOXES[:-1] in page.plot_page(run).axes[0].get_title(loc="left").replace("\n", " ")
+    if name != "boxes of one region":
+        assert shown.count("<tr") <= 2 * MOST_TABLE_ROWS + 4
+        assert "rows are shown." in shown
+    told = read_in_time(lambda run: row_data(run, 0), run)
+    assert len(told["pages"][0]["boxes"]) == MOST_BOXES
+    assert _ALL_BOXES in told["note"]
+    assert len(told["regions"]) <= MOST_BOXES
+    assert told["rendered"].count("<section") <= MOST_BOXES
+    assert ("show the first 2,000 of 30,000 regions" in told["note"]) == (name != "boxes of one region")
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_the_picture_of_a_file_says_that_boxes_are_missing(name, tmp_path, monkeypatch):
+    written = []
+    text = page.ImageDraw.ImageDraw.text
+
+    def noted(draw, place, words, *rest):
+        written.append(words)
+        text(draw, place, words, *rest)
+
+    monkeypatch.setattr(page.ImageDraw.ImageDraw, "text", noted)
+    write_artifacts(tmp_path, page_image(), MANY[name])
+    assert written.count(_ALL_BOXES) == 1
+    assert len(written) <= MOST_BOXES + 1
+
+
+@pytest.mark.parametrize("size", [(1, 1), (9, 4_000), (4_000, 9), (620, 877)])
+@pytest.mark.parametrize(("count", "said"), [(0, 0), (1, 0), (MOST_BOXES, 0), (MOST_BOXES + 1, 1)])
+def test_pages_of_any_shape_say_how_many_boxes_are_drawn(size, count, said):
+    boxes_of_it = [page.DrawnBox((0, 0, 1, 1), "#0072b2", "")] * count
+    drawn = page.draw_marks(Image.new("RGB", size, "black"), boxes_of_it)
+    foot = drawn.crop((0, size[1] - 1, size[0], size[1]))
+    assert drawn.size == size
+    assert bool(page.boxes_sentence(count)) == bool(said)
+    if min(size) > 9:
+        assert (foot.getpixel((size[0] - 1, 0)) == (255, 255, 255)) == bool(said)
+
+
+@pytest.mark.parametrize("count", [0, 1, MOST_TABLE_ROWS, MOST_TABLE_ROWS + 1, 50_000])
+def test_a_long_table_shows_its_first_rows_and_says_so(count):
+    caption = Html("<b>Words</b>")
+    shown = str(table_html(pd.DataFrame({"a": range(count)}), caption=caption))
+    assert shown.count("<tr") == 1 + min(count, MOST_TABLE_ROWS)
+    assert (f"The first 2,000 of {count:,} rows are shown." in shown) == (count > MOST_TABLE_ROWS)
+    assert "<b>Words</b>" in shown
 
 
 # -- records, settings and names -------------------------------------------------------------------------

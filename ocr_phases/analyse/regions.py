@@ -74,6 +74,7 @@ def regions_of(run: Record, row: int = 0) -> pd.DataFrame:
     tokens = tokens_of(run, row)
     table = region_table(grounding_of(run, row), tokens)
     known, text = tokens["probability"], table.pop("text")
-    means = {region: known.iloc[own].mean(skipna=False) for region, own in text_tokens(run, row).items()}
+    values = known.to_numpy(dtype="float64")
+    means = {region: values[own].mean() for region, own in text_tokens(run, row).items() if len(own)}
     table["probability"] = table["region"].map(means).astype("float64")
     return table.assign(uncertain=table["probability"] < UNCERTAIN_BELOW, text=text)

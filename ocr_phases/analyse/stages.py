@@ -347,7 +347,12 @@ def text_tokens(run: Record, row: int = 0) -> dict[int, np.ndarray]:
     ends = starts + np.maximum(lengths, 1)  # a part of a character has no text, and a place
     indices = {}
     for region in grounding_of(run, row).regions:
+        if not region.text:
+            indices[region.index] = np.arange(0)
+            continue
         first = text.index(region.text, region.content_start)
-        own = (starts < first + len(region.text)) & (ends > first) & bool(region.text)
-        indices[region.index] = np.flatnonzero(own)
+        # Neither starts nor ends ever fall, so a region's tokens stand next to each other.
+        begin = np.searchsorted(ends, first, side="right")
+        end = np.searchsorted(starts, first + len(region.text), side="left")
+        indices[region.index] = np.arange(begin, end)
     return indices

@@ -169,7 +169,7 @@ class View {
       step[token] == null ? this.data.first : `decode step ${step[token]}`,
       cache[token] != null && `cache length ${cache[token]}`,
       probability[token] != null && `probability ${Math.round(100 * probability[token])} %`,
-      this.byRegion.get(region[token])?.name ?? "preamble",
+      this.byRegion.get(region[token])?.name ?? (region[token] < 0 ? "preamble" : `region ${region[token]}`),
     ].filter(Boolean).join(" · ");
   }
 

@@ -6,6 +6,7 @@ import html
 import math
 import re
 from collections.abc import Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import mistune
@@ -19,6 +20,7 @@ from ocr_phases.analyse.stages import grounding_of
 from ocr_phases.analyse.text import few_blanks
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.show.page import (
+    MOST_BOXES,
     UNTIMED,
     page_notes,
     pages_of_row,
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 _PAGE_SIZE = (2_000, 2_000)  # pixels of the embedded page, which can be magnified
 _COLOURS = 24
 _SLOWEST = 6
+_MOST_REGIONS = MOST_BOXES
 _COLUMNS = {"ms": "device_ms", **{name: name for name in ("step", "cache_len", "region", "probability")}}
 _USUAL = 0.98  # of all steps: what takes longer shares the end of a scale
 
@@ -100,8 +103,8 @@ def page_address(image: Image | None) -> str:
 def boxes(
     regions: Sequence[Region], size: tuple[int, int], table: pd.DataFrame = UNTIMED
 ) -> list[dict[str, Any]]:
-    """Every box of the regions in pixels of a page of ``size``, the smallest last: the pointer's first."""
-    drawn = region_boxes(regions, size, table)
+    """The first `MOST_BOXES` boxes in pixels of a page of ``size``, the smallest last, on top."""
+    drawn = region_boxes(regions, size, table)[:MOST_BOXES]
     tags = [tag and tag._asdict() for tag in place_tags(drawn, size)]
     found = [{**box._asdict(), "tag": tag} for box, tag in zip(drawn, tags, strict=True)]
     return sorted(found, key=lambda each: -math.prod(np.subtract(each["box"][2:], each["box"][:2])))
@@ -118,11 +121,11 @@ def scale_of(times: Sequence[float] | pd.Series, part: float = _USUAL) -> float:
 
 
 def _regions(run: PhaseRun, row: int, grounding: Grounding, table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Each region in words: ``line`` in a list, ``facts`` in a sentence."""
+    """The first regions in words: ``line`` in a list, ``facts`` in a sentence."""
     first = run.tokens_of(row).groupby("region")["index"].min().to_dict()
     pages = {region.index: region.page for region in grounding.regions}
     found = []
-    for item in table.to_dict("records"):
+    for item in table.head(_MOST_REGIONS).to_dict("records"):
         number, label, text = item["region"], printable(str(item["label"])), str(item["text"])
         name = label if number == PREAMBLE else f"{number} {label}"
         tokens, ms = count_text(item["tokens"], "token"), item["decode_ms"]
@@ -140,16 +143,20 @@ def _regions(run: PhaseRun, row: int, grounding: Grounding, table: pd.DataFrame)
 
 
 def _rendered(text: str, grounding: Grounding, uncertain: Sequence[int]) -> Html:
-    """A section of each region in the order of the text, and of what stands before one (-1)."""
+    """A section of each region in the order of the text, and of what stands before one (-1).
+
+    Of more than `_MOST_REGIONS` sections the first are there.
+    """
     starts = [(0, PREAMBLE), *((start, PREAMBLE) for start in grounding.page_starts)]
     parts = sorted([*starts, *((region.start, region.index) for region in grounding.regions)])
     ends = [start for start, _ in parts[1:]] + [len(text)]
     found = []
-    for (start, number), end in zip(parts, ends, strict=True):
+    doubted = set(uncertain)
+    for (start, number), end in islice(zip(parts, ends, strict=True), _MOST_REGIONS):
         before = text[start:end].removeprefix(grounding.page_mark).strip()
         words = before if number == PREAMBLE else grounding.regions[number].text
         if words:
-            doubt = "opv-uncertain" if number in uncertain else None
+            doubt = "opv-uncertain" if number in doubted else None
             found.append(element("section", markdown_html(words), data_region=number, class_=doubt))
     return fragment(*found)
 
@@ -182,6 +189,11 @@ def _note(run: PhaseRun, row: int, grounding: Grounding) -> str:
         sentences.append("This record has no page image: the boxes are on an empty sheet.")
     if grounding.dropped:
         sentences.append(f"{grounding.dropped} box(es) could not be read.")
+    if len(grounding.regions) > _MOST_REGIONS:
+        sentences.append(
+            f"The lists and the rendered text show the first {_MOST_REGIONS:,} of "
+            f"{len(grounding.regions):,} regions."
+        )
     if not grounding.regions:
         sentences.append("The output marks no region on the page.")
     return " ".join(sentences)

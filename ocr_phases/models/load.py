@@ -26,6 +26,7 @@ from ocr_phases.models.folders import (
     read_json,
 )
 from ocr_phases.models.generation import GenerationDefaults, generation_defaults
+from ocr_phases.models.growth import check_growth
 from ocr_phases.models.stored import check_beginning_of
 from ocr_phases.models.vendor import check_request, load_vendor
 from ocr_phases.models.weights import (
@@ -233,7 +234,8 @@ def _fingerprint(value: Any) -> str:
 def load_tokenizer(folder: Path) -> Any:
     """The fast tokenizer of ``tokenizer.json``, whatever class the folder's label claims.
 
-    Raises `OcrPhasesError` for a file that is missing or none, and as `check_tokenizer` does.
+    Raises `OcrPhasesError` for a file that is missing or none, and as `check_growth` and `check_tokenizer`
+    do.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -244,6 +246,7 @@ def load_tokenizer(folder: Path) -> Any:
             "(tokenizer.model, or vocab.json and merges.txt, are not read)."
         )
     check_beginning_of(path)
+    check_growth(path)
     labels = read_json(folder / "tokenizer_config.json", TokenizerLabels, missing={})
     said = {name: labels[name] for name in ("bos_token", "eos_token", "pad_token") if labels.get(name)}
     names = {name: each["content"] if isinstance(each, dict) else each for name, each in said.items()}

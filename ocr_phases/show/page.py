@@ -54,6 +54,10 @@ LABEL_COLOURS: dict[str, str] = {
 _SPARE_COLOURS = ("#cc6677", "#19823c", "#98583c", "#007696", "#8f8f2f")
 _LABEL_ALPHA, TIME_ALPHA = "28", "69"  # hexadecimal
 _SCALE = matplotlib.colormaps["viridis_r"]  # on white paper the dark end has to stand for much
+#: Boxes that are drawn on one page. A real page has some hundreds; a model may write any number.
+MOST_BOXES = 2_000
+#: How often all coloured grounds together may cover the page; the boxes after that are outlines.
+_MOST_COVERED = 50
 _MOST_NEIGHBOURS = 500
 _LEGIBLE = 8 / 72  # inches of type
 UNTIMED = pd.DataFrame({"region": [], "decode_ms": []})
@@ -176,17 +180,47 @@ def place_tags(
 def draw_marks(
     page: Image.Image, boxes: Sequence[DrawnBox], alpha: str = _LABEL_ALPHA, type_size: int | None = None
 ) -> Image.Image:
-    """An RGB copy of the page with boxes, below all their tags; ``alpha`` is their ground's, hexadecimal."""
+    """An RGB copy of the page with boxes, below all their tags; ``alpha`` is their ground's, hexadecimal.
+
+    Of more than `MOST_BOXES` the first are drawn, and a sentence at the foot of the picture says so.
+    """
     canvas = page.convert("RGB")
-    draw, width = ImageDraw.Draw(canvas, "RGBA"), max(1, round(_type_size(page.size) / 8))
-    for box in boxes:
-        draw.rectangle(box.box, box.colour + alpha, box.colour, width)
-    for box, tag in zip(boxes, place_tags(boxes, page.size, type_size), strict=True):
+    draw = ImageDraw.Draw(canvas, "RGBA")
+    width = max(1, round(_type_size(page.size) / 8))
+    drawn = boxes[:MOST_BOXES]
+    uncovered = _MOST_COVERED * math.prod(page.size)
+    for box in drawn:
+        x1, y1, x2, y2 = box.box
+        uncovered -= (x2 - x1) * (y2 - y1)
+        ground = box.colour + alpha if uncovered >= 0 else None
+        draw.rectangle(box.box, ground, box.colour, width)
+    for box, tag in zip(drawn, place_tags(drawn, page.size, type_size), strict=True):
         if tag is not None:
             left, top, right, bottom = tag.ground
             draw.rectangle((left, top, right - 1, bottom - 1), box.colour)
             draw.text(tag.start, tag.text, type_colour(box.colour), _font(tag.size), "ls")
+    _draw_sentence(draw, boxes_sentence(len(boxes)), page.size)
     return canvas
+
+
+def boxes_sentence(count: int) -> str:
+    """What is said of a page with more boxes than are drawn; empty where all are drawn."""
+    if count <= MOST_BOXES:
+        return ""
+    return f"The first {MOST_BOXES:,} of {count:,} boxes are drawn."
+
+
+def _draw_sentence(draw: ImageDraw.ImageDraw, sentence: str, page_size: tuple[int, int]) -> None:
+    """A sentence at the foot of a page, in type that is as small as the page's width asks for."""
+    if not sentence:
+        return
+    width, height = page_size
+    size = _type_size(page_size)
+    size = min(size, int(size * width / (_font(size).getlength(sentence) + size)))
+    if size < 1:
+        return
+    draw.rectangle((0, height - 2 * size, width, height), "#ffffff")
+    draw.text((size // 2, height - size // 2), sentence, "#111111", _font(size), "ls")
 
 
 @lru_cache(maxsize=32)
@@ -244,13 +278,17 @@ def page_parts(run: Record) -> list[Html | Figure]:
 
 
 def page_notes(run: Record, row: int) -> list[str]:
-    """Sentences on regions of a row that are on another page than the model may have meant, or on none."""
+    """Sentences on regions of a row that are not drawn, or on another page than the model may have meant."""
     grounding, pages = grounding_of(run, row), len(pages_of_row(run, row))
     notes, lost = [], sum(region.page >= pages for region in grounding.regions)
     if pages > 1 and grounding.regions and not grounding.page_starts:
         notes.append("The output marks no pages: all boxes are on the first.")
     if lost:
         notes.append(f"{count_text(lost, 'region')} on later pages than the prompt has.")
+    for page in range(pages):
+        sentence = boxes_sentence(sum(len(region.boxes) for region in grounding.on_page(page).regions))
+        if sentence:
+            notes.append(f"Page {page + 1}: {sentence}" if pages > 1 else sentence)
     return notes
 
 

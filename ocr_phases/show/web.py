@@ -79,6 +79,8 @@ def printable(text: str, longest: int = 24) -> str:
     return line if len(line) <= longest else line[: longest - 1] + "…"
 
 
+#: Rows of a table that a page shows. What is longer a model or a stranger's record made up.
+MOST_TABLE_ROWS = 2_000
 _LINE = partial(printable, longest=240)
 #: Column -> how a text of it is written.
 TEXTS: dict[str, Callable[[str], str]] = {
@@ -201,10 +203,12 @@ def table_html(
     row, empty for none. ``missing`` says why a figure may be n/a; without it a column of none is left out, as
     is one without a word or a yes. ``marks`` gives columns words a row to stand behind the value, empty for
     none. ``empty`` stands in place of a table without rows. Texts become a line
-    each, by `TEXTS`.
+    each, by `TEXTS`. Of more than `MOST_TABLE_ROWS` rows the first are shown, which the caption says.
     """
     if empty is not None and not len(table):
         return note(empty)
+    count = len(table)
+    table = table.head(MOST_TABLE_ROWS)
     texts = table.select_dtypes(exclude="number")
     silent = [name for name, values in texts.items() if not any(pd.notna(each) and each for each in values)]
     silent += table.columns[table.isna().all()].tolist() if missing is None else []
@@ -221,6 +225,9 @@ def table_html(
         cells.append([(*cell, to) for cell, to in zip(shown, addresses, strict=False)])
     if table.isna().any(axis=None):
         caption = f"{caption} ({MISSING}: {missing or 'not measured'})"
+    if count > MOST_TABLE_ROWS:
+        told = f"The first {MOST_TABLE_ROWS:,} of {count:,} rows are shown."
+        caption = fragment(caption, ". " if caption else "", told)
     rows = zip(repeat(False) if strong is None else strong, zip(*cells, strict=True), strict=False)
     return block("table", caption=caption, columns=columns, rows=rows, classes=classes)
 
