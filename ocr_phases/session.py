@@ -53,7 +53,7 @@ from ocr_phases.settings import (
     Vision,
     setting_names,
 )
-from ocr_phases.show.results import facts_bundle
+from ocr_phases.show.results import facts_bundle, facts_text
 from ocr_phases.steps import phases
 from ocr_phases.steps.captured import StaticStep, capacity_for
 from ocr_phases.steps.compiled import CompiledVision
@@ -341,9 +341,10 @@ class OCRSession(Hinted):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.checkpoint.name!r}, device={self.device!r}, dtype={self.dtype})"
 
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        text, parameters = self.model.config.get_text_config(), self.family.parameters(self.model)
-        facts = {
+    def _facts(self) -> dict[str, Any]:
+        text = self.model.config.get_text_config()
+        parameters = self.family.parameters(self.model)
+        return {
             "family": f"{self.family.facts.name}, {self.family.implementation} class",
             "device": f"{machine.describe_device(self.device)['name']} ({self.device})",
             "dtype": str(self.dtype).removeprefix("torch."),
@@ -352,7 +353,12 @@ class OCRSession(Hinted):
             "language model": f"{text.num_hidden_layers} layers, hidden size {text.hidden_size:,}",
             "longest sequence": f"{text.max_position_embeddings:,} tokens",
         }
-        return facts_bundle(f"Model {self.checkpoint.name}", facts)
+
+    def __str__(self) -> str:
+        return facts_text(f"Model {self.checkpoint.name}", self._facts())
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return facts_bundle(f"Model {self.checkpoint.name}", self._facts())
 
     def references(self) -> pd.DataFrame:
         """Where the loaded source does what is measured (`ocr_phases.models.references`)."""

@@ -57,9 +57,22 @@ _TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="u
 _SAID: dict[str, str] = _TEXTS["said"]
 
 
+def preset_text(run: Record) -> str:
+    """The preset and, where nobody asked for it, that it is the model's default; empty without one.
+
+    The same weights may have another default under another name. What a server chose is not known to be its
+    default.
+    """
+    if not run.request.preset:
+        return ""
+    if run.request.preset_choice == "default" and not run.is_server:
+        return f"preset {run.request.preset} (the model's default)"
+    return f"preset {run.request.preset}"
+
+
 def subject(run: Record) -> str:
-    """Model, device, dtype, strategy and date in one line."""
-    how = f"{run.model.dtype}, {run.model.strategy}"
+    """Model, device, preset, dtype, strategy and date in one line."""
+    how = ", ".join(filter(None, [preset_text(run), run.model.dtype, run.model.strategy]))
     taken = re.sub(r"\+00:00|Z", " UTC", run.created.replace("T", " "))
     return " · ".join((run.model.name, run.device.name, how, taken))
 

@@ -32,7 +32,7 @@ from ocr_phases.show.figures import (
     new_figure,
     sentence_figure,
 )
-from ocr_phases.show.results import Section, bundle
+from ocr_phases.show.results import Section, bundle, table_text
 from ocr_phases.show.web import Html, document_html, element, note, table_html
 from ocr_phases.text import count_text, filled, ms_text
 
@@ -195,8 +195,14 @@ class LoadResult(Hinted):
         errors = map(note, sorted({*self.asked["error"]} - {""})[:5])
         return Html(Section(head, table, *errors, self.plot.throughput(), self.plot.stalls()).html())
 
+    def __repr__(self) -> str:
+        return f"<LoadResult of {self.server}: {count_text(len(self.table), 'level')}>"
+
+    def __str__(self) -> str:
+        return f"{self.verdict}\n{table_text(self.table)}"
+
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        return bundle(self._html(), f"{self.verdict}\n{self.table.to_string(index=False)}")
+        return bundle(self._html(), str(self))
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Write ``load.html`` and ``load.json``, which is `asked`, into ``folder``; the path of the first.

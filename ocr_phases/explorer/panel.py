@@ -15,7 +15,7 @@ import traitlets
 from IPython.display import DisplayHandle, display
 from matplotlib.figure import Figure
 
-from ocr_phases.analyse.sentences import findings, headline, noise_warning, subject
+from ocr_phases.analyse.sentences import findings, headline, noise_warning, preset_text, subject
 from ocr_phases.analyse.statistics import LEAST_REPEATS
 from ocr_phases.errors import OcrPhasesError, Stopped, stop_signals
 from ocr_phases.explorer.form import Asked, Form, asked_again, first_image, has_cuda, presets_of
@@ -465,6 +465,13 @@ class Explorer(anywidget.AnyWidget):
         run = self.run if self.keeps else None
         return still_bundle(run, self.row, self.token, self.color, self.view)
 
+    def __str__(self) -> str:
+        if self.run is None:
+            return "Explorer without a record: choose a page and press Run."
+        return f"Explorer of {self.run}"
+
+    __repr__ = __str__
+
     def _ipython_display_(self) -> None:
         # No words for the panel itself: where it cannot be shown, the picture stands for it.
         view, facts = self._repr_mimebundle_()
@@ -475,8 +482,9 @@ class Explorer(anywidget.AnyWidget):
 def _head(record: Record) -> Html:
     """The words above the views, and buttons of what can be measured next."""
     run = record.load()
-    title, model = element("strong", run_title(run)), f" · {run.model.name} · {run.device.name}"
-    about = element("p", title, model, class_="opx-about", title=subject(run))
+    model = ", ".join(filter(None, [run.model.name, preset_text(run)]))
+    title = element("strong", run_title(run))
+    about = element("p", title, f" · {model} · {run.device.name}", class_="opx-about", title=subject(run))
     said = element("p", headline(run), class_="opx-headline")
     steps = [element("button", words, class_="opx-next", data_ask="again") for words in _again(record)]
     return fragment(about, said, results.phase_bar(run), results.status_html(run), *steps)

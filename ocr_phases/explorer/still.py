@@ -69,7 +69,8 @@ def _plot(run: PhaseRun, stages: bool) -> tuple[Image.Image, Transform | None]:
     """Headline and curve, or the stages, and what puts a step on the picture's curve."""
     figure = blank_figure(*_INCHES)
     axes = figure.subplots()
-    title = textwrap.shorten(f"{printable(run_title(run), 80)} · {printable(subject(run), 120)}", 95)
+    about = f"{printable(run_title(run), 80)} · {printable(subject(run), 120)}"
+    title = textwrap.fill(about, 95, max_lines=2, placeholder=" …")
     words = textwrap.fill(headline(run), 95, max_lines=3, placeholder=" …")
     figure.suptitle(f"{title}\n{words}", x=0.01, ha="left", fontsize=10)
     # The figure lays itself out: with an engine besides it would be laid out and drawn twice.

@@ -15,6 +15,7 @@ from ocr_phases.families import IMAGE_TAG
 from ocr_phases.inputs.views import PageViews, image_token_count, view_pictures
 from ocr_phases.text import count_text
 
+_TITLE = "Inputs, ready for the model"
 _MOST_PAGES_SHOWN = 4  # by a notebook's cell
 _IMAGE = -1  # an image token before it has its id, which a text may have too
 
@@ -118,10 +119,8 @@ class PageInputs(Hinted):
     def __repr__(self) -> str:
         return f"PageInputs(rows={self.batch_size}, tokens={self.prefill_len}, pages={len(self.views)})"
 
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        from ocr_phases.show.results import facts_bundle
-
-        values = {
+    def _facts(self) -> dict[str, Any]:
+        return {
             "prompt": list(dict.fromkeys(map(repr, self.prompts))),
             "rows": self.batch_size,
             "tokens of a row": self.prefill_len,
@@ -129,10 +128,19 @@ class PageInputs(Hinted):
             "text tokens": list(dict.fromkeys(self.text_tokens)),
             "pages": len(self.views),
         }
+
+    def __str__(self) -> str:
+        from ocr_phases.show.results import facts_text
+
+        return facts_text(_TITLE, self._facts())
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        from ocr_phases.show.results import facts_bundle
+
         pictures = []
         for views in self.views[:_MOST_PAGES_SHOWN]:
             pictures.extend(view_pictures(views))
-        return facts_bundle("Inputs, ready for the model", values, pictures)
+        return facts_bundle(_TITLE, self._facts(), pictures)
 
 
 def _normalised(pixels: np.ndarray, device: torch.device | str, dtype: torch.dtype) -> Tensor:

@@ -64,6 +64,14 @@ class Comparison(ComparedRecords):
         """The plots of this comparison, such as ``comparison.plot.stages()``."""
         return ComparePlots(self)
 
+    def __repr__(self) -> str:
+        return f"<Comparison of {len(self.runs)} measurements: {', '.join(self.labels)}>"
+
+    def __str__(self) -> str:
+        from ocr_phases.show.results_many import comparison_text
+
+        return comparison_text(self)
+
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         from ocr_phases.show.results_many import comparison_bundle
 

@@ -170,6 +170,11 @@ class PhaseRun(Record):
         facts = ", ".join([tokens_text(self), *times])
         return f"<PhaseRun {self.page.file} on {self.model.name}: {facts}>"
 
+    def __str__(self) -> str:
+        from ocr_phases.show.results import run_text
+
+        return run_text(self)
+
     # -- headline figures -------------------------------------------------------------------------
 
     def summary(self) -> dict[str, Any]:

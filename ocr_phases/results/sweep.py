@@ -143,6 +143,14 @@ class SweepResult(SweptRecords[PhaseRun]):
         """The plots of this sweep, such as ``sweep.plot.prefill()``."""
         return SweepPlots(self)
 
+    def __repr__(self) -> str:
+        return f"<SweepResult of {len(self.runs)} measured cells, {len(self.failures)} failed>"
+
+    def __str__(self) -> str:
+        from ocr_phases.show.results_many import sweep_text
+
+        return sweep_text(self)
+
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         from ocr_phases.show.results_many import sweep_bundle
 

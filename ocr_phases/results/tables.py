@@ -16,6 +16,11 @@ class Table(pd.DataFrame):
     def _constructor(self) -> type[Table]:
         return Table
 
+    def __str__(self) -> str:
+        from ocr_phases.show.results_many import frame_text
+
+        return frame_text(self)
+
     def _repr_html_(self) -> str:
         from ocr_phases.show.results_many import frame_html
 
@@ -24,6 +29,14 @@ class Table(pd.DataFrame):
 
 class RecordedPage(PagePart, frozen=True):
     """A page of a record, which a notebook shows as its picture and facts."""
+
+    def __str__(self) -> str:
+        from ocr_phases.show.results_many import recorded_page_text
+
+        return recorded_page_text(self)
+
+    def __repr__(self) -> str:  # the usual one would have the whole file of the picture
+        return f"<RecordedPage {self.file}: {self.width} x {self.height} pixels, preset {self.preset}>"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         from ocr_phases.show.results_many import recorded_page_bundle

@@ -300,10 +300,11 @@ def _axis_label(breaks: list[float]) -> str:
 
 def _break_axis(axes: Axes, breaks: list[float]) -> None:
     """Mark the places of an axis where a pause is left out: two strokes on it and a dotted line above."""
+    figure = axes.get_figure(root=True)
     for at in breaks:
         axes.axvline(at, color=MUTED, linewidth=0.9, linestyle=(0, (1, 2)), zorder=3)
         for points in (-1.7, 1.7):
-            beside = offset_copy(axes.get_xaxis_transform(), axes.figure, points, 0.0, "points")
+            beside = offset_copy(axes.get_xaxis_transform(), figure, points, 0.0, "points")
             (stroke,) = axes.plot([at], [0.0], transform=beside, marker=[(-1, -2), (1, 2)], markersize=10)
             stroke.set(color=INK, markeredgewidth=1.1, clip_on=False, in_layout=False)
 

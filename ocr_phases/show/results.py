@@ -86,6 +86,7 @@ _OVER_CAPTION = (
     "the bytes came from a cache"
 )
 _LONGEST_NAME = 80
+_NO_SPANS = {"spans": "none yet"}
 _SLOWEST = 8
 _TOP_KERNELS = 12
 _WRITTEN = "The text as the model wrote it"
@@ -453,25 +454,40 @@ def bundle(shown: str, text: str) -> Bundle:
 
 
 def run_bundle(run: Record) -> Bundle:
-    """A record's first screen; in words its subject, headline, checks and, of a batch, a line a row."""
+    """A record's first screen, and `run_text`."""
+    return bundle(overview(run).html(), run_text(run))
+
+
+def run_text(run: Record) -> str:
+    """A record in words: its subject, headline, checks and, of a batch, a line a row."""
     rows = row_table(run).itertuples(index=False, name=None) if len(run.results) > 1 else ()
     lines = [
         f"  row {row}: {printable(files, _LONGEST_NAME)}, {count_text(tokens, 'token')}, {ended}"
         for row, files, tokens, ended, _ in rows
     ]
     first = f"{printable(run_title(run), _LONGEST_NAME)} · {subject(run)}"
-    text = [first, headline(run), checks_verdict(run_checks(run)), *lines]
-    return bundle(overview(run).html(), "\n".join(text))
+    return plain("\n".join([first, headline(run), checks_verdict(run_checks(run)), *lines]))
 
 
 def timeline_bundle(spans: pd.DataFrame) -> Bundle:
     """The spans of a timeline, drawn, and summed by stage: a line a phase, stage and view."""
     if spans.empty:
-        return facts_bundle("Timeline", {"spans": "none yet"})
+        return facts_bundle("Timeline", _NO_SPANS)
+    drawn = element("div", figure_html(plots.plot_spans(spans)), class_="op")
+    return bundle(drawn + table_html(_time_by_stage(spans)), timeline_text(spans))
+
+
+def timeline_text(spans: pd.DataFrame) -> str:
+    """The spans of a timeline for a terminal, summed by stage."""
+    if spans.empty:
+        return facts_text("Timeline", _NO_SPANS)
+    return table_text(_time_by_stage(spans))
+
+
+def _time_by_stage(spans: pd.DataFrame) -> pd.DataFrame:
     calls = spans.groupby(["phase", "stage", "view"], sort=False)
     table = calls.agg(calls=("device_ms", "size"), device_ms=("device_ms", "sum"), host_ms=("host_ms", "sum"))
-    drawn = element("div", figure_html(plots.plot_spans(spans)), class_="op")
-    return bundle(drawn + table_html(table.reset_index()), table_text(table.reset_index()))
+    return table.reset_index()
 
 
 def table_text(table: pd.DataFrame) -> str:
@@ -493,5 +509,10 @@ def facts_bundle(
 ) -> Bundle:
     """An object as a title, `facts`, and pictures with their captions; ``below`` is HTML of ours."""
     shown = element("div", element("p", title, class_="op-headline"), pairs(values), class_="op op-object")
-    lines = [title, *(f"  {name}: {value}" for name, value in facts(values).items())]
-    return bundle(fragment(shown, pictures_html(pictures), Html(below)), "\n".join(lines))
+    return bundle(fragment(shown, pictures_html(pictures), Html(below)), facts_text(title, values))
+
+
+def facts_text(title: str, values: Mapping[str, Any]) -> str:
+    """An object for a terminal: its title and, below it, its `facts`."""
+    lines = [f"  {name}: {value}" for name, value in facts(values).items()]
+    return plain("\n".join([title, *lines]))

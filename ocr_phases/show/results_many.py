@@ -35,6 +35,7 @@ from ocr_phases.show.results import (
     bundle,
     checks_html,
     facts_bundle,
+    facts_text,
     floor_table_html,
     head_html,
     table_text,
@@ -50,6 +51,7 @@ from ocr_phases.show.web import (
     section_heading,
     table_html,
 )
+from ocr_phases.text import plain
 
 #: What tells cells apart besides their batch size and length.
 _WAYS = ["model", "attention", "dtype", "preset", "strategy", "vision"]
@@ -81,6 +83,19 @@ def _ends_html(table: pd.DataFrame) -> Html:
         return table_html(table, missing="none")
     ends = pd.concat([table.head(_END), table.tail(_END)])
     return table_html(ends, caption=f"{len(table):,} rows, the first and the last {_END}", missing="none")
+
+
+def frame_text(table: pd.DataFrame) -> str:
+    """A table of a result for a terminal: whole, or the ends of a long one."""
+    if len(table) <= _MOST_ROWS:
+        return table_text(table)
+    ends = pd.concat([table.head(_END), table.tail(_END)])
+    return f"{len(table):,} rows, the first and the last {_END}\n{table_text(ends)}"
+
+
+def recorded_page_text(page: PagePart) -> str:
+    """What is known of a page of a record, without its picture."""
+    return facts_text("Page", to_plain(page))
 
 
 def recorded_page_bundle(page: PagePart) -> Bundle:
@@ -136,7 +151,13 @@ def comparison_bundle(comparison: ComparedRecords) -> Bundle:
     tables = compare_html(table, baseline), environment_html(comparison.differs)
     text = changes and fold("How the text differs", preformatted(changes))
     shown = Section(comparison_head(comparison), *tables, text).html()
-    return bundle(shown, f"{comparison.verdict}\n{table_text(in_units(table, baseline))}")
+    return bundle(shown, comparison_text(comparison))
+
+
+def comparison_text(comparison: ComparedRecords) -> str:
+    """A comparison for a terminal: its verdict and its headline figures."""
+    table = table_text(in_units(comparison.headline, comparison.labels[0]))
+    return plain(f"{comparison.verdict}\n{table}")
 
 
 # -- sweeps -------------------------------------------------------------------------------------------
@@ -202,5 +223,11 @@ def cost_quality(sweep: SweptRecords) -> Section:
 def sweep_bundle(sweep: SweptRecords) -> Bundle:
     """What a notebook shows of a sweep."""
     shown = Section(sweep_head(sweep), cells_html(sweep.table), failures_html(sweep.failures))
-    words = table_text(sweep.table[_TERMINAL_COLUMNS]) if sweep.runs else ""
-    return bundle(shown.html(), f"{sweep.verdict}\n{words}".strip())
+    return bundle(shown.html(), sweep_text(sweep))
+
+
+def sweep_text(sweep: SweptRecords) -> str:
+    """A sweep for a terminal: its verdict and a line per cell."""
+    if not sweep.runs:
+        return plain(sweep.verdict)
+    return plain(f"{sweep.verdict}\n{table_text(sweep.table[_TERMINAL_COLUMNS])}")

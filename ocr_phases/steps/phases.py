@@ -109,7 +109,7 @@ class DecodeState(Hinted):
     def __repr__(self) -> str:
         return f"DecodeState(rows={len(self.ids)}, length={self.length}, generated={self.generated})"
 
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+    def _facts(self) -> dict[str, Any]:
         entry = cache_bytes_per_token(self.cache)
         facts = {
             "rows": len(self.ids),
@@ -120,9 +120,17 @@ class DecodeState(Hinted):
         }
         for row, ids in enumerate(self.ids, start=1):
             facts[f"ids of row {row}"] = shorten(", ".join(map(str, ids)), 160, placeholder=" …")
+        return facts
+
+    def __str__(self) -> str:
+        from ocr_phases.show.results import facts_text
+
+        return facts_text("Decode state", self._facts())
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         from ocr_phases.show.results import facts_bundle
 
-        return facts_bundle("Decode state", facts)
+        return facts_bundle("Decode state", self._facts())
 
 
 @torch.no_grad()

@@ -148,6 +148,14 @@ class Timeline(Hinted):
 
         return plot_spans(self.table())
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(device={str(self._device)!r}, spans={len(self.closed)})"
+
+    def __str__(self) -> str:
+        from ocr_phases.show.results import timeline_text
+
+        return timeline_text(self.table())
+
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         from ocr_phases.show.results import timeline_bundle
 
