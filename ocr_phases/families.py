@@ -17,6 +17,8 @@ from ocr_phases.errors import OcrPhasesError, check_known
 from ocr_phases.text import nearest
 
 IMAGE_TAG = "<image>"
+#: The prompt that reads all pages at once, in one answer.
+MULTIPAGE = "multipage"
 GROUNDING_TAG = "<|grounding|>"
 
 
@@ -189,7 +191,7 @@ class FamilyFacts:
                     f"The prompt preset {prompt!r} asks for boxes, which grounding=False forbids: use the "
                     "preset 'free', which asks for none, or write the prompt yourself."
                 )
-            return prompts[prompt].replace(IMAGE_TAG, IMAGE_TAG * (pages if prompt == "multipage" else 1))
+            return prompts[prompt].replace(IMAGE_TAG, IMAGE_TAG * (pages if prompt == MULTIPAGE else 1))
         if not prompt:
             raise OcrPhasesError(f"The prompt is empty: write one, or choose one of {', '.join(prompts)}.")
         if IMAGE_TAG in prompt:

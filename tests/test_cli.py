@@ -15,7 +15,8 @@ from wording import says
 from ocr_phases import PhaseRun
 from ocr_phases.cli import main
 from ocr_phases.cli.measuring import Bar
-from ocr_phases.files import folders_of
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.files import folders_of, write_into
 from ocr_phases.versions import asset
 
 PAGE = str(GOLDEN / "pages" / "small_400x300.png")
@@ -58,6 +59,56 @@ def test_a_folder_is_numbered_by_default_and_only_own_files_in_it_are_replaced(t
     assert written.read_text() == "edited"
     assert main([*given, "--overwrite"]) == 0
     assert written.read_text() != "edited"
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--models", "tiny,tiny"],
+        ["--models", "tiny,dummy", "--presets", "nonsense"],
+        ["--model", "./no_such_folder", "--presets", "tiny"],
+        ["--server", "http://127.0.0.1:9/v1", "--concurrency", "0"],
+        ["--server", "http://127.0.0.1:9/v1"],
+    ],
+)
+def test_a_refused_sweep_does_not_say_that_it_replaces(options, tmp_path, capsys):
+    names = ["load.html", "load.json"] if "--server" in options else ["sweep.html", "sweep.ipynb"]
+    write_into(tmp_path, dict.fromkeys(names, b"earlier"))
+    assert main(["sweep", PAGE, *options, "--out", str(tmp_path)]) == 2
+    assert "Replacing" not in capsys.readouterr().err
+    assert [(tmp_path / name).read_bytes() for name in names] == [b"earlier"] * 2
+
+
+def test_a_verification_that_is_refused_does_not_say_that_it_replaces(tmp_path, capsys):
+    write_into(tmp_path, {"verify.html": b"earlier"})
+    assert main(["verify", PAGE, "--model", "not/a/folder", "--out", str(tmp_path)]) == 2
+    assert "Replacing" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "pages, prompt, reports",
+    [
+        (["a.pdf#1-3"], "markdown", ["a.pdf#1", "a.pdf#2", "a.pdf#3"]),
+        (["b.png", "a.tif#2-3"], "free", ["b.png", "a.tif#2", "a.tif#3"]),
+        (["a.pdf#1-2"], "Read this.", ["a.pdf#1", "a.pdf#2"]),
+        (["a.pdf#1-2"], "<image>Read this.", ["a.pdf#1", "a.pdf#2"]),
+        (["a.pdf#1-2"], "multipage", ["a.pdf#1-2"]),
+        (["a.pdf#1-2"], " multipage ", ["a.pdf#1-2"]),
+        (["a.pdf#1-2"], "<image><image>What differs?", ["a.pdf#1-2"]),
+        (["a.png"], "multipage", ["a.png"]),
+    ],
+)
+def test_each_page_has_its_report_unless_the_prompt_reads_several(pages, prompt, reports, monkeypatch):
+    seen = []
+    monkeypatch.setattr("ocr_phases.cli.report.folders_of", lambda pages, out: seen.extend(pages) or [])
+
+    def load(arguments, loaded_pages):
+        assert loaded_pages == reports
+        raise OcrPhasesError("The pages are known.")
+
+    monkeypatch.setattr("ocr_phases.cli.report.load_session", load)
+    assert main(["report", *pages, "--prompt", prompt]) == 2
+    assert seen == reports
 
 
 def test_a_batch_is_kept_out_of_a_folder_that_has_its_list_or_files_of_others(tmp_path, capsys, monkeypatch):

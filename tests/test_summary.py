@@ -4,8 +4,18 @@ import numpy as np
 import pytest
 from example_run import altered, make_run, paced, with_steps
 
-from ocr_phases.analyse.sentences import verdict
-from ocr_phases.analyse.stages import decode_trend, repeat_table, stage_table, step_table, typical_repeat
+from ocr_phases.analyse.checks import run_checks
+from ocr_phases.analyse.sentences import findings, verdict
+from ocr_phases.analyse.stages import (
+    decode_trend,
+    repeat_table,
+    stage_table,
+    step_table,
+    token_of_step,
+    typical_repeat,
+)
+from ocr_phases.show.plots import plot_latency
+from ocr_phases.show.results import latency
 from ocr_phases.text import ms_text
 
 
@@ -24,6 +34,21 @@ def test_repeats_agree_with_the_record_and_the_slow_step_is_the_only_outlier() -
     many = make_run(repeats=10)  # fewer have the least and the greatest, as approved
     prefill = stage_table(many).set_index("stage").loc["prefill"]
     assert prefill["device_ms_p90"] == pytest.approx(repeat_table(many)["prefill_ms"].quantile(0.9))
+
+
+@pytest.mark.parametrize("first_token, token", [("prefill", 62), ("redecode", 61)])
+def test_a_slow_step_is_named_by_its_token_counted_from_one_wherever_a_person_reads(first_token, token):
+    run = altered(make_run(), request={"first_token": first_token})
+    # The tables for programs go on counting steps from 0.
+    assert step_table(run).query("outlier")["step"].tolist() == [60]
+    assert token_of_step(run, 60) == token
+    (check,) = (each for each in run_checks(run) if each.name == "outlier_steps")
+    assert check.measured.startswith(f"token {token}: ")
+    assert f"the slowest made token {token}," in " ".join(findings(run))
+    figure = plot_latency(run)
+    assert any(each.get_text().startswith(f"token {token}") for each in figure.axes[0].texts)
+    assert figure.axes[0].get_xlim()[0] == token - 60.5
+    assert f">{token}<" in latency(run).html()
 
 
 def test_the_typical_repeat_is_near_the_median_in_both_phases() -> None:

@@ -30,6 +30,7 @@ from ocr_phases.analyse.stages import (
     decode_trend,
     step_repeats,
     step_table,
+    token_of_step,
 )
 from ocr_phases.analyse.statistics import median_share
 from ocr_phases.families import VISION_STAGES
@@ -243,7 +244,7 @@ def _trend_text(trend: Trend) -> str:
 def _outlier_steps(run: Record) -> Verdict:
     if not summary(run)["decode_steps"]:
         return _without_steps(run)
-    return _noted([f"step {step}: {cause}" for step, cause in outlier_causes(run)])
+    return _noted([f"token {token_of_step(run, step)}: {cause}" for step, cause in outlier_causes(run)])
 
 
 def _noted(found: Sequence[str], more: str = "") -> Verdict:

@@ -30,6 +30,7 @@ from ocr_phases.analyse.stages import (
     decode_trend,
     end_to_end_ms,
     step_table,
+    token_of_step,
 )
 from ocr_phases.record import Record
 from ocr_phases.record.parts import to_plain
@@ -282,7 +283,10 @@ def _phase_sentences(run: Record) -> Iterator[str]:
     yield _SAID["ratio_first" if run.waits_for_first_token else "ratio"].format(steps)
     slow = table[table["outlier"]]
     for row in slow.nlargest(1, "device_ms").to_dict("records"):
-        yield filled(_SAID["slow"], row, count=count_text(len(slow), "step"), factor=OUTLIER_FACTOR)
+        token = token_of_step(run, row["step"])
+        yield filled(
+            _SAID["slow"], row, token=token, count=count_text(len(slow), "step"), factor=OUTLIER_FACTOR
+        )
     if trend is None or _verdict_of(run, "decode_trend") == "n/a":
         return  # what the check does not judge is not told either
     share, low, high = trend.shares

@@ -220,6 +220,16 @@ def _step_times(run: Record) -> pd.DataFrame:
     return _over_repeats(step_repeats(run), step_repeats(run, "host_ms"))
 
 
+def token_of_step(run: Record, step: Any) -> Any:
+    """The number, counted from 1, of the token that a decode step (or each of a Series) made.
+
+    Steps count from 0. Token 1 comes from the prefill, unless the request decodes it again.
+    """
+    if run.request.first_token == "redecode":
+        return step + 1
+    return step + 2
+
+
 @cached
 def step_table(run: Record) -> pd.DataFrame:
     """One row a decode step, columns `STEP_COLUMNS`; ms are medians over repeats beside their spread.

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 from ocr_phases.cli.measuring import load_session, measure
 from ocr_phases.cli.options import PRICE, SETTINGS, shows_saved
 from ocr_phases.cli.results import run_result, wrote
+from ocr_phases.families import IMAGE_TAG, MULTIPAGE
 from ocr_phases.files import (
     RECORD,
     REPORT_FOLDER,
     TRACE_NAME,
     check_names,
+    each_page,
     folder_for,
     folders_of,
     rescued,
@@ -48,7 +50,8 @@ def _measure(arguments: argparse.Namespace) -> None:
     """Measure the pages; a wrong page, setting or truth is refused before anything slow starts."""
     from ocr_phases.report.artifacts import RESULTS
 
-    pages, out = arguments.pages, arguments.out
+    pages = _one_report_each(arguments.pages, arguments.prompt)
+    out = arguments.out
     asked, kernels = Settings.among(vars(arguments)), arguments.kernels or arguments.trace
     settings = {name: getattr(asked, name) for name in SETTINGS["report"]}
     truths = _truths(arguments, pages)
@@ -72,6 +75,13 @@ def _measure(arguments: argparse.Namespace) -> None:
             raise
         if arguments.stopped:
             return
+
+
+def _one_report_each(pages: Sequence[str], prompt: str) -> list[str]:
+    """The pages of the reports: ``file.pdf#1-3`` are three, unless the prompt reads several pages at once."""
+    if prompt.strip() == MULTIPAGE or prompt.count(IMAGE_TAG) > 1:
+        return list(pages)
+    return [each for page in pages for each in each_page(page)]
 
 
 def _write(arguments: argparse.Namespace, run: PhaseRun, folder: Path, parameters: dict[str, Any]) -> None:

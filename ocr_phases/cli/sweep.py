@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from ocr_phases.results.sweep import SweepResult
 
 FOLDER = "ocr_phases_sweep"
+_SWEEP_FILES = r"sweep\.(ipynb|html)"
+_LOAD_FILES = r"load\.(html|json)"
 _COLUMNS = ["cell", "prefill_len", "prefill_ms", "vision_share", "inter_token_ms", "tokens_per_s"]
 _COLUMNS += ["page_ms", "pages_per_min", "price_per_1000_pages"]
 
@@ -32,8 +34,10 @@ def run(arguments: argparse.Namespace) -> int:
     from ocr_phases.results.sweep import SweepResult
 
     if saved:
-        sweep, folder = SweepResult.load(arguments.records), _folder(arguments)
-        sweep = sweep.with_truth(arguments.truth) if arguments.truth else sweep
+        sweep = SweepResult.load(arguments.records)
+        if arguments.truth:
+            sweep = sweep.with_truth(arguments.truth)
+        folder = _checked_folder(arguments, _SWEEP_FILES)
     else:
         sweep, folder = _measure(arguments)
     sweep = sweep.with_price(arguments.price_per_hour)
@@ -47,6 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     parameters = {"records": str(Path(arguments.records or folder).resolve()), "truth": truth}
     parameters[PRICE] = arguments.price_per_hour
     title, given = "Sweep – ocr_phases", {"sweep": sweep}
+    _name_what_is_replaced(arguments, folder, _SWEEP_FILES)
     report = write_report("sweep_report", folder, "sweep", parameters, given, title, arguments.overwrite)
     checks = {cell: worst_verdict(run_checks(run)) for cell, run in sweep.runs.items()}
     doubtful = ", ".join(f"{cell} {verdict}" for cell, verdict in checks.items() if verdict != "pass")
@@ -64,22 +69,40 @@ def _load(arguments: argparse.Namespace) -> int:
     pages = [page.source for page in find_pages([*filter(None, (arguments.page, arguments.pages))], ())]
     settings = {name: getattr(arguments, name) for name in ("prompt", "ignore_eos", "seed", "requests")}
     settings |= {"max_new_tokens": max(arguments.lengths or [512]), PRICE: arguments.price_per_hour}
-    folder, session = _folder(arguments), connect(arguments.server, **server_options(arguments))
+    session = connect(arguments.server, **server_options(arguments))
+    folder = _checked_folder(arguments, _LOAD_FILES)
     result = session.load_test(pages, arguments.concurrency, rates=arguments.rate, progress=print, **settings)
     show(result.table)
     print(f"\n{result.verdict}")
+    _name_what_is_replaced(arguments, folder, _LOAD_FILES)
     report = wrote(result.save(folder, overwrite=arguments.overwrite))
     arguments.result = {"headline": result.verdict, "levels": rows(result.table), "report": report}
     return Exit.FAILED if result.table["errors"].eq(result.table["requests"]).all() else Exit.DONE
 
 
-def _folder(arguments: argparse.Namespace) -> Path:
-    from ocr_phases.files import folder_for
+def _checked_folder(arguments: argparse.Namespace, names: str) -> Path:
+    """The output's folder, made where it is missing; refused where files of others have its ``names``.
+
+    What will be replaced is not named yet, because the measurement may still be refused.
+    """
+    from ocr_phases.files import check_names, folder_for, output_folder
 
     # A sweep goes on where it stopped, also in its default folder.
     given = arguments.out or (None if arguments.records else FOLDER)
+    if given is None:
+        return folder_for(None, FOLDER)
+    folder = output_folder(given)
     others = [arguments.page, arguments.truth]
-    return folder_for(given, FOLDER, r"sweep\.(ipynb|html)", overwrite=arguments.overwrite, arguments=others)
+    check_names(folder, names, overwrite=arguments.overwrite, arguments=others)
+    return folder
+
+
+def _name_what_is_replaced(arguments: argparse.Namespace, folder: Path, names: str) -> None:
+    """Name on stderr the files of an earlier output, just before they are replaced."""
+    from ocr_phases.files import folder_for
+
+    others = [arguments.page, arguments.truth]
+    folder_for(folder, FOLDER, names, overwrite=arguments.overwrite, arguments=others)
 
 
 def _measure(arguments: argparse.Namespace) -> tuple[SweepResult, Path]:
@@ -96,7 +119,7 @@ def _measure(arguments: argparse.Namespace) -> tuple[SweepResult, Path]:
     axes = {name: values for name in AXES if (values := getattr(arguments, name))}
     models = arguments.models or [arguments.model]
     count = len(Sweep(page=arguments.page, **axes).cells) * len(models)
-    folder = _folder(arguments)
+    folder = _checked_folder(arguments, _SWEEP_FILES)
     with tqdm(total=count, unit="cell", disable=None, leave=False) as bar:
 
         def on_run(cell: Cell, runs_done: int, runs: int) -> None:

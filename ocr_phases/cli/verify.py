@@ -15,7 +15,7 @@ def run(arguments: argparse.Namespace) -> int:
     saved = shows_saved(arguments, "record", arguments.page)
     from ocr_phases.analyse.checks import run_checks, with_verdict
     from ocr_phases.analyse.sentences import checks_verdict, headline
-    from ocr_phases.files import folder_for
+    from ocr_phases.files import check_names, output_folder
     from ocr_phases.report.artifacts import VERIFICATION
     from ocr_phases.report.render import verify_report
     from ocr_phases.results.run import PhaseRun
@@ -24,7 +24,8 @@ def run(arguments: argparse.Namespace) -> int:
         measuring.check_target(arguments, arguments.record)
     options: dict[str, Any] = {"overwrite": arguments.overwrite, "record": arguments.record}
     if arguments.out:
-        folder_for(arguments.out, "", VERIFICATION, arguments=[arguments.page], **options)
+        # What is replaced is named when it is written: the measurement may still be refused.
+        check_names(output_folder(arguments.out), VERIFICATION, arguments=[arguments.page], **options)
     session = None if saved else measuring.load_session(arguments)
     record = PhaseRun.load(arguments.record) if saved else measuring.measure(arguments, session, verify=True)
     record = measuring.judged(arguments, record)

@@ -47,8 +47,8 @@ def still_bundle(run: PhaseRun | None, row: int, token: int, color: str, view: s
     plot, curve = _plot(run, view == "stages")
     pictures = [_page(run, row, place, color) for place in range(len(pages_of_row(run, row)))]
     pictures = [picture.copy() for picture in (*pictures, plot)]
-    if curve is not None and pd.notna(step := shown["step"]):
-        line = [(x, plot.height - y) for x, y in curve.transform([(step, 0.0), (step, 1.0)])]
+    if curve is not None and pd.notna(shown["step"]):
+        line = [(x, plot.height - y) for x, y in curve.transform([(token + 1, 0.0), (token + 1, 1.0)])]
         ImageDraw.Draw(pictures[-1]).line(line, VERMILLION, 2)
     for page, picture in enumerate(pictures[:-1]):
         for region in grounding_of(run, row).on_page(page).regions:
@@ -66,7 +66,7 @@ def still_bundle(run: PhaseRun | None, row: int, token: int, color: str, view: s
 
 @functools.lru_cache(maxsize=2)
 def _plot(run: PhaseRun, stages: bool) -> tuple[Image.Image, Transform | None]:
-    """Headline and curve, or the stages, and what puts a step on the picture's curve."""
+    """Headline and curve, or the stages, and what puts a token, counted from 1, on the picture's curve."""
     figure = blank_figure(*_INCHES)
     axes = figure.subplots()
     about = f"{printable(run_title(run), 80)} · {printable(subject(run), 120)}"

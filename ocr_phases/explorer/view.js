@@ -166,7 +166,7 @@ class View {
       `Token ${token + 1} of ${texts.length}`,
       texts[token] ? `“${plain(texts[token])}”` : "no text",
       ms[token] != null && duration(ms[token]),
-      step[token] == null ? this.data.first : `decode step ${step[token]}`,
+      step[token] == null && this.data.first,
       cache[token] != null && `cache length ${cache[token]}`,
       probability[token] != null && `probability ${Math.round(100 * probability[token])} %`,
       this.byRegion.get(region[token])?.name ?? (region[token] < 0 ? "preamble" : `region ${region[token]}`),

@@ -24,7 +24,14 @@ from ocr_phases.analyse.floors import (
 )
 from ocr_phases.analyse.kernels import has_kernels, of_text, stage_verdict
 from ocr_phases.analyse.noise import ceilings_are_wrong
-from ocr_phases.analyse.stages import PREFILL_STAGES, spread_names, stage_table, step_table, typical_repeat
+from ocr_phases.analyse.stages import (
+    PREFILL_STAGES,
+    spread_names,
+    stage_table,
+    step_table,
+    token_of_step,
+    typical_repeat,
+)
 from ocr_phases.record import PHASES, Record, is_whole_phase
 from ocr_phases.show.figures import (
     FAINT,
@@ -71,11 +78,12 @@ def plot_latency(run: Record, *, ax: Axes | None = None) -> Figure:
     floor far below, is marked at the edge. ``ax`` are axes to draw on.
     """
     table = step_table(run)
+    table = table.assign(token=token_of_step(run, table["step"]))
     if table.empty:
         return sentence_figure("There were no decode steps, so there is no latency to draw.", ax)
     count, median = len(table) * len(run.repeats), float(summary(run)["inter_token_ms"])
     _, (axes,) = new_figure(3.9, [f"Each decode step: {ms_text(median)} in the median of {count:,}"], ax)
-    steps, slow, low, high = (table[name] for name in ("step", "outlier", "device_ms_p10", "device_ms_p90"))
+    steps, slow, low, high = (table[name] for name in ("token", "outlier", "device_ms_p10", "device_ms_p90"))
     own_clock, clocks = run.device.kind == "cuda", ["device_ms"]
     # Where tokens are read every few steps, the host launches many at once and then waits for all of them.
     if own_clock and (run.request.eos_check_every or 1) == 1:
@@ -95,7 +103,7 @@ def plot_latency(run: Record, *, ax: Axes | None = None) -> Figure:
     least = low.quantile(0.02)
     bottom = 0.75 * least if least > 0.6 * bulk and floor.max() < 0.3 * least else 0.0
     top = bottom + (1.6 if slow.any() else 1.35) * (bulk - bottom)
-    axes.set(xlim=(-0.5, steps.iloc[-1] + 0.5), ylim=(bottom, top))
+    axes.set(xlim=(steps.iloc[0] - 0.5, steps.iloc[-1] + 0.5), ylim=(bottom, top))
     if floor.any():
         told = f"hardware floor, {' to '.join(dict.fromkeys(map(ms_text, floor.iloc[[0, -1]])))}"
         if floor.max() < bottom:
@@ -104,8 +112,8 @@ def plot_latency(run: Record, *, ax: Axes | None = None) -> Figure:
             lines(axes, steps, floor, color=GREEN, linestyle=(0, (6, 2)), label=told)
     _mark(axes, steps[(high > top) & ~slow], top, 6, ORANGE, "spread ends above")
     _mark(axes, steps[slow], table.loc[slow, "device_ms"].clip(upper=top), 6, INK, "outlier")
-    _name_slowest(axes, table[slow].nlargest(_NAMED_OUTLIERS, "device_ms").sort_values("step"))
-    name_axis(axes.xaxis, "decode step", "")
+    _name_slowest(axes, table[slow].nlargest(_NAMED_OUTLIERS, "device_ms").sort_values("token"))
+    name_axis(axes.xaxis, "token that the step made", "")
     name_axis(axes.yaxis, "time (ms)")
     return legend_below(axes)
 
@@ -119,15 +127,16 @@ def _mark(axes: Axes, at: pd.Series, heights: Any, marker: int, colour: str, lab
 
 def _name_slowest(axes: Axes, slowest: pd.DataFrame) -> None:
     """Say of steps, from above, which token took how long; beside them, where there is room."""
-    top, last = axes.get_ylim()[1], axes.get_xlim()[1]
+    top = axes.get_ylim()[1]
+    first, last = axes.get_xlim()
     look: Any = {"arrowprops": {"arrowstyle": "-", "color": MUTED}, "va": "center", **SMALL}
     look["textcoords"] = "data", "axes fraction"
     look["bbox"] = {"facecolor": "white", "edgecolor": "none", "pad": 0.8, "alpha": 0.75}
     for place, row in enumerate(slowest.fillna({"text": ""}).to_dict("records")):
-        token, left = printable(str(row["text"]), 12), row["step"] < 0.7 * last
-        told = f"step {row['step']}{token and f' “{token}”'}: {ms_text(row['device_ms'])}"
-        at = row["step"], min(row["device_ms"], top)
-        beside = row["step"] + (0.015 if left else -0.015) * last, 0.93 - 0.08 * place
+        token, left = printable(str(row["text"]), 12), row["token"] < first + 0.7 * (last - first)
+        told = f"token {row['token']}{token and f' “{token}”'}: {ms_text(row['device_ms'])}"
+        at = row["token"], min(row["device_ms"], top)
+        beside = row["token"] + (0.015 if left else -0.015) * (last - first), 0.93 - 0.08 * place
         axes.annotate(told, at, beside, ha="left" if left else "right", **look)
 
 

@@ -37,7 +37,14 @@ from ocr_phases.analyse.sentences import (
     subject,
     uncertain_sentence,
 )
-from ocr_phases.analyse.stages import STAGE_KEYS, repeat_table, spread_names, stage_table, step_table
+from ocr_phases.analyse.stages import (
+    STAGE_KEYS,
+    repeat_table,
+    spread_names,
+    stage_table,
+    step_table,
+    token_of_step,
+)
 from ocr_phases.record import Record, is_whole_phase
 from ocr_phases.record.parts import KernelsPart, known_entries, to_plain
 from ocr_phases.show import plots
@@ -259,7 +266,7 @@ def timed_table(run: Record, table: pd.DataFrame, caption: str, time: str = "dev
 def latency(run: Record) -> Section:
     """Every decode step over its floor, and the slowest steps."""
     slowest = step_table(run).nlargest(_SLOWEST, "device_ms").drop(columns="outlier")
-    slowest["index"] += 1  # a person counts tokens from one
+    slowest["index"] = token_of_step(run, slowest.pop("step"))  # one count, from 1, as everywhere on the page
     caption, headings = f"The {len(slowest)} slowest steps", {"index": ("token", ""), "text": ("text", "")}
     table = timed_table(run, slowest, caption, "median", headings=headings, empty="")
     return Section(plots.plot_latency(run), table)
