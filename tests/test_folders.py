@@ -12,6 +12,8 @@ from conftest import GOLDEN, GOLDEN_2
 from safetensors.torch import load_file, save_file
 
 from ocr_phases import OcrPhasesError, OCRSession
+from ocr_phases.analyse.checks import run_checks
+from ocr_phases.collectors import live_checks
 from ocr_phases.collectors.live_checks import card_dtype
 from ocr_phases.models.load import load_tokenizer
 from ocr_phases.models.weights import resolve_dtype
@@ -360,6 +362,20 @@ def test_a_note_says_what_the_dtype_means_on_an_old_card(dtype, autocast, words,
     assert (check["name"], check["verdict"]) == ("card_dtype", "note")
     assert check["measured"].startswith("Tesla T4 does not compute with bfloat16 itself")
     assert words in check["measured"]
+
+
+def test_the_note_on_an_old_card_is_in_the_record(golden_session, card, monkeypatch):
+    card("Tesla V100", 7)
+    # What this machine has not, the check is told: the run itself is the CPU's.
+    monkeypatch.setattr(live_checks, "card_dtype", lambda device, *rest: card_dtype("cuda", *rest))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(live_checks, "computes_bfloat16", lambda device: False)
+    page = str(GOLDEN / "pages" / "small_400x300.png")
+    run = golden_session.run_inference(page, preset="tiny", max_new_tokens=2, repeats=1, warmup=0)
+    (check,) = (check for check in run_checks(run) if check.name == "card_dtype")
+    assert check.verdict == "note"
+    assert check.measured.startswith("Tesla V100 does not compute with bfloat16 itself")
+    assert "float16" in check.why and "dtype float32" in check.fix
 
 
 # -- folders of the wild --------------------------------------------------------------------------------
