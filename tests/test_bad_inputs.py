@@ -203,6 +203,23 @@ def test_a_record_that_would_fill_the_memory_is_refused(tmp_path):
         read_in_time(PhaseRun.load, path)
 
 
+@pytest.mark.parametrize("place", ["", "device", "model", "request", "cache", "pages", "kernels"])
+@pytest.mark.parametrize("count", [3, 2_000])
+def test_entries_that_are_not_known_are_kept_up_to_a_number(place, count, tmp_path):
+    record = json.loads(make_run().to_json())
+    record.setdefault("kernels", {"error": "no profiler"})
+    part = record[place] if place else record
+    part = part[0] if isinstance(part, list) else part
+    part |= {f"entry {number}": [1] for number in range(count)}
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(record))
+    if count == 3:
+        PhaseRun.load(path)
+        return
+    with pytest.raises(OcrPhasesError, match=r"entries in one part, where 1,000 are the most"):
+        PhaseRun.load(path)
+
+
 @pytest.mark.parametrize("model", [{"revision": "a" * 40}, {"revision": "seed:0"}, {"source": "org/name"}])
 def test_a_hub_id_is_not_taken_from_a_record(model):
     run, native = make_run(), {"name": "org/name", "implementation": "native"}

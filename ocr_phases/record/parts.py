@@ -15,6 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, ge
 import msgspec
 from msgspec import Meta, Struct, field
 
+from ocr_phases.errors import OcrPhasesError
+
+#: Entries of one part, at most: far more than any version of the package writes.
+MOST_ENTRIES = 1_000
+
 # Whole numbers are such as a double holds exactly. Times in ms go up to 2^33, 99 days: sums of them in steps
 # of 2^-20 ms then fit into a double (`ocr_phases.analyse.stages.tokens_of`).
 Count = Annotated[int, Meta(ge=0, le=2**53)]
@@ -456,11 +461,18 @@ def _part_in(hint: Any) -> type[Part] | None:
 
 
 def separated(content: Any, kind: type[Part]) -> Any:
-    """The content of a part, or of a list of parts, with what the kind does not name below ``unknown``."""
+    """The content of a part, or of a list of parts, with what the kind does not name below ``unknown``.
+
+    Raises `OcrPhasesError` for a part of more than `MOST_ENTRIES` entries.
+    """
     if isinstance(content, list):
         return [separated(item, kind) for item in content]
     if not isinstance(content, dict):
         return content
+    if len(content) > MOST_ENTRIES:
+        raise OcrPhasesError(
+            f"it has {len(content):,} entries in one part, where {MOST_ENTRIES:,} are the most"
+        )
     entries = _entries(kind)
     known: dict[str, Any] = {}
     unknown: dict[str, Any] = {}
