@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ocr_phases.analyse.figures import summary
-from ocr_phases.analyse.noise import STEP_QUANTILES, figure_repeats, is_noisy, judged_figures
+from ocr_phases.analyse.figures import STEP_QUANTILES, figure_repeats, summary
+from ocr_phases.analyse.noise import is_noisy, judged_figures
 from ocr_phases.analyse.quality import MEASURES, QUALITY_HIGHER, quality_of
 from ocr_phases.analyse.scaling import agreements, own_text, sweep_table, ways_sentence
 from ocr_phases.analyse.sentences import noise_sentences

@@ -6,12 +6,16 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from ocr_phases.analyse.cost import page_cost
-from ocr_phases.analyse.stages import PREFILL_STAGES, cached
+from ocr_phases.analyse.stages import PREFILL_STAGES, cached, end_to_end_ms, repeat_table, step_ms
 from ocr_phases.analyse.statistics import median_share, part_ms
 from ocr_phases.families import VISION_STAGES
 from ocr_phases.record import PHASES, Record
+
+#: The figures that are quantiles of the decode steps.
+STEP_QUANTILES = {"inter_token_ms": 0.5, "inter_token_ms_p90": 0.9, "inter_token_ms_p99": 0.99}
 
 
 @cached
@@ -89,6 +93,20 @@ def summary(record: Record) -> dict[str, Any]:
         "generated_compression_ratio": _ratio(record.result.known_tokens, valid_tokens),
     }
     return figures | page_cost(record, page_ms)
+
+
+@cached
+def figure_repeats(run: Record) -> pd.DataFrame:
+    """What the figures of `summary` that follow a clock were in each repeat: a row per repeat.
+
+    Those of `repeat_table`, the steps' quantiles, vision and the whole page; NaN where a repeat has none.
+    """
+    steps = {name: step_ms(run, quantile) for name, quantile in STEP_QUANTILES.items()}
+    vision = sum(run.repeat_ms(stage, "prefill") for stage in VISION_STAGES)
+    seen = np.where(vision, vision, np.nan)  # an engine may not tell
+    page = end_to_end_ms(run)
+    each = page / run.token_count if run.knows_tokens else np.full(len(page), np.nan)
+    return repeat_table(run).assign(page_ms=page, ntpot_ms=each, vision_ms=seen, **steps)
 
 
 def _sum_of_stages(record: Record, stages: Sequence[str]) -> np.ndarray:

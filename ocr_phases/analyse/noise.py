@@ -1,7 +1,7 @@
 """Whether a machine was quiet enough for its figures: the spread of the repeats, the machine, the ceilings.
 
 Noise does not break a measurement: a finding is ``noisy`` if it makes the figures useless, ``note`` if it is
-worth knowing, and never ``fail``. The conditions of the machine are in ``device["conditions"]``
+worth knowing, and never ``fail``. The conditions of the machine are in ``record.device.conditions``
 (`ocr_phases.collectors.machine`); older records lack it. Limits, words and remedies are in ``checks.toml``.
 """
 
@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from ocr_phases.analyse.figures import figure_repeats
 from ocr_phases.analyse.floors import (
     datasheet_ceilings,
     floor_table,
     measured_ceilings,
     times_text,
 )
-from ocr_phases.analyse.stages import cached, end_to_end_ms, repeat_table, step_ms
+from ocr_phases.analyse.stages import cached
 from ocr_phases.analyse.statistics import spread
-from ocr_phases.families import VISION_STAGES
 from ocr_phases.record import Record
 from ocr_phases.record.parts import GpuState, to_plain
 from ocr_phases.text import bytes_text, count_text, ms_text, percent_text, stage_name
@@ -47,7 +47,6 @@ SPREAD_NOTE, SPREAD_NOISY = 0.05, 0.10
 TEXTS = tomllib.loads(Path(__file__).with_name("checks.toml").read_text(encoding="utf-8"))
 _FINDINGS: dict[str, dict[str, Any]] = TEXTS["noise"]
 _REMEDIES: dict[str, str] = TEXTS["remedies"]
-STEP_QUANTILES = {"inter_token_ms": 0.5, "inter_token_ms_p90": 0.9, "inter_token_ms_p99": 0.99}
 _THROTTLED = {0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat", 0x80: "power brake"}
 _POWER_CAP = 0x4
 _FOREIGN_USE = 20.0  # per cent of a GPU's time before the run began
@@ -75,20 +74,6 @@ class Verdict(NamedTuple):
     def label(self) -> str:
         """The name in words."""
         return self.name.replace("_", " ")
-
-
-@cached
-def figure_repeats(run: Record) -> pd.DataFrame:
-    """What the figures of `Record.summary` that follow a clock were in each repeat: a row a repeat.
-
-    Those of `repeat_table`, the steps' quantiles, vision and the whole page; NaN where a repeat has none.
-    """
-    steps = {name: step_ms(run, quantile) for name, quantile in STEP_QUANTILES.items()}
-    vision = sum(run.repeat_ms(stage, "prefill") for stage in VISION_STAGES)
-    seen = np.where(vision, vision, np.nan)  # an engine may not tell
-    page = end_to_end_ms(run)
-    each = page / run.token_count if run.knows_tokens else np.full(len(page), np.nan)
-    return repeat_table(run).assign(page_ms=page, ntpot_ms=each, vision_ms=seen, **steps)
 
 
 def judged_figures(runs: Sequence[Record]) -> dict[str, str]:

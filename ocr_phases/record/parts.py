@@ -217,7 +217,8 @@ class ModelPart(Part, frozen=True, kw_only=True):
 class PagePart(Part, frozen=True, kw_only=True):
     """A page of batch row ``row``: its file and hash, its size in pixels, and how the preset cuts it.
 
-    ``data`` is its file in base64, where the record holds it.
+    ``data`` is its file in base64, where the record holds it. ``image_tokens`` and ``text_tokens`` are of the
+    whole prompt of its row, which several pages share; ``valid_image_tokens`` are of this page alone.
     """
 
     file: str
@@ -228,8 +229,8 @@ class PagePart(Part, frozen=True, kw_only=True):
     row: Count
     preset: str
     grid: Grid
-    image_tokens: Any = None
-    text_tokens: Any = None
+    image_tokens: Count | None = None
+    text_tokens: Count | None = None
     valid_image_tokens: Count | None = None
 
 

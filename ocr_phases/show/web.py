@@ -233,6 +233,8 @@ def table_html(
 
 
 def _heading(name: str) -> tuple[str, str]:
+    if name.endswith("_per_s"):  # a rate, not a time in seconds
+        return name.removesuffix("_per_s").replace("_", " ") + " per s", ""
     first, _, last = name.rpartition("_")
     if last in _UNITS and first:
         return first.replace("_", " "), _UNITS[last]
