@@ -25,7 +25,7 @@ from wording import says
 
 from ocr_phases import images
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.families import FAMILIES, Preset, facts_of
+from ocr_phases.families import FAMILIES, Preset
 from ocr_phases.files import FORMATS
 from ocr_phases.images import describe_page, load_page
 from ocr_phases.inputs.packing import pack
@@ -121,12 +121,12 @@ def test_the_recorded_grids_are_ours(name):
     ],
 )
 def test_resolve_prompt(prompt, grounding, text):
-    assert facts_of(None).text_of(prompt, grounding=grounding) == text
+    assert FAMILIES["deepseek-ocr"].text_of(prompt, grounding=grounding) == text
 
 
 def test_prompts_that_are_refused():
     """The recorded pages hold that Unlimited-OCR's own prompts are the published ones."""
-    usual, unlimited = facts_of(None), FAMILIES["unlimited-ocr"]
+    usual, unlimited = FAMILIES["deepseek-ocr"], FAMILIES["unlimited-ocr"]
     assert unlimited.text_of("Read it.") == "<image>Read it."
     for facts, prompt, grounding in (
         *((unlimited, "free", None), (unlimited, "locate:a word", None), (unlimited, "Read it.", False)),
