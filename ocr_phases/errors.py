@@ -11,7 +11,7 @@ import re
 import signal
 import threading
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_type_hints
 
@@ -310,13 +310,6 @@ def check_known(what: str, name: Any, known: Collection[str], of: str = "", more
     if name not in known:
         said = f"Unknown {what} {name!r}{of and f' of {of}'}: use {any_of(known)}{more}."
         raise OcrPhasesError(f"{said}{nearest(str(name), known)}")
-
-
-def require(facts: Iterable[tuple[str, object]]) -> None:
-    """Raise `OcrPhasesError` with the sentence of the first of ``facts`` that does not hold."""
-    for told, holds in facts:
-        if not holds:
-            raise OcrPhasesError(told)
 
 
 def short(value: Any) -> str:

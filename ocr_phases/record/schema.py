@@ -6,9 +6,7 @@ kept as they are, as long as they are plain JSON: a later version may have writt
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Annotated, Any, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import msgspec
 from msgspec import Meta
@@ -83,25 +81,6 @@ def conform(value: Any, shape: Any, name: str = "") -> Any:
         raise OcrPhasesError(_sentence(error, name)) from error
     except RecursionError as error:
         raise OcrPhasesError(f"{name}: it is nested too deeply".lstrip(": ")) from error
-
-
-_ENTRY = re.compile(r"(\w+)(\??):(\w+)([?*+]*)")
-
-
-def shape(kinds: Mapping[str, Any], entries: str, **others: Any) -> Any:
-    """The `TypedDict` of ``name:kind`` entries, by their ``kinds``, and of ``others``, by their types.
-
-    A ``?`` behind a name says that the entry may be missing. Behind a kind, ``?`` says that it may be null,
-    ``*`` that it is a list of that, and ``+`` a list of at least one.
-    """
-    hints: dict[str, Any] = {}
-    for name, missing, kind, marks in _ENTRY.findall(entries):
-        hint = kinds[kind]
-        for mark in marks:
-            least = Meta(min_length=1 if mark == "+" else 0)
-            hint = hint | None if mark == "?" else Annotated[list.__class_getitem__(hint), least]
-        hints[name] = NotRequired[hint] if missing else hint
-    return TypedDict("_Shape", hints | others)  # type: ignore[operator]
 
 
 _MISSING = "Object missing required field "
