@@ -274,6 +274,13 @@ _BY_NAME = {
 }
 
 
+def family_of_class(name: str) -> str:
+    """The family that the name of a model's class tells, or ``unknown``: ``TinyDeepseekOCRForCausalLM``."""
+    own = name.split("ForCausalLM")[0].split("ForConditional")[0]
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", own)
+    return family_of_name(words.replace("Deep Seek", "DeepSeek"))
+
+
 def family_of_name(name: str) -> str:
     """The family that a served model's name or class tells, or ``unknown``.
 

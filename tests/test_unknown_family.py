@@ -11,7 +11,7 @@ from fake_server import served
 import ocr_phases
 from ocr_phases import OcrPhasesError, PhaseRun
 from ocr_phases.cli import main
-from ocr_phases.families import FAMILIES, facts_of, family_of_name
+from ocr_phases.families import FAMILIES, facts_of, family_of_class, family_of_name
 
 ROOT = Path(ocr_phases.__file__).parents[1]
 PAGE = ROOT / "data" / "pages" / "receipt.png"
@@ -124,3 +124,18 @@ def test_neutral_facts_have_no_figures_of_a_known_family():
     assert facts.published_limit is None and facts.page_mark is None and not facts.published
     assert facts_of(None).name == "unknown"
     assert all(facts_of(name) is row for name, row in FAMILIES.items())
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("TinyDeepseekOCR", "deepseek-ocr"),
+        ("DeepseekOCRForCausalLM", "deepseek-ocr"),
+        ("DeepseekOcr2ForConditionalGeneration", "deepseek-ocr-2"),
+        ("DeepSeekOCR2", "deepseek-ocr-2"),
+        ("UnlimitedOcrForConditionalGeneration", "unlimited-ocr"),
+        ("Qwen2_5_VLForConditionalGeneration", "unknown"),
+    ],
+)
+def test_a_worker_s_class_tells_the_family(name, family):
+    assert family_of_class(name) == family

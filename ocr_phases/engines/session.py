@@ -20,7 +20,7 @@ from ocr_phases.engines.client import (
 from ocr_phases.engines.load import load_test
 from ocr_phases.engines.measurement import Measurement
 from ocr_phases.errors import Hinted, OcrPhasesError, check_known, explain_wrong_calls
-from ocr_phases.families import FAMILIES, UNKNOWN, FamilyFacts, facts_of, family_of_name
+from ocr_phases.families import FAMILIES, UNKNOWN, FamilyFacts, facts_of, family_of_class, family_of_name
 from ocr_phases.inputs.views import Pages
 from ocr_phases.request import filled_in, run_and_record
 from ocr_phases.results.run import PhaseRun
@@ -104,7 +104,7 @@ class ServerSession(Hinted):
             return facts_of(asked), "named by the user"
         worker_class = self.worker.get("model", {}).get("class")
         if worker_class:
-            return facts_of(family_of_name(str(worker_class))), "the worker's class"
+            return facts_of(family_of_class(str(worker_class))), "the worker's class"
         family = family_of_name(self.model)
         if family == UNKNOWN:
             return facts_of(UNKNOWN), "unknown"
