@@ -12,7 +12,7 @@ from ocr_phases.analyse.cost import page_cost
 from ocr_phases.analyse.stages import PREFILL_STAGES, cached, end_to_end_ms, repeat_table, step_ms
 from ocr_phases.analyse.statistics import median_share, part_ms
 from ocr_phases.families import VISION_STAGES
-from ocr_phases.record import PHASES, Record
+from ocr_phases.record import Record
 
 #: The figures that are quantiles of the decode steps.
 STEP_QUANTILES = {"inter_token_ms": 0.5, "inter_token_ms_p90": 0.9, "inter_token_ms_p99": 0.99}
@@ -46,10 +46,10 @@ def summary(record: Record) -> dict[str, Any]:
         for stage in PREFILL_STAGES
         if ("prefill", stage) in medians
     }
-    page_ms = float(np.median(np.sum([record.phase_ms(phase) for phase in PHASES], axis=0)))
+    page_ms = float(np.median(end_to_end_ms(record)))
 
     steps = record.spans[record.spans["stage"] == "decode_step"]
-    step_ms = steps["device_ms"].to_numpy()
+    times_of_steps = steps["device_ms"].to_numpy()
     decode = record.repeat_ms("decode", "decode")
     has_rate = record.decoded_tokens > 0 and bool(decode.all()) and record.knows_tokens
     if record.is_server and not len(steps):
@@ -77,9 +77,7 @@ def summary(record: Record) -> dict[str, Any]:
         "prefill_language_model_ms": parts.get("language_model"),
         "stage_coverage": median_share(stages, prefill) if stages.all() else None,
         "decode_steps": int(steps["step"].max()) + 1 if len(steps) else 0,
-        "inter_token_ms": _quantile(step_ms, 0.5),
-        "inter_token_ms_p90": _quantile(step_ms, 0.9),
-        "inter_token_ms_p99": _quantile(step_ms, 0.99),
+        **{name: _quantile(times_of_steps, quantile) for name, quantile in STEP_QUANTILES.items()},
         "tokens_per_s": _quantile(record.decoded_tokens / decode * 1000.0) if has_rate else None,
         "ntpot_ms": page_ms / record.token_count if record.knows_tokens else None,
         "generate_ms": medians.get(("generate", "generate")),
@@ -102,7 +100,7 @@ def figure_repeats(run: Record) -> pd.DataFrame:
     Those of `repeat_table`, the steps' quantiles, vision and the whole page; NaN where a repeat has none.
     """
     steps = {name: step_ms(run, quantile) for name, quantile in STEP_QUANTILES.items()}
-    vision = sum(run.repeat_ms(stage, "prefill") for stage in VISION_STAGES)
+    vision = _sum_of_stages(run, VISION_STAGES)
     seen = np.where(vision, vision, np.nan)  # an engine may not tell
     page = end_to_end_ms(run)
     each = page / run.token_count if run.knows_tokens else np.full(len(page), np.nan)
