@@ -1,7 +1,7 @@
 """What the build knows and the tree does not: where the repository is.
 
-``REPOSITORY_URL`` (``https://HOST/OWNER/NAME``) gives the package its links, and makes those of the README
-absolute, so that it reads on a package index. Without it both stay as they are.
+``REPOSITORY_URL`` (``https://HOST/OWNER/NAME``) gives the package its links, and makes those of the
+README absolute, so that it reads on a package index. Without it both stay as they are.
 """
 
 from __future__ import annotations

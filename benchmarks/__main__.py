@@ -18,10 +18,14 @@ from ocr_phases.versions import asset
 
 
 def bench(arguments: argparse.Namespace) -> None:
-    """Measure what measuring costs and how fast each strategy is; print figures and save the raw times."""
+    """Measure what measuring costs and how fast each strategy is; print figures and save the raw
+    times.
+    """
     page = arguments.page or asset("data", "pages", "receipt.png")
     load_page(each_page(str(page))[0])
-    settings = BenchSettings(**{item.name: getattr(arguments, item.name) for item in fields(BenchSettings)})
+    settings = BenchSettings(
+        **{item.name: getattr(arguments, item.name) for item in fields(BenchSettings)}
+    )
     output_file(arguments.save)
     session = OCRSession.load(arguments.model, device=arguments.device, dtype=arguments.dtype)
     measured = run_bench(session, page, settings, arguments.save)
@@ -42,7 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     add("--device", default="auto", help="auto, cpu, cuda or cuda:N")
     add("--dtype", help="float32, bfloat16 or float16; None is the device's own")
     add("--presets", type=name_list, metavar="LIST", default=(), help="() is the model's own")
-    add("--strategies", type=name_list, metavar="LIST", default=(), help="() is eager on a CPU, all on a GPU")
+    add(
+        "--strategies",
+        type=name_list,
+        metavar="LIST",
+        default=(),
+        help="() is eager on a CPU, all on a GPU",
+    )
     add("--parts", type=name_list, metavar="LIST", default=PARTS, help=f"of {', '.join(PARTS)}")
     add("--pairs", type=int, default=15, metavar="N", help="alternating pairs")
     add("--prompt", default="markdown", help="its name or text")

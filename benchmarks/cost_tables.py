@@ -43,7 +43,9 @@ def claims() -> str:
     size = cost.read_architecture(PUBLISHED)
     held = _prefill([cost.VisionCall("global", 1024)]).groupby("stage")["parameters"].sum()
     seven = _prefill(cost.vision_calls("gundam", [(2, 3)])).groupby("stage")["flops"].sum()
-    every = cost.prefill_cost(PUBLISHED, prompt_len=LONG, logits_for="all").set_index("stage")["flops"]
+    every = cost.prefill_cost(PUBLISHED, prompt_len=LONG, logits_for="all").set_index("stage")[
+        "flops"
+    ]
     step = cost.decode_cost(PUBLISHED, cache_len=1000)
     early, late = (cost.decode_cost(PUBLISHED, cache_len=length) for length in (291, LONG))
     cache = int(late["kv_bytes"].sum())

@@ -1,7 +1,7 @@
 """Draws docs/gallery, the receipt and a report's first screen: ``python -m benchmarks.gallery``.
 
-All of it comes from the records in ``data/runs``. The picture of a report is taken with Chromium and left as
-it is without it.
+All of it comes from the records in ``data/runs``. The picture of a report is taken with Chromium
+and left as it is without it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,8 @@ def marked_page(run: PhaseRun, height: int = 700, *, by_time: bool = True) -> Im
 
 def overview(run: PhaseRun) -> Image.Image:
     """The page coloured by decode time beside the decode latency and the prefill's stages."""
-    # Small, so that letters stay legible at half size, from the start: keys are laid out for their figure.
+    # Small, so that letters stay legible at half size, from the start: keys are laid out for their
+    # figure.
     plots = run.plot.latency, run.plot.vision
     drawings = [plot(ax=blank_figure(3.6, 6.2).subplots()) for plot in plots]
     right = in_a_row([drawn(figure, dpi=120) for figure in drawings], down=True)
@@ -83,7 +84,9 @@ def screen(run: PhaseRun) -> Image.Image:
     from playwright.sync_api import sync_playwright
 
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        chromium = playwright.chromium.launch(
+            executable_path=shutil.which("chromium"), args=["--no-sandbox"]
+        )
         page = chromium.new_page(viewport={"width": 1400, "height": 900}, color_scheme="light")
         page.goto(page_report(run, folder).as_uri())
         shot = Image.open(io.BytesIO(page.screenshot())).convert("RGB")
@@ -106,9 +109,13 @@ def recorded(name: str) -> PhaseRun:
 
 def pictures(tiny: PhaseRun, gpu: PhaseRun, other: PhaseRun) -> dict[str, Image.Image]:
     """The gallery's pictures by file."""
-    figures = {name: getattr(gpu.plot, name)() for name in ("latency", "vision", "timeline", "roofline")}
+    figures = {
+        name: getattr(gpu.plot, name)() for name in ("latency", "vision", "timeline", "roofline")
+    }
     figures |= {name: getattr(gpu.plot, name)() for name in ("kernels", "memory")}
-    long = {title: recorded(f"families/h100-{name}-8000-cuda-graph") for title, name in LONG.items()}
+    long = {
+        title: recorded(f"families/h100-{name}-8000-cuda-graph") for title, name in LONG.items()
+    }
     curves = SweepResult(long, pd.DataFrame()).curves
     prefills = [recorded(name) for name in PREFILLS.values()]
     figures |= {

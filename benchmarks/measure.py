@@ -1,8 +1,8 @@
 """The project's own benchmark: what measuring costs, and how fast each way of running a step is.
 
-Every part keeps its raw times; `benchmarks.tables` makes figures of them. Hosts are noisy, so two ways
-are compared by pairs that alternate in one process. A part that fails leaves its reason, and the file is
-whole after every part.
+Every part keeps its raw times; `benchmarks.tables` makes figures of them. Hosts are noisy, so two
+ways are compared by pairs that alternate in one process. A part that fails leaves its reason, and
+the file is whole after every part.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ _BLOCK = 16  # decode steps between turns
 class BenchSettings:
     """What a benchmark measures; ``pairs`` alternate, ``rounds`` are of more than two ways or one.
 
-    Without ``presets`` it is the model's own, without ``strategies`` eager on a CPU and all on a GPU.
+    Without ``presets`` it is the model's own, without ``strategies`` eager on a CPU and all on a
+    GPU.
     """
 
     parts: tuple[str, ...] = PARTS
@@ -61,7 +62,11 @@ class BenchSettings:
 
     def __post_init__(self) -> None:
         known = {"preset": PRESET_NAMES, "part": PARTS, "strategy": STRATEGIES}
-        for name, values in (("preset", self.presets), ("part", self.parts), ("strategy", self.strategies)):
+        for name, values in (
+            ("preset", self.presets),
+            ("part", self.parts),
+            ("strategy", self.strategies),
+        ):
             for value in values:
                 check_known(name, value, known[name])
         if self.pairs < 1:
@@ -86,7 +91,12 @@ class _Bench:
 
     def run(self, **options: Any) -> PhaseRun:
         """A measurement of the page with every asked token made; ``options`` as in `run_inference`."""
-        options = {"max_new_tokens": self.settings.max_new_tokens, "repeats": 1, "warmup": 0, **options}
+        options = {
+            "max_new_tokens": self.settings.max_new_tokens,
+            "repeats": 1,
+            "warmup": 0,
+            **options,
+        }
         return self.session.run_inference(
             self.page,
             self.settings.prompt,
@@ -101,7 +111,8 @@ class _Bench:
 def run_bench(
     session: OCRSession, page: str | Path, settings: BenchSettings, target: str | Path
 ) -> dict[str, Any]:
-    """Run the parts for each preset, write all of it to ``target`` as JSON after every part, and return it.
+    """Run the parts for each preset, write all of it to ``target`` as JSON after every part, and
+    return it.
 
     Raises `OcrPhasesError` for a page or file that cannot be had.
     """
@@ -122,7 +133,9 @@ def run_bench(
         "results": [],
     }
     _write(bench, target)
-    for preset, part in tqdm([*product(presets, filter(settings.parts.__contains__, PARTS))], disable=None):
+    for preset, part in tqdm(
+        [*product(presets, filter(settings.parts.__contains__, PARTS))], disable=None
+    ):
         start = perf_counter()
         result: dict[str, Any] = {"part": part, "preset": preset}
         try:
@@ -139,10 +152,11 @@ def run_bench(
 
 
 def _overhead(bench: _Bench) -> dict[str, Any]:
-    """The measured two-phase run against ``model.generate()``: ms from the prefill's start to the last token.
+    """The measured two-phase run against ``model.generate()``: ms from the prefill's start to the
+    last token.
 
-    Ours has every collector on: spans, memory peaks and the forward hooks. Reading the spans afterwards is
-    not in it.
+    Ours has every collector on: spans, memory peaks and the forward hooks. Reading the spans
+    afterwards is not in it.
     """
     ways = {"two_phase_ms": False, "generate_ms": True}
     times: dict[str, list[float]] = {name: [] for name in ways}
@@ -157,8 +171,8 @@ def _overhead(bench: _Bench) -> dict[str, Any]:
 def _collectors(bench: _Bench) -> dict[str, Any]:
     """The same two phases with spans and without: ms on the host's clock until the device is done.
 
-    Both runs of a pair go on block by block, in turns, because a host's pace changes by more within seconds
-    than spans cost. They are read afterwards, as in every run.
+    Both runs of a pair go on block by block, in turns, because a host's pace changes by more within
+    seconds than spans cost. They are read afterwards, as in every run.
     """
     session, tokens = bench.session, bench.settings.max_new_tokens
     packed = session.prepare(bench.page, preset=bench.preset, prompt=bench.settings.prompt)
@@ -167,7 +181,10 @@ def _collectors(bench: _Bench) -> dict[str, Any]:
     times: dict[str, list[float]] = {"on_ms": [], "off_ms": []}
     for number in range(-1, bench.settings.pairs):
         timelines = {"on_ms": Timeline(session.device), "off_ms": NoTimeline()}
-        runs = {name: _in_blocks(session, inputs, stops, timeline) for name, timeline in timelines.items()}
+        runs = {
+            name: _in_blocks(session, inputs, stops, timeline)
+            for name, timeline in timelines.items()
+        }
         spent = dict.fromkeys(runs, 0.0)
         for turn in range(len(stops)):
             for name in sorted(runs, reverse=(number + turn) % 2 == 1):
@@ -182,7 +199,9 @@ def _collectors(bench: _Bench) -> dict[str, Any]:
 def _in_blocks(
     session: OCRSession, inputs: DeviceInputs, stops: Sequence[int], timeline: Timeline
 ) -> Iterator[float]:
-    """Both phases with a halt after each of ``stops`` tokens, the first being the prefill's: ms of each."""
+    """Both phases with a halt after each of ``stops`` tokens, the first being the prefill's: ms of
+    each.
+    """
     state = None
     for tokens in stops:
         start = perf_counter()
@@ -208,11 +227,18 @@ def _stage_coverage(bench: _Bench) -> dict[str, Any]:
 
 
 def _prefill(bench: _Bench) -> dict[str, Any]:
-    """The prefill with vision as it is and compiled, in turns: wall and device ms, and vision's part."""
+    """The prefill with vision as it is and compiled, in turns: wall and device ms, and vision's
+    part.
+    """
     visions = [vision for vision in VISIONS if vision in ("eager", *bench.settings.strategies)]
     ready, failed = _ready(bench, "vision", visions, 1)
     ways: dict[str, dict[str, Any]] = {
-        vision: {"host_ms": [], "device_ms": [], "vision_ms": [], "setup": to_plain(first.model.vision_setup)}
+        vision: {
+            "host_ms": [],
+            "device_ms": [],
+            "vision_ms": [],
+            "setup": to_plain(first.model.vision_setup),
+        }
         for vision, first in ready.items()
     }
     for _ in range(bench.settings.pairs):
@@ -227,7 +253,9 @@ def _prefill(bench: _Bench) -> dict[str, Any]:
 
 
 def _strategies(bench: _Bench) -> dict[str, Any]:
-    """Decode by each strategy, in turns: ms of every step, of the whole decode, setup, and the tokens."""
+    """Decode by each strategy, in turns: ms of every step, of the whole decode, setup, and the
+    tokens.
+    """
     asked = bench.settings
     ready, failed = _ready(bench, "strategy", asked.strategies, asked.max_new_tokens, verify=True)
     reference = ready["eager"].results if "eager" in ready else bench.run().results
@@ -241,7 +269,9 @@ def _strategies(bench: _Bench) -> dict[str, Any]:
             "equal_tokens": len(os.path.commonprefix([reference[0].ids, first.results[0].ids])),
             "tokens": first.token_count,
             # Whether tokens that differ from generate()'s do so at a tie.
-            "parity": next((to_plain(check) for check in first.live_checks if check.name == "parity"), None),
+            "parity": next(
+                (to_plain(check) for check in first.live_checks if check.name == "parity"), None
+            ),
             **_floor(first),
             "step_ms": [],
             "decode_ms": [],
@@ -288,14 +318,18 @@ def _on_gpu(session: OCRSession) -> bool:
 
 
 def _host_ms(run: PhaseRun) -> float:
-    """From the start of the first phase behind prepare to the end of the last, ms on the host's clock."""
+    """From the start of the first phase behind prepare to the end of the last, ms on the host's
+    clock.
+    """
     spans = run.spans[run.spans["phase"] != "prepare"]
     ends = spans["host_start_ms"] + spans["host_ms"]
     return float(ends.max() - spans["host_start_ms"].min())
 
 
 def _busy(bench: _Bench, stage: str, **options: Any) -> dict[str, Any]:
-    """How long the GPU works in a stage, ms, from one more run under the profiler; empty without a GPU."""
+    """How long the GPU works in a stage, ms, from one more run under the profiler; empty without a
+    GPU.
+    """
     if not _on_gpu(bench.session):
         return {}
     try:
@@ -307,7 +341,9 @@ def _busy(bench: _Bench, stage: str, **options: Any) -> dict[str, Any]:
 
 
 def _floor(run: PhaseRun) -> dict[str, Any]:
-    """What the hardware allows a decode step in the middle of the run, ms, and by what; empty if unknown."""
+    """What the hardware allows a decode step in the middle of the run, ms, and by what; empty if
+    unknown.
+    """
     table = floor_table(run)
     steps = table.loc[table["stage"] == "decode_step", ["floor_ms", "bound_by", "source"]]
     names = ("floor_ms", "floor_bound_by", "floor_source")

@@ -1,9 +1,10 @@
 """How many small faults the tests find: ``python -m benchmarks.mutations CLONE [ROOM ...]``.
 
-CLONE is a clone of this checkout in which ``pytest --cov=ocr_phases --cov-context=test --cov-report=`` ran.
-Ten places of each room are broken there, one at a time, from a fixed seed: a sign, a bound, a unit, a
-comparison, a condition, a flag, an escape, a returned value. The tests that run the line, then those that run
-its file, go on until one fails. Whether what none found changes anything is for a person to judge.
+CLONE is a clone of this checkout in which ``pytest --cov=ocr_phases --cov-context=test
+--cov-report=`` ran. Ten places of each room are broken there, one at a time, from a fixed seed: a
+sign, a bound, a unit, a comparison, a condition, a flag, an escape, a returned value. The tests
+that run the line, then those that run its file, go on until one fails. Whether what none found
+changes anything is for a person to judge.
 """
 
 from __future__ import annotations
@@ -22,7 +23,12 @@ from coverage import CoverageData
 from transformers import GenerationMixin  # noqa: F401  # slow to load: here once, because every fault is a fork
 
 SEED, PLACES, TESTS, SECONDS = 1, 10, 40, 900
-SESSION = ("recorder", "request", "session", "sweep_models")  # the other modules at the top are the ground
+SESSION = (
+    "recorder",
+    "request",
+    "session",
+    "sweep_models",
+)  # the other modules at the top are the ground
 TURNED = {ast.Lt: ast.LtE, ast.Gt: ast.GtE, ast.Eq: ast.NotEq, ast.In: ast.NotIn, ast.Is: ast.IsNot}
 TURNED |= {ast.Add: ast.Sub, ast.And: ast.Or}
 TURNED |= {new: old for old, new in TURNED.items()} | {ast.Mult: ast.Div}
@@ -71,13 +77,19 @@ def sample(clone: Path) -> dict[str, list[tuple[Path, int]]]:
                 kinds[room][type(node)].append((path, number))
     draw = random.Random(SEED)
     turns = {
-        room: zip_longest(*(draw.sample(of, len(of)) for of in own.values())) for room, own in kinds.items()
+        room: zip_longest(*(draw.sample(of, len(of)) for of in own.values()))
+        for room, own in kinds.items()
     }
-    return {room: [place for turn in own for place in turn if place][:PLACES] for room, own in turns.items()}
+    return {
+        room: [place for turn in own for place in turn if place][:PLACES]
+        for room, own in turns.items()
+    }
 
 
 def tests_by_line(clone: Path) -> dict[tuple[str, int], list[str]]:
-    """The tests that run a line of a file, or any line of it (0): those that run few lines come first."""
+    """The tests that run a line of a file, or any line of it (0): those that run few lines come
+    first.
+    """
     data, known, lines = CoverageData(str(clone / ".coverage")), defaultdict(set), Counter()
     data.read()
     for file in data.measured_files():
@@ -86,7 +98,9 @@ def tests_by_line(clone: Path) -> dict[tuple[str, int], list[str]]:
             lines.update(tests)
             known[file, line] |= tests
             known[file, 0] |= tests
-    return {line: sorted(tests, key=lambda test: (lines[test], test)) for line, tests in known.items()}
+    return {
+        line: sorted(tests, key=lambda test: (lines[test], test)) for line, tests in known.items()
+    }
 
 
 def passes(clone: Path, tests: list[str]) -> bool:

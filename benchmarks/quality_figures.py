@@ -28,7 +28,9 @@ def load(name: str) -> pd.DataFrame:
 
 def tables() -> dict[str, str]:
     """The document's sentences by their marks."""
-    sets = {name: cost_quality_sentence(preset_points(load(name))) for name in ("generated", "browser")}
+    sets = {
+        name: cost_quality_sentence(preset_points(load(name))) for name in ("generated", "browser")
+    }
     uncertain = uncertain_regions.found(pd.read_csv(uncertain_regions.RESULT))
     return {**{name: f"> {sentence}" for name, sentence in sets.items()}, "uncertain": uncertain}
 

@@ -1,7 +1,7 @@
 """Writes the speed tables from the benchmarks in data/runs: ``python -m benchmarks.speed_table``.
 
-Every ``*.json`` there that ``python -m benchmarks`` wrote gives a row a preset; benchmarks of other parts
-on the same device and model fill the same row.
+Every ``*.json`` there that ``python -m benchmarks`` wrote gives a row a preset; benchmarks of other
+parts on the same device and model fill the same row.
 """
 
 from __future__ import annotations
@@ -30,13 +30,17 @@ NONE = "–"
 
 
 def speed_table(folder: Path) -> str:
-    """The table in Markdown of the benchmarks among the JSON files of a folder, in order of their names."""
+    """The table in Markdown of the benchmarks among the JSON files of a folder, in order of their
+    names.
+    """
     rows: dict[tuple[str, ...], list[str]] = {}
     for path in sorted(folder.glob("*.json")):
         if json.loads(path.read_text()).get("kind") == tables.KIND:
             for name, row in _rows(tables.load_bench(path)):
                 known = rows.setdefault(name, row)
-                rows[name] = [new if old == NONE else old for old, new in zip(known, row, strict=True)]
+                rows[name] = [
+                    new if old == NONE else old for old, new in zip(known, row, strict=True)
+                ]
     return markdown(COLUMNS, [(*name, *row) for name, row in rows.items()])
 
 
@@ -47,7 +51,10 @@ def _rows(bench: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], list[str]
     device = f"{bench['device']['name']}, `{bench['model']['name']}` {bench['model']['dtype']}"
     prompt = bench["settings"].get("prompt", "markdown")
     for preset in bench["settings"]["presets"]:
-        steps = [_first(decode, "ms_per_token", preset=preset, strategy=strategy) for strategy in STRATEGIES]
+        steps = [
+            _first(decode, "ms_per_token", preset=preset, strategy=strategy)
+            for strategy in STRATEGIES
+        ]
         times = [_first(prefill, "wall_ms", preset=preset, vision="eager"), *steps]
         times.append(_first(decode, "floor_ms", preset=preset))
         covered = _first(coverage, "stage_coverage", preset=preset)
@@ -68,7 +75,10 @@ def _first(table: pd.DataFrame, column: str, **where: str) -> float | None:
 
 
 def _ratio(rows: pd.DataFrame) -> str:
-    known = [f"{row.ratio:.2f} ({row.ratio_low:.2f} to {row.ratio_high:.2f})" for row in rows.itertuples()]
+    known = [
+        f"{row.ratio:.2f} ({row.ratio_low:.2f} to {row.ratio_high:.2f})"
+        for row in rows.itertuples()
+    ]
     return "".join(known) or NONE
 
 

@@ -1,7 +1,9 @@
-"""Kernels of a compiled step beside the time of their bytes: ``python -m benchmarks.step_kernels PAGE``.
+"""Kernels of a compiled step beside the time of their bytes: ``python -m benchmarks.step_kernels
+PAGE``.
 
-The full-size model with random weights at base, on a CUDA device. The kernel view names the kernels of a
-step and times them; what each reads and writes is what the compiler notes of those that it makes.
+The full-size model with random weights at base, on a CUDA device. The kernel view names the kernels
+of a step and times them; what each reads and writes is what the compiler notes of those that it
+makes.
 """
 
 from __future__ import annotations
@@ -20,10 +22,18 @@ from ocr_phases.analyse.kernels import short_kernel, stage_verdict, top_kernels
 
 
 def noted_bytes() -> dict[str, float]:
-    """What a call of each kernel moves, bytes by its name; of one name the kernel that was made first."""
-    made: list[Any] = [value for module in reversed(PyCodeCache.modules) for value in vars(module).values()]
+    """What a call of each kernel moves, bytes by its name; of one name the kernel that was made
+    first.
+    """
+    made: list[Any] = [
+        value for module in reversed(PyCodeCache.modules) for value in vars(module).values()
+    ]
     notes = [getattr(value, "inductor_meta", {}) for value in made]
-    return {note["kernel_name"]: 1e9 * note["kernel_num_gb"] for note in notes if "kernel_num_gb" in note}
+    return {
+        note["kernel_name"]: 1e9 * note["kernel_num_gb"]
+        for note in notes
+        if "kernel_num_gb" in note
+    }
 
 
 def kernel_rows(run: PhaseRun, moved: Mapping[str, float]) -> Iterator[tuple[str, str, str, str]]:
@@ -34,11 +44,18 @@ def kernel_rows(run: PhaseRun, moved: Mapping[str, float]) -> Iterator[tuple[str
         floor = f"{1e6 * calls * moved[kernel] / rate:.1f}" if kernel in moved else ""
         yield f"`{short_kernel(kernel)}`", f"{calls:.0f}", f"{1e3 * ms:.1f}", floor
     step = stage_verdict(run).query("stage == 'decode_step'").iloc[0]
-    yield "the step", f"{table['count'].sum():.0f}", f"{1e3 * step.wall_ms:.1f}", f"{1e3 * step.floor_ms:.1f}"
+    yield (
+        "the step",
+        f"{table['count'].sum():.0f}",
+        f"{1e3 * step.wall_ms:.1f}",
+        f"{1e3 * step.floor_ms:.1f}",
+    )
 
 
 if __name__ == "__main__":
-    with torch._inductor.config.patch(benchmark_kernel=True):  # without it the compiler notes no bytes
+    with torch._inductor.config.patch(
+        benchmark_kernel=True
+    ):  # without it the compiler notes no bytes
         session = OCRSession.load("dummy", device="cuda")
         options = {"preset": "base", "strategy": "compiled", "max_new_tokens": 128, "kernels": True}
         measured = session.run_inference(sys.argv[1], **options)

@@ -33,7 +33,10 @@ def load_bench(path: str | Path) -> dict[str, Any]:
         bench = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise OcrPhasesError(f"The benchmark {path} cannot be read ({error}).") from error
-    if not isinstance(bench, dict) or (bench.get("kind"), bench.get("schema")) != (KIND, BENCH_SCHEMA):
+    if not isinstance(bench, dict) or (bench.get("kind"), bench.get("schema")) != (
+        KIND,
+        BENCH_SCHEMA,
+    ):
         raise OcrPhasesError(f"{path} is not what this version's python -m benchmarks writes.")
     return bench
 
@@ -52,8 +55,8 @@ def ratio_table(bench: Mapping[str, Any]) -> pd.DataFrame:
 def stage_coverage_table(bench: Mapping[str, Any]) -> pd.DataFrame:
     """How much of the prefill its stages account for; shares of one.
 
-    ``stage_coverage`` leaves out ``vision_fusion``, which runs from one stage to another and holds what lies
-    between (``fusion_share``): it is the stages' sum over the whole without it.
+    ``stage_coverage`` leaves out ``vision_fusion``, which runs from one stage to another and holds
+    what lies between (``fusion_share``): it is the stages' sum over the whole without it.
     """
     rows = []
     for preset, found in _results(bench, "stage_coverage"):
@@ -69,29 +72,33 @@ def stage_coverage_table(bench: Mapping[str, Any]) -> pd.DataFrame:
 def prefill_table(bench: Mapping[str, Any]) -> pd.DataFrame:
     """The prefill by how vision runs.
 
-    ``busy_ms`` is how long the GPU works in it (`ocr_phases.analyse.kernels`), ``ratio`` that of the wall
-    times over the eager ones, taken in turns; none for eager itself.
+    ``busy_ms`` is how long the GPU works in it (`ocr_phases.analyse.kernels`), ``ratio`` that of
+    the wall times over the eager ones, taken in turns; none for eager itself.
     """
     rows = []
     for preset, found in _results(bench, "prefill"):
         eager = found["ways"].get("eager")
         for vision, times in found["ways"].items():
-            wall, device, seen = (_median(times[name]) for name in ("host_ms", "device_ms", "vision_ms"))
+            wall, device, seen = (
+                _median(times[name]) for name in ("host_ms", "device_ms", "vision_ms")
+            )
             ratio = (np.nan, np.nan, np.nan)
             if eager is not None and vision != "eager":
                 ratio = _interval(np.divide(times["host_ms"], eager["host_ms"]))
-            rows.append((preset, vision, wall, device, times.get("busy_ms") or np.nan, seen, *ratio))
+            rows.append(
+                (preset, vision, wall, device, times.get("busy_ms") or np.nan, seen, *ratio)
+            )
     return _table(rows, f"preset vision wall_ms device_ms busy_ms vision_ms {_INTERVAL}")
 
 
 def strategy_table(bench: Mapping[str, Any]) -> pd.DataFrame:
     """Decode by strategy.
 
-    ``ms_per_token`` is the whole decode on the host's clock over its steps, ``step_ms`` the median step on
-    the device clock of all rounds, ``busy_ms`` how long the GPU works in one. ``floor_ms`` is what the
-    hardware allows a step in the middle of the run, by ``bound_by`` (bandwidth or arithmetic),
-    ``times_floor`` ``ms_per_token`` over it. ``setup_s`` is compilation and capture. ``equal_tokens`` counts
-    those equal to eager's before the first that is not.
+    ``ms_per_token`` is the whole decode on the host's clock over its steps, ``step_ms`` the median
+    step on the device clock of all rounds, ``busy_ms`` how long the GPU works in one. ``floor_ms``
+    is what the hardware allows a step in the middle of the run, by ``bound_by`` (bandwidth or
+    arithmetic), ``times_floor`` ``ms_per_token`` over it. ``setup_s`` is compilation and capture.
+    ``equal_tokens`` counts those equal to eager's before the first that is not.
     """
     rows = []
     for preset, found in _results(bench, "strategies"):
@@ -101,9 +108,17 @@ def strategy_table(bench: Mapping[str, Any]) -> pd.DataFrame:
             floor, setup = way.get("floor_ms") or np.nan, way["setup"] or {}
             seconds = sum(setup.get(name) or 0.0 for name in ("compile_ms", "capture_ms")) / 1e3
             times = (ms, middle, low, high, way.get("busy_ms") or np.nan, floor)
-            figures = (int(np.mean(way["cache_len"])), *times, way.get("floor_bound_by"), ms / floor, seconds)
+            figures = (
+                int(np.mean(way["cache_len"])),
+                *times,
+                way.get("floor_bound_by"),
+                ms / floor,
+                seconds,
+            )
             rows.append((preset, strategy, *figures, way["equal_tokens"], way["tokens"]))
-    columns = "preset strategy cache_len ms_per_token step_ms step_ms_p10 step_ms_p90 busy_ms floor_ms"
+    columns = (
+        "preset strategy cache_len ms_per_token step_ms step_ms_p10 step_ms_p90 busy_ms floor_ms"
+    )
     return _table(rows, f"{columns} bound_by times_floor setup_s equal_tokens tokens")
 
 
@@ -139,7 +154,11 @@ def bench_text(bench: Mapping[str, Any]) -> str:
     for title, make in TABLES.items():
         table = make(bench).dropna(axis="columns", how="all")
         if len(table):
-            lines += ["", title, table.to_string(index=False, float_format="{:,.3f}".format, na_rep="")]
+            lines += [
+                "",
+                title,
+                table.to_string(index=False, float_format="{:,.3f}".format, na_rep=""),
+            ]
     if settings["pairs"] < LEAST_REPEATS:
         lines += ["", "So few pairs leave small differences untold. Measure with --pairs 15."]
     return "\n".join(lines)

@@ -1,7 +1,8 @@
-"""How well uncertain regions are those that were read wrongly: ``python -m benchmarks.uncertain_regions``.
+"""How well uncertain regions are those that were read wrongly: ``python -m
+benchmarks.uncertain_regions``.
 
-The built-in model reads pages of `benchmarks.pages.quality`; a row a region that has a text is written.
-``python -m benchmarks.quality_figures`` then writes the sentence of docs/quality.md.
+The built-in model reads pages of `benchmarks.pages.quality`; a row a region that has a text is
+written. ``python -m benchmarks.quality_figures`` then writes the sentence of docs/quality.md.
 """
 
 from __future__ import annotations
@@ -42,7 +43,9 @@ def region_rows(run: PhaseRun, truth: Truth) -> Iterator[dict[str, object]]:
 def read_truth(path: Path) -> Truth:
     """A page's JSON; unlike `load_truth` it may have no text at all."""
     regions = json.loads(path.read_text(encoding="utf-8"))["regions"]
-    known = [TrueRegion(region["label"], tuple(region["box"]), region["text"]) for region in regions]
+    known = [
+        TrueRegion(region["label"], tuple(region["box"]), region["text"]) for region in regions
+    ]
     return Truth("\n\n".join(region.text for region in known), tuple(known))
 
 

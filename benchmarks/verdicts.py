@@ -1,8 +1,9 @@
-"""How often equal runs are called different: ``python -m benchmarks.verdicts``, a table on the terminal.
+"""How often equal runs are called different: ``python -m benchmarks.verdicts``, a table on the
+terminal.
 
-Pairs of equal runs are drawn and judged as `ocr_phases.compare` judges two records: prefill and decode step
-at once. A repeat scatters log-normally by 4 %. In the rows with bursts one repeat in ten takes 1.5 times as
-long in both metrics, as beside another program.
+Pairs of equal runs are drawn and judged as `ocr_phases.compare` judges two records: prefill and
+decode step at once. A repeat scatters log-normally by 4 %. In the rows with bursts one repeat in
+ten takes 1.5 times as long in both metrics, as beside another program.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ if __name__ == "__main__":
     rng, rows = np.random.default_rng(0), []
     for bursts in (0.0, 0.1):
         for repeats in (3, 5, 8, 20):
-            found = np.array([(different(pair), noisy(pair)) for pair in draw(repeats, bursts, rng)])
+            found = np.array(
+                [(different(pair), noisy(pair)) for pair in draw(repeats, bursts, rng)]
+            )
             rows.append((repeats, bursts, found[:, 0].mean(), (found[:, 0] & ~found[:, 1]).mean()))
     columns = ["repeats", "bursts", "called different", "and not noisy"]
     print(pd.DataFrame(rows, columns=columns).to_string(index=False, float_format="{:.3f}".format))

@@ -1,7 +1,7 @@
 """``python -m benchmarks.waits``: how long people wait for this tool, one JSON line a thing.
 
-Processor seconds (user and system, with child processes) hold on a busy machine, wall seconds do not. Each
-thing is done twice before it counts, so that its files are in the system's cache.
+Processor seconds (user and system, with child processes) hold on a busy machine, wall seconds do
+not. Each thing is done twice before it counts, so that its files are in the system's cache.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ def wait(what: str, *steps: Callable[[], object]) -> None:
         for step in steps:
             wall, cpu = time.perf_counter(), _cpu()
             step()
-        row = {"what": what, "cpu_s": round(_cpu() - cpu, 2), "wall_s": round(time.perf_counter() - wall, 2)}
+        row = {
+            "what": what,
+            "cpu_s": round(_cpu() - cpu, 2),
+            "wall_s": round(time.perf_counter() - wall, 2),
+        }
     print(json.dumps(row, ensure_ascii=False), flush=True)
 
 
@@ -52,7 +56,10 @@ def commands(out: Path) -> None:
     ):
         command = [sys.executable, "-m", "ocr_phases.cli", *map(str, words)]
         compiled = {**os.environ, "PYTHONDONTWRITEBYTECODE": ""}
-        wait(what, lambda c=command, e=compiled: subprocess.run(c, check=True, capture_output=True, env=e))
+        wait(
+            what,
+            lambda c=command, e=compiled: subprocess.run(c, check=True, capture_output=True, env=e),
+        )
 
 
 def in_process(out: Path) -> None:
@@ -68,7 +75,9 @@ def in_process(out: Path) -> None:
         panel.view = view
 
     for view in ("page", "latency", "stages", "checks", "records"):
-        wait(f"explorer: {view}, H200", lambda v=view: show(OTHER, v), lambda v=view: show(RECORD, v))
+        wait(
+            f"explorer: {view}, H200", lambda v=view: show(OTHER, v), lambda v=view: show(RECORD, v)
+        )
 
 
 if __name__ == "__main__":

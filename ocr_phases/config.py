@@ -1,7 +1,8 @@
-"""A checkpoint's JSON files, without torch: any known layout of ``config.json`` as transformers saves it.
+"""A checkpoint's JSON files, without torch: any known layout of ``config.json`` as transformers
+saves it.
 
-A published layout is turned into the saved one, and that alone is held against declared types and ranges.
-Entries that are not named here are never handed on.
+A published layout is turned into the saved one, and that alone is held against declared types and
+ranges. Entries that are not named here are never handed on.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import FAMILIES, WINDOWED, FamilyFacts
 from ocr_phases.record.schema import conform
 
-# The types of the entries. Ranges are several times the published sizes; products stay within 64 bits.
+# The types of the entries. Ranges are several times the published sizes; products stay within 64
+# bits.
 TokenId = Annotated[int, Meta(ge=0, le=2**31)]
 TokenIds = Annotated[list[TokenId], Meta(min_length=1)]
 LayerIndex = Annotated[int, Meta(ge=0, le=2**8)]
@@ -118,7 +120,9 @@ class EncoderRopeParameters(TypedDict):
 
 
 class TextConfig(TypedDict):
-    """The language model. A class would put another model's sizes in place of what is required here."""
+    """The language model. A class would put another model's sizes in place of what is required
+    here.
+    """
 
     attention_bias: NotRequired[bool]
     attention_dropout: NotRequired[Share | None]
@@ -241,7 +245,9 @@ class EncoderModelConfig(TypedDict):
 
 
 class PublishedLanguage(TypedDict):
-    """What turning a published language config into the saved layout computes with; the rest is renamed."""
+    """What turning a published language config into the saved layout computes with; the rest is
+    renamed.
+    """
 
     num_hidden_layers: Layers
     max_position_embeddings: Positions
@@ -284,8 +290,9 @@ _RENAMED = {
 class ModelConfig(NamedTuple):
     """A checked config: its ``family``, and ``saved``, what its class's config takes.
 
-    ``saved`` has ``text_config`` and ``vision_config`` (``sam_config``, ``encoder_config``) with every size.
-    ``window`` is how many generated tokens a decode step sees, its own among them; None for all.
+    ``saved`` has ``text_config`` and ``vision_config`` (``sam_config``, ``encoder_config``) with
+    every size. ``window`` is how many generated tokens a decode step sees, its own among them; None
+    for all.
     """
 
     family: FamilyFacts
@@ -294,10 +301,11 @@ class ModelConfig(NamedTuple):
 
 
 def read_model_config(config: dict[str, Any]) -> ModelConfig:
-    """A checkpoint's ``config.json``, as published or as transformers saves it, in the saved layout.
+    """A checkpoint's ``config.json``, as published or as transformers saves it, in the saved
+    layout.
 
-    Raises `OcrPhasesError`, naming the known ones, for another model's, and, naming the entry, where it is
-    damaged or lacks a size.
+    Raises `OcrPhasesError`, naming the known ones, for another model's, and, naming the entry,
+    where it is damaged or lacks a size.
     """
     family, published = _layout(config)
     try:
@@ -316,8 +324,9 @@ def read_model_config(config: dict[str, Any]) -> ModelConfig:
 def _layout(config: dict[str, Any]) -> tuple[FamilyFacts, bool]:
     """The family of a config, and whether it is in the published layout.
 
-    ``model_type`` decides where it is one that a publisher or transformers writes. People save these models
-    with others, too (``deepseekocr``, ``DeepseekOCR``, ``deepseek_vl2``): then the parts decide.
+    ``model_type`` decides where it is one that a publisher or transformers writes. People save
+    these models with others, too (``deepseekocr``, ``DeepseekOCR``, ``deepseek_vl2``): then the
+    parts decide.
     """
     model_type = config.get("model_type")
     parts, published = _vision_parts(config)
@@ -326,7 +335,11 @@ def _layout(config: dict[str, Any]) -> tuple[FamilyFacts, bool]:
         has_parts = published and {_SAM, family.encoder_part} <= parts
         if has_parts and model_type == family.config["model_type"]:
             return family, True
-        if not published and model_type == family.saved_type and family.attention in (None, attention):
+        if (
+            not published
+            and model_type == family.saved_type
+            and family.attention in (None, attention)
+        ):
             return family, False
     for family in FAMILIES.values():
         if not _names_family(model_type, family):
@@ -346,7 +359,9 @@ def _layout(config: dict[str, Any]) -> tuple[FamilyFacts, bool]:
 
 
 def _vision_parts(config: dict[str, Any]) -> tuple[set[str], bool]:
-    """The names of a config's vision parts, and whether they stand where the published layout has them."""
+    """The names of a config's vision parts, and whether they stand where the published layout has
+    them.
+    """
     vision = config.get("vision_config")
     if not isinstance(vision, dict):
         return set(), False
@@ -357,7 +372,9 @@ def _vision_parts(config: dict[str, Any]) -> tuple[set[str], bool]:
 
 
 def _attention_of(config: dict[str, Any]) -> str:
-    """The attention of a saved config's layers; that of transformers' class where the file names none."""
+    """The attention of a saved config's layers; that of transformers' class where the file names
+    none.
+    """
     return " and ".join(_layer_types(config)) or WINDOWED
 
 
@@ -371,11 +388,15 @@ def _layer_types(config: dict[str, Any]) -> list[str]:
 def _names_family(model_type: Any, family: FamilyFacts) -> bool:
     """Whether a ``model_type`` that nobody publishes has the maker of a family in front."""
     maker = family.name.partition("-")[0]
-    return isinstance(model_type, str) and re.sub("[^a-z]", "", model_type.lower()).startswith(maker)
+    return isinstance(model_type, str) and re.sub("[^a-z]", "", model_type.lower()).startswith(
+        maker
+    )
 
 
 def _saved_encoder(config: dict[str, Any]) -> str | None:
-    """The stage of the second vision encoder of a config in the saved layout; None for another layout."""
+    """The stage of the second vision encoder of a config in the saved layout; None for another
+    layout.
+    """
     vision = config.get("vision_config")
     if not isinstance(vision, dict) or not isinstance(vision.get("sam_config"), dict):
         return None
@@ -406,27 +427,43 @@ def _as_saved(config: dict[str, Any], family: FamilyFacts) -> dict[str, Any]:
     dense = language.get("first_k_dense_replace", 1)
     text = language | {
         "mlp_layer_types": ["dense" if number < dense else "sparse" for number in range(layers)],
-        "rope_parameters": {"rope_type": "default", "rope_theta": language.get("rope_theta", 10_000.0)},
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": language.get("rope_theta", 10_000.0),
+        },
     }
     if family.attention is not None:
         # The class needs a number for a window; full attention reads none.
-        window = _window(config) if family.attention == WINDOWED else language["max_position_embeddings"]
+        window = (
+            _window(config) if family.attention == WINDOWED else language["max_position_embeddings"]
+        )
         text |= {"layer_types": [family.attention] * layers, "sliding_window": window}
     unsaid = {_SAM: {"output_channels": 256}, family.encoder_part: family.unsaid}
     sam, encoder = (
-        {**defaults, **{_RENAMED.get(entry, entry): value for entry, value in vision["width"][name].items()}}
+        {
+            **defaults,
+            **{_RENAMED.get(entry, entry): value for entry, value in vision["width"][name].items()},
+        }
         for name, defaults in unsaid.items()
     )
-    sam |= {"image_size": vision.get("image_size", 1024), "mlp_dim": int(sam.get("hidden_size", 1) * ratio)}
+    sam |= {
+        "image_size": vision.get("image_size", 1024),
+        "mlp_dim": int(sam.get("hidden_size", 1) * ratio),
+    }
     encoder.setdefault("intermediate_size", int(encoder.get("hidden_size", 1) * ratio))
-    parts, image = {"sam_config": sam, "encoder_config": encoder}, config.get("image_token_id", 128815)
+    parts, image = (
+        {"sam_config": sam, "encoder_config": encoder},
+        config.get("image_token_id", 128815),
+    )
     return {"text_config": text, "vision_config": parts, "image_token_id": image}
 
 
 def _window(config: dict[str, Any]) -> int:
     """The window of a published config, from the places that its vendor's code reads."""
     names = ("sliding_window_size", "sliding_window")
-    windows = {config["language_config"].get(names[0]), *(config.get(name) for name in names)} - {None}
+    windows = {config["language_config"].get(names[0]), *(config.get(name) for name in names)} - {
+        None
+    }
     if len(windows) != 1:  # which of them the vendor's code takes would be a guess
         listed = ", ".join(map(str, sorted(windows))) or "none"
         raise OcrPhasesError(f"sliding_window_size: one window is needed, it has {listed}")
@@ -442,7 +479,9 @@ def _check_sizes(saved: dict[str, Any], family: FamilyFacts) -> None:
         width = part["hidden_size"]
         heads = part["num_attention_heads"]
         if width % heads:
-            raise OcrPhasesError(f"{name}: hidden_size {width} is no multiple of num_attention_heads {heads}")
+            raise OcrPhasesError(
+                f"{name}: hidden_size {width} is no multiple of num_attention_heads {heads}"
+            )
     if text["num_experts_per_tok"] > text["n_routed_experts"]:
         raise OcrPhasesError("num_experts_per_tok is more than n_routed_experts")
     if text["num_attention_heads"] % (text.get("num_key_value_heads") or 1):
@@ -458,7 +497,9 @@ def _published_names(text: str, family: FamilyFacts) -> str:
     section = {"sam_config": _SAM, "encoder_config": family.encoder_part}
     for saved, part in section.items():
         if saved in text:
-            text = text.replace(f"vision_config.{saved}", f"vision_config.width.{part}").replace(saved, part)
+            text = text.replace(f"vision_config.{saved}", f"vision_config.width.{part}").replace(
+                saved, part
+            )
             for name in ("width", "layers", "heads", "kv_heads"):
                 text = text.replace(_RENAMED[name], name)
     return text.replace("text_config", "language_config")

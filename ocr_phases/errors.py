@@ -1,4 +1,6 @@
-"""The errors of this package, wrong calls told in one sentence, and the signals that end a measurement."""
+"""The errors of this package, wrong calls told in one sentence, and the signals that end a
+measurement.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ from ocr_phases.text import any_of, nearest
 class OcrPhasesError(Exception):
     """Bad input or an unusable environment; the command line prints it and exits with code 2.
 
-    A notebook's cell shows the sentence alone. ``%tb`` shows the traceback, and the environment variable
-    ``OCR_PHASES_TRACEBACK`` shows it at once.
+    A notebook's cell shows the sentence alone. ``%tb`` shows the traceback, and the environment
+    variable ``OCR_PHASES_TRACEBACK`` shows it at once.
     """
 
     _shown = False
@@ -71,8 +73,8 @@ class Stopped(Exception):
 class Interrupted(KeyboardInterrupt):
     """An interrupted `run_inference`; a cell shows one sentence.
 
-    ``run`` is the record of the finished repeats, as in ``session.last_run``, or None. ``number`` is the
-    signal's.
+    ``run`` is the record of the finished repeats, as in ``session.last_run``, or None. ``number``
+    is the signal's.
     """
 
     def __init__(self, run: Any, number: int) -> None:
@@ -92,12 +94,13 @@ class Interrupted(KeyboardInterrupt):
 def stop_signals(
     handler: Callable[[int, object], object] | None = None, *, notebook: bool = False
 ) -> Iterator[None]:
-    """In a ``with`` block of the main thread, ``handler(number, frame)`` gets SIGINT, SIGTERM and SIGHUP.
+    """In a ``with`` block of the main thread, ``handler(number, frame)`` gets SIGINT, SIGTERM and
+    SIGHUP.
 
-    Without a handler they wait until the end of the block: nothing in it is left half done. One that is
-    ignored (nohup) stays so. In a ``notebook`` it is SIGINT alone: its kernel ignores that between two cells,
-    and while a cell runs, it is the cell that is interrupted. Other threads never get a signal, so nothing
-    changes in them.
+    Without a handler they wait until the end of the block: nothing in it is left half done. One
+    that is ignored (nohup) stays so. In a ``notebook`` it is SIGINT alone: its kernel ignores that
+    between two cells, and while a cell runs, it is the cell that is interrupted. Other threads
+    never get a signal, so nothing changes in them.
     """
     names = ("SIGINT",) if notebook else ("SIGINT", "SIGTERM", "SIGHUP")
     # None is a handler that is not Python's.
@@ -118,7 +121,8 @@ def stop_signals(
 
 
 class Hinted:
-    """Base class of what users hold: a misspelt attribute is an `UnknownAttribute` with the nearest name.
+    """Base class of what users hold: a misspelt attribute is an `UnknownAttribute` with the nearest
+    name.
 
     Type checkers do not see the method, so they go on finding misspelt attributes by themselves.
     """
@@ -224,7 +228,8 @@ TAKEN_BY = {
     ),
 }
 
-#: Errors that an argument of a wrong type may end in; other errors of this package have their own sentence.
+#: Errors that an argument of a wrong type may end in; other errors of this package have their own
+#: sentence.
 _ERRORS_OF_WRONG_TYPES = (TypeError, AttributeError, LookupError, ValueError, RuntimeError)
 #: What declared types are called in a sentence.
 _TYPES_IN_WORDS = {"Callable": "a function", "Mapping": "dict", "Sequence": "list"}
@@ -236,8 +241,8 @@ _TYPE_ARGUMENTS = re.compile(r"\[.*?\](?= \||$)")
 def explain_wrong_calls(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
     """Decorator of a public function: a call that cannot work is a `WrongCall` in one sentence.
 
-    Types are compared with the declared ones only after a call has failed, so what works is neither slowed
-    down nor refused. The signature stays as it is.
+    Types are compared with the declared ones only after a call has failed, so what works is neither
+    slowed down nor refused. The signature stays as it is.
     """
 
     @functools.wraps(function)
@@ -253,7 +258,9 @@ def explain_wrong_calls(function: Callable[_Arguments, _Result]) -> Callable[_Ar
     return call
 
 
-def _wrong_call(function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]) -> str | None:
+def _wrong_call(
+    function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]
+) -> str | None:
     """What is wrong with the arguments of a failed call, as a sentence; None where nothing is."""
     signature = inspect.signature(function)
     name = function.__qualname__.removesuffix(".__init__")
@@ -287,11 +294,16 @@ def _unknown_keyword(keyword: str, name: str, signature: inspect.Signature) -> s
     return f"{name} has no keyword {keyword}: see help({name})."
 
 
-def _wrong_type(name: str, value: Any, parameter: inspect.Parameter, scope: dict[str, Any]) -> str | None:
-    """A sentence on an argument that is not of its declared type; None where it is or nobody can say."""
+def _wrong_type(
+    name: str, value: Any, parameter: inspect.Parameter, scope: dict[str, Any]
+) -> str | None:
+    """A sentence on an argument that is not of its declared type; None where it is or nobody can
+    say.
+    """
     declared = _TYPE_ARGUMENTS.sub("", str(parameter.annotation))
     annotated = SimpleNamespace(__annotations__={name: declared})
-    # Some types are imported for type checkers only, and those of settings are checked by themselves.
+    # Some types are imported for type checkers only, and those of settings are checked by
+    # themselves.
     with contextlib.suppress(NameError, TypeError, SyntaxError):
         hints = get_type_hints(annotated, scope, _NUMBERS)
         if not isinstance(value, hints[name]):
@@ -303,7 +315,8 @@ def _wrong_type(name: str, value: Any, parameter: inspect.Parameter, scope: dict
 
 
 def check_known(what: str, name: Any, known: Collection[str], of: str = "", more: str = "") -> None:
-    """Raise `OcrPhasesError` for a name of a ``what`` that is none of ``known``, with the nearest of them.
+    """Raise `OcrPhasesError` for a name of a ``what`` that is none of ``known``, with the nearest
+    of them.
 
     ``of`` says whose names they are, ``more`` what else there is.
     """

@@ -1,4 +1,6 @@
-"""The families of models, a row of ``families.toml`` each, with presets and prompts; no torch is needed."""
+"""The families of models, a row of ``families.toml`` each, with presets and prompts; no torch is
+needed.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,9 @@ GROUNDING_TAG = "<|grounding|>"
 class Preset:
     """How a page is cut: side of the global view and, with crops, side of one crop, both in pixels.
 
-    ``most_tiles`` is the most crops of a page. ``squeezes``: the page is squeezed into the square, else it is
-    padded to fit. ``row_ends``: an image token follows each row of a view's vision tokens.
+    ``most_tiles`` is the most crops of a page. ``squeezes``: the page is squeezed into the square,
+    else it is padded to fit. ``row_ends``: an image token follows each row of a view's vision
+    tokens.
     """
 
     name: str
@@ -42,17 +45,25 @@ class Preset:
         """Into how many ``(columns, rows)`` of square crops a page of that size in pixels is cut.
 
         (1, 1) without crops, and where no side exceeds ``image_size``. Else, of all grids of 2 to
-        ``most_tiles`` tiles, the one nearest to the page in aspect ratio (columns / rows against width /
-        height), as measured against the recorded vendor preprocessing. Of grids equally near, the larger wins
-        where the page has more than half as many pixels as that grid: the published rule.
+        ``most_tiles`` tiles, the one nearest to the page in aspect ratio (columns / rows against
+        width / height), as measured against the recorded vendor preprocessing. Of grids equally
+        near, the larger wins where the page has more than half as many pixels as that grid: the
+        published rule.
         """
         if not self.crops or max(width, height) <= self.image_size:
             return 1, 1
         areas = range(2, self.most_tiles + 1)
-        grids = [(side, area // side) for area in areas for side in range(1, area + 1) if area % side == 0]
+        grids = [
+            (side, area // side)
+            for area in areas
+            for side in range(1, area + 1)
+            if area % side == 0
+        ]
         away = {grid: abs(width / height - grid[0] / grid[1]) for grid in grids}
         nearest = [grid for grid in away if away[grid] == min(away.values())]
-        filled = [grid for grid in nearest if width * height > 0.5 * self.image_size**2 * math.prod(grid)]
+        filled = [
+            grid for grid in nearest if width * height > 0.5 * self.image_size**2 * math.prod(grid)
+        ]
         return filled[-1] if filled else nearest[0]
 
 
@@ -67,12 +78,12 @@ PROCESSOR = "processor"
 class Wiring:
     """How a model class is driven. Module paths are dotted names under the loaded model.
 
-    ``modules`` are a stage each; ``parts`` are the modules that hold a stage's parameters where they are not
-    those of the stage's own module. A stage that is no module of its own is ``between`` its first and its
-    last one.
-    ``image_arguments`` go into the prefill and must never carry a value in decode.
-    ``mask`` is the form of an attention mask that needs no work: None or a 4-D one to be added to the scores,
-    in a dict for each kind of attention, or as it is; or the 2-D one of all tokens, always.
+    ``modules`` are a stage each; ``parts`` are the modules that hold a stage's parameters where
+    they are not those of the stage's own module. A stage that is no module of its own is
+    ``between`` its first and its last one. ``image_arguments`` go into the prefill and must never
+    carry a value in decode. ``mask`` is the form of an attention mask that needs no work: None or a
+    4-D one to be added to the scores, in a dict for each kind of attention, or as it is; or the 2-D
+    one of all tokens, always.
     """
 
     class_name: str
@@ -87,24 +98,25 @@ class Wiring:
 class FamilyFacts:
     """One row of the table; ``name`` is what a record's model has as its ``family``.
 
-    ``encoders`` are the stages that a view goes through before the projector. ``stands_for`` gives for a
-    preset of another family the one here that does the same job, so that one name can be asked of them all.
-    ``prompts`` are prompt presets; in ``locate``, ``{words}`` stands for the user's words.
-    ``leads`` stand before a prompt of the user's own: the page's place, and the tag that asks for boxes,
-    empty where the model marks them by itself. ``published`` has the sampling values of the published code,
-    which makes at most ``published_limit`` tokens, as many as the model has positions, those of the prompt
-    among them if ``limit_has_prompt``.
-    ``page_mark`` stands in the output before each page, and says that a region's mark has its label and box
-    in one (`ocr_phases.analyse.grounding`); ``result_name`` is the file of the text.
-    Of a list of pages in one prompt ``multipage_preset`` is the preset, which has no crops, and
+    ``encoders`` are the stages that a view goes through before the projector. ``stands_for`` gives
+    for a preset of another family the one here that does the same job, so that one name can be
+    asked of them all. ``prompts`` are prompt presets; in ``locate``, ``{words}`` stands for the
+    user's words. ``leads`` stand before a prompt of the user's own: the page's place, and the tag
+    that asks for boxes, empty where the model marks them by itself. ``published`` has the sampling
+    values of the published code, which makes at most ``published_limit`` tokens, as many as the
+    model has positions, those of the prompt among them if ``limit_has_prompt``. ``page_mark``
+    stands in the output before each page, and says that a region's mark has its label and box in
+    one (`ocr_phases.analyse.grounding`); ``result_name`` is the file of the text. Of a list of
+    pages in one prompt ``multipage_preset`` is the preset, which has no crops, and
     ``multipage_infer`` what ``published`` has otherwise there.
 
     ``config`` has the entries of its published ``config.json`` that are read, ``saved_type`` is the
-    ``model_type`` of that file as transformers saves it, ``encoder_part`` the published name of the second
-    vision encoder, ``attention`` that of all layers of the language model, None where its class knows no
-    other than full attention. ``native`` drives transformers' class and ``vendor`` the published remote-code
-    class, where that can be driven. ``unsaid`` is what a published file need not say of the second vision
-    encoder: of a Qwen2-0.5B all but its width. Its class's own RoPE base of 10,000 gives other tokens.
+    ``model_type`` of that file as transformers saves it, ``encoder_part`` the published name of the
+    second vision encoder, ``attention`` that of all layers of the language model, None where its
+    class knows no other than full attention. ``native`` drives transformers' class and ``vendor``
+    the published remote-code class, where that can be driven. ``unsaid`` is what a published file
+    need not say of the second vision encoder: of a Qwen2-0.5B all but its width. Its class's own
+    RoPE base of 10,000 gives other tokens.
     """
 
     name: str
@@ -135,9 +147,13 @@ class FamilyFacts:
         return self.name not in FAMILIES
 
     def _own_text(self, prompt: str, grounding: bool | None) -> str:
-        """The user's own text as it is, of an unknown family; of prompt presets there is only the first."""
+        """The user's own text as it is, of an unknown family; of prompt presets there is only the
+        first.
+        """
         if grounding:
-            raise OcrPhasesError(f"How {self.title} is asked for boxes is unknown: leave grounding out.")
+            raise OcrPhasesError(
+                f"How {self.title} is asked for boxes is unknown: leave grounding out."
+            )
         if prompt.strip() in self.prompts:
             return self.prompts[prompt.strip()]
         name = prompt.strip().partition(":")[0]
@@ -148,7 +164,9 @@ class FamilyFacts:
         return prompt
 
     def preset(self, name: str | None = None) -> Preset:
-        """The preset of that name, the last one by default; raises OcrPhasesError where there is none."""
+        """The preset of that name, the last one by default; raises OcrPhasesError where there is
+        none.
+        """
         if self.is_unknown:
             if name not in (None, PROCESSOR):
                 raise OcrPhasesError(
@@ -162,16 +180,18 @@ class FamilyFacts:
         return self.presets[name]
 
     def text_of(self, prompt: str, *, grounding: bool | None = None, pages: int = 1) -> str:
-        """The text passed to the model for a row of ``pages``, stripped: a preset, or the user's own text.
+        """The text passed to the model for a row of ``pages``, stripped: a preset, or the user's
+        own text.
 
-        ``"locate:some words"`` fills the ``locate`` preset. The user's own text is put behind the family's
-        ``leads``, ``<image>`` and a line break, then ``<|grounding|>`` unless ``grounding`` is False, if it
-        carries no ``<image>`` itself; a text that does, and a preset, stay as they are.
+        ``"locate:some words"`` fills the ``locate`` preset. The user's own text is put behind the
+        family's ``leads``, ``<image>`` and a line break, then ``<|grounding|>`` unless
+        ``grounding`` is False, if it carries no ``<image>`` itself; a text that does, and a preset,
+        stay as they are.
 
-        Raises OcrPhasesError for an empty prompt, for a preset that only other families have, for ``locate``
-        without words, for a preset that asks for boxes where ``grounding`` is False, for a ``grounding``
-        where the model marks boxes whatever it is asked, and for one word that is nearly a preset's name:
-        write ``<image>`` and that word where it is meant.
+        Raises OcrPhasesError for an empty prompt, for a preset that only other families have, for
+        ``locate`` without words, for a preset that asks for boxes where ``grounding`` is False, for
+        a ``grounding`` where the model marks boxes whatever it is asked, and for one word that is
+        nearly a preset's name: write ``<image>`` and that word where it is meant.
         """
         if self.is_unknown:
             return self._own_text(prompt, grounding)
@@ -183,7 +203,9 @@ class FamilyFacts:
             raise OcrPhasesError(f"{self.title} marks boxes by itself: leave grounding out.")
         if name == "locate":
             if not words:
-                raise OcrPhasesError('The locate prompt needs the words to find: write "locate:some words".')
+                raise OcrPhasesError(
+                    'The locate prompt needs the words to find: write "locate:some words".'
+                )
             return prompts["locate"].format(words=words)
         if prompt in prompts:
             if grounding is False and GROUNDING_TAG in prompts[prompt]:
@@ -191,13 +213,19 @@ class FamilyFacts:
                     f"The prompt preset {prompt!r} asks for boxes, which grounding=False forbids: use the "
                     "preset 'free', which asks for none, or write the prompt yourself."
                 )
-            return prompts[prompt].replace(IMAGE_TAG, IMAGE_TAG * (pages if prompt == MULTIPAGE else 1))
+            return prompts[prompt].replace(
+                IMAGE_TAG, IMAGE_TAG * (pages if prompt == MULTIPAGE else 1)
+            )
         if not prompt:
-            raise OcrPhasesError(f"The prompt is empty: write one, or choose one of {', '.join(prompts)}.")
+            raise OcrPhasesError(
+                f"The prompt is empty: write one, or choose one of {', '.join(prompts)}."
+            )
         if IMAGE_TAG in prompt:
             return prompt
         # One word, or what may be a misspelled "locate:some words".
-        hint = "" if " " in name else nearest(name.lower(), prompts if name == prompt else ["locate"])
+        hint = (
+            "" if " " in name else nearest(name.lower(), prompts if name == prompt else ["locate"])
+        )
         if hint:
             raise OcrPhasesError(
                 f"There is no prompt preset {name!r}: choose one of {', '.join(prompts)}, or write more than "
@@ -218,7 +246,9 @@ def _families() -> dict[str, FamilyFacts]:
         stages = (*row["encoders"], "projector", "language_model", "lm_head")
         modules = dict(zip(stages, like["native"]["modules"].values(), strict=True))
         row["native"] = {**like["native"], "modules": modules, **row["native"]}
-        row["presets"] = {preset: {**sizes, "name": preset} for preset, sizes in row["presets"].items()}
+        row["presets"] = {
+            preset: {**sizes, "name": preset} for preset, sizes in row["presets"].items()
+        }
     return msgspec.convert(table, dict[str, FamilyFacts])
 
 
@@ -249,7 +279,9 @@ def facts_of(family: str | None) -> FamilyFacts:
         return FAMILIES[family]
     return FamilyFacts(
         name=family or UNKNOWN,
-        title=f"the family {family!r}" if family not in (None, UNKNOWN) else "a model of unknown family",
+        title=f"the family {family!r}"
+        if family not in (None, UNKNOWN)
+        else "a model of unknown family",
         saved_type="",
         encoder_part="",
         encoders=(),
@@ -263,7 +295,8 @@ def facts_of(family: str | None) -> FamilyFacts:
     )
 
 
-#: What a served name has to contain: a family's name, and perhaps a version that is no size or date.
+#: What a served name has to contain: a family's name, and perhaps a version that is no size or
+#: date.
 _SERVED = re.compile(
     r"(?<![a-z0-9])(deepseek|unlimited)[-_. ]?ocr(?:[-_. ]?v?(\d(?:\.\d+)?)(?![a-z0-9])|(?![a-z]))"
 )
@@ -275,7 +308,9 @@ _BY_NAME = {
 
 
 def family_of_class(name: str) -> str:
-    """The family that the name of a model's class tells, or ``unknown``: ``TinyDeepseekOCRForCausalLM``."""
+    """The family that the name of a model's class tells, or ``unknown``:
+    ``TinyDeepseekOCRForCausalLM``.
+    """
     own = name.split("ForCausalLM")[0].split("ForConditional")[0]
     words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", own)
     return family_of_name(words.replace("Deep Seek", "DeepSeek"))
@@ -284,10 +319,12 @@ def family_of_class(name: str) -> str:
 def family_of_name(name: str) -> str:
     """The family that a served model's name or class tells, or ``unknown``.
 
-    ``DeepSeek-OCR-2-awq`` tells DeepSeek-OCR-2, and ``deepseek-ocr-2025-10`` DeepSeek-OCR. A name that tells
-    another version or several families tells none.
+    ``DeepSeek-OCR-2-awq`` tells DeepSeek-OCR-2, and ``deepseek-ocr-2025-10`` DeepSeek-OCR. A name
+    that tells another version or several families tells none.
     """
     found = set()
-    for maker, version in _SERVED.findall(name.lower().split("forcausallm")[0].split("forconditional")[0]):
+    for maker, version in _SERVED.findall(
+        name.lower().split("forcausallm")[0].split("forconditional")[0]
+    ):
         found.add(_BY_NAME.get((maker, version or "1"), UNKNOWN))
     return found.pop() if len(found) == 1 else UNKNOWN

@@ -1,8 +1,10 @@
-"""Regular files, read without waiting and written whole or not at all; temporary folders; pages of a file.
+"""Regular files, read without waiting and written whole or not at all; temporary folders; pages of
+a file.
 
-The rule of writing: a default name that is taken gets the next free number (`reserved`, `folder_for`). A name
-that the user gave is replaced, but only where the file is proved to be this package's: in an output's folder
-by the hashes of a manifest (`check_names`), elsewhere by how a record or a trace begins (`write_given`).
+The rule of writing: a default name that is taken gets the next free number (`reserved`,
+`folder_for`). A name that the user gave is replaced, but only where the file is proved to be this
+package's: in an output's folder by the hashes of a manifest (`check_names`), elsewhere by how a
+record or a trace begins (`write_given`).
 """
 
 from __future__ import annotations
@@ -75,7 +77,9 @@ class SavedPath(type(Path())):  # type: ignore[misc]
 
 
 def split_page(page: str) -> tuple[str, str]:
-    """``file.pdf#3`` to ``file.pdf`` and ``#3``, and so for `PAGED_SUFFIXES`; any other name stays whole."""
+    """``file.pdf#3`` to ``file.pdf`` and ``#3``, and so for `PAGED_SUFFIXES`; any other name stays
+    whole.
+    """
     file, mark, number = page.rpartition("#")
     paged = file.lower().endswith(PAGED_SUFFIXES) and not re.search(r"[/\\]", number)
     return (file, mark + number) if paged else (page, "")
@@ -102,8 +106,8 @@ def each_page(page: str) -> list[str]:
 def read_regular(path: str | Path, limit: int = LARGEST_FILE) -> bytes:
     """The bytes of a regular file of at most ``limit`` bytes; never waits for a pipe or a device.
 
-    Raises `OcrPhasesError` for a folder, a pipe, a device or a socket, for a larger file (before any of it is
-    read) and for one that grows meanwhile; OSError as ``open`` does.
+    Raises `OcrPhasesError` for a folder, a pipe, a device or a socket, for a larger file (before
+    any of it is read) and for one that grows meanwhile; OSError as ``open`` does.
     """
     with open_regular(path) as file:
         found = os.fstat(file.fileno())
@@ -112,7 +116,9 @@ def read_regular(path: str | Path, limit: int = LARGEST_FILE) -> bytes:
             raise OcrPhasesError(f"{path} has {size}: give a file of at most {most}.")
         data = file.read(found.st_size + 1) or b""  # None where it has nothing yet, as in /proc
     if len(data) > found.st_size:
-        raise OcrPhasesError(f"{path} grows while it is read: wait until it is complete, or copy it first.")
+        raise OcrPhasesError(
+            f"{path} grows while it is read: wait until it is complete, or copy it first."
+        )
     return data
 
 
@@ -120,19 +126,23 @@ def read_regular(path: str | Path, limit: int = LARGEST_FILE) -> bytes:
 def open_regular(path: str | Path) -> Iterator[BinaryIO]:
     """A regular file opened to be read in pieces; never waits for a pipe or a device.
 
-    Raises `OcrPhasesError` for a folder, a pipe, a device or a socket, and OSError as ``open`` does.
+    Raises `OcrPhasesError` for a folder, a pipe, a device or a socket, and OSError as ``open``
+    does.
     """
     _check_regular(path, Path(path).stat(), OcrPhasesError)
     with open(path, "rb", opener=_without_waiting) as file:
-        _check_regular(path, os.fstat(file.fileno()), OcrPhasesError)  # it may be another one by now
+        _check_regular(
+            path, os.fstat(file.fileno()), OcrPhasesError
+        )  # it may be another one by now
         yield file
 
 
 def make_way(path: Path) -> None:
-    """Remove what stands where a file of this package's own is to be written and is no regular file.
+    """Remove what stands where a file of this package's own is to be written and is no regular
+    file.
 
-    That is a link, a pipe, a socket or an empty folder. A folder with something in it stays, and writing the
-    file then says so.
+    That is a link, a pipe, a socket or an empty folder. A folder with something in it stays, and
+    writing the file then says so.
     """
     try:
         mode = path.lstat().st_mode
@@ -174,8 +184,11 @@ def output_folder(folder: str | Path) -> Path:
     return path
 
 
-def output_file(file: str | Path, *, overwrite: bool = False, arguments: Iterable[Any] = ()) -> Path:
-    """``file``, proved to be one that `write_given` can write later, its folder made; else `CannotWrite`.
+def output_file(
+    file: str | Path, *, overwrite: bool = False, arguments: Iterable[Any] = ()
+) -> Path:
+    """``file``, proved to be one that `write_given` can write later, its folder made; else
+    `CannotWrite`.
 
     None of the command's ``arguments`` is ever replaced.
     """
@@ -187,7 +200,8 @@ def output_file(file: str | Path, *, overwrite: bool = False, arguments: Iterabl
 
 @contextlib.contextmanager
 def reserved(path: Path) -> Iterator[Path]:
-    """The first free one of ``run.json``, ``run-2.json`` and so on, empty; it goes if nothing is written.
+    """The first free one of ``run.json``, ``run-2.json`` and so on, empty; it goes if nothing is
+    written.
 
     Raises `CannotWrite`.
     """
@@ -238,7 +252,9 @@ def _replaces(path: str | Path, overwrite: bool) -> bool:
 
 
 def _target(path: str | Path) -> Path:
-    """The regular file, there or to come, that ``path`` leads to through its links; else `CannotWrite`."""
+    """The regular file, there or to come, that ``path`` leads to through its links; else
+    `CannotWrite`.
+    """
     with writing(path):
         target = Path(os.path.realpath(path))
         with contextlib.suppress(FileNotFoundError):
@@ -255,12 +271,15 @@ def _is_own(path: Path) -> bool:
     return False
 
 
-def folder_for(given: str | Path | None, default: str | Path, names: str = "", **options: Any) -> Path:
-    """An output's folder, created: ``given``, or the first free one of ``default``, ``default-2`` and so on.
+def folder_for(
+    given: str | Path | None, default: str | Path, names: str = "", **options: Any
+) -> Path:
+    """An output's folder, created: ``given``, or the first free one of ``default``, ``default-2``
+    and so on.
 
-    ``names`` is a regular expression of the files that the output may have. Those of an earlier output in
-    ``given`` are named on stderr, as they will be replaced. Raises `CannotWrite` where the folder cannot be
-    written, and as `check_names` does, which has the ``options``.
+    ``names`` is a regular expression of the files that the output may have. Those of an earlier
+    output in ``given`` are named on stderr, as they will be replaced. Raises `CannotWrite` where
+    the folder cannot be written, and as `check_names` does, which has the ``options``.
     """
     if given is None:
         return _reserve(Path(default), Path.mkdir)
@@ -284,12 +303,18 @@ def folders_of(pages: Sequence[str], out: Path) -> list[Path]:
 
 
 def check_names(
-    folder: Path, names: str, *, overwrite: bool = False, arguments: Iterable[Any] = (), record: Any = None
+    folder: Path,
+    names: str,
+    *,
+    overwrite: bool = False,
+    arguments: Iterable[Any] = (),
+    record: Any = None,
 ) -> list[str]:
-    """The files below ``folder`` that ``names`` matches, all of them this package's; else `CannotWrite`.
+    """The files below ``folder`` that ``names`` matches, all of them this package's; else
+    `CannotWrite`.
 
-    With ``overwrite`` others may be among them, but no link and none of the ``arguments``. A ``record``
-    stays where it is, and is not among them.
+    With ``overwrite`` others may be among them, but no link and none of the ``arguments``. A
+    ``record`` stays where it is, and is not among them.
     """
     own, found = _unchanged(folder), []
     for path in sorted([*folder.glob("*"), *folder.glob("*/*")]):
@@ -298,7 +323,9 @@ def check_names(
             continue
         _check_no_argument(path, arguments)
         if _is_behind_link(folder, name):
-            raise CannotWrite(f"{path} is or lies behind a link: remove the link, or choose another folder.")
+            raise CannotWrite(
+                f"{path} is or lies behind a link: remove the link, or choose another folder."
+            )
         if path.is_dir() and not path.suffix:  # images
             continue
         _check_regular(path, path.stat(), CannotWrite)
@@ -316,14 +343,19 @@ def write_into(
 ) -> list[Path]:
     """Write an output's ``files``, by their names in ``folder``; the paths.
 
-    The manifest beside them gets their hashes first, so that what a kill leaves is known too. Files of an
-    earlier output whose names match ``stale`` go. Raises `CannotWrite` as `check_names` does.
+    The manifest beside them gets their hashes first, so that what a kill leaves is known too. Files
+    of an earlier output whose names match ``stale`` go. Raises `CannotWrite` as `check_names` does.
     """
     parents = {Path(name).parent for name in files}
-    check_names(folder, "|".join(re.escape(str(name)) for name in (*files, *parents)), overwrite=overwrite)
+    check_names(
+        folder, "|".join(re.escape(str(name)) for name in (*files, *parents)), overwrite=overwrite
+    )
     for parent in parents:
         output_folder(folder / parent)
-    old, new = _unchanged(folder), {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+    old, new = (
+        _unchanged(folder),
+        {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
+    )
     hashes = {name: [each[name] for each in (old, new) if name in each] for name in old | new}
     write_atomic(folder / MANIFEST_NAME, json.dumps(hashes, sort_keys=True).encode())
     written = [write_atomic(folder / name, data) for name, data in files.items()]
@@ -334,7 +366,9 @@ def write_into(
 
 
 def _unchanged(folder: Path) -> dict[str, str]:
-    """The SHA-256 of each file that this package wrote into ``folder`` and nobody changed since, by name."""
+    """The SHA-256 of each file that this package wrote into ``folder`` and nobody changed since, by
+    name.
+    """
     import msgspec
 
     path = folder / MANIFEST_NAME
@@ -360,7 +394,9 @@ def _is_behind_link(folder: Path, name: str) -> bool:
 
 def _check_no_argument(path: Path, arguments: Iterable[Any]) -> None:
     if any(same_file(path, argument) for argument in arguments):
-        raise CannotWrite(f"{path} is an argument of this command: choose another place for its output.")
+        raise CannotWrite(
+            f"{path} is an argument of this command: choose another place for its output."
+        )
 
 
 def same_file(path: Path, argument: Any) -> bool:
@@ -372,10 +408,11 @@ def same_file(path: Path, argument: Any) -> bool:
 
 @contextlib.contextmanager
 def only_writer(folder: Path) -> Iterator[None]:
-    """Hold ``folder`` for one writer of several files; `OcrPhasesError` while another process holds it.
+    """Hold ``folder`` for one writer of several files; `OcrPhasesError` while another process holds
+    it.
 
-    The lock goes with the process, so one that was killed leaves the folder free. A file system that knows
-    no locks gives a warning instead: then one writer is for the user to see to.
+    The lock goes with the process, so one that was killed leaves the folder free. A file system
+    that knows no locks gives a warning instead: then one writer is for the user to see to.
     """
     import filelock
 
@@ -392,7 +429,8 @@ def only_writer(folder: Path) -> Iterator[None]:
             if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
                 raise
             warnings.warn(
-                f"{folder} is on a file system without locks: write there once at a time.", stacklevel=2
+                f"{folder} is on a file system without locks: write there once at a time.",
+                stacklevel=2,
             )
     try:
         yield
@@ -436,17 +474,20 @@ def write_atomic(path: str | Path, data: bytes) -> Path:
 
 @contextlib.contextmanager
 def rescued(save: Callable[[str | Path], Path]) -> Iterator[None]:
-    """A ``with`` block that saves a result: where it raises `CannotWrite`, ``save(copy)`` does elsewhere.
+    """A ``with`` block that saves a result: where it raises `CannotWrite`, ``save(copy)`` does
+    elsewhere.
 
-    That is a private folder below the temporary one, or else in the user's home; the error then names the
-    copy. A signal to stop waits until the result is saved.
+    That is a private folder below the temporary one, or else in the user's home; the error then
+    names the copy. A signal to stop waits until the result is saved.
     """
     with stop_signals():
         try:
             yield
         except CannotWrite as error:
             for folder in (None, "~"):
-                with contextlib.suppress(OSError, CannotWrite, RuntimeError):  # of a user without a home
+                with contextlib.suppress(
+                    OSError, CannotWrite, RuntimeError
+                ):  # of a user without a home
                     place = folder and Path(folder).expanduser()
                     copy = save(Path(tempfile.mkdtemp(prefix="ocr-unsaved-", dir=place), RECORD))
                     break
@@ -462,7 +503,8 @@ def save_new(save: Callable[[str | Path], Path], path: str | Path) -> Path:
 
 
 class TemporaryFolder(tempfile.TemporaryDirectory[str]):
-    """A private folder removed with this process, or after a kill by the next one on the same machine.
+    """A private folder removed with this process, or after a kill by the next one on the same
+    machine.
 
     Its name says which process it belongs to, and in which host's or container's numbers. Raises
     `CannotWrite` where no folder can be made.
@@ -472,7 +514,8 @@ class TemporaryFolder(tempfile.TemporaryDirectory[str]):
         import psutil
 
         running = {str(number) for number in psutil.pids()}
-        # Containers may share host name and temporary folder; the link leads to a name of their own.
+        # Containers may share host name and temporary folder; the link leads to a name of their
+        # own.
         host = f"{platform.node()} {Path('/proc/self/ns/pid').resolve().name}"
         place = hashlib.sha256(host.encode()).hexdigest()[:8]
         try:

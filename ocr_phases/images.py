@@ -1,4 +1,6 @@
-"""From whatever the user points at (path, bytes, PIL image, page of a file) to one upright RGB page."""
+"""From whatever the user points at (path, bytes, PIL image, page of a file) to one upright RGB
+page.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +24,15 @@ from PIL import Image, ImageOps
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import FORMATS, MOST_FILE_PAGES, PAGED_SUFFIXES, read_regular, split_page
 
-#: Largest page in pixels: where Pillow itself, with its default settings, refuses a decompression bomb.
+#: Largest page in pixels: where Pillow itself, with its default settings, refuses a decompression
+#: bomb.
 MAX_PIXELS = 2 * 89_478_485
-#: Memory that decoding a page and converting it to RGB may take, in bytes (2.5 GB), its file not counted.
+#: Memory that decoding a page and converting it to RGB may take, in bytes (2.5 GB), its file not
+#: counted.
 MAX_BYTES = 14 * MAX_PIXELS
 
-# In every mode a page takes at most about 14 bytes a pixel, and more where the decoder holds a copy.
+# In every mode a page takes at most about 14 bytes a pixel, and more where the decoder holds a
+# copy.
 _BYTES_A_PIXEL = {"JPEG2000": 25, "WEBP": 17}
 
 #: Resolution at which a page of a PDF is drawn, in dots per inch.
@@ -57,18 +62,19 @@ def load_page(
 ) -> tuple[Image.Image, bytes | None, str]:
     """Load one page as ``(page, data, name)``.
 
-    ``page`` is an upright RGB uint8 image: EXIF orientation applied, first frame of an animation, converted
-    as `as_rgb` says, colour profiles ignored. ``data`` is the whole file as it was (None for a PIL image).
-    ``name`` is the file's name without its folder; bytes and a PIL image have the one that is given; for a
-    PDF and a TIFF of several frames it ends in ``#`` and the page's number.
+    ``page`` is an upright RGB uint8 image: EXIF orientation applied, first frame of an animation,
+    converted as `as_rgb` says, colour profiles ignored. ``data`` is the whole file as it was (None
+    for a PIL image). ``name`` is the file's name without its folder; bytes and a PIL image have the
+    one that is given; for a PDF and a TIFF of several frames it ends in ``#`` and the page's
+    number.
 
-    ``"file.pdf#3"`` is the third page of a PDF, drawn at 144 dpi, and ``"file.tif#3"`` the third frame of a
-    TIFF; without a number it is the first.
+    ``"file.pdf#3"`` is the third page of a PDF, drawn at 144 dpi, and ``"file.tif#3"`` the third
+    frame of a TIFF; without a number it is the first.
 
     Raises OcrPhasesError for a file that is missing, not a regular one, empty, larger than
-    `ocr_phases.files.LARGEST_FILE`, in none of `FORMATS` or damaged; for a page of no pixels, of more than
-    `MAX_PIXELS` or in need of more than `MAX_BYTES`; for one that the file does not have, and for a PDF
-    without the ``pdf`` extra.
+    `ocr_phases.files.LARGEST_FILE`, in none of `FORMATS` or damaged; for a page of no pixels, of
+    more than `MAX_PIXELS` or in need of more than `MAX_BYTES`; for one that the file does not have,
+    and for a PDF without the ``pdf`` extra.
     """
     if isinstance(source, Image.Image):
         with _damage_explained("the image"):
@@ -79,7 +85,9 @@ def load_page(
     elif isinstance(source, (str, Path)):
         data, name, suffix, number = _read(source)
     else:
-        raise OcrPhasesError(f"A page is a path, bytes or a PIL image, not {type(source).__name__}.")
+        raise OcrPhasesError(
+            f"A page is a path, bytes or a PIL image, not {type(source).__name__}."
+        )
     if not data:
         raise OcrPhasesError(f"{name} is empty (0 bytes): save or download the page again.")
     if _is_pdf(data, suffix):
@@ -100,21 +108,31 @@ def _last_page(data: bytes) -> Image.Image:
     return load_page(data)[0]
 
 
-def describe_page(image: Image.Image, data: bytes | None, name: str, *, embed: bool = True) -> dict[str, Any]:
+def describe_page(
+    image: Image.Image, data: bytes | None, name: str, *, embed: bool = True
+) -> dict[str, Any]:
     """The record's part about a page file: name, SHA-256, pixel size and the page itself.
 
-    ``image`` is the upright RGB page, ``data`` the file's bytes where it came from an image file. Embedded
-    are an image file's bytes up to 2 MB, else a JPEG of at most 2,000 px; ``embed=False`` leaves both out.
-    One page of several is embedded as that JPEG. The hash is of the whole file, or of the raw pixels where
-    there is none.
+    ``image`` is the upright RGB page, ``data`` the file's bytes where it came from an image file.
+    Embedded are an image file's bytes up to 2 MB, else a JPEG of at most 2,000 px; ``embed=False``
+    leaves both out. One page of several is embedded as that JPEG. The hash is of the whole file, or
+    of the raw pixels where there is none.
     """
     digest = hashlib.sha256(image.tobytes() if data is None else data).hexdigest()
-    if embed and (not data or len(data) > _EMBED_BYTES or data[:4] == b"%PDF" or split_page(name)[1]):
+    if embed and (
+        not data or len(data) > _EMBED_BYTES or data[:4] == b"%PDF" or split_page(name)[1]
+    ):
         small = image.copy()
         small.thumbnail((_EMBED_SIDE, _EMBED_SIDE))
         data = image_file(small, "JPEG", quality=90)
     kept = base64.b64encode(data).decode() if embed and data else None
-    return {"file": name, "sha256": digest, "width": image.width, "height": image.height, "data": kept}
+    return {
+        "file": name,
+        "sha256": digest,
+        "width": image.width,
+        "height": image.height,
+        "data": kept,
+    }
 
 
 def image_file(image: Image.Image, form: str, **options: Any) -> bytes:
@@ -127,11 +145,11 @@ def image_file(image: Image.Image, form: str, **options: Any) -> bytes:
 def as_rgb(image: Image.Image) -> Image.Image:
     """The image in mode RGB, uint8; an RGB image comes back as it is.
 
-    Opaque images are converted by Pillow alone, as the vendor's preprocessing does. Two kinds deviate on
-    purpose, because the vendor's plain conversion makes them unreadable: pixels with transparency are laid on
-    white (the conversion drops alpha, which often leaves black on black), and 16-bit, 32-bit and float grey
-    is scaled to 0..255 (the conversion clips it to white). The recorded vendor cases have neither, so they
-    are unaffected.
+    Opaque images are converted by Pillow alone, as the vendor's preprocessing does. Two kinds
+    deviate on purpose, because the vendor's plain conversion makes them unreadable: pixels with
+    transparency are laid on white (the conversion drops alpha, which often leaves black on black),
+    and 16-bit, 32-bit and float grey is scaled to 0..255 (the conversion clips it to white). The
+    recorded vendor cases have neither, so they are unaffected.
 
     Raises OcrPhasesError for an image of no pixels or of a mode that Pillow cannot convert.
     """
@@ -162,7 +180,9 @@ def _scaled_grey(image: Image.Image) -> Image.Image:
     Strip by strip: in float64 all at once, a page would take eight times its own memory and more.
     """
     rows = max(1, _STRIP_PIXELS // image.width)
-    strips = [(0, top, image.width, min(top + rows, image.height)) for top in range(0, image.height, rows)]
+    strips = [
+        (0, top, image.width, min(top + rows, image.height)) for top in range(0, image.height, rows)
+    ]
 
     def values(strip: tuple[int, int, int, int]) -> np.ndarray:
         return np.nan_to_num(np.asarray(image.crop(strip)).astype(np.float64))
@@ -191,7 +211,9 @@ def _damage_explained(name: str) -> Iterator[None]:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """A page of its own, without metadata, turned as EXIF says and in RGB; ``image`` may be changed."""
+    """A page of its own, without metadata, turned as EXIF says and in RGB; ``image`` may be
+    changed.
+    """
     with contextlib.suppress(*_DECODER_ERRORS):  # unreadable EXIF says nothing about the pixels
         ImageOps.exif_transpose(image, in_place=True)
     page = as_rgb(image)
@@ -201,7 +223,9 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _decode(data: bytes, name: str, number: int) -> tuple[Image.Image, bool]:
-    """Page ``number`` of an image file, and whether the file has several: only a TIFF's frames are pages."""
+    """Page ``number`` of an image file, and whether the file has several: only a TIFF's frames are
+    pages.
+    """
     with _open_image(data, name) as image:
         frames = _frames(image, data)
         if not 1 <= number <= len(frames):
@@ -217,9 +241,11 @@ def _decode(data: bytes, name: str, number: int) -> tuple[Image.Image, bool]:
 
 
 def _frames(image: Any, data: bytes) -> list[int]:
-    """Where a TIFF's frames begin in its file, the first 10,001 of them; one place for any other image.
+    """Where a TIFF's frames begin in its file, the first 10,001 of them; one place for any other
+    image.
 
-    Pillow parses every frame before the one that it seeks, which takes hours for a file of thousands.
+    Pillow parses every frame before the one that it seeks, which takes hours for a file of
+    thousands.
     """
     if image.format != "TIFF":
         return [0]
@@ -230,7 +256,9 @@ def _frames(image: Any, data: bytes) -> list[int]:
         while start and start not in found and len(found) <= MOST_FILE_PAGES:
             found[start] = None
             (entries,) = struct.unpack_from(order + count, data, start)
-            (start,) = struct.unpack_from(order + at, data, start + struct.calcsize(count) + entries * entry)
+            (start,) = struct.unpack_from(
+                order + at, data, start + struct.calcsize(count) + entries * entry
+            )
     except struct.error:  # the file ends there
         pass
     return list(found)
@@ -243,7 +271,9 @@ def _from_frame(data: bytes, start: int) -> bytes:
 
 
 def _tiff_form(data: bytes) -> tuple[str, str, int, str, int]:
-    """A TIFF's byte order, form of an offset, place of the first, form of a count, and bytes of an entry."""
+    """A TIFF's byte order, form of an offset, place of the first, form of a count, and bytes of an
+    entry.
+    """
     order = "<" if data.startswith(b"II") else ">"
     return (order, "Q", 8, "Q", 20) if 43 in data[2:4] else (order, "I", 4, "H", 12)
 
@@ -251,7 +281,8 @@ def _tiff_form(data: bytes) -> tuple[str, str, int, str, int]:
 @contextlib.contextmanager
 def _open_image(data: bytes, name: str) -> Iterator[Any]:
     """A Pillow image of one of `FORMATS`, its pixels not decoded yet."""
-    # Pillow warns from half of MAX_PIXELS on; a large scan is no bomb, and a real one is refused below.
+    # Pillow warns from half of MAX_PIXELS on; a large scan is no bomb, and a real one is refused
+    # below.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)
         try:
@@ -268,7 +299,9 @@ def _open_image(data: bytes, name: str) -> Iterator[Any]:
 
 @functools.cache
 def _formats() -> list[str]:
-    """Those of `FORMATS` that this Pillow has. `Image.init` would import the plugins of forty others."""
+    """Those of `FORMATS` that this Pillow has. `Image.init` would import the plugins of forty
+    others.
+    """
     for name in _PLUGINS:
         with contextlib.suppress(ImportError):  # Pillow has AVIF since 11.3
             importlib.import_module(f"PIL.{name}ImagePlugin")
@@ -276,7 +309,9 @@ def _formats() -> list[str]:
 
 
 def _too_large(name: str, most: int = MAX_PIXELS) -> OcrPhasesError:
-    return OcrPhasesError(f"{name} has more than {most // 10**6} megapixels: scale the page down first.")
+    return OcrPhasesError(
+        f"{name} has more than {most // 10**6} megapixels: scale the page down first."
+    )
 
 
 def _read(source: str | Path) -> tuple[bytes, str, str, int | None]:
@@ -287,7 +322,9 @@ def _read(source: str | Path) -> tuple[bytes, str, str, int | None]:
         if page and not path.exists():
             digits = page[1:]
             if not digits.isdecimal():
-                raise OcrPhasesError(f"A page of a file is a number from 1, as file.pdf#3, not {digits!r}.")
+                raise OcrPhasesError(
+                    f"A page of a file is a number from 1, as file.pdf#3, not {digits!r}."
+                )
             path, number = Path(file), int(digits)
         if path.is_dir():
             os.scandir(path).close()  # says why where it cannot be read
@@ -306,8 +343,8 @@ def _read(source: str | Path) -> tuple[bytes, str, str, int | None]:
 def page_count(path: str | Path) -> int:
     """How many pages a file has, none of them drawn; `OcrPhasesError` as `load_page` raises it.
 
-    Only a PDF's pages and a TIFF's frames are pages: an animation is its first frame. Of a TIFF's frames at
-    most one more than `MOST_FILE_PAGES` are counted.
+    Only a PDF's pages and a TIFF's frames are pages: an animation is its first frame. Of a TIFF's
+    frames at most one more than `MOST_FILE_PAGES` are counted.
     """
     data, name, suffix, _ = _read(path)
     if _is_pdf(data, suffix):
@@ -334,7 +371,9 @@ def _is_pdf(data: bytes, suffix: str) -> bool:
 
 def _no_page(name: str, number: int, last: int) -> OcrPhasesError:
     if last > MOST_FILE_PAGES:
-        return OcrPhasesError(f"{name} has too many pages: choose one from 1 to {MOST_FILE_PAGES:,}.")
+        return OcrPhasesError(
+            f"{name} has too many pages: choose one from 1 to {MOST_FILE_PAGES:,}."
+        )
     return OcrPhasesError(f"{name} has no page {number}: choose one from 1 to {last}.")
 
 
@@ -357,7 +396,9 @@ def _open_pdf(data: bytes, name: str) -> Iterator[Any]:
     try:
         import pypdfium2
     except ImportError as error:
-        raise OcrPhasesError('Reading a PDF needs pypdfium2: pip install "ocr_phases[pdf]".') from error
+        raise OcrPhasesError(
+            'Reading a PDF needs pypdfium2: pip install "ocr_phases[pdf]".'
+        ) from error
     try:
         with pypdfium2.PdfDocument(data) as document:
             yield document

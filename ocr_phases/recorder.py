@@ -69,7 +69,9 @@ from ocr_phases.text import count_text
 # -- what is asked for --------------------------------------------------------------------------------
 
 
-def pack_rows(checkpoint: Checkpoint, request: Request, timeline: Timeline) -> tuple[PageInputs, list[tuple]]:
+def pack_rows(
+    checkpoint: Checkpoint, request: Request, timeline: Timeline
+) -> tuple[PageInputs, list[tuple]]:
     """Load, cut and tokenise: the inputs, and the pages in them as (image, bytes, name)."""
     with timeline.span("load_image"):
         loaded = [load_page(page) for page in request.pages]
@@ -89,8 +91,8 @@ def page_id(file: str, sha256: str) -> str:
 def execution(device: str, autocast: bool = False) -> Iterator[None]:
     """Around all that runs here: the prefill and `generate()` have no cuDNN attention either.
 
-    Decode chooses its kernels once more inside (`decode_execution`): other ones for a static step, and it
-    can be called without a session.
+    Decode chooses its kernels once more inside (`decode_execution`): other ones for a static step,
+    and it can be called without a session.
     """
     cast = torch.autocast(torch.device(device).type, torch.bfloat16) if autocast else nullcontext()
     with current_device(device), decode_attention(device), cast:
@@ -101,21 +103,27 @@ def execution(device: str, autocast: bool = False) -> Iterator[None]:
 
 
 class Measurement:
-    """A request to an `OCRSession` with every default, its packed inputs, its runs so far and its record.
+    """A request to an `OCRSession` with every default, its packed inputs, its runs so far and its
+    record.
 
-    ``after`` has what was measured beside the ``runs``, by its setting. Raises `OcrPhasesError` for what
-    contradicts itself, what cannot run here, and what the model cannot hold.
+    ``after`` has what was measured beside the ``runs``, by its setting. Raises `OcrPhasesError` for
+    what contradicts itself, what cannot run here, and what the model cannot hold.
     """
 
     def __init__(self, session: Any, page: Pages, asked: RunSettings) -> None:
         self.session, self.runs, self.after = session, list[Repeat](), dict[str, Any]()
         self.threads = torch.get_num_threads()  # that the runs computed with
-        self.waits: tuple[int, int] | None = None  # of the host in a warm-up's decode, and its steps
+        self.waits: tuple[int, int] | None = (
+            None  # of the host in a warm-up's decode, and its steps
+        )
         self.step: StaticStep | None = None
         self.setup: dict[str, Any] = {"strategy_setup": None, "vision_setup": None}
         checkpoint = self.checkpoint = session.checkpoint
         self.device, facts = checkpoint.device, checkpoint.family.facts
-        own = {"ignore_eos": checkpoint.default_ignore_eos, "eos_check_every": EOS_INTERVALS[asked.strategy]}
+        own = {
+            "ignore_eos": checkpoint.default_ignore_eos,
+            "eos_check_every": EOS_INTERVALS[asked.strategy],
+        }
         self.generation = checkpoint.generation
         sampling = self.generation.sampling
         request = filled_in(page, asked, facts, checkpoint.default_preset, sampling=sampling, **own)
@@ -123,7 +131,9 @@ class Measurement:
         self.packed, self.pages = pack_rows(checkpoint, request, NoTimeline())
         prompt_len = self.packed.prefill_len
         room = checkpoint.model.config.get_text_config().max_position_embeddings - prompt_len
-        if is_published(asked.infer) and asked.max_new_tokens is None:  # the published code ends there
+        if (
+            is_published(asked.infer) and asked.max_new_tokens is None
+        ):  # the published code ends there
             limit = max(1, min(facts.published_limit - prompt_len * facts.limit_has_prompt, room))
             request = self.request = replace(request, max_new_tokens=limit)
         if request.kernels:
@@ -132,7 +142,9 @@ class Measurement:
         if request.max_new_tokens > room:
             asked_for = f"{prompt_len} prompt tokens and {request.max_new_tokens} new ones"
             less = f"ask for at most {room}" if room > 0 else "choose a smaller preset"
-            raise OcrPhasesError(f"{asked_for} exceed the model's {prompt_len + room} positions: {less}.")
+            raise OcrPhasesError(
+                f"{asked_for} exceed the model's {prompt_len + room} positions: {less}."
+            )
         self.eos_ids = () if request.ignore_eos else self.generation.end_tokens
         self.vision = session.vision.installed if request.vision == "compiled" else nullcontext
 
@@ -164,7 +176,9 @@ class Measurement:
             self.setup["strategy_setup"] = self.step.setup | capture
         self.setup["vision_setup"] = {"compile_ms": vision.took_ms()} if compiled else None
 
-    def measure(self, *, on_tokens: Callable | None = None, progress: Callable | None = None) -> None:
+    def measure(
+        self, *, on_tokens: Callable | None = None, progress: Callable | None = None
+    ) -> None:
         """All of it: set-up, warm-up and repeats, then what is measured apart from them.
 
         Raises what the callbacks raise: the runs finished by then are kept.
@@ -182,13 +196,18 @@ class Measurement:
                     self.runs += [run] * (number >= 0)
                 self._measure_after()
         except torch.OutOfMemoryError as error:
-            rows, tokens = count_text(self.packed.batch_size, "row"), f"{request.max_new_tokens} new tokens"
+            rows, tokens = (
+                count_text(self.packed.batch_size, "row"),
+                f"{request.max_new_tokens} new tokens",
+            )
             asked = f"{self.device} is out of memory with {rows} at preset {request.preset} and {tokens}"
             less = "use a smaller preset, fewer pages or tokens; profile --dry-run says what fits"
             raise OutOfMemory(f"{asked}: {less}.") from error
 
     def _measure_after(self) -> None:
-        """What runs after everything timed goes into ``after`` piece by piece: an interrupt keeps that."""
+        """What runs after everything timed goes into ``after`` piece by piece: an interrupt keeps
+        that.
+        """
         checkpoint, request, ids = self.checkpoint, self.request, self.runs[0].ids
         dtype = torch.bfloat16 if request.autocast else checkpoint.dtype
         inputs = partial(self.packed.to, self.device, checkpoint.dtype)
@@ -204,11 +223,15 @@ class Measurement:
                     self.after[name] = attempted(name, take)
 
     def _run(self, request: Request, number: int = 0, notify: OnTokens | None = None) -> Repeat:
-        """Prepare, prefill and decode once (or prepare and ``model.generate()``); a warm-up is below 0."""
+        """Prepare, prefill and decode once (or prepare and ``model.generate()``); a warm-up is
+        below 0.
+        """
         checkpoint, step = self.checkpoint, self.step
         # Only an eager step calls the model itself.
         looks = ("prefill", "decode") if step is None else ("prefill",)
-        watch = Watch(checkpoint, looks, counted=number < 0 and torch.device(self.device).type == "cuda")
+        watch = Watch(
+            checkpoint, looks, counted=number < 0 and torch.device(self.device).type == "cuda"
+        )
         timeline = Timeline(self.device, around=watch.of)
         with timeline.in_phase("prepare"):
             packed, _ = pack_rows(checkpoint, request, timeline)
@@ -221,8 +244,13 @@ class Measurement:
                 return Repeat(ids, timeline.rows(number), watch.memory, checks, {})
             options = {name: getattr(request, name) for name in ("first_token", "eos_check_every")}
             options |= {"eos_ids": self.eos_ids, "pad_id": checkpoint.pad_id, "on_tokens": notify}
-            options |= {"sampler": sampler_for(checkpoint, request, packed.prefill_len), "step": step}
-            state = phases.generate(checkpoint.model, inputs, request.max_new_tokens, timeline, **options)
+            options |= {
+                "sampler": sampler_for(checkpoint, request, packed.prefill_len),
+                "step": step,
+            }
+            state = phases.generate(
+                checkpoint.model, inputs, request.max_new_tokens, timeline, **options
+            )
         if watch.waits is not None:
             self.waits = len(watch.waits), len(state.lengths) - 1
         cache = describe_cache(state, {} if step is None else step.setup)
@@ -272,7 +300,9 @@ class Measurement:
             request=make_part(RequestPart, asked),
             results=[_describe_row(checkpoint, request, ids, self.eos_ids) for ids in self.rows()],
             spans=make_spans([span for run in runs for span in run.spans]),
-            memory=MemoryPart(source=runs[0].memory.source, peak_bytes=peaks, weights_bytes=weights),
+            memory=MemoryPart(
+                source=runs[0].memory.source, peak_bytes=peaks, weights_bytes=weights
+            ),
             cache=make_part(CachePart, runs[0].cache),
             live_checks=[make_part(CheckPart, check) for check in checks],
             kernels=make_kernels(after.get("kernels")),
@@ -283,7 +313,9 @@ class Measurement:
         packed, embed = self.packed, self.request.embed_page
         rows = [row for row, count in enumerate(packed.views_per_row) for _ in range(count)]
         return [
-            page_part(page, view.preset, row, packed.image_tokens[row], packed.text_tokens[row], embed)
+            page_part(
+                page, view.preset, row, packed.image_tokens[row], packed.text_tokens[row], embed
+            )
             for row, page, view in zip(rows, self.pages, packed.views, strict=True)
         ]
 
@@ -294,7 +326,9 @@ def _describe_row(
     ended = ids[-1] in end_tokens
     # The end token apart: a character still incomplete before it belongs to the text.
     read, written = TokenReader(checkpoint.tokenizer).read, len(ids) - ended
-    texts = [read(token, last=place in (written, len(ids))) for place, token in enumerate(ids, start=1)]
+    texts = [
+        read(token, last=place in (written, len(ids))) for place, token in enumerate(ids, start=1)
+    ]
     # As the vendor counts them: the output, end token included, tokenised again.
     text_tokens = len(checkpoint.encode("".join(texts)))
     reason = "stop" if ended else "length"

@@ -1,4 +1,6 @@
-"""What a measurement is asked for and how it ends: of a loaded model and of a server, so without torch."""
+"""What a measurement is asked for and how it ends: of a loaded model and of a server, so without
+torch.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,8 @@ def filled_in(
     sampling: Mapping[str, Any] | None = None,
     **defaults: Any,
 ) -> Request:
-    """What ``asked`` asks of ``page``, with every default of the ``family``, ``preset`` and ``defaults``.
+    """What ``asked`` asks of ``page``, with every default of the ``family``, ``preset`` and
+    ``defaults``.
 
     ``sampling`` are a checkpoint's own settings, for what ``infer`` leaves open.
     Raises `OcrPhasesError` for pages, prompts and presets that the family does not have.
@@ -60,23 +63,35 @@ def filled_in(
     limit = family.published_limit if is_published(asked.infer) else NEW_TOKENS
     grounding = any(GROUNDING_TAG in text for text in prompts) if family.leads[1] else None
     given = {name: value for name, value in vars(asked).items() if value is not None}
-    found = {"pages": pages, "prompts": prompts, "preset": preset, "infer": infer, "autocast": autocast}
+    found = {
+        "pages": pages,
+        "prompts": prompts,
+        "preset": preset,
+        "infer": infer,
+        "autocast": autocast,
+    }
     found["prompt"] = asked.prompt if isinstance(asked.prompt, str) else prompts[0]
     found["preset_choice"] = "asked" if asked.preset else "default"
-    return Request(**{"max_new_tokens": limit, "grounding": grounding, **defaults, **given, **found})
+    return Request(
+        **{"max_new_tokens": limit, "grounding": grounding, **defaults, **given, **found}
+    )
 
 
 def bar_in_cell(steps: Iterable[Any], unit: str, total: int | None = None) -> Iterable[Any]:
-    """``steps`` with a bar on one line of a notebook's cell; elsewhere without: a command has its own."""
+    """``steps`` with a bar on one line of a notebook's cell; elsewhere without: a command has its
+    own.
+    """
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return tqdm(steps, total=total, unit=unit, file=sys.stdout, disable=not hasattr(shell, "kernel"))
+    return tqdm(
+        steps, total=total, unit=unit, file=sys.stdout, disable=not hasattr(shell, "kernel")
+    )
 
 
 def each_run(request: Request, on_tokens: Any, progress: Any) -> Iterator[tuple[int, Any]]:
     """The number of each warm-up, below 0, and repeat, and what is called with its tokens.
 
-    ``progress`` gets the number of finished runs before each and at the end; without it a notebook's cell
-    shows a bar.
+    ``progress`` gets the number of finished runs before each and at the end; without it a
+    notebook's cell shows a bar.
     """
     numbers = range(-request.warmup, request.repeats)
     tell = progress or (lambda done, total: None)
@@ -87,7 +102,8 @@ def each_run(request: Request, on_tokens: Any, progress: Any) -> Iterator[tuple[
 
 
 def page_part(page: Any, preset: Preset, row: int, image: int, text: int, embed: bool) -> PagePart:
-    """The record's part about a ``page`` of `load_page` in a batch's ``row``, and how a preset cuts it.
+    """The record's part about a ``page`` of `load_page` in a batch's ``row``, and how a preset cuts
+    it.
 
     ``image`` and ``text`` are the tokens that it and its prompt have.
     """
@@ -95,15 +111,28 @@ def page_part(page: Any, preset: Preset, row: int, image: int, text: int, embed:
     if preset.name == PROCESSOR:  # how the page was cut is unknown
         uncut = {"row": row, "preset": PROCESSOR, "grid": [1, 1]}
         return make_part(PagePart, describe_page(*page, embed=embed) | uncut)
-    cut = {"row": row, "preset": preset.name, "grid": list(grid), "image_tokens": image, "text_tokens": text}
+    cut = {
+        "row": row,
+        "preset": preset.name,
+        "grid": list(grid),
+        "image_tokens": image,
+        "text_tokens": text,
+    }
     valid = {"valid_image_tokens": valid_image_tokens(preset, size, grid)}
     return make_part(PagePart, describe_page(*page, embed=embed) | cut | valid)
 
 
 def row_part(
-    request: Request, ids: list[int], texts: list[str], text: str, end: str, text_tokens: int | None = None
+    request: Request,
+    ids: list[int],
+    texts: list[str],
+    text: str,
+    end: str,
+    text_tokens: int | None = None,
 ) -> ResultPart:
-    """The record's part about a row's result; ``end`` is why it ended: "stop" (OpenAI's) or "length"."""
+    """The record's part about a row's result; ``end`` is why it ended: "stop" (OpenAI's) or
+    "length".
+    """
     kept = request.return_text
     return ResultPart(
         ids=ids,
@@ -127,10 +156,12 @@ def recorded_settings(record: Record) -> dict[str, Any]:
 def run_and_record(
     session: Any, measurement: Any, on_tokens: OnRunTokens | None, progress: OnProgress | None
 ) -> PhaseRun:
-    """Run a measurement, and record what it measured however that ends: also as ``session.last_run``.
+    """Run a measurement, and record what it measured however that ends: also as
+    ``session.last_run``.
 
     A measurement has ``runs``, ``measure(on_tokens=..., progress=...)`` and ``record()``. Raises
-    `Interrupted` for a KeyboardInterrupt, and `Stopped` where that came before the end of the first run.
+    `Interrupted` for a KeyboardInterrupt, and `Stopped` where that came before the end of the first
+    run.
     """
     session.last_run = None
     try:

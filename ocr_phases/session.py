@@ -71,7 +71,8 @@ if TYPE_CHECKING:
 class OCRSession(Hinted):
     """A loaded model of one of the families, its tokenizer and device.
 
-    ``model`` and ``tokenizer`` are the objects of the libraries they come from and may be used directly.
+    ``model`` and ``tokenizer`` are the objects of the libraries they come from and may be used
+    directly.
     """
 
     def __init__(self, checkpoint: Checkpoint, asked: ModelSettings | None = None) -> None:
@@ -79,13 +80,22 @@ class OCRSession(Hinted):
         self.model: Any = checkpoint.model
         self.tokenizer, self.family = checkpoint.tokenizer, checkpoint.family
         self.device, self.dtype = checkpoint.device, checkpoint.dtype
-        #: The ids that end a generation and that fill rows, and text to ids without special tokens around it.
-        self.eos_id, self.pad_id, self.encode = checkpoint.eos_id, checkpoint.pad_id, checkpoint.encode
-        #: What measurements share: steps by shape, compiled encoders, and `measure_ceilings` once a dtype.
+        #: The ids that end a generation and that fill rows, and text to ids without special tokens
+        #: around it.
+        self.eos_id, self.pad_id, self.encode = (
+            checkpoint.eos_id,
+            checkpoint.pad_id,
+            checkpoint.encode,
+        )
+        #: What measurements share: steps by shape, compiled encoders, and `measure_ceilings` once a
+        #: dtype.
         self.steps: dict[tuple[int, int, str], StaticStep] = {}
         self.vision = CompiledVision(checkpoint.model)
-        self.ceilings: Callable[[torch.dtype], dict[str, Any]] = cache(partial(measure_ceilings, self.device))
-        #: What the last `run_inference` measured, also where it was interrupted; None without a repeat.
+        self.ceilings: Callable[[torch.dtype], dict[str, Any]] = cache(
+            partial(measure_ceilings, self.device)
+        )
+        #: What the last `run_inference` measured, also where it was interrupted; None without a
+        #: repeat.
         self.last_run: PhaseRun | None = None
 
     # -- loading ----------------------------------------------------------------------------------
@@ -109,8 +119,9 @@ class OCRSession(Hinted):
         Parameters
         ----------
         model : str or Path, default "tiny"
-            The model: tiny (built in), dummy[:FAMILY] (full size, random weights), a folder or a hub id.
-            The address of a server (``http://HOST:PORT/v1#MODEL``) is connected to, see `connect`.
+            The model: tiny (built in), dummy[:FAMILY] (full size, random weights), a folder or a
+            hub id. The address of a server (``http://HOST:PORT/v1#MODEL``) is connected to, see
+            `connect`.
         device : str, default "auto"
             Where to run: auto, cpu, cuda or cuda:N. Refused where torch sees no such device.
         dtype : str or torch.dtype, optional
@@ -218,25 +229,29 @@ class OCRSession(Hinted):
     def from_model(cls, model: Any, tokenizer: Any, *, name: str | None = None) -> OCRSession:
         """Measure a ``model`` that you loaded, patched, merged with a LoRA or quantised, as it is.
 
-        Device, dtype and attention are the model's own, its family is that of its class and config; the
-        ``tokenizer`` is the checkpoint's, and ``name`` is for the record. Raises `OcrPhasesError` for a class
-        of no family and for modules that its family has and it lacks (`ocr_phases.models.load.adopt`).
+        Device, dtype and attention are the model's own, its family is that of its class and config;
+        the ``tokenizer`` is the checkpoint's, and ``name`` is for the record. Raises
+        `OcrPhasesError` for a class of no family and for modules that its family has and it lacks
+        (`ocr_phases.models.load.adopt`).
         """
         return cls(adopt(model, tokenizer, name=name))
 
     def with_model(self, *, attention: str | None = None, dtype: str | None = None) -> OCRSession:
-        """A session of the same weights with another ``attention`` or ``dtype``; this one where none differs.
+        """A session of the same weights with another ``attention`` or ``dtype``; this one where
+        none differs.
 
-        The values are those of `ModelSettings`, None keeps what there is. The weights are loaded once more:
-        two models take memory while both sessions live. Raises `OcrPhasesError` as `load` does, and for a
-        model object, which its owner changes.
+        The values are those of `ModelSettings`, None keeps what there is. The weights are loaded
+        once more: two models take memory while both sessions live. Raises `OcrPhasesError` as
+        `load` does, and for a model object, which its owner changes.
         """
         own = describe_model(self.checkpoint)
         asked = {"attention": attention or own["attention"], "dtype": dtype or own["dtype"]}
         if asked.items() <= own.items():
             return self
         if self._asked is None:
-            raise OcrPhasesError("A model object is measured as it is: change it and give it to from_model.")
+            raise OcrPhasesError(
+                "A model object is measured as it is: change it and give it to from_model."
+            )
         return self.load(**{**vars(self._asked), **asked})
 
     @classmethod
@@ -279,7 +294,8 @@ class OCRSession(Hinted):
         step: Any = None,
         all_logits: bool = False,
     ) -> phases.DecodeState:
-        """One forward over the whole prompt on this session's model: vision, KV cache and the first token.
+        """One forward over the whole prompt on this session's model: vision, KV cache and the first
+        token.
 
         Parameters
         ----------
@@ -314,7 +330,9 @@ class OCRSession(Hinted):
             )
 
     @explain_wrong_calls
-    def run_decode_step(self, state: phases.DecodeState, timeline: Timeline | None = None) -> Tensor:
+    def run_decode_step(
+        self, state: phases.DecodeState, timeline: Timeline | None = None
+    ) -> Tensor:
         """One more token of each row, from the KV cache.
 
         Parameters
@@ -348,7 +366,9 @@ class OCRSession(Hinted):
             "family": f"{self.family.facts.name}, {self.family.implementation} class",
             "device": f"{machine.describe_device(self.device)['name']} ({self.device})",
             "dtype": str(self.dtype).removeprefix("torch."),
-            "parameters": {stage_name(name): millions_text(count) for name, count in parameters.items()},
+            "parameters": {
+                stage_name(name): millions_text(count) for name, count in parameters.items()
+            },
             "weights_bytes": self.model.get_memory_footprint(return_buffers=False),
             "language model": f"{text.num_hidden_layers} layers, hidden size {text.hidden_size:,}",
             "longest sequence": f"{text.max_position_embeddings:,} tokens",
@@ -401,9 +421,10 @@ class OCRSession(Hinted):
     ) -> PhaseRun:
         """Measure a page: ``warmup`` runs that are not recorded, then ``repeats`` recorded ones.
 
-        Each run prepares the page, prefills and decodes from the same inputs and seed. Preparing a strategy
-        is timed separately, and kept for later runs of the same shapes. What is measured besides
-        (``verify``, ``token_probabilities``, ``ceilings``, ``kernels``) runs after everything that is timed.
+        Each run prepares the page, prefills and decodes from the same inputs and seed. Preparing a
+        strategy is timed separately, and kept for later runs of the same shapes. What is measured
+        besides (``verify``, ``token_probabilities``, ``ceilings``, ``kernels``) runs after
+        everything that is timed.
 
         Parameters
         ----------
@@ -434,8 +455,8 @@ class OCRSession(Hinted):
         vision : {"eager", "compiled"}, default "eager"
             How the vision encoders run.
         threads : int, optional
-            CPU threads that torch computes with; the default is torch's own number. On a shared machine one
-            thread is often faster and steadier.
+            CPU threads that torch computes with; the default is torch's own number. On a shared
+            machine one thread is often faster and steadier.
         grounding : bool, optional
             Ask for boxes in a prompt of your own (<|grounding|>); the default is yes. It changes
             neither a named prompt nor a text with its own ``<image>``.
@@ -475,26 +496,28 @@ class OCRSession(Hinted):
             Price of an hour of the machine; gives the price of 1,000 pages. It changes no
             measurement.
         on_tokens : callable, optional
-            Called as ``on_tokens(repeat, new ids of each row)`` after the prefill and while decoding;
-            repeat -1 is warm-up. It may raise `Stopped`, which ends the measurement.
+            Called as ``on_tokens(repeat, new ids of each row)`` after the prefill and while
+            decoding; repeat -1 is warm-up. It may raise `Stopped`, which ends the measurement.
         progress : callable, optional
-            Called as ``progress(runs done, runs in all)`` before the first run, when all is set up, and after
-            each. It may raise `Stopped`. Without it a notebook's cell shows a bar.
+            Called as ``progress(runs done, runs in all)`` before the first run, when all is set up,
+            and after each. It may raise `Stopped`. Without it a notebook's cell shows a bar.
 
         Returns
         -------
         PhaseRun
-            The measurement, which shows itself in a notebook. It is kept as ``session.last_run``, too.
+            The measurement, which shows itself in a notebook. It is kept as ``session.last_run``,
+            too.
 
         Raises
         ------
         OcrPhasesError
             For a request that contradicts itself, or that the model or the device cannot hold.
         Stopped
-            Where a callback ended the measurement before the first repeat was finished; later, the record of
-            the finished repeats is returned.
+            Where a callback ended the measurement before the first repeat was finished; later, the
+            record of the finished repeats is returned.
         Interrupted
-            For a KeyboardInterrupt, which it is too; ``session.last_run`` then has the finished repeats.
+            For a KeyboardInterrupt, which it is too; ``session.last_run`` then has the finished
+            repeats.
 
         Examples
         --------
@@ -739,8 +762,8 @@ class OCRSession(Hinted):
         Raises
         ------
         OcrPhasesError
-            For an empty list, a name that is none, and a folder that holds another sweep. A cell that cannot
-            be measured is no error: it is among ``failures``.
+            For an empty list, a name that is none, and a folder that holds another sweep. A cell
+            that cannot be measured is no error: it is among ``failures``.
 
         Examples
         --------
@@ -799,8 +822,8 @@ def sweep(
 ) -> SweepResult:
     """Measure a page with each of several models at every combination, one model loaded at a time.
 
-    A preset of another family is taken as the one that stands for it, or is a failed cell. Records of several
-    models go into a folder each in ``folder``, called like the model.
+    A preset of another family is taken as the one that stands for it, or is a failed cell. Records
+    of several models go into a folder each in ``folder``, called like the model.
 
     Parameters
     ----------
@@ -858,7 +881,8 @@ def sweep(
     Raises
     ------
     OcrPhasesError
-        As `OCRSession.sweep` does; for one name in place of a list, and for two models of one folder.
+        As `OCRSession.sweep` does; for one name in place of a list, and for two models of one
+        folder.
 
     Examples
     --------
@@ -926,10 +950,11 @@ _NEED = (
 
 
 def fit(page: Pages, settings: Settings) -> tuple[pd.DataFrame, str]:
-    """What a measurement needs of its device's memory, by its model's ``config.json`` alone; and in words.
+    """What a measurement needs of its device's memory, by its model's ``config.json`` alone; and in
+    words.
 
-    The table is `ocr_phases.analyse.cost.memory_need`'s. A prompt's characters are counted as tokens. Raises
-    `OcrPhasesError` where page, prompt, preset, device or config cannot be had.
+    The table is `ocr_phases.analyse.cost.memory_need`'s. A prompt's characters are counted as
+    tokens. Raises `OcrPhasesError` where page, prompt, preset, device or config cannot be had.
     """
     name, device = settings.model, resolve_device(settings.device)
     file = (asset("data", "tiny") if name == "tiny" else Path(name).expanduser()) / "config.json"
@@ -940,7 +965,9 @@ def fit(page: Pages, settings: Settings) -> tuple[pd.DataFrame, str]:
     request = filled_in(page, asked, facts, suits, eos_check_every=1)
     preset, prompts, tokens = facts.preset(request.preset), request.prompts, request.max_new_tokens
     grids = [preset.grid(*load_page(each)[0].size) for each in request.pages]
-    length = sum(image_token_count(preset, grid) for grid in grids) // len(prompts) + len(prompts[0])
+    length = sum(image_token_count(preset, grid) for grid in grids) // len(prompts) + len(
+        prompts[0]
+    )
     grown = windowed_length(length + tokens, length, window)
     held = grown if settings.strategy == "eager" else capacity_for(length, tokens, window)
     shape = {"batch": len(prompts), "dtype_bytes": resolve_dtype(settings.dtype, device).itemsize}
@@ -951,7 +978,9 @@ def fit(page: Pages, settings: Settings) -> tuple[pd.DataFrame, str]:
     if device != "cpu":  # what an earlier model reserved goes
         free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
     fits = "fits" if most["peak_bytes"] <= free else "does not fit"
-    return need, filled(_NEED, most, name=name, preset=preset.name, device=device, free=free, fits=fits)
+    return need, filled(
+        _NEED, most, name=name, preset=preset.name, device=device, free=free, fits=fits
+    )
 
 
 # -- the measurement in a record, once more ------------------------------------------------------------
@@ -961,9 +990,9 @@ def repeat_run(record: PhaseRun, *, page: str | Path | None = None, **options: A
     """Measure again what ``record`` measured, with every setting of its request.
 
     ``page`` names the page's file where the record does not hold it. Of the ``options``, ``model``,
-    ``device`` and ``trust_remote_code`` are `load_recorded`'s; the others are `run_inference`'s callbacks and
-    the settings that a request does not have. Raises `OcrPhasesError` where page or model cannot be had or
-    differ.
+    ``device`` and ``trust_remote_code`` are `load_recorded`'s; the others are `run_inference`'s
+    callbacks and the settings that a request does not have. Raises `OcrPhasesError` where page or
+    model cannot be had or differ.
     """
     pages = recorded_pages(record, page)
     settings = recorded_settings(record)
@@ -987,7 +1016,9 @@ def recorded_pages(record: PhaseRun, file: str | Path | None = None) -> list[Pag
         if page is None or _id_of(page) != page_id(known.file, known.sha256):
             name, what = known.file, "not" if page is None else "only as a smaller copy"
             lacking = f"The page {name} is {what} in the record: name its file beside --from to repeat it."
-            raise OcrPhasesError(f"{page} is not the page of the record, {name}." if file else lacking)
+            raise OcrPhasesError(
+                f"{page} is not the page of the record, {name}." if file else lacking
+            )
     return list(pages)
 
 
@@ -998,11 +1029,12 @@ def _id_of(page: Any) -> str:
 
 
 def load_recorded(record: PhaseRun, *, model: str | None = None, **settings: Any) -> OCRSession:
-    """Load the record's model, or ``model`` in its place, with ``device`` and ``trust_remote_code``.
+    """Load the record's model, or ``model`` in its place, with ``device`` and
+    ``trust_remote_code``.
 
-    ``model`` names the checkpoint where it has moved; it must be the very one. Only what you name is fetched
-    from the hub, so a record of a hub's model needs it. A record of the vendor's class needs
-    ``trust_remote_code``. Raises `OcrPhasesError` where the revision differs.
+    ``model`` names the checkpoint where it has moved; it must be the very one. Only what you name
+    is fetched from the hub, so a record of a hub's model needs it. A record of the vendor's class
+    needs ``trust_remote_code``. Raises `OcrPhasesError` where the revision differs.
     """
     known = record.model
     name = known.name
@@ -1010,15 +1042,21 @@ def load_recorded(record: PhaseRun, *, model: str | None = None, **settings: Any
     revision = known.revision
     if not source or not revision or not known.implementation:
         lacking = "source" if not source else "revision" if not revision else "implementation"
-        raise OcrPhasesError(f"The record does not say which model to repeat it with (no {lacking}).")
+        raise OcrPhasesError(
+            f"The record does not say which model to repeat it with (no {lacking})."
+        )
     # A folder is known by its content, a hub id by its commit, and what is built in by its name.
     folder = revision.startswith("sha256:") and source != BUILT_IN
     place = source if folder else name
     here = os.path.isdir(source) if folder else name.split(":")[0] in ("tiny", "dummy")  # noqa: PTH112
     if source == AT_HAND:
-        raise OcrPhasesError(f"The record is of a model object: give {name} to OCRSession.from_model again.")
+        raise OcrPhasesError(
+            f"The record is of a model object: give {name} to OCRSession.from_model again."
+        )
     if model is None and not here:
-        raise OcrPhasesError(f"The record's model {place} is not on this machine: name it with --model.")
+        raise OcrPhasesError(
+            f"The record's model {place} is not on this machine: name it with --model."
+        )
     for setting in _MODEL_SETTINGS:
         value = getattr(known, setting)
         if value is not None:
@@ -1027,7 +1065,9 @@ def load_recorded(record: PhaseRun, *, model: str | None = None, **settings: Any
     session = OCRSession.load(model or place, **settings)
     if (now := session.checkpoint.revision) != revision:
         then, now = (f"{each:.20}{'…' * (len(each) > 20)}" for each in (revision, now))
-        raise OcrPhasesError(f"{name} was at {then}, here it is at {now}: name the same weights (--model).")
+        raise OcrPhasesError(
+            f"{name} was at {then}, here it is at {now}: name the same weights (--model)."
+        )
     return session
 
 

@@ -1,8 +1,8 @@
 """Settings: every setting of a measurement, declared once with its help; needs no torch.
 
 These fields define the keywords of `OCRSession.load` and ``run_inference``, the command line's
-options, the notebooks' parameters, the explorer's fields, the columns of a list of pages, the record's
-request and docs/settings.md; tests compare them.
+options, the notebooks' parameters, the explorer's fields, the columns of a list of pages, the
+record's request and docs/settings.md; tests compare them.
 """
 
 import functools
@@ -12,13 +12,30 @@ from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Literal, Self, TypeGuard, TypeVar, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    Self,
+    TypeGuard,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import msgspec
 from msgspec import Meta
 
 from ocr_phases.errors import Hinted, OcrPhasesError, check_known, explain_wrong_calls, short
-from ocr_phases.families import DEEPSEEK_OCR, FAMILIES, PRESET_NAMES, PROCESSOR, PROMPT_NAMES, facts_of
+from ocr_phases.families import (
+    DEEPSEEK_OCR,
+    FAMILIES,
+    PRESET_NAMES,
+    PROCESSOR,
+    PROMPT_NAMES,
+    facts_of,
+)
 
 Strategy = Literal["eager", "cuda_graph", "compiled"]
 Vision = Literal["eager", "compiled"]
@@ -30,7 +47,8 @@ VISIONS: tuple[str, ...] = get_args(Vision)
 
 #: Most new tokens where nobody says.
 NEW_TOKENS = 512
-#: Largest whole number of a setting: what a seed may be, and what every reader of a record can hold.
+#: Largest whole number of a setting: what a seed may be, and what every reader of a record can
+#: hold.
 LARGEST_NUMBER = 2**63 - 1
 #: Most tokens or steps that a setting may ask for.
 MOST_TOKENS = 1_000_000
@@ -67,7 +85,9 @@ def _converted(name: str, value: Any, wanted: Any, *, strict: bool = True) -> An
         if isinstance(value, str):
             value.encode()
     except UnicodeEncodeError as error:
-        raise OcrPhasesError(f"{name} is {value!a}, which is not valid Unicode: type it again.") from error
+        raise OcrPhasesError(
+            f"{name} is {value!a}, which is not valid Unicode: type it again."
+        ) from error
     except ValueError as error:
         if get_origin(wanted) is Literal:
             check_known(name, value, get_args(wanted))
@@ -91,7 +111,9 @@ class _Checked:
     def __post_init__(self) -> None:
         for name, wanted in _declared(type(self)).items():  # type: ignore[arg-type]
             value = getattr(self, name)
-            if value is not None or getattr(type(self), name) is not None:  # None is what is left open
+            if (
+                value is not None or getattr(type(self), name) is not None
+            ):  # None is what is left open
                 object.__setattr__(self, name, _converted(f"{self._owner}{name}", value, wanted))
 
 
@@ -99,10 +121,10 @@ class _Checked:
 class SamplingSettings(_Checked):
     """How the next token is chosen; ``top_k=0``, ``top_p=1`` and ``repetition_penalty=1`` mean off.
 
-    ``repetition_penalty`` is transformers': scores of all tokens of the prompt and of those generated are
-    divided by it where they are positive, else multiplied.
-    ``no_repeat_ngram_window`` is how many of the last tokens the n-gram rule looks at, 0 for all.
-    Raises `OcrPhasesError` for a value of a wrong type or out of range.
+    ``repetition_penalty`` is transformers': scores of all tokens of the prompt and of those
+    generated are divided by it where they are positive, else multiplied. ``no_repeat_ngram_window``
+    is how many of the last tokens the n-gram rule looks at, 0 for all. Raises `OcrPhasesError` for
+    a value of a wrong type or out of range.
     """
 
     _owner = "infer's "
@@ -119,16 +141,19 @@ class SamplingSettings(_Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.no_repeat_ngram_window and not self.no_repeat_ngram_size:
-            raise OcrPhasesError("infer's no_repeat_ngram_window is for a no_repeat_ngram_size: give both.")
+            raise OcrPhasesError(
+                "infer's no_repeat_ngram_window is for a no_repeat_ngram_size: give both."
+            )
 
     @classmethod
     def from_infer(
         cls, infer: Mapping[str, Any] | str | None, defaults: Mapping[str, Any] | None = None
     ) -> Self:
-        """Read an ``infer`` mapping, also as text: ``temperature=0.7,top_k=5``, values as TOML writes them.
+        """Read an ``infer`` mapping, also as text: ``temperature=0.7,top_k=5``, values as TOML
+        writes them.
 
-        Temperature 0 means greedy. ``defaults`` are a checkpoint's own entries, which those given here
-        replace. Raises `OcrPhasesError` for a wrong one.
+        Temperature 0 means greedy. ``defaults`` are a checkpoint's own entries, which those given
+        here replace. Raises `OcrPhasesError` for a wrong one.
         """
         if isinstance(infer, str):
             try:
@@ -138,7 +163,9 @@ class SamplingSettings(_Checked):
                     f"infer is {infer!r}: write name=number, such as temperature=0.7,top_p=0.9."
                 ) from error
         if not isinstance(infer, Mapping | None):
-            raise OcrPhasesError(f'infer is {infer!r}: give a mapping, such as {{"temperature": 0.7}}.')
+            raise OcrPhasesError(
+                f'infer is {infer!r}: give a mapping, such as {{"temperature": 0.7}}.'
+            )
         given = dict(infer or {})
         for name in given:
             check_known("entry", name, setting_names(cls), "infer")
@@ -147,7 +174,9 @@ class SamplingSettings(_Checked):
             values["do_sample"] = True
         if values.get("temperature") == 0:
             if given.get("do_sample"):
-                raise OcrPhasesError("infer asks for do_sample with temperature 0: drop one of the two.")
+                raise OcrPhasesError(
+                    "infer asks for do_sample with temperature 0: drop one of the two."
+                )
             values.update(do_sample=False, temperature=1.0)
         return cls(**values)
 
@@ -162,7 +191,9 @@ class SamplingSettings(_Checked):
 
     def changes(self) -> dict[str, Any]:
         """The settings that have another value than their default."""
-        return {name: value for name, value in vars(self).items() if value != getattr(type(self), name)}
+        return {
+            name: value for name, value in vars(self).items() if value != getattr(type(self), name)
+        }
 
     def as_generate(self) -> dict[str, Any]:
         """The same settings as keyword arguments of ``generate()``, but for a rule over a window."""
@@ -183,11 +214,12 @@ def resolve_infer(
 ) -> tuple[SamplingSettings, bool]:
     """The sampling settings and autocast of a run.
 
-    ``infer`` is a mapping, the same as text (``temperature=0.7,top_p=0.9``), or a name. A name stands for
-    what the ``family``'s published ``infer()`` does: greedy, its n-gram rule (``published-eval``: with its
-    ``eval_mode``; ``several_pages``: of a prompt with several), under bfloat16 autocast. ``defaults``
-    are the checkpoint's own settings, for what ``infer`` does not say. Raises `OcrPhasesError` for another
-    name, for a name with ``autocast=False``, and as `SamplingSettings.from_infer` does.
+    ``infer`` is a mapping, the same as text (``temperature=0.7,top_p=0.9``), or a name. A name
+    stands for what the ``family``'s published ``infer()`` does: greedy, its n-gram rule
+    (``published-eval``: with its ``eval_mode``; ``several_pages``: of a prompt with several), under
+    bfloat16 autocast. ``defaults`` are the checkpoint's own settings, for what ``infer`` does not
+    say. Raises `OcrPhasesError` for another name, for a name with ``autocast=False``, and as
+    `SamplingSettings.from_infer` does.
     """
     if isinstance(infer, SamplingSettings):
         return infer, bool(autocast)
@@ -195,10 +227,14 @@ def resolve_infer(
         return SamplingSettings.from_infer(infer, defaults), bool(autocast)
     facts = facts_of(family or DEEPSEEK_OCR)
     if facts.is_unknown:
-        raise OcrPhasesError(f"What infer() {facts.title} has is unknown: leave infer={infer!r} out.")
+        raise OcrPhasesError(
+            f"What infer() {facts.title} has is unknown: leave infer={infer!r} out."
+        )
     check_known("infer", infer, facts.published, more=", or values such as temperature=0.7")
     if autocast is False:
-        raise OcrPhasesError(f"infer={infer!r} runs under autocast: drop autocast=False, or the name.")
+        raise OcrPhasesError(
+            f"infer={infer!r} runs under autocast: drop autocast=False, or the name."
+        )
     values = dict(facts.published[infer])
     if values and several_pages:
         values.update(facts.multipage_infer)
@@ -214,7 +250,8 @@ def is_published(infer: object) -> TypeGuard[str]:
 class ModelSettings(_Checked):
     """Which model is measured, and where: the keywords of `OCRSession.load`.
 
-    ``dtype`` may be a ``torch.dtype``; its name is kept. Raises `OcrPhasesError` for an unknown choice.
+    ``dtype`` may be a ``torch.dtype``; its name is kept. Raises `OcrPhasesError` for an unknown
+    choice.
     """
 
     model: str = _setting(
@@ -224,11 +261,15 @@ class ModelSettings(_Checked):
     dtype: Literal["float32", "bfloat16", "float16"] | None = _setting(
         None, "float32, bfloat16 or float16; the default depends on the device"
     )
-    revision: str | None = _setting(None, "commit, tag or branch of a hub id; the default is its main branch")
+    revision: str | None = _setting(
+        None, "commit, tag or branch of a hub id; the default is its main branch"
+    )
     implementation: Literal["native", "vendor"] = _setting(
         "native", "native (transformers' class) or vendor (the checkpoint's Python files)"
     )
-    trust_remote_code: bool = _setting(False, "allow the checkpoint's Python files to run; vendor needs it")
+    trust_remote_code: bool = _setting(
+        False, "allow the checkpoint's Python files to run; vendor needs it"
+    )
     attention: Literal["eager", "sdpa", "flash_attention_2"] | None = _setting(
         None, "eager, sdpa or flash_attention_2; the default is sdpa where the class has it"
     )
@@ -274,7 +315,9 @@ class RunSettings(_Checked):
     warmup: Annotated[int, Meta(ge=0, le=10_000)] = _setting(
         1, "number of runs before them that are not recorded"
     )
-    seed: Annotated[int, Meta(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)] = _setting(0, "seed for sampling")
+    seed: Annotated[int, Meta(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)] = _setting(
+        0, "seed for sampling"
+    )
     strategy: Strategy = _setting("eager", "how the language model runs")
     vision: Vision = _setting("eager", "how the vision encoders run")
     threads: Annotated[int, Meta(ge=1, le=1_024)] | None = _setting(
@@ -283,14 +326,20 @@ class RunSettings(_Checked):
     autocast: bool | None = _setting(None, "run under bfloat16 autocast; the default is no")
     embed_page: bool = _setting(True, "keep the page image in the record")
     generate: bool = _setting(False, "time model.generate() instead of prefill and decode")
-    verify: bool = _setting(False, "compare the tokens with those of model.generate(), after the timed runs")
+    verify: bool = _setting(
+        False, "compare the tokens with those of model.generate(), after the timed runs"
+    )
     token_probabilities: bool = _setting(
         True, "keep each token's probability, from one forward after the timed runs"
     )
     ceilings: bool = _setting(True, "measure the device's peak rates, after the timed runs")
-    kernels: bool = _setting(False, "CUDA: profile the kernels and host syncs of each stage in one more run")
+    kernels: bool = _setting(
+        False, "CUDA: profile the kernels and host syncs of each stage in one more run"
+    )
     kernel_steps: Steps = _setting(32, "maximum number of decode steps in that run")
-    kernel_trace: str | Path | None = _setting(None, "file for the Chrome trace of that run (.json.gz)")
+    kernel_trace: str | Path | None = _setting(
+        None, "file for the Chrome trace of that run (.json.gz)"
+    )
     price_per_hour: Annotated[float, Meta(gt=0, le=2**24)] | None = _setting(
         None, "price of an hour of the machine; gives the price of 1,000 pages"
     )
@@ -302,7 +351,9 @@ class RunSettings(_Checked):
         for prompt in prompts:
             if _converted("prompt", prompt, str).strip() not in PROMPT_NAMES:  # of some family
                 FAMILIES[DEEPSEEK_OCR].text_of(prompt)
-        if self.preset is not None and self.preset != PROCESSOR:  # that of a model of unknown family
+        if (
+            self.preset is not None and self.preset != PROCESSOR
+        ):  # that of a model of unknown family
             check_known("preset", self.preset, PRESET_NAMES)
         resolve_infer(self.infer, self.autocast)
         if self.generate:
@@ -313,7 +364,9 @@ class RunSettings(_Checked):
         if self.first_token != "prefill":
             raise OcrPhasesError("generate() has no first_token='redecode': drop one of the two.")
         if self.verify:
-            raise OcrPhasesError("generate=True has no other tokens to compare: drop it, or verify=True.")
+            raise OcrPhasesError(
+                "generate=True has no other tokens to compare: drop it, or verify=True."
+            )
         if self.strategy != "eager":
             raise OcrPhasesError(
                 f"generate() has its own decode loop: drop it, or strategy={self.strategy!r}."
@@ -330,12 +383,15 @@ class RunSettings(_Checked):
 class Settings(Hinted, RunSettings, ModelSettings):
     """All settings of a measurement, listed in docs/settings.md.
 
-    Use as ``OCRSession.load(**settings.of_model())`` and ``run_inference(page, **settings.of_run())``.
+    Use as ``OCRSession.load(**settings.of_model())`` and ``run_inference(page,
+    **settings.of_run())``.
     """
 
     @classmethod
     def among(cls, values: Mapping[str, Any]) -> Self:
-        """Settings from ``values``, such as a notebook's ``globals()``; missing ones take their defaults."""
+        """Settings from ``values``, such as a notebook's ``globals()``; missing ones take their
+        defaults.
+        """
         return cls(**{name: values[name] for name in setting_names(cls) if name in values})
 
     def of_model(self) -> dict[str, Any]:
@@ -351,7 +407,9 @@ class Settings(Hinted, RunSettings, ModelSettings):
 Settings.__init__ = explain_wrong_calls(Settings.__init__)  # type: ignore[method-assign]
 
 #: The settings of a run that its record keeps in ``request``.
-REQUEST_SETTINGS = [setting.name for setting in fields(RunSettings) if setting.name not in _AFTERWARDS]
+REQUEST_SETTINGS = [
+    setting.name for setting in fields(RunSettings) if setting.name not in _AFTERWARDS
+]
 
 
 def setting_names(settings: type) -> list[str]:
@@ -367,7 +425,9 @@ def declared(setting: Field[Any]) -> Any:
 def kind(setting: Field[Any]) -> str:
     """What a setting's value is: int, float, bool or str."""
     wanted = declared(setting)
-    return {int: "int", float: "float", bool: "bool"}.get(getattr(wanted, "__origin__", wanted), "str")
+    return {int: "int", float: "float", bool: "bool"}.get(
+        getattr(wanted, "__origin__", wanted), "str"
+    )
 
 
 def choices(setting: Field[Any]) -> tuple[str, ...]:

@@ -24,7 +24,9 @@ _STAGE_NAMES = {"sam": "SAM", "clip": "CLIP", "vision_fusion": "fusion", "lm_hea
 
 
 def ms_text(ms: float | None) -> str:
-    """Milliseconds with three digits and a fitting unit (``"4.02 ms"``, ``"1.25 s"``); ``"n/a"`` for none."""
+    """Milliseconds with three digits and a fitting unit (``"4.02 ms"``, ``"1.25 s"``); ``"n/a"``
+    for none.
+    """
     return _unit_text(ms, "ms", "s")
 
 
@@ -74,17 +76,24 @@ def stage_name(stage: str) -> str:
 
 
 def digits_text(value: float) -> str:
-    """Three significant digits, below 0.1 two, without an exponent; never fewer than the integer part has."""
+    """Three significant digits, below 0.1 two, without an exponent; never fewer than the integer
+    part has.
+    """
     if value == 0:
         return "0"
     decimals = max(0, 2 - math.floor(math.log10(abs(value))))
     text = f"{value:,.{max(min(decimals, 3), decimals - 1)}f}"
     # 9.996 rounds up to 10.00: one digit too many.
-    return text[:-1].rstrip(".") if "." in text and len(text.lstrip("-0.").replace(".", "")) > 3 else text
+    return (
+        text[:-1].rstrip(".")
+        if "." in text and len(text.lstrip("-0.").replace(".", "")) > 3
+        else text
+    )
 
 
 def digits_within(value: float, reach: float) -> str:
-    """A number with the digits that its uncertainty leaves: two of ``reach``, and never more than three.
+    """A number with the digits that its uncertainty leaves: two of ``reach``, and never more than
+    three.
 
     ``reach`` is half of the value's interval: ``354.326`` with a reach of 257 is ``"350"``.
     """
@@ -109,7 +118,9 @@ class _Filler(string.Formatter):
 
 
 def filled(template: str, row: Any = (), **words: Any) -> str:
-    """``str.format`` by a mapping and keywords; knows ``{x:ms}``, ``bytes``, ``percent`` and ``digits``."""
+    """``str.format`` by a mapping and keywords; knows ``{x:ms}``, ``bytes``, ``percent`` and
+    ``digits``.
+    """
     return _Filler().vformat(template, (), {**dict(row), **words})
 
 
@@ -120,14 +131,19 @@ def any_of(words: Iterable[str]) -> str:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """`` Did you mean X?`` with the name of ``known`` that is most like ``name``, in any case; else empty."""
+    """`` Did you mean X?`` with the name of ``known`` that is most like ``name``, in any case; else
+    empty.
+    """
     lowered = {each.lower(): each for each in known}
     found = difflib.get_close_matches(name[:100].lower(), lowered, n=1)  # quadratic in the length
     return f" Did you mean {lowered[found[0]]}?" if found else ""
 
 
-# What a terminal obeys, what XML and UTF-8 cannot hold, and what turns the direction of the text after it.
-_COMMANDS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+# What a terminal obeys, what XML and UTF-8 cannot hold, and what turns the direction of the text
+# after it.
+_COMMANDS = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
 _PROGRESS = re.compile(r"\n*(?:\r|\x1b\[[AK])*")
 
 
@@ -140,10 +156,11 @@ def plain(text: str) -> str:
 def plain_streams() -> Iterator[_PlainStream]:
     """Make everything printed to the standard streams `plain`, except a progress bar on stderr.
 
-    What a stream cannot hold is escaped; one that is closed or full is given up, so that no work ends for it.
-    Yields the stream of stdout.
+    What a stream cannot hold is escaped; one that is closed or full is given up, so that no work
+    ends for it. Yields the stream of stdout.
     """
-    # In the place of a standard stream that is closed the next file would be, and what libraries print there.
+    # In the place of a standard stream that is closed the next file would be, and what libraries
+    # print there.
     while (number := os.open(os.devnull, os.O_RDWR)) < 3:  # the lowest free number
         pass
     os.close(number)
@@ -155,10 +172,11 @@ def plain_streams() -> Iterator[_PlainStream]:
 
 
 class _PlainStream:
-    """A text stream whose writes are plain. One that shows progress may begin a write with a bar's codes.
+    """A text stream whose writes are plain. One that shows progress may begin a write with a bar's
+    codes.
 
-    A bar begins with them, and what comes from outside always follows words of this package. ``failed`` is
-    True from the first write that failed on; nothing is written then.
+    A bar begins with them, and what comes from outside always follows words of this package.
+    ``failed`` is True from the first write that failed on; nothing is written then.
     """
 
     def __init__(self, stream: TextIO, *, progress: bool = False) -> None:
@@ -168,7 +186,9 @@ class _PlainStream:
 
     def write(self, text: str) -> int:
         codes = _PROGRESS.findall(text)[0] if self.progress else ""
-        shown = (codes + plain(text[len(codes) :])).encode(self.encoding or "utf-8", "backslashreplace")
+        shown = (codes + plain(text[len(codes) :])).encode(
+            self.encoding or "utf-8", "backslashreplace"
+        )
         self._attempt(self.stream.write, shown.decode(self.encoding or "utf-8"))
         return len(text)
 

@@ -1,4 +1,6 @@
-"""Which code and weights these are, where the package's files are, and garbage collection that waits."""
+"""Which code and weights these are, where the package's files are, and garbage collection that
+waits.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,11 @@ _ROOT = _PACKAGE.parent
 
 @lru_cache(maxsize=1)
 def code_hash(package: Path = _PACKAGE) -> str:
-    """The first 16 hex digits of a SHA-256 over names and contents of the package's Python and data files.
+    """The first 16 hex digits of a SHA-256 over names and contents of the package's Python and data
+    files.
 
-    Families, prompts and settings are data. Read once in a process: what runs is what was imported, not what
-    was edited since.
+    Families, prompts and settings are data. Read once in a process: what runs is what was imported,
+    not what was edited since.
     """
     digest = hashlib.sha256()
     patterns = ("**/*.py", "**/*.toml", "*/*.csv", "*/*.json")
@@ -41,7 +44,9 @@ _MOST_HEADER = 100_000_000  # the safetensors format's own limit
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The folder's safetensors files, sorted; `OcrPhasesError` for a pipe, device or folder among them."""
+    """The folder's safetensors files, sorted; `OcrPhasesError` for a pipe, device or folder among
+    them.
+    """
     files = sorted(folder.glob("*.safetensors"))
     for path in files:
         if path.is_symlink() and not path.exists():
@@ -49,7 +54,9 @@ def weight_files(folder: Path) -> list[Path]:
                 f"{path} is a link to a file that is not there: download the checkpoint again."
             )
         if not path.is_file():
-            raise OcrPhasesError(f"{path} is no regular file: put the weights themselves into the folder.")
+            raise OcrPhasesError(
+                f"{path} is no regular file: put the weights themselves into the folder."
+            )
     return files
 
 
@@ -67,7 +74,9 @@ def folder_hash(folder: Path, *, code: bool = False) -> str:
 
 
 def _header(path: Path) -> bytes:
-    """A safetensors file's header; `OcrPhasesError` where it is cut or larger than the format allows."""
+    """A safetensors file's header; `OcrPhasesError` where it is cut or larger than the format
+    allows.
+    """
     with path.open("rb") as file:
         size = int.from_bytes(file.read(8), "little")
         header = file.read(size) if size <= _MOST_HEADER else b""
@@ -82,18 +91,36 @@ def _header(path: Path) -> bytes:
 def git_state() -> str | None:
     """Commit of the source tree the package runs from, with ``-dirty`` behind it.
 
-    As it was when first asked for: it costs a process. None when the package is installed, or git cannot say.
+    As it was when first asked for: it costs a process. None when the package is installed, or git
+    cannot say.
     """
-    place = [f"--git-dir={_ROOT / '.git'}", f"--work-tree={_ROOT}"]  # not what is around an installed package
-    command = ["git", "--no-optional-locks", *place, "describe", "--always", "--dirty", "--abbrev=12"]
-    options: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape", "stderr": subprocess.DEVNULL}
+    place = [
+        f"--git-dir={_ROOT / '.git'}",
+        f"--work-tree={_ROOT}",
+    ]  # not what is around an installed package
+    command = [
+        "git",
+        "--no-optional-locks",
+        *place,
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=12",
+    ]
+    options: dict[str, Any] = {
+        "encoding": "utf-8",
+        "errors": "surrogateescape",
+        "stderr": subprocess.DEVNULL,
+    }
     with contextlib.suppress(OSError, subprocess.SubprocessError):
         return subprocess.check_output(command, timeout=10, cwd=_ROOT, **options).strip()
     return None
 
 
 def asset(*parts: str) -> Path:
-    """The path of a shipped file or folder (``asset("data", "tiny")``); `OcrPhasesError` if missing."""
+    """The path of a shipped file or folder (``asset("data", "tiny")``); `OcrPhasesError` if
+    missing.
+    """
     installed = _PACKAGE / "_assets"
     path = (installed if installed.is_dir() else _ROOT).joinpath(*parts)
     if not path.exists():
@@ -102,7 +129,9 @@ def asset(*parts: str) -> Path:
 
 
 def child_environment() -> dict[str, str]:
-    """This process's environment for one it starts; in a source tree the package is found from anywhere."""
+    """This process's environment for one it starts; in a source tree the package is found from
+    anywhere.
+    """
     installed = str(_ROOT) in sysconfig.get_paths().values()
     paths = filter(None, (str(_ROOT), os.environ.get("PYTHONPATH")))
     return {**os.environ, **({} if installed else {"PYTHONPATH": os.pathsep.join(paths)})}
@@ -115,8 +144,8 @@ _NEW_OBJECTS = 50_000  # some 10 MB of them; Python's own is 700
 def seldom_collected() -> Iterator[None]:
     """Look for it less often for the length of a ``with`` block.
 
-    Tables, figures and torch's modules are many objects and little garbage: the search takes a tenth of a
-    report's time, and of that in which torch is imported.
+    Tables, figures and torch's modules are many objects and little garbage: the search takes a
+    tenth of a report's time, and of that in which torch is imported.
     """
     before = gc.get_threshold()
     gc.set_threshold(_NEW_OBJECTS, *before[1:])

@@ -1,10 +1,11 @@
 """Approved outputs: what verbs print and write, against the files in ``tests/approved``.
 
-A record's figures and checks are in most of what is printed and written of it. They are approved once, in
-two files of the record: ``record.json`` is what the JSON of every verb says of it, ``checks.txt`` lists its
-checks. In an output a mark stands for them, and for the number of checks that passed, so that a new check or
-figure changes few files. Nothing is hidden by that: a mark replaces only exactly what those two files have,
-in the layout that is written down here, and a test fails where an output has anything else.
+A record's figures and checks are in most of what is printed and written of it. They are approved
+once, in two files of the record: ``record.json`` is what the JSON of every verb says of it,
+``checks.txt`` lists its checks. In an output a mark stands for them, and for the number of checks
+that passed, so that a new check or figure changes few files. Nothing is hidden by that: a mark
+replaces only exactly what those two files have, in the layout that is written down here, and a test
+fails where an output has anything else.
 """
 
 import difflib
@@ -25,8 +26,15 @@ CHECKS_MARK = "[the checks, as in checks.txt]\n"
 
 
 def compare(name: str, text: str, folder: Path) -> None:
-    """Compare ``text``, without words of this machine and run, with the approved file; or write that."""
-    for place, word in {folder: "FOLDER", RUNS: "RUNS", APPROVED: "APPROVED", GOLDEN: "GOLDEN"}.items():
+    """Compare ``text``, without words of this machine and run, with the approved file; or write
+    that.
+    """
+    for place, word in {
+        folder: "FOLDER",
+        RUNS: "RUNS",
+        APPROVED: "APPROVED",
+        GOLDEN: "GOLDEN",
+    }.items():
         text = text.replace(str(place), word)
     text = re.sub(r"[ \t]+$", "", text, flags=re.MULTILINE)
     text = re.sub(r"finished [\d-]+ [\d:]+ UTC", "finished WHEN", text)
@@ -37,7 +45,9 @@ def compare(name: str, text: str, folder: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     known = path.read_text(encoding="utf-8") if path.exists() else ""
-    changes = difflib.unified_diff(known.splitlines(), text.splitlines(), name, "now", lineterm="", n=1)
+    changes = difflib.unified_diff(
+        known.splitlines(), text.splitlines(), name, "now", lineterm="", n=1
+    )
     assert text == known, "accept with pytest --approve:\n" + "\n".join(list(changes)[:80])
 
 
@@ -46,23 +56,33 @@ def as_json(value: Any) -> str:
 
 
 class ApprovedRecord:
-    """What the verbs say of one record: the text of its own files, and marks in the place of it elsewhere."""
+    """What the verbs say of one record: the text of its own files, and marks in the place of it
+    elsewhere.
+    """
 
     def __init__(self, run: PhaseRun) -> None:
         self.checks = run_checks(run)
         self.result = json.loads(json.dumps(run_result(run)))
 
     def result_text(self) -> str:
-        """``record.json``, without the figures that the record lacks: ``figures.txt`` has all names."""
-        figures = {name: value for name, value in self.result["metrics"].items() if value is not None}
+        """``record.json``, without the figures that the record lacks: ``figures.txt`` has all
+        names.
+        """
+        figures = {
+            name: value for name, value in self.result["metrics"].items() if value is not None
+        }
         return self.without_counts(as_json(self.result | {"metrics": figures}))
 
     def figure_names(self) -> str:
         return "\n".join(self.result["metrics"]) + "\n"
 
     def checks_text(self) -> str:
-        """``checks.txt``; what a check says of every record, its reason and remedy, is approved elsewhere."""
-        rows = [(check.verdict, check.name, check.expected, check.measured) for check in self.checks]
+        """``checks.txt``; what a check says of every record, its reason and remedy, is approved
+        elsewhere.
+        """
+        rows = [
+            (check.verdict, check.name, check.expected, check.measured) for check in self.checks
+        ]
         return "".join(" | ".join(row) + "\n" for row in rows)
 
     def without_counts(self, text: str) -> str:
@@ -70,7 +90,12 @@ class ApprovedRecord:
         verdicts = [check.verdict for check in self.checks if check.name not in EXPECTATIONS]
         counts = f"{verdicts.count('pass')} of {len(verdicts)} checks passed"
         pattern = "N of N checks passed"
-        words = {"fail": "failed", "noisy": "found noise", "note": "noted something", "n/a": "had no data"}
+        words = {
+            "fail": "failed",
+            "noisy": "found noise",
+            "note": "noted something",
+            "n/a": "had no data",
+        }
         for verdict, word in words.items():
             if verdict in verdicts:
                 counts += f", {verdicts.count(verdict)} {word}"
@@ -81,7 +106,9 @@ class ApprovedRecord:
         """A verb's JSON with marks for the record's result and checks."""
         if "reports" in said:
             return said | {"reports": [self.in_json(report) for report in said["reports"]]}
-        assert {name: said.get(name) for name in self.result} == self.result, "not what run_result() says"
+        assert {name: said.get(name) for name in self.result} == self.result, (
+            "not what run_result() says"
+        )
         marked = {"result": "as in record.json"}
         marked |= {name: value for name, value in said.items() if name not in self.result}
         if "rows" in said:
@@ -101,7 +128,9 @@ class ApprovedRecord:
         return _marked(text, lines)
 
     def in_page(self, text: str) -> str:
-        """The text of a page, with marks for its table of checks and for its table of rules of thumb."""
+        """The text of a page, with marks for its table of checks and for its table of rules of
+        thumb.
+        """
         rules = [check for check in self.checks if check.name not in EXPECTATIONS]
         usual = [check for check in self.checks if check.name in EXPECTATIONS]
         for table in filter(None, (rules, usual)):

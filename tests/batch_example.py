@@ -72,7 +72,15 @@ sys.exit(main(sys.argv[2:]))
 
 def start_driver(folder: Path, *options: str) -> subprocess.Popen[str]:
     """The command as a process, for the pages in ``folder/in`` with the stub as its workers."""
-    command = ["batch", str(folder / "in"), "--out", str(folder / "out"), "--device", "cpu", *options]
+    command = [
+        "batch",
+        str(folder / "in"),
+        "--out",
+        str(folder / "out"),
+        "--device",
+        "cpu",
+        *options,
+    ]
     program = [sys.executable, "-c", DRIVER, json.dumps(STUB), *command, "--render", "none"]
     return subprocess.Popen(program, stderr=subprocess.PIPE, text=True)
 
@@ -89,8 +97,12 @@ def listening(pid: int | None = None) -> dict[str, list[str]]:
     """The commands of all processes below ``pid`` (None: this one), and where each listens."""
     found = {}
     for process in psutil.Process(pid).children(recursive=True):
-        connections = getattr(process, "net_connections", None) or process.connections  # before psutil 6
-        sockets = [f"{one.laddr.ip}:{one.laddr.port}" for one in connections("inet") if not one.raddr]
+        connections = (
+            getattr(process, "net_connections", None) or process.connections
+        )  # before psutil 6
+        sockets = [
+            f"{one.laddr.ip}:{one.laddr.port}" for one in connections("inet") if not one.raddr
+        ]
         with contextlib.suppress(psutil.ZombieProcess):  # it has ended
             found[" ".join(process.cmdline())] = sockets
     return found
@@ -104,7 +116,13 @@ def put_page(out: Path, job: Job, record: bytes | None, **status: Any) -> Path:
     """The folder of a page as a driver leaves it, with this record; without one it failed."""
     folder = out / job.folder
     folder.mkdir(parents=True)
-    known: dict[str, Any] = {"state": "failed", "failure": None, "reason": "", "report": None, "record": None}
+    known: dict[str, Any] = {
+        "state": "failed",
+        "failure": None,
+        "reason": "",
+        "report": None,
+        "record": None,
+    }
     known["attempts"] = [{"seconds": 1.5, "failure": None}]
     if record is not None:
         (folder / "run.json").write_bytes(record)
@@ -114,8 +132,13 @@ def put_page(out: Path, job: Job, record: bytes | None, **status: Any) -> Path:
 
 
 def make_batch(out: Path) -> None:
-    """Pages with a record, one of them with a report and listed twice, and one each of the other ends."""
-    listed = [a_job(name) for name in (EVIL, "b.png", "c.pdf#2", "failed.png", "waiting.png", "damaged.png")]
+    """Pages with a record, one of them with a report and listed twice, and one each of the other
+    ends.
+    """
+    listed = [
+        a_job(name)
+        for name in (EVIL, "b.png", "c.pdf#2", "failed.png", "waiting.png", "damaged.png")
+    ]
     list_pages([*listed, listed[1]], out, {".txt": 2})
     for number, job in enumerate(listed):
         if job.name == "failed.png":

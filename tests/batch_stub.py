@@ -1,9 +1,9 @@
 """A batch worker whose pages are small text files that say what shall happen, each in milliseconds.
 
-``ok``: a record is written. ``bad``: the page is refused. ``raise``: an unexpected error. ``memory``: the
-host is out of it. ``sleep``: it never ends. ``kill``: the worker is killed; ``kill 2``: the first two times.
-``full``: the disk is full. ``slow``: a fifth of a second. ``wait``: the first attempt is not over before a
-file ``.go`` is beside the page.
+``ok``: a record is written. ``bad``: the page is refused. ``raise``: an unexpected error.
+``memory``: the host is out of it. ``sleep``: it never ends. ``kill``: the worker is killed; ``kill
+2``: the first two times. ``full``: the disk is full. ``slow``: a fifth of a second. ``wait``: the
+first attempt is not over before a file ``.go`` is beside the page.
 """
 
 import os
@@ -48,7 +48,9 @@ def handler(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
         "bad": Refused("page", f"{source.name} is no image."),
         "raise": ValueError("something nobody thought of"),
         "memory": MemoryError("asked for too much"),
-        "full": Refused("output", f"{folder.parents[2]} cannot be written (No space left on device)."),
+        "full": Refused(
+            "output", f"{folder.parents[2]} cannot be written (No space left on device)."
+        ),
     }
     if word in errors:
         raise errors[word]

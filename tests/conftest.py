@@ -36,7 +36,8 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core; what it start
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
 
-# No notebook's schema has the web addresses that this parses, which takes seconds to make in each process.
+# No notebook's schema has the web addresses that this parses, which takes seconds to make in each
+# process.
 sys.path.insert(0, light := str(Path(__file__).parent / "light"))
 os.environ["PYTHONPATH"] = f"{light}:{Path(__file__).parents[1]}"
 
@@ -45,10 +46,13 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 SLOW = [hypothesis.HealthCheck.too_slow]  # as drawing is on a busy machine
-hypothesis.settings.register_profile("suite", deadline=None, max_examples=30, suppress_health_check=SLOW)
+hypothesis.settings.register_profile(
+    "suite", deadline=None, max_examples=30, suppress_health_check=SLOW
+)
 hypothesis.settings.load_profile("suite")
 
-# A background job ignores Ctrl-C, nohup a hang-up, and so would the commands that the tests stop with them.
+# A background job ignores Ctrl-C, nohup a hang-up, and so would the commands that the tests stop
+# with them.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
@@ -73,12 +77,32 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--approve", action="store_true", help="accept what users see now (tests/approved)")
+    parser.addoption(
+        "--approve", action="store_true", help="accept what users see now (tests/approved)"
+    )
 
 
-#: The files that take longest: begun first, they leave small ones for the end, where workers would wait.
-LONGEST = ("explorer_browser", "approved", "session", "strategies", "report_browser", "explorer", "phases")
-LONGEST += ("bad_inputs", "faults", "batch", "sweep", "batch_model", "batch_dask", "report", "packaging")
+#: The files that take longest: begun first, they leave small ones for the end, where workers would
+#: wait.
+LONGEST = (
+    "explorer_browser",
+    "approved",
+    "session",
+    "strategies",
+    "report_browser",
+    "explorer",
+    "phases",
+)
+LONGEST += (
+    "bad_inputs",
+    "faults",
+    "batch",
+    "sweep",
+    "batch_model",
+    "batch_dask",
+    "report",
+    "packaging",
+)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -119,12 +143,16 @@ def native_session(recording: Path) -> Callable[[], OCRSession]:
     def session(golden_checkpoint: Callable[[Path], Path]) -> OCRSession:
         if transformers_version() < (5, 20):
             pytest.skip("the native classes need transformers 5.20")
-        return ocr_phases.OCRSession.from_local(golden_checkpoint(recording), device="cpu", dtype="float32")
+        return ocr_phases.OCRSession.from_local(
+            golden_checkpoint(recording), device="cpu", dtype="float32"
+        )
 
     return session
 
 
-golden_session, ocr2_session, unlimited_session = map(native_session, (GOLDEN, GOLDEN_2, GOLDEN_UNLIMITED))
+golden_session, ocr2_session, unlimited_session = map(
+    native_session, (GOLDEN, GOLDEN_2, GOLDEN_UNLIMITED)
+)
 
 
 @pytest.fixture(scope="session")
@@ -135,7 +163,9 @@ def vendor_session(standin: Path, remote_code: None) -> OCRSession:
 
 
 @pytest.fixture
-def driven(request: pytest.FixtureRequest) -> Iterator[Callable[[str, str], tuple[OCRSession, DeviceInputs]]]:
+def driven(
+    request: pytest.FixtureRequest,
+) -> Iterator[Callable[[str, str], tuple[OCRSession, DeviceInputs]]]:
     """The session and the inputs of a family's recorded case, or of a page for the vendor's class."""
     from golden_cases import RECORDINGS, seen_once, vendor_inputs
 
@@ -164,7 +194,9 @@ def tiny_session() -> OCRSession:
 
 
 def report_fixture(name: str, make: Callable[[Path], object]) -> Callable[..., Path]:
-    """A fixture: a report's folder, written by ``make`` once for all workers of this run of the tests."""
+    """A fixture: a report's folder, written by ``make`` once for all workers of this run of the
+    tests.
+    """
 
     @pytest.fixture(scope="session")
     def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -182,8 +214,19 @@ def report_fixture(name: str, make: Callable[[Path], object]) -> Callable[..., P
 def report_without_torch(folder: Path) -> None:
     """The report of a record from a GPU, by the command, where torch cannot be imported."""
     program = f"{NO_TORCH}from ocr_phases.cli import main\nsys.exit(main())"
-    command = [sys.executable, "-c", program, "report", "--record", str(GPU_RECORD), "--out", str(folder)]
-    done = subprocess.run(command, cwd=PAGES.parents[1], capture_output=True, text=True, timeout=300)
+    command = [
+        sys.executable,
+        "-c",
+        program,
+        "report",
+        "--record",
+        str(GPU_RECORD),
+        "--out",
+        str(folder),
+    ]
+    done = subprocess.run(
+        command, cwd=PAGES.parents[1], capture_output=True, text=True, timeout=300
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -3,12 +3,27 @@
 from html.parser import HTMLParser
 
 _UNSEEN = ("style", "script", "head")
-_LINES = ("p", "div", "section", "header", "h1", "h2", "h3", "li", "tr", "pre", "summary", "caption", "svg")
+_LINES = (
+    "p",
+    "div",
+    "section",
+    "header",
+    "h1",
+    "h2",
+    "h3",
+    "li",
+    "tr",
+    "pre",
+    "summary",
+    "caption",
+    "svg",
+)
 _CELLS = ("td", "th", "dt", "dd", "text", "span")
 
 
 class Elements(HTMLParser):
-    """Every element of a document with its attributes; what stands in a script or style is text in ``said``.
+    """Every element of a document with its attributes; what stands in a script or style is text in
+    ``said``.
 
     ``lines`` is what is seen: a paragraph, a heading, a table's row or a text of a figure each.
     """

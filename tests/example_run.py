@@ -135,27 +135,60 @@ def make_run(
         "finish_reason": "eos" if pieces[-1] == EOS else "length",
     }
     phases = {"generate": 1.9} if generate else {"prefill": 1.9, "decode": 1.4}
-    peaks = {phase: [int(peak * 1e9)] * repeats for phase, peak in ({"prepare": 0.7} | phases).items()}
-    agreed, entries = f"{repeats} repeats, equal tokens", ("name", "verdict", "expected", "measured")
+    peaks = {
+        phase: [int(peak * 1e9)] * repeats for phase, peak in ({"prepare": 0.7} | phases).items()
+    }
+    agreed, entries = (
+        f"{repeats} repeats, equal tokens",
+        ("name", "verdict", "expected", "measured"),
+    )
     checks = (
         ("repeats_agree", "pass", "every repeat generates the same tokens", agreed),
-        ("cache_growth", "pass", "exactly one entry a step", f"{lengths[0]} to {lengths[-1]} entries"),
+        (
+            "cache_growth",
+            "pass",
+            "exactly one entry a step",
+            f"{lengths[0]} to {lengths[-1]} entries",
+        ),
         ("stage_coverage", "fail", "the stages sum to 90 % of the prefill", "81 %"),
     )
     device = ("NVIDIA H200", "cuda") if cuda else ("Example CPU, 2 cores", "cpu")
-    model = {"name": "tiny", "source": "built in", "family": "deepseek-ocr", "implementation": "native"}
-    model |= {"class": "UnlimitedOcrForConditionalGeneration", "dtype": "bfloat16" if cuda else "float32"}
+    model = {
+        "name": "tiny",
+        "source": "built in",
+        "family": "deepseek-ocr",
+        "implementation": "native",
+    }
+    model |= {
+        "class": "UnlimitedOcrForConditionalGeneration",
+        "dtype": "bfloat16" if cuda else "float32",
+    }
     total = 3_300_000_000 if cuda else 9_100_000
     prompt = "<image>\n<|grounding|>Convert the document to markdown."
-    request = {"prompt": prompt, "prompts": [prompt] * rows, "preset": preset, "max_new_tokens": len(pieces)}
-    request |= {"prefill_len": prefill_len, "first_token": first_token, "repeats": repeats, "warmup": 1}
+    request = {
+        "prompt": prompt,
+        "prompts": [prompt] * rows,
+        "preset": preset,
+        "max_new_tokens": len(pieces),
+    }
+    request |= {
+        "prefill_len": prefill_len,
+        "first_token": first_token,
+        "repeats": repeats,
+        "warmup": 1,
+    }
     ways = {"seed": 0, "strategy": "eager", "vision": "eager", "generate": generate}
     source = "cuda_peak_allocated" if cuda else "process_high_water_mark"
     held = {"source": source, "peak_bytes": peaks} if memory else {"source": None, "peak_bytes": {}}
     sizes = [length * per_token for length in cached]
     return PhaseRun(
         created="2026-11-21T09:30:00Z",
-        versions={"python": "3.11.2", "torch": "2.11.0", "transformers": "5.23.0", "ocr_phases": "0.1.0"},
+        versions={
+            "python": "3.11.2",
+            "torch": "2.11.0",
+            "transformers": "5.23.0",
+            "ocr_phases": "0.1.0",
+        },
         device=as_parts("device", dict(zip(("name", "kind"), device, strict=True))),
         model=as_parts(
             "model",
@@ -172,7 +205,9 @@ def make_run(
         spans=make_spans(columns),
         memory=as_parts("memory", held | {"weights_bytes": 36_400_000}),
         cache=as_parts("cache", {"lengths": cached, "bytes_per_token": per_token, "bytes": sizes}),
-        live_checks=as_parts("live_checks", [dict(zip(entries, check, strict=True)) for check in checks]),
+        live_checks=as_parts(
+            "live_checks", [dict(zip(entries, check, strict=True)) for check in checks]
+        ),
     )
 
 
@@ -202,7 +237,9 @@ PARTS = {
 
 
 def as_parts(name: str, content: Any) -> Any:
-    """What a record holds by this name, from plain values, parts or lists of them; nothing is checked."""
+    """What a record holds by this name, from plain values, parts or lists of them; nothing is
+    checked.
+    """
     if name == "kernels" and isinstance(content, dict):
         return make_kernels(content)
     if name not in PARTS or content is None:
@@ -215,7 +252,9 @@ def as_parts(name: str, content: Any) -> Any:
 
 
 def paced(run: PhaseRun, *factors: float, **only: str) -> PhaseRun:
-    """The record with its times, or those of the spans named by ``only``, times a factor, or one a repeat."""
+    """The record with its times, or those of the spans named by ``only``, times a factor, or one a
+    repeat.
+    """
     spans = run.spans.copy()
     named = (spans[[*only]] == pd.Series(only, dtype=object)).all(axis="columns")
     for clock in ("device_ms", "host_ms"):
@@ -261,7 +300,9 @@ def _repeat(
     lead = 0.6 if cuda else 1.0  # the host runs ahead of the device
     rows: list[Row] = []
 
-    def add(phase: str, stage: str, view: str, step: int | None, start: float, length: float) -> float:
+    def add(
+        phase: str, stage: str, view: str, step: int | None, start: float, length: float
+    ) -> float:
         host = length * (lead if phase == "prefill" else 1.0)
         rows.append((repeat, phase, stage, view, step, start, length, start, host))
         return start + length
@@ -282,7 +323,12 @@ def _repeat(
         for stage, ms in (("sam", 95.0), ("clip", 46.0), ("projector", 0.9)):
             slow = 1.3 if view == "local" else 1.0
             clock = add("prefill", stage, view, None, clock + 0.2, jitter(ms * slow))
-    for stage, ms in (("vision_fusion", 3.5), ("language_model", 160.0), ("lm_head", 2.0), ("sampling", 0.4)):
+    for stage, ms in (
+        ("vision_fusion", 3.5),
+        ("language_model", 160.0),
+        ("lm_head", 2.0),
+        ("sampling", 0.4),
+    ):
         clock = add("prefill", stage, "", None, clock, jitter(ms))
     clock += 2.0 * scale
     add("prefill", "prefill", "", None, start, clock - start)
@@ -291,7 +337,11 @@ def _repeat(
         slow = 4.0 if step == 60 else 1.0
         begin = clock + 0.05 * scale
         clock = begin + 0.02 * scale
-        for stage, ms in (("language_model", 14.0 + step * 0.004), ("lm_head", 1.1), ("sampling", 0.5)):
+        for stage, ms in (
+            ("language_model", 14.0 + step * 0.004),
+            ("lm_head", 1.1),
+            ("sampling", 0.5),
+        ):
             clock = add("decode", stage, "", step, clock, jitter(ms * slow))
         add("decode", "decode_step", "", step, begin, clock - begin)
     add("decode", "decode", "", None, start, clock + 0.02 - start)

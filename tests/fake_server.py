@@ -1,4 +1,6 @@
-"""A small OpenAI-compatible server for tests: as vLLM, as SGLang or as neither, and failing as asked."""
+"""A small OpenAI-compatible server for tests: as vLLM, as SGLang or as neither, and failing as
+asked.
+"""
 
 import contextlib
 import json
@@ -12,7 +14,10 @@ from typing import Any
 TOKENS = ["<|ref|>", "title", "<|/ref|>", "<|det|>", "[[1, 2, 3, 4]]", "<|/det|>", "\n", "Hello"]
 IDS = [4, 15, 5, 6, 900, 7, 1232, 77]
 IMAGE, BOS = 3, 0
-TIMES = ("time_to_first_token", *(f"request_{part}_time" for part in ("queue", "prefill", "decode")))
+TIMES = (
+    "time_to_first_token",
+    *(f"request_{part}_time" for part in ("queue", "prefill", "decode")),
+)
 NOT_FOUND = {"detail": "Not Found"}
 ELSEWHERE = "http://elsewhere.example/v1/chat/completions"
 
@@ -39,8 +44,12 @@ class Fake:
 
     @property
     def metrics(self) -> bytes:
-        lines = [f'vllm:{name}_seconds_sum{{engine="0"}} {total}' for name, total in self.totals.items()]
-        lines += [f'vllm:{name}_seconds_count{{engine="0"}} {self.finished}' for name in self.totals]
+        lines = [
+            f'vllm:{name}_seconds_sum{{engine="0"}} {total}' for name, total in self.totals.items()
+        ]
+        lines += [
+            f'vllm:{name}_seconds_count{{engine="0"}} {self.finished}' for name in self.totals
+        ]
         return "\n".join(lines).encode()
 
 
@@ -83,7 +92,9 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/collective_rpc" and fake.watched:
             taken, fake.rows = [time.monotonic(), fake.rows], []
-            answers = {"ocr_watch": {"model": {"class": "DeepseekOCRForCausalLM", "dtype": "float32"}}}
+            answers = {
+                "ocr_watch": {"model": {"class": "DeepseekOCRForCausalLM", "dtype": "float32"}}
+            }
             return self.say({"results": [answers.get(body["method"], taken)]})
         if self.path != "/v1/chat/completions":
             return self.say(NOT_FOUND, 404)
@@ -92,10 +103,14 @@ class Handler(BaseHTTPRequestHandler):
         fake.bodies.append(body)
         fault = fake.fault if len(fake.bodies) > fake.fault_from else ""
         if fault.isdigit():
-            told = " ".join(["no, said the server", *filter(None, [fake.key])])  # it repeats the key, too
+            told = " ".join(
+                ["no, said the server", *filter(None, [fake.key])]
+            )  # it repeats the key, too
             return self.say({"error": {"message": told}}, int(fault))
         if fault in ("redirect", "whole"):
-            return self.say({"choices": []}, 307 if fault == "redirect" else 200, Location=ELSEWHERE)
+            return self.say(
+                {"choices": []}, 307 if fault == "redirect" else 200, Location=ELSEWHERE
+            )
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
@@ -115,7 +130,10 @@ class Handler(BaseHTTPRequestHandler):
             self.connection.shutdown(socket.SHUT_RDWR)
         while fault == "huge":
             self.event(b"data: " + b"x" * 10**6)
-        sent = {"malformed": b"data: {not json\n\n", "mistyped": {"choices": [{"token_ids": ["four"]}]}}
+        sent = {
+            "malformed": b"data: {not json\n\n",
+            "mistyped": {"choices": [{"token_ids": ["four"]}]},
+        }
         sent["error"] = {"error": {"message": "out of memory", "code": 500}}
         if fault in sent:
             self.event(sent[fault])
@@ -138,12 +156,16 @@ class Handler(BaseHTTPRequestHandler):
             choice = {"delta": {"content": "".join(TOKENS[part])}, "finish_reason": None}
             choice |= {"token_ids": IDS[part]} if vllm else {}
             if body.get("logprobs"):
-                choice["logprobs"] = {"content": [{"token": "x", "logprob": -0.5} for _ in IDS[part]]}
+                choice["logprobs"] = {
+                    "content": [{"token": "x", "logprob": -0.5} for _ in IDS[part]]
+                }
             self.event({"choices": [choice]})
             fake.rows += [["language_model", time.monotonic(), 0.4, 1]]
             time.sleep(fake.pause)
         last = {"delta": {}, "finish_reason": "length"}
-        self.event({"choices": [last | ({"token_ids": IDS[:count]} if fake.dialect == "sglang" else {})]})
+        self.event(
+            {"choices": [last | ({"token_ids": IDS[:count]} if fake.dialect == "sglang" else {})]}
+        )
         times = (sent - begun, 0.001, (sent - begun) / 2, time.monotonic() - sent)
         for name, seconds in zip(fake.totals, times, strict=True):
             fake.totals[name] += seconds

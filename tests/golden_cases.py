@@ -29,12 +29,13 @@ IMAGE_ID, BOS, PAD = 300, 0, 1
 
 @dataclass(frozen=True)
 class Recording:
-    """One family's: ``session`` is the fixture of its model, ``cases`` are those of its forward pass.
+    """One family's: ``session`` is the fixture of its model, ``cases`` are those of its forward
+    pass.
 
-    Pixels are kept at ``1 / scale`` of their size, and every ``skip``-th row of the projector's output. A
-    case of ``made_of`` has the first page of others. ``generated`` are the cases compared with
-    ``generate()``, for ``steps`` tokens. Logits agree to ``tolerance``, what goes into the language model to
-    ``embeds``.
+    Pixels are kept at ``1 / scale`` of their size, and every ``skip``-th row of the projector's
+    output. A case of ``made_of`` has the first page of others. ``generated`` are the cases compared
+    with ``generate()``, for ``steps`` tokens. Logits agree to ``tolerance``, what goes into the
+    language model to ``embeds``.
     """
 
     name: str
@@ -67,7 +68,9 @@ class Recording:
         mask = golden.get(f"{case}.attention_mask", torch.ones_like(ids))
 
         def pixels(name: str) -> Tensor:
-            levels = golden[name].repeat_interleave(scale, 2).repeat_interleave(scale, 3).float() / 255
+            levels = (
+                golden[name].repeat_interleave(scale, 2).repeat_interleave(scale, 3).float() / 255
+            )
             return ((levels - 0.5) / 0.5).to(torch.bfloat16).float()
 
         pages = sorted(name for name in golden if name.startswith(f"{case}.images_ori{small}."))
@@ -126,7 +129,9 @@ RECORDINGS = {
 
 
 def noise(width: int, height: int, seed: int = 0) -> Image.Image:
-    levels = np.random.default_rng(seed).integers(0, 256, (height // 20, width // 20, 3), dtype=np.uint8)
+    levels = np.random.default_rng(seed).integers(
+        0, 256, (height // 20, width // 20, 3), dtype=np.uint8
+    )
     return Image.fromarray(levels).resize((width, height))
 
 
@@ -146,7 +151,9 @@ def vendor_inputs(session: OCRSession, case: str) -> DeviceInputs:
 
 
 def static_step(model: Any, inputs: DeviceInputs, tokens: int) -> StaticStep:
-    """The static step for these rows, as it is: the very step that is captured on a GPU, or compiled."""
+    """The static step for these rows, as it is: the very step that is captured on a GPU, or
+    compiled.
+    """
     rows, length = inputs.input_ids.shape
     return StaticStep(model, rows, CAPACITY, "eager").ready_for(length, tokens)
 
@@ -173,7 +180,9 @@ _SEEN: dict[nn.Module, list[tuple[Tensor, Any]]] = {}
 
 
 def seen_once(session: OCRSession) -> AbstractContextManager[Any]:
-    """SAM, most of a prefill's work on a CPU, gives again what it once gave for the very same pixels."""
+    """SAM, most of a prefill's work on a CPU, gives again what it once gave for the very same
+    pixels.
+    """
     sam = session.family.stages(session.model)["sam"]
     honest, seen = type(sam).forward, _SEEN.setdefault(sam, [])
 
@@ -190,10 +199,14 @@ def seen_once(session: OCRSession) -> AbstractContextManager[Any]:
 
 
 def in_vendors_order(calls: list[Tensor], counts: list[int]) -> list[Tensor]:
-    """The class sees all pages, then all crops; the vendor's, page by page, the crops and then the page."""
+    """The class sees all pages, then all crops; the vendor's, page by page, the crops and then the
+    page.
+    """
     pages = calls[0].split(1)
     crops = calls[1].split(counts) if len(calls) > 1 else [calls[0][:0]] * len(pages)
-    return [part for page, own in zip(pages, crops, strict=True) for part in (own, page) if len(part)]
+    return [
+        part for page, own in zip(pages, crops, strict=True) for part in (own, page) if len(part)
+    ]
 
 
 def stand_in(text: str) -> list[int]:

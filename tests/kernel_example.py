@@ -1,4 +1,6 @@
-"""A small Chrome trace written by hand, whose sums are known, and the kernel view of a GPU's record."""
+"""A small Chrome trace written by hand, whose sums are known, and the kernel view of a GPU's
+record.
+"""
 
 from typing import Any
 
@@ -26,10 +28,18 @@ class TraceWriter:
     def event(self, cat: str, name: str, start: float, end: float, **args: Any) -> None:
         tid = 13 if cat in ("kernel", "gpu_memcpy") else THREAD
         times = {"ts": 1e9 + start, "dur": end - start}
-        self.events.append({"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, **times, "args": args})
+        self.events.append(
+            {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": tid, **times, "args": args}
+        )
 
     def stage(
-        self, phase: str, stage: str, start: float, end: float, view: str = "", step: int | None = None
+        self,
+        phase: str,
+        stage: str,
+        start: float,
+        end: float,
+        view: str = "",
+        step: int | None = None,
     ) -> None:
         self.event("user_annotation", stage, start, end)
         self.spans.append((start, (phase, stage, view, step)))
@@ -71,7 +81,10 @@ def mini_trace() -> tuple[dict[str, Any], list[Identity]]:
     trace.operator("aten::item", 600, 760)
     trace.operator("aten::_local_scalar_dense", 605, 755)
     trace.launch(
-        610, ("Memcpy DtoH (Device -> Pageable)", 630, 640), call="cudaMemcpyAsync", cat="gpu_memcpy"
+        610,
+        ("Memcpy DtoH (Device -> Pageable)", 630, 640),
+        call="cudaMemcpyAsync",
+        cat="gpu_memcpy",
     )
     trace.sync(620, 700)
     trace.launch(800, ("gemm", 810, 910))
@@ -100,9 +113,13 @@ def mini_trace() -> tuple[dict[str, Any], list[Identity]]:
 
 
 def example_view() -> dict[str, Any]:
-    """The view of an eager run with crops on an H200: vision keeps the device busy, launches do not."""
+    """The view of an eager run with crops on an H200: vision keeps the device busy, launches do
+    not.
+    """
     return PhaseRun.load(GPU_RECORD).kernels or {}
 
 
 def with_kernels(run: PhaseRun | None = None, view: dict[str, Any] | None = None) -> PhaseRun:
-    return altered(run or make_run(cuda=True), kernels={"tool": "torch.profiler", **(view or example_view())})
+    return altered(
+        run or make_run(cuda=True), kernels={"tool": "torch.profiler", **(view or example_view())}
+    )

@@ -14,7 +14,8 @@ REPLACEMENTS = (
 
 
 def mutants(base: Any, count: int, seed: int) -> Iterator[tuple[str, Any]]:
-    """``count`` damaged copies of ``base``, each with a line that says what was done to which entry.
+    """``count`` damaged copies of ``base``, each with a line that says what was done to which
+    entry.
 
     Every kind of entry is as likely as any other, however many of it there are.
     """
@@ -38,14 +39,26 @@ def mutants(base: Any, count: int, seed: int) -> Iterator[tuple[str, Any]]:
 
 def paths(value: Any, before: tuple = ()) -> Iterator[tuple]:
     """The keys that lead to each entry of plain JSON."""
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    items = (
+        value.items()
+        if isinstance(value, dict)
+        else enumerate(value)
+        if isinstance(value, list)
+        else ()
+    )
     for key, inner in items:
         yield (*before, key)
         yield from paths(inner, (*before, key))
 
 
 def _swap_type(value: Any, rng: random.Random) -> Any:
-    swapped = {str: len, int: str, float: str, list: lambda v: dict.fromkeys(map(str, v)), dict: list}
+    swapped = {
+        str: len,
+        int: str,
+        float: str,
+        list: lambda v: dict.fromkeys(map(str, v)),
+        dict: list,
+    }
     return swapped.get(type(value), lambda v: [v])(value)  # type: ignore[operator]
 
 

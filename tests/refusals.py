@@ -1,4 +1,6 @@
-"""The sentences of errors: held by ``tests/approved/refusals``, accepted with ``pytest -n 0 --approve``."""
+"""The sentences of errors: held by ``tests/approved/refusals``, accepted with ``pytest -n 0
+--approve``.
+"""
 
 import contextlib
 import json
@@ -22,7 +24,8 @@ _refused_before: Counter[str] = Counter()
 
 @contextlib.contextmanager
 def refused(kind: type[Exception] = OcrPhasesError) -> Iterator[pytest.ExceptionInfo[Exception]]:
-    """In a ``with`` block an error of ``kind`` is raised, and its sentence is the approved one of this test.
+    """In a ``with`` block an error of ``kind`` is raised, and its sentence is the approved one of
+    this test.
 
     A test's refusals are counted; folders of this run and machine, and the version of
     transformers that is here, do not count as words.
@@ -45,9 +48,13 @@ def refused(kind: type[Exception] = OcrPhasesError) -> Iterator[pytest.Exception
 
 
 def _without_places(sentence: str) -> str:
-    sentence = re.sub(r"[^\s'\"(]*/pytest-of-[^/]+/pytest-\d+/(popen-gw\d+/)?[\w-]+", "TMP", sentence)
+    sentence = re.sub(
+        r"[^\s'\"(]*/pytest-of-[^/]+/pytest-\d+/(popen-gw\d+/)?[\w-]+", "TMP", sentence
+    )
     sentence = re.sub(r"\btransformers \d+(\.\d+)+", "transformers VERSION", sentence)
     sentence = re.sub(r"\bocr-unsaved-\w+", "ocr-unsaved-NAME", sentence)
     sentence = re.sub(r"127\.0\.0\.1:\d{4,}", "HOST:PORT", sentence)
-    sentence = sentence.replace(f" on {socket.gethostname()},", " on HOST,").replace(str(ROOT), "ROOT")
+    sentence = sentence.replace(f" on {socket.gethostname()},", " on HOST,").replace(
+        str(ROOT), "ROOT"
+    )
     return sentence.encode(errors="replace").decode()  # a lone surrogate is no text

@@ -131,7 +131,9 @@ def test_a_sweep_is_shown_as_approved(name, cells, options, show, tmp_path):
     ],
 )
 def test_a_batch_index_is_shown_as_approved(name, pages, options, show, tmp_path, monkeypatch):
-    """In this process, and without its reports, which are shown above: a worker would import it all again."""
+    """In this process, and without its reports, which are shown above: a worker would import it all
+    again.
+    """
 
     def reported(run, folder, parameters):
         (folder / "report.html").touch()

@@ -22,8 +22,21 @@ from ocr_phases.errors import CannotWrite
 from ocr_phases.files import MANIFEST_NAME, REPORT_FOLDER, check_names, folder_for, write_given
 from ocr_phases.record.parts import to_plain
 from ocr_phases.report import artifacts
-from ocr_phases.report.artifacts import EOS_TEXT, RESULTS, parse_geometry, result_markdown, write_artifacts
-from ocr_phases.show.page import LABEL_COLOURS, draw_marks, label_colour, place_tags, printable, region_boxes
+from ocr_phases.report.artifacts import (
+    EOS_TEXT,
+    RESULTS,
+    parse_geometry,
+    result_markdown,
+    write_artifacts,
+)
+from ocr_phases.show.page import (
+    LABEL_COLOURS,
+    draw_marks,
+    label_colour,
+    place_tags,
+    printable,
+    region_boxes,
+)
 from ocr_phases.versions import asset
 
 LINK = re.compile(r"!\[\]\(images/(\d+)\.jpg\)")
@@ -64,14 +77,19 @@ def test_golden_files_with_the_drifting_links_mended(tmp_path):
     paths = write_artifacts(folder, page, CASE["model_text"])
     names = ["result.mmd", "images/0.jpg", "images/1.jpg", "images/2.jpg", "result_with_boxes.jpg"]
     assert paths == [folder / name for name in names]
-    assert {path for path in folder.rglob("*") if path.is_file()} == {*paths, folder / MANIFEST_NAME}
+    assert {path for path in folder.rglob("*") if path.is_file()} == {
+        *paths,
+        folder / MANIFEST_NAME,
+    }
     assert paths[0].read_bytes().decode() == result_markdown(CASE["model_text"]) == mended
     crops = crops_in(folder)
     assert [list(crop.size) for crop in crops] == list(CASE["crops"].values())
     expected = page.convert("RGB").crop(CASE["boxes_px"][2])
     assert np.abs(np.asarray(crops[0], float) - np.asarray(expected)).mean() < 3  # of JPEG
     assert Image.open(folder / "result_with_boxes.jpg").size == page.size == (1240, 1754)
-    assert write_artifacts(tmp_path / "text", None, CASE["model_text"]) == [tmp_path / "text" / "result.mmd"]
+    assert write_artifacts(tmp_path / "text", None, CASE["model_text"]) == [
+        tmp_path / "text" / "result.mmd"
+    ]
     assert {path.name for path in (tmp_path / "text").iterdir()} == {MANIFEST_NAME, "result.mmd"}
 
 
@@ -86,7 +104,9 @@ def test_golden_boxes_are_outlined_at_their_pixels():
         for corner in [(x1, y1), (min(x2, page.width - 1), min(y2, page.height - 1))]:
             assert drawn.getpixel(corner) == ImageColor.getrgb(colour)
     assert (np.asarray(drawn)[outside] == np.asarray(page.convert("RGB"))[outside]).all()
-    (whole,) = region_boxes(parse_grounding(marked("text", "[[0, 0, 999, 999]]")).regions, (200, 100))
+    (whole,) = region_boxes(
+        parse_grounding(marked("text", "[[0, 0, 999, 999]]")).regions, (200, 100)
+    )
     assert whole.box == (0, 0, 199, 99)  # its last pixels are on the page, and so is its tag
     assert place_tags([whole], (200, 100))[0].ground[3] <= 100
 
@@ -96,7 +116,9 @@ def test_tags_are_drawn_beside_each_other():
     white, drawn = Image.new("RGB", (800, 800), "white"), []
     for labels in (["title"], ["title", "table"]):
         text = "".join(marked(label, "[[400, 400, 410, 410]]") for label in labels)
-        drawn.append(np.asarray(draw_marks(white, region_boxes(parse_grounding(text).regions, white.size))))
+        drawn.append(
+            np.asarray(draw_marks(white, region_boxes(parse_grounding(text).regions, white.size)))
+        )
     title, other = (ImageColor.getrgb(LABEL_COLOURS[label]) for label in ("title", "table"))
     solid = (drawn[0] == title).all(axis=2)
     solid[318:332, 318:332] = False  # the boxes themselves
@@ -171,11 +193,26 @@ def test_geometry_is_read_and_drawn_on_its_axes(tmp_path):
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "a page about line_type", "{'line_type': []}", "{'Line': ['line_type']}", "['line_type']"),
-        *(f"print({FIGURE})", f"{FIGURE} # " + "x" * 20_000, "{[]: 'line_type'}", "'line_type' \x00"),
+        *(
+            "",
+            "a page about line_type",
+            "{'line_type': []}",
+            "{'Line': ['line_type']}",
+            "['line_type']",
+        ),
+        *(
+            f"print({FIGURE})",
+            f"{FIGURE} # " + "x" * 20_000,
+            "{[]: 'line_type'}",
+            "'line_type' \x00",
+        ),
         *("[" * 5_000 + "'line_type'", "-" * 15_000 + "1 # line_type"),
         *("1" + "+1" * 9_000 + " # line_type", "1" * 10_000 + " # line_type"),
-        *(figure(line_type=["--", 1]), figure(line_endpoint=["A (0, 0)"]), figure(line_endpoint=None)),
+        *(
+            figure(line_type=["--", 1]),
+            figure(line_endpoint=["A (0, 0)"]),
+            figure(line_endpoint=None),
+        ),
         *(figure(line="(0, 0) -- (1, 1)"), figure(line=["(0, 0) -- (1, 1)"])),
         figure(line=["(0, 0)", "(0, 0) -- (1, 1)"]),
         figure(line=["(0, 0) -- (1, 1, 1)", "(0, 0) -- (1, 1)"]),
@@ -188,9 +225,13 @@ def test_anything_else_is_no_geometry(text):
     assert parse_geometry(text) is None
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
-    fuzzed, st.sampled_from([(1, 1), (20, 20), (211, 97)]), st.sampled_from(["RGB", "L", "RGBA", "1", "P"])
+    fuzzed,
+    st.sampled_from([(1, 1), (20, 20), (211, 97)]),
+    st.sampled_from(["RGB", "L", "RGBA", "1", "P"]),
 )
 @example("\ud800", (20, 20), "RGB")
 @example(CASE["model_text"], (50, 4000), "RGBA")
@@ -251,5 +292,7 @@ def test_the_page_report_by_hand_never_replaces_a_record(tmp_path, monkeypatch):
     for path in paths:
         sources = (cells["parameters"], f"record = {str(path)!r}", cells["setup"], cells["measure"])
         exec("\n".join(sources), {})
-    kept = [PhaseRun.load(Path(folder, "run.json")) for folder in (REPORT_FOLDER, f"{REPORT_FOLDER}-2")]
+    kept = [
+        PhaseRun.load(Path(folder, "run.json")) for folder in (REPORT_FOLDER, f"{REPORT_FOLDER}-2")
+    ]
     assert [run.to_dict() for run in kept] == [run.to_dict() for run in runs]

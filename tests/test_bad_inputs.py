@@ -1,4 +1,5 @@
-"""One table of bad inputs: each is refused in one sentence or read as far as it can be; nothing else is lost.
+"""One table of bad inputs: each is refused in one sentence or read as far as it can be; nothing
+else is lost.
 
 A section is a room or a kind of input; each row is one bad input.
 """
@@ -47,7 +48,9 @@ _CHARACTERS = 100_000
 
 
 def read_in_time(read, given):
-    """What ``read`` makes of ``given``, within a bound that only a reading in quadratic time exceeds."""
+    """What ``read`` makes of ``given``, within a bound that only a reading in quadratic time
+    exceeds.
+    """
     start = time.process_time()
     found = read(given)
     assert time.process_time() - start < _CPU_SECONDS
@@ -78,7 +81,9 @@ TEXTS = {
 }
 
 
-@pytest.mark.parametrize("read", [plain_text, one_line, tables_of, markdown_html], ids=lambda it: it.__name__)
+@pytest.mark.parametrize(
+    "read", [plain_text, one_line, tables_of, markdown_html], ids=lambda it: it.__name__
+)
 @pytest.mark.parametrize("name", TEXTS)
 def test_text_is_read_in_time(name, read):
     first, repeated, last = TEXTS[name]
@@ -86,15 +91,21 @@ def test_text_is_read_in_time(name, read):
 
 
 def test_tables_are_compared_in_time(monkeypatch):
-    monkeypatch.setattr("ocr_phases.analyse.text.MOST_TREE_PAIRS", 50_000)  # of five tables, in place of 25
+    monkeypatch.setattr(
+        "ocr_phases.analyse.text.MOST_TREE_PAIRS", 50_000
+    )  # of five tables, in place of 25
     ours, theirs = (tables_of(f"<table>{f'<tr><td>{cell}' * 59}</table>" * 100) for cell in "ab")
-    assert read_in_time(lambda theirs: similarities(ours, theirs), theirs)[-1] == pytest.approx(60 / 119)
+    assert read_in_time(lambda theirs: similarities(ours, theirs), theirs)[-1] == pytest.approx(
+        60 / 119
+    )
 
 
 _BOX = "<|ref|>{}<|/ref|><|det|>[[{}, {}, 600, 400]]<|/det|>a\n"
 REGIONS = {
     "5,000 regions that overlap": [("text", number % 20, 1) for number in range(5_000)],
-    "5,000 regions almost in one place": [("text", number % 70, number // 70) for number in range(5_000)],
+    "5,000 regions almost in one place": [
+        ("text", number % 70, number // 70) for number in range(5_000)
+    ],
     "5,000 labels": [(f"label {number}", number % 500, 1) for number in range(5_000)],
 }
 
@@ -108,8 +119,11 @@ def test_regions_are_matched_and_drawn_in_time(name):
 
 
 MANY = {
-    "regions": "".join(_BOX.format("text", number % 500, number // 100) for number in range(30_000)),
-    "regions as large as the page": "<|ref|>text<|/ref|><|det|>[[0, 0, 999, 999]]<|/det|>a" * 30_000,
+    "regions": "".join(
+        _BOX.format("text", number % 500, number // 100) for number in range(30_000)
+    ),
+    "regions as large as the page": "<|ref|>text<|/ref|><|det|>[[0, 0, 999, 999]]<|/det|>a"
+    * 30_000,
     "boxes of one region": f"<|ref|>text<|/ref|><|det|>[{', '.join(['[1, 2, 300, 400]'] * 30_000)}]<|/det|>a",
     "labels": "".join(_BOX.format(f"label {number}", number % 500, 1) for number in range(30_000)),
     "regions without text": "<|ref|>a<|/ref|><|det|>[[1, 2, 3, 4]]<|/det|>" * 30_000,
@@ -154,7 +168,9 @@ def test_more_boxes_than_a_page_has_are_not_drawn_and_a_sentence_says_so(name, m
     assert _ALL_BOXES in told["note"]
     assert len(told["regions"]) <= MOST_BOXES
     assert told["rendered"].count("<section") <= MOST_BOXES
-    assert ("show the first 2,000 of 30,000 regions" in told["note"]) == (name != "boxes of one region")
+    assert ("show the first 2,000 of 30,000 regions" in told["note"]) == (
+        name != "boxes of one region"
+    )
 
 
 @pytest.mark.parametrize("name", MANY)
@@ -220,7 +236,9 @@ def test_entries_that_are_not_known_are_kept_up_to_a_number(place, count, tmp_pa
         PhaseRun.load(path)
 
 
-@pytest.mark.parametrize("model", [{"revision": "a" * 40}, {"revision": "seed:0"}, {"source": "org/name"}])
+@pytest.mark.parametrize(
+    "model", [{"revision": "a" * 40}, {"revision": "seed:0"}, {"source": "org/name"}]
+)
 def test_a_hub_id_is_not_taken_from_a_record(model):
     run, native = make_run(), {"name": "org/name", "implementation": "native"}
     known = {**native, "source": "built-in", "revision": "sha256:0"}
@@ -250,7 +268,11 @@ def test_frames_of_a_tiff_are_counted_and_found_in_time(tmp_path):
 
 #: A call, what its error is besides an `OcrPhasesError`, and what its one line says.
 CALLS = (
-    ('session.run_inference("page.png", max_tokens=64)', "TypeError", "Did you mean max_new_tokens?"),
+    (
+        'session.run_inference("page.png", max_tokens=64)',
+        "TypeError",
+        "Did you mean max_new_tokens?",
+    ),
     ('session.run_inference("page.png", base_size=1024)', "TypeError", "preset"),
     ('session.run_inference("page.png", past_key_values=None)', "TypeError", "DecodeState"),
     ("session.run_inference()", "TypeError", "page"),
@@ -319,7 +341,8 @@ def test_an_error_of_the_caller_s_own_function_stays(golden_session):
 # -- command lines ---------------------------------------------------------------------------------------
 
 PAGE, RUN, LONG = str(PAGES / "slide.png"), str(RECORD), "x" * 300
-#: Wrong commands: how they begin, and how each of them ends. What each is told is an approved sentence.
+#: Wrong commands: how they begin, and how each of them ends. What each is told is an approved
+#: sentence.
 WRONG = {
     "": "|profil PAGE|report|verify|sweep|profile|compare RUN",
     "report": "--prest tiny|PAGE --record RUN",
@@ -355,13 +378,19 @@ WRONG = {
     "--workers 99999|--workers 2 --scheduler tcp://127.0.0.1:1|--preset huge|--prompt locate:|"
     "--strategy fast|--vision sharp|--max-new-tokens 0|--eos-check-every 0|--repeats 0|--warmup -1",
 }
-WRONG_COMMANDS = [f"{start} {end}".strip() for start, ends in WRONG.items() for end in ends.split("|")]
+WRONG_COMMANDS = [
+    f"{start} {end}".strip() for start, ends in WRONG.items() for end in ends.split("|")
+]
 
 
 @pytest.fixture(scope="module")
 def bad(tmp_path_factory):
     """Pages and records that cannot be used; what else is none has a table beside what reads it."""
-    folder, whole, run = tmp_path_factory.mktemp("bad"), Path(PAGE).read_bytes(), PhaseRun.load(RECORD)
+    folder, whole, run = (
+        tmp_path_factory.mktemp("bad"),
+        Path(PAGE).read_bytes(),
+        PhaseRun.load(RECORD),
+    )
     for name, content in {
         "file": b"",
         "cut.json": RECORD.read_bytes()[:1000],
@@ -378,7 +407,9 @@ def bad(tmp_path_factory):
 
 
 @pytest.mark.parametrize("command", WRONG_COMMANDS)
-def test_a_wrong_command_is_one_sentence_and_one_json_object(command, bad, tmp_path, monkeypatch, capsys):
+def test_a_wrong_command_is_one_sentence_and_one_json_object(
+    command, bad, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("ocr_phases.batch.child.cores", lambda: 2)
     known = {"PAGE": PAGE, "RUN": RUN, "LONG": LONG}
@@ -420,7 +451,9 @@ def test_a_lost_stream_or_a_strange_environment_ends_no_work(command, tmp_path):
     record = str(shutil.copy(RECORD, tmp_path / f"{CAFE}.json"))
     environment = {**os.environ, **ASCII, "MPLBACKEND": "bogus", "RUN": record}
     line = f"{sys.executable} -m ocr_phases.cli {command.replace('RUN', '$RUN')}"
-    done = subprocess.run(["sh", "-c", line], cwd=tmp_path, env=environment, capture_output=True, timeout=120)
+    done = subprocess.run(
+        ["sh", "-c", line], cwd=tmp_path, env=environment, capture_output=True, timeout=120
+    )
     assert done.returncode == ENVIRONMENTS[command]
     assert b"Traceback" not in done.stderr and b"Exception" not in done.stderr
     assert "--out" not in command or (tmp_path / "é" / "report.html").is_file()

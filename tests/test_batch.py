@@ -1,4 +1,6 @@
-"""A batch whatever happens: every page accounted for exactly once, nothing lost and nothing half written."""
+"""A batch whatever happens: every page accounted for exactly once, nothing lost and nothing half
+written.
+"""
 
 import contextlib
 import errno
@@ -10,7 +12,17 @@ import sys
 
 import psutil
 import pytest
-from batch_example import QUICK, STUB, jobs, listening, make_pages, measure, start_driver, statuses, wait_for
+from batch_example import (
+    QUICK,
+    STUB,
+    jobs,
+    listening,
+    make_pages,
+    measure,
+    start_driver,
+    statuses,
+    wait_for,
+)
 from conftest import PAGES
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -37,7 +49,9 @@ OUTCOMES = {
 
 
 def test_every_failure_has_its_reason_is_tried_again_and_stops_no_other_page(tmp_path):
-    counts = measure(make_pages(tmp_path / "in", *OUTCOMES), tmp_path / "out", timeout=0.4, retries=1)
+    counts = measure(
+        make_pages(tmp_path / "in", *OUTCOMES), tmp_path / "out", timeout=0.4, retries=1
+    )
     assert (counts.done, counts.failed, counts.pages) == (2, 5, 7)
     ends = statuses(tmp_path / "out").values()
     for status, (failures, reason) in zip(ends, OUTCOMES.values(), strict=True):
@@ -48,10 +62,13 @@ def test_every_failure_has_its_reason_is_tried_again_and_stops_no_other_page(tmp
             assert "something nobody thought of" in status["attempts"][0].stderr
     tries = [each for status in ends for each in status["attempts"]]
     tries.sort(key=lambda each: each.started)
-    # One process after another: each stays for the next page until it dies or is in an unknown state.
+    # One process after another: each stays for the next page until it dies or is in an unknown
+    # state.
     gone = [each.failure in ("error", "died", "timeout") for each in tries[:-1]]
     assert [one.worker != next_one.worker for one, next_one in itertools.pairwise(tries)] == gone
-    assert len({each.slot for each in tries}) == 1 and tries[0].rss_bytes > 0 < tries[0].seconds < 60
+    assert (
+        len({each.slot for each in tries}) == 1 and tries[0].rss_bytes > 0 < tries[0].seconds < 60
+    )
 
 
 def test_a_job_is_known_by_all_it_depends_on_and_not_by_its_folder(tmp_path):
@@ -71,7 +88,9 @@ def test_a_job_is_known_by_all_it_depends_on_and_not_by_its_folder(tmp_path):
 @example(name="n" * 99, number=1)
 @given(name=st.text(min_size=1, max_size=300), number=st.integers(0, 99))
 def test_a_page_of_any_name_has_a_folder_of_its_own_below_pages(name, number):
-    one, two = (Job(text, text, "ab", {"model": "tiny"}, {}, None) for text in (name, f"{name}{number}"))
+    one, two = (
+        Job(text, text, "ab", {"model": "tiny"}, {}, None) for text in (name, f"{name}{number}")
+    )
     assert one.folder != two.folder
     first, second, last = one.folder.split("/")
     assert (first, second) == ("pages", one.id[:2])
@@ -113,7 +132,9 @@ def test_a_second_driver_on_the_same_folder_is_refused(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EIO])
-def test_a_file_system_without_locks_gives_a_warning_and_not_a_second_driver(code, tmp_path, monkeypatch):
+def test_a_file_system_without_locks_gives_a_warning_and_not_a_second_driver(
+    code, tmp_path, monkeypatch
+):
     def no_lock(handle: int, how: int) -> None:
         raise OSError(code, os.strerror(code))
 

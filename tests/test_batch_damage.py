@@ -1,4 +1,6 @@
-"""Every file that a batch trusts, damaged in every way: no traceback, no hang, and never a false result."""
+"""Every file that a batch trusts, damaged in every way: no traceback, no hang, and never a false
+result.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,9 @@ DATA: dict[str, Callable[[bytes], bytes]] = {
     "NaN": with_nan,
     "infinite": lambda data: re.sub(rb":\s*-?\d+", b": 1e999", data, count=1),
     "no UTF-8": lambda data: data.replace(b"a", b"\xff", 1),
-    "foreign JSON": lambda data: b'{"schema": 5, "id": "x", "page": "", "state": "done", "row": {}}\n',
+    "foreign JSON": lambda data: (
+        b'{"schema": 5, "id": "x", "page": "", "state": "done", "row": {}}\n'
+    ),
     "a number": lambda data: b"7",
     "deep": lambda data: b"[" * 100_000,
     "no line end": lambda data: b"x" * (3 * 2**20),

@@ -11,7 +11,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from batch_example import QUICK, STUB, Here, jobs, make_pages, run_jobs, start_driver, statuses, wait_for
+from batch_example import (
+    QUICK,
+    STUB,
+    Here,
+    jobs,
+    make_pages,
+    run_jobs,
+    start_driver,
+    statuses,
+    wait_for,
+)
 from conftest import PAGES
 from refusals import refused
 from wording import says
@@ -25,7 +35,13 @@ from ocr_phases.errors import OcrPhasesError
 
 TWO_THREADS = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "2")
 ADDRESSES = dict.fromkeys(("dashboard_address", "worker_dashboard_address"), "127.0.0.1:0")
-PLAIN = {"host": "127.0.0.1", "protocol": "tcp://", "silence_logs": 50, "memory_limit": 0, **ADDRESSES}
+PLAIN = {
+    "host": "127.0.0.1",
+    "protocol": "tcp://",
+    "silence_logs": 50,
+    "memory_limit": 0,
+    **ADDRESSES,
+}
 
 
 @pytest.mark.parametrize(
@@ -44,7 +60,9 @@ PLAIN = {"host": "127.0.0.1", "protocol": "tcp://", "silence_logs": 50, "memory_
         (None, None, "auto", None),  # nvidia-smi is no program that could run
     ],
 )
-def test_each_worker_has_its_device_and_cores(gpus, workers, device, expected, tmp_path, monkeypatch):
+def test_each_worker_has_its_device_and_cores(
+    gpus, workers, device, expected, tmp_path, monkeypatch
+):
     (tmp_path / "nvidia-smi").touch(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -60,11 +78,17 @@ def test_each_worker_has_its_device_and_cores(gpus, workers, device, expected, t
     [(["cuda", "cuda"], "cuda"), (["cpu", None], "cpu"), (["cuda", "cpu"], None), ([None], None)],
 )
 def test_the_device_of_all_workers_is_one(devices, expected, monkeypatch):
-    """The workers come when they were waited for; one without a device (None) dies over the question."""
+    """The workers come when they were waited for; one without a device (None) dies over the
+    question.
+    """
     monkeypatch.setattr(driver, "WAIT_SECONDS", 0.01)
-    here = Here(lambda device: Outcome(device=device) if device else Outcome("died", "It has no torch."))
+    here = Here(
+        lambda device: Outcome(device=device) if device else Outcome("died", "It has no torch.")
+    )
     answers = [[], devices, devices]
-    pool: Any = SimpleNamespace(ask=lambda _: [here.submit(device, None) for device in answers.pop(0)])
+    pool: Any = SimpleNamespace(
+        ask=lambda _: [here.submit(device, None) for device in answers.pop(0)]
+    )
     with refused() if expected is None else contextlib.nullcontext():
         assert auto_device(pool, lambda: None) == expected
     assert len(answers) < 2
@@ -72,11 +96,19 @@ def test_the_device_of_all_workers_is_one(devices, expected, monkeypatch):
 
 @contextlib.contextmanager
 def dask_cluster(workers: int = 1, processes: bool = False, **options: Any) -> Iterator[Any]:
-    """A dask cluster that listens on loopback alone, its workers in this process unless asked otherwise."""
+    """A dask cluster that listens on loopback alone, its workers in this process unless asked
+    otherwise.
+    """
     distributed = pytest.importorskip("distributed")
     import dask
 
-    own = {"n_workers": workers, "threads_per_worker": 1, "processes": processes, **PLAIN, **options}
+    own = {
+        "n_workers": workers,
+        "threads_per_worker": 1,
+        "processes": processes,
+        **PLAIN,
+        **options,
+    }
     timeouts = {"distributed.comm.timeouts.connect": "1s"}  # closing waits so long for who is gone
     with dask.config.set(timeouts), distributed.LocalCluster(**own) as cluster:
         yield cluster
@@ -85,7 +117,9 @@ def dask_cluster(workers: int = 1, processes: bool = False, **options: Any) -> I
 
 @pytest.fixture(scope="module")
 def processes() -> Iterator[str]:
-    """The address of a scheduler with two workers that are processes, and start again when they are lost."""
+    """The address of a scheduler with two workers that are processes, and start again when they are
+    lost.
+    """
     with dask_cluster(2, processes=True) as cluster:
         yield cluster.scheduler_address
 
@@ -142,13 +176,19 @@ def test_a_scheduler_that_is_lost_is_one_sentence_and_keeps_what_is_finished(tmp
     assert 3 <= len(statuses(out)) < 40
 
 
-def test_the_workers_of_a_scheduler_with_tls_let_go_of_their_model_at_the_end(tmp_path, monkeypatch):
+def test_the_workers_of_a_scheduler_with_tls_let_go_of_their_model_at_the_end(
+    tmp_path, monkeypatch
+):
     pytest.importorskip("cryptography")
     distributed = pytest.importorskip("distributed")
     import dask
 
     security = distributed.Security.temporary()
-    files = {"ca-file": "tls_ca_file", "client.cert": "tls_client_cert", "client.key": "tls_client_key"}
+    files = {
+        "ca-file": "tls_ca_file",
+        "client.cert": "tls_client_cert",
+        "client.key": "tls_client_key",
+    }
     tls = {f"distributed.comm.tls.{name}": str(tmp_path / name) for name in files}
     for name, attribute in files.items():
         (tmp_path / name).write_text(getattr(security, attribute))
@@ -164,20 +204,39 @@ def test_the_workers_of_a_scheduler_with_tls_let_go_of_their_model_at_the_end(tm
         wait_for(lambda: not process.exists() or "\nState:\tZ" in (process / "status").read_text())
         monkeypatch.setattr(child, "CONNECT_SECONDS", 0.5)
         # With no certificate, with a wrong one, without TLS, and where nobody is.
-        wrong = [(address, dict.fromkeys(tls)), (address, dict.fromkeys(tls, str(tmp_path / "none.pem")))]
-        for place, config in (*wrong, (address.replace("tls", "tcp"), {}), ("tcp://127.0.0.1:1", {})):
+        wrong = [
+            (address, dict.fromkeys(tls)),
+            (address, dict.fromkeys(tls, str(tmp_path / "none.pem"))),
+        ]
+        for place, config in (
+            *wrong,
+            (address.replace("tls", "tcp"), {}),
+            ("tcp://127.0.0.1:1", {}),
+        ):
             with dask.config.set(config), pytest.raises(OcrPhasesError, match="does not answer"):
                 DaskPool(place)
-            # distributed deadlocks where the collector finds a client that failed while the next one starts.
+            # distributed deadlocks where the collector finds a client that failed while the next
+            # one starts.
             gc.collect()
 
 
 @pytest.mark.parametrize("device", ["auto", "cpu"])
-def test_a_batch_without_workers_waits_as_long_as_it_was_told(device, tmp_path, monkeypatch, capsys):
+def test_a_batch_without_workers_waits_as_long_as_it_was_told(
+    device, tmp_path, monkeypatch, capsys
+):
     monkeypatch.setattr(child, "COUNT_SECONDS", 0.0)
     with dask_cluster(0) as cluster:
-        options = ["--scheduler", cluster.scheduler_address, "--wait-workers", "0.5", "--device", device]
-        assert main(["batch", str(PAGES / "slide.png"), "--out", str(tmp_path), *QUICK, *options]) == 2
+        options = [
+            "--scheduler",
+            cluster.scheduler_address,
+            "--wait-workers",
+            "0.5",
+            "--device",
+            device,
+        ]
+        assert (
+            main(["batch", str(PAGES / "slide.png"), "--out", str(tmp_path), *QUICK, *options]) == 2
+        )
     said = capsys.readouterr().err
     assert says(said, "no worker", "0.5 s")
     assert said.count("has no TLS") == 1

@@ -1,4 +1,6 @@
-"""The index and the tables of a batch say what its records say, and no more; damaged results are named."""
+"""The index and the tables of a batch say what its records say, and no more; damaged results are
+named.
+"""
 
 import json
 import shutil
@@ -9,7 +11,17 @@ from typing import Any
 import batch_example
 import pandas as pd
 import pytest
-from batch_example import EVIL, a_job, html_of, jobs, make_batch, make_pages, put_page, renderer, statuses
+from batch_example import (
+    EVIL,
+    a_job,
+    html_of,
+    jobs,
+    make_batch,
+    make_pages,
+    put_page,
+    renderer,
+    statuses,
+)
 from example_run import make_run
 from wording import says
 
@@ -26,7 +38,9 @@ from ocr_phases.record import SPAN_COLUMNS
 
 @pytest.fixture(scope="module")
 def batch(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, BatchIndex]:
-    """Three measured pages (one named twice), a failed one, one not finished, one with a damaged record."""
+    """Three measured pages (one named twice), a failed one, one not finished, one with a damaged
+    record.
+    """
     folder = tmp_path_factory.mktemp("batch")
     make_batch(folder)
     (folder / "spans.csv").write_text("old")
@@ -124,7 +138,9 @@ def test_a_batch_in_which_everything_failed_has_an_index_too(tmp_path):
     (tmp_path / LEFT_OUT).write_bytes(b"{")  # a disk spoilt it
     assert write_index(tmp_path)["status"].tolist() == ["not finished"]
     text = (tmp_path / "index.html").read_text()
-    assert "No page was measured on a quiet machine." in text and "files that are no pages" not in text
+    assert (
+        "No page was measured on a quiet machine." in text and "files that are no pages" not in text
+    )
 
 
 def test_reports_alone_are_rendered_tried_again_and_told(own, monkeypatch, capsys):
@@ -141,13 +157,17 @@ def test_reports_alone_are_rendered_tried_again_and_told(own, monkeypatch, capsy
     seven = ["--price-per-hour", "7"]
     for price, told in (([], (1, 0)), (seven, (3, 2)), ([], (1, 0)), (seven, (1, 0))):
         assert main(["batch", "--render", "only", "--out", str(own), *price]) == 1
-        assert says(capsys.readouterr().out, f"{told[0]} reports", f"{told[1]} rendered", "1 failed")
+        assert says(
+            capsys.readouterr().out, f"{told[0]} reports", f"{told[1]} rendered", "1 failed"
+        )
 
 
 def test_a_report_shows_the_price_that_is_asked_and_its_record_stays(tmp_path, monkeypatch):
     def page_report(run: PhaseRun, place: Path, parameters: dict[str, Any]) -> None:
         run.save(place / "run.json")
-        (place / "report.html").write_text(f"{parameters['price_per_hour']} {run['price_per_1000_pages']}")
+        (place / "report.html").write_text(
+            f"{parameters['price_per_hour']} {run['price_per_1000_pages']}"
+        )
 
     monkeypatch.setattr("ocr_phases.report.render.page_report", page_report)
     folder, run = put_page(tmp_path, a_job("a.png"), make_run().to_json()), make_run()
@@ -158,7 +178,9 @@ def test_a_report_shows_the_price_that_is_asked_and_its_record_stays(tmp_path, m
     assert shown == f"7.0 {priced(run, 7.0)['price_per_1000_pages']}"
 
 
-def test_an_index_is_made_again_from_figures_but_for_those_damaged_or_of_another(batch, own, monkeypatch):
+def test_an_index_is_made_again_from_figures_but_for_those_damaged_or_of_another(
+    batch, own, monkeypatch
+):
     _, first = batch
     with monkeypatch.context() as patch:
         patch.setattr(figures, "page_figures", None)
@@ -192,7 +214,9 @@ DAMAGE: list[tuple[str, Callable[[bytes], bytes | None]]] = [
 ]
 
 
-def test_damaged_pages_are_named_and_measured_again_and_nothing_else_suffers(tmp_path, monkeypatch, capsys):
+def test_damaged_pages_are_named_and_measured_again_and_nothing_else_suffers(
+    tmp_path, monkeypatch, capsys
+):
     pages, out = make_pages(tmp_path / "in", *["ok"] * (len(DAMAGE) + 2)), tmp_path / "out"
     all_jobs = jobs(pages)
     assert batch_example.measure(pages, out).done == len(all_jobs)
@@ -232,7 +256,9 @@ def test_a_listing_takes_its_place_when_it_is_whole_and_one_that_is_cut_names_it
     assert [entry["page"] for entry in read_listing(tmp_path)] == [*"abc"]
     (tmp_path / LISTING).write_text('{"id": "')
     (row,) = build_index(tmp_path).pages.to_dict("records")
-    assert (row["page"], row["status"]) == ("jobs.jsonl, line 1", "failed") and says(row["reason"], "damaged")
+    assert (row["page"], row["status"]) == ("jobs.jsonl, line 1", "failed") and says(
+        row["reason"], "damaged"
+    )
     for folder in ("..", "/etc", "pages/ab/..", "pages/ab/x/y", "pages/ab/x\n"):  # out of the batch
         (tmp_path / LISTING).write_text(json.dumps({"id": "a", "page": "a.png", "folder": folder}))
         assert [entry["id"] for entry in read_listing(tmp_path)] == [""]
@@ -246,12 +272,20 @@ def test_no_cell_of_the_pages_is_a_formula(tmp_path):
         tries = [{"seconds": -1.5, "failure": "page"}]
         put_page(tmp_path, job, None, failure=job.name, reason="-1", attempts=tries)
     assert build_index(tmp_path).pages["page"].tolist() == names
-    for name, row in zip(names, pd.read_csv(tmp_path / "pages.csv").to_dict("records"), strict=True):
-        assert (row["page"], row["preset"], row["reason"]) == (f"'{name}", f"'{name}", f"'{name}: -1")
+    for name, row in zip(
+        names, pd.read_csv(tmp_path / "pages.csv").to_dict("records"), strict=True
+    ):
+        assert (row["page"], row["preset"], row["reason"]) == (
+            f"'{name}",
+            f"'{name}",
+            f"'{name}: -1",
+        )
         assert row["seconds"] == -1.5  # a number stays one
 
 
 def test_rendering_alone_touches_a_batch_s_folder_only(tmp_path, capsys):
     (tmp_path / LISTING).write_text('{"a": 1}\n')
     assert main(["batch", "--out", str(tmp_path), "--render", "only"]) == 2
-    assert "holds no batch" in capsys.readouterr().err and list(tmp_path.iterdir()) == [tmp_path / LISTING]
+    assert "holds no batch" in capsys.readouterr().err and list(tmp_path.iterdir()) == [
+        tmp_path / LISTING
+    ]

@@ -67,7 +67,9 @@ def test_folders_files_globs_and_pages_of_a_pdf_in_order_and_what_is_left_out_is
     assert names(folder / "a.png", folder / "sub/doc.pdf#2") == ["a.png", "doc.pdf#2"]
     assert names(folder / "**" / "*.JPG") == ["sub/b.JPG"]
     assert names(folder / "sub" / "*.JPG") == ["b.JPG"]
-    assert names(folder / "notes.txt") == ["notes.txt"]  # named, so taken: its measurement refuses it
+    assert names(folder / "notes.txt") == [
+        "notes.txt"
+    ]  # named, so taken: its measurement refuses it
 
 
 def test_every_frame_of_a_tiff_is_a_page_and_every_format_is_found(plain):
@@ -83,7 +85,10 @@ def test_every_frame_of_a_tiff_is_a_page_and_every_format_is_found(plain):
 
 def test_a_batch_takes_no_page_from_its_own_results(plain, monkeypatch):
     before = names(plain)
-    picture, own = plain / "out" / "pages" / "3f" / "a-3f" / "result_with_boxes.png", Path("out/pages")
+    picture, own = (
+        plain / "out" / "pages" / "3f" / "a-3f" / "result_with_boxes.png",
+        Path("out/pages"),
+    )
     picture.parent.mkdir(parents=True)
     BLANK.save(picture)
     monkeypatch.chdir(plain)
@@ -115,7 +120,9 @@ def test_a_folder_that_cannot_be_read_is_a_page_that_fails(folder, monkeypatch):
         names(folder / "sub")
 
 
-def test_links_to_folders_are_followed_under_their_own_names_and_never_in_a_circle(plain, tmp_path_factory):
+def test_links_to_folders_are_followed_under_their_own_names_and_never_in_a_circle(
+    plain, tmp_path_factory
+):
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     (elsewhere / "deep").mkdir()
     for page in ("x.png", "deep/y.png"):
@@ -217,7 +224,9 @@ def test_a_bad_line_of_a_list_fails_alone(suffix, tmp_path):
     rows = [*BAD_LINES, {"page": "good.png"}]
     table = "\n".join(["page,model", *(f"{row['page']},{row.get('model', '')}" for row in rows)])
     path = tmp_path / f"list{suffix}"
-    path.write_text(table if suffix == ".csv" else "\n".join(map(json.dumps, rows)), encoding="utf-8-sig")
+    path.write_text(
+        table if suffix == ".csv" else "\n".join(map(json.dumps, rows)), encoding="utf-8-sig"
+    )
     *bad, good = make_jobs(pages_of(path), {"model": "tiny"})
     assert good.sha256 and not good.problem and len(bad) == len(BAD_LINES)
     for job in bad:
@@ -227,7 +236,9 @@ def test_a_bad_line_of_a_list_fails_alone(suffix, tmp_path):
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
-def test_pipes_devices_sockets_and_huge_files_are_failed_pages_that_nothing_waits_for(tmp_path, monkeypatch):
+def test_pipes_devices_sockets_and_huge_files_are_failed_pages_that_nothing_waits_for(
+    tmp_path, monkeypatch
+):
     pages, out = make_pages(tmp_path / "in", "ok"), tmp_path / "out"
     for suffix in ("png", "pdf"):
         os.mkfifo(pages / f"pipe.{suffix}")
@@ -296,7 +307,9 @@ def one_job(**settings: Any) -> Job:
     return job
 
 
-def test_a_page_is_done_again_after_a_change_of_the_code_or_of_the_built_in_model(tmp_path, monkeypatch):
+def test_a_page_is_done_again_after_a_change_of_the_code_or_of_the_built_in_model(
+    tmp_path, monkeypatch
+):
     before, package = one_job(), shutil.copytree(PACKAGE, tmp_path / "ocr_phases")
     codes = [before.versions["code"], code_hash.__wrapped__(package)]
     (package / "inputs/packing.pyc").write_text("compiled")

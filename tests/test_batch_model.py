@@ -1,4 +1,6 @@
-"""A batch with the real worker and model, and pages that a worker in this process measures and reports on."""
+"""A batch with the real worker and model, and pages that a worker in this process measures and
+reports on.
+"""
 
 import json
 import os
@@ -34,15 +36,32 @@ def test_pages_of_a_pdf_are_measured_and_shown(
     """Beside files that are damaged, which the batch names."""
     pages, out = tmp_path / "in", tmp_path / "out"
     pages.mkdir()
-    first, second = (Image.open(PAGES / f"{name}.png").convert("RGB") for name in ("slide", "receipt"))
+    first, second = (
+        Image.open(PAGES / f"{name}.png").convert("RGB") for name in ("slide", "receipt")
+    )
     first.save(pages / "a.pdf", save_all=True, append_images=[second])
     (pages / "a.pdf").rename(pages / CAFE)
     (pages / "broken.pdf").write_bytes(b"%PDF-1.7 broken")
     (pages / "truncated.png").write_bytes(SLIDE.read_bytes()[:2000])
     (pages / "notes.txt").write_text("no page")
-    quick = {"preset": "tiny", "max_new_tokens": 3, "repeats": 1, "warmup": 0, "token_probabilities": False}
+    quick = {
+        "preset": "tiny",
+        "max_new_tokens": 3,
+        "repeats": 1,
+        "warmup": 0,
+        "token_probabilities": False,
+    }
     plain = golden_session.run_inference(f"{pages / CAFE}#2", **quick)
-    command = ["batch", str(pages), f"{pages / CAFE}#2", "--out", str(out), *QUICK[:-2], "--preset", "tiny"]
+    command = [
+        "batch",
+        str(pages),
+        f"{pages / CAFE}#2",
+        "--out",
+        str(out),
+        *QUICK[:-2],
+        "--preset",
+        "tiny",
+    ]
     command += ["--model", str(golden_checkpoint(GOLDEN))]
     command += ["--no-ceilings", "--render", "during", "--retries", "0", "--no-embed-page"]
     command += ["--price-per-hour", "7", "--no-token-probabilities"]
@@ -80,13 +99,17 @@ def test_pages_of_a_pdf_are_measured_and_shown(
     told = capsys.readouterr().out
     assert says(told, "Resumed", "3 found", "3 finished", "0 failed before", "measures 0 pages")
     assert says(told, "0 measured, 2 kept")
-    assert main(["batch", "--render", "only", *command[3:5], "--price-per-hour", "7", "--json"]) == 0
+    assert (
+        main(["batch", "--render", "only", *command[3:5], "--price-per-hour", "7", "--json"]) == 0
+    )
     assert json.loads(capsys.readouterr().out)["reports_failed"] == 0
 
 
 def test_a_model_that_cannot_be_loaded_stops_the_batch_at_once(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("ocr_phases.batch.child.LocalPool", measured_here)
-    assert main(["batch", str(PAGES), "--out", str(tmp_path / "out"), "--model", "huge", *QUICK]) == 2
+    assert (
+        main(["batch", str(PAGES), "--out", str(tmp_path / "out"), "--model", "huge", *QUICK]) == 2
+    )
     assert "no model 'huge'" in capsys.readouterr().err
     assert not list((tmp_path / "out").glob("pages"))
 

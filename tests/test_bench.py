@@ -1,4 +1,6 @@
-"""The benchmark: every part on the smallest model, figures of known times, and the tables of the docs."""
+"""The benchmark: every part on the smallest model, figures of known times, and the tables of the
+docs.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -53,10 +55,14 @@ def test_every_part_has_its_figures_and_what_cannot_run_here_stops_nothing(
 
 def test_kernels_stand_beside_the_time_of_their_bytes() -> None:
     run = PhaseRun.load(asset("data", "runs", "h200-dummy-base-compiled.json.gz"))
-    [longest, *_, others, step] = kernel_rows(run, {top_kernels(run, "decode_step")["kernel"][0]: 1e6})
+    [longest, *_, others, step] = kernel_rows(
+        run, {top_kernels(run, "decode_step")["kernel"][0]: 1e6}
+    )
     rate = run.device.ceilings["bandwidth_bytes_per_s"]
     assert float(longest[3]) == pytest.approx(float(longest[1]) * 1e12 / rate, abs=0.05)
-    assert others[3] == "" and float(step[2]) == pytest.approx(1e3 * run["inter_token_ms"], rel=0.02)
+    assert others[3] == "" and float(step[2]) == pytest.approx(
+        1e3 * run["inter_token_ms"], rel=0.02
+    )
 
 
 def test_the_document_has_the_tables_of_data_runs() -> None:

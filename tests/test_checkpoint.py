@@ -33,7 +33,11 @@ from ocr_phases.settings import ModelSettings
 from ocr_phases.versions import asset, folder_hash
 
 CONFIG, TOKENIZER, WEIGHTS = "config.json", "tokenizer.json", "model.safetensors"
-LABELS, GENERATION, INDEX = "tokenizer_config.json", "generation_config.json", "model.safetensors.index.json"
+LABELS, GENERATION, INDEX = (
+    "tokenizer_config.json",
+    "generation_config.json",
+    "model.safetensors.index.json",
+)
 #: What a folder may have besides, and the recorded one lacks.
 BESIDES: dict[str, dict[str, Any]] = {
     GENERATION: {"bos_token_id": 0, "eos_token_id": [1, 2], "do_sample": False, "temperature": 0.7},
@@ -58,7 +62,8 @@ def refuse(folder: Path | str) -> None:
 
 def test_published_layout_loads_whole(golden_session, golden_checkpoint):
     weights = load_file(golden_checkpoint(GOLDEN) / WEIGHTS)
-    # CLIP's own patch embedding is in the file, but CLIP gets SAM's features: neither class uses it.
+    # CLIP's own patch embedding is in the file, but CLIP gets SAM's features: neither class uses
+    # it.
     unused = weights.pop("model.vision_model.embeddings.patch_embedding.weight")
     assert unused.shape == (96, 3, 14, 14)
     parameters = golden_session.family.parameters(golden_session.model)
@@ -82,7 +87,9 @@ def test_dummy_is_seeded():
         assert torch.equal(a, b) and torch.isfinite(a).all()
 
 
-@pytest.mark.parametrize(("asked", "code"), [("main", []), (COMMIT, ["*.py"])], ids=["native", "vendor"])
+@pytest.mark.parametrize(
+    ("asked", "code"), [("main", []), (COMMIT, ["*.py"])], ids=["native", "vendor"]
+)
 def test_a_hub_id_is_loaded_at_its_commit(
     asked, code, standin, golden_checkpoint, remote_code, monkeypatch, tmp_path
 ):
@@ -138,14 +145,19 @@ def test_devices_and_dtypes(monkeypatch):
 
 def test_entries_that_nobody_declared_are_not_handed_on():
     good = json.loads(asset("data", "tiny", CONFIG).read_bytes())
-    more = {"quantization_config": {"quant_method": "bitsandbytes"}, "auto_map": {"AutoModel": "x.Y"}}
+    more = {
+        "quantization_config": {"quant_method": "bitsandbytes"},
+        "auto_map": {"AutoModel": "x.Y"},
+    }
     config = native_config({**good, **more, "dtype": "evil"}).to_dict()
     assert not set(more) & set(config)
     assert config["dtype"] is None
 
 
 UNKNOWN = "dummy:layers dummy:depth=2 dummy:layers=0 dummy:hidden=100,heads=7 dummy:experts=2 dummy:vocab=100"
-UNKNOWN += " dummy:layers=97 dummy:deepseek-ocr-2,clip_layers=2 nonsense ./nowhere/model /nowhere/model"
+UNKNOWN += (
+    " dummy:layers=97 dummy:deepseek-ocr-2,clip_layers=2 nonsense ./nowhere/model /nowhere/model"
+)
 
 
 @pytest.mark.parametrize("name", UNKNOWN.split())
@@ -165,7 +177,11 @@ def entry(name: str, path: str, value: object) -> Callable[[Path], object]:
     """Set an entry of a JSON file, named by its keys with dots between."""
 
     def change(folder: Path) -> None:
-        content = copy.deepcopy(BESIDES[name]) if name in BESIDES else json.loads((folder / name).read_text())
+        content = (
+            copy.deepcopy(BESIDES[name])
+            if name in BESIDES
+            else json.loads((folder / name).read_text())
+        )
         *above, key = path.split(".")
         reduce(operator.getitem, above, content)[key] = value
         (folder / name).write_text(json.dumps(content))
@@ -195,7 +211,11 @@ def endless_config(folder: Path) -> None:
 
 def mixed_layers(folder: Path) -> None:
     shutil.copy(asset("data", "tiny", CONFIG), folder / CONFIG)
-    text: dict[str, Any] = {"num_hidden_layers": 2, "max_position_embeddings": 512, "sliding_window": 128}
+    text: dict[str, Any] = {
+        "num_hidden_layers": 2,
+        "max_position_embeddings": 512,
+        "sliding_window": 128,
+    }
     text["layer_types"] = ["full_attention", "reference_sliding_attention"]
     entry(CONFIG, "text_config", text)(folder)
 
@@ -230,7 +250,9 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "no weight map": entry(INDEX, "weight_map", 5),
     "a way out": entry(INDEX, "weight_map.x", "../../../../../../etc/passwd"),
     "a file is missing": entry(INDEX, "weight_map.x", "b.safetensors"),
-    "a split token": bytes_of(TOKENIZER, RECORDED_TOKENIZER.replace(b"<|grounding|>", b"<|other|>")),
+    "a split token": bytes_of(
+        TOKENIZER, RECORDED_TOKENIZER.replace(b"<|grounding|>", b"<|other|>")
+    ),
     "lost spaces": entry(TOKENIZER, "pre_tokenizer", {"type": "WhitespaceSplit"}),
     "no tokenizer file": bytes_of(TOKENIZER, b"not json"),
     "no tokenizer": lambda folder: (folder / TOKENIZER).unlink(),

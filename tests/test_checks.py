@@ -34,13 +34,21 @@ from ocr_phases.collectors import machine
 from ocr_phases.record.parts import to_plain
 from ocr_phases.show import results
 
-STATE = {"sm_mhz": 1_980, "max_sm_mhz": 1_980, "throttle_reasons": 0, "utilization": 0, "other_processes": 0}
+STATE = {
+    "sm_mhz": 1_980,
+    "max_sm_mhz": 1_980,
+    "throttle_reasons": 0,
+    "utilization": 0,
+    "other_processes": 0,
+}
 QUIET = {"waited_s": 0.01, "others": 0.01, "steal": 0.0, "load_start": 1.1, "load_end": 1.3}
 
 
 def met(run: PhaseRun, gpu: dict[str, Any] | None = None, cores: int = 2, **host: Any) -> PhaseRun:
     """The record with what the machine did: quiet, but for ``host`` and ``gpu``."""
-    rows = [{"repeat": number, "wall_s": 4.0, "cpu_s": 4.0, **QUIET, **host} for number in run.repeats]
+    rows = [
+        {"repeat": number, "wall_s": 4.0, "cpu_s": 4.0, **QUIET, **host} for number in run.repeats
+    ]
     conditions = {"repeats": rows, "gpu": gpu}
     return altered(run, device={"threads": 2, "host_cores": cores, "conditions": conditions})
 
@@ -49,7 +57,11 @@ def with_ceilings(
     bandwidth: float, flops: float = 1e13, dtype: str = "float32", cache: int = 1_000, **taken: Any
 ) -> PhaseRun:
     """A record of the tiny model with these measured ceilings."""
-    ceilings = {"bandwidth_bytes_per_s": bandwidth, "matmul_flops_per_s": flops, "matmul_dtype": dtype}
+    ceilings = {
+        "bandwidth_bytes_per_s": bandwidth,
+        "matmul_flops_per_s": flops,
+        "matmul_dtype": dtype,
+    }
     taken = {"copied_bytes": 10**9, "matmul_size": 4096, **taken}
     device = {"ceilings": ceilings | {"launch_us": 5.0, "taken": taken}, "cache_bytes": cache}
     return altered(make_run(cuda=dtype != "float32"), model={"config": TINY_CONFIG}, device=device)
@@ -64,7 +76,9 @@ def test_every_shape_has_every_check_and_nothing_is_said_of_a_quiet_machine(shap
     assert (tuple(table.columns), len(table)) == (CHECK_COLUMNS, len(checks))
     for check in checks:
         assert check.verdict in (("note", "n/a") if check.name in EXPECTATIONS else VERDICTS)
-        assert all(getattr(check, column) for column in CHECK_COLUMNS) and check.fix.endswith("."), check.name
+        assert all(getattr(check, column) for column in CHECK_COLUMNS) and check.fix.endswith(
+            "."
+        ), check.name
     assert (worst_verdict(checks), check_of(run, "busy_host").verdict) == ("pass", "pass")
     assert noise_warning(run) == "" and not with_verdict(checks, "fail")
     said = f"{headline(run)} {verdict(run)} {checks_verdict(checks)}"
@@ -85,7 +99,9 @@ def with_sizes(run: PhaseRun, *last: int) -> PhaseRun:
 
 def peaked(decode: float, **options: Any) -> PhaseRun:
     run = make_run(**options)
-    return altered(run, memory={"peak_bytes": run.memory.peak_bytes | {"decode": [int(decode)] * 3}})
+    return altered(
+        run, memory={"peak_bytes": run.memory.peak_bytes | {"decode": [int(decode)] * 3}}
+    )
 
 
 def covered(share: float) -> PhaseRun:
@@ -118,7 +134,12 @@ def with_page(
     pages = []
     for size in (before, (width, height, valid)):
         if size is not None:
-            entries = {"width": size[0], "height": size[1], "valid_image_tokens": size[2], "preset": "base"}
+            entries = {
+                "width": size[0],
+                "height": size[1],
+                "valid_image_tokens": size[2],
+                "preset": "base",
+            }
             pages.append(to_plain(run.page) | entries)
     return altered(run, pages=pages)
 
@@ -136,7 +157,11 @@ CASES: dict[str, list[tuple[PhaseRun, str, str]]] = {
         (peaked(1.905e9), "pass", ""),
         (peaked(3e9), "note", ""),
     ],
-    "stage_coverage": [(covered(1.0), "pass", ""), (covered(0.5), "note", ""), (covered(1.5), "fail", "")],
+    "stage_coverage": [
+        (covered(1.0), "pass", ""),
+        (covered(0.5), "note", ""),
+        (covered(1.5), "fail", ""),
+    ],
     "repeat_spread": [
         (paced(make_run(), 1.0, 1.04, 1.02), "pass", ""),
         (paced(make_run(), 1.0, 1.14, 1.05), "note", ""),
@@ -155,7 +180,11 @@ CASES: dict[str, list[tuple[PhaseRun, str, str]]] = {
     ],
     "visible_page": [
         (with_page(1024, 1448, 180), "pass", ""),
-        (with_page(20_000, 50, 0), "note", "20,000 x 50 pixels at base, so nothing on it can be read"),
+        (
+            with_page(20_000, 50, 0),
+            "note",
+            "20,000 x 50 pixels at base, so nothing on it can be read",
+        ),
         (with_page(50, 20_000, 0), "note", "50 x 20,000 pixels"),
         (with_page(20_000, 50, 1), "pass", ""),
         (with_page(20_000, 50, None), "n/a", "unknown"),
@@ -182,19 +211,29 @@ CASES: dict[str, list[tuple[PhaseRun, str, str]]] = {
         (gpu(after={"sm_mhz": 1_000}), "note", "1,000 of 1,980 MHz"),
         (gpu(after={"other_processes": 1}), "note", "1 other program"),
         (gpu(), "pass", "waited"),
-        (gpu({"other_processes": 2, "utilization": 90}), "noisy", "2 other programs held the GPU, busy 90 %"),
+        (
+            gpu({"other_processes": 2, "utilization": 90}),
+            "noisy",
+            "2 other programs held the GPU, busy 90 %",
+        ),
     ],
 }
 
 
-@pytest.mark.parametrize(("name", "case"), [(name, each) for name, cases in CASES.items() for each in cases])
-def test_rules_and_only_noise_makes_a_record_noisy(name: str, case: tuple[PhaseRun, str, str]) -> None:
+@pytest.mark.parametrize(
+    ("name", "case"), [(name, each) for name, cases in CASES.items() for each in cases]
+)
+def test_rules_and_only_noise_makes_a_record_noisy(
+    name: str, case: tuple[PhaseRun, str, str]
+) -> None:
     run, found, told = case
     checks = {check.name: check for check in run_checks(run)}
     check = checks[name]
     assert check.verdict == found and (not told or says(check.measured, told)), check.measured
     noisy = found == "noisy"
-    assert bool(noise_warning(run)) == noisy and is_noisy(run) == (noisy and name != "impossible_values")
+    assert bool(noise_warning(run)) == noisy and is_noisy(run) == (
+        noisy and name != "impossible_values"
+    )
     if noisy:
         assert (told or "from repeat to repeat") in noise_warning(run)
         assert not with_verdict(checks.values(), "fail")
@@ -209,18 +248,25 @@ def test_rules_and_only_noise_makes_a_record_noisy(name: str, case: tuple[PhaseR
         *((0.2, 1, 1, {}, "note"), (0.2, 2, 3, {}, "n/a"), (0.2, 3, 3, {"waited_s": 2.0}, "n/a")),
     ],
 )
-def test_the_trend_is_held_against_the_bytes_of_the_cache(ms_a_token, slow, repeats, machine, found):
-    """61,440 bytes a token at 1 TB/s are 61 ns; the run has 238 steps of 10 ms, ``slow`` repeats grow."""
+def test_the_trend_is_held_against_the_bytes_of_the_cache(
+    ms_a_token, slow, repeats, machine, found
+):
+    """61,440 bytes a token at 1 TB/s are 61 ns; the run has 238 steps of 10 ms, ``slow`` repeats
+    grow.
+    """
     rng = np.random.default_rng(1)
     steady = met(make_run(repeats=repeats), **machine)
     run = with_steps(
-        steady, lambda step, repeat: 10.0 + ms_a_token * step * (repeat < slow) + rng.normal(0, 0.05)
+        steady,
+        lambda step, repeat: 10.0 + ms_a_token * step * (repeat < slow) + rng.normal(0, 0.05),
     )
     if slow == repeats:
         assert decode_trend(run).slope == pytest.approx(ms_a_token, abs=2e-4)
     assert check_of(run, "decode_trend").verdict == ("n/a" if found == "n/a" else "note")
     check = check_of(
-        altered(run, device={"ceilings": {"bandwidth_bytes_per_s": 1e12, "matmul_dtype": "float32"}}),
+        altered(
+            run, device={"ceilings": {"bandwidth_bytes_per_s": 1e12, "matmul_dtype": "float32"}}
+        ),
         "decode_trend",
     )
     told = "too busy" if found == "n/a" else "0.061 µs"
@@ -233,12 +279,20 @@ def test_the_trend_is_held_against_the_bytes_of_the_cache(ms_a_token, slow, repe
         (lambda step, repeat: step == 0, {}, "the first step"),
         (lambda step, repeat: step == 30, {}, "the host was held up"),
         (lambda step, repeat: step == 30, {"cuda": True}, "the host was late"),
-        (lambda step, repeat: step == 30, {"cuda": True, "host": 9.0}, "the device itself took longer"),
+        (
+            lambda step, repeat: step == 30,
+            {"cuda": True, "host": 9.0},
+            "the device itself took longer",
+        ),
         (lambda step, repeat: step % 8 == 7, {"every": 8}, "the end token is read"),
         (lambda step, repeat: step == 111, {}, "the cache reached 1024 entries"),
         (lambda step, repeat: step == 30 and repeat > 1, {"repeats": 4}, "in 2 of 4 repeats"),
         # A spike in a single repeat.
-        (lambda step, repeat: 2.0 * ((step, repeat) == (30, 1)), {"repeats": 5}, "in 1 of 5 repeats"),
+        (
+            lambda step, repeat: 2.0 * ((step, repeat) == (30, 1)),
+            {"repeats": 5},
+            "in 1 of 5 repeats",
+        ),
     ],
 )
 def test_outliers_have_a_likely_cause(slow: Any, options: dict[str, Any], cause: str) -> None:
@@ -272,8 +326,13 @@ def test_a_gpu_is_asked_through_nvidia_smi(tmp_path: Path, monkeypatch: pytest.M
     )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="7"))
-    device, named = torch.device("cuda", 0), {"sm_mhz": 1755, "throttle_reasons": 0x24, "other_processes": 1}
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="7")
+    )
+    device, named = (
+        torch.device("cuda", 0),
+        {"sm_mhz": 1755, "throttle_reasons": 0x24, "other_processes": 1},
+    )
     assert machine.gpu_state(device) == STATE | named | {"utilization": None}
     tool.write_text("#!/bin/sh\nexit 9\n")
     assert machine.gpu_state(device) is None
@@ -282,9 +341,14 @@ def test_a_gpu_is_asked_through_nvidia_smi(tmp_path: Path, monkeypatch: pytest.M
 
 def test_checks_are_escaped_and_a_failure_is_unfolded() -> None:
     bad = Verdict("fail", "<script>", "a<b", "<i>", "why", "<b>fix")
-    elements = Elements(results.checks_html([bad, Verdict("pass", "y", "stage_coverage", "x", "why", "fix")]))
+    elements = Elements(
+        results.checks_html([bad, Verdict("pass", "y", "stage_coverage", "x", "why", "fix")])
+    )
     assert "<script>" in elements.said and "script" not in elements.tags()
-    assert [("open" in attributes) for tag, attributes in elements.found if tag == "details"] == [True, False]
+    assert [("open" in attributes) for tag, attributes in elements.found if tag == "details"] == [
+        True,
+        False,
+    ]
 
 
 def test_the_troubleshooting_page_names_checks_that_exist() -> None:

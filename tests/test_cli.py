@@ -1,4 +1,6 @@
-"""The command line: what it writes and refuses, how it starts, what it tells while it works, how it ends."""
+"""The command line: what it writes and refuses, how it starts, what it tells while it works, how it
+ends.
+"""
 
 import json
 import os
@@ -31,7 +33,9 @@ def measured(golden_session, monkeypatch):
     return run
 
 
-def test_a_default_name_is_numbered_and_a_given_one_replaced(measured, tmp_path, capsys, monkeypatch):
+def test_a_default_name_is_numbered_and_a_given_one_replaced(
+    measured, tmp_path, capsys, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     for name in ("run.json", "run-2.json", "run-3.json"):
         assert main(["profile", PAGE]) == 0
@@ -44,7 +48,9 @@ def test_a_default_name_is_numbered_and_a_given_one_replaced(measured, tmp_path,
     assert PhaseRun.load("run.json").to_json() == measured.to_json()
 
 
-def test_a_folder_is_numbered_by_default_and_only_own_files_in_it_are_replaced(tmp_path, capsys, monkeypatch):
+def test_a_folder_is_numbered_by_default_and_only_own_files_in_it_are_replaced(
+    tmp_path, capsys, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     for folder in ("ocr_phases_artifacts", "ocr_phases_artifacts-2"):
         assert main(["artifacts", str(RECORD)]) == 0
@@ -98,9 +104,13 @@ def test_a_verification_that_is_refused_does_not_say_that_it_replaces(tmp_path, 
         (["a.png"], "multipage", ["a.png"]),
     ],
 )
-def test_each_page_has_its_report_unless_the_prompt_reads_several(pages, prompt, reports, monkeypatch):
+def test_each_page_has_its_report_unless_the_prompt_reads_several(
+    pages, prompt, reports, monkeypatch
+):
     seen = []
-    monkeypatch.setattr("ocr_phases.cli.report.folders_of", lambda pages, out: seen.extend(pages) or [])
+    monkeypatch.setattr(
+        "ocr_phases.cli.report.folders_of", lambda pages, out: seen.extend(pages) or []
+    )
 
     def load(arguments, loaded_pages):
         assert loaded_pages == reports
@@ -111,10 +121,16 @@ def test_each_page_has_its_report_unless_the_prompt_reads_several(pages, prompt,
     assert seen == reports
 
 
-def test_a_batch_is_kept_out_of_a_folder_that_has_its_list_or_files_of_others(tmp_path, capsys, monkeypatch):
+def test_a_batch_is_kept_out_of_a_folder_that_has_its_list_or_files_of_others(
+    tmp_path, capsys, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("ocr_phases.batch.jobs.find_pages", lambda *_: pytest.fail("it was read"))
-    for name, arguments in {"pages.csv": ["--overwrite"], "index.html": [], "jobs.jsonl": []}.items():
+    for name, arguments in {
+        "pages.csv": ["--overwrite"],
+        "index.html": [],
+        "jobs.jsonl": [],
+    }.items():
         Path(name).write_text("page\na.png\n")
         assert main(["batch", "pages.csv" if arguments else "a.png", "--out", ".", *arguments]) == 2
         assert says(capsys.readouterr().err, name)
@@ -130,8 +146,12 @@ def test_notebooks_are_copied_and_an_edited_one_is_kept(tmp_path, capsys):
     for options, code in (([], 2), (["--overwrite"], 0)):
         capsys.readouterr()
         assert main(["notebooks", str(tmp_path), *options, "--json"]) == code
-    assert json.loads(capsys.readouterr().out)["files"] == [str(tmp_path / name) for name in shipped]
-    assert (tmp_path / "verify.ipynb").read_bytes() == (asset("notebooks") / "verify.ipynb").read_bytes()
+    assert json.loads(capsys.readouterr().out)["files"] == [
+        str(tmp_path / name) for name in shipped
+    ]
+    assert (tmp_path / "verify.ipynb").read_bytes() == (
+        asset("notebooks") / "verify.ipynb"
+    ).read_bytes()
 
 
 def test_folders_are_named_like_pages():
@@ -177,7 +197,9 @@ def test_two_signals_at_once_are_one_and_a_later_one_ends_what_does_not_end(monk
 
 def test_nohup_keeps_a_verb_running(tmp_path, monkeypatch):
     load = PhaseRun.load
-    monkeypatch.setattr(PhaseRun, "load", lambda path: os.kill(os.getpid(), signal.SIGHUP) or load(path))
+    monkeypatch.setattr(
+        PhaseRun, "load", lambda path: os.kill(os.getpid(), signal.SIGHUP) or load(path)
+    )
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         assert main(["artifacts", str(RECORD), "--out", str(tmp_path)]) == 0
@@ -186,9 +208,12 @@ def test_nohup_keeps_a_verb_running(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("verb", "name", "times"), [("profile", "SIGINT", 1), ("verify", "SIGTERM", 2), ("report", "SIGHUP", 2)]
+    ("verb", "name", "times"),
+    [("profile", "SIGINT", 1), ("verify", "SIGTERM", 2), ("report", "SIGHUP", 2)],
 )
-def test_signals_keep_the_finished_repeats(verb, name, times, golden_session, tmp_path, monkeypatch, capsys):
+def test_signals_keep_the_finished_repeats(
+    verb, name, times, golden_session, tmp_path, monkeypatch, capsys
+):
     number = signal.Signals[name]
 
     def update(bar, tokens):
@@ -209,7 +234,11 @@ def test_signals_keep_the_finished_repeats(verb, name, times, golden_session, tm
     assert "1 of 3 runs done" in said.err  # without a terminal, a line a finished run
     if verb != "report":
         result = json.loads(said.out)
-        assert (result["exit_code"], result["repeats"], result["record"]) == (128 + number, 1, "run.json")
+        assert (result["exit_code"], result["repeats"], result["record"]) == (
+            128 + number,
+            1,
+            "run.json",
+        )
         assert said.err.splitlines()[-1] == f"ocr-phases: {result['exit_reason']}"
     (record,) = tmp_path.rglob("run.json")
     assert PhaseRun.load(record).request["repeats"] == 1

@@ -1,4 +1,6 @@
-"""Comparing records: intervals, verdicts, environments, the verb for CI, the notebook and its pictures."""
+"""Comparing records: intervals, verdicts, environments, the verb for CI, the notebook and its
+pictures.
+"""
 
 import re
 
@@ -33,7 +35,9 @@ def test_welch_by_hand_and_by_the_table_of_students_t():
 
 def test_holm_steps_down_and_stops():
     def alphas(*means):
-        return list(holm({place: LogMean(mean, 1.0, 200) for place, mean in enumerate(means)}).values())
+        return list(
+            holm({place: LogMean(mean, 1.0, 200) for place, mean in enumerate(means)}).values()
+        )
 
     assert alphas(2.1) == [0.05]
     assert alphas(9.0, 3.0, 8.0) == pytest.approx([0.05 / 3, 0.05, 0.05 / 2])
@@ -54,7 +58,9 @@ def test_a_change_is_found_where_it_is_and_three_metrics_have_a_verdict():
     assert table.loc["energy_j", ["unit", "other"]].tolist() == ["J", 600.0]
     assert tuple(table.reset_index()[list(COMPARE_COLUMNS)].columns) == COMPARE_COLUMNS
     verdicts = {"prefill_ms": "slower", "inter_token_ms": "equivalent", "kv_cache_bytes": "equal"}
-    assert table["verdict"].replace("", np.nan).dropna().to_dict() == verdicts | {"agreement": "equal"}
+    assert table["verdict"].replace("", np.nan).dropna().to_dict() == verdicts | {
+        "agreement": "equal"
+    }
     row = table.loc["prefill/sam/global"]
     assert row["ratio"] == pytest.approx(1.5)
     assert row["difference"] == pytest.approx(row["other"] - row["baseline"])
@@ -68,7 +74,8 @@ def test_verdicts_know_which_way_is_better():
     slow = altered(paced(base, 2.0), memory={"peak_bytes": {"decode": [2_000_000_000] * 5}})
     names = ["prefill_ms", "tokens_per_s", "decode_peak_bytes", "prefill_peak_bytes"]
     told = [
-        table_of(*runs, judged=names).loc[names, "verdict"].tolist() for runs in ((base, slow), (slow, base))
+        table_of(*runs, judged=names).loc[names, "verdict"].tolist()
+        for runs in ((base, slow), (slow, base))
     ]
     assert told == [["slower", "slower", "more", "n/a"], ["faster", "faster", "less", "n/a"]]
 
@@ -139,7 +146,10 @@ def test_limits():
         with refused():
             outcomes(pair, 10, metrics)
     # A measure of the text is judged by points.
-    heavy = [altered(base, results=[to_plain(base.result) | {"text": text}]) for text in (TEXT, TEXT[:-40])]
+    heavy = [
+        altered(base, results=[to_plain(base.result) | {"text": text}])
+        for text in (TEXT, TEXT[:-40])
+    ]
     heavy = [run.with_truth(Truth(TEXT)) for run in heavy]
     assert outcomes(heavy, 0.1, ("cer",)) == {"cer": "worse"} != outcomes(heavy, 50, ("cer",))
     four_slower = [with_prefills(*[100] * 5), with_prefills(*[104] * 5)]
@@ -147,14 +157,25 @@ def test_limits():
     # Noise proves nothing.
     loud = with_prefills(90, 150, 100)
     for other in (with_prefills(120, 110, 160), with_prefills(900, 910, 905)):
-        assert outcomes([loud, other], 10) == {"prefill_ms": "undecided", "inter_token_ms": "undecided"}
+        assert outcomes([loud, other], 10) == {
+            "prefill_ms": "undecided",
+            "inter_token_ms": "undecided",
+        }
     assert outcomes([loud, loud], 10, ("agreement",)) == {"agreement": "within"}
 
 
 def strategies():
-    """A record of each strategy of a GPU whose ceilings are known, and of the vision encoder compiled."""
-    ceilings = {"bandwidth_bytes_per_s": 4e12, "matmul_flops_per_s": 7e14, "matmul_dtype": "bfloat16"}
-    eager = altered(make_run(cuda=True), model={"config": TINY_CONFIG}, device={"ceilings": ceilings})
+    """A record of each strategy of a GPU whose ceilings are known, and of the vision encoder
+    compiled.
+    """
+    ceilings = {
+        "bandwidth_bytes_per_s": 4e12,
+        "matmul_flops_per_s": 7e14,
+        "matmul_dtype": "bfloat16",
+    }
+    eager = altered(
+        make_run(cuda=True), model={"config": TINY_CONFIG}, device={"ceilings": ceilings}
+    )
     compiled = altered(paced(eager, 0.1), model={"strategy": "compiled"})
     captured = altered(paced(eager, 0.3), model={"strategy": "cuda_graph"})
     vision = altered(paced(eager, 0.5, phase="prefill"), request={"vision": "compiled"})
@@ -165,7 +186,9 @@ def test_strategies_are_one_sentence_in_their_order_with_the_floor():
     *runs, vision = strategies()
     steps = [ms_text(run["inter_token_ms"]).removesuffix(" ms") for run in runs]
     told = (f"{steps[1]} ms", "eager", steps[2], "captured in a graph", steps[0], "compiled")
-    assert says(Comparison(runs).verdict, *told, "memory bandwidth allows", "measured on this device")
+    assert says(
+        Comparison(runs).verdict, *told, "memory bandwidth allows", "measured on this device"
+    )
     cells = SweepResult({"a": vision, "b": runs[1]}, failed_cells())
     prefills = [ms_text(run["prefill_ms"]).removesuffix(" ms") for run in (runs[1], vision)]
     told = (f"{prefills[0]} ms", "with vision eager", prefills[1], "compiled", "its floor is")
@@ -178,7 +201,9 @@ def test_strategies_are_one_sentence_in_their_order_with_the_floor():
 
 def test_limits_have_exit_codes_of_their_own(tmp_path, capsys, monkeypatch):
     """What it prints and its page are held by the approved comparisons."""
-    monkeypatch.setattr("ocr_phases.report.render.write_report", lambda *_, **__: tmp_path / "compare.html")
+    monkeypatch.setattr(
+        "ocr_phases.report.render.write_report", lambda *_, **__: tmp_path / "compare.html"
+    )
     prefills = {"base": (90, 100, 96), "unsure": (104, 96, 112), "worse<i>": (900, 910, 905)}
     for name, ms in prefills.items():
         with_prefills(*ms).save(tmp_path / f"{name}.json")

@@ -74,14 +74,20 @@ def with_ids(run, ids):
         (BASE.replace("400", "401"), "the boxes differ"),
         (BASE.replace("10, 20, 300, 400", "0, 0, 999, 999"), "the boxes differ"),
         (BASE.replace("ref|>text", "ref|>title"), "the labels differ"),
-        (BASE.replace("ref|>text", "ref|>list").replace("400", "39"), "the labels and the boxes differ"),
+        (
+            BASE.replace("ref|>text", "ref|>list").replace("400", "39"),
+            "the labels and the boxes differ",
+        ),
         (BASE.replace("same words", "other words"), None),
     ],
 )
 def test_equal_text_from_other_tokens_says_what_differs(text, differs):
     base, other = make_run(text=BASE), make_run(text=text)
     if text != BASE:
-        ids = [number + 5000 * (piece not in BASE) for number, piece in enumerate(other.result.token_texts)]
+        ids = [
+            number + 5000 * (piece not in BASE)
+            for number, piece in enumerate(other.result.token_texts)
+        ]
         ids[8] += 9000
         other = with_ids(other, ids)
     compared = compare(base, other, labels=["before", "after"])
@@ -98,7 +104,9 @@ def test_equal_text_from_other_tokens_says_what_differs(text, differs):
 def test_equal_text_of_other_tokens_is_said_to_be_so():
     base = make_run(text=BASE)
     other = with_ids(base, [number + 1 for number in base.result.ids])
-    assert "The text is equal; the tokens that it is made of differ." in compare(base, other).verdict
+    assert (
+        "The text is equal; the tokens that it is made of differ." in compare(base, other).verdict
+    )
 
 
 # -- both names -----------------------------------------------------------------------------------------
@@ -110,7 +118,11 @@ def test_equal_text_of_other_tokens_is_said_to_be_so():
         ("model", {"name": "saved"}, "Model: saved (baseline: mymodel)."),
         ("model", {"dtype": "bfloat16"}, "Dtype: bfloat16 (baseline: float32)."),
         ("model", {"revision": "def"}, "Revision of the weights: def (baseline: abc)."),
-        ("model", {"server": {"url": "http://b/v1"}}, "Server: http://b/v1 (baseline: http://a/v1)."),
+        (
+            "model",
+            {"server": {"url": "http://b/v1"}},
+            "Server: http://b/v1 (baseline: http://a/v1).",
+        ),
         ("device", {"name": "H100"}, "Device: H100 (baseline: Example CPU, 2 cores)."),
         ("request", {"prefill_len": 91}, "Prompt: 91 tokens (baseline: 912 tokens)."),
     ],

@@ -1,4 +1,5 @@
-"""The cost model against the real class: parameters, FLOPs by torch's counter, memory; and what pages cost.
+"""The cost model against the real class: parameters, FLOPs by torch's counter, memory; and what
+pages cost.
 
 docs/cost.md says what it computes.
 """
@@ -41,9 +42,12 @@ from ocr_phases.versions import asset
 
 ROOT = Path(__file__).parents[1]
 FULL = {f"full {name}": facts.config for name, facts in FAMILIES.items()}
-#: FLOPs are counted of the published widths with two layers of a kind: more would only be counted again.
+#: FLOPs are counted of the published widths with two layers of a kind: more would only be counted
+#: again.
 COUNTED = {
-    f"short {name}": dummy_config(f"dummy:{name},layers=2,sam_layers=2,{facts.encoders[1]}_layers=2")
+    f"short {name}": dummy_config(
+        f"dummy:{name},layers=2,sam_layers=2,{facts.encoders[1]}_layers=2"
+    )
     for name, facts in FAMILIES.items()
 }
 for short in COUNTED.values():
@@ -54,7 +58,11 @@ COUNTED |= {
 }
 GRIDS = ((1, 1), (2, 3))
 CALLS = {
-    name: [(preset.name, grid) for preset in facts.presets.values() for grid in GRIDS[: 1 + preset.crops]]
+    name: [
+        (preset.name, grid)
+        for preset in facts.presets.values()
+        for grid in GRIDS[: 1 + preset.crops]
+    ]
     for name, facts in FAMILIES.items()
 }
 
@@ -79,7 +87,8 @@ def built(request: pytest.FixtureRequest) -> tuple[dict[str, Any], Any]:
         model = model_class._from_config(
             native_config(config), dtype=torch.bfloat16, attn_implementation="sdpa"
         )
-    # The one implementation that runs without looking at the routing, which the meta device has none of.
+    # The one implementation that runs without looking at the routing, which the meta device has
+    # none of.
     model.set_experts_implementation("batched_mm")
     return config, model.eval()
 
@@ -101,7 +110,9 @@ def count_vision(model: Any, call: cost.VisionCall) -> Counts:
         (flops[stage],) = counted(lambda: outputs.append(stages[stage](*inputs, **named)), "Global")
         return outputs[0]
 
-    pixels = torch.empty((call.images, 3, call.side, call.side), dtype=torch.bfloat16, device="meta")
+    pixels = torch.empty(
+        (call.images, 3, call.side, call.side), dtype=torch.bfloat16, device="meta"
+    )
     seen = through("sam", pixels).last_hidden_state
     patches = seen.flatten(2).transpose(1, 2)
     if "clip" in stages:
@@ -116,7 +127,9 @@ def count_vision(model: Any, call: cost.VisionCall) -> Counts:
 
 
 def ours(table: pd.DataFrame) -> Counts:
-    return {str(stage): int(flops) for stage, flops in table.groupby("stage")["flops"].sum().items()}
+    return {
+        str(stage): int(flops) for stage, flops in table.groupby("stage")["flops"].sum().items()
+    }
 
 
 def agree(expected: Counts, table: pd.DataFrame) -> None:
@@ -155,7 +168,9 @@ def test_parameters_are_exactly_the_models(built: tuple[dict[str, Any], Any]) ->
 def test_vision_flops_are_those_torch_counts(built: Any) -> None:
     config, model = built
     name = family_of(model).facts.name
-    for call in {call for preset, grid in CALLS[name] for call in cost.vision_calls(preset, [grid], name)}:
+    for call in {
+        call for preset, grid in CALLS[name] for call in cost.vision_calls(preset, [grid], name)
+    }:
         agree(count_vision(model, call), cost.prefill_cost(config, prompt_len=1, views=[call]))
 
 
@@ -177,8 +192,12 @@ def test_language_flops_are_those_torch_counts(built: Any) -> None:
 
 
 @pytest.mark.parametrize(("pages", "prompt", "distinct"), SEVERAL)
-def test_several_pages_cost_what_their_cache_holds(pages, prompt, distinct, golden_session, pixels_seen_once):
-    """A batch of two rows, which read the experts of one where they are equal, and one row of two pages."""
+def test_several_pages_cost_what_their_cache_holds(
+    pages, prompt, distinct, golden_session, pixels_seen_once
+):
+    """A batch of two rows, which read the experts of one where they are equal, and one row of two
+    pages.
+    """
     once = {"preset": "tiny", "max_new_tokens": 3, "repeats": 1, "warmup": 0, "ceilings": False}
     once |= {"ignore_eos": True, "token_probabilities": False}
     paths = [PAGES / f"{page}.png" for page in pages.split()]
@@ -191,15 +210,24 @@ def test_several_pages_cost_what_their_cache_holds(pages, prompt, distinct, gold
     view = cost.VisionCall("global", 512)
     one = cost.prefill_cost(run.model.config, prompt_len=1, views=[view], dtype_bytes=4)
     assert ours(prefill)["sam"] == 2 * ours(one)["sam"]
-    text, experts = cost.read_architecture(run.model.config).text, step[step["part"] == "experts"].iloc[0]
-    missed = 1 - text.num_experts_per_tok / text.n_routed_experts  # by one row, with routing uniform
-    assert experts["weight_bytes"] / experts["parameters"] / 4 == pytest.approx(1 - missed**distinct)
+    text, experts = (
+        cost.read_architecture(run.model.config).text,
+        step[step["part"] == "experts"].iloc[0],
+    )
+    missed = (
+        1 - text.num_experts_per_tok / text.n_routed_experts
+    )  # by one row, with routing uniform
+    assert experts["weight_bytes"] / experts["parameters"] / 4 == pytest.approx(
+        1 - missed**distinct
+    )
 
 
 def test_the_vendors_head_runs_over_every_position() -> None:
     run = PhaseRun.load(ROOT / "tests/golden/run.json")
     vendor = altered(run, model={"implementation": "vendor"})
-    heads = [ours(cost.run_cost(each).query("phase == 'prefill'"))["lm_head"] for each in (run, vendor)]
+    heads = [
+        ours(cost.run_cost(each).query("phase == 'prefill'"))["lm_head"] for each in (run, vendor)
+    ]
     assert heads[1] == heads[0] * run.request.prefill_len
 
 
@@ -212,16 +240,24 @@ def test_the_tables_are_up_to_date() -> None:
 
 PAGE = PAGES / "receipt.png"
 #: The shipped records of GPUs, of all three families.
-CUDA = [path for made in ("h*-dummy-*", "families/h*00-[!b]*", "h*-invoice-*") for path in RUNS.glob(made)]
+CUDA = [
+    path
+    for made in ("h*-dummy-*", "families/h*00-[!b]*", "h*-invoice-*")
+    for path in RUNS.glob(made)
+]
 
 
 def needed(run: PhaseRun) -> dict[str, int]:
     """The peak of each phase by the cost model, of the cache that the record says."""
-    views = cost.vision_calls(run.request.preset, [page["grid"] for page in run.pages], run.model.family)
+    views = cost.vision_calls(
+        run.request.preset, [page["grid"] for page in run.pages], run.model.family
+    )
     shape = {name: value for name, value in cost.run_shape(run).items() if name != "distinct_rows"}
     held = run.cache.max_cache_len or max(run.cache.entries or run.cache.lengths)
     how = {**to_plain(run.request), "attention": run.model.attention}
-    table = cost.memory_need(run.model.config, views, how, cache_len=held, **shape).set_index("phase")
+    table = cost.memory_need(run.model.config, views, how, cache_len=held, **shape).set_index(
+        "phase"
+    )
     assert set(table["weight_bytes"]) == {run.memory.weights_bytes}
     return table["peak_bytes"].to_dict()
 
@@ -236,18 +272,24 @@ def test_the_need_is_within_a_tenth_of_every_measured_peak() -> None:
     assert len(away) == 2 * len(CUDA) >= 32
     assert {key: off for key, off in away.items() if abs(off) >= 0.1} == {}
     # Allocations in a graph's own memory are in no peak.
-    eager = [name for name, run in runs.items() if run.model.strategy == run.request.vision == "eager"]
+    eager = [
+        name for name, run in runs.items() if run.model.strategy == run.request.vision == "eager"
+    ]
     assert max(abs(off) for (name, _), off in away.items() if name in eager) < 0.01
 
 
 @pytest.mark.parametrize(("dtype_bytes", "times"), [(2, 4), (4, 1)])
 def test_attention_that_is_not_fused_holds_its_scores(dtype_bytes: int, times: int) -> None:
-    """So often, as was counted of the class's tensors: 12 heads of 64 x 64 places that see each other."""
+    """So often, as was counted of the class's tensors: 12 heads of 64 x 64 places that see each
+    other.
+    """
     peaks = []
     for attention in ("eager", "sdpa"):
         how = {"strategy": "eager", "vision": "eager", "attention": attention}
         shape = {"batch": 1, "dtype_bytes": dtype_bytes, "cache_len": 1}
-        need = cost.memory_need(dummy_config("dummy"), [cost.VisionCall("global", 1024)], how, **shape)
+        need = cost.memory_need(
+            dummy_config("dummy"), [cost.VisionCall("global", 1024)], how, **shape
+        )
         peaks.append(need["peak_bytes"][0])
     assert peaks[0] - peaks[1] == pytest.approx(times * 12 * 4096**2 * dtype_bytes, rel=0.01)
 
@@ -255,13 +297,18 @@ def test_attention_that_is_not_fused_holds_its_scores(dtype_bytes: int, times: i
 @pytest.mark.parametrize(
     ("settings", "cache"),
     [
-        ({"model": "dummy", "dtype": "bfloat16", "max_new_tokens": 256}, [0, 61440 * (273 + 48 + 256)]),
+        (
+            {"model": "dummy", "dtype": "bfloat16", "max_new_tokens": 256},
+            [0, 61440 * (273 + 48 + 256)],
+        ),
         ({"model": "dummy", "dtype": "bfloat16", "strategy": "cuda_graph"}, [61440 * 8192] * 2),
         ({"model": "dummy:unlimited-ocr", "dtype": "bfloat16"}, [0, 61440 * (273 + 20 + 128)]),
     ],
     ids=["grows", "static", "window"],
 )
-def test_the_cache_is_as_large_as_the_run_makes_it(settings: dict[str, Any], cache: list[int]) -> None:
+def test_the_cache_is_as_large_as_the_run_makes_it(
+    settings: dict[str, Any], cache: list[int]
+) -> None:
     need, said = fit(PAGE, Settings(preset="base", **settings))
     assert need["kv_bytes"].tolist() == pytest.approx(cache, rel=0.1)
     assert said.startswith(f"{settings['model']} at base needs ") and said.endswith(": it fits.")
@@ -306,16 +353,21 @@ def test_a_thousand_pages_by_hand(rows: int) -> None:
     assert run["price_per_1000_pages"] is run["wh_per_1000_pages"] is None
     known = cost.priced(with_energy(run, 36.0), 4.5)
     seconds = 1000 * run["page_ms"] / 1000 / rows  # rows side by side share their time
-    assert run["pages_per_hour"] == known["pages_per_hour"] == pytest.approx(1000 / (seconds / 3600))
+    assert (
+        run["pages_per_hour"] == known["pages_per_hour"] == pytest.approx(1000 / (seconds / 3600))
+    )
     assert known["price_per_1000_pages"] == pytest.approx(4.5 * seconds / 3600)
     assert known["wh_per_1000_pages"] == pytest.approx(36.0 / rows * 1000 / 3600)
     told = {label: (value, note) for label, value, note in key_metrics(known)}
     pages = "1 page" if rows == 1 else f"{rows} pages"
-    assert says(told["Price of 1,000 pages"][1], "4.5 an hour", f"{pages} at a time", "gundam", "eager")
+    assert says(
+        told["Price of 1,000 pages"][1], "4.5 an hour", f"{pages} at a time", "gundam", "eager"
+    )
     idle = 1.0 * 2.0 / len(run.repeats) / known["energy_j"]
     assert says(told["Energy"][1], "Wh for 1,000 pages", f"idle alone takes {percent_text(idle)}")
     assert (
-        cost.priced(known, None) is known and PhaseRun.from_json(known.to_json()).summary() == known.summary()
+        cost.priced(known, None) is known
+        and PhaseRun.from_json(known.to_json()).summary() == known.summary()
     )
 
 
@@ -341,10 +393,14 @@ def test_a_sweep_has_the_price_of_every_cell() -> None:
     assert sweep.table["price_per_1000_pages"].isna().all()
     shown = end_to_end_html(table.reset_index())
     assert says(shown, "one measurement after another", "Wh", "price")
-    assert "1,000 pages" in end_to_end_html(sweep.table) and "price" not in end_to_end_html(sweep.table)
+    assert "1,000 pages" in end_to_end_html(sweep.table) and "price" not in end_to_end_html(
+        sweep.table
+    )
 
 
-def test_a_record_is_shown_at_another_price(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_record_is_shown_at_another_price(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     record = cost.priced(make_run(), 1.0).save(tmp_path / "run.json")
     shown = ["verify", "--record", str(record), "--price-per-hour"]
     assert main([*shown, "7", "--json"]) == 0

@@ -51,7 +51,11 @@ IGNORING = altered(make_run(), request={"ignore_eos": True})
 def presets(truth=None):
     """A page read at two presets, worse by the smaller, and again by another strategy."""
     small = ended(make_run(crops=False, max_tokens=60))
-    runs = {"small": small, "large": ended(make_run()), "captured": ended(make_run(), strategy="cuda_graph")}
+    runs = {
+        "small": small,
+        "large": ended(make_run()),
+        "captured": ended(make_run(), strategy="cuda_graph"),
+    }
     return {name: run if truth is None else run.with_truth(truth) for name, run in runs.items()}
 
 
@@ -85,7 +89,11 @@ def test_a_sweep_with_a_truth_ends_at_the_end_token_and_keeps_it(golden_session,
     (tmp_path / "slide.md").write_text("# A slide")
     quick = {"repeats": 1, "warmup": 0}
     page, folder, states = PAGES / "slide.png", tmp_path / "s", []
-    quick |= {"presets": ["tiny"], "lengths": [3], "progress": lambda outcome: states.append(outcome.state)}
+    quick |= {
+        "presets": ["tiny"],
+        "lengths": [3],
+        "progress": lambda outcome: states.append(outcome.state),
+    }
     golden_session.sweep(page, folder=folder, ignore_eos=False, **quick)
     found = golden_session.sweep(page, folder=folder, truth=tmp_path, **quick)
     assert states == ["measured", "kept"]  # what the page says is no setting of the measurement
@@ -105,7 +113,9 @@ def test_compare_tells_what_a_change_does_to_the_text():
     rows = compared.headline.set_index("metric")
     assert rows.loc["agreement", ["baseline", "verdict"]].tolist() == [1.0, "different"]
     assert rows.loc["cer", "baseline"] == 0.0 < rows.loc["cer", "other"] < 0.1
-    assert rows.loc["cer", "verdict"] == "worse" and rows.loc["table_similarity", "verdict"] == "equal"
+    assert (
+        rows.loc["cer", "verdict"] == "worse" and rows.loc["table_similarity", "verdict"] == "equal"
+    )
     assert "Its text agrees with the baseline's to" in compared.verdict
     assert "its edit distance to the truth is" in compared.verdict
     shown = in_units(compared.table, "a").set_index("metric")
@@ -122,13 +132,17 @@ TEXT_HEAVY = make_run().text.replace("light", "heavy")  # type: ignore[union-att
 
 def test_the_text_of_every_row_is_compared_of_one_page_and_by_one_truth():
     base, alone = make_run(rows=2), make_run()
-    other = altered(base, results=[base.results[0], to_plain(base.results[1]) | {"text": TEXT_HEAVY}])
+    other = altered(
+        base, results=[base.results[0], to_plain(base.results[1]) | {"text": TEXT_HEAVY}]
+    )
     (agreement,) = text_changes(base, other)["other"]
     found = text_changes(alone.with_truth(TRUTH), make_run(text=TEXT_HEAVY).with_truth(HEAVY))
     assert found["metric"].tolist() == ["agreement"]
     assert agreement == pytest.approx((1.0 + found["other"].item()) / 2)
     assert "row 2" in Comparison([base, other], ["a", "b"]).text_diff
-    assert text_changes(alone, altered(alone, pages=[to_plain(alone.page) | {"sha256": "0" * 64}])).empty
+    assert text_changes(
+        alone, altered(alone, pages=[to_plain(alone.page) | {"sha256": "0" * 64}])
+    ).empty
     assert text_changes(alone, make_run(return_text=False)).empty
 
 
@@ -156,7 +170,11 @@ def test_pages_of_one_name_are_not_one_page(tmp_path):
     list_pages(jobs, tmp_path)
     for number, job in enumerate(jobs):
         run = ended(make_run(crops=number % 2 == 1, max_tokens=None if number % 2 else 40))
-        put_page(tmp_path, job, altered(run, pages=[to_plain(run.page) | {"sha256": job.sha256}]).to_json())
+        put_page(
+            tmp_path,
+            job,
+            altered(run, pages=[to_plain(run.page) | {"sha256": job.sha256}]).to_json(),
+        )
     pages = build_index(tmp_path).pages
     assert pages["page_id"].nunique() == 2
     assert pages["agreement"].tolist()[1::2] == [1.0, 1.0] and (pages["agreement"][::2] < 1.0).all()
@@ -200,7 +218,9 @@ def test_presets_and_categories_by_hand():
     table = scaling.preset_table(pages).set_index("preset")
     assert table.loc["small", ["pages", "loops", "compression"]].tolist() == [3, 1, 4.0]
     categories = scaling.category_table(pages).set_index("category")
-    assert categories.loc["slide", ["pages", "small", "large"]].tolist() == pytest.approx([2, 0.25, 0.15])
+    assert categories.loc["slide", ["pages", "small", "large"]].tolist() == pytest.approx(
+        [2, 0.25, 0.15]
+    )
     # A page that one preset could not read counts in no preset's mean.
     failed = pages.assign(edit_distance=[0.1, 0.0, 0.2, 0.1, np.nan, 0.2])
     assert preset_points(failed).set_index("name").loc["large", "lost"] == pytest.approx(0.05)
@@ -223,7 +243,15 @@ def test_the_index_shows_quality_worst_pages_first():
 def test_batch_measures_every_page_at_every_preset(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("ocr_phases.batch.child.LocalPool", measured_here)
     out = tmp_path / "out"
-    command = ["batch", str(PAGES / "slide.png"), "--presets", "tiny,small", "--out", str(out), *QUICK]
+    command = [
+        "batch",
+        str(PAGES / "slide.png"),
+        "--presets",
+        "tiny,small",
+        "--out",
+        str(out),
+        *QUICK,
+    ]
     command += ["--render", "none", "--no-ceilings"]
     assert main([*command, "--truth", str(PAGES), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["truths_failed"] == 0

@@ -1,4 +1,6 @@
-"""A batch is killed before each write, rename and unlink: what was finished stays so, and it completes."""
+"""A batch is killed before each write, rename and unlink: what was finished stays so, and it
+completes.
+"""
 
 import contextlib
 import itertools
@@ -49,13 +51,17 @@ def killed_before(out: Path, point: int) -> None:
 
 
 def finished_pages(out: Path) -> dict[str, Any]:
-    """The record's hash and the status, but for report and reference text, of each page that is finished."""
+    """The record's hash and the status, but for report and reference text, of each page that is
+    finished.
+    """
     found: dict[str, Any] = {}
     for path in out.glob("pages/*/*/status.json"):
         status = json.loads(path.read_bytes())
         if finished(path.parent, status["id"]) is not None:
             kept = {
-                name: value for name, value in status.items() if name not in ("report", "truth", "sha256")
+                name: value
+                for name, value in status.items()
+                if name not in ("report", "truth", "sha256")
             }
             found[status["name"]] = [file_hash(path.with_name("run.json")), kept]
     return found
@@ -119,7 +125,9 @@ def written_otherwise(record: Path) -> None:
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forks of one process")
 def test_what_is_finished_stays_so_whatever_change_a_batch_is_killed_before(tmp_path: Path) -> None:
-    """The first command, and another truth for an archive whose records another version wrote otherwise."""
+    """The first command, and another truth for an archive whose records another version wrote
+    otherwise.
+    """
     new, archive = (tmp_path / name / "start" / "out" for name in ("new", "archive"))
     for folder in (new, archive, *(tmp_path / name for name in ("in", "truth", "other"))):
         folder.mkdir(parents=True)
@@ -135,7 +143,10 @@ def test_what_is_finished_stays_so_whatever_change_a_batch_is_killed_before(tmp_
         assert main([*command, "--out", str(archive)]) == 0
     for record in archive.glob("pages/*/*/run.json"):
         written_otherwise(record)
-    commands = {"new": command, "archive": ["batch", "--render", "only", "--truth", str(tmp_path / "other")]}
+    commands = {
+        "new": command,
+        "archive": ["batch", "--render", "only", "--truth", str(tmp_path / "other")],
+    }
     program = [sys.executable, __file__, str(tmp_path), json.dumps(commands)]
     done = subprocess.run(program, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
@@ -154,4 +165,6 @@ def test_what_is_finished_stays_so_whatever_change_a_batch_is_killed_before(tmp_
 if __name__ == "__main__":
     with_little_work(place := Path(sys.argv[1]))
     commands = json.loads(sys.argv[2])
-    print(json.dumps({name: every_point(place / name, command) for name, command in commands.items()}))
+    print(
+        json.dumps({name: every_point(place / name, command) for name, command in commands.items()})
+    )

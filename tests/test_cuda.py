@@ -1,4 +1,6 @@
-"""What only a GPU can show: equality with ``generate()`` there, one wait a step, events, and peak memory."""
+"""What only a GPU can show: equality with ``generate()`` there, one wait a step, events, and peak
+memory.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,7 +37,11 @@ def golden_cuda(golden_checkpoint: Callable[[Path], Path]) -> OCRSession:
 
 
 def on_cuda(inputs):
-    tensors = {name: value.cuda() for name, value in vars(inputs).items() if isinstance(value, torch.Tensor)}
+    tensors = {
+        name: value.cuda()
+        for name, value in vars(inputs).items()
+        if isinstance(value, torch.Tensor)
+    }
     return replace(inputs, **tensors)
 
 
@@ -67,7 +73,9 @@ def test_device_and_host_clocks_agree_on_a_synchronized_run(cuda_session):
     run = cuda_session.run_inference(PAGES / "receipt.png", max_new_tokens=32, repeats=3)
     for phase in ("prefill", "decode"):
         rows = run.spans[run.spans["stage"] == phase]
-        assert rows["device_ms"].to_numpy() == pytest.approx(rows["host_ms"].to_numpy(), rel=0.1, abs=0.5)
+        assert rows["device_ms"].to_numpy() == pytest.approx(
+            rows["host_ms"].to_numpy(), rel=0.1, abs=0.5
+        )
     assert run.device.kind == "cuda"
     assert run.versions["driver"]
     assert run.memory.source == "cuda_peak_allocated"
@@ -79,7 +87,9 @@ def test_out_of_memory_leaves_the_session_usable(cuda_session):
     pages = [PAGE] * 4
     run = cuda_session.run_inference(pages, max_new_tokens=4, repeats=1, warmup=0)
     assert len(run.results) == 4
-    limit = torch.cuda.memory_allocated() / torch.cuda.get_device_properties(0).total_memory + 0.0005
+    limit = (
+        torch.cuda.memory_allocated() / torch.cuda.get_device_properties(0).total_memory + 0.0005
+    )
     torch.cuda.empty_cache()
     torch.cuda.set_per_process_memory_fraction(limit)
     try:
@@ -95,7 +105,9 @@ def test_out_of_memory_leaves_the_session_usable(cuda_session):
 def test_strategies_equal_eager_and_are_reused(strategy, cuda_session):
     options = {"max_new_tokens": 60, "repeats": 2, "warmup": 1}
     eager = cuda_session.run_inference(PAGES / "receipt.png", **options)
-    run = cuda_session.run_inference(PAGES / "receipt.png", strategy=strategy, verify=True, **options)
+    run = cuda_session.run_inference(
+        PAGES / "receipt.png", strategy=strategy, verify=True, **options
+    )
     assert run.results == eager.results
     assert not with_verdict(run_checks(run), "fail")
     setup = run.model.strategy_setup
@@ -120,7 +132,13 @@ def test_strategies_equal_eager_and_are_reused(strategy, cuda_session):
 @pytest.mark.parametrize("preset", ["base", "gundam"])
 def test_a_captured_prefill_equals_one_that_is_not(preset):
     session = OCRSession.load("tiny", device="cuda", dtype="bfloat16")
-    options = {"preset": preset, "max_new_tokens": 40, "strategy": "cuda_graph", "repeats": 2, "warmup": 0}
+    options = {
+        "preset": preset,
+        "max_new_tokens": 40,
+        "strategy": "cuda_graph",
+        "repeats": 2,
+        "warmup": 0,
+    }
     run = session.run_inference(PAGE, **options)
     assert run.model.strategy_setup["prefill_capture_ms"] > 0
     assert not with_verdict(run_checks(run), "fail")
@@ -138,9 +156,17 @@ def test_a_captured_prefill_equals_one_that_is_not(preset):
 @pytest.mark.parametrize("infer", [{"temperature": 1.4}, {"no_repeat_ngram_size": 2}])
 @pytest.mark.parametrize("first_token", ["prefill", "redecode"])
 def test_a_graph_samples_as_eager_does(infer, first_token, cuda_session):
-    options = {"max_new_tokens": 40, "repeats": 1, "warmup": 0, "infer": infer, "first_token": first_token}
+    options = {
+        "max_new_tokens": 40,
+        "repeats": 1,
+        "warmup": 0,
+        "infer": infer,
+        "first_token": first_token,
+    }
     eager = cuda_session.run_inference(PAGES / "receipt.png", seed=3, **options)
-    run = cuda_session.run_inference(PAGES / "receipt.png", seed=3, strategy="cuda_graph", **options)
+    run = cuda_session.run_inference(
+        PAGES / "receipt.png", seed=3, strategy="cuda_graph", **options
+    )
     assert run.results == eager.results
 
 
@@ -150,9 +176,13 @@ def test_golden_tokens_by_every_strategy(strategy, case, golden_cuda):
     inputs = on_cuda(RECORDED.inputs(case))
     rows, length = inputs.input_ids.shape
     expected = RECORDED.forward[f"{case}.greedy_tokens"]
-    step = StaticStep(golden_cuda.model, rows, CAPACITY, strategy).ready_for(length, expected.shape[1])
+    step = StaticStep(golden_cuda.model, rows, CAPACITY, strategy).ready_for(
+        length, expected.shape[1]
+    )
     for every in (1, 8):
-        state = generate(golden_cuda.model, inputs, expected.shape[1], step=step, eos_check_every=every)
+        state = generate(
+            golden_cuda.model, inputs, expected.shape[1], step=step, eos_check_every=every
+        )
         assert state.ids == expected.tolist()
 
 

@@ -1,4 +1,6 @@
-"""Damaged records: what loads, every reader can read, and what cannot be read is refused in one sentence."""
+"""Damaged records: what loads, every reader can read, and what cannot be read is refused in one
+sentence.
+"""
 
 import itertools
 import json
@@ -67,13 +69,20 @@ TABLES = ("stages", "tokens", "regions", "floors", "checks", "token_table")
 SECTIONS = ("cards", "stages", "floors", "text_notes", "method", "checks", "kernels")
 #: Every reader of a record, with a whole one beside it: the quick ones, then what takes longer.
 QUICK = {
-    "texts": lambda run, _: (run.summary(), [result_markdown(r["text"] or "") for r in run.results]),
+    "texts": lambda run, _: (
+        run.summary(),
+        [result_markdown(r["text"] or "") for r in run.results],
+    ),
     "a batch's page": lambda run, _: figures.page_figures(run, "", "", ""),
     "regions": lambda run, _: page_view.regions_html(run.regions),
 }
 SLOW = {
     "tables": lambda run, _: [getattr(run, name) for name in TABLES],
-    "sentences": lambda run, _: (repr(run), words.verdict(run), words.checks_verdict(run_checks(run))),
+    "sentences": lambda run, _: (
+        repr(run),
+        words.verdict(run),
+        words.checks_verdict(run_checks(run)),
+    ),
     "sections": lambda run, _: [getattr(results, name)(run).html() for name in SECTIONS],
     "compared": compared,
     "swept": swept,
@@ -104,13 +113,19 @@ def loaded_mutants(base, count, seed):
 
 @pytest.mark.parametrize("number", range(len(BASES)))
 def test_what_loads_can_be_read(number):
-    """The record meets every reader; each damaged one that loads a quick one, one in ten a slow one."""
+    """The record meets every reader; each damaged one that loads a quick one, one in ten a slow
+    one.
+    """
     base, broken = BASES[number], []
     quick, slow = itertools.cycle(QUICK), itertools.cycle(SLOW)
-    for loaded, (told, run) in enumerate([("nothing", base), *loaded_mutants(base, 60, seed=number)]):
+    for loaded, (told, run) in enumerate(
+        [("nothing", base), *loaded_mutants(base, 60, seed=number)]
+    ):
         readers = [*QUICK, *SLOW] if loaded == 0 else [next(quick)]
         readers += [next(slow)] if loaded % 10 == 5 else []
-        readers += ["all drawn"] if loaded == 4 and number else []  # the second base has all of the first
+        readers += (
+            ["all drawn"] if loaded == 4 and number else []
+        )  # the second base has all of the first
         for name in readers:
             try:
                 ({"all drawn": draw_everything} | QUICK | SLOW)[name](run, base)
@@ -121,8 +136,12 @@ def test_what_loads_can_be_read(number):
 
 
 def test_no_verb_ends_in_a_traceback(tmp_path, monkeypatch, capsys):
-    """The real command line: what loads is shown or refused, what does not is refused, in one sentence."""
-    monkeypatch.setattr("ocr_phases.report.render.write_report", lambda *_, **__: tmp_path / "x.html")
+    """The real command line: what loads is shown or refused, what does not is refused, in one
+    sentence.
+    """
+    monkeypatch.setattr(
+        "ocr_phases.report.render.write_report", lambda *_, **__: tmp_path / "x.html"
+    )
     base, path = (tmp_path / name for name in ("base.json", "run.json"))
     BASES[0].save(base)
     verbs = ["verify", "--record"], ["compare", str(base)], ["artifacts"]

@@ -1,4 +1,6 @@
-"""The docs hold: links lead somewhere, pictures are small, pages have every name, Python runs as shown."""
+"""The docs hold: links lead somewhere, pictures are small, pages have every name, Python runs as
+shown.
+"""
 
 import json
 import re
@@ -31,14 +33,20 @@ def test_every_link_within_the_repository_leads_somewhere(path):
     inside = [target.partition("#") for target in targets if not re.match(r"[a-z]+:", target)]
     missing = [name for name, _, _ in inside if not (path.parent / name).exists()]
     for name, _, anchor in inside:
-        if anchor and name not in missing and anchor not in anchors(path.parent / name if name else path):
+        if (
+            anchor
+            and name not in missing
+            and anchor not in anchors(path.parent / name if name else path)
+        ):
             missing.append(f"{name}#{anchor}")
     assert missing == []
 
 
 def anchors(path):
     """What links to a page's headings say behind the ``#``."""
-    text = re.sub(r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    text = re.sub(
+        r"^```.*?^```", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
+    )
     headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -52,10 +60,15 @@ def test_the_record_s_page_has_every_name_of_a_record():
 
 def test_the_settings_page_has_every_preset_and_prompt_with_its_tokens():
     text = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
-    presets = {name: preset for facts in FAMILIES.values() for name, preset in facts.presets.items()}
+    presets = {
+        name: preset for facts in FAMILIES.values() for name, preset in facts.presets.items()
+    }
     for name, preset in presets.items():
         row = re.search(rf"^- `{name}`: (\d+) x .*; (\d+) image tokens", text, re.MULTILINE)
-        assert row and (int(row[1]), int(row[2])) == (preset.base_size, image_token_count(preset, (1, 1)))
+        assert row and (int(row[1]), int(row[2])) == (
+            preset.base_size,
+            image_token_count(preset, (1, 1)),
+        )
     assert f"{image_token_count(PRESETS['gundam'], (2, 3))} tokens" in text
     assert set(PROMPT_NAMES) - set(re.findall(r"`(\w+)", text.partition("## Prompts")[2])) == set()
 
@@ -64,10 +77,13 @@ def test_the_models_page_has_each_family_s_presets_limit_and_file():
     text, families = (ROOT / "docs" / "models.md").read_text(encoding="utf-8"), FAMILIES.values()
     rows = dict(re.findall(r"^\| ([a-z][\w ]*) \| (.*) \|$", text, re.MULTILINE))
     cells = {
-        name: [re.findall(r"`([\w.]+)`", cell) for cell in row.split(" | ")] for name, row in rows.items()
+        name: [re.findall(r"`([\w.]+)`", cell) for cell in row.split(" | ")]
+        for name, row in rows.items()
     }
     assert cells["presets"] == [list(facts.presets) for facts in families]
-    assert [cell[0] for cell in cells["preset by default"]] == [facts.preset().name for facts in families]
+    assert [cell[0] for cell in cells["preset by default"]] == [
+        facts.preset().name for facts in families
+    ]
     assert [cell[0] for cell in cells["output file"]] == [facts.result_name for facts in families]
     limits = [facts.config["language_config"]["max_position_embeddings"] for facts in families]
     assert rows["longest sequence"].split(" | ") == [f"{limit:,} tokens" for limit in limits]
@@ -104,7 +120,9 @@ FEW = {"repeats": 2, "warmup": 0, "ceilings": False}
 
 
 def snippets(path):
-    return re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    return re.findall(
+        r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )
 
 
 @pytest.fixture
@@ -137,8 +155,15 @@ def test_snippets_run(path, quick, tmp_path, monkeypatch):
 
 
 def test_the_quickstart_runs_with_every_call_of_the_readme(quick, tmp_path):
-    parameters = {"preset": "tiny", "other_preset": "small", "max_new_tokens": 8, "output_dir": str(tmp_path)}
-    notebook = nbformat.read(execute_notebook("quickstart", parameters, tmp_path / "q.ipynb"), as_version=4)
+    parameters = {
+        "preset": "tiny",
+        "other_preset": "small",
+        "max_new_tokens": 8,
+        "output_dir": str(tmp_path),
+    }
+    notebook = nbformat.read(
+        execute_notebook("quickstart", parameters, tmp_path / "q.ipynb"), as_version=4
+    )
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     shown = [{kind for output in cell.outputs for kind in output.get("data", {})} for cell in code]
     assert sum("text/html" in kinds for kinds in shown) == 12

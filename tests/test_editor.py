@@ -113,7 +113,14 @@ def run_mypy(source: str, folder: Path) -> list[str]:
     """What mypy says of a file that a user of the package may have."""
     path = folder / "user.py"
     path.write_text(source, encoding="utf-8")
-    command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), str(path)]
+    command = [
+        sys.executable,
+        "-m",
+        "mypy",
+        "--config-file",
+        str(ROOT / "pyproject.toml"),
+        str(path),
+    ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600)
     assert done.returncode in (0, 1), done.stderr
     lines = done.stdout.splitlines()

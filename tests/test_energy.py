@@ -43,10 +43,14 @@ def test_packages_are_added_up_past_the_end_of_their_range(tmp_path, metered):
     assert found == {"seconds": 2.5, "run_joules": pytest.approx(7.0, abs=1e-5), "idle_w": 0.0}
 
 
-@pytest.mark.parametrize(("name", "reason"), [("short", "0.40 s"), ("none", "powercap"), ("closed", "")])
+@pytest.mark.parametrize(
+    ("name", "reason"), [("short", "0.40 s"), ("none", "powercap"), ("closed", "")]
+)
 def test_no_figure_has_a_reason(name, reason, tmp_path, metered):
     zone(tmp_path / "short", "intel-rapl:0", 0)
-    (tmp_path / "closed" / "intel-rapl:0" / "energy_uj").mkdir(parents=True)  # for root, too, no file to read
+    (tmp_path / "closed" / "intel-rapl:0" / "energy_uj").mkdir(
+        parents=True
+    )  # for root, too, no file to read
     found = metered(tmp_path / name, 0.4)
     assert list(found) == ["missing"]
     assert found["missing"] and reason in found["missing"]

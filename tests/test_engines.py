@@ -61,12 +61,24 @@ def test_a_server_is_timed_as_far_as_it_tells_and_the_rest_is_missing(vllm: Fake
     assert run.tokens["probability"].round(3).eq(0.607).all()
     assert found(run, "server_preset") == ("pass", "273 image tokens, as base has")
     assert found(run, "fresh_prompt")[0] == "pass"
-    wanted = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": False, "skip_special_tokens": False}
+    wanted = {
+        "temperature": 0.0,
+        "max_tokens": 8,
+        "ignore_eos": False,
+        "skip_special_tokens": False,
+    }
     assert wanted.items() <= vllm.bodies[0].items()
     again = PhaseRun.load(run.save(tmp_path / "run.json"))
     assert again.model["server"]["engine"] == "vllm"
     assert [set(times) for times in again.model["server"]["times"]] == [TIMES] * 2
-    missing = ("vision_ms", "vision_share", "stage_coverage", "sam_ms", "peak_bytes", "kv_cache_bytes")
+    missing = (
+        "vision_ms",
+        "vision_share",
+        "stage_coverage",
+        "sam_ms",
+        "peak_bytes",
+        "kv_cache_bytes",
+    )
     assert [run[name] for name in missing] == [None] * len(missing)
     assert run.floors.empty
     assert found(run, "stage_coverage")[0] == found(run, "decode_memory")[0] == "n/a"
@@ -98,8 +110,14 @@ def test_a_long_prompt_takes_several_forwards():
     stages = [("sam", 1.0, 1.0, 640), ("sam", 2.0, 1.0, 640)]
     stages += [("language_model", 3.0, 1.0, 256), ("language_model", 5.0, 1.0, 20)]
     stages += [("language_model", 10.0 + step, 0.5, 1) for step in range(3)]
-    times: dict[str, Any] = {"times": [10.0, 11.0, 12.0], "ids": [7, 8, 9], "texts": ["a", "b", "c"]}
-    spans = spans_of([Answer(0.0, **times, beside=True, usage={"prompt_tokens": 276}, stages=stages)])
+    times: dict[str, Any] = {
+        "times": [10.0, 11.0, 12.0],
+        "ids": [7, 8, 9],
+        "texts": ["a", "b", "c"],
+    }
+    spans = spans_of(
+        [Answer(0.0, **times, beside=True, usage={"prompt_tokens": 276}, stages=stages)]
+    )
     text = spans[spans["stage"] == "language_model"]
     assert text["phase"].tolist() == ["prefill"] * 2 + ["decode"] * 2  # the last one makes no token
     assert text["step"].fillna(-1).tolist() == [-1, -1, 0, 1]
@@ -139,7 +157,9 @@ def test_other_dialects_are_timed_by_their_chunks_of_text(dialect, ids, told, ca
 def test_a_repetition_penalty_is_sent_or_refused(dialect, infer, sent):
     with served(dialect) as fake:
         if sent == "refused":
-            with pytest.raises(OcrPhasesError, match=r"This server cannot do repetition_penalty=1\.2"):
+            with pytest.raises(
+                OcrPhasesError, match=r"This server cannot do repetition_penalty=1\.2"
+            ):
                 measure(fake, infer=infer)
         else:
             run = measure(fake, infer=infer)
@@ -147,12 +167,25 @@ def test_a_repetition_penalty_is_sent_or_refused(dialect, infer, sent):
             assert run.request.infer.repetition_penalty == sent
 
 
-#: What the server does, the size of runs that it is asked not to repeat, and the check that says so.
+#: What the server does, the size of runs that it is asked not to repeat, and the check that says
+#: so.
 CHECKED: list[tuple[dict[str, Any], int, str, str, str]] = [
-    ({"a_chunk": 3}, 0, "token_times", "fail", "3 chunks came for 8 tokens: there is no inter-token latency"),
+    (
+        {"a_chunk": 3},
+        0,
+        "token_times",
+        "fail",
+        "3 chunks came for 8 tokens: there is no inter-token latency",
+    ),
     ({"cached": 0}, 0, "fresh_prompt", "pass", "no prompt token came from a cache"),
     ({"cached": 256}, 0, "fresh_prompt", "fail", "a cache had 256 of 276 prompt tokens"),
-    ({"image_tokens": 111}, 0, "server_preset", "fail", f"{OTHER_CUT} it cut the page as small, into 1 x 1"),
+    (
+        {"image_tokens": 111},
+        0,
+        "server_preset",
+        "fail",
+        f"{OTHER_CUT} it cut the page as small, into 1 x 1",
+    ),
     ({}, 3, "repetition_rule", "pass", "0 of 6 runs of 3 tokens were there before"),
 ]
 
@@ -163,7 +196,10 @@ def test_checks_say_what_a_server_did(vllm: Fake, does, size, name, verdict, tol
     run, timed = measure(vllm, infer={"no_repeat_ngram_size": size}), name != "token_times"
     assert found(run, name) == (verdict, told)
     assert (run.result.ids, run["decode_ms"] > 0) == (IDS, True)
-    assert (run["inter_token_ms"] is not None, run["decode_steps"]) == (timed, timed * (len(IDS) - 1))
+    assert (run["inter_token_ms"] is not None, run["decode_steps"]) == (
+        timed,
+        timed * (len(IDS) - 1),
+    )
     assert "--no-enable-prefix-caching" in run.checks.set_index("name").loc["fresh_prompt", "fix"]
     assert len({body["cache_salt"] for body in vllm.bodies}) == len(vllm.bodies)
     assert not size or vllm.bodies[0]["vllm_xargs"]["ngram_size"] == size
@@ -183,18 +219,27 @@ def test_only_a_repeat_whose_tokens_came_together_is_left_out(vllm: Fake):
 
 
 def test_what_is_found_in_an_answer_itself():
-    assert Answer(0.0, times=[1.0, 1.01, 1.02, 5.0]).untimed == "2 of 4 chunks came together with another"
+    assert (
+        Answer(0.0, times=[1.0, 1.01, 1.02, 5.0]).untimed
+        == "2 of 4 chunks came together with another"
+    )
     assert not Answer(0.0, times=[1.0, 1.01, 3.0, 5.0]).untimed
     given: dict[str, Any] = {"times": [5.0, 25.0], "ids": [1, 2]}
     blind = Answer(0.0, **given, stages=[("language_model", 1.0, 1.0, 9)])
     other = Answer(0.0, **given)  # where nobody tells of a cache it is found by time
-    for answer, first, verdict in [(blind, 400.0, "fail"), (other, 400.0, "fail"), (other, 18.0, "pass")]:
+    for answer, first, verdict in [
+        (blind, 400.0, "fail"),
+        (other, 400.0, "fail"),
+        (other, 18.0, "pass"),
+    ]:
         (fresh, *_) = checks.own_checks([answer], 0, first, SamplingSettings())
         assert fresh["verdict"] == verdict
         assert "no vision ran in 1 repeat" in fresh["measured"] or not answer.stages
     gundam = FAMILY.presets["gundam"]
     cuts: dict[str, dict[str, Any]] = {
-        "it cut the page as gundam, into 1 x 2": {"prompt_ids": [3] * image_token_count(gundam, (1, 2))},
+        "it cut the page as gundam, into 1 x 2": {
+            "prompt_ids": [3] * image_token_count(gundam, (1, 2))
+        },
         "no preset has as many": {"prompt_ids": [3] * 7},
         "cut the page as small, into 1 x 1": {"usage": {"prompt_tokens": 115}},
     }
@@ -207,7 +252,8 @@ def test_what_is_found_in_an_answer_itself():
         assert checks.prompt_check(answer, [0, 9, 9])["measured"] == told
 
 
-#: Ids, the size and window of the rule, and how many runs break it; one stands just before the window.
+#: Ids, the size and window of the rule, and how many runs break it; one stands just before the
+#: window.
 RULES = [([1, 2, 3, 1, 2, 3], 3, 0, 1), ([1, 2, 3, 1, 2, 4], 3, 0, 0), ([1], 3, 0, 0)]
 RULES += [([1, 2, 9, 9, 1, 2], 2, 6, 1), ([1, 2, 9, 9, 1, 2], 2, 5, 0)]
 
@@ -235,7 +281,8 @@ def test_a_fault_is_one_sentence_and_keeps_what_was_measured(vllm: Fake, fault: 
 
 
 @pytest.mark.parametrize(
-    "address", ["ftp://host/v1", "http://host:port", f"http://me:{SECRET}@host/v1", "http://127.0.0.1:9/v1"]
+    "address",
+    ["ftp://host/v1", "http://host:port", f"http://me:{SECRET}@host/v1", "http://127.0.0.1:9/v1"],
 )
 def test_a_wrong_address_is_refused(address: str):
     with refused() as error:
@@ -245,7 +292,12 @@ def test_a_wrong_address_is_refused(address: str):
 
 
 #: What a server cannot be asked for, or not without more.
-REFUSED: dict[str, Any] = {"strategy": "compiled", "vision": "compiled", "generate": True, "kernels": True}
+REFUSED: dict[str, Any] = {
+    "strategy": "compiled",
+    "vision": "compiled",
+    "generate": True,
+    "kernels": True,
+}
 REFUSED |= {"first_token": "redecode", "autocast": True, "eos_check_every": 4, "verify": True}
 
 
@@ -311,7 +363,9 @@ def test_a_load_tells_its_knee_its_price_and_what_failed(vllm: Fake, tmp_path: P
     assert list(table.index) == ["1 at once", "2 at once", "1200/min"]
     assert table.loc["2 at once", "pages_per_min"] > 1.1 * table.loc["1 at once", "pages_per_min"]
     assert table["ttft_p50_ms"].between(40, 400).all()
-    assert (table["price_per_1000_pages"] * table["pages_per_min"]).tolist() == pytest.approx([50.0] * 3)
+    assert (table["price_per_1000_pages"] * table["pages_per_min"]).tolist() == pytest.approx(
+        [50.0] * 3
+    )
     assert result.knee == ""
     assert result.verdict.startswith(
         "Pages per minute were still rising at 2 at once, the highest level tried: "
@@ -326,7 +380,10 @@ def test_a_load_tells_its_knee_its_price_and_what_failed(vllm: Fake, tmp_path: P
 
 def test_figures_of_a_load_are_those_of_its_rows():
     waits: dict[str, Any] = {"level": "1 at once", "tokens": 3, "error": ""}
-    rows = [waits | {"begun": s, "times": [s + 1.0, s + 2.0, s + 4.0]} for s in map(float, range(TAIL_FROM))]
+    rows = [
+        waits | {"begun": s, "times": [s + 1.0, s + 2.0, s + 4.0]}
+        for s in map(float, range(TAIL_FROM))
+    ]
     failed = waits | {"begun": 0.0, "times": [], "tokens": 0, "error": "no"}
     table = LoadResult("here", [*rows, failed]).table.iloc[0]
     assert (table["requests"], table["errors"]) == (TAIL_FROM + 1, 1)
@@ -337,7 +394,9 @@ def test_figures_of_a_load_are_those_of_its_rows():
     few = LoadResult("here", rows[1:])
     assert few.table[["ttft_p99_ms", "inter_token_p99_ms"]].isna().all(axis=None)
     (axes,) = few.plot.stalls().axes
-    assert axes.get_title(loc="left").startswith("One page's tokens: 1.50 s apart, 2.00 s while another")
+    assert axes.get_title(loc="left").startswith(
+        "One page's tokens: 1.50 s apart, 2.00 s while another"
+    )
     assert axes.lines[0].get_xdata().tolist() == [3.0, 5.0]  # of the page asked for after 1 s
     (points, _) = few.plot.throughput().axes[0].lines
     assert points.get_ydata().tolist() == [1000.0]
@@ -345,18 +404,43 @@ def test_figures_of_a_load_are_those_of_its_rows():
     assert LoadResult("here", [failed]).verdict == nothing
 
 
-#: Levels in their order, with the seconds for ten pages (None: all failed); the knee; the verdict's start.
+#: Levels in their order, with the seconds for ten pages (None: all failed); the knee; the verdict's
+#: start.
 KNEES: list[tuple[list[tuple[str, float | None]], str, str]] = [
     ([("1 at once", 10)], "", "There is no knee: 1 at once is the only level"),
     ([("64 at once", 10)], "", "There is no knee: 64 at once is the only level"),
     ([("1 at once", 10), ("2 at once", 5)], "", "Pages per minute were still rising at 2 at once"),
     ([("2 at once", 5), ("1 at once", 10)], "", "Pages per minute were still rising at 2 at once"),
-    ([("1 at once", 10), ("2 at once", 9.5)], "1 at once", "The knee is 1 at once: 60.0 pages a minute"),
-    ([("1 at once", 10), ("2 at once", 20)], "1 at once", "The knee is 1 at once: 60.0 pages a minute"),
-    ([("1 at once", 10), ("2 at once", 5), ("4 at once", 4.9)], "2 at once", "The knee is 2 at once"),
-    ([("4 at once", 4.9), ("1 at once", 10), ("2 at once", 5)], "2 at once", "The knee is 2 at once"),
-    ([("16 at once", 4.9), ("8 at once", 5), ("2 at once", 10)], "8 at once", "The knee is 8 at once"),
-    ([("1 at once", 10), ("2 at once", 20), ("4 at once", 5)], "", "Pages per minute were still rising at 4"),
+    (
+        [("1 at once", 10), ("2 at once", 9.5)],
+        "1 at once",
+        "The knee is 1 at once: 60.0 pages a minute",
+    ),
+    (
+        [("1 at once", 10), ("2 at once", 20)],
+        "1 at once",
+        "The knee is 1 at once: 60.0 pages a minute",
+    ),
+    (
+        [("1 at once", 10), ("2 at once", 5), ("4 at once", 4.9)],
+        "2 at once",
+        "The knee is 2 at once",
+    ),
+    (
+        [("4 at once", 4.9), ("1 at once", 10), ("2 at once", 5)],
+        "2 at once",
+        "The knee is 2 at once",
+    ),
+    (
+        [("16 at once", 4.9), ("8 at once", 5), ("2 at once", 10)],
+        "8 at once",
+        "The knee is 8 at once",
+    ),
+    (
+        [("1 at once", 10), ("2 at once", 20), ("4 at once", 5)],
+        "",
+        "Pages per minute were still rising at 4",
+    ),
     (
         [("1 at once", 10), ("2 at once", 5), ("4 at once", None)],
         "",
@@ -393,7 +477,8 @@ def test_a_knee_needs_a_higher_level_that_brought_less(levels, knee, verdict):
 
 
 MARKDOWN = "<image>\n<|grounding|>Convert the document to markdown."
-#: What a server told of its prompt for a page of 1000 x 1400 at gundam, 903 image tokens; and the verdict.
+#: What a server told of its prompt for a page of 1000 x 1400 at gundam, 903 image tokens; and the
+#: verdict.
 TOLD: list[tuple[dict[str, Any], str, str]] = [
     ({}, "n/a", "tells neither"),
     ({"usage": {"prompt_tokens": None}}, "n/a", "tells neither"),
@@ -411,14 +496,24 @@ TOLD: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt_ids": [0, *[3] * 903, 1, 2]}, "pass", "903 image tokens, as gundam has"),
     ({"prompt_ids": [0, *[3] * 903, *range(50, 90)]}, "pass", "903 image tokens, as gundam has"),
     ({"prompt_ids": [0, *[3] * 902, 1, 2]}, "fail", "no preset has as many"),
-    ({"prompt_ids": [0, *[3] * 111, 1], "usage": {"prompt_tokens": 915}}, "fail", "as small, into 1 x 1"),
-    ({"prompt_ids": [0, *[3] * 903, 1], "usage": {"prompt_tokens": 12}}, "pass", "903 image tokens"),
+    (
+        {"prompt_ids": [0, *[3] * 111, 1], "usage": {"prompt_tokens": 915}},
+        "fail",
+        "as small, into 1 x 1",
+    ),
+    (
+        {"prompt_ids": [0, *[3] * 903, 1], "usage": {"prompt_tokens": 12}},
+        "pass",
+        "903 image tokens",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("told", "verdict", "says"), TOLD)
 def test_a_preset_passes_only_by_what_the_server_told(told, verdict, says):
-    _, _, check = checks.read_as(Answer(0.0, **told), FAMILY.preset("gundam"), FAMILY, MARKDOWN, 1000, 1400)
+    _, _, check = checks.read_as(
+        Answer(0.0, **told), FAMILY.preset("gundam"), FAMILY, MARKDOWN, 1000, 1400
+    )
     assert check["verdict"] == verdict
     assert says in check["measured"]
 
@@ -488,5 +583,8 @@ def test_the_extension_watches_a_vllm_worker():
     assert worker.ocr_watch() == facts
     named["sam_model"](torch.zeros(3, 640))
     named["language_model"](None, torch.zeros(5), inputs_embeds=torch.zeros(5, 8))
-    assert [(row[0], row[3]) for row in worker.ocr_take()[1]] == [("sam", 640), ("language_model", 5)]
+    assert [(row[0], row[3]) for row in worker.ocr_take()[1]] == [
+        ("sam", 640),
+        ("language_model", 5),
+    ]
     assert set(MODULES) - {"language_model"} == set(VISION_STAGES)

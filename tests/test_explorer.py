@@ -1,4 +1,6 @@
-"""The explorer without a browser: its panel, its views, a real run in its thread, and what may go wrong."""
+"""The explorer without a browser: its panel, its views, a real run in its thread, and what may go
+wrong.
+"""
 
 import asyncio
 import base64
@@ -104,12 +106,18 @@ def heard(explorer, call):
     explorer.measuring.on_tokens = lambda repeat, new: (call(repeat), on_tokens(repeat, new))
 
 
-def test_a_new_panel_shows_one_of_the_package_s_records_which_are_of_every_family(tmp_path, monkeypatch):
+def test_a_new_panel_shows_one_of_the_package_s_records_which_are_of_every_family(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr("ocr_phases.explorer.panel.shipped", shipped)
     explorer = Explorer(keep=tmp_path)
     assert (explorer.run.page.file, explorer.view, explorer.busy) == ("receipt.png", "page", False)
-    assert pages_asked(explorer) == [(str(PAGES / "receipt.png"), None)] and AGAIN not in explorer.head
-    assert "data-read" in explorer.records and "data-own" not in explorer.records  # nobody may delete it
+    assert (
+        pages_asked(explorer) == [(str(PAGES / "receipt.png"), None)] and AGAIN not in explorer.head
+    )
+    assert (
+        "data-read" in explorer.records and "data-own" not in explorer.records
+    )  # nobody may delete it
     runs = [PhaseRun.load(path) for path in shipped()]
     assert {(run.model.family or "deepseek-ocr") for run in runs} == set(FAMILIES)
 
@@ -119,8 +127,18 @@ def test_settings_are_what_the_browser_says(run):
     given = {"prompt": " locate:Total ", "preset": "gundam", "max_new_tokens": "77"}
     Browser(explorer).form(**given, infer="temperature=0.7", grounding="false")
     (asked,) = explorer.form.jobs(explorer.values)
-    wanted = {"model": "models/DeepSeek-OCR", "prompt": "locate:Total", "preset": "gundam", "warmup": 1}
-    wanted |= {"max_new_tokens": 77, "infer": "temperature=0.7", "grounding": False, "autocast": None}
+    wanted = {
+        "model": "models/DeepSeek-OCR",
+        "prompt": "locate:Total",
+        "preset": "gundam",
+        "warmup": 1,
+    }
+    wanted |= {
+        "max_new_tokens": 77,
+        "infer": "temperature=0.7",
+        "grounding": False,
+        "autocast": None,
+    }
     assert vars(asked.settings) | wanted | {"repeats": LEAST_REPEATS} == vars(asked.settings)
     assert asked.page == str(PAGES / "form.png")
     code = asked.code()
@@ -188,7 +206,9 @@ SHAPES["no region"] = {"text": "no region at all"}
 def test_every_shape_of_record_is_drawn_and_has_a_small_picture(shape):
     run = make_run(**SHAPES[shape], page_name="<b>.png")
     explorer = Explorer(runs=[run])
-    open_all(explorer, "checks", "page")  # figures of all shapes are drawn by the tests of what a cell shows
+    open_all(
+        explorer, "checks", "page"
+    )  # figures of all shapes are drawn by the tests of what a cell shows
     json.dumps(explorer.data, allow_nan=False)
     explorer.token = 10**6
     assert (explorer.token, explorer.message) == (run.token_count - 1, "")
@@ -228,7 +248,14 @@ def test_the_head_says_what_makes_a_record_doubtful_and_a_view_is_drawn_when_it_
     explorer.add(run)
     assert explorer.parts == {}  # those were another record's
     assert says(explorer.head, "Decode is", "No check failed") and "op-bar" in explorer.head
-    row = {"wall_s": 4.0, "cpu_s": 4.0, "other_threads_s": 1.0, "waited_s": 0.0, "others": 0.0, "steal": 0.0}
+    row = {
+        "wall_s": 4.0,
+        "cpu_s": 4.0,
+        "other_threads_s": 1.0,
+        "waited_s": 0.0,
+        "others": 0.0,
+        "steal": 0.0,
+    }
     rows = [{"repeat": number, **row, "load_start": 1.0, "load_end": 1.0} for number in run.repeats]
     device = {**to_plain(run.device), "conditions": {"repeats": rows, "gpu": None}}
     explorer = Explorer(runs=[altered(run, device=device)], keep=None)
@@ -287,7 +314,16 @@ def test_markdown_has_its_tables_and_nothing_of_html():
     )
 
 
-_PIECES = ("<table>", "</table>", "<tr>", "<td>", "<td onclick=x colspan=3>", "<script>", "<!--", "&lt;")
+_PIECES = (
+    "<table>",
+    "</table>",
+    "<tr>",
+    "<td>",
+    "<td onclick=x colspan=3>",
+    "<script>",
+    "<!--",
+    "&lt;",
+)
 _PIECES += ("# ", "| a |\n|--|\n", "[x](y)", "`", "**", "- ", "> ", "\n", "![", "$x_1$", "\\(")
 _NAMES = "p|br|hr|pre|code|em|strong|blockquote|ul|ol|li|table|thead|tbody|tr|td|th|h[1-6]"
 _VALUES = {"colspan": "[0-9]+", "rowspan": "[0-9]+", "start": "[0-9]+", "class": "language-.*"}
@@ -319,7 +355,9 @@ def test_a_live_update_is_small_and_keeps_the_slowest_token(times):
     (points,) = state["lines"]
     known = [ms for ms in times if ms == ms]
     assert len(points) <= 400
-    assert max((ms for _, ms in points), default=0) == pytest.approx(max(known, default=0), abs=1e-4)
+    assert max((ms for _, ms in points), default=0) == pytest.approx(
+        max(known, default=0), abs=1e-4
+    )
     assert len(json.dumps(state, allow_nan=False)) < 40_000
 
 
@@ -330,7 +368,9 @@ def test_live_tells_text_boxes_pace_and_progress_and_a_result_is_tightened_by_re
     assert live.size == (60, 80) and live.picture.startswith(JPEG)
     live.doing("loading tiny")
     state = live.state()
-    assert "loading tiny" in state["doing"] and state["done"] is None  # nobody knows how long loading takes
+    assert (
+        "loading tiny" in state["doing"] and state["done"] is None
+    )  # nobody knows how long loading takes
     live.reader(lambda: lambda token: text[token])
     live.progress(0, 3)
     for token in range(many - 12):
@@ -345,9 +385,12 @@ def test_live_tells_text_boxes_pace_and_progress_and_a_result_is_tightened_by_re
         for _ in range(new):
             live.on_tokens(0, [[7]])
     state = live.state()
-    assert says(state["doing"], "repeat 2 of 2", "2 tokens", "a token") and state["left"].endswith("s left")
+    assert says(state["doing"], "repeat 2 of 2", "2 tokens", "a token") and state["left"].endswith(
+        "s left"
+    )
     assert (state["done"], state["total"]) == (2 * many + 2, 3 * many)
-    # What a finished run brought stays while the next one is measured, whose curve is the faint one.
+    # What a finished run brought stays while the next one is measured, whose curve is the faint
+    # one.
     assert (state["text"], len(state["lines"])) == (3 * text[7], 2)
     live.progress(3, 3)
     live.state()
@@ -368,7 +411,9 @@ def test_a_run_s_half_character_is_not_shown_in_the_next_one(monkeypatch):
         on_tokens(1, [tokenizer.encode("!", add_special_tokens=False)])
         progress(2, 2)
 
-    session = SimpleNamespace(tokenizer=tokenizer, device="cuda", model=None, run_inference=run_inference)
+    session = SimpleNamespace(
+        tokenizer=tokenizer, device="cuda", model=None, run_inference=run_inference
+    )
     monkeypatch.setattr("ocr_phases.session.kept_session", lambda **_: session)
     live, asked = Live(), Asked(str(PAGES / "form.png"), None, Settings(repeats=2, warmup=0))
     start(asked, live).result()
@@ -431,7 +476,9 @@ def test_two_ticked_records_are_compared_with_the_pinned_one(run):
     assert explorer.compared == ""
     explorer.ticked = keys[:2]
     shown = explorer.compared
-    assert shown.count('class="op-svg"') == 2 and says(shown, "Set Repeats (--repeats) to 5 or more")
+    assert shown.count('class="op-svg"') == 2 and says(
+        shown, "Set Repeats (--repeats) to 5 or more"
+    )
     assert f'data-value="{prefill_ratio(run, others[0])!r}"' in shown
     explorer.pinned = keys[2]
     assert says(explorer.compared, "How the text differs")
@@ -485,7 +532,9 @@ def test_a_run_is_measured_in_its_thread_watched_and_repeated_over_its_curve(qui
     assert quick.live_page.startswith(JPEG)
     Browser(quick).ask("again", label=AGAIN)
     assert len(quick.run.repeats) == 8
-    assert quick.data["before"][1:] == pytest.approx(first.token_table["device_ms"][1:].tolist(), abs=1e-4)
+    assert quick.data["before"][1:] == pytest.approx(
+        first.token_table["device_ms"][1:].tolist(), abs=1e-4
+    )
     assert quick.runs[1] is first and len(quick.runs) == shown + 2
 
 
@@ -603,7 +652,9 @@ def test_finished_records_are_kept_and_the_newest_is_shown_again(quick, tmp_path
 
 def test_what_is_asked_is_done_with_what_the_browser_holds_back(explorer):
     browser, told = Browser(explorer), []
-    explorer._handle = SimpleNamespace(update=lambda bundle, raw: told.append((explorer.token, bundle)))
+    explorer._handle = SimpleNamespace(
+        update=lambda bundle, raw: told.append((explorer.token, bundle))
+    )
     browser.ask("save", state={"token": 7, "color": "time"})
     assert told == [(7, explorer.picture())] and browser.answers[-1][0]["saved"]
     browser.ask("code", state={"values": {**explorer.values, "seed": 12}})

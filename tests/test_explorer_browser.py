@@ -1,4 +1,6 @@
-"""The explorer as a person meets it: explore.ipynb in JupyterLab, in Chromium, with the built-in model."""
+"""The explorer as a person meets it: explore.ipynb in JupyterLab, in Chromium, with the built-in
+model.
+"""
 
 import base64
 import contextlib
@@ -13,14 +15,18 @@ from conftest import GPU_RECORD, RUNS
 
 from ocr_phases import PhaseRun
 
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(lab.missing()), reason=str(lab.missing()))]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(bool(lab.missing()), reason=str(lab.missing())),
+]
 
 LONG_RECORD = RUNS / "families" / "h100-unlimited-ocr-8000-cuda-graph.json.gz"
 NO_RUN = ".opx-run:enabled"
 MORE = ".opx-more > summary"
 TABS = ".opx-inside > .opx-tabs"
 CELLS = "() => jupyterapp.shell.currentWidget.content.widgets.map((cell) => cell.model.id + cell.model.type)"
-#: Shortcuts of a notebook in command mode: change, insert, delete, cut, copy, paste, merge, run, go to.
+#: Shortcuts of a notebook in command mode: change, insert, delete, cut, copy, paste, merge, run, go
+#: to.
 PRESSED = [*"mryabddxcv00jk", "Shift+M", "ArrowDown", "Shift+Enter", "Control+Enter", "Control+x"]
 CONTROLS = ["[data-name=page]", MORE, ".opv-scrubber", ".opv-regions", ".opv-curve"]
 CONTROLS += ["button.op-badge", f"{TABS} input:checked", ".opv-keys summary"]
@@ -137,7 +143,9 @@ def test_text_curve_and_boxes_grow_while_the_page_is_read(panel, ran):
 
 
 def lit(page, token, region=None):
-    """Everything shows this token; and this region, which the receipt's numbers have in their order."""
+    """Everything shows this token; and this region, which the receipt's numbers have in their
+    order.
+    """
     page.wait_for_function(f"({LIT})().token === {token}")
     found = page.evaluate(LIT)
     assert found["scrubber"] == token
@@ -221,7 +229,9 @@ def test_the_page_zooms_and_moves(panel, view):
     assert zoomed["width"] == pytest.approx(1.5 * whole["width"], rel=0.02)
     box.hover()
     panel.mouse.wheel(0, -100)
-    panel.wait_for_function(f"document.querySelector('.opv-page svg').clientWidth > {1.2 * zoomed['width']}")
+    panel.wait_for_function(
+        f"document.querySelector('.opv-page svg').clientWidth > {1.2 * zoomed['width']}"
+    )
     wheeled = place()
     assert wheeled["width"] == pytest.approx(1.25 * zoomed["width"], rel=0.02)
     panel.mouse.down()
@@ -257,10 +267,16 @@ def test_no_key_leaves_the_panel_until_escape(panel, view, control):
 def saved(page):
     """The panel's JPEG in the notebook's file; empty before the first save."""
     while True:
-        with contextlib.suppress(json.JSONDecodeError):  # Jupyter writes in place: half of it is there
+        with contextlib.suppress(
+            json.JSONDecodeError
+        ):  # Jupyter writes in place: half of it is there
             cells = json.loads((page.root / "explore.ipynb").read_text())["cells"]
-            outputs = [output.get("data", {}) for cell in cells for output in cell.get("outputs", ())]
-            return next(("".join(data["image/jpeg"]) for data in outputs if "opx-still" in str(data)), "")
+            outputs = [
+                output.get("data", {}) for cell in cells for output in cell.get("outputs", ())
+            ]
+            return next(
+                ("".join(data["image/jpeg"]) for data in outputs if "opx-still" in str(data)), ""
+            )
         page.wait_for_timeout(20)
 
 
@@ -274,13 +290,19 @@ def test_a_save_has_the_picture_of_what_is_on_screen(panel, view):
         while saved(panel) == before:
             assert time.monotonic() < end
             panel.wait_for_timeout(100)
-        told = panel.evaluate("JSON.stringify(jupyterapp.shell.currentWidget.content.model.toJSON())")
+        told = panel.evaluate(
+            "JSON.stringify(jupyterapp.shell.currentWidget.content.model.toJSON())"
+        )
         assert json.dumps(saved(panel))[1:-1] in told
 
 
 def test_pages_come_in_by_drop_paste_and_the_file_browser(panel, view):
     data = base64.b64encode((lab.REPOSITORY / "data" / "pages" / "form.png").read_bytes()).decode()
-    for kind, name in (("drop", "dropped.png"), ("paste", "pasted.png"), ("lm-drop", "pages/slide.png")):
+    for kind, name in (
+        ("drop", "dropped.png"),
+        ("paste", "pasted.png"),
+        ("lm-drop", "pages/slide.png"),
+    ):
         panel.evaluate(DROP, [kind, name, data])
         wanted = name.split("/")[-1]
         panel.wait_for_function(f"document.querySelector('[data-name=page]').value === '{wanted}'")
@@ -299,11 +321,15 @@ def test_stop_and_interrupt_end_a_run(panel, view):
     panel.press("[data-name=repeats]", "Tab")
     for end in ("stop", "interrupt"):
         panel.click(".opx-run")
-        panel.wait_for_function("document.querySelector('.opv-live .opv-text')?.textContent.length > 5")
+        panel.wait_for_function(
+            "document.querySelector('.opv-live .opv-text')?.textContent.length > 5"
+        )
         if end == "stop":
             panel.click(".opx-stop")
         else:
-            panel.evaluate("jupyterapp.shell.currentWidget.sessionContext.session.kernel.interrupt()")
+            panel.evaluate(
+                "jupyterapp.shell.currentWidget.sessionContext.session.kernel.interrupt()"
+            )
         panel.wait_for_selector(NO_RUN)
         assert "Stopped" in panel.inner_text(".opx-message")
 
@@ -312,8 +338,12 @@ def test_records_are_shown_compared_downloaded_and_deleted(panel, view, tmp_path
     lab.open_view(panel, "Records")
     table = panel.locator(".opx-table")
     table.locator(".opx-spark").nth(5).wait_for()
-    panel.evaluate(DROP, ["drop", "h200.json.gz", base64.b64encode(GPU_RECORD.read_bytes()).decode()])
-    panel.wait_for_function("document.querySelector('.opx-about').textContent.includes('NVIDIA H200')")
+    panel.evaluate(
+        DROP, ["drop", "h200.json.gz", base64.b64encode(GPU_RECORD.read_bytes()).decode()]
+    )
+    panel.wait_for_function(
+        "document.querySelector('.opx-about').textContent.includes('NVIDIA H200')"
+    )
     rows = table.locator("tbody tr")
     with panel.expect_download() as download:
         rows.first.locator("button[title=Download]").click()
@@ -331,7 +361,9 @@ def test_records_are_shown_compared_downloaded_and_deleted(panel, view, tmp_path
     assert table.locator("tbody tr:visible").count() == 1
     panel.fill("input[aria-label='Filter the records']", "")
     panel.once("dialog", lambda dialog: dialog.accept("my run"))
-    table.locator("tbody tr:has(button[title=Delete])").first.locator("button[title=Rename]").click()
+    table.locator("tbody tr:has(button[title=Delete])").first.locator(
+        "button[title=Rename]"
+    ).click()
     mine = table.locator("tbody tr:has(td:text-is('my run'))")
     mine.wait_for()
     panel.once("dialog", lambda dialog: dialog.dismiss())  # asked once
@@ -339,7 +371,9 @@ def test_records_are_shown_compared_downloaded_and_deleted(panel, view, tmp_path
     assert rows.count() == many
     panel.once("dialog", lambda dialog: dialog.accept())
     mine.locator("button[title=Delete]").click()
-    panel.wait_for_function(f"document.querySelectorAll('.opx-table tbody tr').length === {many - 1}")
+    panel.wait_for_function(
+        f"document.querySelectorAll('.opx-table tbody tr').length === {many - 1}"
+    )
 
 
 @pytest.mark.parametrize("theme", ["JupyterLab Dark", "JupyterLab Light"])

@@ -1,4 +1,5 @@
-"""What sets the families apart: config, rules and output as the vendors have them, and a record of each.
+"""What sets the families apart: config, rules and output as the vendors have them, and a record of
+each.
 
 Their phases are held in ``test_phases.py``, their pages in ``test_page.py``.
 """
@@ -78,7 +79,11 @@ def test_the_window_is_the_files() -> None:
     text = native_config(golden).text_config
     assert (text.sliding_window, set(text.layer_types)) == (WINDOW, {"reference_sliding_attention"})
     without = copy.deepcopy(golden)
-    places = ("language_config", "sliding_window_size"), ("", "sliding_window_size"), ("", "sliding_window")
+    places = (
+        ("language_config", "sliding_window_size"),
+        ("", "sliding_window_size"),
+        ("", "sliding_window"),
+    )
     for section, name in places:
         changed = copy.deepcopy(golden)
         changed.get(section, changed)[name] = 17
@@ -96,9 +101,15 @@ def test_no_number_of_the_file_is_ignored():
     raw = {name: recorded[name] for name in ("model_type", "language_config", "vision_config")}
     for name in ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"):
         del raw["language_config"][name]  # of another kind of attention, which this model has not
-    raw["language_config"] |= {"rope_theta": 10_000.0, "rms_norm_eps": 1e-6, "routed_scaling_factor": 1.0}
+    raw["language_config"] |= {
+        "rope_theta": 10_000.0,
+        "rms_norm_eps": 1e-6,
+        "routed_scaling_factor": 1.0,
+    }
     before = native_config(raw).to_dict()
-    numbers = [path for path in paths(raw) if type(reduce(operator.getitem, path, raw)) in (int, float)]
+    numbers = [
+        path for path in paths(raw) if type(reduce(operator.getitem, path, raw)) in (int, float)
+    ]
     assert len(numbers) > 30
     for path in numbers:
         changed = copy.deepcopy(raw)
@@ -133,9 +144,15 @@ def test_ngrams_are_banned_as_recorded(name, case):
 
 @settings(deadline=None, max_examples=40)
 @given(
-    st.data(), st.integers(1, 6), st.sampled_from([0, 1, 2, 3, 5, 8]), st.integers(1, 12), st.integers(1, 3)
+    st.data(),
+    st.integers(1, 6),
+    st.sampled_from([0, 1, 2, 3, 5, 8]),
+    st.integers(1, 12),
+    st.integers(1, 3),
 )
-def test_ngrams_that_come_one_by_one_are_banned_as_by_transformers(data, size, window, length, rows):
+def test_ngrams_that_come_one_by_one_are_banned_as_by_transformers(
+    data, size, window, length, rows
+):
     """Ids beyond the vocabulary, too: image tokens may be."""
     vocab = data.draw(st.integers(2, 5))
     many = st.lists(st.integers(0, vocab + 1), min_size=length + 8, max_size=length + 8)
@@ -182,7 +199,10 @@ def test_a_small_dummy_runs(name: str) -> None:
     assert (run.model.name, run.model.family) == (asked, name)
     assert not with_verdict(run_checks(run), "fail")
     inputs = session.prepare(RECEIPT)  # as the recorded pages are
-    assert (inputs.views[0].preset.name, *inputs.prompts) == (facts.preset().name, facts.text_of("markdown"))
+    assert (inputs.views[0].preset.name, *inputs.prompts) == (
+        facts.preset().name,
+        facts.text_of("markdown"),
+    )
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +224,14 @@ def test_cache_facts_are_true_for_a_cache_that_stops_growing(several_pages, tmp_
     assert cache["bytes"] == [entries * cache["bytes_per_token"] for entries in cache["entries"]]
     checks = {check.name: check for check in run_checks(run)}
     assert {check.verdict for check in checks.values()} <= {"pass", "note", "n/a", "noisy"}
-    for name in ("parity", "cache_growth", "cache_linear", "cache_reused", "image_features", "prompt_tokens"):
+    for name in (
+        "parity",
+        "cache_growth",
+        "cache_linear",
+        "cache_reused",
+        "image_features",
+        "prompt_tokens",
+    ):
         assert checks[name].verdict == "pass", name
     assert checks["cache_growth"].measured == (
         f"{prompt} to {prompt + 23} tokens seen, {prompt + 15} entries held, window 16"
@@ -246,7 +273,10 @@ def test_pages_of_a_file_are_one_prompt_on_the_command_line(golden_checkpoint, t
     again = ["profile", "--from", str(record), "--save", str(tmp_path / "again.json"), *quick]
     assert main([*again, f"{document}#2-3"]) == 0
     capsys.readouterr()
-    for page, says in ((f"{document}#1-2", "is not the page of the record"), (str(document), "2 pages")):
+    for page, says in (
+        (f"{document}#1-2", "is not the page of the record"),
+        (str(document), "2 pages"),
+    ):
         assert main([*again, page]) == 2
         assert says in capsys.readouterr().err.splitlines()[-1]
 
@@ -265,7 +295,12 @@ def markdown(name: str) -> str:
 @pytest.mark.parametrize(
     ("name", "labels", "boxes", "pages"),
     [
-        ("single", "title text image image_caption table broken image", [1, 1, 1, 1, 1, 0, 1], [0] * 7),
+        (
+            "single",
+            "title text image image_caption table broken image",
+            [1, 1, 1, 1, 1, 0, 1],
+            [0] * 7,
+        ),
         ("two_boxes", "image text image", [2, 1, 1], [0] * 3),
         ("old_format", "image title image", [2, 1, 1], [0] * 3),
         ("multi", None, None, [0, 0, 1, 1, 1, 2]),
@@ -299,7 +334,9 @@ def test_the_output_is_the_vendors_where_that_is_right():
     assert result_markdown("<PAGE>x\n<PAGE><|det|>image [1, 2, 3, 4]<|/det|>", UNLIMITED_OCR) == (
         "<PAGE>\nx\n<PAGE>\n<|det|>image [1, 2, 3, 4]<|/det|>"  # it was given one page
     )
-    lone = parse_grounding("<PAGE>a<PAGE><|det|>image [1, 2, 30, 40]<|/det|>b<PAGE>c", UNLIMITED_OCR)
+    lone = parse_grounding(
+        "<PAGE>a<PAGE><|det|>image [1, 2, 30, 40]<|/det|>b<PAGE>c", UNLIMITED_OCR
+    )
     texts = ["<PAGE>", "a", "<PAGE>", "<|det|>image [1, 2, 30, 40]<|/det|>b", "<PA"]
     assert token_regions(lone, texts) == [-1, -1, -1, 0, -1]
 
@@ -308,7 +345,9 @@ def test_files_of_several_pages_are_named_by_page(tmp_path):
     case = OUTPUTS["multi"]
     pages = [load_page(GOLDEN / "pages" / file)[0] for file in case["pages"]]
     written = write_artifacts(tmp_path, pages, case["model_text"], UNLIMITED_OCR)
-    assert sorted(path.relative_to(tmp_path).as_posix() for path in written) == sorted(case["files"])
+    assert sorted(path.relative_to(tmp_path).as_posix() for path in written) == sorted(
+        case["files"]
+    )
     for name, size in case["crops"].items():
         with Image.open(tmp_path / "images" / name) as crop:
             assert list(crop.size) == size
@@ -318,12 +357,18 @@ def test_regions_and_times_are_shown_on_their_page(several_pages):
     text = OUTPUTS["multi"]["model_text"].removesuffix("<｜end▁of▁sentence｜>")
     pieces = re.findall(r"<PAGE>|<\|det\|>.*?<\|/det\|>|[^<]+", text)
     result = {"ids": [5] * len(pieces), "token_texts": pieces, "text": text}
-    run = altered(several_pages, results=[{**several_pages.results[0], **result}], probabilities=None)
+    run = altered(
+        several_pages, results=[{**several_pages.results[0], **result}], probabilities=None
+    )
     assert run.regions["page"].tolist() == [pd.NA, 0, 0, 1, 1, 1, 2]
     assert run.regions["decode_ms"].sum() == run.tokens_of(0)["device_ms"].sum() > 0
     html = results.page(run).html()
     assert [f"Page {number} of 2" in html for number in (1, 2, 3)] == [True, True, False]
     title = plot_page(run, 1, "time").axes[0].get_title("left")
-    assert "1 region on later pages" in html and "page 2 of 2" in title and "1 region on later pages" in title
+    assert (
+        "1 region on later pages" in html
+        and "page 2 of 2" in title
+        and "1 region on later pages" in title
+    )
     with refused():
         plot_page(run, 2)

@@ -53,7 +53,9 @@ def failures(run):
 
 
 def arguments_changed(model, change, *, prefill=False):
-    """A model whose forward is handed something else than `phases` gave: only the forward hooks see it."""
+    """A model whose forward is handed something else than `phases` gave: only the forward hooks see
+    it.
+    """
 
     def hook(module, args, kwargs):
         if prefill or kwargs["input_ids"].shape[1] == 1:
@@ -66,7 +68,9 @@ def arguments_changed(model, change, *, prefill=False):
 
 @pytest.fixture(scope="module", params=["golden_session", "ocr2_session"])
 def session(request):
-    """A session of each family and a run at its small preset, proved to be sound again after all faults."""
+    """A session of each family and a run at its small preset, proved to be sound again after all
+    faults.
+    """
     session = request.getfixturevalue(request.param)
     preset = session.family.facts.stands_for.get("tiny", "tiny")
     run = partial(session.run_inference, **{**QUICK, "preset": preset})
@@ -142,7 +146,9 @@ def image_tokens_elsewhere(session, patch):
 
     def shifted(*args):
         packed, pages = honest(*args)
-        return dataclasses.replace(packed, images_seq_mask=packed.images_seq_mask.roll(1, dims=1)), pages
+        return dataclasses.replace(
+            packed, images_seq_mask=packed.images_seq_mask.roll(1, dims=1)
+        ), pages
 
     patch.setattr(recorder, "pack_rows", shifted)
 
@@ -159,8 +165,8 @@ def other_tokens_for_generate(session, patch):
     patch.setattr(parity, "one_shot", generate)
 
 
-#: What becomes of a decode step's arguments, where only the forward hooks can notice, or of the package; what
-#: is measured, and the checks that fail (none: it is refused).
+#: What becomes of a decode step's arguments, where only the forward hooks can notice, or of the
+#: package; what is measured, and the checks that fail (none: it is refused).
 BEHIND = {
     "pixels": (lambda _, step: step.update(pixel_values=PIXELS), ALONE, ""),
     "crops alone, which run no vision": (
@@ -216,7 +222,9 @@ def test_sampling_autocast_and_mixed_norms_are_notes(golden_session):
     assert "sampled with one seed" in parity_check.measured
     assert checked(cast)["norm_layers"].verdict == "note"
     assert "parity" not in failures(cast)
-    norm = next(module for module in golden_session.model.modules() if type(module).__name__ == "LayerNorm")
+    norm = next(
+        module for module in golden_session.model.modules() if type(module).__name__ == "LayerNorm"
+    )
     norm.half()
     try:
         check = norm_layers(golden_session.model, golden_session.dtype, autocast=False)
@@ -230,8 +238,12 @@ def test_sampling_autocast_and_mixed_norms_are_notes(golden_session):
 
 
 @pytest.mark.parametrize(("shift", "verdict"), [(1.5, "pass"), (4, "fail")])
-def test_the_first_difference_is_judged_by_its_margin(shift, verdict, golden_checkpoint, monkeypatch):
-    """generate()'s sixth token is replaced by one that our logits put ``shift`` bfloat16 steps lower."""
+def test_the_first_difference_is_judged_by_its_margin(
+    shift, verdict, golden_checkpoint, monkeypatch
+):
+    """generate()'s sixth token is replaced by one that our logits put ``shift`` bfloat16 steps
+    lower.
+    """
     session = OCRSession.from_local(golden_checkpoint(GOLDEN), device="cpu", dtype="bfloat16")
     honest_scores, honest = parity.scores, parity.one_shot
     other = 17
@@ -251,7 +263,9 @@ def test_the_first_difference_is_judged_by_its_margin(shift, verdict, golden_che
 
     monkeypatch.setattr(parity, "scores", scores)
     monkeypatch.setattr(parity, "one_shot", generate)
-    run = session.run_inference(SMALL, ignore_eos=True, verify=True, **{**QUICK, "max_new_tokens": 7})
+    run = session.run_inference(
+        SMALL, ignore_eos=True, verify=True, **{**QUICK, "max_new_tokens": 7}
+    )
     check = checked(run)["parity"]
     assert check.verdict == verdict
     assert says(check.measured, "token 6 of 7", "top-2 margin")
@@ -271,10 +285,18 @@ def test_verify_answers_by_exit_code(tmp_path, capsys):
 
 def test_profile_repeats_a_record(tmp_path, golden_session, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    options = {"first_token": "redecode", "eos_check_every": 2, "infer": {"temperature": 1.5}, "seed": 3}
+    options = {
+        "first_token": "redecode",
+        "eos_check_every": 2,
+        "infer": {"temperature": 1.5},
+        "seed": 3,
+    }
     quick = ("--no-ceilings", "--no-token-probabilities")
     for pages, run in (  # a page that is not in the record is named
-        ([RECEIPT], golden_session.run_inference(RECEIPT, "free", embed_page=False, **options, **QUICK)),
+        (
+            [RECEIPT],
+            golden_session.run_inference(RECEIPT, "free", embed_page=False, **options, **QUICK),
+        ),
         ([], golden_session.run_inference([RECEIPT, PAGES / "slide.png"], **QUICK)),
     ):
         run.save("then.json", overwrite=True)

@@ -32,7 +32,12 @@ def test_an_svg_stands_alone_and_leaves_its_figure_and_the_settings_as_they_were
     figure.axes[0].set_title('A "figure" <of> time', loc="left")
     before = (figure.canvas, figure.dpi, figure.get_facecolor(), figure.axes[0].get_facecolor())
     text = figure_svg(figure)
-    assert before == (figure.canvas, figure.dpi, figure.get_facecolor(), figure.axes[0].get_facecolor())
+    assert before == (
+        figure.canvas,
+        figure.dpi,
+        figure.get_facecolor(),
+        figure.axes[0].get_facecolor(),
+    )
     assert dict(matplotlib.rcParams) == settings
     root = ElementTree.fromstring(text)
     assert root.attrib["role"] == "img"
@@ -59,7 +64,9 @@ def test_type_is_text_in_the_fonts_that_it_was_measured_with_and_white_follows_t
 def luminance(colour):
     """WCAG 2.1's relative luminance."""
     parts = to_rgb(colour)
-    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    linear = [
+        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+    ]
     return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
 
 
@@ -119,7 +126,9 @@ def test_a_figure_has_room_for_all_of_it_and_leaves_none(plot):
     assert Bbox.union(boxes).width > 0.96 * figure.bbox.width
 
 
-@pytest.mark.parametrize("plot", [each for each in PLOTS if each not in (plot_memory, plot_phase_timeline)])
+@pytest.mark.parametrize(
+    "plot", [each for each in PLOTS if each not in (plot_memory, plot_phase_timeline)]
+)
 def test_a_plot_fits_the_caller_s_small_figure(plot):
     figure = Figure(figsize=(5, 3))
     plot(make_run(cuda=True), ax=figure.subplots())
@@ -144,16 +153,27 @@ def test_ratios_on_small_axes_are_the_largest_that_can_be_read():
     boxes = [name.get_window_extent() for name in names]
     assert all(over.y0 >= under.y1 for over, under in zip(boxes, boxes[1:], strict=False))
     assert figure.axes[0].get_title("left") == f"Largest of {len(whole)} changes"
-    assert [name.get_text() for name in names if name.get_text()[0] != "b"] == ["c  vision", "d  vision"]
+    assert [name.get_text() for name in names if name.get_text()[0] != "b"] == [
+        "c  vision",
+        "d  vision",
+    ]
     assert len(whole) > len(names) > 3
 
 
 def test_regions_come_the_costliest_first_and_type_stands_out_from_its_ground():
-    table, shown = make_run().regions, make_run().plot.page(color="time").axes[0].images[0].get_array()
+    table, shown = (
+        make_run().regions,
+        make_run().plot.page(color="time").axes[0].images[0].get_array(),
+    )
     assert (shown == np.round(np.multiply(255, to_rgb(time_colour(1.0))))).all(axis=2).any()
     ranks = table["decode_ms"].rank(ascending=False, method="first").astype(int)
-    ranked = re.findall(r"rank\d\d", regions_html(table.assign(label=[f"rank{rank:02}" for rank in ranks])))
+    ranked = re.findall(
+        r"rank\d\d", regions_html(table.assign(label=[f"rank{rank:02}" for rank in ranks]))
+    )
     assert len(ranked) > 1 and ranked == sorted(ranked)
     assert (
-        type_colour("#00ff00") == type_colour("#ffffff") != type_colour("#0000ff") == type_colour("#000000")
+        type_colour("#00ff00")
+        == type_colour("#ffffff")
+        != type_colour("#0000ff")
+        == type_colour("#000000")
     )

@@ -1,4 +1,6 @@
-"""Only regular files are read and written, links are followed, and nothing temporary is left behind."""
+"""Only regular files are read and written, links are followed, and nothing temporary is left
+behind.
+"""
 
 import contextlib
 import itertools
@@ -30,7 +32,9 @@ def odd(tmp_path):
     with socket.socket(socket.AF_UNIX) as unix:
         unix.bind(str(tmp_path / "socket"))
     (tmp_path / "folder").mkdir()
-    found = {name: tmp_path / name for name in ("pipe", "socket", "folder")} | {"device": Path("/dev/zero")}
+    found = {name: tmp_path / name for name in ("pipe", "socket", "folder")} | {
+        "device": Path("/dev/zero")
+    }
     with contextlib.suppress(PermissionError):  # only root makes device nodes
         os.mknod(tmp_path / "node", stat.S_IFCHR | 0o666, os.makedev(1, 3))
         found["node"] = tmp_path / "node"
@@ -44,10 +48,16 @@ def test_only_regular_files_are_read_and_written(odd, tmp_path):
     for path in odd.values():
         with refused():
             files.read_regular(path)
-    mine = [path for name, path in odd.items() if not name.startswith("device")]  # one that breaks is missed
+    mine = [
+        path for name, path in odd.items() if not name.startswith("device")
+    ]  # one that breaks is missed
     before = {path: path.lstat().st_mode for path in mine}
     for path in mine:
-        for write in (files.output_file, make_run().save, lambda path: files.write_atomic(path, b"new")):
+        for write in (
+            files.output_file,
+            make_run().save,
+            lambda path: files.write_atomic(path, b"new"),
+        ):
             with refused(CannotWrite):
                 write(path)
     assert {path: path.lstat().st_mode for path in mine} == before
@@ -61,7 +71,11 @@ def test_a_file_beyond_the_limit_or_without_an_end_is_refused(tmp_path):
     three.write_bytes(b"abc")
     assert files.read_regular(three, limit=3) == b"abc"
     endless = Path("/proc/self/pagemap")  # a regular file of 0 bytes that gives terabytes
-    for path, limit in ((sparse, {}), (three, {"limit": 2}), *([(endless, {})] if endless.exists() else [])):
+    for path, limit in (
+        (sparse, {}),
+        (three, {"limit": 2}),
+        *([(endless, {})] if endless.exists() else []),
+    ):
         with refused():
             files.read_regular(path, **limit)
 
@@ -104,14 +118,21 @@ def test_the_longest_name_is_written_and_one_that_the_file_system_refuses_is_not
 
 def test_a_name_that_was_given_replaces_records_and_traces_alone(tmp_path, capsys):
     run = make_run(max_tokens=4)
-    writers = dict.fromkeys(("a.json", "a.json.gz", "empty"), run.save) | {"trace.json": run.chrome_trace}
+    writers = dict.fromkeys(("a.json", "a.json.gz", "empty"), run.save) | {
+        "trace.json": run.chrome_trace
+    }
     for name, write in writers.items():
         path = tmp_path / name
         path.touch()
         write(path)
         assert capsys.readouterr().err == ""
         write(path)
-        for other in (b"mine", b'{"traceEvents": []}', b"\x1f\x8bmine", b'{"schema": 1, "kind": "other"}'):
+        for other in (
+            b"mine",
+            b'{"traceEvents": []}',
+            b"\x1f\x8bmine",
+            b'{"schema": 1, "kind": "other"}',
+        ):
             path.write_bytes(other)
             with refused(CannotWrite):
                 write(path)
@@ -166,7 +187,9 @@ def temporary(tmp_path, monkeypatch):
     return tmp_path / "tmp"
 
 
-def test_what_cannot_be_saved_in_its_place_is_saved_elsewhere(tmp_path, temporary, monkeypatch, capsys):
+def test_what_cannot_be_saved_in_its_place_is_saved_elsewhere(
+    tmp_path, temporary, monkeypatch, capsys
+):
     run = make_run()
 
     def measure(*_, **__):
@@ -177,7 +200,9 @@ def test_what_cannot_be_saved_in_its_place_is_saved_elsewhere(tmp_path, temporar
     monkeypatch.setattr("ocr_phases.cli.measuring.measure", measure)
     assert main(["profile", "page.png", "--save", str(tmp_path / "out" / "run.json")]) == 2
     reason = r"\S+/out/run.json cannot be written \(No such file or directory\)\."
-    said = re.fullmatch(rf"ocr-phases: The record is saved as (\S+): {reason}\n", capsys.readouterr().err)
+    said = re.fullmatch(
+        rf"ocr-phases: The record is saved as (\S+): {reason}\n", capsys.readouterr().err
+    )
     assert said
     files.TemporaryFolder().cleanup()  # sweeps
     assert Path(said[1]).is_relative_to(temporary)

@@ -1,4 +1,6 @@
-"""What is said of a record stays within what its checks judge, and no number is more exact than it is."""
+"""What is said of a record stays within what its checks judge, and no number is more exact than it
+is.
+"""
 
 import re
 
@@ -35,7 +37,11 @@ def drawn(figure):
 def said(run):
     """Everything that is said of a record in words, in a terminal and on a page."""
     texts = [headline(run), limit_sentence(run), verdict(run), *findings(run)]
-    texts += [seen(results.overview(run).html()), drawn(plot_latency(run)), drawn(plot_roofline(run))]
+    texts += [
+        seen(results.overview(run).html()),
+        drawn(plot_latency(run)),
+        drawn(plot_roofline(run)),
+    ]
     return "\n".join(texts)
 
 
@@ -56,7 +62,9 @@ def test_a_drift_is_told_only_where_its_check_judges(way, busy):
 
 def test_a_rule_of_thumb_does_not_judge_a_drift_that_its_check_does_not():
     published = {"parameters": {"total": 3_300_000_000}}
-    run = altered(with_steps(make_run(cuda=True), lambda step, _: 10.0 + 0.05 * step), model=published)
+    run = altered(
+        with_steps(make_run(cuda=True), lambda step, _: 10.0 + 0.05 * step), model=published
+    )
     assert check_of(run, "expected_constant_decode").measured.startswith("out of range")
     busy = paced(run, *BUSY_FACTORS)
     assert check_of(busy, "expected_constant_decode").verdict == "n/a"
@@ -66,8 +74,12 @@ TAKEN = {"copied_bytes": 10**9, "matmul_size": 4096}
 WRONG = {
     "MBU above 100 %": with_ceilings(1e6),
     "MFU above 100 %": with_ceilings(1e12, 1e6),
-    "copies that differ": with_ceilings(1e12, copy_ms=[4.0, 9.0, 8.8], matmul_ms=[5.0, 5.1], **TAKEN),
-    "products that differ": with_ceilings(1e12, copy_ms=[4.0, 4.1], matmul_ms=[5.0, 11.0, 11.5], **TAKEN),
+    "copies that differ": with_ceilings(
+        1e12, copy_ms=[4.0, 9.0, 8.8], matmul_ms=[5.0, 5.1], **TAKEN
+    ),
+    "products that differ": with_ceilings(
+        1e12, copy_ms=[4.0, 4.1], matmul_ms=[5.0, 11.0, 11.5], **TAKEN
+    ),
 }
 CLAIM = re.compile(r"times its floor|hardware floor|its own floor|allows \d")
 
@@ -102,7 +114,9 @@ CHECKED = {
     "busy, wrong ceiling": paced(with_ceilings(1e6), *BUSY_FACTORS),
     "one token": make_run(max_tokens=1),
     "one-shot": make_run(generate=True),
-    "a broken one": altered(make_run(), live_checks=[{"name": "parity", "verdict": "fail", "measured": "1"}]),
+    "a broken one": altered(
+        make_run(), live_checks=[{"name": "parity", "verdict": "fail", "measured": "1"}]
+    ),
 }
 
 
@@ -111,10 +125,17 @@ def test_counts_of_checks_add_up_and_say_what_they_count(name):
     checks = run_checks(CHECKED[name])
     rules = [check for check in checks if check.name not in EXPECTATIONS]
     sentence = checks_verdict(checks)
-    passed, total, rest = re.search(r"(\d+) of (\d+) checks passed((?:, \d+ [a-z ]+)*)\.", sentence).groups()
+    passed, total, rest = re.search(
+        r"(\d+) of (\d+) checks passed((?:, \d+ [a-z ]+)*)\.", sentence
+    ).groups()
     counts = {word: int(count) for count, word in re.findall(r"(\d+) ([a-z ]+)", rest)}
     assert int(passed) + sum(counts.values()) == int(total) == len(rules)
-    words = {"failed": "fail", "found noise": "noisy", "noted something": "note", "had no data": "n/a"}
+    words = {
+        "failed": "fail",
+        "found noise": "noisy",
+        "noted something": "note",
+        "had no data": "n/a",
+    }
     for word, count in counts.items():
         assert count == sum(check.verdict == words[word] for check in rules)
 
@@ -131,7 +152,11 @@ def test_counts_of_checks_add_up_and_say_what_they_count(name):
             "(busy host) and its ceilings are wrong",
             "correct",
         ),
-        ({"parity": "fail", "impossible_values": "noisy"}, "these checks failed: parity.", "No check failed"),
+        (
+            {"parity": "fail", "impossible_values": "noisy"},
+            "these checks failed: parity.",
+            "No check failed",
+        ),
         ({"parity": "note"}, "Worth a look: parity.", "busy"),
     ],
 )
@@ -159,8 +184,18 @@ def test_a_wrong_ceiling_does_not_make_the_machine_busy(name):
             (354.326, 0.001, "354"),
             (-354.326, 257.0, "-350"),
         ),
-        *((0.31417, 0.226, "0.31"), (0.31417, 0.0226, "0.314"), (31.417, 22.6, "31"), (8.9, 22.6, "9")),
-        *((0.0, 1.0, "0"), (3.0, 257.0, "0"), (-3.0, 257.0, "0"), (0.000123456, 0.00001, "0.000123")),
+        *(
+            (0.31417, 0.226, "0.31"),
+            (0.31417, 0.0226, "0.314"),
+            (31.417, 22.6, "31"),
+            (8.9, 22.6, "9"),
+        ),
+        *(
+            (0.0, 1.0, "0"),
+            (3.0, 257.0, "0"),
+            (-3.0, 257.0, "0"),
+            (0.000123456, 0.00001, "0.000123"),
+        ),
         *((354.326, 0.0, "354"), (354.326, float("nan"), "354"), (354.326, float("inf"), "354")),
         (123456.0, 900.0, "123,000"),
     ],
@@ -170,7 +205,11 @@ def test_a_number_has_the_digits_that_its_interval_leaves(value, reach, text):
 
 
 def test_a_share_has_the_digits_that_its_interval_leaves():
-    assert [percent_within(share, 0.225) for share in (0.31, 0.089, 0.54)] == ["31 %", "9 %", "54 %"]
+    assert [percent_within(share, 0.225) for share in (0.31, 0.089, 0.54)] == [
+        "31 %",
+        "9 %",
+        "54 %",
+    ]
 
 
 @pytest.mark.parametrize(

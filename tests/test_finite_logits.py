@@ -1,4 +1,6 @@
-"""Logits that are NaN, infinite or all equal fail a check, however the model runs, and without a wait."""
+"""Logits that are NaN, infinite or all equal fail a check, however the model runs, and without a
+wait.
+"""
 
 import contextlib
 
@@ -138,9 +140,13 @@ def test_float16_overflow_is_found():
 
 @pytest.mark.parametrize("damage", [None, *DAMAGES])
 def test_a_static_step_and_the_functions_alone_find_it(session, damage):
-    """What captured and compiled strategies run, here as it is; its sums start anew with each prefill."""
+    """What captured and compiled strategies run, here as it is; its sums start anew with each
+    prefill.
+    """
     inputs = session.prepare(RECEIPT, preset="tiny").to("cpu", torch.float32)
-    change = contextlib.nullcontext() if damage is None else damaged(session.model, *DAMAGES[damage])
+    change = (
+        contextlib.nullcontext() if damage is None else damaged(session.model, *DAMAGES[damage])
+    )
     step = StaticStep(session.model, 1, 128, "eager").ready_for(inputs.input_ids.shape[1], 5)
     with change:
         state = prefill(session.model, inputs)

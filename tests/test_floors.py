@@ -74,7 +74,11 @@ def test_a_floor_has_only_the_pairs_that_the_causal_mask_lets_through(rows: int)
     spared = 4 * length * length * channels - seen
     assert spared == masked_flops(TINY_CONFIG, prompt_len=length, batch=rows) > 0
     assert cost["prefill", "language_model", ""] - floors["prefill", "language_model", ""] == spared
-    others = [key for key in cost.index if key != ("prefill", "language_model", "") and key in floors.index]
+    others = [
+        key
+        for key in cost.index
+        if key != ("prefill", "language_model", "") and key in floors.index
+    ]
     assert (cost[others] == floors[others]).all() and len(others) > 3
 
 
@@ -90,7 +94,10 @@ def test_the_floor_rises_with_the_cache_by_its_bytes() -> None:
     assert abs(middle["floor_ms"] - table.loc["decode_step", "floor_ms"]) < 1e-4
 
 
-NO_FLOOR = [(example(generate=True), "one-shot generate()"), (make_run(cuda=True), "model is unknown")]
+NO_FLOOR = [
+    (example(generate=True), "one-shot generate()"),
+    (make_run(cuda=True), "model is unknown"),
+]
 
 
 @pytest.mark.parametrize(("run", "reason"), NO_FLOOR)
@@ -100,7 +107,9 @@ def test_where_there_is_no_floor_it_is_said(run: PhaseRun, reason: str) -> None:
     assert decode_floor(run).empty and floor_sentence(run) == ""
     assert reason in results.floors(run).html()
     assert figure_png(plot_roofline(run))
-    assert not any("floor" in label for label in plot_latency(run).axes[0].get_legend_handles_labels()[1])
+    assert not any(
+        "floor" in label for label in plot_latency(run).axes[0].get_legend_handles_labels()[1]
+    )
 
 
 def test_a_record_without_steps_has_the_floors_of_its_prefill() -> None:
@@ -114,8 +123,17 @@ def test_a_record_without_steps_has_the_floors_of_its_prefill() -> None:
 DEVICES = ("NVIDIA B200", "NVIDIA H200 NVL", "NVIDIA H200", "NVIDIA H100 NVL", "NVIDIA H100 PCIe")
 DEVICES += ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe")
 DEVICES += ("NVIDIA A100-SXM4-40GB", "NVIDIA L40S", "NVIDIA L40", "NVIDIA L4", "NVIDIA A10")
-DEVICES += ("NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 3090", "Tesla T4", "Tesla V100-SXM2-16GB")
-LESS = ("NVIDIA GH200 480GB", "NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA GeForce RTX 4090 Laptop GPU")
+DEVICES += (
+    "NVIDIA GeForce RTX 4090",
+    "NVIDIA GeForce RTX 3090",
+    "Tesla T4",
+    "Tesla V100-SXM2-16GB",
+)
+LESS = (
+    "NVIDIA GH200 480GB",
+    "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+    "NVIDIA GeForce RTX 4090 Laptop GPU",
+)
 
 
 def test_a_datasheet_is_found_by_the_devices_name_and_gives_dense_rates() -> None:
@@ -124,7 +142,9 @@ def test_a_datasheet_is_found_by_the_devices_name_and_gives_dense_rates() -> Non
     for sheet in DATASHEETS:
         assert sheet["source"] and 100 < sheet["bandwidth"] < 10_000
         assert sheet["float32"] < sheet["float16"] <= 2500
-        assert "tf32" not in sheet or sheet["float16"] / sheet["tf32"] == pytest.approx(2.0, rel=0.02)
+        assert "tf32" not in sheet or sheet["float16"] / sheet["tf32"] == pytest.approx(
+            2.0, rel=0.02
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -148,11 +168,21 @@ def test_ceilings_of_a_gpu_stay_below_its_datasheet() -> None:
     assert found["matmul_flops_per_s"] < 1.05e12 * sheet["bfloat16"]
 
 
-def test_a_session_takes_them_once_and_after_its_runs(golden_session, pixels_seen_once, monkeypatch):
+def test_a_session_takes_them_once_and_after_its_runs(
+    golden_session, pixels_seen_once, monkeypatch
+):
     done: list[Any] = []
-    monkeypatch.setattr("ocr_phases.session.measure_ceilings", lambda *given: done.append(given) or H200)
+    monkeypatch.setattr(
+        "ocr_phases.session.measure_ceilings", lambda *given: done.append(given) or H200
+    )
     session = OCRSession(golden_session.checkpoint)
-    options = {"preset": "tiny", "max_new_tokens": 2, "repeats": 1, "warmup": 0, "token_probabilities": False}
+    options = {
+        "preset": "tiny",
+        "max_new_tokens": 2,
+        "repeats": 1,
+        "warmup": 0,
+        "token_probabilities": False,
+    }
     options["progress"] = lambda finished, total: done.append(finished)
     page, asked = PAGES / "receipt.png", (False, True, True)
     runs = [session.run_inference(page, **options, ceilings=ceilings) for ceilings in asked]

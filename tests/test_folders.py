@@ -1,4 +1,6 @@
-"""Checkpoint folders as people have them: each loads, or is refused in a sentence that says what to do."""
+"""Checkpoint folders as people have them: each loads, or is refused in a sentence that says what to
+do.
+"""
 
 import json
 import shutil
@@ -24,7 +26,9 @@ from ocr_phases.versions import asset
 CONFIG, TOKENIZER, WEIGHTS = "config.json", "tokenizer.json", "model.safetensors"
 GENERATION, INDEX = "generation_config.json", "model.safetensors.index.json"
 LINEAR = "model.layers.0.mlp.down_proj.weight"
-POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 6672547120\n"
+POINTER = (
+    b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"0" * 64 + b"\nsize 6672547120\n"
+)
 FROM_MODEL = "OCRSession.from_model(model, tokenizer)"
 Change = Callable[[Path], object]
 
@@ -150,7 +154,8 @@ def sharded(*written: int) -> Change:
         weights = load_file(folder / WEIGHTS)
         names = sorted(weights)
         file_of = {
-            name: f"model-{number % 3 + 1:05}-of-00003.safetensors" for number, name in enumerate(names)
+            name: f"model-{number % 3 + 1:05}-of-00003.safetensors"
+            for number, name in enumerate(names)
         }
         (folder / WEIGHTS).unlink()
         (folder / INDEX).write_text(json.dumps({"metadata": {}, "weight_map": file_of}))
@@ -217,13 +222,19 @@ QUANTISED: dict[str, tuple[Change, tuple[str, ...]]] = {
     ),
     "mxfp4": (entries(quantization_config={"quant_method": "mxfp4"}), ("mxfp4",)),
     "modelopt": (entries(quantization_config={"quant_algo": "NVFP4"}), ("NVFP4",)),
-    "mlx": (entries(quantization={"group_size": 64, "bits": 8}), ("quantization: MLX, 8 bits", PLAIN)),
+    "mlx": (
+        entries(quantization={"group_size": 64, "bits": 8}),
+        ("quantization: MLX, 8 bits", PLAIN),
+    ),
     "no object": (entries(quantization_config="int8"), ("'int8'",)),
     "in a part": (
         part_entries("language_config", quantization_config={"quant_method": "hqq"}),
         ("language_config.quantization_config: hqq",),
     ),
-    "a file of gptq": (data("quantize_config.json", b'{"bits": 4}'), ("quantize_config.json", PLAIN)),
+    "a file of gptq": (
+        data("quantize_config.json", b'{"bits": 4}'),
+        ("quantize_config.json", PLAIN),
+    ),
     "a file of awq": (data("quant_config.json", b'{"w_bit": 4}'), ("quant_config.json",)),
     "a file of modelopt": (data("hf_quant_config.json", b"{}"), ("hf_quant_config.json",)),
     "a file of quanto": (data("quanto_qmap.json", b"{}"), ("quanto_qmap.json",)),
@@ -262,7 +273,10 @@ for _dtype, _stored in {
     torch.float8_e4m3fn: "F8_E4M3",
     torch.float8_e5m2: "F8_E5M2",
 }.items():
-    QUANTISED[f"stored as {_stored}"] = (stored_as(_dtype), ("quantised", f"{LINEAR} is stored as {_stored}"))
+    QUANTISED[f"stored as {_stored}"] = (
+        stored_as(_dtype),
+        ("quantised", f"{LINEAR} is stored as {_stored}"),
+    )
 
 
 @pytest.mark.parametrize("case", QUANTISED)
@@ -331,7 +345,15 @@ def card(monkeypatch):
     return of
 
 
-CARDS = {"Tesla P100": 6, "Tesla V100": 7, "Tesla T4": 7, "A100": 8, "RTX 4090": 8, "H100": 9, "B200": 10}
+CARDS = {
+    "Tesla P100": 6,
+    "Tesla V100": 7,
+    "Tesla T4": 7,
+    "A100": 8,
+    "RTX 4090": 8,
+    "H100": 9,
+    "B200": 10,
+}
 
 
 @pytest.mark.parametrize("name", CARDS)
@@ -403,10 +425,16 @@ WILD: dict[str, tuple[Change, tuple[str, ...]]] = {
     ),
     "a LoRA beside whole weights": (
         all_of(data("adapter_config.json", LORA), data("adapter_model.safetensors", b"")),
-        ("beside whole weights", "remove adapter_config.json and adapter_model.safetensors", *MERGE),
+        (
+            "beside whole weights",
+            "remove adapter_config.json and adapter_model.safetensors",
+            *MERGE,
+        ),
     ),
     "a LoRA's tensors": (
-        tensors(lambda weights: {f"base_model.model.{LINEAR[:-7]}.lora_A.weight": torch.zeros(2, 2)}),
+        tensors(
+            lambda weights: {f"base_model.model.{LINEAR[:-7]}.lora_A.weight": torch.zeros(2, 2)}
+        ),
         ("lora_A", "not merged", *MERGE),
     ),
     "base layers": (
@@ -414,9 +442,18 @@ WILD: dict[str, tuple[Change, tuple[str, ...]]] = {
         ("not merged", *MERGE),
     ),
     "a DoRA": (beside("lora_magnitude_vector"), ("not merged", *MERGE)),
-    "prefix of peft": (renamed("base_model.model.{}".format), ("base_model.model.", "peft", *MERGE)),
-    "prefix of DataParallel": (renamed("module.{}".format), ("module.", "DataParallel", FROM_MODEL)),
-    "prefix of compile": (renamed("_orig_mod.{}".format), ("_orig_mod.", "torch.compile", FROM_MODEL)),
+    "prefix of peft": (
+        renamed("base_model.model.{}".format),
+        ("base_model.model.", "peft", *MERGE),
+    ),
+    "prefix of DataParallel": (
+        renamed("module.{}".format),
+        ("module.", "DataParallel", FROM_MODEL),
+    ),
+    "prefix of compile": (
+        renamed("_orig_mod.{}".format),
+        ("_orig_mod.", "torch.compile", FROM_MODEL),
+    ),
     "compiled inside": (
         renamed(lambda name: name.replace("model.layers", "model._orig_mod.layers")),
         ("_orig_mod.", "torch.compile", FROM_MODEL),
@@ -428,9 +465,18 @@ WILD: dict[str, tuple[Change, tuple[str, ...]]] = {
     "written by MLX": (tensors(dict, format="mlx"), ("MLX", "made from")),
     # pointers, damage
     "a pointer for weights": (data(WEIGHTS, POINTER), (WEIGHTS, "Git LFS pointer", "git lfs pull")),
-    "a pointer for the tokenizer": (data(TOKENIZER, POINTER), (TOKENIZER, "Git LFS pointer", "git lfs pull")),
-    "a pointer for the config": (data(CONFIG, POINTER), (CONFIG, "Git LFS pointer", "git lfs pull")),
-    "a pointer for generation": (data(GENERATION, POINTER), (GENERATION, "Git LFS pointer", "git lfs pull")),
+    "a pointer for the tokenizer": (
+        data(TOKENIZER, POINTER),
+        (TOKENIZER, "Git LFS pointer", "git lfs pull"),
+    ),
+    "a pointer for the config": (
+        data(CONFIG, POINTER),
+        (CONFIG, "Git LFS pointer", "git lfs pull"),
+    ),
+    "a pointer for generation": (
+        data(GENERATION, POINTER),
+        (GENERATION, "Git LFS pointer", "git lfs pull"),
+    ),
     "a pointer for the index": (data(INDEX, POINTER), (INDEX, "Git LFS pointer", "git lfs pull")),
     "a pointer for labels": (
         data("tokenizer_config.json", POINTER),
@@ -442,7 +488,10 @@ WILD: dict[str, tuple[Change, tuple[str, ...]]] = {
     ),
     "git-annex": (data(WEIGHTS, b"/annex/objects/SHA256E-s19--0"), ("git annex get",)),
     "a web page": (data(CONFIG, b"<!DOCTYPE html>\n<html>"), (CONFIG, "web page", AGAIN)),
-    "a web page of weights": (data(WEIGHTS, b"\n<html><body>Not found"), (WEIGHTS, "web page", AGAIN)),
+    "a web page of weights": (
+        data(WEIGHTS, b"\n<html><body>Not found"),
+        (WEIGHTS, "web page", AGAIN),
+    ),
     "empty weights": (data(WEIGHTS, b""), (WEIGHTS, "is empty", AGAIN)),
     "an empty config": (data(CONFIG, b""), (CONFIG, "is empty", AGAIN)),
     "an empty tokenizer": (data(TOKENIZER, b""), (TOKENIZER, "is empty", AGAIN)),
@@ -458,16 +507,28 @@ WILD: dict[str, tuple[Change, tuple[str, ...]]] = {
         newer_tokenizer("pre_tokenizer"),
         (TOKENIZER, "pip install -U tokenizers", "newer"),
     ),
-    "a newer decoder": (newer_tokenizer("decoder"), (TOKENIZER, "pip install -U tokenizers", "newer")),
+    "a newer decoder": (
+        newer_tokenizer("decoder"),
+        (TOKENIZER, "pip install -U tokenizers", "newer"),
+    ),
     "a newer model": (newer_tokenizer("model"), (TOKENIZER, "pip install -U tokenizers", "newer")),
-    "a newer normalizer": (newer_tokenizer("normalizer"), (TOKENIZER, "pip install -U tokenizers", "newer")),
+    "a newer normalizer": (
+        newer_tokenizer("normalizer"),
+        (TOKENIZER, "pip install -U tokenizers", "newer"),
+    ),
     "only tokenizer.model": (
         all_of(gone(TOKENIZER), data("tokenizer.model", b"x")),
         (TOKENIZER, "published checkpoint", "tokenizer.model"),
     ),
     # other formats
-    "GGUF": (only("deepseek-ocr-q8_0.gguf"), ("deepseek-ocr-q8_0.gguf", "llama.cpp", "safetensors")),
-    "GGUF alone": (all_of(only("q8_0.gguf"), gone(CONFIG)), ("q8_0.gguf", "llama.cpp", "safetensors")),
+    "GGUF": (
+        only("deepseek-ocr-q8_0.gguf"),
+        ("deepseek-ocr-q8_0.gguf", "llama.cpp", "safetensors"),
+    ),
+    "GGUF alone": (
+        all_of(only("q8_0.gguf"), gone(CONFIG)),
+        ("q8_0.gguf", "llama.cpp", "safetensors"),
+    ),
     "ONNX": (only("decoder.onnx"), ("decoder.onnx", "ONNX", "safetensors")),
     "NumPy": (only("weights.npz"), ("weights.npz", "safetensors")),
     "TensorFlow": (only("tf_model.h5"), ("tf_model.h5", "safetensors")),
@@ -510,10 +571,19 @@ WILD: dict[str, tuple[Change, tuple[str, ...]]] = {
     "a config that links to nothing": (linked_to_nothing(CONFIG), (CONFIG, "link", "download")),
     "weights that link to nothing": (linked_to_nothing(WEIGHTS), (WEIGHTS, "link", "download")),
     # parts of weights
-    "an index without its shards": (sharded(), ("index", "model-00001-of-00003.safetensors", "3 files of 3")),
-    "a shard is missing": (sharded(1, 3), ("model-00002-of-00003.safetensors", "index", "1 file of 3")),
+    "an index without its shards": (
+        sharded(),
+        ("index", "model-00001-of-00003.safetensors", "3 files of 3"),
+    ),
+    "a shard is missing": (
+        sharded(1, 3),
+        ("model-00002-of-00003.safetensors", "index", "1 file of 3"),
+    ),
     "shards without an index": (all_of(sharded(1, 2, 3), gone(INDEX)), (INDEX, "download")),
-    "two of three without an index": (all_of(sharded(1, 2), gone(INDEX)), (INDEX, "1 file of its 3")),
+    "two of three without an index": (
+        all_of(sharded(1, 2), gone(INDEX)),
+        (INDEX, "1 file of its 3"),
+    ),
     "weights by another name": (
         weights_named("consolidated.safetensors"),
         ("consolidated.safetensors", WEIGHTS),
@@ -590,8 +660,12 @@ NAMES = [
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("recording", "family"), [(GOLDEN, "deepseek-ocr"), (GOLDEN_2, "deepseek-ocr-2")])
-def test_a_published_layout_loads_by_its_parts(name, recording, family, golden_checkpoint, tmp_path):
+@pytest.mark.parametrize(
+    ("recording", "family"), [(GOLDEN, "deepseek-ocr"), (GOLDEN_2, "deepseek-ocr-2")]
+)
+def test_a_published_layout_loads_by_its_parts(
+    name, recording, family, golden_checkpoint, tmp_path
+):
     folder = Path(shutil.copytree(golden_checkpoint(recording), tmp_path / "model"))
     entries(model_type=name)(folder)
     assert OCRSession.load(str(folder), device="cpu").family.facts.name == family
@@ -619,10 +693,16 @@ def test_a_saved_layout_loads_by_its_parts(name, saved):
 
 
 OTHERS: dict[str, tuple[Change, tuple[str, ...], tuple[str, ...]]] = {
-    "another maker": (entries(model_type="llama"), ("'llama'", "vision parts clip-l-14-224, sam_vit_b:"), ()),
+    "another maker": (
+        entries(model_type="llama"),
+        ("'llama'", "vision parts clip-l-14-224, sam_vit_b:"),
+        (),
+    ),
     "no model_type": (entries(model_type=None), ("a model without model_type",), ("None",)),
     "DeepSeek-VL2 itself": (
-        entries(model_type="deepseek_vl_v2", vision_config={"model_name": "siglip_so400m_patch14_384"}),
+        entries(
+            model_type="deepseek_vl_v2", vision_config={"model_name": "siglip_so400m_patch14_384"}
+        ),
         ("'deepseek_vl_v2'", "no vision parts"),
         (),
     ),
@@ -631,7 +711,11 @@ OTHERS: dict[str, tuple[Change, tuple[str, ...], tuple[str, ...]]] = {
         ("'deepseekocr'", "vision parts sam_vit_b, siglip:"),
         (),
     ),
-    "a language model": (entries(model_type="deepseek_v3", vision_config=None), ("no vision parts",), ()),
+    "a language model": (
+        entries(model_type="deepseek_v3", vision_config=None),
+        ("no vision parts",),
+        (),
+    ),
 }
 
 

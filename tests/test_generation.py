@@ -1,4 +1,6 @@
-"""A checkpoint's end tokens and generation settings: applied as its own ``generate()`` does, or refused."""
+"""A checkpoint's end tokens and generation settings: applied as its own ``generate()`` does, or
+refused.
+"""
 
 import json
 import shutil
@@ -39,7 +41,9 @@ def configured(session, monkeypatch):
     """A function that gives the model further entries of ``generation_config.json``."""
 
     def configure(**entries):
-        own = GenerationConfig(**{"eos_token_id": 1, "bos_token_id": 0, "pad_token_id": 2, **entries})
+        own = GenerationConfig(
+            **{"eos_token_id": 1, "bos_token_id": 0, "pad_token_id": 2, **entries}
+        )
         monkeypatch.setattr(session.model, "generation_config", own)
         return session
 
@@ -49,7 +53,13 @@ def configured(session, monkeypatch):
 def own_tokens(session, **asked):
     """What ``model.generate()`` gives when it is called without any setting of ours."""
     inputs = session.prepare(RECEIPT, preset="tiny").to("cpu", torch.float32)
-    names = ("input_ids", "attention_mask", "pixel_values", "pixel_values_local", "num_local_patches")
+    names = (
+        "input_ids",
+        "attention_mask",
+        "pixel_values",
+        "pixel_values_local",
+        "num_local_patches",
+    )
     given = {name: getattr(inputs, name, None) for name in names}
     given = {name: value for name, value in given.items() if value is not None}
     with torch.no_grad():
@@ -213,12 +223,20 @@ REFUSED = {
 def test_a_setting_that_is_not_applied_is_refused_by_its_name(configured, name):
     session = configured()
     setattr(session.model.generation_config, name, REFUSED[name])
-    with pytest.raises(OcrPhasesError, match=rf"generation_config.json sets {name} to .*: remove it"):
+    with pytest.raises(
+        OcrPhasesError, match=rf"generation_config.json sets {name} to .*: remove it"
+    ):
         session.run_inference(RECEIPT, **ASKED)
 
 
 HARMLESS = (
-    {"num_beams": 1, "repetition_penalty": 1.0, "top_k": 50, "temperature": 1.0, "diversity_penalty": 0.0},
+    {
+        "num_beams": 1,
+        "repetition_penalty": 1.0,
+        "top_k": 50,
+        "temperature": 1.0,
+        "diversity_penalty": 0.0,
+    },
     {"temperature": 0.3, "top_p": 0.5},  # without do_sample
     {"max_length": 8192, "max_new_tokens": 3},
     {"use_cache": False},
@@ -249,7 +267,11 @@ def test_every_setting_that_transformers_knows_is_applied_refused_or_harmless():
         ({"repetition_penalty": 1.5}, {"repetition_penalty": 1.0}, {}),
         ({"repetition_penalty": 1.5}, "temperature=0", {"repetition_penalty": 1.5}),
         ({"no_repeat_ngram_size": 9}, "published", {"no_repeat_ngram_size": "published"}),
-        ({"do_sample": True, "temperature": 0.5}, None, {"do_sample": True, "temperature": 0.5, "top_k": 50}),
+        (
+            {"do_sample": True, "temperature": 0.5},
+            None,
+            {"do_sample": True, "temperature": 0.5, "top_k": 50},
+        ),
         ({"do_sample": True, "temperature": 0.5}, {"temperature": 0}, {"top_k": 50}),
         ({"do_sample": True, "top_k": 7}, {"top_k": 3}, {"do_sample": True, "top_k": 3}),
         ({"do_sample": True, "temperature": 0.0}, None, {}),

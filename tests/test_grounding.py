@@ -34,13 +34,11 @@ def test_real_model_output() -> None:
 
 
 NO_LISTS = "[[1, 2, 3, x]]|[[1, 2, 3, ٤]]|[[1_0, 2, 3, 4]]|[[1, 2, 3|1, 2, 3, 4|[[1, 2, 3, 4],]"
-NO_LISTS += "|[1, 2, 3, 4],|[1, 2, 3, 4, 5, 6, 7, 8]|[1, 2, 3, 4]]|[1, 2, [3, 4]]|[[0.5, 0.6, 0.7, 1.5]]"
 NO_LISTS += (
-    "|[[0.5, 0.6, 70, 80]]|[[-0.5, 0, 0.7, 0.8]]|[[10.5, 20, 30, 40]]|[[1e2, 2, 3, 4]]|[[.5, 0, 1, 1]]"
+    "|[1, 2, 3, 4],|[1, 2, 3, 4, 5, 6, 7, 8]|[1, 2, 3, 4]]|[1, 2, [3, 4]]|[[0.5, 0.6, 0.7, 1.5]]"
 )
-NO_LISTS += (
-    "|[[1., 2, 3, 4]]|[[1.0.0, 2, 3, 4]]|[[nan, 0, 0, 0]]|[[inf, 0, 0, 0]]|[[0x1, 2, 3, 4]]|[[٠.٥, 0, 1, 1]]"
-)
+NO_LISTS += "|[[0.5, 0.6, 70, 80]]|[[-0.5, 0, 0.7, 0.8]]|[[10.5, 20, 30, 40]]|[[1e2, 2, 3, 4]]|[[.5, 0, 1, 1]]"
+NO_LISTS += "|[[1., 2, 3, 4]]|[[1.0.0, 2, 3, 4]]|[[nan, 0, 0, 0]]|[[inf, 0, 0, 0]]|[[0x1, 2, 3, 4]]|[[٠.٥, 0, 1, 1]]"
 NO_LISTS += "|[[1, 2, 3, 4] [5, 6, 7, 8]]|[[[1, 2, 3, 4]]]|[]|[||__import__('os').system('true')"
 
 
@@ -53,7 +51,12 @@ NO_LISTS += "|[[1, 2, 3, 4] [5, 6, 7, 8]]|[[[1, 2, 3, 4]]]|[]|[||__import__('os'
         ("[[30, 40, 10, 20]]", ((10, 20, 30, 40),), True, 0),
         (f"[[-{'9' * 9000}, 0, {'9' * 9000}, 999]]", ((0, 0, 999, 999),), True, 0),
         ("[[-0, 0, 0, 0]]", ((0, 0, 0, 0),), False, 0),
-        ("[[1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4, 5], [1, 2.5, 3, 4], []]", ((1, 2, 3, 4),), False, 4),
+        (
+            "[[1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4, 5], [1, 2.5, 3, 4], []]",
+            ((1, 2, 3, 4),),
+            False,
+            4,
+        ),
         ("[[120.0, 250.0, 500.0, 310.0]]", ((120, 250, 500, 310),), True, 0),
         ("[[120, 250.000, 500, 310]]", ((120, 250, 500, 310),), True, 0),
         ("[[500.0, -1.0, 120.0, 2000.0]]", ((120, 0, 500, 999),), True, 0),
@@ -94,13 +97,20 @@ def test_box_lists(listing: str, boxes: object, repaired: bool, dropped: int) ->
         ("[1, 2, 30, 40], [5, 6, 7, 8]", ((1, 2, 30, 40), (5, 6, 7, 8)), False, 0),
         ("[120.0, 250.0, 500.0, 310.0]", ((120, 250, 500, 310),), True, 0),
         ("[0.1, 0.2, 0.5, 0.25]", ((100, 200, 500, 250),), True, 0),
-        ("[[0.1, 0.2, 0.5, 0.25], [0.0, 0.0, 1.0, 1.0]]", ((100, 200, 500, 250), (0, 0, 999, 999)), True, 0),
+        (
+            "[[0.1, 0.2, 0.5, 0.25], [0.0, 0.0, 1.0, 1.0]]",
+            ((100, 200, 500, 250), (0, 0, 999, 999)),
+            True,
+            0,
+        ),
         ("[10.5, 20, 30, 40]", (), False, 1),
         ("[]", (), False, 1),
         ("", (), False, 1),
     ],
 )
-def test_box_lists_of_the_short_marks(listing: str, boxes: object, repaired: bool, dropped: int) -> None:
+def test_box_lists_of_the_short_marks(
+    listing: str, boxes: object, repaired: bool, dropped: int
+) -> None:
     grounding = parse_grounding(f"<PAGE><|det|>image {listing}<|/det|>", "unlimited-ocr")
     (region,) = grounding.regions
     assert (region.label, region.boxes, region.repaired) == ("image", boxes, repaired)
@@ -134,7 +144,10 @@ ODD_LABEL = 'the <b>red</b> car\'s "{0}"\n价格 [[1, 2, 3, 4]]'
 @pytest.mark.parametrize(
     ("text", "labels"),
     [
-        *((marked("text", "[[1, 2, 3, 4]]").replace(mark, ""), []) for mark in ("<|/det|>", "<|ref|>")),
+        *(
+            (marked("text", "[[1, 2, 3, 4]]").replace(mark, ""), [])
+            for mark in ("<|/det|>", "<|ref|>")
+        ),
         (marked("text", "[[1, 2, 3, 4]]").replace("<|det|>", " <|det|>"), []),
         ("<|ref|>just a phrase<|/ref|>", []),
         ("", []),
@@ -203,7 +216,9 @@ def test_what_regions_and_types_of_them_cost() -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(fuzzed, st.data())
-def test_any_text_in_any_tokens_gives_ordered_regions_that_add_up(text: str, data: st.DataObject) -> None:
+def test_any_text_in_any_tokens_gives_ordered_regions_that_add_up(
+    text: str, data: st.DataObject
+) -> None:
     grounding = parse_grounding(text)
     position = 0
     for index, region in enumerate(grounding.regions):
@@ -211,7 +226,10 @@ def test_any_text_in_any_tokens_gives_ordered_regions_that_add_up(text: str, dat
         assert position <= region.start < region.content_start <= region.end <= len(text)
         assert region.text == text[region.content_start : region.end].strip()
         position = region.end
-        for boxes, right, bottom in ((region.boxes, 999, 999), (region.pixel_boxes(37, 1001), 37, 1001)):
+        for boxes, right, bottom in (
+            (region.boxes, 999, 999),
+            (region.pixel_boxes(37, 1001), 37, 1001),
+        ):
             for x1, y1, x2, y2 in boxes:
                 assert 0 <= x1 <= x2 <= right and 0 <= y1 <= y2 <= bottom
     assert not grounding.regions or position == len(text)

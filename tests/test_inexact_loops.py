@@ -33,8 +33,25 @@ NOUNS = re.findall(
     "school engine silver border copper farmer library teacher summer island doctor kitchen village factory "
     "forest captain theatre pocket mirror bottle candle basket ladder hammer blanket pencil ticket dinner",
 )
-SMALL_WORDS = ["the", "of", "and", "a", "to", "in", "is", "was", "for", "on", "with", "by", "from", "at"]
-REFRAIN = "And still the river runs below,\nand still the lanterns swing,\nand nobody will ever know.\n"
+SMALL_WORDS = [
+    "the",
+    "of",
+    "and",
+    "a",
+    "to",
+    "in",
+    "is",
+    "was",
+    "for",
+    "on",
+    "with",
+    "by",
+    "from",
+    "at",
+]
+REFRAIN = (
+    "And still the river runs below,\nand still the lanterns swing,\nand nobody will ever know.\n"
+)
 WEEKDAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday"
 MONTHS = [calendar.month_name[number] for number in range(1, 13)]
 
@@ -93,9 +110,15 @@ LOOPS = {
         " ".join(with_slips("Payment is due within thirty days of receipt.", 40, 0.8)),
         True,
     ),
-    "slips in Russian": ("\n".join(with_slips("Оплата производится в течение тридцати дней", 40, 0.7)), True),
+    "slips in Russian": (
+        "\n".join(with_slips("Оплата производится в течение тридцати дней", 40, 0.7)),
+        True,
+    ),
     "slips in a numbered list": (
-        "\n".join(f"{n}. {line}" for n, line in enumerate(with_slips("Harbour Street Northfield", 60, 0.6))),
+        "\n".join(
+            f"{n}. {line}"
+            for n, line in enumerate(with_slips("Harbour Street Northfield", 60, 0.6))
+        ),
         False,
     ),
     "slips in boxes": (
@@ -106,7 +129,8 @@ LOOPS = {
         True,
     ),
     "slips in rows of a table": (
-        "<table>" + "".join(cells(line, "12.50") for line in with_slips("Marina Workshop", 200, 0.4)),
+        "<table>"
+        + "".join(cells(line, "12.50") for line in with_slips("Marina Workshop", 200, 0.4)),
         True,
     ),
     "phrases in any order": (" ".join(in_any_order(PHRASES, 60)), True),
@@ -135,7 +159,9 @@ CORRECT = {
     "prices": rows(120, lambda n, r: f"{r.choice(NOUNS)} {r.choice(NOUNS)} {r.randrange(90)}.50"),
     "equal prices": rows(120, lambda n, r: f"{r.choice(NOUNS)} {r.choice(NOUNS)} 9.95"),
     "answers in cells": rows(60, lambda n, r: cells(*(r.choice(["yes", "no"]) for _ in range(5)))),
-    "states in cells": rows(80, lambda n, r: cells(r.choice(NOUNS), r.choice(["available", "sold out"]))),
+    "states in cells": rows(
+        80, lambda n, r: cells(r.choice(NOUNS), r.choice(["available", "sold out"]))
+    ),
     "states in Markdown": rows(
         80, lambda n, r: f"| {r.choice(NOUNS)} | {r.choice(['in full', 'in part'])} |"
     ),
@@ -144,7 +170,9 @@ CORRECT = {
     "a matrix": rows(12, lambda n, r: " ".join(r.choice(["-1", "0", "1", "0"]) for _ in range(12))),
     "numbers to a hundred": " ".join(str(n) for n in range(1, 101)),
     "dot leaders": rows(60, lambda n, r: f"{r.choice(NOUNS)} {r.choice(NOUNS)} {'. ' * 40}{n * 3}"),
-    "contents": rows(60, lambda n, r: f"Chapter {n} {r.choice(NOUNS)} and {r.choice(NOUNS)} ..... {n * 7}"),
+    "contents": rows(
+        60, lambda n, r: f"Chapter {n} {r.choice(NOUNS)} and {r.choice(NOUNS)} ..... {n * 7}"
+    ),
     "contents in Chinese": rows(
         60, lambda n, r: f"第{n}章 {chr(0x4E00 + r.randrange(2_000)) * 2} …… {n * 5}"
     ),
@@ -156,14 +184,18 @@ CORRECT = {
             f"{r.choice(NOUNS)}. In Proceedings of the Conference on Documents {r.randrange(1980, 2024)}."
         ),
     ),
-    "a list": rows(90, lambda n, r: f"- {r.choice(NOUNS)} {r.choice(NOUNS)} for the {r.choice(NOUNS)}"),
+    "a list": rows(
+        90, lambda n, r: f"- {r.choice(NOUNS)} {r.choice(NOUNS)} for the {r.choice(NOUNS)}"
+    ),
     "a key of letters": rows(100, lambda n, r: f"{n}. {r.choice('ABCD')}"),
     "a key of words": rows(120, lambda n, r: f"{n}. {r.choice(['True', 'False'])}"),
     "a log": rows(
         150,
         lambda n, r: (
             f"2024-05-01 12:{n // 60:02}:{n % 60:02} INFO "
-            + r.choice([f"Connection from 10.0.0.{r.randrange(255)} accepted", "Heartbeat of node alpha"])
+            + r.choice(
+                [f"Connection from 10.0.0.{r.randrange(255)} accepted", "Heartbeat of node alpha"]
+            )
         ),
     ),
     "a log of one message": rows(
@@ -178,7 +210,9 @@ CORRECT = {
         [{"name": noun, "price": n, "sold": n % 3 == 0} for n, noun in enumerate(NOUNS)], indent=1
     ),
     "a poem": "\n".join(f"{prose(24, seed)}\n\n{REFRAIN}" for seed in range(6)),
-    "a calendar": "\n".join(f"{month}\n{WEEKDAYS}\n{' '.join(map(str, range(1, 31)))}" for month in MONTHS),
+    "a calendar": "\n".join(
+        f"{month}\n{WEEKDAYS}\n{' '.join(map(str, range(1, 31)))}" for month in MONTHS
+    ),
     "addresses": rows(
         80, lambda n, r: f"{r.choice(NOUNS)} {r.choice(NOUNS)}, {n * 7} Harbour Street, Northfield"
     ),
@@ -227,7 +261,9 @@ def test_any_text_is_read_and_stretches_lie_in_order(text, cut):
         place = stretch.stop
 
 
-@pytest.mark.parametrize("name", ["slips in short lines", "counting", "fragments", "two Chinese lines"])
+@pytest.mark.parametrize(
+    "name", ["slips in short lines", "counting", "fragments", "two Chinese lines"]
+)
 def test_the_record_counts_its_time_and_its_check_says_where_it_begins(name):
     run = PhaseRun.load(RECORD)
     length = len(run.result.ids)

@@ -1,4 +1,5 @@
-"""The kernel view: what belongs to whom in a trace, what follows from it, and that nothing timed changes.
+"""The kernel view: what belongs to whom in a trace, what follows from it, and that nothing timed
+changes.
 
 What is said of it is in ``tests/approved``: records of all strategies there have a view.
 """
@@ -73,7 +74,10 @@ VIEW = reduce_trace(*mini_trace())
         (  # the copy's call and the wait behind it
             *("host_syncs", "phase stage operator through copy", "count wait_ms"),
             {
-                ("prefill", "language_model", "aten::item", "aten::_local_scalar_dense", "DtoH"): (1, 0.085),
+                ("prefill", "language_model", "aten::item", "aten::_local_scalar_dense", "DtoH"): (
+                    1,
+                    0.085,
+                ),
                 ("decode", "sampling", "", "", ""): (2, 0.08),
             },
         ),
@@ -109,16 +113,23 @@ def test_lost_ranges_are_refused_and_an_empty_trace_gives_empty_tables():
     ],
 )
 def test_a_step_is_bound_by_the_host_or_as_its_floor_is(bound_by, share, pace, word, monkeypatch):
-    """The step of the written trace is busy for 0.174 ms and idle for 0.165 ms after a wait of the host."""
+    """The step of the written trace is busy for 0.174 ms and idle for 0.165 ms after a wait of the
+    host.
+    """
     floor = {"phase": "decode", "stage": "decode_step", "view": "", "floor_ms": share * 0.174}
     table = pd.DataFrame([floor | {"bound_by": bound_by, "mfu": 0.01, "mbu": 0.41}])
     monkeypatch.setattr(analyse, "trusted_floors", lambda _: table)
     # Only the two profiled steps count.
     run = with_steps(with_kernels(view=VIEW), lambda step, _: 0.174 * pace * (1 if step < 2 else 9))
     found = analyse.stage_verdict(run).set_index("stage").loc["decode_step"]
-    assert analyse.kernel_table(run).set_index("stage").loc["decode_step", "busy_ms"] == pytest.approx(0.174)
+    assert analyse.kernel_table(run).set_index("stage").loc[
+        "decode_step", "busy_ms"
+    ] == pytest.approx(0.174)
     assert found["verdict"] == word
-    measured, after = found[["mbu", "of_floor", "idle_after_sync"]].tolist(), 0.165 / 0.174 / (pace - 1)
+    measured, after = (
+        found[["mbu", "of_floor", "idle_after_sync"]].tolist(),
+        0.165 / 0.174 / (pace - 1),
+    )
     assert measured == pytest.approx([0.41, share, min(after, 1.0)], nan_ok=True)
 
 
@@ -134,7 +145,9 @@ def test_vision_is_ruled_out_of_replayed_steps_by_their_busy_time():
 def test_names_are_escaped_and_a_view_that_failed_says_why():
     view = reduce_trace(*mini_trace())
     view["top"]["kernel"][0] = "<script>alert(1)</script>"
-    elements = Elements(results.kernels(with_kernels(view={"tool": "torch.profiler", **view})).html())
+    elements = Elements(
+        results.kernels(with_kernels(view={"tool": "torch.profiler", **view})).html()
+    )
     assert not elements.open and not elements.stray and "script" not in elements.tags()
     assert "<script>alert" in elements.said
     assert results.kernels(make_run()).html() == ""
@@ -156,13 +169,19 @@ def test_a_trace_is_taken_with_the_view(tmp_path, monkeypatch):
     assert asked[1]["kernels"] is False
 
 
-def test_the_cpu_profilers_ranges_nest_and_the_timed_record_stays(golden_session, tmp_path, monkeypatch):
-    """Without a device there are no kernels, but ranges, steps and the host's times are the real ones."""
+def test_the_cpu_profilers_ranges_nest_and_the_timed_record_stays(
+    golden_session, tmp_path, monkeypatch
+):
+    """Without a device there are no kernels, but ranges, steps and the host's times are the real
+    ones.
+    """
     monkeypatch.setattr("ocr_phases.recorder.check_kernels", lambda *args, **options: None)
     options = {"preset": "tiny", "max_new_tokens": 4, "repeats": 1, "warmup": 0}
     options |= {"token_probabilities": False, "ceilings": False}
     trace = tmp_path / "trace.json.gz"
-    run = golden_session.run_inference(PAGE, **options, kernels=True, kernel_steps=3, kernel_trace=trace)
+    run = golden_session.run_inference(
+        PAGE, **options, kernels=True, kernel_steps=3, kernel_trace=trace
+    )
     plain = golden_session.run_inference(PAGE, **options)
     for part in ("results", "cache", "live_checks"):
         assert getattr(run, part) == getattr(plain, part)
@@ -174,7 +193,10 @@ def test_the_cpu_profilers_ranges_nest_and_the_timed_record_stays(golden_session
     stages = pd.DataFrame(columns_of(view.stages)).set_index(STAGE)
     assert {*stages.index} == {*run.spans[STAGE].itertuples(index=False, name=None)}
     assert stages.loc[("decode", "language_model", ""), "calls"] == 3
-    sam, whole = stages["host_ms"]["prefill", "sam", "global"], stages["host_ms"]["prefill", "prefill", ""]
+    sam, whole = (
+        stages["host_ms"]["prefill", "sam", "global"],
+        stages["host_ms"]["prefill", "prefill", ""],
+    )
     assert 0 < sam <= whole
     events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
     layers = golden_session.model.config.get_text_config().num_hidden_layers

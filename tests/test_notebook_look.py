@@ -1,4 +1,6 @@
-"""What a cell shows keeps its shape under JupyterLab's own rules: in nbconvert's HTML and in a live one."""
+"""What a cell shows keeps its shape under JupyterLab's own rules: in nbconvert's HTML and in a live
+one.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -20,7 +22,10 @@ from ocr_phases.engines.load import LoadResult
 from ocr_phases.show import results, results_many
 from ocr_phases.show.results import facts_bundle, timeline_bundle
 
-pytestmark = [pytest.mark.browser, pytest.mark.skipif(bool(lab.missing()), reason=str(lab.missing()))]
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(bool(lab.missing()), reason=str(lab.missing())),
+]
 
 WRONG = (Path(__file__).parent / "fragments.js").read_text(encoding="utf-8")
 WIDTHS = (1280, 700)
@@ -53,16 +58,29 @@ def fragments_of_a_record(run: PhaseRun) -> dict[str, Any]:
 
 
 def fragments_of_others() -> dict[str, Any]:
-    """What cells show of several records, of a server's load, of step-by-step work and of strange texts."""
+    """What cells show of several records, of a server's load, of step-by-step work and of strange
+    texts.
+    """
     runs = [PhaseRun.load(path) for path in sorted(RUNS.glob("h200-dummy-*.json.gz"))[:3]]
     change = compare(*runs)
-    sweep = SweepResult({"base": runs[0], "gundam": runs[1]}, pd.DataFrame(columns=list(FAILURE_COLUMNS)))
+    sweep = SweepResult(
+        {"base": runs[0], "gundam": runs[1]}, pd.DataFrame(columns=list(FAILURE_COLUMNS))
+    )
     asked = [
-        {"level": f"{level} at once", "begun": 0.0, "times": [0.5, 0.6, 0.7], "tokens": 3, "error": ""}
+        {
+            "level": f"{level} at once",
+            "begun": 0.0,
+            "times": [0.5, 0.6, 0.7],
+            "tokens": 3,
+            "error": "",
+        }
         for level in (1, 2)
     ]
     place = {"what": "fusion", "file": f"transformers/{'long_name/' * 6}a.py", "line": 1960}
-    place |= {"version": "transformers 5.23.0", "symbol": f"Model.forward: {'embeds.masked_scatter' * 5}"}
+    place |= {
+        "version": "transformers 5.23.0",
+        "symbol": f"Model.forward: {'embeds.masked_scatter' * 5}",
+    }
     long_facts = {"parameters": {"SAM": "95 M", "CLIP": "303 M"}, "path": "long_name/" * 30}
     return {
         "comparison": change,
@@ -133,9 +151,13 @@ def test_fragments_keep_their_shape_in_nbconvert_s_html(theme, shown, browser, t
     kind, fragments = shown
     file = exported(fragments, theme, tmp_path / "shown.html")
     page = browser.new_page(java_script_enabled=True)
-    page.route("http*://**", lambda route: route.abort())  # the template asks for MathJax and require.js
+    page.route(
+        "http*://**", lambda route: route.abort()
+    )  # the template asks for MathJax and require.js
     page.goto(file.as_uri())
-    page.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
+    page.evaluate(
+        "document.querySelectorAll('details').forEach((details) => { details.open = true; })"
+    )
     for width in WIDTHS:
         page.set_viewport_size({"width": width, "height": 900})
         seen = page.evaluate(WRONG, OUTPUTS)
@@ -175,6 +197,8 @@ def live(browser, tmp_path_factory):
 def test_fragments_keep_their_shape_in_a_live_jupyterlab(live, theme, width):
     lab.set_theme(live, theme)
     live.set_viewport_size({"width": width, "height": 4000})
-    live.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
+    live.evaluate(
+        "document.querySelectorAll('details').forEach((details) => { details.open = true; })"
+    )
     assert live.locator(OUTPUTS).count() == len(CELLS)
     assert live.evaluate(WRONG, OUTPUTS)["wrong"] == []

@@ -94,7 +94,9 @@ def test_what_a_model_wrote_stays_text():
     for result in (run, make_run(rows=2, page_name=name), compare(run, other)):
         elements = Elements(result._repr_mimebundle_()["text/html"])
         assert elements.tags().isdisjoint({"script", "b", "iframe"})
-        assert not any(name.startswith("on") for _, attributes in elements.found for name in attributes)
+        assert not any(
+            name.startswith("on") for _, attributes in elements.found for name in attributes
+        )
 
 
 def test_a_folder_of_records_shows_itself(tmp_path):
@@ -125,7 +127,9 @@ def test_a_trace_has_every_span_of_every_clock_and_they_nest(path, tmp_path, cap
         lanes.setdefault((event["pid"], event["tid"]), []).append((event["ts"], -event["dur"]))
     named = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
     assert named == set(lanes)
-    names = {(event["pid"], event["args"]["name"]) for event in events if event["name"] == "process_name"}
+    names = {
+        (event["pid"], event["args"]["name"]) for event in events if event["name"] == "process_name"
+    }
     assert names == {(number, f"repeat {number}: {run.page.file}") for number, _ in lanes}
     for lane in lanes.values():
         # Within a lane a span lies in the one before it or behind it, as a viewer draws them.
@@ -147,7 +151,9 @@ def test_a_shipped_notebook_is_clean(path):
     assert len({cell["id"] for cell in notebook.cells}) == len(notebook.cells)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert not [cell for cell in code if cell.outputs or cell.execution_count is not None]
-    assert notebook.cells[0].cell_type == "markdown" and not {"widgets", "papermill"} & set(notebook.metadata)
+    assert notebook.cells[0].cell_type == "markdown" and not {"widgets", "papermill"} & set(
+        notebook.metadata
+    )
     (parameters,) = (cell for cell in code if "parameters" in cell.metadata.get("tags", []))
     for line in parameters.source.splitlines():
         name, equals, _ = line.partition(" = ")

@@ -94,7 +94,9 @@ def number(text):
 
 @cache
 def read(name):
-    """A record, and all that is shown of it (as approved where it is), white space and borders collapsed."""
+    """A record, and all that is shown of it (as approved where it is), white space and borders
+    collapsed.
+    """
     run = PhaseRun.load(RECORDS[name]) if name in RECORDS else MADE[name]()
     approved = (path.read_text("utf-8") for path in (APPROVED / name).glob("*.txt"))
     return run, re.sub(r"[ |]+", " ", "\n".join(approved if name in RECORDS else texts(run)))

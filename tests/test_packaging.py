@@ -1,4 +1,6 @@
-"""The wheel, built from the source distribution, carries what a person without the source tree needs."""
+"""The wheel, built from the source distribution, carries what a person without the source tree
+needs.
+"""
 
 import re
 import shutil
@@ -18,7 +20,9 @@ ROOT = Path(__file__).parents[1]
 HOME = "https://forge.example/someone/ocr_phases"
 
 
-def test_the_wheel_works_without_the_source_tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_wheel_works_without_the_source_tree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (source,) = map(Path, SdistBuilder(str(ROOT)).build(directory=str(tmp_path)))
     shutil.unpack_archive(source, tmp_path)
     unpacked = str(source).removesuffix(".tar.gz")
@@ -31,15 +35,27 @@ def test_the_wheel_works_without_the_source_tree(tmp_path: Path, monkeypatch: py
     wanted = {"notebooks/page_report.ipynb", "data/pages/receipt.png", "data/pages/receipt.json"}
     wanted |= {"data/tiny/model.safetensors", "data/tiny/tokenizer.json"}
     assert {f"ocr_phases/_assets/{name}" for name in wanted} | {"ocr_phases/py.typed"} <= set(names)
-    assert not [name for name in names if "checkpoints" in name or "reads.png" in name or "tests" in name]
+    assert not [
+        name for name in names if "checkpoints" in name or "reads.png" in name or "tests" in name
+    ]
 
     site = tmp_path / "site"
     archive.extractall(site)
     page = site / "ocr_phases" / "_assets" / "data" / "pages" / "slide.png"
     quick = ["--preset=tiny", "--max-new-tokens=3", "--repeats=1", "--warmup=0", "--no-ceilings"]
-    command = [sys.executable, "-m", "ocr_phases.cli", "profile", str(page), *quick, "--save=run.json"]
+    command = [
+        sys.executable,
+        "-m",
+        "ocr_phases.cli",
+        "profile",
+        str(page),
+        *quick,
+        "--save=run.json",
+    ]
     own = {"PYTHONPATH": str(site), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
-    answer = subprocess.run(command, cwd=tmp_path, env=own, capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        command, cwd=tmp_path, env=own, capture_output=True, text=True, check=True
+    )
     assert answer.stdout.splitlines()[-1].startswith("Wrote")
 
 

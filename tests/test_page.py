@@ -84,11 +84,16 @@ def test_pages_are_cut_and_packed_as_recorded(name, page):
         assert list(pixels.transpose(0, 3, 1, 2).shape) == case[f"{kind}_shape"]
         kept = recorded.pixels.get(f"{case.get(f'{kind}32_same_as', page)}.{kind}32")
         if kept is not None:
-            assert np.abs(np.stack([pooled(view) for view in pixels]) - kept.float().numpy()).max() <= 1
+            assert (
+                np.abs(np.stack([pooled(view) for view in pixels]) - kept.float().numpy()).max()
+                <= 1
+            )
         assert kept is not None or name == "unlimited-ocr"  # whose recording keeps some
         same_pillow = PIL.__version__.split(".")[0] == recorded.preprocess["pillow"].split(".")[0]
         if same_pillow and f"{kind}_sha256" in case:
-            hashes = [hashlib.sha256(view.transpose(2, 0, 1).tobytes()).hexdigest() for view in pixels]
+            hashes = [
+                hashlib.sha256(view.transpose(2, 0, 1).tobytes()).hexdigest() for view in pixels
+            ]
             assert hashes == np.ravel(case[f"{kind}_sha256"]).tolist()
 
 
@@ -100,7 +105,9 @@ def test_the_recorded_grids_are_ours(name):
         width, height = map(int, size.split("x"))
         assert list(facts.preset().grid(width, height)) == grid, size
     for size, grid in {(1357, 1357): (2, 2), (1358, 1358): (3, 3), (1, 100_000): (1, 9)}.items():
-        assert PRESETS["gundam"].grid(*size) == grid  # the larger from more than half of its area on
+        assert (
+            PRESETS["gundam"].grid(*size) == grid
+        )  # the larger from more than half of its area on
 
 
 @pytest.mark.parametrize(
@@ -129,15 +136,24 @@ def test_prompts_that_are_refused():
     usual, unlimited = FAMILIES["deepseek-ocr"], FAMILIES["unlimited-ocr"]
     assert unlimited.text_of("Read it.") == "<image>Read it."
     for facts, prompt, grounding in (
-        *((unlimited, "free", None), (unlimited, "locate:a word", None), (unlimited, "Read it.", False)),
-        *((usual, prompt, None) for prompt in ("locate", "locate:", " locate : ", " \n", "multipage")),
+        *(
+            (unlimited, "free", None),
+            (unlimited, "locate:a word", None),
+            (unlimited, "Read it.", False),
+        ),
+        *(
+            (usual, prompt, None)
+            for prompt in ("locate", "locate:", " locate : ", " \n", "multipage")
+        ),
         *((usual, prompt, False) for prompt in ("markdown", " ocr ")),
     ):
         with refused():
             facts.text_of(prompt, grounding=grounding)
 
 
-LEFT_BLACK = np.repeat(np.array([[0, 255]], np.uint8), 4, axis=0)  # 2 x 4 pixels: black left, white right
+LEFT_BLACK = np.repeat(
+    np.array([[0, 255]], np.uint8), 4, axis=0
+)  # 2 x 4 pixels: black left, white right
 
 
 @pytest.mark.parametrize(
@@ -147,7 +163,11 @@ def test_every_mode_keeps_black_and_white(mode):
     if mode in ("I", "I;16"):
         image = Image.fromarray(LEFT_BLACK.astype(np.int32 if mode == "I" else np.uint16) * 257)
     else:
-        image = Image.fromarray(LEFT_BLACK).convert("RGB" if mode in {"HSV", "CMYK"} else "L").convert(mode)
+        image = (
+            Image.fromarray(LEFT_BLACK)
+            .convert("RGB" if mode in {"HSV", "CMYK"} else "L")
+            .convert(mode)
+        )
     assert image.mode == mode
     page, _, _ = load_page(image)
     assert page.mode == "RGB"
@@ -169,7 +189,9 @@ def test_every_mode_keeps_black_and_white(mode):
     ],
 )
 def test_grey_of_more_than_8_bits_is_scaled(values, expected):
-    image = Image.fromarray(np.array([values], np.float32 if isinstance(values[0], float) else np.uint16))
+    image = Image.fromarray(
+        np.array([values], np.float32 if isinstance(values[0], float) else np.uint16)
+    )
     for source in (image, encoded(image, "TIFF")):
         assert np.asarray(load_page(source)[0])[0, :, 0].tolist() == expected
 
@@ -180,7 +202,10 @@ def test_transparency_becomes_white():
     rgba.putpixel((1, 0), (0, 0, 0, 128))
     palette = Image.new("P", (4, 2))
     palette.putpalette([0, 0, 0, 255, 0, 0])
-    hidden = [encoded(palette, transparency=0), encoded(Image.new("RGB", (4, 2)), transparency=(0, 0, 0))]
+    hidden = [
+        encoded(palette, transparency=0),
+        encoded(Image.new("RGB", (4, 2)), transparency=(0, 0, 0)),
+    ]
     for data in (encoded(rgba), encoded(Image.new("LA", (4, 2))), *hidden):
         assert load_page(data)[0].getpixel((3, 1)) == (255, 255, 255)
     page, _, _ = load_page(rgba)
@@ -237,7 +262,9 @@ def test_pages_of_a_pdf(pdf, monkeypatch):
     pdf.write_bytes(b"%PDF-1.7 and nothing more")
     with refused():
         load_page(pdf)
-    (pdf.parent / "scan.pdf#2").write_bytes(encoded(blank(4, 4)))  # a file that is named like a page
+    (pdf.parent / "scan.pdf#2").write_bytes(
+        encoded(blank(4, 4))
+    )  # a file that is named like a page
     assert load_page(pdf.parent / "scan.pdf#2")[2] == "scan.pdf#2"
     monkeypatch.setitem(sys.modules, "pypdfium2", None)  # without the extra
     with refused():
@@ -252,7 +279,9 @@ def test_frames_of_a_tiff_are_pages(tmp_path):
         page, data, found = load_page(given_name)
         assert (page.size, found) == (size, name)
         kept = describe_page(page, data, found)
-        assert load_page(base64.b64decode(kept["data"]))[0].size == size  # the record holds this frame
+        assert (
+            load_page(base64.b64decode(kept["data"]))[0].size == size
+        )  # the record holds this frame
     assert images.page_count(path) == 2
     assert says(images.unnamed_pages(path), "2 pages", "page 1", "two.tif#2")
     with refused():
@@ -269,10 +298,10 @@ def header_only_png(width, height):
 
 
 NOISE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
-ENCODED = {kind: encoded(Image.fromarray(NOISE), kind) for kind in ("PNG", "JPEG", "TIFF", "WEBP", "GIF")}
-POSTSCRIPT = (
-    b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n0 0 9 9 rectfill\nshowpage\n%%EOF\n"
-)
+ENCODED = {
+    kind: encoded(Image.fromarray(NOISE), kind) for kind in ("PNG", "JPEG", "TIFF", "WEBP", "GIF")
+}
+POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n0 0 9 9 rectfill\nshowpage\n%%EOF\n"
 #: Formats that Pillow reads, and this package does not.
 OTHERS = {
     kind: encoded(blank(16, 16), kind).replace(b"%PDF-1", b"%QDF-1")

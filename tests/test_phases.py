@@ -1,7 +1,7 @@
 """prefill and decode of each family's native class and of the vendor's: against what was recorded,
 
-against ``generate()``, also over a static cache, and against broken rules. The vendor's class also with
-transformers 4.46.3.
+against ``generate()``, also over a static cache, and against broken rules. The vendor's class also
+with transformers 4.46.3.
 """
 
 import contextlib
@@ -45,7 +45,10 @@ def near(mine: torch.Tensor, theirs: torch.Tensor, tolerance: float) -> None:
 
 def by_generate(session, inputs, count, **options):
     """The tokens that the class's own ``generate()`` gives for ``count`` steps."""
-    arguments = {**session.family.prefill_arguments(inputs), "attention_mask": inputs.attention_mask}
+    arguments = {
+        **session.family.prefill_arguments(inputs),
+        "attention_mask": inputs.attention_mask,
+    }
     arguments |= {"position_ids": None} if "position_ids" in arguments else {}
     options |= {"max_new_tokens": count, "eos_token_id": None, "pad_token_id": 2}
     return session.model.generate(**arguments, **options)[:, inputs.input_ids.shape[1] :].tolist()
@@ -59,7 +62,9 @@ def test_matches_the_recorded_vendor_run(name, case, driven):
     session, inputs = driven(name, case)
     model, stages = session.model, session.family.stages(session.model)
     ours = f"{case}."
-    golden = {key.removeprefix(ours): value for key, value in row.forward.items() if key.startswith(ours)}
+    golden = {
+        key.removeprefix(ours): value for key, value in row.forward.items() if key.startswith(ours)
+    }
     with contextlib.ExitStack() as stack:
         outputs = {
             stage: stack.enter_context(captured(stages[stage], "output"))
@@ -96,7 +101,9 @@ def test_matches_the_recorded_vendor_run(name, case, driven):
     assert state.entries == [min(held, most) for held in state.lengths]
     # The vendor keeps the entry that the next step writes over; here it has gone.
     if "cache_len" in golden:
-        assert golden["cache_len"].tolist() == [min(held, length + window) for held in state.lengths]
+        assert golden["cache_len"].tolist() == [
+            min(held, length + window) for held in state.lengths
+        ]
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
@@ -116,12 +123,17 @@ def test_the_loss_is_the_recorded_one_in_training(name, driven):
 @pytest.mark.parametrize(("name", "case"), ROWS)
 def test_padding_and_images_never_count_in_the_loss(name, case, driven):
     session, inputs = driven(name, case)
-    arguments = {**session.family.prefill_arguments(inputs), "attention_mask": inputs.attention_mask}
+    arguments = {
+        **session.family.prefill_arguments(inputs),
+        "attention_mask": inputs.attention_mask,
+    }
     with torch.no_grad():
         logits = session.model(**arguments).logits
     hidden = inputs.images_seq_mask | ~inputs.attention_mask.bool()
     labels = inputs.input_ids.masked_fill(hidden, -100)
-    expected = torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+    expected = torch.nn.functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+    )
     text = inputs.input_ids.masked_fill(inputs.images_seq_mask, 7)
     for own in ({}, {"labels": text}):
         torch.testing.assert_close(prompt_loss(session.model, inputs, **own).detach(), expected)
@@ -178,7 +190,8 @@ SAMPLED = [
 
 
 @pytest.mark.parametrize(
-    ("name", "infer"), [*((FIRST, infer) for infer in SAMPLED), (VENDOR, SAMPLED[1]), (VENDOR, SAMPLED[3])]
+    ("name", "infer"),
+    [*((FIRST, infer) for infer in SAMPLED), (VENDOR, SAMPLED[1]), (VENDOR, SAMPLED[3])],
 )
 def test_sampling_equals_generate(name, infer, driven):
     session, inputs = driven(name, "small")
@@ -187,7 +200,10 @@ def test_sampling_equals_generate(name, infer, driven):
     expected = by_generate(session, inputs, 20, **settings.as_generate())
     for first_token in ("prefill", "redecode"):
         sampler = Sampler(settings, seed=5)
-        assert generate(session.model, inputs, 20, sampler=sampler, first_token=first_token).ids == expected
+        assert (
+            generate(session.model, inputs, 20, sampler=sampler, first_token=first_token).ids
+            == expected
+        )
 
 
 def test_stops_at_the_end_token_and_cuts_the_surplus(driven):
@@ -199,11 +215,16 @@ def test_stops_at_the_end_token_and_cuts_the_surplus(driven):
     alone = generate(session.model, one, 12).ids[0]
     wanted = alone[: alone.index(alone[7]) + 1]
     for check_every in (1, 3, 100):
-        state = generate(session.model, inputs, 16, eos_ids=[end], pad_id=2, eos_check_every=check_every)
+        state = generate(
+            session.model, inputs, 16, eos_ids=[end], pad_id=2, eos_check_every=check_every
+        )
         # A row that ends early is padded, and leaves the others alone.
         assert state.ids == [free[0][:cut] + [2] * (16 - cut), free[1]]
         seen: list[int] = []
-        options = {"eos_check_every": check_every, "on_tokens": lambda new, seen=seen: seen.extend(new[0])}
+        options = {
+            "eos_check_every": check_every,
+            "on_tokens": lambda new, seen=seen: seen.extend(new[0]),
+        }
         assert generate(session.model, one, 12, eos_ids=[alone[7]], **options).ids == [wanted]
         assert seen[: len(wanted)] == wanted
         assert len(seen) - len(wanted) < check_every
@@ -216,7 +237,9 @@ def test_spans_are_complete_and_in_the_class_s_order(name, case, driven):
     decode(session.model, prefill(session.model, inputs, timeline), 4, timeline)
     rows = timeline.rows()
     views = ("local", "global") if name == VENDOR else ("global", "local")
-    vision = [(stage, view) for view in views for stage in (*session.family.facts.encoders, "projector")]
+    vision = [
+        (stage, view) for view in views for stage in (*session.family.facts.encoders, "projector")
+    ]
     after = [(stage, "") for stage in ("vision_fusion", "language_model", "lm_head", "sampling")]
     prefilled = [row for row in rows if row[1] == "prefill"]
     assert [(row[2], row[3]) for row in prefilled] == [("prefill", ""), *vision, *after]
@@ -249,7 +272,9 @@ def test_broken_rules_are_errors(name, case, driven, monkeypatch):
     for fault in (*faults, {"input_ids": inputs.input_ids[:, :2]}, {"past_key_values": None}):
         state = prefill(model, inputs)
         with monkeypatch.context() as patch, refused():
-            patch.setattr(Family, "step_arguments", lambda *given, fault=fault: honest(*given) | fault)
+            patch.setattr(
+                Family, "step_arguments", lambda *given, fault=fault: honest(*given) | fault
+            )
             decode_step(model, state)
 
 

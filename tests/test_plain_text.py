@@ -57,7 +57,9 @@ def not_run(monkeypatch: pytest.MonkeyPatch) -> None:
         run_inference=lambda *_, **__: PhaseRun.load(RECORD), check_request=lambda *_, **__: None
     )
     monkeypatch.setattr("ocr_phases.session.kept_session", lambda **_: session)
-    monkeypatch.setattr("ocr_phases.report.engine.InProcess.execute_notebook", lambda *_, **__: None)
+    monkeypatch.setattr(
+        "ocr_phases.report.engine.InProcess.execute_notebook", lambda *_, **__: None
+    )
 
 
 def hostile_record(path: Path) -> str:
@@ -104,13 +106,17 @@ def test_figures_draw_names_letter_by_letter() -> None:
         altered(run, model={"name": HOSTILE}, pages=[to_plain(run.page) | {"preset": HOSTILE}])
         for run in runs
     ]
-    sweep = SweepResult({HOSTILE: runs[0], "b": altered(runs[1], model={"name": "b"})}, failed_cells())
+    sweep = SweepResult(
+        {HOSTILE: runs[0], "b": altered(runs[1], model={"name": "b"})}, failed_cells()
+    )
     drawn = ""
     for each in (runs[0], Comparison(runs, [HOSTILE, "b"]), sweep):
         for name in (name for name in dir(each.plot) if name[0] != "_"):
             figure = getattr(each.plot, name)()
             assert ElementTree.fromstring(figure_svg(figure)).attrib["aria-label"], name
-            texts = [text for text in figure.findobj(matplotlib.text.Text) if "$" in text.get_text()]
+            texts = [
+                text for text in figure.findobj(matplotlib.text.Text) if "$" in text.get_text()
+            ]
             assert not any(text.get_parse_math() for text in texts), name
             drawn += f" {name}" * bool(texts)
     assert len(drawn.split()) > 5, drawn

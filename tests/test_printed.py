@@ -1,4 +1,6 @@
-"""`print()` of every public result is text that a person reads: no address, no dump of an object's fields."""
+"""`print()` of every public result is text that a person reads: no address, no dump of an object's
+fields.
+"""
 
 import re
 

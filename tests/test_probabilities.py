@@ -1,4 +1,6 @@
-"""How sure the model was of its tokens: equal to the logits of ``generate()``, kept, and told by region."""
+"""How sure the model was of its tokens: equal to the logits of ``generate()``, kept, and told by
+region.
+"""
 
 import math
 from collections.abc import Callable
@@ -32,10 +34,18 @@ pytestmark = pytest.mark.usefixtures("pixels_seen_once")
 TOLERANCE = 1e-3  # of logits that reach 20, kept to three decimals
 NEW = 24
 Driven = Callable[[str, str], tuple[OCRSession, DeviceInputs]]
-ASKED: dict[str, Any] = {"preset": "tiny", "max_new_tokens": 8, "repeats": 1, "warmup": 0, "ceilings": False}
+ASKED: dict[str, Any] = {
+    "preset": "tiny",
+    "max_new_tokens": 8,
+    "repeats": 1,
+    "warmup": 0,
+    "ceilings": False,
+}
 
 
-def assert_known(model: Any, inputs: DeviceInputs, ids: list[list[int]], logits: Any) -> list[Sureness]:
+def assert_known(
+    model: Any, inputs: DeviceInputs, ids: list[list[int]], logits: Any
+) -> list[Sureness]:
     """The probabilities of ``ids`` are those that logits [B, vocab] of each step give."""
     found = token_probabilities(model, inputs, ids)
     for row, (tokens, mine) in enumerate(zip(ids, found, strict=True)):
@@ -64,7 +74,9 @@ GENERATED = {"deepseek-ocr": ("small", "batch"), "deepseek-ocr-2": ("page768",)}
 GENERATED["unlimited-ocr"] = ("base", "multi")
 
 
-@pytest.mark.parametrize(("name", "case"), [(name, case) for name in GENERATED for case in GENERATED[name]])
+@pytest.mark.parametrize(
+    ("name", "case"), [(name, case) for name in GENERATED for case in GENERATED[name]]
+)
 def test_equal_to_the_logits_of_generate(name: str, case: str, driven: Driven) -> None:
     session, inputs = driven(name, case)
     model = session.model
@@ -75,7 +87,9 @@ def test_equal_to_the_logits_of_generate(name: str, case: str, driven: Driven) -
     whole = model.generate(**arguments, max_new_tokens=NEW, **rules, **told)
     ids = whole.sequences[:, inputs.input_ids.shape[1] :].tolist()
     found = assert_known(model, inputs, ids, whole.logits)
-    assert min(value for row in found for value in row["margins"]) < 0  # where the rule took another token
+    assert (
+        min(value for row in found for value in row["margins"]) < 0
+    )  # where the rule took another token
 
 
 @pytest.mark.parametrize(("name", "case"), [("unlimited-ocr", "padded"), ("vendor", "crops")])
@@ -116,18 +130,27 @@ def test_a_record_keeps_them(golden_session: OCRSession, run: PhaseRun) -> None:
     assert all(row[part] == pytest.approx(wanted[part], abs=TOLERANCE) for part in wanted)
 
 
-@pytest.mark.parametrize("extra", [{"first_token": "redecode"}, {"return_text": False, "generate": True}])
+@pytest.mark.parametrize(
+    "extra", [{"first_token": "redecode"}, {"return_text": False, "generate": True}]
+)
 def test_they_follow_every_way_to_run(extra: dict[str, Any], golden_session: OCRSession) -> None:
-    pages, asked = [PAGES / "receipt.png", PAGES / "slide.png"], {**ASKED, "infer": {"temperature": 2.0}}
+    pages, asked = (
+        [PAGES / "receipt.png", PAGES / "slide.png"],
+        {**ASKED, "infer": {"temperature": 2.0}},
+    )
     made = golden_session.run_inference(pages, **asked, **extra)
-    assert [len(row["logprobs"]) for row in made.probabilities] == [len(row["ids"]) for row in made.results]
+    assert [len(row["logprobs"]) for row in made.probabilities] == [
+        len(row["ids"]) for row in made.results
+    ]
     assert made.tokens_of(1)["probability"].notna().all()
     assert min(made.probabilities[0]["margins"]) < 0  # sampled tokens are others than the likeliest
 
 
 def test_without_them_nothing_more_runs(golden_session: OCRSession, run: PhaseRun) -> None:
     with captured(golden_session.model.lm_head, "output") as heads:
-        plain = golden_session.run_inference(PAGES / "receipt.png", **ASKED, token_probabilities=False)
+        plain = golden_session.run_inference(
+            PAGES / "receipt.png", **ASKED, token_probabilities=False
+        )
     assert len(heads) == len(plain.result["ids"])
     assert set(run.to_dict()) - set(plain.to_dict()) == {"probabilities"}
 
@@ -135,15 +158,23 @@ def test_without_them_nothing_more_runs(golden_session: OCRSession, run: PhaseRu
 EXAMPLE = make_run()
 
 
-def with_texts(contents: list[str], logprobs: list[float | None] | None, split: int = 3) -> PhaseRun:
+def with_texts(
+    contents: list[str], logprobs: list[float | None] | None, split: int = 3
+) -> PhaseRun:
     """A record of regions with these contents, cut into tokens of ``split`` characters at most."""
     text = "".join(
         f"<|ref|>text<|/ref|><|det|>[[10, {10 + 240 * number}, 900, {200 + 240 * number}]]<|/det|>{content}"
         for number, content in enumerate(contents)
     )
     texts = [text[start : start + split] for start in range(0, len(text), split)] + [EOS]
-    result = to_plain(EXAMPLE.result) | {"text": text, "ids": list(range(len(texts))), "token_texts": texts}
-    values = [logprobs[number % len(logprobs)] for number in range(len(texts))] if logprobs else None
+    result = to_plain(EXAMPLE.result) | {
+        "text": text,
+        "ids": list(range(len(texts))),
+        "token_texts": texts,
+    }
+    values = (
+        [logprobs[number % len(logprobs)] for number in range(len(texts))] if logprobs else None
+    )
     known = values and [{"logprobs": values, "margins": values}]
     return altered(EXAMPLE, results=[result], probabilities=known)
 
@@ -179,7 +210,10 @@ def test_a_report_tells_which_regions_are_uncertain() -> None:
     said = "1 of 2 regions is uncertain: its text has a mean token probability below 90 %."
     assert said in verdict(UNSURE) and said in results.text_notes(UNSURE).html()
     regions = parse_grounding(SURE.text).regions
-    tags = [[box.text for box in region_boxes(regions, (400, 300), run.regions)] for run in (SURE, UNSURE)]
+    tags = [
+        [box.text for box in region_boxes(regions, (400, 300), run.regions)]
+        for run in (SURE, UNSURE)
+    ]
     assert tags == [tags[0], [tags[0][0], f"{tags[0][1]}?"]]
     assert "? is uncertain: mean token probability below 90 %" in results.page(UNSURE).html()
     unknown = replace(UNSURE, probabilities=None)

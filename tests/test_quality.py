@@ -1,4 +1,6 @@
-"""Quality: each measure by hand and against jiwer, every form of a truth, where a text differs from one."""
+"""Quality: each measure by hand and against jiwer, every form of a truth, where a text differs from
+one.
+"""
 
 import json
 from itertools import product
@@ -32,13 +34,18 @@ from ocr_phases.record.schema import TrueRegion, Truth
 from ocr_phases.show import results
 from ocr_phases.show.quality import edits_html, quality_html
 
-WORDS = st.lists(st.text(alphabet="abcdeäß1", min_size=1, max_size=4), min_size=1, max_size=12).map(" ".join)
+WORDS = st.lists(st.text(alphabet="abcdeäß1", min_size=1, max_size=4), min_size=1, max_size=12).map(
+    " ".join
+)
 
 
 @given(WORDS, WORDS)
 def test_error_rates_are_jiwers(written: str, true: str) -> None:
     (edit, _), (cer, characters), (wer, words) = text_measures(written, true).values()
-    assert (cer, wer) == (pytest.approx(jiwer.cer(true, written)), pytest.approx(jiwer.wer(true, written)))
+    assert (cer, wer) == (
+        pytest.approx(jiwer.cer(true, written)),
+        pytest.approx(jiwer.wer(true, written)),
+    )
     assert edit == pytest.approx(cer * len(true) / max(len(written), len(true)))
     assert (characters, words) == (len(true), len(true.split()))
 
@@ -124,20 +131,27 @@ def overlap(one: tuple[int, ...], other: tuple[int, ...]) -> float:
 def test_the_best_boxes_meet_first(ours: list[list[Any]], theirs: list[list[Any]]) -> None:
     ours, theirs = ([[grid_box(box) for box in boxes] for boxes in side] for side in (ours, theirs))
     left = {
-        (mine, other): max((overlap(*pair) for pair in product(ours[mine], theirs[other])), default=0.0)
+        (mine, other): max(
+            (overlap(*pair) for pair in product(ours[mine], theirs[other])), default=0.0
+        )
         for mine, other in product(range(len(ours)), range(len(theirs)))
     }
     expected = []
     while left and max(left.values()) >= grounding.MATCHED_IOU:
         mine, other = max(left, key=lambda pair: left[pair])
         expected.append((mine, other, left[mine, other]))
-        left = {pair: overlap for pair, overlap in left.items() if mine != pair[0] and other != pair[1]}
+        left = {
+            pair: overlap for pair, overlap in left.items() if mine != pair[0] and other != pair[1]
+        }
     assert match_boxes(ours, theirs) == expected
 
 
 def test_regions_order_and_labels_are_measured(tmp_path: Path) -> None:
     boxes = {"title": (10, 10, 500, 60), "text": (10, 100, 500, 300), "image": (10, 400, 500, 600)}
-    page = {"size": [999, 999], "regions": [{"label": k, "box": v, "text": k} for k, v in boxes.items()]}
+    page = {
+        "size": [999, 999],
+        "regions": [{"label": k, "box": v, "text": k} for k, v in boxes.items()],
+    }
     (tmp_path / "page.json").write_text(json.dumps(page))
     truth = load_truth(tmp_path, "page.png")
     written = "".join(marked(label, [list(boxes[label])]) + label for label in ("text", "title"))
@@ -146,7 +160,9 @@ def test_regions_order_and_labels_are_measured(tmp_path: Path) -> None:
     assert (found["box_recall", "image"], found["box_recall", "title"]) == (0.0, 1.0)
     assert (found["box_iou", ""], found["order_distance", ""]) == (1.0, 1.0)
     assert found["cer", ""] > 0
-    every = marked("text", [list(box) for box in boxes.values()]) + "a"  # all boxes of a region count
+    every = (
+        marked("text", [list(box) for box in boxes.values()]) + "a"
+    )  # all boxes of a region count
     assert measured(every, truth)["box_recall", ""] == 1.0
 
 
@@ -182,7 +198,11 @@ def test_an_omnidocbench_file_is_read_by_page_and_order(tmp_path: Path) -> None:
 
 ODD = {"page_info": {"image_path": "page.png", "width": 9, "height": 0}, "layout_dets": []}
 ODD["layout_dets"] = [{"category_type": "title", "poly": [1, 2, 3, 4], "text": "a"}]
-SHAPES = ["[" * 100_000, json.dumps([ODD]), '{"regions": [{"label": "a", "box": [1, 2, 3, 4], "text": 5}]}']
+SHAPES = [
+    "[" * 100_000,
+    json.dumps([ODD]),
+    '{"regions": [{"label": "a", "box": [1, 2, 3, 4], "text": 5}]}',
+]
 SHAPES += ["[1]", '{"size": 3}', "{", '[{"page_info": {}}]', '{"regions": [{"box": [1]}]}']
 
 
@@ -199,7 +219,10 @@ def test_what_is_no_truth_or_has_no_quality_is_one_sentence(tmp_path: Path) -> N
         lambda: altered(run, results=[to_plain(run.result) | {"text": None}]).quality(Truth("a")),
         lambda: run.quality(tmp_path / "missing.md"),
         lambda: load_truth(tmp_path / "x.txt"),
-        *(lambda suffix=suffix: check_for_pages(tmp_path / f"page.{suffix}", 2) for suffix in ("json", "md")),
+        *(
+            lambda suffix=suffix: check_for_pages(tmp_path / f"page.{suffix}", 2)
+            for suffix in ("json", "md")
+        ),
     ):
         with refused():
             asked()
@@ -239,7 +262,11 @@ def test_regions_are_paired_by_their_boxes() -> None:
 
 
 def test_without_boxes_words_go_to_the_regions_they_meet() -> None:
-    text = plain_text(TRUTH.text).replace("Where the", "Where all the").replace("light but", "heavy and")
+    text = (
+        plain_text(TRUTH.text)
+        .replace("Where the", "Where all the")
+        .replace("light but", "heavy and")
+    )
     found = quality.region_differences(make_run(), Truth(text))
     assert found["outcome"].tolist() == ["different", "equal", "equal", "equal", "different"]
     assert found["true"].iloc[0] == "Where all the time goes"
@@ -267,7 +294,11 @@ def test_word_edits_hold_both_texts(mine: list[str], theirs: list[str]) -> None:
 def test_a_record_keeps_the_truth_of_each_row(tmp_path: Path) -> None:
     run = make_run(rows=3).with_truth(TRUTH, row=1)
     again = PhaseRun.load(run.save(tmp_path / "run.json"))
-    assert again.truths is not None and [again.truth_of(row) for row in range(3)] == [None, TRUTH, None]
+    assert again.truths is not None and [again.truth_of(row) for row in range(3)] == [
+        None,
+        TRUTH,
+        None,
+    ]
     assert again.quality(row=1).set_index("measure")["value"]["cer"] == 0.0
     assert set(again.quality()["measure"]) == {"repetition"}
     partial = json.loads(run.to_json())
@@ -287,7 +318,9 @@ def test_a_record_as_truth_is_a_reference_and_called_agreement(tmp_path: Path) -
     run = make_run(max_tokens=20).with_truth(truth)
     measures = set(run.quality()["measure"])
     assert measures == {"agreement", "table_agreement", "box_agreement", "repetition"}
-    assert 0.0 < quality_of(run)["agreement"] < 1.0 == quality_of(base.with_truth(truth))["agreement"]
+    assert (
+        0.0 < quality_of(run)["agreement"] < 1.0 == quality_of(base.with_truth(truth))["agreement"]
+    )
     shown = quality_html(run)
     assert "agreement with it, not accuracy" in shown and "error rate" not in shown
     assert key_metrics(base.with_truth(truth))[-1][:2] == ("Agreement", "100 %")
@@ -325,7 +358,10 @@ def test_each_row_has_its_measures_and_differences() -> None:
     for row in range(2):
         run = run.with_truth(changed(regions=(TRUTH.regions[0],)), row)
     (section,) = results.quality(run).parts
-    assert section.count("1 equal, 4 extra") == 2 and section.count("Row 1") == section.count("<h2") == 1
+    assert (
+        section.count("1 equal, 4 extra") == 2
+        and section.count("Row 1") == section.count("<h2") == 1
+    )
     blank = make_run().with_truth(Truth("", file="blank.md"))  # which judges nothing
     assert quality_of(blank) == {} and "has no text to compare with" in quality_html(blank)
 
@@ -366,6 +402,8 @@ def test_a_verb_compares_with_a_truth(verb, tmp_path, capsys, monkeypatch):
 
 def test_the_tables_of_the_docs_are_of_the_shipped_results() -> None:
     text = quality_figures.DOCUMENT.read_text(encoding="utf-8")
-    assert with_parts(text, quality_figures.tables()) == text, "run: python -m benchmarks.quality_figures"
+    assert with_parts(text, quality_figures.tables()) == text, (
+        "run: python -m benchmarks.quality_figures"
+    )
     pages = quality_figures.load("generated")
     assert pages["page"].nunique() == 200 and pages.groupby("preset").size().tolist() == [200] * 5

@@ -63,7 +63,10 @@ def test_headline_figures_follow_from_the_spans(run):
     prefill, steps = times("prefill"), times("decode_step")
     assert run["prefill_ms"] == np.median(prefill)
     assert run["tokens"] == len(run.result.ids) == run["decode_steps"] + 1
-    assert (run["inter_token_ms"], run["inter_token_ms_p99"]) == (np.median(steps), np.quantile(steps, 0.99))
+    assert (run["inter_token_ms"], run["inter_token_ms_p99"]) == (
+        np.median(steps),
+        np.quantile(steps, 0.99),
+    )
     assert run["ttft_ms"] == pytest.approx(np.median(times("prepare") + prefill))
     assert 0.9 < run["stage_coverage"] <= 1.0
     assert run["vision_ms"] >= run["sam_ms"]
@@ -76,7 +79,9 @@ def test_token_table(run):
     assert table["id"].tolist() == run.result.ids
     assert "".join(table["text"]).startswith(run.text)
     first, rest = table.iloc[0], table.iloc[1:]
-    assert first["source"] == "prefill" and first["step"] is pd.NA and math.isnan(first["device_ms"])
+    assert (
+        first["source"] == "prefill" and first["step"] is pd.NA and math.isnan(first["device_ms"])
+    )
     assert rest["step"].tolist() == list(range(len(rest)))
     assert table["cache_len"].tolist() == run.cache.lengths
     by_step = run.spans[run.spans["stage"] == "decode_step"].groupby("step")["device_ms"].median()
@@ -118,10 +123,17 @@ GONE = object()
     ("entry", "value"),
     [
         *((entry, GONE) for entry in ("schema", "spans.stage", "results.0.ids.0", "pages.0.grid")),
-        *((entry, []) for entry in ("truths", "pages", "request.prompts", "memory.peak_bytes.prefill")),
+        *(
+            (entry, [])
+            for entry in ("truths", "pages", "request.prompts", "memory.peak_bytes.prefill")
+        ),
         *(("schema", 99), ("schema", "1")),
         ("spans", {name: [] for name in SPAN_COLUMNS}),
-        *(("spans.stage", ["prefill"]), ("spans.stage", ["x"] * len(STAGES)), ("spans.phase.0", "x")),
+        *(
+            ("spans.stage", ["prefill"]),
+            ("spans.stage", ["x"] * len(STAGES)),
+            ("spans.phase.0", "x"),
+        ),
         *(("spans.device_ms.3", None), ("spans.device_ms.3", -5.0), ("spans.host_ms.3", 10**400)),
         *((f"spans.step.{FIRST_STEP}", 7), ("request", {}), ("request.infer.temperature", 0)),
         *(("results.0.text", "another"), ("pages.0.row", 1), ("model", "tiny"), ("live_checks", 5)),

@@ -13,7 +13,13 @@ from ocr_phases.models.wiring import NATIVES
 
 SITE = Path(transformers.__file__).parents[1]
 EXPECTED = {
-    *("condition of vision", "vision call: sam", "vision call: clip", "vision call: projector", "fusion"),
+    *(
+        "condition of vision",
+        "vision call: sam",
+        "vision call: clip",
+        "vision call: projector",
+        "fusion",
+    ),
     *("tokenizer", "prompt assembly", "16x compression", "generate() call", "language model"),
     *("cache update", "cache class", "step preparation"),
 }
@@ -27,7 +33,9 @@ def source_line(file: str, line: int) -> str:
 
 
 @pytest.mark.parametrize("which", ["golden_session", "vendor_session"])
-def test_every_place_is_found_and_is_where_it_says(which: str, request: pytest.FixtureRequest) -> None:
+def test_every_place_is_found_and_is_where_it_says(
+    which: str, request: pytest.FixtureRequest
+) -> None:
     session: OCRSession = request.getfixturevalue(which)
     table = session.references()
     assert tuple(table.columns) == COLUMNS

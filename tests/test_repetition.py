@@ -23,7 +23,9 @@ def tokens(text: str) -> list[str]:
 @given(st.integers(0, 40), st.integers(5, 60), st.integers(3, 20), st.integers(0, 40))
 def test_a_repeated_block_is_found_with_its_first_time_and_its_length(before, length, times, after):
     words = iter(itertools.permutations("abcdefg", 4))
-    first, block, last = ([" " + "".join(next(words)) for _ in range(n)] for n in (before, length, after))
+    first, block, last = (
+        [" " + "".join(next(words)) for _ in range(n)] for n in (before, length, after)
+    )
     texts = first + block * times + last
     assert find_repetitions(texts) == [(before, before + length * times, length, times)]
 
@@ -39,7 +41,9 @@ FAULTS = {
 }
 CORRECT = {
     "empty cells": "<table>" + "<tr><td></td><td></td></tr>" * 60,
-    "numbers in cells": "".join(f"<tr><td>Item</td><td>{n}</td><td>{n * 3.5}</td></tr>" for n in range(60)),
+    "numbers in cells": "".join(
+        f"<tr><td>Item</td><td>{n}</td><td>{n * 3.5}</td></tr>" for n in range(60)
+    ),
     "equal cells": "<table>" + "<tr><td>yes</td><td>no</td></tr>" * 20,
     "dot leaders": "".join(f"Part {n} {'. ' * 70}{n * 12}\n" for n in range(1, 12)),
     "a list": "".join(f"- item {n}\n" for n in range(40)),
@@ -71,7 +75,9 @@ def test_the_table_of_a_record_counts_tokens_and_their_time():
     texts, period = run.result.token_texts, len(words)
     times = (len(texts) - 10) // period
     looping = [*texts[:10], *words * times, *texts[10 + times * period :]]
-    loop = altered(run, results=[to_plain(run.result) | {"token_texts": looping, "text": "".join(looping)}])
+    loop = altered(
+        run, results=[to_plain(run.result) | {"token_texts": looping, "text": "".join(looping)}]
+    )
     (row,) = repetition_table(loop).to_dict("records")
     assert (row["row"], row["period"], row["times"]) == (0, period, times)
     spent = run.tokens["device_ms"]
@@ -82,7 +88,9 @@ def test_the_table_of_a_record_counts_tokens_and_their_time():
 
 
 CUT_CORRECT = {
-    "a log": "".join(f"2024-05-01 12:{n:02}:07 Heartbeat of node alpha was received\n" for n in range(60)),
+    "a log": "".join(
+        f"2024-05-01 12:{n:02}:07 Heartbeat of node alpha was received\n" for n in range(60)
+    ),
     "a timetable": "".join(f"Northfield {n}:05 Harbour Street {n}:35\n" for n in range(24)),
     "opening hours": "".join(f"{n}. May 9:00 to 1{n % 8}:00\n" for n in range(1, 31)),
 }
@@ -124,7 +132,9 @@ def test_a_slip_at_the_very_end_hides_no_limit(end, to_limit):
 def test_after_a_short_loop_a_few_tokens_are_other_text():
     words = tokens("Thank you all for your kind help.")
     length = len(PhaseRun.load(RECORD).result.ids)
-    before = [f" a{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(length - 3 * len(words) - 12)]
+    before = [
+        f" a{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(length - 3 * len(words) - 12)
+    ]
     after = [f" b{chr(97 + n)}" for n in range(12)]
     (row,) = repetition_table(with_tokens(before + words * 3 + after)).to_dict("records")
     assert not row["to_limit"]

@@ -32,7 +32,9 @@ from ocr_phases.versions import asset
 def test_a_first_screen_is_short(name):
     """At most 130 words before anything is unfolded, a number with its unit counted as one."""
     run = PhaseRun.load(RECORDS[name]) if name in RECORDS else make_run(**SHAPES[name])
-    screen = re.sub(r"<details.*?</details>|<img.*?>", "", results.overview(run).html(), flags=re.DOTALL)
+    screen = re.sub(
+        r"<details.*?</details>|<img.*?>", "", results.overview(run).html(), flags=re.DOTALL
+    )
     words = re.findall(r"\d[\d,.]* (?:ms|s|%|kB|MB|GB)(?!\w)|\S*\w\S*", seen(screen))
     assert len(words) <= 130
 
@@ -47,7 +49,9 @@ def notebooks(tmp_path, monkeypatch):
 
 
 def run(folder, *sources, **parameters):
-    """The cells of a notebook with these after the first, that of parameters, and one of those given; run."""
+    """The cells of a notebook with these after the first, that of parameters, and one of those
+    given; run.
+    """
     cells = [nbformat.v4.new_code_cell(source) for source in ("x = 1\nname = None", *sources)]
     cells[0].metadata["tags"] = ["parameters"]
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}
@@ -56,7 +60,9 @@ def run(folder, *sources, **parameters):
     return read_valid(execute_notebook("small", parameters, folder / "out" / "done.ipynb")).cells
 
 
-def test_a_cell_shows_what_a_kernel_would_of_it_and_leaves_nothing(notebooks, tmp_path, monkeypatch, capsys):
+def test_a_cell_shows_what_a_kernel_would_of_it_and_leaves_nothing(
+    notebooks, tmp_path, monkeypatch, capsys
+):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     cells = (
@@ -98,10 +104,15 @@ OWN = "from ocr_phases.errors import CannotWrite as E\nraise E('x cannot be writ
 
 @pytest.mark.parametrize(
     ("source", "raised", "named"),
-    [("raise ValueError('no such\\npage')", NotebookFailed, "ValueError"), (OWN, CannotWrite, "CannotWrite")],
+    [
+        ("raise ValueError('no such\\npage')", NotebookFailed, "ValueError"),
+        (OWN, CannotWrite, "CannotWrite"),
+    ],
     ids=["any", "own"],
 )
-def test_a_failing_cell_leaves_the_notebook_with_its_error(source, raised, named, notebooks, tmp_path):
+def test_a_failing_cell_leaves_the_notebook_with_its_error(
+    source, raised, named, notebooks, tmp_path
+):
     with refused(raised):
         run(tmp_path, source, "y = 2")
     cells = read_valid(tmp_path / "out" / "done.ipynb").cells
@@ -110,7 +121,9 @@ def test_a_failing_cell_leaves_the_notebook_with_its_error(source, raised, named
 
 
 def test_the_papermill_command_runs_in_a_kernel_whose_names_stay_the_user_s(tmp_path):
-    """With cells of the user behind the report: names, `_`, history and the count of cells are their own."""
+    """With cells of the user behind the report: names, `_`, history and the count of cells are
+    their own.
+    """
     notebook = nbformat.read(asset("notebooks", "page_report.ipynb"), as_version=4)
     cells = (
         "page, options, names, count = 'mine', 1, {*globals()}, get_ipython().execution_count\n40 + 2",
@@ -120,7 +133,16 @@ def test_the_papermill_command_runs_in_a_kernel_whose_names_stay_the_user_s(tmp_
     )
     notebook.cells[11:] = [nbformat.v4.new_code_cell(cell) for cell in cells]
     nbformat.write(notebook, tmp_path / "mine.ipynb")
-    command = [sys.executable, "-m", "papermill", "mine.ipynb", "out.ipynb", "-p", "record", str(RECORD)]
+    command = [
+        sys.executable,
+        "-m",
+        "papermill",
+        "mine.ipynb",
+        "out.ipynb",
+        "-p",
+        "record",
+        str(RECORD),
+    ]
     done = subprocess.run(
         [*command, "-k", "python3"], cwd=tmp_path, capture_output=True, text=True, timeout=300
     )
@@ -139,7 +161,9 @@ def test_papermill_runs_any_notebook_by_our_engine(tmp_path, monkeypatch):
     asked = {"page": str(PAGES / "slide.png"), "preset": "tiny", "max_new_tokens": 4, "repeats": 1}
     asked |= {"warmup": 0, "ceilings": False, "token_probabilities": False, "output_dir": "out"}
     source = str(asset("notebooks", "page_report.ipynb"))
-    papermill.execute_notebook(source, "out.ipynb", asked, engine_name="ocr_phases", progress_bar=False)
+    papermill.execute_notebook(
+        source, "out.ipynb", asked, engine_name="ocr_phases", progress_bar=False
+    )
     check_shown(tmp_path / "out.ipynb")
     measured = PhaseRun.load(tmp_path / "out" / "run.json")
     assert (measured["tokens"], measured.repeats, measured.page.file) == (4, [0], "slide.png")
@@ -169,9 +193,18 @@ def test_a_report_that_is_stopped_says_so_and_leaves_nothing(tmp_path, monkeypat
 
 
 def test_a_report_is_complete_and_one_file(plain_report):
-    names = {"run.json", "result.mmd", "images", "result_with_boxes.jpg", "report.ipynb", "report.html"}
+    names = {
+        "run.json",
+        "result.mmd",
+        "images",
+        "result_with_boxes.jpg",
+        "report.ipynb",
+        "report.html",
+    }
     assert names <= {path.name for path in plain_report.iterdir()}
-    assert "image/png" not in (plain_report / "report.ipynb").read_text("utf-8")  # the drawings' stills
+    assert "image/png" not in (plain_report / "report.ipynb").read_text(
+        "utf-8"
+    )  # the drawings' stills
     document = (plain_report / "report.html").read_text(encoding="utf-8")
     elements = Elements(document)
     assert not elements.open and not elements.stray
@@ -179,7 +212,11 @@ def test_a_report_is_complete_and_one_file(plain_report):
     assert [attributes for tag, attributes in elements.found if tag == "script"] == [{}]
     assert [attributes["href"] for tag, attributes in elements.found if tag == "link"] == ["data:,"]
     assert not [name for name in ("@import", "MathJax", "require.js") if name in document]
-    ids = [f"#{attributes['id']}" for tag, attributes in elements.found if tag == "h2" and "id" in attributes]
+    ids = [
+        f"#{attributes['id']}"
+        for tag, attributes in elements.found
+        if tag == "h2" and "id" in attributes
+    ]
     assert len({*ids}) == len(ids)
     for tag, attributes in elements.found:
         assert (attributes.get("src") or "data:").startswith("data:")
@@ -190,7 +227,9 @@ def test_a_report_is_complete_and_one_file(plain_report):
 def test_a_report_holds_no_code_unless_asked(plain_report, tmp_path):
     body = (plain_report / "report.html").read_text(encoding="utf-8").partition("<main")[2]
     assert "PhaseRun.load" not in body and "JupyterLab" not in body
-    shown = render_html(plain_report / "report.ipynb", tmp_path / "code.html", show_code=True, title="<i>")
+    shown = render_html(
+        plain_report / "report.ipynb", tmp_path / "code.html", show_code=True, title="<i>"
+    )
     document = shown.read_text(encoding="utf-8")
     assert "PhaseRun.load" in document and "<title>&lt;i&gt;</title>" in document
     assert str(plain_report) not in document.partition("PhaseRun.load")[2]
@@ -216,7 +255,9 @@ def test_something_else_than_a_notebook_is_refused(tmp_path):
 
 
 def test_what_the_model_wrote_stays_text(plain_report, attacked_report):
-    documents = ((folder / "report.html").read_text("utf-8") for folder in (plain_report, attacked_report))
+    documents = (
+        (folder / "report.html").read_text("utf-8") for folder in (plain_report, attacked_report)
+    )
     first, second = map(Elements, documents)
     assert second.tags() <= first.tags()
     assert not second.stray
@@ -226,7 +267,9 @@ def test_what_the_model_wrote_stays_text(plain_report, attacked_report):
 
 @pytest.mark.parametrize("shape", ["one token", "no text", "generate"])
 def test_odd_records_have_a_report_too(shape, tmp_path):
-    document = Elements(page_report(make_run(**SHAPES[shape]), tmp_path / "out").read_text("utf-8")).said
+    document = Elements(
+        page_report(make_run(**SHAPES[shape]), tmp_path / "out").read_text("utf-8")
+    ).said
     assert "Error" not in document and "nan" not in document
     assert ("This record has no text" in document) == (shape == "no text")
     assert ("The page is not in this record" in document) == (shape == "no text")

@@ -38,7 +38,10 @@ def reports(chromium, plain_report, attacked_report, gpu_report, tmp_path_factor
     """The HTML file of each kind."""
     folder = tmp_path_factory.mktemp("kinds")
     place = {"what": "fusion", "file": f"transformers/{'long_name/' * 6}a.py", "line": 1960}
-    place |= {"version": "transformers 5.23.0", "symbol": f"Model.forward: {'embeds.masked_scatter' * 5}"}
+    place |= {
+        "version": "transformers 5.23.0",
+        "symbol": f"Model.forward: {'embeds.masked_scatter' * 5}",
+    }
     verified = {
         "record": str(make_run().save(folder / "measured.json")),
         "output_dir": str(folder / "verify"),
@@ -97,7 +100,9 @@ def test_a_report_is_used_by_keyboard_printed_and_legible_in_any_window(kind, op
         a_keyboard_gets_past_the_contents_and_to_each_section(page, kind)
         a_table_is_sorted_by_click_and_by_keyboard(page, kind)
         it_prints_dark_on_white_and_unfolded(page, kind)
-    page.evaluate("document.querySelectorAll('details').forEach((details) => { details.open = true; })")
+    page.evaluate(
+        "document.querySelectorAll('details').forEach((details) => { details.open = true; })"
+    )
     for width, scheme in ((1400, "dark"), (400, "light")):
         page.set_viewport_size({"width": width, "height": 900})
         page.emulate_media(media="screen", color_scheme=scheme)
@@ -151,9 +156,13 @@ def it_prints_dark_on_white_and_unfolded(page, kind):
     assert not page.locator("nav").is_visible()
     assert (seen["faint"], seen["width"] <= 690, seen["contrast"]["ink"] >= 4.5) == ([], True, True)
     document = pypdfium2.PdfDocument(io.BytesIO(page.pdf(format="A4")))
-    said = "".join(document[number].get_textpage().get_text_range() for number in range(len(document)))
+    said = "".join(
+        document[number].get_textpage().get_text_range() for number in range(len(document))
+    )
     if kind not in ("compare", "index"):  # which fold nothing
-        assert "UnlimitedOcrForConditionalGeneration" in said  # stands in a part that a screen shows folded
+        assert (
+            "UnlimitedOcrForConditionalGeneration" in said
+        )  # stands in a part that a screen shows folded
     assert "Skip to the" not in said
 
 
@@ -173,7 +182,9 @@ def it_is_legible_and_accessible(page, width):
     assert (seen["language"], seen["mains"]) == ("en", 1)
 
 
-def test_a_cell_takes_the_notebook_s_colours_and_a_viewer_that_drops_the_drawing_its_still(chromium):
+def test_a_cell_takes_the_notebook_s_colours_and_a_viewer_that_drops_the_drawing_its_still(
+    chromium,
+):
     run = make_run()
     cells = "".join(part._repr_mimebundle_()["text/html"] for part in (run, run.plot.latency()))
     fills = "[...document.querySelectorAll('svg *')].map(part => getComputedStyle(part))"

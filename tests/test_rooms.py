@@ -1,7 +1,8 @@
-"""The package's rooms: imports go one way, from a higher room to a lower one, and never in a circle.
+"""The package's rooms: imports go one way, from a higher room to a lower one, and never in a
+circle.
 
-An import counts wherever it stands: at the top of a file, in a function, under ``TYPE_CHECKING``. A name of
-the package in a string would be an import that nobody sees, so strings have none.
+An import counts wherever it stands: at the top of a file, in a function, under ``TYPE_CHECKING``. A
+name of the package in a string would be an import that nobody sees, so strings have none.
 """
 
 import ast
@@ -153,7 +154,9 @@ def defined_in(path: Path) -> set[str]:
 
 
 def names_a_thing_of_ours(text: str, known: dict[str, Path]) -> bool:
-    """Whether a text is the name of a module, or of what one defines, with or without the package's name."""
+    """Whether a text is the name of a module, or of what one defines, with or without the package's
+    name.
+    """
     if text in known and text != PACKAGE:
         return True
     module, _, attribute = text.rpartition(".")
@@ -164,7 +167,9 @@ def names_a_thing_of_ours(text: str, known: dict[str, Path]) -> bool:
 
 
 def names_in_strings(path: Path, known: dict[str, Path]) -> Iterator[str]:
-    """The texts of a module that name a thing of ours, and the attributes that it gets by a computed name."""
+    """The texts of a module that name a thing of ours, and the attributes that it gets by a
+    computed name.
+    """
     tree = tree_of(path)
     docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     for node in ast.walk(tree):

@@ -111,7 +111,10 @@ def chunk(text: str | None = None, **more: Any) -> dict[str, Any]:
 
 
 def usage(completion: Any = None, prompt: Any = 705, **more: Any) -> dict[str, Any]:
-    return {"choices": [], "usage": {"prompt_tokens": prompt, "completion_tokens": completion} | more}
+    return {
+        "choices": [],
+        "usage": {"prompt_tokens": prompt, "completion_tokens": completion} | more,
+    }
 
 
 def ended(reason: str = "stop") -> Event:
@@ -121,7 +124,9 @@ def ended(reason: str = "stop") -> Event:
 def words(count: int, each: int = 1, pause: float = STEP) -> list[Event]:
     """``count`` words in chunks of ``each``."""
     starts = range(0, count, each)
-    return [(pause, chunk("".join(f"w{n} " for n in range(at, min(at + each, count))))) for at in starts]
+    return [
+        (pause, chunk("".join(f"w{n} " for n in range(at, min(at + each, count))))) for at in starts
+    ]
 
 
 def answer(pieces: list[Event], *after: Event) -> list[Event]:
@@ -168,7 +173,10 @@ def all_at_once(pieces: list[Event]) -> list[Event]:
 TOGETHER: dict[str, tuple[list[Event], int]] = {
     "three a chunk": (answer(words(24, 3), ended(), (0.0, usage(24))), 24),
     "two a chunk": (answer(words(24, 2), ended(), (0.0, usage(24))), 24),
-    "usage with the end": (answer(words(24, 3), (0.0, chunk(choice_finish_reason="stop") | usage(24))), 24),
+    "usage with the end": (
+        answer(words(24, 3), (0.0, chunk(choice_finish_reason="stop") | usage(24))),
+        24,
+    ),
     "held back": (answer(held_back(), ended(), (0.0, usage(10))), 10),
     "usage in every chunk": (answer(counted_in_every_chunk(3), ended()), 24),
     "empty deltas": (answer([*words(6), *[(STEP, chunk(""))] * 6], ended(), (0.0, usage(12))), 12),
@@ -178,14 +186,22 @@ TOGETHER: dict[str, tuple[list[Event], int]] = {
     ),
     "speculative, with ids": (
         answer(
-            [(STEP, chunk("a", **ids(1))), (STEP, chunk("bc", **ids(2, 3))), (STEP, chunk("d", **ids(4)))],
+            [
+                (STEP, chunk("a", **ids(1))),
+                (STEP, chunk("bc", **ids(2, 3))),
+                (STEP, chunk("d", **ids(4))),
+            ],
             ended(),
             (0.0, usage(4)),
         ),
         4,
     ),
     "ids at the end": (
-        answer(words(24, 4), (0.0, chunk(choice_finish_reason="stop", **ids(*range(24)))), (0.0, usage(24))),
+        answer(
+            words(24, 4),
+            (0.0, chunk(choice_finish_reason="stop", **ids(*range(24)))),
+            (0.0, usage(24)),
+        ),
         24,
     ),
     "a character a chunk": (
@@ -235,7 +251,10 @@ ONE_BY_ONE: dict[str, tuple[list[Event], int]] = {
     "usage in every chunk": (answer(counted_in_every_chunk(1), ended()), 24),
     "ids": (answer([(STEP, chunk("a", **ids(n))) for n in range(12)], ended()), 12),
     "ids, and a last one without text": (
-        answer([*[(STEP, chunk("a", **ids(n))) for n in range(11)], (STEP, chunk("", **ids(99)))], ended()),
+        answer(
+            [*[(STEP, chunk("a", **ids(n))) for n in range(11)], (STEP, chunk("", **ids(99)))],
+            ended(),
+        ),
         12,
     ),
     "reasoning first": (
@@ -256,7 +275,9 @@ ONE_BY_ONE: dict[str, tuple[list[Event], int]] = {
     ),
     "reasoning_content": (
         answer(
-            [(STEP, {"choices": [{"delta": {"reasoning_content": "r "}}]})] * 12, ended(), (0.0, usage(12))
+            [(STEP, {"choices": [{"delta": {"reasoning_content": "r "}}]})] * 12,
+            ended(),
+            (0.0, usage(12)),
         ),
         12,
     ),
@@ -325,7 +346,9 @@ def test_a_gate_does_not_fire_on_chunking(case: str, tmp_path: Path):
     figure = "page_ms" if case == "without a count" else "ntpot_ms"
     assert judged["metric"].tolist() == [figure]
     assert 0.5 < judged["ratio"].iloc[0] < 2
-    paths = [str(run.save(tmp_path / name)) for run, name in ((one, "one.json"), (other, "other.json"))]
+    paths = [
+        str(run.save(tmp_path / name)) for run, name in ((one, "one.json"), (other, "other.json"))
+    ]
     outcome = main(["compare", *paths, "--fail-above", "100", "--out", str(tmp_path / "compared")])
     assert outcome != 1
 
@@ -333,7 +356,9 @@ def test_a_gate_does_not_fire_on_chunking(case: str, tmp_path: Path):
 def test_two_servers_are_compared_by_the_wait_for_the_first_token():
     runs = [measure(answer(words(12), ended(), (0.0, usage(12))), repeats=3) for _ in range(2)]
     comparison = compare(*runs)
-    judged = comparison.table[comparison.table["verdict"].ne("") & comparison.table["unit"].eq("ms")]
+    judged = comparison.table[
+        comparison.table["verdict"].ne("") & comparison.table["unit"].eq("ms")
+    ]
     assert set(judged["metric"]) == {"ttft_ms", "inter_token_ms"}
     assert "the wait for the first token" in comparison.verdict
     native = PhaseRun.load(ROOT / "data" / "runs" / "tiny-receipt.json.gz")
@@ -387,7 +412,9 @@ def test_a_servers_record_of_schema_2_is_read(times, stages, expected):
     spans["stage"] = ["prefill" if stage == "first_token" else stage for stage in spans["stage"]]
     for stage in stages:
         for name, column in spans.items():
-            column.append({"phase": "prefill", "stage": stage, "view": "", "step": None}.get(name, 0))
+            column.append(
+                {"phase": "prefill", "stage": stage, "view": "", "step": None}.get(name, 0)
+            )
     again = PhaseRun.from_dict(record)
     assert expected in set(again.spans["stage"])
     assert again.schema == SCHEMA
@@ -399,13 +426,22 @@ def entries(*tokens: str) -> dict[str, Any]:
     return {"choice_logprobs": {"content": [{"token": token, "logprob": -0.5} for token in tokens]}}
 
 
-#: Servers that go on after the limit of 8 tokens: their pieces, the text that is taken, and the tokens.
+#: Servers that go on after the limit of 8 tokens: their pieces, the text that is taken, and the
+#: tokens.
 BEYOND: dict[str, tuple[list[Event], str | None, int]] = {
     "pieces": (words(500, pause=0.0005), "".join(f"w{n} " for n in range(8)), 8),
     "ids": ([(0.0005, chunk(f"{n} ", **ids(n))) for n in range(500)], "0 1 2 3 4 5 6 7 ", 8),
     "one chunk of ids": ([(STEP, chunk("x" * 1000, **ids(*range(1000))))], None, 8),
-    "inside a chunk": ([(STEP, chunk("abc", **ids(1, 2, 3), **entries("a", "b", "c")))] * 9, "abcabcab", 8),
-    "inside a chunk without ids": ([(STEP, chunk("abc", **entries("a", "b", "c")))] * 9, "abcabcab", 3),
+    "inside a chunk": (
+        [(STEP, chunk("abc", **ids(1, 2, 3), **entries("a", "b", "c")))] * 9,
+        "abcabcab",
+        8,
+    ),
+    "inside a chunk without ids": (
+        [(STEP, chunk("abc", **entries("a", "b", "c")))] * 9,
+        "abcabcab",
+        3,
+    ),
     "usage in every chunk": (counted_in_every_chunk(3), None, 8),
 }
 
@@ -428,7 +464,13 @@ def test_no_more_tokens_are_taken_than_were_asked_for(case: str):
 
 @pytest.mark.parametrize(
     ("reason", "finish"),
-    [("stop", "eos"), ("length", "length"), (None, "unknown"), ("abort", "abort"), ("x" * 100_000, None)],
+    [
+        ("stop", "eos"),
+        ("length", "length"),
+        (None, "unknown"),
+        ("abort", "abort"),
+        ("x" * 100_000, None),
+    ],
 )
 def test_an_answer_ended_as_the_server_says(reason, finish):
     after = [] if reason is None else [ended(reason)]
@@ -443,15 +485,21 @@ def test_an_answer_ended_as_the_server_says(reason, finish):
 ODD: dict[str, list[Event]] = {
     "usage null": answer([(0.0, chunk("", usage=None)), *words(12)], ended(), (0.0, usage(12))),
     "prompt_tokens null": answer(words(12), ended(), (0.0, usage(12, None))),
-    "prompt_tokens missing": answer(words(12), ended(), (0.0, {"usage": {"completion_tokens": 12}})),
+    "prompt_tokens missing": answer(
+        words(12), ended(), (0.0, {"usage": {"completion_tokens": 12}})
+    ),
     "details null": answer(words(12), ended(), (0.0, usage(12, prompt_tokens_details=None))),
-    "details of another kind": answer(words(12), ended(), (0.0, usage(12, prompt_tokens_details=[3]))),
+    "details of another kind": answer(
+        words(12), ended(), (0.0, usage(12, prompt_tokens_details=[3]))
+    ),
     "choices null": answer([(0.0, {"choices": None}), *words(12)], ended(), (0.0, usage(12))),
     "choices missing": answer([(0.0, {"id": "x"}), *words(12)], ended(), (0.0, usage(12))),
     "delta null": answer(
         words(12), (0.0, {"choices": [{"delta": None, "finish_reason": "stop"}]}), (0.0, usage(12))
     ),
-    "delta missing": answer(words(12), (0.0, {"choices": [{"finish_reason": "stop"}]}), (0.0, usage(12))),
+    "delta missing": answer(
+        words(12), (0.0, {"choices": [{"finish_reason": "stop"}]}), (0.0, usage(12))
+    ),
     "content null": answer(
         [(0.0, {"choices": [{"delta": {"content": None}}]}), *words(12)], ended(), (0.0, usage(12))
     ),
@@ -460,12 +508,15 @@ ODD: dict[str, list[Event]] = {
     "error null": answer([(0.0, chunk("", error=None)), *words(12)], ended(), (0.0, usage(12))),
     "null": answer([(0.0, "data: null\n\n"), *words(12)], ended(), (0.0, usage(12))),
     "empty data": answer([(0.0, "data:\n\n"), *words(12)], ended(), (0.0, usage(12))),
-    "logprobs null": answer([(0.0, chunk("", choice_logprobs=None)), *words(12)], ended(), (0.0, usage(12))),
+    "logprobs null": answer(
+        [(0.0, chunk("", choice_logprobs=None)), *words(12)], ended(), (0.0, usage(12))
+    ),
     "logprobs of another kind": answer(
         [(0.0, chunk("", choice_logprobs={"tokens": ["a"]})), *words(12)], ended(), (0.0, usage(12))
     ),
     "logprob null": answer(
-        [(STEP, chunk("w ", choice_logprobs={"content": [{"token": "w ", "logprob": None}]}))] * 12, ended()
+        [(STEP, chunk("w ", choice_logprobs={"content": [{"token": "w ", "logprob": None}]}))] * 12,
+        ended(),
     ),
     "rubbish behind the end": [*words(12), ended(), (0.0, usage(12)), (0.0, "data: {rubbish\n\n")],
     "comments and events": answer(
@@ -502,10 +553,19 @@ def test_an_error_is_told(error, told):
     assert len(str(caught.value)) < 500
 
 
-@pytest.mark.parametrize("value", ["e", "--", "1-2", "1e999", "nan", "inf", "-1", "", "1e400", "0x10", "١"])
+@pytest.mark.parametrize(
+    "value", ["e", "--", "1-2", "1e999", "nan", "inf", "-1", "", "1e400", "0x10", "١"]
+)
 def test_metrics_of_any_content_end_no_measurement(value: str, tmp_path: Path):
-    names = ("request_queue_time", "request_prefill_time", "request_decode_time", "time_to_first_token")
-    text = "".join(f"vllm:{name}_seconds_{part}{{}} {value}\n" for name in names for part in ("sum", "count"))
+    names = (
+        "request_queue_time",
+        "request_prefill_time",
+        "request_decode_time",
+        "time_to_first_token",
+    )
+    text = "".join(
+        f"vllm:{name}_seconds_{part}{{}} {value}\n" for name in names for part in ("sum", "count")
+    )
     with scripted(answer(words(6), ended(), (0.0, usage(6)))) as server:
         server.answers["/metrics"] = text.encode() + b"\xff\n{} e\n"
         run = ocr_phases.connect(server.url).run_inference(PAGE, **SETTINGS)
@@ -516,7 +576,13 @@ def test_metrics_of_any_content_end_no_measurement(value: str, tmp_path: Path):
 def test_metrics_are_sums_over_engines():
     line = 'vllm:request_queue_time_seconds_sum{{engine="{}"}} {}'
     text = "\n".join(
-        ["# HELP x", line.format(0, 1.5), line.format(1, "2e0"), "vllm:other_seconds_sum{} e", "x y"]
+        [
+            "# HELP x",
+            line.format(0, 1.5),
+            line.format(1, "2e0"),
+            "vllm:other_seconds_sum{} e",
+            "x y",
+        ]
     )
     assert read_metrics(text) == {("request_queue_time", "sum"): 3.5}
 
@@ -544,7 +610,8 @@ def framed(data: bytes) -> bytes:
 
 
 WITH_FIRST = STREAM + framed(FIRST)
-#: Ways to hold a client with a byte now and then; where the first token has come, the answer's time counts.
+#: Ways to hold a client with a byte now and then; where the first token has come, the answer's time
+#: counts.
 HELD: dict[str, tuple[bytes, bytes, str]] = {
     "nothing": (b"", b"", "sent no token"),
     "status line": (b"HTTP/1.1 ", b"2", "sent no token"),
@@ -555,7 +622,11 @@ HELD: dict[str, tuple[bytes, bytes, str]] = {
     "blank lines": (STREAM, b"1\r\n\n\r\n", "sent no token"),
     "no line end": (STREAM, b"1\r\nx\r\n", "sent no token"),
     "roles": (STREAM, framed(b'data: {"choices":[{"delta":{}}]}\n\n'), "sent no token"),
-    "comments after the first token": (WITH_FIRST, b"8\r\n: ping\n\n\r\n", "did not end its answer"),
+    "comments after the first token": (
+        WITH_FIRST,
+        b"8\r\n: ping\n\n\r\n",
+        "did not end its answer",
+    ),
     "trailers": (WITH_FIRST + b"0\r\n", b"X-A: b\r\n", "did not end its answer"),
     "no end": (HEAD + b"\r\n" + FIRST, b"\n", "did not end its answer"),
 }
@@ -648,7 +719,9 @@ def test_a_load_counts_tokens_by_usage(case: str):
 
 def test_a_load_without_counts_has_no_rate():
     with scripted(answer(words(12), ended())) as server:
-        result = ocr_phases.connect(server.url).load_test(PAGE, (1, 2), requests=2, max_new_tokens=64)
+        result = ocr_phases.connect(server.url).load_test(
+            PAGE, (1, 2), requests=2, max_new_tokens=64
+        )
     columns = ["tokens_per_s", "inter_token_p50_ms", "ntpot_p50_ms"]
     assert result.table[columns].isna().all(axis=None)
     assert (result.table["pages_per_min"] > 0).all()

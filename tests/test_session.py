@@ -1,4 +1,6 @@
-"""A whole measurement on the built-in model: equal to ``generate()``, complete, or refused in a sentence."""
+"""A whole measurement on the built-in model: equal to ``generate()``, complete, or refused in a
+sentence.
+"""
 
 import copy
 import difflib
@@ -65,13 +67,23 @@ def test_the_record_holds_what_it_promises(tiny_session, run):
     assert run.model.revision.startswith("sha256:")
     # Keys and values of 4 layers, 4 heads of 64, float32.
     assert run.cache.bytes_per_token == 2 * 4 * 4 * 64 * 4
-    other = {check["name"]: check["verdict"] for check in run.live_checks if check["verdict"] != "pass"}
+    other = {
+        check["name"]: check["verdict"] for check in run.live_checks if check["verdict"] != "pass"
+    }
     assert other == {"host_syncs": "n/a"}  # of a CPU
     stages = run.spans.groupby("phase")["stage"].unique()
     assert set(stages["prepare"]) == {"prepare", "load_image", "tokenizer", "transfer"}
-    assert set(stages["decode"]) == {"decode", "decode_step", "language_model", "lm_head", "sampling"}
+    assert set(stages["decode"]) == {
+        "decode",
+        "decode_step",
+        "language_model",
+        "lm_head",
+        "sampling",
+    }
     # The vendor's compression counts the output with its end token, tokenised again.
-    assert run["text_tokens"] == len(tiny_session.encode(run.text + tiny_session.tokenizer.eos_token))
+    assert run["text_tokens"] == len(
+        tiny_session.encode(run.text + tiny_session.tokenizer.eos_token)
+    )
     assert run["valid_image_tokens"] == 100 and run.result.finish_reason == "eos"
     assert run["compression_ratio"] == run["text_tokens"] / 100
 
@@ -118,7 +130,9 @@ def test_an_interrupt_keeps_finished_repeats(golden_session):
         golden_session.run_inference(SMALL, **FEW, on_tokens=lambda *_: interrupt())
     assert golden_session.last_run is None
     with pytest.raises(Interrupted) as caught:
-        golden_session.run_inference(SMALL, **FEW, on_tokens=lambda repeat, _: repeat == 2 and interrupt())
+        golden_session.run_inference(
+            SMALL, **FEW, on_tokens=lambda repeat, _: repeat == 2 and interrupt()
+        )
     run = golden_session.last_run
     assert run is caught.value.run
     assert (run.repeats, run.request.repeats) == ([0, 1], 2)
@@ -128,7 +142,11 @@ def test_an_interrupt_keeps_finished_repeats(golden_session):
 
 
 #: What is measured after the repeats, by a part of each; without a module it is the session's.
-AFTER = ("collectors.parity.one_shot", "collectors.kernels.chrome_trace", "recorder.token_probabilities")
+AFTER = (
+    "collectors.parity.one_shot",
+    "collectors.kernels.chrome_trace",
+    "recorder.token_probabilities",
+)
 AFTER += ("ceilings",)
 
 
@@ -161,14 +179,19 @@ def test_an_interrupt_after_the_repeats_keeps_them(part, golden_session, afterwa
     assert golden_session.last_run.repeats == [0]
 
 
-@pytest.mark.parametrize("error", [torch.OutOfMemoryError("no memory"), RuntimeError("device-side assert")])
+@pytest.mark.parametrize(
+    "error", [torch.OutOfMemoryError("no memory"), RuntimeError("device-side assert")]
+)
 def test_a_failure_after_the_repeats_keeps_them(error, golden_session, afterwards, monkeypatch):
     def failing(*args, **options):
         raise error
 
     for part in AFTER:
         monkeypatch.setattr(*holder(part, golden_session), failing)
-    with pytest.warns(UserWarning, match="no token probabilities"), pytest.warns(match="no ceilings"):
+    with (
+        pytest.warns(UserWarning, match="no token probabilities"),
+        pytest.warns(match="no ceilings"),
+    ):
         run = golden_session.run_inference(SMALL, **afterwards)
     assert run["tokens"] == 4
     assert run.probabilities is run.device.ceilings is None
@@ -182,8 +205,13 @@ def test_a_published_infer_has_its_published_limit(family, tiny_session, monkeyp
     facts = replace(tiny_session.family, facts=FAMILIES[family])
     monkeypatch.setitem(vars(tiny_session.checkpoint), "family", facts)
     monkeypatch.setattr(tiny_session, "family", facts)
-    monkeypatch.setattr(tiny_session.model.config.get_text_config(), "max_position_embeddings", 40_000)
-    limits = {"deepseek-ocr": 8192, "unlimited-ocr": 32768 - len(tiny_session.prepare(RECEIPT).input_ids[0])}
+    monkeypatch.setattr(
+        tiny_session.model.config.get_text_config(), "max_position_embeddings", 40_000
+    )
+    limits = {
+        "deepseek-ocr": 8192,
+        "unlimited-ocr": 32768 - len(tiny_session.prepare(RECEIPT).input_ids[0]),
+    }
     options = ({"infer": "published"}, {"infer": "published", "max_new_tokens": 7}, {})
     requests = [tiny_session.check_request(RECEIPT, **each) for each in options]
     assert [request.max_new_tokens for request in requests] == [limits[family], 7, 512]
@@ -195,7 +223,11 @@ def test_options_reach_the_run(tiny_session):
 
     plain, again, ignored = made(), made(first_token="redecode"), made(ignore_eos=True)
     assert again.result == plain.result == made(generate=True).result
-    assert again.token_table["source"].tolist() == ["decode"] * again["decode_steps"] == ["decode"] * 15
+    assert (
+        again.token_table["source"].tolist()
+        == ["decode"] * again["decode_steps"]
+        == ["decode"] * 15
+    )
     for run, end in ((plain, (15, "eos")), (ignored, (17, "length"))):
         assert (run["tokens"], run.result.finish_reason) == end
     one = made(max_new_tokens=1, return_text=False, embed_page=False)
@@ -210,7 +242,9 @@ def test_a_batch_equals_its_single_runs(tiny_session):
     """One row ends before the other."""
     options = {**CHEAP, "max_new_tokens": 16}
     batch = tiny_session.run_inference([RECEIPT, BLANK], **options)
-    assert batch.results == [tiny_session.run_inference(page, **options).result for page in (RECEIPT, BLANK)]
+    assert batch.results == [
+        tiny_session.run_inference(page, **options).result for page in (RECEIPT, BLANK)
+    ]
     assert [len(result["ids"]) for result in batch.results] == [16, 15]
     assert [page["row"] for page in batch.pages] == [0, 1]
     assert batch.request["batch"] == 2
@@ -240,7 +274,9 @@ def wrapped(model):
 
 def quantised(model):
     layer = model.model.language_model.layers[-1].self_attn
-    layer.o_proj = torch.ao.quantization.quantize_dynamic(nn.Sequential(layer.o_proj), {nn.Linear})[0]
+    layer.o_proj = torch.ao.quantization.quantize_dynamic(nn.Sequential(layer.o_proj), {nn.Linear})[
+        0
+    ]
     return model
 
 

@@ -1,4 +1,5 @@
-"""A setting is declared once: signatures, options, notebooks, explorer, lists, records and docs follow.
+"""A setting is declared once: signatures, options, notebooks, explorer, lists, records and docs
+follow.
 
 What is asked for is refused before anything is measured, or is measured and can be saved.
 """
@@ -58,10 +59,14 @@ OF_CALLS = {"self", "page", "pages", "session", "folder", "on_tokens", "progress
 OF_CALLS |= {"concurrency", "rates", "requests"}
 
 
-@pytest.mark.parametrize(("call", "settings"), CALLS.items(), ids=lambda it: getattr(it, "__qualname__", ""))
+@pytest.mark.parametrize(
+    ("call", "settings"), CALLS.items(), ids=lambda it: getattr(it, "__qualname__", "")
+)
 def test_the_signatures_name_every_setting(call, settings):
     parameters = inspect.signature(call).parameters
-    found = {name: parameter.default for name, parameter in parameters.items() if name not in OF_CALLS}
+    found = {
+        name: parameter.default for name, parameter in parameters.items() if name not in OF_CALLS
+    }
     expected = {name: DEFAULTS[name] for name in setting_names(settings)}
     if "folder" in parameters:
         del expected["model"]
@@ -124,7 +129,9 @@ def test_the_options_of_a_verb_have_the_settings_defaults(verb):
         assert Settings.among(asked) == Settings(**own)
         assert set(EVERY) - set(asked) <= {*LEFT_OUT, "revision", "verify"}
     shared = set(asked) & set(DEFAULTS) - {"max_new_tokens" if verb == "sweep" else ""}
-    assert {name: asked[name] for name in shared} == {name: {**DEFAULTS, **own}[name] for name in shared}
+    assert {name: asked[name] for name in shared} == {
+        name: {**DEFAULTS, **own}[name] for name in shared
+    }
 
 
 @pytest.mark.parametrize("name", NOTEBOOKS)
@@ -141,15 +148,27 @@ def test_the_explorer_has_a_field_for_every_setting():
     shown = {field["name"] for field in form.fields("tiny")} - {"pages", "presets"}
     assert shown | set(LEFT_OUT) == set(DEFAULTS)
     (job,) = form.jobs(form.values("tiny"))
-    assert job.settings == Settings(repeats=LEAST_REPEATS, max_new_tokens=512)  # Compare can judge so many
+    assert job.settings == Settings(
+        repeats=LEAST_REPEATS, max_new_tokens=512
+    )  # Compare can judge so many
 
 
 def test_the_record_keeps_every_setting_of_a_run(golden_session):
     quick = {"max_new_tokens": 2, "repeats": 1, "warmup": 0, "ceilings": False, "preset": "tiny"}
-    run = golden_session.run_inference(ROOT / "data/pages/receipt.png", **quick, infer="temperature=0")
+    run = golden_session.run_inference(
+        ROOT / "data/pages/receipt.png", **quick, infer="temperature=0"
+    )
     assert set(REQUEST_SETTINGS) <= set(run.request)
-    assert not set(run.request) & {"ceilings", "kernels", "kernel_trace", *setting_names(ModelSettings)}
-    assert [name for name in REQUEST_SETTINGS if run.request[name] is None] == ["threads", "price_per_hour"]
+    assert not set(run.request) & {
+        "ceilings",
+        "kernels",
+        "kernel_trace",
+        *setting_names(ModelSettings),
+    }
+    assert [name for name in REQUEST_SETTINGS if run.request[name] is None] == [
+        "threads",
+        "price_per_hour",
+    ]
 
 
 def test_the_docs_list_every_setting():
@@ -157,7 +176,10 @@ def test_the_docs_list_every_setting():
 
 
 def test_sampling_as_text_is_the_same_as_the_mapping():
-    text, mapping = "temperature=0.7, top_k=5,no_repeat_ngram_size=20", {"temperature": 0.7, "top_k": 5}
+    text, mapping = (
+        "temperature=0.7, top_k=5,no_repeat_ngram_size=20",
+        {"temperature": 0.7, "top_k": 5},
+    )
     assert resolve_infer(text, None) == resolve_infer({**mapping, "no_repeat_ngram_size": 20}, None)
     assert resolve_infer("do_sample=True", None)[0].do_sample
     assert resolve_infer({"temperature": np.float64(0.5)}, None)[0].temperature == 0.5
@@ -231,7 +253,9 @@ BOTH = ({"first_token": "redecode"}, {"verify": True}, {"strategy": "compiled"})
 
 @pytest.mark.parametrize("name", [*WRONG, "generate"])
 def test_a_wrong_value_is_refused_in_one_sentence(name):
-    wrong = [{name: value} for value in WRONG.get(name, ())] or [{"generate": True, **more} for more in BOTH]
+    wrong = [{name: value} for value in WRONG.get(name, ())] or [
+        {"generate": True, **more} for more in BOTH
+    ]
     for settings in wrong:
         with refused():
             RunSettings(**settings)

@@ -1,4 +1,6 @@
-"""A share that stands beside its part and its whole is that part of that whole, as all three are printed."""
+"""A share that stands beside its part and its whole is that part of that whole, as all three are
+printed.
+"""
 
 import re
 from dataclasses import replace
@@ -48,7 +50,9 @@ def uneven(repeats, seed, **shape):
 
 
 NOISY = {
-    f"{repeats} uneven repeats, {seed}": (repeats, seed) for repeats in (2, 3, 8, 12) for seed in (1, 2, 3)
+    f"{repeats} uneven repeats, {seed}": (repeats, seed)
+    for repeats in (2, 3, 8, 12)
+    for seed in (1, 2, 3)
 }
 
 
@@ -145,11 +149,14 @@ def test_the_larger_phase_beside_the_page(name):
     # What is drawn is as long as the shares say: the bar's thousand is the page's time.
     together = sum(number(ms)[0] for ms in keys.values())
     widths = [
-        float(width) for width in re.findall(r'<rect fill="[^"]+" x="[\d.]+" y="0" width="([\d.]+)"', bar)
+        float(width)
+        for width in re.findall(r'<rect fill="[^"]+" x="[\d.]+" y="0" width="([\d.]+)"', bar)
     ]
     exact = run["page_ms"]
     assert sum(widths) == pytest.approx(1000 * min(1.0, together / exact), rel=0.01)
-    assert ("add up to" in bar) == (abs(together - exact) > 0.005 * exact) or abs(together / exact - 1) < 0.01
+    assert ("add up to" in bar) == (abs(together - exact) > 0.005 * exact) or abs(
+        together / exact - 1
+    ) < 0.01
 
 
 @every_record

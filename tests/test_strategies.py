@@ -1,4 +1,5 @@
-"""Other ways to run a step, a prefill and the encoders, without a GPU: equal to the eager ones, or refused.
+"""Other ways to run a step, a prefill and the encoders, without a GPU: equal to the eager ones, or
+refused.
 
 That a static step gives the tokens of ``generate()`` is held with the phases in ``test_phases.py``.
 """
@@ -30,7 +31,13 @@ from ocr_phases.steps.sampling import Sampler
 pytestmark = pytest.mark.usefixtures("pixels_seen_once")
 FIRST = "deepseek-ocr"
 RECEIPT = PAGES / "receipt.png"
-QUICK = {"preset": "tiny", "repeats": 1, "warmup": 0, "ceilings": False, "token_probabilities": False}
+QUICK = {
+    "preset": "tiny",
+    "repeats": 1,
+    "warmup": 0,
+    "ceilings": False,
+    "token_probabilities": False,
+}
 
 
 @pytest.fixture
@@ -52,15 +59,21 @@ INFERS = [{}, {"no_repeat_ngram_size": 2}, {"temperature": 1.5}, {"top_p": 0.8, 
     sampling=st.sampled_from(INFERS).map(SamplingSettings.from_infer),
     seed=st.integers(0, 3),
 )
-def test_every_way_is_eager(tokens, every, end, first_token, sampling, seed, golden_session, batch_step):
+def test_every_way_is_eager(
+    tokens, every, end, first_token, sampling, seed, golden_session, batch_step
+):
     inputs = RECORDINGS[FIRST].inputs("batch")
 
     def decoded(count, **options):
-        return generate(golden_session.model, inputs, count, sampler=Sampler(sampling, seed), **options)
+        return generate(
+            golden_session.model, inputs, count, sampler=Sampler(sampling, seed), **options
+        )
 
     options = {"first_token": first_token, "eos_ids": [decoded(16).ids[0][end]], "pad_id": 2}
     reads: list = []
-    mine = decoded(tokens, step=batch_step, eos_check_every=every, on_tokens=reads.append, **options)
+    mine = decoded(
+        tokens, step=batch_step, eos_check_every=every, on_tokens=reads.append, **options
+    )
     assert mine.ids == decoded(tokens, **options).ids
     assert len(reads) == -(-(len(mine.lengths) - 1) // every) + (first_token == "prefill")
 
@@ -72,7 +85,9 @@ def batch_step(golden_session):
 
 @pytest.mark.parametrize("case", ["small", "batch"])
 def test_a_captured_prefill_is_made_once_and_gives_the_same(case, golden_session, monkeypatch):
-    monkeypatch.setattr(strategies, "captured", lambda run: run)  # a replay does the work on the same tensors
+    monkeypatch.setattr(
+        strategies, "captured", lambda run: run
+    )  # a replay does the work on the same tensors
     monkeypatch.setattr(captured, "syncs_counted", lambda found: nullcontext())
     model, inputs = golden_session.model, RECORDINGS[FIRST].inputs(case)
     step = static_step(model, inputs, 6)
@@ -90,7 +105,9 @@ def test_a_captured_prefill_is_made_once_and_gives_the_same(case, golden_session
 
 def test_padded_rows_and_forwards_that_wait_are_not_captured(golden_session, monkeypatch):
     monkeypatch.setattr(strategies, "captured", lambda run: pytest.fail("captured"))
-    monkeypatch.setattr(captured, "syncs_counted", lambda found: nullcontext(found.append("a wait")))
+    monkeypatch.setattr(
+        captured, "syncs_counted", lambda found: nullcontext(found.append("a wait"))
+    )
     prompts = ["free", "<image>\n<|grounding|>A much longer prompt than the other row has."]
     padded = golden_session.prepare([RECEIPT] * 2, preset="tiny", prompt=prompts)
     whole = golden_session.prepare(RECEIPT, preset="tiny")
@@ -141,13 +158,18 @@ def test_every_length_that_is_read_gives_the_same_tokens(small, monkeypatch):
 
 
 @pytest.mark.skipif(
-    strategies._missing_compiler("cpu") is not None, reason="torch.compile finds no C++ compiler here"
+    strategies._missing_compiler("cpu") is not None,
+    reason="torch.compile finds no C++ compiler here",
 )
 def test_compiled_steps_equal_eager_and_are_made_once(tmp_path):
     session = OCRSession.load(SMALL_DUMMY, device="cpu", dtype="float32")  # a layer of each kind
     options = {"max_new_tokens": 20, **QUICK}
     eager = session.run_inference(RECEIPT, **options)
-    one_file = {"cpp_wrapper": True, "cpp.vec_isa_ok": False, "cpp_cache_precompile_headers": False}  # of C++
+    one_file = {
+        "cpp_wrapper": True,
+        "cpp.vec_isa_ok": False,
+        "cpp_cache_precompile_headers": False,
+    }  # of C++
     with torch._inductor.config.patch(one_file):
         run = session.run_inference(RECEIPT, strategy="compiled", verify=True, **options)
     assert run.results == eager.results and run.cache.lengths == eager.cache.lengths
@@ -175,7 +197,9 @@ def test_compiled_steps_equal_eager_and_are_made_once(tmp_path):
 
 @pytest.fixture
 def traced(monkeypatch):
-    """torch.compile traces, but leaves the work to torch's own kernels: no minutes in a C++ compiler."""
+    """torch.compile traces, but leaves the work to torch's own kernels: no minutes in a C++
+    compiler.
+    """
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
 
 
@@ -190,7 +214,8 @@ def test_compiled_vision_is_made_once_a_shape_and_gives_the_same(traced, golden_
     assert made == ["SAM 1 of 2)", "CLIP 2 of 2)"]
     took = {run.model.vision_setup["compile_ms"] for run in runs}
     assert len(took) == 1 and plain.model["vision_setup"] is None
-    # The stages are timed around the compiled encoders, and the encoders are themselves again afterwards.
+    # The stages are timed around the compiled encoders, and the encoders are themselves again
+    # afterwards.
     stages = session.family.stages(session.model)
     for stage in ("sam", "clip"):
         assert runs[0].stage_ms(stage).tolist()
@@ -239,14 +264,25 @@ def test_the_position_bias_as_channels_gives_the_same(name, request):
     assert len(layers) > 1
 
 
-@given(rows=st.integers(1, 3), width=st.integers(1, 700), kinds=st.integers(1, 5), seed=st.integers(0, 99))
+@given(
+    rows=st.integers(1, 3),
+    width=st.integers(1, 700),
+    kinds=st.integers(1, 5),
+    seed=st.integers(0, 99),
+)
 @settings(deadline=None)
 def test_the_first_largest_is_argmax_also_where_values_are_equal(rows, width, kinds, seed):
-    scores = torch.randint(kinds, (rows, width), generator=torch.Generator().manual_seed(seed)).float()
+    scores = torch.randint(
+        kinds, (rows, width), generator=torch.Generator().manual_seed(seed)
+    ).float()
     torch.testing.assert_close(first_largest(scores), scores.argmax(dim=-1, keepdim=True))
 
 
-CANNOT = ({"strategy": "cuda_graph"}, {"vision": "magic"}, {"strategy": "compiled", "generate": True})
+CANNOT = (
+    {"strategy": "cuda_graph"},
+    {"vision": "magic"},
+    {"strategy": "compiled", "generate": True},
+)
 CANNOT += ({"strategy": "compiled", "autocast": True}, {"vision": "compiled", "autocast": True})
 
 

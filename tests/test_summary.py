@@ -37,7 +37,9 @@ def test_repeats_agree_with_the_record_and_the_slow_step_is_the_only_outlier() -
 
 
 @pytest.mark.parametrize("first_token, token", [("prefill", 62), ("redecode", 61)])
-def test_a_slow_step_is_named_by_its_token_counted_from_one_wherever_a_person_reads(first_token, token):
+def test_a_slow_step_is_named_by_its_token_counted_from_one_wherever_a_person_reads(
+    first_token, token
+):
     run = altered(make_run(), request={"first_token": first_token})
     # The tables for programs go on counting steps from 0.
     assert step_table(run).query("outlier")["step"].tolist() == [60]
@@ -67,7 +69,9 @@ TOLD = {
     "One-shot": make_run(generate=True),
     "no warm-up": altered(make_run(), request={"warmup": 0}),
     "host ran ahead": make_run(cuda=True),
-    "the device was idle": altered(make_run(cuda=True), spans=make_run(cuda=True).spans.assign(**HOST)),
+    "the device was idle": altered(
+        make_run(cuda=True), spans=make_run(cuda=True).spans.assign(**HOST)
+    ),
     f"became {100 * decode_trend(DRIFT).shares[0]:.1f} % slower over the run": DRIFT,
 }
 
@@ -81,7 +85,13 @@ def test_the_verdict_names_what_is_missing_or_odd(said: str) -> None:
 @pytest.mark.parametrize(
     ("ms", "text"),
     [
-        *((None, "n/a"), (float("nan"), "n/a"), (0.0, "0 ms"), (0.0583, "0.058 ms"), (0.5, "0.500 ms")),
+        *(
+            (None, "n/a"),
+            (float("nan"), "n/a"),
+            (0.0, "0 ms"),
+            (0.0583, "0.058 ms"),
+            (0.5, "0.500 ms"),
+        ),
         *((9.994, "9.99 ms"), (9.996, "10.0 ms"), (99.96, "100 ms"), (999.4, "999 ms")),
         *((999.6, "1.00 s"), (12_340.0, "12.3 s"), (1_000_000.0, "1,000 s")),
     ],

@@ -1,4 +1,6 @@
-"""A sweep: its cells, what is measured again and what is not, its tables, pictures, notebook and verb."""
+"""A sweep: its cells, what is measured again and what is not, its tables, pictures, notebook and
+verb.
+"""
 
 import dataclasses
 import itertools
@@ -56,10 +58,18 @@ def folder(finished, tmp_path):
     return shutil.copytree(finished, tmp_path / "sweep")
 
 
-WRONG = [("presets", "tiny"), ("batches", 2), ("visions", []), ("batches", [0]), ("lengths", [10**15])]
+WRONG = [
+    ("presets", "tiny"),
+    ("batches", 2),
+    ("visions", []),
+    ("batches", [0]),
+    ("lengths", [10**15]),
+]
 
 
-@pytest.mark.parametrize(("axis", "values"), [*WRONG, ("attentions", ["fast"]), ("dtypes", ["int8"])])
+@pytest.mark.parametrize(
+    ("axis", "values"), [*WRONG, ("attentions", ["fast"]), ("dtypes", ["int8"])]
+)
 def test_what_no_sweep_could_measure_is_refused(axis, values):
     with refused():
         _ = Sweep(page=PAGE, **{axis: values}).cells
@@ -67,7 +77,10 @@ def test_what_no_sweep_could_measure_is_refused(axis, values):
 
 def test_only_what_is_missing_or_changed_is_measured(golden_session, folder):
     told = []
-    both = {"batches": [1, 2, 1], "on_run": lambda cell, done, total: told.append((cell.name, done, total))}
+    both = {
+        "batches": [1, 2, 1],
+        "on_run": lambda cell, done, total: told.append((cell.name, done, total)),
+    }
     assert states(golden_session, folder, **both) == {ONE: "kept", TWO: "measured"}
     assert told == [(TWO, 0, 1), (TWO, 1, 1)]
     runs = SweepResult.load(folder).runs
@@ -79,14 +92,19 @@ def test_only_what_is_missing_or_changed_is_measured(golden_session, folder):
         outcomes(golden_session, folder, repeats=2)
     assert states(golden_session, folder, **both, repeats=2) == {ONE: "measured", TWO: "measured"}
     old = PhaseRun.load(folder / "runs" / f"{TWO}.json")
-    dataclasses.replace(old, versions={**old.versions, "torch": "1.0"}).save(folder / "runs" / f"{TWO}.json")
+    dataclasses.replace(old, versions={**old.versions, "torch": "1.0"}).save(
+        folder / "runs" / f"{TWO}.json"
+    )
     (folder / "runs" / f"{ONE}.json").write_text("{")
     more = {**both, "repeats": 2, "lengths": [2, 3]}
     new = {name.replace("n2", "n3"): "measured" for name in (ONE, TWO)}
     assert states(golden_session, folder, **more) == {ONE: "measured", TWO: "measured", **new}
     assert set(states(golden_session, folder, **more).values()) == {"kept"}
     earlier = [PhaseRun.load(path) for path in (folder / "runs" / "earlier").glob("*b2-n2*.json")]
-    assert sorted(len(run.repeats) for run in earlier) == [1, 2]  # nothing that was measured is gone
+    assert sorted(len(run.repeats) for run in earlier) == [
+        1,
+        2,
+    ]  # nothing that was measured is gone
 
 
 def test_a_folder_is_one_sweep(tiny_session, golden_session, folder):
@@ -121,7 +139,9 @@ def test_the_pages_of_one_file_are_different_pages(golden_session, tmp_path):
 
 
 def test_attention_and_dtype_are_axes(golden_session, folder, monkeypatch):
-    monkeypatch.setattr("ocr_phases.session.measure_ceilings", lambda *_: None)  # of each new session
+    monkeypatch.setattr(
+        "ocr_phases.session.measure_ceilings", lambda *_: None
+    )  # of each new session
     axes = {"attentions": ["sdpa", "eager", None], "dtypes": ["float32", torch.bfloat16, None]}
     # Those of the model's own are the same ones.
     others = ("-dtype-bfloat16", "-attention-eager", "-attention-eager-dtype-bfloat16")
@@ -159,7 +179,8 @@ def test_a_cell_that_fails_keeps_its_reason_and_stops_nothing(golden_session, fo
     failed = {each.cell.name: each.reason for each in told if each.state == "failed"}
     assert dict(zip(found.failures["cell"], found.failures["reason"], strict=True)) == failed
     assert found.failures["max_new_tokens"].tolist() == [99_999, 2, 99_999]
-    # Known to fail: not tried again, until asked to or until something changes, or where that is damaged.
+    # Known to fail: not tried again, until asked to or until something changes, or where that is
+    # damaged.
     monkeypatch.undo()
     for retry, last in ((False, "failed"), (True, "measured")):
         again = states(golden_session, folder, **axes, retry_failed=retry)
@@ -170,7 +191,9 @@ def test_a_cell_that_fails_keeps_its_reason_and_stops_nothing(golden_session, fo
         assert outcomes(golden_session, folder, **axes)[0].reason == told[0].reason
 
 
-def test_a_device_that_is_lost_ends_the_sweep_and_fails_no_other_cell(golden_session, folder, monkeypatch):
+def test_a_device_that_is_lost_ends_the_sweep_and_fails_no_other_cell(
+    golden_session, folder, monkeypatch
+):
     def lost(*args, **options):
         monkeypatch.setattr(torch, "zeros", lost)
         raise RuntimeError("CUDA error: device-side assert triggered")
@@ -189,13 +212,31 @@ def test_the_verb_sets_models_side_by_side(golden_checkpoint, tmp_path, capsys, 
         place = GOLDEN if family == DEEPSEEK_OCR else GOLDEN / family
         (tmp_path / family).symlink_to(golden_checkpoint(place))
     names, out = list(FAMILIES), tmp_path / "out"
-    lists = ["--models", ",".join(str(tmp_path / name) for name in names), "--presets", "small,large"]
-    command = ["sweep", str(PAGE), *lists, "--batch", "1", "--max-new-tokens", "3", "--device", "cpu"]
+    lists = [
+        "--models",
+        ",".join(str(tmp_path / name) for name in names),
+        "--presets",
+        "small,large",
+    ]
+    command = [
+        "sweep",
+        str(PAGE),
+        *lists,
+        "--batch",
+        "1",
+        "--max-new-tokens",
+        "3",
+        "--device",
+        "cpu",
+    ]
     assert main([*command, "--repeats", "1", "--warmup", "0", "--out", str(out)]) == 0
     said = capsys.readouterr().out
-    assert says(said, "measured", "small768-eager-b1-n3") and says(said, "failed", "large-eager-b1-n3")
+    assert says(said, "measured", "small768-eager-b1-n3") and says(
+        said, "failed", "large-eager-b1-n3"
+    )
     found = SweepResult.load(out)
-    # A preset of another family stands for its own; what none stands for is a failed cell with its reason.
+    # A preset of another family stands for its own; what none stands for is a failed cell with its
+    # reason.
     assert sorted(found.runs) == [
         "deepseek-ocr-2/small768-eager-b1-n3",
         "deepseek-ocr/large-eager-b1-n3",
@@ -209,8 +250,15 @@ def test_the_verb_sets_models_side_by_side(golden_checkpoint, tmp_path, capsys, 
     assert all(name in compared for name in (*names, "small768")) and "large" not in compared
     elements = Elements((out / "sweep.html").read_text(encoding="utf-8"))
     assert not elements.open
-    assert all(part in elements.said for part in (*names, "2 cells", "not be measured", "Unknown preset"))
-    assert {path.name for path in out.iterdir()} == {MANIFEST_NAME, "sweep.ipynb", "sweep.html", *names}
+    assert all(
+        part in elements.said for part in (*names, "2 cells", "not be measured", "Unknown preset")
+    )
+    assert {path.name for path in out.iterdir()} == {
+        MANIFEST_NAME,
+        "sweep.ipynb",
+        "sweep.html",
+        *names,
+    }
 
 
 def test_every_row_is_a_page_of_the_minute():
@@ -219,7 +267,9 @@ def test_every_row_is_a_page_of_the_minute():
     assert tuple(table.columns) == SWEEP_COLUMNS
     assert table["cell"].tolist() == ["one", "rows"]  # by the prompt's length
     assert table["batch"].tolist() == [1, 4]
-    assert (table["pages_per_min"] * table["page_ms"]).to_numpy() == pytest.approx([60_000, 240_000])
+    assert (table["pages_per_min"] * table["page_ms"]).to_numpy() == pytest.approx(
+        [60_000, 240_000]
+    )
 
 
 def result(**runs):
@@ -241,9 +291,14 @@ def test_noisy_cells_come_first_and_are_never_the_best():
     assert best.count("cuda_graph") == 2 and "compiled" not in best
     # What the repeats do not tell apart has no fastest, and a single repeat tells nothing apart.
     alike = result(eager=(1.0, 1.0, 1.0), cuda_graph=(1.01, 0.99, 1.0))
-    assert "fastest" not in alike.verdict and alike.verdict.count("though the repeats do not tell") == 3
+    assert (
+        "fastest" not in alike.verdict
+        and alike.verdict.count("though the repeats do not tell") == 3
+    )
     single = result(eager=(1.0,), cuda_graph=(0.5,))
-    assert single.recommended() is None and says(single.verdict, "single repeat", "nothing is called fastest")
+    assert single.recommended() is None and says(
+        single.verdict, "single repeat", "nothing is called fastest"
+    )
 
 
 @pytest.mark.parametrize("odd", [None, {"max_tokens": 1, "repeats": 1}, {"generate": True}])

@@ -1,4 +1,6 @@
-"""The number of CPU threads: set for a measurement, recorded, and named where a busy machine spoiled it."""
+"""The number of CPU threads: set for a measurement, recorded, and named where a busy machine
+spoiled it.
+"""
 
 import pytest
 import torch
@@ -18,7 +20,9 @@ def test_a_measurement_computes_with_the_threads_that_were_asked_for(asked, gold
     def note_threads(repeat, ids):
         seen.append(torch.get_num_threads())
 
-    run = golden_session.run_inference(PAGES / "slide.png", threads=asked, on_tokens=note_threads, **QUICK)
+    run = golden_session.run_inference(
+        PAGES / "slide.png", threads=asked, on_tokens=note_threads, **QUICK
+    )
     expected = asked or before
     assert set(seen) == {expected}
     assert run.device.threads == expected
@@ -33,12 +37,20 @@ def test_threads_are_given_back_where_a_callback_fails(golden_session):
         raise ValueError("mine")
 
     with pytest.raises(ValueError, match="mine"):
-        golden_session.run_inference(PAGES / "slide.png", threads=before + 1, progress=fail, **QUICK)
+        golden_session.run_inference(
+            PAGES / "slide.png", threads=before + 1, progress=fail, **QUICK
+        )
     assert torch.get_num_threads() == before
 
 
 #: Threads, whether it ran on a GPU, and whether one thread is a remedy.
-NOISY = [(2, False, True), (64, False, True), (1, False, False), (None, False, False), (2, True, False)]
+NOISY = [
+    (2, False, True),
+    (64, False, True),
+    (1, False, False),
+    (None, False, False),
+    (2, True, False),
+]
 
 
 @pytest.mark.parametrize(("threads", "cuda", "named"), NOISY)
@@ -54,5 +66,7 @@ def test_a_busy_machine_is_told_too():
     row = {"wall_s": 4.0, "cpu_s": 4.0, "waited_s": 2.0, "others": 0.4, "steal": 0.0}
     run = make_run()
     rows = [{"repeat": number, **row} for number in run.repeats]
-    run = altered(run, device={"threads": 2, "host_cores": 2, "conditions": {"repeats": rows, "gpu": None}})
+    run = altered(
+        run, device={"threads": 2, "host_cores": 2, "conditions": {"repeats": rows, "gpu": None}}
+    )
     assert "threads=1" in busy_host(run).remedy

@@ -1,4 +1,6 @@
-"""A timeline's picture tells the time that phases took, without the pauses between a person's calls."""
+"""A timeline's picture tells the time that phases took, without the pauses between a person's
+calls.
+"""
 
 import re
 from collections.abc import Sequence
@@ -24,19 +26,27 @@ CASES: dict[str, tuple[Sequence[str], int]] = {
     "before the first call": (["pause", "prefill", "decode_step"], 0),
     "between prepare and prefill": (["prepare", "pause", "prefill"], 1),
     "between prefill and a step": (["prefill", "pause", "decode_step", "decode_step"], 1),
-    "between steps": (["prefill", "decode_step", "pause", "decode_step", "pause", "decode_step"], 2),
+    "between steps": (
+        ["prefill", "decode_step", "pause", "decode_step", "pause", "decode_step"],
+        2,
+    ),
     "after the last call": (["prefill", "decode_step", "pause"], 0),
     "two prefills": (["prefill", "pause", "prefill", "decode_step"], 1),
     "decode only": (["pause", "decode_step", "pause", "decode_step"], 1),
     "decode as a whole, then a step": (["prefill", "decode", "pause", "decode_step"], 1),
-    "used again": (["prefill", "decode_step", "pause", "prepare", "prefill", "pause", "decode_step"], 2),
+    "used again": (
+        ["prefill", "decode_step", "pause", "prepare", "prefill", "pause", "decode_step"],
+        2,
+    ),
     "generate": (["prepare", "pause", "generate"], 1),
     "a prefill alone": (["pause", "prefill"], 0),
 }
 
 
 def spans_of(calls: Sequence[str], device: str) -> pd.DataFrame:
-    """The spans of these calls: with stages inside a prefill, and a device clock that is not the host's."""
+    """The spans of these calls: with stages inside a prefill, and a device clock that is not the
+    host's.
+    """
     rows = []
     steps = 0
     now = 3.0
@@ -96,7 +106,9 @@ def test_title_axis_and_table_agree_and_pauses_are_cut(case, device):
 
 
 def test_two_prefills_are_counted():
-    assert "2 prefills" in plots.plot_spans(spans_of(["prefill", "prefill"], "cpu")).axes[0].get_title("left")
+    assert "2 prefills" in plots.plot_spans(spans_of(["prefill", "prefill"], "cpu")).axes[
+        0
+    ].get_title("left")
 
 
 def test_short_gaps_between_steps_are_no_breaks():
@@ -104,7 +116,9 @@ def test_short_gaps_between_steps_are_no_breaks():
     assert "pause" not in figure.axes[-1].get_xlabel()
 
 
-@pytest.mark.parametrize("shape", [{}, {"cuda": True}, {"generate": True}, {"max_tokens": 1}, {"repeats": 1}])
+@pytest.mark.parametrize(
+    "shape", [{}, {"cuda": True}, {"generate": True}, {"max_tokens": 1}, {"repeats": 1}]
+)
 def test_the_timeline_of_a_record_has_the_times_of_its_repeat(shape):
     run = make_run(**shape)
     figure = run.plot.timeline()
@@ -118,7 +132,9 @@ def test_the_timeline_of_a_record_has_the_times_of_its_repeat(shape):
 
 
 def test_a_pause_in_a_notebook_is_no_part_of_a_prefill(golden_session, monkeypatch):
-    """With a clock that jumps between the calls, as it does for a person who reads what a cell shows."""
+    """With a clock that jumps between the calls, as it does for a person who reads what a cell
+    shows.
+    """
     from ocr_phases.steps import timeline as module
 
     late = [0.0]
@@ -131,7 +147,9 @@ def test_a_pause_in_a_notebook_is_no_part_of_a_prefill(golden_session, monkeypat
     late[0] += 3600.0
     golden_session.run_decode_step(state, timeline)
     table = timeline.table()
-    prefill, step = (table[table["stage"] == name]["device_ms"].sum() for name in ("prefill", "decode_step"))
+    prefill, step = (
+        table[table["stage"] == name]["device_ms"].sum() for name in ("prefill", "decode_step")
+    )
     first, last = timeline.plot().axes
     assert first.get_title("left") == f"Prefill, {ms_text(prefill)}"
     assert last.get_title("left") == f"The whole run, {ms_text(prefill + step)}, 1 decode step"

@@ -1,4 +1,6 @@
-"""A tokenizer that could fill the memory is refused before it runs; those that are published are not."""
+"""A tokenizer that could fill the memory is refused before it runs; those that are published are
+not.
+"""
 
 import base64
 import json
@@ -44,7 +46,10 @@ GROWING = {
         sequence(sequence(*[replace("a", "a" * 99)] * 2), replace("a", "aa")),
     ),
     "prepended": ("normalizer", sequence(*[{"type": "Prepend", "prepend": "abc"}] * 8)),
-    "forms with a text between": ("normalizer", sequence(*[*kinds("NFKD"), replace(" ", "\ufdfa")] * 4)),
+    "forms with a text between": (
+        "normalizer",
+        sequence(*[*kinds("NFKD"), replace(" ", "\ufdfa")] * 4),
+    ),
     "tables": ("normalizer", sequence(*[table(b"x" * 200)] * 2)),
     "thousands of steps": ("normalizer", sequence(*[replace("a", "aa")] * 5_000)),
     "bytes of bytes": ("pre_tokenizer", sequence(*[BYTES] * 30, name="pretokenizers")),
@@ -107,4 +112,6 @@ def test_published_normalizers_are_not_refused(name, tokenizer_with):
 
 def test_the_tokenizer_of_the_built_in_model_loads(tokenizer_with):
     assert load_tokenizer(tokenizer_with("normalizer", None).parent).encode("a")
-    assert load_tokenizer(tokenizer_with("normalizer", sequence(replace("\u2063", ""))).parent).encode("a")
+    assert load_tokenizer(
+        tokenizer_with("normalizer", sequence(replace("\u2063", ""))).parent
+    ).encode("a")

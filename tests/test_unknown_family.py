@@ -1,4 +1,6 @@
-"""A model of a family that nobody named, or that this version does not know: nothing is assumed of it."""
+"""A model of a family that nobody named, or that this version does not know: nothing is assumed of
+it.
+"""
 
 from dataclasses import replace
 from pathlib import Path
@@ -52,7 +54,8 @@ def test_a_name_tells_its_family_or_none(name: str, family: str):
     assert family_of_name(name) == family
 
 
-#: The served name, the user's family, the worker's extension; the family of the record and where it is from.
+#: The served name, the user's family, the worker's extension; the family of the record and where it
+#: is from.
 SERVED = [
     ("deepseek-ocr-2025-10", None, False, "deepseek-ocr", "guessed from the served name"),
     ("DeepSeek-OCR-2", None, False, "deepseek-ocr-2", "guessed from the served name"),
@@ -83,7 +86,12 @@ def test_nothing_is_assumed_of_an_unknown_family(dialect: str, tmp_path: Path):
         text = "<image>\n Read this page. "
         run = session.run_inference(PAGE, text, **SHORT)
         session.run_inference(PAGE, **SHORT)
-        for settings in ({"preset": "base"}, {"prompt": "ocr"}, {"grounding": True}, {"infer": "published"}):
+        for settings in (
+            {"preset": "base"},
+            {"prompt": "ocr"},
+            {"grounding": True},
+            {"infer": "published"},
+        ):
             with pytest.raises(OcrPhasesError, match="unknown"):
                 session.run_inference(PAGE, **SHORT, **settings)
     sent, plain = (body["messages"][0]["content"][1]["text"] for body in fake.bodies)
@@ -99,11 +107,16 @@ def test_nothing_is_assumed_of_an_unknown_family(dialect: str, tmp_path: Path):
     shown = "".join(again._repr_mimebundle_().values())
     assert "DeepSeek" not in shown
     ocr_phases.compare(run, again)
-    assert main(["report", "--record", str(tmp_path / "run.json"), "--out", str(tmp_path / "out")]) == 0
+    assert (
+        main(["report", "--record", str(tmp_path / "run.json"), "--out", str(tmp_path / "out")])
+        == 0
+    )
 
 
 @pytest.mark.parametrize("family", [None, "unknown", "paddleocr_vl", "deepseek-ocr-9"])
-def test_a_record_of_a_family_that_is_not_known_opens_and_is_reported(family: str | None, tmp_path: Path):
+def test_a_record_of_a_family_that_is_not_known_opens_and_is_reported(
+    family: str | None, tmp_path: Path
+):
     known = PhaseRun.load(RECORD)
     run = replace(known, model=msgspec.structs.replace(known.model, family=family))
     path = run.save(tmp_path / "run.json")

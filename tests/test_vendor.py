@@ -1,7 +1,8 @@
-"""The published remote-code class, by a stand-in with its contract; also run with transformers 4.46.3.
+"""The published remote-code class, by a stand-in with its contract; also run with transformers
+4.46.3.
 
-Its phases are held with the native classes' in ``test_phases.py``. Loading it is opt-in, pinned, else
-refused in one sentence.
+Its phases are held with the native classes' in ``test_phases.py``. Loading it is opt-in, pinned,
+else refused in one sentence.
 """
 
 import json
@@ -45,7 +46,9 @@ def test_a_padded_batch_reads_each_page_as_alone(session):
     assert {check["verdict"] for check in together.live_checks} <= {"pass", "note", "n/a"}
     # Layers, keys and values, heads of 12, float32, of three rows.
     assert together.cache["bytes_per_token"] == 3 * 2 * 2 * 12 * 4 * 3
-    assert together.model["parameters"]["total"] > together.model["parameters"]["language_model"] > 0
+    assert (
+        together.model["parameters"]["total"] > together.model["parameters"]["language_model"] > 0
+    )
     views = together.spans.query("stage == 'sam'")["view"].tolist()
     assert views == ["global", "local", "global", "local", "global"]
     with refused():  # several pages in one prompt
@@ -88,7 +91,9 @@ def test_the_published_infer_by_name(session):
 
 
 def test_cuda_calls_can_be_ignored_on_a_cpu(session, standin, tmp_path):
-    folder = copy_of(standin, tmp_path / "cuda", modeling_deepseekocr=CUDA_CALL, deepencoder=CUDA_IMAGES)
+    folder = copy_of(
+        standin, tmp_path / "cuda", modeling_deepseekocr=CUDA_CALL, deepencoder=CUDA_IMAGES
+    )
     on_cpu = OCRSession.load(str(folder), device="cpu", cuda_calls="ignore", **RULES)
     SMALL.save(tmp_path / "page.png")
     options = {"preset": SMALL_PRESET, "max_new_tokens": 8, **QUICK}
@@ -165,8 +170,14 @@ def test_code_that_cannot_be_imported_or_is_missing_is_refused(standin, tmp_path
         else " is not made for transformers .*, so install transformers==4.46.3 tokenizers==0.20.3"
     )
     for change, message in (
-        (("import LlamaConfig,", "import NoSuchClass, LlamaConfig,"), f"cannot import name .*: it{outdated}"),
-        (("class DeepseekOCRModel(", "class DeepseekOCRModel(("), "own .*py files there, unchanged"),
+        (
+            ("import LlamaConfig,", "import NoSuchClass, LlamaConfig,"),
+            f"cannot import name .*: it{outdated}",
+        ),
+        (
+            ("class DeepseekOCRModel(", "class DeepseekOCRModel(("),
+            "own .*py files there, unchanged",
+        ),
     ):
         broken = copy_of(standin, tmp_path / change[0].split()[0], **{MODEL: change})
         with pytest.raises(OcrPhasesError, match=message):
@@ -177,7 +188,9 @@ def test_code_that_cannot_be_imported_or_is_missing_is_refused(standin, tmp_path
 
 
 def test_each_folder_runs_its_own_code(standin, tmp_path, monkeypatch):
-    """Of the same name, one with a dot; their siblings differ, and so do their tokens and their revisions."""
+    """Of the same name, one with a dot; their siblings differ, and so do their tokens and their
+    revisions.
+    """
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     change = {"deepencoder": ("(images) / 8", "(images) * 8")}
@@ -186,14 +199,18 @@ def test_each_folder_runs_its_own_code(standin, tmp_path, monkeypatch):
     sessions = [load(folder) for folder in (first, second, copy_of(second, tmp_path / "alone"))]
     options = {"preset": SMALL_PRESET, "max_new_tokens": 8, **QUICK}
     runs = [session.run_inference(SMALL, **options) for session in sessions]
-    for one, other, same in zip(*((run.result.ids, run.model.revision) for run in runs), strict=True):
+    for one, other, same in zip(
+        *((run.result.ids, run.model.revision) for run in runs), strict=True
+    ):
         assert one != other == same
     monkeypatch.chdir(standin)
     here = load(".").checkpoint
     assert (here.name, here.source) == ("standin", str(standin))
     assert here.revision == runs[0].model.revision
     broken = first / "deepencoder.py"
-    broken.write_text(broken.read_text().replace(*CUDA_IMAGES))  # the folder's code of now, not of before
+    broken.write_text(
+        broken.read_text().replace(*CUDA_IMAGES)
+    )  # the folder's code of now, not of before
     refuse(first)
 
 
@@ -210,7 +227,9 @@ def test_attention_is_chosen(standin, monkeypatch):
         _supports_sdpa = False
 
     def chosen(asked, dtype=torch.bfloat16):
-        return choose_attention(Published, ModelSettings(device="cuda", dtype=dtype, attention=asked))
+        return choose_attention(
+            Published, ModelSettings(device="cuda", dtype=dtype, attention=asked)
+        )
 
     assert chosen(None) == "eager"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -230,7 +249,15 @@ def test_native_takes_none_of_the_class_s_options(standin):
 
 def test_the_command_line_measures_the_vendor_s_class_and_warns_once(standin, tmp_path, capsys):
     page = str(PAGES / "slide.png")
-    command = ["verify", page, "--model", str(standin), "--implementation", "vendor", "--no-ceilings"]
+    command = [
+        "verify",
+        page,
+        "--model",
+        str(standin),
+        "--implementation",
+        "vendor",
+        "--no-ceilings",
+    ]
     command += ["--preset", SMALL_PRESET, *COMMAND]
     assert main(command) == 2
     assert "--trust-remote-code" in capsys.readouterr().err
@@ -239,7 +266,14 @@ def test_the_command_line_measures_the_vendor_s_class_and_warns_once(standin, tm
     assert capsys.readouterr().err.count("Warning: this runs the Python files of") == 1
     model = PhaseRun.load(target).model
     assert (model["class"], model["implementation"]) == ("DeepseekOCRForCausalLM", "vendor")
-    again = ["profile", "--from", str(target), "--save", str(tmp_path / "again.json"), "--no-ceilings"]
+    again = [
+        "profile",
+        "--from",
+        str(target),
+        "--save",
+        str(tmp_path / "again.json"),
+        "--no-ceilings",
+    ]
     assert main(again) == 2
     capsys.readouterr()
     assert main([*again, "--trust-remote-code"]) == 0

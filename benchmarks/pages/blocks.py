@@ -13,7 +13,9 @@ _OPERATORS = (("+", "+"), ("-", "-"), ("×", r"\times"), ("±", r"\pm"))
 _RELATIONS = (("=", "="), ("=", "="), ("≤", r"\leq"), ("≥", r"\geq"))
 
 
-def setting(sheet: Sheet, face: Face, colour: Colour | None = None, *, align: str = "left") -> Setting:
+def setting(
+    sheet: Sheet, face: Face, colour: Colour | None = None, *, align: str = "left"
+) -> Setting:
     """The page's leading and ink for a face."""
     leading = max(face.rise + face.fall, round(face.size * sheet.look.leading))
     return Setting(face, colour or sheet.look.ink, leading, align)
@@ -29,7 +31,9 @@ def title(sheet: Sheet, text: str = "", *, scale: float = 0, align: str = "") ->
     """A heading of the page, in one or two lines, now and then on a band of colour."""
     rng = sheet.rng
     face = sheet.face(
-        rng.choice(("bold", "bold", "regular", "italic")), scale or rng.uniform(1.25, 2.0), display=True
+        rng.choice(("bold", "bold", "regular", "italic")),
+        scale or rng.uniform(1.25, 2.0),
+        display=True,
     )
     align = align or rng.choice(("left", "left", "centre"))
     text = text or sheet.words.phrase(1, 5)
@@ -42,7 +46,9 @@ def title(sheet: Sheet, text: str = "", *, scale: float = 0, align: str = "") ->
 def sub_title(sheet: Sheet, text: str = "", number: str = "") -> bool:
     """The heading of a section; never the last thing in a column."""
     rng = sheet.rng
-    face = sheet.face(rng.choice(("bold", "bold", "bold", "italic")), sheet.look.heading, display=True)
+    face = sheet.face(
+        rng.choice(("bold", "bold", "bold", "italic")), sheet.look.heading, display=True
+    )
     if sheet.room < 3 * (face.rise + face.fall) + sheet.look.size:
         return False
     lines = sheet.wrap(f"{number}{text or sheet.words.heading(HEADINGS)}", face, 1)
@@ -60,7 +66,12 @@ def paragraph(sheet: Sheet, lines: int = 4, *, style: str = "regular", align: st
 
 
 def note(
-    sheet: Sheet, texts: Sequence[str], face: Face | None = None, *, lines: int = 1, align: str = "left"
+    sheet: Sheet,
+    texts: Sequence[str],
+    face: Face | None = None,
+    *,
+    lines: int = 1,
+    align: str = "left",
 ) -> bool:
     """Texts below each other, each on at most so many lines."""
     face = face or sheet.face()
@@ -88,7 +99,9 @@ def bullets(sheet: Sheet, items: int) -> bool:
 
 
 def fields(sheet: Sheet, count: int) -> bool:
-    """Keys and values, aligned at a tab or not, the values sometimes on a rule; to the model it is text."""
+    """Keys and values, aligned at a tab or not, the values sometimes on a rule; to the model it is
+    text.
+    """
     rng, words = sheet.rng, sheet.words
     key_face, face = sheet.face(rng.choice(("regular", "bold"))), sheet.face()
     style = setting(sheet, face)
@@ -112,7 +125,9 @@ def fields(sheet: Sheet, count: int) -> bool:
         right = sheet.ink(value, start, y, style)
         if ruled:
             drop, thick = y + face.fall + 1, max(1, face.size // 20)
-            sheet.draw.rectangle((start, drop, sheet.right - 1, drop + thick - 1), fill=sheet.look.ink)
+            sheet.draw.rectangle(
+                (start, drop, sheet.right - 1, drop + thick - 1), fill=sheet.look.ink
+            )
             right = enclose((right, (start, drop, sheet.right, drop + thick)))
         boxes += [left, right]
         lines.append(f"{key}: {value}")
@@ -153,7 +168,10 @@ def equation(sheet: Sheet) -> bool:
         spots = [sheet.ink(first[0].rstrip(), x, middle + face.rise // 2, style)]
         x += round(face.width(first[0]))
         thick = max(1, face.size // 16)
-        for text, baseline in ((above, middle - face.fall - 1), (below, middle + thick + face.rise + 2)):
+        for text, baseline in (
+            (above, middle - face.fall - 1),
+            (below, middle + thick + face.rise + 2),
+        ):
             spots.append(sheet.ink(text, x + round((bar - face.width(text)) / 2), baseline, style))
         sheet.draw.rectangle((x, middle, x + bar - 1, middle + thick - 1), fill=style.colour)
         box = enclose((*spots, (x, middle, x + bar, middle + thick)))
@@ -175,7 +193,9 @@ def edge_line(sheet: Sheet, label: str, parts: Sequence[tuple[str, str]]) -> boo
     """A header's or footer's pieces, (alignment, text), on one line; each piece is a region."""
     face = sheet.face("regular", 0.85)
     style = Setting(face, sheet.look.ink, face.size)
-    if sum(face.width(text) for _, text in parts) > sheet.width - 4 * face.size or not sheet.fits(1, style):
+    if sum(face.width(text) for _, text in parts) > sheet.width - 4 * face.size or not sheet.fits(
+        1, style
+    ):
         return False
     baseline = sheet.y + max(face.rise, *(-face.ink(text)[1] for _, text in parts))
     for align, text in parts:

@@ -13,7 +13,9 @@ from PIL import ImageFont
 _ASCII = "".join(map(chr, range(0x20, 0x7F)))
 #: Every character that a page may show, the space first.
 CHARACTERS = (
-    _ASCII + "€£°–—“”‘’•×÷±≤≥≠→©®™§½¼µ·²³¡¿ÄÅÆÇÉÖØÜàáâãäåæèçéêëíîïñóôõöøùúûüß" + "…«»„œŒÀÁÂÈÊËÍÎÏÑÓÔÚÛŸÿìò"
+    _ASCII
+    + "€£°–—“”‘’•×÷±≤≥≠→©®™§½¼µ·²³¡¿ÄÅÆÇÉÖØÜàáâãäåæèçéêëíîïñóôõöøùúûüß"
+    + "…«»„œŒÀÁÂÈÊËÍÎÏÑÓÔÚÛŸÿìò"
 )
 
 #: The files of each family's regular, bold and italic type, empty where it has none.
@@ -50,7 +52,9 @@ class FontFamily:
 
 @dataclass(frozen=True, eq=False)
 class Face:
-    """A font at a size in pixels, and how far its letters reach above and below the baseline, in pixels."""
+    """A font at a size in pixels, and how far its letters reach above and below the baseline, in
+    pixels.
+    """
 
     font: ImageFont.FreeTypeFont
     size: int
@@ -62,7 +66,9 @@ class Face:
         return self.font.getlength(text)
 
     def ink(self, text: str) -> tuple[int, int, int, int]:
-        """Left, top, right, bottom of ``text`` about its start on the baseline: ink and advance, pixels."""
+        """Left, top, right, bottom of ``text`` about its start on the baseline: ink and advance,
+        pixels.
+        """
         return _ink(self, text)
 
 
@@ -84,8 +90,8 @@ def load_face(path: Path, size: int) -> Face:
 def face_characters(path: Path) -> frozenset[str]:
     """Those of `CHARACTERS` that the font file has, under a glyph name that does not say otherwise.
 
-    Computer Modern's files keep TeX's order behind a Unicode table, so ``<`` is an inverted exclamation mark
-    there: the glyph's name tells.
+    Computer Modern's files keep TeX's order behind a Unicode table, so ``<`` is an inverted
+    exclamation mark there: the glyph's name tells.
     """
     from fontTools.agl import AGL2UV  # type: ignore[import-untyped]
     from fontTools.ttLib import TTFont  # type: ignore[import-untyped]
@@ -95,7 +101,8 @@ def face_characters(path: Path) -> frozenset[str]:
     return frozenset(
         character
         for character in CHARACTERS
-        if (name := names.get(ord(character))) and AGL2UV.get(name, ord(character)) == ord(character)
+        if (name := names.get(ord(character)))
+        and AGL2UV.get(name, ord(character)) == ord(character)
     )
 
 
@@ -109,6 +116,8 @@ def matplotlib_families() -> tuple[FontFamily, ...]:
     """The families that matplotlib carries, so that they are there wherever the package runs."""
     folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
     return tuple(
-        FontFamily(name, *(folder / f"{file}.ttf" if file else None for file in files), mono=name in _MONO)
+        FontFamily(
+            name, *(folder / f"{file}.ttf" if file else None for file in files), mono=name in _MONO
+        )
         for name, files in _FAMILIES.items()
     )

@@ -61,7 +61,9 @@ def data_table(sheet: Sheet) -> None:
     if rng.random() < 0.6 and blocks.title(sheet):
         sheet.skip()
     for _ in range(rng.randint(1, 3)):
-        if sheet.budget < 20 or not parts.table_with_caption(sheet, rng.randint(2, 5), rng.randint(2, 14)):
+        if sheet.budget < 20 or not parts.table_with_caption(
+            sheet, rng.randint(2, 5), rng.randint(2, 14)
+        ):
             break
         sheet.skip()
         if rng.random() < 0.5 and blocks.paragraph(sheet, 2):
@@ -105,7 +107,9 @@ def receipt(sheet: Sheet) -> None:
     if tables.table(sheet, rows, rules=rng.choice(("outer", "none", "none", "head")), wide=True):
         sheet.skip()
     if rng.random() < 0.7 and sheet.budget > 0:
-        text = rng.choice(("Thank you, come again!", "Paid by card", "Change 0.00", "All prices with tax"))
+        text = rng.choice(
+            ("Thank you, come again!", "Paid by card", "Change 0.00", "All prices with tax")
+        )
         if blocks.note(sheet, [text], lines=2, align=align):
             sheet.skip()
 

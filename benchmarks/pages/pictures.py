@@ -91,9 +91,13 @@ def picture(sheet: Sheet, paint: Painter, height: int, width: int = 0, align: st
     return True
 
 
-def _label(sheet: Sheet, face: Face, text: str, x: int, baseline: int, colour: Colour | None = None) -> None:
+def _label(
+    sheet: Sheet, face: Face, text: str, x: int, baseline: int, colour: Colour | None = None
+) -> None:
     if sheet.words.shows(text):
-        sheet.draw.text((x, baseline), text, fill=colour or sheet.look.ink, font=face.font, anchor="ls")
+        sheet.draw.text(
+            (x, baseline), text, fill=colour or sheet.look.ink, font=face.font, anchor="ls"
+        )
 
 
 def _frame(sheet: Sheet, box: Pixels, filled: float) -> None:

@@ -1,6 +1,7 @@
 """Draws pages with their truth, from seeds, for the figures of docs/quality.md.
 
-``python -m benchmarks.pages.quality FOLDER``, then ``ocr-phases batch FOLDER --truth FOLDER --presets ...``.
+``python -m benchmarks.pages.quality FOLDER``, then ``ocr-phases batch FOLDER --truth FOLDER
+--presets ...``.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def draw(folder: Path, pages: int, seed: int) -> None:
             "size": page.image.size,
             "regions": [{"label": r.label, "box": r.box, "text": r.text} for r in page.regions],
         }
-        name.with_suffix(".json").write_text(json.dumps(truth, ensure_ascii=False), encoding="utf-8")
+        name.with_suffix(".json").write_text(
+            json.dumps(truth, ensure_ascii=False), encoding="utf-8"
+        )
 
 
 if __name__ == "__main__":

@@ -41,7 +41,9 @@ def random_page(rng: random.Random, settings: PageSettings) -> SynthPage:
     """A page that follows from ``rng`` and nothing else; there is always something on it."""
     kinds = settings.kinds or KINDS
     if unknown := set(kinds) - set(KINDS):
-        raise OcrPhasesError(f"There is no page kind {min(unknown)!r}: choose from {', '.join(KINDS)}.")
+        raise OcrPhasesError(
+            f"There is no page kind {min(unknown)!r}: choose from {', '.join(KINDS)}."
+        )
     kind = rng.choice(kinds)
     look = random_look(rng, settings, mono=kind == "receipt")
     allowed = family_characters(look.body) & family_characters(look.display)
@@ -66,7 +68,9 @@ def random_page(rng: random.Random, settings: PageSettings) -> SynthPage:
 def random_look(rng: random.Random, settings: PageSettings, *, mono: bool = False) -> Look:
     """Type and colours of a page; ``mono`` prefers fixed-width type."""
     fixed = [family for family in settings.fonts if family.mono]
-    body = rng.choice(fixed) if mono and fixed and rng.random() < 0.6 else rng.choice(settings.fonts)
+    body = (
+        rng.choice(fixed) if mono and fixed and rng.random() < 0.6 else rng.choice(settings.fonts)
+    )
     display = body if rng.random() < 0.65 else rng.choice(settings.fonts)
     smallest, largest = settings.type_px
     leading = rng.choice((rng.uniform(1.0, 1.25), rng.uniform(1.15, 1.5), rng.uniform(1.4, 2.0)))
@@ -87,7 +91,9 @@ def random_look(rng: random.Random, settings: PageSettings, *, mono: bool = Fals
 
 
 def _greys(rng: random.Random) -> tuple[Colour, Colour, Colour, Colour]:
-    """Paper, ink, accent and panel of a page without colour: white or off-white, black or nearly so."""
+    """Paper, ink, accent and panel of a page without colour: white or off-white, black or nearly
+    so.
+    """
     light = 255 if rng.random() < 0.3 else rng.randint(228, 255)
     paper = light, max(0, light - rng.randint(0, 3)), max(0, light - rng.randint(0, 9))
     ink = _grey(0 if rng.random() < 0.3 else rng.randint(0, 90))
@@ -102,7 +108,12 @@ def _colours(rng: random.Random) -> tuple[Colour, Colour, Colour, Colour]:
     if rng.random() < 0.3 and not dark:
         paper = 255, 255, 255
     inks = (200, 255) if dark else (0, 110)
-    return paper, _tone(rng, *inks), _tone(rng, *inks), _tone(rng, 60, 110) if dark else _tone(rng, 150, 235)
+    return (
+        paper,
+        _tone(rng, *inks),
+        _tone(rng, *inks),
+        _tone(rng, 60, 110) if dark else _tone(rng, 150, 235),
+    )
 
 
 def _tone(rng: random.Random, low: int, high: int) -> Colour:
@@ -119,7 +130,9 @@ def _margins(sheet: Sheet) -> None:
     width, height = sheet.image.size
     side = rng.uniform(0.02, 0.1)
     sheet.left = round(width * side) + 1
-    sheet.right = width - round(width * (side if rng.random() < 0.6 else rng.uniform(0.02, 0.1))) - 1
+    sheet.right = (
+        width - round(width * (side if rng.random() < 0.6 else rng.uniform(0.02, 0.1))) - 1
+    )
     sheet.y = round(height * rng.uniform(0.02, 0.09)) + 1
     sheet.bottom = height - round(height * rng.uniform(0.02, 0.06)) - 1
 

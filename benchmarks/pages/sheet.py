@@ -1,4 +1,6 @@
-"""A page and what stands on it; in the making, a column on which blocks are set one below the other."""
+"""A page and what stands on it; in the making, a column on which blocks are set one below the
+other.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ Pixels = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class Region:
-    """One block: DeepSeek-OCR's label, box (x1, y1, x2, y2) in 0..999 of the page, text as it is written."""
+    """One block: DeepSeek-OCR's label, box (x1, y1, x2, y2) in 0..999 of the page, text as it is
+    written.
+    """
 
     label: str
     box: Box
@@ -40,7 +44,9 @@ class SynthPage:
 
 
 def to_box(pixels: tuple[float, float, float, float], width: int, height: int) -> Box:
-    """Pixels of a page of this size as a box in 0..999, rounded outwards so that the ink stays inside."""
+    """Pixels of a page of this size as a box in 0..999, rounded outwards so that the ink stays
+    inside.
+    """
     x1, y1, x2, y2 = pixels
     return (
         max(0, math.floor(x1 * BOX_MAX / width)),
@@ -91,8 +97,9 @@ class Setting:
 class Sheet:
     """A page that is filled from the top; lengths are pixels.
 
-    Methods that draw return False, and draw nothing, where there is no room left on the page or in its
-    ``budget`` of characters. What they draw stays between ``y`` and ``bottom``, and ``y`` moves below it.
+    Methods that draw return False, and draw nothing, where there is no room left on the page or in
+    its ``budget`` of characters. What they draw stays between ``y`` and ``bottom``, and ``y`` moves
+    below it.
     """
 
     def __init__(
@@ -119,7 +126,9 @@ class Sheet:
         return SynthPage(self.image, tuple(self.regions))
 
     def face(self, style: str = "regular", scale: float = 1.0, *, display: bool = False) -> Face:
-        """The page's type in a style (regular, bold, italic; regular where the family lacks it) and size."""
+        """The page's type in a style (regular, bold, italic; regular where the family lacks it) and
+        size.
+        """
         family = self.look.display if display else self.look.body
         path = {"bold": family.bold, "italic": family.italic}.get(style) or family.regular
         return load_face(
@@ -131,7 +140,9 @@ class Sheet:
         self.y += max(4, round(self.look.size * self.look.gap * gap))
 
     def fill(self, face: Face, lines: int, *, width: float = 0, words: int = 10**6) -> list[str]:
-        """At most ``lines`` lines of random text that are no wider than ``width`` (else the column)."""
+        """At most ``lines`` lines of random text that are no wider than ``width`` (else the
+        column).
+        """
         room = (width or self.width) - 2
         space, used = face.width(" "), 0
         filled: list[str] = []
@@ -161,7 +172,9 @@ class Sheet:
         return filled
 
     def wrap(self, text: str, face: Face, lines: int) -> list[str]:
-        """``text`` broken at spaces into at most ``lines`` lines of the column; the rest is left out."""
+        """``text`` broken at spaces into at most ``lines`` lines of the column; the rest is left
+        out.
+        """
         broken: list[str] = []
         line = ""
         for word in text.split(" "):
@@ -212,7 +225,9 @@ class Sheet:
         return self.ink(text, left, baseline, setting)
 
     def ink(self, text: str, x: int, baseline: int, setting: Setting) -> Pixels:
-        """Draw ``text`` at a point; its box: the reach of the face's letters, or what reaches farther."""
+        """Draw ``text`` at a point; its box: the reach of the face's letters, or what reaches
+        farther.
+        """
         face = setting.face
         x1, y1, x2, y2 = face.ink(text)
         self.draw.text((x, baseline), text, fill=setting.colour, font=face.font, anchor="ls")

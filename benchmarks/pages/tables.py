@@ -23,7 +23,8 @@ def table(sheet: Sheet, rows: Rows, *, rules: str = "", wide: bool | None = None
     high = round((face.rise + face.fall) * rng.uniform(1.25, 1.9)) + 2
     rows = rows[: max(0, (sheet.room - 4) // high)]
     needs = [
-        max(round(bold.width(cell)) for cell in column) + 2 * pad + 2 for column in zip(*rows, strict=True)
+        max(round(bold.width(cell)) for cell in column) + 2 * pad + 2
+        for column in zip(*rows, strict=True)
     ]
     while needs and sum(needs) > sheet.width - 3:
         rows, needs = [row[:-1] for row in rows], needs[:-1]
@@ -60,9 +61,13 @@ def table(sheet: Sheet, rows: Rows, *, rules: str = "", wide: bool | None = None
 
 
 def data(sheet: Sheet, columns: int, rows: int) -> Rows:
-    """Random cells under a row of headings, within the page's budget of characters; a few are empty."""
+    """Random cells under a row of headings, within the page's budget of characters; a few are
+    empty.
+    """
     rng, words = sheet.rng, sheet.words
-    makers: list[Callable[[], str]] = [rng.choice((words.plain, lambda: words.phrase(1, 2), words.name))]
+    makers: list[Callable[[], str]] = [
+        rng.choice((words.plain, lambda: words.phrase(1, 2), words.name))
+    ]
     makers += [
         rng.choice((words.number, words.number, words.money, words.code, words.date, words.plain))
         for _ in range(columns - 1)
@@ -107,7 +112,9 @@ def _shade(sheet: Sheet, box: Pixels, high: int, rows: int) -> frozenset[int]:
     return numbers
 
 
-def _rules(form: str, edges: Sequence[int], top: int, high: int, rows: int, thick: int) -> list[Pixels]:
+def _rules(
+    form: str, edges: Sequence[int], top: int, high: int, rows: int, thick: int
+) -> list[Pixels]:
     """The lines of a table as boxes."""
     left, right, bottom = edges[0], edges[-1] + thick, top + high * rows
     across = {

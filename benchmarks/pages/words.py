@@ -1,4 +1,6 @@
-"""What the pages say: words, made-up words, numbers, dates, sums of money, names, codes, with punctuation."""
+"""What the pages say: words, made-up words, numbers, dates, sums of money, names, codes, with
+punctuation.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ _MARKUP = re.compile(r"<\||\|>|</?(?:table|tr|td|image)>")
 class Words:
     """An endless supply of text in the characters that a page's fonts have.
 
-    ``plain`` is the share of common words among the words; the others are made-up ones, which can only be
-    read, never guessed. The more plain the words, the fewer numbers, names and signs stand between them.
+    ``plain`` is the share of common words among the words; the others are made-up ones, which can
+    only be read, never guessed. The more plain the words, the fewer numbers, names and signs stand
+    between them.
     """
 
     def __init__(self, rng: random.Random, allowed: frozenset[str], plain: float) -> None:
@@ -59,7 +62,9 @@ class Words:
 
     def goods(self) -> str:
         """Something to buy."""
-        return self.drawable(lambda: self.rng.choice(GOODS) if self.rng.random() < 0.6 else self.phrase(1, 2))
+        return self.drawable(
+            lambda: self.rng.choice(GOODS) if self.rng.random() < 0.6 else self.phrase(1, 2)
+        )
 
     def number(self) -> str:
         """An integer, a decimal or a percentage."""
@@ -108,7 +113,9 @@ class Words:
         """A person or a place."""
         rng = self.rng
         first, last, place = rng.choice(FIRST_NAMES), rng.choice(LAST_NAMES), rng.choice(PLACES)
-        return rng.choice((f"{first} {last}", f"Dr. {last}", f"{first[0]}. {last}", last, place, first))
+        return rng.choice(
+            (f"{first} {last}", f"Dr. {last}", f"{first[0]}. {last}", last, place, first)
+        )
 
     def _ordinary(self) -> str:
         """A word of English, as often a short one and as often with an ending as about in any text."""

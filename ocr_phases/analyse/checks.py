@@ -1,8 +1,10 @@
-"""The verification checklist: may the times of a record be believed, and is anything odd about them?
+"""The verification checklist: may the times of a record be believed, and is anything odd about
+them?
 
-What needs the live model was judged while measuring and is in the record; the rest follows from it here.
-``fail`` means that the measurement is broken; ``noisy`` that it is sound, but that the machine was too busy
-for its figures to be trusted; ``note`` that something is worth knowing; ``n/a`` that this record cannot say.
+What needs the live model was judged while measuring and is in the record; the rest follows from it
+here. ``fail`` means that the measurement is broken; ``noisy`` that it is sound, but that the
+machine was too busy for its figures to be trusted; ``note`` that something is worth knowing;
+``n/a`` that this record cannot say.
 """
 
 from __future__ import annotations
@@ -62,8 +64,9 @@ STAGE_COVERAGE = 0.97
 _OVERLAP = 1.01
 # Up to here two peaks of memory count as the same: they differ by an allocation or two.
 _SAME_MEMORY = 1.01
-# A growth of the step over the run, as a part of the median step, that a busy machine makes by itself,
-# and one that it does not. The cache's bytes may be read this many times slower than a large copy.
+# A growth of the step over the run, as a part of the median step, that a busy machine makes by
+# itself, and one that it does not. The cache's bytes may be read this many times slower than a
+# large copy.
 _DRIFT = 0.10
 _RUNAWAY = 0.50
 _SLOW_READS = 4.0
@@ -92,7 +95,9 @@ def run_rules(run: Record) -> list[Verdict]:
             check = _FROM_RECORD[name](run)
         elif name in live:
             found = live[name]
-            check = Verdict(found.verdict or "n/a", found.measured or "", expected=found.expected or "")
+            check = Verdict(
+                found.verdict or "n/a", found.measured or "", expected=found.expected or ""
+            )
         else:
             check = Verdict("n/a", _why_missing(run, name))
         checks.append(_worded(run, name, check))
@@ -131,7 +136,9 @@ def _worded(run: Record, name: str, check: Verdict) -> Verdict:
 
 
 def _why_missing(run: Record, name: str) -> str:
-    if name == "finite_logits" and run.model.implementation != "server":  # any way of running has it
+    if (
+        name == "finite_logits" and run.model.implementation != "server"
+    ):  # any way of running has it
         return "this record lacks it"
     of_steps = name in ("single_token_steps", "cache_reused", "mask_handed_over")
     reasons = {
@@ -139,7 +146,8 @@ def _why_missing(run: Record, name: str) -> str:
         "not requested: ocr-phases verify compares with generate()": name == "parity",
         "a server does not show it": run.is_server,
         _NO_STEPS.measured: of_steps and not summary(run)["decode_steps"],
-        f"{run.model.strategy} steps do not call the model's forward": run.model.strategy != "eager",
+        f"{run.model.strategy} steps do not call the model's forward": run.model.strategy
+        != "eager",
     }
     return next((reason for reason, holds in reasons.items() if holds), "this record lacks it")
 
@@ -160,7 +168,10 @@ def _vision_in_prefill_only(run: Record) -> Verdict:
     decode = run.spans[run.spans["phase"] == "decode"]
     vision = decode[decode["stage"].isin(VISION_STAGES)]
     if len(vision):
-        names, took = ", ".join(sorted(vision["stage"].unique())), ms_text(vision["device_ms"].sum())
+        names, took = (
+            ", ".join(sorted(vision["stage"].unique())),
+            ms_text(vision["device_ms"].sum()),
+        )
         return Verdict("fail", f"{names} ran in {vision['step'].nunique()} steps and took {took}")
     ran, profiled = vision_in_decode(run) if has_kernels(run) else (None, "")
     if ran:
@@ -179,11 +190,17 @@ def _cache_linear(run: Record) -> Verdict:
         return Verdict("n/a", "no growing cache was seen")
     text = f"{bytes_text(each)} a token, {bytes_text(sizes[0])} to {bytes_text(sizes[-1])}"
     off = sum(size != (count or 0) * each for count, size in zip_longest(held, sizes))
-    return Verdict("fail", f"{text}; {off} of {len(sizes)} off the line") if off else Verdict("pass", text)
+    return (
+        Verdict("fail", f"{text}; {off} of {len(sizes)} off the line")
+        if off
+        else Verdict("pass", text)
+    )
 
 
 def _decode_memory(run: Record) -> Verdict:
-    """Above the prefill's peak by more than the cache's own growth, something is kept that should not be."""
+    """Above the prefill's peak by more than the cache's own growth, something is kept that should
+    not be.
+    """
     figures = summary(run)
     prefill = figures["prefill_peak_bytes"]
     decode = figures["decode_peak_bytes"]
@@ -198,7 +215,11 @@ def _decode_memory(run: Record) -> Verdict:
         return Verdict("pass", text)
     if not explained:
         return Verdict("fail", f"{text}; the cache grew by {bytes_text(grew)} only")
-    why = "the growing cache explains it" if of_model else "the whole process is counted, not the model alone"
+    why = (
+        "the growing cache explains it"
+        if of_model
+        else "the whole process is counted, not the model alone"
+    )
     return Verdict("note", f"{text}; {why}")
 
 
@@ -216,7 +237,9 @@ def _decode_trend(run: Record) -> Verdict:
     if trend is None:
         return Verdict("n/a", _NO_TREND)
     reach = (trend.interval[1] - trend.interval[0]) / 2
-    text = f"{digits_within(trend.slope * 1e3, reach * 1e3)} µs per cached token, {_trend_text(trend)}"
+    text = (
+        f"{digits_within(trend.slope * 1e3, reach * 1e3)} µs per cached token, {_trend_text(trend)}"
+    )
     if is_noisy(run):
         return Verdict("n/a", f"{text}; {_TOO_BUSY}")
     ceilings = run.device.ceilings
@@ -226,8 +249,8 @@ def _decode_trend(run: Record) -> Verdict:
         drift = f"{place} the usual drift of a machine; no measured bandwidth to compare with"
         return Verdict("note", f"{text}, {drift}")
     due = run.cache.bytes_per_token / bandwidth * 1e3
-    # The growth beyond what slow reads of the cache explain, as a part of the median step. One repeat alone
-    # cannot be told from a neighbour's start; repeats that differ are noisy.
+    # The growth beyond what slow reads of the cache explain, as a part of the median step. One
+    # repeat alone cannot be told from a neighbour's start; repeats that differ are noisy.
     excess = trend.shares[0] - _SLOW_READS * due * trend.growth
     runaway = excess > _RUNAWAY and len(run.repeats) > 1
     verdict = "fail" if runaway else "pass" if excess <= _DRIFT else "note"
@@ -244,13 +267,19 @@ def _trend_text(trend: Trend) -> str:
 def _outlier_steps(run: Record) -> Verdict:
     if not summary(run)["decode_steps"]:
         return _without_steps(run)
-    return _noted([f"token {token_of_step(run, step)}: {cause}" for step, cause in outlier_causes(run)])
+    return _noted(
+        [f"token {token_of_step(run, step)}: {cause}" for step, cause in outlier_causes(run)]
+    )
 
 
 def _noted(found: Sequence[str], more: str = "") -> Verdict:
     """A note of the first few that were found, with ``more`` to say of them; a pass of none."""
     rest = [f"and {len(found) - _NAMED} more"] if len(found) > _NAMED else []
-    return Verdict("note", "; ".join([*found[:_NAMED], *rest]) + more) if found else Verdict("pass", "none")
+    return (
+        Verdict("note", "; ".join([*found[:_NAMED], *rest]) + more)
+        if found
+        else Verdict("pass", "none")
+    )
 
 
 def outlier_causes(run: Record) -> list[tuple[int, str]]:
@@ -269,7 +298,8 @@ def outlier_causes(run: Record) -> list[tuple[int, str]]:
         causes = {
             "the first step, which sets up what the others reuse": step == 0,
             f"in {over.sum()} of {count_text(len(over), 'repeat')}: {other}": some,
-            "the end token is read here, which waits for the device": every > 1 and (step + 1) % every == 0,
+            "the end token is read here, which waits for the device": every > 1
+            and (step + 1) % every == 0,
             f"the cache reached {held} entries: it moves to larger memory or another kernel": grew,
             "the host was held up": not cuda,
             "the host was late, so the device waited": late.loc[step].all(),
@@ -280,7 +310,9 @@ def outlier_causes(run: Record) -> list[tuple[int, str]]:
 
 
 def _visible_page(run: Record) -> Verdict:
-    """A page of which the vendor's formula leaves no image token is so long and narrow that it vanishes."""
+    """A page of which the vendor's formula leaves no image token is so long and narrow that it
+    vanishes.
+    """
     counts = [page.valid_image_tokens for page in run.pages]
     if not counts or None in counts:
         return Verdict("n/a", "how the page was cut is unknown")
@@ -303,9 +335,13 @@ def _repetition_loop(run: Record) -> Verdict:
         else:
             what = f"{count_text(each['repeated'], 'token')} that say nothing new (an inexact loop) {place}"
         end = " on, up to the limit" if each["to_limit"] else " on"
-        time = "" if np.isnan(each["share"]) else f", {percent_text(each['share'])} of the decode time"
+        time = (
+            "" if np.isnan(each["share"]) else f", {percent_text(each['share'])} of the decode time"
+        )
         found.append(f"{where}{what}{end}{time}")
-    ignored = "; the end token was ignored, which makes this likely" if run.request.ignore_eos else ""
+    ignored = (
+        "; the end token was ignored, which makes this likely" if run.request.ignore_eos else ""
+    )
     return _noted(found, ignored)
 
 
@@ -349,7 +385,9 @@ def _expectations(run: Record) -> list[Verdict]:
 
 
 def _growth(run: Record) -> tuple[float, str]:
-    """How much slower a step became over the run; NaN where the check of the trend does not judge it."""
+    """How much slower a step became over the run; NaN where the check of the trend does not judge
+    it.
+    """
     trend = decode_trend(run)
     if trend is None:
         return np.nan, _NO_TREND

@@ -1,4 +1,5 @@
-"""Two or more records side by side: what changed against the first, the baseline, and whether that is sure.
+"""Two or more records side by side: what changed against the first, the baseline, and whether that
+is sure.
 
 A verdict holds what differs between the repeats of one record, not what the machine did between two
 measurements.
@@ -22,20 +23,31 @@ from ocr_phases.analyse.noise import is_noisy, judged_figures
 from ocr_phases.analyse.quality import MEASURES, QUALITY_HIGHER, quality_of
 from ocr_phases.analyse.scaling import agreements, own_text, sweep_table, ways_sentence
 from ocr_phases.analyse.sentences import noise_sentences
-from ocr_phases.analyse.stages import STAGE_KEYS, grounding_of, stage_medians, stage_repeats, stage_table
+from ocr_phases.analyse.stages import (
+    STAGE_KEYS,
+    grounding_of,
+    stage_medians,
+    stage_repeats,
+    stage_table,
+)
 from ocr_phases.analyse.statistics import ALPHA, LEAST_REPEATS, holm, log_ratio
 from ocr_phases.errors import Hinted, OcrPhasesError, check_known
 from ocr_phases.record import Record
 from ocr_phases.record.parts import ResultPart, to_plain
 from ocr_phases.text import count_text, filled, first_difference, percent_text, stage_name
 
-_MEASURED = "run metric verdict unit baseline other difference ratio ratio_low ratio_high detectable"
+_MEASURED = (
+    "run metric verdict unit baseline other difference ratio ratio_low ratio_high detectable"
+)
 COMPARE_COLUMNS = (*_MEASURED.split(), *STAGE_KEYS)
-#: Per cent: two records are equivalent where the whole interval of their ratio lies within this of 1.
+#: Per cent: two records are equivalent where the whole interval of their ratio lies within this of
+#: 1.
 MARGIN = 2.0
 EQUIVALENT, EQUAL, INCONCLUSIVE, NOISY = "equivalent", "equal", "inconclusive", "noisy"
 #: What `ComparedRecords.table` has for a time in each record, and its ratio of.
-STATISTICS = "Times are medians over repeats, ratios are of geometric means, as their intervals are."
+STATISTICS = (
+    "Times are medians over repeats, ratios are of geometric means, as their intervals are."
+)
 #: The unit of measures of the text: a share of one.
 SHARE = "share"
 
@@ -44,23 +56,45 @@ _SAID, _NOTES = (_TEXTS[part] for part in ("said", "notes"))
 _EXACT = "kv_cache_bytes"  # follows from the tokens, not from a clock
 _HIGHER_IS_BETTER = ("tokens_per_s", *QUALITY_HIGHER)
 #: The figures of a whole run that follow a clock, and the phase of those that are not named by it.
-_FIGURES = ("prepare_ms", "prefill_ms", "ttft_ms", "vision_ms", "decode_ms", "generate_ms", *STEP_QUANTILES)
-_PHASES = {"ttft": "", "ntpot": "", "page": "", "vision": "prefill", "inter": "decode", "tokens": "decode"}
+_FIGURES = (
+    "prepare_ms",
+    "prefill_ms",
+    "ttft_ms",
+    "vision_ms",
+    "decode_ms",
+    "generate_ms",
+    *STEP_QUANTILES,
+)
+_PHASES = {
+    "ttft": "",
+    "ntpot": "",
+    "page": "",
+    "vision": "prefill",
+    "inter": "decode",
+    "tokens": "decode",
+}
 #: What is measured, is told in another part, or follows from the model's name and revision.
 _NO_SETTING = (
-    *("device.ceilings", "device.conditions", "model.config", "model.strategy_setup", "model.vision_setup"),
+    *(
+        "device.ceilings",
+        "device.conditions",
+        "model.config",
+        "model.strategy_setup",
+        "model.vision_setup",
+    ),
     *("request.preset", "request.strategy", "request.vision"),
 )
 _OF_PAGE = ("file", "sha256", "width", "height", "preset", "grid", "image_tokens", "text_tokens")
 
 
 def metrics_of(run: Record, more: Iterable[str] = ()) -> pd.DataFrame:
-    """Every metric of a record by name: figures (``prefill_ms``) first, then stages (``prefill/sam/global``).
+    """Every metric of a record by name: figures (``prefill_ms``) first, then stages
+    (``prefill/sam/global``).
 
-    Columns ``unit``, ``phase``, ``stage``, ``view``, ``value`` and ``repeats``, what it was in each repeat.
-    Figures are `Record.summary`'s. Times are ms on the device clock: a stage's is `stage_medians`', and in
-    a repeat its sum, or its median step in decode. A figure that is no stage has no ``stage``. ``more`` are
-    figures beside those that every record is compared by.
+    Columns ``unit``, ``phase``, ``stage``, ``view``, ``value`` and ``repeats``, what it was in each
+    repeat. Figures are `Record.summary`'s. Times are ms on the device clock: a stage's is
+    `stage_medians`', and in a repeat its sum, or its median step in decode. A figure that is no
+    stage has no ``stage``. ``more`` are figures beside those that every record is compared by.
     """
     figures = summary(run)
     each = figure_repeats(run)
@@ -68,7 +102,9 @@ def metrics_of(run: Record, more: Iterable[str] = ()) -> pd.DataFrame:
     for name in dict.fromkeys([*_FIGURES, *more, "tokens_per_s"]):
         first, unit = name.partition("_")[0], "ms" if "_ms" in name else "tokens/s"
         if figures[name] is not None and each[name].notna().all():
-            rows.append((name, unit, _PHASES.get(first, first), "", "", figures[name], each[name].tolist()))
+            rows.append(
+                (name, unit, _PHASES.get(first, first), "", "", figures[name], each[name].tolist())
+            )
     for phase, peaks in (run.memory.peak_bytes or {}).items():
         rows.append((f"{phase}_peak_bytes", "bytes", phase, "", "", max(peaks), peaks))
     for name, unit in ((_EXACT, "bytes"), ("energy_j", "J")):
@@ -79,8 +115,12 @@ def metrics_of(run: Record, more: Iterable[str] = ()) -> pd.DataFrame:
     sums.update(decode.median().unstack("repeat"))
     for key in stage_table(run)[list(STAGE_KEYS)].itertuples(index=False, name=None):
         if key[1] not in (key[0], "decode_step", "first_token"):
-            rows.append(("/".join(filter(None, key)), "ms", *key, medians[key], sums.loc[key].tolist()))
-    return pd.DataFrame(rows, columns=["metric", "unit", *STAGE_KEYS, "value", "repeats"]).set_index("metric")
+            rows.append(
+                ("/".join(filter(None, key)), "ms", *key, medians[key], sums.loc[key].tolist())
+            )
+    return pd.DataFrame(
+        rows, columns=["metric", "unit", *STAGE_KEYS, "value", "repeats"]
+    ).set_index("metric")
 
 
 def run_labels(runs: Sequence[Record], paths: Iterable[str | Path] | None = None) -> list[str]:
@@ -90,7 +130,10 @@ def run_labels(runs: Sequence[Record], paths: Iterable[str | Path] | None = None
     names = [", ".join(map(str, row)) for row in (zip(*differ, strict=True) if differ else facts)]
     if paths is not None:
         names = [re.sub(r"(\.json)?(\.gz)?$", "", Path(path).name) for path in paths]
-    return [name if names.count(name) == 1 else f"{name} ({place + 1})" for place, name in enumerate(names)]
+    return [
+        name if names.count(name) == 1 else f"{name} ({place + 1})"
+        for place, name in enumerate(names)
+    ]
 
 
 def _text(value: Any) -> str:
@@ -101,11 +144,13 @@ def _text(value: Any) -> str:
 
 
 def text_changes(baseline: Record, other: Record) -> pd.DataFrame:
-    """Measures of the text over all rows: columns ``metric``, ``baseline``, ``other`` and ``verdict``.
+    """Measures of the text over all rows: columns ``metric``, ``baseline``, ``other`` and
+    ``verdict``.
 
-    Those of `ocr_phases.analyse.quality` where both records have the same truth; and ``agreement``, of
-    ``other`` with the text of ``baseline``. Means over the rows that read the same pages. Verdicts are equal,
-    better, worse, and for agreement different. Empty where no row has the same pages and two texts.
+    Those of `ocr_phases.analyse.quality` where both records have the same truth; and ``agreement``,
+    of ``other`` with the text of ``baseline``. Means over the rows that read the same pages.
+    Verdicts are equal, better, worse, and for agreement different. Empty where no row has the same
+    pages and two texts.
     """
     count = min(len(baseline.results), len(other.results))
     pairs = [pair for row in range(count) for pair in _text_pairs(baseline, other, row)]
@@ -145,30 +190,36 @@ _OF_TEXT = {EQUAL: "text equal", "different": "text differs"}
 
 
 def in_units(table: pd.DataFrame, baseline: str = "baseline") -> pd.DataFrame:
-    """`ComparedRecords.table` for reading: bytes as MB, shares as %, columns called by their records.
+    """`ComparedRecords.table` for reading: bytes as MB, shares as %, columns called by their
+    records.
 
-    ``baseline`` is that record's label. What follows from the other columns is left out. The verdict on the
-    agreement says that it is of the text: boxes may differ all the same.
+    ``baseline`` is that record's label. What follows from the other columns is left out. The
+    verdict on the agreement says that it is of the text: boxes may differ all the same.
     """
     of_text = table["metric"] == "agreement"
     table = table.assign(verdict=table["verdict"].mask(of_text, table["verdict"].replace(_OF_TEXT)))
     table = table.drop(columns=["difference", "phase", "stage", "view"])
-    factors, values = table["unit"].map({"bytes": 1e-6, SHARE: 100.0}).fillna(1.0), ["baseline", "other"]
+    factors, values = (
+        table["unit"].map({"bytes": 1e-6, SHARE: 100.0}).fillna(1.0),
+        ["baseline", "other"],
+    )
     table[values] = table[values].mul(factors, axis="index")
     table["unit"] = table["unit"].replace({"bytes": "MB", SHARE: "%"})
     labels = {"baseline": baseline}
     if table["run"].nunique() == 1:
         labels["other"] = str(table["run"].iloc[0])
         table = table.drop(columns="run")
-    return table.rename(columns={name: label for name, label in labels.items() if label not in table})
+    return table.rename(
+        columns={name: label for name, label in labels.items() if label not in table}
+    )
 
 
 class ComparedRecords(Hinted):
     """Records against the first of them: ``verdict``, ``table``, ``differs`` and ``text_diff``.
 
     ``judged`` are the metrics that get a verdict, by default those of `judged_figures`. Raises
-    `OcrPhasesError` for fewer than two records, labels that are not one a record, all different, and a margin
-    that is no percentage.
+    `OcrPhasesError` for fewer than two records, labels that are not one a record, all different,
+    and a margin that is no percentage.
     """
 
     def __init__(
@@ -186,7 +237,9 @@ class ComparedRecords(Hinted):
         self.judged = tuple(self.figures if judged is None else judged)
         self.labels = run_labels(runs) if labels is None else list(labels)
         if not 0.0 <= margin < 100.0:
-            raise OcrPhasesError(f"{margin:g} is no margin: give per cent from 0 to below 100, like 2.")
+            raise OcrPhasesError(
+                f"{margin:g} is no margin: give per cent from 0 to below 100, like 2."
+            )
         if len(self.runs) < 2:
             raise OcrPhasesError("A comparison needs at least two records: name another one.")
         if len(self.labels) != len(self.runs) or len(set(self.labels)) != len(self.labels):
@@ -199,17 +252,18 @@ class ComparedRecords(Hinted):
     def table(self) -> pd.DataFrame:
         """Each record against the baseline, columns `COMPARE_COLUMNS`, one row a record and metric.
 
-        ``baseline`` and ``other`` are the figures, medians for times, ``difference`` other minus baseline in
-        ``unit``. ``ratio`` is other over baseline, of the geometric means of each repeat's value;
-        ``ratio_low`` and ``ratio_high`` are its 95 % interval by Welch's t on their logarithms; of the judged
-        metrics, together 95 % by Holm. ``detectable`` is the
-        smallest change that so wide an interval would have told from none, a share of one.
+        ``baseline`` and ``other`` are the figures, medians for times, ``difference`` other minus
+        baseline in ``unit``. ``ratio`` is other over baseline, of the geometric means of each
+        repeat's value; ``ratio_low`` and ``ratio_high`` are its 95 % interval by Welch's t on their
+        logarithms; of the judged metrics, together 95 % by Holm. ``detectable`` is the smallest
+        change that so wide an interval would have told from none, a share of one.
 
-        ``verdict`` is of the judged metrics: `NOISY` where one of the records is; `EQUIVALENT` where the
-        interval lies within ``margin`` per cent of 1, else faster or slower (less or more, for bytes) where
-        it leaves 1 out, else `INCONCLUSIVE`; n/a where a record lacks the metric or has a single repeat. What
-        follows from the tokens alone is `EQUAL`, less or more. Other metrics have none. Measures of the text
-        (`text_changes`) come last, with the unit `SHARE` and neither ratio nor interval.
+        ``verdict`` is of the judged metrics: `NOISY` where one of the records is; `EQUIVALENT`
+        where the interval lies within ``margin`` per cent of 1, else faster or slower (less or
+        more, for bytes) where it leaves 1 out, else `INCONCLUSIVE`; n/a where a record lacks the
+        metric or has a single repeat. What follows from the tokens alone is `EQUAL`, less or more.
+        Other metrics have none. Measures of the text (`text_changes`) come last, with the unit
+        `SHARE` and neither ratio nor interval.
         """
         rows = [row for run, label in self._others for row in self._rows(run, label)]
         table = pd.DataFrame(rows, columns=list(COMPARE_COLUMNS))
@@ -224,7 +278,8 @@ class ComparedRecords(Hinted):
 
     @cached_property
     def differs(self) -> pd.DataFrame:
-        """What differs in how the records were measured, columns ``part``, ``name`` and the labels; texts.
+        """What differs in how the records were measured, columns ``part``, ``name`` and the labels;
+        texts.
 
         Parts are device, versions, model, page and request.
         """
@@ -237,9 +292,13 @@ class ComparedRecords(Hinted):
                 "model": to_plain(run.model),
                 "page": page,
             }
-            flat.append(pd.json_normalize({**parts, "request": to_plain(run.request)}).astype(object))
+            flat.append(
+                pd.json_normalize({**parts, "request": to_plain(run.request)}).astype(object)
+            )
         table = pd.concat(flat).set_axis(self.labels).T.map(_text)
-        table = table[(table.nunique(axis="columns") > 1) & ~table.index.str.startswith(_NO_SETTING)]
+        table = table[
+            (table.nunique(axis="columns") > 1) & ~table.index.str.startswith(_NO_SETTING)
+        ]
         names = [tuple(str(name).split(".", 1)) for name in table.index]
         table.index = pd.MultiIndex.from_tuples(names, names=["part", "name"])
         return table.reset_index(allow_duplicates=True)
@@ -261,10 +320,14 @@ class ComparedRecords(Hinted):
 
     @property
     def text_diff(self) -> str:
-        """Each text against the baseline's, row by row, as a unified diff; empty where all are the same."""
+        """Each text against the baseline's, row by row, as a unified diff; empty where all are the
+        same.
+        """
         pieces = list[str]()
         for run, label in self._others:
-            for row, sides in enumerate(zip(self.runs[0].results, run.results, strict=False), start=1):
+            for row, sides in enumerate(
+                zip(self.runs[0].results, run.results, strict=False), start=1
+            ):
                 of_row = f", row {row}" if len(run.results) > 1 else ""
                 then, now = ((side.text or "").splitlines() for side in sides)
                 names = self.labels[0] + of_row, label + of_row
@@ -274,15 +337,18 @@ class ComparedRecords(Hinted):
     def against_limit(self, percent: float, metrics: Sequence[str] = ()) -> pd.DataFrame:
         """The judged rows of `table` with one more column, ``outcome``.
 
-        It is ``worse`` where the whole interval lies beyond ``percent`` worse than the baseline, ``within``
-        where all of it lies on this side, else ``undecided``; of a noisy record's times always undecided. A
-        figure without an interval is judged by itself, a measure of the text by points. ``metrics`` names
-        what alone is judged, by default those of `figures` that both records have.
+        It is ``worse`` where the whole interval lies beyond ``percent`` worse than the baseline,
+        ``within`` where all of it lies on this side, else ``undecided``; of a noisy record's times
+        always undecided. A figure without an interval is judged by itself, a measure of the text by
+        points. ``metrics`` names what alone is judged, by default those of `figures` that both
+        records have.
 
-        Raises `OcrPhasesError` where a name is unknown, a record lacks a named metric, or a single repeat
-        leaves nothing to judge by.
+        Raises `OcrPhasesError` where a name is unknown, a record lacks a named metric, or a single
+        repeat leaves nothing to judge by.
         """
-        table = ComparedRecords(self.runs, self.labels, judged=metrics).table if metrics else self.table
+        table = (
+            ComparedRecords(self.runs, self.labels, judged=metrics).table if metrics else self.table
+        )
         rows = table[table["metric"].isin(metrics or self.figures) & table["difference"].notna()]
         for name in metrics:
             check_known("metric", name, [*table["metric"], *MEASURES])
@@ -301,12 +367,21 @@ class ComparedRecords(Hinted):
                 "A record of a single repeat says nothing about the spread: measure with "
                 f"{LEAST_REPEATS} repeats or more."
             )
-        # Both ends of the change for the worse, a share of one: of the ratio, of a text's measure in points.
-        falls, low, high = rows["metric"].isin(_HIGHER_IS_BETTER), rows["ratio_low"], rows["ratio_high"]
+        # Both ends of the change for the worse, a share of one: of the ratio, of a text's measure
+        # in points.
+        falls, low, high = (
+            rows["metric"].isin(_HIGHER_IS_BETTER),
+            rows["ratio_low"],
+            rows["ratio_high"],
+        )
         points = rows["difference"].where(~falls, -rows["difference"])
         low, high = low.where(~falls, 1.0 / high) - 1.0, high.where(~falls, 1.0 / low) - 1.0
         low, high = (100.0 * end.mask(rows["unit"] == SHARE, points) for end in (low, high))
-        told = {"undecided": rows["verdict"] == NOISY, "worse": low > percent, "within": high <= percent}
+        told = {
+            "undecided": rows["verdict"] == NOISY,
+            "worse": low > percent,
+            "within": high <= percent,
+        }
         return rows.assign(outcome=_first(told, "undecided")).reset_index(drop=True)
 
     def _rows(self, run: Record, label: str) -> list[dict[Any, Any]]:
@@ -323,11 +398,15 @@ class ComparedRecords(Hinted):
         table = table.assign(run=label, baseline=ours["value"], other=theirs["value"])
         table = table.join(pd.DataFrame(ends, index=["low", "high"], dtype="float64").T)
         table["difference"] = table["other"] - table["baseline"]
-        # Of the statistic that the interval is of, so that it lies inside; what does not vary has one value.
-        means = pd.Series({name: np.exp(test.mean) for name, test in tests.items() if name != _EXACT})
+        # Of the statistic that the interval is of, so that it lies inside; what does not vary has
+        # one value.
+        means = pd.Series(
+            {name: np.exp(test.mean) for name, test in tests.items() if name != _EXACT}
+        )
         figures = (table["other"] / table["baseline"]).where(table["baseline"] != 0)
         ratio = table["ratio"] = means.reindex(table.index).fillna(figures)
-        # Rounding apart, these are the ends as they are, and the ratio itself for what does not vary.
+        # Rounding apart, these are the ends as they are, and the ratio itself for what does not
+        # vary.
         low = table["ratio_low"] = np.minimum(table["low"], ratio)
         high = table["ratio_high"] = np.maximum(table["high"], ratio)
         table["detectable"] = np.maximum(ratio / low, high / ratio) - 1.0
@@ -374,7 +453,9 @@ def few_repeats(runs: Sequence[Record], labels: Sequence[str]) -> str:
     """A note on intervals over few repeats; empty if all records have `LEAST_REPEATS`."""
     counts = {label: len(run.repeats) for run, label in zip(runs, labels, strict=True)}
     few = {label: count for label, count in counts.items() if count < LEAST_REPEATS}
-    said = " and ".join(f"{label} has {count_text(count, 'repeat')}" for label, count in few.items())
+    said = " and ".join(
+        f"{label} has {count_text(count, 'repeat')}" for label, count in few.items()
+    )
     note = _NOTES["single" if 1 in few.values() else "few"]
     return note.format(counts=said, least=LEAST_REPEATS) if few else ""
 
@@ -407,22 +488,33 @@ def _said(row: Mapping[Any, Any]) -> str:
     ratio, verdict = row["ratio"], row["verdict"]
     near = verdict != EQUIVALENT and 1.0 / _FAR < ratio < _FAR
     name = _FIGURE_NAMES.get(row["metric"]) or stage_name(row["phase"])
-    by, span = f"{percent_text(abs(ratio - 1.0))} " * near, _times(ratio, row["ratio_low"], row["ratio_high"])
-    return filled(_SAID.get(verdict, _SAID["other"]), row, name=name, by=by, span=span, takes=_times(ratio))
+    by, span = (
+        f"{percent_text(abs(ratio - 1.0))} " * near,
+        _times(ratio, row["ratio_low"], row["ratio_high"]),
+    )
+    return filled(
+        _SAID.get(verdict, _SAID["other"]), row, name=name, by=by, span=span, takes=_times(ratio)
+    )
 
 
 def _times(ratio: float, *ends: float) -> str:
-    """``1.77 times as long, 1.76 to 1.83``; from a half down the other way round: ``33.3 times as fast``."""
+    """``1.77 times as long, 1.76 to 1.83``; from a half down the other way round: ``33.3 times as
+    fast``.
+    """
     word, values = "long", (ratio, *ends)
     if 0 < ratio <= 0.5 and min(values) > 0:
         word, values = "fast", (1.0 / ratio, *(1.0 / end for end in reversed(ends)))
-    first, *span = [f"{each:,.{2 if each < 9.995 else 1 if each < 99.95 else 0}f}" for each in values]
+    first, *span = [
+        f"{each:,.{2 if each < 9.995 else 1 if each < 99.95 else 0}f}" for each in values
+    ]
     return f"{first} times as {word}" + (f", {' to '.join(span)}" if span else "")
 
 
 def _text_sentence(changes: pd.DataFrame) -> str:
     """The agreement and the edit distances in words; empty for equal texts."""
-    now, then = (dict(zip(changes["metric"], changes[side], strict=True)) for side in ("other", "baseline"))
+    now, then = (
+        dict(zip(changes["metric"], changes[side], strict=True)) for side in ("other", "baseline")
+    )
     if now.get("agreement", 1.0) == 1.0:
         return ""
     note = _NOTES["distance" if "edit_distance" in now else "agreement"]
@@ -432,7 +524,9 @@ def _text_sentence(changes: pd.DataFrame) -> str:
 def _caveats(baseline: Record, other: Record, label: str) -> Iterator[str]:
     """What else differs, a sentence each, with the value of both records."""
     if _pages(baseline) != _pages(other):
-        names = [", ".join(dict.fromkeys(page.file for page in run.pages)) for run in (other, baseline)]
+        names = [
+            ", ".join(dict.fromkeys(page.file for page in run.pages)) for run in (other, baseline)
+        ]
         if names[0] == names[1]:
             yield f"{label} read another page of the same name, {names[0]}."
         else:
@@ -482,10 +576,11 @@ def _other_revision(then: str | None, now: str | None) -> Iterator[str]:
 
 
 def other_parts(baseline: Record, other: Record) -> str:
-    """What differs beside equal text: ``the boxes``, ``the labels and the boxes``; empty where texts differ.
+    """What differs beside equal text: ``the boxes``, ``the labels and the boxes``; empty where
+    texts differ.
 
-    Text is equal where the words of all rows are the same without the model's marks, which is what agreement
-    compares.
+    Text is equal where the words of all rows are the same without the model's marks, which is what
+    agreement compares.
     """
     parts: dict[str, None] = {}
     for row in range(min(len(baseline.results), len(other.results))):
@@ -517,7 +612,8 @@ def _numbers_pieces(run: Record) -> bool:
 
 
 def first_other_token(baseline: Record, other: Record) -> str:
-    """Where the tokens of two records first differ: ``number 17: 'cat' here, 'dog' in the baseline``.
+    """Where the tokens of two records first differ: ``number 17: 'cat' here, 'dog' in the
+    baseline``.
 
     Tokens and rows are counted from 1; a token without a text is named by its id. Empty where all
     rows that both have are equal.
@@ -525,7 +621,9 @@ def first_other_token(baseline: Record, other: Record) -> str:
     for row, pair in enumerate(zip(other.results, baseline.results, strict=False)):
         place = first_difference(*(result.ids for result in pair))
         if place is not None:
-            where = f"number {place + 1}" + (f" of row {row + 1}" if len(baseline.results) > 1 else "")
+            where = f"number {place + 1}" + (
+                f" of row {row + 1}" if len(baseline.results) > 1 else ""
+            )
             return f"{where}: {' here, '.join(_token_text(each, place) for each in pair)} in the baseline"
     return ""
 

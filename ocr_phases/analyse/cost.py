@@ -1,14 +1,15 @@
-"""What a forward costs: parameters, FLOPs and bytes of every stage, from a config and an input shape alone.
+"""What a forward costs: parameters, FLOPs and bytes of every stage, from a config and an input
+shape alone.
 
 FLOPs are those of matrix products, convolutions and attention, two a multiply-add, as
-``torch.utils.flop_counter.FlopCounterMode`` counts them (causal attention over all pairs of positions:
-`masked_flops` are those of the pairs that its mask leaves out);
-elementwise work is not counted. Bytes are the least that must move: each weight and each cache entry once.
+``torch.utils.flop_counter.FlopCounterMode`` counts them (causal attention over all pairs of
+positions: `masked_flops` are those of the pairs that its mask leaves out); elementwise work is not
+counted. Bytes are the least that must move: each weight and each cache entry once.
 
-Formulas: a product of [n, a] and [a, b] takes 2nab FLOPs and attention of n queries over m keys of all heads'
-width d takes 4nmd (Kaplan et al. 2020, arXiv:2001.08361, section 2.1); windows and relative positions of
-SAM as in Li et al. 2022 (arXiv:2203.16527) and Kirillov et al. 2023 (arXiv:2304.02643); the experts as in
-DeepSeekMoE (Dai et al. 2024, arXiv:2401.06066).
+Formulas: a product of [n, a] and [a, b] takes 2nab FLOPs and attention of n queries over m keys of
+all heads' width d takes 4nmd (Kaplan et al. 2020, arXiv:2001.08361, section 2.1); windows and
+relative positions of SAM as in Li et al. 2022 (arXiv:2203.16527) and Kirillov et al. 2023
+(arXiv:2304.02643); the experts as in DeepSeekMoE (Dai et al. 2024, arXiv:2401.06066).
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ from ocr_phases.record import Record, RecordType
 from ocr_phases.record.parts import EnergyPart
 from ocr_phases.settings import RunSettings
 
-COST_COLUMNS = (*("phase", "stage", "view", "part"), *("parameters", "flops", "weight_bytes", "kv_bytes"))
+COST_COLUMNS = (
+    *("phase", "stage", "view", "part"),
+    *("parameters", "flops", "weight_bytes", "kv_bytes"),
+)
 MEMORY_COLUMNS = ("phase", "weight_bytes", "kv_bytes", "activation_bytes", "peak_bytes")
 #: cuBLAS's: of a stream, and of each graph of the prefill and of decode steps at most.
 _WORKSPACES = {"eager": 1, "compiled": 3, "cuda_graph": 7}
@@ -39,10 +43,12 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 class Architecture(NamedTuple):
-    """The sizes of a model, by the names that transformers' ``config.json`` gives them (`ocr_phases.config`).
+    """The sizes of a model, by the names that transformers' ``config.json`` gives them
+    (`ocr_phases.config`).
 
-    ``sam`` and ``encoder`` are the vision encoders, the second of the stage ``encoder_stage``: ``clip``, or
-    ``encoder`` for the Qwen2 body. ``tied`` says that the head uses the embedding's weights.
+    ``sam`` and ``encoder`` are the vision encoders, the second of the stage ``encoder_stage``:
+    ``clip``, or ``encoder`` for the Qwen2 body. ``tied`` says that the head uses the embedding's
+    weights.
     """
 
     text: Sizes
@@ -63,7 +69,11 @@ def read_architecture(config: dict[str, Any]) -> Architecture:
         raise OcrPhasesError(f"No cost is known for this model ({error}).") from error
     text, vision = model.saved["text_config"], model.saved["vision_config"]
     unsaid = {"image_size": 1024, "patch_size": 16, "window_size": 14}
-    parts = {"num_key_value_heads": None} | text, unsaid | vision["sam_config"], vision["encoder_config"]
+    parts = (
+        {"num_key_value_heads": None} | text,
+        unsaid | vision["sam_config"],
+        vision["encoder_config"],
+    )
     language, sam, encoder = (Sizes(**part) for part in parts)
     tied = model.saved.get("tie_word_embeddings", False)
     return Architecture(language, sam, encoder, model.family.encoders[1], tied)
@@ -109,13 +119,14 @@ def prefill_cost(
 ) -> pd.DataFrame:
     """The prefill's cost: one row a stage, view and part, columns `COST_COLUMNS`.
 
-    ``parameters`` are those of transformers' class: the vendor's holds 602,112 more in its CLIP, a patch
-    embedding that it never uses. ``batch`` rows of ``prompt_len`` tokens each; ``views`` are those of the
-    whole batch (`vision_calls`). ``dtype_bytes`` is the size of a weight and an activation. ``logits_for`` is
-    ``last`` or ``all`` positions. ``kv_bytes`` are written. Parameters of a stage that runs for two views
-    stand in the first one's rows; its weights are read once for each view. Experts: `expected_experts`, over
-    ``distinct_rows`` of the batch (all by default), because equal rows choose equal experts. Raises
-    `OcrPhasesError` for a shape or a config that cannot be.
+    ``parameters`` are those of transformers' class: the vendor's holds 602,112 more in its CLIP, a
+    patch embedding that it never uses. ``batch`` rows of ``prompt_len`` tokens each; ``views`` are
+    those of the whole batch (`vision_calls`). ``dtype_bytes`` is the size of a weight and an
+    activation. ``logits_for`` is ``last`` or ``all`` positions. ``kv_bytes`` are written.
+    Parameters of a stage that runs for two views stand in the first one's rows; its weights are
+    read once for each view. Experts: `expected_experts`, over ``distinct_rows`` of the batch (all
+    by default), because equal rows choose equal experts. Raises `OcrPhasesError` for a shape or a
+    config that cannot be.
     """
     _check(prompt_len=prompt_len, batch=batch, dtype_bytes=dtype_bytes)
     check_known("logits_for", logits_for, ("last", "all"))
@@ -144,23 +155,25 @@ def decode_cost(
 ) -> pd.DataFrame:
     """One decode step's cost: one row a part, columns `COST_COLUMNS`.
 
-    ``batch`` rows make a token each, which attends to ``cache_len`` entries, its own among them (the length
-    that the step leaves). ``kv_bytes`` are read, the new entry written. Experts: `expected_experts`, over
-    ``distinct_rows`` as in `prefill_cost`; with one row that is exactly ``top_k`` a layer. Raises
-    `OcrPhasesError` as `prefill_cost`.
+    ``batch`` rows make a token each, which attends to ``cache_len`` entries, its own among them
+    (the length that the step leaves). ``kv_bytes`` are read, the new entry written. Experts:
+    `expected_experts`, over ``distinct_rows`` as in `prefill_cost`; with one row that is exactly
+    ``top_k`` a layer. Raises `OcrPhasesError` as `prefill_cost`.
     """
     _check(cache_len=cache_len, batch=batch, dtype_bytes=dtype_bytes)
     sizes = read_architecture(config)
     language = _language_work(sizes.text, batch, 1, cache_len, distinct_rows or batch)
     head = _head_work(sizes, batch)
-    return _table([("decode", "language_model", "", language), ("decode", "lm_head", "", head)], dtype_bytes)
+    return _table(
+        [("decode", "language_model", "", language), ("decode", "lm_head", "", head)], dtype_bytes
+    )
 
 
 def masked_flops(config: dict[str, Any], *, prompt_len: int, batch: int = 1) -> int:
     """FLOPs of the prefill's language model on pairs of positions that the causal mask hides.
 
-    Of T x T pairs T(T+1)/2 are seen, so T(T-1)/2 are not, at 4 FLOPs a channel of all heads and layer. They
-    are in `prefill_cost`, and a causal kernel need not do them.
+    Of T x T pairs T(T+1)/2 are seen, so T(T-1)/2 are not, at 4 FLOPs a channel of all heads and
+    layer. They are in `prefill_cost`, and a causal kernel need not do them.
     """
     _check(prompt_len=prompt_len, batch=batch)
     text = read_architecture(config).text
@@ -169,10 +182,11 @@ def masked_flops(config: dict[str, Any], *, prompt_len: int, batch: int = 1) -> 
 
 
 def run_cost(run: Record) -> pd.DataFrame:
-    """The cost of a record's prefill and of the decode step in the middle of the run, columns `COST_COLUMNS`.
+    """The cost of a record's prefill and of the decode step in the middle of the run, columns
+    `COST_COLUMNS`.
 
-    Without a step there is none. The vendor's class makes logits of all positions in its prefill. Raises
-    `OcrPhasesError` where the record's config, dtype or preset is unknown.
+    Without a step there is none. The vendor's class makes logits of all positions in its prefill.
+    Raises `OcrPhasesError` where the record's config, dtype or preset is unknown.
     """
     config, shape, length = run.model.config, run_shape(run), run.request.prefill_len
     views = vision_calls(run.request.preset, [page.grid for page in run.pages], run.model.family)
@@ -182,7 +196,9 @@ def run_cost(run: Record) -> pd.DataFrame:
     if len(lengths) < 2:
         return prefill
     seen = attended(run, np.array(lengths[1 + (len(lengths) - 1) // 2]))
-    return pd.concat([prefill, decode_cost(config, cache_len=int(seen), **shape)], ignore_index=True)
+    return pd.concat(
+        [prefill, decode_cost(config, cache_len=int(seen), **shape)], ignore_index=True
+    )
 
 
 def run_shape(run: Record) -> dict[str, int]:
@@ -211,11 +227,12 @@ def energy_of(run: Record) -> EnergyPart | None:
 
 
 def page_cost(run: Record, page_ms: float) -> dict[str, float | None]:
-    """What pages cost where they are read as here, one measurement after another; ``page_ms`` is this one's.
+    """What pages cost where they are read as here, one measurement after another; ``page_ms`` is
+    this one's.
 
-    ``pages_per_hour``; ``energy_j`` of a repeat and ``wh_per_1000_pages``, None without a meter; and
-    ``price_per_1000_pages`` by the request's ``price_per_hour``, None without one. Loading the model and what
-    is between two pages are not in it.
+    ``pages_per_hour``; ``energy_j`` of a repeat and ``wh_per_1000_pages``, None without a meter;
+    and ``price_per_1000_pages`` by the request's ``price_per_hour``, None without one. Loading the
+    model and what is between two pages are not in it.
     """
     price, pages = run.request.price_per_hour, len(run.pages)
     energy = energy_of(run)
@@ -227,7 +244,9 @@ def page_cost(run: Record, page_ms: float) -> dict[str, float | None]:
 
 
 def priced(run: RecordType, price_per_hour: float | None) -> RecordType:
-    """The same record at another price of an hour, for None at its own; `OcrPhasesError` for no price."""
+    """The same record at another price of an hour, for None at its own; `OcrPhasesError` for no
+    price.
+    """
     price = RunSettings(price_per_hour=price_per_hour).price_per_hour
     if price is None:
         return run
@@ -244,16 +263,17 @@ def memory_need(
 ) -> pd.DataFrame:
     """What a device must hold at once, a row a phase, columns `MEMORY_COLUMNS`, in bytes.
 
-    ``how`` has ``attention``, ``strategy`` and ``vision`` as `Settings` have them; ``cache_len`` are the
-    entries of the KV cache at its end, or those that a static one has from the start; ``views`` and ``shape``
-    (``batch``, ``dtype_bytes``) are as in `prefill_cost`.
+    ``how`` has ``attention``, ``strategy`` and ``vision`` as `Settings` have them; ``cache_len``
+    are the entries of the KV cache at its end, or those that a static one has from the start;
+    ``views`` and ``shape`` (``batch``, ``dtype_bytes``) are as in `prefill_cost`.
 
-    The prefill's activations are largest in a layer of SAM with global attention: of each image its pixels,
-    eight times its hidden states (the layer's input and norm; query, key and value, also as they leave their
-    product), and for each head and pair of places the decomposed position bias (Li et al. 2022,
-    arXiv:2203.16527): as it is added up and again contiguous for SDPA, once where that is compiled. Eager
-    attention has scores, bias, and before and after the softmax both in float32. A decode step gathers the
-    experts of each row. cuBLAS keeps a workspace of 32 MiB a stream and captured graph.
+    The prefill's activations are largest in a layer of SAM with global attention: of each image its
+    pixels, eight times its hidden states (the layer's input and norm; query, key and value, also as
+    they leave their product), and for each head and pair of places the decomposed position bias (Li
+    et al. 2022, arXiv:2203.16527): as it is added up and again contiguous for SDPA, once where that
+    is compiled. Eager attention has scores, bias, and before and after the softmax both in float32.
+    A decode step gathers the experts of each row. cuBLAS keeps a workspace of 32 MiB a stream and
+    captured graph.
     """
     sizes, each = read_architecture(config), shape["dtype_bytes"]
     text, sam, compiled = sizes.text, sizes.sam, how["vision"] == "compiled"
@@ -263,9 +283,16 @@ def memory_need(
         places = (call.side // sam.patch_size) ** 2
         numbers = copies * sam.num_attention_heads * places**2 + 8 * places * sam.hidden_size
         held.append(call.images * numbers * each)
-    gathered = shape["batch"] * text.num_experts_per_tok * 3 * text.hidden_size * text.moe_intermediate_size
+    gathered = (
+        shape["batch"]
+        * text.num_experts_per_tok
+        * 3
+        * text.hidden_size
+        * text.moe_intermediate_size
+    )
     fixed = (
-        sum(3 * call.images * call.side**2 for call in views) * each + _WORKSPACES[how["strategy"]] * 2**25
+        sum(3 * call.images * call.side**2 for call in views) * each
+        + _WORKSPACES[how["strategy"]] * 2**25
     )
     weights = prefill_cost(config, prompt_len=1, views=views)["parameters"].sum() * each
     cache = decode_cost(config, cache_len=cache_len, **shape)["kv_bytes"].sum()
@@ -280,14 +307,17 @@ def memory_need(
 
 def stage_cost(table: pd.DataFrame) -> pd.DataFrame:
     """A cost table added up by phase, stage and view, in its order; ``bytes`` are all that move."""
-    added = table.groupby(["phase", "stage", "view"], sort=False).sum(numeric_only=True).reset_index()
+    added = (
+        table.groupby(["phase", "stage", "view"], sort=False).sum(numeric_only=True).reset_index()
+    )
     return added.assign(bytes=added["weight_bytes"] + added["kv_bytes"])
 
 
 # -- work ---------------------------------------------------------------------------------------------
 
 
-#: Parameters held, FLOPs done, parameters read and cached numbers moved: float64 [4], exact below 2^53.
+#: Parameters held, FLOPs done, parameters read and cached numbers moved: float64 [4], exact below
+#: 2^53.
 Work = np.ndarray
 #: Phase, stage, view, and the work of its parts.
 _Stage = tuple[str, str, str, dict[str, Work]]
@@ -305,7 +335,8 @@ def costs(*, learnt: float = 0, flops: float = 0, cached: float = 0) -> Work:
 def linear(tokens: float, width: int, out: int, *, bias: bool = True) -> Work:
     """[tokens, width] times [width, out]: 2 tokens width out FLOPs.
 
-    A square convolution is one, of as many tokens as places that it makes and kernel^2 times the width.
+    A square convolution is one, of as many tokens as places that it makes and kernel^2 times the
+    width.
     """
     return costs(learnt=width * out + (out if bias else 0), flops=2 * tokens * width * out)
 
@@ -321,15 +352,18 @@ def mlp(tokens: float, width: int, hidden: int) -> Work:
 
 
 def swiglu(tokens: float, width: int, hidden: int) -> Work:
-    """Gate, up and down: three products, 6 tokens width hidden FLOPs (Shazeer 2020, arXiv:2002.05202)."""
+    """Gate, up and down: three products, 6 tokens width hidden FLOPs (Shazeer 2020,
+    arXiv:2002.05202).
+    """
     return linear(tokens, width, 3 * hidden, bias=False)
 
 
 def expected_experts(experts: int, top_k: int, tokens: float) -> float:
-    """How many distinct experts ``tokens`` tokens reach in one layer, expected under uniform routing.
+    """How many distinct experts ``tokens`` tokens reach in one layer, expected under uniform
+    routing.
 
-    Each token picks ``top_k`` different ones of ``experts``, so an expert is missed by all of them with
-    probability (1 - top_k / experts)^tokens. Real routing is skewed, so it reaches fewer.
+    Each token picks ``top_k`` different ones of ``experts``, so an expert is missed by all of them
+    with probability (1 - top_k / experts)^tokens. Real routing is skewed, so it reaches fewer.
     """
     return experts * (1.0 - (1.0 - top_k / experts) ** tokens)
 
@@ -356,11 +390,14 @@ def _sam_work(sam: Sizes, call: VisionCall) -> dict[str, Work]:
     grid, trained = (side // sam.patch_size for side in (call.side, sam.image_size))
     places, everywhere = call.images * grid * grid, len(sam.global_attn_indexes)
     windows = call.images * math.ceil(grid / sam.window_size) ** 2
-    windowed = _sam_attention(sam, windows, sam.window_size, sam.window_size) * (layers - everywhere)
+    windowed = _sam_attention(sam, windows, sam.window_size, sam.window_size) * (
+        layers - everywhere
+    )
     half, quarter = (call.images * math.ceil(grid / step) ** 2 for step in (2, 4))
     first, second = sam.downsample_channels
     return {
-        "patches": linear(places, 3 * sam.patch_size**2, width) + costs(learnt=trained * trained * width),
+        "patches": linear(places, 3 * sam.patch_size**2, width)
+        + costs(learnt=trained * trained * width),
         "attention": windowed + _sam_attention(sam, call.images, grid, trained) * everywhere,
         "mlp": mlp(places, width, sam.mlp_dim) * layers,
         "norms": costs(learnt=4 * layers * width + 4 * neck),
@@ -373,8 +410,8 @@ def _sam_work(sam: Sizes, call: VisionCall) -> dict[str, Work]:
 def _sam_attention(sam: Sizes, squares: int, side: int, trained_side: int) -> Work:
     """One layer over ``squares`` of side x side tokens, with relative positions along both axes.
 
-    A position's bias is the query times the learnt vector of the distance, once an axis: 2 x 2 side FLOPs a
-    channel and token.
+    A position's bias is the query times the learnt vector of the distance, once an axis: 2 x 2 side
+    FLOPs a channel and token.
     """
     width, tokens = sam.hidden_size, squares * side * side
     vectors = 2 * (2 * trained_side - 1) * (width // sam.num_attention_heads)
@@ -383,15 +420,22 @@ def _sam_attention(sam: Sizes, squares: int, side: int, trained_side: int) -> Wo
 
 
 def _encoder_work(sizes: Architecture, images: int, places: int) -> dict[str, Work]:
-    """CLIP ViT-L over SAM's features and a class token, or a Qwen2 body over them and as many queries.
+    """CLIP ViT-L over SAM's features and a class token, or a Qwen2 body over them and as many
+    queries.
 
     Attention is global: the body's mask leaves out no product of a kernel.
     """
     encoder, clip = sizes.encoder, sizes.encoder_stage == "clip"
-    width, layers, heads = encoder.hidden_size, encoder.num_hidden_layers, encoder.num_attention_heads
+    width, layers, heads = (
+        encoder.hidden_size,
+        encoder.num_hidden_layers,
+        encoder.num_attention_heads,
+    )
     each = places + 1 if clip else 2 * places
     keys = width if clip else width // heads * encoder.num_key_value_heads
-    attend = linear(images * each, width, width + 2 * keys) + linear(images * each, width, width, bias=clip)
+    attend = linear(images * each, width, width + 2 * keys) + linear(
+        images * each, width, width, bias=clip
+    )
     # A position for the class token and every patch, and that token; or the queries.
     held = (encoder.image_size // encoder.patch_size) ** 2 + 2 if clip else _QUERIES
     return {
@@ -402,17 +446,22 @@ def _encoder_work(sizes: Architecture, images: int, places: int) -> dict[str, Wo
     }
 
 
-def _language_work(text: Sizes, batch: int, length: int, context: int, distinct: int) -> dict[str, Work]:
-    """The language model over ``length`` new tokens a row of the batch, attending to ``context`` entries.
+def _language_work(
+    text: Sizes, batch: int, length: int, context: int, distinct: int
+) -> dict[str, Work]:
+    """The language model over ``length`` new tokens a row of the batch, attending to ``context``
+    entries.
 
-    SwiGLU MLPs, with a router and experts in the sparse layers; ``distinct`` rows of the batch choose experts
-    of their own.
+    SwiGLU MLPs, with a router and experts in the sparse layers; ``distinct`` rows of the batch
+    choose experts of their own.
     """
     tokens, width, layers = batch * length, text.hidden_size, text.num_hidden_layers
     heads, dense = text.num_attention_heads, text.mlp_layer_types.count("dense")
     experts, top_k = text.n_routed_experts, text.num_experts_per_tok
     keys = width // heads * (text.num_key_value_heads or heads)
-    attend = linear(tokens, width, width + 2 * keys, bias=False) + linear(tokens, width, width, bias=False)
+    attend = linear(tokens, width, width + 2 * keys, bias=False) + linear(
+        tokens, width, width, bias=False
+    )
     attend += attention(tokens, context, width) + costs(cached=2 * keys * batch * context)
     reached = expected_experts(experts, top_k, distinct * length)
     routed = swiglu(1, width, text.moe_intermediate_size) * [experts, tokens * top_k, reached, 0]
@@ -438,7 +487,11 @@ def _head_work(sizes: Architecture, positions: int) -> dict[str, Work]:
 def _table(stages: Iterable[_Stage], dtype_bytes: int) -> pd.DataFrame:
     """A row a part; counts are int64, expectations of the experts' bytes rounded to whole bytes."""
     size = [1, 1, dtype_bytes, dtype_bytes]
-    rows = [(*at, part, *map(round, work * size)) for *at, parts in stages for part, work in parts.items()]
+    rows = [
+        (*at, part, *map(round, work * size))
+        for *at, parts in stages
+        for part, work in parts.items()
+    ]
     return pd.DataFrame(rows, columns=list(COST_COLUMNS))
 
 

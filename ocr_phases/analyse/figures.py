@@ -22,18 +22,18 @@ STEP_QUANTILES = {"inter_token_ms": 0.5, "inter_token_ms_p90": 0.9, "inter_token
 def summary(record: Record) -> dict[str, Any]:
     """Headline figures; times are milliseconds on the device clock, medians over repeats.
 
-    ``page_ms`` is from the page's file to the last token, ``ttft_ms`` (time to first token) prepare plus
-    prefill in each repeat, of a server the client's wait; medians of phases need not add up. ``ntpot_ms``
-    (normalized time per output token) is ``page_ms`` over the first row's tokens, None where their number is
-    unknown. ``vision_share`` is of the prefill: the median
-    of the repeats' shares. The times of the prefill's stages, ``vision_ms`` among them, are drawn to such
-    shares (`part_ms`). Inter-token latency pools the decode steps of all repeats: with N tokens, N-1 steps (N
-    with ``first_token="redecode"``).
-    ``tokens_per_s`` counts the tokens decode made for all rows, over the whole decode phase.
-    ``stage_coverage`` is the sum of the prefill's stages over the whole prefill. ``compression_ratio`` is
-    text tokens over valid image tokens, as the vendor counts both, of the first row: the text is
-    tokenised anew, and may then have more tokens than were generated. ``generated_compression_ratio`` is
-    of the generated ones. What pages cost is `ocr_phases.analyse.cost.page_cost`.
+    ``page_ms`` is from the page's file to the last token, ``ttft_ms`` (time to first token) prepare
+    plus prefill in each repeat, of a server the client's wait; medians of phases need not add up.
+    ``ntpot_ms`` (normalized time per output token) is ``page_ms`` over the first row's tokens, None
+    where their number is unknown. ``vision_share`` is of the prefill: the median of the repeats'
+    shares. The times of the prefill's stages, ``vision_ms`` among them, are drawn to such shares
+    (`part_ms`). Inter-token latency pools the decode steps of all repeats: with N tokens, N-1 steps
+    (N with ``first_token="redecode"``). ``tokens_per_s`` counts the tokens decode made for all
+    rows, over the whole decode phase. ``stage_coverage`` is the sum of the prefill's stages over
+    the whole prefill. ``compression_ratio`` is text tokens over valid image tokens, as the vendor
+    counts both, of the first row: the text is tokenised anew, and may then have more tokens than
+    were generated. ``generated_compression_ratio`` is of the generated ones. What pages cost is
+    `ocr_phases.analyse.cost.page_cost`.
     """
     medians = {key: float(times.median()) for key, times in record.sums["device_ms"].items()}
     prefill = record.repeat_ms("prefill", "prefill")
@@ -72,7 +72,9 @@ def summary(record: Record) -> dict[str, Any]:
         **{f"{stage}_ms": parts.get(stage) for stage in VISION_STAGES},
         "text": record.text,
         "prepare_ms": medians.get(("prepare", "prepare")),
-        "ttft_ms": _quantile(record.repeat_ms("prepare", "prepare") + waited) if waited.all() else None,
+        "ttft_ms": _quantile(record.repeat_ms("prepare", "prepare") + waited)
+        if waited.all()
+        else None,
         "vision_fusion_ms": parts.get("vision_fusion"),
         "prefill_language_model_ms": parts.get("language_model"),
         "stage_coverage": median_share(stages, prefill) if stages.all() else None,
@@ -97,7 +99,8 @@ def summary(record: Record) -> dict[str, Any]:
 def figure_repeats(run: Record) -> pd.DataFrame:
     """What the figures of `summary` that follow a clock were in each repeat: a row per repeat.
 
-    Those of `repeat_table`, the steps' quantiles, vision and the whole page; NaN where a repeat has none.
+    Those of `repeat_table`, the steps' quantiles, vision and the whole page; NaN where a repeat has
+    none.
     """
     steps = {name: step_ms(run, quantile) for name, quantile in STEP_QUANTILES.items()}
     vision = _sum_of_stages(run, VISION_STAGES)

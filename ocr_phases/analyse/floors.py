@@ -1,11 +1,12 @@
 """Floors, MFU, MBU and roofline numbers of a record.
 
-A stage can be no faster than its arithmetic at the device's best rate, nor than its bytes at the best
-bandwidth: its floor is the larger of the two (Williams, Waterman and Patterson 2009, the roofline model). The
-bytes are the weights, once, and the KV cache; activations can stay on the chip. Causal attention counts only
-the pairs of positions that its mask lets through (`masked_flops` less than the cost tables). Stages follow
-one another, so the floor of a whole is the sum of its stages'. MFU (Chowdhery et al. 2022, arXiv:2204.02311)
-is FLOPs over time and best rate, MBU the same of bytes and bandwidth.
+A stage can be no faster than its arithmetic at the device's best rate, nor than its bytes at the
+best bandwidth: its floor is the larger of the two (Williams, Waterman and Patterson 2009, the
+roofline model). The bytes are the weights, once, and the KV cache; activations can stay on the
+chip. Causal attention counts only the pairs of positions that its mask lets through (`masked_flops`
+less than the cost tables). Stages follow one another, so the floor of a whole is the sum of its
+stages'. MFU (Chowdhery et al. 2022, arXiv:2204.02311) is FLOPs over time and best rate, MBU the
+same of bytes and bandwidth.
 
 Ceilings come from the record (`ocr_phases.collectors.machine`), else from a datasheet
 (``datasheets.csv``); without either there is no floor.
@@ -28,10 +29,10 @@ from ocr_phases.record import Record
 from ocr_phases.text import bytes_text, rate_text
 
 _SHEETS = pd.read_csv(Path(__file__).with_name("datasheets.csv"))
-#: What makers say their GPUs can do, a second source beside measuring: GB/s, and dense TFLOP/s by dtype of
-#: the operands, accumulated in float32. ``tf32`` is what float32 products take only where TF32 was allowed,
-#: which torch by default does not. Where a maker prints the rate with sparsity, the dense one is half of it.
-#: The first ``pattern`` that matches a device's name counts.
+#: What makers say their GPUs can do, a second source beside measuring: GB/s, and dense TFLOP/s by
+#: dtype of the operands, accumulated in float32. ``tf32`` is what float32 products take only where
+#: TF32 was allowed, which torch by default does not. Where a maker prints the rate with sparsity,
+#: the dense one is half of it. The first ``pattern`` that matches a device's name counts.
 DATASHEETS: list[dict[Any, Any]] = [row.dropna().to_dict() for _, row in _SHEETS.iterrows()]
 
 _OF_STAGE = "flops bytes intensity device_ms floor_ms bound_by times_floor mfu mbu source"
@@ -79,7 +80,8 @@ def datasheet_ceilings(run: Record) -> Ceilings | None:
 
 
 def find_datasheet(device_name: str | None) -> dict[str, Any] | None:
-    """The row of ``datasheets.csv`` of a device by the name its driver gives; None for an unknown one.
+    """The row of ``datasheets.csv`` of a device by the name its driver gives; None for an unknown
+    one.
 
     A slice of a GPU (MIG) and a laptop's version have less than the table says, so they have none.
     """
@@ -100,7 +102,9 @@ def why_no_floor(run: Record) -> str | None:
     reasons = {
         "A server does not show its stages, so there is nothing to compare with a floor.": run.is_server
         and summary(run)["prefill_ms"] is None,
-        "A one-shot generate() run has no stages to compare with a floor.": summary(run)["prefill_ms"]
+        "A one-shot generate() run has no stages to compare with a floor.": summary(run)[
+            "prefill_ms"
+        ]
         is None,
         "The cost of this record's model is unknown, so there is no floor.": _costs(run) is None,
         "The device's ceilings were not measured and its datasheet is unknown, so there is no floor, "
@@ -114,11 +118,11 @@ def floor_table(run: Record) -> pd.DataFrame:
     """One row a stage and view of the prefill and of a decode step, columns `FLOOR_COLUMNS`.
 
     ``prefill`` and ``decode_step`` are the wholes, the last row of each phase. ``flops`` (without
-    `masked_flops`) and ``bytes`` are int64, ``intensity`` FLOPs a byte, times ms: ``device_ms`` that of the
-    summary (of a decode step: the median over all steps), ``floor_ms`` at the cache length in the middle
-    of the run. ``bound_by`` is ``arithmetic`` or ``bandwidth``, ``times_floor`` measured over floor, ``mfu``
-    and ``mbu`` shares of one, ``source`` that of the ceilings. Empty where `why_no_floor` says so. A stage
-    that was not timed has NaN.
+    `masked_flops`) and ``bytes`` are int64, ``intensity`` FLOPs a byte, times ms: ``device_ms``
+    that of the summary (of a decode step: the median over all steps), ``floor_ms`` at the cache
+    length in the middle of the run. ``bound_by`` is ``arithmetic`` or ``bandwidth``,
+    ``times_floor`` measured over floor, ``mfu`` and ``mbu`` shares of one, ``source`` that of the
+    ceilings. Empty where `why_no_floor` says so. A stage that was not timed has NaN.
     """
     ceilings, costs = ceilings_of(run), _costs(run)
     if ceilings is None or costs is None:
@@ -130,7 +134,9 @@ def floor_table(run: Record) -> pd.DataFrame:
     table = pd.concat([costs, wholes])
     table = table.sort_values("phase", ascending=False, kind="stable", ignore_index=True)
     measured = stage_medians(run)
-    table = table.join(measured[measured > 0], on=[*STAGE_KEYS])  # one too short for the clock says nothing
+    table = table.join(
+        measured[measured > 0], on=[*STAGE_KEYS]
+    )  # one too short for the clock says nothing
     seconds = table["device_ms"] / 1e3
     table["intensity"] = table["flops"] / table["bytes"]
     table["times_floor"] = table["device_ms"] / table["floor_ms"]
@@ -142,10 +148,11 @@ def floor_table(run: Record) -> pd.DataFrame:
 
 @cached
 def decode_floor(run: Record) -> pd.DataFrame:
-    """The floor of every decode step as the cache grows: columns `DECODE_FLOOR_COLUMNS`, one row a step.
+    """The floor of every decode step as the cache grows: columns `DECODE_FLOOR_COLUMNS`, one row a
+    step.
 
-    ``cache_len`` is the length that the step leaves, ``floor_ms`` that of all rows of the batch. Empty
-    where there is no floor, no decode step or no known cache length.
+    ``cache_len`` is the length that the step leaves, ``floor_ms`` that of all rows of the batch.
+    Empty where there is no floor, no decode step or no known cache length.
     """
     ceilings = ceilings_of(run)
     steps = step_table(run).dropna(subset=["cache_len"])
@@ -153,7 +160,9 @@ def decode_floor(run: Record) -> pd.DataFrame:
         return pd.DataFrame(columns=list(DECODE_FLOOR_COLUMNS))
     lengths, shape = steps["cache_len"].to_numpy(dtype=np.int64), run_shape(run)
     seen = attended(run, lengths)[:, None, None]
-    costs = [stage_cost(decode_cost(run.model.config, cache_len=length, **shape)) for length in (1, 2)]
+    costs = [
+        stage_cost(decode_cost(run.model.config, cache_len=length, **shape)) for length in (1, 2)
+    ]
     first, second = (table[["flops", "bytes"]].to_numpy() for table in costs)
     # FLOPs and bytes of each stage are linear in the cache's length.
     flops, moved = (first + (second - first) * (seen - 1)).T  # each [stages, steps]
@@ -162,7 +171,9 @@ def decode_floor(run: Record) -> pd.DataFrame:
 
 
 def ceilings_text(run: Record) -> str | None:
-    """The ceilings of a record in words: rates, source, how measured ones were taken; None for none."""
+    """The ceilings of a record in words: rates, source, how measured ones were taken; None for
+    none.
+    """
     ceilings = ceilings_of(run)
     if ceilings is None:
         return None
@@ -189,7 +200,8 @@ def times_text(factor: float) -> str:
 
 @cached
 def _costs(run: Record) -> pd.DataFrame | None:
-    """Least cost by phase, stage and view (`stage_cost`); None where it is unknown, or of a one-shot run.
+    """Least cost by phase, stage and view (`stage_cost`); None where it is unknown, or of a
+    one-shot run.
 
     Stages without arithmetic are left out: their bytes are a few kilobytes.
     """

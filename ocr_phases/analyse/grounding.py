@@ -1,10 +1,10 @@
 """The regions of an output text on the page, and which regions of two texts lie in one place.
 
-The model marks a region as `<|ref|>LABEL<|/ref|><|det|>[[x1, y1, x2, y2], ...]<|/det|>` followed by the
-region's content. Unlimited-OCR marks it as `<|det|>LABEL [x1, y1, x2, y2]<|/det|>`, beside which the first
-form is read too, and starts each page with `<PAGE>`. All of it is text that a model made up, so it is read
-with a strict grammar in linear time and never evaluated; whatever does not fit the grammar stays ordinary
-text.
+The model marks a region as `<|ref|>LABEL<|/ref|><|det|>[[x1, y1, x2, y2], ...]<|/det|>` followed by
+the region's content. Unlimited-OCR marks it as `<|det|>LABEL [x1, y1, x2, y2]<|/det|>`, beside
+which the first form is read too, and starts each page with `<PAGE>`. All of it is text that a model
+made up, so it is read with a strict grammar in linear time and never evaluated; whatever does not
+fit the grammar stays ordinary text.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ MATCHED_IOU = 0.5
 
 Box = tuple[int, int, int, int]
 
-# No tag may stand inside a label or a box list, so a failed match never reads past the next tag: linear time.
+# No tag may stand inside a label or a box list, so a failed match never reads past the next tag:
+# linear time.
 _UNTAGGED = r"[^<]*(?:<(?!\|/?(?:ref|det)\|>)[^<]*)*"
 _MARKUP = re.compile(rf"<\|ref\|>({_UNTAGGED})<\|/ref\|><\|det\|>({_UNTAGGED})<\|/det\|>")
 _SHORT_MARKUP = re.compile(rf"{_MARKUP.pattern}|<\|det\|>({_UNTAGGED})<\|/det\|>")
@@ -43,15 +44,17 @@ _MOST_NEAR = 32
 
 @dataclass(frozen=True)
 class Region:
-    """One marked region: its label, its boxes on the 0..999 grid and the characters of the text it spans.
+    """One marked region: its label, its boxes on the 0..999 grid and the characters of the text it
+    spans.
 
-    ``index`` is its order in the text, from 0. ``label`` is what the model called it: any characters, never
-    to be trusted. ``boxes`` are ``(x1, y1, x2, y2)`` inside the grid with x1 <= x2 and y1 <= y2, and may be
-    none; ``repaired`` says that the model wrote one in another form: a coordinate was clamped, corners were
-    swapped, the outer brackets are missing, or a coordinate has a decimal point (``120.0``, or shares of the
-    page from 0 to 1). Its markup begins at character ``start`` and ends before ``content_start``; ``end`` is
-    where the next region or page starts, or the text's length. ``text`` is the content, stripped. ``page`` is
-    the page of the prompt that it is on, from 0; the model may name more pages than it was given.
+    ``index`` is its order in the text, from 0. ``label`` is what the model called it: any
+    characters, never to be trusted. ``boxes`` are ``(x1, y1, x2, y2)`` inside the grid with x1 <=
+    x2 and y1 <= y2, and may be none; ``repaired`` says that the model wrote one in another form: a
+    coordinate was clamped, corners were swapped, the outer brackets are missing, or a coordinate
+    has a decimal point (``120.0``, or shares of the page from 0 to 1). Its markup begins at
+    character ``start`` and ends before ``content_start``; ``end`` is where the next region or page
+    starts, or the text's length. ``text`` is the content, stripped. ``page`` is the page of the
+    prompt that it is on, from 0; the model may name more pages than it was given.
     """
 
     index: int
@@ -77,9 +80,9 @@ class Region:
 class Grounding(NamedTuple):
     """All regions of one output text, in order, and how many boxes could not be used.
 
-    ``dropped`` are the boxes that were not four integers or four shares of the page, plus one for each box
-    list that could not be read at all. ``page_starts`` are the characters at which each page's mark starts
-    and ``page_mark`` is that mark, where the family has one.
+    ``dropped`` are the boxes that were not four integers or four shares of the page, plus one for
+    each box list that could not be read at all. ``page_starts`` are the characters at which each
+    page's mark starts and ``page_mark`` is that mark, where the family has one.
     """
 
     regions: tuple[Region, ...]
@@ -89,10 +92,14 @@ class Grounding(NamedTuple):
 
     def on_page(self, page: int) -> Grounding:
         """The regions of one page alone, with their numbers."""
-        return self._replace(regions=tuple(region for region in self.regions if region.page == page))
+        return self._replace(
+            regions=tuple(region for region in self.regions if region.page == page)
+        )
 
     def without_marks(self, text: str, left_out: Sequence[str] = ()) -> str:
-        """The text that was parsed, without the marks of regions and pages, and regions of these labels."""
+        """The text that was parsed, without the marks of regions and pages, and regions of these
+        labels.
+        """
         starts = [*(region.start for region in self.regions), len(text)]
         parts = [text[: starts[0]]]
         for region, end in zip(self.regions, starts[1:], strict=True):
@@ -106,9 +113,10 @@ def parse_grounding(text: str, family: str | None = None) -> Grounding:
 
     ``family`` is the record's, DeepSeek-OCR's by default. A page's mark ends the region before it.
 
-    A region whose boxes are all dropped stays a region with `boxes=()`: its markup is markup (it vanishes
-    from the Markdown), and its text and time are its own, not its predecessor's. Markup that is never closed,
-    such as the last line of an output that hit its token limit, is ordinary text.
+    A region whose boxes are all dropped stays a region with `boxes=()`: its markup is markup (it
+    vanishes from the Markdown), and its text and time are its own, not its predecessor's. Markup
+    that is never closed, such as the last line of an output that hit its token limit, is ordinary
+    text.
     """
     mark = FAMILIES[family].page_mark if family in FAMILIES else None
     matches = list((_SHORT_MARKUP if mark else _MARKUP).finditer(text))
@@ -128,14 +136,18 @@ def parse_grounding(text: str, family: str | None = None) -> Grounding:
         start, page = match.end(), max(bisect_right(pages, match.start()) - 1, 0)
         end = bounds[bisect_left(bounds, start)]
         content = text[start:end].strip()
-        regions.append(Region(index, label, boxes, repaired, match.start(), start, end, content, page))
+        regions.append(
+            Region(index, label, boxes, repaired, match.start(), start, end, content, page)
+        )
     return Grounding(tuple(regions), dropped, tuple(pages), mark or "")
 
 
 def _read_boxes(listing: str) -> tuple[tuple[Box, ...], bool, int]:
-    """The usable boxes of a `[[a, b, c, d], ...]` listing, whether one was repaired, how many were dropped.
+    """The usable boxes of a `[[a, b, c, d], ...]` listing, whether one was repaired, how many were
+    dropped.
 
-    The outer brackets may be missing. A listing of any other form is dropped as a whole and counts as one.
+    The outer brackets may be missing. A listing of any other form is dropped as a whole and counts
+    as one.
     """
     is_nested = _NESTED.fullmatch(listing) is not None
     if not is_nested and not _FLAT.fullmatch(listing):
@@ -160,7 +172,9 @@ def _read_boxes(listing: str) -> tuple[tuple[Box, ...], bool, int]:
 
 
 class _Corners(NamedTuple):
-    """Four numbers as the model wrote them; ``has_fraction`` is false of ``120.0``, ``has_point`` is not."""
+    """Four numbers as the model wrote them; ``has_fraction`` is false of ``120.0``, ``has_point``
+    is not.
+    """
 
     values: tuple[float, ...]
     has_point: bool
@@ -188,7 +202,9 @@ def _read_corners(item: str) -> _Corners | None:
 
 
 def grid_box(corners: Sequence[float], width: float = GRID, height: float = GRID) -> Box:
-    """The box on the grid, and within it, around points ``(x, y, x, y, ...)`` of a page of this size."""
+    """The box on the grid, and within it, around points ``(x, y, x, y, ...)`` of a page of this
+    size.
+    """
     left, right, top, bottom = (
         round(min(max(furthest(corners[axis::2]) * (GRID / size), 0), GRID))
         for axis, size in enumerate((width, height))
@@ -198,16 +214,21 @@ def grid_box(corners: Sequence[float], width: float = GRID, height: float = GRID
 
 
 def pixel_box(box: Box, width: int, height: int) -> Box:
-    """A box on the grid in pixels of a page of this size; x2 and y2 may equal the width and the height."""
-    x1, y1, x2, y2 = (int(at / GRID * size) for at, size in zip(box, (width, height) * 2, strict=True))
+    """A box on the grid in pixels of a page of this size; x2 and y2 may equal the width and the
+    height.
+    """
+    x1, y1, x2, y2 = (
+        int(at / GRID * size) for at, size in zip(box, (width, height) * 2, strict=True)
+    )
     return x1, y1, x2, y2
 
 
 def token_regions(grounding: Grounding, token_texts: Sequence[str]) -> list[int]:
     """The region of every token, by the span its first character falls in; -1 (`PREAMBLE`) in none.
 
-    The token texts joined are the text that was parsed. An empty token text belongs where it stands, and
-    tokens behind the end of that text (an end-of-sentence token cut from it) belong to the last region.
+    The token texts joined are the text that was parsed. An empty token text belongs where it
+    stands, and tokens behind the end of that text (an end-of-sentence token cut from it) belong to
+    the last region.
     """
     parts = [(region.start, region.index) for region in grounding.regions]
     parts = sorted([*parts, *((start, PREAMBLE) for start in grounding.page_starts)])
@@ -224,8 +245,8 @@ def match_boxes(
 ) -> list[tuple[int, int, float]]:
     """Pairs ``(ours, theirs, IoU)`` of the regions whose boxes overlap most, the best first.
 
-    Each region has any number of boxes and is in one pair at most, of at least `MATCHED_IOU`. Of equal
-    overlaps the one of the first region is the best.
+    Each region has any number of boxes and is in one pair at most, of at least `MATCHED_IOU`. Of
+    equal overlaps the one of the first region is the best.
     """
     owners: dict[Box, list[int]] = {}  # of each different box of theirs, the first one last
     for number in reversed(range(len(theirs))):
@@ -253,7 +274,9 @@ def match_boxes(
 
 
 def overlaps(boxes: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """The area that each of ``boxes`` shares with each of ``others``, int64 [n, 4] and [m, 4]; [n, m]."""
+    """The area that each of ``boxes`` shares with each of ``others``, int64 [n, 4] and [m, 4]; [n,
+    m].
+    """
     left, top, right, bottom = boxes.T[..., None]
     across = np.minimum(right, others[:, 2]) - np.maximum(left, others[:, 0])
     down = np.minimum(bottom, others[:, 3]) - np.maximum(top, others[:, 1])

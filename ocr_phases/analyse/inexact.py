@@ -1,13 +1,15 @@
-"""Loops that are not exact: slips of a letter, phrases in changing order, counting, fragments of numbers.
+"""Loops that are not exact: slips of a letter, phrases in changing order, counting, fragments of
+numbers.
 
-`ocr_phases.analyse.repetition` looks for one period, and a single slip ends a period. What all loops have in
-common is that they bring nothing new: each three words in a row were there a moment ago. So this module walks
-over the words once and scores them: a triple of words that was seen lately counts for a loop, a new one
-against it. Correct text, even a list or a poem with a refrain, has more new triples than old ones.
+`ocr_phases.analyse.repetition` looks for one period, and a single slip ends a period. What all
+loops have in common is that they bring nothing new: each three words in a row were there a moment
+ago. So this module walks over the words once and scores them: a triple of words that was seen
+lately counts for a loop, a new one against it. Correct text, even a list or a poem with a refrain,
+has more new triples than old ones.
 
-Numbers are what correct lists, logs and calendars are made of, so they never count for a loop, and a new
-number counts against one. Loops of numbers alone (counting, and fragments such as ``-3 -33 3-3``) have
-measures of their own.
+Numbers are what correct lists, logs and calendars are made of, so they never count for a loop, and
+a new number counts against one. Loops of numbers alone (counting, and fragments such as ``-3 -33
+3-3``) have measures of their own.
 """
 
 from __future__ import annotations
@@ -25,18 +27,20 @@ NEW_TRIPLE = -2.0
 NEW_NUMBER = -6.0
 #: The score of a new date or time of day: a log says the same again and again, and when.
 NEW_STAMP = -30.0
-#: The score from which a stretch is a loop: where the text ended by itself, and where the limit cut it.
+#: The score from which a stretch is a loop: where the text ended by itself, and where the limit cut
+#: it.
 ENDED_SCORE = 75.0
 CUT_SCORE = 36.0
 #: The same for the words of a table, whose cells are often equal.
 CUT_TABLE_SCORE = 300.0
 #: Words of shorter cells are no sign of a loop in a table that ended.
 CELL_WORDS = 4
-#: How many different words a loop has at least, where the text ended and where the limit cut it: a list of
-#: answers is often made of "true" and "false".
+#: How many different words a loop has at least, where the text ended and where the limit cut it: a
+#: list of answers is often made of "true" and "false".
 DIFFERENT_WORDS = 4
 CUT_DIFFERENT_WORDS = 3
-#: Numbers in a row that are counted with one step: a calendar, a year's list or a page's lines have fewer.
+#: Numbers in a row that are counted with one step: a calendar, a year's list or a page's lines have
+#: fewer.
 COUNTED = 150
 #: Numbers without words between them, of which only a few are different ones.
 FRAGMENTS = 100
@@ -55,7 +59,8 @@ _UNIT = re.compile(
     rf"(?P<stamp>{_STAMP})|(?P<number>\d+(?:[.,]\d+)*)"
     r"|(?P<sign>[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af])|(?P<word>[^\W\d_]+(?:['’][^\W\d_]+)*)"
 )
-#: A word of more letters is taken apart into its letters: no language has it, and a loop may be one word.
+#: A word of more letters is taken apart into its letters: no language has it, and a loop may be one
+#: word.
 _LONGEST_WORD = 40
 #: In a word of so many letters one slip is forgiven.
 _FORGIVING_LENGTH = 5
@@ -64,7 +69,9 @@ _COUNTED = re.compile(r"\d{1,9}(?!\d)")
 
 
 class Stretch(NamedTuple):
-    """Tokens ``start`` to ``stop``: what is said first, and from token ``again`` on again and again."""
+    """Tokens ``start`` to ``stop``: what is said first, and from token ``again`` on again and
+    again.
+    """
 
     start: int
     again: int
@@ -72,7 +79,9 @@ class Stretch(NamedTuple):
 
 
 class _Unit(NamedTuple):
-    """A word or a number, where it begins and ends in the text, and whether it lies in a table's cell."""
+    """A word or a number, where it begins and ends in the text, and whether it lies in a table's
+    cell.
+    """
 
     key: str
     start: int
@@ -84,15 +93,17 @@ class _Unit(NamedTuple):
 def find_inexact_loops(texts: Sequence[str], *, cut: bool = False) -> list[Stretch]:
     """The stretches of a row's tokens that bring nothing new, in order, none inside another.
 
-    ``texts`` are the tokens' texts, or any other pieces of the text; ``cut`` says whether the token limit
-    ended them, where a shorter stretch is a loop. Linear in the length of the text.
+    ``texts`` are the tokens' texts, or any other pieces of the text; ``cut`` says whether the token
+    limit ended them, where a shorter stretch is a loop. Linear in the length of the text.
     """
     text = "".join(texts)
     spans = [*_closed_vocabulary(text, cut=cut), *_counting(text), *_fragments(text, cut=cut)]
     token_starts = list(accumulate(map(len, texts), initial=0))[:-1]
     stretches: list[Stretch] = []
     for start, again, stop in sorted(spans):
-        first, repeat, last = (max(bisect_right(token_starts, at) - 1, 0) for at in (start, again, stop - 1))
+        first, repeat, last = (
+            max(bisect_right(token_starts, at) - 1, 0) for at in (start, again, stop - 1)
+        )
         if stretches and first < stretches[-1].stop:
             continue
         stretches.append(Stretch(first, max(repeat, first), last + 1))
@@ -103,7 +114,9 @@ def find_inexact_loops(texts: Sequence[str], *, cut: bool = False) -> list[Stret
 
 
 def _closed_vocabulary(text: str, *, cut: bool) -> Iterator[tuple[int, int, int]]:
-    """Spans ``(start, again, stop)`` of characters in which nearly every triple of words was seen lately."""
+    """Spans ``(start, again, stop)`` of characters in which nearly every triple of words was seen
+    lately.
+    """
     units = _units(text)
     scores, seen_at = _scores(units, cut=cut)
     for begin, end, score in _best_stretches(scores):
@@ -114,8 +127,11 @@ def _closed_vocabulary(text: str, *, cut: bool) -> Iterator[tuple[int, int, int]
             least = CUT_TABLE_SCORE if in_table else CUT_SCORE
         if score < least:
             continue
-        # As they are written: a slip makes another word, while a list of answers has the same few throughout.
-        words = {text[unit.start : unit.end].lower() for unit in units[begin:end] if not unit.is_number}
+        # As they are written: a slip makes another word, while a list of answers has the same few
+        # throughout.
+        words = {
+            text[unit.start : unit.end].lower() for unit in units[begin:end] if not unit.is_number
+        }
         if len(words) < (CUT_DIFFERENT_WORDS if at_limit else DIFFERENT_WORDS):
             continue
         earlier = max(seen_at[begin], 0)
@@ -123,7 +139,9 @@ def _closed_vocabulary(text: str, *, cut: bool) -> Iterator[tuple[int, int, int]
 
 
 def _units(text: str) -> list[_Unit]:
-    """The words and numbers outside of markup; a word with a slip has the key of the word it stands for."""
+    """The words and numbers outside of markup; a word with a slip has the key of the word it stands
+    for.
+    """
     cells = _cell_sizes(text)
     cell_starts = [start for start, _ in cells]
     plain = _MARKUP.sub(lambda match: " " * len(match[0]), text)
@@ -141,12 +159,16 @@ def _units(text: str) -> list[_Unit]:
                 key = f"{plain[at].lower()}+"  # not the key of a letter that stands alone
                 units.append(_Unit(key, at, at + 1, False, cell_words))
         else:
-            units.append(_Unit(spelling.key(written), match.start(), match.end(), False, cell_words))
+            units.append(
+                _Unit(spelling.key(written), match.start(), match.end(), False, cell_words)
+            )
     return units
 
 
 def _cell_sizes(text: str) -> list[tuple[int, int]]:
-    """Where each cell begins, and its number of words (at least 1); what lies outside of tables has 0."""
+    """Where each cell begins, and its number of words (at least 1); what lies outside of tables has
+    0.
+    """
     cells: list[tuple[int, int]] = []
     tables = [match.span() for match in _HTML_TABLE.finditer(text)]
     tables += [match.span() for match in _MARKDOWN_ROW.finditer(text)]
@@ -187,7 +209,9 @@ class _Spelling:
 
 
 def _scores(units: Sequence[_Unit], *, cut: bool) -> tuple[list[float], list[int]]:
-    """What each unit says for a loop (above 0) or against it, and where its triple was seen last (or -1)."""
+    """What each unit says for a loop (above 0) or against it, and where its triple was seen last
+    (or -1).
+    """
     last_triple: dict[tuple[str, str, str], int] = {}
     last_number: dict[str, int] = {}
     scores: list[float] = []
@@ -222,7 +246,8 @@ def _scores(units: Sequence[_Unit], *, cut: bool) -> tuple[list[float], list[int
 
 
 def _best_stretches(scores: Sequence[float]) -> Iterator[tuple[int, int, float]]:
-    """Stretches ``(begin, end, score)`` whose sum of scores rises above 0 and has not fallen far since.
+    """Stretches ``(begin, end, score)`` whose sum of scores rises above 0 and has not fallen far
+    since.
 
     A stretch ends at its highest sum, once the sum has fallen by `ENDED_SCORE` below it or to 0.
     """
@@ -247,7 +272,9 @@ def _best_stretches(scores: Sequence[float]) -> Iterator[tuple[int, int, float]]
 
 
 def _counting(text: str) -> Iterator[tuple[int, int, int]]:
-    """Spans of numbers that are counted up or down with one step, and the same between them each time."""
+    """Spans of numbers that are counted up or down with one step, and the same between them each
+    time.
+    """
     plain = _HTML_TABLE.sub(lambda match: " " * len(match[0]), text)
     plain = _MARKDOWN_ROW.sub(lambda match: " " * len(match[0]), plain)
     run: list[re.Match[str]] = []
@@ -272,7 +299,9 @@ def _counting(text: str) -> Iterator[tuple[int, int, int]]:
 
 
 def _fragments(text: str, *, cut: bool) -> Iterator[tuple[int, int, int]]:
-    """Spans of numbers without words between them, few of them different and most longer than a digit."""
+    """Spans of numbers without words between them, few of them different and most longer than a
+    digit.
+    """
     plain = _HTML_TABLE.sub(lambda match: "x" * len(match[0]), text)
     plain = _MARKDOWN_ROW.sub(lambda match: "x" * len(match[0]), plain)
     start = 0
@@ -286,4 +315,8 @@ def _fragments(text: str, *, cut: bool) -> Iterator[tuple[int, int, int]]:
         different = {match[0] for match in found}
         long = sum(len(match[0]) > 1 for match in found)
         if 1 < len(different) <= DIFFERENT_FRAGMENTS and long * 2 >= len(found):
-            yield found[0].start(), found[min(len(different), len(found) - 1)].start(), found[-1].end()
+            yield (
+                found[0].start(),
+                found[min(len(different), len(found) - 1)].start(),
+                found[-1].end(),
+            )

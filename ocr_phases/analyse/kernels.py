@@ -1,13 +1,13 @@
 """The kernel view of a record: busy time of each stage and causes of idle time.
 
-How long the device worked, for whom and in which kernels comes from a run of its own under torch.profiler
-(`ocr_phases.collectors.kernels`). How long a stage takes comes from the timed repeats,
-because the profiler slows the host down: busy time over wall time is therefore a figure of the undisturbed
-run. Idle gaps and the host's waits were seen under the profiler and are longer there; their kind and number
-are not.
+How long the device worked, for whom and in which kernels comes from a run of its own under
+torch.profiler (`ocr_phases.collectors.kernels`). How long a stage takes comes from the timed
+repeats, because the profiler slows the host down: busy time over wall time is therefore a figure of
+the undisturbed run. Idle gaps and the host's waits were seen under the profiler and are longer
+there; their kind and number are not.
 
-Figures of the decode are for one step (one token a row), wall times of the same steps as the profiled ones;
-all others are for one run of the phase.
+Figures of the decode are for one step (one token a row), wall times of the same steps as the
+profiled ones; all others are for one run of the phase.
 """
 
 from __future__ import annotations
@@ -37,11 +37,14 @@ VERDICT_COLUMNS = (*STAGE_KEYS, *_BOUND.split())
 
 #: From this share of its wall time on that the device works, the stage is bound by the device.
 DEVICE_BOUND = 0.7
-#: From this share of the idle time on that follows the host's waits, they and not the launches are to blame.
+#: From this share of the idle time on that follows the host's waits, they and not the launches are
+#: to blame.
 _SYNC_BOUND = 0.5
-#: From this share of its floor's rate on that the device reaches while it works, it is bound as its floor is.
+#: From this share of its floor's rate on that the device reaches while it works, it is bound as its
+#: floor is.
 FLOOR_BOUND = 0.5
-#: From this share of the prefill on, both under the profiler, one operator's waits are worth a word.
+#: From this share of the prefill on, both under the profiler, one operator's waits are worth a
+#: word.
 _CLEAR_WAIT = 0.05
 _NOISE = re.compile(r"^void |at::native::|\(anonymous namespace\)::|<unnamed>::|std::")
 
@@ -55,11 +58,11 @@ def has_kernels(run: Record) -> bool:
 def kernel_table(run: Record) -> pd.DataFrame:
     """One row per stage, columns `KERNEL_COLUMNS`; a stage includes its inner stages.
 
-    ``busy_ms`` is the union of the stage's kernels, copies and fills on the device; ``wall_ms`` the median
-    over the timed repeats on the device's clock, in decode over the profiled steps (missing where they have
-    no such stage, and for the loop around the steps, which the profiled run cuts short). ``launches`` are the
-    host's calls that put work on the device: one for a whole graph. ``profiled_ms`` is the host's time in the
-    stage under the profiler.
+    ``busy_ms`` is the union of the stage's kernels, copies and fills on the device; ``wall_ms`` the
+    median over the timed repeats on the device's clock, in decode over the profiled steps (missing
+    where they have no such stage, and for the loop around the steps, which the profiled run cuts
+    short). ``launches`` are the host's calls that put work on the device: one for a whole graph.
+    ``profiled_ms`` is the host's time in the stage under the profiler.
     """
     table = _table(run, "stages", *_COUNTED, "host_ms").rename(columns={"host_ms": "profiled_ms"})
     walls = stage_medians(run, tuple(_table(run, "decode_steps")["step"]))
@@ -69,9 +72,9 @@ def kernel_table(run: Record) -> pd.DataFrame:
 def top_kernels(run: Record, stage: str | None = None) -> pd.DataFrame:
     """The kernels that take longest, the longest first within each phase and stage.
 
-    Columns ``phase``, ``stage``, ``kernel``, ``count``, ``device_ms`` and ``share``, of the stage's summed
-    kernel time; its last row, without a name, is all the others. A kernel counts for the innermost stage.
-    ``stage`` keeps one stage, or a whole phase by its name.
+    Columns ``phase``, ``stage``, ``kernel``, ``count``, ``device_ms`` and ``share``, of the stage's
+    summed kernel time; its last row, without a name, is all the others. A kernel counts for the
+    innermost stage. ``stage`` keeps one stage, or a whole phase by its name.
     """
     table = _table(run, "top", "count", "device_ms")
     if stage is not None:
@@ -93,21 +96,23 @@ def idle_gaps(run: Record) -> pd.DataFrame:
     """Idle time between the device's work by stage and cause, seen under the profiler, in ms.
 
     Columns ``phase``, ``stage``, ``view``, ``cause``, ``longer_than_us``, ``gaps``, ``idle_ms`` and
-    ``longest_ms``. The stage is that of the kernel which ends the gap. Causes are ``host sync`` (the host had
-    waited for the device), ``launch`` (the host was late with it) and ``device`` (it was there in time).
-    Earlier records count gaps by length too: longer than ``longer_than_us`` microseconds.
+    ``longest_ms``. The stage is that of the kernel which ends the gap. Causes are ``host sync``
+    (the host had waited for the device), ``launch`` (the host was late with it) and ``device`` (it
+    was there in time). Earlier records count gaps by length too: longer than ``longer_than_us``
+    microseconds.
     """
     return _table(run, "gaps", "count", "idle_ms").rename(columns={"count": "gaps"})
 
 
 @cached
 def kv_cache_share(run: Record) -> pd.DataFrame:
-    """The KV cache's part, columns `SHARE_COLUMNS`: ``kv_update`` (write) and ``attention`` (read), by phase.
+    """The KV cache's part, columns `SHARE_COLUMNS`: ``kv_update`` (write) and ``attention`` (read),
+    by phase.
 
-    ``of_busy`` is of the device's work in the prefill or in one decode step, ``of_wall`` of its wall time.
-    ``by`` says how the kernels were told: by the ``range`` around the cache's update or by the attention
-    ``operator`` that launched them (sure), or by ``name`` within a CUDA graph (best effort). Attention within
-    a graph cannot be told and has no row.
+    ``of_busy`` is of the device's work in the prefill or in one decode step, ``of_wall`` of its
+    wall time. ``by`` says how the kernels were told: by the ``range`` around the cache's update or
+    by the attention ``operator`` that launched them (sure), or by ``name`` within a CUDA graph
+    (best effort). Attention within a graph cannot be told and has no row.
     """
     table, wholes = _table(run, "parts", "kernels", "busy_ms"), kernel_table(run)
     wholes = wholes[wholes["stage"] == wholes["phase"].map(WHOLES)].set_index("phase")
@@ -118,29 +123,33 @@ def kv_cache_share(run: Record) -> pd.DataFrame:
 
 @cached
 def host_syncs(run: Record) -> pd.DataFrame:
-    """Every kind of the host's waits for the device, columns `SYNC_COLUMNS`, the most frequent first.
+    """Every kind of the host's waits for the device, columns `SYNC_COLUMNS`, the most frequent
+    first.
 
-    ``operator`` is the outermost PyTorch operator within the stage that waited, ``through`` the innermost
-    (``aten::item`` waits through ``aten::_local_scalar_dense``), ``call`` the CUDA call, ``copy`` the
-    direction of the copy that was waited for. ``count`` is per step in decode: each one beyond the read of
-    the end token holds up the next launches.
+    ``operator`` is the outermost PyTorch operator within the stage that waited, ``through`` the
+    innermost (``aten::item`` waits through ``aten::_local_scalar_dense``), ``call`` the CUDA call,
+    ``copy`` the direction of the copy that was waited for. ``count`` is per step in decode: each
+    one beyond the read of the end token holds up the next launches.
     """
     table = _table(run, "host_syncs", "count", "wait_ms")
     table = table.assign(place=table["phase"].map(PHASES.index), often=-table["count"])
-    return table.sort_values(["place", "often"], kind="stable", ignore_index=True)[list(SYNC_COLUMNS)]
+    return table.sort_values(["place", "often"], kind="stable", ignore_index=True)[
+        list(SYNC_COLUMNS)
+    ]
 
 
 @cached
 def stage_verdict(run: Record) -> pd.DataFrame:
     """What bounds each stage of prefill and decode, columns `VERDICT_COLUMNS`.
 
-    The device is at work in ``busy_ms``, and in ``queue_ms`` it goes from one kernel to another that was
-    launched in time. Where both together are less than `DEVICE_BOUND` of ``wall_ms``, a stage is
-    ``host-sync-bound`` if at least half of its idle time (wall less busy) follows a wait of the host
-    (``idle_after_sync``; gaps were seen under the profiler, so it is cut at 1), else ``launch-bound``. Any
-    other is ``compute-bound`` or ``bandwidth-bound``, by what its floor is made of, where the floor is at
-    least `FLOOR_BOUND` of the busy time (``of_floor``). Farther from its floor (`trusted_floors`), or without
-    one, it is ``device-bound``. ``prepare`` is the host's own work and has no verdict.
+    The device is at work in ``busy_ms``, and in ``queue_ms`` it goes from one kernel to another
+    that was launched in time. Where both together are less than `DEVICE_BOUND` of ``wall_ms``, a
+    stage is ``host-sync-bound`` if at least half of its idle time (wall less busy) follows a wait
+    of the host (``idle_after_sync``; gaps were seen under the profiler, so it is cut at 1), else
+    ``launch-bound``. Any other is ``compute-bound`` or ``bandwidth-bound``, by what its floor is
+    made of, where the floor is at least `FLOOR_BOUND` of the busy time (``of_floor``). Farther from
+    its floor (`trusted_floors`), or without one, it is ``device-bound``. ``prepare`` is the host's
+    own work and has no verdict.
     """
     table = kernel_table(run)
     table = table[(table["phase"] != "prepare") & (table["busy_ms"] > 0) & (table["wall_ms"] > 0)]
@@ -149,7 +158,9 @@ def stage_verdict(run: Record) -> pd.DataFrame:
     idle = [_idle_ms(run, *key) for key in table[[*STAGE_KEYS]].itertuples(index=False, name=None)]
     causes = pd.DataFrame(idle, columns=["host sync", "device"], dtype="float64").fillna(0.0)
     waiting = table["wall_ms"] - table["busy_ms"]
-    after = table["idle_after_sync"] = (causes["host sync"] / waiting.where(waiting > 0)).clip(upper=1.0)
+    after = table["idle_after_sync"] = (causes["host sync"] / waiting.where(waiting > 0)).clip(
+        upper=1.0
+    )
     table["queue_ms"], table["of_floor"] = causes["device"], table["floor_ms"] / table["busy_ms"]
     late = table["busy_ms"] + table["queue_ms"] < DEVICE_BOUND * table["wall_ms"]
     near = table["of_floor"] >= FLOOR_BOUND
@@ -164,13 +175,19 @@ def stage_verdict(run: Record) -> pd.DataFrame:
 
 
 def kernel_sentences(run: Record, *phases: str) -> list[str]:
-    """What limits ``prefill`` and ``decode``, a sentence each; none without a view, or where it saw none."""
+    """What limits ``prefill`` and ``decode``, a sentence each; none without a view, or where it saw
+    none.
+    """
     if isinstance(run.kernels, KernelsFailed) and run.kernels.error:
         return [f"The kernel view failed: {run.kernels.error.rstrip('.')}."]
     if not has_kernels(run):
         return []
     table, sentences = stage_verdict(run), list[str]()
-    wholes = {row["phase"]: row for row in table.to_dict("records") if WHOLES[row["phase"]] == row["stage"]}
+    wholes = {
+        row["phase"]: row
+        for row in table.to_dict("records")
+        if WHOLES[row["phase"]] == row["stage"]
+    }
     for phase in filter(wholes.get, phases):
         row = wholes[phase]
         unit = " a profiled step" if phase == "decode" else ""
@@ -181,15 +198,17 @@ def kernel_sentences(run: Record, *phases: str) -> list[str]:
         if phase == "prefill":
             sentences += _waits(run)
         elif row["verdict"] == "launch-bound" and run.model.strategy == "eager":
-            sentences.append("A CUDA graph (strategy cuda_graph) would remove most of the wait for launches.")
+            sentences.append(
+                "A CUDA graph (strategy cuda_graph) would remove most of the wait for launches."
+            )
     return sentences
 
 
 def vision_in_decode(run: Record) -> tuple[bool | None, str]:
     """Whether vision ran in decode, judged by the device's work, and why; None if unknown.
 
-    A step that keeps the device busy for less time than the prefill's smallest vision encoder cannot contain
-    vision, under any strategy.
+    A step that keeps the device busy for less time than the prefill's smallest vision encoder
+    cannot contain vision, under any strategy.
     """
     table = kernel_table(run)
     decode = table[table["phase"] == "decode"]
@@ -209,7 +228,9 @@ def vision_in_decode(run: Record) -> tuple[bool | None, str]:
 
 
 def _table(run: Record, name: str, *per_step: str) -> pd.DataFrame:
-    """A table of the view. Columns ``per_step`` become float64, in decode those of one profiled step."""
+    """A table of the view. Columns ``per_step`` become float64, in decode those of one profiled
+    step.
+    """
     if run.kernels is None:
         raise OcrPhasesError(
             "This record has no kernel view: measure with kernels=True (--kernels) on a CUDA device."
@@ -220,13 +241,17 @@ def _table(run: Record, name: str, *per_step: str) -> pd.DataFrame:
     steps = len(run.kernels.decode_steps.step) or 1
     table = table.astype({key: object for key in STAGE_KEYS if key in table})  # also an empty one
     for column in per_step:
-        table[column] = table[column].astype("float64") / np.where(table["phase"] == "decode", steps, 1)
+        table[column] = table[column].astype("float64") / np.where(
+            table["phase"] == "decode", steps, 1
+        )
     return table
 
 
 def _waits(run: Record) -> list[str]:
     """The operator that waits longest before the prefill's first token; none if it is short."""
-    total = kernel_table(run).query("phase == 'prefill' and stage == 'prefill'")["profiled_ms"].sum()
+    total = (
+        kernel_table(run).query("phase == 'prefill' and stage == 'prefill'")["profiled_ms"].sum()
+    )
     # Sampling reads that token.
     waits = host_syncs(run).query("phase == 'prefill' and stage != 'sampling' and operator != ''")
     each = waits.groupby(["stage", "operator"])[["count", "wait_ms"]].sum().nlargest(1, "wait_ms")

@@ -1,8 +1,10 @@
-"""Whether a machine was quiet enough for its figures: the spread of the repeats, the machine, the ceilings.
+"""Whether a machine was quiet enough for its figures: the spread of the repeats, the machine, the
+ceilings.
 
-Noise does not break a measurement: a finding is ``noisy`` if it makes the figures useless, ``note`` if it is
-worth knowing, and never ``fail``. The conditions of the machine are in ``record.device.conditions``
-(`ocr_phases.collectors.machine`); older records lack it. Limits, words and remedies are in ``checks.toml``.
+Noise does not break a measurement: a finding is ``noisy`` if it makes the figures useless, ``note``
+if it is worth knowing, and never ``fail``. The conditions of the machine are in
+``record.device.conditions`` (`ocr_phases.collectors.machine`); older records lack it. Limits, words
+and remedies are in ``checks.toml``.
 """
 
 from __future__ import annotations
@@ -33,14 +35,19 @@ VERDICTS = ("pass", "fail", "noisy", "note", "n/a")
 _OF_REPEAT = "repeat wall_s cpu_s other_threads_s waited_s others steal load_start load_end"
 CONDITION_COLUMNS = tuple(_OF_REPEAT.split())
 #: What a record is judged by, in its own figures and beside others.
-JUDGED = {"prefill_ms": "the prefill", "inter_token_ms": "a decode step", "generate_ms": "generate()"}
-#: The same of a server, whose prefill a client does not see: the waits for the first token and for each next
-#: one; where tokens came together, the whole answer.
+JUDGED = {
+    "prefill_ms": "the prefill",
+    "inter_token_ms": "a decode step",
+    "generate_ms": "generate()",
+}
+#: The same of a server, whose prefill a client does not see: the waits for the first token and for
+#: each next one; where tokens came together, the whole answer.
 JUDGED_OF_SERVER = {"ttft_ms": "the wait for the first token", "inter_token_ms": "a decode step"}
 JUDGED_OF_ANSWER = {"ntpot_ms": "the mean time per token over the answer"}
 JUDGED_OF_PAGE = {"page_ms": "the whole answer"}
-#: The standard deviation of the logarithms of the repeats' times. Quiet machines stay below 0.02 on a GPU and
-#: 0.05 on a CPU; beyond 0.10 the median of a few repeats can be off by more than most changes of interest.
+#: The standard deviation of the logarithms of the repeats' times. Quiet machines stay below 0.02 on
+#: a GPU and 0.05 on a CPU; beyond 0.10 the median of a few repeats can be off by more than most
+#: changes of interest.
 SPREAD_NOTE, SPREAD_NOISY = 0.05, 0.10
 
 #: The words of every check.
@@ -55,10 +62,11 @@ _CACHE_BYTES = 128_000_000
 
 
 class Verdict(NamedTuple):
-    """One check: its ``verdict``, one of `VERDICTS`, with what was measured beside what is expected.
+    """One check: its ``verdict``, one of `VERDICTS`, with what was measured beside what is
+    expected.
 
-    ``why`` says why it matters and ``fix`` what to do. Of noise, ``reason`` names what was found in a clause
-    and ``remedy`` what to do about it.
+    ``why`` says why it matters and ``fix`` what to do. Of noise, ``reason`` names what was found in
+    a clause and ``remedy`` what to do about it.
     """
 
     verdict: str
@@ -77,11 +85,12 @@ class Verdict(NamedTuple):
 
 
 def judged_figures(runs: Sequence[Record]) -> dict[str, str]:
-    """The figures that these records are judged by, beside each other or alone, with what they are called.
+    """The figures that these records are judged by, beside each other or alone, with what they are
+    called.
 
-    A server sends several tokens in a chunk or one, as it is set: then neither its first chunk nor the time
-    between chunks says how fast it is, and only the whole answer does, for each token where their number is
-    known.
+    A server sends several tokens in a chunk or one, as it is set: then neither its first chunk nor
+    the time between chunks says how fast it is, and only the whole answer does, for each token
+    where their number is known.
     """
     servers = [run for run in runs if run.is_server]
     if not servers:
@@ -112,12 +121,16 @@ def repeat_spread(run: Record) -> Verdict:
     ]
     measured = "; ".join(f"{name} {took} ({percent_text(share)})" for share, name, took in rows)
     worst, name, took = max(rows, default=(0.0, "", ""))
-    verdict, reason = _level(worst, SPREAD_NOTE, SPREAD_NOISY), f"{name} took {took} from repeat to repeat"
+    verdict, reason = (
+        _level(worst, SPREAD_NOTE, SPREAD_NOISY),
+        f"{name} took {took} from repeat to repeat",
+    )
     return _for_threads(run, Verdict(verdict, measured, reason=reason, remedy=_REMEDIES["quiet"]))
 
 
 def _for_threads(run: Record, verdict: Verdict) -> Verdict:
-    """The verdict; its remedy names one thread where several CPU threads had to share a busy machine.
+    """The verdict; its remedy names one thread where several CPU threads had to share a busy
+    machine.
 
     Threads that wait for each other are as slow as the one that was held up longest.
     """
@@ -145,12 +158,16 @@ def impossible_values(run: Record) -> Verdict:
         return Verdict("n/a", "no floor is known")
     highest = percent_text(floors[["mfu", "mbu"]].max().max())
     possible = Verdict("pass", f"no stage above {highest} of a ceiling")
-    found = _worst_first([*_ceiling_findings(run, floors), *_bad_ceilings(run)], possible, reasons=1)
+    found = _worst_first(
+        [*_ceiling_findings(run, floors), *_bad_ceilings(run)], possible, reasons=1
+    )
     return _for_threads(run, found)
 
 
 def ceilings_are_wrong(run: Record) -> bool:
-    """Whether `impossible_values` found a ceiling that cannot be right: then no floor says anything."""
+    """Whether `impossible_values` found a ceiling that cannot be right: then no floor says
+    anything.
+    """
     return impossible_values(run).verdict == "noisy"
 
 
@@ -161,19 +178,27 @@ def trusted_floors(run: Record) -> pd.DataFrame:
     return table.head(0) if ceilings_are_wrong(run) else table
 
 
-NOISE = {"repeat_spread": repeat_spread, "busy_host": busy_host, "impossible_values": impossible_values}
+NOISE = {
+    "repeat_spread": repeat_spread,
+    "busy_host": busy_host,
+    "impossible_values": impossible_values,
+}
 
 
 def is_noisy(run: Record) -> bool:
-    """Whether the machine was too busy for this record's times, by their spread or by its conditions."""
+    """Whether the machine was too busy for this record's times, by their spread or by its
+    conditions.
+    """
     return "noisy" in (repeat_spread(run).verdict, busy_host(run).verdict)
 
 
 def conditions_table(run: Record) -> pd.DataFrame:
-    """The machine's conditions in each repeat, columns `CONDITION_COLUMNS`; empty for a record without them.
+    """The machine's conditions in each repeat, columns `CONDITION_COLUMNS`; empty for a record
+    without them.
 
-    Repeats are counted from 0. Seconds; ``others`` (CPU time of other processes) and ``steal`` as shares of
-    all cores' time; the one-minute load average. NaN for values that the system did not report.
+    Repeats are counted from 0. Seconds; ``others`` (CPU time of other processes) and ``steal`` as
+    shares of all cores' time; the one-minute load average. NaN for values that the system did not
+    report.
     """
     conditions = run.device.conditions
     rows = [] if conditions is None else to_plain(conditions.repeats)
@@ -191,7 +216,8 @@ def _level(value: float, note: float, noisy: float) -> str:
 def _told(name: str, value: float, *words: str, verdict: str = "") -> Iterator[Verdict]:
     """The finding of a row where the value is worth telling; NaN is not.
 
-    Its words are the value as a share, and its verdict is by the row's limits, unless they are given.
+    Its words are the value as a share, and its verdict is by the row's limits, unless they are
+    given.
     """
     row = _FINDINGS[name]
     if value > row["told"]:
@@ -201,7 +227,9 @@ def _told(name: str, value: float, *words: str, verdict: str = "") -> Iterator[V
 
 
 def _worst_first(findings: list[Verdict], none: Verdict, reasons: int | None = None) -> Verdict:
-    """The findings as one, the noisy ones first: these, or the first ``reasons`` of them, are its reason."""
+    """The findings as one, the noisy ones first: these, or the first ``reasons`` of them, are its
+    reason.
+    """
     ordered = sorted(findings, key=lambda each: ("noisy", "note", "pass").index(each.verdict))
     noisy = [each for each in ordered if each.verdict == "noisy"][:reasons]
     reason = " and ".join(each.measured for each in noisy)
@@ -251,12 +279,16 @@ def _gpu_findings(run: Record) -> Iterator[Verdict]:
 def _ceiling_findings(run: Record, floors: pd.DataFrame) -> Iterator[Verdict]:
     """Stages that are faster than a ceiling allows, unless their bytes fit the cache."""
     fits = floors["bytes"] <= (run.device.cache_bytes or _CACHE_BYTES)
-    above = floors["mfu"].where(floors["mfu"] > _FINDINGS["above"]["told"], floors["mbu"].mask(fits))
+    above = floors["mfu"].where(
+        floors["mfu"] > _FINDINGS["above"]["told"], floors["mbu"].mask(fits)
+    )
     cached = floors["mbu"].where(fits & above.isna())
     for row in floors.assign(above=above, cached=cached).to_dict("records"):
         name = " ".join(filter(None, (stage_name(row["stage"]), row["view"], f"({row['phase']})")))
         yield from _told("above", row["above"], name, times_text(row["above"]))
-        yield from _told("in_cache", row["cached"], name, percent_text(row["mbu"]), bytes_text(row["bytes"]))
+        yield from _told(
+            "in_cache", row["cached"], name, percent_text(row["mbu"]), bytes_text(row["bytes"])
+        )
 
 
 def _bad_ceilings(run: Record) -> Iterator[Verdict]:
@@ -266,7 +298,9 @@ def _bad_ceilings(run: Record) -> Iterator[Verdict]:
     rates = zip(("bandwidth", "arithmetic"), (measured or ())[:2], (sheet or ())[:2], strict=False)
     for name, ours, theirs in rates:
         off = ours if not low * theirs <= ours <= high * theirs else 0.0
-        yield from _told("datasheet", off, name, percent_text(ours / theirs), getattr(sheet, "name", ""))
+        yield from _told(
+            "datasheet", off, name, percent_text(ours / theirs), getattr(sheet, "name", "")
+        )
     ceilings = run.device.ceilings
     taken = None
     if measured and ceilings is not None:

@@ -1,7 +1,8 @@
 """What a reading lost: a record's text, tables, boxes and order against the truth of its page.
 
-The truth is a text, this project's page JSON, an OmniDocBench file or another record. docs/quality.md defines
-each measure. Lower is better for distances and error rates, higher for the others.
+The truth is a text, this project's page JSON, an OmniDocBench file or another record.
+docs/quality.md defines each measure. Lower is better for distances and error rates, higher for the
+others.
 """
 
 from __future__ import annotations
@@ -52,7 +53,15 @@ AGREEMENT = {
 #: Measures that are better when they are higher.
 QUALITY_HIGHER = ("table_similarity", "box_recall", "box_iou", *AGREEMENT.values())
 #: Measures by a truth.
-MEASURES = ("edit_distance", "cer", "wer", "table_similarity", "box_recall", "box_iou", "order_distance")
+MEASURES = (
+    "edit_distance",
+    "cer",
+    "wer",
+    "table_similarity",
+    "box_recall",
+    "box_iou",
+    "order_distance",
+)
 
 _MOST_CHARACTERS = 1_000_000
 _LARGEST = 100 * 2**20  # bytes; OmniDocBench's own annotations of 1,355 pages have 60 MB
@@ -63,7 +72,8 @@ _LABELS = {
     "equation_isolated": "equation",
     "figure_caption": "image_caption",
 }
-#: Blocks that hold no text of their own, or that are no part of a page's text by OmniDocBench's rules.
+#: Blocks that hold no text of their own, or that are no part of a page's text by OmniDocBench's
+#: rules.
 _NO_TEXT = ("abandon", "mask", "need_mask", "page_number", "header", "footer", "page_footnote")
 
 _Edge = Annotated[float, Meta(ge=-1e9, le=1e9)]
@@ -111,7 +121,8 @@ class _Annotated(Struct):
 
 
 def find_truth(page: str | Path, folder: str | Path) -> Path | None:
-    """A page's truth in ``folder``, by the page's name and a suffix of `TRUTH_SUFFIXES`; None without.
+    """A page's truth in ``folder``, by the page's name and a suffix of `TRUTH_SUFFIXES`; None
+    without.
 
     The truth of ``sub/scan.png`` is ``sub/scan.md`` there, or ``scan.md``.
     """
@@ -129,47 +140,65 @@ def find_truth(page: str | Path, folder: str | Path) -> Path | None:
 def check_for_pages(path: str | Path, pages: int) -> None:
     """Raise `OcrPhasesError` where ``path`` is the truth of one page and there are several."""
     file = Path(path)
-    one = not file.is_dir() and (file.suffix.lower() != ".json" or not isinstance(_read(file), list))
+    one = not file.is_dir() and (
+        file.suffix.lower() != ".json" or not isinstance(_read(file), list)
+    )
     if one and pages > 1:
-        raise OcrPhasesError(f"The truth {path} is of one page: give a folder with one for each page.")
+        raise OcrPhasesError(
+            f"The truth {path} is of one page: give a folder with one for each page."
+        )
 
 
 def page_truth(path: str | Path, page: str) -> Truth | None:
-    """The truth of ``page`` at ``path``: a file as `load_truth` reads it, or a folder as for `find_truth`.
+    """The truth of ``page`` at ``path``: a file as `load_truth` reads it, or a folder as for
+    `find_truth`.
 
-    None where the folder, or an annotation file of many pages, lacks the page; else raises as `load_truth`.
+    None where the folder, or an annotation file of many pages, lacks the page; else raises as
+    `load_truth`.
     """
     found = find_truth(page, path) if Path(path).is_dir() else Path(path)
     if found is None or (truth := _truth_of(found, page)) is None:
         return None
     if (length := len(truth.text)) > _MOST_CHARACTERS:
-        raise OcrPhasesError(f"The truth {found} has {length:,} characters, more than a page's text.")
+        raise OcrPhasesError(
+            f"The truth {found} has {length:,} characters, more than a page's text."
+        )
     if not plain_text(truth.text):
-        raise OcrPhasesError(f"The truth {found} has no text: give the page's text, or leave it out.")
+        raise OcrPhasesError(
+            f"The truth {found} has no text: give the page's text, or leave it out."
+        )
     return truth
 
 
 def load_truth(path: str | Path, page: str = "") -> Truth:
     """Read the truth of ``page`` from a file, or from a folder that has it by the page's name.
 
-    A file is a text, a page's JSON, a batch's ``truth.json``, an annotation file of OmniDocBench, which has
-    the page by its file's name, or a record, whose text becomes a reference. Raises `OcrPhasesError` for a
-    file that cannot be read or has another shape, and where the page is not there.
+    A file is a text, a page's JSON, a batch's ``truth.json``, an annotation file of OmniDocBench,
+    which has the page by its file's name, or a record, whose text becomes a reference. Raises
+    `OcrPhasesError` for a file that cannot be read or has another shape, and where the page is not
+    there.
     """
     truth = page_truth(path, page)
     if truth is None:
-        what = f"no truth of {page}" if Path(path).is_dir() else f"no page {page or 'that was named'}"
-        raise OcrPhasesError(f"The truth {path} has {what}: give its file, or one of the page's name.")
+        what = (
+            f"no truth of {page}" if Path(path).is_dir() else f"no page {page or 'that was named'}"
+        )
+        raise OcrPhasesError(
+            f"The truth {path} has {what}: give its file, or one of the page's name."
+        )
     return truth
 
 
 def with_truth(record: RecordType, truth: Truth | str | Path, row: int = 0) -> RecordType:
-    """The same record with the reference text of a row's page: ``truth``, or a path for `load_truth`.
+    """The same record with the reference text of a row's page: ``truth``, or a path for
+    `load_truth`.
 
     Raises `OcrPhasesError` for a record without a text, and as `load_truth` does.
     """
     if record.result_of(row).text is None:
-        raise OcrPhasesError("This record has no text (return_text=False), so it keeps no truth either.")
+        raise OcrPhasesError(
+            "This record has no text (return_text=False), so it keeps no truth either."
+        )
     reference = truth if isinstance(truth, Truth) else load_truth(truth, record.page_name(row))
     truths = list(record.truths or [None] * len(record.results))
     truths[row] = reference
@@ -177,10 +206,14 @@ def with_truth(record: RecordType, truth: Truth | str | Path, row: int = 0) -> R
 
 
 def reference_of(run: Record, row: int = 0, name: str = "") -> Truth:
-    """What a row of a run wrote, as a reference for others; `OcrPhasesError` for a record without a text."""
+    """What a row of a run wrote, as a reference for others; `OcrPhasesError` for a record without a
+    text.
+    """
     text = run.results[row].text
     if text is None:
-        raise OcrPhasesError(f"The reference {name} has no text (return_text=False): take another record.")
+        raise OcrPhasesError(
+            f"The reference {name} has no text (return_text=False): take another record."
+        )
     found = grounding_of(run, row)
     regions = tuple(TrueRegion(each.label, each.box, each.text) for each in found.regions)
     return Truth(found.without_marks(text), regions, name, reference=True)
@@ -256,17 +289,20 @@ def _content(path: Path, *_state: int) -> Any:
 
 
 def quality_table(run: Record, truth: Truth | None, row: int = 0) -> pd.DataFrame:
-    """A row's text against the truth, columns `QUALITY_COLUMNS`, one line a measure and label of region.
+    """A row's text against the truth, columns `QUALITY_COLUMNS`, one line a measure and label of
+    region.
 
-    ``value`` is a ratio, ``count`` what it was taken over: characters, words, regions or tables of the truth.
-    ``label`` is empty for the whole page. Measures of regions and tables are there where the truth has them;
-    ``repetition``, over the generated tokens, needs none. Against a reference (`Truth.reference`) the
-    measures are called agreement. Raises `OcrPhasesError` for a record without its text and a truth without
-    any.
+    ``value`` is a ratio, ``count`` what it was taken over: characters, words, regions or tables of
+    the truth. ``label`` is empty for the whole page. Measures of regions and tables are there where
+    the truth has them; ``repetition``, over the generated tokens, needs none. Against a reference
+    (`Truth.reference`) the measures are called agreement. Raises `OcrPhasesError` for a record
+    without its text and a truth without any.
     """
     result = run.results[row]
     if result.text is None:
-        raise OcrPhasesError("This record has no text (return_text=False): measure the page with it.")
+        raise OcrPhasesError(
+            "This record has no text (return_text=False): measure the page with it."
+        )
     lines = [] if truth is None else _against(truth, run, row)
     repeated, tokens = repetition_table(run).query("row == @row")["repeated"].sum(), len(result.ids)
     lines.append(("repetition", "", repeated / tokens, tokens))
@@ -275,7 +311,9 @@ def quality_table(run: Record, truth: Truth | None, row: int = 0) -> pd.DataFram
 
 @cached
 def quality_of(run: Record, row: int = 0) -> dict[str, float]:
-    """The measures of a whole row by the record's own truth, by name; empty where either has no text."""
+    """The measures of a whole row by the record's own truth, by name; empty where either has no
+    text.
+    """
     truth = run.truth_of(row)
     if truth is None or run.results[row].text is None or not plain_text(truth.text):
         return {}
@@ -309,13 +347,19 @@ def _against(truth: Truth, run: Record, row: int) -> list[_Line]:
 
 def _has_boxes(truth: Truth, run: Record, row: int) -> bool:
     """Whether boxes tell which regions belong together: a truth's are of one page."""
-    return sum(page.row == row for page in run.pages) == 1 and any(each.box for each in truth.regions)
+    return sum(page.row == row for page in run.pages) == 1 and any(
+        each.box for each in truth.regions
+    )
 
 
 def _boxes(ours: Sequence[Region], theirs: Sequence[TrueRegion]) -> list[_Line]:
     """Box recall and mean IoU of the matched, for all and by label, and the order's distance."""
-    placed = pd.DataFrame([(each.label, each.box) for each in theirs if each.box], columns=["label", "box"])
-    pairs = match_boxes([[box] for each in ours for box in each.boxes], [[box] for box in placed["box"]])
+    placed = pd.DataFrame(
+        [(each.label, each.box) for each in theirs if each.box], columns=["label", "box"]
+    )
+    pairs = match_boxes(
+        [[box] for each in ours for box in each.boxes], [[box] for box in placed["box"]]
+    )
     placed["iou"] = pd.Series({place: overlap for _, place, overlap in pairs}, dtype="float64")
     lines: list[_Line] = []
     for label, each in [("", placed), *placed[placed["label"] != ""].groupby("label", sort=False)]:
@@ -323,35 +367,45 @@ def _boxes(ours: Sequence[Region], theirs: Sequence[TrueRegion]) -> list[_Line]:
         lines.append(("box_recall", str(label), len(found) / len(each), len(each)))
         lines.append(("box_iou", str(label), found.mean(), len(found)))
     order = [place for _, place, _ in sorted(pairs)]
-    lines.append(("order_distance", "", Levenshtein.normalized_distance(order, sorted(order)), len(order)))
+    lines.append(
+        ("order_distance", "", Levenshtein.normalized_distance(order, sorted(order)), len(order))
+    )
     return [line for line in lines if line[-1]]
 
 
 # -- region by region -----------------------------------------------------------------------------------
 
 _Side = tuple[int | None, str, Box | None, str]  # the region's number, label, box and plain text
-_Row = tuple[int | None, str, Box | None, str | None, str | None]  # as written, as it is; None in neither
+_Row = tuple[
+    int | None, str, Box | None, str | None, str | None
+]  # as written, as it is; None in neither
 
 
 def region_differences(run: Record, truth: Truth, row: int = 0) -> pd.DataFrame:
     """A row's regions against the truth, columns `DIFFERENCE_COLUMNS`, in the order of the text.
 
-    ``region`` is the number in the row's text, missing where only the truth has it; ``box`` is on the 0..999
-    grid; ``outcome`` is one of `ocr_phases.analyse.text.OUTCOMES`; ``written`` and ``true`` are plain texts;
-    ``cer`` is over the true one, missing where there is none. Regions are paired by their boxes
-    (`ocr_phases.analyse.grounding.match_boxes`). Where the text has none, its words go to the truth's
-    regions; where the truth has none, or the row has several pages, the truth's words go to the text's: to
-    those that they meet in the alignment with the fewest edits.
+    ``region`` is the number in the row's text, missing where only the truth has it; ``box`` is on
+    the 0..999 grid; ``outcome`` is one of `ocr_phases.analyse.text.OUTCOMES`; ``written`` and
+    ``true`` are plain texts; ``cer`` is over the true one, missing where there is none. Regions are
+    paired by their boxes (`ocr_phases.analyse.grounding.match_boxes`). Where the text has none, its
+    words go to the truth's regions; where the truth has none, or the row has several pages, the
+    truth's words go to the text's: to those that they meet in the alignment with the fewest edits.
     """
     text, regions = run.results[row].text or "", grounding_of(run, row).regions
     told = [region for region in regions if region.label not in truth.ignored]
-    written: list[_Side] = [(each.index, each.label, each.box, plain_text(each.text)) for each in told]
+    written: list[_Side] = [
+        (each.index, each.label, each.box, plain_text(each.text)) for each in told
+    ]
     before = plain_text(text[: regions[0].start] if regions else text)
     if before or not written:
         written.insert(0, (None, "preamble", None, before))
-    true: list[_Side] = [(None, each.label, each.box, plain_text(each.text)) for each in truth.regions]
+    true: list[_Side] = [
+        (None, each.label, each.box, plain_text(each.text)) for each in truth.regions
+    ]
     if not _has_boxes(truth, run, row):
-        rows: list[_Row] = [(*side, own) for side, own in _by_words(written, plain_text(truth.text))]
+        rows: list[_Row] = [
+            (*side, own) for side, own in _by_words(written, plain_text(truth.text))
+        ]
     elif any(side[2] for side in written):
         rows = _by_boxes(written, true)
     else:
@@ -364,16 +418,22 @@ def region_differences(run: Record, truth: Truth, row: int = 0) -> pd.DataFrame:
     equal = table["written"] == table["true"]
     table["outcome"] = np.select([lacking, extra, equal], [MISSING, EXTRA, EQUAL], DIFFERENT)
     texts = zip(table["written"], table["true"], strict=True)
-    table["cer"] = [text_measures(mine, theirs)["cer"][0] if theirs else None for mine, theirs in texts]
+    table["cer"] = [
+        text_measures(mine, theirs)["cer"][0] if theirs else None for mine, theirs in texts
+    ]
     return table[list(DIFFERENCE_COLUMNS)].astype({"region": "Int64", "cer": "float64"})
 
 
 def _by_boxes(written: Sequence[_Side], true: Sequence[_Side]) -> list[_Row]:
-    """The regions that share a box, and those of either side alone; missing ones behind the one before."""
+    """The regions that share a box, and those of either side alone; missing ones behind the one
+    before.
+    """
     boxes = [[[side[2]] if side[2] else [] for side in sides] for sides in (written, true)]
     partner = {place: mine for mine, place, _ in match_boxes(*boxes)}
     said = {mine: true[place][3] for place, mine in partner.items()}
-    rows: list[tuple[int, _Row]] = [(place, (*side, said.get(place))) for place, side in enumerate(written)]
+    rows: list[tuple[int, _Row]] = [
+        (place, (*side, said.get(place))) for place, side in enumerate(written)
+    ]
     last = -1
     for place, side in enumerate(true):
         last = partner.get(place, last)

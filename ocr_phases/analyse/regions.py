@@ -13,21 +13,24 @@ from ocr_phases.record import Record
 
 TYPE_COLUMNS = ("label", "regions", "tokens", "characters", "decode_ms", "ms_per_char", "share")
 REGION_COLUMNS = ("region", "label", "boxes", "repaired", *TYPE_COLUMNS[2:], "text")
-#: A region is uncertain where the mean probability of its text's tokens is below this (docs/quality.md).
+#: A region is uncertain where the mean probability of its text's tokens is below this
+#: (docs/quality.md).
 UNCERTAIN_BELOW = 0.9
 
 _COUNTS = dict.fromkeys(["region", "boxes", "tokens", "characters"], "int64")
 
 
 def region_table(grounding: Grounding, token_table: pd.DataFrame) -> pd.DataFrame:
-    """What each region cost to write: one row a region, and a first row `preamble` when it holds tokens.
+    """What each region cost to write: one row a region, and a first row `preamble` when it holds
+    tokens.
 
-    `token_table` has a row a token with `region` (see `token_regions`), `text` and `device_ms`, NaN for the
-    token that came from the prefill. `decode_ms` is the sum over a region's tokens, markup included, so the
-    column sums to the sum of `device_ms` (to the last bit for the token table of a record, whose times lie on
-    a grid that sums exactly); `share` is the part of that sum (NaN when it is 0). `characters`
-    counts the stripped content, and `ms_per_char` is NaN where there is none. Where the output marks several
-    pages, a column ``page`` says which one of the prompt a region is on.
+    `token_table` has a row a token with `region` (see `token_regions`), `text` and `device_ms`, NaN
+    for the token that came from the prefill. `decode_ms` is the sum over a region's tokens, markup
+    included, so the column sums to the sum of `device_ms` (to the last bit for the token table of a
+    record, whose times lie on a grid that sums exactly); `share` is the part of that sum (NaN when
+    it is 0). `characters` counts the stripped content, and `ms_per_char` is NaN where there is
+    none. Where the output marks several pages, a column ``page`` says which one of the prompt a
+    region is on.
     """
     regions = token_table["region"]
     rows: list[tuple[Any, ...]] = [
@@ -38,7 +41,9 @@ def region_table(grounding: Grounding, token_table: pd.DataFrame) -> pd.DataFram
     if len(before):
         rows.insert(0, (PREAMBLE, pd.NA, "preamble", 0, False, "".join(before).strip()))
     # Objects: what a model wrote need not be text that pyarrow, where pandas has it, would take.
-    table = pd.DataFrame(rows, columns=["region", "page", "label", "boxes", "repaired", "text"], dtype=object)
+    table = pd.DataFrame(
+        rows, columns=["region", "page", "label", "boxes", "repaired", "text"], dtype=object
+    )
     cost = token_table["device_ms"].astype("float64").groupby(regions)
     table["tokens"] = table["region"].map(cost.size()).fillna(0)
     table["characters"] = table["text"].map(len)
@@ -51,13 +56,16 @@ def region_table(grounding: Grounding, token_table: pd.DataFrame) -> pd.DataFram
 
 
 def type_table(table: pd.DataFrame) -> pd.DataFrame:
-    """`region_table`'s rows added up by type of region (label), the costliest first; columns `TYPE_COLUMNS`.
+    """`region_table`'s rows added up by type of region (label), the costliest first; columns
+    `TYPE_COLUMNS`.
 
-    `ms_per_char` is over the characters of all regions of the type, markup's time included; NaN where there
-    are none. The preamble, where there is one, is a type of its own.
+    `ms_per_char` is over the characters of all regions of the type, markup's time included; NaN
+    where there are none. The preamble, where there is one, is a type of its own.
     """
     added = ["regions", "tokens", "characters", "decode_ms", "share"]
-    sums = table.assign(regions=1).groupby("label", sort=False)[added].sum(min_count=1).reset_index()
+    sums = (
+        table.assign(regions=1).groupby("label", sort=False)[added].sum(min_count=1).reset_index()
+    )
     sums["ms_per_char"] = sums["decode_ms"] / sums["characters"].where(sums["characters"] > 0)
     sums = sums[list(TYPE_COLUMNS)].astype({"ms_per_char": "float64"})
     return sums.sort_values("decode_ms", ascending=False, kind="stable", ignore_index=True)
@@ -65,16 +73,19 @@ def type_table(table: pd.DataFrame) -> pd.DataFrame:
 
 @cached
 def regions_of(run: Record, row: int = 0) -> pd.DataFrame:
-    """`region_table` of batch row ``row``: a region's time is the sum of its tokens' medians over repeats.
+    """`region_table` of batch row ``row``: a region's time is the sum of its tokens' medians over
+    repeats.
 
-    Before ``text`` are ``probability``, the mean over the tokens of its text (`text_tokens`), 0 to 1, NaN for
-    a region without text or with an unknown token, and ``uncertain``, whether it is below `UNCERTAIN_BELOW`.
-    Without a text all tokens belong to the first row, ``preamble``.
+    Before ``text`` are ``probability``, the mean over the tokens of its text (`text_tokens`), 0 to
+    1, NaN for a region without text or with an unknown token, and ``uncertain``, whether it is
+    below `UNCERTAIN_BELOW`. Without a text all tokens belong to the first row, ``preamble``.
     """
     tokens = tokens_of(run, row)
     table = region_table(grounding_of(run, row), tokens)
     known, text = tokens["probability"], table.pop("text")
     values = known.to_numpy(dtype="float64")
-    means = {region: values[own].mean() for region, own in text_tokens(run, row).items() if len(own)}
+    means = {
+        region: values[own].mean() for region, own in text_tokens(run, row).items() if len(own)
+    }
     table["probability"] = table["region"].map(means).astype("float64")
     return table.assign(uncertain=table["probability"] < UNCERTAIN_BELOW, text=text)

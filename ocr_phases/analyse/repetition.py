@@ -1,8 +1,9 @@
 """Repeated text: this family's best-known fault is a loop of the same words up to the token limit.
 
-Text repeats in three forms: a word to the limit, a block of some hundred tokens again and again, and a few
-repetitions before the model recovers. All are runs of one period, found here from a record's tokens alone.
-Loops with slips, which have no period, are found by `ocr_phases.analyse.inexact`; the table has both.
+Text repeats in three forms: a word to the limit, a block of some hundred tokens again and again,
+and a few repetitions before the model recovers. All are runs of one period, found here from a
+record's tokens alone. Loops with slips, which have no period, are found by
+`ocr_phases.analyse.inexact`; the table has both.
 """
 
 from __future__ import annotations
@@ -33,12 +34,14 @@ LONGEST_PERIOD = 512
 #: What the token limit cuts is a loop from so many tokens and times on, whatever it says.
 LIMIT_TOKENS = 48
 LIMIT_TIMES = 4
-#: A slip in the last words hides the end of a loop: at most so many tokens may follow, or this part of it.
+#: A slip in the last words hides the end of a loop: at most so many tokens may follow, or this part
+#: of it.
 LIMIT_TOLERANCE_TOKENS = 16
 LIMIT_TOLERANCE = 0.25
 
-# Tables, dot leaders and lists repeat too, and correctly. A block counts by its words outside of markup:
-# (least words, least times) by whether all of it is the same, not its numbers and boxes, and in a table.
+# Tables, dot leaders and lists repeat too, and correctly. A block counts by its words outside of
+# markup: (least words, least times) by whether all of it is the same, not its numbers and boxes,
+# and in a table.
 _RULES = {
     (True, False): ((5, 3), (1, 16)),
     (True, True): ((12, 3), (1, 64)),
@@ -55,7 +58,9 @@ _CLOCK = re.compile(r"\d:\d\d")
 
 
 class Repetition(NamedTuple):
-    """Tokens ``start`` to ``stop`` say a block of ``period`` tokens ``times`` times, the last perhaps cut."""
+    """Tokens ``start`` to ``stop`` say a block of ``period`` tokens ``times`` times, the last
+    perhaps cut.
+    """
 
     start: int
     stop: int
@@ -71,8 +76,9 @@ class Repetition(NamedTuple):
 def find_repetitions(texts: Sequence[str], *, cut: bool = False) -> list[Repetition]:
     """The repeated runs among a row's tokens, in order, none inside another.
 
-    ``texts`` are the tokens' texts, ``cut`` says whether the token limit ended them. Numbers and boxes of a
-    block may differ from time to time. The shortest period counts. Linear in the number of tokens.
+    ``texts`` are the tokens' texts, ``cut`` says whether the token limit ended them. Numbers and
+    boxes of a block may differ from time to time. The shortest period counts. Linear in the number
+    of tokens.
     """
     firsts, keys = _units(texts)
     bounds = np.append(firsts, len(texts))
@@ -98,16 +104,17 @@ def find_repetitions(texts: Sequence[str], *, cut: bool = False) -> list[Repetit
 def repetition_table(run: Record) -> pd.DataFrame:
     """One row a repeated run of any batch row, columns `REPETITION_COLUMNS`.
 
-    ``row`` counts from 0, ``measure`` says how the run was found: ``exact``, by its period, or ``inexact``,
-    because it says nothing new. ``start`` is the index of the first token, ``period`` the tokens of the block
-    (of an inexact run, those before it begins again), ``times`` how often it is there (missing for an inexact
-    run, whose block changes), ``repeated`` the tokens behind the first time and ``decode_ms`` their
-    time, ``share`` of the row's decode (NaN without decode steps). ``to_limit`` says that the token limit
-    ended it, ``text`` is the block.
+    ``row`` counts from 0, ``measure`` says how the run was found: ``exact``, by its period, or
+    ``inexact``, because it says nothing new. ``start`` is the index of the first token, ``period``
+    the tokens of the block (of an inexact run, those before it begins again), ``times`` how often
+    it is there (missing for an inexact run, whose block changes), ``repeated`` the tokens behind
+    the first time and ``decode_ms`` their time, ``share`` of the row's decode (NaN without decode
+    steps). ``to_limit`` says that the token limit ended it, ``text`` is the block.
     """
     rows: list[tuple[object, ...]] = []
     for row, result in enumerate(run.results):
-        # A part of a character has no text of its own; the last of those that make none has all of theirs.
+        # A part of a character has no text of its own; the last of those that make none has all of
+        # theirs.
         pairs = zip(result.ids, result.token_texts, strict=True)
         ended = result.finish_reason == "eos"
         cut = not ended and result.finish_reason != "unknown"  # a server need not say why it ended
@@ -130,16 +137,21 @@ def repetition_table(run: Record) -> pd.DataFrame:
 
 
 def _reaches(run: Repetition, length: int) -> bool:
-    """Whether a run goes on to the end of a row of so many tokens, but for a slip in its last words."""
+    """Whether a run goes on to the end of a row of so many tokens, but for a slip in its last
+    words.
+    """
     tolerance = min(LIMIT_TOLERANCE_TOKENS, int(run.repeated * LIMIT_TOLERANCE))
     return length - run.stop <= tolerance
 
 
-def _all_repetitions(texts: Sequence[str], written: Sequence[str], *, cut: bool) -> list[Repetition]:
-    """Exact runs and inexact loops in order, no token in two of them; an inexact loop has 0 ``times``.
+def _all_repetitions(
+    texts: Sequence[str], written: Sequence[str], *, cut: bool
+) -> list[Repetition]:
+    """Exact runs and inexact loops in order, no token in two of them; an inexact loop has 0
+    ``times``.
 
-    ``texts`` name a token without a text by its id, which tells exact runs apart. In ``written`` it has none,
-    because the inexact search would read the ids as numbers that are counted.
+    ``texts`` name a token without a text by its id, which tells exact runs apart. In ``written`` it
+    has none, because the inexact search would read the ids as numbers that are counted.
     """
     exact = find_repetitions(texts, cut=cut)
     found: list[Repetition] = []
@@ -162,7 +174,9 @@ def _joined(loop: Stretch, inside: Sequence[Repetition]) -> Repetition:
 
 
 def repeated_share(run: Record) -> float:
-    """The part of the decode time that repeated words took, 0 to 1; of a batch, of all its rows' times."""
+    """The part of the decode time that repeated words took, 0 to 1; of a batch, of all its rows'
+    times.
+    """
     table = repetition_table(run)
     worded = table[table["text"].map(_words).gt(0) | (table["measure"] == "inexact")]
     times = sum(tokens_of(run, row)["device_ms"].sum() for row in range(len(run.results)))
@@ -170,7 +184,8 @@ def repeated_share(run: Record) -> float:
 
 
 def loops_sentence(table: pd.DataFrame, what: str) -> str:
-    """How many pages or cells (``what``) loop, and what that takes of all decode time; empty for none.
+    """How many pages or cells (``what``) loop, and what that takes of all decode time; empty for
+    none.
 
     ``table`` has the `repeated_share` of each, NaN where no text ends, and its ``decode_ms``.
     """
@@ -178,7 +193,10 @@ def loops_sentence(table: pd.DataFrame, what: str) -> str:
     count = int((shares > 0).sum())
     if not count:
         return ""
-    verb, spent = "loops" if count == 1 else "loop", percent_text(float(shares @ times / times.sum()))
+    verb, spent = (
+        "loops" if count == 1 else "loop",
+        percent_text(float(shares @ times / times.sum())),
+    )
     return f"{count:,} of {count_text(len(shares), what)} {verb}; {spent} of the decode time."
 
 
@@ -201,7 +219,9 @@ def _units(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _periodic(keys: np.ndarray, period: int) -> Iterator[tuple[int, int]]:
-    """The longest stretches in which every unit equals the one ``period`` before it, three times or more."""
+    """The longest stretches in which every unit equals the one ``period`` before it, three times or
+    more.
+    """
     same = np.concatenate([[False], keys[period:] == keys[:-period], [False]])
     begins, ends = np.flatnonzero(same[1:] != same[:-1]).reshape(-1, 2).T
     for begin, end in zip(begins, ends, strict=True):

@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ocr_phases.analyse.checks import EXPECTATIONS, VERDICTS, Verdict, noisy_checks, run_checks, with_verdict
+from ocr_phases.analyse.checks import (
+    EXPECTATIONS,
+    VERDICTS,
+    Verdict,
+    noisy_checks,
+    run_checks,
+    with_verdict,
+)
 from ocr_phases.analyse.cost import energy_of
 from ocr_phases.analyse.figures import summary
 from ocr_phases.analyse.floors import ceilings_of, times_text
@@ -53,7 +60,12 @@ _MUCH_REPEATED = 0.10
 _PHASES = ("prefill", "decode")
 _CEILINGS = "impossible values"  # the check of noise that is of the ceilings, not of the times
 #: What the number of checks of a verdict is followed by, behind those that passed.
-_COUNTED = {"fail": "failed", "noisy": "found noise", "note": "noted something", "n/a": "had no data"}
+_COUNTED = {
+    "fail": "failed",
+    "noisy": "found noise",
+    "note": "noted something",
+    "n/a": "had no data",
+}
 _TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 _SAID: dict[str, str] = _TEXTS["said"]
 
@@ -61,8 +73,8 @@ _SAID: dict[str, str] = _TEXTS["said"]
 def preset_text(run: Record) -> str:
     """The preset and, where nobody asked for it, that it is the model's default; empty without one.
 
-    The same weights may have another default under another name. What a server chose is not known to be its
-    default.
+    The same weights may have another default under another name. What a server chose is not known
+    to be its default.
     """
     if not run.request.preset:
         return ""
@@ -79,7 +91,9 @@ def subject(run: Record) -> str:
 
 
 def headline(run: Record) -> str:
-    """Where the time went: the larger of prefill and decode, and the vision stages' share of the prefill."""
+    """Where the time went: the larger of prefill and decode, and the vision stages' share of the
+    prefill.
+    """
     figures = summary(run)
     pages, total, share = _pages_text(run), figures["page_ms"], figures["vision_share"]
     if _is_generate(run):
@@ -94,13 +108,19 @@ def headline(run: Record) -> str:
     vision = f"; vision is {percent_text(share)} of the prefill" if share else ""
     part = percent_text(_phase_time(run, larger) / total)
     loops = repeated_share(run)
-    loop = f" Repeated text is {percent_text(loops)} of the decode." if loops > _MUCH_REPEATED else ""
+    loop = (
+        f" Repeated text is {percent_text(loops)} of the decode." if loops > _MUCH_REPEATED else ""
+    )
     return f"{name} is {part} of the {ms_text(total)} that {pages} {took}{vision}.{loop}"
 
 
 def verdict(run: Record) -> str:
-    """The result as a short paragraph: `headline`, `limit_sentence`, `noise_warning` and `findings`."""
-    return " ".join(filter(None, [headline(run), limit_sentence(run), noise_warning(run), *findings(run)]))
+    """The result as a short paragraph: `headline`, `limit_sentence`, `noise_warning` and
+    `findings`.
+    """
+    return " ".join(
+        filter(None, [headline(run), limit_sentence(run), noise_warning(run), *findings(run)])
+    )
 
 
 def limit_sentence(run: Record) -> str:
@@ -109,7 +129,9 @@ def limit_sentence(run: Record) -> str:
 
 
 def findings(run: Record) -> list[str]:
-    """What else is worth knowing, a sentence each: the other phase's limit and the floor's distance first."""
+    """What else is worth knowing, a sentence each: the other phase's limit and the floor's distance
+    first.
+    """
     said = [*_limits(run)[1:], *_phase_sentences(run), *_clock_sentences(run), *_caveats(run)]
     return list(filter(None, said))
 
@@ -151,14 +173,18 @@ def key_metrics(run: Record) -> list[tuple[str, str, str]]:
     """The known key figures as ``(label, value, note)``, the four of a report's first screen first."""
     words = to_plain(run.request) | _words(run)
     known = [row for row in _TEXTS["figures"] if words.get(row["name"]) is not None]
-    return [(row["label"], filled(row["value"], words), filled(row["note"], words)) for row in known]
+    return [
+        (row["label"], filled(row["value"], words), filled(row["note"], words)) for row in known
+    ]
 
 
 def key_metrics_text(run: Record) -> str:
     """`key_metrics` as lines of a terminal."""
     metrics = key_metrics(run)
     widths = [max(len(figure[place]) for figure in metrics) for place in (0, 1)]
-    return "\n".join(f"{label:{widths[0]}}  {value:>{widths[1]}}  {note}" for label, value, note in metrics)
+    return "\n".join(
+        f"{label:{widths[0]}}  {value:>{widths[1]}}  {note}" for label, value, note in metrics
+    )
 
 
 def _words(run: Record) -> dict[str, Any]:
@@ -166,7 +192,9 @@ def _words(run: Record) -> dict[str, Any]:
     # Most records need none of the libraries of quality.
     quality = quality_of(run) if run.truths else {}
     figures, rows, each = summary(run) | quality, len(run.results), run.cache.bytes_per_token
-    peaks = {phase: max(values) for phase, values in (run.memory.peak_bytes or {}).items() if values}
+    peaks = {
+        phase: max(values) for phase, values in (run.memory.peak_bytes or {}).items() if values
+    }
     room = run.cache.allocated_bytes
     tokens = tokens_text(run)
     cache = f"{bytes_text(each)} a token" if each else "at its largest"
@@ -205,11 +233,15 @@ def kernel_account(run: Record) -> str:
 
 
 def floor_sentence(run: Record) -> str:
-    """The decode step's distance from its floor, or that a wrong ceiling hides it; empty without a floor."""
+    """The decode step's distance from its floor, or that a wrong ceiling hides it; empty without a
+    floor.
+    """
     if ceilings_are_wrong(run):
         return _SAID["no_floor"]
     table = trusted_floors(run)
-    for row in table[(table["stage"] == "decode_step") & (table["times_floor"] > 0)].to_dict("records"):
+    for row in table[(table["stage"] == "decode_step") & (table["times_floor"] > 0)].to_dict(
+        "records"
+    ):
         allows = "memory bandwidth" if row["bound_by"] == "bandwidth" else "arithmetic"
         sheet, times = getattr(ceilings_of(run), "name", ""), times_text(row["times_floor"])
         source = "measured on this device" if row["source"] == "measured" else f"from the {sheet}"
@@ -230,7 +262,9 @@ def uncertain_sentence(run: Record) -> str:
 def checks_verdict(checks: Sequence[Verdict]) -> str:
     """The result of all checks, in one or two sentences."""
     rules = [check for check in checks if check.name not in EXPECTATIONS]
-    names = {verdict: [check.label for check in with_verdict(rules, verdict)] for verdict in VERDICTS}
+    names = {
+        verdict: [check.label for check in with_verdict(rules, verdict)] for verdict in VERDICTS
+    }
     failed = ", ".join(names["fail"])
     noisy, notes = names["noisy"], names["note"]
     counts = _counts_text(rules)
@@ -285,7 +319,11 @@ def _phase_sentences(run: Record) -> Iterator[str]:
     for row in slow.nlargest(1, "device_ms").to_dict("records"):
         token = token_of_step(run, row["step"])
         yield filled(
-            _SAID["slow"], row, token=token, count=count_text(len(slow), "step"), factor=OUTLIER_FACTOR
+            _SAID["slow"],
+            row,
+            token=token,
+            count=count_text(len(slow), "step"),
+            factor=OUTLIER_FACTOR,
         )
     if trend is None or _verdict_of(run, "decode_trend") == "n/a":
         return  # what the check does not judge is not told either
@@ -303,7 +341,9 @@ def _verdict_of(run: Record, name: str) -> str:
 def _clock_sentences(run: Record) -> Iterator[str]:
     """Whether host or device limits a phase, if their clocks clearly differ."""
     for phase in _PHASES if run.device.kind == "cuda" else ():
-        device, host = (np.median(run.repeat_ms(phase, phase, clock)) for clock in ("device_ms", "host_ms"))
+        device, host = (
+            np.median(run.repeat_ms(phase, phase, clock)) for clock in ("device_ms", "host_ms")
+        )
         if abs(host - device) > _CLEAR_GAP * device:
             note = _SAID["ahead" if host < device else "behind"]
             yield filled(note, phase=phase, host=host, device=device)
@@ -319,18 +359,25 @@ def _caveats(run: Record) -> Iterator[str]:
         once["prefill_capture_ms"] = run.model.strategy_setup.prefill_capture_ms
     if run.model.vision_setup is not None:
         once["vision_compile_ms"] = run.model.vision_setup.compile_ms
-    known = {text: once[name] for name, text in _TEXTS["once"].items() if once.get(name) is not None}
+    known = {
+        text: once[name] for name, text in _TEXTS["once"].items() if once.get(name) is not None
+    }
     words = {"limit": count_text(request.max_new_tokens, "token"), "count": len(totals)}
     words |= {"least": totals.min(), "greatest": totals.max()}
     words["spent"] = ", ".join(f"{text} {ms_text(ms)}" for text, ms in known.items())
-    told = ["ignored" if ignored else "cut" if cut else "", "single" if len(totals) == 1 else "many"]
+    told = [
+        "ignored" if ignored else "cut" if cut else "",
+        "single" if len(totals) == 1 else "many",
+    ]
     told += ["cold" if request.warmup == 0 else "", "once" if known else ""]
     yield uncertain_sentence(run)
     yield from (filled(_SAID[name], words) for name in told if name)
 
 
 def tokens_text(run: Record) -> str:
-    """How many tokens the first row has: ``"64 tokens"``, or ``"at least 12 pieces"`` where nobody told."""
+    """How many tokens the first row has: ``"64 tokens"``, or ``"at least 12 pieces"`` where nobody
+    told.
+    """
     if run.knows_tokens:
         return count_text(run.token_count, "token")
     return f"at least {count_text(run.token_count, 'piece')}"
@@ -356,4 +403,6 @@ def _is_cut(run: Record) -> bool:
 
 def _pages_text(run: Record) -> str:
     counts = {"rows": len(run.results), "pages": len(run.pages)}
-    return next((f"these {count} {noun}" for noun, count in counts.items() if count > 1), "this page")
+    return next(
+        (f"these {count} {noun}" for noun, count in counts.items() if count > 1), "this page"
+    )

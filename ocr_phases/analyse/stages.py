@@ -1,10 +1,11 @@
 """One record as tables: phases, stages, decode steps, tokens and regions, each with its time.
 
-A time is the median over repeats, of a decode step over all steps of all repeats, as in `Record.summary`;
-medians need not add up. The time of a stage is its share of its phase: the median of the repeats' shares, of
-the phase's median (`ocr_phases.analyse.statistics.part_ms`). A spread is p10 to p90 of ten values or more, of
-fewer the least and the greatest. Everything here copes with every shape of record: without crops, without
-decode steps, of one repeat, of a batch, or of a one-shot ``generate`` run that has no phases to tell apart.
+A time is the median over repeats, of a decode step over all steps of all repeats, as in
+`Record.summary`; medians need not add up. The time of a stage is its share of its phase: the median
+of the repeats' shares, of the phase's median (`ocr_phases.analyse.statistics.part_ms`). A spread is
+p10 to p90 of ten values or more, of fewer the least and the greatest. Everything here copes with
+every shape of record: without crops, without decode steps, of one repeat, of a batch, or of a
+one-shot ``generate`` run that has no phases to tell apart.
 """
 
 from __future__ import annotations
@@ -65,7 +66,9 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def cached(make: _Function) -> _Function:
-    """Save what ``make(run, ...)`` gives with the record, which never changes; each caller has a copy."""
+    """Save what ``make(run, ...)`` gives with the record, which never changes; each caller has a
+    copy.
+    """
 
     @wraps(make)
     def made(run: Record, *args: Any, **named: Any) -> Any:
@@ -100,7 +103,9 @@ def _repeats(run: Record, spans: pd.DataFrame, keys: Sequence[str], clock: str) 
 
 @cached
 def stage_repeats(run: Record, clock: str = "device_ms") -> pd.DataFrame:
-    """The sum of each stage's calls in ms, zero for none: a row a phase, stage, view, a column a repeat."""
+    """The sum of each stage's calls in ms, zero for none: a row a phase, stage, view, a column a
+    repeat.
+    """
     return _repeats(run, run.spans, STAGE_KEYS, clock).fillna(0.0)
 
 
@@ -117,16 +122,19 @@ def _parts(sums: pd.DataFrame) -> pd.Series:
 
 @cached
 def stage_medians(run: Record, steps: Collection[int] | None = None) -> pd.Series:
-    """``device_ms``, the time of each stage by phase, stage and view: its median share of its phase.
+    """``device_ms``, the time of each stage by phase, stage and view: its median share of its
+    phase.
 
-    Of decode's stages it is the time of one step, the median over all steps of all repeats, or over the
-    numbers ``steps`` of them. The loop around the steps has none.
+    Of decode's stages it is the time of one step, the median over all steps of all repeats, or over
+    the numbers ``steps`` of them. The loop around the steps has none.
     """
     decode = run.spans[(run.spans["phase"] == "decode") & run.spans["step"].notna()]
     if steps is not None:
         decode = decode[decode["step"].isin(steps)]
     wholes = _parts(stage_repeats(run)).drop("decode", level="phase", errors="ignore")
-    return pd.concat([wholes, decode.groupby([*STAGE_KEYS])["device_ms"].median()]).rename("device_ms")
+    return pd.concat([wholes, decode.groupby([*STAGE_KEYS])["device_ms"].median()]).rename(
+        "device_ms"
+    )
 
 
 def _over_repeats(device: pd.DataFrame, host: pd.DataFrame) -> pd.DataFrame:
@@ -141,10 +149,10 @@ def _over_repeats(device: pd.DataFrame, host: pd.DataFrame) -> pd.DataFrame:
 def stage_table(run: Record) -> pd.DataFrame:
     """One row a phase, stage and view, columns `STAGE_COLUMNS`; a phase's whole comes first.
 
-    Times are ms of all ``calls`` in a repeat; ``device_ms_p10`` and ``_p90`` are the ends of the spread of
-    the repeats' times (`spread_names`). ``share`` is the median of the repeats' shares of the phase, and
-    ``device_ms`` and ``host_ms`` are that share, on either clock, of the phase's median. In decode
-    ``language_model``, ``lm_head`` and ``sampling`` lie inside ``decode_step``.
+    Times are ms of all ``calls`` in a repeat; ``device_ms_p10`` and ``_p90`` are the ends of the
+    spread of the repeats' times (`spread_names`). ``share`` is the median of the repeats' shares of
+    the phase, and ``device_ms`` and ``host_ms`` are that share, on either clock, of the phase's
+    median. In decode ``language_model``, ``lm_head`` and ``sampling`` lie inside ``decode_step``.
     """
     spans = run.spans.groupby([*STAGE_KEYS], sort=False)
     device, host = (stage_repeats(run, clock) for clock in ("device_ms", "host_ms"))
@@ -155,30 +163,39 @@ def stage_table(run: Record) -> pd.DataFrame:
     table["place"] = table["phase"].map(PHASES.index) + 0.5 * ~is_whole
     whole = table["phase"].map(table[is_whole].set_index("phase")["device_ms"])
     table["share"] = (table["device_ms"] / whole).where(whole > 0)
-    table = table.sort_values("device_ms", ascending=False).sort_values(["place", "start"], kind="stable")
+    table = table.sort_values("device_ms", ascending=False).sort_values(
+        ["place", "start"], kind="stable"
+    )
     return table[list(STAGE_COLUMNS)].reset_index(drop=True)
 
 
 @cached
 def repeat_table(run: Record) -> pd.DataFrame:
-    """One row a repeat: its number from 0 and times in ms on the device clock, NaN for a phase it lacks.
+    """One row a repeat: its number from 0 and times in ms on the device clock, NaN for a phase it
+    lacks.
 
-    Columns ``repeat``, ``prepare_ms``, ``prefill_ms``, ``ttft_ms`` (prepare plus prefill, of a server the
-    wait for the first token), ``decode_ms``, ``generate_ms``, ``steps`` (of decode) and ``tokens_per_s``
-    (`Record.decoded_tokens` over the whole decode phase).
+    Columns ``repeat``, ``prepare_ms``, ``prefill_ms``, ``ttft_ms`` (prepare plus prefill, of a
+    server the wait for the first token), ``decode_ms``, ``generate_ms``, ``steps`` (of decode) and
+    ``tokens_per_s`` (`Record.decoded_tokens` over the whole decode phase).
     """
     index = pd.Index(run.repeats, name="repeat")
-    table = pd.DataFrame({f"{phase}_ms": run.repeat_ms(phase, phase) for phase in PHASES}, index=index)
+    table = pd.DataFrame(
+        {f"{phase}_ms": run.repeat_ms(phase, phase) for phase in PHASES}, index=index
+    )
     table = table.where(table > 0)
     waited = pd.Series(run.phase_ms("prefill"), index)
     table.insert(2, "ttft_ms", table["prepare_ms"].fillna(0.0) + waited.where(waited > 0))
     table["steps"] = step_repeats(run).count()
-    table["tokens_per_s"] = (run.decoded_tokens / table["decode_ms"] * 1000.0).where(table["steps"] > 0)
+    table["tokens_per_s"] = (run.decoded_tokens / table["decode_ms"] * 1000.0).where(
+        table["steps"] > 0
+    )
     return table.reset_index()
 
 
 def end_to_end_ms(run: Record) -> np.ndarray:
-    """Each repeat from the page's file to the last token, ms, float64 [repeats]; a batch's rows together."""
+    """Each repeat from the page's file to the last token, ms, float64 [repeats]; a batch's rows
+    together.
+    """
     return np.sum([run.phase_ms(phase) for phase in PHASES], axis=0)
 
 
@@ -186,8 +203,9 @@ def end_to_end_ms(run: Record) -> np.ndarray:
 def typical_repeat(run: Record) -> int:
     """The number of the repeat whose time to first token and decode lie nearest to their medians.
 
-    A timeline shows this one. Nearest by the sum of both relative distances, so that a long decode does not
-    choose alone; of equally near ones the first. A ``generate()`` run is judged by its only phase.
+    A timeline shows this one. Nearest by the sum of both relative distances, so that a long decode
+    does not choose alone; of equally near ones the first. A ``generate()`` run is judged by its
+    only phase.
     """
     table = repeat_table(run)[["ttft_ms", "decode_ms", "generate_ms"]]
     distance = (table / table.median() - 1.0).abs().sum(axis="columns")
@@ -198,20 +216,26 @@ def typical_repeat(run: Record) -> int:
 
 
 def attended(run: Record, lengths: np.ndarray) -> np.ndarray:
-    """The cache entries that a step sees after so many tokens: all, or those of the prompt and the window."""
+    """The cache entries that a step sees after so many tokens: all, or those of the prompt and the
+    window.
+    """
     window = run.cache.window
     return lengths if window is None else np.minimum(lengths, run.request.prefill_len + window)
 
 
 @cached
 def step_repeats(run: Record, clock: str = "device_ms") -> pd.DataFrame:
-    """The time of each decode step in ms, NaN where it did not run: a row a step, a column a repeat."""
+    """The time of each decode step in ms, NaN where it did not run: a row a step, a column a
+    repeat.
+    """
     spans = run.spans[run.spans["stage"] == "decode_step"].astype({"step": "int64"})
     return _repeats(run, spans, ["step"], clock).sort_index()
 
 
 def step_ms(run: Record, quantile: float = 0.5) -> np.ndarray:
-    """Each repeat's quantile of its decode steps, ms, float64 [repeats]; NaN for a repeat without steps."""
+    """Each repeat's quantile of its decode steps, ms, float64 [repeats]; NaN for a repeat without
+    steps.
+    """
     return step_repeats(run).quantile(quantile).to_numpy(dtype=np.float64)
 
 
@@ -232,12 +256,13 @@ def token_of_step(run: Record, step: Any) -> Any:
 
 @cached
 def step_table(run: Record) -> pd.DataFrame:
-    """One row a decode step, columns `STEP_COLUMNS`; ms are medians over repeats beside their spread.
+    """One row a decode step, columns `STEP_COLUMNS`; ms are medians over repeats beside their
+    spread.
 
-    ``index`` and ``text`` are of the first row's token that the step made (missing for steps past its end),
-    ``cache_len`` is the length the step leaves. ``outlier`` marks steps above both `OUTLIER_FACTOR` times
-    the median step and the median plus `OUTLIER_DEVIATIONS` median absolute deviations, and steps that took
-    `SPIKE_FACTOR` times the median step in any repeat.
+    ``index`` and ``text`` are of the first row's token that the step made (missing for steps past
+    its end), ``cache_len`` is the length the step leaves. ``outlier`` marks steps above both
+    `OUTLIER_FACTOR` times the median step and the median plus `OUTLIER_DEVIATIONS` median absolute
+    deviations, and steps that took `SPIKE_FACTOR` times the median step in any repeat.
     """
     table = _step_times(run).reset_index()
     tokens = tokens_of(run, 0)[["step", "index", "text"]].dropna(subset=["step"])
@@ -246,20 +271,24 @@ def step_table(run: Record) -> pd.DataFrame:
     median = table["device_ms"].median()
     limit = median + OUTLIER_DEVIATIONS * (table["device_ms"] - median).abs().median()
     slow = (table["device_ms"] > limit) & (table["device_ms"] > OUTLIER_FACTOR * median)
-    table["outlier"] = slow | (step_repeats(run).max(axis="columns") > SPIKE_FACTOR * median).to_numpy()
+    table["outlier"] = (
+        slow | (step_repeats(run).max(axis="columns") > SPIKE_FACTOR * median).to_numpy()
+    )
     return table[list(STEP_COLUMNS)]
 
 
 def _cache_lengths(run: Record, places: pd.Series) -> pd.api.extensions.ExtensionArray:
-    """Cached tokens after the prefill (place 0) or after step s (place s + 1); missing where not recorded."""
+    """Cached tokens after the prefill (place 0) or after step s (place s + 1); missing where not
+    recorded.
+    """
     return pd.Series((run.cache.lengths or []), dtype="Int64").reindex(places).array
 
 
 class Trend(NamedTuple):
     """A robust line through the medians of the steps over the cache's length.
 
-    ``slope`` is ms per cached token and ``interval`` its 95 % interval; ``growth`` is how many tokens the
-    cache grew by, over the median step in ms.
+    ``slope`` is ms per cached token and ``interval`` its 95 % interval; ``growth`` is how many
+    tokens the cache grew by, over the median step in ms.
     """
 
     slope: float
@@ -269,15 +298,19 @@ class Trend(NamedTuple):
     @property
     def shares(self) -> tuple[float, float, float]:
         """The growth over the run as a part of the median step, and the ends of its interval."""
-        return self.slope * self.growth, self.interval[0] * self.growth, self.interval[1] * self.growth
+        return (
+            self.slope * self.growth,
+            self.interval[0] * self.growth,
+            self.interval[1] * self.growth,
+        )
 
 
 @cached
 def decode_trend(run: Record) -> Trend | None:
     """The trend of a run's steps, outliers aside; None for fewer than 16 steps.
 
-    The slope is Theil and Sen's, the median over pairs of steps; its interval is Sen's, from Kendall's
-    statistic.
+    The slope is Theil and Sen's, the median over pairs of steps; its interval is Sen's, from
+    Kendall's statistic.
     """
     table = step_table(run).dropna(subset=["cache_len"])
     table = table[~table["outlier"]]
@@ -298,7 +331,9 @@ def decode_trend(run: Record) -> Trend | None:
 
 
 def _first_source(run: Record) -> str:
-    """What the first token is from: the prefill, or of a server that tells no prefill its first token."""
+    """What the first token is from: the prefill, or of a server that tells no prefill its first
+    token.
+    """
     return "first_token" if run.waits_for_first_token else "prefill"
 
 
@@ -309,11 +344,12 @@ def _first_source(run: Record) -> str:
 def tokens_of(run: Record, row: int) -> pd.DataFrame:
     """One row per generated token of batch row ``row``, from 0: columns `TOKEN_COLUMNS`.
 
-    ms are medians over repeats of the decode step that made the token (p10 and p90 beside them); missing for
-    a token that came from the prefill. They are rounded to 2^-20 ms (a nanosecond, below what clocks
-    resolve), so that sums over tokens are exact in any order. ``region`` is the index of the grounding region
-    the token belongs to, -1 before the first. In a batch a step's time is the whole batch's. ``probability``
-    (0 to 1) and ``margin`` (of logits) are those of `token_probabilities`.
+    ms are medians over repeats of the decode step that made the token (p10 and p90 beside them);
+    missing for a token that came from the prefill. They are rounded to 2^-20 ms (a nanosecond,
+    below what clocks resolve), so that sums over tokens are exact in any order. ``region`` is the
+    index of the grounding region the token belongs to, -1 before the first. In a batch a step's
+    time is the whole batch's. ``probability`` (0 to 1) and ``margin`` (of logits) are those of
+    `token_probabilities`.
 
     Raises `UnknownName` for a row that the record does not have.
     """
@@ -323,9 +359,11 @@ def tokens_of(run: Record, row: int) -> pd.DataFrame:
     index = np.arange(len(ids))
     step = pd.Series(index - (run.request.first_token != "redecode"), dtype="Int64")
     step = step.where(step >= 0)
-    # Objects, because pandas hands text to pyarrow where that is installed, and a token may be a lone
-    # surrogate, which pyarrow refuses.
-    table = pd.DataFrame({"index": index, "id": ids, "text": pd.Series(texts, dtype=object), "step": step})
+    # Objects, because pandas hands text to pyarrow where that is installed, and a token may be a
+    # lone surrogate, which pyarrow refuses.
+    table = pd.DataFrame(
+        {"index": index, "id": ids, "text": pd.Series(texts, dtype=object), "step": step}
+    )
     table["source"] = np.where(step.isna(), _first_source(run), "decode")
     table["cache_len"] = _cache_lengths(run, step.fillna(-1) + 1)
     table["region"] = token_regions(parse_grounding("".join(texts), run.model.family), texts)
@@ -345,11 +383,15 @@ def token_probabilities(run: Record, row: int = 0) -> pd.DataFrame:
         known = run.probabilities[row]
         table["logprobs"] = np.asarray(known.logprobs, dtype=np.float64)  # None becomes NaN
         table["margins"] = np.asarray(known.margins, dtype=np.float64)
-    return table.assign(logprobs=np.exp(table["logprobs"])).set_axis(list(PROBABILITY_COLUMNS), axis=1)
+    return table.assign(logprobs=np.exp(table["logprobs"])).set_axis(
+        list(PROBABILITY_COLUMNS), axis=1
+    )
 
 
 def text_tokens(run: Record, row: int = 0) -> dict[int, np.ndarray]:
-    """The tokens of each region's stripped text, as int64 indices: no marks, box or white space around it."""
+    """The tokens of each region's stripped text, as int64 indices: no marks, box or white space
+    around it.
+    """
     result = run.results[row]
     text = result.text or ""
     lengths = np.asarray([len(each) for each in result.token_texts], dtype=np.int64)

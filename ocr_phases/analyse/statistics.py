@@ -1,7 +1,7 @@
 """Whether times differ: Welch's t on the logarithms of each repeat's value, corrected by Holm.
 
-Times scatter by factors, so their logarithms are compared: a difference of two is the logarithm of a ratio.
-A repeat is one value, because what is measured within it shares what that repeat met.
+Times scatter by factors, so their logarithms are compared: a difference of two is the logarithm of
+a ratio. A repeat is one value, because what is measured within it shares what that repeat met.
 ``python -m benchmarks.verdicts`` shows how often equal runs are called different.
 """
 
@@ -27,8 +27,8 @@ _Name = TypeVar("_Name", bound=Hashable)
 def median_share(part: np.ndarray, whole: np.ndarray) -> float | None:
     """The median over repeats of a part over its phase; None where a repeat lacks the phase.
 
-    Both are ms, float64 [repeats]. A repeat that is slow as a whole keeps its shares, so this is steadier
-    than the ratio of two medians.
+    Both are ms, float64 [repeats]. A repeat that is slow as a whole keeps its shares, so this is
+    steadier than the ratio of two medians.
     """
     if not len(whole) or not (whole > 0).all():
         return None
@@ -38,9 +38,10 @@ def median_share(part: np.ndarray, whole: np.ndarray) -> float | None:
 def part_ms(part: np.ndarray, whole: np.ndarray) -> float:
     """The time in ms that stands for a part of a phase: its `median_share` of the phase's median.
 
-    So a part that is shown beside its share and its phase is that share of that phase, also in a noisy run,
-    where the median of the part's own times belongs to another repeat. Without the phase, or of a single
-    repeat, it is the median of the part's times. Both arguments are ms, float64 [repeats].
+    So a part that is shown beside its share and its phase is that share of that phase, also in a
+    noisy run, where the median of the part's own times belongs to another repeat. Without the
+    phase, or of a single repeat, it is the median of the part's times. Both arguments are ms,
+    float64 [repeats].
     """
     share = median_share(part, whole)
     if share is None or len(whole) == 1:
@@ -49,7 +50,9 @@ def part_ms(part: np.ndarray, whole: np.ndarray) -> float:
 
 
 class LogMean(NamedTuple):
-    """A mean of logarithms, its standard error and its degrees of freedom; NaN where they are unknown."""
+    """A mean of logarithms, its standard error and its degrees of freedom; NaN where they are
+    unknown.
+    """
 
     mean: float
     error: float
@@ -57,7 +60,9 @@ class LogMean(NamedTuple):
 
     @property
     def p(self) -> float:
-        """The two-sided probability of so large a mean where the true one is 0; NaN without an error."""
+        """The two-sided probability of so large a mean where the true one is 0; NaN without an
+        error.
+        """
         if self.error == 0.0:
             return float(self.mean == 0.0)
         return _outside(abs(self.mean) / self.error, self._whole) if self.error > 0.0 else math.nan
@@ -86,7 +91,9 @@ def log_ratio(baseline: ArrayLike, other: ArrayLike) -> LogMean:
     ours, theirs = log_mean(baseline), log_mean(other)
     error = math.hypot(ours.error, theirs.error)
     parts = (side.error**4 / side.freedom for side in (ours, theirs))
-    return LogMean(theirs.mean - ours.mean, error, error**4 / sum(parts) if error > 0.0 else math.nan)
+    return LogMean(
+        theirs.mean - ours.mean, error, error**4 / sum(parts) if error > 0.0 else math.nan
+    )
 
 
 def holm(tests: Mapping[_Name, LogMean]) -> dict[_Name, float]:
@@ -94,7 +101,9 @@ def holm(tests: Mapping[_Name, LogMean]) -> dict[_Name, float]:
 
     A test is proven where its interval at that alpha leaves 1 out.
     """
-    known = sorted((test.p, place, name) for place, (name, test) in enumerate(tests.items()) if test.p >= 0)
+    known = sorted(
+        (test.p, place, name) for place, (name, test) in enumerate(tests.items()) if test.p >= 0
+    )
     alphas, stopped = dict.fromkeys(tests, ALPHA), math.inf
     for place, (p, _, name) in enumerate(known):
         alphas[name] = min(ALPHA / (len(known) - place), stopped)
@@ -104,9 +113,11 @@ def holm(tests: Mapping[_Name, LogMean]) -> dict[_Name, float]:
 
 
 def leaders(values: Mapping[_Name, np.ndarray]) -> list[_Name]:
-    """The name of the least value and of those that Welch does not tell from it; empty where none is known.
+    """The name of the least value and of those that Welch does not tell from it; empty where none
+    is known.
 
-    ``values`` are float64 [repeats] by name. A name of a single repeat has no spread, so it leads nothing.
+    ``values`` are float64 [repeats] by name. A name of a single repeat has no spread, so it leads
+    nothing.
     """
     means = {name: mean for name, each in values.items() if (mean := log_mean(each)).error >= 0}
     ranked = sorted(means, key=lambda name: means[name].mean)
@@ -115,7 +126,9 @@ def leaders(values: Mapping[_Name, np.ndarray]) -> list[_Name]:
 
 
 def spread(values: ArrayLike) -> float:
-    """The standard deviation of the logarithms of ``values``, float64 [repeats]; NaN for a single one."""
+    """The standard deviation of the logarithms of ``values``, float64 [repeats]; NaN for a single
+    one.
+    """
     mean = log_mean(values)
     return mean.error * (mean.freedom + 1) ** 0.5
 

@@ -26,15 +26,17 @@ _INLINE = re.compile(r"a|b|i|u|s|em|strong|del|code|su[bp]|span|font|small|mark|
 _EDITS = {"equal": EQUAL, "replace": DIFFERENT, "insert": MISSING, "delete": EXTRA}
 _SPACE = re.compile(r"\s+")
 _BULLET = re.compile(r"^[ \t]*[•◦▪‣●■][ \t]+", re.MULTILINE)
-#: What Markdown takes for marks and a reader for text: a number before a paragraph, a note's number.
+#: What Markdown takes for marks and a reader for text: a number before a paragraph, a note's
+#: number.
 _NUMBER = re.compile(r"^([ \t]*\d{1,9})([.)])(?=\s)", re.MULTILINE)
 _NOTE = re.compile(r"^([ \t]*)(?=\[[^\]\n]*\]:)", re.MULTILINE)
-#: The marks of formulas. A single $ opens one where no space follows, and closes it where none precedes and
-#: no digit follows, so that sums of money keep theirs.
+#: The marks of formulas. A single $ opens one where no space follows, and closes it where none
+#: precedes and no digit follows, so that sums of money keep theirs.
 _MATH = re.compile(r"\\[()\[\]]|\$\$")
 _INLINE_MATH = re.compile(r"\$(?=\S)([^$\n]*[^\s$])\$(?!\d)")
 _MARKS_IN_CELLS = re.compile(r"[*_$\\`~]")
-#: What readers take quadratic time for, and no page has: blanks, and signs among which may be marks.
+#: What readers take quadratic time for, and no page has: blanks, and signs among which may be
+#: marks.
 _BLANKS = re.compile(r"[^\S\n]{101,}")
 _SIGNS = re.compile(r"[^\w\s\x00-\x7f]{31,}")
 _THIRTY = re.compile(r".{30}(?=.)", re.DOTALL)
@@ -50,7 +52,8 @@ _MARKDOWN = mistune.create_markdown(escape=False, plugins=["table", "strikethrou
 def plain_text(markdown: str) -> str:
     """Markdown and HTML as plain text, in Unicode NFKC, each run of white space one space.
 
-    Marks of headings, bullets, emphasis and formulas go; numbers, a table's cells and a link's text stay.
+    Marks of headings, bullets, emphasis and formulas go; numbers, a table's cells and a link's text
+    stay.
     """
     return _words(_html(markdown))
 
@@ -72,7 +75,9 @@ def _stream_safe(signs: re.Match[str]) -> str:
     """A joiner after each 30 marks: sorting a run of marks takes quadratic time."""
     runs = groupby(signs[0], key=lambda sign: unicodedata.combining(sign) > 0)
     joined = "\\g<0>\N{COMBINING GRAPHEME JOINER}"
-    return "".join(_THIRTY.sub(joined, "".join(run)) if marks else "".join(run) for marks, run in runs)
+    return "".join(
+        _THIRTY.sub(joined, "".join(run)) if marks else "".join(run) for marks, run in runs
+    )
 
 
 @lru_cache(maxsize=4)  # a truth is read as a text, and for its tables
@@ -95,7 +100,9 @@ def _split_tables(text: str) -> list[str]:
 
 
 def _words(markup: str) -> str:
-    """The character data of HTML as one line, with a space at each tag that is not of a word's look."""
+    """The character data of HTML as one line, with a space at each tag that is not of a word's
+    look.
+    """
     text = _TAG.sub(lambda tag: "" if _INLINE.fullmatch(tag[1] or "-") else " ", markup)
     return one_line(unescape(text))
 
@@ -104,7 +111,9 @@ def _words(markup: str) -> str:
 
 
 class Cell(NamedTuple):
-    """A node of a table's tree: the table, a row, or a cell with its text and spans (rows, columns)."""
+    """A node of a table's tree: the table, a row, or a cell with its text and spans (rows,
+    columns).
+    """
 
     name: str
     text: str
@@ -117,7 +126,12 @@ class Cell(NamedTuple):
 
     def words(self) -> list[str]:
         """The words of a table behind its name; an empty cell's name stands for them."""
-        return [word for name, text, _ in self.nodes() if name != "tr" for word in text.split() or [name]]
+        return [
+            word
+            for name, text, _ in self.nodes()
+            if name != "tr"
+            for word in text.split() or [name]
+        ]
 
 
 def tables_of(text: str) -> list[Cell]:
@@ -136,16 +150,20 @@ def _tree(markup: str) -> Cell:
             text = _words(inside)
             text = plain_text(text) if _MARKS_IN_CELLS.search(text) else text
             spans = {kind.lower(): int(number) for kind, number in reversed(_SPAN.findall(rest))}
-            rows[-1].children.append(Cell("cell", text, (spans.get("row", 1), spans.get("col", 1)), []))
+            rows[-1].children.append(
+                Cell("cell", text, (spans.get("row", 1), spans.get("col", 1)), [])
+            )
     return Cell("table", "", (1, 1), rows)
 
 
 def similarities(mine: Sequence[Cell], true: Sequence[Cell]) -> list[float]:
-    """Tree edit distance similarity (TEDS, Zhong et al. 2020) of the tables that belong together: 1 is equal.
+    """Tree edit distance similarity (TEDS, Zhong et al. 2020) of the tables that belong together: 1
+    is equal.
 
-    As there, but for heads: ``thead``, ``th`` and looks within a cell do not count. Of tables of more than
-    `MOST_NODES`, and of those beyond `MOST_TREE_PAIRS`, the nodes in their order are compared, not as trees.
-    Tables are paired in their order, those that share most words where all of them are aligned.
+    As there, but for heads: ``thead``, ``th`` and looks within a cell do not count. Of tables of
+    more than `MOST_NODES`, and of those beyond `MOST_TREE_PAIRS`, the nodes in their order are
+    compared, not as trees. Tables are paired in their order, those that share most words where all
+    of them are aligned.
     """
     left, found = MOST_TREE_PAIRS, []
     for ours, theirs in _partners(mine, true):
@@ -161,10 +179,17 @@ def similarities(mine: Sequence[Cell], true: Sequence[Cell]) -> list[float]:
 
 
 def _partners(mine: Sequence[Cell], true: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
-    """The tables that belong together: those that share most where all words are aligned, by fewest edits."""
-    sides = [[(word, at) for at, table in enumerate(side) for word in table.words()] for side in (mine, true)]
+    """The tables that belong together: those that share most where all words are aligned, by fewest
+    edits.
+    """
+    sides = [
+        [(word, at) for at, table in enumerate(side) for word in table.words()]
+        for side in (mine, true)
+    ]
     edits: Any = Levenshtein.opcodes(*([word for word, _ in side] for side in sides))
-    same = ((our + k, their + k) for our, their, size in edits.as_matching_blocks() for k in range(size))
+    same = (
+        (our + k, their + k) for our, their, size in edits.as_matching_blocks() for k in range(size)
+    )
     shared = Counter((sides[0][our][1], sides[1][their][1]) for our, their in same)
     pairs: dict[int, int] = {}
     given = set()
@@ -176,7 +201,9 @@ def _partners(mine: Sequence[Cell], true: Sequence[Cell]) -> list[tuple[Cell, Ce
 
 
 class _Costs(Config):
-    """TEDS: a node's insertion or removal costs 1; two cells differ by their texts' normalised distance."""
+    """TEDS: a node's insertion or removal costs 1; two cells differ by their texts' normalised
+    distance.
+    """
 
     def rename(self, node1: Cell, node2: Cell) -> float:
         if (node1.name, node1.spans) != (node2.name, node2.spans):
@@ -190,8 +217,9 @@ class _Costs(Config):
 def text_measures(written: str, true: str) -> dict[str, tuple[float, int]]:
     """Each measure of a plain text with what it was taken over: characters or words of the truth.
 
-    ``cer`` and ``wer``: Levenshtein distance in characters and words over the truth's length, as jiwer has
-    them; may exceed 1. ``edit_distance``: the same distance over the longer text's length, 0 to 1.
+    ``cer`` and ``wer``: Levenshtein distance in characters and words over the truth's length, as
+    jiwer has them; may exceed 1. ``edit_distance``: the same distance over the longer text's
+    length, 0 to 1.
     """
     words, edits = true.split(), Levenshtein.distance(written, true)
     return {
@@ -204,8 +232,8 @@ def text_measures(written: str, true: str) -> dict[str, tuple[float, int]]:
 def word_edits(written: str, true: str) -> list[tuple[str, str, str]]:
     """Two plain texts side by side: ``(kind, words written, words of the truth)``.
 
-    ``kind`` is `EQUAL`, `DIFFERENT`, `MISSING` (only in the truth) or `EXTRA` (only written), with the fewest
-    edits of words.
+    ``kind`` is `EQUAL`, `DIFFERENT`, `MISSING` (only in the truth) or `EXTRA` (only written), with
+    the fewest edits of words.
     """
     mine, theirs = written.split(), true.split()
     edits: Any = Levenshtein.opcodes(mine, theirs)

@@ -1,10 +1,12 @@
-"""Worker processes from their parent's side, and pools of them: of this machine, and of a dask scheduler.
+"""Worker processes from their parent's side, and pools of them: of this machine, and of a dask
+scheduler.
 
-Whatever can go wrong with a page goes wrong in such a process, with dask and without, so that timeouts and
-crashes are handled in one place: dask can neither stop a task nor survive one that takes its process with it.
-dask places pages, notices workers that are lost and hands their pages out again; a dask worker itself never
-loads torch, and its death takes its child with it. When a driver is gone, its scheduler cancels its pages,
-and the children that were at them are killed: the device is free again.
+Whatever can go wrong with a page goes wrong in such a process, with dask and without, so that
+timeouts and crashes are handled in one place: dask can neither stop a task nor survive one that
+takes its process with it. dask places pages, notices workers that are lost and hands their pages
+out again; a dask worker itself never loads torch, and its death takes its child with it. When a
+driver is gone, its scheduler cancels its pages, and the children that were at them are killed: the
+device is free again.
 """
 
 from __future__ import annotations
@@ -56,8 +58,8 @@ SCHEDULER_LOST = f"The scheduler was lost. {GOES_ON}"
 # With -P nothing is imported from the current folder, which may hold a timeit.py.
 WORKER = (sys.executable, "-P", "-m", "ocr_phases.batch.worker")
 
-#: Seconds that a worker has to import its libraries and load a model, beside the page's own time. Fetching a
-#: model from the hub is part of it.
+#: Seconds that a worker has to import its libraries and load a model, beside the page's own time.
+#: Fetching a model from the hub is part of it.
 START_SECONDS = 900.0
 
 #: What a worker answers when the model is loaded and a page's own time starts.
@@ -74,14 +76,15 @@ COUNT_SECONDS = 5.0
 class Outcome(msgspec.Struct, frozen=True):
     """One attempt at one page: ``failure`` is None for success, else a key of `FAILURES`.
 
-    ``seconds`` is the page's own time in the worker, ``load_s`` what loading the model took on top (0 where
-    it was warm), ``started`` UNIX time, ``rss_bytes`` the worker's memory when it was done. ``worker`` is the
-    process, ``slot`` its place, which stays the same when the process is replaced, and ``stderr`` the last
-    lines of one that is replaced. ``report`` is why the report of a page that was measured could not be
-    rendered with it, ``place`` the folder of this attempt's files, below the page's own: see `store.take`.
+    ``seconds`` is the page's own time in the worker, ``load_s`` what loading the model took on top
+    (0 where it was warm), ``started`` UNIX time, ``rss_bytes`` the worker's memory when it was
+    done. ``worker`` is the process, ``slot`` its place, which stays the same when the process is
+    replaced, and ``stderr`` the last lines of one that is replaced. ``report`` is why the report of
+    a page that was measured could not be rendered with it, ``place`` the folder of this attempt's
+    files, below the page's own: see `store.take`.
 
-    ``device`` is what ``auto`` stands for there, ``pages`` how many pages a PDF has, where that was the
-    request.
+    ``device`` is what ``auto`` stands for there, ``pages`` how many pages a PDF has, where that was
+    the request.
     """
 
     failure: str | None = None
@@ -102,11 +105,13 @@ class Outcome(msgspec.Struct, frozen=True):
 class Child:
     """One worker process that does one page at a time. Not for several threads at once.
 
-    ``environment`` is put over this process's own, ``command`` is the program to start. Requests and answers
-    are messages on the pair of sockets that is the program's standard input.
+    ``environment`` is put over this process's own, ``command`` is the program to start. Requests
+    and answers are messages on the pair of sockets that is the program's standard input.
     """
 
-    def __init__(self, environment: Mapping[str, str] | None = None, command: Command = WORKER) -> None:
+    def __init__(
+        self, environment: Mapping[str, str] | None = None, command: Command = WORKER
+    ) -> None:
         self.command = list(command)
         self.options: dict[str, Any] = {
             "env": {**child_environment(), **(environment or {})},
@@ -118,10 +123,11 @@ class Child:
         self.slot = f"{platform.node()}:{uuid.uuid4().hex}"
 
     def run(self, request: WorkerRequest, timeout: float | None = None) -> Outcome:
-        """Do one page, within ``timeout`` seconds from when the model is loaded; never raises for a page.
+        """Do one page, within ``timeout`` seconds from when the model is loaded; never raises for a
+        page.
 
-        A worker that dies, takes too long or reports an unexpected error is replaced at the next page. It is
-        killed when its page is ``unwanted()``.
+        A worker that dies, takes too long or reports an unexpected error is replaced at the next
+        page. It is killed when its page is ``unwanted()``.
         """
         if self.process is not None and self.process.poll() is not None:
             self.close()  # it died since its last page, which is none of this one's attempts
@@ -139,8 +145,12 @@ class Child:
         place = {"slot": self.slot, "worker": f"{platform.node()}:{process.pid}", "stderr": ""}
         if outcome.failure in ("timeout", "died", "error"):
             place["stderr"] = self.close(0.0 if outcome.failure == "timeout" else _END_SECONDS)
-        reason = _why_dead(process, place["stderr"]) if outcome.failure == "died" else outcome.reason
-        return msgspec.structs.replace(outcome, reason=reason, started=self.started, **times, **place)
+        reason = (
+            _why_dead(process, place["stderr"]) if outcome.failure == "died" else outcome.reason
+        )
+        return msgspec.structs.replace(
+            outcome, reason=reason, started=self.started, **times, **place
+        )
 
     def close(self, patience: float = 0.0) -> str:
         """End the process, if there is one, which may do so itself within ``patience`` seconds.
@@ -164,7 +174,9 @@ class Child:
         self.pipe, other = Pipe()
         errors = self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process)
         with other:
-            self.process = subprocess.Popen(self.command, stdin=other.fileno(), stdout=errors, **self.options)
+            self.process = subprocess.Popen(
+                self.command, stdin=other.fileno(), stdout=errors, **self.options
+            )
         return self.process
 
     def _answer(self, process: _Process, request: WorkerRequest, timeout: float | None) -> Outcome:
@@ -179,7 +191,9 @@ class Child:
                 if self.unwanted():
                     process.kill()
                 if time.monotonic() >= end:
-                    raise TimeoutError(f"More than {seconds:g} s for {what}: the worker was killed.")
+                    raise TimeoutError(
+                        f"More than {seconds:g} s for {what}: the worker was killed."
+                    )
             message = self.pipe.recv_bytes()
             if message != READY:
                 break
@@ -197,9 +211,13 @@ def _why_dead(process: _Process, stderr: str) -> str:
 
 
 class LocalPool:
-    """A worker process of this machine for each of ``environments``, which is put over this process's own."""
+    """A worker process of this machine for each of ``environments``, which is put over this
+    process's own.
+    """
 
-    def __init__(self, environments: Sequence[Mapping[str, str]] = ({},), command: Command = WORKER) -> None:
+    def __init__(
+        self, environments: Sequence[Mapping[str, str]] = ({},), command: Command = WORKER
+    ) -> None:
         self.children = [Child(environment, command) for environment in environments]
         self.closed, self.thread, free = threading.Event(), threading.local(), iter(self.children)
 
@@ -230,7 +248,8 @@ class LocalPool:
 
 
 def worker_environments(workers: int | None, device: str) -> list[dict[str, str]]:
-    """The variables that give each worker of this machine its own device: a GPU, or a share of the cores.
+    """The variables that give each worker of this machine its own device: a GPU, or a share of the
+    cores.
 
     Without a number, one worker a GPU that is visible here, and one where there is none. Raises
     `OcrPhasesError` for more workers than GPUs or cores, or several on one named GPU.
@@ -239,9 +258,13 @@ def worker_environments(workers: int | None, device: str) -> list[dict[str, str]
     gpus = [] if device == "cpu" or ":" in device else visible_gpus()
     count = workers or len(gpus) or 1
     if gpus and count > len(gpus):
-        raise OcrPhasesError(f"{count} workers on {len(gpus)} GPUs: timings need a GPU each; ask for fewer.")
+        raise OcrPhasesError(
+            f"{count} workers on {len(gpus)} GPUs: timings need a GPU each; ask for fewer."
+        )
     if not gpus and count > 1 and device.startswith("cuda"):
-        raise OcrPhasesError(f"{count} workers on {device}: give --device cuda, which is one GPU each.")
+        raise OcrPhasesError(
+            f"{count} workers on {device}: give --device cuda, which is one GPU each."
+        )
     places = [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus[:count]] or [{}] * count
     return [{**place, **(thread_share(count) if count > 1 else {})} for place in places]
 
@@ -249,7 +272,9 @@ def worker_environments(workers: int | None, device: str) -> list[dict[str, str]
 def check_workers(option: str, workers: int) -> None:
     """Raise `OcrPhasesError` for less than one worker of this machine, or more than it has cores."""
     if not 1 <= workers <= cores():
-        raise OcrPhasesError(f"{option} is {workers}: give 1 to {cores()}, at most one for each core.")
+        raise OcrPhasesError(
+            f"{option} is {workers}: give 1 to {cores()}, at most one for each core."
+        )
 
 
 def thread_share(workers: int) -> dict[str, str]:
@@ -263,7 +288,9 @@ def visible_gpus() -> list[str]:
     if (chosen := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1")]
     try:
-        answer = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False, timeout=60)
+        answer = subprocess.run(
+            ["nvidia-smi", "-L"], capture_output=True, text=True, check=False, timeout=60
+        )
     except FileNotFoundError:
         return []
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -281,10 +308,14 @@ _children: dict[tuple[str, ...], Child] = {}
 _one_page_at_a_time = threading.Lock()
 
 
-def run_on_worker(request: WorkerRequest, timeout: float | None, command: Command | None = None) -> Outcome:
-    """One page in this dask worker's child, which stays for the next; one at a time, whatever its threads.
+def run_on_worker(
+    request: WorkerRequest, timeout: float | None, command: Command | None = None
+) -> Outcome:
+    """One page in this dask worker's child, which stays for the next; one at a time, whatever its
+    threads.
 
-    Without a ``command`` it is this worker's own interpreter, which need not lie where the driver's does.
+    Without a ``command`` it is this worker's own interpreter, which need not lie where the driver's
+    does.
     """
     from distributed import get_worker
 
@@ -298,7 +329,9 @@ def run_on_worker(request: WorkerRequest, timeout: float | None, command: Comman
 
 
 def stop_children() -> None:
-    """End this dask worker's children, so that the device is free again; the next page starts a new one."""
+    """End this dask worker's children, so that the device is free again; the next page starts a new
+    one.
+    """
     for process in filter(None, [child.process for child in _children.values()]):
         process.kill()
 
@@ -306,9 +339,9 @@ def stop_children() -> None:
 class DaskPool:
     """The workers of the dask scheduler at ``address``.
 
-    dask's own configuration names the files of a TLS connection. ``plain`` says that the connection is not
-    encrypted, and so that the scheduler asks nobody who they are.
-    Raises `OcrPhasesError` without dask.distributed, or where the scheduler does not answer.
+    dask's own configuration names the files of a TLS connection. ``plain`` says that the connection
+    is not encrypted, and so that the scheduler asks nobody who they are. Raises `OcrPhasesError`
+    without dask.distributed, or where the scheduler does not answer.
     """
 
     def __init__(self, address: str, command: Command | None = None) -> None:
@@ -319,14 +352,23 @@ class DaskPool:
         except ImportError as error:
             advice = 'pip install "ocr_phases[cluster]"'
             raise OcrPhasesError(f"A scheduler needs dask.distributed: {advice}.") from error
-        except (OSError, ValueError, TypeError, RuntimeError) as error:  # the last two: of certificates
+        except (
+            OSError,
+            ValueError,
+            TypeError,
+            RuntimeError,
+        ) as error:  # the last two: of certificates
             raise OcrPhasesError(f"The scheduler {address} does not answer ({error}).") from error
         self.command, self.counted = command, (0.0, 0)
         # dask-gateway's own is TLS, too.
-        self.plain = not str(self.client.scheduler.address).startswith(("tls://", "wss://", "gateway://"))
+        self.plain = not str(self.client.scheduler.address).startswith(
+            ("tls://", "wss://", "gateway://")
+        )
         self.executor = self.client.get_executor(pure=False)
 
-    def submit(self, request: WorkerRequest, timeout: float | None, **where: Any) -> Future[Outcome]:
+    def submit(
+        self, request: WorkerRequest, timeout: float | None, **where: Any
+    ) -> Future[Outcome]:
         """As in `LocalPool`; raises `OcrPhasesError` where the scheduler was lost."""
         if self.client.status != "running":
             raise OcrPhasesError(SCHEDULER_LOST)
@@ -335,7 +377,9 @@ class DaskPool:
     def ask(self, request: WorkerRequest) -> list[Future[Outcome]]:
         """As in `LocalPool`."""
         workers = self._addresses()
-        return [self.submit(request, None, workers=[each], allow_other_workers=True) for each in workers]
+        return [
+            self.submit(request, None, workers=[each], allow_other_workers=True) for each in workers
+        ]
 
     def workers(self) -> int:
         """How many workers the scheduler has now; they may come and go."""

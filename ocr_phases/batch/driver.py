@@ -1,8 +1,8 @@
 """The driver: assigns pages to workers and records the state of each.
 
-The driver is the only writer of status files and the only judge: a worker's answer counts once, when what it
-wrote is put in place and its status is written. Pages are read, hashed and handed out as there is room, so a
-million of them are never in memory at once, neither here nor in a scheduler.
+The driver is the only writer of status files and the only judge: a worker's answer counts once,
+when what it wrote is put in place and its status is written. Pages are read, hashed and handed out
+as there is room, so a million of them are never in memory at once, neither here nor in a scheduler.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import read_regular
 from ocr_phases.record.store import file_hash, take, write_status
 
-#: So many pages failing alike before any page went well, or one after another in one worker's place, is no
-#: matter of the pages.
+#: So many pages failing alike before any page went well, or one after another in one worker's
+#: place, is no matter of the pages.
 GIVE_UP_AFTER = 10
 
 # Failures that trying again does not mend.
@@ -51,10 +51,11 @@ WAIT_SECONDS = 1.0
 
 @dataclass
 class Counts:
-    """Progress of a batch. ``kept`` pages were finished by an earlier command, ``again`` named twice.
+    """Progress of a batch. ``kept`` pages were finished by an earlier command, ``again`` named
+    twice.
 
-    ``alike`` counts the reasons of failures before any page went well, ``by_slot`` has the pages that failed
-    one after another in a worker's place.
+    ``alike`` counts the reasons of failures before any page went well, ``by_slot`` has the pages
+    that failed one after another in a worker's place.
     """
 
     kept: int = 0
@@ -70,12 +71,15 @@ class Counts:
         return self.kept + self.done + self.failed + self.again
 
     def judge(self, outcome: Outcome, page: str, last: bool) -> None:
-        """Raise `OcrPhasesError` after an attempt at a page (its id) that shows that no page can succeed."""
+        """Raise `OcrPhasesError` after an attempt at a page (its id) that shows that no page can
+        succeed.
+        """
         well, reason = self.kept + self.done, outcome.reason.rstrip(".")
         if outcome.failure in _SOUND:
             self.by_slot.pop(outcome.slot, None)
         elif outcome.failure in _BROKEN and outcome.slot:
-            # A broken device fails its pages faster than sound ones do theirs: soon it had failed all.
+            # A broken device fails its pages faster than sound ones do theirs: soon it had failed
+            # all.
             self.by_slot[outcome.slot].add(page)
         self.alike[reason] += last and outcome.failure is not None and not well
         where = outcome.slot.partition(":")[0]
@@ -85,7 +89,9 @@ class Counts:
             f"{reason}. Mend the device or its model; if it is sound, leave these pages out{longer}. "
             f"{GOES_ON}"
         )
-        alike = f"The first {GIVE_UP_AFTER} pages failed alike: {reason}. Correct that and start again."
+        alike = (
+            f"The first {GIVE_UP_AFTER} pages failed alike: {reason}. Correct that and start again."
+        )
         if outcome.failure in ("output", "versions"):
             raise OcrPhasesError(f"{outcome.reason} {GOES_ON}")
         if outcome.failure == "model" and not well and not self.failed:
@@ -109,7 +115,9 @@ class Task:
     attempts: list[Outcome] = field(default_factory=list)
 
     def write(self, price_per_hour: float | None) -> bool:
-        """Write the status of a page whose last attempt, at this price, was its end; whether it went well."""
+        """Write the status of a page whose last attempt, at this price, was its end; whether it
+        went well.
+        """
         outcome, status = self.attempts[-1], dict(self.known)
         reason = outcome.reason if outcome.failure else outcome.report
         told: dict[str, Any] = {"state": "failed" if reason else "done", "reason": reason}
@@ -143,7 +151,8 @@ def _run(
     price_per_hour: float | None = None,
     progress: Callable[[Counts], None] = lambda counts: None,
 ) -> Counts:
-    """Hand ``tasks`` to a pool as there is room, try failed ones again, and put what was written in place.
+    """Hand ``tasks`` to a pool as there is room, try failed ones again, and put what was written in
+    place.
 
     Where this is given up or interrupted, the workers end and what they were writing is cleared.
     """
@@ -166,7 +175,9 @@ def _run(
                 again = outcome.failure not in _SOUND and len(task.attempts) <= retries
                 if outcome.place and not again:
                     take(task.folder, outcome.place)
-                clear_left_behind(task.folder)  # also what a lost worker left, whose task dask began again
+                clear_left_behind(
+                    task.folder
+                )  # also what a lost worker left, whose task dask began again
                 del running[future]
                 if task.mode != "render":
                     counts.judge(outcome, task.known["id"], last=not again)
@@ -184,15 +195,16 @@ def _run(
 
 
 def measure_pages(out: Path, pool: Pool, *, mode: str = "measure", **options: Any) -> Counts:
-    """Bring every page of `list_pages` to an end: done, failed with its reason, or kept from before.
+    """Bring every page of `list_pages` to an end: done, failed with its reason, or kept from
+    before.
 
-    ``mode`` is ``measure`` or ``notebook``. Of the ``options``, ``retries`` is how often a page that failed
-    is tried again, unless the page or the request is at fault (1), ``timeout`` its seconds (None),
-    ``price_per_hour`` goes into its record, and ``progress(counts)`` is called after every page, and every
-    second. Raises `OcrPhasesError` where going on
-    makes no sense: results cannot be written, the model cannot be loaded for the first page, a worker has
-    other versions, the scheduler was lost, `GIVE_UP_AFTER` pages fail alike from the start, or so many one
-    after another in one worker's place. What is finished then stays so.
+    ``mode`` is ``measure`` or ``notebook``. Of the ``options``, ``retries`` is how often a page
+    that failed is tried again, unless the page or the request is at fault (1), ``timeout`` its
+    seconds (None), ``price_per_hour`` goes into its record, and ``progress(counts)`` is called
+    after every page, and every second. Raises `OcrPhasesError` where going on makes no sense:
+    results cannot be written, the model cannot be loaded for the first page, a worker has other
+    versions, the scheduler was lost, `GIVE_UP_AFTER` pages fail alike from the start, or so many
+    one after another in one worker's place. What is finished then stays so.
     """
     counts = Counts()
 
@@ -216,8 +228,8 @@ def measure_pages(out: Path, pool: Pool, *, mode: str = "measure", **options: An
 def render_pages(out: Path, pool: Pool, **options: Any) -> Counts:
     """Render the report of every page of `waiting_reports`: ``done`` and ``failed``.
 
-    One that fails is tried again; what became of it goes into the page's status. The ``options`` are
-    `measure_pages`'. Raises `OcrPhasesError` where a status cannot be written.
+    One that fails is tried again; what became of it goes into the page's status. The ``options``
+    are `measure_pages`'. Raises `OcrPhasesError` where a status cannot be written.
     """
 
     def tasks() -> Iterator[Task]:
@@ -231,8 +243,8 @@ def render_pages(out: Path, pool: Pool, **options: Any) -> Counts:
 def auto_device(pool: Pool, waiting: Callable[[], None] = lambda: None) -> str:
     """The device that ``--device auto`` selects on the pool's workers: ``cuda`` or ``cpu``.
 
-    ``waiting`` is called every second until they have answered. Raises `OcrPhasesError` where none can say,
-    where they differ, and where the scheduler was lost.
+    ``waiting`` is called every second until they have answered. Raises `OcrPhasesError` where none
+    can say, where they differ, and where the scheduler was lost.
     """
     for _ in range(2):  # a worker may be lost over the question, as over a page
         while not (asked := pool.ask({"mode": "device"})):
@@ -246,7 +258,9 @@ def auto_device(pool: Pool, waiting: Callable[[], None] = lambda: None) -> str:
     if not found:
         raise OcrPhasesError(f"No worker could start: {outcomes[0].reason}")
     if len(found) > 1:
-        raise OcrPhasesError("Some workers have a GPU, some do not: give --device cuda or --device cpu.")
+        raise OcrPhasesError(
+            "Some workers have a GPU, some do not: give --device cuda or --device cpu."
+        )
     return found.pop()
 
 
@@ -255,4 +269,6 @@ def _result(future: Future[Outcome]) -> Outcome:
         raise OcrPhasesError(SCHEDULER_LOST)
     if (error := future.exception()) is None:
         return future.result()
-    return Outcome("died", f"The worker was lost ({type(error).__name__}: {error}).", started=time.time())
+    return Outcome(
+        "died", f"The worker was lost ({type(error).__name__}: {error}).", started=time.time()
+    )

@@ -1,4 +1,6 @@
-"""What a batch says of a measured page, kept beside its record: index and tables read no record again."""
+"""What a batch says of a measured page, kept beside its record: index and tables read no record
+again.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +29,14 @@ from ocr_phases.results.run import PhaseRun
 FIGURES = "figures.json"
 _LARGEST_FIGURES = 2**28  # in bytes: the longest answers have some 20 MB of tables
 
-#: Columns of the tables of all pages, behind the page's own id and name. The token's id is ``token_id``;
-#: probabilities stay in the records.
+#: Columns of the tables of all pages, behind the page's own id and name. The token's id is
+#: ``token_id``; probabilities stay in the records.
 TABLES = {
     "spans": list(SPAN_COLUMNS),
     "tokens": [
-        {"id": "token_id"}.get(name, name) for name in TOKEN_COLUMNS if name not in PROBABILITY_COLUMNS
+        {"id": "token_id"}.get(name, name)
+        for name in TOKEN_COLUMNS
+        if name not in PROBABILITY_COLUMNS
     ],
 }
 
@@ -98,13 +102,14 @@ class Region(msgspec.Struct):
 
 
 class Figures(msgspec.Struct):
-    """``figures.json``, of the record with the SHA-256 ``record`` and the ``truth.json`` with ``truth``.
+    """``figures.json``, of the record with the SHA-256 ``record`` and the ``truth.json`` with
+    ``truth``.
 
-    ``row`` has columns of the batch's ``pages.csv`` among others, ``regions`` the costliest first. ``text``
-    is the plain text where other runs of the page are to be compared with it, and ``richness`` by what one of
-    them becomes the reference. ``tables`` has the page's rows of `TABLES` as CSV: to write numbers as text
-    takes longer than all else that the driver does for a page, so the worker does it. ``sha256`` is that of
-    everything else.
+    ``row`` has columns of the batch's ``pages.csv`` among others, ``regions`` the costliest first.
+    ``text`` is the plain text where other runs of the page are to be compared with it, and
+    ``richness`` by what one of them becomes the reference. ``tables`` has the page's rows of
+    `TABLES` as CSV: to write numbers as text takes longer than all else that the driver does for a
+    page, so the worker does it. ``sha256`` is that of everything else.
     """
 
     schema: Literal[5]
@@ -119,11 +124,17 @@ class Figures(msgspec.Struct):
 
     def content_hash(self) -> str:
         """SHA-256 of everything else in the file."""
-        return hashlib.sha256(msgspec.json.encode(msgspec.structs.replace(self, sha256=""))).hexdigest()
+        return hashlib.sha256(
+            msgspec.json.encode(msgspec.structs.replace(self, sha256=""))
+        ).hexdigest()
 
 
-def page_figures(run: PhaseRun, job: str, page: str, record: str, truth: str | None = None) -> Figures:
-    """The figures of the ``page`` of a ``job`` (its id): of a record and a truth with these SHA-256s."""
+def page_figures(
+    run: PhaseRun, job: str, page: str, record: str, truth: str | None = None
+) -> Figures:
+    """The figures of the ``page`` of a ``job`` (its id): of a record and a truth with these
+    SHA-256s.
+    """
     frames = {"spans": run.spans, "tokens": run.token_table.rename(columns={"id": "token_id"})}
     tables = {}
     for name, frame in frames.items():
@@ -141,7 +152,9 @@ def page_figures(run: PhaseRun, job: str, page: str, record: str, truth: str | N
         "tables": tables,
     }
     # JSON has no numpy numbers, and not pandas' missing value.
-    data = msgspec.json.encode(content, enc_hook=lambda value: None if value is pd.NA else value.item())
+    data = msgspec.json.encode(
+        content, enc_hook=lambda value: None if value is pd.NA else value.item()
+    )
     figures = msgspec.json.decode(data, type=Figures)
     figures.sha256 = figures.content_hash()
     return figures
@@ -154,7 +167,9 @@ def page_run(folder: Path) -> PhaseRun:
 
 
 def write_figures(folder: Path, run: PhaseRun, job: str, page: str) -> Figures:
-    """Write the figures of the record in ``folder``, which is ``run``; `OcrPhasesError` if that fails."""
+    """Write the figures of the record in ``folder``, which is ``run``; `OcrPhasesError` if that
+    fails.
+    """
     figures = page_figures(run, job, page, file_hash(folder / RECORD), truth_hash(folder))
     make_way(folder / FIGURES)
     write_atomic(folder / FIGURES, msgspec.json.encode(figures))
@@ -164,10 +179,13 @@ def write_figures(folder: Path, run: PhaseRun, job: str, page: str) -> Figures:
 def read_figures(folder: Path, digest: str, job: str, page: str) -> Figures:
     """The figures of the record in ``folder`` with this SHA-256.
 
-    They are made anew where they are missing, damaged, or of another record or truth; raises as `page_run`.
+    They are made anew where they are missing, damaged, or of another record or truth; raises as
+    `page_run`.
     """
     with contextlib.suppress(OSError, ValueError, RecursionError, OcrPhasesError):
-        figures = msgspec.json.decode(read_regular(folder / FIGURES, _LARGEST_FIGURES), type=Figures)
+        figures = msgspec.json.decode(
+            read_regular(folder / FIGURES, _LARGEST_FIGURES), type=Figures
+        )
         same_sources = (figures.record, figures.truth) == (digest, truth_hash(folder))
         if same_sources and figures.sha256 == figures.content_hash():
             return figures
@@ -177,11 +195,17 @@ def read_figures(folder: Path, digest: str, job: str, page: str) -> Figures:
 def _row(run: PhaseRun) -> dict[str, Any]:
     truth, checks = run.truth_of(), [(check.name, check.verdict) for check in run_rules(run)]
     # Failed and noisy checks, a repetition loop, an incomplete text.
-    bad = [name for name, verdict in checks if verdict in ("fail", "noisy") or (name, verdict) == _LOOP]
+    bad = [
+        name for name, verdict in checks if verdict in ("fail", "noisy") or (name, verdict) == _LOOP
+    ]
     cut = run.result.finish_reason == "length" and not run.request.ignore_eos
     warnings = [*(name.replace("_", " ") for name in bad), *["cut at the token limit"] * cut]
     return {
-        **{_COLUMNS.get(name, name): value for name, value in run.summary().items() if name != "text"},
+        **{
+            _COLUMNS.get(name, name): value
+            for name, value in run.summary().items()
+            if name != "text"
+        },
         **quality_of(run),
         "model": run.model.name,
         "preset": run.request.preset,

@@ -37,16 +37,17 @@ from ocr_phases.files import make_way, read_regular, write_atomic
 from ocr_phases.record.store import check_record, write_status
 from ocr_phases.text import count_text
 
-#: One row a page that was named, in that order. ms are medians over repeats, as `PhaseRun.summary` has them;
-#: ``page_ms`` is one reading from the page's file to its last token, ``seconds`` the page's own time in its
-#: worker, ``folder`` where its files are, ``report`` whether it has one.
+#: One row a page that was named, in that order. ms are medians over repeats, as `PhaseRun.summary`
+#: has them; ``page_ms`` is one reading from the page's file to its last token, ``seconds`` the
+#: page's own time in its worker, ``folder`` where its files are, ``report`` whether it has one.
 #:
-#: Compression is generated tokens over image tokens, or as the vendor counts, the text's tokens over them.
-#: ``edit_distance`` to ``repetition`` are `ocr_phases.analyse.quality`'s where there is a truth;
-#: ``agreement`` is else with the same page's record of the longest prompt, ``reference`` the record that is
-#: the truth, ``category`` the truth's, and ``page_id`` what the page is known by. ``repeated_share`` is the
-#: part of the decode time that made repeated text, ``energy_j`` a repeat's. ``noisy`` is whether its
-#: times are not to be trusted, ``cut`` whether its text ends at the token limit, and in no loop.
+#: Compression is generated tokens over image tokens, or as the vendor counts, the text's tokens
+#: over them. ``edit_distance`` to ``repetition`` are `ocr_phases.analyse.quality`'s where there is
+#: a truth; ``agreement`` is else with the same page's record of the longest prompt, ``reference``
+#: the record that is the truth, ``category`` the truth's, and ``page_id`` what the page is known
+#: by. ``repeated_share`` is the part of the decode time that made repeated text, ``energy_j`` a
+#: repeat's. ``noisy`` is whether its times are not to be trusted, ``cut`` whether its text ends at
+#: the token limit, and in no loop.
 _COLUMNS = """
 page:object status:object reason:object model:object preset:object ttft_ms prefill_ms inter_token_ms decode_ms
 page_ms tokens:Int64 vision_share prompt_tokens image_tokens peak_bytes energy_j wh_per_1000_pages
@@ -54,10 +55,21 @@ price_per_1000_pages compression vendor_compression edit_distance cer table_simi
 repeated_share agreement reference:object category:object page_id:object warnings:object noisy:bool cut:bool
 attempts:Int64 seconds device:object report:bool id:object folder:object
 """
-_KINDS = {name: kind or "float64" for name, _, kind in (one.partition(":") for one in _COLUMNS.split())}
+_KINDS = {
+    name: kind or "float64" for name, _, kind in (one.partition(":") for one in _COLUMNS.split())
+}
 PAGE_COLUMNS = tuple(_KINDS)
 #: The costliest regions of all pages, the costliest first; columns as in `regions.region_table`.
-REGION_COLUMNS = ("page", "label", "tokens", "characters", "decode_ms", "ms_per_char", "text", "folder")
+REGION_COLUMNS = (
+    "page",
+    "label",
+    "tokens",
+    "characters",
+    "decode_ms",
+    "ms_per_char",
+    "text",
+    "folder",
+)
 
 DONE, FAILED, UNFINISHED = "done", "failed", "not finished"
 
@@ -78,15 +90,17 @@ class BatchIndex(NamedTuple):
 def build_index(out: Path, price_per_hour: float | None = None) -> BatchIndex:
     """Read every page of ``jobs.jsonl`` once and write ``pages.csv`` and the span and token tables.
 
-    A page named twice has two rows and is in the tables once. A record, a status or a line of the listing
-    that is damaged makes its page a failed one. Pages have a price by ``price_per_hour``.
-    In ``pages.csv`` a text that a spreadsheet would take for a formula has a single quote in front. Raises
-    `OcrPhasesError` where the listing is missing or a table cannot be written.
+    A page named twice has two rows and is in the tables once. A record, a status or a line of the
+    listing that is damaged makes its page a failed one. Pages have a price by ``price_per_hour``.
+    In ``pages.csv`` a text that a spreadsheet would take for a formula has a single quote in front.
+    Raises `OcrPhasesError` where the listing is missing or a table cannot be written.
     """
     rows, regions, digests = list[tuple[Any, ...]](), list[dict[str, Any]](), dict[str, str]()
     with contextlib.ExitStack() as stack:
         what = f"The tables in {out}"
-        files = {name: stack.enter_context(writing_whole(out / f"{name}.csv", what)) for name in TABLES}
+        files = {
+            name: stack.enter_context(writing_whole(out / f"{name}.csv", what)) for name in TABLES
+        }
         for name, file in files.items():
             file.write(",".join(("id", "page", *TABLES[name])) + "\n")
         for entry in read_listing(out):
@@ -95,11 +109,15 @@ def build_index(out: Path, price_per_hour: float | None = None) -> BatchIndex:
             if figures is not None and entry["id"] not in digests:
                 digests[entry["id"]] = figures.record
                 regions += [{**row, **msgspec.structs.asdict(region)} for region in figures.regions]
-                regions = heapq.nlargest(MOST_REGIONS, regions, key=lambda region: region["decode_ms"])
+                regions = heapq.nlargest(
+                    MOST_REGIONS, regions, key=lambda region: region["decode_ms"]
+                )
                 for name, text in figures.tables.items():
                     files[name].write(text)
     pages = pd.DataFrame(rows, columns=list(PAGE_COLUMNS)).astype(_KINDS)
-    pages["price_per_1000_pages"] = hours_per_1000_pages(pages["page_ms"]) * (price_per_hour or float("nan"))
+    pages["price_per_1000_pages"] = hours_per_1000_pages(pages["page_ms"]) * (
+        price_per_hour or float("nan")
+    )
     for _, runs in pages.drop_duplicates("id").groupby("page_id", sort=False):
         if len(runs) > 1:
             _agree(out, pages, runs, digests)
@@ -109,7 +127,9 @@ def build_index(out: Path, price_per_hour: float | None = None) -> BatchIndex:
     return BatchIndex(pages, pd.DataFrame(regions, columns=list(REGION_COLUMNS)))
 
 
-def write_index(out: Path, price_per_hour: float | None = None, *, stopped: bool = False) -> pd.DataFrame:
+def write_index(
+    out: Path, price_per_hour: float | None = None, *, stopped: bool = False
+) -> pd.DataFrame:
     """Write ``index.html`` and the tables; the pages' one (`PAGE_COLUMNS`).
 
     ``stopped`` says that not all pages are through.
@@ -118,7 +138,10 @@ def write_index(out: Path, price_per_hour: float | None = None, *, stopped: bool
 
     index = build_index(out, price_per_hour)
     devices, models = (sorted(set(index.pages[name].dropna())) for name in ("device", "model"))
-    end, now = "stopped early" if stopped else "finished", time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
+    end, now = (
+        "stopped early" if stopped else "finished",
+        time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+    )
     facts = {"": " · ".join([*models, *devices]), end: now}
     title = f"{out.resolve().name}: {count_text(len(index.pages), 'page')}"
     left_out = dict[str, int]()
@@ -146,7 +169,9 @@ def _page_row(out: Path, entry: Entry) -> tuple[dict[str, Any], Figures | None]:
         if status["failure"]:
             raise OcrPhasesError(f"{status['failure']}: {status['reason']}")
         check_truth(folder, status)
-        figures = read_figures(folder, check_record(folder / RECORD, status), entry["id"], entry["page"])
+        figures = read_figures(
+            folder, check_record(folder / RECORD, status), entry["id"], entry["page"]
+        )
     except OcrPhasesError as error:
         return {**row, "reason": str(error)}, None
     row |= {**msgspec.structs.asdict(figures.row), "status": DONE}
@@ -158,7 +183,9 @@ def _page_row(out: Path, entry: Entry) -> tuple[dict[str, Any], Figures | None]:
 
 
 def _agree(out: Path, pages: pd.DataFrame, runs: pd.DataFrame, digests: Mapping[str, str]) -> None:
-    """Fill in the agreement of ``runs`` of one page at several settings, where nothing tells its truth."""
+    """Fill in the agreement of ``runs`` of one page at several settings, where nothing tells its
+    truth.
+    """
     found = dict[str, tuple[list[float], str]]()
     for job, folder, page in runs[["id", "folder", "page"]].itertuples(index=False):
         figures = read_figures(out / folder, digests[job], job, page)
@@ -173,9 +200,9 @@ def _agree(out: Path, pages: pd.DataFrame, runs: pd.DataFrame, digests: Mapping[
 def add_truths(out: Path, path: Path) -> tuple[int, int, dict[str, str]]:
     """Put the truth at ``path`` beside the record of every finished page, unless it is there.
 
-    ``path`` is as for `page_truth`; a page that got another truth than its report shows is rendered again.
-    Returns how many pages have a truth, how many lack one, and why one could not be read, by page: that page
-    is left without. Raises `OcrPhasesError` where a truth cannot be written.
+    ``path`` is as for `page_truth`; a page that got another truth than its report shows is rendered
+    again. Returns how many pages have a truth, how many lack one, and why one could not be read, by
+    page: that page is left without. Raises `OcrPhasesError` where a truth cannot be written.
     """
     found, lacking, problems = 0, 0, dict[str, str]()
     for entry, folder, status in finished_pages(out):
@@ -188,12 +215,16 @@ def add_truths(out: Path, path: Path) -> tuple[int, int, dict[str, str]]:
             lacking += 1
             continue
         found += 1
-        kept = json.dumps(msgspec.to_builtins(truth), ensure_ascii=False, indent=1).encode("utf-8", "replace")
+        kept = json.dumps(msgspec.to_builtins(truth), ensure_ascii=False, indent=1).encode(
+            "utf-8", "replace"
+        )
         digest = hashlib.sha256(kept).hexdigest()
         if truth_hash(folder) != digest:
             make_way(folder / TRUTH)
             write_atomic(folder / TRUTH, kept)
-        if status.get("truth") != digest:  # last, so that what a kill leaves between the two is mended here
+        if (
+            status.get("truth") != digest
+        ):  # last, so that what a kill leaves between the two is mended here
             raw = msgspec.json.decode(read_regular(folder / STATUS), type=dict[str, Any])
             write_status(folder / STATUS, {**raw, "truth": digest})
     return found, lacking, problems

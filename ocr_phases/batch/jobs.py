@@ -48,9 +48,9 @@ COUNT_SECONDS = 60.0  # for the pages of one file
 class Page:
     """One page to measure: its name in the batch, where it is, and settings that only it has.
 
-    ``name`` is the path below the folder that was named, or the file's name; a page of a PDF, or of a
-    TIFF with several, ends in ``#3``, also in ``source``, which is absolute. ``problem`` is why it cannot be
-    measured, where that is known without reading it.
+    ``name`` is the path below the folder that was named, or the file's name; a page of a PDF, or of
+    a TIFF with several, ends in ``#3``, also in ``source``, which is absolute. ``problem`` is why
+    it cannot be measured, where that is known without reading it.
     """
 
     name: str
@@ -59,9 +59,13 @@ class Page:
     problem: str = ""
 
     def at(self, presets: Sequence[str]) -> list[Page]:
-        """The page at each of the ``presets``; itself where it has one of its own, or there are none."""
+        """The page at each of the ``presets``; itself where it has one of its own, or there are
+        none.
+        """
         each = [] if "preset" in self.settings else presets
-        return [replace(self, settings={**self.settings, "preset": preset}) for preset in each] or [self]
+        return [replace(self, settings={**self.settings, "preset": preset}) for preset in each] or [
+            self
+        ]
 
 
 def find_pages(
@@ -70,25 +74,33 @@ def find_pages(
     results: Path | None = None,
     left_out: Counter[str] | None = None,
 ) -> Iterator[Page]:
-    """The pages that ``arguments`` name, in their order and sorted within folders; made as they are read.
+    """The pages that ``arguments`` name, in their order and sorted within folders; made as they are
+    read.
 
-    An argument is a file, a folder (with all below it), a glob, or a list of pages (``.csv`` with a header
-    or ``.jsonl``): there ``page`` is the path, from the list's own folder, and every other column one of
-    ``known``, the settings. ``results`` is the folder of a batch's own pictures: folders and globs take
-    nothing from it. Links to folders are followed as ``find -L`` does, each under its own name, save where
-    one leads back to a folder it lies in. ``left_out`` counts the files that are no pages, by their suffix.
+    An argument is a file, a folder (with all below it), a glob, or a list of pages (``.csv`` with a
+    header or ``.jsonl``): there ``page`` is the path, from the list's own folder, and every other
+    column one of ``known``, the settings. ``results`` is the folder of a batch's own pictures:
+    folders and globs take nothing from it. Links to folders are followed as ``find -L`` does, each
+    under its own name, save where one leads back to a folder it lies in. ``left_out`` counts the
+    files that are no pages, by their suffix.
 
-    Raises `OcrPhasesError` for an argument or a list that names no page, and for a folder that was named and
-    cannot be read; one below it is a page of its own, whose name ends in ``/``: its measurement says why it
-    fails. That goes too for a page of a list that is not there, or whose name no file can have. A file whose
-    pages cannot be counted, or are more than `MOST_FILE_PAGES`, and a folder more than `DEEPEST` folders down
-    are pages with a ``problem``.
+    Raises `OcrPhasesError` for an argument or a list that names no page, and for a folder that was
+    named and cannot be read; one below it is a page of its own, whose name ends in ``/``: its
+    measurement says why it fails. That goes too for a page of a list that is not there, or whose
+    name no file can have. A file whose pages cannot be counted, or are more than `MOST_FILE_PAGES`,
+    and a folder more than `DEEPEST` folders down are pages with a ``problem``.
     """
     # Before anything is read. A list, or a page of a file, says itself what is wrong.
     for argument in arguments:
-        others = glob.has_magic(argument), split_page(argument)[1], argument.lower().endswith(LIST_SUFFIXES)
+        others = (
+            glob.has_magic(argument),
+            split_page(argument)[1],
+            argument.lower().endswith(LIST_SUFFIXES),
+        )
         if not any(others) and not os.path.lexists(_expanded(argument)):
-            raise OcrPhasesError(f"{argument} does not exist: name files, folders, globs or a list of pages.")
+            raise OcrPhasesError(
+                f"{argument} does not exist: name files, folders, globs or a list of pages."
+            )
     own = None if results is None else results.resolve()
     with contextlib.closing(Child()) as counter:  # pdfium may hang or crash over a file
         for argument in arguments:
@@ -101,7 +113,9 @@ def find_pages(
                 raise OcrPhasesError(f"{argument} {lacks}.")
 
 
-def _named(argument: str, known: Sequence[str], own: Path | None, left_out: Counter[str]) -> Iterator[Page]:
+def _named(
+    argument: str, known: Sequence[str], own: Path | None, left_out: Counter[str]
+) -> Iterator[Page]:
     """What an argument names: a file of several pages is one entry."""
     path = _expanded(argument)
     if path.suffix.lower() in LIST_SUFFIXES:
@@ -116,7 +130,9 @@ def _named(argument: str, known: Sequence[str], own: Path | None, left_out: Coun
         try:
             matches = sorted(glob.iglob(str(path), recursive=True))  # noqa: PTH207 (may be absolute)
         except RecursionError as error:
-            raise OcrPhasesError(f"{path} leads through too many folders: name the folder {base}.") from error
+            raise OcrPhasesError(
+                f"{path} leads through too many folders: name the folder {base}."
+            ) from error
         for match in map(Path, matches):
             way = [os.path.realpath(each) for each in match.parents if each.is_relative_to(base)]
             if len(set(way)) == len(way):
@@ -136,7 +152,11 @@ def _below(
 
     ``way`` are the folders from ``base`` to here, without links.
     """
-    name, source, real = path.relative_to(base).as_posix(), str(path.absolute()), os.path.realpath(path)
+    name, source, real = (
+        path.relative_to(base).as_posix(),
+        str(path.absolute()),
+        os.path.realpath(path),
+    )
     if real in way or own in (Path(real), *Path(real).parents):
         return
     if not _is_folder(path):
@@ -182,7 +202,9 @@ def _listed(path: Path, known: Sequence[str]) -> Iterator[Page]:
             except OcrPhasesError as error:
                 raise OcrPhasesError(f"{path}, line {number}: {str(error).rstrip('.')}.") from error
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise OcrPhasesError(f"The list {path} cannot be read ({error}): check the file.") from error
+        raise OcrPhasesError(
+            f"The list {path} cannot be read ({error}): check the file."
+        ) from error
 
 
 def _of_row(row: str | dict[str, Any], folder: Path, known: Sequence[str]) -> Page:
@@ -231,10 +253,11 @@ _STEM = 48
 
 @dataclass(frozen=True)
 class Job:
-    """One page to measure. ``id`` is equal exactly where page, settings, versions and model are equal.
+    """One page to measure. ``id`` is equal exactly where page, settings, versions and model are
+    equal.
 
-    ``sha256`` is the page file's (None where it cannot be read), ``model_hash`` a checkpoint folder's or
-    the built-in model's (None for a hub id: its commit is the setting ``revision``),
+    ``sha256`` is the page file's (None where it cannot be read), ``model_hash`` a checkpoint
+    folder's or the built-in model's (None for a hub id: its commit is the setting ``revision``),
     ``problem`` why the page fails without being measured (empty for most).
     """
 
@@ -255,7 +278,9 @@ class Job:
 
     @property
     def folder(self) -> str:
-        """Its folder below the batch's, 256 ways apart, because a million entries slow a folder down."""
+        """Its folder below the batch's, 256 ways apart, because a million entries slow a folder
+        down.
+        """
         file, _, number = Path(self.name).name.partition("#")
         stem = re.sub(r"[^\w-]+", "-", f"{Path(file).stem}-{number}")[:_STEM].strip("-") or "page"
         return f"{PAGES}/{self.id[:2]}/{stem}-{self.id}"
@@ -264,10 +289,11 @@ class Job:
 def make_jobs(
     pages: Iterable[Page], settings: Mapping[str, Any], auto_device: Callable[[], str] | None = None
 ) -> Iterator[Job]:
-    """A job for each page, in order: ``settings`` with the page's own in their place; reads each file.
+    """A job for each page, in order: ``settings`` with the page's own in their place; reads each
+    file.
 
-    What a name leaves open is settled here: ``auto_device()`` is the device that ``auto`` stands for, and the
-    ``revision`` of a hub id is the commit in this machine's cache.
+    What a name leaves open is settled here: ``auto_device()`` is the device that ``auto`` stands
+    for, and the ``revision`` of a hub id is the commit in this machine's cache.
     """
     models = cache(known_model)
     for page in pages:
@@ -286,15 +312,20 @@ def make_jobs(
 def code_versions() -> dict[str, Any]:
     """The versions that a measurement depends on, read without imports."""
     installed = {package: version(package) for package in ("torch", "transformers", "tokenizers")}
-    return {"python": platform.python_version(), **installed, "ocr_phases": __version__, "code": code_hash()}
+    return {
+        "python": platform.python_version(),
+        **installed,
+        "ocr_phases": __version__,
+        "code": code_hash(),
+    }
 
 
 def known_model(model: str) -> tuple[str | None, str | None]:
     """What a model is known by: the commit of a hub id, or the hash of a checkpoint folder.
 
-    A hash is of the JSON and safetensors files' contents, and of size and time of those that are too large to
-    read for it. A built-in model's folder is ``data/tiny``: dummy, too, has its tokenizer. None for what
-    cannot be read: loading it says what is wrong.
+    A hash is of the JSON and safetensors files' contents, and of size and time of those that are
+    too large to read for it. A built-in model's folder is ``data/tiny``: dummy, too, has its
+    tokenizer. None for what cannot be read: loading it says what is wrong.
     """
     built_in = model.partition(":")[0] in ("tiny", "dummy")
     with contextlib.suppress(OSError, OcrPhasesError):
@@ -302,6 +333,10 @@ def known_model(model: str) -> tuple[str | None, str | None]:
         if folder is None:
             return hub_commit(model), None
         files = {path: path.stat() for path in (*folder.glob("*.json"), *weight_files(folder))}
-        small = {path.name: file_hash(path) for path, at in files.items() if at.st_size <= _READ_WHOLE}
-        return None, asked_id({path.name: [at.st_size, at.st_mtime_ns] for path, at in files.items()} | small)
+        small = {
+            path.name: file_hash(path) for path, at in files.items() if at.st_size <= _READ_WHOLE
+        }
+        return None, asked_id(
+            {path.name: [at.st_size, at.st_mtime_ns] for path, at in files.items()} | small
+        )
     return None, None

@@ -1,19 +1,22 @@
 """What lies in a batch's folder, and how it is read back after any kill.
 
-``jobs.jsonl`` lists the pages of the last command, ``left_out.json`` has the number of files by suffix that
-were none. Each page has a folder with its record, its report and ``status.json``, which the driver alone
-writes and writes last: a page without it is not finished.
+``jobs.jsonl`` lists the pages of the last command, ``left_out.json`` has the number of files by
+suffix that were none. Each page has a folder with its record, its report and ``status.json``, which
+the driver alone writes and writes last: a page without it is not finished.
 
-A page is finished while its record is the one that its status has the hash of; what was cut, emptied or
-changed since is measured again, and so is a page with a damaged status. So nothing writes a record again:
-what the page says lies beside it in ``truth.json``, and a report that shows another one is rendered again.
+A page is finished while its record is the one that its status has the hash of; what was cut,
+emptied or changed since is measured again, and so is a page with a damaged status. So nothing
+writes a record again: what the page says lies beside it in ``truth.json``, and a report that shows
+another one is rendered again.
 
-A status has its own SHA-256 in it, and those of the record, of the report and of ``truth.json``; a line of
-the listing follows from its job, whose hash is its id; the figures beside a record have their own SHA-256
-and the record's. What does not fit is made anew where it can be, and else its page failed.
+A status has its own SHA-256 in it, and those of the record, of the report and of ``truth.json``; a
+line of the listing follows from its job, whose hash is its id; the figures beside a record have
+their own SHA-256 and the record's. What does not fit is made anew where it can be, and else its
+page failed.
 
-A worker writes into a folder of its attempt's own, and the driver puts in place what the answer it counts has
-named. So a worker that nobody waits for any more, because its driver was killed, changes nothing.
+A worker writes into a folder of its attempt's own, and the driver puts in place what the answer it
+counts has named. So a worker that nobody waits for any more, because its driver was killed, changes
+nothing.
 """
 
 from __future__ import annotations
@@ -50,8 +53,8 @@ _LONGEST_LINE = 2**20
 class Entry(TypedDict):
     """One line of ``jobs.jsonl``; a line that is damaged is read as one with no id and no folder.
 
-    ``job`` is the `Job` in JSON: as a text of its own it may have file names that are no UTF-8. The other
-    entries follow from it, and a line in which they differ is damaged.
+    ``job`` is the `Job` in JSON: as a text of its own it may have file names that are no UTF-8. The
+    other entries follow from it, and a line in which they differ is damaged.
     """
 
     id: str
@@ -63,7 +66,8 @@ class Entry(TypedDict):
 class Report(TypedDict):
     """What became of a page's report; ``truth`` is the SHA-256 of the ``truth.json`` that it shows.
 
-    ``price_per_hour`` is the one that was asked for, ``sha256`` the report's own (version 0.2 kept none).
+    ``price_per_hour`` is the one that was asked for, ``sha256`` the report's own (version 0.2 kept
+    none).
     """
 
     state: Literal["done", "failed"]
@@ -76,7 +80,8 @@ class Report(TypedDict):
 class PageStatus(Status):
     """What is read of ``status.json``: the `Job`, what became of it, and the SHA-256 of its record.
 
-    ``truth`` is the SHA-256 of the ``truth.json`` that the driver put there; unknown where it put none.
+    ``truth`` is the SHA-256 of the ``truth.json`` that the driver put there; unknown where it put
+    none.
     """
 
     settings: dict[str, Any]
@@ -88,7 +93,8 @@ class PageStatus(Status):
 
 @contextlib.contextmanager
 def writing_whole(path: Path, what: object) -> Iterator[TextIO]:
-    """A text file that takes the place of ``path`` when the block is through, else all stays as it was.
+    """A text file that takes the place of ``path`` when the block is through, else all stays as it
+    was.
 
     Raises `CannotWrite` of ``what``.
     """
@@ -105,17 +111,24 @@ def writing_whole(path: Path, what: object) -> Iterator[TextIO]:
             scratch.unlink(missing_ok=True)
 
 
-def list_pages(jobs: Iterable[Job], out: Path, left_out: Mapping[str, int] | None = None) -> dict[str, int]:
+def list_pages(
+    jobs: Iterable[Job], out: Path, left_out: Mapping[str, int] | None = None
+) -> dict[str, int]:
     """Write ``jobs.jsonl``, which takes its place when all ``jobs`` are in it.
 
-    ``left_out``, files by suffix, is read after the last job. Returns how many were ``found``, how many of
-    them are ``finished``, and how many ``failed`` before or were damaged. Raises `OcrPhasesError` where
-    the listing cannot be written.
+    ``left_out``, files by suffix, is read after the last job. Returns how many were ``found``, how
+    many of them are ``finished``, and how many ``failed`` before or were damaged. Raises
+    `OcrPhasesError` where the listing cannot be written.
     """
     standing = Counter({"finished": 0, "failed": 0})
     with writing_whole(out / LISTING, out / LISTING) as file:
         for job in jobs:
-            entry = {"id": job.id, "page": job.name, "folder": job.folder, "job": json.dumps(vars(job))}
+            entry = {
+                "id": job.id,
+                "page": job.name,
+                "folder": job.folder,
+                "job": json.dumps(vars(job)),
+            }
             file.write(json.dumps(entry, ensure_ascii=False) + "\n")
             told = "failed" if (out / job.folder / STATUS).exists() else "new"
             standing["finished" if finished(out / job.folder, job.id) else told] += 1
@@ -135,7 +148,9 @@ def read_listing(out: Path) -> Iterator[Entry]:
                 except (ValueError, RecursionError):
                     yield {"id": "", "page": f"{LISTING}, line {number}", "folder": ""}
     except OSError as error:
-        raise OcrPhasesError(f"{out / LISTING} cannot be read ({error}): run the batch again.") from error
+        raise OcrPhasesError(
+            f"{out / LISTING} cannot be read ({error}): run the batch again."
+        ) from error
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
@@ -165,7 +180,9 @@ def is_batch(out: Path) -> bool:
 def page_status(out: Path, entry: Entry) -> PageStatus | None:
     """The status of a listed page, None if unfinished; `OcrPhasesError` for damage."""
     if not entry["id"]:
-        raise OcrPhasesError(f"This line of {LISTING} is damaged: the batch's command writes it again.")
+        raise OcrPhasesError(
+            f"This line of {LISTING} is damaged: the batch's command writes it again."
+        )
     status = store.read_status(out / entry["folder"] / STATUS, PageStatus)
     return status if status is not None and status["id"] == entry["id"] else None
 
@@ -187,14 +204,17 @@ def report_is_whole(folder: Path, report: Report | None) -> bool:
 
 
 def finished_pages(out: Path) -> Iterator[tuple[Entry, Path, PageStatus]]:
-    """Entry, folder and status of each `finished` page of the listing; of one that is named twice, twice."""
+    """Entry, folder and status of each `finished` page of the listing; of one that is named twice,
+    twice.
+    """
     for entry in read_listing(out):
         if status := finished(out / entry["folder"], entry["id"]):
             yield entry, out / entry["folder"], status
 
 
 def waiting_reports(out: Path, price_per_hour: float | None = None) -> list[Path]:
-    """The folder of each `finished` page that has no whole report, or one of another truth, or price.
+    """The folder of each `finished` page that has no whole report, or one of another truth, or
+    price.
 
     Without a price, those that are shown stay.
     """
@@ -227,12 +247,16 @@ def check_truth(folder: Path, status: PageStatus) -> None:
 
 
 def attempt_folder(folder: Path) -> Path:
-    """A new hidden folder for the files of one attempt; `OcrPhasesError` where it cannot be written."""
+    """A new hidden folder for the files of one attempt; `OcrPhasesError` where it cannot be
+    written.
+    """
     return output_folder(folder / f"{ATTEMPT}{uuid.uuid4().hex}")
 
 
 def clear_left_behind(folder: Path) -> None:
-    """Remove the hidden files that a kill in the middle of writing leaves, and attempts that failed."""
+    """Remove the hidden files that a kill in the middle of writing leaves, and attempts that
+    failed.
+    """
     for path in folder.glob(".*"):
         if path.name.startswith(ATTEMPT) and path.is_dir():
             shutil.rmtree(path, ignore_errors=True)  # a worker may be at it still, and then fails

@@ -1,9 +1,9 @@
 """The worker process: measures or renders pages one by one and keeps the model loaded.
 
-Its standard input is one of a pair of sockets. A request comes in as one JSON message; the answers are
-`child.READY` when a page's own time starts (the model is there), then the page's `Outcome`. It ends at once,
-in the middle of a page too, when the other end closes: a driver that was killed leaves nobody behind who
-still writes.
+Its standard input is one of a pair of sockets. A request comes in as one JSON message; the answers
+are `child.READY` when a page's own time starts (the model is there), then the page's `Outcome`. It
+ends at once, in the middle of a page too, when the other end closes: a driver that was killed
+leaves nobody behind who still writes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ Handler = Callable[[WorkerRequest, Callable[[], None]], Outcome]
 
 
 class Refused(Exception):
-    """A page that could not be done: the kind of its failure (a key of `child.FAILURES`), and the reason."""
+    """A page that could not be done: the kind of its failure (a key of `child.FAILURES`), and the
+    reason.
+    """
 
 
 def serve(handler: Handler) -> None:
@@ -74,7 +76,9 @@ def _read_requests(pipe: Connection, requests: queue.Queue[bytes]) -> None:
 
 
 def measure_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
-    """Measure one page with the loaded model and save its record; in mode ``notebook``, report on it too."""
+    """Measure one page with the loaded model and save its record; in mode ``notebook``, report on
+    it too.
+    """
     from ocr_phases.analyse.cost import priced
     from ocr_phases.batch.figures import write_figures
 
@@ -90,9 +94,13 @@ def measure_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
         session = kept_session(**settings.of_model())
     ready()
     with _failing_as("request", job.source):
-        run = priced(session.run_inference(job.source, **settings.of_run()), request["price_per_hour"])
+        run = priced(
+            session.run_inference(job.source, **settings.of_run()), request["price_per_hour"]
+        )
     if job.sha256 not in (None, run.page.sha256):
-        raise Refused("page", f"{job.name} was changed in the meantime: the same command takes it as it is.")
+        raise Refused(
+            "page", f"{job.name} was changed in the meantime: the same command takes it as it is."
+        )
     given = {**job.settings, "page": job.source}
     with _failing_as("output"):
         place = attempt_folder(folder)
@@ -167,7 +175,9 @@ def _check_versions(job: Job) -> None:
 
 @contextlib.contextmanager
 def _failing_as(failure: str, page: str = "") -> Iterator[None]:
-    """Raise an `OcrPhasesError` as a failure of this kind, or of the ``page`` where that cannot be read."""
+    """Raise an `OcrPhasesError` as a failure of this kind, or of the ``page`` where that cannot be
+    read.
+    """
     try:
         yield
     except OcrPhasesError as error:

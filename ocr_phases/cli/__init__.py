@@ -1,6 +1,7 @@
 """The command line: a module a verb, each with ``run``; its options are in ``options.toml``.
 
-Heavy imports wait until a verb runs, so that ``--help`` is immediate. `results.Exit` has the exit codes.
+Heavy imports wait until a verb runs, so that ``--help`` is immediate. `results.Exit` has the exit
+codes.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ VERBS = (report, batch, profile, verify, artifacts, compare, sweep, notebooks)
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code, one of `results.Exit`."""
-    atexit.register(gc.freeze)  # a process that ends need not look through all its objects for garbage
+    atexit.register(
+        gc.freeze
+    )  # a process that ends need not look through all its objects for garbage
     os.environ["MPLBACKEND"] = "agg"  # matplotlib cannot be imported with a wrong one
     words = sys.argv[1:] if argv is None else list(argv)
     stopped = -_AT_ONCE
@@ -97,7 +100,10 @@ def _unforeseen(error: Exception) -> tuple[int, str]:
     if isinstance(error, OSError) and error.filename:  # such as a name of 300 characters
         return Exit.ERROR, f"{error.filename} cannot be used ({error.strerror}): name another one."
     traceback.print_exception(error)
-    return Exit.BUG, f"this is a bug of ocr_phases, please report it: {type(error).__name__}: {error}"
+    return (
+        Exit.BUG,
+        f"this is a bug of ocr_phases, please report it: {type(error).__name__}: {error}",
+    )
 
 
 def _with_options(message: str, arguments: argparse.Namespace) -> str:
@@ -105,7 +111,9 @@ def _with_options(message: str, arguments: argparse.Namespace) -> str:
 
     def option(match: re.Match[str]) -> str:
         name, value = match.groups()
-        is_setting = name in settings and match.start() == 0 and message[match.end() :].startswith(" is ")
+        is_setting = (
+            name in settings and match.start() == 0 and message[match.end() :].startswith(" is ")
+        )
         if value is None and "_" not in name and not is_setting:  # a word as any other
             return match[0]
         after = "" if value in (None, "True", "False") else f" {value}"

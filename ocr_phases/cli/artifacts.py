@@ -11,14 +11,18 @@ from ocr_phases.errors import OcrPhasesError
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write what the model read (result.mmd, crops, the page with boxes) from a record, or its trace."""
+    """Write what the model read (result.mmd, crops, the page with boxes) from a record, or its
+    trace.
+    """
     from ocr_phases.files import folder_for, only_writer, output_file
     from ocr_phases.report.artifacts import ARTIFACTS, row_images, write_artifacts
     from ocr_phases.results.run import PhaseRun
 
     record = PhaseRun.load(arguments.record)
     if record.text is None and not arguments.chrome_trace:
-        raise OcrPhasesError(f"{arguments.record} has no text: measure again with return_text=True.")
+        raise OcrPhasesError(
+            f"{arguments.record} has no text: measure again with return_text=True."
+        )
     folder = folder_for(arguments.out, "ocr_phases_artifacts")
     options: dict[str, Any] = {"overwrite": arguments.overwrite, "arguments": [arguments.record]}
     if arguments.chrome_trace:

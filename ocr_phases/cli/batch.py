@@ -31,7 +31,8 @@ _SHOWN_FAILURES = 10
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Measure many pages: a record and a report each, an index and tables. Exit code 1: a page failed.
+    """Measure many pages: a record and a report each, an index and tables. Exit code 1: a page
+    failed.
 
     The same command resumes a stopped batch.
     """
@@ -46,7 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
             unread = _add_truths(out, arguments.truth)
             unrendered = 0 if arguments.render == "none" else _render(out, arguments)
         except (OcrPhasesError, KeyboardInterrupt):
-            # Why it stopped is the message; the index may fail of the same cause, or where no page was found.
+            # Why it stopped is the message; the index may fail of the same cause, or where no page
+            # was found.
             with contextlib.suppress(OcrPhasesError):
                 write_index(out, arguments.price_per_hour, stopped=True)
             raise
@@ -65,7 +67,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    """Refuse options that contradict each other, wrong settings, and files that the results would replace."""
+    """Refuse options that contradict each other, wrong settings, and files that the results would
+    replace.
+    """
     from ocr_phases.batch.child import check_workers
     from ocr_phases.batch.store import is_batch
     from ocr_phases.files import check_names
@@ -109,20 +113,28 @@ def _measure(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
             if not waiting:
                 last_seen = time.monotonic()
             elif time.monotonic() - last_seen > arguments.wait_workers:
-                raise OcrPhasesError(f"There was no worker for {arguments.wait_workers:g} s. {GOES_ON}")
+                raise OcrPhasesError(
+                    f"There was no worker for {arguments.wait_workers:g} s. {GOES_ON}"
+                )
 
         def pages() -> Iterator[Page]:
-            for number, page in enumerate(find_pages(arguments.pages, BATCH, out / PAGES, left_out), 1):
+            for number, page in enumerate(
+                find_pages(arguments.pages, BATCH, out / PAGES, left_out), 1
+            ):
                 if arguments.truth is not None and number == 2:
                     check_for_pages(arguments.truth, number)
                 yield from page.at(arguments.presets)
 
         resumed = is_batch(out)
         device = functools.cache(functools.partial(auto_device, pool, lambda: show(Counts())))
-        before = list_pages(make_jobs(pages(), {name: asked[name] for name in BATCH}, device), out, left_out)
+        before = list_pages(
+            make_jobs(pages(), {name: asked[name] for name in BATCH}, device), out, left_out
+        )
         bar.total = before["found"]
         if left_out:
-            print(f"{count_text(left_out.total(), 'file')} left out ({', '.join(sorted(left_out))})")
+            print(
+                f"{count_text(left_out.total(), 'file')} left out ({', '.join(sorted(left_out))})"
+            )
         if resumed:
             to_do = count_text(before["found"] - before["finished"], "page")
             told = "Resumed: {found:,} found, {finished:,} finished, {failed:,} failed before."
@@ -130,8 +142,15 @@ def _measure(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
         counts = measure_pages(out, pool, progress=show, **options)
     again = f", {counts.again:,} listed twice" if counts.again else ""
     pages_told = count_text(counts.pages, "page")
-    print(f"{pages_told}: {counts.done:,} measured, {counts.kept:,} kept, {counts.failed:,} failed{again}")
-    result = {"pages": counts.pages, "measured": counts.done, "kept": counts.kept, "failed": counts.failed}
+    print(
+        f"{pages_told}: {counts.done:,} measured, {counts.kept:,} kept, {counts.failed:,} failed{again}"
+    )
+    result = {
+        "pages": counts.pages,
+        "measured": counts.done,
+        "kept": counts.kept,
+        "failed": counts.failed,
+    }
     return {**result, "named_twice": counts.again, "left_out": dict(left_out), "resumed": before}
 
 
@@ -150,7 +169,9 @@ def _workers(arguments: argparse.Namespace) -> LocalPool | DaskPool:
 
 
 def _add_truths(out: Path, path: Path | None) -> int:
-    """Add what the pages say to their records, and tell for how many; how many truths could not be read."""
+    """Add what the pages say to their records, and tell for how many; how many truths could not be
+    read.
+    """
     from ocr_phases.batch.index import add_truths
 
     if path is None:

@@ -33,11 +33,18 @@ def run(arguments: argparse.Namespace) -> int:
     compared = Comparison(runs, run_labels(runs, paths), margin=arguments.margin)
     table, labels = compared.table, compared.labels
     judged = None if limit is None else compared.against_limit(limit, arguments.metric)
-    folder = folder_for(arguments.out, FOLDER, r"compare\.(ipynb|html)", overwrite=overwrite, arguments=paths)
+    folder = folder_for(
+        arguments.out, FOLDER, r"compare\.(ipynb|html)", overwrite=overwrite, arguments=paths
+    )
     print_compared(compared, table)
-    parameters = {"records": [str(Path(path).resolve()) for path in paths], "margin": arguments.margin}
+    parameters = {
+        "records": [str(Path(path).resolve()) for path in paths],
+        "margin": arguments.margin,
+    }
     title = f"{', '.join(labels[1:])} against {labels[0]} – ocr_phases"
-    written = write_report("compare_runs", folder, "compare", parameters, {"runs": runs}, title, overwrite)
+    written = write_report(
+        "compare_runs", folder, "compare", parameters, {"runs": runs}, title, overwrite
+    )
     print()
     outcomes = None if judged is None else rows(judged[["run", "metric", "outcome"]])
     told = {"headline": compared.verdict, "rows": rows(table), "judged": outcomes}
@@ -72,4 +79,10 @@ def _judged(judged: pd.DataFrame, percent: float) -> int:
             said += "; measure more repeats on a quiet machine"
         print(f"{row['run']}: {row['metric']} is {said}")
     outcomes = set(judged["outcome"])
-    return Exit.FAILED if "worse" in outcomes else Exit.UNDECIDED if "undecided" in outcomes else Exit.DONE
+    return (
+        Exit.FAILED
+        if "worse" in outcomes
+        else Exit.UNDECIDED
+        if "undecided" in outcomes
+        else Exit.DONE
+    )

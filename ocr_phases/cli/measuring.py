@@ -24,13 +24,20 @@ if TYPE_CHECKING:
 
 
 class Bar(tqdm):
-    """tqdm's bar on a terminal, which goes at the end; else a line of the same now and then, for a log."""
+    """tqdm's bar on a terminal, which goes at the end; else a line of the same now and then, for a
+    log.
+    """
 
     def __init__(self, total: int, unit: str, desc: str | None = None) -> None:
         log = not sys.stderr.isatty()
         seconds = 30.0 if log else 0.1
         # With gui, display is all that writes.
-        options: dict[str, Any] = {"gui": log, "mininterval": seconds, "miniters": 0, "smoothing": 0}
+        options: dict[str, Any] = {
+            "gui": log,
+            "mininterval": seconds,
+            "miniters": 0,
+            "smoothing": 0,
+        }
         super().__init__(total=total, unit=unit, desc=desc, leave=False, **options)
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:
@@ -55,7 +62,9 @@ def warn_of_remote_code(model: str) -> None:
 
 
 def check_pages(arguments: argparse.Namespace, pages: Sequence[str] = ()) -> None:
-    """Refuse pages, the command's or these, that cannot be read, or of which ``--truth`` says nothing."""
+    """Refuse pages, the command's or these, that cannot be read, or of which ``--truth`` says
+    nothing.
+    """
     from ocr_phases.analyse.quality import load_truth
     from ocr_phases.images import load_page, unnamed_pages
 
@@ -75,8 +84,12 @@ def server_options(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def load_session(arguments: argparse.Namespace, pages: Sequence[str] = ()) -> OCRSession | ServerSession:
-    """Load the requested model; a wrong page, setting or truth is refused before anything slow starts."""
+def load_session(
+    arguments: argparse.Namespace, pages: Sequence[str] = ()
+) -> OCRSession | ServerSession:
+    """Load the requested model; a wrong page, setting or truth is refused before anything slow
+    starts.
+    """
     settings = Settings.among(vars(arguments))
     check_pages(arguments, pages)
     if settings.implementation == "native":
@@ -89,7 +102,9 @@ def load_session(arguments: argparse.Namespace, pages: Sequence[str] = ()) -> OC
         from ocr_phases.session import OCRSession, kept_session
 
     if arguments.verb == "verify" and arguments.server:
-        return OCRSession.connect(arguments.server, reference=settings.model, **server_options(arguments))
+        return OCRSession.connect(
+            arguments.server, reference=settings.model, **server_options(arguments)
+        )
     if "://" in settings.model:
         return OCRSession.connect(settings.model, **server_options(arguments))
     refuse(arguments, ("family",), "Only a --server is told its model's family")
@@ -110,8 +125,12 @@ def measure(
     return watched(arguments, run, settings.expected_tokens)
 
 
-def watched(arguments: argparse.Namespace, measure: Callable[..., PhaseRun], tokens_a_run: int) -> PhaseRun:
-    """What ``measure`` gives, with a `Bar`; where a signal stops it, the record of the finished repeats."""
+def watched(
+    arguments: argparse.Namespace, measure: Callable[..., PhaseRun], tokens_a_run: int
+) -> PhaseRun:
+    """What ``measure`` gives, with a `Bar`; where a signal stops it, the record of the finished
+    repeats.
+    """
     with Bar(tokens_a_run, "token") as bar:
 
         def progress(done: int, total: int) -> None:
@@ -145,7 +164,9 @@ def check_target(arguments: argparse.Namespace, *others: str | None) -> Path:
     """
     if arguments.save is None:
         return output_folder(".") / RECORD
-    return output_file(arguments.save, overwrite=arguments.overwrite, arguments=[arguments.page, *others])
+    return output_file(
+        arguments.save, overwrite=arguments.overwrite, arguments=[arguments.page, *others]
+    )
 
 
 def save(arguments: argparse.Namespace, record: PhaseRun) -> Path:

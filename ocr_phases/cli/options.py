@@ -47,9 +47,11 @@ _KINDS: dict[str, dict[str, Any]] = {
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises `OcrPhasesError` for a wrong command line, with the nearest name and the verb's own usage.
+    """Raises `OcrPhasesError` for a wrong command line, with the nearest name and the verb's own
+    usage.
 
-    ``given`` of its result are the options on the command line, since a default may be given explicitly.
+    ``given`` of its result are the options on the command line, since a default may be given
+    explicitly.
     """
 
     def error(self, message: str) -> NoReturn:
@@ -57,7 +59,9 @@ class Parser(argparse.ArgumentParser):
         raise OcrPhasesError(f"{message} ({' '.join(self.format_usage().split())})")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """As argparse's, of which an option that is not known is told here, where its verb is known."""
+        """As argparse's, of which an option that is not known is told here, where its verb is
+        known.
+        """
         known, unknown = super().parse_known_args(args, namespace)
         for word in unknown:
             name = word.partition("=")[0]
@@ -67,7 +71,9 @@ class Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None:
-            check_known("/".join(action.option_strings) or str(action.metavar), value, list(action.choices))
+            check_known(
+                "/".join(action.option_strings) or str(action.metavar), value, list(action.choices)
+            )
 
 
 @functools.cache
@@ -82,13 +88,17 @@ def add_options(command: argparse.ArgumentParser, verb: str) -> None:
     for table in (table for verbs, table in texts["options"].items() if verb in verbs.split()):
         own |= {name: own.get(name, {}) | options for name, options in table.items()}
     for name, options in own.items():
-        options["help"] = options.get("help", "").format(verb=verb, presets=", ".join(PRESET_NAMES)) or None
+        options["help"] = (
+            options.get("help", "").format(verb=verb, presets=", ".join(PRESET_NAMES)) or None
+        )
         if "type" in options:
             options["type"] = TYPES[options["type"]]
         command.add_argument(name, **options)
     for title, group in (("model", ModelSettings), ("measurement", RunSettings)):
         arguments = command.add_argument_group(title)
-        for setting in (setting for setting in fields(group) if setting.name in SETTINGS.get(verb, ())):
+        for setting in (
+            setting for setting in fields(group) if setting.name in SETTINGS.get(verb, ())
+        ):
             name, text = setting.name.replace("_", "-"), help_text(setting).replace("%", "%%")
             if kind(setting) != "bool" and setting.default is not None:
                 text += " (default: %(default)s)"
@@ -98,8 +108,14 @@ def add_options(command: argparse.ArgumentParser, verb: str) -> None:
 
 
 def refuse(arguments: argparse.Namespace, settings: Collection[str], why: str) -> None:
-    """Raise `OcrPhasesError` where one of ``settings`` was given as an option, which would do nothing."""
-    idle = [name for name in arguments.given if name[2:].removeprefix("no-").replace("-", "_") in settings]
+    """Raise `OcrPhasesError` where one of ``settings`` was given as an option, which would do
+    nothing.
+    """
+    idle = [
+        name
+        for name in arguments.given
+        if name[2:].removeprefix("no-").replace("-", "_") in settings
+    ]
     if idle:
         raise OcrPhasesError(f"{why}: drop {', '.join(dict.fromkeys(idle))}.")
 
@@ -107,13 +123,16 @@ def refuse(arguments: argparse.Namespace, settings: Collection[str], why: str) -
 def refuse_idle(arguments: argparse.Namespace) -> None:
     """Raise `OcrPhasesError` for options that would do nothing beside another one.
 
-    ``idle`` has them; an option by the name of a list's, such as ``--model`` beside ``--models``, is one too.
+    ``idle`` has them; an option by the name of a list's, such as ``--model`` beside ``--models``,
+    is one too.
     """
     for name in arguments.given:
         refuse(arguments, {name[2:-1]}, f"{name} names them")
     for rule in (rule for rule in option_texts()["idle"] if arguments.verb in rule["of"].split()):
         names, equals, value = rule["beside"].partition("=")
-        values = [vars(arguments).get(name, f"--{name}" in arguments.given) for name in names.split("|")]
+        values = [
+            vars(arguments).get(name, f"--{name}" in arguments.given) for name in names.split("|")
+        ]
         given = next(filter(None, values), "")
         if str(given) == value if equals else given:
             settings = set(SETTINGS[arguments.verb]) - set(rule["but"]) if "but" in rule else ()
@@ -121,10 +140,14 @@ def refuse_idle(arguments: argparse.Namespace) -> None:
 
 
 def shows_saved(arguments: argparse.Namespace, option: str, pages: object) -> bool:
-    """Whether what ``option`` names is shown in place of measuring ``pages``; both or neither is an error."""
+    """Whether what ``option`` names is shown in place of measuring ``pages``; both or neither is an
+    error.
+    """
     saved = bool(vars(arguments)[option])
     if saved == bool(pages):
-        raise OcrPhasesError(f"Name either what to measure (PAGE) or what was measured (--{option}).")
+        raise OcrPhasesError(
+            f"Name either what to measure (PAGE) or what was measured (--{option})."
+        )
     return saved
 
 

@@ -47,7 +47,9 @@ def run(arguments: argparse.Namespace) -> None:
     measured = measuring.measure if then is None else partial(_repeat, then=then)
     trace = reserved(target.with_name(TRACE_NAME)) if arguments.trace else contextlib.nullcontext()
     with trace as file:
-        record = measuring.judged(arguments, measured(arguments, kernels=kernels, kernel_trace=file))
+        record = measuring.judged(
+            arguments, measured(arguments, kernels=kernels, kernel_trace=file)
+        )
     target = measuring.save(arguments, record)
     if then is not None:
         compared = Comparison([then, record], ["then", "now"])

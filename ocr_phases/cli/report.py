@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 
 def run(arguments: argparse.Namespace) -> None:
-    """Write one HTML report per page (or of an existing record), with record, notebook and artifacts."""
+    """Write one HTML report per page (or of an existing record), with record, notebook and
+    artifacts.
+    """
     arguments.result = {"reports": []}
     (_show if shows_saved(arguments, "record", arguments.pages) else _measure)(arguments)
 
@@ -57,7 +59,9 @@ def _measure(arguments: argparse.Namespace) -> None:
     truths = _truths(arguments, pages)
     folders = folders_of(pages, out or Path(REPORT_FOLDER))
     for folder in folders if out else ():
-        check_names(folder, RESULTS, overwrite=arguments.overwrite, arguments=[*pages, arguments.truth])
+        check_names(
+            folder, RESULTS, overwrite=arguments.overwrite, arguments=[*pages, arguments.truth]
+        )
     session = load_session(arguments, pages)
     for page in pages:
         session.check_request(page, **(asked.of_run() | {"kernels": kernels}))
@@ -78,19 +82,25 @@ def _measure(arguments: argparse.Namespace) -> None:
 
 
 def _one_report_each(pages: Sequence[str], prompt: str) -> list[str]:
-    """The pages of the reports: ``file.pdf#1-3`` are three, unless the prompt reads several pages at once."""
+    """The pages of the reports: ``file.pdf#1-3`` are three, unless the prompt reads several pages
+    at once.
+    """
     if prompt.strip() == MULTIPAGE or prompt.count(IMAGE_TAG) > 1:
         return list(pages)
     return [each for page in pages for each in each_page(page)]
 
 
-def _write(arguments: argparse.Namespace, run: PhaseRun, folder: Path, parameters: dict[str, Any]) -> None:
+def _write(
+    arguments: argparse.Namespace, run: PhaseRun, folder: Path, parameters: dict[str, Any]
+) -> None:
     """One report into ``folder``, told and in the command's result."""
     from ocr_phases.analyse.cost import priced
     from ocr_phases.report.render import page_report
 
     parameters |= {PRICE: arguments.price_per_hour}
-    run = priced(run.with_truth(parameters["truth"]) if parameters["truth"] else run, parameters[PRICE])
+    run = priced(
+        run.with_truth(parameters["truth"]) if parameters["truth"] else run, parameters[PRICE]
+    )
     options = {"show_code": arguments.show_code, "overwrite": arguments.overwrite}
     report = page_report(run, folder, parameters, **options)
     told = run_result(run)

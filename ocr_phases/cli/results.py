@@ -23,7 +23,9 @@ class Exit(IntEnum):
     UNDECIDED = 3
     BUG = 70  # EX_SOFTWARE of sysexits.h; its traceback is on stderr
     SIGNAL = 128  # and the signal's number: 130 Ctrl-C, 143 SIGTERM
-    OUTPUT_LOST = 141  # done, but nobody could read all that it printed: as a shell names SIGPIPE's end
+    OUTPUT_LOST = (
+        141  # done, but nobody could read all that it printed: as a shell names SIGPIPE's end
+    )
 
 
 #: Why a verb that came to its end has another exit code than 0.
@@ -37,9 +39,13 @@ REASONS: dict[tuple[str, int], str] = {
 
 
 def as_json(arguments: argparse.Namespace, code: int, reason: str) -> str:
-    """The verb's result with its exit code and the reason of it; docs/troubleshooting.md has the keys."""
+    """The verb's result with its exit code and the reason of it; docs/troubleshooting.md has the
+    keys.
+    """
     reason = reason or REASONS.get((arguments.verb, code), "done")
-    return json.dumps({"verb": arguments.verb, "exit_code": code, "exit_reason": reason, **arguments.result})
+    return json.dumps(
+        {"verb": arguments.verb, "exit_code": code, "exit_reason": reason, **arguments.result}
+    )
 
 
 def show(table: pd.DataFrame) -> None:
@@ -74,7 +80,10 @@ def run_result(run: PhaseRun) -> dict[str, Any]:
     from ocr_phases.analyse.sentences import checks_verdict, headline
 
     checks = run_checks(run)
-    verdicts: dict[str, Any] = {"verdict": worst_verdict(checks), "sentence": checks_verdict(checks)}
+    verdicts: dict[str, Any] = {
+        "verdict": worst_verdict(checks),
+        "sentence": checks_verdict(checks),
+    }
     for name, verdict in {"failed": "fail", "noisy": "noisy"}.items():
         verdicts[name] = [check.name for check in with_verdict(checks, verdict)]
     told = {"page": run.page.file, "headline": headline(run), "metrics": run.summary()}

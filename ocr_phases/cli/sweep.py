@@ -52,9 +52,13 @@ def run(arguments: argparse.Namespace) -> int:
     parameters[PRICE] = arguments.price_per_hour
     title, given = "Sweep – ocr_phases", {"sweep": sweep}
     _name_what_is_replaced(arguments, folder, _SWEEP_FILES)
-    report = write_report("sweep_report", folder, "sweep", parameters, given, title, arguments.overwrite)
+    report = write_report(
+        "sweep_report", folder, "sweep", parameters, given, title, arguments.overwrite
+    )
     checks = {cell: worst_verdict(run_checks(run)) for cell, run in sweep.runs.items()}
-    doubtful = ", ".join(f"{cell} {verdict}" for cell, verdict in checks.items() if verdict != "pass")
+    doubtful = ", ".join(
+        f"{cell} {verdict}" for cell, verdict in checks.items() if verdict != "pass"
+    )
     print(f"\n{sweep.verdict}\nChecks: {doubtful or 'all cells pass'}.")
     result = {"headline": sweep.verdict, "cells": rows(table), "checks": checks}
     arguments.result = {**result, "failures": rows(sweep.failures), "report": wrote(report)}
@@ -66,12 +70,18 @@ def _load(arguments: argparse.Namespace) -> int:
     from ocr_phases import connect
     from ocr_phases.batch.jobs import find_pages
 
-    pages = [page.source for page in find_pages([*filter(None, (arguments.page, arguments.pages))], ())]
-    settings = {name: getattr(arguments, name) for name in ("prompt", "ignore_eos", "seed", "requests")}
+    pages = [
+        page.source for page in find_pages([*filter(None, (arguments.page, arguments.pages))], ())
+    ]
+    settings = {
+        name: getattr(arguments, name) for name in ("prompt", "ignore_eos", "seed", "requests")
+    }
     settings |= {"max_new_tokens": max(arguments.lengths or [512]), PRICE: arguments.price_per_hour}
     session = connect(arguments.server, **server_options(arguments))
     folder = _checked_folder(arguments, _LOAD_FILES)
-    result = session.load_test(pages, arguments.concurrency, rates=arguments.rate, progress=print, **settings)
+    result = session.load_test(
+        pages, arguments.concurrency, rates=arguments.rate, progress=print, **settings
+    )
     show(result.table)
     print(f"\n{result.verdict}")
     _name_what_is_replaced(arguments, folder, _LOAD_FILES)
@@ -81,7 +91,8 @@ def _load(arguments: argparse.Namespace) -> int:
 
 
 def _checked_folder(arguments: argparse.Namespace, names: str) -> Path:
-    """The output's folder, made where it is missing; refused where files of others have its ``names``.
+    """The output's folder, made where it is missing; refused where files of others have its
+    ``names``.
 
     What will be replaced is not named yet, because the measurement may still be refused.
     """
@@ -127,7 +138,9 @@ def _measure(arguments: argparse.Namespace) -> tuple[SweepResult, Path]:
 
         def done(outcome: CellOutcome) -> None:
             bar.update()
-            bar.write(f"{outcome.state:8} {outcome.cell.name}{outcome.reason and ': '}{outcome.reason}")
+            bar.write(
+                f"{outcome.state:8} {outcome.cell.name}{outcome.reason and ': '}{outcome.reason}"
+            )
 
         options = {name: getattr(arguments, name) for name in (*SHARED, "truth", "retry_failed")}
         options |= {"folder": folder, "load": load, "loading": bar.set_description_str}

@@ -25,9 +25,15 @@ def run(arguments: argparse.Namespace) -> int:
     options: dict[str, Any] = {"overwrite": arguments.overwrite, "record": arguments.record}
     if arguments.out:
         # What is replaced is named when it is written: the measurement may still be refused.
-        check_names(output_folder(arguments.out), VERIFICATION, arguments=[arguments.page], **options)
+        check_names(
+            output_folder(arguments.out), VERIFICATION, arguments=[arguments.page], **options
+        )
     session = None if saved else measuring.load_session(arguments)
-    record = PhaseRun.load(arguments.record) if saved else measuring.measure(arguments, session, verify=True)
+    record = (
+        PhaseRun.load(arguments.record)
+        if saved
+        else measuring.measure(arguments, session, verify=True)
+    )
     record = measuring.judged(arguments, record)
     # What was stopped keeps its finished repeats.
     target = measuring.save(arguments, record) if arguments.save or arguments.stopped else None
@@ -43,5 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
     arguments.result = {**run_result(record), "rows": told, "record": path, "report": None}
     if arguments.out:
         references = None if session is None else session.references()
-        arguments.result["report"] = wrote(verify_report(record, arguments.out, references, **options))
+        arguments.result["report"] = wrote(
+            verify_report(record, arguments.out, references, **options)
+        )
     return Exit.FAILED if with_verdict(checks, "fail") else Exit.DONE

@@ -1,7 +1,8 @@
-"""The kernel view: one more run of a measured request under torch.profiler, apart from every timed run.
+"""The kernel view: one more run of a measured request under torch.profiler, apart from every timed
+run.
 
-The profiler slows the host down, so nothing here goes into the record's spans: only what the device did, and
-on whose behalf, is kept (`ocr_phases.collectors.trace`).
+The profiler slows the host down, so nothing here goes into the record's spans: only what the device
+did, and on whose behalf, is kept (`ocr_phases.collectors.trace`).
 """
 
 from __future__ import annotations
@@ -27,18 +28,25 @@ from ocr_phases.settings import Request
 def check_kernels(device: str, *, generate: bool, trace: str | Path | None) -> None:
     """Whether a kernel view can be taken and its trace be kept; `OcrPhasesError` where not."""
     if torch.device(device).type != "cuda":
-        raise OcrPhasesError(f"The kernel view needs a CUDA device, this is {device}: drop kernels=True.")
+        raise OcrPhasesError(
+            f"The kernel view needs a CUDA device, this is {device}: drop kernels=True."
+        )
     if generate:
-        raise OcrPhasesError("The kernel view needs the two phases: drop generate=True or kernels=True.")
+        raise OcrPhasesError(
+            "The kernel view needs the two phases: drop generate=True or kernels=True."
+        )
     if trace is not None:
         output_file(trace)
 
 
-def kernel_view(spans_of: Callable[[Request], list[tuple]], request: Request, device: str) -> dict[str, Any]:
-    """Run ``request`` once more under the profiler, which ``spans_of`` does: the record's ``kernels``.
+def kernel_view(
+    spans_of: Callable[[Request], list[tuple]], request: Request, device: str
+) -> dict[str, Any]:
+    """Run ``request`` once more under the profiler, which ``spans_of`` does: the record's
+    ``kernels``.
 
-    The tables of `reduce_trace` and the profiler's name. At most ``kernel_steps`` decode steps run, which is
-    enough for shares; ``kernel_trace`` is the file for the Chrome trace (``.json.gz``, for
+    The tables of `reduce_trace` and the profiler's name. At most ``kernel_steps`` decode steps run,
+    which is enough for shares; ``kernel_trace`` is the file for the Chrome trace (``.json.gz``, for
     https://ui.perfetto.dev). Raises `OcrPhasesError` where the profiler saw too little.
     """
     profiler, spans = profiled_run(spans_of, request)
@@ -80,7 +88,9 @@ def chrome_trace(profiler: profile) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def cache_updates_marked() -> Iterator[None]:
-    """A profiler range (`KV_RANGE`) around each ``update`` of a transformers KV cache in a ``with`` block."""
+    """A profiler range (`KV_RANGE`) around each ``update`` of a transformers KV cache in a ``with``
+    block.
+    """
     kinds: list[Any] = [Cache]
     with contextlib.ExitStack() as undo:
         for kind in kinds:

@@ -1,8 +1,8 @@
 """Watches what the model is handed while it is measured: the checks that need the live model.
 
 A check here is a name, a verdict and what was measured; what it expects and why is `analyse`'s.
-`phases` refuses to break its own rules; a forward hook on the model sees what really arrived there. Looking
-costs a few microseconds of host time a step.
+`phases` refuses to break its own rules; a forward hook on the model sees what really arrived there.
+Looking costs a few microseconds of host time a step.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ AFTERWARDS = ("verify", "token_probabilities", "kernels", "ceilings")
 
 
 def one_sentence(error: Exception) -> str:
-    """Why something could not be measured, as one line; an error that is not the package's says its kind."""
+    """Why something could not be measured, as one line; an error that is not the package's says its
+    kind.
+    """
     text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
     return text if isinstance(error, OcrPhasesError) else f"{type(error).__name__}: {text[:300]}"
 
@@ -65,8 +67,9 @@ def attempted(name: str, take: Callable[[], Any]) -> Any:
 class Watch:
     """Looks on while one run goes through its phases, which `of` is entered around.
 
-    At the peak memory of each, at what really arrived at the model in the forwards of those in ``looks``,
-    whoever changed it on the way, and at the host's waits in decode where they are ``counted``.
+    At the peak memory of each, at what really arrived at the model in the forwards of those in
+    ``looks``, whoever changed it on the way, and at the host's waits in decode where they are
+    ``counted``.
     """
 
     def __init__(self, checkpoint: Checkpoint, looks: Collection[str], *, counted: bool) -> None:
@@ -101,8 +104,8 @@ class Watch:
     def checks(self, packed: PageInputs, state: DecodeState, vectors: int) -> list[LiveCheck]:
         """What the forwards of this run show; without steps the steps' checks are missing.
 
-        ``vectors`` are the projector's. `phases` has refused any cache that is not carried on, or grows
-        wrongly: these checks only say by how much it grew.
+        ``vectors`` are the projector's. `phases` has refused any cache that is not carried on, or
+        grows wrongly: these checks only say by how much it grew.
         """
         seen = f"{count_text(len(self.modes), 'forward')} looked at"
         training, gradients = map(any, zip(*self.modes, strict=True))
@@ -110,7 +113,8 @@ class Watch:
         shape, wanted = list(mask.shape), [len(state.ids), state.length]
         masked, found = shape == wanted and mask.device == device, f"{shape} on {mask.device}"
         wrong = f"{found} where {wanted} on {device} is right"
-        # Line breaks and a separator a page have image tokens of their own, which the projector never sees.
+        # Line breaks and a separator a page have image tokens of their own, which the projector
+        # never sees.
         breaks = sum(image_break_count(view.preset, view.grid) for view in packed.views)
         places = sum(packed.image_tokens)
         features = f"{vectors} vectors and {breaks} breaks for {places} image tokens"
@@ -136,15 +140,22 @@ class Watch:
 
 
 def finite_logits(fault: str | None, tokens: int) -> LiveCheck:
-    """The check of the logits of so many tokens, of which ``fault`` says what is wrong, if anything."""
+    """The check of the logits of so many tokens, of which ``fault`` says what is wrong, if
+    anything.
+    """
     return check(
-        "finite_logits", fault is None, f"those of {count_text(tokens, 'token')} looked at", fault or ""
+        "finite_logits",
+        fault is None,
+        f"those of {count_text(tokens, 'token')} looked at",
+        fault or "",
     )
 
 
 @contextlib.contextmanager
 def logits_summed(checkpoint: Checkpoint) -> Iterator[list[LiveCheck]]:
-    """Look at the logits of a ``with`` block without steps of ours; the list gets the check at its end."""
+    """Look at the logits of a ``with`` block without steps of ours; the list gets the check at its
+    end.
+    """
     checks: list[LiveCheck] = []
     sums: list[Tensor] = []
     newest: list[Tensor] = []
@@ -160,17 +171,27 @@ def logits_summed(checkpoint: Checkpoint) -> Iterator[list[LiveCheck]]:
 
 
 def describe_cache(state: DecodeState, static: Mapping[str, Any]) -> dict[str, Any]:
-    """The record's part about the KV cache, after the prefill and each step; ``static`` is a step's setup."""
+    """The record's part about the KV cache, after the prefill and each step; ``static`` is a step's
+    setup.
+    """
     each = cache_bytes_per_token(state.cache)
-    kept = {"lengths": state.lengths, "bytes_per_token": each, "bytes": [each * n for n in state.entries]}
+    kept = {
+        "lengths": state.lengths,
+        "bytes_per_token": each,
+        "bytes": [each * n for n in state.entries],
+    }
     # A static cache's size, which is there from the start.
     kept |= {name: static.get(name) for name in ("max_cache_len", "allocated_bytes")}
     # Of the tokens seen a window keeps the prompt's and the last generated ones.
-    return kept if state.window is None else {**kept, "window": state.window, "entries": state.entries}
+    return (
+        kept if state.window is None else {**kept, "window": state.window, "entries": state.entries}
+    )
 
 
 class Repeat(NamedTuple):
-    """What a run leaves behind: no decode state, whose KV cache later runs would count in their peaks."""
+    """What a run leaves behind: no decode state, whose KV cache later runs would count in their
+    peaks.
+    """
 
     ids: list[list[int]]
     spans: list[tuple]
@@ -187,11 +208,12 @@ def run_checks(
     waits: tuple[int, int] | None,
     after: Mapping[str, Any],
 ) -> list[LiveCheck]:
-    """The checks of a record: of inputs and model, what its ``runs`` agree on, and what a stop left out.
+    """The checks of a record: of inputs and model, what its ``runs`` agree on, and what a stop left
+    out.
 
-    ``waits`` are those of the host in the warm-up's decode, and its steps; ``after`` has what was measured
-    beside the runs, by its setting. Of a check that several runs have it is the first that is no pass, else
-    the last.
+    ``waits`` are those of the host in the warm-up's decode, and its steps; ``after`` has what was
+    measured beside the runs, by its setting. Of a check that several runs have it is the first that
+    is no pass, else the last.
     """
     missing = ", ".join(name for name in AFTERWARDS if getattr(request, name) and name not in after)
     without = f", without {missing}" if missing else ""
@@ -208,7 +230,9 @@ def run_checks(
             seen[one["name"]] = one
     checks += seen.values()
     if not request.generate:
-        checks.append(host_syncs(waits, after.get("kernels"), request.eos_check_every, checkpoint.device))
+        checks.append(
+            host_syncs(waits, after.get("kernels"), request.eos_check_every, checkpoint.device)
+        )
     return checks + ([after["verify"]] if "verify" in after else [])
 
 
@@ -228,7 +252,9 @@ def host_syncs(
     if not seen:
         return check("host_syncs", "n/a", "counted in a warm-up run, and there was none")
     good = all(syncs <= -(-steps // every) for _, syncs, steps in seen)
-    measured = "; ".join(f"{who}{syncs} in {count_text(steps, 'step')}" for who, syncs, steps in seen)
+    measured = "; ".join(
+        f"{who}{syncs} in {count_text(steps, 'step')}" for who, syncs, steps in seen
+    )
     return check("host_syncs", "pass" if good else "note", measured)
 
 
@@ -245,7 +271,11 @@ def _mask_of(mask: Any) -> Mask:
     if ready:
         mask = next((one for one in mask.values() if one is not None), None)
     if mask is None:
-        return "the ready masks of an unpadded row" if ready else "no mask, as nothing is padded", None, ""
+        return (
+            "the ready masks of an unpadded row" if ready else "no mask, as nothing is padded",
+            None,
+            "",
+        )
     kind = "a mask by slot" if mask.dim() == 4 else "the 2-D mask"
     return kind, tuple(mask.shape), str(mask.device)
 
@@ -256,7 +286,10 @@ def _mask_handed_over(masks: list[Mask], packed: PageInputs, state: DecodeState)
     for number, (_, shape, device) in enumerate(masks):
         columns = state.length - len(masks) + 1 + number
         slots = windowed_length(columns, packed.prefill_len, state.window)
-        right = device == str(state.token.device) and shape in ((rows, columns), (rows, 1, 1, slots))
+        right = device == str(state.token.device) and shape in (
+            (rows, columns),
+            (rows, 1, 1, slots),
+        )
         if packed.padded if shape is None else not right:
             got = "none" if shape is None else f"{list(shape)} on {device}"
             wrong.append(f"step {number} got {got} for {columns} columns")
@@ -285,7 +318,9 @@ def _prompt_tokens(packed: PageInputs, tokenizer: Any) -> LiveCheck:
 
 
 def card_dtype(device: str, dtype: torch.dtype, autocast: bool) -> list[LiveCheck]:
-    """What the weights' dtype means on a card that does not compute with bfloat16; nothing on others."""
+    """What the weights' dtype means on a card that does not compute with bfloat16; nothing on
+    others.
+    """
     if torch.device(device).type != "cuda" or computes_bfloat16(device):
         return []
     held = str(dtype).removeprefix("torch.")
@@ -293,7 +328,11 @@ def card_dtype(device: str, dtype: torch.dtype, autocast: bool) -> list[LiveChec
     if autocast or dtype == torch.bfloat16:
         where = "autocast to bfloat16" if autocast else "the weights are bfloat16"
         return [check("card_dtype", "note", f"{card}, and {where}: that is emulated, or fails")]
-    return [check("card_dtype", "note", f"{card}, so float16 is the default there; the weights are {held}")]
+    return [
+        check(
+            "card_dtype", "note", f"{card}, so float16 is the default there; the weights are {held}"
+        )
+    ]
 
 
 def norm_layers(model: nn.Module, dtype: torch.dtype, autocast: bool) -> LiveCheck:
@@ -302,7 +341,9 @@ def norm_layers(model: nn.Module, dtype: torch.dtype, autocast: bool) -> LiveChe
     for module in model.modules():
         name, weight = type(module).__name__, getattr(module, "weight", None)
         if "Norm" in name and isinstance(weight, Tensor):
-            kind = next((kind for kind in ("RMSNorm", "LayerNorm", "GroupNorm") if kind in name), name)
+            kind = next(
+                (kind for kind in ("RMSNorm", "LayerNorm", "GroupNorm") if kind in name), name
+            )
             kinds[kind, str(weight.dtype).removeprefix("torch.")] += 1
     text = ", ".join(f"{count} {kind} in {held}" for (kind, held), count in sorted(kinds.items()))
     mixed = {held for _, held in kinds} - {str(dtype).removeprefix("torch.")}

@@ -52,8 +52,8 @@ def versions() -> dict[str, Any]:
 def describe_device(device: str) -> dict[str, Any]:
     """Name, kind, memory in bytes, cores and bytes of the last cache of ``device``, and its host.
 
-    ``cores`` are multiprocessors on CUDA, else those that this process may use, as ``host_cores`` are;
-    ``threads`` is how many of them torch computes with.
+    ``cores`` are multiprocessors on CUDA, else those that this process may use, as ``host_cores``
+    are; ``threads`` is how many of them torch computes with.
     """
     cores, host = len(_cores()), _found(r"model name\s*:\s*(.+)", "/proc/cpuinfo")
     host = host or platform.processor() or platform.machine()
@@ -63,7 +63,13 @@ def describe_device(device: str) -> dict[str, Any]:
         sizes = chip.total_memory, chip.multi_processor_count, getattr(chip, "L2_cache_size", None)
         values = chip.name, "cuda", *sizes
     own = dict(zip(("name", "kind", "memory_bytes", "cores", "cache_bytes"), values, strict=True))
-    return {**own, "host": host, "host_cores": cores, "threads": torch.get_num_threads(), "ceilings": None}
+    return {
+        **own,
+        "host": host,
+        "host_cores": cores,
+        "threads": torch.get_num_threads(),
+        "ceilings": None,
+    }
 
 
 def attention_kernels(device: str, strategy: str = "eager") -> list[str]:
@@ -78,15 +84,28 @@ def _found(pattern: str, path: str) -> str | None:
 
 
 def _cores() -> Sequence[int]:
-    """Cores that this process may run on: a container or a batch system often gives fewer than there are."""
+    """Cores that this process may run on: a container or a batch system often gives fewer than
+    there are.
+    """
     process = psutil.Process()
-    return process.cpu_affinity() if hasattr(process, "cpu_affinity") else range(psutil.cpu_count() or 1)
+    return (
+        process.cpu_affinity()
+        if hasattr(process, "cpu_affinity")
+        else range(psutil.cpu_count() or 1)
+    )
 
 
 def _last_cache_bytes() -> int | None:
     """Bytes of the host's largest cache; None where the system does not tell."""
-    sizes = [path.read_text().strip() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("*/size")]
-    known = [int(size[:-1]) * {"K": 1 << 10, "M": 1 << 20}[size[-1]] for size in sizes if size[-1:] in "KM"]
+    sizes = [
+        path.read_text().strip()
+        for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("*/size")
+    ]
+    known = [
+        int(size[:-1]) * {"K": 1 << 10, "M": 1 << 20}[size[-1]]
+        for size in sizes
+        if size[-1:] in "KM"
+    ]
     return max(known, default=None)
 
 
@@ -101,10 +120,11 @@ _LAUNCHES = 1000
 def measure_ceilings(device: torch.device | str, dtype: torch.dtype) -> dict[str, Any]:
     """The ceilings of ``device``, as kept in a record's ``device["ceilings"]``.
 
-    ``bandwidth_bytes_per_s`` of a large copy, bytes read and written; ``matmul_flops_per_s`` of a square
-    product in ``dtype`` (``matmul_dtype``), as large as fits in a few milliseconds; ``launch_us``, the time
-    that one more small operation takes in a long row of them: on a GPU a kernel launch through torch.
-    ``taken`` says with which sizes and how often, and the time of each repeat (``copy_ms``, ``matmul_ms``).
+    ``bandwidth_bytes_per_s`` of a large copy, bytes read and written; ``matmul_flops_per_s`` of a
+    square product in ``dtype`` (``matmul_dtype``), as large as fits in a few milliseconds;
+    ``launch_us``, the time that one more small operation takes in a long row of them: on a GPU a
+    kernel launch through torch. ``taken`` says with which sizes and how often, and the time of each
+    repeat (``copy_ms``, ``matmul_ms``).
     """
     device = torch.device(device)
     copy_bytes, copy_ms = _copy(device)
@@ -137,12 +157,16 @@ def _copy(device: torch.device) -> tuple[int, list[float]]:
 
 
 def _matmul(device: torch.device, dtype: torch.dtype) -> tuple[int, list[float]]:
-    """Side of the largest square product that takes no longer than allowed, and ms of each time it ran."""
+    """Side of the largest square product that takes no longer than allowed, and ms of each time it
+    ran.
+    """
     size, limit = 512, _PRODUCT_MS[device.type]
     # Of its own, so that a caller's random numbers stay what they would have been.
     generator = torch.Generator(device).manual_seed(0)
     while True:
-        left = torch.randn((size, size), device=device, generator=generator, dtype=torch.float32).to(dtype)
+        left = torch.randn(
+            (size, size), device=device, generator=generator, dtype=torch.float32
+        ).to(dtype)
         product = partial(torch.mm, left, left, out=torch.empty_like(left))
         times = _times(device, product, 2)
         if size >= _LARGEST_PRODUCT or 8 * min(times) > limit:
@@ -190,13 +214,21 @@ class Conditions:
         self._repeats.append({"repeat": repeat, **_between(before, after)})
 
     def described(self) -> dict[str, Any]:
-        """``repeats``: a dict each; ``gpu``: its state before and after, or None on a CPU; ``energy``."""
+        """``repeats``: a dict each; ``gpu``: its state before and after, or None on a CPU;
+        ``energy``.
+        """
         states = {"before": self._before, "after": gpu_state(self._device)}
-        return {"repeats": self._repeats, "gpu": self._before and states, "energy": self._energy.described()}
+        return {
+            "repeats": self._repeats,
+            "gpu": self._before and states,
+            "energy": self._energy.described(),
+        }
 
 
 def _read() -> dict[str, Any]:
-    """Seconds so far, those of other Python threads by id, and the load; ``cores_s`` has idle ones too."""
+    """Seconds so far, those of other Python threads by id, and the load; ``cores_s`` has idle ones
+    too.
+    """
     cores = pd.DataFrame(psutil.cpu_times(percpu=True)).reindex(list(_cores())).sum()
     threads_s, waited_s = _threads()
     return {
@@ -213,7 +245,9 @@ def _read() -> dict[str, Any]:
 
 
 def _between(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of wall, of CPU time, of other threads and of waiting; shares of all cores; load averages."""
+    """Seconds of wall, of CPU time, of other threads and of waiting; shares of all cores; load
+    averages.
+    """
     names = ("wall_s", "cpu_s", "cores_s", "idle_s", "steal_s")
     wall_s, cpu_s, total, idle, stolen = (after[name] - before[name] for name in names)
     threads, known = before["threads_s"], after["waited_s"] is not None
@@ -228,19 +262,25 @@ def _between(before: dict[str, Any], after: dict[str, Any]) -> dict[str, Any]:
         "others": max(0.0, (total - idle - stolen - cpu_s) / total) if enough else None,
         "steal": stolen / total if enough else None,
     }
-    rounded = {name: None if value is None else round(float(value), 4) for name, value in found.items()}
+    rounded = {
+        name: None if value is None else round(float(value), 4) for name, value in found.items()
+    }
     return {**rounded, "load_start": before["load"], "load_end": after["load"]}
 
 
 def _threads() -> tuple[dict[int, float], float | None]:
-    """Seconds that each other Python thread of this process has run, by its id, and that all have waited.
+    """Seconds that each other Python thread of this process has run, by its id, and that all have
+    waited.
 
-    From the scheduler's counts, ``schedstat``: run time and run delay. Without them the wait is None.
+    From the scheduler's counts, ``schedstat``: run time and run delay. Without them the wait is
+    None.
     """
     others = {thread.native_id for thread in threading.enumerate()} - {threading.get_native_id()}
     ran, waited = {}, 0
     for path in Path("/proc/self/task").glob("*/schedstat"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # a thread that has just ended
+        with contextlib.suppress(
+            FileNotFoundError, ProcessLookupError
+        ):  # a thread that has just ended
             run, delay, _ = map(int, path.read_text().split())
             waited += delay
             if int(path.parent.name) in others:
@@ -252,11 +292,12 @@ _LEAST_ENERGY_S = 1.0  # NVML's counter moves every 100 ms
 
 
 class EnergyMeter:
-    """Joules of a run, by a `mark` at both ends of each: of an NVIDIA card by NVML, of CPUs by powercap.
+    """Joules of a run, by a `mark` at both ends of each: of an NVIDIA card by NVML, of CPUs by
+    powercap.
 
-    The counters move seldom, so the runs are one window, of a second or more, from the first mark to the
-    last. ``missing`` says why there is no figure: nvidia-ml-py is not installed, or a counter is not there
-    or may not be read.
+    The counters move seldom, so the runs are one window, of a second or more, from the first mark
+    to the last. ``missing`` says why there is no figure: nvidia-ml-py is not installed, or a
+    counter is not there or may not be read.
     """
 
     def __init__(self, device: torch.device, powercap: Path = Path("/sys/class/powercap")) -> None:
@@ -278,7 +319,9 @@ class EnergyMeter:
             return {"missing": self.missing}
         seconds = self._times[-1] - self._times[0]
         if seconds < _LEAST_ENERGY_S:
-            return {"missing": f"the repeats took {seconds:.2f} s in all, and the counter needs a second"}
+            return {
+                "missing": f"the repeats took {seconds:.2f} s in all, and the counter needs a second"
+            }
         each = _joules(self._counts, self._ranges) / (len(self._times) // 2)
         return {"seconds": seconds, "run_joules": each, "idle_w": self._idle_w}
 
@@ -289,8 +332,12 @@ def _joules(counts: Sequence[list[float]], ranges: list[float]) -> float:
 
 
 @cache
-def _counters(device: torch.device, powercap: Path) -> tuple[Callable[[], list[float]], list[float], float]:
-    """What reads the counters, their ranges, and the watts of the idle device, measured for a second."""
+def _counters(
+    device: torch.device, powercap: Path
+) -> tuple[Callable[[], list[float]], list[float], float]:
+    """What reads the counters, their ranges, and the watts of the idle device, measured for a
+    second.
+    """
     read, ranges = _nvml(device) if device.type == "cuda" else _powercap(powercap)
     start, before = perf_counter(), read()
     sleep(_LEAST_ENERGY_S)
@@ -303,7 +350,9 @@ def _nvml(device: torch.device) -> tuple[Callable[[], list[float]], list[float]]
 
     try:
         pynvml.nvmlInit()
-        card = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+        card = pynvml.nvmlDeviceGetHandleByUUID(
+            f"GPU-{torch.cuda.get_device_properties(device).uuid}"
+        )
         pynvml.nvmlDeviceGetTotalEnergyConsumption(card)
     except pynvml.NVMLError as error:
         raise OSError(f"NVML: {error}") from error
@@ -323,10 +372,11 @@ def _powercap(folder: Path) -> tuple[Callable[[], list[float]], list[float]]:
 
 
 def gpu_state(device: torch.device) -> dict[str, Any] | None:
-    """Clocks, throttling and other users of a CUDA device by ``nvidia-smi``; None where it does not tell.
+    """Clocks, throttling and other users of a CUDA device by ``nvidia-smi``; None where it does not
+    tell.
 
-    ``sm_mhz`` and ``max_sm_mhz``, ``throttle_reasons`` (NVML's bit mask), ``utilization`` in per cent and
-    ``other_processes``, the compute processes beside this one.
+    ``sm_mhz`` and ``max_sm_mhz``, ``throttle_reasons`` (NVML's bit mask), ``utilization`` in per
+    cent and ``other_processes``, the compute processes beside this one.
     """
     if device.type != "cuda":
         return None
@@ -346,15 +396,17 @@ def _smi(query: str, device: str) -> list[str]:
     """The lines that ``nvidia-smi`` answers a query with; none where it fails or takes too long."""
     command, output = ["nvidia-smi", query, "--format=csv,noheader,nounits", "-i", device], ""
     with contextlib.suppress(OSError, subprocess.SubprocessError):
-        output = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+        output = subprocess.run(
+            command, capture_output=True, text=True, timeout=10, check=True
+        ).stdout
     return [line for line in output.splitlines() if line.strip()]
 
 
 class PeakMemory:
     """Peak memory of each phase of one run: `of` around a phase, then bytes by phase in ``peaks``.
 
-    ``source`` says what is counted: the CUDA allocator's peak, or on Linux CPUs the process's high-water
-    mark (``VmHWM``, which counts everything resident), or None where neither can be had.
+    ``source`` says what is counted: the CUDA allocator's peak, or on Linux CPUs the process's
+    high-water mark (``VmHWM``, which counts everything resident), or None where neither can be had.
     """
 
     def __init__(self, device: torch.device | str) -> None:

@@ -19,17 +19,21 @@ from ocr_phases.text import count_text, first_difference
 if TYPE_CHECKING:
     from ocr_phases.models.load import Checkpoint
 
-#: In 16 bits a first difference is a tie where the two logits lie this many bfloat16 steps apart at most.
+#: In 16 bits a first difference is a tie where the two logits lie this many bfloat16 steps apart at
+#: most.
 TIE_STEPS = 2
 Rows = list[list[int]]  # of ids
 
 
-def parity_check(checkpoint: Checkpoint, request: Request, packed: PageInputs, ours: Rows) -> LiveCheck:
-    """The ``parity`` check of the record: tokens of decode against those of ``generate()``, row by row.
+def parity_check(
+    checkpoint: Checkpoint, request: Request, packed: PageInputs, ours: Rows
+) -> LiveCheck:
+    """The ``parity`` check of the record: tokens of decode against those of ``generate()``, row by
+    row.
 
-    In float32 they must be equal. In 16 bits, and under autocast, the first difference of a row passes as a
-    tie, which costs one more run up to there to look at the logits. Sampled tokens are only reported. Raises
-    `OcrPhasesError` for a class without ``generate()``.
+    In float32 they must be equal. In 16 bits, and under autocast, the first difference of a row
+    passes as a tie, which costs one more run up to there to look at the logits. Sampled tokens are
+    only reported. Raises `OcrPhasesError` for a class without ``generate()``.
     """
     inputs = packed.to(checkpoint.device, checkpoint.dtype)
     theirs = one_shot(checkpoint, inputs, request)
@@ -43,7 +47,11 @@ def parity_check(checkpoint: Checkpoint, request: Request, packed: PageInputs, o
     # generate() goes on behind an end token that config.json alone names.
     unknown = {mine[-1] for mine, _ in pairs if mine[-1] in ends and mine[-1] not in own_ends}
     total = sum(len(mine) for mine, _ in pairs)
-    places = {row: place for row, pair in enumerate(pairs) if (place := first_difference(*pair)) is not None}
+    places = {
+        row: place
+        for row, pair in enumerate(pairs)
+        if (place := first_difference(*pair)) is not None
+    }
     if request.infer.do_sample:
         equal = f"the first {min(places.values())}" if places else "all"
         return check("parity", "note", f"sampled with one seed: {equal} of {total} tokens equal")
@@ -51,18 +59,19 @@ def parity_check(checkpoint: Checkpoint, request: Request, packed: PageInputs, o
         equal = f"{count_text(total, 'token')} equal"
         if unknown:
             named = ", ".join(map(str, sorted(unknown)))
-            reason = (
-                f"generate() goes on behind end token {named}, which generation_config.json does not name"
-            )
+            reason = f"generate() goes on behind end token {named}, which generation_config.json does not name"
             return check("parity", "note", f"{equal}; {reason}")
         return check("parity", True, equal)
     tokens: dict[int, list[Any]] = {
-        row: [ids[place] if place < len(ids) else None for ids in pairs[row]] for row, place in places.items()
+        row: [ids[place] if place < len(ids) else None for ids in pairs[row]]
+        for row, place in places.items()
     }
     first = min(places, key=places.__getitem__)
     where = f"token {places[first] + 1}" + (f" of row {first + 1}" if len(pairs) > 1 else "")
     mine, other = tokens[first]
-    differs = f"{where} of {len(pairs[first][0])} is the first that differs ({mine}, generate(): {other})"
+    differs = (
+        f"{where} of {len(pairs[first][0])} is the first that differs ({mine}, generate(): {other})"
+    )
     if settings := {**request.infer.changes(), **said.rules}:
         differs += f"; both were asked for {', '.join(f'{name} {value}' for name, value in settings.items())}"
     low = request.autocast or checkpoint.dtype != torch.float32
@@ -74,9 +83,11 @@ def parity_check(checkpoint: Checkpoint, request: Request, packed: PageInputs, o
 
 
 def _tie(scores: Tensor, mine: int, other: int) -> tuple[bool, str]:
-    """Whether both tokens score within `TIE_STEPS` bfloat16 steps of the best, and the margins in words.
+    """Whether both tokens score within `TIE_STEPS` bfloat16 steps of the best, and the margins in
+    words.
 
-    The scores are an eager step's: a captured or compiled one may have chosen another token than their best.
+    The scores are an eager step's: a captured or compiled one may have chosen another token than
+    their best.
     """
     (best, second), _ = scores.topk(2)
     step = bfloat16_step(float(best))
@@ -96,7 +107,9 @@ def bfloat16_step(value: float) -> float:
 def scores(
     checkpoint: Checkpoint, request: Request, inputs: DeviceInputs, ours: Rows, places: set[int]
 ) -> dict[int, Tensor]:
-    """What the token at each place is chosen from, float32 [B, vocab], after the very tokens in ``ours``."""
+    """What the token at each place is chosen from, float32 [B, vocab], after the very tokens in
+    ``ours``.
+    """
     found, count = {}, itertools.count()
 
     class Told(Sampler):

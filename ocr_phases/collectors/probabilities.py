@@ -18,21 +18,23 @@ _DECIMALS = 3
 _PARTS = ("logprobs", "margins")
 
 
-#: Of a row's tokens: ``logprobs``, the natural logarithm of each one's probability under the softmax of the
-#: model's own logits, and ``margins``, its logit minus the highest one of any other token (negative where
-#: another was more probable); None for what is not known.
+#: Of a row's tokens: ``logprobs``, the natural logarithm of each one's probability under the
+#: softmax of the model's own logits, and ``margins``, its logit minus the highest one of any other
+#: token (negative where another was more probable); None for what is not known.
 Sureness = dict[str, list[float | None]]
 
 
 @torch.no_grad()
-def token_probabilities(model: Any, inputs: DeviceInputs, ids: Sequence[Sequence[int]]) -> list[Sureness]:
+def token_probabilities(
+    model: Any, inputs: DeviceInputs, ids: Sequence[Sequence[int]]
+) -> list[Sureness]:
     """The sureness of the generated ``ids``, one list a row, after the prompts in ``inputs``.
 
-    One forward over prompts and tokens together, without a cache. No temperature and no rule against
-    repetition changes the logits, so a token that either chose may have a negative margin. Logits are made
-    for a few tokens at a time, of any vocabulary and number of tokens: at most 256 MB beside a prefill as
-    long as the sequence. From an image token among the ``ids`` on nothing is known: the classes would ask for
-    its image.
+    One forward over prompts and tokens together, without a cache. No temperature and no rule
+    against repetition changes the logits, so a token that either chose may have a negative margin.
+    Logits are made for a few tokens at a time, of any vocabulary and number of tokens: at most 256
+    MB beside a prefill as long as the sequence. From an image token among the ``ids`` on nothing is
+    known: the classes would ask for its image.
     """
     image_token = int(inputs.input_ids[inputs.images_seq_mask][0])
     # The image token's own probability needs no forward over it.
@@ -40,7 +42,9 @@ def token_probabilities(model: Any, inputs: DeviceInputs, ids: Sequence[Sequence
     longest = max(map(len, known))
     if not longest:
         return [dict.fromkeys(_PARTS, [None] * len(row)) for row in ids]
-    wanted = torch.tensor([row + [0] * (longest - len(row)) for row in known], device=inputs.input_ids.device)
+    wanted = torch.tensor(
+        [row + [0] * (longest - len(row)) for row in known], device=inputs.input_ids.device
+    )
     hidden = _hidden_states(model, inputs, wanted)
     head = family_of(model).stages(model)["lm_head"]
     size = max(1, _MOST_LOGITS // (model.config.get_text_config().vocab_size * len(known)))
@@ -78,8 +82,8 @@ def _hidden_states(model: nn.Module, inputs: DeviceInputs, tokens: Tensor) -> Te
 def windowed_mask(mask: Tensor, new: int, window: int) -> Tensor:
     """Bool [B, 1, T + new, T + new], True where a position sees another.
 
-    ``mask`` int64 [B, T] is that of the prompts. The ``new`` tokens see the prompt and the last ``window``
-    of themselves. Padding sees itself: a row of nothing would make NaN.
+    ``mask`` int64 [B, T] is that of the prompts. The ``new`` tokens see the prompt and the last
+    ``window`` of themselves. Padding sees itself: a row of nothing would make NaN.
     """
     prompt = mask.shape[1]
     places = torch.arange(prompt + new, device=mask.device)

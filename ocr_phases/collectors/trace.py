@@ -1,8 +1,10 @@
-"""A Chrome trace of torch.profiler reduced to small tables: whose kernel, idle gap and wait each one was.
+"""A Chrome trace of torch.profiler reduced to small tables: whose kernel, idle gap and wait each
+one was.
 
-A kernel belongs to the stage whose range was open on the host when its launch was called: the profiler gives
-a kernel and the call that launched it one correlation id. Every kernel of a replayed CUDA graph carries the
-id of its ``cudaGraphLaunch``. pandas over the JSON, so that a saved trace can be read anywhere.
+A kernel belongs to the stage whose range was open on the host when its launch was called: the
+profiler gives a kernel and the call that launched it one correlation id. Every kernel of a replayed
+CUDA graph carries the id of its ``cudaGraphLaunch``. pandas over the JSON, so that a saved trace
+can be read anywhere.
 
 Event categories: https://github.com/pytorch/kineto/blob/main/libkineto/include/ActivityType.h
 """
@@ -26,8 +28,9 @@ _HOST = ("cpu_op", "user_annotation")
 _SYNC = r"(?:cuda|cu)(?:Stream|Device|Event|Ctx)Synchronize|cudaMemcpy$"
 _GRAPH_LAUNCH = r"(?:cuda|cu)GraphLaunch"
 _ATTENTION_OPERATOR = "aten::scaled_dot_product_attention"
-# A replayed graph has no operators: its kernels can only be told by their names. index_copy_ writes the
-# static cache and nothing else; attention over it is the plain formula, whose products look like any other's.
+# A replayed graph has no operators: its kernels can only be told by their names. index_copy_ writes
+# the static cache and nothing else; attention over it is the plain formula, whose products look
+# like any other's.
 _GRAPH_KV_UPDATE = "index_copy"
 _TOP = 12
 _NAME_LENGTH = 240
@@ -45,17 +48,19 @@ def busy_ms(intervals: Iterable[tuple[float, float]]) -> float:
 
 
 def reduce_trace(trace: Mapping[str, Any], spans: Sequence[Identity]) -> dict[str, Any]:
-    """The tables of the kernel view, as plain JSON values; each table is one list a column, times are ms.
+    """The tables of the kernel view, as plain JSON values; each table is one list a column, times
+    are ms.
 
-    ``trace`` is the profiler's Chrome trace, ``spans`` what the timeline recorded in the same pass, in order
-    of their start (phase, stage, view, step): the n-th range of a name is the n-th span of that stage.
+    ``trace`` is the profiler's Chrome trace, ``spans`` what the timeline recorded in the same pass,
+    in order of their start (phase, stage, view, step): the n-th range of a name is the n-th span of
+    that stage.
 
-    ``stages``: calls, kernels, copies, launches and busy time (union) of each stage with all that lies inside
-    it, and the host's time in it. ``decode_steps``: the same for each step. ``top``: the kernels that took
-    longest, by the innermost stage; the rest is one row without a name. ``gaps``: idle time by the innermost
-    stage of the kernel that ended it and by cause. ``parts``: KV cache update and attention of the language
-    model. ``host_syncs``: the host's waits for the device. ``unattributed``: what was launched outside every
-    stage.
+    ``stages``: calls, kernels, copies, launches and busy time (union) of each stage with all that
+    lies inside it, and the host's time in it. ``decode_steps``: the same for each step. ``top``:
+    the kernels that took longest, by the innermost stage; the rest is one row without a name.
+    ``gaps``: idle time by the innermost stage of the kernel that ended it and by cause. ``parts``:
+    KV cache update and attention of the language model. ``host_syncs``: the host's waits for the
+    device. ``unattributed``: what was launched outside every stage.
 
     Raises `OcrPhasesError` where the trace and the spans do not belong together.
     """
@@ -65,7 +70,9 @@ def reduce_trace(trace: Mapping[str, Any], spans: Sequence[Identity]) -> dict[st
     calls = events[events["category"].isin(_CALLS)]
     syncs = calls[calls["name"].str.match(_SYNC)]
     # Those of one thread nest; the ranges' thread is the one that launches.
-    operators = events[(events["category"] == "cpu_op") & events["thread"].isin(ranges["host_thread"])]
+    operators = events[
+        (events["category"] == "cpu_op") & events["thread"].isin(ranges["host_thread"])
+    ]
     within, waits = _inside(ranges, work, "called"), _inside(ranges, syncs, "start")
     inside = _innermost(within)
     outside = work.drop(inside["event"])
@@ -78,7 +85,10 @@ def reduce_trace(trace: Mapping[str, Any], spans: Sequence[Identity]) -> dict[st
         "parts": _parts(events, operators, inside),
         "host_syncs": _host_syncs(_innermost(waits), operators, work),
     }
-    unattributed = {"events": len(outside), "busy_ms": round(busy_ms(outside["interval"]), _DECIMALS)}
+    unattributed = {
+        "events": len(outside),
+        "busy_ms": round(busy_ms(outside["interval"]), _DECIMALS),
+    }
     plain = {name: table.round(_DECIMALS).to_dict("list") for name, table in tables.items()}
     return {"steps": len(steps), **plain, "unattributed": unattributed}
 
@@ -87,12 +97,17 @@ def reduce_trace(trace: Mapping[str, Any], spans: Sequence[Identity]) -> dict[st
 
 
 def _events(trace: Mapping[str, Any]) -> pd.DataFrame:
-    """The complete events (``ph`` X) of all categories that matter, by start and then longest first.
+    """The complete events (``ph`` X) of all categories that matter, by start and then longest
+    first.
 
     ``start`` and ``end`` are ms from the first of them.
     """
     wanted = (*_DEVICE, *_CALLS, *_HOST)
-    found = [event for event in trace["traceEvents"] if event.get("ph") == "X" and event.get("cat") in wanted]
+    found = [
+        event
+        for event in trace["traceEvents"]
+        if event.get("ph") == "X" and event.get("cat") in wanted
+    ]
     # Microseconds since some epoch: differences keep more digits.
     origin = min((float(event["ts"]) for event in found), default=0.0)
     rows = []
@@ -103,7 +118,9 @@ def _events(trace: Mapping[str, Any]) -> pd.DataFrame:
         ids = args.get("correlation"), args.get("External id", args.get("external id"))
         rows.append((str(event["name"]), event["cat"], *times, event.get("tid"), *ids))
     names = ["name", "category", "start", "end", "thread", "correlation", "external"]
-    events = pd.DataFrame(rows, columns=names).astype({"start": float, "end": float}).round(_DECIMALS)
+    events = (
+        pd.DataFrame(rows, columns=names).astype({"start": float, "end": float}).round(_DECIMALS)
+    )
     return events.sort_values(["start", "end"], ascending=[True, False], ignore_index=True)
 
 
@@ -127,7 +144,9 @@ def _ranges(events: pd.DataFrame, spans: Sequence[Identity]) -> pd.DataFrame:
 
 
 def _work(events: pd.DataFrame) -> pd.DataFrame:
-    """Each kernel, copy and fill on the device, with its launch: ``call``, when ``called`` and ``left``."""
+    """Each kernel, copy and fill on the device, with its launch: ``call``, when ``called`` and
+    ``left``.
+    """
     work = events[events["category"].isin(_DEVICE)]
     # A call that the trace has lost leaves the operator or range which made it.
     caller = pd.Series(np.nan, work.index)
@@ -137,12 +156,15 @@ def _work(events: pd.DataFrame) -> pd.DataFrame:
     called = events[["name", "start", "end"]].set_axis(["call", "called", "left"], axis=1)
     work = work.join(called.reindex(caller).set_axis(work.index))
     kernels = work["category"] == "kernel"
-    intervals = pd.Series(list(zip(work["start"], work["end"], strict=True)), work.index, dtype=object)
+    intervals = pd.Series(
+        list(zip(work["start"], work["end"], strict=True)), work.index, dtype=object
+    )
     return work.assign(kernels=kernels, copies=~kernels, interval=intervals)
 
 
 def _inside(ranges: pd.DataFrame, events: pd.DataFrame, time: str) -> pd.DataFrame:
-    """Each event beside every range that its ``time`` lies in, the outer ranges first: the columns of both.
+    """Each event beside every range that its ``time`` lies in, the outer ranges first: the columns
+    of both.
 
     ``range`` and ``event`` say which, by the index of each.
     """
@@ -166,7 +188,9 @@ def _innermost(inside: pd.DataFrame) -> pd.DataFrame:
 
 
 def _with_work(groups: pd.DataFrame, within: pd.DataFrame) -> pd.DataFrame:
-    """``groups`` with their kernels, copies (and fills), launching calls, and the time the device worked."""
+    """``groups`` with their kernels, copies (and fills), launching calls, and the time the device
+    worked.
+    """
     keys = list(groups.index.names)
     counts = within.groupby(keys).agg(
         kernels=("kernels", "sum"),
@@ -178,7 +202,9 @@ def _with_work(groups: pd.DataFrame, within: pd.DataFrame) -> pd.DataFrame:
 
 
 def _stages(ranges: pd.DataFrame, within: pd.DataFrame) -> pd.DataFrame:
-    spans = ranges.groupby(_STAGE, sort=False).agg(calls=("host_ms", "size"), host_ms=("host_ms", "sum"))
+    spans = ranges.groupby(_STAGE, sort=False).agg(
+        calls=("host_ms", "size"), host_ms=("host_ms", "sum")
+    )
     return _with_work(spans, within).reset_index()
 
 
@@ -191,7 +217,11 @@ def _decode_steps(ranges: pd.DataFrame, within: pd.DataFrame, waits: pd.DataFram
 def _top(inside: pd.DataFrame) -> pd.DataFrame:
     stage, each = ["phase", "stage"], ["phase", "stage", "kernel"]
     work = inside.assign(kernel=inside["name"], device_ms=inside["end"] - inside["start"])
-    table = work.groupby(each, sort=False)["device_ms"].agg(count="count", device_ms="sum").reset_index()
+    table = (
+        work.groupby(each, sort=False)["device_ms"]
+        .agg(count="count", device_ms="sum")
+        .reset_index()
+    )
     table["place"] = table.groupby(stage, sort=False).ngroup()
     table = table.sort_values(["place", "device_ms"], ascending=[True, False], kind="stable")
     table.loc[table.groupby("place").cumcount() >= _TOP, "kernel"] = ""
@@ -202,14 +232,17 @@ def _top(inside: pd.DataFrame) -> pd.DataFrame:
 def _gaps(inside: pd.DataFrame, syncs: pd.DataFrame) -> pd.DataFrame:
     """Idle time by the stage of the kernel that ended it, and by why the device was idle.
 
-    ``host sync``: the host was waiting for the device and only then went on. ``launch``: the host was late
-    with the next launch. ``device``: the launch was there in time (the space between queued kernels).
+    ``host sync``: the host was waiting for the device and only then went on. ``launch``: the host
+    was late with the next launch. ``device``: the launch was there in time (the space between
+    queued kernels).
     """
     work = inside.sort_values(["start", "end"])
     reached = work.groupby("phase")["end"].cummax().groupby(work["phase"]).shift()
     table = work.assign(idle_from=reached)[work["start"] > reached]
     returns = syncs["end"].sort_values()
-    waited = returns.searchsorted(table["idle_from"]) < returns.searchsorted(table["start"], "right")
+    waited = returns.searchsorted(table["idle_from"]) < returns.searchsorted(
+        table["start"], "right"
+    )
     late = table["left"] > table["idle_from"]
     table = table.assign(
         cause=np.select([waited, late], ["host sync", "launch"], "device"),
@@ -221,42 +254,54 @@ def _gaps(inside: pd.DataFrame, syncs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _parts(events: pd.DataFrame, operators: pd.DataFrame, inside: pd.DataFrame) -> pd.DataFrame:
-    """KV cache update and attention within the language model; ``by`` says how their kernels were told.
+    """KV cache update and attention within the language model; ``by`` says how their kernels were
+    told.
 
     Attention within a replayed graph cannot be told, so it has no row.
     """
     calls = inside.set_index("event")[["called"]]
     updates, attention = (
-        inside["event"].isin(_inside(_as_ranges(found[found["name"] == name]), calls, "called")["event"])
+        inside["event"].isin(
+            _inside(_as_ranges(found[found["name"] == name]), calls, "called")["event"]
+        )
         for found, name in ((events, KV_RANGE), (operators, _ATTENTION_OPERATOR))
     )
     graph = inside["call"].str.match(_GRAPH_LAUNCH)
     written = graph & inside["name"].str.contains(_GRAPH_KV_UPDATE)
     attention &= inside["stage"] == "language_model"
     by = np.select([written, graph, updates, attention], ["name", "", "range", "operator"], "")
-    table = inside.assign(by=by, part=np.where(by == "operator", "attention", "kv_update"))[by != ""]
+    table = inside.assign(by=by, part=np.where(by == "operator", "attention", "kv_update"))[
+        by != ""
+    ]
     groups = table.groupby(["phase", "part", "by"], sort=False)["interval"]
     return groups.agg(kernels="size", busy_ms=busy_ms).reset_index()
 
 
 def _host_syncs(waits: pd.DataFrame, operators: pd.DataFrame, work: pd.DataFrame) -> pd.DataFrame:
-    """The host's waits by stage, call and operator: the outermost within the stage, and what it went through.
+    """The host's waits by stage, call and operator: the outermost within the stage, and what it
+    went through.
 
-    ``copy`` is the direction of a copy made within the same operator (DtoH, HtoD); the time of the call that
-    made it, which for pageable memory waits too, counts as waiting.
+    ``copy`` is the direction of a copy made within the same operator (DtoH, HtoD); the time of the
+    call that made it, which for pageable memory waits too, counts as waiting.
     """
     columns = {"event": "wait", "name": "call", "since": "stage_since"}
-    waits = waits.rename(columns=columns)[["wait", "phase", "stage", "call", "start", "end", "stage_since"]]
+    waits = waits.rename(columns=columns)[
+        ["wait", "phase", "stage", "call", "start", "end", "stage_since"]
+    ]
     around = _inside(_as_ranges(operators), waits, "start")
     around = around[around["since"] >= around["stage_since"]]
     names = around.groupby("event").agg(
         operator=("name", "first"), through=("name", "last"), began=("since", "last")
     )
-    copies = work[work["category"] == "gpu_memcpy"].sort_values("called")[["name", "called", "left"]]
+    copies = work[work["category"] == "gpu_memcpy"].sort_values("called")[
+        ["name", "called", "left"]
+    ]
     waits = pd.merge_asof(waits.join(names), copies.dropna(), left_on="start", right_on="called")
     own = waits["called"] >= waits["began"]
     waits["copy"] = waits["name"].str.extract("([DH]to[DH])", expand=False).where(own)
-    waits["wait_ms"] = waits["end"] - waits["start"] + (waits["left"] - waits["called"]).where(own, 0.0)
+    waits["wait_ms"] = (
+        waits["end"] - waits["start"] + (waits["left"] - waits["called"]).where(own, 0.0)
+    )
     keys = ["phase", "stage", "call", "operator", "through", "copy"]
     groups = waits.fillna(dict.fromkeys(keys, "")).groupby(keys, sort=False)["wait_ms"]
     return groups.agg(count="count", wait_ms="sum").reset_index()

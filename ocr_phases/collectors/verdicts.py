@@ -18,7 +18,8 @@ def check(name: str, verdict: bool | str, measured: str, broken: str = "") -> Li
 
 
 def repeat_checks(ids: Sequence[Any], asked: int, without: str = "") -> Iterator[LiveCheck]:
-    """Whether the repeats' ``ids`` are equal, and where there are fewer than ``asked`` for, how many.
+    """Whether the repeats' ``ids`` are equal, and where there are fewer than ``asked`` for, how
+    many.
 
     ``without`` are words on what else a stop left out.
     """

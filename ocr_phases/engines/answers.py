@@ -15,7 +15,15 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ocr_phases.engines.client import QUICK_SECONDS, Choice, Chunk, Deadline, Server, ServerFailed, short_name
+from ocr_phases.engines.client import (
+    QUICK_SECONDS,
+    Choice,
+    Chunk,
+    Deadline,
+    Server,
+    ServerFailed,
+    short_name,
+)
 from ocr_phases.record import make_spans
 
 #: A request's times as a record has them, and what vLLM calls their histograms.
@@ -24,14 +32,15 @@ _TIMES["ttft_ms"] = "time_to_first_token"
 _SAMPLE = re.compile(r"vllm:(\w+)_seconds_(sum|count)(?:\{.*\})? (\S+)(?: \S+)?\s*")
 #: More seconds or requests than any server has had, so not what it means to tell.
 _MOST_OF_SAMPLE = 1e12
-#: A call of a stage in the worker: its name, its start, how many ms it took, and a text model's tokens.
+#: A call of a stage in the worker: its name, its start, how many ms it took, and a text model's
+#: tokens.
 Stage = tuple[str, float, float, int]
 #: The entries of a delta that are text the model wrote, in the order in which it writes them.
 _TEXT_ENTRIES = ("reasoning", "reasoning_content", "thinking", "refusal", "content")
 #: The entries of a delta that no token is spent on.
 _NO_TOKENS = ("role", "name", "id", "type", "index")
-#: Two chunks that arrive within so many ms came together: no model of this kind makes a token in that time,
-#: and what a proxy held back leaves it one write after the other.
+#: Two chunks that arrive within so many ms came together: no model of this kind makes a token in
+#: that time, and what a proxy held back leaves it one write after the other.
 _TOGETHER_MS = 0.5
 #: An answer came all at once where its chunks came within this part of the whole wait.
 _AT_ONCE = 0.05
@@ -42,13 +51,14 @@ _MOST_LEFT_OUT = 5
 class Answer:
     """What a server streamed, a piece of text at a time.
 
-    ``begun`` is when the request was sent, seconds of `time.monotonic`; ``times`` are ms since then, one for
-    each piece. ``beside`` says that the ids came with the pieces, and ``most_ids`` how many came with one; of
-    several ids the first has the piece as its text. ``logprobs`` has one for each token, or too few to be
-    used. ``usage`` may have ``prompt_tokens``, ``completion_tokens`` and ``cached_tokens``. ``finish`` is
-    why it ended, in OpenAI's words, and empty where the server did not say. ``cut`` is whether the server
-    went on after the limit, and ``left_out`` names what it sent that is no text. ``own`` are
-    `server_times`, and ``stages`` what the worker ran, ms since ``begun``; either may be empty.
+    ``begun`` is when the request was sent, seconds of `time.monotonic`; ``times`` are ms since
+    then, one for each piece. ``beside`` says that the ids came with the pieces, and ``most_ids``
+    how many came with one; of several ids the first has the piece as its text. ``logprobs`` has one
+    for each token, or too few to be used. ``usage`` may have ``prompt_tokens``,
+    ``completion_tokens`` and ``cached_tokens``. ``finish`` is why it ended, in OpenAI's words, and
+    empty where the server did not say. ``cut`` is whether the server went on after the limit, and
+    ``left_out`` names what it sent that is no text. ``own`` are `server_times`, and ``stages`` what
+    the worker ran, ms since ``begun``; either may be empty.
     """
 
     begun: float
@@ -73,9 +83,11 @@ class Answer:
 
     @property
     def token_count(self) -> int | None:
-        """How many tokens it has, by their ids or by the server's count; None where it tells neither.
+        """How many tokens it has, by their ids or by the server's count; None where it tells
+        neither.
 
-        A server counts the end token, which has no piece of its own. That difference of one is none.
+        A server counts the end token, which has no piece of its own. That difference of one is
+        none.
         """
         pieces = len(self.ids) or len(self.times)
         told = self.usage.get("completion_tokens") or 0
@@ -85,7 +97,9 @@ class Answer:
 
     @property
     def untimed(self) -> str:
-        """Why the tokens have no times of their own; empty where each has one, or their number is unknown."""
+        """Why the tokens have no times of their own; empty where each has one, or their number is
+        unknown.
+        """
         pieces = len(self.times)
         tokens = self.token_count
         if tokens is not None:
@@ -104,7 +118,9 @@ class Answer:
 
     @property
     def at_once(self) -> bool:
-        """Whether the whole answer came at once, so that nothing tells the first token from the last."""
+        """Whether the whole answer came at once, so that nothing tells the first token from the
+        last.
+        """
         if len(self.times) == 1:
             # The end token has no piece.
             made = self.usage.get("completion_tokens") or len(self.ids)
@@ -131,7 +147,9 @@ class AnswerReader:
         self._taken = 0  # tokens so far, as far as chunks show them
 
     def read(self, now: float, chunk: Chunk) -> list[int]:
-        """Take what a chunk brings, and give its ids: a 0 for text without an id, none for no token."""
+        """Take what a chunk brings, and give its ids: a 0 for text without an id, none for no
+        token.
+        """
         answer = self.answer
         answer.prompt_ids = chunk.prompt_token_ids or answer.prompt_ids
         choice = chunk.choices[0] if chunk.choices else Choice()
@@ -178,7 +196,9 @@ class AnswerReader:
             shown = short_name(name)
             if shown not in self.answer.left_out and len(self.answer.left_out) < _MOST_LEFT_OUT:
                 self.answer.left_out.append(shown)
-        if texts.get("reasoning") == texts.get("reasoning_content"):  # one is the other's older name
+        if texts.get("reasoning") == texts.get(
+            "reasoning_content"
+        ):  # one is the other's older name
             texts.pop("reasoning_content", None)
         return "".join(texts.get(name, "") for name in _TEXT_ENTRIES)
 
@@ -203,7 +223,9 @@ class AnswerReader:
         self.answer.finish = "length"
 
     def _take_usage(self, chunk: Chunk) -> None:
-        """Keep the server's counts; with usage in every chunk the last one counts, unless it has none."""
+        """Keep the server's counts; with usage in every chunk the last one counts, unless it has
+        none.
+        """
         usage = chunk.usage or {}
         details = usage.get("prompt_tokens_details")
         cached = details.get("cached_tokens") if isinstance(details, dict) else None
@@ -232,8 +254,9 @@ def ask(
 ) -> Answer:
     """The answer to a chat completion; `ServerFailed` where it does not end well.
 
-    ``on_ids`` gets the ids of each piece, a 0 for one without. A server that goes on after ``limit`` tokens
-    is not listened to any longer. One that said why it ended has ended, whatever follows.
+    ``on_ids`` gets the ids of each piece, a 0 for one without. A server that goes on after
+    ``limit`` tokens is not listened to any longer. One that said why it ended has ended, whatever
+    follows.
     """
     first, whole = server.first_token_timeout, server.answer_timeout
     deadline = Deadline(min(first, whole), f"sent no token within {min(first, whole):g} s")
@@ -272,7 +295,9 @@ def _plain_text(value: Any) -> str:
 
 
 def _logprob_entries(logprobs: Any) -> list[Any]:
-    """The entries of a choice's log probabilities, one for each token; none where they have another form."""
+    """The entries of a choice's log probabilities, one for each token; none where they have another
+    form.
+    """
     entries = logprobs.get("content") if isinstance(logprobs, dict) else None
     return entries if isinstance(entries, list) else []
 
@@ -288,7 +313,9 @@ def _logprobs(entries: Sequence[Any]) -> list[float]:
 
 
 def _first_tokens(entries: Sequence[Any], text: str, ids: list[int], count: int) -> str:
-    """The text of a chunk's first tokens by its log probabilities; without them none, if ids tell more."""
+    """The text of a chunk's first tokens by its log probabilities; without them none, if ids tell
+    more.
+    """
     pieces = [entry.get("token") if isinstance(entry, dict) else None for entry in entries]
     if all(isinstance(piece, str) for piece in pieces) and "".join(map(str, pieces)) == text:
         return "".join(map(str, pieces[:count]))
@@ -343,7 +370,9 @@ def _sample_value(text: str) -> float | None:
 
 
 def server_times(server: Server, before: Samples) -> dict[str, float]:
-    """The server's own times of the request that finished since ``before``, ms; empty unless it was alone."""
+    """The server's own times of the request that finished since ``before``, ms; empty unless it was
+    alone.
+    """
     if not before:
         return {}
     for pause in (0.0, 0.05, 0.2, 0.5):
@@ -359,11 +388,11 @@ def server_times(server: Server, before: Samples) -> dict[str, float]:
 def spans_of(runs: Sequence[Answer]) -> pd.DataFrame:
     """The spans of the repeats (`ocr_phases.record.make_spans`).
 
-    Where the server or its worker tells of the prefill, it ends with the first token; it begins by the
-    server's own time of it, and with the worker's first stage at the latest. Else there is the client's wait
-    for the first token, `first_token`, of which the prefill is a part. Of an answer that came all at once
-    there is one time, ``generate``. What one repeat lacks is left out of all: it would count as 0 in a
-    median.
+    Where the server or its worker tells of the prefill, it ends with the first token; it begins by
+    the server's own time of it, and with the worker's first stage at the latest. Else there is the
+    client's wait for the first token, `first_token`, of which the prefill is a part. Of an answer
+    that came all at once there is one time, ``generate``. What one repeat lacks is left out of all:
+    it would count as 0 in a median.
     """
     timed = all(run.own for run in runs)
     staged = all(run.stages for run in runs)
@@ -382,8 +411,8 @@ def spans_of(runs: Sequence[Answer]) -> pd.DataFrame:
 def _spans(run: Answer, *, timed: bool, staged: bool, stepped: bool) -> Iterator[tuple[Any, ...]]:
     """Phase, stage, view, step, start and time in ms of what happened in a repeat.
 
-    The server's own times are used if ``timed``, the worker's stages if ``staged``, and the times between
-    chunks are those of decode steps if ``stepped``.
+    The server's own times are used if ``timed``, the worker's stages if ``staged``, and the times
+    between chunks are those of decode steps if ``stepped``.
     """
     own = run.own if timed else {}
     stages = run.stages if staged else []
@@ -429,9 +458,11 @@ def _before_first_token(
 
 
 def _worker_spans(run: Answer, stages: Sequence[Stage], steps: int) -> Iterator[tuple[Any, ...]]:
-    """The worker's stages: those of the prefill, and the text model of each of so many decode steps.
+    """The worker's stages: those of the prefill, and the text model of each of so many decode
+    steps.
 
-    The prompt, of which a cache may have the beginning, takes one call of the text model or several.
+    The prompt, of which a cache may have the beginning, takes one call of the text model or
+    several.
     """
     read = run.usage.get("cached_tokens") or 0
     prompt = run.usage.get("prompt_tokens") or 1

@@ -1,4 +1,6 @@
-"""Whether a server did what was asked of it: a fresh prompt, this preset, the rule against repetition."""
+"""Whether a server did what was asked of it: a fresh prompt, this preset, the rule against
+repetition.
+"""
 
 from __future__ import annotations
 
@@ -18,22 +20,23 @@ from ocr_phases.settings import SamplingSettings
 from ocr_phases.text import count_text, first_difference, ms_text
 from ocr_phases.versions import asset
 
-# A first token after less than this part of the first one's time and less than this many decode steps is one
-# of a cached page. A server that has just started is slow at first.
+# A first token after less than this part of the first one's time and less than this many decode
+# steps is one of a cached page. A server that has just started is slow at first.
 _FAST, _STEPS = 0.25, 6
-#: By how many tokens a prompt's text may be longer or shorter than the built-in tokenizer counts: a served
-#: model has another vocabulary, and perhaps a chat template.
+#: By how many tokens a prompt's text may be longer or shorter than the built-in tokenizer counts: a
+#: served model has another vocabulary, and perhaps a chat template.
 _TEXT_TOKENS_OFF = 16
 
 
 def read_as(
     answer: Answer, asked: Preset, family: FamilyFacts, prompt: str, width: int, height: int
 ) -> tuple[Preset, int, LiveCheck]:
-    """How a server cut a page of that width and height: preset, image tokens, and whether it is as asked.
+    """How a server cut a page of that width and height: preset, image tokens, and whether it is as
+    asked.
 
-    The ids of the prompt tell it. Without them the prompt's length tells it, where that is one preset's image
-    tokens and about as many tokens as ``prompt`` has. A server that tells neither is taken to do as asked,
-    which the check then does not confirm.
+    The ids of the prompt tell it. Without them the prompt's length tells it, where that is one
+    preset's image tokens and about as many tokens as ``prompt`` has. A server that tells neither is
+    taken to do as asked, which the check then does not confirm.
     """
     if family.is_unknown:
         return (
@@ -72,7 +75,9 @@ def read_as(
 
 
 def _ways(asked: Preset, family: FamilyFacts, width: int, height: int) -> dict[int, Preset]:
-    """The ways to cut a page of that size by their image tokens; of equal ones the first, ``asked`` first."""
+    """The ways to cut a page of that size by their image tokens; of equal ones the first, ``asked``
+    first.
+    """
     presets = [asked, *family.presets.values()]
     # vLLM cuts a page into at most 6 crops, the published code into up to 9.
     presets += [replace(each, most_tiles=6) for each in presets if each.most_tiles > 6]
@@ -83,7 +88,9 @@ def _ways(asked: Preset, family: FamilyFacts, width: int, height: int) -> dict[i
 
 
 def text_token_count(prompt: str) -> int:
-    """About how many tokens a prompt has without its image, with the BOS; by the built-in tokenizer."""
+    """About how many tokens a prompt has without its image, with the BOS; by the built-in
+    tokenizer.
+    """
     tokenizer = Tokenizer.from_file(str(asset("data", "tiny") / "tokenizer.json"))
     return 1 + len(tokenizer.encode(prompt.replace(IMAGE_TAG, ""), add_special_tokens=False).ids)
 
@@ -91,18 +98,24 @@ def text_token_count(prompt: str) -> int:
 def own_checks(
     runs: list[Answer], more: int, first: float, infer: SamplingSettings, limit: int | None = None
 ) -> Iterator[LiveCheck]:
-    """What the repeats themselves show; ``first`` is the time to first token of the first answer, in ms.
+    """What the repeats themselves show; ``first`` is the time to first token of the first answer,
+    in ms.
 
-    There were ``more`` repeats whose tokens came together, and at most ``limit`` tokens were asked for.
+    There were ``more`` repeats whose tokens came together, and at most ``limit`` tokens were asked
+    for.
     """
     yield check("fresh_prompt", *_freshness(runs, first))
     verdict, told = _token_times(runs[0], more)
     if told:
         yield check("token_times", verdict, told)
     if limit is not None and any(run.cut for run in runs):
-        yield check("token_limit", "fail", f"the server went on after the limit of {limit:,} tokens")
+        yield check(
+            "token_limit", "fail", f"the server went on after the limit of {limit:,} tokens"
+        )
     if size := infer.no_repeat_ngram_size:
-        grams = pd.Series(zip(*(runs[0].ids[at:] for at in range(size)), strict=False), dtype=object)
+        grams = pd.Series(
+            zip(*(runs[0].ids[at:] for at in range(size)), strict=False), dtype=object
+        )
         apart = grams.index.to_series().groupby(grams).diff()
         again = int((apart <= (infer.no_repeat_ngram_window or np.inf) - size).sum())
         told = f"{again} of {len(grams)} runs of {size} tokens were there before"
@@ -110,10 +123,15 @@ def own_checks(
 
 
 def _token_times(answer: Answer, more: int) -> tuple[str, str]:
-    """Whether each token has a time of its own, and what is to be said of that; nothing is said of a pass."""
+    """Whether each token has a time of its own, and what is to be said of that; nothing is said of
+    a pass.
+    """
     if answer.left_out:
         names = ", ".join(answer.left_out)
-        return "fail", f"the server sent {names}, which is no text: it is left out, and so is its time"
+        return (
+            "fail",
+            f"the server sent {names}, which is no text: it is left out, and so is its time",
+        )
     if answer.untimed:
         return "fail", f"{answer.untimed}: there is no inter-token latency"
     if answer.token_count is None:
@@ -123,7 +141,10 @@ def _token_times(answer: Answer, more: int) -> tuple[str, str]:
             f"the server tells neither ids nor how many tokens it made: at least {pieces}, no rates",
         )
     if more:
-        return "note", f"left out: {count_text(more, 'more repeat')}, with tokens that came together"
+        return (
+            "note",
+            f"left out: {count_text(more, 'more repeat')}, with tokens that came together",
+        )
     if not answer.beside:
         came = "the server sends no ids, so its pieces have numbers"
         if answer.ids:
@@ -150,7 +171,9 @@ def _freshness(runs: Sequence[Answer], first: float) -> tuple[str, str]:
     if blind := sum(bool(stages) and stages.isdisjoint(VISION_STAGES) for stages in seen):
         return "fail", f"no vision ran in {count_text(blind, 'repeat')}: a cache had it"
     if all(seen) or all(run.usage.get("cached_tokens") is not None for run in runs):
-        return "pass", "vision ran in every repeat" if all(seen) else "no prompt token came from a cache"
+        return "pass", "vision ran in every repeat" if all(
+            seen
+        ) else "no prompt token came from a cache"
     fastest = min(run.times[0] for run in runs)
     steps = [ms for run in runs for ms in _step_times(run)]
     fast = bool(steps) and fastest < _FAST * first and fastest < _STEPS * float(np.median(steps))

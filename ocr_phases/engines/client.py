@@ -21,12 +21,14 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.text import plain
 
 #: Scheme, host, port, path and model of an address.
-_ADDRESS = re.compile(r"(https?)://(\[[\da-fA-F:.]+\]|[^\s/?#:@\[\]]+)(:\d{1,5}|)(/[^\s?#@]*|)(?:#(.+))?")
+_ADDRESS = re.compile(
+    r"(https?)://(\[[\da-fA-F:.]+\]|[^\s/?#:@\[\]]+)(:\d{1,5}|)(/[^\s?#@]*|)(?:#(.+))?"
+)
 #: Of an answer, streamed or not; of one that tells an error.
 _MOST_BYTES = 64_000_000
 _MOST_ERROR_BYTES = 64_000
-#: Seconds for what a server answers without running the model, and for the end of an answer whose last token
-#: has come.
+#: Seconds for what a server answers without running the model, and for the end of an answer whose
+#: last token has come.
 QUICK_SECONDS = 10.0
 #: How long a page may take by default, in seconds: until its first token, and until its last.
 FIRST_TOKEN_SECONDS = 300.0
@@ -100,7 +102,8 @@ class Deadline:
 class _TimedReader(io.RawIOBase):
     """What a socket receives, each read no longer than the patience and the deadline allow.
 
-    A socket's own timeout begins anew with every byte, so a byte now and then would hold it for ever.
+    A socket's own timeout begins anew with every byte, so a byte now and then would hold it for
+    ever.
     """
 
     def __init__(self, connected: socket.socket, patience: float, deadline: Deadline) -> None:
@@ -148,12 +151,14 @@ class _TimedSocket:
 
 
 class Server:
-    """An address of an OpenAI-compatible server, ``http://HOST:PORT/v1#MODEL``; the model may be left out.
+    """An address of an OpenAI-compatible server, ``http://HOST:PORT/v1#MODEL``; the model may be
+    left out.
 
-    ``api_key`` goes into the header of each request and nowhere else, no redirect is followed and no proxy
-    asked. ``patience`` is how many seconds may pass without a byte, ``first_token_timeout`` how many until
-    the first token of an answer, and ``answer_timeout`` how many until its end, whatever is sent meanwhile.
-    Raises `OcrPhasesError` for what is no such address or number of seconds.
+    ``api_key`` goes into the header of each request and nowhere else, no redirect is followed and
+    no proxy asked. ``patience`` is how many seconds may pass without a byte,
+    ``first_token_timeout`` how many until the first token of an answer, and ``answer_timeout`` how
+    many until its end, whatever is sent meanwhile. Raises `OcrPhasesError` for what is no such
+    address or number of seconds.
     """
 
     def __init__(
@@ -173,7 +178,9 @@ class Server:
         for name, seconds in limits.items():
             # A socket takes no more than 2^63 ns.
             if not (math.isfinite(seconds) and 0 < seconds <= 1e9):
-                raise OcrPhasesError(f"{name}={seconds!r} is no time to wait: give seconds above 0.")
+                raise OcrPhasesError(
+                    f"{name}={seconds!r} is no time to wait: give seconds above 0."
+                )
         self.patience = patience
         self.first_token_timeout = first_token_timeout
         self.answer_timeout = answer_timeout
@@ -189,13 +196,16 @@ class Server:
             raise OcrPhasesError("The key has characters that no header takes: copy it again.")
         scheme, self.host, port, path, self.model = parts.groups()
         self._connection = HTTPSConnection if scheme == "https" else HTTPConnection
-        #: The host with its port; what the paths of OpenAI's methods, and of the server's own, begin with.
+        #: The host with its port; what the paths of OpenAI's methods, and of the server's own,
+        #: begin with.
         self.place = f"{self.host}{port}"
         self.path = path.rstrip("/") or "/v1"
         self.root = self.path.removesuffix("/v1")
         self.url = f"{scheme}://{self.place}{self.path}"
 
-    def lines(self, path: str, body: Any = None, deadline: Deadline | None = None) -> Iterator[bytes]:
+    def lines(
+        self, path: str, body: Any = None, deadline: Deadline | None = None
+    ) -> Iterator[bytes]:
         """The lines that a path of the server answers, as they come; a body is sent as JSON.
 
         Without a ``deadline`` they have to come within `QUICK_SECONDS`.
@@ -203,7 +213,10 @@ class Server:
         if deadline is None:
             deadline = _quick(path)
         data = None if body is None else msgspec.json.encode(body)
-        headers = {"Content-Type": "application/json", "Authorization": f"Bearer {self._key or None}"}
+        headers = {
+            "Content-Type": "application/json",
+            "Authorization": f"Bearer {self._key or None}",
+        }
         wait = max(0.001, min(self.patience, deadline.remaining))
         connection = self._connection(self.place, timeout=wait)
         with self._explained(deadline), contextlib.closing(connection):
@@ -230,10 +243,11 @@ class Server:
             return msgspec.json.decode(answer, type=kind)
 
     def stream(self, body: Any, deadline: Deadline) -> Generator[tuple[float, Chunk], None, None]:
-        """The chunks of a chat completion, each with the time of `time.monotonic` at which it arrived.
+        """The chunks of a chat completion, each with the time of `time.monotonic` at which it
+        arrived.
 
-        Raises `ServerFailed` where a chunk is none, where one tells an error, and where the stream ends
-        without ``[DONE]``.
+        Raises `ServerFailed` where a chunk is none, where one tells an error, and where the stream
+        ends without ``[DONE]``.
         """
         with self._explained(deadline):
             for line in self.lines(f"{self.path}/chat/completions", body, deadline):
@@ -252,7 +266,9 @@ class Server:
                     continue
                 if chunk.error:
                     message = self._shown(_message_of(data[:_MOST_ERROR_BYTES]))
-                    raise self._failed(f"gave up ({message})" if message else "gave up without a reason")
+                    raise self._failed(
+                        f"gave up ({message})" if message else "gave up without a reason"
+                    )
                 yield now, chunk
         raise self._failed(_BROKEN_OFF)
 
@@ -321,7 +337,9 @@ def _error_body(answer: HTTPResponse, deadline: Deadline) -> bytes:
 
 
 def _message_of(body: bytes) -> str:
-    """The message in a server's error: of its JSON, also where that was cut; empty where there is none."""
+    """The message in a server's error: of its JSON, also where that was cut; empty where there is
+    none.
+    """
     try:
         value = msgspec.json.decode(body)
     except (ValueError, RecursionError):

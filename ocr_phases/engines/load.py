@@ -56,7 +56,9 @@ class LoadPlots(Plots):
         _, (axes,) = new_figure(4.2, [self._load.verdict], ax)
         axes.set_prop_cycle(color=[VIOLET, ORANGE])
         axes.plot(table["pages_per_min"], table[[*_LATENCIES]], "o", label=[*_LATENCIES.values()])
-        for level, rate, ttft in table[["level", "pages_per_min", "ttft_p50_ms"]].itertuples(index=False):
+        for level, rate, ttft in table[["level", "pages_per_min", "ttft_p50_ms"]].itertuples(
+            index=False
+        ):
             axes.annotate(level, (rate, ttft), (4, 5), textcoords="offset points", fontsize=9)
         return _latency_axes(axes, "pages per minute")
 
@@ -64,10 +66,14 @@ class LoadPlots(Plots):
         """The tokens of the page that waited longest for one, and when other pages were waiting."""
         asked = self._load.asked
         longest = (
-            asked["times"].map(lambda times: max(np.diff(times), default=0.0)).where(asked["timed"], 0.0)
+            asked["times"]
+            .map(lambda times: max(np.diff(times), default=0.0))
+            .where(asked["timed"], 0.0)
         )
         if not longest.any():
-            return sentence_figure("No page has two timed tokens, so there is no stall to draw.", ax)
+            return sentence_figure(
+                "No page has two timed tokens, so there is no stall to draw.", ax
+            )
         page = asked.loc[longest.idxmax()]
         gaps = 1e3 * np.diff(page["times"])
         told = f"{ms_text(float(np.median(gaps)))} apart, {ms_text(gaps.max())} while another is prefilled"
@@ -75,7 +81,9 @@ class LoadPlots(Plots):
         axes.plot(page["times"][1:], gaps, ".-", color=ORANGE, label="between this page's tokens")
         others = asked[asked["level"] == page["level"]].dropna(subset="first")
         waits = list(zip(others["begun"], others["first"] - others["begun"], strict=True))
-        axes.broken_barh(waits, (0, 1), transform=axes.get_xaxis_transform(), color=FAINT, alpha=0.4)
+        axes.broken_barh(
+            waits, (0, 1), transform=axes.get_xaxis_transform(), color=FAINT, alpha=0.4
+        )
         axes.set_xlim(page["first"], page["end"])
         about = f"seconds since {page['level']} began; grey: another page waits for its first token"
         return _latency_axes(axes, about)
@@ -89,15 +97,18 @@ def _latency_axes(axes: Axes, over: str) -> Figure:
 
 
 class LoadResult(Hinted):
-    """What a server did at each level: ``table``, ``verdict`` and ``plot``; ``asked`` has every page.
+    """What a server did at each level: ``table``, ``verdict`` and ``plot``; ``asked`` has every
+    page.
 
-    A page's ``begun``, the ``times`` of its chunks, ``first`` and ``end`` are s since its level began;
-    ``tokens`` are those that the server tells, missing where it does not. ``timed`` is whether each token has
-    a time of its own; ``at_once`` that the whole answer came at once, so that it has no ``first``. ``error``
-    is empty where it ended.
+    A page's ``begun``, the ``times`` of its chunks, ``first`` and ``end`` are s since its level
+    began; ``tokens`` are those that the server tells, missing where it does not. ``timed`` is
+    whether each token has a time of its own; ``at_once`` that the whole answer came at once, so
+    that it has no ``first``. ``error`` is empty where it ended.
     """
 
-    def __init__(self, server: str, asked: list[dict[str, Any]], price_per_hour: float | None = None) -> None:
+    def __init__(
+        self, server: str, asked: list[dict[str, Any]], price_per_hour: float | None = None
+    ) -> None:
         self.server, self.price_per_hour, self.plot = server, price_per_hour, LoadPlots(self)
         pages: Any = pd.DataFrame(asked)
         chunks = pages["times"].map(len)
@@ -111,12 +122,14 @@ class LoadResult(Hinted):
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """One row a level (``4 at once`` or ``30/min``); a p99 only from 100 requests on, else missing.
+        """One row a level (``4 at once`` or ``30/min``); a p99 only from 100 requests on, else
+        missing.
 
-        Pages per minute and tokens per second are of what was read to its end, from the first request to the
-        last token; where the tokens of a page are unknown, so is the rate. Inter-token latency is that of
-        pages whose tokens have times of their own. ``ntpot_p50_ms`` (normalized time per output token) is a
-        page's time over its tokens. With a price of an hour there is the price of 1,000 pages.
+        Pages per minute and tokens per second are of what was read to its end, from the first
+        request to the last token; where the tokens of a page are unknown, so is the rate.
+        Inter-token latency is that of pages whose tokens have times of their own. ``ntpot_p50_ms``
+        (normalized time per output token) is a page's time over its tokens. With a price of an hour
+        there is the price of 1,000 pages.
         """
         asked, levels = self.asked, self.asked.groupby("level", sort=False)
         pages, seconds = levels["end"].count(), levels["end"].max() - levels["begun"].min()
@@ -138,11 +151,12 @@ class LoadResult(Hinted):
 
     @property
     def knee(self) -> str:
-        """The level after which asking for more pages at once brought little; empty where none was found.
+        """The level after which asking for more pages at once brought little; empty where none was
+        found.
 
-        It is the last level that brought at least a tenth more pages per minute than any lower one, and only
-        where a higher level was tried and brought less than that. A level whose pages all failed has no pages
-        per minute, so it shows nothing about a knee.
+        It is the last level that brought at least a tenth more pages per minute than any lower one,
+        and only where a higher level was tried and brought less than that. A level whose pages all
+        failed has no pages per minute, so it shows nothing about a knee.
         """
         rising = self._last_that_rose()
         closed = self._closed_levels()
@@ -157,7 +171,9 @@ class LoadResult(Hinted):
         return table.assign(at_once=at_once).dropna(subset="at_once").sort_values("at_once")
 
     def _last_that_rose(self) -> str:
-        """The last level that brought a tenth more than any lower one; empty where none read a page."""
+        """The last level that brought a tenth more than any lower one; empty where none read a
+        page.
+        """
         closed = self._closed_levels()
         best = 0.0
         last = ""
@@ -179,9 +195,7 @@ class LoadResult(Hinted):
         if closed.empty:
             return "There is no knee: no level of pages at once read a page."
         if len(closed) == 1:
-            return (
-                f"There is no knee: {closed['level'].iloc[0]} is the only level of its kind that read a page."
-            )
+            return f"There is no knee: {closed['level'].iloc[0]} is the only level of its kind that read a page."
         if self.knee:
             return filled(_KNEE, self.table.set_index("level").loc[self.knee], level=self.knee)
         highest = closed.iloc[-1]
@@ -193,7 +207,9 @@ class LoadResult(Hinted):
         head = element("p", self.verdict, class_="op-headline")
         table = table_html(self.table, caption=f"Load on {self.server}", missing=about)
         errors = map(note, sorted({*self.asked["error"]} - {""})[:5])
-        return Html(Section(head, table, *errors, self.plot.throughput(), self.plot.stalls()).html())
+        return Html(
+            Section(head, table, *errors, self.plot.throughput(), self.plot.stalls()).html()
+        )
 
     def __repr__(self) -> str:
         return f"<LoadResult of {self.server}: {count_text(len(self.table), 'level')}>"
@@ -205,7 +221,8 @@ class LoadResult(Hinted):
         return bundle(self._html(), str(self))
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
-        """Write ``load.html`` and ``load.json``, which is `asked`, into ``folder``; the path of the first.
+        """Write ``load.html`` and ``load.json``, which is `asked`, into ``folder``; the path of the
+        first.
 
         Raises `CannotWrite` where other files are in the way, unless ``overwrite``.
         """
@@ -251,11 +268,12 @@ def load_test(
 ) -> LoadResult:
     """Ask for ``pages`` in turn: closed-loop, so many at once, and open-loop at ``rates`` a minute.
 
-    Closed-loop sends a page as soon as one has ended, open-loop at random (Poisson) times. A level has
-    ``requests`` of them, by default four for each at once, and at least each page. ``settings`` are those
-    of `RunSettings`. One page is read before, untimed. Raises as `run_inference` does.
+    Closed-loop sends a page as soon as one has ended, open-loop at random (Poisson) times. A level
+    has ``requests`` of them, by default four for each at once, and at least each page. ``settings``
+    are those of `RunSettings`. One page is read before, untimed. Raises as `run_inference` does.
     """
-    # A level that is named twice is measured once: under one name both would count as one, at twice the rate.
+    # A level that is named twice is measured once: under one name both would count as one, at twice
+    # the rate.
     levels = [(f"{number} at once", number, 0.0) for number in dict.fromkeys(concurrency)]
     levels += [(f"{rate:g}/min", 4, rate) for rate in dict.fromkeys(rates)]
     if min((*concurrency, *rates), default=0) <= 0:
@@ -306,7 +324,9 @@ def load_test(
 
 
 def _row(level: str, zero: float, measurement: Measurement, start: float) -> dict[str, Any]:
-    """A row of `LoadResult.asked`: a page asked for, at the earliest ``start`` seconds after ``zero``."""
+    """A row of `LoadResult.asked`: a page asked for, at the earliest ``start`` seconds after
+    ``zero``.
+    """
     time.sleep(max(0.0, zero + start - time.monotonic()))
     row = {"level": level, "begun": time.monotonic() - zero, "times": [], "tokens": 0, "error": ""}
     row |= {"timed": False, "at_once": False}
@@ -316,4 +336,9 @@ def _row(level: str, zero: float, measurement: Measurement, start: float) -> dic
         return row | {"error": str(error)}
     times = [answer.begun - zero + ms / 1e3 for ms in answer.times]
     tokens = answer.token_count
-    return row | {"times": times, "tokens": tokens, "timed": answer.timed, "at_once": answer.at_once}
+    return row | {
+        "times": times,
+        "tokens": tokens,
+        "timed": answer.timed,
+        "at_once": answer.at_once,
+    }

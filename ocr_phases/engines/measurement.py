@@ -42,13 +42,19 @@ class Measurement:
         self.request = request
         self.page = load_page(request.pages[0])
         self.body = partial(session.body, request, data_url(*self.page[:2]))
-        self.runs, self.first = list[Answer](), 0.0  # ms to the first token of the first answer of all
+        self.runs, self.first = (
+            list[Answer](),
+            0.0,
+        )  # ms to the first token of the first answer of all
         self.compared, self.ended = list[LiveCheck](), ""
 
-    def measure(self, *, on_tokens: Callable | None = None, progress: Callable | None = None) -> None:
+    def measure(
+        self, *, on_tokens: Callable | None = None, progress: Callable | None = None
+    ) -> None:
         """Ask for the warm-ups and repeats, then for what is compared with them.
 
-        Raises `ServerFailed` where that came before the end of the first repeat, and what the callbacks do.
+        Raises `ServerFailed` where that came before the end of the first repeat, and what the
+        callbacks do.
         """
         try:
             for number, notify in each_run(self.request, on_tokens, progress):
@@ -67,7 +73,9 @@ class Measurement:
         return ask(self.session.server, self.body(), notify, self.request.max_new_tokens)
 
     def _once(self, notify: Callable[[list[list[int]]], None] | None) -> Answer:
-        """One answer, with what the server and its worker say of it, as long as it had the server alone."""
+        """One answer, with what the server and its worker say of it, as long as it had the server
+        alone.
+        """
         session = self.session
         before = metrics(session.server)
         answer = self.ask(notify)
@@ -81,7 +89,9 @@ class Measurement:
             got = time.monotonic()
             # One host has one clock.
             zero = answer.begun - (0.0 if sent <= now <= got else (sent + got) / 2 - now)
-            answer.stages = [(name, 1e3 * (at - zero), *rest) for name, at, *rest in calls if at >= zero]
+            answer.stages = [
+                (name, 1e3 * (at - zero), *rest) for name, at, *rest in calls if at >= zero
+            ]
         return answer
 
     def _compared(self) -> list[LiveCheck]:
@@ -133,7 +143,12 @@ class Measurement:
         versions = {session.engine: session.version, "ocr_phases": __version__, "code": code_hash()}
         device = {"name": f"{session.engine} at {session.server.host}", "kind": "server"}
         made = {"strategy": "server", "vision": "server", "preset": preset.name, "batch": 1}
-        model = {"name": session.model, "config": {}, "family": session.family.name, "server": server}
+        model = {
+            "name": session.model,
+            "config": {},
+            "family": session.family.name,
+            "server": server,
+        }
         model |= {"strategy": "server", "implementation": "server", "dtype": "unknown"}
         return PhaseRun(
             created=datetime.now(UTC).isoformat(timespec="seconds"),
@@ -142,7 +157,8 @@ class Measurement:
             model=make_part(ModelPart, model | worker.get("model", {})),
             pages=[page_part(self.page, preset, 0, count, length - count, request.embed_page)],
             request=make_part(
-                RequestPart, request.described() | made | {"repeats": len(runs), "prefill_len": length}
+                RequestPart,
+                request.described() | made | {"repeats": len(runs), "prefill_len": length},
             ),
             results=[self._result(answer)],
             spans=spans_of(runs),

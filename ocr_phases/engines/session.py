@@ -20,7 +20,14 @@ from ocr_phases.engines.client import (
 from ocr_phases.engines.load import load_test
 from ocr_phases.engines.measurement import Measurement
 from ocr_phases.errors import Hinted, OcrPhasesError, check_known, explain_wrong_calls
-from ocr_phases.families import FAMILIES, UNKNOWN, FamilyFacts, facts_of, family_of_class, family_of_name
+from ocr_phases.families import (
+    FAMILIES,
+    UNKNOWN,
+    FamilyFacts,
+    facts_of,
+    family_of_class,
+    family_of_name,
+)
 from ocr_phases.inputs.views import Pages
 from ocr_phases.request import filled_in, run_and_record
 from ocr_phases.results.run import PhaseRun
@@ -55,7 +62,9 @@ def _listed(names: Sequence[str]) -> str:
 
 
 class ServerSession(Hinted):
-    """A model behind an address: ``engine`` and ``version`` are the server's, as far as it tells them."""
+    """A model behind an address: ``engine`` and ``version`` are the server's, as far as it tells
+    them.
+    """
 
     @explain_wrong_calls
     def __init__(
@@ -87,14 +96,17 @@ class ServerSession(Hinted):
         self.engine, self.version = "other", "unknown"
         for engine, path in (("sglang", "/get_server_info"), ("vllm", "/version")):
             with contextlib.suppress(ServerFailed, LookupError):
-                self.version = short_name(str(server.call(server.root + path, dict[str, Any])["version"]))
+                self.version = short_name(
+                    str(server.call(server.root + path, dict[str, Any])["version"])
+                )
                 self.engine = engine
         #: What the worker's extension says of the model and its device; empty without it.
         self.worker: dict[str, Any] = {}
         with contextlib.suppress(ServerFailed, LookupError):
             self.worker = self.rpc("ocr_watch", dict[str, dict[str, Any]])
         self.family, self.family_source = self._find_family(family)
-        #: What the last `run_inference` measured, also where it was interrupted; None without a repeat.
+        #: What the last `run_inference` measured, also where it was interrupted; None without a
+        #: repeat.
         self.last_run: PhaseRun | None = None
 
     def _find_family(self, asked: str | None) -> tuple[FamilyFacts, str]:
@@ -160,15 +172,17 @@ class ServerSession(Hinted):
         on_tokens: Callable[[int, list[list[int]]], object] | None = None,
         progress: Callable[[int, int], object] | None = None,
     ) -> PhaseRun:
-        """Ask the server to read a page: ``warmup`` unrecorded times, then ``repeats`` recorded ones.
+        """Ask the server to read a page: ``warmup`` unrecorded times, then ``repeats`` recorded
+        ones.
 
-        Arguments, callbacks and interrupts are those of `OCRSession.run_inference`. Times are the client's:
-        it waits for the first token, and each later token that comes by itself is a decode step. What
-        the server or its worker tells besides is in the record, and what nobody tells is missing. A server
-        that fails after the first repeat leaves the finished ones, with its reason. ``verify`` compares with
-        ``reference``.
+        Arguments, callbacks and interrupts are those of `OCRSession.run_inference`. Times are the
+        client's: it waits for the first token, and each later token that comes by itself is a
+        decode step. What the server or its worker tells besides is in the record, and what nobody
+        tells is missing. A server that fails after the first repeat leaves the finished ones, with
+        its reason. ``verify`` compares with ``reference``.
 
-        Raises `OcrPhasesError` for what a server cannot do, by name, and where no repeat was finished.
+        Raises `OcrPhasesError` for what a server cannot do, by name, and where no repeat was
+        finished.
         """
         request = self.check_request(
             page,
@@ -233,7 +247,9 @@ class ServerSession(Hinted):
         kernel_trace: str | Path | None = None,
         price_per_hour: float | None = None,
     ) -> Request:
-        """What `run_inference` would ask for, with every default; raises what that would before it asks."""
+        """What `run_inference` would ask for, with every default; raises what that would before it
+        asks.
+        """
         asked = RunSettings(
             prompt=prompt,
             preset=preset,
@@ -271,9 +287,13 @@ class ServerSession(Hinted):
                     f"This server cannot do {name}={value!r}: leave it out, or load the model itself."
                 )
         if len(request.pages) != 1 or len(request.prompts) != 1:
-            raise OcrPhasesError("A server is asked for one page at a time: name one, with one prompt.")
+            raise OcrPhasesError(
+                "A server is asked for one page at a time: name one, with one prompt."
+            )
         if asked.verify and not self.reference:
-            raise OcrPhasesError("verify needs the checkpoint to compare with: give connect a reference.")
+            raise OcrPhasesError(
+                "verify needs the checkpoint to compare with: give connect a reference."
+            )
         return replace(request, autocast=False)
 
     def body(self, request: Request, page: str) -> dict[str, Any]:
@@ -288,7 +308,10 @@ class ServerSession(Hinted):
             wanted["return_token_ids"] = True
         elif not self.family.is_unknown:  # what the server puts before a text, vLLM takes as it is
             text = text.removeprefix("<image>").lstrip("\n")
-        wanted |= {"temperature": infer.temperature if infer.do_sample else 0.0, "top_p": infer.top_p}
+        wanted |= {
+            "temperature": infer.temperature if infer.do_sample else 0.0,
+            "top_p": infer.top_p,
+        }
         wanted |= {"top_k": infer.top_k} if infer.top_k else {}
         if infer.repetition_penalty != 1.0:
             wanted["repetition_penalty"] = infer.repetition_penalty
@@ -299,7 +322,11 @@ class ServerSession(Hinted):
             # Boxes are marked by special tokens, which an unknown family is not known to have.
             wanted |= {} if self.family.is_unknown else {"skip_special_tokens": False}
         said = [{"role": "user", "content": [image, {"type": "text", "text": text}]}]
-        return wanted | {"model": self.model, "messages": said, "logprobs": request.token_probabilities}
+        return wanted | {
+            "model": self.model,
+            "messages": said,
+            "logprobs": request.token_probabilities,
+        }
 
 
 @explain_wrong_calls
@@ -323,20 +350,22 @@ def connect(
     model : str, optional
         The model to ask, needed where the server has several; also as ``url#model``.
     api_key : str, optional
-        The server's key; by default the environment variable ``OCR_PHASES_API_KEY``. No record has it.
+        The server's key; by default the environment variable ``OCR_PHASES_API_KEY``. No record has
+        it.
     reference : optional
         The checkpoint that ``verify=True`` compares the tokens with: a session, or a name as
         `OCRSession.load` takes it.
     patience : float, default 300
         How many seconds the server may be silent.
     first_token_timeout : float, default 300
-        How many seconds a page may take until its first token, whatever else the server sends meanwhile.
+        How many seconds a page may take until its first token, whatever else the server sends
+        meanwhile.
     answer_timeout : float, default 3600
         How many seconds a page may take until its last token.
     family : str, optional
-        The model's family (``deepseek-ocr``, ``deepseek-ocr-2``, ``unlimited-ocr`` or ``unknown``), where
-        neither the worker's class nor the served name tells it. Of an unknown family no preset is assumed,
-        and your own prompt is sent unchanged.
+        The model's family (``deepseek-ocr``, ``deepseek-ocr-2``, ``unlimited-ocr`` or ``unknown``),
+        where neither the worker's class nor the served name tells it. Of an unknown family no
+        preset is assumed, and your own prompt is sent unchanged.
 
     Returns
     -------

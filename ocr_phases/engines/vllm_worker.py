@@ -1,7 +1,8 @@
 """vLLM's worker with clocks: ``--worker-extension-cls ocr_phases.engines.vllm_worker.Stages``.
 
-vLLM imports this module; it needs torch and nothing else of this package's requirements. `Stages` is mixed
-into the worker, whose methods a client calls by ``/collective_rpc`` (``VLLM_SERVER_DEV_MODE=1``).
+vLLM imports this module; it needs torch and nothing else of this package's requirements. `Stages`
+is mixed into the worker, whose methods a client calls by ``/collective_rpc``
+(``VLLM_SERVER_DEV_MODE=1``).
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ _SETTINGS = ("max_num_seqs", "max_num_batched_tokens", "enforce_eager", "enable_
 
 
 class Watch:
-    """Clocks around the calls of a model's `MODULES`: CUDA events on a GPU, the host's clock elsewhere.
+    """Clocks around the calls of a model's `MODULES`: CUDA events on a GPU, the host's clock
+    elsewhere.
 
     A call within a CUDA graph that is captured or replayed is not seen.
     """
@@ -33,7 +35,9 @@ class Watch:
         for stage, name in MODULES.items():
             if module := getattr(model, name, None):
                 module.register_forward_pre_hook(lambda *_: self.opened.append(self._now()))
-                module.register_forward_hook(lambda *seen, at=stage: self._end(at, *seen), with_kwargs=True)
+                module.register_forward_hook(
+                    lambda *seen, at=stage: self._end(at, *seen), with_kwargs=True
+                )
 
     def _end(self, stage: str, _: Any, given: Any, named: Any, made: Any) -> None:
         begun, ended = self.opened.pop(), self._now()
@@ -46,7 +50,9 @@ class Watch:
         """A time of the device; None within a graph that is captured."""
         if self.cuda is None:
             return time.monotonic()
-        event = None if self.cuda.is_current_stream_capturing() else self.cuda.Event(enable_timing=True)
+        event = (
+            None if self.cuda.is_current_stream_capturing() else self.cuda.Event(enable_timing=True)
+        )
         return event and self.cuda.current_stream().record_event(event)
 
     def _base(self) -> tuple[Any, float]:
@@ -61,8 +67,15 @@ class Watch:
         The time and starts are seconds of the host's monotonic clock.
         """
         (first, host), self.base = self.base, self._base()  # waits for the device
-        ms: Any = self.cuda.Event.elapsed_time if self.cuda else lambda begun, ended: 1e3 * (ended - begun)
-        rows = [(name, host + ms(first, at) / 1e3, ms(at, end), size) for name, at, end, size in self.rows]
+        ms: Any = (
+            self.cuda.Event.elapsed_time
+            if self.cuda
+            else lambda begun, ended: 1e3 * (ended - begun)
+        )
+        rows = [
+            (name, host + ms(first, at) / 1e3, ms(at, end), size)
+            for name, at, end, size in self.rows
+        ]
         self.rows.clear()
         return time.monotonic(), sorted(rows, key=lambda row: row[1])
 
@@ -74,7 +87,9 @@ class Stages:
     """
 
     def ocr_watch(self: Any) -> dict[str, Any]:
-        """Begin to watch, once, and say what is watched: model class, dtype, device, settings, versions."""
+        """Begin to watch, once, and say what is watched: model class, dtype, device, settings,
+        versions.
+        """
         import torch
 
         model, device, config = self.model_runner.get_model(), self.device, self.vllm_config
@@ -82,10 +97,19 @@ class Stages:
             self.ocr_take = Watch(model, device).take
         cpu = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu and cpu[1]
-        parts = vars(config.scheduler_config) | vars(config.model_config) | vars(config.cache_config)
+        parts = (
+            vars(config.scheduler_config) | vars(config.model_config) | vars(config.cache_config)
+        )
         return {
-            "model": {"class": type(model).__name__, "dtype": str(parts["dtype"]).removeprefix("torch.")},
-            "device": {"name": name or device.type, "kind": device.type, "threads": torch.get_num_threads()},
+            "model": {
+                "class": type(model).__name__,
+                "dtype": str(parts["dtype"]).removeprefix("torch."),
+            },
+            "device": {
+                "name": name or device.type,
+                "kind": device.type,
+                "threads": torch.get_num_threads(),
+            },
             "versions": {"torch": str(torch.__version__)},
             "settings": {name: parts[name] for name in _SETTINGS},
         }

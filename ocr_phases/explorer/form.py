@@ -1,4 +1,6 @@
-"""What a person may ask for: the fields of the form as plain values, and the measurements they mean."""
+"""What a person may ask for: the fields of the form as plain values, and the measurements they
+mean.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,9 @@ from ocr_phases.versions import asset
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-#: Settings with no field: the panel looks for the end token after every step, a record without phases or text
-#: has little to show, remote code is asked for by name in code, and a trace is a file.
+#: Settings with no field: the panel looks for the end token after every step, a record without
+#: phases or text has little to show, remote code is asked for by name in code, and a trace is a
+#: file.
 LEFT_OUT = (
     *("eos_check_every", "generate", "return_text", "kernel_trace", "kernel_steps"),
     *("implementation", "trust_remote_code", "attention", "cuda_calls"),
@@ -47,7 +50,8 @@ _OWN = {
     "device": ("auto", "cpu", "cuda"),
 }
 _NEEDS_CUDA = ("cuda_graph", "captured", "cuda")
-#: So many repeats that two records can be judged; a number of tokens, because a field cannot be empty.
+#: So many repeats that two records can be judged; a number of tokens, because a field cannot be
+#: empty.
 _USUAL = {"repeats": LEAST_REPEATS, "max_new_tokens": NEW_TOKENS}
 
 
@@ -100,25 +104,38 @@ def has_cuda() -> bool:
 
 def presets_of(model: str) -> tuple[str, ...]:
     """The presets that a model by this name can have; all of them where its family is not known."""
-    name = model.partition(":")[2] or ("" if model not in ("tiny", "dummy") else next(iter(FAMILIES)))
+    name = model.partition(":")[2] or (
+        "" if model not in ("tiny", "dummy") else next(iter(FAMILIES))
+    )
     try:
         named = name or json.loads((placed(model) / "config.json").read_bytes())["model_type"]
     except (OSError, ValueError, KeyError, TypeError):
         return PRESET_NAMES
-    rows = [row for row in FAMILIES.values() if named in (row.name, row.config["model_type"], row.saved_type)]
+    rows = [
+        row
+        for row in FAMILIES.values()
+        if named in (row.name, row.config["model_type"], row.saved_type)
+    ]
     return tuple(dict.fromkeys(name for facts in rows for name in facts.presets)) or PRESET_NAMES
 
 
 class Form:
-    """The pages on offer, the fields that the browser draws, and the measurements that their values mean."""
+    """The pages on offer, the fields that the browser draws, and the measurements that their values
+    mean.
+    """
 
     def __init__(self) -> None:
-        samples = sorted(asset("data", "pages").glob("*.png"), key=lambda path: path.stem != "receipt")
+        samples = sorted(
+            asset("data", "pages").glob("*.png"), key=lambda path: path.stem != "receipt"
+        )
         self.pages: dict[str, Any] = {path.stem: (str(path), None) for path in samples}
 
     def offer(self, pages: Mapping[str, tuple[str | bytes, str | None]]) -> list[str]:
         """Offer pages, each a file's path or its contents and name; returns their names."""
-        self.pages = {**pages, **{name: page for name, page in self.pages.items() if name not in pages}}
+        self.pages = {
+            **pages,
+            **{name: page for name, page in self.pages.items() if name not in pages},
+        }
         return list(pages)
 
     def offer_path(self, text: str) -> list[str]:
@@ -128,16 +145,22 @@ class Form:
         if path.is_dir():
             paths = sorted(each for each in path.iterdir() if each.suffix.lower() in PAGE_SUFFIXES)
             if not paths:
-                raise OcrPhasesError(f"There is no page in {path}: name a folder of images, or one file.")
+                raise OcrPhasesError(
+                    f"There is no page in {path}: name a folder of images, or one file."
+                )
         return self.offer({each.name: (str(each), None) for each in paths})[:1]
 
     def values(self, model: str) -> dict[str, Any]:
         """What the fields hold at first."""
-        usual = {each.name: "" if each.default is None else each.default for each in _SETTINGS} | _USUAL
+        usual = {
+            each.name: "" if each.default is None else each.default for each in _SETTINGS
+        } | _USUAL
         return usual | {"model": model, "pages": [*self.pages][:1], "presets": []}
 
     def fields(self, model: str) -> list[dict[str, Any]]:
-        """What the browser draws, with the presets of a model alone and nothing that needs a missing GPU."""
+        """What the browser draws, with the presets of a model alone and nothing that needs a
+        missing GPU.
+        """
         presets = presets_of(model)
         own = {**_OWN, "model": (model, *_MODELS), "preset": presets}
         many: dict[str, Any] = {"pages": [*self.pages], "presets": presets}
@@ -146,14 +169,18 @@ class Form:
             known = own.get(setting.name, choices(setting))
             if kind(setting) == "bool" and setting.default is None:
                 known = ("true", "false")
-            options = [each for each in dict.fromkeys(known) if has_cuda() or each not in _NEEDS_CUDA]
+            options = [
+                each for each in dict.fromkeys(known) if has_cuda() or each not in _NEEDS_CUDA
+            ]
             options = ["", *options] if options and setting.default is None else options
             field = {"name": setting.name, "kind": kind(setting), "help": help_text(setting)}
             listed.append({**field, "options": options, "own": setting.name in _OWN})
         return listed
 
     def jobs(self, values: Mapping[str, Any]) -> list[Asked]:
-        """Every chosen page with every chosen preset; `OcrPhasesError` for a missing or wrong setting."""
+        """Every chosen page with every chosen preset; `OcrPhasesError` for a missing or wrong
+        setting.
+        """
         if not values["pages"]:
             raise OcrPhasesError("No page chosen yet: choose one or more.")
         given = {}

@@ -75,14 +75,16 @@ VIEWS: dict[str, tuple[Callable[..., Section | Figure], ...]] = {
 class Explorer(anywidget.AnyWidget):
     """A JupyterLab panel: choose pages and a model, run, inspect the record.
 
-    ``page`` and ``model`` fill the form; ``record`` (a file) and ``runs`` are shown at once, else the newest
-    that was kept, or one of the package's. Neither needs torch: the measuring half is imported when Run is
-    pressed. `run` is the record shown, `runs` are all that this panel has read. Finished records are saved
-    into ``keep``, a folder of the project; None saves none. ``bar=False`` leaves the form out.
+    ``page`` and ``model`` fill the form; ``record`` (a file) and ``runs`` are shown at once, else
+    the newest that was kept, or one of the package's. Neither needs torch: the measuring half is
+    imported when Run is pressed. `run` is the record shown, `runs` are all that this panel has
+    read. Finished records are saved into ``keep``, a folder of the project; None saves none.
+    ``bar=False`` leaves the form out.
 
-    `token` is the index of the token shown, from 0, `row` the row of a batch, `sheet` the page of its
-    prompt, `view` one of page, latency, stages, records and checks, `color` type or time: all may be set, and
-    change as a person does. Raises `OcrPhasesError` for a ``record`` that cannot be read.
+    `token` is the index of the token shown, from 0, `row` the row of a batch, `sheet` the page of
+    its prompt, `view` one of page, latency, stages, records and checks, `color` type or time: all
+    may be set, and change as a person does. Raises `OcrPhasesError` for a ``record`` that cannot be
+    read.
     """
 
     _esm = asset_text("sort.js") + _file("drawings.js") + _file("view.js") + _file("panel.js")
@@ -126,7 +128,9 @@ class Explorer(anywidget.AnyWidget):
         self.folder, self.measuring, self.form = placed(keep or FOLDER), Live(), Form()
         self._handle: DisplayHandle | None = None  # once a cell has the picture
         self._due: asyncio.TimerHandle | None = None
-        self._home = _loop()  # of the thread that Jupyter's Interrupt reaches; clicks may come in another
+        self._home = (
+            _loop()
+        )  # of the thread that Jupyter's Interrupt reaches; clicks may come in another
         self._current: Record | None = None
         self._before: PhaseRun | None = None  # drawn faintly under the curve of what repeats it
         self.rows = [*(Record(run) for run in reversed(runs)), *reversed(MEASURED)]
@@ -166,15 +170,24 @@ class Explorer(anywidget.AnyWidget):
     def _list_files(self) -> None:
         """Offer what is in memory, then the folder's files and the package's."""
         known = {record.file: record for record in self.rows}
-        files = [*((file, True) for file in kept_files(self.folder)), *((file, False) for file in shipped())]
+        files = [
+            *((file, True) for file in kept_files(self.folder)),
+            *((file, False) for file in shipped()),
+        ]
         listed = [known.get(file) or Record(file=file, own=own) for file, own in files]
-        self.rows = list(dict.fromkeys([*(row for row in self.rows if row.run or row.asked), *listed]))
+        self.rows = list(
+            dict.fromkeys([*(row for row in self.rows if row.run or row.asked), *listed])
+        )
         self._list()
 
     def _list(self) -> None:
         self.records = rows_html(self.rows, self._current)
         many = count_text(len(kept_files(self.folder)), "record")
-        self.told = f"{many} in {self.folder}" if self.keeps else "Off: new records are lost with the kernel."
+        self.told = (
+            f"{many} in {self.folder}"
+            if self.keeps
+            else "Off: new records are lost with the kernel."
+        )
 
     def _show_first(self) -> None:
         """Show the newest record that can be read."""
@@ -207,7 +220,9 @@ class Explorer(anywidget.AnyWidget):
     @traitlets.validate("token", "row", "sheet")
     def _inside(self, proposal: Any) -> int:
         """What lies outside becomes the first or the last one."""
-        held = self.data.get({"token": "texts", "row": "rows", "sheet": "pages"}[proposal["trait"].name], ())
+        held = self.data.get(
+            {"token": "texts", "row": "rows", "sheet": "pages"}[proposal["trait"].name], ()
+        )
         return min(max(proposal["value"], 0), max(len(held) - 1, 0))
 
     def _open(self) -> None:
@@ -228,7 +243,9 @@ class Explorer(anywidget.AnyWidget):
                 self.parts = {**self.parts, view: [*self.parts[view], html]}
 
     async def _read_rows(self) -> None:
-        unread = [record for record in self.rows if record.file and "prefill_ms" not in record.cells]
+        unread = [
+            record for record in self.rows if record.file and "prefill_ms" not in record.cells
+        ]
         for number, record in enumerate(unread, start=1):
             try:
                 await asyncio.to_thread(record.look)
@@ -250,7 +267,9 @@ class Explorer(anywidget.AnyWidget):
 
     async def _draw_comparison(self, chosen: list[Record]) -> None:
         with self._telling():
-            html = await asyncio.to_thread(lambda: comparison_html([each.load() for each in chosen]))
+            html = await asyncio.to_thread(
+                lambda: comparison_html([each.load() for each in chosen])
+            )
             if chosen == self._chosen():
                 self.compared = html
 
@@ -260,8 +279,12 @@ class Explorer(anywidget.AnyWidget):
         """Do what the browser asks for: `_do_NAME` gets the message, with the bytes of files."""
         self.message = ""
         with self._telling():
-            self.set_state(content.get("state", {}))  # what the browser holds back behind an earlier change
-            getattr(self, f"_do_{content['do']}")(content | {"buffers": [bytes(each) for each in buffers]})
+            self.set_state(
+                content.get("state", {})
+            )  # what the browser holds back behind an earlier change
+            getattr(self, f"_do_{content['do']}")(
+                content | {"buffers": [bytes(each) for each in buffers]}
+            )
 
     @contextlib.contextmanager
     def _telling(self, of: str = "") -> Iterator[None]:
@@ -303,7 +326,11 @@ class Explorer(anywidget.AnyWidget):
         for name in files.keys() - pages.keys():
             with self._telling(f"{name}: "):
                 data = files[name]
-                self.add(PhaseRun.from_json(unpacked(data, LARGEST_FILE) if name.endswith(".gz") else data))
+                self.add(
+                    PhaseRun.from_json(
+                        unpacked(data, LARGEST_FILE) if name.endswith(".gz") else data
+                    )
+                )
 
     def _do_path(self, asked: dict[str, Any]) -> None:
         """Take a path: a record is shown, anything else is a page or a folder of them."""
@@ -368,14 +395,22 @@ class Explorer(anywidget.AnyWidget):
         assert self._current is not None
         self._spawn(self.measure([_again(self._current)[asked["label"]]], self.run), self._home)
 
-    async def measure(self, asked: Sequence[Asked] | None = None, before: PhaseRun | None = None) -> None:
+    async def measure(
+        self, asked: Sequence[Asked] | None = None, before: PhaseRun | None = None
+    ) -> None:
         """Run: measure with the form's settings, save and show the record, or show the error.
 
         ``asked`` stands in place of the form; ``before`` is drawn under the result's curve.
         """
         if self.busy:
             return
-        self.message, self._stopped, self.busy, self.view, jobs = "", False, True, "page", list[Record]()
+        self.message, self._stopped, self.busy, self.view, jobs = (
+            "",
+            False,
+            True,
+            "page",
+            list[Record](),
+        )
         try:
             with self._telling():
                 jobs = [Record(asked=each) for each in asked or self.form.jobs(self.values)]
@@ -434,8 +469,12 @@ class Explorer(anywidget.AnyWidget):
 
     _do_stop = stop
 
-    def _spawn(self, job: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop | None = None) -> None:
-        """Run a job beside the kernel's other work; to its end where no loop is running (a plain script)."""
+    def _spawn(
+        self, job: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop | None = None
+    ) -> None:
+        """Run a job beside the kernel's other work; to its end where no loop is running (a plain
+        script).
+        """
         loop = loop or _loop()
         if loop is None:
             asyncio.run(job)
@@ -484,9 +523,13 @@ def _head(record: Record) -> Html:
     run = record.load()
     model = ", ".join(filter(None, [run.model.name, preset_text(run)]))
     title = element("strong", run_title(run))
-    about = element("p", title, f" · {model} · {run.device.name}", class_="opx-about", title=subject(run))
+    about = element(
+        "p", title, f" · {model} · {run.device.name}", class_="opx-about", title=subject(run)
+    )
     said = element("p", headline(run), class_="opx-headline")
-    steps = [element("button", words, class_="opx-next", data_ask="again") for words in _again(record)]
+    steps = [
+        element("button", words, class_="opx-next", data_ask="again") for words in _again(record)
+    ]
     return fragment(about, said, results.phase_bar(run), results.status_html(run), *steps)
 
 
@@ -499,7 +542,9 @@ def _again(record: Record) -> dict[str, Asked]:
         again = replace(asked.settings, repeats=many)
         steps[f"Measure again with {many} repeats"] = replace(asked, settings=again)
     if asked and run.model.strategy == "eager" and has_cuda():
-        steps["Try cuda_graph"] = replace(asked, settings=replace(asked.settings, strategy="cuda_graph"))
+        steps["Try cuda_graph"] = replace(
+            asked, settings=replace(asked.settings, strategy="cuda_graph")
+        )
     return steps
 
 

@@ -47,7 +47,9 @@ _COLUMNS = [*_WORDS[:2], *_FIGURES, "steps", *_WORDS[2:]]
 def project_folder() -> Path:
     """The nearest folder above the kernel's that holds a project; else the kernel's own."""
     above = (Path.cwd(), *Path.cwd().parents)
-    return next((folder for folder in above if any((folder / mark).exists() for mark in _MARKS)), above[0])
+    return next(
+        (folder for folder in above if any((folder / mark).exists() for mark in _MARKS)), above[0]
+    )
 
 
 def placed(text: str | Path) -> Path:
@@ -91,12 +93,17 @@ def _harmless(text: str) -> str:
 class Record:
     """A row of the table: a record in memory or in a file, or a measurement that is to become one.
 
-    ``own`` says that it is a person's, who may rename and delete it; ``asked`` is what measures it, if known.
-    `cells` are what the table shows, from a file's name until it is read.
+    ``own`` says that it is a person's, who may rename and delete it; ``asked`` is what measures it,
+    if known. `cells` are what the table shows, from a file's name until it is read.
     """
 
     def __init__(
-        self, run: PhaseRun | None = None, file: Path | None = None, *, own: bool = True, asked: Any = None
+        self,
+        run: PhaseRun | None = None,
+        file: Path | None = None,
+        *,
+        own: bool = True,
+        asked: Any = None,
     ) -> None:
         self.run, self.file, self.own, self.asked = run, file, own, asked
         self.key = f"record-{next(_NUMBERS)}"
@@ -105,7 +112,11 @@ class Record:
             self.cells |= cells(run)
         elif file is not None:
             names = _stem(file).split("_")
-            kinds = ("when", "page", "model", "preset", "strategy") if len(names) > 1 else ("name", "page")
+            kinds = (
+                ("when", "page", "model", "preset", "strategy")
+                if len(names) > 1
+                else ("name", "page")
+            )
             self.cells |= dict(zip(kinds, names * 2, strict=False))
         elif asked is not None:
             self.cells |= asked.cells()
@@ -123,7 +134,9 @@ class Record:
         return run
 
     def rename(self, label: str) -> None:
-        """Give it a label, which becomes the name of its file; `OcrPhasesError` where that is taken."""
+        """Give it a label, which becomes the name of its file; `OcrPhasesError` where that is
+        taken.
+        """
         if self.file is not None and (name := _harmless(label)):
             other = self.file.with_name(name + self.file.name.removeprefix(_stem(self.file)))
             if other.exists():
@@ -137,7 +150,9 @@ def _stem(file: Path) -> str:
 
 
 def cells(run: PhaseRun) -> dict[str, Any]:
-    """The cells of a record's row: words, times in ms, joules, a share and a thinned curve of the steps."""
+    """The cells of a record's row: words, times in ms, joules, a share and a thinned curve of the
+    steps.
+    """
     when, files, model, preset, *_ = description(run)
     known, quality = run.summary(), {} if run.truths is None else quality_of(run)
     times = run.token_table["device_ms"].dropna().to_numpy()
@@ -148,7 +163,9 @@ def cells(run: PhaseRun) -> dict[str, Any]:
         "preset": preset,
         "strategy": " + ".join(dict.fromkeys((str(run.model.strategy), str(run.request.vision)))),
         **{name: (known | quality).get(name) for name in _FIGURES},
-        "steps": _sparkline([float(np.median(part)) for part in np.array_split(times, _SPARKS) if len(part)]),
+        "steps": _sparkline(
+            [float(np.median(part)) for part in np.array_split(times, _SPARKS) if len(part)]
+        ),
     }
 
 
@@ -159,7 +176,9 @@ def kept_files(folder: Path) -> list[Path]:
 
 
 def keep_record(run: PhaseRun, folder: Path) -> Path:
-    """Save a record under a name of its own and return its file; raises `CannotWrite` as `save_new` does."""
+    """Save a record under a name of its own and return its file; raises `CannotWrite` as `save_new`
+    does.
+    """
     return save_new(run.save, folder / f"{file_stem(run)}.json")
 
 
@@ -179,12 +198,17 @@ def shipped() -> list[Path]:
 
 
 def rows_html(rows: Sequence[Record], shown: Record | None) -> Html:
-    """The table of records, strong the one shown; a row's first cell has its key and what there is of it."""
+    """The table of records, strong the one shown; a row's first cell has its key and what there is
+    of it.
+    """
     table = pd.DataFrame([row.cells for row in rows]).reindex(columns=_COLUMNS)
     keys = [
-        element("data", value=row.key, data_own=row.own, data_read=bool(row.run or row.file)) for row in rows
+        element("data", value=row.key, data_own=row.own, data_read=bool(row.run or row.file))
+        for row in rows
     ]
-    table["steps"] = pd.Series([row.cells["steps"] for row in rows], dtype=object)  # which keeps it HTML
+    table["steps"] = pd.Series(
+        [row.cells["steps"] for row in rows], dtype=object
+    )  # which keeps it HTML
     table.insert(0, "", pd.Series(keys, dtype=object))
     return table_html(table, headings={"": ("", "")}, strong=[row is shown for row in rows])
 
@@ -193,7 +217,9 @@ def _sparkline(times: Sequence[float]) -> Html:
     """The curve of a record in small: the shape of its steps, not their size."""
     top = max(times, default=0.0)
     bars = "".join("▁▂▃▄▅▆▇█"[int(7 * ms / top)] for ms in times)
-    return element("span", bars, class_="opx-spark", role="img", aria_label=f"Steps up to {ms_text(top)}")
+    return element(
+        "span", bars, class_="opx-spark", role="img", aria_label=f"Steps up to {ms_text(top)}"
+    )
 
 
 def comparison_html(runs: Sequence[PhaseRun]) -> str:

@@ -1,7 +1,8 @@
-"""What happens between Run and a record: jobs, the measuring thread, and what is told of it meanwhile.
+"""What happens between Run and a record: jobs, the measuring thread, and what is told of it
+meanwhile.
 
-The measuring thread only notes what happened and when. A few times a second the panel tells it to the
-browser, which draws it, so that watching costs the measurement as little as can be.
+The measuring thread only notes what happened and when. A few times a second the panel tells it to
+the browser, which draws it, so that watching costs the measurement as little as can be.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ _SHOWN_TEXT = 6_000
 _POINTS = 400
 #: A family whose way to mark regions takes in the others'.
 _ANY_MARKS = next(name for name, facts in FAMILIES.items() if facts.page_mark)
-# One for all panels and always the same, because CUDA graphs and compiled code belong to the thread that
-# made them.
+# One for all panels and always the same, because CUDA graphs and compiled code belong to the thread
+# that made them.
 _THREAD = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ocr_phases")
 
 
@@ -47,7 +48,9 @@ def error_html(error: BaseException, of: str = "") -> Html:
     """An error as one sentence, after ``of``, with a folded traceback."""
     trace = "".join(traceback.format_exception(error))
     folded = fold("Traceback", preformatted(trace), classes="")
-    return element("div", element("p", of, error_sentence(error)), folded, class_="opx-error", role="alert")
+    return element(
+        "div", element("p", of, error_sentence(error)), folded, class_="opx-error", role="alert"
+    )
 
 
 def error_sentence(error: BaseException) -> str:
@@ -59,12 +62,16 @@ def error_sentence(error: BaseException) -> str:
 
 
 class Live:
-    """A running measurement; `state` is what the browser draws of it, `stop` ends it at its next token."""
+    """A running measurement; `state` is what the browser draws of it, `stop` ends it at its next
+    token.
+    """
 
     def __init__(self) -> None:
         self.begin(0, 0, 0)
 
-    def begin(self, tokens_a_run: int, repeats: int, warmup: int, page: Image | None = None) -> None:
+    def begin(
+        self, tokens_a_run: int, repeats: int, warmup: int, page: Image | None = None
+    ) -> None:
         """A measurement of a page starts by loading its model."""
         self.tokens_a_run, self.repeats, self.warmup = tokens_a_run, repeats, warmup
         self.size = None if page is None else page.size
@@ -202,16 +209,20 @@ def _measure(asked: Asked, live: Live) -> PhaseRun:
     live.doing("preparing")
     if device:
         live.reader(lambda: TokenReader(session.tokenizer).read)
-        # Every token is shown, and Stop heard, as it is written, unless another interval is asked for.
+        # Every token is shown, and Stop heard, as it is written, unless another interval is asked
+        # for.
         options["eos_check_every"] = options["eos_check_every"] or 1
     # What is compiled has no hooks, and a GPU is only told what to do.
     layered = device == "cpu" and asked.settings.strategy == asked.settings.vision == "eager"
     layers = stoppable(session.model, live.stop_if_asked) if layered else contextlib.nullcontext()
     with told_of_preparing(live.doing), layers:
-        run = session.run_inference(asked.page, **options, on_tokens=live.on_tokens, progress=live.progress)
+        run = session.run_inference(
+            asked.page, **options, on_tokens=live.on_tokens, progress=live.progress
+        )
     if asked.page_name is None:
         return run
-    # Bytes carry no name: the upload's takes the place of "image" (a page of a PDF keeps its number).
+    # Bytes carry no name: the upload's takes the place of "image" (a page of a PDF keeps its
+    # number).
     pages = []
     for page in run.pages:
         name = asked.page_name + page.file.removeprefix("image")

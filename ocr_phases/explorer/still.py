@@ -34,11 +34,14 @@ _STYLE = (
 )
 
 
-def still_bundle(run: PhaseRun | None, row: int, token: int, color: str, view: str) -> dict[str, Any]:
-    """A row at a token by MIME type, less than 300 kB: HTML, a JPEG for viewers that drop it, and text.
+def still_bundle(
+    run: PhaseRun | None, row: int, token: int, color: str, view: str
+) -> dict[str, Any]:
+    """A row at a token by MIME type, less than 300 kB: HTML, a JPEG for viewers that drop it, and
+    text.
 
-    It has all pages of the row, coloured by ``color``, beside the curve; in the view "stages" beside these.
-    Without a record it is a sentence.
+    It has all pages of the row, coloured by ``color``, beside the curve; in the view "stages"
+    beside these. Without a record it is a sentence.
     """
     if run is None:
         said = "Run this cell to open the explorer."
@@ -48,7 +51,9 @@ def still_bundle(run: PhaseRun | None, row: int, token: int, color: str, view: s
     pictures = [_page(run, row, place, color) for place in range(len(pages_of_row(run, row)))]
     pictures = [picture.copy() for picture in (*pictures, plot)]
     if curve is not None and pd.notna(shown["step"]):
-        line = [(x, plot.height - y) for x, y in curve.transform([(token + 1, 0.0), (token + 1, 1.0)])]
+        line = [
+            (x, plot.height - y) for x, y in curve.transform([(token + 1, 0.0), (token + 1, 1.0)])
+        ]
         ImageDraw.Draw(pictures[-1]).line(line, VERMILLION, 2)
     for page, picture in enumerate(pictures[:-1]):
         for region in grounding_of(run, row).on_page(page).regions:
@@ -60,13 +65,17 @@ def still_bundle(run: PhaseRun | None, row: int, token: int, color: str, view: s
         image.paste(picture, (left, 0))
     jpeg = jpeg_file(image, *image.size)[1]
     said = f"{run_title(run)} · {subject(run)}\n{headline(run)}"
-    html = _framed(element("img", src=data_address(jpeg, "image/jpeg"), alt=said, width=image.width))
+    html = _framed(
+        element("img", src=data_address(jpeg, "image/jpeg"), alt=said, width=image.width)
+    )
     return {"text/html": html, "image/jpeg": base64.b64encode(jpeg).decode(), "text/plain": said}
 
 
 @functools.lru_cache(maxsize=2)
 def _plot(run: PhaseRun, stages: bool) -> tuple[Image.Image, Transform | None]:
-    """Headline and curve, or the stages, and what puts a token, counted from 1, on the picture's curve."""
+    """Headline and curve, or the stages, and what puts a token, counted from 1, on the picture's
+    curve.
+    """
     figure = blank_figure(*_INCHES)
     axes = figure.subplots()
     about = f"{printable(run_title(run), 80)} · {printable(subject(run), 120)}"

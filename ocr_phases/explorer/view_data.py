@@ -40,18 +40,24 @@ _PAGE_SIZE = (2_000, 2_000)  # pixels of the embedded page, which can be magnifi
 _COLOURS = 24
 _SLOWEST = 6
 _MOST_REGIONS = MOST_BOXES
-_COLUMNS = {"ms": "device_ms", **{name: name for name in ("step", "cache_len", "region", "probability")}}
+_COLUMNS = {
+    "ms": "device_ms",
+    **{name: name for name in ("step", "cache_len", "region", "probability")},
+}
 _USUAL = 0.98  # of all steps: what takes longer shares the end of a scale
 
 _TABLE = re.compile(r"(<table\b[^<>]*>(?:(?!<table\b).)*?</table>)", re.DOTALL)
 # In escaped text.
-_CELL_TAG = re.compile(r"&lt;(/?(?:table|thead|tbody|tr|td|th)\b)((?:(?!&[lg]t;).)*)&gt;", re.DOTALL)
+_CELL_TAG = re.compile(
+    r"&lt;(/?(?:table|thead|tbody|tr|td|th)\b)((?:(?!&[lg]t;).)*)&gt;", re.DOTALL
+)
 _SPAN = re.compile(r"\b(colspan|rowspan)\s*=\s*[\"']?([0-9]{1,3})\b")
 
 
 def _reader() -> mistune.Markdown:
     reader = mistune.create_markdown(escape=True, hard_wrap=True, plugins=["table"])
-    # A backslash may begin a formula; what is indented on a page is no code; links and pictures stay text.
+    # A backslash may begin a formula; what is indented on a page is no code; links and pictures
+    # stay text.
     for rules, unwanted in (
         (reader.block.rules, ("raw_html", "indent_code", "ref_link")),
         (reader.inline.rules, ("escape", "link", "auto_link", "auto_email", "inline_html")),
@@ -64,7 +70,8 @@ _MARKDOWN = _reader()
 
 
 def row_data(run: PhaseRun, row: int, before: PhaseRun | None = None) -> dict[str, Any]:
-    """Tokens, regions, boxes and notes of a batch row; ``ms`` is the device clock's median over repeats.
+    """Tokens, regions, boxes and notes of a batch row; ``ms`` is the device clock's median over
+    repeats.
 
     ``before`` gives the times of another record, for the curve.
     """
@@ -88,7 +95,9 @@ def row_data(run: PhaseRun, row: int, before: PhaseRun | None = None) -> dict[st
         "slowest": tokens["device_ms"].nlargest(_SLOWEST).index.tolist(),
         "top": 1.3 * scale_of(times),
         "scale": [scale_of(times, 1 - _USUAL), scale_of(times)],
-        "palette": [(each, type_colour(each)) for each in map(time_colour, np.linspace(0, 1, _COLOURS))],
+        "palette": [
+            (each, type_colour(each)) for each in map(time_colour, np.linspace(0, 1, _COLOURS))
+        ],
         "regions": _regions(run, row, grounding, table),
         "rendered": _rendered(text, parse_grounding(text, run.model.family), uncertain),
         "pages": pages,
@@ -120,7 +129,9 @@ def scale_of(times: Sequence[float] | pd.Series, part: float = _USUAL) -> float:
     return float(np.quantile(times, part)) if len(times) else 1.0
 
 
-def _regions(run: PhaseRun, row: int, grounding: Grounding, table: pd.DataFrame) -> list[dict[str, Any]]:
+def _regions(
+    run: PhaseRun, row: int, grounding: Grounding, table: pd.DataFrame
+) -> list[dict[str, Any]]:
     """The first regions in words: ``line`` in a list, ``facts`` in a sentence."""
     first = run.tokens_of(row).groupby("region")["index"].min().to_dict()
     pages = {region.index: region.page for region in grounding.regions}
@@ -134,9 +145,15 @@ def _regions(run: PhaseRun, row: int, grounding: Grounding, table: pd.DataFrame)
         if math.isfinite(item["probability"]):
             facts.append(f"mean token probability {percent_text(item['probability'])}")
         sure = ["uncertain"] if item["uncertain"] else []
-        told = f"{'Preamble' if number == PREAMBLE else f'Region {name}'}: {', '.join(facts + sure)}"
+        told = (
+            f"{'Preamble' if number == PREAMBLE else f'Region {name}'}: {', '.join(facts + sure)}"
+        )
         line = [name, *sure, tokens, ms_text(ms), printable(text, 36)]
-        words = {"line": " · ".join(filter(None, line)), "facts": told, "name": told.split(":")[0].lower()}
+        words = {
+            "line": " · ".join(filter(None, line)),
+            "facts": told,
+            "name": told.split(":")[0].lower(),
+        }
         place = {"first": int(first.get(number, 0)), "page": pages.get(number), "ms": round(ms, 4)}
         found.append({"region": number, **words, **place})
     return found
@@ -162,12 +179,15 @@ def _rendered(text: str, grounding: Grounding, uncertain: Sequence[int]) -> Html
 
 
 def markdown_html(text: str) -> Html:
-    """Markdown as HTML, with the tables in it that are HTML; other HTML, links and pictures stay text.
+    """Markdown as HTML, with the tables in it that are HTML; other HTML, links and pictures stay
+    text.
 
     Tables come as the models write them (HTML) or as Markdown.
     """
     pieces = enumerate(_TABLE.split(few_blanks(text)))
-    return Html("".join(_html_table(each) if at % 2 else str(_MARKDOWN(each)) for at, each in pieces))
+    return Html(
+        "".join(_html_table(each) if at % 2 else str(_MARKDOWN(each)) for at, each in pieces)
+    )
 
 
 def _html_table(table: str) -> str:

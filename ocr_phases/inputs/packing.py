@@ -19,18 +19,21 @@ _TITLE = "Inputs, ready for the model"
 _MOST_PAGES_SHOWN = 4  # by a notebook's cell
 _IMAGE = -1  # an image token before it has its id, which a text may have too
 
-# What each of the 256 grey levels becomes. A table, so that every device gives the same bits: CUDA divides by
-# a constant through its reciprocal, which can land on the other side of a bfloat16 rounding.
-_LEVELS = ((torch.arange(256, dtype=torch.float32, device="cpu") / 255 - 0.5) / 0.5).to(torch.bfloat16)
+# What each of the 256 grey levels becomes. A table, so that every device gives the same bits: CUDA
+# divides by a constant through its reciprocal, which can land on the other side of a bfloat16
+# rounding.
+_LEVELS = ((torch.arange(256, dtype=torch.float32, device="cpu") / 255 - 0.5) / 0.5).to(
+    torch.bfloat16
+)
 
 
 @dataclass(frozen=True, eq=False)
 class DeviceInputs:
     """One batch on the model's device, under the names that the native model class takes.
 
-    Row and pixel shapes as in `PageInputs`. num_local_patches: crops of each page; patches_grid: [columns,
-    rows] of each page. position_ids: int64 [B, T] counted from each row's first real token; None where no row
-    is padded.
+    Row and pixel shapes as in `PageInputs`. num_local_patches: crops of each page; patches_grid:
+    [columns, rows] of each page. position_ids: int64 [B, T] counted from each row's first real
+    token; None where no row is padded.
     """
 
     input_ids: Tensor
@@ -62,8 +65,9 @@ class DeviceInputs:
 class PageInputs(Hinted):
     """One batch of B prompts of T tokens, ready for a model, still on the CPU.
 
-    input_ids, attention_mask: int64 [B, T], rows padded on the left. images_seq_mask: bool [B, T], True at
-    image tokens. views: every page of the batch in row order, views_per_row of them for each row.
+    input_ids, attention_mask: int64 [B, T], rows padded on the left. images_seq_mask: bool [B, T],
+    True at image tokens. views: every page of the batch in row order, views_per_row of them for
+    each row.
     """
 
     input_ids: Tensor
@@ -101,7 +105,9 @@ class PageInputs(Hinted):
 
     @explain_wrong_calls
     def to(self, device: torch.device | str, dtype: torch.dtype) -> DeviceInputs:
-        """The batch on `device`; pixels travel as uint8 and become the same bits in `dtype` as on the CPU."""
+        """The batch on `device`; pixels travel as uint8 and become the same bits in `dtype` as on
+        the CPU.
+        """
         pages = np.stack([view.global_view for view in self.views])
         crops = np.concatenate([view.crops for view in self.views])
         positions = (self.attention_mask.cumsum(dim=1) - 1).clamp(min=0)
@@ -124,7 +130,9 @@ class PageInputs(Hinted):
             "prompt": list(dict.fromkeys(map(repr, self.prompts))),
             "rows": self.batch_size,
             "tokens of a row": self.prefill_len,
-            "image tokens": list(dict.fromkeys(self.image_tokens)),  # one where all rows have as many
+            "image tokens": list(
+                dict.fromkeys(self.image_tokens)
+            ),  # one where all rows have as many
             "text tokens": list(dict.fromkeys(self.text_tokens)),
             "pages": len(self.views),
         }
@@ -171,11 +179,11 @@ class Tokens(Protocol):
 def pack(views: Sequence[PageViews], prompts: Sequence[str], tokens: Tokens) -> PageInputs:
     """Put pages and prompts together into one batch, one row a prompt.
 
-    Each ``<image>`` of the prompts becomes the image tokens of the next page; the text between is tokenised
-    piece by piece; BOS goes in front, padding on the left.
+    Each ``<image>`` of the prompts becomes the image tokens of the next page; the text between is
+    tokenised piece by piece; BOS goes in front, padding on the left.
 
-    Raises OcrPhasesError for prompts that have more or fewer ``<image>`` than there are pages, or one without
-    any.
+    Raises OcrPhasesError for prompts that have more or fewer ``<image>`` than there are pages, or
+    one without any.
     """
     counts = tuple(prompt.count(IMAGE_TAG) for prompt in prompts)
     if not all(counts) or sum(counts) != len(views):
@@ -200,4 +208,6 @@ def pack(views: Sequence[PageViews], prompts: Sequence[str], tokens: Tokens) -> 
         attention_mask[row, -len(ids) :] = 1
     images_seq_mask = input_ids == _IMAGE
     input_ids[images_seq_mask] = tokens.image_token_id
-    return PageInputs(input_ids, attention_mask, images_seq_mask, tuple(views), counts, tuple(prompts))
+    return PageInputs(
+        input_ids, attention_mask, images_seq_mask, tuple(views), counts, tuple(prompts)
+    )

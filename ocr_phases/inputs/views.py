@@ -1,6 +1,8 @@
-"""How a page is cut, how many image tokens that takes, and which prompts its rows have; no torch is needed.
+"""How a page is cut, how many image tokens that takes, and which prompts its rows have; no torch is
+needed.
 
-Every size, grid and count here reproduces the vendor's preprocessing as recorded (9 pages in 5 presets).
+Every size, grid and count here reproduces the vendor's preprocessing as recorded (9 pages in 5
+presets).
 """
 
 from __future__ import annotations
@@ -32,8 +34,9 @@ _PAD_COLOUR = (127, 127, 127)
 class PageViews:
     """One page cut for one preset of base size S and image size C.
 
-    global_view: uint8 [S, S, 3]. crops: uint8 [n, C, C, 3] row by row, n = columns x rows, or 0 without
-    crops. grid: (columns, rows), (1, 1) without crops. size: the page's (width, height) in pixels.
+    global_view: uint8 [S, S, 3]. crops: uint8 [n, C, C, 3] row by row, n = columns x rows, or 0
+    without crops. grid: (columns, rows), (1, 1) without crops. size: the page's (width, height) in
+    pixels.
     """
 
     global_view: np.ndarray
@@ -47,13 +50,14 @@ class PageViews:
 
 
 def make_views(page: Image.Image, preset: Preset) -> PageViews:
-    """Cut one upright page (from `load_page`; any mode is converted by `as_rgb`) as the preset says.
+    """Cut one upright page (from `load_page`; any mode is converted by `as_rgb`) as the preset
+    says.
 
-    Presets without crops: the page is squeezed into a small square (`Preset.squeezes`), into a larger one it
-    is scaled to fit and padded with grey 127. With crops: the global view is padded, and a page with a side
-    above the image size is also stretched to the grid of `Preset.grid` and cut into its tiles. All scaling is
-    bicubic. Bit-exact with the recorded vendor preprocessing; only pages so thin that they vanish there keep
-    one line of pixels here.
+    Presets without crops: the page is squeezed into a small square (`Preset.squeezes`), into a
+    larger one it is scaled to fit and padded with grey 127. With crops: the global view is padded,
+    and a page with a side above the image size is also stretched to the grid of `Preset.grid` and
+    cut into its tiles. All scaling is bicubic. Bit-exact with the recorded vendor preprocessing;
+    only pages so thin that they vanish there keep one line of pixels here.
 
     Raises OcrPhasesError for a page of no pixels or of a mode that cannot be converted.
     """
@@ -84,7 +88,9 @@ def view_pictures(views: PageViews) -> list[tuple[Image.Image, str]]:
         columns, rows = views.grid
         side = preset.image_size
         crop_tokens = image_token_count(preset, views.grid) - global_tokens
-        caption = f"{columns} x {rows} crops of {side} x {side} px, {count_text(crop_tokens, 'token')}"
+        caption = (
+            f"{columns} x {rows} crops of {side} x {side} px, {count_text(crop_tokens, 'token')}"
+        )
         pictures.append((draw_crops(views.crops, views.grid), caption))
     return pictures
 
@@ -119,16 +125,19 @@ def _queries(side: int) -> int:
 def image_token_count(preset: Preset, grid: tuple[int, int]) -> int:
     """How many image tokens one page takes in the prompt.
 
-    The global view is q rows of q tokens and a separator; the crops add their own rows across the whole grid.
-    With row ends a line break follows each row: 73, 111, 273 and 421 for DeepSeek-OCR's presets, gundam 273
-    without crops and 903 for 2 x 3. Measured against the recorded vendor preprocessing.
+    The global view is q rows of q tokens and a separator; the crops add their own rows across the
+    whole grid. With row ends a line break follows each row: 73, 111, 273 and 421 for DeepSeek-OCR's
+    presets, gundam 273 without crops and 903 for 2 x 3. Measured against the recorded vendor
+    preprocessing.
     """
     count = _queries(preset.base_size) ** 2 + image_break_count(preset, grid)
     return count if grid == (1, 1) else count + math.prod(grid) * _queries(preset.image_size) ** 2
 
 
 def image_break_count(preset: Preset, grid: tuple[int, int]) -> int:
-    """How many of a page's image tokens are line breaks and the separator, which no vision vector fills."""
+    """How many of a page's image tokens are line breaks and the separator, which no vision vector
+    fills.
+    """
     if not preset.row_ends:
         return 1
     rows = 0 if grid == (1, 1) else grid[1] * _queries(preset.image_size)
@@ -138,10 +147,10 @@ def image_break_count(preset: Preset, grid: tuple[int, int]) -> int:
 def valid_image_tokens(preset: Preset, size: tuple[int, int], grid: tuple[int, int]) -> int:
     """How many vision tokens show the page and not padding, by the vendor's formula.
 
-    A padded global view of q x q tokens counts by the page's shorter side over its longer one, rounded down;
-    a squeezed one counts whole; each crop counts whole. `size` is the page's (width, height) in pixels. The
-    formula is DeepSeek-OCR's for base sizes 1024 and 1280 (and 512 and 640 without crops); other sizes and
-    families follow the same rule.
+    A padded global view of q x q tokens counts by the page's shorter side over its longer one,
+    rounded down; a squeezed one counts whole; each crop counts whole. `size` is the page's (width,
+    height) in pixels. The formula is DeepSeek-OCR's for base sizes 1024 and 1280 (and 512 and 640
+    without crops); other sizes and families follow the same rule.
     """
     full = _queries(preset.base_size) ** 2
     if preset.squeezes:
@@ -154,10 +163,13 @@ def valid_image_tokens(preset: Preset, size: tuple[int, int], grid: tuple[int, i
 def make_rows(page: Pages, asked: RunSettings, family: FamilyFacts) -> tuple[list[Page], list[str]]:
     """All pages in their order, and one resolved prompt a row, as the ``family`` has prompts.
 
-    A list of pages, or ``file.pdf#2-4``, is a batch of one page a row; with a single prompt that names
-    several ``<image>``, or the family's prompt for many pages, it is one row of several pages.
+    A list of pages, or ``file.pdf#2-4``, is a batch of one page a row; with a single prompt that
+    names several ``<image>``, or the family's prompt for many pages, it is one row of several
+    pages.
     """
-    given = list(page) if isinstance(page, Iterable) and not isinstance(page, str | bytes) else [page]
+    given = (
+        list(page) if isinstance(page, Iterable) and not isinstance(page, str | bytes) else [page]
+    )
     if not given:
         raise OcrPhasesError("There is no page in the list: give at least one.")
     named = (each_page(str(item)) if isinstance(item, str | Path) else [item] for item in given)
@@ -165,4 +177,6 @@ def make_rows(page: Pages, asked: RunSettings, family: FamilyFacts) -> tuple[lis
     prompts = [asked.prompt] if isinstance(asked.prompt, str) else asked.prompt
     count = len(pages) if len(prompts) == 1 else 1
     texts = [family.text_of(text, grounding=asked.grounding, pages=count) for text in prompts]
-    return pages, texts * len(pages) if len(texts) == 1 and texts[0].count(IMAGE_TAG) == 1 else texts
+    return pages, texts * len(pages) if len(texts) == 1 and texts[0].count(
+        IMAGE_TAG
+    ) == 1 else texts

@@ -31,7 +31,9 @@ _MOST_JSON = 64 << 20
 
 
 def local_folder(name: str, *, local_only: bool = False) -> Path | None:
-    """The folder of that name, or None for what may be a hub id; `OcrPhasesError` for what is neither."""
+    """The folder of that name, or None for what may be a hub id; `OcrPhasesError` for what is
+    neither.
+    """
     # Unlike Path's, these raise for no name: too long, with a NUL, of a user who is unknown.
     folder = os.path.abspath(os.path.expanduser(name))  # noqa: PTH100, PTH111  (no link followed)
     if os.path.isdir(folder):  # noqa: PTH112
@@ -47,10 +49,12 @@ def local_folder(name: str, *, local_only: bool = False) -> Path | None:
 
 
 def download(name: str, revision: str | None, *, code: bool = False) -> Path:
-    """A hub repository's snapshot at ``revision``: JSON and safetensors files only, and ``code`` if asked.
+    """A hub repository's snapshot at ``revision``: JSON and safetensors files only, and ``code`` if
+    asked.
 
-    A hub that is silent for longer than ``HF_HUB_ETAG_TIMEOUT`` seconds (default: 10) is given up: what is in
-    this machine's cache is taken. Raises `OcrPhasesError` where the repository is not there either.
+    A hub that is silent for longer than ``HF_HUB_ETAG_TIMEOUT`` seconds (default: 10) is given up:
+    what is in this machine's cache is taken. Raises `OcrPhasesError` where the repository is not
+    there either.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HFValidationError, HTTPError
@@ -74,7 +78,9 @@ def download(name: str, revision: str | None, *, code: bool = False) -> Path:
 
 
 def _hub_problem(name: str, revision: str | None) -> Exception | None:
-    """Why the hub gives no answer on a repository, else None; a download would go on asking for minutes."""
+    """Why the hub gives no answer on a repository, else None; a download would go on asking for
+    minutes.
+    """
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HFValidationError, HTTPError
 
@@ -87,10 +93,11 @@ def _hub_problem(name: str, revision: str | None) -> Exception | None:
 
 
 def hub_commit(name: str) -> str | None:
-    """The commit that a hub id's ``main`` stands for in this machine's cache; None where that is unknown.
+    """The commit that a hub id's ``main`` stands for in this machine's cache; None where that is
+    unknown.
 
-    No request is made where the cache knows it. Where it does not, ``config.json`` alone is fetched, which
-    settles it for the next call too.
+    No request is made where the cache knows it. Where it does not, ``config.json`` alone is
+    fetched, which settles it for the next call too.
     """
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -107,22 +114,26 @@ def hub_commit(name: str) -> str | None:
 def read_config(folder: Path) -> dict[str, Any]:
     """The folder's config.json; `OcrPhasesError` where it or the safetensors weights are missing.
 
-    So it is for weights that are quantised, an adapter's, cut or in another format, each in a sentence that
-    says what to do. The other JSON files that loading the weights reads are looked through too: nothing but a
-    file of the folder itself may be named as weights.
+    So it is for weights that are quantised, an adapter's, cut or in another format, each in a
+    sentence that says what to do. The other JSON files that loading the weights reads are looked
+    through too: nothing but a file of the folder itself may be named as weights.
     """
     if not (folder / CONFIG).is_file():
         refuse_without_config(folder)
     refuse_adapter(folder)
     config = read_json(folder / CONFIG, AnyConfig)
     read_json(folder / "generation_config.json", Generation, missing={})
-    index = read_json(folder / "model.safetensors.index.json", WeightsIndex, missing={"weight_map": {}})
+    index = read_json(
+        folder / "model.safetensors.index.json", WeightsIndex, missing={"weight_map": {}}
+    )
     _check_weights(folder, config, index)
     return config
 
 
 def _check_weights(folder: Path, config: dict[str, Any], index: dict[str, Any]) -> None:
-    """Raise `OcrPhasesError` where the safetensors files are not whole, or hold what cannot be loaded."""
+    """Raise `OcrPhasesError` where the safetensors files are not whole, or hold what cannot be
+    loaded.
+    """
     files = weight_files(folder)
     indexed = set(index["weight_map"].values())
     if not files:
@@ -133,14 +144,17 @@ def _check_weights(folder: Path, config: dict[str, Any], index: dict[str, Any]) 
     loaded = loaded_files(folder, index)
     if not loaded:
         refuse_unloaded_weights(folder, files)
-    read_headers([file for file in files if file not in loaded])  # the folder's hash reads those, too
+    read_headers(
+        [file for file in files if file not in loaded]
+    )  # the folder's hash reads those, too
     stored = read_headers(loaded)
     refuse_quantised(folder, config, stored)
     refuse_wrapped_names(folder, stored)
 
 
 def read_json(path: Path, shape: Any, *, missing: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The JSON object in a file, of ``shape`` (a `TypedDict`), or ``missing`` where there is no file.
+    """The JSON object in a file, of ``shape`` (a `TypedDict`), or ``missing`` where there is no
+    file.
 
     `OcrPhasesError` for anything else.
     """

@@ -1,4 +1,6 @@
-"""What a checkpoint says of generating: its end tokens, and the settings that `generate()` takes from it."""
+"""What a checkpoint says of generating: its end tokens, and the settings that `generate()` takes
+from it.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,24 @@ from typing import Any
 from ocr_phases.errors import OcrPhasesError, short
 
 #: Entries that a run's ``infer`` has, too, which wins.
-SAMPLING = ("do_sample", "temperature", "top_k", "top_p", "repetition_penalty", "no_repeat_ngram_size")
+SAMPLING = (
+    "do_sample",
+    "temperature",
+    "top_k",
+    "top_p",
+    "repetition_penalty",
+    "no_repeat_ngram_size",
+)
 #: Entries that are applied as they are, by transformers' own logits processors.
-RULES = ("suppress_tokens", "begin_suppress_tokens", "bad_words_ids", "min_length", "min_new_tokens")
-#: Entries that change no token here: how long a run is and what it returns is asked of the run itself.
+RULES = (
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "bad_words_ids",
+    "min_length",
+    "min_new_tokens",
+)
+#: Entries that change no token here: how long a run is and what it returns is asked of the run
+#: itself.
 HARMLESS = frozenset(
     [
         "_from_model_config",
@@ -51,7 +67,8 @@ HARMLESS = frozenset(
         "return_dict_in_generate",
     ]
 )
-#: Entries that are refused, unless they have the value that changes nothing; no value never does, nor False.
+#: Entries that are refused, unless they have the value that changes nothing; no value never does,
+#: nor False.
 REFUSED: Mapping[str, Any] = {
     "num_beams": 1,
     "num_beam_groups": 1,
@@ -90,8 +107,8 @@ _TOP_K = 50
 class GenerationDefaults:
     """What a checkpoint says of generating.
 
-    ``end_tokens`` are all that any of its files names, ``own_end_tokens`` those that ``generate()`` knows.
-    ``sampling`` are entries as ``infer`` has them, ``rules`` the others that choose tokens.
+    ``end_tokens`` are all that any of its files names, ``own_end_tokens`` those that ``generate()``
+    knows. ``sampling`` are entries as ``infer`` has them, ``rules`` the others that choose tokens.
     """
 
     end_tokens: tuple[int, ...]
@@ -107,15 +124,19 @@ class GenerationDefaults:
 def generation_defaults(model: Any, config: Mapping[str, Any]) -> GenerationDefaults:
     """The end tokens and settings of a loaded ``model`` whose ``config.json`` is ``config``.
 
-    They are read of the model, which has those of its ``generation_config.json``, as its ``generate()`` does.
-    Raises `OcrPhasesError` for a setting that is not applied here and would change the tokens, and where no
-    end token is named.
+    They are read of the model, which has those of its ``generation_config.json``, as its
+    ``generate()`` does. Raises `OcrPhasesError` for a setting that is not applied here and would
+    change the tokens, and where no end token is named.
     """
     own = getattr(model, "generation_config", None)
     entries = {} if own is None else own.to_diff_dict()
     known = {} if own is None else vars(type(own)())
     for name, value in entries.items():
-        if name in known and name not in (*SAMPLING, *RULES, *HARMLESS) and not _changes_nothing(name, value):
+        if (
+            name in known
+            and name not in (*SAMPLING, *RULES, *HARMLESS)
+            and not _changes_nothing(name, value)
+        ):
             raise OcrPhasesError(
                 f"generation_config.json sets {name} to {short(value)}, which is not applied here, so other "
                 "tokens than those of generate() would be measured: remove it from the file."
@@ -124,7 +145,9 @@ def generation_defaults(model: Any, config: Mapping[str, Any]) -> GenerationDefa
     own_ends = tuple(_ids(given.get("eos_token_id")))
     text = model.config.get_text_config()
     named = (given, config, config.get("text_config"), config.get("language_config"), vars(text))
-    ends = [end for part in named if isinstance(part, Mapping) for end in _ids(part.get("eos_token_id"))]
+    ends = [
+        end for part in named if isinstance(part, Mapping) for end in _ids(part.get("eos_token_id"))
+    ]
     if not ends:
         raise OcrPhasesError(
             "The checkpoint names no end token: add eos_token_id to its generation_config.json."
@@ -153,7 +176,9 @@ def _changes_nothing(name: str, value: Any) -> bool:
 
 
 def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of sampling that change something: those of a checkpoint that does not sample are few."""
+    """The entries of sampling that change something: those of a checkpoint that does not sample are
+    few.
+    """
     names = ["repetition_penalty", "no_repeat_ngram_size"]
     samples = bool(given.get("do_sample")) and given.get("temperature") != 0
     if samples:
@@ -161,5 +186,15 @@ def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
     found = {name: given[name] for name in names if name in given}
     if samples:
         found.setdefault("top_k", _TOP_K)
-    neutral = {"repetition_penalty": 1, "no_repeat_ngram_size": 0, "temperature": 1, "top_p": 1, "top_k": 0}
-    return {name: value for name, value in found.items() if name == "do_sample" or value != neutral[name]}
+    neutral = {
+        "repetition_penalty": 1,
+        "no_repeat_ngram_size": 0,
+        "temperature": 1,
+        "top_p": 1,
+        "top_k": 0,
+    }
+    return {
+        name: value
+        for name, value in found.items()
+        if name == "do_sample" or value != neutral[name]
+    }

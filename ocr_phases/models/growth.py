@@ -1,7 +1,7 @@
 """How much longer a tokenizer can make a text, read from ``tokenizer.json`` before any of it runs.
 
-Each step of a normalizer may replace a character by several, and the steps multiply: eight that write 16
-characters for each turn a word into gigabytes.
+Each step of a normalizer may replace a character by several, and the steps multiply: eight that
+write 16 characters for each turn a word into gigabytes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any, NotRequired, TypedDict
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.models.folders import read_json
 
-#: Published tokenizers stay below 1,300 in this count (ALBERT: NFKD, a table like that of NFKC, a pattern).
+#: Published tokenizers stay below 1,300 in this count (ALBERT: NFKD, a table like that of NFKC, a
+#: pattern).
 MOST_GROWTH = 10_000
 
 #: Characters for one, at most, of the steps whose second run in a row changes nothing.
@@ -23,7 +24,9 @@ _BYTES_OF_A_CHARACTER = 4
 
 
 class TokenizerSteps(TypedDict):
-    """The parts of ``tokenizer.json`` that rewrite a text; the rest is left to the tokenizers library."""
+    """The parts of ``tokenizer.json`` that rewrite a text; the rest is left to the tokenizers
+    library.
+    """
 
     normalizer: NotRequired[Any]
     pre_tokenizer: NotRequired[Any]
@@ -31,9 +34,11 @@ class TokenizerSteps(TypedDict):
 
 
 def check_growth(path: Path) -> None:
-    """Raise `OcrPhasesError` where a part of this ``tokenizer.json`` can lengthen a text without measure.
+    """Raise `OcrPhasesError` where a part of this ``tokenizer.json`` can lengthen a text without
+    measure.
 
-    The normalizer and the pre-tokenizer rewrite the same text one after the other, so theirs multiply.
+    The normalizer and the pre-tokenizer rewrite the same text one after the other, so theirs
+    multiply.
     """
     content = read_json(path, TokenizerSteps)
     normalizer = _growth(content.get("normalizer"))
@@ -91,7 +96,9 @@ def _growth_of_step(kind: str, step: dict[str, Any]) -> float:
 
 
 def _growth_of_replacing(pattern: Any, written: int) -> float:
-    """A text is as long as it says; a regular expression may match before every character, and nothing."""
+    """A text is as long as it says; a regular expression may match before every character, and
+    nothing.
+    """
     literal = pattern.get("String") if isinstance(pattern, dict) else None
     if isinstance(literal, str) and literal:
         return max(1.0, written / len(literal))
@@ -103,7 +110,9 @@ def _length(text: Any) -> int:
 
 
 def _longest_entry(charsmap: Any) -> float:
-    """The characters of the longest text in a precompiled table: a trie behind its size, then the texts."""
+    """The characters of the longest text in a precompiled table: a trie behind its size, then the
+    texts.
+    """
     try:
         table = base64.b64decode(charsmap, validate=True)
     except (TypeError, ValueError, binascii.Error):

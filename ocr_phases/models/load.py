@@ -1,7 +1,7 @@
 """A name (tiny, dummy, a folder, a hub id), or a model at hand, to a loaded checkpoint.
 
-Nothing here runs remote code or goes through transformers' Auto classes: ``config.json`` is read as JSON,
-weights as safetensors, and the tokenizer from ``tokenizer.json``.
+Nothing here runs remote code or goes through transformers' Auto classes: ``config.json`` is read as
+JSON, weights as safetensors, and the tokenizer from ``tokenizer.json``.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ _REPLACEMENT = "ï¿½"  # U+FFFD as byte-level tokenizers spell it, a character
 class Checkpoint:
     """A loaded model on its device, with its tokenizer.
 
-    ``default_preset`` suits the weights, None leaves it to the family; ``default_ignore_eos`` is True where
-    the text is noise (dummy).
-    ``revision`` is a hub commit, ``sha256:`` over config and safetensors headers of a folder, or the seed.
-    ``cuda_calls`` is ``ignore`` where a class's own ``.cuda()`` does nothing (`ocr_phases.models.vendor`).
+    ``default_preset`` suits the weights, None leaves it to the family; ``default_ignore_eos`` is
+    True where the text is noise (dummy). ``revision`` is a hub commit, ``sha256:`` over config and
+    safetensors headers of a folder, or the seed. ``cuda_calls`` is ``ignore`` where a class's own
+    ``.cuda()`` does nothing (`ocr_phases.models.vendor`).
     """
 
     model: Any
@@ -82,7 +82,9 @@ class Checkpoint:
 
     @property
     def generation(self) -> GenerationDefaults:
-        """Its end tokens and settings, as the model has them now; raises as `generation_defaults` does."""
+        """Its end tokens and settings, as the model has them now; raises as `generation_defaults`
+        does.
+        """
         return generation_defaults(self.model, self.config)
 
     @property
@@ -107,7 +109,9 @@ class Checkpoint:
 
 
 def resolve_device(device: str) -> str:
-    """``auto`` to ``cuda`` where there is one, else ``cpu``; `OcrPhasesError` for one that is not here."""
+    """``auto`` to ``cuda`` where there is one, else ``cpu``; `OcrPhasesError` for one that is not
+    here.
+    """
     here, count = torch.cuda.is_available(), torch.cuda.device_count()
     if device in ("auto", "cpu"):
         return "cuda" if device == "auto" and here else "cpu"
@@ -116,17 +120,23 @@ def resolve_device(device: str) -> str:
         hint = nearest(device, ("auto", "cpu", "cuda"))
         raise OcrPhasesError(f"Unknown device {device!r}: use auto, cpu, cuda or cuda:N.{hint}")
     if not here:
-        raise OcrPhasesError(f"Device {device} was asked for, but torch sees no CUDA here: use device cpu.")
+        raise OcrPhasesError(
+            f"Device {device} was asked for, but torch sees no CUDA here: use device cpu."
+        )
     if int(found[1] or 0) >= count:
-        raise OcrPhasesError(f"There is no {device}: torch sees {count_text(count, 'CUDA device')}.")
+        raise OcrPhasesError(
+            f"There is no {device}: torch sees {count_text(count, 'CUDA device')}."
+        )
     return device
 
 
 def load_checkpoint(asked: ModelSettings, *, local_only: bool = False) -> Checkpoint:
-    """Load ``tiny``, ``dummy`` (or `dummy_config`'s), a folder or a hub id; with ``local_only`` a folder.
+    """Load ``tiny``, ``dummy`` (or `dummy_config`'s), a folder or a hub id; with ``local_only`` a
+    folder.
 
     ``implementation="vendor"`` loads with the class in the checkpoint (`ocr_phases.models.vendor`).
-    Raises `OcrPhasesError` for anything that is no checkpoint of a known family, naming what is wrong.
+    Raises `OcrPhasesError` for anything that is no checkpoint of a known family, naming what is
+    wrong.
     """
     asked = replace(asked, device=resolve_device(asked.device))
     vendor = asked.implementation == "vendor"
@@ -147,7 +157,10 @@ def load_checkpoint(asked: ModelSettings, *, local_only: bool = False) -> Checkp
         elif source == RANDOM:
             model = random_model(family, native_config(raw), asked)
         else:
-            options = {"config": native_config(raw | {"image_token_id": image_token_id}), "dtype": dtype}
+            options = {
+                "config": native_config(raw | {"image_token_id": image_token_id}),
+                "dtype": dtype,
+            }
             model = load_weights(folder, family.model_class(), family.facts.title, asked, **options)
     checkpoint = Checkpoint(
         model=model.to(asked.device).eval(),
@@ -168,7 +181,9 @@ def load_checkpoint(asked: ModelSettings, *, local_only: bool = False) -> Checkp
 
 
 def _find(asked: ModelSettings, local_only: bool) -> tuple[Path, str, str, str]:
-    """The folder to read; the model's name, source and revision, empty for one that its content tells."""
+    """The folder to read; the model's name, source and revision, empty for one that its content
+    tells.
+    """
     name = asked.model
     random = name.partition(":")[0] == "dummy"
     if not local_only and (random or name == "tiny"):
@@ -183,12 +198,13 @@ def _find(asked: ModelSettings, local_only: bool) -> tuple[Path, str, str, str]:
 def adopt(model: Any, tokenizer: Any, *, name: str | None = None) -> Checkpoint:
     """A checkpoint of a model object and a tokenizer that the caller loaded, as they are.
 
-    The model may be patched, quantised or merged with a LoRA; its family is that of its class and config, its
-    device and dtype are those of its first floating-point parameter. ``name`` is by default its own, or its
-    class's. The revision is ``sha256:`` over config and names, shapes, dtypes and sums of its tensors.
+    The model may be patched, quantised or merged with a LoRA; its family is that of its class and
+    config, its device and dtype are those of its first floating-point parameter. ``name`` is by
+    default its own, or its class's. The revision is ``sha256:`` over config and names, shapes,
+    dtypes and sums of its tensors.
 
-    Raises `OcrPhasesError` for a class of no family, naming every module that its family has and it lacks,
-    for a config that does not fit, and for a tokenizer as `load_tokenizer` does.
+    Raises `OcrPhasesError` for a class of no family, naming every module that its family has and it
+    lacks, for a config that does not fit, and for a tokenizer as `load_tokenizer` does.
     """
     family, title = family_of(model), type(model).__name__
     known = dict(model.named_modules())
@@ -221,7 +237,9 @@ def adopt(model: Any, tokenizer: Any, *, name: str | None = None) -> Checkpoint:
 
 
 def _fingerprint(value: Any) -> str:
-    """What tells a model's tensor from another; a quantised layer holds its weights as other objects."""
+    """What tells a model's tensor from another; a quantised layer holds its weights as other
+    objects.
+    """
     if not isinstance(value, torch.Tensor):
         return repr(value)
     values = value.dequantize() if value.is_quantized else value
@@ -234,8 +252,8 @@ def _fingerprint(value: Any) -> str:
 def load_tokenizer(folder: Path) -> Any:
     """The fast tokenizer of ``tokenizer.json``, whatever class the folder's label claims.
 
-    Raises `OcrPhasesError` for a file that is missing or none, and as `check_growth` and `check_tokenizer`
-    do.
+    Raises `OcrPhasesError` for a file that is missing or none, and as `check_growth` and
+    `check_tokenizer` do.
     """
     from transformers import PreTrainedTokenizerFast
 
@@ -248,8 +266,12 @@ def load_tokenizer(folder: Path) -> Any:
     check_beginning_of(path)
     check_growth(path)
     labels = read_json(folder / "tokenizer_config.json", TokenizerLabels, missing={})
-    said = {name: labels[name] for name in ("bos_token", "eos_token", "pad_token") if labels.get(name)}
-    names = {name: each["content"] if isinstance(each, dict) else each for name, each in said.items()}
+    said = {
+        name: labels[name] for name in ("bos_token", "eos_token", "pad_token") if labels.get(name)
+    }
+    names = {
+        name: each["content"] if isinstance(each, dict) else each for name, each in said.items()
+    }
     options = {"tokenizer_file": str(path), "clean_up_tokenization_spaces": False, **names}
     try:
         tokenizer = PreTrainedTokenizerFast(**options)
@@ -262,8 +284,12 @@ def load_tokenizer(folder: Path) -> Any:
 def _tokenizer_problem(error: Exception) -> str:
     """What is wrong with a tokenizer.json that ``error`` came of, and what to do about it."""
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    # What the library says of a part of a file that is valid JSON, but that this version does not know.
-    if any(sign in reason for sign in ("untagged enum", "unknown variant", "unknown field", "missing field")):
+    # What the library says of a part of a file that is valid JSON, but that this version does not
+    # know.
+    if any(
+        sign in reason
+        for sign in ("untagged enum", "unknown variant", "unknown field", "missing field")
+    ):
         return (
             f"has a part that tokenizers {version('tokenizers')}, which is here, does not know "
             f"({reason}), as files "
@@ -275,13 +301,20 @@ def _tokenizer_problem(error: Exception) -> str:
 
 
 def check_tokenizer(tokenizer: Any, place: str) -> None:
-    """Raise `OcrPhasesError` where a special token is not one id, or a round trip changes a sentence.
+    """Raise `OcrPhasesError` where a special token is not one id, or a round trip changes a
+    sentence.
 
     That has spaces, digits and non-ASCII.
     """
-    split = [text for text in SPECIAL_TOKENS if len(tokenizer.encode(text, add_special_tokens=False)) != 1]
+    split = [
+        text
+        for text in SPECIAL_TOKENS
+        if len(tokenizer.encode(text, add_special_tokens=False)) != 1
+    ]
     if split:
-        raise OcrPhasesError(f"The tokenizer {place} splits {', '.join(split)}: it is not DeepSeek-OCR's.")
+        raise OcrPhasesError(
+            f"The tokenizer {place} splits {', '.join(split)}: it is not DeepSeek-OCR's."
+        )
     back = tokenizer.decode(tokenizer.encode(ROUND_TRIP, add_special_tokens=False))
     if back != ROUND_TRIP:
         raise OcrPhasesError(
@@ -290,10 +323,11 @@ def check_tokenizer(tokenizer: Any, place: str) -> None:
 
 
 class TokenReader:
-    """The text each id adds, one id at a time; joined they are the decoded text, special tokens included.
+    """The text each id adds, one id at a time; joined they are the decoded text, special tokens
+    included.
 
-    A character spread over several tokens belongs to the one that completes it; an id the tokenizer has no
-    text for shows as ``<id>``.
+    A character spread over several tokens belongs to the one that completes it; an id the tokenizer
+    has no text for shows as ``<id>``.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -301,7 +335,9 @@ class TokenReader:
         self._waiting: list[int] = []
 
     def read(self, token: int, *, last: bool = False) -> str:
-        """The text ``token`` adds: nothing while a character is incomplete, unless it is the ``last``."""
+        """The text ``token`` adds: nothing while a character is incomplete, unless it is the
+        ``last``.
+        """
         known = token < len(self._tokenizer)
         self._waiting += [token] * known
         text = self._tokenizer.decode(self._waiting)

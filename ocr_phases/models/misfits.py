@@ -41,12 +41,18 @@ _FORMATS = (
         "finish it, or fetch the checkpoint with 'hf download'",
     ),
     _Format(
-        (".gguf", ".ggml", ".llamafile"), "GGUF weights, which llama.cpp and Ollama run", _TAKE_SAFETENSORS
+        (".gguf", ".ggml", ".llamafile"),
+        "GGUF weights, which llama.cpp and Ollama run",
+        _TAKE_SAFETENSORS,
     ),
     _Format((".onnx", ".onnx_data", ".ort"), "an ONNX graph", _TAKE_SAFETENSORS),
     _Format((".engine", ".plan"), "a TensorRT engine", _TAKE_SAFETENSORS),
     _Format((".mlpackage", ".mlmodel", ".mlmodelc"), "a Core ML model", _TAKE_SAFETENSORS),
-    _Format((".h5", ".keras", ".pb", ".tflite", ".msgpack"), "TensorFlow or Flax weights", _TAKE_SAFETENSORS),
+    _Format(
+        (".h5", ".keras", ".pb", ".tflite", ".msgpack"),
+        "TensorFlow or Flax weights",
+        _TAKE_SAFETENSORS,
+    ),
     _Format((".npz", ".npy"), "weights as NumPy arrays (an early MLX layout)", _TAKE_SAFETENSORS),
     _Format(
         (".zip", ".tar", ".tar.gz", ".tgz", ".tar.zst", ".tar.xz", ".7z", ".rar"),
@@ -66,8 +72,8 @@ _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "adapter_m
 _ADAPTER_TENSOR = re.compile(
     r"(^|\.)(lora_\w+|hada_\w+|lokr_\w+|ia3_\w+|oft_\w+|boft_\w+|vera_\w+|base_layer|modules_to_save)(\.|$)"
 )
-#: Names of tensors that a wrapper has put its own in front of, or between; who does that, and how to save
-#: without it.
+#: Names of tensors that a wrapper has put its own in front of, or between; who does that, and how
+#: to save without it.
 _WRAPPERS = {
     r"^(base_model\.model\.)": ("peft", "call merge_and_unload() and save what that returns"),
     r"(?:^|\.)(_orig_mod\.)": ("torch.compile", "save model._orig_mod"),
@@ -104,12 +110,16 @@ def refuse_without_config(folder: Path) -> NoReturn:
     told = f"{folder} is no checkpoint folder: it has no {CONFIG}"
     path = folder / CONFIG
     if path.is_symlink() and not path.exists():
-        raise OcrPhasesError(f"{path} is a link to a file that is not there: download the checkpoint again.")
+        raise OcrPhasesError(
+            f"{path} is a link to a file that is not there: download the checkpoint again."
+        )
     if os.path.lexists(path):
         raise OcrPhasesError(f"{path} is no regular file: put the checkpoint's own {CONFIG} there.")
     names = _names(folder)
     if not names:
-        raise OcrPhasesError(f"{folder} is empty: name the folder that holds the checkpoint's files.")
+        raise OcrPhasesError(
+            f"{folder} is empty: name the folder that holds the checkpoint's files."
+        )
     refuse_adapter(folder)
     inside = _checkpoints_inside(folder)
     if len(inside) == 1:
@@ -158,7 +168,9 @@ def refuse_without_weights(folder: Path, expected: Iterable[str]) -> NoReturn:
 
 
 def refuse_missing_shards(folder: Path, missing: list[str], count: int) -> NoReturn:
-    """Raise `OcrPhasesError` for a folder that lacks ``missing`` of the ``count`` files its index names."""
+    """Raise `OcrPhasesError` for a folder that lacks ``missing`` of the ``count`` files its index
+    names.
+    """
     raise OcrPhasesError(
         f"{folder} has no {_some(missing)}, which its index of the weights names: download what is missing "
         f"({count_text(len(missing), 'file')} of {count})."
@@ -166,7 +178,9 @@ def refuse_missing_shards(folder: Path, missing: list[str], count: int) -> NoRet
 
 
 def refuse_unloaded_weights(folder: Path, files: list[Path]) -> NoReturn:
-    """Raise `OcrPhasesError` for a folder without ``model.safetensors`` and without an index of its files."""
+    """Raise `OcrPhasesError` for a folder without ``model.safetensors`` and without an index of its
+    files.
+    """
     shards = [found for file in files if (found := _SHARD.fullmatch(file.name))]
     if shards:
         count = int(shards[0]["count"])
@@ -209,7 +223,9 @@ def refuse_adapter(folder: Path) -> None:
 
 
 def refuse_wrapped_names(folder: Path, stored: StoredTensors) -> None:
-    """Raise `OcrPhasesError` where tensors are an adapter's, or named behind what a wrapper put in front."""
+    """Raise `OcrPhasesError` where tensors are an adapter's, or named behind what a wrapper put in
+    front.
+    """
     names = sorted(stored.dtypes)
     for name in names:
         if _ADAPTER_TENSOR.search(name):
@@ -244,7 +260,9 @@ def _names(folder: Path) -> list[str]:
     try:
         return sorted(entry.name for entry in os.scandir(folder) if not entry.name.startswith("."))
     except OSError as error:
-        raise OcrPhasesError(f"{folder} cannot be read ({error.strerror}): name another folder.") from error
+        raise OcrPhasesError(
+            f"{folder} cannot be read ({error.strerror}): name another folder."
+        ) from error
 
 
 def _format_of(names: list[str]) -> _Format | None:
@@ -257,7 +275,9 @@ def _format_of(names: list[str]) -> _Format | None:
 
 
 def _checkpoints_inside(folder: Path) -> list[str]:
-    """The folders below with a config.json, of those nearest to ``folder``, by their paths from there."""
+    """The folders below with a config.json, of those nearest to ``folder``, by their paths from
+    there.
+    """
     for depth in range(1, _DEEPEST + 1):
         found = [path for path in _folders_at(folder, depth) if (path / CONFIG).is_file()]
         whole = [path for path in found if any(path.glob("*.safetensors"))]
@@ -274,7 +294,9 @@ def _folders_at(folder: Path, depth: int) -> Iterator[Path]:
         for path in above:
             try:
                 entries = [entry for entry in os.scandir(path) if not entry.name.startswith(".")]
-                below += [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]
+                below += [
+                    Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)
+                ]
             except OSError:
                 continue  # what cannot be read is not advised either
             if len(below) > _MOST_FOLDERS:

@@ -1,7 +1,7 @@
 """Finds quantised weights, which no class here can run, and refuses them by name; no torch.
 
-A class of transformers takes what it does not know of a config in silence, and an integer tensor without its
-scale as a weight: the text would be noise, and nothing would say why.
+A class of transformers takes what it does not know of a config in silence, and an integer tensor
+without its scale as a weight: the text would be noise, and nothing would say why.
 """
 
 from __future__ import annotations
@@ -14,8 +14,15 @@ from typing import Any
 from ocr_phases.errors import OcrPhasesError, short
 from ocr_phases.models.stored import StoredTensors
 
-#: Entries of a config.json that say how weights are quantised, at the top or in the config of a part.
-_ENTRIES = ("quantization_config", "quantization", "compression_config", "quant_config", "quantize_config")
+#: Entries of a config.json that say how weights are quantised, at the top or in the config of a
+#: part.
+_ENTRIES = (
+    "quantization_config",
+    "quantization",
+    "compression_config",
+    "quant_config",
+    "quantize_config",
+)
 #: Files that say so beside a config.json.
 _FILES = (
     "quantize_config.json",
@@ -31,7 +38,12 @@ _FILES = (
 _FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _INTEGERS = frozenset({"I64", "I32", "BOOL"})
 #: Buffers of a class that count or mark: they are integers in a model that is not quantised, too.
-_INTEGER_BUFFERS = ("position_ids", "num_batches_tracked", "relative_position_index", "token_type_ids")
+_INTEGER_BUFFERS = (
+    "position_ids",
+    "num_batches_tracked",
+    "relative_position_index",
+    "token_type_ids",
+)
 #: The last part of the names of what stands beside quantised weights, and of packed weights.
 _SIGNS = re.compile(
     r"(\w+_)?scales?(_inv|_2)?|(\w+_)?zero_points?|(\w+_)?q?zeros|(\w+_)?(absmax|amax|quant_map|packed)"
@@ -47,11 +59,13 @@ NEXT_STEP = (
 )
 
 
-def refuse_quantised_config(config: dict[str, Any], place: Path, stored: StoredTensors | None = None) -> None:
+def refuse_quantised_config(
+    config: dict[str, Any], place: Path, stored: StoredTensors | None = None
+) -> None:
     """Raise `OcrPhasesError` where a ``config.json`` at ``place`` says that weights are quantised.
 
-    Where the ``stored`` tensors show that they are not (the entry asks for it to be done while they are
-    loaded), the sentence says so.
+    Where the ``stored`` tensors show that they are not (the entry asks for it to be done while they
+    are loaded), the sentence says so.
     """
     for entry, value in _entries(config):
         raise OcrPhasesError(
@@ -61,10 +75,11 @@ def refuse_quantised_config(config: dict[str, Any], place: Path, stored: StoredT
 
 
 def refuse_quantised(folder: Path, config: dict[str, Any], stored: StoredTensors) -> None:
-    """Raise `OcrPhasesError` where anything in a checkpoint folder says that its weights are quantised.
+    """Raise `OcrPhasesError` where anything in a checkpoint folder says that its weights are
+    quantised.
 
-    That is an entry of its config, a file beside it, a tensor that only quantised weights need, or a weight
-    that is stored as something else than floating-point numbers.
+    That is an entry of its config, a file beside it, a tensor that only quantised weights need, or
+    a weight that is stored as something else than floating-point numbers.
     """
     refuse_quantised_config(config, folder / "config.json", stored)
     sign = _sign(stored)
@@ -81,7 +96,9 @@ def refuse_quantised(folder: Path, config: dict[str, Any], stored: StoredTensors
 
 
 def _entries(config: dict[str, Any], above: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """The entries of a config on quantisation, with their names; an empty one says that there is none."""
+    """The entries of a config on quantisation, with their names; an empty one says that there is
+    none.
+    """
     for name, value in config.items():
         if name in _ENTRIES and value:
             yield f"{above}{name}", value
@@ -94,12 +111,18 @@ def _method(value: Any) -> str:
     if not isinstance(value, dict):
         return short(value)
     names = [
-        value[key] for key in ("quant_method", "quant_algo", "quant_type", "mode", "format") if value.get(key)
+        value[key]
+        for key in ("quant_method", "quant_algo", "quant_type", "mode", "format")
+        if value.get(key)
     ]
     words = short(names[0]).strip("'\"") if names else "no method named"
     if "quant_method" not in value and "group_size" in value and "bits" in value:
         words = "MLX"  # which names no method
-    bits = [value[key] for key in ("bits", "w_bit", "num_bits", "nbits") if isinstance(value.get(key), int)]
+    bits = [
+        value[key]
+        for key in ("bits", "w_bit", "num_bits", "nbits")
+        if isinstance(value.get(key), int)
+    ]
     if value.get("load_in_4bit") or value.get("_load_in_4bit"):
         bits = [4]
     if value.get("load_in_8bit") or value.get("_load_in_8bit"):

@@ -1,7 +1,7 @@
 """Where in the loaded source the two phases happen: found in the code itself, by its syntax tree.
 
-Line numbers written down go stale with the next version; these are looked up in the files of the classes
-that are loaded.
+Line numbers written down go stale with the next version; these are looked up in the files of the
+classes that are loaded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _EXAMPLE = re.compile(r"\b(model|self)\.generate\(.*")
 
 
 class Method(NamedTuple):
-    """A method as written, behind its decorators; ``start`` is the first line of ``source`` in its file.
+    """A method as written, behind its decorators; ``start`` is the first line of ``source`` in its
+    file.
 
     ``called`` are the calls in it with their code, in order.
     """
@@ -51,19 +52,25 @@ Place = tuple[Method, str, int]
 
 
 def references(model: nn.Module, revision: str = "") -> pd.DataFrame:
-    """Where prompts are made, vision is gated, called and fused, the text layers called, the cache grown.
+    """Where prompts are made, vision is gated, called and fused, the text layers called, the cache
+    grown.
 
-    Also where SAM's two convolutions make 16 times fewer tokens, where steps are prepared, and the source's
-    own example of a call of ``generate()``, or ``generate()`` itself where it has none.
-    One row a place: what, symbol (``Class.method: code``), file (relative to site-packages or to the
-    checkpoint), line, and version (the library's, or the checkpoint's ``revision``). What is not found is a
-    row without file and line.
+    Also where SAM's two convolutions make 16 times fewer tokens, where steps are prepared, and the
+    source's own example of a call of ``generate()``, or ``generate()`` itself where it has none.
+    One row a place: what, symbol (``Class.method: code``), file (relative to site-packages or to
+    the checkpoint), line, and version (the library's, or the checkpoint's ``revision``). What is
+    not found is a row without file and line.
     """
     family = family_of(model)
     paths = {stage: path for stage, path in family.wiring.modules.items() if stage in VISION_STAGES}
     leaves = {stage: path.rpartition(".")[2] for stage, path in paths.items()}
     # The model itself, whose path is empty, and every module on the way.
-    above = {path[:end] for path in paths.values() for end, sign in enumerate(path) if sign == "." or not end}
+    above = {
+        path[:end]
+        for path in paths.values()
+        for end, sign in enumerate(path)
+        if sign == "." or not end
+    }
     seeing = _methods(type(model.get_submodule(path)) for path in sorted(above))
     compressing = _methods(map(type, model.get_submodule(paths["sam"]).modules()))
     attending = _methods(map(type, family.timed(model)["language_model"][0].modules()))
@@ -82,15 +89,22 @@ def references(model: nn.Module, revision: str = "") -> pd.DataFrame:
     ]
     rows: list[tuple[Any, ...]] = []
     for what, places in found:
-        rows += [(what, *_told(*place, revision)) for place in places] or [(what, "", None, None, "")]
+        rows += [(what, *_told(*place, revision)) for place in places] or [
+            (what, "", None, None, "")
+        ]
     return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"line": "Int64"})
 
 
 def _told(method: Method, code: str, line: int, revision: str) -> tuple[str, str, int, str]:
-    """Symbol, file, line and version: of a library with one, or of the checkpoint, whose files have names."""
+    """Symbol, file, line and version: of a library with one, or of the checkpoint, whose files have
+    names.
+    """
     function = method.function
     code = code if len(code) <= _SHOWN else f"{code[:_SHOWN]}..."
-    path, library = Path(inspect.getfile(function)), sys.modules[function.__module__.partition(".")[0]]
+    path, library = (
+        Path(inspect.getfile(function)),
+        sys.modules[function.__module__.partition(".")[0]],
+    )
     file, version = path.name, revision
     if hasattr(library, "__version__"):
         file = path.relative_to(Path(str(library.__file__)).parents[1]).as_posix()
@@ -99,7 +113,9 @@ def _told(method: Method, code: str, line: int, revision: str) -> tuple[str, str
 
 
 def _methods(owners: Iterable[type]) -> list[Method]:
-    """The methods that objects of the classes run, inherited ones too, but for those of torch itself."""
+    """The methods that objects of the classes run, inherited ones too, but for those of torch
+    itself.
+    """
     members = chain.from_iterable(inspect.getmembers(owner, inspect.isfunction) for owner in owners)
     ours = dict.fromkeys(each for _, each in members if not each.__module__.startswith("torch."))
     return list(chain.from_iterable(map(_read, ours)))
@@ -126,7 +142,9 @@ def _definition(function: Callable[..., Any] | None) -> list[Place]:
 
 
 def _example(model: nn.Module) -> list[Place]:
-    """The first call of ``generate()`` in the class's own code or in the examples of its docstrings."""
+    """The first call of ``generate()`` in the class's own code or in the examples of its
+    docstrings.
+    """
     for method in _methods([type(model)]):
         own = method.function.__module__ == type(model).__module__
         for line, text in enumerate(method.source.splitlines() if own else (), method.start):
@@ -141,7 +159,9 @@ def _code(node: ast.expr) -> str:
 
 
 def _all(methods: list[Method], pattern: str) -> list[Place]:
-    return [(method, _code(call), call.lineno) for method in methods for call in method.calls(pattern)]
+    return [
+        (method, _code(call), call.lineno) for method in methods for call in method.calls(pattern)
+    ]
 
 
 def _named(*names: str) -> str:

@@ -59,7 +59,9 @@ class StoredTensors(NamedTuple):
 
 
 def check_start(path: Path, start: bytes) -> None:
-    """Raise `OcrPhasesError` where a file that begins with ``start`` is a stand-in for the one wanted."""
+    """Raise `OcrPhasesError` where a file that begins with ``start`` is a stand-in for the one
+    wanted.
+    """
     if not start:
         raise OcrPhasesError(f"{path} is empty: {_FETCH_AGAIN}.")
     text = start.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
@@ -91,7 +93,8 @@ def loaded_files(folder: Path, index: dict[str, Any]) -> list[Path]:
 def read_headers(paths: list[Path]) -> StoredTensors:
     """What the headers of safetensors files say; no weights are read.
 
-    Raises `OcrPhasesError` for a file that is empty, cut, a stand-in for the real one, or of another format.
+    Raises `OcrPhasesError` for a file that is empty, cut, a stand-in for the real one, or of
+    another format.
     """
     dtypes: dict[str, str] = {}
     written_by = None
@@ -103,7 +106,9 @@ def read_headers(paths: list[Path]) -> StoredTensors:
         try:
             tensors = conform(header, dict[str, _Tensor])
         except OcrPhasesError as error:
-            raise OcrPhasesError(f"{path} is no safetensors file ({error}): {_FETCH_AGAIN}.") from error
+            raise OcrPhasesError(
+                f"{path} is no safetensors file ({error}): {_FETCH_AGAIN}."
+            ) from error
         _check_length(path, tensors)
         dtypes |= {name: tensor["dtype"] for name, tensor in tensors.items()}
     return StoredTensors(dtypes, written_by)
@@ -139,7 +144,9 @@ def _read_header(path: Path) -> dict[str, Any]:
             f"{path} is no safetensors file (its header: {error}): {_FETCH_AGAIN}."
         ) from error
     if not isinstance(header, dict):
-        raise OcrPhasesError(f"{path} is no safetensors file (its header is no object): {_FETCH_AGAIN}.")
+        raise OcrPhasesError(
+            f"{path} is no safetensors file (its header is no object): {_FETCH_AGAIN}."
+        )
     return header
 
 
@@ -147,7 +154,9 @@ def _check_length(path: Path, tensors: dict[str, _Tensor]) -> None:
     """Raise where the file ends before the last of its tensors does."""
     with open_regular(path) as file:
         header_size = int.from_bytes(file.read(8), "little")
-    needed = 8 + header_size + max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
+    needed = (
+        8 + header_size + max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
+    )
     size = path.stat().st_size
     if size < needed:
         raise OcrPhasesError(

@@ -1,7 +1,8 @@
 """Loads the published remote-code class. The only place that runs Python code out of a checkpoint.
 
-It does so when told to twice: ``implementation="vendor"`` and ``trust_remote_code=True``; from the hub only
-at a full commit hash, so that the code is the code that was read. Only code in the checkpoint itself is run.
+It does so when told to twice: ``implementation="vendor"`` and ``trust_remote_code=True``; from the
+hub only at a full commit hash, so that the code is the code that was read. Only code in the
+checkpoint itself is run.
 """
 
 from __future__ import annotations
@@ -45,13 +46,16 @@ def check_request(asked: ModelSettings) -> None:
         )
 
 
-def load_vendor(folder: Path, config: dict[str, Any], content: str, asked: ModelSettings) -> nn.Module:
-    """The model in ``folder`` with the class in its own Python files; ``content`` is the hash of both.
+def load_vendor(
+    folder: Path, config: dict[str, Any], content: str, asked: ModelSettings
+) -> nn.Module:
+    """The model in ``folder`` with the class in its own Python files; ``content`` is the hash of
+    both.
 
     ``cuda_calls="ignore"`` makes the class's own ``.cuda()`` do nothing in its forwards on a CPU.
 
-    Raises `OcrPhasesError` for code that cannot be imported here, for an attention that cannot be had, and on
-    a CPU for code that calls ``.cuda()``, unless that is to be ignored.
+    Raises `OcrPhasesError` for code that cannot be imported here, for an attention that cannot be
+    had, and on a CPU for code that calls ``.cuda()``, unless that is to be ignored.
     """
     reference = _class_reference(folder, config)
     dtype = resolve_dtype(asked.dtype, asked.device)
@@ -72,7 +76,9 @@ def _class_reference(folder: Path, config: dict[str, Any]) -> str:
     known = config.get("auto_map", {})
     reference = known.get("AutoModel") or known.get("AutoModelForCausalLM")
     if reference is None:
-        raise OcrPhasesError(f"config.json in {folder} names no model class (auto_map): use native.")
+        raise OcrPhasesError(
+            f"config.json in {folder} names no model class (auto_map): use native."
+        )
     elsewhere = [reference for reference in known.values() if "--" in reference]
     if elsewhere:
         raise OcrPhasesError(
@@ -89,9 +95,11 @@ def _class_reference(folder: Path, config: dict[str, Any]) -> str:
 
 
 def _import_class(folder: Path, reference: str, content: str) -> Any:
-    """The class, out of a package whose name holds the hash ``content``: other code is another package.
+    """The class, out of a package whose name holds the hash ``content``: other code is another
+    package.
 
-    It is imported from a copy, so that its source stays what was imported, whatever becomes of the folder.
+    It is imported from a copy, so that its source stays what was imported, whatever becomes of the
+    folder.
     """
     from transformers.dynamic_module_utils import HF_MODULES_CACHE
 
@@ -108,7 +116,9 @@ def _import_class(folder: Path, reference: str, content: str) -> Any:
         return getattr(importlib.import_module(f"{package}.{module}"), name)
     except Exception as error:  # whatever the checkpoint's code raises while it is imported
         # transformers wraps what a module of its own raises: the cause is in the second line.
-        message = " ".join(str(error).split("\n")[:2]).replace(f"{package}.", "") or type(error).__name__
+        message = (
+            " ".join(str(error).split("\n")[:2]).replace(f"{package}.", "") or type(error).__name__
+        )
         raise OcrPhasesError(
             f"The class in {folder} cannot be imported ({message}): {_import_advice(error)}, or use native "
             "(docs/models.md)."
@@ -130,17 +140,23 @@ def _import_advice(error: Exception) -> str:
             f"{CONSTRAINED} addict easydict einops torchvision)"
         )
     if "torchvision" in str(error):
-        return f"torchvision and torch must be made for each other, so {CONSTRAINED} torch torchvision"
+        return (
+            f"torchvision and torch must be made for each other, so {CONSTRAINED} torch torchvision"
+        )
     return "put the checkpoint's own *.py files there, unchanged"
 
 
 def _refuse_cuda_calls(found: type) -> None:
-    """Raise where code that a forward may reach calls ``.cuda()``; ``infer()``, which is not used, may."""
+    """Raise where code that a forward may reach calls ``.cuda()``; ``infer()``, which is not used,
+    may.
+    """
     package = found.__module__.partition(".")[0]
     inside = [module for name, module in sys.modules.items() if name.startswith(f"{package}.")]
     for file in sorted(Path(module.__file__) for module in inside if module.__file__):
         nodes = ast.walk(ast.parse(file.read_bytes()))
-        used = [node for node in nodes if isinstance(node, ast.FunctionDef) and node.name != "infer"]
+        used = [
+            node for node in nodes if isinstance(node, ast.FunctionDef) and node.name != "infer"
+        ]
         for node in chain.from_iterable(map(ast.walk, used)):
             if isinstance(node, ast.Call) and getattr(node.func, "attr", None) == "cuda":
                 raise OcrPhasesError(
@@ -159,8 +175,12 @@ def _ignore_cuda_calls(model: Any) -> None:
 
     @functools.wraps(forward)
     def on_cpu(*args: Any, **kwargs: Any) -> Any:
-        # One forward at a time: the method is every tensor's, so it must be put back before the next one.
-        with _ONE_AT_A_TIME, mock.patch.object(torch.Tensor, "cuda", lambda tensor, *args, **kwargs: tensor):
+        # One forward at a time: the method is every tensor's, so it must be put back before the
+        # next one.
+        with (
+            _ONE_AT_A_TIME,
+            mock.patch.object(torch.Tensor, "cuda", lambda tensor, *args, **kwargs: tensor),
+        ):
             return forward(*args, **kwargs)
 
     model.forward = on_cpu

@@ -32,7 +32,8 @@ _VOCAB = 2048  # of tiny's tokenizer
 def resolve_dtype(dtype: str | None, device: str) -> torch.dtype:
     """The dtype that a `ModelSettings` names, or the default of a device for None.
 
-    That is float32 on the CPU, bfloat16 on a GPU that computes with it, and float16 on an older one.
+    That is float32 on the CPU, bfloat16 on a GPU that computes with it, and float16 on an older
+    one.
     """
     if dtype is not None:
         return getattr(torch, dtype)
@@ -49,17 +50,23 @@ def computes_bfloat16(device: str) -> bool:
 
 
 def choose_attention(found: Any, asked: ModelSettings) -> str:
-    """The attention the class is loaded with; `OcrPhasesError` where what is asked cannot be had here."""
+    """The attention the class is loaded with; `OcrPhasesError` where what is asked cannot be had
+    here.
+    """
     attention, has_sdpa = asked.attention, getattr(found, "_supports_sdpa", False)
     if attention is None:
         return "sdpa" if has_sdpa else "eager"
     if attention == "sdpa" and not has_sdpa:
-        raise OcrPhasesError(f"{found.__name__} has no SDPA: use attention='eager' or 'flash_attention_2'.")
+        raise OcrPhasesError(
+            f"{found.__name__} has no SDPA: use attention='eager' or 'flash_attention_2'."
+        )
     flash = importlib.util.find_spec("flash_attn")
     needs = {
         f"a CUDA device, this is {asked.device}": asked.device.startswith("cuda"),
-        "bfloat16 or float16, this is float32": resolve_dtype(asked.dtype, asked.device) != torch.float32,
-        "the package flash_attn, which is not installed (pip install flash-attn)": flash is not None,
+        "bfloat16 or float16, this is float32": resolve_dtype(asked.dtype, asked.device)
+        != torch.float32,
+        "the package flash_attn, which is not installed (pip install flash-attn)": flash
+        is not None,
     }
     if attention == "flash_attention_2" and not all(needs.values()):
         lacking = next(need for need, met in needs.items() if not met)
@@ -67,10 +74,14 @@ def choose_attention(found: Any, asked: ModelSettings) -> str:
     return attention
 
 
-def load_weights(folder: Path, model_class: Any, title: str, asked: ModelSettings, **options: Any) -> Any:
-    """A model of the class with the safetensors in ``folder``, on the CPU; ``options`` are its class's.
+def load_weights(
+    folder: Path, model_class: Any, title: str, asked: ModelSettings, **options: Any
+) -> Any:
+    """A model of the class with the safetensors in ``folder``, on the CPU; ``options`` are its
+    class's.
 
-    Raises `OcrPhasesError`, which calls the class ``title``, where keys are missing, unknown or misshapen.
+    Raises `OcrPhasesError`, which calls the class ``title``, where keys are missing, unknown or
+    misshapen.
     """
     try:
         model, report = model_class.from_pretrained(
@@ -84,9 +95,13 @@ def load_weights(folder: Path, model_class: Any, title: str, asked: ModelSetting
     except (ImportError, OSError, RuntimeError, ValueError, KeyError, SafetensorError) as error:
         first = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise OcrPhasesError(f"The weights in {folder} do not fit {title}: {first}") from error
-    # Buffers that the file lacks are made by the class itself; another shape is a RuntimeError above.
+    # Buffers that the file lacks are made by the class itself; another shape is a RuntimeError
+    # above.
     parameters = {key for key, _ in model.named_parameters()}
-    wrong = {"missing": parameters & set(report["missing_keys"]), "unexpected": report["unexpected_keys"]}
+    wrong = {
+        "missing": parameters & set(report["missing_keys"]),
+        "unexpected": report["unexpected_keys"],
+    }
     for kind, keys in wrong.items():
         if keys:
             more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
@@ -98,7 +113,9 @@ def load_weights(folder: Path, model_class: Any, title: str, asked: ModelSetting
 
 @contextlib.contextmanager
 def quiet_loading() -> Iterator[None]:
-    """Without transformers' warnings, as keys are looked at above, and with its bar in terminals only."""
+    """Without transformers' warnings, as keys are looked at above, and with its bar in terminals
+    only.
+    """
     from transformers.utils import logging
 
     level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -125,7 +142,9 @@ def dummy_sizes(facts: FamilyFacts) -> dict[str, tuple[str, ...]]:
         "experts": "n_routed_experts",
         "vocab": "vocab_size",
     }
-    sizes: dict[str, tuple[str, ...]] = {key: ("language_config", name) for key, name in language.items()}
+    sizes: dict[str, tuple[str, ...]] = {
+        key: ("language_config", name) for key, name in language.items()
+    }
     for stage, part in zip(facts.encoders, ("sam_vit_b", facts.encoder_part), strict=True):
         sizes[f"{stage}_layers"] = ("vision_config", "width", part, "layers")
     return sizes | ({"window": ("sliding_window_size",)} if facts.attention == WINDOWED else {})
@@ -150,7 +169,9 @@ def dummy_config(name: str) -> dict[str, Any]:
             )
         *above, field = known[key]
         sizes = reduce(dict.__getitem__, above, raw)
-        most = 8 * sizes.get(field, 24)  # DeepSeek-OCR-2's published file says no layers of its encoder
+        most = 8 * sizes.get(
+            field, 24
+        )  # DeepSeek-OCR-2's published file says no layers of its encoder
         if int(value) > most:
             raise OcrPhasesError(f"dummy's {key} is {value}: it must be at most {most}.")
         sizes[field] = int(value)
@@ -161,15 +182,23 @@ def dummy_config(name: str) -> dict[str, Any]:
     if text["n_routed_experts"] < text["num_experts_per_tok"]:
         raise OcrPhasesError(f"dummy needs at least {text['num_experts_per_tok']} experts.")
     if text["vocab_size"] < _VOCAB:
-        raise OcrPhasesError(f"dummy needs a vocab of at least {_VOCAB}: its prompts use tiny's tokenizer.")
+        raise OcrPhasesError(
+            f"dummy needs a vocab of at least {_VOCAB}: its prompts use tiny's tokenizer."
+        )
     raw["image_token_id"] = min(raw["image_token_id"], text["vocab_size"] - 1)
     return raw
 
 
 @torch.no_grad()
 def random_model(family: Family, config: Any, asked: ModelSettings) -> Any:
-    """The family's native class of these sizes with seeded random weights, made where they are used."""
-    device, dtype, model_class = asked.device, resolve_dtype(asked.dtype, asked.device), family.model_class()
+    """The family's native class of these sizes with seeded random weights, made where they are
+    used.
+    """
+    device, dtype, model_class = (
+        asked.device,
+        resolve_dtype(asked.dtype, asked.device),
+        family.model_class(),
+    )
     if device == "cpu":
         _tell_what_it_takes(asked.model, family, config, dtype)
     with torch.device(device), torch.random.fork_rng(devices=[] if device == "cpu" else None):
@@ -214,6 +243,8 @@ def _layer_seconds(language_model: Any, config: Any, dtype: torch.dtype) -> tupl
 
     def seconds(tokens: int) -> float:
         given = torch.zeros(1, tokens, text.hidden_size, dtype=dtype)
-        return timeit.repeat(lambda: layer(inputs_embeds=given, use_cache=False), number=1, repeat=2)[-1]
+        return timeit.repeat(
+            lambda: layer(inputs_embeds=given, use_cache=False), number=1, repeat=2
+        )[-1]
 
     return seconds(1), seconds(_PROMPT)

@@ -1,4 +1,5 @@
-"""The model classes that can be driven: where their parts hang, how a page goes in and how a step is fed.
+"""The model classes that can be driven: where their parts hang, how a page goes in and how a step
+is fed.
 
 What differs between them is data (`ocr_phases.families`). The published remote-code class looks at
 ``images``, one (crops, global view) pair a row, only while its input is longer than one token.
@@ -29,7 +30,9 @@ NATIVE_NEEDS = (5, 20)
 
 @dataclass(frozen=True)
 class Family:
-    """A family's row in `ocr_phases.families` with one of its two classes: ``native`` or ``vendor``."""
+    """A family's row in `ocr_phases.families` with one of its two classes: ``native`` or
+    ``vendor``.
+    """
 
     facts: FamilyFacts
     implementation: str
@@ -72,7 +75,9 @@ class Family:
 
     def timed(self, model: nn.Module) -> dict[str, tuple[nn.Module, nn.Module]]:
         """The modules whose start and whose end are those of a stage, by stage name."""
-        ends = {stage: (path, path) for stage, path in self.wiring.modules.items()} | self.wiring.between
+        ends = {
+            stage: (path, path) for stage, path in self.wiring.modules.items()
+        } | self.wiring.between
         get = model.get_submodule
         return {stage: (get(first), get(last)) for stage, (first, last) in ends.items()}
 
@@ -82,7 +87,9 @@ class Family:
         return [*self.wiring.modules.values(), *chain.from_iterable(several)]
 
     def parameters(self, model: nn.Module) -> dict[str, int]:
-        """Parameter count of each stage and the total; what belongs to no stage is in the total only."""
+        """Parameter count of each stage and the total; what belongs to no stage is in the total
+        only.
+        """
         held = {stage: (path,) for stage, path in self.wiring.modules.items()} | self.wiring.parts
         held["total"] = ("",)  # the model itself
         return {
@@ -95,8 +102,8 @@ class Family:
     def views(self, inputs: DeviceInputs) -> list[str]:
         """The view of each successive vision call of a prefill.
 
-        transformers' classes read all pages' global views, then all crops; the vendor's goes page by page,
-        crops first.
+        transformers' classes read all pages' global views, then all crops; the vendor's goes page
+        by page, crops first.
         """
         if self.implementation == "native":
             return ["global"] if inputs.pixel_values_local is None else ["global", "local"]
@@ -104,22 +111,26 @@ class Family:
         return [view for page in order for view in page]
 
     def ready_mask(self, mask: Tensor | None) -> Any:
-        """``mask``, a 4-D one or None where nothing but causality hides, as the class takes it unworked."""
-        # Building two masks from the 2-D one, which one class otherwise does at every step, is then skipped.
+        """``mask``, a 4-D one or None where nothing but causality hides, as the class takes it
+        unworked.
+        """
+        # Building two masks from the 2-D one, which one class otherwise does at every step, is then
+        # skipped.
         return {FULL: mask, WINDOWED: mask} if self.wiring.mask == "by attention" else mask
 
     def prefill_arguments(self, inputs: DeviceInputs, model: Any = None) -> dict[str, Any]:
         """The keyword arguments of the forward over a whole prompt.
 
-        Of a ``model`` whose attention is not causal by itself (eager) the class gets the mask to work on.
-        Raises `OcrPhasesError` for several pages in one prompt of the vendor's class.
+        Of a ``model`` whose attention is not causal by itself (eager) the class gets the mask to
+        work on. Raises `OcrPhasesError` for several pages in one prompt of the vendor's class.
         """
         known, ids = dict(vars(inputs)), inputs.input_ids
         if self.implementation == "vendor":
             known["images"] = _image_pairs(inputs)
             known["images_spatial_crop"] = torch.tensor(inputs.patches_grid, dtype=torch.int64)
         elif inputs.position_ids is None:
-            # Not left to the class: a captured prefill would count on from what the cache held before.
+            # Not left to the class: a captured prefill would count on from what the cache held
+            # before.
             known["position_ids"] = torch.arange(ids.shape[1], device=ids.device)[None]
             if model is None or model.config.get_text_config()._attn_implementation != "eager":
                 known["attention_mask"] = self.ready_mask(None)
@@ -127,12 +138,18 @@ class Family:
         return {name: known[name] for name in names}
 
     def step_arguments(
-        self, model: Any, token: Tensor, cache: Any, mask: Tensor, positions: Tensor | None, prompt_len: int
+        self,
+        model: Any,
+        token: Tensor,
+        cache: Any,
+        mask: Tensor,
+        positions: Tensor | None,
+        prompt_len: int,
     ) -> dict[str, Any]:
         """The keyword arguments of one decode step's forward.
 
-        ``token`` int64 [B]; ``mask`` int64 [B, length] of all tokens, this one's among them; ``positions``
-        int64 [B, 1], None where no row is padded.
+        ``token`` int64 [B]; ``mask`` int64 [B, length] of all tokens, this one's among them;
+        ``positions`` int64 [B, 1], None where no row is padded.
         """
         arguments = {"input_ids": token[:, None], "past_key_values": cache, "attention_mask": mask}
         if self.implementation == "vendor":
@@ -140,8 +157,8 @@ class Family:
         if positions is None:
             arguments["attention_mask"] = self.ready_mask(None)
         elif (window := self.window(model)) is not None:
-            # From a 2-D mask the class takes, once the window is full, the padding of other slots: those of
-            # the prompt are followed by the last generated tokens.
+            # From a 2-D mask the class takes, once the window is full, the padding of other slots:
+            # those of the prompt are followed by the last generated tokens.
             slots = torch.cat([mask[:, :prompt_len], mask[:, prompt_len:][:, -window:]], dim=1)
             arguments["attention_mask"] = self.ready_mask(slots.bool()[:, None, None])
         return arguments | {"position_ids": positions}
@@ -181,7 +198,9 @@ def family_of(model: nn.Module) -> Family:
         if family.drives(model):
             return family
     known = ", ".join(dict.fromkeys(family.wiring.class_name for family in families))
-    raise OcrPhasesError(f"{type(model).__name__} is no model this version can drive; it knows {known}.")
+    raise OcrPhasesError(
+        f"{type(model).__name__} is no model this version can drive; it knows {known}."
+    )
 
 
 def native_config(raw: dict[str, Any]) -> Any:

@@ -1,9 +1,9 @@
 """The parts of a record: what each holds, of which type and in which range.
 
-These classes are the schema: `ocr_phases.record.schema.read_parts` checks a file's content against them, and
-names the entry that breaks it. Entries stand in the order of the file; one that may be missing is None then.
-What a file has beside the entries that are named here is kept in ``unknown`` and saved again: a later version
-may have written it.
+These classes are the schema: `ocr_phases.record.schema.read_parts` checks a file's content against
+them, and names the entry that breaks it. Entries stand in the order of the file; one that may be
+missing is None then. What a file has beside the entries that are named here is kept in ``unknown``
+and saved again: a later version may have written it.
 """
 
 from __future__ import annotations
@@ -20,19 +20,23 @@ from ocr_phases.errors import OcrPhasesError
 #: Entries of one part, at most: far more than any version of the package writes.
 MOST_ENTRIES = 1_000
 
-# Whole numbers are such as a double holds exactly. Times in ms go up to 2^33, 99 days: sums of them in steps
-# of 2^-20 ms then fit into a double (`ocr_phases.analyse.stages.tokens_of`).
+# Whole numbers are such as a double holds exactly. Times in ms go up to 2^33, 99 days: sums of them
+# in steps of 2^-20 ms then fit into a double (`ocr_phases.analyse.stages.tokens_of`).
 Count = Annotated[int, Meta(ge=0, le=2**53)]
 Positive = Annotated[int, Meta(ge=1, le=2**53)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Positions = Annotated[int, Meta(ge=1, le=2**24)]  # tokens in a prompt or a cache
 Grid = Annotated[list[Annotated[int, Meta(ge=1, le=2**10)]], Meta(min_length=2, max_length=2)]
 Milliseconds = Annotated[float, Meta(ge=0, le=2**33)]
-TimedMilliseconds = Annotated[float, Meta(gt=0, le=2**33)]  # of what was timed, so it took some time
+TimedMilliseconds = Annotated[
+    float, Meta(gt=0, le=2**33)
+]  # of what was timed, so it took some time
 StartMilliseconds = Annotated[float, Meta(ge=-(2**33), le=2**33)]
 Amount = Annotated[float, Meta(ge=0, le=2**24)]  # s, W, J, a load average, a price
 Rate = Annotated[float, Meta(ge=1, le=1e21)]  # per second
-Share = Annotated[float, Meta(ge=0, le=1.5)]  # ticks of 10 ms may add up to a little more than the whole
+Share = Annotated[
+    float, Meta(ge=0, le=1.5)
+]  # ticks of 10 ms may add up to a little more than the whole
 Percent = Annotated[float, Meta(ge=0, le=100)]
 Logprob = Annotated[float, Meta(le=0)]
 Phase = Literal["prepare", "prefill", "decode", "generate"]
@@ -85,7 +89,9 @@ class CeilingRuns(Part, frozen=True, kw_only=True):
 
 
 class CeilingsPart(Part, frozen=True, kw_only=True):
-    """The best rates that the device reached: bytes per second, FLOP/s, and the time of a launch in us."""
+    """The best rates that the device reached: bytes per second, FLOP/s, and the time of a launch in
+    us.
+    """
 
     bandwidth_bytes_per_s: Rate | None = None
     matmul_flops_per_s: Rate | None = None
@@ -95,7 +101,9 @@ class CeilingsPart(Part, frozen=True, kw_only=True):
 
 
 class RepeatConditions(Part, frozen=True, kw_only=True):
-    """What else ran during a repeat: seconds of the wall clock and of the process, shares of the machine."""
+    """What else ran during a repeat: seconds of the wall clock and of the process, shares of the
+    machine.
+    """
 
     repeat: Count
     wall_s: Amount
@@ -109,7 +117,9 @@ class RepeatConditions(Part, frozen=True, kw_only=True):
 
 
 class GpuState(Part, frozen=True, kw_only=True):
-    """A GPU at one moment: clocks in MHz, the driver's bits of reasons to throttle, per cent of use."""
+    """A GPU at one moment: clocks in MHz, the driver's bits of reasons to throttle, per cent of
+    use.
+    """
 
     sm_mhz: Count | None = None
     max_sm_mhz: Count | None = None
@@ -126,7 +136,9 @@ class GpuConditions(Part, frozen=True, kw_only=True):
 
 
 class EnergyPart(Part, frozen=True, kw_only=True):
-    """The energy of a repeat in J over so many seconds, and the idle power in W; or why it is ``missing``."""
+    """The energy of a repeat in J over so many seconds, and the idle power in W; or why it is
+    ``missing``.
+    """
 
     missing: str | None = None
     seconds: Amount | None = None
@@ -172,7 +184,8 @@ class SetupPart(Part, frozen=True, kw_only=True):
 
 
 class GenerationPart(Part, frozen=True, kw_only=True):
-    """What the checkpoint says of generating: its end tokens, and the settings that were taken from it.
+    """What the checkpoint says of generating: its end tokens, and the settings that were taken from
+    it.
 
     Where a run's ``infer`` has such a setting, too, the request's is what was applied.
     """
@@ -184,8 +197,8 @@ class GenerationPart(Part, frozen=True, kw_only=True):
 class ModelPart(Part, frozen=True, kw_only=True):
     """Which model it was, and how it ran.
 
-    ``class_name`` stands as ``class`` in the file. ``config`` is the checkpoint's own, ``parameters`` are
-    counts by stage, ``server`` is what a server tells of itself.
+    ``class_name`` stands as ``class`` in the file. ``config`` is the checkpoint's own,
+    ``parameters`` are counts by stage, ``server`` is what a server tells of itself.
     """
 
     name: str
@@ -215,10 +228,12 @@ class ModelPart(Part, frozen=True, kw_only=True):
 
 
 class PagePart(Part, frozen=True, kw_only=True):
-    """A page of batch row ``row``: its file and hash, its size in pixels, and how the preset cuts it.
+    """A page of batch row ``row``: its file and hash, its size in pixels, and how the preset cuts
+    it.
 
-    ``data`` is its file in base64, where the record holds it. ``image_tokens`` and ``text_tokens`` are of the
-    whole prompt of its row, which several pages share; ``valid_image_tokens`` are of this page alone.
+    ``data`` is its file in base64, where the record holds it. ``image_tokens`` and ``text_tokens``
+    are of the whole prompt of its row, which several pages share; ``valid_image_tokens`` are of
+    this page alone.
     """
 
     file: str
@@ -276,10 +291,12 @@ class RequestPart(Part, frozen=True, kw_only=True):
 
 
 class ResultPart(Part, frozen=True, kw_only=True):
-    """What a row wrote: ids, the text of each token, and the whole text, None where it was not to be kept.
+    """What a row wrote: ids, the text of each token, and the whole text, None where it was not to
+    be kept.
 
-    ``pieces`` says that a server sent no ids: ``ids`` then number its pieces of text, and ``token_texts`` are
-    these. ``token_count`` is the number of tokens as the server counts them, where the ids do not show it.
+    ``pieces`` says that a server sent no ids: ``ids`` then number its pieces of text, and
+    ``token_texts`` are these. ``token_count`` is the number of tokens as the server counts them,
+    where the ids do not show it.
     """
 
     ids: Annotated[list[Count], Meta(min_length=1)]
@@ -322,7 +339,9 @@ class CachePart(Part, frozen=True, kw_only=True):
 
 
 class ProbabilitiesPart(Part, frozen=True, kw_only=True):
-    """Log probability of each token of a row, and its logit minus the highest other one; None if unknown."""
+    """Log probability of each token of a row, and its logit minus the highest other one; None if
+    unknown.
+    """
 
     logprobs: list[Logprob | None]
     margins: list[float | None]
@@ -462,7 +481,8 @@ def _part_in(hint: Any) -> type[Part] | None:
 
 
 def separated(content: Any, kind: type[Part]) -> Any:
-    """The content of a part, or of a list of parts, with what the kind does not name below ``unknown``.
+    """The content of a part, or of a list of parts, with what the kind does not name below
+    ``unknown``.
 
     Raises `OcrPhasesError` for a part of more than `MOST_ENTRIES` entries.
     """

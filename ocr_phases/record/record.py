@@ -1,8 +1,9 @@
 """Record: one measurement as data, and its file.
 
 The record stands between the half that measures (torch, a model) and the half that reads and draws
-(numpy, pandas). It alone draws everything, so it carries the page, the tokens and every raw span. What is
-computed from it is in `ocr_phases.analyse`; what a notebook holds is `ocr_phases.results.run.Record`.
+(numpy, pandas). It alone draws everything, so it carries the page, the tokens and every raw span.
+What is computed from it is in `ocr_phases.analyse`; what a notebook holds is
+`ocr_phases.results.run.Record`.
 """
 
 from __future__ import annotations
@@ -71,9 +72,9 @@ RecordType = TypeVar("RecordType", bound="Record")
 class Record(Hinted):
     """One measurement: ``repeats`` runs of prepare, prefill and decode over the same inputs.
 
-    Its parts are typed (`ocr_phases.record.parts`) and not to be changed: `dataclasses.replace` makes another
-    record. A batch has one entry per row in ``results`` and one per page in ``pages`` (each names its
-    ``row``).
+    Its parts are typed (`ocr_phases.record.parts`) and not to be changed: `dataclasses.replace`
+    makes another record. A batch has one entry per row in ``results`` and one per page in ``pages``
+    (each names its ``row``).
     """
 
     created: str  # ISO 8601, UTC
@@ -89,7 +90,9 @@ class Record(Hinted):
     live_checks: list[CheckPart] = field(default_factory=list)
     kernels: KernelsPart | KernelsFailed | None = None  # the kernel view, where one was asked for
     truths: list[Truth | None] | None = None  # what each row's page says, where it was given
-    probabilities: list[ProbabilitiesPart] | None = None  # of each row's tokens, where they were asked for
+    probabilities: list[ProbabilitiesPart] | None = (
+        None  # of each row's tokens, where they were asked for
+    )
     schema: int = SCHEMA
 
     # -- its parts --------------------------------------------------------------------------------
@@ -105,7 +108,9 @@ class Record(Hinted):
         return self.results[0]
 
     def result_of(self, row: int) -> ResultPart:
-        """The result of a batch's row, from 0; `UnknownName` for a row that the record does not have."""
+        """The result of a batch's row, from 0; `UnknownName` for a row that the record does not
+        have.
+        """
         return _numbered(self.results, row, "row")
 
     @property
@@ -117,8 +122,8 @@ class Record(Hinted):
     def token_count(self) -> int:
         """Generated tokens of the first row, the end token included.
 
-        Where a server tells neither ids nor a number, these are the pieces of text that it sent: there were
-        at least as many tokens.
+        Where a server tells neither ids nor a number, these are the pieces of text that it sent:
+        there were at least as many tokens.
         """
         return self.result.known_tokens or len(self.result.ids)
 
@@ -129,7 +134,9 @@ class Record(Hinted):
         They are `token_count` without the first.
         """
         from_prefill = 0 if self.request.first_token == "redecode" else 1
-        return sum((result.known_tokens or len(result.ids)) - from_prefill for result in self.results)
+        return sum(
+            (result.known_tokens or len(result.ids)) - from_prefill for result in self.results
+        )
 
     @property
     def knows_tokens(self) -> bool:
@@ -160,14 +167,18 @@ class Record(Hinted):
         return f"{files[0]}-{last_page}"
 
     def page_data(self, number: int = 0) -> bytes | None:
-        """The embedded page as a file's bytes; None where it was left out, `OcrPhasesError` where damaged."""
+        """The embedded page as a file's bytes; None where it was left out, `OcrPhasesError` where
+        damaged.
+        """
         page = _numbered(self.pages, number, "page")
         if page.data is None:
             return None
         try:
             return base64.b64decode(page.data)
         except ValueError as error:  # no base64
-            raise OcrPhasesError(f"The page {page.file} in this record is damaged ({error}).") from error
+            raise OcrPhasesError(
+                f"The page {page.file} in this record is damaged ({error})."
+            ) from error
 
     def page_image(self, number: int = 0) -> Image | None:
         """The embedded page as an upright RGB image; None where the record does not hold it.
@@ -181,7 +192,9 @@ class Record(Hinted):
 
     # -- its times --------------------------------------------------------------------------------
 
-    def stage_ms(self, stage: str, phase: str | None = None, clock: str = "device_ms") -> np.ndarray:
+    def stage_ms(
+        self, stage: str, phase: str | None = None, clock: str = "device_ms"
+    ) -> np.ndarray:
         """Times of one stage in ms, float64, one per span, in recorded order (repeat, then step)."""
         spans = self.spans[self.spans["stage"] == stage]
         if phase is not None:
@@ -198,14 +211,19 @@ class Record(Hinted):
     def phase_ms(self, phase: str, clock: str = "device_ms") -> np.ndarray:
         """The whole of a phase in each repeat, ms, float64 [repeats]; zero where there is none.
 
-        Of the prefill that is the client's wait for the first token where a server does not tell more.
+        Of the prefill that is the client's wait for the first token where a server does not tell
+        more.
         """
-        return np.sum([self.repeat_ms(stage, phase, clock) for stage in WHOLE_STAGES[phase]], axis=0)
+        return np.sum(
+            [self.repeat_ms(stage, phase, clock) for stage in WHOLE_STAGES[phase]], axis=0
+        )
 
     @property
     def waits_for_first_token(self) -> bool:
         """Whether only the client's wait for the first token is known, and not the prefill in it."""
-        return bool(((self.spans["phase"] == "prefill") & (self.spans["stage"] == "first_token")).any())
+        return bool(
+            ((self.spans["phase"] == "prefill") & (self.spans["stage"] == "first_token")).any()
+        )
 
     @cached_property
     def sums(self) -> pd.DataFrame:
@@ -270,23 +288,28 @@ class Record(Hinted):
         try:
             record = parse_json(data)
         except OcrPhasesError as error:
-            raise OcrPhasesError(f"This is not an ocr_phases record: {error}. Give a run.json.") from error
+            raise OcrPhasesError(
+                f"This is not an ocr_phases record: {error}. Give a run.json."
+            ) from error
         return cls.from_dict(record)
 
     def to_json(self) -> bytes:
         """The record as a file's bytes, the inverse of `from_json`."""
         if not np.isfinite(self.spans.filter(like="_ms").to_numpy()).all():
             raise ValueError("a span without a time cannot be saved")
-        text = json.dumps(self.to_dict(), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        text = json.dumps(
+            self.to_dict(), ensure_ascii=False, allow_nan=False, separators=(",", ":")
+        )
         # A file name need not be UTF-8, and what was measured is not lost for it.
         return text.encode("utf-8", "replace") + b"\n"
 
     @explain_wrong_calls
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Write the record as JSON, atomically; with a name that ends in ``.gz`` compressed by gzip.
+        """Write the record as JSON, atomically; with a name that ends in ``.gz`` compressed by
+        gzip.
 
-        A record or trace of that name is replaced. Raises `OcrPhasesError` where the file cannot be written,
-        and where another one is there, unless ``overwrite``.
+        A record or trace of that name is replaced. Raises `OcrPhasesError` where the file cannot be
+        written, and where another one is there, unless ``overwrite``.
         """
         data = self.to_json()
         if str(path).endswith(".gz"):
@@ -311,7 +334,9 @@ class Record(Hinted):
 
 
 def make_spans(spans: dict[str, list[Any]] | list[tuple]) -> pd.DataFrame:
-    """A span table from rows, or one list per column; dtypes int64, str, Int64 (``step``), float64 (ms)."""
+    """A span table from rows, or one list per column; dtypes int64, str, Int64 (``step``), float64
+    (ms).
+    """
     types = dict.fromkeys(SPAN_COLUMNS, "float64") | _SPAN_TYPES
     return pd.DataFrame(spans, columns=list(SPAN_COLUMNS)).astype(types)
 

@@ -1,7 +1,7 @@
 """What a record must hold, declared once: types, ranges, and the counts that have to agree.
 
-Whatever reads a record (analyse, show, report, batch) may rely on this. Entries that are not named here are
-kept as they are, as long as they are plain JSON: a later version may have written them.
+Whatever reads a record (analyse, show, report, batch) may rely on this. Entries that are not named
+here are kept as they are, as long as they are plain JSON: a later version may have written them.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from ocr_phases.record.parts import (
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Bytes that a JSON text may take with what is decoded from it, and at most takes for each byte (counted as
-#: b"") and for each of these.
+#: Bytes that a JSON text may take with what is decoded from it, and at most takes for each byte
+#: (counted as b"") and for each of these.
 _MOST_MEMORY = 2_000_000_000
 _MEMORY = {b"": 5, b"{": 600, b"[": 150, b":": 200, b",": 40}
 
@@ -50,13 +50,17 @@ for _ in range(8):  # levels
 
 
 class Plain(TypedDict):  # msgspec keeps how to read a class, and works a union out at every call
-    """A value that can be shown and saved again: finite numbers, lists and objects a few levels deep."""
+    """A value that can be shown and saved again: finite numbers, lists and objects a few levels
+    deep.
+    """
 
     value: _Plain
 
 
 def parse_json(data: bytes) -> Any:
-    """The value of a JSON text; `OcrPhasesError`, in words that follow a file's name, for anything else."""
+    """The value of a JSON text; `OcrPhasesError`, in words that follow a file's name, for anything
+    else.
+    """
     if sum(data.count(sign) * each for sign, each in _MEMORY.items()) > _MOST_MEMORY:
         raise OcrPhasesError("it would take more than 2 GB of memory")
     try:
@@ -87,9 +91,15 @@ _MISSING = "Object missing required field "
 
 
 def _sentence(error: Exception, name: str = "") -> str:
-    """msgspec's message with the entry in front: ``Expected `int`, got `str` - at `$.pages[0].row```."""
+    """msgspec's message with the entry in front: ``Expected `int`, got `str` - at
+    `$.pages[0].row```.
+    """
     problem, _, path = str(error).replace("`", "").partition(" - at ")
-    problem = problem.removeprefix("JSON is malformed: ").replace(" (byte ", " at byte ").removesuffix(")")
+    problem = (
+        problem.removeprefix("JSON is malformed: ")
+        .replace(" (byte ", " at byte ")
+        .removesuffix(")")
+    )
     place = name + path.removeprefix("key in ").lstrip("$")
     if problem.startswith(_MISSING):
         place, problem = f"{place}.{problem.removeprefix(_MISSING)}", "it is missing"
@@ -108,12 +118,13 @@ class TrueRegion(msgspec.Struct, frozen=True):
 
 
 class Truth(msgspec.Struct, frozen=True):
-    """A page's text as Markdown in reading order, and its regions in that order where they are known.
+    """A page's text as Markdown in reading order, and its regions in that order where they are
+    known.
 
-    ``reference`` is true where another run wrote it: a run is in agreement with that, not right or wrong.
-    ``category`` is the kind of page, where the truth says it. ``ignored`` are labels of regions that the text
-    leaves out: what a run wrote in such regions is left out, too. A record has it as plain JSON
-    (`msgspec.to_builtins`).
+    ``reference`` is true where another run wrote it: a run is in agreement with that, not right or
+    wrong. ``category`` is the kind of page, where the truth says it. ``ignored`` are labels of
+    regions that the text leaves out: what a run wrote in such regions is left out, too. A record
+    has it as plain JSON (`msgspec.to_builtins`).
     """
 
     text: str
@@ -129,7 +140,9 @@ class Truth(msgspec.Struct, frozen=True):
 
 
 #: `Truth` as a file has it: nothing may be missing.
-KeptTruth = msgspec.defstruct("KeptTruth", [(item.name, item.type) for item in msgspec.structs.fields(Truth)])
+KeptTruth = msgspec.defstruct(
+    "KeptTruth", [(item.name, item.type) for item in msgspec.structs.fields(Truth)]
+)
 
 
 def as_truth(kept: Any) -> Truth:
@@ -144,8 +157,8 @@ MOST_BYTES = 400_000_000
 class SpanColumns(Part, frozen=True, kw_only=True):
     """The spans, a list for each column: one row per span.
 
-    ``step`` is the decode step (0 is the first decode forward) or None; starts count from the repeat's start;
-    all times are milliseconds. On a CPU the device columns equal the host's.
+    ``step`` is the decode step (0 is the first decode forward) or None; starts count from the
+    repeat's start; all times are milliseconds. On a CPU the device columns equal the host's.
     """
 
     repeat: Annotated[list[Count], Meta(min_length=1)]
@@ -160,7 +173,9 @@ class SpanColumns(Part, frozen=True, kw_only=True):
 
 
 #: The columns of the spans in their order.
-SPAN_COLUMNS = tuple(item.name for item in msgspec.structs.fields(SpanColumns) if item.name != "unknown")
+SPAN_COLUMNS = tuple(
+    item.name for item in msgspec.structs.fields(SpanColumns) if item.name != "unknown"
+)
 
 
 class RecordParts(Part, frozen=True, kw_only=True):
@@ -186,7 +201,9 @@ _Columns = dict[str, list[None | bool | int | float | str]]
 
 
 def read_parts(record: dict[str, Any]) -> RecordParts:
-    """The parts of a record's file; `OcrPhasesError` with the entry's name for one that breaks the schema."""
+    """The parts of a record's file; `OcrPhasesError` with the entry's name for one that breaks the
+    schema.
+    """
     parts = conform(separated(record, RecordParts), RecordParts)
     for name, part in record.items():
         if name != "spans":  # whatever else is not named is shown and saved, too
@@ -270,8 +287,8 @@ def _check_observations(record: RecordParts) -> None:
             raise OcrPhasesError(f"memory.peak_bytes.{phase}: there are {repeats} repeats")
 
 
-#: The stages that are the whole of a phase. A server's client does not see a prefill: it waits for the first
-#: token, which takes the network, the queue and the preparation of the page, too.
+#: The stages that are the whole of a phase. A server's client does not see a prefill: it waits for
+#: the first token, which takes the network, the queue and the preparation of the page, too.
 WHOLE_STAGES = {
     "prepare": ("prepare",),
     "prefill": ("prefill", "first_token"),
@@ -289,8 +306,8 @@ def is_whole_phase(spans: pd.DataFrame) -> pd.Series:
 def check_spans(spans: pd.DataFrame) -> None:
     """Raise `OcrPhasesError` if a span table cannot come from a measurement.
 
-    Each repeat has a prefill, a wait for the first token or a ``generate`` that took time, all repeats the
-    same one, and decode steps from 0 on, once each.
+    Each repeat has a prefill, a wait for the first token or a ``generate`` that took time, all
+    repeats the same one, and decode steps from 0 on, once each.
     """
     begun = spans[is_whole_phase(spans) & (spans["device_ms"] > 0)]
     repeats = spans["repeat"].nunique()
@@ -307,14 +324,16 @@ def check_spans(spans: pd.DataFrame) -> None:
     steps = spans[spans["stage"] == "decode_step"].sort_values(["repeat", "step"])
     counted = (steps["step"] == steps.groupby("repeat").cumcount()) & (steps["device_ms"] > 0)
     if not counted.fillna(value=False).all():
-        raise OcrPhasesError("spans: the decode steps of a repeat are not 0, 1, 2, ..., each with its time")
+        raise OcrPhasesError(
+            "spans: the decode steps of a repeat are not 0, 1, 2, ..., each with its time"
+        )
 
 
 def upgraded(parts: RecordParts) -> RecordParts:
     """A record of schema 2 as one of schema 3.
 
-    What schema 2 called a server's prefill was the client's wait for the first token, unless the server told
-    when the prefill began or its worker told the stages.
+    What schema 2 called a server's prefill was the client's wait for the first token, unless the
+    server told when the prefill began or its worker told the stages.
     """
     spans = parts.spans
     if parts.model.implementation != "server" or _tells_prefill(parts.model.server, spans):
@@ -328,5 +347,7 @@ def _tells_prefill(server: Any, spans: SpanColumns) -> bool:
     times = server.get("times") if isinstance(server, dict) else None
     if isinstance(times, list) and times and all(times):
         return True
-    in_prefill = {stage for phase, stage in zip(spans.phase, spans.stage, strict=True) if phase == "prefill"}
+    in_prefill = {
+        stage for phase, stage in zip(spans.phase, spans.stage, strict=True) if phase == "prefill"
+    }
     return in_prefill != {"prefill"}

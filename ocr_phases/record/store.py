@@ -1,9 +1,11 @@
-"""Results that a kill at any moment leaves whole: a status file beside a record says that it is finished.
+"""Results that a kill at any moment leaves whole: a status file beside a record says that it is
+finished.
 
-A status is written last, when its record is in place. It holds the record's SHA-256 and an id, the hash of
-all that was asked: a record that was cut or changed since is measured again, and so is one with other
-settings. What is finished is known without loading a record. A worker writes into a folder of its attempt's
-own, and `take` puts its files in place: an attempt that nobody waits for any more changes nothing.
+A status is written last, when its record is in place. It holds the record's SHA-256 and an id, the
+hash of all that was asked: a record that was cut or changed since is measured again, and so is one
+with other settings. What is finished is known without loading a record. A worker writes into a
+folder of its attempt's own, and `take` puts its files in place: an attempt that nobody waits for
+any more changes nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +48,9 @@ class Status(TypedDict):
 
 
 class CellStatus(Status):
-    """The status of a sweep's cell, its record's name with `CELL_STATUS`: what was asked of which cell."""
+    """The status of a sweep's cell, its record's name with `CELL_STATUS`: what was asked of which
+    cell.
+    """
 
     asked: dict[str, Any]
 
@@ -98,7 +102,9 @@ def fail(path: Path, reason: str, status: Mapping[str, Any]) -> None:
 
 
 def finished(status: Status | None, record: Path, asked: str) -> bool:
-    """Whether this is the status of what was ``asked`` (an id), and its ``record`` is as it was measured."""
+    """Whether this is the status of what was ``asked`` (an id), and its ``record`` is as it was
+    measured.
+    """
     if status is None or status["id"] != asked or status["state"] != "done":
         return False
     with contextlib.suppress(OcrPhasesError):
@@ -117,7 +123,9 @@ def check_record(record: Path, status: Status) -> str:
 
 
 def file_hash(path: Path) -> str:
-    """SHA-256 of a file, computed once while neither size nor time change; `OcrPhasesError` if unreadable."""
+    """SHA-256 of a file, computed once while neither size nor time change; `OcrPhasesError` if
+    unreadable.
+    """
     try:
         state = path.stat()
         return _file_hash(str(path), state.st_mtime_ns, state.st_size)
@@ -131,14 +139,18 @@ def _file_hash(path: str, changed: int, size: int) -> str:
 
 
 def take(folder: Path, name: str) -> None:
-    """Move the files of the attempt in ``folder / name`` into place; `OcrPhasesError` if that fails."""
+    """Move the files of the attempt in ``folder / name`` into place; `OcrPhasesError` if that
+    fails.
+    """
     place = folder / name
     try:
-        # A network file system may still remember that the folder was missing: this makes it look again.
+        # A network file system may still remember that the folder was missing: this makes it look
+        # again.
         folder.mkdir(parents=True, exist_ok=True)
         for path in sorted(place.iterdir()):
             target = folder / path.name
-            # A file, a link or a pipe is replaced; to look for a folder in a pipe would wait for its writer.
+            # A file, a link or a pipe is replaced; to look for a folder in a pipe would wait for
+            # its writer.
             if target.is_dir() and not target.is_symlink():
                 shutil.rmtree(target, ignore_errors=True)
             path.replace(target)

@@ -1,4 +1,5 @@
-"""The files a record turns into: result.mmd, images/K.jpg, result_with_boxes.jpg, geo.jpg and a Chrome trace.
+"""The files a record turns into: result.mmd, images/K.jpg, result_with_boxes.jpg, geo.jpg and a
+Chrome trace.
 
 Of several pages in one prompt each has its own: images/page_N_K.jpg and result_with_boxes_N.jpg.
 
@@ -81,12 +82,13 @@ class Geometry:
 
 
 def result_markdown(text: str, family: str | None = None, pages: int = 1) -> str:
-    """The Markdown of an output: no grounding markup, each crop of an `image` region linked in its place.
+    """The Markdown of an output: no grounding markup, each crop of an `image` region linked in its
+    place.
 
-    Links count on through all boxes of all `image` regions, so `images/K.jpg` is crop K. A last line says how
-    many crops were left out (`MAX_CROPS`, `MAX_CROP_PAGES`). The end-of-sentence text is cut, and two LaTeX
-    commands that viewers lack are spelled out. Of a ``family`` that marks pages the marks stay, each on a
-    line; the mark of an image on none of the ``pages`` stays too.
+    Links count on through all boxes of all `image` regions, so `images/K.jpg` is crop K. A last
+    line says how many crops were left out (`MAX_CROPS`, `MAX_CROP_PAGES`). The end-of-sentence text
+    is cut, and two LaTeX commands that viewers lack are spelled out. Of a ``family`` that marks
+    pages the marks stay, each on a line; the mark of an image on none of the ``pages`` stays too.
     """
     text = _without_eos(text)
     pieces = []
@@ -113,10 +115,12 @@ def result_markdown(text: str, family: str | None = None, pages: int = 1) -> str
 
 
 def parse_geometry(text: str) -> Geometry | None:
-    """The figure that a geometry output describes, or None when the text is anything else or malformed.
+    """The figure that a geometry output describes, or None when the text is anything else or
+    malformed.
 
-    Expected is a literal dict whose `Line` holds as many `line` strings (`"(0, 1) -- (2, 3)"`) as `line_type`
-    strings, and `line_endpoint` strings (`"A: (0, 1)"`). A `line_type` of `--` is dashed, any other solid.
+    Expected is a literal dict whose `Line` holds as many `line` strings (`"(0, 1) -- (2, 3)"`) as
+    `line_type` strings, and `line_endpoint` strings (`"A: (0, 1)"`). A `line_type` of `--` is
+    dashed, any other solid.
     """
     text = _without_eos(text)
     if "line_type" not in text or len(text) > _LONGEST_GEOMETRY:
@@ -149,7 +153,9 @@ class _Figure(msgspec.Struct):
 
 
 def _points(form: re.Pattern[str], text: str) -> list[Point]:
-    """The points in a text of this form; `ValueError` for another form and for a point too far away."""
+    """The points in a text of this form; `ValueError` for another form and for a point too far
+    away.
+    """
     match = form.fullmatch(text)
     numbers = [float(number) for number in match.groups()] if match else []
     if not numbers or max(map(abs, numbers)) > _FARTHEST_POINT:
@@ -170,7 +176,11 @@ def draw_geometry(geometry: Geometry) -> Image.Image:
         xs, ys = zip(line.start, line.end, strict=True)
         style = "--" if line.dashed else "-"
         axes.plot(xs, ys, color="black", linewidth=1.2, linestyle=style, marker="o", markersize=3)
-    centre = np.mean([point for _, point in geometry.endpoints], axis=0) if geometry.endpoints else (0, 0)
+    centre = (
+        np.mean([point for _, point in geometry.endpoints], axis=0)
+        if geometry.endpoints
+        else (0, 0)
+    )
     for name, point in geometry.endpoints:
         outward = math.atan2(point[1] - centre[1], point[0] - centre[0])
         axes.annotate(
@@ -184,7 +194,9 @@ def draw_geometry(geometry: Geometry) -> Image.Image:
             parse_math=False,
         )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a name with a character the font lacks is drawn as an empty box
+        warnings.simplefilter(
+            "ignore"
+        )  # a name with a character the font lacks is drawn as an empty box
         canvas.draw()
     return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
 
@@ -192,11 +204,12 @@ def draw_geometry(geometry: Geometry) -> Image.Image:
 def write_artifacts(
     folder: Path, page: Pages, text: str, family: str | None = None, *, overwrite: bool = False
 ) -> list[Path]:
-    """Write the files of one output into `folder` and return their paths, result.mmd (or .md) first.
+    """Write the files of one output into `folder` and return their paths, result.mmd (or .md)
+    first.
 
-    `page` is the upright page the model saw, or a list of those in one prompt; without one (a record that
-    does not embed its page) only the text is written. A file is never seen half written; what an earlier
-    output left there goes. Raises as `ocr_phases.files.write_into` does.
+    `page` is the upright page the model saw, or a list of those in one prompt; without one (a
+    record that does not embed its page) only the text is written. A file is never seen half
+    written; what an earlier output left there goes. Raises as `ocr_phases.files.write_into` does.
     """
     pages = list(page) if isinstance(page, Sequence) else [page]
     name, count = facts_of(family).result_name, len(pages)
@@ -228,7 +241,8 @@ def write_results(
 def write_record(
     folder: Path, run: Record, record: str | Path | None = None, *, overwrite: bool = False
 ) -> None:
-    """Write a record as run.json into ``folder``, unless that is ``record``, the file that it is from.
+    """Write a record as run.json into ``folder``, unless that is ``record``, the file that it is
+    from.
 
     Raises as `ocr_phases.files.write_into` does; the record is then saved elsewhere (`rescued`).
     """
@@ -238,7 +252,8 @@ def write_record(
 
 
 def row_images(run: Record, row: int) -> list[Image.Image | None]:
-    """The pages of a batch row whose regions can be told apart, None for one that the record does not hold.
+    """The pages of a batch row whose regions can be told apart, None for one that the record does
+    not hold.
 
     Without page marks that is the first.
     """
@@ -252,7 +267,8 @@ def _without_eos(text: str) -> str:
 
 
 def _crops(grounding: Grounding, pages: int) -> Iterator[tuple[Region, list[tuple[Box, str]], int]]:
-    """Each region with those of its boxes that become crops and how many are beyond what one output may have.
+    """Each region with those of its boxes that become crops and how many are beyond what one output
+    may have.
 
     Beside a box stands its crop's file. This is the one rule that links and crops share.
     """
@@ -294,22 +310,29 @@ def _jpeg(image: Image.Image) -> bytes:
 
 
 def chrome_trace(run: Record) -> dict[str, Any]:
-    """All spans of all repeats as one trace for ui.perfetto.dev and chrome://tracing; a repeat starts at 0.
+    """All spans of all repeats as one trace for ui.perfetto.dev and chrome://tracing; a repeat
+    starts at 0.
 
-    After the Trace Event Format: complete events (``X``) with times in microseconds, and metadata events
-    (``M``) that name processes and threads. A process is a repeat, a thread a clock: on a CPU there is one,
-    ``host``. Process numbers start at 1: viewers give 0 a meaning of its own.
+    After the Trace Event Format: complete events (``X``) with times in microseconds, and metadata
+    events (``M``) that name processes and threads. A process is a repeat, a thread a clock: on a
+    CPU there is one, ``host``. Process numbers start at 1: viewers give 0 a meaning of its own.
     """
     clocks = ("host", "device") if run.device.kind == "cuda" else ("host",)
     events: list[dict[str, Any]] = []
     for repeat in run.repeats:
         name = f"repeat {repeat + 1}: {run.page.file}"
-        events.append({"name": "process_name", "ph": "M", "pid": repeat + 1, "args": {"name": name}})
+        events.append(
+            {"name": "process_name", "ph": "M", "pid": repeat + 1, "args": {"name": name}}
+        )
         for thread, clock in enumerate(clocks, start=1):
             place = {"pid": repeat + 1, "tid": thread}
-            events.append({"name": "thread_name", "ph": "M", **place, "args": {"name": f"{clock} clock"}})
+            events.append(
+                {"name": "thread_name", "ph": "M", **place, "args": {"name": f"{clock} clock"}}
+            )
     texts = dict(
-        tokens_of(run, 0).dropna(subset=["step"])[["step", "text"]].itertuples(index=False, name=None)
+        tokens_of(run, 0)
+        .dropna(subset=["step"])[["step", "text"]]
+        .itertuples(index=False, name=None)
     )
     for span in run.spans.to_dict("records"):
         told: dict[str, Any] = {"view": span["view"]} if span["view"] else {}

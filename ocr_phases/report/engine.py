@@ -1,7 +1,8 @@
-"""Papermill's engine ``ocr_phases``: runs a notebook in this process, where the model and the record are.
+"""Papermill's engine ``ocr_phases``: runs a notebook in this process, where the model and the
+record are.
 
-A kernel cannot be given live objects. Papermill loads this module with every ``import papermill``: it imports
-nothing heavy, and papermill itself only when a notebook runs.
+A kernel cannot be given live objects. Papermill loads this module with every ``import papermill``:
+it imports nothing heavy, and papermill itself only when a notebook runs.
 """
 
 from __future__ import annotations
@@ -50,8 +51,8 @@ class InProcess:
     ) -> None:
         """Run the code cells in a namespace of their own, up to the first that fails.
 
-        ``given`` are live objects, which the cells find under that name. ``stills=False`` leaves out the
-        bitmap of each figure, for which a report has no use.
+        ``given`` are live objects, which the cells find under that name. ``stills=False`` leaves
+        out the bitmap of each figure, for which a report has no use.
         """
         from IPython.utils.capture import capture_output
 
@@ -68,7 +69,10 @@ class InProcess:
                     error = result.error_before_exec or result.error_in_exec
                     count += 1
                     cell.execution_count = count
-                    cell.outputs = [*_outputs(captured), *([] if error is None else [_error(error)])]
+                    cell.outputs = [
+                        *_outputs(captured),
+                        *([] if error is None else [_error(error)]),
+                    ]
                 if error is not None:
                     nb_man.cell_exception(cell, number, exception=error)
                 nb_man.cell_complete(cell, number)
@@ -95,7 +99,8 @@ def _own_namespace(stills: bool) -> Iterator[InteractiveShell]:
             Shell.instance(config=quiet, ipython_dir=home, user_module=ModuleType("notebook"))
     shell = InteractiveShell.instance()
     kept = {
-        name: getattr(shell, name) for name in ("user_module", "user_ns", "custom_exceptions", "CustomTB")
+        name: getattr(shell, name)
+        for name in ("user_module", "user_ns", "custom_exceptions", "CustomTB")
     }
     shell.user_module, shell.user_ns = shell.prepare_user_module(ModuleType("__main__"))
     shell.init_user_ns()
@@ -103,7 +108,9 @@ def _own_namespace(stills: bool) -> Iterator[InteractiveShell]:
     shell.set_custom_exc((BaseException,), lambda *_, **__: None)
     bundles = shell.display_formatter.mimebundle_formatter
     picture = ("ocr_phases.show.figures", "ShownFigure")
-    shown = bundles.for_type_by_name(*picture)  # another report's, where this one is within its cell
+    shown = bundles.for_type_by_name(
+        *picture
+    )  # another report's, where this one is within its cell
     if not stills:
         bundles.for_type_by_name(*picture, lambda figure, **_: figure.bundle(still=False))
     try:

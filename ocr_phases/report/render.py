@@ -15,7 +15,14 @@ import mistune
 
 from ocr_phases import errors
 from ocr_phases.errors import NotebookFailed, OcrPhasesError
-from ocr_phases.files import check_names, folder_for, only_writer, output_folder, read_regular, write_into
+from ocr_phases.files import (
+    check_names,
+    folder_for,
+    only_writer,
+    output_folder,
+    read_regular,
+    write_into,
+)
 from ocr_phases.report.artifacts import RESULTS, VERIFICATION
 from ocr_phases.show.figures import STILL
 from ocr_phases.show.web import Html, document_html, element, render
@@ -26,9 +33,12 @@ if TYPE_CHECKING:
 
     from ocr_phases.record import Record
 
-#: Cells with this tag serve a person in JupyterLab: a report leaves them out, or shows their code alone.
+#: Cells with this tag serve a person in JupyterLab: a report leaves them out, or shows their code
+#: alone.
 NOTEBOOK_ONLY = "notebook-only"
-_HEADING = re.compile(r'<h2 id="([\w-]+)">([^<]+)<')  # as this package writes it, in no escaped text
+_HEADING = re.compile(
+    r'<h2 id="([\w-]+)">([^<]+)<'
+)  # as this package writes it, in no escaped text
 _TERMINAL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _TAG = re.compile(r"<[^>]*>")
 #: What only a live notebook can run shows nothing, and its other forms neither.
@@ -47,7 +57,8 @@ def page_report(
     show_code: bool = False,
     overwrite: bool = False,
 ) -> Path:
-    """A record's report, its record, notebook and artifacts in ``output_dir``; the path of ``report.html``.
+    """A record's report, its record, notebook and artifacts in ``output_dir``; the path of
+    ``report.html``.
 
     ``parameters`` are those of ``page_report`` that would measure or read the record again. Raises
     `OcrPhasesError` where the folder cannot be written, has files in the way
@@ -56,11 +67,15 @@ def page_report(
     """
     values = dict(parameters or {})
     arguments, record = [values.get("page"), values.get("truth")], values.get("record")
-    folder = folder_for(output_dir, "", RESULTS, arguments=arguments, record=record, overwrite=overwrite)
+    folder = folder_for(
+        output_dir, "", RESULTS, arguments=arguments, record=record, overwrite=overwrite
+    )
     folder = folder.resolve()
     values |= {"output_dir": str(folder), "overwrite": overwrite}
     title = f"{Path(run.page_name()).name} – ocr_phases"
-    return write_report("page_report", folder, "report", values, {"run": run}, title, overwrite, show_code)
+    return write_report(
+        "page_report", folder, "report", values, {"run": run}, title, overwrite, show_code
+    )
 
 
 def verify_report(
@@ -71,10 +86,11 @@ def verify_report(
     record: str | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """The verdicts of a run's checks as ``verify.html`` in ``output_dir``, beside its record and notebook.
+    """The verdicts of a run's checks as ``verify.html`` in ``output_dir``, beside its record and
+    notebook.
 
-    ``references`` is what `OCRSession.references` says of the model that was measured, ``record`` the file
-    that ``run`` is from, if any. Raises as `page_report` does.
+    ``references`` is what `OCRSession.references` says of the model that was measured, ``record``
+    the file that ``run`` is from, if any. Raises as `page_report` does.
     """
     folder = folder_for(output_dir, "", VERIFICATION, record=record, overwrite=overwrite).resolve()
     title = f"Verification: {run.page.file} – ocr_phases"
@@ -93,9 +109,11 @@ def write_report(
     overwrite: bool = False,
     show_code: bool = False,
 ) -> Path:
-    """Run the notebook ``name`` into ``folder``, as ``stem`` with .ipynb and .html; the path of the latter.
+    """Run the notebook ``name`` into ``folder``, as ``stem`` with .ipynb and .html; the path of the
+    latter.
 
-    Raises as `execute_notebook` and `render_html` do, and where another report is being written there.
+    Raises as `execute_notebook` and `render_html` do, and where another report is being written
+    there.
     """
     with only_writer(folder):
         notebook, page = folder / f"{stem}.ipynb", folder / f"{stem}.html"
@@ -113,10 +131,11 @@ def execute_notebook(
 ) -> Path:
     """Run the shipped notebook ``name`` by papermill and keep it, executed, at ``output_path``.
 
-    Its cells run in this process and working directory, in a namespace of their own, where ``given`` are live
-    objects (`ocr_phases.report.engine`). Raises `OcrPhasesError` for an unknown notebook or parameter, and
-    for a file in the way that is not this package's unless ``overwrite``. Where a cell fails, the notebook is
-    kept with its error, and an error of this package is raised again, any other as `NotebookFailed`.
+    Its cells run in this process and working directory, in a namespace of their own, where
+    ``given`` are live objects (`ocr_phases.report.engine`). Raises `OcrPhasesError` for an unknown
+    notebook or parameter, and for a file in the way that is not this package's unless
+    ``overwrite``. Where a cell fails, the notebook is kept with its error, and an error of this
+    package is raised again, any other as `NotebookFailed`.
     """
     from nbformat import writes
     from papermill.iorw import load_notebook_node
@@ -132,7 +151,9 @@ def execute_notebook(
         raise OcrPhasesError(f"{name} has no parameter {unknown}: it takes {', '.join(known)}.")
     target = Path(output_path).absolute()
     check_names(output_folder(target.parent), re.escape(target.name), overwrite=overwrite)
-    notebook = parameterize_notebook(notebook, dict(parameters), kernel_name="python3", language="python")
+    notebook = parameterize_notebook(
+        notebook, dict(parameters), kernel_name="python3", language="python"
+    )
     InProcess.execute_notebook(notebook, "python3", progress_bar=False, given=given, stills=False)
     data = writes(notebook).encode("utf-8", "replace")
     write_into(target.parent, {target.name: data}, overwrite=overwrite)
@@ -155,11 +176,12 @@ def render_html(
     title: str = "ocr_phases report",
     overwrite: bool = False,
 ) -> Path:
-    """Render an executed notebook as one HTML file that makes no request; stderr and widgets are left out.
+    """Render an executed notebook as one HTML file that makes no request; stderr and widgets are
+    left out.
 
-    Headings of the second level become the contents. ``show_code`` adds the code. Raises `OcrPhasesError`
-    where the notebook cannot be read or the file cannot be written, and for a file in its way that is not
-    this package's unless ``overwrite``.
+    Headings of the second level become the contents. ``show_code`` adds the code. Raises
+    `OcrPhasesError` where the notebook cannot be read or the file cannot be written, and for a file
+    in its way that is not this package's unless ``overwrite``.
     """
     import nbformat
 
@@ -218,5 +240,7 @@ def _outputs(cell: Any) -> Iterator[Part]:
             kind = next((name for name in (*_LIVE, *_SHOWN) if name in output.data), "")
             if kind in _SHOWN:
                 content = output.data[kind]
-                drawn = {"text/html": content.partition(STILL)[0], "image/svg+xml": content}.get(kind)
+                drawn = {"text/html": content.partition(STILL)[0], "image/svg+xml": content}.get(
+                    kind
+                )
                 yield kind, content if drawn is None else Html(drawn), output.metadata.get(kind, {})

@@ -1,1 +1,3 @@
-"""What a notebook holds: measurements, comparisons, sweeps and load tests, each with tables and plots."""
+"""What a notebook holds: measurements, comparisons, sweeps and load tests, each with tables and
+plots.
+"""

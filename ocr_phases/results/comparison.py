@@ -48,8 +48,9 @@ class ComparePlots(Plots):
 class Comparison(ComparedRecords):
     """Measurements against the first of them, the baseline; a cell of a notebook shows it.
 
-    ``table`` has every metric, ``verdict`` is the result in words, ``differs`` lists what differs in how they
-    were measured, ``text_diff`` how their texts differ, and ``plot`` has its plots. Made by `compare`.
+    ``table`` has every metric, ``verdict`` is the result in words, ``differs`` lists what differs
+    in how they were measured, ``text_diff`` how their texts differ, and ``plot`` has its plots.
+    Made by `compare`.
     """
 
     runs: tuple[PhaseRun, ...]
@@ -91,8 +92,8 @@ def compare(
     labels : sequence of str, optional
         A name for each; by default the settings that differ.
     margin : float, default 2.0
-        Two figures are equivalent where the whole interval of their ratio lies within this many per cent
-        of 1.
+        Two figures are equivalent where the whole interval of their ratio lies within this many per
+        cent of 1.
 
     Returns
     -------
@@ -102,8 +103,8 @@ def compare(
     Raises
     ------
     OcrPhasesError
-        For fewer than two measurements, labels that are not one per measurement and all different, a margin
-        outside 0 to 100, and a file that is no record.
+        For fewer than two measurements, labels that are not one per measurement and all different,
+        a margin outside 0 to 100, and a file that is no record.
 
     Examples
     --------

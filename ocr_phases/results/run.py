@@ -46,7 +46,8 @@ class RunPlots(Plots):
         self._run = run
 
     def latency(self, *, ax: Axes | None = None) -> Figure:
-        """Time of each decode step in ms: the median over repeats, its spread, outliers and the floor.
+        """Time of each decode step in ms: the median over repeats, its spread, outliers and the
+        floor.
 
         Parameters
         ----------
@@ -74,7 +75,9 @@ class RunPlots(Plots):
         return plots.plot_vision_stages(self._run, ax=ax)
 
     def timeline(self) -> Figure:
-        """The typical repeat from its start, in ms: prepare and prefill by stage, and the phases below."""
+        """The typical repeat from its start, in ms: prepare and prefill by stage, and the phases
+        below.
+        """
         from ocr_phases.show import plots
 
         return plots.plot_phase_timeline(self._run)
@@ -105,7 +108,12 @@ class RunPlots(Plots):
 
     @explain_wrong_calls
     def page(
-        self, page: int = 0, color: Literal["type", "time"] = "type", row: int = 0, *, ax: Axes | None = None
+        self,
+        page: int = 0,
+        color: Literal["type", "time"] = "type",
+        row: int = 0,
+        *,
+        ax: Axes | None = None,
     ) -> Figure:
         """A page under the boxes that the model wrote.
 
@@ -114,7 +122,8 @@ class RunPlots(Plots):
         page : int, default 0
             Which page of the row's prompt, counted from 0.
         color : {"type", "time"}, default "type"
-            Colour the boxes by the type of region, or by the decode time spent on writing each region.
+            Colour the boxes by the type of region, or by the decode time spent on writing each
+            region.
         row : int, default 0
             Which row of a batch, counted from 0.
         ax : matplotlib.axes.Axes, optional
@@ -153,9 +162,10 @@ class RunPlots(Plots):
 class PhaseRun(Record):
     """One measurement: ``repeats`` runs of prepare, prefill and decode over the same inputs.
 
-    A cell of a notebook shows it. It reads like a mapping of its headline figures (``run["prefill_ms"]``,
-    see `summary`); its tables are properties (`stages`, `tokens`, `regions`, `floors`, `checks`), its
-    figures are methods of `plot`, and its raw times are in `spans`.
+    A cell of a notebook shows it. It reads like a mapping of its headline figures
+    (``run["prefill_ms"]``, see `summary`); its tables are properties (`stages`, `tokens`,
+    `regions`, `floors`, `checks`), its figures are methods of `plot`, and its raw times are in
+    `spans`.
     """
 
     def __repr__(self) -> str:

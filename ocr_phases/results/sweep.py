@@ -69,8 +69,8 @@ class SweepPlots(Plots):
 class SweepResult(SweptRecords[PhaseRun]):
     """The measurements of a sweep by cell in ``runs``; a cell of a notebook shows it.
 
-    ``table`` has a row per cell, ``verdict`` is the result in words, ``failures`` are the cells that could
-    not be measured, and ``plot`` has its plots.
+    ``table`` has a row per cell, ``verdict`` is the result in words, ``failures`` are the cells
+    that could not be measured, and ``plot`` has its plots.
     """
 
     @classmethod
@@ -81,7 +81,8 @@ class SweepResult(SweptRecords[PhaseRun]):
         Parameters
         ----------
         folder : str or Path
-            The sweep's folder or its ``runs``; of several models the folder that has a folder per model.
+            The sweep's folder or its ``runs``; of several models the folder that has a folder per
+            model.
 
         Raises
         ------
@@ -98,12 +99,17 @@ class SweepResult(SweptRecords[PhaseRun]):
             status = read_status(file, CellStatus)
             if status is not None and status["state"] != "done":
                 cell = name.removesuffix(CELL_STATUS)
-                failures.append({**status["asked"]["cell"], "cell": cell, "reason": status["reason"]})
-        return cls(dict(sorted(runs.items())), pd.DataFrame(failures, columns=list(FAILURE_COLUMNS)))
+                failures.append(
+                    {**status["asked"]["cell"], "cell": cell, "reason": status["reason"]}
+                )
+        return cls(
+            dict(sorted(runs.items())), pd.DataFrame(failures, columns=list(FAILURE_COLUMNS))
+        )
 
     @explain_wrong_calls
     def with_truth(self, truth: str | Path) -> Self:
-        """The same sweep with the reference text of its page: `PhaseRun.with_truth` of every measurement.
+        """The same sweep with the reference text of its page: `PhaseRun.with_truth` of every
+        measurement.
 
         Parameters
         ----------
@@ -131,7 +137,9 @@ class SweepResult(SweptRecords[PhaseRun]):
         price_per_hour : float or None
             Price of an hour of the machine; None keeps each record's own.
         """
-        return replace(self, runs={cell: priced(run, price_per_hour) for cell, run in self.runs.items()})
+        return replace(
+            self, runs={cell: priced(run, price_per_hour) for cell, run in self.runs.items()}
+        )
 
     @cached_property
     def table(self) -> pd.DataFrame:

@@ -36,7 +36,9 @@ class RecordedPage(PagePart, frozen=True):
         return recorded_page_text(self)
 
     def __repr__(self) -> str:  # the usual one would have the whole file of the picture
-        return f"<RecordedPage {self.file}: {self.width} x {self.height} pixels, preset {self.preset}>"
+        return (
+            f"<RecordedPage {self.file}: {self.width} x {self.height} pixels, preset {self.preset}>"
+        )
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         from ocr_phases.show.results_many import recorded_page_bundle

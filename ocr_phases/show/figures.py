@@ -1,10 +1,11 @@
-"""Figures: their colours, axes and common shapes; as PNG, and as inline SVG in the colours of its page.
+"""Figures: their colours, axes and common shapes; as PNG, and as inline SVG in the colours of its
+page.
 
-No pyplot and no global state: a figure can be drawn in any thread and is freed with its last reference.
-Figures are 10 inches wide, so that at the report's width type is as large as its points say; matplotlib's
-constrained layout fits them to any other size. Colours mean one thing each and have a contrast of 3 to 1
-with a light and with a dark page. Ink, lines and surfaces follow the page: in an SVG they are custom
-properties, which ``theme.css`` sets.
+No pyplot and no global state: a figure can be drawn in any thread and is freed with its last
+reference. Figures are 10 inches wide, so that at the report's width type is as large as its points
+say; matplotlib's constrained layout fits them to any other size. Colours mean one thing each and
+have a contrast of 3 to 1 with a light and with a dark page. Ink, lines and surfaces follow the
+page: in an SVG they are custom properties, which ``theme.css`` sets.
 """
 
 from __future__ import annotations
@@ -68,16 +69,26 @@ STAGE_COLOURS = {
 #: Begins what stands for a drawing where a viewer drops it: a report takes what is in front of it.
 STILL = '<div class="op-still">'
 
-_NO_DRAWING = "The drawing is in the HTML file beside this notebook. Trust or run the notebook to see it."
+_NO_DRAWING = (
+    "The drawing is in the HTML file beside this notebook. Trust or run the notebook to see it."
+)
 _DRAWING = threading.Lock()
-# The first is what texts are measured with, Verdana is as wide. matplotlib says the lines' ends in a style
-# sheet, which would reach the whole page, and leaves out the fill of what is black.
+# The first is what texts are measured with, Verdana is as wide. matplotlib says the lines' ends in
+# a style sheet, which would reach the whole page, and leaves out the fill of what is black.
 _LOOK = (
     "fill: var(--op-ink, #000000); stroke-linejoin: round; stroke-linecap: butt; "
     "font-family: 'DejaVu Sans', Verdana, sans-serif"
 )
-#: What a figure draws with -> the property that stands for it; the colour itself stays its fallback.
-_INKS = {"#000000": "ink", INK: "ink", MUTED: "muted", AXIS: "axis", FAINT: "grid", "#ffffff": "card"}
+#: What a figure draws with -> the property that stands for it; the colour itself stays its
+#: fallback.
+_INKS = {
+    "#000000": "ink",
+    INK: "ink",
+    MUTED: "muted",
+    AXIS: "axis",
+    FAINT: "grid",
+    "#ffffff": "card",
+}
 _INK = re.compile(rf"(fill|stroke): ({'|'.join(_INKS)})\b")
 
 #: The look of words on axes: as they stand, dollar signs in a file's name begin no formula.
@@ -86,11 +97,18 @@ SMALL: dict[str, Any] = {"fontsize": 9, "color": INK, "parse_math": False}
 _SENTENCE_LINE = 52  # characters
 _LETTERS = 19.0  # of small type in an inch, and what axes leave beside them
 _KEY_LETTERS = 8  # the room that a key takes beside its words
-_BELOW_TICKS, _BELOW_LABEL = 0.285, 0.46  # inches under axes, of the ticks' text and of the label, too
+_BELOW_TICKS, _BELOW_LABEL = (
+    0.285,
+    0.46,
+)  # inches under axes, of the ticks' text and of the label, too
 _MOST_MARKS = 1_000  # a figure is as many CSS pixels wide
 _FEW = 6  # points of a line, which are drawn, too; ticks that have a unit
 _BAR = 0.7  # of the room of a row
-_ROW, _AROUND, _KEYS = 0.3, 1.1, 0.5  # inches of a row, around a chart of bars, and of the keys below
+_ROW, _AROUND, _KEYS = (
+    0.3,
+    1.1,
+    0.5,
+)  # inches of a row, around a chart of bars, and of the keys below
 
 
 _text_size = lru_cache(4096)(text_to_path.get_text_width_height_descent)
@@ -107,7 +125,9 @@ class ShownFigure(Figure):
     """
 
     def draw(self, renderer: RendererBase) -> None:
-        """Lay it out, and draw it: with a layout engine of its own ``savefig`` would draw all of it twice."""
+        """Lay it out, and draw it: with a layout engine of its own ``savefig`` would draw all of it
+        twice.
+        """
         # Texts are measured once, for the layout and for the drawing; in an SVG for all figures.
         setattr(self.canvas, "get_renderer", lambda: renderer)  # noqa: B010
         if isinstance(self.canvas, FigureCanvasSVG):
@@ -122,7 +142,9 @@ class ShownFigure(Figure):
         alt, instead = plain(alt_text(self)), Html(_NO_DRAWING)
         if still:
             png = data_address(figure_png(self), "image/png")
-            instead = element("img", src=png, alt=alt, width=round(FIGURE_DPI * self.get_figwidth()))
+            instead = element(
+                "img", src=png, alt=alt, width=round(FIGURE_DPI * self.get_figwidth())
+            )
         theme = f"<style>{asset_text('theme.css')}</style>"
         return {"text/html": f"{figure_html(self)}{STILL}{instead}</div>{theme}", "text/plain": alt}
 
@@ -131,20 +153,29 @@ class ShownFigure(Figure):
 
 
 def _usual_room(axes: Axes, *_: Any, **__: Any) -> Bbox:
-    """About what axes take: the layout asks twice, as ticks change with the size, and measures once."""
+    """About what axes take: the layout asks twice, as ticks change with the size, and measures
+    once.
+    """
     delattr(axes, "get_tightbbox")
     return axes.bbox.padded(26, 32)  # points
 
 
 def alt_text(figure: Figure) -> str:
     """What a figure says: the titles of its axes, or the words on axes without one."""
-    said = [axes.get_title("left") or " ".join(map(Text.get_text, axes.texts)) for axes in figure.axes]
+    said = [
+        axes.get_title("left") or " ".join(map(Text.get_text, axes.texts)) for axes in figure.axes
+    ]
     return "; ".join(" ".join(text.split()) for text in said if text.strip())
 
 
 def figure_html(figure: Figure) -> Html:
     """A figure as inline SVG, in a frame that a keyboard can scroll."""
-    frame = {"class_": "figure drawn", "role": "group", "aria_label": alt_text(figure), "tabindex": 0}
+    frame = {
+        "class_": "figure drawn",
+        "role": "group",
+        "aria_label": alt_text(figure),
+        "tabindex": 0,
+    }
     return element("div", Html(figure_svg(figure)), **frame)
 
 
@@ -156,17 +187,26 @@ def figure_png(figure: Figure, dpi: float = FIGURE_DPI * SHARPNESS) -> bytes:
 def figure_svg(figure: Figure) -> str:
     """A figure as one ``<svg>`` element of 100 CSS pixels an inch, with `alt_text`.
 
-    It holds no script, style sheet, comment or address. Ids are hashes of what they name, so two figures of
-    one page share one only for the same thing. White is the page's own surface.
+    It holds no script, style sheet, comment or address. Ids are hashes of what they name, so two
+    figures of one page share one only for the same thing. White is the page's own surface.
     """
     # Without a fixed salt the ids would differ from run to run. Settings are the whole process's.
     with _DRAWING, matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "op"}):
-        drawn = plain(_saved(figure, format="svg", transparent=True, metadata={"Date": None}).decode())
+        drawn = plain(
+            _saved(figure, format="svg", transparent=True, metadata={"Date": None}).decode()
+        )
     # In front of the first group are metadata and a style sheet; comments hold the drawn texts.
-    drawn = re.sub(r"<!--.*?-->", "", drawn[drawn.index("<g ") : drawn.rindex("</svg>")], flags=re.DOTALL)
+    drawn = re.sub(
+        r"<!--.*?-->", "", drawn[drawn.index("<g ") : drawn.rindex("</svg>")], flags=re.DOTALL
+    )
     drawn = re.sub(r"<[^>]+>", _cleaned, drawn)
     width, height = figure.get_size_inches()
-    look = {"xmlns": "http://www.w3.org/2000/svg", "class_": "op-svg", "role": "img", "style": _LOOK}
+    look = {
+        "xmlns": "http://www.w3.org/2000/svg",
+        "class_": "op-svg",
+        "role": "img",
+        "style": _LOOK,
+    }
     look |= {"viewBox": f"0 0 {72 * width:g} {72 * height:g}", "width": round(FIGURE_DPI * width)}
     look["height"] = round(FIGURE_DPI * height)
     return element("svg", Html(re.sub(r"\s+", " ", drawn)), aria_label=alt_text(figure), **look)
@@ -198,12 +238,17 @@ def blank_figure(height: float, width: float = WIDTH) -> ShownFigure:
 
 
 def new_figure(
-    height: float, titles: Sequence[str] = ("",), ax: Axes | None = None, columns: int = 1, **grid: Any
+    height: float,
+    titles: Sequence[str] = ("",),
+    ax: Axes | None = None,
+    columns: int = 1,
+    **grid: Any,
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of the report's width with axes for each title, in inches; or its figure and ``ax``, dressed.
+    """A figure of the report's width with axes for each title, in inches; or its figure and ``ax``,
+    dressed.
 
-    ``grid`` is what `matplotlib.figure.Figure.subplots` takes. A figure of the caller that nothing lays out
-    gets constrained layout: words beside the axes need room.
+    ``grid`` is what `matplotlib.figure.Figure.subplots` takes. A figure of the caller that nothing
+    lays out gets constrained layout: words beside the axes need room.
     """
     figure: Figure = blank_figure(height) if ax is None else figure_of(ax)
     rows = -(-len(titles) // columns)
@@ -221,14 +266,18 @@ def figure_of(axes: Axes) -> Figure:
 
 
 def style_axes(axes: Axes, title: str = "") -> None:
-    """The look that every plot here shares, and its title, which states the finding, in bold on the left."""
+    """The look that every plot here shares, and its title, which states the finding, in bold on the
+    left.
+    """
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set(color=AXIS, in_layout=False)
     axes.grid(visible=True, color=FAINT, linewidth=0.5)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=9.5, colors=MUTED, labelcolor=INK)
     # Places given, matplotlib need not look for them below the ticks' text and above what is drawn.
-    axes.xaxis.set_label_coords(0.5, 0, offset_copy(axes.transAxes, figure_of(axes), y=-_BELOW_TICKS))
+    axes.xaxis.set_label_coords(
+        0.5, 0, offset_copy(axes.transAxes, figure_of(axes), y=-_BELOW_TICKS)
+    )
     look: Any = {"y": 1.0, "fontweight": "bold", "pad": 9, "wrap": True, **SMALL, "fontsize": 11.5}
     axes.set_title(title, loc="left", **look)
 
@@ -237,20 +286,36 @@ def sentence_figure(text: str, ax: Axes | None = None) -> Figure:
     """A figure with one sentence in place of a plot; or ``ax`` with that sentence."""
     axes = blank_figure(1.0).subplots() if ax is None else ax
     # On the left and in short lines, for a screen that shows no more of it.
-    look: Any = {"transform": axes.transAxes, "va": "center", **SMALL, "fontsize": 10, "color": MUTED}
+    look: Any = {
+        "transform": axes.transAxes,
+        "va": "center",
+        **SMALL,
+        "fontsize": 10,
+        "color": MUTED,
+    }
     axes.text(0, 0.5, textwrap.fill(text, _SENTENCE_LINE), **look)
     axes.set_axis_off()
     return figure_of(axes)
 
 
 def legend_below(axes: Axes, keys: Sequence[Artist] = ()) -> Figure:
-    """Keys under the axes, in as many columns as their words leave room for; by default of what is drawn."""
+    """Keys under the axes, in as many columns as their words leave room for; by default of what is
+    drawn.
+    """
     figure, keys = figure_of(axes), keys or axes.get_legend_handles_labels()[0]
     room = _LETTERS * axes.bbox.width / figure.dpi
     words = [len(str(key.get_label())) + _KEY_LETTERS for key in keys]
     fits = [n for n in range(1, len(keys) + 1) if sum(map(max, np.array_split(words, n))) <= room]
-    look: Any = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "fontsize": 9, "labelcolor": INK}
-    look |= {"bbox_transform": offset_copy(axes.transAxes, figure, y=-_BELOW_LABEL), "frameon": False}
+    look: Any = {
+        "loc": "upper center",
+        "bbox_to_anchor": (0.5, 0),
+        "fontsize": 9,
+        "labelcolor": INK,
+    }
+    look |= {
+        "bbox_transform": offset_copy(axes.transAxes, figure, y=-_BELOW_LABEL),
+        "frameon": False,
+    }
     look |= {"labelspacing": 0.35, "columnspacing": 1.2}
     legend = axes.legend(handles=keys, ncols=max(fits, default=1), borderaxespad=0, **look)
     for text in legend.get_texts():
@@ -259,7 +324,8 @@ def legend_below(axes: Axes, keys: Sequence[Artist] = ()) -> Figure:
 
 
 def name_axis(axis: Axis, label: str, unit: str = "ms") -> None:
-    """Name an axis, after its scale is set, of ms, bytes, a share in % or, without a unit, whole numbers.
+    """Name an axis, after its scale is set, of ms, bytes, a share in % or, without a unit, whole
+    numbers.
 
     Each tick of bytes has its decimal unit.
     """
@@ -292,16 +358,21 @@ def hbars(axes: Axes, rows: Sequence[Row]) -> None:
     axes.add_collection(PolyCollection(boxes, facecolors=colours, edgecolors=edges, linewidths=0.8))
     look: Any = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points", **SMALL}
     for place, (name, _, text) in enumerate(rows):
-        axes.annotate(name, (0, place), (-7, 0), ha="right", va="center", **look | {"fontsize": 9.5})
+        axes.annotate(
+            name, (0, place), (-7, 0), ha="right", va="center", **look | {"fontsize": 9.5}
+        )
         axes.annotate(text, (1, place), (6, 0), va="center", **look)
     axes.set(ylim=(len(rows) - 0.5, -0.5), xlim=(0, 1.02 * axes.dataLim.xmax or 1.0))
     axes.yaxis.set_visible(False)
 
 
 def bar_charts(
-    charts: Sequence[tuple[str, Sequence[Row], str]], ax: Axes | None = None, keys: Sequence[Artist] = ()
+    charts: Sequence[tuple[str, Sequence[Row], str]],
+    ax: Axes | None = None,
+    keys: Sequence[Artist] = (),
 ) -> tuple[Figure, list[Axes]]:
-    """Charts of bars under each other in one figure, or a single one on ``ax``; and the axes of each.
+    """Charts of bars under each other in one figure, or a single one on ``ax``; and the axes of
+    each.
 
     A chart is a title, its rows, and the name of the axis, with its unit ms.
     """
@@ -318,7 +389,9 @@ def stacked(parts: Iterable[tuple[float, str]]) -> list[Piece]:
     """The pieces of a bar, given as lengths and colours, end to end; none for what has no length."""
     parts = [part for part in parts if part[0] > 0]
     ends = np.cumsum([length for length, _ in parts]).tolist()
-    return [(end - length, length, colour) for end, (length, colour) in zip(ends, parts, strict=True)]
+    return [
+        (end - length, length, colour) for end, (length, colour) in zip(ends, parts, strict=True)
+    ]
 
 
 def bunches(count: int) -> np.ndarray:
@@ -327,8 +400,11 @@ def bunches(count: int) -> np.ndarray:
     return places if count <= 2 * _MOST_MARKS else places * _MOST_MARKS // count
 
 
-def lines(axes: Axes, at: pd.Series, times: pd.Series, *ends: pd.Series, band: str = "", **look: Any) -> None:
-    """Times at their places as a line, and a band between the ``ends`` of their spread, which has a name.
+def lines(
+    axes: Axes, at: pd.Series, times: pd.Series, *ends: pd.Series, band: str = "", **look: Any
+) -> None:
+    """Times at their places as a line, and a band between the ``ends`` of their spread, which has a
+    name.
 
     Of thousands the medians of bunches are drawn, and a band from the least to the greatest.
     """
@@ -336,6 +412,8 @@ def lines(axes: Axes, at: pd.Series, times: pd.Series, *ends: pd.Series, band: s
     at = at.astype("float64").groupby(bunch).first()
     low, high = (each.groupby(bunch) for each in ends or (times, times))
     if (high.max() > low.min()).any():
-        axes.fill_between(at, low.min(), high.max(), color=look["color"], alpha=0.22, linewidth=0, label=band)
+        axes.fill_between(
+            at, low.min(), high.max(), color=look["color"], alpha=0.22, linewidth=0, label=band
+        )
     look = {"linewidth": 1.4, "marker": "o" if len(at) < _FEW else "", **look}
     axes.plot(at, times.groupby(bunch).median(), **look)

@@ -39,7 +39,16 @@ MOST_ROWS = 2_000
 _WIDER = "main, nav ul, footer { max-width: 1320px; }"
 
 _WORST = 25
-_PAGES = ["page", "preset", "status", "page_ms", "ttft_ms", "inter_token_ms", "tokens", "vision_share"]
+_PAGES = [
+    "page",
+    "preset",
+    "status",
+    "page_ms",
+    "ttft_ms",
+    "inter_token_ms",
+    "tokens",
+    "vision_share",
+]
 _PAGES += ["energy_j", "price_per_1000_pages", "repeated_share", "remarks"]
 _COMPARED = {
     "edit_distance": "{} records have a truth. Means are over pages, as OmniDocBench's are.",
@@ -57,19 +66,31 @@ _LINKED = "A page links to its report, else to its record; its status links to a
 
 
 def index_html(
-    pages: pd.DataFrame, regions: pd.DataFrame, *, title: str, facts: dict[str, str], left_out: dict[str, int]
+    pages: pd.DataFrame,
+    regions: pd.DataFrame,
+    *,
+    title: str,
+    facts: dict[str, str],
+    left_out: dict[str, int],
 ) -> str:
     """The index of a batch.
 
-    ``pages`` and ``regions`` are `ocr_phases.batch.index.BatchIndex`'s, ``facts`` one line about the whole
-    each (label to value), ``left_out`` the number of files by suffix that were no pages. Everything in them
-    is escaped.
+    ``pages`` and ``regions`` are `ocr_phases.batch.index.BatchIndex`'s, ``facts`` one line about
+    the whole each (label to value), ``left_out`` the number of files by suffix that were no pages.
+    Everything in them is escaped.
     """
     pages = _with_addresses(pages)
     measured = pages[pages["status"] == "done"]
     quiet = measured[~measured["noisy"]]
-    drawn = note("No page was measured on a quiet machine.") if quiet.empty else plot_distributions(quiet)
-    files = [element("li", element("a", csv, href=csv)) for csv in ("pages.csv", "spans.csv", "tokens.csv")]
+    drawn = (
+        note("No page was measured on a quiet machine.")
+        if quiet.empty
+        else plot_distributions(quiet)
+    )
+    files = [
+        element("li", element("a", csv, href=csv))
+        for csv in ("pages.csv", "spans.csv", "tokens.csv")
+    ]
     sections = {
         "Pages": _pages(pages),
         "Quality": Section(*_quality(measured)),
@@ -77,14 +98,19 @@ def index_html(
         "Slowest regions": _regions(regions, measured),
         "Tables": Section(element("ul", *files, class_="op")),
     }
-    shown = {heading: Html(section.html()) for heading, section in sections.items() if section.parts}
+    shown = {
+        heading: Html(section.html()) for heading, section in sections.items() if section.parts
+    }
     contents = [(heading, heading.replace(" ", "-")) for heading in shown]
     about = " · ".join(f"{label} {value}" for label, value in facts.items())
     loops = loops_sentence(measured, "page")
     body = fragment(
         block("head", picture="", title=title, about=about, headline=loops, lead="", below=""),
         block("cards", figures=list(_cards(pages, measured, left_out))),
-        *(element("section", section_heading(heading), content) for heading, content in shown.items()),
+        *(
+            element("section", section_heading(heading), content)
+            for heading, content in shown.items()
+        ),
     )
     return document_html(title, contents, body, css=_WIDER)
 
@@ -92,27 +118,46 @@ def index_html(
 def _with_addresses(pages: pd.DataFrame) -> pd.DataFrame:
     """The pages with the addresses of what is in their folders, empty for none."""
     at = pages["folder"].fillna("").map(quote) + "/"
-    best = (at + RECORD).where(pages["status"] == "done", "").mask(pages["report"], at + "report.html")
+    best = (
+        (at + RECORD).where(pages["status"] == "done", "").mask(pages["report"], at + "report.html")
+    )
     return pages.assign(to_page=best, to_status=(at + "status.json").where(at != "/", ""))
 
 
-def _cards(pages: pd.DataFrame, measured: pd.DataFrame, others: dict[str, int]) -> Iterator[tuple[str, ...]]:
+def _cards(
+    pages: pd.DataFrame, measured: pd.DataFrame, others: dict[str, int]
+) -> Iterator[tuple[str, ...]]:
     failed = len(pages) - len(measured)
     warned, again = (measured["warnings"].fillna("") != "").sum(), (pages["attempts"] > 1).sum()
     yield "Pages", f"{len(pages):,}", f"{len(measured):,} measured, {warned:,} with warnings"
-    yield "Failed", f"{failed:,}", f"{percent_text(failed / max(1, len(pages)))}; {again:,} tried again"
+    yield (
+        "Failed",
+        f"{failed:,}",
+        f"{percent_text(failed / max(1, len(pages)))}; {again:,} tried again",
+    )
     if twice := pages.loc[pages["id"] != "", "id"].duplicated().sum():
         yield "Listed twice", f"{twice:,}", "pages that were named before, measured once"
     if others:
-        yield "Left out", f"{sum(others.values()):,}", f"files that are no pages: {', '.join(sorted(others))}"
-    quiet, noisy = measured[~measured["noisy"]], count_text(int(measured["noisy"].sum()), "noisy page")
+        yield (
+            "Left out",
+            f"{sum(others.values()):,}",
+            f"files that are no pages: {', '.join(sorted(others))}",
+        )
+    quiet, noisy = (
+        measured[~measured["noisy"]],
+        count_text(int(measured["noisy"].sum()), "noisy page"),
+    )
     over = "median over pages" if len(quiet) == len(measured) else f"median without {noisy}"
     yield "Time to first token", ms_text(quiet["ttft_ms"].median()), over
     yield "Inter-token latency", ms_text(quiet["inter_token_ms"].median()), over
     times = quiet["page_ms"].dropna()
     if len(times):
         middle, *tail = map(ms_text, times.quantile([0.5, 0.9, 0.99]))
-        yield "Time per page", middle, f"{over}; p90 {tail[0]}, p99 {tail[1]}, from file to last token"
+        yield (
+            "Time per page",
+            middle,
+            f"{over}; p90 {tail[0]}, p99 {tail[1]}, from file to last token",
+        )
         after = "one page after another"
         yield "Pages per minute", f"{60_000.0 / times.mean():,.1f}", f"on one device, {after}"
         joules, price = quiet["wh_per_1000_pages"].mean(), quiet["price_per_1000_pages"].mean()
@@ -125,11 +170,15 @@ def _cards(pages: pd.DataFrame, measured: pd.DataFrame, others: dict[str, int]) 
 
 
 def _pages(pages: pd.DataFrame) -> Section:
-    """Failures first, then pages with warnings, then the slowest, with links to what is in their folders."""
+    """Failures first, then pages with warnings, then the slowest, with links to what is in their
+    folders.
+    """
     warnings = pages["warnings"].fillna("")
     remarks = pages["reason"].where(pages["reason"].fillna("") != "", warnings)
     ordered = pages.assign(late=pages["status"] == "done", calm=warnings == "", remarks=remarks)
-    worst = ordered.sort_values(["late", "calm", "decode_ms"], ascending=[True, True, False], kind="stable")
+    worst = ordered.sort_values(
+        ["late", "calm", "decode_ms"], ascending=[True, True, False], kind="stable"
+    )
     shown = worst.head(MOST_ROWS)
     columns = [name for name in _PAGES if name != "repeated_share" or (shown[name] > 0).any()]
     links = {name: shown[f"to_{name}"] for name in ("page", "status")}
@@ -143,13 +192,19 @@ def _regions(regions: pd.DataFrame, measured: pd.DataFrame) -> Section:
     if regions.empty:
         return Section(note("The outputs mark no region."))
     best = dict(zip(measured["folder"], measured["to_page"], strict=True))
-    links, caption = {"page": regions["folder"].map(best)}, "The regions with the longest decode time"
+    links, caption = (
+        {"page": regions["folder"].map(best)},
+        "The regions with the longest decode time",
+    )
     table = regions.drop(columns="folder")
-    return Section(table_html(table, caption=caption, links=links, headings=_HEADINGS, missing="no text"))
+    return Section(
+        table_html(table, caption=caption, links=links, headings=_HEADINGS, missing="no text")
+    )
 
 
 def _quality(pages: pd.DataFrame) -> Iterator[Html | Figure]:
-    """What the measured pages lost: by preset, over compression, by category, page by page; or nothing.
+    """What the measured pages lost: by preset, over compression, by category, page by page; or
+    nothing.
 
     Noisy pages have no time here, and those that were cut at the token limit are named, not judged.
     """
@@ -180,7 +235,12 @@ def _quality(pages: pd.DataFrame) -> Iterator[Html | Figure]:
 
 
 def _compared_with(pages: pd.DataFrame, measure: str) -> str:
-    known, references = pages[measure].notna().sum(), ", ".join(sorted(set(pages["reference"].dropna())))
+    known, references = (
+        pages[measure].notna().sum(),
+        ", ".join(sorted(set(pages["reference"].dropna()))),
+    )
     if references:
-        return f"Compared with what another run wrote ({references}): agreement with it, not accuracy."
+        return (
+            f"Compared with what another run wrote ({references}): agreement with it, not accuracy."
+        )
     return _COMPARED[measure].format(f"{known:,} of {len(pages):,}")

@@ -1,4 +1,6 @@
-"""The page: its views, the regions drawn on it by label or by decode time, and what each of them took."""
+"""The page: its views, the regions drawn on it by label or by decode time, and what each of them
+took.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ _NO_IMAGE = "The page is not in this record, so there is no picture of it."
 
 
 def label_colour(label: str) -> str:
-    """The colour of a region type; a label nobody foresaw gets the same spare colour in every process."""
+    """The colour of a region type; a label nobody foresaw gets the same spare colour in every
+    process.
+    """
     spare = _SPARE_COLOURS[zlib.crc32(label.encode("utf-8", "replace")) % len(_SPARE_COLOURS)]
     return LABEL_COLOURS.get(label, spare)
 
@@ -98,7 +102,9 @@ def type_colour(ground: str) -> str:
 
 
 class DrawnBox(NamedTuple):
-    """A box in pixels of a page, its colour, what its tag says, its region, and whether that is uncertain."""
+    """A box in pixels of a page, its colour, what its tag says, its region, and whether that is
+    uncertain.
+    """
 
     box: Box
     colour: str
@@ -108,7 +114,9 @@ class DrawnBox(NamedTuple):
 
 
 class Tag(NamedTuple):
-    """A box's words in pixels of the page: the ground under them, their baseline's left end, their size."""
+    """A box's words in pixels of the page: the ground under them, their baseline's left end, their
+    size.
+    """
 
     text: str
     ground: Box
@@ -117,13 +125,17 @@ class Tag(NamedTuple):
 
 
 def region_boxes(
-    regions: Sequence[Region], size: tuple[int, int], table: pd.DataFrame = UNTIMED, *, by_time: bool = False
+    regions: Sequence[Region],
+    size: tuple[int, int],
+    table: pd.DataFrame = UNTIMED,
+    *,
+    by_time: bool = False,
 ) -> list[DrawnBox]:
     """Every box of the regions on a page of ``size`` pixels, told and coloured by label: `3 title`.
 
     ``table`` is `regions_of` or `region_table`; a question mark is behind what it calls uncertain.
-    ``by_time`` tells and colours boxes by their region's ``decode_ms`` instead: of several boxes each shows
-    that one time, with their number.
+    ``by_time`` tells and colours boxes by their region's ``decode_ms`` instead: of several boxes
+    each shows that one time, with their number.
     """
     times = dict(zip(table["region"], table["decode_ms"], strict=True))
     slowest = max((ms for region, ms in times.items() if region != PREAMBLE), default=0.0) or 1.0
@@ -131,7 +143,10 @@ def region_boxes(
     last = (size[0] - 1, size[1] - 1) * 2
     found = []
     for region in regions:
-        colour, text = label_colour(region.label), f"{region.index} {printable(region.label)}".strip()
+        colour, text = (
+            label_colour(region.label),
+            f"{region.index} {printable(region.label)}".strip(),
+        )
         if by_time:
             colour = time_colour(times[region.index] / slowest)
             count = f" ({len(region.boxes)} boxes)" if len(region.boxes) > 1 else ""
@@ -168,21 +183,31 @@ def place_tags(
         lefts = np.clip([x1, x2 - width] * 4, 0, page_size[0] - width)
         tops = np.clip(np.repeat([y1 - height, y2, y1, y2 - height], 2), 0, page_size[1] - height)
         spots = np.stack([lefts, tops, lefts + width, tops + height], axis=1)
-        # Another tag is far worse to hide than a box; a later spot has to hide clearly less to be taken.
-        hidden = overlaps(spots, others).sum(axis=1) + np.arange(len(spots)) * (width * height) // 16
+        # Another tag is far worse to hide than a box; a later spot has to hide clearly less to be
+        # taken.
+        hidden = (
+            overlaps(spots, others).sum(axis=1) + np.arange(len(spots)) * (width * height) // 16
+        )
         hidden += 20 * overlaps(spots, placed[max(index - _MOST_NEIGHBOURS, 0) : index]).sum(axis=1)
         placed[index] = spots[hidden.argmin()]
         left, top, right, bottom = placed[index].tolist()
-        tags.append(Tag(text, (left, top, right, bottom), (left + pad, top + pad // 2 + ascent), size))
+        tags.append(
+            Tag(text, (left, top, right, bottom), (left + pad, top + pad // 2 + ascent), size)
+        )
     return tags
 
 
 def draw_marks(
-    page: Image.Image, boxes: Sequence[DrawnBox], alpha: str = _LABEL_ALPHA, type_size: int | None = None
+    page: Image.Image,
+    boxes: Sequence[DrawnBox],
+    alpha: str = _LABEL_ALPHA,
+    type_size: int | None = None,
 ) -> Image.Image:
-    """An RGB copy of the page with boxes, below all their tags; ``alpha`` is their ground's, hexadecimal.
+    """An RGB copy of the page with boxes, below all their tags; ``alpha`` is their ground's,
+    hexadecimal.
 
-    Of more than `MOST_BOXES` the first are drawn, and a sentence at the foot of the picture says so.
+    Of more than `MOST_BOXES` the first are drawn, and a sentence at the foot of the picture says
+    so.
     """
     canvas = page.convert("RGB")
     draw = ImageDraw.Draw(canvas, "RGBA")
@@ -226,7 +251,9 @@ def _draw_sentence(draw: ImageDraw.ImageDraw, sentence: str, page_size: tuple[in
 @lru_cache(maxsize=32)
 def _font(size: int) -> ImageFont.FreeTypeFont:
     """matplotlib's own DejaVu Sans: there on every machine, at any size in pixels."""
-    return ImageFont.truetype(Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans-Bold.ttf"), size)
+    return ImageFont.truetype(
+        Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans-Bold.ttf"), size
+    )
 
 
 def _type_size(page_size: tuple[int, int]) -> int:
@@ -254,8 +281,9 @@ def draw_crops(crops: np.ndarray, grid: tuple[int, int]) -> Image.Image:
 def page_parts(run: Record) -> list[Html | Figure]:
     """Each row's page by label and by decode time, the sum of it, and what types and regions took.
 
-    A page or a text that is not in the record, an output without regions and a run without decode steps are
-    named in a sentence. Of a large batch the first rows are shown, which the last sentence says.
+    A page or a text that is not in the record, an output without regions and a run without decode
+    steps are named in a sentence. Of a large batch the first rows are shown, which the last
+    sentence says.
     """
     parts: list[Html | Figure] = []
     for row in range(min(len(run.results), _MOST_ROWS)):
@@ -264,21 +292,30 @@ def page_parts(run: Record) -> list[Html | Figure]:
         images = [run.page_image(number) for number in pages]
         for page, image in enumerate(images):
             if image is not None:
-                parts += [element("h4", f"Page {page + 1} of {len(pages)}")] if len(pages) > 1 else []
+                parts += (
+                    [element("h4", f"Page {page + 1} of {len(pages)}")] if len(pages) > 1 else []
+                )
                 parts.append(pictures_html(_pictures(image, run, row, page)))
         sentences = [*page_notes(run, row), _sum_sentence(run, row)]
         parts += map(note, sentences if any(images) else [_NO_IMAGE, *sentences])
         if grounding_of(run, row).regions:
             parts += [plot_region_types(run, row)] if has_region_times(run, row) else []
-            caption, headings = "What each type of region cost to write", {**_HEADINGS, "label": ("type", "")}
-            parts.append(table_html(type_table(table), caption=caption, headings=headings, missing=_MISSING))
+            caption, headings = (
+                "What each type of region cost to write",
+                {**_HEADINGS, "label": ("type", "")},
+            )
+            parts.append(
+                table_html(type_table(table), caption=caption, headings=headings, missing=_MISSING)
+            )
             parts.append(regions_html(table))
     more = f"The first {_MOST_ROWS} of {len(run.results)} rows are shown; the record has them all."
     return [*parts, note(more if len(run.results) > _MOST_ROWS else "")]
 
 
 def page_notes(run: Record, row: int) -> list[str]:
-    """Sentences on regions of a row that are not drawn, or on another page than the model may have meant."""
+    """Sentences on regions of a row that are not drawn, or on another page than the model may have
+    meant.
+    """
     grounding, pages = grounding_of(run, row), len(pages_of_row(run, row))
     notes, lost = [], sum(region.page >= pages for region in grounding.regions)
     if pages > 1 and grounding.regions and not grounding.page_starts:
@@ -286,7 +323,9 @@ def page_notes(run: Record, row: int) -> list[str]:
     if lost:
         notes.append(f"{count_text(lost, 'region')} on later pages than the prompt has.")
     for page in range(pages):
-        sentence = boxes_sentence(sum(len(region.boxes) for region in grounding.on_page(page).regions))
+        sentence = boxes_sentence(
+            sum(len(region.boxes) for region in grounding.on_page(page).regions)
+        )
         if sentence:
             notes.append(f"Page {page + 1}: {sentence}" if pages > 1 else sentence)
     return notes
@@ -296,19 +335,24 @@ def regions_html(table: pd.DataFrame) -> Html:
     """`ocr_phases.analyse.regions.regions_of` as a table, the costliest region first."""
     table = table.drop(columns="boxes").dropna(axis="columns", how="all")
     table = table.sort_values("decode_ms", ascending=False, kind="stable")
-    return table_html(table, caption="Decode time of each region", headings=_HEADINGS, missing=_MISSING)
+    return table_html(
+        table, caption="Decode time of each region", headings=_HEADINGS, missing=_MISSING
+    )
 
 
 def has_region_times(run: Record, row: int = 0) -> bool:
-    """Whether a row's output marks regions and decode steps were timed, so that there is a chart to draw."""
+    """Whether a row's output marks regions and decode steps were timed, so that there is a chart to
+    draw.
+    """
     return bool(grounding_of(run, row).regions) and bool(regions_of(run, row)["decode_ms"].any())
 
 
 def plot_region_types(run: Record, row: int = 0, *, ax: Axes | None = None) -> Figure:
-    """Decode time by type of region as bars in ms, the costliest on top, with share and time per character.
+    """Decode time by type of region as bars in ms, the costliest on top, with share and time per
+    character.
 
-    The colours are those of the boxes on the page. Types beyond the first dozen are left to the table.
-    ``ax`` are axes to draw on.
+    The colours are those of the boxes on the page. Types beyond the first dozen are left to the
+    table. ``ax`` are axes to draw on.
     """
     if not has_region_times(run, row):
         return sentence_figure("There are no regions with a decode time to draw.", ax)
@@ -330,8 +374,8 @@ def plot_page(
 ) -> Figure:
     """A page of a batch row under its boxes, coloured by ``type`` of region or by decode ``time``.
 
-    ``page`` counts those of the row's prompt from 0. ``ax`` are axes to draw on. Raises `OcrPhasesError` for
-    another ``color``, and for a page that is not there.
+    ``page`` counts those of the row's prompt from 0. ``ax`` are axes to draw on. Raises
+    `OcrPhasesError` for another ``color``, and for a page that is not there.
     """
     check_known("color", color, ("type", "time"))
     pages = pages_of_row(run, row)
@@ -342,14 +386,18 @@ def plot_page(
         return sentence_figure(_NO_IMAGE, ax)
     if ax is None:
         scale = min(WIDTH / image.width, _TALLEST / image.height)
-        ax = blank_figure(scale * image.height + 0.4, max(scale * image.width, WIDTH / 2)).subplots()
+        ax = blank_figure(
+            scale * image.height + 0.4, max(scale * image.width, WIDTH / 2)
+        ).subplots()
     shown = ax.get_window_extent()  # where a page is shown small, its type is larger on it
     scale = max(image.width / shown.width, image.height / shown.height)
     size = max(_type_size(image.size), math.ceil(_LEGIBLE * scale * figure_of(ax).dpi))
     picture, title = _pictures(image, run, row, page, size)[-1 if color == "time" else 0]
     ax.imshow(np.asarray(picture), interpolation="antialiased")
     place = f", page {page + 1} of {len(pages)}" if len(pages) > 1 else ""
-    style_axes(ax, " ".join([title + place, *(f"({sentence[:-1]})" for sentence in page_notes(run, row))]))
+    style_axes(
+        ax, " ".join([title + place, *(f"({sentence[:-1]})" for sentence in page_notes(run, row))])
+    )
     ax.set_anchor("NW")  # so that the title has all of the width
     ax.set_axis_off()
     return figure_of(ax)
@@ -381,7 +429,10 @@ def _pictures(
     by_time = draw_marks(image, boxes(by_time=True), TIME_ALPHA, type_size)
     unboxed = table["decode_ms"][table["boxes"] == 0].sum()
     more = f"; {ms_text(unboxed)} more went to text without a box" if unboxed else ""
-    return [(by_label, f"The regions the model marked{told}"), (by_time, f"Decode time of each region{more}")]
+    return [
+        (by_label, f"The regions the model marked{told}"),
+        (by_time, f"Decode time of each region{more}"),
+    ]
 
 
 def _sum_sentence(run: Record, row: int) -> str:

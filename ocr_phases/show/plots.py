@@ -1,4 +1,6 @@
-"""The pictures of one record. Every function takes a Record and returns a matplotlib Figure of its own."""
+"""The pictures of one record. Every function takes a Record and returns a matplotlib Figure of its
+own.
+"""
 
 from __future__ import annotations
 
@@ -54,13 +56,24 @@ from ocr_phases.show.figures import (
     stacked,
 )
 from ocr_phases.show.page import printable
-from ocr_phases.text import bytes_text, count_text, filled, ms_text, percent_text, rate_text, stage_name
+from ocr_phases.text import (
+    bytes_text,
+    count_text,
+    filled,
+    ms_text,
+    percent_text,
+    rate_text,
+    stage_name,
+)
 
 _NAMED_OUTLIERS = 4
 _SMALL_SHARE = 0.01  # of a whole: what is smaller is drawn with others
 _CLOCK_ROUNDING_MS = 1e-5  # starts and lengths of spans are rounded, each by itself
 _WHOLES = {"prefill": "whole prefill", "decode_step": "decode step"}
-_SOURCES = {"cuda_peak_allocated": "allocated on the device", "process_high_water_mark": "whole process"}
+_SOURCES = {
+    "cuda_peak_allocated": "allocated on the device",
+    "process_high_water_mark": "whole process",
+}
 #: What is said of the KV cache's end, by the entries of a record.
 _CACHE = {"bytes": "{x:bytes}", "lengths": "{x:,} tokens", "entries": "{x:,} held"}
 #: Colour, width and style of the line of a ceiling, by its source.
@@ -73,24 +86,39 @@ _ROOFS: dict[str, Any] = {"measured": (INK, 1.6, "-"), "datasheet": (MUTED, 1.2,
 def plot_latency(run: Record, *, ax: Axes | None = None) -> Figure:
     """Time of every decode step in ms: median over repeats, their spread as a band, outliers named.
 
-    Below it is the record's floor of each step (`ocr_phases.analyse.floors.decode_floor`). The host's times
-    are drawn where it reads every token. The scale follows the bulk of the steps: what lies above it, and a
-    floor far below, is marked at the edge. ``ax`` are axes to draw on.
+    Below it is the record's floor of each step (`ocr_phases.analyse.floors.decode_floor`). The
+    host's times are drawn where it reads every token. The scale follows the bulk of the steps: what
+    lies above it, and a floor far below, is marked at the edge. ``ax`` are axes to draw on.
     """
     table = step_table(run)
     table = table.assign(token=token_of_step(run, table["step"]))
     if table.empty:
         return sentence_figure("There were no decode steps, so there is no latency to draw.", ax)
     count, median = len(table) * len(run.repeats), float(summary(run)["inter_token_ms"])
-    _, (axes,) = new_figure(3.9, [f"Each decode step: {ms_text(median)} in the median of {count:,}"], ax)
-    steps, slow, low, high = (table[name] for name in ("token", "outlier", "device_ms_p10", "device_ms_p90"))
+    _, (axes,) = new_figure(
+        3.9, [f"Each decode step: {ms_text(median)} in the median of {count:,}"], ax
+    )
+    steps, slow, low, high = (
+        table[name] for name in ("token", "outlier", "device_ms_p10", "device_ms_p90")
+    )
     own_clock, clocks = run.device.kind == "cuda", ["device_ms"]
-    # Where tokens are read every few steps, the host launches many at once and then waits for all of them.
+    # Where tokens are read every few steps, the host launches many at once and then waits for all
+    # of them.
     if own_clock and (run.request.eos_check_every or 1) == 1:
         clocks.append("host_ms")
         # Wide and below the device's, so that it is seen where both are equal.
-        lines(axes, steps, table["host_ms"], color=REST, linewidth=3.5, alpha=0.6, label="host, median")
-    band = f"{' to '.join(spread_names(len(run.repeats)))} of {count_text(len(run.repeats), 'repeat')}"
+        lines(
+            axes,
+            steps,
+            table["host_ms"],
+            color=REST,
+            linewidth=3.5,
+            alpha=0.6,
+            label="host, median",
+        )
+    band = (
+        f"{' to '.join(spread_names(len(run.repeats)))} of {count_text(len(run.repeats), 'repeat')}"
+    )
     name = "device, median" if own_clock else "median"
     lines(axes, steps, table["device_ms"], low, high, band=band, color=ORANGE, label=name)
     axes.axhline(median, color=MUTED, linewidth=0.8, linestyle=":", zorder=1)
@@ -98,7 +126,9 @@ def plot_latency(run: Record, *, ax: Axes | None = None) -> Figure:
     if ceilings_are_wrong(run):
         floor = pd.Series(0.0, table.index)  # none is known, so none is drawn
     # With few repeats p90 is close to the worst one: a wide band must not squeeze the line.
-    bulk = max(table.loc[~slow, clocks].quantile(0.99).max(), high.quantile(0.75), median, floor.max())
+    bulk = max(
+        table.loc[~slow, clocks].quantile(0.99).max(), high.quantile(0.75), median, floor.max()
+    )
     # Steps that are alike leave a height to their differences, unless the floor is near.
     least = low.quantile(0.02)
     bottom = 0.75 * least if least > 0.6 * bulk and floor.max() < 0.3 * least else 0.0
@@ -144,11 +174,11 @@ def _name_slowest(axes: Axes, slowest: pd.DataFrame) -> None:
 
 
 def plot_vision_stages(run: Record, *, ax: Axes | None = None) -> Figure:
-    """The prefill's stages as bars in ms with their share of it, by view; what no stage holds is hollow.
+    """The prefill's stages as bars in ms with their share of it, by view; what no stage holds is
+    hollow.
 
-    A share is the median of the repeats', a bar that share of the median prefill, a line the spread of the
-    repeats' times. Stages below a hundredth are one bar.
-    ``ax`` are axes to draw on.
+    A share is the median of the repeats', a bar that share of the median prefill, a line the spread
+    of the repeats' times. Stages below a hundredth are one bar. ``ax`` are axes to draw on.
     """
     stages = _in_order(stage_table(run).loc[lambda each: each["phase"] == "prefill"])
     if len(stages) < 2:
@@ -170,7 +200,9 @@ def plot_vision_stages(run: Record, *, ax: Axes | None = None) -> Figure:
     for name, ms, colour in bars:
         told = f"{ms_text(ms)}  ({percent_text(ms / whole if whole else None)})"
         rows.append((name, [(0.0, ms, colour)], told))
-    title = f"Vision is {percent_text(summary(run)['vision_share'])} of a prefill of {ms_text(whole)}"
+    title = (
+        f"Vision is {percent_text(summary(run)['vision_share'])} of a prefill of {ms_text(whole)}"
+    )
     several = len(run.repeats) > 1
     spread = f", line: {' to '.join(spread_names(len(run.repeats)))} over repeats" * several
     figure, (axes,) = bar_charts([(title, rows, f"time (ms){spread}")], ax)
@@ -185,10 +217,14 @@ def plot_vision_stages(run: Record, *, ax: Axes | None = None) -> Figure:
 
 
 def _in_order(table: pd.DataFrame) -> pd.DataFrame:
-    """Rows of stages in the order of the prefill, a phase's whole first; ``name`` says stage and view."""
+    """Rows of stages in the order of the prefill, a phase's whole first; ``name`` says stage and
+    view.
+    """
     order = {stage: place for place, stage in enumerate((*_WHOLES, *PREFILL_STAGES))}
     table = _named(table[table["stage"].isin(order)])
-    return table.sort_values("stage", key=lambda names: names.map(order), kind="stable", ignore_index=True)
+    return table.sort_values(
+        "stage", key=lambda names: names.map(order), kind="stable", ignore_index=True
+    )
 
 
 def _named(table: pd.DataFrame) -> pd.DataFrame:
@@ -197,22 +233,28 @@ def _named(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def plot_phase_timeline(run: Record) -> Figure:
-    """The typical repeat from its start, in ms: prepare and prefill by stage, and below it the phases.
+    """The typical repeat from its start, in ms: prepare and prefill by stage, and below it the
+    phases.
 
-    Device times, where the device has a clock. The titles name the repeat, because these times are its own
-    and no medians.
+    Device times, where the device has a clock. The titles name the repeat, because these times are
+    its own and no medians.
     """
     repeat = typical_repeat(run)
-    note = f" in repeat {run.repeats.index(repeat) + 1} of {len(run.repeats)}" if len(run.repeats) > 1 else ""
+    note = (
+        f" in repeat {run.repeats.index(repeat) + 1} of {len(run.repeats)}"
+        if len(run.repeats) > 1
+        else ""
+    )
     return plot_spans(run.spans[run.spans["repeat"] == repeat], note)
 
 
 def plot_spans(spans: pd.DataFrame, note: str = "") -> Figure:
-    """`plot_phase_timeline` of the spans of one repeat; ``note`` stands behind the time of each title.
+    """`plot_phase_timeline` of the spans of one repeat; ``note`` stands behind the time of each
+    title.
 
-    A title's time is the sum of what ran in its phases, and the axis is as long: the time between two calls,
-    such as the one in which a person reads the output of a cell, is cut out. A mark breaks the axis where
-    such a pause was longer than a hundredth of what is drawn.
+    A title's time is the sum of what ran in its phases, and the axis is as long: the time between
+    two calls, such as the one in which a person reads the output of a cell, is cut out. A mark
+    breaks the axis where such a pause was longer than a hundredth of what is drawn.
     """
     if spans.empty:
         return sentence_figure("There are no spans to draw.")
@@ -262,7 +304,8 @@ def _outermost(spans: pd.DataFrame) -> pd.Series:
 
 
 def _without_pauses(spans: pd.DataFrame) -> tuple[pd.DataFrame, list[float]]:
-    """The spans with ``drawn_ms``, their starts where the outermost spans follow each other without a pause.
+    """The spans with ``drawn_ms``, their starts where the outermost spans follow each other without
+    a pause.
 
     And the places of the pauses that are worth a mark, in ms of that axis.
     """
@@ -308,13 +351,17 @@ def _axis_label(breaks: list[float]) -> str:
 
 
 def _break_axis(axes: Axes, breaks: list[float]) -> None:
-    """Mark the places of an axis where a pause is left out: two strokes on it and a dotted line above."""
+    """Mark the places of an axis where a pause is left out: two strokes on it and a dotted line
+    above.
+    """
     figure = axes.get_figure(root=True)
     for at in breaks:
         axes.axvline(at, color=MUTED, linewidth=0.9, linestyle=(0, (1, 2)), zorder=3)
         for points in (-1.7, 1.7):
             beside = offset_copy(axes.get_xaxis_transform(), figure, points, 0.0, "points")
-            (stroke,) = axes.plot([at], [0.0], transform=beside, marker=[(-1, -2), (1, 2)], markersize=10)
+            (stroke,) = axes.plot(
+                [at], [0.0], transform=beside, marker=[(-1, -2), (1, 2)], markersize=10
+            )
             stroke.set(color=INK, markeredgewidth=1.1, clip_on=False, in_layout=False)
 
 
@@ -330,7 +377,9 @@ def _phase_lanes(spans: pd.DataFrame) -> list[Row]:
 
 
 def _phase_names(spans: pd.DataFrame) -> list[str]:
-    """What the phases of some spans are called; a server's prefill is not seen, only its first token."""
+    """What the phases of some spans are called; a server's prefill is not seen, only its first
+    token.
+    """
     waits = spans["stage"] == "first_token"
     return spans["phase"].mask(waits, "first token").unique().tolist()
 
@@ -354,12 +403,22 @@ def plot_memory(run: Record) -> Figure:
         values = getattr(run.cache, name)
         if values:
             ends.append(filled(text, x=values[-1]))
-    titles = "Peak memory of each phase", ": ".join(["KV cache", ", ".join(ends)] if ends else ["KV cache"])
+    titles = (
+        "Peak memory of each phase",
+        ": ".join(["KV cache", ", ".join(ends)] if ends else ["KV cache"]),
+    )
     figure, (left, right) = new_figure(2.9, titles, columns=2)
     if peaks:
         bars = [(phase, max(sizes), PHASE_COLOURS[phase]) for phase, sizes in peaks.items()]
         bars.append(("weights", run.memory.weights_bytes or 0, FAINT))
-        hbars(left, [(name, [(0.0, size, colour)], bytes_text(size)) for name, size, colour in bars if size])
+        hbars(
+            left,
+            [
+                (name, [(0.0, size, colour)], bytes_text(size))
+                for name, size, colour in bars
+                if size
+            ],
+        )
         name_axis(left.xaxis, _SOURCES.get(str(run.memory.source), "peak"), "bytes")
     else:
         sentence_figure("Peak memory could not be measured here.", left)
@@ -377,20 +436,25 @@ def plot_memory(run: Record) -> Figure:
 
 
 def plot_kernels(run: Record) -> Figure:
-    """Each stage's time in ms and the part of it that the device worked, with the verdict of `stage_verdict`.
+    """Each stage's time in ms and the part of it that the device worked, with the verdict of
+    `stage_verdict`.
 
-    Prefill above, one decode step below; stages below a hundredth of them are left to the table. A sentence
-    where the record has no kernel view.
+    Prefill above, one decode step below; stages below a hundredth of them are left to the table. A
+    sentence where the record has no kernel view.
     """
     if not has_kernels(run):
-        return sentence_figure("This record has no kernel view: measure on a GPU with kernels=True.")
+        return sentence_figure(
+            "This record has no kernel view: measure on a GPU with kernels=True."
+        )
     table, charts = _in_order(stage_verdict(run)), []
     table["busy_ms"] = table[["busy_ms", "wall_ms"]].min(axis="columns")
     for phase, unit in (("prefill", "the prefill"), ("decode", "one profiled decode step")):
         stages = table[table["phase"] == phase]
         stages = stages[stages["wall_ms"] >= _SMALL_SHARE * stages["wall_ms"].max()]
         rows = []
-        for name, busy, wall, verdict in stages[["name", "busy_ms", "wall_ms", "verdict"]].to_numpy():
+        for name, busy, wall, verdict in stages[
+            ["name", "busy_ms", "wall_ms", "verdict"]
+        ].to_numpy():
             told = f"{of_text(busy, wall)} ({percent_text(busy / wall)}), {verdict}"
             rows.append((name, stacked([(busy, GREEN), (wall - busy, FAINT)]), told))
         if rows:
@@ -398,17 +462,22 @@ def plot_kernels(run: Record) -> Figure:
             charts.append((title, rows, "time in the timed runs (ms)"))
     if not charts:
         return sentence_figure("The profiler saw no kernel in the stages of this run.")
-    keys = [Patch(color=GREEN, label="the GPU works"), Patch(fc=FAINT, ec=REST, label="the GPU waits")]
+    keys = [
+        Patch(color=GREEN, label="the GPU works"),
+        Patch(fc=FAINT, ec=REST, label="the GPU waits"),
+    ]
     return bar_charts(charts, keys=keys)[0]
 
 
 def plot_roofline(run: Record, *, ax: Axes | None = None) -> Figure:
-    """FLOP/s over FLOPs a byte, both logarithmic: ceilings as lines, each stage a point with its distance.
+    """FLOP/s over FLOPs a byte, both logarithmic: ceilings as lines, each stage a point with its
+    distance.
 
-    After Williams, Waterman and Patterson 2009, "Roofline: an insightful visual performance model". The
-    measured ceilings are solid; a datasheet's are dashed. Prefill stages have a point a view; the decode step
-    is one point. A point's area is its part of the time of its phase, those below a hundredth are left to the
-    table; a dotted line leads to its ceiling. ``ax`` are axes to draw on. A sentence where there is no floor.
+    After Williams, Waterman and Patterson 2009, "Roofline: an insightful visual performance model".
+    The measured ceilings are solid; a datasheet's are dashed. Prefill stages have a point a view;
+    the decode step is one point. A point's area is its part of the time of its phase, those below a
+    hundredth are left to the table; a dotted line leads to its ceiling. ``ax`` are axes to draw on.
+    A sentence where there is no floor.
     """
     reason, ceilings, sheet = why_no_floor(run), ceilings_of(run), datasheet_ceilings(run)
     if reason is not None or ceilings is None:
@@ -416,7 +485,9 @@ def plot_roofline(run: Record, *, ax: Axes | None = None) -> Figure:
     table = _named(floor_table(run))
     table["share"] = table["device_ms"] / table.groupby("phase")["device_ms"].transform("max")
     table["rate"] = table["flops"] / table["device_ms"] * 1e3
-    drawn = (table["phase"] == "prefill") & (table["stage"] != "prefill") | (table["stage"] == "decode_step")
+    drawn = (table["phase"] == "prefill") & (table["stage"] != "prefill") | (
+        table["stage"] == "decode_step"
+    )
     points = table[drawn & (table["share"] >= _SMALL_SHARE)].sort_values("times_floor")
     if ceilings_are_wrong(run):
         names = points["name"]
@@ -436,17 +507,26 @@ def plot_roofline(run: Record, *, ax: Axes | None = None) -> Figure:
         axes.plot(at, _roof(roof, at), color=colour, linewidth=width, linestyle=style, label=label)
     colours = points["stage"].map(STAGE_COLOURS).fillna(ORANGE).tolist()
     over = _roof(ceilings, points["intensity"])
-    axes.vlines(points["intensity"], points["rate"], over, colours, linestyle=":", linewidth=1.1, zorder=1.5)
+    axes.vlines(
+        points["intensity"], points["rate"], over, colours, linestyle=":", linewidth=1.1, zorder=1.5
+    )
     for name, colour, row in zip(names, colours, points.to_dict("records"), strict=True):
         look: Any = {"color": colour, "mec": INK, "ms": 5 + 9 * row["share"] ** 0.5, "label": name}
-        axes.plot(row["intensity"], row["rate"], {"global": "o", "local": "s"}.get(row["view"], "D"), **look)
+        axes.plot(
+            row["intensity"],
+            row["rate"],
+            {"global": "o", "local": "s"}.get(row["view"], "D"),
+            **look,
+        )
     bottom = min(points["rate"].min(), _roof(ceilings, ends[0])) / 3
     top = 3 * max(roof.flops_per_s for roof in roofs)
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=(bottom, top))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(EngFormatter())
     axes.minorticks_off()
-    axes.set(xlabel="arithmetic intensity (FLOPs a byte of weights and KV cache)", ylabel="done (FLOP/s)")
+    axes.set(
+        xlabel="arithmetic intensity (FLOPs a byte of weights and KV cache)", ylabel="done (FLOP/s)"
+    )
     return legend_below(axes)
 
 

@@ -72,7 +72,10 @@ _VERDICTS = {
 }
 _NO_VERDICT = ("no verdict, or inconclusive", MUTED)
 
-_FLOORS = {"Prefill": ("prefill_ms", "prefill_floor_ms"), "Decode step": ("inter_token_ms", "step_floor_ms")}
+_FLOORS = {
+    "Prefill": ("prefill_ms", "prefill_floor_ms"),
+    "Decode step": ("inter_token_ms", "step_floor_ms"),
+}
 _COSTS = {  # column -> title, label and unit
     "page_ms": ("Time per page", "from file to last token (ms)", "ms"),
     "prompt_tokens": ("Prompt tokens", "tokens, image and text", ""),
@@ -82,7 +85,9 @@ LOST = {"edit_distance": "edit distance to the truth", "agreement": "distance to
 _MOST_NAMED = 12
 _MOST_MARKERS = 2_000  # beyond, a drawing has a megabyte for every 8,000, and a browser is slow
 
-_PANELS: dict[str, tuple[str, Callable[[float], str], str, str]] = {  # column -> title, text, unit, colour
+_PANELS: dict[
+    str, tuple[str, Callable[[float], str], str, str]
+] = {  # column -> title, text, unit, colour
     "ttft_ms": ("Time to first token", ms_text, "ms", BLUE),
     "inter_token_ms": ("Inter-token latency", ms_text, "ms", ORANGE),
     "tokens": ("Tokens", "{:,.0f}".format, "", GREEN),
@@ -94,7 +99,9 @@ _MOST_BINS = 30
 # -- records ------------------------------------------------------------------------------------------
 
 
-def plot_prefill_stages(runs: Sequence[Record], labels: Sequence[str], *, ax: Axes | None = None) -> Figure:
+def plot_prefill_stages(
+    runs: Sequence[Record], labels: Sequence[str], *, ax: Axes | None = None
+) -> Figure:
     """Each record's prefill as one bar in ms, stage after stage; what no stage holds is light grey.
 
     Behind it stand its time and the share of vision. ``ax`` are axes to draw on.
@@ -122,12 +129,16 @@ def plot_prefill_stages(runs: Sequence[Record], labels: Sequence[str], *, ax: Ax
 
 
 def plot_decode(runs: Sequence[Record], labels: Sequence[str], *, ax: Axes | None = None) -> Figure:
-    """Time of each decode step in ms against the length of the KV cache, a line a record, with its spread."""
+    """Time of each decode step in ms against the length of the KV cache, a line a record, with its
+    spread.
+    """
     curves = [pd.DataFrame()]
     for cell, (run, label) in enumerate(zip(runs, labels, strict=True)):
         name = f"{printable(label, LONGEST_LABEL)}: {ms_text(summary(run)['inter_token_ms'])}"
         curves.append(step_table(run).dropna(subset=["cache_len"]).assign(cell=cell, name=name))
-    return _decode_curves(pd.concat([curve for curve in curves if len(curve)] or curves), ["name"], ax)
+    return _decode_curves(
+        pd.concat([curve for curve in curves if len(curve)] or curves), ["name"], ax
+    )
 
 
 def metric_name(metric: str) -> str:
@@ -135,12 +146,15 @@ def metric_name(metric: str) -> str:
     if "/" in metric:
         phase, stage, *view = metric.split("/")
         return " ".join([f"{phase}:", stage_name(stage), *view])
-    name = metric.removesuffix("_ms").removesuffix("_j").replace("_bytes", " memory").replace("_", " ")
+    name = (
+        metric.removesuffix("_ms").removesuffix("_j").replace("_bytes", " memory").replace("_", " ")
+    )
     return _METRICS.get(metric) or HEADINGS.get(metric, (name,))[0]
 
 
 def plot_ratios(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
-    """Ratio to the baseline with its interval, a row a metric of `Comparison.table`; 1 is no difference.
+    """Ratio to the baseline with its interval, a row a metric of `Comparison.table`; 1 is no
+    difference.
 
     ``ax`` are axes to draw on: the largest changes that there is room for.
     """
@@ -154,7 +168,9 @@ def plot_ratios(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     several, table = table["run"].nunique() > 1, table.loc[largest].reset_index(drop=True)
     _, (axes,) = new_figure(1.7 + 0.3 * len(table), [title], ax)
     runs = table["run"].map(lambda run: f"{printable(run, LONGEST_LABEL)}  " if several else "")
-    axes.set_yticks(table.index, (runs + table["metric"].map(metric_name)).tolist(), parse_math=False)
+    axes.set_yticks(
+        table.index, (runs + table["metric"].map(metric_name)).tolist(), parse_math=False
+    )
     kinds = table["verdict"].map(lambda verdict: _VERDICTS.get(verdict, _NO_VERDICT))
     for (words, colour), rows in table.groupby(kinds, sort=False):
         face = "white" if words == _NO_VERDICT[0] else colour
@@ -192,7 +208,9 @@ def plot_cells_decode(curves: pd.DataFrame, *, ax: Axes | None = None) -> Figure
 
     ``curves`` are those of `ocr_phases.analyse.scaling.SweepResult`. ``ax`` are axes to draw on.
     """
-    return _decode_curves(curves.sort_values(["strategy", "batch"], kind="stable"), ["strategy", "batch"], ax)
+    return _decode_curves(
+        curves.sort_values(["strategy", "batch"], kind="stable"), ["strategy", "batch"], ax
+    )
 
 
 def plot_throughput(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
@@ -205,7 +223,9 @@ def plot_throughput(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
         return sentence_figure("No cell has decode steps, so there is no throughput to draw.", ax)
     batches = sorted(set(table["batch"]))
     if len(batches) == 1:
-        return sentence_figure("A single batch size was measured, so there is no scaling to draw.", ax)
+        return sentence_figure(
+            "A single batch size was measured, so there is no scaling to draw.", ax
+        )
     # Decode is the same whatever vision does, and eager vision comes first.
     table = _longest(table).drop_duplicates(["model", *LOADED, "preset", "strategy", "batch"])
     names = {"batch": "batch size (rows)", "tokens_per_s": "decode, all rows (tokens/s)"}
@@ -217,7 +237,9 @@ def plot_throughput(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
 
 
 def plot_floors(table: pd.DataFrame) -> Figure:
-    """Prefill and decode step of each cell in ms, and the part of them that the hardware needs at least."""
+    """Prefill and decode step of each cell in ms, and the part of them that the hardware needs at
+    least.
+    """
     table, charts = _longest(table.dropna(subset=["prefill_floor_ms"])), []
     for title, (column, floor) in _FLOORS.items():
         known = table.dropna(subset=[column, floor])
@@ -227,7 +249,9 @@ def plot_floors(table: pd.DataFrame) -> Figure:
             rows.append((name, stacked([(least, GREEN), (ms - least, FAINT)]), told))
         charts += [(title, rows, "time (ms)")] if rows else []
     if not charts:
-        return sentence_figure("No floor is known: the device has neither ceilings nor a datasheet here.")
+        return sentence_figure(
+            "No floor is known: the device has neither ceilings nor a datasheet here."
+        )
     keys = [Patch(color=GREEN, label="floor"), Patch(fc=FAINT, ec=REST, label="above its floor")]
     return bar_charts(charts, keys=keys)[0]
 
@@ -237,8 +261,8 @@ def plot_vision_share(
 ) -> Figure:
     """`plot_prefill_stages` with a bar a model, preset, batch size and way to run it.
 
-    Of cells whose prefills run alike the first strategy's with the longest output is drawn. ``ax`` are axes
-    to draw on.
+    Of cells whose prefills run alike the first strategy's with the longest output is drawn. ``ax``
+    are axes to draw on.
     """
     table = _prefill_ways(_longest(table.dropna(subset=["vision_share"])))
     bars = table.drop_duplicates(["model", *LOADED, "prefill_len", "preset", "batch", "vision"])
@@ -266,13 +290,16 @@ def _prefill_ways(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def plot_cost_quality(points: pd.DataFrame) -> Figure:
-    """What each way loses, in per cent, over what it costs: ms a page, prompt tokens, bytes of memory.
+    """What each way loses, in per cent, over what it costs: ms a page, prompt tokens, bytes of
+    memory.
 
-    ``points`` have the columns `ocr_phases.analyse.scaling.POINT_COLUMNS`. A line joins the ways that no
-    other beats in both, the Pareto frontier of that cost; the others are hollow.
+    ``points`` have the columns `ocr_phases.analyse.scaling.POINT_COLUMNS`. A line joins the ways
+    that no other beats in both, the Pareto frontier of that cost; the others are hollow.
     """
     if len(points) < 2:
-        return sentence_figure("Fewer than two cells have a quality, so there is no frontier to draw.")
+        return sentence_figure(
+            "Fewer than two cells have a quality, so there is no frontier to draw."
+        )
     points = points.assign(lost=100.0 * points["lost"])
     costs = [column for column in _COSTS if points[column].notna().any()]
     titles = [_COSTS[column][0] for column in costs]
@@ -282,7 +309,9 @@ def plot_cost_quality(points: pd.DataFrame) -> Figure:
     bottom, measure = -0.1 * max(points["lost"].max(), 0.1), LOST[points["measure"].iloc[0]]
     panels[0].set(ylabel=f"{measure} (%)", ylim=(bottom, None))
     keys, words = panels[0].get_legend_handles_labels()
-    figure.legend(keys, words, loc="outside lower center", ncols=2, fontsize=9, frameon=False, labelcolor=INK)
+    figure.legend(
+        keys, words, loc="outside lower center", ncols=2, fontsize=9, frameon=False, labelcolor=INK
+    )
     return figure
 
 
@@ -290,11 +319,14 @@ def _draw_frontier(axes: Axes, points: pd.DataFrame, cost: str) -> None:
     # A time that noise spoiled is on no frontier.
     on = frontier(points[cost].mask(points["noisy"] & (cost == "page_ms")), points["lost"])
     best, beaten = points[on].sort_values(cost), points[~on]
-    axes.plot(beaten[cost], beaten["lost"], "o", mfc="white", mec=MUTED, ms=7, label="beaten by another")
+    axes.plot(
+        beaten[cost], beaten["lost"], "o", mfc="white", mec=MUTED, ms=7, label="beaten by another"
+    )
     words = "frontier: no other costs and loses less"
     axes.step(best[cost], best["lost"], "o-", where="post", color=BLUE, ms=7, lw=1.4, label=words)
     named = points if len(points) <= _MOST_NAMED else best
-    # Above the frontier, which a name below would cross; only the last is below, clear of its neighbour's.
+    # Above the frontier, which a name below would cross; only the last is below, clear of its
+    # neighbour's.
     last = named["lost"].rank(method="first") == 1
     for below, name, x, y in zip(last, named["name"], named[cost], named["lost"], strict=True):
         axes.annotate(name, (x, y), (7, -13 if below else 5), textcoords="offset points", **SMALL)
@@ -306,36 +338,53 @@ def _draw_frontier(axes: Axes, points: pd.DataFrame, cost: str) -> None:
 def plot_compression(pages: pd.DataFrame, lost: str = "edit_distance") -> Figure:
     """What each page lost, in per cent, over its compression, a point a page, a colour a preset.
 
-    ``pages`` have ``preset``, ``compression`` (generated tokens over valid image tokens) and ``lost``, the
-    column of what is drawn: ``edit_distance``, or ``agreement`` as its distance from 1.
+    ``pages`` have ``preset``, ``compression`` (generated tokens over valid image tokens) and
+    ``lost``, the column of what is drawn: ``edit_distance``, or ``agreement`` as its distance from
+    1.
     """
     known = pages.dropna(subset=["compression", lost])
     if known.empty:
-        return sentence_figure("No page has both a truth and a text, so there is no compression to draw.")
+        return sentence_figure(
+            "No page has both a truth and a text, so there is no compression to draw."
+        )
     _, (axes,) = new_figure(4.4, ["What a page loses over its compression, a point a page"])
-    known = known.assign(lost=100.0 * (known[lost] if lost == "edit_distance" else 1.0 - known[lost]))
+    known = known.assign(
+        lost=100.0 * (known[lost] if lost == "edit_distance" else 1.0 - known[lost])
+    )
     presets = known.groupby("preset")["compression"].median().sort_values(ascending=False).index
     for preset, colour, marker in zip(presets, cycle(_COLOURS), cycle(_MARKERS), strict=False):
         rows = known[known["preset"] == preset]
         label = f"{preset}: {count_text(len(rows), 'page')}, median {rows['lost'].median():.1f} %"
-        look: dict[str, Any] = {"color": colour, "alpha": 0.7, "mew": 0, "label": label, "clip_on": False}
-        axes.plot(rows["compression"], rows["lost"], marker, rasterized=len(known) > _MOST_MARKERS, **look)
+        look: dict[str, Any] = {
+            "color": colour,
+            "alpha": 0.7,
+            "mew": 0,
+            "label": label,
+            "clip_on": False,
+        }
+        axes.plot(
+            rows["compression"], rows["lost"], marker, rasterized=len(known) > _MOST_MARKERS, **look
+        )
     axes.set(xlabel="compression: generated tokens over image tokens", ylabel=f"{LOST[lost]} (%)")
     axes.set(xlim=(0, None), ylim=(0, None))
     return legend_below(axes)
 
 
 def plot_distributions(pages: pd.DataFrame) -> Figure:
-    """Four histograms over pages (columns ``ttft_ms``, ``inter_token_ms``, ``tokens``, ``vision_share``).
+    """Four histograms over pages (columns ``ttft_ms``, ``inter_token_ms``, ``tokens``,
+    ``vision_share``).
 
-    A dashed line is the median, the title names it; p10 and p90 stand below. Missing values are left out.
+    A dashed line is the median, the title names it; p10 and p90 stand below. Missing values are
+    left out.
     """
     figure, panels = new_figure(5.4, [""] * len(_PANELS), columns=2)
     for axes, (column, (name, text, unit, colour)) in zip(panels, _PANELS.items(), strict=True):
         values = pages[column].astype("float64").dropna()
         low, median, high = map(text, values.quantile([0.1, 0.5, 0.9]))
         style_axes(axes, f"{name}: {median if len(values) else 'none'}")
-        axes.hist(values, min(_MOST_BINS, max(8, round(len(values) ** 0.5) * 2)), color=colour, ec="white")
+        axes.hist(
+            values, min(_MOST_BINS, max(8, round(len(values) ** 0.5) * 2)), color=colour, ec="white"
+        )
         axes.axvline(values.median(), color=INK, linewidth=1.1, linestyle="--")
         name_axis(axes.xaxis, f"{'in ms: ' * (unit == 'ms')}p10 {low}, p90 {high}", unit)
         name_axis(axes.yaxis, "pages", "")
@@ -349,16 +398,22 @@ def _decode_curves(curves: pd.DataFrame, ways: list[str], ax: Axes | None) -> Fi
     if curves.empty:
         return sentence_figure("There are no decode steps to draw.", ax)
     title = "Decode step over the length of the sequence: medians and spread"
-    names = {"cache_len": "sequence of a row: prompt and generated (tokens)", "device_ms": "decode step (ms)"}
+    names = {
+        "cache_len": "sequence of a row: prompt and generated (tokens)",
+        "device_ms": "decode step (ms)",
+    }
     return figure_of(_curves(curves, title, names, ways, ax))
 
 
-def _curves(table: pd.DataFrame, title: str, names: dict[str, str], ways: list[str], ax: Axes | None) -> Axes:
-    """A figure of one column over another, with its spread where it is known; ``floor_ms`` is dotted.
+def _curves(
+    table: pd.DataFrame, title: str, names: dict[str, str], ways: list[str], ax: Axes | None
+) -> Axes:
+    """A figure of one column over another, with its spread where it is known; ``floor_ms`` is
+    dotted.
 
-    Lines are called by what varies of the model and ``ways``, and have a look by that; each ``cell`` has one.
-    ``names`` are those of the two columns, the horizontal one first. The vertical scale follows the bulk of
-    each line.
+    Lines are called by what varies of the model and ``ways``, and have a look by that; each
+    ``cell`` has one. ``names`` are those of the two columns, the horizontal one first. The vertical
+    scale follows the bulk of each line.
     """
     _, (axes,) = new_figure(4.2, [title], ax)
     x, y = names
@@ -377,7 +432,9 @@ def _curves(table: pd.DataFrame, title: str, names: dict[str, str], ways: list[s
         if "floor_ms" in middle:
             axes.plot(middle[x], middle["floor_ms"], color=colour, **_DOTS)
     if "preset" in table and "preset" not in told:
-        for turn, (preset, start) in enumerate(table.groupby("preset")[x].min().sort_values().items()):
+        for turn, (preset, start) in enumerate(
+            table.groupby("preset")[x].min().sort_values().items()
+        ):
             axes.axvline(start, color=FAINT, linewidth=0.9, zorder=0)
             # In two lines, so that the names of neighbours do not meet.
             look: Any = {"textcoords": "offset points", "va": "top", **SMALL, "color": MUTED}
@@ -391,7 +448,9 @@ def _curves(table: pd.DataFrame, title: str, names: dict[str, str], ways: list[s
         _log_axis(axes.yaxis, low / 1.6, high * 2.0)
     name_axis(axes.xaxis, names[x], "")
     name_axis(axes.yaxis, names[y], "ms" if y.endswith("_ms") else "")
-    keys = [Line2D([], [], color=look[1], linestyle=look[0], label=name) for name, look in looks.items()]
+    keys = [
+        Line2D([], [], color=look[1], linestyle=look[0], label=name) for name, look in looks.items()
+    ]
     if "floor_ms" in table and table["floor_ms"].notna().any():
         keys.append(Line2D([], [], color=INK, label="floor", **_DOTS))
     legend_below(axes, keys)

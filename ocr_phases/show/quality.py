@@ -1,4 +1,6 @@
-"""What a reading lost, as a report shows it: measures, the page by outcome, and each region's difference."""
+"""What a reading lost, as a report shows it: measures, the page by outcome, and each region's
+difference.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,15 @@ from ocr_phases.analyse.text import DIFFERENT, EQUAL, OUTCOMES, plain_text, word
 from ocr_phases.record import Record
 from ocr_phases.record.schema import Truth
 from ocr_phases.show.page import DrawnBox, draw_marks, pages_of_row, row_heading
-from ocr_phases.show.web import Html, element, fragment, note, pictures_html, section_heading, table_html
+from ocr_phases.show.web import (
+    Html,
+    element,
+    fragment,
+    note,
+    pictures_html,
+    section_heading,
+    table_html,
+)
 from ocr_phases.text import count_text, percent_text
 
 OUTCOME_COLOURS = dict(zip(OUTCOMES, ("#0072b2", "#d9730d", "#aa0000", "#aa4499"), strict=True))
@@ -23,7 +33,12 @@ _MOST_REGIONS = 60
 _MOST_EDITS = 400  # in a region
 _MOST_WORDS = 400  # that differ in one place
 _AROUND = 12  # words told before and after a difference
-_TYPES = {"label": ("type", ""), "count": ("regions", ""), "value": ("found", "%"), "iou": ("mean IoU", "")}
+_TYPES = {
+    "label": ("type", ""),
+    "count": ("regions", ""),
+    "value": ("found", "%"),
+    "iou": ("mean IoU", ""),
+}
 #: Measure -> (name, what it was taken over).
 _NAMES = {
     "edit_distance": ("normalised edit distance", "characters"),
@@ -41,7 +56,9 @@ _NAMES = {
 
 
 def quality_html(run: Record) -> Html:
-    """A row's measures, page and differences under a heading, each row that has a truth; else empty."""
+    """A row's measures, page and differences under a heading, each row that has a truth; else
+    empty.
+    """
     parts = []
     for row in range(len(run.results)):
         if (truth := run.truth_of(row)) is not None:
@@ -57,7 +74,9 @@ def draw_outcomes(page: Image, table: pd.DataFrame) -> Image:
     boxes = []
     for row in table[table["box"].notna()].to_dict("records"):
         outcome, cer = row["outcome"], row["cer"]
-        said = {EQUAL: "", DIFFERENT: "" if pd.isna(cer) else percent_text(cer)}.get(outcome, outcome)
+        said = {EQUAL: "", DIFFERENT: "" if pd.isna(cer) else percent_text(cer)}.get(
+            outcome, outcome
+        )
         tag = f"{'' if row['region'] is pd.NA else row['region']} {said}".strip()
         boxes.append(DrawnBox(pixel_box(row["box"], *page.size), OUTCOME_COLOURS[outcome], tag))
     return draw_marks(page, boxes)
@@ -73,14 +92,18 @@ def _row_html(run: Record, truth: Truth, row: int) -> Html:
     page = run.page_image(pages[0]) if len(pages) == 1 else None
     parts = [note(_lead(truth, differences)), _measures(quality_table(run, truth, row))]
     if page is not None and differences["box"].notna().any():
-        caption = "Regions by outcome: equal (blue), different (orange), missing (red), extra (purple)"
+        caption = (
+            "Regions by outcome: equal (blue), different (orange), missing (red), extra (purple)"
+        )
         parts.append(pictures_html([(draw_outcomes(page, differences), caption)]))
     return fragment(*parts, _differences(differences))
 
 
 def _lead(truth: Truth, differences: pd.DataFrame) -> str:
     counts = differences["outcome"].value_counts()
-    told = ", ".join(f"{counts[outcome]:,} {outcome}" for outcome in OUTCOME_COLOURS if outcome in counts)
+    told = ", ".join(
+        f"{counts[outcome]:,} {outcome}" for outcome in OUTCOME_COLOURS if outcome in counts
+    )
     regions = f" {count_text(len(differences), 'region')}: {told}." if told else ""
     kind, sense = ("run", ": agreement with it, not accuracy") if truth.reference else ("truth", "")
     return f"Compared with the {kind} {truth.file or 'of this record'}{sense}.{regions}"
@@ -96,7 +119,9 @@ def _measures(table: pd.DataFrame) -> Html:
     overlap = labels[labels["measure"] == "box_iou"].set_index("label")["value"]
     found = labels[labels["measure"] != "box_iou"].drop(columns="measure")
     found["iou"], caption = found["label"].map(overlap), "Boxes by type of region"
-    return shown + table_html(found, caption=caption, headings=_TYPES, missing="none was found", empty="")
+    return shown + table_html(
+        found, caption=caption, headings=_TYPES, missing="none was found", empty=""
+    )
 
 
 def _differences(differences: pd.DataFrame) -> Html:
@@ -111,10 +136,16 @@ def _differences(differences: pd.DataFrame) -> Html:
 
 
 def edits_html(written: str, true: str) -> Html:
-    """Two plain texts as one: words only in the truth as ``<del>``, words only written as ``<ins>``."""
+    """Two plain texts as one: words only in the truth as ``<del>``, words only written as
+    ``<ins>``.
+    """
     edits, parts = word_edits(written, true), list[Html]()
     for kind, mine, theirs in edits[:_MOST_EDITS]:
-        sides = {} if kind == EQUAL else {"del": _ends(theirs, _MOST_WORDS), "ins": _ends(mine, _MOST_WORDS)}
+        sides = (
+            {}
+            if kind == EQUAL
+            else {"del": _ends(theirs, _MOST_WORDS), "ins": _ends(mine, _MOST_WORDS)}
+        )
         parts += [element(name, text) for name, text in sides.items() if text]
         parts += [] if sides else [fragment(_ends(mine, 3 * _AROUND))]
     return Html(" ").join([*parts, "…"] if len(edits) > _MOST_EDITS else parts)

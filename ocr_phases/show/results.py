@@ -1,4 +1,5 @@
-"""A record as the parts of its report, each a few fragments and figures: for a cell, a panel and a terminal.
+"""A record as the parts of its report, each a few fragments and figures: for a cell, a panel and a
+terminal.
 
 What is called in a cell shows itself; `Section.html` is the same as one string.
 """
@@ -99,9 +100,23 @@ _TOP_KERNELS = 12
 _WRITTEN = "The text as the model wrote it"
 _CHECKS = ["check", "verdict", "expected", "measured"]
 _CHECK_CAPTIONS = "Expected and measured value of each check", "Usual and measured value"
-_RATIO_COLUMNS = ("ratio", "ratio_low", "ratio_high")  # near 1, where three digits would hide a change
+_RATIO_COLUMNS = (
+    "ratio",
+    "ratio_low",
+    "ratio_high",
+)  # near 1, where three digits would hide a change
 _REFERENCES = ["what", "file", "line", "version", "symbol"]
-_FLOORS = [*STAGE_KEYS, "device_ms", "floor_ms", "times_floor", "bound_by", "mfu", "mbu", "gflop", "bytes"]
+_FLOORS = [
+    *STAGE_KEYS,
+    "device_ms",
+    "floor_ms",
+    "times_floor",
+    "bound_by",
+    "mfu",
+    "mbu",
+    "gflop",
+    "bytes",
+]
 _KERNELS = [*STAGE_KEYS, "verdict", "kernels", "launches", "busy_ms", "wall_ms", "busy_%"]
 _RATIOS = {
     "generated_compression_ratio": "{tokens:,} generated tokens from {valid_image_tokens:,} valid image "
@@ -126,7 +141,9 @@ class Section:
         from IPython.display import display
 
         for part in self.parts:
-            display({"text/html": part} if isinstance(part, str) else part, raw=isinstance(part, str))
+            display(
+                {"text/html": part} if isinstance(part, str) else part, raw=isinstance(part, str)
+            )
 
 
 def style() -> Section:
@@ -138,9 +155,13 @@ def style() -> Section:
 
 
 def overview(run: Record) -> Section:
-    """The first screen: the page, headline, limit, phases, checks and four figures; then the rest, folded."""
+    """The first screen: the page, headline, limit, phases, checks and four figures; then the rest,
+    folded.
+    """
     figures = key_metrics(run)
-    first, rest = (block("cards", figures=some) for some in (figures[:_FIRST_CARDS], figures[_FIRST_CARDS:]))
+    first, rest = (
+        block("cards", figures=some) for some in (figures[:_FIRST_CARDS], figures[_FIRST_CARDS:])
+    )
     more = fold("Further figures and findings", rest, lines_html(findings(run)))
     shown = fold("Each row", table_html(row_table(run))) if len(run.results) > 1 else ""
     return Section(head_html(run), first, more, shown)
@@ -152,10 +173,11 @@ def cards(run: Record) -> Section:
 
 
 def head_html(run: Record, title: str = "", said: Sequence[str] = (), about: str = "") -> Html:
-    """The head of a report: the page's thumbnail (if the record has it), headline, limit, phases and checks.
+    """The head of a report: the page's thumbnail (if the record has it), headline, limit, phases
+    and checks.
 
-    ``said`` are sentences in place of these, the headline first and the others folded; ``about`` replaces the
-    line that says of what it is.
+    ``said`` are sentences in place of these, the headline first and the others folded; ``about``
+    replaces the line that says of what it is.
     """
     page = run.page_image()
     thumb = "" if page is None else image_html(page, "The page", width=180)
@@ -164,13 +186,17 @@ def head_html(run: Record, title: str = "", said: Sequence[str] = (), about: str
         lead, below = "", fold("Further findings", lines_html(said[1:])) if said[1:] else ""
     else:
         said, lead, below = [headline(run)], limit_sentence(run), phase_bar(run) + status_html(run)
-    return block("head", picture=thumb, title=title, about=about, headline=said[0], lead=lead, below=below)
+    return block(
+        "head", picture=thumb, title=title, about=about, headline=said[0], lead=lead, below=below
+    )
 
 
 def status_html(run: Record) -> Html:
     """The checks' verdict as a badge and a sentence; what made a record noisy is folded below."""
     checks, noise = run_checks(run), noise_warning(run)
-    status = element("p", badge(worst_verdict(checks)), " ", checks_verdict(checks), class_="op-status")
+    status = element(
+        "p", badge(worst_verdict(checks)), " ", checks_verdict(checks), class_="op-status"
+    )
     return status + (
         fold("reasons and remedies", element("p", noise), classes="op-why") if noise else fragment()
     )
@@ -178,20 +204,29 @@ def status_html(run: Record) -> Html:
 
 def lines_html(sentences: Sequence[str]) -> Html:
     """Sentences, a line each."""
-    return element("ul", *(element("li", sentence) for sentence in sentences), class_="op op-findings")
+    return element(
+        "ul", *(element("li", sentence) for sentence in sentences), class_="op op-findings"
+    )
 
 
 def phase_bar(run: Record) -> Html:
-    """A bar cut into the phases' times, vision separate from the rest of the prefill, above what they are.
+    """A bar cut into the phases' times, vision separate from the rest of the prefill, above what
+    they are.
 
-    Its whole length is the page's time, which the headline's share is of; medians of phases may leave a part
-    of it empty, or exceed it, which a sentence then says. The key is the bar's text alternative. What takes
-    no time is left out.
+    Its whole length is the page's time, which the headline's share is of; medians of phases may
+    leave a part of it empty, or exceed it, which a sentence then says. The key is the bar's text
+    alternative. What takes no time is left out.
     """
     figures = summary(run)
     vision = figures["vision_ms"] or 0.0
     prefill = float(np.median(run.phase_ms("prefill")))
-    names = ["prepare", "vision", "rest of the prefill" if vision else "prefill", "decode", "generate()"]
+    names = [
+        "prepare",
+        "vision",
+        "rest of the prefill" if vision else "prefill",
+        "decode",
+        "generate()",
+    ]
     if run.waits_for_first_token:
         names[2] = "first token"
     if run.is_server:
@@ -210,7 +245,9 @@ def phase_bar(run: Record) -> Html:
     drawn = block("bar", pieces=list(bar[bar["width"] > 0].itertuples()))
     if abs(together - page) <= _CLOSE_SUM * page:
         return drawn
-    return drawn + note(f"Medians of repeats add up to {ms_text(together)}, not to {ms_text(page)}.")
+    return drawn + note(
+        f"Medians of repeats add up to {ms_text(together)}, not to {ms_text(page)}."
+    )
 
 
 def run_title(run: Record) -> str:
@@ -240,7 +277,9 @@ def stages(run: Record) -> Section:
     """Each phase with its stages, whole phases in bold; each repeat."""
     table, whole = _with_wholes(stage_table(run))
     spread = ["device_ms_p10", "device_ms_p90"] if len(run.repeats) == 1 else []
-    shown = timed_table(run, table.drop(columns=spread), "Time of each phase and its stages", strong=whole)
+    shown = timed_table(
+        run, table.drop(columns=spread), "Time of each phase and its stages", strong=whole
+    )
     repeats = repeat_table(run)
     repeats["repeat"] = range(1, len(repeats) + 1)  # a person counts from one
     return Section(shown, table_html(repeats, caption="Time of each repeat"))
@@ -254,20 +293,33 @@ def _with_wholes(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series]:
     return table.assign(phase=table["phase"].mask(waits, "first token")), whole
 
 
-def timed_table(run: Record, table: pd.DataFrame, caption: str, time: str = "device", **given: Any) -> Html:
+def timed_table(
+    run: Record, table: pd.DataFrame, caption: str, time: str = "device", **given: Any
+) -> Html:
     """A table of medians over repeats with their spread; without a device clock there is one time."""
     low, high = spread_names(len(run.repeats))
     if run.device.kind != "cuda":
         table, time = table.drop(columns="host_ms", errors="ignore"), time.replace("device", "time")
-    headings = {"device_ms": (time, "ms"), "device_ms_p10": (low, "ms"), "device_ms_p90": (high, "ms")}
-    return table_html(table, caption=caption, headings=headings | given.pop("headings", {}), **given)
+    headings = {
+        "device_ms": (time, "ms"),
+        "device_ms_p10": (low, "ms"),
+        "device_ms_p90": (high, "ms"),
+    }
+    return table_html(
+        table, caption=caption, headings=headings | given.pop("headings", {}), **given
+    )
 
 
 def latency(run: Record) -> Section:
     """Every decode step over its floor, and the slowest steps."""
     slowest = step_table(run).nlargest(_SLOWEST, "device_ms").drop(columns="outlier")
-    slowest["index"] = token_of_step(run, slowest.pop("step"))  # one count, from 1, as everywhere on the page
-    caption, headings = f"The {len(slowest)} slowest steps", {"index": ("token", ""), "text": ("text", "")}
+    slowest["index"] = token_of_step(
+        run, slowest.pop("step")
+    )  # one count, from 1, as everywhere on the page
+    caption, headings = (
+        f"The {len(slowest)} slowest steps",
+        {"index": ("token", ""), "text": ("text", "")},
+    )
     table = timed_table(run, slowest, caption, "median", headings=headings, empty="")
     return Section(plots.plot_latency(run), table)
 
@@ -286,21 +338,32 @@ def floors(run: Record) -> Section:
         faults = note(
             f"These ceilings are wrong, so that no floor is known: {impossible_values(run).measured}."
         )
-    given: dict[str, Any] = {"strong": whole, "headings": {"bytes": ("read", "bytes")}, "missing": missing}
+    given: dict[str, Any] = {
+        "strong": whole,
+        "headings": {"bytes": ("read", "bytes")},
+        "missing": missing,
+    }
     shown = timed_table(run, table, _floor_caption(table), marks=over_hundred(table), **given)
-    return Section(shown, note(f"Ceilings: {ceilings_text(run)}."), faults, plots.plot_roofline(run))
+    return Section(
+        shown, note(f"Ceilings: {ceilings_text(run)}."), faults, plots.plot_roofline(run)
+    )
 
 
 def over_hundred(table: pd.DataFrame) -> dict[str, pd.Series]:
     """A mark for each MFU and MBU of `floor_table` that is above 100 %, for `table_html`."""
     return {
-        name: (table[name] > _PRINTS_ABOVE).map({True: OVER_HUNDRED, False: ""}) for name in ("mfu", "mbu")
+        name: (table[name] > _PRINTS_ABOVE).map({True: OVER_HUNDRED, False: ""})
+        for name in ("mfu", "mbu")
     }
 
 
 def floor_table_html(table: pd.DataFrame) -> Html:
-    """`ocr_phases.analyse.floors.floor_table` in a notebook: what is above 100 % is marked and explained."""
-    return table_html(table, caption=_floor_caption(table), missing="none", marks=over_hundred(table))
+    """`ocr_phases.analyse.floors.floor_table` in a notebook: what is above 100 % is marked and
+    explained.
+    """
+    return table_html(
+        table, caption=_floor_caption(table), missing="none", marks=over_hundred(table)
+    )
 
 
 def _floor_caption(table: pd.DataFrame) -> str:
@@ -327,17 +390,31 @@ def kernels(run: Record) -> Section:
     )
     headings = {"wall_ms": ("time", "ms")}
     shown = table_html(table, caption=caption, headings=headings, strong=whole)
-    folded = [fold(name, table_html(rows, caption=caption)) for name, rows, caption in _kernel_details(run)]
+    folded = [
+        fold(name, table_html(rows, caption=caption))
+        for name, rows, caption in _kernel_details(run)
+    ]
     return Section(*head, shown, plots.plot_kernels(run), *folded)
 
 
 def _kernel_details(run: Record) -> Iterator[tuple[str, pd.DataFrame, str]]:
-    """Name, table and caption of what is folded: idle gaps, KV cache, host syncs and longest kernels."""
-    gaps = idle_gaps(run).groupby(["phase", "cause"], sort=False)[["gaps", "idle_ms"]].sum().reset_index()
-    caption = "Under the profiler, where gaps are longer; launch: the host was late, device: it was not."
+    """Name, table and caption of what is folded: idle gaps, KV cache, host syncs and longest
+    kernels.
+    """
+    gaps = (
+        idle_gaps(run)
+        .groupby(["phase", "cause"], sort=False)[["gaps", "idle_ms"]]
+        .sum()
+        .reset_index()
+    )
+    caption = (
+        "Under the profiler, where gaps are longer; launch: the host was late, device: it was not."
+    )
     yield "Idle gaps", gaps, caption
     waits = host_syncs(run)
-    caption = "Share of each phase. Attention in a captured graph is n/a: it does not name its kernels."
+    caption = (
+        "Share of each phase. Attention in a captured graph is n/a: it does not name its kernels."
+    )
     yield "Share of the KV cache", kv_cache_share(run), caption
     each = waits.loc[waits["phase"] == "decode", "count"].sum()
     caption = "Each host sync beyond the EOS check stops the host from launching ahead."
@@ -349,7 +426,11 @@ def _kernel_details(run: Record) -> Iterator[tuple[str, pd.DataFrame, str]]:
         top = table[table["kernel"] != ""].nlargest(_TOP_KERNELS, "device_ms")
         if len(table):
             caption = f"Together {percent_text(top['share'].sum())} of GPU busy time."
-            yield f"Longest kernels of {name}", top[["stage", "count", "time_us", "share", "kernel"]], caption
+            yield (
+                f"Longest kernels of {name}",
+                top[["stage", "count", "time_us", "share", "kernel"]],
+                caption,
+            )
 
 
 # -- the page and its text ----------------------------------------------------------------------------
@@ -375,7 +456,9 @@ def text_notes(run: Record) -> Section:
 def text(run: Record) -> Section:
     """The generated text of each row; a long one starts folded."""
     texts = [result.text for result in run.results]
-    names = [f"Text of row {row}" for row in range(1, len(texts) + 1)] if len(texts) > 1 else [_WRITTEN]
+    names = (
+        [f"Text of row {row}" for row in range(1, len(texts) + 1)] if len(texts) > 1 else [_WRITTEN]
+    )
     return Section(text_notes(run), *map(text_html, texts, names))
 
 
@@ -383,7 +466,9 @@ def text_html(text: str | None, name: str = _WRITTEN) -> Html:
     """Model text in a block that scrolls."""
     if text is None:
         return note("This record has no text (return_text=False).")
-    return fold(f"{name} ({len(text):,} characters)", preformatted(text), opened=len(text) <= _LONG_TEXT)
+    return fold(
+        f"{name} ({len(text):,} characters)", preformatted(text), opened=len(text) <= _LONG_TEXT
+    )
 
 
 def quality(run: Record) -> Section:
@@ -402,40 +487,66 @@ def checks(run: Record) -> Section:
 def checks_html(checks: Iterable[Verdict]) -> Html:
     """Checks as a table, verdicts in words and colour, with foldable reason and remedy.
 
-    Reason and remedy of a failed or noisy check are unfolded. The expectations, which never fail, are
-    folded below.
+    Reason and remedy of a failed or noisy check are unfolded. The expectations, which never fail,
+    are folded below.
     """
     rows: dict[bool, list[object]] = {False: [], True: []}
     for check in checks:
-        reasons, usual = (element("p", check.why), element("p", check.fix)), check.name in EXPECTATIONS
+        reasons, usual = (
+            (element("p", check.why), element("p", check.fix)),
+            check.name in EXPECTATIONS,
+        )
         urgent = check.verdict in ("fail", "noisy")
-        advice = fold("reason and remedy", *reasons, opened=urgent, classes="op-why") if check.why else ""
-        label, measured = check.label.removeprefix("expected "), fragment(check.measured or "–", advice)
+        advice = (
+            fold("reason and remedy", *reasons, opened=urgent, classes="op-why")
+            if check.why
+            else ""
+        )
+        label, measured = (
+            check.label.removeprefix("expected "),
+            fragment(check.measured or "–", advice),
+        )
         rows[usual].append((label, badge(check.verdict), check.expected or "–", measured))
     rules, expected = (
-        table_html(pd.DataFrame(some, columns=_CHECKS, dtype=object), caption=caption, classes="op-checks")
+        table_html(
+            pd.DataFrame(some, columns=_CHECKS, dtype=object), caption=caption, classes="op-checks"
+        )
         for some, caption in zip(rows.values(), _CHECK_CAPTIONS, strict=True)
     )
-    return rules + fold("Rules of thumb for the full model on a GPU", expected) if rows[True] else rules
+    return (
+        rules + fold("Rules of thumb for the full model on a GPU", expected)
+        if rows[True]
+        else rules
+    )
 
 
 def verification(run: Record) -> Section:
     """The head of a report on the checks alone."""
-    return Section(head_html(run, f"Verification: {run.page.file}", [checks_verdict(run_checks(run))]))
+    return Section(
+        head_html(run, f"Verification: {run.page.file}", [checks_verdict(run_checks(run))])
+    )
 
 
 def references(rows: Sequence[Mapping[str, Any]] | None) -> Section:
     """Source lines of the measured code; None if unknown, as for a loaded record."""
     if rows is None:
-        return Section(note("Records do not contain source lines; verify shows them when it measures."))
+        return Section(
+            note("Records do not contain source lines; verify shows them when it measures.")
+        )
     table = pd.DataFrame(rows, columns=_REFERENCES).astype({"line": "Int64"})
-    return Section(table_html(table, caption="Source lines of the measured code", classes="op-paths"))
+    return Section(
+        table_html(table, caption="Source lines of the measured code", classes="op-paths")
+    )
 
 
 def method(run: Record) -> Section:
     """Device, versions, model, page and request, folded."""
     parts: dict[str, Mapping[str, Any]] = {
-        "Device": {**to_plain(run.device), "ceilings": ceilings_text(run), "peak memory": run.memory.source},
+        "Device": {
+            **to_plain(run.device),
+            "ceilings": ceilings_text(run),
+            "peak memory": run.memory.source,
+        },
         "Versions": run.versions,
         "Model": to_plain(run.model),
         **{f"Page {number}": to_plain(page) for number, page in enumerate(run.pages, 1)},
@@ -493,7 +604,9 @@ def timeline_text(spans: pd.DataFrame) -> str:
 
 def _time_by_stage(spans: pd.DataFrame) -> pd.DataFrame:
     calls = spans.groupby(["phase", "stage", "view"], sort=False)
-    table = calls.agg(calls=("device_ms", "size"), device_ms=("device_ms", "sum"), host_ms=("host_ms", "sum"))
+    table = calls.agg(
+        calls=("device_ms", "size"), device_ms=("device_ms", "sum"), host_ms=("host_ms", "sum")
+    )
     return table.reset_index()
 
 
@@ -512,10 +625,16 @@ def _ratio_text(value: float) -> str:
 
 
 def facts_bundle(
-    title: str, values: Mapping[str, Any], pictures: Sequence[tuple[Image, str]] = (), *, below: str = ""
+    title: str,
+    values: Mapping[str, Any],
+    pictures: Sequence[tuple[Image, str]] = (),
+    *,
+    below: str = "",
 ) -> Bundle:
     """An object as a title, `facts`, and pictures with their captions; ``below`` is HTML of ours."""
-    shown = element("div", element("p", title, class_="op-headline"), pairs(values), class_="op op-object")
+    shown = element(
+        "div", element("p", title, class_="op-headline"), pairs(values), class_="op op-object"
+    )
     return bundle(fragment(shown, pictures_html(pictures), Html(below)), facts_text(title, values))
 
 

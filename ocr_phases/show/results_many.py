@@ -60,29 +60,46 @@ _END = 10  # rows at each end of a longer table
 _STEPS = ["prefill_len", "tokens", "prefill_ms", "vision_share", "inter_token_ms", "times_floor"]
 _TIMES = ["page_ms", "page_ms_p90", "page_ms_p99", "pages_per_min"]
 _COSTS = ["energy_j", "wh_per_1000_pages", "price_per_1000_pages", "repeated_share"]
-_TERMINAL_COLUMNS = ["cell", "prefill_len", "prefill_ms", "vision_share", "inter_token_ms", "tokens_per_s"]
-_HEADINGS = {"interval": ("95 % interval", ""), "tokens": ("output", ""), "page_ms": ("page, p50", "ms")}
+_TERMINAL_COLUMNS = [
+    "cell",
+    "prefill_len",
+    "prefill_ms",
+    "vision_share",
+    "inter_token_ms",
+    "tokens_per_s",
+]
+_HEADINGS = {
+    "interval": ("95 % interval", ""),
+    "tokens": ("output", ""),
+    "page_ms": ("page, p50", "ms"),
+}
 
 
 # -- tables of any result ----------------------------------------------------------------------------
 
 
 def frame_html(table: pd.DataFrame) -> str:
-    """A table of a result in a notebook; of one with many columns those that fit, of a long one its ends."""
+    """A table of a result in a notebook; of one with many columns those that fit, of a long one its
+    ends.
+    """
     known = {COMPARE_COLUMNS: compare_html, SWEEP_COLUMNS: cells_html, CHECK_COLUMNS: _checks_html}
     known |= {FLOOR_COLUMNS: floor_table_html}
     return str(notebook_style() + known.get(tuple(table.columns), _ends_html)(table))
 
 
 def _checks_html(table: pd.DataFrame) -> Html:
-    return checks_html(Verdict(**dict(zip(CHECK_COLUMNS, row, strict=True))) for row in table.to_numpy())
+    return checks_html(
+        Verdict(**dict(zip(CHECK_COLUMNS, row, strict=True))) for row in table.to_numpy()
+    )
 
 
 def _ends_html(table: pd.DataFrame) -> Html:
     if len(table) <= _MOST_ROWS:
         return table_html(table, missing="none")
     ends = pd.concat([table.head(_END), table.tail(_END)])
-    return table_html(ends, caption=f"{len(table):,} rows, the first and the last {_END}", missing="none")
+    return table_html(
+        ends, caption=f"{len(table):,} rows, the first and the last {_END}", missing="none"
+    )
 
 
 def frame_text(table: pd.DataFrame) -> str:
@@ -114,16 +131,22 @@ def comparison_head(comparison: ComparedRecords) -> Section:
 
 
 def compare_html(table: pd.DataFrame, baseline: str = "baseline") -> Html:
-    """`ComparedRecords.table`, or some of its rows, as a sortable table; a change that is sure stands out.
+    """`ComparedRecords.table`, or some of its rows, as a sortable table; a change that is sure
+    stands out.
 
     ``baseline`` is the label of that record.
     """
     shown = in_units(table, printable(baseline, draw.LONGEST_LABEL))
     shown["metric"] = shown["metric"].map(draw.metric_name)
     ends = zip(shown.pop("ratio_low"), shown.pop("ratio_high"), strict=True)
-    shown.insert(list(shown).index("ratio") + 1, "interval", [_interval(low, high) for low, high in ends])
+    shown.insert(
+        list(shown).index("ratio") + 1, "interval", [_interval(low, high) for low, high in ends]
+    )
     sure = ~table["verdict"].isin((EQUAL, EQUIVALENT, *draw.UNJUDGED))
-    words: Any = {"missing": "not in both records, or no interval", "empty": "The records share no figure."}
+    words: Any = {
+        "missing": "not in both records, or no interval",
+        "empty": "The records share no figure.",
+    }
     return table_html(
         shown,
         caption=f"Against the baseline. {STATISTICS.rstrip('.')}",
@@ -176,7 +199,9 @@ def cells_html(table: pd.DataFrame) -> Html:
     """The columns of `ocr_phases.analyse.scaling.sweep_table` that fit a page, as a sortable table."""
     table = table.assign(times_floor=table["inter_token_ms"] / table["step_floor_ms"])
     shown, caption = _cells(table, *_STEPS, "tokens_per_s"), "Each cell, medians over the repeats"
-    return table_html(shown, caption=caption, headings=_HEADINGS, empty="No cell could be measured.")
+    return table_html(
+        shown, caption=caption, headings=_HEADINGS, empty="No cell could be measured."
+    )
 
 
 def end_to_end_html(table: pd.DataFrame) -> Html:
@@ -186,7 +211,9 @@ def end_to_end_html(table: pd.DataFrame) -> Html:
     caption = "Each page end to end, quantiles over the repeats, and memory; the rows of a batch end together"
     if len(costs) > costs.count("repeated_share"):
         caption += "; 1,000 pages: one measurement after another"
-    return table_html(shown, caption=caption, headings=_HEADINGS, missing="too few repeats", empty="")
+    return table_html(
+        shown, caption=caption, headings=_HEADINGS, missing="too few repeats", empty=""
+    )
 
 
 def _cells(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
@@ -198,7 +225,9 @@ def _cells(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
 
 def failures_html(failures: pd.DataFrame) -> Html:
     """The cells that could not be measured, each with its reason; a sentence where there are none."""
-    return table_html(failures[["cell", "reason"]], caption="What failed", empty="Every cell was measured.")
+    return table_html(
+        failures[["cell", "reason"]], caption="What failed", empty="Every cell was measured."
+    )
 
 
 def cells(sweep: SweptRecords) -> Section:
@@ -208,7 +237,9 @@ def cells(sweep: SweptRecords) -> Section:
 
 
 def cost_quality(sweep: SweptRecords) -> Section:
-    """Cost against quality under its own heading: the sentence, picture and table; empty without a text."""
+    """Cost against quality under its own heading: the sentence, picture and table; empty without a
+    text.
+    """
     points = sweep.cost_quality
     if points.empty:
         return Section()

@@ -1,7 +1,8 @@
 """Plain values as HTML: elements, tables and the other blocks of a report, and the file around it.
 
-Jinja writes and escapes it. Whatever a model, a file name or a person wrote is text; no fragment has a
-script, a style of its own or an address. Classes start with ``op-`` and are dressed by ``fragments.css``.
+Jinja writes and escapes it. Whatever a model, a file name or a person wrote is text; no fragment
+has a script, a style of its own or an address. Classes start with ``op-`` and are dressed by
+``fragments.css``.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ HEADINGS: dict[str, tuple[str, str]] = {
 
 def printable(text: str, longest: int = 24) -> str:
     """Model-made text as one short line that any font can be asked to draw."""
-    line = " ".join("".join(char if char.isprintable() else " " for char in text[: 4 * longest]).split())
+    line = " ".join(
+        "".join(char if char.isprintable() else " " for char in text[: 4 * longest]).split()
+    )
     return line if len(line) <= longest else line[: longest - 1] + "…"
 
 
@@ -93,10 +96,11 @@ TEXTS: dict[str, Callable[[str], str]] = {
 
 
 def element(name: str, *content: object, **attributes: object) -> Html:
-    """``<name attributes>content</name>``: everything is text that is nothing but text, except `Html`.
+    """``<name attributes>content</name>``: everything is text that is nothing but text, except
+    `Html`.
 
-    Control characters become a replacement sign. ``class_`` is the class, other underscores stand for
-    hyphens; an attribute that is None or False is left out, True is bare.
+    Control characters become a replacement sign. ``class_`` is the class, other underscores stand
+    for hyphens; an attribute that is None or False is left out, True is bare.
     """
     given = ""
     for key, value in attributes.items():
@@ -128,7 +132,10 @@ def block(name: str, **values: Any) -> Html:
 @cache
 def _environment() -> Environment:
     environment = Environment(
-        loader=PackageLoader("ocr_phases.show"), autoescape=True, finalize=_safe, undefined=StrictUndefined
+        loader=PackageLoader("ocr_phases.show"),
+        autoescape=True,
+        finalize=_safe,
+        undefined=StrictUndefined,
     )
     environment.filters["units"] = lambda text: _QUANTITY.sub("\N{NO-BREAK SPACE}", text)
     return environment
@@ -150,7 +157,9 @@ def badge(verdict: str) -> Html:
     return element("span", verdict, class_=f"op-badge op-{kind}")
 
 
-def fold(summary: object, *content: object, opened: bool = False, classes: str = "op op-fold") -> Html:
+def fold(
+    summary: object, *content: object, opened: bool = False, classes: str = "op op-fold"
+) -> Html:
     """A block that unfolds under its ``summary``."""
     return element("details", element("summary", summary), *content, class_=classes, open=opened)
 
@@ -163,7 +172,10 @@ def preformatted(text: object) -> Html:
 def facts(values: Mapping[str, Any]) -> dict[str, str]:
     """Values of a record in words, by their names in words; ``*_bytes`` in a fitting unit."""
     told = {str(name): value for name, value in values.items() if name not in _APART}
-    return {name.replace("_", " ").removesuffix(" bytes"): _fact(name, value) for name, value in told.items()}
+    return {
+        name.replace("_", " ").removesuffix(" bytes"): _fact(name, value)
+        for name, value in told.items()
+    }
 
 
 def _fact(name: str, value: Any) -> str:
@@ -180,7 +192,9 @@ def _fact(name: str, value: Any) -> str:
 
 def pairs(values: Mapping[str, Any]) -> Html:
     """`facts` beside their names."""
-    rows = [fragment(element("dt", name), element("dd", value)) for name, value in facts(values).items()]
+    rows = [
+        fragment(element("dt", name), element("dd", value)) for name, value in facts(values).items()
+    ]
     return element("dl", *rows, class_="op-pairs")
 
 
@@ -196,21 +210,27 @@ def table_html(
     marks: Mapping[str, Iterable[str]] | None = None,
     classes: str = "",
 ) -> Html:
-    """A DataFrame as a sortable table, without its index: numbers aligned and rounded, text escaped.
+    """A DataFrame as a sortable table, without its index: numbers aligned and rounded, text
+    escaped.
 
-    ``headings`` adds to `HEADINGS`; a unit of ``ms``, ``%`` or ``bytes`` decides how a column is written.
-    ``strong`` marks rows, such as a phase's whole among its stages. ``links`` gives text columns an address a
-    row, empty for none. ``missing`` says why a figure may be n/a; without it a column of none is left out, as
-    is one without a word or a yes. ``marks`` gives columns words a row to stand behind the value, empty for
-    none. ``empty`` stands in place of a table without rows. Texts become a line
-    each, by `TEXTS`. Of more than `MOST_TABLE_ROWS` rows the first are shown, which the caption says.
+    ``headings`` adds to `HEADINGS`; a unit of ``ms``, ``%`` or ``bytes`` decides how a column is
+    written. ``strong`` marks rows, such as a phase's whole among its stages. ``links`` gives text
+    columns an address a row, empty for none. ``missing`` says why a figure may be n/a; without it a
+    column of none is left out, as is one without a word or a yes. ``marks`` gives columns words a
+    row to stand behind the value, empty for none. ``empty`` stands in place of a table without
+    rows. Texts become a line each, by `TEXTS`. Of more than `MOST_TABLE_ROWS` rows the first are
+    shown, which the caption says.
     """
     if empty is not None and not len(table):
         return note(empty)
     count = len(table)
     table = table.head(MOST_TABLE_ROWS)
     texts = table.select_dtypes(exclude="number")
-    silent = [name for name, values in texts.items() if not any(pd.notna(each) and each for each in values)]
+    silent = [
+        name
+        for name, values in texts.items()
+        if not any(pd.notna(each) and each for each in values)
+    ]
     silent += table.columns[table.isna().all()].tolist() if missing is None else []
     table = table.drop(columns=silent if len(table) else [])
     known, columns, cells = {**HEADINGS, **(headings or {})}, [], []
@@ -241,7 +261,9 @@ def _heading(name: str) -> tuple[str, str]:
     return name.replace("_", " "), "%" if name in _SHARES else ""
 
 
-def _cell(value: Any, unit: str, numeric: bool, as_text: Callable[[str], str]) -> tuple[object, str | None]:
+def _cell(
+    value: Any, unit: str, numeric: bool, as_text: Callable[[str], str]
+) -> tuple[object, str | None]:
     """What a cell shows, and the number that it is sorted by."""
     if pd.isna(value) or value in (math.inf, -math.inf):
         return MISSING, None
@@ -273,12 +295,16 @@ def data_address(data: bytes, kind: str) -> str:
 def jpeg_file(image: Image, width: int, height: int) -> tuple[Image, bytes]:
     """An RGB copy of an image of at most these pixels, and the bytes of it as a JPEG."""
     small = image.convert("RGB")
-    small.thumbnail((width, height), Resampling.HAMMING)  # as sharp as the default here, in half the time
+    small.thumbnail(
+        (width, height), Resampling.HAMMING
+    )  # as sharp as the default here, in half the time
     return small, image_file(small, "JPEG", quality=85, optimize=True)
 
 
 def image_html(image: Image, alt: str, *, width: int) -> Html:
-    """An RGB image as an inline JPEG shown at most ``width`` CSS pixels wide, sharp on dense screens."""
+    """An RGB image as an inline JPEG shown at most ``width`` CSS pixels wide, sharp on dense
+    screens.
+    """
     small, data = jpeg_file(image, width * SHARPNESS, 6 * width * SHARPNESS)
     shown = min(width, small.width)
     size = {"width": shown, "height": round(small.height * shown / small.width)}
@@ -287,23 +313,32 @@ def image_html(image: Image, alt: str, *, width: int) -> Html:
 
 def pictures_html(pictures: Sequence[tuple[Image, str]]) -> Html:
     """Page pictures with captions, side by side if they fit."""
-    shown = [(image_html(image, name, width=520), element("figcaption", name)) for image, name in pictures]
+    shown = [
+        (image_html(image, name, width=520), element("figcaption", name))
+        for image, name in pictures
+    ]
     figures = [element("figure", *parts, class_="op-picture") for parts in shown]
     return element("div", *figures, class_="op op-pictures") if figures else fragment()
 
 
-def document_html(title: str, contents: Sequence[tuple[str, str]], body: Html, *, css: str = "") -> str:
+def document_html(
+    title: str, contents: Sequence[tuple[str, str]], body: Html, *, css: str = ""
+) -> str:
     """A whole file that fetches nothing.
 
     ``contents`` are a heading and its id each. ``css`` goes behind the style that all files share.
     """
-    script = asset_text("sort.js") + 'document.querySelectorAll("table.op-table").forEach(sortable);'
+    script = (
+        asset_text("sort.js") + 'document.querySelectorAll("table.op-table").forEach(sortable);'
+    )
     return render(
         "document",
         title=title,
         contents=contents,
         body=body,
-        style=Html(asset_text("theme.css") + asset_text("fragments.css") + asset_text("page.css") + css),
+        style=Html(
+            asset_text("theme.css") + asset_text("fragments.css") + asset_text("page.css") + css
+        ),
         script=Html(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
     )
@@ -317,8 +352,8 @@ def notebook_style() -> Html:
 def notebook_css(more: str = "") -> str:
     """The style of fragments in a notebook, and ``more`` rules that come after them.
 
-    JupyterLab has rules for bare elements in its outputs, such as ``.jp-OutputArea-output dd``. Nested in a
-    selector with an id, every rule of ours is stronger than any of them.
+    JupyterLab has rules for bare elements in its outputs, such as ``.jp-OutputArea-output dd``.
+    Nested in a selector with an id, every rule of ours is stronger than any of them.
     """
     rules = asset_text("notebook.css") + asset_text("fragments.css") + more
     return f"{asset_text('theme.css')}:root:not(#op) {{\n{rules}}}\n"

@@ -1,4 +1,6 @@
-"""What `torch.compile` makes here: the vision encoders, and the forms of a decode step that it fuses best."""
+"""What `torch.compile` makes here: the vision encoders, and the forms of a decode step that it
+fuses best.
+"""
 
 from __future__ import annotations
 
@@ -32,24 +34,28 @@ KEPT_SHAPES = 16
 
 
 def compiled_apart(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-    """``torch.compile`` of ``function`` for one set of shapes, which no other compilation can crowd out.
+    """``torch.compile`` of ``function`` for one set of shapes, which no other compilation can crowd
+    out.
 
-    The compiler keeps, and limits, what it made by code object; so every call here gets a code object of its
-    own. ``options`` are those of ``torch.compile``.
+    The compiler keeps, and limits, what it made by code object; so every call here gets a code
+    object of its own. ``options`` are those of ``torch.compile``.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs)
 
-    own = FunctionType(call.__code__.replace(), call.__globals__, call.__name__, None, call.__closure__)
+    own = FunctionType(
+        call.__code__.replace(), call.__globals__, call.__name__, None, call.__closure__
+    )
     return torch.compile(own, fullgraph=True, dynamic=False, **options)
 
 
 def tuned_steadily() -> AbstractContextManager[Any]:
     """Let the compiler time its trials of a kernel well, for the length of a ``with`` block.
 
-    It empties the L2 cache before each trial, which takes less time than a launch: a kernel of 5 us was timed
-    with its launch, and chosen by chance. With more to write, the host is ahead of the device.
+    It empties the L2 cache before each trial, which takes less time than a launch: a kernel of 5 us
+    was timed with its launch, and chosen by chance. With more to write, the host is ahead of the
+    device.
     """
     from torch._inductor.runtime.benchmarking import benchmarker
 
@@ -78,7 +84,9 @@ class CompiledVision(MadeForwards):
     def make(self, name: str, forward: Callable[..., Any], *args: Any, **options: Any) -> Made:
         """What runs for one shape."""
         first = tensors_in(args, options)[0]
-        preparing.get()(f"compiling {stage_name(name)} for {' × '.join(map(str, first.shape))} inputs")
+        preparing.get()(
+            f"compiling {stage_name(name)} for {' × '.join(map(str, first.shape))} inputs"
+        )
         compiled, cuda = compiled_apart(forward), first.device.type == "cuda"
         # cuDNN's attention, the fastest for SAM's wide keys, plans once: views come in few sizes.
         kernels = sdpa_kernel([SDPBackend.CUDNN_ATTENTION, *DECODE_BACKENDS])
@@ -90,7 +98,8 @@ class CompiledVision(MadeForwards):
 def _patches(convolution: nn.Conv2d, pixels: Tensor) -> Tensor:
     """A convolution of patches, [B, C, H, W] to [B, width, H/p, W/p], as a matrix product.
 
-    cuDNN's kernel for it takes 0.3 ms for 1,024 x 1,024 pixels on an H100, a tenth of that is needed.
+    cuDNN's kernel for it takes 0.3 ms for 1,024 x 1,024 pixels on an H100, a tenth of that is
+    needed.
     """
     flat = nn.functional.pixel_unshuffle(pixels, convolution.kernel_size[0]).permute(0, 2, 3, 1)
     weight = convolution.weight.flatten(1)
@@ -100,12 +109,15 @@ def _patches(convolution: nn.Conv2d, pixels: Tensor) -> Tensor:
 def sam_attention(attention: Any, hidden_states: Tensor) -> tuple[Tensor, None]:
     """SAM's attention over [B, H, W, C], its position bias as more channels of queries and keys.
 
-    The class writes and reads a bias for each pair of places, 0.4 GB a layer at 1,024 x 1,024 pixels. It is
-    the sum of one for the key's row and one for its column, so a key's channels say where it is.
+    The class writes and reads a bias for each pair of places, 0.4 GB a layer at 1,024 x 1,024
+    pixels. It is the sum of one for the key's row and one for its column, so a key's channels say
+    where it is.
     """
     batch, height, width, _ = hidden_states.shape
     heads, places = attention.num_attention_heads, height * width
-    query, key, value = attention.qkv(hidden_states).view(batch, places, 3, heads, -1).permute(2, 0, 3, 1, 4)
+    query, key, value = (
+        attention.qkv(hidden_states).view(batch, places, 3, heads, -1).permute(2, 0, 3, 1, 4)
+    )
     grid = query.unflatten(2, (height, width))
     rows = attention.get_rel_pos(height, height, attention.rel_pos_h)
     columns = attention.get_rel_pos(width, width, attention.rel_pos_w)
@@ -124,25 +136,30 @@ def sam_attention(attention: Any, hidden_states: Tensor) -> tuple[Tensor, None]:
 def single_norms(language_model: nn.Module) -> dict[nn.Module, Callable[..., Any]]:
     """Forms of a language model's norms with two kernels in place of eight, for `forwards`.
 
-    They round where the class does; on a GPU their sums are in another order. Install the same objects each
-    time, or what was compiled with them is compiled again.
+    They round where the class does; on a GPU their sums are in another order. Install the same
+    objects each time, or what was compiled with them is compiled again.
     """
-    norms = (module for module in language_model.modules() if type(module).__name__.endswith("RMSNorm"))
+    norms = (
+        module for module in language_model.modules() if type(module).__name__.endswith("RMSNorm")
+    )
     return {norm: partial(_normed, norm) for norm in norms}
 
 
 def fused_forms(language_model: nn.Module) -> dict[nn.Module, Callable[..., Any]]:
     """Forms of norms, gated products, experts and greedy routers for one token's compiled forward.
 
-    The compiler puts what is cheap into each of its readers: a matrix-vector product would then take the
-    norm, or the gate, again for every weight (on an H200 11 us for experts whose weights are read in 3). So
-    both are stored. ``topk`` is a kernel of its own; a sort is part of the softmax's.
+    The compiler puts what is cheap into each of its readers: a matrix-vector product would then
+    take the norm, or the gate, again for every weight (on an H200 11 us for experts whose weights
+    are read in 3). So both are stored. ``topk`` is a kernel of its own; a sort is part of the
+    softmax's.
     """
     forms = single_norms(language_model)
     for module in language_model.modules():
         if hasattr(module, "act_fn"):
             forms[module] = partial(_experts if hasattr(module, "gate_up_proj") else _gated, module)
-        elif getattr(module, "topk_method", "") == "greedy" and hasattr(module, "routed_scaling_factor"):
+        elif getattr(module, "topk_method", "") == "greedy" and hasattr(
+            module, "routed_scaling_factor"
+        ):
             forms[module] = partial(_routed, module)
     return forms
 
@@ -160,11 +177,15 @@ def _normed(norm: Any, hidden_states: Tensor) -> Tensor:
 
 
 def _gated(mlp: Any, hidden_states: Tensor) -> Tensor:
-    return mlp.down_proj(_stored(mlp.act_fn(mlp.gate_proj(hidden_states)) * mlp.up_proj(hidden_states)))
+    return mlp.down_proj(
+        _stored(mlp.act_fn(mlp.gate_proj(hidden_states)) * mlp.up_proj(hidden_states))
+    )
 
 
 def _experts(experts: Any, hidden_states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-    """The class's ``batched_mm``: [T, width] by the experts ``chosen`` [T, K] with their ``weights``."""
+    """The class's ``batched_mm``: [T, width] by the experts ``chosen`` [T, K] with their
+    ``weights``.
+    """
     gate, up = (experts.gate_up_proj[chosen] @ hidden_states[:, None, :, None]).chunk(2, dim=2)
     given = experts.down_proj[chosen] @ _stored(experts.act_fn(gate) * up)
     return (given[..., 0] * weights[..., None]).sum(dim=1).to(hidden_states.dtype)
@@ -179,7 +200,8 @@ def _routed(router: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 
 def sum_of_each(scores: Tensor) -> Tensor:
-    """The sum of each row of [B, N], float32 [B], in the two levels of `first_largest`, for the same reason.
+    """The sum of each row of [B, N], float32 [B], in the two levels of `first_largest`, for the
+    same reason.
 
     Both read the same parts, so that the compiler can read them once.
     """
@@ -190,7 +212,8 @@ def sum_of_each(scores: Tensor) -> Tensor:
 def first_largest(scores: Tensor) -> Tensor:
     """`argmax` of [B, N] over the last dimension, int64 [B, 1], in two levels.
 
-    The compiler gives one row's argmax to one multiprocessor of a GPU (19 to 34 us for 129,280 on an H200).
+    The compiler gives one row's argmax to one multiprocessor of a GPU (19 to 34 us for 129,280 on
+    an H200).
     """
     rows = scores.unflatten(-1, (gcd(256, scores.shape[-1]), -1))
     part = rows.amax(dim=-1).argmax(dim=-1, keepdim=True)

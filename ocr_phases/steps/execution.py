@@ -1,7 +1,7 @@
 """How a decode step is executed: what each strategy can do here, and the kernels it runs with.
 
-``eager`` calls the model class step by step; ``cuda_graph`` replays one captured step over a static cache;
-``compiled`` compiles that step, and captures it too on a GPU (`ocr_phases.steps.captured`).
+``eager`` calls the model class step by step; ``cuda_graph`` replays one captured step over a static
+cache; ``compiled`` compiles that step, and captures it too on a GPU (`ocr_phases.steps.captured`).
 """
 
 from __future__ import annotations
@@ -30,11 +30,12 @@ from ocr_phases.settings import Request
 
 #: cuDNN's attention builds a plan for every new KV length, which decode meets at every step.
 DECODE_BACKENDS = (SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH)
-#: One query over a masked cache: a ready kernel keeps ten heads on ten processors (61 to 89 us a layer on an
-#: H200); the plain formula spreads over all of them, and a compiler can fuse it.
+#: One query over a masked cache: a ready kernel keeps ten heads on ten processors (61 to 89 us a
+#: layer on an H200); the plain formula spreads over all of them, and a compiler can fuse it.
 STATIC_BACKENDS = (SDPBackend.MATH,)
 
-#: How many steps apart the end token is looked for, where nobody says: each look waits for the device.
+#: How many steps apart the end token is looked for, where nobody says: each look waits for the
+#: device.
 EOS_INTERVALS = {"eager": 1, "cuda_graph": 16, "compiled": 16}
 
 Value = TypeVar("Value")
@@ -46,20 +47,29 @@ preparing: ContextVar[Callable[[str], None]] = ContextVar("preparing", default=l
 
 
 def check_strategy(request: Request, family: Family, device: torch.device | str) -> None:
-    """Raise `OcrPhasesError` where its ``strategy`` or ``vision`` cannot run with this model and device."""
-    asked = {name: way for name in ("strategy", "vision") if (way := getattr(request, name)) != "eager"}
+    """Raise `OcrPhasesError` where its ``strategy`` or ``vision`` cannot run with this model and
+    device.
+    """
+    asked = {
+        name: way for name in ("strategy", "vision") if (way := getattr(request, name)) != "eager"
+    }
     kind, class_ = torch.device(device).type, family.implementation
     missing = _missing_compiler(kind) if "compiled" in asked.values() else None
     gpu = f" needs a CUDA device, this is {device}: use 'eager', or 'compiled' where there is a C++ compiler."
     refusals = [
-        (class_ != "native", f": the {class_} class runs only eagerly, so load implementation='native'."),
+        (
+            class_ != "native",
+            f": the {class_} class runs only eagerly, so load implementation='native'.",
+        ),
         (request.autocast, " has the model's own dtype only: drop it, or drop autocast."),
         (request.strategy == "cuda_graph" and kind != "cuda", gpu),
         (missing, f" needs {missing}: install it, or use 'eager'."),
     ]
     for refused, why in refusals:
         if asked and refused:
-            raise OcrPhasesError(" and ".join(f"{name}={way!r}" for name, way in asked.items()) + why)
+            raise OcrPhasesError(
+                " and ".join(f"{name}={way!r}" for name, way in asked.items()) + why
+            )
 
 
 def _missing_compiler(kind: str) -> str | None:
@@ -84,10 +94,11 @@ def forwards(chosen: Mapping[nn.Module, Callable[..., Any]]) -> Iterator[None]:
 
 
 class MadeForwards:
-    """Other forwards of modules, each made at the first call with inputs of a shape; ``most`` are kept.
+    """Other forwards of modules, each made at the first call with inputs of a shape; ``most`` are
+    kept.
 
-    ``made`` has what `make` gave, by name and shape of the first tensor; ``used`` says which were called
-    since they were last `installed`.
+    ``made`` has what `make` gave, by name and shape of the first tensor; ``used`` says which were
+    called since they were last `installed`.
     """
 
     def __init__(self, modules: Mapping[str, nn.Module], most: int) -> None:
@@ -99,7 +110,9 @@ class MadeForwards:
         """Run the modules by them within a ``with`` block."""
         self.used.clear()
         modules = self._modules.items()
-        return forwards({module: partial(self.run, name, module.forward) for name, module in modules})
+        return forwards(
+            {module: partial(self.run, name, module.forward) for name, module in modules}
+        )
 
     def run(self, name: str, forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
         """One call of the module of this ``name``, whose own forward is ``forward``."""
@@ -109,7 +122,9 @@ class MadeForwards:
         return last_used(self.made, key, make, self._most)[0](*args, **options)
 
     def make(self, name: str, forward: Callable[..., Any], *args: Any, **options: Any) -> Made:
-        """What runs in place of ``forward`` for arguments like these, and the ms it took to make, or None."""
+        """What runs in place of ``forward`` for arguments like these, and the ms it took to make,
+        or None.
+        """
         raise NotImplementedError
 
     def took_ms(self) -> float | None:
@@ -176,11 +191,12 @@ def decode_attention(device: torch.device | str, strategy: str = "eager") -> Abs
 
 
 def decode_experts(model: Any, strategy: str = "eager") -> dict[str, str | None]:
-    """Which experts kernel each part of the model's config uses in decode; empty where there is no choice.
+    """Which experts kernel each part of the model's config uses in decode; empty where there is no
+    choice.
 
-    On a GPU one token a step is far faster with ``batched_mm`` (it gathers the chosen experts' weights) than
-    with ``grouped_mm``, the prefill's default; ``generate()`` makes the same change. It is also what a
-    compiler can fuse.
+    On a GPU one token a step is far faster with ``batched_mm`` (it gathers the chosen experts'
+    weights) than with ``grouped_mm``, the prefill's default; ``generate()`` makes the same change.
+    It is also what a compiler can fuse.
     """
     if not hasattr(model, "get_experts_implementation"):
         return {}
@@ -192,9 +208,14 @@ def decode_experts(model: Any, strategy: str = "eager") -> dict[str, str | None]
 
 @contextlib.contextmanager
 def decode_execution(model: Any, strategy: str = "eager") -> Iterator[None]:
-    """The kernels a decode step runs with, for the length of a ``with`` block: attention and experts."""
+    """The kernels a decode step runs with, for the length of a ``with`` block: attention and
+    experts.
+    """
     experts = decode_experts(model, strategy)
-    with decode_attention(next(model.parameters()).device, strategy), contextlib.ExitStack() as after:
+    with (
+        decode_attention(next(model.parameters()).device, strategy),
+        contextlib.ExitStack() as after,
+    ):
         if experts and experts != (before := model.get_experts_implementation()):
             model.set_experts_implementation(experts)
             after.callback(model.set_experts_implementation, before)
@@ -242,7 +263,9 @@ def captured(run: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def captured_call(function: Callable[..., Any], *args: Any, **options: Any) -> Callable[..., Any]:
-    """``function`` captured over copies of these tensors: a call copies its own there, and gets copies."""
+    """``function`` captured over copies of these tensors: a call copies its own there, and gets
+    copies.
+    """
     function(*args, **options)  # which tells a compiler what is marked on these tensors
     own = tree_map_only(Tensor, torch.clone, (args, options))
     copies = tensors_in(*own)
@@ -262,16 +285,20 @@ def tensors_in(*values: Any) -> list[Tensor]:
 
 @contextlib.contextmanager
 def syncs_counted(found: list[str]) -> Iterator[None]:
-    """The host's waits for a CUDA device in a ``with`` block go into ``found``; other warnings are shown.
+    """The host's waits for a CUDA device in a ``with`` block go into ``found``; other warnings are
+    shown.
 
-    As far as torch's sync debug mode tells: it does not see a ``synchronize()``. Its warnings take time.
+    As far as torch's sync debug mode tells: it does not see a ``synchronize()``. Its warnings take
+    time.
     """
 
     def show(message: Warning | str, *rest: Any, **named: Any) -> None:
         found.append(str(message)) if _SYNC in str(message) else shown(message, *rest, **named)
 
     with warnings.catch_warnings(), contextlib.ExitStack() as after:
-        warnings.filterwarnings("ignore", message="Synchronization debug mode")  # that it misses some
+        warnings.filterwarnings(
+            "ignore", message="Synchronization debug mode"
+        )  # that it misses some
         warnings.filterwarnings("always", message=_SYNC)
         shown, warnings.showwarning = warnings.showwarning, show
         after.callback(torch.cuda.set_sync_debug_mode, torch.cuda.get_sync_debug_mode())

@@ -1,9 +1,9 @@
 """The heart: prefill, one decode step, the decode loop. Plain functions over a loaded model.
 
-The rules of the two phases are checked while they run, at no cost on the device: eval mode, one token a
-step, no image argument in decode, one cache object that grows by exactly one entry a step, until its window
-is full where it has one. A broken rule is an `OcrPhasesError`, because a time measured under it would be of
-something else.
+The rules of the two phases are checked while they run, at no cost on the device: eval mode, one
+token a step, no image argument in decode, one cache object that grows by exactly one entry a step,
+until its window is full where it has one. A broken rule is an `OcrPhasesError`, because a time
+measured under it would be of something else.
 """
 
 from __future__ import annotations
@@ -39,18 +39,22 @@ _MASK_COLUMNS = 256  # that a mask grows by
 
 @dataclass(repr=False)
 class DecodeState(Hinted):
-    """What decode continues from. B rows; ``length`` is prompt plus decoded tokens that the cache has seen.
+    """What decode continues from. B rows; ``length`` is prompt plus decoded tokens that the cache
+    has seen.
 
-    ``window`` is how many decoded tokens a step sees beside the prompt, its own among them; None for all.
-    ``entries`` says after the prefill and after every step how many the cache then held.
+    ``window`` is how many decoded tokens a step sees beside the prompt, its own among them; None
+    for all. ``entries`` says after the prefill and after every step how many the cache then held.
     ``ids`` are the generated ids on the host, one list a row; ``unread`` those still on the device.
-    ``sequence`` is the prompt, int64 [B, T], followed by the generated ids where logits processors read them.
+    ``sequence`` is the prompt, int64 [B, T], followed by the generated ids where logits processors
+    read them.
     """
 
     family: Family
     cache: Any
     logits: Tensor = field(init=False)  # [B, vocab], of the last position
-    mask: Tensor  # int64 [B, length or more]: 1 where a token may be seen, behind the newest ones too
+    mask: (
+        Tensor  # int64 [B, length or more]: 1 where a token may be seen, behind the newest ones too
+    )
     token: Tensor = field(init=False)  # int64 [B], the next step's input
     length: int
     lengths: list[int]  # of the cache, after the prefill and after every step
@@ -67,7 +71,9 @@ class DecodeState(Hinted):
     unread: list[Tensor] = field(default_factory=list)
 
     def choose(self, logits: Tensor, token: Tensor | None = None) -> None:
-        """Take the next token from ``logits`` [B, vocab]; ``token`` int64 [B] where the step chose it."""
+        """Take the next token from ``logits`` [B, vocab]; ``token`` int64 [B] where the step chose
+        it.
+        """
         self.logits = logits
         if self.step_sums is None:
             # One small kernel and no wait: a sum is finite only if all of it is.
@@ -78,22 +84,33 @@ class DecodeState(Hinted):
             self.sequence = torch.cat([self.sequence, self.token[:, None]], dim=1)
 
     def read(self) -> list[list[int]]:
-        """Bring the unread tokens to the host in one copy: one list of B ids a step. Waits for the device."""
+        """Bring the unread tokens to the host in one copy: one list of B ids a step. Waits for the
+        device.
+        """
         if not self.unread:
             return []
-        new = [self.unread[0].tolist()] if len(self.unread) == 1 else torch.stack(self.unread).tolist()
+        new = (
+            [self.unread[0].tolist()]
+            if len(self.unread) == 1
+            else torch.stack(self.unread).tolist()
+        )
         self.unread.clear()
         for row, tokens in enumerate(zip(*new, strict=True)):
             self.ids[row].extend(tokens)
         return new
 
     def logits_fault(self) -> str | None:
-        """What is wrong with the model's own logits so far, in words; None for nothing. Waits for the device.
+        """What is wrong with the model's own logits so far, in words; None for nothing. Waits for
+        the device.
 
-        They must be finite, and the newest ones must not be all equal. Processors come later: what they
-        suppress does not count.
+        They must be finite, and the newest ones must not be all equal. Processors come later: what
+        they suppress does not count.
         """
-        sums = torch.stack(self.sums) if self.step_sums is None else torch.stack([*self.sums, self.step_sums])
+        sums = (
+            torch.stack(self.sums)
+            if self.step_sums is None
+            else torch.stack([*self.sums, self.step_sums])
+        )
         return logits_fault(sums, self.logits, whole=self.step_sums is not None)
 
     @property
@@ -107,7 +124,9 @@ class DecodeState(Hinted):
         return len(self.ids[0]) + len(self.unread)
 
     def __repr__(self) -> str:
-        return f"DecodeState(rows={len(self.ids)}, length={self.length}, generated={self.generated})"
+        return (
+            f"DecodeState(rows={len(self.ids)}, length={self.length}, generated={self.generated})"
+        )
 
     def _facts(self) -> dict[str, Any]:
         entry = cache_bytes_per_token(self.cache)
@@ -147,12 +166,12 @@ def prefill(
 ) -> DecodeState:
     """One forward over the whole prompt: vision, KV cache and the first token.
 
-    ``inputs`` hold B prompts of T tokens on the model's device (see `PageInputs.to`). Logits are computed
-    for the last position only; ``all_logits`` keeps them all [B, T, vocab] in ``prefill_logits``. A
-    ``cache`` may be handed in (a static one, say), or the ``step`` that decode will use, which has its own;
-    else it is the family's. One without the model's window is refused. The first token is the argmax
-    (or a sample) of the last logits. Raises `OcrPhasesError` for a model in training mode or spread over
-    several devices.
+    ``inputs`` hold B prompts of T tokens on the model's device (see `PageInputs.to`). Logits are
+    computed for the last position only; ``all_logits`` keeps them all [B, T, vocab] in
+    ``prefill_logits``. A ``cache`` may be handed in (a static one, say), or the ``step`` that
+    decode will use, which has its own; else it is the family's. One without the model's window is
+    refused. The first token is the argmax (or a sample) of the last logits. Raises `OcrPhasesError`
+    for a model in training mode or spread over several devices.
     """
     family, timeline = family_of(model), timeline or NoTimeline()
     _check_model(model)
@@ -166,7 +185,11 @@ def prefill(
     language_model = contextlib.nullcontext() if step is None else step.prefill_execution()
     with hooks, timeline.in_phase("prefill"), language_model:
         out = family.forward(
-            model, arguments, past_key_values=cache, use_cache=True, logits_to_keep=int(not all_logits)
+            model,
+            arguments,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=int(not all_logits),
         )
         with timeline.span("sampling"):
             state = DecodeState(
@@ -213,15 +236,17 @@ def decode_step(
 ) -> Tensor:
     """One forward of one token a row from the cache; returns the next token, int64 [B].
 
-    The attention mask grows by one column of ones before the step. ``read`` brings the token to the host
-    within the step, as a loop that looks for the end token must. ``step`` runs the forward in place of the
-    model class: a `ocr_phases.steps.captured.StaticStep`. Raises `OcrPhasesError` where a rule of decode is
-    broken.
+    The attention mask grows by one column of ones before the step. ``read`` brings the token to the
+    host within the step, as a loop that looks for the end token must. ``step`` runs the forward in
+    place of the model class: a `ocr_phases.steps.captured.StaticStep`. Raises `OcrPhasesError`
+    where a rule of decode is broken.
     """
     timeline = timeline or NoTimeline()
     _check_model(model)
     with timeline.in_phase("decode", "decode_step", len(state.lengths) - 1):
-        if state.mask.shape[1] <= state.length:  # a column in every step would be two launches in each
+        if (
+            state.mask.shape[1] <= state.length
+        ):  # a column in every step would be two launches in each
             state.mask = nn.functional.pad(state.mask, (0, _MASK_COLUMNS), value=1)
         if step is None:
             logits, token = _model_step(model, state), None
@@ -243,15 +268,21 @@ def _model_step(model: nn.Module, state: DecodeState) -> Tensor:
     length, prompt_len = state.length + 1, state.lengths[0]
     positions = None if state.position_ids is None else state.position_ids + (length - prompt_len)
     mask = state.mask[:, :length]
-    arguments = state.family.step_arguments(model, state.token, state.cache, mask, positions, prompt_len)
+    arguments = state.family.step_arguments(
+        model, state.token, state.cache, mask, positions, prompt_len
+    )
     width = arguments["input_ids"].shape[1]
     if width != 1:
-        raise OcrPhasesError(f"A decode step takes one token a row, got {width}: pass input ids [B, 1].")
+        raise OcrPhasesError(
+            f"A decode step takes one token a row, got {width}: pass input ids [B, 1]."
+        )
     images = state.family.wiring.image_arguments
     leaked = ", ".join(name for name in images if arguments.get(name) is not None)
     try:
         if not leaked:
-            return state.family.forward(model, arguments, use_cache=True, logits_to_keep=1).logits[:, -1]
+            return state.family.forward(model, arguments, use_cache=True, logits_to_keep=1).logits[
+                :, -1
+            ]
     except ValueError as error:
         if "image" not in str(error).lower():
             raise
@@ -274,12 +305,14 @@ def decode(
     on_tokens: Callable[[list[list[int]]], None] | None = None,
     step: Any = None,
 ) -> DecodeState:
-    """Decode until every row has ended or has ``max_new_tokens`` tokens, the prefill's token included.
+    """Decode until every row has ended or has ``max_new_tokens`` tokens, the prefill's token
+    included.
 
-    Tokens are read, and the end looked for, every ``eos_check_every`` steps; what ran beyond the end is cut
-    from ``state.ids``, and rows that end early are filled with ``pad_id``. ``on_tokens`` gets the new ids of
-    each read, one list a row. No ``eos_ids`` means: run to ``max_new_tokens``. ``step`` runs the forwards in
-    place of the model class, over the cache of the `prefill` that had it.
+    Tokens are read, and the end looked for, every ``eos_check_every`` steps; what ran beyond the
+    end is cut from ``state.ids``, and rows that end early are filled with ``pad_id``. ``on_tokens``
+    gets the new ids of each read, one list a row. No ``eos_ids`` means: run to ``max_new_tokens``.
+    ``step`` runs the forwards in place of the model class, over the cache of the `prefill` that had
+    it.
     """
     timeline = timeline or NoTimeline()
     state.read()
@@ -289,11 +322,15 @@ def decode(
     # A step of its own may be compiled, which hooks on the model would undo.
     hooks = stage_hooks(model, state.family, timeline if step is None else NoTimeline(), [])
     with kernels, hooks, timeline.in_phase("decode"):
-        while any(running) and (steps := min(eos_check_every, max_new_tokens - state.generated)) > 0:
+        while (
+            any(running) and (steps := min(eos_check_every, max_new_tokens - state.generated)) > 0
+        ):
             for number in range(1, steps + 1):
                 decode_step(model, state, timeline, read=number == steps, step=step)
             fresh = [ids[-steps:] for ids in state.ids]
-            running = [runs and ends.isdisjoint(ids) for runs, ids in zip(running, fresh, strict=True)]
+            running = [
+                runs and ends.isdisjoint(ids) for runs, ids in zip(running, fresh, strict=True)
+            ]
             if on_tokens is not None:
                 on_tokens(fresh)
     # A static cache counts on the device, so its count is read once, after the last step.
@@ -319,7 +356,8 @@ def generate(
     on_tokens: Callable[[list[list[int]]], None] | None = None,
     step: Any = None,
 ) -> DecodeState:
-    """Both phases: `prefill`, then `decode`, with their arguments; ``first_token`` as in `redecode`.
+    """Both phases: `prefill`, then `decode`, with their arguments; ``first_token`` as in
+    `redecode`.
 
     ``on_tokens`` gets the prefill's token too, where it stays.
     """
@@ -344,18 +382,21 @@ def generate(
 def prompt_loss(model: nn.Module, inputs: DeviceInputs, labels: Tensor | None = None) -> Tensor:
     """The training loss: mean next-token cross entropy, a scalar that can be differentiated.
 
-    ``labels`` int64 [B, T] default to the prompt's own ids; image and padding positions never count (-100).
-    Works in training mode too, and computes logits for every position.
+    ``labels`` int64 [B, T] default to the prompt's own ids; image and padding positions never count
+    (-100). Works in training mode too, and computes logits for every position.
     """
     labels = inputs.input_ids if labels is None else labels
     ignored = inputs.images_seq_mask | (inputs.attention_mask == 0)
     family = family_of(model)
     arguments = family.prefill_arguments(inputs, model)
-    return family.forward(model, arguments, use_cache=False, labels=labels.masked_fill(ignored, -100)).loss
+    return family.forward(
+        model, arguments, use_cache=False, labels=labels.masked_fill(ignored, -100)
+    ).loss
 
 
 def logits_fault(sums: Tensor, newest: Tensor, *, whole: bool = False) -> str | None:
-    """What is wrong with logits, given the ``sums`` [N, B] of each token's and the ``newest`` [B, vocab].
+    """What is wrong with logits, given the ``sums`` [N, B] of each token's and the ``newest`` [B,
+    vocab].
 
     None for nothing. The last sums are those of all decode steps where they are the ``whole``.
     """
@@ -389,7 +430,9 @@ def _check_model(model: nn.Module) -> None:
 
 
 def _check_window(cache: Any, window: int | None) -> None:
-    """Raise `OcrPhasesError` for a cache that would silently give full attention to a model with a window."""
+    """Raise `OcrPhasesError` for a cache that would silently give full attention to a model with a
+    window.
+    """
     if cache is not None and cache_window(cache) != window:
         raise OcrPhasesError(
             f"This model's steps see {window or 'all'} generated tokens and the cache is for "
@@ -400,7 +443,8 @@ def _check_window(cache: Any, window: int | None) -> None:
 def _check_cache(state: DecodeState) -> None:
     """Tokens seen and entries held must be right; notes the entries. Nothing waits for the device."""
     held = held_entries(state.cache)
-    # A step adds its own entry to those kept for it, so one that grows keeps one less than the step sees.
+    # A step adds its own entry to those kept for it, so one that grows keeps one less than the step
+    # sees.
     kept = None if state.window is None else state.window - (held is not None)
     state.entries.append(windowed_length(state.length, state.lengths[0], kept))
     _check_counts([cache_length(state.cache)], state.length)

@@ -1,4 +1,6 @@
-"""Which token comes next: greedy, or sampled by transformers' logits processors with a seeded generator."""
+"""Which token comes next: greedy, or sampled by transformers' logits processors with a seeded
+generator.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
 
 
 class NoRepeatNGrams:
-    """transformers' ``NoRepeatNGramLogitsProcessor`` over all tokens or a window, which waits for nothing.
+    """transformers' ``NoRepeatNGramLogitsProcessor`` over all tokens or a window, which waits for
+    nothing.
 
     ``generate()`` takes it where there is a window, its own otherwise.
     """
@@ -26,7 +29,9 @@ class NoRepeatNGrams:
         self._before, self._window = size - 1, window
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """``scores`` [B, vocab] for the token after ``input_ids`` int64 [B, length], banned ones -inf."""
+        """``scores`` [B, vocab] for the token after ``input_ids`` int64 [B, length], banned ones
+        -inf.
+        """
         length, vocab, before = input_ids.shape[1], scores.shape[1], self._before
         # In a window the whole n-gram must lie in it.
         first = max(before, length - self._window + before if self._window else 0)
@@ -98,9 +103,11 @@ class Sampler:
 def checkpoint_rules(
     rules: Mapping[str, Any], end_tokens: Sequence[int], prompt_len: int, device: str
 ) -> list[Any]:
-    """transformers' logits processors for what a checkpoint's ``rules`` say, in ``generate()``'s order.
+    """transformers' logits processors for what a checkpoint's ``rules`` say, in ``generate()``'s
+    order.
 
-    Those that put off the end read ``end_tokens``, of which there are none where the end is ignored.
+    Those that put off the end read ``end_tokens``, of which there are none where the end is
+    ignored.
     """
     from transformers import generation
 
@@ -110,18 +117,24 @@ def checkpoint_rules(
     if ends and (least := rules.get("min_length")):
         chosen.append(generation.MinLengthLogitsProcessor(least, ends, device=device))
     if ends and (least := rules.get("min_new_tokens")):
-        chosen.append(generation.MinNewTokensLengthLogitsProcessor(prompt_len, least, ends, device=device))
+        chosen.append(
+            generation.MinNewTokensLengthLogitsProcessor(prompt_len, least, ends, device=device)
+        )
     if tokens := rules.get("suppress_tokens"):
         chosen.append(generation.SuppressTokensLogitsProcessor(tokens, device=device))
     if tokens := rules.get("begin_suppress_tokens"):
-        chosen.append(generation.SuppressTokensAtBeginLogitsProcessor(tokens, prompt_len, device=device))
+        chosen.append(
+            generation.SuppressTokensAtBeginLogitsProcessor(tokens, prompt_len, device=device)
+        )
     return chosen
 
 
 def sampler_for(
     checkpoint: Checkpoint, request: Request, prompt_len: int, kind: type[Sampler] = Sampler
 ) -> Sampler:
-    """What a request of a checkpoint chooses its tokens with, after prompts of ``prompt_len`` tokens."""
+    """What a request of a checkpoint chooses its tokens with, after prompts of ``prompt_len``
+    tokens.
+    """
     said = checkpoint.generation
     end_tokens = () if request.ignore_eos else said.end_tokens
     rules = checkpoint_rules(said.rules, end_tokens, prompt_len, checkpoint.device)
@@ -141,9 +154,9 @@ def one_shot(
 ) -> list[list[int]]:
     """One list of new ids a row; ``on_tokens`` gets those of each step, one list a row.
 
-    It ends where ``generate()`` of this checkpoint does, or at one of ``end_tokens`` where they are given.
-    The caller's random numbers stay what they would have been. `OcrPhasesError` where the class cannot
-    generate.
+    It ends where ``generate()`` of this checkpoint does, or at one of ``end_tokens`` where they are
+    given. The caller's random numbers stay what they would have been. `OcrPhasesError` where the
+    class cannot generate.
     """
     from transformers.generation import LogitsProcessorList
 
@@ -160,7 +173,9 @@ def one_shot(
             f"of {window} tokens is full: give rows of equal length, or measure without it."
         )
     if not hasattr(model, "generate"):
-        raise OcrPhasesError(f"{type(model).__name__} has no generate() here: measure without generate=True.")
+        raise OcrPhasesError(
+            f"{type(model).__name__} has no generate() here: measure without generate=True."
+        )
     # generate() samples with torch's own generator of the device.
     devices = [inputs.input_ids.device] if inputs.input_ids.is_cuda else []
     with torch.no_grad(), family.silenced(), torch.random.fork_rng(devices):
@@ -174,8 +189,11 @@ def one_shot(
             use_cache=True,
             pad_token_id=checkpoint.pad_id,
             # It is asked after each step whether to stop: never.
-            stopping_criteria=on_tokens and [lambda ids, *_, **__: bool(on_tokens(ids[:, -1:].tolist()))],
-            logits_processor=LogitsProcessorList([own_rule] if infer.no_repeat_ngram_window else []),
+            stopping_criteria=on_tokens
+            and [lambda ids, *_, **__: bool(on_tokens(ids[:, -1:].tolist()))],
+            logits_processor=LogitsProcessorList(
+                [own_rule] if infer.no_repeat_ngram_window else []
+            ),
             **infer.as_generate(),
         )
     return tokens[:, inputs.input_ids.shape[1] :].tolist()

@@ -1,8 +1,8 @@
 """Spans: where the time of one repeat went, on the host's clock and on the device's.
 
-A span costs two clock reads and an NVTX range; on CUDA also two events, which are only recorded here and
-read after one synchronize at the end of the repeat, so that measuring adds no wait. What that takes within a
-step is in ``benchmarks/README.md``.
+A span costs two clock reads and an NVTX range; on CUDA also two events, which are only recorded
+here and read after one synchronize at the end of the repeat, so that measuring adds no wait. What
+that takes within a step is in ``benchmarks/README.md``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-_DECIMALS = 6  # of ms: clocks tick in nanoseconds, and digits beyond them would fill half of a record
+_DECIMALS = (
+    6  # of ms: clocks tick in nanoseconds, and digits beyond them would fill half of a record
+)
 
 
 #: What is entered around a phase of that name.
@@ -57,16 +59,21 @@ class Span:
 class Timeline(Hinted):
     """The spans of one repeat. `span` opens one; `rows` reads them all once, at the end.
 
-    Spans nest; leaving one closes everything still open inside it, so that a phase that raises leaves
-    neither an NVTX range nor a profiler range behind. ``around(phase)`` is entered around each whole phase.
+    Spans nest; leaving one closes everything still open inside it, so that a phase that raises
+    leaves neither an NVTX range nor a profiler range behind. ``around(phase)`` is entered around
+    each whole phase.
     """
 
     @explain_wrong_calls
-    def __init__(self, device: torch.device | str = "cpu", around: Around = contextlib.nullcontext) -> None:
+    def __init__(
+        self, device: torch.device | str = "cpu", around: Around = contextlib.nullcontext
+    ) -> None:
         self.around = around
         self._device = torch.device(resolve_device(str(device)))
         # Asking for it at every mark would cost as much as the mark.
-        self._stream = torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
+        self._stream = (
+            torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
+        )
         self.closed: list[Span] = []
         self._open: list[Span] = []
         self.phase = ""
@@ -87,7 +94,9 @@ class Timeline(Hinted):
         return span
 
     def end(self, span: Span) -> None:
-        """Close ``span`` and whatever is still open inside it; a span already closed stays as it is."""
+        """Close ``span`` and whatever is still open inside it; a span already closed stays as it
+        is.
+        """
         while span in self._open:
             inner = self._open.pop()
             inner.end = self._mark()
@@ -111,7 +120,10 @@ class Timeline(Hinted):
         before = self.phase, self.step
         self.phase, self.step = phase, step
         try:
-            with contextlib.nullcontext() if stage else self.around(phase), self.span(stage or phase):
+            with (
+                contextlib.nullcontext() if stage else self.around(phase),
+                self.span(stage or phase),
+            ):
                 yield
         finally:
             self.phase, self.step = before
@@ -163,7 +175,9 @@ class Timeline(Hinted):
 
 
 class NoTimeline(Timeline):
-    """Collects nothing: for warm-up, for callers without interest in times, and to price the collectors."""
+    """Collects nothing: for warm-up, for callers without interest in times, and to price the
+    collectors.
+    """
 
     @contextlib.contextmanager
     def span(self, stage: str, view: str = "") -> Iterator[None]:
@@ -172,18 +186,22 @@ class NoTimeline(Timeline):
 
 
 def _ms(start: Mark, end: Mark) -> tuple[float, float]:
-    """From one mark to another by the device's clock and by the host's, ms; on a CPU they are the same."""
+    """From one mark to another by the device's clock and by the host's, ms; on a CPU they are the
+    same.
+    """
     host = round((end[1] - start[1]) * 1e3, _DECIMALS)
     return (host if start[0] is None else round(start[0].elapsed_time(end[0]), _DECIMALS)), host
 
 
 @contextlib.contextmanager
-def stage_hooks(model: nn.Module, family: Family, timeline: Timeline, views: Sequence[str]) -> Iterator[None]:
+def stage_hooks(
+    model: nn.Module, family: Family, timeline: Timeline, views: Sequence[str]
+) -> Iterator[None]:
     """Time the model's stages by hooks on its submodules, for the length of a ``with`` block.
 
-    ``views`` names the view of each successive vision call of a prefill (``"global"`` or ``"local"``).
-    ``vision_fusion`` runs from the end of the last projector call to the start of the language model.
-    The hooks are removed at the end, also after an error.
+    ``views`` names the view of each successive vision call of a prefill (``"global"`` or
+    ``"local"``). ``vision_fusion`` runs from the end of the last projector call to the start of the
+    language model. The hooks are removed at the end, also after an error.
     """
     timed = {} if isinstance(timeline, NoTimeline) else family.timed(model)
     open_spans: dict[str, Span] = {}

@@ -1,7 +1,7 @@
 """A small class with the published remote-code class's contract, and the folder it is loaded from.
 
-Written for the tests: it shares names, argument shapes and habits with the published class (the gate, the
-order of the vision calls, prints), on transformers' Llama, and nothing else.
+Written for the tests: it shares names, argument shapes and habits with the published class (the
+gate, the order of the vision calls, prints), on transformers' Llama, and nothing else.
 """
 
 from __future__ import annotations

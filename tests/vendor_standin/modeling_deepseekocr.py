@@ -54,7 +54,9 @@ class DeepseekOCRModel(LlamaModel):
         images_spatial_crop: Any = None,
         **others: Any,
     ) -> Any:
-        inputs_embeds = self.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds
+        inputs_embeds = (
+            self.get_input_embeddings()(input_ids) if inputs_embeds is None else inputs_embeds
+        )
         seq_len = inputs_embeds.shape[1]
         if images is not None and seq_len != 1 and torch.sum(images[0][1]).item() != 0:
             inputs_embeds = inputs_embeds.clone()
@@ -64,7 +66,12 @@ class DeepseekOCRModel(LlamaModel):
                 parts = []
                 if torch.sum(crops).item() != 0:
                     tiles = self._see(crops)
-                    plane = tiles.unflatten(0, (rows, columns)).transpose(1, 2).flatten(0, 1).flatten(1, 2)
+                    plane = (
+                        tiles.unflatten(0, (rows, columns))
+                        .transpose(1, 2)
+                        .flatten(0, 1)
+                        .flatten(1, 2)
+                    )
                     parts.append(self._lines(plane))
                     print("PATCHES:", tuple(tiles.shape))
                 else:
@@ -75,7 +82,9 @@ class DeepseekOCRModel(LlamaModel):
                 inputs_embeds[row].masked_scatter_(mask, torch.cat(parts))
         kept = {"past_key_values": past_key_values, "use_cache": use_cache}
         out = super().forward(inputs_embeds=inputs_embeds, **kept, **others)
-        if use_cache and not isinstance(past_key_values, Cache):  # the published one then makes tuples
+        if use_cache and not isinstance(
+            past_key_values, Cache
+        ):  # the published one then makes tuples
             out.past_key_values = ()
         return out
 
@@ -120,7 +129,9 @@ class DeepseekOCRForCausalLM(LlamaForCausalLM):
         logits = self.lm_head(out.last_hidden_state).float()
         loss = None
         if labels is not None:
-            loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+            loss = nn.functional.cross_entropy(
+                logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+            )
         return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=out.past_key_values)
 
     def prepare_inputs_for_generation(
@@ -142,8 +153,16 @@ class DeepseekOCRForCausalLM(LlamaForCausalLM):
         if position_ids is not None:
             position_ids = position_ids[:, -input_ids.shape[1] :]
         names = ("use_cache", "images", "images_seq_mask", "images_spatial_crop")
-        inputs = {"input_ids": input_ids, "position_ids": position_ids, "attention_mask": attention_mask}
-        return {**inputs, "past_key_values": past_key_values, **{name: kwargs.get(name) for name in names}}
+        inputs = {
+            "input_ids": input_ids,
+            "position_ids": position_ids,
+            "attention_mask": attention_mask,
+        }
+        return {
+            **inputs,
+            "past_key_values": past_key_values,
+            **{name: kwargs.get(name) for name in names},
+        }
 
     def infer(self, tokenizer: Any, prompt: str = "", image_file: str = "") -> str:
         """Not used: only here because the published one moves tensors to a GPU."""

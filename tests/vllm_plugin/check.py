@@ -1,4 +1,6 @@
-"""What must hold of a real vLLM with the built-in model, for ``.ci/engine``: ``check.py URL FOLDER``."""
+"""What must hold of a real vLLM with the built-in model, for ``.ci/engine``: ``check.py URL
+FOLDER``.
+"""
 
 from __future__ import annotations
 

@@ -19,7 +19,9 @@ VISION = {"mlp_ratio": 4.0, "model_type": "vision", "model_name": "deeplip_b_l"}
 
 
 def publish(out: Path) -> None:
-    """Write config, weights and tokenizer; the tokenizer puts the BOS in front, as the package does."""
+    """Write config, weights and tokenizer; the tokenizer puts the BOS in front, as the package
+    does.
+    """
     source = asset("data", "tiny")
     config = json.loads((source / "config.json").read_text())
     text, vision = config["text_config"], config["vision_config"]
@@ -28,13 +30,22 @@ def publish(out: Path) -> None:
     language = {name: text.get(name, value) for name, value in published["language_config"].items()}
     language |= dict.fromkeys(("kv_lora_rank", "q_lora_rank"))
     language |= dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), 0)
-    language |= {"n_group": 1, "topk_group": 1, "topk_method": "greedy", "use_mla": False, "lm_head": True}
+    language |= {
+        "n_group": 1,
+        "topk_group": 1,
+        "topk_method": "greedy",
+        "use_mla": False,
+        "lm_head": True,
+    }
     language["num_key_value_heads"] = text["num_key_value_heads"]
     language["first_k_dense_replace"] = text["mlp_layer_types"].count("dense")
     language |= {"architectures": ["DeepseekV2ForCausalLM"], "rms_norm_eps": text["rms_norm_eps"]}
     names = {"width": "hidden_size", "layers": "num_hidden_layers", "heads": "num_attention_heads"}
     of_sam, of_clip = ({own: part[name] for own, name in names.items()} for part in (sam, clip))
-    of_sam |= {name: sam[name] for name in ("downsample_channels", "output_channels", "global_attn_indexes")}
+    of_sam |= {
+        name: sam[name]
+        for name in ("downsample_channels", "output_channels", "global_attn_indexes")
+    }
     of_clip |= {"image_size": clip["image_size"], "patch_size": 14}
     joined = sam["downsample_channels"][1] + clip["hidden_size"]
     projector = {"model_type": "mlp_projector", "projector_type": "linear", "input_dim": joined}
@@ -59,9 +70,16 @@ def publish(out: Path) -> None:
     shutil.copy(source / "tokenizer_config.json", out)
     bos = json.loads((out / "tokenizer_config.json").read_text())["bos_token"]
     tokenizer = json.loads((source / "tokenizer.json").read_text())
-    begin, sequence = {"SpecialToken": {"id": bos, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    begin, sequence = (
+        {"SpecialToken": {"id": bos, "type_id": 0}},
+        {"Sequence": {"id": "A", "type_id": 0}},
+    )
     special = {bos: {"id": bos, "ids": [text["bos_token_id"]], "tokens": [bos]}}
-    template = {"type": "TemplateProcessing", "single": [begin, sequence], "special_tokens": special}
+    template = {
+        "type": "TemplateProcessing",
+        "single": [begin, sequence],
+        "special_tokens": special,
+    }
     pair = [begin, sequence, {"Sequence": {"id": "B", "type_id": 1}}]
     tokenizer["post_processor"] = {**template, "pair": pair}
     (out / "tokenizer.json").write_text(json.dumps(tokenizer, ensure_ascii=False))

@@ -1,6 +1,8 @@
-"""Declares the operators that torchvision's package from PyPI, made for CUDA, looks for beside a CPU's torch.
+"""Declares the operators that torchvision's package from PyPI, made for CUDA, looks for beside a
+CPU's torch.
 
-A ``.pth`` file imports this at the start of each process; it acts when torchvision is first imported.
+A ``.pth`` file imports this at the start of each process; it acts when torchvision is first
+imported.
 """
 
 import sys
@@ -18,7 +20,9 @@ class BeforeTorchvision:
 
             library = torch.library.Library("torchvision", "FRAGMENT")
             for operator in ("nms", "qnms"):
-                library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+                library.define(
+                    f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+                )
             kept.append(library)
 
 

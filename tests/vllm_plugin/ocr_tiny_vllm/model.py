@@ -42,6 +42,8 @@ class TinyDeepseekOCR(published.DeepseekOCRForCausalLM):
         sizes, side = vision.width, vision.image_size
         with (
             mock.patch.object(published, "build_sam_vit_b", lambda: _sam(sizes["sam_vit_b"], side)),
-            mock.patch.object(published, "CLIPVisionConfig", lambda **_: _clip(sizes["clip-l-14-224"])),
+            mock.patch.object(
+                published, "CLIPVisionConfig", lambda **_: _clip(sizes["clip-l-14-224"])
+            ),
         ):
             super().__init__(vllm_config=vllm_config, prefix=prefix)
