@@ -25,20 +25,20 @@ from ocr_phases.analyse.floors import floor_table
 from ocr_phases.analyse.kernels import kernel_table
 from ocr_phases.analyse.stages import PREFILL_STAGES
 from ocr_phases.collectors import machine
-from ocr_phases.collectors.live_checks import one_sentence
+from ocr_phases.collectors.timeline import NoTimeline, Timeline
 from ocr_phases.errors import OcrPhasesError, check_known
 from ocr_phases.families import PRESET_NAMES
 from ocr_phases.files import each_page, write_atomic
 from ocr_phases.images import describe_page, load_page
 from ocr_phases.inputs.packing import DeviceInputs
+from ocr_phases.measure.cells import free_memory
+from ocr_phases.measure.live_checks import one_sentence
+from ocr_phases.measure.measurement import describe_model
 from ocr_phases.record.parts import to_plain
-from ocr_phases.recorder import describe_model
 from ocr_phases.session import OCRSession
 from ocr_phases.settings import STRATEGIES, VISIONS
 from ocr_phases.steps import phases
 from ocr_phases.steps.execution import current_device, decode_attention
-from ocr_phases.steps.timeline import NoTimeline, Timeline
-from ocr_phases.sweep_models import free_memory
 
 PARTS = ("overhead", "collectors", "stage_coverage", "prefill", "strategies")
 

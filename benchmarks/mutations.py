@@ -23,12 +23,7 @@ from coverage import CoverageData
 from transformers import GenerationMixin  # noqa: F401  # slow to load: here once, because every fault is a fork
 
 SEED, PLACES, TESTS, SECONDS = 1, 10, 40, 900
-SESSION = (
-    "recorder",
-    "request",
-    "session",
-    "sweep_models",
-)  # the other modules at the top are the ground
+SESSION = ("session",)  # the other modules at the top are the ground
 TURNED = {ast.Lt: ast.LtE, ast.Gt: ast.GtE, ast.Eq: ast.NotEq, ast.In: ast.NotIn, ast.Is: ast.IsNot}
 TURNED |= {ast.Add: ast.Sub, ast.And: ast.Or}
 TURNED |= {new: old for old, new in TURNED.items()} | {ast.Mult: ast.Div}

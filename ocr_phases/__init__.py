@@ -12,7 +12,7 @@ _NAMES = {
     "session": "OCRSession DeepSeekOCRSession sweep",
     "inputs.packing": "PageInputs",
     "steps.phases": "DecodeState prefill decode_step decode generate",
-    "steps.timeline": "Timeline",
+    "collectors.timeline": "Timeline",
     "results.run": "PhaseRun",
     "results.comparison": "Comparison compare",
     "results.sweep": "SweepResult",
@@ -24,6 +24,7 @@ _WHERE = {name: module for module, names in _NAMES.items() for name in names.spl
 __all__ = sorted([*_WHERE, "__version__"])
 
 if TYPE_CHECKING:  # for type checkers, which cannot read the table
+    from ocr_phases.collectors.timeline import Timeline as Timeline
     from ocr_phases.engines.session import connect as connect
     from ocr_phases.errors import OcrPhasesError as OcrPhasesError
     from ocr_phases.inputs.packing import PageInputs as PageInputs
@@ -40,7 +41,6 @@ if TYPE_CHECKING:  # for type checkers, which cannot read the table
     from ocr_phases.steps.phases import decode_step as decode_step
     from ocr_phases.steps.phases import generate as generate
     from ocr_phases.steps.phases import prefill as prefill
-    from ocr_phases.steps.timeline import Timeline as Timeline
 
 
 def __getattr__(name: str) -> Any:

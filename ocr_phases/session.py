@@ -19,6 +19,7 @@ from torch import Tensor
 from ocr_phases.analyse.cost import memory_need, vision_calls
 from ocr_phases.collectors import machine
 from ocr_phases.collectors.machine import measure_ceilings
+from ocr_phases.collectors.timeline import NoTimeline, Timeline, stage_hooks
 from ocr_phases.config import AnyConfig, read_model_config
 from ocr_phases.errors import Hinted, OcrPhasesError, explain_wrong_calls
 from ocr_phases.families import windowed_length
@@ -26,6 +27,9 @@ from ocr_phases.files import each_page
 from ocr_phases.images import describe_page, load_page
 from ocr_phases.inputs.packing import DeviceInputs, PageInputs
 from ocr_phases.inputs.views import Page, Pages, image_token_count
+from ocr_phases.measure.cells import Cell, CellOutcome, Sweep, only
+from ocr_phases.measure.measurement import Measurement, describe_model, execution, page_id
+from ocr_phases.measure.request import filled_in, recorded_settings, run_and_record
 from ocr_phases.models.folders import local_folder, read_json
 from ocr_phases.models.load import (
     AT_HAND,
@@ -39,8 +43,6 @@ from ocr_phases.models.load import (
 from ocr_phases.models.quantised import refuse_quantised_config
 from ocr_phases.models.references import references
 from ocr_phases.models.weights import dummy_config, resolve_dtype
-from ocr_phases.recorder import Measurement, describe_model, execution, page_id
-from ocr_phases.request import filled_in, recorded_settings, run_and_record
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.results.sweep import SweepResult
 from ocr_phases.settings import (
@@ -59,8 +61,6 @@ from ocr_phases.steps.captured import StaticStep, capacity_for
 from ocr_phases.steps.compiled import CompiledVision
 from ocr_phases.steps.execution import decode_execution
 from ocr_phases.steps.sampling import Sampler
-from ocr_phases.steps.timeline import NoTimeline, Timeline, stage_hooks
-from ocr_phases.sweep_models import Cell, CellOutcome, Sweep, only
 from ocr_phases.text import filled, millions_text, stage_name
 from ocr_phases.versions import asset, seldom_collected
 

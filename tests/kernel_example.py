@@ -8,7 +8,7 @@ from conftest import GPU_RECORD
 from example_run import altered, make_run
 
 from ocr_phases import PhaseRun
-from ocr_phases.collectors.trace import KV_RANGE, Identity
+from ocr_phases.measure.trace import KV_RANGE, Identity
 
 THREAD = 7
 Kernel = tuple[str, float, float]  # name, begin, end

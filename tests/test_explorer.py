@@ -577,7 +577,7 @@ def test_a_measurement_ends_where_it_is_stopped(quick, tiny_session, monkeypatch
         with monkeypatch.context() as patch, contextlib.ExitStack() as after:
             if where == "set-up":
                 Browser(quick).form(strategy="compiled")
-                patch.setattr("ocr_phases.recorder.Measurement.set_up", set_up)
+                patch.setattr("ocr_phases.measure.measurement.Measurement.set_up", set_up)
             if where == "layer":
                 after.callback(layers[0].register_forward_hook(stop).remove)
             await quick.measure()

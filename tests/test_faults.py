@@ -21,16 +21,16 @@ from PIL import Image
 from refusals import refused
 from wording import says
 
-from ocr_phases import OCRSession, PhaseRun, recorder
+from ocr_phases import OCRSession, PhaseRun
 from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.regions import region_table
 from ocr_phases.analyse.sentences import checks_verdict
 from ocr_phases.cli import main
-from ocr_phases.collectors import parity
-from ocr_phases.collectors.live_checks import norm_layers
 from ocr_phases.errors import OutOfMemory
 from ocr_phases.files import LOCK_NAME
+from ocr_phases.measure import measurement, parity
+from ocr_phases.measure.live_checks import norm_layers
 from ocr_phases.models.load import Checkpoint
 from ocr_phases.record.parts import to_plain
 from ocr_phases.report.render import page_report
@@ -142,7 +142,7 @@ def spaces_lost(session, patch):
 
 
 def image_tokens_elsewhere(session, patch):
-    honest = recorder.pack_rows
+    honest = measurement.pack_rows
 
     def shifted(*args):
         packed, pages = honest(*args)
@@ -150,7 +150,7 @@ def image_tokens_elsewhere(session, patch):
             packed, images_seq_mask=packed.images_seq_mask.roll(1, dims=1)
         ), pages
 
-    patch.setattr(recorder, "pack_rows", shifted)
+    patch.setattr(measurement, "pack_rows", shifted)
 
 
 def other_tokens_for_generate(session, patch):

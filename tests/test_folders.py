@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from ocr_phases import OcrPhasesError, OCRSession
 from ocr_phases.analyse.checks import run_checks
-from ocr_phases.collectors import live_checks
-from ocr_phases.collectors.live_checks import card_dtype
+from ocr_phases.measure import live_checks
+from ocr_phases.measure.live_checks import card_dtype
 from ocr_phases.models.load import load_tokenizer
 from ocr_phases.models.weights import resolve_dtype
 from ocr_phases.session import fit

@@ -12,8 +12,8 @@ from conftest import PAGES, TINY_CONFIG
 from transformers import GenerationConfig
 
 from ocr_phases import OcrPhasesError, OCRSession
+from ocr_phases.measure.measurement import Measurement
 from ocr_phases.models import generation
-from ocr_phases.recorder import Measurement
 from ocr_phases.settings import RunSettings, SamplingSettings, resolve_infer
 from ocr_phases.steps.captured import StaticStep
 from ocr_phases.steps.phases import generate

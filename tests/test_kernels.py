@@ -21,8 +21,8 @@ from refusals import refused
 from ocr_phases import OCRSession
 from ocr_phases.analyse import kernels as analyse
 from ocr_phases.cli import main
-from ocr_phases.collectors import kernels as measure
-from ocr_phases.collectors.trace import reduce_trace
+from ocr_phases.measure import kernels as measure
+from ocr_phases.measure.trace import reduce_trace
 from ocr_phases.record.parts import KernelsPart, columns_of, to_plain
 from ocr_phases.show import results
 
@@ -175,7 +175,9 @@ def test_the_cpu_profilers_ranges_nest_and_the_timed_record_stays(
     """Without a device there are no kernels, but ranges, steps and the host's times are the real
     ones.
     """
-    monkeypatch.setattr("ocr_phases.recorder.check_kernels", lambda *args, **options: None)
+    monkeypatch.setattr(
+        "ocr_phases.measure.measurement.check_kernels", lambda *args, **options: None
+    )
     options = {"preset": "tiny", "max_new_tokens": 4, "repeats": 1, "warmup": 0}
     options |= {"token_probabilities": False, "ceilings": False}
     trace = tmp_path / "trace.json.gz"

@@ -10,7 +10,11 @@ from test_rooms import FRONT_DOOR, ROOT, modules, room_of
 #: The rooms that need torch.
 WITH_TORCH = ("inputs", "models", "collectors", "steps", "measure", "session")
 #: What does not, of those rooms: a server is measured without torch.
-WITHOUT_TORCH = ("ocr_phases.inputs.views", "ocr_phases.collectors.verdicts", "ocr_phases.request")
+WITHOUT_TORCH = (
+    "ocr_phases.inputs.views",
+    "ocr_phases.measure.verdicts",
+    "ocr_phases.measure.request",
+)
 IMPORTED = """
 import importlib, json, sys
 for module in json.loads(sys.argv[1]):

@@ -23,8 +23,8 @@ from ocr_phases import OCRSession, PhaseRun, decode_step, prefill
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.regions import UNCERTAIN_BELOW
 from ocr_phases.analyse.sentences import uncertain_sentence, verdict
-from ocr_phases.collectors.probabilities import Sureness, token_probabilities
 from ocr_phases.inputs.packing import DeviceInputs
+from ocr_phases.measure.probabilities import Sureness, token_probabilities
 from ocr_phases.models.wiring import family_of
 from ocr_phases.record.parts import to_plain
 from ocr_phases.show import results

@@ -23,9 +23,9 @@ from ocr_phases import OCRSession, PhaseRun
 from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.sentences import verdict
-from ocr_phases.collectors.live_checks import host_syncs
 from ocr_phases.errors import Interrupted
 from ocr_phases.families import FAMILIES
+from ocr_phases.measure.live_checks import host_syncs
 from ocr_phases.models.load import TokenReader, load_tokenizer
 from ocr_phases.record.parts import KernelsFailed
 
@@ -143,9 +143,9 @@ def test_an_interrupt_keeps_finished_repeats(golden_session):
 
 #: What is measured after the repeats, by a part of each; without a module it is the session's.
 AFTER = (
-    "collectors.parity.one_shot",
-    "collectors.kernels.chrome_trace",
-    "recorder.token_probabilities",
+    "measure.parity.one_shot",
+    "measure.kernels.chrome_trace",
+    "measure.measurement.token_probabilities",
 )
 AFTER += ("ceilings",)
 
@@ -159,11 +159,13 @@ def holder(part, session):
 @pytest.fixture
 def afterwards(monkeypatch):
     """Everything that may follow the repeats is asked for."""
-    monkeypatch.setattr("ocr_phases.recorder.check_kernels", lambda *args, **options: None)
+    monkeypatch.setattr(
+        "ocr_phases.measure.measurement.check_kernels", lambda *args, **options: None
+    )
     return {**QUICK, "max_new_tokens": 4, "verify": True, "kernels": True, "kernel_steps": 2}
 
 
-@pytest.mark.parametrize("part", [*AFTER, "recorder.Measurement.record"])
+@pytest.mark.parametrize("part", [*AFTER, "measure.measurement.Measurement.record"])
 def test_an_interrupt_after_the_repeats_keeps_them(part, golden_session, afterwards, monkeypatch):
     place = holder(part, golden_session)
     honest = getattr(*place)

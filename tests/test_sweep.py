@@ -20,11 +20,11 @@ from ocr_phases.analyse.scaling import SWEEP_COLUMNS, models_sentence, sweep_tab
 from ocr_phases.cli import main
 from ocr_phases.families import DEEPSEEK_OCR, FAMILIES
 from ocr_phases.files import MANIFEST_NAME
+from ocr_phases.measure.cells import Sweep
 from ocr_phases.results.sweep import SweepResult
 from ocr_phases.session import sweep
 from ocr_phases.show import plots_many, results_many
 from ocr_phases.show.figures import figure_png
-from ocr_phases.sweep_models import Sweep
 
 pytestmark = pytest.mark.usefixtures("pixels_seen_once")
 PAGE = GOLDEN / "pages" / "small_400x300.png"

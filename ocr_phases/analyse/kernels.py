@@ -1,7 +1,7 @@
 """The kernel view of a record: busy time of each stage and causes of idle time.
 
 How long the device worked, for whom and in which kernels comes from a run of its own under
-torch.profiler (`ocr_phases.collectors.kernels`). How long a stage takes comes from the timed
+torch.profiler (`ocr_phases.measure.kernels`). How long a stage takes comes from the timed
 repeats, because the profiler slows the host down: busy time over wall time is therefore a figure of
 the undisturbed run. Idle gaps and the host's waits were seen under the profiler and are longer
 there; their kind and number are not.

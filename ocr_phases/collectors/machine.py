@@ -19,8 +19,8 @@ import pandas as pd
 import psutil
 import torch
 
+from ocr_phases.collectors.timeline import Timeline
 from ocr_phases.steps.execution import decode_backends
-from ocr_phases.steps.timeline import Timeline
 from ocr_phases.versions import __version__, code_hash, git_state
 
 _CODE = code_hash()  # while the modules are loaded, not when they may have been edited

@@ -13,11 +13,12 @@ from typing import Any
 from msgspec.structs import replace
 from PIL import Image
 
-from ocr_phases.collectors.verdicts import LiveCheck, check, repeat_checks
 from ocr_phases.engines import checks
 from ocr_phases.engines.answers import Answer, Stage, ask, metrics, server_times, spans_of
 from ocr_phases.engines.client import ServerFailed
 from ocr_phases.images import image_file, load_page
+from ocr_phases.measure.request import each_run, page_part, row_part
+from ocr_phases.measure.verdicts import LiveCheck, check, repeat_checks
 from ocr_phases.record.parts import (
     CheckPart,
     DevicePart,
@@ -27,7 +28,6 @@ from ocr_phases.record.parts import (
     ResultPart,
     make_part,
 )
-from ocr_phases.request import each_run, page_part, row_part
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.settings import Request
 from ocr_phases.show.web import data_address
@@ -35,7 +35,7 @@ from ocr_phases.versions import __version__, code_hash
 
 
 class Measurement:
-    """A request's answers from a `ServerSession` so far; see `ocr_phases.request.recorded`."""
+    """A request's answers from a `ServerSession` so far; see `ocr_phases.measure.request.recorded`."""
 
     def __init__(self, session: Any, request: Request) -> None:
         self.session = session
@@ -96,9 +96,9 @@ class Measurement:
 
     def _compared(self) -> list[LiveCheck]:
         """The server's prompt and tokens beside those of the native class on the same page."""
-        from ocr_phases.collectors.live_checks import attempted
-        from ocr_phases.collectors.parity import parity_check
-        from ocr_phases.recorder import execution
+        from ocr_phases.measure.live_checks import attempted
+        from ocr_phases.measure.measurement import execution
+        from ocr_phases.measure.parity import parity_check
         from ocr_phases.session import kept_session
 
         given, request, answer = self.session.reference, self.request, self.runs[0]

@@ -29,7 +29,7 @@ from ocr_phases.families import (
     family_of_name,
 )
 from ocr_phases.inputs.views import Pages
-from ocr_phases.request import filled_in, run_and_record
+from ocr_phases.measure.request import filled_in, run_and_record
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.settings import Request, RunSettings, SamplingSettings, Strategy, Vision
 

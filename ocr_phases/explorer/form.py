@@ -18,7 +18,7 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.explorer.records import found, placed
 from ocr_phases.families import DEEPSEEK_OCR, FAMILIES, PRESET_NAMES
 from ocr_phases.files import PAGE_SUFFIXES, each_page
-from ocr_phases.request import recorded_settings
+from ocr_phases.measure.request import recorded_settings
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.settings import (
     NEW_TOKENS,

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ocr_phases.collectors.timeline import NoTimeline, Timeline, stage_hooks
 from ocr_phases.errors import Hinted, OcrPhasesError, explain_wrong_calls
 from ocr_phases.families import windowed_length
 from ocr_phases.inputs.packing import DeviceInputs
@@ -31,7 +32,6 @@ from ocr_phases.models.caches import (
 from ocr_phases.models.wiring import Family, family_of
 from ocr_phases.steps.execution import decode_execution
 from ocr_phases.steps.sampling import Sampler
-from ocr_phases.steps.timeline import NoTimeline, Timeline, stage_hooks
 from ocr_phases.text import bytes_text, count_text
 
 _MASK_COLUMNS = 256  # that a mask grows by

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from ocr_phases.collectors.machine import PeakMemory
-from ocr_phases.collectors.verdicts import LiveCheck, check, repeat_checks
 from ocr_phases.errors import OcrPhasesError, Stopped
 from ocr_phases.families import IMAGE_TAG, windowed_length
 from ocr_phases.inputs.packing import PageInputs
 from ocr_phases.inputs.views import image_break_count, image_token_count
+from ocr_phases.measure.verdicts import LiveCheck, check, repeat_checks
 from ocr_phases.models.caches import cache_bytes_per_token
 from ocr_phases.models.weights import computes_bfloat16
 from ocr_phases.settings import Request

@@ -23,10 +23,12 @@ from msgspec import Meta
 
 from ocr_phases.analyse.quality import load_truth
 from ocr_phases.collectors import machine
-from ocr_phases.collectors.live_checks import one_sentence
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import TemporaryFolder, only_writer, output_folder, reserved
 from ocr_phases.images import describe_page, load_page
+from ocr_phases.measure.live_checks import one_sentence
+from ocr_phases.measure.measurement import describe_model, page_id
+from ocr_phases.measure.request import bar_in_cell
 from ocr_phases.record.schema import Truth
 from ocr_phases.record.store import (
     CELL_STATUS,
@@ -38,8 +40,6 @@ from ocr_phases.record.store import (
     read_status,
     write_status,
 )
-from ocr_phases.recorder import describe_model, page_id
-from ocr_phases.request import bar_in_cell
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.results.sweep import SweepResult
 from ocr_phases.settings import Settings

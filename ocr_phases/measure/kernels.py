@@ -2,7 +2,7 @@
 run.
 
 The profiler slows the host down, so nothing here goes into the record's spans: only what the device
-did, and on whose behalf, is kept (`ocr_phases.collectors.trace`).
+did, and on whose behalf, is kept (`ocr_phases.measure.trace`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import torch
 from torch.profiler import profile, record_function
 from transformers import Cache
 
-from ocr_phases.collectors.trace import KV_RANGE, Identity, reduce_trace
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import TRACE_OWNER, TemporaryFolder, output_file, write_given
+from ocr_phases.measure.trace import KV_RANGE, Identity, reduce_trace
 from ocr_phases.settings import Request
 
 

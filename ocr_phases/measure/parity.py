@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ocr_phases.collectors.verdicts import LiveCheck, check
 from ocr_phases.inputs.packing import DeviceInputs, PageInputs
+from ocr_phases.measure.verdicts import LiveCheck, check
 from ocr_phases.settings import Request
 from ocr_phases.steps.phases import generate, until_end
 from ocr_phases.steps.sampling import Sampler, one_shot, sampler_for

@@ -13,8 +13,15 @@ from typing import Any
 import torch
 
 from ocr_phases.collectors import machine
-from ocr_phases.collectors.kernels import check_kernels, kernel_view
-from ocr_phases.collectors.live_checks import (
+from ocr_phases.collectors.machine import Conditions
+from ocr_phases.collectors.timeline import NoTimeline, Timeline
+from ocr_phases.errors import OcrPhasesError, OutOfMemory
+from ocr_phases.files import split_page
+from ocr_phases.images import load_page
+from ocr_phases.inputs.packing import PageInputs, pack
+from ocr_phases.inputs.views import Pages, make_views
+from ocr_phases.measure.kernels import check_kernels, kernel_view
+from ocr_phases.measure.live_checks import (
     AFTERWARDS,
     Repeat,
     Watch,
@@ -23,14 +30,9 @@ from ocr_phases.collectors.live_checks import (
     logits_summed,
     run_checks,
 )
-from ocr_phases.collectors.machine import Conditions
-from ocr_phases.collectors.parity import parity_check
-from ocr_phases.collectors.probabilities import token_probabilities
-from ocr_phases.errors import OcrPhasesError, OutOfMemory
-from ocr_phases.files import split_page
-from ocr_phases.images import load_page
-from ocr_phases.inputs.packing import PageInputs, pack
-from ocr_phases.inputs.views import Pages, make_views
+from ocr_phases.measure.parity import parity_check
+from ocr_phases.measure.probabilities import token_probabilities
+from ocr_phases.measure.request import each_run, filled_in, page_part, row_part
 from ocr_phases.models.load import Checkpoint, TokenReader
 from ocr_phases.record import make_spans
 from ocr_phases.record.parts import (
@@ -46,7 +48,6 @@ from ocr_phases.record.parts import (
     make_kernels,
     make_part,
 )
-from ocr_phases.request import each_run, filled_in, page_part, row_part
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.settings import Request, RunSettings, is_published
 from ocr_phases.steps import phases
@@ -63,7 +64,6 @@ from ocr_phases.steps.execution import (
     told_of_preparing,
 )
 from ocr_phases.steps.sampling import OnTokens, one_shot, sampler_for
-from ocr_phases.steps.timeline import NoTimeline, Timeline
 from ocr_phases.text import count_text
 
 # -- what is asked for --------------------------------------------------------------------------------
