@@ -20,9 +20,9 @@ from ocr_phases.analyse.cost import memory_need, vision_calls
 from ocr_phases.collectors import machine
 from ocr_phases.collectors.machine import measure_ceilings
 from ocr_phases.collectors.timeline import NoTimeline, Timeline, stage_hooks
-from ocr_phases.config import AnyConfig, read_model_config
 from ocr_phases.errors import Hinted, OcrPhasesError, explain_wrong_calls
 from ocr_phases.families import windowed_length
+from ocr_phases.families.config import AnyConfig, read_model_config
 from ocr_phases.files import each_page
 from ocr_phases.images import describe_page, load_page
 from ocr_phases.inputs.packing import DeviceInputs, PageInputs

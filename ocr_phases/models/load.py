@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
-from ocr_phases.config import TokenizerLabels, read_model_config
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.families.config import TokenizerLabels, read_model_config
 from ocr_phases.models.folders import (
     download,
     local_folder,

@@ -145,9 +145,11 @@ def dummy_sizes(facts: FamilyFacts) -> dict[str, tuple[str, ...]]:
     sizes: dict[str, tuple[str, ...]] = {
         key: ("language_config", name) for key, name in language.items()
     }
-    for stage, part in zip(facts.encoders, ("sam_vit_b", facts.encoder_part), strict=True):
+    for stage, part in facts.encoder_parts.items():
         sizes[f"{stage}_layers"] = ("vision_config", "width", part, "layers")
-    return sizes | ({"window": ("sliding_window_size",)} if facts.attention == WINDOWED else {})
+    if facts.attention == WINDOWED:
+        sizes["window"] = ("sliding_window_size",)
+    return sizes
 
 
 def dummy_config(name: str) -> dict[str, Any]:
@@ -159,7 +161,7 @@ def dummy_config(name: str) -> dict[str, Any]:
     if named not in FAMILIES:
         named, given = DEEPSEEK_OCR, [named, *given]
     facts = FAMILIES[named]
-    raw, known = copy.deepcopy(facts.config), dummy_sizes(facts)
+    raw, known = copy.deepcopy(dict(facts.config)), dummy_sizes(facts)
     for part in filter(None, given):
         key, _, value = part.partition("=")
         if key not in known or not re.fullmatch(r"[1-9]\d{0,8}", value):
