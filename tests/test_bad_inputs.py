@@ -34,7 +34,6 @@ from ocr_phases.analyse.grounding import match_boxes, parse_grounding
 from ocr_phases.analyse.text import one_line, plain_text, similarities, tables_of
 from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.explorer.view_data import boxes, markdown_html, row_data
 from ocr_phases.images import load_page, page_count
 from ocr_phases.record.parts import to_plain
 from ocr_phases.report.artifacts import write_artifacts
@@ -42,6 +41,7 @@ from ocr_phases.session import load_recorded
 from ocr_phases.show import page
 from ocr_phases.show.page import MOST_BOXES
 from ocr_phases.show.web import MOST_TABLE_ROWS, Html, table_html
+from ocr_phases.view.data import boxes, markdown_html, row_data
 
 _CPU_SECONDS = 10.0  # for an input of 100,000 characters: quadratic reading would take minutes
 _CHARACTERS = 100_000

@@ -39,12 +39,12 @@ from ocr_phases.explorer.form import Asked, presets_of
 from ocr_phases.explorer.panel import MEASURED, VIEWS
 from ocr_phases.explorer.records import found, kept_files, placed, shipped
 from ocr_phases.explorer.running import Live, start
-from ocr_phases.explorer.view_data import markdown_html
 from ocr_phases.families import FAMILIES
 from ocr_phases.models.load import load_tokenizer
 from ocr_phases.record.parts import to_plain
 from ocr_phases.settings import ModelSettings, Settings
 from ocr_phases.steps.execution import preparing
+from ocr_phases.view.data import markdown_html
 
 AGAIN = "Measure again with 8 repeats"
 JPEG = "data:image/jpeg;base64,"

@@ -72,6 +72,7 @@ NAMED_IN_STRINGS = {
     # IPython prints a class that nobody has imported yet.
     "ocr_phases.report.engine": {"ocr_phases.show.figures"},
     "ocr_phases.show.web": {"ocr_phases.show"},  # whose files are resources
+    "ocr_phases.view.assets": {"ocr_phases.view"},  # whose files are resources
 }
 
 

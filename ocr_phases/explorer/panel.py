@@ -33,8 +33,6 @@ from ocr_phases.explorer.records import (
     shipped,
 )
 from ocr_phases.explorer.running import REFRESH_S, Live, error_html, error_sentence, start
-from ocr_phases.explorer.still import still_bundle
-from ocr_phases.explorer.view_data import row_data
 from ocr_phases.files import LARGEST_FILE, REPORT_FOLDER, folder_for, unpacked
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.show import results
@@ -42,6 +40,9 @@ from ocr_phases.show.plots import plot_memory, plot_phase_timeline, plot_vision_
 from ocr_phases.show.results import Section, run_title
 from ocr_phases.show.web import Html, asset_text, element, fragment, note, notebook_css
 from ocr_phases.text import count_text
+from ocr_phases.view.assets import view_file
+from ocr_phases.view.data import row_data
+from ocr_phases.view.still import still_bundle
 
 _RECORDS = (".json", ".json.gz")
 _AT_ONCE = 20  # rows of the table that are read before it is drawn again
@@ -87,7 +88,9 @@ class Explorer(anywidget.AnyWidget):
     read.
     """
 
-    _esm = asset_text("sort.js") + _file("drawings.js") + _file("view.js") + _file("panel.js")
+    _esm = (
+        asset_text("sort.js") + view_file("drawings.js") + view_file("view.js") + _file("panel.js")
+    )
     _css = notebook_css(_file("explorer.css"))
 
     # What a person sets: in the browser, or in a cell.

@@ -25,11 +25,11 @@ import pandas as pd
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.errors import OcrPhasesError, Stopped
 from ocr_phases.explorer.form import Asked, first_image
-from ocr_phases.explorer.view_data import boxes, page_address, scale_of
 from ocr_phases.families import FAMILIES
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.show.web import Html, element, fold, preformatted
 from ocr_phases.text import ms_text, plain
+from ocr_phases.view.data import boxes, page_address, scale_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
