@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import anywidget
+import pandas as pd
 import traitlets
 from IPython.display import DisplayHandle, display
 from matplotlib.figure import Figure
@@ -43,6 +44,7 @@ from ocr_phases.text import count_text
 from ocr_phases.view.assets import view_file
 from ocr_phases.view.data import row_data
 from ocr_phases.view.still import still_bundle
+from ocr_phases.view.widgets import VIEW_SCRIPT, LinkedTraits, selected_tokens
 
 _RECORDS = (".json", ".json.gz")
 _AT_ONCE = 20  # rows of the table that are read before it is drawn again
@@ -73,7 +75,7 @@ VIEWS: dict[str, tuple[Callable[..., Section | Figure], ...]] = {
 }
 
 
-class Explorer(anywidget.AnyWidget):
+class Explorer(anywidget.AnyWidget, LinkedTraits):
     """A JupyterLab panel: choose pages and a model, run, inspect the record.
 
     ``page`` and ``model`` fill the form; ``record`` (a file) and ``runs`` are shown at once, else
@@ -88,17 +90,12 @@ class Explorer(anywidget.AnyWidget):
     read.
     """
 
-    _esm = (
-        asset_text("sort.js") + view_file("drawings.js") + view_file("view.js") + _file("panel.js")
-    )
-    _css = notebook_css(_file("explorer.css"))
+    _esm = asset_text("sort.js") + VIEW_SCRIPT + _file("panel.js")
+    _css = notebook_css(view_file("view.css") + _file("explorer.css"))
 
     # What a person sets: in the browser, or in a cell.
-    token = traitlets.Int(0).tag(sync=True)
     row = traitlets.Int(0).tag(sync=True)
-    sheet = traitlets.Int(0).tag(sync=True)
     view = traitlets.Enum(list(VIEWS), "page").tag(sync=True)
-    color = traitlets.Enum(["type", "time"], "type").tag(sync=True)
     ticked = traitlets.List(traitlets.Unicode()).tag(sync=True)
     pinned = traitlets.Unicode("").tag(sync=True)
     keeps = traitlets.Bool(True).tag(sync=True)
@@ -215,18 +212,28 @@ class Explorer(anywidget.AnyWidget):
     def _load_row(self) -> None:
         assert (run := self.run) is not None
         with self.hold_sync():
-            self.token = self.sheet = 0
+            self.selection = []
+            self.token = 0
+            self.sheet = 0
             self.data = row_data(run, self.row, self._before)
             self.parts = {}
         self._due_still()
 
-    @traitlets.validate("token", "row", "sheet")
-    def _inside(self, proposal: Any) -> int:
+    def held(self, name: str) -> int:
+        """How many there are to choose from: ``texts``, ``pages`` or ``rows`` of the data."""
+        return len(self.data.get(name, ()))
+
+    @traitlets.validate("row")
+    def _a_row(self, proposal: Any) -> int:
         """What lies outside becomes the first or the last one."""
-        held = self.data.get(
-            {"token": "texts", "row": "rows", "sheet": "pages"}[proposal["trait"].name], ()
-        )
-        return min(max(proposal["value"], 0), max(len(held) - 1, 0))
+        return min(max(proposal["value"], 0), max(self.held("rows") - 1, 0))
+
+    @property
+    def selected(self) -> pd.DataFrame | None:
+        """The brushed tokens of the row shown, as rows of `PhaseRun.tokens_of`; None without a record."""
+        if self.run is None:
+            return None
+        return selected_tokens(self.run, self.row, self.selection)
 
     def _open(self) -> None:
         """Draw the view's parts that are not drawn, or read what the table of records lacks."""
