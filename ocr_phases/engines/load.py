@@ -23,17 +23,12 @@ from ocr_phases.files import write_into
 from ocr_phases.inputs.views import Pages
 from ocr_phases.results.plots import Plots
 from ocr_phases.settings import SamplingSettings, Strategy, Vision
-from ocr_phases.show.figures import (
-    FAINT,
-    ORANGE,
-    VIOLET,
-    legend_below,
-    name_axis,
-    new_figure,
-    sentence_figure,
-)
-from ocr_phases.show.results import Section, bundle, table_text
-from ocr_phases.show.web import Html, document_html, element, note, table_html
+from ocr_phases.show.axes import legend_below, name_axis, new_figure, sentence_figure
+from ocr_phases.show.colours import FAINT, ORANGE, VIOLET
+from ocr_phases.show.html_table import table_html
+from ocr_phases.show.section import Section, bundle
+from ocr_phases.show.terminal_table import table_text
+from ocr_phases.show.web import Html, document_html, element, note
 from ocr_phases.text import count_text, filled, ms_text
 
 #: So many requests make a 99th percentile.
