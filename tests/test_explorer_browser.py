@@ -47,7 +47,7 @@ LIT = """() => {
   const lit = (list, name) => [...view.querySelectorAll(list)].map((each) => Number(each.dataset[name]));
   return {
     scrubber: Number(view.querySelector('.opv-scrubber').value),
-    token: lit('.opv-token.opv-now', 'token')[0],
+    token: lit('.opv-token.opv-now', 'index')[0],
     page: [...new Set(lit('.opv-page .opv-region.opv-now', 'region'))],
     text: lit('.opv-stretch.opv-now', 'region'),
     list: [view.querySelector('.opv-regions').selectedIndex],

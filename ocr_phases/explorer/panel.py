@@ -13,7 +13,6 @@ from typing import Any
 import anywidget
 import pandas as pd
 import traitlets
-from IPython.display import DisplayHandle, display
 from matplotlib.figure import Figure
 
 from ocr_phases.analyse.sentences import findings, headline, noise_warning, preset_text, subject
@@ -56,8 +55,9 @@ from ocr_phases.show.web import Html, asset_text, element, fragment, note, noteb
 from ocr_phases.text import count_text
 from ocr_phases.view.assets import view_file
 from ocr_phases.view.data import row_data
-from ocr_phases.view.still import still_bundle
-from ocr_phases.view.widgets import VIEW_SCRIPT, LinkedTraits, selected_tokens
+from ocr_phases.view.scripts import VIEW_SCRIPT
+from ocr_phases.view.still import Stilled, running_loop, still_bundle
+from ocr_phases.view.widgets import LinkedTraits, selected_tokens
 
 _RECORDS = (".json", ".json.gz")
 _AT_ONCE = 20  # rows of the table that are read before it is drawn again
@@ -88,7 +88,7 @@ VIEWS: dict[str, tuple[Callable[..., Section | Figure], ...]] = {
 }
 
 
-class Explorer(anywidget.AnyWidget, LinkedTraits):
+class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
     """A JupyterLab panel: choose pages and a model, run, inspect the record.
 
     ``page`` and ``model`` fill the form; ``record`` (a file) and ``runs`` are shown at once, else
@@ -139,10 +139,8 @@ class Explorer(anywidget.AnyWidget, LinkedTraits):
     ) -> None:
         super().__init__(bar=bar, keeps=keep is not None)
         self.folder, self.measuring, self.form = placed(keep or FOLDER), Live(), Form()
-        self._handle: DisplayHandle | None = None  # once a cell has the picture
-        self._due: asyncio.TimerHandle | None = None
         self._home = (
-            _loop()
+            running_loop()
         )  # of the thread that Jupyter's Interrupt reaches; clicks may come in another
         self._current: Record | None = None
         self._before: PhaseRun | None = None  # drawn faintly under the curve of what repeats it
@@ -156,7 +154,7 @@ class Explorer(anywidget.AnyWidget, LinkedTraits):
         self.on_msg(self._heard)
         self.observe(lambda _: self._load_row(), "row")
         self.observe(lambda _: self._open(), "view")
-        self.observe(lambda _: self._due_still(), ["row", "token", "view", "color"])
+        self.observe(lambda _: self.draw_still_soon(), ["row", "token", "view", "color"])
         self.observe(lambda _: self._keep(), "keeps")
         self.observe(lambda _: self._compare(), ["ticked", "pinned"])
         if record is not None:
@@ -230,7 +228,7 @@ class Explorer(anywidget.AnyWidget, LinkedTraits):
             self.sheet = 0
             self.data = row_data(run, self.row, self._before)
             self.parts = {}
-        self._due_still()
+        self.draw_still_soon()
 
     def held(self, name: str) -> int:
         """How many there are to choose from: ``texts``, ``pages`` or ``rows`` of the data."""
@@ -404,7 +402,7 @@ class Explorer(anywidget.AnyWidget, LinkedTraits):
     def _do_save(self, asked: dict[str, Any]) -> None:
         """Draw the picture now: the browser saves the notebook when it has the answer."""
         try:
-            self._draw_still()
+            self.draw_still()
         finally:
             self._answer(asked, saved=True)
 
@@ -498,7 +496,7 @@ class Explorer(anywidget.AnyWidget, LinkedTraits):
         """Run a job beside the kernel's other work; to its end where no loop is running (a plain
         script).
         """
-        loop = loop or _loop()
+        loop = loop or running_loop()
         if loop is None:
             asyncio.run(job)
         else:
@@ -509,18 +507,7 @@ class Explorer(anywidget.AnyWidget, LinkedTraits):
     def _keep(self) -> None:
         """Keep records from now on or not; a confidential page leaves the notebook at once."""
         self._list_files()
-        self._draw_still()
-
-    def _due_still(self) -> None:
-        """Draw the picture soon: once for what changes together."""
-        if self._due is not None:
-            self._due.cancel()
-        if loop := _loop():
-            self._due = loop.call_later(0.02, self._draw_still)
-
-    def _draw_still(self) -> None:
-        if self._handle is not None:
-            self._handle.update(self.picture(), raw=True)
+        self.draw_still()
 
     def picture(self) -> dict[str, Any]:
         """What a saved notebook shows, by MIME type; a sentence where records are not kept."""
@@ -533,12 +520,6 @@ class Explorer(anywidget.AnyWidget, LinkedTraits):
         return f"Explorer of {self.run}"
 
     __repr__ = __str__
-
-    def _ipython_display_(self) -> None:
-        # No words for the panel itself: where it cannot be shown, the picture stands for it.
-        view, facts = self._repr_mimebundle_()
-        display({**view, "text/plain": ""}, metadata=facts, raw=True)
-        self._handle = display(self.picture(), raw=True, display_id=True)
 
 
 def _head(record: Record) -> Html:
@@ -569,10 +550,3 @@ def _again(record: Record) -> dict[str, Asked]:
             asked, settings=replace(asked.settings, strategy="cuda_graph")
         )
     return steps
-
-
-def _loop() -> asyncio.AbstractEventLoop | None:
-    """The loop that this thread runs; None in a plain script."""
-    with contextlib.suppress(RuntimeError):
-        return asyncio.get_running_loop()
-    return None

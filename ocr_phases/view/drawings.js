@@ -41,7 +41,8 @@ class Curve {
     const width = end - first;
     this.svg.setAttribute("viewBox", `${first} 0 ${width} ${this.top}`);
     // People count tokens from one.
-    const numbers = ticks(first + 1, end, Math.min(6, width)).filter((number) => number > first);
+    const whole = ticks(first, end, Math.min(6, width)).filter(Number.isInteger);
+    const numbers = whole.filter((number) => number > first);
     const labels = numbers.map((number) => {
       const place = (number - 0.5 - first) / width;
       const side = place > 0.94 ? "opv-last" : "opv-number"; // else the edge cuts the last one

@@ -81,9 +81,11 @@ function light(box, name, elements) {
   }
 }
 
-/** Rounded values between two, about `count` of them. */
+/** Round values between two, about `count` of them: multiples of 1, 2 or 5 of a power of ten. */
 function ticks(from, to, count) {
-  const step = Number(((to - from) / count).toPrecision(1));
+  const rough = (to - from) / count;
+  const power = 10 ** Math.floor(Math.log10(rough));
+  const step = power * ([1, 2, 5, 10].find((each) => each * power >= 0.99 * rough) ?? 10);
   const values = [];
   for (let at = Math.ceil(from / step); at * step <= to; at += 1) {
     values.push(Number((at * step).toPrecision(5)));

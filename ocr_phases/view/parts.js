@@ -54,9 +54,10 @@ class Shown {
     if (stays) this.redraw();
   }
 
+  /** Select tokens; the keys go on from the first of them. */
   brush(first, end) {
     this.peeked = null;
-    this.set({ selection: [first, end] });
+    this.set({ token: first, selection: [first, end] });
   }
 
   peek(token) {

@@ -15,10 +15,9 @@ from ocr_phases.record import Record
 from ocr_phases.show.web import notebook_css
 from ocr_phases.view.assets import view_file
 from ocr_phases.view.data import row_data
+from ocr_phases.view.scripts import VIEW_SCRIPT
+from ocr_phases.view.still import Stilled, still_bundle
 
-_SCRIPTS = ("elements.js", "drawings.js", "parts.js", "view.js")
-#: The scripts that every view needs, in an order in which each finds what it uses.
-VIEW_SCRIPT = "".join(view_file(name) for name in _SCRIPTS)
 _WIDGET_SCRIPT = VIEW_SCRIPT + view_file("widgets.js")
 
 
@@ -92,7 +91,7 @@ class LinkedTraits(traitlets.HasTraits):
         return selection
 
 
-class _RecordWidget(anywidget.AnyWidget, LinkedTraits):
+class _RecordWidget(Stilled, anywidget.AnyWidget, LinkedTraits):
     """A widget of one row of a finished record.
 
     Parameters
@@ -122,6 +121,7 @@ class _RecordWidget(anywidget.AnyWidget, LinkedTraits):
         for name, value in values.items():
             setattr(self, name, value)
         self.observe(self._show_row, "row")
+        self.observe(lambda _: self.draw_still_soon(), ["row", "token", "color"])
 
     def held(self, name: str) -> int:
         """How many there are to choose from: ``texts``, ``pages`` or ``rows`` of the data."""
@@ -137,6 +137,15 @@ class _RecordWidget(anywidget.AnyWidget, LinkedTraits):
             self.token = 0
             self.sheet = 0
             self.source = _data_of(self.run, self.row)
+
+    def picture(self) -> dict[str, Any]:
+        """What a saved notebook shows: the page beside the curve."""
+        return still_bundle(self.run, self.row, self.token, self.color, "page")
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__} of {self.run}"
+
+    __repr__ = __str__
 
     @property
     def selected(self) -> pd.DataFrame:
