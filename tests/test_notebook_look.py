@@ -17,8 +17,9 @@ from nbconvert import HTMLExporter
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from ocr_phases import PhaseRun, SweepResult, compare
+from ocr_phases.analyse.load import AskedPage
 from ocr_phases.analyse.scaling import FAILURE_COLUMNS
-from ocr_phases.engines.load import LoadResult
+from ocr_phases.results.load import LoadResult
 from ocr_phases.show import results, results_many
 from ocr_phases.show.results import facts_bundle, timeline_bundle
 
@@ -67,13 +68,7 @@ def fragments_of_others() -> dict[str, Any]:
         {"base": runs[0], "gundam": runs[1]}, pd.DataFrame(columns=list(FAILURE_COLUMNS))
     )
     asked = [
-        {
-            "level": f"{level} at once",
-            "begun": 0.0,
-            "times": [0.5, 0.6, 0.7],
-            "tokens": 3,
-            "error": "",
-        }
+        AskedPage(level=f"{level} at once", begun=0.0, times=[0.5, 0.6, 0.7], tokens=3, timed=True)
         for level in (1, 2)
     ]
     place = {"what": "fusion", "file": f"transformers/{'long_name/' * 6}a.py", "line": 1960}

@@ -171,7 +171,8 @@ class Sweep:
             for place, load in loads.items():
                 runs = output_folder(kept / place / "runs")
                 with only_writer(runs.parent):
-                    for outcome in bar_in_cell(self._outcomes(runs, load), "cell", len(self.cells)):
+                    outcomes = self._outcomes(runs, load)
+                    for outcome in bar_in_cell(outcomes, "cell", len(self.cells), alike=False):
                         if self.progress is not None:
                             self.progress(outcome)
                 free_memory()
