@@ -136,7 +136,10 @@ def hd_family(monkeypatch: pytest.MonkeyPatch) -> FamilyFacts:
         name="deepseek-ocr-hd",
         title="DeepSeek-OCR HD",
         config={**known.config, "model_type": "deepseek_vl_hd"},
-        presets={**known.presets, "small": replace(known.presets["small"], image_size=768)},
+        presets={
+            **known.presets,
+            "small": replace(known.presets["small"], base_size=768, image_size=768),
+        },
     )
     monkeypatch.setitem(FAMILIES, facts.name, facts)
     return facts
