@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ocr_phases.collectors.timeline import NoTimeline, Timeline, stage_hooks
+from ocr_phases.collectors.hooks import stage_hooks
+from ocr_phases.collectors.timeline import NoTimeline, Timeline
 from ocr_phases.errors import Hinted, OcrPhasesError, explain_wrong_calls
 from ocr_phases.families import windowed_length
 from ocr_phases.inputs.packing import DeviceInputs
