@@ -55,7 +55,7 @@ from ocr_phases.settings import (
     Vision,
     setting_names,
 )
-from ocr_phases.show.results import facts_bundle, facts_text
+from ocr_phases.show.section import facts_bundle, facts_text
 from ocr_phases.steps import phases
 from ocr_phases.steps.captured import StaticStep, capacity_for
 from ocr_phases.steps.compiled import CompiledVision

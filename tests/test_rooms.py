@@ -69,7 +69,7 @@ NAMED_IN_STRINGS = {
         "getattr(self, f\"_do_{content['do']}\")",  # until the explorer has a table of its commands
     },
     # IPython prints a class that nobody has imported yet.
-    "ocr_phases.report.engine": {"ocr_phases.show.figures"},
+    "ocr_phases.report.engine": {"ocr_phases.show.shown_figure"},
     "ocr_phases.show.web": {"ocr_phases.show"},  # whose files are resources
     "ocr_phases.view.assets": {"ocr_phases.view"},  # whose files are resources
 }

@@ -133,8 +133,8 @@ class Timeline(Hinted):
         return make_spans(self.rows())
 
     def plot(self) -> Figure:
-        """The spans over time: `ocr_phases.show.plots.plot_spans`."""
-        from ocr_phases.show.plots import plot_spans
+        """The spans over time: `ocr_phases.show.timeline_plot.plot_spans`."""
+        from ocr_phases.show.timeline_plot import plot_spans
 
         return plot_spans(self.table())
 
@@ -142,12 +142,12 @@ class Timeline(Hinted):
         return f"{type(self).__name__}(device={str(self._device.torch_device)!r}, spans={len(self.closed)})"
 
     def __str__(self) -> str:
-        from ocr_phases.show.results import timeline_text
+        from ocr_phases.show.timeline_section import timeline_text
 
         return timeline_text(self.table())
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        from ocr_phases.show.results import timeline_bundle
+        from ocr_phases.show.timeline_section import timeline_bundle
 
         return timeline_bundle(self.table())
 

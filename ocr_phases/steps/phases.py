@@ -143,12 +143,12 @@ class DecodeState(Hinted):
         return facts
 
     def __str__(self) -> str:
-        from ocr_phases.show.results import facts_text
+        from ocr_phases.show.section import facts_text
 
         return facts_text("Decode state", self._facts())
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        from ocr_phases.show.results import facts_bundle
+        from ocr_phases.show.section import facts_bundle
 
         return facts_bundle("Decode state", self._facts())
 
