@@ -37,7 +37,7 @@ class LoadPlots(Plots):
         --------
         >>> result.plot.throughput()  # doctest: +SKIP
         """
-        from ocr_phases.show.load import plot_load_throughput
+        from ocr_phases.show.load_overview import plot_load_throughput
 
         return plot_load_throughput(self._load.table, ax=ax)
 
@@ -55,7 +55,7 @@ class LoadPlots(Plots):
         --------
         >>> result.plot.stalls()  # doctest: +SKIP
         """
-        from ocr_phases.show.load import plot_load_stalls
+        from ocr_phases.show.load_overview import plot_load_stalls
 
         return plot_load_stalls(self._load.asked, ax=ax)
 
@@ -138,7 +138,7 @@ class LoadResult(Hinted):
         --------
         >>> result.save("load")  # doctest: +SKIP
         """
-        from ocr_phases.show.load import load_page
+        from ocr_phases.show.load_overview import load_page
 
         files = {
             "load.html": load_page(self.server, self.table, self.asked).encode(),
@@ -150,11 +150,11 @@ class LoadResult(Hinted):
         return f"<LoadResult of {self.server}: {count_text(len(self.table), 'level')}>"
 
     def __str__(self) -> str:
-        from ocr_phases.show.load import load_text
+        from ocr_phases.show.load_overview import load_text
 
         return load_text(self.table)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        from ocr_phases.show.load import load_bundle
+        from ocr_phases.show.load_overview import load_bundle
 
         return load_bundle(self.server, self.table, self.asked)

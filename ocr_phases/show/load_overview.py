@@ -8,17 +8,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ocr_phases.analyse.load import TAIL_FROM, load_verdict
-from ocr_phases.show.figures import (
-    FAINT,
-    ORANGE,
-    VIOLET,
-    legend_below,
-    name_axis,
-    new_figure,
-    sentence_figure,
-)
-from ocr_phases.show.results import Bundle, Section, bundle, table_text
-from ocr_phases.show.web import Html, document_html, element, note, table_html
+from ocr_phases.show.axes import legend_below, name_axis, new_figure, sentence_figure
+from ocr_phases.show.colours import FAINT, ORANGE, VIOLET
+from ocr_phases.show.html_table import table_html
+from ocr_phases.show.section import Bundle, Section, bundle
+from ocr_phases.show.terminal_table import table_text
+from ocr_phases.show.web import Html, document_html, element, note
 from ocr_phases.text import ms_text
 
 _LATENCIES = {"ttft_p50_ms": "first token", "inter_token_p50_ms": "between tokens"}
