@@ -21,7 +21,7 @@ from ocr_phases.analyse.floors import (
     why_no_floor,
 )
 from ocr_phases.analyse.sentences import floor_sentence
-from ocr_phases.collectors.machine import measure_ceilings
+from ocr_phases.measure.ceilings import measure_ceilings
 from ocr_phases.record.parts import CeilingsPart, make_part
 from ocr_phases.show.latency_plot import plot_latency
 from ocr_phases.show.roofline_plot import plot_roofline

@@ -51,7 +51,6 @@ NOT_MOVED_YET = {
 
 #: Imports that go up, each with what removes it. This list only shrinks.
 GO_UP_UNTIL = {
-    "ocr_phases.collectors.machine -> ocr_phases.steps.execution": "measure/ and collectors/ are re-laid",
     "ocr_phases.engines.measurement -> ocr_phases.session": "engines/ verifies through models and measure",
     "ocr_phases.steps.captured -> ocr_phases.steps.execution": "measure/ chooses attention kernels",
     "ocr_phases.steps.compiled -> ocr_phases.steps.execution": "measure/ chooses attention kernels",

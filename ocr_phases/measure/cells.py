@@ -29,6 +29,7 @@ from ocr_phases.images import describe_page, load_page
 from ocr_phases.measure.live_checks import one_sentence
 from ocr_phases.measure.measurement import describe_model, page_id
 from ocr_phases.measure.request import bar_in_cell
+from ocr_phases.models.devices import release_memory
 from ocr_phases.record.schema import Truth
 from ocr_phases.record.store import (
     CELL_STATUS,
@@ -182,7 +183,7 @@ class Sweep:
         """Measure the cells of one model that ``runs`` lacks, and say what became of each."""
         sessions, truth = {(): load()}, self.subject[1]
         device, shared = sessions[()].device, self._shared(sessions[()])
-        cells = _own_cells(self.cells, sessions[()].family.facts.stands_for, shared)
+        cells = _own_cells(self.cells, sessions[()].family.stands_for, shared)
         known = _known(runs, shared, {cell.name for cell in cells})
         for cell in cells:
             record, path = (runs / f"{cell.name}{ending}" for ending in (".json", CELL_STATUS))
@@ -222,7 +223,7 @@ class Sweep:
             "versions": {
                 name: value for name, value in machine.versions().items() if name != "git"
             },
-            "prompt": session.family.facts.text_of(self.prompt),
+            "prompt": session.family.text_of(self.prompt),
         }
 
     def _measured(
@@ -316,7 +317,7 @@ def _check_device(device: str, failed: CellOutcome) -> None:
 def free_memory() -> None:
     """Give back what nothing holds any more, on all devices."""
     gc.collect()
-    torch.cuda.empty_cache()
+    release_memory()
 
 
 def only(kept: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:

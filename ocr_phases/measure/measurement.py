@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ocr_phases.collectors import machine
-from ocr_phases.collectors.machine import Conditions
+from ocr_phases.collectors.conditions import Conditions
 from ocr_phases.collectors.timeline import NoTimeline, Timeline
 from ocr_phases.errors import OcrPhasesError, OutOfMemory
 from ocr_phases.files import split_page
@@ -33,6 +33,7 @@ from ocr_phases.measure.live_checks import (
 from ocr_phases.measure.parity import parity_check
 from ocr_phases.measure.probabilities import token_probabilities
 from ocr_phases.measure.request import each_run, filled_in, page_part, row_part
+from ocr_phases.models.devices import cpu_threads, device_of
 from ocr_phases.models.load import Checkpoint, TokenReader
 from ocr_phases.record import make_spans
 from ocr_phases.record.parts import (
@@ -55,9 +56,8 @@ from ocr_phases.steps.captured import KEPT_STEPS, StaticStep, capacity_for
 from ocr_phases.steps.execution import (
     EOS_INTERVALS,
     check_strategy,
-    cpu_threads,
-    current_device,
     decode_attention,
+    decode_backends,
     decode_experts,
     last_used,
     preparing,
@@ -75,7 +75,7 @@ def pack_rows(
     """Load, cut and tokenise: the inputs, and the pages in them as (image, bytes, name)."""
     with timeline.span("load_image"):
         loaded = [load_page(page) for page in request.pages]
-        preset = checkpoint.family.facts.preset(request.preset)
+        preset = checkpoint.family.preset(request.preset)
         views = [make_views(image, preset) for image, _, _ in loaded]
     with timeline.span("tokenizer"):
         return pack(views, request.prompts, checkpoint), loaded
@@ -95,7 +95,7 @@ def execution(device: str, autocast: bool = False) -> Iterator[None]:
     and it can be called without a session.
     """
     cast = torch.autocast(torch.device(device).type, torch.bfloat16) if autocast else nullcontext()
-    with current_device(device), decode_attention(device), cast:
+    with device_of(device).made_current(), decode_attention(device), cast:
         yield
 
 
@@ -119,7 +119,7 @@ class Measurement:
         self.step: StaticStep | None = None
         self.setup: dict[str, Any] = {"strategy_setup": None, "vision_setup": None}
         checkpoint = self.checkpoint = session.checkpoint
-        self.device, facts = checkpoint.device, checkpoint.family.facts
+        self.device, facts = checkpoint.device, checkpoint.family
         own = {
             "ignore_eos": checkpoint.default_ignore_eos,
             "eos_check_every": EOS_INTERVALS[asked.strategy],
@@ -138,7 +138,7 @@ class Measurement:
             request = self.request = replace(request, max_new_tokens=limit)
         if request.kernels:
             check_kernels(self.device, generate=request.generate, trace=request.kernel_trace)
-        check_strategy(request, checkpoint.family, self.device)
+        check_strategy(request, checkpoint.interface, self.device)
         if request.max_new_tokens > room:
             asked_for = f"{prompt_len} prompt tokens and {request.max_new_tokens} new ones"
             less = f"ask for at most {room}" if room > 0 else "choose a smaller preset"
@@ -155,16 +155,17 @@ class Measurement:
         """
         request, steps, vision = self.request, self.session.steps, self.session.vision
         static, compiled = request.strategy != "eager", request.vision == "compiled"
-        family, model = self.checkpoint.family, self.checkpoint.model
+        model = self.checkpoint.model
+        interface = self.checkpoint.interface
         inputs = self.packed.to(self.device, self.checkpoint.dtype)
         (rows, length), captured = inputs.input_ids.shape, static and inputs.input_ids.is_cuda
-        total = len(family.facts.encoders) * len(family.views(inputs)) * compiled
+        total = len(self.checkpoint.family.encoders) * len(interface.views(inputs)) * compiled
         total += (request.strategy == "compiled") + captured
         of = "" if steps or vision.made else f" of {total}"  # some may be made already
         tell, numbers = preparing.get(), itertools.count(1)
         with told_of_preparing(lambda what: tell(f"{what} ({next(numbers)}{of})")), self.vision():
             if static:
-                room = capacity_for(length, request.max_new_tokens, family.window(model))
+                room = capacity_for(length, request.max_new_tokens, interface.window(model))
                 key = rows, room, request.strategy
                 reused = key in steps
                 self.step = last_used(steps, key, partial(StaticStep, model, *key), KEPT_STEPS)
@@ -277,7 +278,7 @@ class Measurement:
             **describe_model(checkpoint),
             "strategy": request.strategy,
             "vision": request.vision,
-            "decode_attention_kernels": machine.attention_kernels(self.device, request.strategy),
+            "decode_attention_kernels": attention_kernels(self.device, request.strategy),
             "decode_experts": decode_experts(checkpoint.model, request.strategy).get("text_config"),
             **self.setup,
         }
@@ -335,19 +336,26 @@ def _describe_row(
     return row_part(request, ids, texts, "".join(texts[:written]), reason, text_tokens)
 
 
+def attention_kernels(device: str, strategy: str = "eager") -> list[str]:
+    """The SDPA kernels that a run, or a decode step of ``strategy``, may use, by name."""
+    backends = decode_backends(device, strategy)
+    return [backend.name.lower() for backend in backends] or ["default"]
+
+
 def describe_model(checkpoint: Checkpoint) -> dict[str, Any]:
     """The record's part about a model, whatever it is asked to do."""
-    model, family = checkpoint.model, checkpoint.family
+    model = checkpoint.model
+    interface = checkpoint.interface
     own = ("name", "source", "revision", "cuda_calls", "config")
     return {
         **{name: getattr(checkpoint, name) for name in own},
-        "family": family.facts.name,
-        "implementation": family.implementation,
+        "family": checkpoint.family.name,
+        "implementation": interface.implementation,
         "class": type(model).__name__,
         "dtype": str(checkpoint.dtype).removeprefix("torch."),
         "attention": model.config._attn_implementation,
-        "attention_kernels": machine.attention_kernels(checkpoint.device),
+        "attention_kernels": attention_kernels(checkpoint.device),
         "generation": checkpoint.generation.described(),
         "experts": getattr(model.config.get_text_config(), "_experts_implementation", None),
-        "parameters": family.parameters(model),
+        "parameters": interface.parameters(model),
     }
