@@ -183,7 +183,7 @@ def one_shot(
     with torch.no_grad(), interface.silenced(), torch.random.fork_rng(devices):
         (torch.cuda.manual_seed if devices else torch.default_generator.manual_seed)(request.seed)
         tokens = model.generate(
-            **interface.prefill_arguments(inputs)
+            **interface.generate_arguments(inputs)
             | {"attention_mask": inputs.attention_mask, "position_ids": None},
             max_new_tokens=request.max_new_tokens,
             eos_token_id=list(end_tokens),
