@@ -47,7 +47,6 @@ ROOMS = (
 #: Imports that go up, each with what removes it. This list only shrinks.
 GO_UP_UNTIL = {
     "ocr_phases.engines.measurement -> ocr_phases.session": "engines/ verifies through models and measure",
-    "ocr_phases.results.run -> ocr_phases.explorer": "view/ draws a finished record",
 }
 
 #: The public names, resolved on first use: the only door from the ground to every room.

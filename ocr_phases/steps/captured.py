@@ -24,7 +24,7 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import windowed_length
 from ocr_phases.models.caches import Reach, cache_bytes_per_token, static_cache
 from ocr_phases.models.devices import device_of
-from ocr_phases.models.wiring import family_of
+from ocr_phases.models.wiring import interface_of
 from ocr_phases.settings import Strategy
 from ocr_phases.steps.compiled import (
     CompilerOptions,
@@ -105,8 +105,8 @@ class StaticStep:
         self, model: PreTrainedModel, batch: int, max_cache_len: int, strategy: Strategy
     ) -> None:
         self.model = model
-        self.family = family_of(model)
-        self.window = self.family.window(model)
+        self.interface = interface_of(model)
+        self.window = self.interface.window(model)
         self.strategy = strategy
         self.max_cache_len = max_cache_len
         self.device: torch.device = model.device
@@ -135,7 +135,7 @@ class StaticStep:
         self._length: int | None = None  # entries in the cache, where a state is loaded
         self._own_token: Tensor | None = None  # that the step itself fed back
 
-        language_model = self.family.stages(model)["language_model"]
+        language_model = self.interface.modules(model)["language_model"]
         self.prefill = CapturedPrefill(language_model, compiles=strategy == "compiled")
         if strategy == "compiled":
             self._forwards = fused_forwards(language_model)
@@ -300,7 +300,7 @@ class StaticStep:
         seen = self._mask[..., : self._reach.extent.shape[0]]
         out = self.model(
             input_ids=self._token,
-            attention_mask=self.family.ready_mask(seen),
+            attention_mask=self.interface.ready_mask(seen),
             position_ids=self._position,
             past_key_values=self.cache,
             use_cache=True,

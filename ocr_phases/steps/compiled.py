@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ocr_phases.models.wiring import family_of
+from ocr_phases.models.wiring import interface_of
 from ocr_phases.steps.decode_kernels import DECODE_BACKENDS
 from ocr_phases.steps.forwards import Forward, ForwardsByShape, MadeForward, replaced_forwards
 from ocr_phases.steps.graphs import capture_call, tensors_in
@@ -75,9 +75,10 @@ class CompiledVision(ForwardsByShape):
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        family = family_of(model)
-        stages = family.stages(model)
-        encoders = {stage: stages[stage] for stage in family.facts.encoders}
+        encoders: dict[str, nn.Module] = {}
+        for part in interface_of(model).timed_parts(model):
+            if part.role == "vision":
+                encoders[part.stage] = part.first
         super().__init__(encoders, KEPT_SHAPES)
         self._forwards_on_cuda: dict[nn.Module, Forward] = {}
         for encoder in encoders.values():

@@ -14,7 +14,7 @@ import sys
 import torch
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.models.wiring import Family
+from ocr_phases.models.interface import ModelInterface
 from ocr_phases.settings import Request
 
 #: How many steps apart the end token is looked for, where nobody says.
@@ -22,7 +22,7 @@ from ocr_phases.settings import Request
 EOS_INTERVALS = {"eager": 1, "cuda_graph": 16, "compiled": 16}
 
 
-def check_strategy(request: Request, family: Family, device: torch.device | str) -> None:
+def check_strategy(request: Request, interface: ModelInterface, device: torch.device | str) -> None:
     """Raise `OcrPhasesError` where a ``strategy`` or ``vision`` cannot run with model and device."""
     ways = []
     if request.strategy != "eager":
@@ -33,9 +33,9 @@ def check_strategy(request: Request, family: Family, device: torch.device | str)
         return
     asked = " and ".join(ways)
     kind = torch.device(device).type
-    if family.implementation != "native":
+    if interface.implementation != "native":
         raise OcrPhasesError(
-            f"{asked}: the {family.implementation} class runs only eagerly, "
+            f"{asked}: the {interface.implementation} class runs only eagerly, "
             "so load implementation='native'."
         )
     if request.autocast:
