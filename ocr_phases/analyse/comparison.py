@@ -18,9 +18,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ocr_phases.analyse.figures import STEP_QUANTILES, figure_repeats, summary
+from ocr_phases.analyse.figure_rows import (
+    FIGURE_ROWS,
+    HIGHER_IS_BETTER,
+    SHARE,
+    Place,
+    figures_in,
+)
+from ocr_phases.analyse.figures import figure_repeats, summary
 from ocr_phases.analyse.noise import is_noisy, judged_figures
-from ocr_phases.analyse.quality import MEASURES, QUALITY_HIGHER, quality_of
+from ocr_phases.analyse.quality import MEASURES, quality_of
 from ocr_phases.analyse.scaling import agreements, own_text, sweep_table, ways_sentence
 from ocr_phases.analyse.sentences import noise_sentences
 from ocr_phases.analyse.stages import (
@@ -48,31 +55,10 @@ EQUIVALENT, EQUAL, INCONCLUSIVE, NOISY = "equivalent", "equal", "inconclusive", 
 STATISTICS = (
     "Times are medians over repeats, ratios are of geometric means, as their intervals are."
 )
-#: The unit of measures of the text: a share of one.
-SHARE = "share"
 
 _TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 _SAID, _NOTES = (_TEXTS[part] for part in ("said", "notes"))
 _EXACT = "kv_cache_bytes"  # follows from the tokens, not from a clock
-_HIGHER_IS_BETTER = ("tokens_per_s", *QUALITY_HIGHER)
-#: The figures of a whole run that follow a clock, and the phase of those that are not named by it.
-_FIGURES = (
-    "prepare_ms",
-    "prefill_ms",
-    "ttft_ms",
-    "vision_ms",
-    "decode_ms",
-    "generate_ms",
-    *STEP_QUANTILES,
-)
-_PHASES = {
-    "ttft": "",
-    "ntpot": "",
-    "page": "",
-    "vision": "prefill",
-    "inter": "decode",
-    "tokens": "decode",
-}
 #: What is measured, is told in another part, or follows from the model's name and revision.
 _NO_SETTING = (
     *(
@@ -94,22 +80,28 @@ def metrics_of(run: Record, more: Iterable[str] = ()) -> pd.DataFrame:
     Columns ``unit``, ``phase``, ``stage``, ``view``, ``value`` and ``repeats``, what it was in each
     repeat. Figures are `Record.summary`'s. Times are ms on the device clock: a stage's is
     `stage_medians`', and in a repeat its sum, or its median step in decode. A figure that is no
-    stage has no ``stage``. ``more`` are figures beside those that every record is compared by.
+    stage has no ``stage``. ``more`` names figures that are wanted beside those that every record is
+    compared by.
     """
     figures = summary(run)
     each = figure_repeats(run)
+    wanted = set(more)
+    compared = [
+        row
+        for row in figures_in(Place.COMPARE)
+        if row.name in wanted or Place.COMPARE_ANSWER not in row.places
+    ]
     rows: list[tuple[Any, ...]] = []
-    for name in dict.fromkeys([*_FIGURES, *more, "tokens_per_s"]):
-        first, unit = name.partition("_")[0], "ms" if "_ms" in name else "tokens/s"
-        if figures[name] is not None and each[name].notna().all():
-            rows.append(
-                (name, unit, _PHASES.get(first, first), "", "", figures[name], each[name].tolist())
-            )
+    for row in compared:
+        value = figures[row.name]
+        if row.name in each and value is not None and each[row.name].notna().all():
+            rows.append((row.name, row.unit, row.phase, "", "", value, each[row.name].tolist()))
     for phase, peaks in (run.memory.peak_bytes or {}).items():
         rows.append((f"{phase}_peak_bytes", "bytes", phase, "", "", max(peaks), peaks))
-    for name, unit in ((_EXACT, "bytes"), ("energy_j", "J")):
-        if value := figures[name]:
-            rows.append((name, unit, "", "", "", value, [value]))
+    for row in compared:
+        value = figures[row.name]
+        if row.name not in each and value:
+            rows.append((row.name, row.unit, row.phase, "", "", value, [value]))
     sums, medians = stage_repeats(run), stage_medians(run)
     decode = run.spans[run.spans["phase"] == "decode"].groupby([*STAGE_KEYS, "repeat"])["device_ms"]
     sums.update(decode.median().unstack("repeat"))
@@ -158,7 +150,7 @@ def text_changes(baseline: Record, other: Record) -> pd.DataFrame:
     table = table.groupby("metric", sort=False, as_index=False).mean()
     then, now, metric = (table[name] for name in ("baseline", "other", "metric"))
     verdicts = {EQUAL: now == then, "different": metric == "agreement"}
-    verdicts["better"] = (now > then) == metric.isin(QUALITY_HIGHER)
+    verdicts["better"] = (now > then) == metric.isin(HIGHER_IS_BETTER)
     return table.assign(verdict=_first(verdicts, "worse"))
 
 
@@ -370,7 +362,7 @@ class ComparedRecords(Hinted):
         # Both ends of the change for the worse, a share of one: of the ratio, of a text's measure
         # in points.
         falls, low, high = (
-            rows["metric"].isin(_HIGHER_IS_BETTER),
+            rows["metric"].isin(HIGHER_IS_BETTER),
             rows["ratio_low"],
             rows["ratio_high"],
         )
@@ -385,10 +377,9 @@ class ComparedRecords(Hinted):
         return rows.assign(outcome=_first(told, "undecided")).reset_index(drop=True)
 
     def _rows(self, run: Record, label: str) -> list[dict[Any, Any]]:
-        more = [*self.figures, *self.judged]
-        more = [name for name in more if name in ("ntpot_ms", "page_ms")]
-        ours = metrics_of(self.runs[0], more)
-        theirs = metrics_of(run, more)
+        asked = [*self.figures, *self.judged]
+        ours = metrics_of(self.runs[0], asked)
+        theirs = metrics_of(run, asked)
         both = ours.index.intersection(theirs.index)
         tests = {name: log_ratio(ours["repeats"][name], theirs["repeats"][name]) for name in both}
         alphas = holm({name: tests[name] for name in both if name in self.judged})
@@ -428,7 +419,7 @@ class ComparedRecords(Hinted):
             INCONCLUSIVE: (low <= 1.0) & (high >= 1.0),
             "more": size & (low > 1.0),
             "less": size,
-            "slower": (low > 1.0) != table.index.isin(_HIGHER_IS_BETTER),
+            "slower": (low > 1.0) != table.index.isin(HIGHER_IS_BETTER),
         }
         return _first(verdicts, "faster")
 
@@ -440,12 +431,6 @@ def _first(cases: Mapping[str, Any], default: str) -> np.ndarray:
 
 # -- sentences, in the words of comparison.toml -------------------------------------------------------
 
-_FIGURE_NAMES = {
-    "inter_token_ms": "a decode step",
-    "ttft_ms": "the wait for the first token",
-    "ntpot_ms": "the mean time per token over the whole answer",
-    "page_ms": "the whole answer",
-}
 _FAR = 2.0  # a ratio from here on is told as such, not in percent
 
 
@@ -487,7 +472,7 @@ def _subject(run: Record) -> tuple[Any, ...]:
 def _said(row: Mapping[Any, Any]) -> str:
     ratio, verdict = row["ratio"], row["verdict"]
     near = verdict != EQUIVALENT and 1.0 / _FAR < ratio < _FAR
-    name = _FIGURE_NAMES.get(row["metric"]) or stage_name(row["phase"])
+    name = _figure_name(row["metric"], row["phase"])
     by, span = (
         f"{percent_text(abs(ratio - 1.0))} " * near,
         _times(ratio, row["ratio_low"], row["ratio_high"]),
@@ -495,6 +480,13 @@ def _said(row: Mapping[Any, Any]) -> str:
     return filled(
         _SAID.get(verdict, _SAID["other"]), row, name=name, by=by, span=span, takes=_times(ratio)
     )
+
+
+def _figure_name(metric: str, phase: str) -> str:
+    """What a judged figure is called as the subject of a sentence: of a whole phase by its name."""
+    if metric == f"{phase}_ms":
+        return stage_name(phase)
+    return FIGURE_ROWS[metric].words or stage_name(phase)
 
 
 def _times(ratio: float, *ends: float) -> str:

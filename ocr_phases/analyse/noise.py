@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from ocr_phases.analyse.figure_rows import FIGURE_ROWS
 from ocr_phases.analyse.figures import figure_repeats
 from ocr_phases.analyse.floors import (
     datasheet_ceilings,
@@ -35,16 +36,12 @@ VERDICTS = ("pass", "fail", "noisy", "note", "n/a")
 _OF_REPEAT = "repeat wall_s cpu_s other_threads_s waited_s others steal load_start load_end"
 CONDITION_COLUMNS = tuple(_OF_REPEAT.split())
 #: What a record is judged by, in its own figures and beside others.
-JUDGED = {
-    "prefill_ms": "the prefill",
-    "inter_token_ms": "a decode step",
-    "generate_ms": "generate()",
-}
+JUDGED = ("prefill_ms", "inter_token_ms", "generate_ms")
 #: The same of a server, whose prefill a client does not see: the waits for the first token and for
 #: each next one; where tokens came together, the whole answer.
-JUDGED_OF_SERVER = {"ttft_ms": "the wait for the first token", "inter_token_ms": "a decode step"}
-JUDGED_OF_ANSWER = {"ntpot_ms": "the mean time per token over the answer"}
-JUDGED_OF_PAGE = {"page_ms": "the whole answer"}
+JUDGED_OF_SERVER = ("ttft_ms", "inter_token_ms")
+JUDGED_OF_ANSWER = ("ntpot_ms",)
+JUDGED_OF_PAGE = ("page_ms",)
 #: The standard deviation of the logarithms of the repeats' times. Quiet machines stay below 0.02 on
 #: a GPU and 0.05 on a CPU; beyond 0.10 the median of a few repeats can be off by more than most
 #: changes of interest.
@@ -84,9 +81,8 @@ class Verdict(NamedTuple):
         return self.name.replace("_", " ")
 
 
-def judged_figures(runs: Sequence[Record]) -> dict[str, str]:
-    """The figures that these records are judged by, beside each other or alone, with what they are
-    called.
+def judged_figures(runs: Sequence[Record]) -> tuple[str, ...]:
+    """The names of the figures that these records are judged by, beside each other or alone.
 
     A server sends several tokens in a chunk or one, as it is set: then neither its first chunk nor
     the time between chunks says how fast it is, and only the whole answer does, for each token
@@ -115,7 +111,7 @@ def repeat_spread(run: Record) -> Verdict:
         return Verdict("n/a", "with one repeat the spread is unknown")
     judged = judged_figures([run])
     rows = [
-        (spread(ms), judged[str(name)], f"{ms_text(ms.min())} to {ms_text(ms.max())}")
+        (spread(ms), FIGURE_ROWS[str(name)].words, f"{ms_text(ms.min())} to {ms_text(ms.max())}")
         for name, ms in figure_repeats(run)[list(judged)].items()
         if (ms > 0).all()
     ]

@@ -50,8 +50,6 @@ AGREEMENT = {
     "table_similarity": "table_agreement",
     "box_recall": "box_agreement",
 }
-#: Measures that are better when they are higher.
-QUALITY_HIGHER = ("table_similarity", "box_recall", "box_iou", *AGREEMENT.values())
 #: Measures by a truth.
 MEASURES = (
     "edit_distance",

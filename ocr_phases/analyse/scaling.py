@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.checks import noisy_checks
+from ocr_phases.analyse.figure_rows import Place, names_in
 from ocr_phases.analyse.figures import summary
 from ocr_phases.analyse.floors import decode_floor
 from ocr_phases.analyse.grounding import parse_grounding
@@ -32,7 +33,7 @@ from ocr_phases.text import count_text, filled, ms_text
 
 _TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 _COLUMNS, _NOTES = _TEXTS["columns"], _TEXTS["notes"]
-SWEEP_COLUMNS = (*_COLUMNS["cell"], *_COLUMNS["figures"], *_COLUMNS["facts"])
+SWEEP_COLUMNS = (*_COLUMNS["cell"], *names_in(Place.SWEEP), *_COLUMNS["facts"])
 FAILURE_COLUMNS, CURVE_COLUMNS = (
     (*SWEEP_COLUMNS[:6], "reason"),
     (*_COLUMNS["drawn"], *_COLUMNS["curve"]),
@@ -164,7 +165,7 @@ def sweep_table(records: Mapping[str, Record]) -> pd.DataFrame:
     """
     lost = losses(records).to_dict("index")
     rows = [{"cell": cell, **_cell_figures(run), **lost[cell]} for cell, run in records.items()]
-    figures = dict.fromkeys(_COLUMNS["figures"], "float64")
+    figures = dict.fromkeys(names_in(Place.SWEEP), "float64")
     table = pd.DataFrame(rows, columns=list(SWEEP_COLUMNS)).astype(figures)
     order = ["prefill_len", "strategy", "vision", "batch", "tokens"]
     return table.sort_values(

@@ -16,6 +16,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullFormatter
 
 from ocr_phases.analyse.comparison import EQUIVALENT, INCONCLUSIVE, NOISY
+from ocr_phases.analyse.figure_rows import FIGURE_ROWS
 from ocr_phases.analyse.figures import summary
 from ocr_phases.analyse.floors import times_text
 from ocr_phases.analyse.scaling import LOADED, cell_name, frontier, loaded_ways
@@ -44,7 +45,7 @@ from ocr_phases.show.figures import (
     stacked,
     style_axes,
 )
-from ocr_phases.show.web import HEADINGS, printable
+from ocr_phases.show.web import printable
 from ocr_phases.text import count_text, ms_text, percent_text, stage_name
 
 LONGEST_LABEL = 48
@@ -56,13 +57,6 @@ _DOTS: dict[str, Any] = {"linestyle": (0, (1, 2)), "linewidth": 1.4}
 _WIDE = 12.0  # from here on largest over smallest is drawn on a logarithmic axis
 _WIDE_RATIO = 4.0  # the same of ratios: a tenth and ten times are as far from 1
 
-_METRICS = {
-    "ttft_ms": "time to first token",
-    "inter_token_ms": "decode step, median",
-    "inter_token_ms_p90": "decode step, p90",
-    "inter_token_ms_p99": "decode step, p99",
-    "agreement": "agreement with the baseline's text",
-}
 UNJUDGED = (INCONCLUSIVE, NOISY, "n/a", "")
 #: Verdicts -> what the key says, and the colour; any other is hollow.
 _VERDICTS = {
@@ -146,10 +140,10 @@ def metric_name(metric: str) -> str:
     if "/" in metric:
         phase, stage, *view = metric.split("/")
         return " ".join([f"{phase}:", stage_name(stage), *view])
-    name = (
-        metric.removesuffix("_ms").removesuffix("_j").replace("_bytes", " memory").replace("_", " ")
-    )
-    return _METRICS.get(metric) or HEADINGS.get(metric, (name,))[0]
+    row = FIGURE_ROWS.get(metric)
+    if row is not None:
+        return row.metric or row.heading
+    return metric.replace("_bytes", " memory").replace("_", " ")
 
 
 def plot_ratios(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:

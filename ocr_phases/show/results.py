@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from ocr_phases.analyse.cards import key_metrics
 from ocr_phases.analyse.checks import EXPECTATIONS, Verdict, run_checks, worst_verdict
 from ocr_phases.analyse.figures import summary
 from ocr_phases.analyse.floors import ceilings_text, floor_table, why_no_floor
@@ -32,7 +33,6 @@ from ocr_phases.analyse.sentences import (
     findings,
     headline,
     kernel_account,
-    key_metrics,
     limit_sentence,
     noise_warning,
     subject,

@@ -17,6 +17,7 @@ from ocr_phases.analyse.comparison import (
     ComparedRecords,
     in_units,
 )
+from ocr_phases.analyse.figure_rows import Place, names_in
 from ocr_phases.analyse.floors import FLOOR_COLUMNS
 from ocr_phases.analyse.noise import Verdict
 from ocr_phases.analyse.scaling import (
@@ -60,14 +61,6 @@ _END = 10  # rows at each end of a longer table
 _STEPS = ["prefill_len", "tokens", "prefill_ms", "vision_share", "inter_token_ms", "times_floor"]
 _TIMES = ["page_ms", "page_ms_p90", "page_ms_p99", "pages_per_min"]
 _COSTS = ["energy_j", "wh_per_1000_pages", "price_per_1000_pages", "repeated_share"]
-_TERMINAL_COLUMNS = [
-    "cell",
-    "prefill_len",
-    "prefill_ms",
-    "vision_share",
-    "inter_token_ms",
-    "tokens_per_s",
-]
 _HEADINGS = {
     "interval": ("95 % interval", ""),
     "tokens": ("output", ""),
@@ -261,4 +254,5 @@ def sweep_text(sweep: SweptRecords) -> str:
     """A sweep for a terminal: its verdict and a line per cell."""
     if not sweep.runs:
         return plain(sweep.verdict)
-    return plain(f"{sweep.verdict}\n{table_text(sweep.table[_TERMINAL_COLUMNS])}")
+    table = sweep.table[["cell", *names_in(Place.SWEEP_TEXT)]]
+    return plain(f"{sweep.verdict}\n{table_text(table)}")
