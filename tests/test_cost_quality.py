@@ -15,8 +15,10 @@ from refusals import refused
 from test_quality import TRUTH
 
 from ocr_phases.analyse import scaling
-from ocr_phases.analyse.comparison import SHARE, in_units, text_changes
-from ocr_phases.analyse.scaling import cost_quality_sentence, preset_points
+from ocr_phases.analyse.compared_metrics import text_changes
+from ocr_phases.analyse.comparison import in_units
+from ocr_phases.analyse.cost_quality import cost_quality_sentence, preset_points
+from ocr_phases.analyse.figure_rows import SHARE
 from ocr_phases.batch.figures import page_run
 from ocr_phases.batch.index import PAGE_COLUMNS, REGION_COLUMNS, BatchIndex, add_truths, build_index
 from ocr_phases.batch.store import list_pages, page_status, read_listing, waiting_reports

@@ -12,7 +12,6 @@ from test_checks import with_ceilings
 
 from ocr_phases.analyse.checks import EXPECTATIONS, Verdict, run_checks
 from ocr_phases.analyse.floors import floor_table
-from ocr_phases.analyse.scaling import sweep_table
 from ocr_phases.analyse.sentences import (
     checks_verdict,
     findings,
@@ -21,6 +20,7 @@ from ocr_phases.analyse.sentences import (
     noise_warning,
     verdict,
 )
+from ocr_phases.analyse.sweep_table import sweep_table
 from ocr_phases.show import results
 from ocr_phases.show.plots import plot_latency, plot_roofline
 from ocr_phases.show.results_many import frame_html

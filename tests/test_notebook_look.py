@@ -17,7 +17,7 @@ from nbconvert import HTMLExporter
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from ocr_phases import PhaseRun, SweepResult, compare
-from ocr_phases.analyse.scaling import FAILURE_COLUMNS
+from ocr_phases.analyse.sweep_table import FAILURE_COLUMNS
 from ocr_phases.engines.load import LoadResult
 from ocr_phases.show import results, results_many
 from ocr_phases.show.results import facts_bundle, timeline_bundle

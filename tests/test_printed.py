@@ -11,8 +11,8 @@ from conftest import GPU_RECORD, PAGES, RECORD
 from example_run import SHAPES, altered, make_run
 
 from ocr_phases import PhaseRun, SweepResult, Timeline, compare
-from ocr_phases.analyse.scaling import FAILURE_COLUMNS
 from ocr_phases.analyse.sentences import preset_text, subject
+from ocr_phases.analyse.sweep_table import FAILURE_COLUMNS
 from ocr_phases.engines.load import LoadResult
 from ocr_phases.explorer import Explorer
 

@@ -17,7 +17,7 @@ import pandas as pd
 from ocr_phases.analyse.cost import hours_per_1000_pages
 from ocr_phases.analyse.figure_rows import Place, figures_in
 from ocr_phases.analyse.quality import page_truth
-from ocr_phases.analyse.scaling import agreements
+from ocr_phases.analyse.sweep_table import agreements
 from ocr_phases.batch.figures import MOST_REGIONS, TABLES, Figures, read_figures
 from ocr_phases.batch.store import (
     LEFT_OUT,

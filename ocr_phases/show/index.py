@@ -9,15 +9,15 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ocr_phases.analyse.cost import hours_per_1000_pages
-from ocr_phases.analyse.figure_rows import Place, names_in
-from ocr_phases.analyse.repetition import loops_sentence
-from ocr_phases.analyse.scaling import (
+from ocr_phases.analyse.cost_quality import (
     category_table,
     cost_quality_sentence,
     measure_of,
     preset_points,
     preset_table,
 )
+from ocr_phases.analyse.figure_rows import Place, names_in
+from ocr_phases.analyse.repetition import loops_sentence
 from ocr_phases.files import RECORD
 from ocr_phases.show.plots_many import plot_compression, plot_cost_quality, plot_distributions
 from ocr_phases.show.results import Section

@@ -15,12 +15,13 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from ocr_phases.analyse.comparison import EQUIVALENT, INCONCLUSIVE, NOISY
+from ocr_phases.analyse.compared_metrics import EQUIVALENT, INCONCLUSIVE, NOISY
+from ocr_phases.analyse.cost_quality import frontier
 from ocr_phases.analyse.figure_rows import FIGURE_ROWS
 from ocr_phases.analyse.figures import summary
 from ocr_phases.analyse.floors import times_text
-from ocr_phases.analyse.scaling import LOADED, cell_name, frontier, loaded_ways
 from ocr_phases.analyse.stages import PREFILL_STAGES, stage_table, step_table
+from ocr_phases.analyse.sweep_table import LOADED, cell_name, loaded_ways, setting_text
 from ocr_phases.record import Record
 from ocr_phases.show.figures import (
     BLUE,
@@ -49,7 +50,6 @@ from ocr_phases.show.web import printable
 from ocr_phases.text import count_text, ms_text, percent_text, stage_name
 
 LONGEST_LABEL = 48
-_KEYS = {"batch": "batch {}", "vision": "vision {}", **LOADED}
 _COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY)
 _LINES = ("-", "--", ":", "-.")
 _MARKERS = "os^DvP"
@@ -200,7 +200,7 @@ def plot_prefill(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
 def plot_cells_decode(curves: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     """Time of a decode step in ms against the cache, a line a cell; the floor is dotted.
 
-    ``curves`` are those of `ocr_phases.analyse.scaling.SweepResult`. ``ax`` are axes to draw on.
+    ``curves`` are those of `ocr_phases.analyse.sweep_table.decode_curves`. ``ax`` are axes to draw on.
     """
     return _decode_curves(
         curves.sort_values(["strategy", "batch"], kind="stable"), ["strategy", "batch"], ax
@@ -287,7 +287,7 @@ def plot_cost_quality(points: pd.DataFrame) -> Figure:
     """What each way loses, in per cent, over what it costs: ms a page, prompt tokens, bytes of
     memory.
 
-    ``points`` have the columns `ocr_phases.analyse.scaling.POINT_COLUMNS`. A line joins the ways
+    ``points`` have the columns `ocr_phases.analyse.cost_quality.POINT_COLUMNS`. A line joins the ways
     that no other beats in both, the Pareto frontier of that cost; the others are hollow.
     """
     if len(points) < 2:
@@ -399,6 +399,11 @@ def _decode_curves(curves: pd.DataFrame, ways: list[str], ax: Axes | None) -> Fi
     return figure_of(_curves(curves, title, names, ways, ax))
 
 
+def _line_text(way: str, value: object) -> str:
+    """What a line's key says of one of its settings; a strategy is named without "decode"."""
+    return str(value) if way == "strategy" else setting_text(way, value)
+
+
 def _curves(
     table: pd.DataFrame, title: str, names: dict[str, str], ways: list[str], ax: Axes | None
 ) -> Axes:
@@ -413,7 +418,7 @@ def _curves(
     x, y = names
     loaded = ["model", *loaded_ways(table)] if "model" in table else []
     told = [way for way in (*loaded, *ways) if table[way].nunique() > 1] or ways[-1:]
-    words = [table[way].map(_KEYS.get(way, "{}").format) for way in told]
+    words = [[_line_text(way, value) for value in table[way]] for way in told]
     table = table.assign(line=[", ".join(each) for each in zip(*words, strict=True)])
     looks = dict(zip(dict.fromkeys(table["line"]), cycle(product(_LINES, _COLOURS)), strict=False))
     for _, rows in table.groupby(["line", "cell"], sort=False):

@@ -9,24 +9,15 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.checks import CHECK_COLUMNS
-from ocr_phases.analyse.comparison import (
-    COMPARE_COLUMNS,
-    EQUAL,
-    EQUIVALENT,
-    STATISTICS,
-    ComparedRecords,
-    in_units,
-)
+from ocr_phases.analyse.compared_metrics import COMPARE_COLUMNS, EQUAL, EQUIVALENT
+from ocr_phases.analyse.comparison import ComparedRecords, in_units
+from ocr_phases.analyse.comparison_words import STATISTICS
+from ocr_phases.analyse.cost_quality import cost_quality_sentence
 from ocr_phases.analyse.figure_rows import Place, names_in
 from ocr_phases.analyse.floors import FLOOR_COLUMNS
 from ocr_phases.analyse.noise import Verdict
-from ocr_phases.analyse.scaling import (
-    LOADED,
-    SWEEP_COLUMNS,
-    SweptRecords,
-    cost_quality_sentence,
-    loaded_ways,
-)
+from ocr_phases.analyse.sweep_table import LOADED, SWEEP_COLUMNS, loaded_ways
+from ocr_phases.analyse.swept_records import SweptRecords
 from ocr_phases.images import page_image
 from ocr_phases.record.parts import PagePart, to_plain
 from ocr_phases.show import plots_many as draw
@@ -189,7 +180,7 @@ def sweep_head(sweep: SweptRecords) -> Section:
 
 
 def cells_html(table: pd.DataFrame) -> Html:
-    """The columns of `ocr_phases.analyse.scaling.sweep_table` that fit a page, as a sortable table."""
+    """The columns of `ocr_phases.analyse.sweep_table.sweep_table` that fit a page, as a sortable table."""
     table = table.assign(times_floor=table["inter_token_ms"] / table["step_floor_ms"])
     shown, caption = _cells(table, *_STEPS, "tokens_per_s"), "Each cell, medians over the repeats"
     return table_html(
