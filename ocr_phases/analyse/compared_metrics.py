@@ -1,4 +1,4 @@
-"""What is compared of records, and whether it changed: metrics, their ratios with intervals, verdicts.
+"""What is compared of records, and whether it changed: metrics, ratios, intervals and verdicts.
 
 A verdict holds what differs between the repeats of one record, not what the machine did between two
 measurements.
@@ -234,8 +234,8 @@ def _verdict(row: dict[Any, Any], *, judged: bool, noisy: bool, margin: float) -
 
 
 def outcomes(rows: pd.DataFrame, percent: float) -> list[str]:
-    """Of each row of a comparison whether it is ``worse`` by more than ``percent``, ``within`` that,
-    or ``undecided``.
+    """Of each row of a comparison whether it is ``worse`` by more than ``percent``, ``within``
+    that, or ``undecided``.
     """
     # Both ends of the change for the worse, a share of one: of the ratio, of a text's measure in
     # points.

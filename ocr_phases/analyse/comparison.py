@@ -226,8 +226,8 @@ class ComparedRecords(Hinted):
             lacks = ", ".join({*self.labels[1:]} - {*rows.loc[rows["metric"] == name, "run"]})
             if lacks:
                 raise OcrPhasesError(
-                    f"{name} is not in both records ({lacks}): give both the same truth, or name another "
-                    "metric."
+                    f"{name} is not in both records ({lacks}): give both the same truth, or name "
+                    "another metric."
                 )
         if rows.empty:
             raise OcrPhasesError(

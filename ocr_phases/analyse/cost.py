@@ -104,7 +104,7 @@ def vision_calls(
     return calls + [VisionCall("local", named.image_size, crops)] if crops else calls
 
 
-# -- tables ---------------------------------------------------------------------------------------------
+# -- tables ----------------------------------------------------------------------------------------
 
 
 def prefill_cost(
@@ -230,8 +230,8 @@ def page_cost(run: Record, page_ms: float) -> dict[str, float | None]:
     """What pages cost where they are read as here, one measurement after another; ``page_ms`` is
     this one's.
 
-    ``pages_per_hour``; ``energy_j`` of a repeat, ``thousand_tokens_j`` for 1,000 tokens of its rows,
-    ``wh_per_1000_pages``, and ``idle_energy_share``, the part of the energy that the idle device
+    ``pages_per_hour``; ``energy_j`` of a repeat, ``thousand_tokens_j`` for 1,000 tokens of its
+    rows, ``wh_per_1000_pages``, and ``idle_energy_share``, the part of the energy that the idle device
     takes in the same time, None without a meter; and ``price_per_1000_pages`` by the request's
     ``price_per_hour``, None without one. Loading the model and what is between two pages are not in
     it.
@@ -331,7 +331,7 @@ def stage_cost(table: pd.DataFrame) -> pd.DataFrame:
     return added.assign(bytes=added["weight_bytes"] + added["kv_bytes"])
 
 
-# -- work ---------------------------------------------------------------------------------------------
+# -- work ------------------------------------------------------------------------------------------
 
 
 #: Parameters held, FLOPs done, parameters read and cached numbers moved: float64 [4], exact below
@@ -360,7 +360,7 @@ def linear(tokens: float, width: int, out: int, *, bias: bool = True) -> Work:
 
 
 def attention(queries: float, keys: float, width: int) -> Work:
-    """Scores and their sums over the values, all heads ``width`` wide: 4 queries keys width FLOPs."""
+    """Scores and their sums over the values, all heads ``width`` wide: 4 queries keys width."""
     return costs(flops=4 * queries * keys * width)
 
 

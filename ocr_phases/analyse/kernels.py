@@ -224,7 +224,7 @@ def vision_in_decode(run: Record) -> tuple[bool | None, str]:
     return (False if step.iloc[0] < vision.min() else None), text
 
 
-# -- parts --------------------------------------------------------------------------------------------
+# -- parts -----------------------------------------------------------------------------------------
 
 
 def _table(run: Record, name: str, *per_step: str) -> pd.DataFrame:

@@ -202,7 +202,7 @@ def conditions_table(run: Record) -> pd.DataFrame:
     return table.astype("float64").reset_index()
 
 
-# -- findings: what is noisy or worth a note, the rows of checks.toml -----------------------------------
+# -- findings: what is noisy or worth a note, the rows of checks.toml ------------------------------
 
 
 def _level(value: float, note: float, noisy: float) -> str:

@@ -92,7 +92,7 @@ def spread_names(count: int) -> tuple[str, str]:
     return ("p10", "p90") if count >= QUANTILES_FROM else ("least", "greatest")
 
 
-# -- stages and repeats ---------------------------------------------------------------------------------
+# -- stages and repeats ----------------------------------------------------------------------------
 
 
 def _repeats(run: Record, spans: pd.DataFrame, keys: Sequence[str], clock: str) -> pd.DataFrame:
@@ -212,7 +212,7 @@ def typical_repeat(run: Record) -> int:
     return run.repeats[int(distance.to_numpy().argmin())]
 
 
-# -- decode, step by step -------------------------------------------------------------------------------
+# -- decode, step by step --------------------------------------------------------------------------
 
 
 def attended(run: Record, lengths: np.ndarray) -> np.ndarray:
@@ -337,7 +337,7 @@ def _first_source(run: Record) -> str:
     return "first_token" if run.waits_for_first_token else "prefill"
 
 
-# -- tokens and regions ---------------------------------------------------------------------------------
+# -- tokens and regions ----------------------------------------------------------------------------
 
 
 @cached

@@ -174,7 +174,7 @@ def _decode_curve(run: Record) -> pd.DataFrame:
     return steps[_CURVE_TIMES].astype("float64").groupby(piece).median()
 
 
-# -- texts of several records -------------------------------------------------------------------------
+# -- texts of several records ----------------------------------------------------------------------
 
 
 def losses(records: Mapping[str, Record]) -> pd.DataFrame:
@@ -234,7 +234,7 @@ def richness(run: Record) -> tuple[int, bool, bool]:
     return run.request.prefill_len, run.model.strategy == "eager", run.request.vision == "eager"
 
 
-# -- what cells are called, and which of them compare --------------------------------------------------
+# -- what cells are called, and which of them compare ----------------------------------------------
 
 
 def setting_text(name: str, value: Any) -> str:

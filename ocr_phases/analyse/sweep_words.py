@@ -55,7 +55,7 @@ def noise_sentence(table: pd.DataFrame) -> str:
     return f"Too noisy to trust ({reasons}): {cells}. Measure again on a quiet machine."
 
 
-# -- the cell to take -----------------------------------------------------------------------------------
+# -- the cell to take ------------------------------------------------------------------------------
 
 
 def recommendation(table: pd.DataFrame, records: Mapping[str, Record]) -> Recommendation | None:
@@ -92,7 +92,7 @@ def recommendation_sentence(recommended: Recommendation | None, table: pd.DataFr
 
 
 def fastest_sentences(table: pd.DataFrame, records: Mapping[str, Record]) -> list[str]:
-    """The least decode step and the highest rate, as far as the repeats tell them from the others."""
+    """The least decode step and the highest rate, where the repeats tell them from the others."""
     cells = quiet_cells(table).dropna(subset=["inter_token_ms"])
     runs = {cell: records[cell] for cell in cells["cell"]}
     sentences = []
@@ -135,11 +135,11 @@ def _names(cells: Sequence[str], table: pd.DataFrame) -> str:
     return f"{name} and {count_text(len(cells) - 1, 'other')}"
 
 
-# -- side by side ---------------------------------------------------------------------------------------
+# -- side by side ----------------------------------------------------------------------------------
 
 
 def prefills_sentence(table: pd.DataFrame) -> str:
-    """The shortest and the longest prefill of cells that are run alike; empty where none has one."""
+    """The shortest and the longest prefill of cells that are run alike; empty without one."""
     cells = table.dropna(subset=["prefill_ms"])
     cells = widest_group(cells, ["vision", "strategy", "max_new_tokens"], "cell")
     if cells.empty:
@@ -255,7 +255,7 @@ class _WayTexts:
 
 
 def _way_texts(times: pd.Series, unit: str, floor: _Floor | None) -> _WayTexts:
-    """The times in ms by way, and the floor, as text; a unit that all have in common is said once."""
+    """The times in ms by way, and the floor, as text; a unit that all share is said once."""
     texts = [ms_text(ms) for ms in times]
     if floor is not None:
         texts.append(ms_text(floor.ms))

@@ -20,7 +20,10 @@ FOLDER = "ocr_phases_compare"
 
 @seldom_collected()
 def run(arguments: argparse.Namespace) -> int:
-    """Compare records with the first one. With --fail-above, exit code 1: a slowdown, 3: undecided."""
+    """Compare records with the first one.
+
+    With --fail-above, exit code 1: a slowdown, 3: undecided.
+    """
     from ocr_phases.analyse.comparison import run_labels
     from ocr_phases.files import folder_for
     from ocr_phases.report.render import write_report

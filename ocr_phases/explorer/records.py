@@ -41,7 +41,7 @@ _WORDS = ("page", "name", "model", "preset", "strategy", "when")
 _COLUMNS = [*_WORDS[:2], *names_in(Place.EXPLORER), "steps", *_WORDS[2:]]
 
 
-# -- places: in the project, which need not be the notebook's own folder -----------------------------
+# -- places: in the project, which need not be the notebook's own folder ---------------------------
 
 
 def project_folder() -> Path:
@@ -68,7 +68,7 @@ def found(text: str | Path) -> Path:
     return Path(f"{path}{number}")
 
 
-# -- records -----------------------------------------------------------------------------------------
+# -- records ---------------------------------------------------------------------------------------
 
 
 def description(run: PhaseRun) -> list[str]:
@@ -194,7 +194,7 @@ def shipped() -> list[Path]:
     return [path for pattern in _SHIPPED for path in sorted(runs.glob(pattern))]
 
 
-# -- several -----------------------------------------------------------------------------------------
+# -- several ---------------------------------------------------------------------------------------
 
 
 def rows_html(rows: Sequence[Record], shown: Record | None) -> Html:
