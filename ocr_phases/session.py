@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import pandas as pd
-import psutil
 import torch
 from torch import Tensor
 
 from ocr_phases.analyse.cost import memory_need, vision_calls
 from ocr_phases.collectors import machine
-from ocr_phases.collectors.machine import measure_ceilings
-from ocr_phases.collectors.timeline import NoTimeline, Timeline, stage_hooks
+from ocr_phases.collectors.hooks import stage_hooks
+from ocr_phases.collectors.timeline import NoTimeline, Timeline
 from ocr_phases.errors import Hinted, OcrPhasesError, explain_wrong_calls
 from ocr_phases.families import windowed_length
 from ocr_phases.families.config import AnyConfig, read_model_config
@@ -27,9 +26,11 @@ from ocr_phases.files import each_page
 from ocr_phases.images import describe_page, load_page
 from ocr_phases.inputs.packing import DeviceInputs, PageInputs
 from ocr_phases.inputs.views import Page, Pages, image_token_count
+from ocr_phases.measure.ceilings import measure_ceilings
 from ocr_phases.measure.cells import Cell, CellOutcome, Sweep, only
 from ocr_phases.measure.measurement import Measurement, describe_model, execution, page_id
 from ocr_phases.measure.request import filled_in, recorded_settings, run_and_record
+from ocr_phases.models.devices import device_of, resolve_device
 from ocr_phases.models.folders import local_folder, read_json
 from ocr_phases.models.load import (
     AT_HAND,
@@ -38,7 +39,6 @@ from ocr_phases.models.load import (
     Checkpoint,
     adopt,
     load_checkpoint,
-    resolve_device,
 )
 from ocr_phases.models.quantised import refuse_quantised_config
 from ocr_phases.models.references import references
@@ -55,7 +55,7 @@ from ocr_phases.settings import (
     Vision,
     setting_names,
 )
-from ocr_phases.show.results import facts_bundle, facts_text
+from ocr_phases.show.section import facts_bundle, facts_text
 from ocr_phases.steps import phases
 from ocr_phases.steps.captured import StaticStep, capacity_for
 from ocr_phases.steps.compiled import CompiledVision
@@ -974,9 +974,8 @@ def fit(page: Pages, settings: Settings) -> tuple[pd.DataFrame, str]:
     views = vision_calls(preset.name, grids, facts.name)
     need = memory_need(config, views, vars(settings), cache_len=held, **shape)
     largest = int(need["peak_bytes"].argmax())
-    most, free = need.iloc[largest], psutil.virtual_memory().available
-    if device != "cpu":  # what an earlier model reserved goes
-        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
+    most = need.iloc[largest]
+    free = device_of(device).free_bytes() + device_of(device).reserved_bytes()
     fits = "fits" if most["peak_bytes"] <= free else "does not fit"
     return need, filled(
         _NEED, most, name=name, preset=preset.name, device=device, free=free, fits=fits

@@ -36,7 +36,7 @@ from ocr_phases.models.weights import dummy_config
 from ocr_phases.models.wiring import NATIVES, family_of, native_config
 from ocr_phases.record.parts import to_plain
 from ocr_phases.session import fit
-from ocr_phases.show.results_many import end_to_end_html
+from ocr_phases.show.sweep_overview import end_to_end_html
 from ocr_phases.text import percent_text
 from ocr_phases.versions import asset
 

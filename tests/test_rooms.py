@@ -51,7 +51,6 @@ NOT_MOVED_YET = {
 
 #: Imports that go up, each with what removes it. This list only shrinks.
 GO_UP_UNTIL = {
-    "ocr_phases.collectors.machine -> ocr_phases.steps.execution": "measure/ and collectors/ are re-laid",
     "ocr_phases.engines.measurement -> ocr_phases.session": "engines/ verifies through models and measure",
     "ocr_phases.results.run -> ocr_phases.explorer": "view/ draws a finished record",
     "ocr_phases.steps.captured -> ocr_phases.steps.execution": "measure/ chooses attention kernels",
@@ -70,7 +69,7 @@ NAMED_IN_STRINGS = {
         "getattr(self, f\"_do_{content['do']}\")",  # until the explorer has a table of its commands
     },
     # IPython prints a class that nobody has imported yet.
-    "ocr_phases.report.engine": {"ocr_phases.show.figures"},
+    "ocr_phases.report.engine": {"ocr_phases.show.shown_figure"},
     "ocr_phases.show.web": {"ocr_phases.show"},  # whose files are resources
     "ocr_phases.view.assets": {"ocr_phases.view"},  # whose files are resources
 }

@@ -26,6 +26,12 @@ class Place(Enum):
     COMPARE_ANSWER = auto()
     #: The columns of a sweep's table, which is also in the JSON of ``sweep``.
     SWEEP = auto()
+    #: The table of a sweep's cells, phase by phase, in a report and in a notebook.
+    SWEEP_STEPS = auto()
+    #: The table of a sweep's cells from the page's file to the last token, and memory.
+    SWEEP_PAGES = auto()
+    #: More columns of that table, each where any cell has a value above zero.
+    SWEEP_COSTS = auto()
     #: What ``sweep`` prints of each cell.
     SWEEP_VERB = auto()
     #: What a sweep prints of each cell in a terminal.
@@ -88,6 +94,7 @@ FIGURES = (
             Place.SWEEP_TEXT: 20,
             Place.PAGES: 20,
             Place.EXPLORER: 10,
+            Place.SWEEP_STEPS: 30,
         },
     ),
     FigureRow(
@@ -120,16 +127,27 @@ FIGURES = (
             Place.SWEEP_VERB: 60,
             Place.PAGES: 50,
             Place.INDEX: 10,
+            Place.SWEEP_PAGES: 10,
         },
     ),
-    FigureRow(name="page_ms_p90", heading="p90", unit="ms", places={Place.SWEEP: 90}),
-    FigureRow(name="page_ms_p99", heading="p99", unit="ms", places={Place.SWEEP: 100}),
+    FigureRow(
+        name="page_ms_p90",
+        heading="p90",
+        unit="ms",
+        places={Place.SWEEP: 90, Place.SWEEP_PAGES: 20},
+    ),
+    FigureRow(
+        name="page_ms_p99",
+        heading="p99",
+        unit="ms",
+        places={Place.SWEEP: 100, Place.SWEEP_PAGES: 30},
+    ),
     FigureRow(
         name="pages_per_min",
         heading="pages/min",
         unit="pages/min",
         higher_is_better=True,
-        places={Place.SWEEP: 110, Place.SWEEP_VERB: 70},
+        places={Place.SWEEP: 110, Place.SWEEP_VERB: 70, Place.SWEEP_PAGES: 40},
     ),
     FigureRow(
         name="ttft_ms",
@@ -174,6 +192,7 @@ FIGURES = (
             Place.SWEEP_TEXT: 30,
             Place.PAGES: 70,
             Place.INDEX: 50,
+            Place.SWEEP_STEPS: 40,
         },
     ),
     FigureRow(name="sam_ms", heading="sam", unit="ms", phase="prefill"),
@@ -209,6 +228,7 @@ FIGURES = (
             Place.PAGES: 30,
             Place.INDEX: 30,
             Place.EXPLORER: 20,
+            Place.SWEEP_STEPS: 50,
         },
     ),
     FigureRow(
@@ -228,6 +248,7 @@ FIGURES = (
         places={Place.COMPARE: 90},
     ),
     FigureRow(name="step_floor_ms", heading="step floor", unit="ms", places={Place.SWEEP: 130}),
+    FigureRow(name="times_floor", heading="times floor", places={Place.SWEEP_STEPS: 60}),
     FigureRow(name="decode_steps", heading="decode steps"),
     FigureRow(
         name="tokens_per_s",
@@ -243,15 +264,20 @@ FIGURES = (
             Place.SWEEP_VERB: 50,
             Place.SWEEP_TEXT: 50,
             Place.EXPLORER: 30,
+            Place.SWEEP_STEPS: 70,
         },
     ),
     # Tokens and text.
-    FigureRow(name="tokens", heading="tokens", places={Place.PAGES: 60, Place.INDEX: 40}),
+    FigureRow(
+        name="tokens",
+        heading="tokens",
+        places={Place.PAGES: 60, Place.INDEX: 40, Place.SWEEP_STEPS: 20},
+    ),
     FigureRow(
         name="prefill_len",
         heading="prompt",
         page_column="prompt_tokens",
-        places={Place.SWEEP_VERB: 10, Place.SWEEP_TEXT: 10, Place.PAGES: 80},
+        places={Place.SWEEP_VERB: 10, Place.SWEEP_TEXT: 10, Place.PAGES: 80, Place.SWEEP_STEPS: 10},
     ),
     FigureRow(name="text", heading="begins with"),
     FigureRow(name="text_tokens", heading="text tokens"),
@@ -283,14 +309,14 @@ FIGURES = (
         heading="peak memory",
         unit="bytes",
         card="Peak memory",
-        places={Place.CARD: 60, Place.SWEEP: 160, Place.PAGES: 100},
+        places={Place.CARD: 60, Place.SWEEP: 160, Place.PAGES: 100, Place.SWEEP_PAGES: 60},
     ),
     FigureRow(
         name="kv_cache_bytes",
         heading="KV cache",
         unit="bytes",
         card="KV cache",
-        places={Place.CARD: 120, Place.COMPARE: 120, Place.SWEEP: 150},
+        places={Place.CARD: 120, Place.COMPARE: 120, Place.SWEEP: 150, Place.SWEEP_PAGES: 50},
     ),
     # What pages cost.
     FigureRow(
@@ -312,6 +338,7 @@ FIGURES = (
             Place.SWEEP_VERB: 80,
             Place.PAGES: 130,
             Place.INDEX: 70,
+            Place.SWEEP_COSTS: 30,
         },
     ),
     FigureRow(
@@ -326,13 +353,14 @@ FIGURES = (
             Place.PAGES: 110,
             Place.INDEX: 60,
             Place.EXPLORER: 50,
+            Place.SWEEP_COSTS: 10,
         },
     ),
     FigureRow(
         name="wh_per_1000_pages",
         heading="1,000 pages",
         unit="Wh",
-        places={Place.SWEEP: 180, Place.PAGES: 120},
+        places={Place.SWEEP: 180, Place.PAGES: 120, Place.SWEEP_COSTS: 20},
     ),
     FigureRow(name="thousand_tokens_j", heading="1,000 tokens", unit="J"),
     FigureRow(name="idle_energy_share", heading="idle share of energy", unit=SHARE),
@@ -372,7 +400,7 @@ FIGURES = (
         name="repeated_share",
         heading="repeated share",
         unit=SHARE,
-        places={Place.SWEEP: 200, Place.PAGES: 210, Place.INDEX: 80},
+        places={Place.SWEEP: 200, Place.PAGES: 210, Place.INDEX: 80, Place.SWEEP_COSTS: 40},
     ),
     FigureRow(
         name="agreement",

@@ -141,7 +141,7 @@ def _cell_figures(run: Record) -> dict[str, Any]:
     return cell
 
 
-def decode_curves(records: Mapping[str, Record]) -> pd.DataFrame:
+def decode_curve_table(records: Mapping[str, Record]) -> pd.DataFrame:
     """Decode over the cache, columns `CURVE_COLUMNS`: up to 60 points a record, medians over their
     steps.
 

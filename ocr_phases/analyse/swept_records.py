@@ -10,7 +10,7 @@ import pandas as pd
 
 from ocr_phases.analyse.cost_quality import cell_points, cost_quality_sentence
 from ocr_phases.analyse.repetition import loops_sentence
-from ocr_phases.analyse.sweep_table import decode_curves, sweep_table
+from ocr_phases.analyse.sweep_table import decode_curve_table, sweep_table
 from ocr_phases.analyse.sweep_words import (
     NOTHING_MEASURED,
     Recommendation,
@@ -51,8 +51,8 @@ class SweptRecords(Hinted, Generic[RecordType]):
 
     @cached_property
     def curves(self) -> pd.DataFrame:
-        """Decode over the cache: `ocr_phases.analyse.sweep_table.decode_curves`."""
-        return decode_curves(self.runs)
+        """Decode over the cache: `ocr_phases.analyse.sweep_table.decode_curve_table`."""
+        return decode_curve_table(self.runs)
 
     @cached_property
     def findings(self) -> list[str]:

@@ -29,6 +29,7 @@ from ocr_phases.images import describe_page, load_page
 from ocr_phases.measure.live_checks import one_sentence
 from ocr_phases.measure.measurement import describe_model, page_id
 from ocr_phases.measure.request import bar_in_cell
+from ocr_phases.models.devices import release_memory
 from ocr_phases.record.schema import Truth
 from ocr_phases.record.store import (
     CELL_STATUS,
@@ -171,7 +172,8 @@ class Sweep:
             for place, load in loads.items():
                 runs = output_folder(kept / place / "runs")
                 with only_writer(runs.parent):
-                    for outcome in bar_in_cell(self._outcomes(runs, load), "cell", len(self.cells)):
+                    outcomes = self._outcomes(runs, load)
+                    for outcome in bar_in_cell(outcomes, "cell", len(self.cells), alike=False):
                         if self.progress is not None:
                             self.progress(outcome)
                 free_memory()
@@ -315,7 +317,7 @@ def _check_device(device: str, failed: CellOutcome) -> None:
 def free_memory() -> None:
     """Give back what nothing holds any more, on all devices."""
     gc.collect()
-    torch.cuda.empty_cache()
+    release_memory()
 
 
 def only(kept: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:

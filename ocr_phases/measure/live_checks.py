@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ocr_phases.collectors.machine import PeakMemory
+from ocr_phases.collectors.host_syncs import host_syncs_noted
+from ocr_phases.collectors.memory import PeakMemory
 from ocr_phases.errors import OcrPhasesError, Stopped
 from ocr_phases.families import IMAGE_TAG, windowed_length
 from ocr_phases.inputs.packing import PageInputs
 from ocr_phases.inputs.views import image_break_count, image_token_count
 from ocr_phases.measure.verdicts import LiveCheck, check, repeat_checks
 from ocr_phases.models.caches import cache_bytes_per_token
-from ocr_phases.models.weights import computes_bfloat16
+from ocr_phases.models.devices import device_of
 from ocr_phases.settings import Request
-from ocr_phases.steps.execution import syncs_counted
 from ocr_phases.steps.phases import logits_fault
 from ocr_phases.text import count_text
 
@@ -98,7 +98,7 @@ class Watch:
             if phase in self.looks:
                 watching.enter_context(self.model.register_forward_pre_hook(look, with_kwargs=True))
             if phase == "decode" and self.waits is not None:
-                watching.enter_context(syncs_counted(self.waits))
+                watching.enter_context(host_syncs_noted(self.waits))
             yield
 
     def checks(self, packed: PageInputs, state: DecodeState, vectors: int) -> list[LiveCheck]:
@@ -321,10 +321,10 @@ def card_dtype(device: str, dtype: torch.dtype, autocast: bool) -> list[LiveChec
     """What the weights' dtype means on a card that does not compute with bfloat16; nothing on
     others.
     """
-    if torch.device(device).type != "cuda" or computes_bfloat16(device):
+    if torch.device(device).type != "cuda" or device_of(device).computes_bfloat16():
         return []
     held = str(dtype).removeprefix("torch.")
-    card = f"{torch.cuda.get_device_name(device)} does not compute with bfloat16 itself"
+    card = f"{device_of(device).chip().name} does not compute with bfloat16 itself"
     if autocast or dtype == torch.bfloat16:
         where = "autocast to bfloat16" if autocast else "the weights are bfloat16"
         return [check("card_dtype", "note", f"{card}, and {where}: that is emulated, or fails")]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ocr_phases.collectors import machine
-from ocr_phases.collectors.machine import Conditions
+from ocr_phases.collectors.conditions import Conditions
 from ocr_phases.collectors.timeline import NoTimeline, Timeline
 from ocr_phases.errors import OcrPhasesError, OutOfMemory
 from ocr_phases.files import split_page
@@ -33,6 +33,7 @@ from ocr_phases.measure.live_checks import (
 from ocr_phases.measure.parity import parity_check
 from ocr_phases.measure.probabilities import token_probabilities
 from ocr_phases.measure.request import each_run, filled_in, page_part, row_part
+from ocr_phases.models.devices import cpu_threads, device_of
 from ocr_phases.models.load import Checkpoint, TokenReader
 from ocr_phases.record import make_spans
 from ocr_phases.record.parts import (
@@ -55,9 +56,8 @@ from ocr_phases.steps.captured import KEPT_STEPS, StaticStep, capacity_for
 from ocr_phases.steps.execution import (
     EOS_INTERVALS,
     check_strategy,
-    cpu_threads,
-    current_device,
     decode_attention,
+    decode_backends,
     decode_experts,
     last_used,
     preparing,
@@ -95,7 +95,7 @@ def execution(device: str, autocast: bool = False) -> Iterator[None]:
     and it can be called without a session.
     """
     cast = torch.autocast(torch.device(device).type, torch.bfloat16) if autocast else nullcontext()
-    with current_device(device), decode_attention(device), cast:
+    with device_of(device).made_current(), decode_attention(device), cast:
         yield
 
 
@@ -277,7 +277,7 @@ class Measurement:
             **describe_model(checkpoint),
             "strategy": request.strategy,
             "vision": request.vision,
-            "decode_attention_kernels": machine.attention_kernels(self.device, request.strategy),
+            "decode_attention_kernels": attention_kernels(self.device, request.strategy),
             "decode_experts": decode_experts(checkpoint.model, request.strategy).get("text_config"),
             **self.setup,
         }
@@ -335,6 +335,12 @@ def _describe_row(
     return row_part(request, ids, texts, "".join(texts[:written]), reason, text_tokens)
 
 
+def attention_kernels(device: str, strategy: str = "eager") -> list[str]:
+    """The SDPA kernels that a run, or a decode step of ``strategy``, may use, by name."""
+    backends = decode_backends(device, strategy)
+    return [backend.name.lower() for backend in backends] or ["default"]
+
+
 def describe_model(checkpoint: Checkpoint) -> dict[str, Any]:
     """The record's part about a model, whatever it is asked to do."""
     model, family = checkpoint.model, checkpoint.family
@@ -346,7 +352,7 @@ def describe_model(checkpoint: Checkpoint) -> dict[str, Any]:
         "class": type(model).__name__,
         "dtype": str(checkpoint.dtype).removeprefix("torch."),
         "attention": model.config._attn_implementation,
-        "attention_kernels": machine.attention_kernels(checkpoint.device),
+        "attention_kernels": attention_kernels(checkpoint.device),
         "generation": checkpoint.generation.described(),
         "experts": getattr(model.config.get_text_config(), "_experts_implementation", None),
         "parameters": family.parameters(model),

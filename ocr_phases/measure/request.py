@@ -77,13 +77,22 @@ def filled_in(
     )
 
 
-def bar_in_cell(steps: Iterable[Any], unit: str, total: int | None = None) -> Iterable[Any]:
+def bar_in_cell(
+    steps: Iterable[Any], unit: str, total: int | None = None, *, alike: bool = True
+) -> Iterable[Any]:
     """``steps`` with a bar on one line of a notebook's cell; elsewhere without: a command has its
     own.
+
+    Steps that are not ``alike`` differ in cost, so the bar counts them and estimates no end.
     """
     shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
     return tqdm(
-        steps, total=total, unit=unit, file=sys.stdout, disable=not hasattr(shell, "kernel")
+        steps,
+        total=total,
+        unit=unit,
+        bar_format=None if alike else "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}]",
+        file=sys.stdout,
+        disable=not hasattr(shell, "kernel"),
     )
 
 

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import DEEPSEEK_OCR, FAMILIES, WINDOWED, FamilyFacts
+from ocr_phases.models.devices import device_of
 from ocr_phases.models.wiring import Family
 from ocr_phases.settings import ModelSettings
 from ocr_phases.text import bytes_text, count_text, millions_text, nearest
@@ -39,14 +40,7 @@ def resolve_dtype(dtype: str | None, device: str) -> torch.dtype:
         return getattr(torch, dtype)
     if device == "cpu":
         return torch.float32
-    return torch.bfloat16 if computes_bfloat16(device) else torch.float16
-
-
-def computes_bfloat16(device: str) -> bool:
-    """Whether a CUDA device computes with bfloat16 itself: cards before Ampere (T4, V100, P100) "
-    "emulate it."""
-    with torch.cuda.device(device):
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if device_of(device).computes_bfloat16() else torch.float16
 
 
 def choose_attention(found: Any, asked: ModelSettings) -> str:
@@ -203,8 +197,8 @@ def random_model(family: Family, config: Any, asked: ModelSettings) -> Any:
     )
     if device == "cpu":
         _tell_what_it_takes(asked.model, family, config, dtype)
-    with torch.device(device), torch.random.fork_rng(devices=[] if device == "cpu" else None):
-        torch.manual_seed(_SEED)  # vectors, which the generator below leaves as they are made
+    # Vectors are made from these random numbers, and the generator below leaves them as they are.
+    with torch.device(device), device_of(device).seeded(_SEED):
         chosen = choose_attention(model_class, asked)
         model = model_class._from_config(config, dtype=dtype, attn_implementation=chosen)
     generator = torch.Generator(device).manual_seed(_SEED)

@@ -19,18 +19,16 @@ from ocr_phases.analyse.sentences import UNCERTAIN_TEXT
 from ocr_phases.analyse.stages import grounding_of, tokens_of
 from ocr_phases.analyse.text import few_blanks
 from ocr_phases.record import Record
-from ocr_phases.show.page import (
+from ocr_phases.show.boxes import (
     MOST_BOXES,
     UNTIMED,
-    page_notes,
-    pages_of_row,
     place_tags,
-    printable,
     region_boxes,
     time_colour,
     type_colour,
 )
-from ocr_phases.show.web import Html, data_address, element, fragment, jpeg_file
+from ocr_phases.show.page import page_notes, pages_of_row
+from ocr_phases.show.web import Html, data_address, element, fragment, jpeg_file, printable
 from ocr_phases.text import count_text, ms_text, percent_text, plain
 
 if TYPE_CHECKING:

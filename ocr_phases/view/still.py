@@ -18,11 +18,14 @@ from ocr_phases.analyse.regions import regions_of
 from ocr_phases.analyse.sentences import headline, subject
 from ocr_phases.analyse.stages import grounding_of, tokens_of
 from ocr_phases.record import Record
-from ocr_phases.show.figures import FIGURE_DPI, VERMILLION, blank_figure, figure_png
-from ocr_phases.show.page import draw_marks, pages_of_row, printable, region_boxes
-from ocr_phases.show.plots import plot_latency, plot_vision_stages
-from ocr_phases.show.results import run_title
-from ocr_phases.show.web import Html, data_address, element, fragment, jpeg_file
+from ocr_phases.show.boxes import draw_marks, region_boxes
+from ocr_phases.show.colours import VERMILLION
+from ocr_phases.show.latency_plot import plot_latency
+from ocr_phases.show.page import pages_of_row
+from ocr_phases.show.run_overview import run_title
+from ocr_phases.show.shown_figure import FIGURE_DPI, blank_figure, figure_png
+from ocr_phases.show.vision_plot import plot_vision_stages
+from ocr_phases.show.web import Html, data_address, element, fragment, jpeg_file, printable
 
 _INCHES = (4.6, 6.3)  # of the figure, height first
 _HEIGHT = 460  # pixels of a page beside it
