@@ -103,6 +103,5 @@ def sweep_text(sweep: SweptRecords) -> str:
     """A sweep for a terminal: its verdict and a line per cell."""
     if not sweep.runs:
         return plain(sweep.verdict)
-    return plain(
-        f"{sweep.verdict}\n{table_text(sweep.table[['cell', *names_in(Place.SWEEP_TEXT)]])}"
-    )
+    table = sweep.table[["cell", *names_in(Place.SWEEP_TEXT)]]
+    return plain(f"{sweep.verdict}\n{table_text(table)}")
