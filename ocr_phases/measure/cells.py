@@ -183,7 +183,7 @@ class Sweep:
         """Measure the cells of one model that ``runs`` lacks, and say what became of each."""
         sessions, truth = {(): load()}, self.subject[1]
         device, shared = sessions[()].device, self._shared(sessions[()])
-        cells = _own_cells(self.cells, sessions[()].family.facts.stands_for, shared)
+        cells = _own_cells(self.cells, sessions[()].family.stands_for, shared)
         known = _known(runs, shared, {cell.name for cell in cells})
         for cell in cells:
             record, path = (runs / f"{cell.name}{ending}" for ending in (".json", CELL_STATUS))
@@ -223,7 +223,7 @@ class Sweep:
             "versions": {
                 name: value for name, value in machine.versions().items() if name != "git"
             },
-            "prompt": session.family.facts.text_of(self.prompt),
+            "prompt": session.family.text_of(self.prompt),
         }
 
     def _measured(
