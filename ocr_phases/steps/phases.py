@@ -161,7 +161,9 @@ class DecodeState(Hinted):
             "KV cache": f"{self.entries[-1]:,} entries, {bytes_text(self.entries[-1] * entry)}",
             "one entry": f"{bytes_text(entry)}, keys and values of all layers and rows",
             "prompt": count_text(self.lengths[0], "token"),
-            "generated": f"{count_text(self.generated, 'token')} a row, {len(self.unread)} not read yet",
+            "generated": (
+                f"{count_text(self.generated, 'token')} a row, {len(self.unread)} not read yet"
+            ),
         }
         for row, ids in enumerate(self.ids, start=1):
             facts[f"ids of row {row}"] = shorten(", ".join(map(str, ids)), 160, placeholder=" …")
@@ -434,7 +436,8 @@ def logits_fault(sums: Tensor, newest: Tensor, *, whole: bool = False) -> str | 
             return "NaN or infinite in a decode step"
         if whole:
             return f"NaN or infinite at token {first + 1}"
-        return f"NaN or infinite at {sum(wrong)} of {count_text(len(wrong), 'token')}, first at {first + 1}"
+        tokens = count_text(len(wrong), "token")
+        return f"NaN or infinite at {sum(wrong)} of {tokens}, first at {first + 1}"
     if bool((newest.amax(dim=-1) == newest.amin(dim=-1)).any()):
         return "all equal, so that nothing of the page or prompt is in them"
     return None
@@ -449,8 +452,8 @@ def until_end(ids: list[int], eos_ids: Collection[int]) -> list[int]:
 def _check_model(model: nn.Module) -> None:
     if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
         raise OcrPhasesError(
-            "The model is spread over several devices (device_map), so one device's clock would mistime it: "
-            "load it onto one device."
+            "The model is spread over several devices (device_map), so one device's clock would "
+            "mistime it: load it onto one device."
         )
     if model.training:
         raise OcrPhasesError("The model is in training mode: call model.eval() before measuring.")
@@ -463,12 +466,13 @@ def _check_window(cache: Cache | None, window: int | None) -> None:
     if cache is not None and cache_window(cache) != window:
         raise OcrPhasesError(
             f"This model's steps see {window or 'all'} generated tokens and the cache is for "
-            f"{cache_window(cache) or 'all'}: leave cache out, or make it with DynamicCache(config=...)."
+            f"{cache_window(cache) or 'all'}: leave cache out, or make it with "
+            "DynamicCache(config=...)."
         )
 
 
 def _check_cache(state: DecodeState) -> None:
-    """Tokens seen and entries held must be right; notes the entries. Nothing waits for the device."""
+    """Tokens seen and entries held must be right; notes the entries. Waits for nothing."""
     held = held_entries(state.cache)
     # A step adds its own entry to those kept for it, so one that grows keeps one less than the step
     # sees.
@@ -482,6 +486,6 @@ def _check_counts(counts: Sequence[int | None], right: int) -> None:
     for count in counts:
         if count not in (None, right):
             raise OcrPhasesError(
-                f"The KV cache has {count} entries where {right} are right: each step must add one, until "
-                "its window, if it has one, is full."
+                f"The KV cache has {count} entries where {right} are right: each step must add one, "
+                "until its window, if it has one, is full."
             )

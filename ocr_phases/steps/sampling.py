@@ -196,8 +196,8 @@ def one_shot(
     window = interface.window(model)
     if window is not None and inputs.position_ids is not None and request.max_new_tokens > window:
         raise OcrPhasesError(
-            f"generate() of {type(model).__name__} mistakes which slots are padding once its window "
-            f"of {window} tokens is full: give rows of equal length, or measure without it."
+            f"generate() of {type(model).__name__} mistakes which slots are padding once its "
+            f"window of {window} tokens is full: give rows of equal length, or measure without it."
         )
     if not hasattr(model, "generate"):
         raise OcrPhasesError(

@@ -23,7 +23,7 @@ EOS_INTERVALS = {"eager": 1, "cuda_graph": 16, "compiled": 16}
 
 
 def check_strategy(request: Request, interface: ModelInterface, device: torch.device | str) -> None:
-    """Raise `OcrPhasesError` where a ``strategy`` or ``vision`` cannot run with model and device."""
+    """Raise `OcrPhasesError` where ``strategy`` or ``vision`` cannot run with model and device."""
     ways = []
     if request.strategy != "eager":
         ways.append(f"strategy={request.strategy!r}")
