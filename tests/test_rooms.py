@@ -54,7 +54,6 @@ NOT_MOVED_YET = {
 GO_UP_UNTIL = {
     "ocr_phases.collectors.machine -> ocr_phases.steps.execution": "measure/ and collectors/ are re-laid",
     "ocr_phases.config -> ocr_phases.record.schema": "families/ reads config.json by itself",
-    "ocr_phases.engines.measurement -> ocr_phases.session": "engines/ verifies through models and measure",
     "ocr_phases.results.run -> ocr_phases.explorer": "view/ draws a finished record",
     "ocr_phases.steps.captured -> ocr_phases.steps.execution": "measure/ chooses attention kernels",
     "ocr_phases.steps.compiled -> ocr_phases.steps.execution": "measure/ chooses attention kernels",

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 
 from ocr_phases.analyse.cost import hours_per_1000_pages
 from ocr_phases.engines.client import ServerFailed
-from ocr_phases.engines.measurement import Measurement
+from ocr_phases.engines.measurement import ServerMeasurement
 from ocr_phases.errors import Hinted, OcrPhasesError, explain_wrong_calls
 from ocr_phases.files import write_into
 from ocr_phases.inputs.views import Pages
@@ -309,7 +309,7 @@ def load_test(
             kernel_trace=kernel_trace,
             price_per_hour=price_per_hour,
         )
-        measurements.append(Measurement(session, request))
+        measurements.append(ServerMeasurement(session, request))
     measurements[0].ask()
     rows: list[dict[str, Any]] = []
     for level, at_once, rate in levels:
@@ -323,7 +323,7 @@ def load_test(
     return LoadResult(session.server.url, rows, price_per_hour)
 
 
-def _row(level: str, zero: float, measurement: Measurement, start: float) -> dict[str, Any]:
+def _row(level: str, zero: float, measurement: ServerMeasurement, start: float) -> dict[str, Any]:
     """A row of `LoadResult.asked`: a page asked for, at the earliest ``start`` seconds after
     ``zero``.
     """
