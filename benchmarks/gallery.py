@@ -22,9 +22,10 @@ from ocr_phases.analyse.regions import region_table
 from ocr_phases.files import write_atomic
 from ocr_phases.report.render import page_report
 from ocr_phases.results.sweep import SweepResult
-from ocr_phases.show.figures import blank_figure
-from ocr_phases.show.page import TIME_ALPHA, draw_marks, region_boxes
-from ocr_phases.show.plots_many import plot_cells_decode, plot_prefill_stages
+from ocr_phases.show.boxes import TIME_ALPHA, draw_marks, region_boxes
+from ocr_phases.show.comparison_plots import plot_prefill_stages
+from ocr_phases.show.shown_figure import blank_figure
+from ocr_phases.show.sweep_plots import plot_cells_decode
 from ocr_phases.versions import asset
 
 DOCS = Path(__file__).parents[1] / "docs"

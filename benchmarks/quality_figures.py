@@ -13,7 +13,7 @@ from benchmarks import uncertain_regions
 from benchmarks.documents import rewrite
 from benchmarks.gallery import drawn, save
 from ocr_phases.analyse.scaling import cost_quality_sentence, preset_points
-from ocr_phases.show.plots_many import plot_compression, plot_cost_quality
+from ocr_phases.show.quality_plots import plot_compression, plot_cost_quality
 
 ROOT = Path(__file__).parents[1]
 RUNS = ROOT / "data" / "runs" / "quality"

@@ -22,7 +22,7 @@ from ocr_phases.batch.worker import Refused, measure_page
 from ocr_phases.cli.options import BATCH
 from ocr_phases.record.store import file_hash, write_status
 from ocr_phases.settings import Settings
-from ocr_phases.show.index import index_html
+from ocr_phases.show.batch_page import index_html
 
 STUB = [sys.executable, str(Path(__file__).with_name("batch_stub.py"))]
 SETTINGS = {name: vars(Settings(device="cpu", token_probabilities=False))[name] for name in BATCH}

@@ -29,14 +29,8 @@ from ocr_phases.report.artifacts import (
     result_markdown,
     write_artifacts,
 )
-from ocr_phases.show.page import (
-    LABEL_COLOURS,
-    draw_marks,
-    label_colour,
-    place_tags,
-    printable,
-    region_boxes,
-)
+from ocr_phases.show.boxes import LABEL_COLOURS, draw_marks, label_colour, place_tags, region_boxes
+from ocr_phases.show.web import printable
 from ocr_phases.versions import asset
 
 LINK = re.compile(r"!\[\]\(images/(\d+)\.jpg\)")

@@ -24,7 +24,7 @@ import pytest
 from conftest import PAGES, RECORD
 from example_run import altered, make_run, page_image
 from IPython.core.interactiveshell import InteractiveShell
-from PIL import Image
+from PIL import Image, ImageDraw
 from refusals import refused
 from traitlets.config import Config
 
@@ -34,14 +34,15 @@ from ocr_phases.analyse.grounding import match_boxes, parse_grounding
 from ocr_phases.analyse.text import one_line, plain_text, similarities, tables_of
 from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.explorer.view_data import boxes, markdown_html, row_data
 from ocr_phases.images import load_page, page_count
 from ocr_phases.record.parts import to_plain
 from ocr_phases.report.artifacts import write_artifacts
 from ocr_phases.session import load_recorded
-from ocr_phases.show import page
-from ocr_phases.show.page import MOST_BOXES
-from ocr_phases.show.web import MOST_TABLE_ROWS, Html, table_html
+from ocr_phases.show.boxes import MOST_BOXES, DrawnBox, boxes_sentence, draw_marks
+from ocr_phases.show.html_table import MOST_TABLE_ROWS, table_html
+from ocr_phases.show.page import page_parts, plot_page
+from ocr_phases.show.web import Html
+from ocr_phases.view.data import boxes, markdown_html, row_data
 
 _CPU_SECONDS = 10.0  # for an input of 100,000 characters: quadratic reading would take minutes
 _CHARACTERS = 100_000
@@ -144,7 +145,7 @@ def run_of(text):
 @pytest.mark.parametrize("name", MANY)
 def test_more_boxes_than_a_page_has_are_not_drawn_and_a_sentence_says_so(name, monkeypatch):
     run, drawn = run_of(MANY[name]), []
-    rectangle = page.ImageDraw.ImageDraw.rectangle
+    rectangle = ImageDraw.ImageDraw.rectangle
     grounds = 0
 
     def counted(draw, box, fill=None, outline=None, width=1):
@@ -154,12 +155,12 @@ def test_more_boxes_than_a_page_has_are_not_drawn_and_a_sentence_says_so(name, m
             grounds += 0 if fill is None else (box[2] - box[0]) * (box[3] - box[1])
         rectangle(draw, box, fill, outline, width)
 
-    monkeypatch.setattr(page.ImageDraw.ImageDraw, "rectangle", counted)
-    shown = "".join(map(str, read_in_time(page.page_parts, run)))
+    monkeypatch.setattr(ImageDraw.ImageDraw, "rectangle", counted)
+    shown = "".join(map(str, read_in_time(page_parts, run)))
     assert len(drawn) == 2 * MOST_BOXES  # by label and by time
     assert grounds <= 2 * 50 * run.page_image(0).width * run.page_image(0).height
     assert shown.count(_ALL_BOXES) == 1
-    assert _ALL_BOXES[:-1] in page.plot_page(run).axes[0].get_title(loc="left").replace("\n", " ")
+    assert _ALL_BOXES[:-1] in plot_page(run).axes[0].get_title(loc="left").replace("\n", " ")
     if name != "boxes of one region":
         assert shown.count("<tr") <= 2 * MOST_TABLE_ROWS + 4
         assert "rows are shown." in shown
@@ -176,13 +177,13 @@ def test_more_boxes_than_a_page_has_are_not_drawn_and_a_sentence_says_so(name, m
 @pytest.mark.parametrize("name", MANY)
 def test_the_picture_of_a_file_says_that_boxes_are_missing(name, tmp_path, monkeypatch):
     written = []
-    text = page.ImageDraw.ImageDraw.text
+    text = ImageDraw.ImageDraw.text
 
     def noted(draw, place, words, *rest):
         written.append(words)
         text(draw, place, words, *rest)
 
-    monkeypatch.setattr(page.ImageDraw.ImageDraw, "text", noted)
+    monkeypatch.setattr(ImageDraw.ImageDraw, "text", noted)
     write_artifacts(tmp_path, page_image(), MANY[name])
     assert written.count(_ALL_BOXES) == 1
     assert len(written) <= MOST_BOXES + 1
@@ -191,11 +192,11 @@ def test_the_picture_of_a_file_says_that_boxes_are_missing(name, tmp_path, monke
 @pytest.mark.parametrize("size", [(1, 1), (9, 4_000), (4_000, 9), (620, 877)])
 @pytest.mark.parametrize(("count", "said"), [(0, 0), (1, 0), (MOST_BOXES, 0), (MOST_BOXES + 1, 1)])
 def test_pages_of_any_shape_say_how_many_boxes_are_drawn(size, count, said):
-    boxes_of_it = [page.DrawnBox((0, 0, 1, 1), "#0072b2", "")] * count
-    drawn = page.draw_marks(Image.new("RGB", size, "black"), boxes_of_it)
+    boxes_of_it = [DrawnBox((0, 0, 1, 1), "#0072b2", "")] * count
+    drawn = draw_marks(Image.new("RGB", size, "black"), boxes_of_it)
     foot = drawn.crop((0, size[1] - 1, size[0], size[1]))
     assert drawn.size == size
-    assert bool(page.boxes_sentence(count)) == bool(said)
+    assert bool(boxes_sentence(count)) == bool(said)
     if min(size) > 9:
         assert (foot.getpixel((size[0] - 1, 0)) == (255, 255, 255)) == bool(said)
 

@@ -116,7 +116,7 @@ def test_loops_are_told_first_and_a_long_table_is_cut(batch, monkeypatch):
     """That a noisy page is in no median is in the approved index."""
     folder, index = batch
     assert "the decode time." not in (folder / "index.html").read_text()
-    monkeypatch.setattr("ocr_phases.show.index.MOST_ROWS", 4)
+    monkeypatch.setattr("ocr_phases.show.batch_page.MOST_ROWS", 4)
     loops = (index.pages["page"] == "c.pdf#2") * 0.5
     text = html_of(index._replace(pages=index.pages.assign(repeated_share=loops)))
     assert says(text[: text.index('id="Pages"')], "1 of 4 pages loops", "% of the decode time")
@@ -145,7 +145,7 @@ def test_a_batch_in_which_everything_failed_has_an_index_too(tmp_path):
 
 def test_reports_alone_are_rendered_tried_again_and_told(own, monkeypatch, capsys):
     monkeypatch.setattr("ocr_phases.batch.child.LocalPool", renderer)
-    monkeypatch.setattr("ocr_phases.show.index.index_html", lambda *_, **__: "drawn elsewhere")
+    monkeypatch.setattr("ocr_phases.show.batch_page.index_html", lambda *_, **__: "drawn elsewhere")
     assert main(["batch", "--render", "only", "--out", str(own)]) == 1
     said = capsys.readouterr().out
     assert says(said, "2 reports", "1 rendered", "1 failed")

@@ -315,8 +315,8 @@ def test_a_page_is_done_again_after_a_change_of_the_code_or_of_the_built_in_mode
     (package / "inputs/packing.pyc").write_text("compiled")
     codes.append(code_hash.__wrapped__(package))
     for change in (
-        lambda: (package / "families.toml").write_text("changed"),
-        lambda: (package / "configs/unlimited-ocr.json").write_text("{}"),
+        lambda: (package / "families/deepseek_ocr.py").write_text("changed"),
+        lambda: (package / "families/unlimited_ocr.json").write_text("{}"),
         (package / "steps/phases.py").unlink,
         lambda: (package / "text.py").rename(package / "text2.py"),
     ):

@@ -23,7 +23,7 @@ from ocr_phases.batch.store import read_listing
 from ocr_phases.cli import main
 from ocr_phases.errors import NotebookFailed
 from ocr_phases.files import MANIFEST_NAME
-from ocr_phases.models.load import resolve_device
+from ocr_phases.models.devices import resolve_device
 from ocr_phases.record.parts import to_plain
 
 SLIDE = PAGES / "slide.png"

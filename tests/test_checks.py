@@ -30,9 +30,9 @@ from ocr_phases.analyse.checks import (
 from ocr_phases.analyse.noise import CONDITION_COLUMNS, is_noisy
 from ocr_phases.analyse.sentences import checks_verdict, headline, noise_warning, verdict
 from ocr_phases.analyse.stages import decode_trend
-from ocr_phases.collectors import machine
+from ocr_phases.collectors.conditions import gpu_state
 from ocr_phases.record.parts import to_plain
-from ocr_phases.show import results
+from ocr_phases.show.checks_section import checks_html
 
 STATE = {
     "sm_mhz": 1_980,
@@ -83,7 +83,7 @@ def test_every_shape_has_every_check_and_nothing_is_said_of_a_quiet_machine(shap
     assert noise_warning(run) == "" and not with_verdict(checks, "fail")
     said = f"{headline(run)} {verdict(run)} {checks_verdict(checks)}"
     assert "No check failed" in said and not {"trust", "nan"} & set(said.split())
-    elements = Elements(results.checks_html(checks))
+    elements = Elements(checks_html(checks))
     assert not elements.open and not elements.stray
 
 
@@ -333,16 +333,16 @@ def test_a_gpu_is_asked_through_nvidia_smi(tmp_path: Path, monkeypatch: pytest.M
         torch.device("cuda", 0),
         {"sm_mhz": 1755, "throttle_reasons": 0x24, "other_processes": 1},
     )
-    assert machine.gpu_state(device) == STATE | named | {"utilization": None}
+    assert gpu_state(device) == STATE | named | {"utilization": None}
     tool.write_text("#!/bin/sh\nexit 9\n")
-    assert machine.gpu_state(device) is None
-    assert machine.gpu_state(torch.device("cpu")) is None
+    assert gpu_state(device) is None
+    assert gpu_state(torch.device("cpu")) is None
 
 
 def test_checks_are_escaped_and_a_failure_is_unfolded() -> None:
     bad = Verdict("fail", "<script>", "a<b", "<i>", "why", "<b>fix")
     elements = Elements(
-        results.checks_html([bad, Verdict("pass", "y", "stage_coverage", "x", "why", "fix")])
+        checks_html([bad, Verdict("pass", "y", "stage_coverage", "x", "why", "fix")])
     )
     assert "<script>" in elements.said and "script" not in elements.tags()
     assert [("open" in attributes) for tag, attributes in elements.found if tag == "details"] == [

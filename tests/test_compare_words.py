@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from ocr_phases import compare
 from ocr_phases.analyse.comparison import in_units
-from ocr_phases.show.results_many import compare_html
+from ocr_phases.show.comparison_overview import compare_html
 
 BOXED = "<|ref|>text<|/ref|><|det|>[[{box}]]<|/det|>\n{words}"
 BASE = BOXED.format(box="10, 20, 300, 400", words="The same words on this page.")

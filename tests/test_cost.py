@@ -29,14 +29,14 @@ from ocr_phases.analyse import cost
 from ocr_phases.analyse.sentences import key_metrics
 from ocr_phases.cli import main
 from ocr_phases.cli.options import BATCH, EVERY, SHARED
-from ocr_phases.config import read_model_config
 from ocr_phases.families import FAMILIES
+from ocr_phases.families.config import read_model_config
 from ocr_phases.measure.cells import Cell
 from ocr_phases.measure.memory_fit import fit
 from ocr_phases.models.weights import dummy_config
 from ocr_phases.models.wiring import NATIVES, family_of, native_config
 from ocr_phases.record.parts import to_plain
-from ocr_phases.show.results_many import end_to_end_html
+from ocr_phases.show.sweep_overview import end_to_end_html
 from ocr_phases.text import percent_text
 from ocr_phases.versions import asset
 
@@ -46,7 +46,7 @@ FULL = {f"full {name}": facts.config for name, facts in FAMILIES.items()}
 #: again.
 COUNTED = {
     f"short {name}": dummy_config(
-        f"dummy:{name},layers=2,sam_layers=2,{facts.encoders[1]}_layers=2"
+        f"dummy:{name},layers=2,sam_layers=2,{facts.second_encoder}_layers=2"
     )
     for name, facts in FAMILIES.items()
 }

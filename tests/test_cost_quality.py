@@ -25,7 +25,7 @@ from ocr_phases.record.parts import to_plain
 from ocr_phases.record.schema import Truth
 from ocr_phases.results.comparison import Comparison
 from ocr_phases.results.sweep import SweepResult
-from ocr_phases.show import results_many
+from ocr_phases.show.sweep_overview import cost_quality_section
 
 POINT = st.tuples(st.integers(1, 6), st.integers(0, 6))
 HEAVY = Truth(TRUTH.text.replace("light", "heavy"), file="page.md")
@@ -73,7 +73,7 @@ def test_a_sweep_says_what_its_cells_lose(truth):
     assert sentence in found.verdict
     assert ("not accuracy" in sentence) == (truth is None)
     assert ("loses least (edit distance 0 %)" in sentence) == (truth is not None)
-    shown = Elements(results_many.cost_quality(found).html())
+    shown = Elements(cost_quality_section(found).html())
     assert {"h2", "svg", "table"} <= shown.tags()
 
 

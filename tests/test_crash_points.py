@@ -23,7 +23,7 @@ from ocr_phases.batch import figures
 from ocr_phases.batch.store import finished
 from ocr_phases.cli import main
 from ocr_phases.record.store import file_hash, write_status
-from ocr_phases.show import index as index_page
+from ocr_phases.show import batch_page
 
 CHANGES = ("os.rename", "os.link", "os.remove", "os.rmdir", "os.mkdir", "os.truncate")
 WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT
@@ -104,7 +104,7 @@ def with_little_work(folder: Path) -> None:
     """In this process: the stub's short record, figures of it once, and an index that is not drawn."""
     pool.LocalPool = in_this_process  # type: ignore[assignment, misc]
     batch_stub.RECORD = folder / "short.json"
-    index_page.index_html = lambda *_, **__: ""
+    batch_page.index_html = lambda *_, **__: ""
     os.fsync = lambda _: None  # a kill loses nothing that was written
     known, compute = dict[Any, Any](), figures.page_figures
 

@@ -22,8 +22,15 @@ from ocr_phases.record.parts import to_plain
 from ocr_phases.report.artifacts import result_markdown
 from ocr_phases.results.comparison import Comparison
 from ocr_phases.results.sweep import SweepResult
-from ocr_phases.show import page as page_view
-from ocr_phases.show import results, results_many
+from ocr_phases.show.checks_section import checks_section
+from ocr_phases.show.comparison_overview import compare_html, environment_html
+from ocr_phases.show.kernel_section import kernels_section
+from ocr_phases.show.method_section import method_section
+from ocr_phases.show.page import regions_html
+from ocr_phases.show.page_and_text import page_section, text_notes_section
+from ocr_phases.show.run_overview import cards_section, head_html
+from ocr_phases.show.run_times import floors_section, stages_section
+from ocr_phases.show.sweep_overview import cells_html
 
 TEXT = "A title <|ref|>text<|/ref|><|det|>[[60, 40, 620, 90]]<|/det|>\nOne line of it."
 
@@ -44,13 +51,13 @@ BASES = [
 
 def compared(run, base):
     pairs = [Comparison([base, run]), Comparison([run, base])]
-    html = results_many.compare_html, results_many.environment_html
+    html = compare_html, environment_html
     return [(two.verdict, html[0](two.table), html[1](two.differs)) for two in pairs]
 
 
 def swept(run, base):
     found = SweepResult({"base": base, "run": run}, pd.DataFrame())
-    return found.verdict, results_many.cells_html(found.table), found.curves
+    return found.verdict, cells_html(found.table), found.curves
 
 
 def draw_everything(run, base):
@@ -60,13 +67,21 @@ def draw_everything(run, base):
     for name in ("stages", "decode", "ratios"):
         getattr(pair.plot, name)().bundle(still=False)
     try:
-        results.head_html(run), results.page(run).html()
+        head_html(run), page_section(run).html()
     except OcrPhasesError as error:  # the embedded page is read when it is shown
         assert run.page.file in str(error) or "image" in str(error)
 
 
 TABLES = ("stages", "tokens", "regions", "floors", "checks", "token_table")
-SECTIONS = ("cards", "stages", "floors", "text_notes", "method", "checks", "kernels")
+SECTIONS = (
+    cards_section,
+    stages_section,
+    floors_section,
+    text_notes_section,
+    method_section,
+    checks_section,
+    kernels_section,
+)
 #: Every reader of a record, with a whole one beside it: the quick ones, then what takes longer.
 QUICK = {
     "texts": lambda run, _: (
@@ -74,7 +89,7 @@ QUICK = {
         [result_markdown(r["text"] or "") for r in run.results],
     ),
     "a batch's page": lambda run, _: figures.page_figures(run, "", "", ""),
-    "regions": lambda run, _: page_view.regions_html(run.regions),
+    "regions": lambda run, _: regions_html(run.regions),
 }
 SLOW = {
     "tables": lambda run, _: [getattr(run, name) for name in TABLES],
@@ -83,7 +98,7 @@ SLOW = {
         words.verdict(run),
         words.checks_verdict(run_checks(run)),
     ),
-    "sections": lambda run, _: [getattr(results, name)(run).html() for name in SECTIONS],
+    "sections": lambda run, _: [section(run).html() for section in SECTIONS],
     "compared": compared,
     "swept": swept,
 }

@@ -13,15 +13,16 @@ from refusals import refused
 
 import ocr_phases
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
+from ocr_phases.analyse.load import TAIL_FROM, AskedPage
 from ocr_phases.cli import main
 from ocr_phases.engines import checks
 from ocr_phases.engines.answers import Answer, spans_of
 from ocr_phases.engines.client import Server
-from ocr_phases.engines.load import TAIL_FROM, LoadResult
 from ocr_phases.engines.session import ServerSession
 from ocr_phases.engines.vllm_worker import MODULES, Stages, Watch
 from ocr_phases.families import FAMILIES, VISION_STAGES
 from ocr_phases.inputs.views import image_token_count
+from ocr_phases.results.load import LoadResult
 from ocr_phases.settings import SamplingSettings
 
 PAGE = Path(ocr_phases.__file__).parents[1] / "data" / "pages" / "receipt.png"
@@ -379,12 +380,13 @@ def test_a_load_tells_its_knee_its_price_and_what_failed(vllm: Fake, tmp_path: P
 
 
 def test_figures_of_a_load_are_those_of_its_rows():
-    waits: dict[str, Any] = {"level": "1 at once", "tokens": 3, "error": ""}
-    rows = [
-        waits | {"begun": s, "times": [s + 1.0, s + 2.0, s + 4.0]}
-        for s in map(float, range(TAIL_FROM))
-    ]
-    failed = waits | {"begun": 0.0, "times": [], "tokens": 0, "error": "no"}
+    rows = []
+    for second in range(TAIL_FROM):
+        times = [second + 1.0, second + 2.0, second + 4.0]
+        rows.append(
+            AskedPage(level="1 at once", begun=float(second), times=times, tokens=3, timed=True)
+        )
+    failed = AskedPage(level="1 at once", begun=0.0, error="no")
     table = LoadResult("here", [*rows, failed]).table.iloc[0]
     assert (table["requests"], table["errors"]) == (TAIL_FROM + 1, 1)
     assert table["pages_per_min"] == pytest.approx(60 * TAIL_FROM / 103)
@@ -467,10 +469,11 @@ def test_a_knee_needs_a_higher_level_that_brought_less(levels, knee, verdict):
     rows = []
     for level, seconds in levels:
         for page in range(10):
-            row = {"level": level, "begun": 0.0, "times": [], "tokens": 0, "error": "no"}
-            if seconds is not None:
-                row |= {"times": [seconds * (page + 1) / 10], "tokens": 1, "error": ""}
-            rows.append(row)
+            if seconds is None:
+                rows.append(AskedPage(level=level, begun=0.0, error="no"))
+                continue
+            times = [seconds * (page + 1) / 10]
+            rows.append(AskedPage(level=level, begun=0.0, times=times, tokens=1, timed=True))
     result = LoadResult("here", rows)
     assert result.knee == knee
     assert result.verdict.startswith(verdict)

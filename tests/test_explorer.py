@@ -39,13 +39,13 @@ from ocr_phases.explorer.form import Asked, presets_of
 from ocr_phases.explorer.panel import MEASURED, VIEWS
 from ocr_phases.explorer.records import found, kept_files, placed, shipped
 from ocr_phases.explorer.running import Live, start
-from ocr_phases.explorer.view_data import markdown_html
 from ocr_phases.families import FAMILIES
 from ocr_phases.measure.loaded_model import forget_kept_model, keep_model
 from ocr_phases.models.load import load_tokenizer
 from ocr_phases.record.parts import to_plain
 from ocr_phases.settings import ModelSettings, Settings
 from ocr_phases.steps.execution import preparing
+from ocr_phases.view.data import markdown_html
 
 AGAIN = "Measure again with 8 repeats"
 JPEG = "data:image/jpeg;base64,"
@@ -377,7 +377,10 @@ def test_live_tells_text_boxes_pace_and_progress_and_a_result_is_tightened_by_re
     for token in range(many - 12):
         live.on_tokens(-1, [[token]])
     state = live.state()
-    assert says(state["doing"], "warm-up", f"{many - 12} tokens") and state["boxes"] == []
+    assert says(state["doing"], "warm-up", f"token {many - 12} of at most {many}")
+    # During the first run nobody knows how long runs are.
+    assert (state["left"], state["done"], state["total"]) == ("", None, None)
+    assert state["boxes"] == []
     assert state["text"] == text[:-12] and len(state["lines"][0]) == many - 13
     live.on_tokens(-1, [[*range(many - 12, many)]])
     assert [box["region"] for box in live.state()["boxes"]] == [0]
@@ -386,10 +389,9 @@ def test_live_tells_text_boxes_pace_and_progress_and_a_result_is_tightened_by_re
         for _ in range(new):
             live.on_tokens(0, [[7]])
     state = live.state()
-    assert says(state["doing"], "repeat 2 of 2", "2 tokens", "a token") and state["left"].endswith(
-        "s left"
-    )
-    assert (state["done"], state["total"]) == (2 * many + 2, 3 * many)
+    assert says(state["doing"], "repeat 2 of 2", "token 2 of about 3", "per token")
+    assert state["left"].endswith("s left")
+    assert (state["done"], state["total"]) == (many + 3 + 2, many + 3 + 3)
     # What a finished run brought stays while the next one is measured, whose curve is the faint
     # one.
     assert (state["text"], len(state["lines"])) == (3 * text[7], 2)

@@ -34,8 +34,8 @@ from ocr_phases.images import load_page
 from ocr_phases.models.wiring import NATIVES, native_config
 from ocr_phases.report.artifacts import result_markdown, write_artifacts
 from ocr_phases.settings import SamplingSettings, resolve_infer
-from ocr_phases.show import results
 from ocr_phases.show.page import plot_page
+from ocr_phases.show.page_and_text import page_section
 from ocr_phases.steps.sampling import NoRepeatNGrams, Sampler
 
 RECEIPT = PAGES / "receipt.png"
@@ -362,7 +362,7 @@ def test_regions_and_times_are_shown_on_their_page(several_pages):
     )
     assert run.regions["page"].tolist() == [pd.NA, 0, 0, 1, 1, 1, 2]
     assert run.regions["decode_ms"].sum() == run.tokens_of(0)["device_ms"].sum() > 0
-    html = results.page(run).html()
+    html = page_section(run).html()
     assert [f"Page {number} of 2" in html for number in (1, 2, 3)] == [True, True, False]
     title = plot_page(run, 1, "time").axes[0].get_title("left")
     assert (

@@ -34,8 +34,9 @@ from ocr_phases.measure.live_checks import norm_layers
 from ocr_phases.models.load import Checkpoint
 from ocr_phases.record.parts import to_plain
 from ocr_phases.report.render import page_report
-from ocr_phases.show import page as page_view
-from ocr_phases.show import results
+from ocr_phases.show.page import regions_html
+from ocr_phases.show.page_and_text import text_html
+from ocr_phases.show.run_overview import head_html
 from ocr_phases.steps import phases
 
 RECEIPT = PAGES / "receipt.png"
@@ -326,8 +327,8 @@ def test_any_text_becomes_fragments_without_a_script(text):
         "text": text,
     }
     run = altered(TEXT_RUN, results=[result])
-    regions = page_view.regions_html(region_table(parse_grounding(text), run.token_table))
-    elements = Elements(document := results.head_html(run) + results.text_html(text) + regions)
+    regions = regions_html(region_table(parse_grounding(text), run.token_table))
+    elements = Elements(document := head_html(run) + text_html(text) + regions)
     assert not elements.open and not elements.stray
     assert not {"script", "iframe", "object", "style"} & elements.tags()
     # The only drawings are the header's own bar and its key.

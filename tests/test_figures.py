@@ -17,9 +17,14 @@ from wording import says
 
 from ocr_phases.record.parts import to_plain
 from ocr_phases.results.comparison import Comparison
-from ocr_phases.show.figures import PHASE_COLOURS, STAGE_COLOURS, STILL, figure_svg
-from ocr_phases.show.page import plot_region_types, regions_html, time_colour, type_colour
-from ocr_phases.show.plots import plot_latency, plot_memory, plot_phase_timeline, plot_vision_stages
+from ocr_phases.show.boxes import time_colour, type_colour
+from ocr_phases.show.colours import PHASE_COLOURS, STAGE_COLOURS
+from ocr_phases.show.latency_plot import plot_latency
+from ocr_phases.show.memory_plot import plot_memory
+from ocr_phases.show.page import plot_region_types, regions_html
+from ocr_phases.show.shown_figure import STILL, figure_svg
+from ocr_phases.show.timeline_plot import plot_phase_timeline
+from ocr_phases.show.vision_plot import plot_vision_stages
 
 PLOTS = (plot_latency, plot_vision_stages, plot_phase_timeline, plot_memory, plot_region_types)
 

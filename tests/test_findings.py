@@ -21,9 +21,12 @@ from ocr_phases.analyse.sentences import (
     noise_warning,
     verdict,
 )
-from ocr_phases.show import results
-from ocr_phases.show.plots import plot_latency, plot_roofline
-from ocr_phases.show.results_many import frame_html
+from ocr_phases.show.latency_plot import plot_latency
+from ocr_phases.show.notebook_table import frame_html
+from ocr_phases.show.roofline_plot import plot_roofline
+from ocr_phases.show.run_overview import overview_section
+from ocr_phases.show.run_times import floors_section
+from ocr_phases.show.terminal_table import table_text
 from ocr_phases.text import digits_within, percent_within
 
 DRIFTING = with_steps(make_run(), lambda step, _: 10.0 + 0.05 * step)
@@ -38,7 +41,7 @@ def said(run):
     """Everything that is said of a record in words, in a terminal and on a page."""
     texts = [headline(run), limit_sentence(run), verdict(run), *findings(run)]
     texts += [
-        seen(results.overview(run).html()),
+        seen(overview_section(run).html()),
         drawn(plot_latency(run)),
         drawn(plot_roofline(run)),
     ]
@@ -91,7 +94,7 @@ def test_no_distance_from_a_floor_is_told_where_its_ceiling_is_wrong(name):
     text = said(run)
     assert not CLAIM.search(text)
     assert "unknown, because a ceiling was measured wrongly" in text
-    table = seen(results.floors(run).html())
+    table = seen(floors_section(run).html())
     assert "no floor is known" in table and "times its floor" not in table
     cell = sweep_table({"a": run}).iloc[0]
     assert cell[["prefill_floor_ms", "step_floor_ms"]].isna().all()
@@ -221,7 +224,7 @@ def test_a_trend_is_as_exact_as_its_interval(step):
     assert len(slope.strip("-").replace(".", "").replace(",", "").lstrip("0")) <= 3
 
 
-@pytest.mark.parametrize("shown", [results.table_text])
+@pytest.mark.parametrize("shown", [table_text])
 def test_a_terminal_table_has_no_digits_of_noise(shown):
     table = shown(floor_table(with_ceilings(1e12))[["device_ms", "floor_ms", "times_floor"]])
     for number in re.findall(r"\d[\d,]*\.\d+", table):
@@ -236,7 +239,7 @@ def test_more_than_the_hardware_can_do_is_marked_in_its_cell(name):
     run = WRONG[name]
     table = floor_table(run).dropna(subset=["device_ms"])
     above = int((table[["mfu", "mbu"]] > 1.005).sum().sum())
-    for shown in (results.floors(run).html(), frame_html(run.floors)):
+    for shown in (floors_section(run).html(), frame_html(run.floors)):
         text = seen(shown)
         assert text.count("⚠ above 100 %") == above > 0
         assert "No stage does more than its hardware can" in text
@@ -244,4 +247,4 @@ def test_more_than_the_hardware_can_do_is_marked_in_its_cell(name):
 
 def test_what_the_hardware_can_do_is_not_marked():
     run = with_ceilings(1e12)
-    assert "⚠" not in results.floors(run).html() + frame_html(run.floors)
+    assert "⚠" not in floors_section(run).html() + frame_html(run.floors)

@@ -21,12 +21,13 @@ from ocr_phases.analyse.floors import (
     why_no_floor,
 )
 from ocr_phases.analyse.sentences import floor_sentence
-from ocr_phases.collectors.machine import measure_ceilings
+from ocr_phases.measure.ceilings import measure_ceilings
 from ocr_phases.measure.loaded_model import LoadedModel
 from ocr_phases.record.parts import CeilingsPart, make_part
-from ocr_phases.show import results
-from ocr_phases.show.figures import figure_png
-from ocr_phases.show.plots import plot_latency, plot_roofline
+from ocr_phases.show.latency_plot import plot_latency
+from ocr_phases.show.roofline_plot import plot_roofline
+from ocr_phases.show.run_times import floors_section
+from ocr_phases.show.shown_figure import figure_png
 
 H200 = {"bandwidth_bytes_per_s": 4.3e12, "matmul_flops_per_s": 7.9e14, "matmul_dtype": "bfloat16"}
 
@@ -106,7 +107,7 @@ def test_where_there_is_no_floor_it_is_said(run: PhaseRun, reason: str) -> None:
     assert reason in (why_no_floor(run) or "")
     assert floor_table(run).empty and list(floor_table(run).columns) == list(FLOOR_COLUMNS)
     assert decode_floor(run).empty and floor_sentence(run) == ""
-    assert reason in results.floors(run).html()
+    assert reason in floors_section(run).html()
     assert figure_png(plot_roofline(run))
     assert not any(
         "floor" in label for label in plot_latency(run).axes[0].get_legend_handles_labels()[1]

@@ -24,7 +24,7 @@ from ocr_phases.cli import main
 from ocr_phases.measure import kernels as measure
 from ocr_phases.measure.trace import reduce_trace
 from ocr_phases.record.parts import KernelsPart, columns_of, to_plain
-from ocr_phases.show import results
+from ocr_phases.show.kernel_section import kernels_section
 
 PAGE = PAGES / "slide.png"
 STAGE = ["phase", "stage", "view"]
@@ -146,13 +146,13 @@ def test_names_are_escaped_and_a_view_that_failed_says_why():
     view = reduce_trace(*mini_trace())
     view["top"]["kernel"][0] = "<script>alert(1)</script>"
     elements = Elements(
-        results.kernels(with_kernels(view={"tool": "torch.profiler", **view})).html()
+        kernels_section(with_kernels(view={"tool": "torch.profiler", **view})).html()
     )
     assert not elements.open and not elements.stray and "script" not in elements.tags()
     assert "<script>alert" in elements.said
-    assert results.kernels(make_run()).html() == ""
+    assert kernels_section(make_run()).html() == ""
     failed = altered(make_run(), kernels={"tool": "x", "error": "No kernel <b>."})
-    assert "No kernel &lt;b&gt;." in results.kernels(failed).html()
+    assert "No kernel &lt;b&gt;." in kernels_section(failed).html()
 
 
 def test_a_trace_is_taken_with_the_view(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ WITH_TORCH = ("inputs", "models", "collectors", "steps", "measure", "session")
 #: What does not, of those rooms: a server is measured without torch.
 WITHOUT_TORCH = (
     "ocr_phases.inputs.views",
+    "ocr_phases.measure.progress",
     "ocr_phases.measure.record_parts",
     "ocr_phases.measure.request",
     "ocr_phases.measure.runs",

@@ -17,10 +17,19 @@ from nbconvert import HTMLExporter
 from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from ocr_phases import PhaseRun, SweepResult, compare
+from ocr_phases.analyse.load import AskedPage
 from ocr_phases.analyse.scaling import FAILURE_COLUMNS
-from ocr_phases.engines.load import LoadResult
-from ocr_phases.show import results, results_many
-from ocr_phases.show.results import facts_bundle, timeline_bundle
+from ocr_phases.results.load import LoadResult
+from ocr_phases.show.checks_section import checks_section, references_section, verification_section
+from ocr_phases.show.comparison_overview import environment_html
+from ocr_phases.show.kernel_section import kernels_section
+from ocr_phases.show.method_section import method_section
+from ocr_phases.show.page_and_text import page_section, quality_section, text_section
+from ocr_phases.show.run_overview import overview_section
+from ocr_phases.show.run_times import floors_section, latency_section, stages_section
+from ocr_phases.show.section import Section, facts_bundle, style_section
+from ocr_phases.show.sweep_overview import cells_section
+from ocr_phases.show.timeline_section import timeline_bundle
 
 pytestmark = [
     pytest.mark.browser,
@@ -31,16 +40,16 @@ WRONG = (Path(__file__).parent / "fragments.js").read_text(encoding="utf-8")
 WIDTHS = (1280, 700)
 OUTPUTS = ".jp-OutputArea-output"
 SECTIONS = (
-    "overview",
-    "stages",
-    "latency",
-    "floors",
-    "kernels",
-    "page",
-    "text",
-    "quality",
-    "checks",
-    "method",
+    overview_section,
+    stages_section,
+    latency_section,
+    floors_section,
+    kernels_section,
+    page_section,
+    text_section,
+    quality_section,
+    checks_section,
+    method_section,
 )
 
 
@@ -51,9 +60,9 @@ def fragments_of_a_record(run: PhaseRun) -> dict[str, Any]:
         shown[name] = getattr(run, name)
     for name in ("latency", "vision", "timeline", "page", "regions"):
         shown[f"plot {name}"] = getattr(run.plot, name)()
-    for name in SECTIONS:
-        shown[f"section {name}"] = getattr(results, name)(run)
-    shown["verification"] = results.verification(run)
+    for section in SECTIONS:
+        shown[f"section {section.__name__}"] = section(run)
+    shown["verification"] = verification_section(run)
     return shown
 
 
@@ -67,13 +76,7 @@ def fragments_of_others() -> dict[str, Any]:
         {"base": runs[0], "gundam": runs[1]}, pd.DataFrame(columns=list(FAILURE_COLUMNS))
     )
     asked = [
-        {
-            "level": f"{level} at once",
-            "begun": 0.0,
-            "times": [0.5, 0.6, 0.7],
-            "tokens": 3,
-            "error": "",
-        }
+        AskedPage(level=f"{level} at once", begun=0.0, times=[0.5, 0.6, 0.7], tokens=3, timed=True)
         for level in (1, 2)
     ]
     place = {"what": "fusion", "file": f"transformers/{'long_name/' * 6}a.py", "line": 1960}
@@ -85,16 +88,16 @@ def fragments_of_others() -> dict[str, Any]:
     return {
         "comparison": change,
         "comparison table": change.table,
-        "what differs": results.Section(results_many.environment_html(change.differs)),
+        "what differs": Section(environment_html(change.differs)),
         "sweep": sweep,
         "sweep table": sweep.table,
-        "sweep cells": results_many.cells(sweep),
+        "sweep cells": cells_section(sweep),
         "load": LoadResult("http://localhost:8000", asked),
         "batch": make_run(rows=3),
         "many words": make_run(text=ATTACK, page_name="a_long_name_" * 20 + ".png"),
         "timeline": Shown(timeline_bundle(runs[0].spans.query("repeat == 0"))),
         "facts": Shown(facts_bundle("Model tiny", long_facts)),
-        "references": results.references([place]),
+        "references": references_section([place]),
     }
 
 
@@ -110,8 +113,8 @@ class Shown:
 
 def html_of(shown: Any) -> str:
     """The HTML of a result, as a cell gives it."""
-    if isinstance(shown, results.Section):
-        return "".join(results.style().parts[:1]) + shown.html()
+    if isinstance(shown, Section):
+        return "".join(style_section().parts[:1]) + shown.html()
     data, _ = DisplayFormatter().format(shown)
     return str(data["text/html"])
 

@@ -13,7 +13,7 @@ from refusals import refused
 
 from ocr_phases import PhaseRun, SweepResult, compare
 from ocr_phases.cli import main
-from ocr_phases.show.figures import alt_text
+from ocr_phases.show.shown_figure import alt_text
 from ocr_phases.text import ms_text
 from ocr_phases.versions import asset
 

@@ -21,8 +21,15 @@ from ocr_phases.batch.figures import page_figures
 from ocr_phases.cli.results import run_result
 from ocr_phases.record.schema import Truth
 from ocr_phases.results.sweep import SweepResult
-from ocr_phases.show import results
-from ocr_phases.show.plots import plot_memory, plot_phase_timeline, plot_vision_stages
+from ocr_phases.show.checks_section import checks_section
+from ocr_phases.show.kernel_section import kernels_section
+from ocr_phases.show.memory_plot import plot_memory
+from ocr_phases.show.page_and_text import text_section
+from ocr_phases.show.run_overview import overview_section
+from ocr_phases.show.run_times import floors_section, latency_section, stages_section
+from ocr_phases.show.section import Section
+from ocr_phases.show.timeline_plot import plot_phase_timeline
+from ocr_phases.show.vision_plot import plot_vision_stages
 
 MADE = {
     "one-shot": lambda: make_run(generate=True),
@@ -31,8 +38,8 @@ MADE = {
     "with a drift": lambda: with_steps(make_run(), lambda step, _: 10.0 + 0.05 * step),
     "with a truth": lambda: make_run(rows=2).with_truth(Truth(REGIONS[1][2], (), "true.json")),
 }
-SECTIONS = (results.overview, results.stages, results.latency, results.floors, results.kernels)
-SECTIONS += (results.text, results.checks, plot_vision_stages, plot_phase_timeline, plot_memory)
+SECTIONS = (overview_section, stages_section, latency_section, floors_section, kernels_section)
+SECTIONS += (text_section, checks_section, plot_vision_stages, plot_phase_timeline, plot_memory)
 NUMBER = r"\d[\d,]*(?:\.\d+)?(?: (?:ms|s|B|kB|MB|GB)\b| %)?"
 SIZES = {"s": 1e3, "%": 0.01, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 #: What is shown, with the name of each number in angle brackets; Q is a number without a name.
@@ -70,7 +77,7 @@ def texts(run):
     yield from (repr(run), key_metrics_text(run), headline(run), verdict(run))
     yield SweepResult({"a": run}, failed_cells()).verdict
     for section in SECTIONS:
-        for part in results.Section(section(run)).parts:
+        for part in Section(section(run)).parts:
             drawn = [] if isinstance(part, str) else part.findobj(Text)
             yield "\n".join(text.get_text() for text in drawn) if drawn else seen(part)
 

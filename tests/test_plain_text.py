@@ -22,7 +22,7 @@ from ocr_phases.record.parts import to_plain
 from ocr_phases.report.render import render_html
 from ocr_phases.results.comparison import Comparison
 from ocr_phases.results.sweep import SweepResult
-from ocr_phases.show.figures import figure_svg
+from ocr_phases.show.shown_figure import figure_svg
 from ocr_phases.show.web import element
 from ocr_phases.text import plain, plain_streams
 

@@ -11,17 +11,18 @@ from conftest import GPU_RECORD, PAGES, RECORD
 from example_run import SHAPES, altered, make_run
 
 from ocr_phases import PhaseRun, SweepResult, Timeline, compare
+from ocr_phases.analyse.load import AskedPage
 from ocr_phases.analyse.scaling import FAILURE_COLUMNS
 from ocr_phases.analyse.sentences import preset_text, subject
-from ocr_phases.engines.load import LoadResult
 from ocr_phases.explorer import Explorer
+from ocr_phases.results.load import LoadResult
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]+|object at|<bound method|Part\(|array\(")
 NO_FAILURES = pd.DataFrame(columns=list(FAILURE_COLUMNS))
 
 
 def load_result():
-    page = {"level": "1 at once", "begun": 0.0, "times": [0.5, 0.6], "tokens": 2, "error": ""}
+    page = AskedPage(level="1 at once", begun=0.0, times=[0.5, 0.6], tokens=2, timed=True)
     return LoadResult("http://localhost:8000", [page])
 
 

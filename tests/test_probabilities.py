@@ -27,8 +27,8 @@ from ocr_phases.inputs.packing import DeviceInputs
 from ocr_phases.measure.probabilities import token_probabilities
 from ocr_phases.models.wiring import family_of
 from ocr_phases.record.parts import ProbabilitiesPart, to_plain
-from ocr_phases.show import results
-from ocr_phases.show.page import region_boxes
+from ocr_phases.show.boxes import region_boxes
+from ocr_phases.show.page_and_text import page_section, text_notes_section
 
 pytestmark = pytest.mark.usefixtures("pixels_seen_once")
 TOLERANCE = 1e-3  # of logits that reach 20, kept to three decimals
@@ -208,16 +208,16 @@ SURE = with_texts(["\ngood", "\nbad one"], [0.0])
 
 def test_a_report_tells_which_regions_are_uncertain() -> None:
     said = "1 of 2 regions is uncertain: its text has a mean token probability below 90 %."
-    assert said in verdict(UNSURE) and said in results.text_notes(UNSURE).html()
+    assert said in verdict(UNSURE) and said in text_notes_section(UNSURE).html()
     regions = parse_grounding(SURE.text).regions
     tags = [
         [box.text for box in region_boxes(regions, (400, 300), run.regions)]
         for run in (SURE, UNSURE)
     ]
     assert tags == [tags[0], [tags[0][0], f"{tags[0][1]}?"]]
-    assert "? is uncertain: mean token probability below 90 %" in results.page(UNSURE).html()
+    assert "? is uncertain: mean token probability below 90 %" in page_section(UNSURE).html()
     unknown = replace(UNSURE, probabilities=None)
-    whole = results.page(unknown).html() + results.text_notes(unknown).html() + verdict(unknown)
+    whole = page_section(unknown).html() + text_notes_section(unknown).html() + verdict(unknown)
     assert "probability" not in whole and "uncertain" not in whole
 
 

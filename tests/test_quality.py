@@ -31,8 +31,8 @@ from ocr_phases.analyse.text import plain_text, text_measures, word_edits
 from ocr_phases.cli import main
 from ocr_phases.record.parts import to_plain
 from ocr_phases.record.schema import TrueRegion, Truth
-from ocr_phases.show import results
-from ocr_phases.show.quality import edits_html, quality_html
+from ocr_phases.show.page_and_text import quality_section
+from ocr_phases.show.text_quality import edits_html, quality_html
 
 WORDS = st.lists(st.text(alphabet="abcdeäß1", min_size=1, max_size=4), min_size=1, max_size=12).map(
     " ".join
@@ -354,10 +354,10 @@ def test_a_folder_holds_truths_by_the_pages_names(tmp_path: Path) -> None:
 
 def test_each_row_has_its_measures_and_differences() -> None:
     run = make_run(rows=2)
-    assert not results.quality(run).parts
+    assert not quality_section(run).parts
     for row in range(2):
         run = run.with_truth(changed(regions=(TRUTH.regions[0],)), row)
-    (section,) = results.quality(run).parts
+    (section,) = quality_section(run).parts
     assert (
         section.count("1 equal, 4 extra") == 2
         and section.count("Row 1") == section.count("<h2") == 1

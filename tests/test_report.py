@@ -24,7 +24,8 @@ from ocr_phases.models.folders import transformers_version
 from ocr_phases.models.wiring import NATIVE_NEEDS
 from ocr_phases.report import render
 from ocr_phases.report.render import execute_notebook, page_report, render_html
-from ocr_phases.show import results
+from ocr_phases.show import section
+from ocr_phases.show.run_overview import overview_section
 from ocr_phases.versions import asset
 
 
@@ -33,7 +34,7 @@ def test_a_first_screen_is_short(name):
     """At most 130 words before anything is unfolded, a number with its unit counted as one."""
     run = PhaseRun.load(RECORDS[name]) if name in RECORDS else make_run(**SHAPES[name])
     screen = re.sub(
-        r"<details.*?</details>|<img.*?>", "", results.overview(run).html(), flags=re.DOTALL
+        r"<details.*?</details>|<img.*?>", "", overview_section(run).html(), flags=re.DOTALL
     )
     words = re.findall(r"\d[\d,.]* (?:ms|s|%|kB|MB|GB)(?!\w)|\S*\w\S*", seen(screen))
     assert len(words) <= 130
@@ -66,7 +67,7 @@ def test_a_cell_shows_what_a_kernel_would_of_it_and_leaves_nothing(
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     cells = (
-        "from ocr_phases.show.results import Section\nimport sys\nprint(x, name)\nprint('more')\n"
+        "from ocr_phases.show.section import Section\nimport sys\nprint(x, name)\nprint('more')\n"
         "print('a warning', file=sys.stderr)",
         "def doubled(number):\n    return number * 2\n\ndoubled(x)",
         "import pandas as pd\npd.DataFrame({'a': [x]})",
@@ -186,7 +187,7 @@ def read_valid(path):
 
 def test_a_report_that_is_stopped_says_so_and_leaves_nothing(tmp_path, monkeypatch, capsys):
     """Stopped in its first cell."""
-    monkeypatch.setattr(results, "style", lambda: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(section, "style_section", lambda: os.kill(os.getpid(), signal.SIGINT))
     assert main(["report", "--record", str(RECORD), "--out", str(tmp_path / "out")]) == 130
     assert tuple(capsys.readouterr()) == ("", "ocr-phases: stopped.\n")
     assert list((tmp_path / "out").iterdir()) == []

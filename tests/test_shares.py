@@ -18,9 +18,12 @@ from ocr_phases import PhaseRun
 from ocr_phases.analyse.sentences import headline, key_metrics_text
 from ocr_phases.analyse.stages import stage_table
 from ocr_phases.families import VISION_STAGES
-from ocr_phases.show import results
 from ocr_phases.show.page import plot_region_types
-from ocr_phases.show.plots import plot_phase_timeline, plot_vision_stages
+from ocr_phases.show.page_and_text import page_section
+from ocr_phases.show.run_overview import cards_section, phase_bar
+from ocr_phases.show.run_times import stages_section
+from ocr_phases.show.timeline_plot import plot_phase_timeline
+from ocr_phases.show.vision_plot import plot_vision_stages
 
 RECORDS = {
     str(path.relative_to(RUNS)): path
@@ -84,7 +87,7 @@ def test_stages_beside_their_phase(name):
     run = load(name)
     whole, checked = {}, 0
     phases = ("prepare |", "prefill |", "decode |", "generate |")
-    lines = [line for line in lines_of(results.stages(run)) if line.startswith(phases)]
+    lines = [line for line in lines_of(stages_section(run)) if line.startswith(phases)]
     table = stage_table(run)
     assert len(lines) == len(table)
     for line, row in zip(lines, table.itertuples(), strict=True):
@@ -106,11 +109,11 @@ def test_vision_beside_the_prefill(name):
         pytest.skip("nobody timed vision")
     parts = rf"({NUMBER})\s+({NUMBER}) of the prefill's ({NUMBER})"
     (card,) = re.findall(parts, key_metrics_text(run))
-    assert re.findall(parts, " ".join(lines_of(results.cards(run))).replace(" | ", " ")) == [card]
+    assert re.findall(parts, " ".join(lines_of(cards_section(run))).replace(" | ", " ")) == [card]
     assert agrees(*card)
     assert f"vision is {card[0]} of the prefill" in headline(run)
     # The bar shows the same part, and with the rest it is the same whole.
-    bar = dict(re.findall(rf"^([a-z ]+) ({NUMBER})$", seen(results.phase_bar(run)), re.MULTILINE))
+    bar = dict(re.findall(rf"^([a-z ]+) ({NUMBER})$", seen(phase_bar(run)), re.MULTILINE))
     assert bar["vision"] == card[1]
     parts = [number(bar[piece])[0] for piece in ("vision", "rest of the prefill")]
     whole, wide = number(card[2])
@@ -142,7 +145,7 @@ def test_the_larger_phase_beside_the_page(name):
     phase, share, page = re.search(
         rf"(Decode|prefill) is ({NUMBER}) of the ({NUMBER})", headline(run)
     ).groups()
-    bar = results.phase_bar(run)
+    bar = phase_bar(run)
     keys = dict(re.findall(rf"^([a-z ]+) ({NUMBER})$", seen(bar), re.MULTILINE))
     if phase == "Decode":
         assert agrees(share, keys["decode"], page)
@@ -162,7 +165,7 @@ def test_the_larger_phase_beside_the_page(name):
 @every_record
 def test_regions_beside_all_of_them(name):
     run = load(name)
-    shown = results.page(run).html()
+    shown = page_section(run).html()
     said = re.search(rf"take ({NUMBER}) together", seen(shown))
     if said is None:
         pytest.skip("no region has a time")

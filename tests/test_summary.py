@@ -14,8 +14,8 @@ from ocr_phases.analyse.stages import (
     token_of_step,
     typical_repeat,
 )
-from ocr_phases.show.plots import plot_latency
-from ocr_phases.show.results import latency
+from ocr_phases.show.latency_plot import plot_latency
+from ocr_phases.show.run_times import latency_section
 from ocr_phases.text import ms_text
 
 
@@ -50,7 +50,7 @@ def test_a_slow_step_is_named_by_its_token_counted_from_one_wherever_a_person_re
     figure = plot_latency(run)
     assert any(each.get_text().startswith(f"token {token}") for each in figure.axes[0].texts)
     assert figure.axes[0].get_xlim()[0] == token - 60.5
-    assert f">{token}<" in latency(run).html()
+    assert f">{token}<" in latency_section(run).html()
 
 
 def test_the_typical_repeat_is_near_the_median_in_both_phases() -> None:

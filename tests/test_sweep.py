@@ -24,8 +24,15 @@ from ocr_phases.measure.measurement import Measurement
 from ocr_phases.results.sweep import SweepResult
 from ocr_phases.session import sweep
 from ocr_phases.session.sweeps import Sweep
-from ocr_phases.show import plots_many, results_many
-from ocr_phases.show.figures import figure_png
+from ocr_phases.show.shown_figure import figure_png
+from ocr_phases.show.sweep_overview import cells_html, failures_html
+from ocr_phases.show.sweep_plots import (
+    plot_cells_decode,
+    plot_floors,
+    plot_prefill,
+    plot_throughput,
+    plot_vision_share,
+)
 
 pytestmark = pytest.mark.usefixtures("pixels_seen_once")
 PAGE = GOLDEN / "pages" / "small_400x300.png"
@@ -310,11 +317,11 @@ def test_every_sweep_is_drawn(odd):
     runs = {} if odd is None else {"odd": make_run(**odd)}
     found = SweepResult(runs, failed_cells("<b>why"))
     table = found.table
-    plots = (plots_many.plot_prefill, plots_many.plot_throughput, plots_many.plot_floors)
-    figures = [plot(table) for plot in plots] + [plots_many.plot_vision_share(table, runs)]
-    for figure in (*figures, plots_many.plot_cells_decode(found.curves)):
+    plots = (plot_prefill, plot_throughput, plot_floors)
+    figures = [plot(table) for plot in plots] + [plot_vision_share(table, runs)]
+    for figure in (*figures, plot_cells_decode(found.curves)):
         assert figure_png(figure).startswith(b"\x89PNG")
-    elements = Elements(results_many.cells_html(table) + results_many.failures_html(found.failures))
+    elements = Elements(cells_html(table) + failures_html(found.failures))
     assert not elements.open
     assert "b" not in elements.tags()
     assert "nan" not in elements.said + found.verdict

@@ -6,7 +6,7 @@ import torch
 from conftest import PAGES
 
 from ocr_phases import Timeline
-from ocr_phases.collectors.machine import PeakMemory
+from ocr_phases.collectors.memory import PeakMemory
 from ocr_phases.record import SPAN_COLUMNS
 
 STAGES = ["sam", "clip", "projector", "vision_fusion", "language_model", "lm_head", "sampling"]

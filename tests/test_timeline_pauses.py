@@ -13,8 +13,8 @@ from example_run import make_run
 
 from ocr_phases import Timeline
 from ocr_phases.record import make_spans
-from ocr_phases.show import plots
-from ocr_phases.show.results import timeline_bundle
+from ocr_phases.show.timeline_plot import plot_spans
+from ocr_phases.show.timeline_section import timeline_bundle
 from ocr_phases.text import ms_text
 
 PAUSE = 5_000.0  # ms, in which a person reads a cell's output
@@ -83,7 +83,7 @@ def test_title_axis_and_table_agree_and_pauses_are_cut(case, device):
     spans = spans_of(calls, device)
     took = sum(TAKES[call] for call in calls if call != "pause")
     early = sum(TAKES[call] for call in calls if call in ("prepare", "prefill"))
-    figure = plots.plot_spans(spans)
+    figure = plot_spans(spans)
     wholes = [each for each in (early, took) if each]
     if early == took:
         wholes = [took]
@@ -106,13 +106,13 @@ def test_title_axis_and_table_agree_and_pauses_are_cut(case, device):
 
 
 def test_two_prefills_are_counted():
-    assert "2 prefills" in plots.plot_spans(spans_of(["prefill", "prefill"], "cpu")).axes[
-        0
-    ].get_title("left")
+    assert "2 prefills" in plot_spans(spans_of(["prefill", "prefill"], "cpu")).axes[0].get_title(
+        "left"
+    )
 
 
 def test_short_gaps_between_steps_are_no_breaks():
-    figure = plots.plot_spans(spans_of(["prefill", *["decode_step"] * 20], "cpu"))
+    figure = plot_spans(spans_of(["prefill", *["decode_step"] * 20], "cpu"))
     assert "pause" not in figure.axes[-1].get_xlabel()
 
 
@@ -135,7 +135,7 @@ def test_a_pause_in_a_notebook_is_no_part_of_a_prefill(golden_session, monkeypat
     """With a clock that jumps between the calls, as it does for a person who reads what a cell
     shows.
     """
-    from ocr_phases.collectors import timeline as module
+    from ocr_phases.models import devices as module
 
     late = [0.0]
     clock = module.perf_counter

@@ -25,9 +25,9 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.stages import attended
-from ocr_phases.config import read_model_config
 from ocr_phases.errors import OcrPhasesError, check_known
 from ocr_phases.families import DEEPSEEK_OCR, facts_of
+from ocr_phases.families.config import read_model_config
 from ocr_phases.record import Record, RecordType
 from ocr_phases.record.parts import EnergyPart
 from ocr_phases.settings import RunSettings
@@ -76,7 +76,7 @@ def read_architecture(config: dict[str, Any]) -> Architecture:
     )
     language, sam, encoder = (Sizes(**part) for part in parts)
     tied = model.saved.get("tie_word_embeddings", False)
-    return Architecture(language, sam, encoder, model.family.encoders[1], tied)
+    return Architecture(language, sam, encoder, model.family.second_encoder, tied)
 
 
 class VisionCall(NamedTuple):

@@ -8,7 +8,7 @@ less than the cost tables). Stages follow one another, so the floor of a whole i
 stages'. MFU (Chowdhery et al. 2022, arXiv:2204.02311) is FLOPs over time and best rate, MBU the
 same of bytes and bandwidth.
 
-Ceilings come from the record (`ocr_phases.collectors.machine`), else from a datasheet
+Ceilings come from the record (`ocr_phases.measure.ceilings`), else from a datasheet
 (``datasheets.csv``); without either there is no floor.
 """
 

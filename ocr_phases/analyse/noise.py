@@ -3,7 +3,7 @@ ceilings.
 
 Noise does not break a measurement: a finding is ``noisy`` if it makes the figures useless, ``note``
 if it is worth knowing, and never ``fail``. The conditions of the machine are in
-``record.device.conditions`` (`ocr_phases.collectors.machine`); older records lack it. Limits, words
+``record.device.conditions`` (`ocr_phases.collectors.conditions`); older records lack it. Limits, words
 and remedies are in ``checks.toml``.
 """
 

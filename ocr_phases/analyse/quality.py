@@ -36,9 +36,9 @@ from ocr_phases.analyse.text import (
     text_measures,
 )
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import read_regular, split_page
+from ocr_phases.files import conform, parse_json, read_regular, split_page
 from ocr_phases.record import Record, RecordType
-from ocr_phases.record.schema import TrueRegion, Truth, conform, parse_json
+from ocr_phases.record.schema import TrueRegion, Truth
 
 #: The suffixes of a truth by its page's name, in the order in which they are looked for.
 TRUTH_SUFFIXES = (".md", ".mmd", ".txt", ".json")

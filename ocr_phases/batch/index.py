@@ -134,7 +134,7 @@ def write_index(
 
     ``stopped`` says that not all pages are through.
     """
-    from ocr_phases.show.index import index_html
+    from ocr_phases.show.batch_page import index_html
 
     index = build_index(out, price_per_hour)
     devices, models = (sorted(set(index.pages[name].dropna())) for name in ("device", "model"))

@@ -26,11 +26,13 @@ from ocr_phases.files import (
     MOST_FILE_PAGES,
     PAGE_SUFFIXES,
     PAGED_SUFFIXES,
+    conform,
+    parse_json,
     read_regular,
     split_page,
 )
 from ocr_phases.models.folders import hub_commit, local_folder
-from ocr_phases.record.schema import Plain, conform, parse_json
+from ocr_phases.record.schema import Plain
 from ocr_phases.record.store import asked_id, file_hash
 from ocr_phases.settings import setting_from_text
 from ocr_phases.versions import __version__, asset, code_hash, weight_files

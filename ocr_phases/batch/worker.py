@@ -133,7 +133,7 @@ def count_pages(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
 
 def find_device(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     """The device that ``auto`` selects in this process."""
-    from ocr_phases.models.load import resolve_device
+    from ocr_phases.models.devices import resolve_device
 
     ready()
     return Outcome(device=resolve_device("auto"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -14,6 +15,7 @@ from tqdm import tqdm
 from ocr_phases.cli.options import refuse
 from ocr_phases.errors import Interrupted
 from ocr_phases.files import RECORD, each_page, output_file, output_folder, rescued, save_new
+from ocr_phases.measure.progress import RunProgress, left_text
 from ocr_phases.settings import Settings
 from ocr_phases.versions import seldom_collected
 
@@ -28,7 +30,7 @@ class Bar(tqdm):
     log.
     """
 
-    def __init__(self, total: int, unit: str, desc: str | None = None) -> None:
+    def __init__(self, total: int | None, unit: str, desc: str | None = None) -> None:
         log = not sys.stderr.isatty()
         seconds = 30.0 if log else 0.1
         # With gui, display is all that writes.
@@ -54,6 +56,15 @@ class Bar(tqdm):
         self.n, self.initial = through, through - worked
         self.set_postfix_str(note, refresh=False)
         self.update(0)
+
+    def show_runs(self, progress: RunProgress) -> None:
+        """Where a measurement is; a share of it only once a run has told how long runs are."""
+        self.total = progress.tokens_total
+        self.bar_format = "{desc} [{elapsed}]"
+        if self.total:
+            self.bar_format = "{percentage:3.0f}%|{bar}| {desc} [{elapsed}]"
+        words = [progress.text, left_text(progress.left_s)]
+        self.set_description_str(", ".join(filter(None, words)), refresh=False)
 
 
 def warn_of_remote_code(model: str) -> None:
@@ -123,25 +134,37 @@ def measure(
     session = session or load_session(arguments)
     settings = Settings.among(vars(arguments))
     run = partial(session.run_inference, page or arguments.page, **settings.of_run() | changes)
-    return watched(arguments, run, settings.expected_tokens)
+    return watched(arguments, run, settings.expected_tokens, settings.warmup)
 
 
 def watched(
-    arguments: argparse.Namespace, measure: Callable[..., PhaseRun], tokens_a_run: int
+    arguments: argparse.Namespace, measure: Callable[..., PhaseRun], token_limit: int, warmup: int
 ) -> PhaseRun:
     """What ``measure`` gives, with a `Bar`; where a signal stops it, the record of the finished
     repeats.
+
+    ``token_limit`` is the maximum number of new tokens of each run, the first ``warmup`` of which
+    are not recorded.
     """
-    with Bar(tokens_a_run, "token") as bar:
+    runs = RunProgress(token_limit, warmup)
+    with Bar(None, "token") as bar:
 
         def progress(done: int, total: int) -> None:
             if not done:  # the clock starts when all is set up
                 bar.unpause()
-            bar.total, bar.n = total * tokens_a_run, done * tokens_a_run
-            bar.set_postfix_str(f"{done} of {total} runs done", refresh=done > 0)
+            runs.next_run(done, total, time.perf_counter())
+            bar.show_runs(runs)
+            bar.n = runs.tokens_done
+            if done > 0:
+                bar.refresh()
+
+        def on_tokens(_: int, rows: list[list[int]]) -> None:
+            runs.add_tokens(len(rows[0]))
+            bar.show_runs(runs)
+            bar.update(len(rows[0]))
 
         try:
-            return measure(progress=progress, on_tokens=lambda _, new: bar.update(len(new[0])))
+            return measure(progress=progress, on_tokens=on_tokens)
         except Interrupted as interrupted:
             if interrupted.run is None:
                 raise

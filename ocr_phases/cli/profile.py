@@ -78,4 +78,5 @@ def _repeat(arguments: argparse.Namespace, then: PhaseRun, **options: Any) -> Ph
     if then.model.implementation == "vendor" and arguments.trust_remote_code:
         measuring.warn_of_remote_code(options.get("model", then.model.name))
     repeat = partial(repeat_run, then, page=arguments.page, **options)
-    return measuring.watched(arguments, repeat, then.request.max_new_tokens)
+    request = then.request
+    return measuring.watched(arguments, repeat, request.max_new_tokens, request.warmup)

@@ -50,7 +50,7 @@ def as_json(arguments: argparse.Namespace, code: int, reason: str) -> str:
 
 def show(table: pd.DataFrame) -> None:
     """Print a table; what is missing stays empty."""
-    from ocr_phases.show.results import table_text
+    from ocr_phases.show.terminal_table import table_text
 
     print(table_text(table))
 

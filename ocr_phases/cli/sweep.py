@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -123,26 +124,37 @@ def _measure(arguments: argparse.Namespace) -> tuple[SweepResult, Path]:
     load = Settings.among(vars(arguments)).of_model()
     check_pages(arguments)
     from ocr_phases.measure.cells import Cell, CellOutcome
+    from ocr_phases.measure.progress import SweepProgress, left_text
     from ocr_phases.session.sweeps import AXES, Sweep, sweep
 
     ends = bool(arguments.truth) or arguments.ignore_eos is False
     arguments.lengths = arguments.lengths or ([1024] if ends else [32, 128])
     axes = {name: values for name in AXES if (values := getattr(arguments, name))}
     models = arguments.models or [arguments.model]
-    count = len(Sweep(page=arguments.page, **axes).cells) * len(models)
+    cells = Sweep(page=arguments.page, **axes).cells * len(models)
     folder = _checked_folder(arguments, _SWEEP_FILES)
-    with tqdm(total=count, unit="cell", disable=None, leave=False) as bar:
+    progress = SweepProgress(cells)
+    layout = "{desc}{bar}| {n_fmt} of {total_fmt} cells{postfix} [{elapsed}]"
+    with tqdm(total=len(cells), disable=None, leave=False, bar_format=layout) as bar:
+
+        def loading(model: str) -> None:
+            progress.begin_loading()
+            bar.set_description_str(f"{model} |")
 
         def on_run(cell: Cell, runs_done: int, runs: int) -> None:
-            bar.set_postfix_str(f"{cell.name}: {runs_done} of {runs} runs done")
+            progress.begin_work(time.perf_counter())
+            words = [f"{cell.name}: {runs_done} of {runs} runs done", left_text(progress.left_s)]
+            bar.set_postfix_str(", ".join(filter(None, words)))
 
         def done(outcome: CellOutcome) -> None:
+            measured = outcome.state == "measured"
+            progress.end_cell(outcome.cell, measured, time.perf_counter())
             bar.update()
             bar.write(
                 f"{outcome.state:8} {outcome.cell.name}{outcome.reason and ': '}{outcome.reason}"
             )
 
         options = {name: getattr(arguments, name) for name in (*SHARED, "truth", "retry_failed")}
-        options |= {"folder": folder, "load": load, "loading": bar.set_description_str}
+        options |= {"folder": folder, "load": load, "loading": loading}
         found = sweep(arguments.page, models, progress=done, on_run=on_run, **axes, **options)
     return found, folder

@@ -28,7 +28,7 @@ from ocr_phases.settings import (
     kind,
     setting_from_text,
 )
-from ocr_phases.show.page import printable
+from ocr_phases.show.web import printable
 from ocr_phases.versions import asset
 
 if TYPE_CHECKING:

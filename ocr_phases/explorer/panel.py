@@ -33,15 +33,29 @@ from ocr_phases.explorer.records import (
     shipped,
 )
 from ocr_phases.explorer.running import REFRESH_S, Live, error_html, error_sentence, start
-from ocr_phases.explorer.still import still_bundle
-from ocr_phases.explorer.view_data import row_data
 from ocr_phases.files import LARGEST_FILE, REPORT_FOLDER, folder_for, unpacked
 from ocr_phases.results.run import PhaseRun
-from ocr_phases.show import results
-from ocr_phases.show.plots import plot_memory, plot_phase_timeline, plot_vision_stages
-from ocr_phases.show.results import Section, run_title
+from ocr_phases.show.checks_section import checks_section
+from ocr_phases.show.kernel_section import kernels_section
+from ocr_phases.show.memory_plot import plot_memory
+from ocr_phases.show.method_section import method_section
+from ocr_phases.show.page_and_text import region_types_section, text_notes_section
+from ocr_phases.show.run_overview import (
+    cards_section,
+    lines_html,
+    phase_bar,
+    run_title,
+    status_html,
+)
+from ocr_phases.show.run_times import floors_section, latency_section, stages_section
+from ocr_phases.show.section import Section
+from ocr_phases.show.timeline_plot import plot_phase_timeline
+from ocr_phases.show.vision_plot import plot_vision_stages
 from ocr_phases.show.web import Html, asset_text, element, fragment, note, notebook_css
 from ocr_phases.text import count_text
+from ocr_phases.view.assets import view_file
+from ocr_phases.view.data import row_data
+from ocr_phases.view.still import still_bundle
 
 _RECORDS = (".json", ".json.gz")
 _AT_ONCE = 20  # rows of the table that are read before it is drawn again
@@ -55,20 +69,20 @@ def _file(name: str) -> str:
 
 def _kernels(run: PhaseRun) -> Section:
     missing = "This record has no kernel view: measure on a GPU with kernels=True."
-    return Section(note(missing)) if run.kernels is None else results.kernels(run)
+    return Section(note(missing)) if run.kernels is None else kernels_section(run)
 
 
 def _findings(run: PhaseRun) -> Section:
-    return Section(results.lines_html([*filter(None, [noise_warning(run)]), *findings(run)]))
+    return Section(lines_html([*filter(None, [noise_warning(run)]), *findings(run)]))
 
 
 #: What the kernel draws of each view, part by part.
 VIEWS: dict[str, tuple[Callable[..., Section | Figure], ...]] = {
     "page": (),
-    "latency": (results.cards, results.latency, results.floors, results.region_types),
-    "stages": (plot_vision_stages, results.stages, plot_phase_timeline, plot_memory, _kernels),
+    "latency": (cards_section, latency_section, floors_section, region_types_section),
+    "stages": (plot_vision_stages, stages_section, plot_phase_timeline, plot_memory, _kernels),
     "records": (),
-    "checks": (_findings, results.checks, results.text_notes, results.method),
+    "checks": (_findings, checks_section, text_notes_section, method_section),
 }
 
 
@@ -87,7 +101,9 @@ class Explorer(anywidget.AnyWidget):
     read.
     """
 
-    _esm = asset_text("sort.js") + _file("drawings.js") + _file("view.js") + _file("panel.js")
+    _esm = (
+        asset_text("sort.js") + view_file("drawings.js") + view_file("view.js") + _file("panel.js")
+    )
     _css = notebook_css(_file("explorer.css"))
 
     # What a person sets: in the browser, or in a cell.
@@ -236,7 +252,7 @@ class Explorer(anywidget.AnyWidget):
     async def _draw_parts(self, record: Record, view: str, row: int) -> None:
         with self._telling():
             for section in VIEWS[view]:
-                of_row = [row] if section is results.region_types else []
+                of_row = [row] if section is region_types_section else []
                 html = Section(await asyncio.to_thread(section, record.load(), *of_row)).html()
                 if record is not self._current or row != self.row or view not in self.parts:
                     return
@@ -530,7 +546,7 @@ def _head(record: Record) -> Html:
     steps = [
         element("button", words, class_="opx-next", data_ask="again") for words in _again(record)
     ]
-    return fragment(about, said, results.phase_bar(run), results.status_html(run), *steps)
+    return fragment(about, said, phase_bar(run), status_html(run), *steps)
 
 
 def _again(record: Record) -> dict[str, Asked]:

@@ -22,10 +22,10 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import save_new, split_page
 from ocr_phases.results.comparison import Comparison
 from ocr_phases.results.run import PhaseRun
-from ocr_phases.show.page import printable
-from ocr_phases.show.results import Section
-from ocr_phases.show.results_many import comparison_bundle
-from ocr_phases.show.web import Html, element, table_html
+from ocr_phases.show.comparison_overview import comparison_bundle
+from ocr_phases.show.html_table import table_html
+from ocr_phases.show.section import Section
+from ocr_phases.show.web import Html, element, printable
 from ocr_phases.text import ms_text
 from ocr_phases.versions import asset
 

@@ -25,11 +25,12 @@ import pandas as pd
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.errors import OcrPhasesError, Stopped
 from ocr_phases.explorer.form import Asked, first_image
-from ocr_phases.explorer.view_data import boxes, page_address, scale_of
 from ocr_phases.families import FAMILIES
+from ocr_phases.measure.progress import RunProgress, left_text
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.show.web import Html, element, fold, preformatted
 from ocr_phases.text import ms_text, plain
+from ocr_phases.view.data import boxes, page_address, scale_of
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -69,17 +70,20 @@ class Live:
     def __init__(self) -> None:
         self.begin(0, 0, 0)
 
-    def begin(
-        self, tokens_a_run: int, repeats: int, warmup: int, page: Image | None = None
-    ) -> None:
-        """A measurement of a page starts by loading its model."""
-        self.tokens_a_run, self.repeats, self.warmup = tokens_a_run, repeats, warmup
+    def begin(self, token_limit: int, repeats: int, warmup: int, page: Image | None = None) -> None:
+        """A measurement of a page starts by loading its model.
+
+        ``token_limit`` is the maximum number of new tokens of each run.
+        """
+        self.repeats = repeats
+        self.warmup = warmup
+        self._runs = RunProgress(token_limit, warmup)
         self.size = None if page is None else page.size
         self.picture = page_address(page)
         self._news = deque[Callable[[], None]]()
         self._new_reader: Callable[[], Callable[[int], str]] = lambda: "<{}>".format
-        self._began, self._first, self._last = time.perf_counter(), 0.0, float("nan")
-        self._doing, self._done = "waiting for its turn", 0
+        self._began, self._last = time.perf_counter(), float("nan")
+        self._doing = "waiting for its turn"
         self._texts: list[list[str]] = [[]]
         self._times: list[list[float]] = [[]]
         self._stop = threading.Event()
@@ -95,21 +99,22 @@ class Live:
         while self._news:
             self._news.popleft()()
         # The median of the finished repeats, or warm-ups, stands over the run that is under way.
-        done = self._times[self.warmup : self._done] or self._times[: self._done]
+        finished = self._runs.done
+        done = self._times[self.warmup : finished] or self._times[:finished]
         shown = [self._times[-1], *[pd.DataFrame(done).median().tolist()] * bool(done)]
         longest = max(map(len, self._times))
         # A finished run tells how long the others are; the first one's curve has room to grow.
-        expected = max(map(len, self._times[: self._done]), default=0) or self.tokens_a_run
+        expected = max(map(len, self._times[:finished]), default=0) or self._runs.token_limit
         count = max(min(2 ** math.ceil(math.log2(max(longest, 32))), expected), longest)
-        total = (self.repeats + self.warmup) * expected
-        made = None if self._doing else min(self._done * expected + len(self._times[-1]), total)
-        text = "".join(self._texts[max(self._done, 1) - 1])
+        # While a model is loaded, and in the first run, nobody knows how much there is to do.
+        total = None if self._doing else self._runs.tokens_total
+        text = "".join(self._texts[max(finished, 1) - 1])
         regions = parse_grounding(plain(text), _ANY_MARKS).on_page(0).regions
         return {
             "doing": self._said(),
-            "done": made,
+            "done": None if total is None else self._runs.tokens_done,
             "total": total,
-            "left": self._left(made, total),
+            "left": "" if self._doing else left_text(self._runs.left_s),
             "text": text[-_SHOWN_TEXT:],
             "lines": [_thinned(run, count) for run in shown],
             "count": count,
@@ -123,17 +128,9 @@ class Live:
             return "stopping"
         if self._doing:
             return f"{self._doing}, {time.perf_counter() - self._began:.0f} s"
-        number = len(self._times) - self.warmup
-        name = f"repeat {number} of {self.repeats}" if number > 0 else "warm-up"
         ms = pd.Series(self._times[-1]).median()
-        pace = f", {ms_text(ms)} a token (host clock)" if ms == ms else ""
-        return f"{name}: {len(self._times[-1]):,} tokens{pace}"
-
-    def _left(self, made: int | None, total: int) -> str:
-        if not made or total <= made:
-            return ""
-        seconds = (time.perf_counter() - self._first) / made * (total - made)
-        return f"{seconds:.0f} s left" if seconds < 90 else f"{seconds / 60:.0f} min left"
+        pace = f", {ms_text(ms)} per token (host clock)" if ms == ms else ""
+        return f"{self._runs.text}{pace}"
 
     # -- the measuring thread's side --------------------------------------------------------------
 
@@ -153,7 +150,7 @@ class Live:
 
     def progress(self, done: int, total: int) -> None:
         """`run_inference`'s callback after set-up and after each run."""
-        self._news.append(partial(self._next_run, done))
+        self._news.append(partial(self._next_run, done, total, time.perf_counter()))
         self.stop_if_asked()
 
     def stop_if_asked(self) -> None:
@@ -161,9 +158,9 @@ class Live:
         if self._stop.is_set():
             raise Stopped
 
-    def _next_run(self, done: int) -> None:
-        self._doing, self._done, self._last = "", done, float("nan")
-        self._first = self._first or time.perf_counter()
+    def _next_run(self, done: int, total: int, clock: float) -> None:
+        self._doing, self._last = "", float("nan")
+        self._runs.next_run(done, total, clock)
         self._read = self._new_reader()  # no half character of the run before
         if 0 < done < self.repeats + self.warmup:
             self._texts.append([])
@@ -171,6 +168,7 @@ class Live:
 
     def _take(self, tokens: list[int], clock: float) -> None:
         """Tokens as they were read: their text, and the host's time since the last ones."""
+        self._runs.add_tokens(len(tokens))
         self._times[-1] += [(clock - self._last) * 1000.0 / len(tokens)] * len(tokens)
         self._last = clock
         self._texts[-1] += map(self._read, tokens)

@@ -138,12 +138,12 @@ class PageInputs(Hinted):
         }
 
     def __str__(self) -> str:
-        from ocr_phases.show.results import facts_text
+        from ocr_phases.show.section import facts_text
 
         return facts_text(_TITLE, self._facts())
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        from ocr_phases.show.results import facts_bundle
+        from ocr_phases.show.section import facts_bundle
 
         pictures = []
         for views in self.views[:_MOST_PAGES_SHOWN]:

@@ -73,7 +73,7 @@ def make_views(page: Image.Image, preset: Preset) -> PageViews:
 
 def view_pictures(views: PageViews) -> list[tuple[Image.Image, str]]:
     """A page's global view, and its crops joined with their cuts drawn, each with its caption."""
-    from ocr_phases.show.page import draw_crops
+    from ocr_phases.show.boxes import draw_crops
 
     preset = views.preset
     width, height = views.size

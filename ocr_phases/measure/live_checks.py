@@ -16,14 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ocr_phases.collectors.machine import PeakMemory
+from ocr_phases.collectors.host_syncs import host_syncs_noted
+from ocr_phases.collectors.memory import PeakMemory
 from ocr_phases.families import IMAGE_TAG, windowed_length
 from ocr_phases.inputs.packing import PageInputs
 from ocr_phases.inputs.views import image_break_count, image_token_count
 from ocr_phases.measure.verdicts import noted, passed, passes_if, repeat_checks, unknown
 from ocr_phases.models.caches import cache_bytes_per_token
+from ocr_phases.models.devices import device_of
 from ocr_phases.models.load import Checkpoint
-from ocr_phases.models.weights import computes_bfloat16
 from ocr_phases.record.parts import (
     CachePart,
     CeilingsPart,
@@ -34,7 +35,6 @@ from ocr_phases.record.parts import (
     columns_of,
 )
 from ocr_phases.settings import Request
-from ocr_phases.steps.execution import syncs_counted
 from ocr_phases.steps.phases import DecodeState, logits_fault
 from ocr_phases.text import count_text
 
@@ -146,7 +146,7 @@ class Watch:
             if phase in self.looks:
                 watching.enter_context(self.model.register_forward_pre_hook(look, with_kwargs=True))
             if phase == "decode" and self.waits is not None:
-                watching.enter_context(syncs_counted(self.waits))
+                watching.enter_context(host_syncs_noted(self.waits))
             yield
 
     def _look(self, module: nn.Module, args: Any, arguments: dict[str, Any]) -> None:
@@ -437,9 +437,9 @@ def _prompt_tokens(packed: PageInputs, tokenizer: Any) -> CheckPart:
 
 def card_dtype(device: str, dtype: torch.dtype, autocast: bool) -> list[CheckPart]:
     """What the weights' dtype means on a card that does not compute with bfloat16; else nothing."""
-    if torch.device(device).type != "cuda" or computes_bfloat16(device):
+    if torch.device(device).type != "cuda" or device_of(device).computes_bfloat16():
         return []
-    card = f"{torch.cuda.get_device_name(device)} does not compute with bfloat16 itself"
+    card = f"{device_of(device).chip().name} does not compute with bfloat16 itself"
     if autocast:
         measured = f"{card}, and autocast to bfloat16: that is emulated, or fails"
     elif dtype == torch.bfloat16:

@@ -7,14 +7,14 @@ from typing import NamedTuple
 
 import torch
 
-from ocr_phases.collectors import machine
-from ocr_phases.collectors.machine import measure_ceilings
+from ocr_phases.measure.ceilings import measure_ceilings
+from ocr_phases.models.devices import release_memory
 from ocr_phases.models.load import Checkpoint, load_checkpoint
 from ocr_phases.record.parts import CeilingsPart, GenerationPart, ModelPart, make_part
 from ocr_phases.settings import ModelSettings
 from ocr_phases.steps.captured import KEPT_STEPS, StaticStep
 from ocr_phases.steps.compiled import CompiledVision
-from ocr_phases.steps.execution import decode_experts, last_used
+from ocr_phases.steps.execution import decode_backends, decode_experts, last_used
 
 
 class StepShape(NamedTuple):
@@ -61,6 +61,14 @@ class LoadedModel:
         return self._ceilings[dtype]
 
 
+def attention_kernels(device: str, strategy: str = "eager") -> list[str]:
+    """The SDPA kernels that a run, or a decode step of ``strategy``, may use, by name."""
+    backends = decode_backends(device, strategy)
+    if not backends:
+        return ["default"]
+    return [backend.name.lower() for backend in backends]
+
+
 def describe_model(
     checkpoint: Checkpoint, strategy: str = "eager", vision: str = "eager"
 ) -> ModelPart:
@@ -77,9 +85,9 @@ def describe_model(
         class_name=type(model).__name__,
         dtype=str(checkpoint.dtype).removeprefix("torch."),
         attention=model.config._attn_implementation,
-        attention_kernels=machine.attention_kernels(checkpoint.device),
+        attention_kernels=attention_kernels(checkpoint.device),
         experts=getattr(model.config.get_text_config(), "_experts_implementation", None),
-        decode_attention_kernels=machine.attention_kernels(checkpoint.device, strategy),
+        decode_attention_kernels=attention_kernels(checkpoint.device, strategy),
         decode_experts=decode_experts(model, strategy).get("text_config"),
         strategy=strategy,
         vision=vision,
@@ -93,7 +101,7 @@ def describe_model(
 def free_memory() -> None:
     """Give back what nothing holds any more, on all devices."""
     gc.collect()
-    torch.cuda.empty_cache()
+    release_memory()
 
 
 _kept: dict[ModelSettings, LoadedModel] = {}

@@ -13,7 +13,7 @@ import msgspec
 import torch
 
 from ocr_phases.collectors import machine
-from ocr_phases.collectors.machine import Conditions
+from ocr_phases.collectors.conditions import Conditions
 from ocr_phases.collectors.timeline import NoTimeline, Timeline
 from ocr_phases.errors import OcrPhasesError, OutOfMemory, Stopped
 from ocr_phases.images import load_page
@@ -43,6 +43,7 @@ from ocr_phases.measure.runs import (
     tokens_of_run,
 )
 from ocr_phases.measure.verdicts import one_sentence, unknown
+from ocr_phases.models.devices import cpu_threads, device_of
 from ocr_phases.models.load import Checkpoint, TokenReader
 from ocr_phases.record import make_spans
 from ocr_phases.record.parts import (
@@ -67,8 +68,6 @@ from ocr_phases.steps import phases
 from ocr_phases.steps.captured import StaticStep, capacity_for
 from ocr_phases.steps.execution import (
     check_strategy,
-    cpu_threads,
-    current_device,
     decode_attention,
     preparing,
     told_of_preparing,
@@ -101,7 +100,7 @@ def execution(device: str, autocast: bool = False) -> Iterator[None]:
     cast: AbstractContextManager = nullcontext()
     if autocast:
         cast = torch.autocast(torch.device(device).type, torch.bfloat16)
-    with current_device(device), decode_attention(device), cast:
+    with device_of(device).made_current(), decode_attention(device), cast:
         yield
 
 

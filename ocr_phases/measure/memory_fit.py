@@ -6,17 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import psutil
-import torch
 
 from ocr_phases.analyse.cost import memory_need, vision_calls
-from ocr_phases.config import AnyConfig, read_model_config
 from ocr_phases.families import windowed_length
+from ocr_phases.families.config import AnyConfig, read_model_config
 from ocr_phases.images import load_page
 from ocr_phases.inputs.views import Pages, image_token_count
 from ocr_phases.measure.request import resolve_request
+from ocr_phases.models.devices import device_of, resolve_device
 from ocr_phases.models.folders import read_json
-from ocr_phases.models.load import BUILT_IN_PRESET, resolve_device
+from ocr_phases.models.load import BUILT_IN_PRESET
 from ocr_phases.models.quantised import refuse_quantised_config
 from ocr_phases.models.weights import dummy_config, resolve_dtype
 from ocr_phases.settings import RunSettings, Settings
@@ -92,7 +91,8 @@ def _read_config(model: str) -> dict[str, Any]:
 def _sentence(need: pd.DataFrame, subject: str, device: str) -> str:
     """Whether the phase that needs most fits into what the device has free."""
     most = need.iloc[int(need["peak_bytes"].argmax())]
-    free = _free_bytes(device)
+    # What an earlier model reserved is given back before the next one is loaded.
+    free = device_of(device).free_bytes() + device_of(device).reserved_bytes()
     fits = "fits" if most["peak_bytes"] <= free else "does not fit"
     return (
         f"{subject} needs {bytes_text(most['peak_bytes'])} in the {most['phase']} "
@@ -100,11 +100,3 @@ def _sentence(need: pd.DataFrame, subject: str, device: str) -> str:
         f"activations {bytes_text(most['activation_bytes'])}), "
         f"{device} has {bytes_text(free)} free: it {fits}."
     )
-
-
-def _free_bytes(device: str) -> int:
-    """Bytes of memory that a new model may have on a device."""
-    if device == "cpu":
-        return psutil.virtual_memory().available
-    # What an earlier model reserved is given back before the next one is loaded.
-    return torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)

@@ -24,6 +24,7 @@ OnTokens = Callable[[list[list[int]]], None]
 #: Called with the number of runs that are done, and of all runs.
 OnProgress = Callable[[int, int], object]
 
+_COUNTING_BAR = "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}]"
 _Item = TypeVar("_Item")
 
 
@@ -87,12 +88,22 @@ def tokens_of_run(on_tokens: OnRunTokens | None, number: int) -> OnTokens | None
     return tell
 
 
-def bar_in_cell(steps: Iterable[_Item], unit: str, total: int) -> Iterable[_Item]:
+def bar_in_cell(
+    steps: Iterable[_Item], unit: str, total: int, *, alike: bool = True
+) -> Iterable[_Item]:
     """``steps`` with a bar on one line of a notebook's cell.
 
-    Elsewhere without: a command has its own.
+    Elsewhere without: a command has its own. Steps that are not ``alike`` differ in cost, so the
+    bar counts them and estimates no end.
     """
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     in_notebook = hasattr(shell, "kernel")
-    return tqdm(steps, total=total, unit=unit, file=sys.stdout, disable=not in_notebook)
+    return tqdm(
+        steps,
+        total=total,
+        unit=unit,
+        bar_format=None if alike else _COUNTING_BAR,
+        file=sys.stdout,
+        disable=not in_notebook,
+    )

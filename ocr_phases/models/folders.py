@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ocr_phases.config import AnyConfig, Generation, WeightsIndex
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import read_regular
+from ocr_phases.families.config import AnyConfig, Generation, WeightsIndex
+from ocr_phases.files import conform, parse_json, read_regular
 from ocr_phases.models.misfits import (
     CONFIG,
     refuse_adapter,
@@ -23,7 +23,6 @@ from ocr_phases.models.misfits import (
 )
 from ocr_phases.models.quantised import refuse_quantised
 from ocr_phases.models.stored import check_beginning_of, loaded_files, read_headers
-from ocr_phases.record.schema import conform, parse_json
 from ocr_phases.text import nearest
 from ocr_phases.versions import weight_files
 

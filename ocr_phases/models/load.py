@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.metadata import version
@@ -17,8 +16,9 @@ from typing import Any
 
 import torch
 
-from ocr_phases.config import TokenizerLabels, read_model_config
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.families.config import TokenizerLabels, read_model_config
+from ocr_phases.models.devices import resolve_device
 from ocr_phases.models.folders import (
     download,
     local_folder,
@@ -38,7 +38,6 @@ from ocr_phases.models.weights import (
 )
 from ocr_phases.models.wiring import NATIVES, Family, family_of, native_config
 from ocr_phases.settings import ModelSettings
-from ocr_phases.text import count_text, nearest
 from ocr_phases.versions import asset, folder_hash
 
 SPECIAL_TOKENS = ("<image>", "<|ref|>", "<|/ref|>", "<|det|>", "<|/det|>", "<|grounding|>")
@@ -106,28 +105,6 @@ class Checkpoint:
     def encode(self, text: str) -> list[int]:
         """Text to ids, without special tokens around it."""
         return self.tokenizer.encode(text, add_special_tokens=False)
-
-
-def resolve_device(device: str) -> str:
-    """``auto`` to ``cuda`` where there is one, else ``cpu``; `OcrPhasesError` for one that is not
-    here.
-    """
-    here, count = torch.cuda.is_available(), torch.cuda.device_count()
-    if device in ("auto", "cpu"):
-        return "cuda" if device == "auto" and here else "cpu"
-    found = re.fullmatch(r"cuda(?::(\d+))?", device)
-    if found is None:
-        hint = nearest(device, ("auto", "cpu", "cuda"))
-        raise OcrPhasesError(f"Unknown device {device!r}: use auto, cpu, cuda or cuda:N.{hint}")
-    if not here:
-        raise OcrPhasesError(
-            f"Device {device} was asked for, but torch sees no CUDA here: use device cpu."
-        )
-    if int(found[1] or 0) >= count:
-        raise OcrPhasesError(
-            f"There is no {device}: torch sees {count_text(count, 'CUDA device')}."
-        )
-    return device
 
 
 def load_checkpoint(asked: ModelSettings, *, local_only: bool = False) -> Checkpoint:

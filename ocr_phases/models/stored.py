@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypedDict
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import open_regular
-from ocr_phases.record.schema import conform, parse_json
+from ocr_phases.files import conform, open_regular, parse_json
 from ocr_phases.text import bytes_text
 
 #: The longest header that the safetensors format allows, in bytes.

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import DEEPSEEK_OCR, FAMILIES, WINDOWED, FamilyFacts
+from ocr_phases.models.devices import device_of
 from ocr_phases.models.wiring import Family
 from ocr_phases.settings import ModelSettings
 from ocr_phases.text import bytes_text, count_text, millions_text, nearest
@@ -39,14 +40,7 @@ def resolve_dtype(dtype: str | None, device: str) -> torch.dtype:
         return getattr(torch, dtype)
     if device == "cpu":
         return torch.float32
-    return torch.bfloat16 if computes_bfloat16(device) else torch.float16
-
-
-def computes_bfloat16(device: str) -> bool:
-    """Whether a CUDA device computes with bfloat16 itself: cards before Ampere (T4, V100, P100) "
-    "emulate it."""
-    with torch.cuda.device(device):
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if device_of(device).computes_bfloat16() else torch.float16
 
 
 def choose_attention(found: Any, asked: ModelSettings) -> str:
@@ -145,9 +139,11 @@ def dummy_sizes(facts: FamilyFacts) -> dict[str, tuple[str, ...]]:
     sizes: dict[str, tuple[str, ...]] = {
         key: ("language_config", name) for key, name in language.items()
     }
-    for stage, part in zip(facts.encoders, ("sam_vit_b", facts.encoder_part), strict=True):
+    for stage, part in facts.encoder_parts.items():
         sizes[f"{stage}_layers"] = ("vision_config", "width", part, "layers")
-    return sizes | ({"window": ("sliding_window_size",)} if facts.attention == WINDOWED else {})
+    if facts.attention == WINDOWED:
+        sizes["window"] = ("sliding_window_size",)
+    return sizes
 
 
 def dummy_config(name: str) -> dict[str, Any]:
@@ -159,7 +155,7 @@ def dummy_config(name: str) -> dict[str, Any]:
     if named not in FAMILIES:
         named, given = DEEPSEEK_OCR, [named, *given]
     facts = FAMILIES[named]
-    raw, known = copy.deepcopy(facts.config), dummy_sizes(facts)
+    raw, known = copy.deepcopy(dict(facts.config)), dummy_sizes(facts)
     for part in filter(None, given):
         key, _, value = part.partition("=")
         if key not in known or not re.fullmatch(r"[1-9]\d{0,8}", value):
@@ -201,8 +197,8 @@ def random_model(family: Family, config: Any, asked: ModelSettings) -> Any:
     )
     if device == "cpu":
         _tell_what_it_takes(asked.model, family, config, dtype)
-    with torch.device(device), torch.random.fork_rng(devices=[] if device == "cpu" else None):
-        torch.manual_seed(_SEED)  # vectors, which the generator below leaves as they are made
+    # Vectors are made from these random numbers, and the generator below leaves them as they are.
+    with torch.device(device), device_of(device).seeded(_SEED):
         chosen = choose_attention(model_class, asked)
         model = model_class._from_config(config, dtype=dtype, attn_implementation=chosen)
     generator = torch.Generator(device).manual_seed(_SEED)

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from ocr_phases.config import read_model_config
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import FAMILIES, FULL, WINDOWED, FamilyFacts, Wiring
+from ocr_phases.families.config import read_model_config
 from ocr_phases.inputs.packing import DeviceInputs
 from ocr_phases.models.folders import transformers_version
 from ocr_phases.text import count_text
@@ -75,9 +75,8 @@ class Family:
 
     def timed(self, model: nn.Module) -> dict[str, tuple[nn.Module, nn.Module]]:
         """The modules whose start and whose end are those of a stage, by stage name."""
-        ends = {
-            stage: (path, path) for stage, path in self.wiring.modules.items()
-        } | self.wiring.between
+        ends = {stage: (path, path) for stage, path in self.wiring.modules.items()}
+        ends.update(self.wiring.between)
         get = model.get_submodule
         return {stage: (get(first), get(last)) for stage, (first, last) in ends.items()}
 
@@ -90,7 +89,10 @@ class Family:
         """Parameter count of each stage and the total; what belongs to no stage is in the total
         only.
         """
-        held = {stage: (path,) for stage, path in self.wiring.modules.items()} | self.wiring.parts
+        held: dict[str, tuple[str, ...]] = {
+            stage: (path,) for stage, path in self.wiring.modules.items()
+        }
+        held.update(self.wiring.parts)
         held["total"] = ("",)  # the model itself
         return {
             stage: sum(p.numel() for path in paths for p in model.get_submodule(path).parameters())

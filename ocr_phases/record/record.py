@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.errors import Hinted, OcrPhasesError, UnknownName, explain_wrong_calls
-from ocr_phases.files import SavedPath, read_regular, split_page, unpacked, write_given
+from ocr_phases.files import SavedPath, parse_json, read_regular, split_page, unpacked, write_given
 from ocr_phases.images import page_image
 from ocr_phases.record.parts import (
     CachePart,
@@ -45,7 +45,6 @@ from ocr_phases.record.schema import (
     Truth,
     as_truth,
     check_spans,
-    parse_json,
     read_parts,
     upgraded,
 )

@@ -31,7 +31,9 @@ from ocr_phases.families import FAMILIES, facts_of
 from ocr_phases.files import RECORD, TRACE_OWNER, rescued, same_file, write_given, write_into
 from ocr_phases.images import image_file
 from ocr_phases.record import Record
-from ocr_phases.show.page import draw_marks, pages_of_row, printable, region_boxes
+from ocr_phases.show.boxes import draw_marks, region_boxes
+from ocr_phases.show.page import pages_of_row
+from ocr_phases.show.web import printable
 
 ARTIFACTS = (
     rf"{'|'.join(re.escape(facts.result_name) for facts in FAMILIES.values())}"

@@ -107,7 +107,7 @@ def _own_namespace(stills: bool) -> Iterator[InteractiveShell]:
     # An error goes into the notebook alone.
     shell.set_custom_exc((BaseException,), lambda *_, **__: None)
     bundles = shell.display_formatter.mimebundle_formatter
-    picture = ("ocr_phases.show.figures", "ShownFigure")
+    picture = ("ocr_phases.show.shown_figure", "ShownFigure")
     shown = bundles.for_type_by_name(
         *picture
     )  # another report's, where this one is within its cell

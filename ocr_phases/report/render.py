@@ -24,7 +24,7 @@ from ocr_phases.files import (
     write_into,
 )
 from ocr_phases.report.artifacts import RESULTS, VERIFICATION
-from ocr_phases.show.figures import STILL
+from ocr_phases.show.shown_figure import STILL
 from ocr_phases.show.web import Html, document_html, element, render
 from ocr_phases.versions import asset
 

@@ -28,21 +28,21 @@ class ComparePlots(Plots):
 
     def stages(self, *, ax: Axes | None = None) -> Figure:
         """The prefill of each measurement as a bar in ms, stage after stage."""
-        from ocr_phases.show import plots_many
+        from ocr_phases.show.comparison_plots import plot_prefill_stages
 
-        return plots_many.plot_prefill_stages(self._comparison.runs, self._comparison.labels, ax=ax)
+        return plot_prefill_stages(self._comparison.runs, self._comparison.labels, ax=ax)
 
     def decode(self, *, ax: Axes | None = None) -> Figure:
         """Time of each decode step in ms over the length of the KV cache, a line per measurement."""
-        from ocr_phases.show import plots_many
+        from ocr_phases.show.comparison_plots import plot_decode
 
-        return plots_many.plot_decode(self._comparison.runs, self._comparison.labels, ax=ax)
+        return plot_decode(self._comparison.runs, self._comparison.labels, ax=ax)
 
     def ratios(self, *, ax: Axes | None = None) -> Figure:
         """Ratio of each headline figure to the baseline's, with its interval; 1 is no difference."""
-        from ocr_phases.show import plots_many
+        from ocr_phases.show.comparison_plots import plot_ratios
 
-        return plots_many.plot_ratios(self._comparison.headline, ax=ax)
+        return plot_ratios(self._comparison.headline, ax=ax)
 
 
 class Comparison(ComparedRecords):
@@ -69,12 +69,12 @@ class Comparison(ComparedRecords):
         return f"<Comparison of {len(self.runs)} measurements: {', '.join(self.labels)}>"
 
     def __str__(self) -> str:
-        from ocr_phases.show.results_many import comparison_text
+        from ocr_phases.show.comparison_overview import comparison_text
 
         return comparison_text(self)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        from ocr_phases.show.results_many import comparison_bundle
+        from ocr_phases.show.comparison_overview import comparison_bundle
 
         return comparison_bundle(self)
 

@@ -58,9 +58,9 @@ class RunPlots(Plots):
         --------
         >>> run.plot.latency().savefig("latency.pdf")  # doctest: +SKIP
         """
-        from ocr_phases.show import plots
+        from ocr_phases.show.latency_plot import plot_latency
 
-        return plots.plot_latency(self._run, ax=ax)
+        return plot_latency(self._run, ax=ax)
 
     def vision(self, *, ax: Axes | None = None) -> Figure:
         """The stages of the prefill as bars in ms, with their share of it.
@@ -70,23 +70,23 @@ class RunPlots(Plots):
         ax : matplotlib.axes.Axes, optional
             Axes to draw on; by default a figure of its own.
         """
-        from ocr_phases.show import plots
+        from ocr_phases.show.vision_plot import plot_vision_stages
 
-        return plots.plot_vision_stages(self._run, ax=ax)
+        return plot_vision_stages(self._run, ax=ax)
 
     def timeline(self) -> Figure:
         """The typical repeat from its start, in ms: prepare and prefill by stage, and the phases
         below.
         """
-        from ocr_phases.show import plots
+        from ocr_phases.show.timeline_plot import plot_phase_timeline
 
-        return plots.plot_phase_timeline(self._run)
+        return plot_phase_timeline(self._run)
 
     def memory(self) -> Figure:
         """Peak memory of each phase in bytes, and how the KV cache grows with every step."""
-        from ocr_phases.show import plots
+        from ocr_phases.show.memory_plot import plot_memory
 
-        return plots.plot_memory(self._run)
+        return plot_memory(self._run)
 
     def roofline(self, *, ax: Axes | None = None) -> Figure:
         """FLOP/s over FLOPs per byte: the device's ceilings as lines, each stage as a point.
@@ -96,15 +96,15 @@ class RunPlots(Plots):
         ax : matplotlib.axes.Axes, optional
             Axes to draw on; by default a figure of its own.
         """
-        from ocr_phases.show import plots
+        from ocr_phases.show.roofline_plot import plot_roofline
 
-        return plots.plot_roofline(self._run, ax=ax)
+        return plot_roofline(self._run, ax=ax)
 
     def kernels(self) -> Figure:
         """Each stage's time in ms and how much of it the GPU was busy; needs ``kernels=True``."""
-        from ocr_phases.show import plots
+        from ocr_phases.show.kernel_plot import plot_kernels
 
-        return plots.plot_kernels(self._run)
+        return plot_kernels(self._run)
 
     @explain_wrong_calls
     def page(
@@ -181,7 +181,7 @@ class PhaseRun(Record):
         return f"<PhaseRun {self.page.file} on {self.model.name}: {facts}>"
 
     def __str__(self) -> str:
-        from ocr_phases.show.results import run_text
+        from ocr_phases.show.run_overview import run_text
 
         return run_text(self)
 
@@ -307,7 +307,7 @@ class PhaseRun(Record):
         return RecordedPage(**msgspec.structs.asdict(self.pages[0]))
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        from ocr_phases.show.results import run_bundle
+        from ocr_phases.show.run_overview import run_bundle
 
         return run_bundle(self)
 

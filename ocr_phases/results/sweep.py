@@ -30,39 +30,49 @@ class SweepPlots(Plots):
 
     def prefill(self, *, ax: Axes | None = None) -> Figure:
         """Prefill in ms over the tokens of the prompt."""
-        from ocr_phases.show import plots_many
+        from ocr_phases.show.sweep_plots import (
+            plot_prefill,
+        )
 
-        return plots_many.plot_prefill(self._sweep.table, ax=ax)
+        return plot_prefill(self._sweep.table, ax=ax)
 
     def vision(self, *, ax: Axes | None = None) -> Figure:
         """The prefill of each cell as a bar in ms, stage after stage."""
-        from ocr_phases.show import plots_many
+        from ocr_phases.show.sweep_plots import (
+            plot_vision_share,
+        )
 
-        return plots_many.plot_vision_share(self._sweep.table, self._sweep.runs, ax=ax)
+        return plot_vision_share(self._sweep.table, self._sweep.runs, ax=ax)
 
     def decode(self, *, ax: Axes | None = None) -> Figure:
         """Time of a decode step in ms over the length of the KV cache, a line per cell."""
-        from ocr_phases.show import plots_many
+        from ocr_phases.show.sweep_plots import (
+            plot_cells_decode,
+        )
 
-        return plots_many.plot_cells_decode(self._sweep.curves, ax=ax)
+        return plot_cells_decode(self._sweep.curves, ax=ax)
 
     def throughput(self, *, ax: Axes | None = None) -> Figure:
         """Tokens per second of all rows over the batch size."""
-        from ocr_phases.show import plots_many
+        from ocr_phases.show.sweep_plots import (
+            plot_throughput,
+        )
 
-        return plots_many.plot_throughput(self._sweep.table, ax=ax)
+        return plot_throughput(self._sweep.table, ax=ax)
 
     def floors(self) -> Figure:
         """Prefill and decode step of each cell in ms, beside their floors."""
-        from ocr_phases.show import plots_many
+        from ocr_phases.show.sweep_plots import (
+            plot_floors,
+        )
 
-        return plots_many.plot_floors(self._sweep.table)
+        return plot_floors(self._sweep.table)
 
     def cost_quality(self) -> Figure:
         """What each cell loses, in per cent, over what it costs."""
-        from ocr_phases.show import plots_many
+        from ocr_phases.show.quality_plots import plot_cost_quality
 
-        return plots_many.plot_cost_quality(self._sweep.cost_quality)
+        return plot_cost_quality(self._sweep.cost_quality)
 
 
 @dataclass(frozen=True, repr=False)
@@ -155,12 +165,12 @@ class SweepResult(SweptRecords[PhaseRun]):
         return f"<SweepResult of {len(self.runs)} measured cells, {len(self.failures)} failed>"
 
     def __str__(self) -> str:
-        from ocr_phases.show.results_many import sweep_text
+        from ocr_phases.show.sweep_overview import sweep_text
 
         return sweep_text(self)
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        from ocr_phases.show.results_many import sweep_bundle
+        from ocr_phases.show.sweep_overview import sweep_bundle
 
         return sweep_bundle(self)
 

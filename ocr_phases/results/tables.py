@@ -17,12 +17,12 @@ class Table(pd.DataFrame):
         return Table
 
     def __str__(self) -> str:
-        from ocr_phases.show.results_many import frame_text
+        from ocr_phases.show.notebook_table import frame_text
 
         return frame_text(self)
 
     def _repr_html_(self) -> str:
-        from ocr_phases.show.results_many import frame_html
+        from ocr_phases.show.notebook_table import frame_html
 
         return frame_html(self)
 
@@ -31,7 +31,7 @@ class RecordedPage(PagePart, frozen=True):
     """A page of a record, which a notebook shows as its picture and facts."""
 
     def __str__(self) -> str:
-        from ocr_phases.show.results_many import recorded_page_text
+        from ocr_phases.show.page_and_text import recorded_page_text
 
         return recorded_page_text(self)
 
@@ -41,6 +41,6 @@ class RecordedPage(PagePart, frozen=True):
         )
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        from ocr_phases.show.results_many import recorded_page_bundle
+        from ocr_phases.show.page_and_text import recorded_page_bundle
 
         return recorded_page_bundle(self)

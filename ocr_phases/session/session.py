@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from ocr_phases.collectors import machine
-from ocr_phases.collectors.timeline import NoTimeline, Timeline, stage_hooks
+from ocr_phases.collectors.hooks import stage_hooks
+from ocr_phases.collectors.timeline import NoTimeline, Timeline
 from ocr_phases.errors import Hinted, Interrupted, OcrPhasesError, explain_wrong_calls
 from ocr_phases.inputs.packing import DeviceInputs, PageInputs
 from ocr_phases.inputs.views import Pages
@@ -33,7 +34,7 @@ from ocr_phases.settings import (
     Strategy,
     Vision,
 )
-from ocr_phases.show.results import facts_bundle, facts_text
+from ocr_phases.show.section import facts_bundle, facts_text
 from ocr_phases.steps import phases
 from ocr_phases.steps.execution import decode_execution
 from ocr_phases.steps.sampling import Sampler

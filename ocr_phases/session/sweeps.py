@@ -177,7 +177,8 @@ class Sweep:
 
     def _run_model(self, runs: Path, loader: ModelLoader) -> None:
         """Measure the cells of one model that ``runs`` lacks."""
-        for outcome in bar_in_cell(self._outcomes(runs, loader), "cell", len(self.cells)):
+        outcomes = self._outcomes(runs, loader)
+        for outcome in bar_in_cell(outcomes, "cell", len(self.cells), alike=False):
             if self.progress is not None:
                 self.progress(outcome)
 

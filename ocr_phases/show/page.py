@@ -5,65 +5,37 @@ took.
 from __future__ import annotations
 
 import math
-import zlib
-from collections.abc import Sequence
-from functools import lru_cache, partial
-from pathlib import Path
-from typing import NamedTuple
+from functools import partial
 
-import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
-from PIL import Image, ImageColor, ImageDraw, ImageFont
+from PIL import Image
 
 from ocr_phases.analyse.figures import summary
-from ocr_phases.analyse.grounding import PREAMBLE, Box, Region, overlaps
+from ocr_phases.analyse.grounding import PREAMBLE
 from ocr_phases.analyse.regions import regions_of, type_table
 from ocr_phases.analyse.sentences import UNCERTAIN_TEXT
 from ocr_phases.analyse.stages import grounding_of
 from ocr_phases.errors import OcrPhasesError, check_known
 from ocr_phases.record import Record
-from ocr_phases.show.figures import (
-    REST,
-    WIDTH,
-    bar_charts,
-    blank_figure,
-    figure_of,
-    sentence_figure,
-    style_axes,
+from ocr_phases.show.axes import bar_charts, figure_of, sentence_figure, style_axes
+from ocr_phases.show.boxes import (
+    TIME_ALPHA,
+    boxes_sentence,
+    draw_marks,
+    label_colour,
+    region_boxes,
+    type_size_of,
 )
-from ocr_phases.show.web import Html, element, fragment, note, pictures_html, printable, table_html
+from ocr_phases.show.colours import REST
+from ocr_phases.show.html_table import table_html
+from ocr_phases.show.shown_figure import WIDTH, blank_figure
+from ocr_phases.show.web import Html, element, fragment, note, pictures_html, printable
 from ocr_phases.text import count_text, filled, ms_text, percent_text
 
-LABEL_COLOURS: dict[str, str] = {
-    "title": "#bc4078",
-    "sub_title": "#aa4499",
-    "text": "#0072b2",
-    "list": "#4a96d2",
-    "table": "#007d5a",
-    **dict.fromkeys(("table_caption", "table_footnote"), "#2f9485"),
-    "image": "#d55e00",
-    "image_caption": "#bd8300",
-    "equation": "#6a5acd",
-    **dict.fromkeys(("header", "footer", "page_number"), "#787878"),
-    "footnote": "#8f8f2f",
-}
-"""Colours after Okabe and Ito and Paul Tol, told apart with any colour vision; tags name the label too."""
-
-_SPARE_COLOURS = ("#cc6677", "#19823c", "#98583c", "#007696", "#8f8f2f")
-_LABEL_ALPHA, TIME_ALPHA = "28", "69"  # hexadecimal
-_SCALE = matplotlib.colormaps["viridis_r"]  # on white paper the dark end has to stand for much
-#: Boxes that are drawn on one page. A real page has some hundreds; a model may write any number.
-MOST_BOXES = 2_000
-#: How often all coloured grounds together may cover the page; the boxes after that are outlines.
-_MOST_COVERED = 50
-_MOST_NEIGHBOURS = 500
 _LEGIBLE = 8 / 72  # inches of type
-UNTIMED = pd.DataFrame({"region": [], "decode_ms": []})
-
 _MOST_ROWS = 4
 _MOST_TYPES = 12
 _TALLEST = 10.0  # inches of a page on its own
@@ -74,208 +46,6 @@ _SUM = (
     "that. The whole decode phase took {decode:ms}."
 )
 _NO_IMAGE = "The page is not in this record, so there is no picture of it."
-
-
-# -- colours and words --------------------------------------------------------------------------------
-
-
-def label_colour(label: str) -> str:
-    """The colour of a region type; a label nobody foresaw gets the same spare colour in every
-    process.
-    """
-    spare = _SPARE_COLOURS[zlib.crc32(label.encode("utf-8", "replace")) % len(_SPARE_COLOURS)]
-    return LABEL_COLOURS.get(label, spare)
-
-
-def time_colour(fraction: float) -> str:
-    """The colour of a time from 0 to the longest, 1: the darker, the longer."""
-    return to_hex(_SCALE(fraction))
-
-
-def type_colour(ground: str) -> str:
-    """The colour of type on a ground: dark on a light one."""
-    red, green, blue = ImageColor.getrgb(ground)[:3]
-    return "#111111" if 0.299 * red + 0.587 * green + 0.114 * blue > 125 else "#ffffff"
-
-
-# -- boxes --------------------------------------------------------------------------------------------
-
-
-class DrawnBox(NamedTuple):
-    """A box in pixels of a page, its colour, what its tag says, its region, and whether that is
-    uncertain.
-    """
-
-    box: Box
-    colour: str
-    text: str
-    region: int = PREAMBLE
-    uncertain: bool = False
-
-
-class Tag(NamedTuple):
-    """A box's words in pixels of the page: the ground under them, their baseline's left end, their
-    size.
-    """
-
-    text: str
-    ground: Box
-    start: tuple[int, int]
-    size: int
-
-
-def region_boxes(
-    regions: Sequence[Region],
-    size: tuple[int, int],
-    table: pd.DataFrame = UNTIMED,
-    *,
-    by_time: bool = False,
-) -> list[DrawnBox]:
-    """Every box of the regions on a page of ``size`` pixels, told and coloured by label: `3 title`.
-
-    ``table`` is `regions_of` or `region_table`; a question mark is behind what it calls uncertain.
-    ``by_time`` tells and colours boxes by their region's ``decode_ms`` instead: of several boxes
-    each shows that one time, with their number.
-    """
-    times = dict(zip(table["region"], table["decode_ms"], strict=True))
-    slowest = max((ms for region, ms in times.items() if region != PREAMBLE), default=0.0) or 1.0
-    uncertain = set(table["region"][table["uncertain"]]) if "uncertain" in table else set()
-    last = (size[0] - 1, size[1] - 1) * 2
-    found = []
-    for region in regions:
-        colour, text = (
-            label_colour(region.label),
-            f"{region.index} {printable(region.label)}".strip(),
-        )
-        if by_time:
-            colour = time_colour(times[region.index] / slowest)
-            count = f" ({len(region.boxes)} boxes)" if len(region.boxes) > 1 else ""
-            text = ms_text(times[region.index]) + count
-        doubted = region.index in uncertain
-        for ends in region.pixel_boxes(*size):
-            # A box may end just behind the last pixel; its outline must still be seen.
-            x1, y1, x2, y2 = map(min, ends, last)
-            box = DrawnBox((x1, y1, x2, y2), colour, text + "?" * doubted, region.index, doubted)
-            found.append(box)
-    return found
-
-
-def place_tags(
-    boxes: Sequence[DrawnBox], page_size: tuple[int, int], type_size: int | None = None
-) -> list[Tag | None]:
-    """Each box's tag at the corner where it hides least of the first boxes and of the last tags.
-
-    In type of ``type_size`` pixels; None for no words, and where it would be larger than the page.
-    """
-    size = type_size or _type_size(page_size)
-    font, pad = _font(size), max(1, size // 5)
-    ascent, descent = font.getmetrics()
-    height = ascent + descent + pad
-    others = np.array([box.box for box in boxes[:_MOST_NEIGHBOURS]], dtype=np.int64).reshape(-1, 4)
-    placed = np.zeros((len(boxes), 4), dtype=np.int64)
-    tags: list[Tag | None] = []
-    for index, ((x1, y1, x2, y2), _, text, *_) in enumerate(boxes):
-        width = math.ceil(font.getlength(text)) + 2 * pad
-        if not text or width > page_size[0] or height > page_size[1]:
-            tags.append(None)
-            continue
-        # The best liked first: over the box, under it, then inside it; all within the page.
-        lefts = np.clip([x1, x2 - width] * 4, 0, page_size[0] - width)
-        tops = np.clip(np.repeat([y1 - height, y2, y1, y2 - height], 2), 0, page_size[1] - height)
-        spots = np.stack([lefts, tops, lefts + width, tops + height], axis=1)
-        # Another tag is far worse to hide than a box; a later spot has to hide clearly less to be
-        # taken.
-        hidden = (
-            overlaps(spots, others).sum(axis=1) + np.arange(len(spots)) * (width * height) // 16
-        )
-        hidden += 20 * overlaps(spots, placed[max(index - _MOST_NEIGHBOURS, 0) : index]).sum(axis=1)
-        placed[index] = spots[hidden.argmin()]
-        left, top, right, bottom = placed[index].tolist()
-        tags.append(
-            Tag(text, (left, top, right, bottom), (left + pad, top + pad // 2 + ascent), size)
-        )
-    return tags
-
-
-def draw_marks(
-    page: Image.Image,
-    boxes: Sequence[DrawnBox],
-    alpha: str = _LABEL_ALPHA,
-    type_size: int | None = None,
-) -> Image.Image:
-    """An RGB copy of the page with boxes, below all their tags; ``alpha`` is their ground's,
-    hexadecimal.
-
-    Of more than `MOST_BOXES` the first are drawn, and a sentence at the foot of the picture says
-    so.
-    """
-    canvas = page.convert("RGB")
-    draw = ImageDraw.Draw(canvas, "RGBA")
-    width = max(1, round(_type_size(page.size) / 8))
-    drawn = boxes[:MOST_BOXES]
-    uncovered = _MOST_COVERED * math.prod(page.size)
-    for box in drawn:
-        x1, y1, x2, y2 = box.box
-        uncovered -= (x2 - x1) * (y2 - y1)
-        ground = box.colour + alpha if uncovered >= 0 else None
-        draw.rectangle(box.box, ground, box.colour, width)
-    for box, tag in zip(drawn, place_tags(drawn, page.size, type_size), strict=True):
-        if tag is not None:
-            left, top, right, bottom = tag.ground
-            draw.rectangle((left, top, right - 1, bottom - 1), box.colour)
-            draw.text(tag.start, tag.text, type_colour(box.colour), _font(tag.size), "ls")
-    _draw_sentence(draw, boxes_sentence(len(boxes)), page.size)
-    return canvas
-
-
-def boxes_sentence(count: int) -> str:
-    """What is said of a page with more boxes than are drawn; empty where all are drawn."""
-    if count <= MOST_BOXES:
-        return ""
-    return f"The first {MOST_BOXES:,} of {count:,} boxes are drawn."
-
-
-def _draw_sentence(draw: ImageDraw.ImageDraw, sentence: str, page_size: tuple[int, int]) -> None:
-    """A sentence at the foot of a page, in type that is as small as the page's width asks for."""
-    if not sentence:
-        return
-    width, height = page_size
-    size = _type_size(page_size)
-    size = min(size, int(size * width / (_font(size).getlength(sentence) + size)))
-    if size < 1:
-        return
-    draw.rectangle((0, height - 2 * size, width, height), "#ffffff")
-    draw.text((size // 2, height - size // 2), sentence, "#111111", _font(size), "ls")
-
-
-@lru_cache(maxsize=32)
-def _font(size: int) -> ImageFont.FreeTypeFont:
-    """matplotlib's own DejaVu Sans: there on every machine, at any size in pixels."""
-    return ImageFont.truetype(
-        Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans-Bold.ttf"), size
-    )
-
-
-def _type_size(page_size: tuple[int, int]) -> int:
-    """Font size in pixels that reads alike on a thumbnail and on a scan, whatever the page's shape."""
-    return min(max(10, round(math.sqrt(math.prod(page_size)) / 46)), max(6, min(page_size) // 3))
-
-
-# -- the page's views ---------------------------------------------------------------------------------
-
-
-def draw_crops(crops: np.ndarray, grid: tuple[int, int]) -> Image.Image:
-    """Crops uint8 [columns x rows, C, C, 3] put together again, with their cuts and numbers drawn."""
-    (columns, rows), side = grid, crops.shape[1]
-    drawn = []
-    for number, crop in enumerate(crops, start=1):
-        box = DrawnBox((0, 0, side, side), LABEL_COLOURS["image"], str(number))
-        drawn.append(np.asarray(draw_marks(Image.fromarray(crop), [box], "00", side // 14)))
-    joined = np.reshape(drawn, (rows, columns, side, side, 3)).swapaxes(1, 2)
-    return Image.fromarray(joined.reshape(rows * side, columns * side, 3))
-
-
-# -- time on the page ---------------------------------------------------------------------------------
 
 
 def page_parts(run: Record) -> list[Html | Figure]:
@@ -391,7 +161,7 @@ def plot_page(
         ).subplots()
     shown = ax.get_window_extent()  # where a page is shown small, its type is larger on it
     scale = max(image.width / shown.width, image.height / shown.height)
-    size = max(_type_size(image.size), math.ceil(_LEGIBLE * scale * figure_of(ax).dpi))
+    size = max(type_size_of(image.size), math.ceil(_LEGIBLE * scale * figure_of(ax).dpi))
     picture, title = _pictures(image, run, row, page, size)[-1 if color == "time" else 0]
     ax.imshow(np.asarray(picture), interpolation="antialiased")
     place = f", page {page + 1} of {len(pages)}" if len(pages) > 1 else ""

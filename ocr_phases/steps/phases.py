@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ocr_phases.collectors.timeline import NoTimeline, Timeline, stage_hooks
+from ocr_phases.collectors.hooks import stage_hooks
+from ocr_phases.collectors.timeline import NoTimeline, Timeline
 from ocr_phases.errors import Hinted, OcrPhasesError, explain_wrong_calls
 from ocr_phases.families import windowed_length
 from ocr_phases.inputs.packing import DeviceInputs
@@ -142,12 +143,12 @@ class DecodeState(Hinted):
         return facts
 
     def __str__(self) -> str:
-        from ocr_phases.show.results import facts_text
+        from ocr_phases.show.section import facts_text
 
         return facts_text("Decode state", self._facts())
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        from ocr_phases.show.results import facts_bundle
+        from ocr_phases.show.section import facts_bundle
 
         return facts_bundle("Decode state", self._facts())
 

@@ -18,26 +18,17 @@ from ocr_phases.analyse.scaling import (
     preset_table,
 )
 from ocr_phases.files import RECORD
-from ocr_phases.show.plots_many import plot_compression, plot_cost_quality, plot_distributions
-from ocr_phases.show.results import Section
-from ocr_phases.show.web import (
-    Html,
-    block,
-    document_html,
-    element,
-    fragment,
-    note,
-    section_heading,
-    table_html,
-)
+from ocr_phases.show.batch_plots import plot_distributions
+from ocr_phases.show.html_table import table_html
+from ocr_phases.show.quality_plots import plot_compression, plot_cost_quality
+from ocr_phases.show.section import Section
+from ocr_phases.show.web import Html, block, document_html, element, fragment, note, section_heading
 from ocr_phases.text import count_text, digits_text, ms_text, percent_text
 
 #: Rows of a table in the page: a browser sorts no million. pages.csv has them all.
 MOST_ROWS = 2_000
-
 # The table of pages has more columns than a report's tables.
 _WIDER = "main, nav ul, footer { max-width: 1320px; }"
-
 _WORST = 25
 _PAGES = [
     "page",

@@ -1,8 +1,8 @@
-"""A checkpoint's JSON files, without torch: any known layout of ``config.json`` as transformers
-saves it.
+"""A checkpoint's JSON files: any known layout of ``config.json``, as transformers saves it.
 
-A published layout is turned into the saved one, and that alone is held against declared types and
-ranges. Entries that are not named here are never handed on.
+There are two layouts: the *published* one of the makers, and the *saved* one, which transformers
+writes. A published config is turned into the saved layout, and that alone is checked against
+declared types and ranges. Entries that are not named here are never handed on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from msgspec import Meta
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import FAMILIES, WINDOWED, FamilyFacts
-from ocr_phases.record.schema import conform
+from ocr_phases.families.facts import SAM_PART
+from ocr_phases.files import conform
 
 # The types of the entries. Ranges are several times the published sizes; products stay within 64
 # bits.
@@ -273,11 +274,10 @@ class PublishedConfig(TypedDict):
     vision_config: PublishedVision
 
 
-#: A saved config by its second vision encoder.
+#: A saved config by the stage of its second vision encoder.
 _SAVED_CONFIGS = {"clip": ClipModelConfig, "encoder": EncoderModelConfig}
 
-_SAM = "sam_vit_b"
-#: The saved names of a published vision part's entries; others are the same in both.
+#: The saved names of a published vision part's entries; others are the same in both layouts.
 _RENAMED = {
     "width": "hidden_size",
     "dim": "hidden_size",
@@ -285,6 +285,14 @@ _RENAMED = {
     "heads": "num_attention_heads",
     "kv_heads": "num_key_value_heads",
 }
+
+#: The id of the image token where a published config does not say it, and other sizes that the
+#: published code takes then.
+_IMAGE_TOKEN_ID = 128_815
+_IMAGE_SIZE = 1024
+_MLP_RATIO = 4.0
+_ROPE_THETA = 10_000.0
+_SAM_OUTPUT_CHANNELS = 256
 
 
 class ModelConfig(NamedTuple):
@@ -301,27 +309,55 @@ class ModelConfig(NamedTuple):
 
 
 def read_model_config(config: dict[str, Any]) -> ModelConfig:
-    """A checkpoint's ``config.json``, as published or as transformers saves it, in the saved
-    layout.
+    """A checkpoint's ``config.json`` in the saved layout, whichever of the two it is written in.
 
-    Raises `OcrPhasesError`, naming the known ones, for another model's, and, naming the entry,
-    where it is damaged or lacks a size.
+    Parameters
+    ----------
+    config : dict
+        The content of the file.
+
+    Returns
+    -------
+    ModelConfig
+        The family, every size of the model, and its window.
+
+    Raises
+    ------
+    OcrPhasesError
+        For the config of another model, with the names of the known ones; and, with the name of the
+        entry, for one that is damaged or lacks a size.
     """
-    family, published = _layout(config)
+    family, is_published = _find_layout(config)
     try:
-        if published:
+        if is_published:
             conform(config, PublishedConfig)
             config = _as_saved(config, family)
-        saved = conform(config, _SAVED_CONFIGS[family.encoders[1]])
+        saved = conform(config, _SAVED_CONFIGS[family.second_encoder])
         _check_sizes(saved, family)
     except OcrPhasesError as error:
-        text = _published_names(str(error), family) if published else str(error)
+        text = str(error)
+        if is_published:
+            text = _with_published_names(text, family)
         raise OcrPhasesError(f"config.json is damaged ({text}).") from error
-    window = saved["text_config"]["sliding_window"] if family.attention == WINDOWED else None
+    window = None
+    if family.attention == WINDOWED:
+        window = saved["text_config"]["sliding_window"]
     return ModelConfig(family, saved, window)
 
 
-def _layout(config: dict[str, Any]) -> tuple[FamilyFacts, bool]:
+def family_of_config(config: dict[str, Any]) -> FamilyFacts:
+    """The family of a ``config.json``, whose sizes are not looked at.
+
+    Of families that transformers saves alike, to the kind of attention, it is the first in
+    `FAMILIES`: their published files tell them apart, the saved ones do not.
+
+    Raises `OcrPhasesError` for the config of another model, with the names of the known ones.
+    """
+    family, _ = _find_layout(config)
+    return family
+
+
+def _find_layout(config: dict[str, Any]) -> tuple[FamilyFacts, bool]:
     """The family of a config, and whether it is in the published layout.
 
     ``model_type`` decides where it is one that a publisher or transformers writes. People save
@@ -329,68 +365,83 @@ def _layout(config: dict[str, Any]) -> tuple[FamilyFacts, bool]:
     parts decide.
     """
     model_type = config.get("model_type")
-    parts, published = _vision_parts(config)
-    attention = _attention_of(config)
     for family in FAMILIES.values():
-        has_parts = published and {_SAM, family.encoder_part} <= parts
-        if has_parts and model_type == family.config["model_type"]:
+        if model_type == family.config["model_type"] and _has_published_parts(config, family):
             return family, True
         if (
-            not published
-            and model_type == family.saved_type
-            and family.attention in (None, attention)
+            model_type == family.saved_type
+            and not _is_published(config)
+            and _has_attention(config, family)
         ):
             return family, False
     for family in FAMILIES.values():
         if not _names_family(model_type, family):
             continue
-        if published and {_SAM, family.encoder_part} <= parts:
+        if _has_published_parts(config, family):
             return family, True
-        if _saved_encoder(config) == family.encoders[1] and family.attention in (None, attention):
+        if _saved_encoder(config) == family.second_encoder and _has_attention(config, family):
             return family, False
-    known = [
-        f"{family.title} ({family.config['model_type']} with {family.encoder_part} and {_SAM}, or "
-        f"{family.saved_type}{f' with {family.attention}' if family.attention else ''})"
-        for family in FAMILIES.values()
-    ]
+    known = ", ".join(_known_config(family) for family in FAMILIES.values())
     raise OcrPhasesError(
-        f"config.json describes {_description(config, parts)}: what can be loaded is {', '.join(known)}."
+        f"config.json describes {_description(config)}: what can be loaded is {known}."
     )
 
 
-def _vision_parts(config: dict[str, Any]) -> tuple[set[str], bool]:
-    """The names of a config's vision parts, and whether they stand where the published layout has
-    them.
-    """
+def _known_config(family: FamilyFacts) -> str:
+    """How the two layouts of a family's config are known, for an error."""
+    saved = family.saved_type
+    if family.attention is not None:
+        saved = f"{saved} with {family.attention}"
+    published = f"{family.config['model_type']} with {family.encoder_part} and {SAM_PART}"
+    return f"{family.title} ({published}, or {saved})"
+
+
+def _is_published(config: dict[str, Any]) -> bool:
+    """Whether a config's vision parts stand where the published layout has them."""
+    vision = config.get("vision_config")
+    return isinstance(vision, dict) and isinstance(vision.get("width"), dict)
+
+
+def _vision_parts(config: dict[str, Any]) -> set[str]:
+    """The names of a config's vision parts, in either layout."""
     vision = config.get("vision_config")
     if not isinstance(vision, dict):
-        return set(), False
-    width = vision.get("width")
-    if isinstance(width, dict):
-        return set(width), True
-    return {name for name, part in vision.items() if isinstance(part, dict)}, False
+        return set()
+    if _is_published(config):
+        return set(vision["width"])
+    return {name for name, part in vision.items() if isinstance(part, dict)}
 
 
-def _attention_of(config: dict[str, Any]) -> str:
-    """The attention of a saved config's layers; that of transformers' class where the file names
-    none.
+def _has_published_parts(config: dict[str, Any], family: FamilyFacts) -> bool:
+    """Whether a config is in the published layout, with the vision encoders of a family."""
+    return _is_published(config) and {SAM_PART, family.encoder_part} <= _vision_parts(config)
+
+
+def _has_attention(config: dict[str, Any], family: FamilyFacts) -> bool:
+    """Whether a saved config's layers have the attention of a family.
+
+    Where the file names none, they have that of transformers' class, which is windowed.
     """
-    return " and ".join(_layer_types(config)) or WINDOWED
+    if family.attention is None:
+        return True
+    return family.attention == (" and ".join(_layer_types(config)) or WINDOWED)
 
 
 def _layer_types(config: dict[str, Any]) -> list[str]:
     """The kinds of layers that a saved config names, each once."""
     text = config.get("text_config")
-    types = text.get("layer_types") if isinstance(text, dict) else None
-    return sorted(set(map(str, types))) if isinstance(types, list) else []
+    if not isinstance(text, dict) or not isinstance(text.get("layer_types"), list):
+        return []
+    return sorted({str(kind) for kind in text["layer_types"]})
 
 
 def _names_family(model_type: Any, family: FamilyFacts) -> bool:
     """Whether a ``model_type`` that nobody publishes has the maker of a family in front."""
-    maker = family.name.partition("-")[0]
-    return isinstance(model_type, str) and re.sub("[^a-z]", "", model_type.lower()).startswith(
-        maker
-    )
+    if not isinstance(model_type, str):
+        return False
+    maker, _, _ = family.name.partition("-")
+    letters = re.sub("[^a-z]", "", model_type.lower())
+    return letters.startswith(maker)
 
 
 def _saved_encoder(config: dict[str, Any]) -> str | None:
@@ -404,13 +455,16 @@ def _saved_encoder(config: dict[str, Any]) -> str | None:
     if not isinstance(encoder, dict):
         return None
     # CLIP cuts an image into patches; Qwen2's body gets vectors, and has rotary positions.
-    return "clip" if "patch_size" in encoder else "encoder"
+    if "patch_size" in encoder:
+        return "clip"
+    return "encoder"
 
 
-def _description(config: dict[str, Any], parts: set[str]) -> str:
+def _description(config: dict[str, Any]) -> str:
     """What a config that is of no family says of its model, and no more than it says."""
     model_type = config.get("model_type")
     model = "a model without model_type" if model_type is None else f"a {model_type!r} model"
+    parts = _vision_parts(config)
     vision = f"vision parts {', '.join(sorted(parts))}" if parts else "no vision parts"
     types = _layer_types(config)
     if types:
@@ -420,54 +474,80 @@ def _description(config: dict[str, Any], parts: set[str]) -> str:
     return f"{model} with {vision}"
 
 
+# -- from the published layout to the saved one ----------------------------------------------------
+
+
 def _as_saved(config: dict[str, Any], family: FamilyFacts) -> dict[str, Any]:
     """A published config in the saved layout."""
-    language, vision = config["language_config"], config["vision_config"]
-    ratio, layers = vision.get("mlp_ratio", 4.0), language["num_hidden_layers"]
-    dense = language.get("first_k_dense_replace", 1)
-    text = language | {
-        "mlp_layer_types": ["dense" if number < dense else "sparse" for number in range(layers)],
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": language.get("rope_theta", 10_000.0),
+    return {
+        "text_config": _saved_language(config, family),
+        "vision_config": {
+            "sam_config": _saved_sam(config),
+            "encoder_config": _saved_second_encoder(config, family),
         },
+        "image_token_id": config.get("image_token_id", _IMAGE_TOKEN_ID),
     }
-    if family.attention is not None:
+
+
+def _saved_language(config: dict[str, Any], family: FamilyFacts) -> dict[str, Any]:
+    language = config["language_config"]
+    layers = language["num_hidden_layers"]
+    dense = language.get("first_k_dense_replace", 1)
+    rope = {"rope_type": "default", "rope_theta": language.get("rope_theta", _ROPE_THETA)}
+    text = dict(language)
+    text["mlp_layer_types"] = ["dense" if layer < dense else "sparse" for layer in range(layers)]
+    text["rope_parameters"] = rope
+    if family.attention is None:
+        return text
+    text["layer_types"] = [family.attention] * layers
+    if family.attention == WINDOWED:
+        text["sliding_window"] = _published_window(config)
+    else:
         # The class needs a number for a window; full attention reads none.
-        window = (
-            _window(config) if family.attention == WINDOWED else language["max_position_embeddings"]
-        )
-        text |= {"layer_types": [family.attention] * layers, "sliding_window": window}
-    unsaid = {_SAM: {"output_channels": 256}, family.encoder_part: family.unsaid}
-    sam, encoder = (
-        {
-            **defaults,
-            **{_RENAMED.get(entry, entry): value for entry, value in vision["width"][name].items()},
-        }
-        for name, defaults in unsaid.items()
-    )
-    sam |= {
-        "image_size": vision.get("image_size", 1024),
-        "mlp_dim": int(sam.get("hidden_size", 1) * ratio),
-    }
-    encoder.setdefault("intermediate_size", int(encoder.get("hidden_size", 1) * ratio))
-    parts, image = (
-        {"sam_config": sam, "encoder_config": encoder},
-        config.get("image_token_id", 128815),
-    )
-    return {"text_config": text, "vision_config": parts, "image_token_id": image}
+        text["sliding_window"] = language["max_position_embeddings"]
+    return text
 
 
-def _window(config: dict[str, Any]) -> int:
+def _saved_sam(config: dict[str, Any]) -> dict[str, Any]:
+    vision = config["vision_config"]
+    sam = {"output_channels": _SAM_OUTPUT_CHANNELS, **_renamed(vision["width"][SAM_PART])}
+    sam["image_size"] = vision.get("image_size", _IMAGE_SIZE)
+    sam["mlp_dim"] = _mlp_width(vision, sam)
+    return sam
+
+
+def _saved_second_encoder(config: dict[str, Any], family: FamilyFacts) -> dict[str, Any]:
+    vision = config["vision_config"]
+    encoder = {**family.encoder_defaults, **_renamed(vision["width"][family.encoder_part])}
+    encoder.setdefault("intermediate_size", _mlp_width(vision, encoder))
+    return encoder
+
+
+def _renamed(part: dict[str, Any]) -> dict[str, Any]:
+    """The entries of a published vision part by their saved names."""
+    return {_RENAMED.get(entry, entry): value for entry, value in part.items()}
+
+
+def _mlp_width(vision: dict[str, Any], part: dict[str, Any]) -> int:
+    """The width of a vision part's MLPs; a part without a width of its own is refused later."""
+    return int(part.get("hidden_size", 1) * vision.get("mlp_ratio", _MLP_RATIO))
+
+
+def _published_window(config: dict[str, Any]) -> int:
     """The window of a published config, from the places that its vendor's code reads."""
-    names = ("sliding_window_size", "sliding_window")
-    windows = {config["language_config"].get(names[0]), *(config.get(name) for name in names)} - {
-        None
-    }
+    places = (
+        config["language_config"].get("sliding_window_size"),
+        config.get("sliding_window_size"),
+        config.get("sliding_window"),
+    )
+    windows = {window for window in places if window is not None}
     if len(windows) != 1:  # which of them the vendor's code takes would be a guess
         listed = ", ".join(map(str, sorted(windows))) or "none"
         raise OcrPhasesError(f"sliding_window_size: one window is needed, it has {listed}")
     return windows.pop()
+
+
+# -- what has to fit -------------------------------------------------------------------------------
 
 
 def _check_sizes(saved: dict[str, Any], family: FamilyFacts) -> None:
@@ -492,14 +572,13 @@ def _check_sizes(saved: dict[str, Any], family: FamilyFacts) -> None:
             raise OcrPhasesError(f"{name}: there are other layers than num_hidden_layers")
 
 
-def _published_names(text: str, family: FamilyFacts) -> str:
+def _with_published_names(text: str, family: FamilyFacts) -> str:
     """A message about the saved layout with the entry's name in the published file."""
-    section = {"sam_config": _SAM, "encoder_config": family.encoder_part}
+    section = {"sam_config": SAM_PART, "encoder_config": family.encoder_part}
     for saved, part in section.items():
         if saved in text:
-            text = text.replace(f"vision_config.{saved}", f"vision_config.width.{part}").replace(
-                saved, part
-            )
+            text = text.replace(f"vision_config.{saved}", f"vision_config.width.{part}")
+            text = text.replace(saved, part)
             for name in ("width", "layers", "heads", "kv_heads"):
                 text = text.replace(_RENAMED[name], name)
     return text.replace("text_config", "language_config")

@@ -16,13 +16,16 @@ from PIL import Image, ImageDraw
 
 from ocr_phases.analyse.regions import regions_of
 from ocr_phases.analyse.sentences import headline, subject
-from ocr_phases.analyse.stages import grounding_of
-from ocr_phases.results.run import PhaseRun
-from ocr_phases.show.figures import FIGURE_DPI, VERMILLION, blank_figure, figure_png
-from ocr_phases.show.page import draw_marks, pages_of_row, printable, region_boxes
-from ocr_phases.show.plots import plot_latency, plot_vision_stages
-from ocr_phases.show.results import run_title
-from ocr_phases.show.web import Html, data_address, element, fragment, jpeg_file
+from ocr_phases.analyse.stages import grounding_of, tokens_of
+from ocr_phases.record import Record
+from ocr_phases.show.boxes import draw_marks, region_boxes
+from ocr_phases.show.colours import VERMILLION
+from ocr_phases.show.latency_plot import plot_latency
+from ocr_phases.show.page import pages_of_row
+from ocr_phases.show.run_overview import run_title
+from ocr_phases.show.shown_figure import FIGURE_DPI, blank_figure, figure_png
+from ocr_phases.show.vision_plot import plot_vision_stages
+from ocr_phases.show.web import Html, data_address, element, fragment, jpeg_file, printable
 
 _INCHES = (4.6, 6.3)  # of the figure, height first
 _HEIGHT = 460  # pixels of a page beside it
@@ -34,9 +37,7 @@ _STYLE = (
 )
 
 
-def still_bundle(
-    run: PhaseRun | None, row: int, token: int, color: str, view: str
-) -> dict[str, Any]:
+def still_bundle(run: Record | None, row: int, token: int, color: str, view: str) -> dict[str, Any]:
     """A row at a token by MIME type, less than 300 kB: HTML, a JPEG for viewers that drop it, and
     text.
 
@@ -46,7 +47,7 @@ def still_bundle(
     if run is None:
         said = "Run this cell to open the explorer."
         return {"text/html": _framed(element("p", said)), "text/plain": said}
-    shown = run.tokens_of(row).iloc[token]
+    shown = tokens_of(run, row).iloc[token]
     plot, curve = _plot(run, view == "stages")
     pictures = [_page(run, row, place, color) for place in range(len(pages_of_row(run, row)))]
     pictures = [picture.copy() for picture in (*pictures, plot)]
@@ -72,7 +73,7 @@ def still_bundle(
 
 
 @functools.lru_cache(maxsize=2)
-def _plot(run: PhaseRun, stages: bool) -> tuple[Image.Image, Transform | None]:
+def _plot(run: Record, stages: bool) -> tuple[Image.Image, Transform | None]:
     """Headline and curve, or the stages, and what puts a token, counted from 1, on the picture's
     curve.
     """
@@ -90,7 +91,7 @@ def _plot(run: PhaseRun, stages: bool) -> tuple[Image.Image, Transform | None]:
 
 
 @functools.lru_cache(maxsize=32)
-def _page(run: PhaseRun, row: int, place: int, color: str) -> Image.Image:
+def _page(run: Record, row: int, place: int, color: str) -> Image.Image:
     """A page of a row under its boxes, the smaller the more there are; a white sheet for none."""
     numbers, table = pages_of_row(run, row), regions_of(run, row)
     facts = run.pages[numbers[place]]

@@ -16,21 +16,19 @@ import pandas as pd
 from ocr_phases.analyse.grounding import PREAMBLE, Grounding, Region, parse_grounding
 from ocr_phases.analyse.regions import regions_of
 from ocr_phases.analyse.sentences import UNCERTAIN_TEXT
-from ocr_phases.analyse.stages import grounding_of
+from ocr_phases.analyse.stages import grounding_of, tokens_of
 from ocr_phases.analyse.text import few_blanks
-from ocr_phases.results.run import PhaseRun
-from ocr_phases.show.page import (
+from ocr_phases.record import Record
+from ocr_phases.show.boxes import (
     MOST_BOXES,
     UNTIMED,
-    page_notes,
-    pages_of_row,
     place_tags,
-    printable,
     region_boxes,
     time_colour,
     type_colour,
 )
-from ocr_phases.show.web import Html, data_address, element, fragment, jpeg_file
+from ocr_phases.show.page import page_notes, pages_of_row
+from ocr_phases.show.web import Html, data_address, element, fragment, jpeg_file, printable
 from ocr_phases.text import count_text, ms_text, percent_text, plain
 
 if TYPE_CHECKING:
@@ -69,14 +67,14 @@ def _reader() -> mistune.Markdown:
 _MARKDOWN = _reader()
 
 
-def row_data(run: PhaseRun, row: int, before: PhaseRun | None = None) -> dict[str, Any]:
+def row_data(run: Record, row: int, before: Record | None = None) -> dict[str, Any]:
     """Tokens, regions, boxes and notes of a batch row; ``ms`` is the device clock's median over
     repeats.
 
     ``before`` gives the times of another record, for the curve.
     """
     text, grounding = plain(run.results[row].text or ""), grounding_of(run, row)
-    tokens, table = run.tokens_of(row), regions_of(run, row)
+    tokens, table = tokens_of(run, row), regions_of(run, row)
     times = tokens["device_ms"].dropna()
     uncertain = table.loc[table["uncertain"], "region"].tolist()
     pages = []
@@ -87,7 +85,7 @@ def row_data(run: PhaseRun, row: int, before: PhaseRun | None = None) -> dict[st
     return {
         "rows": [printable(run.page_name(row), 40) for row in range(len(run.results))],
         "note": _note(run, row, grounding),
-        "before": [] if before is None else _values(before.tokens_of(0)["device_ms"]),
+        "before": [] if before is None else _values(tokens_of(before, 0)["device_ms"]),
         "first": "the first token" if run.waits_for_first_token else "from the prefill",
         "texts": [plain(str(text)) for text in tokens["text"]],
         **{name: _values(tokens[column]) for name, column in _COLUMNS.items()},
@@ -130,10 +128,10 @@ def scale_of(times: Sequence[float] | pd.Series, part: float = _USUAL) -> float:
 
 
 def _regions(
-    run: PhaseRun, row: int, grounding: Grounding, table: pd.DataFrame
+    run: Record, row: int, grounding: Grounding, table: pd.DataFrame
 ) -> list[dict[str, Any]]:
     """The first regions in words: ``line`` in a list, ``facts`` in a sentence."""
-    first = run.tokens_of(row).groupby("region")["index"].min().to_dict()
+    first = tokens_of(run, row).groupby("region")["index"].min().to_dict()
     pages = {region.index: region.page for region in grounding.regions}
     found = []
     for item in table.head(_MOST_REGIONS).to_dict("records"):
@@ -200,7 +198,7 @@ def _cell_tag(found: re.Match[str]) -> str:
     return f"<{found[1]}{''.join(spans)}>"
 
 
-def _note(run: PhaseRun, row: int, grounding: Grounding) -> str:
+def _note(run: Record, row: int, grounding: Grounding) -> str:
     """What is missing of this row's page; empty for nothing."""
     if run.results[row].text is None:
         return "This record has no text, so its regions are unknown."

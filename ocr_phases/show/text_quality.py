@@ -14,21 +14,14 @@ from ocr_phases.analyse.quality import quality_table, region_differences
 from ocr_phases.analyse.text import DIFFERENT, EQUAL, OUTCOMES, plain_text, word_edits
 from ocr_phases.record import Record
 from ocr_phases.record.schema import Truth
-from ocr_phases.show.page import DrawnBox, draw_marks, pages_of_row, row_heading
-from ocr_phases.show.web import (
-    Html,
-    element,
-    fragment,
-    note,
-    pictures_html,
-    section_heading,
-    table_html,
-)
+from ocr_phases.show.boxes import DrawnBox, draw_marks
+from ocr_phases.show.html_table import table_html
+from ocr_phases.show.page import pages_of_row, row_heading
+from ocr_phases.show.web import Html, element, fragment, note, pictures_html, section_heading
 from ocr_phases.text import count_text, percent_text
 
 OUTCOME_COLOURS = dict(zip(OUTCOMES, ("#0072b2", "#d9730d", "#aa0000", "#aa4499"), strict=True))
 """Colours of a region on the page; its tag says the same in words."""
-
 _MOST_REGIONS = 60
 _MOST_EDITS = 400  # in a region
 _MOST_WORDS = 400  # that differ in one place

@@ -1,0 +1,91 @@
+"""What differs between model families, as plain Python: a module for each family, and no torch.
+
+`FamilyFacts` says what each entry means. `ocr_phases.families.config` reads a ``config.json``.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ocr_phases.families.deepseek_ocr import DEEPSEEK_OCR_FACTS
+from ocr_phases.families.deepseek_ocr_2 import DEEPSEEK_OCR_2_FACTS
+from ocr_phases.families.facts import FULL as FULL
+from ocr_phases.families.facts import GROUNDING_TAG as GROUNDING_TAG
+from ocr_phases.families.facts import IMAGE_TAG as IMAGE_TAG
+from ocr_phases.families.facts import MULTIPAGE as MULTIPAGE
+from ocr_phases.families.facts import PROCESSOR as PROCESSOR
+from ocr_phases.families.facts import PROMPT_NAMES as PROMPT_NAMES
+from ocr_phases.families.facts import UNKNOWN as UNKNOWN
+from ocr_phases.families.facts import WINDOWED as WINDOWED
+from ocr_phases.families.facts import FamilyFacts as FamilyFacts
+from ocr_phases.families.facts import Preset as Preset
+from ocr_phases.families.facts import Wiring as Wiring
+from ocr_phases.families.facts import unknown_family
+from ocr_phases.families.facts import windowed_length as windowed_length
+from ocr_phases.families.unlimited_ocr import UNLIMITED_OCR_FACTS
+
+#: The families by name. What a record's model has as its ``family`` is such a name.
+FAMILIES = {
+    facts.name: facts for facts in (DEEPSEEK_OCR_FACTS, DEEPSEEK_OCR_2_FACTS, UNLIMITED_OCR_FACTS)
+}
+
+DEEPSEEK_OCR = DEEPSEEK_OCR_FACTS.name
+DEEPSEEK_OCR_2 = DEEPSEEK_OCR_2_FACTS.name
+UNLIMITED_OCR = UNLIMITED_OCR_FACTS.name
+
+#: The vision encoders of all families; a record has spans of its own family's.
+ENCODERS = tuple(dict.fromkeys(stage for facts in FAMILIES.values() for stage in facts.encoders))
+
+#: The same and the projector, in the order that a view goes through them.
+VISION_STAGES = (*ENCODERS, "projector")
+
+#: The presets of all families.
+PRESET_NAMES = tuple(dict.fromkeys(name for facts in FAMILIES.values() for name in facts.presets))
+
+
+def facts_of(family: str | None) -> FamilyFacts:
+    """The facts of a family by its name.
+
+    Neutral facts stand for None, and for a family that this version does not know.
+    """
+    if family in FAMILIES:
+        return FAMILIES[family]
+    return unknown_family(family)
+
+
+#: What a served name has to contain: a family's name, and perhaps a version that is no size or
+#: date.
+_SERVED = re.compile(
+    r"(?<![a-z0-9])(deepseek|unlimited)[-_. ]?ocr(?:[-_. ]?v?(\d(?:\.\d+)?)(?![a-z0-9])|(?![a-z]))"
+)
+_BY_NAME = {
+    ("deepseek", "1"): DEEPSEEK_OCR,
+    ("deepseek", "2"): DEEPSEEK_OCR_2,
+    ("unlimited", "1"): UNLIMITED_OCR,
+}
+
+
+def family_of_class(name: str) -> str:
+    """The family that the name of a served model's class tells, or ``unknown``.
+
+    ``TinyDeepseekOCRForCausalLM`` tells DeepSeek-OCR. A model that is loaded here has its family
+    from its ``config.json`` (`ocr_phases.families.config`).
+    """
+    own = name.split("ForCausalLM")[0].split("ForConditional")[0]
+    words = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", own)
+    return family_of_name(words.replace("Deep Seek", "DeepSeek"))
+
+
+def family_of_name(name: str) -> str:
+    """The family that a served model's name tells, or ``unknown``.
+
+    ``DeepSeek-OCR-2-awq`` tells DeepSeek-OCR-2, and ``deepseek-ocr-2025-10`` DeepSeek-OCR. A name
+    that tells another version or several families tells none.
+    """
+    found = set()
+    own = name.lower().split("forcausallm")[0].split("forconditional")[0]
+    for maker, version in _SERVED.findall(own):
+        found.add(_BY_NAME.get((maker, version or "1"), UNKNOWN))
+    if len(found) == 1:
+        return found.pop()
+    return UNKNOWN

@@ -1,0 +1,359 @@
+"""The facts of a family, and what follows from them: prompts, presets, page cutting."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ocr_phases.errors import OcrPhasesError, check_known
+from ocr_phases.text import nearest
+
+IMAGE_TAG = "<image>"
+GROUNDING_TAG = "<|grounding|>"
+
+#: The prompt that reads all pages at once, in one answer.
+MULTIPAGE = "multipage"
+#: The prompt that needs words of the user's: ``locate:some words``.
+LOCATE = "locate"
+#: The prompt presets of all families, in the order that options and errors list them.
+PROMPT_NAMES = ("markdown", "ocr", "free", "figure", "describe", LOCATE, MULTIPAGE)
+
+#: The kinds of attention of a language model's layers, as a ``config.json`` names them.
+FULL = "full_attention"
+WINDOWED = "reference_sliding_attention"
+
+#: The family of a model that is of none that this version knows.
+UNKNOWN = "unknown"
+#: Its only preset: what the model's own processor does.
+PROCESSOR = "processor"
+
+#: The published name of the first vision encoder, which all families share.
+SAM_PART = "sam_vit_b"
+
+
+@dataclass(frozen=True)
+class Preset:
+    """How a page is cut: side of the global view and, with crops, side of one crop, both in pixels.
+
+    ``most_tiles`` is the maximum number of crops of a page. With ``squeezes`` the page is squeezed
+    into the square, else it is padded to fit. With ``row_ends`` an image token follows each row of
+    a view's vision tokens.
+    """
+
+    name: str
+    base_size: int
+    image_size: int
+    crops: bool
+    most_tiles: int = 9
+    squeezes: bool = False
+    row_ends: bool = True
+
+    def grid(self, width: int, height: int) -> tuple[int, int]:
+        """Into how many ``(columns, rows)`` of square crops a page of that size in pixels is cut.
+
+        (1, 1) without crops, and where no side exceeds ``image_size``. Else, of all grids of 2 to
+        ``most_tiles`` tiles, the one nearest to the page in aspect ratio (columns / rows against
+        width / height), as measured against the recorded vendor preprocessing. Of grids equally
+        near, the larger wins where the page has more than half as many pixels as that grid: the
+        published rule.
+        """
+        if not self.crops or max(width, height) <= self.image_size:
+            return 1, 1
+        grids = []
+        for tiles in range(2, self.most_tiles + 1):
+            for columns in range(1, tiles + 1):
+                if tiles % columns == 0:
+                    grids.append((columns, tiles // columns))
+        distances = {grid: abs(width / height - grid[0] / grid[1]) for grid in grids}
+        least = min(distances.values())
+        chosen = None
+        for grid in grids:
+            if distances[grid] > least:
+                continue
+            has_the_pixels = width * height > 0.5 * self.image_size**2 * math.prod(grid)
+            if chosen is None or has_the_pixels:
+                chosen = grid
+        assert chosen is not None  # of at least two tiles, some grid is the nearest
+        return chosen
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """Where the parts of a model class hang, and what it takes.
+
+    Module paths are dotted names under the loaded model.
+
+    Attributes
+    ----------
+    class_name
+        The name of the class.
+    modules
+        The path of the module that is a stage, by the stage's name.
+    image_arguments
+        The arguments that go into the prefill and must never carry a value in
+        decode.
+    mask
+        The form of an attention mask that needs no work: None or a 4-D one to be added to the
+        scores, in a dict with an entry for each kind of attention (``"by attention"``) or as it
+        is (``"4-D"``); or always the 2-D one of all tokens (``"2-D"``).
+    parts
+        The modules that hold a stage's parameters, where they are not those of the stage's
+        own module.
+    between
+        The first and the last module of a stage that is no module of its own.
+    """
+
+    class_name: str
+    modules: Mapping[str, str]
+    image_arguments: tuple[str, ...]
+    mask: Literal["by attention", "4-D", "2-D"]
+    parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    between: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FamilyFacts:
+    """What is known of one family of models.
+
+    Attributes
+    ----------
+    name
+        What a record's model has as its ``family``.
+    title
+        The name for people.
+    config
+        The entries of its published ``config.json`` that are read.
+    saved_type
+        The ``model_type`` of that file as transformers saves it.
+    second_encoder
+        The stage of the vision encoder behind SAM: ``clip`` or ``encoder``, empty for an
+        unknown family.
+    encoder_part
+        The name of that encoder in a published ``config.json``.
+    encoder_defaults
+        What a published file need not say of that encoder.
+    attention
+        The kind of attention of all layers of the language model; None where its class
+        knows no other than full attention.
+    native
+        How transformers' class is driven.
+    vendor
+        How the published remote-code class is driven; None where it cannot be.
+    presets
+        The page cuttings by name.
+    default_preset
+        The preset where nobody asks for one.
+    stands_for
+        For a preset of another family, the one of this family that does the same job,
+        so that one name can be asked of all families.
+    prompts
+        The prompt presets; in ``locate``, ``{words}`` stands for the user's words.
+    leads
+        What stands before a prompt of the user's own: the page's place, and the tag that
+        asks for boxes, empty where the model marks them by itself.
+    published
+        The sampling values of the published code, by the name that ``infer`` takes.
+    published_limit
+        The tokens that the published code makes at most, as many as the model has
+        positions; None where that is unknown.
+    limit_has_prompt
+        Whether the tokens of the prompt count among them.
+    page_mark
+        What stands in the output before each page. A family that has one also writes the
+        label and the box of a region in one mark (`ocr_phases.analyse.grounding`).
+    result_name
+        The file name of the text.
+    multipage_preset
+        The preset of a list of pages in one prompt, which has no crops.
+    multipage_infer
+        What ``published`` has otherwise there.
+    is_unknown
+        Whether nothing is known of the family, so that these facts are the neutral
+        ones.
+    """
+
+    name: str
+    title: str
+    config: Mapping[str, Any]
+    saved_type: str
+    second_encoder: str
+    encoder_part: str
+    native: Wiring
+    presets: Mapping[str, Preset]
+    default_preset: str
+    prompts: Mapping[str, str]
+    published: Mapping[str, Mapping[str, int]]
+    published_limit: int | None
+    vendor: Wiring | None = None
+    attention: str | None = None
+    encoder_defaults: Mapping[str, Any] = field(default_factory=dict)
+    stands_for: Mapping[str, str] = field(default_factory=dict)
+    leads: tuple[str, str] = (f"{IMAGE_TAG}\n", GROUNDING_TAG)
+    limit_has_prompt: bool = False
+    page_mark: str | None = None
+    result_name: str = "result.mmd"
+    multipage_preset: str | None = None
+    multipage_infer: Mapping[str, int] = field(default_factory=dict)
+    is_unknown: bool = False
+
+    def __post_init__(self) -> None:
+        for name in self.prompts:
+            if name not in PROMPT_NAMES:
+                raise ValueError(f"{self.title}: name the prompt {name!r} in PROMPT_NAMES.")
+
+    @property
+    def encoder_parts(self) -> dict[str, str]:
+        """The name of each vision encoder in a published ``config.json``, by its stage."""
+        if not self.second_encoder:
+            return {}
+        return {"sam": SAM_PART, self.second_encoder: self.encoder_part}
+
+    @property
+    def encoders(self) -> tuple[str, ...]:
+        """The stages that a view goes through before the projector."""
+        return tuple(self.encoder_parts)
+
+    def preset(self, name: str | None = None) -> Preset:
+        """A preset by its name, or by the name of another family's that does the same job.
+
+        The default preset stands for None. Raises OcrPhasesError for a name that there is not.
+        """
+        if self.is_unknown:
+            if name not in (None, PROCESSOR):
+                raise OcrPhasesError(
+                    f"The presets of {self.title} are unknown: leave preset {name!r} out, or name "
+                    "the model's family."
+                )
+            return self.presets[self.default_preset]
+        name = name or self.default_preset
+        name = self.stands_for.get(name, name)
+        check_known("preset", name, self.presets, self.title)
+        return self.presets[name]
+
+    def text_of(self, prompt: str, *, grounding: bool | None = None, pages: int = 1) -> str:
+        """The text passed to the model: that of a prompt preset, or the user's own text, stripped.
+
+        Parameters
+        ----------
+        prompt
+            The name of a preset, ``"locate:some words"``, or a text of the user's own. An
+            own text that carries no ``<image>`` is put behind the family's ``leads``:
+            ``<image>`` and a line break, then ``<|grounding|>``. A text that carries it, and a
+            preset, stay as they are.
+        grounding
+            False leaves ``<|grounding|>`` out; None and True put it in.
+        pages
+            How many pages the prompt is for; the ``multipage`` preset has an ``<image>`` for
+            each.
+
+        Raises
+        ------
+        OcrPhasesError
+            For an empty prompt, for a preset that only other families have, for
+            ``locate`` without words, for a preset that asks for boxes where ``grounding`` is
+            False, for a ``grounding`` where the model marks boxes whatever it is asked, and for
+            one word that is nearly a preset's name: write ``<image>`` and that word where it is
+            meant.
+        """
+        if self.is_unknown:
+            return self._text_of_unknown(prompt, grounding)
+        prompt = prompt.strip()
+        name, _, words = prompt.partition(":")
+        name = name.strip()
+        words = words.strip()
+        if name == LOCATE or prompt in PROMPT_NAMES:
+            check_known("prompt", name, self.prompts, self.title, ", or write your own")
+        if grounding is not None and not self.leads[1]:
+            raise OcrPhasesError(f"{self.title} marks boxes by itself: leave grounding out.")
+        if name == LOCATE:
+            if not words:
+                raise OcrPhasesError(
+                    'The locate prompt needs the words to find: write "locate:some words".'
+                )
+            return self.prompts[LOCATE].format(words=words)
+        if prompt in self.prompts:
+            return self._text_of_preset(prompt, grounding, pages)
+        if not prompt:
+            raise OcrPhasesError(
+                f"The prompt is empty: write one, or choose one of {', '.join(self.prompts)}."
+            )
+        if IMAGE_TAG in prompt:
+            return prompt
+        self._refuse_misspelt(prompt, name)
+        if grounding is False:
+            return f"{self.leads[0]}{prompt}"
+        return f"{self.leads[0]}{self.leads[1]}{prompt}"
+
+    def _text_of_preset(self, prompt: str, grounding: bool | None, pages: int) -> str:
+        text = self.prompts[prompt]
+        if grounding is False and GROUNDING_TAG in text:
+            raise OcrPhasesError(
+                f"The prompt preset {prompt!r} asks for boxes, which grounding=False forbids: use "
+                "the preset 'free', which asks for none, or write the prompt yourself."
+            )
+        if prompt == MULTIPAGE:
+            return text.replace(IMAGE_TAG, IMAGE_TAG * pages)
+        return text
+
+    def _refuse_misspelt(self, prompt: str, name: str) -> None:
+        """Raise for one word, or for what may be "locate:some words", that is nearly a preset."""
+        if " " in name:
+            return
+        candidates = [*self.prompts] if name == prompt else [LOCATE]
+        hint = nearest(name.lower(), candidates)
+        if hint:
+            raise OcrPhasesError(
+                f"There is no prompt preset {name!r}: choose one of {', '.join(self.prompts)}, or "
+                f'write more than one word, or "{IMAGE_TAG} {name}" for this one.{hint}'
+            )
+
+    def _text_of_unknown(self, prompt: str, grounding: bool | None) -> str:
+        """The user's own text as it is, or the only prompt preset of an unknown family."""
+        if grounding:
+            raise OcrPhasesError(
+                f"How {self.title} is asked for boxes is unknown: leave grounding out."
+            )
+        stripped = prompt.strip()
+        if stripped in self.prompts:
+            return self.prompts[stripped]
+        name = stripped.partition(":")[0]
+        if stripped in PROMPT_NAMES or name == LOCATE:
+            check_known("prompt", name, self.prompts, self.title, ", or write your own")
+        if not stripped:
+            raise OcrPhasesError("The prompt is empty: write one.")
+        return prompt
+
+
+def unknown_family(name: str | None) -> FamilyFacts:
+    """Neutral facts for a family of which nothing is known; ``name`` is what it is called."""
+    title = "a model of unknown family"
+    if name is not None and name != UNKNOWN:
+        title = f"the family {name!r}"
+    return FamilyFacts(
+        name=name or UNKNOWN,
+        title=title,
+        config={},
+        saved_type="",
+        second_encoder="",
+        encoder_part="",
+        native=Wiring(class_name="", modules={}, image_arguments=(), mask="2-D"),
+        presets={PROCESSOR: Preset(PROCESSOR, base_size=0, image_size=0, crops=False)},
+        default_preset=PROCESSOR,
+        prompts={"markdown": "Convert the document to markdown."},
+        leads=("", ""),
+        published={},
+        published_limit=None,
+        is_unknown=True,
+    )
+
+
+def windowed_length(length: int, prompt_len: int, window: int | None) -> int:
+    """Cache entries that a step sees of ``length`` tokens, its own and the prompt's among them.
+
+    Of generated tokens it sees the last ``window``, its own among them; all for None.
+    """
+    if window is None:
+        return length
+    return min(length, prompt_len + window)

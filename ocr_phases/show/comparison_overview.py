@@ -1,0 +1,76 @@
+"""A comparison of records as a notebook, a report and a terminal show it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from ocr_phases.analyse.comparison import EQUAL, EQUIVALENT, STATISTICS, ComparedRecords, in_units
+from ocr_phases.show.comparison_plots import LONGEST_LABEL, UNJUDGED, metric_name
+from ocr_phases.show.html_table import table_html
+from ocr_phases.show.run_overview import head_html
+from ocr_phases.show.section import Bundle, Section, bundle
+from ocr_phases.show.sweep_overview import SWEEP_HEADINGS
+from ocr_phases.show.terminal_table import table_text
+from ocr_phases.show.web import MISSING, Html, fold, preformatted, printable
+from ocr_phases.text import plain
+
+
+def comparison_head(comparison: ComparedRecords) -> Section:
+    """The baseline's page and the findings."""
+    return Section(head_html(comparison.runs[0], comparison.title, comparison.findings))
+
+
+def compare_html(table: pd.DataFrame, baseline: str = "baseline") -> Html:
+    """`ComparedRecords.table`, or some of its rows, as a sortable table; a change that is sure
+    stands out.
+
+    ``baseline`` is the label of that record.
+    """
+    shown = in_units(table, printable(baseline, LONGEST_LABEL))
+    shown["metric"] = shown["metric"].map(metric_name)
+    ends = zip(shown.pop("ratio_low"), shown.pop("ratio_high"), strict=True)
+    shown.insert(
+        list(shown).index("ratio") + 1, "interval", [_interval(low, high) for low, high in ends]
+    )
+    sure = ~table["verdict"].isin((EQUAL, EQUIVALENT, *UNJUDGED))
+    words: Any = {
+        "missing": "not in both records, or no interval",
+        "empty": "The records share no figure.",
+    }
+    return table_html(
+        shown,
+        caption=f"Against the baseline. {STATISTICS.rstrip('.')}",
+        strong=sure,
+        headings=SWEEP_HEADINGS,
+        **words,
+    )
+
+
+def _interval(low: float, high: float) -> str:
+    digits = 3 if low >= 0.0995 else 4  # a thirtieth has three that count, too
+    return MISSING if np.isnan(low) else f"{low:.{digits}f} to {high:.{digits}f}"
+
+
+def environment_html(table: pd.DataFrame) -> Html:
+    """`ComparedRecords.differs` as a table, or a sentence where nothing does."""
+    same = "Device, versions, model, page and request are the same."
+    shown = table.assign(name=table["name"].str.replace("_", " "))
+    return table_html(shown, caption="What differs", classes="op-words", empty=same)
+
+
+def comparison_bundle(comparison: ComparedRecords) -> Bundle:
+    """What a notebook shows of a comparison."""
+    table, baseline, changes = comparison.headline, comparison.labels[0], comparison.text_diff
+    tables = compare_html(table, baseline), environment_html(comparison.differs)
+    text = changes and fold("How the text differs", preformatted(changes))
+    shown = Section(comparison_head(comparison), *tables, text).html()
+    return bundle(shown, comparison_text(comparison))
+
+
+def comparison_text(comparison: ComparedRecords) -> str:
+    """A comparison for a terminal: its verdict and its headline figures."""
+    table = table_text(in_units(comparison.headline, comparison.labels[0]))
+    return plain(f"{comparison.verdict}\n{table}")

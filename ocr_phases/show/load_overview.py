@@ -1,0 +1,94 @@
+"""What a server did under load, as pictures and as HTML."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ocr_phases.analyse.load import TAIL_FROM, load_verdict
+from ocr_phases.show.axes import legend_below, name_axis, new_figure, sentence_figure
+from ocr_phases.show.colours import FAINT, ORANGE, VIOLET
+from ocr_phases.show.html_table import table_html
+from ocr_phases.show.section import Bundle, Section, bundle
+from ocr_phases.show.terminal_table import table_text
+from ocr_phases.show.web import Html, document_html, element, note
+from ocr_phases.text import ms_text
+
+_LATENCIES = {"ttft_p50_ms": "first token", "inter_token_p50_ms": "between tokens"}
+_MOST_ERRORS = 5
+
+
+def plot_load_throughput(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
+    """Time to first token and inter-token latency over pages per minute, a point per level."""
+    _, (axes,) = new_figure(4.2, [load_verdict(table)], ax)
+    timed = table.dropna(subset=["ttft_p50_ms"])
+    axes.set_prop_cycle(color=[VIOLET, ORANGE])
+    axes.plot(timed["pages_per_min"], timed[[*_LATENCIES]], "o", label=[*_LATENCIES.values()])
+    points = timed[["level", "pages_per_min", "ttft_p50_ms"]]
+    for level, rate, ttft in points.itertuples(index=False):
+        axes.annotate(level, (rate, ttft), (4, 5), textcoords="offset points", fontsize=9)
+    return _latency_axes(axes, "pages per minute")
+
+
+def plot_load_stalls(asked: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
+    """The tokens of the page that waited longest for one, and when other pages were waiting."""
+    longest = asked["times"].map(_longest_gap).where(asked["timed"], 0.0)
+    if not longest.any():
+        return sentence_figure("No page has two timed tokens, so there is no stall to draw.", ax)
+    page = asked.iloc[int(longest.argmax())]
+    gaps_ms = 1e3 * np.diff(page["times"])
+    usual = ms_text(float(np.median(gaps_ms)))
+    title = f"One page's tokens: {usual} apart, {ms_text(gaps_ms.max())} while another is prefilled"
+    _, (axes,) = new_figure(3.4, [title], ax)
+    axes.plot(page["times"][1:], gaps_ms, ".-", color=ORANGE, label="between this page's tokens")
+    others = asked[asked["level"] == page["level"]].dropna(subset="first")
+    waits = list(zip(others["begun"], others["first"] - others["begun"], strict=True))
+    # As high as the axes, and as wide as the waits.
+    axes.broken_barh(waits, (0, 1), transform=axes.get_xaxis_transform(), color=FAINT, alpha=0.4)
+    axes.set_xlim(page["first"], page["end"])
+    about = f"seconds since {page['level']} began; grey: another page waits for its first token"
+    return _latency_axes(axes, about)
+
+
+def _longest_gap(times: list[float]) -> float:
+    return max(np.diff(times), default=0.0)
+
+
+def _latency_axes(axes: Axes, over: str) -> Figure:
+    """A latency over something, with the keys of its lines."""
+    axes.set(yscale="log", xlabel=over)
+    name_axis(axes.yaxis, "latency (ms)")
+    return legend_below(axes)
+
+
+def load_html(server: str, table: pd.DataFrame, asked: pd.DataFrame) -> Html:
+    """The verdict, the table of levels, the first errors and both plots."""
+    about = (
+        f"p99 only from {TAIL_FROM} requests on, inter-token latency only where chunks are tokens"
+    )
+    errors = sorted({*asked["error"]} - {""})[:_MOST_ERRORS]
+    section = Section(
+        element("p", load_verdict(table), class_="op-headline"),
+        table_html(table, caption=f"Load on {server}", missing=about),
+        *map(note, errors),
+        plot_load_throughput(table),
+        plot_load_stalls(asked),
+    )
+    return Html(section.html())
+
+
+def load_page(server: str, table: pd.DataFrame, asked: pd.DataFrame) -> str:
+    """`load_html` as a whole page."""
+    return document_html("Load – ocr_phases", [], load_html(server, table, asked))
+
+
+def load_bundle(server: str, table: pd.DataFrame, asked: pd.DataFrame) -> Bundle:
+    """`load_html` for a cell of a notebook, and `load_text`."""
+    return bundle(load_html(server, table, asked), load_text(table))
+
+
+def load_text(table: pd.DataFrame) -> str:
+    """A load for a terminal: its verdict and a line per level."""
+    return f"{load_verdict(table)}\n{table_text(table)}"

@@ -1,0 +1,53 @@
+"""A table of a result as a notebook and a terminal show it."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from ocr_phases.analyse.checks import CHECK_COLUMNS
+from ocr_phases.analyse.comparison import COMPARE_COLUMNS
+from ocr_phases.analyse.floors import FLOOR_COLUMNS
+from ocr_phases.analyse.noise import Verdict
+from ocr_phases.analyse.scaling import SWEEP_COLUMNS
+from ocr_phases.show.checks_section import checks_html
+from ocr_phases.show.comparison_overview import compare_html
+from ocr_phases.show.html_table import table_html
+from ocr_phases.show.run_times import floor_table_html
+from ocr_phases.show.sweep_overview import cells_html
+from ocr_phases.show.terminal_table import table_text
+from ocr_phases.show.web import Html, notebook_style
+
+_MOST_ROWS = 60
+_END = 10  # rows at each end of a longer table
+
+
+def frame_html(table: pd.DataFrame) -> str:
+    """A table of a result in a notebook; of one with many columns those that fit, of a long one its
+    ends.
+    """
+    known = {COMPARE_COLUMNS: compare_html, SWEEP_COLUMNS: cells_html, CHECK_COLUMNS: _checks_html}
+    known |= {FLOOR_COLUMNS: floor_table_html}
+    return str(notebook_style() + known.get(tuple(table.columns), _ends_html)(table))
+
+
+def _checks_html(table: pd.DataFrame) -> Html:
+    return checks_html(
+        Verdict(**dict(zip(CHECK_COLUMNS, row, strict=True))) for row in table.to_numpy()
+    )
+
+
+def _ends_html(table: pd.DataFrame) -> Html:
+    if len(table) <= _MOST_ROWS:
+        return table_html(table, missing="none")
+    ends = pd.concat([table.head(_END), table.tail(_END)])
+    return table_html(
+        ends, caption=f"{len(table):,} rows, the first and the last {_END}", missing="none"
+    )
+
+
+def frame_text(table: pd.DataFrame) -> str:
+    """A table of a result for a terminal: whole, or the ends of a long one."""
+    if len(table) <= _MOST_ROWS:
+        return table_text(table)
+    ends = pd.concat([table.head(_END), table.tail(_END)])
+    return f"{len(table):,} rows, the first and the last {_END}\n{table_text(ends)}"

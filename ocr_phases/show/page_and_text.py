@@ -1,0 +1,77 @@
+"""The page of a record and the text that was read from it, as sections of its report."""
+
+from __future__ import annotations
+
+import base64
+
+from ocr_phases.analyse.figures import summary
+from ocr_phases.analyse.sentences import uncertain_sentence
+from ocr_phases.images import page_image
+from ocr_phases.record import Record
+from ocr_phases.record.parts import PagePart, to_plain
+from ocr_phases.show.page import has_region_times, page_parts, plot_region_types
+from ocr_phases.show.section import Bundle, Section, facts_bundle, facts_text
+from ocr_phases.show.text_quality import quality_html
+from ocr_phases.show.web import Html, fold, note, preformatted
+from ocr_phases.text import filled
+
+_LONG_TEXT = 1_200
+_WRITTEN = "The text as the model wrote it"
+_RATIOS = {
+    "generated_compression_ratio": "{tokens:,} generated tokens from {valid_image_tokens:,} valid image "
+    "tokens: a compression ratio of {generated_compression_ratio:.2f}.",
+    "compression_ratio": " The vendor counts the text tokenised again: {text_tokens:,} tokens, "
+    "a ratio of {compression_ratio:.2f}.",
+}
+
+
+def page_section(run: Record) -> Section:
+    """The page with its boxes, and the decode time of each region and type of region."""
+    return Section(*page_parts(run))
+
+
+def region_types_section(run: Record, row: int) -> Section:
+    """Decode time by type of region in one row of a batch; nothing where no region has a time."""
+    return Section(plot_region_types(run, row)) if has_region_times(run, row) else Section()
+
+
+def text_notes_section(run: Record) -> Section:
+    """What speaks against relying on the text, and the compression ratio."""
+    figures = summary(run)
+    told = [filled(text, figures) for name, text in _RATIOS.items() if figures[name] is not None]
+    return Section(note(uncertain_sentence(run)), note("".join(told)))
+
+
+def text_section(run: Record) -> Section:
+    """The generated text of each row; a long one starts folded."""
+    texts = [result.text for result in run.results]
+    names = (
+        [f"Text of row {row}" for row in range(1, len(texts) + 1)] if len(texts) > 1 else [_WRITTEN]
+    )
+    return Section(text_notes_section(run), *map(text_html, texts, names))
+
+
+def text_html(text: str | None, name: str = _WRITTEN) -> Html:
+    """Model text in a block that scrolls."""
+    if text is None:
+        return note("This record has no text (return_text=False).")
+    return fold(
+        f"{name} ({len(text):,} characters)", preformatted(text), opened=len(text) <= _LONG_TEXT
+    )
+
+
+def quality_section(run: Record) -> Section:
+    """The text against its truth, under a heading of its own; empty for a record without one."""
+    return Section(quality_html(run))
+
+
+def recorded_page_text(page: PagePart) -> str:
+    """What is known of a page of a record, without its picture."""
+    return facts_text("Page", to_plain(page))
+
+
+def recorded_page_bundle(page: PagePart) -> Bundle:
+    """A page of a record: its picture, where the record has it, and what is known of it."""
+    image = None if page.data is None else page_image(base64.b64decode(page.data))
+    pictures = [] if image is None else [(image, page.file)]
+    return facts_bundle("Page", to_plain(page), pictures)

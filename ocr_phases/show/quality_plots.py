@@ -1,0 +1,107 @@
+"""What readings lose, drawn over what they cost and how far they compress."""
+
+from __future__ import annotations
+
+from itertools import cycle
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ocr_phases.analyse.scaling import frontier
+from ocr_phases.show.axes import SMALL, legend_below, name_axis, new_figure, sentence_figure
+from ocr_phases.show.colours import BLUE, INK, MUTED
+from ocr_phases.show.curves import COLOURS
+from ocr_phases.text import count_text
+
+_MARKERS = "os^DvP"
+_COSTS = {  # column -> title, label and unit
+    "page_ms": ("Time per page", "from file to last token (ms)", "ms"),
+    "prompt_tokens": ("Prompt tokens", "tokens, image and text", ""),
+    "peak_bytes": ("Peak memory", "largest of any phase", "bytes"),
+}
+LOST = {"edit_distance": "edit distance to the truth", "agreement": "distance to the reference"}
+_MOST_NAMED = 12
+_MOST_MARKERS = 2_000  # beyond, a drawing has a megabyte for every 8,000, and a browser is slow
+
+
+def plot_cost_quality(points: pd.DataFrame) -> Figure:
+    """What each way loses, in per cent, over what it costs: ms a page, prompt tokens, bytes of
+    memory.
+
+    ``points`` have the columns `ocr_phases.analyse.scaling.POINT_COLUMNS`. A line joins the ways
+    that no other beats in both, the Pareto frontier of that cost; the others are hollow.
+    """
+    if len(points) < 2:
+        return sentence_figure(
+            "Fewer than two cells have a quality, so there is no frontier to draw."
+        )
+    points = points.assign(lost=100.0 * points["lost"])
+    costs = [column for column in _COSTS if points[column].notna().any()]
+    titles = [_COSTS[column][0] for column in costs]
+    figure, panels = new_figure(3.9, titles, columns=len(costs), sharey=True)
+    for axes, column in zip(panels, costs, strict=True):
+        _draw_frontier(axes, points.dropna(subset=[column]), column)
+    bottom, measure = -0.1 * max(points["lost"].max(), 0.1), LOST[points["measure"].iloc[0]]
+    panels[0].set(ylabel=f"{measure} (%)", ylim=(bottom, None))
+    keys, words = panels[0].get_legend_handles_labels()
+    figure.legend(
+        keys, words, loc="outside lower center", ncols=2, fontsize=9, frameon=False, labelcolor=INK
+    )
+    return figure
+
+
+def _draw_frontier(axes: Axes, points: pd.DataFrame, cost: str) -> None:
+    # A time that noise spoiled is on no frontier.
+    on = frontier(points[cost].mask(points["noisy"] & (cost == "page_ms")), points["lost"])
+    best, beaten = points[on].sort_values(cost), points[~on]
+    axes.plot(
+        beaten[cost], beaten["lost"], "o", mfc="white", mec=MUTED, ms=7, label="beaten by another"
+    )
+    words = "frontier: no other costs and loses less"
+    axes.step(best[cost], best["lost"], "o-", where="post", color=BLUE, ms=7, lw=1.4, label=words)
+    named = points if len(points) <= _MOST_NAMED else best
+    # Above the frontier, which a name below would cross; only the last is below, clear of its
+    # neighbour's.
+    last = named["lost"].rank(method="first") == 1
+    for below, name, x, y in zip(last, named["name"], named[cost], named["lost"], strict=True):
+        axes.annotate(name, (x, y), (7, -13 if below else 5), textcoords="offset points", **SMALL)
+    axes.set_xlim(0, 1.28 * points[cost].max())
+    _, label, unit = _COSTS[cost]
+    name_axis(axes.xaxis, label, unit)
+
+
+def plot_compression(pages: pd.DataFrame, lost: str = "edit_distance") -> Figure:
+    """What each page lost, in per cent, over its compression, a point a page, a colour a preset.
+
+    ``pages`` have ``preset``, ``compression`` (generated tokens over valid image tokens) and
+    ``lost``, the column of what is drawn: ``edit_distance``, or ``agreement`` as its distance from
+    1.
+    """
+    known = pages.dropna(subset=["compression", lost])
+    if known.empty:
+        return sentence_figure(
+            "No page has both a truth and a text, so there is no compression to draw."
+        )
+    _, (axes,) = new_figure(4.4, ["What a page loses over its compression, a point a page"])
+    known = known.assign(
+        lost=100.0 * (known[lost] if lost == "edit_distance" else 1.0 - known[lost])
+    )
+    presets = known.groupby("preset")["compression"].median().sort_values(ascending=False).index
+    for preset, colour, marker in zip(presets, cycle(COLOURS), cycle(_MARKERS), strict=False):
+        rows = known[known["preset"] == preset]
+        label = f"{preset}: {count_text(len(rows), 'page')}, median {rows['lost'].median():.1f} %"
+        look: dict[str, Any] = {
+            "color": colour,
+            "alpha": 0.7,
+            "mew": 0,
+            "label": label,
+            "clip_on": False,
+        }
+        axes.plot(
+            rows["compression"], rows["lost"], marker, rasterized=len(known) > _MOST_MARKERS, **look
+        )
+    axes.set(xlabel="compression: generated tokens over image tokens", ylabel=f"{LOST[lost]} (%)")
+    axes.set(xlim=(0, None), ylim=(0, None))
+    return legend_below(axes)

@@ -1,0 +1,176 @@
+"""Figures: their colours, axes and common shapes; as PNG, and as inline SVG in the colours of its
+page.
+
+No pyplot and no global state: a figure can be drawn in any thread and is freed with its last
+reference. Figures are 10 inches wide, so that at the report's width type is as large as its points
+say; matplotlib's constrained layout fits them to any other size. Colours mean one thing each and
+have a contrast of 3 to 1 with a light and with a dark page. Ink, lines and surfaces follow the
+page: in an SVG they are custom properties, which ``theme.css`` sets.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import threading
+import warnings
+from functools import lru_cache, partial
+from typing import Any
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.backend_bases import RendererBase
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.text import Text
+from matplotlib.textpath import text_to_path
+from matplotlib.transforms import Bbox
+
+from ocr_phases.show.colours import AXIS, FAINT, INK, MUTED
+from ocr_phases.show.web import SHARPNESS, Html, asset_text, data_address, element
+from ocr_phases.text import plain
+
+WIDTH = 10.0  # inches
+FIGURE_DPI = 100
+#: Begins what stands for a drawing where a viewer drops it: a report takes what is in front of it.
+STILL = '<div class="op-still">'
+_NO_DRAWING = (
+    "The drawing is in the HTML file beside this notebook. Trust or run the notebook to see it."
+)
+_DRAWING = threading.Lock()
+# The first is what texts are measured with, Verdana is as wide. matplotlib says the lines' ends in
+# a style sheet, which would reach the whole page, and leaves out the fill of what is black.
+_LOOK = (
+    "fill: var(--op-ink, #000000); stroke-linejoin: round; stroke-linecap: butt; "
+    "font-family: 'DejaVu Sans', Verdana, sans-serif"
+)
+#: What a figure draws with -> the property that stands for it; the colour itself stays its
+#: fallback.
+_INKS = {
+    "#000000": "ink",
+    INK: "ink",
+    MUTED: "muted",
+    AXIS: "axis",
+    FAINT: "grid",
+    "#ffffff": "card",
+}
+_INK = re.compile(rf"(fill|stroke): ({'|'.join(_INKS)})\b")
+_text_size = lru_cache(4096)(text_to_path.get_text_width_height_descent)
+_LAYOUT = ConstrainedLayoutEngine(h_pad=0.08)  # inches; a title stands clear of the axis above
+
+
+class ShownFigure(Figure):
+    """A figure that a notebook shows as an SVG in the colours of its page, with constrained layout.
+
+    A viewer that takes no SVG within HTML shows a still.
+    """
+
+    def draw(self, renderer: RendererBase) -> None:
+        """Lay it out, and draw it: with a layout engine of its own ``savefig`` would draw all of it
+        twice.
+        """
+        # Texts are measured once, for the layout and for the drawing; in an SVG for all figures.
+        setattr(self.canvas, "get_renderer", lambda: renderer)  # noqa: B010
+        if isinstance(self.canvas, FigureCanvasSVG):
+            setattr(renderer, "get_text_width_height_descent", _text_size)  # noqa: B010
+        for axes in self.axes:
+            setattr(axes, "get_tightbbox", partial(_usual_room, axes))  # noqa: B010
+        _LAYOUT.execute(self)
+        super().draw(renderer)
+
+    def bundle(self, *, still: bool = True) -> dict[str, str]:
+        """What a cell shows, by MIME type; without ``still`` words stand for the drawing."""
+        alt, instead = plain(alt_text(self)), Html(_NO_DRAWING)
+        if still:
+            png = data_address(figure_png(self), "image/png")
+            instead = element(
+                "img", src=png, alt=alt, width=round(FIGURE_DPI * self.get_figwidth())
+            )
+        theme = f"<style>{asset_text('theme.css')}</style>"
+        return {"text/html": f"{figure_html(self)}{STILL}{instead}</div>{theme}", "text/plain": alt}
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
+        return self.bundle()
+
+
+def _usual_room(axes: Axes, *_: Any, **__: Any) -> Bbox:
+    """About what axes take: the layout asks twice, as ticks change with the size, and measures
+    once.
+    """
+    delattr(axes, "get_tightbbox")
+    return axes.bbox.padded(26, 32)  # points
+
+
+def alt_text(figure: Figure) -> str:
+    """What a figure says: the titles of its axes, or the words on axes without one."""
+    said = [
+        axes.get_title("left") or " ".join(map(Text.get_text, axes.texts)) for axes in figure.axes
+    ]
+    return "; ".join(" ".join(text.split()) for text in said if text.strip())
+
+
+def figure_html(figure: Figure) -> Html:
+    """A figure as inline SVG, in a frame that a keyboard can scroll."""
+    frame = {
+        "class_": "figure drawn",
+        "role": "group",
+        "aria_label": alt_text(figure),
+        "tabindex": 0,
+    }
+    return element("div", Html(figure_svg(figure)), **frame)
+
+
+def figure_png(figure: Figure, dpi: float = FIGURE_DPI * SHARPNESS) -> bytes:
+    """A figure as a PNG of so many dots per inch."""
+    return _saved(figure, format="png", dpi=dpi, metadata={"Software": None})
+
+
+def figure_svg(figure: Figure) -> str:
+    """A figure as one ``<svg>`` element of 100 CSS pixels an inch, with `alt_text`.
+
+    It holds no script, style sheet, comment or address. Ids are hashes of what they name, so two
+    figures of one page share one only for the same thing. White is the page's own surface.
+    """
+    # Without a fixed salt the ids would differ from run to run. Settings are the whole process's.
+    with _DRAWING, matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "op"}):
+        drawn = plain(
+            _saved(figure, format="svg", transparent=True, metadata={"Date": None}).decode()
+        )
+    # In front of the first group are metadata and a style sheet; comments hold the drawn texts.
+    drawn = re.sub(
+        r"<!--.*?-->", "", drawn[drawn.index("<g ") : drawn.rindex("</svg>")], flags=re.DOTALL
+    )
+    drawn = re.sub(r"<[^>]+>", _cleaned, drawn)
+    width, height = figure.get_size_inches()
+    look = {
+        "xmlns": "http://www.w3.org/2000/svg",
+        "class_": "op-svg",
+        "role": "img",
+        "style": _LOOK,
+    }
+    look |= {"viewBox": f"0 0 {72 * width:g} {72 * height:g}", "width": round(FIGURE_DPI * width)}
+    look["height"] = round(FIGURE_DPI * height)
+    return element("svg", Html(re.sub(r"\s+", " ", drawn)), aria_label=alt_text(figure), **look)
+
+
+def _cleaned(tag: re.Match[str]) -> str:
+    """A tag of a drawing without what serves nobody, its inks as properties.
+
+    Groups have numbers for ids, what is used elsewhere has hashes.
+    """
+    text = re.sub(r' id="[^"]*_\d{1,6}"| font-family: [^;"]*;?| xmlns\S*|\bxlink:', "", tag[0])
+    return _INK.sub(lambda ink: f"{ink[1]}: var(--op-{_INKS[ink[2]]}, {ink[2]})", text)
+
+
+def _saved(figure: Figure, **given: Any) -> bytes:
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a character the font lacks is drawn as an empty box
+        figure.savefig(buffer, **given)
+    return buffer.getvalue()
+
+
+def blank_figure(height: float, width: float = WIDTH) -> ShownFigure:
+    """A figure of the report's width that shows itself; sizes in inches."""
+    return ShownFigure(figsize=(width, height), facecolor="white")

@@ -1,0 +1,114 @@
+"""A sweep as a notebook, a report and a terminal show it."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from ocr_phases.analyse.scaling import LOADED, SweptRecords, cost_quality_sentence, loaded_ways
+from ocr_phases.show.html_table import table_html
+from ocr_phases.show.quality_plots import LOST, plot_cost_quality
+from ocr_phases.show.run_overview import head_html
+from ocr_phases.show.section import Bundle, Section, bundle
+from ocr_phases.show.terminal_table import table_text
+from ocr_phases.show.web import Html, note, section_heading
+from ocr_phases.text import plain
+
+#: What tells cells apart besides their batch size and length.
+_WAYS = ["model", "attention", "dtype", "preset", "strategy", "vision"]
+_STEPS = ["prefill_len", "tokens", "prefill_ms", "vision_share", "inter_token_ms", "times_floor"]
+_TIMES = ["page_ms", "page_ms_p90", "page_ms_p99", "pages_per_min"]
+_COSTS = ["energy_j", "wh_per_1000_pages", "price_per_1000_pages", "repeated_share"]
+_TERMINAL_COLUMNS = [
+    "cell",
+    "prefill_len",
+    "prefill_ms",
+    "vision_share",
+    "inter_token_ms",
+    "tokens_per_s",
+]
+SWEEP_HEADINGS = {
+    "interval": ("95 % interval", ""),
+    "tokens": ("output", ""),
+    "page_ms": ("page, p50", "ms"),
+}
+
+
+def sweep_head(sweep: SweptRecords) -> Section:
+    """The page and the findings; of a sweep without a record why there is none."""
+    if not sweep.runs:
+        return Section(note(sweep.verdict))
+    what = [", ".join(dict.fromkeys(sweep.table[name])) for name in ("model", "device", "dtype")]
+    title = f"Sweep over {sweep.first.page.file}"
+    return Section(head_html(sweep.first, title, sweep.findings, " · ".join(what)))
+
+
+def cells_html(table: pd.DataFrame) -> Html:
+    """The columns of `ocr_phases.analyse.scaling.sweep_table` that fit a page, as a sortable table."""
+    table = table.assign(times_floor=table["inter_token_ms"] / table["step_floor_ms"])
+    shown, caption = (
+        columns_of_cells(table, *_STEPS, "tokens_per_s"),
+        "Each cell, medians over the repeats",
+    )
+    return table_html(
+        shown, caption=caption, headings=SWEEP_HEADINGS, empty="No cell could be measured."
+    )
+
+
+def end_to_end_html(table: pd.DataFrame) -> Html:
+    """Time per page from its file to its last token, pages per minute and memory, of each cell."""
+    costs = [name for name in _COSTS if (table[name] > 0).any()]
+    shown = columns_of_cells(table, "tokens", *_TIMES, "kv_cache_bytes", "peak_bytes", *costs)
+    caption = "Each page end to end, quantiles over the repeats, and memory; the rows of a batch end together"
+    if len(costs) > costs.count("repeated_share"):
+        caption += "; 1,000 pages: one measurement after another"
+    return table_html(
+        shown, caption=caption, headings=SWEEP_HEADINGS, missing="too few repeats", empty=""
+    )
+
+
+def columns_of_cells(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
+    """These columns behind those that tell cells apart; a preset is always named."""
+    varied = [name for name in _WAYS if name not in LOADED and table[name].nunique() > 1]
+    named = {"preset", *varied, *loaded_ways(table)}
+    return table[[*(name for name in _WAYS if name in named), "batch", *columns]]
+
+
+def failures_html(failures: pd.DataFrame) -> Html:
+    """The cells that could not be measured, each with its reason; a sentence where there are none."""
+    return table_html(
+        failures[["cell", "reason"]], caption="What failed", empty="Every cell was measured."
+    )
+
+
+def cells_section(sweep: SweptRecords) -> Section:
+    """The tables of a sweep: its cells by stage and end to end, and what failed."""
+    table = sweep.table
+    return Section(cells_html(table), end_to_end_html(table), failures_html(sweep.failures))
+
+
+def cost_quality_section(sweep: SweptRecords) -> Section:
+    """Cost against quality under its own heading: the sentence, picture and table; empty without a
+    text.
+    """
+    points = sweep.cost_quality
+    if points.empty:
+        return Section()
+    lost = LOST[points["measure"].iloc[0]]
+    headings = {"name": ("cell", ""), "page_ms": ("time per page", "ms"), "lost": (lost, "%")}
+    table = points.drop(columns=["measure", "reference", "noisy"])
+    shown = table_html(table, caption="Each cell, by its time", headings=headings)
+    head = section_heading("Cost against quality"), note(cost_quality_sentence(points))
+    return Section(*head, plot_cost_quality(points), shown)
+
+
+def sweep_bundle(sweep: SweptRecords) -> Bundle:
+    """What a notebook shows of a sweep."""
+    shown = Section(sweep_head(sweep), cells_html(sweep.table), failures_html(sweep.failures))
+    return bundle(shown.html(), sweep_text(sweep))
+
+
+def sweep_text(sweep: SweptRecords) -> str:
+    """A sweep for a terminal: its verdict and a line per cell."""
+    if not sweep.runs:
+        return plain(sweep.verdict)
+    return plain(f"{sweep.verdict}\n{table_text(sweep.table[_TERMINAL_COLUMNS])}")

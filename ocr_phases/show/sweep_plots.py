@@ -1,0 +1,126 @@
+"""The pictures of the cells of a sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+
+from ocr_phases.analyse.floors import times_text
+from ocr_phases.analyse.scaling import LOADED, cell_name
+from ocr_phases.record import Record
+from ocr_phases.show.axes import bar_charts, figure_of, sentence_figure, stacked
+from ocr_phases.show.colours import FAINT, GREEN, REST
+from ocr_phases.show.comparison_plots import plot_prefill_stages
+from ocr_phases.show.curves import curves_of_table, decode_curves
+from ocr_phases.text import ms_text
+
+_FLOORS = {
+    "Prefill": ("prefill_ms", "prefill_floor_ms"),
+    "Decode step": ("inter_token_ms", "step_floor_ms"),
+}
+
+
+def plot_prefill(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
+    """Prefill in ms against the prompt's tokens: a line a model, batch size and way to run it.
+
+    A point is a cell, lines are medians of those with the same prompt. ``ax`` are axes to draw on.
+    """
+    table = _prefill_ways(table.dropna(subset=["prefill_ms"])).sort_values("batch")
+    if table.empty:
+        return sentence_figure("No cell has a prefill to draw.", ax)
+    names = {"prefill_len": "prompt tokens of a row", "prefill_ms": "prefill (ms)"}
+    table = table.assign(cell="")  # a line goes through all its cells
+    axes = curves_of_table(
+        table, "Prefill over the length of the prompt", names, ["vision", "batch"], ax
+    )
+    axes.set_xlim(left=0)
+    return figure_of(axes)
+
+
+def plot_cells_decode(curves: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
+    """Time of a decode step in ms against the cache, a line a cell; the floor is dotted.
+
+    ``curves`` are those of `ocr_phases.analyse.scaling.SweepResult`. ``ax`` are axes to draw on.
+    """
+    return decode_curves(
+        curves.sort_values(["strategy", "batch"], kind="stable"), ["strategy", "batch"], ax
+    )
+
+
+def plot_throughput(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
+    """Tokens/s of all rows over the batch size, a line a model, preset and strategy.
+
+    ``ax`` are axes to draw on.
+    """
+    table = table.dropna(subset=["tokens_per_s"])
+    if table.empty:
+        return sentence_figure("No cell has decode steps, so there is no throughput to draw.", ax)
+    batches = sorted(set(table["batch"]))
+    if len(batches) == 1:
+        return sentence_figure(
+            "A single batch size was measured, so there is no scaling to draw.", ax
+        )
+    # Decode is the same whatever vision does, and eager vision comes first.
+    table = _longest(table).drop_duplicates(["model", *LOADED, "preset", "strategy", "batch"])
+    names = {"batch": "batch size (rows)", "tokens_per_s": "decode, all rows (tokens/s)"}
+    table = table.assign(cell="").sort_values(["strategy", "batch"], kind="stable")
+    axes = curves_of_table(
+        table, "Throughput over the batch size", names, ["strategy", "preset"], ax
+    )
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(batches, list(map(str, batches)))
+    return figure_of(axes)
+
+
+def plot_floors(table: pd.DataFrame) -> Figure:
+    """Prefill and decode step of each cell in ms, and the part of them that the hardware needs at
+    least.
+    """
+    table, charts = _longest(table.dropna(subset=["prefill_floor_ms"])), []
+    for title, (column, floor) in _FLOORS.items():
+        known = table.dropna(subset=[column, floor])
+        rows = []
+        for name, ms, least in zip(_row_names(known), known[column], known[floor], strict=True):
+            told = f"{ms_text(ms)}, {times_text(ms / least)} its floor"
+            rows.append((name, stacked([(least, GREEN), (ms - least, FAINT)]), told))
+        charts += [(title, rows, "time (ms)")] if rows else []
+    if not charts:
+        return sentence_figure(
+            "No floor is known: the device has neither ceilings nor a datasheet here."
+        )
+    keys = [Patch(color=GREEN, label="floor"), Patch(fc=FAINT, ec=REST, label="above its floor")]
+    return bar_charts(charts, keys=keys)[0]
+
+
+def plot_vision_share(
+    table: pd.DataFrame, records: Mapping[str, Record], *, ax: Axes | None = None
+) -> Figure:
+    """`plot_prefill_stages` with a bar a model, preset, batch size and way to run it.
+
+    Of cells whose prefills run alike the first strategy's with the longest output is drawn. ``ax``
+    are axes to draw on.
+    """
+    table = _prefill_ways(_longest(table.dropna(subset=["vision_share"])))
+    bars = table.drop_duplicates(["model", *LOADED, "prefill_len", "preset", "batch", "vision"])
+    names = _row_names(bars, but="strategy")
+    return plot_prefill_stages([records[cell] for cell in bars["cell"]], names, ax=ax)
+
+
+def _longest(table: pd.DataFrame) -> pd.DataFrame:
+    """Of cells that differ in their output length alone the longest: it says most about a rate."""
+    alike = ["model", *LOADED, "preset", "strategy", "vision", "batch"]
+    return table[table["tokens"] == table.groupby(alike)["tokens"].transform("max")]
+
+
+def _row_names(table: pd.DataFrame, but: str = "") -> list[str]:
+    return [cell_name(row, table, but) or str(row["preset"]) for _, row in table.iterrows()]
+
+
+def _prefill_ways(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with all that tells prefills apart in its column ``vision``."""
+    captured = table["prefill_captured"].map({True: ", LM captured", False: ""})
+    return table.assign(vision=table["vision"] + captured)

@@ -1,0 +1,176 @@
+"""The spans of a repeat over time, drawn."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.transforms import offset_copy
+
+from ocr_phases.analyse.stages import typical_repeat
+from ocr_phases.record import PHASES, Record, is_whole_phase
+from ocr_phases.show.axes import Row, bar_charts, sentence_figure
+from ocr_phases.show.colours import INK, MUTED, ORANGE, PHASE_COLOURS, STAGE_COLOURS
+from ocr_phases.show.stage_rows import SMALL_SHARE, with_names
+from ocr_phases.text import count_text, ms_text
+
+_CLOCK_ROUNDING_MS = 1e-5  # starts and lengths of spans are rounded, each by itself
+
+
+def plot_phase_timeline(run: Record) -> Figure:
+    """The typical repeat from its start, in ms: prepare and prefill by stage, and below it the
+    phases.
+
+    Device times, where the device has a clock. The titles name the repeat, because these times are
+    its own and no medians.
+    """
+    repeat = typical_repeat(run)
+    note = (
+        f" in repeat {run.repeats.index(repeat) + 1} of {len(run.repeats)}"
+        if len(run.repeats) > 1
+        else ""
+    )
+    return plot_spans(run.spans[run.spans["repeat"] == repeat], note)
+
+
+def plot_spans(spans: pd.DataFrame, note: str = "") -> Figure:
+    """`plot_phase_timeline` of the spans of one repeat; ``note`` stands behind the time of each
+    title.
+
+    A title's time is the sum of what ran in its phases, and the axis is as long: the time between
+    two calls, such as the one in which a person reads the output of a cell, is cut out. A mark
+    breaks the axis where such a pause was longer than a hundredth of what is drawn.
+    """
+    if spans.empty:
+        return sentence_figure("There are no spans to draw.")
+    in_phases = spans[spans["phase"].isin(PHASES)]
+    if len(in_phases):  # a span that a caller puts around phases would hold their pauses, too
+        spans = in_phases
+    colours = spans["stage"].map(STAGE_COLOURS | PHASE_COLOURS).fillna(ORANGE)
+    spans = with_names(spans).assign(colour=colours, outermost=_outermost(spans))
+    early = spans[spans["phase"].isin(("prepare", "prefill"))]
+    charts = []
+    breaks = []
+    lengths = []
+    if len(early):
+        drawn, at = _without_pauses(early)
+        stages = drawn[~is_whole_phase(drawn)].sort_values("drawn_ms")
+        rows = [_lane(str(name), each) for name, each in stages.groupby("name", sort=False)]
+        charts.append((_spans_title(drawn, note), rows or _phase_lanes(drawn), _axis_label(at)))
+        breaks.append(at)
+        lengths.append(_total_ms(drawn))
+    if len(early) < len(spans):
+        drawn, at = _without_pauses(spans)
+        charts.append((_spans_title(drawn, note), _phase_lanes(drawn), _axis_label(at)))
+        breaks.append(at)
+        lengths.append(_total_ms(drawn))
+    figure, all_axes = bar_charts(charts)
+    for axes, at, length in zip(all_axes, breaks, lengths, strict=True):
+        axes.set_xlim(0, 1.02 * length or 1.0)
+        _break_axis(axes, at)
+    return figure
+
+
+def _outermost(spans: pd.DataFrame) -> pd.Series:
+    """Which spans lie in no other one: the calls of a person, or the phases of a measured repeat.
+
+    A span lies in another one where it begins before its end, by either clock.
+    """
+    order = spans.sort_values(["host_start_ms", "host_ms"], ascending=[True, False])
+    starts = order[["host_start_ms", "device_start_ms"]].to_numpy(dtype=np.float64)
+    ends = starts + order[["host_ms", "device_ms"]].to_numpy(dtype=np.float64)
+    found = pd.Series(False, index=spans.index)
+    last_end = np.full(2, -np.inf)
+    for place, start, end in zip(order.index, starts, ends, strict=True):
+        if (start >= last_end - _CLOCK_ROUNDING_MS).all():
+            found[place] = True
+            last_end = end
+    return found
+
+
+def _without_pauses(spans: pd.DataFrame) -> tuple[pd.DataFrame, list[float]]:
+    """The spans with ``drawn_ms``, their starts where the outermost spans follow each other without
+    a pause.
+
+    And the places of the pauses that are worth a mark, in ms of that axis.
+    """
+    calls = spans[spans["outermost"]].sort_values("device_start_ms")
+    starts = calls["device_start_ms"].to_numpy(dtype=np.float64)
+    lengths = calls["device_ms"].to_numpy(dtype=np.float64)
+    drawn_starts = np.concatenate([[0.0], np.cumsum(lengths)[:-1]])
+    # A span belongs to the last call that began before it.
+    call = np.searchsorted(starts, spans["device_start_ms"] + _CLOCK_ROUNDING_MS, side="right") - 1
+    call = call.clip(min=0)
+    pauses = starts[1:] - (starts + lengths)[:-1]
+    long = pauses > SMALL_SHARE * lengths.sum()
+    drawn = spans.assign(drawn_ms=spans["device_start_ms"] - starts[call] + drawn_starts[call])
+    return drawn, drawn_starts[1:][long].tolist()
+
+
+def _total_ms(spans: pd.DataFrame) -> float:
+    """What ran in these spans, each moment counted once."""
+    return float(spans.loc[spans["outermost"], "device_ms"].sum())
+
+
+def _spans_title(spans: pd.DataFrame, note: str) -> str:
+    """The phases of these spans, what ran in them together, and how many calls that were."""
+    calls = spans[spans["outermost"]]
+    phases = _phase_names(spans)
+    together = " and ".join(phases).capitalize() or "Outside a phase"
+    if "decode" in phases and len(phases) > 1:
+        together = "The whole run"
+    title = f"{together}, {ms_text(_total_ms(spans))}{note}"
+    prefills = int((calls["stage"] == "prefill").sum())
+    if prefills > 1:
+        title += f", {count_text(prefills, 'prefill')}"
+    steps = int((spans["stage"] == "decode_step").sum())
+    if steps:
+        title += f", {count_text(steps, 'decode step')}"
+    return title
+
+
+def _axis_label(breaks: list[float]) -> str:
+    if breaks:
+        return "time in the phases (ms); where the axis is broken (//), a pause is left out"
+    return "time in the phases (ms)"
+
+
+def _break_axis(axes: Axes, breaks: list[float]) -> None:
+    """Mark the places of an axis where a pause is left out: two strokes on it and a dotted line
+    above.
+    """
+    figure = axes.get_figure(root=True)
+    for at in breaks:
+        axes.axvline(at, color=MUTED, linewidth=0.9, linestyle=(0, (1, 2)), zorder=3)
+        for points in (-1.7, 1.7):
+            beside = offset_copy(axes.get_xaxis_transform(), figure, points, 0.0, "points")
+            (stroke,) = axes.plot(
+                [at], [0.0], transform=beside, marker=[(-1, -2), (1, 2)], markersize=10
+            )
+            stroke.set(color=INK, markeredgewidth=1.1, clip_on=False, in_layout=False)
+
+
+def _phase_lanes(spans: pd.DataFrame) -> list[Row]:
+    """A lane a phase: its outermost spans."""
+    calls = spans[spans["outermost"]]
+    known = [phase for phase in PHASES if (calls["phase"] == phase).any()]
+    lanes = []
+    for phase in known or calls["phase"].unique():
+        own = calls[calls["phase"] == phase]
+        lanes.append(_lane(_phase_names(own)[0] or "outside a phase", own))
+    return lanes
+
+
+def _phase_names(spans: pd.DataFrame) -> list[str]:
+    """What the phases of some spans are called; a server's prefill is not seen, only its first
+    token.
+    """
+    waits = spans["stage"] == "first_token"
+    return spans["phase"].mask(waits, "first token").unique().tolist()
+
+
+def _lane(name: str, spans: pd.DataFrame) -> Row:
+    """Spans as a bar, each where it lies, and their sum."""
+    pieces = list(zip(spans["drawn_ms"], spans["device_ms"], spans["colour"], strict=True))
+    return name, pieces, ms_text(spans["device_ms"].sum())

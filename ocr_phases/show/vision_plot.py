@@ -1,0 +1,60 @@
+"""The stages of the prefill, drawn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from ocr_phases.analyse.figures import summary
+from ocr_phases.analyse.stages import spread_names, stage_table
+from ocr_phases.record import Record
+from ocr_phases.show.axes import bar_charts, sentence_figure
+from ocr_phases.show.colours import FAINT, INK, REST, STAGE_COLOURS
+from ocr_phases.show.stage_rows import SMALL_SHARE, in_prefill_order
+from ocr_phases.text import ms_text, percent_text
+
+
+def plot_vision_stages(run: Record, *, ax: Axes | None = None) -> Figure:
+    """The prefill's stages as bars in ms with their share of it, by view; what no stage holds is
+    hollow.
+
+    A share is the median of the repeats', a bar that share of the median prefill, a line the spread
+    of the repeats' times. Stages below a hundredth are one bar. ``ax`` are axes to draw on.
+    """
+    stages = in_prefill_order(stage_table(run).loc[lambda each: each["phase"] == "prefill"])
+    if len(stages) < 2:
+        reason = "This run has no prefill of its own, so there are no vision stages to draw."
+        if run.is_server:
+            reason = "The server does not show its stages, so there are no vision stages to draw."
+        return sentence_figure(reason, ax)
+    whole, stages = float(stages["device_ms"].iloc[0]), stages.iloc[1:]
+    small = stages["device_ms"] < SMALL_SHARE * whole
+    large = stages[~small]
+    bars = [*zip(large["name"], large["device_ms"], large["stage"].map(STAGE_COLOURS), strict=True)]
+    if small.any():
+        bars.append(("other stages", stages.loc[small, "device_ms"].sum(), REST))
+    coverage = summary(run)["stage_coverage"]
+    if coverage is None:
+        coverage = stages["device_ms"].sum() / whole
+    bars.append(("between stages", max(0.0, 1.0 - coverage) * whole, FAINT))
+    rows = []
+    for name, ms, colour in bars:
+        told = f"{ms_text(ms)}  ({percent_text(ms / whole if whole else None)})"
+        rows.append((name, [(0.0, ms, colour)], told))
+    title = (
+        f"Vision is {percent_text(summary(run)['vision_share'])} of a prefill of {ms_text(whole)}"
+    )
+    several = len(run.repeats) > 1
+    spread = f", line: {' to '.join(spread_names(len(run.repeats)))} over repeats" * several
+    figure, (axes,) = bar_charts([(title, rows, f"time (ms){spread}")], ax)
+    if several:
+        low, middle, high = (large[f"device_ms{end}"].to_numpy() for end in ("_p10", "", "_p90"))
+        look: Any = {"elinewidth": 1.3, "capsize": 4, "capthick": 1.3, "ecolor": INK, "fmt": "none"}
+        # A share of the median prefill may lie a little outside the repeats' own times.
+        reach = np.maximum(middle - low, 0.0), np.maximum(high - middle, 0.0)
+        axes.errorbar(middle, range(len(middle)), xerr=reach, **look)
+        axes.set_xlim(0, 1.02 * axes.dataLim.xmax or 1.0)
+    return figure
