@@ -55,8 +55,8 @@ def read_as(
         fits = likely < length and abs(likely - rest) <= _TEXT_TOKENS_OFF
         count = likely if fits else rest
         how = (
-            f"the server's prompt has {length} tokens, about {text} of them text, which leaves about {rest} "
-            f"for the image; {asked.name} has {expected}"
+            f"the server's prompt has {length} tokens, about {text} of them text, "
+            f"which leaves about {rest} for the image; {asked.name} has {expected}"
         )
     else:
         reason = "the server tells neither the prompt's tokens nor how many they are"

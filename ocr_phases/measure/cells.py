@@ -98,8 +98,9 @@ class CellOutcome(NamedTuple):
 class CellFiles:
     """The files of one cell in a sweep's ``runs`` folder: its record and its status.
 
-    ``shared`` is all that the sweep's cells depend on besides their own settings, ``earlier_status``
-    the status that was there before, None where there was none or it is damaged.
+    ``shared`` is all that the sweep's cells depend on besides their own settings.
+    ``earlier_status`` is the status that was there before, None where there was none or it is
+    damaged.
     """
 
     def __init__(

@@ -268,7 +268,10 @@ def _mask_handed_over(
 
 
 def _is_right(mask: HandedMask, columns: int, packed: PageInputs, state: DecodeState) -> bool:
-    """Whether a mask is right for a step that sees so many tokens; none is where nothing is padded."""
+    """Whether a mask is right for a step that sees so many tokens.
+
+    None is right where nothing is padded.
+    """
     if mask.shape is None:
         return not packed.padded
     rows = packed.batch_size
@@ -324,7 +327,7 @@ def describe_cache(
     )
 
 
-# -- the checks of a record ----------------------------------------------------------------------------
+# -- the checks of a record -------------------------------------------------------------------
 
 
 def run_checks(
@@ -451,7 +454,10 @@ def card_dtype(device: str, dtype: torch.dtype, autocast: bool) -> list[CheckPar
 
 
 def norm_layers(model: nn.Module, dtype: torch.dtype, autocast: bool) -> CheckPart:
-    """Which normalisation layers there are, and in which dtypes: all in the model's own is a pass."""
+    """Which normalisation layers there are, and in which dtypes.
+
+    All in the model's own dtype is a pass.
+    """
     counts: Counter[tuple[str, str]] = Counter()
     for module in model.modules():
         name = type(module).__name__

@@ -18,7 +18,7 @@ from ocr_phases.steps.execution import decode_backends, decode_experts, last_use
 
 
 class StepShape(NamedTuple):
-    """What a `StaticStep` is made for: rows of the batch, entries of its cache, and its strategy."""
+    """What a `StaticStep` is made for: rows of a batch, entries of its cache, its strategy."""
 
     rows: int
     cache_length: int

@@ -397,7 +397,10 @@ class Measurement:
 
     @contextlib.contextmanager
     def _numbered_preparations(self, inputs: DeviceInputs) -> Iterator[None]:
-        """Who listens is told what is compiled or captured, numbered; of how many, if that is known."""
+        """Number what is compiled or captured, for who is told of it.
+
+        It is told of how many only where nothing was made before.
+        """
         of_total = ""
         if not self.loaded_model.steps and not self.loaded_model.vision.made:
             of_total = f" of {self._count_preparations(inputs)}"
@@ -567,7 +570,7 @@ def _result_part(
 
 @dataclass(frozen=True)
 class Attempt(Generic[_Value]):
-    """What came of measuring something after the runs: its value, or the reason why there is none."""
+    """What came of measuring something after the runs: its value, or why there is none."""
 
     value: _Value | None
     reason: str = ""

@@ -210,7 +210,10 @@ def bfloat16_step(value: float) -> float:
 def scores(
     checkpoint: Checkpoint, request: Request, inputs: DeviceInputs, ours: Rows, places: set[int]
 ) -> dict[int, Tensor]:
-    """What the token at each place is chosen from, float32 [B, vocab], after the tokens in ``ours``."""
+    """What the token at each place is chosen from, float32 [B, vocab].
+
+    The tokens before it are those of ``ours``.
+    """
     found: dict[int, Tensor] = {}
 
     class ForcedTokens(Sampler):

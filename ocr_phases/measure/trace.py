@@ -93,7 +93,7 @@ def reduce_trace(trace: Mapping[str, Any], spans: Sequence[Identity]) -> dict[st
     return {"steps": len(steps), **plain, "unattributed": unattributed}
 
 
-# -- reading the trace --------------------------------------------------------------------------------
+# -- reading the trace -----------------------------------------------------------------------
 
 
 def _events(trace: Mapping[str, Any]) -> pd.DataFrame:
@@ -184,7 +184,7 @@ def _innermost(inside: pd.DataFrame) -> pd.DataFrame:
     return inside.drop_duplicates("event", keep="last").sort_values("event")
 
 
-# -- the tables ---------------------------------------------------------------------------------------
+# -- the tables ------------------------------------------------------------------------------
 
 
 def _with_work(groups: pd.DataFrame, within: pd.DataFrame) -> pd.DataFrame:

@@ -338,7 +338,8 @@ class OCRSession(Hinted):
             return phases.decode_step(self.model, state, timeline)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.checkpoint.name!r}, device={self.device!r}, dtype={self.dtype})"
+        settings = f"device={self.device!r}, dtype={self.dtype}"
+        return f"{type(self).__name__}({self.checkpoint.name!r}, {settings})"
 
     def _facts(self) -> dict[str, Any]:
         text = self.model.config.get_text_config()

@@ -238,7 +238,7 @@ class Sweep:
 
 
 class ModelInTurn:
-    """The one model that a sweep holds: with the attention and dtype of the cell that is measured."""
+    """The one model that a sweep holds, with the attention and dtype of the current cell."""
 
     def __init__(self, loader: ModelLoader) -> None:
         self._loader = loader
@@ -278,9 +278,8 @@ def _own_cells(
         preset = cell.preset
         if preset is not None:
             preset = stands_for.get(preset, preset)
-        own.append(
-            replace(cell, preset=preset, attention=changes.attention, dtype=changes.dtype)  # type: ignore[arg-type]
-        )
+        values: dict[str, Any] = changes._asdict()
+        own.append(replace(cell, preset=preset, **values))
     return sorted(dict.fromkeys(own), key=_loading_order)
 
 
