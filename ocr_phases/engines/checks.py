@@ -15,7 +15,13 @@ from tokenizers import Tokenizer
 from ocr_phases.engines.answers import Answer
 from ocr_phases.families import IMAGE_TAG, VISION_STAGES, FamilyFacts, Preset
 from ocr_phases.inputs.views import image_token_count
-from ocr_phases.measure.verdicts import failed, noted, passed, passes_if, unknown
+from ocr_phases.measure.verdicts import (
+    check_that,
+    failing_check,
+    note_check,
+    passing_check,
+    unknown_check,
+)
 from ocr_phases.record.parts import CheckPart
 from ocr_phases.settings import SamplingSettings
 from ocr_phases.text import count_text, first_difference, ms_text
@@ -41,7 +47,7 @@ def read_as(
     """
     if family.is_unknown:
         reason = "the model's family is unknown, and so are its presets"
-        return asked, 0, unknown("server_preset", reason)
+        return asked, 0, unknown_check("server_preset", reason)
     ways = _ways(asked, family, width, height)
     expected = image_token_count(asked, asked.grid(width, height))
     length = answer.usage.get("prompt_tokens")
@@ -60,15 +66,19 @@ def read_as(
         )
     else:
         reason = "the server tells neither the prompt's tokens nor how many they are"
-        return asked, expected, unknown("server_preset", reason)
+        return asked, expected, unknown_check("server_preset", reason)
     if count == expected:
-        return asked, count, passed("server_preset", f"{count} image tokens, as {asked.name} has")
+        return (
+            asked,
+            count,
+            passing_check("server_preset", f"{count} image tokens, as {asked.name} has"),
+        )
     if count not in ways:
-        return asked, count, failed("server_preset", f"{how}: no preset has as many")
+        return asked, count, failing_check("server_preset", f"{how}: no preset has as many")
     preset = ways[count]
     columns, rows = preset.grid(width, height)
     cut = f"it cut the page as {preset.name}, into {columns} x {rows}"
-    return preset, count, failed("server_preset", f"{how}: {cut}")
+    return preset, count, failing_check("server_preset", f"{how}: {cut}")
 
 
 def _ways(asked: Preset, family: FamilyFacts, width: int, height: int) -> dict[int, Preset]:
@@ -106,7 +116,9 @@ def own_checks(
     if token_times is not None:
         yield token_times
     if limit is not None and any(run.cut for run in runs):
-        yield failed("token_limit", f"the server went on after the limit of {limit:,} tokens")
+        yield failing_check(
+            "token_limit", f"the server went on after the limit of {limit:,} tokens"
+        )
     if size := infer.no_repeat_ngram_size:
         grams = pd.Series(
             zip(*(runs[0].ids[at:] for at in range(size)), strict=False), dtype=object
@@ -114,7 +126,7 @@ def own_checks(
         apart = grams.index.to_series().groupby(grams).diff()
         again = int((apart <= (infer.no_repeat_ngram_window or np.inf) - size).sum())
         told = f"{again} of {len(grams)} runs of {size} tokens were there before"
-        yield passes_if(not again, "repetition_rule", told)
+        yield check_that(not again, "repetition_rule", told)
 
 
 def _token_times(answer: Answer, more: int) -> CheckPart | None:
@@ -125,26 +137,26 @@ def _token_times(answer: Answer, more: int) -> CheckPart | None:
     name = "token_times"
     if answer.left_out:
         names = ", ".join(answer.left_out)
-        return failed(
+        return failing_check(
             name, f"the server sent {names}, which is no text: it is left out, and so is its time"
         )
     if answer.untimed:
-        return failed(name, f"{answer.untimed}: there is no inter-token latency")
+        return failing_check(name, f"{answer.untimed}: there is no inter-token latency")
     if answer.token_count is None:
         pieces = count_text(len(answer.times), "piece")
-        return noted(
+        return note_check(
             name,
             "the server tells neither ids nor how many tokens it made: "
             f"at least {pieces}, no rates",
         )
     if more:
         repeats = count_text(more, "more repeat")
-        return noted(name, f"left out: {repeats}, with tokens that came together")
+        return note_check(name, f"left out: {repeats}, with tokens that came together")
     if not answer.beside:
         came = "the server sends no ids, so its pieces have numbers"
         if answer.ids:
             came = "ids came at the end"
-        return noted(name, f"chunks of text are timed: {came}")
+        return note_check(name, f"chunks of text are timed: {came}")
     return None
 
 
@@ -167,16 +179,16 @@ def _fresh_prompt(runs: Sequence[Answer], first: float) -> CheckPart:
     most_cached = max(cached or 0 for cached in cached_tokens)
     if most_cached:
         prompt = runs[0].usage.get("prompt_tokens", "the")
-        return failed(name, f"a cache had {most_cached} of {prompt} prompt tokens")
+        return failing_check(name, f"a cache had {most_cached} of {prompt} prompt tokens")
     stages_of_runs = [{stage[0] for stage in run.stages} for run in runs]
     blind = [stages for stages in stages_of_runs if stages and stages.isdisjoint(VISION_STAGES)]
     if blind:
         repeats = count_text(len(blind), "repeat")
-        return failed(name, f"no vision ran in {repeats}: a cache had it")
+        return failing_check(name, f"no vision ran in {repeats}: a cache had it")
     if all(stages_of_runs):
-        return passed(name, "vision ran in every repeat")
+        return passing_check(name, "vision ran in every repeat")
     if all(cached is not None for cached in cached_tokens):
-        return passed(name, "no prompt token came from a cache")
+        return passing_check(name, "no prompt token came from a cache")
     fastest = min(run.times[0] for run in runs)
     steps: list[float] = []
     for run in runs:
@@ -187,8 +199,8 @@ def _fresh_prompt(runs: Sequence[Answer], first: float) -> CheckPart:
     )
     is_fast = bool(steps) and fastest < _FAST * first
     if is_fast and fastest < _STEPS * float(np.median(steps)):
-        return failed(name, measured)
-    return passed(name, measured)
+        return failing_check(name, measured)
+    return passing_check(name, measured)
 
 
 def prompt_check(answer: Answer, prompt: Sequence[int]) -> CheckPart:
@@ -202,7 +214,7 @@ def prompt_check(answer: Answer, prompt: Sequence[int]) -> CheckPart:
             difference = f": token {place} is the first that differs"
     if theirs == prompt[1:] or (not theirs and count == len(prompt) - 1):
         difference = ": the BOS at its beginning is missing"
-    return passes_if(
+    return check_that(
         not difference and count == len(prompt),
         "server_prompt",
         f"{count} tokens in both",

@@ -28,7 +28,7 @@ from ocr_phases.measure.runs import (
     recording,
     tokens_of_run,
 )
-from ocr_phases.measure.verdicts import repeat_checks, unknown
+from ocr_phases.measure.verdicts import repeat_checks, unknown_check
 from ocr_phases.record.parts import (
     CheckPart,
     DevicePart,
@@ -181,10 +181,10 @@ class ServerMeasurement:
         )
         prompt = checks.prompt_check(answer, native.packed.input_ids[0].tolist())
         if not answer.ids:
-            return [prompt, unknown("parity", "the server sends no token ids")]
+            return [prompt, unknown_check("parity", "the server sends no token ids")]
         parity = attempt(partial(native.compare_with_generate, request, [answer.ids]))
         if parity.value is None:
-            return [prompt, unknown("parity", parity.reason)]
+            return [prompt, unknown_check("parity", parity.reason)]
         return [prompt, parity.value]
 
     # -- the record --------------------------------------------------------------------------------

@@ -21,7 +21,13 @@ from ocr_phases.collectors.memory import PeakMemory
 from ocr_phases.families import IMAGE_TAG, windowed_length
 from ocr_phases.inputs.packing import PageInputs
 from ocr_phases.inputs.views import image_break_count, image_token_count
-from ocr_phases.measure.verdicts import noted, passed, passes_if, repeat_checks, unknown
+from ocr_phases.measure.verdicts import (
+    check_that,
+    note_check,
+    passing_check,
+    repeat_checks,
+    unknown_check,
+)
 from ocr_phases.models.caches import cache_bytes_per_token
 from ocr_phases.models.devices import device_of
 from ocr_phases.models.load import Checkpoint
@@ -174,9 +180,9 @@ class Watch:
         """
         seen = f"{count_text(self.forwards, 'forward')} looked at"
         checks = [
-            passes_if(not self.was_training, "eval_mode", seen, "the model was in training"),
-            passes_if(not self.had_gradients, "gradients_off", seen, "gradients were tracked"),
-            passed("cache_growth", _growth(state)),
+            check_that(not self.was_training, "eval_mode", seen, "the model was in training"),
+            check_that(not self.had_gradients, "gradients_off", seen, "gradients were tracked"),
+            passing_check("cache_growth", _growth(state)),
             _attention_mask(state),
             _image_features(packed, vectors),
             finite_logits(state.logits_fault(), len(state.lengths)),
@@ -191,9 +197,9 @@ class Watch:
         widths = ", ".join(str(width) for width in sorted(self.widths)[:_MOST_WIDTHS])
         images = ", ".join(sorted(self.images))
         return [
-            passes_if(self.widths == {1}, "single_token_steps", seen, f"steps of {widths} tokens"),
-            passes_if(not self.images, "no_image_arguments_in_decode", seen, f"{images} arrived"),
-            passed("cache_reused", f"1 object in {seen}"),
+            check_that(self.widths == {1}, "single_token_steps", seen, f"steps of {widths} tokens"),
+            check_that(not self.images, "no_image_arguments_in_decode", seen, f"{images} arrived"),
+            passing_check("cache_reused", f"1 object in {seen}"),
             _mask_handed_over(self.masks, packed, state),
         ]
 
@@ -229,7 +235,7 @@ def _attention_mask(state: DecodeState) -> CheckPart:
     device = state.token.device
     shape = list(mask.shape)
     wanted = [len(state.ids), state.length]
-    return passes_if(
+    return check_that(
         shape == wanted and mask.device == device,
         "attention_mask",
         f"{shape} on {mask.device} at the end",
@@ -246,7 +252,7 @@ def _image_features(packed: PageInputs, vectors: int) -> CheckPart:
     breaks = sum(image_break_count(view.preset, view.grid) for view in packed.views)
     places = sum(packed.image_tokens)
     measured = f"{vectors} vectors and {breaks} breaks for {places} image tokens"
-    return passes_if(vectors + breaks == places, "image_features", measured)
+    return check_that(vectors + breaks == places, "image_features", measured)
 
 
 def _mask_handed_over(
@@ -264,7 +270,7 @@ def _mask_handed_over(
     otherwise = ""
     if wrong:
         otherwise = f"{wrong[0]}; {len(wrong)} of {count_text(len(masks), 'step')} wrong"
-    return passes_if(not wrong, "mask_handed_over", f"{kinds} in {len(masks)} steps", otherwise)
+    return check_that(not wrong, "mask_handed_over", f"{kinds} in {len(masks)} steps", otherwise)
 
 
 def _is_right(mask: HandedMask, columns: int, packed: PageInputs, state: DecodeState) -> bool:
@@ -283,7 +289,7 @@ def _is_right(mask: HandedMask, columns: int, packed: PageInputs, state: DecodeS
 def finite_logits(fault: str | None, tokens: int) -> CheckPart:
     """The check of the logits of so many tokens; ``fault`` says what is wrong, None for nothing."""
     measured = f"those of {count_text(tokens, 'token')} looked at"
-    return passes_if(fault is None, "finite_logits", measured, fault or "")
+    return check_that(fault is None, "finite_logits", measured, fault or "")
 
 
 @contextlib.contextmanager
@@ -395,7 +401,7 @@ def host_syncs(
     The profiler, whose kernel view there may be, sees also what torch's debug mode misses.
     """
     if torch.device(device).type != "cuda":
-        return unknown("host_syncs", "a CPU has no device to wait for")
+        return unknown_check("host_syncs", "a CPU has no device to wait for")
     sentences = []
     within_reads = True
     if waits is not None:
@@ -407,9 +413,13 @@ def host_syncs(
         sentences.append(f"the profiler saw {sum(counts)} in {steps}")
         within_reads = within_reads and sum(counts) <= _reads(len(counts), every)
     if not sentences:
-        return unknown("host_syncs", "counted in a warm-up run, and there was none")
+        return unknown_check("host_syncs", "counted in a warm-up run, and there was none")
     measured = "; ".join(sentences)
-    return passed("host_syncs", measured) if within_reads else noted("host_syncs", measured)
+    return (
+        passing_check("host_syncs", measured)
+        if within_reads
+        else note_check("host_syncs", measured)
+    )
 
 
 def _reads(steps: int, every: int) -> int:
@@ -424,7 +434,7 @@ def _image_mask(packed: PageInputs, image_token_id: int) -> CheckPart:
     marked = sum(packed.image_tokens)
     measured = f"{marked} marked for {count_text(len(packed.views), 'page')} that need {needed}"
     otherwise = measured if same_places else f"{measured}; other places than the tokens'"
-    return passes_if(same_places and marked == needed, "image_mask", measured, otherwise)
+    return check_that(same_places and marked == needed, "image_mask", measured, otherwise)
 
 
 def _prompt_tokens(packed: PageInputs, tokenizer: Any) -> CheckPart:
@@ -434,8 +444,10 @@ def _prompt_tokens(packed: PageInputs, tokenizer: Any) -> CheckPart:
         ids = packed.input_ids[row][is_text].tolist()[1:]
         text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
         if text != prompt.replace(IMAGE_TAG, ""):
-            return passes_if(False, "prompt_tokens", f"row {row + 1} decodes to {text!r}")
-    return passed("prompt_tokens", f"{count_text(len(packed.prompts), 'prompt')} decoded back")
+            return check_that(False, "prompt_tokens", f"row {row + 1} decodes to {text!r}")
+    return passing_check(
+        "prompt_tokens", f"{count_text(len(packed.prompts), 'prompt')} decoded back"
+    )
 
 
 def card_dtype(device: str, dtype: torch.dtype, autocast: bool) -> list[CheckPart]:
@@ -450,7 +462,7 @@ def card_dtype(device: str, dtype: torch.dtype, autocast: bool) -> list[CheckPar
     else:
         weights = str(dtype).removeprefix("torch.")
         measured = f"{card}, so float16 is the default there; the weights are {weights}"
-    return [noted("card_dtype", measured)]
+    return [note_check("card_dtype", measured)]
 
 
 def norm_layers(model: nn.Module, dtype: torch.dtype, autocast: bool) -> CheckPart:
@@ -469,12 +481,12 @@ def norm_layers(model: nn.Module, dtype: torch.dtype, autocast: bool) -> CheckPa
     )
     if autocast:
         cast = "under autocast LayerNorm runs in float32 and matrix products in bfloat16"
-        return noted("norm_layers", f"{layers}; {cast}")
+        return note_check("norm_layers", f"{layers}; {cast}")
     measured = f"{layers}; no autocast"
     own_dtype = str(dtype).removeprefix("torch.")
     if any(weights != own_dtype for _, weights in counts):
-        return noted("norm_layers", measured)
-    return passed("norm_layers", measured)
+        return note_check("norm_layers", measured)
+    return passing_check("norm_layers", measured)
 
 
 def _norm_kind(class_name: str) -> str:

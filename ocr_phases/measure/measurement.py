@@ -42,7 +42,7 @@ from ocr_phases.measure.runs import (
     recording,
     tokens_of_run,
 )
-from ocr_phases.measure.verdicts import one_sentence, unknown
+from ocr_phases.measure.verdicts import one_sentence, unknown_check
 from ocr_phases.models.devices import cpu_threads, device_of
 from ocr_phases.models.load import Checkpoint, TokenReader
 from ocr_phases.record import make_spans
@@ -339,7 +339,7 @@ class Measurement:
             parity = attempt(self._compare_with_generate)
             after.parity = parity.value
             if parity.value is None:
-                after.parity = unknown("parity", parity.reason)
+                after.parity = unknown_check("parity", parity.reason)
             after.done.append("verify")
         if request.token_probabilities:
             probabilities = attempt(self._measure_probabilities)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ocr_phases.inputs.packing import DeviceInputs, PageInputs
-from ocr_phases.measure.verdicts import failed, noted, passed, passes_if
+from ocr_phases.measure.verdicts import check_that, failing_check, note_check, passing_check
 from ocr_phases.models.load import Checkpoint
 from ocr_phases.record.parts import CheckPart
 from ocr_phases.settings import Request
@@ -93,7 +93,7 @@ def parity_check(
     differences = _first_differences(pairs)
 
     if request.infer.do_sample:
-        return noted("parity", _sampled(pairs, differences))
+        return note_check("parity", _sampled(pairs, differences))
     if not differences:
         return _equal(checkpoint, pairs, end_tokens)
 
@@ -103,12 +103,12 @@ def parity_check(
     has_ties = request.autocast or checkpoint.dtype != torch.float32
     ends_early = any(None in (each.ours, each.theirs) for each in differences)
     if not has_ties or ends_early:
-        return failed("parity", sentence)
+        return failing_check("parity", sentence)
 
     scored = scores(checkpoint, request, inputs, ours, {each.place for each in differences})
     margins = {each.row: _margins(scored[each.place][each.row], each) for each in differences}
     all_ties = all(each.is_tie for each in margins.values())
-    return passes_if(all_ties, "parity", f"{sentence}; {margins[first.row].words}")
+    return check_that(all_ties, "parity", f"{sentence}; {margins[first.row].words}")
 
 
 def _first_differences(pairs: Sequence[RowPair]) -> list[Difference]:
@@ -154,9 +154,9 @@ def _equal(
         if last in end_tokens and last not in own_ends:
             unknown_ends.add(last)
     if not unknown_ends:
-        return passed("parity", equal)
+        return passing_check("parity", equal)
     named = ", ".join(str(token) for token in sorted(unknown_ends))
-    return noted(
+    return note_check(
         "parity",
         f"{equal}; generate() goes on behind end token {named}, "
         "which generation_config.json does not name",

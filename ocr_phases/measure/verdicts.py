@@ -16,7 +16,7 @@ from ocr_phases.text import count_text
 _ERROR_LENGTH = 300
 
 
-def passes_if(holds: bool, name: str, measured: str, otherwise: str = "") -> CheckPart:
+def check_that(holds: bool, name: str, measured: str, otherwise: str = "") -> CheckPart:
     """A check that passes where something ``holds``, else it fails.
 
     ``measured`` says what was seen, ``otherwise`` what was seen where the check fails.
@@ -26,22 +26,22 @@ def passes_if(holds: bool, name: str, measured: str, otherwise: str = "") -> Che
     return CheckPart(name=name, verdict="fail", measured=otherwise or measured)
 
 
-def passed(name: str, measured: str) -> CheckPart:
+def passing_check(name: str, measured: str) -> CheckPart:
     """A check that passes."""
     return CheckPart(name=name, verdict="pass", measured=measured)
 
 
-def failed(name: str, measured: str) -> CheckPart:
+def failing_check(name: str, measured: str) -> CheckPart:
     """A check that fails."""
     return CheckPart(name=name, verdict="fail", measured=measured)
 
 
-def noted(name: str, measured: str) -> CheckPart:
+def note_check(name: str, measured: str) -> CheckPart:
     """A check that neither passes nor fails: something that a reader should know."""
     return CheckPart(name=name, verdict="note", measured=measured)
 
 
-def unknown(name: str, reason: str) -> CheckPart:
+def unknown_check(name: str, reason: str) -> CheckPart:
     """A check that could not be made, and why."""
     return CheckPart(name=name, verdict="n/a", measured=reason)
 
@@ -54,9 +54,9 @@ def repeat_checks(ids: Sequence[Any], asked: int, missing: str = "") -> Iterator
     """
     count = count_text(len(ids), "repeat")
     equal = all(each == ids[0] for each in ids)
-    yield passes_if(equal, "repeats_agree", f"{count}, equal tokens", f"{count}, different tokens")
+    yield check_that(equal, "repeats_agree", f"{count}, equal tokens", f"{count}, different tokens")
     if len(ids) < asked or missing:
-        yield noted("interrupted", f"{len(ids)} of {count_text(asked, 'repeat')}{missing}")
+        yield note_check("interrupted", f"{len(ids)} of {count_text(asked, 'repeat')}{missing}")
 
 
 def one_sentence(error: Exception) -> str:
