@@ -117,7 +117,7 @@ def run_bench(
     Raises `OcrPhasesError` for a page or file that cannot be had.
     """
     image, data, name = load_page(each_page(str(page))[0])
-    suits = session.checkpoint.default_preset or session.family.facts.preset().name
+    suits = session.checkpoint.default_preset or session.family.preset().name
     presets = settings.presets or (suits,)
     usual = STRATEGIES if _on_gpu(session) else ("eager",)
     settings = replace(settings, presets=presets, strategies=settings.strategies or usual)

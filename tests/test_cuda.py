@@ -144,7 +144,7 @@ def test_a_captured_prefill_equals_one_that_is_not(preset):
     assert not with_verdict(run_checks(run), "fail")
     inputs = session.prepare(PAGE, preset=preset)
     (step,) = session.loaded_model.steps.values()
-    with forwards(single_norms(session.family.stages(session.model)["language_model"])):
+    with forwards(single_norms(session.interface.modules(session.model)["language_model"])):
         plain = session.run_prefill(inputs, cache=step.fresh_cache())
     kept = [layer.keys.clone() for layer in step.cache.layers]
     mine = session.run_prefill(inputs, step=step)

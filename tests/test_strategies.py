@@ -19,7 +19,8 @@ from transformers import DynamicCache
 
 from ocr_phases import OCRSession, PhaseRun, decode, prefill
 from ocr_phases.analyse.checks import run_checks, with_verdict
-from ocr_phases.models.wiring import NATIVES
+from ocr_phases.families import FAMILIES
+from ocr_phases.models.wiring import NativeInterface
 from ocr_phases.settings import SamplingSettings
 from ocr_phases.steps import captured
 from ocr_phases.steps import execution as strategies
@@ -98,7 +99,7 @@ def test_a_captured_prefill_is_made_once_and_gives_the_same(case, golden_session
         assert_same(generate(model, inputs, 6, step=step), eager)
         took.add(step.prefill.took_ms())
     assert len(took) == 1 and took.pop() > 0
-    assert "forward" not in vars(golden_session.family.stages(model)["language_model"])
+    assert "forward" not in vars(golden_session.interface.modules(model)["language_model"])
     # A cache beside the step's own is not used.
     assert prefill(model, inputs, step=step, cache=DynamicCache()).cache is step.cache
 
@@ -216,7 +217,7 @@ def test_compiled_vision_is_made_once_a_shape_and_gives_the_same(traced, golden_
     assert len(took) == 1 and plain.model["vision_setup"] is None
     # The stages are timed around the compiled encoders, and the encoders are themselves again
     # afterwards.
-    stages = session.family.stages(session.model)
+    stages = session.interface.modules(session.model)
     for stage in ("sam", "clip"):
         assert runs[0].stage_ms(stage).tolist()
         assert "forward" not in vars(stages[stage])
@@ -298,4 +299,4 @@ def test_a_missing_compiler_is_named(device, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     request = SimpleNamespace(strategy="compiled", vision="eager", autocast=False)
     with refused():
-        strategies.check_strategy(request, NATIVES[FIRST], device)
+        strategies.check_strategy(request, NativeInterface(FAMILIES[FIRST].native), device)

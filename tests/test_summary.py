@@ -1,5 +1,8 @@
 """The tables of a record, its verdict, and times as text; what is shown of them is approved."""
 
+from dataclasses import replace
+
+import msgspec
 import numpy as np
 import pytest
 from example_run import altered, make_run, paced, with_steps
@@ -34,6 +37,37 @@ def test_repeats_agree_with_the_record_and_the_slow_step_is_the_only_outlier() -
     many = make_run(repeats=10)  # fewer have the least and the greatest, as approved
     prefill = stage_table(many).set_index("stage").loc["prefill"]
     assert prefill["device_ms_p90"] == pytest.approx(repeat_table(many)["prefill_ms"].quantile(0.9))
+
+
+def _without_steps(run, repeats):
+    """The record as if the tokens of these repeats had come together: a decode phase, no step."""
+    spans = run.spans
+    together = spans["repeat"].isin(repeats) & (spans["stage"] == "decode_step")
+    return replace(run, spans=spans[~together].reset_index(drop=True))
+
+
+def _with_unknown_tokens(run):
+    """The record of a server that sends pieces of text and tells no number of tokens."""
+    pieces = msgspec.structs.replace(run.result, pieces=True, token_count=None)
+    return replace(run, results=[pieces])
+
+
+@pytest.mark.parametrize(
+    ("run", "has_rate"),
+    [
+        (make_run(), [True, True, True]),
+        (_without_steps(make_run(), [1]), [True, False, True]),
+        (_without_steps(make_run(), [0, 1, 2]), [False, False, False]),
+        (_with_unknown_tokens(make_run()), [False, False, False]),
+        (make_run(max_tokens=1), [False, False, False]),  # the prefill's token is the only one
+        (make_run(generate=True), [False, False, False]),
+    ],
+    ids=["steps", "one repeat without", "no steps", "tokens unknown", "one token", "generate()"],
+)
+def test_tokens_per_second_need_steps_and_a_number_of_tokens_and_are_one_figure(run, has_rate):
+    rates = repeat_table(run)["tokens_per_s"]
+    assert rates.notna().tolist() == has_rate
+    assert run["tokens_per_s"] == (rates.median() if any(has_rate) else None)
 
 
 @pytest.mark.parametrize("first_token, token", [("prefill", 62), ("redecode", 61)])

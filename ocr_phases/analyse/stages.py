@@ -176,7 +176,9 @@ def repeat_table(run: Record) -> pd.DataFrame:
 
     Columns ``repeat``, ``prepare_ms``, ``prefill_ms``, ``ttft_ms`` (prepare plus prefill, of a
     server the wait for the first token), ``decode_ms``, ``generate_ms``, ``steps`` (of decode) and
-    ``tokens_per_s`` (`Record.decoded_tokens` over the whole decode phase).
+    ``tokens_per_s``: `Record.decoded_tokens` over the whole decode phase. A repeat without steps
+    has no rate, because where all tokens came together nobody knows when decoding began; nor has
+    one whose number of tokens a server did not tell.
     """
     index = pd.Index(run.repeats, name="repeat")
     table = pd.DataFrame(
@@ -186,9 +188,8 @@ def repeat_table(run: Record) -> pd.DataFrame:
     waited = pd.Series(run.phase_ms("prefill"), index)
     table.insert(2, "ttft_ms", table["prepare_ms"].fillna(0.0) + waited.where(waited > 0))
     table["steps"] = step_repeats(run).count()
-    table["tokens_per_s"] = (run.decoded_tokens / table["decode_ms"] * 1000.0).where(
-        table["steps"] > 0
-    )
+    rates = run.decoded_tokens / table["decode_ms"] * 1000.0
+    table["tokens_per_s"] = rates.where((table["steps"] > 0) & run.knows_tokens)
     return table.reset_index()
 
 

@@ -131,7 +131,7 @@ class Watch:
 
     def __init__(self, checkpoint: Checkpoint, looks: Collection[str], *, counted: bool) -> None:
         self.model = checkpoint.model
-        self.family = checkpoint.family
+        self.interface = checkpoint.interface
         self.looks = looks
         self.memory = PeakMemory(checkpoint.device)
         #: The host's waits in decode; None where they are not counted.
@@ -166,9 +166,7 @@ class Watch:
     def _look_at_step(self, module: nn.Module, args: Any, arguments: dict[str, Any]) -> None:
         """What a decode step is run with."""
         self._look(module, args, arguments)
-        for name in self.family.wiring.image_arguments:
-            if arguments.get(name) is not None:
-                self.images.add(name)
+        self.images.update(self.interface.leaked_images(arguments))
         self.widths.add(arguments["input_ids"].shape[1])
         self.masks.append(_handed_mask(arguments.get("attention_mask")))
 
@@ -306,7 +304,7 @@ def logits_summed(checkpoint: Checkpoint) -> Iterator[list[CheckPart]]:
         newest[:] = [logits[:, -1]]
         sums.append(newest[0].sum(dim=-1, dtype=torch.float32))
 
-    lm_head = checkpoint.family.stages(checkpoint.model)["lm_head"]
+    lm_head = checkpoint.interface.modules(checkpoint.model)["lm_head"]
     with lm_head.register_forward_hook(look):
         yield checks
     if sums:

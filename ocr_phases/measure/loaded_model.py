@@ -74,14 +74,14 @@ def describe_model(
 ) -> ModelPart:
     """The record's part about a model, as a run with this ``strategy`` and ``vision`` uses it."""
     model = checkpoint.model
-    family = checkpoint.family
+    interface = checkpoint.interface
     generation = checkpoint.generation.described()
     return ModelPart(
         name=checkpoint.name,
         source=checkpoint.source,
         revision=checkpoint.revision,
-        family=family.facts.name,
-        implementation=family.implementation,
+        family=checkpoint.family.name,
+        implementation=interface.implementation,
         class_name=type(model).__name__,
         dtype=str(checkpoint.dtype).removeprefix("torch."),
         attention=model.config._attn_implementation,
@@ -92,7 +92,7 @@ def describe_model(
         strategy=strategy,
         vision=vision,
         cuda_calls=checkpoint.cuda_calls,
-        parameters=family.parameters(model),
+        parameters=interface.parameters(model),
         config=checkpoint.config,
         generation=make_part(GenerationPart, generation),
     )

@@ -84,7 +84,7 @@ def pack_rows(
     """Load, cut and tokenise the pages of a request: its inputs, and the pages in them."""
     with timeline.span("load_image"):
         pages = [load_page(page) for page in request.pages]
-        preset = checkpoint.family.facts.preset(request.preset)
+        preset = checkpoint.family.preset(request.preset)
         views = [make_views(image, preset) for image, _, _ in pages]
     with timeline.span("tokenizer"):
         return pack(views, request.prompts, checkpoint), pages
@@ -135,7 +135,7 @@ class Measurement:
 
     def __init__(self, loaded_model: LoadedModel, pages: Pages, settings: RunSettings) -> None:
         checkpoint = loaded_model.checkpoint
-        family = checkpoint.family.facts
+        family = checkpoint.family
         self.loaded_model = loaded_model
         self.checkpoint = checkpoint
         self.device = checkpoint.device
@@ -157,7 +157,7 @@ class Measurement:
             request = replace(request, max_new_tokens=limit)
         if request.kernels:
             check_kernels(self.device, generate=request.generate, trace=request.kernel_trace)
-        check_strategy(request, checkpoint.family, self.device)
+        check_strategy(request, checkpoint.interface, self.device)
         _check_positions(prompt_tokens, request.max_new_tokens, positions)
         self.request = request
         #: The tokens that end a row; none where the end is ignored.
@@ -257,7 +257,7 @@ class Measurement:
     def _step_shape(self, inputs: DeviceInputs) -> StepShape:
         """The shape of the static step that this request needs."""
         rows, prompt_tokens = inputs.input_ids.shape
-        window = self.checkpoint.family.window(self.checkpoint.model)
+        window = self.checkpoint.interface.window(self.checkpoint.model)
         cache_length = capacity_for(prompt_tokens, self.request.max_new_tokens, window)
         return StepShape(rows, cache_length, self.request.strategy)
 
@@ -417,10 +417,10 @@ class Measurement:
 
     def _count_preparations(self, inputs: DeviceInputs) -> int:
         """How many things are compiled or captured where nothing was before."""
-        family = self.checkpoint.family
         count = 0
         if self.request.vision == "compiled":
-            count += len(family.facts.encoders) * len(family.views(inputs))
+            views = self.checkpoint.interface.views(inputs)
+            count += len(self.checkpoint.family.encoders) * len(views)
         if self.request.strategy == "compiled":
             count += 1
         if self.request.strategy != "eager" and inputs.input_ids.is_cuda:

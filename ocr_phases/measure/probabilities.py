@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ocr_phases.inputs.packing import DeviceInputs
-from ocr_phases.models.wiring import family_of
+from ocr_phases.models.wiring import interface_of
 from ocr_phases.record.parts import ProbabilitiesPart
 from ocr_phases.steps.phases import until_end
 
@@ -82,7 +82,7 @@ def _in_chunks(model: Any, hidden: Tensor, tokens: Tensor) -> Tensor:
 
     The logits of all tokens together would take much memory.
     """
-    lm_head = family_of(model).stages(model)["lm_head"]
+    lm_head = interface_of(model).modules(model)["lm_head"]
     vocab = model.config.get_text_config().vocab_size
     size = max(1, _MOST_LOGITS // (vocab * len(tokens)))
     chunks = []
@@ -93,22 +93,22 @@ def _in_chunks(model: Any, hidden: Tensor, tokens: Tensor) -> Tensor:
 
 def _hidden_states(model: nn.Module, inputs: DeviceInputs, tokens: Tensor) -> Tensor:
     """What the head makes the logits of ``tokens`` [B, N] from: [B, N, hidden]."""
-    family = family_of(model)
+    interface = interface_of(model)
     count = tokens.shape[1]
-    arguments = family.prefill_arguments(inputs.followed_by(tokens[:, :-1]), model)
-    window = family.window(model)
+    arguments = interface.prefill_arguments(inputs.followed_by(tokens[:, :-1]), model)
+    window = interface.window(model)
     if window is not None and count - 1 > window:
         # Without a cache the class takes all of it for the prompt, which has no window.
         mask = windowed_mask(inputs.attention_mask, count - 1, window)
-        arguments["attention_mask"] = family.ready_mask(mask)
+        arguments["attention_mask"] = interface.ready_mask(mask)
     hidden: list[Tensor] = []
 
     def keep_hidden(_: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
         hidden.append(args[0])
         return (args[0][:, -1:],)  # the head's logits of all positions would take much memory
 
-    with family.stages(model)["lm_head"].register_forward_pre_hook(keep_hidden):
-        family.forward(model, arguments, use_cache=False, logits_to_keep=0)
+    with interface.modules(model)["lm_head"].register_forward_pre_hook(keep_hidden):
+        interface.forward(model, arguments, use_cache=False, logits_to_keep=0)
     return hidden[0][:, -count:]
 
 

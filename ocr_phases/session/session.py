@@ -62,6 +62,7 @@ class OCRSession(Hinted):
         self.model: Any = checkpoint.model
         self.tokenizer = checkpoint.tokenizer
         self.family = checkpoint.family
+        self.interface = checkpoint.interface
         self.device = checkpoint.device
         self.dtype = checkpoint.dtype
         #: The ids that end a generation and that fill rows.
@@ -333,7 +334,7 @@ class OCRSession(Hinted):
         OcrPhasesError
             Where a rule of decode is broken: a token per row, no image, a cache that grows by one.
         """
-        hooks = stage_hooks(self.model, self.family, timeline or NoTimeline(), [])
+        hooks = stage_hooks(self.model, self.interface, timeline or NoTimeline(), [])
         with execution(self.device), decode_execution(self.model), hooks:
             return phases.decode_step(self.model, state, timeline)
 
@@ -343,9 +344,9 @@ class OCRSession(Hinted):
 
     def _facts(self) -> dict[str, Any]:
         text = self.model.config.get_text_config()
-        parameters = self.family.parameters(self.model)
+        parameters = self.interface.parameters(self.model)
         return {
-            "family": f"{self.family.facts.name}, {self.family.implementation} class",
+            "family": f"{self.family.name}, {self.interface.implementation} class",
             "device": f"{machine.describe_device(self.device)['name']} ({self.device})",
             "dtype": str(self.dtype).removeprefix("torch."),
             "parameters": {

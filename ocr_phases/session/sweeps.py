@@ -189,7 +189,7 @@ class Sweep:
         # No name here holds the first model, which must go where a cell needs another one.
         device = models.current.checkpoint.device
         shared = self._shared(models.current.checkpoint)
-        cells = _own_cells(self.cells, models.current.checkpoint.family.facts.stands_for, shared)
+        cells = _own_cells(self.cells, models.current.checkpoint.family.stands_for, shared)
         statuses = read_statuses(runs, shared, {cell.name for cell in cells})
         for cell in cells:
             files = CellFiles(runs, cell, shared, statuses.get(cell.name))
@@ -232,7 +232,7 @@ class Sweep:
             "model": model.name,
             "device": machine.describe_device(checkpoint.device)["name"],
             "versions": versions,
-            "prompt": checkpoint.family.facts.text_of(self.prompt),
+            "prompt": checkpoint.family.text_of(self.prompt),
         }
         return shared
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import windowed_length
 from ocr_phases.models.caches import cache_bytes_per_token, static_cache
-from ocr_phases.models.wiring import family_of
+from ocr_phases.models.wiring import interface_of
 from ocr_phases.steps.compiled import (
     compiled_apart,
     first_largest,
@@ -98,8 +98,9 @@ class StaticStep:
     """
 
     def __init__(self, model: Any, batch: int, max_cache_len: int, strategy: str) -> None:
-        self.model, self.family = model, family_of(model)
-        self.window = self.family.window(model)
+        self.model = model
+        self.interface = interface_of(model)
+        self.window = self.interface.window(model)
         self.strategy, self.max_cache_len = strategy, max_cache_len
         self.device, dtype = model.device, model.dtype
         config = model.config.get_text_config()
@@ -125,7 +126,7 @@ class StaticStep:
         self._mask = torch.full(
             (batch, 1, 1, max_cache_len + 1), -torch.inf, dtype=dtype, device=self.device
         )
-        language_model = self.family.stages(model)["language_model"]
+        language_model = self.interface.modules(model)["language_model"]
         self._forms = (fused_forms if strategy == "compiled" else single_norms)(language_model)
         self.prefill = CapturedPrefill(language_model, strategy == "compiled")
         captures = strategy != "eager" and self.device.type == "cuda"
@@ -266,7 +267,7 @@ class StaticStep:
         self._position.add_(1)
         arguments = {
             "input_ids": self._token,
-            "attention_mask": self.family.ready_mask(
+            "attention_mask": self.interface.ready_mask(
                 self._mask[..., : self._reach.extent.shape[0]]
             ),
             "position_ids": self._position,

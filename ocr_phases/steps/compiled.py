@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ocr_phases.models.wiring import family_of
+from ocr_phases.models.wiring import interface_of
 from ocr_phases.steps.execution import (
     DECODE_BACKENDS,
     Made,
@@ -70,9 +70,11 @@ class CompiledVision(MadeForwards):
     """
 
     def __init__(self, model: nn.Module) -> None:
-        family = family_of(model)
-        stages = family.stages(model)
-        encoders = {stage: stages[stage] for stage in family.facts.encoders}
+        encoders = {
+            part.stage: part.first
+            for part in interface_of(model).timed_parts(model)
+            if part.role == "vision"
+        }
         super().__init__(encoders, KEPT_SHAPES)
         self._forms: dict[nn.Module, Callable[..., Any]] = {}
         for module in nn.ModuleList(encoders.values()).modules():

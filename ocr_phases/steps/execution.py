@@ -25,7 +25,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.models.wiring import Family
+from ocr_phases.models.interface import ModelInterface
 from ocr_phases.settings import Request
 
 #: cuDNN's attention builds a plan for every new KV length, which decode meets at every step.
@@ -46,14 +46,14 @@ _SYNC = "called a synchronizing CUDA operation"  # torch's words
 preparing: ContextVar[Callable[[str], None]] = ContextVar("preparing", default=lambda what: None)
 
 
-def check_strategy(request: Request, family: Family, device: torch.device | str) -> None:
+def check_strategy(request: Request, interface: ModelInterface, device: torch.device | str) -> None:
     """Raise `OcrPhasesError` where its ``strategy`` or ``vision`` cannot run with this model and
     device.
     """
     asked = {
         name: way for name in ("strategy", "vision") if (way := getattr(request, name)) != "eager"
     }
-    kind, class_ = torch.device(device).type, family.implementation
+    kind, class_ = torch.device(device).type, interface.implementation
     missing = _missing_compiler(kind) if "compiled" in asked.values() else None
     gpu = f" needs a CUDA device, this is {device}: use 'eager', or 'compiled' where there is a C++ compiler."
     refusals = [
