@@ -7,7 +7,6 @@ import difflib
 import json
 import pkgutil
 import signal
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -213,9 +212,7 @@ def test_a_failure_after_the_repeats_keeps_them(error, golden_session, afterward
 
 @pytest.mark.parametrize("family", ["deepseek-ocr", "unlimited-ocr"])
 def test_a_published_infer_has_its_published_limit(family, tiny_session, monkeypatch):
-    facts = replace(tiny_session.family, facts=FAMILIES[family])
-    monkeypatch.setitem(vars(tiny_session.checkpoint), "family", facts)
-    monkeypatch.setattr(tiny_session, "family", facts)
+    monkeypatch.setitem(vars(tiny_session.checkpoint), "family", FAMILIES[family])
     monkeypatch.setattr(
         tiny_session.model.config.get_text_config(), "max_position_embeddings", 40_000
     )

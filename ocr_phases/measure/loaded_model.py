@@ -11,10 +11,11 @@ from ocr_phases.measure.ceilings import measure_ceilings
 from ocr_phases.models.devices import release_memory
 from ocr_phases.models.load import Checkpoint, load_checkpoint
 from ocr_phases.record.parts import CeilingsPart, GenerationPart, ModelPart, make_part
-from ocr_phases.settings import ModelSettings
+from ocr_phases.settings import ModelSettings, Strategy
 from ocr_phases.steps.captured import KEPT_STEPS, StaticStep
 from ocr_phases.steps.compiled import CompiledVision
-from ocr_phases.steps.execution import decode_backends, decode_experts, last_used
+from ocr_phases.steps.decode_kernels import decode_backends, decode_experts
+from ocr_phases.steps.last_used import LastUsed
 
 
 class StepShape(NamedTuple):
@@ -22,7 +23,7 @@ class StepShape(NamedTuple):
 
     rows: int
     cache_length: int
-    strategy: str
+    strategy: Strategy
 
 
 class LoadedModel:
@@ -32,7 +33,7 @@ class LoadedModel:
     ----------
     checkpoint : Checkpoint
         The model with its tokenizer, as `ocr_phases.models.load` gives it.
-    steps : dict
+    steps : LastUsed
         The captured or compiled decode steps by their shape, the last used of them
         (`ocr_phases.steps.captured.KEPT_STEPS`).
     vision : CompiledVision
@@ -41,17 +42,18 @@ class LoadedModel:
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
-        self.steps: dict[StepShape, StaticStep] = {}
+        self.steps: LastUsed[StepShape, StaticStep] = LastUsed(KEPT_STEPS)
         self.vision = CompiledVision(checkpoint.model)
         self._ceilings: dict[torch.dtype, CeilingsPart] = {}
 
     def step(self, shape: StepShape) -> StaticStep:
         """The step of this shape, made where there is none yet."""
-
-        def make() -> StaticStep:
-            return StaticStep(self.checkpoint.model, shape.rows, shape.cache_length, shape.strategy)
-
-        return last_used(self.steps, shape, make, KEPT_STEPS)
+        step = self.steps.get(shape)
+        if step is None:
+            self.steps.make_room()
+            step = StaticStep(self.checkpoint.model, shape.rows, shape.cache_length, shape.strategy)
+            self.steps.put(shape, step)
+        return step
 
     def ceilings(self, dtype: torch.dtype) -> CeilingsPart:
         """The device's peak rates with numbers of this dtype, measured at the first call."""

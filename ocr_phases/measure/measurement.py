@@ -66,13 +66,10 @@ from ocr_phases.results.run import PhaseRun
 from ocr_phases.settings import Request, RunSettings, is_published
 from ocr_phases.steps import phases
 from ocr_phases.steps.captured import StaticStep, capacity_for
-from ocr_phases.steps.execution import (
-    check_strategy,
-    decode_attention,
-    preparing,
-    told_of_preparing,
-)
+from ocr_phases.steps.decode_kernels import decode_attention
+from ocr_phases.steps.preparing import numbered_announcements
 from ocr_phases.steps.sampling import one_shot, sampler_for
+from ocr_phases.steps.strategies import check_strategy
 from ocr_phases.text import count_text
 
 _Value = TypeVar("_Value")
@@ -237,7 +234,7 @@ class Measurement:
             return
         inputs = self.packed.to(self.device, self.checkpoint.dtype)
         is_captured = is_static and inputs.input_ids.is_cuda
-        with self._numbered_preparations(inputs), self._vision_execution():
+        with numbered_announcements(self._count_preparations(inputs)), self._vision_execution():
             if is_static:
                 shape = self._step_shape(inputs)
                 is_reused = shape in self.loaded_model.steps
@@ -395,28 +392,10 @@ class Measurement:
             return self.loaded_model.vision.installed()
         return nullcontext()
 
-    @contextlib.contextmanager
-    def _numbered_preparations(self, inputs: DeviceInputs) -> Iterator[None]:
-        """Number what is compiled or captured, for who is told of it.
-
-        It is told of how many only where nothing was made before.
-        """
-        of_total = ""
-        if not self.loaded_model.steps and not self.loaded_model.vision.made:
-            of_total = f" of {self._count_preparations(inputs)}"
-        tell = preparing.get()
-        number = 0
-
-        def tell_number(what: str) -> None:
-            nonlocal number
-            number += 1
-            tell(f"{what} ({number}{of_total})")
-
-        with told_of_preparing(tell_number):
-            yield
-
-    def _count_preparations(self, inputs: DeviceInputs) -> int:
-        """How many things are compiled or captured where nothing was before."""
+    def _count_preparations(self, inputs: DeviceInputs) -> int | None:
+        """How many things will be compiled or captured; None where some may be there already."""
+        if len(self.loaded_model.steps) or len(self.loaded_model.vision.made):
+            return None
         count = 0
         if self.request.vision == "compiled":
             views = self.checkpoint.interface.views(inputs)

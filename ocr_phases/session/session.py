@@ -36,7 +36,7 @@ from ocr_phases.settings import (
 )
 from ocr_phases.show.section import facts_bundle, facts_text
 from ocr_phases.steps import phases
-from ocr_phases.steps.execution import decode_execution
+from ocr_phases.steps.decode_kernels import decode_execution
 from ocr_phases.steps.sampling import Sampler
 from ocr_phases.text import millions_text, stage_name
 from ocr_phases.versions import seldom_collected
