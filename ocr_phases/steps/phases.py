@@ -486,6 +486,6 @@ def _check_counts(counts: Sequence[int | None], right: int) -> None:
     for count in counts:
         if count not in (None, right):
             raise OcrPhasesError(
-                f"The KV cache has {count} entries where {right} are right: each step must add one, "
-                "until its window, if it has one, is full."
+                f"The KV cache has {count} entries where {right} are right: each step must add "
+                "one, until its window, if it has one, is full."
             )
