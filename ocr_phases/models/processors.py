@@ -95,8 +95,8 @@ def _image_processor_class(settings: Mapping[str, Any], model_type: str) -> Any:
     if base:
         wanted = [f"{base}Pil", base]
     known = IMAGE_PROCESSOR_MAPPING_NAMES.get(model_type)
-    if isinstance(known, Mapping):
-        wanted.append(known.get("pil"))
+    if isinstance(known, Mapping) and known.get("pil"):
+        wanted.append(str(known["pil"]))
     for name in wanted:
         found = _named_in_transformers(name)
         if found is not None:
@@ -153,7 +153,7 @@ def _assembled(
     folder: Path,
 ) -> Any:
     """The processor of its parts and of what ``processor_config.json`` sets."""
-    known = inspect.signature(processor_class.__init__).parameters
+    known = inspect.signature(processor_class).parameters
     arguments = {name: value for name, value in settings.items() if name in known}
     template = _chat_template(folder)
     if template is not None and "chat_template" in known:
