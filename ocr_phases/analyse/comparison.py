@@ -34,7 +34,8 @@ from ocr_phases.analyse.statistics import ALPHA, LEAST_REPEATS, holm, log_ratio
 from ocr_phases.errors import Hinted, OcrPhasesError, check_known
 from ocr_phases.record import Record
 from ocr_phases.record.parts import ResultPart, to_plain
-from ocr_phases.text import count_text, filled, first_difference, percent_text, stage_name
+from ocr_phases.stages import stage_title
+from ocr_phases.text import count_text, filled, first_difference, percent_text
 
 _MEASURED = (
     "run metric verdict unit baseline other difference ratio ratio_low ratio_high detectable"
@@ -487,7 +488,7 @@ def _subject(run: Record) -> tuple[Any, ...]:
 def _said(row: Mapping[Any, Any]) -> str:
     ratio, verdict = row["ratio"], row["verdict"]
     near = verdict != EQUIVALENT and 1.0 / _FAR < ratio < _FAR
-    name = _FIGURE_NAMES.get(row["metric"]) or stage_name(row["phase"])
+    name = _FIGURE_NAMES.get(row["metric"]) or stage_title(row["phase"])
     by, span = (
         f"{percent_text(abs(ratio - 1.0))} " * near,
         _times(ratio, row["ratio_low"], row["ratio_high"]),

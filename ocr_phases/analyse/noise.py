@@ -29,7 +29,8 @@ from ocr_phases.analyse.stages import cached
 from ocr_phases.analyse.statistics import spread
 from ocr_phases.record import Record
 from ocr_phases.record.parts import GpuState, to_plain
-from ocr_phases.text import bytes_text, count_text, ms_text, percent_text, stage_name
+from ocr_phases.stages import stage_title
+from ocr_phases.text import bytes_text, count_text, ms_text, percent_text
 
 VERDICTS = ("pass", "fail", "noisy", "note", "n/a")
 _OF_REPEAT = "repeat wall_s cpu_s other_threads_s waited_s others steal load_start load_end"
@@ -284,7 +285,7 @@ def _ceiling_findings(run: Record, floors: pd.DataFrame) -> Iterator[Verdict]:
     )
     cached = floors["mbu"].where(fits & above.isna())
     for row in floors.assign(above=above, cached=cached).to_dict("records"):
-        name = " ".join(filter(None, (stage_name(row["stage"]), row["view"], f"({row['phase']})")))
+        name = " ".join(filter(None, (stage_title(row["stage"]), row["view"], f"({row['phase']})")))
         yield from _told("above", row["above"], name, times_text(row["above"]))
         yield from _told(
             "in_cache", row["cached"], name, percent_text(row["mbu"]), bytes_text(row["bytes"])

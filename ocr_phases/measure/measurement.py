@@ -46,11 +46,13 @@ from ocr_phases.record.parts import (
     ProbabilitiesPart,
     RequestPart,
     ResultPart,
+    StagePart,
     make_kernels,
     make_part,
 )
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.settings import Request, RunSettings, is_published
+from ocr_phases.stages import stage_of, stage_place
 from ocr_phases.steps import phases
 from ocr_phases.steps.captured import KEPT_STEPS, StaticStep, capacity_for
 from ocr_phases.steps.execution import (
@@ -296,7 +298,7 @@ class Measurement:
             created=machine.now(),
             versions=machine.versions(),
             device=make_part(DevicePart, machine.describe_device(self.device) | state),
-            model=make_part(ModelPart, model),
+            model=make_part(ModelPart, model | {"stages": self._described_stages()}),
             pages=self._described_pages(),
             request=make_part(RequestPart, asked),
             results=[_describe_row(checkpoint, request, ids, self.eos_ids) for ids in self.rows()],
@@ -309,6 +311,27 @@ class Measurement:
             kernels=make_kernels(after.get("kernels")),
             probabilities=probabilities,
         )
+
+    def _described_stages(self) -> list[StagePart]:
+        """The stages that have a span in the runs, in the order that a page goes through them."""
+        checkpoint = self.checkpoint
+        parts = {part.stage: part for part in checkpoint.interface.timed_parts(checkpoint.model)}
+        names = {span[2] for run in self.runs for span in run.spans}
+        stages = []
+        for name in names:
+            role = parts[name].role if name in parts else None
+            stages.append(stage_of(name, role))
+        described = []
+        for stage in sorted(stages, key=stage_place):
+            if stage.role == "whole":
+                continue
+            path = None
+            inside = None
+            if stage.name in parts:
+                path = parts[stage.name].path
+                inside = parts[stage.name].inside
+            described.append(StagePart(name=stage.name, path=path, role=stage.role, inside=inside))
+        return described
 
     def _described_pages(self) -> list[PagePart]:
         packed, embed = self.packed, self.request.embed_page

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ocr_phases.models.wiring import interface_of
+from ocr_phases.stages import stage_title
 from ocr_phases.steps.execution import (
     DECODE_BACKENDS,
     Made,
@@ -27,7 +28,6 @@ from ocr_phases.steps.execution import (
     preparing,
     tensors_in,
 )
-from ocr_phases.text import stage_name
 
 #: Stages and input shapes whose compiled forwards are kept, on CUDA each with its activations.
 KEPT_SHAPES = 16
@@ -87,7 +87,7 @@ class CompiledVision(MadeForwards):
         """What runs for one shape."""
         first = tensors_in(args, options)[0]
         preparing.get()(
-            f"compiling {stage_name(name)} for {' × '.join(map(str, first.shape))} inputs"
+            f"compiling {stage_title(name)} for {' × '.join(map(str, first.shape))} inputs"
         )
         compiled, cuda = compiled_apart(forward), first.device.type == "cuda"
         # cuDNN's attention, the fastest for SAM's wide keys, plans once: views come in few sizes.
