@@ -100,7 +100,7 @@ class OCRSession(Hinted):
             hub id. The address of a server (``http://HOST:PORT/v1#MODEL``) is connected to, see
             `connect`.
         device : str, default "auto"
-            Where to run: auto, cpu, cuda or cuda:N. Refused where torch sees no such device.
+            Where to run: auto, cpu, cuda, cuda:N or mps. Refused where torch sees no such device.
         dtype : str or torch.dtype, optional
             The dtype of the weights: float32, bfloat16 or float16; the default depends on the
             device.
@@ -168,7 +168,7 @@ class OCRSession(Hinted):
         folder : str or Path
             The folder of a checkpoint.
         device : str, default "auto"
-            Where to run: auto, cpu, cuda or cuda:N. Refused where torch sees no such device.
+            Where to run: auto, cpu, cuda, cuda:N or mps. Refused where torch sees no such device.
         dtype : str or torch.dtype, optional
             The dtype of the weights: float32, bfloat16 or float16; the default depends on the
             device.
@@ -274,7 +274,7 @@ class OCRSession(Hinted):
         *,
         sampler: Sampler | None = None,
         cache: Any = None,
-        step: Any = None,
+        step: phases.Step | None = None,
         all_logits: bool = False,
     ) -> phases.DecodeState:
         """One forward over the whole prompt on this session's model: vision, KV cache and the first

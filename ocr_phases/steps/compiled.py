@@ -65,7 +65,7 @@ def steady_tuning() -> AbstractContextManager[Any]:
     return patch.dict(vars(benchmarker), L2_cache_size=256 * 2**20)
 
 
-# -- the vision encoders ------------------------------------------------------------------------------
+# -- the vision encoders ---------------------------------------------------------------------------
 
 
 class CompiledVision(ForwardsByShape):
@@ -157,7 +157,7 @@ def sam_attention(attention: Any, hidden_states: Tensor) -> tuple[Tensor, None]:
     return attention.proj(result.transpose(1, 2).reshape(hidden_states.shape)), None
 
 
-# -- the language model -------------------------------------------------------------------------------
+# -- the language model ----------------------------------------------------------------------------
 
 
 def norm_forwards(language_model: nn.Module) -> dict[nn.Module, Forward]:
@@ -236,7 +236,7 @@ def _router(router: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]
     return logits, weights, experts[:, : router.top_k]
 
 
-# -- the head -----------------------------------------------------------------------------------------
+# -- the head --------------------------------------------------------------------------------------
 
 
 def row_sums(scores: Tensor) -> Tensor:
