@@ -30,7 +30,7 @@ from ocr_phases.errors import OcrPhasesError, check_known
 from ocr_phases.families import PRESET_NAMES
 from ocr_phases.files import each_page, write_atomic
 from ocr_phases.images import describe_page, load_page
-from ocr_phases.inputs.packing import DeviceInputs
+from ocr_phases.inputs.processed import ModelInputs
 from ocr_phases.measure.loaded_model import describe_model, free_memory
 from ocr_phases.measure.verdicts import one_sentence
 from ocr_phases.models.devices import device_of
@@ -197,7 +197,7 @@ def _collectors(bench: _Bench) -> dict[str, Any]:
 
 
 def _in_blocks(
-    session: OCRSession, inputs: DeviceInputs, stops: Sequence[int], timeline: Timeline
+    session: OCRSession, inputs: ModelInputs, stops: Sequence[int], timeline: Timeline
 ) -> Iterator[float]:
     """Both phases with a halt after each of ``stops`` tokens, the first being the prefill's: ms of
     each.

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ocr_phases.errors import Hinted, OcrPhasesError, explain_wrong_calls
-from ocr_phases.families import IMAGE_TAG
+from ocr_phases.families import IMAGE_TAG, Preset
 from ocr_phases.inputs.views import PageViews, image_token_count, view_pictures
 from ocr_phases.text import count_text
 
@@ -76,6 +76,11 @@ class PageInputs(Hinted):
     views: tuple[PageViews, ...]
     views_per_row: tuple[int, ...]
     prompts: tuple[str, ...]
+
+    @property
+    def presets(self) -> tuple[Preset, ...]:
+        """How each page of the batch was cut."""
+        return tuple(view.preset for view in self.views)
 
     @property
     def batch_size(self) -> int:
@@ -161,8 +166,8 @@ class Tokens(Protocol):
     """What turns text into ids, without special tokens around it, and the ids of those."""
 
     @property
-    def image_token_id(self) -> int:
-        """The id that stands for one vision token."""
+    def image_token_id(self) -> int | None:
+        """The id that stands for one vision token; every family has one."""
 
     @property
     def bos_id(self) -> int:
@@ -207,6 +212,7 @@ def pack(views: Sequence[PageViews], prompts: Sequence[str], tokens: Tokens) -> 
         input_ids[row, -len(ids) :] = torch.tensor(ids)
         attention_mask[row, -len(ids) :] = 1
     images_seq_mask = input_ids == _IMAGE
+    assert tokens.image_token_id is not None  # every family has one
     input_ids[images_seq_mask] = tokens.image_token_id
     return PageInputs(
         input_ids, attention_mask, images_seq_mask, tuple(views), counts, tuple(prompts)

@@ -177,6 +177,7 @@ def make_rows(page: Pages, asked: RunSettings, family: FamilyFacts) -> tuple[lis
     prompts = [asked.prompt] if isinstance(asked.prompt, str) else asked.prompt
     count = len(pages) if len(prompts) == 1 else 1
     texts = [family.text_of(text, grounding=asked.grounding, pages=count) for text in prompts]
-    return pages, texts * len(pages) if len(texts) == 1 and texts[0].count(
-        IMAGE_TAG
-    ) == 1 else texts
+    # A prompt without a mark for the page stands for each page, too.
+    if len(texts) == 1 and (family.is_unknown or texts[0].count(IMAGE_TAG) == 1):
+        texts = texts * len(pages)
+    return pages, texts

@@ -20,6 +20,7 @@ from ocr_phases.collectors.host_syncs import host_syncs_noted
 from ocr_phases.collectors.memory import PeakMemory
 from ocr_phases.families import IMAGE_TAG, windowed_length
 from ocr_phases.inputs.packing import PageInputs
+from ocr_phases.inputs.processed import PackedPages
 from ocr_phases.inputs.views import image_break_count, image_token_count
 from ocr_phases.measure.verdicts import (
     check_that,
@@ -170,7 +171,7 @@ class Watch:
         self.widths.add(arguments["input_ids"].shape[1])
         self.masks.append(_handed_mask(arguments.get("attention_mask")))
 
-    def checks(self, packed: PageInputs, state: DecodeState, vectors: int) -> list[CheckPart]:
+    def checks(self, packed: PackedPages, state: DecodeState, vectors: int) -> list[CheckPart]:
         """What the forwards of this run show; without steps the steps' checks are missing.
 
         ``vectors`` are the projector's. `ocr_phases.steps.phases` has refused any cache that is not
@@ -182,14 +183,14 @@ class Watch:
             check_that(not self.had_gradients, "gradients_off", seen, "gradients were tracked"),
             passing_check("cache_growth", _growth(state)),
             _attention_mask(state),
-            _image_features(packed, vectors),
+            *_image_features(packed, vectors),
             finite_logits(state.logits_fault(), len(state.lengths)),
         ]
         if self.masks:
             checks += self._step_checks(packed, state)
         return checks
 
-    def _step_checks(self, packed: PageInputs, state: DecodeState) -> list[CheckPart]:
+    def _step_checks(self, packed: PackedPages, state: DecodeState) -> list[CheckPart]:
         """What the forwards of the decode steps show."""
         seen = f"{count_text(len(self.masks), 'step')} looked at"
         widths = ", ".join(str(width) for width in sorted(self.widths)[:_MOST_WIDTHS])
@@ -241,20 +242,22 @@ def _attention_mask(state: DecodeState) -> CheckPart:
     )
 
 
-def _image_features(packed: PageInputs, vectors: int) -> CheckPart:
+def _image_features(packed: PackedPages, vectors: int) -> list[CheckPart]:
     """Whether there is a vector for each image token.
 
     Line breaks and a separator per page have image tokens of their own, which the projector never
     sees.
     """
+    if not isinstance(packed, PageInputs):
+        return []  # how a processor cuts a page is its own affair
     breaks = sum(image_break_count(view.preset, view.grid) for view in packed.views)
     places = sum(packed.image_tokens)
     measured = f"{vectors} vectors and {breaks} breaks for {places} image tokens"
-    return check_that(vectors + breaks == places, "image_features", measured)
+    return [check_that(vectors + breaks == places, "image_features", measured)]
 
 
 def _mask_handed_over(
-    masks: Sequence[HandedMask], packed: PageInputs, state: DecodeState
+    masks: Sequence[HandedMask], packed: PackedPages, state: DecodeState
 ) -> CheckPart:
     """Whether every step got a right mask, what they got, and what was wrong first."""
     wrong = []
@@ -271,7 +274,7 @@ def _mask_handed_over(
     return check_that(not wrong, "mask_handed_over", f"{kinds} in {len(masks)} steps", otherwise)
 
 
-def _is_right(mask: HandedMask, columns: int, packed: PageInputs, state: DecodeState) -> bool:
+def _is_right(mask: HandedMask, columns: int, packed: PackedPages, state: DecodeState) -> bool:
     """Whether a mask is right for a step that sees so many tokens.
 
     None is right where nothing is padded.
@@ -336,7 +339,7 @@ def describe_cache(
 
 def run_checks(
     checkpoint: Checkpoint,
-    packed: PageInputs,
+    packed: PackedPages,
     request: Request,
     repeats: Sequence[Repeat],
     waits: HostWaits | None,
@@ -348,7 +351,7 @@ def run_checks(
     ----------
     checkpoint : Checkpoint
         The model.
-    packed : PageInputs
+    packed : PackedPages
         Its inputs.
     request : Request
         What ran.
@@ -364,8 +367,7 @@ def run_checks(
     without = f", without {missing}" if missing else ""
     checks = [
         *repeat_checks([repeat.ids for repeat in repeats], request.repeats, without),
-        _image_mask(packed, checkpoint.image_token_id),
-        _prompt_tokens(packed, checkpoint.tokenizer),
+        *_of_packing(packed, checkpoint),
         norm_layers(checkpoint.model, checkpoint.dtype, request.autocast),
         *card_dtype(checkpoint.device, checkpoint.dtype, request.autocast),
         *_of_all_repeats(repeats),
@@ -423,6 +425,16 @@ def host_syncs(
 def _reads(steps: int, every: int) -> int:
     """How often the end token is read in so many steps."""
     return -(-steps // every)
+
+
+def _of_packing(packed: PackedPages, checkpoint: Checkpoint) -> list[CheckPart]:
+    """The checks of how pages and prompts were packed; none where the model's processor did it."""
+    if not isinstance(packed, PageInputs) or checkpoint.image_token_id is None:
+        return []
+    return [
+        _image_mask(packed, checkpoint.image_token_id),
+        _prompt_tokens(packed, checkpoint.tokenizer),
+    ]
 
 
 def _image_mask(packed: PageInputs, image_token_id: int) -> CheckPart:

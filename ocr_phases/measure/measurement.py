@@ -17,7 +17,8 @@ from ocr_phases.collectors.conditions import Conditions
 from ocr_phases.collectors.timeline import NoTimeline, Timeline
 from ocr_phases.errors import OcrPhasesError, OutOfMemory, Stopped
 from ocr_phases.images import load_page
-from ocr_phases.inputs.packing import DeviceInputs, PageInputs, pack
+from ocr_phases.inputs.packing import pack
+from ocr_phases.inputs.processed import ModelInputs, PackedPages
 from ocr_phases.inputs.views import Pages, make_views
 from ocr_phases.measure.kernels import check_kernels, kernel_view
 from ocr_phases.measure.live_checks import (
@@ -79,8 +80,14 @@ _Value = TypeVar("_Value")
 
 def pack_rows(
     checkpoint: Checkpoint, request: Request, timeline: Timeline
-) -> tuple[PageInputs, list[LoadedPage]]:
+) -> tuple[PackedPages, list[LoadedPage]]:
     """Load, cut and tokenise the pages of a request: its inputs, and the pages in them."""
+    if checkpoint.packer is not None:
+        with timeline.span("load_image"):
+            pages = [load_page(page) for page in request.pages]
+        with timeline.span("tokenizer"):
+            images = [image for image, _, _ in pages]
+            return checkpoint.packer.pack(images, request.prompts), pages
     with timeline.span("load_image"):
         pages = [load_page(page) for page in request.pages]
         preset = checkpoint.family.preset(request.preset)
@@ -122,7 +129,7 @@ class Measurement:
     ----------
     request : Request
         What will run: the settings with every default filled in.
-    packed : PageInputs
+    packed : PackedPages
         The inputs, still on the CPU.
     repeats : list of Repeat
         The finished repeats.
@@ -253,7 +260,7 @@ class Measurement:
         if is_compiled:
             self.vision_setup = SetupPart(compile_ms=self.loaded_model.vision.took_ms())
 
-    def _step_shape(self, inputs: DeviceInputs) -> StepShape:
+    def _step_shape(self, inputs: ModelInputs) -> StepShape:
         """The shape of the static step that this request needs."""
         rows, prompt_tokens = inputs.input_ids.shape
         window = self.checkpoint.interface.window(self.checkpoint.model)
@@ -310,7 +317,7 @@ class Measurement:
     def _generate_once(
         self,
         request: Request,
-        inputs: DeviceInputs,
+        inputs: ModelInputs,
         timeline: Timeline,
         watch: Watch,
         number: int,
@@ -394,7 +401,7 @@ class Measurement:
             return self.loaded_model.vision.installed()
         return nullcontext()
 
-    def _count_preparations(self, inputs: DeviceInputs) -> int | None:
+    def _count_preparations(self, inputs: ModelInputs) -> int | None:
         """How many things will be compiled or captured; None where some may be there already."""
         if len(self.loaded_model.steps) or len(self.loaded_model.vision.made):
             return None
@@ -520,11 +527,11 @@ class Measurement:
         for row, count in enumerate(packed.views_per_row):
             rows += [row] * count
         parts = []
-        for row, page, view in zip(rows, self.pages, packed.views, strict=True):
+        for row, page, preset in zip(rows, self.pages, packed.presets, strict=True):
             parts.append(
                 page_part(
                     page,
-                    view.preset,
+                    preset,
                     row=row,
                     image_tokens=packed.image_tokens[row],
                     text_tokens=packed.text_tokens[row],

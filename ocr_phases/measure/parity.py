@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ocr_phases.inputs.packing import DeviceInputs, PageInputs
+from ocr_phases.inputs.processed import ModelInputs, PackedPages
 from ocr_phases.measure.verdicts import check_that, failing_check, note_check, passing_check
 from ocr_phases.models.load import Checkpoint
 from ocr_phases.record.parts import CheckPart
@@ -60,7 +60,7 @@ class Margins:
 
 
 def parity_check(
-    checkpoint: Checkpoint, request: Request, packed: PageInputs, ours: Rows
+    checkpoint: Checkpoint, request: Request, packed: PackedPages, ours: Rows
 ) -> CheckPart:
     """The ``parity`` check of the record: decode's tokens against those of ``generate()``.
 
@@ -74,7 +74,7 @@ def parity_check(
         The model.
     request : Request
         What ran.
-    packed : PageInputs
+    packed : PackedPages
         The inputs of the run.
     ours : list of list of int
         The tokens that decode made, a list per row.
@@ -208,7 +208,7 @@ def bfloat16_step(value: float) -> float:
 
 
 def scores(
-    checkpoint: Checkpoint, request: Request, inputs: DeviceInputs, ours: Rows, places: set[int]
+    checkpoint: Checkpoint, request: Request, inputs: ModelInputs, ours: Rows, places: set[int]
 ) -> dict[int, Tensor]:
     """What the token at each place is chosen from, float32 [B, vocab].
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ocr_phases.inputs.packing import DeviceInputs
+from ocr_phases.inputs.processed import ModelInputs
 from ocr_phases.models.wiring import interface_of
 from ocr_phases.record.parts import ProbabilitiesPart
 from ocr_phases.steps.phases import until_end
@@ -20,7 +20,7 @@ _DECIMALS = 3
 
 @torch.no_grad()
 def token_probabilities(
-    model: Any, inputs: DeviceInputs, ids: Sequence[Sequence[int]]
+    model: Any, inputs: ModelInputs, ids: Sequence[Sequence[int]]
 ) -> list[ProbabilitiesPart]:
     """The probabilities of the generated ``ids``, after the prompts in ``inputs``.
 
@@ -33,7 +33,7 @@ def token_probabilities(
     ----------
     model : PreTrainedModel
         The loaded model.
-    inputs : DeviceInputs
+    inputs : ModelInputs
         The prompts of B rows, on the model's device.
     ids : sequence of sequence of int
         The generated tokens, a list per row.
@@ -91,7 +91,7 @@ def _in_chunks(model: Any, hidden: Tensor, tokens: Tensor) -> Tensor:
     return torch.cat(chunks, dim=1)
 
 
-def _hidden_states(model: nn.Module, inputs: DeviceInputs, tokens: Tensor) -> Tensor:
+def _hidden_states(model: nn.Module, inputs: ModelInputs, tokens: Tensor) -> Tensor:
     """What the head makes the logits of ``tokens`` [B, N] from: [B, N, hidden]."""
     interface = interface_of(model)
     count = tokens.shape[1]

@@ -11,14 +11,17 @@ from __future__ import annotations
 import contextlib
 import inspect
 import re
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.families import FAMILIES
 from ocr_phases.inputs.processed import ProcessedInputs
 from ocr_phases.models.interface import TimedPart
 from ocr_phases.stages import Role
@@ -179,6 +182,35 @@ def _given(inputs: ProcessedInputs, model: Any) -> dict[str, Any]:
         given["position_ids"] = inputs.start_positions
     given["use_cache"] = True
     return given
+
+
+def is_of_another_class(config: Mapping[str, Any]) -> bool:
+    """Whether a ``config.json`` is of a class of transformers that no family's facts describe."""
+    model_type = config.get("model_type")
+    if model_type in {facts.saved_type for facts in FAMILIES.values()}:
+        return False
+    return model_type in _class_names()
+
+
+def any_class(config: Mapping[str, Any]) -> Any:
+    """transformers' image-text-to-text class of a ``config.json``, by its ``model_type``.
+
+    The name is looked up in transformers' own table; ``auto_map`` is not read.
+    """
+    name = _class_names()[config["model_type"]]
+    found = getattr(transformers, name, None)
+    if found is None or getattr(found, "is_dummy", False):
+        raise OcrPhasesError(
+            f"transformers {transformers.__version__} cannot import {name} here: upgrade "
+            "transformers, or install what the class needs."
+        )
+    return found
+
+
+def _class_names() -> Mapping[str, str]:
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+
+    return MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 
 def any_interface(model: nn.Module) -> AnyInterface:

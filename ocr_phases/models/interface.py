@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from ocr_phases.inputs.packing import DeviceInputs
 from ocr_phases.stages import Role
 
 
@@ -46,7 +45,8 @@ class ModelInterface(Protocol):
     """The calls that ``steps``, ``measure`` and ``collectors`` make of a loaded model.
 
     An implementation has no state: what a step needs of the one before stands in its arguments. B
-    is the number of rows, T the number of tokens of the prompt.
+    is the number of rows, T the number of tokens of the prompt. ``inputs`` are what the class's own way
+    of packing gives: `DeviceInputs` of a family, `ProcessedInputs` of any other class.
     """
 
     @property
@@ -73,7 +73,7 @@ class ModelInterface(Protocol):
         """
         ...
 
-    def views(self, inputs: DeviceInputs) -> list[str]:
+    def views(self, inputs: Any) -> list[str]:
         """The view, ``global`` or ``local``, of each successive vision call of a prefill."""
         ...
 
@@ -81,7 +81,7 @@ class ModelInterface(Protocol):
         """The empty KV cache of a prefill; None where the class makes its own."""
         ...
 
-    def prefill_arguments(self, inputs: DeviceInputs, model: Any = None) -> dict[str, Any]:
+    def prefill_arguments(self, inputs: Any, model: Any = None) -> dict[str, Any]:
         """The keyword arguments of the forward over B whole prompts.
 
         Raises `OcrPhasesError` for inputs that the class cannot take.
@@ -119,11 +119,11 @@ class ModelInterface(Protocol):
         """
         ...
 
-    def generate_arguments(self, inputs: DeviceInputs) -> dict[str, Any]:
+    def generate_arguments(self, inputs: Any) -> dict[str, Any]:
         """The keyword arguments of ``model.generate()`` over B whole prompts."""
         ...
 
-    def carried_from_prefill(self, model: Any, inputs: DeviceInputs, out: Any) -> Any:
+    def carried_from_prefill(self, model: Any, inputs: Any, out: Any) -> Any:
         """What the first step needs beside the cache, of the prefill's output; None for nothing."""
         ...
 

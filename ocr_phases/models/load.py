@@ -16,8 +16,9 @@ from typing import Any
 import torch
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.families import FamilyFacts
+from ocr_phases.families import FamilyFacts, facts_of
 from ocr_phases.families.config import TokenizerLabels, read_model_config
+from ocr_phases.models.anyclass import any_class, is_of_another_class
 from ocr_phases.models.devices import resolve_device
 from ocr_phases.models.folders import (
     download,
@@ -28,6 +29,7 @@ from ocr_phases.models.folders import (
 from ocr_phases.models.generation import GenerationDefaults, generation_defaults
 from ocr_phases.models.growth import check_growth
 from ocr_phases.models.interface import ModelInterface
+from ocr_phases.models.processors import PagePacker, image_token_id, load_processor
 from ocr_phases.models.stored import check_beginning_of
 from ocr_phases.models.vendor import check_request, load_vendor
 from ocr_phases.models.weights import (
@@ -41,6 +43,7 @@ from ocr_phases.models.weights import (
 from ocr_phases.models.wiring import (
     family_of_checkpoint,
     interface_of,
+    is_wired,
     native_class,
     native_config,
     wired_interface,
@@ -68,7 +71,8 @@ class Checkpoint:
     ``default_preset`` suits the weights, None leaves it to the family; ``default_ignore_eos`` is
     True where the text is noise (dummy). ``revision`` is a hub commit, ``sha256:`` over config and
     safetensors headers of a folder, or the seed. ``cuda_calls`` is ``ignore`` where a class's own
-    ``.cuda()`` does nothing (`ocr_phases.models.vendor`).
+    ``.cuda()`` does nothing (`ocr_phases.models.vendor`). ``packer`` packs pages where no family
+    does: by the checkpoint's own processor.
     """
 
     model: Any
@@ -79,12 +83,13 @@ class Checkpoint:
     source: str
     revision: str
     config: dict[str, Any]
-    image_token_id: int
+    image_token_id: int | None
     device: str
     dtype: torch.dtype
     default_preset: str | None = None
     default_ignore_eos: bool = False
     cuda_calls: str | None = None
+    packer: PagePacker | None = None
 
     @property
     def generation(self) -> GenerationDefaults:
@@ -193,11 +198,13 @@ def _load_random(asked: ModelSettings, source: _Source) -> Checkpoint:
 def _load_native(asked: ModelSettings, source: _Source) -> Checkpoint:
     """A folder's weights in transformers' class."""
     config = read_config(source.folder)
+    if is_of_another_class(config):
+        return _load_any(asked, source, config)
     family = read_model_config(config).family
     tokenizer = load_tokenizer(source.folder)
-    image_token_id = image_token(config, tokenizer)
+    image_id = image_token(config, tokenizer)
     dtype = resolve_dtype(asked.dtype, asked.device)
-    class_config = native_config({**config, "image_token_id": image_token_id})
+    class_config = native_config({**config, "image_token_id": image_id})
     with quiet_loading():
         model = load_weights(
             source.folder,
@@ -217,10 +224,44 @@ def _load_native(asked: ModelSettings, source: _Source) -> Checkpoint:
             source=source.origin,
             revision=source.revision or f"sha256:{folder_hash(source.folder)}",
             config=config,
-            image_token_id=image_token_id,
+            image_token_id=image_id,
             device=asked.device,
             dtype=dtype,
             default_preset=BUILT_IN_PRESET if source.origin == BUILT_IN else None,
+        )
+    )
+
+
+def _load_any(asked: ModelSettings, source: _Source, config: dict[str, Any]) -> Checkpoint:
+    """A folder's weights in the class that transformers has for its ``model_type``."""
+    model_class = any_class(config)
+    tokenizer = load_any_tokenizer(source.folder)
+    processor = load_processor(source.folder, config, tokenizer)
+    packer = PagePacker(processor, str(config["model_type"]), image_token_id(config, processor))
+    dtype = resolve_dtype(asked.dtype, asked.device)
+    with quiet_loading():
+        model = load_weights(
+            source.folder,
+            model_class,
+            model_class.__name__,
+            asked,
+            config=model_class.config_class.from_dict(config),
+            dtype=dtype,
+        )
+    return _checked(
+        Checkpoint(
+            model=_with_end_token(model, tokenizer).to(asked.device).eval(),
+            tokenizer=tokenizer,
+            family=facts_of(str(config["model_type"])),
+            interface=interface_of(model),
+            name=source.name,
+            source=source.origin,
+            revision=source.revision or f"sha256:{folder_hash(source.folder)}",
+            config=config,
+            image_token_id=packer.image_token_id,
+            device=asked.device,
+            dtype=dtype,
+            packer=packer,
         )
     )
 
@@ -229,7 +270,7 @@ def _load_vendor(asked: ModelSettings, source: _Source) -> Checkpoint:
     """A folder's weights in the class that its own Python files have."""
     config = read_config(source.folder)
     tokenizer = load_tokenizer(source.folder)
-    image_token_id = image_token(config, tokenizer)
+    image_id = image_token(config, tokenizer)
     content = folder_hash(source.folder, code=True)
     with quiet_loading():
         model = load_vendor(source.folder, config, content, asked)
@@ -246,7 +287,7 @@ def _load_vendor(asked: ModelSettings, source: _Source) -> Checkpoint:
             source=source.origin,
             revision=source.revision or f"sha256:{content}",
             config=config,
-            image_token_id=image_token_id,
+            image_token_id=image_id,
             device=asked.device,
             dtype=resolve_dtype(asked.dtype, asked.device),
             cuda_calls="ignore" if ignores_cuda else None,
@@ -271,6 +312,8 @@ def adopt(model: Any, tokenizer: Any, *, name: str | None = None) -> Checkpoint:
     Raises `OcrPhasesError` for a class of no family, naming every module that its family has and it
     lacks, for a config that does not fit, and for a tokenizer as `load_tokenizer` does.
     """
+    if not is_wired(model):
+        return _adopt_any(model, tokenizer, name)
     interface = wired_interface(model)
     title = type(model).__name__
     config = json.loads(model.config.to_json_string(use_diff=False))
@@ -300,6 +343,48 @@ def adopt(model: Any, tokenizer: Any, *, name: str | None = None) -> Checkpoint:
             dtype=parameter.dtype,
         )
     )
+
+
+def _adopt_any(model: Any, processor: Any, name: str | None) -> Checkpoint:
+    """`adopt` of a model of any class, beside its processor.
+
+    Raises `OcrPhasesError` for a tokenizer in place of a processor, and as `any_interface` does.
+    """
+    interface = interface_of(model)
+    title = type(model).__name__
+    tokenizer = getattr(processor, "tokenizer", None)
+    if tokenizer is None:
+        raise OcrPhasesError(
+            f"{title} needs its processor to pack a page, not {type(processor).__name__}: call "
+            "OCRSession.from_model(model, processor)."
+        )
+    config = json.loads(model.config.to_json_string(use_diff=False))
+    packer = PagePacker(processor, str(config.get("model_type")), image_token_id(config, processor))
+    parameter = next(filter(torch.is_floating_point, model.parameters()))
+    return _checked(
+        Checkpoint(
+            model=_with_end_token(model, tokenizer),
+            tokenizer=tokenizer,
+            family=facts_of(packer.model_type),
+            interface=interface,
+            name=name or getattr(model.config, "name_or_path", "") or title,
+            source=AT_HAND,
+            revision=f"sha256:{_model_hash(model, config)}",
+            config=config,
+            image_token_id=packer.image_token_id,
+            device=str(parameter.device),
+            dtype=parameter.dtype,
+            packer=packer,
+        )
+    )
+
+
+def _with_end_token(model: Any, tokenizer: Any) -> Any:
+    """The model, which takes the tokenizer's end token where its checkpoint names none."""
+    known = model.generation_config.eos_token_id
+    if known is None and model.config.get_text_config().eos_token_id is None:
+        model.generation_config.eos_token_id = tokenizer.eos_token_id
+    return model
 
 
 def _model_hash(model: Any, config: dict[str, Any]) -> str:
@@ -353,6 +438,28 @@ def load_tokenizer(folder: Path) -> Any:
         raise OcrPhasesError(f"{path} {_tokenizer_problem(error)}.") from error
     check_tokenizer(tokenizer, f"in {folder}")
     return tokenizer
+
+
+def load_any_tokenizer(folder: Path) -> Any:
+    """The fast tokenizer of a checkpoint of any class, with the special tokens that it names.
+
+    Raises `OcrPhasesError` for a file that is missing or none.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise OcrPhasesError(
+            f"{folder} has no tokenizer.json: put the one of the published checkpoint there "
+            "(tokenizer.model, or vocab.json and merges.txt, are not read)."
+        )
+    check_beginning_of(path)
+    check_growth(path)
+    try:
+        # The very class: a label in the folder, or its code, is not looked at.
+        return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # the tokenizers library raises no narrower class for a bad file
+        raise OcrPhasesError(f"{path} {_tokenizer_problem(error)}.") from error
 
 
 def _tokenizer_problem(error: Exception) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,9 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from PIL import Image
 
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.families import PROCESSOR, Preset
 from ocr_phases.files import read_regular
-from ocr_phases.inputs.processed import ProcessedInputs
+from ocr_phases.inputs.processed import ProcessedPage, ProcessedPages
 
 _LONGEST_TEMPLATE = 200_000  # characters
 _LONGEST_PROMPT = 1_000_000
@@ -184,6 +186,58 @@ def _chat_template(folder: Path) -> str | None:
 # -- a page and a prompt ---------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class PagePacker:
+    """A checkpoint's processor, and what it has to know to pack a page.
+
+    Attributes
+    ----------
+    processor
+        The processor, such as a ``Qwen2_5_VLProcessor``.
+    model_type
+        The checkpoint's ``model_type``.
+    image_token_id
+        The id that stands for one image token; None where the checkpoint names none.
+    """
+
+    processor: Any
+    model_type: str
+    image_token_id: int | None
+
+    def pack(self, images: Sequence[Image.Image], prompts: Sequence[str]) -> ProcessedPages:
+        """Pages and prompts as one batch: a row for each prompt, or all pages in a single row.
+
+        Raises
+        ------
+        OcrPhasesError
+            For other numbers of pages and prompts, and as `process` does.
+        """
+        rows = [list(images)] if len(prompts) == 1 else [[image] for image in images]
+        if len(rows) != len(prompts):
+            raise OcrPhasesError(
+                f"There are {len(images):,} pages and {len(prompts):,} prompts: give one prompt, or "
+                "one for each page."
+            )
+        given = process(self.processor, self.model_type, rows, prompts)
+        preset = Preset(PROCESSOR, base_size=0, image_size=0, crops=False)
+        return ProcessedPages(
+            given=given,
+            image_token_id=self.image_token_id,
+            views=tuple(ProcessedPage(preset) for _ in images),
+            views_per_row=tuple(len(row) for row in rows),
+            prompts=tuple(prompts),
+        )
+
+
+def image_token_id(config: Mapping[str, Any], processor: Any) -> int | None:
+    """The id of the image token, as config.json or the processor names it; None for neither."""
+    for name in ("image_token_id", "image_token_index"):
+        if isinstance(config.get(name), int):
+            return config[name]
+    found = getattr(processor, "image_token_id", None)
+    return found if isinstance(found, int) else None
+
+
 def process(
     processor: Any, model_type: str, pages: Sequence[Sequence[Image.Image]], prompts: Sequence[str]
 ) -> dict[str, Any]:
@@ -325,22 +379,3 @@ def render_chat(template: str, prompt: str, pages: int, tokenizer: Any) -> str:
 
 def _refuse(reason: str) -> None:
     raise TemplateError(reason)
-
-
-def on_device(given: Mapping[str, Any], device: str, dtype: Any) -> dict[str, Any]:
-    """Tensors of a processor on a device, pixels in the model's dtype."""
-    moved = {}
-    for name, value in given.items():
-        if hasattr(value, "to"):
-            value = value.to(device)
-            if value.is_floating_point():
-                value = value.to(dtype)
-        moved[name] = value
-    return moved
-
-
-def processed_inputs(
-    given: Mapping[str, Any], image_token_id: int | None, device: str, dtype: Any
-) -> ProcessedInputs:
-    """What a processor made, on the model's device."""
-    return ProcessedInputs(on_device(given, device, dtype), image_token_id)

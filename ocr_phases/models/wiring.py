@@ -155,8 +155,11 @@ class NativeInterface:
         }
 
     def generate_arguments(self, inputs: DeviceInputs) -> dict[str, Any]:
-        """The keyword arguments of ``model.generate()``: those of a prefill."""
-        return self.prefill_arguments(inputs)
+        """The keyword arguments of ``model.generate()``, which finds positions by itself."""
+        arguments = self.prefill_arguments(inputs)
+        arguments["attention_mask"] = inputs.attention_mask
+        arguments["position_ids"] = None
+        return arguments
 
     def carried_from_prefill(self, model: Any, inputs: DeviceInputs, out: Any) -> None:
         """None: a step needs no more than the cache."""
@@ -280,6 +283,11 @@ def _find_wired(model: nn.Module) -> NativeInterface | None:
         if interface.wiring.class_name in class_names:
             return interface
     return None
+
+
+def is_wired(model: nn.Module) -> bool:
+    """Whether a family's facts describe the class of a model."""
+    return _find_wired(model) is not None
 
 
 def wired_interface(model: nn.Module) -> NativeInterface:

@@ -14,7 +14,8 @@ from ocr_phases.collectors import machine
 from ocr_phases.collectors.hooks import stage_hooks
 from ocr_phases.collectors.timeline import NoTimeline, Timeline
 from ocr_phases.errors import Hinted, Interrupted, OcrPhasesError, explain_wrong_calls
-from ocr_phases.inputs.packing import DeviceInputs, PageInputs
+from ocr_phases.inputs.packing import PageInputs
+from ocr_phases.inputs.processed import ModelInputs, PackedPages, ProcessedPages
 from ocr_phases.inputs.views import Pages
 from ocr_phases.measure.cells import Cell, CellOutcome, ModelChanges
 from ocr_phases.measure.loaded_model import LoadedModel, describe_model
@@ -269,7 +270,7 @@ class OCRSession(Hinted):
     @explain_wrong_calls
     def run_prefill(
         self,
-        inputs: PageInputs | DeviceInputs,
+        inputs: PackedPages | ModelInputs,
         timeline: Timeline | None = None,
         *,
         sampler: Sampler | None = None,
@@ -299,7 +300,7 @@ class OCRSession(Hinted):
         OcrPhasesError
             For a model in training mode, or spread over several devices.
         """
-        if isinstance(inputs, PageInputs):
+        if isinstance(inputs, PageInputs | ProcessedPages):
             inputs = inputs.to(self.device, self.dtype)
         with execution(self.device):
             return phases.prefill(
@@ -635,7 +636,7 @@ class OCRSession(Hinted):
         grounding: bool | None = None,
         max_new_tokens: int = 1,
         infer: SamplingSettings | Mapping[str, Any] | str | None = None,
-    ) -> PageInputs:
+    ) -> PackedPages:
         """A page and a prompt as packed inputs, still on the CPU: what `run_prefill` takes.
 
         Parameters

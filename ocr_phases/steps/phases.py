@@ -23,7 +23,7 @@ from ocr_phases.collectors.hooks import stage_hooks
 from ocr_phases.collectors.timeline import NoTimeline, Timeline
 from ocr_phases.errors import Hinted, OcrPhasesError, explain_wrong_calls
 from ocr_phases.families import windowed_length
-from ocr_phases.inputs.packing import DeviceInputs
+from ocr_phases.inputs.processed import ModelInputs
 from ocr_phases.models.caches import (
     cache_bytes_per_token,
     cache_length,
@@ -185,7 +185,7 @@ class DecodeState(Hinted):
 @explain_wrong_calls
 def prefill(
     model: nn.Module,
-    inputs: DeviceInputs,
+    inputs: ModelInputs,
     timeline: Timeline | None = None,
     *,
     sampler: TokenSampler | None = None,
@@ -376,7 +376,7 @@ def decode(
 @explain_wrong_calls
 def generate(
     model: nn.Module,
-    inputs: DeviceInputs,
+    inputs: ModelInputs,
     max_new_tokens: int,
     timeline: Timeline | None = None,
     *,
@@ -411,7 +411,7 @@ def generate(
     )
 
 
-def prompt_loss(model: nn.Module, inputs: DeviceInputs, labels: Tensor | None = None) -> Tensor:
+def prompt_loss(model: nn.Module, inputs: ModelInputs, labels: Tensor | None = None) -> Tensor:
     """The training loss: mean next-token cross entropy, a scalar that can be differentiated.
 
     ``labels`` int64 [B, T] default to the prompt's own ids; image and padding positions never count

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.inputs.packing import DeviceInputs
+from ocr_phases.inputs.processed import ModelInputs
 from ocr_phases.models.devices import device_of
 from ocr_phases.settings import Request, SamplingSettings
 
@@ -171,7 +171,7 @@ OnTokens = Callable[[list[list[int]]], None]
 
 def one_shot(
     checkpoint: Checkpoint,
-    inputs: DeviceInputs,
+    inputs: ModelInputs,
     request: Request,
     on_tokens: OnTokens | None = None,
     *,
@@ -207,8 +207,7 @@ def one_shot(
     seeded = device_of(inputs.input_ids.device).seeded(request.seed)
     with torch.no_grad(), interface.silenced(), seeded:
         tokens = model.generate(
-            **interface.generate_arguments(inputs)
-            | {"attention_mask": inputs.attention_mask, "position_ids": None},
+            **interface.generate_arguments(inputs),
             max_new_tokens=request.max_new_tokens,
             eos_token_id=list(end_tokens),
             return_dict_in_generate=False,
