@@ -70,8 +70,8 @@ def test_a_server_is_timed_as_far_as_it_tells_and_the_rest_is_missing(vllm: Fake
     }
     assert wanted.items() <= vllm.bodies[0].items()
     again = PhaseRun.load(run.save(tmp_path / "run.json"))
-    assert again.model["server"]["engine"] == "vllm"
-    assert [set(times) for times in again.model["server"]["times"]] == [TIMES] * 2
+    assert again.model.server["engine"] == "vllm"
+    assert [set(times) for times in again.model.server["times"]] == [TIMES] * 2
     missing = (
         "vision_ms",
         "vision_share",
