@@ -39,7 +39,7 @@ from ocr_phases.record.parts import to_plain
 from ocr_phases.session import OCRSession
 from ocr_phases.settings import STRATEGIES, VISIONS
 from ocr_phases.steps import phases
-from ocr_phases.steps.execution import decode_attention
+from ocr_phases.steps.decode_kernels import decode_attention
 
 PARTS = ("overhead", "collectors", "stage_coverage", "prefill", "strategies")
 
@@ -118,7 +118,7 @@ def run_bench(
     Raises `OcrPhasesError` for a page or file that cannot be had.
     """
     image, data, name = load_page(each_page(str(page))[0])
-    suits = session.checkpoint.default_preset or session.family.facts.preset().name
+    suits = session.checkpoint.default_preset or session.family.preset().name
     presets = settings.presets or (suits,)
     usual = STRATEGIES if _on_gpu(session) else ("eager",)
     settings = replace(settings, presets=presets, strategies=settings.strategies or usual)

@@ -57,9 +57,10 @@ from ocr_phases.settings import (
 )
 from ocr_phases.show.section import facts_bundle, facts_text
 from ocr_phases.steps import phases
-from ocr_phases.steps.captured import StaticStep, capacity_for
+from ocr_phases.steps.captured import KEPT_STEPS, StaticStep, StepKey, capacity_for
 from ocr_phases.steps.compiled import CompiledVision
-from ocr_phases.steps.execution import decode_execution
+from ocr_phases.steps.decode_kernels import decode_execution
+from ocr_phases.steps.last_used import LastUsed
 from ocr_phases.steps.sampling import Sampler
 from ocr_phases.text import filled, millions_text, stage_name
 from ocr_phases.versions import asset, seldom_collected
@@ -78,7 +79,9 @@ class OCRSession(Hinted):
     def __init__(self, checkpoint: Checkpoint, asked: ModelSettings | None = None) -> None:
         self.checkpoint, self._asked = checkpoint, asked  # None of a model object
         self.model: Any = checkpoint.model
-        self.tokenizer, self.family = checkpoint.tokenizer, checkpoint.family
+        self.tokenizer = checkpoint.tokenizer
+        self.family = checkpoint.family
+        self.interface = checkpoint.interface
         self.device, self.dtype = checkpoint.device, checkpoint.dtype
         #: The ids that end a generation and that fill rows, and text to ids without special tokens
         #: around it.
@@ -89,7 +92,7 @@ class OCRSession(Hinted):
         )
         #: What measurements share: steps by shape, compiled encoders, and `measure_ceilings` once a
         #: dtype.
-        self.steps: dict[tuple[int, int, str], StaticStep] = {}
+        self.steps: LastUsed[StepKey, StaticStep] = LastUsed(KEPT_STEPS)
         self.vision = CompiledVision(checkpoint.model)
         self.ceilings: Callable[[torch.dtype], dict[str, Any]] = cache(
             partial(measure_ceilings, self.device)
@@ -352,7 +355,7 @@ class OCRSession(Hinted):
         OcrPhasesError
             Where a rule of decode is broken: a token per row, no image, a cache that grows by one.
         """
-        hooks = stage_hooks(self.model, self.family, timeline or NoTimeline(), [])
+        hooks = stage_hooks(self.model, self.interface, timeline or NoTimeline(), [])
         with execution(self.device), decode_execution(self.model), hooks:
             return phases.decode_step(self.model, state, timeline)
 
@@ -361,9 +364,9 @@ class OCRSession(Hinted):
 
     def _facts(self) -> dict[str, Any]:
         text = self.model.config.get_text_config()
-        parameters = self.family.parameters(self.model)
+        parameters = self.interface.parameters(self.model)
         return {
-            "family": f"{self.family.facts.name}, {self.family.implementation} class",
+            "family": f"{self.family.name}, {self.interface.implementation} class",
             "device": f"{machine.describe_device(self.device)['name']} ({self.device})",
             "dtype": str(self.dtype).removeprefix("torch."),
             "parameters": {

@@ -66,7 +66,7 @@ def test_published_layout_loads_whole(golden_session, golden_checkpoint):
     # it.
     unused = weights.pop("model.vision_model.embeddings.patch_embedding.weight")
     assert unused.shape == (96, 3, 14, 14)
-    parameters = golden_session.family.parameters(golden_session.model)
+    parameters = golden_session.interface.parameters(golden_session.model)
     assert parameters["total"] == sum(tensor.numel() for tensor in weights.values())
     assert golden_session.checkpoint.image_token_id == 300
     assert golden_session.checkpoint.revision.startswith("sha256:")

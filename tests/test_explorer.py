@@ -43,7 +43,7 @@ from ocr_phases.families import FAMILIES
 from ocr_phases.models.load import load_tokenizer
 from ocr_phases.record.parts import to_plain
 from ocr_phases.settings import ModelSettings, Settings
-from ocr_phases.steps.execution import preparing
+from ocr_phases.steps.preparing import announce
 from ocr_phases.view.data import markdown_html
 
 AGAIN = "Measure again with 8 repeats"
@@ -241,7 +241,7 @@ def test_what_a_model_or_a_file_name_says_stays_text():
 
 
 def test_the_head_says_what_makes_a_record_doubtful_and_a_view_is_drawn_when_it_is_opened(run):
-    explorer = run.explore()
+    explorer = Explorer(runs=[run], bar=False, keep=None)
     assert (explorer.run, explorer.bar, explorer.parts) == (run, False, {})
     open_all(explorer, "stages", "page")
     assert all(words in everything(explorer) for words in ("kernels=True", "Time of each phase"))
@@ -308,7 +308,7 @@ def test_markdown_has_its_tables_and_nothing_of_html():
         "| p |\n|---|\n| q |\n\n![i](http://e/x.png)\n<img src=x>"
     )
     assert re.sub(r"\n *", "", shown) == (
-        '<h1>A <em>b</em></h1><table><tr><td colspan="2">x &lt;b&gt;y&lt;/b&gt;</td></tr></table>'
+        '<h3>A <em>b</em></h3><table><tr><td colspan="2">x &lt;b&gt;y&lt;/b&gt;</td></tr></table>'
         "<table><thead><tr><th>p</th></tr></thead><tbody><tr><td>q</td></tr></tbody></table>"
         "<p>![i](http://e/x.png)<br />&lt;img src=x&gt;</p>"
     )
@@ -569,7 +569,7 @@ def test_a_measurement_ends_where_it_is_stopped(quick, tiny_session, monkeypatch
                 stop()
 
         def set_up(*_):  # nothing is compiled here
-            preparing.get()("compiling the decode step")
+            announce("compiling the decode step")
             assert named.wait(30)
             stop()
 

@@ -669,7 +669,7 @@ def test_a_published_layout_loads_by_its_parts(
 ):
     folder = Path(shutil.copytree(golden_checkpoint(recording), tmp_path / "model"))
     entries(model_type=name)(folder)
-    assert OCRSession.load(str(folder), device="cpu").family.facts.name == family
+    assert OCRSession.load(str(folder), device="cpu").family.name == family
 
 
 @pytest.fixture
@@ -689,7 +689,7 @@ def saved(tmp_path: Path) -> Path:
 def test_a_saved_layout_loads_by_its_parts(name, saved):
     entries(model_type=name)(saved)
     session = OCRSession.load(str(saved), device="cpu")
-    assert session.family.facts.name == "deepseek-ocr"
+    assert session.family.name == "deepseek-ocr"
     assert set(session.model.config.text_config.layer_types) == {"full_attention"}
 
 

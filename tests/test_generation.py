@@ -284,7 +284,7 @@ def test_what_infer_says_wins(configured, entries, infer, right):
     run = session.run_inference(RECEIPT, **ASKED, infer=infer)
     wanted = dict(right)
     if infer == "published":
-        published, _ = resolve_infer(infer, None, session.family.facts.name)
+        published, _ = resolve_infer(infer, None, session.family.name)
         wanted["no_repeat_ngram_size"] = published.no_repeat_ngram_size
     assert run.request.infer == type(run.request.infer)(**SamplingSettings(**wanted).described())
 

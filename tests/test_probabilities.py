@@ -25,7 +25,7 @@ from ocr_phases.analyse.regions import UNCERTAIN_BELOW
 from ocr_phases.analyse.sentences import uncertain_sentence, verdict
 from ocr_phases.inputs.packing import DeviceInputs
 from ocr_phases.measure.probabilities import Sureness, token_probabilities
-from ocr_phases.models.wiring import family_of
+from ocr_phases.models.wiring import interface_of
 from ocr_phases.record.parts import to_plain
 from ocr_phases.show.boxes import region_boxes
 from ocr_phases.show.page_and_text import page_section, text_notes_section
@@ -80,7 +80,7 @@ GENERATED["unlimited-ocr"] = ("base", "multi")
 def test_equal_to_the_logits_of_generate(name: str, case: str, driven: Driven) -> None:
     session, inputs = driven(name, case)
     model = session.model
-    arguments = family_of(model).prefill_arguments(inputs)
+    arguments = interface_of(model).prefill_arguments(inputs)
     arguments |= {"attention_mask": inputs.attention_mask, "position_ids": None}
     rules = {"do_sample": False, "eos_token_id": None, "pad_token_id": 2, "no_repeat_ngram_size": 1}
     told = {"output_logits": True, "return_dict_in_generate": True}

@@ -11,13 +11,16 @@ from typing import Any
 from torch import nn
 
 from ocr_phases.collectors.timeline import NoTimeline, Span, Timeline
-from ocr_phases.families import VISION_STAGES
-from ocr_phases.models.wiring import Family
+from ocr_phases.models.interface import ModelInterface, TimedPart
+from ocr_phases.stages import VISION_ROLES
+
+#: The stage between the projector and the language model, which is no module.
+_FUSION = "vision_fusion"
 
 
 @contextlib.contextmanager
 def stage_hooks(
-    model: nn.Module, family: Family, timeline: Timeline, views: Sequence[str]
+    model: nn.Module, interface: ModelInterface, timeline: Timeline, views: Sequence[str]
 ) -> Iterator[None]:
     """Time the model's stages by hooks on its submodules, for the length of a ``with`` block.
 
@@ -25,27 +28,30 @@ def stage_hooks(
     ``"local"``). ``vision_fusion`` runs from the end of the last projector call to the start of the
     language model. The hooks are removed at the end, also after an error.
     """
-    timed = {} if isinstance(timeline, NoTimeline) else family.timed(model)
+    if isinstance(timeline, NoTimeline):
+        yield
+        return
+    parts = interface.timed_parts(model)
     open_spans: dict[str, Span] = {}
-    left = {stage: list(views) for stage in VISION_STAGES}
+    views_left = {part.stage: list(views) for part in parts if part.role in VISION_ROLES}
 
-    def before(stage: str, module: nn.Module, args: Any) -> None:
-        if stage == "language_model" and "vision_fusion" in open_spans:
-            timeline.end(open_spans.pop("vision_fusion"))
-        view = left[stage].pop(0) if left.get(stage) else ""
-        open_spans[stage] = timeline.begin(stage, view)
+    def before(part: TimedPart, module: nn.Module, args: Any) -> None:
+        if part.role == "language" and _FUSION in open_spans:
+            timeline.end(open_spans.pop(_FUSION))
+        view = views_left[part.stage].pop(0) if views_left.get(part.stage) else ""
+        open_spans[part.stage] = timeline.begin(part.stage, view)
 
-    def after(stage: str, module: nn.Module, args: Any, output: Any) -> None:
-        timeline.end(open_spans.pop(stage))
-        if stage == "projector" and views:
+    def after(part: TimedPart, module: nn.Module, args: Any, output: Any) -> None:
+        timeline.end(open_spans.pop(part.stage))
+        if part.role == "projector" and views:
             timeline.vectors += prod(output.shape[:-1])
-            if not left[stage]:
-                open_spans["vision_fusion"] = timeline.begin("vision_fusion")
+            if not views_left[part.stage]:
+                open_spans[_FUSION] = timeline.begin(_FUSION)
 
     with contextlib.ExitStack() as hooks:
-        for stage, (first, last) in timed.items():
-            hooks.enter_context(first.register_forward_pre_hook(partial(before, stage)))
-            hooks.enter_context(last.register_forward_hook(partial(after, stage)))
+        for part in parts:
+            hooks.enter_context(part.first.register_forward_pre_hook(partial(before, part)))
+            hooks.enter_context(part.last.register_forward_hook(partial(after, part)))
         yield
 
 

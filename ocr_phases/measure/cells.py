@@ -44,7 +44,6 @@ from ocr_phases.record.store import (
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.results.sweep import SweepResult
 from ocr_phases.settings import Settings
-from ocr_phases.steps.execution import last_used
 
 #: What all records of a folder share, and what those share that are not asked for now.
 _SUBJECT = ("page", "model", "device", "attention", "dtype")
@@ -183,7 +182,7 @@ class Sweep:
         """Measure the cells of one model that ``runs`` lacks, and say what became of each."""
         sessions, truth = {(): load()}, self.subject[1]
         device, shared = sessions[()].device, self._shared(sessions[()])
-        cells = _own_cells(self.cells, sessions[()].family.facts.stands_for, shared)
+        cells = _own_cells(self.cells, sessions[()].family.stands_for, shared)
         known = _known(runs, shared, {cell.name for cell in cells})
         for cell in cells:
             record, path = (runs / f"{cell.name}{ending}" for ending in (".json", CELL_STATUS))
@@ -223,7 +222,7 @@ class Sweep:
             "versions": {
                 name: value for name, value in machine.versions().items() if name != "git"
             },
-            "prompt": session.family.facts.text_of(self.prompt),
+            "prompt": session.family.text_of(self.prompt),
         }
 
     def _measured(
@@ -324,9 +323,8 @@ def only(kept: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
     """``kept[key]``, made where it is missing once all else is let go: a device never holds two
     models.
     """
-
-    def alone() -> Any:
+    if key not in kept:
+        kept.clear()
         free_memory()
-        return make()
-
-    return last_used(kept, key, alone, 1)
+        kept[key] = make()
+    return kept[key]

@@ -73,7 +73,8 @@ class Watch:
     """
 
     def __init__(self, checkpoint: Checkpoint, looks: Collection[str], *, counted: bool) -> None:
-        self.model, self.family, self.looks = checkpoint.model, checkpoint.family, looks
+        self.model, self.looks = checkpoint.model, looks
+        self.interface = checkpoint.interface
         self.memory = PeakMemory(checkpoint.device)
         # Counting takes time, so it is in no timed run.
         self.waits: list[str] | None = [] if counted else None
@@ -89,8 +90,7 @@ class Watch:
         def look(module: nn.Module, args: Any, arguments: dict[str, Any]) -> None:
             self.modes.append((module.training, torch.is_grad_enabled()))
             if phase == "decode":
-                names = self.family.wiring.image_arguments
-                self.images |= {name for name in names if arguments.get(name) is not None}
+                self.images.update(self.interface.leaked_images(arguments))
                 self.widths.add(arguments["input_ids"].shape[1])
                 self.masks.append(_mask_of(arguments.get("attention_mask")))
 
@@ -164,7 +164,7 @@ def logits_summed(checkpoint: Checkpoint) -> Iterator[list[LiveCheck]]:
         newest[:] = [logits[:, -1]]
         sums.append(newest[0].sum(dim=-1, dtype=torch.float32))
 
-    with checkpoint.family.stages(checkpoint.model)["lm_head"].register_forward_hook(look):
+    with checkpoint.interface.modules(checkpoint.model)["lm_head"].register_forward_hook(look):
         yield checks
     if sums:
         checks.append(finite_logits(logits_fault(torch.stack(sums), newest[0]), len(sums)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Collection, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -52,18 +51,11 @@ from ocr_phases.record.parts import (
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.settings import Request, RunSettings, is_published
 from ocr_phases.steps import phases
-from ocr_phases.steps.captured import KEPT_STEPS, StaticStep, capacity_for
-from ocr_phases.steps.execution import (
-    EOS_INTERVALS,
-    check_strategy,
-    decode_attention,
-    decode_backends,
-    decode_experts,
-    last_used,
-    preparing,
-    told_of_preparing,
-)
+from ocr_phases.steps.captured import StaticStep, capacity_for
+from ocr_phases.steps.decode_kernels import decode_attention, decode_backends, decode_experts
+from ocr_phases.steps.preparing import numbered_announcements
 from ocr_phases.steps.sampling import OnTokens, one_shot, sampler_for
+from ocr_phases.steps.strategies import EOS_INTERVALS, check_strategy
 from ocr_phases.text import count_text
 
 # -- what is asked for --------------------------------------------------------------------------------
@@ -75,7 +67,7 @@ def pack_rows(
     """Load, cut and tokenise: the inputs, and the pages in them as (image, bytes, name)."""
     with timeline.span("load_image"):
         loaded = [load_page(page) for page in request.pages]
-        preset = checkpoint.family.facts.preset(request.preset)
+        preset = checkpoint.family.preset(request.preset)
         views = [make_views(image, preset) for image, _, _ in loaded]
     with timeline.span("tokenizer"):
         return pack(views, request.prompts, checkpoint), loaded
@@ -119,7 +111,7 @@ class Measurement:
         self.step: StaticStep | None = None
         self.setup: dict[str, Any] = {"strategy_setup": None, "vision_setup": None}
         checkpoint = self.checkpoint = session.checkpoint
-        self.device, facts = checkpoint.device, checkpoint.family.facts
+        self.device, facts = checkpoint.device, checkpoint.family
         own = {
             "ignore_eos": checkpoint.default_ignore_eos,
             "eos_check_every": EOS_INTERVALS[asked.strategy],
@@ -138,7 +130,7 @@ class Measurement:
             request = self.request = replace(request, max_new_tokens=limit)
         if request.kernels:
             check_kernels(self.device, generate=request.generate, trace=request.kernel_trace)
-        check_strategy(request, checkpoint.family, self.device)
+        check_strategy(request, checkpoint.interface, self.device)
         if request.max_new_tokens > room:
             asked_for = f"{prompt_len} prompt tokens and {request.max_new_tokens} new ones"
             less = f"ask for at most {room}" if room > 0 else "choose a smaller preset"
@@ -151,23 +143,27 @@ class Measurement:
     def set_up(self) -> None:
         """Make or find what the strategies need; `OcrPhasesError` where that fails.
 
-        `told_of_preparing` is told what is made, numbered. Times in the record's part are ms.
+        What is made is announced, numbered (`ocr_phases.steps.preparing`). Times in the record's part are ms.
         """
         request, steps, vision = self.request, self.session.steps, self.session.vision
         static, compiled = request.strategy != "eager", request.vision == "compiled"
-        family, model = self.checkpoint.family, self.checkpoint.model
+        model = self.checkpoint.model
+        interface = self.checkpoint.interface
         inputs = self.packed.to(self.device, self.checkpoint.dtype)
         (rows, length), captured = inputs.input_ids.shape, static and inputs.input_ids.is_cuda
-        total = len(family.facts.encoders) * len(family.views(inputs)) * compiled
+        total = len(self.checkpoint.family.encoders) * len(interface.views(inputs)) * compiled
         total += (request.strategy == "compiled") + captured
-        of = "" if steps or vision.made else f" of {total}"  # some may be made already
-        tell, numbers = preparing.get(), itertools.count(1)
-        with told_of_preparing(lambda what: tell(f"{what} ({next(numbers)}{of})")), self.vision():
+        some_are_made = len(steps) + len(vision.made) > 0
+        with numbered_announcements(None if some_are_made else total), self.vision():
             if static:
-                room = capacity_for(length, request.max_new_tokens, family.window(model))
+                room = capacity_for(length, request.max_new_tokens, interface.window(model))
                 key = rows, room, request.strategy
-                reused = key in steps
-                self.step = last_used(steps, key, partial(StaticStep, model, *key), KEPT_STEPS)
+                self.step = steps.get(key)
+                reused = self.step is not None
+                if self.step is None:
+                    steps.make_room()
+                    self.step = StaticStep(model, *key)
+                    steps.put(key, self.step)
                 self.step.ready_for(length, request.max_new_tokens)
             if compiled or captured:
                 phases.prefill(model, inputs, step=self.step)
@@ -343,17 +339,18 @@ def attention_kernels(device: str, strategy: str = "eager") -> list[str]:
 
 def describe_model(checkpoint: Checkpoint) -> dict[str, Any]:
     """The record's part about a model, whatever it is asked to do."""
-    model, family = checkpoint.model, checkpoint.family
+    model = checkpoint.model
+    interface = checkpoint.interface
     own = ("name", "source", "revision", "cuda_calls", "config")
     return {
         **{name: getattr(checkpoint, name) for name in own},
-        "family": family.facts.name,
-        "implementation": family.implementation,
+        "family": checkpoint.family.name,
+        "implementation": interface.implementation,
         "class": type(model).__name__,
         "dtype": str(checkpoint.dtype).removeprefix("torch."),
         "attention": model.config._attn_implementation,
         "attention_kernels": attention_kernels(checkpoint.device),
         "generation": checkpoint.generation.described(),
         "experts": getattr(model.config.get_text_config(), "_experts_implementation", None),
-        "parameters": family.parameters(model),
+        "parameters": interface.parameters(model),
     }

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ocr_phases.inputs.packing import DeviceInputs
-from ocr_phases.models.wiring import family_of
+from ocr_phases.models.wiring import interface_of
 from ocr_phases.steps.phases import until_end
 
 _MOST_LOGITS = 2**24  # at once: 64 MB in float32
@@ -46,7 +46,7 @@ def token_probabilities(
         [row + [0] * (longest - len(row)) for row in known], device=inputs.input_ids.device
     )
     hidden = _hidden_states(model, inputs, wanted)
-    head = family_of(model).stages(model)["lm_head"]
+    head = interface_of(model).modules(model)["lm_head"]
     size = max(1, _MOST_LOGITS // (model.config.get_text_config().vocab_size * len(known)))
     chunks = zip(hidden.split(size, dim=1), wanted.split(size, dim=1), strict=True)
     found = torch.cat([_sureness(head(part).float(), tokens) for part, tokens in chunks], dim=1)
@@ -61,21 +61,22 @@ def token_probabilities(
 
 def _hidden_states(model: nn.Module, inputs: DeviceInputs, tokens: Tensor) -> Tensor:
     """What the head makes the logits of ``tokens`` [B, N] from: [B, N, hidden]."""
-    family, count = family_of(model), tokens.shape[1]
-    arguments = family.prefill_arguments(inputs.followed_by(tokens[:, :-1]), model)
-    window = family.window(model)
+    interface = interface_of(model)
+    count = tokens.shape[1]
+    arguments = interface.prefill_arguments(inputs.followed_by(tokens[:, :-1]), model)
+    window = interface.window(model)
     if window is not None and count - 1 > window:
         # Without a cache the class takes all of it for the prompt, which has no window.
         mask = windowed_mask(inputs.attention_mask, count - 1, window)
-        arguments["attention_mask"] = family.ready_mask(mask)
+        arguments["attention_mask"] = interface.ready_mask(mask)
     hidden: list[Tensor] = []
 
     def keep(_: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
         hidden.append(given[0])
         return (given[0][:, -1:],)  # the head's logits of all positions would take much memory
 
-    with family.stages(model)["lm_head"].register_forward_pre_hook(keep):
-        family.forward(model, arguments, use_cache=False, logits_to_keep=0)
+    with interface.modules(model)["lm_head"].register_forward_pre_hook(keep):
+        interface.forward(model, arguments, use_cache=False, logits_to_keep=0)
     return hidden[0][:, -count:]
 
 
