@@ -517,8 +517,8 @@ def test_a_preset_passes_only_by_what_the_server_told(told, verdict, says):
     _, _, check = checks.read_as(
         Answer(0.0, **told), FAMILY.preset("gundam"), FAMILY, MARKDOWN, 1000, 1400
     )
-    assert check["verdict"] == verdict
-    assert says in check["measured"]
+    assert check.verdict == verdict
+    assert says in check.measured
 
 
 @pytest.mark.parametrize("more", [-14, 0, 16])
@@ -532,7 +532,7 @@ def test_the_length_of_a_right_prompt_is_enough(family, name, more):
     image = image_token_count(preset, preset.grid(1000, 1400))
     answer = Answer(0.0, usage={"prompt_tokens": image + checks.text_token_count(prompt) + more})
     found_preset, count, check = checks.read_as(answer, preset, facts, prompt, 1000, 1400)
-    assert (found_preset.name, count, check["verdict"]) == (name, image, "pass")
+    assert (found_preset.name, count, check.verdict) == (name, image, "pass")
 
 
 def test_a_level_that_is_named_twice_is_measured_once(vllm: Fake):

@@ -232,8 +232,8 @@ def test_sampling_autocast_and_mixed_norms_are_notes(golden_session):
         check = norm_layers(golden_session.model, golden_session.dtype, autocast=False)
     finally:
         norm.float()
-    assert check["verdict"] == "note"
-    assert says(check["measured"], "1 LayerNorm", "float16")
+    assert check.verdict == "note"
+    assert says(check.measured, "1 LayerNorm", "float16")
 
 
 # -- parity in 16 bits --------------------------------------------------------------------------------

@@ -107,8 +107,8 @@ def profiled(host_syncs):
 def test_host_syncs_are_judged_by_what_was_counted(waits, seen, device, verdict, measured):
     waits = waits and HostWaits(*waits)
     check = host_syncs(waits, seen and profiled(seen), 5, device)
-    assert check["verdict"] == verdict
-    assert measured in check["measured"]
+    assert check.verdict == verdict
+    assert measured in check.measured
 
 
 @pytest.mark.parametrize("way", [{}, {"generate": True, "infer": {"temperature": 3.0}}])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct, field
@@ -51,6 +51,29 @@ class Part(Struct, kw_only=True, frozen=True):
     """
 
     unknown: dict[str, Any] = {}
+
+    if not TYPE_CHECKING:
+
+        def __getitem__(self, name):
+            return to_plain(self)[name]
+
+        def get(self, name, default=None):  # noqa: D102
+            return to_plain(self).get(name, default)
+
+        def __contains__(self, name):
+            return name in to_plain(self)
+
+        def keys(self):  # noqa: D102
+            return to_plain(self).keys()
+
+        def items(self):  # noqa: D102
+            return to_plain(self).items()
+
+        def __iter__(self):
+            return iter(to_plain(self))
+
+        def __or__(self, other):
+            return to_plain(self) | dict(other)
 
 
 # -- the device -----------------------------------------------------------------------------------------
