@@ -279,11 +279,11 @@ def test_cache_facts_are_true_for_a_cache_that_stops_growing(several_pages, tmp_
     run = PhaseRun.load(several_pages.save(tmp_path / "run.json"))
     prompt, cache = run.request.prefill_len, run.cache
     assert [page.row for page in run.pages] == [0, 0]
-    assert cache["window"] == WINDOW
-    assert cache["lengths"] == list(range(prompt, prompt + 24))
-    assert cache["entries"] == [min(length, prompt + WINDOW - 1) for length in cache["lengths"]]
-    assert cache["bytes_per_token"] == 2 * 3 * 80 * 4
-    assert cache["bytes"] == [entries * cache["bytes_per_token"] for entries in cache["entries"]]
+    assert cache.window == WINDOW
+    assert cache.lengths == list(range(prompt, prompt + 24))
+    assert cache.entries == [min(length, prompt + WINDOW - 1) for length in cache.lengths]
+    assert cache.bytes_per_token == 2 * 3 * 80 * 4
+    assert cache.bytes == [entries * cache.bytes_per_token for entries in cache.entries]
     checks = {check.name: check for check in run_checks(run)}
     assert {check.verdict for check in checks.values()} <= {"pass", "note", "n/a", "noisy"}
     for name in (
