@@ -39,7 +39,7 @@ from ocr_phases.record.parts import to_plain
 from ocr_phases.session import OCRSession
 from ocr_phases.settings import STRATEGIES, VISIONS
 from ocr_phases.steps import phases
-from ocr_phases.steps.execution import decode_attention
+from ocr_phases.steps.decode_kernels import decode_attention
 
 PARTS = ("overhead", "collectors", "stage_coverage", "prefill", "strategies")
 

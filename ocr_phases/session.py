@@ -57,9 +57,10 @@ from ocr_phases.settings import (
 )
 from ocr_phases.show.section import facts_bundle, facts_text
 from ocr_phases.steps import phases
-from ocr_phases.steps.captured import StaticStep, capacity_for
+from ocr_phases.steps.captured import KEPT_STEPS, StaticStep, StepKey, capacity_for
 from ocr_phases.steps.compiled import CompiledVision
-from ocr_phases.steps.execution import decode_execution
+from ocr_phases.steps.decode_kernels import decode_execution
+from ocr_phases.steps.last_used import LastUsed
 from ocr_phases.steps.sampling import Sampler
 from ocr_phases.text import filled, millions_text, stage_name
 from ocr_phases.versions import asset, seldom_collected
@@ -91,7 +92,7 @@ class OCRSession(Hinted):
         )
         #: What measurements share: steps by shape, compiled encoders, and `measure_ceilings` once a
         #: dtype.
-        self.steps: dict[tuple[int, int, str], StaticStep] = {}
+        self.steps: LastUsed[StepKey, StaticStep] = LastUsed(KEPT_STEPS)
         self.vision = CompiledVision(checkpoint.model)
         self.ceilings: Callable[[torch.dtype], dict[str, Any]] = cache(
             partial(measure_ceilings, self.device)

@@ -40,7 +40,7 @@ from ocr_phases.families import (
 Strategy = Literal["eager", "cuda_graph", "compiled"]
 Vision = Literal["eager", "compiled"]
 
-#: How a decode step is executed; what each does is in `ocr_phases.steps.execution`.
+#: How a decode step is executed; what each does is in `ocr_phases.steps.strategies`.
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
 #: How the vision encoders run in the prefill.
 VISIONS: tuple[str, ...] = get_args(Vision)

@@ -26,7 +26,7 @@ from benchmarks import cost_tables
 from benchmarks.documents import with_parts
 from ocr_phases import OcrPhasesError, PhaseRun, Settings, SweepResult
 from ocr_phases.analyse import cost
-from ocr_phases.analyse.sentences import key_metrics
+from ocr_phases.analyse.cards import key_metrics
 from ocr_phases.cli import main
 from ocr_phases.cli.options import BATCH, EVERY, SHARED
 from ocr_phases.families import FAMILIES

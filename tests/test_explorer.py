@@ -43,7 +43,7 @@ from ocr_phases.families import FAMILIES
 from ocr_phases.models.load import load_tokenizer
 from ocr_phases.record.parts import to_plain
 from ocr_phases.settings import ModelSettings, Settings
-from ocr_phases.steps.execution import preparing
+from ocr_phases.steps.preparing import announce
 from ocr_phases.view.data import markdown_html
 
 AGAIN = "Measure again with 8 repeats"
@@ -569,7 +569,7 @@ def test_a_measurement_ends_where_it_is_stopped(quick, tiny_session, monkeypatch
                 stop()
 
         def set_up(*_):  # nothing is compiled here
-            preparing.get()("compiling the decode step")
+            announce("compiling the decode step")
             assert named.wait(30)
             stop()
 

@@ -24,9 +24,9 @@ from benchmarks import quality_figures
 from benchmarks.documents import with_parts
 from ocr_phases import PhaseRun
 from ocr_phases.analyse import grounding, quality
+from ocr_phases.analyse.cards import key_metrics
 from ocr_phases.analyse.grounding import grid_box, match_boxes
 from ocr_phases.analyse.quality import check_for_pages, load_truth, quality_of
-from ocr_phases.analyse.sentences import key_metrics
 from ocr_phases.analyse.text import plain_text, text_measures, word_edits
 from ocr_phases.cli import main
 from ocr_phases.record.parts import to_plain

@@ -8,6 +8,8 @@ import pytest
 from example_run import altered, make_run, paced, with_steps
 
 from ocr_phases.analyse.checks import run_checks
+from ocr_phases.analyse.figure_rows import FIGURE_ROWS, FIGURES, Place, figures_in
+from ocr_phases.analyse.quality import AGREEMENT, MEASURES
 from ocr_phases.analyse.sentences import findings, verdict
 from ocr_phases.analyse.stages import (
     decode_trend,
@@ -91,6 +93,22 @@ def test_the_typical_repeat_is_near_the_median_in_both_phases() -> None:
     """The total alone would choose the second, whose prefill is three times the others'."""
     run = paced(make_run(repeats=3), 1.0, 3.0, 1.0, phase="prefill")
     assert typical_repeat(paced(run, 1.0, 1.08, 1.1, phase="decode")) != 1
+
+
+def test_every_figure_has_one_row() -> None:
+    assert len(FIGURE_ROWS) == len(FIGURES)
+    known = {*make_run().summary(), *MEASURES, *AGREEMENT.values()}
+    assert not known - set(FIGURE_ROWS)
+
+
+@pytest.mark.parametrize("place", Place)
+def test_no_two_figures_have_the_same_rank_in_a_place(place: Place) -> None:
+    ranks = [row.places[place] for row in figures_in(place)]
+    assert ranks and len(set(ranks)) == len(ranks)
+
+
+def test_every_figure_on_a_card_has_a_label() -> None:
+    assert all(row.card for row in figures_in(Place.CARD))
 
 
 HOST = {"host_ms": lambda spans: spans["device_ms"] * 2}

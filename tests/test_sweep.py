@@ -16,7 +16,8 @@ from refusals import refused
 from wording import says
 
 from ocr_phases import PhaseRun
-from ocr_phases.analyse.scaling import SWEEP_COLUMNS, models_sentence, sweep_table
+from ocr_phases.analyse.sweep_table import SWEEP_COLUMNS, sweep_table
+from ocr_phases.analyse.sweep_words import models_sentence
 from ocr_phases.cli import main
 from ocr_phases.families import DEEPSEEK_OCR, FAMILIES
 from ocr_phases.files import MANIFEST_NAME

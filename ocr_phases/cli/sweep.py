@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 FOLDER = "ocr_phases_sweep"
 _SWEEP_FILES = r"sweep\.(ipynb|html)"
 _LOAD_FILES = r"load\.(html|json)"
-_COLUMNS = ["cell", "prefill_len", "prefill_ms", "vision_share", "inter_token_ms", "tokens_per_s"]
-_COLUMNS += ["page_ms", "pages_per_min", "price_per_1000_pages"]
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -31,6 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _load(arguments)
     saved = shows_saved(arguments, "records", arguments.page)
     from ocr_phases.analyse.checks import run_checks, worst_verdict
+    from ocr_phases.analyse.figure_rows import Place, names_in
     from ocr_phases.report.render import write_report
     from ocr_phases.results.sweep import SweepResult
 
@@ -45,7 +44,8 @@ def run(arguments: argparse.Namespace) -> int:
     table = sweep.table
     if len(table):
         print()
-        show(table[_COLUMNS].dropna(axis="columns", how="all"))
+        columns = ["cell", *names_in(Place.SWEEP_VERB)]
+        show(table[columns].dropna(axis="columns", how="all"))
     for _, row in sweep.failures.iterrows():
         print(f"{row['cell']} failed: {row['reason']}")
     truth = arguments.truth and str(arguments.truth.resolve())

@@ -44,7 +44,6 @@ from ocr_phases.record.store import (
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.results.sweep import SweepResult
 from ocr_phases.settings import Settings
-from ocr_phases.steps.execution import last_used
 
 #: What all records of a folder share, and what those share that are not asked for now.
 _SUBJECT = ("page", "model", "device", "attention", "dtype")
@@ -324,9 +323,8 @@ def only(kept: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
     """``kept[key]``, made where it is missing once all else is let go: a device never holds two
     models.
     """
-
-    def alone() -> Any:
+    if key not in kept:
+        kept.clear()
         free_memory()
-        return make()
-
-    return last_used(kept, key, alone, 1)
+        kept[key] = make()
+    return kept[key]

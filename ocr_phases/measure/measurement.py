@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 from collections.abc import Callable, Collection, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
@@ -52,18 +51,11 @@ from ocr_phases.record.parts import (
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.settings import Request, RunSettings, is_published
 from ocr_phases.steps import phases
-from ocr_phases.steps.captured import KEPT_STEPS, StaticStep, capacity_for
-from ocr_phases.steps.execution import (
-    EOS_INTERVALS,
-    check_strategy,
-    decode_attention,
-    decode_backends,
-    decode_experts,
-    last_used,
-    preparing,
-    told_of_preparing,
-)
+from ocr_phases.steps.captured import StaticStep, capacity_for
+from ocr_phases.steps.decode_kernels import decode_attention, decode_backends, decode_experts
+from ocr_phases.steps.preparing import numbered_announcements
 from ocr_phases.steps.sampling import OnTokens, one_shot, sampler_for
+from ocr_phases.steps.strategies import EOS_INTERVALS, check_strategy
 from ocr_phases.text import count_text
 
 # -- what is asked for --------------------------------------------------------------------------------
@@ -151,7 +143,7 @@ class Measurement:
     def set_up(self) -> None:
         """Make or find what the strategies need; `OcrPhasesError` where that fails.
 
-        `told_of_preparing` is told what is made, numbered. Times in the record's part are ms.
+        What is made is announced, numbered (`ocr_phases.steps.preparing`). Times in the record's part are ms.
         """
         request, steps, vision = self.request, self.session.steps, self.session.vision
         static, compiled = request.strategy != "eager", request.vision == "compiled"
@@ -161,14 +153,17 @@ class Measurement:
         (rows, length), captured = inputs.input_ids.shape, static and inputs.input_ids.is_cuda
         total = len(self.checkpoint.family.encoders) * len(interface.views(inputs)) * compiled
         total += (request.strategy == "compiled") + captured
-        of = "" if steps or vision.made else f" of {total}"  # some may be made already
-        tell, numbers = preparing.get(), itertools.count(1)
-        with told_of_preparing(lambda what: tell(f"{what} ({next(numbers)}{of})")), self.vision():
+        some_are_made = len(steps) + len(vision.made) > 0
+        with numbered_announcements(None if some_are_made else total), self.vision():
             if static:
                 room = capacity_for(length, request.max_new_tokens, interface.window(model))
                 key = rows, room, request.strategy
-                reused = key in steps
-                self.step = last_used(steps, key, partial(StaticStep, model, *key), KEPT_STEPS)
+                self.step = steps.get(key)
+                reused = self.step is not None
+                if self.step is None:
+                    steps.make_room()
+                    self.step = StaticStep(model, *key)
+                    steps.put(key, self.step)
                 self.step.ready_for(length, request.max_new_tokens)
             if compiled or captured:
                 phases.prefill(model, inputs, step=self.step)

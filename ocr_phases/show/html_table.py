@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas as pd
 
+from ocr_phases.analyse.figure_rows import FIGURE_ROWS, SHARE, FigureRow
 from ocr_phases.analyse.kernels import short_kernel
 from ocr_phases.show.web import MISSING, Html, block, fragment, note, printable
 from ocr_phases.text import bytes_text, digits_text, percent_text, stage_name
@@ -17,34 +18,18 @@ from ocr_phases.text import bytes_text, digits_text, percent_text, stage_name
 _CACHE_PARTS = {"kv_update": "KV cache, write", "attention": "KV cache, read (attention)"}
 # By how the name of a column ends.
 _UNITS = {"ms": "ms", "us": "µs", "s": "s", "j": "J", "bytes": "bytes", "%": "%"}
-_SHARES = ("share", "repeated_share", "probability", "edit_distance", "agreement")
-#: Column -> (heading, unit), where the name says less. A unit decides how the column is written.
-HEADINGS: dict[str, tuple[str, str]] = {
-    "ttft_ms": ("first token", "ms"),
-    "inter_token_ms": ("step", "ms"),
-    "tokens_per_s": ("tokens/s", ""),
+_SHARES = ("share", "probability")
+# Column -> (heading, unit), for columns that are no figure of `FIGURE_ROWS` and whose name says less
+# than their heading. A unit decides how the column is written.
+_COLUMN_HEADINGS: dict[str, tuple[str, str]] = {
     "ms_per_char": ("per character", "ms"),
-    "prefill_len": ("prompt", ""),
     "prompt_tokens": ("prompt", ""),
-    "vision_share": ("vision", "%"),
     "cache_len": ("cache length", ""),
-    "kv_cache_bytes": ("KV cache", "bytes"),
-    "peak_bytes": ("peak memory", "bytes"),
     "mfu": ("MFU", "%"),
     "mbu": ("MBU", "%"),
     "gflop": ("GFLOP", ""),
-    "cer": ("CER", "%"),
-    "box_recall": ("boxes found", "%"),
-    "table_similarity": ("tables (TEDS)", "%"),
-    "text": ("begins with", ""),
-    "repetition": ("repeated", "%"),
     "loops": ("end in a loop", ""),
     "detectable": ("smallest resolved change", "%"),
-    "pages_per_min": ("pages/min", ""),
-    "page_ms_p90": ("p90", "ms"),
-    "page_ms_p99": ("p99", "ms"),
-    "wh_per_1000_pages": ("1,000 pages", "Wh"),
-    "price_per_1000_pages": ("1,000 pages", "price"),
     "others": ("other programs", "%"),
     "steal": ("stolen by a hypervisor", "%"),
     "busy_ms": ("GPU busy", "ms"),
@@ -79,7 +64,7 @@ def table_html(
     """A DataFrame as a sortable table, without its index: numbers aligned and rounded, text
     escaped.
 
-    ``headings`` adds to `HEADINGS`; a unit of ``ms``, ``%`` or ``bytes`` decides how a column is
+    ``headings`` goes before `column_heading`; a unit of ``ms``, ``%`` or ``bytes`` decides how a column is
     written. ``strong`` marks rows, such as a phase's whole among its stages. ``links`` gives text
     columns an address a row, empty for none. ``missing`` says why a figure may be n/a; without it a
     column of none is left out, as is one without a word or a yes. ``marks`` gives columns words a
@@ -99,9 +84,11 @@ def table_html(
     ]
     silent += table.columns[table.isna().all()].tolist() if missing is None else []
     table = table.drop(columns=silent if len(table) else [])
-    known, columns, cells = {**HEADINGS, **(headings or {})}, [], []
+    own_headings = headings or {}
+    columns = []
+    cells = []
     for name, values in table.items():
-        heading, unit = known.get(str(name)) or _heading(str(name))
+        heading, unit = own_headings.get(str(name)) or column_heading(str(name))
         numeric = pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
         columns.append((heading, unit, "op-num" if numeric else None))
         addresses = (links or {}).get(str(name), repeat(""))
@@ -118,13 +105,28 @@ def table_html(
     return block("table", caption=caption, columns=columns, rows=rows, classes=classes)
 
 
-def _heading(name: str) -> tuple[str, str]:
+def column_heading(name: str) -> tuple[str, str]:
+    """The heading and the unit of a column, by its name."""
+    row = FIGURE_ROWS.get(name)
+    if row is not None:
+        return row.heading, _column_unit(row)
+    if name in _COLUMN_HEADINGS:
+        return _COLUMN_HEADINGS[name]
     if name.endswith("_per_s"):  # a rate, not a time in seconds
         return name.removesuffix("_per_s").replace("_", " ") + " per s", ""
     first, _, last = name.rpartition("_")
     if last in _UNITS and first:
         return first.replace("_", " "), _UNITS[last]
     return name.replace("_", " "), "%" if name in _SHARES else ""
+
+
+def _column_unit(row: FigureRow) -> str:
+    """The unit of a figure's column: shares are shown in per cent, and no heading is repeated."""
+    if row.unit == SHARE:
+        return "%"
+    if row.unit == row.heading:
+        return ""
+    return row.unit
 
 
 def _cell(

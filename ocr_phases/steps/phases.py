@@ -32,7 +32,7 @@ from ocr_phases.models.caches import (
 )
 from ocr_phases.models.interface import ModelInterface
 from ocr_phases.models.wiring import interface_of
-from ocr_phases.steps.execution import decode_execution
+from ocr_phases.steps.decode_kernels import decode_execution
 from ocr_phases.steps.sampling import Sampler
 from ocr_phases.text import bytes_text, count_text
 
