@@ -23,7 +23,7 @@ from benchmarks.tables import BENCH_SCHEMA, KIND
 from ocr_phases import PhaseRun
 from ocr_phases.analyse.floors import floor_table
 from ocr_phases.analyse.kernels import kernel_table
-from ocr_phases.analyse.stages import PREFILL_STAGES
+from ocr_phases.analyse.stages import prefill_stages
 from ocr_phases.collectors import machine
 from ocr_phases.collectors.timeline import NoTimeline, Timeline
 from ocr_phases.errors import OcrPhasesError, check_known
@@ -31,9 +31,8 @@ from ocr_phases.families import PRESET_NAMES
 from ocr_phases.files import each_page, write_atomic
 from ocr_phases.images import describe_page, load_page
 from ocr_phases.inputs.packing import DeviceInputs
-from ocr_phases.measure.cells import free_memory
-from ocr_phases.measure.live_checks import one_sentence
-from ocr_phases.measure.measurement import describe_model
+from ocr_phases.measure.loaded_model import describe_model, free_memory
+from ocr_phases.measure.verdicts import one_sentence
 from ocr_phases.models.devices import device_of
 from ocr_phases.record.parts import to_plain
 from ocr_phases.session import OCRSession
@@ -128,7 +127,7 @@ def run_bench(
         "created": machine.now(),
         "versions": machine.versions(),
         "device": machine.describe_device(session.device),
-        "model": describe_model(session.checkpoint),
+        "model": to_plain(describe_model(session.checkpoint)),
         "page": describe_page(image, data, name, embed=False),
         "settings": {**asdict(settings), "rounds": settings.rounds},
         "results": [],
@@ -218,7 +217,7 @@ def _in_blocks(
 def _stage_coverage(bench: _Bench) -> dict[str, Any]:
     """The prefill's stages and the whole of it, ms on the device clock, a list over repeats each."""
     run = bench.run(max_new_tokens=1, repeats=bench.settings.pairs, warmup=2)
-    stages = {stage: _rounded(run.repeat_ms(stage, "prefill")) for stage in PREFILL_STAGES}
+    stages = {stage: _rounded(run.repeat_ms(stage, "prefill")) for stage in prefill_stages(run)}
     return {
         "prefill_len": run.request.prefill_len,
         "prefill_ms": _rounded(run.repeat_ms("prefill", "prefill")),

@@ -257,7 +257,7 @@ class ModelSettings(_Checked):
     model: str = _setting(
         "tiny", "tiny (built in), dummy[:FAMILY] (full size, random weights), a folder or a hub id"
     )
-    device: str = _setting("auto", "auto, cpu, cuda or cuda:N")
+    device: str = _setting("auto", "auto, cpu, cuda, cuda:N or mps")
     dtype: Literal["float32", "bfloat16", "float16"] | None = _setting(
         None, "float32, bfloat16 or float16; the default depends on the device"
     )
@@ -459,14 +459,10 @@ class Request(RunSettings):
 
     pages: list[Any]
     prompts: list[str]
+    prompt: str
     preset: str
     preset_choice: str
     max_new_tokens: int
     infer: SamplingSettings
     eos_check_every: int
     autocast: bool
-
-    def described(self) -> dict[str, Any]:
-        """The settings as plain JSON values, without the pages."""
-        names = (*REQUEST_SETTINGS, "prompts", "preset_choice")
-        return {name: getattr(self, name) for name in names} | {"infer": self.infer.described()}
