@@ -10,6 +10,17 @@ from ocr_phases.errors import OcrPhasesError
 
 #: What a sweep measures or shows; a server under load is asked as it is.
 _SWEEP_LISTS = ("models", "presets", "strategies", "visions", "attentions", "dtypes", "batch")
+#: What is for a model that this command loads.
+_OF_LOADING = (
+    "model",
+    "device",
+    "dtype",
+    "revision",
+    "implementation",
+    "trust_remote_code",
+    "attention",
+    "cuda_calls",
+)
 #: What ``--from`` may change of the measurement that it repeats.
 _NOT_REPEATED = (
     "model",
@@ -125,9 +136,7 @@ def _refuse_idle_of_compare(arguments: argparse.Namespace) -> None:
 
 def _refuse_beside_server(arguments: argparse.Namespace) -> None:
     if "--server" in arguments.given:  # its address is the setting `model`
-        names = ("model", "device", "dtype", "revision", "implementation", "trust_remote_code")
-        names += ("attention", "cuda_calls")
-        refuse(arguments, names, "--server has its model, on its device")
+        refuse(arguments, _OF_LOADING, "--server has its model, on its device")
 
 
 def _refuse_beside_record(arguments: argparse.Namespace) -> None:
