@@ -31,9 +31,8 @@ from ocr_phases.families import PRESET_NAMES
 from ocr_phases.files import each_page, write_atomic
 from ocr_phases.images import describe_page, load_page
 from ocr_phases.inputs.packing import DeviceInputs
-from ocr_phases.measure.cells import free_memory
-from ocr_phases.measure.live_checks import one_sentence
-from ocr_phases.measure.measurement import describe_model
+from ocr_phases.measure.loaded_model import describe_model, free_memory
+from ocr_phases.measure.verdicts import one_sentence
 from ocr_phases.models.devices import device_of
 from ocr_phases.record.parts import to_plain
 from ocr_phases.session import OCRSession
@@ -128,7 +127,7 @@ def run_bench(
         "created": machine.now(),
         "versions": machine.versions(),
         "device": machine.describe_device(session.device),
-        "model": describe_model(session.checkpoint),
+        "model": to_plain(describe_model(session.checkpoint)),
         "page": describe_page(image, data, name, embed=False),
         "settings": {**asdict(settings), "rounds": settings.rounds},
         "results": [],

@@ -459,14 +459,10 @@ class Request(RunSettings):
 
     pages: list[Any]
     prompts: list[str]
+    prompt: str
     preset: str
     preset_choice: str
     max_new_tokens: int
     infer: SamplingSettings
     eos_check_every: int
     autocast: bool
-
-    def described(self) -> dict[str, Any]:
-        """The settings as plain JSON values, without the pages."""
-        names = (*REQUEST_SETTINGS, "prompts", "preset_choice")
-        return {name: getattr(self, name) for name in names} | {"infer": self.infer.described()}

@@ -32,10 +32,10 @@ from ocr_phases.cli.options import BATCH, EVERY, SHARED
 from ocr_phases.families import FAMILIES
 from ocr_phases.families.config import read_model_config
 from ocr_phases.measure.cells import Cell
+from ocr_phases.measure.memory_fit import fit
 from ocr_phases.models.weights import dummy_config
 from ocr_phases.models.wiring import interface_of, native_class, native_config, wired_interface
 from ocr_phases.record.parts import to_plain
-from ocr_phases.session import fit
 from ocr_phases.show.sweep_overview import end_to_end_html
 from ocr_phases.text import percent_text
 from ocr_phases.versions import asset

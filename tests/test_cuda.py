@@ -143,7 +143,7 @@ def test_a_captured_prefill_equals_one_that_is_not(preset):
     assert run.model.strategy_setup["prefill_capture_ms"] > 0
     assert not with_verdict(run_checks(run), "fail")
     inputs = session.prepare(PAGE, preset=preset)
-    (step,) = session.steps.values()
+    (step,) = session.loaded_model.steps.values()
     language_model = session.interface.modules(session.model)["language_model"]
     with replaced_forwards(norm_forwards(language_model)):
         plain = session.run_prefill(inputs, cache=step.fresh_cache())

@@ -193,7 +193,7 @@ def test_a_static_step_applies_them_too(configured, free, entries):
     step = StaticStep(session.model, 1, 128, "eager").ready_for(measurement.packed.prefill_len, NEW)
     sampler = sampler_for(session.checkpoint, measurement.request, measurement.packed.prefill_len)
     inputs = measurement.packed.to("cpu", torch.float32)
-    options = {"eos_ids": measurement.eos_ids, "eos_check_every": 16}
+    options = {"eos_ids": measurement.end_tokens, "eos_check_every": 16}
     state = generate(session.model, inputs, NEW, sampler=sampler, step=step, **options)
     assert state.ids[0] == own_tokens(session)
 

@@ -381,7 +381,7 @@ def test_a_verb_compares_with_a_truth(verb, tmp_path, capsys, monkeypatch):
     Image.new("RGB", (9, 9)).save(page)
     measured: list[Path] = []
     session = SimpleNamespace(run_inference=lambda page, **_: (measured.append(page), run)[1])
-    monkeypatch.setattr("ocr_phases.session.kept_session", lambda **_: session)
+    monkeypatch.setattr("ocr_phases.session.kept.kept_session", lambda **_: session)
     record = ["--record", str(run.save(tmp_path / "measured.json")), "--out"]
     asked = [str(page), "--save"] if verb == "profile" else record
     command = [verb, *asked, str(out), "--json", "--truth"]

@@ -45,9 +45,7 @@ ROOMS = (
 )
 
 #: Imports that go up, each with what removes it. This list only shrinks.
-GO_UP_UNTIL = {
-    "ocr_phases.engines.measurement -> ocr_phases.session": "engines/ verifies through models and measure",
-}
+GO_UP_UNTIL: dict[str, str] = {}
 
 #: The public names, resolved on first use: the only door from the ground to every room.
 FRONT_DOOR = PACKAGE

@@ -89,7 +89,7 @@ def measure_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     with _failing_as("request"):
         settings = Settings(**job.settings)
     with _failing_as("model"):
-        from ocr_phases.session import kept_session
+        from ocr_phases.session.kept import kept_session
 
         session = kept_session(**settings.of_model())
     ready()

@@ -34,7 +34,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.repeated is None and arguments.page is None:
         raise OcrPhasesError("Name the page to measure, or a record to repeat (--from).")
     if arguments.dry_run:
-        from ocr_phases.session import fit
+        from ocr_phases.measure.memory_fit import fit
 
         need, said = fit(arguments.page, Settings.among(vars(arguments)))
         print(said)
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _repeat(arguments: argparse.Namespace, then: PhaseRun, **options: Any) -> PhaseRun:
-    from ocr_phases.session import repeat_run
+    from ocr_phases.session.repeating import repeat_run
 
     options |= {name: getattr(arguments, name) for name in _EACH}
     if "--model" in arguments.given:

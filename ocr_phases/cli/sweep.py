@@ -123,9 +123,9 @@ def _measure(arguments: argparse.Namespace) -> tuple[SweepResult, Path]:
     # A wrong page, setting or list is refused before anything slow starts.
     load = Settings.among(vars(arguments)).of_model()
     check_pages(arguments)
-    from ocr_phases.measure.cells import AXES, Cell, CellOutcome, Sweep
+    from ocr_phases.measure.cells import Cell, CellOutcome
     from ocr_phases.measure.progress import SweepProgress, left_text
-    from ocr_phases.session import sweep
+    from ocr_phases.session.sweeps import AXES, Sweep, sweep
 
     ends = bool(arguments.truth) or arguments.ignore_eos is False
     arguments.lengths = arguments.lengths or ([1024] if ends else [32, 128])

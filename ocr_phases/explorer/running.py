@@ -197,8 +197,9 @@ def start(asked: Asked, live: Live) -> Future[PhaseRun]:
 def _measure(asked: Asked, live: Live) -> PhaseRun:
     live.doing(f"loading {asked.settings.model}")
     from ocr_phases.collectors.hooks import layer_hooks
+    from ocr_phases.measure.memory_fit import fit
     from ocr_phases.models.load import TokenReader
-    from ocr_phases.session import fit, kept_session
+    from ocr_phases.session.kept import kept_session
     from ocr_phases.steps.preparing import announcements_to
 
     with contextlib.suppress(OcrPhasesError):  # loading says what is wrong

@@ -71,8 +71,6 @@ _COMPILE_OPTIONS: CompilerOptions = {
     "use_static_cuda_launcher": False,
 }
 
-#: The batch, the cache's length and the strategy that a step is for.
-StepKey = tuple[int, int, Strategy]
 #: One decode step that reads a fixed number of entries: logits [B, vocab].
 Run = Callable[[], Tensor]
 

@@ -17,10 +17,6 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.models.interface import ModelInterface
 from ocr_phases.settings import Request
 
-#: How many steps apart the end token is looked for, where nobody says.
-#: Each look waits for the device.
-EOS_INTERVALS = {"eager": 1, "cuda_graph": 16, "compiled": 16}
-
 
 def check_strategy(request: Request, interface: ModelInterface, device: torch.device | str) -> None:
     """Raise `OcrPhasesError` where a ``strategy`` or ``vision`` cannot run with model and device."""
