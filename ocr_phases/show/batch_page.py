@@ -43,8 +43,8 @@ _PAGES = [
 _PAGES += ["energy_j", "price_per_1000_pages", "repeated_share", "remarks"]
 _COMPARED = {
     "edit_distance": "{} records have a truth. Means are over pages, as OmniDocBench's are.",
-    "agreement": "No page has a truth. Agreement is with the same page's text at the longest prompt: "
-    "it says what a preset changes, not what is right.",
+    "agreement": "No page has a truth. Agreement is with the same page's text at the longest "
+    "prompt: it says what a preset changes, not what is right.",
 }
 _HEADINGS = {
     "page_ms": ("time", "ms"),

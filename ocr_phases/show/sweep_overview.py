@@ -43,7 +43,7 @@ def sweep_head(sweep: SweptRecords) -> Section:
 
 
 def cells_html(table: pd.DataFrame) -> Html:
-    """The columns of `ocr_phases.analyse.scaling.sweep_table` that fit a page, as a sortable table."""
+    """Those columns of `ocr_phases.analyse.scaling.sweep_table` that fit a page, as a table."""
     table = table.assign(times_floor=table["inter_token_ms"] / table["step_floor_ms"])
     shown, caption = (
         columns_of_cells(table, *_STEPS, "tokens_per_s"),
@@ -58,7 +58,10 @@ def end_to_end_html(table: pd.DataFrame) -> Html:
     """Time per page from its file to its last token, pages per minute and memory, of each cell."""
     costs = [name for name in _COSTS if (table[name] > 0).any()]
     shown = columns_of_cells(table, "tokens", *_TIMES, "kv_cache_bytes", "peak_bytes", *costs)
-    caption = "Each page end to end, quantiles over the repeats, and memory; the rows of a batch end together"
+    caption = (
+        "Each page end to end, quantiles over the repeats, and memory; "
+        "the rows of a batch end together"
+    )
     if len(costs) > costs.count("repeated_share"):
         caption += "; 1,000 pages: one measurement after another"
     return table_html(
@@ -74,7 +77,7 @@ def columns_of_cells(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
 
 
 def failures_html(failures: pd.DataFrame) -> Html:
-    """The cells that could not be measured, each with its reason; a sentence where there are none."""
+    """The cells that could not be measured, each with its reason; a sentence if there are none."""
     return table_html(
         failures[["cell", "reason"]], caption="What failed", empty="Every cell was measured."
     )
