@@ -31,14 +31,14 @@ from ocr_phases.families import PRESET_NAMES
 from ocr_phases.files import each_page, write_atomic
 from ocr_phases.images import describe_page, load_page
 from ocr_phases.inputs.packing import DeviceInputs
-from ocr_phases.measure.cells import free_memory
-from ocr_phases.measure.live_checks import one_sentence
-from ocr_phases.measure.measurement import describe_model
+from ocr_phases.measure.loaded_model import describe_model, free_memory
+from ocr_phases.measure.verdicts import one_sentence
+from ocr_phases.models.devices import device_of
 from ocr_phases.record.parts import to_plain
 from ocr_phases.session import OCRSession
 from ocr_phases.settings import STRATEGIES, VISIONS
 from ocr_phases.steps import phases
-from ocr_phases.steps.execution import current_device, decode_attention
+from ocr_phases.steps.decode_kernels import decode_attention
 
 PARTS = ("overhead", "collectors", "stage_coverage", "prefill", "strategies")
 
@@ -117,7 +117,7 @@ def run_bench(
     Raises `OcrPhasesError` for a page or file that cannot be had.
     """
     image, data, name = load_page(each_page(str(page))[0])
-    suits = session.checkpoint.default_preset or session.family.facts.preset().name
+    suits = session.checkpoint.default_preset or session.family.preset().name
     presets = settings.presets or (suits,)
     usual = STRATEGIES if _on_gpu(session) else ("eager",)
     settings = replace(settings, presets=presets, strategies=settings.strategies or usual)
@@ -127,7 +127,7 @@ def run_bench(
         "created": machine.now(),
         "versions": machine.versions(),
         "device": machine.describe_device(session.device),
-        "model": describe_model(session.checkpoint),
+        "model": to_plain(describe_model(session.checkpoint)),
         "page": describe_page(image, data, name, embed=False),
         "settings": {**asdict(settings), "rounds": settings.rounds},
         "results": [],
@@ -139,7 +139,7 @@ def run_bench(
         start = perf_counter()
         result: dict[str, Any] = {"part": part, "preset": preset}
         try:
-            with current_device(session.device):
+            with device_of(session.device).made_current():
                 result |= _PARTS[part](_Bench(session, page, preset, settings))
         except (OcrPhasesError, RuntimeError) as error:
             result["failed"] = one_sentence(error)
@@ -210,8 +210,7 @@ def _in_blocks(
                 state = phases.prefill(session.model, inputs, timeline)
             else:
                 phases.decode(session.model, state, tokens, timeline, pad_id=session.pad_id)
-        if _on_gpu(session):
-            torch.cuda.synchronize()
+        device_of(session.device).synchronize()
         yield (perf_counter() - start) * 1e3
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 from benchmarks import uncertain_regions
 from benchmarks.documents import rewrite
 from benchmarks.gallery import drawn, save
-from ocr_phases.analyse.scaling import cost_quality_sentence, preset_points
+from ocr_phases.analyse.cost_quality import cost_quality_sentence, preset_points
 from ocr_phases.show.quality_plots import plot_compression, plot_cost_quality
 
 ROOT = Path(__file__).parents[1]

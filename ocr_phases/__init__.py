@@ -9,7 +9,8 @@ from ocr_phases.versions import __version__ as __version__
 
 # Each module's names, imported on first use, so that reading a record never loads torch.
 _NAMES = {
-    "session": "OCRSession DeepSeekOCRSession sweep",
+    "session.session": "OCRSession DeepSeekOCRSession",
+    "session.sweeps": "sweep",
     "inputs.packing": "PageInputs",
     "steps.phases": "DecodeState prefill decode_step decode generate",
     "collectors.timeline": "Timeline",
@@ -32,9 +33,9 @@ if TYPE_CHECKING:  # for type checkers, which cannot read the table
     from ocr_phases.results.comparison import compare as compare
     from ocr_phases.results.run import PhaseRun as PhaseRun
     from ocr_phases.results.sweep import SweepResult as SweepResult
-    from ocr_phases.session import DeepSeekOCRSession as DeepSeekOCRSession
-    from ocr_phases.session import OCRSession as OCRSession
-    from ocr_phases.session import sweep as sweep
+    from ocr_phases.session.session import DeepSeekOCRSession as DeepSeekOCRSession
+    from ocr_phases.session.session import OCRSession as OCRSession
+    from ocr_phases.session.sweeps import sweep as sweep
     from ocr_phases.settings import Settings as Settings
     from ocr_phases.steps.phases import DecodeState as DecodeState
     from ocr_phases.steps.phases import decode as decode

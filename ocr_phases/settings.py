@@ -40,7 +40,7 @@ from ocr_phases.families import (
 Strategy = Literal["eager", "cuda_graph", "compiled"]
 Vision = Literal["eager", "compiled"]
 
-#: How a decode step is executed; what each does is in `ocr_phases.steps.execution`.
+#: How a decode step is executed; what each does is in `ocr_phases.steps.strategies`.
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
 #: How the vision encoders run in the prefill.
 VISIONS: tuple[str, ...] = get_args(Vision)
@@ -459,14 +459,10 @@ class Request(RunSettings):
 
     pages: list[Any]
     prompts: list[str]
+    prompt: str
     preset: str
     preset_choice: str
     max_new_tokens: int
     infer: SamplingSettings
     eos_check_every: int
     autocast: bool
-
-    def described(self) -> dict[str, Any]:
-        """The settings as plain JSON values, without the pages."""
-        names = (*REQUEST_SETTINGS, "prompts", "preset_choice")
-        return {name: getattr(self, name) for name in names} | {"infer": self.infer.described()}

@@ -183,7 +183,7 @@ def seen_once(session: OCRSession) -> AbstractContextManager[Any]:
     """SAM, most of a prefill's work on a CPU, gives again what it once gave for the very same
     pixels.
     """
-    sam = session.family.stages(session.model)["sam"]
+    sam = session.interface.modules(session.model)["sam"]
     honest, seen = type(sam).forward, _SEEN.setdefault(sam, [])
 
     def forward(pixels: Tensor, **named: Any) -> Any:

@@ -63,7 +63,10 @@
     mute:
       [...document.images].filter((image) => !image.alt || !image.naturalWidth).length +
       every("svg:not([aria-hidden])").filter((svg) => !named(svg)).length,
-    tables: every("table").filter((table) => !scoped(table)).length,
+    // A table that the model wrote has the heads that the model gave it.
+    tables: every("table")
+      .filter((table) => !table.closest(".opv-rendered"))
+      .filter((table) => !scoped(table)).length,
     figures: every("svg.op-svg")
       .filter((svg) => svg.checkVisibility())
       .map((svg) => svg.getBoundingClientRect().width / svg.viewBox.baseVal.width),

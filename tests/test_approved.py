@@ -74,7 +74,7 @@ def test_a_record_is_shown_as_approved(name, show, tmp_path, monkeypatch):
     path = str(RECORDS[name])
     run = PhaseRun.load(path)
     session = SimpleNamespace(run_inference=lambda *_, **__: run)
-    monkeypatch.setattr("ocr_phases.session.kept_session", lambda **_: session)
+    monkeypatch.setattr("ocr_phases.session.kept.kept_session", lambda **_: session)
     price = ["--price-per-hour", str(PRICE)] if name == "energy" else []
     record = ApprovedRecord(priced(run, PRICE if price else None))
     compare("figures.txt", record.figure_names(), tmp_path)

@@ -40,7 +40,7 @@ from ocr_phases.report.artifacts import write_artifacts
 from ocr_phases.session import load_recorded
 from ocr_phases.show.boxes import MOST_BOXES, DrawnBox, boxes_sentence, draw_marks
 from ocr_phases.show.html_table import MOST_TABLE_ROWS, table_html
-from ocr_phases.show.page import page_parts, plot_page
+from ocr_phases.show.page import picture_parts, plot_page, region_parts
 from ocr_phases.show.web import Html
 from ocr_phases.view.data import boxes, markdown_html, row_data
 
@@ -142,6 +142,10 @@ def run_of(text):
     return dataclasses.replace(run, results=[result])
 
 
+def page_and_regions(run):
+    return [*picture_parts(run), *region_parts(run)]
+
+
 @pytest.mark.parametrize("name", MANY)
 def test_more_boxes_than_a_page_has_are_not_drawn_and_a_sentence_says_so(name, monkeypatch):
     run, drawn = run_of(MANY[name]), []
@@ -156,7 +160,7 @@ def test_more_boxes_than_a_page_has_are_not_drawn_and_a_sentence_says_so(name, m
         rectangle(draw, box, fill, outline, width)
 
     monkeypatch.setattr(ImageDraw.ImageDraw, "rectangle", counted)
-    shown = "".join(map(str, read_in_time(page_parts, run)))
+    shown = "".join(map(str, read_in_time(page_and_regions, run)))
     assert len(drawn) == 2 * MOST_BOXES  # by label and by time
     assert grounds <= 2 * 50 * run.page_image(0).width * run.page_image(0).height
     assert shown.count(_ALL_BOXES) == 1

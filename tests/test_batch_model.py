@@ -23,7 +23,7 @@ from ocr_phases.batch.store import read_listing
 from ocr_phases.cli import main
 from ocr_phases.errors import NotebookFailed
 from ocr_phases.files import MANIFEST_NAME
-from ocr_phases.models.load import resolve_device
+from ocr_phases.models.devices import resolve_device
 from ocr_phases.record.parts import to_plain
 
 SLIDE = PAGES / "slide.png"
@@ -131,7 +131,7 @@ def test_a_report_that_alone_fails_leaves_its_page_measured(error, tmp_path, mon
     run, out = PhaseRun.load(GOLDEN / "run.json"), tmp_path / "out"
     run = altered(run, pages=[to_plain(run.pages[0]) | {"sha256": job.sha256}])
     session = SimpleNamespace(run_inference=lambda *_, **__: run)
-    monkeypatch.setattr("ocr_phases.session.kept_session", lambda **_: session)
+    monkeypatch.setattr("ocr_phases.session.kept.kept_session", lambda **_: session)
 
     def page_report(run: PhaseRun, folder: Path, parameters: dict[str, Any]) -> Path:
         raise error(folder)

@@ -25,7 +25,7 @@ from vendor_standin import RULES
 from ocr_phases import OcrPhasesError, OCRSession
 from ocr_phases.analyse.cost import read_architecture
 from ocr_phases.batch.jobs import known_model
-from ocr_phases.models import load
+from ocr_phases.models.devices import resolve_device
 from ocr_phases.models.folders import hub_commit
 from ocr_phases.models.weights import resolve_dtype
 from ocr_phases.models.wiring import native_config
@@ -66,7 +66,7 @@ def test_published_layout_loads_whole(golden_session, golden_checkpoint):
     # it.
     unused = weights.pop("model.vision_model.embeddings.patch_embedding.weight")
     assert unused.shape == (96, 3, 14, 14)
-    parameters = golden_session.family.parameters(golden_session.model)
+    parameters = golden_session.interface.parameters(golden_session.model)
     assert parameters["total"] == sum(tensor.numel() for tensor in weights.values())
     assert golden_session.checkpoint.image_token_id == 300
     assert golden_session.checkpoint.revision.startswith("sha256:")
@@ -128,15 +128,15 @@ def test_a_hub_that_never_answers_is_given_up(monkeypatch, tmp_path, capsys):
 
 def test_devices_and_dtypes(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert load.resolve_device("auto") == "cpu"
+    assert resolve_device("auto") == "cpu"
     for device in ("cuda", "tpu"):
         with refused():
-            load.resolve_device(device)
+            resolve_device(device)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    assert load.resolve_device("cuda:0") == "cuda:0"
+    assert resolve_device("cuda:0") == "cuda:0"
     with refused():
-        load.resolve_device("cuda:3")
+        resolve_device("cuda:3")
     assert resolve_dtype("float16", "cpu") is torch.float16
     with refused():
         ModelSettings(dtype=torch.int8)

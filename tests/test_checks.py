@@ -30,7 +30,7 @@ from ocr_phases.analyse.checks import (
 from ocr_phases.analyse.noise import CONDITION_COLUMNS, is_noisy
 from ocr_phases.analyse.sentences import checks_verdict, headline, noise_warning, verdict
 from ocr_phases.analyse.stages import decode_trend
-from ocr_phases.collectors import machine
+from ocr_phases.collectors.conditions import gpu_state
 from ocr_phases.record.parts import to_plain
 from ocr_phases.show.checks_section import checks_html
 
@@ -333,10 +333,10 @@ def test_a_gpu_is_asked_through_nvidia_smi(tmp_path: Path, monkeypatch: pytest.M
         torch.device("cuda", 0),
         {"sm_mhz": 1755, "throttle_reasons": 0x24, "other_processes": 1},
     )
-    assert machine.gpu_state(device) == STATE | named | {"utilization": None}
+    assert gpu_state(device) == STATE | named | {"utilization": None}
     tool.write_text("#!/bin/sh\nexit 9\n")
-    assert machine.gpu_state(device) is None
-    assert machine.gpu_state(torch.device("cpu")) is None
+    assert gpu_state(device) is None
+    assert gpu_state(torch.device("cpu")) is None
 
 
 def test_checks_are_escaped_and_a_failure_is_unfolded() -> None:

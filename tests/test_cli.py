@@ -225,7 +225,7 @@ def test_signals_keep_the_finished_repeats(
     told = Bar.update
     monkeypatch.setattr(Bar, "update", update)
     monkeypatch.setattr("ocr_phases.cli.measuring.load_session", lambda arguments: golden_session)
-    monkeypatch.setattr("ocr_phases.session.kept_session", lambda **options: golden_session)
+    monkeypatch.setattr("ocr_phases.session.kept.kept_session", lambda **options: golden_session)
     monkeypatch.chdir(tmp_path)
     options = ["--preset=tiny", "--max-new-tokens=2", "--warmup=0", "--repeats=3", "--no-ceilings"]
     options.append("--no-token-probabilities")

@@ -11,7 +11,7 @@ from example_run import TEXT, altered, failed_cells, make_run, paced, with_times
 from refusals import refused
 from wording import says
 
-from ocr_phases.analyse.comparison import COMPARE_COLUMNS
+from ocr_phases.analyse.compared_metrics import COMPARE_COLUMNS
 from ocr_phases.analyse.statistics import LogMean, holm, log_ratio, spread
 from ocr_phases.cli import main
 from ocr_phases.record.parts import to_plain

@@ -26,16 +26,16 @@ from benchmarks import cost_tables
 from benchmarks.documents import with_parts
 from ocr_phases import OcrPhasesError, PhaseRun, Settings, SweepResult
 from ocr_phases.analyse import cost
-from ocr_phases.analyse.sentences import key_metrics
+from ocr_phases.analyse.cards import key_metrics
 from ocr_phases.cli import main
 from ocr_phases.cli.options import BATCH, EVERY, SHARED
 from ocr_phases.families import FAMILIES
 from ocr_phases.families.config import read_model_config
 from ocr_phases.measure.cells import Cell
+from ocr_phases.measure.memory_fit import fit
 from ocr_phases.models.weights import dummy_config
-from ocr_phases.models.wiring import NATIVES, family_of, native_config
+from ocr_phases.models.wiring import interface_of, native_class, native_config, wired_interface
 from ocr_phases.record.parts import to_plain
-from ocr_phases.session import fit
 from ocr_phases.show.sweep_overview import end_to_end_html
 from ocr_phases.text import percent_text
 from ocr_phases.versions import asset
@@ -83,7 +83,7 @@ def built(request: pytest.FixtureRequest) -> tuple[dict[str, Any], Any]:
     """A config and the class it makes, without weights."""
     config = (FULL | COUNTED)[request.param]
     with torch.device("meta"):
-        model_class = NATIVES[read_model_config(config).family.name].model_class()
+        model_class = native_class(read_model_config(config).family)
         model = model_class._from_config(
             native_config(config), dtype=torch.bfloat16, attn_implementation="sdpa"
         )
@@ -103,7 +103,7 @@ def counted(run: Any, *modules: str) -> list[int]:
 
 def count_vision(model: Any, call: cost.VisionCall) -> Counts:
     """FLOPs of the vision stages, called as the model calls them: the whole would look at the ids."""
-    stages, flops = family_of(model).stages(model), Counts()
+    stages, flops = interface_of(model).modules(model), Counts()
 
     def through(stage: str, *inputs: torch.Tensor, **named: Any) -> Any:
         outputs: list[Any] = []
@@ -140,7 +140,7 @@ def agree(expected: Counts, table: pd.DataFrame) -> None:
 def language_forward(model: Any, batch: int, length: int, cached: int = 0, **options: Any) -> None:
     text = model.config.get_text_config()
     cache = DynamicCache(config=text)
-    ready = family_of(model).ready_mask(None)
+    ready = interface_of(model).ready_mask(None)
     if cached:
         shape = (batch, text.num_key_value_heads, cached, text.head_dim)
         for layer in range(text.num_hidden_layers):
@@ -154,20 +154,21 @@ def language_forward(model: Any, batch: int, length: int, cached: int = 0, **opt
 def test_parameters_are_exactly_the_models(built: tuple[dict[str, Any], Any]) -> None:
     config, model = built
     table = cost.prefill_cost(config, prompt_len=1, views=[cost.VisionCall("global", 1024)])
-    family = family_of(model)
-    assert [other for other in NATIVES.values() if other.drives(model)] == [family]
-    by_stage, held = table.groupby("stage")["parameters"].sum(), family.parameters(model)
+    interface = interface_of(model)
+    by_stage, held = table.groupby("stage")["parameters"].sum(), interface.parameters(model)
     assert by_stage.sum() == held["total"] == sum(p.numel() for p in model.parameters())
     assert all(stage == "total" or by_stage[stage] == count for stage, count in held.items())
     if config in FULL.values():
         positions = model.config.text_config.max_position_embeddings
-        assert (held["total"], family.window(model), positions) == SIZES[family.facts.name]
+        assert (held["total"], interface.window(model), positions) == SIZES[
+            read_model_config(config).family.name
+        ]
 
 
 @pytest.mark.parametrize("built", COUNTED, indirect=True)
 def test_vision_flops_are_those_torch_counts(built: Any) -> None:
     config, model = built
-    name = family_of(model).facts.name
+    name = read_model_config(config).family.name
     for call in {
         call for preset, grid in CALLS[name] for call in cost.vision_calls(preset, [grid], name)
     }:
@@ -179,7 +180,7 @@ def test_language_flops_are_those_torch_counts(built: Any) -> None:
     """Of a prefill with the logits of one position and of all, and of a decode step."""
     config, model = built
     stages, top = ("language_model", "lm_head"), type(model).__name__
-    modules = [f"{top}.{family_of(model).wiring.modules[stage]}" for stage in stages]
+    modules = [f"{top}.{wired_interface(model).wiring.modules[stage]}" for stage in stages]
     rows, length = 3, 282
     for kept, logits_for in ((1, "last"), (0, "all")):
         run = partial(language_forward, model, rows, length, logits_to_keep=kept)

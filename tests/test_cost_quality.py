@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from refusals import refused
 from test_quality import TRUTH
 
-from ocr_phases.analyse import scaling
-from ocr_phases.analyse.comparison import SHARE, in_units, text_changes
-from ocr_phases.analyse.scaling import cost_quality_sentence, preset_points
+from ocr_phases.analyse import cost_quality, sweep_table
+from ocr_phases.analyse.compared_metrics import text_changes
+from ocr_phases.analyse.comparison import in_units
+from ocr_phases.analyse.cost_quality import cost_quality_sentence, preset_points
+from ocr_phases.analyse.figure_rows import SHARE
 from ocr_phases.batch.figures import page_run
 from ocr_phases.batch.index import PAGE_COLUMNS, REGION_COLUMNS, BatchIndex, add_truths, build_index
 from ocr_phases.batch.store import list_pages, page_status, read_listing, waiting_reports
@@ -34,7 +36,7 @@ HEAVY = Truth(TRUTH.text.replace("light", "heavy"), file="page.md")
 @given(st.lists(POINT, min_size=1, max_size=12))
 def test_the_frontier_is_what_nothing_beats(points):
     costs, lost = (pd.Series(values, dtype="float64") for values in zip(*points, strict=True))
-    on = scaling.frontier(costs, lost)
+    on = cost_quality.frontier(costs, lost)
     assert on.any()
     for place, (cost, loss) in enumerate(points):
         beaten = any(c <= cost and v <= loss and (c, v) != (cost, loss) for c, v in points)
@@ -64,7 +66,7 @@ def test_a_sweep_says_what_its_cells_lose(truth):
     """By the truth, or by agreement with the richest."""
     found = SweepResult(presets(truth), failed_cells())
     points = found.cost_quality
-    assert tuple(points.columns) == scaling.POINT_COLUMNS
+    assert tuple(points.columns) == cost_quality.POINT_COLUMNS
     lost = points.set_index("name")["lost"]
     assert lost[["gundam, eager", "gundam, cuda_graph"]].tolist() == [0.0, 0.0]
     assert 0.1 < lost["base, eager"] < 1.0
@@ -80,7 +82,7 @@ def test_a_sweep_says_what_its_cells_lose(truth):
 def test_a_text_without_its_end_is_not_judged():
     for truth in (None, TRUTH):
         runs = {name: IGNORING if truth is None else IGNORING.with_truth(truth) for name in "ab"}
-        assert scaling.losses(runs)[["edit_distance", "agreement"]].isna().all(axis=None)
+        assert sweep_table.losses(runs)[["edit_distance", "agreement"]].isna().all(axis=None)
     with refused():
         SweepResult({"a": IGNORING}, failed_cells()).with_truth("page.md")
 
@@ -215,16 +217,16 @@ def test_presets_and_categories_by_hand():
     assert cost_quality_sentence(points.reset_index()) == (
         "large loses least (edit distance 10 %): small loses 10.0 points more and takes 0.28 of its time."
     )
-    table = scaling.preset_table(pages).set_index("preset")
+    table = cost_quality.preset_table(pages).set_index("preset")
     assert table.loc["small", ["pages", "loops", "compression"]].tolist() == [3, 1, 4.0]
-    categories = scaling.category_table(pages).set_index("category")
+    categories = cost_quality.category_table(pages).set_index("category")
     assert categories.loc["slide", ["pages", "small", "large"]].tolist() == pytest.approx(
         [2, 0.25, 0.15]
     )
     # A page that one preset could not read counts in no preset's mean.
     failed = pages.assign(edit_distance=[0.1, 0.0, 0.2, 0.1, np.nan, 0.2])
     assert preset_points(failed).set_index("name").loc["large", "lost"] == pytest.approx(0.05)
-    assert scaling.category_table(pages.assign(category="")).empty
+    assert cost_quality.category_table(pages.assign(category="")).empty
 
 
 def test_the_index_shows_quality_worst_pages_first():

@@ -14,8 +14,8 @@ from golden_cases import RECORDINGS
 from ocr_phases import OcrPhasesError, OCRSession
 from ocr_phases.analyse.checks import run_checks, with_verdict
 from ocr_phases.steps.captured import CAPACITY, StaticStep
-from ocr_phases.steps.compiled import single_norms
-from ocr_phases.steps.execution import forwards
+from ocr_phases.steps.compiled import norm_forwards
+from ocr_phases.steps.forwards import replaced_forwards
 from ocr_phases.steps.phases import generate
 
 pytestmark = [
@@ -143,8 +143,9 @@ def test_a_captured_prefill_equals_one_that_is_not(preset):
     assert run.model.strategy_setup["prefill_capture_ms"] > 0
     assert not with_verdict(run_checks(run), "fail")
     inputs = session.prepare(PAGE, preset=preset)
-    (step,) = session.steps.values()
-    with forwards(single_norms(session.family.stages(session.model)["language_model"])):
+    (step,) = session.loaded_model.steps.values()
+    language_model = session.interface.modules(session.model)["language_model"]
+    with replaced_forwards(norm_forwards(language_model)):
         plain = session.run_prefill(inputs, cache=step.fresh_cache())
     kept = [layer.keys.clone() for layer in step.cache.layers]
     mine = session.run_prefill(inputs, step=step)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ocr_phases.collectors import machine
+from ocr_phases.collectors import energy
 
 RANGE = 262_143_328_850
 
@@ -18,11 +18,11 @@ def zone(folder, name, microjoules):
 def metered(monkeypatch):
     """What a meter tells of a window of ``seconds``, by a clock that moves by hand and by sleeping."""
     time = [0.0]
-    monkeypatch.setattr(machine, "perf_counter", lambda: time[0])
-    monkeypatch.setattr(machine, "sleep", lambda seconds: time.__setitem__(0, time[0] + seconds))
+    monkeypatch.setattr(energy, "perf_counter", lambda: time[0])
+    monkeypatch.setattr(energy, "sleep", lambda seconds: time.__setitem__(0, time[0] + seconds))
 
     def described(folder, seconds, meanwhile=lambda: None):
-        meter = machine.EnergyMeter(torch.device("cpu"), folder)
+        meter = energy.EnergyMeter(torch.device("cpu"), folder)
         meter.mark()
         meanwhile()
         time[0] += seconds

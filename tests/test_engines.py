@@ -554,7 +554,7 @@ def test_the_command_line_loads_a_server(vllm: Fake, tmp_path: Path, capsys):
 
 
 def test_the_workers_clocks_see_the_native_classs_modules(golden_session: OCRSession):
-    stages = golden_session.family.stages(golden_session.model)
+    stages = golden_session.interface.modules(golden_session.model)
     modules = {MODULES[name]: stages[name] for name in ("sam", "clip", "projector")}
     watch = Watch(SimpleNamespace(**modules), torch.device("cpu"))
     run = golden_session.run_inference(PAGE, **QUICK)

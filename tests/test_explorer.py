@@ -40,10 +40,11 @@ from ocr_phases.explorer.panel import MEASURED, VIEWS
 from ocr_phases.explorer.records import found, kept_files, placed, shipped
 from ocr_phases.explorer.running import Live, start
 from ocr_phases.families import FAMILIES
+from ocr_phases.measure.loaded_model import forget_kept_model, keep_model
 from ocr_phases.models.load import load_tokenizer
 from ocr_phases.record.parts import to_plain
 from ocr_phases.settings import ModelSettings, Settings
-from ocr_phases.steps.execution import preparing
+from ocr_phases.steps.preparing import announce
 from ocr_phases.view.data import markdown_html
 
 AGAIN = "Measure again with 8 repeats"
@@ -241,7 +242,7 @@ def test_what_a_model_or_a_file_name_says_stays_text():
 
 
 def test_the_head_says_what_makes_a_record_doubtful_and_a_view_is_drawn_when_it_is_opened(run):
-    explorer = run.explore()
+    explorer = Explorer(runs=[run], bar=False, keep=None)
     assert (explorer.run, explorer.bar, explorer.parts) == (run, False, {})
     open_all(explorer, "stages", "page")
     assert all(words in everything(explorer) for words in ("kernels=True", "Time of each phase"))
@@ -308,7 +309,7 @@ def test_markdown_has_its_tables_and_nothing_of_html():
         "| p |\n|---|\n| q |\n\n![i](http://e/x.png)\n<img src=x>"
     )
     assert re.sub(r"\n *", "", shown) == (
-        '<h1>A <em>b</em></h1><table><tr><td colspan="2">x &lt;b&gt;y&lt;/b&gt;</td></tr></table>'
+        '<h3>A <em>b</em></h3><table><tr><td colspan="2">x &lt;b&gt;y&lt;/b&gt;</td></tr></table>'
         "<table><thead><tr><th>p</th></tr></thead><tbody><tr><td>q</td></tr></tbody></table>"
         "<p>![i](http://e/x.png)<br />&lt;img src=x&gt;</p>"
     )
@@ -416,7 +417,7 @@ def test_a_run_s_half_character_is_not_shown_in_the_next_one(monkeypatch):
     session = SimpleNamespace(
         tokenizer=tokenizer, device="cuda", model=None, run_inference=run_inference
     )
-    monkeypatch.setattr("ocr_phases.session.kept_session", lambda **_: session)
+    monkeypatch.setattr("ocr_phases.session.kept.kept_session", lambda **_: session)
     live, asked = Live(), Asked(str(PAGES / "form.png"), None, Settings(repeats=2, warmup=0))
     start(asked, live).result()
     assert live.state()["text"] == "\ufffd!"
@@ -504,16 +505,16 @@ def test_a_report_is_made_of_a_record(explorer, tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def quick(tiny_session, run, tmp_path, monkeypatch):
+def quick(tiny_session, run, tmp_path):
     """A panel that asks for little, where the kernel already holds the model."""
-    kept = {ModelSettings(**Settings().of_model()): tiny_session}
-    monkeypatch.setattr("ocr_phases.session._kept", kept)
+    keep_model(ModelSettings(**Settings().of_model()), tiny_session.loaded_model)
     explorer = Explorer(PAGES / "receipt.png", runs=[run], keep=tmp_path / "kept")
     less = {"ceilings": False, "token_probabilities": False}
     Browser(explorer).form(preset="tiny", max_new_tokens=2, repeats=1, warmup=0, **less)
     with seen_once(tiny_session):
         yield explorer
     MEASURED.clear()
+    forget_kept_model()
 
 
 def test_a_run_is_measured_in_its_thread_watched_and_repeated_over_its_curve(quick):
@@ -569,7 +570,7 @@ def test_a_measurement_ends_where_it_is_stopped(quick, tiny_session, monkeypatch
                 stop()
 
         def set_up(*_):  # nothing is compiled here
-            preparing.get()("compiling the decode step")
+            announce("compiling the decode step")
             assert named.wait(30)
             stop()
 
@@ -711,7 +712,7 @@ def test_what_cannot_be_run_is_said_in_a_sentence(quick, monkeypatch, change, sa
         raise RuntimeError("<b>the device</b> went away\nand more")
 
     if not change:
-        monkeypatch.setattr("ocr_phases.session.kept_session", fails)
+        monkeypatch.setattr("ocr_phases.session.kept.kept_session", fails)
     before = quick.run
     Browser(quick).form(**change)
     asyncio.run(quick.measure())

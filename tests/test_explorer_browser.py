@@ -29,7 +29,7 @@ CELLS = "() => jupyterapp.shell.currentWidget.content.widgets.map((cell) => cell
 #: to.
 PRESSED = [*"mryabddxcv00jk", "Shift+M", "ArrowDown", "Shift+Enter", "Control+Enter", "Control+x"]
 CONTROLS = ["[data-name=page]", MORE, ".opv-scrubber", ".opv-regions", ".opv-curve"]
-CONTROLS += ["button.op-badge", f"{TABS} input:checked", ".opv-keys summary"]
+CONTROLS += ["button.op-badge", f"{TABS} input:checked", ".opv-help summary"]
 
 #: Controls in sight to which neither a label, an attribute nor their own text gives a name.
 NAMELESS = """() => [...document.querySelectorAll(
@@ -47,7 +47,7 @@ LIT = """() => {
   const lit = (list, name) => [...view.querySelectorAll(list)].map((each) => Number(each.dataset[name]));
   return {
     scrubber: Number(view.querySelector('.opv-scrubber').value),
-    token: lit('.opv-token.opv-now', 'token')[0],
+    token: lit('.opv-token.opv-now', 'index')[0],
     page: [...new Set(lit('.opv-page .opv-region.opv-now', 'region'))],
     text: lit('.opv-stretch.opv-now', 'region'),
     list: [view.querySelector('.opv-regions').selectedIndex],
@@ -167,7 +167,7 @@ def view(panel, ran):
 
 def token_of(page, region):
     tokens = page.locator(f".opv-stretch[data-region='{region}'] .opv-token")
-    return int(tokens.first.get_attribute("data-token"))
+    return int(tokens.first.get_attribute("data-index"))
 
 
 def test_keys_move_through_tokens_and_regions(panel, view):
@@ -399,7 +399,7 @@ def test_8000_tokens_follow_the_keys_and_are_there_when_the_notebook_is_opened_a
     for key, token in (("End", "7999"), ("ArrowLeft", "7998"), ("Home", "0"), ("ArrowRight", "1")):
         panel.keyboard.press(key)
         assert panel.input_value(".opv-scrubber") == token
-        assert panel.get_attribute(".opv-token.opv-now", "data-token") == token
+        assert panel.get_attribute(".opv-token.opv-now", "data-index") == token
     panel.evaluate("document.querySelector('.opx').classList.add('before')")
     lab.reopen(panel)
     panel.wait_for_selector(".opx:not(.before) .opv-token >> nth=7999", state="attached")

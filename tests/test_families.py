@@ -9,7 +9,11 @@ import copy
 import json
 import operator
 import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -29,9 +33,9 @@ from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
 from ocr_phases.analyse.checks import run_checks, with_verdict
 from ocr_phases.analyse.grounding import parse_grounding, token_regions
 from ocr_phases.cli import main
-from ocr_phases.families import FAMILIES, UNLIMITED_OCR
+from ocr_phases.families import DEEPSEEK_OCR, FAMILIES, UNLIMITED_OCR, FamilyFacts
 from ocr_phases.images import load_page
-from ocr_phases.models.wiring import NATIVES, native_config
+from ocr_phases.models.wiring import native_config
 from ocr_phases.report.artifacts import result_markdown, write_artifacts
 from ocr_phases.settings import SamplingSettings, resolve_infer
 from ocr_phases.show.page import plot_page
@@ -55,8 +59,8 @@ def test_what_transformers_saves_loads_whole(name, request, tmp_path):
     for path in (row.folder / "checkpoint").glob("tokenizer*.json"):
         (tmp_path / path.name).write_bytes(path.read_bytes())
     again = OCRSession.from_local(tmp_path, device="cpu")
-    assert again.family is NATIVES[name]
-    assert again.family.window(again.model) == again.family.window(model)
+    assert again.family is FAMILIES[name]
+    assert again.interface.window(again.model) == again.interface.window(model)
     for mine, theirs in zip(again.model.parameters(), model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
     saved = json.loads((tmp_path / "config.json").read_text())
@@ -118,6 +122,63 @@ def test_no_number_of_the_file_is_ignored():
         section[path[-1]] += 0 if isinstance(section[path[-1]], float) else 2
         with contextlib.suppress(OcrPhasesError):
             assert native_config(changed).to_dict() != before, path
+
+
+# -- two families of one class -------------------------------------------------------------------------
+
+
+@pytest.fixture
+def hd_family(monkeypatch: pytest.MonkeyPatch) -> FamilyFacts:
+    """A release of DeepSeek-OCR with another ``model_type`` and another size behind one preset."""
+    known = FAMILIES[DEEPSEEK_OCR]
+    facts = replace(
+        known,
+        name="deepseek-ocr-hd",
+        title="DeepSeek-OCR HD",
+        config={**known.config, "model_type": "deepseek_vl_hd"},
+        presets={
+            **known.presets,
+            "small": replace(known.presets["small"], base_size=768, image_size=768),
+        },
+    )
+    monkeypatch.setitem(FAMILIES, facts.name, facts)
+    return facts
+
+
+def test_a_family_that_shares_its_class_with_another_keeps_its_own_presets(
+    hd_family: FamilyFacts, tmp_path: Path
+) -> None:
+    session = OCRSession.load(f"dummy:deepseek-ocr-hd,{SMALL_SIZES}", device="cpu")
+    assert session.family is hd_family
+    run = session.run_inference(RECEIPT, preset="small", max_new_tokens=2, **ONCE)
+    assert run.model.family == "deepseek-ocr-hd"
+    assert run.pages[0].image_tokens == 157  # 12 x 12 and a line's end each, and the separator
+    other = OCRSession.load(f"dummy:{SMALL_SIZES}", device="cpu")
+    assert other.family is FAMILIES[DEEPSEEK_OCR]
+    assert other.prepare(RECEIPT, preset="small").image_tokens == (111,)
+
+
+def test_the_published_file_tells_families_of_one_class_apart(
+    hd_family: FamilyFacts, golden_checkpoint: Callable[[Path], Path], tmp_path: Path
+) -> None:
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(golden_checkpoint(GOLDEN), folder)
+    config = json.loads((folder / "config.json").read_text())
+    for model_type, name in (("deepseek_vl_v2", DEEPSEEK_OCR), ("deepseek_vl_hd", hd_family.name)):
+        (folder / "config.json").write_text(json.dumps({**config, "model_type": model_type}))
+        assert OCRSession.from_local(folder, device="cpu").family.name == name
+
+
+@pytest.mark.parametrize("facts", FAMILIES.values(), ids=FAMILIES)
+def test_the_facts_of_a_family_agree_with_its_published_file(facts: FamilyFacts) -> None:
+    positions = facts.config["language_config"]["max_position_embeddings"]
+    assert facts.published_limit == positions
+    assert [preset.name for preset in facts.presets.values()] == list(facts.presets)
+    assert {*facts.stands_for.values(), facts.default_preset} <= set(facts.presets)
+    wirings = [facts.native] if facts.vendor is None else [facts.native, facts.vendor]
+    for wiring in wirings:
+        stages = {*wiring.modules, *wiring.between}
+        assert stages == {*facts.encoders, "projector", "language_model", "lm_head"}
 
 
 # -- generation rules ----------------------------------------------------------------------------------

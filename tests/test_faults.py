@@ -73,7 +73,7 @@ def session(request):
     faults.
     """
     session = request.getfixturevalue(request.param)
-    preset = session.family.facts.stands_for.get("tiny", "tiny")
+    preset = session.family.stands_for.get("tiny", "tiny")
     run = partial(session.run_inference, **{**QUICK, "preset": preset})
     with seen_once(session):
         yield SimpleNamespace(model=session.model, family=session.family, run=run)
@@ -96,7 +96,7 @@ PADDED = [SMALL, SMALL], ["free", "<image>\n<|grounding|>A longer prompt."]
 
 def run_vision(session, step):
     """As the vendor's class does when its one-token gate is passed."""
-    stages = session.family.stages(session.model)
+    stages = session.interface.modules(session.model)
     stages["sam"](PIXELS)
     stages["projector"](torch.zeros(1, 64, next(stages["projector"].parameters()).shape[-1]))
 
@@ -116,7 +116,7 @@ def regrown(columns):
 
 
 def unmasked(session, step):
-    step["attention_mask"] = session.family.ready_mask(None)
+    step["attention_mask"] = session.interface.ready_mask(None)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,6 @@ from test_checks import with_ceilings
 
 from ocr_phases.analyse.checks import EXPECTATIONS, Verdict, run_checks
 from ocr_phases.analyse.floors import floor_table
-from ocr_phases.analyse.scaling import sweep_table
 from ocr_phases.analyse.sentences import (
     checks_verdict,
     findings,
@@ -21,6 +20,7 @@ from ocr_phases.analyse.sentences import (
     noise_warning,
     verdict,
 )
+from ocr_phases.analyse.sweep_table import sweep_table
 from ocr_phases.show.latency_plot import plot_latency
 from ocr_phases.show.notebook_table import frame_html
 from ocr_phases.show.roofline_plot import plot_roofline

@@ -21,7 +21,8 @@ from ocr_phases.analyse.floors import (
     why_no_floor,
 )
 from ocr_phases.analyse.sentences import floor_sentence
-from ocr_phases.collectors.machine import measure_ceilings
+from ocr_phases.measure.ceilings import measure_ceilings
+from ocr_phases.measure.loaded_model import LoadedModel
 from ocr_phases.record.parts import CeilingsPart, make_part
 from ocr_phases.show.latency_plot import plot_latency
 from ocr_phases.show.roofline_plot import plot_roofline
@@ -174,9 +175,10 @@ def test_a_session_takes_them_once_and_after_its_runs(
 ):
     done: list[Any] = []
     monkeypatch.setattr(
-        "ocr_phases.session.measure_ceilings", lambda *given: done.append(given) or H200
+        "ocr_phases.measure.loaded_model.measure_ceilings",
+        lambda *given: done.append(given) or H200,
     )
-    session = OCRSession(golden_session.checkpoint)
+    session = OCRSession(LoadedModel(golden_session.checkpoint))
     options = {
         "preset": "tiny",
         "max_new_tokens": 2,

@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,9 +18,9 @@ from ocr_phases import OcrPhasesError, OCRSession
 from ocr_phases.analyse.checks import run_checks
 from ocr_phases.measure import live_checks
 from ocr_phases.measure.live_checks import card_dtype
+from ocr_phases.measure.memory_fit import fit
 from ocr_phases.models.load import load_tokenizer
 from ocr_phases.models.weights import resolve_dtype
-from ocr_phases.session import fit
 from ocr_phases.settings import Settings
 from ocr_phases.versions import asset
 
@@ -338,8 +339,9 @@ def card(monkeypatch):
         monkeypatch.setattr(torch.cuda, "device", Chosen)
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: name)
-        properties = type("Properties", (), {"major": major})
+        properties = SimpleNamespace(
+            name=name, major=major, total_memory=16 << 30, multi_processor_count=40
+        )
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
 
     return of
@@ -391,7 +393,6 @@ def test_the_note_on_an_old_card_is_in_the_record(golden_session, card, monkeypa
     # What this machine has not, the check is told: the run itself is the CPU's.
     monkeypatch.setattr(live_checks, "card_dtype", lambda device, *rest: card_dtype("cuda", *rest))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(live_checks, "computes_bfloat16", lambda device: False)
     page = str(GOLDEN / "pages" / "small_400x300.png")
     run = golden_session.run_inference(page, preset="tiny", max_new_tokens=2, repeats=1, warmup=0)
     (check,) = (check for check in run_checks(run) if check.name == "card_dtype")
@@ -668,7 +669,7 @@ def test_a_published_layout_loads_by_its_parts(
 ):
     folder = Path(shutil.copytree(golden_checkpoint(recording), tmp_path / "model"))
     entries(model_type=name)(folder)
-    assert OCRSession.load(str(folder), device="cpu").family.facts.name == family
+    assert OCRSession.load(str(folder), device="cpu").family.name == family
 
 
 @pytest.fixture
@@ -688,7 +689,7 @@ def saved(tmp_path: Path) -> Path:
 def test_a_saved_layout_loads_by_its_parts(name, saved):
     entries(model_type=name)(saved)
     session = OCRSession.load(str(saved), device="cpu")
-    assert session.family.facts.name == "deepseek-ocr"
+    assert session.family.name == "deepseek-ocr"
     assert set(session.model.config.text_config.layer_types) == {"full_attention"}
 
 

@@ -193,7 +193,7 @@ def test_a_static_step_applies_them_too(configured, free, entries):
     step = StaticStep(session.model, 1, 128, "eager").ready_for(measurement.packed.prefill_len, NEW)
     sampler = sampler_for(session.checkpoint, measurement.request, measurement.packed.prefill_len)
     inputs = measurement.packed.to("cpu", torch.float32)
-    options = {"eos_ids": measurement.eos_ids, "eos_check_every": 16}
+    options = {"eos_ids": measurement.end_tokens, "eos_check_every": 16}
     state = generate(session.model, inputs, NEW, sampler=sampler, step=step, **options)
     assert state.ids[0] == own_tokens(session)
 
@@ -284,7 +284,7 @@ def test_what_infer_says_wins(configured, entries, infer, right):
     run = session.run_inference(RECEIPT, **ASKED, infer=infer)
     wanted = dict(right)
     if infer == "published":
-        published, _ = resolve_infer(infer, None, session.family.facts.name)
+        published, _ = resolve_infer(infer, None, session.family.name)
         wanted["no_repeat_ngram_size"] = published.no_repeat_ngram_size
     assert run.request.infer == type(run.request.infer)(**SamplingSettings(**wanted).described())
 

@@ -13,8 +13,10 @@ WITH_TORCH = ("inputs", "models", "collectors", "steps", "measure", "session")
 WITHOUT_TORCH = (
     "ocr_phases.inputs.views",
     "ocr_phases.measure.progress",
-    "ocr_phases.measure.verdicts",
+    "ocr_phases.measure.record_parts",
     "ocr_phases.measure.request",
+    "ocr_phases.measure.runs",
+    "ocr_phases.measure.verdicts",
 )
 IMPORTED = """
 import importlib, json, sys

@@ -18,7 +18,7 @@ from nbformat.v4 import new_code_cell, new_notebook, new_output
 
 from ocr_phases import PhaseRun, SweepResult, compare
 from ocr_phases.analyse.load import AskedPage
-from ocr_phases.analyse.scaling import FAILURE_COLUMNS
+from ocr_phases.analyse.sweep_table import FAILURE_COLUMNS
 from ocr_phases.results.load import LoadResult
 from ocr_phases.show.checks_section import checks_section, references_section, verification_section
 from ocr_phases.show.comparison_overview import environment_html

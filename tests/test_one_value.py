@@ -13,10 +13,11 @@ from matplotlib.text import Text
 from test_approved import APPROVED, RECORDS
 
 from ocr_phases import PhaseRun
-from ocr_phases.analyse.comparison import metrics_of
-from ocr_phases.analyse.scaling import sweep_table
-from ocr_phases.analyse.sentences import headline, key_metrics_text, verdict
+from ocr_phases.analyse.cards import key_metrics_text
+from ocr_phases.analyse.compared_metrics import metrics_of
+from ocr_phases.analyse.sentences import headline, verdict
 from ocr_phases.analyse.stages import repeat_table, stage_medians
+from ocr_phases.analyse.sweep_table import sweep_table
 from ocr_phases.batch.figures import page_figures
 from ocr_phases.cli.results import run_result
 from ocr_phases.record.schema import Truth

@@ -21,7 +21,6 @@ from refusals import refused
 from transformers import DynamicCache
 
 from ocr_phases import Timeline, decode, decode_step, prefill
-from ocr_phases.models.wiring import Family
 from ocr_phases.settings import SamplingSettings
 from ocr_phases.steps.phases import generate, prompt_loss
 from ocr_phases.steps.sampling import Sampler
@@ -46,7 +45,7 @@ def near(mine: torch.Tensor, theirs: torch.Tensor, tolerance: float) -> None:
 def by_generate(session, inputs, count, **options):
     """The tokens that the class's own ``generate()`` gives for ``count`` steps."""
     arguments = {
-        **session.family.prefill_arguments(inputs),
+        **session.interface.prefill_arguments(inputs),
         "attention_mask": inputs.attention_mask,
     }
     arguments |= {"position_ids": None} if "position_ids" in arguments else {}
@@ -60,7 +59,7 @@ def by_generate(session, inputs, count, **options):
 def test_matches_the_recorded_vendor_run(name, case, driven):
     row = RECORDINGS[name]
     session, inputs = driven(name, case)
-    model, stages = session.model, session.family.stages(session.model)
+    model, stages = session.model, session.interface.modules(session.model)
     ours = f"{case}."
     golden = {
         key.removeprefix(ours): value for key, value in row.forward.items() if key.startswith(ours)
@@ -68,7 +67,7 @@ def test_matches_the_recorded_vendor_run(name, case, driven):
     with contextlib.ExitStack() as stack:
         outputs = {
             stage: stack.enter_context(captured(stages[stage], "output"))
-            for stage in (*session.family.facts.encoders, "projector")
+            for stage in (*session.family.encoders, "projector")
         }
         embeds = stack.enter_context(captured(stages["language_model"], "inputs_embeds"))
         state = prefill(model, inputs, all_logits=True)
@@ -109,7 +108,7 @@ def test_matches_the_recorded_vendor_run(name, case, driven):
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_the_loss_is_the_recorded_one_in_training(name, driven):
     session, inputs = driven(name, "base")
-    stages, row = session.family.stages(session.model), RECORDINGS[name]
+    stages, row = session.interface.modules(session.model), RECORDINGS[name]
     session.model.train()
     try:
         loss = prompt_loss(session.model, inputs)
@@ -124,7 +123,7 @@ def test_the_loss_is_the_recorded_one_in_training(name, driven):
 def test_padding_and_images_never_count_in_the_loss(name, case, driven):
     session, inputs = driven(name, case)
     arguments = {
-        **session.family.prefill_arguments(inputs),
+        **session.interface.prefill_arguments(inputs),
         "attention_mask": inputs.attention_mask,
     }
     with torch.no_grad():
@@ -157,7 +156,7 @@ def test_equals_generate_by_every_strategy(name, case, driven):
     assert (again.ids, again.lengths) == (state.ids, [prompt, *state.lengths])
     if name == VENDOR:
         return
-    step, window = static_step(model, inputs, count), session.family.window(model)
+    step, window = static_step(model, inputs, count), session.interface.window(model)
     assert_same(generate(model, inputs, count, step=step), state)
     # Over a cache that holds the first run's entries.
     mine = generate(model, inputs, count, step=step, first_token="redecode")
@@ -237,9 +236,7 @@ def test_spans_are_complete_and_in_the_class_s_order(name, case, driven):
     decode(session.model, prefill(session.model, inputs, timeline), 4, timeline)
     rows = timeline.rows()
     views = ("local", "global") if name == VENDOR else ("global", "local")
-    vision = [
-        (stage, view) for view in views for stage in (*session.family.facts.encoders, "projector")
-    ]
+    vision = [(stage, view) for view in views for stage in (*session.family.encoders, "projector")]
     after = [(stage, "") for stage in ("vision_fusion", "language_model", "lm_head", "sampling")]
     prefilled = [row for row in rows if row[1] == "prefill"]
     assert [(row[2], row[3]) for row in prefilled] == [("prefill", ""), *vision, *after]
@@ -265,15 +262,17 @@ def test_broken_rules_are_errors(name, case, driven, monkeypatch):
     with refused():
         decode_step(model, state)
 
-    given = session.family.prefill_arguments(inputs)
+    given = session.interface.prefill_arguments(inputs)
     images = [key for key in given if ("image" in key or "pixel" in key) and given[key] is not None]
-    faults, honest = [{key: given[key]} for key in images], Family.step_arguments
+    faults, honest = [{key: given[key]} for key in images], type(session.interface).step_arguments
     assert len(faults) == (3 if name == VENDOR else 1)
     for fault in (*faults, {"input_ids": inputs.input_ids[:, :2]}, {"past_key_values": None}):
         state = prefill(model, inputs)
         with monkeypatch.context() as patch, refused():
             patch.setattr(
-                Family, "step_arguments", lambda *given, fault=fault: honest(*given) | fault
+                type(session.interface),
+                "step_arguments",
+                lambda *given, fault=fault: honest(*given) | fault,
             )
             decode_step(model, state)
 

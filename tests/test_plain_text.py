@@ -56,7 +56,7 @@ def not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     session = SimpleNamespace(
         run_inference=lambda *_, **__: PhaseRun.load(RECORD), check_request=lambda *_, **__: None
     )
-    monkeypatch.setattr("ocr_phases.session.kept_session", lambda **_: session)
+    monkeypatch.setattr("ocr_phases.session.kept.kept_session", lambda **_: session)
     monkeypatch.setattr(
         "ocr_phases.report.engine.InProcess.execute_notebook", lambda *_, **__: None
     )

@@ -12,8 +12,8 @@ from example_run import SHAPES, altered, make_run
 
 from ocr_phases import PhaseRun, SweepResult, Timeline, compare
 from ocr_phases.analyse.load import AskedPage
-from ocr_phases.analyse.scaling import FAILURE_COLUMNS
 from ocr_phases.analyse.sentences import preset_text, subject
+from ocr_phases.analyse.sweep_table import FAILURE_COLUMNS
 from ocr_phases.explorer import Explorer
 from ocr_phases.results.load import LoadResult
 

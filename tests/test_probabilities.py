@@ -24,9 +24,9 @@ from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.regions import UNCERTAIN_BELOW
 from ocr_phases.analyse.sentences import uncertain_sentence, verdict
 from ocr_phases.inputs.packing import DeviceInputs
-from ocr_phases.measure.probabilities import Sureness, token_probabilities
-from ocr_phases.models.wiring import family_of
-from ocr_phases.record.parts import to_plain
+from ocr_phases.measure.probabilities import token_probabilities
+from ocr_phases.models.wiring import interface_of
+from ocr_phases.record.parts import ProbabilitiesPart, to_plain
 from ocr_phases.show.boxes import region_boxes
 from ocr_phases.show.page_and_text import page_section, text_notes_section
 
@@ -45,7 +45,7 @@ ASKED: dict[str, Any] = {
 
 def assert_known(
     model: Any, inputs: DeviceInputs, ids: list[list[int]], logits: Any
-) -> list[Sureness]:
+) -> list[ProbabilitiesPart]:
     """The probabilities of ``ids`` are those that logits [B, vocab] of each step give."""
     found = token_probabilities(model, inputs, ids)
     for row, (tokens, mine) in enumerate(zip(ids, found, strict=True)):
@@ -80,7 +80,7 @@ GENERATED["unlimited-ocr"] = ("base", "multi")
 def test_equal_to_the_logits_of_generate(name: str, case: str, driven: Driven) -> None:
     session, inputs = driven(name, case)
     model = session.model
-    arguments = family_of(model).prefill_arguments(inputs)
+    arguments = interface_of(model).prefill_arguments(inputs)
     arguments |= {"attention_mask": inputs.attention_mask, "position_ids": None}
     rules = {"do_sample": False, "eos_token_id": None, "pad_token_id": 2, "no_repeat_ngram_size": 1}
     told = {"output_logits": True, "return_dict_in_generate": True}
@@ -111,7 +111,7 @@ def test_nothing_is_known_behind_an_image_token_or_of_what_is_no_number(driven: 
     assert [value is None for value in cut["margins"]] == [False, False, False, True]
     with model.lm_head.register_forward_hook(lambda head, given, out: out.fill_(math.nan)):
         assert token_probabilities(model, inputs, [[5, 6]]) == [
-            {"logprobs": [None] * 2, "margins": [None] * 2}
+            ProbabilitiesPart(logprobs=[None] * 2, margins=[None] * 2)
         ]
 
 

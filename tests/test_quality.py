@@ -24,9 +24,9 @@ from benchmarks import quality_figures
 from benchmarks.documents import with_parts
 from ocr_phases import PhaseRun
 from ocr_phases.analyse import grounding, quality
+from ocr_phases.analyse.cards import key_metrics
 from ocr_phases.analyse.grounding import grid_box, match_boxes
 from ocr_phases.analyse.quality import check_for_pages, load_truth, quality_of
-from ocr_phases.analyse.sentences import key_metrics
 from ocr_phases.analyse.text import plain_text, text_measures, word_edits
 from ocr_phases.cli import main
 from ocr_phases.record.parts import to_plain
@@ -381,7 +381,7 @@ def test_a_verb_compares_with_a_truth(verb, tmp_path, capsys, monkeypatch):
     Image.new("RGB", (9, 9)).save(page)
     measured: list[Path] = []
     session = SimpleNamespace(run_inference=lambda page, **_: (measured.append(page), run)[1])
-    monkeypatch.setattr("ocr_phases.session.kept_session", lambda **_: session)
+    monkeypatch.setattr("ocr_phases.session.kept.kept_session", lambda **_: session)
     record = ["--record", str(run.save(tmp_path / "measured.json")), "--out"]
     asked = [str(page), "--save"] if verb == "profile" else record
     command = [verb, *asked, str(out), "--json", "--truth"]

@@ -9,7 +9,6 @@ from vendor_standin import HERE
 
 from ocr_phases import OCRSession
 from ocr_phases.models.references import COLUMNS, references
-from ocr_phases.models.wiring import NATIVES
 
 SITE = Path(transformers.__file__).parents[1]
 EXPECTED = {
@@ -55,7 +54,7 @@ def test_every_place_is_found_and_is_where_it_says(
         found.loc["condition of vision", "symbol"],
         f"transformers {transformers.__version__}",
     )
-    native = session.family is NATIVES["deepseek-ocr"]
+    native = session.interface.implementation == "native"
     gate = "pixel_values is not None" if native else "images is not None and seq_len != 1"
     assert gate in condition and found.loc["cache update", "version"] == installed
     assert found.loc["fusion", "version"] == (installed if native else session.checkpoint.revision)

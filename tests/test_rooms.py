@@ -44,20 +44,8 @@ ROOMS = (
     "cli",
 )
 
-#: Modules that belong to a room without standing in its folder yet.
-NOT_MOVED_YET = {
-    "steps.execution": "measure",
-}
-
 #: Imports that go up, each with what removes it. This list only shrinks.
-GO_UP_UNTIL = {
-    "ocr_phases.collectors.machine -> ocr_phases.steps.execution": "measure/ and collectors/ are re-laid",
-    "ocr_phases.engines.measurement -> ocr_phases.session": "engines/ verifies through models and measure",
-    "ocr_phases.results.run -> ocr_phases.explorer": "view/ draws a finished record",
-    "ocr_phases.steps.captured -> ocr_phases.steps.execution": "measure/ chooses attention kernels",
-    "ocr_phases.steps.compiled -> ocr_phases.steps.execution": "measure/ chooses attention kernels",
-    "ocr_phases.steps.phases -> ocr_phases.steps.execution": "measure/ chooses attention kernels",
-}
+GO_UP_UNTIL: dict[str, str] = {}
 
 #: The public names, resolved on first use: the only door from the ground to every room.
 FRONT_DOOR = PACKAGE
@@ -112,7 +100,7 @@ def imports(root: Path) -> dict[str, set[str]]:
 
 def room_of(module: str) -> str:
     below_package = module.removeprefix(f"{PACKAGE}.")
-    return NOT_MOVED_YET.get(below_package, below_package.partition(".")[0])
+    return below_package.partition(".")[0]
 
 
 def goes_up(importer: str, imported: str) -> bool:

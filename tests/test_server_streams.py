@@ -15,7 +15,8 @@ import pytest
 
 import ocr_phases
 from ocr_phases import OcrPhasesError, PhaseRun, compare
-from ocr_phases.analyse.sentences import headline, key_metrics_text, verdict
+from ocr_phases.analyse.cards import key_metrics_text
+from ocr_phases.analyse.sentences import headline, verdict
 from ocr_phases.cli import main
 from ocr_phases.engines.answers import read_metrics
 from ocr_phases.engines.client import ServerFailed

@@ -7,7 +7,6 @@ import difflib
 import json
 import pkgutil
 import signal
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -15,6 +14,7 @@ import torch
 from conftest import GOLDEN, PAGES
 from hypothesis import example, given
 from hypothesis import strategies as st
+from kernel_example import mini_trace
 from PIL import Image
 from refusals import refused
 from torch import nn
@@ -25,9 +25,10 @@ from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.analyse.sentences import verdict
 from ocr_phases.errors import Interrupted
 from ocr_phases.families import FAMILIES
-from ocr_phases.measure.live_checks import host_syncs
+from ocr_phases.measure.live_checks import HostWaits, host_syncs
+from ocr_phases.measure.trace import reduce_trace
 from ocr_phases.models.load import TokenReader, load_tokenizer
-from ocr_phases.record.parts import KernelsFailed
+from ocr_phases.record.parts import KernelsFailed, make_kernels
 
 RECEIPT = PAGES / "receipt.png"
 BLANK = Image.new("RGB", (300, 300), "white")  # which tiny reads as 15 tokens
@@ -88,6 +89,13 @@ def test_the_record_holds_what_it_promises(tiny_session, run):
     assert run["compression_ratio"] == run["text_tokens"] / 100
 
 
+def profiled(host_syncs):
+    """A kernel view with so many waits of the host in each decode step."""
+    view = reduce_trace(*mini_trace())
+    view["decode_steps"] = {"step": list(range(len(host_syncs))), "host_syncs": host_syncs}
+    return make_kernels({"tool": "a profiler", **view})
+
+
 @pytest.mark.parametrize(
     ("waits", "seen", "device", "verdict", "measured"),
     [
@@ -99,8 +107,8 @@ def test_the_record_holds_what_it_promises(tiny_session, run):
     ],
 )
 def test_host_syncs_are_judged_by_what_was_counted(waits, seen, device, verdict, measured):
-    view = None if seen is None else {"decode_steps": {"host_syncs": seen}}
-    check = host_syncs(waits, view, 5, device)
+    waits = waits and HostWaits(*waits)
+    check = host_syncs(waits, seen and profiled(seen), 5, device)
     assert check["verdict"] == verdict
     assert measured in check["measured"]
 
@@ -141,7 +149,7 @@ def test_an_interrupt_keeps_finished_repeats(golden_session):
     assert caught.value._render_traceback_() == [str(caught.value)]
 
 
-#: What is measured after the repeats, by a part of each; without a module it is the session's.
+#: What is measured after the repeats, by a part of each; without a module it is the loaded model's.
 AFTER = (
     "measure.parity.one_shot",
     "measure.kernels.chrome_trace",
@@ -153,7 +161,7 @@ AFTER += ("ceilings",)
 def holder(part, session):
     """The object that has the part, and its name."""
     module, _, name = part.rpartition(".")
-    return pkgutil.resolve_name(f"ocr_phases.{module}") if module else session, name
+    return pkgutil.resolve_name(f"ocr_phases.{module}") if module else session.loaded_model, name
 
 
 @pytest.fixture
@@ -204,9 +212,7 @@ def test_a_failure_after_the_repeats_keeps_them(error, golden_session, afterward
 
 @pytest.mark.parametrize("family", ["deepseek-ocr", "unlimited-ocr"])
 def test_a_published_infer_has_its_published_limit(family, tiny_session, monkeypatch):
-    facts = replace(tiny_session.family, facts=FAMILIES[family])
-    monkeypatch.setitem(vars(tiny_session.checkpoint), "family", facts)
-    monkeypatch.setattr(tiny_session, "family", facts)
+    monkeypatch.setitem(vars(tiny_session.checkpoint), "family", FAMILIES[family])
     monkeypatch.setattr(
         tiny_session.model.config.get_text_config(), "max_position_embeddings", 40_000
     )
@@ -287,7 +293,7 @@ def quantised(model):
 def test_a_model_object_is_measured_as_it_is(change, model, plain, tiny_session):
     changed = change(model)
     session = OCRSession.from_model(changed, tiny_session.tokenizer, name="mine")
-    session.ceilings = tiny_session.ceilings
+    session.loaded_model.ceilings = tiny_session.loaded_model.ceilings
     run = session.run_inference(SMALL, **AS_IT_IS)
     assert session.model is changed
     if change is not quantised:  # which rounds

@@ -29,7 +29,7 @@ from ocr_phases.engines.session import ServerSession
 from ocr_phases.errors import TAKEN_BY, OcrPhasesError
 from ocr_phases.explorer.form import LEFT_OUT, Form
 from ocr_phases.families import PRESET_NAMES, PROMPT_NAMES
-from ocr_phases.measure.cells import Sweep
+from ocr_phases.session.sweeps import Sweep
 from ocr_phases.settings import (
     REQUEST_SETTINGS,
     ModelSettings,

@@ -15,7 +15,8 @@ from matplotlib.text import Text
 from test_one_value import NUMBER, number
 
 from ocr_phases import PhaseRun
-from ocr_phases.analyse.sentences import headline, key_metrics_text
+from ocr_phases.analyse.cards import key_metrics_text
+from ocr_phases.analyse.sentences import headline
 from ocr_phases.analyse.stages import stage_table
 from ocr_phases.families import VISION_STAGES
 from ocr_phases.show.page import plot_region_types

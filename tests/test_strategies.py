@@ -19,13 +19,14 @@ from transformers import DynamicCache
 
 from ocr_phases import OCRSession, PhaseRun, decode, prefill
 from ocr_phases.analyse.checks import run_checks, with_verdict
-from ocr_phases.models.wiring import NATIVES
+from ocr_phases.families import FAMILIES
+from ocr_phases.models.wiring import NativeInterface
 from ocr_phases.settings import SamplingSettings
-from ocr_phases.steps import captured
-from ocr_phases.steps import execution as strategies
+from ocr_phases.steps import captured, graphs, strategies
 from ocr_phases.steps.captured import CAPACITY, StaticStep
-from ocr_phases.steps.compiled import compiled_apart, first_largest, sam_attention
+from ocr_phases.steps.compiled import compile_apart, first_largest, sam_attention
 from ocr_phases.steps.phases import generate
+from ocr_phases.steps.preparing import announcements_to, timed_preparation
 from ocr_phases.steps.sampling import Sampler
 
 pytestmark = pytest.mark.usefixtures("pixels_seen_once")
@@ -85,10 +86,9 @@ def batch_step(golden_session):
 
 @pytest.mark.parametrize("case", ["small", "batch"])
 def test_a_captured_prefill_is_made_once_and_gives_the_same(case, golden_session, monkeypatch):
-    monkeypatch.setattr(
-        strategies, "captured", lambda run: run
-    )  # a replay does the work on the same tensors
-    monkeypatch.setattr(captured, "syncs_counted", lambda found: nullcontext())
+    # A replay does the work on the same tensors.
+    monkeypatch.setattr(graphs, "capture", lambda run: run)
+    monkeypatch.setattr(captured, "host_syncs_noted", lambda waits: nullcontext())
     model, inputs = golden_session.model, RECORDINGS[FIRST].inputs(case)
     step = static_step(model, inputs, 6)
     step.prefill_execution = step.prefill.installed
@@ -98,15 +98,15 @@ def test_a_captured_prefill_is_made_once_and_gives_the_same(case, golden_session
         assert_same(generate(model, inputs, 6, step=step), eager)
         took.add(step.prefill.took_ms())
     assert len(took) == 1 and took.pop() > 0
-    assert "forward" not in vars(golden_session.family.stages(model)["language_model"])
+    assert "forward" not in vars(golden_session.interface.modules(model)["language_model"])
     # A cache beside the step's own is not used.
     assert prefill(model, inputs, step=step, cache=DynamicCache()).cache is step.cache
 
 
 def test_padded_rows_and_forwards_that_wait_are_not_captured(golden_session, monkeypatch):
-    monkeypatch.setattr(strategies, "captured", lambda run: pytest.fail("captured"))
+    monkeypatch.setattr(graphs, "capture", lambda run: pytest.fail("captured"))
     monkeypatch.setattr(
-        captured, "syncs_counted", lambda found: nullcontext(found.append("a wait"))
+        captured, "host_syncs_noted", lambda waits: nullcontext(waits.append("a wait"))
     )
     prompts = ["free", "<image>\n<|grounding|>A much longer prompt than the other row has."]
     padded = golden_session.prepare([RECEIPT] * 2, preset="tiny", prompt=prompts)
@@ -158,7 +158,7 @@ def test_every_length_that_is_read_gives_the_same_tokens(small, monkeypatch):
 
 
 @pytest.mark.skipif(
-    strategies._missing_compiler("cpu") is not None,
+    strategies.missing_compiler("cpu") is not None,
     reason="torch.compile finds no C++ compiler here",
 )
 def test_compiled_steps_equal_eager_and_are_made_once(tmp_path):
@@ -208,7 +208,7 @@ def test_compiled_vision_is_made_once_a_shape_and_gives_the_same(traced, golden_
     options = {"max_new_tokens": 2, **QUICK}
     plain = session.run_inference(RECEIPT, **options)
     told: list[str] = []
-    with strategies.told_of_preparing(told.append):
+    with announcements_to(told.append):
         runs = [session.run_inference(RECEIPT, vision="compiled", **options) for _ in range(2)]
     made = [" ".join((text.split()[1], text.split(" (")[1])) for text in told]
     assert made == ["SAM 1 of 2)", "CLIP 2 of 2)"]
@@ -216,12 +216,12 @@ def test_compiled_vision_is_made_once_a_shape_and_gives_the_same(traced, golden_
     assert len(took) == 1 and plain.model["vision_setup"] is None
     # The stages are timed around the compiled encoders, and the encoders are themselves again
     # afterwards.
-    stages = session.family.stages(session.model)
+    stages = session.interface.modules(session.model)
     for stage in ("sam", "clip"):
         assert runs[0].stage_ms(stage).tolist()
         assert "forward" not in vars(stages[stage])
     inputs = session.prepare(RECEIPT, preset="tiny").to("cpu", torch.float32)
-    with session.vision.installed():
+    with session.loaded_model.vision.installed():
         compiled = session.run_prefill(inputs).logits
     torch.testing.assert_close(compiled, session.run_prefill(inputs).logits, atol=1e-4, rtol=0)
 
@@ -230,7 +230,7 @@ def test_the_compilers_cache_says_how_long_it_takes(golden_session, tmp_path, mo
     monkeypatch.setattr(torch, "compile", lambda step, **_: step)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     told: list[str] = []
-    with strategies.told_of_preparing(told.append):
+    with announcements_to(told.append):
         for _ in range(2):
             StaticStep(golden_session.model, 1, CAPACITY, "compiled").ready_for(8, 2)
     assert ["about 10 s" in text for text in told] == [False, True]
@@ -241,14 +241,14 @@ def test_what_cannot_be_compiled_is_one_sentence():
         torch._dynamo.graph_break()
         return value + 1
 
-    compiled = compiled_apart(breaks)
-    with refused():
-        strategies.first_call_ms("cpu", partial(compiled, torch.ones(1)))
+    compiled = compile_apart(breaks)
+    with refused(), timed_preparation("cpu"):
+        compiled(torch.ones(1))
 
 
 def test_many_shapes_do_not_crowd_each_other_out(traced):
     for size in range(1, 2 * torch._dynamo.config.recompile_limit):
-        assert compiled_apart(lambda value: value * 2)(torch.ones(size)).sum() == 2 * size
+        assert compile_apart(lambda value: value * 2)(torch.ones(size)).sum() == 2 * size
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
@@ -298,4 +298,4 @@ def test_a_missing_compiler_is_named(device, monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     request = SimpleNamespace(strategy="compiled", vision="eager", autocast=False)
     with refused():
-        strategies.check_strategy(request, NATIVES[FIRST], device)
+        strategies.check_strategy(request, NativeInterface(FAMILIES[FIRST].native), device)

@@ -1,10 +1,15 @@
 """The tables of a record, its verdict, and times as text; what is shown of them is approved."""
 
+from dataclasses import replace
+
+import msgspec
 import numpy as np
 import pytest
 from example_run import altered, make_run, paced, with_steps
 
 from ocr_phases.analyse.checks import run_checks
+from ocr_phases.analyse.figure_rows import FIGURE_ROWS, FIGURES, Place, figures_in
+from ocr_phases.analyse.quality import AGREEMENT, MEASURES
 from ocr_phases.analyse.sentences import findings, verdict
 from ocr_phases.analyse.stages import (
     decode_trend,
@@ -36,6 +41,37 @@ def test_repeats_agree_with_the_record_and_the_slow_step_is_the_only_outlier() -
     assert prefill["device_ms_p90"] == pytest.approx(repeat_table(many)["prefill_ms"].quantile(0.9))
 
 
+def _without_steps(run, repeats):
+    """The record as if the tokens of these repeats had come together: a decode phase, no step."""
+    spans = run.spans
+    together = spans["repeat"].isin(repeats) & (spans["stage"] == "decode_step")
+    return replace(run, spans=spans[~together].reset_index(drop=True))
+
+
+def _with_unknown_tokens(run):
+    """The record of a server that sends pieces of text and tells no number of tokens."""
+    pieces = msgspec.structs.replace(run.result, pieces=True, token_count=None)
+    return replace(run, results=[pieces])
+
+
+@pytest.mark.parametrize(
+    ("run", "has_rate"),
+    [
+        (make_run(), [True, True, True]),
+        (_without_steps(make_run(), [1]), [True, False, True]),
+        (_without_steps(make_run(), [0, 1, 2]), [False, False, False]),
+        (_with_unknown_tokens(make_run()), [False, False, False]),
+        (make_run(max_tokens=1), [False, False, False]),  # the prefill's token is the only one
+        (make_run(generate=True), [False, False, False]),
+    ],
+    ids=["steps", "one repeat without", "no steps", "tokens unknown", "one token", "generate()"],
+)
+def test_tokens_per_second_need_steps_and_a_number_of_tokens_and_are_one_figure(run, has_rate):
+    rates = repeat_table(run)["tokens_per_s"]
+    assert rates.notna().tolist() == has_rate
+    assert run["tokens_per_s"] == (rates.median() if any(has_rate) else None)
+
+
 @pytest.mark.parametrize("first_token, token", [("prefill", 62), ("redecode", 61)])
 def test_a_slow_step_is_named_by_its_token_counted_from_one_wherever_a_person_reads(
     first_token, token
@@ -57,6 +93,22 @@ def test_the_typical_repeat_is_near_the_median_in_both_phases() -> None:
     """The total alone would choose the second, whose prefill is three times the others'."""
     run = paced(make_run(repeats=3), 1.0, 3.0, 1.0, phase="prefill")
     assert typical_repeat(paced(run, 1.0, 1.08, 1.1, phase="decode")) != 1
+
+
+def test_every_figure_has_one_row() -> None:
+    assert len(FIGURE_ROWS) == len(FIGURES)
+    known = {*make_run().summary(), *MEASURES, *AGREEMENT.values()}
+    assert not known - set(FIGURE_ROWS)
+
+
+@pytest.mark.parametrize("place", Place)
+def test_no_two_figures_have_the_same_rank_in_a_place(place: Place) -> None:
+    ranks = [row.places[place] for row in figures_in(place)]
+    assert ranks and len(set(ranks)) == len(ranks)
+
+
+def test_every_figure_on_a_card_has_a_label() -> None:
+    assert all(row.card for row in figures_in(Place.CARD))
 
 
 HOST = {"host_ms": lambda spans: spans["device_ms"] * 2}

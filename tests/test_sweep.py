@@ -16,13 +16,15 @@ from refusals import refused
 from wording import says
 
 from ocr_phases import PhaseRun
-from ocr_phases.analyse.scaling import SWEEP_COLUMNS, models_sentence, sweep_table
+from ocr_phases.analyse.sweep_table import SWEEP_COLUMNS, sweep_table
+from ocr_phases.analyse.sweep_words import models_sentence
 from ocr_phases.cli import main
 from ocr_phases.families import DEEPSEEK_OCR, FAMILIES
 from ocr_phases.files import MANIFEST_NAME
-from ocr_phases.measure.cells import Sweep
+from ocr_phases.measure.measurement import Measurement
 from ocr_phases.results.sweep import SweepResult
 from ocr_phases.session import sweep
+from ocr_phases.session.sweeps import Sweep
 from ocr_phases.show.shown_figure import figure_png
 from ocr_phases.show.sweep_overview import cells_html, failures_html
 from ocr_phases.show.sweep_plots import (
@@ -147,7 +149,7 @@ def test_the_pages_of_one_file_are_different_pages(golden_session, tmp_path):
 
 def test_attention_and_dtype_are_axes(golden_session, folder, monkeypatch):
     monkeypatch.setattr(
-        "ocr_phases.session.measure_ceilings", lambda *_: None
+        "ocr_phases.measure.loaded_model.measure_ceilings", lambda *_: {"matmul_dtype": "float32"}
     )  # of each new session
     axes = {"attentions": ["sdpa", "eager", None], "dtypes": ["float32", torch.bfloat16, None]}
     # Those of the model's own are the same ones.
@@ -169,14 +171,14 @@ def test_attention_and_dtype_are_axes(golden_session, folder, monkeypatch):
 
 def test_a_cell_that_fails_keeps_its_reason_and_stops_nothing(golden_session, folder, monkeypatch):
     axes = {"batches": [1, 2], "lengths": [99_999, 2]}
-    real = golden_session.run_inference
+    real = Measurement.run
 
-    def limited(pages, *args, **options):
-        if len(pages) > 1:
+    def limited(measurement, *args, **options):
+        if measurement.packed.batch_size > 1:
             raise torch.OutOfMemoryError("no room\nfor this")
-        return real(pages, *args, **options)
+        return real(measurement, *args, **options)
 
-    monkeypatch.setattr(golden_session, "run_inference", limited)
+    monkeypatch.setattr(Measurement, "run", limited)
     told = outcomes(golden_session, folder, **axes)
     assert [each.state for each in told] == ["failed", "kept", "failed", "failed"]
     assert "positions" in told[0].reason
@@ -205,7 +207,7 @@ def test_a_device_that_is_lost_ends_the_sweep_and_fails_no_other_cell(
         monkeypatch.setattr(torch, "zeros", lost)
         raise RuntimeError("CUDA error: device-side assert triggered")
 
-    monkeypatch.setattr(golden_session, "run_inference", lost)
+    monkeypatch.setattr(Measurement, "run", lost)
     with refused():
         outcomes(golden_session, folder, batches=[1, 2, 3])
     monkeypatch.undo()
@@ -214,7 +216,9 @@ def test_a_device_that_is_lost_ends_the_sweep_and_fails_no_other_cell(
 
 
 def test_the_verb_sets_models_side_by_side(golden_checkpoint, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("ocr_phases.session.measure_ceilings", lambda *_: None)
+    monkeypatch.setattr(
+        "ocr_phases.measure.loaded_model.measure_ceilings", lambda *_: {"matmul_dtype": "float32"}
+    )
     for family in FAMILIES:  # the model's name in a table
         place = GOLDEN if family == DEEPSEEK_OCR else GOLDEN / family
         (tmp_path / family).symlink_to(golden_checkpoint(place))

@@ -6,7 +6,7 @@ import torch
 from conftest import PAGES
 
 from ocr_phases import Timeline
-from ocr_phases.collectors.machine import PeakMemory
+from ocr_phases.collectors.memory import PeakMemory
 from ocr_phases.record import SPAN_COLUMNS
 
 STAGES = ["sam", "clip", "projector", "vision_fusion", "language_model", "lm_head", "sampling"]
@@ -54,7 +54,7 @@ def test_hooks_spans_and_ranges_are_closed_also_after_an_error(failing, ranges, 
         golden_session.run_prefill(inputs, timeline)
         assert timeline.vectors == 64  # of one page of 512 pixels
     else:
-        broken = golden_session.family.stages(model)[failing]
+        broken = golden_session.interface.modules(model)[failing]
         with broken.register_forward_hook(fault), pytest.raises(ZeroDivisionError):
             golden_session.run_prefill(inputs, timeline)
     reached = ["prefill", *STAGES[: [*STAGES, None].index(failing) + 1]]

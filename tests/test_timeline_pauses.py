@@ -135,7 +135,7 @@ def test_a_pause_in_a_notebook_is_no_part_of_a_prefill(golden_session, monkeypat
     """With a clock that jumps between the calls, as it does for a person who reads what a cell
     shows.
     """
-    from ocr_phases.collectors import timeline as module
+    from ocr_phases.models import devices as module
 
     late = [0.0]
     clock = module.perf_counter

@@ -18,16 +18,19 @@ from vendor_standin import CODE, CUDA_CALL, CUDA_IMAGES, RULES, copy_of
 
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
 from ocr_phases.cli import main
+from ocr_phases.families import DEEPSEEK_OCR, facts_of
 from ocr_phases.models.folders import transformers_version
 from ocr_phases.models.weights import choose_attention
-from ocr_phases.models.wiring import VENDORS
+from ocr_phases.models.wiring import VendorInterface
 from ocr_phases.session import repeat_run
 from ocr_phases.settings import ModelSettings
 
 NEW = 16
 QUICK = {"repeats": 1, "warmup": 0, "ceilings": False, "token_probabilities": False}
 SMALL, SMALL_PRESET = VENDOR_CASES["small"]
-VENDOR = VENDORS["deepseek-ocr"]
+VENDOR_WIRING = facts_of(DEEPSEEK_OCR).vendor
+assert VENDOR_WIRING is not None
+VENDOR = VendorInterface(VENDOR_WIRING)
 RECORDED = json.loads((GOLDEN / "preprocess.json").read_text())["cases"]
 pytestmark = pytest.mark.usefixtures("remote_code")
 

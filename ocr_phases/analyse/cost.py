@@ -104,7 +104,7 @@ def vision_calls(
     return calls + [VisionCall("local", named.image_size, crops)] if crops else calls
 
 
-# -- tables ---------------------------------------------------------------------------------------------
+# -- tables ----------------------------------------------------------------------------------------
 
 
 def prefill_cost(
@@ -230,17 +230,35 @@ def page_cost(run: Record, page_ms: float) -> dict[str, float | None]:
     """What pages cost where they are read as here, one measurement after another; ``page_ms`` is
     this one's.
 
-    ``pages_per_hour``; ``energy_j`` of a repeat and ``wh_per_1000_pages``, None without a meter;
-    and ``price_per_1000_pages`` by the request's ``price_per_hour``, None without one. Loading the
-    model and what is between two pages are not in it.
+    ``pages_per_hour``; ``energy_j`` of a repeat, ``thousand_tokens_j`` for 1,000 tokens of its
+    rows, ``wh_per_1000_pages``, and ``idle_energy_share``, the part of the energy that the idle device
+    takes in the same time, None without a meter; and ``price_per_1000_pages`` by the request's
+    ``price_per_hour``, None without one. Loading the model and what is between two pages are not in
+    it.
     """
-    price, pages = run.request.price_per_hour, len(run.pages)
-    energy = energy_of(run)
-    joules = None if energy is None else energy.run_joules
+    pages = len(run.pages)
     hours = hours_per_1000_pages(page_ms / pages)
-    thousand = {"price": price and price * hours, "wh": joules and joules / pages / 3.6}
-    known = {"energy_j": joules, "pages_per_hour": 1000.0 / hours}
-    return known | {f"{name}_per_1000_pages": value for name, value in thousand.items()}
+    price_per_hour = run.request.price_per_hour
+    figures: dict[str, float | None] = {
+        "energy_j": None,
+        "pages_per_hour": 1000.0 / hours,
+        "price_per_1000_pages": None if price_per_hour is None else price_per_hour * hours,
+        "wh_per_1000_pages": None,
+        "thousand_tokens_j": None,
+        "idle_energy_share": None,
+    }
+    energy = energy_of(run)
+    if energy is None or energy.run_joules is None:
+        return figures
+    joules = energy.run_joules
+    figures["energy_j"] = joules
+    figures["wh_per_1000_pages"] = joules / pages / 3.6
+    tokens = sum(len(row.ids) for row in run.results)
+    if tokens > 0:
+        figures["thousand_tokens_j"] = joules / tokens * 1000
+    if joules > 0 and energy.idle_w is not None and energy.seconds is not None:
+        figures["idle_energy_share"] = energy.idle_w * energy.seconds / len(run.repeats) / joules
+    return figures
 
 
 def priced(run: RecordType, price_per_hour: float | None) -> RecordType:
@@ -313,7 +331,7 @@ def stage_cost(table: pd.DataFrame) -> pd.DataFrame:
     return added.assign(bytes=added["weight_bytes"] + added["kv_bytes"])
 
 
-# -- work ---------------------------------------------------------------------------------------------
+# -- work ------------------------------------------------------------------------------------------
 
 
 #: Parameters held, FLOPs done, parameters read and cached numbers moved: float64 [4], exact below
@@ -342,7 +360,7 @@ def linear(tokens: float, width: int, out: int, *, bias: bool = True) -> Work:
 
 
 def attention(queries: float, keys: float, width: int) -> Work:
-    """Scores and their sums over the values, all heads ``width`` wide: 4 queries keys width FLOPs."""
+    """Scores and their sums over the values, all heads ``width`` wide: 4 queries keys width."""
     return costs(flops=4 * queries * keys * width)
 
 

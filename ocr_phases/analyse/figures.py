@@ -29,10 +29,11 @@ def summary(record: Record) -> dict[str, Any]:
     shares. The times of the prefill's stages, ``vision_ms`` among them, are drawn to such shares
     (`part_ms`). Inter-token latency pools the decode steps of all repeats: with N tokens, N-1 steps
     (N with ``first_token="redecode"``). ``tokens_per_s`` counts the tokens decode made for all
-    rows, over the whole decode phase. ``stage_coverage`` is the sum of the prefill's stages over
-    the whole prefill. ``compression_ratio`` is text tokens over valid image tokens, as the vendor
-    counts both, of the first row: the text is tokenised anew, and may then have more tokens than
-    were generated. ``generated_compression_ratio`` is of the generated ones. What pages cost is
+    rows, over the whole decode phase, in the repeats that have steps (`repeat_table`).
+    ``stage_coverage`` is the sum of the prefill's stages over the whole prefill.
+    ``compression_ratio`` is text tokens over valid image tokens, as the vendor counts both, of the
+    first row: the text is tokenised anew, and may then have more tokens than were generated.
+    ``generated_compression_ratio`` is of the generated ones. What pages cost is
     `ocr_phases.analyse.cost.page_cost`.
     """
     medians = {key: float(times.median()) for key, times in record.sums["device_ms"].items()}
@@ -50,10 +51,7 @@ def summary(record: Record) -> dict[str, Any]:
 
     steps = record.spans[record.spans["stage"] == "decode_step"]
     times_of_steps = steps["device_ms"].to_numpy()
-    decode = record.repeat_ms("decode", "decode")
-    has_rate = record.decoded_tokens > 0 and bool(decode.all()) and record.knows_tokens
-    if record.is_server and not len(steps):
-        has_rate = False  # where tokens came together, the decode has no beginning
+    rates = repeat_table(record)["tokens_per_s"].dropna()
 
     peaks = record.memory.peak_bytes or {}
     all_peaks = [peak for repeats in peaks.values() for peak in repeats]
@@ -80,7 +78,7 @@ def summary(record: Record) -> dict[str, Any]:
         "stage_coverage": median_share(stages, prefill) if stages.all() else None,
         "decode_steps": int(steps["step"].max()) + 1 if len(steps) else 0,
         **{name: _quantile(times_of_steps, quantile) for name, quantile in STEP_QUANTILES.items()},
-        "tokens_per_s": _quantile(record.decoded_tokens / decode * 1000.0) if has_rate else None,
+        "tokens_per_s": _quantile(rates),
         "ntpot_ms": page_ms / record.token_count if record.knows_tokens else None,
         "generate_ms": medians.get(("generate", "generate")),
         "prefill_peak_bytes": max(peaks.get("prefill", []), default=None),

@@ -8,7 +8,7 @@ less than the cost tables). Stages follow one another, so the floor of a whole i
 stages'. MFU (Chowdhery et al. 2022, arXiv:2204.02311) is FLOPs over time and best rate, MBU the
 same of bytes and bandwidth.
 
-Ceilings come from the record (`ocr_phases.collectors.machine`), else from a datasheet
+Ceilings come from the record (`ocr_phases.measure.ceilings`), else from a datasheet
 (``datasheets.csv``); without either there is no floor.
 """
 
@@ -35,8 +35,19 @@ _SHEETS = pd.read_csv(Path(__file__).with_name("datasheets.csv"))
 #: the dense one is half of it. The first ``pattern`` that matches a device's name counts.
 DATASHEETS: list[dict[Any, Any]] = [row.dropna().to_dict() for _, row in _SHEETS.iterrows()]
 
-_OF_STAGE = "flops bytes intensity device_ms floor_ms bound_by times_floor mfu mbu source"
-FLOOR_COLUMNS = (*STAGE_KEYS, *_OF_STAGE.split())
+FLOOR_COLUMNS = (
+    *STAGE_KEYS,
+    "flops",
+    "bytes",
+    "intensity",
+    "device_ms",
+    "floor_ms",
+    "bound_by",
+    "times_floor",
+    "mfu",
+    "mbu",
+    "source",
+)
 DECODE_FLOOR_COLUMNS = ("step", "cache_len", "floor_ms")
 #: A phase's whole: of decode the step, because the loop around it may be cut short.
 WHOLES = {"prefill": "prefill", "decode": "decode_step"}
@@ -66,7 +77,8 @@ def measured_ceilings(run: Record) -> Ceilings | None:
     known = run.device.ceilings
     if known is None:
         return None
-    bandwidth, flops = known.bandwidth_bytes_per_s, known.matmul_flops_per_s
+    bandwidth = known.bandwidth_bytes_per_s
+    flops = known.matmul_flops_per_s
     if not bandwidth or not flops or known.matmul_dtype != _product_dtype(run):
         return None
     return Ceilings(float(bandwidth), float(flops), "measured", "measured here")
@@ -74,9 +86,14 @@ def measured_ceilings(run: Record) -> Ceilings | None:
 
 def datasheet_ceilings(run: Record) -> Ceilings | None:
     """The datasheet's ceilings of the record's device and dtype; None for an unknown device."""
-    sheet = find_datasheet(run.device.name) or {}
-    rate = sheet.get(_product_dtype(run))
-    return rate and Ceilings(sheet["bandwidth"] * 1e9, rate * 1e12, "datasheet", sheet["source"])
+    sheet = find_datasheet(run.device.name)
+    if sheet is None:
+        return None
+    tera_flops_per_s = sheet.get(_product_dtype(run))
+    if not tera_flops_per_s:
+        return None
+    bandwidth = sheet["bandwidth"] * 1e9
+    return Ceilings(bandwidth, tera_flops_per_s * 1e12, "datasheet", sheet["source"])
 
 
 def find_datasheet(device_name: str | None) -> dict[str, Any] | None:
@@ -88,7 +105,10 @@ def find_datasheet(device_name: str | None) -> dict[str, Any] | None:
     name = str(device_name or "")
     if re.search(r"\bMIG\b|\bLaptop\b|\bMax-Q\b", name):
         return None
-    return next((sheet for sheet in DATASHEETS if re.search(sheet["pattern"], name)), None)
+    for sheet in DATASHEETS:
+        if re.search(sheet["pattern"], name):
+            return sheet
+    return None
 
 
 def ceilings_of(run: Record) -> Ceilings | None:
@@ -99,18 +119,16 @@ def ceilings_of(run: Record) -> Ceilings | None:
 @cached
 def why_no_floor(run: Record) -> str | None:
     """Why this record has no floors, in one sentence; None if it has."""
-    reasons = {
-        "A server does not show its stages, so there is nothing to compare with a floor.": run.is_server
-        and summary(run)["prefill_ms"] is None,
-        "A one-shot generate() run has no stages to compare with a floor.": summary(run)[
-            "prefill_ms"
-        ]
-        is None,
-        "The cost of this record's model is unknown, so there is no floor.": _costs(run) is None,
-        "The device's ceilings were not measured and its datasheet is unknown, so there is no floor, "
-        "MFU or MBU.": ceilings_of(run) is None,
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+    if summary(run)["prefill_ms"] is None:
+        if run.is_server:
+            return "A server does not show its stages, so there is nothing to compare with a floor."
+        return "A one-shot generate() run has no stages to compare with a floor."
+    if _costs(run) is None:
+        return "The cost of this record's model is unknown, so there is no floor."
+    if ceilings_of(run) is None:
+        unknown = "The device's ceilings were not measured and its datasheet is unknown"
+        return f"{unknown}, so there is no floor, MFU or MBU."
+    return None
 
 
 @cached
@@ -124,7 +142,8 @@ def floor_table(run: Record) -> pd.DataFrame:
     ``times_floor`` measured over floor, ``mfu`` and ``mbu`` shares of one, ``source`` that of the
     ceilings. Empty where `why_no_floor` says so. A stage that was not timed has NaN.
     """
-    ceilings, costs = ceilings_of(run), _costs(run)
+    ceilings = ceilings_of(run)
+    costs = _costs(run)
     if ceilings is None or costs is None:
         return pd.DataFrame(columns=list(FLOOR_COLUMNS))
     costs["floor_ms"], costs["bound_by"] = ceilings.floors(costs["flops"], costs["bytes"])
@@ -133,10 +152,9 @@ def floor_table(run: Record) -> pd.DataFrame:
     wholes["bound_by"] = ceilings.floors(wholes["flops"], wholes["bytes"])[1]
     table = pd.concat([costs, wholes])
     table = table.sort_values("phase", ascending=False, kind="stable", ignore_index=True)
-    measured = stage_medians(run)
-    table = table.join(
-        measured[measured > 0], on=[*STAGE_KEYS]
-    )  # one too short for the clock says nothing
+    times = stage_medians(run)
+    times = times[times > 0]  # one too short for the clock says nothing
+    table = table.join(times, on=[*STAGE_KEYS])
     seconds = table["device_ms"] / 1e3
     table["intensity"] = table["flops"] / table["bytes"]
     table["times_floor"] = table["device_ms"] / table["floor_ms"]
@@ -158,16 +176,20 @@ def decode_floor(run: Record) -> pd.DataFrame:
     steps = step_table(run).dropna(subset=["cache_len"])
     if ceilings is None or _costs(run) is None or steps.empty:
         return pd.DataFrame(columns=list(DECODE_FLOOR_COLUMNS))
-    lengths, shape = steps["cache_len"].to_numpy(dtype=np.int64), run_shape(run)
+    lengths = steps["cache_len"].to_numpy(dtype=np.int64)
     seen = attended(run, lengths)[:, None, None]
-    costs = [
-        stage_cost(decode_cost(run.model.config, cache_len=length, **shape)) for length in (1, 2)
-    ]
-    first, second = (table[["flops", "bytes"]].to_numpy() for table in costs)
     # FLOPs and bytes of each stage are linear in the cache's length.
-    flops, moved = (first + (second - first) * (seen - 1)).T  # each [stages, steps]
+    with_one = _decode_costs(run, 1)
+    with_two = _decode_costs(run, 2)
+    flops, moved = (with_one + (with_two - with_one) * (seen - 1)).T  # each [stages, steps]
     floor_ms = ceilings.floors(flops, moved)[0].sum(axis=0)
     return steps[["step"]].assign(cache_len=lengths, floor_ms=floor_ms).reset_index(drop=True)
+
+
+def _decode_costs(run: Record, cache_len: int) -> np.ndarray:
+    """FLOPs and bytes of each stage of a decode step at a length of the cache, [stages, 2]."""
+    cost = decode_cost(run.model.config, cache_len=cache_len, **run_shape(run))
+    return stage_cost(cost)[["flops", "bytes"]].to_numpy()
 
 
 def ceilings_text(run: Record) -> str | None:
@@ -178,9 +200,11 @@ def ceilings_text(run: Record) -> str | None:
     if ceilings is None:
         return None
     bandwidth = f"{rate_text(ceilings.bandwidth_bytes_per_s)}B/s"
-    flops, dtype = f"{rate_text(ceilings.flops_per_s)}FLOP/s", _product_dtype(run)
+    flops = f"{rate_text(ceilings.flops_per_s)}FLOP/s"
+    dtype = _product_dtype(run)
     if ceilings.source == "datasheet":
-        return f"{bandwidth} and {flops} in {dtype}, from the {ceilings.name}; not measured on this device"
+        rates = f"{bandwidth} and {flops} in {dtype}"
+        return f"{rates}, from the {ceilings.name}; not measured on this device"
     known = run.device.ceilings
     launches = ""
     if known is not None and known.taken is not None:

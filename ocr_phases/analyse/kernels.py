@@ -32,8 +32,18 @@ _COUNTED = ("kernels", "copies", "launches", "busy_ms")
 KERNEL_COLUMNS = (*STAGE_KEYS, *_COUNTED, "wall_ms", "profiled_ms")
 SHARE_COLUMNS = ("phase", "part", "kernels", "busy_ms", "of_busy", "of_wall", "by")
 SYNC_COLUMNS = ("phase", "stage", "operator", "through", "call", "copy", "count", "wait_ms")
-_BOUND = "verdict busy_ms wall_ms idle_after_sync queue_ms floor_ms of_floor mfu mbu"
-VERDICT_COLUMNS = (*STAGE_KEYS, *_BOUND.split())
+VERDICT_COLUMNS = (
+    *STAGE_KEYS,
+    "verdict",
+    "busy_ms",
+    "wall_ms",
+    "idle_after_sync",
+    "queue_ms",
+    "floor_ms",
+    "of_floor",
+    "mfu",
+    "mbu",
+)
 
 #: From this share of its wall time on that the device works, the stage is bound by the device.
 DEVICE_BOUND = 0.7
@@ -114,10 +124,11 @@ def kv_cache_share(run: Record) -> pd.DataFrame:
     by the attention ``operator`` that launched them (sure), or by ``name`` within a CUDA graph
     (best effort). Attention within a graph cannot be told and has no row.
     """
-    table, wholes = _table(run, "parts", "kernels", "busy_ms"), kernel_table(run)
+    table = _table(run, "parts", "kernels", "busy_ms")
+    wholes = kernel_table(run)
     wholes = wholes[wholes["stage"] == wholes["phase"].map(WHOLES)].set_index("phase")
-    for column, of in (("of_busy", "busy_ms"), ("of_wall", "wall_ms")):
-        table[column] = table["busy_ms"] / table["phase"].map(wholes[of])
+    table["of_busy"] = table["busy_ms"] / table["phase"].map(wholes["busy_ms"])
+    table["of_wall"] = table["busy_ms"] / table["phase"].map(wholes["wall_ms"])
     return table[list(SHARE_COLUMNS)]
 
 
@@ -132,10 +143,11 @@ def host_syncs(run: Record) -> pd.DataFrame:
     one beyond the read of the end token holds up the next launches.
     """
     table = _table(run, "host_syncs", "count", "wait_ms")
-    table = table.assign(place=table["phase"].map(PHASES.index), often=-table["count"])
-    return table.sort_values(["place", "often"], kind="stable", ignore_index=True)[
-        list(SYNC_COLUMNS)
-    ]
+    table["phase_number"] = table["phase"].map(PHASES.index)
+    table["minus_count"] = -table["count"]
+    order = ["phase_number", "minus_count"]
+    table = table.sort_values(order, kind="stable", ignore_index=True)
+    return table[list(SYNC_COLUMNS)]
 
 
 @cached
@@ -158,20 +170,26 @@ def stage_verdict(run: Record) -> pd.DataFrame:
     idle = [_idle_ms(run, *key) for key in table[[*STAGE_KEYS]].itertuples(index=False, name=None)]
     causes = pd.DataFrame(idle, columns=["host sync", "device"], dtype="float64").fillna(0.0)
     waiting = table["wall_ms"] - table["busy_ms"]
-    after = table["idle_after_sync"] = (causes["host sync"] / waiting.where(waiting > 0)).clip(
-        upper=1.0
-    )
-    table["queue_ms"], table["of_floor"] = causes["device"], table["floor_ms"] / table["busy_ms"]
-    late = table["busy_ms"] + table["queue_ms"] < DEVICE_BOUND * table["wall_ms"]
-    near = table["of_floor"] >= FLOOR_BOUND
-    verdicts = {
-        "host-sync-bound": late & (after >= _SYNC_BOUND),
-        "launch-bound": late,
-        "compute-bound": near & (table["bound_by"] == "arithmetic"),
-        "bandwidth-bound": near,
-    }
-    table["verdict"] = np.select([*verdicts.values()], [*verdicts], "device-bound")
+    after_sync = causes["host sync"] / waiting.where(waiting > 0)
+    table["idle_after_sync"] = after_sync.clip(upper=1.0)
+    table["queue_ms"] = causes["device"]
+    table["of_floor"] = table["floor_ms"] / table["busy_ms"]
+    table["verdict"] = [_bound(row) for row in table.to_dict("records")]
     return table[list(VERDICT_COLUMNS)]
+
+
+def _bound(row: dict[Any, Any]) -> str:
+    """What bounds a stage, by its row of `stage_verdict`."""
+    worked_or_queued = row["busy_ms"] + row["queue_ms"]
+    if worked_or_queued < DEVICE_BOUND * row["wall_ms"]:
+        if row["idle_after_sync"] >= _SYNC_BOUND:
+            return "host-sync-bound"
+        return "launch-bound"
+    if row["of_floor"] >= FLOOR_BOUND:
+        if row["bound_by"] == "arithmetic":
+            return "compute-bound"
+        return "bandwidth-bound"
+    return "device-bound"
 
 
 def kernel_sentences(run: Record, *phases: str) -> list[str]:
@@ -182,13 +200,14 @@ def kernel_sentences(run: Record, *phases: str) -> list[str]:
         return [f"The kernel view failed: {run.kernels.error.rstrip('.')}."]
     if not has_kernels(run):
         return []
-    table, sentences = stage_verdict(run), list[str]()
-    wholes = {
-        row["phase"]: row
-        for row in table.to_dict("records")
-        if WHOLES[row["phase"]] == row["stage"]
-    }
-    for phase in filter(wholes.get, phases):
+    wholes = {}
+    for row in stage_verdict(run).to_dict("records"):
+        if row["stage"] == WHOLES[row["phase"]]:
+            wholes[row["phase"]] = row
+    sentences: list[str] = []
+    for phase in phases:
+        if phase not in wholes:
+            continue
         row = wholes[phase]
         unit = " a profiled step" if phase == "decode" else ""
         works = of_text(row["busy_ms"], row["wall_ms"]) + unit
@@ -220,11 +239,14 @@ def vision_in_decode(run: Record) -> tuple[bool | None, str]:
     if not len(step) or not len(encoders):
         return None, "the profiler saw no step, or no vision"
     vision = encoders.groupby("stage")["busy_ms"].sum()
-    text = f"a step keeps the GPU busy for {ms_text(float(step.iloc[0]))}, vision for {ms_text(vision.sum())}"
-    return (False if step.iloc[0] < vision.min() else None), text
+    step_ms = float(step.iloc[0])
+    why = f"a step keeps the GPU busy for {ms_text(step_ms)}, vision for {ms_text(vision.sum())}"
+    if step_ms < vision.min():
+        return False, why
+    return None, why
 
 
-# -- parts --------------------------------------------------------------------------------------------
+# -- parts -----------------------------------------------------------------------------------------
 
 
 def _table(run: Record, name: str, *per_step: str) -> pd.DataFrame:
@@ -233,48 +255,61 @@ def _table(run: Record, name: str, *per_step: str) -> pd.DataFrame:
     """
     if run.kernels is None:
         raise OcrPhasesError(
-            "This record has no kernel view: measure with kernels=True (--kernels) on a CUDA device."
+            "This record has no kernel view: measure with kernels=True (--kernels) on a CUDA "
+            "device."
         )
     if isinstance(run.kernels, KernelsFailed):
         raise OcrPhasesError(f"This record has no kernel view: {run.kernels.error}")
     table = pd.DataFrame(columns_of(getattr(run.kernels, name)))
-    steps = len(run.kernels.decode_steps.step) or 1
-    table = table.astype({key: object for key in STAGE_KEYS if key in table})  # also an empty one
+    # A table without rows has no types of its own, and could not be joined with others.
+    table = table.astype({key: object for key in STAGE_KEYS if key in table})
+    if not per_step:
+        return table
+    profiled_steps = max(len(run.kernels.decode_steps.step), 1)
+    runs_of_phase = np.where(table["phase"] == "decode", profiled_steps, 1)
     for column in per_step:
-        table[column] = table[column].astype("float64") / np.where(
-            table["phase"] == "decode", steps, 1
-        )
+        table[column] = table[column].astype("float64") / runs_of_phase
     return table
 
 
 def _waits(run: Record) -> list[str]:
     """The operator that waits longest before the prefill's first token; none if it is short."""
-    total = (
-        kernel_table(run).query("phase == 'prefill' and stage == 'prefill'")["profiled_ms"].sum()
-    )
+    stages = kernel_table(run)
+    is_prefill = (stages["phase"] == "prefill") & (stages["stage"] == "prefill")
+    profiled_ms = stages.loc[is_prefill, "profiled_ms"].sum()
     # Sampling reads that token.
     waits = host_syncs(run).query("phase == 'prefill' and stage != 'sampling' and operator != ''")
-    each = waits.groupby(["stage", "operator"])[["count", "wait_ms"]].sum().nlargest(1, "wait_ms")
-    return [
-        f"The host waits for the GPU {count_text(round(count), 'time')} in {operator} of "
-        f"{stage_name(stage)}, {ms_text(ms)} under the profiler."
-        for (stage, operator), count, ms in each.itertuples(name=None)
-        if ms >= _CLEAR_WAIT * total
-    ]
+    sums = waits.groupby(["stage", "operator"], as_index=False)[["count", "wait_ms"]].sum()
+    sentences = []
+    for row in sums.nlargest(1, "wait_ms").to_dict("records"):
+        if row["wait_ms"] < _CLEAR_WAIT * profiled_ms:
+            continue
+        times = count_text(round(row["count"]), "time")
+        place = f"{row['operator']} of {stage_name(row['stage'])}"
+        wait = ms_text(row["wait_ms"])
+        sentences.append(
+            f"The host waits for the GPU {times} in {place}, {wait} under the profiler."
+        )
+    return sentences
 
 
 def _idle_ms(run: Record, phase: str, stage: str, view: str) -> dict[Any, float]:
     """A stage's idle time between its kernels in ms, by cause; a whole has that of its stages."""
     gaps = idle_gaps(run)
     gaps = gaps[gaps["phase"] == phase]
-    own = (gaps["stage"] == stage) & (gaps["view"] == view)
-    within = {phase: own | True, "decode_step": gaps["stage"] != "decode"}.get(stage, own)
-    return gaps[within].groupby("cause")["idle_ms"].sum().to_dict()
+    if stage == "decode_step":
+        gaps = gaps[gaps["stage"] != "decode"]
+    elif stage != phase:
+        gaps = gaps[(gaps["stage"] == stage) & (gaps["view"] == view)]
+    return gaps.groupby("cause")["idle_ms"].sum().to_dict()
 
 
 def of_text(busy: float, wall: float) -> str:
     """``2.1 of 18.6 ms``; a profiled device may have been busy for longer: ``all of 18.6 ms``."""
     if busy >= wall:
         return f"all of {ms_text(wall)}"
-    (part, unit), whole = ms_text(busy).split(), ms_text(wall)
-    return f"{part} of {whole}" if whole.endswith(f" {unit}") else f"{part} {unit} of {whole}"
+    number, unit = ms_text(busy).split()
+    whole = ms_text(wall)
+    if whole.endswith(f" {unit}"):
+        return f"{number} of {whole}"
+    return f"{number} {unit} of {whole}"

@@ -3,21 +3,21 @@ ceilings.
 
 Noise does not break a measurement: a finding is ``noisy`` if it makes the figures useless, ``note``
 if it is worth knowing, and never ``fail``. The conditions of the machine are in
-``record.device.conditions`` (`ocr_phases.collectors.machine`); older records lack it. Limits, words
-and remedies are in ``checks.toml``.
-"""
+``record.device.conditions`` (`ocr_phases.collectors.conditions`); older records lack it."""
 
 from __future__ import annotations
 
 import math
 import tomllib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from ocr_phases.analyse.figure_rows import FIGURE_ROWS
 from ocr_phases.analyse.figures import figure_repeats
 from ocr_phases.analyse.floors import (
     datasheet_ceilings,
@@ -28,32 +28,67 @@ from ocr_phases.analyse.floors import (
 from ocr_phases.analyse.stages import cached
 from ocr_phases.analyse.statistics import spread
 from ocr_phases.record import Record
-from ocr_phases.record.parts import GpuState, to_plain
+from ocr_phases.record.parts import to_plain
 from ocr_phases.text import bytes_text, count_text, ms_text, percent_text, stage_name
 
 VERDICTS = ("pass", "fail", "noisy", "note", "n/a")
-_OF_REPEAT = "repeat wall_s cpu_s other_threads_s waited_s others steal load_start load_end"
-CONDITION_COLUMNS = tuple(_OF_REPEAT.split())
+CONDITION_COLUMNS = (
+    "repeat",
+    "wall_s",
+    "cpu_s",
+    "other_threads_s",
+    "waited_s",
+    "others",
+    "steal",
+    "load_start",
+    "load_end",
+)
 #: What a record is judged by, in its own figures and beside others.
-JUDGED = {
-    "prefill_ms": "the prefill",
-    "inter_token_ms": "a decode step",
-    "generate_ms": "generate()",
-}
+JUDGED = ("prefill_ms", "inter_token_ms", "generate_ms")
 #: The same of a server, whose prefill a client does not see: the waits for the first token and for
 #: each next one; where tokens came together, the whole answer.
-JUDGED_OF_SERVER = {"ttft_ms": "the wait for the first token", "inter_token_ms": "a decode step"}
-JUDGED_OF_ANSWER = {"ntpot_ms": "the mean time per token over the answer"}
-JUDGED_OF_PAGE = {"page_ms": "the whole answer"}
+JUDGED_OF_SERVER = ("ttft_ms", "inter_token_ms")
+JUDGED_OF_ANSWER = ("ntpot_ms",)
+JUDGED_OF_PAGE = ("page_ms",)
 #: The standard deviation of the logarithms of the repeats' times. Quiet machines stay below 0.02 on
 #: a GPU and 0.05 on a CPU; beyond 0.10 the median of a few repeats can be off by more than most
 #: changes of interest.
-SPREAD_NOTE, SPREAD_NOISY = 0.05, 0.10
+SPREAD_NOTE = 0.05
+SPREAD_NOISY = 0.10
 
-#: The words of every check.
+#: The words of every check of `ocr_phases.analyse.checks`.
 TEXTS = tomllib.loads(Path(__file__).with_name("checks.toml").read_text(encoding="utf-8"))
-_FINDINGS: dict[str, dict[str, Any]] = TEXTS["noise"]
-_REMEDIES: dict[str, str] = TEXTS["remedies"]
+
+_QUIET = "Close other programs, or pin this one to cores of its own (taskset), and measure again."
+_QUIET_THREADS = (
+    "Close other programs, compute with one thread (threads=1, --threads 1), or pin this one to "
+    "cores of its own (taskset), and measure again."
+)
+_ALONE = "Leave the panel and other cells alone until the run ends."
+_COOL = "Leave the GPU to this program and let it cool."
+_AGAIN = "Measure again with more repeats (--repeats 8)."
+
+# From which share on a finding is worth a note, and from which it makes the figures useless.
+_WAITED_NOTE = 0.03
+_WAITED_NOISY = 0.20
+# Of a core, by this process's other threads. The explorer's own drawing takes 0.01 to 0.02 on a
+# slow CPU; holding its slider's arrow key took 0.05 to 0.12 and slowed decode steps by 40 to 60 %.
+_PANEL_NOTE = 0.025
+_PANEL_NOISY = 0.05
+_STEAL_NOISY = 0.05
+_OTHERS_TOLD = 0.10
+# A CPU run that computed for a smaller share of its time was probably preempted.
+_IDLE_TOLD = 0.20
+# A power limit alone lowers an H200's clock by 0.25.
+_CLOCK_NOTE = 0.30
+# Clocks and ceilings are a few per cent apart by themselves.
+_ABOVE_CEILING = 1.05
+# A plausible ceiling, over the datasheet's.
+_LEAST_OF_DATASHEET = 0.5
+_MOST_OF_DATASHEET = 1.1
+# The median time of what a ceiling is measured by, over its best time.
+_CEILING_SCATTER = 1.5
+
 _THROTTLED = {0x8: "hardware slowdown", 0x20: "heat", 0x40: "heat", 0x80: "power brake"}
 _POWER_CAP = 0x4
 _FOREIGN_USE = 20.0  # per cent of a GPU's time before the run began
@@ -84,9 +119,8 @@ class Verdict(NamedTuple):
         return self.name.replace("_", " ")
 
 
-def judged_figures(runs: Sequence[Record]) -> dict[str, str]:
-    """The figures that these records are judged by, beside each other or alone, with what they are
-    called.
+def judged_figures(runs: Sequence[Record]) -> tuple[str, ...]:
+    """The names of the figures that these records are judged by, beside each other or alone.
 
     A server sends several tokens in a chunk or one, as it is set: then neither its first chunk nor
     the time between chunks says how fast it is, and only the whole answer does, for each token
@@ -113,19 +147,30 @@ def repeat_spread(run: Record) -> Verdict:
     """How far the figures that are judged (`judged_figures`) scatter over the repeats."""
     if len(run.repeats) < 2:
         return Verdict("n/a", "with one repeat the spread is unknown")
-    judged = judged_figures([run])
-    rows = [
-        (spread(ms), judged[str(name)], f"{ms_text(ms.min())} to {ms_text(ms.max())}")
-        for name, ms in figure_repeats(run)[list(judged)].items()
-        if (ms > 0).all()
-    ]
-    measured = "; ".join(f"{name} {took} ({percent_text(share)})" for share, name, took in rows)
-    worst, name, took = max(rows, default=(0.0, "", ""))
-    verdict, reason = (
-        _level(worst, SPREAD_NOTE, SPREAD_NOISY),
-        f"{name} took {took} from repeat to repeat",
+    spreads = []
+    for name, ms in figure_repeats(run)[list(judged_figures([run]))].items():
+        if (ms > 0).all():
+            range_text = f"{ms_text(ms.min())} to {ms_text(ms.max())}"
+            spreads.append(_Spread(FIGURE_ROWS[str(name)].words, range_text, spread(ms)))
+    if not spreads:
+        return Verdict("pass", "")
+    widest = max(spreads, key=lambda each: each.share)
+    verdict = Verdict(
+        _level(widest.share, SPREAD_NOTE, SPREAD_NOISY),
+        "; ".join(f"{each.name} {each.range} ({percent_text(each.share)})" for each in spreads),
+        reason=f"{widest.name} took {widest.range} from repeat to repeat",
+        remedy=_QUIET,
     )
-    return _for_threads(run, Verdict(verdict, measured, reason=reason, remedy=_REMEDIES["quiet"]))
+    return _for_threads(run, verdict)
+
+
+@dataclass(frozen=True)
+class _Spread:
+    """How far one figure scatters: its name in words, its range, and `statistics.spread`."""
+
+    name: str
+    range: str
+    share: float
 
 
 def _for_threads(run: Record, verdict: Verdict) -> Verdict:
@@ -134,11 +179,10 @@ def _for_threads(run: Record, verdict: Verdict) -> Verdict:
 
     Threads that wait for each other are as slow as the one that was held up longest.
     """
-    several = run.device.kind == "cpu" and (run.device.threads or 1) > 1
-    if not several:
+    has_several = run.device.kind == "cpu" and (run.device.threads or 1) > 1
+    if not has_several:
         return verdict
-    remedy = verdict.remedy.replace(_REMEDIES["quiet"], _REMEDIES["quiet_threads"])
-    return verdict._replace(remedy=remedy)
+    return verdict._replace(remedy=verdict.remedy.replace(_QUIET, _QUIET_THREADS))
 
 
 @cached
@@ -206,106 +250,158 @@ def conditions_table(run: Record) -> pd.DataFrame:
     return table.astype("float64").reset_index()
 
 
-# -- findings: what is noisy or worth a note, the rows of checks.toml -----------------------------------
+# -- findings: what is noisy or worth a note --------------------------------------------------------
 
 
 def _level(value: float, note: float, noisy: float) -> str:
-    return "noisy" if value > noisy else "note" if value > note else "pass"
-
-
-def _told(name: str, value: float, *words: str, verdict: str = "") -> Iterator[Verdict]:
-    """The finding of a row where the value is worth telling; NaN is not.
-
-    Its words are the value as a share, and its verdict is by the row's limits, unless they are
-    given.
-    """
-    row = _FINDINGS[name]
-    if value > row["told"]:
-        verdict = verdict or _level(value, row.get("note", row["told"]), row.get("noisy", math.inf))
-        measured = row["text"].format(*words or [percent_text(value)])
-        yield Verdict(verdict, measured, remedy=_REMEDIES.get(row.get("remedy", ""), ""))
+    if value > noisy:
+        return "noisy"
+    if value > note:
+        return "note"
+    return "pass"
 
 
 def _worst_first(findings: list[Verdict], none: Verdict, reasons: int | None = None) -> Verdict:
     """The findings as one, the noisy ones first: these, or the first ``reasons`` of them, are its
     reason.
     """
+    if not findings:
+        return none
     ordered = sorted(findings, key=lambda each: ("noisy", "note", "pass").index(each.verdict))
     noisy = [each for each in ordered if each.verdict == "noisy"][:reasons]
-    reason = " and ".join(each.measured for each in noisy)
-    remedy = " ".join(dict.fromkeys(each.remedy for each in noisy))
-    measured = "; ".join(each.measured for each in ordered)
-    return Verdict(ordered[0].verdict, measured, reason=reason, remedy=remedy) if ordered else none
+    return Verdict(
+        ordered[0].verdict,
+        "; ".join(each.measured for each in ordered),
+        reason=" and ".join(each.measured for each in noisy),
+        remedy=" ".join(dict.fromkeys(each.remedy for each in noisy)),
+    )
 
 
 def _host_findings(run: Record) -> Iterator[Verdict]:
-    """Findings about the host; the worst repeat counts."""
+    """Findings about the host; the worst repeat counts. What the system did not report is NaN."""
     table = conditions_table(run)
     waited = (table["waited_s"] / (table["cpu_s"] + table["waited_s"])).max()
-    others, steal = table["others"].max(), table["steal"].max()
-    idle = 1.0 - (table["cpu_s"] / table["wall_s"]).min()
-    on_cpu, unsure = run.device.kind != "cuda", "note" if math.isfinite(waited) else "noisy"
-    # Other programs do no harm while enough cores stay free for these threads.
-    cores = run.device.host_cores or math.nan
-    wanted = (run.device.threads or 1) if on_cpu else 1
-    crowded = others * cores + wanted > cores + 0.1 * wanted
-    yield from _told("waited", waited)
-    yield from _told("panel", (table["other_threads_s"] / table["wall_s"]).max())
-    yield from _told("steal", steal)
-    yield from _told("others", others, verdict=unsure if crowded else "pass")
-    yield from _told("idle", idle if on_cpu else 0.0, percent_text(1.0 - idle), verdict=unsure)
+    if not math.isnan(waited):
+        text = (
+            f"this program waited for a core for {percent_text(waited)} of the CPU time it needed"
+        )
+        yield Verdict(_level(waited, _WAITED_NOTE, _WAITED_NOISY), text, remedy=_QUIET)
+    panel = (table["other_threads_s"] / table["wall_s"]).max()
+    if panel > _PANEL_NOTE:
+        text = f"the panel or other cells used {percent_text(panel)} of a core during the run"
+        yield Verdict(_level(panel, _PANEL_NOTE, _PANEL_NOISY), text, remedy=_ALONE)
+    steal = table["steal"].max()
+    if steal > _STEAL_NOISY:
+        text = f"the hypervisor took {percent_text(steal)} of the cores' time"
+        yield Verdict("noisy", text, remedy=_AGAIN)
+    # Where the time that this program waited is known, it says more than what others used.
+    unsure = "noisy" if math.isnan(waited) else "note"
+    others = table["others"].max()
+    if others > _OTHERS_TOLD:
+        text = f"other programs took {percent_text(others)} of all cores"
+        yield Verdict(unsure if _is_crowded(run, others) else "pass", text, remedy=_QUIET)
+    computed = (table["cpu_s"] / table["wall_s"]).min()
+    if run.device.kind != "cuda" and 1.0 - computed > _IDLE_TOLD:
+        text = f"it computed for only {percent_text(computed)} of the time"
+        yield Verdict(unsure, text, remedy=_QUIET)
+
+
+def _is_crowded(run: Record, others: float) -> bool:
+    """Whether other programs, which took this share of all cores, left too few for this one.
+
+    They do no harm while enough cores stay free for its threads.
+    """
+    if run.device.host_cores is None:
+        return False
+    wanted = 1 if run.device.kind == "cuda" else run.device.threads or 1
+    return others * run.device.host_cores + wanted > run.device.host_cores + 0.1 * wanted
 
 
 def _gpu_findings(run: Record) -> Iterator[Verdict]:
     """Findings about the GPU before and after the repeats."""
     conditions = run.device.conditions
     gpu = None if conditions is None else conditions.gpu
-    observed = [] if gpu is None else [gpu.before, gpu.after]
-    states = [state for state in observed if state is not None] or [GpuState()]
-    reasons = [state.throttle_reasons or 0 for state in states]
+    if gpu is None:
+        return
+    states = [state for state in (gpu.before, gpu.after) if state is not None]
+    if not states:
+        return
+    reasons = 0
+    for state in states:
+        reasons |= state.throttle_reasons or 0
+    slowed = dict.fromkeys(word for bit, word in _THROTTLED.items() if bit & reasons)
+    if slowed:
+        text = f"the GPU was slowed down ({', '.join(slowed)})"
+        yield Verdict("noisy", text, remedy=_COOL)
+    if reasons & _POWER_CAP:
+        yield Verdict("note", "the GPU was at its power limit")
+    clock = states[-1].sm_mhz
+    highest = states[-1].max_sm_mhz
+    if clock and highest:
+        text = f"the GPU's clock was {clock:,} of {highest:,} MHz after the last repeat"
+        yield Verdict(_level(1.0 - clock / highest, _CLOCK_NOTE, math.inf), text)
     others = max(state.other_processes or 0 for state in states)
-    slowed = {word: 1 for bit, word in _THROTTLED.items() if any(bit & each for each in reasons)}
-    yield from _told("slowed", len(slowed), ", ".join(slowed))
-    yield from _told("power_cap", sum(_POWER_CAP & each for each in reasons))
-    clock = states[-1].sm_mhz or math.nan
-    most = states[-1].max_sm_mhz or math.nan
-    yield from _told("clock", 1.0 - clock / most, f"{clock:,} of {most:,} MHz")
-    used = states[0].utilization or 0.0
-    busy = f", busy {used:.0f} % of the time" if used > _FOREIGN_USE else ""
-    held = count_text(others, "other program")
-    yield from _told("on_gpu", others, held, busy, verdict="noisy" if busy else "note")
+    if others > 0:
+        held = f"{count_text(others, 'other program')} held the GPU"
+        used = states[0].utilization or 0.0
+        if used > _FOREIGN_USE:
+            text = f"{held}, busy {used:.0f} % of the time"
+            yield Verdict("noisy", text, remedy=_COOL)
+        else:
+            yield Verdict("note", held, remedy=_COOL)
 
 
 def _ceiling_findings(run: Record, floors: pd.DataFrame) -> Iterator[Verdict]:
     """Stages that are faster than a ceiling allows, unless their bytes fit the cache."""
-    fits = floors["bytes"] <= (run.device.cache_bytes or _CACHE_BYTES)
-    above = floors["mfu"].where(
-        floors["mfu"] > _FINDINGS["above"]["told"], floors["mbu"].mask(fits)
-    )
-    cached = floors["mbu"].where(fits & above.isna())
-    for row in floors.assign(above=above, cached=cached).to_dict("records"):
-        name = " ".join(filter(None, (stage_name(row["stage"]), row["view"], f"({row['phase']})")))
-        yield from _told("above", row["above"], name, times_text(row["above"]))
-        yield from _told(
-            "in_cache", row["cached"], name, percent_text(row["mbu"]), bytes_text(row["bytes"])
-        )
+    cache_bytes = run.device.cache_bytes or _CACHE_BYTES
+    for row in floors.to_dict("records"):
+        parts = (stage_name(row["stage"]), row["view"], f"({row['phase']})")
+        name = " ".join(part for part in parts if part)
+        fits_cache = row["bytes"] <= cache_bytes
+        above = math.nan
+        if row["mfu"] > _ABOVE_CEILING:
+            above = row["mfu"]
+        elif row["mbu"] > _ABOVE_CEILING and not fits_cache:
+            above = row["mbu"]
+        if not math.isnan(above):
+            exceeds = f"{name} exceeds the measured ceiling {times_text(above)}"
+            yield Verdict("noisy", f"{exceeds}, so that ceiling is wrong", remedy=_QUIET)
+        elif row["mbu"] > _ABOVE_CEILING:
+            reached = f"{name} reaches {percent_text(row['mbu'])} MBU"
+            held = f"its {bytes_text(row['bytes'])} may stay in the processor's cache"
+            yield Verdict("note", f"{reached}: {held}")
 
 
 def _bad_ceilings(run: Record) -> Iterator[Verdict]:
     """Faults of the measured ceilings."""
-    sheet, measured = datasheet_ceilings(run), measured_ceilings(run)
-    low, high = _FINDINGS["datasheet"]["range"]
-    rates = zip(("bandwidth", "arithmetic"), (measured or ())[:2], (sheet or ())[:2], strict=False)
-    for name, ours, theirs in rates:
-        off = ours if not low * theirs <= ours <= high * theirs else 0.0
-        yield from _told(
-            "datasheet", off, name, percent_text(ours / theirs), getattr(sheet, "name", "")
+    measured = measured_ceilings(run)
+    if measured is None:
+        return
+    sheet = datasheet_ceilings(run)
+    if sheet is not None:
+        yield from _beside_sheet(
+            "bandwidth", measured.bandwidth_bytes_per_s, sheet.bandwidth_bytes_per_s, sheet.name
         )
+        yield from _beside_sheet("arithmetic", measured.flops_per_s, sheet.flops_per_s, sheet.name)
     ceilings = run.device.ceilings
-    taken = None
-    if measured and ceilings is not None:
-        taken = ceilings.taken
-    for name, what in (("copy_ms", "a copy"), ("matmul_ms", "a matrix product")):
-        times = np.asarray(getattr(taken, name, None) or [1.0])
-        ratio = float(np.median(times) / times.min())
-        yield from _told("ceiling", ratio, what, times_text(ratio))
+    if ceilings is not None and ceilings.taken is not None:
+        yield from _scattered("a copy", ceilings.taken.copy_ms)
+        yield from _scattered("a matrix product", ceilings.taken.matmul_ms)
+
+
+def _beside_sheet(rate: str, measured: float, of_sheet: float, sheet: str) -> Iterator[Verdict]:
+    """A finding where a measured rate is far from the datasheet's."""
+    if _LEAST_OF_DATASHEET * of_sheet <= measured <= _MOST_OF_DATASHEET * of_sheet:
+        return
+    text = f"the measured {rate} is {percent_text(measured / of_sheet)} of the {sheet}'s"
+    yield Verdict("noisy", text, remedy=_QUIET)
+
+
+def _scattered(what: str, times_ms: Sequence[float] | None) -> Iterator[Verdict]:
+    """A finding where the times that a ceiling was measured by are far above the best of them."""
+    if not times_ms:
+        return
+    ratio = float(np.median(times_ms)) / min(times_ms)
+    if ratio > _CEILING_SCATTER:
+        text = f"{what} for a ceiling took {times_text(ratio)} its best time"
+        yield Verdict("noisy", text, remedy=_QUIET)

@@ -50,8 +50,6 @@ AGREEMENT = {
     "table_similarity": "table_agreement",
     "box_recall": "box_agreement",
 }
-#: Measures that are better when they are higher.
-QUALITY_HIGHER = ("table_similarity", "box_recall", "box_iou", *AGREEMENT.values())
 #: Measures by a truth.
 MEASURES = (
     "edit_distance",
@@ -117,7 +115,7 @@ class _Annotated(Struct):
     layout_dets: list[Any]
 
 
-# -- the truth of a page, by its file -------------------------------------------------------------------
+# -- the truth of a page, by its file --------------------------------------------------------------
 
 
 def find_truth(page: str | Path, folder: str | Path) -> Path | None:
@@ -285,7 +283,7 @@ def _content(path: Path, *_state: int) -> Any:
     return parse_json(text.encode()) if path.suffix.lower() == ".json" else text
 
 
-# -- measures -------------------------------------------------------------------------------------------
+# -- measures --------------------------------------------------------------------------------------
 
 
 def quality_table(run: Record, truth: Truth | None, row: int = 0) -> pd.DataFrame:
@@ -373,7 +371,7 @@ def _boxes(ours: Sequence[Region], theirs: Sequence[TrueRegion]) -> list[_Line]:
     return [line for line in lines if line[-1]]
 
 
-# -- region by region -----------------------------------------------------------------------------------
+# -- region by region ------------------------------------------------------------------------------
 
 _Side = tuple[int | None, str, Box | None, str]  # the region's number, label, box and plain text
 _Row = tuple[

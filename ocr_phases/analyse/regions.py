@@ -33,26 +33,44 @@ def region_table(grounding: Grounding, token_table: pd.DataFrame) -> pd.DataFram
     region is on.
     """
     regions = token_table["region"]
-    rows: list[tuple[Any, ...]] = [
-        (each.index, each.page, each.label, len(each.boxes), each.repaired, each.text)
-        for each in grounding.regions
-    ]
+    rows: list[dict[str, Any]] = []
     before = token_table.loc[regions == PREAMBLE, "text"]
     if len(before):
-        rows.insert(0, (PREAMBLE, pd.NA, "preamble", 0, False, "".join(before).strip()))
+        rows.append(
+            {
+                "region": PREAMBLE,
+                "page": pd.NA,
+                "label": "preamble",
+                "boxes": 0,
+                "repaired": False,
+                "text": "".join(before).strip(),
+            }
+        )
+    for region in grounding.regions:
+        rows.append(
+            {
+                "region": region.index,
+                "page": region.page,
+                "label": region.label,
+                "boxes": len(region.boxes),
+                "repaired": region.repaired,
+                "text": region.text,
+            }
+        )
     # Objects: what a model wrote need not be text that pyarrow, where pandas has it, would take.
-    table = pd.DataFrame(
-        rows, columns=["region", "page", "label", "boxes", "repaired", "text"], dtype=object
-    )
+    columns = ["region", "page", "label", "boxes", "repaired", "text"]
+    table = pd.DataFrame(rows, columns=columns, dtype=object)
     cost = token_table["device_ms"].astype("float64").groupby(regions)
     table["tokens"] = table["region"].map(cost.size()).fillna(0)
     table["characters"] = table["text"].map(len)
     table["decode_ms"] = table["region"].map(cost.sum()).fillna(0.0)
     table = table.astype({"decode_ms": "float64", "page": "Int64", "repaired": "bool"} | _COUNTS)
     table["ms_per_char"] = table["decode_ms"] / table["characters"].replace(0, np.nan)
-    table["share"] = table["decode_ms"] / (table["decode_ms"].sum() or np.nan)
-    page = ["page"] if len(grounding.page_starts) > 1 else []
-    return table[["region", *page, *REGION_COLUMNS[1:]]]
+    total_ms = table["decode_ms"].sum()
+    table["share"] = table["decode_ms"] / (total_ms if total_ms > 0 else np.nan)
+    if len(grounding.page_starts) > 1:
+        return table[["region", "page", *REGION_COLUMNS[1:]]]
+    return table[list(REGION_COLUMNS)]
 
 
 def type_table(table: pd.DataFrame) -> pd.DataFrame:
@@ -63,9 +81,8 @@ def type_table(table: pd.DataFrame) -> pd.DataFrame:
     where there are none. The preamble, where there is one, is a type of its own.
     """
     added = ["regions", "tokens", "characters", "decode_ms", "share"]
-    sums = (
-        table.assign(regions=1).groupby("label", sort=False)[added].sum(min_count=1).reset_index()
-    )
+    of_label = table.assign(regions=1).groupby("label", sort=False)
+    sums = of_label[added].sum(min_count=1).reset_index()
     sums["ms_per_char"] = sums["decode_ms"] / sums["characters"].where(sums["characters"] > 0)
     sums = sums[list(TYPE_COLUMNS)].astype({"ms_per_char": "float64"})
     return sums.sort_values("decode_ms", ascending=False, kind="stable", ignore_index=True)
@@ -76,16 +93,19 @@ def regions_of(run: Record, row: int = 0) -> pd.DataFrame:
     """`region_table` of batch row ``row``: a region's time is the sum of its tokens' medians over
     repeats.
 
-    Before ``text`` are ``probability``, the mean over the tokens of its text (`text_tokens`), 0 to
-    1, NaN for a region without text or with an unknown token, and ``uncertain``, whether it is
-    below `UNCERTAIN_BELOW`. Without a text all tokens belong to the first row, ``preamble``.
+    There are two more columns before ``text``. ``probability`` is the mean over the tokens of the
+    region's text (`text_tokens`), 0 to 1; it is NaN for a region without text or with an unknown
+    token. ``uncertain`` is whether it is below `UNCERTAIN_BELOW`. Without a text all tokens belong
+    to the first row, ``preamble``.
     """
     tokens = tokens_of(run, row)
     table = region_table(grounding_of(run, row), tokens)
-    known, text = tokens["probability"], table.pop("text")
-    values = known.to_numpy(dtype="float64")
-    means = {
-        region: values[own].mean() for region, own in text_tokens(run, row).items() if len(own)
-    }
+    probabilities = tokens["probability"].to_numpy(dtype="float64")
+    means = {}
+    for region, own_tokens in text_tokens(run, row).items():
+        if len(own_tokens):
+            means[region] = probabilities[own_tokens].mean()
     table["probability"] = table["region"].map(means).astype("float64")
-    return table.assign(uncertain=table["probability"] < UNCERTAIN_BELOW, text=text)
+    table["uncertain"] = table["probability"] < UNCERTAIN_BELOW
+    columns = [name for name in table if name != "text"]
+    return table[[*columns, "text"]]

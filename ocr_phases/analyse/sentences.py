@@ -1,4 +1,4 @@
-"""One record in words: headline, key figures, what limits it, findings, noise and checks.
+"""One record in words: headline, what limits it, findings, noise and checks.
 
 Plain text, without any text of the model. Times are those of `Record.summary`; the words are in
 ``sentences.toml``.
@@ -10,7 +10,6 @@ import re
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,13 +22,11 @@ from ocr_phases.analyse.checks import (
     run_checks,
     with_verdict,
 )
-from ocr_phases.analyse.cost import energy_of
 from ocr_phases.analyse.figures import summary
 from ocr_phases.analyse.floors import ceilings_of, times_text
 from ocr_phases.analyse.grounding import PREAMBLE
 from ocr_phases.analyse.kernels import kernel_sentences
-from ocr_phases.analyse.noise import ceilings_are_wrong, has_untimed_tokens, trusted_floors
-from ocr_phases.analyse.quality import quality_of
+from ocr_phases.analyse.noise import ceilings_are_wrong, trusted_floors
 from ocr_phases.analyse.regions import UNCERTAIN_BELOW, regions_of
 from ocr_phases.analyse.repetition import repeated_share
 from ocr_phases.analyse.stages import (
@@ -40,9 +37,7 @@ from ocr_phases.analyse.stages import (
     token_of_step,
 )
 from ocr_phases.record import Record
-from ocr_phases.record.parts import to_plain
 from ocr_phases.text import (
-    bytes_text,
     count_text,
     digits_text,
     filled,
@@ -164,64 +159,6 @@ def noise_sentences(run: Record) -> list[str]:
 def noise_warning(run: Record) -> str:
     """`noise_sentences` as one text."""
     return " ".join(noise_sentences(run))
-
-
-# -- figures ------------------------------------------------------------------------------------------
-
-
-def key_metrics(run: Record) -> list[tuple[str, str, str]]:
-    """The known key figures as ``(label, value, note)``, the four of a report's first screen first."""
-    words = to_plain(run.request) | _words(run)
-    known = [row for row in _TEXTS["figures"] if words.get(row["name"]) is not None]
-    return [
-        (row["label"], filled(row["value"], words), filled(row["note"], words)) for row in known
-    ]
-
-
-def key_metrics_text(run: Record) -> str:
-    """`key_metrics` as lines of a terminal."""
-    metrics = key_metrics(run)
-    widths = [max(len(figure[place]) for figure in metrics) for place in (0, 1)]
-    return "\n".join(
-        f"{label:{widths[0]}}  {value:>{widths[1]}}  {note}" for label, value, note in metrics
-    )
-
-
-def _words(run: Record) -> dict[str, Any]:
-    """What fills the key figures; one that is unknown is None."""
-    # Most records need none of the libraries of quality.
-    quality = quality_of(run) if run.truths else {}
-    figures, rows, each = summary(run) | quality, len(run.results), run.cache.bytes_per_token
-    peaks = {
-        phase: max(values) for phase, values in (run.memory.peak_bytes or {}).items() if values
-    }
-    room = run.cache.allocated_bytes
-    tokens = tokens_text(run)
-    cache = f"{bytes_text(each)} a token" if each else "at its largest"
-    if figures["energy_j"]:
-        made = sum(len(row.ids) for row in run.results)
-        figures["thousand_tokens_j"] = figures["energy_j"] / made * 1000
-        meter = energy_of(run)
-        if meter is not None and meter.idle_w is not None and meter.seconds is not None:
-            idle_joules = meter.idle_w * meter.seconds / len(run.repeats)
-            figures["idle_share"] = idle_joules / figures["energy_j"]
-    at_once = run.is_server and _is_generate(run)
-    untimed = run.is_server and has_untimed_tokens(run)
-    return figures | {
-        "tokens": tokens,
-        "answer_ms": figures["generate_ms"] if at_once else None,
-        "generate_ms": None if at_once else figures["generate_ms"],
-        "answer_token_ms": figures["ntpot_ms"] if untimed else None,
-        "ttft_note": "the client's wait" if run.waits_for_first_token else "prepare + prefill",
-        "each_ms": (figures["generate_ms"] or 0.0) / figures["tokens"],
-        "rows": "tokens" if rows == 1 else f"{rows} rows together,",
-        "peak_phase": max(peaks, key=lambda phase: peaks[phase], default=""),
-        "decode_ms": figures["decode_ms"] if figures["decode_steps"] else None,
-        "steps": count_text(figures["decode_steps"], "step"),
-        "cache": f"{cache}; static, room for {bytes_text(room)}" if room else cache,
-        "cut": f"; cut at {tokens}" if _is_cut(run) else "",
-        "pages": count_text(len(run.pages), "page"),
-    }
 
 
 # -- sentences ----------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ def spread_names(count: int) -> tuple[str, str]:
     return ("p10", "p90") if count >= QUANTILES_FROM else ("least", "greatest")
 
 
-# -- stages and repeats ---------------------------------------------------------------------------------
+# -- stages and repeats ----------------------------------------------------------------------------
 
 
 def _repeats(run: Record, spans: pd.DataFrame, keys: Sequence[str], clock: str) -> pd.DataFrame:
@@ -141,8 +141,13 @@ def _over_repeats(device: pd.DataFrame, host: pd.DataFrame) -> pd.DataFrame:
     """Medians of each row's repeats on both clocks, and the ends of the spread (`spread_names`)."""
     shares = [0.1, 0.9] if len(device.columns) >= QUANTILES_FROM else [0.0, 1.0]
     ends = device.quantile(shares, axis="columns").to_numpy()
-    times = device.median(axis="columns"), *ends, host.median(axis="columns")
-    return pd.DataFrame(dict(zip(_TIMES, times, strict=True)), device.index, dtype="float64")
+    times = {
+        "device_ms": device.median(axis="columns"),
+        "device_ms_p10": ends[0],
+        "device_ms_p90": ends[1],
+        "host_ms": host.median(axis="columns"),
+    }
+    return pd.DataFrame(times, device.index, dtype="float64")
 
 
 @cached
@@ -155,17 +160,19 @@ def stage_table(run: Record) -> pd.DataFrame:
     median. In decode ``language_model``, ``lm_head`` and ``sampling`` lie inside ``decode_step``.
     """
     spans = run.spans.groupby([*STAGE_KEYS], sort=False)
-    device, host = (stage_repeats(run, clock) for clock in ("device_ms", "host_ms"))
+    device = stage_repeats(run)
+    host = stage_repeats(run, "host_ms")
     table = _over_repeats(device, host).assign(device_ms=_parts(device), host_ms=_parts(host))
-    table["calls"], table["start"] = spans.size() // len(run.repeats), spans["host_start_ms"].min()
+    table["calls"] = spans.size() // len(run.repeats)
+    table["start"] = spans["host_start_ms"].min()
     table = table.reset_index()
     is_whole = is_whole_phase(table)
-    table["place"] = table["phase"].map(PHASES.index) + 0.5 * ~is_whole
+    table["phase_number"] = table["phase"].map(PHASES.index)
+    table["is_part"] = ~is_whole
     whole = table["phase"].map(table[is_whole].set_index("phase")["device_ms"])
     table["share"] = (table["device_ms"] / whole).where(whole > 0)
-    table = table.sort_values("device_ms", ascending=False).sort_values(
-        ["place", "start"], kind="stable"
-    )
+    table = table.sort_values("device_ms", ascending=False)
+    table = table.sort_values(["phase_number", "is_part", "start"], kind="stable")
     return table[list(STAGE_COLUMNS)].reset_index(drop=True)
 
 
@@ -176,7 +183,9 @@ def repeat_table(run: Record) -> pd.DataFrame:
 
     Columns ``repeat``, ``prepare_ms``, ``prefill_ms``, ``ttft_ms`` (prepare plus prefill, of a
     server the wait for the first token), ``decode_ms``, ``generate_ms``, ``steps`` (of decode) and
-    ``tokens_per_s`` (`Record.decoded_tokens` over the whole decode phase).
+    ``tokens_per_s``: `Record.decoded_tokens` over the whole decode phase. A repeat without steps
+    has no rate, because where all tokens came together nobody knows when decoding began; nor has
+    one whose number of tokens a server did not tell.
     """
     index = pd.Index(run.repeats, name="repeat")
     table = pd.DataFrame(
@@ -186,9 +195,8 @@ def repeat_table(run: Record) -> pd.DataFrame:
     waited = pd.Series(run.phase_ms("prefill"), index)
     table.insert(2, "ttft_ms", table["prepare_ms"].fillna(0.0) + waited.where(waited > 0))
     table["steps"] = step_repeats(run).count()
-    table["tokens_per_s"] = (run.decoded_tokens / table["decode_ms"] * 1000.0).where(
-        table["steps"] > 0
-    )
+    rates = run.decoded_tokens / table["decode_ms"] * 1000.0
+    table["tokens_per_s"] = rates.where((table["steps"] > 0) & run.knows_tokens)
     return table.reset_index()
 
 
@@ -212,7 +220,7 @@ def typical_repeat(run: Record) -> int:
     return run.repeats[int(distance.to_numpy().argmin())]
 
 
-# -- decode, step by step -------------------------------------------------------------------------------
+# -- decode, step by step --------------------------------------------------------------------------
 
 
 def attended(run: Record, lengths: np.ndarray) -> np.ndarray:
@@ -320,13 +328,20 @@ def decode_trend(run: Record) -> Trend | None:
     chosen = table.iloc[np.linspace(0, len(table) - 1, min(len(table), _PAIRS)).round().astype(int)]
     x = attended(run, chosen["cache_len"].to_numpy(dtype=np.float64))
     y = chosen["device_ms"].to_numpy(dtype=np.float64)
-    left, right = np.triu_indices(len(x), k=1)
-    apart = x[right] - x[left] > 0
-    slopes = (y[right] - y[left])[apart] / (x[right] - x[left])[apart]
+    first, second = np.triu_indices(len(x), k=1)
+    run_of_pair = x[second] - x[first]
+    rise_of_pair = y[second] - y[first]
+    has_slope = run_of_pair > 0
+    slopes = rise_of_pair[has_slope] / run_of_pair[has_slope]
     if not slopes.size:
         return None
-    reach = _NORMAL * np.sqrt(len(x) * (len(x) - 1) * (2 * len(x) + 5) / 18) / 2 / slopes.size
-    low, slope, high = np.quantile(slopes, np.clip([0.5 - reach, 0.5, 0.5 + reach], 0, 1)).tolist()
+    # Kendall's statistic of n points without a trend has the variance n (n - 1) (2 n + 5) / 18. Its
+    # 95 % interval, over twice the number of pairs, is how far from the median the quantiles are.
+    count = len(x)
+    deviation = np.sqrt(count * (count - 1) * (2 * count + 5) / 18)
+    reach = _NORMAL * deviation / 2 / slopes.size
+    ends = np.clip([0.5 - reach, 0.5, 0.5 + reach], 0, 1)
+    low, slope, high = np.quantile(slopes, ends).tolist()
     return Trend(slope, (low, high), float(np.ptp(x) / np.median(y)))
 
 
@@ -337,7 +352,7 @@ def _first_source(run: Record) -> str:
     return "first_token" if run.waits_for_first_token else "prefill"
 
 
-# -- tokens and regions ---------------------------------------------------------------------------------
+# -- tokens and regions ----------------------------------------------------------------------------
 
 
 @cached
@@ -357,19 +372,37 @@ def tokens_of(run: Record, row: int) -> pd.DataFrame:
     ids = result.ids
     texts = result.token_texts
     index = np.arange(len(ids))
-    step = pd.Series(index - (run.request.first_token != "redecode"), dtype="Int64")
-    step = step.where(step >= 0)
+    steps = _steps_of_tokens(run, len(ids))
     # Objects, because pandas hands text to pyarrow where that is installed, and a token may be a
     # lone surrogate, which pyarrow refuses.
     table = pd.DataFrame(
-        {"index": index, "id": ids, "text": pd.Series(texts, dtype=object), "step": step}
+        {"index": index, "id": ids, "text": pd.Series(texts, dtype=object), "step": steps}
     )
-    table["source"] = np.where(step.isna(), _first_source(run), "decode")
-    table["cache_len"] = _cache_lengths(run, step.fillna(-1) + 1)
+    table["source"] = np.where(steps.isna(), _first_source(run), "decode")
+    # The cache's lengths begin with the one that the prefill leaves, then one for each step.
+    places = steps.fillna(-1) + 1
+    table["cache_len"] = _cache_lengths(run, places)
     table["region"] = token_regions(parse_grounding("".join(texts), run.model.family), texts)
-    times = _step_times(run).reindex(step.astype("float64")).reset_index(drop=True)
-    times = (times * _SUMMABLE).round() / _SUMMABLE
+    times = _step_times(run).reindex(steps.astype("float64")).reset_index(drop=True)
+    times = _on_exact_grid(times)
     return pd.concat([table, times, token_probabilities(run, row)], axis=1)[list(TOKEN_COLUMNS)]
+
+
+def _steps_of_tokens(run: Record, count: int) -> pd.Series:
+    """The number of the decode step that made each of ``count`` tokens; missing for the prefill's.
+
+    The prefill gives the first token, so the first step makes the second one, unless the request
+    decodes the first token again.
+    """
+    steps = pd.Series(np.arange(count), dtype="Int64")
+    if run.request.first_token != "redecode":
+        steps = steps - 1
+    return steps.where(steps >= 0)
+
+
+def _on_exact_grid(times: pd.DataFrame) -> pd.DataFrame:
+    """Times in ms as multiples of 2^-20 ms, of which sums are exact in any order."""
+    return (times * _SUMMABLE).round() / _SUMMABLE
 
 
 def token_probabilities(run: Record, row: int = 0) -> pd.DataFrame:

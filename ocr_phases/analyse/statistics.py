@@ -64,36 +64,51 @@ class LogMean(NamedTuple):
         error.
         """
         if self.error == 0.0:
-            return float(self.mean == 0.0)
-        return _outside(abs(self.mean) / self.error, self._whole) if self.error > 0.0 else math.nan
+            return 1.0 if self.mean == 0.0 else 0.0
+        if not self.error > 0.0:  # NaN
+            return math.nan
+        return _outside(abs(self.mean) / self.error, self._whole_freedom)
 
     def interval(self, alpha: float = ALPHA) -> tuple[float, float]:
         """The ends between which the geometric mean lies with probability 1 - ``alpha``."""
-        reach = _quantile(alpha, self._whole) * self.error if self.error > 0.0 else self.error
+        reach = self.error  # 0 and NaN need no quantile
+        if self.error > 0.0:
+            reach = _quantile(alpha, self._whole_freedom) * self.error
         return math.exp(self.mean - reach), math.exp(self.mean + reach)
 
     @property
-    def _whole(self) -> int:
+    def _whole_freedom(self) -> int:
+        """The degrees of freedom as the whole number from 1 on that Student's t needs."""
         return min(max(int(self.freedom), 1), _MOST_FREEDOM)
 
 
 def log_mean(values: ArrayLike) -> LogMean:
-    """Of the logarithms of ``values``, float64 [repeats]; an error needs two repeats, all above 0."""
+    """The mean of the logarithms of ``values``, float64 [repeats].
+
+    Its error is known from two repeats on; mean and error are NaN where a value is not above 0.
+    """
     samples = np.asarray(values, dtype=np.float64)
-    logs, count = np.log(np.where((samples > 0).all(), samples, np.nan)), len(samples)
-    # The logarithms of equal values deviate by rounding.
-    deviation = np.nan if count < 2 else float(logs.std(ddof=1)) if np.ptp(logs) else 0.0
+    count = len(samples)
+    logs = np.log(samples if (samples > 0).all() else np.full(count, np.nan))
+    if count < 2:
+        deviation = math.nan
+    elif np.ptp(logs) == 0.0:  # the logarithms of equal values deviate by rounding
+        deviation = 0.0
+    else:
+        deviation = float(logs.std(ddof=1))
     return LogMean(float(logs.mean()), deviation / count**0.5, count - 1)
 
 
 def log_ratio(baseline: ArrayLike, other: ArrayLike) -> LogMean:
-    """Welch's of ``other`` over ``baseline``, both float64 [repeats]."""
-    ours, theirs = log_mean(baseline), log_mean(other)
+    """Welch's t of ``other`` over ``baseline``, both float64 [repeats]."""
+    ours = log_mean(baseline)
+    theirs = log_mean(other)
     error = math.hypot(ours.error, theirs.error)
-    parts = (side.error**4 / side.freedom for side in (ours, theirs))
-    return LogMean(
-        theirs.mean - ours.mean, error, error**4 / sum(parts) if error > 0.0 else math.nan
-    )
+    freedom = math.nan
+    if error > 0.0:  # Welch and Satterthwaite
+        parts = ours.error**4 / ours.freedom + theirs.error**4 / theirs.freedom
+        freedom = error**4 / parts
+    return LogMean(theirs.mean - ours.mean, error, freedom)
 
 
 def holm(tests: Mapping[_Name, LogMean]) -> dict[_Name, float]:
@@ -104,11 +119,12 @@ def holm(tests: Mapping[_Name, LogMean]) -> dict[_Name, float]:
     known = sorted(
         (test.p, place, name) for place, (name, test) in enumerate(tests.items()) if test.p >= 0
     )
-    alphas, stopped = dict.fromkeys(tests, ALPHA), math.inf
+    alphas = dict.fromkeys(tests, ALPHA)
+    largest = math.inf  # of the tests after the first one that is not proven
     for place, (p, _, name) in enumerate(known):
-        alphas[name] = min(ALPHA / (len(known) - place), stopped)
+        alphas[name] = min(ALPHA / (len(known) - place), largest)
         if p > alphas[name]:
-            stopped = alphas[name]
+            largest = alphas[name]
     return alphas
 
 
@@ -119,10 +135,19 @@ def leaders(values: Mapping[_Name, np.ndarray]) -> list[_Name]:
     ``values`` are float64 [repeats] by name. A name of a single repeat has no spread, so it leads
     nothing.
     """
-    means = {name: mean for name, each in values.items() if (mean := log_mean(each)).error >= 0}
-    ranked = sorted(means, key=lambda name: means[name].mean)
+    means = {}
+    for name, repeats in values.items():
+        mean = log_mean(repeats)
+        if mean.error >= 0:  # not NaN
+            means[name] = mean.mean
+    ranked = sorted(means, key=lambda name: means[name])
     alpha = ALPHA / max(len(ranked) - 1, 1)
-    return [name for name in ranked if not log_ratio(values[ranked[0]], values[name]).p <= alpha]
+    leading = []
+    for name in ranked:
+        is_slower = log_ratio(values[ranked[0]], values[name]).p <= alpha
+        if not is_slower:
+            leading.append(name)
+    return leading
 
 
 def spread(values: ArrayLike) -> float:
@@ -136,20 +161,27 @@ def spread(values: ArrayLike) -> float:
 def _outside(t: float, freedom: int) -> float:
     """How probable a Student's t beyond ±``t`` is (Abramowitz and Stegun, 26.7.3 and 26.7.4)."""
     angle = math.atan(t / freedom**0.5)
-    odd = freedom % 2
-    term, total = math.cos(angle) if odd else 1.0, 0.0
-    for number in range(2 + odd, freedom + 1, 2):
+    is_odd = freedom % 2 == 1
+    term = math.cos(angle) if is_odd else 1.0
+    total = 0.0
+    for number in range(3 if is_odd else 2, freedom + 1, 2):
         total += term
         term *= (number - 1) / number * math.cos(angle) ** 2
     inside = math.sin(angle) * total
-    return max(1.0 - (2.0 / math.pi * (angle + inside) if odd else inside), 0.0)
+    if is_odd:
+        inside = 2.0 / math.pi * (angle + inside)
+    return max(1.0 - inside, 0.0)  # rounding may leave less than 0
 
 
 @lru_cache(maxsize=1_000)
 def _quantile(alpha: float, freedom: int) -> float:
     """The t beyond which ±t lies with probability ``alpha``."""
-    low, high = 0.0, 1e6
+    low = 0.0
+    high = 1e6
     for _ in range(100):
         middle = (low + high) / 2
-        low, high = (middle, high) if _outside(middle, freedom) > alpha else (low, middle)
+        if _outside(middle, freedom) > alpha:
+            low = middle
+        else:
+            high = middle
     return high

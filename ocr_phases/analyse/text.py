@@ -107,7 +107,7 @@ def _words(markup: str) -> str:
     return one_line(unescape(text))
 
 
-# -- tables -------------------------------------------------------------------------------------------
+# -- tables ----------------------------------------------------------------------------------------
 
 
 class Cell(NamedTuple):
@@ -211,7 +211,7 @@ class _Costs(Config):
         return Levenshtein.normalized_distance(node1.text, node2.text)
 
 
-# -- distances ----------------------------------------------------------------------------------------
+# -- distances -------------------------------------------------------------------------------------
 
 
 def text_measures(written: str, true: str) -> dict[str, tuple[float, int]]:

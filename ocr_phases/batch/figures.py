@@ -14,11 +14,12 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.checks import run_rules
+from ocr_phases.analyse.figure_rows import Place, figures_in
 from ocr_phases.analyse.noise import is_noisy
 from ocr_phases.analyse.quality import quality_of
 from ocr_phases.analyse.repetition import repeated_share
-from ocr_phases.analyse.scaling import ended_text, richness
 from ocr_phases.analyse.stages import PROBABILITY_COLUMNS, TOKEN_COLUMNS
+from ocr_phases.analyse.sweep_table import ended_text, richness
 from ocr_phases.batch.store import RECORD, TRUTH, truth_hash
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import make_way, read_regular, split_page, write_atomic
@@ -40,13 +41,6 @@ TABLES = {
     ],
 }
 
-#: The figures of `PhaseRun.summary` that have another name as columns.
-_COLUMNS = {
-    "prefill_len": "prompt_tokens",
-    "valid_image_tokens": "image_tokens",
-    "generated_compression_ratio": "compression",
-    "compression_ratio": "vendor_compression",
-}
 #: The costliest regions of a page that are kept, and what is kept of each.
 MOST_REGIONS = 25
 _LOOP = ("repetition_loop", "note")
@@ -59,29 +53,8 @@ class Row(msgspec.Struct):
     model: str
     preset: str
     device: str
-    ttft_ms: float | None = None
-    prefill_ms: float | None = None
-    inter_token_ms: float | None = None
-    decode_ms: float | None = None
-    page_ms: float | None = None
-    ntpot_ms: float | None = None
-    tokens: int | None = None
-    vision_share: float | None = None
-    prompt_tokens: float | None = None
-    image_tokens: float | None = None
-    peak_bytes: float | None = None
-    energy_j: float | None = None
-    wh_per_1000_pages: float | None = None
-    price_per_1000_pages: float | None = None
-    compression: float | None = None
-    vendor_compression: float | None = None
-    edit_distance: float | None = None
-    cer: float | None = None
-    table_similarity: float | None = None
-    box_recall: float | None = None
-    repetition: float | None = None
-    repeated_share: float | None = None
-    agreement: float | None = None
+    #: The figures of `Place.PAGES` by the names of their columns.
+    figures: dict[str, int | float | None]
     reference: str | None = None
     category: str = ""
     page_id: str = ""
@@ -112,7 +85,7 @@ class Figures(msgspec.Struct):
     page, so the worker does it. ``sha256`` is that of everything else.
     """
 
-    schema: Literal[5]
+    schema: Literal[6]
     record: str
     truth: str | None
     row: Row
@@ -142,7 +115,7 @@ def page_figures(
         text = table.to_csv(index=False, header=False, lineterminator="\n")
         tables[name] = text.encode("utf-8", "replace").decode()
     content = {
-        "schema": 5,
+        "schema": 6,
         "record": record,
         "truth": truth,
         "row": _row(run),
@@ -193,31 +166,35 @@ def read_figures(folder: Path, digest: str, job: str, page: str) -> Figures:
 
 
 def _row(run: PhaseRun) -> dict[str, Any]:
-    truth, checks = run.truth_of(), [(check.name, check.verdict) for check in run_rules(run)]
+    truth = run.truth_of()
+    verdicts = [(check.name, check.verdict) for check in run_rules(run)]
     # Failed and noisy checks, a repetition loop, an incomplete text.
-    bad = [
-        name for name, verdict in checks if verdict in ("fail", "noisy") or (name, verdict) == _LOOP
+    warnings = [
+        name.replace("_", " ")
+        for name, verdict in verdicts
+        if verdict in ("fail", "noisy") or (name, verdict) == _LOOP
     ]
-    cut = run.result.finish_reason == "length" and not run.request.ignore_eos
-    warnings = [*(name.replace("_", " ") for name in bad), *["cut at the token limit"] * cut]
+    is_cut = run.result.finish_reason == "length" and not run.request.ignore_eos
+    if is_cut:
+        warnings.append("cut at the token limit")
     return {
-        **{
-            _COLUMNS.get(name, name): value
-            for name, value in run.summary().items()
-            if name != "text"
-        },
-        **quality_of(run),
         "model": run.model.name,
         "preset": run.request.preset,
         "device": run.device.name,
+        "figures": _page_columns(run),
         "warnings": ", ".join(warnings),
         "noisy": is_noisy(run),
-        "repeated_share": repeated_share(run),
-        "cut": cut and _LOOP not in checks,
+        "cut": is_cut and _LOOP not in verdicts,
         "reference": truth.file if truth and truth.reference else None,
         "category": "" if truth is None else truth.category,
         "page_id": "".join(page.sha256[:16] + split_page(page.file)[1] for page in run.pages),
     }
+
+
+def _page_columns(run: PhaseRun) -> dict[str, Any]:
+    """The figures of ``pages.csv`` by their columns; None for one that is not known."""
+    figures = {**run.summary(), **quality_of(run), "repeated_share": repeated_share(run)}
+    return {row.page_column or row.name: figures.get(row.name) for row in figures_in(Place.PAGES)}
 
 
 def _regions(run: PhaseRun) -> list[dict[str, Any]]:

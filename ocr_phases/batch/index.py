@@ -15,8 +15,9 @@ import msgspec
 import pandas as pd
 
 from ocr_phases.analyse.cost import hours_per_1000_pages
+from ocr_phases.analyse.figure_rows import Place, figures_in
 from ocr_phases.analyse.quality import page_truth
-from ocr_phases.analyse.scaling import agreements
+from ocr_phases.analyse.sweep_table import agreements
 from ocr_phases.batch.figures import MOST_REGIONS, TABLES, Figures, read_figures
 from ocr_phases.batch.store import (
     LEFT_OUT,
@@ -48,17 +49,28 @@ from ocr_phases.text import count_text
 #: by. ``repeated_share`` is the part of the decode time that made repeated text, ``energy_j`` a
 #: repeat's. ``noisy`` is whether its times are not to be trusted, ``cut`` whether its text ends at
 #: the token limit, and in no loop.
-_COLUMNS = """
-page:object status:object reason:object model:object preset:object ttft_ms prefill_ms inter_token_ms decode_ms
-page_ms tokens:Int64 vision_share prompt_tokens image_tokens peak_bytes energy_j wh_per_1000_pages
-price_per_1000_pages compression vendor_compression edit_distance cer table_similarity box_recall repetition
-repeated_share agreement reference:object category:object page_id:object warnings:object noisy:bool cut:bool
-attempts:Int64 seconds device:object report:bool id:object folder:object
-"""
-_KINDS = {
-    name: kind or "float64" for name, _, kind in (one.partition(":") for one in _COLUMNS.split())
+_COLUMN_TYPES = {
+    "page": "object",
+    "status": "object",
+    "reason": "object",
+    "model": "object",
+    "preset": "object",
+    **{row.page_column or row.name: "float64" for row in figures_in(Place.PAGES)},
+    "tokens": "Int64",
+    "reference": "object",
+    "category": "object",
+    "page_id": "object",
+    "warnings": "object",
+    "noisy": "bool",
+    "cut": "bool",
+    "attempts": "Int64",
+    "seconds": "float64",
+    "device": "object",
+    "report": "bool",
+    "id": "object",
+    "folder": "object",
 }
-PAGE_COLUMNS = tuple(_KINDS)
+PAGE_COLUMNS = tuple(_COLUMN_TYPES)
 #: The costliest regions of all pages, the costliest first; columns as in `regions.region_table`.
 REGION_COLUMNS = (
     "page",
@@ -114,7 +126,7 @@ def build_index(out: Path, price_per_hour: float | None = None) -> BatchIndex:
                 )
                 for name, text in figures.tables.items():
                     files[name].write(text)
-    pages = pd.DataFrame(rows, columns=list(PAGE_COLUMNS)).astype(_KINDS)
+    pages = pd.DataFrame(rows, columns=list(PAGE_COLUMNS)).astype(_COLUMN_TYPES)
     pages["price_per_1000_pages"] = hours_per_1000_pages(pages["page_ms"]) * (
         price_per_hour or float("nan")
     )
@@ -174,7 +186,7 @@ def _page_row(out: Path, entry: Entry) -> tuple[dict[str, Any], Figures | None]:
         )
     except OcrPhasesError as error:
         return {**row, "reason": str(error)}, None
-    row |= {**msgspec.structs.asdict(figures.row), "status": DONE}
+    row |= {**msgspec.structs.asdict(figures.row), **figures.row.figures, "status": DONE}
     if report := status["report"]:
         row |= {"reason": report["reason"], "report": report_is_whole(folder, report)}
         warned = [row["warnings"], "" if row["report"] else "report not rendered"]

@@ -89,7 +89,7 @@ def measure_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     with _failing_as("request"):
         settings = Settings(**job.settings)
     with _failing_as("model"):
-        from ocr_phases.session import kept_session
+        from ocr_phases.session.kept import kept_session
 
         session = kept_session(**settings.of_model())
     ready()
@@ -133,7 +133,7 @@ def count_pages(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
 
 def find_device(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     """The device that ``auto`` selects in this process."""
-    from ocr_phases.models.load import resolve_device
+    from ocr_phases.models.devices import resolve_device
 
     ready()
     return Outcome(device=resolve_device("auto"))

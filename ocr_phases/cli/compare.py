@@ -20,7 +20,10 @@ FOLDER = "ocr_phases_compare"
 
 @seldom_collected()
 def run(arguments: argparse.Namespace) -> int:
-    """Compare records with the first one. With --fail-above, exit code 1: a slowdown, 3: undecided."""
+    """Compare records with the first one.
+
+    With --fail-above, exit code 1: a slowdown, 3: undecided.
+    """
     from ocr_phases.analyse.comparison import run_labels
     from ocr_phases.files import folder_for
     from ocr_phases.report.live import LiveObjects
@@ -55,7 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def print_compared(compared: Comparison, table: pd.DataFrame) -> None:
     """Print figures of a comparison, its verdict, and what else differs."""
-    from ocr_phases.analyse.comparison import STATISTICS, in_units
+    from ocr_phases.analyse.comparison import in_units
+    from ocr_phases.analyse.comparison_words import STATISTICS
 
     show(in_units(table, compared.labels[0]))
     print(STATISTICS, "", *compared.findings, sep="\n")
@@ -65,7 +69,8 @@ def print_compared(compared: Comparison, table: pd.DataFrame) -> None:
 
 def _judged(judged: pd.DataFrame, percent: float) -> int:
     """Print the figures beyond the limit and the undecided ones; returns the exit code."""
-    from ocr_phases.analyse.comparison import NOISY, SHARE
+    from ocr_phases.analyse.compared_metrics import NOISY
+    from ocr_phases.analyse.figure_rows import SHARE
 
     for _, row in judged[judged["outcome"] != "within"].iterrows():
         span = f"ratio {row['ratio']:.3f} ({row['ratio_low']:.3f} to {row['ratio_high']:.3f})"

@@ -22,7 +22,7 @@ from ocr_phases.versions import seldom_collected
 if TYPE_CHECKING:
     from ocr_phases.engines.session import ServerSession
     from ocr_phases.results.run import PhaseRun
-    from ocr_phases.session import OCRSession
+    from ocr_phases.session.session import OCRSession
 
 
 class Bar(tqdm):
@@ -110,7 +110,8 @@ def load_session(
     if settings.model.partition(":")[0] in ("tiny", "dummy") or Path(settings.model).is_dir():
         refuse(arguments, ("revision",), f"{settings.model} is not from a hub")
     with seldom_collected():
-        from ocr_phases.session import OCRSession, kept_session
+        from ocr_phases.session.kept import kept_session
+        from ocr_phases.session.session import OCRSession
 
     if arguments.verb == "verify" and arguments.server:
         return OCRSession.connect(

@@ -22,9 +22,10 @@ _EACH = ("device", "trust_remote_code", "token_probabilities", "ceilings", "kern
 
 def run(arguments: argparse.Namespace) -> None:
     """Measure a page, or repeat a record's measurement, print a summary and save the record."""
-    from ocr_phases.analyse.comparison import same_tokens
+    from ocr_phases.analyse.cards import key_metrics_text
+    from ocr_phases.analyse.comparison_words import same_tokens
     from ocr_phases.analyse.kernels import has_kernels, host_syncs, stage_verdict
-    from ocr_phases.analyse.sentences import key_metrics_text, subject, verdict
+    from ocr_phases.analyse.sentences import subject, verdict
     from ocr_phases.analyse.stages import stage_table
     from ocr_phases.files import TRACE_NAME, reserved
     from ocr_phases.results.comparison import Comparison
@@ -33,7 +34,7 @@ def run(arguments: argparse.Namespace) -> None:
     if arguments.repeated is None and arguments.page is None:
         raise OcrPhasesError("Name the page to measure, or a record to repeat (--from).")
     if arguments.dry_run:
-        from ocr_phases.session import fit
+        from ocr_phases.measure.memory_fit import fit
 
         need, said = fit(arguments.page, Settings.among(vars(arguments)))
         print(said)
@@ -70,7 +71,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def _repeat(arguments: argparse.Namespace, then: PhaseRun, **options: Any) -> PhaseRun:
-    from ocr_phases.session import repeat_run
+    from ocr_phases.session.repeating import repeat_run
 
     options |= {name: getattr(arguments, name) for name in _EACH}
     if "--model" in arguments.given:

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 FOLDER = "ocr_phases_sweep"
 _SWEEP_FILES = r"sweep\.(ipynb|html)"
 _LOAD_FILES = r"load\.(html|json)"
-_COLUMNS = ["cell", "prefill_len", "prefill_ms", "vision_share", "inter_token_ms", "tokens_per_s"]
-_COLUMNS += ["page_ms", "pages_per_min", "price_per_1000_pages"]
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -31,7 +29,11 @@ def run(arguments: argparse.Namespace) -> int:
         return _load(arguments)
     saved = shows_saved(arguments, "records", arguments.page)
     from ocr_phases.analyse.checks import run_checks, worst_verdict
+<<<<<<< HEAD
     from ocr_phases.report.live import LiveObjects
+=======
+    from ocr_phases.analyse.figure_rows import Place, names_in
+>>>>>>> main
     from ocr_phases.report.render import write_report
     from ocr_phases.results.sweep import SweepResult
 
@@ -46,7 +48,8 @@ def run(arguments: argparse.Namespace) -> int:
     table = sweep.table
     if len(table):
         print()
-        show(table[_COLUMNS].dropna(axis="columns", how="all"))
+        columns = ["cell", *names_in(Place.SWEEP_VERB)]
+        show(table[columns].dropna(axis="columns", how="all"))
     for _, row in sweep.failures.iterrows():
         print(f"{row['cell']} failed: {row['reason']}")
     truth = arguments.truth and str(arguments.truth.resolve())
@@ -125,9 +128,9 @@ def _measure(arguments: argparse.Namespace) -> tuple[SweepResult, Path]:
     # A wrong page, setting or list is refused before anything slow starts.
     load = Settings.among(vars(arguments)).of_model()
     check_pages(arguments)
-    from ocr_phases.measure.cells import AXES, Cell, CellOutcome, Sweep
+    from ocr_phases.measure.cells import Cell, CellOutcome
     from ocr_phases.measure.progress import SweepProgress, left_text
-    from ocr_phases.session import sweep
+    from ocr_phases.session.sweeps import AXES, Sweep, sweep
 
     ends = bool(arguments.truth) or arguments.ignore_eos is False
     arguments.lengths = arguments.lengths or ([1024] if ends else [32, 128])

@@ -1,1 +1,1 @@
-"""What is recorded while a model runs: times, memory, live checks, kernels, the device's ceilings."""
+"""What listens while a page runs: times, hooks, memory, energy, conditions, waits of the host."""

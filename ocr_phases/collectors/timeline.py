@@ -8,39 +8,27 @@ that takes within a step is in ``benchmarks/README.md``.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain
-from math import prod
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import nvtx
 import pandas as pd
 import torch
-from torch import nn
 
 from ocr_phases.errors import Hinted, explain_wrong_calls
-from ocr_phases.families import VISION_STAGES
-from ocr_phases.models.load import resolve_device
-from ocr_phases.models.wiring import Family
+from ocr_phases.models.devices import Mark, device_of, resolve_device
 from ocr_phases.record import make_spans
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-
-_DECIMALS = (
-    6  # of ms: clocks tick in nanoseconds, and digits beyond them would fill half of a record
-)
-
-
+#: Of ms: clocks tick in nanoseconds, and digits beyond them would fill half of a record.
+_DECIMALS = 6
 #: What is entered around a phase of that name.
 Around = Callable[[str], AbstractContextManager[Any]]
-#: A moment: an event recorded on the device (None on a CPU), and `perf_counter` seconds.
-Mark = tuple[Any, float]
 
 
 @dataclass(slots=True, eq=False)
@@ -69,17 +57,14 @@ class Timeline(Hinted):
         self, device: torch.device | str = "cpu", around: Around = contextlib.nullcontext
     ) -> None:
         self.around = around
-        self._device = torch.device(resolve_device(str(device)))
-        # Asking for it at every mark would cost as much as the mark.
-        self._stream = (
-            torch.cuda.current_stream(self._device) if self._device.type == "cuda" else None
-        )
+        self._device = device_of(resolve_device(str(device)))
+        self._clock = self._device.clock()
         self.closed: list[Span] = []
         self._open: list[Span] = []
         self.phase = ""
         self.step: int | None = None
         self.vectors = 0  # that the projector made in the prefill
-        self._origin = self._mark()
+        self._origin = self._clock.mark()
 
     def begin(self, stage: str, view: str = "") -> Span:
         """Open a span of ``stage`` in the current phase and step."""
@@ -90,7 +75,7 @@ class Timeline(Hinted):
             span.profiled = torch.profiler.record_function(stage)
             span.profiled.__enter__()
         self._open.append(span)
-        span.start = self._mark()
+        span.start = self._clock.mark()
         return span
 
     def end(self, span: Span) -> None:
@@ -99,7 +84,7 @@ class Timeline(Hinted):
         """
         while span in self._open:
             inner = self._open.pop()
-            inner.end = self._mark()
+            inner.end = self._clock.mark()
             if inner.profiled is not None:
                 inner.profiled.__exit__(None, None, None)
             nvtx.pop_range()
@@ -128,19 +113,12 @@ class Timeline(Hinted):
         finally:
             self.phase, self.step = before
 
-    def _mark(self) -> Mark:
-        event = None
-        if self._stream is not None:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record(self._stream)
-        return event, perf_counter()
-
     def rows(self, repeat: int = 0) -> list[tuple]:
         """All closed spans in order of their start, as rows of `ocr_phases.record.SPAN_COLUMNS`.
 
         On CUDA this waits for the device, once.
         """
-        torch.get_device_module(self._device).synchronize(self._device)
+        self._device.synchronize()
         rows = []
         for span in sorted(self.closed, key=lambda span: span.start[1]):
             times = zip(_ms(self._origin, span.start), _ms(span.start, span.end), strict=True)
@@ -161,7 +139,7 @@ class Timeline(Hinted):
         return plot_spans(self.table())
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(device={str(self._device)!r}, spans={len(self.closed)})"
+        return f"{type(self).__name__}(device={str(self._device.torch_device)!r}, spans={len(self.closed)})"
 
     def __str__(self) -> str:
         from ocr_phases.show.timeline_section import timeline_text
@@ -186,41 +164,10 @@ class NoTimeline(Timeline):
 
 
 def _ms(start: Mark, end: Mark) -> tuple[float, float]:
-    """From one mark to another by the device's clock and by the host's, ms; on a CPU they are the
-    same.
-    """
-    host = round((end[1] - start[1]) * 1e3, _DECIMALS)
-    return (host if start[0] is None else round(start[0].elapsed_time(end[0]), _DECIMALS)), host
-
-
-@contextlib.contextmanager
-def stage_hooks(
-    model: nn.Module, family: Family, timeline: Timeline, views: Sequence[str]
-) -> Iterator[None]:
-    """Time the model's stages by hooks on its submodules, for the length of a ``with`` block.
-
-    ``views`` names the view of each successive vision call of a prefill (``"global"`` or
-    ``"local"``). ``vision_fusion`` runs from the end of the last projector call to the start of the
-    language model. The hooks are removed at the end, also after an error.
-    """
-    timed = {} if isinstance(timeline, NoTimeline) else family.timed(model)
-    open_spans: dict[str, Span] = {}
-    left = {stage: list(views) for stage in VISION_STAGES}
-
-    def before(stage: str, module: nn.Module, args: Any) -> None:
-        if stage == "language_model" and "vision_fusion" in open_spans:
-            timeline.end(open_spans.pop("vision_fusion"))
-        open_spans[stage] = timeline.begin(stage, left[stage].pop(0) if left.get(stage) else "")
-
-    def after(stage: str, module: nn.Module, args: Any, output: Any) -> None:
-        timeline.end(open_spans.pop(stage))
-        if stage == "projector" and views:
-            timeline.vectors += prod(output.shape[:-1])
-            if not left[stage]:
-                open_spans["vision_fusion"] = timeline.begin("vision_fusion")
-
-    with contextlib.ExitStack() as hooks:
-        for stage, (first, last) in timed.items():
-            hooks.enter_context(first.register_forward_pre_hook(partial(before, stage)))
-            hooks.enter_context(last.register_forward_hook(partial(after, stage)))
-        yield
+    """From one mark to another by the device's clock and by the host's; both are the CPU's own."""
+    start_event, start_s = start
+    end_event, end_s = end
+    host_ms = round((end_s - start_s) * 1e3, _DECIMALS)
+    if start_event is None or end_event is None:
+        return host_ms, host_ms
+    return round(start_event.elapsed_time(end_event), _DECIMALS), host_ms

@@ -15,7 +15,14 @@ from tokenizers import Tokenizer
 from ocr_phases.engines.answers import Answer
 from ocr_phases.families import IMAGE_TAG, VISION_STAGES, FamilyFacts, Preset
 from ocr_phases.inputs.views import image_token_count
-from ocr_phases.measure.verdicts import LiveCheck, check
+from ocr_phases.measure.verdicts import (
+    check_that,
+    failing_check,
+    note_check,
+    passing_check,
+    unknown_check,
+)
+from ocr_phases.record.parts import CheckPart
 from ocr_phases.settings import SamplingSettings
 from ocr_phases.text import count_text, first_difference, ms_text
 from ocr_phases.versions import asset
@@ -30,7 +37,7 @@ _TEXT_TOKENS_OFF = 16
 
 def read_as(
     answer: Answer, asked: Preset, family: FamilyFacts, prompt: str, width: int, height: int
-) -> tuple[Preset, int, LiveCheck]:
+) -> tuple[Preset, int, CheckPart]:
     """How a server cut a page of that width and height: preset, image tokens, and whether it is as
     asked.
 
@@ -39,11 +46,8 @@ def read_as(
     taken to do as asked, which the check then does not confirm.
     """
     if family.is_unknown:
-        return (
-            asked,
-            0,
-            check("server_preset", "n/a", "the model's family is unknown, and so are its presets"),
-        )
+        reason = "the model's family is unknown, and so are its presets"
+        return asked, 0, unknown_check("server_preset", reason)
     ways = _ways(asked, family, width, height)
     expected = image_token_count(asked, asked.grid(width, height))
     length = answer.usage.get("prompt_tokens")
@@ -57,21 +61,24 @@ def read_as(
         fits = likely < length and abs(likely - rest) <= _TEXT_TOKENS_OFF
         count = likely if fits else rest
         how = (
-            f"the server's prompt has {length} tokens, about {text} of them text, which leaves about {rest} "
-            f"for the image; {asked.name} has {expected}"
+            f"the server's prompt has {length} tokens, about {text} of them text, "
+            f"which leaves about {rest} for the image; {asked.name} has {expected}"
         )
     else:
-        told = "the server tells neither the prompt's tokens nor how many they are"
-        return asked, expected, check("server_preset", "n/a", told)
+        reason = "the server tells neither the prompt's tokens nor how many they are"
+        return asked, expected, unknown_check("server_preset", reason)
     if count == expected:
-        told = f"{count} image tokens, as {asked.name} has"
-        return asked, count, check("server_preset", "pass", told)
+        return (
+            asked,
+            count,
+            passing_check("server_preset", f"{count} image tokens, as {asked.name} has"),
+        )
     if count not in ways:
-        return asked, count, check("server_preset", "fail", f"{how}: no preset has as many")
+        return asked, count, failing_check("server_preset", f"{how}: no preset has as many")
     preset = ways[count]
     columns, rows = preset.grid(width, height)
     cut = f"it cut the page as {preset.name}, into {columns} x {rows}"
-    return preset, count, check("server_preset", "fail", f"{how}: {cut}")
+    return preset, count, failing_check("server_preset", f"{how}: {cut}")
 
 
 def _ways(asked: Preset, family: FamilyFacts, width: int, height: int) -> dict[int, Preset]:
@@ -97,20 +104,20 @@ def text_token_count(prompt: str) -> int:
 
 def own_checks(
     runs: list[Answer], more: int, first: float, infer: SamplingSettings, limit: int | None = None
-) -> Iterator[LiveCheck]:
+) -> Iterator[CheckPart]:
     """What the repeats themselves show; ``first`` is the time to first token of the first answer,
     in ms.
 
     There were ``more`` repeats whose tokens came together, and at most ``limit`` tokens were asked
     for.
     """
-    yield check("fresh_prompt", *_freshness(runs, first))
-    verdict, told = _token_times(runs[0], more)
-    if told:
-        yield check("token_times", verdict, told)
+    yield _fresh_prompt(runs, first)
+    token_times = _token_times(runs[0], more)
+    if token_times is not None:
+        yield token_times
     if limit is not None and any(run.cut for run in runs):
-        yield check(
-            "token_limit", "fail", f"the server went on after the limit of {limit:,} tokens"
+        yield failing_check(
+            "token_limit", f"the server went on after the limit of {limit:,} tokens"
         )
     if size := infer.no_repeat_ngram_size:
         grams = pd.Series(
@@ -119,38 +126,38 @@ def own_checks(
         apart = grams.index.to_series().groupby(grams).diff()
         again = int((apart <= (infer.no_repeat_ngram_window or np.inf) - size).sum())
         told = f"{again} of {len(grams)} runs of {size} tokens were there before"
-        yield check("repetition_rule", not again, told)
+        yield check_that(not again, "repetition_rule", told)
 
 
-def _token_times(answer: Answer, more: int) -> tuple[str, str]:
-    """Whether each token has a time of its own, and what is to be said of that; nothing is said of
-    a pass.
+def _token_times(answer: Answer, more: int) -> CheckPart | None:
+    """Whether each token has a time of its own; None where there is nothing to say of that.
+
+    There were ``more`` repeats whose tokens came together.
     """
+    name = "token_times"
     if answer.left_out:
         names = ", ".join(answer.left_out)
-        return (
-            "fail",
-            f"the server sent {names}, which is no text: it is left out, and so is its time",
+        return failing_check(
+            name, f"the server sent {names}, which is no text: it is left out, and so is its time"
         )
     if answer.untimed:
-        return "fail", f"{answer.untimed}: there is no inter-token latency"
+        return failing_check(name, f"{answer.untimed}: there is no inter-token latency")
     if answer.token_count is None:
         pieces = count_text(len(answer.times), "piece")
-        return (
-            "note",
-            f"the server tells neither ids nor how many tokens it made: at least {pieces}, no rates",
+        return note_check(
+            name,
+            "the server tells neither ids nor how many tokens it made: "
+            f"at least {pieces}, no rates",
         )
     if more:
-        return (
-            "note",
-            f"left out: {count_text(more, 'more repeat')}, with tokens that came together",
-        )
+        repeats = count_text(more, "more repeat")
+        return note_check(name, f"left out: {repeats}, with tokens that came together")
     if not answer.beside:
         came = "the server sends no ids, so its pieces have numbers"
         if answer.ids:
             came = "ids came at the end"
-        return "note", f"chunks of text are timed: {came}"
-    return "pass", ""
+        return note_check(name, f"chunks of text are timed: {came}")
+    return None
 
 
 def _step_times(run: Answer) -> list[float]:
@@ -162,31 +169,54 @@ def _step_times(run: Answer) -> list[float]:
     return [(run.times[-1] - run.times[0]) / (run.token_count - 1)]
 
 
-def _freshness(runs: Sequence[Answer], first: float) -> tuple[str, str]:
-    """Whether every repeat read its page and prompt anew."""
-    if most := max(run.usage.get("cached_tokens") or 0 for run in runs):
+def _fresh_prompt(runs: Sequence[Answer], first: float) -> CheckPart:
+    """Whether every repeat read its page and prompt anew.
+
+    ``first`` is the time to first token of the first answer of all, in ms.
+    """
+    name = "fresh_prompt"
+    cached_tokens = [run.usage.get("cached_tokens") for run in runs]
+    most_cached = max(cached or 0 for cached in cached_tokens)
+    if most_cached:
         prompt = runs[0].usage.get("prompt_tokens", "the")
-        return "fail", f"a cache had {most} of {prompt} prompt tokens"
-    seen = [{stage[0] for stage in run.stages} for run in runs]
-    if blind := sum(bool(stages) and stages.isdisjoint(VISION_STAGES) for stages in seen):
-        return "fail", f"no vision ran in {count_text(blind, 'repeat')}: a cache had it"
-    if all(seen) or all(run.usage.get("cached_tokens") is not None for run in runs):
-        return "pass", "vision ran in every repeat" if all(
-            seen
-        ) else "no prompt token came from a cache"
+        return failing_check(name, f"a cache had {most_cached} of {prompt} prompt tokens")
+    stages_of_runs = [{stage[0] for stage in run.stages} for run in runs]
+    blind = [stages for stages in stages_of_runs if stages and stages.isdisjoint(VISION_STAGES)]
+    if blind:
+        repeats = count_text(len(blind), "repeat")
+        return failing_check(name, f"no vision ran in {repeats}: a cache had it")
+    if all(stages_of_runs):
+        return passing_check(name, "vision ran in every repeat")
+    if all(cached is not None for cached in cached_tokens):
+        return passing_check(name, "no prompt token came from a cache")
     fastest = min(run.times[0] for run in runs)
-    steps = [ms for run in runs for ms in _step_times(run)]
-    fast = bool(steps) and fastest < _FAST * first and fastest < _STEPS * float(np.median(steps))
-    told = f"first tokens after {ms_text(fastest)} or more, of the first request after {ms_text(first)}"
-    return "fail" if fast else "pass", told
+    steps: list[float] = []
+    for run in runs:
+        steps += _step_times(run)
+    measured = (
+        f"first tokens after {ms_text(fastest)} or more, "
+        f"of the first request after {ms_text(first)}"
+    )
+    is_fast = bool(steps) and fastest < _FAST * first
+    if is_fast and fastest < _STEPS * float(np.median(steps)):
+        return failing_check(name, measured)
+    return passing_check(name, measured)
 
 
-def prompt_check(answer: Answer, prompt: Sequence[int]) -> LiveCheck:
+def prompt_check(answer: Answer, prompt: Sequence[int]) -> CheckPart:
     """The server's prompt beside that of the native class."""
-    theirs, count = answer.prompt_ids, answer.usage.get("prompt_tokens")
-    place = first_difference(theirs, prompt) if theirs else None
-    why = "" if place is None else f": token {place} is the first that differs"
+    theirs = answer.prompt_ids
+    count = answer.usage.get("prompt_tokens")
+    difference = ""
+    if theirs:
+        place = first_difference(theirs, prompt)
+        if place is not None:
+            difference = f": token {place} is the first that differs"
     if theirs == prompt[1:] or (not theirs and count == len(prompt) - 1):
-        why = ": the BOS at its beginning is missing"
-    told = f"the server's prompt has {count} tokens for {len(prompt)}{why}"
-    return check("server_prompt", not why and count == len(prompt), f"{count} tokens in both", told)
+        difference = ": the BOS at its beginning is missing"
+    return check_that(
+        not difference and count == len(prompt),
+        "server_prompt",
+        f"{count} tokens in both",
+        f"the server's prompt has {count} tokens for {len(prompt)}{difference}",
+    )

@@ -14,7 +14,7 @@ import numpy as np
 
 from ocr_phases.analyse.load import AskedPage
 from ocr_phases.engines.client import ServerFailed
-from ocr_phases.engines.measurement import Measurement
+from ocr_phases.engines.measurement import ServerMeasurement
 from ocr_phases.errors import OcrPhasesError, explain_wrong_calls
 from ocr_phases.inputs.views import Pages
 from ocr_phases.results.load import LoadResult
@@ -130,7 +130,7 @@ def load_test(
             kernel_trace=kernel_trace,
             price_per_hour=price_per_hour,
         )
-        measurements.append(Measurement(session, request))
+        measurements.append(ServerMeasurement(session, request))
     measurements[0].ask()
     asked: list[AskedPage] = []
     for level, at_once, rate in levels:
@@ -144,7 +144,7 @@ def load_test(
     return LoadResult(session.server.url, asked, price_per_hour)
 
 
-def _ask(level: str, zero: float, measurement: Measurement, start: float) -> AskedPage:
+def _ask(level: str, zero: float, measurement: ServerMeasurement, start: float) -> AskedPage:
     """Ask for a page, at the earliest ``start`` seconds after the clock showed ``zero``."""
     time.sleep(max(0.0, zero + start - time.monotonic()))
     begun = time.monotonic() - zero

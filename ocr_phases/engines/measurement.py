@@ -5,175 +5,296 @@ from __future__ import annotations
 import contextlib
 import io
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 from PIL import Image
 
 from ocr_phases.engines import checks
 from ocr_phases.engines.answers import Answer, Stage, ask, metrics, server_times, spans_of
-from ocr_phases.engines.client import ServerFailed
+from ocr_phases.engines.client import Server, ServerFailed
+from ocr_phases.families import FamilyFacts
 from ocr_phases.images import image_file, load_page
-from ocr_phases.measure.request import each_run, page_part, row_part
-from ocr_phases.measure.verdicts import LiveCheck, check, repeat_checks
+from ocr_phases.measure.record_parts import page_part, request_part, row_part
+from ocr_phases.measure.runs import (
+    OnProgress,
+    OnRunTokens,
+    OnTokens,
+    numbered_runs,
+    recording,
+    tokens_of_run,
+)
+from ocr_phases.measure.verdicts import repeat_checks, unknown_check
 from ocr_phases.record.parts import (
     CheckPart,
     DevicePart,
     ModelPart,
     ProbabilitiesPart,
-    RequestPart,
     ResultPart,
     make_part,
 )
 from ocr_phases.results.run import PhaseRun
-from ocr_phases.settings import Request
+from ocr_phases.settings import ModelSettings, Request, RunSettings
 from ocr_phases.show.web import data_address
 from ocr_phases.versions import __version__, code_hash
 
 
-class Measurement:
-    """A request's answers from a `ServerSession` so far; see `ocr_phases.measure.request.recorded`."""
+class MeasuredServer(Protocol):
+    """What a measurement needs of a `ocr_phases.engines.session.ServerSession`."""
 
-    def __init__(self, session: Any, request: Request) -> None:
+    server: Server
+    model: str
+    engine: str
+    version: str
+    family: FamilyFacts
+    family_source: str
+    worker: dict[str, Any]
+    reference: Any
+
+    def rpc(self, method: str, kind: Any) -> Any:
+        """What the first worker's extension answers, as this type."""
+
+    def body(self, request: Request, page: str) -> dict[str, Any]:
+        """The chat completion that a request is, for a page as a data URL."""
+
+
+class ServerMeasurement:
+    """A request to a server: its answers so far, and in the end its record.
+
+    Parameters
+    ----------
+    session : MeasuredServer
+        The server.
+    request : Request
+        What is asked for.
+
+    Attributes
+    ----------
+    answers : list of Answer
+        The answers of the finished repeats.
+    result : PhaseRun or None
+        The record, once the measurement has ended with at least one finished repeat.
+    """
+
+    def __init__(self, session: MeasuredServer, request: Request) -> None:
         self.session = session
         self.request = request
         self.page = load_page(request.pages[0])
-        self.body = partial(session.body, request, data_url(*self.page[:2]))
-        self.runs, self.first = (
-            list[Answer](),
-            0.0,
-        )  # ms to the first token of the first answer of all
-        self.compared, self.ended = list[LiveCheck](), ""
+        self._page_url = data_url(*self.page[:2])
+        self.answers: list[Answer] = []
+        self.result: PhaseRun | None = None
+        #: Time to the first token of the first answer of all, in ms.
+        self.first = 0.0
+        #: The checks that compare with the native class.
+        self.compared: list[CheckPart] = []
+        #: Why the server ended the measurement; empty where it did not.
+        self.failure = ""
 
-    def measure(
-        self, *, on_tokens: Callable | None = None, progress: Callable | None = None
-    ) -> None:
-        """Ask for the warm-ups and repeats, then for what is compared with them.
+    def run(
+        self, on_tokens: OnRunTokens | None = None, progress: OnProgress | None = None
+    ) -> PhaseRun:
+        """Ask for the warm-ups and repeats, then for what is compared with them: the record.
 
-        Raises `ServerFailed` where that came before the end of the first repeat, and what the
-        callbacks do.
+        Callbacks and interrupts are those of `ocr_phases.measure.measurement.Measurement.run`. A
+        server that fails after the first repeat leaves the finished ones. Raises `ServerFailed`
+        where that came before.
         """
-        try:
-            for number, notify in each_run(self.request, on_tokens, progress):
-                answer = self._once(notify)
-                self.first = self.first or answer.times[0]
-                if number >= 0:  # a warm-up is not recorded
-                    self.runs.append(answer)
-            self.compared += self._compared() if self.request.verify else []
-        except ServerFailed as error:
-            self.ended = f": {error}"
-            if not self.runs:
-                raise
+        with recording(self):
+            try:
+                self._ask_for_all(on_tokens, progress)
+            except ServerFailed as error:
+                self.failure = f": {error}"
+                if not self.answers:
+                    raise
+        assert self.result is not None
+        return self.result
 
-    def ask(self, notify: Callable[[list[list[int]]], None] | None = None) -> Answer:
+    def _ask_for_all(self, on_tokens: OnRunTokens | None, progress: OnProgress | None) -> None:
+        """The warm-ups and repeats, and the checks that ask for more."""
+        for number in numbered_runs(self.request, progress):
+            answer = self._ask_once(tokens_of_run(on_tokens, number))
+            if not self.first:
+                self.first = answer.times[0]
+            if number >= 0:  # a warm-up is not recorded
+                self.answers.append(answer)
+        if self.request.verify:
+            self.compared = self._compare_with_native()
+
+    def ask(self, on_tokens: OnTokens | None = None) -> Answer:
         """One answer, of at most the tokens that were asked for."""
-        return ask(self.session.server, self.body(), notify, self.request.max_new_tokens)
+        body = self.session.body(self.request, self._page_url)
+        return ask(self.session.server, body, on_tokens, self.request.max_new_tokens)
 
-    def _once(self, notify: Callable[[list[list[int]]], None] | None) -> Answer:
-        """One answer, with what the server and its worker say of it, as long as it had the server
-        alone.
+    def _ask_once(self, on_tokens: OnTokens | None) -> Answer:
+        """One answer, with what the server and its worker say of it.
+
+        They say it as long as the request had the server alone.
         """
         session = self.session
         before = metrics(session.server)
-        answer = self.ask(notify)
+        answer = self.ask(on_tokens)
         own = server_times(session.server, before)
         # A prefill that took longer than the client waited is not that of this request.
         if own and own["prefill_ms"] <= answer.times[0]:
             answer.own = own
         if session.worker and (answer.own or not before):
-            sent = time.monotonic()
-            now, calls = session.rpc("ocr_take", tuple[float, list[Stage]])
-            got = time.monotonic()
-            # One host has one clock.
-            zero = answer.begun - (0.0 if sent <= now <= got else (sent + got) / 2 - now)
-            answer.stages = [
-                (name, 1e3 * (at - zero), *rest) for name, at, *rest in calls if at >= zero
-            ]
+            answer.stages = self._worker_stages(answer.begun)
         return answer
 
-    def _compared(self) -> list[LiveCheck]:
+    def _worker_stages(self, begun: float) -> list[Stage]:
+        """What the worker ran since the request was sent, ``begun``, in ms since then."""
+        sent = time.monotonic()
+        now, calls = self.session.rpc("ocr_take", tuple[float, list[Stage]])
+        received = time.monotonic()
+        # One host has one clock.
+        offset = 0.0 if sent <= now <= received else (sent + received) / 2 - now
+        zero = begun - offset
+        return [(name, 1e3 * (at - zero), *rest) for name, at, *rest in calls if at >= zero]
+
+    def _compare_with_native(self) -> list[CheckPart]:
         """The server's prompt and tokens beside those of the native class on the same page."""
-        from ocr_phases.measure.live_checks import attempted
-        from ocr_phases.measure.measurement import execution
-        from ocr_phases.measure.parity import parity_check
-        from ocr_phases.session import kept_session
+        # What runs the reference needs torch, which the measurement of a server does not.
+        from ocr_phases.measure.loaded_model import LoadedModel, kept_model
+        from ocr_phases.measure.measurement import Measurement, attempt
 
-        given, request, answer = self.session.reference, self.request, self.runs[0]
-        session: Any = kept_session(model=given) if isinstance(given, str) else given
-        packed = session.prepare(
+        reference = self.session.reference
+        if isinstance(reference, str | Path):
+            reference = kept_model(ModelSettings(model=str(reference)))
+        elif not isinstance(reference, LoadedModel):
+            reference = reference.loaded_model  # of a session
+        request = self.request
+        answer = self.answers[0]
+        native = Measurement(
+            reference,
             request.pages[0],
-            request.prompt,
-            preset=request.preset,
-            grounding=request.grounding,
-            max_new_tokens=request.max_new_tokens,
-            infer=request.infer,
+            RunSettings(
+                prompt=request.prompt,
+                preset=request.preset,
+                grounding=request.grounding,
+                max_new_tokens=request.max_new_tokens,
+                infer=request.infer,
+            ),
         )
-        prompt = checks.prompt_check(answer, packed.input_ids[0].tolist())
+        prompt = checks.prompt_check(answer, native.packed.input_ids[0].tolist())
         if not answer.ids:
-            return [prompt, check("parity", "n/a", "the server sends no token ids")]
-        with execution(session.device):
-            same = partial(parity_check, session.checkpoint, request, packed, [answer.ids])
-            return [prompt, attempted("verify", same)]
+            return [prompt, unknown_check("parity", "the server sends no token ids")]
+        parity = attempt(partial(native.compare_with_generate, request, [answer.ids]))
+        if parity.value is None:
+            return [prompt, unknown_check("parity", parity.reason)]
+        return [prompt, parity.value]
 
-    def record(self) -> PhaseRun:
-        """The record of the finished repeats; what nobody told is not in it."""
-        session, request, worker = self.session, self.request, self.session.worker
+    # -- the record --------------------------------------------------------------------------------
+
+    def record(self) -> PhaseRun | None:
+        """The record of the finished repeats; what nobody told is not in it.
+
+        None where there is none.
+        """
+        if not self.answers:
+            return None
+        session = self.session
+        worker = session.worker
         # A busy host joins tokens that came one by one.
-        runs = [run for run in self.runs if run.timed] or self.runs
-        answer, more = runs[0], len(self.runs) - len(runs)
-        asked = session.family.preset(request.preset)
-        preset, count, cut = checks.read_as(
-            answer, asked, session.family, request.prompts[0], *self.page[0].size
+        runs = [answer for answer in self.answers if answer.timed] or self.answers
+        answer = runs[0]
+        preset, image_tokens, preset_check = checks.read_as(
+            answer,
+            session.family.preset(self.request.preset),
+            session.family,
+            self.request.prompts[0],
+            *self.page[0].size,
         )
-        # How a text is cut into pieces may differ, where pieces stand for ids.
-        texts_or_ids = [run.ids or run.text for run in self.runs]
-        agreed = repeat_checks(texts_or_ids, request.repeats, self.ended)
-        own = checks.own_checks(runs, more, self.first, request.infer, request.max_new_tokens)
-        found = [*agreed, *own, cut, *self.compared]
-        ids = answer.tokens[0]
-        length = answer.usage.get("prompt_tokens") or count + 1
-        sure = [min(0.0, round(value, 3)) for value in answer.logprobs]
-        known = ProbabilitiesPart(logprobs=[*sure], margins=[None] * len(ids))
-        server = {"engine": session.engine, "version": session.version, "url": session.server.url}
-        server |= {"family_source": session.family_source}
-        server |= {"settings": worker.get("settings"), "times": [run.own for run in runs]}
+        prompt_tokens = answer.usage.get("prompt_tokens") or image_tokens + 1
         versions = {session.engine: session.version, "ocr_phases": __version__, "code": code_hash()}
         device = {"name": f"{session.engine} at {session.server.host}", "kind": "server"}
-        made = {"strategy": "server", "vision": "server", "preset": preset.name, "batch": 1}
+        request = request_part(self.request, repeats=len(runs), prefill_len=prompt_tokens, batch=1)
+        return PhaseRun(
+            created=datetime.now(UTC).isoformat(timespec="seconds"),
+            versions=versions | worker.get("versions", {}),
+            device=make_part(DevicePart, device | worker.get("device", {})),
+            model=self._model_part(runs),
+            pages=[
+                page_part(
+                    self.page,
+                    preset,
+                    row=0,
+                    image_tokens=image_tokens,
+                    text_tokens=prompt_tokens - image_tokens,
+                    embed=self.request.embed_page,
+                )
+            ],
+            request=replace(request, strategy="server", vision="server", preset=preset.name),
+            results=[self._result_part(answer)],
+            spans=spans_of(runs),
+            live_checks=[*self._run_checks(runs), preset_check, *self.compared],
+            probabilities=_probabilities(answer),
+        )
+
+    def _run_checks(self, runs: list[Answer]) -> Iterator[CheckPart]:
+        """What the repeats show; ``runs`` are those that the record has."""
+        # How a text is cut into pieces may differ, where pieces stand for ids.
+        ids_or_texts = [answer.ids or answer.text for answer in self.answers]
+        yield from repeat_checks(ids_or_texts, self.request.repeats, self.failure)
+        yield from checks.own_checks(
+            runs,
+            len(self.answers) - len(runs),
+            self.first,
+            self.request.infer,
+            self.request.max_new_tokens,
+        )
+
+    def _model_part(self, runs: list[Answer]) -> ModelPart:
+        """The record's part about the model, as far as the server and its worker tell."""
+        session = self.session
+        worker = session.worker
+        server = {
+            "engine": session.engine,
+            "version": session.version,
+            "url": session.server.url,
+            "family_source": session.family_source,
+            "settings": worker.get("settings"),
+            "times": [run.own for run in runs],
+        }
         model = {
             "name": session.model,
             "config": {},
             "family": session.family.name,
             "server": server,
+            "strategy": "server",
+            "implementation": "server",
+            "dtype": "unknown",
         }
-        model |= {"strategy": "server", "implementation": "server", "dtype": "unknown"}
-        return PhaseRun(
-            created=datetime.now(UTC).isoformat(timespec="seconds"),
-            versions=versions | worker.get("versions", {}),
-            device=make_part(DevicePart, device | worker.get("device", {})),
-            model=make_part(ModelPart, model | worker.get("model", {})),
-            pages=[page_part(self.page, preset, 0, count, length - count, request.embed_page)],
-            request=make_part(
-                RequestPart,
-                request.described() | made | {"repeats": len(runs), "prefill_len": length},
-            ),
-            results=[self._result(answer)],
-            spans=spans_of(runs),
-            live_checks=[make_part(CheckPart, each) for each in found],
-            probabilities=[known] if len(sure) == len(ids) else None,
-        )
+        return make_part(ModelPart, model | worker.get("model", {}))
 
-    def _result(self, answer: Answer) -> ResultPart:
+    def _result_part(self, answer: Answer) -> ResultPart:
         """The record's part about what the server wrote."""
         ids, texts = answer.tokens
-        result = row_part(self.request, ids, texts, answer.text, answer.finish or "unknown")
+        result = row_part(
+            self.request,
+            ids=ids,
+            texts=texts,
+            text=answer.text,
+            finish_reason=answer.finish or "unknown",
+        )
         tokens = answer.token_count
         if not answer.ids:
             return replace(result, pieces=True, token_count=tokens)
-        return replace(result, token_count=tokens) if tokens != len(ids) else result
+        if tokens != len(ids):
+            return replace(result, token_count=tokens)
+        return result
+
+
+def _probabilities(answer: Answer) -> list[ProbabilitiesPart] | None:
+    """The log probabilities that the server sent; None where it did not send one for each token."""
+    ids, _ = answer.tokens
+    if len(answer.logprobs) != len(ids):
+        return None
+    logprobs: list[float | None] = [min(0.0, round(value, 3)) for value in answer.logprobs]
+    return [ProbabilitiesPart(logprobs=logprobs, margins=[None] * len(ids))]
 
 
 def data_url(image: Image.Image, data: bytes | None) -> str:

@@ -18,7 +18,7 @@ from ocr_phases.engines.client import (
     short_name,
 )
 from ocr_phases.engines.load import load_test
-from ocr_phases.engines.measurement import Measurement
+from ocr_phases.engines.measurement import ServerMeasurement
 from ocr_phases.errors import Hinted, OcrPhasesError, check_known, explain_wrong_calls
 from ocr_phases.families import (
     FAMILIES,
@@ -29,7 +29,7 @@ from ocr_phases.families import (
     family_of_name,
 )
 from ocr_phases.inputs.views import Pages
-from ocr_phases.measure.request import filled_in, run_and_record
+from ocr_phases.measure.request import resolve_request
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.settings import Request, RunSettings, SamplingSettings, Strategy, Vision
 
@@ -212,7 +212,12 @@ class ServerSession(Hinted):
             kernel_trace=kernel_trace,
             price_per_hour=price_per_hour,
         )
-        return run_and_record(self, Measurement(self, request), on_tokens, progress)
+        measurement = ServerMeasurement(self, request)
+        self.last_run = None
+        try:
+            return measurement.run(on_tokens, progress)
+        finally:
+            self.last_run = measurement.result
 
     load_test = load_test
 
@@ -277,7 +282,7 @@ class ServerSession(Hinted):
             kernel_trace=kernel_trace,
             price_per_hour=price_per_hour,
         )
-        request = filled_in(page, asked, self.family, ignore_eos=False, eos_check_every=1)
+        request = resolve_request(asked, self.family, page)
         every, lacks = vars(asked) | vars(request.infer), (*_CANNOT, *_LACKS[self.engine])
         for name in lacks:
             value = every[name]

@@ -5,7 +5,6 @@ const FILES = "image/*,.pdf,.tif,.tiff,.json,.gz";
 const OTHER = "other …";
 const KEEPS = "data-lm-suppress-shortcuts"; // on what has the focus: JupyterLab takes no key of it
 const PATHS = "application/x-jupyter-icontents"; // what JupyterLab's file browser drags
-const EVENTS = ["keydown", "click", "input", "change", "pointerdown", "pointermove", "wheel"];
 const DROPS = ["dragover", "drop", "paste", "lm-dragenter", "lm-dragover", "lm-drop"];
 
 const part = (name) => `<section class="opx-part" data-pane="${name}" aria-label="${name}"></section>`;
@@ -31,68 +30,91 @@ const panelHtml = () => `
     <div class="opx-table"></div>
     <div class="opx-compared"></div></section></div>`;
 
+/** What the panel shows. It remembers what was set, until the kernel is asked for something. */
+class PanelShown extends Shown {
+  constructor(model) {
+    super(model);
+    this.touched = new Set();
+  }
+
+  set(values) {
+    for (const name of Object.keys(values)) this.touched.add(name);
+    super.set(values);
+  }
+}
+
 class Panel extends View {
-  constructor(model, el) {
-    super(model, panelHtml());
-    [this.id, this.ended] = [String(Math.random()), new AbortController()];
-    el.append(this.root);
-    this.follow();
-    this.listen();
+  constructor(model) {
+    super(new PanelShown(model), panelHtml());
+    this.model = model;
+    this.id = String(Math.random());
+  }
+
+  start(el) {
+    super.start(el);
+    this.listen(DROPS, (event) => this.take(event));
+    this.model.on("msg:custom", (content, buffers) => {
+      if (content.to === this.id) this.answer(content, buffers);
+    });
+    // The kernel restarted.
+    this.model.on("comm_live_update", () => this.root.classList.add("opx-gone"));
+    return this;
+  }
+
+  set(values) {
+    this.shown.set(values);
   }
 
   /** Ask the kernel, and tell it what was set before: while it is slow, changes are held back. */
   ask(what, content = {}, buffers = []) {
-    const state = Object.fromEntries(this.touched.splice(0).map((name) => [name, this.model.get(name)]));
+    const names = [...this.shown.touched];
+    this.shown.touched.clear();
+    const state = Object.fromEntries(names.map((name) => [name, this.model.get(name)]));
     this.model.send({ do: what, from: this.id, state, ...content }, undefined, buffers);
   }
 
-  /** Draw what the model holds, now and whenever it changes. */
-  follow() {
+  /** What is drawn again when a trait changes. */
+  drawings() {
     const { model } = this;
     const html = (name) => this.fill(this[name], [model.get(name)]);
-    const draw = {
-      fields: () => this.showForm(), "values told keeps": () => this.showValues(),
-      "records ticked pinned": () => this.list(), bar: () => (this.bar.hidden = !model.get("bar")),
-      busy: () => this.showBusy(), head: () => this.showHead(), parts: () => this.showParts(),
-      message: () => html("message"), compared: () => html("compared"),
-      view: () => (this.pause(), turn(this.inside, this.views, model.get("view"))),
-      data: () => this.load(), live: () => this.showLive(),
-      sheet: () => this.showPage(), token: () => this.mark(),
-      color: () => (this.view.dataset.color = this.colours.value = model.get("color")),
+    return {
+      fields: () => this.showForm(),
+      "values told keeps": () => this.showValues(),
+      "records ticked pinned": () => this.list(),
+      bar: () => {
+        this.bar.hidden = !model.get("bar");
+      },
+      busy: () => this.showBusy(),
+      head: () => this.showHead(),
+      parts: () => this.showParts(),
+      message: () => html("message"),
+      compared: () => html("compared"),
+      view: () => {
+        this.pause();
+        turn(this.inside, this.views, model.get("view"));
+      },
+      ...super.drawings(),
+      live: () => this.showLive(),
     };
-    for (const [names, call] of Object.entries(draw)) {
-      call();
-      for (const name of names.split(" ")) model.on(`change:${name}`, call);
-    }
-    model.on("msg:custom", (content, buffers) => content.to === this.id && this.answer(content, buffers));
-    model.on("comm_live_update", () => this.root.classList.add("opx-gone")); // the kernel restarted
-  }
-
-  /** Hear what happens in the panel before JupyterLab does, which listens at the document. */
-  listen() {
-    const how = { capture: true, passive: false, signal: this.ended.signal };
-    const hear = (name, call) => window.addEventListener(name, (event) => {
-      if (this.root.contains(event.target) || name.startsWith("pointer")) call(event);
-    }, how);
-    for (const name of EVENTS) hear(name, (event) => this[name](event));
-    for (const name of DROPS) hear(name, (event) => this.take(event));
   }
 
   click(event) {
     const { target } = event;
     const { ask, trait } = target.matches("button") ? target.dataset : {};
     const content = { key: target.value, label: target.textContent };
-    if (ask === "rename" && (content.value = prompt("Name of this record")) === null) return;
+    if (ask === "rename") {
+      content.value = prompt("Name of this record");
+      if (content.value === null) return;
+    }
     if (ask === "delete" && !confirm(`${target.ariaLabel}?`)) return;
     if (trait) this.set({ [trait]: target.value });
     else if (ask) this.ask(ask, content);
-    else if (this.view.contains(target)) this.pick(event);
+    else if (this.view.contains(target)) super.click(event);
   }
 
-  input({ target }) {
-    if (target === this.filter) this.filterRows();
-    if (target === this.scrubber) this.go(Number(target.value));
-    if (this.lists.contains(target)) this.go(this.under({ target: target.selectedOptions[0] }));
+  input(event) {
+    if (event.target === this.filter) this.filterRows();
+    super.input(event);
   }
 
   /** A control was changed: its data attribute says what it stands for. */
@@ -196,7 +218,11 @@ class Panel extends View {
     const { doing, left, done, total } = live;
     this.progress.hidden = doing === undefined;
     this.head.hidden = doing !== undefined; // of another record
-    if (doing === undefined) return this.watched && this.load();
+    if (doing === undefined) {
+      this.shown.live = false;
+      if (this.watched) this.load();
+      return;
+    }
     const said = h("span", { role: "status" }, [doing, left].filter(Boolean).join(" · "));
     this.progress.replaceChildren(h("progress", { max: total, value: done, "aria-label": "Progress" }), said);
     this.watch(live);
@@ -289,15 +315,16 @@ class Panel extends View {
       this.saving = event;
     } else if (key === "Escape") {
       if (!this.escape()) target.closest(".jp-Cell")?.focus();
-    } else if (this.view.contains(target) && this.steer(event)) event.preventDefault();
+    } else if (this.steer(event)) {
+      event.preventDefault();
+    }
   }
 }
 
 function render({ model, el }) {
-  const panel = new Panel(model, el);
+  const panel = new Panel(model).start(el);
   return () => {
-    panel.pause();
-    panel.ended.abort();
+    panel.end();
     model.off();
   };
 }

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import anywidget
+import pandas as pd
 import traitlets
-from IPython.display import DisplayHandle, display
 from matplotlib.figure import Figure
 
 from ocr_phases.analyse.sentences import findings, headline, noise_warning, preset_text, subject
@@ -55,7 +55,9 @@ from ocr_phases.show.web import Html, asset_text, element, fragment, note, noteb
 from ocr_phases.text import count_text
 from ocr_phases.view.assets import view_file
 from ocr_phases.view.data import row_data
-from ocr_phases.view.still import still_bundle
+from ocr_phases.view.scripts import VIEW_SCRIPT
+from ocr_phases.view.still import Stilled, running_loop, still_bundle
+from ocr_phases.view.widgets import LinkedTraits, selected_tokens
 
 _RECORDS = (".json", ".json.gz")
 _AT_ONCE = 20  # rows of the table that are read before it is drawn again
@@ -86,7 +88,7 @@ VIEWS: dict[str, tuple[Callable[..., Section | Figure], ...]] = {
 }
 
 
-class Explorer(anywidget.AnyWidget):
+class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
     """A JupyterLab panel: choose pages and a model, run, inspect the record.
 
     ``page`` and ``model`` fill the form; ``record`` (a file) and ``runs`` are shown at once, else
@@ -101,17 +103,12 @@ class Explorer(anywidget.AnyWidget):
     read.
     """
 
-    _esm = (
-        asset_text("sort.js") + view_file("drawings.js") + view_file("view.js") + _file("panel.js")
-    )
-    _css = notebook_css(_file("explorer.css"))
+    _esm = asset_text("sort.js") + VIEW_SCRIPT + _file("panel.js")
+    _css = notebook_css(view_file("view.css") + _file("explorer.css"))
 
     # What a person sets: in the browser, or in a cell.
-    token = traitlets.Int(0).tag(sync=True)
     row = traitlets.Int(0).tag(sync=True)
-    sheet = traitlets.Int(0).tag(sync=True)
     view = traitlets.Enum(list(VIEWS), "page").tag(sync=True)
-    color = traitlets.Enum(["type", "time"], "type").tag(sync=True)
     ticked = traitlets.List(traitlets.Unicode()).tag(sync=True)
     pinned = traitlets.Unicode("").tag(sync=True)
     keeps = traitlets.Bool(True).tag(sync=True)
@@ -142,10 +139,8 @@ class Explorer(anywidget.AnyWidget):
     ) -> None:
         super().__init__(bar=bar, keeps=keep is not None)
         self.folder, self.measuring, self.form = placed(keep or FOLDER), Live(), Form()
-        self._handle: DisplayHandle | None = None  # once a cell has the picture
-        self._due: asyncio.TimerHandle | None = None
         self._home = (
-            _loop()
+            running_loop()
         )  # of the thread that Jupyter's Interrupt reaches; clicks may come in another
         self._current: Record | None = None
         self._before: PhaseRun | None = None  # drawn faintly under the curve of what repeats it
@@ -159,7 +154,7 @@ class Explorer(anywidget.AnyWidget):
         self.on_msg(self._heard)
         self.observe(lambda _: self._load_row(), "row")
         self.observe(lambda _: self._open(), "view")
-        self.observe(lambda _: self._due_still(), ["row", "token", "view", "color"])
+        self.observe(lambda _: self.draw_still_soon(), ["row", "token", "view", "color"])
         self.observe(lambda _: self._keep(), "keeps")
         self.observe(lambda _: self._compare(), ["ticked", "pinned"])
         if record is not None:
@@ -228,18 +223,28 @@ class Explorer(anywidget.AnyWidget):
     def _load_row(self) -> None:
         assert (run := self.run) is not None
         with self.hold_sync():
-            self.token = self.sheet = 0
+            self.selection = []
+            self.token = 0
+            self.sheet = 0
             self.data = row_data(run, self.row, self._before)
             self.parts = {}
-        self._due_still()
+        self.draw_still_soon()
 
-    @traitlets.validate("token", "row", "sheet")
-    def _inside(self, proposal: Any) -> int:
+    def held(self, name: str) -> int:
+        """How many there are to choose from: ``texts``, ``pages`` or ``rows`` of the data."""
+        return len(self.data.get(name, ()))
+
+    @traitlets.validate("row")
+    def _a_row(self, proposal: Any) -> int:
         """What lies outside becomes the first or the last one."""
-        held = self.data.get(
-            {"token": "texts", "row": "rows", "sheet": "pages"}[proposal["trait"].name], ()
-        )
-        return min(max(proposal["value"], 0), max(len(held) - 1, 0))
+        return min(max(proposal["value"], 0), max(self.held("rows") - 1, 0))
+
+    @property
+    def selected(self) -> pd.DataFrame | None:
+        """The brushed tokens of the row shown, as rows of `PhaseRun.tokens_of`; None without a record."""
+        if self.run is None:
+            return None
+        return selected_tokens(self.run, self.row, self.selection)
 
     def _open(self) -> None:
         """Draw the view's parts that are not drawn, or read what the table of records lacks."""
@@ -397,7 +402,7 @@ class Explorer(anywidget.AnyWidget):
     def _do_save(self, asked: dict[str, Any]) -> None:
         """Draw the picture now: the browser saves the notebook when it has the answer."""
         try:
-            self._draw_still()
+            self.draw_still()
         finally:
             self._answer(asked, saved=True)
 
@@ -491,7 +496,7 @@ class Explorer(anywidget.AnyWidget):
         """Run a job beside the kernel's other work; to its end where no loop is running (a plain
         script).
         """
-        loop = loop or _loop()
+        loop = loop or running_loop()
         if loop is None:
             asyncio.run(job)
         else:
@@ -502,18 +507,7 @@ class Explorer(anywidget.AnyWidget):
     def _keep(self) -> None:
         """Keep records from now on or not; a confidential page leaves the notebook at once."""
         self._list_files()
-        self._draw_still()
-
-    def _due_still(self) -> None:
-        """Draw the picture soon: once for what changes together."""
-        if self._due is not None:
-            self._due.cancel()
-        if loop := _loop():
-            self._due = loop.call_later(0.02, self._draw_still)
-
-    def _draw_still(self) -> None:
-        if self._handle is not None:
-            self._handle.update(self.picture(), raw=True)
+        self.draw_still()
 
     def picture(self) -> dict[str, Any]:
         """What a saved notebook shows, by MIME type; a sentence where records are not kept."""
@@ -526,12 +520,6 @@ class Explorer(anywidget.AnyWidget):
         return f"Explorer of {self.run}"
 
     __repr__ = __str__
-
-    def _ipython_display_(self) -> None:
-        # No words for the panel itself: where it cannot be shown, the picture stands for it.
-        view, facts = self._repr_mimebundle_()
-        display({**view, "text/plain": ""}, metadata=facts, raw=True)
-        self._handle = display(self.picture(), raw=True, display_id=True)
 
 
 def _head(record: Record) -> Html:
@@ -562,10 +550,3 @@ def _again(record: Record) -> dict[str, Asked]:
             asked, settings=replace(asked.settings, strategy="cuda_graph")
         )
     return steps
-
-
-def _loop() -> asyncio.AbstractEventLoop | None:
-    """The loop that this thread runs; None in a plain script."""
-    with contextlib.suppress(RuntimeError):
-        return asyncio.get_running_loop()
-    return None

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.comparison import run_labels
+from ocr_phases.analyse.figure_rows import Place, names_in
 from ocr_phases.analyse.quality import quality_of
 from ocr_phases.analyse.sentences import tokens_text
 from ocr_phases.errors import OcrPhasesError
@@ -36,12 +37,11 @@ _SHIPPED = ("tiny-receipt.json.gz", "h200-dummy-*.json.gz", "families/h200-[!b]*
 _MARKS = (".git", "pyproject.toml")  # of a project
 _NUMBERS = itertools.count()
 _SPARKS = 20
-_FIGURES = ("prefill_ms", "inter_token_ms", "tokens_per_s", "cer", "energy_j")
 _WORDS = ("page", "name", "model", "preset", "strategy", "when")
-_COLUMNS = [*_WORDS[:2], *_FIGURES, "steps", *_WORDS[2:]]
+_COLUMNS = [*_WORDS[:2], *names_in(Place.EXPLORER), "steps", *_WORDS[2:]]
 
 
-# -- places: in the project, which need not be the notebook's own folder -----------------------------
+# -- places: in the project, which need not be the notebook's own folder ---------------------------
 
 
 def project_folder() -> Path:
@@ -68,7 +68,7 @@ def found(text: str | Path) -> Path:
     return Path(f"{path}{number}")
 
 
-# -- records -----------------------------------------------------------------------------------------
+# -- records ---------------------------------------------------------------------------------------
 
 
 def description(run: PhaseRun) -> list[str]:
@@ -162,7 +162,7 @@ def cells(run: PhaseRun) -> dict[str, Any]:
         "model": model,
         "preset": preset,
         "strategy": " + ".join(dict.fromkeys((str(run.model.strategy), str(run.request.vision)))),
-        **{name: (known | quality).get(name) for name in _FIGURES},
+        **{name: (known | quality).get(name) for name in names_in(Place.EXPLORER)},
         "steps": _sparkline(
             [float(np.median(part)) for part in np.array_split(times, _SPARKS) if len(part)]
         ),
@@ -194,7 +194,7 @@ def shipped() -> list[Path]:
     return [path for pattern in _SHIPPED for path in sorted(runs.glob(pattern))]
 
 
-# -- several -----------------------------------------------------------------------------------------
+# -- several ---------------------------------------------------------------------------------------
 
 
 def rows_html(rows: Sequence[Record], shown: Record | None) -> Html:

@@ -196,9 +196,11 @@ def start(asked: Asked, live: Live) -> Future[PhaseRun]:
 
 def _measure(asked: Asked, live: Live) -> PhaseRun:
     live.doing(f"loading {asked.settings.model}")
+    from ocr_phases.collectors.hooks import layer_hooks
+    from ocr_phases.measure.memory_fit import fit
     from ocr_phases.models.load import TokenReader
-    from ocr_phases.session import fit, kept_session
-    from ocr_phases.steps.execution import stoppable, told_of_preparing
+    from ocr_phases.session.kept import kept_session
+    from ocr_phases.steps.preparing import announcements_to
 
     with contextlib.suppress(OcrPhasesError):  # loading says what is wrong
         live.doing(f"loading: {fit(asked.page, asked.settings)[1]}")
@@ -212,8 +214,8 @@ def _measure(asked: Asked, live: Live) -> PhaseRun:
         options["eos_check_every"] = options["eos_check_every"] or 1
     # What is compiled has no hooks, and a GPU is only told what to do.
     layered = device == "cpu" and asked.settings.strategy == asked.settings.vision == "eager"
-    layers = stoppable(session.model, live.stop_if_asked) if layered else contextlib.nullcontext()
-    with told_of_preparing(live.doing), layers:
+    layers = layer_hooks(session.model, live.stop_if_asked) if layered else contextlib.nullcontext()
+    with announcements_to(live.doing), layers:
         run = session.run_inference(
             asked.page, **options, on_tokens=live.on_tokens, progress=live.progress
         )

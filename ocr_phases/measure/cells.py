@@ -1,34 +1,27 @@
-"""A sweep: one page at every combination of preset, strategies, batch size, length, attention and
-dtype.
+"""One cell of a sweep: its settings, its measurement, and what is kept of it.
 
-Records lie in ``DIR/runs/``, each with a status (`ocr_phases.record.store`) that says for what it
-was measured. The same sweep again measures only what is missing there, or what was measured with
-another request, other weights or other versions, whose record moves into ``DIR/runs/earlier/``. A
-cell that cannot be measured leaves its reason in its status.
+The record of a cell lies beside a status (`ocr_phases.record.store`) that says for what it was
+measured. A record that was measured with other settings or versions moves into ``earlier/``. A cell
+that cannot be measured leaves its reason in its status.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gc
-import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import torch
 from msgspec import Meta
 
-from ocr_phases.analyse.quality import load_truth
-from ocr_phases.collectors import machine
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import TemporaryFolder, only_writer, output_folder, reserved
-from ocr_phases.images import describe_page, load_page
-from ocr_phases.measure.live_checks import one_sentence
-from ocr_phases.measure.measurement import describe_model, page_id
-from ocr_phases.measure.request import bar_in_cell
+from ocr_phases.files import reserved
+from ocr_phases.measure.loaded_model import LoadedModel, free_memory
+from ocr_phases.measure.measurement import Measurement
+from ocr_phases.measure.verdicts import one_sentence
 from ocr_phases.record.schema import Truth
 from ocr_phases.record.store import (
     CELL_STATUS,
@@ -41,16 +34,24 @@ from ocr_phases.record.store import (
     write_status,
 )
 from ocr_phases.results.run import PhaseRun
-from ocr_phases.results.sweep import SweepResult
-from ocr_phases.settings import Settings
-from ocr_phases.steps.execution import last_used
+from ocr_phases.settings import RunSettings, Settings
 
-#: What all records of a folder share, and what those share that are not asked for now.
+#: What all records of a folder share.
 _SUBJECT = ("page", "model", "device", "attention", "dtype")
-_REQUEST = ("prompt", "repeats", "warmup", "seed", "ignore_eos")
-#: The lists of a `Sweep`, and what each is of in a `Cell`.
-AXES = ("presets", "strategies", "batches", "lengths", "visions", "attentions", "dtypes")
-_OF_CELL = ("preset", "strategy", "batch", "max_new_tokens", "vision", "attention", "dtype")
+#: What those share, too, whose cells are not asked for now.
+REQUEST = ("prompt", "repeats", "warmup", "seed", "ignore_eos")
+#: What a cell has of its own.
+OF_CELL = ("preset", "strategy", "batch", "max_new_tokens", "vision", "attention", "dtype")
+
+#: Called as ``on_run(cell, runs done, runs in all)``.
+OnRun = Callable[["Cell", int, int], None]
+
+
+class ModelChanges(NamedTuple):
+    """What a cell's model has instead of its own; None is what the model has."""
+
+    attention: str | None = None
+    dtype: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,23 +66,26 @@ class Cell(Settings):
 
     @property
     def name(self) -> str:
-        """The name of its files; eager vision and the model's own attention and dtype are not in
-        it.
-        """
-        vision = {} if self.vision == "eager" else {"vision": self.vision}
-        more = "".join(f"-{what}-{value}" for what, value in (vision | self.changes).items())
-        return f"{self.preset}-{self.strategy}-b{self.batch}-n{self.max_new_tokens}{more}"
+        """The name of its files; what is the model's own, and eager vision, are not in it."""
+        name = f"{self.preset}-{self.strategy}-b{self.batch}-n{self.max_new_tokens}"
+        if self.vision != "eager":
+            name += f"-vision-{self.vision}"
+        if self.attention is not None:
+            name += f"-attention-{self.attention}"
+        if self.dtype is not None:
+            name += f"-dtype-{self.dtype}"
+        return name
 
     @property
-    def changes(self) -> dict[str, Any]:
-        """The keywords of `OCRSession.with_model`."""
-        return {name: value for name in ("attention", "dtype") if (value := getattr(self, name))}
+    def changes(self) -> ModelChanges:
+        """What its model has instead of its own."""
+        return ModelChanges(self.attention, self.dtype)
 
 
 class CellOutcome(NamedTuple):
-    """What became of a cell: ``measured``, ``kept`` (it was there already) or ``failed``, with its
-    reason.
+    """What became of a cell.
 
+    ``state`` is ``measured``, ``kept`` (it was there already) or ``failed``, with its ``reason``.
     ``run`` is what is to be saved.
     """
 
@@ -91,241 +95,139 @@ class CellOutcome(NamedTuple):
     run: PhaseRun | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sweep:
-    """What a sweep measures, and how: the keywords of `sweep` and of `OCRSession.sweep`.
+class CellFiles:
+    """The files of one cell in a sweep's ``runs`` folder: its record and its status.
 
-    Every combination of the lists is a `Cell`: ``batches`` are copies of the page side by side,
-    ``lengths`` new tokens of each row, ``attentions`` and ``dtypes`` those of `ModelSettings`, None
-    what the model has.
-
-    Each cell has the end token ignored, unless ``ignore_eos`` is false or ``truth`` says what the
-    page says: then the length is a limit, the texts are compared, and each record keeps the truth
-    (a path for `ocr_phases.analyse.quality.load_truth`). A record is written as soon as its cell is
-    done, ``progress`` is told of every cell, and ``on_run(cell, runs done, runs in all)`` of every
-    run within one. What ``folder`` has is not measured again, and a cell that failed before is left
-    alone unless ``retry_failed`` or something it depends on has changed. Without a folder nothing
-    is written.
+    ``shared`` is all that the sweep's cells depend on besides their own settings.
+    ``earlier_status`` is the status that was there before, None where there was none or it is
+    damaged.
     """
 
-    page: str | Path
-    presets: Sequence[str] = ("tiny", "base")
-    strategies: Sequence[str] = ("eager",)
-    batches: Sequence[int] = (1,)
-    lengths: Sequence[int] = (32,)
-    visions: Sequence[str] = ("eager",)
-    attentions: Sequence[str | None] = (None,)
-    dtypes: Sequence[str | None] = (None,)
-    folder: str | Path | None = None
-    prompt: str = "markdown"
-    repeats: int = 3
-    warmup: int = 1
-    seed: int = 0
-    ignore_eos: bool | None = None
-    truth: str | Path | None = None
-    retry_failed: bool = False
-    progress: Callable[[CellOutcome], None] | None = None
-    on_run: Callable[[Cell, int, int], None] | None = None
+    def __init__(
+        self,
+        runs: Path,
+        cell: Cell,
+        shared: Mapping[str, Any],
+        earlier_status: CellStatus | None,
+    ) -> None:
+        self.record = runs / f"{cell.name}.json"
+        self._path = runs / f"{cell.name}{CELL_STATUS}"
+        asked = {**shared, "cell": {name: getattr(cell, name) for name in OF_CELL}}
+        self._status: dict[str, Any] = {"asked": asked, "id": asked_id(asked)}
+        self._earlier_status = earlier_status
 
-    @cached_property
-    def cells(self) -> list[Cell]:
-        """Every combination once; `OcrPhasesError` for what no sweep could measure."""
-        lists = {name: getattr(self, name) for name in AXES}
-        for name, values in lists.items():
-            if not values or isinstance(values, str | int):
-                raise OcrPhasesError(f"{name} is {values!r}: give a list of at least one.")
-        # Nothing of a sweep shows probabilities.
-        shared = {name: getattr(self, name) for name in _REQUEST} | {"token_probabilities": False}
-        shared["ignore_eos"] = self.truth is None if self.ignore_eos is None else self.ignore_eos
-        ways = (
-            dict(zip(_OF_CELL, each, strict=True)) for each in itertools.product(*lists.values())
-        )
-        return list(dict.fromkeys(Cell(**shared, **way) for way in ways))
+    @property
+    def is_finished(self) -> bool:
+        """Whether the record is there, as it was measured, for what is asked now."""
+        return finished(self._earlier_status, self.record, self._status["id"])
 
-    @cached_property
-    def subject(self) -> tuple[str, Truth | None]:
-        """What the page is known by, and what it says."""
-        page = describe_page(*load_page(self.page), embed=False)
-        said = self.truth and load_truth(self.truth, page["file"])
-        return page_id(page["file"], page["sha256"]), said or None
+    @property
+    def earlier_failure(self) -> str | None:
+        """Why this very cell could not be measured before; None where it was not tried."""
+        earlier = self._earlier_status
+        if earlier is None or earlier["id"] != self._status["id"] or earlier["state"] != "failed":
+            return None
+        return earlier["reason"]
 
-    def run(self, loads: Mapping[str, Callable]) -> SweepResult:
-        """Measure the page at every cell: a `SweepResult`.
+    def move_earlier_record(self) -> None:
+        """Move a record of other settings or versions, or a damaged one, out of the way."""
+        if self.record.exists():
+            with reserved(self.record.parent / "earlier" / self.record.name) as earlier:
+                self.record.replace(earlier)
 
-        ``loads`` has what loads each model, by the name of its folder in ``folder``: it gives an
-        `OCRSession`, which is above this module, for the ``changes`` of a `Cell`. A session is let
-        go before the next is loaded.
+    def save(self, run: PhaseRun, truth: Truth | None) -> None:
+        """Write the record, with the page's ``truth`` if there is one, and then its status."""
+        if truth is not None:
+            run = run.with_truth(truth)
+        run.save(self.record)
+        done = {"state": "done", "reason": "", "record": file_hash(self.record)}
+        write_status(self._path, {**self._status, **done})
 
-        Raises `OcrPhasesError` where the folder holds the sweep of another page, model or device,
-        cells, not asked for now, with another prompt, seed or number of repeats, or a file that is
-        no cell's; where it cannot be written, or is being written by another process; where an
-        error ended the device's context.
-        """
-        _ = self.cells, self.subject  # what cannot be swept is refused before anything is loaded
-        with TemporaryFolder() as spare:
-            kept = Path(self.folder or spare)
-            if len(loads) > 1 and (kept / "runs").exists():
-                raise OcrPhasesError(
-                    f"{kept} holds the sweep of one model: choose another folder (--out)."
-                )
-            for place, load in loads.items():
-                runs = output_folder(kept / place / "runs")
-                with only_writer(runs.parent):
-                    outcomes = self._outcomes(runs, load)
-                    for outcome in bar_in_cell(outcomes, "cell", len(self.cells), alike=False):
-                        if self.progress is not None:
-                            self.progress(outcome)
-                free_memory()
-            return SweepResult.load(kept)
+    def save_failure(self, reason: str) -> None:
+        """Write why the cell could not be measured."""
+        fail(self._path, reason, self._status)
 
-    def _outcomes(self, runs: Path, load: Callable) -> Iterator[CellOutcome]:
-        """Measure the cells of one model that ``runs`` lacks, and say what became of each."""
-        sessions, truth = {(): load()}, self.subject[1]
-        device, shared = sessions[()].device, self._shared(sessions[()])
-        cells = _own_cells(self.cells, sessions[()].family.facts.stands_for, shared)
-        known = _known(runs, shared, {cell.name for cell in cells})
-        for cell in cells:
-            record, path = (runs / f"{cell.name}{ending}" for ending in (".json", CELL_STATUS))
-            asked = {**shared, "cell": {name: getattr(cell, name) for name in _OF_CELL}}
-            status: dict[str, Any] = {"asked": asked, "id": asked_id(asked)}
-            had = known.get(cell.name)
-            if finished(had, record, status["id"]):
-                outcome = CellOutcome(cell, "kept", run=PhaseRun.load(record) if truth else None)
-            elif (
-                had
-                and not self.retry_failed
-                and (had["id"], had["state"]) == (status["id"], "failed")
-            ):
-                outcome = CellOutcome(cell, "failed", had["reason"])
-            else:
-                outcome = self._measured(cell, record, sessions, load)
-                if outcome.run is None:
-                    fail(path, outcome.reason, status)
-                    _check_device(device, outcome)
-            if outcome.run is not None:
-                (outcome.run.with_truth(truth) if truth else outcome.run).save(record)
-                write_status(
-                    path, {**status, "state": "done", "reason": "", "record": file_hash(record)}
-                )
-            yield outcome
 
-    def _shared(self, session: Any) -> dict[str, Any]:
-        """All that a session's cells depend on besides their own settings."""
-        model = describe_model(session.checkpoint)
-        return {
-            **{name: getattr(self.cells[0], name) for name in _REQUEST},
-            **{name: model[name] for name in ("attention", "dtype", "revision")},
-            "page": self.subject[0],
-            "model": model["name"],
-            "device": machine.describe_device(session.device)["name"],
-            # The code's hash tells more of what runs than a commit, which may change nothing of it.
-            "versions": {
-                name: value for name, value in machine.versions().items() if name != "git"
-            },
-            "prompt": session.family.facts.text_of(self.prompt),
-        }
+def measure_cell(
+    model: LoadedModel, page: str | Path, cell: Cell, on_run: OnRun | None = None
+) -> CellOutcome:
+    """Measure a cell with a model that has its attention and dtype: ``measured`` or ``failed``."""
+    names = [setting.name for setting in fields(RunSettings)]
+    values = {name: getattr(cell, name) for name in names}
+    # A batch would hold the page as often as it has rows.
+    values["embed_page"] = cell.batch == 1
+    progress = _no_progress if on_run is None else partial(on_run, cell)
+    try:
+        measurement = Measurement(model, [page] * cell.batch, RunSettings(**values))
+        return CellOutcome(cell, "measured", run=measurement.run(progress=progress))
+    except (OcrPhasesError, RuntimeError) as error:
+        return failed_outcome(cell, error)
 
-    def _measured(
-        self, cell: Cell, record: Path, sessions: dict[Any, Any], load: Callable
-    ) -> CellOutcome:
-        """What becomes of a cell with one of ``sessions`` or a new one in their place."""
-        if record.exists():  # measured with other settings or versions, or damaged
-            with reserved(record.parent / "earlier" / record.name) as earlier:
-                record.replace(earlier)
-        # A batch would hold the page as often as it has rows.
-        settings = {**cell.of_run(), "embed_page": cell.batch == 1}
-        if self.on_run is not None:
-            settings["progress"] = partial(self.on_run, cell)
-        else:
-            settings["progress"] = _no_progress
-        try:
-            session = only(sessions, tuple(cell.changes.items()), partial(load, **cell.changes))
-            run = session.run_inference([self.page] * cell.batch, **settings)
-            return CellOutcome(cell, "measured", run=run)
-        except (OcrPhasesError, RuntimeError) as error:
-            return CellOutcome(cell, "failed", one_sentence(error))
+
+def failed_outcome(cell: Cell, error: Exception) -> CellOutcome:
+    """The outcome of a cell that could not be loaded or measured."""
+    return CellOutcome(cell, "failed", one_sentence(error))
 
 
 def _no_progress(done: int, total: int) -> None:
     """Tells nobody: the bar of a sweep counts cells."""
 
 
-def _own_cells(
-    cells: list[Cell], stands_for: Mapping[Any, str], shared: Mapping[str, Any]
-) -> list[Cell]:
-    """The cells as a model has them, sorted by what they load: its own presets, and not its own
-    dtype.
-    """
-
-    def own(cell: Cell) -> Cell:
-        same: dict[str, Any] = {
-            name: None for name, value in cell.changes.items() if value == shared[name]
-        }
-        # One that it has not fails when it is run.
-        return replace(cell, preset=stands_for.get(cell.preset, cell.preset), **same)
-
-    return sorted(dict.fromkeys(map(own, cells)), key=lambda cell: sorted(cell.changes.items()))
-
-
-def _known(runs: Path, shared: Mapping[str, Any], again: set[str]) -> dict[str, CellStatus | None]:
-    """The statuses in a folder by their cells' names; None of one that is damaged, which is
-    measured again.
+def read_statuses(
+    runs: Path, shared: Mapping[str, Any], again: set[str]
+) -> dict[str, CellStatus | None]:
+    """The statuses in a folder by their cells' names; None for a damaged one.
 
     A folder is one sweep: records of something else in it are not written over, nor put beside
     others. Cells of the names in ``again`` are measured again where only their settings were
-    others.
+    others. Raises `OcrPhasesError` for the sweep of something else, and for a file that is no
+    cell's.
     """
-    known, place = dict[str, CellStatus | None](), runs.parent
+    statuses: dict[str, CellStatus | None] = {}
     for path in sorted(runs.glob("*.json")):
         name = path.name.removesuffix(CELL_STATUS).removesuffix(".json")
+        if name in statuses:
+            continue
+        status = None
         with contextlib.suppress(OcrPhasesError):
-            known[name] = read_status(path.with_name(f"{name}{CELL_STATUS}"), CellStatus)
-        status = known.setdefault(name, None)
+            status = read_status(path.with_name(f"{name}{CELL_STATUS}"), CellStatus)
+        statuses[name] = status
         if status is None and name not in again:
             raise OcrPhasesError(
                 f"{path} is no finished cell of a sweep: move it to another folder."
             )
-        had = {**shared, **(status["asked"] if status else {})}
-        for what in _SUBJECT if name in again else (*_SUBJECT, *_REQUEST):
-            if had[what] != shared[what]:
-                told = {"page": "another page"}.get(
-                    what, f"{what} {had[what]}; you asked for {shared[what]}"
-                )
-                raise OcrPhasesError(
-                    f"{place} holds a sweep with {told}: choose another folder (--out)."
-                )
-    return known
+        if status is not None:
+            must_agree = _SUBJECT if name in again else (*_SUBJECT, *REQUEST)
+            _check_same_sweep(runs.parent, status["asked"], shared, must_agree)
+    return statuses
 
 
-def _check_device(device: str, failed: CellOutcome) -> None:
-    """Free what a failed run held, which must not keep the next cell from its memory; raise if that
-    fails.
+def _check_same_sweep(
+    folder: Path, recorded: Mapping[str, Any], shared: Mapping[str, Any], names: tuple[str, ...]
+) -> None:
+    """Raise `OcrPhasesError` where a folder has a cell of another page, model or request."""
+    for name in names:
+        before = recorded.get(name, shared[name])
+        if before == shared[name]:
+            continue
+        difference = "another page"
+        if name != "page":
+            difference = f"{name} {before}; you asked for {shared[name]}"
+        raise OcrPhasesError(
+            f"{folder} holds a sweep with {difference}: choose another folder (--out)."
+        )
+
+
+def check_device(device: str, failed: CellOutcome) -> None:
+    """Free what a failed run held, which the next cell needs; raise where the device is lost.
+
+    An error that ended the CUDA context would be every other cell's, too.
     """
     try:
         free_memory()
         torch.zeros(1, device=device).tolist()
-    except (
-        RuntimeError
-    ) as lost:  # an error that ended the CUDA context, and would be every other cell's
-        told = f"{device} cannot be used any more here ({failed.cell.name} failed with {failed.reason})"
+    except RuntimeError as lost:
         raise OcrPhasesError(
-            f"{told}: finished cells are kept, a new process measures the rest."
+            f"{device} cannot be used any more here ({failed.cell.name} failed with "
+            f"{failed.reason}): finished cells are kept, a new process measures the rest."
         ) from lost
-
-
-def free_memory() -> None:
-    """Give back what nothing holds any more, on all devices."""
-    gc.collect()
-    torch.cuda.empty_cache()
-
-
-def only(kept: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
-    """``kept[key]``, made where it is missing once all else is let go: a device never holds two
-    models.
-    """
-
-    def alone() -> Any:
-        free_memory()
-        return make()
-
-    return last_used(kept, key, alone, 1)

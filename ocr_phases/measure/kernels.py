@@ -22,6 +22,7 @@ from transformers import Cache
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import TRACE_OWNER, TemporaryFolder, output_file, write_given
 from ocr_phases.measure.trace import KV_RANGE, Identity, reduce_trace
+from ocr_phases.record.parts import KernelsPart, make_part
 from ocr_phases.settings import Request
 
 
@@ -40,42 +41,58 @@ def check_kernels(device: str, *, generate: bool, trace: str | Path | None) -> N
 
 
 def kernel_view(
-    spans_of: Callable[[Request], list[tuple]], request: Request, device: str
-) -> dict[str, Any]:
-    """Run ``request`` once more under the profiler, which ``spans_of`` does: the record's
-    ``kernels``.
+    run_spans: Callable[[Request], list[tuple]], request: Request, device: str
+) -> KernelsPart:
+    """Run a request once more under the profiler: the record's kernel view.
 
-    The tables of `reduce_trace` and the profiler's name. At most ``kernel_steps`` decode steps run,
-    which is enough for shares; ``kernel_trace`` is the file for the Chrome trace (``.json.gz``, for
-    https://ui.perfetto.dev). Raises `OcrPhasesError` where the profiler saw too little.
+    Parameters
+    ----------
+    run_spans : callable
+        Runs a request and gives its spans, as rows of `ocr_phases.record.SPAN_COLUMNS`.
+    request : Request
+        What is run. At most ``kernel_steps`` decode steps run, which is enough for shares;
+        ``kernel_trace`` is the file for the Chrome trace (``.json.gz``, for
+        https://ui.perfetto.dev).
+    device : str
+        Where it runs.
+
+    Raises
+    ------
+    OcrPhasesError
+        Where the profiler saw too little.
     """
-    profiler, spans = profiled_run(spans_of, request)
-    chrome = chrome_trace(profiler)
-    tables = reduce_trace(chrome, spans)
+    profiler, spans = profiled_run(run_spans, request)
+    trace = chrome_trace(profiler)
+    tables = reduce_trace(trace, spans)
     if device.startswith("cuda") and not any(tables["stages"]["kernels"]):
         raise OcrPhasesError(
-            "The profiler saw no kernel: another profiler may hold the device, or this user may not read its "
-            "counters."
+            "The profiler saw no kernel: another profiler may hold the device, or this user may "
+            "not read its counters."
         )
     if request.kernel_trace is not None:
-        trace = json.dumps({**TRACE_OWNER, **chrome}).encode()
-        write_given(request.kernel_trace, gzip.compress(trace, compresslevel=6))
-    return {"tool": f"torch.profiler {torch.__version__}", **tables}
+        content = json.dumps({**TRACE_OWNER, **trace}).encode()
+        write_given(request.kernel_trace, gzip.compress(content, compresslevel=6))
+    return make_part(KernelsPart, {"tool": f"torch.profiler {torch.__version__}", **tables})
 
 
 def profiled_run(
-    spans_of: Callable[[Request], list[tuple]], request: Request
+    run_spans: Callable[[Request], list[tuple]], request: Request
 ) -> tuple[profile, list[Identity]]:
     """One run of at most ``kernel_steps`` decode steps: the profiler and the run's spans by start.
 
     A run of the same shapes goes before it without the profiler, as before every timed one.
     """
-    tokens = request.kernel_steps + (request.first_token != "redecode")
+    tokens = request.kernel_steps
+    if request.first_token != "redecode":
+        tokens += 1  # the prefill's
     short = replace(request, max_new_tokens=min(request.max_new_tokens, tokens))
-    spans_of(short)
+    run_spans(short)
     with cache_updates_marked(), profile() as profiler:  # of the host and of CUDA
-        spans = spans_of(short)
-    return profiler, [(phase, stage, view, step) for _, phase, stage, view, step, *_ in spans]
+        spans = run_spans(short)
+    identities = []
+    for _, phase, stage, view, step, *_times in spans:
+        identities.append((phase, stage, view, step))
+    return profiler, identities
 
 
 def chrome_trace(profiler: profile) -> dict[str, Any]:
@@ -88,14 +105,23 @@ def chrome_trace(profiler: profile) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def cache_updates_marked() -> Iterator[None]:
-    """A profiler range (`KV_RANGE`) around each ``update`` of a transformers KV cache in a ``with``
-    block.
+    """A profiler range (`KV_RANGE`) around each ``update`` of a transformers KV cache.
+
+    For the length of a ``with`` block.
     """
-    kinds: list[Any] = [Cache]
+    mark = record_function(KV_RANGE)
     with contextlib.ExitStack() as undo:
-        for kind in kinds:
-            kinds += kind.__subclasses__()
-            if update := vars(kind).get("update"):
+        for kind in _subclasses(Cache):
+            update = vars(kind).get("update")
+            if update is not None:
                 undo.callback(setattr, kind, "update", update)
-                kind.update = record_function(KV_RANGE)(update)
+                kind.update = mark(update)
         yield
+
+
+def _subclasses(kind: type[Cache]) -> list[type[Cache]]:
+    """A class and all that inherit from it, each once."""
+    kinds = [kind]
+    for each in kinds:
+        kinds += [child for child in each.__subclasses__() if child not in kinds]
+    return kinds

@@ -1,162 +1,302 @@
-"""Watches what the model is handed while it is measured: the checks that need the live model.
+"""The checks that need the live model: what reached it while it was measured, and what it is.
 
 A check here is a name, a verdict and what was measured; what it expects and why is `analyse`'s.
-`phases` refuses to break its own rules; a forward hook on the model sees what really arrived there.
-Looking costs a few microseconds of host time a step.
+`ocr_phases.steps.phases` refuses to break its own rules; a forward hook on the model sees what
+really arrived there. Looking costs a few microseconds of host time per step.
 """
 
 from __future__ import annotations
 
 import contextlib
-import itertools
-import warnings
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ocr_phases.collectors.machine import PeakMemory
-from ocr_phases.errors import OcrPhasesError, Stopped
+from ocr_phases.collectors.host_syncs import host_syncs_noted
+from ocr_phases.collectors.memory import PeakMemory
 from ocr_phases.families import IMAGE_TAG, windowed_length
 from ocr_phases.inputs.packing import PageInputs
 from ocr_phases.inputs.views import image_break_count, image_token_count
-from ocr_phases.measure.verdicts import LiveCheck, check, repeat_checks
+from ocr_phases.measure.verdicts import (
+    check_that,
+    note_check,
+    passing_check,
+    repeat_checks,
+    unknown_check,
+)
 from ocr_phases.models.caches import cache_bytes_per_token
-from ocr_phases.models.weights import computes_bfloat16
+from ocr_phases.models.devices import device_of
+from ocr_phases.models.load import Checkpoint
+from ocr_phases.record.parts import (
+    CachePart,
+    CeilingsPart,
+    CheckPart,
+    KernelsFailed,
+    KernelsPart,
+    ProbabilitiesPart,
+    columns_of,
+)
 from ocr_phases.settings import Request
-from ocr_phases.steps.execution import syncs_counted
-from ocr_phases.steps.phases import logits_fault
+from ocr_phases.steps.phases import DecodeState, logits_fault
 from ocr_phases.text import count_text
 
-if TYPE_CHECKING:
-    from ocr_phases.models.load import Checkpoint
-    from ocr_phases.steps.phases import DecodeState
-
-Mask = tuple[str, "tuple[int, ...] | None", str]  # in words, and a tensor's shape and device
-#: Settings of what is measured after the repeats.
-AFTERWARDS = ("verify", "token_probabilities", "kernels", "ceilings")
+#: Widths of steps that a sentence names.
+_MOST_WIDTHS = 4
+_NORM_KINDS = ("RMSNorm", "LayerNorm", "GroupNorm")
 
 
-def one_sentence(error: Exception) -> str:
-    """Why something could not be measured, as one line; an error that is not the package's says its
-    kind.
+@dataclass(frozen=True)
+class HandedMask:
+    """The mask that a step got.
+
+    ``kind`` says in words what it was. ``shape`` and ``device`` are the tensor's; None and empty
+    where there was none.
     """
-    text = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
-    return text if isinstance(error, OcrPhasesError) else f"{type(error).__name__}: {text[:300]}"
+
+    kind: str
+    shape: tuple[int, ...] | None = None
+    device: str = ""
 
 
-def attempted(name: str, take: Callable[[], Any]) -> Any:
-    """What ``take`` gives for one of `AFTERWARDS`, or what the record keeps in its place.
+@dataclass(frozen=True)
+class HostWaits:
+    """How often the host waited for the device in the decode of a warm-up, and its steps."""
 
-    Whatever goes wrong there must not cost what was measured before.
+    count: int
+    steps: int
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """What a run leaves behind.
+
+    There is no decode state in it, whose KV cache later runs would count in their peaks.
+
+    Attributes
+    ----------
+    ids : list of list of int
+        The generated tokens, a list per row.
+    spans : list of tuple
+        Rows of `ocr_phases.record.SPAN_COLUMNS`.
+    memory : PeakMemory
+        The peak of each phase.
+    checks : list of CheckPart
+        What the run itself showed.
+    cache : CachePart
+        The growth of the KV cache; empty for ``generate()``.
     """
-    try:
-        return take()
-    except Stopped:
-        raise
-    except Exception as error:  # noqa: BLE001 (out of memory, or whatever a checkpoint's own class raises)
-        reason = one_sentence(error)
-    kept = {"verify": check("parity", "n/a", reason), "kernels": {"error": reason}}
-    if name not in kept:
-        warnings.warn(f"The record has no {name.replace('_', ' ')} ({reason}).", stacklevel=3)
-    return kept.get(name)
+
+    ids: list[list[int]]
+    spans: list[tuple]
+    memory: PeakMemory
+    checks: list[CheckPart]
+    cache: CachePart
+
+
+@dataclass
+class Afterwards:
+    """What was measured after the timed runs; None for what was not, or could not be.
+
+    ``done`` names the settings that were seen to: an interrupt leaves out the later ones.
+    """
+
+    parity: CheckPart | None = None
+    probabilities: list[ProbabilitiesPart] | None = None
+    kernels: KernelsPart | KernelsFailed | None = None
+    ceilings: CeilingsPart | None = None
+    done: list[str] = field(default_factory=list)
+
+    def missing(self, request: Request) -> list[str]:
+        """The settings that a request asks for and that were not seen to."""
+        asked = {
+            "verify": request.verify,
+            "token_probabilities": request.token_probabilities,
+            "kernels": request.kernels,
+            "ceilings": request.ceilings,
+        }
+        return [name for name, wanted in asked.items() if wanted and name not in self.done]
 
 
 class Watch:
     """Looks on while one run goes through its phases, which `of` is entered around.
 
-    At the peak memory of each, at what really arrived at the model in the forwards of those in
-    ``looks``, whoever changed it on the way, and at the host's waits in decode where they are
-    ``counted``.
+    It sees the peak memory of each phase, what really arrived at the model in the forwards of the
+    phases in ``looks``, whoever changed it on the way, and the host's waits in decode where they
+    are ``counted``. Counting takes time, so it is in no timed run.
     """
 
     def __init__(self, checkpoint: Checkpoint, looks: Collection[str], *, counted: bool) -> None:
-        self.model, self.family, self.looks = checkpoint.model, checkpoint.family, looks
+        self.model = checkpoint.model
+        self.interface = checkpoint.interface
+        self.looks = looks
         self.memory = PeakMemory(checkpoint.device)
-        # Counting takes time, so it is in no timed run.
+        #: The host's waits in decode; None where they are not counted.
         self.waits: list[str] | None = [] if counted else None
-        self.modes: list[tuple[bool, bool]] = []  # of each forward: in training, with gradients
-        self.widths: set[int] = set()  # of the steps' input ids
-        self.images: set[str] = set()  # image arguments of steps
-        self.masks: list[Mask] = []  # of the steps
+        self.forwards = 0
+        self.was_training = False
+        self.had_gradients = False
+        #: Of the steps: widths of their input ids, image arguments with a value, and masks.
+        self.widths: set[int] = set()
+        self.images: set[str] = set()
+        self.masks: list[HandedMask] = []
 
     @contextlib.contextmanager
     def of(self, phase: str) -> Iterator[None]:
         """Watch a ``with`` block, which is one phase."""
-
-        def look(module: nn.Module, args: Any, arguments: dict[str, Any]) -> None:
-            self.modes.append((module.training, torch.is_grad_enabled()))
-            if phase == "decode":
-                names = self.family.wiring.image_arguments
-                self.images |= {name for name in names if arguments.get(name) is not None}
-                self.widths.add(arguments["input_ids"].shape[1])
-                self.masks.append(_mask_of(arguments.get("attention_mask")))
-
+        look = self._look_at_step if phase == "decode" else self._look
         with self.memory.of(phase), contextlib.ExitStack() as watching:
             if phase in self.looks:
                 watching.enter_context(self.model.register_forward_pre_hook(look, with_kwargs=True))
             if phase == "decode" and self.waits is not None:
-                watching.enter_context(syncs_counted(self.waits))
+                watching.enter_context(host_syncs_noted(self.waits))
             yield
 
-    def checks(self, packed: PageInputs, state: DecodeState, vectors: int) -> list[LiveCheck]:
+    def _look(self, module: nn.Module, args: Any, arguments: dict[str, Any]) -> None:
+        """What a forward of the whole model is run with."""
+        self.forwards += 1
+        if module.training:
+            self.was_training = True
+        if torch.is_grad_enabled():
+            self.had_gradients = True
+
+    def _look_at_step(self, module: nn.Module, args: Any, arguments: dict[str, Any]) -> None:
+        """What a decode step is run with."""
+        self._look(module, args, arguments)
+        self.images.update(self.interface.leaked_images(arguments))
+        self.widths.add(arguments["input_ids"].shape[1])
+        self.masks.append(_handed_mask(arguments.get("attention_mask")))
+
+    def checks(self, packed: PageInputs, state: DecodeState, vectors: int) -> list[CheckPart]:
         """What the forwards of this run show; without steps the steps' checks are missing.
 
-        ``vectors`` are the projector's. `phases` has refused any cache that is not carried on, or
-        grows wrongly: these checks only say by how much it grew.
+        ``vectors`` are the projector's. `ocr_phases.steps.phases` has refused any cache that is not
+        carried on, or grows wrongly: these checks only say by how much it grew.
         """
-        seen = f"{count_text(len(self.modes), 'forward')} looked at"
-        training, gradients = map(any, zip(*self.modes, strict=True))
-        mask, device = state.attention_mask, state.token.device
-        shape, wanted = list(mask.shape), [len(state.ids), state.length]
-        masked, found = shape == wanted and mask.device == device, f"{shape} on {mask.device}"
-        wrong = f"{found} where {wanted} on {device} is right"
-        # Line breaks and a separator a page have image tokens of their own, which the projector
-        # never sees.
-        breaks = sum(image_break_count(view.preset, view.grid) for view in packed.views)
-        places = sum(packed.image_tokens)
-        features = f"{vectors} vectors and {breaks} breaks for {places} image tokens"
+        seen = f"{count_text(self.forwards, 'forward')} looked at"
         checks = [
-            check("eval_mode", not training, seen, "the model was in training"),
-            check("gradients_off", not gradients, seen, "gradients were tracked"),
-            check("cache_growth", True, _growth(state)),
-            check("attention_mask", masked, f"{found} at the end", wrong),
-            check("image_features", vectors + breaks == places, features),
+            check_that(not self.was_training, "eval_mode", seen, "the model was in training"),
+            check_that(not self.had_gradients, "gradients_off", seen, "gradients were tracked"),
+            passing_check("cache_growth", _growth(state)),
+            _attention_mask(state),
+            _image_features(packed, vectors),
             finite_logits(state.logits_fault(), len(state.lengths)),
         ]
         if self.masks:
-            some = f"{count_text(len(self.masks), 'step')} looked at"
-            wide = f"steps of {', '.join(map(str, sorted(self.widths)[:4]))} tokens"
-            arrived = f"{', '.join(sorted(self.images))} arrived"
-            checks += [
-                check("single_token_steps", self.widths == {1}, some, wide),
-                check("no_image_arguments_in_decode", not self.images, some, arrived),
-                check("cache_reused", True, f"1 object in {some}"),
-                _mask_handed_over(self.masks, packed, state),
-            ]
+            checks += self._step_checks(packed, state)
         return checks
 
+    def _step_checks(self, packed: PageInputs, state: DecodeState) -> list[CheckPart]:
+        """What the forwards of the decode steps show."""
+        seen = f"{count_text(len(self.masks), 'step')} looked at"
+        widths = ", ".join(str(width) for width in sorted(self.widths)[:_MOST_WIDTHS])
+        images = ", ".join(sorted(self.images))
+        return [
+            check_that(self.widths == {1}, "single_token_steps", seen, f"steps of {widths} tokens"),
+            check_that(not self.images, "no_image_arguments_in_decode", seen, f"{images} arrived"),
+            passing_check("cache_reused", f"1 object in {seen}"),
+            _mask_handed_over(self.masks, packed, state),
+        ]
 
-def finite_logits(fault: str | None, tokens: int) -> LiveCheck:
-    """The check of the logits of so many tokens, of which ``fault`` says what is wrong, if
-    anything.
+
+def _handed_mask(mask: Any) -> HandedMask:
+    """What a step's ``attention_mask`` was: a tensor, a dict with a ready one per kind, or None.
+
+    A ready mask may be one tensor over the cache's slots, [B, 1, 1, slots].
     """
-    return check(
-        "finite_logits",
-        fault is None,
-        f"those of {count_text(tokens, 'token')} looked at",
-        fault or "",
+    if isinstance(mask, dict):
+        ready = [one for one in mask.values() if one is not None]
+        if not ready:
+            return HandedMask("the ready masks of an unpadded row")
+        mask = ready[0]
+    if mask is None:
+        return HandedMask("no mask, as nothing is padded")
+    kind = "a mask by slot" if mask.dim() == 4 else "the 2-D mask"
+    return HandedMask(kind, tuple(mask.shape), str(mask.device))
+
+
+def _growth(state: DecodeState) -> str:
+    """By how much the cache grew, in words."""
+    first = state.lengths[0]
+    last = state.lengths[-1]
+    if state.window is None:
+        return f"{first} to {last} entries in {count_text(len(state.lengths) - 1, 'step')}"
+    return f"{first} to {last} tokens seen, {state.entries[-1]} entries held, window {state.window}"
+
+
+def _attention_mask(state: DecodeState) -> CheckPart:
+    """Whether the state's own mask has grown with the tokens, on their device."""
+    mask = state.attention_mask
+    device = state.token.device
+    shape = list(mask.shape)
+    wanted = [len(state.ids), state.length]
+    return check_that(
+        shape == wanted and mask.device == device,
+        "attention_mask",
+        f"{shape} on {mask.device} at the end",
+        f"{shape} on {mask.device} where {wanted} on {device} is right",
     )
 
 
-@contextlib.contextmanager
-def logits_summed(checkpoint: Checkpoint) -> Iterator[list[LiveCheck]]:
-    """Look at the logits of a ``with`` block without steps of ours; the list gets the check at its
-    end.
+def _image_features(packed: PageInputs, vectors: int) -> CheckPart:
+    """Whether there is a vector for each image token.
+
+    Line breaks and a separator per page have image tokens of their own, which the projector never
+    sees.
     """
-    checks: list[LiveCheck] = []
+    breaks = sum(image_break_count(view.preset, view.grid) for view in packed.views)
+    places = sum(packed.image_tokens)
+    measured = f"{vectors} vectors and {breaks} breaks for {places} image tokens"
+    return check_that(vectors + breaks == places, "image_features", measured)
+
+
+def _mask_handed_over(
+    masks: Sequence[HandedMask], packed: PageInputs, state: DecodeState
+) -> CheckPart:
+    """Whether every step got a right mask, what they got, and what was wrong first."""
+    wrong = []
+    for number, mask in enumerate(masks):
+        columns = state.length - len(masks) + 1 + number
+        if _is_right(mask, columns, packed, state):
+            continue
+        got = "none" if mask.shape is None else f"{list(mask.shape)} on {mask.device}"
+        wrong.append(f"step {number} got {got} for {columns} columns")
+    kinds = " and ".join(sorted({mask.kind for mask in masks}))
+    otherwise = ""
+    if wrong:
+        otherwise = f"{wrong[0]}; {len(wrong)} of {count_text(len(masks), 'step')} wrong"
+    return check_that(not wrong, "mask_handed_over", f"{kinds} in {len(masks)} steps", otherwise)
+
+
+def _is_right(mask: HandedMask, columns: int, packed: PageInputs, state: DecodeState) -> bool:
+    """Whether a mask is right for a step that sees so many tokens.
+
+    None is right where nothing is padded.
+    """
+    if mask.shape is None:
+        return not packed.padded
+    rows = packed.batch_size
+    slots = windowed_length(columns, packed.prefill_len, state.window)
+    right_shapes = ((rows, columns), (rows, 1, 1, slots))
+    return mask.device == str(state.token.device) and mask.shape in right_shapes
+
+
+def finite_logits(fault: str | None, tokens: int) -> CheckPart:
+    """The check of the logits of so many tokens; ``fault`` says what is wrong, None for nothing."""
+    measured = f"those of {count_text(tokens, 'token')} looked at"
+    return check_that(fault is None, "finite_logits", measured, fault or "")
+
+
+@contextlib.contextmanager
+def logits_summed(checkpoint: Checkpoint) -> Iterator[list[CheckPart]]:
+    """Look at the logits of a ``with`` block without steps of ours.
+
+    The list gets the check at the end of the block.
+    """
+    checks: list[CheckPart] = []
     sums: list[Tensor] = []
     newest: list[Tensor] = []
 
@@ -164,189 +304,192 @@ def logits_summed(checkpoint: Checkpoint) -> Iterator[list[LiveCheck]]:
         newest[:] = [logits[:, -1]]
         sums.append(newest[0].sum(dim=-1, dtype=torch.float32))
 
-    with checkpoint.family.stages(checkpoint.model)["lm_head"].register_forward_hook(look):
+    lm_head = checkpoint.interface.modules(checkpoint.model)["lm_head"]
+    with lm_head.register_forward_hook(look):
         yield checks
     if sums:
         checks.append(finite_logits(logits_fault(torch.stack(sums), newest[0]), len(sums)))
 
 
-def describe_cache(state: DecodeState, static: Mapping[str, Any]) -> dict[str, Any]:
-    """The record's part about the KV cache, after the prefill and each step; ``static`` is a step's
-    setup.
+def describe_cache(
+    state: DecodeState, *, max_cache_len: int | None = None, allocated_bytes: int | None = None
+) -> CachePart:
+    """The record's part about the KV cache, after the prefill and after each step.
+
+    ``max_cache_len`` and ``allocated_bytes`` are a static cache's, which is there from the start.
+    Of the tokens seen, a window keeps the prompt's and the last generated ones.
     """
-    each = cache_bytes_per_token(state.cache)
-    kept = {
-        "lengths": state.lengths,
-        "bytes_per_token": each,
-        "bytes": [each * n for n in state.entries],
-    }
-    # A static cache's size, which is there from the start.
-    kept |= {name: static.get(name) for name in ("max_cache_len", "allocated_bytes")}
-    # Of the tokens seen a window keeps the prompt's and the last generated ones.
-    return (
-        kept if state.window is None else {**kept, "window": state.window, "entries": state.entries}
+    entry_bytes = cache_bytes_per_token(state.cache)
+    return CachePart(
+        lengths=state.lengths,
+        bytes_per_token=entry_bytes,
+        bytes=[entry_bytes * entries for entries in state.entries],
+        max_cache_len=max_cache_len,
+        allocated_bytes=allocated_bytes,
+        window=state.window,
+        entries=None if state.window is None else state.entries,
     )
 
 
-class Repeat(NamedTuple):
-    """What a run leaves behind: no decode state, whose KV cache later runs would count in their
-    peaks.
-    """
-
-    ids: list[list[int]]
-    spans: list[tuple]
-    memory: PeakMemory
-    checks: list[LiveCheck]
-    cache: dict[str, Any]
+# -- the checks of a record -------------------------------------------------------------------
 
 
 def run_checks(
     checkpoint: Checkpoint,
     packed: PageInputs,
     request: Request,
-    runs: Sequence[Repeat],
-    waits: tuple[int, int] | None,
-    after: Mapping[str, Any],
-) -> list[LiveCheck]:
-    """The checks of a record: of inputs and model, what its ``runs`` agree on, and what a stop left
-    out.
+    repeats: Sequence[Repeat],
+    waits: HostWaits | None,
+    after: Afterwards,
+) -> list[CheckPart]:
+    """The live checks of a record.
 
-    ``waits`` are those of the host in the warm-up's decode, and its steps; ``after`` has what was
-    measured beside the runs, by its setting. Of a check that several runs have it is the first that
-    is no pass, else the last.
+    Parameters
+    ----------
+    checkpoint : Checkpoint
+        The model.
+    packed : PageInputs
+        Its inputs.
+    request : Request
+        What ran.
+    repeats : sequence of Repeat
+        The finished repeats. Of a check that several have, the record has the first that is no
+        pass, else the last.
+    waits : HostWaits, optional
+        The host's waits in a warm-up's decode, where they were counted.
+    after : Afterwards
+        What was measured after the repeats.
     """
-    missing = ", ".join(name for name in AFTERWARDS if getattr(request, name) and name not in after)
+    missing = ", ".join(after.missing(request))
     without = f", without {missing}" if missing else ""
     checks = [
-        *repeat_checks([run.ids for run in runs], request.repeats, without),
+        *repeat_checks([repeat.ids for repeat in repeats], request.repeats, without),
         _image_mask(packed, checkpoint.image_token_id),
         _prompt_tokens(packed, checkpoint.tokenizer),
         norm_layers(checkpoint.model, checkpoint.dtype, request.autocast),
         *card_dtype(checkpoint.device, checkpoint.dtype, request.autocast),
+        *_of_all_repeats(repeats),
     ]
-    seen: dict[str, LiveCheck] = {}
-    for one in itertools.chain.from_iterable(run.checks for run in runs):
-        if seen.setdefault(one["name"], one)["verdict"] == "pass":
-            seen[one["name"]] = one
-    checks += seen.values()
     if not request.generate:
-        checks.append(
-            host_syncs(waits, after.get("kernels"), request.eos_check_every, checkpoint.device)
-        )
-    return checks + ([after["verify"]] if "verify" in after else [])
+        every = request.eos_check_every
+        checks.append(host_syncs(waits, after.kernels, every, checkpoint.device))
+    if after.parity is not None:
+        checks.append(after.parity)
+    return checks
+
+
+def _of_all_repeats(repeats: Sequence[Repeat]) -> list[CheckPart]:
+    """Each check of the repeats once: the first that is no pass, else the last."""
+    found: dict[str, CheckPart] = {}
+    for repeat in repeats:
+        for check in repeat.checks:
+            if check.name not in found or found[check.name].verdict == "pass":
+                found[check.name] = check
+    return list(found.values())
 
 
 def host_syncs(
-    waits: tuple[int, int] | None, view: Mapping[str, Any] | None, every: int, device: str
-) -> LiveCheck:
-    """Waits of the host in decode against the reads of the end token.
+    waits: HostWaits | None,
+    kernels: KernelsPart | KernelsFailed | None,
+    every: int,
+    device: str,
+) -> CheckPart:
+    """Waits of the host in decode, against the reads of the end token ``every`` so many steps.
 
-    The profiler, whose kernel ``view`` there may be, sees also what torch's debug mode misses.
+    The profiler, whose kernel view there may be, sees also what torch's debug mode misses.
     """
     if torch.device(device).type != "cuda":
-        return check("host_syncs", "n/a", "a CPU has no device to wait for")
-    seen = [] if waits is None else [("", *waits)]
-    if view is not None and "error" not in view:
-        counts = view["decode_steps"]["host_syncs"]
-        seen.append(("the profiler saw ", sum(counts), len(counts)))
-    if not seen:
-        return check("host_syncs", "n/a", "counted in a warm-up run, and there was none")
-    good = all(syncs <= -(-steps // every) for _, syncs, steps in seen)
-    measured = "; ".join(
-        f"{who}{syncs} in {count_text(steps, 'step')}" for who, syncs, steps in seen
+        return unknown_check("host_syncs", "a CPU has no device to wait for")
+    sentences = []
+    within_reads = True
+    if waits is not None:
+        sentences.append(f"{waits.count} in {count_text(waits.steps, 'step')}")
+        within_reads = waits.count <= _reads(waits.steps, every)
+    if isinstance(kernels, KernelsPart):
+        counts = columns_of(kernels.decode_steps)["host_syncs"]
+        steps = count_text(len(counts), "step")
+        sentences.append(f"the profiler saw {sum(counts)} in {steps}")
+        within_reads = within_reads and sum(counts) <= _reads(len(counts), every)
+    if not sentences:
+        return unknown_check("host_syncs", "counted in a warm-up run, and there was none")
+    measured = "; ".join(sentences)
+    return (
+        passing_check("host_syncs", measured)
+        if within_reads
+        else note_check("host_syncs", measured)
     )
-    return check("host_syncs", "pass" if good else "note", measured)
 
 
-def _growth(state: DecodeState) -> str:
-    first, last = state.lengths[0], state.lengths[-1]
-    if state.window is None:
-        return f"{first} to {last} entries in {count_text(len(state.lengths) - 1, 'step')}"
-    return f"{first} to {last} tokens seen, {state.entries[-1]} entries held, window {state.window}"
+def _reads(steps: int, every: int) -> int:
+    """How often the end token is read in so many steps."""
+    return -(-steps // every)
 
 
-def _mask_of(mask: Any) -> Mask:
-    """A ready mask may be one tensor over the cache's slots, [B, 1, 1, slots]."""
-    ready = isinstance(mask, dict)
-    if ready:
-        mask = next((one for one in mask.values() if one is not None), None)
-    if mask is None:
-        return (
-            "the ready masks of an unpadded row" if ready else "no mask, as nothing is padded",
-            None,
-            "",
-        )
-    kind = "a mask by slot" if mask.dim() == 4 else "the 2-D mask"
-    return kind, tuple(mask.shape), str(mask.device)
-
-
-def _mask_handed_over(masks: list[Mask], packed: PageInputs, state: DecodeState) -> LiveCheck:
-    """Whether every step got a right mask, what they got, and what was wrong."""
-    rows, wrong = packed.batch_size, []
-    for number, (_, shape, device) in enumerate(masks):
-        columns = state.length - len(masks) + 1 + number
-        slots = windowed_length(columns, packed.prefill_len, state.window)
-        right = device == str(state.token.device) and shape in (
-            (rows, columns),
-            (rows, 1, 1, slots),
-        )
-        if packed.padded if shape is None else not right:
-            got = "none" if shape is None else f"{list(shape)} on {device}"
-            wrong.append(f"step {number} got {got} for {columns} columns")
-    kinds = " and ".join(sorted({kind for kind, *_ in masks}))
-    broken = f"{wrong[0]}; {len(wrong)} of {count_text(len(masks), 'step')} wrong" if wrong else ""
-    return check("mask_handed_over", not wrong, f"{kinds} in {len(masks)} steps", broken)
-
-
-def _image_mask(packed: PageInputs, image_token_id: int) -> LiveCheck:
-    same = torch.equal(packed.images_seq_mask, packed.input_ids == image_token_id)
+def _image_mask(packed: PageInputs, image_token_id: int) -> CheckPart:
+    """Whether the places of the image are those of its tokens, and as many as the views need."""
+    same_places = torch.equal(packed.images_seq_mask, packed.input_ids == image_token_id)
     needed = sum(image_token_count(view.preset, view.grid) for view in packed.views)
     marked = sum(packed.image_tokens)
-    text = f"{marked} marked for {count_text(len(packed.views), 'page')} that need {needed}"
-    broken = text if same else f"{text}; other places than the tokens'"
-    return check("image_mask", same and marked == needed, text, broken)
+    measured = f"{marked} marked for {count_text(len(packed.views), 'page')} that need {needed}"
+    otherwise = measured if same_places else f"{measured}; other places than the tokens'"
+    return check_that(same_places and marked == needed, "image_mask", measured, otherwise)
 
 
-def _prompt_tokens(packed: PageInputs, tokenizer: Any) -> LiveCheck:
+def _prompt_tokens(packed: PageInputs, tokenizer: Any) -> CheckPart:
+    """Whether the text tokens of each row decode to its prompt."""
     for row, prompt in enumerate(packed.prompts):
-        text = packed.attention_mask[row].bool() & ~packed.images_seq_mask[row]
-        ids = packed.input_ids[row][text].tolist()[1:]
-        back = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-        if back != prompt.replace(IMAGE_TAG, ""):
-            return check("prompt_tokens", False, f"row {row + 1} decodes to {back!r}")
-    return check("prompt_tokens", True, f"{count_text(len(packed.prompts), 'prompt')} decoded back")
+        is_text = packed.attention_mask[row].bool() & ~packed.images_seq_mask[row]
+        ids = packed.input_ids[row][is_text].tolist()[1:]
+        text = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        if text != prompt.replace(IMAGE_TAG, ""):
+            return check_that(False, "prompt_tokens", f"row {row + 1} decodes to {text!r}")
+    return passing_check(
+        "prompt_tokens", f"{count_text(len(packed.prompts), 'prompt')} decoded back"
+    )
 
 
-def card_dtype(device: str, dtype: torch.dtype, autocast: bool) -> list[LiveCheck]:
-    """What the weights' dtype means on a card that does not compute with bfloat16; nothing on
-    others.
-    """
-    if torch.device(device).type != "cuda" or computes_bfloat16(device):
+def card_dtype(device: str, dtype: torch.dtype, autocast: bool) -> list[CheckPart]:
+    """What the weights' dtype means on a card that does not compute with bfloat16; else nothing."""
+    if torch.device(device).type != "cuda" or device_of(device).computes_bfloat16():
         return []
-    held = str(dtype).removeprefix("torch.")
-    card = f"{torch.cuda.get_device_name(device)} does not compute with bfloat16 itself"
-    if autocast or dtype == torch.bfloat16:
-        where = "autocast to bfloat16" if autocast else "the weights are bfloat16"
-        return [check("card_dtype", "note", f"{card}, and {where}: that is emulated, or fails")]
-    return [
-        check(
-            "card_dtype", "note", f"{card}, so float16 is the default there; the weights are {held}"
-        )
-    ]
+    card = f"{device_of(device).chip().name} does not compute with bfloat16 itself"
+    if autocast:
+        measured = f"{card}, and autocast to bfloat16: that is emulated, or fails"
+    elif dtype == torch.bfloat16:
+        measured = f"{card}, and the weights are bfloat16: that is emulated, or fails"
+    else:
+        weights = str(dtype).removeprefix("torch.")
+        measured = f"{card}, so float16 is the default there; the weights are {weights}"
+    return [note_check("card_dtype", measured)]
 
 
-def norm_layers(model: nn.Module, dtype: torch.dtype, autocast: bool) -> LiveCheck:
-    """Which normalisation layers there are, and in which dtypes: all in the model's own is a pass."""
-    kinds: Counter[tuple[str, str]] = Counter()
+def norm_layers(model: nn.Module, dtype: torch.dtype, autocast: bool) -> CheckPart:
+    """Which normalisation layers there are, and in which dtypes.
+
+    All in the model's own dtype is a pass.
+    """
+    counts: Counter[tuple[str, str]] = Counter()
     for module in model.modules():
-        name, weight = type(module).__name__, getattr(module, "weight", None)
+        name = type(module).__name__
+        weight = getattr(module, "weight", None)
         if "Norm" in name and isinstance(weight, Tensor):
-            kind = next(
-                (kind for kind in ("RMSNorm", "LayerNorm", "GroupNorm") if kind in name), name
-            )
-            kinds[kind, str(weight.dtype).removeprefix("torch.")] += 1
-    text = ", ".join(f"{count} {kind} in {held}" for (kind, held), count in sorted(kinds.items()))
-    mixed = {held for _, held in kinds} - {str(dtype).removeprefix("torch.")}
-    cast = "under autocast LayerNorm runs in float32 and matrix products in bfloat16"
-    verdict = "note" if autocast or mixed else "pass"
-    return check("norm_layers", verdict, f"{text}; {cast if autocast else 'no autocast'}")
+            counts[_norm_kind(name), str(weight.dtype).removeprefix("torch.")] += 1
+    layers = ", ".join(
+        f"{count} {kind} in {weights}" for (kind, weights), count in sorted(counts.items())
+    )
+    if autocast:
+        cast = "under autocast LayerNorm runs in float32 and matrix products in bfloat16"
+        return note_check("norm_layers", f"{layers}; {cast}")
+    measured = f"{layers}; no autocast"
+    own_dtype = str(dtype).removeprefix("torch.")
+    if any(weights != own_dtype for _, weights in counts):
+        return note_check("norm_layers", measured)
+    return passing_check("norm_layers", measured)
+
+
+def _norm_kind(class_name: str) -> str:
+    """The kind of normalisation that a class is named after; its own name where that is none."""
+    for kind in _NORM_KINDS:
+        if kind in class_name:
+            return kind
+    return class_name

@@ -1,90 +1,90 @@
-"""A request, its runs and what follows them, and the `PhaseRun` that says what was measured."""
+"""A measurement: one request to a loaded model, its runs, what follows them, and the record."""
 
 from __future__ import annotations
 
 import contextlib
-import itertools
+import warnings
 from collections.abc import Callable, Collection, Iterator
-from contextlib import nullcontext
-from dataclasses import replace
-from functools import partial
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
+import msgspec
 import torch
 
 from ocr_phases.collectors import machine
-from ocr_phases.collectors.machine import Conditions
+from ocr_phases.collectors.conditions import Conditions
 from ocr_phases.collectors.timeline import NoTimeline, Timeline
-from ocr_phases.errors import OcrPhasesError, OutOfMemory
-from ocr_phases.files import split_page
+from ocr_phases.errors import OcrPhasesError, OutOfMemory, Stopped
 from ocr_phases.images import load_page
-from ocr_phases.inputs.packing import PageInputs, pack
+from ocr_phases.inputs.packing import DeviceInputs, PageInputs, pack
 from ocr_phases.inputs.views import Pages, make_views
 from ocr_phases.measure.kernels import check_kernels, kernel_view
 from ocr_phases.measure.live_checks import (
-    AFTERWARDS,
+    Afterwards,
+    HostWaits,
     Repeat,
     Watch,
-    attempted,
     describe_cache,
     logits_summed,
     run_checks,
 )
+from ocr_phases.measure.loaded_model import LoadedModel, StepShape, describe_model
 from ocr_phases.measure.parity import parity_check
 from ocr_phases.measure.probabilities import token_probabilities
-from ocr_phases.measure.request import each_run, filled_in, page_part, row_part
+from ocr_phases.measure.record_parts import LoadedPage, page_part, request_part, row_part
+from ocr_phases.measure.request import published_tokens, resolve_request
+from ocr_phases.measure.runs import (
+    OnProgress,
+    OnRunTokens,
+    OnTokens,
+    numbered_runs,
+    recording,
+    tokens_of_run,
+)
+from ocr_phases.measure.verdicts import one_sentence, unknown_check
+from ocr_phases.models.devices import cpu_threads, device_of
 from ocr_phases.models.load import Checkpoint, TokenReader
 from ocr_phases.record import make_spans
 from ocr_phases.record.parts import (
     CachePart,
+    CeilingsPart,
     CheckPart,
+    ConditionsPart,
     DevicePart,
+    KernelsFailed,
+    KernelsPart,
     MemoryPart,
     ModelPart,
     PagePart,
     ProbabilitiesPart,
-    RequestPart,
     ResultPart,
-    make_kernels,
+    SetupPart,
     make_part,
 )
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.settings import Request, RunSettings, is_published
 from ocr_phases.steps import phases
-from ocr_phases.steps.captured import KEPT_STEPS, StaticStep, capacity_for
-from ocr_phases.steps.execution import (
-    EOS_INTERVALS,
-    check_strategy,
-    cpu_threads,
-    current_device,
-    decode_attention,
-    decode_experts,
-    last_used,
-    preparing,
-    told_of_preparing,
-)
-from ocr_phases.steps.sampling import OnTokens, one_shot, sampler_for
+from ocr_phases.steps.captured import StaticStep, capacity_for
+from ocr_phases.steps.decode_kernels import decode_attention
+from ocr_phases.steps.preparing import numbered_announcements
+from ocr_phases.steps.sampling import one_shot, sampler_for
+from ocr_phases.steps.strategies import check_strategy
 from ocr_phases.text import count_text
 
-# -- what is asked for --------------------------------------------------------------------------------
+_Value = TypeVar("_Value")
 
 
 def pack_rows(
     checkpoint: Checkpoint, request: Request, timeline: Timeline
-) -> tuple[PageInputs, list[tuple]]:
-    """Load, cut and tokenise: the inputs, and the pages in them as (image, bytes, name)."""
+) -> tuple[PageInputs, list[LoadedPage]]:
+    """Load, cut and tokenise the pages of a request: its inputs, and the pages in them."""
     with timeline.span("load_image"):
-        loaded = [load_page(page) for page in request.pages]
-        preset = checkpoint.family.facts.preset(request.preset)
-        views = [make_views(image, preset) for image, _, _ in loaded]
+        pages = [load_page(page) for page in request.pages]
+        preset = checkpoint.family.preset(request.preset)
+        views = [make_views(image, preset) for image, _, _ in pages]
     with timeline.span("tokenizer"):
-        return pack(views, request.prompts, checkpoint), loaded
-
-
-def page_id(file: str, sha256: str) -> str:
-    """What a page is known by: the hash is its whole file's, so a later page's number too."""
-    number = split_page(file)[1]
-    return sha256 if number == "#1" else f"{sha256}{number}"
+        return pack(views, request.prompts, checkpoint), pages
 
 
 @contextlib.contextmanager
@@ -94,260 +94,480 @@ def execution(device: str, autocast: bool = False) -> Iterator[None]:
     Decode chooses its kernels once more inside (`decode_execution`): other ones for a static step,
     and it can be called without a session.
     """
-    cast = torch.autocast(torch.device(device).type, torch.bfloat16) if autocast else nullcontext()
-    with current_device(device), decode_attention(device), cast:
+    cast: AbstractContextManager = nullcontext()
+    if autocast:
+        cast = torch.autocast(torch.device(device).type, torch.bfloat16)
+    with device_of(device).made_current(), decode_attention(device), cast:
         yield
 
 
-# -- what runs ----------------------------------------------------------------------------------------
-
-
 class Measurement:
-    """A request to an `OCRSession` with every default, its packed inputs, its runs so far and its
-    record.
+    """A request to a loaded model: its inputs, its runs so far, and in the end its record.
 
-    ``after`` has what was measured beside the ``runs``, by its setting. Raises `OcrPhasesError` for
-    what contradicts itself, what cannot run here, and what the model cannot hold.
+    `run` is the whole story. Raises `OcrPhasesError` for what contradicts itself, what cannot run
+    here, and what the model cannot hold.
+
+    Parameters
+    ----------
+    loaded_model : LoadedModel
+        The model, with what its measurements share.
+    pages : str, Path, bytes, PIL.Image.Image or a sequence of them
+        The pages.
+    settings : RunSettings
+        What was asked for.
+
+    Attributes
+    ----------
+    request : Request
+        What will run: the settings with every default filled in.
+    packed : PageInputs
+        The inputs, still on the CPU.
+    repeats : list of Repeat
+        The finished repeats.
+    after : Afterwards
+        What was measured after them.
+    result : PhaseRun or None
+        The record, once the measurement has ended with at least one finished repeat.
     """
 
-    def __init__(self, session: Any, page: Pages, asked: RunSettings) -> None:
-        self.session, self.runs, self.after = session, list[Repeat](), dict[str, Any]()
-        self.threads = torch.get_num_threads()  # that the runs computed with
-        self.waits: tuple[int, int] | None = (
-            None  # of the host in a warm-up's decode, and its steps
+    def __init__(self, loaded_model: LoadedModel, pages: Pages, settings: RunSettings) -> None:
+        checkpoint = loaded_model.checkpoint
+        family = checkpoint.family
+        self.loaded_model = loaded_model
+        self.checkpoint = checkpoint
+        self.device = checkpoint.device
+
+        request = resolve_request(
+            settings,
+            family,
+            pages,
+            preset=checkpoint.default_preset,
+            ignore_eos=checkpoint.default_ignore_eos,
+            sampling=checkpoint.generation.sampling,
         )
-        self.step: StaticStep | None = None
-        self.setup: dict[str, Any] = {"strategy_setup": None, "vision_setup": None}
-        checkpoint = self.checkpoint = session.checkpoint
-        self.device, facts = checkpoint.device, checkpoint.family.facts
-        own = {
-            "ignore_eos": checkpoint.default_ignore_eos,
-            "eos_check_every": EOS_INTERVALS[asked.strategy],
-        }
-        self.generation = checkpoint.generation
-        sampling = self.generation.sampling
-        request = filled_in(page, asked, facts, checkpoint.default_preset, sampling=sampling, **own)
-        self.request = request
         self.packed, self.pages = pack_rows(checkpoint, request, NoTimeline())
-        prompt_len = self.packed.prefill_len
-        room = checkpoint.model.config.get_text_config().max_position_embeddings - prompt_len
-        if (
-            is_published(asked.infer) and asked.max_new_tokens is None
-        ):  # the published code ends there
-            limit = max(1, min(facts.published_limit - prompt_len * facts.limit_has_prompt, room))
-            request = self.request = replace(request, max_new_tokens=limit)
+        prompt_tokens = self.packed.prefill_len
+        positions = checkpoint.model.config.get_text_config().max_position_embeddings
+        free_positions = positions - prompt_tokens
+        if settings.max_new_tokens is None and is_published(settings.infer):
+            limit = published_tokens(family, prompt_tokens, free_positions)
+            request = replace(request, max_new_tokens=limit)
         if request.kernels:
             check_kernels(self.device, generate=request.generate, trace=request.kernel_trace)
-        check_strategy(request, checkpoint.family, self.device)
-        if request.max_new_tokens > room:
-            asked_for = f"{prompt_len} prompt tokens and {request.max_new_tokens} new ones"
-            less = f"ask for at most {room}" if room > 0 else "choose a smaller preset"
-            raise OcrPhasesError(
-                f"{asked_for} exceed the model's {prompt_len + room} positions: {less}."
-            )
-        self.eos_ids = () if request.ignore_eos else self.generation.end_tokens
-        self.vision = session.vision.installed if request.vision == "compiled" else nullcontext
+        check_strategy(request, checkpoint.interface, self.device)
+        _check_positions(prompt_tokens, request.max_new_tokens, positions)
+        self.request = request
+        #: The tokens that end a row; none where the end is ignored.
+        self.end_tokens = () if request.ignore_eos else checkpoint.generation.end_tokens
 
-    def set_up(self) -> None:
-        """Make or find what the strategies need; `OcrPhasesError` where that fails.
+        self.repeats: list[Repeat] = []
+        self.after = Afterwards()
+        self.result: PhaseRun | None = None
+        #: The threads that the runs computed with.
+        self.threads = torch.get_num_threads()
+        self.conditions: Conditions | None = None
+        #: The host's waits in a warm-up's decode, where they are counted.
+        self.waits: HostWaits | None = None
+        #: The captured or compiled step, and what preparing the strategies took.
+        self.step: StaticStep | None = None
+        self.strategy_setup: SetupPart | None = None
+        self.vision_setup: SetupPart | None = None
 
-        `told_of_preparing` is told what is made, numbered. Times in the record's part are ms.
-        """
-        request, steps, vision = self.request, self.session.steps, self.session.vision
-        static, compiled = request.strategy != "eager", request.vision == "compiled"
-        family, model = self.checkpoint.family, self.checkpoint.model
-        inputs = self.packed.to(self.device, self.checkpoint.dtype)
-        (rows, length), captured = inputs.input_ids.shape, static and inputs.input_ids.is_cuda
-        total = len(family.facts.encoders) * len(family.views(inputs)) * compiled
-        total += (request.strategy == "compiled") + captured
-        of = "" if steps or vision.made else f" of {total}"  # some may be made already
-        tell, numbers = preparing.get(), itertools.count(1)
-        with told_of_preparing(lambda what: tell(f"{what} ({next(numbers)}{of})")), self.vision():
-            if static:
-                room = capacity_for(length, request.max_new_tokens, family.window(model))
-                key = rows, room, request.strategy
-                reused = key in steps
-                self.step = last_used(steps, key, partial(StaticStep, model, *key), KEPT_STEPS)
-                self.step.ready_for(length, request.max_new_tokens)
-            if compiled or captured:
-                phases.prefill(model, inputs, step=self.step)
-        if self.step is not None:
-            capture = {"prefill_capture_ms": self.step.prefill.took_ms(), "reused": reused}
-            self.setup["strategy_setup"] = self.step.setup | capture
-        self.setup["vision_setup"] = {"compile_ms": vision.took_ms()} if compiled else None
+    # -- the story ---------------------------------------------------------------------------------
 
-    def measure(
-        self, *, on_tokens: Callable | None = None, progress: Callable | None = None
-    ) -> None:
-        """All of it: set-up, warm-up and repeats, then what is measured apart from them.
+    def run(
+        self, on_tokens: OnRunTokens | None = None, progress: OnProgress | None = None
+    ) -> PhaseRun:
+        """Measure all that was asked for, and record it: set-up, warm-ups, repeats, then the rest.
 
-        Raises what the callbacks raise: the runs finished by then are kept.
+        Parameters
+        ----------
+        on_tokens : callable, optional
+            Called as ``on_tokens(repeat, new ids of each row)``; repeat -1 is a warm-up.
+        progress : callable, optional
+            Called as ``progress(runs done, runs in all)``.
+
+        Returns
+        -------
+        PhaseRun
+            The record of the finished repeats, also where a callback raised `Stopped` after the
+            first of them.
+
+        Raises
+        ------
+        Interrupted
+            For a KeyboardInterrupt, with the record of the finished repeats.
+        Stopped
+            Where that came before the first repeat was finished.
+        OutOfMemory
+            Where the device has not enough memory. ``result`` then has the finished repeats.
         """
         request = self.request
-        try:
-            with cpu_threads(request.threads), execution(self.device):
-                self.threads = torch.get_num_threads()
-                if request.strategy != "eager" or request.vision == "compiled":
-                    self.set_up()
-                self.conditions = Conditions(self.device)
-                for number, notify in each_run(request, on_tokens, progress):
-                    with self.conditions.of(number) if number >= 0 else nullcontext():
-                        run = self._run(request, number, notify)
-                    self.runs += [run] * (number >= 0)
-                self._measure_after()
-        except torch.OutOfMemoryError as error:
-            rows, tokens = (
-                count_text(self.packed.batch_size, "row"),
-                f"{request.max_new_tokens} new tokens",
+        with (
+            recording(self),
+            self._memory_errors_told(),
+            cpu_threads(request.threads),
+            execution(self.device),
+        ):
+            self.threads = torch.get_num_threads()
+            self.set_up()
+            conditions = Conditions(self.device)
+            self.conditions = conditions
+            for number in numbered_runs(request, progress):
+                on_new_tokens = tokens_of_run(on_tokens, number)
+                if number < 0:  # a warm-up is not recorded
+                    self._run_once(request, number, on_new_tokens)
+                    continue
+                with conditions.of(number):
+                    repeat = self._run_once(request, number, on_new_tokens)
+                self.repeats.append(repeat)
+            self._measure_afterwards()
+        assert self.result is not None
+        return self.result
+
+    def set_up(self) -> None:
+        """Make or find what the strategies need; `OcrPhasesError` where that fails."""
+        request = self.request
+        is_static = request.strategy != "eager"
+        is_compiled = request.vision == "compiled"
+        if not is_static and not is_compiled:
+            return
+        inputs = self.packed.to(self.device, self.checkpoint.dtype)
+        is_captured = is_static and inputs.input_ids.is_cuda
+        with numbered_announcements(self._count_preparations(inputs)), self._vision_execution():
+            if is_static:
+                shape = self._step_shape(inputs)
+                is_reused = shape in self.loaded_model.steps
+                self.step = self.loaded_model.step(shape)
+                self.step.ready_for(inputs.input_ids.shape[1], request.max_new_tokens)
+            if is_compiled or is_captured:
+                phases.prefill(self.checkpoint.model, inputs, step=self.step)
+        if self.step is not None:
+            self.strategy_setup = msgspec.structs.replace(
+                make_part(SetupPart, self.step.setup),
+                prefill_capture_ms=self.step.prefill.took_ms(),
+                reused=is_reused,
             )
-            asked = f"{self.device} is out of memory with {rows} at preset {request.preset} and {tokens}"
-            less = "use a smaller preset, fewer pages or tokens; profile --dry-run says what fits"
-            raise OutOfMemory(f"{asked}: {less}.") from error
+        if is_compiled:
+            self.vision_setup = SetupPart(compile_ms=self.loaded_model.vision.took_ms())
 
-    def _measure_after(self) -> None:
-        """What runs after everything timed goes into ``after`` piece by piece: an interrupt keeps
-        that.
-        """
-        checkpoint, request, ids = self.checkpoint, self.request, self.runs[0].ids
-        dtype = torch.bfloat16 if request.autocast else checkpoint.dtype
-        inputs = partial(self.packed.to, self.device, checkpoint.dtype)
-        ways: tuple[Callable[[], Any], ...] = (
-            lambda: parity_check(checkpoint, request, self.packed, ids),
-            lambda: token_probabilities(checkpoint.model, inputs(), self.rows()),
-            lambda: kernel_view(lambda short: self._run(short).spans, request, self.device),
-            lambda: self.session.ceilings(dtype),
-        )
-        for name, take in zip(AFTERWARDS, ways, strict=True):
-            if getattr(request, name):  # the last two have their own autocast, or none
-                with execution(self.device, request.autocast and name in AFTERWARDS[:2]):
-                    self.after[name] = attempted(name, take)
+    def _step_shape(self, inputs: DeviceInputs) -> StepShape:
+        """The shape of the static step that this request needs."""
+        rows, prompt_tokens = inputs.input_ids.shape
+        window = self.checkpoint.interface.window(self.checkpoint.model)
+        cache_length = capacity_for(prompt_tokens, self.request.max_new_tokens, window)
+        return StepShape(rows, cache_length, self.request.strategy)
 
-    def _run(self, request: Request, number: int = 0, notify: OnTokens | None = None) -> Repeat:
-        """Prepare, prefill and decode once (or prepare and ``model.generate()``); a warm-up is
-        below 0.
-        """
-        checkpoint, step = self.checkpoint, self.step
+    def _run_once(
+        self, request: Request, number: int = 0, on_tokens: OnTokens | None = None
+    ) -> Repeat:
+        """Prepare, prefill and decode once, or prepare and ``generate()``; warm-ups are below 0."""
+        checkpoint = self.checkpoint
         # Only an eager step calls the model itself.
-        looks = ("prefill", "decode") if step is None else ("prefill",)
-        watch = Watch(
-            checkpoint, looks, counted=number < 0 and torch.device(self.device).type == "cuda"
-        )
+        looks = ("prefill", "decode") if self.step is None else ("prefill",)
+        is_counted = number < 0 and torch.device(self.device).type == "cuda"
+        watch = Watch(checkpoint, looks, counted=is_counted)
         timeline = Timeline(self.device, around=watch.of)
         with timeline.in_phase("prepare"):
             packed, _ = pack_rows(checkpoint, request, timeline)
             with timeline.span("transfer"):
                 inputs = packed.to(self.device, checkpoint.dtype)
-        with execution(self.device, request.autocast), self.vision():
-            if request.generate:
-                with logits_summed(checkpoint) as checks, timeline.in_phase("generate"):
-                    ids = one_shot(checkpoint, inputs, request, notify, end_tokens=self.eos_ids)
-                return Repeat(ids, timeline.rows(number), watch.memory, checks, {})
-            options = {name: getattr(request, name) for name in ("first_token", "eos_check_every")}
-            options |= {"eos_ids": self.eos_ids, "pad_id": checkpoint.pad_id, "on_tokens": notify}
-            options |= {
-                "sampler": sampler_for(checkpoint, request, packed.prefill_len),
-                "step": step,
-            }
+        if request.generate:
+            return self._generate_once(request, inputs, timeline, watch, number, on_tokens)
+        with execution(self.device, request.autocast), self._vision_execution():
             state = phases.generate(
-                checkpoint.model, inputs, request.max_new_tokens, timeline, **options
+                checkpoint.model,
+                inputs,
+                request.max_new_tokens,
+                timeline,
+                sampler=sampler_for(checkpoint, request, packed.prefill_len),
+                first_token=request.first_token,
+                eos_ids=self.end_tokens,
+                pad_id=checkpoint.pad_id,
+                eos_check_every=request.eos_check_every,
+                on_tokens=on_tokens,
+                step=self.step,
             )
         if watch.waits is not None:
-            self.waits = len(watch.waits), len(state.lengths) - 1
-        cache = describe_cache(state, {} if step is None else step.setup)
-        checks = watch.checks(packed, state, timeline.vectors)
-        return Repeat(state.ids, timeline.rows(number), watch.memory, checks, cache)
+            self.waits = HostWaits(len(watch.waits), len(state.lengths) - 1)
+        cache = describe_cache(state)
+        if self.step is not None:
+            cache = msgspec.structs.replace(
+                cache,
+                max_cache_len=self.step.setup["max_cache_len"],
+                allocated_bytes=self.step.setup["allocated_bytes"],
+            )
+        return Repeat(
+            ids=state.ids,
+            spans=timeline.rows(number),
+            memory=watch.memory,
+            checks=watch.checks(packed, state, timeline.vectors),
+            cache=cache,
+        )
 
-    # -- its record -------------------------------------------------------------------------------
+    def _generate_once(
+        self,
+        request: Request,
+        inputs: DeviceInputs,
+        timeline: Timeline,
+        watch: Watch,
+        number: int,
+        on_tokens: OnTokens | None,
+    ) -> Repeat:
+        """The same tokens by the model's own ``generate()``, as one phase."""
+        checkpoint = self.checkpoint
+        with (
+            execution(self.device, request.autocast),
+            self._vision_execution(),
+            logits_summed(checkpoint) as checks,
+            timeline.in_phase("generate"),
+        ):
+            ids = one_shot(checkpoint, inputs, request, on_tokens, end_tokens=self.end_tokens)
+        return Repeat(ids, timeline.rows(number), watch.memory, checks, CachePart())
+
+    def _measure_afterwards(self) -> None:
+        """What runs after everything timed, piece by piece: an interrupt keeps the earlier ones.
+
+        Whatever goes wrong in one must not cost what was measured before.
+        """
+        request = self.request
+        after = self.after
+        if request.verify:
+            parity = attempt(self._compare_with_generate)
+            after.parity = parity.value
+            if parity.value is None:
+                after.parity = unknown_check("parity", parity.reason)
+            after.done.append("verify")
+        if request.token_probabilities:
+            probabilities = attempt(self._measure_probabilities)
+            probabilities.warn_of_failure("token probabilities")
+            after.probabilities = probabilities.value
+            after.done.append("token_probabilities")
+        if request.kernels:
+            kernels = attempt(self._profile_kernels)
+            after.kernels = kernels.value
+            if kernels.value is None:
+                after.kernels = KernelsFailed(error=kernels.reason)
+            after.done.append("kernels")
+        if request.ceilings:
+            ceilings = attempt(self._measure_ceilings)
+            ceilings.warn_of_failure("ceilings")
+            after.ceilings = ceilings.value
+            after.done.append("ceilings")
+
+    def _compare_with_generate(self) -> CheckPart:
+        return self.compare_with_generate(self.request, self.repeats[0].ids)
+
+    def compare_with_generate(self, request: Request, ids: list[list[int]]) -> CheckPart:
+        """The parity check of these ids, which may be those of another run of the same inputs.
+
+        ``request`` is what that run was asked for. Raises what `parity_check` does.
+        """
+        with execution(self.device, request.autocast):
+            return parity_check(self.checkpoint, request, self.packed, ids)
+
+    def _measure_probabilities(self) -> list[ProbabilitiesPart]:
+        inputs = self.packed.to(self.device, self.checkpoint.dtype)
+        with execution(self.device, self.request.autocast):
+            return token_probabilities(self.checkpoint.model, inputs, self.rows())
+
+    def _profile_kernels(self) -> KernelsPart:
+        with execution(self.device):  # each run has its own autocast
+            return kernel_view(self._run_spans, self.request, self.device)
+
+    def _run_spans(self, request: Request) -> list[tuple]:
+        """The spans of one more run."""
+        return self._run_once(request).spans
+
+    def _measure_ceilings(self) -> CeilingsPart:
+        dtype = torch.bfloat16 if self.request.autocast else self.checkpoint.dtype
+        with execution(self.device):
+            return self.loaded_model.ceilings(dtype)
+
+    # -- around the runs ---------------------------------------------------------------------------
+
+    def _vision_execution(self) -> AbstractContextManager[None]:
+        """How the vision encoders run."""
+        if self.request.vision == "compiled":
+            return self.loaded_model.vision.installed()
+        return nullcontext()
+
+    def _count_preparations(self, inputs: DeviceInputs) -> int | None:
+        """How many things will be compiled or captured; None where some may be there already."""
+        if len(self.loaded_model.steps) or len(self.loaded_model.vision.made):
+            return None
+        count = 0
+        if self.request.vision == "compiled":
+            views = self.checkpoint.interface.views(inputs)
+            count += len(self.checkpoint.family.encoders) * len(views)
+        if self.request.strategy == "compiled":
+            count += 1
+        if self.request.strategy != "eager" and inputs.input_ids.is_cuda:
+            count += 1
+        return count
+
+    @contextlib.contextmanager
+    def _memory_errors_told(self) -> Iterator[None]:
+        """`OutOfMemory` with what would need less, where a ``with`` block is out of memory."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            rows = count_text(self.packed.batch_size, "row")
+            raise OutOfMemory(
+                f"{self.device} is out of memory with {rows} at preset {self.request.preset} and "
+                f"{self.request.max_new_tokens} new tokens: use a smaller preset, fewer pages or "
+                "tokens; profile --dry-run says what fits."
+            ) from error
+
+    # -- the record --------------------------------------------------------------------------------
 
     def rows(self) -> list[list[int]]:
         """The first repeat's ids, each row up to its end token."""
-        return [phases.until_end(ids, self.eos_ids) for ids in self.runs[0].ids]
+        return [phases.until_end(ids, self.end_tokens) for ids in self.repeats[0].ids]
 
-    def record(self) -> PhaseRun:
-        """One record of all measured runs of the request, which may be fewer than it asks for."""
-        checkpoint, request, runs, after = self.checkpoint, self.request, self.runs, self.after
-        peaks = {phase: [run.memory.peaks[phase] for run in runs] for phase in runs[0].memory.peaks}
-        weights = checkpoint.model.get_memory_footprint(return_buffers=False)
-        state = {
-            "threads": self.threads,
-            "conditions": self.conditions.described(),
-            "ceilings": after.get("ceilings"),
-        }
-        model = {
-            **describe_model(checkpoint),
-            "strategy": request.strategy,
-            "vision": request.vision,
-            "decode_attention_kernels": machine.attention_kernels(self.device, request.strategy),
-            "decode_experts": decode_experts(checkpoint.model, request.strategy).get("text_config"),
-            **self.setup,
-        }
-        asked = {
-            **request.described(),
-            "prefill_len": self.packed.prefill_len,
-            "batch": self.packed.batch_size,
-            "repeats": len(runs),
-        }
-        checks = run_checks(checkpoint, self.packed, request, runs, self.waits, after)
-        probabilities = after.get("token_probabilities")
-        if probabilities is not None:
-            probabilities = [make_part(ProbabilitiesPart, row) for row in probabilities]
+    def record(self) -> PhaseRun | None:
+        """One record of the finished repeats, which may be fewer than were asked for.
+
+        None where there is none.
+        """
+        if not self.repeats:
+            return None
+        checkpoint = self.checkpoint
+        request = self.request
+        spans = []
+        for repeat in self.repeats:
+            spans += repeat.spans
         return PhaseRun(
             created=machine.now(),
             versions=machine.versions(),
-            device=make_part(DevicePart, machine.describe_device(self.device) | state),
-            model=make_part(ModelPart, model),
-            pages=self._described_pages(),
-            request=make_part(RequestPart, asked),
-            results=[_describe_row(checkpoint, request, ids, self.eos_ids) for ids in self.rows()],
-            spans=make_spans([span for run in runs for span in run.spans]),
-            memory=MemoryPart(
-                source=runs[0].memory.source, peak_bytes=peaks, weights_bytes=weights
+            device=self._device_part(),
+            model=self._model_part(),
+            pages=self._page_parts(),
+            request=request_part(
+                request,
+                repeats=len(self.repeats),
+                prefill_len=self.packed.prefill_len,
+                batch=self.packed.batch_size,
             ),
-            cache=make_part(CachePart, runs[0].cache),
-            live_checks=[make_part(CheckPart, check) for check in checks],
-            kernels=make_kernels(after.get("kernels")),
-            probabilities=probabilities,
+            results=[
+                _result_part(checkpoint, request, ids, self.end_tokens) for ids in self.rows()
+            ],
+            spans=make_spans(spans),
+            memory=self._memory_part(),
+            cache=self.repeats[0].cache,
+            live_checks=run_checks(
+                checkpoint, self.packed, request, self.repeats, self.waits, self.after
+            ),
+            kernels=self.after.kernels,
+            probabilities=self.after.probabilities,
         )
 
-    def _described_pages(self) -> list[PagePart]:
-        packed, embed = self.packed, self.request.embed_page
-        rows = [row for row, count in enumerate(packed.views_per_row) for _ in range(count)]
-        return [
-            page_part(
-                page, view.preset, row, packed.image_tokens[row], packed.text_tokens[row], embed
+    def _device_part(self) -> DevicePart:
+        conditions = None
+        if self.conditions is not None:
+            conditions = make_part(ConditionsPart, self.conditions.described())
+        return msgspec.structs.replace(
+            make_part(DevicePart, machine.describe_device(self.device)),
+            threads=self.threads,
+            ceilings=self.after.ceilings,
+            conditions=conditions,
+        )
+
+    def _model_part(self) -> ModelPart:
+        return msgspec.structs.replace(
+            describe_model(self.checkpoint, self.request.strategy, self.request.vision),
+            strategy_setup=self.strategy_setup,
+            vision_setup=self.vision_setup,
+        )
+
+    def _memory_part(self) -> MemoryPart:
+        first = self.repeats[0].memory
+        peaks = {}
+        for phase in first.peaks:
+            peaks[phase] = [repeat.memory.peaks[phase] for repeat in self.repeats]
+        return MemoryPart(
+            source=first.source,
+            peak_bytes=peaks,
+            weights_bytes=self.checkpoint.model.get_memory_footprint(return_buffers=False),
+        )
+
+    def _page_parts(self) -> list[PagePart]:
+        packed = self.packed
+        rows = []
+        for row, count in enumerate(packed.views_per_row):
+            rows += [row] * count
+        parts = []
+        for row, page, view in zip(rows, self.pages, packed.views, strict=True):
+            parts.append(
+                page_part(
+                    page,
+                    view.preset,
+                    row=row,
+                    image_tokens=packed.image_tokens[row],
+                    text_tokens=packed.text_tokens[row],
+                    embed=self.request.embed_page,
+                )
             )
-            for row, page, view in zip(rows, self.pages, packed.views, strict=True)
-        ]
+        return parts
 
 
-def _describe_row(
+def _check_positions(prompt_tokens: int, new_tokens: int, positions: int) -> None:
+    """Raise `OcrPhasesError` where prompt and new tokens do not fit the model's positions."""
+    free_positions = positions - prompt_tokens
+    if new_tokens <= free_positions:
+        return
+    remedy = (
+        f"ask for at most {free_positions}" if free_positions > 0 else "choose a smaller preset"
+    )
+    raise OcrPhasesError(
+        f"{prompt_tokens} prompt tokens and {new_tokens} new ones exceed the model's "
+        f"{positions} positions: {remedy}."
+    )
+
+
+def _result_part(
     checkpoint: Checkpoint, request: Request, ids: list[int], end_tokens: Collection[int]
 ) -> ResultPart:
-    ended = ids[-1] in end_tokens
+    """The record's part about what a row wrote."""
+    has_ended = ids[-1] in end_tokens
     # The end token apart: a character still incomplete before it belongs to the text.
-    read, written = TokenReader(checkpoint.tokenizer).read, len(ids) - ended
-    texts = [
-        read(token, last=place in (written, len(ids))) for place, token in enumerate(ids, start=1)
-    ]
-    # As the vendor counts them: the output, end token included, tokenised again.
-    text_tokens = len(checkpoint.encode("".join(texts)))
-    reason = "stop" if ended else "length"
-    return row_part(request, ids, texts, "".join(texts[:written]), reason, text_tokens)
+    written = len(ids) - 1 if has_ended else len(ids)
+    read = TokenReader(checkpoint.tokenizer).read
+    texts = []
+    for place, token in enumerate(ids, start=1):
+        texts.append(read(token, last=place in (written, len(ids))))
+    return row_part(
+        request,
+        ids=ids,
+        texts=texts,
+        text="".join(texts[:written]),
+        finish_reason="stop" if has_ended else "length",
+        # As the vendor counts them: the output, end token included, tokenised again.
+        text_tokens=len(checkpoint.encode("".join(texts))),
+    )
 
 
-def describe_model(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The record's part about a model, whatever it is asked to do."""
-    model, family = checkpoint.model, checkpoint.family
-    own = ("name", "source", "revision", "cuda_calls", "config")
-    return {
-        **{name: getattr(checkpoint, name) for name in own},
-        "family": family.facts.name,
-        "implementation": family.implementation,
-        "class": type(model).__name__,
-        "dtype": str(checkpoint.dtype).removeprefix("torch."),
-        "attention": model.config._attn_implementation,
-        "attention_kernels": machine.attention_kernels(checkpoint.device),
-        "generation": checkpoint.generation.described(),
-        "experts": getattr(model.config.get_text_config(), "_experts_implementation", None),
-        "parameters": family.parameters(model),
-    }
+@dataclass(frozen=True)
+class Attempt(Generic[_Value]):
+    """What came of measuring something after the runs: its value, or why there is none."""
+
+    value: _Value | None
+    reason: str = ""
+
+    def warn_of_failure(self, name: str) -> None:
+        """Warn that the record lacks this, where it failed."""
+        if self.reason:
+            warnings.warn(f"The record has no {name} ({self.reason}).", stacklevel=4)
+
+
+def attempt(measure: Callable[[], _Value]) -> Attempt[_Value]:
+    """What ``measure`` gives, or why it fails; only `Stopped` and interrupts go through.
+
+    It may be out of memory, or a checkpoint's own class may raise whatever it likes.
+    """
+    try:
+        return Attempt(measure())
+    except Stopped:
+        raise
+    except Exception as error:  # noqa: BLE001
+        return Attempt(None, one_sentence(error))

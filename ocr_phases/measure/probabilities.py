@@ -10,72 +10,105 @@ import torch
 from torch import Tensor, nn
 
 from ocr_phases.inputs.packing import DeviceInputs
-from ocr_phases.models.wiring import family_of
+from ocr_phases.models.wiring import interface_of
+from ocr_phases.record.parts import ProbabilitiesPart
 from ocr_phases.steps.phases import until_end
 
 _MOST_LOGITS = 2**24  # at once: 64 MB in float32
 _DECIMALS = 3
-_PARTS = ("logprobs", "margins")
-
-
-#: Of a row's tokens: ``logprobs``, the natural logarithm of each one's probability under the
-#: softmax of the model's own logits, and ``margins``, its logit minus the highest one of any other
-#: token (negative where another was more probable); None for what is not known.
-Sureness = dict[str, list[float | None]]
 
 
 @torch.no_grad()
 def token_probabilities(
     model: Any, inputs: DeviceInputs, ids: Sequence[Sequence[int]]
-) -> list[Sureness]:
-    """The sureness of the generated ``ids``, one list a row, after the prompts in ``inputs``.
+) -> list[ProbabilitiesPart]:
+    """The probabilities of the generated ``ids``, after the prompts in ``inputs``.
 
     One forward over prompts and tokens together, without a cache. No temperature and no rule
     against repetition changes the logits, so a token that either chose may have a negative margin.
     Logits are made for a few tokens at a time, of any vocabulary and number of tokens: at most 256
-    MB beside a prefill as long as the sequence. From an image token among the ``ids`` on nothing is
-    known: the classes would ask for its image.
+    MB beside a prefill as long as the sequence.
+
+    Parameters
+    ----------
+    model : PreTrainedModel
+        The loaded model.
+    inputs : DeviceInputs
+        The prompts of B rows, on the model's device.
+    ids : sequence of sequence of int
+        The generated tokens, a list per row.
+
+    Returns
+    -------
+    list of ProbabilitiesPart
+        Of each row's tokens ``logprobs``, the natural logarithm of each one's probability under the
+        softmax of the model's own logits, and ``margins``, its logit minus the highest one of any
+        other token (negative where another was more probable). From an image token on nothing is
+        known, because the classes would ask for its image: None.
     """
     image_token = int(inputs.input_ids[inputs.images_seq_mask][0])
     # The image token's own probability needs no forward over it.
     known = [until_end(list(row), (image_token,)) for row in ids]
-    longest = max(map(len, known))
+    longest = max(len(row) for row in known)
     if not longest:
-        return [dict.fromkeys(_PARTS, [None] * len(row)) for row in ids]
-    wanted = torch.tensor(
-        [row + [0] * (longest - len(row)) for row in known], device=inputs.input_ids.device
+        return [_row_part([], len(row)) for row in ids]
+    filled_rows = [row + [0] * (longest - len(row)) for row in known]
+    tokens = torch.tensor(filled_rows, device=inputs.input_ids.device)
+    found = _in_chunks(model, _hidden_states(model, inputs, tokens), tokens)
+    parts = []
+    for row, own, values in zip(ids, known, found.tolist(), strict=True):
+        parts.append(_row_part(values[: len(own)], len(row)))
+    return parts
+
+
+def _row_part(values: list[list[float]], count: int) -> ProbabilitiesPart:
+    """A row's part from the log probability and margin of its first tokens, out of ``count``."""
+    unknown = [None] * (count - len(values))
+    return ProbabilitiesPart(
+        logprobs=[*(_rounded(logprob) for logprob, _ in values), *unknown],
+        margins=[*(_rounded(margin) for _, margin in values), *unknown],
     )
-    hidden = _hidden_states(model, inputs, wanted)
-    head = family_of(model).stages(model)["lm_head"]
-    size = max(1, _MOST_LOGITS // (model.config.get_text_config().vocab_size * len(known)))
-    chunks = zip(hidden.split(size, dim=1), wanted.split(size, dim=1), strict=True)
-    found = torch.cat([_sureness(head(part).float(), tokens) for part, tokens in chunks], dim=1)
-    return [
-        {
-            part: [*map(_rounded, values[: len(mine)]), *[None] * (len(row) - len(mine))]
-            for part, values in zip(_PARTS, both, strict=True)
-        }
-        for row, mine, both in zip(ids, known, found.transpose(1, 2).tolist(), strict=True)
-    ]
+
+
+def _rounded(value: float) -> float | None:
+    """A record holds no NaN and no infinity, and needs no minus before a zero."""
+    if not math.isfinite(value):
+        return None
+    return round(value, _DECIMALS) + 0.0
+
+
+def _in_chunks(model: Any, hidden: Tensor, tokens: Tensor) -> Tensor:
+    """Log probability and margin of ``tokens`` [B, N], from ``hidden`` [B, N, width]: [B, N, 2].
+
+    The logits of all tokens together would take much memory.
+    """
+    lm_head = interface_of(model).modules(model)["lm_head"]
+    vocab = model.config.get_text_config().vocab_size
+    size = max(1, _MOST_LOGITS // (vocab * len(tokens)))
+    chunks = []
+    for states, wanted in zip(hidden.split(size, dim=1), tokens.split(size, dim=1), strict=True):
+        chunks.append(_logprob_and_margin(lm_head(states).float(), wanted))
+    return torch.cat(chunks, dim=1)
 
 
 def _hidden_states(model: nn.Module, inputs: DeviceInputs, tokens: Tensor) -> Tensor:
     """What the head makes the logits of ``tokens`` [B, N] from: [B, N, hidden]."""
-    family, count = family_of(model), tokens.shape[1]
-    arguments = family.prefill_arguments(inputs.followed_by(tokens[:, :-1]), model)
-    window = family.window(model)
+    interface = interface_of(model)
+    count = tokens.shape[1]
+    arguments = interface.prefill_arguments(inputs.followed_by(tokens[:, :-1]), model)
+    window = interface.window(model)
     if window is not None and count - 1 > window:
         # Without a cache the class takes all of it for the prompt, which has no window.
         mask = windowed_mask(inputs.attention_mask, count - 1, window)
-        arguments["attention_mask"] = family.ready_mask(mask)
+        arguments["attention_mask"] = interface.ready_mask(mask)
     hidden: list[Tensor] = []
 
-    def keep(_: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
-        hidden.append(given[0])
-        return (given[0][:, -1:],)  # the head's logits of all positions would take much memory
+    def keep_hidden(_: nn.Module, args: tuple[Tensor]) -> tuple[Tensor]:
+        hidden.append(args[0])
+        return (args[0][:, -1:],)  # the head's logits of all positions would take much memory
 
-    with family.stages(model)["lm_head"].register_forward_pre_hook(keep):
-        family.forward(model, arguments, use_cache=False, logits_to_keep=0)
+    with interface.modules(model)["lm_head"].register_forward_pre_hook(keep_hidden):
+        interface.forward(model, arguments, use_cache=False, logits_to_keep=0)
     return hidden[0][:, -count:]
 
 
@@ -87,21 +120,17 @@ def windowed_mask(mask: Tensor, new: int, window: int) -> Tensor:
     """
     prompt = mask.shape[1]
     places = torch.arange(prompt + new, device=mask.device)
-    query, key = places[:, None], places
+    query = places[:, None]
+    key = places
     seen = (key <= query) & ((key < prompt) | (query - key < window))
     real = nn.functional.pad(mask.bool(), (0, new), value=True)
     return ((seen & real[:, None]) | (query == key))[:, None]
 
 
-def _sureness(logits: Tensor, tokens: Tensor) -> Tensor:
+def _logprob_and_margin(logits: Tensor, tokens: Tensor) -> Tensor:
     """Log probability and margin of ``tokens`` [B, N] in ``logits`` [B, N, vocab]: [B, N, 2]."""
     places = tokens[..., None]
     chosen = logits.gather(-1, places)
     logprob = chosen - logits.logsumexp(-1, keepdim=True)
     other = logits.scatter(-1, places, -math.inf).amax(-1, keepdim=True)
     return torch.cat([logprob.clamp(max=0), chosen - other], dim=-1)
-
-
-def _rounded(value: float) -> float | None:
-    """A record holds no NaN and no infinity, and needs no minus before a zero."""
-    return round(value, _DECIMALS) + 0.0 if math.isfinite(value) else None

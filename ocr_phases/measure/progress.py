@@ -121,10 +121,11 @@ class RunProgress:
 
 
 class SweepProgress:
-    """The cells of a sweep, which differ in cost: what is left follows the cells that were measured.
+    """The cells of a sweep, which differ in cost.
 
-    Of a cell that is still to come, the cost is that of the measured cell that shares most settings
-    with it, in proportion to their numbers of new tokens.
+    What is left follows the cells that were measured. Of a cell that is still to come, the cost is
+    that of the measured cell that shares most settings with it, in proportion to their numbers of
+    new tokens.
 
     Parameters
     ----------

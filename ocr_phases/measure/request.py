@@ -1,25 +1,18 @@
-"""What a measurement is asked for and how it ends: of a loaded model and of a server, so without
-torch.
+"""What a measurement will run: the settings that were asked for, with every default filled in.
+
+Needs no torch: a request to a server is resolved here, too.
 """
 
 from __future__ import annotations
 
-import contextlib
-import signal
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
-from tqdm import tqdm
-
-from ocr_phases.errors import Interrupted, Stopped, check_known, stop_signals
-from ocr_phases.families import GROUNDING_TAG, IMAGE_TAG, PROCESSOR, FamilyFacts, Preset
-from ocr_phases.images import describe_page
-from ocr_phases.inputs.views import Pages, make_rows, valid_image_tokens
+from ocr_phases.errors import check_known
+from ocr_phases.families import GROUNDING_TAG, IMAGE_TAG, FamilyFacts, Preset
+from ocr_phases.inputs.views import Pages, make_rows
 from ocr_phases.record import Record
-from ocr_phases.record.parts import PagePart, ResultPart, make_part, to_plain
-from ocr_phases.results.run import PhaseRun
+from ocr_phases.record.parts import to_plain
 from ocr_phases.settings import (
     NEW_TOKENS,
     REQUEST_SETTINGS,
@@ -29,127 +22,127 @@ from ocr_phases.settings import (
     resolve_infer,
 )
 
-#: Called with the number of a repeat, -1 for warm-up, and the new ids of each row.
-OnRunTokens = Callable[[int, list[list[int]]], object]
-#: Called with the number of runs that are done, and of all runs.
-OnProgress = Callable[[int, int], object]
+#: How many steps apart the end token is looked for, where nobody says: each look waits for the
+#: device.
+EOS_INTERVALS = {"eager": 1, "cuda_graph": 16, "compiled": 16}
 
 
-def filled_in(
-    page: Pages,
-    asked: RunSettings,
+def resolve_request(
+    settings: RunSettings,
     family: FamilyFacts,
-    preset: str | None = None,
+    pages: Pages,
     *,
+    preset: str | None = None,
+    ignore_eos: bool = False,
     sampling: Mapping[str, Any] | None = None,
-    **defaults: Any,
 ) -> Request:
-    """What ``asked`` asks of ``page``, with every default of the ``family``, ``preset`` and
-    ``defaults``.
+    """What will run for these settings and pages.
 
-    ``sampling`` are a checkpoint's own settings, for what ``infer`` leaves open.
-    Raises `OcrPhasesError` for pages, prompts and presets that the family does not have.
+    Parameters
+    ----------
+    settings : RunSettings
+        What was asked for; None is what was left open.
+    family : FamilyFacts
+        The model's family, whose presets, prompts and limits fill what is open.
+    pages : str, Path, bytes, PIL.Image.Image or a sequence of them
+        The pages.
+    preset : str, optional
+        The preset that suits the checkpoint's weights; the default is the family's.
+    ignore_eos : bool, default False
+        Whether the checkpoint's text is noise, so that its end token says nothing.
+    sampling : mapping, optional
+        The checkpoint's own entries of ``infer``, for what that leaves open.
+
+    Returns
+    -------
+    Request
+        The request, in which nothing is open. With a published ``infer`` the number of new tokens
+        is the published limit, which `published_tokens` then cuts to what fits.
+
+    Raises
+    ------
+    OcrPhasesError
+        For pages, prompts and presets that the family does not have.
     """
-    pages, prompts = make_rows(page, asked, family)
-    several = any(text.count(IMAGE_TAG) > 1 for text in prompts)
+    all_pages, prompts = make_rows(pages, settings, family)
+    several_pages = any(prompt.count(IMAGE_TAG) > 1 for prompt in prompts)
     infer, autocast = resolve_infer(
-        asked.infer, asked.autocast, family.name, several_pages=several, defaults=sampling
+        settings.infer,
+        settings.autocast,
+        family.name,
+        several_pages=several_pages,
+        defaults=sampling,
     )
-    uncut = family.multipage_preset if several else None
-    preset = family.preset(asked.preset or uncut or preset).name
-    if uncut:
-        whole = [each.name for each in family.presets.values() if not each.crops]
-        check_known("preset", preset, whole, f"{family.title} for several pages in one prompt")
-    limit = family.published_limit if is_published(asked.infer) else NEW_TOKENS
-    grounding = any(GROUNDING_TAG in text for text in prompts) if family.leads[1] else None
-    given = {name: value for name, value in vars(asked).items() if value is not None}
-    found = {
-        "pages": pages,
-        "prompts": prompts,
-        "preset": preset,
-        "infer": infer,
-        "autocast": autocast,
-    }
-    found["prompt"] = asked.prompt if isinstance(asked.prompt, str) else prompts[0]
-    found["preset_choice"] = "asked" if asked.preset else "default"
+
+    max_new_tokens = settings.max_new_tokens
+    if max_new_tokens is None and is_published(settings.infer):
+        max_new_tokens = family.published_limit
+    if max_new_tokens is None:
+        max_new_tokens = NEW_TOKENS
+
+    grounding = settings.grounding
+    if grounding is None and family.leads[1]:
+        grounding = any(GROUNDING_TAG in prompt for prompt in prompts)
+
     return Request(
-        **{"max_new_tokens": limit, "grounding": grounding, **defaults, **given, **found}
+        pages=all_pages,
+        prompts=prompts,
+        prompt=settings.prompt if isinstance(settings.prompt, str) else prompts[0],
+        preset=_preset(settings, family, preset, several_pages=several_pages).name,
+        preset_choice="asked" if settings.preset else "default",
+        max_new_tokens=max_new_tokens,
+        infer=infer,
+        grounding=grounding,
+        return_text=settings.return_text,
+        ignore_eos=ignore_eos if settings.ignore_eos is None else settings.ignore_eos,
+        eos_check_every=settings.eos_check_every or EOS_INTERVALS[settings.strategy],
+        first_token=settings.first_token,
+        repeats=settings.repeats,
+        warmup=settings.warmup,
+        seed=settings.seed,
+        strategy=settings.strategy,
+        vision=settings.vision,
+        threads=settings.threads,
+        autocast=autocast,
+        embed_page=settings.embed_page,
+        generate=settings.generate,
+        verify=settings.verify,
+        token_probabilities=settings.token_probabilities,
+        ceilings=settings.ceilings,
+        kernels=settings.kernels,
+        kernel_steps=settings.kernel_steps,
+        kernel_trace=settings.kernel_trace,
+        price_per_hour=settings.price_per_hour,
     )
 
 
-def bar_in_cell(
-    steps: Iterable[Any], unit: str, total: int | None = None, *, alike: bool = True
-) -> Iterable[Any]:
-    """``steps`` with a bar on one line of a notebook's cell; elsewhere without: a command has its
-    own.
+def _preset(
+    settings: RunSettings, family: FamilyFacts, own: str | None, *, several_pages: bool
+) -> Preset:
+    """The preset that was asked for, else the checkpoint's ``own`` or the family's.
 
-    Steps that are not ``alike`` differ in cost, so the bar counts them and estimates no end.
+    `OcrPhasesError` for a preset with crops where a prompt has several pages and the family reads
+    those uncut.
     """
-    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
-    return tqdm(
-        steps,
-        total=total,
-        unit=unit,
-        bar_format=None if alike else "{percentage:3.0f}%|{bar}| {n_fmt}/{total_fmt} [{elapsed}]",
-        file=sys.stdout,
-        disable=not hasattr(shell, "kernel"),
-    )
+    if not several_pages or not family.multipage_preset:
+        return family.preset(settings.preset or own)
+    preset = family.preset(settings.preset or family.multipage_preset)
+    uncut = [each.name for each in family.presets.values() if not each.crops]
+    check_known("preset", preset.name, uncut, f"{family.title} for several pages in one prompt")
+    return preset
 
 
-def each_run(request: Request, on_tokens: Any, progress: Any) -> Iterator[tuple[int, Any]]:
-    """The number of each warm-up, below 0, and repeat, and what is called with its tokens.
+def published_tokens(family: FamilyFacts, prompt_tokens: int, free_positions: int) -> int:
+    """How many new tokens the published code makes after a prompt, at least one.
 
-    ``progress`` gets the number of finished runs before each and at the end; without it a
-    notebook's cell shows a bar.
+    ``free_positions`` are those that the model has left behind the prompt.
     """
-    numbers = range(-request.warmup, request.repeats)
-    tell = progress or (lambda done, total: None)
-    for number in numbers if progress else bar_in_cell(numbers, "run"):
-        tell(number + request.warmup, len(numbers))
-        yield number, on_tokens and partial(on_tokens, max(number, -1))
-    tell(len(numbers), len(numbers))
-
-
-def page_part(page: Any, preset: Preset, row: int, image: int, text: int, embed: bool) -> PagePart:
-    """The record's part about a ``page`` of `load_page` in a batch's ``row``, and how a preset cuts
-    it.
-
-    ``image`` and ``text`` are the tokens that it and its prompt have.
-    """
-    size, grid = page[0].size, preset.grid(*page[0].size)
-    if preset.name == PROCESSOR:  # how the page was cut is unknown
-        uncut = {"row": row, "preset": PROCESSOR, "grid": [1, 1]}
-        return make_part(PagePart, describe_page(*page, embed=embed) | uncut)
-    cut = {
-        "row": row,
-        "preset": preset.name,
-        "grid": list(grid),
-        "image_tokens": image,
-        "text_tokens": text,
-    }
-    valid = {"valid_image_tokens": valid_image_tokens(preset, size, grid)}
-    return make_part(PagePart, describe_page(*page, embed=embed) | cut | valid)
-
-
-def row_part(
-    request: Request,
-    ids: list[int],
-    texts: list[str],
-    text: str,
-    end: str,
-    text_tokens: int | None = None,
-) -> ResultPart:
-    """The record's part about a row's result; ``end`` is why it ended: "stop" (OpenAI's) or
-    "length".
-    """
-    kept = request.return_text
-    return ResultPart(
-        ids=ids,
-        token_texts=texts if kept else [""] * len(ids),
-        text=text if kept else None,
-        finish_reason="eos" if end == "stop" else end,
-        text_tokens=text_tokens,
-    )
+    limit = family.published_limit
+    if limit is None:
+        return max(1, free_positions)
+    if family.limit_has_prompt:
+        limit -= prompt_tokens
+    return max(1, min(limit, free_positions))
 
 
 def recorded_settings(record: Record) -> dict[str, Any]:
@@ -160,29 +153,3 @@ def recorded_settings(record: Record) -> dict[str, Any]:
         infer = settings["infer"]
         settings["infer"] = {name: value for name, value in infer.items() if value is not None}
     return settings
-
-
-def run_and_record(
-    session: Any, measurement: Any, on_tokens: OnRunTokens | None, progress: OnProgress | None
-) -> PhaseRun:
-    """Run a measurement, and record what it measured however that ends: also as
-    ``session.last_run``.
-
-    A measurement has ``runs``, ``measure(on_tokens=..., progress=...)`` and ``record()``. Raises
-    `Interrupted` for a KeyboardInterrupt, and `Stopped` where that came before the end of the first
-    run.
-    """
-    session.last_run = None
-    try:
-        try:
-            with contextlib.suppress(Stopped):
-                measurement.measure(on_tokens=on_tokens, progress=progress)
-        finally:
-            with stop_signals():  # they wait for the record
-                if measurement.runs:
-                    session.last_run = measurement.record()
-    except KeyboardInterrupt as signalled:
-        raise Interrupted(session.last_run, *(signalled.args or (signal.SIGINT,))) from None
-    if session.last_run is None:
-        raise Stopped
-    return session.last_run

@@ -1,5 +1,6 @@
-"""A Chrome trace of torch.profiler reduced to small tables: whose kernel, idle gap and wait each
-one was.
+"""A Chrome trace of torch.profiler reduced to small tables.
+
+They say to which stage each kernel, each idle gap and each wait of the host belongs.
 
 A kernel belongs to the stage whose range was open on the host when its launch was called: the
 profiler gives a kernel and the call that launched it one correlation id. Every kernel of a replayed
@@ -36,20 +37,22 @@ _TOP = 12
 _NAME_LENGTH = 240
 _DECIMALS = 6  # of ms: the trace has no more, and what touches must not seem to be apart
 
-Identity = tuple[str, str, str, "int | None"]  # phase, stage, view, step: as in a span
+#: Of a span: phase, stage, view and step.
+Identity = tuple[str, str, str, int | None]
 _STAGE = ["phase", "stage", "view"]
 
 
 def busy_ms(intervals: Iterable[tuple[float, float]]) -> float:
     """Length of the union of ``(start, end)`` intervals: what overlaps counts once."""
-    start, end = np.array(sorted(intervals), dtype=float).reshape(-1, 2).T
+    table = np.array(sorted(intervals), dtype=float).reshape(-1, 2)
+    start = table[:, 0]
+    end = table[:, 1]
     reached = np.maximum.accumulate(np.append(-np.inf, end))[:-1]
     return float((end - np.maximum(start, reached)).clip(0.0).sum())
 
 
 def reduce_trace(trace: Mapping[str, Any], spans: Sequence[Identity]) -> dict[str, Any]:
-    """The tables of the kernel view, as plain JSON values; each table is one list a column, times
-    are ms.
+    """The tables of the kernel view, as plain JSON values: one list per column, times in ms.
 
     ``trace`` is the profiler's Chrome trace, ``spans`` what the timeline recorded in the same pass,
     in order of their start (phase, stage, view, step): the n-th range of a name is the n-th span of
@@ -73,7 +76,8 @@ def reduce_trace(trace: Mapping[str, Any], spans: Sequence[Identity]) -> dict[st
     operators = events[
         (events["category"] == "cpu_op") & events["thread"].isin(ranges["host_thread"])
     ]
-    within, waits = _inside(ranges, work, "called"), _inside(ranges, syncs, "start")
+    within = _inside(ranges, work, "called")
+    waits = _inside(ranges, syncs, "start")
     inside = _innermost(within)
     outside = work.drop(inside["event"])
     steps = _decode_steps(ranges, within, waits)
@@ -93,7 +97,7 @@ def reduce_trace(trace: Mapping[str, Any], spans: Sequence[Identity]) -> dict[st
     return {"steps": len(steps), **plain, "unattributed": unattributed}
 
 
-# -- reading the trace --------------------------------------------------------------------------------
+# -- reading the trace -----------------------------------------------------------------------
 
 
 def _events(trace: Mapping[str, Any]) -> pd.DataFrame:
@@ -102,57 +106,70 @@ def _events(trace: Mapping[str, Any]) -> pd.DataFrame:
 
     ``start`` and ``end`` are ms from the first of them.
     """
-    wanted = (*_DEVICE, *_CALLS, *_HOST)
-    found = [
-        event
-        for event in trace["traceEvents"]
-        if event.get("ph") == "X" and event.get("cat") in wanted
-    ]
+    categories = (*_DEVICE, *_CALLS, *_HOST)
+    complete = []
+    for event in trace["traceEvents"]:
+        if event.get("ph") == "X" and event.get("cat") in categories:
+            complete.append(event)
     # Microseconds since some epoch: differences keep more digits.
-    origin = min((float(event["ts"]) for event in found), default=0.0)
+    origin_us = min((float(event["ts"]) for event in complete), default=0.0)
     rows = []
-    for event in found:
+    for event in complete:
         args = event.get("args", {})
-        begin = float(event["ts"]) - origin
-        times = begin / 1e3, (begin + float(event.get("dur", 0.0))) / 1e3
-        ids = args.get("correlation"), args.get("External id", args.get("external id"))
-        rows.append((str(event["name"]), event["cat"], *times, event.get("tid"), *ids))
+        start_us = float(event["ts"]) - origin_us
+        end_us = start_us + float(event.get("dur", 0.0))
+        rows.append(
+            (
+                str(event["name"]),
+                event["cat"],
+                start_us / 1e3,
+                end_us / 1e3,
+                event.get("tid"),
+                args.get("correlation"),
+                args.get("External id", args.get("external id")),
+            )
+        )
     names = ["name", "category", "start", "end", "thread", "correlation", "external"]
-    events = (
-        pd.DataFrame(rows, columns=names).astype({"start": float, "end": float}).round(_DECIMALS)
-    )
+    events = pd.DataFrame(rows, columns=names)
+    events = events.astype({"start": float, "end": float}).round(_DECIMALS)
     return events.sort_values(["start", "end"], ascending=[True, False], ignore_index=True)
 
 
 def _ranges(events: pd.DataFrame, spans: Sequence[Identity]) -> pd.DataFrame:
-    """Each span with its stretch of the host's time, ``since`` and ``until``, the outer ones first."""
+    """Each span with its stretch of the host's time, ``since`` and ``until``.
+
+    The outer ones come first. Raises `OcrPhasesError` where the profiler kept fewer ranges than
+    there are spans.
+    """
     expected = pd.DataFrame(spans, columns=[*_STAGE, "step"]).sort_values("stage", kind="stable")
     annotations = events[events["category"] == "user_annotation"]
     annotations = annotations[annotations["name"].isin(expected["stage"])]
-    kept = annotations["name"].value_counts()
+    found_counts = annotations["name"].value_counts()
     for stage, count in expected["stage"].value_counts().items():
-        if kept.get(stage, 0) != count:
+        found = found_counts.get(stage, 0)
+        if found != count:
             raise OcrPhasesError(
-                f"The profiler kept {kept.get(stage, 0)} of {count} ranges of {stage}: its "
-                "buffers were too small for this run; ask for fewer steps in the kernel view (kernel_steps)."
+                f"The profiler kept {found} of {count} ranges of {stage}: its buffers were too "
+                "small for this run; ask for fewer steps in the kernel view (kernel_steps)."
             )
     annotations = annotations.sort_values("name", kind="stable").set_axis(expected.index)
-    times = _as_ranges(annotations).assign(host_thread=annotations["thread"]).drop(columns="name")
-    ranges = expected.join(times.assign(host_ms=times["until"] - times["since"]))
+    times = _as_ranges(annotations).drop(columns="name")
+    times["host_thread"] = annotations["thread"]
+    times["host_ms"] = times["until"] - times["since"]
+    ranges = expected.join(times)
     ranges = ranges.sort_values(["since", "until"], ascending=[True, False], ignore_index=True)
     return ranges.rename_axis("range")
 
 
 def _work(events: pd.DataFrame) -> pd.DataFrame:
-    """Each kernel, copy and fill on the device, with its launch: ``call``, when ``called`` and
-    ``left``.
+    """Each kernel, copy and fill on the device with its launch.
+
+    That is the name of the ``call``, and when it was ``called`` and ``left``.
     """
     work = events[events["category"].isin(_DEVICE)]
     # A call that the trace has lost leaves the operator or range which made it.
-    caller = pd.Series(np.nan, work.index)
-    for kinds, key in ((_CALLS, "correlation"), (_HOST, "external")):
-        callers = events[events["category"].isin(kinds)].dropna(subset=key)
-        caller = caller.fillna(work[key].map(dict(zip(callers[key], callers.index, strict=True))))
+    caller = _callers(events, work, _CALLS, "correlation")
+    caller = caller.fillna(_callers(events, work, _HOST, "external"))
     called = events[["name", "start", "end"]].set_axis(["call", "called", "left"], axis=1)
     work = work.join(called.reindex(caller).set_axis(work.index))
     kernels = work["category"] == "kernel"
@@ -162,6 +179,15 @@ def _work(events: pd.DataFrame) -> pd.DataFrame:
     return work.assign(kernels=kernels, copies=~kernels, interval=intervals)
 
 
+def _callers(
+    events: pd.DataFrame, work: pd.DataFrame, categories: Sequence[str], key: str
+) -> pd.Series:
+    """The event of these categories that has the same id in ``key``, for each one of the device."""
+    callers = events[events["category"].isin(categories)].dropna(subset=key)
+    event_by_id = dict(zip(callers[key], callers.index, strict=True))
+    return work[key].map(event_by_id)
+
+
 def _inside(ranges: pd.DataFrame, events: pd.DataFrame, time: str) -> pd.DataFrame:
     """Each event beside every range that its ``time`` lies in, the outer ranges first: the columns
     of both.
@@ -169,12 +195,11 @@ def _inside(ranges: pd.DataFrame, events: pd.DataFrame, time: str) -> pd.DataFra
     ``range`` and ``event`` say which, by the index of each.
     """
     times = events[time].sort_values()
-    first, last = (times.searchsorted(ranges[edge]) for edge in ("since", "until"))
-    pairs = [
-        (place, event)
-        for place, begin, end in zip(ranges.index, first, last, strict=True)
-        for event in times.index[begin:end]
-    ]
+    first = times.searchsorted(ranges["since"])
+    last = times.searchsorted(ranges["until"])
+    pairs = []
+    for place, begin, end in zip(ranges.index, first, last, strict=True):
+        pairs += [(place, event) for event in times.index[begin:end]]
     table = pd.DataFrame(pairs, columns=["range", "event"], dtype="int64")
     return table.join(ranges, on="range").join(events, on="event")
 
@@ -184,13 +209,11 @@ def _innermost(inside: pd.DataFrame) -> pd.DataFrame:
     return inside.drop_duplicates("event", keep="last").sort_values("event")
 
 
-# -- the tables ---------------------------------------------------------------------------------------
+# -- the tables ------------------------------------------------------------------------------
 
 
 def _with_work(groups: pd.DataFrame, within: pd.DataFrame) -> pd.DataFrame:
-    """``groups`` with their kernels, copies (and fills), launching calls, and the time the device
-    worked.
-    """
+    """``groups`` with their kernels, copies (and fills), launches, and the device's busy time."""
     keys = list(groups.index.names)
     counts = within.groupby(keys).agg(
         kernels=("kernels", "sum"),
@@ -215,7 +238,9 @@ def _decode_steps(ranges: pd.DataFrame, within: pd.DataFrame, waits: pd.DataFram
 
 
 def _top(inside: pd.DataFrame) -> pd.DataFrame:
-    stage, each = ["phase", "stage"], ["phase", "stage", "kernel"]
+    """The kernels that took longest, by stage; the others of a stage are one row without a name."""
+    stage = ["phase", "stage"]
+    each = ["phase", "stage", "kernel"]
     work = inside.assign(kernel=inside["name"], device_ms=inside["end"] - inside["start"])
     table = (
         work.groupby(each, sort=False)["device_ms"]
@@ -254,18 +279,17 @@ def _gaps(inside: pd.DataFrame, syncs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _parts(events: pd.DataFrame, operators: pd.DataFrame, inside: pd.DataFrame) -> pd.DataFrame:
-    """KV cache update and attention within the language model; ``by`` says how their kernels were
-    told.
+    """KV cache update and attention within the language model.
+
+    ``by`` says how their kernels were told from others.
 
     Attention within a replayed graph cannot be told, so it has no row.
     """
     calls = inside.set_index("event")[["called"]]
-    updates, attention = (
-        inside["event"].isin(
-            _inside(_as_ranges(found[found["name"] == name]), calls, "called")["event"]
-        )
-        for found, name in ((events, KV_RANGE), (operators, _ATTENTION_OPERATOR))
-    )
+    update_ranges = _as_ranges(events[events["name"] == KV_RANGE])
+    updates = inside["event"].isin(_inside(update_ranges, calls, "called")["event"])
+    attention_ranges = _as_ranges(operators[operators["name"] == _ATTENTION_OPERATOR])
+    attention = inside["event"].isin(_inside(attention_ranges, calls, "called")["event"])
     graph = inside["call"].str.match(_GRAPH_LAUNCH)
     written = graph & inside["name"].str.contains(_GRAPH_KV_UPDATE)
     attention &= inside["stage"] == "language_model"
@@ -278,8 +302,10 @@ def _parts(events: pd.DataFrame, operators: pd.DataFrame, inside: pd.DataFrame) 
 
 
 def _host_syncs(waits: pd.DataFrame, operators: pd.DataFrame, work: pd.DataFrame) -> pd.DataFrame:
-    """The host's waits by stage, call and operator: the outermost within the stage, and what it
-    went through.
+    """The host's waits by stage, call and operator.
+
+    The operator is the outermost within the stage, ``through`` is the innermost that it went
+    through.
 
     ``copy`` is the direction of a copy made within the same operator (DtoH, HtoD); the time of the
     call that made it, which for pageable memory waits too, counts as waiting.
@@ -299,9 +325,8 @@ def _host_syncs(waits: pd.DataFrame, operators: pd.DataFrame, work: pd.DataFrame
     waits = pd.merge_asof(waits.join(names), copies.dropna(), left_on="start", right_on="called")
     own = waits["called"] >= waits["began"]
     waits["copy"] = waits["name"].str.extract("([DH]to[DH])", expand=False).where(own)
-    waits["wait_ms"] = (
-        waits["end"] - waits["start"] + (waits["left"] - waits["called"]).where(own, 0.0)
-    )
+    copy_ms = (waits["left"] - waits["called"]).where(own, 0.0)
+    waits["wait_ms"] = waits["end"] - waits["start"] + copy_ms
     keys = ["phase", "stage", "call", "operator", "through", "copy"]
     groups = waits.fillna(dict.fromkeys(keys, "")).groupby(keys, sort=False)["wait_ms"]
     return groups.agg(count="count", wait_ms="sum").reset_index()

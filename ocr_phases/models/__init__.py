@@ -1,1 +1,1 @@
-"""A name to a loaded model, and what differs between model classes."""
+"""A name to a loaded model, what differs between model classes, and the device it runs on."""

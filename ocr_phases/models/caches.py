@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import lru_cache
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -12,57 +12,68 @@ from torch import Tensor
 from transformers import Cache, DynamicCache
 
 
-def _layers(cache: Any) -> Iterator[list[Tensor]]:
-    """Keys and values of each layer, [B, heads, length, width]; of one with a window first the
-    prompt's.
+def _layer_tensors(cache: Cache) -> Iterator[list[Tensor]]:
+    """Keys and values of each layer, [B, heads, length, width] each.
+
+    Those of a layer with a window come in two parts, of which the prompt's are the first.
     """
-    if not hasattr(cache, "layers"):
-        yield from map(list, zip(cache.key_cache, cache.value_cache, strict=True))
-    for layer in getattr(cache, "layers", ()):
-        parts = (
-            getattr(layer, name, None)
-            for name in ("prefill_keys", "prefill_values", "keys", "values")
-        )
-        # What nothing was put into yet has one dimension.
-        yield [part for part in parts if part is not None and part.dim() == 4]
+    if not hasattr(cache, "layers"):  # of transformers before caches had layers
+        for keys, values in zip(cache.key_cache, cache.value_cache, strict=True):
+            yield [keys, values]
+        return
+    for layer in cache.layers:
+        tensors = []
+        for name in ("prefill_keys", "prefill_values", "keys", "values"):
+            tensor = getattr(layer, name, None)
+            # What nothing was put into yet has one dimension.
+            if tensor is not None and tensor.dim() == 4:
+                tensors.append(tensor)
+        yield tensors
 
 
-def cache_length(cache: Any) -> int | None:
-    """Tokens that a KV cache has seen where the host knows it for free; None where the device
-    counts them.
+def cache_length(cache: Cache) -> int | None:
+    """Tokens that a KV cache has seen where the host knows it for free.
+
+    None where the device counts them.
     """
     length = cache.get_seq_length()
     return length if isinstance(length, int) else None
 
 
-def held_entries(cache: Any) -> int | None:
-    """Entries in the tensors of a cache that grows; None for a static one, whose tensors are there
-    at once.
+def held_entries(cache: Cache) -> int | None:
+    """Entries in the tensors of a cache that grows.
 
-    A cache with a window has seen more tokens (`cache_length`) than it holds, once the window is
-    full.
+    None for a static one, whose tensors are there at once. A cache with a window has seen more
+    tokens (`cache_length`) than it holds, once the window is full.
     """
-    keys = next(_layers(cache), [])[::2]
-    return None if cache_length(cache) is None else sum(part.shape[2] for part in keys)
+    if cache_length(cache) is None:
+        return None
+    first_layer = next(_layer_tensors(cache), [])
+    return sum(keys.shape[2] for keys in first_layer[::2])
 
 
-def cache_window(cache: Any) -> int | None:
-    """How many generated tokens a step sees in this cache, its own among them; None for all of
-    them.
-    """
-    first = next(iter(getattr(cache, "layers", ())), None)
-    return getattr(first, "sliding_window" if isinstance(cache, DynamicCache) else "window", None)
+def cache_window(cache: Cache) -> int | None:
+    """How many generated tokens a step sees in this cache, its own among them; None for all."""
+    layers = getattr(cache, "layers", None)
+    if not layers:
+        return None
+    # transformers' name, or that of the static layers below.
+    name = "sliding_window" if isinstance(cache, DynamicCache) else "window"
+    return getattr(layers[0], name, None)
 
 
-def cache_bytes_per_token(cache: Any) -> int:
+def cache_bytes_per_token(cache: Cache) -> int:
     """Bytes one cached token takes over all layers: keys and values of every head, for the whole
     batch.
     """
-    tensors = [tensor for layer in _layers(cache) for tensor in layer[:2]]
-    return sum(tensor[..., :1, :].numel() * tensor.element_size() for tensor in tensors)
+    total = 0
+    for layer in _layer_tensors(cache):
+        for tensor in layer[:2]:
+            total += tensor[..., :1, :].numel() * tensor.element_size()
+    return total
 
 
-def device_lengths(cache: Any) -> list[int]:
+def device_lengths(cache: Cache) -> list[int]:
     """Tokens by the count of each layer of a cache that counts on the device; empty for any other.
 
     Waits for the device.
@@ -72,7 +83,7 @@ def device_lengths(cache: Any) -> list[int]:
     return torch.stack([layer.cumulative_length for layer in cache.layers]).tolist()
 
 
-def drop_last(cache: Any) -> None:
+def drop_last(cache: Cache) -> None:
     """Drop a cache's newest entry."""
     if cache_length(cache) is not None:
         cache.crop(-1)
@@ -84,23 +95,37 @@ def drop_last(cache: Any) -> None:
 # -- the static one -----------------------------------------------------------------------------------
 
 
-def static_cache(
-    config: Any, max_cache_len: int, window: int | None, reach: SimpleNamespace
-) -> Any:
-    """An empty static cache whose decode steps write and read as ``reach`` says.
+@dataclass
+class Reach:
+    """Where the decode steps of a static cache write, and how far they read.
 
-    They write at its ``slot``, int64 [1], which the caller moves on, on the device, and back to the
-    prompt's end where a ``window`` is full. They read as many entries as its ``extent`` has rows:
-    the size of a tensor may vary where a compiler makes one step for all. transformers' own static
-    layer for a window shifts all of its entries a step, and chooses its way by a count on the host;
-    its others read all that there is room for.
+    ``slot``, int64 [1], is the entry that the next step writes. Its owner moves it on, on the
+    device, and back to the prompt's end where a window is full. ``extent``, [entries, 0], has as
+    many rows as entries are read: the size of a tensor may vary where a compiler makes one step for
+    all sizes, a number could not.
     """
-    layers = [_slot_layer()(max_cache_len, window, reach) for _ in range(config.num_hidden_layers)]
-    return Cache(layers=layers)
+
+    slot: Tensor
+    extent: Tensor
+
+
+def static_cache(layers: int, max_cache_len: int, window: int | None, reach: Reach) -> Cache:
+    """An empty static cache of so many layers, whose decode steps write and read as ``reach`` says.
+
+    transformers' own static layer for a window shifts all of its entries in every step, and chooses
+    its way by a count on the host; its others read all that there is room for.
+    """
+    layer_class = _slot_layer_class()
+    return Cache(layers=[layer_class(max_cache_len, window, reach) for _ in range(layers)])
 
 
 @lru_cache(maxsize=1)
-def _slot_layer() -> type:
+def _slot_layer_class() -> type:
+    """The class of a static cache's layers.
+
+    It is made at its first use, because older versions of transformers have no layer to inherit
+    from.
+    """
     from transformers.cache_utils import StaticLayer
 
     class SlotLayer(StaticLayer):
@@ -108,16 +133,19 @@ def _slot_layer() -> type:
         is.
         """
 
-        def __init__(self, max_cache_len: int, window: int | None, reach: SimpleNamespace) -> None:
+        def __init__(self, max_cache_len: int, window: int | None, reach: Reach) -> None:
             super().__init__(max_cache_len)
-            self.window, self.reach = window, reach
+            self.window = window
+            self.reach = reach
 
         def update(
             self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-        ) -> Any:
-            if (length := key_states.shape[-2]) > 1:  # a new prompt, which sees itself alone
+        ) -> tuple[Tensor, Tensor]:
+            length = key_states.shape[-2]
+            if length > 1:  # a new prompt, which sees itself alone
                 self.cumulative_length.fill_(length)
-                self.keys[:, :, :length], self.values[:, :, :length] = key_states, value_states
+                self.keys[:, :, :length] = key_states
+                self.values[:, :, :length] = value_states
                 return key_states, value_states
             self.cumulative_length.add_(1)
             self.keys.index_copy_(2, self.reach.slot, key_states)

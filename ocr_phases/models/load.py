@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from dataclasses import dataclass, replace
-from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,9 @@ from typing import Any
 import torch
 
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.families import FamilyFacts
 from ocr_phases.families.config import TokenizerLabels, read_model_config
+from ocr_phases.models.devices import resolve_device
 from ocr_phases.models.folders import (
     download,
     local_folder,
@@ -27,18 +27,25 @@ from ocr_phases.models.folders import (
 )
 from ocr_phases.models.generation import GenerationDefaults, generation_defaults
 from ocr_phases.models.growth import check_growth
+from ocr_phases.models.interface import ModelInterface
 from ocr_phases.models.stored import check_beginning_of
 from ocr_phases.models.vendor import check_request, load_vendor
 from ocr_phases.models.weights import (
     dummy_config,
+    dummy_family,
     load_weights,
     quiet_loading,
     random_model,
     resolve_dtype,
 )
-from ocr_phases.models.wiring import NATIVES, Family, family_of, native_config
+from ocr_phases.models.wiring import (
+    family_of_checkpoint,
+    interface_of,
+    native_class,
+    native_config,
+    wired_interface,
+)
 from ocr_phases.settings import ModelSettings
-from ocr_phases.text import count_text, nearest
 from ocr_phases.versions import asset, folder_hash
 
 SPECIAL_TOKENS = ("<image>", "<|ref|>", "<|/ref|>", "<|det|>", "<|/det|>", "<|grounding|>")
@@ -56,6 +63,8 @@ _REPLACEMENT = "ï¿½"  # U+FFFD as byte-level tokenizers spell it, a character
 class Checkpoint:
     """A loaded model on its device, with its tokenizer.
 
+    ``family`` is what its ``config.json`` tells: of several families with one class, the class does
+    not tell which it is. ``interface`` is how its class is driven.
     ``default_preset`` suits the weights, None leaves it to the family; ``default_ignore_eos`` is
     True where the text is noise (dummy). ``revision`` is a hub commit, ``sha256:`` over config and
     safetensors headers of a folder, or the seed. ``cuda_calls`` is ``ignore`` where a class's own
@@ -64,6 +73,8 @@ class Checkpoint:
 
     model: Any
     tokenizer: Any
+    family: FamilyFacts
+    interface: ModelInterface
     name: str
     source: str
     revision: str
@@ -74,11 +85,6 @@ class Checkpoint:
     default_preset: str | None = None
     default_ignore_eos: bool = False
     cuda_calls: str | None = None
-
-    @cached_property
-    def family(self) -> Family:
-        """The row of the model's class."""
-        return family_of(self.model)
 
     @property
     def generation(self) -> GenerationDefaults:
@@ -108,28 +114,6 @@ class Checkpoint:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
 
-def resolve_device(device: str) -> str:
-    """``auto`` to ``cuda`` where there is one, else ``cpu``; `OcrPhasesError` for one that is not
-    here.
-    """
-    here, count = torch.cuda.is_available(), torch.cuda.device_count()
-    if device in ("auto", "cpu"):
-        return "cuda" if device == "auto" and here else "cpu"
-    found = re.fullmatch(r"cuda(?::(\d+))?", device)
-    if found is None:
-        hint = nearest(device, ("auto", "cpu", "cuda"))
-        raise OcrPhasesError(f"Unknown device {device!r}: use auto, cpu, cuda or cuda:N.{hint}")
-    if not here:
-        raise OcrPhasesError(
-            f"Device {device} was asked for, but torch sees no CUDA here: use device cpu."
-        )
-    if int(found[1] or 0) >= count:
-        raise OcrPhasesError(
-            f"There is no {device}: torch sees {count_text(count, 'CUDA device')}."
-        )
-    return device
-
-
 def load_checkpoint(asked: ModelSettings, *, local_only: bool = False) -> Checkpoint:
     """Load ``tiny``, ``dummy`` (or `dummy_config`'s), a folder or a hub id; with ``local_only`` a
     folder.
@@ -139,60 +123,141 @@ def load_checkpoint(asked: ModelSettings, *, local_only: bool = False) -> Checkp
     wrong.
     """
     asked = replace(asked, device=resolve_device(asked.device))
-    vendor = asked.implementation == "vendor"
-    if vendor:
+    is_vendor = asked.implementation == "vendor"
+    if is_vendor:
         check_request(asked)
     elif asked.cuda_calls != "refuse":
         raise OcrPhasesError('cuda_calls is for implementation="vendor": native calls no .cuda().')
-    folder, name, source, revision = _find(asked, local_only)
-    raw = dummy_config(name) if source == RANDOM else read_config(folder)
-    family = None if vendor else NATIVES[read_model_config(raw).family.name]
-    tokenizer = load_tokenizer(folder)
-    image_token_id = raw["image_token_id"] if source == RANDOM else image_token(raw, tokenizer)
-    content = folder_hash(folder, code=True) if vendor else ""
-    dtype = resolve_dtype(asked.dtype, asked.device)
-    with quiet_loading():
-        if family is None:
-            model = load_vendor(folder, raw, content, asked)
-        elif source == RANDOM:
-            model = random_model(family, native_config(raw), asked)
-        else:
-            options = {
-                "config": native_config(raw | {"image_token_id": image_token_id}),
-                "dtype": dtype,
-            }
-            model = load_weights(folder, family.model_class(), family.facts.title, asked, **options)
-    checkpoint = Checkpoint(
-        model=model.to(asked.device).eval(),
-        tokenizer=tokenizer,
-        name=name,
-        source=source,
-        revision=revision or f"sha256:{content or folder_hash(folder)}",
-        config=raw,
-        image_token_id=image_token_id,
-        device=asked.device,
-        dtype=dtype,
-        default_preset=BUILT_IN_PRESET if source == BUILT_IN else None,
-        default_ignore_eos=source == RANDOM,
-        cuda_calls="ignore" if asked.cuda_calls == "ignore" and asked.device == "cpu" else None,
-    )
-    generation_defaults(checkpoint.model, checkpoint.config)  # raises for what is not applied here
-    return checkpoint
+    source = _find_source(asked, local_only)
+    if source.origin == RANDOM:
+        return _load_random(asked, source)
+    if is_vendor:
+        return _load_vendor(asked, source)
+    return _load_native(asked, source)
 
 
-def _find(asked: ModelSettings, local_only: bool) -> tuple[Path, str, str, str]:
-    """The folder to read; the model's name, source and revision, empty for one that its content
-    tells.
+@dataclass(frozen=True)
+class _Source:
+    """Where a checkpoint is read from.
+
+    ``origin`` is what the record has as the model's source. ``revision`` is empty where the content
+    of the folder tells it.
     """
+
+    folder: Path
+    name: str
+    origin: str
+    revision: str
+
+
+def _find_source(asked: ModelSettings, local_only: bool) -> _Source:
+    """The folder of a model by its name; `OcrPhasesError` where there is none."""
     name = asked.model
-    random = name.partition(":")[0] == "dummy"
-    if not local_only and (random or name == "tiny"):
-        return asset("data", "tiny"), name, *((RANDOM, "seed:0") if random else (BUILT_IN, ""))
+    if not local_only:
+        if name == "tiny":
+            return _Source(asset("data", "tiny"), name, BUILT_IN, "")
+        if name.partition(":")[0] == "dummy":  # its prompts use tiny's tokenizer
+            return _Source(asset("data", "tiny"), name, RANDOM, "seed:0")
     folder = local_folder(name, local_only=local_only)
     if folder is not None:
-        return folder, folder.name, str(folder), ""
+        return _Source(folder, folder.name, str(folder), "")
     folder = download(name, asked.revision, code=asked.implementation == "vendor")
-    return folder, name, str(folder), folder.name
+    return _Source(folder, name, str(folder), folder.name)
+
+
+def _load_random(asked: ModelSettings, source: _Source) -> Checkpoint:
+    """``dummy``: a family's native class with random weights, whose text is noise."""
+    family = dummy_family(asked.model)
+    config = dummy_config(asked.model)
+    tokenizer = load_tokenizer(source.folder)
+    with quiet_loading():
+        model = random_model(family, native_config(config), asked)
+    return _checked(
+        Checkpoint(
+            model=model.to(asked.device).eval(),
+            tokenizer=tokenizer,
+            family=family,
+            interface=interface_of(model),
+            name=source.name,
+            source=source.origin,
+            revision=source.revision,
+            config=config,
+            image_token_id=config["image_token_id"],
+            device=asked.device,
+            dtype=resolve_dtype(asked.dtype, asked.device),
+            default_ignore_eos=True,
+        )
+    )
+
+
+def _load_native(asked: ModelSettings, source: _Source) -> Checkpoint:
+    """A folder's weights in transformers' class."""
+    config = read_config(source.folder)
+    family = read_model_config(config).family
+    tokenizer = load_tokenizer(source.folder)
+    image_token_id = image_token(config, tokenizer)
+    dtype = resolve_dtype(asked.dtype, asked.device)
+    class_config = native_config({**config, "image_token_id": image_token_id})
+    with quiet_loading():
+        model = load_weights(
+            source.folder,
+            native_class(family),
+            family.title,
+            asked,
+            config=class_config,
+            dtype=dtype,
+        )
+    return _checked(
+        Checkpoint(
+            model=model.to(asked.device).eval(),
+            tokenizer=tokenizer,
+            family=family,
+            interface=interface_of(model),
+            name=source.name,
+            source=source.origin,
+            revision=source.revision or f"sha256:{folder_hash(source.folder)}",
+            config=config,
+            image_token_id=image_token_id,
+            device=asked.device,
+            dtype=dtype,
+            default_preset=BUILT_IN_PRESET if source.origin == BUILT_IN else None,
+        )
+    )
+
+
+def _load_vendor(asked: ModelSettings, source: _Source) -> Checkpoint:
+    """A folder's weights in the class that its own Python files have."""
+    config = read_config(source.folder)
+    tokenizer = load_tokenizer(source.folder)
+    image_token_id = image_token(config, tokenizer)
+    content = folder_hash(source.folder, code=True)
+    with quiet_loading():
+        model = load_vendor(source.folder, config, content, asked)
+    model = model.to(asked.device).eval()
+    interface = wired_interface(model)
+    ignores_cuda = asked.cuda_calls == "ignore" and asked.device == "cpu"
+    return _checked(
+        Checkpoint(
+            model=model,
+            tokenizer=tokenizer,
+            family=family_of_checkpoint(interface, config),
+            interface=interface,
+            name=source.name,
+            source=source.origin,
+            revision=source.revision or f"sha256:{content}",
+            config=config,
+            image_token_id=image_token_id,
+            device=asked.device,
+            dtype=resolve_dtype(asked.dtype, asked.device),
+            cuda_calls="ignore" if ignores_cuda else None,
+        )
+    )
+
+
+def _checked(checkpoint: Checkpoint) -> Checkpoint:
+    """The checkpoint; raises `OcrPhasesError` for generation settings that are not applied here."""
+    generation_defaults(checkpoint.model, checkpoint.config)
+    return checkpoint
 
 
 def adopt(model: Any, tokenizer: Any, *, name: str | None = None) -> Checkpoint:
@@ -206,34 +271,43 @@ def adopt(model: Any, tokenizer: Any, *, name: str | None = None) -> Checkpoint:
     Raises `OcrPhasesError` for a class of no family, naming every module that its family has and it
     lacks, for a config that does not fit, and for a tokenizer as `load_tokenizer` does.
     """
-    family, title = family_of(model), type(model).__name__
-    known = dict(model.named_modules())
-    lacking = [path for path in family.paths() if path not in known]
+    interface = wired_interface(model)
+    title = type(model).__name__
+    config = json.loads(model.config.to_json_string(use_diff=False))
+    family = family_of_checkpoint(interface, config)
+    lacking = interface.missing_modules(model)
     if lacking:
         raise OcrPhasesError(
-            f"{title} has no {', '.join(lacking)}, which {family.facts.title} has and whose "
+            f"{title} has no {', '.join(lacking)}, which {family.title} has and whose "
             "stages are timed: give the model without a wrapper."
         )
-    config = json.loads(model.config.to_json_string(use_diff=False))
-    if family.implementation == "native":
+    if interface.implementation == "native":
         read_model_config(config)
     check_tokenizer(tokenizer, f"beside {title}")
-    prints = [f"{key} {_fingerprint(tensor)}\n" for key, tensor in model.state_dict().items()]
-    digest = hashlib.sha256("".join([json.dumps(config, sort_keys=True), *prints]).encode())
     parameter = next(filter(torch.is_floating_point, model.parameters()))
-    checkpoint = Checkpoint(
-        model=model,
-        tokenizer=tokenizer,
-        name=name or getattr(model.config, "name_or_path", "") or title,
-        source=AT_HAND,
-        revision=f"sha256:{digest.hexdigest()}",
-        config=config,
-        image_token_id=image_token(config, tokenizer),
-        device=str(parameter.device),
-        dtype=parameter.dtype,
+    return _checked(
+        Checkpoint(
+            model=model,
+            tokenizer=tokenizer,
+            family=family,
+            interface=interface,
+            name=name or getattr(model.config, "name_or_path", "") or title,
+            source=AT_HAND,
+            revision=f"sha256:{_model_hash(model, config)}",
+            config=config,
+            image_token_id=image_token(config, tokenizer),
+            device=str(parameter.device),
+            dtype=parameter.dtype,
+        )
     )
-    generation_defaults(checkpoint.model, checkpoint.config)  # raises for what is not applied here
-    return checkpoint
+
+
+def _model_hash(model: Any, config: dict[str, Any]) -> str:
+    """SHA-256 over a model's config and the name, shape, dtype and sum of each of its tensors."""
+    digest = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
+    for key, tensor in model.state_dict().items():
+        digest.update(f"{key} {_fingerprint(tensor)}\n".encode())
+    return digest.hexdigest()
 
 
 def _fingerprint(value: Any) -> str:

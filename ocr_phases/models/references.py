@@ -22,7 +22,7 @@ from transformers import DynamicCache, PreTrainedTokenizerFast
 
 from ocr_phases.families import VISION_STAGES
 from ocr_phases.inputs.packing import pack
-from ocr_phases.models.wiring import family_of
+from ocr_phases.models.wiring import wired_interface
 
 COLUMNS = ("what", "symbol", "file", "line", "version")
 _SHOWN = 120
@@ -61,8 +61,10 @@ def references(model: nn.Module, revision: str = "") -> pd.DataFrame:
     the checkpoint), line, and version (the library's, or the checkpoint's ``revision``). What is
     not found is a row without file and line.
     """
-    family = family_of(model)
-    paths = {stage: path for stage, path in family.wiring.modules.items() if stage in VISION_STAGES}
+    interface = wired_interface(model)
+    paths = {
+        stage: path for stage, path in interface.wiring.modules.items() if stage in VISION_STAGES
+    }
     leaves = {stage: path.rpartition(".")[2] for stage, path in paths.items()}
     # The model itself, whose path is empty, and every module on the way.
     above = {
@@ -73,7 +75,8 @@ def references(model: nn.Module, revision: str = "") -> pd.DataFrame:
     }
     seeing = _methods(type(model.get_submodule(path)) for path in sorted(above))
     compressing = _methods(map(type, model.get_submodule(paths["sam"]).modules()))
-    attending = _methods(map(type, family.timed(model)["language_model"][0].modules()))
+    text_layers = [part.first for part in interface.timed_parts(model) if part.role == "language"]
+    attending = _methods(map(type, text_layers[0].modules()))
     found: list[tuple[str, list[Place]]] = [
         ("tokenizer", _definition(PreTrainedTokenizerFast.encode)),
         ("prompt assembly", _definition(pack)),

@@ -59,7 +59,7 @@ def load_vendor(
     """
     reference = _class_reference(folder, config)
     dtype = resolve_dtype(asked.dtype, asked.device)
-    # The imports print too; what the class prints while it runs is dropped by `Family.silenced`.
+    # The imports print too; what the class prints while it runs is dropped by `silenced` of its interface.
     with contextlib.redirect_stdout(io.StringIO()):
         found = _import_class(folder, reference, content)
         if asked.device == "cpu" and asked.cuda_calls == "refuse":

@@ -10,7 +10,6 @@ import re
 import sys
 import timeit
 from collections.abc import Iterator
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,8 @@ from safetensors import SafetensorError
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import DEEPSEEK_OCR, FAMILIES, WINDOWED, FamilyFacts
-from ocr_phases.models.wiring import Family
+from ocr_phases.models.devices import device_of
+from ocr_phases.models.wiring import interface_of, native_class
 from ocr_phases.settings import ModelSettings
 from ocr_phases.text import bytes_text, count_text, millions_text, nearest
 
@@ -27,6 +27,7 @@ _SEED = 0
 _LARGE = 300_000_000  # parameters, from which a CPU takes seconds a page
 _PROMPT = 300  # tokens, about those of a page at the preset base
 _VOCAB = 2048  # of tiny's tokenizer
+_UNSAID_LAYERS = 24  # of a vision encoder
 
 
 def resolve_dtype(dtype: str | None, device: str) -> torch.dtype:
@@ -39,14 +40,7 @@ def resolve_dtype(dtype: str | None, device: str) -> torch.dtype:
         return getattr(torch, dtype)
     if device == "cpu":
         return torch.float32
-    return torch.bfloat16 if computes_bfloat16(device) else torch.float16
-
-
-def computes_bfloat16(device: str) -> bool:
-    """Whether a CUDA device computes with bfloat16 itself: cards before Ampere (T4, V100, P100) "
-    "emulate it."""
-    with torch.cuda.device(device):
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if device_of(device).computes_bfloat16() else torch.float16
 
 
 def choose_attention(found: Any, asked: ModelSettings) -> str:
@@ -152,32 +146,29 @@ def dummy_sizes(facts: FamilyFacts) -> dict[str, tuple[str, ...]]:
     return sizes
 
 
+def dummy_family(name: str) -> FamilyFacts:
+    """The family of ``dummy:FAMILY`` or ``dummy:FAMILY,layers=2,...``, by default DeepSeek-OCR."""
+    first = name.partition(":")[2].partition(",")[0]
+    return FAMILIES.get(first, FAMILIES[DEEPSEEK_OCR])
+
+
 def dummy_config(name: str) -> dict[str, Any]:
     """A family's published config with the sizes in ``dummy:layers=2,vocab=2048,...`` put in place.
 
-    ``dummy:FAMILY`` or ``dummy:FAMILY,layers=2,...`` is of another family than DeepSeek-OCR.
+    ``dummy:FAMILY`` or ``dummy:FAMILY,layers=2,...`` is of another family than DeepSeek-OCR. Raises
+    `OcrPhasesError` for a size that there is not, that is too large, or that does not fit the
+    others.
     """
-    named, *given = name.partition(":")[2].split(",")
-    if named not in FAMILIES:
-        named, given = DEEPSEEK_OCR, [named, *given]
-    facts = FAMILIES[named]
-    raw, known = copy.deepcopy(dict(facts.config)), dummy_sizes(facts)
-    for part in filter(None, given):
-        key, _, value = part.partition("=")
-        if key not in known or not re.fullmatch(r"[1-9]\d{0,8}", value):
-            raise OcrPhasesError(
-                f"{part!r} is no size of dummy: write dummy:KEY=NUMBER,... with {', '.join(known)}, "
-                f"or in front of them a family ({', '.join(FAMILIES)}).{nearest(key, (*known, *FAMILIES))}"
-            )
-        *above, field = known[key]
-        sizes = reduce(dict.__getitem__, above, raw)
-        most = 8 * sizes.get(
-            field, 24
-        )  # DeepSeek-OCR-2's published file says no layers of its encoder
-        if int(value) > most:
-            raise OcrPhasesError(f"dummy's {key} is {value}: it must be at most {most}.")
-        sizes[field] = int(value)
-    text = raw["language_config"]
+    family = dummy_family(name)
+    config = copy.deepcopy(dict(family.config))
+    known = dummy_sizes(family)
+    parts = name.partition(":")[2].split(",")
+    if parts[0] == family.name:
+        parts = parts[1:]
+    for part in parts:
+        if part:
+            _set_size(config, part, known)
+    text = config["language_config"]
     text["num_key_value_heads"] = text["num_attention_heads"]
     if text["hidden_size"] % text["num_attention_heads"]:
         raise OcrPhasesError("dummy's hidden must be a multiple of its heads: give both.")
@@ -187,24 +178,44 @@ def dummy_config(name: str) -> dict[str, Any]:
         raise OcrPhasesError(
             f"dummy needs a vocab of at least {_VOCAB}: its prompts use tiny's tokenizer."
         )
-    raw["image_token_id"] = min(raw["image_token_id"], text["vocab_size"] - 1)
-    return raw
+    config["image_token_id"] = min(config["image_token_id"], text["vocab_size"] - 1)
+    return config
+
+
+def _set_size(config: dict[str, Any], part: str, known: dict[str, tuple[str, ...]]) -> None:
+    """Put one ``KEY=NUMBER`` of a dummy's name into its config."""
+    key, _, value = part.partition("=")
+    if key not in known or not re.fullmatch(r"[1-9]\d{0,8}", value):
+        raise OcrPhasesError(
+            f"{part!r} is no size of dummy: write dummy:KEY=NUMBER,... with {', '.join(known)}, "
+            f"or in front of them a family ({', '.join(FAMILIES)})."
+            f"{nearest(key, (*known, *FAMILIES))}"
+        )
+    *sections, entry = known[key]
+    sizes = config
+    for section in sections:
+        sizes = sizes[section]
+    # DeepSeek-OCR-2's published file does not say how many layers its second encoder has.
+    most = 8 * sizes.get(entry, _UNSAID_LAYERS)
+    if int(value) > most:
+        raise OcrPhasesError(f"dummy's {key} is {value}: it must be at most {most}.")
+    sizes[entry] = int(value)
 
 
 @torch.no_grad()
-def random_model(family: Family, config: Any, asked: ModelSettings) -> Any:
+def random_model(family: FamilyFacts, config: Any, asked: ModelSettings) -> Any:
     """The family's native class of these sizes with seeded random weights, made where they are
     used.
     """
     device, dtype, model_class = (
         asked.device,
         resolve_dtype(asked.dtype, asked.device),
-        family.model_class(),
+        native_class(family),
     )
     if device == "cpu":
         _tell_what_it_takes(asked.model, family, config, dtype)
-    with torch.device(device), torch.random.fork_rng(devices=[] if device == "cpu" else None):
-        torch.manual_seed(_SEED)  # vectors, which the generator below leaves as they are made
+    # Vectors are made from these random numbers, and the generator below leaves them as they are.
+    with torch.device(device), device_of(device).seeded(_SEED):
         chosen = choose_attention(model_class, asked)
         model = model_class._from_config(config, dtype=dtype, attn_implementation=chosen)
     generator = torch.Generator(device).manual_seed(_SEED)
@@ -214,16 +225,18 @@ def random_model(family: Family, config: Any, asked: ModelSettings) -> Any:
     return model
 
 
-def _tell_what_it_takes(name: str, family: Family, config: Any, dtype: torch.dtype) -> None:
+def _tell_what_it_takes(name: str, family: FamilyFacts, config: Any, dtype: torch.dtype) -> None:
     """Memory and time of a large model on this CPU, on stderr, before it is made."""
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
-        model = family.model_class()._from_config(config, dtype=dtype)
+        model = native_class(family)._from_config(config, dtype=dtype)
     count = sum(parameter.numel() for parameter in model.parameters())
     if count < _LARGE:
         return
     weights = bytes_text(count * dtype.itemsize)
     here = bytes_text(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    token_s, prompt_s = _layer_seconds(type(family.stages(model)["language_model"]), config, dtype)
+    token_s, prompt_s = _layer_seconds(
+        type(interface_of(model).modules(model)["language_model"]), config, dtype
+    )
     layers = config.get_text_config().num_hidden_layers
     print(
         f"{name}: {millions_text(count)} parameters take {weights} of this machine's {here}.\n"

@@ -1,8 +1,7 @@
-"""The model classes that can be driven: where their parts hang, how a page goes in and how a step
-is fed.
+"""The model classes of the three families: where their parts hang, how a page goes in and how a
+step is fed.
 
-What differs between them is data (`ocr_phases.families`). The published remote-code class looks at
-``images``, one (crops, global view) pair a row, only while its input is longer than one token.
+What differs between them is data (`ocr_phases.families.Wiring`).
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import contextlib
 import io
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
@@ -20,122 +18,119 @@ from transformers import DynamicCache
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import FAMILIES, FULL, WINDOWED, FamilyFacts, Wiring
-from ocr_phases.families.config import read_model_config
+from ocr_phases.families.config import family_of_config, read_model_config
 from ocr_phases.inputs.packing import DeviceInputs
 from ocr_phases.models.folders import transformers_version
+from ocr_phases.models.interface import ModelInterface, TimedPart
+from ocr_phases.stages import stage_of, stage_place
 from ocr_phases.text import count_text
 
+#: The first version of transformers that has the classes of all families.
 NATIVE_NEEDS = (5, 20)
 
 
 @dataclass(frozen=True)
-class Family:
-    """A family's row in `ocr_phases.families` with one of its two classes: ``native`` or
-    ``vendor``.
-    """
+class NativeInterface:
+    """How transformers' class of a family is driven: a `ModelInterface`."""
 
-    facts: FamilyFacts
-    implementation: str
-
-    @property
-    def wiring(self) -> Wiring:
-        """How the class is driven."""
-        return getattr(self.facts, self.implementation)
-
-    def model_class(self) -> Any:
-        """transformers' class; `OcrPhasesError` where this version is too old to have it."""
-        import transformers
-
-        if transformers_version() < NATIVE_NEEDS:
-            raise OcrPhasesError(
-                f"The native model needs transformers >= {'.'.join(map(str, NATIVE_NEEDS))}, "
-                f"here is {transformers.__version__}: upgrade transformers."
-            )
-        return getattr(transformers, self.wiring.class_name)
+    wiring: Wiring
+    implementation: str = "native"
 
     # -- where things hang ------------------------------------------------------------------------
 
-    def drives(self, model: nn.Module) -> bool:
-        """Whether ``model`` is of this class, and of this family where two families have one class."""
-        if self.wiring.class_name not in {base.__name__ for base in type(model).__mro__}:
-            return False
-        return self.implementation == "vendor" or self.facts.attention in (None, _attention(model))
+    def timed_parts(self, model: nn.Module) -> list[TimedPart]:
+        """The parts of the model that are a stage each, in the order that a page goes through."""
+        parts = []
+        for stage, path in self.wiring.modules.items():
+            module = model.get_submodule(path)
+            parts.append(TimedPart(stage, stage_of(stage).role, path, module, module))
+        for stage, (path, last_path) in self.wiring.between.items():
+            first = model.get_submodule(path)
+            last = model.get_submodule(last_path)
+            parts.append(TimedPart(stage, stage_of(stage).role, path, first, last))
+        return sorted(parts, key=lambda part: stage_place(stage_of(part.stage)))
+
+    def modules(self, model: nn.Module) -> dict[str, nn.Module]:
+        """The module that is a stage as a whole, by the stage's name."""
+        return {stage: model.get_submodule(path) for stage, path in self.wiring.modules.items()}
+
+    def missing_modules(self, model: nn.Module) -> list[str]:
+        """The paths of the modules that a stage needs and the model lacks."""
+        needed = [*self.wiring.modules.values()]
+        for several in (*self.wiring.between.values(), *self.wiring.parts.values()):
+            needed += several
+        known = dict(model.named_modules())
+        return [path for path in needed if path not in known]
+
+    def parameters(self, model: nn.Module) -> dict[str, int]:
+        """The number of parameters of each stage, and of all of the model as ``total``.
+
+        What belongs to no stage is in the total only.
+        """
+        paths: dict[str, tuple[str, ...]] = {
+            stage: (path,) for stage, path in self.wiring.modules.items()
+        }
+        paths.update(self.wiring.parts)
+        counts = {}
+        for stage, several in paths.items():
+            counts[stage] = sum(_parameter_count(model.get_submodule(path)) for path in several)
+        counts["total"] = _parameter_count(model)
+        return counts
 
     def window(self, model: Any) -> int | None:
         """How many generated tokens a step sees, its own among them; None for all.
 
         The cache holds no more of them, beside the whole prompt.
         """
-        windowed = self.implementation == "native" and _attention(model) == WINDOWED
-        return model.config.get_text_config().sliding_window if windowed else None
-
-    def stages(self, model: nn.Module) -> dict[str, nn.Module]:
-        """The submodules that are a stage each, by stage name."""
-        return {stage: model.get_submodule(path) for stage, path in self.wiring.modules.items()}
-
-    def timed(self, model: nn.Module) -> dict[str, tuple[nn.Module, nn.Module]]:
-        """The modules whose start and whose end are those of a stage, by stage name."""
-        ends = {stage: (path, path) for stage, path in self.wiring.modules.items()}
-        ends.update(self.wiring.between)
-        get = model.get_submodule
-        return {stage: (get(first), get(last)) for stage, (first, last) in ends.items()}
-
-    def paths(self) -> list[str]:
-        """The path of every module that must be there."""
-        several = (*self.wiring.between.values(), *self.wiring.parts.values())
-        return [*self.wiring.modules.values(), *chain.from_iterable(several)]
-
-    def parameters(self, model: nn.Module) -> dict[str, int]:
-        """Parameter count of each stage and the total; what belongs to no stage is in the total
-        only.
-        """
-        held: dict[str, tuple[str, ...]] = {
-            stage: (path,) for stage, path in self.wiring.modules.items()
-        }
-        held.update(self.wiring.parts)
-        held["total"] = ("",)  # the model itself
-        return {
-            stage: sum(p.numel() for path in paths for p in model.get_submodule(path).parameters())
-            for stage, paths in held.items()
-        }
+        text = model.config.get_text_config()
+        kinds = set(getattr(text, "layer_types", None) or ())
+        if kinds == {WINDOWED}:
+            return text.sliding_window
+        return None
 
     # -- what goes in -----------------------------------------------------------------------------
 
     def views(self, inputs: DeviceInputs) -> list[str]:
-        """The view of each successive vision call of a prefill.
-
-        transformers' classes read all pages' global views, then all crops; the vendor's goes page
-        by page, crops first.
+        """The view of each successive vision call of a prefill: all pages' global views, then all
+        crops.
         """
-        if self.implementation == "native":
-            return ["global"] if inputs.pixel_values_local is None else ["global", "local"]
-        order = [["local", "global"] if crops else ["global"] for crops in inputs.num_local_patches]
-        return [view for page in order for view in page]
+        if inputs.pixel_values_local is None:
+            return ["global"]
+        return ["global", "local"]
+
+    def new_cache(self) -> Any:
+        """None: the class makes the empty KV cache of a prefill itself."""
+        return None
 
     def ready_mask(self, mask: Tensor | None) -> Any:
         """``mask``, a 4-D one or None where nothing but causality hides, as the class takes it
-        unworked.
+        without work on it.
+
+        Building two masks from the 2-D one, which one of the classes otherwise does at every step,
+        takes about a fifth of an eager step (20.5 against 16.5 ms per token on an H200).
         """
-        # Building two masks from the 2-D one, which one class otherwise does at every step, is then
-        # skipped.
-        return {FULL: mask, WINDOWED: mask} if self.wiring.mask == "by attention" else mask
+        if self.wiring.mask == "by attention":
+            return {FULL: mask, WINDOWED: mask}
+        return mask
 
     def prefill_arguments(self, inputs: DeviceInputs, model: Any = None) -> dict[str, Any]:
         """The keyword arguments of the forward over a whole prompt.
 
-        Of a ``model`` whose attention is not causal by itself (eager) the class gets the mask to
-        work on. Raises `OcrPhasesError` for several pages in one prompt of the vendor's class.
+        A ``model`` whose attention is not causal by itself (eager) gets the mask to work on.
         """
-        known, ids = dict(vars(inputs)), inputs.input_ids
-        if self.implementation == "vendor":
-            known["images"] = _image_pairs(inputs)
-            known["images_spatial_crop"] = torch.tensor(inputs.patches_grid, dtype=torch.int64)
-        elif inputs.position_ids is None:
-            # Not left to the class: a captured prefill would count on from what the cache held
-            # before.
-            known["position_ids"] = torch.arange(ids.shape[1], device=ids.device)[None]
-            if model is None or model.config.get_text_config()._attn_implementation != "eager":
-                known["attention_mask"] = self.ready_mask(None)
+        arguments = self._arguments_of(inputs)
+        if inputs.position_ids is not None:
+            return arguments
+        # Not left to the class: a captured prefill would count on from what the cache held before.
+        ids = inputs.input_ids
+        arguments["position_ids"] = torch.arange(ids.shape[1], device=ids.device)[None]
+        if model is None or model.config.get_text_config()._attn_implementation != "eager":
+            arguments["attention_mask"] = self.ready_mask(None)
+        return arguments
+
+    def _arguments_of(self, inputs: DeviceInputs, **others: Any) -> dict[str, Any]:
+        """What the class takes of the inputs, by its names; ``others`` are made from them."""
+        known = {**vars(inputs), **others}
         names = ("input_ids", "attention_mask", "position_ids", *self.wiring.image_arguments)
         return {name: known[name] for name in names}
 
@@ -148,72 +143,175 @@ class Family:
         positions: Tensor | None,
         prompt_len: int,
     ) -> dict[str, Any]:
-        """The keyword arguments of one decode step's forward.
+        """The keyword arguments of the forward of one decode step, as `ModelInterface` has them."""
+        return {
+            "input_ids": token[:, None],
+            "past_key_values": cache,
+            "attention_mask": self._step_mask(model, mask, positions, prompt_len),
+            "position_ids": positions,
+        }
 
-        ``token`` int64 [B]; ``mask`` int64 [B, length] of all tokens, this one's among them;
-        ``positions`` int64 [B, 1], None where no row is padded.
-        """
-        arguments = {"input_ids": token[:, None], "past_key_values": cache, "attention_mask": mask}
-        if self.implementation == "vendor":
-            return model.prepare_inputs_for_generation(**arguments, use_cache=True)
+    def _step_mask(
+        self, model: Any, mask: Tensor, positions: Tensor | None, prompt_len: int
+    ) -> Any:
+        """The mask of one step as the class takes it: none where no row is padded."""
         if positions is None:
-            arguments["attention_mask"] = self.ready_mask(None)
-        elif (window := self.window(model)) is not None:
-            # From a 2-D mask the class takes, once the window is full, the padding of other slots:
-            # those of the prompt are followed by the last generated tokens.
-            slots = torch.cat([mask[:, :prompt_len], mask[:, prompt_len:][:, -window:]], dim=1)
-            arguments["attention_mask"] = self.ready_mask(slots.bool()[:, None, None])
-        return arguments | {"position_ids": positions}
+            return self.ready_mask(None)
+        window = self.window(model)
+        if window is None:
+            return mask
+        # From a 2-D mask the class takes, once the window is full, the padding of other slots:
+        # those of the prompt are followed by the last generated tokens.
+        slots = torch.cat([mask[:, :prompt_len], mask[:, prompt_len:][:, -window:]], dim=1)
+        return self.ready_mask(slots.bool()[:, None, None])
+
+    def leaked_images(self, arguments: dict[str, Any]) -> list[str]:
+        """The names of the image arguments that carry a value, which no decode step may have."""
+        return [name for name in self.wiring.image_arguments if arguments.get(name) is not None]
+
+    def forward(self, model: nn.Module, arguments: dict[str, Any], **options: Any) -> Any:
+        """One forward of the model; ``options`` go over ``arguments``."""
+        return model(**{**arguments, **options})
+
+    def silenced(self) -> AbstractContextManager[Any]:
+        """Around calls of the model: nothing, since transformers' classes do not print."""
+        return contextlib.nullcontext()
+
+
+@dataclass(frozen=True)
+class VendorInterface(NativeInterface):
+    """How the published remote-code class is driven: a `ModelInterface`.
+
+    The class looks at ``images``, one (crops, global view) pair per row, only while its input is
+    longer than one token.
+    """
+
+    implementation: str = "vendor"
+
+    def window(self, model: Any) -> int | None:
+        """None: a step sees all generated tokens."""
+        return None
+
+    def views(self, inputs: DeviceInputs) -> list[str]:
+        """The view of each successive vision call of a prefill: page by page, crops first."""
+        views = []
+        for crops in inputs.num_local_patches:
+            if crops:
+                views.append("local")
+            views.append("global")
+        return views
 
     def new_cache(self) -> Any:
-        """The empty KV cache of a prefill, None where the class makes its own."""
-        # As generate() hands it over: without one the vendor's class makes a tuple each step.
-        return DynamicCache() if self.implementation == "vendor" else None
+        """The empty KV cache of a prefill, as generate() hands it over.
+
+        Without one the class makes a tuple in each step.
+        """
+        return DynamicCache()
+
+    def prefill_arguments(self, inputs: DeviceInputs, model: Any = None) -> dict[str, Any]:
+        """The keyword arguments of the forward over a whole prompt.
+
+        Raises `OcrPhasesError` for several pages in one prompt.
+        """
+        return self._arguments_of(
+            inputs,
+            images=_image_pairs(inputs),
+            images_spatial_crop=torch.tensor(inputs.patches_grid, dtype=torch.int64),
+        )
+
+    def step_arguments(
+        self,
+        model: Any,
+        token: Tensor,
+        cache: Any,
+        mask: Tensor,
+        positions: Tensor | None,
+        prompt_len: int,
+    ) -> dict[str, Any]:
+        """The keyword arguments of the forward of one decode step, which the class makes itself."""
+        return model.prepare_inputs_for_generation(
+            input_ids=token[:, None], past_key_values=cache, attention_mask=mask, use_cache=True
+        )
 
     def forward(self, model: nn.Module, arguments: dict[str, Any], **options: Any) -> Any:
         """One forward of the model; ``options`` go over ``arguments``.
 
-        The vendor's class knows no ``logits_to_keep``: it makes logits for every position.
+        The class knows no ``logits_to_keep``: it makes logits for every position.
         """
-        if self.implementation == "vendor":
-            options.pop("logits_to_keep", None)
+        options.pop("logits_to_keep", None)
         with self.silenced():
             return model(**{**arguments, **options})
 
-    def silenced(self) -> AbstractContextManager:
-        """Around calls of the model: drops what the vendor's class prints."""
-        vendor = self.implementation == "vendor"
-        return contextlib.redirect_stdout(io.StringIO()) if vendor else contextlib.nullcontext()
+    def silenced(self) -> AbstractContextManager[Any]:
+        """Around calls of the model: drops what the class prints."""
+        return contextlib.redirect_stdout(io.StringIO())
 
 
-NATIVES = {name: Family(facts, "native") for name, facts in FAMILIES.items()}
-"""Those that transformers has a class for, by name."""
-
-VENDORS = {name: Family(facts, "vendor") for name, facts in FAMILIES.items() if facts.vendor}
-"""Those whose published remote-code class can be driven, by name."""
+def _parameter_count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
-def family_of(model: nn.Module) -> Family:
-    """The family of a loaded model, by its class name; `OcrPhasesError` for a class without a row."""
-    families = (*NATIVES.values(), *VENDORS.values())
-    for family in families:
-        if family.drives(model):
-            return family
-    known = ", ".join(dict.fromkeys(family.wiring.class_name for family in families))
+def interfaces() -> list[NativeInterface]:
+    """How each class of each family is driven, transformers' classes first."""
+    families = FAMILIES.values()
+    natives = [NativeInterface(facts.native) for facts in families]
+    vendors = [VendorInterface(facts.vendor) for facts in families if facts.vendor is not None]
+    return [*natives, *vendors]
+
+
+def wired_interface(model: nn.Module) -> NativeInterface:
+    """`interface_of`, for the classes that a family's facts describe."""
+    class_names = {base.__name__ for base in type(model).__mro__}
+    for interface in interfaces():
+        if interface.wiring.class_name in class_names:
+            return interface
+    known = ", ".join(dict.fromkeys(interface.wiring.class_name for interface in interfaces()))
     raise OcrPhasesError(
         f"{type(model).__name__} is no model this version can drive; it knows {known}."
     )
 
 
+def interface_of(model: nn.Module) -> ModelInterface:
+    """How a loaded model is driven, by its class.
+
+    Families that have one class are driven alike. Which of them a checkpoint is of, its class does
+    not tell: that is `Checkpoint.family`.
+
+    Raises `OcrPhasesError` for a class that no family has.
+    """
+    return wired_interface(model)
+
+
+def family_of_checkpoint(interface: NativeInterface, config: dict[str, Any]) -> FamilyFacts:
+    """The family of a checkpoint, by its ``config.json`` and how its class is driven.
+
+    A published class of its own need not have the entries of the published file, so a vendor class
+    that only one family has tells it. Else the config decides; raises `OcrPhasesError` as
+    `ocr_phases.families.config.family_of_config` does.
+    """
+    if interface.implementation == "vendor":
+        owners = [facts for facts in FAMILIES.values() if facts.vendor == interface.wiring]
+        if len(owners) == 1:
+            return owners[0]
+    return family_of_config(config)
+
+
+def native_class(family: FamilyFacts) -> Any:
+    """transformers' class of a family; `OcrPhasesError` where this version is too old to have it."""
+    import transformers
+
+    if transformers_version() < NATIVE_NEEDS:
+        raise OcrPhasesError(
+            f"The native model needs transformers >= {'.'.join(map(str, NATIVE_NEEDS))}, "
+            f"here is {transformers.__version__}: upgrade transformers."
+        )
+    return getattr(transformers, family.native.class_name)
+
+
 def native_config(raw: dict[str, Any]) -> Any:
     """transformers' config for a checkpoint's ``config.json``; raises as `read_model_config` does."""
     model = read_model_config(raw)
-    return NATIVES[model.family.name].model_class().config_class(**model.saved)
-
-
-def _attention(model: Any) -> str:
-    kinds = set(getattr(model.config.get_text_config(), "layer_types", None) or ())
-    return WINDOWED if kinds == {WINDOWED} else FULL
+    return native_class(model.family).config_class(**model.saved)
 
 
 def _image_pairs(inputs: DeviceInputs) -> list[tuple[Tensor, Tensor]]:

@@ -27,6 +27,7 @@ from ocr_phases.report.live import LiveObjects
 from ocr_phases.show.shown_figure import STILL
 from ocr_phases.show.web import Html, document_html, element, render
 from ocr_phases.versions import asset
+from ocr_phases.view.embed import VIEW_TYPE, view_script, view_style
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -196,7 +197,10 @@ def render_html(
     path = Path(html_path)
     body = _cells_html(content, show_code=show_code)
     headings = [(html.unescape(text), name) for name, text in _HEADING.findall(body)]
-    document = document_html(title, headings, body)
+    if any(_has_view(output) for cell in content.cells for output in cell.get("outputs", ())):
+        document = document_html(title, headings, body, css=view_style(), script=view_script())
+    else:
+        document = document_html(title, headings, body)
     return write_into(path.parent, {path.name: document.encode()}, overwrite=overwrite)[0]
 
 
@@ -233,6 +237,10 @@ def _cells_html(notebook: Any, *, show_code: bool) -> Html:
     return render("cells", parts=parts)
 
 
+def _has_view(output: Any) -> bool:
+    return VIEW_TYPE in output.get("data", {})
+
+
 def _outputs(cell: Any) -> Iterator[Part]:
     for output in cell.outputs:
         if output.output_type == "error":
@@ -240,6 +248,8 @@ def _outputs(cell: Any) -> Iterator[Part]:
         elif output.output_type == "stream":
             if output.name == "stdout":
                 yield "stream", _TERMINAL.sub("", output.text), {}
+        elif _has_view(output):
+            yield "view", Html(output.data[VIEW_TYPE]), {}
         else:
             kind = next((name for name in (*_LIVE, *_SHOWN) if name in output.data), "")
             if kind in _SHOWN:

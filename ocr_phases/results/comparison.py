@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from ocr_phases.analyse.comparison import MARGIN, ComparedRecords
+from ocr_phases.analyse.compared_metrics import MARGIN
+from ocr_phases.analyse.comparison import ComparedRecords
 from ocr_phases.errors import explain_wrong_calls
 from ocr_phases.results.plots import Plots
 from ocr_phases.results.run import PhaseRun

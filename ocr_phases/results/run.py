@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from ocr_phases.explorer import Explorer
+    from ocr_phases.view.widgets import RecordView
 
 
 class RunPlots(Plots):
@@ -340,11 +340,23 @@ class PhaseRun(Record):
 
         return SavedPath(page_report(self, folder, overwrite=overwrite))
 
-    def explore(self) -> Explorer:
-        """A widget with this measurement: page, latency and text, linked."""
-        from ocr_phases.explorer import Explorer
+    def explore(self) -> RecordView:
+        """A widget of this measurement: page, latency curve, tokens and text, linked.
 
-        return Explorer(runs=[self], bar=False)
+        Returns
+        -------
+        RecordView
+            Its traits `token`, `row`, `sheet`, `selection` and `color` may be set, observed and
+            linked; `selected` has the brushed tokens.
+
+        Examples
+        --------
+        >>> view = run.explore()  # doctest: +SKIP
+        >>> view.token = 41  # doctest: +SKIP
+        """
+        from ocr_phases.view.widgets import RecordView
+
+        return RecordView(self)
 
     @explain_wrong_calls
     def chrome_trace(self, path: str | Path, *, overwrite: bool = False) -> Path:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 import pandas as pd
 
 from ocr_phases.analyse.cost import priced
-from ocr_phases.analyse.scaling import FAILURE_COLUMNS, SweptRecords
+from ocr_phases.analyse.sweep_table import FAILURE_COLUMNS
+from ocr_phases.analyse.swept_records import SweptRecords
 from ocr_phases.errors import OcrPhasesError, explain_wrong_calls
 from ocr_phases.record.store import CELL_STATUS, CellStatus, read_status
 from ocr_phases.results.plots import Plots
@@ -153,7 +154,7 @@ class SweepResult(SweptRecords[PhaseRun]):
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """One row per cell: `ocr_phases.analyse.scaling.sweep_table`."""
+        """One row per cell: `ocr_phases.analyse.sweep_table.sweep_table`."""
         return Table(super().table)
 
     @property

@@ -9,14 +9,15 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ocr_phases.analyse.cost import hours_per_1000_pages
-from ocr_phases.analyse.repetition import loops_sentence
-from ocr_phases.analyse.scaling import (
+from ocr_phases.analyse.cost_quality import (
     category_table,
     cost_quality_sentence,
     measure_of,
     preset_points,
     preset_table,
 )
+from ocr_phases.analyse.figure_rows import Place, names_in
+from ocr_phases.analyse.repetition import loops_sentence
 from ocr_phases.files import RECORD
 from ocr_phases.show.batch_plots import plot_distributions
 from ocr_phases.show.html_table import table_html
@@ -30,17 +31,7 @@ MOST_ROWS = 2_000
 # The table of pages has more columns than a report's tables.
 _WIDER = "main, nav ul, footer { max-width: 1320px; }"
 _WORST = 25
-_PAGES = [
-    "page",
-    "preset",
-    "status",
-    "page_ms",
-    "ttft_ms",
-    "inter_token_ms",
-    "tokens",
-    "vision_share",
-]
-_PAGES += ["energy_j", "price_per_1000_pages", "repeated_share", "remarks"]
+_PAGES = ["page", "preset", "status", *names_in(Place.INDEX), "remarks"]
 _COMPARED = {
     "edit_distance": "{} records have a truth. Means are over pages, as OmniDocBench's are.",
     "agreement": "No page has a truth. Agreement is with the same page's text at the longest "

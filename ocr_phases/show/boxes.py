@@ -37,7 +37,9 @@ LABEL_COLOURS: dict[str, str] = {
 Tags name the label, too.
 """
 _SPARE_COLOURS = ("#cc6677", "#19823c", "#98583c", "#007696", "#8f8f2f")
-_LABEL_ALPHA, TIME_ALPHA = "28", "69"  # hexadecimal
+#: How opaque the ground of a box is, from 0 to 1.
+LABEL_OPACITY = 40 / 255
+TIME_OPACITY = 105 / 255
 _SCALE = matplotlib.colormaps["viridis_r"]  # on white paper the dark end has to stand for much
 #: Boxes that are drawn on one page. A real page has some hundreds; a model may write any number.
 MOST_BOXES = 2_000
@@ -165,11 +167,11 @@ def place_tags(
 def draw_marks(
     page: Image.Image,
     boxes: Sequence[DrawnBox],
-    alpha: str = _LABEL_ALPHA,
+    opacity: float = LABEL_OPACITY,
     type_size: int | None = None,
 ) -> Image.Image:
-    """An RGB copy of the page with boxes, below all their tags; ``alpha`` is their ground's,
-    hexadecimal.
+    """An RGB copy of the page with boxes, below all their tags; ``opacity`` is their ground's, from
+    0 to 1.
 
     Of more than `MOST_BOXES` the first are drawn, and a sentence at the foot of the picture says
     so.
@@ -182,7 +184,7 @@ def draw_marks(
     for box in drawn:
         x1, y1, x2, y2 = box.box
         uncovered -= (x2 - x1) * (y2 - y1)
-        ground = box.colour + alpha if uncovered >= 0 else None
+        ground = f"{box.colour}{round(255 * opacity):02x}" if uncovered >= 0 else None
         draw.rectangle(box.box, ground, box.colour, width)
     for box, tag in zip(drawn, place_tags(drawn, page.size, type_size), strict=True):
         if tag is not None:
@@ -232,6 +234,6 @@ def draw_crops(crops: np.ndarray, grid: tuple[int, int]) -> Image.Image:
     drawn = []
     for number, crop in enumerate(crops, start=1):
         box = DrawnBox((0, 0, side, side), LABEL_COLOURS["image"], str(number))
-        drawn.append(np.asarray(draw_marks(Image.fromarray(crop), [box], "00", side // 14)))
+        drawn.append(np.asarray(draw_marks(Image.fromarray(crop), [box], 0.0, side // 14)))
     joined = np.reshape(drawn, (rows, columns, side, side, 3)).swapaxes(1, 2)
     return Image.fromarray(joined.reshape(rows * side, columns * side, 3))

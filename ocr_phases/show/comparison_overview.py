@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ocr_phases.analyse.comparison import EQUAL, EQUIVALENT, STATISTICS, ComparedRecords, in_units
+from ocr_phases.analyse.compared_metrics import EQUAL, EQUIVALENT
+from ocr_phases.analyse.comparison import ComparedRecords, in_units
+from ocr_phases.analyse.comparison_words import STATISTICS
 from ocr_phases.show.comparison_plots import LONGEST_LABEL, UNJUDGED, metric_name
 from ocr_phases.show.html_table import table_html
 from ocr_phases.show.run_overview import head_html

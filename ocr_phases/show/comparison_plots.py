@@ -10,7 +10,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from ocr_phases.analyse.comparison import EQUIVALENT, INCONCLUSIVE, NOISY
+from ocr_phases.analyse.compared_metrics import EQUIVALENT, INCONCLUSIVE, NOISY
+from ocr_phases.analyse.figure_rows import FIGURE_ROWS
 from ocr_phases.analyse.figures import summary
 from ocr_phases.analyse.stages import PREFILL_STAGES, stage_table, step_table
 from ocr_phases.record import Record
@@ -24,19 +25,11 @@ from ocr_phases.show.axes import (
 )
 from ocr_phases.show.colours import BLUE, FAINT, GREEN, INK, MUTED, REST, STAGE_COLOURS, VERMILLION
 from ocr_phases.show.curves import decode_curves, log_axis
-from ocr_phases.show.html_table import HEADINGS
 from ocr_phases.show.web import printable
 from ocr_phases.text import ms_text, percent_text, stage_name
 
 LONGEST_LABEL = 48
 _WIDE_RATIO = 4.0  # the same of ratios: a tenth and ten times are as far from 1
-_METRICS = {
-    "ttft_ms": "time to first token",
-    "inter_token_ms": "decode step, median",
-    "inter_token_ms_p90": "decode step, p90",
-    "inter_token_ms_p99": "decode step, p99",
-    "agreement": "agreement with the baseline's text",
-}
 UNJUDGED = (INCONCLUSIVE, NOISY, "n/a", "")
 #: Verdicts -> what the key says, and the colour; any other is hollow.
 _VERDICTS = {
@@ -94,10 +87,10 @@ def metric_name(metric: str) -> str:
     if "/" in metric:
         phase, stage, *view = metric.split("/")
         return " ".join([f"{phase}:", stage_name(stage), *view])
-    name = (
-        metric.removesuffix("_ms").removesuffix("_j").replace("_bytes", " memory").replace("_", " ")
-    )
-    return _METRICS.get(metric) or HEADINGS.get(metric, (name,))[0]
+    row = FIGURE_ROWS.get(metric)
+    if row is not None:
+        return row.metric or row.heading
+    return metric.replace("_bytes", " memory").replace("_", " ")
 
 
 def plot_ratios(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, NullFormatter
 
-from ocr_phases.analyse.scaling import LOADED, loaded_ways
+from ocr_phases.analyse.sweep_table import loaded_ways, setting_text
 from ocr_phases.show.axes import (
     SMALL,
     figure_of,
@@ -25,7 +25,6 @@ from ocr_phases.show.axes import (
 )
 from ocr_phases.show.colours import BLUE, FAINT, GREEN, INK, MUTED, ORANGE, PURPLE, SKY, VERMILLION
 
-_KEYS = {"batch": "batch {}", "vision": "vision {}", **LOADED}
 COLOURS = (BLUE, ORANGE, GREEN, VERMILLION, PURPLE, SKY)
 _LINES = ("-", "--", ":", "-.")
 _DOTS: dict[str, Any] = {"linestyle": (0, (1, 2)), "linewidth": 1.4}
@@ -58,7 +57,7 @@ def curves_of_table(
     x, y = names
     loaded = ["model", *loaded_ways(table)] if "model" in table else []
     told = [way for way in (*loaded, *ways) if table[way].nunique() > 1] or ways[-1:]
-    words = [table[way].map(_KEYS.get(way, "{}").format) for way in told]
+    words = [[_line_text(way, value) for value in table[way]] for way in told]
     table = table.assign(line=[", ".join(each) for each in zip(*words, strict=True)])
     looks = dict(zip(dict.fromkeys(table["line"]), cycle(product(_LINES, COLOURS)), strict=False))
     for _, rows in table.groupby(["line", "cell"], sort=False):
@@ -94,6 +93,11 @@ def curves_of_table(
         keys.append(Line2D([], [], color=INK, label="floor", **_DOTS))
     legend_below(axes, keys)
     return axes
+
+
+def _line_text(way: str, value: object) -> str:
+    """What a line's key says of one of its settings; a strategy is named without "decode"."""
+    return str(value) if way == "strategy" else setting_text(way, value)
 
 
 def log_axis(axis: Axis, low: float, high: float) -> None:

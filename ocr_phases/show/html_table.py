@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 
+from ocr_phases.analyse.figure_rows import FIGURE_ROWS, SHARE, FigureRow
 from ocr_phases.analyse.kernels import short_kernel
 from ocr_phases.show.web import MISSING, Html, block, fragment, note, printable
 from ocr_phases.text import bytes_text, digits_text, percent_text, stage_name
@@ -24,6 +25,7 @@ Heading = tuple[str, str]
 _CACHE_PARTS = {"kv_update": "KV cache, write", "attention": "KV cache, read (attention)"}
 #: The end of a column's name -> its unit.
 _UNITS = {"ms": "ms", "us": "µs", "s": "s", "j": "J", "bytes": "bytes", "%": "%"}
+<<<<<<< HEAD
 #: Columns of shares whose names do not end in a unit.
 _SHARES = ("share", "repeated_share", "probability", "edit_distance", "agreement")
 #: Column -> (heading, unit), where the name says less. A unit decides how the column is written.
@@ -31,28 +33,20 @@ HEADINGS: dict[str, Heading] = {
     "ttft_ms": ("first token", "ms"),
     "inter_token_ms": ("step", "ms"),
     "tokens_per_s": ("tokens/s", ""),
+=======
+_SHARES = ("share", "probability")
+# Column -> (heading, unit), for columns that are no figure of `FIGURE_ROWS` and whose name says less
+# than their heading. A unit decides how the column is written.
+_COLUMN_HEADINGS: dict[str, tuple[str, str]] = {
+>>>>>>> main
     "ms_per_char": ("per character", "ms"),
-    "prefill_len": ("prompt", ""),
     "prompt_tokens": ("prompt", ""),
-    "vision_share": ("vision", "%"),
     "cache_len": ("cache length", ""),
-    "kv_cache_bytes": ("KV cache", "bytes"),
-    "peak_bytes": ("peak memory", "bytes"),
     "mfu": ("MFU", "%"),
     "mbu": ("MBU", "%"),
     "gflop": ("GFLOP", ""),
-    "cer": ("CER", "%"),
-    "box_recall": ("boxes found", "%"),
-    "table_similarity": ("tables (TEDS)", "%"),
-    "text": ("begins with", ""),
-    "repetition": ("repeated", "%"),
     "loops": ("end in a loop", ""),
     "detectable": ("smallest resolved change", "%"),
-    "pages_per_min": ("pages/min", ""),
-    "page_ms_p90": ("p90", "ms"),
-    "page_ms_p99": ("p99", "ms"),
-    "wh_per_1000_pages": ("1,000 pages", "Wh"),
-    "price_per_1000_pages": ("1,000 pages", "price"),
     "others": ("other programs", "%"),
     "steal": ("stolen by a hypervisor", "%"),
     "busy_ms": ("GPU busy", "ms"),
@@ -142,6 +136,7 @@ def table_html(
 ) -> Html:
     """Write a DataFrame as a sortable table without its index.
 
+<<<<<<< HEAD
     Numbers are aligned and rounded. Texts are escaped, and each is cut to one line by `TEXTS`. Of
     more than `MOST_TABLE_ROWS` rows the first are shown, and the caption says so.
 
@@ -171,13 +166,45 @@ def table_html(
     -------
     Html
         The table, or a note of what ``empty`` says.
+=======
+    ``headings`` goes before `column_heading`; a unit of ``ms``, ``%`` or ``bytes`` decides how a column is
+    written. ``strong`` marks rows, such as a phase's whole among its stages. ``links`` gives text
+    columns an address a row, empty for none. ``missing`` says why a figure may be n/a; without it a
+    column of none is left out, as is one without a word or a yes. ``marks`` gives columns words a
+    row to stand behind the value, empty for none. ``empty`` stands in place of a table without
+    rows. Texts become a line each, by `TEXTS`. Of more than `MOST_TABLE_ROWS` rows the first are
+    shown, which the caption says.
+>>>>>>> main
     """
     if empty is not None and not len(table):
         return note(empty)
     count = len(table)
     table = table.head(MOST_TABLE_ROWS)
+<<<<<<< HEAD
     if len(table):
         table = table.drop(columns=_silent_columns(table, keep_missing=missing is not None))
+=======
+    texts = table.select_dtypes(exclude="number")
+    silent = [
+        name
+        for name, values in texts.items()
+        if not any(pd.notna(each) and each for each in values)
+    ]
+    silent += table.columns[table.isna().all()].tolist() if missing is None else []
+    table = table.drop(columns=silent if len(table) else [])
+    own_headings = headings or {}
+    columns = []
+    cells = []
+    for name, values in table.items():
+        heading, unit = own_headings.get(str(name)) or column_heading(str(name))
+        numeric = pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
+        columns.append((heading, unit, "op-num" if numeric else None))
+        addresses = (links or {}).get(str(name), repeat(""))
+        shown = [_cell(value, unit, numeric, TEXTS.get(str(name), _LINE)) for value in values]
+        words = (marks or {}).get(str(name), repeat(""))
+        shown = [_marked(cell, word) for cell, word in zip(shown, words, strict=False)]
+        cells.append([(*cell, to) for cell, to in zip(shown, addresses, strict=False)])
+>>>>>>> main
     if table.isna().any(axis=None):
         caption = f"{caption} ({MISSING}: {missing or 'not measured'})"
     if count > MOST_TABLE_ROWS:
@@ -203,6 +230,7 @@ def table_html(
     return block("table", caption=caption, columns=columns, rows=rows, classes=classes)
 
 
+<<<<<<< HEAD
 def _silent_columns(table: pd.DataFrame, *, keep_missing: bool) -> list[str]:
     """The columns that would show nothing: texts and truth values without a word or a yes.
 
@@ -226,6 +254,15 @@ def _column(name: str, values: pd.Series, headings: Mapping[str, Heading]) -> Co
 
 def _heading_by_name(name: str) -> Heading:
     """The heading and the unit that follow from how the name of a column ends."""
+=======
+def column_heading(name: str) -> tuple[str, str]:
+    """The heading and the unit of a column, by its name."""
+    row = FIGURE_ROWS.get(name)
+    if row is not None:
+        return row.heading, _column_unit(row)
+    if name in _COLUMN_HEADINGS:
+        return _COLUMN_HEADINGS[name]
+>>>>>>> main
     if name.endswith("_per_s"):  # a rate, not a time in seconds
         rate = name.removesuffix("_per_s").replace("_", " ")
         return f"{rate} per s", ""
@@ -235,6 +272,7 @@ def _heading_by_name(name: str) -> Heading:
     return name.replace("_", " "), "%" if name in _SHARES else ""
 
 
+<<<<<<< HEAD
 def _cells(column: Column, values: pd.Series) -> list[TableCell]:
     write_text = TEXTS.get(column.name, _LINE)
     return [_cell(value, column, write_text) for value in values]
@@ -242,6 +280,21 @@ def _cells(column: Column, values: pd.Series) -> list[TableCell]:
 
 def _cell(value: Any, column: Column, write_text: Callable[[str], str]) -> TableCell:
     numeric = column.numeric
+=======
+def _column_unit(row: FigureRow) -> str:
+    """The unit of a figure's column: shares are shown in per cent, and no heading is repeated."""
+    if row.unit == SHARE:
+        return "%"
+    if row.unit == row.heading:
+        return ""
+    return row.unit
+
+
+def _cell(
+    value: Any, unit: str, numeric: bool, as_text: Callable[[str], str]
+) -> tuple[object, str | None]:
+    """What a cell shows, and the number that it is sorted by."""
+>>>>>>> main
     if pd.isna(value) or value in (math.inf, -math.inf):
         return TableCell(MISSING, numeric)
     if numeric:

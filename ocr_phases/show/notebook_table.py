@@ -5,10 +5,10 @@ from __future__ import annotations
 import pandas as pd
 
 from ocr_phases.analyse.checks import CHECK_COLUMNS
-from ocr_phases.analyse.comparison import COMPARE_COLUMNS
+from ocr_phases.analyse.compared_metrics import COMPARE_COLUMNS
 from ocr_phases.analyse.floors import FLOOR_COLUMNS
 from ocr_phases.analyse.noise import Verdict
-from ocr_phases.analyse.scaling import SWEEP_COLUMNS
+from ocr_phases.analyse.sweep_table import SWEEP_COLUMNS
 from ocr_phases.show.checks_section import checks_html
 from ocr_phases.show.comparison_overview import compare_html
 from ocr_phases.show.html_table import table_html

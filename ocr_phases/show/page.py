@@ -5,7 +5,7 @@ took.
 from __future__ import annotations
 
 import math
-from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -22,7 +22,9 @@ from ocr_phases.errors import OcrPhasesError, check_known
 from ocr_phases.record import Record
 from ocr_phases.show.axes import bar_charts, figure_of, sentence_figure, style_axes
 from ocr_phases.show.boxes import (
-    TIME_ALPHA,
+    LABEL_OPACITY,
+    TIME_OPACITY,
+    DrawnBox,
     boxes_sentence,
     draw_marks,
     label_colour,
@@ -48,38 +50,58 @@ _SUM = (
 _NO_IMAGE = "The page is not in this record, so there is no picture of it."
 
 
-def page_parts(run: Record) -> list[Html | Figure]:
-    """Each row's page by label and by decode time, the sum of it, and what types and regions took.
+def picture_parts(run: Record) -> list[Html]:
+    """The pages of each row by label and by decode time, under headings where there are several.
+
+    Of a large batch the first rows are shown, which `region_parts` says.
+    """
+    parts: list[Html] = []
+    for row in rows_shown(run):
+        parts.append(row_heading(run, row))
+        pages = pages_of_row(run, row)
+        for page, number in enumerate(pages):
+            image = run.page_image(number)
+            if image is not None:
+                parts.append(page_heading(page, len(pages)))
+                parts.append(pictures_html(_pictures(image, run, row, page)))
+    return parts
+
+
+def region_parts(run: Record) -> list[Html | Figure]:
+    """What the types of region and the regions of each row took, and the sum of it.
 
     A page or a text that is not in the record, an output without regions and a run without decode
-    steps are named in a sentence. Of a large batch the first rows are shown, which the last
-    sentence says.
+    steps are named in a sentence.
     """
     parts: list[Html | Figure] = []
-    for row in range(min(len(run.results), _MOST_ROWS)):
+    for row in rows_shown(run):
         parts.append(row_heading(run, row))
-        pages, table = pages_of_row(run, row), regions_of(run, row)
-        images = [run.page_image(number) for number in pages]
-        for page, image in enumerate(images):
-            if image is not None:
-                parts += (
-                    [element("h4", f"Page {page + 1} of {len(pages)}")] if len(pages) > 1 else []
-                )
-                parts.append(pictures_html(_pictures(image, run, row, page)))
-        sentences = [*page_notes(run, row), _sum_sentence(run, row)]
-        parts += map(note, sentences if any(images) else [_NO_IMAGE, *sentences])
-        if grounding_of(run, row).regions:
-            parts += [plot_region_types(run, row)] if has_region_times(run, row) else []
-            caption, headings = (
-                "What each type of region cost to write",
-                {**_HEADINGS, "label": ("type", "")},
-            )
-            parts.append(
-                table_html(type_table(table), caption=caption, headings=headings, missing=_MISSING)
-            )
-            parts.append(regions_html(table))
-    more = f"The first {_MOST_ROWS} of {len(run.results)} rows are shown; the record has them all."
-    return [*parts, note(more if len(run.results) > _MOST_ROWS else "")]
+        if not any(run.page_image(number) for number in pages_of_row(run, row)):
+            parts.append(note(_NO_IMAGE))
+        for sentence in [*page_notes(run, row), _sum_sentence(run, row)]:
+            parts.append(note(sentence))
+        if not grounding_of(run, row).regions:
+            continue
+        table = regions_of(run, row)
+        if has_region_times(run, row):
+            parts.append(plot_region_types(run, row))
+        types = table_html(
+            type_table(table),
+            caption="What each type of region cost to write",
+            headings={**_HEADINGS, "label": ("type", "")},
+            missing=_MISSING,
+        )
+        parts.append(types)
+        parts.append(regions_html(table))
+    if len(run.results) > _MOST_ROWS:
+        rows = f"The first {_MOST_ROWS} of {len(run.results)} rows are shown"
+        parts.append(note(f"{rows}; the record has them all."))
+    return parts
+
+
+def rows_shown(run: Record) -> range:
+    """The rows of a batch that a report has room for."""
+    return range(min(len(run.results), _MOST_ROWS))
 
 
 def page_notes(run: Record, row: int) -> list[str]:
@@ -178,31 +200,52 @@ def pages_of_row(run: Record, row: int) -> list[int]:
     return [number for number, page in enumerate(run.pages) if page.row == row]
 
 
-def _pictures(
-    image: Image.Image, run: Record, row: int, page: int, type_size: int | None = None
-) -> list[tuple[Image.Image, str]]:
-    """A page by label and, where there are times, by decode time, with captions.
+class MarkedPage(NamedTuple):
+    """What is drawn on a page: the caption, the boxes, and the opacity of their ground from 0 to 1."""
+
+    caption: str
+    boxes: list[DrawnBox]
+    opacity: float
+
+
+def marked_pages(run: Record, row: int, page: int, size: tuple[int, int]) -> list[MarkedPage]:
+    """A page of ``size`` pixels by label and, where there are times, by decode time.
 
     The preamble's time is on the first page.
     """
-    grounding, table = grounding_of(run, row).on_page(page), regions_of(run, row)
+    grounding = grounding_of(run, row).on_page(page)
     if not grounding.regions:
-        return [(image, "The page; the output marks no region on it")]
-    known = {region.index for region in grounding.regions} | ({PREAMBLE} if page == 0 else set())
+        return [MarkedPage("The page; the output marks no region on it", [], 0.0)]
+    known = {region.index for region in grounding.regions}
+    if page == 0:
+        known.add(PREAMBLE)
+    table = regions_of(run, row)
     table = table[table["region"].isin(known)]
-    told = f"; ? is {UNCERTAIN_TEXT}" if table["uncertain"].any() else ""
-    boxes = partial(region_boxes, grounding.regions, image.size, table)
-    by_label = draw_marks(image, boxes(), type_size=type_size)
+    doubt = f"; ? is {UNCERTAIN_TEXT}" if table["uncertain"].any() else ""
+    by_label = region_boxes(grounding.regions, size, table)
     if not table["decode_ms"].any():
         untimed = "The regions the model marked; this run has no decode steps, so they have no time"
-        return [(by_label, untimed + told)]
-    by_time = draw_marks(image, boxes(by_time=True), TIME_ALPHA, type_size)
+        return [MarkedPage(untimed + doubt, by_label, LABEL_OPACITY)]
     unboxed = table["decode_ms"][table["boxes"] == 0].sum()
     more = f"; {ms_text(unboxed)} more went to text without a box" if unboxed else ""
+    by_time = region_boxes(grounding.regions, size, table, by_time=True)
     return [
-        (by_label, f"The regions the model marked{told}"),
-        (by_time, f"Decode time of each region{more}"),
+        MarkedPage(f"The regions the model marked{doubt}", by_label, LABEL_OPACITY),
+        MarkedPage(f"Decode time of each region{more}", by_time, TIME_OPACITY),
     ]
+
+
+def _pictures(
+    image: Image.Image, run: Record, row: int, page: int, type_size: int | None = None
+) -> list[tuple[Image.Image, str]]:
+    """The `marked_pages` as pictures, each with its caption."""
+    pictures = []
+    for marked in marked_pages(run, row, page, image.size):
+        drawn = image
+        if marked.boxes:
+            drawn = draw_marks(image, marked.boxes, marked.opacity, type_size)
+        pictures.append((drawn, marked.caption))
+    return pictures
 
 
 def _sum_sentence(run: Record, row: int) -> str:
@@ -211,6 +254,11 @@ def _sum_sentence(run: Record, row: int) -> str:
         return ""
     words = "Regions and preamble" if (table["region"] == PREAMBLE).any() else "Regions"
     return filled(_SUM, words=words, sum=table["decode_ms"].sum(), decode=summary(run)["decode_ms"])
+
+
+def page_heading(page: int, pages: int) -> Html:
+    """The heading of a page of a prompt, counted from 1; nothing for a single one."""
+    return element("h4", f"Page {page + 1} of {pages}") if pages > 1 else fragment()
 
 
 def row_heading(run: Record, row: int) -> Html:

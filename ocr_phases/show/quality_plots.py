@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ocr_phases.analyse.scaling import frontier
+from ocr_phases.analyse.cost_quality import frontier
 from ocr_phases.show.axes import SMALL, legend_below, name_axis, new_figure, sentence_figure
 from ocr_phases.show.colours import BLUE, INK, MUTED
 from ocr_phases.show.curves import COLOURS
@@ -30,7 +30,7 @@ def plot_cost_quality(points: pd.DataFrame) -> Figure:
     """What each way loses, in per cent, over what it costs: ms a page, prompt tokens, bytes of
     memory.
 
-    ``points`` have the columns `ocr_phases.analyse.scaling.POINT_COLUMNS`. A line joins the ways
+    ``points`` have the columns `ocr_phases.analyse.cost_quality.POINT_COLUMNS`. A line joins the ways
     that no other beats in both, the Pareto frontier of that cost; the others are hollow.
     """
     if len(points) < 2:

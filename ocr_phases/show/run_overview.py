@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
+from ocr_phases.analyse.cards import key_metrics
 from ocr_phases.analyse.checks import run_checks, worst_verdict
 from ocr_phases.analyse.figures import summary
 from ocr_phases.analyse.sentences import (
     checks_verdict,
     findings,
     headline,
-    key_metrics,
     limit_sentence,
     noise_warning,
     subject,

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pandas as pd
 
-from ocr_phases.analyse.scaling import LOADED, SweptRecords, cost_quality_sentence, loaded_ways
+from ocr_phases.analyse.cost_quality import cost_quality_sentence
+from ocr_phases.analyse.figure_rows import Place, names_in
+from ocr_phases.analyse.sweep_table import LOADED, loaded_ways
+from ocr_phases.analyse.swept_records import SweptRecords
 from ocr_phases.show.html_table import table_html
 from ocr_phases.show.quality_plots import LOST, plot_cost_quality
 from ocr_phases.show.run_overview import head_html
@@ -15,17 +18,6 @@ from ocr_phases.text import plain
 
 #: What tells cells apart besides their batch size and length.
 _WAYS = ["model", "attention", "dtype", "preset", "strategy", "vision"]
-_STEPS = ["prefill_len", "tokens", "prefill_ms", "vision_share", "inter_token_ms", "times_floor"]
-_TIMES = ["page_ms", "page_ms_p90", "page_ms_p99", "pages_per_min"]
-_COSTS = ["energy_j", "wh_per_1000_pages", "price_per_1000_pages", "repeated_share"]
-_TERMINAL_COLUMNS = [
-    "cell",
-    "prefill_len",
-    "prefill_ms",
-    "vision_share",
-    "inter_token_ms",
-    "tokens_per_s",
-]
 SWEEP_HEADINGS = {
     "interval": ("95 % interval", ""),
     "tokens": ("output", ""),
@@ -43,10 +35,14 @@ def sweep_head(sweep: SweptRecords) -> Section:
 
 
 def cells_html(table: pd.DataFrame) -> Html:
+<<<<<<< HEAD
     """Those columns of `ocr_phases.analyse.scaling.sweep_table` that fit a page, as a table."""
+=======
+    """The columns of `ocr_phases.analyse.sweep_table.sweep_table` that fit a page, as a sortable table."""
+>>>>>>> main
     table = table.assign(times_floor=table["inter_token_ms"] / table["step_floor_ms"])
     shown, caption = (
-        columns_of_cells(table, *_STEPS, "tokens_per_s"),
+        columns_of_cells(table, *names_in(Place.SWEEP_STEPS)),
         "Each cell, medians over the repeats",
     )
     return table_html(
@@ -56,12 +52,18 @@ def cells_html(table: pd.DataFrame) -> Html:
 
 def end_to_end_html(table: pd.DataFrame) -> Html:
     """Time per page from its file to its last token, pages per minute and memory, of each cell."""
+<<<<<<< HEAD
     costs = [name for name in _COSTS if (table[name] > 0).any()]
     shown = columns_of_cells(table, "tokens", *_TIMES, "kv_cache_bytes", "peak_bytes", *costs)
     caption = (
         "Each page end to end, quantiles over the repeats, and memory; "
         "the rows of a batch end together"
     )
+=======
+    costs = [name for name in names_in(Place.SWEEP_COSTS) if (table[name] > 0).any()]
+    shown = columns_of_cells(table, "tokens", *names_in(Place.SWEEP_PAGES), *costs)
+    caption = "Each page end to end, quantiles over the repeats, and memory; the rows of a batch end together"
+>>>>>>> main
     if len(costs) > costs.count("repeated_share"):
         caption += "; 1,000 pages: one measurement after another"
     return table_html(
@@ -114,4 +116,5 @@ def sweep_text(sweep: SweptRecords) -> str:
     """A sweep for a terminal: its verdict and a line per cell."""
     if not sweep.runs:
         return plain(sweep.verdict)
-    return plain(f"{sweep.verdict}\n{table_text(sweep.table[_TERMINAL_COLUMNS])}")
+    table = sweep.table[["cell", *names_in(Place.SWEEP_TEXT)]]
+    return plain(f"{sweep.verdict}\n{table_text(table)}")

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from ocr_phases.analyse.floors import times_text
-from ocr_phases.analyse.scaling import LOADED, cell_name
+from ocr_phases.analyse.sweep_table import LOADED, cell_name
 from ocr_phases.record import Record
 from ocr_phases.show.axes import bar_charts, figure_of, sentence_figure, stacked
 from ocr_phases.show.colours import FAINT, GREEN, REST
@@ -44,7 +44,7 @@ def plot_prefill(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
 def plot_cells_decode(curves: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     """Time of a decode step in ms against the cache, a line a cell; the floor is dotted.
 
-    ``curves`` are those of `ocr_phases.analyse.scaling.SweepResult`. ``ax`` are axes to draw on.
+    ``curves`` are those of `ocr_phases.analyse.sweep_table.decode_curve_table`. ``ax`` are axes to draw on.
     """
     return decode_curves(
         curves.sort_values(["strategy", "batch"], kind="stable"), ["strategy", "batch"], ax

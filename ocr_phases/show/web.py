@@ -177,14 +177,22 @@ def pictures_html(pictures: Sequence[tuple[Image, str]]) -> Html:
 
 
 def document_html(
-    title: str, contents: Sequence[tuple[str, str]], body: Html, *, css: str = ""
+    title: str,
+    contents: Sequence[tuple[str, str]],
+    body: Html,
+    *,
+    css: str = "",
+    script: str = "",
 ) -> str:
     """A whole file that fetches nothing.
 
-    ``contents`` are a heading and its id each. ``css`` goes behind the style that all files share.
+    ``contents`` are a heading and its id each. ``css`` and ``script`` go behind those that all
+    files share.
     """
     script = (
-        asset_text("sort.js") + 'document.querySelectorAll("table.op-table").forEach(sortable);'
+        asset_text("sort.js")
+        + 'document.querySelectorAll("table.op-table").forEach(sortable);'
+        + script
     )
     return render(
         "document",

@@ -10,51 +10,51 @@ the step may wait for the host, and the model has no hook when the step is made.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from functools import partial
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from hashlib import sha256
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from transformers import Cache
 
+from ocr_phases.collectors.host_syncs import host_syncs_noted
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import windowed_length
-from ocr_phases.models.caches import cache_bytes_per_token, static_cache
-from ocr_phases.models.wiring import family_of
+from ocr_phases.models.caches import Reach, cache_bytes_per_token, static_cache
+from ocr_phases.models.devices import device_of
+from ocr_phases.models.wiring import interface_of
+from ocr_phases.settings import Strategy
 from ocr_phases.steps.compiled import (
-    compiled_apart,
+    CompilerOptions,
+    compile_apart,
     first_largest,
-    fused_forms,
-    single_norms,
-    sum_of_each,
-    tuned_steadily,
+    fused_forwards,
+    norm_forwards,
+    row_sums,
+    steady_tuning,
 )
-from ocr_phases.steps.execution import (
-    Made,
-    MadeForwards,
-    captured,
-    captured_call,
-    current_device,
-    decode_execution,
-    first_call_ms,
-    forwards,
-    preparing,
-    syncs_counted,
-    tensors_in,
-)
+from ocr_phases.steps.decode_kernels import decode_execution
+from ocr_phases.steps.forwards import Forward, ForwardsByShape, MadeForward, replaced_forwards
+from ocr_phases.steps.graphs import capture, capture_call, tensors_in
 from ocr_phases.steps.phases import DecodeState
+from ocr_phases.steps.preparing import announce, timed_preparation
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 #: Entries that a cache has room for unless a run needs more: DeepSeek-OCR's longest sequence.
 #: Nearly all prompts and limits so share one step, which takes a minute to compile.
 CAPACITY = 8192
 #: The fewest entries that a step reads: a graph for fewer would save too little.
 LEAST_READ = 512
+#: Steps that are kept, each with a KV cache, and of each the prefills of so many prompt lengths; on
+#: CUDA both with their graphs' memory.
+KEPT_STEPS = 4
 #: The compiler tunes its kernels, what it makes is captured here. torch's version has some of
 #: these.
-_OPTIONS = {
+_COMPILE_OPTIONS: CompilerOptions = {
     "max_autotune": True,
     "coordinate_descent_tuning": True,
     # A test of each expert's number would run for every weight.
@@ -70,14 +70,17 @@ _OPTIONS = {
     # With it, a start from the compiler's cache tunes most kernels again.
     "use_static_cuda_launcher": False,
 }
-#: Steps that are kept, each with a KV cache, and of each the prefills of so many prompt lengths; on
-#: CUDA both with their graphs' memory.
-KEPT_STEPS = 4
+
+#: One decode step that reads a fixed number of entries: logits [B, vocab].
+Run = Callable[[], Tensor]
 
 
 def power_of_two(least: int, needed: int) -> int:
     """The smallest of ``least`` and its doubles that is not below ``needed``."""
-    return least << max(0, -(-needed // least) - 1).bit_length()
+    value = least
+    while value < needed:
+        value *= 2
+    return value
 
 
 def capacity_for(prompt_len: int, max_new_tokens: int, window: int | None = None) -> int:
@@ -86,8 +89,7 @@ def capacity_for(prompt_len: int, max_new_tokens: int, window: int | None = None
 
 
 class StaticStep:
-    """One decode step of ``batch`` rows over a static cache of ``max_cache_len`` entries, ready to
-    be run.
+    """One decode step of ``batch`` rows over a static cache of ``max_cache_len`` entries.
 
     ``strategy``: ``cuda_graph`` captures the step and replays it; ``compiled`` compiles it, and
     captures it too on CUDA; ``eager`` runs the same step as it is. Hand it to `prefill`, then to
@@ -97,61 +99,135 @@ class StaticStep:
     for nothing). Each length that is read is made by `ready_for`, before the run that needs it.
     """
 
-    def __init__(self, model: Any, batch: int, max_cache_len: int, strategy: str) -> None:
-        self.model, self.family = model, family_of(model)
-        self.window = self.family.window(model)
-        self.strategy, self.max_cache_len = strategy, max_cache_len
-        self.device, dtype = model.device, model.dtype
-        config = model.config.get_text_config()
-        self._slot = torch.zeros(1, dtype=torch.long, device=self.device)
-        self._reach = SimpleNamespace(slot=self._slot, extent=None)
-        # One more than is ever read: to the compiler reading all of them would be a step of its
-        # own.
-        self.cache = static_cache(config, max_cache_len + 1, self.window, self._reach)
-        width = (
-            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        )
-        self.cache.early_initialization(
-            batch, config.num_key_value_heads, width, dtype, self.device
-        )
+    def __init__(
+        self, model: PreTrainedModel, batch: int, max_cache_len: int, strategy: Strategy
+    ) -> None:
+        self.model = model
+        self.interface = interface_of(model)
+        self.window = self.interface.window(model)
+        self.strategy = strategy
+        self.max_cache_len = max_cache_len
+        self.device: torch.device = model.device
+        self._captures = strategy != "eager" and self.device.type == "cuda"
+
+        # Every input of the step, at the address that a graph will hold.
+        # The cache and the mask have one entry more than is ever read: to the compiler, reading all
+        # of them would be a step of its own.
+        slots = max_cache_len + 1
         self._token = torch.zeros(batch, 1, dtype=torch.long, device=self.device)
         self._position = torch.zeros_like(self._token)  # of the newest entry
-        #: Of all logits since the last prefill, float32 [B]: finite only if they all were.
-        self.sums = torch.zeros(batch, dtype=torch.float32, device=self.device)
+        self._slot = torch.zeros(1, dtype=torch.long, device=self.device)
         # The window's first slot, and the one behind its last.
-        self._ring = torch.zeros(2, 1, dtype=torch.long, device=self.device)
+        self._window_slots = torch.zeros(2, 1, dtype=torch.long, device=self.device)
         # Added to the scores: 0 where a column may be seen, else -inf. A Boolean mask would be
         # turned into this in every layer.
         self._mask = torch.full(
-            (batch, 1, 1, max_cache_len + 1), -torch.inf, dtype=dtype, device=self.device
+            (batch, 1, 1, slots), -torch.inf, dtype=model.dtype, device=self.device
         )
-        language_model = self.family.stages(model)["language_model"]
-        self._forms = (fused_forms if strategy == "compiled" else single_norms)(language_model)
-        self.prefill = CapturedPrefill(language_model, strategy == "compiled")
-        captures = strategy != "eager" and self.device.type == "cuda"
-        #: How a prefill into the step's cache runs; `prefill` enters this. Captured too where the
-        #: step is.
-        self.prefill_execution = self.prefill.installed if captures else nullcontext
+        self._reach = Reach(self._slot, extent=torch.empty(0, 0, device=self.device))
+        self.cache = self._empty_cache(batch, slots)
+        #: Of all logits since the last prefill, float32 [B]: finite only if they all were.
+        self.sums = torch.zeros(batch, dtype=torch.float32, device=self.device)
+
+        # What the host knows of them.
         self._length: int | None = None  # entries in the cache, where a state is loaded
-        self._given: Tensor | None = None  # the token that the step itself fed back
+        self._own_token: Tensor | None = None  # that the step itself fed back
+
+        language_model = self.interface.modules(model)["language_model"]
+        self.prefill = CapturedPrefill(language_model, compiles=strategy == "compiled")
+        if strategy == "compiled":
+            self._forwards = fused_forwards(language_model)
+            self._body = compile_apart(self._step, options=_options_here(self.device))
+        else:
+            self._forwards = norm_forwards(language_model)
+            self._body = self._step
+        #: As ``strategy`` runs it, by the entries that it reads.
+        self._runs: dict[int, Run] = {}
         self.setup: dict[str, Any] = {
             "max_cache_len": max_cache_len,
             "compile_ms": None,
             "capture_ms": None,
+            "allocated_bytes": cache_bytes_per_token(self.cache) * max_cache_len,
         }
-        self.setup["allocated_bytes"] = cache_bytes_per_token(self.cache) * max_cache_len
-        known = (
-            torch._inductor.list_options()
-            if (self.device.type, strategy) == ("cuda", "compiled")
-            else ()
+
+    def _empty_cache(self, batch: int, slots: int) -> Cache:
+        """The step's static cache, with its memory."""
+        config = self.model.config.get_text_config()
+        width = getattr(config, "head_dim", None)
+        if not width:
+            width = config.hidden_size // config.num_attention_heads
+        cache = static_cache(config.num_hidden_layers, slots, self.window, self._reach)
+        cache.early_initialization(
+            batch, config.num_key_value_heads, width, self.model.dtype, self.device
         )
-        options = {name: value for name, value in _OPTIONS.items() if name in known} or None
-        self._body = (
-            compiled_apart(self._step, options=options) if strategy == "compiled" else self._step
-        )
-        self._runs: dict[
-            int, Callable[[], Tensor]
-        ] = {}  # as ``strategy`` runs it, by the entries it reads
+        return cache
+
+    # -- running it -------------------------------------------------------------------------------
+
+    def prefill_execution(self) -> AbstractContextManager[None]:
+        """How a prefill into the step's cache runs: captured too, where the step is."""
+        return self.prefill.installed() if self._captures else nullcontext()
+
+    @contextmanager
+    def execution(self) -> Iterator[None]:
+        """The kernels the step runs with; `decode` enters this."""
+        with decode_execution(self.model, self.strategy), replaced_forwards(self._forwards):
+            yield
+
+    def fresh_cache(self) -> Cache:
+        """The step's own cache, emptied for a new prefill.
+
+        There is only one, so one state at a time.
+        """
+        self._length = None
+        self.sums.zero_()
+        self.cache.reset()
+        return self.cache
+
+    def __call__(self, state: DecodeState) -> tuple[Tensor, Tensor | None]:
+        """One step of ``state``: logits [B, vocab] and, where it is greedy, the next token.
+
+        The token is int64 [B]. ``state`` gets its position; counting is `decode_step`'s.
+        """
+        if state.cache is not self.cache:
+            raise OcrPhasesError(
+                "This state has another KV cache: prefill with cache=step.fresh_cache()."
+            )
+        needed = windowed_length(state.length + 1, state.lengths[0], self.window)
+        read = min((read for read in self._runs if read >= needed), default=None)
+        if read is None:
+            raise OcrPhasesError(
+                f"The step is ready for {max(self._runs, default=0):,} of {needed:,} entries, its "
+                f"cache has room for {self.max_cache_len:,}: call ready_for with all new tokens."
+            )
+        if self._length != state.length:
+            self._load(state)
+        elif state.token is not self._own_token:
+            self._token.copy_(state.token[:, None])
+        logits = self._runs[read]()
+        self._length = state.length + 1
+        self._own_token = self._token[:, 0].clone() if state.sampler.greedy else None
+        return logits, self._own_token
+
+    def _load(self, state: DecodeState) -> None:
+        """Start from ``state``: its token, place, and which columns of its prompt are padding."""
+        length = state.length
+        prompt_len = state.lengths[0]
+        held = windowed_length(length, prompt_len, self.window)
+        self._token.copy_(state.token[:, None])
+        self._slot.fill_(length)
+        if self.window is not None:
+            self._window_slots[0].fill_(prompt_len)
+            self._window_slots[1].fill_(prompt_len + self.window)
+            full_turns = max(0, length - prompt_len) // self.window
+            self._slot.sub_(full_turns * self.window)
+        self._mask.fill_(-torch.inf)
+        self._mask[:, 0, 0, :held].masked_fill_(state.attention_mask[:, :held].bool(), 0.0)
+        self._position.fill_(length - 1)  # a copy from the host would wait for it
+        if state.position_ids is not None:
+            self._position.copy_(state.position_ids + (length - prompt_len))
+
+    # -- making it --------------------------------------------------------------------------------
 
     @torch.no_grad()
     def ready_for(self, prompt_len: int, max_new_tokens: int) -> StaticStep:
@@ -162,125 +238,33 @@ class StaticStep:
         does. A state that the step is in the middle of is lost. Raises `OcrPhasesError` where it
         cannot be compiled.
         """
-        counts = (
-            windowed_length(prompt_len + new, prompt_len, self.window)
-            for new in (1, max_new_tokens)
-        )
-        first, last = (power_of_two(LEAST_READ, count) for count in counts)
-        reads = {
-            min(first << doubled, self.max_cache_len)
-            for doubled in range((last // first).bit_length())
-        }
+        runs: dict[int, Run] = {}
+        for read in self._reads_of(prompt_len, max_new_tokens):
+            if read not in self._runs:
+                runs[read] = self._step_over(read)
         self._length = None
         self._slot.zero_()  # trial runs move on by a few slots, far fewer than there are
-        with current_device(self.device), self.execution():
-            runs = {read: self._reading(read) for read in sorted(reads - self._runs.keys())}
+        with device_of(self.device).made_current(), self.execution():
             if runs and self.strategy == "compiled" and not self._runs:
-                from torch._inductor import codecache  # as long to import as torch is
-
-                made_of = (
-                    f"{torch.__version__} {self._mask.shape} {self.device.type} {self.model.config}"
-                )
-                # Beside what the compiler keeps, so that both go together.
-                note = Path(codecache.cache_dir(), sha256(made_of.encode()).hexdigest())
-                left = (
-                    "about 10 s, compiled before"
-                    if note.exists()
-                    else "about 80 s, 10 s the next time"
-                )
-                preparing.get()(f"compiling the decode step: {left}")
-                with tuned_steadily():
-                    _, self.setup["compile_ms"] = first_call_ms(
-                        self.device, next(iter(runs.values()))
-                    )
-                note.touch()
-            if runs and self.strategy != "eager" and self.device.type == "cuda":
-                runs, ms = first_call_ms(
-                    self.device, lambda: {read: captured(runs[read]) for read in runs}
-                )
-                self.setup["capture_ms"] = ms + (self.setup["capture_ms"] or 0)
-        self._runs |= runs
+                self._compile_by(next(iter(runs.values())))
+            if runs and self._captures:
+                with timed_preparation(self.device) as preparation:
+                    runs = {read: capture(run) for read, run in runs.items()}
+                self.setup["capture_ms"] = preparation.ms + (self.setup["capture_ms"] or 0)
+        self._runs.update(runs)
         return self
 
-    @contextmanager
-    def execution(self) -> Iterator[None]:
-        """The kernels the step runs with; `decode` enters this."""
-        with decode_execution(self.model, self.strategy), forwards(self._forms):
-            yield
+    def _reads_of(self, prompt_len: int, max_new_tokens: int) -> list[int]:
+        """How many entries the steps of a run read, from its first to its last."""
+        first = windowed_length(prompt_len + 1, prompt_len, self.window)
+        last = windowed_length(prompt_len + max_new_tokens, prompt_len, self.window)
+        reads = [power_of_two(LEAST_READ, first)]
+        while reads[-1] < last:
+            reads.append(2 * reads[-1])
+        # A length that is no power of two is the last one to be read, and only once.
+        return sorted({min(read, self.max_cache_len) for read in reads})
 
-    def fresh_cache(self) -> Any:
-        """The step's own cache, emptied for a new prefill: there is only one, so one state at a
-        time.
-        """
-        self._length = None
-        self.sums.zero_()
-        self.cache.reset()
-        return self.cache
-
-    def __call__(self, state: DecodeState) -> tuple[Tensor, Tensor | None]:
-        """One step of ``state``: logits [B, vocab] and, where it is greedy, the next token int64
-        [B].
-
-        ``state`` gets its position; counting is `decode_step`'s.
-        """
-        if state.cache is not self.cache:
-            raise OcrPhasesError(
-                "This state has another KV cache: prefill with cache=step.fresh_cache()."
-            )
-        needed = windowed_length(state.length + 1, state.lengths[0], self.window)
-        read = min((read for read in self._runs if read >= needed), default=None)
-        if read is None:
-            raise OcrPhasesError(
-                f"The step is ready for {max(self._runs, default=0):,} of {needed:,} entries, its cache has "
-                f"room for {self.max_cache_len:,}: call ready_for with all new tokens."
-            )
-        if self._length != state.length:
-            self._load(state)
-        elif state.token is not self._given:
-            self._token.copy_(state.token[:, None])
-        logits = self._runs[read]()
-        self._length = state.length + 1
-        self._given = self._token[:, 0].clone() if state.sampler.greedy else None
-        return logits, self._given
-
-    def _load(self, state: DecodeState) -> None:
-        """Start from ``state``: its token, place, and which columns of its prompt are padding."""
-        length, prompt_len = state.length, state.lengths[0]
-        held = windowed_length(length, prompt_len, self.window)
-        self._token.copy_(state.token[:, None])
-        self._slot.fill_(length)
-        if self.window is not None:
-            self._ring[0].fill_(prompt_len)
-            self._ring[1].fill_(prompt_len + self.window)
-            self._slot.sub_(max(0, length - prompt_len) // self.window * self.window)
-        self._mask.fill_(-torch.inf)
-        self._mask[:, 0, 0, :held].masked_fill_(state.attention_mask[:, :held].bool(), 0.0)
-        self._position.fill_(length - 1)  # a copy from the host would wait for it
-        if state.position_ids is not None:
-            self._position.copy_(state.position_ids + (length - prompt_len))
-
-    # -- making it --------------------------------------------------------------------------------
-
-    def _step(self) -> Tensor:
-        self._mask.index_fill_(3, self._slot, 0.0)
-        self._position.add_(1)
-        arguments = {
-            "input_ids": self._token,
-            "attention_mask": self.family.ready_mask(
-                self._mask[..., : self._reach.extent.shape[0]]
-            ),
-            "position_ids": self._position,
-            "past_key_values": self.cache,
-        }
-        logits = self.model(**arguments, use_cache=True, logits_to_keep=1).logits[:, -1]
-        self.sums.add_(sum_of_each(logits))
-        self._token.copy_(first_largest(logits))
-        self._slot.add_(1)
-        if self.window is not None:
-            self._slot.copy_(torch.where(self._slot == self._ring[1], self._ring[0], self._slot))
-        return logits
-
-    def _reading(self, read: int) -> Callable[[], Tensor]:
+    def _step_over(self, read: int) -> Run:
         """The step over so many entries, which the compiler takes for a size that varies."""
         extent = torch.empty(read, 0, device=self.device)
         torch._dynamo.mark_dynamic(extent, 0)
@@ -291,8 +275,55 @@ class StaticStep:
 
         return run
 
+    def _compile_by(self, run: Run) -> None:
+        """Let the compiler make the step, for all lengths, by one call of it."""
+        from torch._inductor import codecache  # as long to import as torch is
 
-class CapturedPrefill(MadeForwards):
+        made_of = f"{torch.__version__} {self._mask.shape} {self.device.type} {self.model.config}"
+        # Beside what the compiler keeps, so that both go together.
+        note = Path(codecache.cache_dir(), sha256(made_of.encode()).hexdigest())
+        if note.exists():
+            announce("compiling the decode step: about 10 s, compiled before")
+        else:
+            announce("compiling the decode step: about 80 s, 10 s the next time")
+        with steady_tuning(), timed_preparation(self.device) as preparation:
+            run()
+        self.setup["compile_ms"] = preparation.ms
+        note.touch()
+
+    def _step(self) -> Tensor:
+        """The work of one step: what is captured and compiled."""
+        self._mask.index_fill_(3, self._slot, 0.0)
+        self._position.add_(1)
+        seen = self._mask[..., : self._reach.extent.shape[0]]
+        out = self.model(
+            input_ids=self._token,
+            attention_mask=self.interface.ready_mask(seen),
+            position_ids=self._position,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits = out.logits[:, -1]
+        self.sums.add_(row_sums(logits))
+        self._token.copy_(first_largest(logits))
+        self._slot.add_(1)
+        if self.window is not None:
+            first = self._window_slots[0]
+            end = self._window_slots[1]
+            self._slot.copy_(torch.where(self._slot == end, first, self._slot))
+        return logits
+
+
+def _options_here(device: torch.device) -> CompilerOptions | None:
+    """Those of the compiler's options that torch has here; None on a CPU, which has its own."""
+    if device.type != "cuda":
+        return None
+    known = torch._inductor.list_options()
+    return {name: value for name, value in _COMPILE_OPTIONS.items() if name in known} or None
+
+
+class CapturedPrefill(ForwardsByShape):
     """Captured forwards of a ``language_model`` into a static cache, made at the first of each
     length.
 
@@ -304,29 +335,29 @@ class CapturedPrefill(MadeForwards):
 
     def __init__(self, language_model: nn.Module, compiles: bool) -> None:
         super().__init__({"language_model": language_model}, KEPT_STEPS)
-        self._forms = single_norms(language_model)
-        self._compiled = compiled_apart(language_model.forward) if compiles else None
+        self._norm_forwards = norm_forwards(language_model)
+        self._compiled = compile_apart(language_model.forward) if compiles else None
 
-    def run(self, name: str, forward: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    def run(self, name: str, forward: Forward, *args: Any, **options: Any) -> Any:
         """One forward, as it is where it has a mask to read."""
-        run = (
-            forward
-            if tensors_in(options["attention_mask"])
-            else partial(super().run, name, forward)
-        )
-        return run(*args, **options)
+        if tensors_in(options["attention_mask"]):
+            return forward(*args, **options)
+        return super().run(name, forward, *args, **options)
 
-    def make(self, name: str, forward: Callable[..., Any], *args: Any, **options: Any) -> Made:
+    def make(self, name: str, forward: Forward, *args: Any, **options: Any) -> MadeForward:
         """What runs for one length."""
-        tensors, waits = tensors_in(args, options), list[str]()
-        preparing.get()(f"preparing the prefill for {tensors[0].shape[1]:,} tokens")
-        with current_device(tensors[0].device), forwards(self._forms):
-            forward(*args, **options)
-            with syncs_counted(waits):
+        tensors = tensors_in(args, options)
+        device = tensors[0].device
+        announce(f"preparing the prefill for {tensors[0].shape[1]:,} tokens")
+        with device_of(device).made_current(), replaced_forwards(self._norm_forwards):
+            forward(*args, **options)  # a first one may wait for what later ones find ready
+            waits: list[str] = []
+            with host_syncs_noted(waits):
                 forward(*args, **options)
             if waits:
-                return forward, None
+                return MadeForward(forward, None)
             for tensor in tensors:
                 torch._dynamo.mark_dynamic(tensor, 1)
-            run = partial(captured_call, self._compiled or forward, *args, **options)
-            return first_call_ms(tensors[0].device, run)
+            with timed_preparation(device) as preparation:
+                run = capture_call(self._compiled or forward, *args, **options)
+            return MadeForward(run, preparation.ms)

@@ -1,4 +1,4 @@
-"""What `torch.compile` makes here: the vision encoders, and the forms of a decode step that it
+"""What `torch.compile` makes here: the vision encoders, and the forwards of a decode step that it
 fuses best.
 """
 
@@ -9,36 +9,38 @@ from contextlib import AbstractContextManager
 from functools import partial
 from math import gcd
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ocr_phases.models.wiring import family_of
-from ocr_phases.steps.execution import (
-    DECODE_BACKENDS,
-    Made,
-    MadeForwards,
-    captured_call,
-    first_call_ms,
-    forwards,
-    preparing,
-    tensors_in,
-)
+from ocr_phases.models.wiring import interface_of
+from ocr_phases.steps.decode_kernels import DECODE_BACKENDS
+from ocr_phases.steps.forwards import Forward, ForwardsByShape, MadeForward, replaced_forwards
+from ocr_phases.steps.graphs import capture_call, tensors_in
+from ocr_phases.steps.preparing import announce, timed_preparation
 from ocr_phases.text import stage_name
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 #: Stages and input shapes whose compiled forwards are kept, on CUDA each with its activations.
 KEPT_SHAPES = 16
 
+#: The compiler's own options by their names, as ``torch.compile`` takes them.
+CompilerOptions = dict[str, str | int | bool | Callable[..., Any]]
 
-def compiled_apart(function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+
+def compile_apart(
+    function: Callable[..., Any], options: CompilerOptions | None = None
+) -> Callable[..., Any]:
     """``torch.compile`` of ``function`` for one set of shapes, which no other compilation can crowd
     out.
 
     The compiler keeps, and limits, what it made by code object; so every call here gets a code
-    object of its own. ``options`` are those of ``torch.compile``.
+    object of its own.
     """
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -47,10 +49,10 @@ def compiled_apart(function: Callable[..., Any], **options: Any) -> Callable[...
     own = FunctionType(
         call.__code__.replace(), call.__globals__, call.__name__, None, call.__closure__
     )
-    return torch.compile(own, fullgraph=True, dynamic=False, **options)
+    return torch.compile(own, fullgraph=True, dynamic=False, options=options)
 
 
-def tuned_steadily() -> AbstractContextManager[Any]:
+def steady_tuning() -> AbstractContextManager[Any]:
     """Let the compiler time its trials of a kernel well, for the length of a ``with`` block.
 
     It empties the L2 cache before each trial, which takes less time than a launch: a kernel of 5 us
@@ -63,45 +65,60 @@ def tuned_steadily() -> AbstractContextManager[Any]:
     return patch.dict(vars(benchmarker), L2_cache_size=256 * 2**20)
 
 
-class CompiledVision(MadeForwards):
+# -- the vision encoders ------------------------------------------------------------------------------
+
+
+class CompiledVision(ForwardsByShape):
     """Compiled forwards of a model's vision encoders, made at each shape's first call and kept.
 
     On CUDA each is captured too, and its activations stay in the graph's own memory.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        family = family_of(model)
-        stages = family.stages(model)
-        encoders = {stage: stages[stage] for stage in family.facts.encoders}
+    def __init__(self, model: PreTrainedModel) -> None:
+        encoders: dict[str, nn.Module] = {}
+        for part in interface_of(model).timed_parts(model):
+            if part.role == "vision":
+                encoders[part.stage] = part.first
         super().__init__(encoders, KEPT_SHAPES)
-        self._forms: dict[nn.Module, Callable[..., Any]] = {}
-        for module in nn.ModuleList(encoders.values()).modules():
-            if isinstance(module, nn.Conv2d) and module.kernel_size == module.stride != (1, 1):
-                self._forms[module] = partial(_patches, module)
-            elif getattr(module, "use_rel_pos", False):
-                self._forms[module] = partial(sam_attention, module)
+        self._forwards_on_cuda: dict[nn.Module, Forward] = {}
+        for encoder in encoders.values():
+            for module in encoder.modules():
+                if isinstance(module, nn.Conv2d) and _cuts_patches(module):
+                    self._forwards_on_cuda[module] = partial(_patch_product, module)
+                elif getattr(module, "use_rel_pos", False):
+                    self._forwards_on_cuda[module] = partial(sam_attention, module)
 
-    def make(self, name: str, forward: Callable[..., Any], *args: Any, **options: Any) -> Made:
+    def make(self, name: str, forward: Forward, *args: Any, **options: Any) -> MadeForward:
         """What runs for one shape."""
-        first = tensors_in(args, options)[0]
-        preparing.get()(
-            f"compiling {stage_name(name)} for {' × '.join(map(str, first.shape))} inputs"
-        )
-        compiled, cuda = compiled_apart(forward), first.device.type == "cuda"
+        pixels = tensors_in(args, options)[0]
+        sizes = " × ".join(map(str, pixels.shape))
+        announce(f"compiling {stage_name(name)} for {sizes} inputs")
+        run = compile_apart(forward)
+        on_cuda = pixels.device.type == "cuda"
+        forwards = self._forwards_on_cuda if on_cuda else {}
         # cuDNN's attention, the fastest for SAM's wide keys, plans once: views come in few sizes.
         kernels = sdpa_kernel([SDPBackend.CUDNN_ATTENTION, *DECODE_BACKENDS])
-        with kernels, forwards(self._forms if cuda else {}):
-            _, ms = first_call_ms(first.device, partial(compiled, *args, **options))
-            return (captured_call(compiled, *args, **options) if cuda else compiled), ms
+        with kernels, replaced_forwards(forwards):
+            with timed_preparation(pixels.device) as preparation:
+                run(*args, **options)
+            if on_cuda:
+                run = capture_call(run, *args, **options)
+        return MadeForward(run, preparation.ms)
 
 
-def _patches(convolution: nn.Conv2d, pixels: Tensor) -> Tensor:
+def _cuts_patches(convolution: nn.Conv2d) -> bool:
+    """Whether each pixel goes into one output only."""
+    return convolution.kernel_size == convolution.stride != (1, 1)
+
+
+def _patch_product(convolution: nn.Conv2d, pixels: Tensor) -> Tensor:
     """A convolution of patches, [B, C, H, W] to [B, width, H/p, W/p], as a matrix product.
 
     cuDNN's kernel for it takes 0.3 ms for 1,024 x 1,024 pixels on an H100, a tenth of that is
     needed.
     """
-    flat = nn.functional.pixel_unshuffle(pixels, convolution.kernel_size[0]).permute(0, 2, 3, 1)
+    patch_size = convolution.kernel_size[0]
+    flat = nn.functional.pixel_unshuffle(pixels, patch_size).permute(0, 2, 3, 1)
     weight = convolution.weight.flatten(1)
     return nn.functional.linear(flat, weight, convolution.bias).permute(0, 3, 1, 2)
 
@@ -114,84 +131,104 @@ def sam_attention(attention: Any, hidden_states: Tensor) -> tuple[Tensor, None]:
     where it is.
     """
     batch, height, width, _ = hidden_states.shape
-    heads, places = attention.num_attention_heads, height * width
-    query, key, value = (
-        attention.qkv(hidden_states).view(batch, places, 3, heads, -1).permute(2, 0, 3, 1, 4)
-    )
+    heads = attention.num_attention_heads
+    places = height * width
+    projected = attention.qkv(hidden_states).view(batch, places, 3, heads, -1)
+    query, key, value = projected.permute(2, 0, 3, 1, 4)  # [B, heads, places, C/heads] each
+
+    # A query's bias for each row and for each column of keys.
     grid = query.unflatten(2, (height, width))
     rows = attention.get_rel_pos(height, height, attention.rel_pos_h)
     columns = attention.get_rel_pos(width, width, attention.rel_pos_w)
     by_row = torch.einsum("bnhwc,hkc->bnhwk", grid, rows).flatten(2, 3)
     by_column = torch.einsum("bnhwc,wkc->bnhwk", grid, columns).flatten(2, 3)
-    row, column = (torch.eye(size, dtype=key.dtype, device=key.device) for size in (height, width))
+    # A key's row and column, each as a vector with a single one in it.
+    row = torch.eye(height, dtype=key.dtype, device=key.device)
+    column = torch.eye(width, dtype=key.dtype, device=key.device)
     place = torch.cat([row.repeat_interleave(width, dim=0), column.repeat(height, 1)], dim=1)
+
     query = torch.cat([query * attention.scale, by_row, by_column], dim=-1)
     key = torch.cat([key, place.expand(batch, heads, -1, -1)], dim=-1)
     # The kernels need a multiple of 8 channels.
-    query, key = (nn.functional.pad(part, (0, -part.shape[-1] % 8)) for part in (query, key))
-    given = nn.functional.scaled_dot_product_attention(query, key, value, scale=1.0)
-    return attention.proj(given.transpose(1, 2).reshape(hidden_states.shape)), None
+    missing = -query.shape[-1] % 8
+    query = nn.functional.pad(query, (0, missing))
+    key = nn.functional.pad(key, (0, missing))
+    result = nn.functional.scaled_dot_product_attention(query, key, value, scale=1.0)
+    return attention.proj(result.transpose(1, 2).reshape(hidden_states.shape)), None
 
 
-def single_norms(language_model: nn.Module) -> dict[nn.Module, Callable[..., Any]]:
-    """Forms of a language model's norms with two kernels in place of eight, for `forwards`.
+# -- the language model -------------------------------------------------------------------------------
+
+
+def norm_forwards(language_model: nn.Module) -> dict[nn.Module, Forward]:
+    """Forwards of a language model's norms with two kernels in place of eight.
 
     They round where the class does; on a GPU their sums are in another order. Install the same
-    objects each time, or what was compiled with them is compiled again.
+    objects each time (`replaced_forwards`), or what was compiled with them is compiled again.
     """
-    norms = (
-        module for module in language_model.modules() if type(module).__name__.endswith("RMSNorm")
-    )
-    return {norm: partial(_normed, norm) for norm in norms}
+    forwards: dict[nn.Module, Forward] = {}
+    for module in language_model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            forwards[module] = partial(_norm, module)
+    return forwards
 
 
-def fused_forms(language_model: nn.Module) -> dict[nn.Module, Callable[..., Any]]:
-    """Forms of norms, gated products, experts and greedy routers for one token's compiled forward.
+def fused_forwards(language_model: nn.Module) -> dict[nn.Module, Forward]:
+    """Forwards of norms, gated products, experts and greedy routers, to be compiled for one token.
 
     The compiler puts what is cheap into each of its readers: a matrix-vector product would then
     take the norm, or the gate, again for every weight (on an H200 11 us for experts whose weights
     are read in 3). So both are stored. ``topk`` is a kernel of its own; a sort is part of the
     softmax's.
     """
-    forms = single_norms(language_model)
+    forwards = norm_forwards(language_model)
     for module in language_model.modules():
-        if hasattr(module, "act_fn"):
-            forms[module] = partial(_experts if hasattr(module, "gate_up_proj") else _gated, module)
-        elif getattr(module, "topk_method", "") == "greedy" and hasattr(
-            module, "routed_scaling_factor"
-        ):
-            forms[module] = partial(_routed, module)
-    return forms
+        if hasattr(module, "gate_up_proj") and hasattr(module, "act_fn"):
+            forwards[module] = partial(_experts, module)
+        elif hasattr(module, "act_fn"):
+            forwards[module] = partial(_gated_product, module)
+        elif _routes_greedily(module):
+            forwards[module] = partial(_router, module)
+    return forwards
 
 
-def _stored(given: Tensor) -> Tensor:
+def _routes_greedily(module: nn.Module) -> bool:
+    method = getattr(module, "topk_method", "")
+    return method == "greedy" and hasattr(module, "routed_scaling_factor")
+
+
+def _store(values: Tensor) -> Tensor:
+    """Make the compiler write ``values`` once, so that their readers do not compute them again."""
     from torch._inductor import inductor_prims
 
-    compiled = torch.compiler.is_compiling()  # elsewhere it would be a copy
-    return inductor_prims.force_stride_order(given, given.stride()) if compiled else given
+    if not torch.compiler.is_compiling():  # where it would be a copy
+        return values
+    return inductor_prims.force_stride_order(values, values.stride())
 
 
-def _normed(norm: Any, hidden_states: Tensor) -> Tensor:
-    shape, eps = norm.weight.shape, norm.variance_epsilon
-    return _stored(norm.weight * nn.functional.rms_norm(hidden_states, shape, eps=eps))
+def _norm(norm: Any, hidden_states: Tensor) -> Tensor:
+    eps = norm.variance_epsilon
+    normed = nn.functional.rms_norm(hidden_states, norm.weight.shape, eps=eps)
+    return _store(norm.weight * normed)
 
 
-def _gated(mlp: Any, hidden_states: Tensor) -> Tensor:
-    return mlp.down_proj(
-        _stored(mlp.act_fn(mlp.gate_proj(hidden_states)) * mlp.up_proj(hidden_states))
-    )
+def _gated_product(mlp: Any, hidden_states: Tensor) -> Tensor:
+    gated = mlp.act_fn(mlp.gate_proj(hidden_states)) * mlp.up_proj(hidden_states)
+    return mlp.down_proj(_store(gated))
 
 
 def _experts(experts: Any, hidden_states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
     """The class's ``batched_mm``: [T, width] by the experts ``chosen`` [T, K] with their
     ``weights``.
     """
-    gate, up = (experts.gate_up_proj[chosen] @ hidden_states[:, None, :, None]).chunk(2, dim=2)
-    given = experts.down_proj[chosen] @ _stored(experts.act_fn(gate) * up)
-    return (given[..., 0] * weights[..., None]).sum(dim=1).to(hidden_states.dtype)
+    gate_and_up = experts.gate_up_proj[chosen] @ hidden_states[:, None, :, None]
+    gate, up = gate_and_up.chunk(2, dim=2)
+    outputs = experts.down_proj[chosen] @ _store(experts.act_fn(gate) * up)
+    return (outputs[..., 0] * weights[..., None]).sum(dim=1).to(hidden_states.dtype)
 
 
-def _routed(router: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _router(router: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The class's logits, and the weights and numbers of the chosen experts, [T, top_k] each."""
     hidden_states = hidden_states.view(-1, router.hidden_dim)
     logits = nn.functional.linear(hidden_states.float(), router.weight.float())
     weights, experts = logits.softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
@@ -199,14 +236,16 @@ def _routed(router: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]
     return logits, weights, experts[:, : router.top_k]
 
 
-def sum_of_each(scores: Tensor) -> Tensor:
+# -- the head -----------------------------------------------------------------------------------------
+
+
+def row_sums(scores: Tensor) -> Tensor:
     """The sum of each row of [B, N], float32 [B], in the two levels of `first_largest`, for the
     same reason.
 
     Both read the same parts, so that the compiler can read them once.
     """
-    rows = scores.unflatten(-1, (gcd(256, scores.shape[-1]), -1))
-    return rows.sum(dim=-1, dtype=torch.float32).sum(dim=-1)
+    return _parts(scores).sum(dim=-1, dtype=torch.float32).sum(dim=-1)
 
 
 def first_largest(scores: Tensor) -> Tensor:
@@ -215,6 +254,11 @@ def first_largest(scores: Tensor) -> Tensor:
     The compiler gives one row's argmax to one multiprocessor of a GPU (19 to 34 us for 129,280 on
     an H200).
     """
-    rows = scores.unflatten(-1, (gcd(256, scores.shape[-1]), -1))
-    part = rows.amax(dim=-1).argmax(dim=-1, keepdim=True)
-    return part * rows.shape[-1] + rows.argmax(dim=-1).gather(-1, part)
+    parts = _parts(scores)
+    part = parts.amax(dim=-1).argmax(dim=-1, keepdim=True)
+    return part * parts.shape[-1] + parts.argmax(dim=-1).gather(-1, part)
+
+
+def _parts(scores: Tensor) -> Tensor:
+    """[B, N] as [B, parts, N / parts], in as many equal parts as N allows, at most 256."""
+    return scores.unflatten(-1, (gcd(256, scores.shape[-1]), -1))

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ocr_phases.collectors.timeline import NoTimeline, Timeline, stage_hooks
+from ocr_phases.collectors.hooks import stage_hooks
+from ocr_phases.collectors.timeline import NoTimeline, Timeline
 from ocr_phases.errors import Hinted, OcrPhasesError, explain_wrong_calls
 from ocr_phases.families import windowed_length
 from ocr_phases.inputs.packing import DeviceInputs
@@ -29,8 +30,9 @@ from ocr_phases.models.caches import (
     drop_last,
     held_entries,
 )
-from ocr_phases.models.wiring import Family, family_of
-from ocr_phases.steps.execution import decode_execution
+from ocr_phases.models.interface import ModelInterface
+from ocr_phases.models.wiring import interface_of
+from ocr_phases.steps.decode_kernels import decode_execution
 from ocr_phases.steps.sampling import Sampler
 from ocr_phases.text import bytes_text, count_text
 
@@ -49,7 +51,7 @@ class DecodeState(Hinted):
     read them.
     """
 
-    family: Family
+    interface: ModelInterface
     cache: Any
     logits: Tensor = field(init=False)  # [B, vocab], of the last position
     mask: (
@@ -173,18 +175,19 @@ def prefill(
     refused. The first token is the argmax (or a sample) of the last logits. Raises `OcrPhasesError`
     for a model in training mode or spread over several devices.
     """
-    family, timeline = family_of(model), timeline or NoTimeline()
+    interface = interface_of(model)
+    timeline = timeline or NoTimeline()
     _check_model(model)
     ids, sampler = inputs.input_ids, sampler or Sampler(device=inputs.input_ids.device)
     if cache is None or step is not None:
-        cache = family.new_cache() if step is None else step.fresh_cache()
-    window = family.window(model)
+        cache = interface.new_cache() if step is None else step.fresh_cache()
+    window = interface.window(model)
     _check_window(cache, window)
-    arguments = family.prefill_arguments(inputs, model)
-    hooks = stage_hooks(model, family, timeline, family.views(inputs))
+    arguments = interface.prefill_arguments(inputs, model)
+    hooks = stage_hooks(model, interface, timeline, interface.views(inputs))
     language_model = contextlib.nullcontext() if step is None else step.prefill_execution()
     with hooks, timeline.in_phase("prefill"), language_model:
-        out = family.forward(
+        out = interface.forward(
             model,
             arguments,
             past_key_values=cache,
@@ -193,7 +196,7 @@ def prefill(
         )
         with timeline.span("sampling"):
             state = DecodeState(
-                family=family,
+                interface=interface,
                 cache=out.past_key_values,
                 mask=inputs.attention_mask,
                 length=ids.shape[1],
@@ -268,7 +271,7 @@ def _model_step(model: nn.Module, state: DecodeState) -> Tensor:
     length, prompt_len = state.length + 1, state.lengths[0]
     positions = None if state.position_ids is None else state.position_ids + (length - prompt_len)
     mask = state.mask[:, :length]
-    arguments = state.family.step_arguments(
+    arguments = state.interface.step_arguments(
         model, state.token, state.cache, mask, positions, prompt_len
     )
     width = arguments["input_ids"].shape[1]
@@ -276,13 +279,12 @@ def _model_step(model: nn.Module, state: DecodeState) -> Tensor:
         raise OcrPhasesError(
             f"A decode step takes one token a row, got {width}: pass input ids [B, 1]."
         )
-    images = state.family.wiring.image_arguments
-    leaked = ", ".join(name for name in images if arguments.get(name) is not None)
+    leaked = ", ".join(state.interface.leaked_images(arguments))
     try:
         if not leaked:
-            return state.family.forward(model, arguments, use_cache=True, logits_to_keep=1).logits[
-                :, -1
-            ]
+            return state.interface.forward(
+                model, arguments, use_cache=True, logits_to_keep=1
+            ).logits[:, -1]
     except ValueError as error:
         if "image" not in str(error).lower():
             raise
@@ -320,7 +322,7 @@ def decode(
     running = [ends.isdisjoint(ids) for ids in state.ids]
     kernels = decode_execution(model) if step is None else step.execution()
     # A step of its own may be compiled, which hooks on the model would undo.
-    hooks = stage_hooks(model, state.family, timeline if step is None else NoTimeline(), [])
+    hooks = stage_hooks(model, state.interface, timeline if step is None else NoTimeline(), [])
     with kernels, hooks, timeline.in_phase("decode"):
         while (
             any(running) and (steps := min(eos_check_every, max_new_tokens - state.generated)) > 0
@@ -387,9 +389,9 @@ def prompt_loss(model: nn.Module, inputs: DeviceInputs, labels: Tensor | None = 
     """
     labels = inputs.input_ids if labels is None else labels
     ignored = inputs.images_seq_mask | (inputs.attention_mask == 0)
-    family = family_of(model)
-    arguments = family.prefill_arguments(inputs, model)
-    return family.forward(
+    interface = interface_of(model)
+    arguments = interface.prefill_arguments(inputs, model)
+    return interface.forward(
         model, arguments, use_cache=False, labels=labels.masked_fill(ignored, -100)
     ).loss
 

@@ -160,13 +160,15 @@ def one_shot(
     """
     from transformers.generation import LogitsProcessorList
 
-    model, family, infer = checkpoint.model, checkpoint.family, request.infer
+    model = checkpoint.model
+    interface = checkpoint.interface
+    infer = request.infer
     said = checkpoint.generation
     end_tokens = end_tokens or said.own_end_tokens or said.end_tokens
     if request.ignore_eos:  # None would be the checkpoint's own: an id that no token has
         end_tokens = [model.config.get_text_config().vocab_size]
     own_rule = NoRepeatNGrams(infer.no_repeat_ngram_size, infer.no_repeat_ngram_window)
-    window = family.window(model)
+    window = interface.window(model)
     if window is not None and inputs.position_ids is not None and request.max_new_tokens > window:
         raise OcrPhasesError(
             f"generate() of {type(model).__name__} mistakes which slots are padding once its window "
@@ -178,10 +180,10 @@ def one_shot(
         )
     # generate() samples with torch's own generator of the device.
     devices = [inputs.input_ids.device] if inputs.input_ids.is_cuda else []
-    with torch.no_grad(), family.silenced(), torch.random.fork_rng(devices):
+    with torch.no_grad(), interface.silenced(), torch.random.fork_rng(devices):
         (torch.cuda.manual_seed if devices else torch.default_generator.manual_seed)(request.seed)
         tokens = model.generate(
-            **family.prefill_arguments(inputs)
+            **interface.prefill_arguments(inputs)
             | {"attention_mask": inputs.attention_mask, "position_ids": None},
             max_new_tokens=request.max_new_tokens,
             eos_token_id=list(end_tokens),

@@ -52,8 +52,16 @@ _CELL_TAG = re.compile(
 _SPAN = re.compile(r"\b(colspan|rowspan)\s*=\s*[\"']?([0-9]{1,3})\b")
 
 
+class _Lower(mistune.HTMLRenderer):
+    """Headings stand below those of the report or notebook that shows them."""
+
+    def heading(self, text: str, level: int, **attributes: Any) -> str:
+        return super().heading(text, min(level + 2, 6), **attributes)
+
+
 def _reader() -> mistune.Markdown:
-    reader = mistune.create_markdown(escape=True, hard_wrap=True, plugins=["table"])
+    renderer = _Lower(escape=True)
+    reader = mistune.create_markdown(renderer=renderer, hard_wrap=True, plugins=["table"])
     # A backslash may begin a formula; what is indented on a page is no code; links and pictures
     # stay text.
     for rules, unwanted in (

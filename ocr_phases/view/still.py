@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import contextlib
 import functools
 import io
 import itertools
@@ -11,6 +13,7 @@ import textwrap
 from typing import Any
 
 import pandas as pd
+from IPython.display import DisplayHandle, display
 from matplotlib.transforms import Transform
 from PIL import Image, ImageDraw
 
@@ -29,12 +32,53 @@ from ocr_phases.show.web import Html, data_address, element, fragment, jpeg_file
 
 _INCHES = (4.6, 6.3)  # of the figure, height first
 _HEIGHT = 460  # pixels of a page beside it
+_SOON_S = 0.02
 
 # Without its kernel JupyterLab says "model not found" in the output before this one.
 _STYLE = (
     ".jp-OutputArea-child:not(:has(.opx)):has(+ .jp-OutputArea-child .opx-still){display:none}"
     ".opx-still img{max-width:100%;height:auto}"
 )
+
+
+class Stilled:
+    """A widget that leaves a picture below itself, which a saved notebook shows without a kernel."""
+
+    _handle: DisplayHandle | None = None  # once a cell has the picture
+    _due: asyncio.TimerHandle | None = None
+
+    def picture(self) -> dict[str, Any]:
+        """What a saved notebook shows, by MIME type."""
+        raise NotImplementedError
+
+    def draw_still_soon(self) -> None:
+        """Draw the picture soon: once for what changes together."""
+        if self._due is not None:
+            self._due.cancel()
+        loop = running_loop()
+        if loop is not None:
+            self._due = loop.call_later(_SOON_S, self.draw_still)
+
+    def draw_still(self) -> None:
+        """Draw the picture now, where a cell shows it."""
+        if self._handle is not None:
+            self._handle.update(self.picture(), raw=True)
+
+    def _repr_mimebundle_(self, **_: Any) -> Any:
+        raise NotImplementedError
+
+    def _ipython_display_(self) -> None:
+        # No words for the widget itself: where it cannot be shown, the picture stands for it.
+        view, facts = self._repr_mimebundle_()
+        display({**view, "text/plain": ""}, metadata=facts, raw=True)
+        self._handle = display(self.picture(), raw=True, display_id=True)
+
+
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """The loop that this thread runs; None in a plain script."""
+    with contextlib.suppress(RuntimeError):
+        return asyncio.get_running_loop()
+    return None
 
 
 def still_bundle(run: Record | None, row: int, token: int, color: str, view: str) -> dict[str, Any]:

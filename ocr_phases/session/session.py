@@ -2,67 +2,44 @@
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import msgspec
 import pandas as pd
-import psutil
 import torch
 from torch import Tensor
 
-from ocr_phases.analyse.cost import memory_need, vision_calls
 from ocr_phases.collectors import machine
-from ocr_phases.collectors.machine import measure_ceilings
-from ocr_phases.collectors.timeline import NoTimeline, Timeline, stage_hooks
-from ocr_phases.errors import Hinted, OcrPhasesError, explain_wrong_calls
-from ocr_phases.families import windowed_length
-from ocr_phases.families.config import AnyConfig, read_model_config
-from ocr_phases.files import each_page
-from ocr_phases.images import describe_page, load_page
+from ocr_phases.collectors.hooks import stage_hooks
+from ocr_phases.collectors.timeline import NoTimeline, Timeline
+from ocr_phases.errors import Hinted, Interrupted, OcrPhasesError, explain_wrong_calls
 from ocr_phases.inputs.packing import DeviceInputs, PageInputs
-from ocr_phases.inputs.views import Page, Pages, image_token_count
-from ocr_phases.measure.cells import Cell, CellOutcome, Sweep, only
-from ocr_phases.measure.measurement import Measurement, describe_model, execution, page_id
-from ocr_phases.measure.request import filled_in, recorded_settings, run_and_record
-from ocr_phases.models.folders import local_folder, read_json
-from ocr_phases.models.load import (
-    AT_HAND,
-    BUILT_IN,
-    BUILT_IN_PRESET,
-    Checkpoint,
-    adopt,
-    load_checkpoint,
-    resolve_device,
-)
-from ocr_phases.models.quantised import refuse_quantised_config
+from ocr_phases.inputs.views import Pages
+from ocr_phases.measure.cells import Cell, CellOutcome, ModelChanges
+from ocr_phases.measure.loaded_model import LoadedModel, describe_model
+from ocr_phases.measure.measurement import Measurement, execution
+from ocr_phases.measure.runs import OnProgress, OnRunTokens
+from ocr_phases.models.folders import local_folder
+from ocr_phases.models.load import adopt, load_checkpoint
 from ocr_phases.models.references import references
-from ocr_phases.models.weights import dummy_config, resolve_dtype
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.results.sweep import SweepResult
+from ocr_phases.session.sweeps import Sweep
 from ocr_phases.settings import (
     ModelSettings,
     Request,
     RunSettings,
     SamplingSettings,
-    Settings,
     Strategy,
     Vision,
-    setting_names,
 )
 from ocr_phases.show.section import facts_bundle, facts_text
 from ocr_phases.steps import phases
-from ocr_phases.steps.captured import StaticStep, capacity_for
-from ocr_phases.steps.compiled import CompiledVision
-from ocr_phases.steps.execution import decode_execution
+from ocr_phases.steps.decode_kernels import decode_execution
 from ocr_phases.steps.sampling import Sampler
-from ocr_phases.text import filled, millions_text, stage_name
-from ocr_phases.versions import asset, seldom_collected
+from ocr_phases.text import millions_text, stage_name
+from ocr_phases.versions import seldom_collected
 
 if TYPE_CHECKING:
     from ocr_phases.engines.session import ServerSession
@@ -75,25 +52,24 @@ class OCRSession(Hinted):
     directly.
     """
 
-    def __init__(self, checkpoint: Checkpoint, asked: ModelSettings | None = None) -> None:
-        self.checkpoint, self._asked = checkpoint, asked  # None of a model object
+    def __init__(self, loaded_model: LoadedModel, settings: ModelSettings | None = None) -> None:
+        #: The model with what its measurements share.
+        self.loaded_model = loaded_model
+        #: What it was loaded with; None for a model object.
+        self.settings = settings
+        checkpoint = loaded_model.checkpoint
+        self.checkpoint = checkpoint
         self.model: Any = checkpoint.model
-        self.tokenizer, self.family = checkpoint.tokenizer, checkpoint.family
-        self.device, self.dtype = checkpoint.device, checkpoint.dtype
-        #: The ids that end a generation and that fill rows, and text to ids without special tokens
-        #: around it.
-        self.eos_id, self.pad_id, self.encode = (
-            checkpoint.eos_id,
-            checkpoint.pad_id,
-            checkpoint.encode,
-        )
-        #: What measurements share: steps by shape, compiled encoders, and `measure_ceilings` once a
-        #: dtype.
-        self.steps: dict[tuple[int, int, str], StaticStep] = {}
-        self.vision = CompiledVision(checkpoint.model)
-        self.ceilings: Callable[[torch.dtype], dict[str, Any]] = cache(
-            partial(measure_ceilings, self.device)
-        )
+        self.tokenizer = checkpoint.tokenizer
+        self.family = checkpoint.family
+        self.interface = checkpoint.interface
+        self.device = checkpoint.device
+        self.dtype = checkpoint.dtype
+        #: The ids that end a generation and that fill rows.
+        self.eos_id = checkpoint.eos_id
+        self.pad_id = checkpoint.pad_id
+        #: Text to ids, without special tokens around it.
+        self.encode = checkpoint.encode
         #: What the last `run_inference` measured, also where it was interrupted; None without a
         #: repeat.
         self.last_run: PhaseRun | None = None
@@ -168,7 +144,7 @@ class OCRSession(Hinted):
             cuda_calls=cuda_calls,
         )
         with seldom_collected():
-            return cls(load_checkpoint(settings), settings)
+            return cls(LoadedModel(load_checkpoint(settings)), settings)
 
     @classmethod
     @explain_wrong_calls
@@ -234,7 +210,7 @@ class OCRSession(Hinted):
         `OcrPhasesError` for a class of no family and for modules that its family has and it lacks
         (`ocr_phases.models.load.adopt`).
         """
-        return cls(adopt(model, tokenizer, name=name))
+        return cls(LoadedModel(adopt(model, tokenizer, name=name)))
 
     def with_model(self, *, attention: str | None = None, dtype: str | None = None) -> OCRSession:
         """A session of the same weights with another ``attention`` or ``dtype``; this one where
@@ -245,14 +221,20 @@ class OCRSession(Hinted):
         `load` does, and for a model object, which its owner changes.
         """
         own = describe_model(self.checkpoint)
-        asked = {"attention": attention or own["attention"], "dtype": dtype or own["dtype"]}
-        if asked.items() <= own.items():
+        attention = attention or own.attention
+        dtype = dtype or own.dtype
+        if attention == own.attention and dtype == own.dtype:
             return self
-        if self._asked is None:
+        if self.settings is None:
             raise OcrPhasesError(
                 "A model object is measured as it is: change it and give it to from_model."
             )
-        return self.load(**{**vars(self._asked), **asked})
+        changed = {"attention": attention, "dtype": dtype}
+        return self.load(**{**vars(self.settings), **changed})
+
+    def _load_changed(self, changes: ModelChanges) -> LoadedModel:
+        """The model with another attention or dtype, for a sweep."""
+        return self.with_model(attention=changes.attention, dtype=changes.dtype).loaded_model
 
     @classmethod
     def connect(
@@ -352,18 +334,19 @@ class OCRSession(Hinted):
         OcrPhasesError
             Where a rule of decode is broken: a token per row, no image, a cache that grows by one.
         """
-        hooks = stage_hooks(self.model, self.family, timeline or NoTimeline(), [])
+        hooks = stage_hooks(self.model, self.interface, timeline or NoTimeline(), [])
         with execution(self.device), decode_execution(self.model), hooks:
             return phases.decode_step(self.model, state, timeline)
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.checkpoint.name!r}, device={self.device!r}, dtype={self.dtype})"
+        settings = f"device={self.device!r}, dtype={self.dtype}"
+        return f"{type(self).__name__}({self.checkpoint.name!r}, {settings})"
 
     def _facts(self) -> dict[str, Any]:
         text = self.model.config.get_text_config()
-        parameters = self.family.parameters(self.model)
+        parameters = self.interface.parameters(self.model)
         return {
-            "family": f"{self.family.facts.name}, {self.family.implementation} class",
+            "family": f"{self.family.name}, {self.interface.implementation} class",
             "device": f"{machine.describe_device(self.device)['name']} ({self.device})",
             "dtype": str(self.dtype).removeprefix("torch."),
             "parameters": {
@@ -551,8 +534,18 @@ class OCRSession(Hinted):
             kernel_trace=kernel_trace,
             price_per_hour=price_per_hour,
         )
-        measurement = Measurement(self, page, settings)
-        return run_and_record(self, measurement, on_tokens, progress)
+        measurement = Measurement(self.loaded_model, page, settings)
+        return self._keep(measurement, on_tokens, progress)
+
+    def _keep(
+        self, measurement: Measurement, on_tokens: OnRunTokens | None, progress: OnProgress | None
+    ) -> PhaseRun:
+        """Run a measurement, and keep as ``last_run`` what it measured, however it ends."""
+        self.last_run = None
+        try:
+            return measurement.run(on_tokens, progress)
+        finally:
+            self.last_run = measurement.result
 
     @explain_wrong_calls
     def check_request(
@@ -629,7 +622,7 @@ class OCRSession(Hinted):
             kernel_trace=kernel_trace,
             price_per_hour=price_per_hour,
         )
-        return Measurement(self, page, settings).request
+        return Measurement(self.loaded_model, page, settings).request
 
     @explain_wrong_calls
     def prepare(
@@ -685,7 +678,7 @@ class OCRSession(Hinted):
             max_new_tokens=max_new_tokens,
             infer=infer,
         )
-        return Measurement(self, page, settings).packed
+        return Measurement(self.loaded_model, page, settings).packed
 
     @explain_wrong_calls
     def sweep(
@@ -789,286 +782,11 @@ class OCRSession(Hinted):
             progress=progress,
             on_run=on_run,
         )
-        return plan.run({"": self.with_model})
-
-
-# -- sweeps over several models --------------------------------------------------------------------------
-
-
-@explain_wrong_calls
-def sweep(
-    page: str | Path,
-    models: Sequence[str] = ("tiny",),
-    *,
-    load: Mapping[str, Any] | None = None,
-    presets: Sequence[str] = ("tiny", "base"),
-    strategies: Sequence[str] = ("eager",),
-    batches: Sequence[int] = (1,),
-    lengths: Sequence[int] = (32,),
-    visions: Sequence[str] = ("eager",),
-    attentions: Sequence[str | None] = (None,),
-    dtypes: Sequence[str | None] = (None,),
-    folder: str | Path | None = None,
-    prompt: str = "markdown",
-    repeats: int = 3,
-    warmup: int = 1,
-    seed: int = 0,
-    ignore_eos: bool | None = None,
-    truth: str | Path | None = None,
-    retry_failed: bool = False,
-    progress: Callable[[CellOutcome], None] | None = None,
-    on_run: Callable[[Cell, int, int], None] | None = None,
-    loading: Callable[[str], None] | None = None,
-) -> SweepResult:
-    """Measure a page with each of several models at every combination, one model loaded at a time.
-
-    A preset of another family is taken as the one that stands for it, or is a failed cell. Records
-    of several models go into a folder each in ``folder``, called like the model.
-
-    Parameters
-    ----------
-    page : str or Path
-        The page's file.
-    models : sequence of str, default ("tiny",)
-        The models, as `OCRSession.load` takes them.
-    load : mapping, optional
-        Keywords of `OCRSession.load` for all of them.
-    presets : sequence of str
-        Presets to read the page at. The default is ``("tiny", "base")``.
-    strategies : sequence of str
-        How the language model runs: eager, cuda_graph, compiled. The default is ``("eager",)``.
-    batches : sequence of int
-        Copies of the page side by side. The default is ``(1,)``.
-    lengths : sequence of int
-        New tokens of each row. The default is ``(32,)``.
-    visions : sequence of str
-        How the vision encoders run: eager, compiled. The default is ``("eager",)``.
-    attentions : sequence of str or None
-        Attention kernels, as `load` takes them; None is what the model has. The default is
-        ``(None,)``.
-    dtypes : sequence of str or None
-        Dtypes, as `load` takes them; None is what the model has. The default is ``(None,)``.
-    folder : str or Path, optional
-        Where records are kept. What is there is not measured again; without a folder nothing is
-        written.
-    prompt : str, default "markdown"
-        The prompt of every cell.
-    repeats : int, default 3
-        Number of measured runs of each cell.
-    warmup : int, default 1
-        Number of runs before them that are not recorded.
-    seed : int, default 0
-        Seed for sampling.
-    ignore_eos : bool, optional
-        Continue after the end token; the default is yes, except with ``truth``.
-    truth : str or Path, optional
-        The page's reference text, or a folder that has it by the page's name.
-    retry_failed : bool, default False
-        Measure again what failed before.
-    progress : callable, optional
-        Called with each cell's outcome.
-    on_run : callable, optional
-        Called as ``on_run(cell, runs done, runs in all)`` before, between and after the runs of a
-        cell.
-    loading : callable, optional
-        Called with a model's name before it is loaded.
-
-    Returns
-    -------
-    SweepResult
-        All records, which show themselves in a notebook.
-
-    Raises
-    ------
-    OcrPhasesError
-        As `OCRSession.sweep` does; for one name in place of a list, and for two models of one
-        folder.
-
-    Examples
-    --------
-    >>> sweep("page.png", ["dummy", "dummy:unlimited-ocr"], presets=["base"])  # doctest: +SKIP
-    """
-    if isinstance(models, str) or not models:
-        raise OcrPhasesError("Give a list of models, like ['dummy', 'dummy:unlimited-ocr'].")
-
-    def loaded(settings: ModelSettings, **changed: Any) -> Any:
-        if loading is not None:
-            loading(settings.model)
-        return OCRSession.load(**{**vars(settings), **changed})
-
-    loads: dict[str, Callable] = {}
-    for model in models:
-        path = Path(model).expanduser()
-        called = path.absolute().name if path.is_dir() else model
-        # In characters that every file system takes.
-        name = re.sub(r"[^\w.=-]+", "-", called).strip("-.") if len(models) > 1 else ""
-        if name in loads:
-            raise OcrPhasesError(f"Two of the models are called {name}: give them different names.")
-        # A wrong setting of any model is refused before the first is loaded.
-        loads[name] = partial(loaded, ModelSettings(**{**(load or {}), "model": model}))
-    plan = Sweep(
-        page=page,
-        presets=presets,
-        strategies=strategies,
-        batches=batches,
-        lengths=lengths,
-        visions=visions,
-        attentions=attentions,
-        dtypes=dtypes,
-        folder=folder,
-        prompt=prompt,
-        repeats=repeats,
-        warmup=warmup,
-        seed=seed,
-        ignore_eos=ignore_eos,
-        truth=truth,
-        retry_failed=retry_failed,
-        progress=progress,
-        on_run=on_run,
-    )
-    return plan.run(loads)
-
-
-_kept: dict[ModelSettings, OCRSession] = {}
-#: What a record's model has of `ModelSettings`, beside its name and revision.
-_MODEL_SETTINGS = ("dtype", "attention", "implementation", "cuda_calls")
-
-
-def kept_session(**settings: Any) -> OCRSession:
-    """The session last loaded with these very ``settings`` (`ModelSettings`), else a new one.
-
-    One is kept, so that a device never holds two models. Raises as `OCRSession.load` does.
-    """
-    key = ModelSettings(**settings)
-    return only(_kept, key, partial(OCRSession.load, **vars(key)))
-
-
-_NEED = (
-    "{name} at {preset} needs {peak_bytes:bytes} in the {phase} (weights {weight_bytes:bytes}, KV cache "
-    "{kv_bytes:bytes}, activations {activation_bytes:bytes}), {device} has {free:bytes} free: it {fits}."
-)
-
-
-def fit(page: Pages, settings: Settings) -> tuple[pd.DataFrame, str]:
-    """What a measurement needs of its device's memory, by its model's ``config.json`` alone; and in
-    words.
-
-    The table is `ocr_phases.analyse.cost.memory_need`'s. A prompt's characters are counted as
-    tokens. Raises `OcrPhasesError` where page, prompt, preset, device or config cannot be had.
-    """
-    name, device = settings.model, resolve_device(settings.device)
-    file = (asset("data", "tiny") if name == "tiny" else Path(name).expanduser()) / "config.json"
-    config = dummy_config(name) if name.split(":")[0] == "dummy" else read_json(file, AnyConfig)
-    refuse_quantised_config(config, file)
-    facts, _, window = read_model_config(config)
-    suits, asked = BUILT_IN_PRESET if name == "tiny" else None, RunSettings(**settings.of_run())
-    request = filled_in(page, asked, facts, suits, eos_check_every=1)
-    preset, prompts, tokens = facts.preset(request.preset), request.prompts, request.max_new_tokens
-    grids = [preset.grid(*load_page(each)[0].size) for each in request.pages]
-    length = sum(image_token_count(preset, grid) for grid in grids) // len(prompts) + len(
-        prompts[0]
-    )
-    grown = windowed_length(length + tokens, length, window)
-    held = grown if settings.strategy == "eager" else capacity_for(length, tokens, window)
-    shape = {"batch": len(prompts), "dtype_bytes": resolve_dtype(settings.dtype, device).itemsize}
-    views = vision_calls(preset.name, grids, facts.name)
-    need = memory_need(config, views, vars(settings), cache_len=held, **shape)
-    largest = int(need["peak_bytes"].argmax())
-    most, free = need.iloc[largest], psutil.virtual_memory().available
-    if device != "cpu":  # what an earlier model reserved goes
-        free = torch.cuda.mem_get_info(device)[0] + torch.cuda.memory_reserved(device)
-    fits = "fits" if most["peak_bytes"] <= free else "does not fit"
-    return need, filled(
-        _NEED, most, name=name, preset=preset.name, device=device, free=free, fits=fits
-    )
-
-
-# -- the measurement in a record, once more ------------------------------------------------------------
-
-
-def repeat_run(record: PhaseRun, *, page: str | Path | None = None, **options: Any) -> PhaseRun:
-    """Measure again what ``record`` measured, with every setting of its request.
-
-    ``page`` names the page's file where the record does not hold it. Of the ``options``, ``model``,
-    ``device`` and ``trust_remote_code`` are `load_recorded`'s; the others are `run_inference`'s
-    callbacks and the settings that a request does not have. Raises `OcrPhasesError` where page or
-    model cannot be had or differ.
-    """
-    pages = recorded_pages(record, page)
-    settings = recorded_settings(record)
-    if len(set(record.request.prompts)) > 1:
-        settings["prompt"] = record.request.prompts
-    of_model = {name: options.pop(name) for name in setting_names(ModelSettings) if name in options}
-    run = load_recorded(record, **of_model).run_inference(pages, **settings, **options)
-    named = []
-    for new, old in zip(run.pages, record.pages, strict=True):
-        named.append(msgspec.structs.replace(new, file=old.file))
-    return replace(run, pages=named)
-
-
-def recorded_pages(record: PhaseRun, file: str | Path | None = None) -> list[Page]:
-    """The record's pages as they were measured, or as ``file`` has them, proved by their hash."""
-    kept = [record.page_data(number) for number in range(len(record.pages))]
-    pages: Sequence[Any] = kept if file is None else each_page(str(file))
-    if len(pages) != len(kept):
-        raise OcrPhasesError(f"{file} does not stand for the {len(kept):,} pages of the record.")
-    for page, known in zip(pages, record.pages, strict=True):
-        if page is None or _id_of(page) != page_id(known.file, known.sha256):
-            name, what = known.file, "not" if page is None else "only as a smaller copy"
-            lacking = f"The page {name} is {what} in the record: name its file beside --from to repeat it."
-            raise OcrPhasesError(
-                f"{page} is not the page of the record, {name}." if file else lacking
-            )
-    return list(pages)
-
-
-def _id_of(page: Any) -> str:
-    """What a page at hand is known by."""
-    described = describe_page(*load_page(page), embed=False)
-    return page_id(described["file"], described["sha256"])
-
-
-def load_recorded(record: PhaseRun, *, model: str | None = None, **settings: Any) -> OCRSession:
-    """Load the record's model, or ``model`` in its place, with ``device`` and
-    ``trust_remote_code``.
-
-    ``model`` names the checkpoint where it has moved; it must be the very one. Only what you name
-    is fetched from the hub, so a record of a hub's model needs it. A record of the vendor's class
-    needs ``trust_remote_code``. Raises `OcrPhasesError` where the revision differs.
-    """
-    known = record.model
-    name = known.name
-    source = known.source
-    revision = known.revision
-    if not source or not revision or not known.implementation:
-        lacking = "source" if not source else "revision" if not revision else "implementation"
-        raise OcrPhasesError(
-            f"The record does not say which model to repeat it with (no {lacking})."
-        )
-    # A folder is known by its content, a hub id by its commit, and what is built in by its name.
-    folder = revision.startswith("sha256:") and source != BUILT_IN
-    place = source if folder else name
-    here = os.path.isdir(source) if folder else name.split(":")[0] in ("tiny", "dummy")  # noqa: PTH112
-    if source == AT_HAND:
-        raise OcrPhasesError(
-            f"The record is of a model object: give {name} to OCRSession.from_model again."
-        )
-    if model is None and not here:
-        raise OcrPhasesError(
-            f"The record's model {place} is not on this machine: name it with --model."
-        )
-    for setting in _MODEL_SETTINGS:
-        value = getattr(known, setting)
-        if value is not None:
-            settings[setting] = value
-    settings["revision"] = None if revision.startswith(("sha256:", "seed:")) else revision
-    session = OCRSession.load(model or place, **settings)
-    if (now := session.checkpoint.revision) != revision:
-        then, now = (f"{each:.20}{'…' * (len(each) > 20)}" for each in (revision, now))
-        raise OcrPhasesError(
-            f"{name} was at {then}, here it is at {now}: name the same weights (--model)."
-        )
-    return session
+        try:
+            return plan.run({"": self._load_changed})
+        except Interrupted as interrupted:
+            self.last_run = interrupted.run
+            raise
 
 
 #: The session's first name, of when it knew one family.

@@ -1,0 +1,171 @@
+"""What else the machine did during the repeats: its processors, its load, its GPU's clocks."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter, process_time
+from typing import Any
+
+import pandas as pd
+import psutil
+import torch
+
+from ocr_phases.collectors.energy import EnergyMeter
+from ocr_phases.models.devices import device_of, usable_cores
+
+_LEAST_CORES_S = 0.2  # in less time than this, ticks of 10 ms say nothing
+#: What a GPU's state is called here and by ``nvidia-smi``.
+_FIELDS = {
+    "sm_mhz": "clocks.sm",
+    "max_sm_mhz": "clocks.max.sm",
+    "throttle_reasons": "clocks_throttle_reasons.active",
+    "utilization": "utilization.gpu",
+}
+
+
+class Conditions:
+    """Collects what the host did in each repeat (`of`).
+
+    `described` is the record's part about it.
+    """
+
+    def __init__(self, device: torch.device | str) -> None:
+        self._device = torch.device(device)
+        self._repeats: list[dict[str, Any]] = []
+        self._before = gpu_state(self._device)
+        self._energy = EnergyMeter(self._device)
+
+    @contextlib.contextmanager
+    def of(self, repeat: int) -> Iterator[None]:
+        """Around one repeat; one that did not end is not kept."""
+        before = _Counts.now()
+        self._energy.mark()
+        yield
+        after = _Counts.now()
+        self._energy.mark()
+        self._repeats.append({"repeat": repeat, **_between(before, after)})
+
+    def described(self) -> dict[str, Any]:
+        """``repeats``, a dict each; ``gpu``, its state before and after; ``energy``.
+
+        ``gpu`` is None on a CPU, and where nothing tells of the GPU.
+        """
+        gpu = None
+        if self._before is not None:
+            gpu = {"before": self._before, "after": gpu_state(self._device)}
+        return {"repeats": self._repeats, "gpu": gpu, "energy": self._energy.described()}
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """Seconds that the system has counted so far."""
+
+    wall_s: float
+    cpu_s: float  # of this process
+    cores_s: float  # of all cores that it may use, idle ones too
+    idle_s: float
+    steal_s: float
+    threads_s: dict[int, float]  # of each other Python thread of this process, by its id
+    waited_s: float | None  # that threads of this process wanted to run and could not
+    load: float  # processes that ran or waited to run, on average over the last minute
+
+    @classmethod
+    def now(cls) -> _Counts:
+        cores = pd.DataFrame(psutil.cpu_times(percpu=True)).reindex(list(usable_cores())).sum()
+        threads_s, waited_s = _thread_seconds()
+        return cls(
+            # Guests are counted among the users already.
+            cores_s=cores.sum() - cores.get("guest", 0.0) - cores.get("guest_nice", 0.0),
+            idle_s=cores["idle"] + cores.get("iowait", 0.0),
+            steal_s=cores.get("steal", 0.0),
+            wall_s=perf_counter(),
+            cpu_s=process_time(),
+            threads_s=threads_s,
+            waited_s=waited_s,
+            load=psutil.getloadavg()[0],
+        )
+
+
+def _between(before: _Counts, after: _Counts) -> dict[str, float | None]:
+    """The entries of one repeat: seconds, shares of all cores, and load averages."""
+    cpu_s = after.cpu_s - before.cpu_s
+    cores_s = after.cores_s - before.cores_s
+    idle_s = after.idle_s - before.idle_s
+    steal_s = after.steal_s - before.steal_s
+    values: dict[str, float | None] = {
+        "wall_s": after.wall_s - before.wall_s,
+        "cpu_s": cpu_s,
+        "other_threads_s": None,
+        "waited_s": None,
+        "others": None,
+        "steal": None,
+    }
+    if after.waited_s is not None:
+        values["other_threads_s"] = sum(
+            seconds - before.threads_s.get(thread, 0.0)
+            for thread, seconds in after.threads_s.items()
+        )
+        # A thread that has ended took its count along.
+        values["waited_s"] = max(0.0, after.waited_s - (before.waited_s or 0.0))
+    if cores_s >= _LEAST_CORES_S:
+        values["others"] = max(0.0, (cores_s - idle_s - steal_s - cpu_s) / cores_s)
+        values["steal"] = steal_s / cores_s
+    for name, value in values.items():
+        if value is not None:
+            values[name] = round(float(value), 4)
+    return {**values, "load_start": before.load, "load_end": after.load}
+
+
+def _thread_seconds() -> tuple[dict[int, float], float | None]:
+    """Seconds that each other Python thread of this process has run, by its id, and that all have
+    waited.
+
+    From the scheduler's counts, ``schedstat``: run time and run delay. Without them the wait is
+    None.
+    """
+    others = {thread.native_id for thread in threading.enumerate()} - {threading.get_native_id()}
+    ran_s: dict[int, float] = {}
+    waited_ns = 0
+    for path in Path("/proc/self/task").glob("*/schedstat"):
+        # A thread that has just ended has no file any more.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            run_ns, delay_ns, _ = map(int, path.read_text().split())
+            waited_ns += delay_ns
+            if int(path.parent.name) in others:
+                ran_s[int(path.parent.name)] = run_ns / 1e9
+    return ran_s, waited_ns / 1e9 if waited_ns else None
+
+
+def gpu_state(device: torch.device) -> dict[str, Any] | None:
+    """Clocks, throttling and other users of a GPU by ``nvidia-smi``; None where it does not tell.
+
+    ``sm_mhz`` and ``max_sm_mhz``, ``throttle_reasons`` (NVML's bit mask), ``utilization`` in per
+    cent and ``other_processes``, the compute processes beside this one.
+    """
+    uuid = device_of(device).uuid()
+    if uuid is None:
+        return None
+    lines = _smi(f"--query-gpu={','.join(_FIELDS.values())}", uuid)
+    if len(lines) != 1:
+        return None
+    # Decimal or hexadecimal; a card that has no such state says ``[N/A]``.
+    values = [int(text, 0) if text.strip()[:1].isdigit() else None for text in lines[0].split(",")]
+    state = dict(zip(_FIELDS, values, strict=True))
+    # One of them is this process, under whatever number a container gives it.
+    processes = len(_smi("--query-compute-apps=pid", uuid))
+    return {**state, "other_processes": max(0, processes - 1)}
+
+
+def _smi(query: str, uuid: str) -> list[str]:
+    """The lines that ``nvidia-smi`` answers a query with; none where it fails or takes too long."""
+    command = ["nvidia-smi", query, "--format=csv,noheader,nounits", "-i", uuid]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [line for line in answer.stdout.splitlines() if line.strip()]

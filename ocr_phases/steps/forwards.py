@@ -1,0 +1,79 @@
+"""Other forwards for modules: put in the place of their class's, and made once for each shape."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from ocr_phases.steps.graphs import tensors_in
+from ocr_phases.steps.last_used import LastUsed
+
+#: A forward of a module, with whatever arguments its class takes.
+Forward = Callable[..., Any]
+#: The name of a module, and the sizes of the first tensor of a call.
+Shape = tuple[str | int, ...]
+
+
+class MadeForward(NamedTuple):
+    """A forward that was made, and the milliseconds that it took; None where nothing was made."""
+
+    run: Forward
+    took_ms: float | None
+
+
+@contextlib.contextmanager
+def replaced_forwards(forwards: Mapping[nn.Module, Forward]) -> Iterator[None]:
+    """Run modules by other forwards than their class's, for the length of a ``with`` block.
+
+    Hooks on the modules stay outside of them.
+    """
+    with contextlib.ExitStack() as undo:
+        for module, forward in forwards.items():
+            module.forward = forward
+            undo.callback(delattr, module, "forward")
+        yield
+
+
+class ForwardsByShape:
+    """Other forwards of modules, each made at the first call with inputs of a shape.
+
+    A subclass says in `make` what runs for a shape. ``made`` keeps the ``most`` last used of them.
+    """
+
+    def __init__(self, modules: Mapping[str, nn.Module], most: int) -> None:
+        self._modules = modules
+        self.made: LastUsed[Shape, MadeForward] = LastUsed(most)
+        # Of those that were called since the last `installed`.
+        self._took_ms: dict[Shape, float | None] = {}
+
+    def installed(self) -> AbstractContextManager[None]:
+        """Run the modules by them within a ``with`` block."""
+        self._took_ms.clear()
+        forwards: dict[nn.Module, Forward] = {}
+        for name, module in self._modules.items():
+            forwards[module] = partial(self.run, name, module.forward)
+        return replaced_forwards(forwards)
+
+    def run(self, name: str, forward: Forward, *args: Any, **options: Any) -> Any:
+        """One call of the module of this ``name``, whose own forward is ``forward``."""
+        shape = (name, *tensors_in(args, options)[0].shape)
+        made = self.made.get(shape)
+        if made is None:
+            self.made.make_room()
+            made = self.make(name, forward, *args, **options)
+            self.made.put(shape, made)
+        self._took_ms[shape] = made.took_ms
+        return made.run(*args, **options)
+
+    def make(self, name: str, forward: Forward, *args: Any, **options: Any) -> MadeForward:
+        """What runs in place of ``forward`` for arguments like these."""
+        raise NotImplementedError
+
+    def took_ms(self) -> float | None:
+        """The time that making those took which were called; None where nothing was made."""
+        return sum(ms or 0 for ms in self._took_ms.values()) or None

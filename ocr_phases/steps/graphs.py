@@ -1,0 +1,70 @@
+"""CUDA graphs: work that is captured once, and then started by one call.
+
+A graph holds addresses. It reads and writes the very tensors that it was captured with, and what it
+makes lies in memory of its own, which the next replay overwrites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+Result = TypeVar("Result")
+
+#: Runs before a capture, as libraries set up their workspaces in the first ones.
+_WARM_RUNS = 3
+
+
+def capture(run: Callable[[], Result]) -> Callable[[], Result]:
+    """``run`` as a CUDA graph of the current device: the same work on the same tensors.
+
+    Nothing in ``run`` may wait for the device. A call of what is returned starts the work and gives
+    the same tensors every time, with new numbers in them.
+    """
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(_WARM_RUNS):
+            run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        result = run()
+
+    def replay() -> Result:
+        graph.replay()
+        return result
+
+    return replay
+
+
+def capture_call(function: Callable[..., Any], *args: Any, **options: Any) -> Callable[..., Any]:
+    """``function`` captured for arguments like these.
+
+    The graph works on copies of the tensors in them. A call copies its own tensors there, which
+    must have the same shapes, and gets copies of the results; what is no tensor in its arguments is
+    that of the capture.
+    """
+    function(*args, **options)  # which tells a compiler what is marked on these tensors
+    own_args, own_options = tree_map_only(Tensor, torch.clone, (args, options))
+    own_tensors = tensors_in(own_args, own_options)
+
+    def run() -> Any:
+        return function(*own_args, **own_options)
+
+    replay = capture(run)
+
+    def call(*args: Any, **options: Any) -> Any:
+        torch._foreach_copy_(own_tensors, tensors_in(args, options))
+        return tree_map_only(Tensor, torch.clone, replay())
+
+    return call
+
+
+def tensors_in(*values: Any) -> list[Tensor]:
+    """All tensors in lists, dicts and model outputs, in a fixed order."""
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]

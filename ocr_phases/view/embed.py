@@ -1,0 +1,128 @@
+"""The linked view in a report: one block of static pictures and of data, which a script brings to life."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from typing import Any
+
+from ocr_phases.record import Record
+from ocr_phases.show.page import (
+    page_heading,
+    pages_of_row,
+    picture_parts,
+    region_parts,
+    row_heading,
+    rows_shown,
+)
+from ocr_phases.show.section import Section
+from ocr_phases.show.web import Html, element, fragment
+from ocr_phases.view.assets import view_file
+from ocr_phases.view.data import row_data
+from ocr_phases.view.pictures import svg_pictures
+from ocr_phases.view.scripts import VIEW_SCRIPT
+
+#: The MIME type of the block in an executed notebook: only a report of this package reads it.
+VIEW_TYPE = "application/vnd.ocr-phases.view"
+_COMMENT = re.compile(r"^ *(/\*.*?\*/|//[^\n]*)\n", re.DOTALL | re.MULTILINE)
+#: Columns that are long and even: they are written as runs.
+_RUNS = ("step", "cache_len", "region", "probability", "ms")
+_SHORTEST_RUN = 3
+
+
+class LinkedPage:
+    """The page of a record in a report's notebook: the pictures and, in the report, the linked view.
+
+    In a notebook it is the static pictures, and below them what each region took. The block for the
+    report stands beside the pictures as `VIEW_TYPE`.
+    """
+
+    def __init__(self, run: Record) -> None:
+        self.run = run
+
+    def _ipython_display_(self) -> None:
+        from IPython.display import display
+
+        pictures = fragment(*picture_parts(self.run))
+        display({VIEW_TYPE: str(view_block(self.run)), "text/html": str(pictures)}, raw=True)
+        Section(*region_parts(self.run))._ipython_display_()
+
+
+def view_block(run: Record) -> Html:
+    """The static pictures of each row, and the data of the linked view as JSON.
+
+    Without scripts, and in print, the pictures are what is seen.
+    """
+    # Two records in one notebook must not find each other's page.
+    record = hashlib.sha256(f"{run.created}{run.model.name}{run.pages}".encode()).hexdigest()[:8]
+    parts = []
+    rows = []
+    for row in rows_shown(run):
+        data = row_data(run, row)
+        numbers = pages_of_row(run, row)
+        parts.append(row_heading(run, row))
+        for place, number in enumerate(numbers):
+            image = run.page_image(number)
+            page = data["pages"][place]
+            del page["href"]  # the picture has it
+            if image is not None:
+                page["picture"] = f"op-page-{record}-{row}-{place}"
+                parts.append(page_heading(place, len(numbers)))
+                parts.append(svg_pictures(image, run, row, place, page["picture"]))
+        for name in _RUNS:
+            data[name] = packed(data[name])
+        rows.append(data)
+    static = element("div", *parts, class_="opv-static")
+    text = json.dumps({"rows": rows}, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    # In a script's text only this sign could end it.
+    data_block = element("script", Html(text.replace("<", "\\u003c")), type="application/json")
+    return element("div", static, data_block, class_="opv-report")
+
+
+def packed(values: list[Any]) -> list[Any] | dict[str, list[list[Any]]]:
+    """A column as runs of ``[first, step, length]``, where that is shorter; lossless.
+
+    >>> packed([5, 6, 7, 8, None, None, None, 2])
+    {'runs': [[5, 1, 4], [None, 0, 3], [2, 0, 1]]}
+    """
+    runs: list[list[Any]] = []
+    at = 0
+    while at < len(values):
+        first = values[at]
+        step = _step(first, values[at + 1]) if at + 1 < len(values) else None
+        length = 1
+        if step is not None:
+            while at + length < len(values) and values[at + length] == _at(first, step, length):
+                length += 1
+        if length < _SHORTEST_RUN:
+            step = 0
+            length = 1
+        runs.append([first, step, length])
+        at += length
+    return {"runs": runs} if 3 * len(runs) < len(values) else values
+
+
+def _step(first: Any, second: Any) -> int | None:
+    """By how much a run grows; None where no run starts. Only integers may grow: sums of fractions
+    would not be exact.
+    """
+    if first == second:
+        return 0
+    if isinstance(first, int) and isinstance(second, int):
+        return second - first
+    return None
+
+
+def _at(first: Any, step: int, place: int) -> Any:
+    return first + step * place if step else first
+
+
+def view_script() -> str:
+    """The scripts of the linked view for a file, without their comments."""
+    return _COMMENT.sub("", VIEW_SCRIPT + view_file("report.js"))
+
+
+def view_style() -> str:
+    """The style sheet of the linked view."""
+    return view_file("view.css")

@@ -1,0 +1,87 @@
+"""A page of a report as drawings over one picture, which the file has once."""
+
+from __future__ import annotations
+
+from PIL import Image
+
+from ocr_phases.record import Record
+from ocr_phases.show.boxes import MOST_BOXES, boxes_sentence, place_tags, type_colour
+from ocr_phases.show.page import MarkedPage, marked_pages
+from ocr_phases.show.web import Html, data_address, element, fragment, jpeg_file
+
+_WIDTH = (
+    1_040  # pixels of the embedded page, which is shown at half of it and magnified by a reader
+)
+_SHOWN = 520
+_FONT = "DejaVu Sans, Verdana, sans-serif"
+
+
+def svg_pictures(image: Image.Image, run: Record, row: int, page: int, name: str) -> Html:
+    """The pictures of `ocr_phases.show.page.marked_pages` as SVG, side by side if they fit.
+
+    The page itself is in the first, as an element with ``name`` as its id; the others refer to it.
+    """
+    small, jpeg = jpeg_file(image, _WIDTH, 6 * _WIDTH)
+    width, height = small.size
+    address = data_address(jpeg, "image/jpeg")
+    ground = element("image", id=name, href=address, width=width, height=height)
+    figures = []
+    for marked in marked_pages(run, row, page, small.size):
+        drawing = element(
+            "svg",
+            ground,
+            *_marks(marked, small.size),
+            viewBox=f"0 0 {width} {height}",
+            class_="op-image",
+            role="img",
+            aria_label=marked.caption,
+            style=f"width:{_SHOWN}px",
+        )
+        caption = element("figcaption", marked.caption)
+        figures.append(element("figure", drawing, caption, class_="op-picture"))
+        ground = element("use", href=f"#{name}")
+    return element("div", *figures, class_="op op-pictures")
+
+
+def _marks(marked: MarkedPage, size: tuple[int, int]) -> list[Html]:
+    """All boxes, then all tags, so that no box washes out the tag of an earlier one."""
+    boxes = marked.boxes[:MOST_BOXES]
+    grounds = []
+    for box in boxes:
+        left, top, right, bottom = box.box
+        rectangle = element(
+            "rect",
+            x=left,
+            y=top,
+            width=right - left,
+            height=bottom - top,
+            fill=box.colour,
+            fill_opacity=f"{marked.opacity:.2f}",
+            stroke=box.colour,
+            stroke_width=2,
+        )
+        grounds.append(rectangle)
+    tags = []
+    for box, tag in zip(boxes, place_tags(boxes, size), strict=True):
+        if tag is None:
+            continue
+        left, top, right, bottom = tag.ground
+        tags.append(
+            element("rect", x=left, y=top, width=right - left, height=bottom - top, fill=box.colour)
+        )
+        words = element(
+            "text",
+            tag.text,
+            x=tag.start[0],
+            y=tag.start[1],
+            fill=type_colour(box.colour),
+            font_size=tag.size,
+            font_weight="bold",
+            font_family=_FONT,
+            textLength=right - left - 2 * (tag.start[0] - left),
+        )
+        tags.append(words)
+    sentence = boxes_sentence(len(marked.boxes))
+    if sentence:
+        tags.append(element("text", sentence, x=8, y=size[1] - 8, fill="#111111"))
+    return [fragment(*grounds), fragment(*tags)]

@@ -1,0 +1,235 @@
+"""Widgets of a finished record: the linked view, and each of its parts alone."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakValueDictionary
+
+import anywidget
+import ipywidgets
+import pandas as pd
+import traitlets
+
+from ocr_phases.analyse.stages import tokens_of
+from ocr_phases.record import Record
+from ocr_phases.show.web import notebook_css
+from ocr_phases.view.assets import view_file
+from ocr_phases.view.data import row_data
+from ocr_phases.view.scripts import VIEW_SCRIPT
+from ocr_phases.view.still import Stilled, still_bundle
+
+_WIDGET_SCRIPT = VIEW_SCRIPT + view_file("widgets.js")
+
+
+class RowData(ipywidgets.Widget):
+    """What the browser draws of one row of a record: several widgets share it, so that the page and
+    the texts are sent once.
+    """
+
+    data = traitlets.Dict().tag(sync=True)
+
+    def __init__(self, run: Record, row: int) -> None:
+        super().__init__(data=row_data(run, row))
+        self.run = run
+
+
+_shared: WeakValueDictionary[tuple[int, int], RowData] = WeakValueDictionary()
+
+
+def _data_of(run: Record, row: int) -> RowData:
+    """The data of a row, made once for all widgets that show this very record."""
+    key = (id(run), row)
+    found = _shared.get(key)
+    if found is None or found.run is not run:
+        found = RowData(run, row)
+        _shared[key] = found
+    return found
+
+
+class LinkedTraits(traitlets.HasTraits):
+    """The traits that every view of a record has; a notebook may set, observe and link them.
+
+    Attributes
+    ----------
+    token : int
+        The chosen token, counted from 0. What lies outside becomes the first or the last.
+    sheet : int
+        The page of the prompt that is shown, counted from 0.
+    selection : list of int
+        The brushed tokens: the first and the one behind the last; empty for none.
+    color : {"type", "time"}
+        What the colours mean.
+    """
+
+    token = traitlets.Int(0).tag(sync=True)
+    sheet = traitlets.Int(0).tag(sync=True)
+    selection = traitlets.List(traitlets.Int(), maxlen=2).tag(sync=True)
+    color = traitlets.Enum(["type", "time"], "type").tag(sync=True)
+
+    def held(self, name: str) -> int:
+        """How many there are to choose from: ``texts``, ``pages`` or ``rows`` of the data."""
+        raise NotImplementedError
+
+    @traitlets.validate("token", "sheet")
+    def _inside(self, proposal: Any) -> int:
+        """What lies outside becomes the first or the last one."""
+        name = "texts" if proposal["trait"].name == "token" else "pages"
+        return min(max(proposal["value"], 0), max(self.held(name) - 1, 0))
+
+    @traitlets.validate("selection")
+    def _ordered(self, proposal: Any) -> list[int]:
+        """A selection has two ends in order and inside; anything else is refused."""
+        selection = proposal["value"]
+        if not selection:
+            return []
+        tokens = self.held("texts")
+        if len(selection) != 2 or not 0 <= selection[0] < selection[1] <= tokens:
+            raise traitlets.TraitError(
+                f"selection is {selection}: give the first token and the one behind the last, of "
+                f"{tokens:,} tokens, as in [10, 20]; or [] for none."
+            )
+        return selection
+
+
+class _RecordWidget(Stilled, anywidget.AnyWidget, LinkedTraits):
+    """A widget of one row of a finished record.
+
+    Parameters
+    ----------
+    run : Record
+        The record, such as a `PhaseRun`. Widgets of the same object share what they send.
+    row : int, default 0
+        The row of a batch, counted from 0. It is a trait: setting it shows another row.
+    **values
+        First values of the traits `token`, `sheet`, `selection` and `color`, and what every widget
+        takes, such as ``layout``.
+    """
+
+    _esm = _WIDGET_SCRIPT
+    _css = notebook_css(view_file("view.css"))
+
+    kind = traitlets.Unicode("").tag(sync=True)
+    row = traitlets.Int(0).tag(sync=True)
+    source = traitlets.Instance(RowData).tag(sync=True, **ipywidgets.widget_serialization)
+
+    def __init__(self, run: Record, row: int = 0, **values: Any) -> None:
+        self.run = run
+        # In an HBox, a widget without a width of its own would have none.
+        values.setdefault("layout", {"flex": "1 1 20rem", "min_width": "0"})
+        layout = values.pop("layout")
+        super().__init__(source=_data_of(run, row), row=row, layout=layout)
+        for name, value in values.items():
+            setattr(self, name, value)
+        self.observe(self._show_row, "row")
+        self.observe(lambda _: self.draw_still_soon(), ["row", "token", "color"])
+
+    def held(self, name: str) -> int:
+        """How many there are to choose from: ``texts``, ``pages`` or ``rows`` of the data."""
+        return len(self.source.data[name])
+
+    @traitlets.validate("row")
+    def _a_row(self, proposal: Any) -> int:
+        return min(max(proposal["value"], 0), len(self.run.results) - 1)
+
+    def _show_row(self, _: Any) -> None:
+        with self.hold_sync():
+            self.selection = []
+            self.token = 0
+            self.sheet = 0
+            self.source = _data_of(self.run, self.row)
+
+    def picture(self) -> dict[str, Any]:
+        """What a saved notebook shows: the page beside the curve."""
+        return still_bundle(self.run, self.row, self.token, self.color, "page")
+
+    def __str__(self) -> str:
+        return f"{type(self).__name__} of {self.run}"
+
+    __repr__ = __str__
+
+    @property
+    def selected(self) -> pd.DataFrame:
+        """The brushed tokens, as rows of `PhaseRun.tokens_of`; of none, an empty table."""
+        return selected_tokens(self.run, self.row, self.selection)
+
+
+def selected_tokens(run: Record, row: int, selection: list[int]) -> pd.DataFrame:
+    """The tokens of a selection, with the columns of `tokens_of`, and ``share``: of the decode."""
+    tokens = tokens_of(run, row)
+    first, end = selection or (0, 0)
+    chosen = tokens.iloc[first:end].copy()
+    chosen["share"] = chosen["device_ms"] / tokens["device_ms"].sum()
+    return chosen
+
+
+class RecordView(_RecordWidget):
+    """The linked view of a record: page, latency curve, tokens and text, with lists and a scrubber.
+
+    Parameters
+    ----------
+    run, row and all others
+        As for `PageView`.
+
+    Examples
+    --------
+    >>> RecordView(run)  # doctest: +SKIP
+    """
+
+    kind = traitlets.Unicode("record").tag(sync=True)
+
+
+class PageView(_RecordWidget):
+    """The page of a record under its boxes: a click chooses the first token of a region.
+
+    Parameters
+    ----------
+    run : Record
+        The record, such as a `PhaseRun`. Widgets of the same object share what they send.
+    row : int, default 0
+        The row of a batch, counted from 0.
+    **values
+        First values of the traits `token`, `sheet`, `selection` and `color`, and what every widget
+        takes, such as ``layout``.
+
+    Examples
+    --------
+    >>> page = PageView(run)  # doctest: +SKIP
+    >>> curve = LatencyCurve(run)  # doctest: +SKIP
+    >>> ipywidgets.jslink((page, "token"), (curve, "token"))  # doctest: +SKIP
+    >>> ipywidgets.HBox([page, curve])  # doctest: +SKIP
+    """
+
+    kind = traitlets.Unicode("page").tag(sync=True)
+
+
+class LatencyCurve(_RecordWidget):
+    """The latency of each token of a record: a drag brushes tokens, which `selected` then has.
+
+    Parameters
+    ----------
+    run, row and all others
+        As for `PageView`.
+
+    Examples
+    --------
+    >>> curve = LatencyCurve(run, selection=[10, 40])  # doctest: +SKIP
+    >>> curve.selected["device_ms"].sum()  # doctest: +SKIP
+    """
+
+    kind = traitlets.Unicode("curve").tag(sync=True)
+
+
+class TokenStrip(_RecordWidget):
+    """The tokens of a record as they were written, coloured by their time where `color` is "time".
+
+    Parameters
+    ----------
+    run, row and all others
+        As for `PageView`.
+
+    Examples
+    --------
+    >>> TokenStrip(run, color="time")  # doctest: +SKIP
+    """
+
+    kind = traitlets.Unicode("tokens").tag(sync=True)

@@ -1,0 +1,155 @@
+"""The linked view of a finished record: its widgets, and its block in a report."""
+
+import json
+import re
+
+import ipywidgets
+import pytest
+import traitlets
+from conftest import RUNS
+from example_run import make_run
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ocr_phases import PhaseRun
+from ocr_phases.view.embed import VIEW_TYPE, LinkedPage, packed, view_block, view_script
+from ocr_phases.view.widgets import LatencyCurve, PageView, RecordView, TokenStrip
+
+RECORD = RUNS / "tiny-receipt.json.gz"
+PARTS = (PageView, LatencyCurve, TokenStrip, RecordView)
+
+
+@pytest.fixture(scope="module")
+def run():
+    return PhaseRun.load(RECORD)
+
+
+def unpacked(column):
+    """A column as report.js reads it."""
+    if isinstance(column, list):
+        return column
+    values = []
+    for first, step, length in column["runs"]:
+        values += [first + step * at if step else first for at in range(length)]
+    return values
+
+
+def test_explore_gives_the_linked_view_of_the_record(run):
+    view = run.explore()
+    assert isinstance(view, RecordView)
+    assert str(view).startswith("RecordView of receipt.png")
+
+
+def test_parts_of_one_record_send_its_page_and_texts_once(run):
+    widgets = [part(run) for part in PARTS]
+    assert len({id(widget.source) for widget in widgets}) == 1
+    assert all("data" not in widget.get_state() for widget in widgets)
+
+
+def test_parts_of_two_records_do_not_share(run):
+    other = PhaseRun.load(RECORD)
+    assert PageView(run).source is not PageView(other).source
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_stands_in_a_box_and_is_linked(part, run):
+    widget = part(run)
+    curve = LatencyCurve(run)
+    ipywidgets.HBox([widget, curve])
+    traitlets.link((widget, "token"), (curve, "token"))
+    widget.token = 40
+    assert curve.token == 40
+    assert widget.layout.min_width == "0"
+
+
+@pytest.mark.parametrize(("token", "becomes"), [(-5, 0), (0, 0), (197, 197), (10_000, 197)])
+def test_a_token_outside_becomes_the_first_or_the_last(token, becomes, run):
+    view = PageView(run)
+    view.token = token
+    assert view.token == becomes
+
+
+@pytest.mark.parametrize("selection", [[3], [5, 5], [9, 2], [-1, 4], [0, 199], [1, 2, 3], ["a", 4]])
+def test_a_selection_that_is_none_is_refused_in_a_sentence(selection, run):
+    curve = LatencyCurve(run, selection=[1, 3])
+    with pytest.raises(traitlets.TraitError):
+        curve.selection = selection
+    assert curve.selection == [1, 3]
+
+
+def test_selected_has_the_brushed_tokens_with_their_share(run):
+    curve = LatencyCurve(run, selection=[10, 40])
+    tokens = run.token_table.iloc[10:40]
+    assert curve.selected["index"].tolist() == tokens["index"].tolist()
+    share = tokens["device_ms"].sum() / run.token_table["device_ms"].sum()
+    assert curve.selected["share"].sum() == pytest.approx(share)
+    curve.selection = []
+    assert curve.selected.empty
+
+
+def test_another_row_brings_its_own_data_and_leaves_token_and_brush():
+    run = make_run(rows=2)
+    view = RecordView(run)
+    first = view.source
+    view.token = 2
+    view.selection = [1, 3]
+    view.row = 1
+    assert view.source is not first
+    assert (view.token, view.selection) == (0, [])
+    view.row = 99
+    assert view.row == 1
+
+
+def test_the_block_of_a_report_has_all_that_the_view_draws_and_the_page_once(run):
+    html = str(view_block(run))
+    (text,) = re.findall(r'<script type="application/json">(.*?)</script>', html, re.DOTALL)
+    (row,) = json.loads(text)["rows"]
+    table = run.token_table
+    assert row["texts"] == table["text"].tolist()
+    assert unpacked(row["region"]) == table["region"].tolist()
+    assert unpacked(row["ms"])[1:] == pytest.approx(table["device_ms"].tolist()[1:], abs=1e-4)
+    assert html.count("data:image/jpeg") == 1
+    assert f'id="{row["pages"][0]["picture"]}"' in html
+
+
+def test_pages_of_two_records_in_one_notebook_have_different_names(run):
+    names = [
+        re.findall(r'id="(op-page-[^"]+)"', str(view_block(each)))[0] for each in (run, make_run())
+    ]
+    assert len(set(names)) == 2
+
+
+def test_nothing_that_a_model_wrote_can_end_the_block_of_data():
+    attack = "</script><script>alert(1)</script><!--<script>"
+    text = f"<|ref|>{attack}<|/ref|><|det|>[[1, 2, 300, 400]]<|/det|>{attack}"
+    html = str(view_block(make_run(text=text, page_name=f"{attack}.png")))
+    assert html.count("<script") == html.count("</script") == 1
+    assert "<!--" not in html
+
+
+def test_a_notebook_shows_pictures_and_keeps_the_block_for_the_report(run, capsys, monkeypatch):
+    shown = []
+    monkeypatch.setattr("IPython.display.display", lambda data, **_: shown.append(data))
+    LinkedPage(run)._ipython_display_()
+    first = shown[0]
+    assert first["text/html"].count("data:image/jpeg") == 2
+    assert "application/json" in first[VIEW_TYPE]
+
+
+COLUMNS = st.lists(st.one_of(st.none(), st.integers(-3, 9), st.floats(0, 9)), max_size=40)
+
+
+@given(COLUMNS)
+def test_a_packed_column_is_the_same_column(values):
+    assert unpacked(packed(values)) == values
+
+
+def test_a_long_even_column_is_short():
+    assert len(json.dumps(packed(list(range(8_000))))) < 40
+
+
+def test_the_scripts_of_a_report_have_no_comments():
+    script = view_script()
+    assert "/*" not in script
+    assert not re.search(r"^\s*//", script, re.MULTILINE)
+    assert "class View extends Linked" in script
