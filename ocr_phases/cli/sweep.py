@@ -29,11 +29,8 @@ def run(arguments: argparse.Namespace) -> int:
         return _load(arguments)
     saved = shows_saved(arguments, "records", arguments.page)
     from ocr_phases.analyse.checks import run_checks, worst_verdict
-<<<<<<< HEAD
-    from ocr_phases.report.live import LiveObjects
-=======
     from ocr_phases.analyse.figure_rows import Place, names_in
->>>>>>> main
+    from ocr_phases.report.live import LiveObjects
     from ocr_phases.report.render import write_report
     from ocr_phases.results.sweep import SweepResult
 

@@ -25,20 +25,11 @@ Heading = tuple[str, str]
 _CACHE_PARTS = {"kv_update": "KV cache, write", "attention": "KV cache, read (attention)"}
 #: The end of a column's name -> its unit.
 _UNITS = {"ms": "ms", "us": "µs", "s": "s", "j": "J", "bytes": "bytes", "%": "%"}
-<<<<<<< HEAD
 #: Columns of shares whose names do not end in a unit.
-_SHARES = ("share", "repeated_share", "probability", "edit_distance", "agreement")
-#: Column -> (heading, unit), where the name says less. A unit decides how the column is written.
-HEADINGS: dict[str, Heading] = {
-    "ttft_ms": ("first token", "ms"),
-    "inter_token_ms": ("step", "ms"),
-    "tokens_per_s": ("tokens/s", ""),
-=======
 _SHARES = ("share", "probability")
-# Column -> (heading, unit), for columns that are no figure of `FIGURE_ROWS` and whose name says less
-# than their heading. A unit decides how the column is written.
-_COLUMN_HEADINGS: dict[str, tuple[str, str]] = {
->>>>>>> main
+#: Column -> (heading, unit), for columns that are no figure of `FIGURE_ROWS` and whose name says
+#: less than their heading. A unit decides how the column is written.
+_COLUMN_HEADINGS: dict[str, Heading] = {
     "ms_per_char": ("per character", "ms"),
     "prompt_tokens": ("prompt", ""),
     "cache_len": ("cache length", ""),
@@ -136,7 +127,6 @@ def table_html(
 ) -> Html:
     """Write a DataFrame as a sortable table without its index.
 
-<<<<<<< HEAD
     Numbers are aligned and rounded. Texts are escaped, and each is cut to one line by `TEXTS`. Of
     more than `MOST_TABLE_ROWS` rows the first are shown, and the caption says so.
 
@@ -147,7 +137,7 @@ def table_html(
     caption : str
         What stands above the table.
     headings : mapping of str to (str, str), optional
-        Headings with units by column, beside those of `HEADINGS`. A unit of ``ms``, ``%`` or
+        Headings with units by column, which go before those of `column_heading`. A unit of ``ms``, ``%`` or
         ``bytes`` decides how the numbers of a column are written.
     strong : iterable of bool, optional
         For each row whether it stands out.
@@ -166,45 +156,13 @@ def table_html(
     -------
     Html
         The table, or a note of what ``empty`` says.
-=======
-    ``headings`` goes before `column_heading`; a unit of ``ms``, ``%`` or ``bytes`` decides how a column is
-    written. ``strong`` marks rows, such as a phase's whole among its stages. ``links`` gives text
-    columns an address a row, empty for none. ``missing`` says why a figure may be n/a; without it a
-    column of none is left out, as is one without a word or a yes. ``marks`` gives columns words a
-    row to stand behind the value, empty for none. ``empty`` stands in place of a table without
-    rows. Texts become a line each, by `TEXTS`. Of more than `MOST_TABLE_ROWS` rows the first are
-    shown, which the caption says.
->>>>>>> main
     """
     if empty is not None and not len(table):
         return note(empty)
     count = len(table)
     table = table.head(MOST_TABLE_ROWS)
-<<<<<<< HEAD
     if len(table):
         table = table.drop(columns=_silent_columns(table, keep_missing=missing is not None))
-=======
-    texts = table.select_dtypes(exclude="number")
-    silent = [
-        name
-        for name, values in texts.items()
-        if not any(pd.notna(each) and each for each in values)
-    ]
-    silent += table.columns[table.isna().all()].tolist() if missing is None else []
-    table = table.drop(columns=silent if len(table) else [])
-    own_headings = headings or {}
-    columns = []
-    cells = []
-    for name, values in table.items():
-        heading, unit = own_headings.get(str(name)) or column_heading(str(name))
-        numeric = pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
-        columns.append((heading, unit, "op-num" if numeric else None))
-        addresses = (links or {}).get(str(name), repeat(""))
-        shown = [_cell(value, unit, numeric, TEXTS.get(str(name), _LINE)) for value in values]
-        words = (marks or {}).get(str(name), repeat(""))
-        shown = [_marked(cell, word) for cell, word in zip(shown, words, strict=False)]
-        cells.append([(*cell, to) for cell, to in zip(shown, addresses, strict=False)])
->>>>>>> main
     if table.isna().any(axis=None):
         caption = f"{caption} ({MISSING}: {missing or 'not measured'})"
     if count > MOST_TABLE_ROWS:
@@ -230,7 +188,6 @@ def table_html(
     return block("table", caption=caption, columns=columns, rows=rows, classes=classes)
 
 
-<<<<<<< HEAD
 def _silent_columns(table: pd.DataFrame, *, keep_missing: bool) -> list[str]:
     """The columns that would show nothing: texts and truth values without a word or a yes.
 
@@ -246,23 +203,19 @@ def _silent_columns(table: pd.DataFrame, *, keep_missing: bool) -> list[str]:
 
 
 def _column(name: str, values: pd.Series, headings: Mapping[str, Heading]) -> Column:
-    heading, unit = headings.get(name) or HEADINGS.get(name) or _heading_by_name(name)
+    heading, unit = headings.get(name) or column_heading(name)
     types = pd.api.types
     numeric = types.is_numeric_dtype(values) and not types.is_bool_dtype(values)
     return Column(name, heading, unit, numeric)
 
 
-def _heading_by_name(name: str) -> Heading:
-    """The heading and the unit that follow from how the name of a column ends."""
-=======
-def column_heading(name: str) -> tuple[str, str]:
+def column_heading(name: str) -> Heading:
     """The heading and the unit of a column, by its name."""
     row = FIGURE_ROWS.get(name)
     if row is not None:
         return row.heading, _column_unit(row)
     if name in _COLUMN_HEADINGS:
         return _COLUMN_HEADINGS[name]
->>>>>>> main
     if name.endswith("_per_s"):  # a rate, not a time in seconds
         rate = name.removesuffix("_per_s").replace("_", " ")
         return f"{rate} per s", ""
@@ -272,15 +225,6 @@ def column_heading(name: str) -> tuple[str, str]:
     return name.replace("_", " "), "%" if name in _SHARES else ""
 
 
-<<<<<<< HEAD
-def _cells(column: Column, values: pd.Series) -> list[TableCell]:
-    write_text = TEXTS.get(column.name, _LINE)
-    return [_cell(value, column, write_text) for value in values]
-
-
-def _cell(value: Any, column: Column, write_text: Callable[[str], str]) -> TableCell:
-    numeric = column.numeric
-=======
 def _column_unit(row: FigureRow) -> str:
     """The unit of a figure's column: shares are shown in per cent, and no heading is repeated."""
     if row.unit == SHARE:
@@ -290,11 +234,13 @@ def _column_unit(row: FigureRow) -> str:
     return row.unit
 
 
-def _cell(
-    value: Any, unit: str, numeric: bool, as_text: Callable[[str], str]
-) -> tuple[object, str | None]:
-    """What a cell shows, and the number that it is sorted by."""
->>>>>>> main
+def _cells(column: Column, values: pd.Series) -> list[TableCell]:
+    write_text = TEXTS.get(column.name, _LINE)
+    return [_cell(value, column, write_text) for value in values]
+
+
+def _cell(value: Any, column: Column, write_text: Callable[[str], str]) -> TableCell:
+    numeric = column.numeric
     if pd.isna(value) or value in (math.inf, -math.inf):
         return TableCell(MISSING, numeric)
     if numeric:
