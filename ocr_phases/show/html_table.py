@@ -137,8 +137,8 @@ def table_html(
     caption : str
         What stands above the table.
     headings : mapping of str to (str, str), optional
-        Headings with units by column, which go before those of `column_heading`. A unit of ``ms``, ``%`` or
-        ``bytes`` decides how the numbers of a column are written.
+        Headings with units by column, which go before those of `column_heading`. A unit of
+        ``ms``, ``%`` or ``bytes`` decides how the numbers of a column are written.
     strong : iterable of bool, optional
         For each row whether it stands out.
     links : mapping of str to iterable of str, optional

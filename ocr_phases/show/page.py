@@ -201,7 +201,7 @@ def pages_of_row(run: Record, row: int) -> list[int]:
 
 
 class MarkedPage(NamedTuple):
-    """What is drawn on a page: the caption, the boxes, and the opacity of their ground from 0 to 1."""
+    """What is drawn on a page: caption, boxes, and the opacity of their ground from 0 to 1."""
 
     caption: str
     boxes: list[DrawnBox]
