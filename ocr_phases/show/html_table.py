@@ -17,7 +17,8 @@ import pandas as pd
 from ocr_phases.analyse.figure_rows import FIGURE_ROWS, SHARE, FigureRow
 from ocr_phases.analyse.kernels import short_kernel
 from ocr_phases.show.web import MISSING, Html, block, fragment, note, printable
-from ocr_phases.text import bytes_text, digits_text, percent_text, stage_name
+from ocr_phases.stages import stage_title
+from ocr_phases.text import bytes_text, digits_text, percent_text
 
 #: The heading of a column, and its unit: empty for none.
 Heading = tuple[str, str]
@@ -55,7 +56,7 @@ def _cache_part(name: str) -> str:
 
 #: Column -> how a text of it is written.
 TEXTS: dict[str, Callable[[str], str]] = {
-    "stage": stage_name,
+    "stage": stage_title,
     "kernel": short_kernel,
     "label": printable,
     "text": partial(printable, longest=60),
