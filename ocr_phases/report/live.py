@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ocr_phases.analyse.scaling import SweptRecords
+    from ocr_phases.analyse.swept_records import SweptRecords
     from ocr_phases.record import Record
 
 

@@ -105,14 +105,14 @@ def _vertical_limits(
     """The ends of the scale in ms, which follow the bulk of the steps."""
     slow = table["outlier"]
     # With few repeats p90 is close to the worst one: a wide band must not squeeze the line.
-    bulk = max(
-        table.loc[~slow, clocks].quantile(0.99).max(),
-        table["device_ms_p90"].quantile(0.75),
+    bulk: float = max(
+        float(table.loc[~slow, clocks].quantile(0.99).max()),
+        float(table["device_ms_p90"].quantile(0.75)),
         median_ms,
         highest_floor_ms,
     )
     # Steps that are alike leave a height to their differences, unless the floor is near.
-    least = table["device_ms_p10"].quantile(0.02)
+    least = float(table["device_ms_p10"].quantile(0.02))
     bottom = 0.0
     if least > 0.6 * bulk and highest_floor_ms < 0.3 * least:
         bottom = 0.75 * least
