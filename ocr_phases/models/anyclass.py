@@ -223,7 +223,9 @@ def any_interface(model: nn.Module) -> AnyInterface:
         image encoder, a language model and a head.
     """
     title = type(model).__name__
-    if getattr(model.config, "is_encoder_decoder", False):
+    if not isinstance(model, transformers.PreTrainedModel):
+        raise OcrPhasesError(f"{title} is no model of transformers, which is what can be driven.")
+    if model.config.is_encoder_decoder:
         raise OcrPhasesError(
             f"{title} is an encoder-decoder: its decoder attends to the encoder's output at every "
             "step, which this version cannot time. Choose a decoder-only model."
