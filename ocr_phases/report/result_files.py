@@ -311,7 +311,7 @@ def _jpeg(image: Image.Image) -> bytes:
     return image_file(image, "JPEG", quality=90)
 
 
-def chrome_trace(run: Record) -> dict[str, Any]:
+def trace_of_spans(run: Record) -> dict[str, Any]:
     """All spans of all repeats as one trace for ui.perfetto.dev and chrome://tracing; a repeat
     starts at 0.
 
@@ -354,6 +354,6 @@ def chrome_trace(run: Record) -> dict[str, Any]:
 
 
 def write_chrome_trace(run: Record, path: str | Path, *, overwrite: bool = False) -> Path:
-    """`chrome_trace` as a JSON file; raises as `Record.save` does."""
-    data = json.dumps(chrome_trace(run), allow_nan=False).encode() + b"\n"
+    """`trace_of_spans` as a JSON file; raises as `Record.save` does."""
+    data = json.dumps(trace_of_spans(run), allow_nan=False).encode() + b"\n"
     return write_given(path, data, overwrite=overwrite)
