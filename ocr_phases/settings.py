@@ -257,7 +257,7 @@ class ModelSettings(_Checked):
     model: str = _setting(
         "tiny", "tiny (built in), dummy[:FAMILY] (full size, random weights), a folder or a hub id"
     )
-    device: str = _setting("auto", "auto, cpu, cuda or cuda:N")
+    device: str = _setting("auto", "auto, cpu, cuda, cuda:N or mps")
     dtype: Literal["float32", "bfloat16", "float16"] | None = _setting(
         None, "float32, bfloat16 or float16; the default depends on the device"
     )

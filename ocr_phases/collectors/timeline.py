@@ -101,7 +101,7 @@ class Timeline(Hinted):
 
     @contextlib.contextmanager
     def in_phase(self, phase: str, stage: str = "", step: int | None = None) -> Iterator[None]:
-        """A span over a whole phase, or over one ``stage`` and ``step``; spans inside belong to it."""
+        """A span over a phase, or over one ``stage`` and ``step``; spans inside belong to it."""
         before = self.phase, self.step
         self.phase, self.step = phase, step
         try:
@@ -139,7 +139,8 @@ class Timeline(Hinted):
         return plot_spans(self.table())
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}(device={str(self._device.torch_device)!r}, spans={len(self.closed)})"
+        device = str(self._device.torch_device)
+        return f"{type(self).__name__}(device={device!r}, spans={len(self.closed)})"
 
     def __str__(self) -> str:
         from ocr_phases.show.timeline_section import timeline_text

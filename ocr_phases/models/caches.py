@@ -1,4 +1,4 @@
-"""KV caches: one that grows, of transformers before and after caches had layers, and a static one."""
+"""KV caches: one that grows, of transformers with and without layers in it, and a static one."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def drop_last(cache: Cache) -> None:
         layer.cumulative_length.sub_(1)
 
 
-# -- the static one -----------------------------------------------------------------------------------
+# -- the static one --------------------------------------------------------------------------------
 
 
 @dataclass

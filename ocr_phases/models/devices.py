@@ -4,8 +4,8 @@ Everything that torch does differently on a CPU, a CUDA device and an Apple GPU 
 `Device`; `device_of` gives the one for a torch device. torch drives AMD's GPUs by the names of
 CUDA, and so does this package. Apple's and AMD's GPUs are unproven: nobody has measured on one yet.
 
-Two things stay outside, because only CUDA has them: graphs (`ocr_phases.steps.graphs`) and the debug
-mode that tells of the host's waits (`ocr_phases.collectors.host_syncs`).
+Two things stay outside, because only CUDA has them: graphs (`ocr_phases.steps.graphs`) and the
+debug mode that tells of the host's waits (`ocr_phases.collectors.host_syncs`).
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Device:
         return 0
 
     def peak_bytes(self) -> int | None:
-        """The most memory that was in use since the last call; None where that cannot be counted."""
+        """The most memory in use since the last call; None where that cannot be counted."""
         return None
 
     def release_memory(self) -> None:
@@ -312,7 +312,7 @@ _KINDS: tuple[type[Device], ...] = (CpuDevice, CudaDevice, AppleDevice)
 
 
 def device_of(device: torch.device | str) -> Device:
-    """The `Device` for a device of torch; `OcrPhasesError` for a kind that nothing here can time."""
+    """The `Device` for one of torch; `OcrPhasesError` for a kind that nothing here can time."""
     torch_device = torch.device(device)
     for kind in _KINDS:
         if kind.kind == torch_device.type:
@@ -373,7 +373,7 @@ def cpu_threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-# -- the host -----------------------------------------------------------------------------------------
+# -- the host --------------------------------------------------------------------------------------
 
 
 def host_name() -> str:

@@ -35,10 +35,11 @@ from ocr_phases.settings import (
     Vision,
 )
 from ocr_phases.show.section import facts_bundle, facts_text
+from ocr_phases.stages import stage_title
 from ocr_phases.steps import phases
 from ocr_phases.steps.decode_kernels import decode_execution
 from ocr_phases.steps.sampling import Sampler
-from ocr_phases.text import millions_text, stage_name
+from ocr_phases.text import millions_text
 from ocr_phases.versions import seldom_collected
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class OCRSession(Hinted):
             hub id. The address of a server (``http://HOST:PORT/v1#MODEL``) is connected to, see
             `connect`.
         device : str, default "auto"
-            Where to run: auto, cpu, cuda or cuda:N. Refused where torch sees no such device.
+            Where to run: auto, cpu, cuda, cuda:N or mps. Refused where torch sees no such device.
         dtype : str or torch.dtype, optional
             The dtype of the weights: float32, bfloat16 or float16; the default depends on the
             device.
@@ -167,7 +168,7 @@ class OCRSession(Hinted):
         folder : str or Path
             The folder of a checkpoint.
         device : str, default "auto"
-            Where to run: auto, cpu, cuda or cuda:N. Refused where torch sees no such device.
+            Where to run: auto, cpu, cuda, cuda:N or mps. Refused where torch sees no such device.
         dtype : str or torch.dtype, optional
             The dtype of the weights: float32, bfloat16 or float16; the default depends on the
             device.
@@ -273,7 +274,7 @@ class OCRSession(Hinted):
         *,
         sampler: Sampler | None = None,
         cache: Any = None,
-        step: Any = None,
+        step: phases.Step | None = None,
         all_logits: bool = False,
     ) -> phases.DecodeState:
         """One forward over the whole prompt on this session's model: vision, KV cache and the first
@@ -350,7 +351,7 @@ class OCRSession(Hinted):
             "device": f"{machine.describe_device(self.device)['name']} ({self.device})",
             "dtype": str(self.dtype).removeprefix("torch."),
             "parameters": {
-                stage_name(name): millions_text(count) for name, count in parameters.items()
+                stage_title(name): millions_text(count) for name, count in parameters.items()
             },
             "weights_bytes": self.model.get_memory_footprint(return_buffers=False),
             "language model": f"{text.num_hidden_layers} layers, hidden size {text.hidden_size:,}",

@@ -84,7 +84,7 @@ def power_of_two(least: int, needed: int) -> int:
 
 
 def capacity_for(prompt_len: int, max_new_tokens: int, window: int | None = None) -> int:
-    """The length of a static cache with room for a prompt and what is kept of the generated tokens."""
+    """The length of a static cache with room for a prompt and what is kept of generated tokens."""
     return power_of_two(CAPACITY, windowed_length(prompt_len + max_new_tokens, prompt_len, window))
 
 

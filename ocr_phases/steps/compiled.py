@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ocr_phases.models.wiring import interface_of
+from ocr_phases.stages import stage_title
 from ocr_phases.steps.decode_kernels import DECODE_BACKENDS
 from ocr_phases.steps.forwards import Forward, ForwardsByShape, MadeForward, replaced_forwards
 from ocr_phases.steps.graphs import capture_call, tensors_in
 from ocr_phases.steps.preparing import announce, timed_preparation
-from ocr_phases.text import stage_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -65,7 +65,7 @@ def steady_tuning() -> AbstractContextManager[Any]:
     return patch.dict(vars(benchmarker), L2_cache_size=256 * 2**20)
 
 
-# -- the vision encoders ------------------------------------------------------------------------------
+# -- the vision encoders ---------------------------------------------------------------------------
 
 
 class CompiledVision(ForwardsByShape):
@@ -92,7 +92,7 @@ class CompiledVision(ForwardsByShape):
         """What runs for one shape."""
         pixels = tensors_in(args, options)[0]
         sizes = " × ".join(map(str, pixels.shape))
-        announce(f"compiling {stage_name(name)} for {sizes} inputs")
+        announce(f"compiling {stage_title(name)} for {sizes} inputs")
         run = compile_apart(forward)
         on_cuda = pixels.device.type == "cuda"
         forwards = self._forwards_on_cuda if on_cuda else {}
@@ -157,7 +157,7 @@ def sam_attention(attention: Any, hidden_states: Tensor) -> tuple[Tensor, None]:
     return attention.proj(result.transpose(1, 2).reshape(hidden_states.shape)), None
 
 
-# -- the language model -------------------------------------------------------------------------------
+# -- the language model ----------------------------------------------------------------------------
 
 
 def norm_forwards(language_model: nn.Module) -> dict[nn.Module, Forward]:
@@ -236,7 +236,7 @@ def _router(router: Any, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]
     return logits, weights, experts[:, : router.top_k]
 
 
-# -- the head -----------------------------------------------------------------------------------------
+# -- the head --------------------------------------------------------------------------------------
 
 
 def row_sums(scores: Tensor) -> Tensor:

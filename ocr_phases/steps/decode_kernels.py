@@ -51,7 +51,7 @@ def decode_experts(model: Any, strategy: str = "eager") -> dict[str, str | None]
 
 @contextlib.contextmanager
 def decode_execution(model: Any, strategy: str = "eager") -> Iterator[None]:
-    """Run decode steps with their kernels in a ``with`` block; the model's own choice comes back."""
+    """Run decode steps with their kernels in a ``with`` block; the model's own come back after."""
     experts = decode_experts(model, strategy)
     device = next(model.parameters()).device
     with decode_attention(device, strategy), contextlib.ExitStack() as undo:

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from textwrap import shorten
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from transformers import Cache
 
 from ocr_phases.collectors.hooks import stage_hooks
 from ocr_phases.collectors.timeline import NoTimeline, Timeline
@@ -33,10 +35,32 @@ from ocr_phases.models.caches import (
 from ocr_phases.models.interface import ModelInterface
 from ocr_phases.models.wiring import interface_of
 from ocr_phases.steps.decode_kernels import decode_execution
-from ocr_phases.steps.sampling import Sampler
+from ocr_phases.steps.sampling import Sampler, TokenSampler
 from ocr_phases.text import bytes_text, count_text
 
 _MASK_COLUMNS = 256  # that a mask grows by
+
+
+class Step(Protocol):
+    """A decode step that runs in place of the model class, over a KV cache of its own.
+
+    `ocr_phases.steps.captured.StaticStep` is one.
+    """
+
+    #: Of all logits [B, vocab] since the last prefill, float32 [B]: finite only if they all were.
+    sums: Tensor
+
+    def fresh_cache(self) -> Cache:
+        """The step's cache, emptied for a new prefill."""
+
+    def prefill_execution(self) -> AbstractContextManager[None]:
+        """Entered around the prefill into that cache."""
+
+    def execution(self) -> AbstractContextManager[None]:
+        """Entered around the decode loop: the kernels that the step runs with."""
+
+    def __call__(self, state: DecodeState) -> tuple[Tensor, Tensor | None]:
+        """One step: logits [B, vocab], and the next token, int64 [B], where the step chose it."""
 
 
 @dataclass(repr=False)
@@ -52,7 +76,7 @@ class DecodeState(Hinted):
     """
 
     interface: ModelInterface
-    cache: Any
+    cache: Cache
     logits: Tensor = field(init=False)  # [B, vocab], of the last position
     mask: (
         Tensor  # int64 [B, length or more]: 1 where a token may be seen, behind the newest ones too
@@ -61,9 +85,10 @@ class DecodeState(Hinted):
     length: int
     lengths: list[int]  # of the cache, after the prefill and after every step
     position_ids: Tensor | None  # int64 [B, 1] for padded rows, of the prompt's last token
-    sampler: Sampler
+    sampler: TokenSampler
     sequence: Tensor
     window: int | None = None
+    carried: Any = None  # what the class's next step needs beside the cache
     entries: list[int] = field(default_factory=list)
     prefill_logits: Tensor | None = None  # [B, T, vocab] where all were asked for
     # Of the logits of each token [B], in float32, and of all that a step of its own made.
@@ -137,7 +162,9 @@ class DecodeState(Hinted):
             "KV cache": f"{self.entries[-1]:,} entries, {bytes_text(self.entries[-1] * entry)}",
             "one entry": f"{bytes_text(entry)}, keys and values of all layers and rows",
             "prompt": count_text(self.lengths[0], "token"),
-            "generated": f"{count_text(self.generated, 'token')} a row, {len(self.unread)} not read yet",
+            "generated": (
+                f"{count_text(self.generated, 'token')} a row, {len(self.unread)} not read yet"
+            ),
         }
         for row, ids in enumerate(self.ids, start=1):
             facts[f"ids of row {row}"] = shorten(", ".join(map(str, ids)), 160, placeholder=" …")
@@ -161,9 +188,9 @@ def prefill(
     inputs: DeviceInputs,
     timeline: Timeline | None = None,
     *,
-    sampler: Sampler | None = None,
-    cache: Any = None,
-    step: Any = None,
+    sampler: TokenSampler | None = None,
+    cache: Cache | None = None,
+    step: Step | None = None,
     all_logits: bool = False,
 ) -> DecodeState:
     """One forward over the whole prompt: vision, KV cache and the first token.
@@ -178,15 +205,16 @@ def prefill(
     interface = interface_of(model)
     timeline = timeline or NoTimeline()
     _check_model(model)
-    ids, sampler = inputs.input_ids, sampler or Sampler(device=inputs.input_ids.device)
+    ids = inputs.input_ids
+    sampler = sampler or Sampler(device=ids.device)
     if cache is None or step is not None:
         cache = interface.new_cache() if step is None else step.fresh_cache()
     window = interface.window(model)
     _check_window(cache, window)
-    arguments = interface.prefill_arguments(inputs, model)
     hooks = stage_hooks(model, interface, timeline, interface.views(inputs))
     language_model = contextlib.nullcontext() if step is None else step.prefill_execution()
     with hooks, timeline.in_phase("prefill"), language_model:
+        arguments = interface.prefill_arguments(inputs, model)
         out = interface.forward(
             model,
             arguments,
@@ -194,6 +222,7 @@ def prefill(
             use_cache=True,
             logits_to_keep=int(not all_logits),
         )
+        carried = interface.carried_from_prefill(model, inputs, out)
         with timeline.span("sampling"):
             state = DecodeState(
                 interface=interface,
@@ -205,6 +234,7 @@ def prefill(
                 sampler=sampler,
                 sequence=ids,
                 window=window,
+                carried=carried,
                 prefill_logits=out.logits if all_logits else None,
                 ids=[[] for _ in ids],
             )
@@ -235,7 +265,7 @@ def decode_step(
     timeline: Timeline | None = None,
     *,
     read: bool = True,
-    step: Any = None,
+    step: Step | None = None,
 ) -> Tensor:
     """One forward of one token a row from the cache; returns the next token, int64 [B].
 
@@ -272,7 +302,7 @@ def _model_step(model: nn.Module, state: DecodeState) -> Tensor:
     positions = None if state.position_ids is None else state.position_ids + (length - prompt_len)
     mask = state.mask[:, :length]
     arguments = state.interface.step_arguments(
-        model, state.token, state.cache, mask, positions, prompt_len
+        model, state.token, state.cache, mask, positions, prompt_len, state.carried
     )
     width = arguments["input_ids"].shape[1]
     if width != 1:
@@ -282,9 +312,9 @@ def _model_step(model: nn.Module, state: DecodeState) -> Tensor:
     leaked = ", ".join(state.interface.leaked_images(arguments))
     try:
         if not leaked:
-            return state.interface.forward(
-                model, arguments, use_cache=True, logits_to_keep=1
-            ).logits[:, -1]
+            out = state.interface.forward(model, arguments, use_cache=True, logits_to_keep=1)
+            state.carried = state.interface.carried_from_step(model, state.carried, out)
+            return out.logits[:, -1]
     except ValueError as error:
         if "image" not in str(error).lower():
             raise
@@ -305,7 +335,7 @@ def decode(
     pad_id: int = 0,
     eos_check_every: int = 1,
     on_tokens: Callable[[list[list[int]]], None] | None = None,
-    step: Any = None,
+    step: Step | None = None,
 ) -> DecodeState:
     """Decode until every row has ended or has ``max_new_tokens`` tokens, the prefill's token
     included.
@@ -350,13 +380,13 @@ def generate(
     max_new_tokens: int,
     timeline: Timeline | None = None,
     *,
-    sampler: Sampler | None = None,
+    sampler: TokenSampler | None = None,
     first_token: str = "prefill",
     eos_ids: Collection[int] = (),
     pad_id: int = 0,
     eos_check_every: int = 1,
     on_tokens: Callable[[list[list[int]]], None] | None = None,
-    step: Any = None,
+    step: Step | None = None,
 ) -> DecodeState:
     """Both phases: `prefill`, then `decode`, with their arguments; ``first_token`` as in
     `redecode`.
@@ -409,7 +439,8 @@ def logits_fault(sums: Tensor, newest: Tensor, *, whole: bool = False) -> str | 
             return "NaN or infinite in a decode step"
         if whole:
             return f"NaN or infinite at token {first + 1}"
-        return f"NaN or infinite at {sum(wrong)} of {count_text(len(wrong), 'token')}, first at {first + 1}"
+        tokens = count_text(len(wrong), "token")
+        return f"NaN or infinite at {sum(wrong)} of {tokens}, first at {first + 1}"
     if bool((newest.amax(dim=-1) == newest.amin(dim=-1)).any()):
         return "all equal, so that nothing of the page or prompt is in them"
     return None
@@ -424,26 +455,27 @@ def until_end(ids: list[int], eos_ids: Collection[int]) -> list[int]:
 def _check_model(model: nn.Module) -> None:
     if len(set(getattr(model, "hf_device_map", {}).values())) > 1:
         raise OcrPhasesError(
-            "The model is spread over several devices (device_map), so one device's clock would mistime it: "
-            "load it onto one device."
+            "The model is spread over several devices (device_map), so one device's clock would "
+            "mistime it: load it onto one device."
         )
     if model.training:
         raise OcrPhasesError("The model is in training mode: call model.eval() before measuring.")
 
 
-def _check_window(cache: Any, window: int | None) -> None:
+def _check_window(cache: Cache | None, window: int | None) -> None:
     """Raise `OcrPhasesError` for a cache that would silently give full attention to a model with a
     window.
     """
     if cache is not None and cache_window(cache) != window:
         raise OcrPhasesError(
             f"This model's steps see {window or 'all'} generated tokens and the cache is for "
-            f"{cache_window(cache) or 'all'}: leave cache out, or make it with DynamicCache(config=...)."
+            f"{cache_window(cache) or 'all'}: leave cache out, or make it with "
+            "DynamicCache(config=...)."
         )
 
 
 def _check_cache(state: DecodeState) -> None:
-    """Tokens seen and entries held must be right; notes the entries. Nothing waits for the device."""
+    """Tokens seen and entries held must be right; notes the entries. Waits for nothing."""
     held = held_entries(state.cache)
     # A step adds its own entry to those kept for it, so one that grows keeps one less than the step
     # sees.
@@ -457,6 +489,6 @@ def _check_counts(counts: Sequence[int | None], right: int) -> None:
     for count in counts:
         if count not in (None, right):
             raise OcrPhasesError(
-                f"The KV cache has {count} entries where {right} are right: each step must add one, until "
-                "its window, if it has one, is full."
+                f"The KV cache has {count} entries where {right} are right: each step must add "
+                "one, until its window, if it has one, is full."
             )

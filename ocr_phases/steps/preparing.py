@@ -1,8 +1,8 @@
 """What is compiled or captured before a run: it is announced, and its time is taken.
 
 That can take a minute or more, in which nothing else is to be seen. So each part is announced
-before it is made, to whoever listens: a progress bar, the explorer. Who listens is kept in a context
-variable, because what compiles lies far below what shows progress.
+before it is made, to whoever listens: a progress bar, the explorer. Who listens is kept in a
+context variable, because what compiles lies far below what shows progress.
 """
 
 from __future__ import annotations

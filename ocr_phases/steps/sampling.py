@@ -5,17 +5,40 @@ generator.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.inputs.packing import DeviceInputs
+from ocr_phases.models.devices import device_of
 from ocr_phases.settings import Request, SamplingSettings
 
 if TYPE_CHECKING:
     from ocr_phases.models.load import Checkpoint
+
+
+class Processor(Protocol):
+    """What changes scores before a token is chosen, as transformers' logits processors do."""
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """``scores`` [B, vocab] for the token after ``input_ids`` int64 [B, length]."""
+
+
+class TokenSampler(Protocol):
+    """What chooses the next token; `Sampler` is one."""
+
+    #: Those that read the ids so far. Without any, no one keeps the sequence for them.
+    processors: Sequence[Processor]
+    #: Whether the next token is the argmax of the logits as they are, so that a step may take it.
+    greedy: bool
+
+    def restart(self) -> None:
+        """Choose from here on as after the prefill."""
+
+    def __call__(self, logits: Tensor, sequence: Tensor) -> Tensor:
+        """Next token ids, int64 [B], for ``logits`` [B, vocab] after ``sequence`` [B, length]."""
 
 
 class NoRepeatNGrams:
@@ -55,7 +78,7 @@ class Sampler:
         settings: SamplingSettings | None = None,
         seed: int = 0,
         device: torch.device | str = "cpu",
-        rules: Sequence[Any] = (),
+        rules: Sequence[Processor] = (),
     ) -> None:
         from transformers import generation
 
@@ -66,7 +89,7 @@ class Sampler:
             (generation.TopPLogitsWarper, settings.top_p, 1.0),
         ]
         size, window = settings.no_repeat_ngram_size, settings.no_repeat_ngram_window
-        chosen: list[Any] = []
+        chosen: list[Processor] = []
         if settings.repetition_penalty != 1.0:
             chosen.append(generation.RepetitionPenaltyLogitsProcessor(settings.repetition_penalty))
         if size:
@@ -77,7 +100,8 @@ class Sampler:
         self.processors = generation.LogitsProcessorList(chosen)
         #: Whether the next token is the argmax of the logits as they are.
         self.greedy = not chosen and not settings.do_sample
-        self.generator, self.seed = torch.Generator(device) if settings.do_sample else None, seed
+        self.generator = torch.Generator(device) if settings.do_sample else None
+        self.seed = seed
         self.restart()
 
     def restart(self) -> None:
@@ -102,7 +126,7 @@ class Sampler:
 
 def checkpoint_rules(
     rules: Mapping[str, Any], end_tokens: Sequence[int], prompt_len: int, device: str
-) -> list[Any]:
+) -> list[Processor]:
     """transformers' logits processors for what a checkpoint's ``rules`` say, in ``generate()``'s
     order.
 
@@ -111,7 +135,8 @@ def checkpoint_rules(
     """
     from transformers import generation
 
-    ends, chosen = list(end_tokens), list[Any]()
+    ends = list(end_tokens)
+    chosen: list[Processor] = []
     if words := rules.get("bad_words_ids"):
         chosen.append(generation.NoBadWordsLogitsProcessor(words, ends or None))
     if ends and (least := rules.get("min_length")):
@@ -171,19 +196,18 @@ def one_shot(
     window = interface.window(model)
     if window is not None and inputs.position_ids is not None and request.max_new_tokens > window:
         raise OcrPhasesError(
-            f"generate() of {type(model).__name__} mistakes which slots are padding once its window "
-            f"of {window} tokens is full: give rows of equal length, or measure without it."
+            f"generate() of {type(model).__name__} mistakes which slots are padding once its "
+            f"window of {window} tokens is full: give rows of equal length, or measure without it."
         )
     if not hasattr(model, "generate"):
         raise OcrPhasesError(
             f"{type(model).__name__} has no generate() here: measure without generate=True."
         )
     # generate() samples with torch's own generator of the device.
-    devices = [inputs.input_ids.device] if inputs.input_ids.is_cuda else []
-    with torch.no_grad(), interface.silenced(), torch.random.fork_rng(devices):
-        (torch.cuda.manual_seed if devices else torch.default_generator.manual_seed)(request.seed)
+    seeded = device_of(inputs.input_ids.device).seeded(request.seed)
+    with torch.no_grad(), interface.silenced(), seeded:
         tokens = model.generate(
-            **interface.prefill_arguments(inputs)
+            **interface.generate_arguments(inputs)
             | {"attention_mask": inputs.attention_mask, "position_ids": None},
             max_new_tokens=request.max_new_tokens,
             eos_token_id=list(end_tokens),

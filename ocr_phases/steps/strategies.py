@@ -19,7 +19,7 @@ from ocr_phases.settings import Request
 
 
 def check_strategy(request: Request, interface: ModelInterface, device: torch.device | str) -> None:
-    """Raise `OcrPhasesError` where a ``strategy`` or ``vision`` cannot run with model and device."""
+    """Raise `OcrPhasesError` where ``strategy`` or ``vision`` cannot run with model and device."""
     ways = []
     if request.strategy != "eager":
         ways.append(f"strategy={request.strategy!r}")

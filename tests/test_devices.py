@@ -1,0 +1,158 @@
+"""One interface for all kinds of device: the CPU's as it is, an Apple GPU's by a stand-in.
+
+No test here proves that an Apple GPU is measured rightly: the stand-in knows only which calls of
+torch are made, and in which order.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from refusals import refused
+
+from ocr_phases import OcrPhasesError, Timeline
+from ocr_phases.collectors.conditions import Conditions, gpu_state
+from ocr_phases.collectors.machine import describe_device
+from ocr_phases.collectors.memory import PeakMemory
+from ocr_phases.models.devices import cpu_threads, device_of, resolve_device
+from ocr_phases.models.weights import resolve_dtype
+from ocr_phases.steps.decode_kernels import decode_backends
+
+APPLE = torch.device("mps")
+
+
+class AppleGpu:
+    """Stands in for ``torch.mps``: each event is 2 ms after the one before."""
+
+    def __init__(self) -> None:
+        self.waits = 0
+        self.state = 7
+        self.clock_ms = 0.0
+        gpu = self
+
+        @dataclass
+        class Event:
+            enable_timing: bool = False
+            at_ms: float | None = None
+
+            def record(self) -> None:
+                gpu.clock_ms += 2.0
+                self.at_ms = gpu.clock_ms
+
+            def elapsed_time(self, end: Event) -> float:
+                assert self.enable_timing and end.enable_timing
+                assert gpu.waits > 0, "an event was read before the device was waited for"
+                return end.at_ms - self.at_ms
+
+        self.Event = Event
+
+    def synchronize(self) -> None:
+        self.waits += 1
+
+    def recommended_max_memory(self) -> int:
+        return 16 << 30
+
+    def driver_allocated_memory(self) -> int:
+        return 4 << 30
+
+    def empty_cache(self) -> None:
+        pass
+
+    def get_rng_state(self) -> int:
+        return self.state
+
+    def set_rng_state(self, state: int) -> None:
+        self.state = state
+
+    def manual_seed(self, seed: int) -> None:
+        self.state = seed
+
+
+@pytest.fixture
+def apple(monkeypatch: pytest.MonkeyPatch) -> AppleGpu:
+    gpu = AppleGpu()
+    monkeypatch.setattr(torch, "mps", gpu)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    return gpu
+
+
+def test_an_apple_gpu_is_taken_where_torch_sees_one_and_only_if_asked(
+    apple: AppleGpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_device("mps") == "mps"
+    assert resolve_device("auto") == "cpu"  # nobody has proven the other
+    assert resolve_dtype(None, "mps") is torch.float16
+
+
+def test_an_apple_gpu_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    with refused():
+        resolve_device("mps")
+
+
+def test_a_timeline_has_the_clock_of_an_apple_gpu_and_waits_once(apple: AppleGpu) -> None:
+    timeline = Timeline("mps")
+    with timeline.in_phase("prefill"), timeline.span("sam"):
+        pass
+    assert apple.waits == 0
+    table = timeline.table()
+    assert apple.waits == 1
+    assert table["device_ms"].tolist() == [6.0, 2.0]
+    assert (table["host_ms"] < 1000).all()
+
+
+def test_what_cannot_be_measured_on_an_apple_gpu_is_missing(apple: AppleGpu) -> None:
+    memory = PeakMemory("mps")
+    with memory.of("prefill"):
+        pass
+    assert (memory.source, memory.peaks) == (None, {})
+    assert gpu_state(APPLE) is None
+    conditions = Conditions("mps")
+    with conditions.of(0):
+        pass
+    described = conditions.described()
+    assert described["gpu"] is None
+    assert "mps" in described["energy"]["missing"]
+    described_device = describe_device("mps")
+    assert described_device["kind"] == "mps"
+    assert described_device["memory_bytes"] == 16 << 30
+    assert described_device["cores"] is None
+    assert decode_backends("mps") == ()
+
+
+def test_memory_of_an_apple_gpu_is_what_metal_recommends(apple: AppleGpu) -> None:
+    device = device_of("mps")
+    assert device.free_bytes() == 12 << 30
+    assert device.reserved_bytes() == 4 << 30
+
+
+@pytest.mark.parametrize("kind", ["cpu", "mps"])
+def test_random_numbers_start_from_a_seed_and_then_go_on_as_before(
+    kind: str, apple: AppleGpu
+) -> None:
+    torch.default_generator.manual_seed(5)
+    expected = torch.rand(3).tolist()
+    torch.default_generator.manual_seed(5)
+    drawn = []
+    for _ in range(2):
+        with device_of(kind).seeded(11):
+            drawn.append(torch.rand(3).tolist())
+            assert kind == "cpu" or apple.state == 11
+    assert drawn[0] == drawn[1]
+    assert torch.rand(3).tolist() == expected
+    assert apple.state != 11
+
+
+def test_a_device_that_nothing_here_can_time_is_refused() -> None:
+    with pytest.raises(OcrPhasesError, match="meta"):
+        device_of("meta")
+
+
+def test_a_number_of_threads_holds_for_a_block() -> None:
+    before = torch.get_num_threads()
+    with cpu_threads(1):
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == before
