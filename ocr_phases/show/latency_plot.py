@@ -40,7 +40,7 @@ def plot_latency(run: Record, *, ax: Axes | None = None) -> Figure:
     steps, slow, low, high = (
         table[name] for name in ("token", "outlier", "device_ms_p10", "device_ms_p90")
     )
-    own_clock, clocks = run.device.kind == "cuda", ["device_ms"]
+    own_clock, clocks = run.device.has_own_clock, ["device_ms"]
     # Where tokens are read every few steps, the host launches many at once and then waits for all
     # of them.
     if own_clock and (run.request.eos_check_every or 1) == 1:

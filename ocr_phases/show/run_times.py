@@ -69,7 +69,7 @@ def timed_table(
 ) -> Html:
     """A table of medians over repeats with their spread; without a device clock there is one time."""
     low, high = spread_names(len(run.repeats))
-    if run.device.kind != "cuda":
+    if not run.device.has_own_clock:
         table, time = table.drop(columns="host_ms", errors="ignore"), time.replace("device", "time")
     headings = {
         "device_ms": (time, "ms"),
