@@ -23,7 +23,7 @@ from benchmarks.tables import BENCH_SCHEMA, KIND
 from ocr_phases import PhaseRun
 from ocr_phases.analyse.floors import floor_table
 from ocr_phases.analyse.kernels import kernel_table
-from ocr_phases.analyse.stages import PREFILL_STAGES
+from ocr_phases.analyse.stages import prefill_stages
 from ocr_phases.collectors import machine
 from ocr_phases.collectors.timeline import NoTimeline, Timeline
 from ocr_phases.errors import OcrPhasesError, check_known
@@ -217,7 +217,7 @@ def _in_blocks(
 def _stage_coverage(bench: _Bench) -> dict[str, Any]:
     """The prefill's stages and the whole of it, ms on the device clock, a list over repeats each."""
     run = bench.run(max_new_tokens=1, repeats=bench.settings.pairs, warmup=2)
-    stages = {stage: _rounded(run.repeat_ms(stage, "prefill")) for stage in PREFILL_STAGES}
+    stages = {stage: _rounded(run.repeat_ms(stage, "prefill")) for stage in prefill_stages(run)}
     return {
         "prefill_len": run.request.prefill_len,
         "prefill_ms": _rounded(run.repeat_ms("prefill", "prefill")),

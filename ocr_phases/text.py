@@ -20,9 +20,6 @@ def count_text(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-_STAGE_NAMES = {"sam": "SAM", "clip": "CLIP", "vision_fusion": "fusion", "lm_head": "LM head"}
-
-
 def ms_text(ms: float | None) -> str:
     """Milliseconds with three digits and a fitting unit (``"4.02 ms"``, ``"1.25 s"``); ``"n/a"``
     for none.
@@ -68,11 +65,6 @@ def percent_text(share: float | None) -> str:
         return "n/a"
     value = share * 100.0
     return f"{value:.1f} %" if 0 < abs(value) < 9.95 else f"{value:.0f} %"
-
-
-def stage_name(stage: str) -> str:
-    """What a stage is called in a picture or a report."""
-    return _STAGE_NAMES.get(stage, stage.replace("_", " "))
 
 
 def digits_text(value: float) -> str:

@@ -20,10 +20,11 @@ from ocr_phases.engines.answers import Answer, spans_of
 from ocr_phases.engines.client import Server
 from ocr_phases.engines.session import ServerSession
 from ocr_phases.engines.vllm_worker import MODULES, Stages, Watch
-from ocr_phases.families import FAMILIES, VISION_STAGES
+from ocr_phases.families import FAMILIES
 from ocr_phases.inputs.views import image_token_count
 from ocr_phases.results.load import LoadResult
 from ocr_phases.settings import SamplingSettings
+from ocr_phases.stages import VISION_STAGES
 
 PAGE = Path(ocr_phases.__file__).parents[1] / "data" / "pages" / "receipt.png"
 SECRET = "sk-secret-123"

@@ -18,13 +18,13 @@ from ocr_phases import PhaseRun
 from ocr_phases.analyse.cards import key_metrics_text
 from ocr_phases.analyse.sentences import headline
 from ocr_phases.analyse.stages import stage_table
-from ocr_phases.families import VISION_STAGES
 from ocr_phases.show.page import plot_region_types
 from ocr_phases.show.page_and_text import page_section
 from ocr_phases.show.run_overview import cards_section, phase_bar
 from ocr_phases.show.run_times import stages_section
 from ocr_phases.show.timeline_plot import plot_phase_timeline
 from ocr_phases.show.vision_plot import plot_vision_stages
+from ocr_phases.stages import VISION_STAGES
 
 RECORDS = {
     str(path.relative_to(RUNS)): path

@@ -30,12 +30,14 @@ from ocr_phases.analyse.stages import (
     attended,
     cached,
     decode_trend,
+    overlapping_stages,
     step_repeats,
     step_table,
     token_of_step,
+    undeclared_stages,
+    vision_stages,
 )
 from ocr_phases.analyse.statistics import median_share
-from ocr_phases.families import VISION_STAGES
 from ocr_phases.record import Record
 from ocr_phases.text import (
     bytes_text,
@@ -166,7 +168,7 @@ def _vision_in_prefill_only(run: Record) -> Verdict:
     if not summary(run)["decode_steps"]:
         return _without_steps(run)
     decode = run.spans[run.spans["phase"] == "decode"]
-    vision = decode[decode["stage"].isin(VISION_STAGES)]
+    vision = decode[decode["stage"].isin(vision_stages(run))]
     if len(vision):
         names, took = (
             ", ".join(sorted(vision["stage"].unique())),
@@ -229,7 +231,19 @@ def _stage_coverage(run: Record) -> Verdict:
         return Verdict("n/a", "there is no prefill, or nobody timed its stages")
     overlap = ": stages overlap, so one is counted twice" if coverage > _OVERLAP else ""
     verdict = "fail" if overlap else "pass" if coverage >= STAGE_COVERAGE else "note"
-    return Verdict(verdict, f"{coverage * 100:.1f} %{overlap}")
+    return Verdict(verdict, f"{coverage * 100:.1f} %{overlap}{_undeclared(run)}")
+
+
+def _undeclared(run: Record) -> str:
+    """What to know of stages that nobody declared: which sums they are in."""
+    text = ""
+    overlapping = overlapping_stages(run)
+    added = [name for name in undeclared_stages(run) if name not in overlapping]
+    if added:
+        text += f"; nobody said what {', '.join(added)} is: it is in this sum, in no time of vision"
+    if overlapping:
+        text += f"; {', '.join(overlapping)} overlaps other stages, so it is in no sum"
+    return text
 
 
 def _decode_trend(run: Record) -> Verdict:

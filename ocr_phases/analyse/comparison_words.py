@@ -16,7 +16,8 @@ from ocr_phases.analyse.sweep_table import own_text, sweep_table
 from ocr_phases.analyse.sweep_words import strategies_sentence
 from ocr_phases.record import Record
 from ocr_phases.record.parts import ResultPart
-from ocr_phases.text import count_text, first_difference, percent_text, stage_name
+from ocr_phases.stages import stage_title
+from ocr_phases.text import count_text, first_difference, percent_text
 
 #: What `ComparedRecords.table` has for a time in each record, and its ratio of.
 STATISTICS = (
@@ -112,8 +113,8 @@ def _change_text(row: Mapping[Any, Any]) -> str:
 def _figure_name(metric: str, phase: str) -> str:
     """What a judged figure is called as the subject of a sentence: of a whole phase by its name."""
     if metric == f"{phase}_ms":
-        return stage_name(phase)
-    return FIGURE_ROWS[metric].words or stage_name(phase)
+        return stage_title(phase)
+    return FIGURE_ROWS[metric].words or stage_title(phase)
 
 
 def _times(ratio: float, *ends: float) -> str:

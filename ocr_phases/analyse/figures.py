@@ -9,10 +9,17 @@ import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.cost import page_cost
-from ocr_phases.analyse.stages import PREFILL_STAGES, cached, end_to_end_ms, repeat_table, step_ms
+from ocr_phases.analyse.stages import (
+    cached,
+    end_to_end_ms,
+    prefill_stages,
+    repeat_table,
+    step_ms,
+    vision_stages,
+)
 from ocr_phases.analyse.statistics import median_share, part_ms
-from ocr_phases.families import VISION_STAGES
 from ocr_phases.record import Record
+from ocr_phases.stages import VISION_STAGES
 
 #: The figures that are quantiles of the decode steps.
 STEP_QUANTILES = {"inter_token_ms": 0.5, "inter_token_ms_p90": 0.9, "inter_token_ms_p99": 0.99}
@@ -39,13 +46,12 @@ def summary(record: Record) -> dict[str, Any]:
     medians = {key: float(times.median()) for key, times in record.sums["device_ms"].items()}
     prefill = record.repeat_ms("prefill", "prefill")
     waited = record.phase_ms("prefill")
-    vision = _sum_of_stages(record, VISION_STAGES)
+    vision = _sum_of_stages(record, vision_stages(record))
     has_vision = bool(vision.all())
-    stages = _sum_of_stages(record, PREFILL_STAGES)
+    stages = _sum_of_stages(record, prefill_stages(record))
     parts = {
         stage: part_ms(record.repeat_ms(stage, "prefill"), prefill)
-        for stage in PREFILL_STAGES
-        if ("prefill", stage) in medians
+        for stage in prefill_stages(record)
     }
     page_ms = float(np.median(end_to_end_ms(record)))
 
@@ -67,7 +73,10 @@ def summary(record: Record) -> dict[str, Any]:
         "page_ms": page_ms,
         "vision_ms": part_ms(vision, prefill) if has_vision else None,
         "vision_share": median_share(vision, prefill) if has_vision else None,
-        **{f"{stage}_ms": parts.get(stage) for stage in VISION_STAGES},
+        **{
+            f"{stage}_ms": parts.get(stage)
+            for stage in dict.fromkeys((*VISION_STAGES, *vision_stages(record)))
+        },
         "text": record.text,
         "prepare_ms": medians.get(("prepare", "prepare")),
         "ttft_ms": _quantile(record.repeat_ms("prepare", "prepare") + waited)
@@ -101,7 +110,7 @@ def figure_repeats(run: Record) -> pd.DataFrame:
     none.
     """
     steps = {name: step_ms(run, quantile) for name, quantile in STEP_QUANTILES.items()}
-    vision = _sum_of_stages(run, VISION_STAGES)
+    vision = _sum_of_stages(run, vision_stages(run))
     seen = np.where(vision, vision, np.nan)  # an engine may not tell
     page = end_to_end_ms(run)
     each = page / run.token_count if run.knows_tokens else np.full(len(page), np.nan)
@@ -110,7 +119,10 @@ def figure_repeats(run: Record) -> pd.DataFrame:
 
 def _sum_of_stages(record: Record, stages: Sequence[str]) -> np.ndarray:
     """The prefill's time in these stages in each repeat, ms, float64 [repeats]."""
-    return np.sum([record.repeat_ms(stage, "prefill") for stage in stages], axis=0)
+    total = np.zeros(len(record.repeats))
+    for stage in stages:
+        total = total + record.repeat_ms(stage, "prefill")
+    return total
 
 
 def _quantile(values: Any, q: float = 0.5) -> float | None:

@@ -21,12 +21,12 @@ import pandas as pd
 
 from ocr_phases.analyse.floors import WHOLES
 from ocr_phases.analyse.noise import trusted_floors
-from ocr_phases.analyse.stages import STAGE_KEYS, cached, stage_medians
+from ocr_phases.analyse.stages import STAGE_KEYS, cached, stage_medians, vision_stages
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.families import ENCODERS, VISION_STAGES
 from ocr_phases.record import PHASES, Record
 from ocr_phases.record.parts import KernelsFailed, KernelsPart, columns_of
-from ocr_phases.text import count_text, ms_text, percent_text, stage_name
+from ocr_phases.stages import ENCODERS, stage_title
+from ocr_phases.text import count_text, ms_text, percent_text
 
 _COUNTED = ("kernels", "copies", "launches", "busy_ms")
 KERNEL_COLUMNS = (*STAGE_KEYS, *_COUNTED, "wall_ms", "profiled_ms")
@@ -231,7 +231,7 @@ def vision_in_decode(run: Record) -> tuple[bool | None, str]:
     """
     table = kernel_table(run)
     decode = table[table["phase"] == "decode"]
-    inside = decode[decode["stage"].isin(VISION_STAGES) & (decode["kernels"] > 0)]
+    inside = decode[decode["stage"].isin(vision_stages(run)) & (decode["kernels"] > 0)]
     if len(inside):
         return True, f"{inside['kernels'].sum():,.0f} kernels a step were launched by vision stages"
     step = decode.loc[decode["stage"] == "decode_step", "busy_ms"]
@@ -285,7 +285,7 @@ def _waits(run: Record) -> list[str]:
         if row["wait_ms"] < _CLEAR_WAIT * profiled_ms:
             continue
         times = count_text(round(row["count"]), "time")
-        place = f"{row['operator']} of {stage_name(row['stage'])}"
+        place = f"{row['operator']} of {stage_title(row['stage'])}"
         wait = ms_text(row["wait_ms"])
         sentences.append(
             f"The host waits for the GPU {times} in {place}, {wait} under the profiler."

@@ -29,7 +29,8 @@ from ocr_phases.analyse.stages import cached
 from ocr_phases.analyse.statistics import spread
 from ocr_phases.record import Record
 from ocr_phases.record.parts import to_plain
-from ocr_phases.text import bytes_text, count_text, ms_text, percent_text, stage_name
+from ocr_phases.stages import stage_title
+from ocr_phases.text import bytes_text, count_text, ms_text, percent_text
 
 VERDICTS = ("pass", "fail", "noisy", "note", "n/a")
 CONDITION_COLUMNS = (
@@ -355,7 +356,7 @@ def _ceiling_findings(run: Record, floors: pd.DataFrame) -> Iterator[Verdict]:
     """Stages that are faster than a ceiling allows, unless their bytes fit the cache."""
     cache_bytes = run.device.cache_bytes or _CACHE_BYTES
     for row in floors.to_dict("records"):
-        parts = (stage_name(row["stage"]), row["view"], f"({row['phase']})")
+        parts = (stage_title(row["stage"]), row["view"], f"({row['phase']})")
         name = " ".join(part for part in parts if part)
         fits_cache = row["bytes"] <= cache_bytes
         above = math.nan

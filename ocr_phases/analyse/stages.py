@@ -20,16 +20,18 @@ import pandas as pd
 
 from ocr_phases.analyse.grounding import Grounding, parse_grounding, token_regions
 from ocr_phases.analyse.statistics import part_ms
-from ocr_phases.families import VISION_STAGES
 from ocr_phases.record import PHASES, Record, is_whole_phase
+from ocr_phases.stages import ROLES, VISION_ROLES, Role, Stage, stage_of, stage_place
 
 STAGE_KEYS = ("phase", "stage", "view")
 _TIMES = ("device_ms", "device_ms_p10", "device_ms_p90", "host_ms")
 STAGE_COLUMNS = (*STAGE_KEYS, "calls", *_TIMES, "share")
 STEP_COLUMNS = ("step", "index", "text", "cache_len", *_TIMES, "outlier")
 
-#: What stage coverage adds up and divides by the whole prefill.
-PREFILL_STAGES = (*VISION_STAGES, "vision_fusion", "language_model", "lm_head", "sampling")
+#: Two stages overlap where they share more than this part of the one's time: a device's events are
+#: rounded.
+_TOUCHING = 0.01
+
 #: A token's own probability (0 to 1) and margin (of logits).
 PROBABILITY_COLUMNS = ("probability", "margin")
 TOKEN_COLUMNS = (
@@ -90,6 +92,74 @@ def grounding_of(run: Record, row: int = 0) -> Grounding:
 def spread_names(count: int) -> tuple[str, str]:
     """What the two ends of a spread of so many values are called."""
     return ("p10", "p90") if count >= QUANTILES_FROM else ("least", "greatest")
+
+
+# -- which stages a record has --------------------------------------------------------------------
+
+
+@cached
+def stages_of(run: Record) -> dict[str, Stage]:
+    """The stages that a record has spans of, by name, in the order that a page goes through them.
+
+    What a stage is, the record says itself (``run.model.stages``), else the table of
+    `ocr_phases.stages`. A stage of which neither says anything has the role ``other``.
+    """
+    declared: dict[str, Role] = {}
+    for part in run.model.stages or ():
+        if part.role in ROLES:
+            declared[part.name] = cast(Role, part.role)
+    stages = [stage_of(name, declared.get(name)) for name in run.spans["stage"].unique()]
+    parts = [stage for stage in stages if stage.role != "whole"]
+    return {stage.name: stage for stage in sorted(parts, key=stage_place)}
+
+
+def vision_stages(run: Record) -> tuple[str, ...]:
+    """The stages whose times add up to the time of vision, in the order of a page."""
+    nested = _nested_stages(run)
+    stages = stages_of(run).values()
+    return tuple(
+        stage.name for stage in stages if stage.role in VISION_ROLES and stage.name not in nested
+    )
+
+
+def prefill_stages(run: Record) -> tuple[str, ...]:
+    """The stages that stage coverage adds up and divides by the whole prefill.
+
+    A stage that nobody declared is among them, unless it overlaps another one in time.
+    """
+    in_prefill = set(run.spans.loc[run.spans["phase"] == "prefill", "stage"])
+    uncounted = {*_nested_stages(run), *overlapping_stages(run)}
+    return tuple(name for name in stages_of(run) if name in in_prefill and name not in uncounted)
+
+
+def undeclared_stages(run: Record) -> tuple[str, ...]:
+    """The stages of which nobody has said what they do: they are in no sum but stage coverage."""
+    return tuple(stage.name for stage in stages_of(run).values() if stage.role == "other")
+
+
+def _nested_stages(run: Record) -> set[str]:
+    """The stages that the record says to run inside another one."""
+    return {part.name for part in run.model.stages or () if part.inside is not None}
+
+
+@cached
+def overlapping_stages(run: Record) -> tuple[str, ...]:
+    """The undeclared stages of the prefill that run while another stage does, in any repeat."""
+    found = []
+    names = [*stages_of(run)]
+    spans = run.spans[(run.spans["phase"] == "prefill") & run.spans["stage"].isin(names)]
+    starts = spans["device_start_ms"].to_numpy()
+    ends = starts + spans["device_ms"].to_numpy()
+    repeats = spans["repeat"].to_numpy()
+    for name in undeclared_stages(run):
+        own = (spans["stage"] == name).to_numpy()
+        for repeat, start, end in zip(repeats[own], starts[own], ends[own], strict=True):
+            shared = np.minimum(ends, end) - np.maximum(starts, start)
+            beside = ~own & (repeats == repeat)
+            if bool((shared[beside] > _TOUCHING * (end - start)).any()):
+                found.append(name)
+                break
+    return tuple(found)
 
 
 # -- stages and repeats ----------------------------------------------------------------------------

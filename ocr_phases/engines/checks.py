@@ -13,7 +13,7 @@ import pandas as pd
 from tokenizers import Tokenizer
 
 from ocr_phases.engines.answers import Answer
-from ocr_phases.families import IMAGE_TAG, VISION_STAGES, FamilyFacts, Preset
+from ocr_phases.families import IMAGE_TAG, FamilyFacts, Preset
 from ocr_phases.inputs.views import image_token_count
 from ocr_phases.measure.verdicts import (
     check_that,
@@ -24,6 +24,7 @@ from ocr_phases.measure.verdicts import (
 )
 from ocr_phases.record.parts import CheckPart
 from ocr_phases.settings import SamplingSettings
+from ocr_phases.stages import VISION_STAGES
 from ocr_phases.text import count_text, first_difference, ms_text
 from ocr_phases.versions import asset
 

@@ -33,12 +33,6 @@ DEEPSEEK_OCR = DEEPSEEK_OCR_FACTS.name
 DEEPSEEK_OCR_2 = DEEPSEEK_OCR_2_FACTS.name
 UNLIMITED_OCR = UNLIMITED_OCR_FACTS.name
 
-#: The vision encoders of all families; a record has spans of its own family's.
-ENCODERS = tuple(dict.fromkeys(stage for facts in FAMILIES.values() for stage in facts.encoders))
-
-#: The same and the projector, in the order that a view goes through them.
-VISION_STAGES = (*ENCODERS, "projector")
-
 #: The presets of all families.
 PRESET_NAMES = tuple(dict.fromkeys(name for facts in FAMILIES.values() for name in facts.presets))
 

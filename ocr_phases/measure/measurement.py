@@ -60,10 +60,12 @@ from ocr_phases.record.parts import (
     ProbabilitiesPart,
     ResultPart,
     SetupPart,
+    StagePart,
     make_part,
 )
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.settings import Request, RunSettings, is_published
+from ocr_phases.stages import stage_of, stage_place
 from ocr_phases.steps import phases
 from ocr_phases.steps.captured import StaticStep, capacity_for
 from ocr_phases.steps.decode_kernels import decode_attention
@@ -478,7 +480,28 @@ class Measurement:
             describe_model(self.checkpoint, self.request.strategy, self.request.vision),
             strategy_setup=self.strategy_setup,
             vision_setup=self.vision_setup,
+            stages=self._stage_parts(),
         )
+
+    def _stage_parts(self) -> list[StagePart]:
+        """The stages that have a span in the repeats, in the order that a page goes through them."""
+        checkpoint = self.checkpoint
+        parts = {part.stage: part for part in checkpoint.interface.timed_parts(checkpoint.model)}
+        stages = []
+        for name in {span[2] for repeat in self.repeats for span in repeat.spans}:
+            role = parts[name].role if name in parts else None
+            stages.append(stage_of(name, role))
+        described = []
+        for stage in sorted(stages, key=stage_place):
+            if stage.role == "whole":
+                continue
+            path = None
+            inside = None
+            if stage.name in parts:
+                path = parts[stage.name].path
+                inside = parts[stage.name].inside
+            described.append(StagePart(name=stage.name, path=path, role=stage.role, inside=inside))
+        return described
 
     def _memory_part(self) -> MemoryPart:
         first = self.repeats[0].memory

@@ -96,6 +96,7 @@ class ModelInterface(Protocol):
         mask: Tensor,
         positions: Tensor | None,
         prompt_len: int,
+        carried: Any,
     ) -> dict[str, Any]:
         """The keyword arguments of the forward of one decode step.
 
@@ -113,7 +114,21 @@ class ModelInterface(Protocol):
             The token's position in each row, int64 [B, 1]; None where no row is padded.
         prompt_len : int
             T.
+        carried : object
+            What `carried_from_prefill` or the step before gave.
         """
+        ...
+
+    def generate_arguments(self, inputs: DeviceInputs) -> dict[str, Any]:
+        """The keyword arguments of ``model.generate()`` over B whole prompts."""
+        ...
+
+    def carried_from_prefill(self, model: Any, inputs: DeviceInputs, out: Any) -> Any:
+        """What the first step needs beside the cache, of the prefill's output; None for nothing."""
+        ...
+
+    def carried_from_step(self, model: Any, carried: Any, out: Any) -> Any:
+        """What the next step needs beside the cache, of this step's output; None for nothing."""
         ...
 
     def leaked_images(self, arguments: dict[str, Any]) -> list[str]:

@@ -20,9 +20,9 @@ import pandas as pd
 from torch import nn
 from transformers import DynamicCache, PreTrainedTokenizerFast
 
-from ocr_phases.families import VISION_STAGES
 from ocr_phases.inputs.packing import pack
 from ocr_phases.models.wiring import wired_interface
+from ocr_phases.stages import VISION_STAGES
 
 COLUMNS = ("what", "symbol", "file", "line", "version")
 _SHOWN = 120

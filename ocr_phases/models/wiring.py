@@ -11,6 +11,7 @@ import io
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import FAMILIES, FULL, WINDOWED, FamilyFacts, Wiring
 from ocr_phases.families.config import family_of_config, read_model_config
 from ocr_phases.inputs.packing import DeviceInputs
+from ocr_phases.models.anyclass import any_interface
 from ocr_phases.models.folders import transformers_version
 from ocr_phases.models.interface import ModelInterface, TimedPart
 from ocr_phases.stages import stage_of, stage_place
@@ -142,6 +144,7 @@ class NativeInterface:
         mask: Tensor,
         positions: Tensor | None,
         prompt_len: int,
+        carried: Any = None,
     ) -> dict[str, Any]:
         """The keyword arguments of the forward of one decode step, as `ModelInterface` has them."""
         return {
@@ -150,6 +153,16 @@ class NativeInterface:
             "attention_mask": self._step_mask(model, mask, positions, prompt_len),
             "position_ids": positions,
         }
+
+    def generate_arguments(self, inputs: DeviceInputs) -> dict[str, Any]:
+        """The keyword arguments of ``model.generate()``: those of a prefill."""
+        return self.prefill_arguments(inputs)
+
+    def carried_from_prefill(self, model: Any, inputs: DeviceInputs, out: Any) -> None:
+        """None: a step needs no more than the cache."""
+
+    def carried_from_step(self, model: Any, carried: Any, out: Any) -> None:
+        """None: a step needs no more than the cache."""
 
     def _step_mask(
         self, model: Any, mask: Tensor, positions: Tensor | None, prompt_len: int
@@ -227,6 +240,7 @@ class VendorInterface(NativeInterface):
         mask: Tensor,
         positions: Tensor | None,
         prompt_len: int,
+        carried: Any = None,
     ) -> dict[str, Any]:
         """The keyword arguments of the forward of one decode step, which the class makes itself."""
         return model.prepare_inputs_for_generation(
@@ -259,12 +273,20 @@ def interfaces() -> list[NativeInterface]:
     return [*natives, *vendors]
 
 
-def wired_interface(model: nn.Module) -> NativeInterface:
-    """`interface_of`, for the classes that a family's facts describe."""
+def _find_wired(model: nn.Module) -> NativeInterface | None:
+    """How a class that a family's facts describe is driven; None for any other class."""
     class_names = {base.__name__ for base in type(model).__mro__}
     for interface in interfaces():
         if interface.wiring.class_name in class_names:
             return interface
+    return None
+
+
+def wired_interface(model: nn.Module) -> NativeInterface:
+    """`interface_of`, for the classes that a family's facts describe alone."""
+    found = _find_wired(model)
+    if found is not None:
+        return found
     known = ", ".join(dict.fromkeys(interface.wiring.class_name for interface in interfaces()))
     raise OcrPhasesError(
         f"{type(model).__name__} is no model this version can drive; it knows {known}."
@@ -275,11 +297,23 @@ def interface_of(model: nn.Module) -> ModelInterface:
     """How a loaded model is driven, by its class.
 
     Families that have one class are driven alike. Which of them a checkpoint is of, its class does
-    not tell: that is `Checkpoint.family`.
+    not tell: that is `Checkpoint.family`. A class that no family has is driven by its own names for
+    its parts.
 
-    Raises `OcrPhasesError` for a class that no family has.
+    Raises `OcrPhasesError` as `ocr_phases.models.anyclass.any_interface` does.
     """
-    return wired_interface(model)
+    wired = _find_wired(model)
+    if wired is not None:
+        return wired
+    found = _any_interfaces.get(model)
+    if found is None:
+        found = any_interface(model)
+        _any_interfaces[model] = found
+    return found
+
+
+#: Found by a search through all modules, which no step should repeat.
+_any_interfaces: WeakKeyDictionary[nn.Module, ModelInterface] = WeakKeyDictionary()
 
 
 def family_of_checkpoint(interface: NativeInterface, config: dict[str, Any]) -> FamilyFacts:

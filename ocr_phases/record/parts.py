@@ -199,11 +199,26 @@ class GenerationPart(Part, frozen=True, kw_only=True):
     settings: dict[str, Any]
 
 
+class StagePart(Part, frozen=True, kw_only=True):
+    """A stage that the record has spans of.
+
+    ``path`` is the dotted name of its module under the model, None for a stage that is no module.
+    ``role`` is one of `ocr_phases.stages.ROLES`. ``inside`` names the stage within whose time this
+    one runs, so that no sum takes both.
+    """
+
+    name: str
+    path: str | None = None
+    role: str
+    inside: str | None = None
+
+
 class ModelPart(Part, frozen=True, kw_only=True):
     """Which model it was, and how it ran.
 
     ``class_name`` stands as ``class`` in the file. ``config`` is the checkpoint's own,
-    ``parameters`` are counts by stage, ``server`` is what a server tells of itself.
+    ``parameters`` are counts by stage, ``stages`` those that the record has spans of,
+    ``server`` is what a server tells of itself.
     """
 
     name: str
@@ -224,6 +239,7 @@ class ModelPart(Part, frozen=True, kw_only=True):
     parameters: dict[str, Count] | None = None
     config: dict[str, Any]
     generation: GenerationPart | None = None
+    stages: list[StagePart] | None = None
     strategy_setup: SetupPart | None = None
     vision_setup: SetupPart | None = None
     server: Any = None

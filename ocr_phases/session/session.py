@@ -35,10 +35,11 @@ from ocr_phases.settings import (
     Vision,
 )
 from ocr_phases.show.section import facts_bundle, facts_text
+from ocr_phases.stages import stage_title
 from ocr_phases.steps import phases
 from ocr_phases.steps.decode_kernels import decode_execution
 from ocr_phases.steps.sampling import Sampler
-from ocr_phases.text import millions_text, stage_name
+from ocr_phases.text import millions_text
 from ocr_phases.versions import seldom_collected
 
 if TYPE_CHECKING:
@@ -350,7 +351,7 @@ class OCRSession(Hinted):
             "device": f"{machine.describe_device(self.device)['name']} ({self.device})",
             "dtype": str(self.dtype).removeprefix("torch."),
             "parameters": {
-                stage_name(name): millions_text(count) for name, count in parameters.items()
+                stage_title(name): millions_text(count) for name, count in parameters.items()
             },
             "weights_bytes": self.model.get_memory_footprint(return_buffers=False),
             "language model": f"{text.num_hidden_layers} layers, hidden size {text.hidden_size:,}",

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 from ocr_phases.analyse.compared_metrics import EQUIVALENT, INCONCLUSIVE, NOISY
 from ocr_phases.analyse.figure_rows import FIGURE_ROWS
 from ocr_phases.analyse.figures import summary
-from ocr_phases.analyse.stages import PREFILL_STAGES, stage_table, step_table
+from ocr_phases.analyse.stages import prefill_stages, stage_table, step_table
 from ocr_phases.record import Record
 from ocr_phases.show.axes import (
     bar_charts,
@@ -23,10 +23,11 @@ from ocr_phases.show.axes import (
     sentence_figure,
     stacked,
 )
-from ocr_phases.show.colours import BLUE, FAINT, GREEN, INK, MUTED, REST, STAGE_COLOURS, VERMILLION
+from ocr_phases.show.colours import BLUE, FAINT, GREEN, INK, MUTED, REST, VERMILLION
 from ocr_phases.show.curves import decode_curves, log_axis
 from ocr_phases.show.web import printable
-from ocr_phases.text import ms_text, percent_text, stage_name
+from ocr_phases.stages import stage_colour, stage_of, stage_place, stage_title
+from ocr_phases.text import ms_text, percent_text
 
 LONGEST_LABEL = 48
 _WIDE_RATIO = 4.0  # the same of ratios: a tenth and ten times are as far from 1
@@ -57,15 +58,20 @@ def plot_prefill_stages(
     tables = [stage_table(run).query("phase == 'prefill'") for run, _ in known]
     times = pd.DataFrame([table.groupby("stage")["device_ms"].sum().to_dict() for table in tables])
     whole = times["prefill"]
-    times = times.reindex(columns=PREFILL_STAGES).dropna(axis="columns", how="all").fillna(0.0)
+    stages = {name: stage_of(name) for run, _ in known for name in prefill_stages(run)}
+    ordered = [stage.name for stage in sorted(stages.values(), key=stage_place)]
+    times = times.reindex(columns=ordered).dropna(axis="columns", how="all").fillna(0.0)
+    colours = {str(stage): stage_colour(str(stage)) for stage in times}
     times["between stages"] = (whole - times.sum(axis="columns")).clip(lower=0.0)
-    colours = {str(stage): STAGE_COLOURS.get(str(stage), FAINT) for stage in times}
+    colours["between stages"] = FAINT
     rows = []
     for (run, label), ms, lengths in zip(known, whole, times.to_numpy(), strict=True):
         told = f"{ms_text(ms)}  (vision {percent_text(summary(run)['vision_share'])})"
         pieces = stacked(zip(lengths, colours.values(), strict=True))
         rows.append((printable(label, LONGEST_LABEL), pieces, told))
-    keys = [Patch(fc=colour, ec=REST, label=stage_name(stage)) for stage, colour in colours.items()]
+    keys = [
+        Patch(fc=colour, ec=REST, label=stage_title(stage)) for stage, colour in colours.items()
+    ]
     return bar_charts([("Prefill, stage by stage", rows, "time (ms)")], ax, keys)[0]
 
 
@@ -86,7 +92,7 @@ def metric_name(metric: str) -> str:
     """What a metric of a comparison is called in a picture or a table."""
     if "/" in metric:
         phase, stage, *view = metric.split("/")
-        return " ".join([f"{phase}:", stage_name(stage), *view])
+        return " ".join([f"{phase}:", stage_title(stage), *view])
     row = FIGURE_ROWS.get(metric)
     if row is not None:
         return row.metric or row.heading

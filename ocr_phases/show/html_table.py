@@ -13,7 +13,8 @@ import pandas as pd
 from ocr_phases.analyse.figure_rows import FIGURE_ROWS, SHARE, FigureRow
 from ocr_phases.analyse.kernels import short_kernel
 from ocr_phases.show.web import MISSING, Html, block, fragment, note, printable
-from ocr_phases.text import bytes_text, digits_text, percent_text, stage_name
+from ocr_phases.stages import stage_title
+from ocr_phases.text import bytes_text, digits_text, percent_text
 
 _CACHE_PARTS = {"kv_update": "KV cache, write", "attention": "KV cache, read (attention)"}
 # By how the name of a column ends.
@@ -41,7 +42,7 @@ MOST_TABLE_ROWS = 2_000
 _LINE = partial(printable, longest=240)
 #: Column -> how a text of it is written.
 TEXTS: dict[str, Callable[[str], str]] = {
-    "stage": stage_name,
+    "stage": stage_title,
     "kernel": short_kernel,
     "label": printable,
     "text": partial(printable, longest=60),

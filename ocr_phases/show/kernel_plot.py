@@ -6,6 +6,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from ocr_phases.analyse.kernels import has_kernels, of_text, stage_verdict
+from ocr_phases.analyse.stages import stages_of
 from ocr_phases.record import Record
 from ocr_phases.show.axes import bar_charts, sentence_figure, stacked
 from ocr_phases.show.colours import FAINT, GREEN, REST
@@ -24,7 +25,7 @@ def plot_kernels(run: Record) -> Figure:
         return sentence_figure(
             "This record has no kernel view: measure on a GPU with kernels=True."
         )
-    table, charts = in_prefill_order(stage_verdict(run)), []
+    table, charts = in_prefill_order(stage_verdict(run), stages_of(run)), []
     table["busy_ms"] = table[["busy_ms", "wall_ms"]].min(axis="columns")
     for phase, unit in (("prefill", "the prefill"), ("decode", "one profiled decode step")):
         stages = table[table["phase"] == phase]

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import pandas as pd
 
-from ocr_phases.analyse.stages import PREFILL_STAGES
-from ocr_phases.text import stage_name
+from ocr_phases.stages import Stage, stage_title
 
 SMALL_SHARE = 0.01  # of a whole: what is smaller is drawn with others
 _WHOLES = {"prefill": "whole prefill", "decode_step": "decode step"}
 
 
-def in_prefill_order(table: pd.DataFrame) -> pd.DataFrame:
+def in_prefill_order(table: pd.DataFrame, stages: Mapping[str, Stage]) -> pd.DataFrame:
     """Rows of stages in the order of the prefill, a phase's whole first; ``name`` says stage and
     view.
+
+    ``stages`` are those of the record (`ocr_phases.analyse.stages.stages_of`).
     """
-    order = {stage: place for place, stage in enumerate((*_WHOLES, *PREFILL_STAGES))}
+    drawn = [name for name, stage in stages.items() if stage.role != "prepare"]
+    order = {stage: place for place, stage in enumerate((*_WHOLES, *drawn))}
     table = with_names(table[table["stage"].isin(order)])
-    return table.sort_values(
-        "stage", key=lambda names: names.map(order), kind="stable", ignore_index=True
-    )
+    places = table["stage"].map(order).to_numpy()
+    return table.iloc[places.argsort(kind="stable")].reset_index(drop=True)
 
 
 def with_names(table: pd.DataFrame) -> pd.DataFrame:
     """The table with a column ``name``: the stage in words, and its view."""
-    stages = table["stage"].map(lambda stage: _WHOLES.get(stage) or stage_name(stage))
+    stages = table["stage"].map(lambda stage: _WHOLES.get(stage) or stage_title(stage))
     return table.assign(name=(stages + " " + table["view"]).str.strip())

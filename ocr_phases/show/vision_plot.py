@@ -9,11 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ocr_phases.analyse.figures import summary
-from ocr_phases.analyse.stages import spread_names, stage_table
+from ocr_phases.analyse.stages import spread_names, stage_table, stages_of
 from ocr_phases.record import Record
 from ocr_phases.show.axes import bar_charts, sentence_figure
-from ocr_phases.show.colours import FAINT, INK, REST, STAGE_COLOURS
+from ocr_phases.show.colours import FAINT, INK, REST
 from ocr_phases.show.stage_rows import SMALL_SHARE, in_prefill_order
+from ocr_phases.stages import stage_colour
 from ocr_phases.text import ms_text, percent_text
 
 
@@ -24,7 +25,8 @@ def plot_vision_stages(run: Record, *, ax: Axes | None = None) -> Figure:
     A share is the median of the repeats', a bar that share of the median prefill, a line the spread
     of the repeats' times. Stages below a hundredth are one bar. ``ax`` are axes to draw on.
     """
-    stages = in_prefill_order(stage_table(run).loc[lambda each: each["phase"] == "prefill"])
+    table = stage_table(run)
+    stages = in_prefill_order(table[table["phase"] == "prefill"], stages_of(run))
     if len(stages) < 2:
         reason = "This run has no prefill of its own, so there are no vision stages to draw."
         if run.is_server:
@@ -33,7 +35,8 @@ def plot_vision_stages(run: Record, *, ax: Axes | None = None) -> Figure:
     whole, stages = float(stages["device_ms"].iloc[0]), stages.iloc[1:]
     small = stages["device_ms"] < SMALL_SHARE * whole
     large = stages[~small]
-    bars = [*zip(large["name"], large["device_ms"], large["stage"].map(STAGE_COLOURS), strict=True)]
+    colours = large["stage"].map(stage_colour)
+    bars = [*zip(large["name"], large["device_ms"], colours, strict=True)]
     if small.any():
         bars.append(("other stages", stages.loc[small, "device_ms"].sum(), REST))
     coverage = summary(run)["stage_coverage"]

@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from ocr_phases.models.wiring import interface_of
+from ocr_phases.stages import stage_title
 from ocr_phases.steps.decode_kernels import DECODE_BACKENDS
 from ocr_phases.steps.forwards import Forward, ForwardsByShape, MadeForward, replaced_forwards
 from ocr_phases.steps.graphs import capture_call, tensors_in
 from ocr_phases.steps.preparing import announce, timed_preparation
-from ocr_phases.text import stage_name
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -92,7 +92,7 @@ class CompiledVision(ForwardsByShape):
         """What runs for one shape."""
         pixels = tensors_in(args, options)[0]
         sizes = " × ".join(map(str, pixels.shape))
-        announce(f"compiling {stage_name(name)} for {sizes} inputs")
+        announce(f"compiling {stage_title(name)} for {sizes} inputs")
         run = compile_apart(forward)
         on_cuda = pixels.device.type == "cuda"
         forwards = self._forwards_on_cuda if on_cuda else {}

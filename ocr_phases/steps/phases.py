@@ -88,6 +88,7 @@ class DecodeState(Hinted):
     sampler: TokenSampler
     sequence: Tensor
     window: int | None = None
+    carried: Any = None  # what the class's next step needs beside the cache
     entries: list[int] = field(default_factory=list)
     prefill_logits: Tensor | None = None  # [B, T, vocab] where all were asked for
     # Of the logits of each token [B], in float32, and of all that a step of its own made.
@@ -210,10 +211,10 @@ def prefill(
         cache = interface.new_cache() if step is None else step.fresh_cache()
     window = interface.window(model)
     _check_window(cache, window)
-    arguments = interface.prefill_arguments(inputs, model)
     hooks = stage_hooks(model, interface, timeline, interface.views(inputs))
     language_model = contextlib.nullcontext() if step is None else step.prefill_execution()
     with hooks, timeline.in_phase("prefill"), language_model:
+        arguments = interface.prefill_arguments(inputs, model)
         out = interface.forward(
             model,
             arguments,
@@ -221,6 +222,7 @@ def prefill(
             use_cache=True,
             logits_to_keep=int(not all_logits),
         )
+        carried = interface.carried_from_prefill(model, inputs, out)
         with timeline.span("sampling"):
             state = DecodeState(
                 interface=interface,
@@ -232,6 +234,7 @@ def prefill(
                 sampler=sampler,
                 sequence=ids,
                 window=window,
+                carried=carried,
                 prefill_logits=out.logits if all_logits else None,
                 ids=[[] for _ in ids],
             )
@@ -299,7 +302,7 @@ def _model_step(model: nn.Module, state: DecodeState) -> Tensor:
     positions = None if state.position_ids is None else state.position_ids + (length - prompt_len)
     mask = state.mask[:, :length]
     arguments = state.interface.step_arguments(
-        model, state.token, state.cache, mask, positions, prompt_len
+        model, state.token, state.cache, mask, positions, prompt_len, state.carried
     )
     width = arguments["input_ids"].shape[1]
     if width != 1:
@@ -309,9 +312,9 @@ def _model_step(model: nn.Module, state: DecodeState) -> Tensor:
     leaked = ", ".join(state.interface.leaked_images(arguments))
     try:
         if not leaked:
-            return state.interface.forward(
-                model, arguments, use_cache=True, logits_to_keep=1
-            ).logits[:, -1]
+            out = state.interface.forward(model, arguments, use_cache=True, logits_to_keep=1)
+            state.carried = state.interface.carried_from_step(model, state.carried, out)
+            return out.logits[:, -1]
     except ValueError as error:
         if "image" not in str(error).lower():
             raise

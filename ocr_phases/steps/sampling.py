@@ -207,7 +207,7 @@ def one_shot(
     seeded = device_of(inputs.input_ids.device).seeded(request.seed)
     with torch.no_grad(), interface.silenced(), seeded:
         tokens = model.generate(
-            **interface.prefill_arguments(inputs)
+            **interface.generate_arguments(inputs)
             | {"attention_mask": inputs.attention_mask, "position_ids": None},
             max_new_tokens=request.max_new_tokens,
             eos_token_id=list(end_tokens),

@@ -1,0 +1,275 @@
+"""Any image-text-to-text class of transformers: where its parts hang, and how its steps are fed.
+
+Such a class names its own parts: ``get_encoder("image")``, ``get_decoder()`` and
+``get_output_embeddings()``. What has weights and hangs beside them leads from one to the other: the
+projector. A step is fed by the class's own ``prepare_inputs_for_generation``, as ``generate()``
+does it, so that rotary positions of pages, windows and masks are the class's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import re
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.inputs.processed import ProcessedInputs
+from ocr_phases.models.interface import TimedPart
+from ocr_phases.stages import Role
+
+#: Names of modules that bring an encoder's features into the language model's space.
+_LEADS_OVER = re.compile(r"merg|proj|connect|adapt|align|resampl|embed_vision|perceiver", re.I)
+#: Names of modules that look at pixels.
+_SEES = re.compile(r"vision|visual|image|encoder|tower", re.I)
+#: What a page never goes through.
+_OTHER_MEDIA = re.compile(r"audio|speech|video|talker|token2wav", re.I)
+#: What a decode step must not be given: grids and masks may stay.
+_PIXELS = re.compile(r"pixel_values|^image_features$|^images$|^patch")
+
+
+@dataclass(frozen=True)
+class PartPath:
+    """A part of a class that is a stage: its stage and role, its dotted path, and inside which."""
+
+    stage: str
+    role: Role
+    path: str
+    inside: str | None = None
+
+
+@dataclass
+class Carried:
+    """What ``generate()`` keeps from one step to the next.
+
+    Attributes
+    ----------
+    sequence
+        The ids of prompt and generated tokens, int64 [B, length].
+    arguments
+        The further arguments of the class, such as masks and positions.
+    """
+
+    sequence: Tensor
+    arguments: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class AnyInterface:
+    """How any image-text-to-text class is driven: a `ModelInterface`.
+
+    Attributes
+    ----------
+    parts
+        The stages, in the order that a page goes through them.
+    implementation
+        ``native``: the class is transformers' own.
+    """
+
+    parts: tuple[PartPath, ...]
+    implementation: str = "native"
+
+    def timed_parts(self, model: nn.Module) -> list[TimedPart]:
+        """The parts of the model that are a stage each, in the order that a page goes through."""
+        found = []
+        for part in self.parts:
+            module = model.get_submodule(part.path)
+            timed = TimedPart(part.stage, part.role, part.path, module, module, part.inside)
+            found.append(timed)
+        return found
+
+    def modules(self, model: nn.Module) -> dict[str, nn.Module]:
+        """The module that is a stage as a whole, by the stage's name."""
+        return {part.stage: model.get_submodule(part.path) for part in self.parts}
+
+    def parameters(self, model: nn.Module) -> dict[str, int]:
+        """The number of parameters of each stage, and of all of the model as ``total``."""
+        counts = {}
+        for stage, module in self.modules(model).items():
+            counts[stage] = sum(parameter.numel() for parameter in module.parameters())
+        counts["total"] = sum(parameter.numel() for parameter in model.parameters())
+        return counts
+
+    def window(self, model: Any) -> int | None:
+        """None: the class's own cache knows which of its layers have a window."""
+        return None
+
+    def views(self, inputs: Any) -> list[str]:
+        """No names: how often the class calls its encoder for a page is its own affair."""
+        return []
+
+    def new_cache(self) -> Any:
+        """None: the class makes the empty KV cache of a prefill itself."""
+        return None
+
+    def prefill_arguments(self, inputs: Any, model: Any = None) -> dict[str, Any]:
+        """The keyword arguments of the forward over B whole prompts, as ``generate()`` makes them."""
+        given = _given(inputs, model)
+        ids = given.pop("input_ids")
+        return model.prepare_inputs_for_generation(ids, is_first_iteration=True, **given)
+
+    def generate_arguments(self, inputs: Any) -> dict[str, Any]:
+        """The keyword arguments of ``model.generate()``: what the processor made."""
+        return dict(inputs.given)
+
+    def carried_from_prefill(self, model: Any, inputs: Any, out: Any) -> Carried:
+        """What the first step needs beside the cache."""
+        given = _given(inputs, model)
+        ids = given.pop("input_ids")
+        return Carried(ids, model._update_model_kwargs_for_generation(out, given))
+
+    def carried_from_step(self, model: Any, carried: Any, out: Any) -> Carried:
+        """What the next step needs beside the cache."""
+        arguments = model._update_model_kwargs_for_generation(out, carried.arguments)
+        return Carried(carried.sequence, arguments)
+
+    def step_arguments(
+        self,
+        model: Any,
+        token: Tensor,
+        cache: Any,
+        mask: Tensor,
+        positions: Tensor | None,
+        prompt_len: int,
+        carried: Any,
+    ) -> dict[str, Any]:
+        """The keyword arguments of the forward of one decode step, which the class makes itself."""
+        carried.sequence = torch.cat([carried.sequence, token[:, None]], dim=1)
+        return model.prepare_inputs_for_generation(
+            carried.sequence,
+            next_sequence_length=1,
+            is_first_iteration=False,
+            **{**carried.arguments, "past_key_values": cache},
+        )
+
+    def leaked_images(self, arguments: dict[str, Any]) -> list[str]:
+        """The names of the arguments with pixels that carry a value, which no step may have."""
+        pixels = [name for name in arguments if _PIXELS.search(name)]
+        return [name for name in pixels if arguments[name] is not None]
+
+    def ready_mask(self, mask: Tensor | None) -> Any:
+        """The mask as it is."""
+        return mask
+
+    def forward(self, model: nn.Module, arguments: dict[str, Any], **options: Any) -> Any:
+        """One forward of the model; ``options`` that the class does not know are left out."""
+        known = inspect.signature(model.forward).parameters
+        wanted = {name: value for name, value in options.items() if name in known}
+        if wanted.get("past_key_values") is None:
+            wanted.pop("past_key_values", None)
+        return model(**{**arguments, **wanted, "return_dict": True})
+
+    def silenced(self) -> AbstractContextManager[Any]:
+        """Around calls of the model: nothing, since transformers' classes do not print."""
+        return contextlib.nullcontext()
+
+
+def _given(inputs: ProcessedInputs, model: Any) -> dict[str, Any]:
+    """What the processor made of a page, and the positions that ``generate()`` would begin with."""
+    given = dict(inputs.given)
+    if "position_ids" in inspect.signature(model.forward).parameters:
+        if inputs.start_positions is None:
+            ids = given["input_ids"]
+            inputs.start_positions = model._prepare_position_ids_for_generation(ids, dict(given))
+        given["position_ids"] = inputs.start_positions
+    given["use_cache"] = True
+    return given
+
+
+def any_interface(model: nn.Module) -> AnyInterface:
+    """How a model of any class is driven, by the names that the class gives its own parts.
+
+    Raises
+    ------
+    OcrPhasesError
+        For a class that has an encoder and a decoder of text, and for one that does not name an
+        image encoder, a language model and a head.
+    """
+    title = type(model).__name__
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise OcrPhasesError(
+            f"{title} is an encoder-decoder: its decoder attends to the encoder's output at every "
+            "step, which this version cannot time. Choose a decoder-only model."
+        )
+    encoder = _own_part(model, "get_encoder", modality="image")
+    decoder = _own_part(model, "get_decoder")
+    head = _own_part(model, "get_output_embeddings")
+    if encoder is None or decoder is None or head is None:
+        named = {"an image encoder": encoder, "a language model": decoder, "a head": head}
+        lacking = " and ".join(name for name, part in named.items() if part is None)
+        raise OcrPhasesError(
+            f"{title} does not name {lacking} of its own, so its stages are unknown: choose a class "
+            "whose get_encoder(modality='image'), get_decoder() and get_output_embeddings() give "
+            "them."
+        )
+    if encoder is decoder:
+        raise OcrPhasesError(
+            f"{title} has one module that reads both pixels and text: it has no "
+            "vision stage to time."
+        )
+    paths = {id(module): path for path, module in model.named_modules()}
+    parts = [PartPath("encoder", "vision", paths[id(encoder)])]
+    beside = _parts_beside(model, encoder, decoder, head)
+    parts += beside
+    if not any(part.role == "projector" for part in beside):
+        parts += _merger_inside(encoder, paths[id(encoder)])
+    parts.append(PartPath("language_model", "language", paths[id(decoder)]))
+    parts.append(PartPath("lm_head", "head", paths[id(head)]))
+    return AnyInterface(tuple(parts))
+
+
+def _own_part(model: nn.Module, getter: str, **arguments: str) -> nn.Module | None:
+    """A part by the method with which its class names it; None where it names none."""
+    method = getattr(model, getter, None)
+    if method is None:
+        return None
+    try:
+        part = method(**arguments)
+    except (AttributeError, TypeError, NotImplementedError):
+        # The class inherits the method, and has nothing of that kind.
+        return None
+    if part is model or not isinstance(part, nn.Module):
+        return None
+    return part
+
+
+def _parts_beside(
+    model: nn.Module, encoder: nn.Module, decoder: nn.Module, head: nn.Module
+) -> list[PartPath]:
+    """What has weights and hangs beside encoder and language model, each by its own name.
+
+    One projector is called so; of several each keeps its name, as further encoders do.
+    """
+    inner = getattr(model, "model", model)
+    prefix = "model." if inner is not model else ""
+    known = {id(encoder), id(decoder), id(head)}
+    sees, leads = [], []
+    for name, module in inner.named_children():
+        if id(module) in known or _OTHER_MEDIA.search(name) or _holds(module, known):
+            continue
+        if next(module.parameters(), None) is None or isinstance(module, nn.Embedding):
+            continue
+        if _SEES.search(name) and not _LEADS_OVER.search(name):
+            sees.append(PartPath(name, "vision", prefix + name))
+        else:
+            leads.append(PartPath(name, "projector", prefix + name))
+    if len(leads) == 1:
+        leads = [PartPath("projector", "projector", leads[0].path)]
+    return [*sees, *leads]
+
+
+def _holds(module: nn.Module, known: set[int]) -> bool:
+    return any(id(inner) in known for inner in module.modules())
+
+
+def _merger_inside(encoder: nn.Module, path: str) -> list[PartPath]:
+    """The projector where it is a child of the encoder, whose time then holds the projector's."""
+    for name, module in reversed(list(encoder.named_children())):
+        if _LEADS_OVER.search(name) and not isinstance(module, nn.ModuleList | nn.ModuleDict):
+            return [PartPath("projector", "projector", f"{path}.{name}", inside="encoder")]
+    return []

@@ -1,0 +1,346 @@
+"""A checkpoint's own processor, without transformers' Auto classes and without torchvision.
+
+The classes are looked up by name in transformers' own tables, by the checkpoint's ``model_type`` and
+by what its ``preprocessor_config.json`` names. Code of a checkpoint never runs, and a chat template
+is rendered in jinja2's sandbox.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import transformers
+from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from PIL import Image
+
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.files import read_regular
+from ocr_phases.inputs.processed import ProcessedInputs
+
+_LONGEST_TEMPLATE = 200_000  # characters
+_LONGEST_PROMPT = 1_000_000
+_MOST_TURNS = 100_000  # of all loops of a template together
+#: Classes whose processor writes the whole prompt itself, where it is given none.
+_WRITE_OWN_PROMPT = frozenset({"got_ocr2"})
+
+
+def load_processor(folder: Path, config: Mapping[str, Any], tokenizer: Any) -> Any:
+    """The processor of a checkpoint's folder, around its tokenizer.
+
+    Raises
+    ------
+    OcrPhasesError
+        Where transformers knows no processor of this ``model_type``, where the folder has no
+        ``preprocessor_config.json``, and where its entries do not make one.
+    """
+    model_type = str(config.get("model_type"))
+    processor_class = _processor_class(folder, model_type)
+    settings = _read(folder, "processor_config.json")
+    image_settings = settings.pop("image_processor", None)
+    if image_settings is None:
+        image_settings = _read(folder, "preprocessor_config.json")
+    if not image_settings:
+        raise OcrPhasesError(
+            f"{folder} has no preprocessor_config.json, which says how a page becomes pixels: put "
+            "the one of the published checkpoint there."
+        )
+    try:
+        image_processor = _image_processor_class(image_settings, model_type)(**image_settings)
+        return _assembled(processor_class, image_processor, tokenizer, settings, folder)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise OcrPhasesError(
+            f"The processor of {folder} cannot be made ({reason}): take the processor files of the "
+            "published checkpoint."
+        ) from error
+
+
+def _read(folder: Path, name: str) -> dict[str, Any]:
+    """The entries of a JSON file; none where it is not there."""
+    from ocr_phases.models.folders import read_json
+
+    return dict(read_json(folder / name, dict[str, Any], missing={}))
+
+
+def _processor_class(folder: Path, model_type: str) -> type:
+    """transformers' class, by the name in the folder's files or by the model's type."""
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+    named = _read(folder, "processor_config.json").get("processor_class")
+    named = named or _read(folder, "preprocessor_config.json").get("processor_class")
+    named = named or _read(folder, "tokenizer_config.json").get("processor_class")
+    named = named or PROCESSOR_MAPPING_NAMES.get(model_type)
+    found = getattr(transformers, str(named), None)
+    if not (isinstance(found, type) and issubclass(found, transformers.ProcessorMixin)):
+        raise OcrPhasesError(
+            f"transformers {transformers.__version__} has no processor for a {model_type!r} model "
+            f"({named or 'none is named'}): upgrade transformers, or give model and processor to "
+            "OCRSession.from_model."
+        )
+    return found
+
+
+def _image_processor_class(settings: Mapping[str, Any], model_type: str) -> Any:
+    """The image processor that works with Pillow: torchvision is no dependency."""
+    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
+
+    named = str(settings.get("image_processor_type", ""))
+    base = named.removesuffix("Fast").removesuffix("Pil")
+    wanted = []
+    if base:
+        wanted = [f"{base}Pil", base]
+    known = IMAGE_PROCESSOR_MAPPING_NAMES.get(model_type)
+    if isinstance(known, Mapping) and known.get("pil"):
+        wanted.append(str(known["pil"]))
+    for name in wanted:
+        found = _named_in_transformers(name)
+        if found is not None:
+            return found
+    raise OcrPhasesError(
+        f"transformers {transformers.__version__} has no image processor {named or 'of this model'} "
+        "that works without torchvision: give model and processor to OCRSession.from_model."
+    )
+
+
+def _named_in_transformers(name: str | None) -> Any:
+    """A class of transformers by its name; None where it is not there, or needs what is not."""
+    found = getattr(transformers, str(name), None)
+    if isinstance(found, type) and not getattr(found, "is_dummy", False):
+        return found
+    return _in_a_model_module(str(name))
+
+
+def _in_a_model_module(name: str) -> Any:
+    """A Pillow image processor, which not every version exports at the top."""
+    if not name.endswith("ImageProcessorPil"):
+        return None
+    from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
+
+    for model_type, known in IMAGE_PROCESSOR_MAPPING_NAMES.items():
+        if not (isinstance(known, Mapping) and known.get("pil") == name):
+            continue
+        folder = model_type.replace("-", "_").replace(".", "_")
+        place = f"transformers.models.{folder}.image_processing_pil_{folder}"
+        try:
+            module = importlib.import_module(place)
+        except ImportError:
+            continue
+        if hasattr(module, name):
+            return getattr(module, name)
+    return None
+
+
+class _WithoutVideo:
+    """A processor that need not have a part for video: pages need none."""
+
+    def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
+        """The class that an argument must be of; any for a part that is left out."""
+        if argument is None:
+            return None
+        return super().check_argument_for_proper_class(argument_name, argument)  # type: ignore[misc]
+
+
+def _assembled(
+    processor_class: type,
+    image_processor: Any,
+    tokenizer: Any,
+    settings: Mapping[str, Any],
+    folder: Path,
+) -> Any:
+    """The processor of its parts and of what ``processor_config.json`` sets."""
+    known = inspect.signature(processor_class).parameters
+    arguments = {name: value for name, value in settings.items() if name in known}
+    template = _chat_template(folder)
+    if template is not None and "chat_template" in known:
+        arguments["chat_template"] = template
+    lenient = type(processor_class.__name__, (_WithoutVideo, processor_class), {})
+    processor = lenient(image_processor=image_processor, tokenizer=tokenizer, **arguments)
+    if template is not None:
+        processor.chat_template = template
+    return processor
+
+
+def _chat_template(folder: Path) -> str | None:
+    """The chat template of a checkpoint, from the places where transformers keeps it."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return read_regular(file, _LONGEST_TEMPLATE).decode("utf-8")
+    for name in ("chat_template.json", "processor_config.json", "tokenizer_config.json"):
+        template = _read(folder, name).get("chat_template")
+        if isinstance(template, str):
+            return template
+        if isinstance(template, list):  # several, by their names
+            for each in template:
+                if isinstance(each, dict) and each.get("name") == "default":
+                    return str(each.get("template"))
+    return None
+
+
+# -- a page and a prompt ---------------------------------------------------------------------------
+
+
+def process(
+    processor: Any, model_type: str, pages: Sequence[Sequence[Image.Image]], prompts: Sequence[str]
+) -> dict[str, Any]:
+    """What a class takes for a batch: one row for each prompt, with the pages of the row.
+
+    Raises
+    ------
+    OcrPhasesError
+        For a chat template that cannot be rendered, and for pages that the processor refuses.
+    """
+    texts = [
+        prompt_text(processor, prompt, len(row), model_type)
+        for prompt, row in zip(prompts, pages, strict=True)
+    ]
+    images = [list(row) for row in pages]
+    options: dict[str, Any] = {"return_tensors": "pt"}
+    if len(texts) > 1:
+        options["padding"] = True
+        options["padding_side"] = "left"
+    try:
+        if all(text is None for text in texts):
+            return dict(processor(images=[image for row in images for image in row], **options))
+        return dict(processor(images=images, text=texts, **options))
+    except (TypeError, ValueError, IndexError, KeyError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise OcrPhasesError(
+            f"{type(processor).__name__} cannot pack the page and the prompt ({reason}): try "
+            "another prompt, or another page."
+        ) from error
+
+
+def prompt_text(processor: Any, prompt: str, pages: int, model_type: str) -> str | None:
+    """The text that the model reads: the prompt in the checkpoint's chat template.
+
+    Without a template the image's own mark stands in front of the prompt. None where the processor
+    writes the whole prompt itself.
+    """
+    template = getattr(processor, "chat_template", None) or getattr(
+        processor.tokenizer, "chat_template", None
+    )
+    if isinstance(template, dict):
+        template = template.get("default")
+    if isinstance(template, str):
+        return render_chat(template, prompt, pages, processor.tokenizer)
+    if model_type in _WRITE_OWN_PROMPT:
+        return None
+    mark = getattr(processor, "image_token", None)
+    mark = getattr(mark, "content", mark)
+    if not isinstance(mark, str):
+        raise OcrPhasesError(
+            f"{type(processor).__name__} has neither a chat template nor an image token, so that it "
+            "is unknown how a page is asked about: set processor.chat_template and use "
+            "OCRSession.from_model."
+        )
+    if mark in prompt:
+        return prompt
+    return f"{mark * pages}{prompt}"
+
+
+class _Turns:
+    """Counts the turns of all loops over ranges in one template."""
+
+    def __init__(self) -> None:
+        self.left = _MOST_TURNS
+
+    def range(self, *ends: int) -> range:
+        """Python's range, as long as the template has turns left."""
+        numbers = range(*ends)
+        self.left -= len(numbers)
+        if self.left < 0:
+            raise TemplateError(f"it loops more than {_MOST_TURNS:,} times")
+        return numbers
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """jinja2's sandbox, in which no operator makes an endless text."""
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """A product or a power of numbers; templates repeat no texts."""
+        if not (isinstance(left, int | float) and isinstance(right, int | float)):
+            raise TemplateError(f"it has {operator} of something that is no number")
+        if operator == "**" and abs(right) > _LARGEST_POWER:
+            raise TemplateError("it has a power that is too large")
+        return super().call_binop(context, operator, left, right)
+
+
+_LARGEST_POWER = 64
+
+
+def render_chat(template: str, prompt: str, pages: int, tokenizer: Any) -> str:
+    """A checkpoint's chat template around one message: the pages, then the prompt.
+
+    Raises
+    ------
+    OcrPhasesError
+        For a template that is too long, that loops or grows without end, or that fails.
+    """
+    if len(template) > _LONGEST_TEMPLATE:
+        raise OcrPhasesError(
+            f"The chat template has {len(template):,} characters; at most {_LONGEST_TEMPLATE:,} are "
+            "read."
+        )
+    content: list[dict[str, str]] = [{"type": "image"} for _ in range(pages)]
+    content.append({"type": "text", "text": prompt})
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True)
+    environment.globals["range"] = _Turns().range
+    environment.globals["raise_exception"] = _refuse
+    values = {
+        "messages": [{"role": "user", "content": content}],
+        "add_generation_prompt": True,
+        "bos_token": tokenizer.bos_token or "",
+        "eos_token": tokenizer.eos_token or "",
+    }
+    pieces = []
+    length = 0
+    try:
+        for piece in environment.from_string(template).generate(values):
+            pieces.append(piece)
+            length += len(piece)
+            if length > _LONGEST_PROMPT:
+                raise TemplateError(f"it writes more than {_LONGEST_PROMPT:,} characters")
+    except (
+        TemplateError,
+        TypeError,
+        ValueError,
+        KeyError,
+        ArithmeticError,
+        RecursionError,
+    ) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise OcrPhasesError(
+            f"The checkpoint's chat template cannot be rendered ({reason}): take the template of "
+            "the published checkpoint."
+        ) from error
+    return "".join(pieces)
+
+
+def _refuse(reason: str) -> None:
+    raise TemplateError(reason)
+
+
+def on_device(given: Mapping[str, Any], device: str, dtype: Any) -> dict[str, Any]:
+    """Tensors of a processor on a device, pixels in the model's dtype."""
+    moved = {}
+    for name, value in given.items():
+        if hasattr(value, "to"):
+            value = value.to(device)
+            if value.is_floating_point():
+                value = value.to(dtype)
+        moved[name] = value
+    return moved
+
+
+def processed_inputs(
+    given: Mapping[str, Any], image_token_id: int | None, device: str, dtype: Any
+) -> ProcessedInputs:
+    """What a processor made, on the model's device."""
+    return ProcessedInputs(on_device(given, device, dtype), image_token_id)
