@@ -22,7 +22,7 @@ from ocr_phases.analyse.regions import region_table
 from ocr_phases.files import write_atomic
 from ocr_phases.report.render import page_report
 from ocr_phases.results.sweep import SweepResult
-from ocr_phases.show.boxes import TIME_ALPHA, draw_marks, region_boxes
+from ocr_phases.show.boxes import TIME_OPACITY, draw_marks, region_boxes
 from ocr_phases.show.comparison_plots import plot_prefill_stages
 from ocr_phases.show.shown_figure import blank_figure
 from ocr_phases.show.sweep_plots import plot_cells_decode
@@ -66,7 +66,7 @@ def marked_page(run: PhaseRun, height: int = 700, *, by_time: bool = True) -> Im
     grounding = parse_grounding(run.text or "")
     page, table = run.page_image(), region_table(grounding, run.token_table)
     boxes = region_boxes(grounding.regions, page.size, table, by_time=by_time)
-    page = draw_marks(page, boxes, TIME_ALPHA) if by_time else draw_marks(page, boxes)
+    page = draw_marks(page, boxes, TIME_OPACITY) if by_time else draw_marks(page, boxes)
     return page.resize((round(page.width * height / page.height), height), Image.Resampling.LANCZOS)
 
 

@@ -1,7 +1,7 @@
 """How well uncertain regions are those that were read wrongly: ``python -m
 benchmarks.uncertain_regions``.
 
-The built-in model reads pages of `benchmarks.pages.quality`; a row a region that has a text is
+The built-in model reads pages of `benchmarks.random_pages.quality`; a row a region that has a text is
 written. ``python -m benchmarks.quality_figures`` then writes the sentence of docs/quality.md.
 """
 
@@ -15,7 +15,7 @@ from pathlib import Path
 import pandas as pd
 from tqdm import tqdm
 
-from benchmarks.pages.quality import draw
+from benchmarks.random_pages.quality import draw
 from ocr_phases import OCRSession, PhaseRun
 from ocr_phases.analyse.quality import region_differences
 from ocr_phases.analyse.regions import UNCERTAIN_BELOW

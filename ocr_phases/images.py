@@ -396,9 +396,7 @@ def _open_pdf(data: bytes, name: str) -> Iterator[Any]:
     try:
         import pypdfium2
     except ImportError as error:
-        raise OcrPhasesError(
-            'Reading a PDF needs pypdfium2: pip install "ocr_phases[pdf]".'
-        ) from error
+        raise OcrPhasesError("Reading a PDF needs pypdfium2: pip install pypdfium2.") from error
     try:
         with pypdfium2.PdfDocument(data) as document:
             yield document

@@ -240,7 +240,6 @@ def test_metadata_that_cannot_be_read_is_ignored(wrong):
 @pytest.fixture
 def pdf(tmp_path):
     """Three pages of 72 x 36 pt: red, green, blue."""
-    pytest.importorskip("pypdfium2", reason="needs the pdf extra")
     pages = [blank(72, 36, colour) for colour in ("red", "#00ff00", "blue")]
     path = tmp_path / "doc.pdf"
     pages[0].save(path, save_all=True, append_images=pages[1:], resolution=72)
@@ -266,7 +265,7 @@ def test_pages_of_a_pdf(pdf, monkeypatch):
         encoded(blank(4, 4))
     )  # a file that is named like a page
     assert load_page(pdf.parent / "scan.pdf#2")[2] == "scan.pdf#2"
-    monkeypatch.setitem(sys.modules, "pypdfium2", None)  # without the extra
+    monkeypatch.setitem(sys.modules, "pypdfium2", None)  # without the package
     with refused():
         load_page(pdf)
 

@@ -1,4 +1,4 @@
-"""Pages whose truth is known: random ones of benchmarks/pages, and the samples of data/pages."""
+"""Pages whose truth is known: random ones of benchmarks/random_pages, and the samples of data/pages."""
 
 import random
 
@@ -6,9 +6,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.pages.faces import CHARACTERS, FontFamily, family_characters, matplotlib_families
-from benchmarks.pages.random_pages import KINDS, PageSettings, random_page
-from benchmarks.pages.sheet import BOX_MAX, SynthPage
+from benchmarks.random_pages.faces import (
+    CHARACTERS,
+    FontFamily,
+    family_characters,
+    matplotlib_families,
+)
+from benchmarks.random_pages.page import KINDS, PageSettings, random_page
+from benchmarks.random_pages.sheet import BOX_MAX, SynthPage
 
 FAMILIES = matplotlib_families()
 

@@ -12,6 +12,7 @@ from conftest import GPU_RECORD
 from example_run import make_run
 
 from ocr_phases.batch.index import build_index
+from ocr_phases.report.live import LiveObjects
 from ocr_phases.report.render import execute_notebook, render_html
 
 LARGEST = 3_000_000  # bytes
@@ -54,8 +55,10 @@ def reports(chromium, plain_report, attacked_report, gpu_report, tmp_path_factor
     make_batch(index.parent)
     index.write_text(html_of(build_index(index.parent)), encoding="utf-8")
 
-    def made(name, parameters, show_code=False, **given):
-        notebook = execute_notebook(name, parameters, folder / f"{name}.ipynb", given=given)
+    def made(name, parameters, show_code=False, **objects):
+        notebook = execute_notebook(
+            name, parameters, folder / f"{name}.ipynb", objects=LiveObjects(**objects)
+        )
         return render_html(notebook, folder / f"{name}.html", show_code=show_code)
 
     return {

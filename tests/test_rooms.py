@@ -42,6 +42,7 @@ ROOMS = (
     "explorer",
     "batch",
     "cli",
+    "__main__",  # `python -m ocr_phases`
 )
 
 #: Imports that go up, each with what removes it. This list only shrinks.

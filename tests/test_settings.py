@@ -23,7 +23,8 @@ from refusals import refused
 from benchmarks.settings_docs import NOTEBOOKS, settings_lists, with_parameters
 from ocr_phases import OCRSession, Settings, sweep
 from ocr_phases.analyse.statistics import LEAST_REPEATS
-from ocr_phases.cli.options import EVERY, SETTINGS, Parser, add_options
+from ocr_phases.cli.arguments import add_options
+from ocr_phases.cli.options import EVERY, SETTINGS, Parser
 from ocr_phases.engines.load import load_test
 from ocr_phases.engines.session import ServerSession
 from ocr_phases.errors import TAKEN_BY, OcrPhasesError

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace as Sizes
 from typing import Any, NamedTuple
 
@@ -33,12 +33,20 @@ from ocr_phases.record.parts import EnergyPart
 from ocr_phases.settings import RunSettings
 
 COST_COLUMNS = (
-    *("phase", "stage", "view", "part"),
-    *("parameters", "flops", "weight_bytes", "kv_bytes"),
+    "phase",
+    "stage",
+    "view",
+    "part",
+    "parameters",
+    "flops",
+    "weight_bytes",
+    "kv_bytes",
 )
 MEMORY_COLUMNS = ("phase", "weight_bytes", "kv_bytes", "activation_bytes", "peak_bytes")
-#: cuBLAS's: of a stream, and of each graph of the prefill and of decode steps at most.
+#: How many workspaces cuBLAS keeps at most, by strategy: one of the stream, and one of each graph of
+#: the prefill and of decode steps.
 _WORKSPACES = {"eager": 1, "compiled": 3, "cuda_graph": 7}
+_WORKSPACE_BYTES = 2**25
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
@@ -67,16 +75,15 @@ def read_architecture(config: dict[str, Any]) -> Architecture:
         model = read_model_config(config)
     except OcrPhasesError as error:
         raise OcrPhasesError(f"No cost is known for this model ({error}).") from error
-    text, vision = model.saved["text_config"], model.saved["vision_config"]
-    unsaid = {"image_size": 1024, "patch_size": 16, "window_size": 14}
-    parts = (
-        {"num_key_value_heads": None} | text,
-        unsaid | vision["sam_config"],
-        vision["encoder_config"],
+    vision = model.saved["vision_config"]
+    sam_defaults = {"image_size": 1024, "patch_size": 16, "window_size": 14}
+    return Architecture(
+        text=Sizes(**{"num_key_value_heads": None, **model.saved["text_config"]}),
+        sam=Sizes(**{**sam_defaults, **vision["sam_config"]}),
+        encoder=Sizes(**vision["encoder_config"]),
+        encoder_stage=model.family.second_encoder,
+        tied=model.saved.get("tie_word_embeddings", False),
     )
-    language, sam, encoder = (Sizes(**part) for part in parts)
-    tied = model.saved.get("tie_word_embeddings", False)
-    return Architecture(language, sam, encoder, model.family.second_encoder, tied)
 
 
 class VisionCall(NamedTuple):
@@ -98,10 +105,12 @@ def vision_calls(
     facts = facts_of(family)
     if facts.is_unknown:
         raise OcrPhasesError(f"How {facts.title} cuts a page is unknown.")
-    named = facts.preset(preset)
-    crops = sum(math.prod(grid) for grid in grids if tuple(grid) != (1, 1)) if named.crops else 0
-    calls = [VisionCall("global", named.base_size, len(grids))]
-    return calls + [VisionCall("local", named.image_size, crops)] if crops else calls
+    sizes = facts.preset(preset)
+    calls = [VisionCall("global", sizes.base_size, len(grids))]
+    crops = sum(math.prod(grid) for grid in grids if tuple(grid) != (1, 1))
+    if sizes.crops and crops:
+        calls.append(VisionCall("local", sizes.image_size, crops))
+    return calls
 
 
 # -- tables ----------------------------------------------------------------------------------------
@@ -130,18 +139,21 @@ def prefill_cost(
     """
     _check(prompt_len=prompt_len, batch=batch, dtype_bytes=dtype_bytes)
     check_known("logits_for", logits_for, ("last", "all"))
-    sizes, stages = read_architecture(config), list[_Stage]()
+    sizes = read_architecture(config)
+    stages: list[_StageWork] = []
     for number, call in enumerate(views):
         for stage, parts in _vision_work(sizes, call).items():
-            once = {part: work * _SHARED if number else work for part, work in parts.items()}
-            stages.append(("prefill", stage, call.view, once))
-    # The line break that CLIP's rows have, and the separator of views.
-    separators = costs(learnt=(2 if sizes.encoder_stage == "clip" else 1) * sizes.text.hidden_size)
-    positions = batch * (prompt_len if logits_for == "all" else 1)
+            if number > 0:  # the parameters stand in the rows of the first view
+                parts = {part: work * _SHARED for part, work in parts.items()}
+            stages.append(_StageWork("prefill", stage, call.view, parts))
+    # The separator of views, and the line break that CLIP's rows have.
+    separators = 2 if sizes.encoder_stage == "clip" else 1
+    fusion = {"separators": costs(learnt=separators * sizes.text.hidden_size)}
     language = _language_work(sizes.text, batch, prompt_len, prompt_len, distinct_rows or batch)
-    stages.append(("prefill", "vision_fusion", "", {"separators": separators}))
-    stages.append(("prefill", "language_model", "", language))
-    stages.append(("prefill", "lm_head", "", _head_work(sizes, positions)))
+    positions = batch * prompt_len if logits_for == "all" else batch
+    stages.append(_StageWork("prefill", "vision_fusion", "", fusion))
+    stages.append(_StageWork("prefill", "language_model", "", language))
+    stages.append(_StageWork("prefill", "lm_head", "", _head_work(sizes, positions)))
     return _table(stages, dtype_bytes)
 
 
@@ -163,10 +175,11 @@ def decode_cost(
     _check(cache_len=cache_len, batch=batch, dtype_bytes=dtype_bytes)
     sizes = read_architecture(config)
     language = _language_work(sizes.text, batch, 1, cache_len, distinct_rows or batch)
-    head = _head_work(sizes, batch)
-    return _table(
-        [("decode", "language_model", "", language), ("decode", "lm_head", "", head)], dtype_bytes
-    )
+    stages = [
+        _StageWork("decode", "language_model", "", language),
+        _StageWork("decode", "lm_head", "", _head_work(sizes, batch)),
+    ]
+    return _table(stages, dtype_bytes)
 
 
 def masked_flops(config: dict[str, Any], *, prompt_len: int, batch: int = 1) -> int:
@@ -188,17 +201,22 @@ def run_cost(run: Record) -> pd.DataFrame:
     Without a step there is none. The vendor's class makes logits of all positions in its prefill.
     Raises `OcrPhasesError` where the record's config, dtype or preset is unknown.
     """
-    config, shape, length = run.model.config, run_shape(run), run.request.prefill_len
-    views = vision_calls(run.request.preset, [page.grid for page in run.pages], run.model.family)
-    logits_for = "all" if run.model.implementation == "vendor" else "last"
-    prefill = prefill_cost(config, prompt_len=length, views=views, logits_for=logits_for, **shape)
-    lengths = run.cache.lengths or []
-    if len(lengths) < 2:
-        return prefill
-    seen = attended(run, np.array(lengths[1 + (len(lengths) - 1) // 2]))
-    return pd.concat(
-        [prefill, decode_cost(config, cache_len=int(seen), **shape)], ignore_index=True
+    shape = run_shape(run)
+    prefill = prefill_cost(
+        run.model.config,
+        prompt_len=run.request.prefill_len,
+        views=vision_calls(run.request.preset, [page.grid for page in run.pages], run.model.family),
+        logits_for="all" if run.model.implementation == "vendor" else "last",
+        **shape,
     )
+    lengths = run.cache.lengths or []
+    steps = len(lengths) - 1  # the first length is the one that the prefill leaves
+    if steps < 1:
+        return prefill
+    middle_length = lengths[1 + steps // 2]
+    seen = int(attended(run, np.array(middle_length)))
+    decode = decode_cost(run.model.config, cache_len=seen, **shape)
+    return pd.concat([prefill, decode], ignore_index=True)
 
 
 def run_shape(run: Record) -> dict[str, int]:
@@ -211,8 +229,11 @@ def run_shape(run: Record) -> dict[str, int]:
     for row, (prompt, result) in enumerate(zip(run.request.prompts, run.results, strict=True)):
         pages = [page.sha256 for page in run.pages if page.row == row]
         distinct.add((prompt, *result.ids, *pages))
-    counts = {"batch": len(run.results), "distinct_rows": len(distinct)}
-    return counts | {"dtype_bytes": DTYPE_BYTES[run.model.dtype]}
+    return {
+        "batch": len(run.results),
+        "distinct_rows": len(distinct),
+        "dtype_bytes": DTYPE_BYTES[run.model.dtype],
+    }
 
 
 def hours_per_1000_pages(page_ms: Any) -> Any:
@@ -293,42 +314,45 @@ def memory_need(
     A decode step gathers the experts of each row. cuBLAS keeps a workspace of 32 MiB a stream and
     captured graph.
     """
-    sizes, each = read_architecture(config), shape["dtype_bytes"]
-    text, sam, compiled = sizes.text, sizes.sam, how["vision"] == "compiled"
-    copies = (3 if each == 4 else 6) if how["attention"] == "eager" else 2 - compiled
-    held = [0]
+    sizes = read_architecture(config)
+    dtype_bytes = shape["dtype_bytes"]
+    score_copies = _score_copies(how, dtype_bytes)
+    largest_layer = 0
     for call in views:
-        places = (call.side // sam.patch_size) ** 2
-        numbers = copies * sam.num_attention_heads * places**2 + 8 * places * sam.hidden_size
-        held.append(call.images * numbers * each)
-    gathered = (
-        shape["batch"]
-        * text.num_experts_per_tok
-        * 3
-        * text.hidden_size
-        * text.moe_intermediate_size
-    )
-    fixed = (
-        sum(3 * call.images * call.side**2 for call in views) * each
-        + _WORKSPACES[how["strategy"]] * 2**25
-    )
-    weights = prefill_cost(config, prompt_len=1, views=views)["parameters"].sum() * each
+        places = (call.side // sizes.sam.patch_size) ** 2
+        scores = score_copies * sizes.sam.num_attention_heads * places**2
+        states = 8 * places * sizes.sam.hidden_size
+        largest_layer = max(largest_layer, call.images * (scores + states) * dtype_bytes)
+    pixels = sum(3 * call.images * call.side**2 for call in views) * dtype_bytes
+    workspaces = _WORKSPACES[how["strategy"]] * _WORKSPACE_BYTES
+    expert = 3 * sizes.text.hidden_size * sizes.text.moe_intermediate_size
+    gathered = shape["batch"] * sizes.text.num_experts_per_tok * expert * dtype_bytes
+    weights = prefill_cost(config, prompt_len=1, views=views)["parameters"].sum() * dtype_bytes
     cache = decode_cost(config, cache_len=cache_len, **shape)["kv_bytes"].sum()
-    before = cache * (how["strategy"] != "eager")
-    rows = [
-        ("prefill", weights, before, max(held) + fixed),
-        ("decode", weights, cache, gathered * each + fixed),
+    table = pd.DataFrame({"phase": ["prefill", "decode"]})
+    table["weight_bytes"] = weights
+    # A static cache has its room from the start.
+    table["kv_bytes"] = [0 if how["strategy"] == "eager" else cache, cache]
+    table["activation_bytes"] = [
+        largest_layer + pixels + workspaces,
+        gathered + pixels + workspaces,
     ]
-    table = pd.DataFrame(rows, columns=list(MEMORY_COLUMNS[:-1]))
     return table.assign(peak_bytes=table.sum(axis="columns", numeric_only=True))
+
+
+def _score_copies(how: Mapping[str, Any], dtype_bytes: int) -> int:
+    """How many matrices of attention's scores a layer of SAM holds at once, in the run's dtype."""
+    if how["attention"] == "eager":
+        # Scores and bias, and the softmax before and after in float32: twice as large in bfloat16.
+        return 3 if dtype_bytes == 4 else 6
+    return 1 if how["vision"] == "compiled" else 2
 
 
 def stage_cost(table: pd.DataFrame) -> pd.DataFrame:
     """A cost table added up by phase, stage and view, in its order; ``bytes`` are all that move."""
-    added = (
-        table.groupby(["phase", "stage", "view"], sort=False).sum(numeric_only=True).reset_index()
-    )
-    return added.assign(bytes=added["weight_bytes"] + added["kv_bytes"])
+    stages = table.groupby(["phase", "stage", "view"], sort=False)
+    sums = stages.sum(numeric_only=True).reset_index()
+    return sums.assign(bytes=sums["weight_bytes"] + sums["kv_bytes"])
 
 
 # -- work ------------------------------------------------------------------------------------------
@@ -337,12 +361,20 @@ def stage_cost(table: pd.DataFrame) -> pd.DataFrame:
 #: Parameters held, FLOPs done, parameters read and cached numbers moved: float64 [4], exact below
 #: 2^53.
 Work = np.ndarray
-#: Phase, stage, view, and the work of its parts.
-_Stage = tuple[str, str, str, dict[str, Work]]
 #: What is left of work whose parameters another row holds.
 _SHARED = np.array([0.0, 1.0, 1.0, 1.0])
 #: Learnable queries of the Qwen2 body: a table for views of 1024 pixels, and one for 768.
 _QUERIES = 256 + 144
+
+
+@dataclass(frozen=True)
+class _StageWork:
+    """The work of a stage by its parts."""
+
+    phase: str
+    stage: str
+    view: str
+    parts: dict[str, Work]
 
 
 def costs(*, learnt: float = 0, flops: float = 0, cached: float = 0) -> Work:
@@ -404,24 +436,35 @@ def _sam_work(sam: Sizes, call: VisionCall) -> dict[str, Work]:
 
     Windows are padded to whole ones, as the model pads them.
     """
-    width, layers, neck = sam.hidden_size, sam.num_hidden_layers, sam.output_channels
-    grid, trained = (side // sam.patch_size for side in (call.side, sam.image_size))
-    places, everywhere = call.images * grid * grid, len(sam.global_attn_indexes)
-    windows = call.images * math.ceil(grid / sam.window_size) ** 2
-    windowed = _sam_attention(sam, windows, sam.window_size, sam.window_size) * (
-        layers - everywhere
-    )
-    half, quarter = (call.images * math.ceil(grid / step) ** 2 for step in (2, 4))
+    width = sam.hidden_size
+    layers = sam.num_hidden_layers
+    patches_a_side = call.side // sam.patch_size
+    patches = call.images * patches_a_side**2
+    # An image has three colours; every place of the size that SAM was trained on has a position.
+    trained_patches_a_side = sam.image_size // sam.patch_size
+    embedding = linear(patches, 3 * sam.patch_size**2, width)
+    positions = costs(learnt=trained_patches_a_side**2 * width)
+
+    global_layers = len(sam.global_attn_indexes)
+    windows = call.images * math.ceil(patches_a_side / sam.window_size) ** 2
+    in_windows = _sam_attention(sam, windows, sam.window_size, sam.window_size)
+    everywhere = _sam_attention(sam, call.images, patches_a_side, trained_patches_a_side)
+
+    # The neck: a convolution of 1 x 1 and one of 3 x 3, then two of 3 x 3 with stride 2.
+    neck = sam.output_channels
     first, second = sam.downsample_channels
+    halved = call.images * math.ceil(patches_a_side / 2) ** 2
+    quartered = call.images * math.ceil(patches_a_side / 4) ** 2
+    first_convolution = linear(halved, 9 * neck, first, bias=False)
+    second_convolution = linear(quartered, 9 * first, second, bias=False)
     return {
-        "patches": linear(places, 3 * sam.patch_size**2, width)
-        + costs(learnt=trained * trained * width),
-        "attention": windowed + _sam_attention(sam, call.images, grid, trained) * everywhere,
-        "mlp": mlp(places, width, sam.mlp_dim) * layers,
-        "norms": costs(learnt=4 * layers * width + 4 * neck),
-        "neck": linear(places, width + 9 * neck, neck, bias=False),
-        "downsample": linear(half, 9 * neck, first, bias=False)
-        + linear(quarter, 9 * first, second, bias=False),
+        "patches": embedding + positions,
+        "attention": in_windows * (layers - global_layers) + everywhere * global_layers,
+        "mlp": mlp(patches, width, sam.mlp_dim) * layers,
+        # Scale and shift of two norms a layer, and of two in the neck.
+        "norms": costs(learnt=2 * 2 * layers * width + 2 * 2 * neck),
+        "neck": linear(patches, width + 9 * neck, neck, bias=False),
+        "downsample": first_convolution + second_convolution,
     }
 
 
@@ -431,7 +474,8 @@ def _sam_attention(sam: Sizes, squares: int, side: int, trained_side: int) -> Wo
     A position's bias is the query times the learnt vector of the distance, once an axis: 2 x 2 side
     FLOPs a channel and token.
     """
-    width, tokens = sam.hidden_size, squares * side * side
+    width = sam.hidden_size
+    tokens = squares * side * side
     vectors = 2 * (2 * trained_side - 1) * (width // sam.num_attention_heads)
     positions = costs(learnt=vectors, flops=2 * 2 * tokens * width * side)
     return linear(tokens, width, 4 * width) + attention(tokens, side * side, width) + positions
@@ -443,24 +487,41 @@ def _encoder_work(sizes: Architecture, images: int, places: int) -> dict[str, Wo
 
     Attention is global: the body's mask leaves out no product of a kernel.
     """
-    encoder, clip = sizes.encoder, sizes.encoder_stage == "clip"
-    width, layers, heads = (
-        encoder.hidden_size,
-        encoder.num_hidden_layers,
-        encoder.num_attention_heads,
-    )
-    each = places + 1 if clip else 2 * places
-    keys = width if clip else width // heads * encoder.num_key_value_heads
-    attend = linear(images * each, width, width + 2 * keys) + linear(
-        images * each, width, width, bias=clip
-    )
-    # A position for the class token and every patch, and that token; or the queries.
-    held = (encoder.image_size // encoder.patch_size) ** 2 + 2 if clip else _QUERIES
+    if sizes.encoder_stage == "clip":
+        return _clip_work(sizes.encoder, images, places)
+    return _qwen_work(sizes.encoder, images, places)
+
+
+def _clip_work(clip: Sizes, images: int, places: int) -> dict[str, Work]:
+    """CLIP: biased products, a norm with scale and shift before and after each layer's halves."""
+    width = clip.hidden_size
+    layers = clip.num_hidden_layers
+    tokens_of_image = places + 1  # with the class token
+    tokens = images * tokens_of_image
+    products = linear(tokens, width, 3 * width) + linear(tokens, width, width)
+    # A position for the class token and every patch, and that token.
+    embeddings = (clip.image_size // clip.patch_size) ** 2 + 2
     return {
-        "embeddings" if clip else "queries": costs(learnt=held * width),
-        "attention": (attend + attention(images * each, each, width)) * layers,
-        "mlp": (mlp if clip else swiglu)(images * each, width, encoder.intermediate_size) * layers,
-        "norms": costs(learnt=(2 if clip else 1) * width * (2 * layers + 1)),
+        "embeddings": costs(learnt=embeddings * width),
+        "attention": (products + attention(tokens, tokens_of_image, width)) * layers,
+        "mlp": mlp(tokens, width, clip.intermediate_size) * layers,
+        "norms": costs(learnt=2 * width * (2 * layers + 1)),
+    }
+
+
+def _qwen_work(body: Sizes, images: int, places: int) -> dict[str, Work]:
+    """The Qwen2 body: fewer heads of keys and values than of queries, SwiGLU, norms with a scale."""
+    width = body.hidden_size
+    layers = body.num_hidden_layers
+    tokens_of_image = 2 * places  # SAM's features, and a query for each
+    tokens = images * tokens_of_image
+    keys = width // body.num_attention_heads * body.num_key_value_heads
+    products = linear(tokens, width, width + 2 * keys) + linear(tokens, width, width, bias=False)
+    return {
+        "queries": costs(learnt=_QUERIES * width),
+        "attention": (products + attention(tokens, tokens_of_image, width)) * layers,
+        "mlp": swiglu(tokens, width, body.intermediate_size) * layers,
+        "norms": costs(learnt=width * (2 * layers + 1)),
     }
 
 
@@ -473,47 +534,67 @@ def _language_work(
     SwiGLU MLPs, with a router and experts in the sparse layers; ``distinct`` rows of the batch
     choose experts of their own.
     """
-    tokens, width, layers = batch * length, text.hidden_size, text.num_hidden_layers
-    heads, dense = text.num_attention_heads, text.mlp_layer_types.count("dense")
-    experts, top_k = text.n_routed_experts, text.num_experts_per_tok
+    tokens = batch * length
+    width = text.hidden_size
+    layers = text.num_hidden_layers
+    dense_layers = text.mlp_layer_types.count("dense")
+    sparse_layers = layers - dense_layers
+
+    heads = text.num_attention_heads
     keys = width // heads * (text.num_key_value_heads or heads)
-    attend = linear(tokens, width, width + 2 * keys, bias=False) + linear(
-        tokens, width, width, bias=False
-    )
-    attend += attention(tokens, context, width) + costs(cached=2 * keys * batch * context)
-    reached = expected_experts(experts, top_k, distinct * length)
-    routed = swiglu(1, width, text.moe_intermediate_size) * [experts, tokens * top_k, reached, 0]
-    sparse = {
-        "router": linear(tokens, width, experts, bias=False),
-        "experts": routed,
-        "shared_experts": swiglu(tokens, width, text.moe_intermediate_size * text.n_shared_experts),
-    }
+    queries_keys_values = linear(tokens, width, width + 2 * keys, bias=False)
+    output = linear(tokens, width, width, bias=False)
+    cache = costs(cached=2 * keys * batch * context)
+    attend = queries_keys_values + output + attention(tokens, context, width) + cache
+
+    # All experts are held, those that are reached are read, and each token takes its own.
+    experts = text.n_routed_experts
+    reached = expected_experts(experts, text.num_experts_per_tok, distinct * length)
+    expert = swiglu(1, width, text.moe_intermediate_size)
+    routed = expert * [experts, tokens * text.num_experts_per_tok, reached, 0]
+    shared = swiglu(tokens, width, text.moe_intermediate_size * text.n_shared_experts)
     return {
+        # A token reads its own row of the table.
         "embedding": np.array([text.vocab_size * width, 0.0, tokens * width, 0.0]),
         "attention": attend * layers,
-        "dense_mlp": swiglu(tokens, width, text.intermediate_size) * dense,
-        **{part: work * (layers - dense) for part, work in sparse.items()},
+        "dense_mlp": swiglu(tokens, width, text.intermediate_size) * dense_layers,
+        "router": linear(tokens, width, experts, bias=False) * sparse_layers,
+        "experts": routed * sparse_layers,
+        "shared_experts": shared * sparse_layers,
         "norms": costs(learnt=width * (2 * layers + 1)),
     }
 
 
 def _head_work(sizes: Architecture, positions: int) -> dict[str, Work]:
+    """The head at these positions; tied to the embedding it holds no parameters of its own."""
     head = linear(positions, sizes.text.hidden_size, sizes.text.vocab_size, bias=False)
-    return {"linear": head * _SHARED if sizes.tied else head}
+    if sizes.tied:
+        head = head * _SHARED
+    return {"linear": head}
 
 
-def _table(stages: Iterable[_Stage], dtype_bytes: int) -> pd.DataFrame:
+def _table(stages: Iterable[_StageWork], dtype_bytes: int) -> pd.DataFrame:
     """A row a part; counts are int64, expectations of the experts' bytes rounded to whole bytes."""
-    size = [1, 1, dtype_bytes, dtype_bytes]
-    rows = [
-        (*at, part, *map(round, work * size))
-        for *at, parts in stages
-        for part, work in parts.items()
-    ]
+    rows = []
+    for stage in stages:
+        for part, (parameters, flops, read, cached) in stage.parts.items():
+            rows.append(
+                {
+                    "phase": stage.phase,
+                    "stage": stage.stage,
+                    "view": stage.view,
+                    "part": part,
+                    "parameters": round(parameters),
+                    "flops": round(flops),
+                    "weight_bytes": round(read * dtype_bytes),
+                    "kv_bytes": round(cached * dtype_bytes),
+                }
+            )
     return pd.DataFrame(rows, columns=list(COST_COLUMNS))
 
 
 def _check(**values: int) -> None:
+    """Raise `OcrPhasesError` for a count below 1."""
     for name, value in values.items():
         if value < 1:
             raise OcrPhasesError(f"{name.replace('_', ' ')} is {value}: it must be at least 1.")

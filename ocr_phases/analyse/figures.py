@@ -111,10 +111,16 @@ def figure_repeats(run: Record) -> pd.DataFrame:
     """
     steps = {name: step_ms(run, quantile) for name, quantile in STEP_QUANTILES.items()}
     vision = _sum_of_stages(run, vision_stages(run))
-    seen = np.where(vision, vision, np.nan)  # an engine may not tell
-    page = end_to_end_ms(run)
-    each = page / run.token_count if run.knows_tokens else np.full(len(page), np.nan)
-    return repeat_table(run).assign(page_ms=page, ntpot_ms=each, vision_ms=seen, **steps)
+    page_ms = end_to_end_ms(run)
+    ntpot_ms = np.full(len(page_ms), np.nan)
+    if run.knows_tokens:
+        ntpot_ms = page_ms / run.token_count
+    return repeat_table(run).assign(
+        page_ms=page_ms,
+        ntpot_ms=ntpot_ms,
+        vision_ms=np.where(vision > 0, vision, np.nan),  # an engine may not tell
+        **steps,
+    )
 
 
 def _sum_of_stages(record: Record, stages: Sequence[str]) -> np.ndarray:

@@ -10,14 +10,12 @@ from __future__ import annotations
 import math
 import os
 import unicodedata
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
-import numpy as np
 import pandas as pd
 from msgspec import Meta, Struct
 from rapidfuzz.distance import Levenshtein
@@ -138,10 +136,9 @@ def find_truth(page: str | Path, folder: str | Path) -> Path | None:
 def check_for_pages(path: str | Path, pages: int) -> None:
     """Raise `OcrPhasesError` where ``path`` is the truth of one page and there are several."""
     file = Path(path)
-    one = not file.is_dir() and (
-        file.suffix.lower() != ".json" or not isinstance(_read(file), list)
-    )
-    if one and pages > 1:
+    if pages < 2 or file.is_dir():
+        return
+    if file.suffix.lower() != ".json" or not isinstance(_read(file), list):
         raise OcrPhasesError(
             f"The truth {path} is of one page: give a folder with one for each page."
         )
@@ -154,16 +151,20 @@ def page_truth(path: str | Path, page: str) -> Truth | None:
     None where the folder, or an annotation file of many pages, lacks the page; else raises as
     `load_truth`.
     """
-    found = find_truth(page, path) if Path(path).is_dir() else Path(path)
-    if found is None or (truth := _truth_of(found, page)) is None:
+    file = find_truth(page, path) if Path(path).is_dir() else Path(path)
+    if file is None:
         return None
-    if (length := len(truth.text)) > _MOST_CHARACTERS:
+    truth = _truth_of(file, page)
+    if truth is None:
+        return None
+    characters = len(truth.text)
+    if characters > _MOST_CHARACTERS:
         raise OcrPhasesError(
-            f"The truth {found} has {length:,} characters, more than a page's text."
+            f"The truth {file} has {characters:,} characters, more than a page's text."
         )
     if not plain_text(truth.text):
         raise OcrPhasesError(
-            f"The truth {found} has no text: give the page's text, or leave it out."
+            f"The truth {file} has no text: give the page's text, or leave it out."
         )
     return truth
 
@@ -177,14 +178,14 @@ def load_truth(path: str | Path, page: str = "") -> Truth:
     there.
     """
     truth = page_truth(path, page)
-    if truth is None:
-        what = (
-            f"no truth of {page}" if Path(path).is_dir() else f"no page {page or 'that was named'}"
-        )
-        raise OcrPhasesError(
-            f"The truth {path} has {what}: give its file, or one of the page's name."
-        )
-    return truth
+    if truth is not None:
+        return truth
+    lacking = f"no page {page or 'that was named'}"
+    if Path(path).is_dir():
+        lacking = f"no truth of {page}"
+    raise OcrPhasesError(
+        f"The truth {path} has {lacking}: give its file, or one of the page's name."
+    )
 
 
 def with_truth(record: RecordType, truth: Truth | str | Path, row: int = 0) -> RecordType:
@@ -212,56 +213,91 @@ def reference_of(run: Record, row: int = 0, name: str = "") -> Truth:
         raise OcrPhasesError(
             f"The reference {name} has no text (return_text=False): take another record."
         )
-    found = grounding_of(run, row)
-    regions = tuple(TrueRegion(each.label, each.box, each.text) for each in found.regions)
-    return Truth(found.without_marks(text), regions, name, reference=True)
+    grounding = grounding_of(run, row)
+    regions = tuple(
+        TrueRegion(region.label, region.box, region.text) for region in grounding.regions
+    )
+    return Truth(grounding.without_marks(text), regions, name, reference=True)
 
 
 def _truth_of(path: Path, page: str) -> Truth | None:
-    name, suffix = path.name, path.suffix.lower()
-    content: Any = None if suffix == ".gz" else _read(path)
-    if suffix == ".gz" or (isinstance(content, dict) and "schema" in content):
-        return reference_of(Record.load(path), name=name)
-    if suffix != ".json":
-        return Truth(content, file=name)
+    """The truth of ``page`` in a file of any known kind; None where the file lacks the page."""
+    if path.suffix.lower() == ".gz":
+        return reference_of(Record.load(path), name=path.name)
+    content: Any = _read(path)
+    if path.suffix.lower() != ".json":
+        return Truth(content, file=path.name)
+    if isinstance(content, dict) and "schema" in content:
+        return reference_of(Record.load(path), name=path.name)
     try:
         if isinstance(content, list):
-            return _of_annotations(conform(content, list[_Annotated]), page, name)
+            return _of_annotations(conform(content, list[_Annotated]), page, path.name)
         if isinstance(content, dict) and "ignored" in content:  # as a record and a batch keep it
             return conform(content, Truth)
-        own: _Page = conform(content, _Page)
+        return _of_page(conform(content, _Page), path.name)
     except OcrPhasesError as error:
         raise OcrPhasesError(
-            f"The truth {path} has another shape than a page's, OmniDocBench's or a record's ({error})."
+            f"The truth {path} has another shape than a page's, OmniDocBench's or a record's "
+            f"({error})."
         ) from error
-    regions = [(each.label or "", grid_box(each.box), each.text or "") for each in own.regions]
-    return _of_regions(regions, file=name, category=own.kind or "")
+
+
+def _of_page(page: _Page, file: str) -> Truth:
+    """The truth in a page's JSON of this project."""
+    regions = [
+        TrueRegion(region.label or "", grid_box(region.box), region.text or "")
+        for region in page.regions
+    ]
+    return Truth(_text_of(regions), tuple(regions), file, category=page.kind or "")
 
 
 def _of_annotations(pages: Sequence[_Annotated], page: str, file: str) -> Truth | None:
-    """One page of OmniDocBench's annotations; of a single one that, where none is named."""
-    alone, name = len(pages) == 1 and not page, _file_name(page)
-    named = (each for each in pages if alone or _file_name(each.page_info.image_path) == name)
-    if (found := next(named, None)) is None:
+    """The truth of one page of OmniDocBench's annotations; None where they lack it.
+
+    Annotations of a single page are its truth where no page is named.
+    """
+    annotated = _annotated_page(pages, page)
+    if annotated is None:
         return None
-    size, regions = (found.page_info.width, found.page_info.height), []
-    blocks: list[_Block] = conform(found.layout_dets, list[_Block], "layout_dets")
-    for block in sorted(blocks, key=lambda block: math.inf if block.order is None else block.order):
-        label, text = block.category_type, block.html or block.latex or block.text or ""
-        if not block.ignore and label not in _NO_TEXT:
-            regions.append((_LABELS.get(label, label), grid_box(block.poly, *size), text))
-    category = (found.page_info.page_attribute or {}).get("data_source") or ""
-    return _of_regions(regions, file=file, category=str(category), ignored=_NO_TEXT)
+    info = annotated.page_info
+    blocks: list[_Block] = conform(annotated.layout_dets, list[_Block], "layout_dets")
+    regions = []
+    for block in sorted(blocks, key=_place_in_order):
+        label = block.category_type
+        if block.ignore or label in _NO_TEXT:
+            continue
+        box = grid_box(block.poly, info.width, info.height)
+        text = block.html or block.latex or block.text or ""
+        regions.append(TrueRegion(_LABELS.get(label, label), box, text))
+    category = (info.page_attribute or {}).get("data_source") or ""
+    return Truth(_text_of(regions), tuple(regions), file, category=str(category), ignored=_NO_TEXT)
 
 
-def _of_regions(regions: Sequence[tuple[str, Box, str]], **others: Any) -> Truth:
-    text = "\n\n".join(text for *_, text in regions if text)
-    return Truth(text, tuple(TrueRegion(*each) for each in regions), **others)
+def _annotated_page(pages: Sequence[_Annotated], page: str) -> _Annotated | None:
+    """The annotations of a page by its file's name; the only ones where no page is named."""
+    if not page and len(pages) == 1:
+        return pages[0]
+    name = _file_name(page)
+    for annotated in pages:
+        if _file_name(annotated.page_info.image_path) == name:
+            return annotated
+    return None
+
+
+def _place_in_order(block: _Block) -> float:
+    """Where a block is read; blocks without a place come last."""
+    return math.inf if block.order is None else block.order
+
+
+def _text_of(regions: Sequence[TrueRegion]) -> str:
+    """The texts of the regions, one below the other."""
+    return "\n\n".join(region.text for region in regions if region.text)
 
 
 def _file_name(path: str) -> str:
-    """A path's last part in Unicode NFC, as file systems and annotations differ; no name is longer."""
-    return unicodedata.normalize("NFC", path.replace("\\", "/").rpartition("/")[2][:1_000])
+    """A path's last part in Unicode NFC, because file systems and annotations differ in that."""
+    name = path.replace("\\", "/").rpartition("/")[2]
+    return unicodedata.normalize("NFC", name[:1_000])  # no file system has longer names
 
 
 def _read(path: Path) -> Any:
@@ -279,8 +315,11 @@ def _read(path: Path) -> Any:
 
 @lru_cache(maxsize=1)  # a benchmark's file holds the pages that are asked for one after another
 def _content(path: Path, *_state: int) -> Any:
+    """What `_read` gives, kept as long as the file has the same time of change and size."""
     text = read_regular(path, _LARGEST).decode("utf-8-sig")
-    return parse_json(text.encode()) if path.suffix.lower() == ".json" else text
+    if path.suffix.lower() == ".json":
+        return parse_json(text.encode())
+    return text
 
 
 # -- measures --------------------------------------------------------------------------------------
@@ -302,9 +341,11 @@ def quality_table(run: Record, truth: Truth | None, row: int = 0) -> pd.DataFram
             "This record has no text (return_text=False): measure the page with it."
         )
     lines = [] if truth is None else _against(truth, run, row)
-    repeated, tokens = repetition_table(run).query("row == @row")["repeated"].sum(), len(result.ids)
-    lines.append(("repetition", "", repeated / tokens, tokens))
-    return pd.DataFrame(lines, columns=list(QUALITY_COLUMNS))
+    repetitions = repetition_table(run)
+    repeated = repetitions.loc[repetitions["row"] == row, "repeated"].sum()
+    tokens = len(result.ids)
+    lines.append(MeasureLine("repetition", "", repeated / tokens, tokens))
+    return pd.DataFrame([asdict(line) for line in lines], columns=list(QUALITY_COLUMNS))
 
 
 @cached
@@ -319,64 +360,106 @@ def quality_of(run: Record, row: int = 0) -> dict[str, float]:
     return dict(zip(whole["measure"], whole["value"], strict=True))
 
 
-_Line = tuple[str, str, float, int]  # `QUALITY_COLUMNS`
+@dataclass(frozen=True)
+class MeasureLine:
+    """One line of `quality_table`: a measure of the whole page, or of a label of regions."""
+
+    measure: str
+    label: str
+    value: float
+    count: int
 
 
-def _against(truth: Truth, run: Record, row: int) -> list[_Line]:
+def _against(truth: Truth, run: Record, row: int) -> list[MeasureLine]:
+    """The measures of a row's text, tables, boxes and order against the truth."""
     text = run.results[row].text or ""
     grounding = grounding_of(run, row)
-    written, true = plain_text(grounding.without_marks(text, truth.ignored)), plain_text(truth.text)
+    true = plain_text(truth.text)
     if not true:
         raise OcrPhasesError(f"The truth {truth.file} has no text: give the page's text.")
-    lines = [(name, "", *pair) for name, pair in text_measures(written, true).items()]
-    if tables := tables_of(truth.text):
-        alike = similarities(tables_of(text), tables)
-        lines.append(("table_similarity", "", sum(alike) / len(tables), len(tables)))
+    written = plain_text(grounding.without_marks(text, truth.ignored))
+    lines = []
+    for name, (value, count) in text_measures(written, true).items():
+        lines.append(MeasureLine(name, "", value, count))
+    tables = tables_of(truth.text)
+    if tables:
+        similarity = sum(similarities(tables_of(text), tables)) / len(tables)
+        lines.append(MeasureLine("table_similarity", "", similarity, len(tables)))
     if _has_boxes(truth, run, row):
-        lines += _boxes(grounding.on_page(0).regions, truth.regions)
-    if not truth.reference:
-        return lines
-    return [
-        (AGREEMENT[measure], label, 1.0 - value if measure == "edit_distance" else value, count)
-        for measure, label, value, count in lines
-        if measure in AGREEMENT
-    ]
+        lines += _box_measures(grounding.on_page(0).regions, truth.regions)
+    if truth.reference:
+        return _as_agreement(lines)
+    return lines
+
+
+def _as_agreement(lines: Sequence[MeasureLine]) -> list[MeasureLine]:
+    """The measures that have a name against a reference, under that name: 1 is agreement."""
+    agreements = []
+    for line in lines:
+        if line.measure not in AGREEMENT:
+            continue
+        value = 1.0 - line.value if line.measure == "edit_distance" else line.value
+        agreements.append(replace(line, measure=AGREEMENT[line.measure], value=value))
+    return agreements
 
 
 def _has_boxes(truth: Truth, run: Record, row: int) -> bool:
     """Whether boxes tell which regions belong together: a truth's are of one page."""
-    return sum(page.row == row for page in run.pages) == 1 and any(
-        each.box for each in truth.regions
-    )
+    pages = [page for page in run.pages if page.row == row]
+    return len(pages) == 1 and any(region.box for region in truth.regions)
 
 
-def _boxes(ours: Sequence[Region], theirs: Sequence[TrueRegion]) -> list[_Line]:
+def _box_measures(ours: Sequence[Region], theirs: Sequence[TrueRegion]) -> list[MeasureLine]:
     """Box recall and mean IoU of the matched, for all and by label, and the order's distance."""
-    placed = pd.DataFrame(
-        [(each.label, each.box) for each in theirs if each.box], columns=["label", "box"]
-    )
-    pairs = match_boxes(
-        [[box] for each in ours for box in each.boxes], [[box] for box in placed["box"]]
-    )
-    placed["iou"] = pd.Series({place: overlap for _, place, overlap in pairs}, dtype="float64")
-    lines: list[_Line] = []
-    for label, each in [("", placed), *placed[placed["label"] != ""].groupby("label", sort=False)]:
-        found = each["iou"].dropna()
-        lines.append(("box_recall", str(label), len(found) / len(each), len(each)))
-        lines.append(("box_iou", str(label), found.mean(), len(found)))
+    placed = [region for region in theirs if region.box]
+    true_boxes = [[region.box] for region in placed if region.box]
+    pairs = match_boxes([[box] for region in ours for box in region.boxes], true_boxes)
+    overlaps = {place: overlap for _, place, overlap in pairs}
+    lines = _box_lines("", range(len(placed)), overlaps)
+    places_of_label: dict[str, list[int]] = {}
+    for place, region in enumerate(placed):
+        if region.label:
+            places_of_label.setdefault(region.label, []).append(place)
+    for label, places in places_of_label.items():
+        lines += _box_lines(label, places, overlaps)
     order = [place for _, place, _ in sorted(pairs)]
-    lines.append(
-        ("order_distance", "", Levenshtein.normalized_distance(order, sorted(order)), len(order))
-    )
-    return [line for line in lines if line[-1]]
+    if order:
+        distance = Levenshtein.normalized_distance(order, sorted(order))
+        lines.append(MeasureLine("order_distance", "", distance, len(order)))
+    return lines
+
+
+def _box_lines(
+    label: str, places: Sequence[int], overlaps: Mapping[int, float]
+) -> list[MeasureLine]:
+    """Box recall and mean IoU of the true regions at these places; no IoU where none was found."""
+    found = [overlaps[place] for place in places if place in overlaps]
+    lines = [MeasureLine("box_recall", label, len(found) / len(places), len(places))]
+    if found:
+        lines.append(MeasureLine("box_iou", label, float(pd.Series(found).mean()), len(found)))
+    return lines
 
 
 # -- region by region ------------------------------------------------------------------------------
 
-_Side = tuple[int | None, str, Box | None, str]  # the region's number, label, box and plain text
-_Row = tuple[
-    int | None, str, Box | None, str | None, str | None
-]  # as written, as it is; None in neither
+
+@dataclass(frozen=True)
+class _Side:
+    """A region of the text or of the truth: its number in the text, label, box and plain text."""
+
+    region: int | None
+    label: str
+    box: Box | None
+    text: str
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A region as it was written and as it is true; None where one side does not have it."""
+
+    side: _Side
+    written: str | None
+    true: str | None
 
 
 def region_differences(run: Record, truth: Truth, row: int = 0) -> pd.DataFrame:
@@ -389,64 +472,104 @@ def region_differences(run: Record, truth: Truth, row: int = 0) -> pd.DataFrame:
     words go to the truth's regions; where the truth has none, or the row has several pages, the
     truth's words go to the text's: to those that they meet in the alignment with the fewest edits.
     """
-    text, regions = run.results[row].text or "", grounding_of(run, row).regions
-    told = [region for region in regions if region.label not in truth.ignored]
-    written: list[_Side] = [
-        (each.index, each.label, each.box, plain_text(each.text)) for each in told
-    ]
-    before = plain_text(text[: regions[0].start] if regions else text)
-    if before or not written:
-        written.insert(0, (None, "preamble", None, before))
-    true: list[_Side] = [
-        (None, each.label, each.box, plain_text(each.text)) for each in truth.regions
+    pairs = _paired_regions(run, truth, row)
+    table = pd.DataFrame(
+        {
+            "region": pd.Series([pair.side.region for pair in pairs], dtype="Int64"),
+            "label": pd.Series([pair.side.label for pair in pairs], dtype=object),
+            "box": pd.Series([pair.side.box for pair in pairs], dtype=object),
+            "outcome": pd.Series([_outcome(pair) for pair in pairs], dtype="str"),
+            "cer": pd.Series([_error_rate(pair) for pair in pairs], dtype="float64"),
+            "written": pd.Series([pair.written or "" for pair in pairs], dtype=object),
+            "true": pd.Series([pair.true or "" for pair in pairs], dtype=object),
+        }
+    )
+    return table[list(DIFFERENCE_COLUMNS)]
+
+
+def _outcome(pair: _Pair) -> str:
+    if pair.written is None:
+        return MISSING
+    if pair.true is None or (pair.written and not pair.true):
+        return EXTRA
+    return EQUAL if pair.written == pair.true else DIFFERENT
+
+
+def _error_rate(pair: _Pair) -> float | None:
+    """The character error rate over the true text; None where there is none."""
+    if not pair.true:
+        return None
+    return text_measures(pair.written or "", pair.true)["cer"][0]
+
+
+def _paired_regions(run: Record, truth: Truth, row: int) -> list[_Pair]:
+    """The regions of a row's text and of the truth, as `region_differences` pairs them."""
+    written = _written_sides(run, truth, row)
+    true = [
+        _Side(None, region.label, region.box, plain_text(region.text)) for region in truth.regions
     ]
     if not _has_boxes(truth, run, row):
-        rows: list[_Row] = [
-            (*side, own) for side, own in _by_words(written, plain_text(truth.text))
-        ]
-    elif any(side[2] for side in written):
-        rows = _by_boxes(written, true)
-    else:
-        given = _by_words(true, " ".join(side[3] for side in written))
-        rows = [(*side[:3], own or (None if side[3] else ""), side[3]) for side, own in given]
-    table = pd.DataFrame(rows, columns=["region", "label", "box", "written", "true"], dtype=object)
-    lacking, extra = (table[name].isna() for name in ("written", "true"))
-    table[["written", "true"]] = table[["written", "true"]].where(table.notna(), "")
-    extra |= (table["written"] != "") & (table["true"] == "")
-    equal = table["written"] == table["true"]
-    table["outcome"] = np.select([lacking, extra, equal], [MISSING, EXTRA, EQUAL], DIFFERENT)
-    texts = zip(table["written"], table["true"], strict=True)
-    table["cer"] = [
-        text_measures(mine, theirs)["cer"][0] if theirs else None for mine, theirs in texts
+        words = _words_of_sides(written, plain_text(truth.text))
+        return [_Pair(side, side.text, own) for side, own in zip(written, words, strict=True)]
+    if any(side.box for side in written):
+        return _pairs_by_boxes(written, true)
+    words = _words_of_sides(true, " ".join(side.text for side in written))
+    pairs = []
+    for side, own in zip(true, words, strict=True):
+        is_missing = not own and bool(side.text)
+        pairs.append(_Pair(side, None if is_missing else own, side.text))
+    return pairs
+
+
+def _written_sides(run: Record, truth: Truth, row: int) -> list[_Side]:
+    """The regions of a row's text that the truth does not ignore, the text before them first."""
+    text = run.results[row].text or ""
+    regions = grounding_of(run, row).regions
+    sides = [
+        _Side(region.index, region.label, region.box, plain_text(region.text))
+        for region in regions
+        if region.label not in truth.ignored
     ]
-    return table[list(DIFFERENCE_COLUMNS)].astype({"region": "Int64", "cer": "float64"})
+    before = plain_text(text[: regions[0].start] if regions else text)
+    if before or not sides:
+        sides.insert(0, _Side(None, "preamble", None, before))
+    return sides
 
 
-def _by_boxes(written: Sequence[_Side], true: Sequence[_Side]) -> list[_Row]:
+def _pairs_by_boxes(written: Sequence[_Side], true: Sequence[_Side]) -> list[_Pair]:
     """The regions that share a box, and those of either side alone; missing ones behind the one
     before.
     """
-    boxes = [[[side[2]] if side[2] else [] for side in sides] for sides in (written, true)]
-    partner = {place: mine for mine, place, _ in match_boxes(*boxes)}
-    said = {mine: true[place][3] for place, mine in partner.items()}
-    rows: list[tuple[int, _Row]] = [
-        (place, (*side, said.get(place))) for place, side in enumerate(written)
-    ]
+    matches = match_boxes(_boxes_of(written), _boxes_of(true))
+    partner = {place: mine for mine, place, _ in matches}
+    true_text = {mine: true[place].text for place, mine in partner.items()}
+    behind: dict[int, list[_Pair]] = {}  # by the number of the written region before
     last = -1
     for place, side in enumerate(true):
         last = partner.get(place, last)
-        if place not in partner and (side[2] or side[3]):
-            rows.append((last, (*side[:3], None, side[3])))
-    return [row for _, row in sorted(rows, key=itemgetter(0))]
+        if place not in partner and (side.box or side.text):
+            behind.setdefault(last, []).append(_Pair(side, None, side.text))
+    pairs = behind.get(-1, [])
+    for number, side in enumerate(written):
+        pairs.append(_Pair(side, side.text, true_text.get(number)))
+        pairs += behind.get(number, [])
+    return pairs
 
 
-def _by_words(sides: Sequence[_Side], other: str) -> list[tuple[_Side, str]]:
-    """Each region with the words of the other text that the alignment gives it."""
-    mine = [(word, number) for number, side in enumerate(sides) for word in side[3].split()]
-    theirs, given = other.split(), [list[str]() for _ in sides]
-    for op in Levenshtein.opcodes([word for word, _ in mine], theirs):
-        for offset, word in enumerate(theirs[op.dest_start : op.dest_end]):
-            # What is inserted goes to the region of the word before.
-            place = max(op.src_start - 1, 0) if op.tag == "insert" else op.src_start + offset
-            given[mine[place][1] if mine else 0].append(word)
-    return [(side, " ".join(own)) for side, own in zip(sides, given, strict=True)]
+def _boxes_of(sides: Sequence[_Side]) -> list[list[Box]]:
+    return [[side.box] if side.box else [] for side in sides]
+
+
+def _words_of_sides(sides: Sequence[_Side], other: str) -> list[str]:
+    """The words of the other text that the alignment gives to each region."""
+    mine = [(word, number) for number, side in enumerate(sides) for word in side.text.split()]
+    theirs = other.split()
+    words: list[list[str]] = [[] for _ in sides]
+    for edit in Levenshtein.opcodes([word for word, _ in mine], theirs):
+        for offset, word in enumerate(theirs[edit.dest_start : edit.dest_end]):
+            place = edit.src_start + offset
+            if edit.tag == "insert":  # it goes to the region of the word before
+                place = max(edit.src_start - 1, 0)
+            number = mine[place][1] if mine else 0
+            words[number].append(word)
+    return [" ".join(own) for own in words]

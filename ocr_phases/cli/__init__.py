@@ -1,4 +1,4 @@
-"""The command line: a module a verb, each with ``run``; its options are in ``options.toml``.
+"""The command line: a module a verb, each with ``run``; `arguments` has its options.
 
 Heavy imports wait until a verb runs, so that ``--help`` is immediate. `results.Exit` has the exit
 codes.
@@ -19,7 +19,9 @@ import traceback
 from collections.abc import Sequence
 
 from ocr_phases.cli import artifacts, batch, compare, notebooks, profile, report, sweep, verify
-from ocr_phases.cli.options import Parser, add_options, option_texts, refuse_idle
+from ocr_phases.cli.arguments import VERB_OPTIONS, add_options
+from ocr_phases.cli.options import Parser
+from ocr_phases.cli.refusals import refuse_idle
 from ocr_phases.cli.results import Exit, as_json
 from ocr_phases.errors import OcrPhasesError, stop_signals
 from ocr_phases.settings import Settings, setting_names
@@ -27,6 +29,10 @@ from ocr_phases.text import plain_streams
 from ocr_phases.versions import __version__
 
 _AT_ONCE = 1.0  # seconds, in which a signal says nothing new: a closing terminal sends two
+
+_DESCRIPTION = (
+    "Measure where DeepSeek-OCR spends its time on a page: prefill, vision stages, decode."
+)
 
 VERBS = (report, batch, profile, verify, artifacts, compare, sweep, notebooks)
 
@@ -107,7 +113,7 @@ def _unforeseen(error: Exception) -> tuple[int, str]:
 
 
 def _with_options(message: str, arguments: argparse.Namespace) -> str:
-    """A message of the package with settings named as this verb's options: ``--max-new-tokens 64``."""
+    """A message with settings named as this verb's options: ``--max-new-tokens 64``."""
 
     def option(match: re.Match[str]) -> str:
         name, value = match.groups()
@@ -125,14 +131,18 @@ def _with_options(message: str, arguments: argparse.Namespace) -> str:
 
 
 def _parser(words: Sequence[str]) -> Parser:
-    texts = option_texts()
-    parser = Parser(prog="ocr-phases", description=texts["about"], allow_abbrev=False)
+    parser = Parser(prog="ocr-phases", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=__version__)
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     for verb in VERBS:
         name = verb.__name__.rpartition(".")[2]
-        options = {**texts["verbs"][name], "description": verb.run.__doc__, "allow_abbrev": False}
-        command = verbs.add_parser(name, **options)
+        command = verbs.add_parser(
+            name,
+            usage=f"ocr-phases {name} [options] {VERB_OPTIONS[name].usage}",
+            help=VERB_OPTIONS[name].help,
+            description=verb.run.__doc__,
+            allow_abbrev=False,
+        )
         command.set_defaults(verb=name, run=verb.run)
         if name in words:  # building the options of every verb would slow --help down
             add_options(command, name)

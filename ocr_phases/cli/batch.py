@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ocr_phases.cli.measuring import Bar
-from ocr_phases.cli.options import BATCH, PRICE, option_texts
+from ocr_phases.cli.options import BATCH, PRICE
 from ocr_phases.cli.results import Exit, wrote
 from ocr_phases.errors import OcrPhasesError, check_known
 from ocr_phases.families import PRESET_NAMES
@@ -164,7 +164,11 @@ def _workers(arguments: argparse.Namespace) -> LocalPool | DaskPool:
         return LocalPool(worker_environments(arguments.workers, arguments.device))
     pool = DaskPool(arguments.scheduler)
     if pool.plain:
-        print(f"Warning: {arguments.scheduler} {option_texts()['plain']}", file=sys.stderr)
+        print(
+            f"Warning: {arguments.scheduler} has no TLS: anyone who reaches it can run code on its "
+            "workers, see Trust in docs/batch.md.",
+            file=sys.stderr,
+        )
     return pool
 
 

@@ -26,6 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from ocr_phases.analyse.comparison import run_labels
     from ocr_phases.files import folder_for
+    from ocr_phases.report.live import LiveObjects
     from ocr_phases.report.render import write_report
     from ocr_phases.results.comparison import Comparison
     from ocr_phases.results.run import PhaseRun
@@ -46,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
     }
     title = f"{', '.join(labels[1:])} against {labels[0]} – ocr_phases"
     written = write_report(
-        "compare_runs", folder, "compare", parameters, {"runs": runs}, title, overwrite
+        "compare_runs", folder, "compare", parameters, LiveObjects(runs=runs), title, overwrite
     )
     print()
     outcomes = None if judged is None else rows(judged[["run", "metric", "outcome"]])

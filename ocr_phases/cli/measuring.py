@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from ocr_phases.cli.options import refuse
+from ocr_phases.cli.refusals import refuse
 from ocr_phases.errors import Interrupted
 from ocr_phases.files import RECORD, each_page, output_file, output_folder, rescued, save_new
 from ocr_phases.measure.progress import RunProgress, left_text

@@ -1,20 +1,15 @@
-"""The options of a verb: generated from `Settings`, and those of its own from ``options.toml``."""
+"""Which settings are options of which verb, the parser, and how an option's text is read."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import re
-import tomllib
-from collections.abc import Callable, Collection
-from dataclasses import fields
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from ocr_phases.errors import OcrPhasesError, check_known
-from ocr_phases.families import PRESET_NAMES
-from ocr_phases.settings import ModelSettings, RunSettings, Settings, help_text, kind, setting_names
+from ocr_phases.settings import ModelSettings, Settings, setting_names
 from ocr_phases.text import nearest
 
 #: What ``--kernels`` asks for.
@@ -36,13 +31,6 @@ SETTINGS = {
     "verify": [name for name in EVERY if name not in ("generate", "verify")],
     "sweep": [*setting_names(ModelSettings), *SHARED, PRICE],
     "batch": [*BATCH, PRICE],
-}
-#: How argparse reads a setting of each kind.
-_KINDS: dict[str, dict[str, Any]] = {
-    "bool": {"action": argparse.BooleanOptionalAction},
-    "int": {"type": int, "metavar": "N"},
-    "float": {"type": float, "metavar": "X"},
-    "str": {"metavar": "TEXT"},
 }
 
 
@@ -74,69 +62,6 @@ class Parser(argparse.ArgumentParser):
             check_known(
                 "/".join(action.option_strings) or str(action.metavar), value, list(action.choices)
             )
-
-
-@functools.cache
-def option_texts() -> dict[str, Any]:
-    """``options.toml``."""
-    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-
-
-def add_options(command: argparse.ArgumentParser, verb: str) -> None:
-    """The options of a verb: its own, and one for each of its `SETTINGS`."""
-    texts, own = option_texts(), dict[str, dict[str, Any]]()
-    for table in (table for verbs, table in texts["options"].items() if verb in verbs.split()):
-        own |= {name: own.get(name, {}) | options for name, options in table.items()}
-    for name, options in own.items():
-        options["help"] = (
-            options.get("help", "").format(verb=verb, presets=", ".join(PRESET_NAMES)) or None
-        )
-        if "type" in options:
-            options["type"] = TYPES[options["type"]]
-        command.add_argument(name, **options)
-    for title, group in (("model", ModelSettings), ("measurement", RunSettings)):
-        arguments = command.add_argument_group(title)
-        for setting in (
-            setting for setting in fields(group) if setting.name in SETTINGS.get(verb, ())
-        ):
-            name, text = setting.name.replace("_", "-"), help_text(setting).replace("%", "%%")
-            if kind(setting) != "bool" and setting.default is not None:
-                text += " (default: %(default)s)"
-            arguments.add_argument(f"--{name}", help=text, **_KINDS[kind(setting)])
-            command.set_defaults(**{setting.name: setting.default})
-    command.set_defaults(**texts["defaults"].get(verb, {}))
-
-
-def refuse(arguments: argparse.Namespace, settings: Collection[str], why: str) -> None:
-    """Raise `OcrPhasesError` where one of ``settings`` was given as an option, which would do
-    nothing.
-    """
-    idle = [
-        name
-        for name in arguments.given
-        if name[2:].removeprefix("no-").replace("-", "_") in settings
-    ]
-    if idle:
-        raise OcrPhasesError(f"{why}: drop {', '.join(dict.fromkeys(idle))}.")
-
-
-def refuse_idle(arguments: argparse.Namespace) -> None:
-    """Raise `OcrPhasesError` for options that would do nothing beside another one.
-
-    ``idle`` has them; an option by the name of a list's, such as ``--model`` beside ``--models``,
-    is one too.
-    """
-    for name in arguments.given:
-        refuse(arguments, {name[2:-1]}, f"{name} names them")
-    for rule in (rule for rule in option_texts()["idle"] if arguments.verb in rule["of"].split()):
-        names, equals, value = rule["beside"].partition("=")
-        values = [
-            vars(arguments).get(name, f"--{name}" in arguments.given) for name in names.split("|")
-        ]
-        given = next(filter(None, values), "")
-        if str(given) == value if equals else given:
-            settings = set(SETTINGS[arguments.verb]) - set(rule["but"]) if "but" in rule else ()
-            refuse(arguments, {*rule.get("options", ()), *settings}, rule["why"])
 
 
 def shows_saved(arguments: argparse.Namespace, option: str, pages: object) -> bool:
@@ -182,16 +107,3 @@ def number(kind: type[int | float], least: float) -> Callable[[str], float]:
         raise argparse.ArgumentTypeError(f"{text!r} is not a {whole}number from {least:g} to 1e9")
 
     return read
-
-
-#: The types of ``options.toml``.
-TYPES: dict[str, Callable[[str], Any]] = {
-    "path": Path,
-    "whole": int,
-    "count": number(int, 0),
-    "percent": number(float, 0),
-    "seconds": number(float, 0.001),
-    "names": name_list,
-    "numbers": number_list,
-    "models": model_list,
-}

@@ -30,6 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     saved = shows_saved(arguments, "records", arguments.page)
     from ocr_phases.analyse.checks import run_checks, worst_verdict
     from ocr_phases.analyse.figure_rows import Place, names_in
+    from ocr_phases.report.live import LiveObjects
     from ocr_phases.report.render import write_report
     from ocr_phases.results.sweep import SweepResult
 
@@ -51,10 +52,11 @@ def run(arguments: argparse.Namespace) -> int:
     truth = arguments.truth and str(arguments.truth.resolve())
     parameters = {"records": str(Path(arguments.records or folder).resolve()), "truth": truth}
     parameters[PRICE] = arguments.price_per_hour
-    title, given = "Sweep – ocr_phases", {"sweep": sweep}
+    title = "Sweep – ocr_phases"
+    objects = LiveObjects(sweep=sweep)
     _name_what_is_replaced(arguments, folder, _SWEEP_FILES)
     report = write_report(
-        "sweep_report", folder, "sweep", parameters, given, title, arguments.overwrite
+        "sweep_report", folder, "sweep", parameters, objects, title, arguments.overwrite
     )
     checks = {cell: worst_verdict(run_checks(run)) for cell, run in sweep.runs.items()}
     doubtful = ", ".join(

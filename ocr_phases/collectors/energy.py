@@ -85,12 +85,12 @@ def _counter_and_idle_watts(device: torch.device, powercap: Path) -> tuple[Energ
 
 
 class CardCounter:
-    """The counter of an NVIDIA card, which never begins again. Needs nvidia-ml-py."""
+    """The counter of an NVIDIA card, which never begins again."""
 
     ranges = [np.inf]
 
     def __init__(self, device: torch.device) -> None:
-        import pynvml  # an optional dependency
+        import pynvml  # only where a card is measured
 
         self._nvml = pynvml
         try:

@@ -30,7 +30,7 @@ from ocr_phases.models.weights import load_weights, resolve_dtype
 from ocr_phases.settings import ModelSettings
 
 PINNED = "transformers==4.46.3 tokenizers==0.20.3"
-CONSTRAINED = "pip install -c constraints-4.46.txt"
+CONSTRAINED = "pip install -c requirements/constraints-4.46.txt"
 
 
 def check_request(asked: ModelSettings) -> None:

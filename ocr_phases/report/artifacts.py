@@ -110,8 +110,8 @@ def result_markdown(text: str, family: str | None = None, pages: int = 1) -> str
         pieces = [re.sub(rf"{mark}(?!\n)", f"{mark}\n", "".join(pieces))]
     if left_out:
         pieces.append(
-            f"\n\n*{left_out:,} more pictures have no file: an output has at most {MAX_CROPS} crops, "
-            f"and together they cover the page at most {MAX_CROP_PAGES} times.*"
+            f"\n\n*{left_out:,} more pictures have no file: an output has at most {MAX_CROPS} "
+            f"crops, and together they cover the page at most {MAX_CROP_PAGES} times.*"
         )
     return "".join(pieces).replace("\\coloneqq", ":=").replace("\\eqqcolon", "=:")
 

@@ -8,15 +8,27 @@ it imports nothing heavy, and papermill itself only when a notebook runs.
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.report.live import LiveObjects, handed_over
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
     from IPython.utils.capture import CapturedIO
+
+
+@dataclass
+class NotebookOutcome:
+    """How a notebook ended: ``error`` is what its last cell raised, None where all cells ran."""
+
+    error: BaseException | None = None
 
 
 class InProcess:
@@ -45,20 +57,30 @@ class InProcess:
         cls,
         nb_man: Any,
         kernel_name: str,
-        given: Mapping[str, Any] | None = None,
+        objects: LiveObjects | None = None,
+        outcome: NotebookOutcome | None = None,
         stills: bool = True,
         **_: Any,
     ) -> None:
         """Run the code cells in a namespace of their own, up to the first that fails.
 
-        ``given`` are live objects, which the cells find under that name. ``stills=False`` leaves
-        out the bitmap of each figure, for which a report has no use.
+        Parameters
+        ----------
+        nb_man : papermill.engines.NotebookExecutionManager
+            The notebook, and papermill's notes of its cells.
+        kernel_name : str
+            Papermill passes it; there is no kernel here.
+        objects : LiveObjects, optional
+            What the cells find by `ocr_phases.report.live.live_objects`.
+        outcome : NotebookOutcome, optional
+            Takes the error of a cell that failed.
+        stills : bool
+            False leaves out the bitmap of each figure, for which a report has no use.
         """
         from IPython.utils.capture import capture_output
 
         count = 0
-        with _own_namespace(stills) as shell:
-            shell.user_ns["given"] = dict(given or {})
+        with _own_namespace(stills) as shell, handed_over(objects or LiveObjects()):
             for number, cell in enumerate(nb_man.nb.cells):
                 nb_man.cell_start(cell, number)
                 error = None
@@ -79,6 +101,8 @@ class InProcess:
                 if isinstance(error, KeyboardInterrupt):
                     raise error
                 if error is not None:
+                    if outcome is not None:
+                        outcome.error = error
                     return
 
 
@@ -137,7 +161,16 @@ def _outputs(captured: CapturedIO) -> Iterator[Any]:
 def _error(error: BaseException) -> Any:
     from nbformat.v4 import new_output
 
-    # An error of this package shows itself in one sentence.
-    shown = getattr(error, "_render_traceback_", None)
-    told = "".join(traceback.format_exception(error)).splitlines() if shown is None else shown()
-    return new_output("error", ename=type(error).__name__, evalue=str(error), traceback=told)
+    name = type(error).__name__
+    return new_output("error", ename=name, evalue=str(error), traceback=_error_lines(error))
+
+
+def _error_lines(error: BaseException) -> list[str]:
+    """The lines that a notebook shows of an error: one sentence for an error of this package.
+
+    It is not asked to render itself, because the same object is raised again for the caller, whose
+    cell shows the sentence, too.
+    """
+    if isinstance(error, OcrPhasesError) and not os.environ.get("OCR_PHASES_TRACEBACK"):
+        return [f"{type(error).__name__}: {error}"]
+    return "".join(traceback.format_exception(error)).splitlines()

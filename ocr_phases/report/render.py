@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import mistune
 
-from ocr_phases import errors
 from ocr_phases.errors import NotebookFailed, OcrPhasesError
 from ocr_phases.files import (
     check_names,
@@ -24,6 +23,7 @@ from ocr_phases.files import (
     write_into,
 )
 from ocr_phases.report.artifacts import RESULTS, VERIFICATION
+from ocr_phases.report.live import LiveObjects
 from ocr_phases.show.shown_figure import STILL
 from ocr_phases.show.web import Html, document_html, element, render
 from ocr_phases.versions import asset
@@ -75,7 +75,7 @@ def page_report(
     values |= {"output_dir": str(folder), "overwrite": overwrite}
     title = f"{Path(run.page_name()).name} – ocr_phases"
     return write_report(
-        "page_report", folder, "report", values, {"run": run}, title, overwrite, show_code
+        "page_report", folder, "report", values, LiveObjects(run=run), title, overwrite, show_code
     )
 
 
@@ -96,8 +96,8 @@ def verify_report(
     folder = folder_for(output_dir, "", VERIFICATION, record=record, overwrite=overwrite).resolve()
     title = f"Verification: {run.page.file} – ocr_phases"
     values = {"record": record, "output_dir": str(folder), "overwrite": overwrite}
-    given = {"run": run, "references": references}
-    return write_report("verify", folder, "verify", values, given, title, overwrite)
+    objects = LiveObjects(run=run, references=references)
+    return write_report("verify", folder, "verify", values, objects, title, overwrite)
 
 
 def write_report(
@@ -105,7 +105,7 @@ def write_report(
     folder: Path,
     stem: str,
     parameters: Mapping[str, Any],
-    given: Mapping[str, Any],
+    objects: LiveObjects,
     title: str,
     overwrite: bool = False,
     show_code: bool = False,
@@ -118,7 +118,7 @@ def write_report(
     """
     with only_writer(folder):
         notebook, page = folder / f"{stem}.ipynb", folder / f"{stem}.html"
-        execute_notebook(name, parameters, notebook, given=given, overwrite=overwrite)
+        execute_notebook(name, parameters, notebook, objects=objects, overwrite=overwrite)
         return render_html(notebook, page, show_code=show_code, title=title, overwrite=overwrite)
 
 
@@ -127,13 +127,13 @@ def execute_notebook(
     parameters: Mapping[str, Any],
     output_path: str | Path,
     *,
-    given: Mapping[str, Any] | None = None,
+    objects: LiveObjects | None = None,
     overwrite: bool = False,
 ) -> Path:
     """Run the shipped notebook ``name`` by papermill and keep it, executed, at ``output_path``.
 
-    Its cells run in this process and working directory, in a namespace of their own, where
-    ``given`` are live objects (`ocr_phases.report.engine`). Raises `OcrPhasesError` for an unknown
+    Its cells run in this process and working directory, in a namespace of their own. They find
+    ``objects`` by `ocr_phases.report.live.live_objects`. Raises `OcrPhasesError` for an unknown
     notebook or parameter, and for a file in the way that is not this package's unless
     ``overwrite``. Where a cell fails, the notebook is kept with its error, and an error of this
     package is raised again, any other as `NotebookFailed`.
@@ -143,7 +143,7 @@ def execute_notebook(
     from papermill.parameterize import parameterize_notebook
     from papermill.translators import PythonTranslator
 
-    from ocr_phases.report.engine import InProcess
+    from ocr_phases.report.engine import InProcess, NotebookOutcome
 
     notebook = load_notebook_node(str(_notebook(name)))
     tagged = (cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ()))
@@ -155,18 +155,22 @@ def execute_notebook(
     notebook = parameterize_notebook(
         notebook, dict(parameters), kernel_name="python3", language="python"
     )
-    InProcess.execute_notebook(notebook, "python3", progress_bar=False, given=given, stills=False)
+    outcome = NotebookOutcome()
+    InProcess.execute_notebook(
+        notebook, "python3", progress_bar=False, objects=objects, outcome=outcome, stills=False
+    )
     data = writes(notebook).encode("utf-8", "replace")
     write_into(target.parent, {target.name: data}, overwrite=overwrite)
-    outputs = (output for cell in notebook.cells for output in cell.get("outputs", ()))
-    failed = next((output for output in outputs if output.output_type == "error"), None)
-    if failed is None:
+    error = outcome.error
+    if error is None:
         return target
-    if hasattr(errors, failed.ename):
-        raise getattr(errors, failed.ename)(failed.evalue)
-    line = next(iter(failed.evalue.splitlines()), "")
-    bug = f"{name} failed, which is a bug of ocr_phases ({failed.ename}: {line}): see {target}."
-    raise NotebookFailed(bug)
+    if isinstance(error, OcrPhasesError):
+        raise error
+    first_line = next(iter(str(error).splitlines()), "")
+    raise NotebookFailed(
+        f"{name} failed, which is a bug of ocr_phases ({type(error).__name__}: {first_line}): "
+        f"see {target}."
+    ) from error
 
 
 def render_html(

@@ -183,7 +183,7 @@ def bar_charts(
 
 
 def stacked(parts: Iterable[tuple[float, str]]) -> list[Piece]:
-    """The pieces of a bar, given as lengths and colours, end to end; none for what has no length."""
+    """The pieces of a bar end to end, given as lengths and colours; none for what has no length."""
     parts = [part for part in parts if part[0] > 0]
     ends = np.cumsum([length for length, _ in parts]).tolist()
     return [

@@ -34,8 +34,8 @@ _WORST = 25
 _PAGES = ["page", "preset", "status", *names_in(Place.INDEX), "remarks"]
 _COMPARED = {
     "edit_distance": "{} records have a truth. Means are over pages, as OmniDocBench's are.",
-    "agreement": "No page has a truth. Agreement is with the same page's text at the longest prompt: "
-    "it says what a preset changes, not what is right.",
+    "agreement": "No page has a truth. Agreement is with the same page's text at the longest "
+    "prompt: it says what a preset changes, not what is right.",
 }
 _HEADINGS = {
     "page_ms": ("time", "ms"),

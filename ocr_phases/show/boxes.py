@@ -32,7 +32,10 @@ LABEL_COLOURS: dict[str, str] = {
     **dict.fromkeys(("header", "footer", "page_number"), "#787878"),
     "footnote": "#8f8f2f",
 }
-"""Colours after Okabe and Ito and Paul Tol, told apart with any colour vision; tags name the label too."""
+"""Colours after Okabe and Ito and Paul Tol, which any colour vision tells apart.
+
+Tags name the label, too.
+"""
 _SPARE_COLOURS = ("#cc6677", "#19823c", "#98583c", "#007696", "#8f8f2f")
 #: How opaque the ground of a box is, from 0 to 1.
 LABEL_OPACITY = 40 / 255
@@ -221,12 +224,12 @@ def _font(size: int) -> ImageFont.FreeTypeFont:
 
 
 def type_size_of(page_size: tuple[int, int]) -> int:
-    """Font size in pixels that reads alike on a thumbnail and on a scan, whatever the page's shape."""
+    """Font size in pixels that reads alike on a thumbnail and on a scan of any shape."""
     return min(max(10, round(math.sqrt(math.prod(page_size)) / 46)), max(6, min(page_size) // 3))
 
 
 def draw_crops(crops: np.ndarray, grid: tuple[int, int]) -> Image.Image:
-    """Crops uint8 [columns x rows, C, C, 3] put together again, with their cuts and numbers drawn."""
+    """Crops uint8 [columns x rows, C, C, 3] put together again, with cuts and numbers drawn."""
     (columns, rows), side = grid, crops.shape[1]
     drawn = []
     for number, crop in enumerate(crops, start=1):

@@ -16,7 +16,6 @@ from ocr_phases.show.section import Section
 from ocr_phases.show.web import Html, badge, element, fold, fragment, note
 
 _CHECKS = ["check", "verdict", "expected", "measured"]
-_CHECK_CAPTIONS = "Expected and measured value of each check", "Usual and measured value"
 _REFERENCES = ["what", "file", "line", "version", "symbol"]
 
 
@@ -31,34 +30,39 @@ def checks_html(checks: Iterable[Verdict]) -> Html:
     Reason and remedy of a failed or noisy check are unfolded. The expectations, which never fail,
     are folded below.
     """
-    rows: dict[bool, list[object]] = {False: [], True: []}
+    rules = []
+    expectations = []
     for check in checks:
-        reasons, usual = (
-            (element("p", check.why), element("p", check.fix)),
-            check.name in EXPECTATIONS,
+        if check.name in EXPECTATIONS:
+            expectations.append(_check_row(check))
+        else:
+            rules.append(_check_row(check))
+    shown = _check_table(rules, "Expected and measured value of each check")
+    if not expectations:
+        return shown
+    usual = _check_table(expectations, "Usual and measured value")
+    return shown + fold("Rules of thumb for the full model on a GPU", usual)
+
+
+def _check_row(check: Verdict) -> tuple[str, Html, str, Html]:
+    """The cells of a check: its name, verdict, and what was expected and measured."""
+    advice: str = ""
+    if check.why:
+        advice = fold(
+            "reason and remedy",
+            element("p", check.why),
+            element("p", check.fix),
+            opened=check.verdict in ("fail", "noisy"),
+            classes="op-why",
         )
-        urgent = check.verdict in ("fail", "noisy")
-        advice = (
-            fold("reason and remedy", *reasons, opened=urgent, classes="op-why")
-            if check.why
-            else ""
-        )
-        label, measured = (
-            check.label.removeprefix("expected "),
-            fragment(check.measured or "–", advice),
-        )
-        rows[usual].append((label, badge(check.verdict), check.expected or "–", measured))
-    rules, expected = (
-        table_html(
-            pd.DataFrame(some, columns=_CHECKS, dtype=object), caption=caption, classes="op-checks"
-        )
-        for some, caption in zip(rows.values(), _CHECK_CAPTIONS, strict=True)
-    )
-    return (
-        rules + fold("Rules of thumb for the full model on a GPU", expected)
-        if rows[True]
-        else rules
-    )
+    label = check.label.removeprefix("expected ")
+    measured = fragment(check.measured or "–", advice)
+    return label, badge(check.verdict), check.expected or "–", measured
+
+
+def _check_table(rows: Sequence[tuple[str, Html, str, Html]], caption: str) -> Html:
+    table = pd.DataFrame(rows, columns=_CHECKS, dtype=object)
+    return table_html(table, caption=caption, classes="op-checks")
 
 
 def verification_section(run: Record) -> Section:

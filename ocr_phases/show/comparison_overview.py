@@ -14,7 +14,6 @@ from ocr_phases.show.comparison_plots import LONGEST_LABEL, UNJUDGED, metric_nam
 from ocr_phases.show.html_table import table_html
 from ocr_phases.show.run_overview import head_html
 from ocr_phases.show.section import Bundle, Section, bundle
-from ocr_phases.show.sweep_overview import SWEEP_HEADINGS
 from ocr_phases.show.terminal_table import table_text
 from ocr_phases.show.web import MISSING, Html, fold, preformatted, printable
 from ocr_phases.text import plain
@@ -46,7 +45,7 @@ def compare_html(table: pd.DataFrame, baseline: str = "baseline") -> Html:
         shown,
         caption=f"Against the baseline. {STATISTICS.rstrip('.')}",
         strong=sure,
-        headings=SWEEP_HEADINGS,
+        headings={"interval": ("95 % interval", "")},
         **words,
     )
 

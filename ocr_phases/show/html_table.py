@@ -1,11 +1,15 @@
-"""A DataFrame as a table of HTML: columns with units, cells that are rounded and can be sorted."""
+"""A DataFrame as a table of HTML.
+
+A table consists of columns (`Column`) and rows (`TableRow`) of cells (`TableCell`). The template
+``blocks.html.j2`` reads them by name.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import repeat
 from typing import Any
 
 import pandas as pd
@@ -16,13 +20,17 @@ from ocr_phases.show.web import MISSING, Html, block, fragment, note, printable
 from ocr_phases.stages import stage_title
 from ocr_phases.text import bytes_text, digits_text, percent_text
 
+#: The heading of a column, and its unit: empty for none.
+Heading = tuple[str, str]
+
 _CACHE_PARTS = {"kv_update": "KV cache, write", "attention": "KV cache, read (attention)"}
-# By how the name of a column ends.
+#: The end of a column's name -> its unit.
 _UNITS = {"ms": "ms", "us": "µs", "s": "s", "j": "J", "bytes": "bytes", "%": "%"}
+#: Columns of shares whose names do not end in a unit.
 _SHARES = ("share", "probability")
-# Column -> (heading, unit), for columns that are no figure of `FIGURE_ROWS` and whose name says less
-# than their heading. A unit decides how the column is written.
-_COLUMN_HEADINGS: dict[str, tuple[str, str]] = {
+#: Column -> (heading, unit), for columns that are no figure of `FIGURE_ROWS` and whose name says
+#: less than their heading. A unit decides how the column is written.
+_COLUMN_HEADINGS: dict[str, Heading] = {
     "ms_per_char": ("per character", "ms"),
     "prompt_tokens": ("prompt", ""),
     "cache_len": ("cache length", ""),
@@ -40,21 +48,77 @@ _COLUMN_HEADINGS: dict[str, tuple[str, str]] = {
 #: Rows of a table that a page shows. What is longer a model or a stranger's record made up.
 MOST_TABLE_ROWS = 2_000
 _LINE = partial(printable, longest=240)
+
+
+def _cache_part(name: str) -> str:
+    return _CACHE_PARTS.get(name, name)
+
+
 #: Column -> how a text of it is written.
 TEXTS: dict[str, Callable[[str], str]] = {
     "stage": stage_title,
     "kernel": short_kernel,
     "label": printable,
     "text": partial(printable, longest=60),
-    "part": lambda name: _CACHE_PARTS.get(name, name),
+    "part": _cache_part,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """What stands above the cells of a column, and how they are written.
+
+    Attributes
+    ----------
+    name : str
+        The name of the DataFrame's column.
+    heading, unit : str
+        What the head of the table says. The unit also decides how numbers are written.
+    numeric : bool
+        Whether the cells are numbers, which stand on the right.
+    """
+
+    name: str
+    heading: str
+    unit: str
+    numeric: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TableCell:
+    """One cell of a table.
+
+    Attributes
+    ----------
+    text : object
+        What it shows: text, or `Html`.
+    numeric : bool
+        Whether its column has numbers.
+    sort_value : str, optional
+        The number by which the browser sorts; None sorts by the text.
+    address : str
+        Where the text links to; empty for no link.
+    """
+
+    text: object
+    numeric: bool = False
+    sort_value: str | None = None
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """The cells of a row; ``strong`` rows stand out, such as a whole phase among its stages."""
+
+    cells: Sequence[TableCell]
+    strong: bool = False
 
 
 def table_html(
     table: pd.DataFrame,
     *,
     caption: str = "",
-    headings: Mapping[str, tuple[str, str]] | None = None,
+    headings: Mapping[str, Heading] | None = None,
     strong: Iterable[bool] | None = None,
     links: Mapping[str, Iterable[str]] | None = None,
     missing: str | None = None,
@@ -62,51 +126,91 @@ def table_html(
     marks: Mapping[str, Iterable[str]] | None = None,
     classes: str = "",
 ) -> Html:
-    """A DataFrame as a sortable table, without its index: numbers aligned and rounded, text
-    escaped.
+    """Write a DataFrame as a sortable table without its index.
 
-    ``headings`` goes before `column_heading`; a unit of ``ms``, ``%`` or ``bytes`` decides how a column is
-    written. ``strong`` marks rows, such as a phase's whole among its stages. ``links`` gives text
-    columns an address a row, empty for none. ``missing`` says why a figure may be n/a; without it a
-    column of none is left out, as is one without a word or a yes. ``marks`` gives columns words a
-    row to stand behind the value, empty for none. ``empty`` stands in place of a table without
-    rows. Texts become a line each, by `TEXTS`. Of more than `MOST_TABLE_ROWS` rows the first are
-    shown, which the caption says.
+    Numbers are aligned and rounded. Texts are escaped, and each is cut to one line by `TEXTS`. Of
+    more than `MOST_TABLE_ROWS` rows the first are shown, and the caption says so.
+
+    Parameters
+    ----------
+    table : pandas.DataFrame
+        One column of it is one column of the table.
+    caption : str
+        What stands above the table.
+    headings : mapping of str to (str, str), optional
+        Headings with units by column, which go before those of `column_heading`. A unit of
+        ``ms``, ``%`` or ``bytes`` decides how the numbers of a column are written.
+    strong : iterable of bool, optional
+        For each row whether it stands out.
+    links : mapping of str to iterable of str, optional
+        For text columns an address for each row; empty for no link.
+    missing : str, optional
+        Why a value may be n/a. Without it, a column without any value is left out.
+    empty : str, optional
+        What is shown instead of a table without rows.
+    marks : mapping of str to iterable of str, optional
+        For columns a word for each row that stands behind the value; empty for none.
+    classes : str
+        More classes of the table, for the style sheet.
+
+    Returns
+    -------
+    Html
+        The table, or a note of what ``empty`` says.
     """
     if empty is not None and not len(table):
         return note(empty)
     count = len(table)
     table = table.head(MOST_TABLE_ROWS)
-    texts = table.select_dtypes(exclude="number")
-    silent = [
-        name
-        for name, values in texts.items()
-        if not any(pd.notna(each) and each for each in values)
-    ]
-    silent += table.columns[table.isna().all()].tolist() if missing is None else []
-    table = table.drop(columns=silent if len(table) else [])
-    own_headings = headings or {}
-    columns = []
-    cells = []
-    for name, values in table.items():
-        heading, unit = own_headings.get(str(name)) or column_heading(str(name))
-        numeric = pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values)
-        columns.append((heading, unit, "op-num" if numeric else None))
-        addresses = (links or {}).get(str(name), repeat(""))
-        shown = [_cell(value, unit, numeric, TEXTS.get(str(name), _LINE)) for value in values]
-        words = (marks or {}).get(str(name), repeat(""))
-        shown = [_marked(cell, word) for cell, word in zip(shown, words, strict=False)]
-        cells.append([(*cell, to) for cell, to in zip(shown, addresses, strict=False)])
+    if len(table):
+        table = table.drop(columns=_silent_columns(table, keep_missing=missing is not None))
     if table.isna().any(axis=None):
         caption = f"{caption} ({MISSING}: {missing or 'not measured'})"
     if count > MOST_TABLE_ROWS:
-        told = f"The first {MOST_TABLE_ROWS:,} of {count:,} rows are shown."
-        caption = fragment(caption, ". " if caption else "", told)
-    rows = zip(repeat(False) if strong is None else strong, zip(*cells, strict=True), strict=False)
+        cut = f"The first {MOST_TABLE_ROWS:,} of {count:,} rows are shown."
+        caption = fragment(caption, ". " if caption else "", cut)
+    columns = []
+    cells_of_columns = []
+    for name, values in table.items():
+        column = _column(str(name), values, headings or {})
+        cells = _cells(column, values)
+        if marks and column.name in marks:
+            cells = _with_marks(cells, marks[column.name])
+        if links and column.name in links:
+            cells = _with_links(cells, links[column.name])
+        columns.append(column)
+        cells_of_columns.append(cells)
+    rows = [TableRow(cells) for cells in zip(*cells_of_columns, strict=True)]
+    if strong is not None:
+        rows = [
+            replace(row, strong=bool(stands_out))
+            for row, stands_out in zip(rows, strong, strict=False)
+        ]
     return block("table", caption=caption, columns=columns, rows=rows, classes=classes)
 
 
-def column_heading(name: str) -> tuple[str, str]:
+def _silent_columns(table: pd.DataFrame, *, keep_missing: bool) -> list[str]:
+    """The columns that would show nothing: texts and truth values without a word or a yes.
+
+    And columns without any value, unless those are kept.
+    """
+    silent = []
+    for name, values in table.select_dtypes(exclude="number").items():
+        if not any(pd.notna(value) and value for value in values):
+            silent.append(str(name))
+    if not keep_missing:
+        silent += table.columns[table.isna().all()].tolist()
+    return silent
+
+
+def _column(name: str, values: pd.Series, headings: Mapping[str, Heading]) -> Column:
+    heading, unit = headings.get(name) or column_heading(name)
+    types = pd.api.types
+    numeric = types.is_numeric_dtype(values) and not types.is_bool_dtype(values)
+    return Column(name, heading, unit, numeric)
+
+
+def column_heading(name: str) -> Heading:
     """The heading and the unit of a column, by its name."""
     row = FIGURE_ROWS.get(name)
     if row is not None:
@@ -114,9 +218,10 @@ def column_heading(name: str) -> tuple[str, str]:
     if name in _COLUMN_HEADINGS:
         return _COLUMN_HEADINGS[name]
     if name.endswith("_per_s"):  # a rate, not a time in seconds
-        return name.removesuffix("_per_s").replace("_", " ") + " per s", ""
+        rate = name.removesuffix("_per_s").replace("_", " ")
+        return f"{rate} per s", ""
     first, _, last = name.rpartition("_")
-    if last in _UNITS and first:
+    if first and last in _UNITS:
         return first.replace("_", " "), _UNITS[last]
     return name.replace("_", " "), "%" if name in _SHARES else ""
 
@@ -130,27 +235,43 @@ def _column_unit(row: FigureRow) -> str:
     return row.unit
 
 
-def _cell(
-    value: Any, unit: str, numeric: bool, as_text: Callable[[str], str]
-) -> tuple[object, str | None]:
-    """What a cell shows, and the number that it is sorted by."""
+def _cells(column: Column, values: pd.Series) -> list[TableCell]:
+    write_text = TEXTS.get(column.name, _LINE)
+    return [_cell(value, column, write_text) for value in values]
+
+
+def _cell(value: Any, column: Column, write_text: Callable[[str], str]) -> TableCell:
+    numeric = column.numeric
     if pd.isna(value) or value in (math.inf, -math.inf):
-        return MISSING, None
+        return TableCell(MISSING, numeric)
     if numeric:
-        return _number(float(value), unit), repr(float(value))
+        number = float(value)
+        return TableCell(_number_text(number, column.unit), numeric, sort_value=repr(number))
     if isinstance(value, bool):
-        return "yes" if value else "", None
-    return value if isinstance(value, Html) else as_text(str(value)), None
+        return TableCell("yes" if value else "")
+    if isinstance(value, Html):
+        return TableCell(value)
+    return TableCell(write_text(str(value)))
 
 
-def _marked(cell: tuple[object, str | None], word: str) -> tuple[object, str | None]:
-    """A cell with a word behind what it shows."""
-    text, number = cell
-    return (f"{text} {word}", number) if word else cell
+def _with_marks(cells: Sequence[TableCell], marks: Iterable[str]) -> list[TableCell]:
+    """The cells with the word of each row behind what they show."""
+    return [
+        replace(cell, text=f"{cell.text} {mark}") if mark else cell
+        for cell, mark in zip(cells, marks, strict=False)
+    ]
 
 
-def _number(value: float, unit: str) -> str:
+def _with_links(cells: Sequence[TableCell], addresses: Iterable[str]) -> list[TableCell]:
+    return [replace(cell, address=address) for cell, address in zip(cells, addresses, strict=False)]
+
+
+def _number_text(value: float, unit: str) -> str:
     """A number with three digits; its unit is in the heading."""
-    if unit in ("%", "bytes"):
-        return percent_text(value).removesuffix(" %") if unit == "%" else bytes_text(value)
-    return f"{int(value):,}" if value.is_integer() and unit != "ms" else digits_text(value)
+    if unit == "%":
+        return percent_text(value).removesuffix(" %")
+    if unit == "bytes":
+        return bytes_text(value)
+    if value.is_integer() and unit != "ms":
+        return f"{int(value):,}"
+    return digits_text(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pandas as pd
 
@@ -25,8 +25,9 @@ from ocr_phases.show.section import Section
 from ocr_phases.show.web import fold, note, section_heading
 from ocr_phases.text import percent_text
 
+#: The longest kernels that a table names.
 _TOP_KERNELS = 12
-_KERNELS = [*STAGE_KEYS, "verdict", "kernels", "launches", "busy_ms", "wall_ms", "busy_%"]
+_COLUMNS = [*STAGE_KEYS, "verdict", "kernels", "launches", "busy_ms", "wall_ms", "busy_%"]
 
 
 def kernels_section(run: Record) -> Section:
@@ -36,56 +37,71 @@ def kernels_section(run: Record) -> Section:
     """
     if run.kernels is None:
         return Section()
-    head = section_heading("Kernels"), note(kernel_account(run))
+    heading = section_heading("Kernels")
+    account = note(kernel_account(run))
     if not isinstance(run.kernels, KernelsPart):
-        return Section(*head)
+        return Section(heading, account)
     table = kernel_table(run).merge(stage_verdict(run)[[*STAGE_KEYS, "verdict"]])
     table["busy_%"] = table["busy_ms"] / table["wall_ms"]
-    table, whole = name_whole_phases(table[_KERNELS])
+    table, whole = name_whole_phases(table[_COLUMNS])
     caption = (
-        f"From one more run under {run.kernels.tool} with {run.kernels.steps} decode steps; decode is per "
-        "profiled step."
+        f"From one more run under {run.kernels.tool} with {run.kernels.steps} decode steps; "
+        "decode is per profiled step."
     )
-    headings = {"wall_ms": ("time", "ms")}
-    shown = table_html(table, caption=caption, headings=headings, strong=whole)
-    folded = [
-        fold(name, table_html(rows, caption=caption))
-        for name, rows, caption in _kernel_details(run)
+    limits = table_html(table, caption=caption, headings={"wall_ms": ("time", "ms")}, strong=whole)
+    details = [
+        _idle_gaps(run),
+        _kv_cache(run),
+        _host_syncs(run),
+        *_longest_kernels(run, "prefill", "the prefill"),
+        *_longest_kernels(run, "decode", "a decode step"),
     ]
-    return Section(*head, shown, plot_kernels(run), *folded)
+    folded = [
+        fold(detail.title, table_html(detail.table, caption=detail.caption)) for detail in details
+    ]
+    return Section(heading, account, limits, plot_kernels(run), *folded)
 
 
-def _kernel_details(run: Record) -> Iterator[tuple[str, pd.DataFrame, str]]:
-    """Name, table and caption of what is folded: idle gaps, KV cache, host syncs and longest
-    kernels.
-    """
-    gaps = (
-        idle_gaps(run)
-        .groupby(["phase", "cause"], sort=False)[["gaps", "idle_ms"]]
-        .sum()
-        .reset_index()
-    )
+@dataclass(frozen=True)
+class _Detail:
+    """A table that is folded under its title."""
+
+    title: str
+    table: pd.DataFrame
+    caption: str
+
+
+def _idle_gaps(run: Record) -> _Detail:
+    causes = idle_gaps(run).groupby(["phase", "cause"], sort=False)
+    table = causes[["gaps", "idle_ms"]].sum().reset_index()
     caption = (
         "Under the profiler, where gaps are longer; launch: the host was late, device: it was not."
     )
-    yield "Idle gaps", gaps, caption
-    waits = host_syncs(run)
+    return _Detail("Idle gaps", table, caption)
+
+
+def _kv_cache(run: Record) -> _Detail:
     caption = (
         "Share of each phase. Attention in a captured graph is n/a: it does not name its kernels."
     )
-    yield "Share of the KV cache", kv_cache_share(run), caption
-    each = waits.loc[waits["phase"] == "decode", "count"].sum()
+    return _Detail("Share of the KV cache", kv_cache_share(run), caption)
+
+
+def _host_syncs(run: Record) -> _Detail:
+    syncs = host_syncs(run)
+    per_step = syncs.loc[syncs["phase"] == "decode", "count"].sum()
     caption = "Each host sync beyond the EOS check stops the host from launching ahead."
-    yield f"Host syncs: {each:g} per step", waits, caption
-    for phase, name in (("prefill", "the prefill"), ("decode", "a decode step")):
-        table = top_kernels(run, phase)
-        times = table["device_ms"]
-        table = table.assign(share=times / times.sum(), time_us=1e3 * times)
-        top = table[table["kernel"] != ""].nlargest(_TOP_KERNELS, "device_ms")
-        if len(table):
-            caption = f"Together {percent_text(top['share'].sum())} of GPU busy time."
-            yield (
-                f"Longest kernels of {name}",
-                top[["stage", "count", "time_us", "share", "kernel"]],
-                caption,
-            )
+    return _Detail(f"Host syncs: {per_step:g} per step", syncs, caption)
+
+
+def _longest_kernels(run: Record, phase: str, name: str) -> list[_Detail]:
+    """The kernels of a phase that took longest, each with its share; nothing without kernels."""
+    table = top_kernels(run, phase)
+    if table.empty:
+        return []
+    times_ms = table["device_ms"]
+    table = table.assign(share=times_ms / times_ms.sum(), time_us=1e3 * times_ms)
+    longest = table[table["kernel"] != ""].nlargest(_TOP_KERNELS, "device_ms")
+    caption = f"Together {percent_text(longest['share'].sum())} of GPU busy time."
+    columns = ["stage", "count", "time_us", "share", "kernel"]
+    return [_Detail(f"Longest kernels of {name}", longest[columns], caption)]

@@ -44,8 +44,8 @@ _TALLEST = 10.0  # inches of a page on its own
 _HEADINGS = {"decode_ms": ("decode time", "ms")}
 _MISSING = "no text or no time"
 _SUM = (
-    "{words} take {sum:ms} together, the sum of their tokens' median times, and each share is a share of "
-    "that. The whole decode phase took {decode:ms}."
+    "{words} take {sum:ms} together, the sum of their tokens' median times, and each share is a "
+    "share of that. The whole decode phase took {decode:ms}."
 )
 _NO_IMAGE = "The page is not in this record, so there is no picture of it."
 
@@ -201,7 +201,7 @@ def pages_of_row(run: Record, row: int) -> list[int]:
 
 
 class MarkedPage(NamedTuple):
-    """What is drawn on a page: the caption, the boxes, and the opacity of their ground from 0 to 1."""
+    """What is drawn on a page: caption, boxes, and the opacity of their ground from 0 to 1."""
 
     caption: str
     boxes: list[DrawnBox]

@@ -23,8 +23,8 @@ from ocr_phases.text import filled
 _LONG_TEXT = 1_200
 _WRITTEN = "The text as the model wrote it"
 _RATIOS = {
-    "generated_compression_ratio": "{tokens:,} generated tokens from {valid_image_tokens:,} valid image "
-    "tokens: a compression ratio of {generated_compression_ratio:.2f}.",
+    "generated_compression_ratio": "{tokens:,} generated tokens from {valid_image_tokens:,} "
+    "valid image tokens: a compression ratio of {generated_compression_ratio:.2f}.",
     "compression_ratio": " The vendor counts the text tokenised again: {text_tokens:,} tokens, "
     "a ratio of {compression_ratio:.2f}.",
 }

@@ -30,8 +30,8 @@ def plot_cost_quality(points: pd.DataFrame) -> Figure:
     """What each way loses, in per cent, over what it costs: ms a page, prompt tokens, bytes of
     memory.
 
-    ``points`` have the columns `ocr_phases.analyse.cost_quality.POINT_COLUMNS`. A line joins the ways
-    that no other beats in both, the Pareto frontier of that cost; the others are hollow.
+    ``points`` have the columns `ocr_phases.analyse.cost_quality.POINT_COLUMNS`. A line joins the
+    ways that no other beats in both, the Pareto frontier of that cost; the others are hollow.
     """
     if len(points) < 2:
         return sentence_figure(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
@@ -26,28 +27,35 @@ from ocr_phases.text import rate_text
 
 #: Colour, width and style of the line of a ceiling, by its source.
 _ROOFS: dict[str, Any] = {"measured": (INK, 1.6, "-"), "datasheet": (MUTED, 1.2, (0, (6, 3)))}
+#: The marker of a stage by its view; a diamond for any other.
+_MARKERS = {"global": "o", "local": "s"}
 
 
 def plot_roofline(run: Record, *, ax: Axes | None = None) -> Figure:
-    """FLOP/s over FLOPs a byte, both logarithmic: ceilings as lines, each stage a point with its
-    distance.
+    """FLOP/s over FLOPs per byte, both logarithmic: ceilings as lines, and each stage as a point.
 
     After Williams, Waterman and Patterson 2009, "Roofline: an insightful visual performance model".
-    The measured ceilings are solid; a datasheet's are dashed. Prefill stages have a point a view;
-    the decode step is one point. A point's area is its part of the time of its phase, those below a
-    hundredth are left to the table; a dotted line leads to its ceiling. ``ax`` are axes to draw on.
-    A sentence where there is no floor.
+    The measured ceilings are solid; a datasheet's are dashed. Prefill stages have a point for each
+    view; the decode step is one point. A point's area is its part of the time of its phase, and
+    those below a hundredth are left to the table; a dotted line leads to its ceiling.
+
+    Parameters
+    ----------
+    run : Record
+        The measurement.
+    ax : matplotlib.axes.Axes, optional
+        Axes to draw on; by default those of a new figure.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        The figure of the axes; a sentence where there is no floor.
     """
-    reason, ceilings, sheet = why_no_floor(run), ceilings_of(run), datasheet_ceilings(run)
+    reason = why_no_floor(run)
+    ceilings = ceilings_of(run)
     if reason is not None or ceilings is None:
         return sentence_figure(reason or "", ax)
-    table = with_names(floor_table(run))
-    table["share"] = table["device_ms"] / table.groupby("phase")["device_ms"].transform("max")
-    table["rate"] = table["flops"] / table["device_ms"] * 1e3
-    drawn = (table["phase"] == "prefill") & (table["stage"] != "prefill") | (
-        table["stage"] == "decode_step"
-    )
-    points = table[drawn & (table["share"] >= SMALL_SHARE)].sort_values("times_floor")
+    points = _points_of_stages(run)
     if ceilings_are_wrong(run):
         names = points["name"]
         title = "The ceilings were measured wrongly, so distances to them say nothing"
@@ -55,31 +63,20 @@ def plot_roofline(run: Record, *, ax: Axes | None = None) -> Figure:
         names = points["name"] + ", " + points["times_floor"].map(times_text)
         title = f"Farthest from its ceiling: {names.iloc[-1]} its floor"
     _, (axes,) = new_figure(4.6, [title], ax)
-    roofs = [ceilings] + ([sheet] if sheet and sheet.source != ceilings.source else [])
+    roofs = [ceilings]
+    sheet = datasheet_ceilings(run)
+    if sheet and sheet.source != ceilings.source:
+        roofs.append(sheet)
     ridges = [roof.flops_per_s / roof.bandwidth_bytes_per_s for roof in roofs]
-    ends = min(points["intensity"].min(), *ridges) / 3, max(points["intensity"].max(), *ridges) * 3
+    left = min(points["intensity"].min(), *ridges) / 3
+    right = max(points["intensity"].max(), *ridges) * 3
     for roof, ridge in zip(roofs, ridges, strict=True):
-        at = np.asarray([ends[0], ridge, ends[1]])
-        rates = f"{rate_text(roof.bandwidth_bytes_per_s)}B/s, {rate_text(roof.flops_per_s)}FLOP/s"
-        label = f"{roof.name if ax is None else roof.source}: {rates}"
-        colour, width, style = _ROOFS[roof.source]
-        axes.plot(at, _roof(roof, at), color=colour, linewidth=width, linestyle=style, label=label)
-    colours = points["stage"].map(STAGE_COLOURS).fillna(ORANGE).tolist()
-    over = _roof(ceilings, points["intensity"])
-    axes.vlines(
-        points["intensity"], points["rate"], over, colours, linestyle=":", linewidth=1.1, zorder=1.5
-    )
-    for name, colour, row in zip(names, colours, points.to_dict("records"), strict=True):
-        look: Any = {"color": colour, "mec": INK, "ms": 5 + 9 * row["share"] ** 0.5, "label": name}
-        axes.plot(
-            row["intensity"],
-            row["rate"],
-            {"global": "o", "local": "s"}.get(row["view"], "D"),
-            **look,
-        )
-    bottom = min(points["rate"].min(), _roof(ceilings, ends[0])) / 3
+        name = roof.name if ax is None else roof.source
+        _draw_roof(axes, roof, np.asarray([left, ridge, right]), name)
+    _draw_stages(axes, points, names, ceilings)
+    bottom = min(points["rate"].min(), _roof(ceilings, left)) / 3
     top = 3 * max(roof.flops_per_s for roof in roofs)
-    axes.set(xscale="log", yscale="log", xlim=ends, ylim=(bottom, top))
+    axes.set(xscale="log", yscale="log", xlim=(left, right), ylim=(bottom, top))
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(EngFormatter())
     axes.minorticks_off()
@@ -89,6 +86,40 @@ def plot_roofline(run: Record, *, ax: Axes | None = None) -> Figure:
     return legend_below(axes)
 
 
+def _points_of_stages(run: Record) -> pd.DataFrame:
+    """The stages that are drawn, the nearest to its floor first.
+
+    ``share`` is a stage's part of the time of its phase, ``rate`` what it did in FLOP/s.
+    """
+    table = with_names(floor_table(run))
+    table["share"] = table["device_ms"] / table.groupby("phase")["device_ms"].transform("max")
+    table["rate"] = table["flops"] / table["device_ms"] * 1e3
+    of_prefill = (table["phase"] == "prefill") & (table["stage"] != "prefill")
+    drawn = of_prefill | (table["stage"] == "decode_step")
+    return table[drawn & (table["share"] >= SMALL_SHARE)].sort_values("times_floor")
+
+
+def _draw_roof(axes: Axes, roof: Ceilings, at: np.ndarray, name: str) -> None:
+    """The line of a device's ceilings, with both rates in its key."""
+    bandwidth = f"{rate_text(roof.bandwidth_bytes_per_s)}B/s"
+    label = f"{name}: {bandwidth}, {rate_text(roof.flops_per_s)}FLOP/s"
+    colour, width, style = _ROOFS[roof.source]
+    axes.plot(at, _roof(roof, at), color=colour, linewidth=width, linestyle=style, label=label)
+
+
+def _draw_stages(axes: Axes, points: pd.DataFrame, names: pd.Series, ceilings: Ceilings) -> None:
+    """A point for each stage, and a dotted line from it to its ceiling."""
+    colours = points["stage"].map(STAGE_COLOURS).fillna(ORANGE).tolist()
+    best = _roof(ceilings, points["intensity"])
+    look: Any = {"linestyle": ":", "linewidth": 1.1, "zorder": 1.5}
+    axes.vlines(points["intensity"], points["rate"], best, colours, **look)
+    for name, colour, point in zip(names, colours, points.to_dict("records"), strict=True):
+        size = 5 + 9 * point["share"] ** 0.5
+        marker = _MARKERS.get(point["view"], "D")
+        look = {"color": colour, "mec": INK, "ms": size, "label": name}
+        axes.plot(point["intensity"], point["rate"], marker, **look)
+
+
 def _roof(ceilings: Ceilings, intensity: Any) -> Any:
-    """The best FLOP/s of so many FLOPs a byte."""
+    """The best FLOP/s at so many FLOPs per byte."""
     return np.minimum(intensity * ceilings.bandwidth_bytes_per_s, ceilings.flops_per_s)

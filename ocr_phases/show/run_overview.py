@@ -29,7 +29,6 @@ from ocr_phases.show.web import (
     block,
     element,
     fold,
-    fragment,
     image_html,
     note,
     printable,
@@ -43,16 +42,18 @@ _ENDS = {"eos": "end token", "length": "token limit"}
 
 
 def overview_section(run: Record) -> Section:
-    """The first screen: the page, headline, limit, phases, checks and four figures; then the rest,
-    folded.
+    """The first screen: the page, headline, limit, phases, checks and four figures.
+
+    Further figures, findings and the rows of a batch are folded below.
     """
     figures = key_metrics(run)
-    first, rest = (
-        block("cards", figures=some) for some in (figures[:_FIRST_CARDS], figures[_FIRST_CARDS:])
-    )
+    first = block("cards", figures=figures[:_FIRST_CARDS])
+    rest = block("cards", figures=figures[_FIRST_CARDS:])
     more = fold("Further figures and findings", rest, lines_html(findings(run)))
-    shown = fold("Each row", table_html(row_table(run))) if len(run.results) > 1 else ""
-    return Section(head_html(run), first, more, shown)
+    rows = ""
+    if len(run.results) > 1:
+        rows = fold("Each row", table_html(row_table(run)))
+    return Section(head_html(run), first, more, rows)
 
 
 def cards_section(run: Record) -> Section:
@@ -60,34 +61,59 @@ def cards_section(run: Record) -> Section:
     return Section(block("cards", figures=key_metrics(run)))
 
 
-def head_html(run: Record, title: str = "", said: Sequence[str] = (), about: str = "") -> Html:
+def head_html(run: Record, title: str = "", sentences: Sequence[str] = (), about: str = "") -> Html:
     """The head of a report: the page's thumbnail (if the record has it), headline, limit, phases
     and checks.
 
-    ``said`` are sentences in place of these, the headline first and the others folded; ``about``
-    replaces the line that says of what it is.
+    Parameters
+    ----------
+    run : Record
+        Whose page it is.
+    title : str
+        By default the name of the page's file.
+    sentences : sequence of str
+        Stand in place of headline, limit, phases and checks: the first is the headline, the others
+        are folded.
+    about : str
+        What was measured; by default what the record says.
+
+    Returns
+    -------
+    Html
+        One fragment.
     """
     page = run.page_image()
-    thumb = "" if page is None else image_html(page, "The page", width=180)
-    title, about = title or run_title(run), about or subject(run)
-    if said:
-        lead, below = "", fold("Further findings", lines_html(said[1:])) if said[1:] else ""
+    thumbnail = "" if page is None else image_html(page, "The page", width=180)
+    lead = ""
+    below: str = ""
+    if sentences:
+        first = sentences[0]
+        if sentences[1:]:
+            below = fold("Further findings", lines_html(sentences[1:]))
     else:
-        said, lead, below = [headline(run)], limit_sentence(run), phase_bar(run) + status_html(run)
+        first = headline(run)
+        lead = limit_sentence(run)
+        below = phase_bar(run) + status_html(run)
     return block(
-        "head", picture=thumb, title=title, about=about, headline=said[0], lead=lead, below=below
+        "head",
+        picture=thumbnail,
+        title=title or run_title(run),
+        about=about or subject(run),
+        headline=first,
+        lead=lead,
+        below=below,
     )
 
 
 def status_html(run: Record) -> Html:
     """The checks' verdict as a badge and a sentence; what made a record noisy is folded below."""
-    checks, noise = run_checks(run), noise_warning(run)
-    status = element(
-        "p", badge(worst_verdict(checks)), " ", checks_verdict(checks), class_="op-status"
-    )
-    return status + (
-        fold("reasons and remedies", element("p", noise), classes="op-why") if noise else fragment()
-    )
+    checks = run_checks(run)
+    verdict = badge(worst_verdict(checks))
+    status = element("p", verdict, " ", checks_verdict(checks), class_="op-status")
+    noise = noise_warning(run)
+    if not noise:
+        return status
+    return status + fold("reasons and remedies", element("p", noise), classes="op-why")
 
 
 def lines_html(sentences: Sequence[str]) -> Html:
@@ -105,43 +131,45 @@ def phase_bar(run: Record) -> Html:
     leave a part of it empty, or exceed it, which a sentence then says. The key is the bar's text
     alternative. What takes no time is left out.
     """
-    figures = summary(run)
-    vision = figures["vision_ms"] or 0.0
-    prefill = float(np.median(run.phase_ms("prefill")))
-    names = [
-        "prepare",
-        "vision",
-        "rest of the prefill" if vision else "prefill",
-        "decode",
-        "generate()",
-    ]
-    if run.waits_for_first_token:
-        names[2] = "first token"
-    if run.is_server:
-        names[4] = "whole answer"
-    times = [
-        figures["prepare_ms"],
-        vision,
-        max(prefill - vision, 0.0),
-        figures["decode_ms"],
-        figures["generate_ms"],
-    ]
-    bar = pd.DataFrame({"name": names, "colour": [REST, BLUE, GOLD, ORANGE, GREEN], "ms": times})
-    together, page = float(bar["ms"].sum()), figures["page_ms"]
-    bar["width"] = 1000 * bar["ms"] / max(together, page)
-    bar = bar.assign(left=bar["width"].cumsum() - bar["width"], time=bar["ms"].map(ms_text))
+    page_ms = summary(run)["page_ms"]
+    bar = _phases_in_bar(run)
+    together_ms = float(bar["ms"].sum())
+    bar["width"] = 1000 * bar["ms"] / max(together_ms, page_ms)
+    bar["left"] = bar["width"].cumsum() - bar["width"]
+    bar["time"] = bar["ms"].map(ms_text)
     drawn = block("bar", pieces=list(bar[bar["width"] > 0].itertuples()))
-    if abs(together - page) <= _CLOSE_SUM * page:
+    if abs(together_ms - page_ms) <= _CLOSE_SUM * page_ms:
         return drawn
     return drawn + note(
-        f"Medians of repeats add up to {ms_text(together)}, not to {ms_text(page)}."
+        f"Medians of repeats add up to {ms_text(together_ms)}, not to {ms_text(page_ms)}."
     )
+
+
+def _phases_in_bar(run: Record) -> pd.DataFrame:
+    """The phases with their names, colours and times in ms."""
+    figures = summary(run)
+    vision_ms = figures["vision_ms"] or 0.0
+    prefill_ms = float(np.median(run.phase_ms("prefill")))
+    prefill = "rest of the prefill" if vision_ms else "prefill"
+    if run.waits_for_first_token:
+        prefill = "first token"
+    rows = [
+        ("prepare", REST, figures["prepare_ms"]),
+        ("vision", BLUE, vision_ms),
+        (prefill, GOLD, max(prefill_ms - vision_ms, 0.0)),
+        ("decode", ORANGE, figures["decode_ms"]),
+        ("whole answer" if run.is_server else "generate()", GREEN, figures["generate_ms"]),
+    ]
+    return pd.DataFrame(rows, columns=["name", "colour", "ms"])
 
 
 def run_title(run: Record) -> str:
     """The page's file; for several pages the first and the number of others."""
-    name, more = str(run.page.file), len(run.pages) - 1
-    return f"{name} and {count_text(more, 'more page')}" if more else name
+    name = str(run.page.file)
+    others = len(run.pages) - 1
+    if not others:
+        return name
+    return f"{name} and {count_text(others, 'more page')}"
 
 
 def row_table(run: Record) -> pd.DataFrame:
@@ -161,11 +189,11 @@ def run_bundle(run: Record) -> Bundle:
 
 
 def run_text(run: Record) -> str:
-    """A record in words: its subject, headline, checks and, of a batch, a line a row."""
-    rows = row_table(run).itertuples(index=False, name=None) if len(run.results) > 1 else ()
-    lines = [
-        f"  row {row}: {printable(files, _LONGEST_NAME)}, {count_text(tokens, 'token')}, {ended}"
-        for row, files, tokens, ended, _ in rows
-    ]
-    first = f"{printable(run_title(run), _LONGEST_NAME)} · {subject(run)}"
-    return plain("\n".join([first, headline(run), checks_verdict(run_checks(run)), *lines]))
+    """A record in words: its subject, headline, checks and, of a batch, a line for each row."""
+    title = printable(run_title(run), _LONGEST_NAME)
+    lines = [f"{title} · {subject(run)}", headline(run), checks_verdict(run_checks(run))]
+    if len(run.results) > 1:
+        for row, files, tokens, end, _ in row_table(run).itertuples(index=False, name=None):
+            names = printable(files, _LONGEST_NAME)
+            lines.append(f"  row {row}: {names}, {count_text(tokens, 'token')}, {end}")
+    return plain("\n".join(lines))

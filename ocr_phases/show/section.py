@@ -55,7 +55,7 @@ def facts_bundle(
     *,
     below: str = "",
 ) -> Bundle:
-    """An object as a title, `facts`, and pictures with their captions; ``below`` is HTML of ours."""
+    """An object as a title, `facts` and pictures with captions; ``below`` is HTML of ours."""
     shown = element(
         "div", element("p", title, class_="op-headline"), pairs(values), class_="op op-object"
     )

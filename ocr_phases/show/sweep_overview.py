@@ -19,7 +19,6 @@ from ocr_phases.text import plain
 #: What tells cells apart besides their batch size and length.
 _WAYS = ["model", "attention", "dtype", "preset", "strategy", "vision"]
 SWEEP_HEADINGS = {
-    "interval": ("95 % interval", ""),
     "tokens": ("output", ""),
     "page_ms": ("page, p50", "ms"),
 }
@@ -35,14 +34,13 @@ def sweep_head(sweep: SweptRecords) -> Section:
 
 
 def cells_html(table: pd.DataFrame) -> Html:
-    """The columns of `ocr_phases.analyse.sweep_table.sweep_table` that fit a page, as a sortable table."""
+    """Those columns of `ocr_phases.analyse.sweep_table.sweep_table` that fit a page, as a table."""
     table = table.assign(times_floor=table["inter_token_ms"] / table["step_floor_ms"])
-    shown, caption = (
-        columns_of_cells(table, *names_in(Place.SWEEP_STEPS)),
-        "Each cell, medians over the repeats",
-    )
     return table_html(
-        shown, caption=caption, headings=SWEEP_HEADINGS, empty="No cell could be measured."
+        columns_of_cells(table, *names_in(Place.SWEEP_STEPS)),
+        caption="Each cell, medians over the repeats",
+        headings=SWEEP_HEADINGS,
+        empty="No cell could be measured.",
     )
 
 
@@ -50,7 +48,10 @@ def end_to_end_html(table: pd.DataFrame) -> Html:
     """Time per page from its file to its last token, pages per minute and memory, of each cell."""
     costs = [name for name in names_in(Place.SWEEP_COSTS) if (table[name] > 0).any()]
     shown = columns_of_cells(table, "tokens", *names_in(Place.SWEEP_PAGES), *costs)
-    caption = "Each page end to end, quantiles over the repeats, and memory; the rows of a batch end together"
+    caption = (
+        "Each page end to end, quantiles over the repeats, and memory; "
+        "the rows of a batch end together"
+    )
     if len(costs) > costs.count("repeated_share"):
         caption += "; 1,000 pages: one measurement after another"
     return table_html(
@@ -66,7 +67,7 @@ def columns_of_cells(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
 
 
 def failures_html(failures: pd.DataFrame) -> Html:
-    """The cells that could not be measured, each with its reason; a sentence where there are none."""
+    """The cells that could not be measured, each with its reason; a sentence if there are none."""
     return table_html(
         failures[["cell", "reason"]], caption="What failed", empty="Every cell was measured."
     )

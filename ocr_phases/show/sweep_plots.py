@@ -44,7 +44,8 @@ def plot_prefill(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
 def plot_cells_decode(curves: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
     """Time of a decode step in ms against the cache, a line a cell; the floor is dotted.
 
-    ``curves`` are those of `ocr_phases.analyse.sweep_table.decode_curve_table`. ``ax`` are axes to draw on.
+    ``curves`` are those of `ocr_phases.analyse.sweep_table.decode_curve_table`. ``ax`` are axes to
+    draw on.
     """
     return decode_curves(
         curves.sort_values(["strategy", "batch"], kind="stable"), ["strategy", "batch"], ax

@@ -16,7 +16,7 @@ _RATIO_COLUMNS = (
 
 
 def table_text(table: pd.DataFrame) -> str:
-    """A table for a terminal, without its index: three digits, of a ratio three behind the point."""
+    """A table for a terminal without its index: three digits, of a ratio three decimals."""
     ratios = {name: _ratio_text for name in _RATIO_COLUMNS if name in table}
     return table.to_string(index=False, float_format=_float_text, formatters=ratios, na_rep="")
 

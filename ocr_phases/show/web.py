@@ -64,7 +64,7 @@ def _safe(value: object) -> str:
 
 
 def render(template: str, **values: Any) -> Html:
-    """A template filled with ``values``: each is text, control characters replaced, except `Html`."""
+    """A template filled with ``values``: all but `Html` is text without control characters."""
     return Html(_environment().get_template(f"{template}.html.j2").render(values))
 
 

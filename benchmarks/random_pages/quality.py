@@ -1,6 +1,6 @@
 """Draws pages with their truth, from seeds, for the figures of docs/quality.md.
 
-``python -m benchmarks.pages.quality FOLDER``, then ``ocr-phases batch FOLDER --truth FOLDER
+``python -m benchmarks.random_pages.quality FOLDER``, then ``ocr-phases batch FOLDER --truth FOLDER
 --presets ...``.
 """
 
@@ -13,8 +13,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pages.faces import matplotlib_families
-from benchmarks.pages.random_pages import KINDS, PageSettings, random_page
+from benchmarks.random_pages.faces import matplotlib_families
+from benchmarks.random_pages.page import KINDS, PageSettings, random_page
 
 #: A square of a view, A4 at 120 and at 150 dots an inch.
 SIZES = ((1024, 1024), (992, 1403), (1240, 1754))

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from PIL import Image, ImageDraw, ImageFilter
 
-from benchmarks.pages.faces import Face
-from benchmarks.pages.sheet import Colour, Pixels, Sheet
+from benchmarks.random_pages.faces import Face
+from benchmarks.random_pages.sheet import Colour, Pixels, Sheet
 
 _HUES = (
     (58, 92, 138),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from benchmarks.pages.faces import Face
-from benchmarks.pages.sheet import Colour, Pixels, Setting, Sheet, enclose
-from benchmarks.pages.vocabulary import FIELDS, HEADINGS
+from benchmarks.random_pages.faces import Face
+from benchmarks.random_pages.sheet import Colour, Pixels, Setting, Sheet, enclose
+from benchmarks.random_pages.vocabulary import FIELDS, HEADINGS
 
 #: Signs of formulas as they are drawn and as LaTeX writes them.
 _OPERATORS = (("+", "+"), ("-", "-"), ("×", r"\times"), ("±", r"\pm"))

@@ -5,11 +5,11 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 
-from benchmarks.pages import blocks, parts
-from benchmarks.pages.faces import FontFamily, family_characters
-from benchmarks.pages.layouts import LAYOUTS
-from benchmarks.pages.sheet import Colour, Look, Sheet, SynthPage
-from benchmarks.pages.words import Words
+from benchmarks.random_pages import blocks, parts
+from benchmarks.random_pages.faces import FontFamily, family_characters
+from benchmarks.random_pages.layouts import LAYOUTS
+from benchmarks.random_pages.sheet import Colour, Look, Sheet, SynthPage
+from benchmarks.random_pages.words import Words
 from ocr_phases.errors import OcrPhasesError
 
 #: The kinds of page there are.

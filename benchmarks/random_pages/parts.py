@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks.pages import blocks, pictures, tables
-from benchmarks.pages.sheet import Sheet
+from benchmarks.random_pages import blocks, pictures, tables
+from benchmarks.random_pages.sheet import Sheet
 
 
 def flow(sheet: Sheet, *, longest: int = 7) -> None:

@@ -8,7 +8,7 @@ import random
 import re
 from collections.abc import Callable
 
-from benchmarks.pages.vocabulary import COMMON, FIRST_NAMES, GOODS, LAST_NAMES, PLACES, SHORT
+from benchmarks.random_pages.vocabulary import COMMON, FIRST_NAMES, GOODS, LAST_NAMES, PLACES, SHORT
 
 _LOWER = "abcdefghijklmnopqrstuvwxyz"
 _ACCENTED = "àáâãäåæçèéêëíîïñóôõöøùúûüß"

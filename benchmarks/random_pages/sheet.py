@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from PIL import Image, ImageDraw
 
-from benchmarks.pages.faces import Face, FontFamily, load_face
-from benchmarks.pages.words import Words
+from benchmarks.random_pages.faces import Face, FontFamily, load_face
+from benchmarks.random_pages.words import Words
 
 #: Largest coordinate of a box in the model's output.
 BOX_MAX = 999

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from benchmarks.pages.blocks import contrast
-from benchmarks.pages.sheet import Colour, Pixels, Setting, Sheet, enclose
-from benchmarks.pages.vocabulary import COLUMNS
+from benchmarks.random_pages.blocks import contrast
+from benchmarks.random_pages.sheet import Colour, Pixels, Setting, Sheet, enclose
+from benchmarks.random_pages.vocabulary import COLUMNS
 
 Rows = Sequence[Sequence[str]]
 #: How a table may be ruled.

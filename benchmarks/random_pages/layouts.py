@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from benchmarks.pages import blocks, parts, tables
-from benchmarks.pages.sheet import Sheet
-from benchmarks.pages.vocabulary import HEADINGS
+from benchmarks.random_pages import blocks, parts, tables
+from benchmarks.random_pages.sheet import Sheet
+from benchmarks.random_pages.vocabulary import HEADINGS
 
 Layout = Callable[[Sheet], None]
 

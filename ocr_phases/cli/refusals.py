@@ -1,0 +1,162 @@
+"""Options that would do nothing beside others are refused: a function for each verb."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection
+
+from ocr_phases.cli.options import PRICE, SETTINGS
+from ocr_phases.errors import OcrPhasesError
+
+#: What a sweep measures or shows; a server under load is asked as it is.
+_SWEEP_LISTS = ("models", "presets", "strategies", "visions", "attentions", "dtypes", "batch")
+#: What is for a model that this command loads.
+_OF_LOADING = (
+    "model",
+    "device",
+    "dtype",
+    "revision",
+    "implementation",
+    "trust_remote_code",
+    "attention",
+    "cuda_calls",
+)
+#: What ``--from`` may change of the measurement that it repeats.
+_NOT_REPEATED = (
+    "model",
+    "device",
+    "trust_remote_code",
+    "token_probabilities",
+    "ceilings",
+    "kernels",
+    "kernel_steps",
+    PRICE,
+)
+
+
+def refuse(arguments: argparse.Namespace, names: Collection[str], why: str) -> None:
+    """Raise `OcrPhasesError` where an option of these names was given, which would do nothing."""
+    idle = []
+    for option in arguments.given:
+        name = option.removeprefix("--").removeprefix("no-").replace("-", "_")
+        if name in names and option not in idle:
+            idle.append(option)
+    if idle:
+        raise OcrPhasesError(f"{why}: drop {', '.join(idle)}.")
+
+
+def refuse_idle(arguments: argparse.Namespace) -> None:
+    """Raise `OcrPhasesError` for options that would do nothing beside another one.
+
+    An option by the name of a list's, such as ``--model`` beside ``--models``, is one too.
+    """
+    for option in arguments.given:
+        refuse(arguments, {option.removeprefix("--")[:-1]}, f"{option} names them")
+    match arguments.verb:
+        case "report":
+            _refuse_idle_of_report(arguments)
+        case "profile":
+            _refuse_idle_of_profile(arguments)
+        case "verify":
+            _refuse_idle_of_verify(arguments)
+        case "batch":
+            _refuse_idle_of_batch(arguments)
+        case "sweep":
+            _refuse_idle_of_sweep(arguments)
+        case "compare":
+            _refuse_idle_of_compare(arguments)
+
+
+def _refuse_idle_of_report(arguments: argparse.Namespace) -> None:
+    _refuse_beside_server(arguments)
+    _refuse_beside_record(arguments)
+    _refuse_truth_without_text(arguments)
+    _refuse_steps_without_kernels(arguments)
+
+
+def _refuse_idle_of_profile(arguments: argparse.Namespace) -> None:
+    _refuse_beside_server(arguments)
+    _refuse_truth_without_text(arguments)
+    _refuse_steps_without_kernels(arguments)
+    if arguments.dry_run:
+        names = ("from", "save", "trace", "truth", "server", "kernels", "verify")
+        refuse(arguments, names, "--dry-run measures nothing")
+    if arguments.repeated:
+        repeated = _settings_but(arguments, _NOT_REPEATED)
+        refuse(arguments, repeated, "--from takes these settings from the record")
+
+
+def _refuse_idle_of_verify(arguments: argparse.Namespace) -> None:
+    _refuse_beside_record(arguments)
+    _refuse_truth_without_text(arguments)
+
+
+def _refuse_idle_of_batch(arguments: argparse.Namespace) -> None:
+    _refuse_beside_server(arguments)
+    _refuse_truth_without_text(arguments)
+    if arguments.render == "only":
+        names = {"presets", "workers", "scheduler", "wait_workers"}
+        names |= _settings_but(arguments, (PRICE,))
+        refuse(arguments, names, "--render only measures nothing")
+    if arguments.render == "none":
+        refuse(arguments, ("render_workers",), "--render none renders nothing")
+    if arguments.scheduler:
+        why = "--workers start on this machine, --scheduler has its own"
+        refuse(arguments, ("workers",), why)
+    else:
+        why = "Without --scheduler the workers are processes of this machine"
+        refuse(arguments, ("wait_workers",), why)
+
+
+def _refuse_idle_of_sweep(arguments: argparse.Namespace) -> None:
+    if arguments.server:
+        names = {"records", *_SWEEP_LISTS, "truth", "retry_failed"}
+        names |= _settings_but(arguments, ("prompt", "ignore_eos", "seed", PRICE))
+        refuse(arguments, names, "--server is loaded as it is")
+    else:
+        names = {"concurrency", "rate", "pages", "requests"}
+        refuse(arguments, names, "Only a --server is loaded")
+    if arguments.records:
+        names = {*_SWEEP_LISTS, "max_new_tokens", "retry_failed"}
+        names |= _settings_but(arguments, (PRICE,))
+        refuse(arguments, names, "--records shows what was measured")
+    if arguments.ignore_eos:
+        why = "A truth needs texts that end at the end token, which --ignore-eos ignores"
+        refuse(arguments, ("truth",), why)
+
+
+def _refuse_idle_of_compare(arguments: argparse.Namespace) -> None:
+    if arguments.fail_above is None:
+        why = "--metric selects what --fail-above judges, which is not given"
+        refuse(arguments, ("metric",), why)
+
+
+# -- rules of several verbs --------------------------------------------------------------------
+
+
+def _refuse_beside_server(arguments: argparse.Namespace) -> None:
+    if "--server" in arguments.given:  # its address is the setting `model`
+        refuse(arguments, _OF_LOADING, "--server has its model, on its device")
+
+
+def _refuse_beside_record(arguments: argparse.Namespace) -> None:
+    if arguments.record:
+        names = {"server", "trace"} | _settings_but(arguments, (PRICE,))
+        refuse(arguments, names, "--record shows what was measured")
+
+
+def _refuse_truth_without_text(arguments: argparse.Namespace) -> None:
+    if not arguments.return_text:
+        why = "A truth is compared with the text, which --no-return-text leaves out"
+        refuse(arguments, ("truth",), why)
+
+
+def _refuse_steps_without_kernels(arguments: argparse.Namespace) -> None:
+    if not arguments.kernels and not arguments.trace:
+        why = "No kernels are profiled without --kernels or --trace"
+        refuse(arguments, ("kernel_steps",), why)
+
+
+def _settings_but(arguments: argparse.Namespace, kept: Collection[str]) -> set[str]:
+    """The settings of the verb that have an option, but those that are kept."""
+    return set(SETTINGS[arguments.verb]) - set(kept)
