@@ -319,7 +319,7 @@ def trace_of_spans(run: Record) -> dict[str, Any]:
     events (``M``) that name processes and threads. A process is a repeat, a thread a clock: on a
     CPU there is one, ``host``. Process numbers start at 1: viewers give 0 a meaning of its own.
     """
-    clocks = ("host", "device") if run.device.kind == "cuda" else ("host",)
+    clocks = ("host", "device") if run.device.has_own_clock else ("host",)
     events: list[dict[str, Any]] = []
     for repeat in run.repeats:
         name = f"repeat {repeat + 1}: {run.page.file}"
