@@ -19,7 +19,7 @@ from ocr_phases.analyse.checks import run_checks
 from ocr_phases.batch import figures
 from ocr_phases.cli import main
 from ocr_phases.record.parts import make_kernels, to_plain
-from ocr_phases.report.artifacts import result_markdown
+from ocr_phases.report.result_files import result_markdown
 from ocr_phases.results.comparison import Comparison
 from ocr_phases.results.sweep import SweepResult
 from ocr_phases.show.checks_section import checks_section

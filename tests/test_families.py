@@ -37,7 +37,7 @@ from ocr_phases.cli import main
 from ocr_phases.families import DEEPSEEK_OCR, FAMILIES, UNLIMITED_OCR, FamilyFacts
 from ocr_phases.images import load_page
 from ocr_phases.models.wiring import native_config
-from ocr_phases.report.artifacts import result_markdown, write_artifacts
+from ocr_phases.report.result_files import result_markdown, write_artifacts
 from ocr_phases.settings import SamplingSettings, resolve_infer
 from ocr_phases.show.page import plot_page
 from ocr_phases.show.page_and_text import page_section

@@ -83,7 +83,7 @@ def timed_table(
     ``time`` is the heading of the device's time. Without a device clock there is one time, and the
     host's is left out. The keywords are those of `table_html`.
     """
-    if run.device.kind != "cuda":
+    if not run.device.has_own_clock:
         table = table.drop(columns="host_ms", errors="ignore")
         time = time.replace("device", "time")
     low, high = spread_names(len(run.repeats))
