@@ -116,7 +116,7 @@ def plain(run):
 
 
 def loaded_mutants(base, count, seed):
-    """The damaged copies of a record that load, with what was done to each; the others are refused."""
+    """The damaged copies of a record that load, with what was done to each; others are refused."""
     for number, (told, damaged) in enumerate(mutants(plain(base), count, seed)):
         try:
             run = PhaseRun.from_json(as_file(damaged))
