@@ -9,6 +9,7 @@ from example_run import altered, make_run
 
 from ocr_phases import PhaseRun
 from ocr_phases.measure.trace import KV_RANGE, Identity
+from ocr_phases.record.parts import to_plain
 
 THREAD = 7
 Kernel = tuple[str, float, float]  # name, begin, end
@@ -116,7 +117,7 @@ def example_view() -> dict[str, Any]:
     """The view of an eager run with crops on an H200: vision keeps the device busy, launches do
     not.
     """
-    return PhaseRun.load(GPU_RECORD).kernels or {}
+    return to_plain(PhaseRun.load(GPU_RECORD).kernels)
 
 
 def with_kernels(run: PhaseRun | None = None, view: dict[str, Any] | None = None) -> PhaseRun:

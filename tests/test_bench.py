@@ -58,7 +58,7 @@ def test_kernels_stand_beside_the_time_of_their_bytes() -> None:
     [longest, *_, others, step] = kernel_rows(
         run, {top_kernels(run, "decode_step")["kernel"][0]: 1e6}
     )
-    rate = run.device.ceilings["bandwidth_bytes_per_s"]
+    rate = run.device.ceilings.bandwidth_bytes_per_s
     assert float(longest[3]) == pytest.approx(float(longest[1]) * 1e12 / rate, abs=0.05)
     assert others[3] == "" and float(step[2]) == pytest.approx(
         1e3 * run["inter_token_ms"], rel=0.02

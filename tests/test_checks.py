@@ -310,12 +310,12 @@ def test_a_measurement_keeps_what_the_machine_did(golden_session: Any) -> None:
     options |= {"ceilings": False, "token_probabilities": False}
     run = golden_session.run_inference(PAGES / "slide.png", **options)
     device = run.device
-    assert [row["repeat"] for row in device["conditions"]["repeats"]] == run.repeats == [0, 1]
-    assert device["conditions"]["gpu"] is None
-    for row in device["conditions"]["repeats"]:
-        assert tuple(row) == CONDITION_COLUMNS and row["wall_s"] > 0 and row["cpu_s"] > 0
-    assert device["threads"] == torch.get_num_threads()
-    assert device["host_cores"] == device["cores"] >= 1
+    assert [row.repeat for row in device.conditions.repeats] == run.repeats == [0, 1]
+    assert device.conditions.gpu is None
+    for row in device.conditions.repeats:
+        assert tuple(to_plain(row)) == CONDITION_COLUMNS and row.wall_s > 0 and row.cpu_s > 0
+    assert device.threads == torch.get_num_threads()
+    assert device.host_cores == device.cores >= 1
 
 
 def test_a_gpu_is_asked_through_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -241,4 +241,4 @@ def test_signals_keep_the_finished_repeats(
         )
         assert said.err.splitlines()[-1] == f"ocr-phases: {result['exit_reason']}"
     (record,) = tmp_path.rglob("run.json")
-    assert PhaseRun.load(record).request["repeats"] == 1
+    assert PhaseRun.load(record).request.repeats == 1

@@ -251,7 +251,7 @@ CUDA = [
 def needed(run: PhaseRun) -> dict[str, int]:
     """The peak of each phase by the cost model, of the cache that the record says."""
     views = cost.vision_calls(
-        run.request.preset, [page["grid"] for page in run.pages], run.model.family
+        run.request.preset, [page.grid for page in run.pages], run.model.family
     )
     shape = {name: value for name, value in cost.run_shape(run).items() if name != "distinct_rows"}
     held = run.cache.max_cache_len or max(run.cache.entries or run.cache.lengths)

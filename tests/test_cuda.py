@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from conftest import GOLDEN, PAGES
@@ -66,7 +67,7 @@ def test_float32_tokens_equal_generate(preset, model):
     options = {"preset": preset, "max_new_tokens": 64, "repeats": 1, "warmup": 0}
     run = session.run_inference(PAGE, **options)
     once = session.run_inference(PAGE, generate=True, **options)
-    assert run.result.ids == once.result["ids"]
+    assert run.result.ids == once.result.ids
 
 
 def test_device_and_host_clocks_agree_on_a_synchronized_run(cuda_session):
@@ -111,17 +112,17 @@ def test_strategies_equal_eager_and_are_reused(strategy, cuda_session):
     assert run.results == eager.results
     assert not with_verdict(run_checks(run), "fail")
     setup = run.model.strategy_setup
-    assert setup["capture_ms"] > 0
-    assert setup["prefill_capture_ms"] is None  # experts in float32 wait for the device
-    assert (setup["compile_ms"] is None) == (strategy == "cuda_graph")
-    assert not setup["reused"]
+    assert setup.capture_ms > 0
+    assert setup.prefill_capture_ms is None  # experts in float32 wait for the device
+    assert (setup.compile_ms is None) == (strategy == "cuda_graph")
+    assert not setup.reused
     assert set(run.spans.loc[run.spans["phase"] == "decode", "stage"]) == {
         "decode",
         "decode_step",
         "sampling",
     }
     again = cuda_session.run_inference(PAGES / "slide.png", strategy=strategy, **options)
-    assert again.model["strategy_setup"] == {**setup, "reused": True}
+    assert again.model.strategy_setup == msgspec.structs.replace(setup, reused=True)
     assert again.results == cuda_session.run_inference(PAGES / "slide.png", **options).results
 
 
@@ -140,7 +141,7 @@ def test_a_captured_prefill_equals_one_that_is_not(preset):
         "warmup": 0,
     }
     run = session.run_inference(PAGE, **options)
-    assert run.model.strategy_setup["prefill_capture_ms"] > 0
+    assert run.model.strategy_setup.prefill_capture_ms > 0
     assert not with_verdict(run_checks(run), "fail")
     inputs = session.prepare(PAGE, preset=preset)
     (step,) = session.loaded_model.steps.values()
@@ -191,7 +192,7 @@ def test_compiled_vision_gives_the_same(cuda_session):
     options = {"preset": "gundam", "max_new_tokens": 24, "repeats": 1, "warmup": 0}
     eager = cuda_session.run_inference(PAGE, **options)
     run = cuda_session.run_inference(PAGE, vision="compiled", **options)
-    assert run.model.vision_setup["compile_ms"] > 0
+    assert run.model.vision_setup.compile_ms > 0
     assert run.results == eager.results
 
 
@@ -209,6 +210,6 @@ def test_a_run_waits_for_the_end_token_alone(infer, pages, cuda_session):
             repeats=1,
             kernels=pages == 1,
         )
-        (check,) = (check for check in run.live_checks if check["name"] == "host_syncs")
-        assert check["verdict"] == "pass", check
+        (check,) = (check for check in run.live_checks if check.name == "host_syncs")
+        assert check.verdict == "pass", check
     assert torch.cuda.get_sync_debug_mode() == 0

@@ -18,8 +18,8 @@ from ocr_phases.analyse import sentences as words
 from ocr_phases.analyse.checks import run_checks
 from ocr_phases.batch import figures
 from ocr_phases.cli import main
-from ocr_phases.record.parts import to_plain
-from ocr_phases.report.artifacts import result_markdown
+from ocr_phases.record.parts import make_kernels, to_plain
+from ocr_phases.report.result_files import result_markdown
 from ocr_phases.results.comparison import Comparison
 from ocr_phases.results.sweep import SweepResult
 from ocr_phases.show.checks_section import checks_section
@@ -43,7 +43,10 @@ def with_floors(run):
 
 BASES = [
     with_floors(make_run(text=TEXT, cuda=True, embed=False)),
-    replace(with_floors(make_run(text=TEXT, repeats=5, embed=False)), kernels=example_view()),
+    replace(
+        with_floors(make_run(text=TEXT, repeats=5, embed=False)),
+        kernels=make_kernels(example_view()),
+    ),
     make_run(text=TEXT, rows=2, first_token="redecode", repeats=2),
     make_run(text=TEXT, generate=True, repeats=2, embed=False),
 ]
@@ -86,7 +89,7 @@ SECTIONS = (
 QUICK = {
     "texts": lambda run, _: (
         run.summary(),
-        [result_markdown(r["text"] or "") for r in run.results],
+        [result_markdown(r.text or "") for r in run.results],
     ),
     "a batch's page": lambda run, _: figures.page_figures(run, "", "", ""),
     "regions": lambda run, _: regions_html(run.regions),

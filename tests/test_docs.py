@@ -168,7 +168,7 @@ def test_the_quickstart_runs_with_every_call_of_the_readme(quick, tmp_path):
     shown = [{kind for output in cell.outputs for kind in output.get("data", {})} for cell in code]
     assert sum("text/html" in kinds for kinds in shown) == 12
     assert (tmp_path / "report.html").exists()
-    assert PhaseRun.load(tmp_path / "quickstart.json").request["max_new_tokens"] == 8
+    assert PhaseRun.load(tmp_path / "quickstart.json").request.max_new_tokens == 8
     source, readme = "".join(cell.source for cell in code), "".join(snippets(ROOT / "README.md"))
     calls = re.findall(r"\b(?:session|run|OCRSession|PhaseRun)\.[\w.]+\(", readme)
     assert calls and not [call for call in calls if call not in source]

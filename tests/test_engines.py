@@ -71,8 +71,8 @@ def test_a_server_is_timed_as_far_as_it_tells_and_the_rest_is_missing(vllm: Fake
     }
     assert wanted.items() <= vllm.bodies[0].items()
     again = PhaseRun.load(run.save(tmp_path / "run.json"))
-    assert again.model["server"]["engine"] == "vllm"
-    assert [set(times) for times in again.model["server"]["times"]] == [TIMES] * 2
+    assert again.model.server["engine"] == "vllm"
+    assert [set(times) for times in again.model.server["times"]] == [TIMES] * 2
     missing = (
         "vision_ms",
         "vision_share",
@@ -518,8 +518,8 @@ def test_a_preset_passes_only_by_what_the_server_told(told, verdict, says):
     _, _, check = checks.read_as(
         Answer(0.0, **told), FAMILY.preset("gundam"), FAMILY, MARKDOWN, 1000, 1400
     )
-    assert check["verdict"] == verdict
-    assert says in check["measured"]
+    assert check.verdict == verdict
+    assert says in check.measured
 
 
 @pytest.mark.parametrize("more", [-14, 0, 16])
@@ -533,7 +533,7 @@ def test_the_length_of_a_right_prompt_is_enough(family, name, more):
     image = image_token_count(preset, preset.grid(1000, 1400))
     answer = Answer(0.0, usage={"prompt_tokens": image + checks.text_token_count(prompt) + more})
     found_preset, count, check = checks.read_as(answer, preset, facts, prompt, 1000, 1400)
-    assert (found_preset.name, count, check["verdict"]) == (name, image, "pass")
+    assert (found_preset.name, count, check.verdict) == (name, image, "pass")
 
 
 def test_a_level_that_is_named_twice_is_measured_once(vllm: Fake):

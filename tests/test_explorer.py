@@ -224,7 +224,7 @@ def test_every_shape_of_record_is_drawn_and_has_a_small_picture(shape):
         assert explorer.picture() != curve
     if shape == "batch":
         explorer.row, explorer.token = 2, 1
-        assert explorer.data["rows"] == [page["file"] for page in run.pages]
+        assert explorer.data["rows"] == [page.file for page in run.pages]
         explorer.row = 1
         assert (explorer.row, explorer.token, explorer.message) == (1, 0, "")
 

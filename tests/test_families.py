@@ -16,6 +16,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pandas as pd
 import pytest
 import torch
@@ -36,7 +37,7 @@ from ocr_phases.cli import main
 from ocr_phases.families import DEEPSEEK_OCR, FAMILIES, UNLIMITED_OCR, FamilyFacts
 from ocr_phases.images import load_page
 from ocr_phases.models.wiring import native_config
-from ocr_phases.report.artifacts import result_markdown, write_artifacts
+from ocr_phases.report.result_files import result_markdown, write_artifacts
 from ocr_phases.settings import SamplingSettings, resolve_infer
 from ocr_phases.show.page import plot_page
 from ocr_phases.show.page_and_text import page_section
@@ -277,12 +278,12 @@ def several_pages(unlimited_session) -> PhaseRun:
 def test_cache_facts_are_true_for_a_cache_that_stops_growing(several_pages, tmp_path):
     run = PhaseRun.load(several_pages.save(tmp_path / "run.json"))
     prompt, cache = run.request.prefill_len, run.cache
-    assert [page["row"] for page in run.pages] == [0, 0]
-    assert cache["window"] == WINDOW
-    assert cache["lengths"] == list(range(prompt, prompt + 24))
-    assert cache["entries"] == [min(length, prompt + WINDOW - 1) for length in cache["lengths"]]
-    assert cache["bytes_per_token"] == 2 * 3 * 80 * 4
-    assert cache["bytes"] == [entries * cache["bytes_per_token"] for entries in cache["entries"]]
+    assert [page.row for page in run.pages] == [0, 0]
+    assert cache.window == WINDOW
+    assert cache.lengths == list(range(prompt, prompt + 24))
+    assert cache.entries == [min(length, prompt + WINDOW - 1) for length in cache.lengths]
+    assert cache.bytes_per_token == 2 * 3 * 80 * 4
+    assert cache.bytes == [entries * cache.bytes_per_token for entries in cache.entries]
     checks = {check.name: check for check in run_checks(run)}
     assert {check.verdict for check in checks.values()} <= {"pass", "note", "n/a", "noisy"}
     for name in (
@@ -303,7 +304,7 @@ def test_two_pages_are_rows_or_one_prompt_and_what_the_family_cannot_is_refused(
     pages, prompts = [RECEIPT, RECEIPT], ["markdown", "<image>Read it, please, all of it."]
     options = {"preset": "small", "max_new_tokens": WINDOW + 1, **ONCE}
     run = unlimited_session.run_inference(pages, prompts, verify=True, **options)
-    checks = {check["name"]: (check["verdict"], check["measured"]) for check in run.live_checks}
+    checks = {check.name: (check.verdict, check.measured) for check in run.live_checks}
     assert checks["mask_handed_over"] == ("pass", "a mask by slot in 16 steps")
     verdict, why = checks["parity"]
     assert verdict == "n/a" and "mistakes which slots are padding once its window of 16" in why
@@ -328,7 +329,7 @@ def test_pages_of_a_file_are_one_prompt_on_the_command_line(golden_checkpoint, t
     command = ["profile", f"{document}#2-3", *asked.split(), "--warmup", "0", *quick]
     assert main([*command, "--save", str(record)]) == 0
     run = PhaseRun.load(record)
-    assert [page["file"] for page in run.pages] == ["three.tif#2", "three.tif#3"]
+    assert [page.file for page in run.pages] == ["three.tif#2", "three.tif#3"]
     assert len(run.results) == 1
     # The same file repeats it; other pages do not.
     again = ["profile", "--from", str(record), "--save", str(tmp_path / "again.json"), *quick]
@@ -419,7 +420,9 @@ def test_regions_and_times_are_shown_on_their_page(several_pages):
     pieces = re.findall(r"<PAGE>|<\|det\|>.*?<\|/det\|>|[^<]+", text)
     result = {"ids": [5] * len(pieces), "token_texts": pieces, "text": text}
     run = altered(
-        several_pages, results=[{**several_pages.results[0], **result}], probabilities=None
+        several_pages,
+        results=[msgspec.structs.replace(several_pages.results[0], **result)],
+        probabilities=None,
     )
     assert run.regions["page"].tolist() == [pd.NA, 0, 0, 1, 1, 1, 2]
     assert run.regions["decode_ms"].sum() == run.tokens_of(0)["device_ms"].sum() > 0

@@ -9,6 +9,7 @@ import re
 from functools import partial
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 from conftest import GOLDEN, PAGES, RECORD
@@ -231,8 +232,8 @@ def test_sampling_autocast_and_mixed_norms_are_notes(golden_session):
         check = norm_layers(golden_session.model, golden_session.dtype, autocast=False)
     finally:
         norm.float()
-    assert check["verdict"] == "note"
-    assert says(check["measured"], "1 LayerNorm", "float16")
+    assert check.verdict == "note"
+    assert says(check.measured, "1 LayerNorm", "float16")
 
 
 # -- parity in 16 bits --------------------------------------------------------------------------------
@@ -278,7 +279,7 @@ def test_the_first_difference_is_judged_by_its_margin(
 def test_verify_answers_by_exit_code(tmp_path, capsys):
     """What it prints of sound records is approved."""
     run = PhaseRun.load(RECORD)
-    checks = [{**run.live_checks[0], "verdict": "fail"}, *run.live_checks[1:]]
+    checks = [msgspec.structs.replace(run.live_checks[0], verdict="fail"), *run.live_checks[1:]]
     record = altered(run, live_checks=checks).save(tmp_path / "run.json")
     assert main(["verify", "--record", str(record)]) == 1
     assert re.search(r"not trust .*\b1 failed", capsys.readouterr().out)
@@ -306,7 +307,7 @@ def test_profile_repeats_a_record(tmp_path, golden_session, capsys, monkeypatch)
         assert "Tokens: equal" in capsys.readouterr().out
         now = PhaseRun.load("now.json")
         assert now.request == run.request
-        assert [page["sha256"] for page in now.pages] == [page["sha256"] for page in run.pages]
+        assert [page.sha256 for page in now.pages] == [page.sha256 for page in run.pages]
 
 
 # -- whatever a model may write -----------------------------------------------------------------------

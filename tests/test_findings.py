@@ -243,8 +243,9 @@ def test_more_than_the_hardware_can_do_is_marked_in_its_cell(name):
         text = seen(shown)
         assert text.count("⚠ above 100 %") == above > 0
         assert "No stage does more than its hardware can" in text
+    assert str(run.floors).count("⚠ above 100 %") == above
 
 
 def test_what_the_hardware_can_do_is_not_marked():
     run = with_ceilings(1e12)
-    assert "⚠" not in floors_section(run).html() + frame_html(run.floors)
+    assert "⚠" not in floors_section(run).html() + frame_html(run.floors) + str(run.floors)

@@ -383,9 +383,9 @@ def test_cards_before_ampere_get_float16(name, card):
 def test_a_note_says_what_the_dtype_means_on_an_old_card(dtype, autocast, words, card):
     card("Tesla T4", 7)
     (check,) = card_dtype("cuda", dtype, autocast)
-    assert (check["name"], check["verdict"]) == ("card_dtype", "note")
-    assert check["measured"].startswith("Tesla T4 does not compute with bfloat16 itself")
-    assert words in check["measured"]
+    assert (check.name, check.verdict) == ("card_dtype", "note")
+    assert check.measured.startswith("Tesla T4 does not compute with bfloat16 itself")
+    assert words in check.measured
 
 
 def test_the_note_on_an_old_card_is_in_the_record(golden_session, card, monkeypatch):

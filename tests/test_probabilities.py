@@ -54,8 +54,8 @@ def assert_known(
             logprobs.append(float(step[row].log_softmax(-1)[token]))
             others = torch.cat([step[row, :token], step[row, token + 1 :]])
             margins.append(float(step[row, token] - others.max()))
-        assert mine["logprobs"] == pytest.approx(logprobs, abs=TOLERANCE)
-        assert mine["margins"] == pytest.approx(margins, abs=TOLERANCE)
+        assert mine.logprobs == pytest.approx(logprobs, abs=TOLERANCE)
+        assert mine.margins == pytest.approx(margins, abs=TOLERANCE)
     return found
 
 
@@ -88,7 +88,7 @@ def test_equal_to_the_logits_of_generate(name: str, case: str, driven: Driven) -
     ids = whole.sequences[:, inputs.input_ids.shape[1] :].tolist()
     found = assert_known(model, inputs, ids, whole.logits)
     assert (
-        min(value for row in found for value in row["margins"]) < 0
+        min(value for row in found for value in row.margins) < 0
     )  # where the rule took another token
 
 
@@ -107,8 +107,8 @@ def test_nothing_is_known_behind_an_image_token_or_of_what_is_no_number(driven: 
     image = int(inputs.input_ids[inputs.images_seq_mask][0])
     (whole,) = token_probabilities(model, inputs, [[5, 6, 7, 8]])
     (cut,) = token_probabilities(model, inputs, [[5, 6, image, 8]])
-    assert cut["logprobs"][:2] == pytest.approx(whole["logprobs"][:2], abs=TOLERANCE)
-    assert [value is None for value in cut["margins"]] == [False, False, False, True]
+    assert cut.logprobs[:2] == pytest.approx(whole.logprobs[:2], abs=TOLERANCE)
+    assert [value is None for value in cut.margins] == [False, False, False, True]
     with model.lm_head.register_forward_hook(lambda head, given, out: out.fill_(math.nan)):
         assert token_probabilities(model, inputs, [[5, 6]]) == [
             ProbabilitiesPart(logprobs=[None] * 2, margins=[None] * 2)
@@ -122,12 +122,14 @@ def run(golden_session: OCRSession) -> PhaseRun:
 
 def test_a_record_keeps_them(golden_session: OCRSession, run: PhaseRun) -> None:
     (row,) = run.probabilities
-    assert max(row["logprobs"]) <= 0 and min(row["margins"]) >= 0  # greedy, without a rule
+    assert max(row.logprobs) <= 0 and min(row.margins) >= 0  # greedy, without a rule
     assert PhaseRun.from_dict(run.to_dict()).probabilities == run.probabilities
-    assert "token_probabilities" not in run.request  # older records are of the same request
+    # Older records, which have no such setting, are of the same request.
+    assert "token_probabilities" not in to_plain(run.request)
     inputs = golden_session.prepare(PAGES / "receipt.png", preset="tiny").to("cpu", torch.float32)
     (wanted,) = token_probabilities(golden_session.model, inputs, [run.result.ids])
-    assert all(row[part] == pytest.approx(wanted[part], abs=TOLERANCE) for part in wanted)
+    assert row.logprobs == pytest.approx(wanted.logprobs, abs=TOLERANCE)
+    assert row.margins == pytest.approx(wanted.margins, abs=TOLERANCE)
 
 
 @pytest.mark.parametrize(
@@ -139,11 +141,11 @@ def test_they_follow_every_way_to_run(extra: dict[str, Any], golden_session: OCR
         {**ASKED, "infer": {"temperature": 2.0}},
     )
     made = golden_session.run_inference(pages, **asked, **extra)
-    assert [len(row["logprobs"]) for row in made.probabilities] == [
-        len(row["ids"]) for row in made.results
+    assert [len(row.logprobs) for row in made.probabilities] == [
+        len(row.ids) for row in made.results
     ]
     assert made.tokens_of(1)["probability"].notna().all()
-    assert min(made.probabilities[0]["margins"]) < 0  # sampled tokens are others than the likeliest
+    assert min(made.probabilities[0].margins) < 0  # sampled tokens are others than the likeliest
 
 
 def test_without_them_nothing_more_runs(golden_session: OCRSession, run: PhaseRun) -> None:
@@ -151,7 +153,7 @@ def test_without_them_nothing_more_runs(golden_session: OCRSession, run: PhaseRu
         plain = golden_session.run_inference(
             PAGES / "receipt.png", **ASKED, token_probabilities=False
         )
-    assert len(heads) == len(plain.result["ids"])
+    assert len(heads) == len(plain.result.ids)
     assert set(run.to_dict()) - set(plain.to_dict()) == {"probabilities"}
 
 

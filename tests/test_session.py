@@ -53,7 +53,7 @@ def test_tiny_reads_the_receipt_as_generate_does(tiny_session, run):
         assert difflib.SequenceMatcher(None, mine.text, true["text"]).ratio() > 0.9
     sixty = {**CHEAP, "preset": None, "max_new_tokens": 60}
     once = tiny_session.run_inference(RECEIPT, **sixty, generate=True)
-    assert once.result["ids"] == run.result.ids[:60]
+    assert once.result.ids == run.result.ids[:60]
     assert once["generate_ms"] > 0
     assert once["prefill_ms"] is once["tokens_per_s"] is None
 
@@ -68,9 +68,7 @@ def test_the_record_holds_what_it_promises(tiny_session, run):
     assert run.model.revision.startswith("sha256:")
     # Keys and values of 4 layers, 4 heads of 64, float32.
     assert run.cache.bytes_per_token == 2 * 4 * 4 * 64 * 4
-    other = {
-        check["name"]: check["verdict"] for check in run.live_checks if check["verdict"] != "pass"
-    }
+    other = {check.name: check.verdict for check in run.live_checks if check.verdict != "pass"}
     assert other == {"host_syncs": "n/a"}  # of a CPU
     stages = run.spans.groupby("phase")["stage"].unique()
     assert set(stages["prepare"]) == {"prepare", "load_image", "tokenizer", "transfer"}
@@ -109,8 +107,8 @@ def profiled(host_syncs):
 def test_host_syncs_are_judged_by_what_was_counted(waits, seen, device, verdict, measured):
     waits = waits and HostWaits(*waits)
     check = host_syncs(waits, seen and profiled(seen), 5, device)
-    assert check["verdict"] == verdict
-    assert measured in check["measured"]
+    assert check.verdict == verdict
+    assert measured in check.measured
 
 
 @pytest.mark.parametrize("way", [{}, {"generate": True, "infer": {"temperature": 3.0}}])
@@ -205,7 +203,7 @@ def test_a_failure_after_the_repeats_keeps_them(error, golden_session, afterward
         run = golden_session.run_inference(SMALL, **afterwards)
     assert run["tokens"] == 4
     assert run.probabilities is run.device.ceilings is None
-    assert [check["verdict"] for check in run.live_checks if check["name"] == "parity"] == ["n/a"]
+    assert [check.verdict for check in run.live_checks if check.name == "parity"] == ["n/a"]
     assert run.kernels == KernelsFailed(error=f"{type(error).__name__}: {error}")
     assert str(error) in verdict(run)
 
@@ -242,7 +240,7 @@ def test_options_reach_the_run(tiny_session):
     assert one["text"] is one.page_image() is one["inter_token_ms"] is None
     assert (one["tokens"], one["decode_steps"], one.result.token_texts) == (1, 0, [""])
     few = {"infer": {"temperature": 3.0}, "max_new_tokens": 4}
-    sampled = [made(**few, seed=seed).result["ids"] for seed in (1, 1, 2)]
+    sampled = [made(**few, seed=seed).result.ids for seed in (1, 1, 2)]
     assert sampled[0] == sampled[1] != sampled[2]
 
 
@@ -253,9 +251,9 @@ def test_a_batch_equals_its_single_runs(tiny_session):
     assert batch.results == [
         tiny_session.run_inference(page, **options).result for page in (RECEIPT, BLANK)
     ]
-    assert [len(result["ids"]) for result in batch.results] == [16, 15]
-    assert [page["row"] for page in batch.pages] == [0, 1]
-    assert batch.request["batch"] == 2
+    assert [len(result.ids) for result in batch.results] == [16, 15]
+    assert [page.row for page in batch.pages] == [0, 1]
+    assert batch.request.batch == 2
     assert batch["tokens_per_s"] == pytest.approx((15 + 14) / batch["decode_ms"] * 1000)
     assert len(batch.tokens_of(1)) == 15
 
@@ -297,9 +295,9 @@ def test_a_model_object_is_measured_as_it_is(change, model, plain, tiny_session)
     run = session.run_inference(SMALL, **AS_IT_IS)
     assert session.model is changed
     if change is not quantised:  # which rounds
-        assert run.result.ids == plain.result["ids"]
-    assert (run.model.name, run.model.family) == ("mine", plain.model["family"])
-    assert not [check for check in run.live_checks if check["verdict"] == "fail"]
+        assert run.result.ids == plain.result.ids
+    assert (run.model.name, run.model.family) == ("mine", plain.model.family)
+    assert not [check for check in run.live_checks if check.verdict == "fail"]
     assert PhaseRun.from_json(run.to_json()).floors.equals(run.floors)
 
 
@@ -331,7 +329,7 @@ def test_the_same_weights_run_with_another_attention_and_dtype(model, plain, tin
     other = tiny_session.with_model(attention="eager", dtype="bfloat16")
     run = other.run_inference(SMALL, **AS_IT_IS, ceilings=False)
     assert (run.model.attention, run.model.dtype) == ("eager", "bfloat16")
-    assert run.result.ids == plain.result["ids"]
+    assert run.result.ids == plain.result.ids
     assert tiny_session.model.dtype == torch.float32
     at_hand = OCRSession.from_model(model, tiny_session.tokenizer)
     assert at_hand.with_model(attention="sdpa") is at_hand

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 import torch
 from conftest import GOLDEN, PAGES, SMALL_DUMMY
@@ -174,9 +175,9 @@ def test_compiled_steps_equal_eager_and_are_made_once(tmp_path):
         run = session.run_inference(RECEIPT, strategy="compiled", verify=True, **options)
     assert run.results == eager.results and run.cache.lengths == eager.cache.lengths
     setup = run.model.strategy_setup
-    assert setup["compile_ms"] > 0
-    assert (setup["max_cache_len"], setup["capture_ms"], setup["reused"]) == (8192, None, False)
-    assert run.cache.allocated_bytes == setup["allocated_bytes"] == 8192 * run.cache.bytes_per_token
+    assert setup.compile_ms > 0
+    assert (setup.max_cache_len, setup.capture_ms, setup.reused) == (8192, None, False)
+    assert run.cache.allocated_bytes == setup.allocated_bytes == 8192 * run.cache.bytes_per_token
     assert (run.model.decode_experts, run.request.eos_check_every) == ("batched_mm", 16)
     stages, eagerly = (made.spans.groupby("phase")["stage"].unique() for made in (run, eager))
     assert set(stages["decode"]) == {"decode", "decode_step", "sampling"}
@@ -192,7 +193,7 @@ def test_compiled_steps_equal_eager_and_are_made_once(tmp_path):
     with torch._dynamo.config.patch(error_on_recompile=True):
         again = session.run_inference(PAGES / "slide.png", strategy="compiled", **options)
     assert again.results == session.run_inference(PAGES / "slide.png", **options).results
-    assert again.model["strategy_setup"] == {**setup, "reused": True}
+    assert again.model.strategy_setup == msgspec.structs.replace(setup, reused=True)
 
 
 @pytest.fixture
@@ -212,8 +213,8 @@ def test_compiled_vision_is_made_once_a_shape_and_gives_the_same(traced, golden_
         runs = [session.run_inference(RECEIPT, vision="compiled", **options) for _ in range(2)]
     made = [" ".join((text.split()[1], text.split(" (")[1])) for text in told]
     assert made == ["SAM 1 of 2)", "CLIP 2 of 2)"]
-    took = {run.model.vision_setup["compile_ms"] for run in runs}
-    assert len(took) == 1 and plain.model["vision_setup"] is None
+    took = {run.model.vision_setup.compile_ms for run in runs}
+    assert len(took) == 1 and plain.model.vision_setup is None
     # The stages are timed around the compiled encoders, and the encoders are themselves again
     # afterwards.
     stages = session.interface.modules(session.model)

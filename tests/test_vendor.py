@@ -44,14 +44,12 @@ def test_a_padded_batch_reads_each_page_as_alone(session):
     pages = [noise(300, 500, seed=1), noise(700, 1300, seed=2), noise(1300, 700, seed=3)]
     options = {"preset": "gundam", "max_new_tokens": NEW, "ignore_eos": True, **QUICK}
     together = session.run_inference(pages, **options)
-    alone = [session.run_inference(page, **options).result["ids"] for page in pages]
-    assert [row["ids"] for row in together.results] == alone
-    assert {check["verdict"] for check in together.live_checks} <= {"pass", "note", "n/a"}
+    alone = [session.run_inference(page, **options).result.ids for page in pages]
+    assert [row.ids for row in together.results] == alone
+    assert {check.verdict for check in together.live_checks} <= {"pass", "note", "n/a"}
     # Layers, keys and values, heads of 12, float32, of three rows.
-    assert together.cache["bytes_per_token"] == 3 * 2 * 2 * 12 * 4 * 3
-    assert (
-        together.model["parameters"]["total"] > together.model["parameters"]["language_model"] > 0
-    )
+    assert together.cache.bytes_per_token == 3 * 2 * 2 * 12 * 4 * 3
+    assert together.model.parameters["total"] > together.model.parameters["language_model"] > 0
     views = together.spans.query("stage == 'sam'")["view"].tolist()
     assert views == ["global", "local", "global", "local", "global"]
     with refused():  # several pages in one prompt
@@ -103,11 +101,11 @@ def test_cuda_calls_can_be_ignored_on_a_cpu(session, standin, tmp_path):
     plain = session.run_inference(SMALL, **options)
     for way in (False, True):
         run = on_cpu.run_inference(tmp_path / "page.png", generate=way, **options)
-        assert run.result.ids == plain.result["ids"]
-    assert (run.model.cuda_calls, plain.model["cuda_calls"]) == ("ignore", None)
+        assert run.result.ids == plain.result.ids
+    assert (run.model.cuda_calls, plain.model.cuda_calls) == ("ignore", None)
     assert "cuda" not in vars(torch.Tensor)  # only while a forward runs
     again = repeat_run(run, device="cpu", trust_remote_code=True, ceilings=False)
-    assert again.result["ids"] == run.result.ids
+    assert again.result.ids == run.result.ids
 
 
 @pytest.mark.cuda
@@ -122,7 +120,7 @@ def test_on_a_gpu_its_own_cuda_calls_are_welcome(standin, tmp_path):
         assert ours["tokens"] == NEW
         if dtype == "float32":
             whole = session.run_inference(image, generate=True, **options)
-            assert ours.results[0]["ids"] == whole.results[0]["ids"]
+            assert ours.results[0].ids == whole.results[0].ids
 
 
 def load(name, **options):
@@ -268,7 +266,7 @@ def test_the_command_line_measures_the_vendor_s_class_and_warns_once(standin, tm
     assert main([*command, "--trust-remote-code", "--save", str(target)]) in (0, 1)
     assert capsys.readouterr().err.count("Warning: this runs the Python files of") == 1
     model = PhaseRun.load(target).model
-    assert (model["class"], model["implementation"]) == ("DeepseekOCRForCausalLM", "vendor")
+    assert (model.class_name, model.implementation) == ("DeepseekOCRForCausalLM", "vendor")
     again = [
         "profile",
         "--from",
