@@ -22,7 +22,7 @@ from ocr_phases.errors import CannotWrite
 from ocr_phases.files import MANIFEST_NAME, REPORT_FOLDER, check_names, folder_for, write_given
 from ocr_phases.record.parts import to_plain
 from ocr_phases.report import artifacts
-from ocr_phases.report.artifacts import (
+from ocr_phases.report.result_files import (
     EOS_TEXT,
     RESULTS,
     parse_geometry,

@@ -36,7 +36,7 @@ from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.images import load_page, page_count
 from ocr_phases.record.parts import to_plain
-from ocr_phases.report.artifacts import write_artifacts
+from ocr_phases.report.result_files import write_artifacts
 from ocr_phases.session import load_recorded
 from ocr_phases.show.boxes import MOST_BOXES, DrawnBox, boxes_sentence, draw_marks
 from ocr_phases.show.html_table import MOST_TABLE_ROWS, table_html

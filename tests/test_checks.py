@@ -1,4 +1,4 @@
-"""The checklist: every rule that follows from a record, noise and who made it, and how it is shown."""
+"""The checklist: every rule that follows from a record, noise and who made it, how it is shown."""
 
 import re
 from pathlib import Path

@@ -102,7 +102,7 @@ def counted(run: Any, *modules: str) -> list[int]:
 
 
 def count_vision(model: Any, call: cost.VisionCall) -> Counts:
-    """FLOPs of the vision stages, called as the model calls them: the whole would look at the ids."""
+    """FLOPs of the vision stages, called as the model calls them; the whole would look at ids."""
     stages, flops = interface_of(model).modules(model), Counts()
 
     def through(stage: str, *inputs: torch.Tensor, **named: Any) -> Any:
@@ -237,7 +237,7 @@ def test_the_tables_are_up_to_date() -> None:
     assert with_parts(page, cost_tables.tables()) == page, "run: python -m benchmarks.cost_tables"
 
 
-# -- what a measurement needs of a device's memory ------------------------------------------------------
+# -- what a measurement needs of a device's memory -------------------------------------------------
 
 PAGE = PAGES / "receipt.png"
 #: The shipped records of GPUs, of all three families.
@@ -340,7 +340,7 @@ def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         fit("no.png", Settings())
 
 
-# -- what pages cost -----------------------------------------------------------------------------------
+# -- what pages cost -------------------------------------------------------------------------------
 
 
 def with_energy(run: PhaseRun, joules: float) -> PhaseRun:

@@ -19,7 +19,7 @@ from ocr_phases.analyse.checks import run_checks
 from ocr_phases.batch import figures
 from ocr_phases.cli import main
 from ocr_phases.record.parts import make_kernels, to_plain
-from ocr_phases.report.artifacts import result_markdown
+from ocr_phases.report.result_files import result_markdown
 from ocr_phases.results.comparison import Comparison
 from ocr_phases.results.sweep import SweepResult
 from ocr_phases.show.checks_section import checks_section
@@ -116,7 +116,7 @@ def plain(run):
 
 
 def loaded_mutants(base, count, seed):
-    """The damaged copies of a record that load, with what was done to each; the others are refused."""
+    """The damaged copies of a record that load, with what was done to each; others are refused."""
     for number, (told, damaged) in enumerate(mutants(plain(base), count, seed)):
         try:
             run = PhaseRun.from_json(as_file(damaged))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from example_run import altered, make_run
 from refusals import refused
 
 from ocr_phases import OcrPhasesError, Timeline
@@ -18,6 +19,7 @@ from ocr_phases.collectors.machine import describe_device
 from ocr_phases.collectors.memory import PeakMemory
 from ocr_phases.models.devices import cpu_threads, device_of, resolve_device
 from ocr_phases.models.weights import resolve_dtype
+from ocr_phases.report.artifacts import chrome_trace
 from ocr_phases.steps.decode_kernels import decode_backends
 
 APPLE = torch.device("mps")
@@ -156,3 +158,11 @@ def test_a_number_of_threads_holds_for_a_block() -> None:
     with cpu_threads(1):
         assert torch.get_num_threads() == 1
     assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize(("kind", "clocks"), [("cpu", 1), ("cuda", 2), ("mps", 2)])
+def test_a_record_shows_the_clock_that_its_device_has(kind: str, clocks: int) -> None:
+    run = altered(make_run(), device={"kind": kind})
+    assert run.device.has_own_clock is (clocks == 2)
+    events = chrome_trace(run)["traceEvents"]
+    assert len([event for event in events if event["ph"] == "X"]) == clocks * len(run.spans)

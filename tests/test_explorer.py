@@ -265,7 +265,7 @@ def test_the_head_says_what_makes_a_record_doubtful_and_a_view_is_drawn_when_it_
     assert says(everything(explorer), "panel or other cells", "25 % of a core")
 
 
-# -- what the view draws -------------------------------------------------------------------------------
+# -- what the view draws ---------------------------------------------------------------------------
 
 
 def test_tokens_regions_boxes_and_slowest_are_those_of_the_record(explorer, run):
@@ -340,7 +340,7 @@ def test_any_text_becomes_html_of_few_names(pieces):
         assert all(re.fullmatch(_VALUES[name], value) for name, value in attributes.items())
 
 
-# -- what a running measurement tells ------------------------------------------------------------------
+# -- what a running measurement tells --------------------------------------------------------------
 
 _MARKED = "<|ref|>title<|/ref|><|det|>[[1, 2, 300, 400]]<|/det|>x"
 _TIMES = st.lists(st.one_of(st.just(float("nan")), st.floats(0.01, 500)), max_size=900)
@@ -423,7 +423,7 @@ def test_a_run_s_half_character_is_not_shown_in_the_next_one(monkeypatch):
     assert live.state()["text"] == "\ufffd!"
 
 
-# -- records ------------------------------------------------------------------------------------------
+# -- records ---------------------------------------------------------------------------------------
 
 
 def test_records_are_loaded_named_and_deleted(run, tmp_path):
@@ -501,7 +501,7 @@ def test_a_report_is_made_of_a_record(explorer, tmp_path, monkeypatch):
     assert data == report.read_bytes()
 
 
-# -- running ------------------------------------------------------------------------------------------
+# -- running ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ from ocr_phases.cli import main
 from ocr_phases.families import DEEPSEEK_OCR, FAMILIES, UNLIMITED_OCR, FamilyFacts
 from ocr_phases.images import load_page
 from ocr_phases.models.wiring import native_config
-from ocr_phases.report.artifacts import result_markdown, write_artifacts
+from ocr_phases.report.result_files import result_markdown, write_artifacts
 from ocr_phases.settings import SamplingSettings, resolve_infer
 from ocr_phases.show.page import plot_page
 from ocr_phases.show.page_and_text import page_section
@@ -49,7 +49,7 @@ ONCE |= {"ceilings": False, "token_probabilities": False}
 WINDOW = 16
 
 
-# -- config and weights --------------------------------------------------------------------------------
+# -- config and weights ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["deepseek-ocr-2", "unlimited-ocr"])
@@ -125,7 +125,7 @@ def test_no_number_of_the_file_is_ignored():
             assert native_config(changed).to_dict() != before, path
 
 
-# -- two families of one class -------------------------------------------------------------------------
+# -- two families of one class ---------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -182,7 +182,7 @@ def test_the_facts_of_a_family_agree_with_its_published_file(facts: FamilyFacts)
         assert stages == {*facts.encoders, "projector", "language_model", "lm_head"}
 
 
-# -- generation rules ----------------------------------------------------------------------------------
+# -- generation rules ------------------------------------------------------------------------------
 
 
 RULES = {
@@ -246,7 +246,7 @@ def test_the_published_rule_is_the_familys():
         SamplingSettings(no_repeat_ngram_window=5)
 
 
-# -- a record ------------------------------------------------------------------------------------------
+# -- a record --------------------------------------------------------------------------------------
 
 
 SMALL = {"deepseek-ocr-2": SMALL_SIZES.replace("clip", "encoder")}
@@ -343,7 +343,7 @@ def test_pages_of_a_file_are_one_prompt_on_the_command_line(golden_checkpoint, t
         assert says in capsys.readouterr().err.splitlines()[-1]
 
 
-# -- output ------------------------------------------------------------------------------------------
+# -- output ----------------------------------------------------------------------------------------
 
 
 OUTPUTS = json.loads((GOLDEN_UNLIMITED / "artifacts.json").read_text())

@@ -1,4 +1,4 @@
-"""Faults planted for real, and the check or the sentence that names each (docs/troubleshooting.md)."""
+"""Faults planted for real, and the check or sentence that names each (docs/troubleshooting.md)."""
 
 import contextlib
 import copy
@@ -88,7 +88,7 @@ def test_a_sound_run_passes(session):
     assert unknown == ["repeat_spread", "host_syncs", "decode_trend"]  # one repeat, on a CPU
 
 
-# -- the faults of the review's list ------------------------------------------------------------------
+# -- the faults of the review's list ---------------------------------------------------------------
 
 PIXELS = torch.zeros(1, 3, 512, 512)
 ALONE = (SMALL,)
@@ -236,7 +236,7 @@ def test_sampling_autocast_and_mixed_norms_are_notes(golden_session):
     assert says(check.measured, "1 LayerNorm", "float16")
 
 
-# -- parity in 16 bits --------------------------------------------------------------------------------
+# -- parity in 16 bits -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("shift", "verdict"), [(1.5, "pass"), (4, "fail")])
@@ -273,7 +273,7 @@ def test_the_first_difference_is_judged_by_its_margin(
     assert says(check.measured, "token 6 of 7", "top-2 margin")
 
 
-# -- the verbs ----------------------------------------------------------------------------------------
+# -- the verbs -------------------------------------------------------------------------------------
 
 
 def test_verify_answers_by_exit_code(tmp_path, capsys):
@@ -310,7 +310,7 @@ def test_profile_repeats_a_record(tmp_path, golden_session, capsys, monkeypatch)
         assert [page.sha256 for page in now.pages] == [page.sha256 for page in run.pages]
 
 
-# -- whatever a model may write -----------------------------------------------------------------------
+# -- whatever a model may write --------------------------------------------------------------------
 
 
 TEXT_RUN = make_run(max_tokens=8, repeats=1, embed=False, crops=False)
@@ -338,7 +338,7 @@ def test_any_text_becomes_fragments_without_a_script(text):
     document.encode()
 
 
-# -- full disks, no memory --------------------------------------------------------------------------------
+# -- full disks, no memory -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])

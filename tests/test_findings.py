@@ -48,7 +48,7 @@ def said(run):
     return "\n".join(texts)
 
 
-# -- a finding whose check does not judge ---------------------------------------------------------------
+# -- a finding whose check does not judge ----------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", ["slower", "faster"])
@@ -108,7 +108,7 @@ def test_a_distance_from_a_floor_is_told_where_its_ceiling_is_right():
     assert sweep_table({"a": run}).iloc[0][["prefill_floor_ms", "step_floor_ms"]].notna().all()
 
 
-# -- the verdict of all checks --------------------------------------------------------------------------
+# -- the verdict of all checks ---------------------------------------------------------------------
 
 CHECKED = {
     "quiet": make_run(),
@@ -175,7 +175,7 @@ def test_a_wrong_ceiling_does_not_make_the_machine_busy(name):
     assert warning.startswith("The ceilings are wrong: ") and "busy" not in warning
 
 
-# -- digits ---------------------------------------------------------------------------------------------
+# -- digits ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_a_terminal_table_has_no_digits_of_noise(shown):
         assert len(number.replace(",", "").replace(".", "").lstrip("0")) <= 3
 
 
-# -- more than the hardware can do ----------------------------------------------------------------------
+# -- more than the hardware can do -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["MBU above 100 %", "MFU above 100 %"])
@@ -243,8 +243,9 @@ def test_more_than_the_hardware_can_do_is_marked_in_its_cell(name):
         text = seen(shown)
         assert text.count("⚠ above 100 %") == above > 0
         assert "No stage does more than its hardware can" in text
+    assert str(run.floors).count("⚠ above 100 %") == above
 
 
 def test_what_the_hardware_can_do_is_not_marked():
     run = with_ceilings(1e12)
-    assert "⚠" not in floors_section(run).html() + frame_html(run.floors)
+    assert "⚠" not in floors_section(run).html() + frame_html(run.floors) + str(run.floors)

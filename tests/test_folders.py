@@ -48,7 +48,7 @@ def sentence_on(folder: Path) -> str:
     return str(caught.value)
 
 
-# -- how a folder is changed ----------------------------------------------------------------------------
+# -- how a folder is changed -----------------------------------------------------------------------
 
 
 def all_of(*changes: Change) -> Change:
@@ -190,7 +190,7 @@ def newer_tokenizer(part: str) -> Change:
     return change
 
 
-# -- quantised weights ----------------------------------------------------------------------------------
+# -- quantised weights -----------------------------------------------------------------------------
 
 PLAIN = "plain BF16"
 BLOCKS = {"activation_scheme": "dynamic", "weight_block_size": [128, 128]}
@@ -317,7 +317,7 @@ def test_weights_of_other_floats_and_integer_buffers_load(folder):
     assert all(torch.allclose(before[name], after[name], atol=1e-4) for name in before)
 
 
-# -- cards before Ampere --------------------------------------------------------------------------------
+# -- cards before Ampere ---------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -401,7 +401,7 @@ def test_the_note_on_an_old_card_is_in_the_record(golden_session, card, monkeypa
     assert "float16" in check.why and "dtype float32" in check.fix
 
 
-# -- folders of the wild --------------------------------------------------------------------------------
+# -- folders of the wild ---------------------------------------------------------------------------
 
 MERGE = ("merge_and_unload()", FROM_MODEL)
 PICKLE = ("pickle", "never opened", "safetensors", FROM_MODEL)
@@ -645,7 +645,7 @@ def test_no_pickle_is_opened(folder, monkeypatch):
     assert "pickle" in sentence_on(folder)
 
 
-# -- names of the model -----------------------------------------------------------------------------------
+# -- names of the model ----------------------------------------------------------------------------
 
 NAMES = [
     "deepseekocr",

@@ -125,7 +125,7 @@ def test_a_command_shows_the_warm_up_and_then_an_estimate_from_the_runs_that_are
     assert "1 of 3 runs done, about " in lines[0]
 
 
-# -- a sweep ------------------------------------------------------------------------------------------
+# -- a sweep ---------------------------------------------------------------------------------------
 
 FAST = Cell(preset="tiny", max_new_tokens=10)
 LONG = Cell(preset="tiny", max_new_tokens=100)

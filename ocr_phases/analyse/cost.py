@@ -52,7 +52,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 class Architecture(NamedTuple):
     """The sizes of a model, by the names that transformers' ``config.json`` gives them
-    (`ocr_phases.config`).
+    (`ocr_phases.families.config`).
 
     ``sam`` and ``encoder`` are the vision encoders, the second of the stage ``encoder_stage``:
     ``clip``, or ``encoder`` for the Qwen2 body. ``tied`` says that the head uses the embedding's

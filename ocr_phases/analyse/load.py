@@ -1,4 +1,4 @@
-"""What a server did under load: the pages that were asked for to a table of levels, and the knee."""
+"""What a server did under load: from the pages that were asked for to a table and the knee."""
 
 from __future__ import annotations
 

@@ -18,7 +18,6 @@ from typing import Annotated, Any
 
 import pandas as pd
 from msgspec import Meta, Struct
-from rapidfuzz.distance import Levenshtein
 
 from ocr_phases.analyse.grounding import Box, Region, grid_box, match_boxes
 from ocr_phases.analyse.repetition import repetition_table
@@ -424,6 +423,8 @@ def _box_measures(ours: Sequence[Region], theirs: Sequence[TrueRegion]) -> list[
         lines += _box_lines(label, places, overlaps)
     order = [place for _, place, _ in sorted(pairs)]
     if order:
+        from rapidfuzz.distance import Levenshtein
+
         distance = Levenshtein.normalized_distance(order, sorted(order))
         lines.append(MeasureLine("order_distance", "", distance, len(order)))
     return lines
@@ -565,6 +566,8 @@ def _words_of_sides(sides: Sequence[_Side], other: str) -> list[str]:
     mine = [(word, number) for number, side in enumerate(sides) for word in side.text.split()]
     theirs = other.split()
     words: list[list[str]] = [[] for _ in sides]
+    from rapidfuzz.distance import Levenshtein
+
     for edit in Levenshtein.opcodes([word for word, _ in mine], theirs):
         for offset, word in enumerate(theirs[edit.dest_start : edit.dest_end]):
             place = edit.src_start + offset

@@ -277,7 +277,7 @@ def _verdict_of(run: Record, name: str) -> str:
 
 def _clock_sentences(run: Record) -> Iterator[str]:
     """Whether host or device limits a phase, if their clocks clearly differ."""
-    for phase in _PHASES if run.device.kind == "cuda" else ():
+    for phase in _PHASES if run.device.has_own_clock else ():
         device, host = (
             np.median(run.repeat_ms(phase, phase, clock)) for clock in ("device_ms", "host_ms")
         )

@@ -11,9 +11,7 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 import mistune
-from apted import APTED, Config
 from mistune.util import unescape
-from rapidfuzz.distance import Levenshtein
 
 EQUAL, DIFFERENT, MISSING, EXTRA = OUTCOMES = ("equal", "different", "missing", "extra")
 
@@ -165,6 +163,9 @@ def similarities(mine: Sequence[Cell], true: Sequence[Cell]) -> list[float]:
     compared, not as trees. Tables are paired in their order, those that share most words where all
     of them are aligned.
     """
+    from apted import APTED
+    from rapidfuzz.distance import Levenshtein
+
     left, found = MOST_TREE_PAIRS, []
     for ours, theirs in _partners(mine, true):
         nodes = ours.nodes(), theirs.nodes()
@@ -182,6 +183,8 @@ def _partners(mine: Sequence[Cell], true: Sequence[Cell]) -> list[tuple[Cell, Ce
     """The tables that belong together: those that share most where all words are aligned, by fewest
     edits.
     """
+    from rapidfuzz.distance import Levenshtein
+
     sides = [
         [(word, at) for at, table in enumerate(side) for word in table.words()]
         for side in (mine, true)
@@ -200,12 +203,27 @@ def _partners(mine: Sequence[Cell], true: Sequence[Cell]) -> list[tuple[Cell, Ce
     return [(mine[our], true[their]) for our, their in sorted(pairs.items())]
 
 
-class _Costs(Config):
+class _Costs:
     """TEDS: a node's insertion or removal costs 1; two cells differ by their texts' normalised
     distance.
+
+    It has what apted asks of a configuration; a class of its own needs no import of apted.
     """
 
+    valuecls = int
+
+    def delete(self, node: Cell) -> int:
+        return 1
+
+    def insert(self, node: Cell) -> int:
+        return 1
+
+    def children(self, node: Cell) -> list[Cell]:
+        return node.children
+
     def rename(self, node1: Cell, node2: Cell) -> float:
+        from rapidfuzz.distance import Levenshtein
+
         if (node1.name, node1.spans) != (node2.name, node2.spans):
             return 1.0
         return Levenshtein.normalized_distance(node1.text, node2.text)
@@ -221,6 +239,8 @@ def text_measures(written: str, true: str) -> dict[str, tuple[float, int]]:
     jiwer has them; may exceed 1. ``edit_distance``: the same distance over the longer text's
     length, 0 to 1.
     """
+    from rapidfuzz.distance import Levenshtein
+
     words, edits = true.split(), Levenshtein.distance(written, true)
     return {
         "edit_distance": (edits / max(len(written), len(true), 1), len(true)),
@@ -235,6 +255,8 @@ def word_edits(written: str, true: str) -> list[tuple[str, str, str]]:
     ``kind`` is `EQUAL`, `DIFFERENT`, `MISSING` (only in the truth) or `EXTRA` (only written), with
     the fewest edits of words.
     """
+    from rapidfuzz.distance import Levenshtein
+
     mine, theirs = written.split(), true.split()
     edits: Any = Levenshtein.opcodes(mine, theirs)
     return [(_EDITS[tag], " ".join(mine[a:b]), " ".join(theirs[c:d])) for tag, a, b, c, d in edits]

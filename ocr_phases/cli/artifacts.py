@@ -15,7 +15,7 @@ def run(arguments: argparse.Namespace) -> None:
     trace.
     """
     from ocr_phases.files import folder_for, only_writer, output_file
-    from ocr_phases.report.artifacts import ARTIFACTS, row_images, write_artifacts
+    from ocr_phases.report.result_files import ARTIFACTS, row_images, write_artifacts
     from ocr_phases.results.run import PhaseRun
 
     record = PhaseRun.load(arguments.record)

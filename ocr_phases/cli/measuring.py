@@ -1,4 +1,4 @@
-"""A measurement on the command line: page checked first, progress on stderr, stopped by a signal."""
+"""A measurement on the command line: page checked first, progress on stderr, ended by signals."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Bar(tqdm):
         return True
 
     def tell(self, through: int, worked: int, note: str) -> None:
-        """``through`` of all are through, ``worked`` of them by this command: these make the rate."""
+        """``through`` of all are through, ``worked`` of them by this command: they make the rate."""
         if not worked:  # what is kept is looked through first
             self.start_t = self.last_print_t
         self.n, self.initial = through, through - worked
@@ -194,7 +194,10 @@ def check_target(arguments: argparse.Namespace, *others: str | None) -> Path:
 
 
 def save(arguments: argparse.Namespace, record: PhaseRun) -> Path:
-    """Save a record as the command's arguments say, or under the first free default name; its file."""
+    """Save a record as the command's arguments say, or under the first free default name.
+
+    Returns its file.
+    """
     if arguments.save is None:
         return save_new(record.save, RECORD)
     with rescued(record.save):

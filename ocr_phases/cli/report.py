@@ -50,7 +50,7 @@ def _show(arguments: argparse.Namespace) -> None:
 
 def _measure(arguments: argparse.Namespace) -> None:
     """Measure the pages; a wrong page, setting or truth is refused before anything slow starts."""
-    from ocr_phases.report.artifacts import RESULTS
+    from ocr_phases.report.result_files import RESULTS
 
     pages = _one_report_each(arguments.pages, arguments.prompt)
     out = arguments.out

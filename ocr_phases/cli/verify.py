@@ -16,8 +16,8 @@ def run(arguments: argparse.Namespace) -> int:
     from ocr_phases.analyse.checks import run_checks, with_verdict
     from ocr_phases.analyse.sentences import checks_verdict, headline
     from ocr_phases.files import check_names, output_folder
-    from ocr_phases.report.artifacts import VERIFICATION
     from ocr_phases.report.render import verify_report
+    from ocr_phases.report.result_files import VERIFICATION
     from ocr_phases.results.run import PhaseRun
 
     if arguments.save:

@@ -17,7 +17,7 @@ def host_syncs_noted(waits: list[str]) -> Iterator[None]:
     """Put a message into ``waits`` for each wait of a ``with`` block; other warnings are shown.
 
     The mode does not see a ``synchronize()``. Its warnings take time, so it is on in no timed run.
-    Only CUDA has it: on other devices nothing is noted.
+    Only CUDA has it: enter this for no other device.
     """
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():

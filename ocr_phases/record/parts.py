@@ -155,7 +155,7 @@ class ConditionsPart(Part, frozen=True, kw_only=True):
 
 
 class DevicePart(Part, frozen=True, kw_only=True):
-    """What it ran on; ``kind`` is cpu, cuda or server."""
+    """What it ran on; ``kind`` is cpu, cuda, mps or server."""
 
     name: str
     kind: str
@@ -167,6 +167,11 @@ class DevicePart(Part, frozen=True, kw_only=True):
     threads: Positive | None = None
     ceilings: CeilingsPart | None = None
     conditions: ConditionsPart | None = None
+
+    @property
+    def has_own_clock(self) -> bool:
+        """Whether the times of its work are by a clock of its own, and not by the host's."""
+        return self.kind in ("cuda", "mps")
 
 
 # -- the model ------------------------------------------------------------------------------------------

@@ -22,10 +22,10 @@ from ocr_phases.files import (
     read_regular,
     write_into,
 )
-from ocr_phases.report.artifacts import RESULTS, VERIFICATION
 from ocr_phases.report.live import LiveObjects
+from ocr_phases.report.result_files import RESULTS, VERIFICATION
 from ocr_phases.show.shown_figure import STILL
-from ocr_phases.show.web import Html, document_html, element, render
+from ocr_phases.show.web import Html, document_html, element, fill_template
 from ocr_phases.versions import asset
 from ocr_phases.view.embed import VIEW_TYPE, view_script, view_style
 
@@ -234,7 +234,7 @@ def _cells_html(notebook: Any, *, show_code: bool) -> Html:
         elif cell.cell_type == "code":
             parts += [("code", cell.source, {})] if show_code else []
             parts += () if hidden else _outputs(cell)
-    return render("cells", parts=parts)
+    return fill_template("cells", parts=parts)
 
 
 def _has_view(output: Any) -> bool:

@@ -138,10 +138,10 @@ class LoadResult(Hinted):
         --------
         >>> result.save("load")  # doctest: +SKIP
         """
-        from ocr_phases.show.load_overview import load_page
+        from ocr_phases.show.load_overview import load_document
 
         files = {
-            "load.html": load_page(self.server, self.table, self.asked).encode(),
+            "load.html": load_document(self.server, self.table, self.asked).encode(),
             "load.json": self.asked.to_json(orient="records").encode(),
         }
         return write_into(Path(folder), files, overwrite=overwrite)[0]

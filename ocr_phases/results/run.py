@@ -374,6 +374,6 @@ class PhaseRun(Record):
         Path
             The file that was written.
         """
-        from ocr_phases.report.artifacts import write_chrome_trace
+        from ocr_phases.report.result_files import write_chrome_trace
 
         return SavedPath(write_chrome_trace(self, path, overwrite=overwrite))

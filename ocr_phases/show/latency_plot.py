@@ -69,7 +69,7 @@ def plot_latency(run: Record, *, ax: Axes | None = None) -> Figure:
 def _draw_times(axes: Axes, run: Record, table: pd.DataFrame) -> list[str]:
     """Draw the times of the steps with their spread; returns the columns that are drawn."""
     clocks = ["device_ms"]
-    has_device_clock = run.device.kind == "cuda"
+    has_device_clock = run.device.has_own_clock
     # Where tokens are read every few steps, the host launches many at once and then waits for all
     # of them.
     if has_device_clock and (run.request.eos_check_every or 1) == 1:

@@ -79,7 +79,7 @@ def load_html(server: str, table: pd.DataFrame, asked: pd.DataFrame) -> Html:
     return Html(section.html())
 
 
-def load_page(server: str, table: pd.DataFrame, asked: pd.DataFrame) -> str:
+def load_document(server: str, table: pd.DataFrame, asked: pd.DataFrame) -> str:
     """`load_html` as a whole page."""
     return document_html("Load – ocr_phases", [], load_html(server, table, asked))
 

@@ -12,7 +12,7 @@ from ocr_phases.analyse.sweep_table import SWEEP_COLUMNS
 from ocr_phases.show.checks_section import checks_html
 from ocr_phases.show.comparison_overview import compare_html
 from ocr_phases.show.html_table import table_html
-from ocr_phases.show.run_times import floor_table_html
+from ocr_phases.show.run_times import floor_table_html, floor_table_text
 from ocr_phases.show.sweep_overview import cells_html
 from ocr_phases.show.terminal_table import table_text
 from ocr_phases.show.web import Html, notebook_style
@@ -47,6 +47,8 @@ def _ends_html(table: pd.DataFrame) -> Html:
 
 def frame_text(table: pd.DataFrame) -> str:
     """A table of a result for a terminal: whole, or the ends of a long one."""
+    if tuple(table.columns) == FLOOR_COLUMNS:
+        return floor_table_text(table)
     if len(table) <= _MOST_ROWS:
         return table_text(table)
     ends = pd.concat([table.head(_END), table.tail(_END)])

@@ -22,7 +22,9 @@ from ocr_phases.show.html_table import Heading, table_html
 from ocr_phases.show.latency_plot import plot_latency
 from ocr_phases.show.roofline_plot import plot_roofline
 from ocr_phases.show.section import Section
+from ocr_phases.show.terminal_table import table_text
 from ocr_phases.show.web import Html, note
+from ocr_phases.text import digits_text
 
 _PRINTS_ABOVE = 1.005  # as per cent this is 101, a lower share at most 100
 OVER_HUNDRED = "⚠ above 100 %"
@@ -81,7 +83,7 @@ def timed_table(
     ``time`` is the heading of the device's time. Without a device clock there is one time, and the
     host's is left out. The keywords are those of `table_html`.
     """
-    if run.device.kind != "cuda":
+    if not run.device.has_own_clock:
         table = table.drop(columns="host_ms", errors="ignore")
         time = time.replace("device", "time")
     low, high = spread_names(len(run.repeats))
@@ -160,6 +162,18 @@ def floor_table_html(table: pd.DataFrame) -> Html:
     return table_html(
         table, caption=_floor_caption(table), missing="none", marks=over_hundred(table)
     )
+
+
+def floor_table_text(table: pd.DataFrame) -> str:
+    """A table of floors for a terminal, where an MFU or MBU above 100 % has its mark beside it."""
+    marked = table.copy()
+    for name, marks in over_hundred(table).items():
+        texts = [
+            f"{digits_text(value)} {mark}" if mark else value
+            for value, mark in zip(table[name], marks, strict=True)
+        ]
+        marked[name] = pd.Series(texts, table.index, dtype=object)
+    return table_text(marked)
 
 
 def _floor_caption(table: pd.DataFrame) -> str:

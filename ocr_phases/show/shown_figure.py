@@ -70,6 +70,9 @@ class ShownFigure(Figure):
         """Lay it out, and draw it: with a layout engine of its own ``savefig`` would draw all of it
         twice.
         """
+        # Three methods of matplotlib's own objects are replaced for this drawing. As SVG, six plots
+        # of a record take 0.32 s of CPU time with them and 0.70 s without (median of 4 alternating
+        # turns in one process); without any one of them they take about 0.1 s more.
         # Texts are measured once, for the layout and for the drawing; in an SVG for all figures.
         setattr(self.canvas, "get_renderer", lambda: renderer)  # noqa: B010
         if isinstance(self.canvas, FigureCanvasSVG):

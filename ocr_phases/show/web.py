@@ -63,13 +63,13 @@ def _safe(value: object) -> str:
     return value if isinstance(value, Html) else plain(str(value))
 
 
-def render(template: str, **values: Any) -> Html:
+def fill_template(template: str, **values: Any) -> Html:
     """A template filled with ``values``: all but `Html` is text without control characters."""
     return Html(_environment().get_template(f"{template}.html.j2").render(values))
 
 
 def block(name: str, **values: Any) -> Html:
-    """One of the macros of ``blocks.html.j2``; values as in `render`."""
+    """One of the macros of ``blocks.html.j2``; values as in `fill_template`."""
     return Html(getattr(_environment().get_template("blocks.html.j2").module, name)(**values))
 
 
@@ -194,7 +194,7 @@ def document_html(
         + 'document.querySelectorAll("table.op-table").forEach(sortable);'
         + script
     )
-    return render(
+    return fill_template(
         "document",
         title=title,
         contents=contents,

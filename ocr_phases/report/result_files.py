@@ -311,7 +311,7 @@ def _jpeg(image: Image.Image) -> bytes:
     return image_file(image, "JPEG", quality=90)
 
 
-def chrome_trace(run: Record) -> dict[str, Any]:
+def trace_of_spans(run: Record) -> dict[str, Any]:
     """All spans of all repeats as one trace for ui.perfetto.dev and chrome://tracing; a repeat
     starts at 0.
 
@@ -319,7 +319,7 @@ def chrome_trace(run: Record) -> dict[str, Any]:
     events (``M``) that name processes and threads. A process is a repeat, a thread a clock: on a
     CPU there is one, ``host``. Process numbers start at 1: viewers give 0 a meaning of its own.
     """
-    clocks = ("host", "device") if run.device.kind == "cuda" else ("host",)
+    clocks = ("host", "device") if run.device.has_own_clock else ("host",)
     events: list[dict[str, Any]] = []
     for repeat in run.repeats:
         name = f"repeat {repeat + 1}: {run.page.file}"
@@ -354,6 +354,6 @@ def chrome_trace(run: Record) -> dict[str, Any]:
 
 
 def write_chrome_trace(run: Record, path: str | Path, *, overwrite: bool = False) -> Path:
-    """`chrome_trace` as a JSON file; raises as `Record.save` does."""
-    data = json.dumps(chrome_trace(run), allow_nan=False).encode() + b"\n"
+    """`trace_of_spans` as a JSON file; raises as `Record.save` does."""
+    data = json.dumps(trace_of_spans(run), allow_nan=False).encode() + b"\n"
     return write_given(path, data, overwrite=overwrite)
