@@ -30,8 +30,9 @@ _MOST_JSON = 64 << 20
 
 
 def local_folder(name: str, *, local_only: bool = False) -> Path | None:
-    """The folder of that name, or None for what may be a hub id; `OcrPhasesError` for what is
-    neither.
+    """The folder of that name, or None for what may be a hub id.
+
+    Raises `OcrPhasesError` for what is neither.
     """
     # Unlike Path's, these raise for no name: too long, with a NUL, of a user who is unknown.
     folder = os.path.abspath(os.path.expanduser(name))  # noqa: PTH100, PTH111  (no link followed)
@@ -41,15 +42,16 @@ def local_folder(name: str, *, local_only: bool = False) -> Path | None:
         refuse_file(name, folder)
     if local_only or not re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", name):
         raise OcrPhasesError(
-            f"There is no model {name!r}: use tiny, dummy, a checkpoint folder or a hub id (ORG/NAME)."
-            f"{nearest(name, ('tiny', 'dummy'))}"
+            f"There is no model {name!r}: use tiny, dummy, a checkpoint folder or a hub id "
+            f"(ORG/NAME).{nearest(name, ('tiny', 'dummy'))}"
         )
     return None
 
 
 def download(name: str, revision: str | None, *, code: bool = False) -> Path:
-    """A hub repository's snapshot at ``revision``: JSON and safetensors files only, and ``code`` if
-    asked.
+    """A hub repository's snapshot at ``revision``: its JSON and safetensors files.
+
+    With ``code`` its Python files, too, and then only at a full commit hash.
 
     A hub that is silent for longer than ``HF_HUB_ETAG_TIMEOUT`` seconds (default: 10) is given up:
     what is in this machine's cache is taken. Raises `OcrPhasesError` where the repository is not
@@ -60,25 +62,35 @@ def download(name: str, revision: str | None, *, code: bool = False) -> Path:
 
     if code and not re.fullmatch(r"[0-9a-f]{40}", revision or ""):
         raise OcrPhasesError(
-            f"{name} brings its own code, which may change: pass revision= with the 40-digit commit hash "
-            "of the version you have read."
+            f"{name} brings its own code, which may change: pass revision= with the 40-digit "
+            "commit hash of the version you have read."
         )
-    patterns = ["*.json", "*.safetensors", *(["*.py"] if code else [])]
+    patterns = ["*.json", "*.safetensors"]
+    if code:
+        patterns.append("*.py")
     problem = _hub_problem(name, revision)
-    options = {"allow_patterns": patterns, "local_files_only": problem is not None}
     try:
-        return Path(snapshot_download(name, revision=revision, **options))
+        folder = snapshot_download(
+            name,
+            revision=revision,
+            allow_patterns=patterns,
+            local_files_only=problem is not None,
+        )
     except (OSError, HTTPError, HFValidationError) as error:
-        error = problem or error
+        # What the hub said tells more than that the cache does not have it.
+        reason = problem or error
         raise OcrPhasesError(
-            f"{name} is neither a folder here nor could it be fetched from the hub ({type(error).__name__}): "
-            "check the name and the connection, or download it and name its folder."
-        ) from error
+            f"{name} is neither a folder here nor could it be fetched from the hub "
+            f"({type(reason).__name__}): check the name and the connection, or download it and "
+            "name its folder."
+        ) from reason
+    return Path(folder)
 
 
 def _hub_problem(name: str, revision: str | None) -> Exception | None:
-    """Why the hub gives no answer on a repository, else None; a download would go on asking for
-    minutes.
+    """Why the hub gives no answer on a repository, else None.
+
+    It is asked first, as a download would go on asking for minutes.
     """
     from huggingface_hub import HfApi, constants
     from huggingface_hub.errors import HFValidationError, HTTPError
@@ -92,8 +104,7 @@ def _hub_problem(name: str, revision: str | None) -> Exception | None:
 
 
 def hub_commit(name: str) -> str | None:
-    """The commit that a hub id's ``main`` stands for in this machine's cache; None where that is
-    unknown.
+    """The commit that a hub id's ``main`` stands for in this machine's cache, or None.
 
     No request is made where the cache knows it. Where it does not, ``config.json`` alone is
     fetched, which settles it for the next call too.
@@ -104,10 +115,12 @@ def hub_commit(name: str) -> str | None:
     try:
         path = try_to_load_from_cache(name, "config.json")
         if not isinstance(path, str):
-            path = None if _hub_problem(name, None) else hf_hub_download(name, "config.json")
+            if _hub_problem(name, None) is not None:
+                return None
+            path = hf_hub_download(name, "config.json")
     except (OSError, HfHubHTTPError, HFValidationError):
         return None  # loading it says what is wrong
-    return path and Path(path).parent.name
+    return Path(path).parent.name
 
 
 def read_config(folder: Path) -> dict[str, Any]:
@@ -130,32 +143,30 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _check_weights(folder: Path, config: dict[str, Any], index: dict[str, Any]) -> None:
-    """Raise `OcrPhasesError` where the safetensors files are not whole, or hold what cannot be
-    loaded.
-    """
+    """Raise `OcrPhasesError` where the safetensors files are cut or missing, or not to be loaded."""
     files = weight_files(folder)
     indexed = set(index["weight_map"].values())
     if not files:
         refuse_without_weights(folder, indexed)
-    missing = sorted(indexed - {file.name for file in files})
+    present = {file.name for file in files}
+    missing = sorted(indexed - present)
     if missing:
         refuse_missing_shards(folder, missing, len(indexed))
     loaded = loaded_files(folder, index)
     if not loaded:
         refuse_unloaded_weights(folder, files)
-    read_headers(
-        [file for file in files if file not in loaded]
-    )  # the folder's hash reads those, too
+    # The folder's hash reads the other files, too, so they have to be whole.
+    read_headers([file for file in files if file not in loaded])
     stored = read_headers(loaded)
     refuse_quantised(folder, config, stored)
     refuse_wrapped_names(folder, stored)
 
 
 def read_json(path: Path, shape: Any, *, missing: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The JSON object in a file, of ``shape`` (a `TypedDict`), or ``missing`` where there is no
-    file.
+    """The JSON object in a file, of ``shape`` (a `TypedDict`).
 
-    `OcrPhasesError` for anything else.
+    Where there is no file, it is ``missing``, if that is given. Raises `OcrPhasesError` for
+    anything else.
     """
     if missing is not None and not path.exists():
         return missing
@@ -165,7 +176,8 @@ def read_json(path: Path, shape: Any, *, missing: dict[str, Any] | None = None) 
     except (OSError, OcrPhasesError) as error:
         reason = getattr(error, "strerror", error)
         raise OcrPhasesError(
-            f"{path} cannot be read as JSON ({reason}): take that file from the published checkpoint again."
+            f"{path} cannot be read as JSON ({reason}): take that file from the published "
+            "checkpoint again."
         ) from error
     if not isinstance(content, dict):
         raise OcrPhasesError(

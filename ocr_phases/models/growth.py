@@ -14,18 +14,23 @@ from typing import Any, NotRequired, TypedDict
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.models.folders import read_json
 
-#: Published tokenizers stay below 1,300 in this count (ALBERT: NFKD, a table like that of NFKC, a
-#: pattern).
+#: Published tokenizers stay below 1,300 in this count: ALBERT's, with NFKD, a table like that of
+#: NFKC, and a pattern.
 MOST_GROWTH = 10_000
+#: No count grows beyond this: a float has an end, and what is more is refused anyway.
+_LARGEST_COUNT = 1e300
 
 #: Characters for one, at most, of the steps whose second run in a row changes nothing.
 _UNICODE_FORMS = {"NFC": 4, "NFD": 4, "NFKC": 18, "NFKD": 18, "Lowercase": 2, "BertNormalizer": 12}
+#: Steps that rewrite a text so that a form may be missing after them.
+_REWRITING = ("Replace", "Precompiled", "ByteLevel", "Prepend")
 _BYTES_OF_A_CHARACTER = 4
 
 
 class TokenizerSteps(TypedDict):
-    """The parts of ``tokenizer.json`` that rewrite a text; the rest is left to the tokenizers
-    library.
+    """The parts of ``tokenizer.json`` that rewrite a text.
+
+    The rest is left to the tokenizers library.
     """
 
     normalizer: NotRequired[Any]
@@ -34,24 +39,22 @@ class TokenizerSteps(TypedDict):
 
 
 def check_growth(path: Path) -> None:
-    """Raise `OcrPhasesError` where a part of this ``tokenizer.json`` can lengthen a text without
-    measure.
-
-    The normalizer and the pre-tokenizer rewrite the same text one after the other, so theirs
-    multiply.
-    """
+    """Raise `OcrPhasesError` where a part of this ``tokenizer.json`` can fill the memory."""
     content = read_json(path, TokenizerSteps)
     normalizer = _growth(content.get("normalizer"))
-    _refuse(path, "normalizer", normalizer)
-    _refuse(path, "pre-tokenizer", normalizer * _growth(content.get("pre_tokenizer")))
-    _refuse(path, "decoder", _growth(content.get("decoder")))
+    _refuse_large_growth(path, "normalizer", normalizer)
+    # The two rewrite the same text one after the other, so their counts multiply.
+    pre_tokenizer = normalizer * _growth(content.get("pre_tokenizer"))
+    _refuse_large_growth(path, "pre-tokenizer", pre_tokenizer)
+    _refuse_large_growth(path, "decoder", _growth(content.get("decoder")))
 
 
-def _refuse(path: Path, part: str, growth: float) -> None:
+def _refuse_large_growth(path: Path, part: str, growth: float) -> None:
+    """Raise `OcrPhasesError` where a part makes a text longer than any published tokenizer does."""
     if growth > MOST_GROWTH:
         raise OcrPhasesError(
-            f"The {part} of {path} can make a text more than {MOST_GROWTH:,} times as long, which would fill "
-            "the memory: use the published tokenizer.json of the model."
+            f"The {part} of {path} can make a text more than {MOST_GROWTH:,} times as long, which "
+            "would fill the memory: use the published tokenizer.json of the model."
         )
 
 
@@ -62,12 +65,12 @@ def _growth(part: Any) -> float:
     for step in _steps(part):
         kind = str(step.get("type"))
         if kind in _UNICODE_FORMS:
-            growth *= 1 if kind in settled else _UNICODE_FORMS[kind]
+            if kind not in settled:
+                growth *= _UNICODE_FORMS[kind]
             settled.add(kind)
             continue
-        own = _growth_of_step(kind, step)
-        growth = min(growth * own, 1e300)
-        if kind in ("Replace", "Precompiled", "ByteLevel", "Prepend"):
+        growth = min(growth * _growth_of_step(kind, step), _LARGEST_COUNT)
+        if kind in _REWRITING:
             settled.clear()
     return growth
 
@@ -77,8 +80,12 @@ def _steps(part: Any) -> list[dict[str, Any]]:
     if not isinstance(part, dict):
         return []
     for name in ("normalizers", "pretokenizers", "decoders"):
-        if isinstance(part.get(name), list):
-            return [step for each in part[name] for step in _steps(each)]
+        sequence = part.get(name)
+        if isinstance(sequence, list):
+            steps: list[dict[str, Any]] = []
+            for inner in sequence:
+                steps += _steps(inner)
+            return steps
     return [part]
 
 
@@ -96,26 +103,34 @@ def _growth_of_step(kind: str, step: dict[str, Any]) -> float:
 
 
 def _growth_of_replacing(pattern: Any, written: int) -> float:
-    """A text is as long as it says; a regular expression may match before every character, and
-    nothing.
+    """Characters for one, where ``written`` characters are put in for each match of ``pattern``.
+
+    A text matches its own length. A regular expression may match nothing, before every character.
     """
-    literal = pattern.get("String") if isinstance(pattern, dict) else None
-    if isinstance(literal, str) and literal:
-        return max(1.0, written / len(literal))
+    if isinstance(pattern, dict):
+        literal = pattern.get("String")
+        if isinstance(literal, str) and literal:
+            return max(1.0, written / len(literal))
     return 1 + written
 
 
 def _length(text: Any) -> int:
+    """The length of a text, and 0 for what is none."""
     return len(text) if isinstance(text, str) else 0
 
 
 def _longest_entry(charsmap: Any) -> float:
-    """The characters of the longest text in a precompiled table: a trie behind its size, then the
-    texts.
+    """The characters of the longest text in a precompiled table, and at least 1.
+
+    The table is the size of a trie in four bytes, the trie, and then the texts, each with a NUL
+    behind it.
     """
     try:
         table = base64.b64decode(charsmap, validate=True)
     except (TypeError, ValueError, binascii.Error):
         return 1  # the tokenizers library refuses it
-    texts = table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")
-    return max(1, *(len(text.decode("utf-8", "replace")) for text in texts))
+    trie_size = int.from_bytes(table[:4], "little")
+    longest = 1
+    for text in table[4 + trie_size :].split(b"\0"):
+        longest = max(longest, len(text.decode("utf-8", "replace")))
+    return longest

@@ -46,17 +46,22 @@ _INTEGER_BUFFERS = (
 )
 #: The last part of the names of what stands beside quantised weights, and of packed weights.
 _SIGNS = re.compile(
-    r"(\w+_)?scales?(_inv|_2)?|(\w+_)?zero_points?|(\w+_)?q?zeros|(\w+_)?(absmax|amax|quant_map|packed)"
-    r"|q_?weight|g_idx|q_(perm|invperm|groups|group_size|scale_max)|SCBt?|CB|weight_format|bitsandbytes__\w+"
+    r"(\w+_)?scales?(_inv|_2)?|(\w+_)?zero_points?|(\w+_)?q?zeros"
+    r"|(\w+_)?(absmax|amax|quant_map|packed)"
+    r"|q_?weight|g_idx|q_(perm|invperm|groups|group_size|scale_max)"
+    r"|SCBt?|CB|weight_format|bitsandbytes__\w+"
     r"|W_q|_data|codes|codebooks?|trellis|suh|svh|SU|SV|Qidxs|\w+_blocks"
 )
 _NO_SIGNS = ("logit_scale", "layer_scale")
 
 NEXT_STEP = (
-    "name the checkpoint that they were made from, with weights in float32, bfloat16 or float16, or "
-    "load them "
-    "yourself and give the object to OCRSession.from_model(model, tokenizer)"
+    "name the checkpoint that they were made from, with weights in float32, bfloat16 or float16, "
+    "or load them yourself and give the object to OCRSession.from_model(model, tokenizer)"
 )
+#: How many sections deep a config is searched for entries.
+_DEEPEST = 3
+_METHOD_KEYS = ("quant_method", "quant_algo", "quant_type", "mode", "format")
+_BITS_KEYS = ("bits", "w_bit", "num_bits", "nbits")
 
 
 def refuse_quantised_config(
@@ -69,14 +74,13 @@ def refuse_quantised_config(
     """
     for entry, value in _entries(config):
         raise OcrPhasesError(
-            f"{place} asks for quantised weights ({entry}: {_method(value)}), which are not run here: "
-            f"{NEXT_STEP}{_what_plain_weights_need(stored, 'take that entry out')}."
+            f"{place} asks for quantised weights ({entry}: {_method(value)}), which are not run "
+            f"here: {NEXT_STEP}{_what_plain_weights_need(stored, 'take that entry out')}."
         )
 
 
 def refuse_quantised(folder: Path, config: dict[str, Any], stored: StoredTensors) -> None:
-    """Raise `OcrPhasesError` where anything in a checkpoint folder says that its weights are
-    quantised.
+    """Raise `OcrPhasesError` where anything in a folder says that its weights are quantised.
 
     That is an entry of its config, a file beside it, a tensor that only quantised weights need, or
     a weight that is stored as something else than floating-point numbers.
@@ -85,24 +89,27 @@ def refuse_quantised(folder: Path, config: dict[str, Any], stored: StoredTensors
     sign = _sign(stored)
     if sign is not None:
         raise OcrPhasesError(
-            f"The weights in {folder} are quantised ({sign}), and such weights are not run here: {NEXT_STEP}."
+            f"The weights in {folder} are quantised ({sign}), and such weights are not run here: "
+            f"{NEXT_STEP}."
         )
     for name in _FILES:
         if (folder / name).exists():
             raise OcrPhasesError(
-                f"{folder / name} says that the weights are quantised, and such weights are not run here: "
-                f"{NEXT_STEP}{_what_plain_weights_need(stored, 'remove that file')}."
+                f"{folder / name} says that the weights are quantised, and such weights are not "
+                f"run here: {NEXT_STEP}{_what_plain_weights_need(stored, 'remove that file')}."
             )
 
 
 def _entries(config: dict[str, Any], above: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """The entries of a config on quantisation, with their names; an empty one says that there is
-    none.
+    """The entries of a config on quantisation, with their names.
+
+    An empty one says that there is none. ``above`` is the name of the section that ``config`` is,
+    with its dot, and ``depth`` how many sections are around it.
     """
     for name, value in config.items():
         if name in _ENTRIES and value:
             yield f"{above}{name}", value
-        elif isinstance(value, dict) and depth < 3:
+        elif isinstance(value, dict) and depth < _DEEPEST:
             yield from _entries(value, f"{above}{name}.", depth + 1)
 
 
@@ -110,41 +117,59 @@ def _method(value: Any) -> str:
     """What an entry says of the method, in a few words."""
     if not isinstance(value, dict):
         return short(value)
-    names = [
-        value[key]
-        for key in ("quant_method", "quant_algo", "quant_type", "mode", "format")
-        if value.get(key)
-    ]
-    words = short(names[0]).strip("'\"") if names else "no method named"
-    if "quant_method" not in value and "group_size" in value and "bits" in value:
-        words = "MLX"  # which names no method
-    bits = [
-        value[key]
-        for key in ("bits", "w_bit", "num_bits", "nbits")
-        if isinstance(value.get(key), int)
-    ]
-    if value.get("load_in_4bit") or value.get("_load_in_4bit"):
-        bits = [4]
-    if value.get("load_in_8bit") or value.get("_load_in_8bit"):
-        bits = [8]
-    return f"{words}, {bits[0]} bits" if bits else words
+    name = _method_name(value)
+    bits = _method_bits(value)
+    if bits is None:
+        return name
+    return f"{name}, {bits} bits"
+
+
+def _method_name(entry: dict[str, Any]) -> str:
+    """The name of the method of an entry."""
+    # MLX names no method, and its mode is none.
+    if "quant_method" not in entry and "group_size" in entry and "bits" in entry:
+        return "MLX"
+    for key in _METHOD_KEYS:
+        if entry.get(key):
+            return short(entry[key]).strip("'\"")
+    return "no method named"
+
+
+def _method_bits(entry: dict[str, Any]) -> int | None:
+    """The bits of a weight that an entry names, or None."""
+    if entry.get("load_in_8bit") or entry.get("_load_in_8bit"):
+        return 8
+    if entry.get("load_in_4bit") or entry.get("_load_in_4bit"):
+        return 4
+    for key in _BITS_KEYS:
+        bits = entry.get(key)
+        if isinstance(bits, int):
+            return bits
+    return None
 
 
 def _sign(stored: StoredTensors) -> str | None:
-    """What says of the stored tensors that they are quantised, by the name of one; None where "
-    "nothing does."""
+    """What says of the stored tensors that they are quantised, by the name of one.
+
+    None where nothing does.
+    """
     for name in sorted(stored.dtypes):
         last = name.rpartition(".")[2]
-        if "quant_state" in name or (_SIGNS.fullmatch(last) and last not in _NO_SIGNS):
+        if "quant_state" in name:
+            return f"they have {name}"
+        if _SIGNS.fullmatch(last) and last not in _NO_SIGNS:
             return f"they have {name}"
     for name, dtype in sorted(stored.dtypes.items()):
-        buffer = dtype in _INTEGERS and name.endswith(_INTEGER_BUFFERS)
-        if dtype not in _FLOATS and not buffer:
-            return f"{name} is stored as {dtype}"
+        if dtype in _FLOATS:
+            continue
+        if dtype in _INTEGERS and name.endswith(_INTEGER_BUFFERS):
+            continue
+        return f"{name} is stored as {dtype}"
     return None
 
 
 def _what_plain_weights_need(stored: StoredTensors | None, step: str) -> str:
+    """The end of a sentence for weights that are not quantised, whatever the config says."""
     if stored is None or not stored.dtypes or _sign(stored) is not None:
         return ""
     dtypes = " and ".join(sorted(set(stored.dtypes.values()) & _FLOATS))

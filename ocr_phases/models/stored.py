@@ -1,5 +1,7 @@
-"""What the files of a checkpoint hold, by their first bytes and by the headers of safetensors "
-"files; no torch."""
+"""What the files of a checkpoint hold, read without torch.
+
+Their first bytes say it, and the headers of safetensors files.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,17 @@ _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 
 _FETCH_LFS = (
-    "is a Git LFS pointer, the note that git keeps in the place of a large file: run 'git lfs install' and "
-    "'git lfs pull' in its folder, or fetch the checkpoint with 'hf download'"
+    "is a Git LFS pointer, the note that git keeps in the place of a large file: run "
+    "'git lfs install' and 'git lfs pull' in its folder, or fetch the checkpoint with "
+    "'hf download'"
 )
+_FETCH_ANNEX = "is a git-annex pointer, not the file itself: run 'git annex get .' in its folder"
 _FETCH_AGAIN = "download that file again"
 #: How the text begins that stands in a file when a download went wrong, and what that says.
 _NOT_THE_FILE = {
     b"version https://git-lfs": _FETCH_LFS,
     b"version https://hawser": _FETCH_LFS,
-    b"/annex/objects/": "is a git-annex pointer, not the file itself: run 'git annex get .' in its folder",
+    b"/annex/objects/": _FETCH_ANNEX,
     b"<!doctype": f"is a web page, not the file itself: {_FETCH_AGAIN}",
     b"<html": f"is a web page, not the file itself: {_FETCH_AGAIN}",
     b"<?xml": f"is an answer of a web server, not the file itself: {_FETCH_AGAIN}",
@@ -50,17 +54,18 @@ class _Tensor(TypedDict):
 
 
 class StoredTensors(NamedTuple):
-    """The tensors of safetensors files: their ``dtypes`` by name, as in ``BF16``; which program "
-    "wrote them."""
+    """The tensors of safetensors files.
+
+    ``dtypes`` are their dtypes by name, as in ``BF16``; ``written_by`` is the program that wrote
+    them, where a file says so.
+    """
 
     dtypes: dict[str, str]
     written_by: str | None
 
 
 def check_start(path: Path, start: bytes) -> None:
-    """Raise `OcrPhasesError` where a file that begins with ``start`` is a stand-in for the one
-    wanted.
-    """
+    """Raise `OcrPhasesError` where a file that begins with ``start`` is empty or a stand-in."""
     if not start:
         raise OcrPhasesError(f"{path} is empty: {_FETCH_AGAIN}.")
     text = start.lstrip(b"\xef\xbb\xbf \t\r\n").lower()
@@ -100,8 +105,10 @@ def read_headers(paths: list[Path]) -> StoredTensors:
     for path in paths:
         header = _read_header(path)
         metadata = header.pop("__metadata__", None)
-        if isinstance(metadata, dict) and isinstance(metadata.get("format"), str):
-            written_by = metadata["format"]
+        if isinstance(metadata, dict):
+            program = metadata.get("format")
+            if isinstance(program, str):
+                written_by = program
         try:
             tensors = conform(header, dict[str, _Tensor])
         except OcrPhasesError as error:
@@ -109,32 +116,34 @@ def read_headers(paths: list[Path]) -> StoredTensors:
                 f"{path} is no safetensors file ({error}): {_FETCH_AGAIN}."
             ) from error
         _check_length(path, tensors)
-        dtypes |= {name: tensor["dtype"] for name, tensor in tensors.items()}
+        for name, tensor in tensors.items():
+            dtypes[name] = tensor["dtype"]
     return StoredTensors(dtypes, written_by)
 
 
 def _read_header(path: Path) -> dict[str, Any]:
+    """The header of a safetensors file; `OcrPhasesError` where there is no whole one."""
     with open_regular(path) as file:
         start = file.read(START)
         check_start(path, start)
         for beginning, content in _OTHER_FORMATS.items():
             if start.startswith(beginning):
                 raise OcrPhasesError(
-                    f"{path} {content} under the name of safetensors: only safetensors weights are "
-                    "loaded, so "
-                    "take the checkpoint in that format."
+                    f"{path} {content} under the name of safetensors: only safetensors weights "
+                    "are loaded, so take the checkpoint in that format."
                 )
         size = int.from_bytes(start[:8], "little")
         if not 0 < size <= LONGEST_HEADER:
             raise OcrPhasesError(
-                f"{path} is no safetensors file (it names a header of {size:,} bytes): {_FETCH_AGAIN}."
+                f"{path} is no safetensors file (it names a header of {size:,} bytes): "
+                f"{_FETCH_AGAIN}."
             )
         file.seek(8)
         text = file.read(size)
     if len(text) < size:
         raise OcrPhasesError(
-            f"{path} is cut short (its header has {size:,} bytes, the whole file {len(text) + 8:,}): "
-            f"{_FETCH_AGAIN}."
+            f"{path} is cut short (its header has {size:,} bytes, the whole file "
+            f"{len(text) + 8:,}): {_FETCH_AGAIN}."
         )
     try:
         header = parse_json(text)
@@ -153,11 +162,11 @@ def _check_length(path: Path, tensors: dict[str, _Tensor]) -> None:
     """Raise where the file ends before the last of its tensors does."""
     with open_regular(path) as file:
         header_size = int.from_bytes(file.read(8), "little")
-    needed = (
-        8 + header_size + max((tensor["data_offsets"][1] for tensor in tensors.values()), default=0)
-    )
+    ends = [tensor["data_offsets"][1] for tensor in tensors.values()]
+    needed = 8 + header_size + max(ends, default=0)
     size = path.stat().st_size
     if size < needed:
         raise OcrPhasesError(
-            f"{path} is cut short (it has {bytes_text(size)} of {bytes_text(needed)}): {_FETCH_AGAIN}."
+            f"{path} is cut short (it has {bytes_text(size)} of {bytes_text(needed)}): "
+            f"{_FETCH_AGAIN}."
         )
