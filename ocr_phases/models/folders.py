@@ -143,7 +143,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def _check_weights(folder: Path, config: dict[str, Any], index: dict[str, Any]) -> None:
-    """Raise `OcrPhasesError` where the safetensors files are cut or missing, or not to be loaded."""
+    """Raise `OcrPhasesError` where safetensors files are cut or missing, or not to be loaded."""
     files = weight_files(folder)
     indexed = set(index["weight_map"].values())
     if not files:

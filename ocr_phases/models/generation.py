@@ -1,10 +1,8 @@
-"""What a checkpoint says of generating: its end tokens, and the settings that `generate()` takes
-from it.
-"""
+"""What a checkpoint says of generating: its end tokens and the settings of its `generate()`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,8 +65,8 @@ HARMLESS = frozenset(
         "return_dict_in_generate",
     ]
 )
-#: Entries that are refused, unless they have the value that changes nothing; no value never does,
-#: nor False.
+#: Entries that are refused, with the value of each that changes nothing. None as a value here says
+#: that all values are refused. An entry that is None or False changes nothing anyway.
 REFUSED: Mapping[str, Any] = {
     "num_beams": 1,
     "num_beam_groups": 1,
@@ -101,6 +99,16 @@ REFUSED: Mapping[str, Any] = {
 }
 #: What ``generate()`` takes for an entry of sampling that a checkpoint which samples does not have.
 _TOP_K = 50
+#: Entries of `SAMPLING` that change the tokens of a greedy run, too.
+_GREEDY = ("repetition_penalty", "no_repeat_ngram_size")
+#: The values of entries of `SAMPLING` that change nothing.
+_NEUTRAL = {
+    "repetition_penalty": 1,
+    "no_repeat_ngram_size": 0,
+    "temperature": 1,
+    "top_p": 1,
+    "top_k": 0,
+}
 
 
 @dataclass(frozen=True)
@@ -132,69 +140,82 @@ def generation_defaults(model: Any, config: Mapping[str, Any]) -> GenerationDefa
     entries = {} if own is None else own.to_diff_dict()
     known = {} if own is None else vars(type(own)())
     for name, value in entries.items():
-        if (
-            name in known
-            and name not in (*SAMPLING, *RULES, *HARMLESS)
-            and not _changes_nothing(name, value)
-        ):
-            raise OcrPhasesError(
-                f"generation_config.json sets {name} to {short(value)}, which is not applied here, so other "
-                "tokens than those of generate() would be measured: remove it from the file."
-            )
-    given = {name: value for name, value in entries.items() if value is not None}
-    own_ends = tuple(_ids(given.get("eos_token_id")))
-    text = model.config.get_text_config()
-    named = (given, config, config.get("text_config"), config.get("language_config"), vars(text))
-    ends = [
-        end for part in named if isinstance(part, Mapping) for end in _ids(part.get("eos_token_id"))
-    ]
-    if not ends:
+        if name in known:
+            _refuse_unless_applied(name, value)
+    settings = {name: value for name, value in entries.items() if value is not None}
+    end_tokens = _end_tokens(settings, config, vars(model.config.get_text_config()))
+    if not end_tokens:
         raise OcrPhasesError(
             "The checkpoint names no end token: add eos_token_id to its generation_config.json."
         )
     return GenerationDefaults(
-        end_tokens=tuple(dict.fromkeys(ends)),
-        own_end_tokens=own_ends,
-        sampling=_sampling(given),
-        rules={name: given[name] for name in RULES if given.get(name)},
+        end_tokens=end_tokens,
+        own_end_tokens=tuple(_ids(settings.get("eos_token_id"))),
+        sampling=_sampling(settings),
+        rules={name: settings[name] for name in RULES if settings.get(name)},
     )
 
 
-def _ids(value: Any) -> Iterator[int]:
-    """One id, a list of them, or none."""
+def _refuse_unless_applied(name: str, value: Any) -> None:
+    """Raise `OcrPhasesError` for an entry that is not applied and may change the tokens."""
+    if name in SAMPLING or name in RULES or name in HARMLESS:
+        return
+    if not _changes_nothing(name, value):
+        raise OcrPhasesError(
+            f"generation_config.json sets {name} to {short(value)}, which is not applied here, so "
+            "other tokens than those of generate() would be measured: remove it from the file."
+        )
+
+
+def _end_tokens(
+    settings: Mapping[str, Any], config: Mapping[str, Any], text_config: Mapping[str, Any]
+) -> tuple[int, ...]:
+    """The end tokens that any of the places names, each once, in the order of the places."""
+    places = [
+        settings,
+        config,
+        config.get("text_config"),
+        config.get("language_config"),
+        text_config,
+    ]
+    tokens: list[int] = []
+    for place in places:
+        if isinstance(place, Mapping):
+            tokens += _ids(place.get("eos_token_id"))
+    return tuple(dict.fromkeys(tokens))
+
+
+def _ids(value: Any) -> list[int]:
+    """The ids that an entry names: one id, a list of them, or none."""
+    if value is None:
+        return []
     if isinstance(value, int):
-        yield value
-    elif value is not None:
-        yield from map(int, value)
+        return [value]
+    return [int(each) for each in value]
 
 
 def _changes_nothing(name: str, value: Any) -> bool:
     """Whether an entry that is not applied leaves all tokens as they are."""
     if value is None or value is False:
         return True
-    return name in REFUSED and REFUSED[name] is not None and value == REFUSED[name]
+    neutral = REFUSED.get(name)
+    return neutral is not None and value == neutral
 
 
-def _sampling(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of sampling that change something: those of a checkpoint that does not sample are
-    few.
+def _sampling(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of sampling that change something.
+
+    Of a checkpoint that does not sample only those count that change a greedy choice, too.
     """
-    names = ["repetition_penalty", "no_repeat_ngram_size"]
-    samples = bool(given.get("do_sample")) and given.get("temperature") != 0
+    names: tuple[str, ...] = _GREEDY
+    samples = bool(settings.get("do_sample")) and settings.get("temperature") != 0
     if samples:
-        names = list(SAMPLING)
-    found = {name: given[name] for name in names if name in given}
+        names = SAMPLING
+    entries = {name: settings[name] for name in names if name in settings}
     if samples:
-        found.setdefault("top_k", _TOP_K)
-    neutral = {
-        "repetition_penalty": 1,
-        "no_repeat_ngram_size": 0,
-        "temperature": 1,
-        "top_p": 1,
-        "top_k": 0,
-    }
-    return {
-        name: value
-        for name, value in found.items()
-        if name == "do_sample" or value != neutral[name]
-    }
+        entries.setdefault("top_k", _TOP_K)
+    changing: dict[str, Any] = {}
+    for name, value in entries.items():
+        if name == "do_sample" or value != _NEUTRAL[name]:
+            changing[name] = value
+    return changing

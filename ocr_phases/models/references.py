@@ -11,8 +11,7 @@ import inspect
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,33 +29,38 @@ _EXAMPLE = re.compile(r"\b(model|self)\.generate\(.*")
 
 
 class Method(NamedTuple):
-    """A method as written, behind its decorators; ``start`` is the first line of ``source`` in its
-    file.
+    """A method as written, behind its decorators.
 
-    ``called`` are the calls in it with their code, in order.
+    ``start`` is the first line of ``source`` in its file. ``all_calls`` are the calls in it with
+    their code, in order.
     """
 
     function: Callable[..., Any]
     node: ast.FunctionDef
     source: str
     start: int
-    called: list[tuple[str, ast.Call]]
+    all_calls: list[tuple[str, ast.Call]]
 
     def calls(self, pattern: str) -> list[ast.Call]:
         """The calls in it whose code matches ``pattern``, in order."""
-        return [call for code, call in self.called if re.match(pattern, code)]
+        return [call for code, call in self.all_calls if re.match(pattern, code)]
 
 
-#: A method, and the code in it with its line.
-Place = tuple[Method, str, int]
+class Place(NamedTuple):
+    """A line of a method, and the code there; empty for the method as a whole."""
+
+    method: Method
+    code: str
+    line: int
 
 
 def references(model: nn.Module, revision: str = "") -> pd.DataFrame:
-    """Where prompts are made, vision is gated, called and fused, the text layers called, the cache
-    grown.
+    """Where in the loaded source each step of the two phases happens.
 
-    Also where SAM's two convolutions make 16 times fewer tokens, where steps are prepared, and the
-    source's own example of a call of ``generate()``, or ``generate()`` itself where it has none.
+    That is where prompts are made, where vision is gated, called and fused, where SAM's two
+    convolutions make 16 times fewer tokens, where the text layers are called, the cache grown and
+    steps prepared, and the source's own example of a call of ``generate()``, or ``generate()``
+    itself where it has none.
     One row a place: what, symbol (``Class.method: code``), file (relative to site-packages or to
     the checkpoint), line, and version (the library's, or the checkpoint's ``revision``). What is
     not found is a row without file and line.
@@ -65,109 +69,164 @@ def references(model: nn.Module, revision: str = "") -> pd.DataFrame:
     paths = {
         stage: path for stage, path in interface.wiring.modules.items() if stage in VISION_STAGES
     }
-    leaves = {stage: path.rpartition(".")[2] for stage, path in paths.items()}
-    # The model itself, whose path is empty, and every module on the way.
-    above = {
-        path[:end]
-        for path in paths.values()
-        for end, sign in enumerate(path)
-        if sign == "." or not end
-    }
-    seeing = _methods(type(model.get_submodule(path)) for path in sorted(above))
-    compressing = _methods(map(type, model.get_submodule(paths["sam"]).modules()))
+    vision_methods = _methods_above(model, paths.values())
+    sam_methods = _methods_inside(model.get_submodule(paths["sam"]))
     text_layers = [part.first for part in interface.timed_parts(model) if part.role == "language"]
-    attending = _methods(map(type, text_layers[0].modules()))
-    found: list[tuple[str, list[Place]]] = [
-        ("tokenizer", _definition(PreTrainedTokenizerFast.encode)),
-        ("prompt assembly", _definition(pack)),
-        ("condition of vision", _condition(seeing, leaves["projector"])),
-        *((f"vision call: {stage}", _all(seeing, _named(leaf))) for stage, leaf in leaves.items()),
-        ("16x compression", _all(compressing, _named("Conv2d") + r".*\bstride=2\b")),
-        ("fusion", _all(seeing, _named("masked_scatter_?"))),
-        ("language model", _all(seeing, r"[^(]*\.language_model\(|super\(\)\.forward\(")[:1]),
-        ("cache update", _all(attending, r"[^(]*past_key_value[^(]*\.update\(")[:1]),
-        ("cache class", _definition(getattr(DynamicCache, "update", None))),
-        ("step preparation", _definition(getattr(model, "prepare_inputs_for_generation", None))),
-        ("generate() call", _example(model) or _definition(getattr(model, "generate", None))),
-    ]
-    rows: list[tuple[Any, ...]] = []
-    for what, places in found:
-        rows += [(what, *_told(*place, revision)) for place in places] or [
-            (what, "", None, None, "")
-        ]
-    return pd.DataFrame(rows, columns=list(COLUMNS)).astype({"line": "Int64"})
+    text_methods = _methods_inside(text_layers[0])
+
+    table = _Table(revision)
+    table.add("tokenizer", _definition(PreTrainedTokenizerFast.encode))
+    table.add("prompt assembly", _definition(pack))
+    table.add("condition of vision", _condition(vision_methods, _last_name(paths["projector"])))
+    for stage, path in paths.items():
+        calls = _calls(vision_methods, _pattern_of(_last_name(path)))
+        table.add(f"vision call: {stage}", calls)
+    strided = _pattern_of("Conv2d") + r".*\bstride=2\b"
+    table.add("16x compression", _calls(sam_methods, strided))
+    table.add("fusion", _calls(vision_methods, _pattern_of("masked_scatter_?")))
+    language = _calls(vision_methods, r"[^(]*\.language_model\(|super\(\)\.forward\(")
+    table.add("language model", language[:1])
+    updates = _calls(text_methods, r"[^(]*past_key_value[^(]*\.update\(")
+    table.add("cache update", updates[:1])
+    table.add("cache class", _definition(getattr(DynamicCache, "update", None)))
+    preparation = getattr(model, "prepare_inputs_for_generation", None)
+    table.add("step preparation", _definition(preparation))
+    example = _example(model) or _definition(getattr(model, "generate", None))
+    table.add("generate() call", example)
+    return pd.DataFrame(table.rows, columns=list(COLUMNS)).astype({"line": "Int64"})
 
 
-def _told(method: Method, code: str, line: int, revision: str) -> tuple[str, str, int, str]:
-    """Symbol, file, line and version: of a library with one, or of the checkpoint, whose files have
-    names.
-    """
-    function = method.function
-    code = code if len(code) <= _SHOWN else f"{code[:_SHOWN]}..."
-    path, library = (
-        Path(inspect.getfile(function)),
-        sys.modules[function.__module__.partition(".")[0]],
-    )
-    file, version = path.name, revision
-    if hasattr(library, "__version__"):
-        file = path.relative_to(Path(str(library.__file__)).parents[1]).as_posix()
-        version = f"{library.__name__} {library.__version__}"
-    return f"{function.__qualname__}: {code}".removesuffix(": "), file, line, version
+class _Table:
+    """The rows of `references`; ``revision`` is the checkpoint's."""
+
+    def __init__(self, revision: str) -> None:
+        self._revision = revision
+        self.rows: list[tuple[str, str, str | None, int | None, str]] = []
+
+    def add(self, what: str, places: list[Place]) -> None:
+        """Add a row for each of the places, and one without file and line where there is none."""
+        for place in places:
+            file, version = self._origin(place.method.function)
+            self.rows.append((what, _symbol(place), file, place.line, version))
+        if not places:
+            self.rows.append((what, "", None, None, ""))
+
+    def _origin(self, function: Callable[..., Any]) -> tuple[str, str]:
+        """The file of a function and the version of that file's package.
+
+        A file of a checkpoint, which is of no package with a version, has its plain name.
+        """
+        path = Path(inspect.getfile(function))
+        library = sys.modules[function.__module__.partition(".")[0]]
+        if not hasattr(library, "__version__"):
+            return path.name, self._revision
+        site_packages = Path(str(library.__file__)).parents[1]
+        file = path.relative_to(site_packages).as_posix()
+        return file, f"{library.__name__} {library.__version__}"
+
+
+def _symbol(place: Place) -> str:
+    """A place as ``Class.method: code``, long code cut, and ``Class.method`` where it has none."""
+    name = place.method.function.__qualname__
+    if not place.code:
+        return name
+    if len(place.code) > _SHOWN:
+        return f"{name}: {place.code[:_SHOWN]}..."
+    return f"{name}: {place.code}"
+
+
+def _last_name(path: str) -> str:
+    """The name of a module in the one that holds it."""
+    return path.rpartition(".")[2]
+
+
+def _methods_above(model: nn.Module, paths: Iterable[str]) -> list[Method]:
+    """The methods of the model and of every module on the way to those at the paths."""
+    above = {""}  # the model itself
+    for path in paths:
+        names = path.split(".")
+        for depth in range(1, len(names)):
+            above.add(".".join(names[:depth]))
+    return _methods(type(model.get_submodule(path)) for path in sorted(above))
+
+
+def _methods_inside(module: nn.Module) -> list[Method]:
+    """The methods of a module and of all modules in it."""
+    return _methods(type(part) for part in module.modules())
 
 
 def _methods(owners: Iterable[type]) -> list[Method]:
-    """The methods that objects of the classes run, inherited ones too, but for those of torch
-    itself.
+    """The methods that objects of the classes run, each once and in order.
+
+    Inherited ones are among them, but for those of torch itself.
     """
-    members = chain.from_iterable(inspect.getmembers(owner, inspect.isfunction) for owner in owners)
-    ours = dict.fromkeys(each for _, each in members if not each.__module__.startswith("torch."))
-    return list(chain.from_iterable(map(_read, ours)))
+    functions: dict[Callable[..., Any], None] = {}
+    for owner in owners:
+        for _, function in inspect.getmembers(owner, inspect.isfunction):
+            if not function.__module__.startswith("torch."):
+                functions[function] = None
+    methods = [_read_method(function) for function in functions]
+    return [method for method in methods if method is not None]
 
 
-def _read(function: Callable[..., Any]) -> Iterator[Method]:
-    """The function as written, behind its decorators; nothing where there is no source."""
+def _read_method(function: Callable[..., Any]) -> Method | None:
+    """The function as written, behind its decorators; None where there is no source."""
     function = inspect.unwrap(function)
     try:
         lines, start = inspect.getsourcelines(function)
         source = textwrap.dedent("".join(lines))
         (node,) = ast.parse(source).body
     except (OSError, SyntaxError, TypeError, ValueError):
-        return
-    if isinstance(node, ast.FunctionDef):
-        ast.increment_lineno(node, start - 1)
-        calls = [part for part in ast.walk(node) if isinstance(part, ast.Call)]
-        calls.sort(key=lambda call: (call.lineno, call.col_offset))
-        yield Method(function, node, source, start, [(_code(call), call) for call in calls])
+        return None
+    if not isinstance(node, ast.FunctionDef):
+        return None
+    ast.increment_lineno(node, start - 1)
+    calls = [part for part in ast.walk(node) if isinstance(part, ast.Call)]
+    calls.sort(key=lambda call: (call.lineno, call.col_offset))
+    return Method(function, node, source, start, [(_code(call), call) for call in calls])
 
 
 def _definition(function: Callable[..., Any] | None) -> list[Place]:
-    return [(method, "", method.node.lineno) for method in _read(function)] if function else []
+    """Where a function begins; empty where there is none, or no source of it."""
+    if not function:
+        return []
+    method = _read_method(function)
+    if method is None:
+        return []
+    return [Place(method, "", method.node.lineno)]
 
 
 def _example(model: nn.Module) -> list[Place]:
-    """The first call of ``generate()`` in the class's own code or in the examples of its
-    docstrings.
-    """
+    """The first call of ``generate()`` in the class's own code or in its docstrings' examples."""
     for method in _methods([type(model)]):
-        own = method.function.__module__ == type(model).__module__
-        for line, text in enumerate(method.source.splitlines() if own else (), method.start):
-            if found := _EXAMPLE.search(text):
-                calls = [call for call in method.calls(_named("generate")) if call.lineno == line]
-                return [(method, _code(calls[0]) if calls else found[0], line)]
+        if method.function.__module__ != type(model).__module__:
+            continue
+        for line, text in enumerate(method.source.splitlines(), method.start):
+            example = _EXAMPLE.search(text)
+            if example is None:
+                continue
+            for call in method.calls(_pattern_of("generate")):
+                if call.lineno == line:
+                    return [Place(method, _code(call), line)]
+            return [Place(method, example[0], line)]
     return []
 
 
 def _code(node: ast.expr) -> str:
+    """The code of an expression in one line."""
     return " ".join(ast.unparse(node).split())
 
 
-def _all(methods: list[Method], pattern: str) -> list[Place]:
-    return [
-        (method, _code(call), call.lineno) for method in methods for call in method.calls(pattern)
-    ]
+def _calls(methods: list[Method], pattern: str) -> list[Place]:
+    """The calls in the methods whose code matches ``pattern``, in order."""
+    places: list[Place] = []
+    for method in methods:
+        for call in method.calls(pattern):
+            places.append(Place(method, _code(call), call.lineno))
+    return places
 
 
-def _named(*names: str) -> str:
+def _pattern_of(*names: str) -> str:
     """The pattern of calls of a function or method of one of these names."""
     return rf"(?:[^(]*\.)?(?:{'|'.join(names)})\("
 
@@ -176,21 +235,29 @@ def _condition(methods: list[Method], name: str) -> list[Place]:
     """The ``if`` around every call of ``name``, or around all calls of its callers, and so on."""
     names = {name}
     while True:
-        callers = [(method, calls) for method in methods if (calls := method.calls(_named(*names)))]
-        for method, calls in callers:
-            if guard := _guard(method.node, calls):
-                return [(method, _code(guard), guard.lineno)]
-        further = {method.node.name for method, _ in callers} - {"forward"}
-        if further <= names:
+        callers: set[str] = set()
+        for method in methods:
+            calls = method.calls(_pattern_of(*names))
+            if not calls:
+                continue
+            guard = _guard(method.node, calls)
+            if guard is not None:
+                return [Place(method, _code(guard), guard.lineno)]
+            callers.add(method.node.name)
+        callers.discard("forward")
+        if callers <= names:
             return []
-        names |= further
+        names |= callers
 
 
 def _guard(function: ast.FunctionDef, calls: list[ast.Call]) -> ast.expr | None:
     """The test of the outermost ``if`` that holds all the calls in its body."""
     for node in ast.walk(function):  # breadth first: outer before inner
-        if isinstance(node, ast.If):
-            inside = {id(part) for statement in node.body for part in ast.walk(statement)}
-            if all(id(call) in inside for call in calls):
-                return node.test
+        if not isinstance(node, ast.If):
+            continue
+        inside: set[int] = set()
+        for statement in node.body:
+            inside |= {id(part) for part in ast.walk(statement)}
+        if all(id(call) in inside for call in calls):
+            return node.test
     return None

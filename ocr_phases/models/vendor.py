@@ -15,7 +15,6 @@ import importlib.util
 import io
 import sys
 import threading
-from itertools import chain
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -37,8 +36,8 @@ def check_request(asked: ModelSettings) -> None:
     """Raise `OcrPhasesError` without ``trust_remote_code``, or for a name without code."""
     if not asked.trust_remote_code:
         raise OcrPhasesError(
-            'implementation="vendor" runs the Python code that comes with the checkpoint: read it and pass '
-            'trust_remote_code=True, or use implementation="native", which runs none.'
+            'implementation="vendor" runs the Python code that comes with the checkpoint: read it '
+            'and pass trust_remote_code=True, or use implementation="native", which runs none.'
         )
     if asked.model.partition(":")[0] in ("tiny", "dummy"):
         raise OcrPhasesError(
@@ -49,22 +48,24 @@ def check_request(asked: ModelSettings) -> None:
 def load_vendor(
     folder: Path, config: dict[str, Any], content: str, asked: ModelSettings
 ) -> nn.Module:
-    """The model in ``folder`` with the class in its own Python files; ``content`` is the hash of
-    both.
+    """The model in ``folder`` with the class in its own Python files.
 
-    ``cuda_calls="ignore"`` makes the class's own ``.cuda()`` do nothing in its forwards on a CPU.
+    ``content`` is the hash of both. ``cuda_calls="ignore"`` makes the class's own ``.cuda()`` do
+    nothing in its forwards on a CPU.
 
     Raises `OcrPhasesError` for code that cannot be imported here, for an attention that cannot be
     had, and on a CPU for code that calls ``.cuda()``, unless that is to be ignored.
     """
     reference = _class_reference(folder, config)
     dtype = resolve_dtype(asked.dtype, asked.device)
-    # The imports print too; what the class prints while it runs is dropped by `silenced` of its interface.
+    # The imports print too; what the class prints while it runs is dropped by `silenced` of its
+    # interface.
     with contextlib.redirect_stdout(io.StringIO()):
-        found = _import_class(folder, reference, content)
+        model_class = _import_class(folder, reference, content)
         if asked.device == "cpu" and asked.cuda_calls == "refuse":
-            _refuse_cuda_calls(found)
-        model = load_weights(folder, found, found.__name__, asked, torch_dtype=dtype)
+            _refuse_cuda_calls(model_class)
+        title = model_class.__name__
+        model = load_weights(folder, model_class, title, asked, torch_dtype=dtype)
     if asked.device == "cpu" and asked.cuda_calls == "ignore":
         _ignore_cuda_calls(model)
     # Buffers too, as the published usage does: that rounds its rotary frequencies to the dtype.
@@ -73,33 +74,33 @@ def load_vendor(
 
 def _class_reference(folder: Path, config: dict[str, Any]) -> str:
     """The ``module.Class`` that config.json's auto_map gives for the model."""
-    known = config.get("auto_map", {})
-    reference = known.get("AutoModel") or known.get("AutoModelForCausalLM")
+    classes = config.get("auto_map", {})
+    reference = classes.get("AutoModel") or classes.get("AutoModelForCausalLM")
     if reference is None:
         raise OcrPhasesError(
             f"config.json in {folder} names no model class (auto_map): use native."
         )
-    elsewhere = [reference for reference in known.values() if "--" in reference]
-    if elsewhere:
-        raise OcrPhasesError(
-            f"config.json in {folder} names code of another repository ({elsewhere[0]}), which no revision "
-            "pins: only code in the checkpoint itself is run."
-        )
-    missing = [ref for ref in known.values() if not (folder / f"{ref.split('.')[0]}.py").is_file()]
-    if missing:
-        raise OcrPhasesError(
-            f"{folder} has no {missing[0].split('.')[0]}.py: put the checkpoint's *.py files next to its "
-            "weights, or use native."
-        )
+    for named in classes.values():
+        if "--" in named:
+            raise OcrPhasesError(
+                f"config.json in {folder} names code of another repository ({named}), which no "
+                "revision pins: only code in the checkpoint itself is run."
+            )
+    for named in classes.values():
+        file = f"{named.partition('.')[0]}.py"
+        if not (folder / file).is_file():
+            raise OcrPhasesError(
+                f"{folder} has no {file}: put the checkpoint's *.py files next to its weights, or "
+                "use native."
+            )
     return reference
 
 
 def _import_class(folder: Path, reference: str, content: str) -> Any:
-    """The class, out of a package whose name holds the hash ``content``: other code is another
-    package.
+    """The class, out of a package whose name holds the hash ``content``.
 
-    It is imported from a copy, so that its source stays what was imported, whatever becomes of the
-    folder.
+    So other code is another package. It is imported from a copy, so that its source stays what was
+    imported, whatever becomes of the folder.
     """
     from transformers.dynamic_module_utils import HF_MODULES_CACHE
 
@@ -110,18 +111,18 @@ def _import_class(folder: Path, reference: str, content: str) -> Any:
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(target, path.read_bytes())
     importlib.invalidate_caches()
-    sys.modules.setdefault(package, ModuleType(package)).__path__ = [str(place)]
+    parent = sys.modules.setdefault(package, ModuleType(package))
+    parent.__path__ = [str(place)]
     module, _, name = reference.partition(".")
     try:
         return getattr(importlib.import_module(f"{package}.{module}"), name)
     except Exception as error:  # whatever the checkpoint's code raises while it is imported
         # transformers wraps what a module of its own raises: the cause is in the second line.
-        message = (
-            " ".join(str(error).split("\n")[:2]).replace(f"{package}.", "") or type(error).__name__
-        )
+        first_lines = " ".join(str(error).split("\n")[:2])
+        message = first_lines.replace(f"{package}.", "") or type(error).__name__
         raise OcrPhasesError(
-            f"The class in {folder} cannot be imported ({message}): {_import_advice(error)}, or use native "
-            "(docs/models.md)."
+            f"The class in {folder} cannot be imported ({message}): {_import_advice(error)}, or "
+            "use native (docs/models.md)."
         ) from error
 
 
@@ -146,24 +147,40 @@ def _import_advice(error: Exception) -> str:
     return "put the checkpoint's own *.py files there, unchanged"
 
 
-def _refuse_cuda_calls(found: type) -> None:
-    """Raise where code that a forward may reach calls ``.cuda()``; ``infer()``, which is not used,
-    may.
+def _refuse_cuda_calls(model_class: type) -> None:
+    """Raise `OcrPhasesError` where code that a forward may reach calls ``.cuda()``.
+
+    ``infer()``, which is not used, may do so.
     """
-    package = found.__module__.partition(".")[0]
-    inside = [module for name, module in sys.modules.items() if name.startswith(f"{package}.")]
-    for file in sorted(Path(module.__file__) for module in inside if module.__file__):
-        nodes = ast.walk(ast.parse(file.read_bytes()))
-        used = [
-            node for node in nodes if isinstance(node, ast.FunctionDef) and node.name != "infer"
-        ]
-        for node in chain.from_iterable(map(ast.walk, used)):
+    package = model_class.__module__.partition(".")[0]
+    files: list[Path] = []
+    for name, module in sys.modules.items():
+        if name.startswith(f"{package}.") and module.__file__:
+            files.append(Path(module.__file__))
+    for file in sorted(files):
+        line = _line_of_cuda_call(ast.parse(file.read_bytes()))
+        if line is not None:
+            raise OcrPhasesError(
+                f"The vendor's class moves tensors to a GPU by itself (.cuda() in {file.name}, "
+                f"line {line}), so it cannot run on a CPU: use device cuda, native, or "
+                'cuda_calls="ignore" to let those calls do nothing.'
+            )
+
+
+def _line_of_cuda_call(tree: ast.Module) -> int | None:
+    """The line of the first call of ``.cuda()`` in a function other than ``infer()``, or None."""
+    for function in ast.walk(tree):
+        if not isinstance(function, ast.FunctionDef) or function.name == "infer":
+            continue
+        for node in ast.walk(function):
             if isinstance(node, ast.Call) and getattr(node.func, "attr", None) == "cuda":
-                raise OcrPhasesError(
-                    f"The vendor's class moves tensors to a GPU by itself (.cuda() in {file.name}, line "
-                    f"{node.lineno}), so it cannot run on a CPU: use device cuda, native, or "
-                    'cuda_calls="ignore" to let those calls do nothing.'
-                )
+                return node.lineno
+    return None
+
+
+def _same_tensor(tensor: torch.Tensor, *_args: Any, **_kwargs: Any) -> torch.Tensor:
+    """Stands for ``Tensor.cuda()`` on a machine that has no GPU for it."""
+    return tensor
 
 
 _ONE_AT_A_TIME = threading.RLock()
@@ -177,10 +194,7 @@ def _ignore_cuda_calls(model: Any) -> None:
     def on_cpu(*args: Any, **kwargs: Any) -> Any:
         # One forward at a time: the method is every tensor's, so it must be put back before the
         # next one.
-        with (
-            _ONE_AT_A_TIME,
-            mock.patch.object(torch.Tensor, "cuda", lambda tensor, *args, **kwargs: tensor),
-        ):
+        with _ONE_AT_A_TIME, mock.patch.object(torch.Tensor, "cuda", _same_tensor):
             return forward(*args, **kwargs)
 
     model.forward = on_cpu

@@ -8,8 +8,8 @@ import importlib.util
 import os
 import re
 import sys
-import timeit
-from collections.abc import Iterator
+import time
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from ocr_phases.text import bytes_text, count_text, millions_text, nearest
 _SEED = 0
 _LARGE = 300_000_000  # parameters, from which a CPU takes seconds a page
 _PROMPT = 300  # tokens, about those of a page at the preset base
+_NAMED_KEYS = 5
 _VOCAB = 2048  # of tiny's tokenizer
 _UNSAID_LAYERS = 24  # of a vision encoder
 
@@ -40,42 +41,54 @@ def resolve_dtype(dtype: str | None, device: str) -> torch.dtype:
         return getattr(torch, dtype)
     if device == "cpu":
         return torch.float32
-    return torch.bfloat16 if device_of(device).computes_bfloat16() else torch.float16
+    if device_of(device).computes_bfloat16():
+        return torch.bfloat16
+    return torch.float16
 
 
-def choose_attention(found: Any, asked: ModelSettings) -> str:
-    """The attention the class is loaded with; `OcrPhasesError` where what is asked cannot be had
-    here.
+def choose_attention(model_class: Any, settings: ModelSettings) -> str:
+    """The attention that the class is loaded with.
+
+    Raises `OcrPhasesError` where the attention in ``settings`` cannot be had here.
     """
-    attention, has_sdpa = asked.attention, getattr(found, "_supports_sdpa", False)
-    if attention is None:
+    has_sdpa = getattr(model_class, "_supports_sdpa", False)
+    if settings.attention is None:
         return "sdpa" if has_sdpa else "eager"
-    if attention == "sdpa" and not has_sdpa:
+    if settings.attention == "sdpa" and not has_sdpa:
         raise OcrPhasesError(
-            f"{found.__name__} has no SDPA: use attention='eager' or 'flash_attention_2'."
+            f"{model_class.__name__} has no SDPA: use attention='eager' or 'flash_attention_2'."
         )
-    flash = importlib.util.find_spec("flash_attn")
-    needs = {
-        f"a CUDA device, this is {asked.device}": asked.device.startswith("cuda"),
-        "bfloat16 or float16, this is float32": resolve_dtype(asked.dtype, asked.device)
-        != torch.float32,
-        "the package flash_attn, which is not installed (pip install flash-attn)": flash
-        is not None,
-    }
-    if attention == "flash_attention_2" and not all(needs.values()):
-        lacking = next(need for need, met in needs.items() if not met)
-        raise OcrPhasesError(f"attention='flash_attention_2' needs {lacking}: or use 'eager'.")
-    return attention
+    if settings.attention == "flash_attention_2":
+        _check_flash_attention(settings)
+    return settings.attention
+
+
+def _check_flash_attention(settings: ModelSettings) -> None:
+    """Raise `OcrPhasesError` where device, dtype or installation allow no flash attention."""
+    if not settings.device.startswith("cuda"):
+        raise OcrPhasesError(
+            f"attention='flash_attention_2' needs a CUDA device, this is {settings.device}: "
+            "or use 'eager'."
+        )
+    if resolve_dtype(settings.dtype, settings.device) == torch.float32:
+        raise OcrPhasesError(
+            "attention='flash_attention_2' needs bfloat16 or float16, this is float32: "
+            "or use 'eager'."
+        )
+    if importlib.util.find_spec("flash_attn") is None:
+        raise OcrPhasesError(
+            "attention='flash_attention_2' needs the package flash_attn, which is not installed "
+            "(pip install flash-attn): or use 'eager'."
+        )
 
 
 def load_weights(
     folder: Path, model_class: Any, title: str, asked: ModelSettings, **options: Any
 ) -> Any:
-    """A model of the class with the safetensors in ``folder``, on the CPU; ``options`` are its
-    class's.
+    """A model of the class with the safetensors in ``folder``, on the CPU.
 
-    Raises `OcrPhasesError`, which calls the class ``title``, where keys are missing, unknown or
-    misshapen.
+    ``options`` are those of the class's ``from_pretrained()``. Raises `OcrPhasesError`, which calls
+    the class ``title``, where keys are missing, unknown or misshapen.
     """
     try:
         model, report = model_class.from_pretrained(
@@ -87,32 +100,38 @@ def load_weights(
             **options,
         )
     except (ImportError, OSError, RuntimeError, ValueError, KeyError, SafetensorError) as error:
-        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        message = str(error).strip() or type(error).__name__
+        first = message.splitlines()[0]
         raise OcrPhasesError(f"The weights in {folder} do not fit {title}: {first}") from error
     # Buffers that the file lacks are made by the class itself; another shape is a RuntimeError
     # above.
     parameters = {key for key, _ in model.named_parameters()}
-    wrong = {
-        "missing": parameters & set(report["missing_keys"]),
-        "unexpected": report["unexpected_keys"],
-    }
-    for kind, keys in wrong.items():
-        if keys:
-            more = f" and {len(keys) - 5} more" if len(keys) > 5 else ""
-            raise OcrPhasesError(
-                f"The weights in {folder} have {kind} keys: {', '.join(sorted(keys)[:5])}{more}."
-            )
+    _refuse_keys(folder, "missing", parameters & set(report["missing_keys"]))
+    _refuse_keys(folder, "unexpected", report["unexpected_keys"])
     return model
+
+
+def _refuse_keys(folder: Path, kind: str, keys: Collection[str]) -> None:
+    """Raise `OcrPhasesError` where there are such keys, and name the first."""
+    if not keys:
+        return
+    listed = ", ".join(sorted(keys)[:_NAMED_KEYS])
+    more = ""
+    if len(keys) > _NAMED_KEYS:
+        more = f" and {len(keys) - _NAMED_KEYS} more"
+    raise OcrPhasesError(f"The weights in {folder} have {kind} keys: {listed}{more}.")
 
 
 @contextlib.contextmanager
 def quiet_loading() -> Iterator[None]:
-    """Without transformers' warnings, as keys are looked at above, and with its bar in terminals
-    only.
+    """Loading without transformers' warnings, and with its progress bar in terminals only.
+
+    The warnings are about keys, which `load_weights` looks at.
     """
     from transformers.utils import logging
 
-    level, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    level = logging.get_verbosity()
+    had_bar = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     if not sys.stderr.isatty():
         logging.disable_progress_bar()
@@ -120,24 +139,21 @@ def quiet_loading() -> Iterator[None]:
         yield
     finally:
         logging.set_verbosity(level)
-        if bar:
+        if had_bar:
             logging.enable_progress_bar()
 
 
-# -- random weights ----------------------------------------------------------------------------------
+# -- random weights -------------------------------------------------------------------------------
 
 
 def dummy_sizes(facts: FamilyFacts) -> dict[str, tuple[str, ...]]:
     """The keys that lead to each number of a published config that a dummy may have otherwise."""
-    language = {
-        "layers": "num_hidden_layers",
-        "hidden": "hidden_size",
-        "heads": "num_attention_heads",
-        "experts": "n_routed_experts",
-        "vocab": "vocab_size",
-    }
     sizes: dict[str, tuple[str, ...]] = {
-        key: ("language_config", name) for key, name in language.items()
+        "layers": ("language_config", "num_hidden_layers"),
+        "hidden": ("language_config", "hidden_size"),
+        "heads": ("language_config", "num_attention_heads"),
+        "experts": ("language_config", "n_routed_experts"),
+        "vocab": ("language_config", "vocab_size"),
     }
     for stage, part in facts.encoder_parts.items():
         sizes[f"{stage}_layers"] = ("vision_config", "width", part, "layers")
@@ -161,13 +177,13 @@ def dummy_config(name: str) -> dict[str, Any]:
     """
     family = dummy_family(name)
     config = copy.deepcopy(dict(family.config))
-    known = dummy_sizes(family)
+    sizes = dummy_sizes(family)
     parts = name.partition(":")[2].split(",")
     if parts[0] == family.name:
         parts = parts[1:]
     for part in parts:
         if part:
-            _set_size(config, part, known)
+            _set_size(config, part, sizes)
     text = config["language_config"]
     text["num_key_value_heads"] = text["num_attention_heads"]
     if text["hidden_size"] % text["num_attention_heads"]:
@@ -204,20 +220,19 @@ def _set_size(config: dict[str, Any], part: str, known: dict[str, tuple[str, ...
 
 @torch.no_grad()
 def random_model(family: FamilyFacts, config: Any, asked: ModelSettings) -> Any:
-    """The family's native class of these sizes with seeded random weights, made where they are
-    used.
+    """The family's native class of these sizes with seeded random weights.
+
+    They are made on the device where they are used.
     """
-    device, dtype, model_class = (
-        asked.device,
-        resolve_dtype(asked.dtype, asked.device),
-        native_class(family),
-    )
+    device = asked.device
+    dtype = resolve_dtype(asked.dtype, device)
+    model_class = native_class(family)
     if device == "cpu":
         _tell_what_it_takes(asked.model, family, config, dtype)
     # Vectors are made from these random numbers, and the generator below leaves them as they are.
     with torch.device(device), device_of(device).seeded(_SEED):
-        chosen = choose_attention(model_class, asked)
-        model = model_class._from_config(config, dtype=dtype, attn_implementation=chosen)
+        attention = choose_attention(model_class, asked)
+        model = model_class._from_config(config, dtype=dtype, attn_implementation=attention)
     generator = torch.Generator(device).manual_seed(_SEED)
     for parameter in model.parameters():
         if parameter.dim() > 1:
@@ -234,32 +249,39 @@ def _tell_what_it_takes(name: str, family: FamilyFacts, config: Any, dtype: torc
         return
     weights = bytes_text(count * dtype.itemsize)
     here = bytes_text(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
-    token_s, prompt_s = _layer_seconds(
-        type(interface_of(model).modules(model)["language_model"]), config, dtype
-    )
+    language_model = interface_of(model).modules(model)["language_model"]
+    layer = _last_layer(type(language_model), config, dtype)
     layers = config.get_text_config().num_hidden_layers
+    token_s = layers * _layer_seconds(layer, 1)
+    prompt_s = layers * _layer_seconds(layer, _PROMPT)
     print(
         f"{name}: {millions_text(count)} parameters take {weights} of this machine's {here}.\n"
-        f"By one layer's time, {count_text(layers, 'layer')} take {layers * token_s:.2g} s a token, and "
-        f"{layers * prompt_s:.2g} s for a prompt of {_PROMPT}; vision stages and head come on top.",
+        f"By one layer's time, {count_text(layers, 'layer')} take {token_s:.2g} s a token, and "
+        f"{prompt_s:.2g} s for a prompt of {_PROMPT}; vision stages and head come on top.",
         file=sys.stderr,
     )
 
 
 @torch.no_grad()
-def _layer_seconds(language_model: Any, config: Any, dtype: torch.dtype) -> tuple[float, float]:
-    """Seconds that the last layer of a language model takes for one token, and for `_PROMPT`."""
+def _last_layer(model_class: Any, config: Any, dtype: torch.dtype) -> Any:
+    """A language model of the class with nothing but the last layer of ``config``."""
     text = copy.deepcopy(config.get_text_config())
-    kinds = {name: getattr(text, name, None) for name in ("mlp_layer_types", "layer_types")}
-    last = {name: layers[-1:] for name, layers in kinds.items() if layers}
-    text.update({"num_hidden_layers": 1, "vocab_size": 1, **last})
+    sizes = {"num_hidden_layers": 1, "vocab_size": 1}
+    # transformers checks that there is a kind for each layer.
+    for kinds in ("mlp_layer_types", "layer_types"):
+        of_layers = getattr(text, kinds, None)
+        if of_layers:
+            sizes[kinds] = of_layers[-1:]
+    text.update(sizes)
     with torch.random.fork_rng(devices=[]):
-        layer = language_model._from_config(text, dtype=dtype, attn_implementation="sdpa").eval()
+        return model_class._from_config(text, dtype=dtype, attn_implementation="sdpa").eval()
 
-    def seconds(tokens: int) -> float:
-        given = torch.zeros(1, tokens, text.hidden_size, dtype=dtype)
-        return timeit.repeat(
-            lambda: layer(inputs_embeds=given, use_cache=False), number=1, repeat=2
-        )[-1]
 
-    return seconds(1), seconds(_PROMPT)
+@torch.no_grad()
+def _layer_seconds(layer: Any, tokens: int) -> float:
+    """Seconds that a layer takes for a prompt of so many tokens, at the second time."""
+    embeddings = torch.zeros(1, tokens, layer.config.hidden_size, dtype=layer.dtype)
+    layer(inputs_embeds=embeddings, use_cache=False)  # what the first forward sets up is not timed
+    start = time.perf_counter()
+    layer(inputs_embeds=embeddings, use_cache=False)
+    return time.perf_counter() - start
