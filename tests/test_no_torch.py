@@ -40,6 +40,30 @@ def test_no_import_brings_torch_or_pyplot() -> None:
     assert done.returncode == 0, done.stderr
 
 
+WITHOUT_TEXT_LIBRARIES = """
+import sys
+sys.modules["rapidfuzz"] = sys.modules["apted"] = None
+from ocr_phases import PhaseRun, compare
+first, second = map(PhaseRun.load, sys.argv[1:])
+assert first._repr_mimebundle_()["text/html"] and first.explore() is not None
+equal, differing = compare(first, first), compare(first, second)
+for comparison in (equal, differing):
+    assert comparison._repr_mimebundle_()["text/html"]
+verdicts = [each.table.set_index("metric").verdict["agreement"] for each in (equal, differing)]
+assert verdicts == ["equal", "n/a"], verdicts
+told = " ".join(differing.findings)
+assert "agreement is n/a: rapidfuzz is not installed (pip install rapidfuzz apted)" in told, told
+"""
+
+
+def test_records_show_explore_and_compare_without_rapidfuzz_and_apted() -> None:
+    names = ("h200-invoice-eager", "h200-invoice-cuda_graph")
+    records = [str(ROOT / "data" / "runs" / f"{name}.json.gz") for name in names]
+    command = [sys.executable, "-c", WITHOUT_TEXT_LIBRARIES, *records]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_gpu_record_becomes_a_report_where_torch_cannot_be_imported(gpu_report: Path) -> None:
     report = (gpu_report / "report.html").read_text()
     assert "NVIDIA H200" in report and "SAM" in report

@@ -20,7 +20,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from refusals import refused
 
-from benchmarks.settings_docs import NOTEBOOKS, settings_lists, with_parameters
+from benchmarks.settings_docs import (
+    NOTEBOOKS,
+    OwnParameter,
+    parameters_cell,
+    settings_lists,
+)
 from ocr_phases import OCRSession, Settings, sweep
 from ocr_phases.analyse.statistics import LEAST_REPEATS
 from ocr_phases.cli.arguments import add_options
@@ -141,8 +146,25 @@ def test_the_notebooks_parameters_are_the_settings(name):
     path = ROOT / "notebooks" / f"{name}.ipynb"
     notebook = nbformat.read(path, as_version=4)
     (cell,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
-    assert cell.source == with_parameters(cell.source, NOTEBOOKS[name])
-    assert set(NOTEBOOKS[name]) <= set(papermill.inspect_notebook(str(path)))
+    assert cell.source == parameters_cell(NOTEBOOKS[name])
+    inspected = papermill.inspect_notebook(str(path))
+    assert len(inspected) == len(NOTEBOOKS[name])
+    assert all(parameter["help"] for parameter in inspected.values())
+
+
+@pytest.mark.parametrize(
+    "parameter",
+    [
+        OwnParameter("page", "None", "a help that is so long " * 5),
+        OwnParameter("page", "None\n)", "what a wrapped line leaves behind"),
+        "presett",
+    ],
+    ids=["long", "no Python", "unknown"],
+)
+def test_a_parameters_cell_that_would_be_broken_is_not_written(parameter):
+    with pytest.raises(SystemExit) as failed:
+        parameters_cell([parameter])
+    assert failed.value.code not in (0, None)
 
 
 def test_the_explorer_has_a_field_for_every_setting():

@@ -108,13 +108,16 @@ def text_changes(baseline: Record, other: Record) -> pd.DataFrame:
     Those of `ocr_phases.analyse.quality` where both records have the same truth; and ``agreement``,
     of ``other`` with the text of ``baseline``. Means over the rows that read the same pages.
     Verdicts are equal, better, worse, and for agreement different. Empty where no row has the same
-    pages and two texts.
+    pages and two texts. Agreement is NaN, and its verdict n/a, where texts differ and the
+    libraries that measure it are missing.
     """
     changes: list[TextChange] = []
     for row in range(min(len(baseline.results), len(other.results))):
         changes += _text_changes_of_row(baseline, other, row)
     table = pd.DataFrame(changes, columns=["metric", "baseline", "other"])
     table = table.groupby("metric", sort=False, as_index=False).mean()
+    unknown = {change.metric for change in changes if math.isnan(change.other)}
+    table["other"] = table["other"].mask(table["metric"].isin(unknown))
     verdicts = [
         _text_verdict(TextChange(*change)) for change in table.itertuples(index=False, name=None)
     ]
@@ -150,6 +153,8 @@ def _have_one_truth(baseline: Record, other: Record, row: int) -> bool:
 def _text_verdict(change: TextChange) -> str:
     if change.other == change.baseline:
         return EQUAL
+    if math.isnan(change.other):
+        return "n/a"
     if change.metric == "agreement":
         return "different"
     rose = change.other > change.baseline

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from ocr_phases.analyse.stages import grounding_of
 from ocr_phases.analyse.statistics import LEAST_REPEATS
 from ocr_phases.analyse.sweep_table import own_text, sweep_table
 from ocr_phases.analyse.sweep_words import strategies_sentence
+from ocr_phases.analyse.text import missing_text_libraries
 from ocr_phases.record import Record
 from ocr_phases.record.parts import ResultPart
 from ocr_phases.stages import stage_title
@@ -146,6 +148,9 @@ def _text_sentence(changes: pd.DataFrame) -> str:
     now = dict(zip(changes["metric"], changes["other"], strict=True))
     if now.get("agreement", 1.0) == 1.0:
         return ""
+    if math.isnan(now["agreement"]):
+        reason = missing_text_libraries()
+        return f"Its text differs from the baseline's; their agreement is n/a: {reason}."
     agrees = f"Its text agrees with the baseline's to {percent_text(now['agreement'])}"
     if "edit_distance" not in now:
         return f"{agrees}."

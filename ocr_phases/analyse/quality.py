@@ -27,6 +27,7 @@ from ocr_phases.analyse.text import (
     EQUAL,
     EXTRA,
     MISSING,
+    missing_text_libraries,
     plain_text,
     similarities,
     tables_of,
@@ -349,10 +350,13 @@ def quality_table(run: Record, truth: Truth | None, row: int = 0) -> pd.DataFram
 
 @cached
 def quality_of(run: Record, row: int = 0) -> dict[str, float]:
-    """The measures of a whole row by the record's own truth, by name; empty where either has no
-    text.
+    """The measures of a whole row by the record's own truth, by name.
+
+    Empty where either has no text, and where the libraries that compare texts are missing.
     """
     truth = run.truth_of(row)
+    if missing_text_libraries():
+        return {}
     if truth is None or run.results[row].text is None or not plain_text(truth.text):
         return {}
     whole = quality_table(run, truth, row).query("label == ''")
@@ -371,6 +375,9 @@ class MeasureLine:
 
 def _against(truth: Truth, run: Record, row: int) -> list[MeasureLine]:
     """The measures of a row's text, tables, boxes and order against the truth."""
+    missing = missing_text_libraries()
+    if missing:
+        raise OcrPhasesError(f"A text cannot be compared with its truth here: {missing}.")
     text = run.results[row].text or ""
     grounding = grounding_of(run, row)
     true = plain_text(truth.text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,7 @@ from ocr_phases.analyse.noise import ceilings_are_wrong, trusted_floors
 from ocr_phases.analyse.quality import quality_of
 from ocr_phases.analyse.repetition import repeated_share
 from ocr_phases.analyse.stages import end_to_end_ms, step_table
-from ocr_phases.analyse.text import plain_text, text_measures
+from ocr_phases.analyse.text import missing_text_libraries, plain_text, text_measures
 from ocr_phases.record import Record
 
 SWEEP_COLUMNS = (
@@ -207,11 +208,19 @@ def losses(records: Mapping[str, Record]) -> pd.DataFrame:
 
 
 def agreements(texts: Mapping[Any, str], reference: Any) -> dict[Any, float]:
-    """Of each plain text with the one called ``reference``: 1 minus their edit distance."""
+    """Of each plain text with the one called ``reference``: 1 minus their edit distance.
+
+    NaN for a text that differs where the libraries that measure it are missing.
+    """
     true = texts[reference]
-    return {
-        name: 1.0 - text_measures(text, true)["edit_distance"][0] for name, text in texts.items()
-    }
+    can_measure = not missing_text_libraries()
+    agreement = {}
+    for name, text in texts.items():
+        if text == true or can_measure:
+            agreement[name] = 1.0 - text_measures(text, true)["edit_distance"][0]
+        else:
+            agreement[name] = math.nan
+    return agreement
 
 
 def own_text(run: Record, row: int = 0) -> str | None:

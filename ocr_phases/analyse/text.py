@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import unicodedata
 from collections import Counter
@@ -232,20 +233,37 @@ class _Costs:
 # -- distances -------------------------------------------------------------------------------------
 
 
+def missing_text_libraries() -> str:
+    """Why texts that differ cannot be measured here; empty where they can."""
+    for library in ("rapidfuzz", "apted"):
+        if importlib.util.find_spec(library) is None:
+            return f"{library} is not installed (pip install rapidfuzz apted)"
+    return ""
+
+
 def text_measures(written: str, true: str) -> dict[str, tuple[float, int]]:
     """Each measure of a plain text with what it was taken over: characters or words of the truth.
 
     ``cer`` and ``wer``: Levenshtein distance in characters and words over the truth's length, as
     jiwer has them; may exceed 1. ``edit_distance``: the same distance over the longer text's
-    length, 0 to 1.
+    length, 0 to 1. Equal texts are measured without rapidfuzz.
     """
+    words = true.split()
+    if written == true:
+        return {
+            "edit_distance": (0.0, len(true)),
+            "cer": (0.0, len(true)),
+            "wer": (0.0, len(words)),
+        }
+
     from rapidfuzz.distance import Levenshtein
 
-    words, edits = true.split(), Levenshtein.distance(written, true)
+    edits = Levenshtein.distance(written, true)
+    word_distance = Levenshtein.distance(written.split(), words)
     return {
         "edit_distance": (edits / max(len(written), len(true), 1), len(true)),
         "cer": (edits / max(len(true), 1), len(true)),
-        "wer": (Levenshtein.distance(written.split(), words) / max(len(words), 1), len(words)),
+        "wer": (word_distance / max(len(words), 1), len(words)),
     }
 
 

@@ -75,7 +75,9 @@ def _judged(judged: pd.DataFrame, percent: float) -> int:
     for _, row in judged[judged["outcome"] != "within"].iterrows():
         span = f"ratio {row['ratio']:.3f} ({row['ratio_low']:.3f} to {row['ratio_high']:.3f})"
         said = f"worse by more than {percent:g} %: {span}"
-        if row["unit"] == SHARE:
+        if row["unit"] == SHARE and row["outcome"] == "undecided":
+            said = "undecided: the texts differ, and how much is n/a"
+        elif row["unit"] == SHARE:
             then, now = (percent_text(row[side]) for side in ("baseline", "other"))
             said = f"worse by more than {percent:g} points: {then} -> {now}"
         elif row["verdict"] == NOISY:

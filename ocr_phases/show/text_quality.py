@@ -11,7 +11,14 @@ from PIL.Image import Image
 
 from ocr_phases.analyse.grounding import pixel_box
 from ocr_phases.analyse.quality import quality_table, region_differences
-from ocr_phases.analyse.text import DIFFERENT, EQUAL, OUTCOMES, plain_text, word_edits
+from ocr_phases.analyse.text import (
+    DIFFERENT,
+    EQUAL,
+    OUTCOMES,
+    missing_text_libraries,
+    plain_text,
+    word_edits,
+)
 from ocr_phases.record import Record
 from ocr_phases.record.schema import Truth
 from ocr_phases.show.boxes import DrawnBox, draw_marks
@@ -80,6 +87,9 @@ def _row_html(run: Record, truth: Truth, row: int) -> Html:
         return note("This record has no text (return_text=False), so its quality is not known.")
     if not plain_text(truth.text):
         return note(f"The truth {truth.file} has no text to compare with.")
+    missing = missing_text_libraries()
+    if missing:
+        return note(f"Quality is n/a: {missing}.")
     differences = region_differences(run, truth, row)
     pages = pages_of_row(run, row)
     page = run.page_image(pages[0]) if len(pages) == 1 else None
