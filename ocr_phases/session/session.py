@@ -14,8 +14,8 @@ from ocr_phases.collectors import machine
 from ocr_phases.collectors.hooks import stage_hooks
 from ocr_phases.collectors.timeline import NoTimeline, Timeline
 from ocr_phases.errors import Hinted, Interrupted, OcrPhasesError, explain_wrong_calls
-from ocr_phases.inputs.packing import PageInputs
-from ocr_phases.inputs.processed import ModelInputs, PackedPages, ProcessedPages
+from ocr_phases.inputs.packing import DeviceInputs, PageInputs
+from ocr_phases.inputs.processed import PackedPages, ProcessedInputs, ProcessedPages
 from ocr_phases.inputs.views import Pages
 from ocr_phases.measure.cells import Cell, CellOutcome, ModelChanges
 from ocr_phases.measure.loaded_model import LoadedModel, describe_model
@@ -270,7 +270,7 @@ class OCRSession(Hinted):
     @explain_wrong_calls
     def run_prefill(
         self,
-        inputs: PackedPages | ModelInputs,
+        inputs: ProcessedPages | ProcessedInputs | PageInputs | DeviceInputs,
         timeline: Timeline | None = None,
         *,
         sampler: Sampler | None = None,
@@ -283,7 +283,7 @@ class OCRSession(Hinted):
 
         Parameters
         ----------
-        inputs : PageInputs or DeviceInputs
+        inputs : PageInputs, DeviceInputs, ProcessedPages or ProcessedInputs
             What `prepare` made; it is copied to the device where it is not there yet.
         timeline : Timeline, optional
             Where the times of the stages go.
