@@ -14,10 +14,12 @@ import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from textwrap import shorten
 from typing import Any
 
 import torch
 import transformers
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 
 from ocr_phases.errors import OcrPhasesError
@@ -76,6 +78,8 @@ class AnyInterface:
 
     parts: tuple[PartPath, ...]
     implementation: str = "native"
+    #: A static step would need the class's positions and masks as tensors of fixed places.
+    can_be_captured: bool = False
 
     def timed_parts(self, model: nn.Module) -> list[TimedPart]:
         """The parts of the model that are a stage each, in the order that a page goes through."""
@@ -205,6 +209,19 @@ def any_class(config: Mapping[str, Any]) -> Any:
             "transformers, or install what the class needs."
         )
     return found
+
+
+def any_config(model_class: Any, config: Mapping[str, Any]) -> Any:
+    """The class's config of a ``config.json``; `OcrPhasesError` where its entries do not fit."""
+    try:
+        return model_class.config_class.from_dict(dict(config))
+    except (AttributeError, KeyError, TypeError, ValueError, StrictDataclassError) as error:
+        words = " ".join((str(error).strip() or type(error).__name__).splitlines())
+        reason = shorten(words, 160, placeholder=" …")
+        raise OcrPhasesError(
+            f"config.json does not fit {model_class.__name__} ({reason}): take the one of the "
+            "published checkpoint."
+        ) from error
 
 
 def _class_names() -> Mapping[str, str]:

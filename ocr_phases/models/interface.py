@@ -54,6 +54,11 @@ class ModelInterface(Protocol):
         """``native`` for a class of transformers, ``vendor`` for a checkpoint's own code."""
         ...
 
+    @property
+    def can_be_captured(self) -> bool:
+        """Whether a step over a static cache, which is captured or compiled, is known to be right."""
+        ...
+
     def timed_parts(self, model: nn.Module) -> list[TimedPart]:
         """The parts of the model that are a stage each, in the order that a page goes through."""
         ...

@@ -18,7 +18,7 @@ import torch
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import FamilyFacts, facts_of
 from ocr_phases.families.config import TokenizerLabels, read_model_config
-from ocr_phases.models.anyclass import any_class, is_of_another_class
+from ocr_phases.models.anyclass import any_class, any_config, is_of_another_class
 from ocr_phases.models.devices import resolve_device
 from ocr_phases.models.folders import (
     download,
@@ -245,7 +245,7 @@ def _load_any(asked: ModelSettings, source: _Source, config: dict[str, Any]) -> 
             model_class,
             model_class.__name__,
             asked,
-            config=model_class.config_class.from_dict(config),
+            config=any_config(model_class, config),
             dtype=dtype,
         )
     return _checked(

@@ -37,6 +37,7 @@ class NativeInterface:
 
     wiring: Wiring
     implementation: str = "native"
+    can_be_captured: bool = True
 
     # -- where things hang ------------------------------------------------------------------------
 
@@ -203,6 +204,7 @@ class VendorInterface(NativeInterface):
     """
 
     implementation: str = "vendor"
+    can_be_captured: bool = False
 
     def window(self, model: Any) -> int | None:
         """None: a step sees all generated tokens."""

@@ -34,6 +34,11 @@ def check_strategy(request: Request, interface: ModelInterface, device: torch.de
             f"{asked}: the {interface.implementation} class runs only eagerly, "
             "so load implementation='native'."
         )
+    if not interface.can_be_captured:
+        raise OcrPhasesError(
+            f"{asked}: a model of no known family runs only eagerly here, because the positions and "
+            "masks of its class are not known well enough to be captured: use 'eager'."
+        )
     if request.autocast:
         raise OcrPhasesError(f"{asked} has the model's own dtype only: drop it, or drop autocast.")
     if request.strategy == "cuda_graph" and kind != "cuda":

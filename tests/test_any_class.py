@@ -1,0 +1,200 @@
+"""Any image-text-to-text class of transformers: its tokens, its stages, and what is said of it."""
+
+import json
+
+import pytest
+import torch
+from any_classes import FOLDERS
+from conftest import PAGES, RUNS
+
+from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, compare
+from ocr_phases.cli import main
+from ocr_phases.models.processors import render_chat
+
+PAGE = PAGES / "receipt.png"
+ASKED = {"max_new_tokens": 8, "repeats": 1, "ignore_eos": True, "ceilings": False}
+#: Where the projector hangs inside the encoder, whose time then holds its own.
+MERGED = {"qwen2_5_vl"}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    return {
+        name: make().save(tmp_path_factory.mktemp("models") / name)
+        for name, make in FOLDERS.items()
+    }
+
+
+@pytest.fixture(scope="module", params=sorted(FOLDERS))
+def measured(request, folders):
+    """A session of a class, and a record of it."""
+    session = OCRSession.load(folders[request.param])
+    return request.param, session, session.run_inference(PAGE, verify=True, **ASKED)
+
+
+def test_tokens_are_those_of_generate(measured):
+    _, session, run = measured
+    inputs = session.prepare(PAGE).to("cpu", torch.float32)
+    tokens = session.model.generate(
+        **inputs.given, max_new_tokens=8, do_sample=False, eos_token_id=None
+    )
+    assert run.result.ids == tokens[0, inputs.input_ids.shape[1] :].tolist()
+    parity = run.checks[run.checks["name"] == "parity"]
+    assert parity["verdict"].tolist() == ["pass"]
+
+
+def test_stages_are_those_of_the_class_and_a_merger_is_not_added_twice(measured):
+    name, _, run = measured
+    roles = {stage.name: stage.role for stage in run.model.stages}
+    assert roles["encoder"] == "vision"
+    assert roles["projector"] == "projector"
+    assert roles["language_model"] == "language"
+    prefill = run.stages[run.stages["phase"] == "prefill"].set_index("stage")["device_ms"]
+    expected = prefill["encoder"]
+    if name not in MERGED:
+        expected += prefill["projector"]
+    assert run["vision_ms"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_vision_runs_in_the_prefill_alone_and_the_cache_grows_by_one(measured):
+    _, _, run = measured
+    lengths = run.cache.lengths
+    assert [after - before for before, after in zip(lengths, lengths[1:], strict=False)] == [1] * 7
+    assert set(run.spans.loc[run.spans["phase"] == "decode", "stage"]).isdisjoint(
+        {"encoder", "projector"}
+    )
+    verdicts = dict(zip(run.checks["name"], run.checks["verdict"], strict=True))
+    assert verdicts["no_image_arguments_in_decode"] == "pass"
+    assert "fail" not in verdicts.values()
+
+
+def test_what_needs_facts_is_missing_and_nothing_is_called_deepseek(measured, tmp_path):
+    name, _, run = measured
+    path = run.save(tmp_path / "run.json")
+    again = PhaseRun.load(path)
+    assert again.model.family == name
+    assert again.floors.empty
+    report = again.report(tmp_path / "out").read_text(encoding="utf-8")
+    assert "deepseek" not in report.lower()
+    again.explore()
+    compare(again, PhaseRun.load(RUNS / "tiny-receipt.json.gz"))
+
+
+def test_a_model_object_and_its_processor_give_the_same(measured):
+    _, session, run = measured
+    other = OCRSession.from_model(session.model, session.checkpoint.packer.processor)
+    assert other.run_inference(PAGE, **ASKED).result.ids == run.result.ids
+
+
+@pytest.mark.parametrize(
+    "setting", [{"strategy": "compiled"}, {"vision": "compiled"}, {"preset": "base"}]
+)
+def test_what_only_a_family_can_do_is_refused_in_a_sentence(setting, measured):
+    _, session, _ = measured
+    with pytest.raises(OcrPhasesError, match="no known family|presets of"):
+        session.run_inference(PAGE, **ASKED, **setting)
+
+
+def test_pages_of_different_size_in_a_batch_give_what_each_gives_alone(folders):
+    session = OCRSession.load(folders["qwen2_5_vl"])
+    pages = [PAGE, PAGES / "dense.png"]
+    alone = [session.run_inference(page, **ASKED).result.ids for page in pages]
+    together = session.run_inference(pages, verify=True, **ASKED)
+    assert [result.ids for result in together.results] == alone
+    parity = together.checks[together.checks["name"] == "parity"]
+    assert parity["verdict"].tolist() == ["pass"]
+
+
+@pytest.mark.parametrize("verb", ["profile", "report", "verify"])
+def test_a_verb_takes_the_folder(verb, folders, tmp_path, capsys):
+    target = {"profile": [], "report": ["--out", str(tmp_path / "out")], "verify": []}[verb]
+    tokens = [] if verb == "verify" else ["--repeats", "1"]
+    model = ["--model", str(folders["qwen2_5_vl"]), "--max-new-tokens", "4"]
+    assert main([verb, str(PAGE), *model, *tokens, *target]) == 0
+
+
+@pytest.mark.parametrize("name", ["got-ocr2", "paddleocr-vl", "qwen2.5-vl-3b"])
+def test_a_record_of_a_gpu_is_not_judged_by_what_is_expected_of_deepseek_ocr(name):
+    run = PhaseRun.load(RUNS / f"h100-{name}.json.gz")
+    expected = run.checks[run.checks["name"].str.startswith("expected")]
+    assert set(expected["verdict"]) <= {"n/a"}
+    assert run["vision_ms"] > 0
+    assert run.floors.empty
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+def without(name):
+    def change(folder):
+        (folder / name).unlink()
+
+    return change
+
+
+def with_config(**entries):
+    def change(folder):
+        file = folder / "config.json"
+        config = json.loads(file.read_text(encoding="utf-8"))
+        file.write_text(json.dumps(config | entries), encoding="utf-8")
+
+    return change
+
+
+REFUSED = {
+    "no tokenizer": (without("tokenizer.json"), "tokenizer.json"),
+    "no image processor": (without("preprocessor_config.json"), "preprocessor_config.json"),
+    "a model_type nobody knows": (with_config(model_type="no_such_model"), "no_such_model"),
+    "an encoder-decoder without weights of it": (
+        with_config(model_type="florence2"),
+        "does not fit Florence2",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_folder_that_cannot_be_driven_is_refused_in_a_sentence(name, tmp_path):
+    change, words = REFUSED[name]
+    folder = FOLDERS["qwen2_5_vl"]().save(tmp_path / "model")
+    change(folder)
+    with pytest.raises(OcrPhasesError, match=words):
+        OCRSession.load(folder)
+
+
+def test_code_that_a_checkpoint_names_never_runs(tmp_path):
+    folder = FOLDERS["qwen2_5_vl"]().save(tmp_path / "model")
+    (folder / "own.py").write_text("raise SystemExit('it ran')\n", encoding="utf-8")
+    with_config(auto_map={"AutoModel": "own.Model", "AutoProcessor": "own.Processor"})(folder)
+    assert OCRSession.load(folder).family.name == "qwen2_5_vl"
+
+
+class Plain:
+    bos_token = "<s>"
+    eos_token = "</s>"
+
+
+HOSTILE = {
+    "a long loop": "{% for i in range(10 ** 9) %}x{% endfor %}",
+    "loops in loops": "{% for i in range(900) %}{% for j in range(900) %}{% endfor %}{% endfor %}",
+    "a long text": "{{ 'x' * 1000000000 }}",
+    "a great power": "{{ 9 ** 9999999 }}",
+    "a class": "{{ ''.__class__.__mro__ }}",
+    "its own error": "{{ raise_exception('no images') }}",
+    "endless calls": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "what is not there": "{{ messages[7]['content'] }}",
+    "no template": "{% for %}",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_chat_template_ends_in_a_sentence(name):
+    with pytest.raises(OcrPhasesError, match="chat template cannot be rendered"):
+        render_chat(HOSTILE[name], "Read this page.", 1, Plain())
+
+
+def test_a_chat_template_puts_pages_before_the_prompt():
+    template = (
+        "{% for part in messages[0]['content'] %}"
+        "{{ '<img>' if part['type'] == 'image' else part['text'] }}{% endfor %}"
+    )
+    assert render_chat(template, "Read.", 2, Plain()) == "<img><img>Read."
