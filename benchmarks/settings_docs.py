@@ -13,7 +13,7 @@ from pathlib import Path
 import nbformat
 
 from benchmarks.documents import rewrite
-from ocr_phases.cli.options import EVERY, KERNELS, SETTINGS
+from ocr_phases.cli.options import EVERY, SETTINGS
 from ocr_phases.settings import ModelSettings, RunSettings, Settings, help_text
 
 ROOT = Path(__file__).parents[1]
@@ -45,11 +45,19 @@ _OVERWRITE = OwnParameter(
 NOTEBOOKS: dict[str, list[OwnParameter | str]] = {
     "page_report": [
         _PAGES,
-        *EVERY,
-        *KERNELS,
-        OwnParameter("trace", "False", "kernels, and their Chrome trace in output_dir"),
+        "model",
+        "preset",
+        "prompt",
+        "max_new_tokens",
+        "repeats",
+        "device",
+        "strategy",
+        OwnParameter("options", "{}", "any other keyword of load and run_inference, by its name"),
         OwnParameter("record", "None", "an existing run.json to show instead of measuring"),
         _TRUTH,
+        OwnParameter(
+            "trace", "False", "profile the kernels, with their Chrome trace in output_dir"
+        ),
         OwnParameter(
             "output_dir", "None", "a folder; default ocr_phases_report, numbered where that exists"
         ),

@@ -11,6 +11,7 @@ from ocr_phases.versions import __version__ as __version__
 _NAMES = {
     "session.session": "OCRSession DeepSeekOCRSession",
     "session.sweeps": "sweep",
+    "images": "sample_page",
     "inputs.packing": "PageInputs",
     "steps.phases": "DecodeState prefill decode_step decode generate",
     "collectors.timeline": "Timeline",
@@ -28,6 +29,7 @@ if TYPE_CHECKING:  # for type checkers, which cannot read the table
     from ocr_phases.collectors.timeline import Timeline as Timeline
     from ocr_phases.engines.session import connect as connect
     from ocr_phases.errors import OcrPhasesError as OcrPhasesError
+    from ocr_phases.images import sample_page as sample_page
     from ocr_phases.inputs.packing import PageInputs as PageInputs
     from ocr_phases.results.comparison import Comparison as Comparison
     from ocr_phases.results.comparison import compare as compare

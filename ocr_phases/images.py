@@ -23,6 +23,7 @@ from PIL import Image, ImageOps
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import FORMATS, MOST_FILE_PAGES, PAGED_SUFFIXES, read_regular, split_page
+from ocr_phases.versions import asset
 
 #: Largest page in pixels: where Pillow itself, with its default settings, refuses a decompression
 #: bomb.
@@ -55,6 +56,22 @@ _DECODER_ERRORS = (
     zlib.error,
     Image.DecompressionBombError,
 )
+
+
+def sample_page() -> Path:
+    """A page that comes with the package: a receipt, which the built-in tiny model can read.
+
+    Returns
+    -------
+    Path
+        The image file.
+
+    Examples
+    --------
+    >>> sample_page().name
+    'receipt.png'
+    """
+    return asset("data", "pages", "receipt.png")
 
 
 def load_page(

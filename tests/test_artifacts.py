@@ -21,7 +21,7 @@ from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.errors import CannotWrite
 from ocr_phases.files import MANIFEST_NAME, REPORT_FOLDER, check_names, folder_for, write_given
 from ocr_phases.record.parts import to_plain
-from ocr_phases.report import artifacts
+from ocr_phases.report import result_files as artifacts
 from ocr_phases.report.result_files import (
     EOS_TEXT,
     RESULTS,
@@ -284,7 +284,8 @@ def test_the_page_report_by_hand_never_replaces_a_record(tmp_path, monkeypatch):
     runs = [make_run(), make_run(seed=1)]
     paths = [run.save(tmp_path / f"{number}.json") for number, run in enumerate(runs)]
     for path in paths:
-        sources = (cells["parameters"], f"record = {str(path)!r}", cells["setup"], cells["measure"])
+        sources = [cells["parameters"], f"record = {str(path)!r}"]
+        sources += [cells[name] for name in ("setup", "load", "measure")]
         exec("\n".join(sources), {})
     kept = [
         PhaseRun.load(Path(folder, "run.json")) for folder in (REPORT_FOLDER, f"{REPORT_FOLDER}-2")

@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -57,14 +58,11 @@ PLAIN = {
         ("0,1", 2, "cuda:1", None),
         ("0", 0, "auto", None),
         ("", 99999, "auto", None),
-        (None, None, "auto", None),  # nvidia-smi is no program that could run
+        (None, None, "auto", [{}]),  # NVML finds no driver
     ],
 )
-def test_each_worker_has_its_device_and_cores(
-    gpus, workers, device, expected, tmp_path, monkeypatch
-):
-    (tmp_path / "nvidia-smi").touch(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path))
+def test_each_worker_has_its_device_and_cores(gpus, workers, device, expected, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", None)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if gpus is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)

@@ -1,8 +1,6 @@
 """The checklist: every rule that follows from a record, noise and who made it, how it is shown."""
 
 import re
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,7 +28,6 @@ from ocr_phases.analyse.checks import (
 from ocr_phases.analyse.noise import CONDITION_COLUMNS, is_noisy
 from ocr_phases.analyse.sentences import checks_verdict, headline, noise_warning, verdict
 from ocr_phases.analyse.stages import decode_trend
-from ocr_phases.collectors.conditions import gpu_state
 from ocr_phases.record.parts import to_plain
 from ocr_phases.show.checks_section import checks_html
 
@@ -316,27 +313,6 @@ def test_a_measurement_keeps_what_the_machine_did(golden_session: Any) -> None:
         assert tuple(to_plain(row)) == CONDITION_COLUMNS and row.wall_s > 0 and row.cpu_s > 0
     assert device.threads == torch.get_num_threads()
     assert device.host_cores == device.cores >= 1
-
-
-def test_a_gpu_is_asked_through_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tool = tmp_path / "nvidia-smi"
-    tool.write_text(
-        '#!/bin/sh\ncase "$1" in\n*compute-apps*) printf "11\\n12\\n";;\n'
-        '*) echo "1755, 1980, 0x0000000000000024, [N/A]";;\nesac\n'
-    )
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(
-        torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="7")
-    )
-    device, named = (
-        torch.device("cuda", 0),
-        {"sm_mhz": 1755, "throttle_reasons": 0x24, "other_processes": 1},
-    )
-    assert gpu_state(device) == STATE | named | {"utilization": None}
-    tool.write_text("#!/bin/sh\nexit 9\n")
-    assert gpu_state(device) is None
-    assert gpu_state(torch.device("cpu")) is None
 
 
 def test_checks_are_escaped_and_a_failure_is_unfolded() -> None:

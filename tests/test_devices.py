@@ -14,7 +14,7 @@ from example_run import altered, make_run
 from refusals import refused
 
 from ocr_phases import OcrPhasesError, Timeline
-from ocr_phases.collectors.conditions import Conditions, gpu_state
+from ocr_phases.collectors.conditions import Conditions
 from ocr_phases.collectors.machine import describe_device
 from ocr_phases.collectors.memory import PeakMemory
 from ocr_phases.models.devices import cpu_threads, device_of, resolve_device
@@ -111,7 +111,6 @@ def test_what_cannot_be_measured_on_an_apple_gpu_is_missing(apple: AppleGpu) -> 
     with memory.of("prefill"):
         pass
     assert (memory.source, memory.peaks) == (None, {})
-    assert gpu_state(APPLE) is None
     conditions = Conditions("mps")
     with conditions.of(0):
         pass

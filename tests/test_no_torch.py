@@ -11,6 +11,7 @@ from test_rooms import FRONT_DOOR, ROOT, modules, room_of
 WITH_TORCH = ("inputs", "models", "collectors", "steps", "measure", "session")
 #: What does not, of those rooms: a server is measured without torch.
 WITHOUT_TORCH = (
+    "ocr_phases.collectors.nvml",
     "ocr_phases.inputs.views",
     "ocr_phases.measure.progress",
     "ocr_phases.measure.record_parts",

@@ -22,9 +22,8 @@ from ocr_phases.errors import CannotWrite, NotebookFailed
 from ocr_phases.files import MANIFEST_NAME
 from ocr_phases.models.folders import transformers_version
 from ocr_phases.models.wiring import NATIVE_NEEDS
-from ocr_phases.report import render
+from ocr_phases.report import render, sections
 from ocr_phases.report.render import execute_notebook, page_report, render_html
-from ocr_phases.show import section
 from ocr_phases.show.run_overview import overview_section
 from ocr_phases.versions import asset
 
@@ -132,7 +131,9 @@ def test_the_papermill_command_runs_in_a_kernel_whose_names_stay_the_user_s(tmp_
         "new = {name for name in {*globals()} - names if name[0] != '_'}\n"
         "[page, options, _, In[-2][:7], get_ipython().execution_count - count, new, written.exists()]",
     )
-    notebook.cells[11:] = [nbformat.v4.new_code_cell(cell) for cell in cells]
+    ids = [cell.id for cell in notebook.cells]
+    first_figure = ids.index("latency-figure") + 1
+    notebook.cells[first_figure:] = [nbformat.v4.new_code_cell(cell) for cell in cells]
     nbformat.write(notebook, tmp_path / "mine.ipynb")
     command = [
         sys.executable,
@@ -187,7 +188,7 @@ def read_valid(path):
 
 def test_a_report_that_is_stopped_says_so_and_leaves_nothing(tmp_path, monkeypatch, capsys):
     """Stopped in its first cell."""
-    monkeypatch.setattr(section, "style_section", lambda: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(sections, "style", lambda: os.kill(os.getpid(), signal.SIGINT))
     assert main(["report", "--record", str(RECORD), "--out", str(tmp_path / "out")]) == 130
     assert tuple(capsys.readouterr()) == ("", "ocr-phases: stopped.\n")
     assert list((tmp_path / "out").iterdir()) == []

@@ -36,6 +36,7 @@ from ocr_phases.errors import TAKEN_BY, OcrPhasesError
 from ocr_phases.explorer.form import LEFT_OUT, Form
 from ocr_phases.families import PRESET_NAMES, PROMPT_NAMES
 from ocr_phases.record.parts import to_plain
+from ocr_phases.report.page_parameters import OWN as PAGE_PARAMETERS
 from ocr_phases.session.sweeps import Sweep
 from ocr_phases.settings import (
     REQUEST_SETTINGS,
@@ -150,6 +151,11 @@ def test_the_notebooks_parameters_are_the_settings(name):
     inspected = papermill.inspect_notebook(str(path))
     assert len(inspected) == len(NOTEBOOKS[name])
     assert all(parameter["help"] for parameter in inspected.values())
+
+
+def test_the_page_report_has_few_parameters_and_knows_them():
+    names = [getattr(each, "name", each) for each in NOTEBOOKS["page_report"]]
+    assert list(PAGE_PARAMETERS) == names and len(names) <= 14
 
 
 @pytest.mark.parametrize(

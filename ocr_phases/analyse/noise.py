@@ -324,6 +324,8 @@ def _gpu_findings(run: Record) -> Iterator[Verdict]:
     gpu = None if conditions is None else conditions.gpu
     if gpu is None:
         return
+    if gpu.missing:
+        yield Verdict("pass", f"the GPU's clocks are n/a ({gpu.missing})")
     states = [state for state in (gpu.before, gpu.after) if state is not None]
     if not states:
         return

@@ -16,7 +16,6 @@ import json
 import math
 import os
 import platform
-import re
 import signal
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from typing import Any
 
 import msgspec
 
+from ocr_phases.collectors.nvml import card_count
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.versions import child_environment
 
@@ -284,19 +284,13 @@ def thread_share(workers: int) -> dict[str, str]:
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs of this process by their ``CUDA_VISIBLE_DEVICES`` names, without loading a library."""
+    """The GPUs of this process by their ``CUDA_VISIBLE_DEVICES`` names; none where NVML is missing."""
     if (chosen := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1")]
     try:
-        answer = subprocess.run(
-            ["nvidia-smi", "-L"], capture_output=True, text=True, check=False, timeout=60
-        )
-    except FileNotFoundError:
+        return [str(number) for number in range(card_count())]
+    except OSError:
         return []
-    except (OSError, subprocess.TimeoutExpired) as error:
-        advice = "set CUDA_VISIBLE_DEVICES, or use --device cpu"
-        raise OcrPhasesError(f"nvidia-smi names no GPUs ({error}): {advice}.") from error
-    return re.findall(r"(?m)^GPU (\d+)", answer.stdout)
 
 
 def cores() -> int:

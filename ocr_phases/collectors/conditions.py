@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,16 +15,10 @@ import psutil
 import torch
 
 from ocr_phases.collectors.energy import EnergyMeter
+from ocr_phases.collectors.nvml import Card
 from ocr_phases.models.devices import device_of, usable_cores
 
 _LEAST_CORES_S = 0.2  # in less time than this, ticks of 10 ms say nothing
-#: What a GPU's state is called here and by ``nvidia-smi``.
-_FIELDS = {
-    "sm_mhz": "clocks.sm",
-    "max_sm_mhz": "clocks.max.sm",
-    "throttle_reasons": "clocks_throttle_reasons.active",
-    "utilization": "utilization.gpu",
-}
 
 
 class Conditions:
@@ -37,7 +30,15 @@ class Conditions:
     def __init__(self, device: torch.device | str) -> None:
         self._device = torch.device(device)
         self._repeats: list[dict[str, Any]] = []
-        self._before = gpu_state(self._device)
+        self._card: Card | None = None
+        self._card_missing = ""
+        uuid = device_of(device).uuid()
+        if uuid is not None:
+            try:
+                self._card = Card(uuid)
+            except OSError as error:
+                self._card_missing = str(error)
+        self._before = None if self._card is None else gpu_state(self._card)
         self._energy = EnergyMeter(self._device)
 
     @contextlib.contextmanager
@@ -53,11 +54,13 @@ class Conditions:
     def described(self) -> dict[str, Any]:
         """``repeats``, a dict each; ``gpu``, its state before and after; ``energy``.
 
-        ``gpu`` is None on a CPU, and where nothing tells of the GPU.
+        ``gpu`` is None on a CPU. ``missing`` says there why nothing tells of a GPU.
         """
-        gpu = None
-        if self._before is not None:
-            gpu = {"before": self._before, "after": gpu_state(self._device)}
+        gpu: dict[str, Any] | None = None
+        if self._card is not None:
+            gpu = {"before": self._before, "after": gpu_state(self._card)}
+        elif self._card_missing:
+            gpu = {"before": None, "after": None, "missing": self._card_missing}
         return {"repeats": self._repeats, "gpu": gpu, "energy": self._energy.described()}
 
 
@@ -141,31 +144,21 @@ def _thread_seconds() -> tuple[dict[int, float], float | None]:
     return ran_s, waited_ns / 1e9 if waited_ns else None
 
 
-def gpu_state(device: torch.device) -> dict[str, Any] | None:
-    """Clocks, throttling and other users of a GPU by ``nvidia-smi``; None where it does not tell.
+def gpu_state(card: Card) -> dict[str, int | None]:
+    """Clocks, throttling and other users of a card now; None for what it does not tell.
 
     ``sm_mhz`` and ``max_sm_mhz``, ``throttle_reasons`` (NVML's bit mask), ``utilization`` in per
     cent and ``other_processes``, the compute processes beside this one.
     """
-    uuid = device_of(device).uuid()
-    if uuid is None:
-        return None
-    lines = _smi(f"--query-gpu={','.join(_FIELDS.values())}", uuid)
-    if len(lines) != 1:
-        return None
-    # Decimal or hexadecimal; a card that has no such state says ``[N/A]``.
-    values = [int(text, 0) if text.strip()[:1].isdigit() else None for text in lines[0].split(",")]
-    state = dict(zip(_FIELDS, values, strict=True))
-    # One of them is this process, under whatever number a container gives it.
-    processes = len(_smi("--query-compute-apps=pid", uuid))
-    return {**state, "other_processes": max(0, processes - 1)}
-
-
-def _smi(query: str, uuid: str) -> list[str]:
-    """The lines that ``nvidia-smi`` answers a query with; none where it fails or takes too long."""
-    command = ["nvidia-smi", query, "--format=csv,noheader,nounits", "-i", uuid]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [line for line in answer.stdout.splitlines() if line.strip()]
+    processes = card.compute_processes()
+    others = None
+    if processes is not None:
+        # One of them is this process, under whatever number a container gives it.
+        others = max(0, processes - 1)
+    return {
+        "sm_mhz": card.sm_mhz(),
+        "max_sm_mhz": card.max_sm_mhz(),
+        "throttle_reasons": card.throttle_reasons(),
+        "utilization": card.utilization(),
+        "other_processes": others,
+    }

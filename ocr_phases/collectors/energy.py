@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+from ocr_phases.collectors.nvml import Card
 from ocr_phases.models.devices import device_of
 
 _LEAST_ENERGY_S = 1.0  # NVML's counter moves every 100 ms
@@ -40,14 +41,17 @@ class EnergyMeter:
         self._readings: list[list[float]] = []
         try:
             self._counter, self._idle_w = _counter_and_idle_watts(device, powercap)
-        except (ImportError, OSError) as error:
+        except OSError as error:
             self.missing = str(error)
 
     def mark(self) -> None:
         """Read the counters now."""
         if not self.missing:
             self._times.append(perf_counter())
-            self._readings.append(self._counter.read())
+            try:
+                self._readings.append(self._counter.read())
+            except OSError as error:
+                self.missing = str(error)
 
     def described(self) -> dict[str, Any]:
         """``seconds`` of all runs, ``run_joules`` of each and ``idle_w``; or ``missing``."""
@@ -90,19 +94,15 @@ class CardCounter:
     ranges = [np.inf]
 
     def __init__(self, device: torch.device) -> None:
-        import pynvml  # only where a card is measured
-
-        self._nvml = pynvml
-        try:
-            pynvml.nvmlInit()
-            self._card = pynvml.nvmlDeviceGetHandleByUUID(device_of(device).uuid())
-            self.read()
-        except pynvml.NVMLError as error:
-            raise OSError(f"NVML: {error}") from error
+        uuid = device_of(device).uuid()
+        if uuid is None:
+            raise OSError(f"{device} has no name that a driver knows it by")
+        self._card = Card(uuid)
+        self._card.joules()
 
     def read(self) -> list[float]:
-        """NVML counts millijoules."""
-        return [self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._card) / 1e3]
+        """One counter."""
+        return [self._card.joules()]
 
 
 class PackageCounters:

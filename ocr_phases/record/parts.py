@@ -129,10 +129,11 @@ class GpuState(Part, frozen=True, kw_only=True):
 
 
 class GpuConditions(Part, frozen=True, kw_only=True):
-    """A GPU before and after the repeats."""
+    """A GPU before and after the repeats, or why both are ``missing``."""
 
     before: GpuState | None
     after: GpuState | None
+    missing: str | None = None
 
 
 class EnergyPart(Part, frozen=True, kw_only=True):

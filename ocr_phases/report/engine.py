@@ -12,7 +12,7 @@ import os
 import tempfile
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -80,7 +80,10 @@ class InProcess:
         from IPython.utils.capture import capture_output
 
         count = 0
-        with _own_namespace(stills) as shell, handed_over(objects or LiveObjects()):
+        # Papermill itself only warns of a parameter that the notebook does not have.
+        parameters = nb_man.nb.metadata.get("papermill", {}).get("parameters", {})
+        objects = replace(objects or LiveObjects(), parameters=tuple(parameters))
+        with _own_namespace(stills) as shell, handed_over(objects):
             for number, cell in enumerate(nb_man.nb.cells):
                 nb_man.cell_start(cell, number)
                 error = None

@@ -8,7 +8,7 @@ asks for it by `live_objects`. In JupyterLab, where no command runs the notebook
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class LiveObjects:
-    """The objects of a running notebook; each is None where the command has none.
+    """The objects of a running notebook; each is None or empty where the command has none.
 
     Attributes
     ----------
@@ -34,12 +34,15 @@ class LiveObjects:
         What ``compare_runs`` compares, the baseline first.
     sweep : SweptRecords, optional
         What ``sweep_report`` shows.
+    parameters : collection of str
+        The names of the parameters that papermill was given.
     """
 
     run: Record | None = None
     references: pd.DataFrame | None = None
     runs: Sequence[Record] | None = None
     sweep: SweptRecords | None = None
+    parameters: Collection[str] = ()
 
 
 _OBJECTS: ContextVar[LiveObjects] = ContextVar("live_objects")

@@ -23,9 +23,11 @@ from ocr_phases.files import (
     write_into,
 )
 from ocr_phases.report.live import LiveObjects
+from ocr_phases.report.page_parameters import OPTIONS, check_given_names
 from ocr_phases.report.result_files import RESULTS, VERIFICATION
+from ocr_phases.settings import Settings, setting_names
 from ocr_phases.show.shown_figure import STILL
-from ocr_phases.show.web import Html, document_html, element, fill_template
+from ocr_phases.show.web import Html, document_html, element, fill_template, notebook_style
 from ocr_phases.versions import asset
 from ocr_phases.view.embed import VIEW_TYPE, view_script, view_style
 
@@ -148,8 +150,8 @@ def execute_notebook(
     notebook = load_notebook_node(str(_notebook(name)))
     tagged = (cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ()))
     known = [parameter.name for cell in tagged for parameter in PythonTranslator.inspect(cell)]
-    if unknown := ", ".join(sorted(set(parameters) - set(known))):  # papermill only warns
-        raise OcrPhasesError(f"{name} has no parameter {unknown}: it takes {', '.join(known)}.")
+    settings = setting_names(Settings) if OPTIONS in known else []
+    check_given_names(name, parameters, known, settings)
     target = Path(output_path).absolute()
     check_names(output_folder(target.parent), re.escape(target.name), overwrite=overwrite)
     notebook = parameterize_notebook(
@@ -253,7 +255,8 @@ def _outputs(cell: Any) -> Iterator[Part]:
         else:
             kind = next((name for name in (*_LIVE, *_SHOWN) if name in output.data), "")
             if kind in _SHOWN:
-                content = output.data[kind]
+                # A report has the style sheet of its own once.
+                content = output.data[kind].removeprefix(str(notebook_style()))
                 drawn = {"text/html": content.partition(STILL)[0], "image/svg+xml": content}.get(
                     kind
                 )

@@ -105,6 +105,11 @@ def timed_table(
 
 def latency_section(run: Record) -> Section:
     """Every decode step over its floor, and the slowest steps."""
+    return Section(plot_latency(run), slowest_steps_section(run))
+
+
+def slowest_steps_section(run: Record) -> Section:
+    """The slowest decode steps; empty for a record without steps."""
     slowest = step_table(run).nlargest(_SLOWEST, "device_ms").drop(columns="outlier")
     # Tokens are counted from 1, as everywhere on the page.
     slowest["index"] = token_of_step(run, slowest.pop("step"))
@@ -116,7 +121,7 @@ def latency_section(run: Record) -> Section:
         headings={"index": ("token", ""), "text": ("text", "")},
         empty="",
     )
-    return Section(plot_latency(run), table)
+    return Section(table)
 
 
 def floors_section(run: Record) -> Section:
