@@ -53,6 +53,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         gc.freeze
     )  # a process that ends need not look through all its objects for garbage
     os.environ["MPLBACKEND"] = "agg"  # matplotlib cannot be imported with a wrong one
+    if (
+        "_ARGCOMPLETE" in os.environ
+    ):  # the shell asks for completions, which argcomplete then prints
+        _complete(os.environ.get("COMP_LINE", "").split())
     words = sys.argv[1:] if argv is None else list(argv)
     stopped = -_AT_ONCE
 
@@ -138,6 +142,15 @@ def _with_options(message: str, arguments: argparse.Namespace) -> str:
     names, settings = "|".join(vars(arguments)), setting_names(Settings)
     given = rf"""(?<![\w/.-])({names})(?:=["']?([\w./:-]*\w)["']?|(?![\w/=-]|\.\w))"""
     return re.sub(given, option, message)
+
+
+def _complete(words: Sequence[str]) -> None:
+    """Tell the shell what may follow these words, and end; do nothing without argcomplete."""
+    try:
+        import argcomplete
+    except ImportError:
+        return
+    argcomplete.autocomplete(_parser(words))
 
 
 def _parser(words: Sequence[str]) -> Parser:

@@ -4,10 +4,12 @@ const ACTS = { Download: "⤓", Report: "▤", Rename: "✎", Delete: "✕" };
 const FILES = "image/*,.pdf,.tif,.tiff,.json,.gz";
 const OTHER = "other …";
 const KEEPS = "data-lm-suppress-shortcuts"; // on what has the focus: JupyterLab takes no key of it
+const INPUT_TYPES = { int: "number", bool: "checkbox" };
 const PATHS = "application/x-jupyter-icontents"; // what JupyterLab's file browser drags
 const DROPS = ["dragover", "drop", "paste", "lm-dragenter", "lm-dragover", "lm-drop"];
 
-const part = (name) => `<section class="opx-part" data-pane="${name}" aria-label="${name}"></section>`;
+const part = (name) =>
+  `<section class="opx-part" data-pane="${name}" aria-label="${name}"></section>`;
 const panelHtml = () => `
   <p class="opx-dead" role="alert">Kernel restarted: run this cell</p>
   <div class="opx-inside"><div class="opx-bar"><span class="opx-quick"></span>
@@ -38,7 +40,9 @@ class PanelShown extends Shown {
   }
 
   set(values) {
-    for (const name of Object.keys(values)) this.touched.add(name);
+    for (const name of Object.keys(values)) {
+      this.touched.add(name);
+    }
     super.set(values);
   }
 }
@@ -54,7 +58,9 @@ class Panel extends View {
     super.start(el);
     this.listen(DROPS, (event) => this.take(event));
     this.model.on("msg:custom", (content, buffers) => {
-      if (content.to === this.id) this.answer(content, buffers);
+      if (content.to === this.id) {
+        this.answer(content, buffers);
+      }
     });
     // The kernel restarted.
     this.model.on("comm_live_update", () => this.root.classList.add("opx-gone"));
@@ -104,16 +110,26 @@ class Panel extends View {
     const content = { key: target.value, label: target.textContent };
     if (ask === "rename") {
       content.value = prompt("Name of this record");
-      if (content.value === null) return;
+      if (content.value === null) {
+        return;
+      }
     }
-    if (ask === "delete" && !confirm(`${target.ariaLabel}?`)) return;
-    if (trait) this.set({ [trait]: target.value });
-    else if (ask) this.ask(ask, content);
-    else if (this.view.contains(target)) super.click(event);
+    if (ask === "delete" && !confirm(`${target.ariaLabel}?`)) {
+      return;
+    }
+    if (trait) {
+      this.set({ [trait]: target.value });
+    } else if (ask) {
+      this.ask(ask, content);
+    } else if (this.view.contains(target)) {
+      super.click(event);
+    }
   }
 
   input(event) {
-    if (event.target === this.filter) this.filterRows();
+    if (event.target === this.filter) {
+      this.filterRows();
+    }
     super.input(event);
   }
 
@@ -121,17 +137,30 @@ class Panel extends View {
   change({ target }) {
     const { type, checked, multiple, selectedOptions: chosen } = target;
     const typed = multiple ? Array.from(chosen, (each) => each.value) : target.value;
-    const [value, ticked] = [type === "checkbox" ? checked : typed, this.model.get("ticked")];
-    const numeric = (name) => typeof this.model.get(name) === "number";
+    const value = type === "checkbox" ? checked : typed;
     const calls = {
-      trait: (name) => this.set({ [name]: numeric(name) ? Number(value) : value }),
+      trait: (name) => this.setTrait(name, value),
       name: (name) => this.choose(target, name, value),
-      tick: (key) => this.set({ ticked: value ? [...ticked, key] : ticked.filter((each) => each !== key) }),
+      tick: (key) => this.tick(key, value),
       ask: (what) => this.ask(what, { value }),
       files: () => this.upload(target.files),
       side: () => this.showBeside(value),
     };
-    for (const [name, said] of Object.entries(target.dataset)) calls[name]?.(said);
+    for (const [name, said] of Object.entries(target.dataset)) {
+      calls[name]?.(said);
+    }
+  }
+
+  /** Set a trait from a control, whose value is text also where it is a number. */
+  setTrait(name, value) {
+    const isNumber = typeof this.model.get(name) === "number";
+    this.set({ [name]: isNumber ? Number(value) : value });
+  }
+
+  /** Tick a record for the comparison, or take its tick away. */
+  tick(key, isTicked) {
+    const others = this.model.get("ticked").filter((each) => each !== key);
+    this.set({ ticked: isTicked ? [...others, key] : others });
   }
 
   fill(element, pieces) {
@@ -142,7 +171,10 @@ class Panel extends View {
   /** Set a setting; in place of a list's last choice a person types what it does not have. */
   choose(control, name, value) {
     const chosen = name === "page" ? { pages: [value] } : { [name]: value };
-    if (value !== OTHER) return this.set({ values: { ...this.model.get("values"), ...chosen } });
+    if (value !== OTHER) {
+      this.set({ values: { ...this.model.get("values"), ...chosen } });
+      return;
+    }
     const typed = h("input", { type: "text", "data-name": name });
     control.replaceWith(typed);
     typed.focus();
@@ -153,7 +185,11 @@ class Panel extends View {
     const { name } = document.activeElement.dataset ?? {};
     const made = Object.fromEntries(fields.map((field) => [field.name, this.field(field)]));
     const { pages, model, preset, ...others } = made;
-    this.quick.replaceChildren(this.field({ ...fields[0], name: "page", kind: "str" }), model, preset);
+    this.quick.replaceChildren(
+      this.field({ ...fields[0], name: "page", kind: "str" }),
+      model,
+      preset,
+    );
     this.fields.replaceChildren(this.where, pages, ...Object.values(others));
     this.showValues();
     this.root.querySelector(`[data-name="${name}"]`)?.focus();
@@ -162,28 +198,51 @@ class Panel extends View {
   /** A setting, from `Form.fields`: a list, a list that takes other words too, a tick, a number or words. */
   field({ name, kind, options: known, own, help }) {
     const many = kind === "many";
-    const values = [...known, ...(own ? [OTHER] : [])].map((value) => [value, value || "default"]);
-    const type = { int: "number", bool: "checkbox" }[kind] ?? "text";
-    const control = many || known.length
-      ? h("select", { "data-name": name, multiple: many, size: many && 4 }, ...values.map(option))
-      : h("input", { "data-name": name, type, placeholder: help });
-    return h("label.opx-field", { title: help }, h("span", name.replaceAll("_", " ")), control);
+    const title = h("span", name.replaceAll("_", " "));
+    let control;
+    if (many || known.length) {
+      const choices = own ? [...known, OTHER] : known;
+      const options = choices.map((value) => option([value, value || "default"]));
+      control = h("select", { "data-name": name, multiple: many, size: many && 4 }, ...options);
+    } else {
+      const type = INPUT_TYPES[kind] ?? "text";
+      control = h("input", { "data-name": name, type, placeholder: help });
+    }
+    return h("label.opx-field", { title: help }, title, control);
   }
 
   showValues() {
-    const [values, told, keeps] = ["values", "told", "keeps"].map((name) => this.model.get(name));
-    const [page, ...further] = values.pages;
-    const shown = { ...values, page: further.length ? `${further.length + 1} pages` : page ?? "" };
+    const values = this.model.get("values");
+    const { pages } = values;
+    const page = pages.length > 1 ? `${pages.length} pages` : (pages[0] ?? "");
+    const shown = { ...values, page };
     for (const control of this.bar.querySelectorAll("[data-name]")) {
-      if (control === document.activeElement) continue; // what is being typed stays
-      const [value, listed] = [shown[control.dataset.name], [...(control.options ?? [])]];
-      const known = control.multiple || listed.some((each) => each.value === value);
-      if (control.options && !known) control.prepend(new Option(value, value));
-      if (control.multiple) for (const each of listed) each.selected = value.includes(each.value);
-      else control[control.type === "checkbox" ? "checked" : "value"] = value;
+      if (control !== document.activeElement) {
+        // what is being typed stays
+        this.showValue(control, shown[control.dataset.name]);
+      }
     }
-    this.told.textContent = told;
-    this.keep.querySelector("input").checked = keeps;
+    this.told.textContent = this.model.get("told");
+    this.keep.querySelector("input").checked = this.model.get("keeps");
+  }
+
+  /** Show a setting's value in its control; a list gets a value that it does not have yet. */
+  showValue(control, value) {
+    const listed = [...(control.options ?? [])];
+    if (control.multiple) {
+      for (const each of listed) {
+        each.selected = value.includes(each.value);
+      }
+      return;
+    }
+    if (control.options && !listed.some((each) => each.value === value)) {
+      control.prepend(new Option(value, value));
+    }
+    if (control.type === "checkbox") {
+      control.checked = value;
+    } else {
+      control.value = value;
+    }
   }
 
   async upload(files) {
@@ -196,21 +255,38 @@ class Panel extends View {
   take(event) {
     const { mimeData } = event;
     const transfer = event.dataTransfer ?? event.clipboardData;
-    if (mimeData ? !mimeData.hasData(PATHS) : !transfer.types.includes("Files")) return;
+    const isOurs = mimeData ? mimeData.hasData(PATHS) : transfer.types.includes("Files");
+    if (!isOurs) {
+      return;
+    }
     event.preventDefault();
     event.stopPropagation();
-    if (mimeData) event.dropAction = event.proposedAction;
-    if (event.type === "lm-drop") mimeData.getData(PATHS).forEach((value) => this.ask("path", { value }));
-    else if (["drop", "paste"].includes(event.type)) this.upload(transfer.files);
+    if (mimeData) {
+      event.dropAction = event.proposedAction;
+    }
+    if (event.type === "lm-drop") {
+      for (const value of mimeData.getData(PATHS)) {
+        this.ask("path", { value });
+      }
+    } else if (["drop", "paste"].includes(event.type)) {
+      this.upload(transfer.files);
+    }
   }
 
   showBusy() {
     const busy = this.model.get("busy");
     const held = [this.run, this.stop].includes(document.activeElement);
-    for (const each of this.root.querySelectorAll(".opx-run, .opx-next")) each.disabled = busy;
+    for (const each of this.root.querySelectorAll(".opx-run, .opx-next")) {
+      each.disabled = busy;
+    }
     this.stop.disabled = !busy;
-    if (held) (busy ? this.stop : this.run).focus(); // what is disabled loses the keys
-    if (busy) this.more.open = false;
+    if (held) {
+      const enabled = busy ? this.stop : this.run;
+      enabled.focus(); // what is disabled loses the keys
+    }
+    if (busy) {
+      this.more.open = false;
+    }
   }
 
   showLive() {
@@ -220,11 +296,16 @@ class Panel extends View {
     this.head.hidden = doing !== undefined; // of another record
     if (doing === undefined) {
       this.shown.live = false;
-      if (this.watched) this.load();
+      if (this.watched) {
+        this.load();
+      }
       return;
     }
     const said = h("span", { role: "status" }, [doing, left].filter(Boolean).join(" · "));
-    this.progress.replaceChildren(h("progress", { max: total, value: done, "aria-label": "Progress" }), said);
+    this.progress.replaceChildren(
+      h("progress", { max: total, value: done, "aria-label": "Progress" }),
+      said,
+    );
     this.watch(live);
   }
 
@@ -232,9 +313,16 @@ class Panel extends View {
   showHead() {
     this.fill(this.head, [this.model.get("head")]);
     const { firstChild: badge, lastChild: said } = this.head.querySelector(".op-status");
-    const opens = { class: badge.className, title: said.data, "data-trait": "view", value: "checks" };
+    const opens = {
+      class: badge.className,
+      title: said.data,
+      "data-trait": "view",
+      value: "checks",
+    };
     badge.replaceWith(h("button", opens, badge.textContent));
-    if (badge.matches(".op-pass")) said.remove();
+    if (badge.matches(".op-pass")) {
+      said.remove();
+    }
     this.showBusy();
   }
 
@@ -250,9 +338,13 @@ class Panel extends View {
   list() {
     const sorted = this.table.querySelector("[aria-sort$=ending]");
     this.fill(this.table, [this.model.get("records")]);
-    this.table.querySelectorAll("tbody tr").forEach((row) => this.equip(row));
+    for (const row of this.table.querySelectorAll("tbody tr")) {
+      this.equip(row);
+    }
     const again = this.table.querySelectorAll("th")[sorted?.cellIndex];
-    while (again && again.ariaSort !== sorted.ariaSort) again.firstChild.click();
+    while (again && again.ariaSort !== sorted.ariaSort) {
+      again.firstChild.click();
+    }
     this.filterRows();
   }
 
@@ -265,32 +357,54 @@ class Panel extends View {
 
   /** Put what can be done with a record into its row. */
   equip(row) {
-    const { value, dataset: { own, read } } = row.querySelector("data");
+    const {
+      value,
+      dataset: { own, read },
+    } = row.querySelector("data");
     const [first, page] = row.cells;
     const name = page.textContent;
     const pinned = this.model.get("pinned") === value;
     const act = (sign, what, more) =>
       h("button.opx-act", { value, title: what, "aria-label": `${what} ${name}`, ...more }, sign);
-    const star = { "data-trait": "pinned", value: pinned ? "" : value, "aria-pressed": String(pinned) };
+    const star = {
+      "data-trait": "pinned",
+      value: pinned ? "" : value,
+      "aria-pressed": String(pinned),
+    };
     const checked = this.model.get("ticked").includes(value);
     const tick = { type: "checkbox", checked, "data-tick": value, "aria-label": `Compare ${name}` };
     if (read !== undefined) {
-      first.replaceChildren(h("input", tick), act(pinned ? "★" : "☆", "Pin as the baseline:", star));
+      first.replaceChildren(
+        h("input", tick),
+        act(pinned ? "★" : "☆", "Pin as the baseline:", star),
+      );
       page.replaceChildren(h("button.opx-name", { value, "data-ask": "show" }, name));
     }
-    const can = Object.keys(ACTS).filter((_, place) => (place < 2 ? read : own) !== undefined);
-    first.append(...can.map((what) => act(ACTS[what], what, { "data-ask": what.toLowerCase() })));
+    const acts = [];
+    if (read !== undefined) {
+      acts.push("Download", "Report");
+    }
+    if (own !== undefined) {
+      acts.push("Rename", "Delete");
+    }
+    for (const what of acts) {
+      first.append(act(ACTS[what], what, { "data-ask": what.toLowerCase() }));
+    }
   }
 
   answer({ file, copy, saved }, [data]) {
-    if (saved) this.save();
+    if (saved) {
+      this.save();
+    }
     if (copy) {
       const code = h("pre.opx-code", { tabindex: 0 }, copy);
       this.message.replaceChildren(code);
       getSelection().selectAllChildren(code); // on a plain http address there is no clipboard: Ctrl+C does it
       navigator.clipboard?.writeText(copy);
     }
-    if (!file) return;
+    if (!file) {
+      return;
+    }
     const link = h("a", { href: URL.createObjectURL(new Blob([data])), download: file });
     link.click();
     URL.revokeObjectURL(link.href);
@@ -308,13 +422,19 @@ class Panel extends View {
     const { target, isTrusted, key } = event;
     target.toggleAttribute(KEEPS, isTrusted);
     if ((event.ctrlKey || event.metaKey) && key.toLowerCase() === "s") {
-      if (!isTrusted || this.root.classList.contains("opx-gone")) return;
+      if (!isTrusted || this.root.classList.contains("opx-gone")) {
+        return;
+      }
       event.preventDefault();
       event.stopImmediatePropagation();
-      if (!this.saving) this.ask("save");
+      if (!this.saving) {
+        this.ask("save");
+      }
       this.saving = event;
     } else if (key === "Escape") {
-      if (!this.escape()) target.closest(".jp-Cell")?.focus();
+      if (!this.escape()) {
+        target.closest(".jp-Cell")?.focus();
+      }
     } else if (this.steer(event)) {
       event.preventDefault();
     }

@@ -45,13 +45,17 @@ class Shown {
 
   /** Choose a token, and the page that it is on. */
   go(to) {
-    if (!this.data) return;
+    if (!this.data) {
+      return;
+    }
     const token = clamp(to, 0, this.data.texts.length - 1);
     const sheet = this.regions.get(this.data.region[token])?.page ?? this.model.get("sheet");
     const stays = token === this.model.get("token");
     this.peeked = null;
     this.set({ sheet, token });
-    if (stays) this.redraw();
+    if (stays) {
+      this.redraw();
+    }
   }
 
   /** Select tokens; the keys go on from the first of them. */
@@ -61,7 +65,9 @@ class Shown {
   }
 
   peek(token) {
-    if (token === this.peeked) return;
+    if (token === this.peeked) {
+      return;
+    }
     this.peeked = token;
     this.redraw();
   }
@@ -90,8 +96,12 @@ class Part {
   /** The token that stands under the pointer; null for none. */
   under({ target }) {
     const { index, region } = target.closest?.("[data-index], [data-region]")?.dataset ?? {};
-    if (index !== undefined) return Number(index);
-    if (region === undefined) return null;
+    if (index !== undefined) {
+      return Number(index);
+    }
+    if (region === undefined) {
+      return null;
+    }
     return this.shown.regions.get(Number(region))?.first ?? 0;
   }
 
@@ -101,7 +111,9 @@ class Part {
   /** Scroll to what is lit, unless a person is pointing there. */
   follow() {
     const now = this.root.querySelector(".opv-now");
-    if (now && !this.root.matches(":hover")) reveal(this.root, now);
+    if (now && !this.root.matches(":hover")) {
+      reveal(this.root, now);
+    }
   }
 }
 
@@ -133,7 +145,11 @@ class PagePart extends Part {
     const [first, end] = this.shown.range ?? [0, 0];
     const regions = new Set(this.shown.data.region.slice(first, end).map(String));
     const boxes = [...this.page.boxes.children];
-    light(this.root, "opv-also", boxes.filter(({ dataset }) => regions.has(dataset.region)));
+    light(
+      this.root,
+      "opv-also",
+      boxes.filter(({ dataset }) => regions.has(dataset.region)),
+    );
   }
 
   drag(event) {
@@ -166,8 +182,12 @@ class CurvePart extends Part {
     const region = data.region[token];
     let first = token;
     let end = token + 1;
-    while (first > 0 && data.region[first - 1] === region) first -= 1;
-    while (end < data.region.length && data.region[end] === region) end += 1;
+    while (first > 0 && data.region[first - 1] === region) {
+      first -= 1;
+    }
+    while (end < data.region.length && data.region[end] === region) {
+      end += 1;
+    }
     this.curve.mark(token, data.ms[token], first, end);
   }
 
@@ -181,7 +201,9 @@ class CurvePart extends Part {
   }
 
   drag(event, pressed) {
-    if (!this.curve.curve.contains(pressed.target)) return;
+    if (!this.curve.curve.contains(pressed.target)) {
+      return;
+    }
     const one = this.curve.tokenAt(pressed);
     const other = this.curve.tokenAt(event);
     this.shown.brush(Math.min(one, other), Math.max(one, other) + 1);
@@ -226,7 +248,9 @@ class TokensPart extends Part {
   mark() {
     const span = this.spans[this.shown.token];
     light(this.root, "opv-now", [span, span.parentElement]);
-    if (!this.root.matches(":hover")) reveal(this.root, span);
+    if (!this.root.matches(":hover")) {
+      reveal(this.root, span);
+    }
   }
 
   select() {
@@ -300,7 +324,9 @@ class Linked {
   listen(names, call) {
     const how = { capture: true, passive: false, signal: this.ended.signal };
     const hear = (event) => {
-      if (this.root.contains(event.target) || event.type.startsWith("pointer")) call(event);
+      if (this.root.contains(event.target) || event.type.startsWith("pointer")) {
+        call(event);
+      }
     };
     for (const name of names) {
       window.addEventListener(name, hear, how);
@@ -309,22 +335,36 @@ class Linked {
 
   /** Draw the record anew, or the parts of one kind. */
   load(Kind = Part) {
-    if (!this.shown.data) return;
-    for (const part of this.parts) {
-      if (part instanceof Kind) part.load();
+    if (!this.shown.data) {
+      return;
     }
-    if (Kind === Part) this.mark();
+    for (const part of this.parts) {
+      if (part instanceof Kind) {
+        part.load();
+      }
+    }
+    if (Kind === Part) {
+      this.mark();
+    }
   }
 
   mark() {
-    if (!this.shown.data) return;
+    if (!this.shown.data) {
+      return;
+    }
     this.root.dataset.token = this.shown.model.get("token") + 1;
-    for (const part of this.parts) part.mark();
+    for (const part of this.parts) {
+      part.mark();
+    }
   }
 
   select() {
-    if (!this.shown.data) return;
-    for (const part of this.parts) part.select();
+    if (!this.shown.data) {
+      return;
+    }
+    for (const part of this.parts) {
+      part.select();
+    }
   }
 
   colour() {
@@ -343,24 +383,32 @@ class Linked {
 
   /** A token is shown while the pointer is over something of it; a drag is its part's. */
   pointermove(event) {
-    if (!this.shown.data || this.playing) return;
+    if (!this.shown.data || this.playing) {
+      return;
+    }
     if (!event.buttons) {
       const part = this.partOf(event.target);
       this.shown.peek(part ? part.under(event) : null);
       return;
     }
-    if (!this.held) return;
+    if (!this.held) {
+      return;
+    }
     const across = event.clientX - this.pressed.clientX;
     const down = event.clientY - this.pressed.clientY;
-    if (!this.dragged && Math.hypot(across, down) < DRAG) return;
+    if (!this.dragged && Math.hypot(across, down) < DRAG) {
+      return;
+    }
     this.dragged = true;
     this.held.root.setPointerCapture(event.pointerId);
     this.held.drag(event, this.pressed);
   }
 
   click(event) {
-    const token = this.dragged ? null : this.partOf(event.target)?.under(event) ?? null;
-    if (token !== null) this.shown.go(token);
+    const token = this.dragged ? null : (this.partOf(event.target)?.under(event) ?? null);
+    if (token !== null) {
+      this.shown.go(token);
+    }
   }
 
   input() {}
@@ -370,14 +418,18 @@ class Linked {
   /** The wheel scrolls what is around; with Ctrl it zooms the page. */
   wheel(event) {
     const part = this.partOf(event.target);
-    if (!(part instanceof PagePart) || !(event.ctrlKey || event.metaKey)) return;
+    if (!(part instanceof PagePart) || !(event.ctrlKey || event.metaKey)) {
+      return;
+    }
     event.preventDefault();
     part.page.magnify(event.deltaY < 0 ? 1.25 : 0.8, event);
   }
 
   keydown(event) {
     const used = event.key === "Escape" ? this.escape() : this.steer(event);
-    if (used) event.preventDefault();
+    if (used) {
+      event.preventDefault();
+    }
   }
 
   /** What each key does. */
@@ -403,17 +455,25 @@ class Linked {
 
   /** Whether a key was one of ours. What is typed into, and lists, keep theirs. */
   steer({ target, key, shiftKey, ctrlKey, altKey, metaKey }) {
-    if (!this.shown.data || ctrlKey || altKey || metaKey) return false;
-    if (target.matches("input:not([type=range], [type=checkbox]), select")) return false;
+    if (!this.shown.data || ctrlKey || altKey || metaKey) {
+      return false;
+    }
+    if (target.matches("input:not([type=range], [type=checkbox]), select")) {
+      return false;
+    }
     const call = this.keys(shiftKey ? 10 : 1)[key.toLowerCase()];
-    if (call) call();
+    if (call) {
+      call();
+    }
     return Boolean(call);
   }
 
   /** Leave the brush. Whether there was one. */
   escape() {
     const found = Boolean(this.shown.range);
-    if (found) this.shown.set({ selection: [] });
+    if (found) {
+      this.shown.set({ selection: [] });
+    }
     return found;
   }
 }

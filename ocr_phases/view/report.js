@@ -17,7 +17,9 @@ class Values {
     const changed = Object.keys(values).filter((name) => values[name] !== this.values[name]);
     Object.assign(this.values, values);
     for (const name of changed) {
-      for (const call of this.calls.get(`change:${name}`) ?? []) call();
+      for (const call of this.calls.get(`change:${name}`) ?? []) {
+        call();
+      }
     }
   }
 
@@ -39,7 +41,9 @@ function rowsOf(place) {
   const { rows } = JSON.parse(place.querySelector("script").textContent);
   for (const row of rows) {
     for (const [name, value] of Object.entries(row)) {
-      if (value?.runs) row[name] = unpacked(value.runs);
+      if (value?.runs) {
+        row[name] = unpacked(value.runs);
+      }
     }
     for (const page of row.pages) {
       const picture = document.getElementById(page.picture);
@@ -68,7 +72,9 @@ function linkedView(place) {
 
 function showAsked(view) {
   const token = askedToken();
-  if (token === null) return;
+  if (token === null) {
+    return;
+  }
   view.shown.go(token);
   view.root.scrollIntoView({ block: "nearest" });
 }
@@ -78,7 +84,9 @@ const soon = window.requestIdleCallback ?? ((call) => setTimeout(call, 1));
 soon(() => {
   const places = [...document.querySelectorAll(".opv-report")];
   const views = places.map(linkedView);
-  if (!views.length) return;
+  if (!views.length) {
+    return;
+  }
   showAsked(views[0]);
   window.addEventListener("hashchange", () => showAsked(views[0]));
 });

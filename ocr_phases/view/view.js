@@ -62,9 +62,13 @@ class View extends Linked {
   }
 
   load(Kind = Part) {
-    if (Kind === Part) this.pause();
+    if (Kind === Part) {
+      this.pause();
+    }
     const { data, model } = this.shown;
-    if (!data) return;
+    if (!data) {
+      return;
+    }
     if (Kind === Part) {
       this.watched = "";
       this.view.classList.remove("opv-live");
@@ -82,9 +86,14 @@ class View extends Linked {
   /** Show a running measurement in place of the row, until its record is loaded. */
   watch({ text, lines, count, top, boxes, size }) {
     const href = this.shown.model.get("live_page");
-    if (this.watched === href) this.page.showBoxes(boxes);
-    else this.page.show({ size, boxes, href });
-    if (!this.watched) turn(this.beside, this.side, "curve");
+    if (this.watched === href) {
+      this.page.showBoxes(boxes);
+    } else {
+      this.page.show({ size, boxes, href });
+    }
+    if (!this.watched) {
+      turn(this.beside, this.side, "curve");
+    }
     this.page.root.hidden = false;
     this.shown.live = true;
     this.watched = href;
@@ -107,8 +116,12 @@ class View extends Linked {
     const times = regions.filter(({ region }) => region >= 0).map((each) => each.ms);
     const longest = Math.max(0, ...times);
     const legends = [legend(palette, scale, "Time of a token")];
-    if (longest) legends.unshift(legend(palette, [0, longest], "Time of a region"));
-    if (uncertain.regions.length) legends.push(h("div.opv-doubt", uncertain.legend));
+    if (longest) {
+      legends.unshift(legend(palette, [0, longest], "Time of a region"));
+    }
+    if (uncertain.regions.length) {
+      legends.push(h("div.opv-doubt", uncertain.legend));
+    }
     this.legends.replaceChildren(...legends);
   }
 
@@ -123,9 +136,15 @@ class View extends Linked {
     const number = region[token];
     const words = [`Token ${token + 1} of ${texts.length}`];
     words.push(texts[token] ? `“${plain(texts[token])}”` : "no text");
-    if (ms[token] != null) words.push(duration(ms[token]));
-    if (step[token] == null) words.push(first);
-    if (cache[token] != null) words.push(`cache length ${cache[token]}`);
+    if (ms[token] != null) {
+      words.push(duration(ms[token]));
+    }
+    if (step[token] == null) {
+      words.push(first);
+    }
+    if (cache[token] != null) {
+      words.push(`cache length ${cache[token]}`);
+    }
     if (probability[token] != null) {
       words.push(`probability ${Math.round(100 * probability[token])} %`);
     }
@@ -147,14 +166,19 @@ class View extends Linked {
   mark() {
     super.mark();
     const { shown } = this;
-    if (!shown.data) return;
+    if (!shown.data) {
+      return;
+    }
     const { token } = shown;
     const region = shown.data.region[token];
     const said = this.describe(token);
     this.scrubber.value = token;
     this.scrubber.ariaValueText = said;
-    if (this.brushed && shown.peeked === null) this.say(...this.describeRange(shown.range));
-    else this.say(said, shown.regions.get(region)?.facts ?? "");
+    if (this.brushed && shown.peeked === null) {
+      this.say(...this.describeRange(shown.range));
+    } else {
+      this.say(said, shown.regions.get(region)?.facts ?? "");
+    }
     this.regions.value = region;
     this.slowest.value = token;
   }
@@ -191,8 +215,11 @@ class View extends Linked {
         due += ms[token] ?? 0;
       }
       this.shown.go(token);
-      if (token === last) this.pause();
-      else this.playing = requestAnimationFrame(frame);
+      if (token === last) {
+        this.pause();
+      } else {
+        this.playing = requestAnimationFrame(frame);
+      }
     };
     this.play.textContent = "Pause";
     this.playing = requestAnimationFrame(frame);
@@ -209,7 +236,9 @@ class View extends Linked {
       this.toggle();
       return;
     }
-    if (this.partOf(event.target)) this.pause();
+    if (this.partOf(event.target)) {
+      this.pause();
+    }
     super.click(event);
   }
 
@@ -218,7 +247,9 @@ class View extends Linked {
       this.pause();
       this.shown.go(Number(target.value));
     }
-    if (target === this.slowest) this.shown.go(Number(target.value));
+    if (target === this.slowest) {
+      this.shown.go(Number(target.value));
+    }
     if (target === this.regions) {
       this.shown.go(this.shown.regions.get(Number(target.value))?.first ?? 0);
     }
@@ -226,18 +257,26 @@ class View extends Linked {
 
   change({ target }) {
     const { trait, side } = target.dataset;
-    if (side !== undefined) this.showBeside(target.value);
-    if (trait === "row" || trait === "sheet") this.shown.set({ [trait]: Number(target.value) });
-    if (trait === "color") this.shown.set({ color: target.value });
+    if (side !== undefined) {
+      this.showBeside(target.value);
+    }
+    if (trait === "row" || trait === "sheet") {
+      this.shown.set({ [trait]: Number(target.value) });
+    }
+    if (trait === "color") {
+      this.shown.set({ color: target.value });
+    }
   }
 
   keys(many) {
     const keys = super.keys(many);
     const moves = Object.entries(keys).map(([key, call]) => {
-      const paused = call && (() => {
-        this.pause();
-        call();
-      });
+      const paused =
+        call &&
+        (() => {
+          this.pause();
+          call();
+        });
       return [key, paused];
     });
     return { ...Object.fromEntries(moves), k: () => this.toggle() };

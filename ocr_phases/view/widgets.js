@@ -13,9 +13,13 @@ class Sharing {
   async connect() {
     const id = this.model.get("source").slice(SHARED.length);
     const source = await this.model.widget_manager.get_model(id);
-    if (source === this.source) return;
+    if (source === this.source) {
+      return;
+    }
     this.source = source;
-    for (const call of this.calls) call();
+    for (const call of this.calls) {
+      call();
+    }
   }
 
   get(name) {
@@ -31,15 +35,20 @@ class Sharing {
   }
 
   on(event, call) {
-    if (event === "change:data") this.calls.push(call);
-    else this.model.on(event, call);
+    if (event === "change:data") {
+      this.calls.push(call);
+    } else {
+      this.model.on(event, call);
+    }
   }
 }
 
 const PARTS = { page: PagePart, curve: CurvePart, tokens: TokensPart };
 
 function linkedOf(shown, kind) {
-  if (kind === "record") return new View(shown);
+  if (kind === "record") {
+    return new View(shown);
+  }
   const part = new PARTS[kind](shown);
   return new Linked(shown, h("div.opx.op.opv", part.root), [part]);
 }
