@@ -18,7 +18,17 @@ import time
 import traceback
 from collections.abc import Sequence
 
-from ocr_phases.cli import artifacts, batch, compare, notebooks, profile, report, sweep, verify
+from ocr_phases.cli import (
+    artifacts,
+    batch,
+    compare,
+    html,
+    notebooks,
+    profile,
+    report,
+    sweep,
+    verify,
+)
 from ocr_phases.cli.arguments import VERB_OPTIONS, add_options
 from ocr_phases.cli.options import Parser
 from ocr_phases.cli.refusals import refuse_idle
@@ -34,7 +44,7 @@ _DESCRIPTION = (
     "Measure where DeepSeek-OCR spends its time on a page: prefill, vision stages, decode."
 )
 
-VERBS = (report, batch, profile, verify, artifacts, compare, sweep, notebooks)
+VERBS = (report, batch, profile, verify, artifacts, compare, sweep, notebooks, html)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
