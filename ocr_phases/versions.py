@@ -144,8 +144,9 @@ _NEW_OBJECTS = 50_000  # some 10 MB of them; Python's own is 700
 def seldom_collected() -> Iterator[None]:
     """Look for it less often for the length of a ``with`` block.
 
-    Tables, figures and torch's modules are many objects and little garbage: the search takes a
-    tenth of a report's time, and of that in which torch is imported.
+    Tables, figures and torch's modules are many objects and little garbage. A report of a record
+    takes 3.20 s of CPU time with it and 3.49 s without (medians of 5 alternating pairs of
+    processes, 5 of 5 faster, 0.89 times as long).
     """
     before = gc.get_threshold()
     gc.set_threshold(_NEW_OBJECTS, *before[1:])

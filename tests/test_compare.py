@@ -221,3 +221,22 @@ def test_limits_have_exit_codes_of_their_own(tmp_path, capsys, monkeypatch):
     assert "inter_token_ms" not in said.partition("unsure: ")[2]
     code, said = judged("worse<i>", "worse<i>")
     assert code == 0 and not says(said, "undecided")
+
+
+@pytest.mark.parametrize(
+    ("other", "metric", "code"),
+    [
+        ("base", "agreement", 0),  # the texts are equal
+        ("worse", "prefill_ms", 1),
+        ("base", "prefill_ms", 3),  # the interval of an equal figure contains a change of zero
+    ],
+)
+def test_a_limit_of_zero_is_a_limit(other, metric, code, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "ocr_phases.report.render.write_report", lambda *_, **__: tmp_path / "compare.html"
+    )
+    with_prefills(90, 100, 96).save(tmp_path / "base.json")
+    with_prefills(900, 910, 905).save(tmp_path / "worse.json")
+    paths = [str(tmp_path / f"{name}.json") for name in ("base", other)]
+    options = ["--fail-above", "0", "--metric", metric, "--out", str(tmp_path / "out")]
+    assert main(["compare", *paths, *options]) == code

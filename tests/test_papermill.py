@@ -9,6 +9,7 @@ from conftest import PAGES, RECORD
 from refusals import refused
 
 from ocr_phases import PhaseRun
+from ocr_phases.cli import main
 from ocr_phases.measure import loaded_model
 from ocr_phases.models.folders import transformers_version
 from ocr_phases.models.wiring import NATIVE_NEEDS
@@ -101,3 +102,33 @@ def test_a_record_skips_what_needs_a_model_and_says_so(tmp_path):
     assert "skipped" in cells["load"].outputs[0].text
     assert not cells["prefill-step"].outputs and not cells["decode-steps"].outputs
     assert cells["summary"].outputs and Path(tmp_path / "out" / "run.json").exists()
+
+
+def test_a_notebook_of_one_s_own_becomes_one_file_with_the_linked_view(tmp_path, capsys):
+    source = "from ocr_phases import PhaseRun\nfrom ocr_phases.report import sections\n"
+    source += f"run = PhaseRun.load({str(RECORD)!r})\nsections.linked_page(run)"
+    own = nbformat.v4.new_notebook(
+        cells=[nbformat.v4.new_markdown_cell("## Mine"), nbformat.v4.new_code_cell(source)]
+    )
+    nbformat.write(own, tmp_path / "own.ipynb")
+    papermill.execute_notebook(
+        str(tmp_path / "own.ipynb"),
+        str(tmp_path / "run.ipynb"),
+        engine_name="ocr_phases",
+        kernel_name="python3",
+        progress_bar=False,
+    )
+    assert main(["html", str(tmp_path / "run.ipynb")]) == 0
+    document = (tmp_path / "run.html").read_text("utf-8")
+    assert "opv-report" in document and "Mine" in document
+    assert "PhaseRun.load" not in document and "https://" not in document.partition("<main")[0]
+    code = tmp_path / "code.html"
+    assert main(["html", str(tmp_path / "run.ipynb"), "--show-code", "--out", str(code)]) == 0
+    assert "PhaseRun.load" in code.read_text("utf-8")
+
+
+def test_what_is_no_notebook_and_a_file_in_the_way_are_refused(tmp_path):
+    (tmp_path / "page.html").write_text("mine")
+    (tmp_path / "page.ipynb").write_text("no notebook")
+    assert main(["html", str(tmp_path / "page.ipynb")]) == 2
+    assert (tmp_path / "page.html").read_text() == "mine"

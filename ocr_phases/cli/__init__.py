@@ -18,7 +18,17 @@ import time
 import traceback
 from collections.abc import Sequence
 
-from ocr_phases.cli import artifacts, batch, compare, notebooks, profile, report, sweep, verify
+from ocr_phases.cli import (
+    artifacts,
+    batch,
+    compare,
+    html,
+    notebooks,
+    profile,
+    report,
+    sweep,
+    verify,
+)
 from ocr_phases.cli.arguments import VERB_OPTIONS, add_options
 from ocr_phases.cli.options import Parser
 from ocr_phases.cli.refusals import refuse_idle
@@ -34,15 +44,19 @@ _DESCRIPTION = (
     "Measure where DeepSeek-OCR spends its time on a page: prefill, vision stages, decode."
 )
 
-VERBS = (report, batch, profile, verify, artifacts, compare, sweep, notebooks)
+VERBS = (report, batch, profile, verify, artifacts, compare, sweep, notebooks, html)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return its exit code, one of `results.Exit`."""
-    atexit.register(
-        gc.freeze
-    )  # a process that ends need not look through all its objects for garbage
+    # A process that ends need not look through all its objects for garbage: a report of a record
+    # takes 3.08 s of CPU time, and 3.61 s without this (medians of 5 alternating pairs).
+    atexit.register(gc.freeze)
     os.environ["MPLBACKEND"] = "agg"  # matplotlib cannot be imported with a wrong one
+    if (
+        "_ARGCOMPLETE" in os.environ
+    ):  # the shell asks for completions, which argcomplete then prints
+        _complete(os.environ.get("COMP_LINE", "").split())
     words = sys.argv[1:] if argv is None else list(argv)
     stopped = -_AT_ONCE
 
@@ -128,6 +142,15 @@ def _with_options(message: str, arguments: argparse.Namespace) -> str:
     names, settings = "|".join(vars(arguments)), setting_names(Settings)
     given = rf"""(?<![\w/.-])({names})(?:=["']?([\w./:-]*\w)["']?|(?![\w/=-]|\.\w))"""
     return re.sub(given, option, message)
+
+
+def _complete(words: Sequence[str]) -> None:
+    """Tell the shell what may follow these words, and end; do nothing without argcomplete."""
+    try:
+        import argcomplete
+    except ImportError:
+        return
+    argcomplete.autocomplete(_parser(words))
 
 
 def _parser(words: Sequence[str]) -> Parser:

@@ -308,6 +308,15 @@ def _add_notebooks(command: argparse.ArgumentParser) -> None:
     command.add_argument("folder", type=Path, metavar="DIR", help="is made where it is missing")
 
 
+def _add_html(command: argparse.ArgumentParser) -> None:
+    _add_output(command)
+    command.add_argument("notebook", metavar="NOTEBOOK.ipynb", help="a notebook that has been run")
+    command.add_argument(
+        "--out", type=Path, metavar="FILE", help="the HTML file (default: beside the notebook)"
+    )
+    command.add_argument("--show-code", action="store_true", help="show the code of the cells, too")
+
+
 # -- options of several verbs ------------------------------------------------------------------
 
 
@@ -437,6 +446,9 @@ VERB_OPTIONS = {
     ),
     "notebooks": VerbOptions(
         "DIR", "copy the notebooks of this package into a folder", _add_notebooks
+    ),
+    "html": VerbOptions(
+        "NOTEBOOK.ipynb", "render a notebook that has been run as one HTML file", _add_html
     ),
 }
 

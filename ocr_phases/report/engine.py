@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
     from IPython.utils.capture import CapturedIO
 
+#: Cells with this tag show a person what the report shows in another form: a command skips them.
+INTERACTIVE = "interactive"
+
 
 @dataclass
 class NotebookOutcome:
@@ -60,6 +63,7 @@ class InProcess:
         objects: LiveObjects | None = None,
         outcome: NotebookOutcome | None = None,
         stills: bool = True,
+        interactive: bool = True,
         **_: Any,
     ) -> None:
         """Run the code cells in a namespace of their own, up to the first that fails.
@@ -76,6 +80,8 @@ class InProcess:
             Takes the error of a cell that failed.
         stills : bool
             False leaves out the bitmap of each figure, for which a report has no use.
+        interactive : bool
+            False skips the cells with the tag `INTERACTIVE`.
         """
         from IPython.utils.capture import capture_output
 
@@ -87,7 +93,8 @@ class InProcess:
             for number, cell in enumerate(nb_man.nb.cells):
                 nb_man.cell_start(cell, number)
                 error = None
-                if cell.cell_type == "code":
+                is_skipped = not interactive and INTERACTIVE in cell.metadata.get("tags", ())
+                if cell.cell_type == "code" and not is_skipped:
                     # Within the shell's own trap, or it would take the display hook back.
                     with shell.display_trap, capture_output(stderr=False) as captured:
                         result = shell.run_cell(cell.source)

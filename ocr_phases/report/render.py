@@ -159,7 +159,13 @@ def execute_notebook(
     )
     outcome = NotebookOutcome()
     InProcess.execute_notebook(
-        notebook, "python3", progress_bar=False, objects=objects, outcome=outcome, stills=False
+        notebook,
+        "python3",
+        progress_bar=False,
+        objects=objects,
+        outcome=outcome,
+        stills=False,
+        interactive=False,
     )
     data = writes(notebook).encode("utf-8", "replace")
     write_into(target.parent, {target.name: data}, overwrite=overwrite)

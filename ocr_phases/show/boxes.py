@@ -25,11 +25,14 @@ LABEL_COLOURS: dict[str, str] = {
     "text": "#0072b2",
     "list": "#4a96d2",
     "table": "#007d5a",
-    **dict.fromkeys(("table_caption", "table_footnote"), "#2f9485"),
+    "table_caption": "#2f9485",
+    "table_footnote": "#2f9485",
     "image": "#d55e00",
     "image_caption": "#bd8300",
     "equation": "#6a5acd",
-    **dict.fromkeys(("header", "footer", "page_number"), "#787878"),
+    "header": "#787878",
+    "footer": "#787878",
+    "page_number": "#787878",
     "footnote": "#8f8f2f",
 }
 """Colours after Okabe and Ito and Paul Tol, which any colour vision tells apart.
@@ -50,11 +53,14 @@ UNTIMED = pd.DataFrame({"region": [], "decode_ms": []})
 
 
 def label_colour(label: str) -> str:
-    """The colour of a region type; a label nobody foresaw gets the same spare colour in every
-    process.
+    """The colour of a region type.
+
+    A label that nobody foresaw gets a spare colour, the same in every process.
     """
-    spare = _SPARE_COLOURS[zlib.crc32(label.encode("utf-8", "replace")) % len(_SPARE_COLOURS)]
-    return LABEL_COLOURS.get(label, spare)
+    if label in LABEL_COLOURS:
+        return LABEL_COLOURS[label]
+    number = zlib.crc32(label.encode("utf-8", "replace"))
+    return _SPARE_COLOURS[number % len(_SPARE_COLOURS)]
 
 
 def time_colour(fraction: float) -> str:
@@ -65,12 +71,14 @@ def time_colour(fraction: float) -> str:
 def type_colour(ground: str) -> str:
     """The colour of type on a ground: dark on a light one."""
     red, green, blue = ImageColor.getrgb(ground)[:3]
-    return "#111111" if 0.299 * red + 0.587 * green + 0.114 * blue > 125 else "#ffffff"
+    brightness = 0.299 * red + 0.587 * green + 0.114 * blue
+    return "#111111" if brightness > 125 else "#ffffff"
 
 
 class DrawnBox(NamedTuple):
-    """A box in pixels of a page, its colour, what its tag says, its region, and whether that is
-    uncertain.
+    """A box in pixels of a page: its colour, the text of its tag, and its region.
+
+    ``uncertain`` says whether it is known which tokens are the region's.
     """
 
     box: Box
@@ -81,8 +89,10 @@ class DrawnBox(NamedTuple):
 
 
 class Tag(NamedTuple):
-    """A box's words in pixels of the page: the ground under them, their baseline's left end, their
-    size.
+    """The words at a box, in pixels of the page.
+
+    ``ground`` is drawn under them, ``start`` is the left end of their baseline, ``size`` that of
+    their type.
     """
 
     text: str
@@ -98,33 +108,39 @@ def region_boxes(
     *,
     by_time: bool = False,
 ) -> list[DrawnBox]:
-    """Every box of the regions on a page of ``size`` pixels, told and coloured by label: `3 title`.
+    """Every box of the regions on a page of ``size`` pixels, named and coloured by its label.
 
+    The text of a tag is ``3 title``, with the region's number.
     ``table`` is `regions_of` or `region_table`; a question mark is behind what it calls uncertain.
-    ``by_time`` tells and colours boxes by their region's ``decode_ms`` instead: of several boxes
+    ``by_time`` names and colours boxes by their region's ``decode_ms`` instead: of several boxes
     each shows that one time, with their number.
     """
     times = dict(zip(table["region"], table["decode_ms"], strict=True))
-    slowest = max((ms for region, ms in times.items() if region != PREAMBLE), default=0.0) or 1.0
-    uncertain = set(table["region"][table["uncertain"]]) if "uncertain" in table else set()
-    last = (size[0] - 1, size[1] - 1) * 2
-    found = []
+    region_times = [ms for region, ms in times.items() if region != PREAMBLE]
+    slowest = max(region_times, default=0.0) or 1.0
+    uncertain_regions: set[int] = set()
+    if "uncertain" in table:
+        uncertain_regions = set(table["region"][table["uncertain"]])
+    # A box may end just behind the last pixel; its outline must still be seen.
+    right = size[0] - 1
+    bottom = size[1] - 1
+    boxes: list[DrawnBox] = []
     for region in regions:
-        colour, text = (
-            label_colour(region.label),
-            f"{region.index} {printable(region.label)}".strip(),
-        )
         if by_time:
             colour = time_colour(times[region.index] / slowest)
-            count = f" ({len(region.boxes)} boxes)" if len(region.boxes) > 1 else ""
-            text = ms_text(times[region.index]) + count
-        doubted = region.index in uncertain
-        for ends in region.pixel_boxes(*size):
-            # A box may end just behind the last pixel; its outline must still be seen.
-            x1, y1, x2, y2 = map(min, ends, last)
-            box = DrawnBox((x1, y1, x2, y2), colour, text + "?" * doubted, region.index, doubted)
-            found.append(box)
-    return found
+            text = ms_text(times[region.index])
+            if len(region.boxes) > 1:
+                text += f" ({len(region.boxes)} boxes)"
+        else:
+            colour = label_colour(region.label)
+            text = f"{region.index} {printable(region.label)}".strip()
+        uncertain = region.index in uncertain_regions
+        if uncertain:
+            text += "?"
+        for x1, y1, x2, y2 in region.pixel_boxes(*size):
+            box = (min(x1, right), min(y1, bottom), min(x2, right), min(y2, bottom))
+            boxes.append(DrawnBox(box, colour, text, region.index, uncertain))
+    return boxes
 
 
 def place_tags(
@@ -135,33 +151,45 @@ def place_tags(
     In type of ``type_size`` pixels; None for no words, and where it would be larger than the page.
     """
     size = type_size or type_size_of(page_size)
-    font, pad = _font(size), max(1, size // 5)
+    font = _font(size)
+    pad = max(1, size // 5)
     ascent, descent = font.getmetrics()
     height = ascent + descent + pad
-    others = np.array([box.box for box in boxes[:_MOST_NEIGHBOURS]], dtype=np.int64).reshape(-1, 4)
+    first_boxes = [box.box for box in boxes[:_MOST_NEIGHBOURS]]
+    others = np.array(first_boxes, dtype=np.int64).reshape(-1, 4)
     placed = np.zeros((len(boxes), 4), dtype=np.int64)
     tags: list[Tag | None] = []
-    for index, ((x1, y1, x2, y2), _, text, *_) in enumerate(boxes):
-        width = math.ceil(font.getlength(text)) + 2 * pad
-        if not text or width > page_size[0] or height > page_size[1]:
+    for index, box in enumerate(boxes):
+        width = math.ceil(font.getlength(box.text)) + 2 * pad
+        if not box.text or width > page_size[0] or height > page_size[1]:
             tags.append(None)
             continue
-        # The best liked first: over the box, under it, then inside it; all within the page.
-        lefts = np.clip([x1, x2 - width] * 4, 0, page_size[0] - width)
-        tops = np.clip(np.repeat([y1 - height, y2, y1, y2 - height], 2), 0, page_size[1] - height)
-        spots = np.stack([lefts, tops, lefts + width, tops + height], axis=1)
-        # Another tag is far worse to hide than a box; a later spot has to hide clearly less to be
-        # taken.
-        hidden = (
-            overlaps(spots, others).sum(axis=1) + np.arange(len(spots)) * (width * height) // 16
-        )
-        hidden += 20 * overlaps(spots, placed[max(index - _MOST_NEIGHBOURS, 0) : index]).sum(axis=1)
+        spots = _spots(box.box, (width, height), page_size)
+        last_tags = placed[max(index - _MOST_NEIGHBOURS, 0) : index]
+        hidden = overlaps(spots, others).sum(axis=1)
+        # A later spot has to hide clearly less to be taken.
+        hidden = hidden + np.arange(len(spots)) * (width * height) // 16
+        # Another tag is far worse to hide than a box.
+        hidden += 20 * overlaps(spots, last_tags).sum(axis=1)
         placed[index] = spots[hidden.argmin()]
         left, top, right, bottom = placed[index].tolist()
-        tags.append(
-            Tag(text, (left, top, right, bottom), (left + pad, top + pad // 2 + ascent), size)
-        )
+        start = (left + pad, top + pad // 2 + ascent)
+        tags.append(Tag(box.text, (left, top, right, bottom), start, size))
     return tags
+
+
+def _spots(box: Box, tag_size: tuple[int, int], page_size: tuple[int, int]) -> np.ndarray:
+    """Where a tag may stand at a box, int64 [8, 4], the best liked first; all within the page.
+
+    That is over the box, under it, and inside it at its top and at its bottom, each on the left and
+    on the right.
+    """
+    x1, y1, x2, y2 = box
+    width, height = tag_size
+    lefts = np.clip([x1, x2 - width] * 4, 0, page_size[0] - width)
+    tops = np.repeat([y1 - height, y2, y1, y2 - height], 2)
+    tops = np.clip(tops, 0, page_size[1] - height)
+    return np.stack([lefts, tops, lefts + width, tops + height], axis=1)
 
 
 def draw_marks(
@@ -170,11 +198,10 @@ def draw_marks(
     opacity: float = LABEL_OPACITY,
     type_size: int | None = None,
 ) -> Image.Image:
-    """An RGB copy of the page with boxes, below all their tags; ``opacity`` is their ground's, from
-    0 to 1.
+    """An RGB copy of the page with boxes, below all their tags.
 
-    Of more than `MOST_BOXES` the first are drawn, and a sentence at the foot of the picture says
-    so.
+    ``opacity`` is that of their ground, from 0 to 1. Of more than `MOST_BOXES` the first are drawn,
+    and a sentence at the foot of the picture says so.
     """
     canvas = page.convert("RGB")
     draw = ImageDraw.Draw(canvas, "RGBA")
@@ -184,7 +211,9 @@ def draw_marks(
     for box in drawn:
         x1, y1, x2, y2 = box.box
         uncovered -= (x2 - x1) * (y2 - y1)
-        ground = f"{box.colour}{round(255 * opacity):02x}" if uncovered >= 0 else None
+        ground = None
+        if uncovered >= 0:
+            ground = f"{box.colour}{round(255 * opacity):02x}"
         draw.rectangle(box.box, ground, box.colour, width)
     for box, tag in zip(drawn, place_tags(drawn, page.size, type_size), strict=True):
         if tag is not None:
@@ -207,8 +236,9 @@ def _draw_sentence(draw: ImageDraw.ImageDraw, sentence: str, page_size: tuple[in
     if not sentence:
         return
     width, height = page_size
-    size = type_size_of(page_size)
-    size = min(size, int(size * width / (_font(size).getlength(sentence) + size)))
+    usual = type_size_of(page_size)
+    needed = _font(usual).getlength(sentence) + usual
+    size = min(usual, int(usual * width / needed))
     if size < 1:
         return
     draw.rectangle((0, height - 2 * size, width, height), "#ffffff")
@@ -218,22 +248,25 @@ def _draw_sentence(draw: ImageDraw.ImageDraw, sentence: str, page_size: tuple[in
 @lru_cache(maxsize=32)
 def _font(size: int) -> ImageFont.FreeTypeFont:
     """matplotlib's own DejaVu Sans: there on every machine, at any size in pixels."""
-    return ImageFont.truetype(
-        Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans-Bold.ttf"), size
-    )
+    file = Path(matplotlib.get_data_path(), "fonts", "ttf", "DejaVuSans-Bold.ttf")
+    return ImageFont.truetype(file, size)
 
 
 def type_size_of(page_size: tuple[int, int]) -> int:
     """Font size in pixels that reads alike on a thumbnail and on a scan of any shape."""
-    return min(max(10, round(math.sqrt(math.prod(page_size)) / 46)), max(6, min(page_size) // 3))
+    by_area = max(10, round(math.sqrt(math.prod(page_size)) / 46))
+    by_shorter_side = max(6, min(page_size) // 3)
+    return min(by_area, by_shorter_side)
 
 
 def draw_crops(crops: np.ndarray, grid: tuple[int, int]) -> Image.Image:
     """Crops uint8 [columns x rows, C, C, 3] put together again, with cuts and numbers drawn."""
-    (columns, rows), side = grid, crops.shape[1]
-    drawn = []
+    columns, rows = grid
+    side = crops.shape[1]
+    drawn: list[np.ndarray] = []
     for number, crop in enumerate(crops, start=1):
         box = DrawnBox((0, 0, side, side), LABEL_COLOURS["image"], str(number))
-        drawn.append(np.asarray(draw_marks(Image.fromarray(crop), [box], 0.0, side // 14)))
+        marked = draw_marks(Image.fromarray(crop), [box], 0.0, side // 14)
+        drawn.append(np.asarray(marked))
     joined = np.reshape(drawn, (rows, columns, side, side, 3)).swapaxes(1, 2)
     return Image.fromarray(joined.reshape(rows * side, columns * side, 3))

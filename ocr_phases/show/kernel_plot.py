@@ -25,7 +25,8 @@ def plot_kernels(run: Record) -> Figure:
         return sentence_figure(
             "This record has no kernel view: measure on a GPU with kernels=True."
         )
-    table, charts = in_prefill_order(stage_verdict(run), stages_of(run)), []
+    table = in_prefill_order(stage_verdict(run), stages_of(run))
+    charts = []
     table["busy_ms"] = table[["busy_ms", "wall_ms"]].min(axis="columns")
     for phase, unit in (("prefill", "the prefill"), ("decode", "one profiled decode step")):
         stages = table[table["phase"] == phase]

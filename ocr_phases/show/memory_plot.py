@@ -6,44 +6,26 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ocr_phases.record import Record
-from ocr_phases.show.axes import hbars, lines, name_axis, new_figure, sentence_figure
+from ocr_phases.show.axes import Row, hbars, lines, name_axis, new_figure, sentence_figure
 from ocr_phases.show.colours import FAINT, GREEN, PHASE_COLOURS
-from ocr_phases.text import bytes_text, filled
+from ocr_phases.text import bytes_text
 
 _SOURCES = {
     "cuda_peak_allocated": "allocated on the device",
     "process_high_water_mark": "whole process",
 }
-#: What is said of the KV cache's end, by the entries of a record.
-_CACHE = {"bytes": "{x:bytes}", "lengths": "{x:,} tokens", "entries": "{x:,} held"}
 
 
 def plot_memory(run: Record) -> Figure:
     """Peak memory of each phase, and how the KV cache grows with every step."""
-    peaks, sizes = run.memory.peak_bytes, run.cache.bytes
+    peaks = run.memory.peak_bytes
+    sizes = run.cache.bytes
     if not peaks and not sizes:
         return sentence_figure("Neither peak memory nor the KV cache was observed in this run.")
-    ends = []
-    for name, text in _CACHE.items():
-        values = getattr(run.cache, name)
-        if values:
-            ends.append(filled(text, x=values[-1]))
-    titles = (
-        "Peak memory of each phase",
-        ": ".join(["KV cache", ", ".join(ends)] if ends else ["KV cache"]),
-    )
+    titles = ("Peak memory of each phase", _cache_title(run))
     figure, (left, right) = new_figure(2.9, titles, columns=2)
     if peaks:
-        bars = [(phase, max(sizes), PHASE_COLOURS[phase]) for phase, sizes in peaks.items()]
-        bars.append(("weights", run.memory.weights_bytes or 0, FAINT))
-        hbars(
-            left,
-            [
-                (name, [(0.0, size, colour)], bytes_text(size))
-                for name, size, colour in bars
-                if size
-            ],
-        )
+        hbars(left, _peak_bars(peaks, run.memory.weights_bytes))
         name_axis(left.xaxis, _SOURCES.get(str(run.memory.source), "peak"), "bytes")
     else:
         sentence_figure("Peak memory could not be measured here.", left)
@@ -55,3 +37,29 @@ def plot_memory(run: Record) -> Figure:
     else:
         sentence_figure("The cache was not observed in this run.", right)
     return figure
+
+
+def _cache_title(run: Record) -> str:
+    """The title of the KV cache's plot, with what it was at its end."""
+    ends: list[str] = []
+    if run.cache.bytes:
+        ends.append(bytes_text(run.cache.bytes[-1]))
+    if run.cache.lengths:
+        ends.append(f"{run.cache.lengths[-1]:,} tokens")
+    if run.cache.entries:
+        ends.append(f"{run.cache.entries[-1]:,} held")
+    if not ends:
+        return "KV cache"
+    return f"KV cache: {', '.join(ends)}"
+
+
+def _peak_bars(peaks: dict[str, list[int]], weights: int | None) -> list[Row]:
+    """A bar for the peak of each phase and one for the weights; none for what has no bytes."""
+    bars: list[Row] = []
+    for phase, of_repeats in peaks.items():
+        peak = max(of_repeats)
+        if peak:
+            bars.append((phase, [(0.0, peak, PHASE_COLOURS[phase])], bytes_text(peak)))
+    if weights:
+        bars.append(("weights", [(0.0, weights, FAINT)], bytes_text(weights)))
+    return bars

@@ -1,11 +1,10 @@
-"""The page: its views, the regions drawn on it by label or by decode time, and what each of them
-took.
-"""
+"""The page: its views, the regions drawn on it by label or by time, and what each of them took."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from collections.abc import Hashable
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -20,7 +19,7 @@ from ocr_phases.analyse.sentences import UNCERTAIN_TEXT
 from ocr_phases.analyse.stages import grounding_of
 from ocr_phases.errors import OcrPhasesError, check_known
 from ocr_phases.record import Record
-from ocr_phases.show.axes import bar_charts, figure_of, sentence_figure, style_axes
+from ocr_phases.show.axes import Row, bar_charts, figure_of, sentence_figure, style_axes
 from ocr_phases.show.boxes import (
     LABEL_OPACITY,
     TIME_OPACITY,
@@ -35,7 +34,7 @@ from ocr_phases.show.colours import REST
 from ocr_phases.show.html_table import table_html
 from ocr_phases.show.shown_figure import WIDTH, blank_figure
 from ocr_phases.show.web import Html, element, fragment, note, pictures_html, printable
-from ocr_phases.text import count_text, filled, ms_text, percent_text
+from ocr_phases.text import count_text, ms_text, percent_text
 
 _LEGIBLE = 8 / 72  # inches of type
 _MOST_ROWS = 4
@@ -43,10 +42,6 @@ _MOST_TYPES = 12
 _TALLEST = 10.0  # inches of a page on its own
 _HEADINGS = {"decode_ms": ("decode time", "ms")}
 _MISSING = "no text or no time"
-_SUM = (
-    "{words} take {sum:ms} together, the sum of their tokens' median times, and each share is a "
-    "share of that. The whole decode phase took {decode:ms}."
-)
 _NO_IMAGE = "The page is not in this record, so there is no picture of it."
 
 
@@ -105,21 +100,22 @@ def rows_shown(run: Record) -> range:
 
 
 def page_notes(run: Record, row: int) -> list[str]:
-    """Sentences on regions of a row that are not drawn, or on another page than the model may have
-    meant.
-    """
-    grounding, pages = grounding_of(run, row), len(pages_of_row(run, row))
-    notes, lost = [], sum(region.page >= pages for region in grounding.regions)
+    """Sentences on regions of a row that are not drawn, or that may be drawn on the wrong page."""
+    grounding = grounding_of(run, row)
+    pages = len(pages_of_row(run, row))
+    notes: list[str] = []
     if pages > 1 and grounding.regions and not grounding.page_starts:
         notes.append("The output marks no pages: all boxes are on the first.")
+    lost = [region for region in grounding.regions if region.page >= pages]
     if lost:
-        notes.append(f"{count_text(lost, 'region')} on later pages than the prompt has.")
+        notes.append(f"{count_text(len(lost), 'region')} on later pages than the prompt has.")
     for page in range(pages):
-        sentence = boxes_sentence(
-            sum(len(region.boxes) for region in grounding.on_page(page).regions)
-        )
+        boxes = sum(len(region.boxes) for region in grounding.on_page(page).regions)
+        sentence = boxes_sentence(boxes)
+        if sentence and pages > 1:
+            sentence = f"Page {page + 1}: {sentence}"
         if sentence:
-            notes.append(f"Page {page + 1}: {sentence}" if pages > 1 else sentence)
+            notes.append(sentence)
     return notes
 
 
@@ -133,32 +129,40 @@ def regions_html(table: pd.DataFrame) -> Html:
 
 
 def has_region_times(run: Record, row: int = 0) -> bool:
-    """Whether a row's output marks regions and decode steps were timed, so that there is a chart to
-    draw.
-    """
-    return bool(grounding_of(run, row).regions) and bool(regions_of(run, row)["decode_ms"].any())
+    """Whether a row's output marks regions and decode steps were timed, for a chart of them."""
+    if not grounding_of(run, row).regions:
+        return False
+    return bool(regions_of(run, row)["decode_ms"].any())
 
 
 def plot_region_types(run: Record, row: int = 0, *, ax: Axes | None = None) -> Figure:
-    """Decode time by type of region as bars in ms, the costliest on top, with share and time per
-    character.
+    """Decode time by type of region as bars in ms, the costliest on top.
 
-    The colours are those of the boxes on the page. Types beyond the first dozen are left to the
-    table. ``ax`` are axes to draw on.
+    Beside each stand its share and its time per character. The colours are those of the boxes on
+    the page. Types beyond the first dozen are left to the table. ``ax`` are axes to draw on.
     """
     if not has_region_times(run, row):
         return sentence_figure("There are no regions with a decode time to draw.", ax)
-    types, rows = type_table(regions_of(run, row)), []
-    for kind in types.head(_MOST_TYPES).to_dict("records"):
-        label, ms = str(kind["label"]), float(kind["decode_ms"])
-        colour = REST if label == "preamble" else label_colour(label)
-        each = f"; {ms_text(kind['ms_per_char'])} a character" if kind["characters"] else ""
-        count = f" × {kind['regions']}" if kind["regions"] > 1 else ""
-        told = f"{ms_text(ms)}  ({percent_text(kind['share'])}{each})"
-        rows.append((printable(label).replace("_", " ") + count, [(0.0, ms, colour)], told))
+    types = type_table(regions_of(run, row))
+    bars = [_type_bar(kind) for kind in types.head(_MOST_TYPES).to_dict("records")]
     of_row = f" of row {row + 1}" if len(run.results) > 1 else ""
     title = f"Decode time by type of region{of_row}, {ms_text(types['decode_ms'].sum())} in all"
-    return bar_charts([(title, rows, "decode time (ms)")], ax)[0]
+    figure, _ = bar_charts([(title, bars, "decode time (ms)")], ax)
+    return figure
+
+
+def _type_bar(kind: dict[Hashable, Any]) -> Row:
+    """The bar of a row of `type_table`."""
+    label = str(kind["label"])
+    name = printable(label).replace("_", " ")
+    if kind["regions"] > 1:
+        name += f" × {kind['regions']}"
+    colour = REST if label == "preamble" else label_colour(label)
+    ms = float(kind["decode_ms"])
+    share = percent_text(kind["share"])
+    if kind["characters"]:
+        share += f"; {ms_text(kind['ms_per_char'])} a character"
+    return name, [(0.0, ms, colour)], f"{ms_text(ms)}  ({share})"
 
 
 def plot_page(
@@ -177,22 +181,35 @@ def plot_page(
     if image is None:
         return sentence_figure(_NO_IMAGE, ax)
     if ax is None:
-        scale = min(WIDTH / image.width, _TALLEST / image.height)
-        ax = blank_figure(
-            scale * image.height + 0.4, max(scale * image.width, WIDTH / 2)
-        ).subplots()
-    shown = ax.get_window_extent()  # where a page is shown small, its type is larger on it
-    scale = max(image.width / shown.width, image.height / shown.height)
-    size = max(type_size_of(image.size), math.ceil(_LEGIBLE * scale * figure_of(ax).dpi))
-    picture, title = _pictures(image, run, row, page, size)[-1 if color == "time" else 0]
+        ax = _axes_for(image)
+    pictures = _pictures(image, run, row, page, _legible_type_size(image, ax))
+    # By label, then by time where there are times.
+    picture, title = pictures[-1] if color == "time" else pictures[0]
     ax.imshow(np.asarray(picture), interpolation="antialiased")
-    place = f", page {page + 1} of {len(pages)}" if len(pages) > 1 else ""
-    style_axes(
-        ax, " ".join([title + place, *(f"({sentence[:-1]})" for sentence in page_notes(run, row))])
-    )
+    if len(pages) > 1:
+        title += f", page {page + 1} of {len(pages)}"
+    for sentence in page_notes(run, row):
+        title += f" ({sentence.removesuffix('.')})"
+    style_axes(ax, title)
     ax.set_anchor("NW")  # so that the title has all of the width
     ax.set_axis_off()
     return figure_of(ax)
+
+
+def _axes_for(image: Image.Image) -> Axes:
+    """Axes of a figure that is as large as a page of this shape is shown on its own."""
+    scale = min(WIDTH / image.width, _TALLEST / image.height)  # inches a pixel
+    height = scale * image.height + 0.4
+    width = max(scale * image.width, WIDTH / 2)
+    return blank_figure(height, width).subplots()
+
+
+def _legible_type_size(image: Image.Image, ax: Axes) -> int:
+    """Font size in pixels of the page: larger where the axes show it small."""
+    extent = ax.get_window_extent()
+    scale = max(image.width / extent.width, image.height / extent.height)
+    legible = math.ceil(_LEGIBLE * scale * figure_of(ax).dpi)
+    return max(type_size_of(image.size), legible)
 
 
 def pages_of_row(run: Record, row: int) -> list[int]:
@@ -249,11 +266,16 @@ def _pictures(
 
 
 def _sum_sentence(run: Record, row: int) -> str:
-    table = regions_of(run, row)
+    """What the regions of a row take together; empty where they have no times."""
     if not has_region_times(run, row):
         return ""
-    words = "Regions and preamble" if (table["region"] == PREAMBLE).any() else "Regions"
-    return filled(_SUM, words=words, sum=table["decode_ms"].sum(), decode=summary(run)["decode_ms"])
+    table = regions_of(run, row)
+    parts = "Regions and preamble" if (table["region"] == PREAMBLE).any() else "Regions"
+    return (
+        f"{parts} take {ms_text(table['decode_ms'].sum())} together, the sum of their tokens' "
+        "median times, and each share is a share of that. The whole decode phase took "
+        f"{ms_text(summary(run)['decode_ms'])}."
+    )
 
 
 def page_heading(page: int, pages: int) -> Html:

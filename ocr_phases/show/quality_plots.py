@@ -43,7 +43,8 @@ def plot_cost_quality(points: pd.DataFrame) -> Figure:
     figure, panels = new_figure(3.9, titles, columns=len(costs), sharey=True)
     for axes, column in zip(panels, costs, strict=True):
         _draw_frontier(axes, points.dropna(subset=[column]), column)
-    bottom, measure = -0.1 * max(points["lost"].max(), 0.1), LOST[points["measure"].iloc[0]]
+    bottom = -0.1 * max(points["lost"].max(), 0.1)
+    measure = LOST[points["measure"].iloc[0]]
     panels[0].set(ylabel=f"{measure} (%)", ylim=(bottom, None))
     keys, words = panels[0].get_legend_handles_labels()
     figure.legend(
@@ -54,8 +55,12 @@ def plot_cost_quality(points: pd.DataFrame) -> Figure:
 
 def _draw_frontier(axes: Axes, points: pd.DataFrame, cost: str) -> None:
     # A time that noise spoiled is on no frontier.
-    on = frontier(points[cost].mask(points["noisy"] & (cost == "page_ms")), points["lost"])
-    best, beaten = points[on].sort_values(cost), points[~on]
+    costs = points[cost]
+    if cost == "page_ms":
+        costs = costs.mask(points["noisy"])
+    on_frontier = frontier(costs, points["lost"])
+    best = points[on_frontier].sort_values(cost)
+    beaten = points[~on_frontier]
     axes.plot(
         beaten[cost], beaten["lost"], "o", mfc="white", mec=MUTED, ms=7, label="beaten by another"
     )

@@ -1,5 +1,4 @@
-"""Figures: their colours, axes and common shapes; as PNG, and as inline SVG in the colours of its
-page.
+"""Figures as a notebook or a page shows them: as PNG, and as inline SVG in the page's colours.
 
 No pyplot and no global state: a figure can be drawn in any thread and is freed with its last
 reference. Figures are 10 inches wide, so that at the report's width type is as large as its points
@@ -67,8 +66,9 @@ class ShownFigure(Figure):
     """
 
     def draw(self, renderer: RendererBase) -> None:
-        """Lay it out, and draw it: with a layout engine of its own ``savefig`` would draw all of it
-        twice.
+        """Lay it out, and draw it.
+
+        With a layout engine of its own ``savefig`` would draw all of it twice.
         """
         # Three methods of matplotlib's own objects are replaced for this drawing. As SVG, six plots
         # of a record take 0.32 s of CPU time with them and 0.70 s without (median of 4 alternating
@@ -84,22 +84,24 @@ class ShownFigure(Figure):
 
     def bundle(self, *, still: bool = True) -> dict[str, str]:
         """What a cell shows, by MIME type; without ``still`` words stand for the drawing."""
-        alt, instead = plain(alt_text(self)), Html(_NO_DRAWING)
+        alt = plain(alt_text(self))
+        instead = Html(_NO_DRAWING)
         if still:
             png = data_address(figure_png(self), "image/png")
-            instead = element(
-                "img", src=png, alt=alt, width=round(FIGURE_DPI * self.get_figwidth())
-            )
+            width = round(FIGURE_DPI * self.get_figwidth())
+            instead = element("img", src=png, alt=alt, width=width)
         theme = f"<style>{asset_text('theme.css')}</style>"
-        return {"text/html": f"{figure_html(self)}{STILL}{instead}</div>{theme}", "text/plain": alt}
+        html = f"{figure_html(self)}{STILL}{instead}</div>{theme}"
+        return {"text/html": html, "text/plain": alt}
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         return self.bundle()
 
 
 def _usual_room(axes: Axes, *_: Any, **__: Any) -> Bbox:
-    """About what axes take: the layout asks twice, as ticks change with the size, and measures
-    once.
+    """About what axes take, told once in the place of a measurement.
+
+    The layout asks twice, as ticks change with the size, and so it measures only the second time.
     """
     delattr(axes, "get_tightbbox")
     return axes.bbox.padded(26, 32)  # points
@@ -107,26 +109,30 @@ def _usual_room(axes: Axes, *_: Any, **__: Any) -> Bbox:
 
 def alt_text(figure: Figure) -> str:
     """What a figure says: the titles of its axes, or the words on axes without one."""
-    said = [
-        axes.get_title("left") or " ".join(map(Text.get_text, axes.texts)) for axes in figure.axes
-    ]
-    return "; ".join(" ".join(text.split()) for text in said if text.strip())
+    sentences: list[str] = []
+    for axes in figure.axes:
+        text = axes.get_title("left") or " ".join(map(Text.get_text, axes.texts))
+        text = " ".join(text.split())
+        if text:
+            sentences.append(text)
+    return "; ".join(sentences)
 
 
 def figure_html(figure: Figure) -> Html:
     """A figure as inline SVG, in a frame that a keyboard can scroll."""
-    frame = {
-        "class_": "figure drawn",
-        "role": "group",
-        "aria_label": alt_text(figure),
-        "tabindex": 0,
-    }
-    return element("div", Html(figure_svg(figure)), **frame)
+    return element(
+        "div",
+        Html(figure_svg(figure)),
+        class_="figure drawn",
+        role="group",
+        aria_label=alt_text(figure),
+        tabindex=0,
+    )
 
 
 def figure_png(figure: Figure, dpi: float = FIGURE_DPI * SHARPNESS) -> bytes:
     """A figure as a PNG of so many dots per inch."""
-    return _saved(figure, format="png", dpi=dpi, metadata={"Software": None})
+    return _save(figure, format="png", dpi=dpi, metadata={"Software": None})
 
 
 def figure_svg(figure: Figure) -> str:
@@ -137,40 +143,50 @@ def figure_svg(figure: Figure) -> str:
     """
     # Without a fixed salt the ids would differ from run to run. Settings are the whole process's.
     with _DRAWING, matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "op"}):
-        drawn = plain(
-            _saved(figure, format="svg", transparent=True, metadata={"Date": None}).decode()
-        )
-    # In front of the first group are metadata and a style sheet; comments hold the drawn texts.
-    drawn = re.sub(
-        r"<!--.*?-->", "", drawn[drawn.index("<g ") : drawn.rindex("</svg>")], flags=re.DOTALL
-    )
-    drawn = re.sub(r"<[^>]+>", _cleaned, drawn)
+        saved = _save(figure, format="svg", transparent=True, metadata={"Date": None})
+    text = plain(saved.decode())
+    # In front of the first group are metadata and a style sheet.
+    drawing = text[text.index("<g ") : text.rindex("</svg>")]
+    # Comments hold the drawn texts.
+    drawing = re.sub(r"<!--.*?-->", "", drawing, flags=re.DOTALL)
+    drawing = re.sub(r"<[^>]+>", _clean_tag, drawing)
+    drawing = re.sub(r"\s+", " ", drawing)
     width, height = figure.get_size_inches()
-    look = {
-        "xmlns": "http://www.w3.org/2000/svg",
-        "class_": "op-svg",
-        "role": "img",
-        "style": _LOOK,
-    }
-    look |= {"viewBox": f"0 0 {72 * width:g} {72 * height:g}", "width": round(FIGURE_DPI * width)}
-    look["height"] = round(FIGURE_DPI * height)
-    return element("svg", Html(re.sub(r"\s+", " ", drawn)), aria_label=alt_text(figure), **look)
+    return element(
+        "svg",
+        Html(drawing),
+        aria_label=alt_text(figure),
+        xmlns="http://www.w3.org/2000/svg",
+        class_="op-svg",
+        role="img",
+        style=_LOOK,
+        viewBox=f"0 0 {72 * width:g} {72 * height:g}",
+        width=round(FIGURE_DPI * width),
+        height=round(FIGURE_DPI * height),
+    )
 
 
-def _cleaned(tag: re.Match[str]) -> str:
+def _clean_tag(tag: re.Match[str]) -> str:
     """A tag of a drawing without what serves nobody, its inks as properties.
 
     Groups have numbers for ids, what is used elsewhere has hashes.
     """
     text = re.sub(r' id="[^"]*_\d{1,6}"| font-family: [^;"]*;?| xmlns\S*|\bxlink:', "", tag[0])
-    return _INK.sub(lambda ink: f"{ink[1]}: var(--op-{_INKS[ink[2]]}, {ink[2]})", text)
+    return _INK.sub(_ink_as_property, text)
 
 
-def _saved(figure: Figure, **given: Any) -> bytes:
+def _ink_as_property(ink: re.Match[str]) -> str:
+    """A colour as the page's own, with the colour itself for where there is no theme."""
+    use, colour = ink.groups()
+    return f"{use}: var(--op-{_INKS[colour]}, {colour})"
+
+
+def _save(figure: Figure, **options: Any) -> bytes:
+    """What ``savefig`` writes with these options."""
     buffer = io.BytesIO()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a character the font lacks is drawn as an empty box
-        figure.savefig(buffer, **given)
+        figure.savefig(buffer, **options)
     return buffer.getvalue()
 
 

@@ -12,7 +12,7 @@ from matplotlib.patches import Patch
 from ocr_phases.analyse.floors import times_text
 from ocr_phases.analyse.sweep_table import LOADED, cell_name
 from ocr_phases.record import Record
-from ocr_phases.show.axes import bar_charts, figure_of, sentence_figure, stacked
+from ocr_phases.show.axes import Row, bar_charts, figure_of, sentence_figure, stacked
 from ocr_phases.show.colours import FAINT, GREEN, REST
 from ocr_phases.show.comparison_plots import plot_prefill_stages
 from ocr_phases.show.curves import curves_of_table, decode_curves
@@ -81,14 +81,16 @@ def plot_floors(table: pd.DataFrame) -> Figure:
     """Prefill and decode step of each cell in ms, and the part of them that the hardware needs at
     least.
     """
-    table, charts = _longest(table.dropna(subset=["prefill_floor_ms"])), []
+    table = _longest(table.dropna(subset=["prefill_floor_ms"]))
+    charts: list[tuple[str, list[Row], str]] = []
     for title, (column, floor) in _FLOORS.items():
         known = table.dropna(subset=[column, floor])
-        rows = []
+        rows: list[Row] = []
         for name, ms, least in zip(_row_names(known), known[column], known[floor], strict=True):
-            told = f"{ms_text(ms)}, {times_text(ms / least)} its floor"
-            rows.append((name, stacked([(least, GREEN), (ms - least, FAINT)]), told))
-        charts += [(title, rows, "time (ms)")] if rows else []
+            words = f"{ms_text(ms)}, {times_text(ms / least)} its floor"
+            rows.append((name, stacked([(least, GREEN), (ms - least, FAINT)]), words))
+        if rows:
+            charts.append((title, rows, "time (ms)"))
     if not charts:
         return sentence_figure(
             "No floor is known: the device has neither ceilings nor a datasheet here."

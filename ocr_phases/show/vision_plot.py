@@ -32,7 +32,8 @@ def plot_vision_stages(run: Record, *, ax: Axes | None = None) -> Figure:
         if run.is_server:
             reason = "The server does not show its stages, so there are no vision stages to draw."
         return sentence_figure(reason, ax)
-    whole, stages = float(stages["device_ms"].iloc[0]), stages.iloc[1:]
+    whole = float(stages["device_ms"].iloc[0])
+    stages = stages.iloc[1:]
     small = stages["device_ms"] < SMALL_SHARE * whole
     large = stages[~small]
     colours = large["stage"].map(stage_colour)
@@ -51,10 +52,14 @@ def plot_vision_stages(run: Record, *, ax: Axes | None = None) -> Figure:
         f"Vision is {percent_text(summary(run)['vision_share'])} of a prefill of {ms_text(whole)}"
     )
     several = len(run.repeats) > 1
-    spread = f", line: {' to '.join(spread_names(len(run.repeats)))} over repeats" * several
+    spread = ""
+    if several:
+        spread = f", line: {' to '.join(spread_names(len(run.repeats)))} over repeats"
     figure, (axes,) = bar_charts([(title, rows, f"time (ms){spread}")], ax)
     if several:
-        low, middle, high = (large[f"device_ms{end}"].to_numpy() for end in ("_p10", "", "_p90"))
+        low = large["device_ms_p10"].to_numpy()
+        middle = large["device_ms"].to_numpy()
+        high = large["device_ms_p90"].to_numpy()
         look: Any = {"elinewidth": 1.3, "capsize": 4, "capthick": 1.3, "ecolor": INK, "fmt": "none"}
         # A share of the median prefill may lie a little outside the repeats' own times.
         reach = np.maximum(middle - low, 0.0), np.maximum(high - middle, 0.0)

@@ -1,0 +1,29 @@
+"""``ocr-phases html``: an executed notebook as one HTML file to share."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ocr_phases.cli.results import wrote
+
+
+def run(arguments: argparse.Namespace) -> None:
+    """Render an executed notebook of your own as one HTML file that makes no request."""
+    from ocr_phases.files import output_file
+    from ocr_phases.report.render import render_html
+
+    notebook = Path(arguments.notebook)
+    target = output_file(
+        arguments.out or notebook.with_suffix(".html"),
+        overwrite=arguments.overwrite,
+        arguments=[notebook],
+    )
+    page = render_html(
+        notebook,
+        target,
+        show_code=arguments.show_code,
+        title=notebook.stem,
+        overwrite=arguments.overwrite,
+    )
+    arguments.result = {"file": wrote(page)}
