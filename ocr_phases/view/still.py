@@ -64,12 +64,9 @@ class Stilled:
         if self._handle is not None:
             self._handle.update(self.picture(), raw=True)
 
-    def _repr_mimebundle_(self, **_: Any) -> Any:
-        raise NotImplementedError
-
     def _ipython_display_(self) -> None:
         # No words for the widget itself: where it cannot be shown, the picture stands for it.
-        view, facts = self._repr_mimebundle_()
+        view, facts = super()._repr_mimebundle_()  # type: ignore[misc]  # the widget's own
         display({**view, "text/plain": ""}, metadata=facts, raw=True)
         self._handle = display(self.picture(), raw=True, display_id=True)
 
