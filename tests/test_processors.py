@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.models.processors import load_processor
 
