@@ -168,20 +168,19 @@ def test_code_that_a_checkpoint_names_never_runs(tmp_path):
     assert OCRSession.load(folder).family.name == "qwen2_5_vl"
 
 
-class Plain:
-    bos_token = "<s>"
-    eos_token = "</s>"
-
-
 HOSTILE = {
     "a long loop": "{% for i in range(10 ** 9) %}x{% endfor %}",
-    "loops in loops": "{% for i in range(900) %}{% for j in range(900) %}{% endfor %}{% endfor %}",
+    "loops over texts": "{% for a in 'x'|center(9000) %}{% for b in 'x'|center(9000) %}"
+    "{% for c in 'x'|center(9000) %}{% endfor %}{% endfor %}{% endfor %}",
+    "a long text that is not written": "{{ 'x'|center(10 ** 10)|length }}",
     "a long text": "{{ 'x' * 1000000000 }}",
     "a great power": "{{ 9 ** 9999999 }}",
     "a class": "{{ ''.__class__.__mro__ }}",
     "its own error": "{{ raise_exception('no images') }}",
     "endless calls": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
     "what is not there": "{{ messages[7]['content'] }}",
+    "a repeated list": "{{ [0] * 10 ** 10 }}",
+    "an import": "{% import 'os' as os %}{{ os }}",
     "no template": "{% for %}",
 }
 
@@ -189,7 +188,7 @@ HOSTILE = {
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_chat_template_ends_in_a_sentence(name):
     with pytest.raises(OcrPhasesError, match="chat template cannot be rendered"):
-        render_chat(HOSTILE[name], "Read this page.", 1, Plain())
+        render_chat(HOSTILE[name], "Read this page.", 1, "<s>", "</s>")
 
 
 def test_a_chat_template_puts_pages_before_the_prompt():
@@ -197,4 +196,4 @@ def test_a_chat_template_puts_pages_before_the_prompt():
         "{% for part in messages[0]['content'] %}"
         "{{ '<img>' if part['type'] == 'image' else part['text'] }}{% endfor %}"
     )
-    assert render_chat(template, "Read.", 2, Plain()) == "<img><img>Read."
+    assert render_chat(template, "Read.", 2, "<s>", "</s>") == "<img><img>Read."

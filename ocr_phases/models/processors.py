@@ -9,24 +9,26 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import transformers
-from jinja2 import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from PIL import Image
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import PROCESSOR, Preset
 from ocr_phases.files import read_regular
 from ocr_phases.inputs.processed import ProcessedPage, ProcessedPages
+from ocr_phases.models import chat_template
 
 _LONGEST_TEMPLATE = 200_000  # characters
-_LONGEST_PROMPT = 1_000_000
-_MOST_TURNS = 100_000  # of all loops of a template together
+_MOST_SECONDS = 10
 #: Classes whose processor writes the whole prompt itself, where it is given none.
 _WRITE_OWN_PROMPT = frozenset({"got_ocr2"})
 
@@ -281,7 +283,10 @@ def prompt_text(processor: Any, prompt: str, pages: int, model_type: str) -> str
     if isinstance(template, dict):
         template = template.get("default")
     if isinstance(template, str):
-        return render_chat(template, prompt, pages, processor.tokenizer)
+        tokenizer = processor.tokenizer
+        bos_token = tokenizer.bos_token or ""
+        eos_token = tokenizer.eos_token or ""
+        return render_chat(template, prompt, pages, bos_token, eos_token)
     if model_type in _WRITE_OWN_PROMPT:
         return None
     mark = getattr(processor, "image_token", None)
@@ -297,45 +302,17 @@ def prompt_text(processor: Any, prompt: str, pages: int, model_type: str) -> str
     return f"{mark * pages}{prompt}"
 
 
-class _Turns:
-    """Counts the turns of all loops over ranges in one template."""
-
-    def __init__(self) -> None:
-        self.left = _MOST_TURNS
-
-    def range(self, *ends: int) -> range:
-        """Python's range, as long as the template has turns left."""
-        numbers = range(*ends)
-        self.left -= len(numbers)
-        if self.left < 0:
-            raise TemplateError(f"it loops more than {_MOST_TURNS:,} times")
-        return numbers
-
-
-class _Environment(ImmutableSandboxedEnvironment):
-    """jinja2's sandbox, in which no operator makes an endless text."""
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        """A product or a power of numbers; templates repeat no texts."""
-        if not (isinstance(left, int | float) and isinstance(right, int | float)):
-            raise TemplateError(f"it has {operator} of something that is no number")
-        if operator == "**" and abs(right) > _LARGEST_POWER:
-            raise TemplateError("it has a power that is too large")
-        return super().call_binop(context, operator, left, right)
-
-
-_LARGEST_POWER = 64
-
-
-def render_chat(template: str, prompt: str, pages: int, tokenizer: Any) -> str:
+@lru_cache(maxsize=64)
+def render_chat(template: str, prompt: str, pages: int, bos_token: str, eos_token: str) -> str:
     """A checkpoint's chat template around one message: the pages, then the prompt.
+
+    It is rendered in jinja2's sandbox, in a process of its own whose time and memory are bounded
+    (`ocr_phases.models.chat_template`).
 
     Raises
     ------
     OcrPhasesError
-        For a template that is too long, that loops or grows without end, or that fails.
+        For a template that is too long, that takes too much time or memory, or that fails.
     """
     if len(template) > _LONGEST_TEMPLATE:
         raise OcrPhasesError(
@@ -344,38 +321,30 @@ def render_chat(template: str, prompt: str, pages: int, tokenizer: Any) -> str:
         )
     content: list[dict[str, str]] = [{"type": "image"} for _ in range(pages)]
     content.append({"type": "text", "text": prompt})
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True)
-    environment.globals["range"] = _Turns().range
-    environment.globals["raise_exception"] = _refuse
     values = {
         "messages": [{"role": "user", "content": content}],
         "add_generation_prompt": True,
-        "bos_token": tokenizer.bos_token or "",
-        "eos_token": tokenizer.eos_token or "",
+        "bos_token": bos_token,
+        "eos_token": eos_token,
     }
-    pieces = []
-    length = 0
+    request = json.dumps({"template": template, "values": values})
     try:
-        for piece in environment.from_string(template).generate(values):
-            pieces.append(piece)
-            length += len(piece)
-            if length > _LONGEST_PROMPT:
-                raise TemplateError(f"it writes more than {_LONGEST_PROMPT:,} characters")
-    except (
-        TemplateError,
-        TypeError,
-        ValueError,
-        KeyError,
-        ArithmeticError,
-        RecursionError,
-    ) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise OcrPhasesError(
-            f"The checkpoint's chat template cannot be rendered ({reason}): take the template of "
-            "the published checkpoint."
-        ) from error
-    return "".join(pieces)
-
-
-def _refuse(reason: str) -> None:
-    raise TemplateError(reason)
+        finished = subprocess.run(
+            [sys.executable, "-I", chat_template.__file__],
+            input=request,
+            capture_output=True,
+            text=True,
+            encoding="utf-8",
+            timeout=_MOST_SECONDS,
+            check=False,
+        )
+        answer = json.loads(finished.stdout or "{}")
+    except subprocess.TimeoutExpired:
+        answer = {}
+    if "text" in answer:
+        return answer["text"]
+    reason = answer.get("reason", "it takes too much time or memory")
+    raise OcrPhasesError(
+        f"The checkpoint's chat template cannot be rendered ({reason}): take the template of the "
+        "published checkpoint."
+    )
