@@ -19,7 +19,7 @@ from ocr_phases.collectors.machine import describe_device
 from ocr_phases.collectors.memory import PeakMemory
 from ocr_phases.models.devices import cpu_threads, device_of, resolve_device
 from ocr_phases.models.weights import resolve_dtype
-from ocr_phases.report.artifacts import chrome_trace
+from ocr_phases.report.result_files import trace_of_spans
 from ocr_phases.steps.decode_kernels import decode_backends
 
 APPLE = torch.device("mps")
@@ -163,5 +163,5 @@ def test_a_number_of_threads_holds_for_a_block() -> None:
 def test_a_record_shows_the_clock_that_its_device_has(kind: str, clocks: int) -> None:
     run = altered(make_run(), device={"kind": kind})
     assert run.device.has_own_clock is (clocks == 2)
-    events = chrome_trace(run)["traceEvents"]
+    events = trace_of_spans(run)["traceEvents"]
     assert len([event for event in events if event["ph"] == "X"]) == clocks * len(run.spans)

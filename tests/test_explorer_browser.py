@@ -228,7 +228,9 @@ def test_the_page_zooms_and_moves(panel, view):
     zoomed = place()
     assert zoomed["width"] == pytest.approx(1.5 * whole["width"], rel=0.02)
     box.hover()
+    panel.keyboard.down("Control")
     panel.mouse.wheel(0, -100)
+    panel.keyboard.up("Control")
     panel.wait_for_function(
         f"document.querySelector('.opv-page svg').clientWidth > {1.2 * zoomed['width']}"
     )
@@ -245,7 +247,7 @@ def test_the_page_zooms_and_moves(panel, view):
 
 def test_markdown_is_rendered_and_time_is_a_colour(panel, view):
     view.locator("label:text-is('Markdown')").click()
-    assert view.locator(".opv-rendered h1").inner_text() == "CORNER CAFE"
+    assert view.locator(".opv-rendered h3").inner_text() == "CORNER CAFE"
     view.locator("label:text-is('Curve')").click()
     view.locator("[data-trait=color]").select_option("time")
     assert view.locator(".opv-legend:visible").count() == 2

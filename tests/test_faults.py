@@ -77,7 +77,12 @@ def session(request):
     preset = session.family.stands_for.get("tiny", "tiny")
     run = partial(session.run_inference, **{**QUICK, "preset": preset})
     with seen_once(session):
-        yield SimpleNamespace(model=session.model, family=session.family, run=run)
+        yield SimpleNamespace(
+            model=session.model,
+            family=session.family,
+            interface=session.checkpoint.interface,
+            run=run,
+        )
         assert not failures(run(SMALL))
 
 
