@@ -19,15 +19,17 @@ from typing import Any
 
 import torch
 import transformers
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor, nn
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import FAMILIES
 from ocr_phases.inputs.processed import ProcessedInputs
+from ocr_phases.models.folders import transformers_version
 from ocr_phases.models.interface import TimedPart
 from ocr_phases.stages import Role
 
+#: The first version of transformers whose classes are fed as they are here.
+ANY_NEEDS = (5, 20)
 #: Names of modules that bring an encoder's features into the language model's space.
 _LEADS_OVER = re.compile(r"merg|proj|connect|adapt|align|resampl|embed_vision|perceiver", re.I)
 #: Names of modules that look at pixels.
@@ -201,6 +203,11 @@ def any_class(config: Mapping[str, Any]) -> Any:
 
     The name is looked up in transformers' own table; ``auto_map`` is not read.
     """
+    if transformers_version() < ANY_NEEDS:
+        raise OcrPhasesError(
+            f"A {config['model_type']!r} model needs transformers >= {'.'.join(map(str, ANY_NEEDS))}, "
+            f"here is {transformers.__version__}: upgrade transformers."
+        )
     name = _class_names()[config["model_type"]]
     found = getattr(transformers, name, None)
     if found is None or getattr(found, "is_dummy", False):
@@ -213,6 +220,8 @@ def any_class(config: Mapping[str, Any]) -> Any:
 
 def any_config(model_class: Any, config: Mapping[str, Any]) -> Any:
     """The class's config of a ``config.json``; `OcrPhasesError` where its entries do not fit."""
+    from huggingface_hub.errors import StrictDataclassError  # older versions have none
+
     try:
         return model_class.config_class.from_dict(dict(config))
     except (AttributeError, KeyError, TypeError, ValueError, StrictDataclassError) as error:
