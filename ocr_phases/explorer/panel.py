@@ -107,7 +107,6 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
     _css = notebook_css(view_file("view.css") + _file("explorer.css"))
 
     # What a person sets: in the browser, or in a cell.
-    row = traitlets.Int(0).tag(sync=True)
     view = traitlets.Enum(list(VIEWS), "page").tag(sync=True)
     ticked = traitlets.List(traitlets.Unicode()).tag(sync=True)
     pinned = traitlets.Unicode("").tag(sync=True)
@@ -233,11 +232,6 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
     def held(self, name: str) -> int:
         """How many there are to choose from: ``texts``, ``pages`` or ``rows`` of the data."""
         return len(self.data.get(name, ()))
-
-    @traitlets.validate("row")
-    def _a_row(self, proposal: Any) -> int:
-        """What lies outside becomes the first or the last one."""
-        return min(max(proposal["value"], 0), max(self.held("rows") - 1, 0))
 
     @property
     def selected(self) -> pd.DataFrame | None:

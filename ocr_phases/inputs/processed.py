@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -68,82 +67,64 @@ class ProcessedInputs:
         return ProcessedInputs(given, self.image_token_id)
 
 
-class ProcessedPage(NamedTuple):
-    """A page in a batch: how it was cut is the processor's own affair."""
-
-    preset: Preset
-    grid: tuple[int, int] = (1, 1)
-
-
 @dataclass(frozen=True)
 class ProcessedPages:
     """One batch of B prompts of T tokens as a processor made it, still on the CPU.
 
     Attributes
     ----------
-    given
-        What the processor made, by the names that the class takes.
-    image_token_id
-        The id that stands for one image token; None where the checkpoint names none.
-    views
-        Every page of the batch, in row order; ``views_per_row`` of them for each row.
+    on_cpu
+        The inputs on the CPU.
+    presets
+        How each page of the batch was cut, in row order; ``views_per_row`` of them for each row.
+        Nobody knows more of it than the processor.
     prompts
         The prompts, without the template around them.
     """
 
-    given: Mapping[str, Any]
-    image_token_id: int | None
-    views: tuple[ProcessedPage, ...]
+    on_cpu: ProcessedInputs
+    presets: tuple[Preset, ...]
     views_per_row: tuple[int, ...]
     prompts: tuple[str, ...]
 
     def to(self, device: torch.device | str, dtype: torch.dtype) -> ProcessedInputs:
         """The batch on ``device``, with pixels in ``dtype``."""
         moved = {}
-        for name, value in self.given.items():
+        for name, value in self.on_cpu.given.items():
             if isinstance(value, Tensor):
                 value = value.to(device, dtype if value.is_floating_point() else None)
             moved[name] = value
-        return ProcessedInputs(moved, self.image_token_id)
-
-    @property
-    def _on_cpu(self) -> ProcessedInputs:
-        return ProcessedInputs(dict(self.given), self.image_token_id)
+        return ProcessedInputs(moved, self.on_cpu.image_token_id)
 
     @property
     def input_ids(self) -> Tensor:
         """The ids of the prompts, int64 [B, T]."""
-        return self._on_cpu.input_ids
-
-    @property
-    def presets(self) -> tuple[Preset, ...]:
-        """How each page of the batch was cut: nobody knows but the processor."""
-        return tuple(view.preset for view in self.views)
+        return self.on_cpu.input_ids
 
     @property
     def batch_size(self) -> int:
         """Rows in the batch, B."""
-        return self._on_cpu.input_ids.shape[0]
+        return self.input_ids.shape[0]
 
     @property
     def prefill_len(self) -> int:
         """Tokens in a row, T, padding included."""
-        return self._on_cpu.input_ids.shape[1]
+        return self.input_ids.shape[1]
 
     @property
     def padded(self) -> bool:
         """Whether any row is shorter than the longest."""
-        return not bool(self._on_cpu.attention_mask.all())
+        return not bool(self.on_cpu.attention_mask.all())
 
     @property
     def image_tokens(self) -> tuple[int, ...]:
         """Image tokens of each row; none are counted where the checkpoint names no image token."""
-        return tuple(self._on_cpu.images_seq_mask.sum(dim=1).tolist())
+        return tuple(self.on_cpu.images_seq_mask.sum(dim=1).tolist())
 
     @property
     def text_tokens(self) -> tuple[int, ...]:
         """Text tokens of each row, padding not."""
-        inputs = self._on_cpu
+        inputs = self.on_cpu
         real = inputs.attention_mask.sum(dim=1) - inputs.images_seq_mask.sum(dim=1)
         return tuple(real.tolist())
 

@@ -25,7 +25,7 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import FAMILIES
 from ocr_phases.inputs.processed import ProcessedInputs
 from ocr_phases.models.folders import transformers_version
-from ocr_phases.models.interface import TimedPart
+from ocr_phases.models.interface import TimedPart, parameter_count
 from ocr_phases.stages import Role
 
 #: The first version of transformers whose classes are fed as they are here.
@@ -74,11 +74,14 @@ class AnyInterface:
     ----------
     parts
         The stages, in the order that a page goes through them.
+    takes
+        The names of the arguments of the class's forward.
     implementation
         ``native``: the class is transformers' own.
     """
 
     parts: tuple[PartPath, ...]
+    takes: frozenset[str]
     implementation: str = "native"
     #: A static step would need the class's positions and masks as tensors of fixed places.
     can_be_captured: bool = False
@@ -100,8 +103,8 @@ class AnyInterface:
         """The number of parameters of each stage, and of all of the model as ``total``."""
         counts = {}
         for stage, module in self.modules(model).items():
-            counts[stage] = sum(parameter.numel() for parameter in module.parameters())
-        counts["total"] = sum(parameter.numel() for parameter in model.parameters())
+            counts[stage] = parameter_count(module)
+        counts["total"] = parameter_count(model)
         return counts
 
     def window(self, model: Any) -> int | None:
@@ -118,9 +121,21 @@ class AnyInterface:
 
     def prefill_arguments(self, inputs: Any, model: Any = None) -> dict[str, Any]:
         """The keyword arguments of the forward over B whole prompts, as ``generate()`` makes them."""
-        given = _given(inputs, model)
+        given = self._given(inputs, model)
         ids = given.pop("input_ids")
         return model.prepare_inputs_for_generation(ids, is_first_iteration=True, **given)
+
+    def _given(self, inputs: ProcessedInputs, model: Any) -> dict[str, Any]:
+        """What the processor made of a page, with the positions that ``generate()`` begins with."""
+        given = dict(inputs.given)
+        if "position_ids" in self.takes:
+            if inputs.start_positions is None:
+                inputs.start_positions = model._prepare_position_ids_for_generation(
+                    given["input_ids"], dict(given)
+                )
+            given["position_ids"] = inputs.start_positions
+        given["use_cache"] = True
+        return given
 
     def generate_arguments(self, inputs: Any) -> dict[str, Any]:
         """The keyword arguments of ``model.generate()``: what the processor made."""
@@ -128,7 +143,7 @@ class AnyInterface:
 
     def carried_from_prefill(self, model: Any, inputs: Any, out: Any) -> Carried:
         """What the first step needs beside the cache."""
-        given = _given(inputs, model)
+        given = self._given(inputs, model)
         ids = given.pop("input_ids")
         return Carried(ids, model._update_model_kwargs_for_generation(out, given))
 
@@ -167,8 +182,7 @@ class AnyInterface:
 
     def forward(self, model: nn.Module, arguments: dict[str, Any], **options: Any) -> Any:
         """One forward of the model; ``options`` that the class does not know are left out."""
-        known = inspect.signature(model.forward).parameters
-        wanted = {name: value for name, value in options.items() if name in known}
+        wanted = {name: value for name, value in options.items() if name in self.takes}
         if wanted.get("past_key_values") is None:
             wanted.pop("past_key_values", None)
         return model(**{**arguments, **wanted, "return_dict": True})
@@ -176,18 +190,6 @@ class AnyInterface:
     def silenced(self) -> AbstractContextManager[Any]:
         """Around calls of the model: nothing, since transformers' classes do not print."""
         return contextlib.nullcontext()
-
-
-def _given(inputs: ProcessedInputs, model: Any) -> dict[str, Any]:
-    """What the processor made of a page, and the positions that ``generate()`` would begin with."""
-    given = dict(inputs.given)
-    if "position_ids" in inspect.signature(model.forward).parameters:
-        if inputs.start_positions is None:
-            ids = given["input_ids"]
-            inputs.start_positions = model._prepare_position_ids_for_generation(ids, dict(given))
-        given["position_ids"] = inputs.start_positions
-    given["use_cache"] = True
-    return given
 
 
 def is_of_another_class(config: Mapping[str, Any]) -> bool:
@@ -280,7 +282,8 @@ def any_interface(model: nn.Module) -> AnyInterface:
         parts += _merger_inside(encoder, paths[id(encoder)])
     parts.append(PartPath("language_model", "language", paths[id(decoder)]))
     parts.append(PartPath("lm_head", "head", paths[id(head)]))
-    return AnyInterface(tuple(parts))
+    takes = frozenset(inspect.signature(model.forward).parameters)
+    return AnyInterface(tuple(parts), takes)
 
 
 def _own_part(model: nn.Module, getter: str, **arguments: str) -> nn.Module | None:

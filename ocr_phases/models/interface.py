@@ -41,6 +41,11 @@ class TimedPart:
     inside: str | None = None
 
 
+def parameter_count(module: nn.Module) -> int:
+    """The number of parameters of a module."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
 class ModelInterface(Protocol):
     """The calls that ``steps``, ``measure`` and ``collectors`` make of a loaded model.
 

@@ -416,14 +416,7 @@ def load_tokenizer(folder: Path) -> Any:
     """
     from transformers import PreTrainedTokenizerFast
 
-    path = folder / "tokenizer.json"
-    if not path.is_file():
-        raise OcrPhasesError(
-            f"{folder} has no tokenizer.json: put the one of the published checkpoint there "
-            "(tokenizer.model, or vocab.json and merges.txt, are not read)."
-        )
-    check_beginning_of(path)
-    check_growth(path)
+    path = _tokenizer_file(folder)
     labels = read_json(folder / "tokenizer_config.json", TokenizerLabels, missing={})
     said = {
         name: labels[name] for name in ("bos_token", "eos_token", "pad_token") if labels.get(name)
@@ -440,13 +433,8 @@ def load_tokenizer(folder: Path) -> Any:
     return tokenizer
 
 
-def load_any_tokenizer(folder: Path) -> Any:
-    """The fast tokenizer of a checkpoint of any class, with the special tokens that it names.
-
-    Raises `OcrPhasesError` for a file that is missing or none.
-    """
-    from transformers import PreTrainedTokenizerFast
-
+def _tokenizer_file(folder: Path) -> Path:
+    """A folder's ``tokenizer.json``; `OcrPhasesError` where it is missing, cut, or grows any text."""
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise OcrPhasesError(
@@ -455,6 +443,17 @@ def load_any_tokenizer(folder: Path) -> Any:
         )
     check_beginning_of(path)
     check_growth(path)
+    return path
+
+
+def load_any_tokenizer(folder: Path) -> Any:
+    """The fast tokenizer of a checkpoint of any class, with the special tokens that it names.
+
+    Raises `OcrPhasesError` for a file that is missing or none.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    path = _tokenizer_file(folder)
     try:
         # The very class: a label in the folder, or its code, is not looked at.
         return PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)

@@ -24,8 +24,9 @@ from PIL import Image
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import PROCESSOR, Preset
 from ocr_phases.files import read_regular
-from ocr_phases.inputs.processed import ProcessedPage, ProcessedPages
+from ocr_phases.inputs.processed import ProcessedInputs, ProcessedPages
 from ocr_phases.models import chat_template
+from ocr_phases.models.folders import read_json
 
 _LONGEST_TEMPLATE = 200_000  # characters
 _MOST_SECONDS = 10
@@ -43,11 +44,14 @@ def load_processor(folder: Path, config: Mapping[str, Any], tokenizer: Any) -> A
         ``preprocessor_config.json``, and where its entries do not make one.
     """
     model_type = str(config.get("model_type"))
-    processor_class = _processor_class(folder, model_type)
     settings = _read(folder, "processor_config.json")
+    image_entries = _read(folder, "preprocessor_config.json")
+    tokenizer_entries = _read(folder, "tokenizer_config.json")
+    processor_class = _processor_class([settings, image_entries, tokenizer_entries], model_type)
+    template = _chat_template(folder, [settings, tokenizer_entries])
     image_settings = settings.pop("image_processor", None)
     if image_settings is None:
-        image_settings = _read(folder, "preprocessor_config.json")
+        image_settings = image_entries
     if not image_settings:
         raise OcrPhasesError(
             f"{folder} has no preprocessor_config.json, which says how a page becomes pixels: put "
@@ -55,7 +59,7 @@ def load_processor(folder: Path, config: Mapping[str, Any], tokenizer: Any) -> A
         )
     try:
         image_processor = _image_processor_class(image_settings, model_type)(**image_settings)
-        return _assembled(processor_class, image_processor, tokenizer, settings, folder)
+        return _assembled(processor_class, image_processor, tokenizer, settings, template)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise OcrPhasesError(
@@ -66,19 +70,18 @@ def load_processor(folder: Path, config: Mapping[str, Any], tokenizer: Any) -> A
 
 def _read(folder: Path, name: str) -> dict[str, Any]:
     """The entries of a JSON file; none where it is not there."""
-    from ocr_phases.models.folders import read_json
-
     return dict(read_json(folder / name, dict[str, Any], missing={}))
 
 
-def _processor_class(folder: Path, model_type: str) -> type:
-    """transformers' class, by the name in the folder's files or by the model's type."""
+def _processor_class(files: Sequence[Mapping[str, Any]], model_type: str) -> type:
+    """transformers' class, by the first name in the folder's files or by the model's type."""
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 
-    named = _read(folder, "processor_config.json").get("processor_class")
-    named = named or _read(folder, "preprocessor_config.json").get("processor_class")
-    named = named or _read(folder, "tokenizer_config.json").get("processor_class")
-    named = named or PROCESSOR_MAPPING_NAMES.get(model_type)
+    named = PROCESSOR_MAPPING_NAMES.get(model_type)
+    for entries in files:
+        if entries.get("processor_class"):
+            named = entries["processor_class"]
+            break
     found = getattr(transformers, str(named), None)
     if not (isinstance(found, type) and issubclass(found, transformers.ProcessorMixin)):
         raise OcrPhasesError(
@@ -154,12 +157,11 @@ def _assembled(
     image_processor: Any,
     tokenizer: Any,
     settings: Mapping[str, Any],
-    folder: Path,
+    template: str | None,
 ) -> Any:
-    """The processor of its parts and of what ``processor_config.json`` sets."""
+    """The processor of its parts, its chat template and what ``processor_config.json`` sets."""
     known = inspect.signature(processor_class).parameters
     arguments = {name: value for name, value in settings.items() if name in known}
-    template = _chat_template(folder)
     if template is not None and "chat_template" in known:
         arguments["chat_template"] = template
     lenient = type(processor_class.__name__, (_WithoutVideo, processor_class), {})
@@ -169,13 +171,13 @@ def _assembled(
     return processor
 
 
-def _chat_template(folder: Path) -> str | None:
-    """The chat template of a checkpoint, from the places where transformers keeps it."""
+def _chat_template(folder: Path, files: Sequence[Mapping[str, Any]]) -> str | None:
+    """The chat template of a checkpoint: from a file of its own, else from the first of ``files``."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         return read_regular(file, _LONGEST_TEMPLATE).decode("utf-8")
-    for name in ("chat_template.json", "processor_config.json", "tokenizer_config.json"):
-        template = _read(folder, name).get("chat_template")
+    for entries in (_read(folder, "chat_template.json"), *files):
+        template = entries.get("chat_template")
         if isinstance(template, str):
             return template
         if isinstance(template, list):  # several, by their names
@@ -223,9 +225,8 @@ class PagePacker:
         given = process(self.processor, self.model_type, rows, prompts)
         preset = Preset(PROCESSOR, base_size=0, image_size=0, crops=False)
         return ProcessedPages(
-            given=given,
-            image_token_id=self.image_token_id,
-            views=tuple(ProcessedPage(preset) for _ in images),
+            on_cpu=ProcessedInputs(given, self.image_token_id),
+            presets=(preset,) * len(images),
             views_per_row=tuple(len(row) for row in rows),
             prompts=tuple(prompts),
         )

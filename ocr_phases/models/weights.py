@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import DEEPSEEK_OCR, FAMILIES, WINDOWED, FamilyFacts
 from ocr_phases.models.devices import device_of
+from ocr_phases.models.interface import parameter_count
 from ocr_phases.models.wiring import interface_of, native_class
 from ocr_phases.settings import ModelSettings
 from ocr_phases.text import bytes_text, count_text, millions_text, nearest
@@ -244,7 +245,7 @@ def _tell_what_it_takes(name: str, family: FamilyFacts, config: Any, dtype: torc
     """Memory and time of a large model on this CPU, on stderr, before it is made."""
     with torch.device("meta"), torch.random.fork_rng(devices=[]):
         model = native_class(family)._from_config(config, dtype=dtype)
-    count = sum(parameter.numel() for parameter in model.parameters())
+    count = parameter_count(model)
     if count < _LARGE:
         return
     weights = bytes_text(count * dtype.itemsize)

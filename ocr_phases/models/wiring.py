@@ -23,7 +23,7 @@ from ocr_phases.families.config import family_of_config, read_model_config
 from ocr_phases.inputs.packing import DeviceInputs
 from ocr_phases.models.anyclass import any_interface
 from ocr_phases.models.folders import transformers_version
-from ocr_phases.models.interface import ModelInterface, TimedPart
+from ocr_phases.models.interface import ModelInterface, TimedPart, parameter_count
 from ocr_phases.stages import stage_of, stage_place
 from ocr_phases.text import count_text
 
@@ -76,8 +76,8 @@ class NativeInterface:
         paths.update(self.wiring.parts)
         counts = {}
         for stage, several in paths.items():
-            counts[stage] = sum(_parameter_count(model.get_submodule(path)) for path in several)
-        counts["total"] = _parameter_count(model)
+            counts[stage] = sum(parameter_count(model.get_submodule(path)) for path in several)
+        counts["total"] = parameter_count(model)
         return counts
 
     def window(self, model: Any) -> int | None:
@@ -264,10 +264,6 @@ class VendorInterface(NativeInterface):
     def silenced(self) -> AbstractContextManager[Any]:
         """Around calls of the model: drops what the class prints."""
         return contextlib.redirect_stdout(io.StringIO())
-
-
-def _parameter_count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def interfaces() -> list[NativeInterface]:

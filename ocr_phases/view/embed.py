@@ -55,7 +55,8 @@ def view_block(run: Record) -> Html:
     Without scripts, and in print, the pictures are what is seen.
     """
     # Two records in one notebook must not find each other's page.
-    record = hashlib.sha256(f"{run.created}{run.model.name}{run.pages}".encode()).hexdigest()[:8]
+    pages = "".join(page.sha256 for page in run.pages)
+    record = hashlib.sha256(f"{run.created}{run.model.name}{pages}".encode()).hexdigest()[:8]
     parts = []
     rows = []
     for row in rows_shown(run):

@@ -53,6 +53,8 @@ class LinkedTraits(traitlets.HasTraits):
     ----------
     token : int
         The chosen token, counted from 0. What lies outside becomes the first or the last.
+    row : int
+        The row of a batch that is shown, counted from 0.
     sheet : int
         The page of the prompt that is shown, counted from 0.
     selection : list of int
@@ -62,6 +64,7 @@ class LinkedTraits(traitlets.HasTraits):
     """
 
     token = traitlets.Int(0).tag(sync=True)
+    row = traitlets.Int(0).tag(sync=True)
     sheet = traitlets.Int(0).tag(sync=True)
     selection = traitlets.List(traitlets.Int(), maxlen=2).tag(sync=True)
     color = traitlets.Enum(["type", "time"], "type").tag(sync=True)
@@ -70,10 +73,10 @@ class LinkedTraits(traitlets.HasTraits):
         """How many there are to choose from: ``texts``, ``pages`` or ``rows`` of the data."""
         raise NotImplementedError
 
-    @traitlets.validate("token", "sheet")
+    @traitlets.validate("token", "row", "sheet")
     def _inside(self, proposal: Any) -> int:
         """What lies outside becomes the first or the last one."""
-        name = "texts" if proposal["trait"].name == "token" else "pages"
+        name = {"token": "texts", "row": "rows", "sheet": "pages"}[proposal["trait"].name]
         return min(max(proposal["value"], 0), max(self.held(name) - 1, 0))
 
     @traitlets.validate("selection")
@@ -109,7 +112,6 @@ class _RecordWidget(Stilled, anywidget.AnyWidget, LinkedTraits):
     _css = notebook_css(view_file("view.css"))
 
     kind = traitlets.Unicode("").tag(sync=True)
-    row = traitlets.Int(0).tag(sync=True)
     source = traitlets.Instance(RowData).tag(sync=True, **ipywidgets.widget_serialization)
 
     def __init__(self, run: Record, row: int = 0, **values: Any) -> None:
@@ -126,10 +128,6 @@ class _RecordWidget(Stilled, anywidget.AnyWidget, LinkedTraits):
     def held(self, name: str) -> int:
         """How many there are to choose from: ``texts``, ``pages`` or ``rows`` of the data."""
         return len(self.source.data[name])
-
-    @traitlets.validate("row")
-    def _a_row(self, proposal: Any) -> int:
-        return min(max(proposal["value"], 0), len(self.run.results) - 1)
 
     def _show_row(self, _: Any) -> None:
         with self.hold_sync():
