@@ -7,20 +7,12 @@ from collections.abc import Collection
 
 from ocr_phases.cli.options import PRICE, SETTINGS
 from ocr_phases.errors import OcrPhasesError
+from ocr_phases.settings import ModelSettings, setting_names
 
 #: What a sweep measures or shows; a server under load is asked as it is.
 _SWEEP_LISTS = ("models", "presets", "strategies", "visions", "attentions", "dtypes", "batch")
 #: What is for a model that this command loads.
-_OF_LOADING = (
-    "model",
-    "device",
-    "dtype",
-    "revision",
-    "implementation",
-    "trust_remote_code",
-    "attention",
-    "cuda_calls",
-)
+_OF_LOADING = tuple(setting_names(ModelSettings))
 #: What ``--from`` may change of the measurement that it repeats.
 _NOT_REPEATED = (
     "model",

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Generic, TypeVar
 
 import msgspec
@@ -342,10 +343,7 @@ class Measurement:
         request = self.request
         after = self.after
         if request.verify:
-            parity = attempt(self._compare_with_generate)
-            after.parity = parity.value
-            if parity.value is None:
-                after.parity = unknown_check("parity", parity.reason)
+            after.parity = self.compare_with_generate(request, self.repeats[0].ids)
             after.done.append("verify")
         if request.token_probabilities:
             probabilities = attempt(self._measure_probabilities)
@@ -364,14 +362,18 @@ class Measurement:
             after.ceilings = ceilings.value
             after.done.append("ceilings")
 
-    def _compare_with_generate(self) -> CheckPart:
-        return self.compare_with_generate(self.request, self.repeats[0].ids)
-
     def compare_with_generate(self, request: Request, ids: list[list[int]]) -> CheckPart:
         """The parity check of these ids, which may be those of another run of the same inputs.
 
-        ``request`` is what that run was asked for. Raises what `parity_check` does.
+        ``request`` is what that run was asked for. The check is n/a, with the reason, where the
+        comparison fails.
         """
+        parity = attempt(partial(self._parity_with_generate, request, ids))
+        if parity.value is None:
+            return unknown_check("parity", parity.reason)
+        return parity.value
+
+    def _parity_with_generate(self, request: Request, ids: list[list[int]]) -> CheckPart:
         with execution(self.device, request.autocast):
             return parity_check(self.checkpoint, request, self.packed, ids)
 
