@@ -2,16 +2,20 @@
 it.
 """
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pandas as pd
 import pytest
 from fake_server import served
 
 import ocr_phases
-from ocr_phases import OcrPhasesError, PhaseRun
+from ocr_phases import OcrPhasesError, PhaseRun, SweepResult
+from ocr_phases.analyse.sweep_table import FAILURE_COLUMNS
 from ocr_phases.cli import main
 from ocr_phases.families import FAMILIES, facts_of, family_of_class, family_of_name
 
@@ -129,6 +133,44 @@ def test_a_record_of_a_family_that_is_not_known_opens_and_is_reported(
     again.explore()
     assert main(["report", "--record", str(path), "--out", str(tmp_path / "out")]) == 0
     assert main(["artifacts", str(path), "--out", str(tmp_path / "files")]) == 0
+
+
+def without_prompt_length(run: PhaseRun) -> PhaseRun:
+    return replace(run, request=msgspec.structs.replace(run.request, prefill_len=None))
+
+
+def swept(**runs: PhaseRun) -> SweepResult:
+    return SweepResult(runs, pd.DataFrame(columns=list(FAILURE_COLUMNS)))
+
+
+#: What shows the length of a prompt, of a record that has one and the same record without it.
+READERS: dict[str, Callable[[PhaseRun, PhaseRun], str]] = {
+    "a record in a terminal": lambda known, unknown: repr(unknown),
+    "a record in a notebook": lambda known, unknown: "".join(unknown._repr_mimebundle_().values()),
+    "the baseline of a comparison": lambda known, unknown: repr(ocr_phases.compare(unknown, known)),
+    "the other record compared": lambda known, unknown: repr(ocr_phases.compare(known, unknown)),
+    "a sweep without lengths": lambda known, unknown: repr(swept(a=unknown, b=unknown)),
+    "a sweep with one length": lambda known, unknown: repr(swept(a=known, b=unknown)),
+    "a sweep of two models": lambda known, unknown: repr(
+        swept(a=known, b=replace(unknown, model=msgspec.structs.replace(unknown.model, name="B")))
+    ),
+    "the plots of a sweep": lambda known, unknown: repr(
+        [
+            swept(a=known, b=unknown).plot.prefill(),
+            swept(a=unknown, b=unknown).plot.prefill(),
+            swept(a=known, b=unknown).plot.vision(),
+        ]
+    ),
+    "the floors": lambda known, unknown: repr(unknown.floors),
+    "the cache over the steps": lambda known, unknown: repr(unknown.token_table),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_prompt_of_unknown_length_is_shown_as_unknown(reader: str):
+    known = PhaseRun.load(RECORD)
+    shown = READERS[reader](known, without_prompt_length(known))
+    assert not re.search(r"(nan|None|\.0) (prompt )?tokens", shown)
 
 
 def test_neutral_facts_have_no_figures_of_a_known_family():
