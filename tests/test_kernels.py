@@ -92,6 +92,18 @@ def test_the_tables_of_the_written_trace(table, keys, figures, expected):
     assert VIEW["unattributed"] == {"events": 1, "busy_ms": pytest.approx(0.01)}
 
 
+def test_the_calls_of_an_amd_gpu_are_read_like_those_of_nvidia():
+    trace, spans = mini_trace()
+    for event in trace["traceEvents"]:
+        if event.get("cat") == "cuda_runtime":  # torch's profiler keeps this name for both
+            event["name"] = event["name"].replace("cuda", "hip")
+    view = to_plain(reduce_trace(trace, spans))
+    view["host_syncs"]["call"] = [
+        call.replace("hip", "cuda") for call in view["host_syncs"]["call"]
+    ]
+    assert view == VIEW
+
+
 def test_lost_ranges_are_refused_and_an_empty_trace_gives_empty_tables():
     trace, spans = mini_trace()
     with refused():

@@ -37,8 +37,9 @@ KV_RANGE = "kv_cache_update"
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _CALLS = ("cuda_runtime", "cuda_driver")
 _HOST = ("cpu_op", "user_annotation")
-_SYNC = r"(?:cuda|cu)(?:Stream|Device|Event|Ctx)Synchronize|cudaMemcpy$"
-_GRAPH_LAUNCH = r"(?:cuda|cu)GraphLaunch"
+# AMD's calls have NVIDIA's names with another beginning, in the same categories.
+_SYNC = r"(?:cuda|cu|hip)(?:Stream|Device|Event|Ctx)Synchronize|(?:cuda|hip)Memcpy$"
+_GRAPH_LAUNCH = r"(?:cuda|cu|hip)GraphLaunch"
 _ATTENTION_OPERATOR = "aten::scaled_dot_product_attention"
 # A replayed graph has no operators: its kernels can only be told by their names. index_copy_ writes
 # the static cache and nothing else; attention over it is the plain formula, whose products look
