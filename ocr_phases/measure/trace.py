@@ -114,7 +114,8 @@ def reduce_trace(
 
 def _as_part(kind: type[_Table], table: pd.DataFrame) -> _Table:
     """A table of the record, which has a list for each column."""
-    return make_part(kind, table.round(_DECIMALS).to_dict("list"))
+    rounded = table.round(_DECIMALS)
+    return make_part(kind, {str(name): rounded[name].tolist() for name in rounded.columns})
 
 
 # -- reading the trace -----------------------------------------------------------------------
