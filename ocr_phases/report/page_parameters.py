@@ -15,7 +15,7 @@ from ocr_phases.files import REPORT_FOLDER, TRACE_NAME, folder_for
 from ocr_phases.images import sample_page
 from ocr_phases.record import RecordType
 from ocr_phases.report.live import live_objects
-from ocr_phases.report.result_files import RESULTS, write_results
+from ocr_phases.report.result_files import WRITTEN_RESULTS, write_results
 from ocr_phases.settings import Settings, setting_names
 from ocr_phases.text import nearest
 
@@ -93,7 +93,7 @@ class PageParameters:
         self.folder: Path = folder_for(
             names["output_dir"],
             REPORT_FOLDER,
-            RESULTS,
+            WRITTEN_RESULTS,
             arguments=[names["page"], names["truth"]],
             record=self._record,
             overwrite=self._overwrite,

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import re
 from collections.abc import Iterator, Mapping
@@ -141,33 +142,36 @@ def execute_notebook(
     package is raised again, any other as `NotebookFailed`.
     """
     from nbformat import writes
-    from papermill.iorw import load_notebook_node
-    from papermill.parameterize import parameterize_notebook
-    from papermill.translators import PythonTranslator
+    from papermill.engines import papermill_engines
+    from papermill.exceptions import PapermillExecutionError
+    from papermill.execute import execute_notebook as run_by_papermill
 
-    from ocr_phases.report.engine import InProcess, NotebookOutcome
+    from ocr_phases.report.engine import ENGINE, InProcess, NotebookOutcome
 
-    notebook = load_notebook_node(str(_notebook(name)))
-    tagged = (cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ()))
-    known = [parameter.name for cell in tagged for parameter in PythonTranslator.inspect(cell)]
-    settings = setting_names(Settings) if OPTIONS in known else []
-    check_given_names(name, parameters, known, settings)
+    source = _notebook(name)
+    values = _for_the_cell(name, source, parameters)
     target = Path(output_path).absolute()
     check_names(output_folder(target.parent), re.escape(target.name), overwrite=overwrite)
-    notebook = parameterize_notebook(
-        notebook, dict(parameters), kernel_name="python3", language="python"
-    )
+    # A checkout that is not installed has no entry point by which papermill finds the engine.
+    papermill_engines.register(ENGINE, InProcess)
     outcome = NotebookOutcome()
-    InProcess.execute_notebook(
-        notebook,
-        "python3",
-        progress_bar=False,
-        objects=objects,
-        outcome=outcome,
-        stills=False,
-        interactive=False,
-    )
-    data = writes(notebook).encode("utf-8", "replace")
+    # Papermill would write the notebook after every cell, and not as a whole or not at all. The
+    # error of a cell is in the outcome as the object that it was.
+    with contextlib.suppress(PapermillExecutionError):
+        run_by_papermill(
+            _as_papermill_names(source),
+            None,
+            values,
+            engine_name=ENGINE,
+            kernel_name="python3",
+            language="python",
+            progress_bar=False,
+            objects=objects,
+            outcome=outcome,
+            stills=False,
+            interactive=False,
+        )
+    data = writes(outcome.notebook).encode("utf-8", "replace")
     write_into(target.parent, {target.name: data}, overwrite=overwrite)
     error = outcome.error
     if error is None:
@@ -179,6 +183,28 @@ def execute_notebook(
         f"{name} failed, which is a bug of ocr_phases ({type(error).__name__}: {first_line}): "
         f"see {target}."
     ) from error
+
+
+def _for_the_cell(name: str, source: Path, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters as a notebook's cell has them: a setting without a line goes into ``options``.
+
+    Raises `OcrPhasesError` for a parameter that the notebook does not have.
+    """
+    from papermill.inspection import inspect_notebook
+
+    known = list(inspect_notebook(_as_papermill_names(source)))
+    settings = setting_names(Settings) if OPTIONS in known else []
+    check_given_names(name, parameters, known, settings)
+    values = {key: value for key, value in parameters.items() if key in known}
+    others = {key: value for key, value in parameters.items() if key not in known}
+    if others:
+        values[OPTIONS] = {**(parameters.get(OPTIONS) or {}), **others}
+    return values
+
+
+def _as_papermill_names(path: Path) -> str:
+    """A path in which papermill fills in no parameters, whatever braces it has."""
+    return str(path).replace("{", "{{").replace("}", "}}")
 
 
 def render_html(
