@@ -14,7 +14,7 @@ import pytest
 from fake_server import served
 
 import ocr_phases
-from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, SweepResult
+from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, Settings, SweepResult
 from ocr_phases.analyse.sweep_table import FAILURE_COLUMNS
 from ocr_phases.cli import main
 from ocr_phases.explorer.form import Form
