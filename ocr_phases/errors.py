@@ -206,6 +206,7 @@ TAKEN_BY = {
         "verify",
         "token_probabilities",
         "ceilings",
+        "phase_energy",
         "kernels",
         "kernel_steps",
         "kernel_trace",

@@ -43,6 +43,7 @@ _CANNOT = (
     "eos_check_every",
     "generate",
     "kernels",
+    "phase_energy",
 )
 _OTHERS = ("no_repeat_ngram_size", "top_k", "repetition_penalty", "ignore_eos")
 _LACKS = {"vllm": (), "sglang": _OTHERS[:1], "other": _OTHERS}
@@ -165,6 +166,7 @@ class ServerSession(Hinted):
         verify: bool = False,
         token_probabilities: bool = True,
         ceilings: bool = True,
+        phase_energy: bool = False,
         kernels: bool = False,
         kernel_steps: int = 32,
         kernel_trace: str | Path | None = None,
@@ -207,6 +209,7 @@ class ServerSession(Hinted):
             verify=verify,
             token_probabilities=token_probabilities,
             ceilings=ceilings,
+            phase_energy=phase_energy,
             kernels=kernels,
             kernel_steps=kernel_steps,
             kernel_trace=kernel_trace,
@@ -247,6 +250,7 @@ class ServerSession(Hinted):
         verify: bool = False,
         token_probabilities: bool = True,
         ceilings: bool = True,
+        phase_energy: bool = False,
         kernels: bool = False,
         kernel_steps: int = 32,
         kernel_trace: str | Path | None = None,
@@ -277,6 +281,7 @@ class ServerSession(Hinted):
             verify=verify,
             token_probabilities=token_probabilities,
             ceilings=ceilings,
+            phase_energy=phase_energy,
             kernels=kernels,
             kernel_steps=kernel_steps,
             kernel_trace=kernel_trace,
