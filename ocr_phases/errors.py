@@ -235,6 +235,7 @@ TAKEN_BY = {
         "trust_remote_code",
         "attention",
         "cuda_calls",
+        "family",
     ),
     "OCRSession.run_inference": (
         "prompt",

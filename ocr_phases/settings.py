@@ -41,6 +41,7 @@ from ocr_phases.families import (
     PRESET_NAMES,
     PROCESSOR,
     PROMPT_NAMES,
+    UNKNOWN,
     facts_of,
 )
 
@@ -51,6 +52,9 @@ Vision = Literal["eager", "compiled"]
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
 #: How the vision encoders run in the prefill.
 VISIONS: tuple[str, ...] = get_args(Vision)
+
+#: What the setting ``family`` may be.
+FAMILY_NAMES = (*FAMILIES, UNKNOWN)
 
 #: Most new tokens where nobody says.
 NEW_TOKENS = 512
@@ -303,11 +307,16 @@ class ModelSettings(_Checked):
     cuda_calls: Literal["refuse", "ignore"] = _setting(
         "refuse", "for vendor on a CPU: refuse or ignore the .cuda() calls in its code"
     )
+    family: str | None = _setting(
+        None, "family of a server's model, such as deepseek-ocr-2 or unknown; else what it tells"
+    )
 
     def __post_init__(self) -> None:
         if self.dtype is not None:
             object.__setattr__(self, "dtype", str(self.dtype).removeprefix("torch."))
         super().__post_init__()
+        if self.family is not None:
+            check_known("family", self.family, FAMILY_NAMES)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,6 +20,13 @@ def count_text(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
+def prompt_text(tokens: float | None) -> str:
+    """The length of a prompt (``"912 prompt tokens"``); None and NaN are an unknown one."""
+    if tokens is None or math.isnan(tokens):
+        return "a prompt of unknown length"
+    return f"{int(tokens):,} prompt tokens"
+
+
 def ms_text(ms: float | None) -> str:
     """Milliseconds with three digits and a fitting unit (``"4.02 ms"``, ``"1.25 s"``); ``"n/a"``
     for none.

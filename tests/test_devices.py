@@ -1,12 +1,13 @@
 """One interface for all kinds of device: the CPU's as it is, an Apple GPU's by a stand-in.
 
-No test here proves that an Apple GPU is measured rightly: the stand-in knows only which calls of
-torch are made, and in which order.
+No test here proves that an Apple or an AMD GPU is measured rightly: the stand-ins know only which
+calls of torch are made, and in which order.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from refusals import refused
 
 from ocr_phases import OcrPhasesError, Timeline
 from ocr_phases.collectors.conditions import Conditions
-from ocr_phases.collectors.machine import describe_device
+from ocr_phases.collectors.machine import describe_device, versions
 from ocr_phases.collectors.memory import PeakMemory
 from ocr_phases.models.devices import cpu_threads, device_of, resolve_device
 from ocr_phases.models.weights import resolve_dtype
@@ -145,6 +146,65 @@ def test_random_numbers_start_from_a_seed_and_then_go_on_as_before(
     assert drawn[0] == drawn[1]
     assert torch.rand(3).tolist() == expected
     assert apple.state != 11
+
+
+@pytest.fixture
+def amd(monkeypatch: pytest.MonkeyPatch) -> AppleGpu:
+    """Stands in for an AMD card under ROCm, which torch drives by the calls of ``torch.cuda``."""
+    gpu = AppleGpu()
+    card = SimpleNamespace(
+        name="AMD Instinct MI300X",
+        total_memory=192 << 30,
+        multi_processor_count=304,
+        uuid="11111111-2222-3333-4444-555555555555",
+    )
+
+    class Event(gpu.Event):
+        def record(self, stream: str) -> None:
+            assert stream == "current stream"
+            super().record()
+
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "current stream")
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: gpu.synchronize())
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (150 << 30, 192 << 30))
+    return gpu
+
+
+def test_an_amd_gpu_is_timed_by_the_calls_of_cuda(amd: AppleGpu) -> None:
+    timeline = Timeline(resolve_device("auto"))
+    with timeline.in_phase("prefill"), timeline.span("sam"):
+        pass
+    assert timeline.table()["device_ms"].tolist() == [6.0, 2.0]
+    assert amd.waits == 1
+
+
+def test_a_record_of_an_amd_gpu_names_the_card_and_the_version_of_hip(amd: AppleGpu) -> None:
+    described_device = describe_device("cuda")
+    assert described_device["name"] == "AMD Instinct MI300X"
+    assert described_device["memory_bytes"] == 192 << 30
+    assert described_device["cores"] == 304
+    assert described_device["cache_bytes"] is None
+    assert device_of("cuda").free_bytes() == 150 << 30
+    found_versions = versions()
+    assert found_versions["hip"] == "6.4"
+    assert found_versions["cuda"] is None
+
+
+def test_clocks_and_energy_of_an_amd_gpu_are_missing_with_their_reason(amd: AppleGpu) -> None:
+    """They are read by NVML, which sees no card of AMD's."""
+    conditions = Conditions("cuda:0")
+    with conditions.of(0):
+        pass
+    described = conditions.described()
+    assert described["gpu"]["before"] is None
+    assert "NVML" in described["gpu"]["missing"]
+    assert "NVML" in described["energy"]["missing"]
 
 
 def test_a_device_that_nothing_here_can_time_is_refused() -> None:

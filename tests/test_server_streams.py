@@ -643,6 +643,41 @@ def test_no_server_holds_a_client_for_ever(case: str):
             session.run_inference(PAGE, **SETTINGS)
 
 
+def test_a_name_that_is_not_found_holds_no_client_for_ever(monkeypatch: pytest.MonkeyPatch):
+    ends = threading.Event()
+
+    def never_answers(*_: Any, **__: Any) -> Any:
+        ends.wait(20.0)
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", never_answers)
+    begun = time.monotonic()
+    with pytest.raises(ServerFailed, match=r"sent nothing for 0\.2 s"):
+        ocr_phases.connect("http://slow.example:8000/v1", patience=0.2)
+    ends.set()
+    assert time.monotonic() - begun < 10.0
+
+
+def test_a_name_that_does_not_exist_is_told(monkeypatch: pytest.MonkeyPatch):
+    def finds_nothing(*_: Any, **__: Any) -> Any:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", finds_nothing)
+    with pytest.raises(ServerFailed, match="cannot be reached .Name or service not known."):
+        ocr_phases.connect("http://no-such-host.example:8000/v1")
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen2.5-VL-7B-Instruct", "deepseek-ocr"])
+@pytest.mark.parametrize(("told", "expected"), [((), None), (((0.0, usage(12)),), 705)])
+def test_the_length_of_a_prompt_is_what_the_server_tells(model, told, expected, tmp_path: Path):
+    with scripted(answer(words(12), ended(), *told)) as server:
+        server.models = [model]
+        run = ocr_phases.connect(server.url).run_inference(PAGE, **SETTINGS)
+    again = PhaseRun.load(run.save(tmp_path / "run.json"))
+    assert again.request.prefill_len == again["prefill_len"] == expected
+    assert expected is not None or again.page.text_tokens is None
+
+
 def test_a_slow_reason_is_not_waited_for(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("ocr_phases.engines.client.QUICK_SECONDS", 0.3)
     with scripted([]) as server:

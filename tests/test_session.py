@@ -28,7 +28,7 @@ from ocr_phases.families import FAMILIES
 from ocr_phases.measure.live_checks import HostWaits, host_syncs
 from ocr_phases.measure.trace import reduce_trace
 from ocr_phases.models.load import TokenReader, load_tokenizer
-from ocr_phases.record.parts import KernelsFailed, make_kernels
+from ocr_phases.record.parts import KernelsFailed, make_kernels, to_plain
 
 RECEIPT = PAGES / "receipt.png"
 BLANK = Image.new("RGB", (300, 300), "white")  # which tiny reads as 15 tokens
@@ -89,9 +89,9 @@ def test_the_record_holds_what_it_promises(tiny_session, run):
 
 def profiled(host_syncs):
     """A kernel view with so many waits of the host in each decode step."""
-    view = reduce_trace(*mini_trace())
+    view = to_plain(reduce_trace(*mini_trace(), tool="a profiler"))
     view["decode_steps"] = {"step": list(range(len(host_syncs))), "host_syncs": host_syncs}
-    return make_kernels({"tool": "a profiler", **view})
+    return make_kernels(view)
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,24 @@
 it.
 """
 
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import pandas as pd
 import pytest
 from fake_server import served
 
 import ocr_phases
-from ocr_phases import OcrPhasesError, PhaseRun
+from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, Settings, SweepResult
+from ocr_phases.analyse.sweep_table import FAILURE_COLUMNS
 from ocr_phases.cli import main
+from ocr_phases.explorer.form import Form
 from ocr_phases.families import FAMILIES, facts_of, family_of_class, family_of_name
+from ocr_phases.session.kept import kept_session
 
 ROOT = Path(ocr_phases.__file__).parents[1]
 PAGE = ROOT / "data" / "pages" / "receipt.png"
@@ -78,6 +84,43 @@ def test_the_family_of_a_served_model(name, asked, watched, family, source):
     assert run.model.server["family_source"] == source
 
 
+def test_a_batch_tells_the_family_of_a_served_model(tmp_path: Path):
+    short = ["--max-new-tokens", "4", "--repeats", "1", "--warmup", "0", "--render", "none"]
+    with served() as fake:
+        fake.models = ["model"]
+        server = ["--server", fake.url, "--family", "unlimited-ocr"]
+        assert main(["batch", str(PAGE), *server, *short, "--out", str(tmp_path)]) == 0
+    (record,) = tmp_path.rglob("run.json*")
+    run = PhaseRun.load(record)
+    assert run.model.family == "unlimited-ocr"
+    assert run.model.server["family_source"] == "named by the user"
+
+
+def test_the_explorer_tells_the_family_of_a_served_model():
+    form = Form()
+    with served() as fake:
+        fake.models = ["model"]
+        values = form.values(fake.url) | {"family": "deepseek-ocr-2"}
+        (job,) = form.jobs(values)
+        session = kept_session(**job.settings.of_model())
+    assert session.family.name == "deepseek-ocr-2"
+    assert "family='deepseek-ocr-2'" in job.code()
+
+
+@pytest.mark.parametrize("verb", ["profile", "report", "batch", "sweep"])
+def test_only_a_server_is_told_its_family(verb: str, tmp_path: Path, capsys):
+    out = ["--save" if verb == "profile" else "--out", str(tmp_path / "out")]
+    assert main([verb, str(PAGE), "--model", "tiny", "--family", "unknown", *out]) == 2
+    assert "Only a --server is told its model's family: drop --family" in capsys.readouterr().err
+
+
+def test_a_loaded_model_is_not_told_its_family():
+    with pytest.raises(OcrPhasesError, match="Only a server is told its model's family"):
+        OCRSession.load("tiny", family="unknown")
+    with pytest.raises(OcrPhasesError, match="Unknown family 'qwen'"):
+        Settings(model="http://127.0.0.1:9/v1", family="qwen")
+
+
 @pytest.mark.parametrize("dialect", ["vllm", "sglang", "other"])
 def test_nothing_is_assumed_of_an_unknown_family(dialect: str, tmp_path: Path):
     with served(dialect) as fake:
@@ -129,6 +172,44 @@ def test_a_record_of_a_family_that_is_not_known_opens_and_is_reported(
     again.explore()
     assert main(["report", "--record", str(path), "--out", str(tmp_path / "out")]) == 0
     assert main(["artifacts", str(path), "--out", str(tmp_path / "files")]) == 0
+
+
+def without_prompt_length(run: PhaseRun) -> PhaseRun:
+    return replace(run, request=msgspec.structs.replace(run.request, prefill_len=None))
+
+
+def swept(**runs: PhaseRun) -> SweepResult:
+    return SweepResult(runs, pd.DataFrame(columns=list(FAILURE_COLUMNS)))
+
+
+#: What shows the length of a prompt, of a record that has one and the same record without it.
+READERS: dict[str, Callable[[PhaseRun, PhaseRun], str]] = {
+    "a record in a terminal": lambda known, unknown: repr(unknown),
+    "a record in a notebook": lambda known, unknown: "".join(unknown._repr_mimebundle_().values()),
+    "the baseline of a comparison": lambda known, unknown: repr(ocr_phases.compare(unknown, known)),
+    "the other record compared": lambda known, unknown: repr(ocr_phases.compare(known, unknown)),
+    "a sweep without lengths": lambda known, unknown: repr(swept(a=unknown, b=unknown)),
+    "a sweep with one length": lambda known, unknown: repr(swept(a=known, b=unknown)),
+    "a sweep of two models": lambda known, unknown: repr(
+        swept(a=known, b=replace(unknown, model=msgspec.structs.replace(unknown.model, name="B")))
+    ),
+    "the plots of a sweep": lambda known, unknown: repr(
+        [
+            swept(a=known, b=unknown).plot.prefill(),
+            swept(a=unknown, b=unknown).plot.prefill(),
+            swept(a=known, b=unknown).plot.vision(),
+        ]
+    ),
+    "the floors": lambda known, unknown: repr(unknown.floors),
+    "the cache over the steps": lambda known, unknown: repr(unknown.token_table),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+def test_a_prompt_of_unknown_length_is_shown_as_unknown(reader: str):
+    known = PhaseRun.load(RECORD)
+    shown = READERS[reader](known, without_prompt_length(known))
+    assert not re.search(r"(nan|None|\.0) (prompt )?tokens", shown)
 
 
 def test_neutral_facts_have_no_figures_of_a_known_family():

@@ -13,7 +13,14 @@ from ocr_phases.analyse.noise import has_untimed_tokens
 from ocr_phases.analyse.quality import quality_of
 from ocr_phases.analyse.sentences import tokens_text
 from ocr_phases.record import Record
-from ocr_phases.text import bytes_text, count_text, digits_text, ms_text, percent_text
+from ocr_phases.text import (
+    bytes_text,
+    count_text,
+    digits_text,
+    ms_text,
+    percent_text,
+    prompt_text,
+)
 
 
 class KeyFigure(NamedTuple):
@@ -103,7 +110,7 @@ def _note(run: Record, name: str, figures: dict[str, Any]) -> str:
         case "price_per_1000_pages":
             return f"at {run.request.price_per_hour:,} an hour, {_manner_text(run)}"
         case "prefill_ms":
-            return f"{figures['prefill_len']:,} prompt tokens"
+            return prompt_text(figures["prefill_len"])
         case "vision_share":
             prefill = ms_text(figures["prefill_ms"])
             return f"{ms_text(figures['vision_ms'])} of the prefill's {prefill}"

@@ -206,8 +206,9 @@ def _page_names(run: Record) -> str:
 def _facts(run: Record) -> dict[str, str]:
     """What a record is of, by the names that a sentence has for it."""
     server = run.model.server or {}
+    prompt_tokens = run.request.prefill_len
     return {
-        "Prompt": f"{run.request.prefill_len:,} tokens",
+        "Prompt": "of unknown length" if prompt_tokens is None else f"{prompt_tokens:,} tokens",
         "Rows side by side": f"{len(run.results):,}",
         "Device": run.device.name,
         "Server": server.get("url", "none"),

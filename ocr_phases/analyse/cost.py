@@ -199,12 +199,16 @@ def run_cost(run: Record) -> pd.DataFrame:
     `COST_COLUMNS`.
 
     Without a step there is none. The vendor's class makes logits of all positions in its prefill.
-    Raises `OcrPhasesError` where the record's config, dtype or preset is unknown.
+    Raises `OcrPhasesError` where the record's config, dtype, preset or length of the prompt is
+    unknown.
     """
+    prompt_tokens = run.request.prefill_len
+    if prompt_tokens is None:
+        raise OcrPhasesError("The server did not tell how long the prompt is.")
     shape = run_shape(run)
     prefill = prefill_cost(
         run.model.config,
-        prompt_len=run.request.prefill_len,
+        prompt_len=prompt_tokens,
         views=vision_calls(run.request.preset, [page.grid for page in run.pages], run.model.family),
         logits_for="all" if run.model.implementation == "vendor" else "last",
         **shape,

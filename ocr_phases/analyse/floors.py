@@ -229,15 +229,17 @@ def _costs(run: Record) -> pd.DataFrame | None:
 
     Stages without arithmetic are left out: their bytes are a few kilobytes.
     """
-    if summary(run)["prefill_ms"] is None:
+    prompt_tokens = run.request.prefill_len
+    if summary(run)["prefill_ms"] is None or prompt_tokens is None:
         return None
     try:
         table = stage_cost(run_cost(run))
     except OcrPhasesError:
         return None
-    shape = {"prompt_len": run.request.prefill_len, "batch": len(run.results)}
     language = (table["phase"] == "prefill") & (table["stage"] == "language_model")
-    table.loc[language, "flops"] -= masked_flops(run.model.config, **shape)
+    table.loc[language, "flops"] -= masked_flops(
+        run.model.config, prompt_len=prompt_tokens, batch=len(run.results)
+    )
     return table[table["flops"] > 0]
 
 

@@ -298,7 +298,10 @@ def attended(run: Record, lengths: np.ndarray) -> np.ndarray:
     window.
     """
     window = run.cache.window
-    return lengths if window is None else np.minimum(lengths, run.request.prefill_len + window)
+    prompt_tokens = run.request.prefill_len
+    if window is None or prompt_tokens is None:  # only a server does not tell, and it has no window
+        return lengths
+    return np.minimum(lengths, prompt_tokens + window)
 
 
 @cached

@@ -97,6 +97,7 @@ def sweep_table(records: Mapping[str, Record]) -> pd.DataFrame:
     rows = [{"cell": cell, **_cell_figures(run), **lost[cell]} for cell, run in records.items()]
     table = pd.DataFrame(rows, columns=list(SWEEP_COLUMNS))
     table = table.astype(dict.fromkeys(names_in(Place.SWEEP), "float64"))
+    table["prefill_len"] = pd.to_numeric(table["prefill_len"])  # NaN where a server did not tell
     order = ["prefill_len", "strategy", "vision", "batch", "tokens"]
     ascending = [name != "vision" for name in order]
     return table.sort_values(order, ascending=ascending, ignore_index=True)
@@ -240,7 +241,11 @@ def ended_text(run: Record) -> str:
 
 def richness(run: Record) -> tuple[int, bool, bool]:
     """By what a record becomes the reference of others: its prompt's length, then eager steps."""
-    return run.request.prefill_len, run.model.strategy == "eager", run.request.vision == "eager"
+    return (
+        run.request.prefill_len or 0,
+        run.model.strategy == "eager",
+        run.request.vision == "eager",
+    )
 
 
 # -- what cells are called, and which of them compare ----------------------------------------------
@@ -291,10 +296,10 @@ def widest_group(cells: pd.DataFrame, alike: Sequence[str], differ: str) -> pd.D
     def rank(rows: pd.DataFrame) -> tuple[int, ...]:
         cell = rows.iloc[0]
         ways = [cell[way] != "eager" for way in ("strategy", "vision") if way in alike]
-        longest = rows["prefill_len"].max()
+        longest = rows["prefill_len"].fillna(0).max()
         return -rows[differ].nunique(), *ways, cell["batch"], -cell["max_new_tokens"], -longest
 
-    groups = [rows for _, rows in cells.groupby([*alike], sort=False)]
+    groups = [rows for _, rows in cells.groupby([*alike], sort=False, dropna=False)]
     if not groups:
         return cells.head(0)
     return min(groups, key=rank)

@@ -15,7 +15,7 @@ from ocr_phases.analyse.sweep_table import CELL_SETTINGS, cell_name, loaded_ways
 from ocr_phases.families import FAMILIES, UNLIMITED_OCR
 from ocr_phases.record import Record
 from ocr_phases.settings import STRATEGIES, VISIONS
-from ocr_phases.text import count_text, ms_text
+from ocr_phases.text import count_text, ms_text, prompt_text
 
 NOTHING_MEASURED = "No cell of this sweep could be measured."
 _SINGLE_REPEAT = "A single repeat leaves the spread unknown, so nothing is called fastest."
@@ -155,7 +155,7 @@ def prefills_sentence(table: pd.DataFrame) -> str:
 def _prefill_text(row: pd.Series, table: pd.DataFrame) -> str:
     """The prefill of one cell with the cell's name and the length of its prompt."""
     name = _names([row["cell"]], table)
-    return f"{ms_text(row['prefill_ms'])} ({name}, {row['prefill_len']:,} prompt tokens)"
+    return f"{ms_text(row['prefill_ms'])} ({name}, {prompt_text(row['prefill_len'])})"
 
 
 def models_sentence(table: pd.DataFrame) -> str:
@@ -181,7 +181,7 @@ def _model_text(row: pd.Series) -> str:
     """One model's prefill and decode step, with the preset and the length of its prompt."""
     prefill = ms_text(row["prefill_ms"])
     step = ms_text(row["inter_token_ms"])
-    prompt = f"{row['preset']}, {row['prefill_len']:,} prompt tokens"
+    prompt = f"{row['preset']}, {prompt_text(row['prefill_len'])}"
     return f"{row['model']} {prefill} and {step} ({prompt})"
 
 

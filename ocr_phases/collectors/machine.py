@@ -24,6 +24,7 @@ def versions() -> dict[str, Any]:
     import tokenizers
     import transformers
 
+    hip = {"hip": torch.version.hip} if torch.version.hip else {}  # AMD's own version of CUDA
     driver = r"Kernel Module.*?(\d+\.\d+(?:\.\d+)?)"
     return {
         "python": platform.python_version(),
@@ -31,6 +32,7 @@ def versions() -> dict[str, Any]:
         "transformers": transformers.__version__,
         "tokenizers": tokenizers.__version__,
         "cuda": torch.version.cuda,
+        **hip,
         "driver": text_in_file(driver, "/proc/driver/nvidia/version"),
         "ocr_phases": __version__,
         "code": _CODE,

@@ -82,6 +82,11 @@ class Answer:
         return "".join(self.texts)
 
     @property
+    def prompt_tokens(self) -> int | None:
+        """How many tokens the prompt has; None where the server tells neither them nor their ids."""
+        return self.usage.get("prompt_tokens") or len(self.prompt_ids) or None
+
+    @property
     def token_count(self) -> int | None:
         """How many tokens it has, by their ids or by the server's count; None where it tells
         neither.

@@ -8,8 +8,10 @@ import math
 import os
 import re
 import socket
+import threading
 import time
 from collections.abc import Generator, Iterator
+from concurrent.futures import Future
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
 from typing import Annotated, Any
@@ -220,7 +222,7 @@ class Server:
         wait = max(0.001, min(self.patience, deadline.remaining))
         connection = self._connection(self.place, timeout=wait)
         with self._explained(deadline), contextlib.closing(connection):
-            connection.connect()
+            _connect(connection, wait)
             timed: Any = _TimedSocket(connection.sock, self.patience, deadline)
             connection.sock = timed
             connection.request("POST" if data else "GET", path, data, headers)
@@ -316,6 +318,33 @@ class Server:
 
     def _failed(self, told: str) -> ServerFailed:
         return ServerFailed(f"{self.url} {told}.".replace("?.", "?"))
+
+
+def _connect(connection: HTTPConnection, seconds: float) -> None:
+    """Connect within so many seconds; `TimeoutError` where that takes longer.
+
+    The system looks up a host's name without any limit of time, and a socket's own timeout counts
+    anew for each address of the host. So a thread connects, which is left behind when it is late.
+    """
+    outcome: Future[None] = Future()
+
+    def connect() -> None:
+        try:
+            connection.connect()
+        except Exception as error:  # noqa: BLE001 (it is raised where the outcome is awaited)
+            if outcome.set_running_or_notify_cancel():
+                outcome.set_exception(error)
+            return
+        if outcome.set_running_or_notify_cancel():
+            outcome.set_result(None)
+        else:
+            connection.close()  # nobody waits for it any more
+
+    threading.Thread(target=connect, name="ocr_phases connect", daemon=True).start()
+    try:
+        outcome.result(seconds)
+    finally:
+        outcome.cancel()
 
 
 def _quick(path: str, seconds: float = QUICK_SECONDS) -> Deadline:

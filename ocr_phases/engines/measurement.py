@@ -204,7 +204,8 @@ class ServerMeasurement:
             self.request.prompts[0],
             *self.page[0].size,
         )
-        prompt_tokens = answer.usage.get("prompt_tokens") or image_tokens + 1
+        prompt_tokens = answer.prompt_tokens
+        text_tokens = None if prompt_tokens is None else max(0, prompt_tokens - image_tokens)
         versions = {session.engine: session.version, "ocr_phases": __version__, "code": code_hash()}
         device = {"name": f"{session.engine} at {session.server.host}", "kind": "server"}
         request = request_part(self.request, repeats=len(runs), prefill_len=prompt_tokens, batch=1)
@@ -219,7 +220,7 @@ class ServerMeasurement:
                     preset,
                     row=0,
                     image_tokens=image_tokens,
-                    text_tokens=prompt_tokens - image_tokens,
+                    text_tokens=text_tokens,
                     embed=self.request.embed_page,
                 )
             ],

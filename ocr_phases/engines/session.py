@@ -28,7 +28,6 @@ from ocr_phases.errors import (
     explain_wrong_calls,
 )
 from ocr_phases.families import (
-    FAMILIES,
     UNKNOWN,
     FamilyFacts,
     facts_of,
@@ -38,7 +37,14 @@ from ocr_phases.families import (
 from ocr_phases.inputs.views import Pages
 from ocr_phases.measure.request import resolve_request
 from ocr_phases.results.run import PhaseRun
-from ocr_phases.settings import Request, RunSettings, SamplingSettings, Strategy, Vision
+from ocr_phases.settings import (
+    FAMILY_NAMES,
+    Request,
+    RunSettings,
+    SamplingSettings,
+    Strategy,
+    Vision,
+)
 
 #: Settings that no server can be asked for, and those that an engine is not known to take, either.
 _CANNOT = (
@@ -119,7 +125,7 @@ class ServerSession(Hinted):
     def _find_family(self, asked: str | None) -> tuple[FamilyFacts, str]:
         """The facts of the model's family, and where its name is from."""
         if asked is not None:
-            check_known(Keyword("family"), asked, [*FAMILIES, UNKNOWN])
+            check_known(Keyword("family"), asked, FAMILY_NAMES)
             return facts_of(asked), "named by the user"
         worker_class = self.worker.get("model", {}).get("class")
         if worker_class:

@@ -22,7 +22,7 @@ from transformers import Cache
 from ocr_phases.errors import Keyword, OcrPhasesError, SettingError
 from ocr_phases.files import TRACE_OWNER, TemporaryFolder, output_file, write_given
 from ocr_phases.measure.trace import KV_RANGE, Identity, reduce_trace
-from ocr_phases.record.parts import KernelsPart, make_part
+from ocr_phases.record.parts import KernelsPart
 from ocr_phases.settings import Request
 
 
@@ -71,8 +71,8 @@ def kernel_view(
     """
     profiler, spans = profiled_run(run_spans, request)
     trace = chrome_trace(profiler)
-    tables = reduce_trace(trace, spans)
-    if device.startswith("cuda") and not any(tables["stages"]["kernels"]):
+    view = reduce_trace(trace, spans, tool=f"torch.profiler {torch.__version__}")
+    if device.startswith("cuda") and not any(view.stages.kernels):
         raise OcrPhasesError(
             "The profiler saw no kernel: another profiler may hold the device, or this user may "
             "not read its counters."
@@ -80,7 +80,7 @@ def kernel_view(
     if request.kernel_trace is not None:
         content = json.dumps({**TRACE_OWNER, **trace}).encode()
         write_given(request.kernel_trace, gzip.compress(content, compresslevel=6))
-    return make_part(KernelsPart, {"tool": f"torch.profiler {torch.__version__}", **tables})
+    return view
 
 
 def profiled_run(

@@ -253,8 +253,11 @@ class Measurement:
             if is_compiled or is_captured:
                 phases.prefill(self.checkpoint.model, inputs, step=self.step)
         if self.step is not None:
-            self.strategy_setup = msgspec.structs.replace(
-                make_part(SetupPart, self.step.setup),
+            self.strategy_setup = SetupPart(
+                max_cache_len=self.step.setup.max_cache_len,
+                allocated_bytes=self.step.setup.allocated_bytes,
+                compile_ms=self.step.setup.compile_ms,
+                capture_ms=self.step.setup.capture_ms,
                 prefill_capture_ms=self.step.prefill.took_ms(),
                 reused=is_reused,
             )
@@ -304,8 +307,8 @@ class Measurement:
         if self.step is not None:
             cache = msgspec.structs.replace(
                 cache,
-                max_cache_len=self.step.setup["max_cache_len"],
-                allocated_bytes=self.step.setup["allocated_bytes"],
+                max_cache_len=self.step.setup.max_cache_len,
+                allocated_bytes=self.step.setup.allocated_bytes,
             )
         return Repeat(
             ids=state.ids,

@@ -30,7 +30,7 @@ def page_part(
     *,
     row: int,
     image_tokens: int,
-    text_tokens: int,
+    text_tokens: int | None,
     embed: bool,
 ) -> PagePart:
     """The record's part about a page.
@@ -43,8 +43,10 @@ def page_part(
         How it was cut.
     row : int
         The row of the batch that it is in.
-    image_tokens, text_tokens : int
-        The tokens of the row's whole prompt.
+    image_tokens : int
+        Image tokens of the row's whole prompt.
+    text_tokens : int or None
+        Its other tokens; None where a server did not tell how long the prompt is.
     embed : bool
         Whether the record keeps the page itself.
     """
@@ -64,7 +66,9 @@ def page_part(
     )
 
 
-def request_part(request: Request, *, repeats: int, prefill_len: int, batch: int) -> RequestPart:
+def request_part(
+    request: Request, *, repeats: int, prefill_len: int | None, batch: int
+) -> RequestPart:
     """The record's part about what was asked.
 
     Parameters
@@ -73,8 +77,8 @@ def request_part(request: Request, *, repeats: int, prefill_len: int, batch: int
         What ran.
     repeats : int
         How many repeats were finished.
-    prefill_len : int
-        Tokens of the prompt, the padding of a batch included.
+    prefill_len : int or None
+        Tokens of the prompt, the padding of a batch included; None where a server did not tell.
     batch : int
         Rows.
     """

@@ -13,12 +13,23 @@ Event categories: https://github.com/pytorch/kineto/blob/main/libkineto/include/
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
 
 from ocr_phases.errors import Keyword, SettingError
+from ocr_phases.record.parts import (
+    HostSyncs,
+    KernelGaps,
+    KernelParts,
+    KernelsPart,
+    KernelStages,
+    KernelSteps,
+    Part,
+    TopKernels,
+    make_part,
+)
 
 #: The range that the measuring pass puts around the cache's ``update``.
 KV_RANGE = "kv_cache_update"
@@ -26,8 +37,9 @@ KV_RANGE = "kv_cache_update"
 _DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _CALLS = ("cuda_runtime", "cuda_driver")
 _HOST = ("cpu_op", "user_annotation")
-_SYNC = r"(?:cuda|cu)(?:Stream|Device|Event|Ctx)Synchronize|cudaMemcpy$"
-_GRAPH_LAUNCH = r"(?:cuda|cu)GraphLaunch"
+# AMD's calls have NVIDIA's names with another beginning, in the same categories.
+_SYNC = r"(?:cuda|cu|hip)(?:Stream|Device|Event|Ctx)Synchronize|(?:cuda|hip)Memcpy$"
+_GRAPH_LAUNCH = r"(?:cuda|cu|hip)GraphLaunch"
 _ATTENTION_OPERATOR = "aten::scaled_dot_product_attention"
 # A replayed graph has no operators: its kernels can only be told by their names. index_copy_ writes
 # the static cache and nothing else; attention over it is the plain formula, whose products look
@@ -40,6 +52,7 @@ _DECIMALS = 6  # of ms: the trace has no more, and what touches must not seem to
 #: Of a span: phase, stage, view and step.
 Identity = tuple[str, str, str, int | None]
 _STAGE = ["phase", "stage", "view"]
+_Table = TypeVar("_Table", bound=Part)
 
 
 def busy_ms(intervals: Iterable[tuple[float, float]]) -> float:
@@ -51,12 +64,14 @@ def busy_ms(intervals: Iterable[tuple[float, float]]) -> float:
     return float((end - np.maximum(start, reached)).clip(0.0).sum())
 
 
-def reduce_trace(trace: Mapping[str, Any], spans: Sequence[Identity]) -> dict[str, Any]:
-    """The tables of the kernel view, as plain JSON values: one list per column, times in ms.
+def reduce_trace(
+    trace: Mapping[str, Any], spans: Sequence[Identity], tool: str = ""
+) -> KernelsPart:
+    """The kernel view of a record: its tables with one list per column, times in ms.
 
     ``trace`` is the profiler's Chrome trace, ``spans`` what the timeline recorded in the same pass,
     in order of their start (phase, stage, view, step): the n-th range of a name is the n-th span of
-    that stage.
+    that stage. ``tool`` names the profiler and its version.
 
     ``stages``: calls, kernels, copies, launches and busy time (union) of each stage with all that
     lies inside it, and the host's time in it. ``decode_steps``: the same for each step. ``top``:
@@ -81,20 +96,26 @@ def reduce_trace(trace: Mapping[str, Any], spans: Sequence[Identity]) -> dict[st
     inside = _innermost(within)
     outside = work.drop(inside["event"])
     steps = _decode_steps(ranges, within, waits)
-    tables = {
-        "stages": _stages(ranges, within),
-        "decode_steps": steps,
-        "top": _top(inside),
-        "gaps": _gaps(inside, syncs),
-        "parts": _parts(events, operators, inside),
-        "host_syncs": _host_syncs(_innermost(waits), operators, work),
-    }
-    unattributed = {
-        "events": len(outside),
-        "busy_ms": round(busy_ms(outside["interval"]), _DECIMALS),
-    }
-    plain = {name: table.round(_DECIMALS).to_dict("list") for name, table in tables.items()}
-    return {"steps": len(steps), **plain, "unattributed": unattributed}
+    return KernelsPart(
+        steps=len(steps),
+        tool=tool,
+        stages=_as_part(KernelStages, _stages(ranges, within)),
+        decode_steps=_as_part(KernelSteps, steps),
+        top=_as_part(TopKernels, _top(inside)),
+        gaps=_as_part(KernelGaps, _gaps(inside, syncs)),
+        parts=_as_part(KernelParts, _parts(events, operators, inside)),
+        host_syncs=_as_part(HostSyncs, _host_syncs(_innermost(waits), operators, work)),
+        unattributed={
+            "events": len(outside),
+            "busy_ms": round(busy_ms(outside["interval"]), _DECIMALS),
+        },
+    )
+
+
+def _as_part(kind: type[_Table], table: pd.DataFrame) -> _Table:
+    """A table of the record, which has a list for each column."""
+    rounded = table.round(_DECIMALS)
+    return make_part(kind, {str(name): rounded[name].tolist() for name in rounded.columns})
 
 
 # -- reading the trace -----------------------------------------------------------------------

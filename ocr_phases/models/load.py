@@ -127,6 +127,11 @@ def load_checkpoint(asked: ModelSettings, *, local_only: bool = False) -> Checkp
     Raises `OcrPhasesError` for anything that is no checkpoint of a known family, naming what is
     wrong.
     """
+    if asked.family is not None:
+        raise OcrPhasesError(
+            f"Only a server is told its model's family, and {asked.model} is loaded here: drop "
+            f"family={asked.family!r}."
+        )
     asked = replace(asked, device=resolve_device(asked.device))
     is_vendor = asked.implementation == "vendor"
     if is_vendor:

@@ -284,7 +284,10 @@ class InferPart(Part, frozen=True, kw_only=True):
 
 
 class RequestPart(Part, frozen=True, kw_only=True):
-    """What was asked for, with every default filled in; ``prompts`` has one for each row."""
+    """What was asked for, with every default filled in; ``prompts`` has one for each row.
+
+    ``prefill_len`` is the number of tokens of the prompt; None where a server did not tell.
+    """
 
     prompt: str
     preset: str
@@ -308,7 +311,7 @@ class RequestPart(Part, frozen=True, kw_only=True):
     price_per_hour: Amount | None = None
     prompts: list[str]
     preset_choice: str | None = None
-    prefill_len: Positions
+    prefill_len: Positions | None
     batch: Positive | None = None
 
 

@@ -29,7 +29,7 @@ def plot_prefill(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
 
     A point is a cell, lines are medians of those with the same prompt. ``ax`` are axes to draw on.
     """
-    table = _prefill_ways(table.dropna(subset=["prefill_ms"])).sort_values("batch")
+    table = _prefill_ways(table.dropna(subset=["prefill_ms", "prefill_len"])).sort_values("batch")
     if table.empty:
         return sentence_figure("No cell has a prefill to draw.", ax)
     names = {"prefill_len": "prompt tokens of a row", "prefill_ms": "prefill (ms)"}

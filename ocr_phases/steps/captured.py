@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -88,6 +89,21 @@ def capacity_for(prompt_len: int, max_new_tokens: int, window: int | None = None
     return power_of_two(CAPACITY, windowed_length(prompt_len + max_new_tokens, prompt_len, window))
 
 
+@dataclass
+class StepSetup:
+    """What a `StaticStep` holds, and what making it took.
+
+    ``max_cache_len`` counts the entries of its cache, ``allocated_bytes`` is their size for the
+    whole batch. ``compile_ms`` and ``capture_ms`` are None as long as nothing was compiled or
+    captured.
+    """
+
+    max_cache_len: int
+    allocated_bytes: int
+    compile_ms: float | None = None
+    capture_ms: float | None = None
+
+
 class StaticStep:
     """One decode step of ``batch`` rows over a static cache of ``max_cache_len`` entries.
 
@@ -95,8 +111,8 @@ class StaticStep:
     captures it too on CUDA; ``eager`` runs the same step as it is. Hand it to `prefill`, then to
     `decode`: it continues from the state it is called with, also where a caller changed the state's
     token. The logits it gives are overwritten by the next step. ``setup`` says for the record what
-    it holds (the cache's length, and bytes for the whole batch) and what making it took (ms, None
-    for nothing). Each length that is read is made by `ready_for`, before the run that needs it.
+    it holds and what making it took. Each length that is read is made by `ready_for`, before the
+    run that needs it.
     """
 
     def __init__(
@@ -143,12 +159,10 @@ class StaticStep:
             self._body = self._step
         #: As ``strategy`` runs it, by the entries that it reads.
         self._runs: dict[int, Run] = {}
-        self.setup: dict[str, Any] = {
-            "max_cache_len": max_cache_len,
-            "compile_ms": None,
-            "capture_ms": None,
-            "allocated_bytes": cache_bytes_per_token(self.cache) * max_cache_len,
-        }
+        self.setup = StepSetup(
+            max_cache_len=max_cache_len,
+            allocated_bytes=cache_bytes_per_token(self.cache) * max_cache_len,
+        )
 
     def _empty_cache(self, batch: int, slots: int) -> Cache:
         """The step's static cache, with its memory."""
@@ -250,7 +264,7 @@ class StaticStep:
             if runs and self._captures:
                 with timed_preparation(self.device) as preparation:
                     runs = {read: capture(run) for read, run in runs.items()}
-                self.setup["capture_ms"] = preparation.ms + (self.setup["capture_ms"] or 0)
+                self.setup.capture_ms = (self.setup.capture_ms or 0.0) + preparation.ms
         self._runs.update(runs)
         return self
 
@@ -288,7 +302,7 @@ class StaticStep:
             announce("compiling the decode step: about 80 s, 10 s the next time")
         with steady_tuning(), timed_preparation(self.device) as preparation:
             run()
-        self.setup["compile_ms"] = preparation.ms
+        self.setup.compile_ms = preparation.ms
         note.touch()
 
     def _step(self) -> Tensor:
