@@ -4,6 +4,7 @@ follow.
 What is asked for is refused before anything is measured, or is measured and can be saved.
 """
 
+import copy
 import inspect
 import json
 import math
@@ -29,10 +30,10 @@ from benchmarks.settings_docs import (
 from ocr_phases import OCRSession, Settings, sweep
 from ocr_phases.analyse.statistics import LEAST_REPEATS
 from ocr_phases.cli.arguments import add_options
-from ocr_phases.cli.options import EVERY, SETTINGS, Parser
+from ocr_phases.cli.options import EVERY, SETTINGS, OptionSpelling, Parser
 from ocr_phases.engines.load import load_test
 from ocr_phases.engines.session import ServerSession
-from ocr_phases.errors import TAKEN_BY, OcrPhasesError
+from ocr_phases.errors import TAKEN_BY, Keyword, OcrPhasesError, SettingError
 from ocr_phases.explorer.form import LEFT_OUT, Form
 from ocr_phases.families import FAMILIES, PRESET_NAMES, PROMPT_NAMES
 from ocr_phases.measure.request import resolve_request
@@ -77,8 +78,8 @@ def test_the_signatures_name_every_setting(call, settings):
         name: parameter.default for name, parameter in parameters.items() if name not in OF_CALLS
     }
     expected = {name: DEFAULTS[name] for name in setting_names(settings)}
-    if "folder" in parameters:
-        del expected["model"]
+    if "folder" in parameters:  # a folder is no server
+        del expected["model"], expected["family"]
     assert found == expected
 
 
@@ -328,3 +329,39 @@ def test_a_wrong_value_is_refused_in_one_sentence(name):
     for settings in wrong:
         with refused():
             RunSettings(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"strategy": "magic"}, "strategy"),
+        ({"preset": "huge"}, "preset"),
+        ({"prompt": ""}, "prompt"),
+        ({"infer": {"top_k": -1}}, "infer"),
+        ({"infer": "published", "autocast": False}, "autocast"),
+        ({"generate": True, "verify": True}, "verify"),
+    ],
+)
+def test_an_error_about_a_setting_names_it_in_a_field(settings, field):
+    with pytest.raises(SettingError) as caught:
+        RunSettings(**settings)
+    assert caught.value.field == field
+    again = copy.copy(caught.value)  # made as it is made again in another process
+    assert (again.field, str(again)) == (field, str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("keyword", "option"),
+    [
+        (Keyword("max_new_tokens"), "--max-new-tokens"),
+        (Keyword("max_new_tokens", 64), "--max-new-tokens 64"),
+        (Keyword("infer", "temperature=0.7, top_k=5"), "--infer 'temperature=0.7, top_k=5'"),
+        (Keyword("autocast", True), "--autocast"),
+        (Keyword("autocast", False), "--no-autocast"),
+        (Keyword("top_k", 5), "top_k=5"),  # no option of the command line
+    ],
+)
+def test_the_command_line_names_options_in_place_of_keywords(keyword, option):
+    spelling = OptionSpelling(DEFAULTS)
+    assert SettingError(keyword.name, "Drop ", keyword, ".").sentence(spelling) == f"Drop {option}."

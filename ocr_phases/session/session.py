@@ -91,6 +91,7 @@ class OCRSession(Hinted):
         implementation: Literal["native", "vendor"] = "native",
         trust_remote_code: bool = False,
         cuda_calls: Literal["refuse", "ignore"] = "refuse",
+        family: str | None = None,
     ) -> OCRSession:
         """Load a model.
 
@@ -118,6 +119,9 @@ class OCRSession(Hinted):
             Allow the checkpoint's Python files to run; vendor needs it.
         cuda_calls : {"refuse", "ignore"}, default "refuse"
             For vendor on a CPU: refuse or ignore the .cuda() calls in its code.
+        family : str, optional
+            The family of a server's model, such as deepseek-ocr-2 or unknown; else what it tells.
+            Refused for a model that is loaded here.
 
         Returns
         -------
@@ -134,7 +138,7 @@ class OCRSession(Hinted):
         >>> session = OCRSession.load("tiny", device="cpu")
         """
         if "://" in str(model):
-            return cls.connect(str(model))  # type: ignore[return-value]  # it has the same calls
+            return cls.connect(str(model), family=family)  # type: ignore[return-value]  # it has the same calls
         settings = ModelSettings(
             model=str(model) if isinstance(model, Path) else model,
             device=device,
@@ -144,6 +148,7 @@ class OCRSession(Hinted):
             implementation=implementation,
             trust_remote_code=trust_remote_code,
             cuda_calls=cuda_calls,
+            family=family,
         )
         with seldom_collected():
             return cls(LoadedModel(load_checkpoint(settings)), settings)
