@@ -216,8 +216,13 @@ def _check_tables(record: RecordParts) -> None:
             tables[f"kernels.{name}"] = getattr(record.kernels, name)
     energy = record.phase_energy
     if energy is not None:
-        lengths = [energy.phase, energy.calls, energy.seconds, energy.joules]
-        if len({len(column) for column in lengths}) != 1:
+        lengths = {
+            len(energy.phase),
+            len(energy.calls),
+            len(energy.seconds),
+            len(energy.joules),
+        }
+        if len(lengths) != 1:
             raise OcrPhasesError("phase_energy: its columns have different lengths")
     for name, table in tables.items():
         if len({len(column) for column in columns_of(table).values()}) != 1:
