@@ -374,6 +374,22 @@ class ProbabilitiesPart(Part, frozen=True, kw_only=True):
     margins: list[float | None]
 
 
+class PhaseEnergyPart(Part, frozen=True, kw_only=True):
+    """The energy of phases that were repeated alone: a column each; or why it is ``missing``.
+
+    The counter showed ``joules`` in ``seconds``, in which the phase ran ``calls`` times. A call of
+    the decode has ``decode_steps`` steps.
+    """
+
+    phase: list[str] = []
+    calls: Counts = []
+    seconds: list[Amount] = []
+    joules: list[Amount] = []
+    decode_steps: Count = 0
+    idle_w: Amount | None = None
+    missing: str | None = None
+
+
 class CheckPart(Part, frozen=True, kw_only=True):
     """A check of the running measurement, and what came of it."""
 
