@@ -14,10 +14,28 @@ import signal
 import threading
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, get_type_hints
 
 from ocr_phases.text import any_of, nearest
+
+
+@dataclass(frozen=True)
+class Keyword:
+    """A keyword that a sentence names, by itself or with its value: ``strategy='compiled'``.
+
+    The command line has an option in place of each keyword, and names that one.
+    """
+
+    name: str
+    #: None where the sentence names the keyword alone.
+    value: str | int | float | None = None
+
+    def __str__(self) -> str:
+        if self.value is None:
+            return self.name
+        return f"{self.name}={self.value!r}"
 
 
 class OcrPhasesError(Exception):
@@ -25,9 +43,28 @@ class OcrPhasesError(Exception):
 
     A notebook's cell shows the sentence alone. ``%tb`` shows the traceback, and the environment
     variable ``OCR_PHASES_TRACEBACK`` shows it at once.
+
+    Parameters
+    ----------
+    *parts
+        The sentence: one text, or several with a `Keyword` between them.
     """
 
     _shown = False
+
+    def __init__(self, *parts: str | Keyword) -> None:
+        super().__init__(*parts)
+        self.parts = parts
+
+    def __str__(self) -> str:
+        return self.sentence()
+
+    def sentence(self, spell: Callable[[Keyword], str] = str) -> str:
+        """The sentence, in which ``spell`` writes the keywords; as Python does by default."""
+        words = []
+        for part in self.parts:
+            words.append(spell(part) if isinstance(part, Keyword) else str(part))
+        return "".join(words)
 
     def _render_traceback_(self) -> list[str]:
         """The lines that IPython shows."""
@@ -35,6 +72,23 @@ class OcrPhasesError(Exception):
         if again or os.environ.get("OCR_PHASES_TRACEBACK"):
             return "".join(traceback.format_exception(self)).splitlines()
         return [f"{type(self).__name__}: {self}"]
+
+
+class SettingError(OcrPhasesError):
+    """A setting that cannot be used as it was given.
+
+    Parameters
+    ----------
+    field
+        The name of the setting, as `Settings` and the keywords of a call have it.
+    *parts
+        The sentence: one text, or several with a `Keyword` between them.
+    """
+
+    def __init__(self, field: str, *parts: str | Keyword) -> None:
+        super().__init__(field, *parts)  # what an error is made again of in another process
+        self.field = field
+        self.parts = parts
 
 
 class WrongCall(OcrPhasesError, TypeError):
@@ -47,8 +101,6 @@ class UnknownAttribute(OcrPhasesError, AttributeError):
 
 class UnknownName(OcrPhasesError, KeyError):
     """A key that a record does not have."""
-
-    __str__ = Exception.__str__  # KeyError's own is a repr
 
 
 class OutOfMemory(OcrPhasesError):
@@ -127,6 +179,8 @@ class Hinted:
     Type checkers do not see the method, so they go on finding misspelt attributes by themselves.
     """
 
+    __slots__ = ()
+
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
@@ -183,6 +237,7 @@ TAKEN_BY = {
         "trust_remote_code",
         "attention",
         "cuda_calls",
+        "family",
     ),
     "OCRSession.run_inference": (
         "prompt",
@@ -206,6 +261,7 @@ TAKEN_BY = {
         "verify",
         "token_probabilities",
         "ceilings",
+        "phase_energy",
         "kernels",
         "kernel_steps",
         "kernel_trace",
@@ -314,15 +370,23 @@ def _wrong_type(
     return None
 
 
-def check_known(what: str, name: Any, known: Collection[str], of: str = "", more: str = "") -> None:
+def check_known(
+    what: str | Keyword, name: Any, known: Collection[str], of: str = "", more: str = ""
+) -> None:
     """Raise `OcrPhasesError` for a name of a ``what`` that is none of ``known``, with the nearest
     of them.
 
+    ``what`` is a `Keyword` where a setting has the name, and then the error is a `SettingError`.
     ``of`` says whose names they are, ``more`` what else there is.
     """
-    if name not in known:
-        said = f"Unknown {what} {name!r}{of and f' of {of}'}: use {any_of(known)}{more}."
-        raise OcrPhasesError(f"{said}{nearest(str(name), known)}")
+    if name in known:
+        return
+    whose = f" of {of}" if of else ""
+    hint = nearest(str(name), known)
+    rest = f" {name!r}{whose}: use {any_of(known)}{more}.{hint}"
+    if isinstance(what, Keyword):
+        raise SettingError(what.name, "Unknown ", what, rest)
+    raise OcrPhasesError(f"Unknown {what}{rest}")
 
 
 def short(value: Any) -> str:

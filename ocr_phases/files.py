@@ -32,7 +32,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from ocr_phases.errors import CannotWrite, OcrPhasesError, stop_signals
+from ocr_phases.errors import CannotWrite, Keyword, OcrPhasesError, stop_signals
 
 #: A record's name where nobody names it.
 RECORD = "run.json"
@@ -247,8 +247,9 @@ def _replaces(path: str | Path, overwrite: bool) -> bool:
     content = target.exists() and target.stat().st_size > 0
     if content and not overwrite and not _is_own(target):
         raise CannotWrite(
-            f"{path} is neither a record nor a trace of ocr_phases: name another file, or give "
-            "overwrite=True."
+            f"{path} is neither a record nor a trace of ocr_phases: name another file, or give ",
+            Keyword("overwrite", True),
+            ".",
         )
     return content
 
@@ -333,8 +334,10 @@ def check_names(
         _check_regular(path, path.stat(), CannotWrite)
         if not overwrite and name not in own:
             raise CannotWrite(
-                f"{path} was not written by ocr_phases, or was changed since: choose another folder, or give "
-                "overwrite=True."
+                f"{path} was not written by ocr_phases, or was changed since: choose another "
+                "folder, or give ",
+                Keyword("overwrite", True),
+                ".",
             )
         found.append(name)
     return found

@@ -27,13 +27,21 @@ from typing import (
 import msgspec
 from msgspec import Meta
 
-from ocr_phases.errors import Hinted, OcrPhasesError, check_known, explain_wrong_calls, short
+from ocr_phases.errors import (
+    Hinted,
+    Keyword,
+    SettingError,
+    check_known,
+    explain_wrong_calls,
+    short,
+)
 from ocr_phases.families import (
     DEEPSEEK_OCR,
     FAMILIES,
     PRESET_NAMES,
     PROCESSOR,
     PROMPT_NAMES,
+    UNKNOWN,
     facts_of,
 )
 
@@ -44,6 +52,9 @@ Vision = Literal["eager", "compiled"]
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
 #: How the vision encoders run in the prefill.
 VISIONS: tuple[str, ...] = get_args(Vision)
+
+#: What the setting ``family`` may be.
+FAMILY_NAMES = (*FAMILIES, UNKNOWN)
 
 #: Most new tokens where nobody says.
 NEW_TOKENS = 512
@@ -57,7 +68,14 @@ FromZero = Annotated[int, Meta(ge=0, le=LARGEST_NUMBER)]
 Steps = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
 
 #: What follows the timed runs and changes nothing in them: no part of a record's request.
-_AFTERWARDS = ("token_probabilities", "ceilings", "kernels", "kernel_steps", "kernel_trace")
+_AFTERWARDS = (
+    "token_probabilities",
+    "ceilings",
+    "phase_energy",
+    "kernels",
+    "kernel_steps",
+    "kernel_trace",
+)
 #: Settings of no one type: what reads them checks them.
 _FREE = ("prompt", "infer", "kernel_trace", "pages")
 _WINDOW = "no_repeat_ngram_window"
@@ -76,8 +94,15 @@ def _declared(settings: type) -> dict[str, Any]:
     }
 
 
-def _converted(name: str, value: Any, wanted: Any, *, strict: bool = True) -> Any:
-    """A value as its declared type, read from a text where not ``strict``; else `OcrPhasesError`."""
+def _converted(
+    name: str, value: Any, wanted: Any, *, strict: bool = True, entry_of: str = ""
+) -> Any:
+    """A value as its declared type, read from a text where not ``strict``; else `SettingError`.
+
+    ``entry_of`` names the setting that this one is an entry of, if it is.
+    """
+    field_name = entry_of or name
+    subject = f"{entry_of}'s {name}" if entry_of else Keyword(name)
     if isinstance(value, float):
         value = float(value)  # numpy's are no floats to msgspec
     try:
@@ -85,15 +110,15 @@ def _converted(name: str, value: Any, wanted: Any, *, strict: bool = True) -> An
         if isinstance(value, str):
             value.encode()
     except UnicodeEncodeError as error:
-        raise OcrPhasesError(
-            f"{name} is {value!a}, which is not valid Unicode: type it again."
+        raise SettingError(
+            field_name, subject, f" is {value!a}, which is not valid Unicode: type it again."
         ) from error
     except ValueError as error:
         if get_origin(wanted) is Literal:
-            check_known(name, value, get_args(wanted))
+            check_known(Keyword(name), value, get_args(wanted))
         problem = str(error).partition(",")[0].removeprefix("Expected ").replace("`", "")
-        told = re.sub(r"\w+", lambda word: _WORDS.get(word[0], word[0]), problem)
-        raise OcrPhasesError(f"{name} is {short(value)}: give {told}.") from error
+        expected = re.sub(r"\w+", lambda word: _WORDS.get(word[0], word[0]), problem)
+        raise SettingError(field_name, subject, f" is {short(value)}: give {expected}.") from error
     return value
 
 
@@ -104,17 +129,17 @@ def _setting(default: _Default, help: str) -> _Default:
 
 @dataclass(frozen=True)
 class _Checked:
-    """Fields held against their declared types; `OcrPhasesError` for the first wrong one."""
+    """Fields held against their declared types; `SettingError` for the first wrong one."""
 
-    _owner = ""  # in a sentence, before a field's name
+    _entry_of = ""  # the setting whose entries these fields are
 
     def __post_init__(self) -> None:
         for name, wanted in _declared(type(self)).items():  # type: ignore[arg-type]
             value = getattr(self, name)
-            if (
-                value is not None or getattr(type(self), name) is not None
-            ):  # None is what is left open
-                object.__setattr__(self, name, _converted(f"{self._owner}{name}", value, wanted))
+            is_left_open = value is None and getattr(type(self), name) is None
+            if not is_left_open:
+                checked = _converted(name, value, wanted, entry_of=self._entry_of)
+                object.__setattr__(self, name, checked)
 
 
 @dataclass(frozen=True)
@@ -123,11 +148,11 @@ class SamplingSettings(_Checked):
 
     ``repetition_penalty`` is transformers': scores of all tokens of the prompt and of those
     generated are divided by it where they are positive, else multiplied. ``no_repeat_ngram_window``
-    is how many of the last tokens the n-gram rule looks at, 0 for all. Raises `OcrPhasesError` for
+    is how many of the last tokens the n-gram rule looks at, 0 for all. Raises `SettingError` for
     a value of a wrong type or out of range.
     """
 
-    _owner = "infer's "
+    _entry_of = "infer"
 
     do_sample: bool = False
     # Logits divided by less or by more overflow or underflow float32.
@@ -141,8 +166,8 @@ class SamplingSettings(_Checked):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.no_repeat_ngram_window and not self.no_repeat_ngram_size:
-            raise OcrPhasesError(
-                "infer's no_repeat_ngram_window is for a no_repeat_ngram_size: give both."
+            raise SettingError(
+                "infer", "infer's no_repeat_ngram_window is for a no_repeat_ngram_size: give both."
             )
 
     @classmethod
@@ -153,18 +178,22 @@ class SamplingSettings(_Checked):
         writes them.
 
         Temperature 0 means greedy. ``defaults`` are a checkpoint's own entries, which those given
-        here replace. Raises `OcrPhasesError` for a wrong one.
+        here replace. Raises `SettingError` for a wrong one.
         """
         if isinstance(infer, str):
             try:
                 infer = tomllib.loads(infer.lower().replace(",", "\n"))
             except (ValueError, RecursionError) as error:
-                raise OcrPhasesError(
-                    f"infer is {infer!r}: write name=number, such as temperature=0.7,top_p=0.9."
+                raise SettingError(
+                    "infer",
+                    Keyword("infer"),
+                    f" is {infer!r}: write name=number, such as temperature=0.7,top_p=0.9.",
                 ) from error
         if not isinstance(infer, Mapping | None):
-            raise OcrPhasesError(
-                f'infer is {infer!r}: give a mapping, such as {{"temperature": 0.7}}.'
+            raise SettingError(
+                "infer",
+                Keyword("infer"),
+                f' is {infer!r}: give a mapping, such as {{"temperature": 0.7}}.',
             )
         given = dict(infer or {})
         for name in given:
@@ -174,8 +203,8 @@ class SamplingSettings(_Checked):
             values["do_sample"] = True
         if values.get("temperature") == 0:
             if given.get("do_sample"):
-                raise OcrPhasesError(
-                    "infer asks for do_sample with temperature 0: drop one of the two."
+                raise SettingError(
+                    "infer", "infer asks for do_sample with temperature 0: drop one of the two."
                 )
             values.update(do_sample=False, temperature=1.0)
         return cls(**values)
@@ -218,7 +247,7 @@ def resolve_infer(
     stands for what the ``family``'s published ``infer()`` does: greedy, its n-gram rule
     (``published-eval``: with its ``eval_mode``; ``several_pages``: of a prompt with several), under
     bfloat16 autocast. ``defaults`` are the checkpoint's own settings, for what ``infer`` does not
-    say. Raises `OcrPhasesError` for another name, for a name with ``autocast=False``, and as
+    say. Raises `SettingError` for another name, for a name with ``autocast=False``, and as
     `SamplingSettings.from_infer` does.
     """
     if isinstance(infer, SamplingSettings):
@@ -227,13 +256,22 @@ def resolve_infer(
         return SamplingSettings.from_infer(infer, defaults), bool(autocast)
     facts = facts_of(family or DEEPSEEK_OCR)
     if facts.is_unknown:
-        raise OcrPhasesError(
-            f"What infer() {facts.title} has is unknown: leave infer={infer!r} out."
+        raise SettingError(
+            "infer",
+            f"What infer() {facts.title} has is unknown: leave ",
+            Keyword("infer", infer),
+            " out.",
         )
-    check_known("infer", infer, facts.published, more=", or values such as temperature=0.7")
+    check_known(
+        Keyword("infer"), infer, facts.published, more=", or values such as temperature=0.7"
+    )
     if autocast is False:
-        raise OcrPhasesError(
-            f"infer={infer!r} runs under autocast: drop autocast=False, or the name."
+        raise SettingError(
+            "autocast",
+            Keyword("infer", infer),
+            " runs under autocast: drop ",
+            Keyword("autocast", False),
+            ", or the name.",
         )
     values = dict(facts.published[infer])
     if values and several_pages:
@@ -250,7 +288,7 @@ def is_published(infer: object) -> TypeGuard[str]:
 class ModelSettings(_Checked):
     """Which model is measured, and where: the keywords of `OCRSession.load`.
 
-    ``dtype`` may be a ``torch.dtype``; its name is kept. Raises `OcrPhasesError` for an unknown
+    ``dtype`` may be a ``torch.dtype``; its name is kept. Raises `SettingError` for an unknown
     choice.
     """
 
@@ -276,18 +314,23 @@ class ModelSettings(_Checked):
     cuda_calls: Literal["refuse", "ignore"] = _setting(
         "refuse", "for vendor on a CPU: refuse or ignore the .cuda() calls in its code"
     )
+    family: str | None = _setting(
+        None, "family of a server's model, such as deepseek-ocr-2 or unknown; else what it tells"
+    )
 
     def __post_init__(self) -> None:
         if self.dtype is not None:
             object.__setattr__(self, "dtype", str(self.dtype).removeprefix("torch."))
         super().__post_init__()
+        if self.family is not None:
+            check_known("family", self.family, FAMILY_NAMES)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings(_Checked):
     """What a run does: the keywords of `OCRSession.run_inference`.
 
-    Raises `OcrPhasesError` for the first setting that is wrong for every page and model.
+    Raises `SettingError` for the first setting that is wrong for every page and model.
     """
 
     prompt: str | Sequence[str] = _setting("markdown", "{prompts}, or any text")
@@ -333,6 +376,9 @@ class RunSettings(_Checked):
         True, "keep each token's probability, from one forward after the timed runs"
     )
     ceilings: bool = _setting(True, "measure the device's peak rates, after the timed runs")
+    phase_energy: bool = _setting(
+        False, "measure the energy of each phase, repeated alone, after the timed runs"
+    )
     kernels: bool = _setting(
         False, "CUDA: profile the kernels and host syncs of each stage in one more run"
     )
@@ -351,25 +397,36 @@ class RunSettings(_Checked):
         for prompt in prompts:
             if _converted("prompt", prompt, str).strip() not in PROMPT_NAMES:  # of some family
                 FAMILIES[DEEPSEEK_OCR].text_of(prompt)
-        if (
-            self.preset is not None and self.preset != PROCESSOR
-        ):  # that of a model of unknown family
-            check_known("preset", self.preset, PRESET_NAMES)
+        # A model of unknown family has a preset of its own.
+        if self.preset is not None and self.preset != PROCESSOR:
+            check_known(Keyword("preset"), self.preset, PRESET_NAMES)
         resolve_infer(self.infer, self.autocast)
         if self.generate:
             self._check_one_shot()
 
     def _check_one_shot(self) -> None:
-        """Raise `OcrPhasesError` for a setting that ``generate=True`` leaves no room for."""
+        """Raise `SettingError` for a setting that ``generate=True`` leaves no room for."""
         if self.first_token != "prefill":
-            raise OcrPhasesError("generate() has no first_token='redecode': drop one of the two.")
+            raise SettingError(
+                "first_token",
+                "generate() has no ",
+                Keyword("first_token", self.first_token),
+                ": drop one of the two.",
+            )
         if self.verify:
-            raise OcrPhasesError(
-                "generate=True has no other tokens to compare: drop it, or verify=True."
+            raise SettingError(
+                "verify",
+                Keyword("generate", True),
+                " has no other tokens to compare: drop it, or ",
+                Keyword("verify", True),
+                ".",
             )
         if self.strategy != "eager":
-            raise OcrPhasesError(
-                f"generate() has its own decode loop: drop it, or strategy={self.strategy!r}."
+            raise SettingError(
+                "strategy",
+                "generate() has its own decode loop: drop it, or ",
+                Keyword("strategy", self.strategy),
+                ".",
             )
 
     @property
@@ -436,7 +493,7 @@ def choices(setting: Field[Any]) -> tuple[str, ...]:
 
 
 def setting_from_text(name: str, text: str) -> Any:
-    """A setting's value from a list of pages: ``false``, ``3``; `OcrPhasesError` for a wrong one."""
+    """A setting's value from a list of pages: ``false``, ``3``; `SettingError` for a wrong one."""
     return _converted(name, text, _declared(Settings).get(name, str), strict=False)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import batch_example
+import msgspec
 import pandas as pd
 import papermill
 import pytest
@@ -27,6 +28,7 @@ from example_run import make_run
 from wording import says
 
 from ocr_phases import PhaseRun
+from ocr_phases.analyse.quality import Truth
 from ocr_phases.batch import figures, measuring
 from ocr_phases.batch.archive import LEFT_OUT, LISTING, list_pages, read_listing
 from ocr_phases.batch.figures import FIGURES
@@ -166,7 +168,7 @@ def test_reports_alone_are_rendered_tried_again_and_told(own, monkeypatch, capsy
 def test_a_report_shows_the_price_that_is_asked_and_its_notebook_runs_where_it_lies(tmp_path):
     job, record = a_job("a.png"), make_run().to_json()
     folder = put_page(tmp_path, job, record)
-    (folder / "truth.json").write_text('{"text": "A page with some words"}')
+    (folder / "truth.json").write_bytes(msgspec.json.encode(Truth("A page with some words")))
     request = {"folder": str(folder), "price_per_hour": 7.0, "job": vars(job)}
     outcome = measuring.render_page(request, lambda: None)
     assert (outcome.failure, outcome.reason) == (None, "")

@@ -4,6 +4,7 @@ follow.
 What is asked for is refused before anything is measured, or is measured and can be saved.
 """
 
+import copy
 import inspect
 import json
 import math
@@ -29,12 +30,13 @@ from benchmarks.settings_docs import (
 from ocr_phases import OCRSession, Settings, sweep
 from ocr_phases.analyse.statistics import LEAST_REPEATS
 from ocr_phases.cli.arguments import add_options
-from ocr_phases.cli.options import EVERY, SETTINGS, Parser
+from ocr_phases.cli.options import EVERY, SETTINGS, OptionSpelling, Parser
 from ocr_phases.engines.load import load_test
 from ocr_phases.engines.session import ServerSession
-from ocr_phases.errors import TAKEN_BY, OcrPhasesError
+from ocr_phases.errors import TAKEN_BY, Keyword, OcrPhasesError, SettingError
 from ocr_phases.explorer.form import LEFT_OUT, Form
-from ocr_phases.families import PRESET_NAMES, PROMPT_NAMES
+from ocr_phases.families import FAMILIES, PRESET_NAMES, PROMPT_NAMES
+from ocr_phases.measure.request import resolve_request
 from ocr_phases.record.parts import to_plain
 from ocr_phases.report.page_parameters import OWN as PAGE_PARAMETERS
 from ocr_phases.session.sweeps import Sweep
@@ -76,8 +78,8 @@ def test_the_signatures_name_every_setting(call, settings):
         name: parameter.default for name, parameter in parameters.items() if name not in OF_CALLS
     }
     expected = {name: DEFAULTS[name] for name in setting_names(settings)}
-    if "folder" in parameters:
-        del expected["model"]
+    if "folder" in parameters:  # a folder is no server
+        del expected["model"], expected["family"]
     assert found == expected
 
 
@@ -202,6 +204,43 @@ def test_the_record_keeps_every_setting_of_a_run(golden_session):
     ]
 
 
+def test_no_setting_is_lost_on_its_way_to_what_runs():
+    """A request has a default for each setting, so that a missing line would go unnoticed."""
+    asked = {
+        "return_text": False,
+        "ignore_eos": True,
+        "eos_check_every": 3,
+        "first_token": "redecode",
+        "repeats": 5,
+        "warmup": 4,
+        "seed": 9,
+        "strategy": "cuda_graph",
+        "vision": "compiled",
+        "threads": 2,
+        "embed_page": False,
+        "verify": True,
+        "token_probabilities": False,
+        "ceilings": False,
+        "phase_energy": True,
+        "kernels": True,
+        "kernel_steps": 7,
+        "kernel_trace": "trace.json.gz",
+        "price_per_hour": 2.5,
+        "max_new_tokens": 11,
+        "grounding": False,
+        "preset": "small",
+        "prompt": "free",
+    }
+    decided_elsewhere = {"infer", "autocast", "generate"}
+    assert set(asked) | decided_elsewhere == set(setting_names(RunSettings))
+    settings = RunSettings(**asked)
+    for name, value in asked.items():
+        assert value != RunSettings.__dataclass_fields__[name].default
+    page = ROOT / "data/pages/receipt.png"
+    request = resolve_request(settings, FAMILIES["deepseek-ocr"], page)
+    assert {name: getattr(request, name) for name in asked} == asked
+
+
 def test_the_docs_list_every_setting():
     assert settings_lists() in (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
 
@@ -290,3 +329,39 @@ def test_a_wrong_value_is_refused_in_one_sentence(name):
     for settings in wrong:
         with refused():
             RunSettings(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"strategy": "magic"}, "strategy"),
+        ({"preset": "huge"}, "preset"),
+        ({"prompt": ""}, "prompt"),
+        ({"infer": {"top_k": -1}}, "infer"),
+        ({"infer": "published", "autocast": False}, "autocast"),
+        ({"generate": True, "verify": True}, "verify"),
+    ],
+)
+def test_an_error_about_a_setting_names_it_in_a_field(settings, field):
+    with pytest.raises(SettingError) as caught:
+        RunSettings(**settings)
+    assert caught.value.field == field
+    again = copy.copy(caught.value)  # made as it is made again in another process
+    assert (again.field, str(again)) == (field, str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("keyword", "option"),
+    [
+        (Keyword("max_new_tokens"), "--max-new-tokens"),
+        (Keyword("max_new_tokens", 64), "--max-new-tokens 64"),
+        (Keyword("infer", "temperature=0.7, top_k=5"), "--infer 'temperature=0.7, top_k=5'"),
+        (Keyword("autocast", True), "--autocast"),
+        (Keyword("autocast", False), "--no-autocast"),
+        (Keyword("top_k", 5), "top_k=5"),  # no option of the command line
+    ],
+)
+def test_the_command_line_names_options_in_place_of_keywords(keyword, option):
+    spelling = OptionSpelling(DEFAULTS)
+    assert SettingError(keyword.name, "Drop ", keyword, ".").sentence(spelling) == f"Drop {option}."

@@ -14,10 +14,12 @@ import pytest
 from fake_server import served
 
 import ocr_phases
-from ocr_phases import OcrPhasesError, PhaseRun, SweepResult
+from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, Settings, SweepResult
 from ocr_phases.analyse.sweep_table import FAILURE_COLUMNS
 from ocr_phases.cli import main
+from ocr_phases.explorer.form import Form
 from ocr_phases.families import FAMILIES, facts_of, family_of_class, family_of_name
+from ocr_phases.session.kept import kept_session
 
 ROOT = Path(ocr_phases.__file__).parents[1]
 PAGE = ROOT / "data" / "pages" / "receipt.png"
@@ -80,6 +82,43 @@ def test_the_family_of_a_served_model(name, asked, watched, family, source):
     assert f"family {family}" in repr(session) and source in repr(session)
     assert run.model.family == family
     assert run.model.server["family_source"] == source
+
+
+def test_a_batch_tells_the_family_of_a_served_model(tmp_path: Path):
+    short = ["--max-new-tokens", "4", "--repeats", "1", "--warmup", "0", "--render", "none"]
+    with served() as fake:
+        fake.models = ["model"]
+        server = ["--server", fake.url, "--family", "unlimited-ocr"]
+        assert main(["batch", str(PAGE), *server, *short, "--out", str(tmp_path)]) == 0
+    (record,) = tmp_path.rglob("run.json*")
+    run = PhaseRun.load(record)
+    assert run.model.family == "unlimited-ocr"
+    assert run.model.server["family_source"] == "named by the user"
+
+
+def test_the_explorer_tells_the_family_of_a_served_model():
+    form = Form()
+    with served() as fake:
+        fake.models = ["model"]
+        values = form.values(fake.url) | {"family": "deepseek-ocr-2"}
+        (job,) = form.jobs(values)
+        session = kept_session(**job.settings.of_model())
+    assert session.family.name == "deepseek-ocr-2"
+    assert "family='deepseek-ocr-2'" in job.code()
+
+
+@pytest.mark.parametrize("verb", ["profile", "report", "batch", "sweep"])
+def test_only_a_server_is_told_its_family(verb: str, tmp_path: Path, capsys):
+    out = ["--save" if verb == "profile" else "--out", str(tmp_path / "out")]
+    assert main([verb, str(PAGE), "--model", "tiny", "--family", "unknown", *out]) == 2
+    assert "Only a --server is told its model's family: drop --family" in capsys.readouterr().err
+
+
+def test_a_loaded_model_is_not_told_its_family():
+    with pytest.raises(OcrPhasesError, match="Only a server is told its model's family"):
+        OCRSession.load("tiny", family="unknown")
+    with pytest.raises(OcrPhasesError, match="Unknown family 'qwen'"):
+        Settings(model="http://127.0.0.1:9/v1", family="qwen")
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang", "other"])

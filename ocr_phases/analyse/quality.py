@@ -33,7 +33,7 @@ from ocr_phases.analyse.text import (
     tables_of,
     text_measures,
 )
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import Keyword, OcrPhasesError
 from ocr_phases.files import conform, parse_json, read_regular, split_page
 from ocr_phases.record import Record, RecordType
 from ocr_phases.record.schema import TrueRegion, Truth
@@ -196,7 +196,9 @@ def with_truth(record: RecordType, truth: Truth | str | Path, row: int = 0) -> R
     """
     if record.result_of(row).text is None:
         raise OcrPhasesError(
-            "This record has no text (return_text=False), so it keeps no truth either."
+            "This record has no text (",
+            Keyword("return_text", False),
+            "), so it keeps no truth either.",
         )
     reference = truth if isinstance(truth, Truth) else load_truth(truth, record.page_name(row))
     truths = list(record.truths or [None] * len(record.results))
@@ -211,7 +213,9 @@ def reference_of(run: Record, row: int = 0, name: str = "") -> Truth:
     text = run.results[row].text
     if text is None:
         raise OcrPhasesError(
-            f"The reference {name} has no text (return_text=False): take another record."
+            f"The reference {name} has no text (",
+            Keyword("return_text", False),
+            "): take another record.",
         )
     grounding = grounding_of(run, row)
     regions = tuple(
@@ -338,7 +342,9 @@ def quality_table(run: Record, truth: Truth | None, row: int = 0) -> pd.DataFram
     result = run.results[row]
     if result.text is None:
         raise OcrPhasesError(
-            "This record has no text (return_text=False): measure the page with it."
+            "This record has no text (",
+            Keyword("return_text", False),
+            "): measure the page with it.",
         )
     lines = [] if truth is None else _against(truth, run, row)
     repetitions = repetition_table(run)

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from ocr_phases.batch.outcome import Outcome
 from ocr_phases.batch.worker_process import WORKER, Command, WorkerProcess, WorkerRequest
 from ocr_phases.collectors.nvml import card_count
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import Keyword, OcrPhasesError, SettingError
 
 
 class LocalWorkers:
@@ -57,7 +57,7 @@ def worker_environments(workers: int | None, device: str) -> list[dict[str, str]
     Without a number, one worker a GPU that is visible here, and one where there is none. Raises
     `OcrPhasesError` for more workers than GPUs or cores, or several on one named GPU.
     """
-    check_workers("workers", 1 if workers is None else workers)
+    check_workers(Keyword("workers"), 1 if workers is None else workers)
     gpus = [] if device == "cpu" or ":" in device else visible_gpus()
     count = workers or len(gpus) or 1
     if gpus and count > len(gpus):
@@ -72,11 +72,13 @@ def worker_environments(workers: int | None, device: str) -> list[dict[str, str]
     return [{**place, **(thread_share(count) if count > 1 else {})} for place in places]
 
 
-def check_workers(option: str, workers: int) -> None:
-    """Raise `OcrPhasesError` for less than one worker of this machine, or more than it has cores."""
+def check_workers(option: Keyword, workers: int) -> None:
+    """Raise `SettingError` for less than one worker of this machine, or more than it has cores."""
     if not 1 <= workers <= cores():
-        raise OcrPhasesError(
-            f"{option} is {workers}: give 1 to {cores()}, at most one for each core."
+        raise SettingError(
+            option.name,
+            option,
+            f" is {workers}: give 1 to {cores()}, at most one for each core.",
         )
 
 

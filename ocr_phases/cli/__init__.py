@@ -11,7 +11,6 @@ import atexit
 import contextlib
 import gc
 import os
-import re
 import signal
 import sys
 import time
@@ -30,11 +29,10 @@ from ocr_phases.cli import (
     verify,
 )
 from ocr_phases.cli.arguments import VERB_OPTIONS, add_options
-from ocr_phases.cli.options import Parser
+from ocr_phases.cli.options import OptionSpelling, Parser
 from ocr_phases.cli.refusals import refuse_idle
 from ocr_phases.cli.results import Exit, as_json
 from ocr_phases.errors import OcrPhasesError, stop_signals
-from ocr_phases.settings import Settings, setting_names
 from ocr_phases.text import plain_streams
 from ocr_phases.versions import __version__
 
@@ -105,7 +103,7 @@ def _outcome(words: list[str], arguments: argparse.Namespace) -> tuple[int, str]
     except KeyboardInterrupt as stop:
         code, reason = _stopped_by(stop), "stopped."
     except OcrPhasesError as error:
-        code, reason = Exit.ERROR, _with_options(str(error), arguments)
+        code, reason = Exit.ERROR, error.sentence(OptionSpelling(vars(arguments)))
     except ModuleNotFoundError as error:
         code, reason = Exit.ERROR, f"this needs {error.name}: pip install ocr_phases {error.name}"
     except Exception as error:  # noqa: BLE001
@@ -124,24 +122,6 @@ def _unforeseen(error: Exception) -> tuple[int, str]:
         Exit.BUG,
         f"this is a bug of ocr_phases, please report it: {type(error).__name__}: {error}",
     )
-
-
-def _with_options(message: str, arguments: argparse.Namespace) -> str:
-    """A message with settings named as this verb's options: ``--max-new-tokens 64``."""
-
-    def option(match: re.Match[str]) -> str:
-        name, value = match.groups()
-        is_setting = (
-            name in settings and match.start() == 0 and message[match.end() :].startswith(" is ")
-        )
-        if value is None and "_" not in name and not is_setting:  # a word as any other
-            return match[0]
-        after = "" if value in (None, "True", "False") else f" {value}"
-        return f"--{'no-' if value == 'False' else ''}{name.replace('_', '-')}{after}"
-
-    names, settings = "|".join(vars(arguments)), setting_names(Settings)
-    given = rf"""(?<![\w/.-])({names})(?:=["']?([\w./:-]*\w)["']?|(?![\w/=-]|\.\w))"""
-    return re.sub(given, option, message)
 
 
 def _complete(words: Sequence[str]) -> None:

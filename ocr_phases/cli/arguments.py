@@ -365,12 +365,6 @@ def _add_truth(command: argparse.ArgumentParser) -> None:
 
 def _add_served_model(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "--family",
-        metavar="NAME",
-        help="the served model's family: deepseek-ocr, deepseek-ocr-2, unlimited-ocr or unknown; "
-        "the default is what the worker or the served name tells",
-    )
-    command.add_argument(
         "--first-token-timeout",
         type=_SECONDS,
         metavar="S",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from ocr_phases.cli.refusals import refuse
+from ocr_phases.cli.refusals import refuse, refuse_family
 from ocr_phases.errors import Interrupted
 from ocr_phases.files import RECORD, each_page, output_file, output_folder, rescued, save_new
 from ocr_phases.measure.progress import RunProgress, left_text
@@ -119,7 +119,7 @@ def load_session(
         )
     if "://" in settings.model:
         return OCRSession.connect(settings.model, **server_options(arguments))
-    refuse(arguments, ("family",), "Only a --server is told its model's family")
+    refuse_family(arguments)
     refuse(arguments, ("first_token_timeout", "answer_timeout"), "Only a --server is waited for")
     return kept_session(**settings.of_model())
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import re
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from ocr_phases.errors import OcrPhasesError, check_known
+from ocr_phases.errors import Keyword, OcrPhasesError, check_known
 from ocr_phases.settings import ModelSettings, Settings, setting_names
 from ocr_phases.text import nearest
 
@@ -20,6 +22,8 @@ VENDOR = ("implementation", "trust_remote_code", "attention", "cuda_calls")
 EVERY = [name for name in setting_names(Settings) if name not in (*KERNELS, "kernel_trace")]
 #: What changes no measurement, so that nothing is measured again for it.
 PRICE = "price_per_hour"
+#: What a server's model is told, and no other.
+FAMILY = "family"
 #: The settings that a list of pages may have.
 BATCH = [name for name in EVERY if name not in (*VENDOR, "revision", PRICE)]
 #: The settings of a run that all cells of a sweep share; its lists give the others.
@@ -62,6 +66,29 @@ class Parser(argparse.ArgumentParser):
             check_known(
                 "/".join(action.option_strings) or str(action.metavar), value, list(action.choices)
             )
+
+
+@dataclass(frozen=True)
+class OptionSpelling:
+    """Writes a keyword as the option that a verb has in its place: ``--max-new-tokens 64``.
+
+    A keyword without an option stays as Python writes it.
+    """
+
+    options: Collection[str]  # the names of a verb's parsed options
+
+    def __call__(self, keyword: Keyword) -> str:
+        """The keyword as an option, or as Python writes it."""
+        if keyword.name not in self.options:
+            return str(keyword)
+        name = keyword.name.replace("_", "-")
+        match keyword.value:
+            case None | True:
+                return f"--{name}"
+            case False:
+                return f"--no-{name}"
+            case value:
+                return f"--{name} {shlex.quote(str(value))}"
 
 
 def shows_saved(arguments: argparse.Namespace, option: str, pages: object) -> bool:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Collection
 
-from ocr_phases.cli.options import PRICE, SETTINGS
+from ocr_phases.cli.options import FAMILY, PRICE, SETTINGS
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.settings import ModelSettings, setting_names
 
 #: What a sweep measures or shows; a server under load is asked as it is.
 _SWEEP_LISTS = ("models", "presets", "strategies", "visions", "attentions", "dtypes", "batch")
 #: What is for a model that this command loads.
-_OF_LOADING = tuple(setting_names(ModelSettings))
+_OF_LOADING = [name for name in setting_names(ModelSettings) if name != FAMILY]
 #: What ``--from`` may change of the measurement that it repeats.
 _NOT_REPEATED = (
     "model",
@@ -20,6 +20,7 @@ _NOT_REPEATED = (
     "trust_remote_code",
     "token_probabilities",
     "ceilings",
+    "phase_energy",
     "kernels",
     "kernel_steps",
     PRICE,
@@ -35,6 +36,11 @@ def refuse(arguments: argparse.Namespace, names: Collection[str], why: str) -> N
             idle.append(option)
     if idle:
         raise OcrPhasesError(f"{why}: drop {', '.join(idle)}.")
+
+
+def refuse_family(arguments: argparse.Namespace) -> None:
+    """Raise `OcrPhasesError` where the family of a model was given that this command loads."""
+    refuse(arguments, (FAMILY,), "Only a --server is told its model's family")
 
 
 def refuse_idle(arguments: argparse.Namespace) -> None:
@@ -85,6 +91,8 @@ def _refuse_idle_of_verify(arguments: argparse.Namespace) -> None:
 
 def _refuse_idle_of_batch(arguments: argparse.Namespace) -> None:
     _refuse_beside_server(arguments)
+    if "://" not in arguments.model:
+        refuse_family(arguments)
     _refuse_truth_without_text(arguments)
     if arguments.render == "only":
         names = {"presets", "workers", "scheduler", "wait_workers"}
@@ -103,11 +111,12 @@ def _refuse_idle_of_batch(arguments: argparse.Namespace) -> None:
 def _refuse_idle_of_sweep(arguments: argparse.Namespace) -> None:
     if arguments.server:
         names = {"records", *_SWEEP_LISTS, "truth", "retry_failed"}
-        names |= _settings_but(arguments, ("prompt", "ignore_eos", "seed", PRICE))
+        names |= _settings_but(arguments, (FAMILY, "prompt", "ignore_eos", "seed", PRICE))
         refuse(arguments, names, "--server is loaded as it is")
     else:
         names = {"concurrency", "rate", "pages", "requests"}
         refuse(arguments, names, "Only a --server is loaded")
+        refuse_family(arguments)
     if arguments.records:
         names = {*_SWEEP_LISTS, "max_new_tokens", "retry_failed"}
         names |= _settings_but(arguments, (PRICE,))

@@ -19,9 +19,15 @@ from ocr_phases.engines.client import (
 )
 from ocr_phases.engines.load import load_test
 from ocr_phases.engines.measurement import ServerMeasurement
-from ocr_phases.errors import Hinted, OcrPhasesError, check_known, explain_wrong_calls
+from ocr_phases.errors import (
+    Hinted,
+    Keyword,
+    OcrPhasesError,
+    SettingError,
+    check_known,
+    explain_wrong_calls,
+)
 from ocr_phases.families import (
-    FAMILIES,
     UNKNOWN,
     FamilyFacts,
     facts_of,
@@ -31,7 +37,14 @@ from ocr_phases.families import (
 from ocr_phases.inputs.views import Pages
 from ocr_phases.measure.request import resolve_request
 from ocr_phases.results.run import PhaseRun
-from ocr_phases.settings import Request, RunSettings, SamplingSettings, Strategy, Vision
+from ocr_phases.settings import (
+    FAMILY_NAMES,
+    Request,
+    RunSettings,
+    SamplingSettings,
+    Strategy,
+    Vision,
+)
 
 #: Settings that no server can be asked for, and those that an engine is not known to take, either.
 _CANNOT = (
@@ -43,6 +56,7 @@ _CANNOT = (
     "eos_check_every",
     "generate",
     "kernels",
+    "phase_energy",
 )
 _OTHERS = ("no_repeat_ngram_size", "top_k", "repetition_penalty", "ignore_eos")
 _LACKS = {"vllm": (), "sglang": _OTHERS[:1], "other": _OTHERS}
@@ -112,7 +126,7 @@ class ServerSession(Hinted):
     def _find_family(self, asked: str | None) -> tuple[FamilyFacts, str]:
         """The facts of the model's family, and where its name is from."""
         if asked is not None:
-            check_known("family", asked, [*FAMILIES, UNKNOWN])
+            check_known(Keyword("family"), asked, FAMILY_NAMES)
             return facts_of(asked), "named by the user"
         worker_class = self.worker.get("model", {}).get("class")
         if worker_class:
@@ -165,6 +179,7 @@ class ServerSession(Hinted):
         verify: bool = False,
         token_probabilities: bool = True,
         ceilings: bool = True,
+        phase_energy: bool = False,
         kernels: bool = False,
         kernel_steps: int = 32,
         kernel_trace: str | Path | None = None,
@@ -207,6 +222,7 @@ class ServerSession(Hinted):
             verify=verify,
             token_probabilities=token_probabilities,
             ceilings=ceilings,
+            phase_energy=phase_energy,
             kernels=kernels,
             kernel_steps=kernel_steps,
             kernel_trace=kernel_trace,
@@ -247,6 +263,7 @@ class ServerSession(Hinted):
         verify: bool = False,
         token_probabilities: bool = True,
         ceilings: bool = True,
+        phase_energy: bool = False,
         kernels: bool = False,
         kernel_steps: int = 32,
         kernel_trace: str | Path | None = None,
@@ -277,6 +294,7 @@ class ServerSession(Hinted):
             verify=verify,
             token_probabilities=token_probabilities,
             ceilings=ceilings,
+            phase_energy=phase_energy,
             kernels=kernels,
             kernel_steps=kernel_steps,
             kernel_trace=kernel_trace,
@@ -288,16 +306,19 @@ class ServerSession(Hinted):
             value = every[name]
             default = getattr(RunSettings, name, getattr(SamplingSettings, name, None))
             if value and value != default:
-                raise OcrPhasesError(
-                    f"This server cannot do {name}={value!r}: leave it out, or load the model itself."
+                raise SettingError(
+                    name if hasattr(asked, name) else "infer",
+                    "This server cannot do ",
+                    Keyword(name, value),
+                    ": leave it out, or load the model itself.",
                 )
         if len(request.pages) != 1 or len(request.prompts) != 1:
             raise OcrPhasesError(
                 "A server is asked for one page at a time: name one, with one prompt."
             )
         if asked.verify and not self.reference:
-            raise OcrPhasesError(
-                "verify needs the checkpoint to compare with: give connect a reference."
+            raise SettingError(
+                "verify", "verify needs the checkpoint to compare with: give connect a reference."
             )
         return replace(request, autocast=False)
 

@@ -21,6 +21,7 @@ from ocr_phases.files import PAGE_SUFFIXES, each_page
 from ocr_phases.measure.request import recorded_settings
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.settings import (
+    FAMILY_NAMES,
     NEW_TOKENS,
     Settings,
     choices,
@@ -162,7 +163,7 @@ class Form:
         missing GPU.
         """
         presets = presets_of(model)
-        own = {**_OWN, "model": (model, *_MODELS), "preset": presets}
+        own = {**_OWN, "model": (model, *_MODELS), "preset": presets, "family": FAMILY_NAMES}
         many: dict[str, Any] = {"pages": [*self.pages], "presets": presets}
         listed = [{"name": name, "kind": "many", "options": each} for name, each in many.items()]
         for setting in _SETTINGS:

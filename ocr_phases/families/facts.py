@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from ocr_phases.errors import OcrPhasesError, check_known
+from ocr_phases.errors import Keyword, SettingError, check_known
 from ocr_phases.text import nearest
 
 IMAGE_TAG = "<image>"
@@ -218,18 +218,19 @@ class FamilyFacts:
     def preset(self, name: str | None = None) -> Preset:
         """A preset by its name, or by the name of another family's that does the same job.
 
-        The default preset stands for None. Raises OcrPhasesError for a name that there is not.
+        The default preset stands for None. Raises SettingError for a name that there is not.
         """
         if self.is_unknown:
             if name not in (None, PROCESSOR):
-                raise OcrPhasesError(
+                raise SettingError(
+                    "preset",
                     f"The presets of {self.title} are unknown: leave preset {name!r} out, or name "
-                    "the model's family."
+                    "the model's family.",
                 )
             return self.presets[self.default_preset]
         name = name or self.default_preset
         name = self.stands_for.get(name, name)
-        check_known("preset", name, self.presets, self.title)
+        check_known(Keyword("preset"), name, self.presets, self.title)
         return self.presets[name]
 
     def text_of(self, prompt: str, *, grounding: bool | None = None, pages: int = 1) -> str:
@@ -250,7 +251,7 @@ class FamilyFacts:
 
         Raises
         ------
-        OcrPhasesError
+        SettingError
             For an empty prompt, for a preset that only other families have, for
             ``locate`` without words, for a preset that asks for boxes where ``grounding`` is
             False, for a ``grounding`` where the model marks boxes whatever it is asked, and for
@@ -264,20 +265,24 @@ class FamilyFacts:
         name = name.strip()
         words = words.strip()
         if name == LOCATE or prompt in PROMPT_NAMES:
-            check_known("prompt", name, self.prompts, self.title, ", or write your own")
+            self._check_prompt(name)
         if grounding is not None and not self.leads[1]:
-            raise OcrPhasesError(f"{self.title} marks boxes by itself: leave grounding out.")
+            raise SettingError(
+                "grounding", f"{self.title} marks boxes by itself: leave grounding out."
+            )
         if name == LOCATE:
             if not words:
-                raise OcrPhasesError(
-                    'The locate prompt needs the words to find: write "locate:some words".'
+                raise SettingError(
+                    "prompt",
+                    'The locate prompt needs the words to find: write "locate:some words".',
                 )
             return self.prompts[LOCATE].format(words=words)
         if prompt in self.prompts:
             return self._text_of_preset(prompt, grounding, pages)
         if not prompt:
-            raise OcrPhasesError(
-                f"The prompt is empty: write one, or choose one of {', '.join(self.prompts)}."
+            raise SettingError(
+                "prompt",
+                f"The prompt is empty: write one, or choose one of {', '.join(self.prompts)}.",
             )
         if IMAGE_TAG in prompt:
             return prompt
@@ -289,9 +294,12 @@ class FamilyFacts:
     def _text_of_preset(self, prompt: str, grounding: bool | None, pages: int) -> str:
         text = self.prompts[prompt]
         if grounding is False and GROUNDING_TAG in text:
-            raise OcrPhasesError(
-                f"The prompt preset {prompt!r} asks for boxes, which grounding=False forbids: use "
-                "the preset 'free', which asks for none, or write the prompt yourself."
+            raise SettingError(
+                "grounding",
+                f"The prompt preset {prompt!r} asks for boxes, which ",
+                Keyword("grounding", False),
+                " forbids: use the preset 'free', which asks for none, or write the prompt "
+                "yourself.",
             )
         if prompt == MULTIPAGE:
             return text.replace(IMAGE_TAG, IMAGE_TAG * pages)
@@ -304,26 +312,31 @@ class FamilyFacts:
         candidates = [*self.prompts] if name == prompt else [LOCATE]
         hint = nearest(name.lower(), candidates)
         if hint:
-            raise OcrPhasesError(
+            raise SettingError(
+                "prompt",
                 f"There is no prompt preset {name!r}: choose one of {', '.join(self.prompts)}, or "
-                f'write more than one word, or "{IMAGE_TAG} {name}" for this one.{hint}'
+                f'write more than one word, or "{IMAGE_TAG} {name}" for this one.{hint}',
             )
 
     def _text_of_unknown(self, prompt: str, grounding: bool | None) -> str:
         """The user's own text as it is, or the only prompt preset of an unknown family."""
         if grounding:
-            raise OcrPhasesError(
-                f"How {self.title} is asked for boxes is unknown: leave grounding out."
+            raise SettingError(
+                "grounding", f"How {self.title} is asked for boxes is unknown: leave grounding out."
             )
         stripped = prompt.strip()
         if stripped in self.prompts:
             return self.prompts[stripped]
         name = stripped.partition(":")[0]
         if stripped in PROMPT_NAMES or name == LOCATE:
-            check_known("prompt", name, self.prompts, self.title, ", or write your own")
+            self._check_prompt(name)
         if not stripped:
-            raise OcrPhasesError("The prompt is empty: write one.")
+            raise SettingError("prompt", "The prompt is empty: write one.")
         return prompt
+
+    def _check_prompt(self, name: str) -> None:
+        """Raise `SettingError` for the name of a prompt preset that this family does not have."""
+        check_known(Keyword("prompt"), name, self.prompts, self.title, ", or write your own")
 
 
 def unknown_family(name: str | None) -> FamilyFacts:

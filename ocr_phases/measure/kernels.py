@@ -19,7 +19,7 @@ import torch
 from torch.profiler import profile, record_function
 from transformers import Cache
 
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import Keyword, OcrPhasesError, SettingError
 from ocr_phases.files import TRACE_OWNER, TemporaryFolder, output_file, write_given
 from ocr_phases.measure.trace import KV_RANGE, Identity, reduce_trace
 from ocr_phases.record.parts import KernelsPart
@@ -27,14 +27,22 @@ from ocr_phases.settings import Request
 
 
 def check_kernels(device: str, *, generate: bool, trace: str | Path | None) -> None:
-    """Whether a kernel view can be taken and its trace be kept; `OcrPhasesError` where not."""
+    """Whether a kernel view can be taken and its trace be kept; `SettingError` where not."""
     if torch.device(device).type != "cuda":
-        raise OcrPhasesError(
-            f"The kernel view needs a CUDA device, this is {device}: drop kernels=True."
+        raise SettingError(
+            "kernels",
+            f"The kernel view needs a CUDA device, this is {device}: drop ",
+            Keyword("kernels", True),
+            ".",
         )
     if generate:
-        raise OcrPhasesError(
-            "The kernel view needs the two phases: drop generate=True or kernels=True."
+        raise SettingError(
+            "kernels",
+            "The kernel view needs the two phases: drop ",
+            Keyword("generate", True),
+            " or ",
+            Keyword("kernels", True),
+            ".",
         )
     if trace is not None:
         output_file(trace)

@@ -15,6 +15,7 @@ import torch
 
 from ocr_phases.collectors import machine
 from ocr_phases.collectors.conditions import Conditions
+from ocr_phases.collectors.energy import counter_and_idle_watts
 from ocr_phases.collectors.timeline import NoTimeline, Timeline
 from ocr_phases.errors import OcrPhasesError, OutOfMemory, Stopped
 from ocr_phases.images import load_page
@@ -33,6 +34,7 @@ from ocr_phases.measure.live_checks import (
 )
 from ocr_phases.measure.loaded_model import LoadedModel, StepShape, describe_model
 from ocr_phases.measure.parity import parity_check
+from ocr_phases.measure.phase_energy import measure_phase_energy
 from ocr_phases.measure.probabilities import token_probabilities
 from ocr_phases.measure.record_parts import LoadedPage, page_part, request_part, row_part
 from ocr_phases.measure.request import published_tokens, resolve_request
@@ -59,6 +61,7 @@ from ocr_phases.record.parts import (
     MemoryPart,
     ModelPart,
     PagePart,
+    PhaseEnergyPart,
     ProbabilitiesPart,
     ResultPart,
     SetupPart,
@@ -359,6 +362,9 @@ class Measurement:
             if kernels.value is None:
                 after.kernels = KernelsFailed(error=kernels.reason)
             after.done.append("kernels")
+        if request.phase_energy:
+            after.phase_energy = self._measure_phase_energy()
+            after.done.append("phase_energy")
         if request.ceilings:
             ceilings = attempt(self._measure_ceilings)
             ceilings.warn_of_failure("ceilings")
@@ -392,6 +398,26 @@ class Measurement:
     def _run_spans(self, request: Request) -> list[tuple]:
         """The spans of one more run."""
         return self._run_once(request).spans
+
+    def _measure_phase_energy(self) -> PhaseEnergyPart:
+        """The energy of each phase, or why it is missing."""
+        try:
+            counter, idle_w = counter_and_idle_watts(torch.device(self.device))
+        except OSError as error:
+            return PhaseEnergyPart(missing=str(error))
+        inputs = self.packed.to(self.device, self.checkpoint.dtype)
+        decode_steps = max(len(ids) for ids in self.repeats[0].ids) - 1
+
+        def measure() -> PhaseEnergyPart:
+            with execution(self.device, self.request.autocast), self._vision_execution():
+                return measure_phase_energy(
+                    self.checkpoint.model, inputs, decode_steps, counter=counter, step=self.step
+                )
+
+        energy = attempt(measure)
+        if energy.value is None:
+            return PhaseEnergyPart(missing=energy.reason)
+        return msgspec.structs.replace(energy.value, idle_w=idle_w)
 
     def _measure_ceilings(self) -> CeilingsPart:
         dtype = torch.bfloat16 if self.request.autocast else self.checkpoint.dtype
@@ -474,6 +500,7 @@ class Measurement:
             ),
             kernels=self.after.kernels,
             probabilities=self.after.probabilities,
+            phase_energy=self.after.phase_energy,
         )
 
     def _device_part(self) -> DevicePart:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ocr_phases.errors import check_known
+from ocr_phases.errors import Keyword, check_known
 from ocr_phases.families import GROUNDING_TAG, IMAGE_TAG, FamilyFacts, Preset
 from ocr_phases.inputs.views import Pages, make_rows
 from ocr_phases.record import Record
@@ -109,6 +109,7 @@ def resolve_request(
         verify=settings.verify,
         token_probabilities=settings.token_probabilities,
         ceilings=settings.ceilings,
+        phase_energy=settings.phase_energy,
         kernels=settings.kernels,
         kernel_steps=settings.kernel_steps,
         kernel_trace=settings.kernel_trace,
@@ -128,7 +129,8 @@ def _preset(
         return family.preset(settings.preset or own)
     preset = family.preset(settings.preset or family.multipage_preset)
     uncut = [each.name for each in family.presets.values() if not each.crops]
-    check_known("preset", preset.name, uncut, f"{family.title} for several pages in one prompt")
+    of_several_pages = f"{family.title} for several pages in one prompt"
+    check_known(Keyword("preset"), preset.name, uncut, of_several_pages)
     return preset
 
 

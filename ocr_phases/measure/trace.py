@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import Keyword, SettingError
 from ocr_phases.record.parts import (
     HostSyncs,
     KernelGaps,
@@ -169,9 +169,12 @@ def _ranges(events: pd.DataFrame, spans: Sequence[Identity]) -> pd.DataFrame:
     for stage, count in expected["stage"].value_counts().items():
         found = found_counts.get(stage, 0)
         if found != count:
-            raise OcrPhasesError(
+            raise SettingError(
+                "kernel_steps",
                 f"The profiler kept {found} of {count} ranges of {stage}: its buffers were too "
-                "small for this run; ask for fewer steps in the kernel view (kernel_steps)."
+                "small for this run; ask for fewer steps in the kernel view (",
+                Keyword("kernel_steps"),
+                ").",
             )
     annotations = annotations.sort_values("name", kind="stable").set_axis(expected.index)
     times = _as_ranges(annotations).drop(columns="name")

@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Protocol
 import psutil
 import torch
 
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import OcrPhasesError, SettingError
 from ocr_phases.text import count_text, nearest
 
 #: The seconds of `time.perf_counter`.
@@ -324,7 +324,7 @@ def device_of(device: torch.device | str) -> Device:
 def resolve_device(device: str) -> str:
     """The device that a setting names: ``auto`` is ``cuda`` where there is one, else ``cpu``.
 
-    Raises `OcrPhasesError` for a device that torch does not see here.
+    Raises `SettingError` for a device that torch does not see here.
     """
     if device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
@@ -332,24 +332,25 @@ def resolve_device(device: str) -> str:
         return device
     if device == "mps":
         if not torch.backends.mps.is_available():
-            raise OcrPhasesError(
-                "Device mps was asked for, but torch sees no Apple GPU here: use device cpu."
+            raise SettingError(
+                "device",
+                "Device mps was asked for, but torch sees no Apple GPU here: use device cpu.",
             )
         return device
     match = re.fullmatch(r"cuda(?::(\d+))?", device)
     if match is None:
         hint = nearest(device, ("auto", "cpu", "cuda", "mps"))
-        raise OcrPhasesError(
-            f"Unknown device {device!r}: use auto, cpu, cuda, cuda:N or mps.{hint}"
+        raise SettingError(
+            "device", f"Unknown device {device!r}: use auto, cpu, cuda, cuda:N or mps.{hint}"
         )
     if not torch.cuda.is_available():
-        raise OcrPhasesError(
-            f"Device {device} was asked for, but torch sees no CUDA here: use device cpu."
+        raise SettingError(
+            "device", f"Device {device} was asked for, but torch sees no CUDA here: use device cpu."
         )
     count = torch.cuda.device_count()
     if int(match[1] or 0) >= count:
-        raise OcrPhasesError(
-            f"There is no {device}: torch sees {count_text(count, 'CUDA device')}."
+        raise SettingError(
+            "device", f"There is no {device}: torch sees {count_text(count, 'CUDA device')}."
         )
     return device
 

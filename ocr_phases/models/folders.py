@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import OcrPhasesError, SettingError
 from ocr_phases.families.config import AnyConfig, Generation, WeightsIndex
 from ocr_phases.files import conform, parse_json, read_regular
 from ocr_phases.models.misfits import (
@@ -61,9 +61,10 @@ def download(name: str, revision: str | None, *, code: bool = False) -> Path:
     from huggingface_hub.errors import HFValidationError, HTTPError
 
     if code and not re.fullmatch(r"[0-9a-f]{40}", revision or ""):
-        raise OcrPhasesError(
+        raise SettingError(
+            "revision",
             f"{name} brings its own code, which may change: pass revision= with the 40-digit "
-            "commit hash of the version you have read."
+            "commit hash of the version you have read.",
         )
     patterns = ["*.json", "*.safetensors"]
     if code:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import Keyword, OcrPhasesError, SettingError
 from ocr_phases.families import FamilyFacts, facts_of
 from ocr_phases.families.config import TokenizerLabels, read_model_config
 from ocr_phases.models.anyclass import any_class, any_config, is_of_another_class
@@ -127,12 +127,23 @@ def load_checkpoint(asked: ModelSettings, *, local_only: bool = False) -> Checkp
     Raises `OcrPhasesError` for anything that is no checkpoint of a known family, naming what is
     wrong.
     """
+    if asked.family is not None:
+        raise OcrPhasesError(
+            f"Only a server is told its model's family, and {asked.model} is loaded here: drop "
+            f"family={asked.family!r}."
+        )
     asked = replace(asked, device=resolve_device(asked.device))
     is_vendor = asked.implementation == "vendor"
     if is_vendor:
         check_request(asked)
     elif asked.cuda_calls != "refuse":
-        raise OcrPhasesError('cuda_calls is for implementation="vendor": native calls no .cuda().')
+        raise SettingError(
+            "cuda_calls",
+            Keyword("cuda_calls"),
+            " is for ",
+            Keyword("implementation", "vendor"),
+            ": native calls no .cuda().",
+        )
     source = _find_source(asked, local_only)
     if source.origin == RANDOM:
         return _load_random(asked, source)

@@ -23,7 +23,7 @@ from unittest import mock
 import torch
 from torch import nn
 
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import Keyword, OcrPhasesError, SettingError
 from ocr_phases.files import write_atomic
 from ocr_phases.models.weights import load_weights, resolve_dtype
 from ocr_phases.settings import ModelSettings
@@ -35,13 +35,19 @@ CONSTRAINED = "pip install -c requirements/constraints-4.46.txt"
 def check_request(asked: ModelSettings) -> None:
     """Raise `OcrPhasesError` without ``trust_remote_code``, or for a name without code."""
     if not asked.trust_remote_code:
-        raise OcrPhasesError(
-            'implementation="vendor" runs the Python code that comes with the checkpoint: read it '
-            'and pass trust_remote_code=True, or use implementation="native", which runs none.'
+        raise SettingError(
+            "trust_remote_code",
+            Keyword("implementation", "vendor"),
+            " runs the Python code that comes with the checkpoint: read it and pass ",
+            Keyword("trust_remote_code", True),
+            ", or use ",
+            Keyword("implementation", "native"),
+            ", which runs none.",
         )
     if asked.model.partition(":")[0] in ("tiny", "dummy"):
-        raise OcrPhasesError(
-            f"{asked.model} has no vendor class: name a checkpoint folder or a hub id (ORG/NAME)."
+        raise SettingError(
+            "model",
+            f"{asked.model} has no vendor class: name a checkpoint folder or a hub id (ORG/NAME).",
         )
 
 
@@ -160,10 +166,12 @@ def _refuse_cuda_calls(model_class: type) -> None:
     for file in sorted(files):
         line = _line_of_cuda_call(ast.parse(file.read_bytes()))
         if line is not None:
-            raise OcrPhasesError(
+            raise SettingError(
+                "cuda_calls",
                 f"The vendor's class moves tensors to a GPU by itself (.cuda() in {file.name}, "
-                f"line {line}), so it cannot run on a CPU: use device cuda, native, or "
-                'cuda_calls="ignore" to let those calls do nothing.'
+                f"line {line}), so it cannot run on a CPU: use device cuda, native, or ",
+                Keyword("cuda_calls", "ignore"),
+                " to let those calls do nothing.",
             )
 
 

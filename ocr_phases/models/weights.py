@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import Keyword, OcrPhasesError, SettingError
 from ocr_phases.families import DEEPSEEK_OCR, FAMILIES, WINDOWED, FamilyFacts
 from ocr_phases.models.devices import device_of
 from ocr_phases.models.interface import parameter_count
@@ -50,14 +50,17 @@ def resolve_dtype(dtype: str | None, device: str) -> torch.dtype:
 def choose_attention(model_class: Any, settings: ModelSettings) -> str:
     """The attention that the class is loaded with.
 
-    Raises `OcrPhasesError` where the attention in ``settings`` cannot be had here.
+    Raises `SettingError` where the attention in ``settings`` cannot be had here.
     """
     has_sdpa = getattr(model_class, "_supports_sdpa", False)
     if settings.attention is None:
         return "sdpa" if has_sdpa else "eager"
     if settings.attention == "sdpa" and not has_sdpa:
-        raise OcrPhasesError(
-            f"{model_class.__name__} has no SDPA: use attention='eager' or 'flash_attention_2'."
+        raise SettingError(
+            "attention",
+            f"{model_class.__name__} has no SDPA: use ",
+            Keyword("attention", "eager"),
+            " or 'flash_attention_2'.",
         )
     if settings.attention == "flash_attention_2":
         _check_flash_attention(settings)
@@ -65,21 +68,26 @@ def choose_attention(model_class: Any, settings: ModelSettings) -> str:
 
 
 def _check_flash_attention(settings: ModelSettings) -> None:
-    """Raise `OcrPhasesError` where device, dtype or installation allow no flash attention."""
+    """Raise `SettingError` where device, dtype or installation allow no flash attention."""
+    flash_attention = Keyword("attention", "flash_attention_2")
     if not settings.device.startswith("cuda"):
-        raise OcrPhasesError(
-            f"attention='flash_attention_2' needs a CUDA device, this is {settings.device}: "
-            "or use 'eager'."
+        raise SettingError(
+            "attention",
+            flash_attention,
+            f" needs a CUDA device, this is {settings.device}: or use 'eager'.",
         )
     if resolve_dtype(settings.dtype, settings.device) == torch.float32:
-        raise OcrPhasesError(
-            "attention='flash_attention_2' needs bfloat16 or float16, this is float32: "
-            "or use 'eager'."
+        raise SettingError(
+            "attention",
+            flash_attention,
+            " needs bfloat16 or float16, this is float32: or use 'eager'.",
         )
     if importlib.util.find_spec("flash_attn") is None:
-        raise OcrPhasesError(
-            "attention='flash_attention_2' needs the package flash_attn, which is not installed "
-            "(pip install flash-attn): or use 'eager'."
+        raise SettingError(
+            "attention",
+            flash_attention,
+            " needs the package flash_attn, which is not installed (pip install flash-attn): "
+            "or use 'eager'.",
         )
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import Keyword, OcrPhasesError
 from ocr_phases.families import FAMILIES, FULL, WINDOWED, FamilyFacts, Wiring
 from ocr_phases.families.config import family_of_config, read_model_config
 from ocr_phases.inputs.packing import DeviceInputs
@@ -360,7 +360,9 @@ def _image_pairs(inputs: DeviceInputs) -> list[tuple[Tensor, Tensor]]:
     if pages != rows:
         raise OcrPhasesError(
             f"The vendor's class reads one page a prompt, got {count_text(pages, 'page')} in "
-            f'{count_text(rows, "prompt")}: use implementation="native", or one prompt a page.'
+            f"{count_text(rows, 'prompt')}: use ",
+            Keyword("implementation", "native"),
+            ", or one prompt a page.",
         )
     views, local = inputs.pixel_values.split(1), inputs.pixel_values_local
     none = torch.zeros_like(views[0])

@@ -29,5 +29,5 @@ def _connected_session(settings: ModelSettings) -> OCRSession:
     forget_kept_model()
     if settings not in _connected:
         _connected.clear()
-        _connected[settings] = OCRSession.load(settings.model)
+        _connected[settings] = OCRSession.load(settings.model, family=settings.family)
     return _connected[settings]

@@ -91,6 +91,7 @@ class OCRSession(Hinted):
         implementation: Literal["native", "vendor"] = "native",
         trust_remote_code: bool = False,
         cuda_calls: Literal["refuse", "ignore"] = "refuse",
+        family: str | None = None,
     ) -> OCRSession:
         """Load a model.
 
@@ -118,6 +119,9 @@ class OCRSession(Hinted):
             Allow the checkpoint's Python files to run; vendor needs it.
         cuda_calls : {"refuse", "ignore"}, default "refuse"
             For vendor on a CPU: refuse or ignore the .cuda() calls in its code.
+        family : str, optional
+            The family of a server's model, such as deepseek-ocr-2 or unknown; else what it tells.
+            Refused for a model that is loaded here.
 
         Returns
         -------
@@ -134,7 +138,7 @@ class OCRSession(Hinted):
         >>> session = OCRSession.load("tiny", device="cpu")
         """
         if "://" in str(model):
-            return cls.connect(str(model))  # type: ignore[return-value]  # it has the same calls
+            return cls.connect(str(model), family=family)  # type: ignore[return-value]  # it has the same calls
         settings = ModelSettings(
             model=str(model) if isinstance(model, Path) else model,
             device=device,
@@ -144,6 +148,7 @@ class OCRSession(Hinted):
             implementation=implementation,
             trust_remote_code=trust_remote_code,
             cuda_calls=cuda_calls,
+            family=family,
         )
         with seldom_collected():
             return cls(LoadedModel(load_checkpoint(settings)), settings)
@@ -397,6 +402,7 @@ class OCRSession(Hinted):
         verify: bool = False,
         token_probabilities: bool = True,
         ceilings: bool = True,
+        phase_energy: bool = False,
         kernels: bool = False,
         kernel_steps: int = 32,
         kernel_trace: str | Path | None = None,
@@ -408,7 +414,7 @@ class OCRSession(Hinted):
 
         Each run prepares the page, prefills and decodes from the same inputs and seed. Preparing a
         strategy is timed separately, and kept for later runs of the same shapes. What is measured
-        besides (``verify``, ``token_probabilities``, ``ceilings``, ``kernels``) runs after
+        besides (``verify``, ``token_probabilities``, ``ceilings``, ``phase_energy``, ``kernels``) runs after
         everything that is timed.
 
         Parameters
@@ -470,6 +476,9 @@ class OCRSession(Hinted):
             Keep each token's probability, from one forward after the timed runs.
         ceilings : bool, default True
             Measure the device's peak rates, after the timed runs.
+        phase_energy : bool, default False
+            Measure the energy of each phase, repeated alone, after the timed runs. Each takes some
+            four seconds. Where the device has no counter of energy, the record says so.
         kernels : bool, default False
             CUDA: profile the kernels and host syncs of each stage in one more run. Refused without
             a CUDA device.
@@ -531,6 +540,7 @@ class OCRSession(Hinted):
             verify=verify,
             token_probabilities=token_probabilities,
             ceilings=ceilings,
+            phase_energy=phase_energy,
             kernels=kernels,
             kernel_steps=kernel_steps,
             kernel_trace=kernel_trace,
@@ -575,6 +585,7 @@ class OCRSession(Hinted):
         verify: bool = False,
         token_probabilities: bool = True,
         ceilings: bool = True,
+        phase_energy: bool = False,
         kernels: bool = False,
         kernel_steps: int = 32,
         kernel_trace: str | Path | None = None,
@@ -619,6 +630,7 @@ class OCRSession(Hinted):
             verify=verify,
             token_probabilities=token_probabilities,
             ceilings=ceilings,
+            phase_energy=phase_energy,
             kernels=kernels,
             kernel_steps=kernel_steps,
             kernel_trace=kernel_trace,

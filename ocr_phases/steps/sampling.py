@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import Keyword, OcrPhasesError, SettingError
 from ocr_phases.inputs.processed import ModelInputs
 from ocr_phases.models.devices import device_of
 from ocr_phases.settings import Request, SamplingSettings
@@ -200,8 +200,11 @@ def one_shot(
             f"window of {window} tokens is full: give rows of equal length, or measure without it."
         )
     if not hasattr(model, "generate"):
-        raise OcrPhasesError(
-            f"{type(model).__name__} has no generate() here: measure without generate=True."
+        raise SettingError(
+            "generate",
+            f"{type(model).__name__} has no generate() here: measure without ",
+            Keyword("generate", True),
+            ".",
         )
     # generate() samples with torch's own generator of the device.
     seeded = device_of(inputs.input_ids.device).seeded(request.seed)

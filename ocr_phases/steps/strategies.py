@@ -13,43 +13,55 @@ import sys
 
 import torch
 
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import Keyword, SettingError
 from ocr_phases.models.interface import ModelInterface
 from ocr_phases.settings import Request
 
 
 def check_strategy(request: Request, interface: ModelInterface, device: torch.device | str) -> None:
-    """Raise `OcrPhasesError` where ``strategy`` or ``vision`` cannot run with model and device."""
-    ways = []
-    if request.strategy != "eager":
-        ways.append(f"strategy={request.strategy!r}")
-    if request.vision != "eager":
-        ways.append(f"vision={request.vision!r}")
-    if not ways:
+    """Raise `SettingError` where ``strategy`` or ``vision`` cannot run with model and device."""
+    asked: list[str | Keyword] = []
+    fields = []
+    for name, way in (("strategy", request.strategy), ("vision", request.vision)):
+        if way != "eager":
+            if asked:
+                asked.append(" and ")
+            asked.append(Keyword(name, way))
+            fields.append(name)
+    if not fields:
         return
-    asked = " and ".join(ways)
+    field = fields[0]
     kind = torch.device(device).type
     if interface.implementation != "native":
-        raise OcrPhasesError(
-            f"{asked}: the {interface.implementation} class runs only eagerly, "
-            "so load implementation='native'."
+        raise SettingError(
+            field,
+            *asked,
+            f": the {interface.implementation} class runs only eagerly, so load ",
+            Keyword("implementation", "native"),
+            ".",
         )
     if not interface.can_be_captured:
-        raise OcrPhasesError(
-            f"{asked}: a model of no known family runs only eagerly here, because the positions and "
-            "masks of its class are not known well enough to be captured: use 'eager'."
+        raise SettingError(
+            field,
+            *asked,
+            ": a model of no known family runs only eagerly here, because the positions and "
+            "masks of its class are not known well enough to be captured: use 'eager'.",
         )
     if request.autocast:
-        raise OcrPhasesError(f"{asked} has the model's own dtype only: drop it, or drop autocast.")
+        raise SettingError(
+            field, *asked, " has the model's own dtype only: drop it, or drop autocast."
+        )
     if request.strategy == "cuda_graph" and kind != "cuda":
-        raise OcrPhasesError(
-            f"{asked} needs a CUDA device, this is {device}: use 'eager', "
-            "or 'compiled' where there is a C++ compiler."
+        raise SettingError(
+            field,
+            *asked,
+            f" needs a CUDA device, this is {device}: use 'eager', "
+            "or 'compiled' where there is a C++ compiler.",
         )
     if "compiled" in (request.strategy, request.vision):
         missing = missing_compiler(kind)
         if missing is not None:
-            raise OcrPhasesError(f"{asked} needs {missing}: install it, or use 'eager'.")
+            raise SettingError(field, *asked, f" needs {missing}: install it, or use 'eager'.")
 
 
 def missing_compiler(kind: str) -> str | None:
