@@ -193,6 +193,15 @@ def tiny_session() -> OCRSession:
     return ocr_phases.OCRSession.load("tiny", device="cpu")
 
 
+@pytest.fixture(scope="module")
+def quick_tiny_session(tiny_session: OCRSession) -> Iterator[OCRSession]:
+    """The built-in model, whose SAM encodes each page once for all tests of a file."""
+    from golden_cases import seen_once
+
+    with seen_once(tiny_session):
+        yield tiny_session
+
+
 def report_fixture(name: str, make: Callable[[Path], object]) -> Callable[..., Path]:
     """A fixture: a report's folder, written by ``make`` once for all workers of this run of the
     tests.
