@@ -179,6 +179,8 @@ class Hinted:
     Type checkers do not see the method, so they go on finding misspelt attributes by themselves.
     """
 
+    __slots__ = ()
+
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
@@ -259,6 +261,7 @@ TAKEN_BY = {
         "verify",
         "token_probabilities",
         "ceilings",
+        "phase_energy",
         "kernels",
         "kernel_steps",
         "kernel_trace",

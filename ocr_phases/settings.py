@@ -68,7 +68,14 @@ FromZero = Annotated[int, Meta(ge=0, le=LARGEST_NUMBER)]
 Steps = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
 
 #: What follows the timed runs and changes nothing in them: no part of a record's request.
-_AFTERWARDS = ("token_probabilities", "ceilings", "kernels", "kernel_steps", "kernel_trace")
+_AFTERWARDS = (
+    "token_probabilities",
+    "ceilings",
+    "phase_energy",
+    "kernels",
+    "kernel_steps",
+    "kernel_trace",
+)
 #: Settings of no one type: what reads them checks them.
 _FREE = ("prompt", "infer", "kernel_trace", "pages")
 _WINDOW = "no_repeat_ngram_window"
@@ -369,6 +376,9 @@ class RunSettings(_Checked):
         True, "keep each token's probability, from one forward after the timed runs"
     )
     ceilings: bool = _setting(True, "measure the device's peak rates, after the timed runs")
+    phase_energy: bool = _setting(
+        False, "measure the energy of each phase, repeated alone, after the timed runs"
+    )
     kernels: bool = _setting(
         False, "CUDA: profile the kernels and host syncs of each stage in one more run"
     )

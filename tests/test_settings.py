@@ -35,7 +35,8 @@ from ocr_phases.engines.load import load_test
 from ocr_phases.engines.session import ServerSession
 from ocr_phases.errors import TAKEN_BY, Keyword, OcrPhasesError, SettingError
 from ocr_phases.explorer.form import LEFT_OUT, Form
-from ocr_phases.families import PRESET_NAMES, PROMPT_NAMES
+from ocr_phases.families import FAMILIES, PRESET_NAMES, PROMPT_NAMES
+from ocr_phases.measure.request import resolve_request
 from ocr_phases.record.parts import to_plain
 from ocr_phases.report.page_parameters import OWN as PAGE_PARAMETERS
 from ocr_phases.session.sweeps import Sweep
@@ -201,6 +202,43 @@ def test_the_record_keeps_every_setting_of_a_run(golden_session):
         "threads",
         "price_per_hour",
     ]
+
+
+def test_no_setting_is_lost_on_its_way_to_what_runs():
+    """A request has a default for each setting, so that a missing line would go unnoticed."""
+    asked = {
+        "return_text": False,
+        "ignore_eos": True,
+        "eos_check_every": 3,
+        "first_token": "redecode",
+        "repeats": 5,
+        "warmup": 4,
+        "seed": 9,
+        "strategy": "cuda_graph",
+        "vision": "compiled",
+        "threads": 2,
+        "embed_page": False,
+        "verify": True,
+        "token_probabilities": False,
+        "ceilings": False,
+        "phase_energy": True,
+        "kernels": True,
+        "kernel_steps": 7,
+        "kernel_trace": "trace.json.gz",
+        "price_per_hour": 2.5,
+        "max_new_tokens": 11,
+        "grounding": False,
+        "preset": "small",
+        "prompt": "free",
+    }
+    decided_elsewhere = {"infer", "autocast", "generate"}
+    assert set(asked) | decided_elsewhere == set(setting_names(RunSettings))
+    settings = RunSettings(**asked)
+    for name, value in asked.items():
+        assert value != RunSettings.__dataclass_fields__[name].default
+    page = ROOT / "data/pages/receipt.png"
+    request = resolve_request(settings, FAMILIES["deepseek-ocr"], page)
+    assert {name: getattr(request, name) for name in asked} == asked
 
 
 def test_the_docs_list_every_setting():

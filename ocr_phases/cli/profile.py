@@ -17,7 +17,14 @@ if TYPE_CHECKING:
     from ocr_phases.results.run import PhaseRun
 
 #: Settings that every repetition of a record takes from the command.
-_EACH = ("device", "trust_remote_code", "token_probabilities", "ceilings", "kernel_steps")
+_EACH = (
+    "device",
+    "trust_remote_code",
+    "token_probabilities",
+    "ceilings",
+    "phase_energy",
+    "kernel_steps",
+)
 
 
 def run(arguments: argparse.Namespace) -> None:

@@ -20,6 +20,7 @@ _NOT_REPEATED = (
     "trust_remote_code",
     "token_probabilities",
     "ceilings",
+    "phase_energy",
     "kernels",
     "kernel_steps",
     PRICE,

@@ -14,6 +14,8 @@ import torch
 from ocr_phases.collectors.nvml import Card
 from ocr_phases.models.devices import device_of
 
+#: Where Linux shows the counters of a host's CPUs.
+POWERCAP = Path("/sys/class/powercap")
 _LEAST_ENERGY_S = 1.0  # NVML's counter moves every 100 ms
 
 
@@ -35,12 +37,12 @@ class EnergyMeter:
     there or may not be read.
     """
 
-    def __init__(self, device: torch.device, powercap: Path = Path("/sys/class/powercap")) -> None:
+    def __init__(self, device: torch.device, powercap: Path = POWERCAP) -> None:
         self.missing = ""
         self._times: list[float] = []
         self._readings: list[list[float]] = []
         try:
-            self._counter, self._idle_w = _counter_and_idle_watts(device, powercap)
+            self._counter, self._idle_w = counter_and_idle_watts(device, powercap)
         except OSError as error:
             self.missing = str(error)
 
@@ -62,18 +64,23 @@ class EnergyMeter:
             reason = f"the repeats took {seconds:.2f} s in all, and the counter needs a second"
             return {"missing": reason}
         runs = len(self._times) // 2
-        joules = _joules_between(self._readings, self._counter.ranges)
+        joules = joules_between(self._readings, self._counter.ranges)
         return {"seconds": seconds, "run_joules": joules / runs, "idle_w": self._idle_w}
 
 
-def _joules_between(readings: Sequence[list[float]], ranges: list[float]) -> float:
+def joules_between(readings: Sequence[list[float]], ranges: list[float]) -> float:
     """What all counters together grew by, from the first reading to the last."""
     return float(np.mod(np.diff(readings, axis=0), ranges).sum())
 
 
 @cache
-def _counter_and_idle_watts(device: torch.device, powercap: Path) -> tuple[EnergyCounter, float]:
-    """The counter of a device, and the watts of the idle device, measured for a second."""
+def counter_and_idle_watts(
+    device: torch.device, powercap: Path = POWERCAP
+) -> tuple[EnergyCounter, float]:
+    """The counter of a device, and the watts of the idle device, measured for a second.
+
+    Raises OSError where the device has no counter, or none that this user may read.
+    """
     counter: EnergyCounter
     if device.type == "cuda":
         counter = CardCounter(device)
@@ -84,7 +91,7 @@ def _counter_and_idle_watts(device: torch.device, powercap: Path) -> tuple[Energ
     start = perf_counter()
     before = counter.read()
     sleep(_LEAST_ENERGY_S)
-    joules = _joules_between([before, counter.read()], counter.ranges)
+    joules = joules_between([before, counter.read()], counter.ranges)
     return counter, joules / (perf_counter() - start)
 
 

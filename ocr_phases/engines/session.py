@@ -56,6 +56,7 @@ _CANNOT = (
     "eos_check_every",
     "generate",
     "kernels",
+    "phase_energy",
 )
 _OTHERS = ("no_repeat_ngram_size", "top_k", "repetition_penalty", "ignore_eos")
 _LACKS = {"vllm": (), "sglang": _OTHERS[:1], "other": _OTHERS}
@@ -178,6 +179,7 @@ class ServerSession(Hinted):
         verify: bool = False,
         token_probabilities: bool = True,
         ceilings: bool = True,
+        phase_energy: bool = False,
         kernels: bool = False,
         kernel_steps: int = 32,
         kernel_trace: str | Path | None = None,
@@ -220,6 +222,7 @@ class ServerSession(Hinted):
             verify=verify,
             token_probabilities=token_probabilities,
             ceilings=ceilings,
+            phase_energy=phase_energy,
             kernels=kernels,
             kernel_steps=kernel_steps,
             kernel_trace=kernel_trace,
@@ -260,6 +263,7 @@ class ServerSession(Hinted):
         verify: bool = False,
         token_probabilities: bool = True,
         ceilings: bool = True,
+        phase_energy: bool = False,
         kernels: bool = False,
         kernel_steps: int = 32,
         kernel_trace: str | Path | None = None,
@@ -290,6 +294,7 @@ class ServerSession(Hinted):
             verify=verify,
             token_probabilities=token_probabilities,
             ceilings=ceilings,
+            phase_energy=phase_energy,
             kernels=kernels,
             kernel_steps=kernel_steps,
             kernel_trace=kernel_trace,

@@ -38,6 +38,7 @@ from ocr_phases.record.parts import (
     CheckPart,
     KernelsFailed,
     KernelsPart,
+    PhaseEnergyPart,
     ProbabilitiesPart,
     columns_of,
 )
@@ -109,6 +110,7 @@ class Afterwards:
     probabilities: list[ProbabilitiesPart] | None = None
     kernels: KernelsPart | KernelsFailed | None = None
     ceilings: CeilingsPart | None = None
+    phase_energy: PhaseEnergyPart | None = None
     done: list[str] = field(default_factory=list)
 
     def missing(self, request: Request) -> list[str]:
@@ -118,6 +120,7 @@ class Afterwards:
             "token_probabilities": request.token_probabilities,
             "kernels": request.kernels,
             "ceilings": request.ceilings,
+            "phase_energy": request.phase_energy,
         }
         return [name for name, wanted in asked.items() if wanted and name not in self.done]
 

@@ -15,6 +15,8 @@ import torch
 
 from ocr_phases.collectors import machine
 from ocr_phases.collectors.conditions import Conditions
+from ocr_phases.collectors.energy import counter_and_idle_watts
+from ocr_phases.collectors.hooks import stage_hooks
 from ocr_phases.collectors.timeline import NoTimeline, Timeline
 from ocr_phases.errors import OcrPhasesError, OutOfMemory, Stopped
 from ocr_phases.images import load_page
@@ -33,6 +35,7 @@ from ocr_phases.measure.live_checks import (
 )
 from ocr_phases.measure.loaded_model import LoadedModel, StepShape, describe_model
 from ocr_phases.measure.parity import parity_check
+from ocr_phases.measure.phase_energy import measure_phase_energy
 from ocr_phases.measure.probabilities import token_probabilities
 from ocr_phases.measure.record_parts import LoadedPage, page_part, request_part, row_part
 from ocr_phases.measure.request import published_tokens, resolve_request
@@ -59,6 +62,7 @@ from ocr_phases.record.parts import (
     MemoryPart,
     ModelPart,
     PagePart,
+    PhaseEnergyPart,
     ProbabilitiesPart,
     ResultPart,
     SetupPart,
@@ -359,6 +363,9 @@ class Measurement:
             if kernels.value is None:
                 after.kernels = KernelsFailed(error=kernels.reason)
             after.done.append("kernels")
+        if request.phase_energy:
+            after.phase_energy = self._measure_phase_energy()
+            after.done.append("phase_energy")
         if request.ceilings:
             ceilings = attempt(self._measure_ceilings)
             ceilings.warn_of_failure("ceilings")
@@ -387,11 +394,57 @@ class Measurement:
 
     def _profile_kernels(self) -> KernelsPart:
         with execution(self.device):  # each run has its own autocast
-            return kernel_view(self._run_spans, self.request, self.device)
+            if self.step is None:
+                return kernel_view(self._run_spans, self.request, self.device)
+            head_shape = None
+            if self.request.strategy == "compiled":
+                head = self.checkpoint.model.get_output_embeddings()
+                head_shape = tuple(head.weight.shape)
+            return kernel_view(
+                self._run_spans, self.request, self.device, self._launch_step, head_shape
+            )
+
+    def _launch_step(self) -> list[tuple]:
+        """The spans of one decode step that is started kernel by kernel."""
+        assert self.step is not None
+        model = self.checkpoint.model
+        interface = self.checkpoint.interface
+        inputs = self.packed.to(self.device, self.checkpoint.dtype)
+        state = phases.prefill(model, inputs, step=self.step)
+        timeline = Timeline(self.device)
+        # Hooks would undo what was compiled.
+        hooked = NoTimeline(self.device) if self.request.strategy == "compiled" else timeline
+        with (
+            self.step.execution(),
+            stage_hooks(model, interface, hooked, []),
+            timeline.in_phase("decode", "decode_step", 0),
+        ):
+            self.step.launch(state.length)
+        return timeline.rows()
 
     def _run_spans(self, request: Request) -> list[tuple]:
         """The spans of one more run."""
         return self._run_once(request).spans
+
+    def _measure_phase_energy(self) -> PhaseEnergyPart:
+        """The energy of each phase, or why it is missing."""
+        try:
+            counter, idle_w = counter_and_idle_watts(torch.device(self.device))
+        except OSError as error:
+            return PhaseEnergyPart(missing=str(error))
+        inputs = self.packed.to(self.device, self.checkpoint.dtype)
+        decode_steps = max(len(ids) for ids in self.repeats[0].ids) - 1
+
+        def measure() -> PhaseEnergyPart:
+            with execution(self.device, self.request.autocast), self._vision_execution():
+                return measure_phase_energy(
+                    self.checkpoint.model, inputs, decode_steps, counter=counter, step=self.step
+                )
+
+        energy = attempt(measure)
+        if energy.value is None:
+            return PhaseEnergyPart(missing=energy.reason)
+        return msgspec.structs.replace(energy.value, idle_w=idle_w)
 
     def _measure_ceilings(self) -> CeilingsPart:
         dtype = torch.bfloat16 if self.request.autocast else self.checkpoint.dtype
@@ -474,6 +527,7 @@ class Measurement:
             ),
             kernels=self.after.kernels,
             probabilities=self.after.probabilities,
+            phase_energy=self.after.phase_energy,
         )
 
     def _device_part(self) -> DevicePart:

@@ -109,6 +109,7 @@ def resolve_request(
         verify=settings.verify,
         token_probabilities=settings.token_probabilities,
         ceilings=settings.ceilings,
+        phase_energy=settings.phase_energy,
         kernels=settings.kernels,
         kernel_steps=settings.kernel_steps,
         kernel_trace=settings.kernel_trace,

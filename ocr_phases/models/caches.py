@@ -92,6 +92,15 @@ def drop_last(cache: Cache) -> None:
         layer.cumulative_length.sub_(1)
 
 
+def rewind(cache: Cache, length: int) -> None:
+    """Let a cache that counts on the device go on after its first ``length`` entries.
+
+    Those behind them stay where they are, and the next steps write over them.
+    """
+    for layer in cache.layers:
+        layer.cumulative_length.fill_(length)
+
+
 # -- the static one --------------------------------------------------------------------------------
 
 

@@ -32,6 +32,7 @@ from ocr_phases.record.parts import (
     MemoryPart,
     ModelPart,
     PagePart,
+    PhaseEnergyPart,
     ProbabilitiesPart,
     RequestPart,
     ResultPart,
@@ -92,6 +93,7 @@ class Record(Hinted):
     probabilities: list[ProbabilitiesPart] | None = (
         None  # of each row's tokens, where they were asked for
     )
+    phase_energy: PhaseEnergyPart | None = None  # where it was asked for
     schema: int = SCHEMA
 
     # -- its parts --------------------------------------------------------------------------------
@@ -279,6 +281,7 @@ class Record(Hinted):
             kernels=parts.kernels,
             truths=truths,
             probabilities=parts.probabilities,
+            phase_energy=parts.phase_energy,
         )
 
     @classmethod

@@ -27,6 +27,7 @@ from ocr_phases.record.parts import (
     PagePart,
     Part,
     Phase,
+    PhaseEnergyPart,
     ProbabilitiesPart,
     RequestPart,
     ResultPart,
@@ -142,6 +143,7 @@ class RecordParts(Part, frozen=True, kw_only=True):
     kernels: Any = None
     truths: list[KeptTruth | None] | None = None  # type: ignore[valid-type]
     probabilities: list[ProbabilitiesPart] | None = None
+    phase_energy: PhaseEnergyPart | None = None
 
 
 _Columns = dict[str, list[None | bool | int | float | str]]
@@ -212,6 +214,16 @@ def _check_tables(record: RecordParts) -> None:
     if isinstance(record.kernels, KernelsPart):
         for name in KERNEL_TABLES:
             tables[f"kernels.{name}"] = getattr(record.kernels, name)
+    energy = record.phase_energy
+    if energy is not None:
+        lengths = {
+            len(energy.phase),
+            len(energy.calls),
+            len(energy.seconds),
+            len(energy.joules),
+        }
+        if len(lengths) != 1:
+            raise OcrPhasesError("phase_energy: its columns have different lengths")
     for name, table in tables.items():
         if len({len(column) for column in columns_of(table).values()}) != 1:
             raise OcrPhasesError(f"{name}: its columns have different lengths")

@@ -9,6 +9,7 @@ Examples
 >>> sections.stages(run)  # doctest: +SKIP
 """
 
+from ocr_phases.show.energy_section import energy_section as energy
 from ocr_phases.show.kernel_section import kernels_section as kernels
 from ocr_phases.show.method_section import method_section as method
 from ocr_phases.show.page_and_text import quality_section as quality
@@ -20,6 +21,7 @@ from ocr_phases.show.section import style_section as style
 from ocr_phases.view.embed import LinkedPage as linked_page
 
 __all__ = [
+    "energy",
     "floors",
     "kernels",
     "linked_page",

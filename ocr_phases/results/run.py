@@ -15,6 +15,7 @@ import pandas as pd
 
 from ocr_phases.analyse import quality
 from ocr_phases.analyse.checks import checks_table
+from ocr_phases.analyse.energy import phase_energy_table
 from ocr_phases.analyse.figures import summary
 from ocr_phases.analyse.floors import floor_table
 from ocr_phases.analyse.regions import regions_of
@@ -99,6 +100,19 @@ class RunPlots(Plots):
         from ocr_phases.show.roofline_plot import plot_roofline
 
         return plot_roofline(self._run, ax=ax)
+
+    @explain_wrong_calls
+    def energy(self, *, ax: Axes | None = None) -> Figure:
+        """The energy of vision, prefill and decode in J; needs ``phase_energy=True``.
+
+        Parameters
+        ----------
+        ax : matplotlib.axes.Axes, optional
+            Axes to draw on.
+        """
+        from ocr_phases.show.energy_plot import plot_phase_energy
+
+        return plot_phase_energy(self._run, ax=ax)
 
     def kernels(self) -> Figure:
         """Each stage's time in ms and how much of it the GPU was busy; needs ``kernels=True``."""
@@ -249,6 +263,11 @@ class PhaseRun(Record):
     def floors(self) -> pd.DataFrame:
         """Each stage beside its floor: `ocr_phases.analyse.floors.floor_table`."""
         return Table(floor_table(self))
+
+    @property
+    def energy(self) -> pd.DataFrame:
+        """The energy of each phase in J: `ocr_phases.analyse.energy.phase_energy_table`."""
+        return Table(phase_energy_table(self))
 
     @property
     def checks(self) -> pd.DataFrame:

@@ -34,6 +34,7 @@ def repeat_run(
     trust_remote_code: bool = False,
     token_probabilities: bool = True,
     ceilings: bool = True,
+    phase_energy: bool = False,
     kernels: bool = False,
     kernel_steps: int = 32,
     kernel_trace: str | Path | None = None,
@@ -50,7 +51,8 @@ def repeat_run(
         The page's file, where the record does not hold the page itself.
     model, device, trust_remote_code
         As for `load_recorded`.
-    token_probabilities, ceilings, kernels, kernel_steps, kernel_trace, on_tokens, progress
+    token_probabilities, ceilings, phase_energy, kernels, kernel_steps, kernel_trace, on_tokens,
+    progress
         As for `OCRSession.run_inference`: a record's request does not have these.
 
     Returns
@@ -77,6 +79,7 @@ def repeat_run(
         **settings,
         token_probabilities=token_probabilities,
         ceilings=ceilings,
+        phase_energy=phase_energy,
         kernels=kernels,
         kernel_steps=kernel_steps,
         kernel_trace=kernel_trace,

@@ -402,6 +402,7 @@ class OCRSession(Hinted):
         verify: bool = False,
         token_probabilities: bool = True,
         ceilings: bool = True,
+        phase_energy: bool = False,
         kernels: bool = False,
         kernel_steps: int = 32,
         kernel_trace: str | Path | None = None,
@@ -413,7 +414,7 @@ class OCRSession(Hinted):
 
         Each run prepares the page, prefills and decodes from the same inputs and seed. Preparing a
         strategy is timed separately, and kept for later runs of the same shapes. What is measured
-        besides (``verify``, ``token_probabilities``, ``ceilings``, ``kernels``) runs after
+        besides (``verify``, ``token_probabilities``, ``ceilings``, ``phase_energy``, ``kernels``) runs after
         everything that is timed.
 
         Parameters
@@ -475,6 +476,9 @@ class OCRSession(Hinted):
             Keep each token's probability, from one forward after the timed runs.
         ceilings : bool, default True
             Measure the device's peak rates, after the timed runs.
+        phase_energy : bool, default False
+            Measure the energy of each phase, repeated alone, after the timed runs. Each takes some
+            four seconds. Where the device has no counter of energy, the record says so.
         kernels : bool, default False
             CUDA: profile the kernels and host syncs of each stage in one more run. Refused without
             a CUDA device.
@@ -536,6 +540,7 @@ class OCRSession(Hinted):
             verify=verify,
             token_probabilities=token_probabilities,
             ceilings=ceilings,
+            phase_energy=phase_energy,
             kernels=kernels,
             kernel_steps=kernel_steps,
             kernel_trace=kernel_trace,
@@ -580,6 +585,7 @@ class OCRSession(Hinted):
         verify: bool = False,
         token_probabilities: bool = True,
         ceilings: bool = True,
+        phase_energy: bool = False,
         kernels: bool = False,
         kernel_steps: int = 32,
         kernel_trace: str | Path | None = None,
@@ -624,6 +630,7 @@ class OCRSession(Hinted):
             verify=verify,
             token_probabilities=token_probabilities,
             ceilings=ceilings,
+            phase_energy=phase_energy,
             kernels=kernels,
             kernel_steps=kernel_steps,
             kernel_trace=kernel_trace,
