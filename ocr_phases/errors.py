@@ -179,6 +179,8 @@ class Hinted:
     Type checkers do not see the method, so they go on finding misspelt attributes by themselves.
     """
 
+    __slots__ = ()
+
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:

@@ -35,7 +35,7 @@ def test_every_record_shows_itself_its_tables_and_its_plots(shape):
     assert prefill in elements.said.replace("\N{NO-BREAK SPACE}", " ")
     assert shown["text/plain"].startswith(run.page.file)
     if len(run.pages) > 1:
-        rows = [f"row {row + 1}: {page['file']}" for row, page in enumerate(run.pages)]
+        rows = [f"row {row + 1}: {page.file}" for row, page in enumerate(run.pages)]
         assert all(row in shown["text/plain"] for row in rows)
         assert sum(tag == "tr" for tag, _ in elements.found) == len(run.pages) + 1
     assert all(attributes.get("alt") for tag, attributes in elements.found if tag == "img")

@@ -22,7 +22,14 @@ import pandas as pd
 from ocr_phases.analyse.cost import decode_cost, masked_flops, run_cost, run_shape, stage_cost
 from ocr_phases.analyse.datasheets import Datasheet, find_datasheet
 from ocr_phases.analyse.figures import summary
-from ocr_phases.analyse.stages import STAGE_KEYS, attended, cached, stage_medians, step_table
+from ocr_phases.analyse.stages import (
+    STAGE_KEYS,
+    attended,
+    cached,
+    replayed_stage_ms,
+    stage_medians,
+    step_table,
+)
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import Record
 from ocr_phases.text import bytes_text, rate_text
@@ -118,7 +125,8 @@ def floor_table(run: Record) -> pd.DataFrame:
     ``prefill`` and ``decode_step`` are the wholes, the last row of each phase. ``flops`` (without
     `masked_flops`) and ``bytes`` are int64, ``intensity`` FLOPs a byte, times ms: ``device_ms``
     that of the summary (of a decode step: the median over all steps), ``floor_ms`` at the cache
-    length in the middle of the run. ``bound_by`` is ``arithmetic`` or ``bandwidth``,
+    length in the middle of the run. A stage within a replayed graph has its time
+    from the kernel view. ``bound_by`` is ``arithmetic`` or ``bandwidth``,
     ``times_floor`` measured over floor, ``mfu`` and ``mbu`` shares of one, ``source`` that of the
     ceilings. Empty where `why_no_floor` says so. A stage that was not timed has NaN.
     """
@@ -134,6 +142,9 @@ def floor_table(run: Record) -> pd.DataFrame:
     table = table.sort_values("phase", ascending=False, kind="stable", ignore_index=True)
     times = stage_medians(run)
     times = times[times > 0]  # one too short for the clock says nothing
+    replayed = replayed_stage_ms(run)
+    if len(replayed):
+        times = times.combine_first(replayed).rename("device_ms")
     table = table.join(times, on=[*STAGE_KEYS])
     seconds = table["device_ms"] / 1e3
     table["intensity"] = table["flops"] / table["bytes"]

@@ -290,6 +290,18 @@ class StaticStep:
         self.setup.compile_ms = preparation.ms
         note.touch()
 
+    @torch.no_grad()
+    def launch(self, prompt_len: int) -> None:
+        """Start one step kernel by kernel, as it was captured, over the prompt that the cache holds.
+
+        This is for a profiler, which cannot see for whom a graph's kernels work. The state that the
+        step was in is lost.
+        """
+        read = self._reads_of(prompt_len, 1)[0]
+        self._slot.fill_(prompt_len)
+        self._step_over(read)()
+        self._length = None
+
     def _step(self) -> Tensor:
         """The work of one step: what is captured and compiled."""
         self._mask.index_fill_(3, self._slot, 0.0)
