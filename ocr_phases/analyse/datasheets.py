@@ -71,7 +71,7 @@ class Datasheet:
 def _read_datasheets() -> tuple[Datasheet, ...]:
     table = pd.read_csv(Path(__file__).with_name("datasheets.csv"))
     table = table.astype(object).where(table.notna(), None)
-    return tuple(Datasheet(**row) for row in table.to_dict("records"))
+    return tuple(Datasheet(*row) for row in table.itertuples(index=False))
 
 
 #: All that are known, in the order in which their patterns are tried.

@@ -198,7 +198,7 @@ def card_table(
     return table.astype(dict.fromkeys(floors, "float64"))
 
 
-def card_sentence(row: Mapping[str, Any]) -> str:
+def card_sentence(row: pd.Series) -> str:
     """One row of `card_table` in words."""
     fits = "it fits" if row["fits"] else "it does not fit"
     said = f"The {row['card']} has {bytes_text(row['memory_bytes'])} for a program: {fits}."

@@ -25,7 +25,7 @@ from ocr_phases.analyse.other_cards import (
 from ocr_phases.families import windowed_length
 from ocr_phases.families.config import AnyConfig, read_model_config
 from ocr_phases.images import load_page
-from ocr_phases.inputs.views import Page, Pages, image_token_count
+from ocr_phases.inputs.views import Pages, image_token_count
 from ocr_phases.measure.request import resolve_request
 from ocr_phases.models.dummies import BUILT_IN_PRESET, dummy_config
 from ocr_phases.models.folders import read_json
@@ -138,7 +138,7 @@ def fit_cards(
         dtype=settings.dtype,
         product_dtype="bfloat16" if plan.request.autocast else None,
     )
-    verdict = card_sentence(table.iloc[0].to_dict())
+    verdict = card_sentence(table.iloc[0])
     if len(table) > 1:
         verdict = fitting_sentence(table)
     sentence = f"{_need_sentence(need, plan.subject)} {verdict}"
@@ -228,13 +228,9 @@ def _repeated(page: Pages | None, batch: int) -> Pages:
         page = Image.new("L", A4_PIXELS, 255)
     if batch == 1:
         return page
-    pages: list[Page] = [*page] if isinstance(page, Sequence) and not _is_one(page) else [page]
-    return pages * batch
-
-
-def _is_one(page: object) -> bool:
-    """Whether a sequence is one page: a path, or the bytes of a file."""
-    return isinstance(page, str | bytes)
+    if isinstance(page, str | bytes | Path | Image.Image):
+        return [page] * batch
+    return [*page] * batch
 
 
 def _read_config(model: str) -> dict[str, Any]:
