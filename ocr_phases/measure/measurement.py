@@ -73,7 +73,8 @@ from ocr_phases.results.run import PhaseRun
 from ocr_phases.settings import Request, RunSettings, is_published
 from ocr_phases.stages import stage_of, stage_place
 from ocr_phases.steps import phases
-from ocr_phases.steps.captured import StaticStep, capacity_for
+from ocr_phases.steps.capacity import capacity_for
+from ocr_phases.steps.captured import StaticStep
 from ocr_phases.steps.decode_kernels import decode_attention
 from ocr_phases.steps.preparing import numbered_announcements
 from ocr_phases.steps.sampling import one_shot, sampler_for
