@@ -324,7 +324,7 @@ class ModelSettings(_Checked):
             object.__setattr__(self, "dtype", str(self.dtype).removeprefix("torch."))
         super().__post_init__()
         if self.family is not None:
-            check_known("family", self.family, FAMILY_NAMES)
+            check_known(Keyword("family"), self.family, FAMILY_NAMES)
 
 
 @dataclass(frozen=True, kw_only=True)
