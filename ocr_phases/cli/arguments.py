@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ocr_phases.cli.options import (
     SETTINGS,
+    card_list,
     model_list,
     name_list,
     number,
@@ -131,7 +132,26 @@ def _add_profile(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--dry-run",
         action="store_true",
-        help="say what the measurement needs of the device's memory; a config.json is enough",
+        help="say what the measurement needs of the device's memory; a config.json is enough. "
+        "Exit code 1: it does not fit",
+    )
+    command.add_argument(
+        "--card",
+        "--cards",
+        dest="cards",
+        type=card_list,
+        default=[],
+        metavar="LIST",
+        help='--dry-run for these GPUs by their datasheets: "RTX 4090,L4=0.80" (its price per '
+        "hour), or all; needs no GPU",
+    )
+    command.add_argument(
+        "--batch",
+        dest="dry_batch",
+        type=number(int, 1),
+        default=1,
+        metavar="N",
+        help="--dry-run of this many rows, each with the page (default: %(default)s)",
     )
     command.add_argument(
         "--from",

@@ -8,11 +8,14 @@ import re
 import shlex
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ocr_phases.errors import Keyword, OcrPhasesError, check_known
 from ocr_phases.settings import ModelSettings, Settings, setting_names
 from ocr_phases.text import nearest
+
+if TYPE_CHECKING:
+    from ocr_phases.analyse.other_cards import CardChoice
 
 #: What ``--kernels`` asks for.
 KERNELS = ("kernels", "kernel_steps")
@@ -116,6 +119,24 @@ def model_list(text: str) -> list[str]:
     """Models from a comma-separated list, of which ``dummy:layers=2,experts=8`` is one."""
     models = name_list(text, r",(?!\s*[a-z]+=\d+\s*(?:,|$))")
     return [re.sub(r",\s+", ",", model) for model in models]
+
+
+def card_list(text: str) -> list[CardChoice]:
+    """Cards from a comma-separated list, each with its price of an hour or without:
+    ``RTX 4090=0.69,L4``; ``all`` are all that have a datasheet.
+    """
+    from ocr_phases.analyse.datasheets import DATASHEETS, datasheet_named
+    from ocr_phases.analyse.other_cards import CardChoice
+
+    choices: list[CardChoice] = []
+    for part in name_list(text):
+        name, has_price, price = part.partition("=")
+        per_hour = number(float, 0)(price) if has_price else None
+        if name.strip().lower() == "all":
+            choices += [CardChoice(sheet, per_hour) for sheet in DATASHEETS]
+        else:
+            choices.append(CardChoice(datasheet_named(name), per_hour))
+    return choices
 
 
 def number_list(text: str) -> list[int]:

@@ -80,6 +80,10 @@ def _refuse_idle_of_profile(arguments: argparse.Namespace) -> None:
     if arguments.dry_run:
         names = ("from", "save", "trace", "truth", "server", "kernels", "verify")
         refuse(arguments, names, "--dry-run measures nothing")
+    else:
+        refuse(arguments, ("card", "cards", "batch"), "Only --dry-run says what they need")
+    if arguments.cards:
+        refuse(arguments, ("device",), "--card names what the measurement would run on")
     if arguments.repeated:
         repeated = _settings_but(arguments, _NOT_REPEATED)
         refuse(arguments, repeated, "--from takes these settings from the record")
