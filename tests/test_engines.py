@@ -236,8 +236,8 @@ def test_what_is_found_in_an_answer_itself():
         (other, 18.0, "pass"),
     ]:
         (fresh, *_) = checks.own_checks([answer], 0, first)
-        assert fresh["verdict"] == verdict
-        assert "no vision ran in 1 repeat" in fresh["measured"] or not answer.stages
+        assert fresh.verdict == verdict
+        assert "no vision ran in 1 repeat" in fresh.measured or not answer.stages
     gundam = FAMILY.presets["gundam"]
     cuts: dict[str, dict[str, Any]] = {
         "it cut the page as gundam, into 1 x 2": {
@@ -248,11 +248,11 @@ def test_what_is_found_in_an_answer_itself():
     }
     for told, tokens in cuts.items():
         cut = checks.read_as(Answer(0.0, **tokens), gundam, FAMILY, "<image>Free OCR.", 1000, 2000)
-        assert cut[2]["measured"].endswith(told)
+        assert cut[2].measured.endswith(told)
     bos = "the server's prompt has 2 tokens for 3: the BOS at its beginning is missing"
     for ids, count, told in [([9, 9], 2, bos), ([], 2, bos), ([0, 9, 9], 3, "3 tokens in both")]:
         answer = Answer(0.0, prompt_ids=ids, usage={"prompt_tokens": count})
-        assert checks.prompt_check(answer, [0, 9, 9])["measured"] == told
+        assert checks.prompt_check(answer, [0, 9, 9]).measured == told
 
 
 #: Ids, the size and window of the rule, and how many runs break it; one stands just before the
@@ -266,8 +266,8 @@ def test_a_server_that_repeats_tokens_breaks_the_rule(ids, size, window, count):
     rule = RepetitionRule(size, window or None)
     answer = Answer(0.0, times=[9.0 * place for place, _ in enumerate(ids, 1)], ids=ids)
     *_, broken = checks.own_checks([answer], 0, 9.0, rule)
-    assert (broken["name"], broken["verdict"]) == ("repetition_rule", "fail" if count else "pass")
-    assert broken["measured"].startswith(f"{count} of ")
+    assert (broken.name, broken.verdict) == ("repetition_rule", "fail" if count else "pass")
+    assert broken.measured.startswith(f"{count} of ")
 
 
 FAULTS = ("401", "429", "500", "400", "redirect", "whole", "huge", "stall", "disconnect")

@@ -333,12 +333,13 @@ def _llama_timings(timings: Any) -> dict[str, float]:
     """llama.cpp's times of a request as a record has them; empty where they are not told."""
     if not isinstance(timings, dict):
         return {}
-    times = {"prefill_ms": timings.get("prompt_ms"), "decode_ms": timings.get("predicted_ms")}
-    for value in times.values():
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not 0 <= value <= _MOST_MS:
+    times = {}
+    for name, entry in (("prefill_ms", "prompt_ms"), ("decode_ms", "predicted_ms")):
+        ms = timings.get(entry)
+        if isinstance(ms, bool) or not isinstance(ms, int | float) or not 0 <= ms <= _MOST_MS:
             return {}
-    return {name: float(value) for name, value in times.items() if value is not None}
+        times[name] = float(ms)
+    return times
 
 
 def _count(value: Any) -> int | None:

@@ -6,7 +6,7 @@ import json
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from ocr_phases.engines.dialects import LLAMA_CPP, SGLANG, VLLM, Dialect
 from ocr_phases.engines.extra_body import merge_entries
@@ -182,5 +182,5 @@ def _plain_rule(body: Mapping[str, Any]) -> RepetitionRule | None:
     return RepetitionRule(size) if _is_count(size) else None
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -54,7 +54,6 @@ class MeasuredServer(Protocol):
     server: Server
     model: str
     dialect: Dialect
-    engine: str
     engine_source: str
     version: str
     extra_body: dict[str, Any]
@@ -62,6 +61,10 @@ class MeasuredServer(Protocol):
     family_source: str
     worker: dict[str, Any]
     reference: Any
+
+    @property
+    def engine(self) -> str:
+        """The engine's name."""
 
     def rpc(self, method: str, kind: Any) -> Any:
         """What the first worker's extension answers, as this type."""
