@@ -345,7 +345,7 @@ def test_a_wrong_value_is_refused_in_one_sentence(name):
 )
 def test_an_error_about_a_setting_names_it_in_a_field(settings, field):
     with pytest.raises(SettingError) as caught:
-        RunSettings(**settings)
+        Settings(**settings)
     assert caught.value.field == field
     again = copy.copy(caught.value)  # made as it is made again in another process
     assert (again.field, str(again)) == (field, str(caught.value))
