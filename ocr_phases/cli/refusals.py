@@ -135,6 +135,14 @@ def _refuse_idle_of_compare(arguments: argparse.Namespace) -> None:
     if arguments.fail_above is None:
         why = "--metric selects what --fail-above judges, which is not given"
         refuse(arguments, ("metric",), why)
+    if arguments.baseline is None:
+        refuse(arguments, ("last",), "Only --baseline takes records from a folder")
+        if not arguments.records:
+            raise OcrPhasesError(
+                "A comparison needs at least two records: name another one, or --baseline DIR."
+            )
+    elif arguments.records:
+        raise OcrPhasesError("--baseline compares one record: name no other one beside it.")
 
 
 # -- rules of several verbs --------------------------------------------------------------------
