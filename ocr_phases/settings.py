@@ -48,11 +48,14 @@ from ocr_phases.families import (
 
 Strategy = Literal["eager", "cuda_graph", "compiled"]
 Vision = Literal["eager", "compiled"]
+Engine = Literal["vllm", "sglang", "llama.cpp", "ollama", "other"]
 
 #: How a decode step is executed; what each does is in `ocr_phases.steps.strategies`.
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
 #: How the vision encoders run in the prefill.
 VISIONS: tuple[str, ...] = get_args(Vision)
+#: What the setting ``engine`` may be.
+ENGINES: tuple[str, ...] = get_args(Engine)
 
 #: What the setting ``family`` may be.
 FAMILY_NAMES = (*FAMILIES, UNKNOWN)
@@ -317,6 +320,12 @@ class ModelSettings(_Checked):
     )
     family: str | None = _setting(
         None, "family of a server's model, such as deepseek-ocr-2 or unknown; else what it tells"
+    )
+    engine: Engine | None = _setting(
+        None, "engine of a server that a proxy hides: vllm, sglang, llama.cpp, ollama or other"
+    )
+    extra_body: str | None = _setting(
+        None, 'JSON object added to each request to a server, such as {{"priority": 1}}'
     )
 
     def __post_init__(self) -> None:
