@@ -15,12 +15,8 @@ from typing import Literal, Union, get_args, get_origin, get_type_hints
 import nbformat
 
 from benchmarks.documents import rewrite
-<<<<<<< HEAD
-from ocr_phases.cli.options import EVERY, FAMILY, SETTINGS
-from ocr_phases.report.page_parameters import PAGE_REPORT_PARAMETERS
-=======
 from ocr_phases.cli.options import EVERY, OF_SERVERS, SETTINGS
->>>>>>> main
+from ocr_phases.report.page_parameters import PAGE_REPORT_PARAMETERS
 from ocr_phases.settings import ModelSettings, RunSettings, Settings, help_text
 
 ROOT = Path(__file__).parents[1]
@@ -132,13 +128,8 @@ NOTEBOOKS: dict[str, list[OwnParameter | str]] = {
             "None",
             'several instead of model: ["dummy", "dummy:unlimited-ocr"]',
         ),
-<<<<<<< HEAD
-        *(name for name in SETTINGS["sweep"] if name != FAMILY),
-        OwnParameter("retry_failed", "bool", "False", "True measures again what failed before"),
-=======
         *(name for name in SETTINGS["sweep"] if name not in OF_SERVERS),
-        OwnParameter("retry_failed", "False", "True measures again what failed before"),
->>>>>>> main
+        OwnParameter("retry_failed", "bool", "False", "True measures again what failed before"),
         _TRUTH,
         OwnParameter("records", "str", "None", "a folder of records to show instead of measuring"),
         OwnParameter("output_dir", "str", '"ocr_phases_sweep"', "the folder of the records"),
