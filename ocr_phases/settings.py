@@ -322,7 +322,7 @@ class ModelSettings(_Checked):
         None, "a server's model family, such as deepseek-ocr-2 or unknown; else what it tells"
     )
     engine: Engine | None = _setting(
-        None, "engine of a server that a proxy hides: vllm, sglang, llama.cpp, ollama or other"
+        None, "engine of a server that a proxy hides: vllm, sglang, llama.cpp, ollama, other"
     )
     extra_body: str | None = _setting(
         None, 'JSON object added to each request to a server, such as {{"priority": 1}}'

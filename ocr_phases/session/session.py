@@ -124,7 +124,7 @@ class OCRSession(Hinted):
             A server's model family, such as deepseek-ocr-2 or unknown; else what it tells.
             Refused for a model that is loaded here.
         engine : str, optional
-            The engine of a server that a proxy hides: vllm, sglang, llama.cpp, ollama or other. It
+            The engine of a server that a proxy hides: vllm, sglang, llama.cpp, ollama, other. It
             changes nothing for a model that is loaded here.
         extra_body : str, optional
             A JSON object added to each request to a server, such as {"priority": 1}. It
