@@ -179,6 +179,8 @@ class Hinted:
     Type checkers do not see the method, so they go on finding misspelt attributes by themselves.
     """
 
+    __slots__ = ()
+
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
@@ -236,6 +238,8 @@ TAKEN_BY = {
         "attention",
         "cuda_calls",
         "family",
+        "engine",
+        "extra_body",
     ),
     "OCRSession.run_inference": (
         "prompt",

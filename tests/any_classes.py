@@ -128,7 +128,7 @@ def got_ocr2() -> Folder:
             "mlp_dim": 128,
             "image_size": 256,
             "patch_size": 4,
-            "global_attn_indexes": [],
+            "global_attn_indexes": [],  # attention over all patches takes seconds on a CPU
             "window_size": 8,
         },
         text_config={"model_type": "qwen2", "vocab_size": len(tokenizer), **TEXT},

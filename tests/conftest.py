@@ -86,21 +86,29 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 #: wait.
 LONGEST = (
     "explorer_browser",
-    "approved",
-    "session",
-    "strategies",
-    "report_browser",
-    "explorer",
-    "phases",
-)
-LONGEST += (
-    "bad_inputs",
-    "faults",
-    "batch",
+    "server_streams",
     "sweep",
-    "batch_model",
+    "bad_inputs",
+    "batch_damage",
+    "approved",
+    "generation",
+    "notebook_look",
+    "any_class",
+    "explorer",
+    "compare",
+    "engines",
+    "finite_logits",
+    "damaged_records",
+    "batch",
+    "report_browser",
+    "session",
+    "compare_words",
+    "docs",
+    "editor",
+    "strategies",
+    "phases",
     "batch_dask",
-    "report",
+    "crash_points",
     "packaging",
 )
 
@@ -191,6 +199,15 @@ def pixels_seen_once(golden_session: OCRSession) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def tiny_session() -> OCRSession:
     return ocr_phases.OCRSession.load("tiny", device="cpu")
+
+
+@pytest.fixture(scope="module")
+def quick_tiny_session(tiny_session: OCRSession) -> Iterator[OCRSession]:
+    """The built-in model, whose SAM encodes each page once for all tests of a file."""
+    from golden_cases import seen_once
+
+    with seen_once(tiny_session):
+        yield tiny_session
 
 
 def report_fixture(name: str, make: Callable[[Path], object]) -> Callable[..., Path]:

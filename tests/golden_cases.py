@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from ocr_phases import OCRSession
 from ocr_phases.inputs.packing import DeviceInputs
-from ocr_phases.steps.captured import CAPACITY, StaticStep
+from ocr_phases.steps.capacity import CAPACITY
+from ocr_phases.steps.captured import StaticStep
 from ocr_phases.steps.phases import DecodeState
 
 GOLDEN = Path(__file__).parent / "golden"

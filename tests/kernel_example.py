@@ -8,7 +8,7 @@ from conftest import GPU_RECORD
 from example_run import altered, make_run
 
 from ocr_phases import PhaseRun
-from ocr_phases.measure.trace import KV_RANGE, Identity
+from ocr_phases.measure.trace_events import KV_RANGE, Identity
 from ocr_phases.record.parts import to_plain
 
 THREAD = 7
@@ -111,6 +111,30 @@ def mini_trace() -> tuple[dict[str, Any], list[Identity]]:
     trace.launch(4100, ("outside", 4110, 4120))
     spans = [span for _, span in sorted(trace.spans, key=lambda item: item[0])]
     return {"schemaVersion": 1, "traceEvents": trace.events}, spans
+
+
+def launched_step(head_by_shape: bool = False) -> tuple[dict[str, Any], list[Identity]]:
+    """A step with the kernels that `mini_trace` replays, launched one by one.
+
+    Its stages have ranges; or, as in a compiled step, only the shapes of what its kernels read.
+    """
+    trace = TraceWriter()
+    trace.stage("decode", "decode_step", 0, 400, step=0)
+    if head_by_shape:
+        trace.event("cpu_op", "embedding", 10, 20, **{"External id": 1, "Input Dims": [[50, 8]]})
+        trace.event(
+            "cpu_op", "gemv", 120, 150, **{"External id": 2, "Input Dims": [[1, 8], [50, 8]]}
+        )
+    else:
+        trace.stage("decode", "language_model", 5, 110)
+        trace.stage("decode", "head", 115, 160)
+        trace.event("user_annotation", KV_RANGE, 25, 45)
+        trace.operator("aten::scaled_dot_product_attention", 55, 80)
+    trace.launch(30, ("triton_index_copy", 40, 50))
+    trace.launch(60, ("flash_decode", 70, 130))
+    trace.launch(125, ("gemv", 140, 240))
+    spans = [span for _, span in sorted(trace.spans, key=lambda item: item[0])]
+    return {"traceEvents": trace.events}, spans
 
 
 def example_view() -> dict[str, Any]:

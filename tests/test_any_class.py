@@ -10,6 +10,7 @@ from conftest import PAGES, RUNS
 
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, compare
 from ocr_phases.cli import main
+from ocr_phases.models import processors
 from ocr_phases.models.anyclass import any_interface
 from ocr_phases.models.processors import render_chat
 
@@ -284,7 +285,8 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_chat_template_ends_in_a_sentence(name):
+def test_a_hostile_chat_template_ends_in_a_sentence(name, monkeypatch):
+    monkeypatch.setattr(processors, "CHAT_SECONDS", 2)
     with pytest.raises(OcrPhasesError, match="chat template cannot be rendered"):
         render_chat(HOSTILE[name], "Read this page.", 1, "<s>", "</s>")
 

@@ -33,11 +33,11 @@ from ocr_phases.families import FAMILIES
 from ocr_phases.families.config import read_model_config
 from ocr_phases.measure.cells import Cell
 from ocr_phases.measure.memory_fit import fit
-from ocr_phases.models.weights import dummy_config
+from ocr_phases.models.dummies import dummy_config
 from ocr_phases.models.wiring import interface_of, native_class, native_config, wired_interface
 from ocr_phases.record.parts import to_plain
 from ocr_phases.show.sweep_overview import end_to_end_html
-from ocr_phases.text import percent_text
+from ocr_phases.text import bytes_text, percent_text
 from ocr_phases.versions import asset
 
 ROOT = Path(__file__).parents[1]
@@ -310,12 +310,17 @@ def test_attention_that_is_not_fused_holds_its_scores(dtype_bytes: int, times: i
 def test_the_cache_is_as_large_as_the_run_makes_it(
     settings: dict[str, Any], cache: list[int]
 ) -> None:
-    need, said = fit(PAGE, Settings(preset="base", **settings))
+    found = fit(PAGE, Settings(preset="base", **settings))
+    need, said = found.need, found.sentence
     assert need["kv_bytes"].tolist() == pytest.approx(cache, rel=0.1)
     assert said.startswith(f"{settings['model']} at base needs ") and said.endswith(": it fits.")
-    twice, _ = fit([PAGE, PAGE], Settings(preset="base", **settings))
-    assert (twice["kv_bytes"] == 2 * need["kv_bytes"]).all()
-    assert (twice["weight_bytes"] == need["weight_bytes"]).all()
+    assert f"KV cache takes {bytes_text(need['kv_bytes'].iloc[-1])} at the last token" in said
+    for twice in (
+        fit([PAGE, PAGE], Settings(preset="base", **settings)).need,
+        fit(PAGE, Settings(preset="base", **settings), batch=2).need,
+    ):
+        assert (twice["kv_bytes"] == 2 * need["kv_bytes"]).all()
+        assert (twice["weight_bytes"] == need["weight_bytes"]).all()
 
 
 def test_the_verb_needs_a_config_and_nothing_else(tmp_path, capsys, monkeypatch):
@@ -324,16 +329,20 @@ def test_the_verb_needs_a_config_and_nothing_else(tmp_path, capsys, monkeypatch)
     assert main([*command, "--device", "cpu", "--json"]) == 0
     printed = capsys.readouterr()
     told = json.loads(printed.out)
-    assert told["need"] == fit(PAGE, Settings(preset="small"))[0].to_dict("records")
+    assert told["need"] == fit(PAGE, Settings(preset="small")).need.to_dict("records")
     assert told["sentence"] in printed.err and "it fits" in told["sentence"]
     assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10**8))
-    assert "100 MB free: it does not fit." in fit(PAGE, Settings())[1]
+    small = fit(PAGE, Settings())
+    assert "100 MB free: it does not fit." in small.sentence and small.fits is False
+    assert main([*command, "--device", "cpu", "--json"]) == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["exit_reason"], told["fits"]) == ("it does not fit", False)
 
 
 def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    for wrong in ({"preset": "crop"}, {"model": "nowhere"}, {"device": "cuda:99"}):
+    for wrong in ({"preset": "crop"}, {"model": "nowhere"}, {"device": "gpu"}):
         with refused():
             fit(PAGE, Settings(**wrong))
     with refused():

@@ -14,7 +14,8 @@ from golden_cases import RECORDINGS
 
 from ocr_phases import OcrPhasesError, OCRSession
 from ocr_phases.analyse.checks import run_checks, with_verdict
-from ocr_phases.steps.captured import CAPACITY, StaticStep
+from ocr_phases.steps.capacity import CAPACITY
+from ocr_phases.steps.captured import StaticStep
 from ocr_phases.steps.compiled import norm_forwards
 from ocr_phases.steps.forwards import replaced_forwards
 from ocr_phases.steps.phases import generate

@@ -9,14 +9,13 @@ import torch
 from conftest import PAGES, RUNS, TINY_CONFIG
 from example_run import altered, make_run
 
-from ocr_phases import OCRSession, PhaseRun
+from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
 from ocr_phases.analyse.cost import masked_flops, run_cost, stage_cost
+from ocr_phases.analyse.datasheets import DATASHEETS, datasheet_named, find_datasheet
 from ocr_phases.analyse.floors import (
-    DATASHEETS,
     DECODE_FLOOR_COLUMNS,
     FLOOR_COLUMNS,
     decode_floor,
-    find_datasheet,
     floor_table,
     why_no_floor,
 )
@@ -122,19 +121,48 @@ def test_a_record_without_steps_has_the_floors_of_its_prefill() -> None:
 
 
 #: A device of each datasheet, in their order.
-DEVICES = ("NVIDIA B200", "NVIDIA H200 NVL", "NVIDIA H200", "NVIDIA H100 NVL", "NVIDIA H100 PCIe")
-DEVICES += ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe")
-DEVICES += ("NVIDIA A100-SXM4-40GB", "NVIDIA L40S", "NVIDIA L40", "NVIDIA L4", "NVIDIA A10")
-DEVICES += (
+DEVICES = (
+    "NVIDIA B300 SXM6 AC",
+    "NVIDIA B200",
+    "NVIDIA GH200 144G HBM3e",
+    "NVIDIA GH200 480GB",
+    "NVIDIA H200 NVL",
+    "NVIDIA H200",
+    "NVIDIA H100 NVL",
+    "NVIDIA H100 PCIe",
+    "NVIDIA H100 80GB HBM3",
+    "NVIDIA H800 PCIe",
+    "NVIDIA H800",
+    "NVIDIA H20",
+    "NVIDIA A100-SXM4-80GB",
+    "NVIDIA A100 80GB PCIe",
+    "NVIDIA A100-SXM4-40GB",
+    "NVIDIA A800-SXM4-80GB",
+    "NVIDIA A800 80GB PCIe",
+    "NVIDIA RTX PRO 6000 Blackwell Workstation Edition",
+    "NVIDIA L40S",
+    "NVIDIA L40",
+    "NVIDIA L4",
+    "NVIDIA A40",
+    "NVIDIA RTX A6000",
+    "NVIDIA A10",
+    "NVIDIA GeForce RTX 5090",
     "NVIDIA GeForce RTX 4090",
     "NVIDIA GeForce RTX 3090",
     "Tesla T4",
+    "Tesla V100-SXM2-32GB",
     "Tesla V100-SXM2-16GB",
+    "AMD Instinct MI300X",
 )
+#: Devices of which the table says more than they have, or nothing.
 LESS = (
-    "NVIDIA GH200 480GB",
     "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
     "NVIDIA GeForce RTX 4090 Laptop GPU",
+    "NVIDIA GeForce RTX 4090 D",
+    "NVIDIA GeForce RTX 3090 Ti",
+    "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition",
+    "NVIDIA A10G",
+    "NVIDIA H200NVL2",
 )
 
 
@@ -142,11 +170,47 @@ def test_a_datasheet_is_found_by_the_devices_name_and_gives_dense_rates() -> Non
     assert [find_datasheet(device) for device in DEVICES] == [*DATASHEETS]
     assert not any(find_datasheet(device) for device in (*LESS, "AMD EPYC", None))
     for sheet in DATASHEETS:
-        assert sheet["source"] and 100 < sheet["bandwidth"] < 10_000
-        assert sheet["float32"] < sheet["float16"] <= 2500
-        assert "tf32" not in sheet or sheet["float16"] / sheet["tf32"] == pytest.approx(
-            2.0, rel=0.02
-        )
+        assert sheet.source and 100 < sheet.bandwidth < 10_000
+        assert 16 <= sheet.memory <= 288
+        assert sheet.float32 < sheet.float16 <= 2500
+        assert sheet.bfloat16 in (None, sheet.float16)
+        if sheet.tf32 is not None:
+            assert sheet.float16 / sheet.tf32 == pytest.approx(2.0, rel=0.02)
+    without_bfloat16 = {sheet.name for sheet in DATASHEETS if sheet.bfloat16 is None}
+    assert without_bfloat16 == {"T4", "V100 SXM", "V100 SXM 32 GB"}
+    assert all(
+        "no bfloat16" in sheet.source for sheet in DATASHEETS if sheet.name in without_bfloat16
+    )
+
+
+def test_a_person_names_a_card_as_they_please() -> None:
+    for name in ("RTX 4090", "rtx  4090", "NVIDIA GeForce RTX 4090"):
+        assert datasheet_named(name).name == "RTX 4090"
+    assert datasheet_named("H200").name == "H200 SXM"
+    for wrong, reason in {
+        "H100": "choose H100 NVL, H100 PCIe, H100 SXM",
+        "RTX 4080": "Did you mean",
+        "": "There is no datasheet",
+    }.items():
+        with pytest.raises(OcrPhasesError, match=reason):
+            datasheet_named(wrong)
+
+
+#: What a rented card shows in all, in MiB, before anything runs.
+SHOWN_MIB = {
+    "H100 SXM": 81559,
+    "A100 SXM 80 GB": 81920,
+    "A10": 23028,
+    "L40S": 46068,
+    "L4": 23034,
+    "T4": 15360,
+}
+
+
+def test_no_more_memory_is_counted_on_than_drivers_show() -> None:
+    for name, shown in SHOWN_MIB.items():
+        usable = datasheet_named(name).usable_bytes / 2**20
+        assert 0.89 * shown < usable < shown - 300, name
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -166,8 +230,8 @@ def test_ceilings_of_this_machine(dtype: torch.dtype) -> None:
 def test_ceilings_of_a_gpu_stay_below_its_datasheet() -> None:
     found, name = measure_ceilings("cuda", torch.bfloat16), torch.cuda.get_device_name()
     sheet = find_datasheet(name) or pytest.skip(f"no datasheet of {name}")
-    assert found is not None and found["bandwidth_bytes_per_s"] < 1.05e9 * sheet["bandwidth"]
-    assert found["matmul_flops_per_s"] < 1.05e12 * sheet["bfloat16"]
+    assert found is not None and found["bandwidth_bytes_per_s"] < 1.05e9 * sheet.bandwidth
+    assert found["matmul_flops_per_s"] < 1.05e12 * (sheet.bfloat16 or 0)
 
 
 def test_a_session_takes_them_once_and_after_its_runs(

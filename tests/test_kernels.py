@@ -15,13 +15,14 @@ import torch
 from conftest import GOLDEN, PAGES, SMALL_DUMMY
 from elements import Elements
 from example_run import altered, check_of, make_run, with_steps
-from kernel_example import example_view, mini_trace, with_kernels
+from kernel_example import example_view, launched_step, mini_trace, with_kernels
 from refusals import refused
 
 from ocr_phases import OCRSession
 from ocr_phases.analyse import kernels as analyse
 from ocr_phases.cli import main
 from ocr_phases.measure import kernels as measure
+from ocr_phases.measure.replayed import StepKernel, kernels_of_step
 from ocr_phases.measure.trace import reduce_trace
 from ocr_phases.record.parts import KernelsPart, columns_of, to_plain
 from ocr_phases.show.kernel_section import kernels_section
@@ -90,6 +91,41 @@ def test_the_tables_of_the_written_trace(table, keys, figures, expected):
         assert found.loc[key].tolist() == pytest.approx([*values]), key
     assert VIEW["steps"] == 2
     assert VIEW["unattributed"] == {"events": 1, "busy_ms": pytest.approx(0.01)}
+
+
+def test_a_replayed_graph_has_the_stages_of_the_same_step_launched_kernel_by_kernel():
+    kernels = kernels_of_step(*launched_step())
+    assert [(kernel.stage, kernel.part) for kernel in kernels] == [
+        ("language_model", "kv_update"),
+        ("language_model", "attention"),
+        ("head", ""),
+    ]
+
+    view = to_plain(reduce_trace(*mini_trace(), step_kernels=kernels))
+
+    stages = pd.DataFrame(view["stages"]).set_index(STAGE)
+    language_model = stages.loc[("decode", "language_model", "")]
+    head = stages.loc[("decode", "head", "")]
+    assert (language_model["kernels"], head["kernels"]) == (4, 2)  # of two steps
+    assert language_model["busy_ms"] == pytest.approx(2 * 0.070)
+    assert head["busy_ms"] == pytest.approx(2 * 0.099)
+    assert language_model["replay_ms"] == pytest.approx(2 * 0.070)
+    whole = stages.loc[("decode", "decode_step", "")]
+    expected = pd.DataFrame(VIEW["stages"]).set_index(STAGE).loc[("decode", "decode_step", "")]
+    assert whole[expected.index].tolist() == expected.tolist()  # the whole stays what it was
+    parts = pd.DataFrame(view["parts"]).set_index(["phase", "part", "by"])
+    assert parts.loc[("decode", "attention", "order"), "kernels"] == 2
+    assert parts.loc[("decode", "kv_update", "order"), "busy_ms"] == pytest.approx(0.02)
+
+
+def test_a_compiled_step_has_its_stages_by_who_reads_the_head():
+    kernels = kernels_of_step(*launched_step(head_by_shape=True), head_shape=(50, 8))
+    assert [kernel.stage for kernel in kernels] == ["language_model", "language_model", "head"]
+
+
+def test_a_graph_of_other_kernels_has_no_stages():
+    kernels = [*kernels_of_step(*launched_step()), StepKernel("another", "head")]
+    assert to_plain(reduce_trace(*mini_trace(), step_kernels=kernels)) == VIEW
 
 
 def test_the_calls_of_an_amd_gpu_are_read_like_those_of_nvidia():

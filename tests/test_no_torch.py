@@ -13,11 +13,15 @@ WITH_TORCH = ("inputs", "models", "collectors", "steps", "measure", "session")
 WITHOUT_TORCH = (
     "ocr_phases.collectors.nvml",
     "ocr_phases.inputs.views",
+    "ocr_phases.measure.memory_fit",
     "ocr_phases.measure.progress",
     "ocr_phases.measure.record_parts",
     "ocr_phases.measure.request",
     "ocr_phases.measure.runs",
     "ocr_phases.measure.verdicts",
+    "ocr_phases.models.dummies",
+    "ocr_phases.models.folders",
+    "ocr_phases.steps.capacity",
 )
 IMPORTED = """
 import importlib, json, sys

@@ -119,11 +119,11 @@ def html_of(shown: Any) -> str:
     return str(data["text/html"])
 
 
-def exported(shown: dict[str, Any], theme: str, file: Path) -> Path:
+def exported(fragments: dict[str, str], theme: str, file: Path) -> Path:
     """The fragments as outputs of a notebook in nbconvert's template of JupyterLab."""
     cells = []
-    for name, each in shown.items():
-        output = new_output("execute_result", {"text/html": html_of(each)})
+    for name, html in fragments.items():
+        output = new_output("execute_result", {"text/html": html})
         cells.append(new_code_cell(f"# {name}", outputs=[output]))
     exporter = HTMLExporter(template_name="lab", theme=theme)
     exporter.exclude_input = True
@@ -145,13 +145,13 @@ KINDS: dict[str, Callable[[], dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module", params=KINDS)
-def shown(request):
-    return request.param, KINDS[request.param]()
+def fragments(request):
+    """What cells show, by name, as the HTML of their outputs."""
+    return {name: html_of(shown) for name, shown in KINDS[request.param]().items()}
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_fragments_keep_their_shape_in_nbconvert_s_html(theme, shown, browser, tmp_path):
-    kind, fragments = shown
+def test_fragments_keep_their_shape_in_nbconvert_s_html(theme, fragments, browser, tmp_path):
     file = exported(fragments, theme, tmp_path / "shown.html")
     page = browser.new_page(java_script_enabled=True)
     page.route(
@@ -164,8 +164,8 @@ def test_fragments_keep_their_shape_in_nbconvert_s_html(theme, shown, browser, t
     for width in WIDTHS:
         page.set_viewport_size({"width": width, "height": 900})
         seen = page.evaluate(WRONG, OUTPUTS)
-        assert seen["wrong"] == [], (kind, width)
-        assert seen["page"] <= 0, (kind, width)
+        assert seen["wrong"] == [], width
+        assert seen["page"] <= 0, width
     page.close()
 
 

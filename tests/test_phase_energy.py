@@ -16,7 +16,8 @@ from ocr_phases.measure.phase_energy import energy_of, measure_phase_energy, vis
 from ocr_phases.record.parts import PhaseEnergyPart
 from ocr_phases.show.energy_section import energy_section
 from ocr_phases.steps import phases
-from ocr_phases.steps.captured import StaticStep, capacity_for
+from ocr_phases.steps.capacity import capacity_for
+from ocr_phases.steps.captured import StaticStep
 
 PAGE = PAGES / "receipt.png"
 

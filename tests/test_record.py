@@ -9,6 +9,7 @@ import math
 import operator
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -18,11 +19,13 @@ from example_run import altered, encoded
 from PIL import Image
 from refusals import refused
 
-from ocr_phases import PhaseRun
+from ocr_phases import OcrPhasesError, PhaseRun
 from ocr_phases.analyse.stages import TOKEN_COLUMNS
 from ocr_phases.images import describe_page
 from ocr_phases.record import SCHEMA, SPAN_COLUMNS
 from ocr_phases.record.parts import to_plain
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +57,43 @@ def test_a_record_stays_itself_plain_or_packed(run, tmp_path):
         packed.write_bytes(damaged)
         with refused():
             PhaseRun.load(packed)
+
+
+#: Ways to read a part as a mapping, each with what its sentence has to name.
+BY_KEY = {
+    "an entry": (lambda run: run.model["strategy"], r"write \.strategy"),
+    "an entry whose attribute is called otherwise": (
+        lambda run: run.model["class"],
+        r"write \.class_name",
+    ),
+    "a misspelt entry": (lambda run: run.model["stratgy"], "Did you mean strategy"),
+    "an entry of one of several": (lambda run: run.live_checks[0]["verdict"], r"write \.verdict"),
+    "an entry of a part in a part": (
+        lambda run: run.device.ceilings["matmul_dtype"],
+        r"write \.matmul_dtype",
+    ),
+    "a question": (lambda run: "strategy" in run.model, r"such as \.name"),
+    "a loop": (lambda run: list(run.request), r"such as \.prompt"),
+    "get": (lambda run: run.model.get("strategy"), "has no get"),
+    "keys": (lambda run: run.model.keys(), "has no keys"),
+    "a misspelt attribute": (lambda run: run.model.stratgy, "Did you mean strategy"),
+}
+
+
+@pytest.mark.parametrize("way", BY_KEY)
+def test_a_part_of_a_record_is_read_by_attribute_alone(way):
+    read, told = BY_KEY[way]
+    record = PhaseRun.load(ROOT / "data" / "runs" / "tiny-receipt.json.gz")
+    with pytest.raises((TypeError, AttributeError), match=told) as caught:
+        read(record)
+    assert isinstance(caught.value, OcrPhasesError) and "\n" not in str(caught.value)
+
+
+def test_a_part_is_no_mapping(run):
+    with pytest.raises(TypeError):
+        run.model | {}
+    with pytest.raises(TypeError):
+        dict(**run.model)
 
 
 def test_headline_figures_follow_from_the_spans(run):

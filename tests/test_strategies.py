@@ -24,7 +24,8 @@ from ocr_phases.families import FAMILIES
 from ocr_phases.models.wiring import NativeInterface
 from ocr_phases.settings import SamplingSettings
 from ocr_phases.steps import captured, graphs, strategies
-from ocr_phases.steps.captured import CAPACITY, StaticStep
+from ocr_phases.steps.capacity import CAPACITY
+from ocr_phases.steps.captured import StaticStep
 from ocr_phases.steps.compiled import compile_apart, first_largest, sam_attention
 from ocr_phases.steps.phases import generate
 from ocr_phases.steps.preparing import announcements_to, timed_preparation

@@ -9,31 +9,30 @@ stages'. MFU (Chowdhery et al. 2022, arXiv:2204.02311) is FLOPs over time and be
 same of bytes and bandwidth.
 
 Ceilings come from the record (`ocr_phases.measure.ceilings`), else from a datasheet
-(``datasheets.csv``); without either there is no floor.
+(`ocr_phases.analyse.datasheets`); without either there is no floor.
 """
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from ocr_phases.analyse.cost import decode_cost, masked_flops, run_cost, run_shape, stage_cost
+from ocr_phases.analyse.datasheets import Datasheet, find_datasheet
 from ocr_phases.analyse.figures import summary
-from ocr_phases.analyse.stages import STAGE_KEYS, attended, cached, stage_medians, step_table
+from ocr_phases.analyse.stages import (
+    STAGE_KEYS,
+    attended,
+    cached,
+    replayed_stage_ms,
+    stage_medians,
+    step_table,
+)
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import Record
 from ocr_phases.text import bytes_text, rate_text
-
-_SHEETS = pd.read_csv(Path(__file__).with_name("datasheets.csv"))
-#: What makers say their GPUs can do, a second source beside measuring: GB/s, and dense TFLOP/s by
-#: dtype of the operands, accumulated in float32. ``tf32`` is what float32 products take only where
-#: TF32 was allowed, which torch by default does not. Where a maker prints the rate with sparsity,
-#: the dense one is half of it. The first ``pattern`` that matches a device's name counts.
-DATASHEETS: list[dict[Any, Any]] = [row.dropna().to_dict() for _, row in _SHEETS.iterrows()]
 
 FLOOR_COLUMNS = (
     *STAGE_KEYS,
@@ -87,28 +86,16 @@ def measured_ceilings(run: Record) -> Ceilings | None:
 def datasheet_ceilings(run: Record) -> Ceilings | None:
     """The datasheet's ceilings of the record's device and dtype; None for an unknown device."""
     sheet = find_datasheet(run.device.name)
-    if sheet is None:
-        return None
-    tera_flops_per_s = sheet.get(_product_dtype(run))
-    if not tera_flops_per_s:
-        return None
-    bandwidth = sheet["bandwidth"] * 1e9
-    return Ceilings(bandwidth, tera_flops_per_s * 1e12, "datasheet", sheet["source"])
+    return None if sheet is None else sheet_ceilings(sheet, _product_dtype(run))
 
 
-def find_datasheet(device_name: str | None) -> dict[str, Any] | None:
-    """The row of ``datasheets.csv`` of a device by the name its driver gives; None for an unknown
-    one.
-
-    A slice of a GPU (MIG) and a laptop's version have less than the table says, so they have none.
-    """
-    name = str(device_name or "")
-    if re.search(r"\bMIG\b|\bLaptop\b|\bMax-Q\b", name):
+def sheet_ceilings(sheet: Datasheet, dtype: str) -> Ceilings | None:
+    """What a datasheet says of products of this dtype; None where the GPU has none."""
+    tera_flops_per_s = sheet.tera_flops_per_s(dtype)
+    if tera_flops_per_s is None:
         return None
-    for sheet in DATASHEETS:
-        if re.search(sheet["pattern"], name):
-            return sheet
-    return None
+    bandwidth = sheet.bandwidth * 1e9
+    return Ceilings(bandwidth, tera_flops_per_s * 1e12, "datasheet", sheet.source)
 
 
 def ceilings_of(run: Record) -> Ceilings | None:
@@ -138,7 +125,8 @@ def floor_table(run: Record) -> pd.DataFrame:
     ``prefill`` and ``decode_step`` are the wholes, the last row of each phase. ``flops`` (without
     `masked_flops`) and ``bytes`` are int64, ``intensity`` FLOPs a byte, times ms: ``device_ms``
     that of the summary (of a decode step: the median over all steps), ``floor_ms`` at the cache
-    length in the middle of the run. ``bound_by`` is ``arithmetic`` or ``bandwidth``,
+    length in the middle of the run. A stage within a replayed graph has its time
+    from the kernel view. ``bound_by`` is ``arithmetic`` or ``bandwidth``,
     ``times_floor`` measured over floor, ``mfu`` and ``mbu`` shares of one, ``source`` that of the
     ceilings. Empty where `why_no_floor` says so. A stage that was not timed has NaN.
     """
@@ -154,6 +142,9 @@ def floor_table(run: Record) -> pd.DataFrame:
     table = table.sort_values("phase", ascending=False, kind="stable", ignore_index=True)
     times = stage_medians(run)
     times = times[times > 0]  # one too short for the clock says nothing
+    replayed = replayed_stage_ms(run)
+    if len(replayed):
+        times = times.combine_first(replayed).rename("device_ms")
     table = table.join(times, on=[*STAGE_KEYS])
     seconds = table["device_ms"] / 1e3
     table["intensity"] = table["flops"] / table["bytes"]

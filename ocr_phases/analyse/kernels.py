@@ -21,7 +21,13 @@ import pandas as pd
 
 from ocr_phases.analyse.floors import WHOLES
 from ocr_phases.analyse.noise import trusted_floors
-from ocr_phases.analyse.stages import STAGE_KEYS, cached, stage_medians, vision_stages
+from ocr_phases.analyse.stages import (
+    STAGE_KEYS,
+    cached,
+    replayed_stage_ms,
+    stage_medians,
+    vision_stages,
+)
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PHASES, Record
 from ocr_phases.record.parts import KernelsFailed, KernelsPart, columns_of
@@ -72,11 +78,17 @@ def kernel_table(run: Record) -> pd.DataFrame:
     median over the timed repeats on the device's clock, in decode over the profiled steps (missing
     where they have no such stage, and for the loop around the steps, which the profiled run cuts
     short). ``launches`` are the host's calls that put work on the device: one for a whole graph.
-    ``profiled_ms`` is the host's time in the stage under the profiler.
+    ``profiled_ms`` is the host's time in the stage under the profiler. A stage within a replayed
+    graph is not timed by itself: its ``wall_ms`` is the time in the profiled replays, from the
+    start of its first kernel to the end of its last one.
     """
     table = _table(run, "stages", *_COUNTED, "host_ms").rename(columns={"host_ms": "profiled_ms"})
     walls = stage_medians(run, tuple(_table(run, "decode_steps")["step"]))
-    return table.join(walls.rename("wall_ms"), on=[*STAGE_KEYS])[list(KERNEL_COLUMNS)]
+    table = table.join(walls.rename("wall_ms"), on=[*STAGE_KEYS])
+    replayed = replayed_stage_ms(run).rename("replayed_ms")
+    table = table.join(replayed, on=[*STAGE_KEYS])
+    table["wall_ms"] = table["wall_ms"].fillna(table["replayed_ms"])
+    return table[list(KERNEL_COLUMNS)]
 
 
 def top_kernels(run: Record, stage: str | None = None) -> pd.DataFrame:
@@ -121,8 +133,9 @@ def kv_cache_share(run: Record) -> pd.DataFrame:
 
     ``of_busy`` is of the device's work in the prefill or in one decode step, ``of_wall`` of its
     wall time. ``by`` says how the kernels were told: by the ``range`` around the cache's update or
-    by the attention ``operator`` that launched them (sure), or by ``name`` within a CUDA graph
-    (best effort). Attention within a graph cannot be told and has no row.
+    by the attention ``operator`` that launched them, by their ``order`` within a CUDA graph, which
+    is that of the same step launched kernel by kernel, or by ``name`` within one (best effort;
+    attention then cannot be told and has no row).
     """
     table = _table(run, "parts", "kernels", "busy_ms")
     wholes = kernel_table(run)

@@ -21,6 +21,7 @@ import pandas as pd
 from ocr_phases.analyse.grounding import Grounding, parse_grounding, token_regions
 from ocr_phases.analyse.statistics import part_ms
 from ocr_phases.record import PHASES, Record, is_whole_phase
+from ocr_phases.record.parts import KernelsPart, columns_of
 from ocr_phases.stages import ROLES, VISION_ROLES, Role, Stage, stage_of, stage_place
 
 STAGE_KEYS = ("phase", "stage", "view")
@@ -205,6 +206,25 @@ def stage_medians(run: Record, steps: Collection[int] | None = None) -> pd.Serie
     return pd.concat([wholes, decode.groupby([*STAGE_KEYS])["device_ms"].median()]).rename(
         "device_ms"
     )
+
+
+def replayed_stage_ms(run: Record) -> pd.Series:
+    """The time in ms of each stage within a replayed decode step, by phase, stage and view.
+
+    It is from the kernel view: a graph has no spans inside. Empty where that did not find stages.
+    """
+    if not isinstance(run.kernels, KernelsPart):
+        return _no_stages()
+    table = pd.DataFrame(columns_of(run.kernels.stages))
+    if "replay_ms" not in table:
+        return _no_stages()
+    table = table[table["replay_ms"] > 0].set_index([*STAGE_KEYS])
+    return table["replay_ms"] / len(run.kernels.decode_steps.step)
+
+
+def _no_stages() -> pd.Series:
+    index = pd.MultiIndex.from_tuples([], names=[*STAGE_KEYS])
+    return pd.Series(index=index, dtype="float64")
 
 
 def _over_repeats(device: pd.DataFrame, host: pd.DataFrame) -> pd.DataFrame:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ocr_phases.cli.options import (
     SETTINGS,
+    card_list,
     model_list,
     name_list,
     number,
@@ -131,7 +132,26 @@ def _add_profile(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--dry-run",
         action="store_true",
-        help="say what the measurement needs of the device's memory; a config.json is enough",
+        help="say what the measurement needs of the device's memory; a config.json is enough. "
+        "Exit code 1: it does not fit",
+    )
+    command.add_argument(
+        "--card",
+        "--cards",
+        dest="cards",
+        type=card_list,
+        default=[],
+        metavar="LIST",
+        help='--dry-run for these GPUs by their datasheets: "RTX 4090,L4=0.80" (its price per '
+        "hour), or all; needs no GPU",
+    )
+    command.add_argument(
+        "--batch",
+        dest="dry_batch",
+        type=number(int, 1),
+        default=1,
+        metavar="N",
+        help="--dry-run of this many rows, each with the page (default: %(default)s)",
     )
     command.add_argument(
         "--from",
@@ -169,8 +189,25 @@ def _add_artifacts(command: argparse.ArgumentParser) -> None:
 def _add_compare(command: argparse.ArgumentParser) -> None:
     _add_output(command)
     _add_out(command, "compare")
-    command.add_argument("base", metavar="A.json", help="the record to compare with")
-    command.add_argument("records", nargs="+", metavar="B.json", help="records compared with it")
+    command.add_argument(
+        "base", metavar="A.json", help="the record to compare with; with --baseline the new one"
+    )
+    command.add_argument("records", nargs="*", metavar="B.json", help="records compared with it")
+    command.add_argument(
+        "--baseline",
+        type=Path,
+        metavar="DIR",
+        help="compare A.json with the newest records of this folder that have its page, model, "
+        "settings and card; exit code 3 with --fail-above where there is none",
+    )
+    command.add_argument(
+        "--last",
+        type=number(int, 1),
+        default=8,
+        metavar="N",
+        help="records of --baseline that are taken, at most; 3 or more also show how the machine "
+        "changes from day to day (default: %(default)s)",
+    )
     command.add_argument(
         "--fail-above",
         type=_PERCENT,

@@ -8,11 +8,14 @@ import re
 import shlex
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ocr_phases.errors import Keyword, OcrPhasesError, check_known
 from ocr_phases.settings import ModelSettings, Settings, setting_names
 from ocr_phases.text import nearest
+
+if TYPE_CHECKING:
+    from ocr_phases.analyse.other_cards import CardChoice
 
 #: What ``--kernels`` asks for.
 KERNELS = ("kernels", "kernel_steps")
@@ -22,8 +25,9 @@ VENDOR = ("implementation", "trust_remote_code", "attention", "cuda_calls")
 EVERY = [name for name in setting_names(Settings) if name not in (*KERNELS, "kernel_trace")]
 #: What changes no measurement, so that nothing is measured again for it.
 PRICE = "price_per_hour"
-#: What a server's model is told, and no other.
+#: What a server is told, and no model that is loaded here.
 FAMILY = "family"
+OF_SERVERS = (FAMILY, "engine", "extra_body")
 #: The settings that a list of pages may have.
 BATCH = [name for name in EVERY if name not in (*VENDOR, "revision", PRICE)]
 #: The settings of a run that all cells of a sweep share; its lists give the others.
@@ -115,6 +119,24 @@ def model_list(text: str) -> list[str]:
     """Models from a comma-separated list, of which ``dummy:layers=2,experts=8`` is one."""
     models = name_list(text, r",(?!\s*[a-z]+=\d+\s*(?:,|$))")
     return [re.sub(r",\s+", ",", model) for model in models]
+
+
+def card_list(text: str) -> list[CardChoice]:
+    """Cards from a comma-separated list, each with its price of an hour or without:
+    ``RTX 4090=0.69,L4``; ``all`` are all that have a datasheet.
+    """
+    from ocr_phases.analyse.datasheets import DATASHEETS, datasheet_named
+    from ocr_phases.analyse.other_cards import CardChoice
+
+    choices: list[CardChoice] = []
+    for part in name_list(text):
+        name, has_price, price = part.partition("=")
+        per_hour = number(float, 0)(price) if has_price else None
+        if name.strip().lower() == "all":
+            choices += [CardChoice(sheet, per_hour) for sheet in DATASHEETS]
+        else:
+            choices.append(CardChoice(datasheet_named(name), per_hour))
+    return choices
 
 
 def number_list(text: str) -> list[int]:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ocr_phases.cli import measuring
 from ocr_phases.cli.compare import print_compared
-from ocr_phases.cli.results import rows, run_result, show, show_quality, wrote
+from ocr_phases.cli.results import Exit, rows, run_result, show, show_quality, wrote
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.settings import Settings
 
 if TYPE_CHECKING:
+    import pandas as pd
+
+    from ocr_phases.analyse.other_cards import CardChoice
     from ocr_phases.results.run import PhaseRun
 
 #: Settings that every repetition of a record takes from the command.
@@ -27,8 +32,11 @@ _EACH = (
 )
 
 
-def run(arguments: argparse.Namespace) -> None:
-    """Measure a page, or repeat a record's measurement, print a summary and save the record."""
+def run(arguments: argparse.Namespace) -> int:
+    """Measure a page, or repeat a record's measurement, print a summary and save the record.
+
+    With --dry-run nothing is measured, and exit code 1 says that it does not fit.
+    """
     from ocr_phases.analyse.cards import key_metrics_text
     from ocr_phases.analyse.comparison_words import same_tokens
     from ocr_phases.analyse.kernels import has_kernels, host_syncs, stage_verdict
@@ -38,15 +46,10 @@ def run(arguments: argparse.Namespace) -> None:
     from ocr_phases.results.comparison import Comparison
     from ocr_phases.results.run import PhaseRun
 
+    if arguments.dry_run:
+        return _dry_run(arguments)
     if arguments.repeated is None and arguments.page is None:
         raise OcrPhasesError("Name the page to measure, or a record to repeat (--from).")
-    if arguments.dry_run:
-        from ocr_phases.measure.memory_fit import fit
-
-        need, said = fit(arguments.page, Settings.among(vars(arguments)))
-        print(said)
-        arguments.result = {"page": arguments.page, "sentence": said, "need": rows(need)}
-        return
     target = measuring.check_target(arguments, arguments.repeated)
     then = None
     if arguments.repeated is not None:
@@ -75,6 +78,49 @@ def run(arguments: argparse.Namespace) -> None:
     print(f"\n{subject(record)}\n{key_metrics_text(record)}\n")
     print(f"{verdict(record)}\n{told['checks']['sentence']}")
     arguments.result = {**told, "record": wrote(target)}
+    return Exit.DONE
+
+
+def _dry_run(arguments: argparse.Namespace) -> int:
+    """Say what the measurement needs; of GPUs also what it takes at the least."""
+    from ocr_phases.measure.memory_fit import fit, fit_cards
+
+    settings = Settings.among(vars(arguments))
+    result: dict[str, Any] = {"page": arguments.page}
+    if arguments.cards:
+        cards = _with_price(arguments.cards, arguments.price_per_hour)
+        found = fit_cards(arguments.page, settings, cards, batch=arguments.dry_batch)
+    else:
+        found = fit(arguments.page, settings, batch=arguments.dry_batch)
+    print(found.sentence)
+    result.update(sentence=found.sentence, fits=found.fits, need=rows(found.need))
+    if found.cards is not None:
+        if len(found.cards) > 1:
+            print()
+            show(_readable(found.cards))
+        result["cards"] = rows(found.cards)
+    arguments.result = result
+    return Exit.FAILED if found.fits is False else Exit.DONE
+
+
+def _with_price(cards: Sequence[CardChoice], price_per_hour: float | None) -> list[CardChoice]:
+    """The cards, those without a price at the command's."""
+    priced = []
+    for card in cards:
+        if card.price_per_hour is None:
+            card = replace(card, price_per_hour=price_per_hour)
+        priced.append(card)
+    return priced
+
+
+def _readable(table: pd.DataFrame) -> pd.DataFrame:
+    """The table of cards as a person reads it: GB, yes and no, without columns that are empty."""
+    from ocr_phases.text import bytes_text
+
+    table = table.dropna(axis="columns", how="all")
+    sizes = {name: table[name].map(bytes_text) for name in ("memory_bytes", "need_bytes")}
+    shown = table.assign(**sizes, fits=table["fits"].map({True: "yes", False: "no"}))
+    return shown.rename(columns={"memory_bytes": "memory", "need_bytes": "need"})
 
 
 def _repeat(arguments: argparse.Namespace, then: PhaseRun, **options: Any) -> PhaseRun:

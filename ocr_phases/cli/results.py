@@ -31,6 +31,7 @@ class Exit(IntEnum):
 #: Why a verb that came to its end has another exit code than 0.
 REASONS: dict[tuple[str, int], str] = {
     ("verify", Exit.FAILED): "a check failed",
+    ("profile", Exit.FAILED): "it does not fit",
     ("compare", Exit.FAILED): "a limit is exceeded",
     ("compare", Exit.UNDECIDED): "a limit is undecided",
     ("sweep", Exit.FAILED): "no cell was measured",

@@ -203,7 +203,7 @@ def _measure(asked: Asked, live: Live) -> PhaseRun:
     from ocr_phases.steps.preparing import announcements_to
 
     with contextlib.suppress(OcrPhasesError):  # loading says what is wrong
-        live.doing(f"loading: {fit(asked.page, asked.settings)[1]}")
+        live.doing(f"loading: {fit(asked.page, asked.settings).sentence}")
     session, options = kept_session(**asked.settings.of_model()), asked.settings.of_run()
     device = getattr(session, "device", "")  # a server has neither that nor a tokenizer
     live.doing("preparing")

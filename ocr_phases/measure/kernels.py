@@ -21,9 +21,14 @@ from transformers import Cache
 
 from ocr_phases.errors import Keyword, OcrPhasesError, SettingError
 from ocr_phases.files import TRACE_OWNER, TemporaryFolder, output_file, write_given
-from ocr_phases.measure.trace import KV_RANGE, Identity, reduce_trace
+from ocr_phases.measure.replayed import StepKernel, kernels_of_step
+from ocr_phases.measure.trace import reduce_trace
+from ocr_phases.measure.trace_events import KV_RANGE, Identity
 from ocr_phases.record.parts import KernelsPart
 from ocr_phases.settings import Request
+
+#: Starts a decode step kernel by kernel and gives its spans, as rows of `SPAN_COLUMNS`.
+LaunchStep = Callable[[], list[tuple]]
 
 
 def check_kernels(device: str, *, generate: bool, trace: str | Path | None) -> None:
@@ -49,7 +54,11 @@ def check_kernels(device: str, *, generate: bool, trace: str | Path | None) -> N
 
 
 def kernel_view(
-    run_spans: Callable[[Request], list[tuple]], request: Request, device: str
+    run_spans: Callable[[Request], list[tuple]],
+    request: Request,
+    device: str,
+    launch_step: LaunchStep | None = None,
+    head_shape: tuple[int, int] | None = None,
 ) -> KernelsPart:
     """Run a request once more under the profiler: the record's kernel view.
 
@@ -63,6 +72,11 @@ def kernel_view(
         https://ui.perfetto.dev).
     device : str
         Where it runs.
+    launch_step : callable, optional
+        For decode steps that replay a graph: starts such a step kernel by kernel and gives its
+        spans, so that the kernels of the replays find their stages.
+    head_shape : (int, int), optional
+        The shape of the head's weight, where the steps are compiled.
 
     Raises
     ------
@@ -71,7 +85,10 @@ def kernel_view(
     """
     profiler, spans = profiled_run(run_spans, request)
     trace = chrome_trace(profiler)
-    view = reduce_trace(trace, spans, tool=f"torch.profiler {torch.__version__}")
+    step_kernels: list[StepKernel] = []
+    if launch_step is not None:
+        step_kernels = launched_kernels(launch_step, head_shape)
+    view = reduce_trace(trace, spans, f"torch.profiler {torch.__version__}", step_kernels)
     if device.startswith("cuda") and not any(view.stages.kernels):
         raise OcrPhasesError(
             "The profiler saw no kernel: another profiler may hold the device, or this user may "
@@ -97,10 +114,24 @@ def profiled_run(
     run_spans(short)
     with cache_updates_marked(), profile() as profiler:  # of the host and of CUDA
         spans = run_spans(short)
+    return profiler, _identities(spans)
+
+
+def launched_kernels(
+    launch_step: LaunchStep, head_shape: tuple[int, int] | None
+) -> list[StepKernel]:
+    """The kernels of a step that ``launch_step`` starts one by one, in their order."""
+    launch_step()
+    with cache_updates_marked(), profile(record_shapes=head_shape is not None) as profiler:
+        spans = launch_step()
+    return kernels_of_step(chrome_trace(profiler), _identities(spans), head_shape)
+
+
+def _identities(spans: list[tuple]) -> list[Identity]:
     identities = []
     for _, phase, stage, view, step, *_times in spans:
         identities.append((phase, stage, view, step))
-    return profiler, identities
+    return identities
 
 
 def chrome_trace(profiler: profile) -> dict[str, Any]:

@@ -16,6 +16,7 @@ import torch
 from ocr_phases.collectors import machine
 from ocr_phases.collectors.conditions import Conditions
 from ocr_phases.collectors.energy import counter_and_idle_watts
+from ocr_phases.collectors.hooks import stage_hooks
 from ocr_phases.collectors.timeline import NoTimeline, Timeline
 from ocr_phases.errors import OcrPhasesError, OutOfMemory, Stopped
 from ocr_phases.images import load_page
@@ -72,7 +73,8 @@ from ocr_phases.results.run import PhaseRun
 from ocr_phases.settings import Request, RunSettings, is_published
 from ocr_phases.stages import stage_of, stage_place
 from ocr_phases.steps import phases
-from ocr_phases.steps.captured import StaticStep, capacity_for
+from ocr_phases.steps.capacity import capacity_for
+from ocr_phases.steps.captured import StaticStep
 from ocr_phases.steps.decode_kernels import decode_attention
 from ocr_phases.steps.preparing import numbered_announcements
 from ocr_phases.steps.sampling import one_shot, sampler_for
@@ -393,7 +395,33 @@ class Measurement:
 
     def _profile_kernels(self) -> KernelsPart:
         with execution(self.device):  # each run has its own autocast
-            return kernel_view(self._run_spans, self.request, self.device)
+            if self.step is None:
+                return kernel_view(self._run_spans, self.request, self.device)
+            head_shape = None
+            if self.request.strategy == "compiled":
+                head = self.checkpoint.model.get_output_embeddings()
+                head_shape = tuple(head.weight.shape)
+            return kernel_view(
+                self._run_spans, self.request, self.device, self._launch_step, head_shape
+            )
+
+    def _launch_step(self) -> list[tuple]:
+        """The spans of one decode step that is started kernel by kernel."""
+        assert self.step is not None
+        model = self.checkpoint.model
+        interface = self.checkpoint.interface
+        inputs = self.packed.to(self.device, self.checkpoint.dtype)
+        state = phases.prefill(model, inputs, step=self.step)
+        timeline = Timeline(self.device)
+        # Hooks would undo what was compiled.
+        hooked = NoTimeline(self.device) if self.request.strategy == "compiled" else timeline
+        with (
+            self.step.execution(),
+            stage_hooks(model, interface, hooked, []),
+            timeline.in_phase("decode", "decode_step", 0),
+        ):
+            self.step.launch(state.length)
+        return timeline.rows()
 
     def _run_spans(self, request: Request) -> list[tuple]:
         """The spans of one more run."""

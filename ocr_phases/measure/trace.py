@@ -1,13 +1,6 @@
 """A Chrome trace of torch.profiler reduced to small tables.
 
 They say to which stage each kernel, each idle gap and each wait of the host belongs.
-
-A kernel belongs to the stage whose range was open on the host when its launch was called: the
-profiler gives a kernel and the call that launched it one correlation id. Every kernel of a replayed
-CUDA graph carries the id of its ``cudaGraphLaunch``. pandas over the JSON, so that a saved trace
-can be read anywhere.
-
-Event categories: https://github.com/pytorch/kineto/blob/main/libkineto/include/ActivityType.h
 """
 
 from __future__ import annotations
@@ -18,7 +11,22 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 
-from ocr_phases.errors import Keyword, SettingError
+from ocr_phases.measure.replayed import Replayed, StepKernel, replayed_stages
+from ocr_phases.measure.trace_events import (
+    ATTENTION_OPERATOR,
+    CALLS,
+    DECIMALS,
+    GRAPH_LAUNCH,
+    KV_RANGE,
+    STAGE_KEYS,
+    Identity,
+    as_ranges,
+    device_work,
+    events_of,
+    innermost,
+    inside_of,
+    ranges_of,
+)
 from ocr_phases.record.parts import (
     HostSyncs,
     KernelGaps,
@@ -31,27 +39,13 @@ from ocr_phases.record.parts import (
     make_part,
 )
 
-#: The range that the measuring pass puts around the cache's ``update``.
-KV_RANGE = "kv_cache_update"
-
-_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
-_CALLS = ("cuda_runtime", "cuda_driver")
-_HOST = ("cpu_op", "user_annotation")
 # AMD's calls have NVIDIA's names with another beginning, in the same categories.
 _SYNC = r"(?:cuda|cu|hip)(?:Stream|Device|Event|Ctx)Synchronize|(?:cuda|hip)Memcpy$"
-_GRAPH_LAUNCH = r"(?:cuda|cu|hip)GraphLaunch"
-_ATTENTION_OPERATOR = "aten::scaled_dot_product_attention"
-# A replayed graph has no operators: its kernels can only be told by their names. index_copy_ writes
-# the static cache and nothing else; attention over it is the plain formula, whose products look
-# like any other's.
+# What writes the static cache and nothing else, told by its name where nothing else tells it.
 _GRAPH_KV_UPDATE = "index_copy"
 _TOP = 12
 _NAME_LENGTH = 240
-_DECIMALS = 6  # of ms: the trace has no more, and what touches must not seem to be apart
 
-#: Of a span: phase, stage, view and step.
-Identity = tuple[str, str, str, int | None]
-_STAGE = ["phase", "stage", "view"]
 _Table = TypeVar("_Table", bound=Part)
 
 
@@ -65,13 +59,18 @@ def busy_ms(intervals: Iterable[tuple[float, float]]) -> float:
 
 
 def reduce_trace(
-    trace: Mapping[str, Any], spans: Sequence[Identity], tool: str = ""
+    trace: Mapping[str, Any],
+    spans: Sequence[Identity],
+    tool: str = "",
+    step_kernels: Sequence[StepKernel] = (),
 ) -> KernelsPart:
     """The kernel view of a record: its tables with one list per column, times in ms.
 
     ``trace`` is the profiler's Chrome trace, ``spans`` what the timeline recorded in the same pass,
     in order of their start (phase, stage, view, step): the n-th range of a name is the n-th span of
-    that stage. ``tool`` names the profiler and its version.
+    that stage. ``tool`` names the profiler and its version. ``step_kernels`` are those of a step
+    that was launched kernel by kernel (`ocr_phases.measure.replayed`): a graph that replays the
+    same ones gets their stages and parts, by their order.
 
     ``stages``: calls, kernels, copies, launches and busy time (union) of each stage with all that
     lies inside it, and the host's time in it. ``decode_steps``: the same for each step. ``top``:
@@ -82,155 +81,43 @@ def reduce_trace(
 
     Raises `OcrPhasesError` where the trace and the spans do not belong together.
     """
-    events = _events(trace)
-    ranges = _ranges(events, spans)
-    work = _work(events)
-    calls = events[events["category"].isin(_CALLS)]
+    events = events_of(trace)
+    ranges = ranges_of(events, spans)
+    work = device_work(events)
+    calls = events[events["category"].isin(CALLS)]
     syncs = calls[calls["name"].str.match(_SYNC)]
     # Those of one thread nest; the ranges' thread is the one that launches.
     operators = events[
         (events["category"] == "cpu_op") & events["thread"].isin(ranges["host_thread"])
     ]
-    within = _inside(ranges, work, "called")
-    waits = _inside(ranges, syncs, "start")
-    inside = _innermost(within)
+    within = inside_of(ranges, work, "called")
+    replayed = replayed_stages(within, step_kernels)
+    ranges = pd.concat([ranges, replayed.ranges])
+    within = pd.concat([within, replayed.within], ignore_index=True)
+    waits = inside_of(ranges, syncs, "start")
+    inside = innermost(within)
     outside = work.drop(inside["event"])
     steps = _decode_steps(ranges, within, waits)
     return KernelsPart(
         steps=len(steps),
         tool=tool,
-        stages=_as_part(KernelStages, _stages(ranges, within)),
+        stages=_as_part(KernelStages, _stages(ranges, within, replayed)),
         decode_steps=_as_part(KernelSteps, steps),
         top=_as_part(TopKernels, _top(inside)),
         gaps=_as_part(KernelGaps, _gaps(inside, syncs)),
-        parts=_as_part(KernelParts, _parts(events, operators, inside)),
-        host_syncs=_as_part(HostSyncs, _host_syncs(_innermost(waits), operators, work)),
+        parts=_as_part(KernelParts, _parts(events, operators, inside, replayed.part_of_event)),
+        host_syncs=_as_part(HostSyncs, _host_syncs(innermost(waits), operators, work)),
         unattributed={
             "events": len(outside),
-            "busy_ms": round(busy_ms(outside["interval"]), _DECIMALS),
+            "busy_ms": round(busy_ms(outside["interval"]), DECIMALS),
         },
     )
 
 
 def _as_part(kind: type[_Table], table: pd.DataFrame) -> _Table:
     """A table of the record, which has a list for each column."""
-    rounded = table.round(_DECIMALS)
+    rounded = table.round(DECIMALS)
     return make_part(kind, {str(name): rounded[name].tolist() for name in rounded.columns})
-
-
-# -- reading the trace -----------------------------------------------------------------------
-
-
-def _events(trace: Mapping[str, Any]) -> pd.DataFrame:
-    """The complete events (``ph`` X) of all categories that matter, by start and then longest
-    first.
-
-    ``start`` and ``end`` are ms from the first of them.
-    """
-    categories = (*_DEVICE, *_CALLS, *_HOST)
-    complete = []
-    for event in trace["traceEvents"]:
-        if event.get("ph") == "X" and event.get("cat") in categories:
-            complete.append(event)
-    # Microseconds since some epoch: differences keep more digits.
-    origin_us = min((float(event["ts"]) for event in complete), default=0.0)
-    rows = []
-    for event in complete:
-        args = event.get("args", {})
-        start_us = float(event["ts"]) - origin_us
-        end_us = start_us + float(event.get("dur", 0.0))
-        rows.append(
-            (
-                str(event["name"]),
-                event["cat"],
-                start_us / 1e3,
-                end_us / 1e3,
-                event.get("tid"),
-                args.get("correlation"),
-                args.get("External id", args.get("external id")),
-            )
-        )
-    names = ["name", "category", "start", "end", "thread", "correlation", "external"]
-    events = pd.DataFrame(rows, columns=names)
-    events = events.astype({"start": float, "end": float}).round(_DECIMALS)
-    return events.sort_values(["start", "end"], ascending=[True, False], ignore_index=True)
-
-
-def _ranges(events: pd.DataFrame, spans: Sequence[Identity]) -> pd.DataFrame:
-    """Each span with its stretch of the host's time, ``since`` and ``until``.
-
-    The outer ones come first. Raises `OcrPhasesError` where the profiler kept fewer ranges than
-    there are spans.
-    """
-    expected = pd.DataFrame(spans, columns=[*_STAGE, "step"]).sort_values("stage", kind="stable")
-    annotations = events[events["category"] == "user_annotation"]
-    annotations = annotations[annotations["name"].isin(expected["stage"])]
-    found_counts = annotations["name"].value_counts()
-    for stage, count in expected["stage"].value_counts().items():
-        found = found_counts.get(stage, 0)
-        if found != count:
-            raise SettingError(
-                "kernel_steps",
-                f"The profiler kept {found} of {count} ranges of {stage}: its buffers were too "
-                "small for this run; ask for fewer steps in the kernel view (",
-                Keyword("kernel_steps"),
-                ").",
-            )
-    annotations = annotations.sort_values("name", kind="stable").set_axis(expected.index)
-    times = _as_ranges(annotations).drop(columns="name")
-    times["host_thread"] = annotations["thread"]
-    times["host_ms"] = times["until"] - times["since"]
-    ranges = expected.join(times)
-    ranges = ranges.sort_values(["since", "until"], ascending=[True, False], ignore_index=True)
-    return ranges.rename_axis("range")
-
-
-def _work(events: pd.DataFrame) -> pd.DataFrame:
-    """Each kernel, copy and fill on the device with its launch.
-
-    That is the name of the ``call``, and when it was ``called`` and ``left``.
-    """
-    work = events[events["category"].isin(_DEVICE)]
-    # A call that the trace has lost leaves the operator or range which made it.
-    caller = _callers(events, work, _CALLS, "correlation")
-    caller = caller.fillna(_callers(events, work, _HOST, "external"))
-    called = events[["name", "start", "end"]].set_axis(["call", "called", "left"], axis=1)
-    work = work.join(called.reindex(caller).set_axis(work.index))
-    kernels = work["category"] == "kernel"
-    intervals = pd.Series(
-        list(zip(work["start"], work["end"], strict=True)), work.index, dtype=object
-    )
-    return work.assign(kernels=kernels, copies=~kernels, interval=intervals)
-
-
-def _callers(
-    events: pd.DataFrame, work: pd.DataFrame, categories: Sequence[str], key: str
-) -> pd.Series:
-    """The event of these categories that has the same id in ``key``, for each one of the device."""
-    callers = events[events["category"].isin(categories)].dropna(subset=key)
-    event_by_id = dict(zip(callers[key], callers.index, strict=True))
-    return work[key].map(event_by_id)
-
-
-def _inside(ranges: pd.DataFrame, events: pd.DataFrame, time: str) -> pd.DataFrame:
-    """Each event beside every range that its ``time`` lies in, the outer ranges first: the columns
-    of both.
-
-    ``range`` and ``event`` say which, by the index of each.
-    """
-    times = events[time].sort_values()
-    first = times.searchsorted(ranges["since"])
-    last = times.searchsorted(ranges["until"])
-    pairs = []
-    for place, begin, end in zip(ranges.index, first, last, strict=True):
-        pairs += [(place, event) for event in times.index[begin:end]]
-    table = pd.DataFrame(pairs, columns=["range", "event"], dtype="int64")
-    return table.join(ranges, on="range").join(events, on="event")
-
-
-def _innermost(inside: pd.DataFrame) -> pd.DataFrame:
-    """Each event once, in order of time, beside the innermost of its ranges."""
-    return inside.drop_duplicates("event", keep="last").sort_values("event")
 
 
 # -- the tables ------------------------------------------------------------------------------
@@ -248,11 +135,17 @@ def _with_work(groups: pd.DataFrame, within: pd.DataFrame) -> pd.DataFrame:
     return groups.join(counts.reindex(groups.index, fill_value=0))
 
 
-def _stages(ranges: pd.DataFrame, within: pd.DataFrame) -> pd.DataFrame:
-    spans = ranges.groupby(_STAGE, sort=False).agg(
+def _stages(ranges: pd.DataFrame, within: pd.DataFrame, replayed: Replayed) -> pd.DataFrame:
+    """Each stage with its work; ``replay_ms`` is its time within the replays of a graph."""
+    spans = ranges.groupby(STAGE_KEYS, sort=False).agg(
         calls=("host_ms", "size"), host_ms=("host_ms", "sum")
     )
-    return _with_work(spans, within).reset_index()
+    table = _with_work(spans, within).reset_index()
+    if len(replayed.ranges):
+        from_first_to_last = replayed.ranges.groupby(STAGE_KEYS)["replay_ms"].sum()
+        table = table.join(from_first_to_last, on=STAGE_KEYS)
+        table["replay_ms"] = table["replay_ms"].fillna(0.0)
+    return table
 
 
 def _decode_steps(ranges: pd.DataFrame, within: pd.DataFrame, waits: pd.DataFrame) -> pd.DataFrame:
@@ -298,29 +191,40 @@ def _gaps(inside: pd.DataFrame, syncs: pd.DataFrame) -> pd.DataFrame:
         longer_than_us=0.0,
         idle_ms=table["start"] - table["idle_from"],
     )
-    groups = table.groupby([*_STAGE, "cause", "longer_than_us"], sort=False)["idle_ms"]
+    groups = table.groupby([*STAGE_KEYS, "cause", "longer_than_us"], sort=False)["idle_ms"]
     return groups.agg(count="count", idle_ms="sum", longest_ms="max").reset_index()
 
 
-def _parts(events: pd.DataFrame, operators: pd.DataFrame, inside: pd.DataFrame) -> pd.DataFrame:
+def _parts(
+    events: pd.DataFrame,
+    operators: pd.DataFrame,
+    inside: pd.DataFrame,
+    part_of_event: Mapping[int, str],
+) -> pd.DataFrame:
     """KV cache update and attention within the language model.
 
-    ``by`` says how their kernels were told from others.
-
-    Attention within a replayed graph cannot be told, so it has no row.
+    ``by`` says how their kernels were told from others. Within a replayed graph they are those that
+    ``part_of_event`` names. Without it attention there cannot be told and has no row.
     """
+    if part_of_event:
+        replayed = inside["event"].map(part_of_event).fillna("")
+        told = inside.assign(part=replayed, by="order")[replayed != ""]
+        inside = inside[~inside["call"].str.match(GRAPH_LAUNCH)]
+    else:
+        told = inside.assign(part="", by="").head(0)
     calls = inside.set_index("event")[["called"]]
-    update_ranges = _as_ranges(events[events["name"] == KV_RANGE])
-    updates = inside["event"].isin(_inside(update_ranges, calls, "called")["event"])
-    attention_ranges = _as_ranges(operators[operators["name"] == _ATTENTION_OPERATOR])
-    attention = inside["event"].isin(_inside(attention_ranges, calls, "called")["event"])
-    graph = inside["call"].str.match(_GRAPH_LAUNCH)
+    update_ranges = as_ranges(events[events["name"] == KV_RANGE])
+    updates = inside["event"].isin(inside_of(update_ranges, calls, "called")["event"])
+    attention_ranges = as_ranges(operators[operators["name"] == ATTENTION_OPERATOR])
+    attention = inside["event"].isin(inside_of(attention_ranges, calls, "called")["event"])
+    graph = inside["call"].str.match(GRAPH_LAUNCH)
     written = graph & inside["name"].str.contains(_GRAPH_KV_UPDATE)
     attention &= inside["stage"] == "language_model"
     by = np.select([written, graph, updates, attention], ["name", "", "range", "operator"], "")
     table = inside.assign(by=by, part=np.where(by == "operator", "attention", "kv_update"))[
         by != ""
     ]
+    table = pd.concat([table, told], ignore_index=True)
     groups = table.groupby(["phase", "part", "by"], sort=False)["interval"]
     return groups.agg(kernels="size", busy_ms=busy_ms).reset_index()
 
@@ -338,7 +242,7 @@ def _host_syncs(waits: pd.DataFrame, operators: pd.DataFrame, work: pd.DataFrame
     waits = waits.rename(columns=columns)[
         ["wait", "phase", "stage", "call", "start", "end", "stage_since"]
     ]
-    around = _inside(_as_ranges(operators), waits, "start")
+    around = inside_of(as_ranges(operators), waits, "start")
     around = around[around["since"] >= around["stage_since"]]
     names = around.groupby("event").agg(
         operator=("name", "first"), through=("name", "last"), began=("since", "last")
@@ -354,7 +258,3 @@ def _host_syncs(waits: pd.DataFrame, operators: pd.DataFrame, work: pd.DataFrame
     keys = ["phase", "stage", "call", "operator", "through", "copy"]
     groups = waits.fillna(dict.fromkeys(keys, "")).groupby(keys, sort=False)["wait_ms"]
     return groups.agg(count="count", wait_ms="sum").reset_index()
-
-
-def _as_ranges(events: pd.DataFrame) -> pd.DataFrame:
-    return events[["name", "start", "end"]].set_axis(["name", "since", "until"], axis=1)

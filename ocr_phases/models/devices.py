@@ -355,6 +355,13 @@ def resolve_device(device: str) -> str:
     return device
 
 
+def is_cuda_elsewhere(device: str) -> bool:
+    """Whether a setting names a CUDA device and torch sees none here, so that it is another
+    machine's.
+    """
+    return re.fullmatch(r"cuda(?::\d+)?", device) is not None and not torch.cuda.is_available()
+
+
 def release_memory() -> None:
     """Give memory back to the system that torch holds without need, on all devices."""
     device_of("cuda").release_memory()  # does nothing where CUDA was not used

@@ -20,6 +20,7 @@ from ocr_phases.families import FamilyFacts, facts_of
 from ocr_phases.families.config import TokenizerLabels, read_model_config
 from ocr_phases.models.anyclass import any_class, any_config, is_of_another_class
 from ocr_phases.models.devices import resolve_device
+from ocr_phases.models.dummies import BUILT_IN_PRESET, dummy_config, dummy_family
 from ocr_phases.models.folders import (
     download,
     local_folder,
@@ -33,8 +34,6 @@ from ocr_phases.models.processors import PagePacker, image_token_id, load_proces
 from ocr_phases.models.stored import check_beginning_of
 from ocr_phases.models.vendor import check_request, load_vendor
 from ocr_phases.models.weights import (
-    dummy_config,
-    dummy_family,
     load_weights,
     quiet_loading,
     random_model,
@@ -57,8 +56,6 @@ ROUND_TRIP = "Total 12 450,00 € at 20 °C"
 AT_HAND = "a model at hand"
 #: Those of ``tiny`` and of ``dummy``.
 BUILT_IN, RANDOM = "built-in", "random weights"
-#: The preset that suits the built-in weights.
-BUILT_IN_PRESET = "small"
 _REPLACEMENT = "ï¿½"  # U+FFFD as byte-level tokenizers spell it, a character a byte
 
 

@@ -29,7 +29,8 @@ from ocr_phases.models import chat_template
 from ocr_phases.models.folders import read_json
 
 _LONGEST_TEMPLATE = 200_000  # characters
-_MOST_SECONDS = 10
+#: Seconds of the processor's time that a chat template may take; on a busy machine twice as long.
+CHAT_SECONDS = 5
 #: Classes whose processor writes the whole prompt itself, where it is given none.
 _WRITE_OWN_PROMPT = frozenset({"got_ocr2"})
 
@@ -350,12 +351,12 @@ def render_chat(template: str, prompt: str, pages: int, bos_token: str, eos_toke
     request = json.dumps({"template": template, "values": values})
     try:
         finished = subprocess.run(
-            [sys.executable, "-I", chat_template.__file__],
+            [sys.executable, "-I", chat_template.__file__, str(CHAT_SECONDS)],
             input=request,
             capture_output=True,
             text=True,
             encoding="utf-8",
-            timeout=_MOST_SECONDS,
+            timeout=2 * CHAT_SECONDS,
             check=False,
         )
         answer = json.loads(finished.stdout or "{}")

@@ -10,12 +10,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NoReturn,
+    TypeVar,
+    get_args,
+    get_type_hints,
+)
 
 import msgspec
 from msgspec import Meta, Struct, field
 
-from ocr_phases.errors import OcrPhasesError
+from ocr_phases.errors import Hinted, OcrPhasesError, WrongCall
+from ocr_phases.text import nearest
 
 #: Entries of one part, at most: far more than any version of the package writes.
 MOST_ENTRIES = 1_000
@@ -44,36 +54,28 @@ Times = Annotated[list[TimedMilliseconds], Meta(min_length=1)]
 Counts = list[Count]
 
 
-class Part(Struct, kw_only=True, frozen=True):
-    """A part of a record. `msgspec.structs.replace` makes a changed one.
+class Part(Hinted, Struct, kw_only=True, frozen=True):
+    """A part of a record, read by attribute. `msgspec.structs.replace` makes a changed one.
 
     ``unknown`` has the entries of a file that this version does not know.
     """
 
     unknown: dict[str, Any] = {}
 
-    if not TYPE_CHECKING:
+    if not TYPE_CHECKING:  # a type checker finds a key by itself, where there is no such method
 
-        def __getitem__(self, name):
-            return to_plain(self)[name]
-
-        def get(self, name, default=None):  # noqa: D102
-            return to_plain(self).get(name, default)
-
-        def __contains__(self, name):
-            return name in to_plain(self)
-
-        def keys(self):  # noqa: D102
-            return to_plain(self).keys()
-
-        def items(self):  # noqa: D102
-            return to_plain(self).items()
-
-        def __iter__(self):
-            return iter(to_plain(self))
-
-        def __or__(self, other):
-            return to_plain(self) | dict(other)
+        def __getitem__(self, name: object) -> NoReturn:
+            kind = type(self).__name__
+            entries = {file_name: attribute for attribute, file_name in _names(type(self))}
+            if isinstance(name, str) and name in entries:
+                raise WrongCall(
+                    f"{kind} is read by attribute: write .{entries[name]} in place of [{name!r}]."
+                )
+            example = next(iter(entries.values()))
+            raise WrongCall(
+                f"{kind} is read by attribute, such as .{example}: it has no keys."
+                f"{nearest(str(name), entries.values())}"
+            )
 
 
 # -- the device -----------------------------------------------------------------------------------------

@@ -81,10 +81,11 @@ def _idle_gaps(run: Record) -> _Detail:
 
 
 def _kv_cache(run: Record) -> _Detail:
-    caption = (
-        "Share of each phase. Attention in a captured graph is n/a: it does not name its kernels."
-    )
-    return _Detail("Share of the KV cache", kv_cache_share(run), caption)
+    shares = kv_cache_share(run)
+    caption = "Share of each phase."
+    if run.model.strategy != "eager" and "order" not in shares["by"].tolist():
+        caption += " Attention in a captured graph is n/a: it does not name its kernels."
+    return _Detail("Share of the KV cache", shares, caption)
 
 
 def _host_syncs(run: Record) -> _Detail:

@@ -27,6 +27,7 @@ from ocr_phases.models.caches import Reach, cache_bytes_per_token, static_cache
 from ocr_phases.models.devices import device_of
 from ocr_phases.models.wiring import interface_of
 from ocr_phases.settings import Strategy
+from ocr_phases.steps.capacity import power_of_two
 from ocr_phases.steps.compiled import (
     CompilerOptions,
     compile_apart,
@@ -45,9 +46,6 @@ from ocr_phases.steps.preparing import announce, timed_preparation
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-#: Entries that a cache has room for unless a run needs more: DeepSeek-OCR's longest sequence.
-#: Nearly all prompts and limits so share one step, which takes a minute to compile.
-CAPACITY = 8192
 #: The fewest entries that a step reads: a graph for fewer would save too little.
 LEAST_READ = 512
 #: Steps that are kept, each with a KV cache, and of each the prefills of so many prompt lengths; on
@@ -74,19 +72,6 @@ _COMPILE_OPTIONS: CompilerOptions = {
 
 #: One decode step that reads a fixed number of entries: logits [B, vocab].
 Run = Callable[[], Tensor]
-
-
-def power_of_two(least: int, needed: int) -> int:
-    """The smallest of ``least`` and its doubles that is not below ``needed``."""
-    value = least
-    while value < needed:
-        value *= 2
-    return value
-
-
-def capacity_for(prompt_len: int, max_new_tokens: int, window: int | None = None) -> int:
-    """The length of a static cache with room for a prompt and what is kept of generated tokens."""
-    return power_of_two(CAPACITY, windowed_length(prompt_len + max_new_tokens, prompt_len, window))
 
 
 @dataclass
@@ -304,6 +289,18 @@ class StaticStep:
             run()
         self.setup.compile_ms = preparation.ms
         note.touch()
+
+    @torch.no_grad()
+    def launch(self, prompt_len: int) -> None:
+        """Start one step kernel by kernel, as it was captured, over the prompt that the cache holds.
+
+        This is for a profiler, which cannot see for whom a graph's kernels work. The state that the
+        step was in is lost.
+        """
+        read = self._reads_of(prompt_len, 1)[0]
+        self._slot.fill_(prompt_len)
+        self._step_over(read)()
+        self._length = None
 
     def _step(self) -> Tensor:
         """The work of one step: what is captured and compiled."""

@@ -1,0 +1,127 @@
+"""What makers say their GPUs can do: memory, bandwidth and rates, by the rows of ``datasheets.csv``.
+
+It is a second source beside measuring, and the only one for a GPU that nobody has at hand.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.text import nearest
+
+#: How much of a GPU's memory a program can use. ECC takes a sixteenth of GDDR memory, and the
+#: driver and a CUDA context take some hundred megabytes: nvidia-smi shows 15.0 of a T4's 16 GiB,
+#: 22.5 of an A10's 24 and 79.6 of an H100's 80 before a program starts.
+USABLE_SHARE = 0.9
+
+
+@dataclass(frozen=True)
+class Datasheet:
+    """One GPU by its maker's figures; None is what it cannot do, or what the maker does not say.
+
+    Attributes
+    ----------
+    name
+        What people call it.
+    pattern
+        A regular expression for the name that its driver gives. The first row that matches counts.
+    memory
+        Memory in GiB, which makers write as GB.
+    bandwidth
+        Best bandwidth of that memory in GB/s.
+    float32, tf32, bfloat16, float16
+        Dense TFLOP/s of matrix products of such operands, added up in float32. Where a maker
+        prints the rate with sparsity, the dense one is half of it. ``tf32`` is what float32
+        products take only where TF32 was allowed, which torch by default does not.
+    source
+        The document that says so.
+    """
+
+    name: str
+    pattern: str
+    memory: float
+    bandwidth: float
+    float32: float
+    tf32: float | None
+    bfloat16: float | None
+    float16: float
+    source: str
+
+    @property
+    def usable_bytes(self) -> int:
+        """How many bytes of its memory a program can use (`USABLE_SHARE`)."""
+        return int(self.memory * 2**30 * USABLE_SHARE)
+
+    @property
+    def dtype(self) -> str:
+        """The dtype that a model is loaded in here where nobody asks for one."""
+        return "float16" if self.bfloat16 is None else "bfloat16"
+
+    def tera_flops_per_s(self, dtype: str) -> float | None:
+        """The best rate of products of this dtype in TFLOP/s; None where it has none."""
+        rates = {"float32": self.float32, "bfloat16": self.bfloat16, "float16": self.float16}
+        return rates.get(dtype)
+
+
+def _read_datasheets() -> tuple[Datasheet, ...]:
+    table = pd.read_csv(Path(__file__).with_name("datasheets.csv"))
+    table = table.astype(object).where(table.notna(), None)
+    return tuple(Datasheet(*row) for row in table.itertuples(index=False))
+
+
+#: All that are known, in the order in which their patterns are tried.
+DATASHEETS = _read_datasheets()
+
+
+def find_datasheet(device_name: str | None) -> Datasheet | None:
+    """The datasheet of a device by the name its driver gives; None for an unknown one.
+
+    A slice of a GPU (MIG) and a laptop's version have less than the table says, so they have none.
+    """
+    name = str(device_name or "")
+    if re.search(r"\bMIG\b|\bLaptop\b|\bMax-Q\b", name):
+        return None
+    for sheet in DATASHEETS:
+        if re.search(sheet.pattern, name):
+            return sheet
+    return None
+
+
+def datasheet_named(name: str) -> Datasheet:
+    """The datasheet of a GPU that a person names.
+
+    Parameters
+    ----------
+    name : str
+        A name of the table in any case, such as ``"rtx 4090"``, or the name that a driver gives.
+
+    Raises
+    ------
+    OcrPhasesError
+        Where the table has no such GPU, or several.
+
+    Examples
+    --------
+    >>> datasheet_named("l4").memory
+    24
+    """
+    wanted = " ".join(name.split()).lower()
+    for sheet in DATASHEETS:
+        if sheet.name.lower() == wanted:
+            return sheet
+    found = find_datasheet(name)
+    if found is not None:
+        return found
+    names = [sheet.name for sheet in DATASHEETS]
+    longer = [each for each in names if each.lower().startswith(f"{wanted} ")]
+    if wanted and longer:
+        raise OcrPhasesError(f"There are several cards {name!r}: choose {', '.join(longer)}.")
+    raise OcrPhasesError(
+        f"There is no datasheet of a card {name!r}: choose one of {', '.join(names)}, or all."
+        f"{nearest(name, names)}"
+    )
