@@ -89,7 +89,7 @@ def _processor_class(files: Sequence[Mapping[str, Any]], model_type: str) -> typ
             named = entries["processor_class"]
             break
     found = getattr(transformers, str(named), None)
-    if getattr(found, "is_dummy", False):
+    if found is not None and getattr(found, "is_dummy", False):
         raise OcrPhasesError(
             f"{named} of a {model_type!r} model needs {', '.join(found._backends)}, and not all of "
             "them are installed here: pip install what is missing."
