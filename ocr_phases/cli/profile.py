@@ -75,6 +75,11 @@ def run(arguments: argparse.Namespace) -> int:
             show(table.dropna(axis="columns", how="all"))
     show_quality(record)
     told = run_result(record)
+    if arguments.speculate is not None:
+        guessed = record.speculation(arguments.speculate)
+        told["speculation"] = rows(guessed)
+        print()
+        show(guessed)
     print(f"\n{subject(record)}\n{key_metrics_text(record)}\n")
     print(f"{verdict(record)}\n{told['checks']['sentence']}")
     arguments.result = {**told, "record": wrote(target)}
