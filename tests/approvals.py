@@ -137,9 +137,8 @@ class ApprovedRecord:
         for table in filter(None, (rules, usual)):
             lines = []
             for check in table:
-                lines.append(
-                    f"{check.label} | | {check.verdict} | {check.expected} | {check.measured}"
-                )
+                label = check.label.removeprefix("expected ")
+                lines.append(f"{label} | | {check.verdict} | {check.expected} | {check.measured}")
                 lines += ["reason and remedy", check.why, check.fix]
             text = _marked(text, lines)
         return text

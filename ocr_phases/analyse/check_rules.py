@@ -96,7 +96,7 @@ class Rule:
     judge: Callable[[Record], Verdict] | None = None
 
 
-# -- how a saved record is judged ---------------------------------------------------------------------
+# -- how a saved record is judged ---------------------------------------------------------------
 
 
 def _without_steps(run: Record) -> Verdict:
@@ -302,7 +302,8 @@ def _repetition_loop(run: Record) -> Verdict:
         if each["measure"] == "exact":
             what = f"{count_text(each['period'], 'token')} {each['times']} times {place}"
         else:
-            what = f"{count_text(each['repeated'], 'token')} that say nothing new (an inexact loop) {place}"
+            repeated = count_text(each["repeated"], "token")
+            what = f"{repeated} that say nothing new (an inexact loop) {place}"
         end = " on, up to the limit" if each["to_limit"] else " on"
         time = (
             "" if np.isnan(each["share"]) else f", {percent_text(each['share'])} of the decode time"
@@ -314,7 +315,7 @@ def _repetition_loop(run: Record) -> Verdict:
     return _noted(found, ignored)
 
 
-# -- what is expected of a record, where that depends on it -------------------------------------------
+# -- what is expected of a record, where that depends on it -------------------------------------
 
 
 def _expected_parity(run: Record) -> str:
@@ -329,7 +330,7 @@ def _expected_host_syncs(run: Record) -> str:
     return f"one wait every {every}, for the end token"
 
 
-# -- the rules ----------------------------------------------------------------------------------------
+# -- the rules ----------------------------------------------------------------------------------
 
 #: The checks of every record, in the order of the table.
 _EVERY_RECORD = (

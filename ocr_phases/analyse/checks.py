@@ -9,12 +9,12 @@ machine was too busy for its figures to be trusted; ``note`` that something is w
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import pandas as pd
 
 from ocr_phases.analyse.check_rules import NO_STEPS, RARE_RULES, RULES, Rule
-from ocr_phases.analyse.expectations import expectation_verdicts
+from ocr_phases.analyse.expectations import EXPECTATIONS, Expectation, expectation_verdicts
 from ocr_phases.analyse.figures import summary
 from ocr_phases.analyse.noise import NOISE, Verdict
 from ocr_phases.analyse.stages import cached
@@ -90,6 +90,15 @@ def noisy_checks(run: Record) -> list[Verdict]:
 def checks_table(run: Record) -> pd.DataFrame:
     """`run_checks` as a table, columns `CHECK_COLUMNS`."""
     return pd.DataFrame(run_checks(run))[list(CHECK_COLUMNS)]
+
+
+def check_title(name: str) -> str:
+    """The title of the check of this name; empty where this version has no such check."""
+    tables: tuple[Mapping[str, Rule | Expectation], ...] = (RULES, RARE_RULES, EXPECTATIONS)
+    for table in tables:
+        if name in table:
+            return table[name].title
+    return ""
 
 
 def with_verdict(checks: Iterable[Verdict], verdict: str) -> list[Verdict]:

@@ -26,7 +26,7 @@ _PUBLISHED_PARAMETERS = 3_000_000_000  # the three families have 3.3 to 3.4 bill
 
 
 class Measured(NamedTuple):
-    """What a record shows: a number to judge, None if unknown, and a text of it or of the reason."""
+    """What a record shows: a number to judge, and its text; of an unknown one None and why."""
 
     value: float | None
     text: str
@@ -85,7 +85,7 @@ def _verdict(run: Record, expectation: Expectation) -> Verdict:
     )
 
 
-# -- what a record shows ------------------------------------------------------------------------------
+# -- what a record shows ------------------------------------------------------------------------
 
 
 def _prefill(run: Record) -> Measured:
