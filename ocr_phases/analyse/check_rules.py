@@ -128,17 +128,19 @@ def _vision_in_prefill_only(run: Record) -> Verdict:
 
 
 def _cache_linear(run: Record) -> Verdict:
-    held, sizes = run.cache.entries or run.cache.lengths or [], run.cache.bytes or []
+    held = run.cache.entries or run.cache.lengths or []
+    sizes = run.cache.bytes or []
     each = run.cache.bytes_per_token
-    if len(sizes) < 2 or not each:
+    if len(sizes) < 2:
         return Verdict("n/a", "no growing cache was seen")
-    text = f"{bytes_text(each)} a token, {bytes_text(sizes[0])} to {bytes_text(sizes[-1])}"
+    grew = f"{bytes_text(sizes[0])} to {bytes_text(sizes[-1])}"
+    if not each:
+        return Verdict("n/a", f"{grew}, in layers of several kinds, each of which has its own rule")
+    text = f"{bytes_text(each)} a token, {grew}"
     off = sum(size != (count or 0) * each for count, size in zip_longest(held, sizes))
-    return (
-        Verdict("fail", f"{text}; {off} of {len(sizes)} off the line")
-        if off
-        else Verdict("pass", text)
-    )
+    if off:
+        return Verdict("fail", f"{text}; {off} of {len(sizes)} off the line")
+    return Verdict("pass", text)
 
 
 def _decode_memory(run: Record) -> Verdict:
@@ -705,8 +707,9 @@ _SOME_RECORDS = (
             "it is not."
         ),
         fix=(
-            "Start it with --logits-processors "
-            "vllm.model_executor.models.deepseek_ocr:NGramPerReqLogitsProcessor."
+            "Start vLLM with --logits-processors "
+            "vllm.model_executor.models.deepseek_ocr:NGramPerReqLogitsProcessor, SGLang with "
+            "--enable-custom-logit-processor."
         ),
     ),
     Rule(
@@ -721,6 +724,29 @@ _SOME_RECORDS = (
             "Choose the preset that the server has. vLLM's is gundam (crop), of at most 6 crops"
             " in place of 9."
         ),
+    ),
+    Rule(
+        name="region_tags",
+        title="region tags",
+        expected="regions have their tags",
+        why=(
+            "A server that leaves special tokens out takes the tags of regions with them. Lines of "
+            "the text that look like a region's are then taken for one."
+        ),
+        fix=(
+            "Have skip_special_tokens=false sent: name the engine with "
+            'engine="vllm" or --engine vllm.'
+        ),
+    ),
+    Rule(
+        name="server_engine",
+        title="server engine",
+        expected="the server tells its engine",
+        why=(
+            "Beyond OpenAI's entries each engine has its own, which are sent only to the engine "
+            "that is known to take them."
+        ),
+        fix='Name it with engine="vllm" or --engine vllm, or let the proxy show /version.',
     ),
     Rule(
         name="server_prompt",
