@@ -20,7 +20,7 @@ from ocr_phases.analyse.quality import quality_of
 from ocr_phases.analyse.repetition import repeated_share
 from ocr_phases.analyse.stages import PROBABILITY_COLUMNS, TOKEN_COLUMNS
 from ocr_phases.analyse.sweep_table import ended_text, richness
-from ocr_phases.batch.store import RECORD, TRUTH, truth_hash
+from ocr_phases.batch.archive import RECORD, TRUTH, truth_hash
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import make_way, read_regular, split_page, write_atomic
 from ocr_phases.record import SPAN_COLUMNS
