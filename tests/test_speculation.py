@@ -130,5 +130,7 @@ def test_profile_says_it_after_a_measurement(
     command = ["profile", str(PAGES / "receipt.png"), "--save", str(tmp_path / "run.json")]
     assert main([*command, "--speculate", "4", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert told["speculation"] == json.loads(run.speculation(4).to_json(orient="records"))
+    assert told["speculation"] == json.loads(
+        run.speculation(4).to_json(orient="records", double_precision=15)
+    )
     assert main(["profile", "--dry-run", "--speculate", "4"]) == 2
