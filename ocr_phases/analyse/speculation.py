@@ -117,9 +117,9 @@ class _Occurrences:
                 self._ends.setdefault(tuple(self._ids[end - size : end]), end)
         self._indexed = max(self._indexed, len(self._ids) - 1)
         for size in range(min(self._longest, len(self._ids) - 1), 0, -1):
-            end = self._ends.get(tuple(self._ids[-size:]))
-            if end is not None:
-                return self._ids[end : end + most]
+            known = self._ends.get(tuple(self._ids[-size:]))
+            if known is not None:
+                return self._ids[known : known + most]
         return []
 
 
