@@ -13,7 +13,7 @@ from pathlib import Path
 import nbformat
 
 from benchmarks.documents import rewrite
-from ocr_phases.cli.options import EVERY, FAMILY, SETTINGS
+from ocr_phases.cli.options import EVERY, OF_SERVERS, SETTINGS
 from ocr_phases.settings import ModelSettings, RunSettings, Settings, help_text
 
 ROOT = Path(__file__).parents[1]
@@ -81,7 +81,7 @@ NOTEBOOKS: dict[str, list[OwnParameter | str]] = {
         OwnParameter(
             "models", "None", 'several instead of model: ["dummy", "dummy:unlimited-ocr"]'
         ),
-        *(name for name in SETTINGS["sweep"] if name != FAMILY),
+        *(name for name in SETTINGS["sweep"] if name not in OF_SERVERS),
         OwnParameter("retry_failed", "False", "True measures again what failed before"),
         _TRUTH,
         OwnParameter("records", "None", "a folder of records to show instead of measuring"),

@@ -238,6 +238,8 @@ TAKEN_BY = {
         "attention",
         "cuda_calls",
         "family",
+        "engine",
+        "extra_body",
     ),
     "OCRSession.run_inference": (
         "prompt",

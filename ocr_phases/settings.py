@@ -43,15 +43,19 @@ from ocr_phases.families import (
     PROMPT_NAMES,
     UNKNOWN,
     facts_of,
+    family_of_name,
 )
 
 Strategy = Literal["eager", "cuda_graph", "compiled"]
 Vision = Literal["eager", "compiled"]
+Engine = Literal["vllm", "sglang", "llama.cpp", "ollama", "other"]
 
 #: How a decode step is executed; what each does is in `ocr_phases.steps.strategies`.
 STRATEGIES: tuple[str, ...] = get_args(Strategy)
 #: How the vision encoders run in the prefill.
 VISIONS: tuple[str, ...] = get_args(Vision)
+#: What the setting ``engine`` may be.
+ENGINES: tuple[str, ...] = get_args(Engine)
 
 #: What the setting ``family`` may be.
 FAMILY_NAMES = (*FAMILIES, UNKNOWN)
@@ -317,6 +321,12 @@ class ModelSettings(_Checked):
     family: str | None = _setting(
         None, "family of a server's model, such as deepseek-ocr-2 or unknown; else what it tells"
     )
+    engine: Engine | None = _setting(
+        None, "engine of a server that a proxy hides: vllm, sglang, llama.cpp, ollama or other"
+    )
+    extra_body: str | None = _setting(
+        None, 'JSON object added to each request to a server, such as {{"priority": 1}}'
+    )
 
     def __post_init__(self) -> None:
         if self.dtype is not None:
@@ -392,17 +402,19 @@ class RunSettings(_Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        listed = isinstance(self.prompt, Sequence) and not isinstance(self.prompt, str | bytes)
-        prompts: Sequence[Any] = self.prompt if listed else [self.prompt]
-        for prompt in prompts:
-            if _converted("prompt", prompt, str).strip() not in PROMPT_NAMES:  # of some family
-                FAMILIES[DEEPSEEK_OCR].text_of(prompt)
-        # A model of unknown family has a preset of its own.
-        if self.preset is not None and self.preset != PROCESSOR:
-            check_known(Keyword("preset"), self.preset, PRESET_NAMES)
+        for prompt in self._all_prompts:
+            if not _converted("prompt", prompt, str).strip():
+                raise SettingError("prompt", "The prompt is empty: write one, or leave it out.")
         resolve_infer(self.infer, self.autocast)
         if self.generate:
             self._check_one_shot()
+
+    @property
+    def _all_prompts(self) -> Sequence[str]:
+        """The prompts, also where it is one for all rows."""
+        if isinstance(self.prompt, Sequence) and not isinstance(self.prompt, str | bytes):
+            return self.prompt
+        return [self.prompt]
 
     def _check_one_shot(self) -> None:
         """Raise `SettingError` for a setting that ``generate=True`` leaves no room for."""
@@ -441,8 +453,45 @@ class Settings(Hinted, RunSettings, ModelSettings):
     """All settings of a measurement, listed in docs/settings.md.
 
     Use as ``OCRSession.load(**settings.of_model())`` and ``run_inference(page,
-    **settings.of_run())``.
+    **settings.of_run())``. The names of prompts and presets are a family's. `run_inference` checks
+    them by the model's, and here they are checked as far as the model's name tells it, so that a
+    misspelt one is refused before anything is loaded.
     """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.preset is not None:
+            self.check_preset(self.preset)
+        if not self.names_known_family:
+            return
+        for prompt in self._all_prompts:
+            if prompt.strip() not in PROMPT_NAMES:  # of some family
+                FAMILIES[DEEPSEEK_OCR].text_of(prompt)
+
+    @property
+    def names_known_family(self) -> bool:
+        """Whether the model is said to be of one of `FAMILIES`, by its name or by ``family``."""
+        if self.family is not None:
+            return self.family in FAMILIES
+        is_built_in = self.model.partition(":")[0] in ("tiny", "dummy")
+        return is_built_in or family_of_name(self.model) != UNKNOWN
+
+    def check_preset(self, preset: str, keyword: str = "preset") -> None:
+        """Raise `SettingError` for a preset that no model has.
+
+        ``keyword`` is the setting that gave it. The presets of the known families are named only
+        where the model is said to be of one of them.
+        """
+        if preset == PROCESSOR:  # that of a model of unknown family
+            return
+        if self.names_known_family:
+            check_known(Keyword(keyword), preset, PRESET_NAMES)
+        elif preset not in PRESET_NAMES:
+            raise SettingError(
+                keyword,
+                f"There is no preset {preset!r}: leave it out, and the page is cut as the model's "
+                "own processor cuts it.",
+            )
 
     @classmethod
     def among(cls, values: Mapping[str, Any]) -> Self:

@@ -54,6 +54,8 @@ STAGES = (
     Stage("load_image", "load image", "prepare", "#6e6e6e"),
     Stage("tokenizer", "tokenizer", "prepare", "#7f7f7f"),
     Stage("transfer", "transfer", "prepare", "#8c8c8c"),
+    Stage("preprocess", "preprocess", "prepare", "#6e6e6e"),
+    Stage("queue", "queue", "prepare", "#7f7f7f"),
     Stage("sam", "SAM", "vision", "#0072b2"),
     Stage("clip", "CLIP", "vision", "#4a96d2"),
     Stage("encoder", "encoder", "vision", "#4a96d2"),

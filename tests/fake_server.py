@@ -33,7 +33,10 @@ class Fake:
         self.key: str | None = None
         self.models = ["tiny/DeepSeek-OCR"]
         self.watched = False  # whether the worker's extension is loaded
+        self.shown: tuple[str, ...] | None = None  # the paths that a proxy lets through
+        self.tokens = TOKENS
         self.bodies: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
         self.rows: list[list[Any]] = []
         self.totals = dict.fromkeys(TIMES, 0.0)
         self.finished = 0
@@ -82,7 +85,12 @@ class Handler(BaseHTTPRequestHandler):
         answers = {
             "vllm": {"/version": {"version": "0.32.0"}, "/metrics": fake.metrics},
             "sglang": {"/get_server_info": {"version": "0.5.5"}},
+            "sglang-2026": {"/server_info": {"version": "0.5.9"}},
+            "llama.cpp": {"/props": {"build_info": "b6500-1a2b3c", "total_slots": 1}},
+            "ollama": {"/api/version": {"version": "0.13.1"}},
         }.get(fake.dialect, {})
+        if fake.shown is not None:
+            answers = {path: answers[path] for path in answers if path in fake.shown}
         answers["/v1/models"] = {"data": [{"id": name} for name in fake.models]}
         if not self.refused():
             self.say(answers.get(self.path, NOT_FOUND), 200 if self.path in answers else 404)
@@ -101,6 +109,7 @@ class Handler(BaseHTTPRequestHandler):
         if self.refused():
             return None
         fake.bodies.append(body)
+        fake.headers.append(dict(self.headers))
         fault = fake.fault if len(fake.bodies) > fake.fault_from else ""
         if fault.isdigit():
             told = " ".join(
@@ -140,7 +149,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def stream(self, body: dict[str, Any], fault: str) -> None:
         fake, begun = self.fake, time.monotonic()
-        vllm, count = fake.dialect == "vllm", min(body.get("max_tokens", 99), len(IDS))
+        vllm, count = fake.dialect == "vllm", min(body.get("max_tokens", 99), len(fake.tokens))
         time.sleep(fake.vision)
         first, spent = begun + fake.vision / 4, fake.vision / 2
         fake.rows += [["sam", first, spent * 400, 1024]]
@@ -153,7 +162,7 @@ class Handler(BaseHTTPRequestHandler):
             part = slice(start, min(start + fake.a_chunk, count))
             if start and start >= count // 2:
                 self.go_wrong(fault)
-            choice = {"delta": {"content": "".join(TOKENS[part])}, "finish_reason": None}
+            choice = {"delta": {"content": "".join(fake.tokens[part])}, "finish_reason": None}
             choice |= {"token_ids": IDS[part]} if vllm else {}
             if body.get("logprobs"):
                 choice["logprobs"] = {
@@ -173,7 +182,10 @@ class Handler(BaseHTTPRequestHandler):
         details = None if fake.cached is None else {"cached_tokens": fake.cached}
         usage = {"prompt_tokens": len(fake.prompt), "prompt_tokens_details": details}
         usage |= {"completion_tokens": count}
-        self.event({"choices": [], "usage": usage})
+        end: dict[str, Any] = {"choices": [], "usage": usage}
+        if fake.dialect == "llama.cpp":
+            end["timings"] = {"prompt_ms": 1e3 * times[2], "predicted_ms": 1e3 * times[3]}
+        self.event(end)
         self.event(b"data: [DONE]\n\n")
         self.wfile.write(b"0\r\n\r\n")
 

@@ -12,6 +12,7 @@ from example_run import altered, make_run
 from kernel_example import example_view
 from mutants import mutants
 from refusals import APPROVED, refused
+from surface import tables_in
 
 from ocr_phases import OcrPhasesError, PhaseRun
 from ocr_phases.analyse import sentences as words
@@ -75,7 +76,6 @@ def draw_everything(run, base):
         assert run.page.file in str(error) or "image" in str(error)
 
 
-TABLES = ("stages", "tokens", "regions", "floors", "checks", "token_table")
 SECTIONS = (
     cards_section,
     stages_section,
@@ -95,7 +95,7 @@ QUICK = {
     "regions": lambda run, _: regions_html(run.regions),
 }
 SLOW = {
-    "tables": lambda run, _: [getattr(run, name) for name in TABLES],
+    "tables": lambda run, _: tables_in(run),
     "sentences": lambda run, _: (
         repr(run),
         words.verdict(run),

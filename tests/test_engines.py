@@ -16,14 +16,15 @@ from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
 from ocr_phases.analyse.load import TAIL_FROM, AskedPage
 from ocr_phases.cli import main
 from ocr_phases.engines import checks
-from ocr_phases.engines.answers import Answer, spans_of
+from ocr_phases.engines.answers import Answer
+from ocr_phases.engines.chat import RepetitionRule
 from ocr_phases.engines.client import Server
 from ocr_phases.engines.session import ServerSession
+from ocr_phases.engines.spans import spans_of
 from ocr_phases.engines.vllm_worker import MODULES, Stages, Watch
 from ocr_phases.families import FAMILIES
 from ocr_phases.inputs.views import image_token_count
 from ocr_phases.results.load import LoadResult
-from ocr_phases.settings import SamplingSettings
 from ocr_phases.stages import VISION_STAGES
 
 PAGE = Path(ocr_phases.__file__).parents[1] / "data" / "pages" / "receipt.png"
@@ -129,7 +130,7 @@ def test_a_long_prompt_takes_several_forwards():
 
 
 NO_IDS = "the server sends no ids, so its pieces have numbers"
-DIALECTS = [("sglang", IDS, "ids came at the end", {"infer": {"no_repeat_ngram_size": 5}})]
+DIALECTS = [("sglang", IDS, "ids came at the end", {"strategy": "cuda_graph"})]
 DIALECTS += [("other", [*range(8)], NO_IDS, {"ignore_eos": True})]
 
 
@@ -234,9 +235,9 @@ def test_what_is_found_in_an_answer_itself():
         (other, 400.0, "fail"),
         (other, 18.0, "pass"),
     ]:
-        (fresh, *_) = checks.own_checks([answer], 0, first, SamplingSettings())
-        assert fresh["verdict"] == verdict
-        assert "no vision ran in 1 repeat" in fresh["measured"] or not answer.stages
+        (fresh, *_) = checks.own_checks([answer], 0, first)
+        assert fresh.verdict == verdict
+        assert "no vision ran in 1 repeat" in fresh.measured or not answer.stages
     gundam = FAMILY.presets["gundam"]
     cuts: dict[str, dict[str, Any]] = {
         "it cut the page as gundam, into 1 x 2": {
@@ -247,26 +248,26 @@ def test_what_is_found_in_an_answer_itself():
     }
     for told, tokens in cuts.items():
         cut = checks.read_as(Answer(0.0, **tokens), gundam, FAMILY, "<image>Free OCR.", 1000, 2000)
-        assert cut[2]["measured"].endswith(told)
+        assert cut[2].measured.endswith(told)
     bos = "the server's prompt has 2 tokens for 3: the BOS at its beginning is missing"
     for ids, count, told in [([9, 9], 2, bos), ([], 2, bos), ([0, 9, 9], 3, "3 tokens in both")]:
         answer = Answer(0.0, prompt_ids=ids, usage={"prompt_tokens": count})
-        assert checks.prompt_check(answer, [0, 9, 9])["measured"] == told
+        assert checks.prompt_check(answer, [0, 9, 9]).measured == told
 
 
 #: Ids, the size and window of the rule, and how many runs break it; one stands just before the
 #: window.
-RULES = [([1, 2, 3, 1, 2, 3], 3, 0, 1), ([1, 2, 3, 1, 2, 4], 3, 0, 0), ([1], 3, 0, 0)]
+RULES = [([1, 2, 3, 1, 2, 3], 3, 0, 1), ([1, 2, 3, 1, 2, 4], 3, 0, 0)]
 RULES += [([1, 2, 9, 9, 1, 2], 2, 6, 1), ([1, 2, 9, 9, 1, 2], 2, 5, 0)]
 
 
 @pytest.mark.parametrize(("ids", "size", "window", "count"), RULES)
 def test_a_server_that_repeats_tokens_breaks_the_rule(ids, size, window, count):
-    rule = SamplingSettings(no_repeat_ngram_size=size, no_repeat_ngram_window=window)
+    rule = RepetitionRule(size, window or None)
     answer = Answer(0.0, times=[9.0 * place for place, _ in enumerate(ids, 1)], ids=ids)
     *_, broken = checks.own_checks([answer], 0, 9.0, rule)
-    assert (broken["name"], broken["verdict"]) == ("repetition_rule", "fail" if count else "pass")
-    assert broken["measured"].startswith(f"{count} of ")
+    assert (broken.name, broken.verdict) == ("repetition_rule", "fail" if count else "pass")
+    assert broken.measured.startswith(f"{count} of ")
 
 
 FAULTS = ("401", "429", "500", "400", "redirect", "whole", "huge", "stall", "disconnect")

@@ -13,27 +13,29 @@ from matplotlib.figure import Figure
 from matplotlib.legend import Legend
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
+from surface import plots_of, plots_on_axes
 from wording import says
 
 from ocr_phases.record.parts import to_plain
 from ocr_phases.results.comparison import Comparison
+from ocr_phases.results.run import RunPlots
 from ocr_phases.show.boxes import time_colour, type_colour
 from ocr_phases.show.colours import PHASE_COLOURS, STAGE_COLOURS
 from ocr_phases.show.latency_plot import plot_latency
 from ocr_phases.show.memory_plot import plot_memory
-from ocr_phases.show.page import plot_region_types, regions_html
+from ocr_phases.show.page import regions_html
 from ocr_phases.show.shown_figure import STILL, figure_svg
-from ocr_phases.show.timeline_plot import plot_phase_timeline
-from ocr_phases.show.vision_plot import plot_vision_stages
 
-PLOTS = (plot_latency, plot_vision_stages, plot_phase_timeline, plot_memory, plot_region_types)
+#: All plots of a record but the page, which is a picture under its boxes and has no axes to label.
+PLOTS = [name for name in plots_of(RunPlots) if name != "page"]
+ON_AXES = [name for name in plots_on_axes(RunPlots) if name != "page"]
 
 
 @pytest.mark.parametrize("plot", PLOTS)
 @pytest.mark.parametrize("shape", ["cuda", "batch", "generate"])
 def test_an_svg_stands_alone_and_leaves_its_figure_and_the_settings_as_they_were(plot, shape):
     settings = dict(matplotlib.rcParams)
-    figure = plot(make_run(**SHAPES[shape]))
+    figure = getattr(make_run(**SHAPES[shape]).plot, plot)()
     figure.axes[0].set_title('A "figure" <of> time', loc="left")
     before = (figure.canvas, figure.dpi, figure.get_facecolor(), figure.axes[0].get_facecolor())
     text = figure_svg(figure)
@@ -123,7 +125,7 @@ def test_memory_says_when_there_is_nothing():
 
 @pytest.mark.parametrize("plot", PLOTS)
 def test_a_figure_has_room_for_all_of_it_and_leaves_none(plot):
-    figure = plot(make_run(cuda=True))
+    figure = getattr(make_run(cuda=True).plot, plot)()
     figure.draw_without_rendering()
     boxes = [axes.get_tightbbox().padded(-1) for axes in figure.axes]
     assert all(figure.bbox.fully_containsx(x) for box in boxes for x in box.intervalx)
@@ -131,12 +133,10 @@ def test_a_figure_has_room_for_all_of_it_and_leaves_none(plot):
     assert Bbox.union(boxes).width > 0.96 * figure.bbox.width
 
 
-@pytest.mark.parametrize(
-    "plot", [each for each in PLOTS if each not in (plot_memory, plot_phase_timeline)]
-)
+@pytest.mark.parametrize("plot", ON_AXES)
 def test_a_plot_fits_the_caller_s_small_figure(plot):
     figure = Figure(figsize=(5, 3))
-    plot(make_run(cuda=True), ax=figure.subplots())
+    getattr(make_run(cuda=True).plot, plot)(ax=figure.subplots())
     figure.draw_without_rendering()
     [axes] = figure.axes
     said = [axes.xaxis.label, axes.yaxis.label, *axes.texts, *axes.findobj(Legend)]

@@ -4,22 +4,30 @@ import inspect
 import json
 
 import nbformat
+import pandas as pd
 import pytest
 from conftest import GPU_RECORD, RECORD
 from elements import Elements
 from example_run import ATTACK, SHAPES, make_run
 from matplotlib.figure import Figure
 from refusals import refused
+from surface import plots_of, plots_on_axes, tables_in, tables_of
 
 from ocr_phases import PhaseRun, SweepResult, compare
+from ocr_phases.analyse.sweep_table import FAILURE_COLUMNS
 from ocr_phases.cli import main
+from ocr_phases.results.comparison import ComparePlots
+from ocr_phases.results.run import RunPlots
+from ocr_phases.results.sweep import SweepPlots
 from ocr_phases.show.shown_figure import alt_text
 from ocr_phases.text import ms_text
 from ocr_phases.versions import asset
 
-PLOTS = ("latency", "vision", "timeline", "memory", "roofline", "kernels", "page", "regions")
-TABLES = ("stages", "tokens", "regions", "floors", "checks")
-ON_AXES = (*("latency", "vision", "page", "regions"), *("stages", "decode", "ratios"))
+PLOTS = plots_of(RunPlots)
+TABLES = tables_of(PhaseRun)
+ON_AXES = [
+    (kind, name) for kind in (RunPlots, ComparePlots, SweepPlots) for name in plots_on_axes(kind)
+]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -39,7 +47,9 @@ def test_every_record_shows_itself_its_tables_and_its_plots(shape):
         assert all(row in shown["text/plain"] for row in rows)
         assert sum(tag == "tr" for tag, _ in elements.found) == len(run.pages) + 1
     assert all(attributes.get("alt") for tag, attributes in elements.found if tag == "img")
-    assert [len(getattr(run, table).columns) > 1 for table in TABLES] == [True] * len(TABLES)
+    tables = tables_in(run)
+    assert {"stages", "tokens", "regions", "floors", "checks"} <= set(tables)
+    assert [name for name, table in tables.items() if len(table.columns) < 2] == []
     assert [name for name in PLOTS if not alt_text(getattr(run.plot, name)())] == []
 
 
@@ -49,7 +59,7 @@ def test_figures_tables_pages_and_paths_show_themselves(tmp_path):
     (still,) = (attributes for tag, attributes in Elements(data["text/html"]).found if tag == "img")
     assert still["alt"] == data["text/plain"]
     assert "<svg" in data["text/html"] and "var(--op-ink" in data["text/html"]
-    for table in (*(getattr(run, name) for name in TABLES), compare(run, run).table):
+    for table in (*tables_in(run).values(), compare(run, run).table):
         elements = Elements(table._repr_html_())
         assert not elements.stray and "table" in elements.tags()
         assert Elements(table.head(1)._repr_html_()).tags() >= {"table"}
@@ -65,12 +75,14 @@ def test_figures_tables_pages_and_paths_show_themselves(tmp_path):
     assert list(inspect.signature(run.plot.page).parameters) == ["page", "color", "row", "ax"]
 
 
-@pytest.mark.parametrize("name", ON_AXES)
-def test_a_plot_draws_on_the_caller_s_axes(name):
+@pytest.mark.parametrize(("kind", "name"), ON_AXES)
+def test_a_plot_draws_on_the_caller_s_axes(kind, name):
     figure = Figure()
     left, right = figure.subplots(1, 2)
     run = make_run()
-    plot = run.plot if name in PLOTS else compare(run, run).plot
+    failures = pd.DataFrame(columns=list(FAILURE_COLUMNS))
+    results = (run, compare(run, run), SweepResult({"a": run, "b": run}, failures))
+    (plot,) = (result.plot for result in results if isinstance(result.plot, kind))
     assert getattr(plot, name)(ax=left) is figure
     assert [bool(axes.get_title("left") or axes.texts) for axes in (left, right)] == [True, False]
 
@@ -116,7 +128,10 @@ def test_a_trace_has_every_span_of_every_clock_and_they_nest(path, tmp_path, cap
     assert str(trace := tmp_path / "trace.json") in capsys.readouterr().out
     events = json.loads(trace.read_text(), parse_constant=pytest.fail)["traceEvents"]
     run = PhaseRun.load(path)
-    assert {event["ph"] for event in events} == {"M", "X"}
+    assert {event["ph"] for event in events} == {"M", "X", "C"}
+    cache = [event for event in events if event["name"] == "KV cache"]
+    assert [event["args"]["bytes"] for event in cache] == run.cache.bytes * len(run.repeats)
+    assert all(event["ts"] > 0 for event in cache)
     complete = [event for event in events if event["ph"] == "X"]
     assert len(complete) == (2 if run.device.kind == "cuda" else 1) * len(run.spans)
     host = sum(event["dur"] for event in complete if event["tid"] == 1)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from conftest import GPU_RECORD, PAGES, RECORD
 from example_run import SHAPES, altered, make_run
+from surface import tables_in
 
 from ocr_phases import PhaseRun, SweepResult, Timeline, compare
 from ocr_phases.analyse.load import AskedPage
@@ -43,7 +44,7 @@ RESULTS = {
     "timeline without spans": lambda: Timeline("cpu"),
     "page": lambda: make_run().page,
 }
-TABLES = ("stages", "tokens", "regions", "floors", "checks", "repetitions")
+TABLES = tables_in(PhaseRun.load(RECORD))
 
 
 @pytest.mark.parametrize("name", RESULTS)

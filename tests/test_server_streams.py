@@ -18,8 +18,8 @@ from ocr_phases import OcrPhasesError, PhaseRun, compare
 from ocr_phases.analyse.cards import key_metrics_text
 from ocr_phases.analyse.sentences import headline, verdict
 from ocr_phases.cli import main
-from ocr_phases.engines.answers import read_metrics
 from ocr_phases.engines.client import ServerFailed
+from ocr_phases.engines.metrics import read_metrics
 from ocr_phases.record import SCHEMA
 from ocr_phases.record.record import READABLE_SCHEMAS
 

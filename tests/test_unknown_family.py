@@ -18,7 +18,14 @@ from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, Settings, SweepResu
 from ocr_phases.analyse.sweep_table import FAILURE_COLUMNS
 from ocr_phases.cli import main
 from ocr_phases.explorer.form import Form
-from ocr_phases.families import FAMILIES, facts_of, family_of_class, family_of_name
+from ocr_phases.families import (
+    FAMILIES,
+    PRESET_NAMES,
+    PROMPT_NAMES,
+    facts_of,
+    family_of_class,
+    family_of_name,
+)
 from ocr_phases.session.kept import kept_session
 
 ROOT = Path(ocr_phases.__file__).parents[1]
@@ -172,6 +179,61 @@ def test_a_record_of_a_family_that_is_not_known_opens_and_is_reported(
     again.explore()
     assert main(["report", "--record", str(path), "--out", str(tmp_path / "out")]) == 0
     assert main(["artifacts", str(path), "--out", str(tmp_path / "files")]) == 0
+
+
+#: Names of prompts and presets that are a family's own; "markdown" is asked of every model.
+FAMILY_WORDS = [*PRESET_NAMES, *(name for name in PROMPT_NAMES if name != "markdown")]
+MISSPELT = [{"preset": "bsae"}, {"preset": "gundm"}, {"prompt": "  "}, {"prompt": "locate:"}]
+
+
+def names_of_families(sentence: str) -> list[str]:
+    return [word for word in FAMILY_WORDS if re.search(rf"\b{word}\b", sentence)]
+
+
+@pytest.mark.parametrize("wrong", MISSPELT, ids=str)
+@pytest.mark.parametrize("model", ["Qwen/Qwen2.5-VL-7B-Instruct", "models/got", "http://host/v1"])
+def test_a_wrong_name_is_not_hinted_with_those_of_another_family(model: str, wrong: dict[str, str]):
+    with served("other") as fake:
+        fake.models = ["Qwen/Qwen2.5-VL-7B-Instruct"]
+        session = ocr_phases.connect(fake.url)
+    with pytest.raises(OcrPhasesError) as by_session:
+        session.run_inference(PAGE, **SHORT, **wrong)
+    sentences = [str(by_session.value)]
+    if "locate:" not in wrong.values():  # which a model of unknown name may be asked for
+        with pytest.raises(OcrPhasesError) as by_name:
+            Settings(model=model, **wrong)
+        sentences.append(str(by_name.value))
+    own = [] if "locate:" not in wrong.values() else ["locate"]  # what was asked for
+    assert [names_of_families(sentence) for sentence in sentences] == [own] * len(sentences)
+
+
+@pytest.mark.parametrize("word", ["OCR", "Figure", "markdwon", "free!"])
+def test_one_word_is_a_prompt_of_its_own_where_no_family_has_its_name(word: str):
+    with served("other") as fake:
+        fake.models = ["PaddlePaddle/PaddleOCR-VL"]
+        request = ocr_phases.connect(fake.url).check_request(PAGE, prompt=word)
+    assert request.prompts == [word]
+    assert Settings(model="PaddlePaddle/PaddleOCR-VL", prompt=word).prompt == word
+
+
+KNOWN = ["tiny", "dummy:unlimited-ocr", "deepseek-ai/DeepSeek-OCR", "models/unlimited-ocr"]
+
+
+@pytest.mark.parametrize("model", KNOWN)
+def test_a_misspelt_name_of_a_known_family_is_refused_before_loading(model: str):
+    with pytest.raises(OcrPhasesError, match="Did you mean base"):
+        Settings(model=model, preset="bsae")
+    with pytest.raises(OcrPhasesError, match="Did you mean markdown"):
+        Settings(model=model, prompt="markdwon")
+
+
+@pytest.mark.parametrize(
+    ("model", "told"), [("tiny", "Did you mean base"), ("Qwen/Qwen2.5-VL", "There is no preset")]
+)
+def test_a_batch_names_presets_of_its_own_model(model: str, told: str, tmp_path: Path, capsys):
+    presets = ["--presets", "tiny,bsae"]
+    assert main(["batch", str(PAGE), "--model", model, *presets, "--out", str(tmp_path)]) == 2
+    assert told in capsys.readouterr().err
 
 
 def without_prompt_length(run: PhaseRun) -> PhaseRun:

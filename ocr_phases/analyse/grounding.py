@@ -2,9 +2,10 @@
 
 The model marks a region as `<|ref|>LABEL<|/ref|><|det|>[[x1, y1, x2, y2], ...]<|/det|>` followed by
 the region's content. Unlimited-OCR marks it as `<|det|>LABEL [x1, y1, x2, y2]<|/det|>`, beside
-which the first form is read too, and starts each page with `<PAGE>`. All of it is text that a model
-made up, so it is read with a strict grammar in linear time and never evaluated; whatever does not
-fit the grammar stays ordinary text.
+which the first form is read too, and starts each page with `<PAGE>`. A server that leaves special
+tokens out makes it a line `LABEL[[x1, y1, x2, y2]]`, which is read where a text has no tags at all.
+All of it is text that a model made up, so it is read with a strict grammar in linear time and never
+evaluated; whatever does not fit the grammar stays ordinary text.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ Box = tuple[int, int, int, int]
 _UNTAGGED = r"[^<]*(?:<(?!\|/?(?:ref|det)\|>)[^<]*)*"
 _MARKUP = re.compile(rf"<\|ref\|>({_UNTAGGED})<\|/ref\|><\|det\|>({_UNTAGGED})<\|/det\|>")
 _SHORT_MARKUP = re.compile(rf"{_MARKUP.pattern}|<\|det\|>({_UNTAGGED})<\|/det\|>")
+#: A region without its tags, which a server left out: a line of its label and its boxes.
+_LINE_WITHOUT_TAGS = re.compile(
+    r"^([^\[\]\n]+)(\[\[[^\[\]\n]*\](?:,[ \t]*\[[^\[\]\n]*\])*\])[ \t]*$", re.MULTILINE
+)
 _ITEM = re.compile(r"\[([^\[\]]*)\]")
 _FLAT = re.compile(rf"\s*{_ITEM.pattern}\s*(?:,\s*{_ITEM.pattern}\s*)*")
 _NESTED = re.compile(rf"\s*\[{_FLAT.pattern}\]\s*")
@@ -82,13 +87,15 @@ class Grounding(NamedTuple):
 
     ``dropped`` are the boxes that were not four integers or four shares of the page, plus one for
     each box list that could not be read at all. ``page_starts`` are the characters at which each
-    page's mark starts and ``page_mark`` is that mark, where the family has one.
+    page's mark starts and ``page_mark`` is that mark, where the family has one. ``without_tags``
+    says that the regions are lines whose tags a server left out.
     """
 
     regions: tuple[Region, ...]
     dropped: int
     page_starts: tuple[int, ...] = ()
     page_mark: str = ""
+    without_tags: bool = False
 
     def on_page(self, page: int) -> Grounding:
         """The regions of one page alone, with their numbers."""
@@ -119,7 +126,12 @@ def parse_grounding(text: str, family: str | None = None) -> Grounding:
     text.
     """
     mark = FAMILIES[family].page_mark if family in FAMILIES else None
-    matches = list((_SHORT_MARKUP if mark else _MARKUP).finditer(text))
+    markup = _SHORT_MARKUP if mark else _MARKUP
+    matches = list(markup.finditer(text))
+    without_tags = False
+    if not matches and "<|det|>" not in text and "<|ref|>" not in text:
+        matches = _lines_without_tags(text)
+        without_tags = bool(matches)
     pages = [found.start() for found in re.finditer(re.escape(mark), text)] if mark else []
     bounds = sorted([*(match.start() for match in matches), *pages, len(text)])
     regions, dropped = [], 0
@@ -139,7 +151,17 @@ def parse_grounding(text: str, family: str | None = None) -> Grounding:
         regions.append(
             Region(index, label, boxes, repaired, match.start(), start, end, content, page)
         )
-    return Grounding(tuple(regions), dropped, tuple(pages), mark or "")
+    return Grounding(tuple(regions), dropped, tuple(pages), mark or "", without_tags)
+
+
+def _lines_without_tags(text: str) -> list[re.Match[str]]:
+    """The lines that are a label and boxes; one with an unusable box is ordinary text."""
+    lines = []
+    for match in _LINE_WITHOUT_TAGS.finditer(text):
+        boxes, _, dropped = _read_boxes(match[2])
+        if boxes and not dropped:
+            lines.append(match)
+    return lines
 
 
 def _read_boxes(listing: str) -> tuple[tuple[Box, ...], bool, int]:

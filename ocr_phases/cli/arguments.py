@@ -189,8 +189,25 @@ def _add_artifacts(command: argparse.ArgumentParser) -> None:
 def _add_compare(command: argparse.ArgumentParser) -> None:
     _add_output(command)
     _add_out(command, "compare")
-    command.add_argument("base", metavar="A.json", help="the record to compare with")
-    command.add_argument("records", nargs="+", metavar="B.json", help="records compared with it")
+    command.add_argument(
+        "base", metavar="A.json", help="the record to compare with; with --baseline the new one"
+    )
+    command.add_argument("records", nargs="*", metavar="B.json", help="records compared with it")
+    command.add_argument(
+        "--baseline",
+        type=Path,
+        metavar="DIR",
+        help="compare A.json with the newest records of this folder that have its page, model, "
+        "settings and card; exit code 3 with --fail-above where there is none",
+    )
+    command.add_argument(
+        "--last",
+        type=number(int, 1),
+        default=8,
+        metavar="N",
+        help="records of --baseline that are taken, at most; 3 or more also show how the machine "
+        "changes from day to day (default: %(default)s)",
+    )
     command.add_argument(
         "--fail-above",
         type=_PERCENT,

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ocr_phases.cli.measuring import Bar
 from ocr_phases.cli.options import BATCH
 from ocr_phases.cli.results import Exit, wrote
-from ocr_phases.errors import Keyword, OcrPhasesError, check_known
-from ocr_phases.families import PRESET_NAMES
+from ocr_phases.errors import Keyword, OcrPhasesError
 from ocr_phases.settings import Settings
 from ocr_phases.text import count_text
 
@@ -84,14 +83,14 @@ def _check(arguments: argparse.Namespace) -> None:
 
     only_renders = arguments.render == "only"
     holds_batch = is_batch(arguments.out)
-    for preset in arguments.presets:
-        check_known(Keyword("presets"), preset, PRESET_NAMES)
     if arguments.truth is not None and not arguments.truth.exists():
         raise OcrPhasesError(f"The truth {arguments.truth} is not there: name a file or a folder.")
     check_workers(Keyword("render_workers"), arguments.render_workers)
     if only_renders == bool(arguments.pages):
         raise OcrPhasesError("Name the pages, or give --render only for those that are in --out.")
-    Settings.among(vars(arguments))
+    settings = Settings.among(vars(arguments))
+    for preset in arguments.presets:
+        settings.check_preset(preset, "presets")
     if only_renders and not holds_batch:
         raise OcrPhasesError(f"{arguments.out} holds no batch: name the folder of one (--out).")
     check_names(

@@ -20,7 +20,7 @@ FOLDER = "ocr_phases_compare"
 
 @seldom_collected()
 def run(arguments: argparse.Namespace) -> int:
-    """Compare records with the first one.
+    """Compare records with the first one, or one with the newest like it of a folder.
 
     With --fail-above, exit code 1: a slowdown, 3: undecided.
     """
@@ -28,15 +28,30 @@ def run(arguments: argparse.Namespace) -> int:
     from ocr_phases.files import folder_for
     from ocr_phases.report.live import LiveObjects
     from ocr_phases.report.render import write_report
+    from ocr_phases.results.baseline import Baseline
     from ocr_phases.results.comparison import Comparison
     from ocr_phases.results.run import PhaseRun
 
     limit, overwrite = arguments.fail_above, arguments.overwrite
     paths = [arguments.base, *arguments.records]
     runs = [PhaseRun.load(path) for path in paths]
+    baseline = None
+    if arguments.baseline is not None:
+        new, file = runs[0], Path(arguments.base)
+        baseline = Baseline.newest(arguments.baseline, new, last=arguments.last, path=file)
+        print(f"{baseline}\n")
+        arguments.result = {"baseline": [str(path) for path in baseline.paths]}
+        if not baseline.runs:
+            return Exit.DONE if limit is None else Exit.UNDECIDED
+        paths = [str(baseline.paths[0]), arguments.base]
+        runs = [baseline.runs[0], new]
     compared = Comparison(runs, run_labels(runs, paths), margin=arguments.margin)
     table, labels = compared.table, compared.labels
-    judged = None if limit is None else compared.against_limit(limit, arguments.metric)
+    judged = None
+    if limit is not None:
+        judged = compared.against_limit(limit, arguments.metric)
+        if baseline is not None:
+            judged = baseline.against_limit(runs[1], limit, arguments.metric).assign(run=labels[1])
     folder = folder_for(
         arguments.out, FOLDER, r"compare\.(ipynb|html)", overwrite=overwrite, arguments=paths
     )
@@ -51,7 +66,12 @@ def run(arguments: argparse.Namespace) -> int:
     )
     print()
     outcomes = None if judged is None else rows(judged[["run", "metric", "outcome"]])
-    told = {"headline": compared.verdict, "rows": rows(table), "judged": outcomes}
+    told = {
+        **arguments.result,
+        "headline": compared.verdict,
+        "rows": rows(table),
+        "judged": outcomes,
+    }
     arguments.result = {**told, "differs": rows(compared.differs), "report": wrote(written)}
     return Exit.DONE if judged is None else _judged(judged, limit)
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from ocr_phases.cli.refusals import refuse, refuse_family
+from ocr_phases.cli.options import OF_SERVERS
+from ocr_phases.cli.refusals import refuse, refuse_of_servers
 from ocr_phases.errors import Interrupted
 from ocr_phases.files import RECORD, each_page, output_file, output_folder, rescued, save_new
 from ocr_phases.measure.progress import RunProgress, left_text
@@ -96,11 +97,8 @@ def check_pages(arguments: argparse.Namespace, pages: Sequence[str] = ()) -> Non
 
 def server_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """The options of a command that `OCRSession.connect` takes, those that were given."""
-    options = {
-        "family": arguments.family,
-        "first_token_timeout": arguments.first_token_timeout,
-        "answer_timeout": arguments.answer_timeout,
-    }
+    names = (*OF_SERVERS, "first_token_timeout", "answer_timeout")
+    options = {name: getattr(arguments, name) for name in names}
     return {name: value for name, value in options.items() if value is not None}
 
 
@@ -128,7 +126,7 @@ def load_session(
         )
     if "://" in settings.model:
         return OCRSession.connect(settings.model, **server_options(arguments))
-    refuse_family(arguments)
+    refuse_of_servers(arguments)
     refuse(arguments, ("first_token_timeout", "answer_timeout"), "Only a --server is waited for")
     return kept_session(**settings.of_model())
 

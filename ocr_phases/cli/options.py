@@ -25,8 +25,9 @@ VENDOR = ("implementation", "trust_remote_code", "attention", "cuda_calls")
 EVERY = [name for name in setting_names(Settings) if name not in (*KERNELS, "kernel_trace")]
 #: What changes no measurement, so that nothing is measured again for it.
 PRICE = "price_per_hour"
-#: What a server's model is told, and no other.
+#: What a server is told, and no model that is loaded here.
 FAMILY = "family"
+OF_SERVERS = (FAMILY, "engine", "extra_body")
 #: The settings that a list of pages may have.
 BATCH = [name for name in EVERY if name not in (*VENDOR, "revision", PRICE)]
 #: The settings of a run that all cells of a sweep share; its lists give the others.

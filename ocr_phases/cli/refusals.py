@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Collection
 
-from ocr_phases.cli.options import FAMILY, PRICE, SETTINGS
+from ocr_phases.cli.options import FAMILY, OF_SERVERS, PRICE, SETTINGS
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.settings import ModelSettings, setting_names
 
 #: What a sweep measures or shows; a server under load is asked as it is.
 _SWEEP_LISTS = ("models", "presets", "strategies", "visions", "attentions", "dtypes", "batch")
 #: What is for a model that this command loads.
-_OF_LOADING = [name for name in setting_names(ModelSettings) if name != FAMILY]
+_OF_LOADING = [name for name in setting_names(ModelSettings) if name not in OF_SERVERS]
 #: What ``--from`` may change of the measurement that it repeats.
 _NOT_REPEATED = (
     "model",
@@ -38,9 +38,10 @@ def refuse(arguments: argparse.Namespace, names: Collection[str], why: str) -> N
         raise OcrPhasesError(f"{why}: drop {', '.join(idle)}.")
 
 
-def refuse_family(arguments: argparse.Namespace) -> None:
-    """Raise `OcrPhasesError` where the family of a model was given that this command loads."""
+def refuse_of_servers(arguments: argparse.Namespace) -> None:
+    """Raise `OcrPhasesError` for settings of a server beside a model that this command loads."""
     refuse(arguments, (FAMILY,), "Only a --server is told its model's family")
+    refuse(arguments, OF_SERVERS, "Only a --server is asked in the way of its engine")
 
 
 def refuse_idle(arguments: argparse.Namespace) -> None:
@@ -96,7 +97,7 @@ def _refuse_idle_of_verify(arguments: argparse.Namespace) -> None:
 def _refuse_idle_of_batch(arguments: argparse.Namespace) -> None:
     _refuse_beside_server(arguments)
     if "://" not in arguments.model:
-        refuse_family(arguments)
+        refuse_of_servers(arguments)
     _refuse_truth_without_text(arguments)
     if arguments.render == "only":
         names = {"presets", "workers", "scheduler", "wait_workers"}
@@ -115,12 +116,12 @@ def _refuse_idle_of_batch(arguments: argparse.Namespace) -> None:
 def _refuse_idle_of_sweep(arguments: argparse.Namespace) -> None:
     if arguments.server:
         names = {"records", *_SWEEP_LISTS, "truth", "retry_failed"}
-        names |= _settings_but(arguments, (FAMILY, "prompt", "ignore_eos", "seed", PRICE))
+        names |= _settings_but(arguments, (*OF_SERVERS, "prompt", "ignore_eos", "seed", PRICE))
         refuse(arguments, names, "--server is loaded as it is")
     else:
         names = {"concurrency", "rate", "pages", "requests"}
         refuse(arguments, names, "Only a --server is loaded")
-        refuse_family(arguments)
+        refuse_of_servers(arguments)
     if arguments.records:
         names = {*_SWEEP_LISTS, "max_new_tokens", "retry_failed"}
         names |= _settings_but(arguments, (PRICE,))
@@ -134,6 +135,14 @@ def _refuse_idle_of_compare(arguments: argparse.Namespace) -> None:
     if arguments.fail_above is None:
         why = "--metric selects what --fail-above judges, which is not given"
         refuse(arguments, ("metric",), why)
+    if arguments.baseline is None:
+        refuse(arguments, ("last",), "Only --baseline takes records from a folder")
+        if not arguments.records:
+            raise OcrPhasesError(
+                "A comparison needs at least two records: name another one, or --baseline DIR."
+            )
+    elif arguments.records:
+        raise OcrPhasesError("--baseline compares one record: name no other one beside it.")
 
 
 # -- rules of several verbs --------------------------------------------------------------------

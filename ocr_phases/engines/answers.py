@@ -1,15 +1,12 @@
-"""One streamed answer, the server's own times of it and the worker's stages, as spans of one clock."""
+"""One streamed answer of a server: what it wrote, and when each piece of it came."""
 
 from __future__ import annotations
 
 import contextlib
 import math
-import re
 import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,14 +21,7 @@ from ocr_phases.engines.client import (
     ServerFailed,
     short_name,
 )
-from ocr_phases.record import make_spans
 
-#: A request's times as a record has them, and what vLLM calls their histograms.
-_TIMES = {f"{part}_ms": f"request_{part}_time" for part in ("queue", "prefill", "decode")}
-_TIMES["ttft_ms"] = "time_to_first_token"
-_SAMPLE = re.compile(r"vllm:(\w+)_seconds_(sum|count)(?:\{.*\})? (\S+)(?: \S+)?\s*")
-#: More seconds or requests than any server has had, so not what it means to tell.
-_MOST_OF_SAMPLE = 1e12
 #: A call of a stage in the worker: its name, its start, how many ms it took, and a text model's
 #: tokens.
 Stage = tuple[str, float, float, int]
@@ -45,6 +35,8 @@ _TOGETHER_MS = 0.5
 #: An answer came all at once where its chunks came within this part of the whole wait.
 _AT_ONCE = 0.05
 _MOST_LEFT_OUT = 5
+#: More ms than any answer takes: a year.
+_MOST_MS = 3.2e10
 
 
 @dataclass
@@ -162,8 +154,8 @@ class AnswerReader:
         text = self._text(choice.delta or {})
         ids = choice.token_ids or []
         entries = _logprob_entries(choice.logprobs)
-        at_end = bool(answer.times) and not answer.beside and not text  # all ids, sent once more
-        if at_end:
+        at_end = bool(answer.times) and not answer.beside and not text
+        if at_end:  # all ids, sent once more
             self._take_usage(chunk)
             answer.ids = self._within(answer.ids + ids, 0)
             answer.logprobs += _logprobs(entries)
@@ -183,12 +175,16 @@ class AnswerReader:
         answer.logprobs += _logprobs(entries)
         if text or ids:
             answer.times.append((now - answer.begun) * 1e3)
-            answer.texts += [text, *[""] * (len(ids) - 1)]
+            # Of several ids of one chunk the first has its text.
+            answer.texts.append(text)
+            answer.texts += [""] * (len(ids) - 1)
             answer.ids += ids
             answer.beside |= bool(ids)
             answer.most_ids = max(answer.most_ids, len(ids))
         self._take_usage(chunk)
-        return ids or [0] * bool(text)
+        if text and not ids:
+            return [0]
+        return ids
 
     def _text(self, delta: Mapping[str, Any]) -> str:
         """All text of a delta; what else it holds is named in ``left_out``."""
@@ -230,7 +226,12 @@ class AnswerReader:
     def _take_usage(self, chunk: Chunk) -> None:
         """Keep the server's counts; with usage in every chunk the last one counts, unless it has
         none.
+
+        The own times that llama.cpp sends with its last chunk are kept too.
         """
+        timings = _llama_timings(chunk.timings)
+        if timings:
+            self.answer.own = timings
         usage = chunk.usage or {}
         details = usage.get("prompt_tokens_details")
         cached = details.get("cached_tokens") if isinstance(details, dict) else None
@@ -263,8 +264,9 @@ def ask(
     ``limit`` tokens is not listened to any longer. One that said why it ended has ended, whatever
     follows.
     """
-    first, whole = server.first_token_timeout, server.answer_timeout
-    deadline = Deadline(min(first, whole), f"sent no token within {min(first, whole):g} s")
+    whole = server.answer_timeout
+    first = min(server.first_token_timeout, whole)
+    deadline = Deadline(first, f"sent no token within {first:g} s")
     reader = AnswerReader(limit)
     answer = reader.answer
     with contextlib.closing(server.stream(body, deadline)) as chunks:
@@ -327,6 +329,19 @@ def _first_tokens(entries: Sequence[Any], text: str, ids: list[int], count: int)
     return "" if ids else text
 
 
+def _llama_timings(timings: Any) -> dict[str, float]:
+    """llama.cpp's times of a request as a record has them; empty where they are not told."""
+    if not isinstance(timings, dict):
+        return {}
+    times = {}
+    for name, entry in (("prefill_ms", "prompt_ms"), ("decode_ms", "predicted_ms")):
+        ms = timings.get(entry)
+        if isinstance(ms, bool) or not isinstance(ms, int | float) or not 0 <= ms <= _MOST_MS:
+            return {}
+        times[name] = float(ms)
+    return times
+
+
 def _count(value: Any) -> int | None:
     """A number of tokens as a server tells it; None for what is none."""
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -334,154 +349,3 @@ def _count(value: Any) -> int | None:
     if not math.isfinite(value) or value != int(value) or not 0 <= value <= 2**24:
         return None
     return int(value)
-
-
-Samples = dict[tuple[str, str], float]
-
-
-def metrics(server: Server) -> Samples:
-    """Sum in s and count of each of vLLM's histograms so far, of all engines.
-
-    Empty where there are none, and where they are not such as can be read.
-    """
-    try:
-        text = b"".join(server.lines(f"{server.root}/metrics")).decode("utf-8", "replace")
-    except ServerFailed:
-        return {}
-    return read_metrics(text)
-
-
-def read_metrics(text: str) -> Samples:
-    """`metrics` of this text in Prometheus's format."""
-    found: Counter[tuple[str, str]] = Counter()
-    for line in text.splitlines():
-        sample = _SAMPLE.fullmatch(line)
-        if sample is None or sample[1] not in _TIMES.values():
-            continue
-        value = _sample_value(sample[3])
-        if value is None:
-            return {}
-        found[sample[1], sample[2]] += value  # type: ignore[assignment]
-    return dict(found)
-
-
-def _sample_value(text: str) -> float | None:
-    """A sample's number; None where it is none, or none that a sum of seconds or a count can be."""
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if 0.0 <= value <= _MOST_OF_SAMPLE else None
-
-
-def server_times(server: Server, before: Samples) -> dict[str, float]:
-    """The server's own times of the request that finished since ``before``, ms; empty unless it was
-    alone.
-    """
-    if not before:
-        return {}
-    for pause in (0.0, 0.05, 0.2, 0.5):
-        time.sleep(pause)  # the last chunk may leave before its figures are in
-        after = metrics(server)
-        new = {key: value - before.get(key, 0.0) for key, value in after.items()}
-        if all(new.get((name, "count")) == 1 for name in _TIMES.values()):
-            times = {own: 1e3 * new.get((name, "sum"), -1.0) for own, name in _TIMES.items()}
-            return times if min(times.values()) >= 0 else {}
-    return {}
-
-
-def spans_of(runs: Sequence[Answer]) -> pd.DataFrame:
-    """The spans of the repeats (`ocr_phases.record.make_spans`).
-
-    Where the server or its worker tells of the prefill, it ends with the first token; it begins by
-    the server's own time of it, and with the worker's first stage at the latest. Else there is the
-    client's wait for the first token, `first_token`, of which the prefill is a part. Of an answer
-    that came all at once there is one time, ``generate``. What one repeat lacks is left out of all:
-    it would count as 0 in a median.
-    """
-    timed = all(run.own for run in runs)
-    staged = all(run.stages for run in runs)
-    stepped = all(run.timed for run in runs)
-    at_once = any(run.at_once for run in runs)
-    rows: list[tuple[Any, ...]] = []
-    for repeat, run in enumerate(runs):
-        if at_once:
-            spans = iter([("generate", "generate", "", None, 0.0, run.times[-1])])
-        else:
-            spans = _spans(run, timed=timed, staged=staged, stepped=stepped)
-        rows += [(repeat, *span, *span[-2:]) for span in spans]
-    return make_spans(rows)
-
-
-def _spans(run: Answer, *, timed: bool, staged: bool, stepped: bool) -> Iterator[tuple[Any, ...]]:
-    """Phase, stage, view, step, start and time in ms of what happened in a repeat.
-
-    The server's own times are used if ``timed``, the worker's stages if ``staged``, and the times
-    between chunks are those of decode steps if ``stepped``.
-    """
-    own = run.own if timed else {}
-    stages = run.stages if staged else []
-    first, last = run.times[0], run.times[-1]
-    begin = 0.0
-    if own or stages:
-        yield from _before_first_token(own, stages, first)
-        begin = _prefill_begin(own, stages, first)
-    waited_for = "prefill" if own or stages else "first_token"
-    yield "prefill", waited_for, "", None, begin, first - begin
-    if last > first:
-        yield "decode", "decode", "", None, first, last - first
-    steps = list(pairwise(run.times)) if stepped else []
-    for step, (start, end) in enumerate(steps):
-        yield "decode", "decode_step", "", step, start, end - start
-    yield from _worker_spans(run, stages, len(steps))
-
-
-def _prefill_begin(own: Mapping[str, float], stages: Sequence[Stage], first: float) -> float:
-    """When the prefill began, ms since the request, as the server or its worker tells it."""
-    begins = [start for _, start, _, _ in stages]
-    if own:
-        begins.append(first - own["prefill_ms"])
-    return max(0.0, min(begins))
-
-
-def _before_first_token(
-    own: Mapping[str, float], stages: Sequence[Stage], first: float
-) -> Iterator[tuple[Any, ...]]:
-    """What happened between the request and the prefill: all of it, preprocessing, and the queue."""
-    begin = _prefill_begin(own, stages, first)
-    queue = own.get("queue_ms", 0.0)
-    before = own.get("ttft_ms", 0.0) - own.get("prefill_ms", 0.0) - queue
-    queued = min(max(before, 0.0), begin)
-    parts = [
-        ("prepare", 0.0, begin),
-        ("preprocess", 0.0, queued),
-        ("queue", queued, min(queued + queue, begin)),
-    ]
-    for name, start, end in parts:
-        if end > start:
-            yield "prepare", name, "", None, start, end - start
-
-
-def _worker_spans(run: Answer, stages: Sequence[Stage], steps: int) -> Iterator[tuple[Any, ...]]:
-    """The worker's stages: those of the prefill, and the text model of each of so many decode
-    steps.
-
-    The prompt, of which a cache may have the beginning, takes one call of the text model or
-    several.
-    """
-    read = run.usage.get("cached_tokens") or 0
-    prompt = run.usage.get("prompt_tokens") or 1
-    step = -1
-    seen: set[str] = set()
-    for name, start, ms, tokens in stages:
-        view = "local" if name in seen else "global"
-        seen.add(name)
-        if name == "language_model":
-            view = ""
-            if read >= prompt:
-                step += 1
-            read += tokens
-        if step < 0:
-            yield "prefill", name, view, None, start, ms
-        elif step < steps:
-            yield "decode", name, view, step, start, ms

@@ -4,6 +4,7 @@ repetition.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -12,7 +13,9 @@ import numpy as np
 import pandas as pd
 from tokenizers import Tokenizer
 
+from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.engines.answers import Answer
+from ocr_phases.engines.chat import RepetitionRule
 from ocr_phases.families import IMAGE_TAG, FamilyFacts, Preset
 from ocr_phases.inputs.views import image_token_count
 from ocr_phases.measure.verdicts import (
@@ -23,14 +26,14 @@ from ocr_phases.measure.verdicts import (
     unknown_check,
 )
 from ocr_phases.record.parts import CheckPart
-from ocr_phases.settings import SamplingSettings
 from ocr_phases.stages import VISION_STAGES
 from ocr_phases.text import count_text, first_difference, ms_text
 from ocr_phases.versions import asset
 
-# A first token after less than this part of the first one's time and less than this many decode
-# steps is one of a cached page. A server that has just started is slow at first.
-_FAST, _STEPS = 0.25, 6
+#: A first token after less than this part of the first one's time, and after less than this many
+#: decode steps, is one of a cached page. A server that has just started is slow at first.
+_FAST = 0.25
+_STEPS = 6
 #: By how many tokens a prompt's text may be longer or shorter than the built-in tokenizer counts: a
 #: served model has another vocabulary, and perhaps a chat template.
 _TEXT_TOKENS_OFF = 16
@@ -69,11 +72,8 @@ def read_as(
         reason = "the server tells neither the prompt's tokens nor how many they are"
         return asked, expected, unknown_check("server_preset", reason)
     if count == expected:
-        return (
-            asked,
-            count,
-            passing_check("server_preset", f"{count} image tokens, as {asked.name} has"),
-        )
+        check = passing_check("server_preset", f"{count} image tokens, as {asked.name} has")
+        return asked, count, check
     if count not in ways:
         return asked, count, failing_check("server_preset", f"{how}: no preset has as many")
     preset = ways[count]
@@ -104,13 +104,17 @@ def text_token_count(prompt: str) -> int:
 
 
 def own_checks(
-    runs: list[Answer], more: int, first: float, infer: SamplingSettings, limit: int | None = None
+    runs: list[Answer],
+    more: int,
+    first: float,
+    rule: RepetitionRule | None = None,
+    limit: int | None = None,
 ) -> Iterator[CheckPart]:
     """What the repeats themselves show; ``first`` is the time to first token of the first answer,
     in ms.
 
-    There were ``more`` repeats whose tokens came together, and at most ``limit`` tokens were asked
-    for.
+    There were ``more`` repeats whose tokens came together. Asked for were ``rule`` against
+    repetition and at most ``limit`` tokens.
     """
     yield _fresh_prompt(runs, first)
     token_times = _token_times(runs[0], more)
@@ -120,14 +124,55 @@ def own_checks(
         yield failing_check(
             "token_limit", f"the server went on after the limit of {limit:,} tokens"
         )
-    if size := infer.no_repeat_ngram_size:
-        grams = pd.Series(
-            zip(*(runs[0].ids[at:] for at in range(size)), strict=False), dtype=object
-        )
-        apart = grams.index.to_series().groupby(grams).diff()
-        again = int((apart <= (infer.no_repeat_ngram_window or np.inf) - size).sum())
-        told = f"{again} of {len(grams)} runs of {size} tokens were there before"
-        yield check_that(not again, "repetition_rule", told)
+    if rule is not None:
+        yield _repetition_rule(runs[0], rule)
+
+
+def _repetition_rule(answer: Answer, rule: RepetitionRule) -> CheckPart:
+    """Whether an answer has a run of tokens that the rule forbids.
+
+    An answer without one does not show whether the rule was applied or never needed.
+    """
+    name = "repetition_rule"
+    if not answer.ids:
+        return unknown_check(name, "the server sends no token ids")
+    # The ids from each place on, side by side: a row is the run that begins at its place.
+    shifted = [answer.ids[place:] for place in range(rule.size)]
+    runs = pd.Series(zip(*shifted, strict=False), dtype=object)
+    if runs.empty:
+        return unknown_check(name, f"{len(answer.ids)} tokens have no run of {rule.size}")
+    distance = runs.index.to_series().groupby(runs).diff()
+    furthest = math.inf if rule.window is None else rule.window - rule.size
+    repeated = distance <= furthest
+    if rule.allowed:
+        repeated &= ~runs.map(lambda run: run[-1] in rule.allowed)
+    count = int(repeated.sum())
+    measured = f"{count} of {len(runs)} runs of {rule.size} tokens were there before"
+    return check_that(not count, name, measured)
+
+
+def tags_check(text: str, family: FamilyFacts) -> CheckPart | None:
+    """Whether regions were read from lines without tags; None where they were not."""
+    grounding = parse_grounding(text, family.name)
+    if not grounding.without_tags:
+        return None
+    regions = count_text(len(grounding.regions), "region")
+    return note_check(
+        "region_tags",
+        f"the server left the tags of regions out: {regions} read from lines such as "
+        "label[[x1, y1, x2, y2]]",
+    )
+
+
+def engine_check(engine: str, engine_source: str) -> CheckPart | None:
+    """What is lost where nothing tells the server's engine; None where something does."""
+    if engine != "other" or engine_source != "unknown":
+        return None
+    return note_check(
+        "server_engine",
+        "no path of the server tells its engine, as behind a proxy that shows only /v1: token "
+        "ids, the tags of regions, a fresh cache and rules against repetition are not asked for",
+    )
 
 
 def _token_times(answer: Answer, more: int) -> CheckPart | None:

@@ -40,6 +40,14 @@ _MOST_SHOWN = 300
 _MOST_OF_NAME = 100
 _MESSAGE = re.compile(r'"(?:message|detail|error)"\s*:\s*"((?:[^"\\]|\\.)*)')
 
+#: The environment variable with further headers of each request, as a JSON object.
+_HEADERS_VARIABLE = "OCR_PHASES_HEADERS"
+#: Headers that HTTP itself or the client sets.
+_OWN_HEADERS = ("connection", "content-length", "content-type", "host", "transfer-encoding")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+#: A secret of fewer characters would be taken out of words that have nothing to do with it.
+_LEAST_SECRET = 4
+
 _BROKEN_OFF = "ended the connection in the middle of an answer"
 
 Token = Annotated[int, Meta(ge=0, le=2**24)]
@@ -60,6 +68,8 @@ class Chunk(Struct):
     choices: list[Choice] | None = None
     usage: dict[str, Any] | None = None
     prompt_token_ids: list[Token] | None = None
+    #: What llama.cpp adds: its own times in ms, such as ``prompt_ms`` and ``predicted_ms``.
+    timings: Any = None
     error: Any = None
 
 
@@ -156,8 +166,9 @@ class Server:
     """An address of an OpenAI-compatible server, ``http://HOST:PORT/v1#MODEL``; the model may be
     left out.
 
-    ``api_key`` goes into the header of each request and nowhere else, no redirect is followed and
-    no proxy asked. ``patience`` is how many seconds may pass without a byte,
+    ``api_key`` goes into the header of each request and nowhere else, and so do the headers of the
+    environment variable ``OCR_PHASES_HEADERS``, a JSON object. No redirect is followed and no proxy
+    asked. ``patience`` is how many seconds may pass without a byte,
     ``first_token_timeout`` how many until the first token of an answer, and ``answer_timeout`` how
     many until its end, whatever is sent meanwhile. Raises `OcrPhasesError` for what is no such
     address or number of seconds.
@@ -196,6 +207,17 @@ class Server:
             )
         if not re.fullmatch("[ -~]*", self._key):
             raise OcrPhasesError("The key has characters that no header takes: copy it again.")
+        self._headers = {
+            "Content-Type": "application/json",
+            "Authorization": f"Bearer {self._key or None}",
+        }
+        own_headers = _environment_headers()
+        if any(name.lower() == "authorization" for name in own_headers):
+            del self._headers["Authorization"]
+        self._headers.update(own_headers)
+        secrets = [self._key, *own_headers.values()]
+        #: What no message repeats; of two of which one is in the other the longer one first.
+        self._secrets = sorted(secrets, key=len, reverse=True)
         scheme, self.host, port, path, self.model = parts.groups()
         self._connection = HTTPSConnection if scheme == "https" else HTTPConnection
         #: The host with its port; what the paths of OpenAI's methods, and of the server's own,
@@ -215,17 +237,13 @@ class Server:
         if deadline is None:
             deadline = _quick(path)
         data = None if body is None else msgspec.json.encode(body)
-        headers = {
-            "Content-Type": "application/json",
-            "Authorization": f"Bearer {self._key or None}",
-        }
         wait = max(0.001, min(self.patience, deadline.remaining))
         connection = self._connection(self.place, timeout=wait)
         with self._explained(deadline), contextlib.closing(connection):
             _connect(connection, wait)
             timed: Any = _TimedSocket(connection.sock, self.patience, deadline)
             connection.sock = timed
-            connection.request("POST" if data else "GET", path, data, headers)
+            connection.request("POST" if data else "GET", path, data, self._headers)
             answer = connection.getresponse()
             if answer.status != HTTPStatus.OK:
                 raise self._failed(self._refusal(answer, path, deadline))
@@ -257,9 +275,8 @@ class Server:
                 name, _, data = line.strip().partition(b":")
                 if name.startswith(b"{"):
                     raise self._failed("does not stream: it answered all at once")
-                if (
-                    name != b"data" or not data.strip()
-                ):  # a comment that keeps the connection, or an event's name
+                if name != b"data" or not data.strip():
+                    # A comment that keeps the connection, or an event's name.
                     continue
                 if data.strip() == b"[DONE]":
                     return
@@ -268,9 +285,8 @@ class Server:
                     continue
                 if chunk.error:
                     message = self._shown(_message_of(data[:_MOST_ERROR_BYTES]))
-                    raise self._failed(
-                        f"gave up ({message})" if message else "gave up without a reason"
-                    )
+                    reason = f"({message})" if message else "without a reason"
+                    raise self._failed(f"gave up {reason}")
                 yield now, chunk
         raise self._failed(_BROKEN_OFF)
 
@@ -313,11 +329,42 @@ class Server:
         return f"is not OpenAI-compatible: what it answers is not as it should be ({reason})"
 
     def _shown(self, message: str) -> str:
-        """The first characters of what a server says, without the key."""
-        return plain(message).replace(self._key or "…", "…")[:_MOST_SHOWN].rstrip(".")
+        """The first characters of what a server says, without the key and the headers' values."""
+        shown = plain(message)
+        for secret in self._secrets:
+            if secret and (secret == self._key or len(secret) >= _LEAST_SECRET):
+                shown = shown.replace(secret, "…")
+        return shown[:_MOST_SHOWN].rstrip(".")
 
     def _failed(self, told: str) -> ServerFailed:
         return ServerFailed(f"{self.url} {told}.".replace("?.", "?"))
+
+
+def _environment_headers() -> dict[str, str]:
+    """The headers of ``OCR_PHASES_HEADERS``; `OcrPhasesError` where they are no headers.
+
+    No sentence repeats them: they may be secret.
+    """
+    text = os.environ.get(_HEADERS_VARIABLE, "")
+    if not text:
+        return {}
+    try:
+        headers = msgspec.json.decode(text, type=dict[str, str])
+    except (ValueError, RecursionError):
+        raise OcrPhasesError(
+            f"{_HEADERS_VARIABLE} is no JSON object of texts: set it to one, such as "
+            '{"X-Tenant": "books"}.'
+        ) from None
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name) or not re.fullmatch("[ -~]*", value):
+            raise OcrPhasesError(
+                f"{_HEADERS_VARIABLE} has characters that no header takes: write it again."
+            )
+        if name.lower() in _OWN_HEADERS:
+            raise OcrPhasesError(
+                f"{_HEADERS_VARIABLE} has {name}, which the client sets itself: leave it out."
+            )
+    return headers
 
 
 def _connect(connection: HTTPConnection, seconds: float) -> None:

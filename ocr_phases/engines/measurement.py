@@ -14,8 +14,13 @@ from msgspec.structs import replace
 from PIL import Image
 
 from ocr_phases.engines import checks
-from ocr_phases.engines.answers import Answer, Stage, ask, metrics, server_times, spans_of
+from ocr_phases.engines.answers import Answer, Stage, ask
+from ocr_phases.engines.chat import repetition_rule_of
 from ocr_phases.engines.client import Server, ServerFailed
+from ocr_phases.engines.dialects import Dialect
+from ocr_phases.engines.metrics import metrics, server_times
+from ocr_phases.engines.spans import spans_of, stages_of_spans
+from ocr_phases.engines.vllm_worker import MODULES
 from ocr_phases.families import FamilyFacts
 from ocr_phases.images import image_file, load_page
 from ocr_phases.measure.record_parts import page_part, request_part, row_part
@@ -34,6 +39,7 @@ from ocr_phases.record.parts import (
     ModelPart,
     ProbabilitiesPart,
     ResultPart,
+    StagePart,
     make_part,
 )
 from ocr_phases.results.run import PhaseRun
@@ -47,12 +53,18 @@ class MeasuredServer(Protocol):
 
     server: Server
     model: str
-    engine: str
+    dialect: Dialect
+    engine_source: str
     version: str
+    extra_body: dict[str, Any]
     family: FamilyFacts
     family_source: str
     worker: dict[str, Any]
     reference: Any
+
+    @property
+    def engine(self) -> str:
+        """The engine's name."""
 
     def rpc(self, method: str, kind: Any) -> Any:
         """What the first worker's extension answers, as this type."""
@@ -136,7 +148,8 @@ class ServerMeasurement:
         session = self.session
         before = metrics(session.server)
         answer = self.ask(on_tokens)
-        own = server_times(session.server, before)
+        own = server_times(session.server, before) or answer.own
+        answer.own = {}
         # A prefill that took longer than the client waited is not that of this request.
         if own and own["prefill_ms"] <= answer.times[0]:
             answer.own = own
@@ -206,6 +219,7 @@ class ServerMeasurement:
         )
         prompt_tokens = answer.prompt_tokens
         text_tokens = None if prompt_tokens is None else max(0, prompt_tokens - image_tokens)
+        spans = spans_of(runs)
         versions = {session.engine: session.version, "ocr_phases": __version__, "code": code_hash()}
         device = {"name": f"{session.engine} at {session.server.host}", "kind": "server"}
         request = request_part(self.request, repeats=len(runs), prefill_len=prompt_tokens, batch=1)
@@ -213,7 +227,7 @@ class ServerMeasurement:
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             versions=versions | worker.get("versions", {}),
             device=make_part(DevicePart, device | worker.get("device", {})),
-            model=self._model_part(runs),
+            model=self._model_part(runs, stages_of_spans(spans, MODULES)),
             pages=[
                 page_part(
                     self.page,
@@ -226,7 +240,7 @@ class ServerMeasurement:
             ],
             request=replace(request, strategy="server", vision="server", preset=preset.name),
             results=[self._result_part(answer)],
-            spans=spans_of(runs),
+            spans=spans,
             live_checks=[*self._run_checks(runs), preset_check, *self.compared],
             probabilities=_probabilities(answer),
         )
@@ -236,26 +250,36 @@ class ServerMeasurement:
         # How a text is cut into pieces may differ, where pieces stand for ids.
         ids_or_texts = [answer.ids or answer.text for answer in self.answers]
         yield from repeat_checks(ids_or_texts, self.request.repeats, self.failure)
+        body = self.session.body(self.request, "")
         yield from checks.own_checks(
             runs,
-            len(self.answers) - len(runs),
-            self.first,
-            self.request.infer,
-            self.request.max_new_tokens,
+            more=len(self.answers) - len(runs),
+            first=self.first,
+            rule=repetition_rule_of(body, self.session.dialect),
+            limit=self.request.max_new_tokens,
         )
+        engine = checks.engine_check(self.session.engine, self.session.engine_source)
+        if engine is not None:
+            yield engine
+        tags = checks.tags_check(runs[0].text, self.session.family)
+        if tags is not None:
+            yield tags
 
-    def _model_part(self, runs: list[Answer]) -> ModelPart:
+    def _model_part(self, runs: list[Answer], stages: list[StagePart]) -> ModelPart:
         """The record's part about the model, as far as the server and its worker tell."""
         session = self.session
         worker = session.worker
         server = {
             "engine": session.engine,
+            "engine_source": session.engine_source,
             "version": session.version,
             "url": session.server.url,
             "family_source": session.family_source,
             "settings": worker.get("settings"),
             "times": [run.own for run in runs],
         }
+        if session.extra_body:
+            server["extra_body"] = session.extra_body
         model = {
             "name": session.model,
             "config": {},
@@ -265,7 +289,8 @@ class ServerMeasurement:
             "implementation": "server",
             "dtype": "unknown",
         }
-        return make_part(ModelPart, model | worker.get("model", {}))
+        part = make_part(ModelPart, model | worker.get("model", {}))
+        return replace(part, stages=stages)
 
     def _result_part(self, answer: Answer) -> ResultPart:
         """The record's part about what the server wrote."""

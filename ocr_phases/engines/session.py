@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+from ocr_phases.engines.chat import chat_body
 from ocr_phases.engines.client import (
     ANSWER_SECONDS,
     FIRST_TOKEN_SECONDS,
@@ -17,6 +17,8 @@ from ocr_phases.engines.client import (
     ServerFailed,
     short_name,
 )
+from ocr_phases.engines.dialects import find_dialect
+from ocr_phases.engines.extra_body import read_extra_body
 from ocr_phases.engines.load import load_test
 from ocr_phases.engines.measurement import ServerMeasurement
 from ocr_phases.errors import (
@@ -38,16 +40,18 @@ from ocr_phases.inputs.views import Pages
 from ocr_phases.measure.request import resolve_request
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.settings import (
+    ENGINES,
     FAMILY_NAMES,
     Request,
     RunSettings,
     SamplingSettings,
     Strategy,
     Vision,
+    setting_names,
 )
 
-#: Settings that no server can be asked for, and those that an engine is not known to take, either.
-_CANNOT = (
+#: Settings of a model that is loaded, which no server can be asked for.
+_OF_LOADED_MODELS = (
     "first_token",
     "strategy",
     "vision",
@@ -58,8 +62,6 @@ _CANNOT = (
     "kernels",
     "phase_energy",
 )
-_OTHERS = ("no_repeat_ngram_size", "top_k", "repetition_penalty", "ignore_eos")
-_LACKS = {"vllm": (), "sglang": _OTHERS[:1], "other": _OTHERS}
 
 
 #: Seconds that the worker's extension has to answer.
@@ -92,14 +94,23 @@ class ServerSession(Hinted):
         first_token_timeout: float = FIRST_TOKEN_SECONDS,
         answer_timeout: float = ANSWER_SECONDS,
         family: str | None = None,
+        engine: str | None = None,
+        extra_body: Mapping[str, Any] | str | None = None,
     ) -> None:
-        server = self.server = Server(
+        if family is not None:
+            check_known(Keyword("family"), family, FAMILY_NAMES)
+        if engine is not None:
+            check_known(Keyword("engine"), engine, ENGINES)
+        #: Entries that are added to each request.
+        self.extra_body = read_extra_body(extra_body)
+        self.server = Server(
             url,
             api_key=api_key,
             patience=patience,
             first_token_timeout=first_token_timeout,
             answer_timeout=answer_timeout,
         )
+        server = self.server
         served = [each.id for each in server.call(f"{server.path}/models", ServedModels).data]
         self.reference = reference
         self.model = model or server.model or (served[0] if len(served) == 1 else "")
@@ -107,13 +118,7 @@ class ServerSession(Hinted):
             raise OcrPhasesError(f"{server.url} serves no model.")
         if self.model not in served:
             raise OcrPhasesError(f"{server.url} serves {_listed(served)}: name one of these.")
-        self.engine, self.version = "other", "unknown"
-        for engine, path in (("sglang", "/get_server_info"), ("vllm", "/version")):
-            with contextlib.suppress(ServerFailed, LookupError):
-                self.version = short_name(
-                    str(server.call(server.root + path, dict[str, Any])["version"])
-                )
-                self.engine = engine
+        self.dialect, self.version, self.engine_source = find_dialect(server, engine)
         #: What the worker's extension says of the model and its device; empty without it.
         self.worker: dict[str, Any] = {}
         with contextlib.suppress(ServerFailed, LookupError):
@@ -126,7 +131,6 @@ class ServerSession(Hinted):
     def _find_family(self, asked: str | None) -> tuple[FamilyFacts, str]:
         """The facts of the model's family, and where its name is from."""
         if asked is not None:
-            check_known(Keyword("family"), asked, FAMILY_NAMES)
             return facts_of(asked), "named by the user"
         worker_class = self.worker.get("model", {}).get("class")
         if worker_class:
@@ -135,6 +139,11 @@ class ServerSession(Hinted):
         if family == UNKNOWN:
             return facts_of(UNKNOWN), "unknown"
         return facts_of(family), "guessed from the served name"
+
+    @property
+    def engine(self) -> str:
+        """The engine's name, such as ``vllm``; ``other`` where nothing tells it."""
+        return self.dialect.name
 
     def __repr__(self) -> str:
         family = f"family {self.family.name}"
@@ -301,17 +310,7 @@ class ServerSession(Hinted):
             price_per_hour=price_per_hour,
         )
         request = resolve_request(asked, self.family, page)
-        every, lacks = vars(asked) | vars(request.infer), (*_CANNOT, *_LACKS[self.engine])
-        for name in lacks:
-            value = every[name]
-            default = getattr(RunSettings, name, getattr(SamplingSettings, name, None))
-            if value and value != default:
-                raise SettingError(
-                    name if hasattr(asked, name) else "infer",
-                    "This server cannot do ",
-                    Keyword(name, value),
-                    ": leave it out, or load the model itself.",
-                )
+        self._check_possible(asked, request)
         if len(request.pages) != 1 or len(request.prompts) != 1:
             raise OcrPhasesError(
                 "A server is asked for one page at a time: name one, with one prompt."
@@ -322,37 +321,37 @@ class ServerSession(Hinted):
             )
         return replace(request, autocast=False)
 
+    def _check_possible(self, asked: RunSettings, request: Request) -> None:
+        """Raise `SettingError` for the first setting that this server cannot be asked for."""
+        for name in _OF_LOADED_MODELS:
+            self._check_left_out(name, getattr(asked, name), getattr(RunSettings, name), name)
+        for name in self.dialect.cannot:
+            if name in setting_names(SamplingSettings):
+                default = getattr(SamplingSettings, name)
+                self._check_left_out(name, getattr(request.infer, name), default, "infer")
+            else:
+                self._check_left_out(name, getattr(asked, name), getattr(RunSettings, name), name)
+
+    def _check_left_out(self, name: str, value: Any, default: Any, setting: str) -> None:
+        """Raise `SettingError` where a value differs from its default and asks for something."""
+        if value and value != default:
+            raise SettingError(
+                setting,
+                "This server cannot do ",
+                Keyword(name, value),
+                ": leave it out, or load the model itself.",
+            )
+
     def body(self, request: Request, page: str) -> dict[str, Any]:
         """The chat completion that a request is, for a page as a data URL."""
-        infer, text, limit = request.infer, request.prompts[0], request.max_new_tokens
-        size, window = infer.no_repeat_ngram_size, infer.no_repeat_ngram_window or 1 << 20
-        wanted = {"stream": True, "stream_options": {"include_usage": True}, "seed": request.seed}
-        image: dict[str, Any] = {"type": "image_url", "image_url": {"url": page}}
-        if self.engine == "vllm":
-            # A page's own name and salt: no repeat finds the last one's page in a cache.
-            image["uuid"] = wanted["cache_salt"] = uuid.uuid4().hex
-            wanted["return_token_ids"] = True
-        elif not self.family.is_unknown:  # what the server puts before a text, vLLM takes as it is
-            text = text.removeprefix("<image>").lstrip("\n")
-        wanted |= {
-            "temperature": infer.temperature if infer.do_sample else 0.0,
-            "top_p": infer.top_p,
-        }
-        wanted |= {"top_k": infer.top_k} if infer.top_k else {}
-        if infer.repetition_penalty != 1.0:
-            wanted["repetition_penalty"] = infer.repetition_penalty
-        wanted |= {"max_tokens": limit} if limit != self.family.published_limit else {}
-        wanted |= {"vllm_xargs": {"ngram_size": size, "window_size": window}} if size else {}
-        if self.engine != "other":
-            wanted |= {"ignore_eos": request.ignore_eos}
-            # Boxes are marked by special tokens, which an unknown family is not known to have.
-            wanted |= {} if self.family.is_unknown else {"skip_special_tokens": False}
-        said = [{"role": "user", "content": [image, {"type": "text", "text": text}]}]
-        return wanted | {
-            "model": self.model,
-            "messages": said,
-            "logprobs": request.token_probabilities,
-        }
+        return chat_body(
+            request,
+            page,
+            model=self.model,
+            dialect=self.dialect,
+            family=self.family,
+            extra=self.extra_body,
+        )
 
 
 @explain_wrong_calls
@@ -366,6 +365,8 @@ def connect(
     first_token_timeout: float = FIRST_TOKEN_SECONDS,
     answer_timeout: float = ANSWER_SECONDS,
     family: str | None = None,
+    engine: str | None = None,
+    extra_body: Mapping[str, Any] | str | None = None,
 ) -> ServerSession:
     """A session on a running OpenAI-compatible server; it needs no torch.
 
@@ -392,6 +393,13 @@ def connect(
         The model's family (``deepseek-ocr``, ``deepseek-ocr-2``, ``unlimited-ocr`` or ``unknown``),
         where neither the worker's class nor the served name tells it. Of an unknown family no
         preset is assumed, and your own prompt is sent unchanged.
+    engine : str, optional
+        The server's engine (``vllm``, ``sglang``, ``llama.cpp``, ``ollama`` or ``other``), where
+        the server does not tell it, as behind a proxy that shows only ``/v1``. It decides which
+        entries beyond OpenAI's a request has.
+    extra_body : mapping or str, optional
+        Entries that are added to each request, as a mapping or as JSON text; they are in the
+        record. An entry that is a setting of its own is refused.
 
     Returns
     -------
@@ -401,7 +409,7 @@ def connect(
     Raises
     ------
     OcrPhasesError
-        Where there is no such server or model.
+        Where there is no such server or model, and where an argument is wrong.
 
     Examples
     --------
@@ -417,4 +425,6 @@ def connect(
         first_token_timeout=first_token_timeout,
         answer_timeout=answer_timeout,
         family=family,
+        engine=engine,
+        extra_body=extra_body,
     )

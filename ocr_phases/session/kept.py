@@ -29,5 +29,10 @@ def _connected_session(settings: ModelSettings) -> OCRSession:
     forget_kept_model()
     if settings not in _connected:
         _connected.clear()
-        _connected[settings] = OCRSession.load(settings.model, family=settings.family)
+        _connected[settings] = OCRSession.load(
+            settings.model,
+            family=settings.family,
+            engine=settings.engine,
+            extra_body=settings.extra_body,
+        )
     return _connected[settings]

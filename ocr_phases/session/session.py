@@ -92,6 +92,8 @@ class OCRSession(Hinted):
         trust_remote_code: bool = False,
         cuda_calls: Literal["refuse", "ignore"] = "refuse",
         family: str | None = None,
+        engine: Literal["vllm", "sglang", "llama.cpp", "ollama", "other"] | None = None,
+        extra_body: str | None = None,
     ) -> OCRSession:
         """Load a model.
 
@@ -122,6 +124,12 @@ class OCRSession(Hinted):
         family : str, optional
             The family of a server's model, such as deepseek-ocr-2 or unknown; else what it tells.
             Refused for a model that is loaded here.
+        engine : str, optional
+            The engine of a server that a proxy hides: vllm, sglang, llama.cpp, ollama or other. It
+            changes nothing for a model that is loaded here.
+        extra_body : str, optional
+            A JSON object added to each request to a server, such as {"priority": 1}. It
+            changes nothing for a model that is loaded here.
 
         Returns
         -------
@@ -138,7 +146,9 @@ class OCRSession(Hinted):
         >>> session = OCRSession.load("tiny", device="cpu")
         """
         if "://" in str(model):
-            return cls.connect(str(model), family=family)  # type: ignore[return-value]  # it has the same calls
+            return cls.connect(  # type: ignore[return-value]  # it has the same calls
+                str(model), family=family, engine=engine, extra_body=extra_body
+            )
         settings = ModelSettings(
             model=str(model) if isinstance(model, Path) else model,
             device=device,
@@ -149,6 +159,8 @@ class OCRSession(Hinted):
             trust_remote_code=trust_remote_code,
             cuda_calls=cuda_calls,
             family=family,
+            engine=engine,
+            extra_body=extra_body,
         )
         with seldom_collected():
             return cls(LoadedModel(load_checkpoint(settings)), settings)
@@ -255,6 +267,8 @@ class OCRSession(Hinted):
         first_token_timeout: float = 300.0,
         answer_timeout: float = 3600.0,
         family: str | None = None,
+        engine: str | None = None,
+        extra_body: Mapping[str, Any] | str | None = None,
     ) -> ServerSession:
         """A session on a running server: `ocr_phases.connect`, with the same arguments."""
         from ocr_phases.engines.session import connect
@@ -268,6 +282,8 @@ class OCRSession(Hinted):
             first_token_timeout=first_token_timeout,
             answer_timeout=answer_timeout,
             family=family,
+            engine=engine,
+            extra_body=extra_body,
         )
 
     # -- the phases, one by one -------------------------------------------------------------------

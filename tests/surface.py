@@ -1,0 +1,45 @@
+"""The tables and plots of the public results, read from their classes: a new one is tested without
+a list of names.
+"""
+
+import contextlib
+import inspect
+
+import pandas as pd
+
+from ocr_phases import OcrPhasesError
+
+
+def plots_of(kind: type) -> list[str]:
+    """The names of all plots of a class of plots."""
+    return [
+        name
+        for name, method in vars(kind).items()
+        if inspect.isfunction(method) and not name.startswith("_")
+    ]
+
+
+def plots_on_axes(kind: type) -> list[str]:
+    """The names of the plots that draw on a caller's axes."""
+    return [
+        name for name in plots_of(kind) if "ax" in inspect.signature(vars(kind)[name]).parameters
+    ]
+
+
+def tables_of(kind: type) -> list[str]:
+    """The names of a result's properties that are tables."""
+    return [
+        name
+        for name, member in inspect.getmembers_static(kind)
+        if isinstance(member, property)
+        and inspect.signature(member.fget).return_annotation == "pd.DataFrame"
+    ]
+
+
+def tables_in(result: object) -> dict[str, pd.DataFrame]:
+    """The tables of a result by name, without those whose sentence says that it has none."""
+    tables = {}
+    for name in tables_of(type(result)):
+        with contextlib.suppress(OcrPhasesError):
+            tables[name] = getattr(result, name)
+    return tables
