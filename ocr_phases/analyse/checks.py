@@ -189,6 +189,9 @@ def _vision_in_prefill_only(run: Record) -> Verdict:
 def _cache_linear(run: Record) -> Verdict:
     held, sizes = run.cache.entries or run.cache.lengths or [], run.cache.bytes or []
     each = run.cache.bytes_per_token
+    if len(sizes) > 1 and not each:
+        grew = f"{bytes_text(sizes[0])} to {bytes_text(sizes[-1])}"
+        return Verdict("n/a", f"{grew}, in layers of several kinds, each of which has its own rule")
     if len(sizes) < 2 or not each:
         return Verdict("n/a", "no growing cache was seen")
     text = f"{bytes_text(each)} a token, {bytes_text(sizes[0])} to {bytes_text(sizes[-1])}"
