@@ -127,7 +127,7 @@ def _truths(arguments: argparse.Namespace, pages: Sequence[str]) -> list[str | N
     if path is None:
         return [None] * len(pages)
     check_for_pages(path, len(pages))
-    files = []
+    files: list[str | None] = []
     for page in pages:
         file = find_truth(page, path) if path.is_dir() else None
         files.append(str((file or path).resolve()))
