@@ -22,9 +22,8 @@ from ocr_phases.settings import Settings
 from ocr_phases.text import count_text
 
 if TYPE_CHECKING:
-    from ocr_phases.batch.child import DaskPool, LocalPool
-    from ocr_phases.batch.driver import Counts
-    from ocr_phases.batch.jobs import Page
+    from ocr_phases.batch.driver import Counts, Workers
+    from ocr_phases.batch.pages import Page
 
 _SHOWN_FAILURES = 10
 
@@ -77,8 +76,8 @@ def _check(arguments: argparse.Namespace) -> None:
     """Refuse options that contradict each other, wrong settings, and files that the results would
     replace.
     """
-    from ocr_phases.batch.child import check_workers
-    from ocr_phases.batch.store import is_batch
+    from ocr_phases.batch.archive import is_batch
+    from ocr_phases.batch.local_workers import check_workers
     from ocr_phases.files import check_names
 
     only_renders = arguments.render == "only"
@@ -104,18 +103,18 @@ def _check(arguments: argparse.Namespace) -> None:
 class _Progress:
     """Shows on a `Bar` how far a batch is; ends it where no worker comes for too long."""
 
-    def __init__(self, bar: Bar, pool: LocalPool | DaskPool, most_seconds: float) -> None:
+    def __init__(self, bar: Bar, workers: Workers, most_seconds: float) -> None:
         self.bar = bar
-        self.pool = pool
+        self.workers = workers
         self.most_seconds = most_seconds  # without a worker
         self.last_seen = time.monotonic()
 
     def show(self, counts: Counts) -> None:
         """Show the counts; `OcrPhasesError` after ``most_seconds`` without a worker."""
-        from ocr_phases.batch.child import GOES_ON
+        from ocr_phases.batch.outcome import GOES_ON
 
         note = f"{counts.failed:,} failed"
-        if self.pool.workers():
+        if self.workers.count():
             self.last_seen = time.monotonic()
         else:
             note += ", waiting for a worker"
@@ -132,17 +131,17 @@ class _Progress:
 
 def _measure(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure the pages that are not finished, and print how many were; the same as plain values."""
+    from ocr_phases.batch.archive import is_batch, list_pages
     from ocr_phases.batch.driver import auto_device, measure_pages
     from ocr_phases.batch.jobs import make_jobs
-    from ocr_phases.batch.store import is_batch, list_pages
 
     settings = Settings.among(vars(arguments))
     settings_of_pages = {name: getattr(settings, name) for name in BATCH}
     left_out: Counter[str] = Counter()
     is_resumed = is_batch(out)
-    with contextlib.closing(_workers(arguments)) as pool, Bar(0, "page", "Measuring") as bar:
-        progress = _Progress(bar, pool, arguments.wait_workers)
-        device = functools.cache(functools.partial(auto_device, pool, progress.show_start))
+    with contextlib.closing(_workers(arguments)) as workers, Bar(0, "page", "Measuring") as bar:
+        progress = _Progress(bar, workers, arguments.wait_workers)
+        device = functools.cache(functools.partial(auto_device, workers, progress.show_start))
         jobs = make_jobs(_pages(out, arguments, left_out), settings_of_pages, device)
         before = list_pages(jobs, out, left_out)
         bar.total = before["found"]
@@ -153,8 +152,8 @@ def _measure(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
             _print_resumed(before)
         counts = measure_pages(
             out,
-            pool,
-            mode="notebook" if arguments.render == "during" else "measure",
+            workers,
+            mode="notebook" if _reports_during(arguments) else "measure",
             progress=progress.show,
             retries=arguments.retries,
             timeout=arguments.timeout,
@@ -179,8 +178,8 @@ def _pages(out: Path, arguments: argparse.Namespace, left_out: Counter[str]) -> 
     second one.
     """
     from ocr_phases.analyse.quality import check_for_pages
-    from ocr_phases.batch.jobs import find_pages
-    from ocr_phases.batch.store import PAGES
+    from ocr_phases.batch.archive import PAGES
+    from ocr_phases.batch.pages import find_pages
 
     found = find_pages(arguments.pages, BATCH, out / PAGES, left_out)
     for number, page in enumerate(found, 1):
@@ -209,22 +208,32 @@ def _print_counts(counts: Counts) -> None:
     print(sentence)
 
 
-def _workers(arguments: argparse.Namespace) -> LocalPool | DaskPool:
+def _reports_during(arguments: argparse.Namespace) -> bool:
+    """Whether a page's report is made when the page is measured, by the worker that measures it.
+
+    Reports that show the quality against a reference text come last, because the reference texts
+    are added when all pages are measured.
+    """
+    return arguments.render == "during" or (arguments.render is None and arguments.truth is None)
+
+
+def _workers(arguments: argparse.Namespace) -> Workers:
     """The workers: processes of this machine, or dask's where a scheduler is named."""
-    from ocr_phases.batch.child import DaskPool, LocalPool, worker_environments
+    from ocr_phases.batch.dask_workers import DaskWorkers
+    from ocr_phases.batch.local_workers import LocalWorkers, worker_environments
 
     if not arguments.scheduler:
         if "://" not in arguments.model and find_spec("torch") is None:
             raise OcrPhasesError("This needs torch: pip install torch.")
-        return LocalPool(worker_environments(arguments.workers, arguments.device))
-    pool = DaskPool(arguments.scheduler)
-    if pool.plain:
+        return LocalWorkers(worker_environments(arguments.workers, arguments.device))
+    workers = DaskWorkers(arguments.scheduler)
+    if workers.is_plain:
         print(
             f"Warning: {arguments.scheduler} has no TLS: anyone who reaches it can run code on its "
             "workers, see Trust in docs/batch.md.",
             file=sys.stderr,
         )
-    return pool
+    return workers
 
 
 def _add_truths(out: Path, path: Path | None) -> int:
@@ -247,24 +256,24 @@ def _add_truths(out: Path, path: Path | None) -> int:
 
 def _render(out: Path, arguments: argparse.Namespace) -> int:
     """Render the missing reports; returns how many failed."""
-    from ocr_phases.batch.child import LocalPool, thread_share
+    from ocr_phases.batch.archive import waiting_reports
     from ocr_phases.batch.driver import render_pages
-    from ocr_phases.batch.store import waiting_reports
+    from ocr_phases.batch.local_workers import LocalWorkers, thread_share
 
     waiting = len(waiting_reports(out, arguments.price_per_hour))
     if not waiting:
         return 0
     # Rendering needs no GPU, so hide them all.
     environment = {"CUDA_VISIBLE_DEVICES": "", **thread_share(arguments.render_workers)}
-    pool = LocalPool([environment] * arguments.render_workers)
-    with contextlib.closing(pool), Bar(waiting, "report", "Rendering") as bar:
+    workers = LocalWorkers([environment] * arguments.render_workers)
+    with contextlib.closing(workers), Bar(waiting, "report", "Rendering") as bar:
 
         def show(counts: Counts) -> None:
             bar.show_count(counts.pages, counts.done, f"{counts.failed:,} failed")
 
         failed = render_pages(
             out,
-            pool,
+            workers,
             progress=show,
             retries=arguments.retries,
             timeout=arguments.timeout,
