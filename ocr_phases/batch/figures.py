@@ -167,12 +167,13 @@ def read_figures(folder: Path, digest: str, job: str, page: str) -> Figures:
 
 def _row(run: PhaseRun) -> dict[str, Any]:
     truth = run.truth_of()
-    verdicts = [(check.name, check.verdict) for check in run_rules(run)]
+    checks = run_rules(run)
+    verdicts = [(check.name, check.verdict) for check in checks]
     # Failed and noisy checks, a repetition loop, an incomplete text.
     warnings = [
-        name.replace("_", " ")
-        for name, verdict in verdicts
-        if verdict in ("fail", "noisy") or (name, verdict) == _LOOP
+        check.label
+        for check in checks
+        if check.verdict in ("fail", "noisy") or (check.name, check.verdict) == _LOOP
     ]
     is_cut = run.result.finish_reason == "length" and not run.request.ignore_eos
     if is_cut:
