@@ -26,7 +26,7 @@ import pandas as pd
 
 from ocr_phases.analyse.stages import attended
 from ocr_phases.errors import OcrPhasesError, check_known
-from ocr_phases.families import DEEPSEEK_OCR, facts_of
+from ocr_phases.families import DEEPSEEK_OCR, facts_of, windowed_length
 from ocr_phases.families.config import read_model_config
 from ocr_phases.record import Record, RecordType
 from ocr_phases.record.parts import EnergyPart
@@ -42,6 +42,7 @@ COST_COLUMNS = (
     "weight_bytes",
     "kv_bytes",
 )
+TENSOR_COLUMNS = ("tensor", "shape", "item_bytes", "bytes")
 MEMORY_COLUMNS = ("phase", "weight_bytes", "kv_bytes", "activation_bytes", "peak_bytes")
 #: How many workspaces cuBLAS keeps at most, by strategy: one of the stream, and one of each graph of
 #: the prefill and of decode steps.
@@ -180,6 +181,191 @@ def decode_cost(
         _StageWork("decode", "lm_head", "", _head_work(sizes, batch)),
     ]
     return _table(stages, dtype_bytes)
+
+
+def generation_cost(
+    config: dict[str, Any],
+    *,
+    prompt_len: int,
+    new_tokens: int,
+    views: Iterable[VisionCall] = (),
+    batch: int = 1,
+    dtype_bytes: int = 2,
+    window: int | None = None,
+) -> pd.DataFrame:
+    """What a whole generation costs: the prefill, and ``new_tokens - 1`` decode steps.
+
+    The prefill gives the first token, so there is a step less than there are tokens. The FLOPs of
+    a step grow by the same with each entry of the cache, so that N steps cost N times their mean.
+
+    Parameters
+    ----------
+    config : dict
+        The model's ``config.json``.
+    prompt_len, views, batch, dtype_bytes
+        As `prefill_cost` takes them.
+    new_tokens : int
+        How many tokens each row makes.
+    window : int, optional
+        How many generated tokens a step sees; by default all.
+
+    Returns
+    -------
+    DataFrame
+        Rows ``prefill``, ``decode`` and ``all``, columns ``phase``, ``steps``, ``flops`` and
+        ``bytes``: FLOPs and the weights and cache entries that are read or written.
+
+    Raises
+    ------
+    OcrPhasesError
+        For a shape or a config that cannot be.
+    """
+    _check(new_tokens=new_tokens)
+    prefill = prefill_cost(
+        config, prompt_len=prompt_len, views=views, batch=batch, dtype_bytes=dtype_bytes
+    )
+    sums = ["flops", "weight_bytes", "kv_bytes"]
+    with_one, with_two = (
+        decode_cost(config, cache_len=length, batch=batch, dtype_bytes=dtype_bytes)[sums].sum()
+        for length in (1, 2)
+    )
+    steps = new_tokens - 1
+    lengths = [
+        windowed_length(prompt_len + step, prompt_len, window) for step in range(1, new_tokens)
+    ]
+    decode = with_one * steps + (with_two - with_one) * (sum(lengths) - steps)
+    rows = []
+    for phase, count, cost in (("prefill", 1, prefill[sums].sum()), ("decode", steps, decode)):
+        moved = int(cost["weight_bytes"] + cost["kv_bytes"])
+        rows.append({"phase": phase, "steps": count, "flops": int(cost["flops"]), "bytes": moved})
+    table = pd.DataFrame(rows)
+    total = table[["steps", "flops", "bytes"]].sum()
+    return pd.concat([table, pd.DataFrame([{"phase": "all", **total}])], ignore_index=True)
+
+
+def training_cost(
+    config: dict[str, Any],
+    *,
+    prompt_len: int,
+    views: Iterable[VisionCall] = (),
+    batch: int = 1,
+) -> pd.DataFrame:
+    """The FLOPs of one step of training with labels: forward, loss and backward.
+
+    The forward makes the logits of all positions. The loss takes 4 FLOPs a logit that has a next
+    token: a maximum, a difference, an exponential and a sum. The backward does each product twice,
+    for the gradient of its weights and for that of its input (Kaplan et al. 2020, section 2.1);
+    only the pixels need no gradient, so SAM's first product is done once. Gradient checkpointing
+    would add another forward.
+
+    Parameters
+    ----------
+    config : dict
+        The model's ``config.json``.
+    prompt_len, views, batch
+        As `prefill_cost` takes them.
+
+    Returns
+    -------
+    DataFrame
+        Columns ``part`` and ``flops``: the stages of the forward, then ``loss``, ``backward`` and
+        ``all``.
+
+    Raises
+    ------
+    OcrPhasesError
+        For a shape or a config that cannot be.
+    """
+    forward = prefill_cost(
+        config, prompt_len=prompt_len, views=views, batch=batch, logits_for="all"
+    )
+    stages = forward.groupby("stage", sort=False)["flops"].sum()
+    of_pixels = int(forward.loc[forward["part"] == "patches", "flops"].sum())
+    vocabulary = read_architecture(config).text.vocab_size
+    rows = [(stage, int(flops)) for stage, flops in stages.items() if flops > 0]
+    rows.append(("loss", 4 * batch * (prompt_len - 1) * vocabulary))
+    rows.append(("backward", 2 * int(stages.sum()) - of_pixels))
+    rows.append(("all", sum(flops for _, flops in rows)))
+    return pd.DataFrame(rows, columns=["part", "flops"])
+
+
+def training_memory(
+    config: dict[str, Any],
+    *,
+    prompt_len: int,
+    views: Iterable[VisionCall] = (),
+    batch: int = 1,
+    dtype_bytes: int = 2,
+    optimizer_numbers: int = 2,
+) -> pd.DataFrame:
+    """What a step of training holds for certain, in bytes: columns ``part`` and ``bytes``.
+
+    Weights and gradients, the optimizer's states (``optimizer_numbers`` for each parameter, in the
+    dtype of the weights: Adam has two, SGD without momentum none), and the logits of all positions:
+    as the head makes them, in float32 for the loss, and the logarithms of their probabilities. The
+    activations that the backward needs come on top: ``python -m benchmarks.training_peak`` measures
+    the peak with them. ``prompt_len``, ``views``, ``batch`` and ``dtype_bytes`` are as in
+    `prefill_cost`.
+    """
+    _check(prompt_len=prompt_len, batch=batch, dtype_bytes=dtype_bytes)
+    parameters = int(prefill_cost(config, prompt_len=1, views=views)["parameters"].sum())
+    logits = batch * prompt_len * read_architecture(config).text.vocab_size
+    rows = [
+        ("weights", parameters * dtype_bytes),
+        ("gradients", parameters * dtype_bytes),
+        ("optimizer", parameters * dtype_bytes * optimizer_numbers),
+        ("logits", logits * dtype_bytes),
+        ("float32 logits", logits * 4),
+        ("log probabilities", logits * 4),
+    ]
+    rows.append(("all", sum(count for _, count in rows)))
+    return pd.DataFrame(rows, columns=["part", "bytes"])
+
+
+def tensor_sizes(
+    config: dict[str, Any],
+    *,
+    prompt_len: int,
+    new_tokens: int = 1,
+    views: Iterable[VisionCall] = (),
+    batch: int = 1,
+    dtype_bytes: int = 2,
+) -> pd.DataFrame:
+    """The tensors between the parts of a generation: a row each, columns `TENSOR_COLUMNS`.
+
+    Pixels of the views, ids and masks of the prompt, the language model's hidden states, the
+    logits of the last position (what a prefill makes here) and of all (what training and the
+    published class make), the KV cache at the last token, and the ids at the end. ``shape`` is a
+    tuple, ``dtype_bytes`` the size of a number of the model's dtype. The arguments are as in
+    `generation_cost`.
+    """
+    _check(prompt_len=prompt_len, new_tokens=new_tokens, batch=batch, dtype_bytes=dtype_bytes)
+    text = read_architecture(config).text
+    heads = text.num_key_value_heads or text.num_attention_heads
+    head_width = text.hidden_size // text.num_attention_heads
+    cached_tokens = prompt_len + new_tokens - 1
+    rows: list[tuple[str, tuple[int, ...], int]] = []
+    for call in views:
+        name = "crops" if call.view == "local" else "global views"
+        rows.append((name, (call.images, 3, call.side, call.side), dtype_bytes))
+    rows += [
+        ("input ids", (batch, prompt_len), 8),
+        ("attention mask", (batch, prompt_len), 8),
+        ("image mask", (batch, prompt_len), 1),
+        ("hidden states", (batch, prompt_len, text.hidden_size), dtype_bytes),
+        ("logits of the last position", (batch, 1, text.vocab_size), dtype_bytes),
+        ("logits of all positions", (batch, prompt_len, text.vocab_size), dtype_bytes),
+        ("the same in float32", (batch, prompt_len, text.vocab_size), 4),
+        (
+            "KV cache at the last token",
+            (2 * text.num_hidden_layers, batch, heads, cached_tokens, head_width),
+            dtype_bytes,
+        ),
+        ("output ids", (batch, prompt_len + new_tokens), 8),
+    ]
+    table = pd.DataFrame(rows, columns=["tensor", "shape", "item_bytes"])
+    table["bytes"] = [math.prod(shape) * size for _, shape, size in rows]
+    return table[list(TENSOR_COLUMNS)]
 
 
 def masked_flops(config: dict[str, Any], *, prompt_len: int, batch: int = 1) -> int:

@@ -1,0 +1,216 @@
+"""Costs of a whole generation and of training, and the sizes of tensors, against the real class."""
+
+import copy
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from conftest import PAGES
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.training_peak import training_peaks
+from ocr_phases import OcrPhasesError, OCRSession
+from ocr_phases.analyse import cost
+from ocr_phases.families import DEEPSEEK_OCR, FAMILIES
+from ocr_phases.inputs.packing import PageInputs
+from ocr_phases.steps.phases import DecodeState, generate
+from ocr_phases.versions import asset
+
+CONFIG = json.loads((asset("data", "tiny") / "config.json").read_text())
+VIEWS = [cost.VisionCall("global", 512)]
+
+
+@dataclass
+class Observed:
+    """What a run of the built-in model showed: FLOPs by torch's counter, and tensors."""
+
+    model: nn.Module
+    inputs: PageInputs
+    flops: int = 0
+    hidden: list[torch.Tensor] = field(default_factory=list)
+    logits: list[torch.Tensor] = field(default_factory=list)
+    peaks: dict[str, int] = field(default_factory=dict)
+    state: DecodeState | None = None
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Count FLOPs and keep what goes into the head and out of it.
+
+        Attention runs as plain products, because the counter does not know a CPU's fused kernel.
+        """
+        head = self.model.lm_head
+        handles = [
+            head.register_forward_pre_hook(lambda _, given: self.hidden.append(given[0].detach())),
+            head.register_forward_hook(lambda *given: self.logits.append(given[-1].detach())),
+        ]
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            yield
+        self.flops = counter.get_total_flops()
+        for handle in handles:
+            handle.remove()
+
+
+def observed(session: OCRSession) -> Observed:
+    """A copy of the session's model whose products torch's counter sees all, and a page."""
+    model = copy.deepcopy(session.model)
+    model.set_experts_implementation("batched_mm")
+    inputs = session.prepare(PAGES / "receipt.png", preset="tiny")
+    assert isinstance(inputs, PageInputs)
+    return Observed(model, inputs)
+
+
+@pytest.fixture(scope="module")
+def training(tiny_session: OCRSession) -> Observed:
+    """A step of training."""
+    run = observed(tiny_session)
+    with run.watched():
+        run.peaks = training_peaks(run.model, run.inputs, "cpu")
+    return run
+
+
+@pytest.fixture(scope="module")
+def generation(tiny_session: OCRSession) -> Observed:
+    """A generation of five tokens."""
+    run = observed(tiny_session)
+    with run.watched():
+        run.state = generate(run.model, run.inputs.to("cpu", torch.float32), 5)
+    return run
+
+
+def bytes_of(table: pd.DataFrame) -> dict[str, int]:
+    return dict(zip(table.iloc[:, 0], table["bytes"], strict=True))
+
+
+def test_a_generation_has_the_flops_that_torch_counts(generation: Observed) -> None:
+    table = cost.generation_cost(
+        CONFIG,
+        prompt_len=generation.inputs.prefill_len,
+        new_tokens=5,
+        views=VIEWS,
+        dtype_bytes=4,
+    ).set_index("phase")
+    assert table["steps"].to_dict() == {"prefill": 1, "decode": 4, "all": 5}
+    assert table.loc["all", "flops"] == pytest.approx(generation.flops, rel=1e-6)
+
+
+@pytest.mark.parametrize("window", [None, 16])
+def test_a_generation_is_its_prefill_and_its_steps(window: int | None) -> None:
+    config = dict(FAMILIES[DEEPSEEK_OCR].config)
+    views = cost.vision_calls("gundam", [(2, 3)])
+    shape = {"batch": 3, "dtype_bytes": 2}
+    table = cost.generation_cost(
+        config, prompt_len=921, new_tokens=40, views=views, window=window, **shape
+    ).set_index("phase")
+    prefill = cost.prefill_cost(config, prompt_len=921, views=views, **shape)
+    flops = 0
+    moved = 0
+    for step in range(1, 40):
+        seen = 921 + (step if window is None else min(step, window))
+        each = cost.decode_cost(config, cache_len=seen, **shape)
+        flops += each["flops"].sum()
+        moved += each["weight_bytes"].sum() + each["kv_bytes"].sum()
+    assert table.loc["prefill", "flops"] == prefill["flops"].sum()
+    assert table.loc["decode", "flops"] == flops
+    assert table.loc["decode", "bytes"] == pytest.approx(moved, abs=1000)  # experts are rounded
+    assert (table.loc["all"] == table.loc["prefill"] + table.loc["decode"]).all()
+
+
+def test_training_has_the_flops_that_torch_counts(training: Observed) -> None:
+    """The loss is elementwise, which the counter leaves out, as it does the optimizer."""
+    prompt_len = training.inputs.prefill_len
+    table = cost.training_cost(CONFIG, prompt_len=prompt_len, views=VIEWS)
+    flops = dict(zip(table["part"], table["flops"], strict=True))
+    stages = {"sam", "clip", "projector", "language_model", "lm_head"}
+    assert set(flops) == stages | {"loss", "backward", "all"}
+    products = sum(flops[name] for name in (*stages, "backward"))
+    assert products == pytest.approx(training.flops, rel=1e-6)
+    assert flops["loss"] == 4 * (prompt_len - 1) * CONFIG["text_config"]["vocab_size"]
+    assert flops["all"] == products + flops["loss"]
+
+
+def test_training_holds_weights_gradients_states_and_logits(training: Observed) -> None:
+    parameters = list(training.model.parameters())
+    held = bytes_of(
+        cost.training_memory(
+            CONFIG, prompt_len=training.inputs.prefill_len, views=VIEWS, dtype_bytes=4
+        )
+    )
+    weights = sum(parameter.nbytes for parameter in parameters)
+    gradients = sum(each.grad.nbytes for each in parameters if each.grad is not None)
+    assert held["weights"] == held["gradients"] == weights
+    # A parameter that the page does not reach has no gradient here.
+    assert held["gradients"] == pytest.approx(gradients, rel=0.1)
+    # Two moments of each gradient.
+    assert held["optimizer"] == 2 * weights
+    logits = training.logits[0]
+    assert held["logits"] == logits.nbytes
+    assert held["float32 logits"] == held["log probabilities"] == logits.float().nbytes
+    assert held["all"] == sum(count for part, count in held.items() if part != "all")
+
+
+def test_the_peak_of_training_is_above_what_is_held(training: Observed) -> None:
+    assert list(training.peaks) == ["forward", "backward", "optimizer"]
+    assert not training.model.training
+    if all(training.peaks.values()):  # Linux lets a process read its high-water mark
+        weights = sum(parameter.nbytes for parameter in training.model.parameters())
+        assert min(training.peaks["backward"], training.peaks["optimizer"]) > 2 * weights
+
+
+def test_the_sizes_of_tensors_are_those_of_the_tensors(
+    training: Observed, generation: Observed
+) -> None:
+    inputs = generation.inputs.to("cpu", torch.float32)
+    state = generation.state
+    assert state is not None
+    sizes = bytes_of(
+        cost.tensor_sizes(
+            CONFIG,
+            prompt_len=generation.inputs.prefill_len,
+            new_tokens=5,
+            views=VIEWS,
+            dtype_bytes=4,
+        )
+    )
+    assert sizes == {
+        "global views": inputs.pixel_values.nbytes,
+        "input ids": inputs.input_ids.nbytes,
+        "attention mask": inputs.attention_mask.nbytes,
+        "image mask": inputs.images_seq_mask.nbytes,
+        "hidden states": training.hidden[0].nbytes,
+        "logits of the last position": generation.logits[0].nbytes,
+        "logits of all positions": training.logits[0].nbytes,
+        "the same in float32": training.logits[0].float().nbytes,
+        "KV cache at the last token": sum(
+            layer.keys.nbytes + layer.values.nbytes for layer in state.cache.layers
+        ),
+        "output ids": 8 * (generation.inputs.prefill_len + 5),
+    }
+
+
+def test_the_figures_of_the_published_sizes() -> None:
+    """By hand: a crop has 3 x 640 x 640 numbers, 8,192 positions 1,280 each."""
+    views = cost.vision_calls("gundam", [(2, 3)])
+    sizes = bytes_of(
+        cost.tensor_sizes(dict(FAMILIES[DEEPSEEK_OCR].config), prompt_len=8192, views=views)
+    )
+    assert sizes["crops"] == 6 * 3 * 640**2 * 2 == 6 * 2_457_600
+    assert sizes["global views"] == 3 * 1024**2 * 2 == 6_291_456
+    assert sizes["hidden states"] == 8192 * 1280 * 2 == 20_971_520
+    assert (sizes["input ids"], sizes["image mask"]) == (65_536, 8_192)
+    assert sizes["the same in float32"] == 8192 * 129_280 * 4
+
+
+@pytest.mark.parametrize("wrong", [{"prompt_len": 0}, {"prompt_len": 8, "new_tokens": 0}])
+def test_shapes_that_cannot_be_are_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(OcrPhasesError):
+        cost.tensor_sizes(CONFIG, **wrong)
+    with pytest.raises(OcrPhasesError):
+        cost.generation_cost(CONFIG, **({"new_tokens": 1} | wrong))
+    assert np.isfinite(cost.training_cost(CONFIG, prompt_len=8)["flops"]).all()
