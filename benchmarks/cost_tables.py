@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,6 +30,11 @@ CLAIMS = """\
 - head in the prefill: 2.15 TFLOP; computed {last:.2f} GFLOP, wrong: the last position is enough
 - loss over 8,192 positions: 0.84 GFLOP; computed {loss:.2f} GFLOP, wrong: softmax takes 4 per logit
 - float32 logits of 8,192 positions: 3.3 GB; computed {logits}, wrong: vocabulary of 102,400
+- logits of one position in float32: 400 kB; computed {one_logits}, wrong: vocabulary of 102,400
+- hidden states of 8,192 positions: 21 MB; computed {hidden}, right
+- pixels of a crop and of the global view: 2.5 and 6.3 MB; computed {crop} and {view}, right
+- ids and mask of 8,192 positions, ids after 512 + 8,192 tokens: 64, 8 and 70 KB; computed {ids}, {mask} and \
+{output}, right
 - activations of the vision stack: 67 MB; computed over {bias}, wrong: SAM's position bias alone
 - KV cache dominates long generations: no figure; computed {cache} of {whole}, wrong at batch 1 (8,192 tokens)
 - bytes per decode step do not depend on length: constant; computed {early} to {late}, wrong (291 to 8,192 \
@@ -36,6 +42,13 @@ cached tokens)
 - decode step, 1,000 cached tokens, dense formula: 0.49 GFLOP; computed {dense:.2f} GFLOP, wrong: with a \
 sparse peak rate too, MFU reads {low:.1f} times too low"""
 GRIDS = {"tiny": (1, 1), "small": (1, 1), "base": (1, 1), "large": (1, 1), "gundam": (2, 3)}
+
+#: The worked example: one page in gundam, cut into 2 x 3 crops, and 256 new tokens.
+EXAMPLE_VIEWS = cost.vision_calls("gundam", [GRIDS["gundam"]])
+EXAMPLE_PROMPT = (
+    image_token_count(FAMILIES[DEEPSEEK_OCR].presets["gundam"], GRIDS["gundam"]) + TEXT_TOKENS
+)
+EXAMPLE_TOKENS = 256
 
 
 def claims() -> str:
@@ -49,6 +62,7 @@ def claims() -> str:
     step = cost.decode_cost(PUBLISHED, cache_len=1000)
     early, late = (cost.decode_cost(PUBLISHED, cache_len=length) for length in (291, LONG))
     cache = int(late["kv_bytes"].sum())
+    sizes = _tensors(LONG, 1)
     return CLAIMS.format(
         seven=seven[VISION].sum() / 1e12,
         vision=held[VISION].sum() / 1e6,
@@ -58,6 +72,13 @@ def claims() -> str:
         # A maximum, a difference, an exponential and a sum a logit.
         loss=4 * (LONG - 1) * size.text.vocab_size / 1e9,
         logits=bytes_text(4 * LONG * size.text.vocab_size),
+        one_logits=bytes_text(4 * size.text.vocab_size),
+        hidden=bytes_text(sizes["hidden states"]),
+        crop=bytes_text(sizes["crops"] / math.prod(GRIDS["gundam"])),
+        view=bytes_text(sizes["global views"]),
+        ids=bytes_text(sizes["input ids"]),
+        mask=bytes_text(sizes["image mask"]),
+        output=bytes_text(_tensors(512, LONG)["output ids"]),
         bias=bytes_text(size.sam.num_attention_heads * (1024 // size.sam.patch_size) ** 4 * 2),
         cache=bytes_text(cache),
         whole=bytes_text(cache + 2 * float(held.sum())),
@@ -96,6 +117,44 @@ def step_parts() -> list[tuple[str, ...]]:
     ]
 
 
+def tensor_rows() -> list[tuple[str, ...]]:
+    """The tensors of the worked example: a page in gundam, and 256 new tokens."""
+    table = cost.tensor_sizes(
+        PUBLISHED, prompt_len=EXAMPLE_PROMPT, new_tokens=EXAMPLE_TOKENS, views=EXAMPLE_VIEWS
+    )
+    rows = []
+    for tensor, shape, item_bytes, count in table.itertuples(index=False, name=None):
+        rows.append((tensor, str(list(shape)), str(item_bytes), f"{count:,}"))
+    return rows
+
+
+def generation_rows() -> list[tuple[str, ...]]:
+    """What the worked example computes and moves."""
+    table = cost.generation_cost(
+        PUBLISHED, prompt_len=EXAMPLE_PROMPT, new_tokens=EXAMPLE_TOKENS, views=EXAMPLE_VIEWS
+    )
+    rows = []
+    for phase, steps, flops, count in table.itertuples(index=False, name=None):
+        rows.append((phase, str(steps), f"{flops / 1e9:,.1f}", bytes_text(count)))
+    return rows
+
+
+def training_rows() -> list[tuple[str, ...]]:
+    """A step of training with the worked example's prompt: FLOPs, then bytes."""
+    flops = cost.training_cost(PUBLISHED, prompt_len=EXAMPLE_PROMPT, views=EXAMPLE_VIEWS)
+    held = cost.training_memory(PUBLISHED, prompt_len=EXAMPLE_PROMPT, views=EXAMPLE_VIEWS)
+    rows = [(part.replace("_", " "), f"{count / 1e9:,.1f}", "") for part, count in flops.to_numpy()]
+    return rows + [(part, "", bytes_text(count)) for part, count in held.to_numpy()]
+
+
+def _tensors(prompt_len: int, new_tokens: int) -> dict[str, int]:
+    """The bytes of each tensor of a page in gundam."""
+    table = cost.tensor_sizes(
+        PUBLISHED, prompt_len=prompt_len, new_tokens=new_tokens, views=EXAMPLE_VIEWS
+    )
+    return dict(zip(table["tensor"], table["bytes"], strict=True))
+
+
 def tables() -> dict[str, str]:
     """The page's tables in Markdown, by the name of their marks."""
     stages = ("SAM, GFLOP", "CLIP, GFLOP", "language model, GFLOP")
@@ -103,6 +162,9 @@ def tables() -> dict[str, str]:
     return {
         "presets": markdown(("preset", "prompt tokens", *stages, "read"), presets()),
         "step": markdown(("part", "parameters, M", "MFLOP", *read), step_parts()),
+        "tensors": markdown(("tensor", "shape", "bytes a number", "bytes"), tensor_rows()),
+        "generation": markdown(("phase", "steps", "GFLOP", "read and written"), generation_rows()),
+        "training": markdown(("part", "GFLOP", "bytes"), training_rows()),
         "claims": claims(),
     }
 
