@@ -122,7 +122,7 @@ class Record:
             self.cells |= asked.cells()
 
     def load(self) -> PhaseRun:
-        """The record, which then stays in memory; raises `OcrPhasesError` as `PhaseRun.load` does."""
+        """The record, which then stays in memory; raises as `PhaseRun.load` does."""
         self.run = self.run or self.look()
         return self.run
 
@@ -170,7 +170,7 @@ def cells(run: PhaseRun) -> dict[str, Any]:
 
 
 def kept_files(folder: Path) -> list[Path]:
-    """A folder's newest records, the newest first: by the date in their names, else the files' own."""
+    """A folder's newest records first: by the date in their names, else by the files' own."""
     files = [path for pattern in ("*.json", "*.json.gz") for path in folder.glob(pattern)]
     return sorted(filter(Path.is_file, files), key=_when, reverse=True)[:_MOST_LISTED]
 
