@@ -683,6 +683,7 @@ def test_pages_and_presets_run_one_after_another(quick, tmp_path, monkeypatch):
     assert len(kept_files(quick.folder)) == 2
     assert [what for what in told if what.startswith("loading: tiny at small needs ")]
     quick.view = "records"  # with rows that have no file to read
+    assert quick.records.index("slide.png") < quick.records.index("failed: ")
 
 
 def test_a_server_s_address_is_a_model(quick):
