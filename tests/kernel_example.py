@@ -127,7 +127,7 @@ def launched_step(head_by_shape: bool = False) -> tuple[dict[str, Any], list[Ide
         )
     else:
         trace.stage("decode", "language_model", 5, 110)
-        trace.stage("decode", "head", 115, 160)
+        trace.stage("decode", "lm_head", 115, 160)
         trace.event("user_annotation", KV_RANGE, 25, 45)
         trace.operator("aten::scaled_dot_product_attention", 55, 80)
     trace.launch(30, ("triton_index_copy", 40, 50))

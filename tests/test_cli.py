@@ -125,7 +125,7 @@ def test_a_batch_is_kept_out_of_a_folder_that_has_its_list_or_files_of_others(
     tmp_path, capsys, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ocr_phases.batch.jobs.find_pages", lambda *_: pytest.fail("it was read"))
+    monkeypatch.setattr("ocr_phases.batch.pages.find_pages", lambda *_: pytest.fail("it was read"))
     for name, arguments in {
         "pages.csv": ["--overwrite"],
         "index.html": [],

@@ -98,14 +98,14 @@ def test_a_replayed_graph_has_the_stages_of_the_same_step_launched_kernel_by_ker
     assert [(kernel.stage, kernel.part) for kernel in kernels] == [
         ("language_model", "kv_update"),
         ("language_model", "attention"),
-        ("head", ""),
+        ("lm_head", ""),
     ]
 
     view = to_plain(reduce_trace(*mini_trace(), step_kernels=kernels))
 
     stages = pd.DataFrame(view["stages"]).set_index(STAGE)
     language_model = stages.loc[("decode", "language_model", "")]
-    head = stages.loc[("decode", "head", "")]
+    head = stages.loc[("decode", "lm_head", "")]
     assert (language_model["kernels"], head["kernels"]) == (4, 2)  # of two steps
     assert language_model["busy_ms"] == pytest.approx(2 * 0.070)
     assert head["busy_ms"] == pytest.approx(2 * 0.099)
@@ -120,11 +120,11 @@ def test_a_replayed_graph_has_the_stages_of_the_same_step_launched_kernel_by_ker
 
 def test_a_compiled_step_has_its_stages_by_who_reads_the_head():
     kernels = kernels_of_step(*launched_step(head_by_shape=True), head_shape=(50, 8))
-    assert [kernel.stage for kernel in kernels] == ["language_model", "language_model", "head"]
+    assert [kernel.stage for kernel in kernels] == ["language_model", "language_model", "lm_head"]
 
 
 def test_a_graph_of_other_kernels_has_no_stages():
-    kernels = [*kernels_of_step(*launched_step()), StepKernel("another", "head")]
+    kernels = [*kernels_of_step(*launched_step()), StepKernel("another", "lm_head")]
     assert to_plain(reduce_trace(*mini_trace(), step_kernels=kernels)) == VIEW
 
 

@@ -128,7 +128,10 @@ def test_a_trace_has_every_span_of_every_clock_and_they_nest(path, tmp_path, cap
     assert str(trace := tmp_path / "trace.json") in capsys.readouterr().out
     events = json.loads(trace.read_text(), parse_constant=pytest.fail)["traceEvents"]
     run = PhaseRun.load(path)
-    assert {event["ph"] for event in events} == {"M", "X"}
+    assert {event["ph"] for event in events} == {"M", "X", "C"}
+    cache = [event for event in events if event["name"] == "KV cache"]
+    assert [event["args"]["bytes"] for event in cache] == run.cache.bytes * len(run.repeats)
+    assert all(event["ts"] > 0 for event in cache)
     complete = [event for event in events if event["ph"] == "X"]
     assert len(complete) == (2 if run.device.kind == "cuda" else 1) * len(run.spans)
     host = sum(event["dur"] for event in complete if event["tid"] == 1)

@@ -173,7 +173,7 @@ class ComparedRecords(Hinted):
         table = pd.concat(settings).set_axis(self.labels).T.map(_setting_text)
         is_setting = ~table.index.str.startswith(_NO_SETTING)
         table = table[(table.nunique(axis="columns") > 1) & is_setting]
-        if self.has_server and not all(run.model.implementation == "server" for run in self.runs):
+        if self.has_server and not all(run.is_server for run in self.runs):
             table = table[(table != _MISSING).all(axis="columns")]
         names = [tuple(str(name).split(".", 1)) for name in table.index]
         table.index = pd.MultiIndex.from_tuples(names, names=["part", "name"])
@@ -189,7 +189,7 @@ class ComparedRecords(Hinted):
     @property
     def has_server(self) -> bool:
         """Whether one of the records is of a server."""
-        return any(run.model.implementation == "server" for run in self.runs)
+        return any(run.is_server for run in self.runs)
 
     @cached_property
     def findings(self) -> list[str]:

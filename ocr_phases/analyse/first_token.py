@@ -55,8 +55,7 @@ def first_token_table(runs: Sequence[Record], labels: Sequence[str]) -> pd.DataF
     """
     rows = []
     for run, label in zip(runs, labels, strict=True):
-        is_server = run.model.implementation == "server"
-        parts = _parts_of_server(run) if is_server else _parts_of_model(run)
+        parts = _parts_of_server(run) if run.is_server else _parts_of_model(run)
         rows += [(part.name, label, part.ms, part.source) for part in parts]
     table = pd.DataFrame(rows, columns=list(FIRST_TOKEN_COLUMNS))
     table["ms"] = table["ms"].astype("float64")

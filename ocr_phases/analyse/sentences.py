@@ -14,19 +14,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from ocr_phases.analyse.checks import (
-    EXPECTATIONS,
-    VERDICTS,
-    Verdict,
-    noisy_checks,
-    run_checks,
-    with_verdict,
-)
+from ocr_phases.analyse.checks import noisy_checks, run_checks, with_verdict
+from ocr_phases.analyse.expectations import EXPECTATIONS
 from ocr_phases.analyse.figures import summary
 from ocr_phases.analyse.floors import ceilings_of, times_text
 from ocr_phases.analyse.grounding import PREAMBLE
 from ocr_phases.analyse.kernels import kernel_sentences
-from ocr_phases.analyse.noise import ceilings_are_wrong, trusted_floors
+from ocr_phases.analyse.noise import VERDICTS, Verdict, ceilings_are_wrong, trusted_floors
 from ocr_phases.analyse.regions import UNCERTAIN_BELOW, regions_of
 from ocr_phases.analyse.repetition import repeated_share
 from ocr_phases.analyse.stages import (

@@ -22,9 +22,8 @@ from ocr_phases.settings import Settings
 from ocr_phases.text import count_text
 
 if TYPE_CHECKING:
-    from ocr_phases.batch.child import DaskPool, LocalPool
-    from ocr_phases.batch.driver import Counts
-    from ocr_phases.batch.jobs import Page
+    from ocr_phases.batch.driver import Counts, Workers
+    from ocr_phases.batch.pages import Page
 
 _SHOWN_FAILURES = 10
 
@@ -69,8 +68,8 @@ def _check(arguments: argparse.Namespace) -> None:
     """Refuse options that contradict each other, wrong settings, and files that the results would
     replace.
     """
-    from ocr_phases.batch.child import check_workers
-    from ocr_phases.batch.store import is_batch
+    from ocr_phases.batch.archive import is_batch
+    from ocr_phases.batch.local_workers import check_workers
     from ocr_phases.files import check_names
 
     only, batch = arguments.render == "only", is_batch(arguments.out)
@@ -92,21 +91,22 @@ def _check(arguments: argparse.Namespace) -> None:
 def _measure(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     """Measure the pages that are not finished, and tell how many were; the same as plain values."""
     from ocr_phases.analyse.quality import check_for_pages
-    from ocr_phases.batch.child import GOES_ON
+    from ocr_phases.batch.archive import PAGES, is_batch, list_pages
     from ocr_phases.batch.driver import Counts, auto_device, measure_pages
-    from ocr_phases.batch.jobs import find_pages, make_jobs
-    from ocr_phases.batch.store import PAGES, is_batch, list_pages
+    from ocr_phases.batch.jobs import make_jobs
+    from ocr_phases.batch.outcome import GOES_ON
+    from ocr_phases.batch.pages import find_pages
 
     asked = vars(Settings.among(vars(arguments)))
     options = {name: vars(arguments)[name] for name in ("retries", "timeout", PRICE)}
-    options["mode"] = "notebook" if arguments.render == "during" else "measure"
+    options["mode"] = "notebook" if _reports_during(arguments) else "measure"
     left_out: Counter[str] = Counter()
-    with contextlib.closing(_workers(arguments)) as pool, Bar(0, "page", "Measuring") as bar:
+    with contextlib.closing(_workers(arguments)) as workers, Bar(0, "page", "Measuring") as bar:
         last_seen = time.monotonic()
 
         def show(counts: Counts) -> None:
             nonlocal last_seen
-            waiting = not pool.workers()
+            waiting = not workers.count()
             note = ", waiting for a worker" if waiting else ""
             bar.tell(counts.pages, counts.done, f"{counts.failed:,} failed{note}")
             if not waiting:
@@ -125,7 +125,7 @@ def _measure(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
                 yield from page.at(arguments.presets)
 
         resumed = is_batch(out)
-        device = functools.cache(functools.partial(auto_device, pool, lambda: show(Counts())))
+        device = functools.cache(functools.partial(auto_device, workers, lambda: show(Counts())))
         before = list_pages(
             make_jobs(pages(), {name: asked[name] for name in BATCH}, device), out, left_out
         )
@@ -138,7 +138,7 @@ def _measure(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
             to_do = count_text(before["found"] - before["finished"], "page")
             told = "Resumed: {found:,} found, {finished:,} finished, {failed:,} failed before."
             print(told.format(**before), f"This measures {to_do}.")
-        counts = measure_pages(out, pool, progress=show, **options)
+        counts = measure_pages(out, workers, progress=show, **options)
     again = f", {counts.again:,} listed twice" if counts.again else ""
     pages_told = count_text(counts.pages, "page")
     print(
@@ -153,22 +153,32 @@ def _measure(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
     return {**result, "named_twice": counts.again, "left_out": dict(left_out), "resumed": before}
 
 
-def _workers(arguments: argparse.Namespace) -> LocalPool | DaskPool:
+def _reports_during(arguments: argparse.Namespace) -> bool:
+    """Whether a page's report is made when the page is measured, by the worker that measures it.
+
+    Reports that show the quality against a reference text come last, because the reference texts
+    are added when all pages are measured.
+    """
+    return arguments.render == "during" or (arguments.render is None and arguments.truth is None)
+
+
+def _workers(arguments: argparse.Namespace) -> Workers:
     """The workers: processes of this machine, or dask's where a scheduler is named."""
-    from ocr_phases.batch.child import DaskPool, LocalPool, worker_environments
+    from ocr_phases.batch.dask_workers import DaskWorkers
+    from ocr_phases.batch.local_workers import LocalWorkers, worker_environments
 
     if not arguments.scheduler:
         if "://" not in arguments.model and find_spec("torch") is None:
             raise OcrPhasesError("This needs torch: pip install torch.")
-        return LocalPool(worker_environments(arguments.workers, arguments.device))
-    pool = DaskPool(arguments.scheduler)
-    if pool.plain:
+        return LocalWorkers(worker_environments(arguments.workers, arguments.device))
+    workers = DaskWorkers(arguments.scheduler)
+    if workers.is_plain:
         print(
             f"Warning: {arguments.scheduler} has no TLS: anyone who reaches it can run code on its "
             "workers, see Trust in docs/batch.md.",
             file=sys.stderr,
         )
-    return pool
+    return workers
 
 
 def _add_truths(out: Path, path: Path | None) -> int:
@@ -188,23 +198,23 @@ def _add_truths(out: Path, path: Path | None) -> int:
 
 def _render(out: Path, arguments: argparse.Namespace) -> int:
     """Render the missing reports; returns how many failed."""
-    from ocr_phases.batch.child import LocalPool, thread_share
+    from ocr_phases.batch.archive import waiting_reports
     from ocr_phases.batch.driver import render_pages
-    from ocr_phases.batch.store import waiting_reports
+    from ocr_phases.batch.local_workers import LocalWorkers, thread_share
 
     waiting = len(waiting_reports(out, arguments.price_per_hour))
     if not waiting:
         return 0
     # Rendering needs no GPU, so hide them all.
     environment = {"CUDA_VISIBLE_DEVICES": "", **thread_share(arguments.render_workers)}
-    pool = LocalPool([environment] * arguments.render_workers)
-    with contextlib.closing(pool), Bar(waiting, "report", "Rendering") as bar:
+    workers = LocalWorkers([environment] * arguments.render_workers)
+    with contextlib.closing(workers), Bar(waiting, "report", "Rendering") as bar:
 
         def show(counts: Counts) -> None:
             bar.tell(counts.pages, counts.done, f"{counts.failed:,} failed")
 
         options = {name: vars(arguments)[name] for name in ("retries", "timeout", PRICE)}
-        failed = render_pages(out, pool, progress=show, **options).failed
+        failed = render_pages(out, workers, progress=show, **options).failed
     why = ", see their status.json" if failed else ""
     print(f"{waiting:,} reports: {waiting - failed:,} rendered, {failed:,} failed{why}")
     return failed

@@ -415,12 +415,14 @@ class Measurement:
         timeline = Timeline(self.device)
         # Hooks would undo what was compiled.
         hooked = NoTimeline(self.device) if self.request.strategy == "compiled" else timeline
+        run = self.step.uncaptured(state.length)
         with (
+            torch.no_grad(),
             self.step.execution(),
             stage_hooks(model, interface, hooked, []),
             timeline.in_phase("decode", "decode_step", 0),
         ):
-            self.step.launch(state.length)
+            run()
         return timeline.rows()
 
     def _run_spans(self, request: Request) -> list[tuple]:

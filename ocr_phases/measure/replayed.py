@@ -27,6 +27,9 @@ from ocr_phases.measure.trace_events import (
     ranges_of,
 )
 
+#: The stage of the head, as `ocr_phases.stages` names it.
+_HEAD = "lm_head"
+
 
 @dataclass(frozen=True)
 class StepKernel:
@@ -57,14 +60,14 @@ class Replayed:
 
 def replayed_stages(within: pd.DataFrame, step_kernels: Sequence[StepKernel]) -> Replayed:
     """The stages of the kernels that a graph replays, where they are the ``step_kernels``."""
-    names = [kernel.name for kernel in step_kernels]
+    names = [_plain_name(kernel.name) for kernel in step_kernels]
     is_replayed = (within["stage"] == "decode_step") & within["call"].str.match(GRAPH_LAUNCH)
     rows: list[dict[str, Any]] = []
     kernels_within: list[pd.DataFrame] = []
     part_of_event: dict[int, str] = {}
     next_range = int(within["range"].max()) + 1 if len(within) else 0
     for _, step in within[is_replayed].sort_values("start").groupby("range"):
-        if step["name"].tolist() != names:
+        if step["name"].map(_plain_name).tolist() != names:
             continue
         stages = np.array([kernel.stage for kernel in step_kernels])
         part_of_event |= dict(zip(step["event"], (k.part for k in step_kernels), strict=True))
@@ -82,6 +85,14 @@ def replayed_stages(within: pd.DataFrame, step_kernels: Sequence[StepKernel]) ->
     first_range = next_range - len(rows)
     ranges = pd.DataFrame(rows, index=pd.RangeIndex(first_range, next_range, name="range"))
     return Replayed(ranges, pd.concat(kernels_within), part_of_event)
+
+
+def _plain_name(name: str) -> str:
+    """The name of a kernel; copies and fills, which a graph names otherwise, are all alike."""
+    for word in ("memcpy", "memset"):
+        if name.lower().startswith(word):
+            return word
+    return name
 
 
 def kernels_of_step(
@@ -112,7 +123,7 @@ def kernels_of_step(
     stage = inside["stage"].copy()
     if head_shape is not None:
         stage[:] = _compiled_stages(trace, operators, calls, head_shape)
-    is_head = (stage == "head").to_numpy()
+    is_head = (stage == _HEAD).to_numpy()
     if is_head.any():
         behind_the_head = np.arange(len(stage)) > np.flatnonzero(is_head)[-1]
         stage[behind_the_head & (stage == "decode_step").to_numpy()] = "sampling"
@@ -152,7 +163,7 @@ def _compiled_stages(
         if called < last["start"]:
             stages.append("language_model")
         elif called <= last["end"]:
-            stages.append("head")
+            stages.append(_HEAD)
         else:
             stages.append("sampling")
     return stages

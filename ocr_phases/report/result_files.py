@@ -25,6 +25,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from PIL import Image
 
+from ocr_phases.analyse.cost import energy_of
 from ocr_phases.analyse.grounding import GRID, Box, Grounding, Region, parse_grounding, pixel_box
 from ocr_phases.analyse.stages import tokens_of
 from ocr_phases.families import FAMILIES, facts_of
@@ -40,7 +41,9 @@ ARTIFACTS = (
     r"|images(/(page_\d+_)?\d+\.jpg)?|result_with_boxes(_\d+)?\.jpg|geo\.jpg"
 )
 """A regular expression of the names of `write_artifacts`."""
-RESULTS = rf"{RECORD}|report\.(ipynb|html)|{ARTIFACTS}"
+WRITTEN_RESULTS = rf"{RECORD}|{ARTIFACTS}"
+"""The same of `write_results`."""
+RESULTS = rf"report\.(ipynb|html)|{WRITTEN_RESULTS}"
 """The same of all that a report writes into its folder."""
 VERIFICATION = rf"{RECORD}|verify\.(ipynb|html)"
 """The same of a verification."""
@@ -318,6 +321,8 @@ def trace_of_spans(run: Record) -> dict[str, Any]:
     After the Trace Event Format: complete events (``X``) with times in microseconds, and metadata
     events (``M``) that name processes and threads. A process is a repeat, a thread a clock: on a
     CPU there is one, ``host``. Process numbers start at 1: viewers give 0 a meaning of its own.
+    Counter events (``C``) have the KV cache's bytes, the GPU's power and its clock, as far as the
+    record knows them.
     """
     clocks = ("host", "device") if run.device.has_own_clock else ("host",)
     events: list[dict[str, Any]] = []
@@ -350,7 +355,65 @@ def trace_of_spans(run: Record) -> dict[str, Any]:
         for thread, clock in enumerate(clocks, start=1):
             start, length = 1e3 * span[f"{clock}_start_ms"], 1e3 * span[f"{clock}_ms"]
             events.append({**event, "tid": thread, "ts": start, "dur": length})
+    events += _cache_counter(run, clocks[-1])
+    events += _power_counter(run, clocks[-1])
+    events += _clock_counter(run)
     return {**TRACE_OWNER, "traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _counter(name: str, repeat: int, at_ms: float, unit: str, value: float) -> dict[str, Any]:
+    """A point of a counter track: it holds until the next point of the same name."""
+    ts = 1e3 * at_ms
+    return {"name": name, "ph": "C", "pid": repeat + 1, "ts": ts, "args": {unit: value}}
+
+
+def _cache_counter(run: Record, clock: str) -> list[dict[str, Any]]:
+    """The bytes of the KV cache, after the prefill and after each decode step."""
+    sizes = run.cache.bytes or []
+    events = []
+    for span in run.spans.to_dict("records"):
+        place = None
+        if span["stage"] == "prefill":
+            place = 0
+        elif span["stage"] == "decode_step":
+            place = int(span["step"]) + 1
+        if place is None or place >= len(sizes):
+            continue
+        end_ms = span[f"{clock}_start_ms"] + span[f"{clock}_ms"]
+        events.append(_counter("KV cache", span["repeat"], end_ms, "bytes", sizes[place]))
+    return events
+
+
+def _power_counter(run: Record, clock: str) -> list[dict[str, Any]]:
+    """The power of the device: its mean over all repeats, as the counter of energy moves seldom."""
+    energy = energy_of(run)
+    if energy is None or not energy.seconds or energy.run_joules is None:
+        return []
+    watts = energy.run_joules * len(run.repeats) / energy.seconds
+    events = []
+    for repeat in run.repeats:
+        spans = run.spans[run.spans["repeat"] == repeat]
+        end_ms = float((spans[f"{clock}_start_ms"] + spans[f"{clock}_ms"]).max())
+        events.append(_counter("power, mean of all repeats", repeat, 0.0, "W", watts))
+        events.append(_counter("power, mean of all repeats", repeat, end_ms, "W", watts))
+    return events
+
+
+def _clock_counter(run: Record) -> list[dict[str, Any]]:
+    """The clock of the GPU's multiprocessors before the first repeat and after the last one."""
+    conditions = run.device.conditions
+    if conditions is None or conditions.gpu is None:
+        return []
+    events = []
+    first = conditions.gpu.before
+    if first is not None and first.sm_mhz is not None:
+        events.append(_counter("SM clock", run.repeats[0], 0.0, "MHz", first.sm_mhz))
+    last = conditions.gpu.after
+    if last is not None and last.sm_mhz is not None:
+        spans = run.spans[run.spans["repeat"] == run.repeats[-1]]
+        end_ms = float((spans["host_start_ms"] + spans["host_ms"]).max())
+        events.append(_counter("SM clock", run.repeats[-1], end_ms, "MHz", last.sm_mhz))
+    return events
 
 
 def write_chrome_trace(run: Record, path: str | Path, *, overwrite: bool = False) -> Path:

@@ -83,7 +83,9 @@ def _idle_gaps(run: Record) -> _Detail:
 def _kv_cache(run: Record) -> _Detail:
     shares = kv_cache_share(run)
     caption = "Share of each phase."
-    if run.model.strategy != "eager" and "order" not in shares["by"].tolist():
+    if run.model.strategy == "compiled" and "decode" not in shares["phase"].tolist():
+        caption += " A compiled step fuses the cache's update with other work, so it is n/a there."
+    elif run.model.strategy != "eager" and "order" not in shares["by"].tolist():
         caption += " Attention in a captured graph is n/a: it does not name its kernels."
     return _Detail("Share of the KV cache", shares, caption)
 

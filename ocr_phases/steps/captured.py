@@ -290,17 +290,15 @@ class StaticStep:
         self.setup.compile_ms = preparation.ms
         note.touch()
 
-    @torch.no_grad()
-    def launch(self, prompt_len: int) -> None:
-        """Start one step kernel by kernel, as it was captured, over the prompt that the cache holds.
+    def uncaptured(self, prompt_len: int) -> Run:
+        """The step as it was before it was captured: a call starts it kernel by kernel.
 
-        This is for a profiler, which cannot see for whom a graph's kernels work. The state that the
-        step was in is lost.
+        It goes on from a prompt of this length in the cache. This is for a profiler, which cannot
+        see for whom a graph's kernels work. The state that the step was in is lost.
         """
-        read = self._reads_of(prompt_len, 1)[0]
         self._slot.fill_(prompt_len)
-        self._step_over(read)()
         self._length = None
+        return self._step_over(self._reads_of(prompt_len, 1)[0])
 
     def _step(self) -> Tensor:
         """The work of one step: what is captured and compiled."""
