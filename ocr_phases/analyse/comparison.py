@@ -38,6 +38,7 @@ _NO_SETTING = (
     "device.ceilings",
     "device.conditions",
     "model.config",
+    "model.stages",
     "model.strategy_setup",
     "model.vision_setup",
     "request.preset",

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import pandas as pd
 
+from ocr_phases.analyse.figures import summary
 from ocr_phases.record import Record
 from ocr_phases.record.parts import to_plain
 
@@ -70,23 +71,25 @@ def first_token_table(runs: Sequence[Record], labels: Sequence[str]) -> pd.DataF
 def _parts_of_model(run: Record) -> list[_Part]:
     """The parts of a model that this package loaded."""
     image_ms = _stage_ms(run, "prepare", "load_image")
-    prepare_ms = run["prepare_ms"]
-    vision_ms = run["vision_ms"]
-    prefill_ms = run["prefill_ms"]
+    figures = summary(run)
+    prepare_ms = figures["prepare_ms"]
+    vision_ms = figures["vision_ms"]
+    prefill_ms = figures["prefill_ms"]
     return [
         _part("decode of the image", image_ms, _SPANS, "this run did not time it"),
         _part("processor", _rest(prepare_ms, image_ms), _SPANS, "this run did not time it"),
         _part("queue", None, "", "a loaded model has no queue"),
         _part("encoder", vision_ms, _SPANS, "this run did not time it"),
         _part("prefill", _rest(prefill_ms, vision_ms), _SPANS, "this run did not time it"),
-        _part("first token", run["ttft_ms"], _SPANS, "this run did not time it"),
+        _part("first token", figures["ttft_ms"], _SPANS, "this run did not time it"),
     ]
 
 
 def _parts_of_server(run: Record) -> list[_Part]:
     """The parts of a server, as far as it and its worker tell them."""
     processor_ms = _stage_ms(run, "prepare", "preprocess")
-    encoder_ms = run["vision_ms"]
+    figures = summary(run)
+    encoder_ms = figures["vision_ms"]
     encoder_source = _WORKER
     if encoder_ms is None:
         encoder_ms = _encoder_stats_ms(run)
@@ -98,11 +101,11 @@ def _parts_of_server(run: Record) -> list[_Part]:
         _part("encoder", encoder_ms, encoder_source, "no extension in the worker"),
         _part(
             "prefill",
-            _rest(run["prefill_ms"], encoder_ms),
+            _rest(figures["prefill_ms"], encoder_ms),
             _METRICS,
             "neither /metrics nor a worker's extension tells it",
         ),
-        _part("first token", run["ttft_ms"], _CLIENT, "the answer came all at once"),
+        _part("first token", figures["ttft_ms"], _CLIENT, "the answer came all at once"),
     ]
 
 
