@@ -15,7 +15,7 @@ from ocr_phases.settings import Request
 
 #: The window of a rule against repetition that looks at all tokens.
 _WHOLE_TEXT = 1 << 20
-#: SGLang's class for the rule, from version 0.5.6; the server needs --enable-custom-logit-processor.
+#: SGLang's class for the rule; the server needs --enable-custom-logit-processor.
 _SGLANG_MODULE = "sglang.srt.sampling.custom_logit_processor"
 _SGLANG_CLASS = "DeepseekOCRNoRepeatNGramLogitProcessor"
 
