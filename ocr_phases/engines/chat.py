@@ -118,8 +118,11 @@ def _sampling(request: Request, dialect: Dialect) -> dict[str, Any]:
     if infer.top_k:
         entries["top_k"] = infer.top_k
     if infer.repetition_penalty != 1.0:
-        name = "repeat_penalty" if dialect is LLAMA_CPP else "repetition_penalty"
-        entries[name] = infer.repetition_penalty
+        if dialect is LLAMA_CPP:
+            entries["repeat_penalty"] = infer.repetition_penalty
+            entries["repeat_last_n"] = -1  # of all tokens, as in transformers
+        else:
+            entries["repetition_penalty"] = infer.repetition_penalty
     return entries
 
 
