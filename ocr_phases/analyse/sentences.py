@@ -296,6 +296,7 @@ def _caveats(run: Record) -> Iterator[str]:
         once["prefill_capture_ms"] = run.model.strategy_setup.prefill_capture_ms
     if run.model.vision_setup is not None:
         once["vision_compile_ms"] = run.model.vision_setup.compile_ms
+        once["vision_capture_ms"] = run.model.vision_setup.capture_ms
     known = {
         text: once[name] for name, text in _TEXTS["once"].items() if once.get(name) is not None
     }
