@@ -96,6 +96,25 @@ def tokenizer_with(*marks: str, **named: str) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
+def text_config(tokenizer: PreTrainedTokenizerFast, **sizes: Any) -> dict[str, Any]:
+    """The entries of a language model that has the tokenizer's tokens."""
+    marks = {
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    return {**TEXT, "vocab_size": len(tokenizer), **marks, **sizes}
+
+
+def qwen_tokenizer() -> PreTrainedTokenizerFast:
+    return tokenizer_with(
+        "<|vision_start|>",
+        "<|vision_end|>",
+        image_token="<|image_pad|>",
+        video_token="<|video_pad|>",
+    )
+
+
 def got_ocr2() -> Folder:
     tokenizer = tokenizer_with(
         "<img>", "</img>", "<|im_start|>", "<|im_end|>", image_token="<imgpad>"
@@ -107,8 +126,8 @@ def got_ocr2() -> Folder:
             "num_hidden_layers": 2,
             "num_attention_heads": 4,
             "mlp_dim": 128,
-            "image_size": 1024,
-            "patch_size": 16,
+            "image_size": 256,
+            "patch_size": 4,
             "global_attn_indexes": [],  # attention over all patches takes seconds on a CPU
             "window_size": 8,
         },
@@ -122,7 +141,7 @@ def got_ocr2() -> Folder:
         processor="GotOcr2Processor",
         image_processor={
             "image_processor_type": "GotOcr2ImageProcessor",
-            "size": {"height": 1024, "width": 1024},
+            "size": {"height": 256, "width": 256},
         },
     )
 
@@ -159,12 +178,7 @@ def paddleocr_vl() -> Folder:
 
 
 def qwen2_5_vl() -> Folder:
-    tokenizer = tokenizer_with(
-        "<|vision_start|>",
-        "<|vision_end|>",
-        image_token="<|image_pad|>",
-        video_token="<|video_pad|>",
-    )
+    tokenizer = qwen_tokenizer()
     ids = tokenizer.convert_tokens_to_ids
     config = transformers.Qwen2_5_VLConfig(
         vision_config={
@@ -221,6 +235,7 @@ def lighton_ocr() -> Folder:
         },
         image_token_id=tokenizer.convert_tokens_to_ids(mark),
         spatial_merge_size=2,
+        tie_word_embeddings=False,
     )
     return Folder(
         "LightOnOcrForConditionalGeneration",
@@ -237,10 +252,241 @@ def lighton_ocr() -> Folder:
     )
 
 
+def granite_docling() -> Folder:
+    marks = ["<fake_token_around_image>", "<global-img>"]
+    for row in range(1, 9):
+        marks += [f"<row_{row}_col_{column}>" for column in range(1, 9)]
+    tokenizer = tokenizer_with(*marks, image_token="<image>")
+    config = transformers.GraniteDoclingConfig(
+        vision_config={**VISION, "image_size": 512, "patch_size": 64, "out_hidden_size": 64},
+        text_config=text_config(tokenizer),
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        pad_token_id=tokenizer.pad_token_id,
+        tie_word_embeddings=False,
+    )
+    return Folder(
+        "GraniteDoclingForConditionalGeneration",
+        config,
+        tokenizer,
+        processor="GraniteDoclingProcessor",
+        image_processor={"image_processor_type": "GraniteDoclingImageProcessor"},
+        settings={"image_seq_len": 4},
+        mark="<image>",
+    )
+
+
+def idefics3() -> Folder:
+    """Pages are cut into tiles, and a mask says which pixels of a tile are padding."""
+    return _tiled("Idefics3")
+
+
+def smolvlm() -> Folder:
+    """Its own processor needs the package num2words, for videos; Idefics3's does the same to pages."""
+    return _tiled("SmolVLM")
+
+
+def _tiled(title: str) -> Folder:
+    """Idefics3 and SmolVLM, whose classes differ by their names alone."""
+    marks = ["<fake_token_around_image>", "<end_of_utterance>", "<global-img>"]
+    for row in range(1, 5):
+        marks += [f"<row_{row}_col_{column}>" for column in range(1, 5)]
+    tokenizer = tokenizer_with(*marks, image_token="<image>")
+    config = getattr(transformers, f"{title}Config")(
+        vision_config={**VISION, "image_size": 64, "patch_size": 16},
+        text_config=text_config(tokenizer, model_type="llama"),
+        image_token_id=tokenizer.convert_tokens_to_ids("<image>"),
+        scale_factor=2,
+    )
+    return Folder(
+        f"{title}ForConditionalGeneration",
+        config,
+        tokenizer,
+        processor="Idefics3Processor",
+        image_processor={
+            "image_processor_type": f"{title}ImageProcessor",
+            "size": {"longest_edge": 128},
+            "max_image_size": {"longest_edge": 64},
+            "do_image_splitting": True,
+        },
+        settings={"image_seq_len": 4},
+        mark="<image>",
+    )
+
+
+def glm_ocr() -> Folder:
+    marks = ["<|begin_of_video|>", "<|end_of_video|>", "<|begin_of_image|>", "<|end_of_image|>"]
+    tokenizer = tokenizer_with(*marks, image_token="<|image|>", video_token="<|video|>")
+    ids = tokenizer.convert_tokens_to_ids
+    config = transformers.GlmOcrConfig(
+        vision_config={
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "depth": 2,
+            "num_heads": 4,
+            "out_hidden_size": 64,
+        },
+        text_config=text_config(tokenizer, head_dim=16, rope_parameters=ROTARY),
+        image_token_id=ids("<|image|>"),
+        video_token_id=ids("<|video|>"),
+        image_start_token_id=ids("<|begin_of_image|>"),
+        image_end_token_id=ids("<|end_of_image|>"),
+        video_start_token_id=ids("<|begin_of_video|>"),
+        video_end_token_id=ids("<|end_of_video|>"),
+    )
+    return Folder(
+        "GlmOcrForConditionalGeneration",
+        config,
+        tokenizer,
+        processor="Glm46VProcessor",
+        image_processor={
+            "image_processor_type": "Glm46VImageProcessor",
+            "size": {"shortest_edge": 112 * 112, "longest_edge": 2 * 28 * 28 * 32},
+        },
+        mark="<|begin_of_image|><|image|><|end_of_image|>",
+    )
+
+
+def qwen3_vl() -> Folder:
+    """Features of several layers of the encoder go into the language model's layers."""
+    tokenizer = qwen_tokenizer()
+    ids = tokenizer.convert_tokens_to_ids
+    config = transformers.Qwen3VLConfig(
+        vision_config={
+            "hidden_size": 64,
+            "intermediate_size": 128,
+            "depth": 2,
+            "num_heads": 4,
+            "out_hidden_size": 64,
+            "num_position_embeddings": 64,
+            "deepstack_visual_indexes": [0, 1],
+        },
+        text_config=text_config(tokenizer, head_dim=16, rope_parameters=ROTARY),
+        image_token_id=ids("<|image_pad|>"),
+        video_token_id=ids("<|video_pad|>"),
+        vision_start_token_id=ids("<|vision_start|>"),
+        vision_end_token_id=ids("<|vision_end|>"),
+    )
+    return Folder(
+        "Qwen3VLForConditionalGeneration",
+        config,
+        tokenizer,
+        processor="Qwen3VLProcessor",
+        image_processor={
+            "image_processor_type": "Qwen2VLImageProcessor",
+            "patch_size": 16,
+            "size": {"shortest_edge": 64 * 64, "longest_edge": 32 * 32 * 48},
+        },
+        mark="<|vision_start|><|image_pad|><|vision_end|>",
+    )
+
+
+def internvl() -> Folder:
+    tokenizer = tokenizer_with(
+        context_image_token="<IMG_CONTEXT>",
+        start_image_token="<img>",
+        end_image_token="</img>",
+        video_token="<video>",
+    )
+    config = transformers.InternVLConfig(
+        vision_config={**VISION, "image_size": [56, 56]},
+        text_config=text_config(tokenizer, model_type="qwen2"),
+        image_token_id=tokenizer.convert_tokens_to_ids("<IMG_CONTEXT>"),
+        image_seq_length=4,
+    )
+    return Folder(
+        "InternVLForConditionalGeneration",
+        config,
+        tokenizer,
+        processor="InternVLProcessor",
+        image_processor={
+            "image_processor_type": "GotOcr2ImageProcessor",
+            "size": {"height": 56, "width": 56},
+            "crop_to_patches": True,
+            "max_patches": 4,
+        },
+        settings={"image_seq_length": 4},
+        mark="<IMG_CONTEXT>",
+    )
+
+
+def gemma3() -> Folder:
+    """One layer of two sees a window of the last tokens: the KV cache is of two kinds."""
+    tokenizer = tokenizer_with(
+        image_token="<image_soft_token>", boi_token="<start_of_image>", eoi_token="<end_of_image>"
+    )
+    ids = tokenizer.convert_tokens_to_ids
+    config = transformers.Gemma3Config(
+        vision_config={**VISION, "image_size": 56, "patch_size": 14},
+        text_config=text_config(
+            tokenizer,
+            head_dim=16,
+            sliding_window=8,
+            layer_types=["sliding_attention", "full_attention"],
+        ),
+        mm_tokens_per_image=4,
+        image_token_index=ids("<image_soft_token>"),
+        boi_token_index=ids("<start_of_image>"),
+        eoi_token_index=ids("<end_of_image>"),
+        tie_word_embeddings=False,
+    )
+    return Folder(
+        "Gemma3ForConditionalGeneration",
+        config,
+        tokenizer,
+        processor="Gemma3Processor",
+        image_processor={
+            "image_processor_type": "Gemma3ImageProcessor",
+            "size": {"height": 56, "width": 56},
+        },
+        settings={"image_seq_length": 4},
+        mark="<start_of_image>",
+    )
+
+
+def llava_onevision() -> Folder:
+    tokenizer = tokenizer_with(image_token="<image>", video_token="<video>")
+    ids = tokenizer.convert_tokens_to_ids
+    cuts = [[28, 28], [28, 56], [56, 28], [56, 56]]
+    config = transformers.LlavaOnevisionConfig(
+        vision_config={
+            **VISION,
+            "model_type": "siglip_vision_model",
+            "image_size": 28,
+            "patch_size": 7,
+            "vision_use_head": False,
+        },
+        text_config=text_config(tokenizer, model_type="qwen2"),
+        image_token_index=ids("<image>"),
+        video_token_index=ids("<video>"),
+        image_grid_pinpoints=cuts,
+    )
+    return Folder(
+        "LlavaOnevisionForConditionalGeneration",
+        config,
+        tokenizer,
+        processor="LlavaOnevisionProcessor",
+        image_processor={
+            "image_processor_type": "LlavaOnevisionImageProcessor",
+            "size": {"height": 28, "width": 28},
+            "image_grid_pinpoints": cuts,
+        },
+        settings={"num_image_tokens": 16, "vision_feature_select_strategy": "full"},
+        mark="<image>",
+    )
+
+
 #: The models by their ``model_type``.
 FOLDERS: dict[str, Callable[[], Folder]] = {
     "got_ocr2": got_ocr2,
     "paddleocr_vl": paddleocr_vl,
     "qwen2_5_vl": qwen2_5_vl,
     "lighton_ocr": lighton_ocr,
+    "granite_docling": granite_docling,
+    "idefics3": idefics3,
+    "smolvlm": smolvlm,
+    "glm_ocr": glm_ocr,
+    "qwen3_vl": qwen3_vl,
+    "internvl": internvl,
+    "gemma3": gemma3,
+    "llava_onevision": llava_onevision,
 }

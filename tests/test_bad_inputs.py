@@ -415,7 +415,7 @@ def test_a_wrong_command_is_one_sentence_and_one_json_object(
     command, bad, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ocr_phases.batch.child.cores", lambda: 2)
+    monkeypatch.setattr("ocr_phases.batch.local_workers.cores", lambda: 2)
     known = {"PAGE": PAGE, "RUN": RUN, "LONG": LONG}
     words = [known.get(word, word).replace("BAD", str(bad)) for word in command.split()]
     assert main([*words, "--json"]) == 2

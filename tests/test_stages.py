@@ -4,10 +4,12 @@ A stage that the table does not have, such as a hook of somebody's own, is drawn
 role, or it is said to be in no sum.
 """
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import pandas as pd
 import pytest
 from conftest import PAGES
 from example_run import check_of, make_run
@@ -61,6 +63,26 @@ def test_a_stage_that_nobody_knows_is_in_the_tables_the_pictures_and_the_coverag
     assert "adapter" in words(plot_vision_stages(run))
     assert "adapter" in words(plot_prefill_stages([run, known], ["a", "b"]))
     assert run["stage_coverage"] == known["stage_coverage"]
+
+
+def test_a_legend_of_hundreds_of_stages_names_the_longest_alone() -> None:
+    run = make_run()
+    encoder = run.spans[run.spans["stage"] == "clip"]
+    pieces = []
+    for number in range(300):
+        part = encoder.assign(stage=f"hook {number}")
+        for clock in ("device", "host"):  # one after the other
+            length = encoder[f"{clock}_ms"] / 300
+            part[f"{clock}_start_ms"] += number * length
+            part[f"{clock}_ms"] = 0.99 * length
+        pieces.append(part)
+    spans = pd.concat([run.spans[run.spans["stage"] != "clip"], *pieces], ignore_index=True)
+    figure = plot_prefill_stages([replace(run, spans=spans), run], ["a", "b"])
+    (legend,) = [axes.get_legend() for axes in figure.axes]
+    named = [text.get_text() for text in legend.get_texts()]
+    assert len(named) == 18  # 16 stages, the others, and what lies between stages
+    assert re.fullmatch(r"\d+ others", named[-2])
+    assert {"language model", "SAM"} <= set(named)
 
 
 def test_the_time_of_vision_has_a_declared_vision_stage_and_no_undeclared_one() -> None:

@@ -184,6 +184,7 @@ def _copy_of(state: DecodeState) -> DecodeState:
         again.cache = copy.deepcopy(state.cache)
     again.lengths = list(state.lengths)
     again.entries = list(state.entries)
+    again.layer_bytes = list(state.layer_bytes)
     again.sums = list(state.sums)
     again.ids = [list(ids) for ids in state.ids]
     again.unread = list(state.unread)

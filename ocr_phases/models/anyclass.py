@@ -35,9 +35,13 @@ _LEADS_OVER = re.compile(r"merg|proj|connect|adapt|align|resampl|embed_vision|pe
 #: Names of modules that look at pixels.
 _SEES = re.compile(r"vision|visual|image|encoder|tower", re.I)
 #: What a page never goes through.
-_OTHER_MEDIA = re.compile(r"audio|speech|video|talker|token2wav", re.I)
+_OTHER_MEDIA = re.compile(r"audio|speech|video|talker|token2wav|generation|vqmodel", re.I)
 #: What a decode step must not be given: grids and masks may stay.
-_PIXELS = re.compile(r"pixel_values|^image_features$|^images$|^patch")
+_PIXELS = re.compile(r"pixel_values|^image_features$|^images$|^patch|^flattened_patches$")
+
+
+#: What a class's forward raises where something that it needs is not there.
+_FORWARD_FAILS = (AttributeError, IndexError, KeyError, NotImplementedError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -164,16 +168,17 @@ class AnyInterface:
     ) -> dict[str, Any]:
         """The keyword arguments of the forward of one decode step, which the class makes itself."""
         carried.sequence = torch.cat([carried.sequence, token[:, None]], dim=1)
+        kept = {name: value for name, value in carried.arguments.items() if not _is_pixels(name)}
         return model.prepare_inputs_for_generation(
             carried.sequence,
             next_sequence_length=1,
             is_first_iteration=False,
-            **{**carried.arguments, "past_key_values": cache},
+            **{**kept, "past_key_values": cache},
         )
 
     def leaked_images(self, arguments: dict[str, Any]) -> list[str]:
         """The names of the arguments with pixels that carry a value, which no step may have."""
-        pixels = [name for name in arguments if _PIXELS.search(name)]
+        pixels = [name for name in arguments if _is_pixels(name)]
         return [name for name in pixels if arguments[name] is not None]
 
     def ready_mask(self, mask: Tensor | None) -> Any:
@@ -185,11 +190,26 @@ class AnyInterface:
         wanted = {name: value for name, value in options.items() if name in self.takes}
         if wanted.get("past_key_values") is None:
             wanted.pop("past_key_values", None)
-        return model(**{**arguments, **wanted, "return_dict": True})
+        try:
+            return model(**{**arguments, **wanted, "return_dict": True})
+        except OcrPhasesError:
+            raise
+        except _FORWARD_FAILS as error:
+            reason = shorten(" ".join(str(error).split()) or type(error).__name__, 200)
+            raise OcrPhasesError(
+                f"{type(model).__name__} cannot be driven with what its processor made of the page "
+                f"and the prompt ({type(error).__name__}: {reason}): its generate() needs to work "
+                "with the same page first."
+            ) from error
 
     def silenced(self) -> AbstractContextManager[Any]:
         """Around calls of the model: nothing, since transformers' classes do not print."""
         return contextlib.nullcontext()
+
+
+def _is_pixels(name: str) -> bool:
+    """Whether an argument of this name has pixels or features of a page."""
+    return _PIXELS.search(name) is not None
 
 
 def is_of_another_class(config: Mapping[str, Any]) -> bool:
@@ -247,8 +267,9 @@ def any_interface(model: nn.Module) -> AnyInterface:
     Raises
     ------
     OcrPhasesError
-        For a class that has an encoder and a decoder of text, and for one that does not name an
-        image encoder, a language model and a head.
+        For a class that has an encoder and a decoder of text, for one with a loop of its own, for
+        one that does not name an image encoder, a language model and a head, and for one whose
+        language model holds its encoder.
     """
     title = type(model).__name__
     if not isinstance(model, transformers.PreTrainedModel):
@@ -258,32 +279,53 @@ def any_interface(model: nn.Module) -> AnyInterface:
             f"{title} is an encoder-decoder: its decoder attends to the encoder's output at every "
             "step, which this version cannot time. Choose a decoder-only model."
         )
+    if "inputs" not in inspect.signature(model.generate).parameters:
+        raise OcrPhasesError(
+            f"{title} has a generate() of its own, which does not make its tokens in transformers' "
+            "loop of prefill and decode steps: choose another class."
+        )
     encoder = _own_part(model, "get_encoder", modality="image")
     decoder = _own_part(model, "get_decoder")
     head = _own_part(model, "get_output_embeddings")
+    if head is None and decoder is not None:
+        head = _own_part(decoder, "get_output_embeddings")
     if encoder is None or decoder is None or head is None:
         named = {"an image encoder": encoder, "a language model": decoder, "a head": head}
         lacking = " and ".join(name for name, part in named.items() if part is None)
         raise OcrPhasesError(
-            f"{title} does not name {lacking} of its own, so its stages are unknown: choose a class "
-            "whose get_encoder(modality='image'), get_decoder() and get_output_embeddings() give "
-            "them."
+            f"{title} does not name {lacking} of its own (with this config), so its stages are "
+            "unknown: choose a class whose get_encoder(modality='image'), get_decoder() and "
+            "get_output_embeddings() give them."
         )
-    if encoder is decoder:
+    decoder = _without_head(decoder, head)
+    if _holds(decoder, {id(encoder)}):
         raise OcrPhasesError(
-            f"{title} has one module that reads both pixels and text: it has no "
-            "vision stage to time."
+            f"{title} has one module that reads both pixels and text, so that its vision cannot be "
+            "timed apart from its language model: choose a class with an image encoder beside the "
+            "language model."
         )
     paths = {id(module): path for path, module in model.named_modules()}
-    parts = [PartPath("encoder", "vision", paths[id(encoder)])]
+    encoder_path = paths[id(encoder)]
     beside = _parts_beside(model, encoder, decoder, head)
-    parts += beside
+    has_several = any(part.role == "vision" for part in beside)
+    stage = encoder_path.rpartition(".")[2] if has_several else "encoder"
+    parts = [PartPath(stage, "vision", encoder_path), *beside]
     if not any(part.role == "projector" for part in beside):
-        parts += _merger_inside(encoder, paths[id(encoder)])
+        parts += _merger_inside(encoder, encoder_path, stage)
     parts.append(PartPath("language_model", "language", paths[id(decoder)]))
     parts.append(PartPath("lm_head", "head", paths[id(head)]))
     takes = frozenset(inspect.signature(model.forward).parameters)
     return AnyInterface(tuple(parts), takes)
+
+
+def _without_head(decoder: nn.Module, head: nn.Module) -> nn.Module:
+    """The language model proper of a decoder that holds the head, too; any other as it is."""
+    if not _holds(decoder, {id(head)}):
+        return decoder
+    inner = _own_part(decoder, "get_decoder")
+    if inner is None:
+        inner = getattr(decoder, "model", None)
+    return inner if isinstance(inner, nn.Module) else decoder
 
 
 def _own_part(model: nn.Module, getter: str, **arguments: str) -> nn.Module | None:
@@ -306,8 +348,11 @@ def _parts_beside(
 ) -> list[PartPath]:
     """What has weights and hangs beside encoder and language model, each by its own name.
 
-    One projector is called so; of several each keeps its name, as further encoders do.
+    One projector is called so; of several each keeps its name, as further encoders do. A table of
+    embeddings that is not the text's own turns an encoder's choices into features, which is what a
+    projector does.
     """
+    text_embeddings = _own_part(model, "get_input_embeddings")
     inner = getattr(model, "model", model)
     prefix = "model." if inner is not model else ""
     known = {id(encoder), id(decoder), id(head)}
@@ -315,9 +360,10 @@ def _parts_beside(
     for name, module in inner.named_children():
         if id(module) in known or _OTHER_MEDIA.search(name) or _holds(module, known):
             continue
-        if next(module.parameters(), None) is None or isinstance(module, nn.Embedding):
+        if next(module.parameters(), None) is None or module is text_embeddings:
             continue
-        if _SEES.search(name) and not _LEADS_OVER.search(name):
+        sees_pixels = _SEES.search(name) and not _LEADS_OVER.search(name)
+        if sees_pixels and not isinstance(module, nn.Embedding):
             sees.append(PartPath(name, "vision", prefix + name))
         else:
             leads.append(PartPath(name, "projector", prefix + name))
@@ -330,9 +376,9 @@ def _holds(module: nn.Module, known: set[int]) -> bool:
     return any(id(inner) in known for inner in module.modules())
 
 
-def _merger_inside(encoder: nn.Module, path: str) -> list[PartPath]:
+def _merger_inside(encoder: nn.Module, path: str, stage: str) -> list[PartPath]:
     """The projector where it is a child of the encoder, whose time then holds the projector's."""
     for name, module in reversed(list(encoder.named_children())):
         if _LEADS_OVER.search(name) and not isinstance(module, nn.ModuleList | nn.ModuleDict):
-            return [PartPath("projector", "projector", f"{path}.{name}", inside="encoder")]
+            return [PartPath("projector", "projector", f"{path}.{name}", inside=stage)]
     return []

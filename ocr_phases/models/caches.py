@@ -52,6 +52,54 @@ def held_entries(cache: Cache) -> int | None:
     return sum(keys.shape[2] for keys in first_layer[::2])
 
 
+@dataclass(frozen=True)
+class LayerEntries:
+    """What one layer of a growing cache holds: its entries, and its window; None for no window."""
+
+    held: int
+    window: int | None
+
+    def is_right(self, seen: int, after_prefill: int) -> bool:
+        """Whether the layer holds what its kind must, once ``seen`` tokens went through it.
+
+        A layer with a window keeps one entry less than a step sees. One without keeps them all, or
+        does not grow at all: it attends to the page, or has a state of a fixed size.
+        """
+        if self.window is not None:
+            return self.held == min(seen, self.window - 1)
+        return self.held in (seen, after_prefill)
+
+
+def layers_of_kinds(cache: Cache) -> list[LayerEntries] | None:
+    """The layers of a growing cache whose layers are not all alike; None for any other cache.
+
+    Some have a window, some a state of a fixed size, some attend to the page alone.
+    """
+    if cache_length(cache) is None or not hasattr(cache, "layers"):
+        return None
+    found = []
+    for layer, tensors in zip(cache.layers, _layer_tensors(cache), strict=True):
+        held = sum(keys.shape[2] for keys in tensors[::2])
+        found.append(LayerEntries(held, getattr(layer, "sliding_window", None)))
+    seen = cache_length(cache)
+    if all(layer.window is None and layer.held == seen for layer in found):
+        return None
+    return found
+
+
+def cache_bytes(cache: Cache) -> int:
+    """Bytes of all tensors that a growing cache holds, states of a fixed size among them."""
+    total = 0
+    for layer in cache.layers:
+        for kept in vars(layer).values():
+            states = kept.values() if isinstance(kept, dict) else [kept]
+            for state in states:
+                # Counters have no dimension, and what nothing was put into yet has one.
+                if isinstance(state, Tensor) and state.dim() > 1:
+                    total += state.numel() * state.element_size()
+    return total
+
+
 def cache_window(cache: Cache) -> int | None:
     """How many generated tokens a step sees in this cache, its own among them; None for all."""
     layers = getattr(cache, "layers", None)

@@ -61,6 +61,11 @@ def load_processor(folder: Path, config: Mapping[str, Any], tokenizer: Any) -> A
     try:
         image_processor = _image_processor_class(image_settings, model_type)(**image_settings)
         return _assembled(processor_class, image_processor, tokenizer, settings, template)
+    except ImportError as error:
+        reason = " ".join(str(error).split())
+        raise OcrPhasesError(
+            f"The processor of {folder} needs a package that is not installed here: {reason}"
+        ) from error
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise OcrPhasesError(
@@ -84,6 +89,11 @@ def _processor_class(files: Sequence[Mapping[str, Any]], model_type: str) -> typ
             named = entries["processor_class"]
             break
     found = getattr(transformers, str(named), None)
+    if found is not None and getattr(found, "is_dummy", False):
+        raise OcrPhasesError(
+            f"{named} of a {model_type!r} model needs {', '.join(found._backends)}, and not all of "
+            "them are installed here: pip install what is missing."
+        )
     if not (isinstance(found, type) and issubclass(found, transformers.ProcessorMixin)):
         raise OcrPhasesError(
             f"transformers {transformers.__version__} has no processor for a {model_type!r} model "
@@ -103,15 +113,22 @@ def _image_processor_class(settings: Mapping[str, Any], model_type: str) -> Any:
     if base:
         wanted = [f"{base}Pil", base]
     known = IMAGE_PROCESSOR_MAPPING_NAMES.get(model_type)
-    if isinstance(known, Mapping) and known.get("pil"):
-        wanted.append(str(known["pil"]))
+    if isinstance(known, Mapping):
+        wanted += [str(known[kind]) for kind in ("pil", "torchvision") if known.get(kind)]
     for name in wanted:
         found = _named_in_transformers(name)
         if found is not None:
             return found
+    needs_torchvision = isinstance(known, Mapping) and known.get("torchvision")
+    if needs_torchvision or named.endswith("Fast"):
+        raise OcrPhasesError(
+            f"The image processor {named or needs_torchvision} of a {model_type!r} model works with "
+            "torchvision alone, which is not installed here: pip install torchvision."
+        )
     raise OcrPhasesError(
-        f"transformers {transformers.__version__} has no image processor {named or 'of this model'} "
-        "that works without torchvision: give model and processor to OCRSession.from_model."
+        f"transformers {transformers.__version__} has no image processor "
+        f"{named or f'for a {model_type!r} model'}: upgrade transformers, or give model and "
+        "processor to OCRSession.from_model."
     )
 
 
@@ -165,6 +182,8 @@ def _assembled(
     arguments = {name: value for name, value in settings.items() if name in known}
     if template is not None and "chat_template" in known:
         arguments["chat_template"] = template
+    if "video_processor" in known:
+        arguments["video_processor"] = None
     lenient = type(processor_class.__name__, (_WithoutVideo, processor_class), {})
     processor = lenient(image_processor=image_processor, tokenizer=tokenizer, **arguments)
     if template is not None:

@@ -41,12 +41,17 @@ _VERDICTS = {
 _NO_VERDICT = ("no verdict, or inconclusive", MUTED)
 
 
+#: A legend names so many stages; the built-in ones are fewer. The shortest others are one piece.
+_MOST_STAGES = 16
+
+
 def plot_prefill_stages(
     runs: Sequence[Record], labels: Sequence[str], *, ax: Axes | None = None
 ) -> Figure:
     """Each record's prefill as one bar in ms, stage after stage; what no stage holds is light grey.
 
-    Behind it stand its time and the share of vision. ``ax`` are axes to draw on.
+    Of very many stages the longest are drawn, and all others as one piece. Behind it stand its
+    time and the share of vision. ``ax`` are axes to draw on.
     """
     known = [
         (run, label)
@@ -61,7 +66,10 @@ def plot_prefill_stages(
     stages = {name: stage_of(name) for run, _ in known for name in prefill_stages(run)}
     ordered = [stage.name for stage in sorted(stages.values(), key=stage_place)]
     times = times.reindex(columns=ordered).dropna(axis="columns", how="all").fillna(0.0)
+    times, others = _largest_stages(times)
     colours = {str(stage): stage_colour(str(stage)) for stage in times}
+    if others:
+        colours[others] = REST
     times["between stages"] = (whole - times.sum(axis="columns")).clip(lower=0.0)
     colours["between stages"] = FAINT
     rows = []
@@ -73,6 +81,20 @@ def plot_prefill_stages(
         Patch(fc=colour, ec=REST, label=stage_title(stage)) for stage, colour in colours.items()
     ]
     return bar_charts([("Prefill, stage by stage", rows, "time (ms)")], ax, keys)[0]
+
+
+def _largest_stages(times: pd.DataFrame) -> tuple[pd.DataFrame, str]:
+    """The stages that a legend has room for, with all others as the last column, and its name.
+
+    ``times`` has a row a record and a column a stage. The name is empty where there are no others.
+    """
+    if len(times.columns) <= _MOST_STAGES:
+        return times, ""
+    kept = set(times.sum().nlargest(_MOST_STAGES).index)
+    is_kept = [stage in kept for stage in times.columns]
+    others = f"{len(is_kept) - sum(is_kept):,} others"
+    rest = times.loc[:, [not each for each in is_kept]].sum(axis="columns")
+    return times.loc[:, is_kept].assign(**{others: rest}), others
 
 
 def plot_decode(runs: Sequence[Record], labels: Sequence[str], *, ax: Axes | None = None) -> Figure:

@@ -25,12 +25,15 @@ from ocr_phases.errors import Hinted, OcrPhasesError, explain_wrong_calls
 from ocr_phases.families import windowed_length
 from ocr_phases.inputs.processed import ModelInputs
 from ocr_phases.models.caches import (
+    LayerEntries,
+    cache_bytes,
     cache_bytes_per_token,
     cache_length,
     cache_window,
     device_lengths,
     drop_last,
     held_entries,
+    layers_of_kinds,
 )
 from ocr_phases.models.interface import ModelInterface
 from ocr_phases.models.wiring import interface_of
@@ -90,6 +93,10 @@ class DecodeState(Hinted):
     window: int | None = None
     carried: Any = None  # what the class's next step needs beside the cache
     entries: list[int] = field(default_factory=list)
+    # Of a cache whose layers are of several kinds: what each held after the prefill, and the bytes
+    # of all after the prefill and after every step.
+    layers: list[LayerEntries] | None = None
+    layer_bytes: list[int] = field(default_factory=list)
     prefill_logits: Tensor | None = None  # [B, T, vocab] where all were asked for
     # Of the logits of each token [B], in float32, and of all that a step of its own made.
     sums: list[Tensor] = field(default_factory=list)
@@ -240,6 +247,8 @@ def prefill(
             )
             state.choose(out.logits[:, -1])
             state.read()
+    if window is None:
+        state.layers = layers_of_kinds(state.cache)
     _check_cache(state)
     return state
 
@@ -248,7 +257,15 @@ def redecode(state: DecodeState) -> None:
     """Drop the first token and the last cache entry, so that decode makes token 1 in its step 0.
 
     The tokens stay the same; step 0's time is then a decode time (``first_token="redecode"``).
+
+    Raises `OcrPhasesError` for a KV cache with layers that have given up what an entry would need:
+    layers with a window, or with a state of a fixed size.
     """
+    if state.layers is not None:
+        raise OcrPhasesError(
+            "The layers of this model's KV cache are of several kinds, and those with a window or a "
+            "state of a fixed size cannot drop an entry: choose the first token 'prefill'."
+        )
     drop_last(state.cache)
     state.length -= 1
     state.sampler.restart()
@@ -476,6 +493,9 @@ def _check_window(cache: Cache | None, window: int | None) -> None:
 
 def _check_cache(state: DecodeState) -> None:
     """Tokens seen and entries held must be right; notes the entries. Waits for nothing."""
+    if state.layers is not None:
+        _check_layers(state, state.layers)
+        return
     held = held_entries(state.cache)
     # A step adds its own entry to those kept for it, so one that grows keeps one less than the step
     # sees.
@@ -483,6 +503,20 @@ def _check_cache(state: DecodeState) -> None:
     state.entries.append(windowed_length(state.length, state.lengths[0], kept))
     _check_counts([cache_length(state.cache)], state.length)
     _check_counts([held], state.entries[-1])
+
+
+def _check_layers(state: DecodeState, after_prefill: list[LayerEntries]) -> None:
+    """`_check_cache` where each kind of layer keeps its entries by a rule of its own."""
+    now = layers_of_kinds(state.cache) or []
+    for number, (layer, first) in enumerate(zip(now, after_prefill, strict=True)):
+        if not layer.is_right(state.length, first.held):
+            raise OcrPhasesError(
+                f"Layer {number} of the KV cache has {layer.held} entries after {state.length} "
+                "tokens: each step must add one, until the layer's window, if it has one, is full."
+            )
+    state.entries.append(max(layer.held for layer in now))
+    state.layer_bytes.append(cache_bytes(state.cache))
+    _check_counts([cache_length(state.cache)], state.length)
 
 
 def _check_counts(counts: Sequence[int | None], right: int) -> None:
