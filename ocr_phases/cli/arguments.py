@@ -155,6 +155,12 @@ def _add_profile(command: argparse.ArgumentParser) -> None:
         help="--dry-run of this many rows, each with the page (default: %(default)s)",
     )
     command.add_argument(
+        "--speculate",
+        type=number(int, 1),
+        metavar="N",
+        help="say whether guessing N tokens ahead by n-gram lookup would pay for this text",
+    )
+    command.add_argument(
         "--from",
         dest="repeated",
         metavar="RUN.json",

@@ -78,7 +78,7 @@ def _refuse_idle_of_profile(arguments: argparse.Namespace) -> None:
     _refuse_truth_without_text(arguments)
     _refuse_steps_without_kernels(arguments)
     if arguments.dry_run:
-        names = ("from", "save", "trace", "truth", "server", "kernels", "verify")
+        names = ("from", "save", "trace", "truth", "server", "kernels", "verify", "speculate")
         refuse(arguments, names, "--dry-run measures nothing")
     else:
         refuse(arguments, ("card", "cards", "batch"), "Only --dry-run says what they need")
