@@ -9,11 +9,14 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from types import NoneType, UnionType
+from typing import Literal, Union, get_args, get_origin, get_type_hints
 
 import nbformat
 
 from benchmarks.documents import rewrite
 from ocr_phases.cli.options import EVERY, OF_SERVERS, SETTINGS
+from ocr_phases.report.page_parameters import PAGE_REPORT_PARAMETERS
 from ocr_phases.settings import ModelSettings, RunSettings, Settings, help_text
 
 ROOT = Path(__file__).parents[1]
@@ -24,75 +27,122 @@ LONGEST_LINE = 100
 
 @dataclass(frozen=True)
 class OwnParameter:
-    """A parameter of a notebook that is no setting: its name, its default as Python, its help."""
+    """A parameter of a notebook that is no setting.
+
+    Attributes
+    ----------
+    name : str
+        Its name.
+    type : str
+        Its type, as papermill's help shows it: a word, with others in brackets.
+    default : str
+        Its default as Python.
+    help : str
+        What it means.
+    """
 
     name: str
+    type: str
     default: str
-    help: str = ""
+    help: str
 
 
-_PAGE = OwnParameter("page", "None", 'an image, or a page of a PDF ("file.pdf#3"); None: a sample')
+_PAGE = OwnParameter(
+    "page", "str", "None", 'an image, or a page of a PDF ("file.pdf#3"); None: a sample'
+)
 _PAGES = OwnParameter(
-    "page", "None", 'an image or PDF pages ("file.pdf#3", "file.pdf#1-8"); None: a sample page'
+    "page",
+    "str",
+    "None",
+    'an image or PDF pages ("file.pdf#3", "file.pdf#1-8"); None: a sample page',
 )
 _TRUTH = OwnParameter(
-    "truth", "None", "what the page says: a file, or a folder that has it by the page's name"
+    "truth", "str", "None", "what the page says: a file, or a folder that has it by the page's name"
 )
 _OVERWRITE = OwnParameter(
-    "overwrite", "False", "True also replaces files in output_dir that ocr_phases did not write"
+    "overwrite",
+    "bool",
+    "False",
+    "True also replaces files in output_dir that ocr_phases did not write",
 )
-#: Each notebook's parameters in their order: its own, and settings by their name.
-NOTEBOOKS: dict[str, list[OwnParameter | str]] = {
-    "page_report": [
+#: The parameters of ``page_report`` that are no settings.
+_OF_PAGE_REPORT = {
+    parameter.name: parameter
+    for parameter in (
         _PAGES,
-        "model",
-        "preset",
-        "prompt",
-        "max_new_tokens",
-        "repeats",
-        "device",
-        "strategy",
-        OwnParameter("options", "{}", "any other keyword of load and run_inference, by its name"),
-        OwnParameter("record", "None", "an existing run.json to show instead of measuring"),
+        OwnParameter(
+            "options", "dict", "{}", "any other keyword of load and run_inference, by its name"
+        ),
+        OwnParameter("record", "str", "None", "an existing run.json to show instead of measuring"),
         _TRUTH,
         OwnParameter(
-            "trace", "False", "profile the kernels, with their Chrome trace in output_dir"
+            "trace", "bool", "False", "profile the kernels, with their Chrome trace in output_dir"
         ),
         OwnParameter(
-            "output_dir", "None", "a folder; default ocr_phases_report, numbered where that exists"
+            "output_dir",
+            "str",
+            "None",
+            "a folder; default ocr_phases_report, numbered where that exists",
         ),
         _OVERWRITE,
-    ],
+    )
+}
+#: Each notebook's parameters in their order: its own, and settings by their name.
+NOTEBOOKS: dict[str, list[OwnParameter | str]] = {
+    "page_report": [_OF_PAGE_REPORT.get(name, name) for name in PAGE_REPORT_PARAMETERS],
     "sweep_report": [
         _PAGE,
-        OwnParameter("presets", '["tiny", "small"]', "presets of the model that are compared"),
         OwnParameter(
-            "strategies", '["eager"]', "of the language model: eager, cuda_graph, compiled"
+            "presets", "list[str]", '["tiny", "small"]', "presets of the model that are compared"
         ),
-        OwnParameter("batches", "[1, 2]", "numbers of copies of the page side by side"),
         OwnParameter(
-            "lengths", "[32]", "new tokens per row, beyond the end token; a maximum with truth"
+            "strategies",
+            "list[str]",
+            '["eager"]',
+            "of the language model: eager, cuda_graph, compiled",
         ),
-        OwnParameter("visions", '["eager"]', "how the vision encoders run: eager, compiled"),
         OwnParameter(
-            "attentions", "[None]", "sdpa, eager, flash_attention_2; None: the model's own"
+            "batches", "list[int]", "[1, 2]", "numbers of copies of the page side by side"
         ),
-        OwnParameter("dtypes", "[None]", "float32, bfloat16, float16; None: the model's own"),
         OwnParameter(
-            "models", "None", 'several instead of model: ["dummy", "dummy:unlimited-ocr"]'
+            "lengths",
+            "list[int]",
+            "[32]",
+            "new tokens per row, beyond the end token; a maximum with truth",
+        ),
+        OwnParameter(
+            "visions", "list[str]", '["eager"]', "how the vision encoders run: eager, compiled"
+        ),
+        OwnParameter(
+            "attentions",
+            "list[str]",
+            "[None]",
+            "sdpa, eager, flash_attention_2; None: the model's own",
+        ),
+        OwnParameter(
+            "dtypes", "list[str]", "[None]", "float32, bfloat16, float16; None: the model's own"
+        ),
+        OwnParameter(
+            "models",
+            "list[str]",
+            "None",
+            'several instead of model: ["dummy", "dummy:unlimited-ocr"]',
         ),
         *(name for name in SETTINGS["sweep"] if name not in OF_SERVERS),
-        OwnParameter("retry_failed", "False", "True measures again what failed before"),
+        OwnParameter("retry_failed", "bool", "False", "True measures again what failed before"),
         _TRUTH,
-        OwnParameter("records", "None", "a folder of records to show instead of measuring"),
-        OwnParameter("output_dir", '"ocr_phases_sweep"', "the folder of the records"),
+        OwnParameter("records", "str", "None", "a folder of records to show instead of measuring"),
+        OwnParameter("output_dir", "str", '"ocr_phases_sweep"', "the folder of the records"),
     ],
     "verify": [
         _PAGE,
         *(name for name in EVERY if name not in ("generate", "verify")),
-        OwnParameter("record", "None", "an existing run.json to check instead of measuring"),
+        OwnParameter("record", "str", "None", "an existing run.json to check instead of measuring"),
         OwnParameter(
-            "output_dir", "None", "a folder; default ocr_phases_verify, numbered where that exists"
+            "output_dir",
+            "str",
+            "None",
+            "a folder; default ocr_phases_verify, numbered where that exists",
         ),
         _OVERWRITE,
     ],
@@ -136,15 +186,25 @@ def parameters_cell(parameters: Sequence[OwnParameter | str]) -> str:
 
 def _parameter_line(parameter: OwnParameter | str) -> str:
     if isinstance(parameter, OwnParameter):
-        comment = f"  # {parameter.help}" if parameter.help else ""
-        return f"{parameter.name} = {parameter.default}{comment}"
+        return f"{parameter.name}: {parameter.type} = {parameter.default}  # {parameter.help}"
     settings = {setting.name: setting for setting in fields(Settings)}
     if parameter not in settings:
         raise SystemExit(f"There is no setting {parameter!r}.")
     setting = settings[parameter]
     default = setting.default
     literal = json.dumps(default) if isinstance(default, str) else repr(default)
-    return f"{parameter} = {literal}  # {help_text(setting)}"
+    return f"{parameter}: {type_name(Settings, parameter)} = {literal}  # {help_text(setting)}"
+
+
+def type_name(settings: type, name: str) -> str:
+    """The type of a setting in one word: its first one, without None and without its limits."""
+    kind = get_type_hints(settings)[name]
+    if get_origin(kind) in (Union, UnionType):
+        kind = next(each for each in get_args(kind) if each is not NoneType)
+    if get_origin(kind) is Literal:
+        kind = type(get_args(kind)[0])
+    # The one that is no built-in type is settings by their names.
+    return kind.__name__ if kind.__module__ == "builtins" else "dict"
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 
 from ocr_phases import PhaseRun
-from ocr_phases.batch.worker import render
+from ocr_phases.batch.measuring import render_page
 from ocr_phases.explorer import Explorer
 from ocr_phases.versions import asset
 
@@ -65,7 +65,9 @@ def commands(out: Path) -> None:
 def in_process(out: Path) -> None:
     """One report in a batch's worker; a new panel, and each view of a record after another record."""
     PhaseRun.load(RECORD).save(out / "run.json")
-    wait("a report in a batch's worker, H200", lambda: render({"folder": str(out)}, lambda: None))
+    job = {"name": RECORD.name, "source": RECORD.name, "settings": {"model": "dummy"}}
+    request = {"folder": str(out), "price_per_hour": None, "job": job}
+    wait("a report in a batch's worker, H200", lambda: render_page(request, lambda: None))
     wait("explorer: a new panel", lambda: Explorer(keep=None))
     panel = Explorer(keep=None)
 

@@ -297,7 +297,7 @@ class ModelSettings(_Checked):
     """
 
     model: str = _setting(
-        "tiny", "tiny (built in), dummy[:FAMILY] (full size, random weights), a folder or a hub id"
+        "tiny", "tiny (built in), dummy[:FAMILY] (full size, random weights), folder or hub id"
     )
     device: str = _setting("auto", "auto, cpu, cuda, cuda:N or mps")
     dtype: Literal["float32", "bfloat16", "float16"] | None = _setting(
@@ -307,22 +307,22 @@ class ModelSettings(_Checked):
         None, "commit, tag or branch of a hub id; the default is its main branch"
     )
     implementation: Literal["native", "vendor"] = _setting(
-        "native", "native (transformers' class) or vendor (the checkpoint's Python files)"
+        "native", "native (transformers' class) or vendor (the checkpoint's own code)"
     )
     trust_remote_code: bool = _setting(
         False, "allow the checkpoint's Python files to run; vendor needs it"
     )
     attention: Literal["eager", "sdpa", "flash_attention_2"] | None = _setting(
-        None, "eager, sdpa or flash_attention_2; the default is sdpa where the class has it"
+        None, "eager, sdpa or flash_attention_2; by default sdpa where the class has it"
     )
     cuda_calls: Literal["refuse", "ignore"] = _setting(
         "refuse", "for vendor on a CPU: refuse or ignore the .cuda() calls in its code"
     )
     family: str | None = _setting(
-        None, "family of a server's model, such as deepseek-ocr-2 or unknown; else what it tells"
+        None, "a server's model family, such as deepseek-ocr-2 or unknown; else what it tells"
     )
     engine: Engine | None = _setting(
-        None, "engine of a server that a proxy hides: vllm, sglang, llama.cpp, ollama or other"
+        None, "engine of a server that a proxy hides: vllm, sglang, llama.cpp, ollama, other"
     )
     extra_body: str | None = _setting(
         None, 'JSON object added to each request to a server, such as {{"priority": 1}}'
@@ -343,8 +343,8 @@ class RunSettings(_Checked):
     Raises `SettingError` for the first setting that is wrong for every page and model.
     """
 
-    prompt: str | Sequence[str] = _setting("markdown", "{prompts}, or any text")
-    preset: str | None = _setting(None, "{presets}; else the model's own")
+    prompt: str | Sequence[str] = _setting("markdown", "{prompts}, any text")
+    preset: str | None = _setting(None, "{presets}; or the model's own")
     max_new_tokens: Steps | None = _setting(
         None, "maximum number of new tokens, including the first; the default is 512"
     )
@@ -359,10 +359,10 @@ class RunSettings(_Checked):
         None, "continue after the end token; the default is to do so only for dummy"
     )
     eos_check_every: Steps | None = _setting(
-        None, "steps between reads of the end token; the default is 1 in eager, else 16"
+        None, "steps between reads of the end token; by default 1 in eager, else 16"
     )
     first_token: Literal["prefill", "redecode"] = _setting(
-        "prefill", "source of token 1: prefill, or redecode (decodes the last prompt token)"
+        "prefill", "source of token 1: prefill or redecode (of the last prompt token)"
     )
     repeats: Annotated[int, Meta(ge=1, le=10_000)] = _setting(3, "number of measured runs")
     warmup: Annotated[int, Meta(ge=0, le=10_000)] = _setting(
@@ -383,7 +383,7 @@ class RunSettings(_Checked):
         False, "compare the tokens with those of model.generate(), after the timed runs"
     )
     token_probabilities: bool = _setting(
-        True, "keep each token's probability, from one forward after the timed runs"
+        True, "keep each token's probability, by a forward after the timed runs"
     )
     ceilings: bool = _setting(True, "measure the device's peak rates, after the timed runs")
     phase_energy: bool = _setting(

@@ -8,7 +8,6 @@ import itertools
 import math
 import os
 import re
-import string
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -107,20 +106,6 @@ def digits_within(value: float, reach: float) -> str:
 def percent_within(share: float, reach: float) -> str:
     """A share of one as per cent with the digits that half of its interval, ``reach``, leaves."""
     return f"{digits_within(100.0 * share, 100.0 * reach)} %"
-
-
-class _Filler(string.Formatter):
-    def format_field(self, value: Any, format_spec: str) -> Any:
-        known = {"ms": ms_text, "bytes": bytes_text, "percent": percent_text, "digits": digits_text}
-        words = known.get(format_spec)
-        return words(value) if words else super().format_field(value, format_spec)
-
-
-def filled(template: str, row: Any = (), **words: Any) -> str:
-    """``str.format`` by a mapping and keywords; knows ``{x:ms}``, ``bytes``, ``percent`` and
-    ``digits``.
-    """
-    return _Filler().vformat(template, (), {**dict(row), **words})
 
 
 def any_of(words: Iterable[str]) -> str:

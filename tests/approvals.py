@@ -18,7 +18,8 @@ import refusals
 from conftest import GOLDEN, RUNS
 
 from ocr_phases import PhaseRun
-from ocr_phases.analyse.checks import EXPECTATIONS, run_checks
+from ocr_phases.analyse.checks import run_checks
+from ocr_phases.analyse.expectations import EXPECTATIONS
 from ocr_phases.cli.results import run_result
 
 APPROVED = Path(__file__).with_name("approved")
@@ -122,7 +123,7 @@ class ApprovedRecord:
         """What ``verify`` printed, with a mark for its list of checks."""
         lines = []
         for check in self.checks:
-            lines.append(f"{check.verdict:5} {check.name.replace('_', ' '):29} {check.measured}")
+            lines.append(f"{check.verdict:5} {check.label:29} {check.measured}")
             if check.verdict in ("fail", "noisy"):
                 lines.append(f"      expected: {check.expected}. {check.why} {check.fix}")
         return _marked(text, lines)
@@ -136,7 +137,7 @@ class ApprovedRecord:
         for table in filter(None, (rules, usual)):
             lines = []
             for check in table:
-                label = check.name.replace("_", " ").removeprefix("expected ")
+                label = check.label.removeprefix("expected ")
                 lines.append(f"{label} | | {check.verdict} | {check.expected} | {check.measured}")
                 lines += ["reason and remedy", check.why, check.fix]
             text = _marked(text, lines)

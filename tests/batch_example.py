@@ -13,12 +13,14 @@ from typing import Any
 import psutil
 from example_run import make_run
 
-from ocr_phases.batch.child import LocalPool, Outcome
+from ocr_phases.batch.archive import list_pages, page_status, read_listing
 from ocr_phases.batch.driver import Counts, measure_pages
 from ocr_phases.batch.index import BatchIndex
-from ocr_phases.batch.jobs import Job, find_pages, make_jobs
-from ocr_phases.batch.store import list_pages, page_status, read_listing
-from ocr_phases.batch.worker import Refused, measure_page
+from ocr_phases.batch.jobs import Job, make_jobs
+from ocr_phases.batch.local_workers import LocalWorkers
+from ocr_phases.batch.measuring import Refused, measure_page
+from ocr_phases.batch.outcome import Outcome
+from ocr_phases.batch.pages import find_pages
 from ocr_phases.cli.options import BATCH
 from ocr_phases.record.store import file_hash, write_status
 from ocr_phases.settings import Settings
@@ -43,7 +45,7 @@ def jobs(folder: Path, **more: Any) -> list[Job]:
 
 
 def measure(folder: Path, out: Path, **options: Any) -> Counts:
-    with contextlib.closing(LocalPool(command=STUB)) as pool:
+    with contextlib.closing(LocalWorkers(command=STUB)) as pool:
         return run_jobs(jobs(folder), out, pool, **options)
 
 
@@ -61,11 +63,12 @@ def statuses(out: Path) -> dict[str, dict[str, Any]]:
 
 DRIVER = """
 import functools, json, sys
-from ocr_phases.batch import child
+from ocr_phases.batch import dask_workers, local_workers
 from ocr_phases.cli import main
-child.cores = lambda: 2
-for name in ("LocalPool", "DaskPool"):
-    setattr(child, name, functools.partial(getattr(child, name), command=json.loads(sys.argv[1])))
+local_workers.cores = lambda: 2
+for module, name in ((local_workers, "LocalWorkers"), (dask_workers, "DaskWorkers")):
+    workers = functools.partial(getattr(module, name), command=json.loads(sys.argv[1]))
+    setattr(module, name, workers)
 sys.exit(main(sys.argv[2:]))
 """
 
@@ -167,7 +170,7 @@ class Here:
         future.set_result(self.answer(request))
         return future
 
-    def workers(self) -> int:
+    def count(self) -> int:
         return 1
 
     def close(self) -> None:

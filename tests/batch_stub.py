@@ -13,9 +13,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from ocr_phases.batch.child import Outcome, WorkerRequest
-from ocr_phases.batch.store import attempt_folder
-from ocr_phases.batch.worker import Refused, serve
+from ocr_phases.batch.archive import attempt_folder
+from ocr_phases.batch.measuring import Refused
+from ocr_phases.batch.outcome import Outcome
+from ocr_phases.batch.worker import serve
+from ocr_phases.batch.worker_process import WorkerRequest
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import read_regular
 

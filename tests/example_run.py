@@ -10,7 +10,8 @@ import pandas as pd
 from PIL import Image, ImageDraw
 
 from ocr_phases import PhaseRun
-from ocr_phases.analyse.checks import Verdict, run_checks
+from ocr_phases.analyse.checks import run_checks
+from ocr_phases.analyse.noise import Verdict
 from ocr_phases.analyse.sweep_table import FAILURE_COLUMNS
 from ocr_phases.images import describe_page
 from ocr_phases.record import SPAN_COLUMNS, make_spans

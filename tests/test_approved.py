@@ -7,6 +7,7 @@ import json
 import shutil
 from types import SimpleNamespace
 
+import batch_stub
 import pytest
 from approvals import APPROVED, ApprovedRecord, as_json, compare
 from batch_example import Here, a_job, put_page
@@ -16,8 +17,7 @@ from elements import seen
 from ocr_phases import PhaseRun
 from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.cost import priced
-from ocr_phases.batch.store import list_pages
-from ocr_phases.batch.worker import HANDLERS
+from ocr_phases.batch.archive import list_pages
 from ocr_phases.cli import main
 
 FAMILIES = RUNS / "families"
@@ -134,13 +134,8 @@ def test_a_batch_index_is_shown_as_approved(name, pages, options, show, tmp_path
     """In this process, and without its reports, which are shown above: a worker would import it all
     again.
     """
-
-    def reported(run, folder, parameters):
-        (folder / "report.html").touch()
-
-    monkeypatch.setattr("ocr_phases.report.render.page_report", reported)
-    pool = Here(lambda request: HANDLERS[request["mode"]](request, list))
-    monkeypatch.setattr("ocr_phases.batch.child.LocalPool", lambda _: pool)
+    pool = Here(lambda request: batch_stub.handler(request, lambda: None))
+    monkeypatch.setattr("ocr_phases.batch.local_workers.LocalWorkers", lambda _: pool)
     listed = {page: a_job(f"{page}.png") for page in pages}
     for page, job in listed.items():
         told = {"failure": "page", "reason": "No image."} if page == "failed" else {}

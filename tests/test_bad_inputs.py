@@ -376,7 +376,7 @@ WRONG = {
     "--out LONG",
     "artifacts": "RUN --out LONG|none.json|BAD/cut.json",
     "batch": "none.png|--render only --workers 2",
-    "batch PAGE": "--render non|--render after|--presets tiny --preset base|--render none --render-workers 1|"
+    "batch PAGE": "--render non|--presets tiny --preset base|--render none --render-workers 1|"
     "--wait-workers 5|--out LONG|--truth LONG|--out BAD/file|--retries -1|--timeout 0|--timeout nan|"
     "--timeout inf|--timeout 1e300|--render only|--wait-workers 0|--render-workers 99999|--workers 0|"
     "--workers 99999|--workers 2 --scheduler tcp://127.0.0.1:1|--preset huge|--prompt locate:|"
@@ -415,7 +415,7 @@ def test_a_wrong_command_is_one_sentence_and_one_json_object(
     command, bad, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ocr_phases.batch.child.cores", lambda: 2)
+    monkeypatch.setattr("ocr_phases.batch.local_workers.cores", lambda: 2)
     known = {"PAGE": PAGE, "RUN": RUN, "LONG": LONG}
     words = [known.get(word, word).replace("BAD", str(bad)) for word in command.split()]
     assert main([*words, "--json"]) == 2

@@ -29,9 +29,9 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from ocr_phases.batch import driver
-from ocr_phases.batch.child import Child
+from ocr_phases.batch.archive import read_listing
 from ocr_phases.batch.jobs import Job
-from ocr_phases.batch.store import read_listing
+from ocr_phases.batch.worker_process import WorkerProcess
 from ocr_phases.cli import main
 from ocr_phases.files import only_writer
 from ocr_phases.record.store import take
@@ -193,7 +193,7 @@ def test_the_files_of_an_attempt_take_the_place_of_older_ones(tmp_path):
 def test_a_worker_that_dies_between_two_pages_fails_neither(tmp_path):
     first, second = jobs(make_pages(tmp_path / "in", "ok", "ok"))
     outcomes = []
-    with contextlib.closing(Child(command=STUB)) as child:
+    with contextlib.closing(WorkerProcess(command=STUB)) as child:
         for job in (first, second):
             request = {"job": dict(vars(job)), "folder": str(tmp_path / "out" / job.folder)}
             outcomes.append(child.run(request, 30.0))
@@ -214,7 +214,7 @@ DEATHS = {
 
 @pytest.mark.parametrize("program", DEATHS)
 def test_an_answer_cut_short_or_none_is_a_death_that_says_why(program):
-    outcome = Child(command=[sys.executable, "-c", program]).run({"job": {}}, 30.0)
+    outcome = WorkerProcess(command=[sys.executable, "-c", program]).run({"job": {}}, 30.0)
     assert outcome.failure == "died" and DEATHS[program] in outcome.reason
     if "no_such" in program:
         assert "no_such_module_here" in outcome.reason
@@ -224,5 +224,5 @@ def test_an_answer_cut_short_or_none_is_a_death_that_says_why(program):
 def test_a_worker_imports_nothing_from_the_current_folder(tmp_path, monkeypatch):
     (tmp_path / "timeit.py").write_text("raise IndexError('not the standard library')")
     monkeypatch.chdir(tmp_path)
-    with contextlib.closing(Child()) as child:
+    with contextlib.closing(WorkerProcess()) as child:
         assert child.run({"mode": "count", "source": str(PAGES / "slide.png")}).pages == 1

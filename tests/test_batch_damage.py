@@ -21,9 +21,9 @@ from example_run import make_run
 from matplotlib.figure import Figure
 
 from ocr_phases.analyse.quality import find_truth
-from ocr_phases.batch import child
-from ocr_phases.batch.child import Outcome
-from ocr_phases.batch.store import LISTING, read_listing
+from ocr_phases.batch import local_workers, worker_process
+from ocr_phases.batch.archive import LISTING, read_listing
+from ocr_phases.batch.outcome import Outcome
 from ocr_phases.cli import main
 
 #: The files of a finished page, and those of the batch.
@@ -63,7 +63,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number in range(PAGES):
         (place / "truth" / f"page-{number}.md").write_text("# A page\n\nwith some words")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(child, "LocalPool", in_this_process)
+        patch.setattr(local_workers, "LocalWorkers", in_this_process)
         patch.setattr(batch_stub, "RECORD", place / "short.json")
         make_run(max_tokens=4, repeats=1, embed=False).save(place / "short.json")
         assert main(command(place)) == 0
@@ -73,7 +73,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def place(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A copy of the batch's folder; its pages lie where they were."""
-    monkeypatch.setattr(child, "LocalPool", in_this_process)
+    monkeypatch.setattr(local_workers, "LocalWorkers", in_this_process)
     monkeypatch.setattr(batch_stub, "RECORD", finished / "short.json")
     shutil.copytree(finished / "out", tmp_path / "out")
     for name in ("in", "truth"):
@@ -291,7 +291,7 @@ def test_a_line_of_the_listing_that_does_not_follow_from_its_job_is_damaged(page
 
 def test_a_clock_that_is_set_back_changes_no_duration(tmp_path, monkeypatch):
     times = iter(range(10**9, 0, -(10**6)))
-    monkeypatch.setattr(child.time, "time", lambda: float(next(times)))
+    monkeypatch.setattr(worker_process.time, "time", lambda: float(next(times)))
     pages = make_pages(tmp_path / "in", "ok", "ok")
     batch_example.measure(pages, tmp_path / "out")
     for status in batch_example.statuses(tmp_path / "out").values():

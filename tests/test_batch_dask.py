@@ -27,10 +27,12 @@ from conftest import PAGES
 from refusals import refused
 from wording import says
 
-from ocr_phases.batch import child, driver
-from ocr_phases.batch.child import DaskPool, Outcome, stop_children, worker_environments
+from ocr_phases.batch import dask_workers, driver, local_workers
+from ocr_phases.batch.archive import LISTING
+from ocr_phases.batch.dask_workers import DaskWorkers, stop_processes
 from ocr_phases.batch.driver import Counts, auto_device
-from ocr_phases.batch.store import LISTING
+from ocr_phases.batch.local_workers import worker_environments
+from ocr_phases.batch.outcome import Outcome
 from ocr_phases.cli import main
 from ocr_phases.errors import OcrPhasesError
 
@@ -66,7 +68,7 @@ def test_each_worker_has_its_device_and_cores(gpus, workers, device, expected, m
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if gpus is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
-    monkeypatch.setattr(child, "cores", lambda: 6)
+    monkeypatch.setattr(local_workers, "cores", lambda: 6)
     with refused() if expected is None else contextlib.nullcontext():
         assert worker_environments(workers, device) == expected
 
@@ -110,7 +112,7 @@ def dask_cluster(workers: int = 1, processes: bool = False, **options: Any) -> I
     timeouts = {"distributed.comm.timeouts.connect": "1s"}  # closing waits so long for who is gone
     with dask.config.set(timeouts), distributed.LocalCluster(**own) as cluster:
         yield cluster
-    stop_children()
+    stop_processes()
 
 
 @pytest.fixture(scope="module")
@@ -131,7 +133,7 @@ def test_a_dask_worker_that_is_lost_costs_no_page_and_doubles_none(processes, tm
             lost.append(next(iter(pool.client.run(os.getpid).values())))
             os.kill(lost[0], signal.SIGKILL)
 
-    with contextlib.closing(DaskPool(processes, command=STUB)) as pool:
+    with contextlib.closing(DaskWorkers(processes, command=STUB)) as pool:
         counts = run_jobs(jobs(pages), out, pool, progress=lose_one)
     assert lost
     assert (counts.done, counts.failed, counts.pages) == (21, 1, 22)
@@ -150,7 +152,7 @@ def test_a_driver_killed_at_a_scheduler_leaves_nobody_at_its_page(processes, tmp
     def in_time(counts: Counts) -> None:
         assert time.monotonic() < end
 
-    with contextlib.closing(DaskPool(processes, command=STUB)) as pool:
+    with contextlib.closing(DaskWorkers(processes, command=STUB)) as pool:
         # Their children wait for ever: were they not killed, no page would be done.
         counts = run_jobs(jobs(pages), out, pool, progress=in_time)
     assert (counts.done, counts.kept, counts.failed) == (4, 0, 0)
@@ -159,7 +161,7 @@ def test_a_driver_killed_at_a_scheduler_leaves_nobody_at_its_page(processes, tmp
 
 def test_a_scheduler_that_is_lost_is_one_sentence_and_keeps_what_is_finished(tmp_path, monkeypatch):
     pages, out = make_pages(tmp_path / "in", *["ok"] * 40), tmp_path / "out"
-    monkeypatch.setattr(child, "CONNECT_SECONDS", 1)  # so long it waits for a new one
+    monkeypatch.setattr(dask_workers, "CONNECT_SECONDS", 1)  # so long it waits for a new one
 
     def lose_scheduler(counts: Counts) -> None:
         if counts.done >= 3 and cluster.scheduler.status.name == "running":
@@ -167,7 +169,7 @@ def test_a_scheduler_that_is_lost_is_one_sentence_and_keeps_what_is_finished(tmp
 
     with (
         dask_cluster() as cluster,
-        contextlib.closing(DaskPool(cluster.scheduler_address, command=STUB)) as pool,
+        contextlib.closing(DaskWorkers(cluster.scheduler_address, command=STUB)) as pool,
         pytest.raises(OcrPhasesError, match="scheduler was lost"),
     ):
         run_jobs(jobs(pages), out, pool, progress=lose_scheduler)
@@ -193,14 +195,14 @@ def test_the_workers_of_a_scheduler_with_tls_let_go_of_their_model_at_the_end(
     pages, out = make_pages(tmp_path / "in", "ok"), tmp_path / "out"
     with dask_cluster(protocol="tls://", security=security) as cluster, dask.config.set(tls):
         address = cluster.scheduler_address
-        with contextlib.closing(DaskPool(address, STUB)) as pool:
-            assert not pool.plain and auto_device(pool) == "cpu"
+        with contextlib.closing(DaskWorkers(address, STUB)) as pool:
+            assert not pool.is_plain and auto_device(pool) == "cpu"
             assert run_jobs(jobs(pages), out, pool).done == 1
             (status,) = statuses(out).values()
             process = Path("/proc", status["attempts"][0].worker.rpartition(":")[2])
             assert process.exists()
         wait_for(lambda: not process.exists() or "\nState:\tZ" in (process / "status").read_text())
-        monkeypatch.setattr(child, "CONNECT_SECONDS", 0.5)
+        monkeypatch.setattr(dask_workers, "CONNECT_SECONDS", 0.5)
         # With no certificate, with a wrong one, without TLS, and where nobody is.
         wrong = [
             (address, dict.fromkeys(tls)),
@@ -212,7 +214,7 @@ def test_the_workers_of_a_scheduler_with_tls_let_go_of_their_model_at_the_end(
             ("tcp://127.0.0.1:1", {}),
         ):
             with dask.config.set(config), pytest.raises(OcrPhasesError, match="does not answer"):
-                DaskPool(place)
+                DaskWorkers(place)
             # distributed deadlocks where the collector finds a client that failed while the next
             # one starts.
             gc.collect()
@@ -222,7 +224,7 @@ def test_the_workers_of_a_scheduler_with_tls_let_go_of_their_model_at_the_end(
 def test_a_batch_without_workers_waits_as_long_as_it_was_told(
     device, tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(child, "COUNT_SECONDS", 0.0)
+    monkeypatch.setattr(dask_workers, "COUNT_SECONDS", 0.0)
     with dask_cluster(0) as cluster:
         options = [
             "--scheduler",

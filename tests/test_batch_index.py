@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import batch_example
+import msgspec
 import pandas as pd
+import papermill
 import pytest
 from batch_example import (
     EVIL,
@@ -26,14 +28,15 @@ from example_run import make_run
 from wording import says
 
 from ocr_phases import PhaseRun
-from ocr_phases.analyse.cost import priced
-from ocr_phases.batch import figures, worker
+from ocr_phases.analyse.quality import Truth
+from ocr_phases.batch import figures, measuring
+from ocr_phases.batch.archive import LEFT_OUT, LISTING, list_pages, read_listing
 from ocr_phases.batch.figures import FIGURES
 from ocr_phases.batch.index import PAGE_COLUMNS, BatchIndex, build_index, write_index
 from ocr_phases.batch.jobs import Job
-from ocr_phases.batch.store import LEFT_OUT, LISTING, list_pages, read_listing
 from ocr_phases.cli import main
 from ocr_phases.record import SPAN_COLUMNS
+from ocr_phases.record.store import take
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +147,7 @@ def test_a_batch_in_which_everything_failed_has_an_index_too(tmp_path):
 
 
 def test_reports_alone_are_rendered_tried_again_and_told(own, monkeypatch, capsys):
-    monkeypatch.setattr("ocr_phases.batch.child.LocalPool", renderer)
+    monkeypatch.setattr("ocr_phases.batch.local_workers.LocalWorkers", renderer)
     monkeypatch.setattr("ocr_phases.show.batch_page.index_html", lambda *_, **__: "drawn elsewhere")
     assert main(["batch", "--render", "only", "--out", str(own)]) == 1
     said = capsys.readouterr().out
@@ -162,20 +165,30 @@ def test_reports_alone_are_rendered_tried_again_and_told(own, monkeypatch, capsy
         )
 
 
-def test_a_report_shows_the_price_that_is_asked_and_its_record_stays(tmp_path, monkeypatch):
-    def page_report(run: PhaseRun, place: Path, parameters: dict[str, Any]) -> None:
-        run.save(place / "run.json")
-        (place / "report.html").write_text(
-            f"{parameters['price_per_hour']} {run['price_per_1000_pages']}"
-        )
-
-    monkeypatch.setattr("ocr_phases.report.render.page_report", page_report)
-    folder, run = put_page(tmp_path, a_job("a.png"), make_run().to_json()), make_run()
-    outcome = worker.render({"folder": str(folder), "price_per_hour": 7.0}, lambda: None)
-    assert outcome.failure is None and not (folder / outcome.place / "run.json").exists()
-    assert (folder / "run.json").read_bytes() == run.to_json()
-    shown = (folder / outcome.place / "report.html").read_text()
-    assert shown == f"7.0 {priced(run, 7.0)['price_per_1000_pages']}"
+def test_a_report_shows_the_price_that_is_asked_and_its_notebook_runs_where_it_lies(tmp_path):
+    job, record = a_job("a.png"), make_run().to_json()
+    folder = put_page(tmp_path, job, record)
+    (folder / "truth.json").write_bytes(msgspec.json.encode(Truth("A page with some words")))
+    request = {"folder": str(folder), "price_per_hour": 7.0, "job": vars(job)}
+    outcome = measuring.render_page(request, lambda: None)
+    assert (outcome.failure, outcome.reason) == (None, "")
+    take(folder, outcome.place)
+    assert (folder / "run.json").read_bytes() == record
+    assert "at 7.0 an hour" in (folder / "report.html").read_text()
+    moved = folder.rename(tmp_path / "moved")
+    before = sorted(path.name for path in moved.iterdir())
+    notebook = papermill.execute_notebook(
+        str(moved / "report.ipynb"),
+        str(moved / "report.ipynb"),
+        cwd=moved,
+        engine_name="ocr_phases",
+        progress_bar=False,
+    )
+    injected = next(cell.source for cell in notebook.cells if "# Parameters" in cell.source)
+    assert 'record = "run.json"' in injected and 'output_dir = "."' in injected
+    assert 'truth = "truth.json"' in injected and str(tmp_path) not in injected
+    assert (moved / "run.json").read_bytes() == record
+    assert sorted(path.name for path in moved.iterdir()) == before
 
 
 def test_an_index_is_made_again_from_figures_but_for_those_damaged_or_of_another(
@@ -229,7 +242,7 @@ def test_damaged_pages_are_named_and_measured_again_and_nothing_else_suffers(
     *lines, _ = (out / LISTING).read_text().splitlines()
     (out / LISTING).write_text("\n".join([*lines, "[1]"]))
 
-    monkeypatch.setattr("ocr_phases.batch.child.LocalPool", renderer)
+    monkeypatch.setattr("ocr_phases.batch.local_workers.LocalWorkers", renderer)
     assert main(["batch", "--render", "only", "--out", str(out)]) == 1
     said = capsys.readouterr().out
     assert says(said, "1 reports", "1 rendered", "0 failed")

@@ -19,8 +19,10 @@ from wording import says
 
 from ocr_phases import versions
 from ocr_phases.batch import jobs as batch_jobs
-from ocr_phases.batch.child import Child
-from ocr_phases.batch.jobs import Job, Page, find_pages, make_jobs
+from ocr_phases.batch import pages as batch_pages
+from ocr_phases.batch.jobs import Job, make_jobs
+from ocr_phases.batch.pages import Page, find_pages
+from ocr_phases.batch.worker_process import WorkerProcess
 from ocr_phases.files import LARGEST_FILE
 from ocr_phases.images import load_page
 from ocr_phases.versions import code_hash
@@ -264,7 +266,7 @@ def test_pipes_devices_sockets_and_huge_files_are_failed_pages_that_nothing_wait
 
 
 def test_a_file_that_claims_too_many_pages_is_one_failed_page(folder, monkeypatch):
-    monkeypatch.setattr(batch_jobs, "MOST_FILE_PAGES", 2)
+    monkeypatch.setattr(batch_pages, "MOST_FILE_PAGES", 2)
     document = folder / "sub" / "doc.pdf"
     whole, named = pages_of(document, f"{document}#1")
     assert [whole.name, named.name, named.problem] == ["doc.pdf", "doc.pdf#1", ""]
@@ -273,7 +275,9 @@ def test_a_file_that_claims_too_many_pages_is_one_failed_page(folder, monkeypatc
 
 def test_a_file_that_crashes_what_counts_its_pages_is_a_failed_page(tmp_path, monkeypatch):
     crash = "import os; os.read(0, 9); os.abort()"
-    monkeypatch.setattr(batch_jobs, "Child", lambda: Child(command=[sys.executable, "-c", crash]))
+    monkeypatch.setattr(
+        batch_pages, "WorkerProcess", lambda: WorkerProcess(command=[sys.executable, "-c", crash])
+    )
     (tmp_path / "evil.pdf").write_bytes(b"%PDF")
     (tmp_path / "good.png").touch()
     evil, good = pages_of(tmp_path)

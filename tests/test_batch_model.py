@@ -17,9 +17,10 @@ from refusals import refused
 from wording import says
 
 from ocr_phases import PhaseRun
-from ocr_phases.batch.child import LocalPool
-from ocr_phases.batch.jobs import Job, Page, make_jobs
-from ocr_phases.batch.store import read_listing
+from ocr_phases.batch.archive import read_listing
+from ocr_phases.batch.jobs import Job, make_jobs
+from ocr_phases.batch.local_workers import LocalWorkers
+from ocr_phases.batch.pages import Page
 from ocr_phases.cli import main
 from ocr_phases.errors import NotebookFailed
 from ocr_phases.files import MANIFEST_NAME
@@ -66,8 +67,10 @@ def test_pages_of_a_pdf_are_measured_and_shown(
     command += ["--no-ceilings", "--render", "during", "--retries", "0", "--no-embed-page"]
     command += ["--price-per-hour", "7", "--no-token-probabilities"]
     sockets: dict[str, list[str]] = {}
-    close = LocalPool.close
-    monkeypatch.setattr(LocalPool, "close", lambda pool: sockets.update(listening()) or close(pool))
+    close = LocalWorkers.close
+    monkeypatch.setattr(
+        LocalWorkers, "close", lambda pool: sockets.update(listening()) or close(pool)
+    )
     assert main(command) == 1
     assert any("batch.worker" in program for program in sockets) and not any(sockets.values())
     told = capsys.readouterr().out
@@ -106,7 +109,7 @@ def test_pages_of_a_pdf_are_measured_and_shown(
 
 
 def test_a_model_that_cannot_be_loaded_stops_the_batch_at_once(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("ocr_phases.batch.child.LocalPool", measured_here)
+    monkeypatch.setattr("ocr_phases.batch.local_workers.LocalWorkers", measured_here)
     assert (
         main(["batch", str(PAGES), "--out", str(tmp_path / "out"), "--model", "huge", *QUICK]) == 2
     )
@@ -132,11 +135,12 @@ def test_a_report_that_alone_fails_leaves_its_page_measured(error, tmp_path, mon
     run = altered(run, pages=[to_plain(run.pages[0]) | {"sha256": job.sha256}])
     session = SimpleNamespace(run_inference=lambda *_, **__: run)
     monkeypatch.setattr("ocr_phases.session.kept.kept_session", lambda **_: session)
+    monkeypatch.setattr("ocr_phases.session.kept_session", lambda **_: session)
 
-    def page_report(run: PhaseRun, folder: Path, parameters: dict[str, Any]) -> Path:
-        raise error(folder)
+    def render_html(notebook: Path, html: Path, **_: Any) -> Path:
+        raise error(html.parent)
 
-    monkeypatch.setattr("ocr_phases.report.render.page_report", page_report)
+    monkeypatch.setattr("ocr_phases.report.render.render_html", render_html)
     assert run_jobs([job], out, measured_here(), mode="notebook").done == 1
     (status,) = statuses(out).values()
     assert (status["state"], status["report"]["state"]) == ("done", "failed")

@@ -13,19 +13,16 @@ from example_run import SHAPES, altered, check_of, make_run, paced, with_steps
 from wording import says
 
 from ocr_phases import PhaseRun
+from ocr_phases.analyse.check_rules import RARE_RULES, RULES, outlier_causes
 from ocr_phases.analyse.checks import (
     CHECK_COLUMNS,
-    EXPECTATIONS,
-    RULES,
-    VERDICTS,
-    Verdict,
     checks_table,
-    outlier_causes,
     run_checks,
     with_verdict,
     worst_verdict,
 )
-from ocr_phases.analyse.noise import CONDITION_COLUMNS, is_noisy
+from ocr_phases.analyse.expectations import EXPECTATIONS
+from ocr_phases.analyse.noise import CONDITION_COLUMNS, VERDICTS, Verdict, is_noisy
 from ocr_phases.analyse.sentences import checks_verdict, headline, noise_warning, verdict
 from ocr_phases.analyse.stages import decode_trend
 from ocr_phases.record.parts import to_plain
@@ -329,5 +326,7 @@ def test_checks_are_escaped_and_a_failure_is_unfolded() -> None:
 
 def test_the_troubleshooting_page_names_checks_that_exist() -> None:
     page = (PAGES.parents[1] / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-    names = {name.replace("_", " ") for name in (*RULES, *EXPECTATIONS)}
-    assert set(re.findall(r"`([a-z]+ [a-z ]*[a-z]|stage coverage|parity)`", page)) <= names
+    titles = {
+        rule.title for rule in (*RULES.values(), *RARE_RULES.values(), *EXPECTATIONS.values())
+    }
+    assert set(re.findall(r"`([a-z]+ [a-z ]*[a-z]|stage coverage|parity)`", page)) <= titles

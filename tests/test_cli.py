@@ -125,7 +125,7 @@ def test_a_batch_is_kept_out_of_a_folder_that_has_its_list_or_files_of_others(
     tmp_path, capsys, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("ocr_phases.batch.jobs.find_pages", lambda *_: pytest.fail("it was read"))
+    monkeypatch.setattr("ocr_phases.batch.pages.find_pages", lambda *_: pytest.fail("it was read"))
     for name, arguments in {
         "pages.csv": ["--overwrite"],
         "index.html": [],
@@ -171,9 +171,9 @@ def test_a_log_gets_a_line_now_and_then_of_what_this_command_did(capsys, monkeyp
     monkeypatch.setattr("tqdm.std.time", lambda: clock[0])
     with Bar(1000, "page", "Measuring") as bar:
         clock[0] = 20.0
-        bar.tell(300, 0, "0 failed, waiting for a worker")  # the clock starts after it
+        bar.show_count(300, 0, "0 failed, waiting for a worker")  # the clock starts after it
         clock[0] = 90.0
-        bar.tell(400, 100, "3 failed")  # 300 of them were there
+        bar.show_count(400, 100, "3 failed")  # 300 of them were there
     (line,) = capsys.readouterr().err.splitlines()
     parts = ("Measuring:  40%", "400/1000", "01:30<09:00", "1.11page/s", "3 failed")
     assert [part for part in parts if part not in line] == []

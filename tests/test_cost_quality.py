@@ -19,9 +19,9 @@ from ocr_phases.analyse.compared_metrics import text_changes
 from ocr_phases.analyse.comparison import in_units
 from ocr_phases.analyse.cost_quality import cost_quality_sentence, preset_points
 from ocr_phases.analyse.figure_rows import SHARE
+from ocr_phases.batch.archive import list_pages, page_status, read_listing, waiting_reports
 from ocr_phases.batch.figures import page_run
 from ocr_phases.batch.index import PAGE_COLUMNS, REGION_COLUMNS, BatchIndex, add_truths, build_index
-from ocr_phases.batch.store import list_pages, page_status, read_listing, waiting_reports
 from ocr_phases.cli import main
 from ocr_phases.record.parts import to_plain
 from ocr_phases.record.schema import Truth
@@ -243,7 +243,7 @@ def test_the_index_shows_quality_worst_pages_first():
 
 
 def test_batch_measures_every_page_at_every_preset(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("ocr_phases.batch.child.LocalPool", measured_here)
+    monkeypatch.setattr("ocr_phases.batch.local_workers.LocalWorkers", measured_here)
     out = tmp_path / "out"
     command = [
         "batch",

@@ -18,9 +18,8 @@ import pytest
 from batch_example import Here
 from example_run import make_run
 
-from ocr_phases.batch import child as pool
-from ocr_phases.batch import figures
-from ocr_phases.batch.store import finished
+from ocr_phases.batch import figures, local_workers
+from ocr_phases.batch.archive import finished
 from ocr_phases.cli import main
 from ocr_phases.record.store import file_hash, write_status
 from ocr_phases.show import batch_page
@@ -102,7 +101,7 @@ def every_point(folder: Path, command: list[str]) -> list[Any]:
 
 def with_little_work(folder: Path) -> None:
     """In this process: the stub's short record, figures of it once, and an index that is not drawn."""
-    pool.LocalPool = in_this_process  # type: ignore[assignment, misc]
+    local_workers.LocalWorkers = in_this_process  # type: ignore[assignment, misc]
     batch_stub.RECORD = folder / "short.json"
     batch_page.index_html = lambda *_, **__: ""
     os.fsync = lambda _: None  # a kill loses nothing that was written
@@ -138,7 +137,7 @@ def test_what_is_finished_stays_so_whatever_change_a_batch_is_killed_before(tmp_
         (tmp_path / "other" / f"{page}.md").write_text(f"# Not {page}")
     command = ["batch", str(tmp_path / "in"), "--device", "cpu", "--truth", str(tmp_path / "truth")]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pool, "LocalPool", in_this_process)
+        patch.setattr(local_workers, "LocalWorkers", in_this_process)
         patch.setattr(batch_stub, "RECORD", short)
         assert main([*command, "--out", str(archive)]) == 0
     for record in archive.glob("pages/*/*/run.json"):

@@ -137,7 +137,7 @@ def test_what_loads_can_be_read(number):
     base, broken = BASES[number], []
     quick, slow = itertools.cycle(QUICK), itertools.cycle(SLOW)
     for loaded, (told, run) in enumerate(
-        [("nothing", base), *loaded_mutants(base, 60, seed=number)]
+        [("nothing", base), *loaded_mutants(base, 45, seed=number)]
     ):
         readers = [*QUICK, *SLOW] if loaded == 0 else [next(quick)]
         readers += [next(slow)] if loaded % 10 == 5 else []

@@ -10,8 +10,10 @@ from example_run import altered, check_of, make_run, paced, with_steps
 from matplotlib.text import Text
 from test_checks import with_ceilings
 
-from ocr_phases.analyse.checks import EXPECTATIONS, Verdict, run_checks
+from ocr_phases.analyse.checks import run_checks
+from ocr_phases.analyse.expectations import EXPECTATIONS
 from ocr_phases.analyse.floors import floor_table
+from ocr_phases.analyse.noise import Verdict
 from ocr_phases.analyse.sentences import (
     checks_verdict,
     findings,

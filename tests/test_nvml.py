@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from ocr_phases.batch.child import visible_gpus
+from ocr_phases.batch.local_workers import visible_gpus
 from ocr_phases.collectors.conditions import Conditions, gpu_state
 from ocr_phases.collectors.energy import CardCounter
 from ocr_phases.collectors.nvml import Card, card_count

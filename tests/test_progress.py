@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ocr_phases.cli.measuring import watched
+from ocr_phases.cli.measuring import measure_with_bar
 from ocr_phases.errors import Interrupted
 from ocr_phases.measure.cells import Cell
 from ocr_phases.measure.progress import RunProgress, SweepProgress, left_text
@@ -116,7 +116,7 @@ def test_a_command_shows_the_warm_up_and_then_an_estimate_from_the_runs_that_are
 
     arguments = SimpleNamespace()
 
-    assert watched(arguments, measure, LIMIT, warmup=1) == "a record"
+    assert measure_with_bar(arguments, measure, LIMIT, warmup=1) == "a record"
 
     assert arguments.stopped == 2
     lines = capsys.readouterr().err.splitlines()

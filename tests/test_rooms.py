@@ -53,7 +53,7 @@ FRONT_DOOR = PACKAGE
 
 #: Strings that may name a module, each with its reason.
 NAMED_IN_STRINGS = {
-    "ocr_phases.batch.child": {"ocr_phases.batch.worker"},  # what Python is told to run
+    "ocr_phases.batch.worker_process": {"ocr_phases.batch.worker"},  # what Python is told to run
     "ocr_phases.explorer.panel": {
         "ocr_phases.explorer",  # whose files are resources
         "getattr(self, f\"_do_{content['do']}\")",  # until the explorer has a table of its commands

@@ -8,10 +8,8 @@ if it is worth knowing, and never ``fail``. The conditions of the machine are in
 from __future__ import annotations
 
 import math
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -56,9 +54,6 @@ JUDGED_OF_PAGE = ("page_ms",)
 #: changes of interest.
 SPREAD_NOTE = 0.05
 SPREAD_NOISY = 0.10
-
-#: The words of every check of `ocr_phases.analyse.checks`.
-TEXTS = tomllib.loads(Path(__file__).with_name("checks.toml").read_text(encoding="utf-8"))
 
 _QUIET = "Close other programs, or pin this one to cores of its own (taskset), and measure again."
 _QUIET_THREADS = (
@@ -113,11 +108,12 @@ class Verdict(NamedTuple):
     fix: str = ""
     reason: str = ""
     remedy: str = ""
+    title: str = ""
 
     @property
     def label(self) -> str:
-        """The name in words."""
-        return self.name.replace("_", " ")
+        """The title of its rule; without one its name in words."""
+        return self.title or self.name.replace("_", " ")
 
 
 def judged_figures(runs: Sequence[Record]) -> tuple[str, ...]:

@@ -1,32 +1,23 @@
 """One record in words: headline, what limits it, findings, noise and checks.
 
-Plain text, without any text of the model. Times are those of `Record.summary`; the words are in
-``sentences.toml``.
+Plain text, without any text of the model. Times are those of `Record.summary`.
 """
 
 from __future__ import annotations
 
 import re
-import tomllib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
-from ocr_phases.analyse.checks import (
-    EXPECTATIONS,
-    VERDICTS,
-    Verdict,
-    noisy_checks,
-    run_checks,
-    with_verdict,
-)
+from ocr_phases.analyse.checks import noisy_checks, run_checks, with_verdict
+from ocr_phases.analyse.expectations import EXPECTATIONS
 from ocr_phases.analyse.figures import summary
 from ocr_phases.analyse.floors import ceilings_of, times_text
 from ocr_phases.analyse.grounding import PREAMBLE
 from ocr_phases.analyse.kernels import kernel_sentences
-from ocr_phases.analyse.noise import ceilings_are_wrong, trusted_floors
+from ocr_phases.analyse.noise import VERDICTS, Verdict, ceilings_are_wrong, trusted_floors
 from ocr_phases.analyse.regions import UNCERTAIN_BELOW, regions_of
 from ocr_phases.analyse.repetition import repeated_share
 from ocr_phases.analyse.stages import (
@@ -40,7 +31,6 @@ from ocr_phases.record import Record
 from ocr_phases.text import (
     count_text,
     digits_text,
-    filled,
     ms_text,
     percent_text,
     percent_within,
@@ -61,8 +51,6 @@ _COUNTED = {
     "note": "noted something",
     "n/a": "had no data",
 }
-_TEXTS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-_SAID: dict[str, str] = _TEXTS["said"]
 
 
 def preset_text(run: Record) -> str:
@@ -174,7 +162,10 @@ def floor_sentence(run: Record) -> str:
     floor.
     """
     if ceilings_are_wrong(run):
-        return _SAID["no_floor"]
+        return (
+            "How far a decode step is from its floor is unknown, because a ceiling was measured "
+            "wrongly."
+        )
     table = trusted_floors(run)
     for row in table[(table["stage"] == "decode_step") & (table["times_floor"] > 0)].to_dict(
         "records"
@@ -182,7 +173,10 @@ def floor_sentence(run: Record) -> str:
         allows = "memory bandwidth" if row["bound_by"] == "bandwidth" else "arithmetic"
         sheet, times = getattr(ceilings_of(run), "name", ""), times_text(row["times_floor"])
         source = "measured on this device" if row["source"] == "measured" else f"from the {sheet}"
-        return filled(_SAID["floor"], row, allows=allows, times=times, source=source)
+        return (
+            f"A decode step takes {ms_text(row['device_ms'])}, {times} its floor of "
+            f"{ms_text(row['floor_ms'])} by {allows} ({source})."
+        )
     return ""
 
 
@@ -238,36 +232,45 @@ def _noise_clause(noisy: Sequence[str]) -> str:
 def _phase_sentences(run: Record) -> Iterator[str]:
     """Findings about prefill and decode: slow single steps, and drift over the run."""
     if not run.knows_tokens:
-        yield _SAID["at_least"].format(count=count_text(run.token_count, "piece"))
+        pieces = count_text(run.token_count, "piece")
+        yield (
+            f"The server does not tell how many tokens it made: there were at least {pieces}, and "
+            "rates are unknown."
+        )
         return
     if _is_generate(run) and not run.is_server:
-        yield _SAID["one_shot"]
+        yield "One-shot runs do not separate prefill and decode."
         return
     figures = summary(run)
     if not figures["decode_steps"]:
-        only = "only_token" if run.waits_for_first_token else "no_step"
-        yield _SAID["untimed" if run.decoded_tokens > 0 else only]
+        if run.decoded_tokens > 0:
+            yield "The tokens have no times of their own, so there is no time of a decode step."
+        elif run.waits_for_first_token:
+            yield "The answer has one token, so there is no time between tokens."
+        else:
+            yield "The prefill gave the only token, so no decode step ran."
         return
     ratio = _phase_time(run, "prefill") / figures["inter_token_ms"]
     table, trend = step_table(run), decode_trend(run)
     steps = digits_text(ratio) if ratio < 9.95 else format(ratio, ",.0f")
-    yield _SAID["ratio_first" if run.waits_for_first_token else "ratio"].format(steps)
+    if run.waits_for_first_token:
+        yield f"The wait for the first token takes as long as {steps} decode steps."
+    else:
+        yield f"One prefill takes as long as {steps} decode steps."
     slow = table[table["outlier"]]
     for row in slow.nlargest(1, "device_ms").to_dict("records"):
         token = token_of_step(run, row["step"])
-        yield filled(
-            _SAID["slow"],
-            row,
-            token=token,
-            count=count_text(len(slow), "step"),
-            factor=OUTLIER_FACTOR,
+        yield (
+            f"{count_text(len(slow), 'step')} took more than {OUTLIER_FACTOR} times the median; the "
+            f"slowest made token {token}, with a median of {ms_text(row['device_ms'])}."
         )
     if trend is None or _verdict_of(run, "decode_trend") == "n/a":
         return  # what the check does not judge is not told either
     share, low, high = trend.shares
     if low * high > 0 and abs(share) > _CLEAR_TREND:
-        told = percent_within(abs(share), (high - low) / 2)
-        yield _SAID["drift"].format(share=told, way="slower" if share > 0 else "faster")
+        change = percent_within(abs(share), (high - low) / 2)
+        way = "slower" if share > 0 else "faster"
+        yield f"Decode steps became {change} {way} over the run."
 
 
 def _verdict_of(run: Record, name: str) -> str:
@@ -282,33 +285,53 @@ def _clock_sentences(run: Record) -> Iterator[str]:
             np.median(run.repeat_ms(phase, phase, clock)) for clock in ("device_ms", "host_ms")
         )
         if abs(host - device) > _CLEAR_GAP * device:
-            note = _SAID["ahead" if host < device else "behind"]
-            yield filled(note, phase=phase, host=host, device=device)
+            clocks = (
+                f"The {phase} took {ms_text(host)} on the host's clock and {ms_text(device)} on "
+                "the device's"
+            )
+            if host < device:
+                yield f"{clocks}: the host ran ahead, so the device sets the time."
+            else:
+                yield f"{clocks}: the host was busy while the device was idle."
 
 
 def _caveats(run: Record) -> Iterator[str]:
-    request, totals = run.request, end_to_end_ms(run)
-    cut, ignored = _is_cut(run), bool(request.ignore_eos)
-    once: dict[str, float | None] = {}
-    if run.model.strategy_setup is not None:
-        once["compile_ms"] = run.model.strategy_setup.compile_ms
-        once["capture_ms"] = run.model.strategy_setup.capture_ms
-        once["prefill_capture_ms"] = run.model.strategy_setup.prefill_capture_ms
-    if run.model.vision_setup is not None:
-        once["vision_compile_ms"] = run.model.vision_setup.compile_ms
-    known = {
-        text: once[name] for name, text in _TEXTS["once"].items() if once.get(name) is not None
-    }
-    words = {"limit": count_text(request.max_new_tokens, "token"), "count": len(totals)}
-    words |= {"least": totals.min(), "greatest": totals.max()}
-    words["spent"] = ", ".join(f"{text} {ms_text(ms)}" for text, ms in known.items())
-    told = [
-        "ignored" if ignored else "cut" if cut else "",
-        "single" if len(totals) == 1 else "many",
-    ]
-    told += ["cold" if request.warmup == 0 else "", "once" if known else ""]
+    """What else a reader of the times and the text should know."""
     yield uncertain_sentence(run)
-    yield from (filled(_SAID[name], words) for name in told if name)
+    request = run.request
+    if request.ignore_eos:
+        yield "The end token was ignored, so the run made the requested number of tokens."
+    elif _is_cut(run):
+        limit = count_text(request.max_new_tokens, "token")
+        yield f"It stopped at the limit of {limit}, so the text may be incomplete."
+    totals = end_to_end_ms(run)
+    if len(totals) == 1:
+        yield "A single repeat shows no spread between runs."
+    else:
+        yield (
+            f"Times are medians of {len(totals)} repeats, which took {ms_text(totals.min())} to "
+            f"{ms_text(totals.max())}."
+        )
+    if request.warmup == 0:
+        yield "There was no warm-up, so these times include one-time set-up."
+    spent = ", ".join(_setup_times(run))
+    if spent:
+        yield f"Compile and capture time is not included: {spent}."
+
+
+def _setup_times(run: Record) -> Iterator[str]:
+    """What happened once, before the timed runs, each with its time."""
+    setup = run.model.strategy_setup
+    if setup is not None:
+        if setup.compile_ms is not None:
+            yield f"compiling the decode step {ms_text(setup.compile_ms)}"
+        if setup.capture_ms is not None:
+            yield f"capturing it {ms_text(setup.capture_ms)}"
+        if setup.prefill_capture_ms is not None:
+            yield f"capturing the prefill {ms_text(setup.prefill_capture_ms)}"
+    vision = run.model.vision_setup
+    if vision is not None and vision.compile_ms is not None:
+        yield f"compiling the vision encoders {ms_text(vision.compile_ms)}"
 
 
 def tokens_text(run: Record) -> str:

@@ -1,8 +1,10 @@
-"""Batches of pages: workers with a loaded model, resumable, one index. Imports no torch.
+"""Batches of pages: workers that keep a loaded model, an archive that resumes, and one index.
 
-``jobs`` says which pages with which settings, ``store`` where results lie, ``child`` holds the
-processes that work and their pools, of this machine or of dask, ``worker`` is such a process, which
-measures or renders, ``driver`` hands out pages and writes down what became of them, ``figures`` and
-``tables`` are what a page adds to the whole, ``index`` shows it. Only a worker loads torch, when
-its first page comes.
+In the order of the work: `pages` finds the pages that a command names, and `jobs` makes a job of
+each: a page with all that its result depends on. `driver` hands the jobs to workers and writes down
+what became of them. The workers are processes of this machine (`local_workers`) or those of a dask
+scheduler (`dask_workers`); each is a `worker_process`, which runs the program `worker`. There
+`measuring` runs the notebook ``page_report`` for one page, and answers with an `outcome`.
+`archive` says where results lie and which of them are whole, `figures` is what the index keeps of a
+page, and `index` shows all pages. Only a worker loads torch, when its first page comes.
 """

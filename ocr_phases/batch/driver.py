@@ -16,12 +16,11 @@ from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-from ocr_phases.batch.child import FAILURES, GOES_ON, SCHEDULER_LOST, Outcome, Pool
-from ocr_phases.batch.store import (
+from ocr_phases.batch.archive import (
     RECORD,
     REPORT,
     STATUS,
@@ -32,6 +31,8 @@ from ocr_phases.batch.store import (
     truth_hash,
     waiting_reports,
 )
+from ocr_phases.batch.outcome import FAILURES, GOES_ON, SCHEDULER_LOST, Outcome
+from ocr_phases.batch.worker_process import WorkerRequest
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import read_regular
 from ocr_phases.record.store import file_hash, take, write_status
@@ -47,6 +48,22 @@ _BROKEN = ("model", "died", "error", "timeout")
 _SOUND = (None, *_FINAL)
 
 WAIT_SECONDS = 1.0
+
+
+class Workers(Protocol):
+    """The workers of a batch: `LocalWorkers` of this machine, or `DaskWorkers` of a scheduler."""
+
+    def submit(self, request: WorkerRequest, timeout: float | None) -> Future[Outcome]:
+        """Queue one page; the future's result is its outcome."""
+
+    def ask(self, request: WorkerRequest) -> list[Future[Outcome]]:
+        """Send a request to every worker that may differ from the others."""
+
+    def count(self) -> int:
+        """How many workers there are now."""
+
+    def close(self) -> None:
+        """End running work and free everything."""
 
 
 @dataclass
@@ -143,7 +160,7 @@ class Task:
 
 def _run(
     tasks: Iterator[Task],
-    pool: Pool,
+    workers: Workers,
     counts: Counts,
     *,
     retries: int = 1,
@@ -151,7 +168,7 @@ def _run(
     price_per_hour: float | None = None,
     progress: Callable[[Counts], None] = lambda counts: None,
 ) -> Counts:
-    """Hand ``tasks`` to a pool as there is room, try failed ones again, and put what was written in
+    """Hand ``tasks`` to the workers as there is room, try failed ones again, and put what was written in
     place.
 
     Where this is given up or interrupted, the workers end and what they were writing is cleared.
@@ -159,11 +176,11 @@ def _run(
     running, retried = dict[Future[Outcome], Task](), list[Task]()
     try:
         while True:
-            room = max(0, max(2, 2 * pool.workers()) - len(running))
+            room = max(0, max(2, 2 * workers.count()) - len(running))
             for task in [*retried, *itertools.islice(tasks, room)]:
                 request = {"mode": task.mode, "job": task.known, "price_per_hour": price_per_hour}
                 request["folder"] = str(task.folder.resolve())
-                running[pool.submit(request, timeout)] = task
+                running[workers.submit(request, timeout)] = task
             retried.clear()
             progress(counts)
             if not running:
@@ -182,6 +199,9 @@ def _run(
                 if task.mode != "render":
                     counts.judge(outcome, task.known["id"], last=not again)
                 if again:
+                    if task.mode == "notebook":
+                        # Perhaps it was the report that the worker could not bear: it comes last.
+                        task.mode = "measure"
                     retried.append(task)
                 elif task.write(price_per_hour):
                     counts.done += 1
@@ -189,12 +209,12 @@ def _run(
                     counts.failed += 1
     finally:
         if running:
-            pool.close()
+            workers.close()
             for task in running.values():
                 clear_left_behind(task.folder)
 
 
-def measure_pages(out: Path, pool: Pool, *, mode: str = "measure", **options: Any) -> Counts:
+def measure_pages(out: Path, workers: Workers, *, mode: str = "measure", **options: Any) -> Counts:
     """Bring every page of `list_pages` to an end: done, failed with its reason, or kept from
     before.
 
@@ -222,10 +242,10 @@ def measure_pages(out: Path, pool: Pool, *, mode: str = "measure", **options: An
             elif entry["id"] and "job" in entry:
                 yield Task(folder, mode, json.loads(entry["job"]))
 
-    return _run(tasks(), pool, counts, **options)
+    return _run(tasks(), workers, counts, **options)
 
 
-def render_pages(out: Path, pool: Pool, **options: Any) -> Counts:
+def render_pages(out: Path, workers: Workers, **options: Any) -> Counts:
     """Render the report of every page of `waiting_reports`: ``done`` and ``failed``.
 
     One that fails is tried again; what became of it goes into the page's status. The ``options``
@@ -237,17 +257,17 @@ def render_pages(out: Path, pool: Pool, **options: Any) -> Counts:
             clear_left_behind(folder)
             yield Task(folder, "render", json.loads(read_regular(folder / STATUS)))
 
-    return _run(tasks(), pool, Counts(), **options)
+    return _run(tasks(), workers, Counts(), **options)
 
 
-def auto_device(pool: Pool, waiting: Callable[[], None] = lambda: None) -> str:
-    """The device that ``--device auto`` selects on the pool's workers: ``cuda`` or ``cpu``.
+def auto_device(workers: Workers, waiting: Callable[[], None] = lambda: None) -> str:
+    """The device that ``--device auto`` selects on the workers: ``cuda`` or ``cpu``.
 
     ``waiting`` is called every second until they have answered. Raises `OcrPhasesError` where none
     can say, where they differ, and where the scheduler was lost.
     """
     for _ in range(2):  # a worker may be lost over the question, as over a page
-        while not (asked := pool.ask({"mode": "device"})):
+        while not (asked := workers.ask({"mode": "device"})):
             waiting()
             time.sleep(WAIT_SECONDS)
         while wait(asked, timeout=WAIT_SECONDS).not_done:

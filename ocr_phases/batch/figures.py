@@ -20,7 +20,7 @@ from ocr_phases.analyse.quality import quality_of
 from ocr_phases.analyse.repetition import repeated_share
 from ocr_phases.analyse.stages import PROBABILITY_COLUMNS, TOKEN_COLUMNS
 from ocr_phases.analyse.sweep_table import ended_text, richness
-from ocr_phases.batch.store import RECORD, TRUTH, truth_hash
+from ocr_phases.batch.archive import RECORD, TRUTH, truth_hash
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import make_way, read_regular, split_page, write_atomic
 from ocr_phases.record import SPAN_COLUMNS
@@ -167,12 +167,13 @@ def read_figures(folder: Path, digest: str, job: str, page: str) -> Figures:
 
 def _row(run: PhaseRun) -> dict[str, Any]:
     truth = run.truth_of()
-    verdicts = [(check.name, check.verdict) for check in run_rules(run)]
+    checks = run_rules(run)
+    verdicts = [(check.name, check.verdict) for check in checks]
     # Failed and noisy checks, a repetition loop, an incomplete text.
     warnings = [
-        name.replace("_", " ")
-        for name, verdict in verdicts
-        if verdict in ("fail", "noisy") or (name, verdict) == _LOOP
+        check.label
+        for check in checks
+        if check.verdict in ("fail", "noisy") or (check.name, check.verdict) == _LOOP
     ]
     is_cut = run.result.finish_reason == "length" and not run.request.ignore_eos
     if is_cut:

@@ -18,8 +18,7 @@ from ocr_phases.analyse.cost import hours_per_1000_pages
 from ocr_phases.analyse.figure_rows import Place, figures_in
 from ocr_phases.analyse.quality import page_truth
 from ocr_phases.analyse.sweep_table import agreements
-from ocr_phases.batch.figures import MOST_REGIONS, TABLES, Figures, read_figures
-from ocr_phases.batch.store import (
+from ocr_phases.batch.archive import (
     LEFT_OUT,
     RECORD,
     STATUS,
@@ -33,6 +32,7 @@ from ocr_phases.batch.store import (
     truth_hash,
     writing_whole,
 )
+from ocr_phases.batch.figures import MOST_REGIONS, TABLES, Figures, read_figures
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import make_way, read_regular, write_atomic
 from ocr_phases.record.store import check_record, write_status

@@ -16,6 +16,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ocr_phases.cli import (
     artifacts,
@@ -51,77 +52,89 @@ def main(argv: Sequence[str] | None = None) -> int:
     # takes 3.08 s of CPU time, and 3.61 s without this (medians of 5 alternating pairs).
     atexit.register(gc.freeze)
     os.environ["MPLBACKEND"] = "agg"  # matplotlib cannot be imported with a wrong one
-    if (
-        "_ARGCOMPLETE" in os.environ
-    ):  # the shell asks for completions, which argcomplete then prints
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks what may follow
         _complete(os.environ.get("COMP_LINE", "").split())
     words = sys.argv[1:] if argv is None else list(argv)
-    stopped = -_AT_ONCE
+    last_signal = -_AT_ONCE
 
     def stop(number: int, _: object) -> None:
-        nonlocal stopped
-        before, stopped = stopped, time.monotonic()
-        if stopped - before >= _AT_ONCE:
+        nonlocal last_signal
+        now = time.monotonic()
+        is_new = now - last_signal >= _AT_ONCE
+        last_signal = now
+        if is_new:
             raise KeyboardInterrupt(number)
 
     try:
         with plain_streams() as out, stop_signals(stop):
             code = _run(words)
             out.flush()
-    except KeyboardInterrupt as again:  # a second signal, or one before a verb runs
-        return _stopped_by(again)
-    return code or (Exit.OUTPUT_LOST if out.failed else Exit.DONE)
-
-
-def _stopped_by(stop: KeyboardInterrupt) -> int:
-    return Exit.SIGNAL + (stop.args or (signal.SIGINT,))[0]
-
-
-def _run(words: list[str]) -> int:
-    verb = next((word for word in words if not word.startswith("-")), None)
-    arguments = argparse.Namespace(verb=verb, stopped=0, result={})
-    told = "--json" in words
-    with contextlib.redirect_stdout(sys.stderr if told else sys.stdout):
-        code, reason = _outcome(words, arguments)
-    if told:
-        print(as_json(arguments, code, reason))
+    except KeyboardInterrupt as signal_received:  # a second one, or one before a verb runs
+        return _code_of_signal(signal_received)
+    if code == Exit.DONE and out.failed:
+        return Exit.OUTPUT_LOST
     return code
 
 
-def _outcome(words: list[str], arguments: argparse.Namespace) -> tuple[int, str]:
-    """The verb's exit code, and the reason for an early end, printed on stderr too."""
-    code, reason = int(Exit.DONE), ""
+def _code_of_signal(interrupt: KeyboardInterrupt) -> int:
+    """The exit code of a command that a signal ended; Python's own interrupt names none."""
+    number = interrupt.args[0] if interrupt.args else signal.SIGINT
+    return Exit.SIGNAL + number
+
+
+def _run(words: list[str]) -> int:
+    """Run the verb, and print its result where ``--json`` asks for it."""
+    verb = next((word for word in words if not word.startswith("-")), None)
+    arguments = argparse.Namespace(verb=verb, stopped=0, result={})
+    prints_json = "--json" in words
+    with contextlib.redirect_stdout(sys.stderr if prints_json else sys.stdout):
+        end = _run_verb(words, arguments)
+    if end.reason:
+        print(f"ocr-phases: {end.reason}", file=sys.stderr)
+    if prints_json:
+        print(as_json(arguments, end.code, end.reason))
+    return end.code
+
+
+class _End(NamedTuple):
+    """How a verb ended: its exit code, and the reason where it did not come to its end."""
+
+    code: int
+    reason: str = ""
+
+
+def _run_verb(words: list[str], arguments: argparse.Namespace) -> _End:
+    """Read the command line into ``arguments`` and do what it asks for."""
     try:
         _parser(words).parse_args(words, arguments)
         refuse_idle(arguments)
-        code = arguments.run(arguments) or code
-        if arguments.stopped:
-            code = Exit.SIGNAL + arguments.stopped
-            reason = "stopped: the result has the finished repeats only."
+        code = arguments.run(arguments) or Exit.DONE
     except SystemExit:  # --help or --version has been printed
-        pass
-    except KeyboardInterrupt as stop:
-        code, reason = _stopped_by(stop), "stopped."
+        return _End(Exit.DONE)
+    except KeyboardInterrupt as interrupt:
+        return _End(_code_of_signal(interrupt), "stopped.")
     except OcrPhasesError as error:
-        code, reason = Exit.ERROR, error.sentence(OptionSpelling(vars(arguments)))
+        return _End(Exit.ERROR, error.sentence(OptionSpelling(vars(arguments))))
     except ModuleNotFoundError as error:
-        code, reason = Exit.ERROR, f"this needs {error.name}: pip install ocr_phases {error.name}"
-    except Exception as error:  # noqa: BLE001
-        code, reason = _unforeseen(error)
-    if reason:
-        print(f"ocr-phases: {reason}", file=sys.stderr)
-    return code, reason
+        return _End(Exit.ERROR, f"this needs {error.name}: pip install ocr_phases {error.name}")
+    except OSError as error:
+        if error.filename:  # such as a name of 300 characters
+            why = f"{error.filename} cannot be used ({error.strerror}): name another one."
+            return _End(Exit.ERROR, why)
+        return _bug(error)
+    except Exception as error:  # noqa: BLE001  (whatever it is, a user gets one sentence)
+        return _bug(error)
+    if arguments.stopped:
+        why = "stopped: the result has the finished repeats only."
+        return _End(Exit.SIGNAL + arguments.stopped, why)
+    return _End(code)
 
 
-def _unforeseen(error: Exception) -> tuple[int, str]:
-    """The exit code and the sentence of any other error; a bug's traceback is printed."""
-    if isinstance(error, OSError) and error.filename:  # such as a name of 300 characters
-        return Exit.ERROR, f"{error.filename} cannot be used ({error.strerror}): name another one."
+def _bug(error: Exception) -> _End:
+    """An error that nobody foresaw; its traceback is printed."""
     traceback.print_exception(error)
-    return (
-        Exit.BUG,
-        f"this is a bug of ocr_phases, please report it: {type(error).__name__}: {error}",
-    )
+    kind = type(error).__name__
+    return _End(Exit.BUG, f"this is a bug of ocr_phases, please report it: {kind}: {error}")
 
 
 def _complete(words: Sequence[str]) -> None:
@@ -134,6 +147,7 @@ def _complete(words: Sequence[str]) -> None:
 
 
 def _parser(words: Sequence[str]) -> Parser:
+    """The parser of all verbs, with the options of those among ``words``."""
     parser = Parser(prog="ocr-phases", description=_DESCRIPTION, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=__version__)
     verbs = parser.add_subparsers(required=True, metavar="VERB")

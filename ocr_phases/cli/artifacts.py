@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from ocr_phases.cli.results import wrote
 from ocr_phases.errors import OcrPhasesError
@@ -24,15 +23,17 @@ def run(arguments: argparse.Namespace) -> None:
             f"{arguments.record} has no text: measure again with return_text=True."
         )
     folder = folder_for(arguments.out, "ocr_phases_artifacts")
-    options: dict[str, Any] = {"overwrite": arguments.overwrite, "arguments": [arguments.record]}
+    overwrite = arguments.overwrite
+    read = [arguments.record]
     if arguments.chrome_trace:
-        target = output_file(folder / "trace.json", **options)
-        record.chrome_trace(target, overwrite=arguments.overwrite)
+        target = output_file(folder / "trace.json", overwrite=overwrite, arguments=read)
+        record.chrome_trace(target, overwrite=overwrite)
         arguments.result = {"files": [wrote(target)]}
         return
-    # A batch gets a folder a row.
-    names = [f"row-{row}" if len(record.results) > 1 else "" for row in range(len(record.results))]
-    targets = [folder_for(folder / name, "", ARTIFACTS, **options) for name in names]
+    targets = []
+    for row in range(len(record.results)):
+        place = folder if len(record.results) == 1 else folder / f"row-{row}"
+        targets.append(folder_for(place, "", ARTIFACTS, overwrite=overwrite, arguments=read))
     written: list[Path] = []
     with only_writer(folder):
         for row, target in enumerate(targets):
@@ -41,7 +42,7 @@ def run(arguments: argparse.Namespace) -> None:
                 row_images(record, row),
                 record.results[row].text or "",
                 record.model.family,
-                overwrite=arguments.overwrite,
+                overwrite=overwrite,
             )
     for path in written:
         print(path.relative_to(folder))

@@ -15,16 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ocr_phases.cli.measuring import Bar
-from ocr_phases.cli.options import BATCH, PRICE
+from ocr_phases.cli.options import BATCH
 from ocr_phases.cli.results import Exit, wrote
 from ocr_phases.errors import Keyword, OcrPhasesError
 from ocr_phases.settings import Settings
 from ocr_phases.text import count_text
 
 if TYPE_CHECKING:
-    from ocr_phases.batch.child import DaskPool, LocalPool
-    from ocr_phases.batch.driver import Counts
-    from ocr_phases.batch.jobs import Page
+    from ocr_phases.batch.driver import Counts, Workers
+    from ocr_phases.batch.pages import Page
 
 _SHOWN_FAILURES = 10
 
@@ -41,10 +40,14 @@ def run(arguments: argparse.Namespace) -> int:
     _check(arguments)
     out = output_folder(arguments.out)
     with only_writer(out):
+        result: dict[str, Any] = {}
+        reports_failed = 0
         try:
-            result = {} if arguments.render == "only" else _measure(out, arguments)
-            unread = _add_truths(out, arguments.truth)
-            unrendered = 0 if arguments.render == "none" else _render(out, arguments)
+            if arguments.render != "only":
+                result = _measure(out, arguments)
+            truths_failed = _add_truths(out, arguments.truth)
+            if arguments.render != "none":
+                reports_failed = _render(out, arguments)
         except (OcrPhasesError, KeyboardInterrupt):
             # Why it stopped is the message; the index may fail of the same cause, or where no page
             # was found.
@@ -58,155 +61,228 @@ def run(arguments: argparse.Namespace) -> int:
     more = max(0, len(failed) - _SHOWN_FAILURES)
     if more:
         print(f"and {more:,} more: see {index}")
-    result |= {"reports_failed": unrendered, "truths_failed": unread}
-    failures = failed.head(_SHOWN_FAILURES).to_dict("records")
-    arguments.result = {**result, "failures": failures, "more_failures": more, "index": index}
-    some = FAILED in set(pages["status"]) or unrendered or unread
-    return Exit.FAILED if some else Exit.DONE
+    result["reports_failed"] = reports_failed
+    result["truths_failed"] = truths_failed
+    result["failures"] = failed.head(_SHOWN_FAILURES).to_dict("records")
+    result["more_failures"] = more
+    result["index"] = index
+    arguments.result = result
+    if FAILED in set(pages["status"]) or reports_failed or truths_failed:
+        return Exit.FAILED
+    return Exit.DONE
 
 
 def _check(arguments: argparse.Namespace) -> None:
     """Refuse options that contradict each other, wrong settings, and files that the results would
     replace.
     """
-    from ocr_phases.batch.child import check_workers
-    from ocr_phases.batch.store import is_batch
+    from ocr_phases.batch.archive import is_batch
+    from ocr_phases.batch.local_workers import check_workers
     from ocr_phases.files import check_names
 
-    only, batch = arguments.render == "only", is_batch(arguments.out)
+    only_renders = arguments.render == "only"
+    holds_batch = is_batch(arguments.out)
     if arguments.truth is not None and not arguments.truth.exists():
         raise OcrPhasesError(f"The truth {arguments.truth} is not there: name a file or a folder.")
     check_workers(Keyword("render_workers"), arguments.render_workers)
-    if only == bool(arguments.pages):
+    if only_renders == bool(arguments.pages):
         raise OcrPhasesError("Name the pages, or give --render only for those that are in --out.")
     settings = Settings.among(vars(arguments))
     for preset in arguments.presets:
         settings.check_preset(preset, "presets")
-    if only and not batch:
+    if only_renders and not holds_batch:
         raise OcrPhasesError(f"{arguments.out} holds no batch: name the folder of one (--out).")
-    names = r"index\.html|jobs\.jsonl|left_out\.json|(pages|spans|tokens)\.csv"
-    own = arguments.overwrite or batch
-    check_names(arguments.out, names, overwrite=own, arguments=[*arguments.pages, arguments.truth])
+    check_names(
+        arguments.out,
+        r"index\.html|jobs\.jsonl|left_out\.json|(pages|spans|tokens)\.csv",
+        overwrite=arguments.overwrite or holds_batch,
+        arguments=[*arguments.pages, arguments.truth],
+    )
+
+
+class _Progress:
+    """Shows on a `Bar` how far a batch is; ends it where no worker comes for too long."""
+
+    def __init__(self, bar: Bar, workers: Workers, most_seconds: float) -> None:
+        self.bar = bar
+        self.workers = workers
+        self.most_seconds = most_seconds  # without a worker
+        self.last_seen = time.monotonic()
+
+    def show(self, counts: Counts) -> None:
+        """Show the counts; `OcrPhasesError` after ``most_seconds`` without a worker."""
+        from ocr_phases.batch.outcome import GOES_ON
+
+        note = f"{counts.failed:,} failed"
+        if self.workers.count():
+            self.last_seen = time.monotonic()
+        else:
+            note += ", waiting for a worker"
+        self.bar.show_count(counts.pages, counts.done, note)
+        if time.monotonic() - self.last_seen > self.most_seconds:
+            raise OcrPhasesError(f"There was no worker for {self.most_seconds:g} s. {GOES_ON}")
+
+    def show_start(self) -> None:
+        """Show that nothing is measured yet."""
+        from ocr_phases.batch.driver import Counts
+
+        self.show(Counts())
 
 
 def _measure(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measure the pages that are not finished, and tell how many were; the same as plain values."""
-    from ocr_phases.analyse.quality import check_for_pages
-    from ocr_phases.batch.child import GOES_ON
-    from ocr_phases.batch.driver import Counts, auto_device, measure_pages
-    from ocr_phases.batch.jobs import find_pages, make_jobs
-    from ocr_phases.batch.store import PAGES, is_batch, list_pages
+    """Measure the pages that are not finished, and print how many were; the same as plain values."""
+    from ocr_phases.batch.archive import is_batch, list_pages
+    from ocr_phases.batch.driver import auto_device, measure_pages
+    from ocr_phases.batch.jobs import make_jobs
 
-    asked = vars(Settings.among(vars(arguments)))
-    options = {name: vars(arguments)[name] for name in ("retries", "timeout", PRICE)}
-    options["mode"] = "notebook" if arguments.render == "during" else "measure"
+    settings = Settings.among(vars(arguments))
+    settings_of_pages = {name: getattr(settings, name) for name in BATCH}
     left_out: Counter[str] = Counter()
-    with contextlib.closing(_workers(arguments)) as pool, Bar(0, "page", "Measuring") as bar:
-        last_seen = time.monotonic()
-
-        def show(counts: Counts) -> None:
-            nonlocal last_seen
-            waiting = not pool.workers()
-            note = ", waiting for a worker" if waiting else ""
-            bar.tell(counts.pages, counts.done, f"{counts.failed:,} failed{note}")
-            if not waiting:
-                last_seen = time.monotonic()
-            elif time.monotonic() - last_seen > arguments.wait_workers:
-                raise OcrPhasesError(
-                    f"There was no worker for {arguments.wait_workers:g} s. {GOES_ON}"
-                )
-
-        def pages() -> Iterator[Page]:
-            for number, page in enumerate(
-                find_pages(arguments.pages, BATCH, out / PAGES, left_out), 1
-            ):
-                if arguments.truth is not None and number == 2:
-                    check_for_pages(arguments.truth, number)
-                yield from page.at(arguments.presets)
-
-        resumed = is_batch(out)
-        device = functools.cache(functools.partial(auto_device, pool, lambda: show(Counts())))
-        before = list_pages(
-            make_jobs(pages(), {name: asked[name] for name in BATCH}, device), out, left_out
-        )
+    is_resumed = is_batch(out)
+    with contextlib.closing(_workers(arguments)) as workers, Bar(0, "page", "Measuring") as bar:
+        progress = _Progress(bar, workers, arguments.wait_workers)
+        device = functools.cache(functools.partial(auto_device, workers, progress.show_start))
+        jobs = make_jobs(_pages(out, arguments, left_out), settings_of_pages, device)
+        before = list_pages(jobs, out, left_out)
         bar.total = before["found"]
         if left_out:
-            print(
-                f"{count_text(left_out.total(), 'file')} left out ({', '.join(sorted(left_out))})"
-            )
-        if resumed:
-            to_do = count_text(before["found"] - before["finished"], "page")
-            told = "Resumed: {found:,} found, {finished:,} finished, {failed:,} failed before."
-            print(told.format(**before), f"This measures {to_do}.")
-        counts = measure_pages(out, pool, progress=show, **options)
-    again = f", {counts.again:,} listed twice" if counts.again else ""
-    pages_told = count_text(counts.pages, "page")
-    print(
-        f"{pages_told}: {counts.done:,} measured, {counts.kept:,} kept, {counts.failed:,} failed{again}"
-    )
-    result = {
+            files = count_text(left_out.total(), "file")
+            print(f"{files} left out ({', '.join(sorted(left_out))})")
+        if is_resumed:
+            _print_resumed(before)
+        counts = measure_pages(
+            out,
+            workers,
+            mode="notebook" if _reports_during(arguments) else "measure",
+            progress=progress.show,
+            retries=arguments.retries,
+            timeout=arguments.timeout,
+            price_per_hour=arguments.price_per_hour,
+        )
+    _print_counts(counts)
+    return {
         "pages": counts.pages,
         "measured": counts.done,
         "kept": counts.kept,
         "failed": counts.failed,
+        "named_twice": counts.again,
+        "left_out": dict(left_out),
+        "resumed": before,
     }
-    return {**result, "named_twice": counts.again, "left_out": dict(left_out), "resumed": before}
 
 
-def _workers(arguments: argparse.Namespace) -> LocalPool | DaskPool:
+def _pages(out: Path, arguments: argparse.Namespace, left_out: Counter[str]) -> Iterator[Page]:
+    """The pages that the command names, each at every preset of ``--presets``.
+
+    ``left_out`` counts files that are no pages. A ``--truth`` of a single page is refused at the
+    second one.
+    """
+    from ocr_phases.analyse.quality import check_for_pages
+    from ocr_phases.batch.archive import PAGES
+    from ocr_phases.batch.pages import find_pages
+
+    found = find_pages(arguments.pages, BATCH, out / PAGES, left_out)
+    for number, page in enumerate(found, 1):
+        if arguments.truth is not None and number == 2:
+            check_for_pages(arguments.truth, number)
+        yield from page.at(arguments.presets)
+
+
+def _print_resumed(before: dict[str, int]) -> None:
+    """Say what a batch that goes on has from before, and what is left to do."""
+    to_do = count_text(before["found"] - before["finished"], "page")
+    print(
+        f"Resumed: {before['found']:,} found, {before['finished']:,} finished, "
+        f"{before['failed']:,} failed before. This measures {to_do}."
+    )
+
+
+def _print_counts(counts: Counts) -> None:
+    """Say what became of the pages."""
+    sentence = (
+        f"{count_text(counts.pages, 'page')}: {counts.done:,} measured, {counts.kept:,} kept, "
+        f"{counts.failed:,} failed"
+    )
+    if counts.again:
+        sentence += f", {counts.again:,} listed twice"
+    print(sentence)
+
+
+def _reports_during(arguments: argparse.Namespace) -> bool:
+    """Whether a page's report is made when the page is measured, by the worker that measures it.
+
+    Reports that show the quality against a reference text come last, because the reference texts
+    are added when all pages are measured.
+    """
+    return arguments.render == "during" or (arguments.render is None and arguments.truth is None)
+
+
+def _workers(arguments: argparse.Namespace) -> Workers:
     """The workers: processes of this machine, or dask's where a scheduler is named."""
-    from ocr_phases.batch.child import DaskPool, LocalPool, worker_environments
+    from ocr_phases.batch.dask_workers import DaskWorkers
+    from ocr_phases.batch.local_workers import LocalWorkers, worker_environments
 
     if not arguments.scheduler:
         if "://" not in arguments.model and find_spec("torch") is None:
             raise OcrPhasesError("This needs torch: pip install torch.")
-        return LocalPool(worker_environments(arguments.workers, arguments.device))
-    pool = DaskPool(arguments.scheduler)
-    if pool.plain:
+        return LocalWorkers(worker_environments(arguments.workers, arguments.device))
+    workers = DaskWorkers(arguments.scheduler)
+    if workers.is_plain:
         print(
             f"Warning: {arguments.scheduler} has no TLS: anyone who reaches it can run code on its "
             "workers, see Trust in docs/batch.md.",
             file=sys.stderr,
         )
-    return pool
+    return workers
 
 
 def _add_truths(out: Path, path: Path | None) -> int:
-    """Add what the pages say to their records, and tell for how many; how many truths could not be
-    read.
+    """Add what the pages say to their records, and print for how many.
+
+    Returns how many truths could not be read.
     """
     from ocr_phases.batch.index import add_truths
 
     if path is None:
         return 0
     found, lacking, problems = add_truths(out, path)
-    without = f", {lacking:,} without" if lacking else ""
-    print(f"Truth for {count_text(found, 'page')}{without}")
+    sentence = f"Truth for {count_text(found, 'page')}"
+    if lacking:
+        sentence += f", {lacking:,} without"
+    print(sentence)
     _print_reasons(problems.items())
     return len(problems)
 
 
 def _render(out: Path, arguments: argparse.Namespace) -> int:
     """Render the missing reports; returns how many failed."""
-    from ocr_phases.batch.child import LocalPool, thread_share
+    from ocr_phases.batch.archive import waiting_reports
     from ocr_phases.batch.driver import render_pages
-    from ocr_phases.batch.store import waiting_reports
+    from ocr_phases.batch.local_workers import LocalWorkers, thread_share
 
     waiting = len(waiting_reports(out, arguments.price_per_hour))
     if not waiting:
         return 0
     # Rendering needs no GPU, so hide them all.
     environment = {"CUDA_VISIBLE_DEVICES": "", **thread_share(arguments.render_workers)}
-    pool = LocalPool([environment] * arguments.render_workers)
-    with contextlib.closing(pool), Bar(waiting, "report", "Rendering") as bar:
+    workers = LocalWorkers([environment] * arguments.render_workers)
+    with contextlib.closing(workers), Bar(waiting, "report", "Rendering") as bar:
 
         def show(counts: Counts) -> None:
-            bar.tell(counts.pages, counts.done, f"{counts.failed:,} failed")
+            bar.show_count(counts.pages, counts.done, f"{counts.failed:,} failed")
 
-        options = {name: vars(arguments)[name] for name in ("retries", "timeout", PRICE)}
-        failed = render_pages(out, pool, progress=show, **options).failed
-    why = ", see their status.json" if failed else ""
-    print(f"{waiting:,} reports: {waiting - failed:,} rendered, {failed:,} failed{why}")
+        failed = render_pages(
+            out,
+            workers,
+            progress=show,
+            retries=arguments.retries,
+            timeout=arguments.timeout,
+            price_per_hour=arguments.price_per_hour,
+        ).failed
+    sentence = f"{waiting:,} reports: {waiting - failed:,} rendered, {failed:,} failed"
+    if failed:
+        sentence += ", see their status.json"
+    print(sentence)
     return failed
 
 

@@ -32,16 +32,17 @@ class Bar(tqdm):
     """
 
     def __init__(self, total: int | None, unit: str, desc: str | None = None) -> None:
-        log = not sys.stderr.isatty()
-        seconds = 30.0 if log else 0.1
-        # With gui, display is all that writes.
-        options: dict[str, Any] = {
-            "gui": log,
-            "mininterval": seconds,
-            "miniters": 0,
-            "smoothing": 0,
-        }
-        super().__init__(total=total, unit=unit, desc=desc, leave=False, **options)
+        is_log = not sys.stderr.isatty()
+        super().__init__(
+            total=total,
+            unit=unit,
+            desc=desc,
+            leave=False,
+            gui=is_log,  # then `display` is all that writes
+            mininterval=30.0 if is_log else 0.1,
+            miniters=0,
+            smoothing=0,
+        )
 
     def display(self, msg: str | None = None, pos: int | None = None) -> bool:
         """Write the state."""
@@ -50,11 +51,12 @@ class Bar(tqdm):
         print(self, file=sys.stderr, flush=True)
         return True
 
-    def tell(self, through: int, worked: int, note: str) -> None:
-        """``through`` of all are through, ``worked`` of them by this command: they make the rate."""
-        if not worked:  # what is kept is looked through first
+    def show_count(self, finished: int, by_this_command: int, note: str) -> None:
+        """How many of all are finished; those that this command worked on make the rate."""
+        if not by_this_command:  # what an earlier command finished is looked through first
             self.start_t = self.last_print_t
-        self.n, self.initial = through, through - worked
+        self.n = finished
+        self.initial = finished - by_this_command
         self.set_postfix_str(note, refresh=False)
         self.update(0)
 
@@ -64,8 +66,11 @@ class Bar(tqdm):
         self.bar_format = "{desc} [{elapsed}]"
         if self.total:
             self.bar_format = "{percentage:3.0f}%|{bar}| {desc} [{elapsed}]"
-        words = [progress.text, left_text(progress.left_s)]
-        self.set_description_str(", ".join(filter(None, words)), refresh=False)
+        description = progress.text
+        left = left_text(progress.left_s)
+        if left:
+            description = f"{description}, {left}"
+        self.set_description_str(description, refresh=False)
 
 
 def warn_of_remote_code(model: str) -> None:
@@ -83,10 +88,11 @@ def check_pages(arguments: argparse.Namespace, pages: Sequence[str] = ()) -> Non
     for page in pages or [arguments.page]:
         for each in each_page(page):
             load_page(each)
-        if arguments.truth:
+        if arguments.truth is not None:
             load_truth(arguments.truth, page)
-        if others := unnamed_pages(page):
-            print(others, file=sys.stderr)
+        not_named = unnamed_pages(page)
+        if not_named:
+            print(not_named, file=sys.stderr)
 
 
 def server_options(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -132,17 +138,21 @@ def measure(
     **changes: Any,
 ) -> PhaseRun:
     """Measure ``page``, or the command's, with the command's settings and ``changes``."""
-    session = session or load_session(arguments)
+    if session is None:
+        session = load_session(arguments)
     settings = Settings.among(vars(arguments))
-    run = partial(session.run_inference, page or arguments.page, **settings.of_run() | changes)
-    return watched(arguments, run, settings.expected_tokens, settings.warmup)
+    keywords = settings.of_run() | changes
+    run_inference = partial(session.run_inference, page or arguments.page, **keywords)
+    return measure_with_bar(arguments, run_inference, settings.expected_tokens, settings.warmup)
 
 
-def watched(
-    arguments: argparse.Namespace, measure: Callable[..., PhaseRun], token_limit: int, warmup: int
+def measure_with_bar(
+    arguments: argparse.Namespace,
+    measurement: Callable[..., PhaseRun],
+    token_limit: int,
+    warmup: int,
 ) -> PhaseRun:
-    """What ``measure`` gives, with a `Bar`; where a signal stops it, the record of the finished
-    repeats.
+    """The record of a measurement, beside a `Bar`; of the finished repeats where a signal stops it.
 
     ``token_limit`` is the maximum number of new tokens of each run, the first ``warmup`` of which
     are not recorded.
@@ -165,7 +175,7 @@ def watched(
             bar.update(len(rows[0]))
 
         try:
-            return measure(progress=progress, on_tokens=on_tokens)
+            return measurement(progress=progress, on_tokens=on_tokens)
         except Interrupted as interrupted:
             if interrupted.run is None:
                 raise
@@ -173,13 +183,16 @@ def watched(
             return interrupted.run
 
 
-def judged(arguments: argparse.Namespace, record: PhaseRun) -> PhaseRun:
+def with_truth_and_price(arguments: argparse.Namespace, record: PhaseRun) -> PhaseRun:
     """The record with what ``--truth`` says of its page, at ``--price-per-hour``."""
     from ocr_phases.analyse.cost import priced
     from ocr_phases.analyse.quality import load_truth
 
-    page, record = arguments.page or record.page_name(), priced(record, arguments.price_per_hour)
-    return record.with_truth(load_truth(arguments.truth, page)) if arguments.truth else record
+    record = priced(record, arguments.price_per_hour)
+    if arguments.truth is None:
+        return record
+    page = arguments.page or record.page_name()
+    return record.with_truth(load_truth(arguments.truth, page))
 
 
 def check_target(arguments: argparse.Namespace, *others: str | None) -> Path:

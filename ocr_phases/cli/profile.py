@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ocr_phases.cli import measuring
@@ -51,34 +51,51 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.repeated is None and arguments.page is None:
         raise OcrPhasesError("Name the page to measure, or a record to repeat (--from).")
     target = measuring.check_target(arguments, arguments.repeated)
-    then = None
+    earlier = None
     if arguments.repeated is not None:
-        then = measuring.judged(arguments, PhaseRun.load(arguments.repeated))
-    kernels = arguments.kernels or arguments.trace
-    measured = measuring.measure if then is None else partial(_repeat, then=then)
-    trace = reserved(target.with_name(TRACE_NAME)) if arguments.trace else contextlib.nullcontext()
-    with trace as file:
-        record = measuring.judged(
-            arguments, measured(arguments, kernels=kernels, kernel_trace=file)
-        )
+        earlier = PhaseRun.load(arguments.repeated)
+        earlier = measuring.with_truth_and_price(arguments, earlier)
+    if arguments.trace:
+        with reserved(target.with_name(TRACE_NAME)) as trace:
+            record = _measure(arguments, earlier, trace)
+    else:
+        record = _measure(arguments, earlier, None)
+    record = measuring.with_truth_and_price(arguments, record)
     target = measuring.save(arguments, record)
-    if then is not None:
-        compared = Comparison([then, record], ["then", "now"])
+    if earlier is not None:
+        compared = Comparison([earlier, record], ["then", "now"])
         print_compared(compared, compared.headline)
-        print(f"\nTokens: {'equal' if same_tokens(then, record) else 'different'}\n")
+        print(f"\nTokens: {'equal' if same_tokens(earlier, record) else 'different'}\n")
     stages = stage_table(record)
     # A client does not see a server's prefill.
-    show(stages.assign(phase=stages["phase"].mask(stages["stage"] == "first_token", "first token")))
+    is_wait = stages["stage"] == "first_token"
+    show(stages.assign(phase=stages["phase"].mask(is_wait, "first token")))
     if has_kernels(record):
         for table in (stage_verdict(record), host_syncs(record)):
             print()
             show(table.dropna(axis="columns", how="all"))
     show_quality(record)
-    told = run_result(record)
+    result = run_result(record)
+    if arguments.speculate is not None:
+        guessed = record.speculation(arguments.speculate)
+        result["speculation"] = rows(guessed)
+        print()
+        show(guessed)
     print(f"\n{subject(record)}\n{key_metrics_text(record)}\n")
-    print(f"{verdict(record)}\n{told['checks']['sentence']}")
-    arguments.result = {**told, "record": wrote(target)}
+    print(f"{verdict(record)}\n{result['checks']['sentence']}")
+    result["record"] = wrote(target)
+    arguments.result = result
     return Exit.DONE
+
+
+def _measure(
+    arguments: argparse.Namespace, earlier: PhaseRun | None, trace: Path | None
+) -> PhaseRun:
+    """Measure the page, or repeat what an earlier record measured; ``trace`` is a file for it."""
+    kernels = arguments.kernels or arguments.trace
+    if earlier is None:
+        return measuring.measure(arguments, kernels=kernels, kernel_trace=trace)
+    return _repeat(arguments, earlier, kernels=kernels, kernel_trace=trace)
 
 
 def _dry_run(arguments: argparse.Namespace) -> int:
@@ -123,14 +140,29 @@ def _readable(table: pd.DataFrame) -> pd.DataFrame:
     return shown.rename(columns={"memory_bytes": "memory", "need_bytes": "need"})
 
 
-def _repeat(arguments: argparse.Namespace, then: PhaseRun, **options: Any) -> PhaseRun:
+def _repeat(
+    arguments: argparse.Namespace,
+    earlier: PhaseRun,
+    *,
+    kernels: bool,
+    kernel_trace: Path | None,
+) -> PhaseRun:
+    """Measure what an earlier record measured, with its settings, on this machine."""
     from ocr_phases.session.repeating import repeat_run
 
-    options |= {name: getattr(arguments, name) for name in _EACH}
+    options: dict[str, Any] = {name: getattr(arguments, name) for name in _EACH}
+    model = earlier.model.name
     if "--model" in arguments.given:
-        options["model"] = arguments.model
-    if then.model.implementation == "vendor" and arguments.trust_remote_code:
-        measuring.warn_of_remote_code(options.get("model", then.model.name))
-    repeat = partial(repeat_run, then, page=arguments.page, **options)
-    request = then.request
-    return measuring.watched(arguments, repeat, request.max_new_tokens, request.warmup)
+        model = options["model"] = arguments.model
+    if earlier.model.implementation == "vendor" and arguments.trust_remote_code:
+        measuring.warn_of_remote_code(model)
+    repeat = partial(
+        repeat_run,
+        earlier,
+        page=arguments.page,
+        kernels=kernels,
+        kernel_trace=kernel_trace,
+        **options,
+    )
+    request = earlier.request
+    return measuring.measure_with_bar(arguments, repeat, request.max_new_tokens, request.warmup)

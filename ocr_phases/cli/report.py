@@ -33,7 +33,10 @@ def run(arguments: argparse.Namespace) -> None:
     artifacts.
     """
     arguments.result = {"reports": []}
-    (_show if shows_saved(arguments, "record", arguments.pages) else _measure)(arguments)
+    if shows_saved(arguments, "record", arguments.pages):
+        _show(arguments)
+    else:
+        _measure(arguments)
 
 
 @seldom_collected()  # not where it measures: a notebook measures the same
@@ -53,25 +56,26 @@ def _measure(arguments: argparse.Namespace) -> None:
     from ocr_phases.report.result_files import RESULTS
 
     pages = _one_report_each(arguments.pages, arguments.prompt)
-    out = arguments.out
-    asked, kernels = Settings.among(vars(arguments)), arguments.kernels or arguments.trace
-    settings = {name: getattr(asked, name) for name in SETTINGS["report"]}
+    settings = Settings.among(vars(arguments))
+    parameters = {name: getattr(settings, name) for name in SETTINGS["report"]}
+    kernels = arguments.kernels or arguments.trace
     truths = _truths(arguments, pages)
-    folders = folders_of(pages, out or Path(REPORT_FOLDER))
-    for folder in folders if out else ():
-        check_names(
-            folder, RESULTS, overwrite=arguments.overwrite, arguments=[*pages, arguments.truth]
-        )
+    folders = folders_of(pages, arguments.out or Path(REPORT_FOLDER))
+    if arguments.out:
+        read = [*pages, arguments.truth]
+        for folder in folders:
+            check_names(folder, RESULTS, overwrite=arguments.overwrite, arguments=read)
     session = load_session(arguments, pages)
     for page in pages:
-        session.check_request(page, **(asked.of_run() | {"kernels": kernels}))
+        session.check_request(page, **(settings.of_run() | {"kernels": kernels}))
     for page, wanted, truth in zip(pages, folders, truths, strict=True):
-        folder = folder_for(out and wanted, wanted)
+        folder = folder_for(wanted if arguments.out else None, wanted)
         trace = {"kernel_trace": folder / TRACE_NAME} if arguments.trace else {}
         record = measure(arguments, session, page, kernels=kernels, **trace)
-        source = str(Path(page).absolute())
+        parameters["page"] = str(Path(page).absolute())
+        parameters["trace"] = arguments.trace
+        parameters["truth"] = truth
         try:
-            parameters = {**settings, "page": source, "trace": arguments.trace, "truth": truth}
             _write(arguments, record, folder, parameters)
         except KeyboardInterrupt:  # what was measured is not lost with its report
             with rescued(record.save):
@@ -93,20 +97,26 @@ def _one_report_each(pages: Sequence[str], prompt: str) -> list[str]:
 def _write(
     arguments: argparse.Namespace, run: PhaseRun, folder: Path, parameters: dict[str, Any]
 ) -> None:
-    """One report into ``folder``, told and in the command's result."""
+    """One report into ``folder``, printed and in the command's result."""
     from ocr_phases.analyse.cost import priced
     from ocr_phases.report.render import page_report
 
-    parameters |= {PRICE: arguments.price_per_hour}
-    run = priced(
-        run.with_truth(parameters["truth"]) if parameters["truth"] else run, parameters[PRICE]
+    parameters = {**parameters, PRICE: arguments.price_per_hour}
+    if parameters["truth"]:
+        run = run.with_truth(parameters["truth"])
+    run = priced(run, arguments.price_per_hour)
+    report = page_report(
+        run,
+        folder,
+        parameters,
+        show_code=arguments.show_code,
+        overwrite=arguments.overwrite,
     )
-    options = {"show_code": arguments.show_code, "overwrite": arguments.overwrite}
-    report = page_report(run, folder, parameters, **options)
-    told = run_result(run)
-    print(f"{told['headline']}\n{told['checks']['sentence']}")
-    told |= {"record": str(folder / RECORD), "report": wrote(report)}
-    arguments.result["reports"].append(told)
+    result = run_result(run)
+    print(f"{result['headline']}\n{result['checks']['sentence']}")
+    result["record"] = str(folder / RECORD)
+    result["report"] = wrote(report)
+    arguments.result["reports"].append(result)
 
 
 def _truths(arguments: argparse.Namespace, pages: Sequence[str]) -> list[str | None]:
@@ -117,5 +127,8 @@ def _truths(arguments: argparse.Namespace, pages: Sequence[str]) -> list[str | N
     if path is None:
         return [None] * len(pages)
     check_for_pages(path, len(pages))
-    files = [(path.is_dir() and find_truth(page, path)) or path for page in pages]
-    return [str(file.resolve()) for file in files]
+    files: list[str | None] = []
+    for page in pages:
+        file = find_truth(page, path) if path.is_dir() else None
+        files.append(str((file or path).resolve()))
+    return files

@@ -81,12 +81,18 @@ def run_result(run: PhaseRun) -> dict[str, Any]:
     from ocr_phases.analyse.sentences import checks_verdict, headline
 
     checks = run_checks(run)
-    verdicts: dict[str, Any] = {
+    result: dict[str, Any] = {
+        "page": run.page.file,
+        "headline": headline(run),
+        "metrics": run.summary(),
+    }
+    if run.truths is not None:
+        result["quality"] = quality_of(run)
+    result["repeats"] = run.request.repeats
+    result["checks"] = {
         "verdict": worst_verdict(checks),
         "sentence": checks_verdict(checks),
+        "failed": [check.name for check in with_verdict(checks, "fail")],
+        "noisy": [check.name for check in with_verdict(checks, "noisy")],
     }
-    for name, verdict in {"failed": "fail", "noisy": "noisy"}.items():
-        verdicts[name] = [check.name for check in with_verdict(checks, verdict)]
-    told = {"page": run.page.file, "headline": headline(run), "metrics": run.summary()}
-    judged = {} if run.truths is None else {"quality": quality_of(run)}
-    return {**told, **judged, "repeats": run.request.repeats, "checks": verdicts}
+    return result

@@ -71,13 +71,14 @@ def run(arguments: argparse.Namespace) -> int:
 def _load(arguments: argparse.Namespace) -> int:
     """A server's load, of one page or of a folder's."""
     from ocr_phases import connect
-    from ocr_phases.batch.jobs import find_pages
+    from ocr_phases.batch.pages import find_pages
 
     pages = [
         page.source for page in find_pages([*filter(None, (arguments.page, arguments.pages))], ())
     ]
     settings = {
-        name: getattr(arguments, name) for name in ("prompt", "ignore_eos", "seed", "requests")
+        name: getattr(arguments, name)
+        for name in ("prompt", "ignore_eos", "seed", "requests", "slo")
     }
     settings |= {"max_new_tokens": max(arguments.lengths or [512]), PRICE: arguments.price_per_hour}
     session = connect(arguments.server, **server_options(arguments))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
 
 from ocr_phases.cli import measuring
 from ocr_phases.cli.options import shows_saved
@@ -12,7 +11,7 @@ from ocr_phases.cli.results import Exit, rows, run_result, show_quality, wrote
 
 def run(arguments: argparse.Namespace) -> int:
     """Run all checks on a page (or an existing record). Exit code 1: a check failed."""
-    saved = shows_saved(arguments, "record", arguments.page)
+    is_saved = shows_saved(arguments, "record", arguments.page)
     from ocr_phases.analyse.checks import run_checks, with_verdict
     from ocr_phases.analyse.sentences import checks_verdict, headline
     from ocr_phases.files import check_names, output_folder
@@ -22,21 +21,25 @@ def run(arguments: argparse.Namespace) -> int:
 
     if arguments.save:
         measuring.check_target(arguments, arguments.record)
-    options: dict[str, Any] = {"overwrite": arguments.overwrite, "record": arguments.record}
     if arguments.out:
         # What is replaced is named when it is written: the measurement may still be refused.
         check_names(
-            output_folder(arguments.out), VERIFICATION, arguments=[arguments.page], **options
+            output_folder(arguments.out),
+            VERIFICATION,
+            overwrite=arguments.overwrite,
+            arguments=[arguments.page],
+            record=arguments.record,
         )
-    session = None if saved else measuring.load_session(arguments)
-    record = (
-        PhaseRun.load(arguments.record)
-        if saved
-        else measuring.measure(arguments, session, verify=True)
-    )
-    record = measuring.judged(arguments, record)
-    # What was stopped keeps its finished repeats.
-    target = measuring.save(arguments, record) if arguments.save or arguments.stopped else None
+    session = None
+    if is_saved:
+        record = PhaseRun.load(arguments.record)
+    else:
+        session = measuring.load_session(arguments)
+        record = measuring.measure(arguments, session, verify=True)
+    record = measuring.with_truth_and_price(arguments, record)
+    target = None
+    if arguments.save or arguments.stopped:  # what was stopped keeps its finished repeats
+        target = measuring.save(arguments, record)
     checks = run_checks(record)
     for check in checks:
         print(f"{check.verdict:5} {check.label:29} {check.measured}")
@@ -44,12 +47,18 @@ def run(arguments: argparse.Namespace) -> int:
             print(f"{'':6}expected: {check.expected}. {check.why} {check.fix}")
     show_quality(record)
     print(f"\n{headline(record)}\n{checks_verdict(checks)}")
-    told = rows(record.checks[["name", "verdict", "measured", "expected"]])
-    path = wrote(target) if target else arguments.record
-    arguments.result = {**run_result(record), "rows": told, "record": path, "report": None}
+    result = run_result(record)
+    result["rows"] = rows(record.checks[["name", "verdict", "measured", "expected"]])
+    result["record"] = arguments.record if target is None else wrote(target)
+    result["report"] = None
+    arguments.result = result
     if arguments.out:
-        references = None if session is None else session.references()
-        arguments.result["report"] = wrote(
-            verify_report(record, arguments.out, references, **options)
+        report = verify_report(
+            record,
+            arguments.out,
+            None if session is None else session.references(),
+            overwrite=arguments.overwrite,
+            record=arguments.record,
         )
+        result["report"] = wrote(report)
     return Exit.FAILED if with_verdict(checks, "fail") else Exit.DONE

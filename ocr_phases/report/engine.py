@@ -23,14 +23,25 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
     from IPython.utils.capture import CapturedIO
 
+#: The name by which papermill knows this engine.
+ENGINE = "ocr_phases"
 #: Cells with this tag show a person what the report shows in another form: a command skips them.
 INTERACTIVE = "interactive"
 
 
 @dataclass
 class NotebookOutcome:
-    """How a notebook ended: ``error`` is what its last cell raised, None where all cells ran."""
+    """How a notebook ended.
 
+    Attributes
+    ----------
+    notebook : nbformat.NotebookNode
+        The notebook with its outputs, also where a cell failed.
+    error : BaseException, optional
+        What its last cell raised; None where all cells ran.
+    """
+
+    notebook: Any = None
     error: BaseException | None = None
 
 
@@ -77,7 +88,7 @@ class InProcess:
         objects : LiveObjects, optional
             What the cells find by `ocr_phases.report.live.live_objects`.
         outcome : NotebookOutcome, optional
-            Takes the error of a cell that failed.
+            Takes the notebook, and the error of a cell that failed.
         stills : bool
             False leaves out the bitmap of each figure, for which a report has no use.
         interactive : bool
@@ -86,6 +97,8 @@ class InProcess:
         from IPython.utils.capture import capture_output
 
         count = 0
+        if outcome is not None:
+            outcome.notebook = nb_man.nb
         # Papermill itself only warns of a parameter that the notebook does not have.
         parameters = nb_man.nb.metadata.get("papermill", {}).get("parameters", {})
         objects = replace(objects or LiveObjects(), parameters=tuple(parameters))

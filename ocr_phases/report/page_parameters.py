@@ -15,14 +15,15 @@ from ocr_phases.files import REPORT_FOLDER, TRACE_NAME, folder_for
 from ocr_phases.images import sample_page
 from ocr_phases.record import RecordType
 from ocr_phases.report.live import live_objects
-from ocr_phases.report.result_files import RESULTS, write_results
+from ocr_phases.report.result_files import WRITTEN_RESULTS, write_results
 from ocr_phases.settings import Settings, setting_names
 from ocr_phases.text import nearest
 
 #: The parameter that takes settings without a line of their own, by their names.
 OPTIONS = "options"
-#: The parameters of the cell, in its order; every other setting is taken, too.
-OWN = (
+#: The parameters of the cell, in its order; every other setting is taken, too. The cell is written
+#: from this list.
+PAGE_REPORT_PARAMETERS = (
     "page",
     "model",
     "preset",
@@ -81,7 +82,9 @@ class PageParameters:
             raise OcrPhasesError(
                 f'options is {options!r}: give names and values, such as {{"kernels": True}}.'
             )
-        check_given_names("page_report", _injected_names(names), OWN, setting_names(Settings))
+        check_given_names(
+            "page_report", _injected_names(names), PAGE_REPORT_PARAMETERS, setting_names(Settings)
+        )
         for name in options:
             check_known("entry", name, setting_names(Settings), OPTIONS)
         self.measured = live_objects().run
@@ -93,7 +96,7 @@ class PageParameters:
         self.folder: Path = folder_for(
             names["output_dir"],
             REPORT_FOLDER,
-            RESULTS,
+            WRITTEN_RESULTS,
             arguments=[names["page"], names["truth"]],
             record=self._record,
             overwrite=self._overwrite,

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import re
 from collections.abc import Iterator, Mapping
@@ -22,6 +23,7 @@ from ocr_phases.files import (
     read_regular,
     write_into,
 )
+from ocr_phases.report.engine import ENGINE, InProcess, NotebookOutcome
 from ocr_phases.report.live import LiveObjects
 from ocr_phases.report.page_parameters import OPTIONS, check_given_names
 from ocr_phases.report.result_files import RESULTS, VERIFICATION
@@ -75,10 +77,15 @@ def page_report(
     )
     folder = folder.resolve()
     values |= {"output_dir": str(folder), "overwrite": overwrite}
-    title = f"{Path(run.page_name()).name} – ocr_phases"
+    title = page_title(run.page_name())
     return write_report(
         "page_report", folder, "report", values, LiveObjects(run=run), title, overwrite, show_code
     )
+
+
+def page_title(page: str) -> str:
+    """The title of a page's report."""
+    return f"{Path(page).name} – ocr_phases"
 
 
 def verify_report(
@@ -134,40 +141,73 @@ def execute_notebook(
 ) -> Path:
     """Run the shipped notebook ``name`` by papermill and keep it, executed, at ``output_path``.
 
-    Its cells run in this process and working directory, in a namespace of their own. They find
-    ``objects`` by `ocr_phases.report.live.live_objects`. Raises `OcrPhasesError` for an unknown
-    notebook or parameter, and for a file in the way that is not this package's unless
-    ``overwrite``. Where a cell fails, the notebook is kept with its error, and an error of this
-    package is raised again, any other as `NotebookFailed`.
+    Its cells find ``objects`` by `ocr_phases.report.live.live_objects`. Raises as `run_notebook`
+    and `keep_notebook` do, and `OcrPhasesError` for a file in the way that is not this package's
+    unless ``overwrite``.
     """
-    from nbformat import writes
-    from papermill.iorw import load_notebook_node
-    from papermill.parameterize import parameterize_notebook
-    from papermill.translators import PythonTranslator
-
-    from ocr_phases.report.engine import InProcess, NotebookOutcome
-
-    notebook = load_notebook_node(str(_notebook(name)))
-    tagged = (cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ()))
-    known = [parameter.name for cell in tagged for parameter in PythonTranslator.inspect(cell)]
-    settings = setting_names(Settings) if OPTIONS in known else []
-    check_given_names(name, parameters, known, settings)
     target = Path(output_path).absolute()
     check_names(output_folder(target.parent), re.escape(target.name), overwrite=overwrite)
-    notebook = parameterize_notebook(
-        notebook, dict(parameters), kernel_name="python3", language="python"
-    )
+    outcome = run_notebook(name, parameters, objects=objects)
+    return keep_notebook(name, outcome, target, overwrite=overwrite)
+
+
+def run_notebook(
+    name: str, parameters: Mapping[str, Any], *, objects: LiveObjects | None = None
+) -> NotebookOutcome:
+    """Run the shipped notebook ``name`` by papermill, in this process and working directory.
+
+    Its cells have a namespace of their own. The outcome has the notebook up to the first cell that
+    failed. Raises `OcrPhasesError` for an unknown notebook or parameter.
+    """
+    from papermill.engines import papermill_engines
+    from papermill.exceptions import PapermillExecutionError
+    from papermill.execute import execute_notebook as run_by_papermill
+
+    source = _notebook(name)
+    # A checkout that is not installed has no entry point by which papermill finds the engine.
+    papermill_engines.register(ENGINE, InProcess)
     outcome = NotebookOutcome()
-    InProcess.execute_notebook(
-        notebook,
-        "python3",
-        progress_bar=False,
-        objects=objects,
-        outcome=outcome,
-        stills=False,
-        interactive=False,
-    )
-    data = writes(notebook).encode("utf-8", "replace")
+    # Papermill would write the notebook after every cell, and not as a whole or not at all. The
+    # error of a cell is in the outcome as the object that it was.
+    with contextlib.suppress(PapermillExecutionError):
+        run_by_papermill(
+            _as_papermill_names(source),
+            None,
+            _cell_parameters(name, source, parameters),
+            engine_name=ENGINE,
+            kernel_name="python3",
+            language="python",
+            progress_bar=False,
+            objects=objects,
+            outcome=outcome,
+            stills=False,
+            interactive=False,
+        )
+    return outcome
+
+
+def with_parameters(name: str, notebook: Any, parameters: Mapping[str, Any]) -> Any:
+    """An executed notebook with these parameters instead of those that it was run with.
+
+    They are for the next time that somebody runs it. Raises `OcrPhasesError` for an unknown one.
+    """
+    from papermill.parameterize import parameterize_notebook
+
+    values = _cell_parameters(name, _notebook(name), parameters)
+    return parameterize_notebook(notebook, values, kernel_name="python3", language="python")
+
+
+def keep_notebook(
+    name: str, outcome: NotebookOutcome, target: Path, *, overwrite: bool = False
+) -> Path:
+    """Write a notebook that was run; its path.
+
+    Raises the error of a cell that failed, after writing: an error of this package as it was, any
+    other as `NotebookFailed`.
+    """
+    from nbformat import writes
+
+    data = writes(outcome.notebook).encode("utf-8", "replace")
     write_into(target.parent, {target.name: data}, overwrite=overwrite)
     error = outcome.error
     if error is None:
@@ -179,6 +219,28 @@ def execute_notebook(
         f"{name} failed, which is a bug of ocr_phases ({type(error).__name__}: {first_line}): "
         f"see {target}."
     ) from error
+
+
+def _cell_parameters(name: str, source: Path, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters as a notebook's cell has them: a setting without a line goes into ``options``.
+
+    Raises `OcrPhasesError` for a parameter that the notebook does not have.
+    """
+    from papermill.inspection import inspect_notebook
+
+    known = list(inspect_notebook(_as_papermill_names(source)))
+    settings = setting_names(Settings) if OPTIONS in known else []
+    check_given_names(name, parameters, known, settings)
+    values = {key: value for key, value in parameters.items() if key in known}
+    others = {key: value for key, value in parameters.items() if key not in known}
+    if others:
+        values[OPTIONS] = {**(parameters.get(OPTIONS) or {}), **others}
+    return values
+
+
+def _as_papermill_names(path: Path) -> str:
+    """A path in which papermill fills in no parameters, whatever braces it has."""
+    return str(path).replace("{", "{{").replace("}", "}}")
 
 
 def render_html(

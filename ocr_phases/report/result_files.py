@@ -41,7 +41,9 @@ ARTIFACTS = (
     r"|images(/(page_\d+_)?\d+\.jpg)?|result_with_boxes(_\d+)?\.jpg|geo\.jpg"
 )
 """A regular expression of the names of `write_artifacts`."""
-RESULTS = rf"{RECORD}|report\.(ipynb|html)|{ARTIFACTS}"
+WRITTEN_RESULTS = rf"{RECORD}|{ARTIFACTS}"
+"""The same of `write_results`."""
+RESULTS = rf"report\.(ipynb|html)|{WRITTEN_RESULTS}"
 """The same of all that a report writes into its folder."""
 VERIFICATION = rf"{RECORD}|verify\.(ipynb|html)"
 """The same of a verification."""

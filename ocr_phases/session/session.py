@@ -100,7 +100,7 @@ class OCRSession(Hinted):
         Parameters
         ----------
         model : str or Path, default "tiny"
-            The model: tiny (built in), dummy[:FAMILY] (full size, random weights), a folder or a
+            The model: tiny (built in), dummy[:FAMILY] (full size, random weights), folder or
             hub id. The address of a server (``http://HOST:PORT/v1#MODEL``) is connected to, see
             `connect`.
         device : str, default "auto"
@@ -109,23 +109,22 @@ class OCRSession(Hinted):
             The dtype of the weights: float32, bfloat16 or float16; the default depends on the
             device.
         attention : str, optional
-            The attention kernels: eager, sdpa or flash_attention_2; the default is sdpa where the
-            class has it.
+            The attention kernels: eager, sdpa or flash_attention_2; by default sdpa where the class
+            has it.
         revision : str, optional
             Commit, tag or branch of a hub id; the default is its main branch. The published class
             needs a full commit hash.
         implementation : {"native", "vendor"}, default "native"
-            The model's class: native (transformers' class) or vendor (the checkpoint's Python
-            files).
+            The model's class: native (transformers' class) or vendor (the checkpoint's own code).
         trust_remote_code : bool, default False
             Allow the checkpoint's Python files to run; vendor needs it.
         cuda_calls : {"refuse", "ignore"}, default "refuse"
             For vendor on a CPU: refuse or ignore the .cuda() calls in its code.
         family : str, optional
-            The family of a server's model, such as deepseek-ocr-2 or unknown; else what it tells.
+            A server's model family, such as deepseek-ocr-2 or unknown; else what it tells.
             Refused for a model that is loaded here.
         engine : str, optional
-            The engine of a server that a proxy hides: vllm, sglang, llama.cpp, ollama or other. It
+            The engine of a server that a proxy hides: vllm, sglang, llama.cpp, ollama, other. It
             changes nothing for a model that is loaded here.
         extra_body : str, optional
             A JSON object added to each request to a server, such as {"priority": 1}. It
@@ -191,14 +190,13 @@ class OCRSession(Hinted):
             The dtype of the weights: float32, bfloat16 or float16; the default depends on the
             device.
         attention : str, optional
-            The attention kernels: eager, sdpa or flash_attention_2; the default is sdpa where the
-            class has it.
+            The attention kernels: eager, sdpa or flash_attention_2; by default sdpa where the class
+            has it.
         revision : str, optional
             Commit, tag or branch of a hub id; the default is its main branch. The published class
             needs a full commit hash.
         implementation : {"native", "vendor"}, default "native"
-            The model's class: native (transformers' class) or vendor (the checkpoint's Python
-            files).
+            The model's class: native (transformers' class) or vendor (the checkpoint's own code).
         trust_remote_code : bool, default False
             Allow the checkpoint's Python files to run; vendor needs it.
         cuda_calls : {"refuse", "ignore"}, default "refuse"
@@ -439,10 +437,10 @@ class OCRSession(Hinted):
             A page; several are one batch, or the pages of one prompt.
         prompt : str or sequence of str, default "markdown"
             What to ask the model: markdown, ocr, free, figure, describe, locate:words, multipage,
-            or any text. A list has one prompt per row of the batch.
+            any text. A list has one prompt per row of the batch.
         preset : str, optional
             How the page is cut into views: tiny, small, base, large, gundam, small768, base1024,
-            crop; else the model's own. `OcrPhasesError` for a name that the model's family does not
+            crop; or the model's own. `OcrPhasesError` for a name that the model's family does not
             have.
         max_new_tokens : int, optional
             Maximum number of new tokens, including the first; the default is 512. With a published
@@ -470,10 +468,10 @@ class OCRSession(Hinted):
         ignore_eos : bool, optional
             Continue after the end token; the default is to do so only for dummy.
         eos_check_every : int, optional
-            Steps between reads of the end token; the default is 1 in eager, else 16. Tokens made
+            Steps between reads of the end token; by default 1 in eager, else 16. Tokens made
             after the end token are cut.
         first_token : {"prefill", "redecode"}, default "prefill"
-            Source of token 1: prefill, or redecode (decodes the last prompt token). The tokens are
+            Source of token 1: prefill or redecode (of the last prompt token). The tokens are
             the same; with ``redecode`` token 1 has a decode latency.
         seed : int, default 0
             Seed for sampling.
@@ -489,7 +487,7 @@ class OCRSession(Hinted):
         verify : bool, default False
             Compare the tokens with those of model.generate(), after the timed runs.
         token_probabilities : bool, default True
-            Keep each token's probability, from one forward after the timed runs.
+            Keep each token's probability, by a forward after the timed runs.
         ceilings : bool, default True
             Measure the device's peak rates, after the timed runs.
         phase_energy : bool, default False
@@ -673,10 +671,10 @@ class OCRSession(Hinted):
             A page; several are one batch, or the pages of one prompt.
         prompt : str or sequence of str, default "markdown"
             What to ask the model: markdown, ocr, free, figure, describe, locate:words, multipage,
-            or any text. A list has one prompt per row of the batch.
+            any text. A list has one prompt per row of the batch.
         preset : str, optional
             How the page is cut into views: tiny, small, base, large, gundam, small768, base1024,
-            crop; else the model's own. `OcrPhasesError` for a name that the model's family does not
+            crop; or the model's own. `OcrPhasesError` for a name that the model's family does not
             have.
         grounding : bool, optional
             Ask for boxes in a prompt of your own (<|grounding|>); the default is yes. It changes

@@ -7,7 +7,9 @@ from typing import Any
 
 import pandas as pd
 
-from ocr_phases.analyse.checks import EXPECTATIONS, Verdict, run_checks
+from ocr_phases.analyse.checks import run_checks
+from ocr_phases.analyse.expectations import EXPECTATIONS
+from ocr_phases.analyse.noise import Verdict
 from ocr_phases.analyse.sentences import checks_verdict
 from ocr_phases.record import Record
 from ocr_phases.show.html_table import table_html

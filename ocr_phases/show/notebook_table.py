@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pandas as pd
 
-from ocr_phases.analyse.checks import CHECK_COLUMNS
+from ocr_phases.analyse.checks import CHECK_COLUMNS, check_title
 from ocr_phases.analyse.compared_metrics import COMPARE_COLUMNS
 from ocr_phases.analyse.floors import FLOOR_COLUMNS
 from ocr_phases.analyse.noise import Verdict
@@ -31,9 +31,11 @@ def frame_html(table: pd.DataFrame) -> str:
 
 
 def _checks_html(table: pd.DataFrame) -> Html:
-    return checks_html(
-        Verdict(**dict(zip(CHECK_COLUMNS, row, strict=True))) for row in table.to_numpy()
-    )
+    checks = []
+    for row in table.to_numpy():
+        check = Verdict(**dict(zip(CHECK_COLUMNS, row, strict=True)))
+        checks.append(check._replace(title=check_title(check.name)))
+    return checks_html(checks)
 
 
 def _ends_html(table: pd.DataFrame) -> Html:

@@ -18,16 +18,9 @@ from ocr_phases.show.page import (
 from ocr_phases.show.section import Bundle, Section, facts_bundle, facts_text
 from ocr_phases.show.text_quality import quality_html
 from ocr_phases.show.web import Html, fold, note, preformatted
-from ocr_phases.text import filled
 
 _LONG_TEXT = 1_200
 _WRITTEN = "The text as the model wrote it"
-_RATIOS = {
-    "generated_compression_ratio": "{tokens:,} generated tokens from {valid_image_tokens:,} "
-    "valid image tokens: a compression ratio of {generated_compression_ratio:.2f}.",
-    "compression_ratio": " The vendor counts the text tokenised again: {text_tokens:,} tokens, "
-    "a ratio of {compression_ratio:.2f}.",
-}
 
 
 def page_section(run: Record) -> Section:
@@ -42,9 +35,26 @@ def region_types_section(run: Record, row: int) -> Section:
 
 def text_notes_section(run: Record) -> Section:
     """What speaks against relying on the text, and the compression ratio."""
+    return Section(note(uncertain_sentence(run)), note(_ratio_text(run)))
+
+
+def _ratio_text(run: Record) -> str:
+    """The compression ratio, also as the vendor counts it; empty where it is unknown."""
     figures = summary(run)
-    told = [filled(text, figures) for name, text in _RATIOS.items() if figures[name] is not None]
-    return Section(note(uncertain_sentence(run)), note("".join(told)))
+    text = ""
+    ratio = figures["generated_compression_ratio"]
+    if ratio is not None:
+        text += (
+            f"{figures['tokens']:,} generated tokens from {figures['valid_image_tokens']:,} "
+            f"valid image tokens: a compression ratio of {ratio:.2f}."
+        )
+    vendors_ratio = figures["compression_ratio"]
+    if vendors_ratio is not None:
+        text += (
+            f" The vendor counts the text tokenised again: {figures['text_tokens']:,} tokens, "
+            f"a ratio of {vendors_ratio:.2f}."
+        )
+    return text
 
 
 def text_section(run: Record) -> Section:

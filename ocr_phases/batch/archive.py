@@ -32,8 +32,8 @@ from typing import Annotated, Any, BinaryIO, Literal, NotRequired, TextIO, Typed
 
 import msgspec
 
-from ocr_phases.batch.child import Outcome
 from ocr_phases.batch.jobs import PAGES, Job
+from ocr_phases.batch.outcome import Outcome
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import RECORD, make_way, open_regular, output_folder, write_atomic, writing
 from ocr_phases.record import store
@@ -44,6 +44,7 @@ LEFT_OUT = "left_out.json"
 STATUS = "status.json"
 TRUTH = "truth.json"
 REPORT = "report.html"
+NOTEBOOK = "report.ipynb"
 
 
 #: Longest line of the listing that is read, in bytes: a path has at most some 4 kB.

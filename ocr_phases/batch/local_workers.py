@@ -1,0 +1,103 @@
+"""The workers of this machine, each with a device or a share of the cores of its own."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from ocr_phases.batch.outcome import Outcome
+from ocr_phases.batch.worker_process import WORKER, Command, WorkerProcess, WorkerRequest
+from ocr_phases.collectors.nvml import card_count
+from ocr_phases.errors import Keyword, OcrPhasesError, SettingError
+
+
+class LocalWorkers:
+    """A worker process of this machine for each of ``environments``, which is put over this
+    process's own.
+    """
+
+    def __init__(
+        self, environments: Sequence[Mapping[str, str]] = ({},), command: Command = WORKER
+    ) -> None:
+        self.processes = [WorkerProcess(environment, command) for environment in environments]
+        self.closed, self.thread, free = threading.Event(), threading.local(), iter(self.processes)
+
+        def begin() -> None:
+            self.thread.process = next(free)
+            self.thread.process.unwanted = self.closed.is_set
+
+        self.executor = ThreadPoolExecutor(len(self.processes), "worker", begin)
+
+    def submit(self, request: WorkerRequest, timeout: float | None) -> Future[Outcome]:
+        """Queue one page; the future's result is its outcome."""
+        return self.executor.submit(lambda: self.thread.process.run(request, timeout))
+
+    def ask(self, request: WorkerRequest) -> list[Future[Outcome]]:
+        """Send a request to every worker that may differ from the others: here all are alike."""
+        return [self.submit(request, None)]
+
+    def count(self) -> int:
+        """How many workers there are now."""
+        return len(self.processes)
+
+    def close(self) -> None:
+        """Kill running work and free everything."""
+        self.closed.set()
+        self.executor.shutdown(cancel_futures=True)
+        for process in self.processes:
+            process.close()
+
+
+def worker_environments(workers: int | None, device: str) -> list[dict[str, str]]:
+    """The variables that give each worker of this machine its own device: a GPU, or a share of the
+    cores.
+
+    Without a number, one worker a GPU that is visible here, and one where there is none. Raises
+    `OcrPhasesError` for more workers than GPUs or cores, or several on one named GPU.
+    """
+    check_workers(Keyword("workers"), 1 if workers is None else workers)
+    gpus = [] if device == "cpu" or ":" in device else visible_gpus()
+    count = workers or len(gpus) or 1
+    if gpus and count > len(gpus):
+        raise OcrPhasesError(
+            f"{count} workers on {len(gpus)} GPUs: timings need a GPU each; ask for fewer."
+        )
+    if not gpus and count > 1 and device.startswith("cuda"):
+        raise OcrPhasesError(
+            f"{count} workers on {device}: give --device cuda, which is one GPU each."
+        )
+    places = [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus[:count]] or [{}] * count
+    return [{**place, **(thread_share(count) if count > 1 else {})} for place in places]
+
+
+def check_workers(option: Keyword, workers: int) -> None:
+    """Raise `SettingError` for less than one worker of this machine, or more than it has cores."""
+    if not 1 <= workers <= cores():
+        raise SettingError(
+            option.name,
+            option,
+            f" is {workers}: give 1 to {cores()}, at most one for each core.",
+        )
+
+
+def thread_share(workers: int) -> dict[str, str]:
+    """A worker's environment: its share of the cores."""
+    share = str(max(1, cores() // workers))
+    return dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), share)
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs of this process by their ``CUDA_VISIBLE_DEVICES`` names; none where NVML is missing."""
+    if (chosen := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
+        return [name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1")]
+    try:
+        return [str(number) for number in range(card_count())]
+    except OSError:
+        return []
+
+
+def cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
