@@ -273,7 +273,7 @@ def test_llama_cpp_tells_its_prefill_and_reads_the_page_anew() -> None:
         run = measure(fake, infer=infer, ignore_eos=True)
     sent = fake.bodies[0]
     assert (sent["cache_prompt"], sent["ignore_eos"]) == (False, True)
-    assert (sent["top_k"], sent["repeat_penalty"]) == (4, 1.2)
+    assert (sent["top_k"], sent["repeat_penalty"], sent["repeat_last_n"]) == (4, 1.2, -1)
     assert run["prefill_ms"] is not None
     assert set(run.model.server["times"][0]) == {"prefill_ms", "decode_ms"}
 

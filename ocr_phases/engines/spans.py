@@ -1,4 +1,4 @@
-"""The answers of a server as spans of one clock: the client's, the server's and the worker's times."""
+"""The answers of a server as spans of one clock, from the client, the server and its worker."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def _prefill_begin(own: Mapping[str, float], stages: Sequence[Stage], first: flo
 def _before_first_token(
     own: Mapping[str, float], stages: Sequence[Stage], first: float
 ) -> Iterator[Span]:
-    """What happened between the request and the prefill: all of it, preprocessing, and the queue."""
+    """What happened between the request and the prefill: all of it, preprocessing, the queue."""
     begin = _prefill_begin(own, stages, first)
     queue_ms = own.get("queue_ms", 0.0)
     preprocess_ms = own.get("ttft_ms", 0.0) - own.get("prefill_ms", 0.0) - queue_ms

@@ -163,7 +163,7 @@ def _start_of(row: tuple[str, float, float, int]) -> float:
 
 
 def _token_count(inputs: list[Any]) -> int:
-    """How many tokens a text model is given: the length of the ids or positions among its inputs."""
+    """How many tokens a text model is given: the length of the ids or positions that it gets."""
     for each in inputs:
         if hasattr(each, "shape"):
             return int(each.shape[-1])
