@@ -9,6 +9,7 @@ from PIL import Image
 
 from ocr_phases import OcrPhasesError, OCRSession, compare
 from ocr_phases.cli import main
+from ocr_phases.engines.vllm_worker import watched_modules
 from ocr_phases.session.sweeps import sweep
 
 PAGE = PAGES / "receipt.png"
@@ -92,3 +93,29 @@ def test_a_sweep_over_models_is_one_table_with_one_cell_for_each(tmp_path):
     first, second = result.runs.values()
     comparison = compare(first, second)
     assert isinstance(comparison.table, pd.DataFrame)
+
+
+NAMED = {
+    "Qwen2.5-VL": (["visual", "language_model"], {"encoder": "visual"}),
+    "InternVL": (
+        ["vision_model", "mlp1", "language_model"],
+        {"encoder": "vision_model", "projector": "mlp1"},
+    ),
+    "LLaVA": (
+        ["vision_tower", "multi_modal_projector", "language_model"],
+        {"encoder": "vision_tower", "projector": "multi_modal_projector"},
+    ),
+    "DeepSeek-OCR": (
+        ["sam_model", "vision_model", "projector", "language_model"],
+        {"sam": "sam_model", "clip": "vision_model", "projector": "projector"},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_vllms_worker_finds_the_parts_that_a_class_has(name):
+    children, stages = NAMED[name]
+    model = torch.nn.Module()
+    for child in children:
+        setattr(model, child, torch.nn.Identity())
+    assert watched_modules(model) == {**stages, "language_model": "language_model"}

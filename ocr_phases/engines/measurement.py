@@ -230,7 +230,7 @@ class ServerMeasurement:
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             versions=versions | worker.get("versions", {}),
             device=make_part(DevicePart, device | worker.get("device", {})),
-            model=self._model_part(runs, stages_of_spans(spans, MODULES)),
+            model=self._model_part(runs, stages_of_spans(spans, worker.get("modules") or MODULES)),
             pages=[
                 page_part(
                     self.page,

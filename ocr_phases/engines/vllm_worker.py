@@ -21,6 +21,42 @@ MODULES = {
     "projector": "projector",
     "language_model": "language_model",
 }
+#: What vLLM's models of other families call their parts, the first that a model has: of a merger
+#: inside the encoder there is no stage, because its time would be added twice.
+OTHER_MODULES = {
+    "encoder": ("visual", "vision_tower", "vision_encoder", "vision_model"),
+    "projector": (
+        "multi_modal_projector",
+        "mm_projector",
+        "vision_projection",
+        "connector",
+        "aligner",
+        "mlp_AR",
+        "mlp1",
+    ),
+}
+
+
+def watched_modules(model: Any) -> dict[str, str]:
+    """What a model of vLLM calls the modules that are a stage each, by the stage's name.
+
+    A model that has none of DeepSeek-OCR's vision parts is watched by its own.
+    """
+    found = {stage: name for stage, name in MODULES.items() if _has(model, name)}
+    if "sam" in found or "encoder" in found:
+        return found
+    found.pop("clip", None)
+    for stage, names in OTHER_MODULES.items():
+        for name in names:
+            if stage not in found and _has(model, name):
+                found[stage] = name
+    return found
+
+
+def _has(model: Any, name: str) -> bool:
+    return getattr(model, name, None) is not None
+
+
 #: The stage of all of vision in a replayed CUDA graph (``cudagraph_mm_encoder``): its hooks do not
 #: fire there, so that its parts have no times of their own.
 ENCODER_GRAPH = "encoder_graph"
@@ -30,7 +66,7 @@ _MOST_ROWS = 200_000
 
 
 class Watch:
-    """Clocks around the calls of a model's `MODULES`: CUDA events on a GPU, the host's clock
+    """Clocks around the calls of a model's `watched_modules`: CUDA events on a GPU, the host's clock
     elsewhere.
 
     A call within a CUDA graph that is captured or replayed is not seen. ``graphs`` is vLLM's
@@ -47,10 +83,8 @@ class Watch:
         self.base = self._base()
         #: Whether replays of the encoder's graphs are timed.
         self.times_graphs = self._watch_graphs(graphs)
-        for stage, name in MODULES.items():
-            module = getattr(model, name, None)
-            if module is not None:
-                self._watch_module(stage, module)
+        for stage, name in watched_modules(model).items():
+            self._watch_module(stage, getattr(model, name))
 
     def _watch_module(self, stage: str, module: Any) -> None:
         """Time each call of a module."""
@@ -154,8 +188,8 @@ class Stages:
         return 1e3 * sum(float(each["encoder_forward_secs"]) for each in requests)
 
     def ocr_watch(self: Any) -> dict[str, Any]:
-        """Begin to watch, once, and say what is watched: model class, dtype, device, settings,
-        versions.
+        """Begin to watch, once, and say what is watched: model class and modules, dtype, device,
+        settings, versions.
         """
         import torch
 
@@ -177,6 +211,7 @@ class Stages:
                 "threads": torch.get_num_threads(),
             },
             "versions": {"torch": str(torch.__version__)},
+            "modules": watched_modules(model),
             "settings": _settings(self.vllm_config, times_graphs=self.ocr_times_graphs),
         }
 
