@@ -41,7 +41,7 @@ DAYS = [
     ("parts", "differing"),
     [
         ({"device": {"name": "NVIDIA L4"}}, "card"),
-        ({"model": {"strategy": "cuda_graph"}}, "strategy"),
+        ({"request": {"strategy": "cuda_graph"}}, "strategy"),
         ({"model": {"dtype": "bfloat16"}}, "dtype"),
         ({"model": {"revision": "sha256:other"}}, "weights"),
         ({"request": {"max_new_tokens": 7}}, "max_new_tokens"),

@@ -35,8 +35,6 @@ _OF_MODEL = (
     "implementation",
     "dtype",
     "attention",
-    "strategy",
-    "vision",
     "cuda_calls",
     "config",
 )

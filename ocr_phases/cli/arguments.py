@@ -155,6 +155,12 @@ def _add_profile(command: argparse.ArgumentParser) -> None:
         help="--dry-run of this many rows, each with the page (default: %(default)s)",
     )
     command.add_argument(
+        "--speculate",
+        type=number(int, 1),
+        metavar="N",
+        help="say whether guessing N tokens ahead by n-gram lookup would pay for this text",
+    )
+    command.add_argument(
         "--from",
         dest="repeated",
         metavar="RUN.json",
@@ -262,7 +268,7 @@ def _add_sweep(command: argparse.ArgumentParser) -> None:
         type=number_list,
         default=[],
         metavar="LIST",
-        help="--server: pages per minute, at random times, beside these",
+        help="--server: pages per minute, at random times (Poisson, of --seed), beside these",
     )
     command.add_argument(
         "--pages",
@@ -274,6 +280,12 @@ def _add_sweep(command: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="--server: pages of each level (default: four for each at once)",
+    )
+    command.add_argument(
+        "--slo",
+        metavar="LIST",
+        help="--server: objective of a page in ms, such as ttft=500,itl=30; the table then has the "
+        "pages per minute that meet it (goodput)",
     )
     command.add_argument(
         "--records",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from pathlib import Path
 
 from ocr_phases.cli.results import wrote
@@ -10,12 +11,14 @@ from ocr_phases.cli.results import wrote
 
 def run(arguments: argparse.Namespace) -> None:
     """Render an executed notebook of your own as one HTML file that makes no request."""
-    from ocr_phases.files import output_file
+    from ocr_phases.files import check_names, output_folder
     from ocr_phases.report.render import render_html
 
     notebook = Path(arguments.notebook)
-    target = output_file(
-        arguments.out or notebook.with_suffix(".html"),
+    target = Path(arguments.out or notebook.with_suffix(".html"))
+    check_names(
+        output_folder(target.parent),
+        re.escape(target.name),
         overwrite=arguments.overwrite,
         arguments=[notebook],
     )

@@ -76,6 +76,11 @@ def run(arguments: argparse.Namespace) -> int:
             show(table.dropna(axis="columns", how="all"))
     show_quality(record)
     result = run_result(record)
+    if arguments.speculate is not None:
+        guessed = record.speculation(arguments.speculate)
+        result["speculation"] = rows(guessed)
+        print()
+        show(guessed)
     print(f"\n{subject(record)}\n{key_metrics_text(record)}\n")
     print(f"{verdict(record)}\n{result['checks']['sentence']}")
     result["record"] = wrote(target)

@@ -78,7 +78,7 @@ def _refuse_idle_of_profile(arguments: argparse.Namespace) -> None:
     _refuse_truth_without_text(arguments)
     _refuse_steps_without_kernels(arguments)
     if arguments.dry_run:
-        names = ("from", "save", "trace", "truth", "server", "kernels", "verify")
+        names = ("from", "save", "trace", "truth", "server", "kernels", "verify", "speculate")
         refuse(arguments, names, "--dry-run measures nothing")
     else:
         refuse(arguments, ("card", "cards", "batch"), "Only --dry-run says what they need")
@@ -119,7 +119,7 @@ def _refuse_idle_of_sweep(arguments: argparse.Namespace) -> None:
         names |= _settings_but(arguments, (*OF_SERVERS, "prompt", "ignore_eos", "seed", PRICE))
         refuse(arguments, names, "--server is loaded as it is")
     else:
-        names = {"concurrency", "rate", "pages", "requests"}
+        names = {"concurrency", "rate", "pages", "requests", "slo"}
         refuse(arguments, names, "Only a --server is loaded")
         refuse_of_servers(arguments)
     if arguments.records:

@@ -21,6 +21,7 @@ from ocr_phases.analyse.floors import floor_table
 from ocr_phases.analyse.regions import regions_of
 from ocr_phases.analyse.repetition import repetition_table
 from ocr_phases.analyse.sentences import tokens_text
+from ocr_phases.analyse.speculation import speculation
 from ocr_phases.analyse.stages import stage_table, tokens_of
 from ocr_phases.errors import UnknownName, explain_wrong_calls
 from ocr_phases.files import SavedPath
@@ -278,6 +279,46 @@ class PhaseRun(Record):
     def repetitions(self) -> pd.DataFrame:
         """Text that is repeated, and its time: `ocr_phases.analyse.repetition.repetition_table`."""
         return Table(repetition_table(self))
+
+    @explain_wrong_calls
+    def speculation(
+        self, draft: int = 10, longest: int = 3, row: int = 0, *, verified_by: Record | None = None
+    ) -> pd.DataFrame:
+        """Whether guessing tokens by n-gram lookup would pay for this text.
+
+        `ocr_phases.analyse.speculation.speculation` says what each column means.
+
+        Parameters
+        ----------
+        draft : int, default 10
+            The maximum number of tokens that are guessed for a step.
+        longest : int, default 3
+            The maximum number of last tokens that are looked up in the text before them.
+        row : int, default 0
+            Which row of a batch, counted from 0.
+        verified_by : Record, optional
+            A record of ``draft + 1`` rows of the same model on the same device, whose step costs
+            as much as one that checks ``draft`` guesses. By default that cost is estimated.
+
+        Returns
+        -------
+        DataFrame
+            A row for each region of the text, and a last one for all of it, with the share of
+            guesses that were right, the cost of a step at which guessing breaks even, and the
+            speed-up.
+
+        Raises
+        ------
+        OcrPhasesError
+            Where the record has no ids of tokens, for a number below 1, and for a ``verified_by``
+            with another number of rows.
+
+        Examples
+        --------
+        >>> run.speculation(draft=5)  # doctest: +SKIP
+        """
+        table = speculation(self, draft, longest, row, verified_by=verified_by)
+        return Table(table)
 
     # -- its text against a reference text --------------------------------------------------------
 
