@@ -31,6 +31,7 @@ from ocr_phases.engines.dialects import SGLANG, VLLM, find_dialect
 from ocr_phases.engines.extra_body import read_extra_body
 from ocr_phases.engines.spans import spans_of, stages_of_spans
 from ocr_phases.engines.vllm_worker import ENCODER_GRAPH, MODULES, Stages, Watch
+from ocr_phases.report import comparison_sections
 from ocr_phases.results.load import LoadResult
 
 CELLS = [128821, 128822]  # the ids of <td> and </td>
@@ -469,6 +470,7 @@ def test_the_wait_for_the_first_token_has_its_parts_each_with_its_source() -> No
     assert untold["ms"].isna().all()
     assert table.drop(index=untold.index)["ms"].notna().all()
     assert "decode of the image" in compared._repr_mimebundle_()["text/html"]
+    assert "decode of the image" in comparison_sections.figures(compared).html()
 
 
 def test_a_server_that_tells_nothing_has_reasons_for_all_but_the_first_token() -> None:

@@ -14,6 +14,7 @@ from ocr_phases.show.comparison_overview import (
     compare_html,
     comparison_head,
     environment_html,
+    first_token_html,
 )
 from ocr_phases.show.section import Section
 
@@ -24,8 +25,14 @@ summary = comparison_head
 
 
 def figures(comparison: ComparedRecords) -> Section:
-    """The figures of each record against the baseline, with their verdicts."""
-    return Section(compare_html(comparison.headline, comparison.labels[0]))
+    """The figures of each record against the baseline, with their verdicts.
+
+    Beside a server's record follows where the time until the first token goes.
+    """
+    table = compare_html(comparison.headline, comparison.labels[0])
+    if not comparison.has_server:
+        return Section(table)
+    return Section(table, first_token_html(comparison.first_token))
 
 
 def stages(comparison: ComparedRecords) -> Section:
