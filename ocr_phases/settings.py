@@ -47,7 +47,7 @@ from ocr_phases.families import (
 )
 
 Strategy = Literal["eager", "cuda_graph", "compiled"]
-Vision = Literal["eager", "compiled"]
+Vision = Literal["eager", "cuda_graph", "compiled"]
 Engine = Literal["vllm", "sglang", "llama.cpp", "ollama", "other"]
 
 #: How a decode step is executed; what each does is in `ocr_phases.steps.strategies`.

@@ -376,7 +376,7 @@ WRONG = {
     "--out LONG",
     "artifacts": "RUN --out LONG|none.json|BAD/cut.json",
     "batch": "none.png|--render only --workers 2",
-    "batch PAGE": "--render non|--render after|--presets tiny --preset base|--render none --render-workers 1|"
+    "batch PAGE": "--render non|--presets tiny --preset base|--render none --render-workers 1|"
     "--wait-workers 5|--out LONG|--truth LONG|--out BAD/file|--retries -1|--timeout 0|--timeout nan|"
     "--timeout inf|--timeout 1e300|--render only|--wait-workers 0|--render-workers 99999|--workers 0|"
     "--workers 99999|--workers 2 --scheduler tcp://127.0.0.1:1|--preset huge|--prompt locate:|"

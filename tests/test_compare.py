@@ -128,40 +128,67 @@ def outcomes(runs, percent, metrics=()):
     return dict(zip(judged["metric"], judged["outcome"], strict=True))
 
 
-def test_limits():
-    base, one = make_run(repeats=5), make_run(repeats=1)
-    runs = [base, paced(base, 1.2)]
-    assert outcomes(runs, 10) == {"prefill_ms": "worse", "inter_token_ms": "worse"}
-    assert set(outcomes(runs, 25).values()) == set(outcomes(runs[::-1], 0).values()) == {"within"}
-    for name in ("tokens_per_s", "prefill/language_model"):
-        assert outcomes(runs, 10, (name,)) == {name: "worse"}
-    exact = ("kv_cache_bytes", "agreement")
-    assert outcomes([one, one], 10, exact) == dict.fromkeys(exact, "within")
-    for pair, metrics in (
-        (runs, ("speed",)),
-        ([one, base], ()),
-        ([make_run(crops=False), base], ("prefill/sam/local",)),
-        ([make_run(generate=True), base], ()),
-    ):
-        with refused():
-            outcomes(pair, 10, metrics)
-    # A measure of the text is judged by points.
-    heavy = [
-        altered(base, results=[to_plain(base.result) | {"text": text}])
+def test_a_slowdown_is_worse_than_a_limit_below_it_and_within_one_above():
+    base = make_run(repeats=5)
+    slower = paced(base, 1.2)
+    both = ("prefill_ms", "inter_token_ms")
+
+    assert outcomes([base, slower], 10) == dict.fromkeys(both, "worse")
+    assert outcomes([base, slower], 25) == dict.fromkeys(both, "within")
+    assert outcomes([slower, base], 0) == dict.fromkeys(both, "within")
+
+
+@pytest.mark.parametrize("name", ["tokens_per_s", "prefill/language_model"])
+def test_a_limit_judges_any_figure_and_stage_that_is_named(name):
+    base = make_run(repeats=5)
+    assert outcomes([base, paced(base, 1.2)], 10, (name,)) == {name: "worse"}
+
+
+@pytest.mark.parametrize("name", ["kv_cache_bytes", "agreement"])
+def test_what_is_exact_is_judged_with_a_single_repeat(name):
+    run = make_run(repeats=1)
+    assert outcomes([run, run], 10, (name,)) == {name: "within"}
+
+
+@pytest.mark.parametrize(
+    ("base", "metrics"),
+    [
+        ({"repeats": 5}, ("speed",)),  # no such figure
+        ({"repeats": 1}, ()),  # an interval needs two repeats
+        ({"crops": False}, ("prefill/sam/local",)),  # a stage that only one has
+        ({"generate": True}, ()),  # no figure that both have
+    ],
+    ids=str,
+)
+def test_a_limit_on_what_cannot_be_compared_is_refused(base, metrics):
+    pair = [make_run(**base), make_run(repeats=5)]
+    with refused():
+        outcomes(pair, 10, metrics)
+
+
+def test_a_measure_of_the_text_is_judged_by_points():
+    run = make_run(repeats=5)
+    whole, cut = (
+        altered(run, results=[to_plain(run.result) | {"text": text}]).with_truth(Truth(TEXT))
         for text in (TEXT, TEXT[:-40])
-    ]
-    heavy = [run.with_truth(Truth(TEXT)) for run in heavy]
-    assert outcomes(heavy, 0.1, ("cer",)) == {"cer": "worse"} != outcomes(heavy, 50, ("cer",))
-    four_slower = [with_prefills(*[100] * 5), with_prefills(*[104] * 5)]
-    assert table_of(*four_slower, margin=5).loc["prefill_ms", "verdict"] == "equivalent"
-    # Noise proves nothing.
-    loud = with_prefills(90, 150, 100)
-    for other in (with_prefills(120, 110, 160), with_prefills(900, 910, 905)):
-        assert outcomes([loud, other], 10) == {
-            "prefill_ms": "undecided",
-            "inter_token_ms": "undecided",
-        }
-    assert outcomes([loud, loud], 10, ("agreement",)) == {"agreement": "within"}
+    )
+    assert outcomes([whole, cut], 0.1, ("cer",)) == {"cer": "worse"}
+    assert outcomes([whole, cut], 50, ("cer",)) == {"cer": "within"}
+
+
+def test_a_margin_says_how_far_apart_equivalent_figures_are():
+    runs = [with_prefills(*[100] * 5), with_prefills(*[104] * 5)]
+    assert table_of(*runs, margin=5).loc["prefill_ms", "verdict"] == "equivalent"
+
+
+@pytest.mark.parametrize("prefills", [(120, 110, 160), (900, 910, 905)])
+def test_noise_proves_nothing(prefills):
+    noisy = with_prefills(90, 150, 100)
+    assert outcomes([noisy, with_prefills(*prefills)], 10) == {
+        "prefill_ms": "undecided",
+        "inter_token_ms": "undecided",
+    }
+    assert outcomes([noisy, noisy], 10, ("agreement",)) == {"agreement": "within"}
 
 
 def strategies():
@@ -182,21 +209,47 @@ def strategies():
     return [compiled, eager, captured, vision]
 
 
+def ms_of(run, name):
+    """A figure of a record as a sentence writes it, without its unit."""
+    return ms_text(run[name]).removesuffix(" ms")
+
+
 def test_strategies_are_one_sentence_in_their_order_with_the_floor():
-    *runs, vision = strategies()
-    steps = [ms_text(run["inter_token_ms"]).removesuffix(" ms") for run in runs]
-    told = (f"{steps[1]} ms", "eager", steps[2], "captured in a graph", steps[0], "compiled")
-    assert says(
-        Comparison(runs).verdict, *told, "memory bandwidth allows", "measured on this device"
-    )
-    cells = SweepResult({"a": vision, "b": runs[1]}, failed_cells())
-    prefills = [ms_text(run["prefill_ms"]).removesuffix(" ms") for run in (runs[1], vision)]
-    told = (f"{prefills[0]} ms", "with vision eager", prefills[1], "compiled", "its floor is")
-    assert says(cells.verdict, *told, "measured on this device")
-    for unlike in ({"device": {"name": "another"}}, {"request": {"max_new_tokens": 32}}):
-        assert "a token eager" not in Comparison([runs[1], altered(runs[0], **unlike)]).verdict
-    unknown = [altered(run, device={"name": "another", "ceilings": None}) for run in runs]
-    assert "a token eager" in (said := Comparison(unknown).verdict) and "allows" not in said
+    compiled, eager, captured, _ = strategies()
+
+    sentence = Comparison([compiled, eager, captured]).verdict
+
+    in_order = (f"{ms_of(eager, 'inter_token_ms')} ms", "eager")
+    in_order += (ms_of(captured, "inter_token_ms"), "captured in a graph")
+    in_order += (ms_of(compiled, "inter_token_ms"), "compiled", "memory bandwidth allows")
+    assert says(sentence, *in_order, "measured on this device")
+
+
+def test_vision_eager_and_compiled_are_one_sentence_with_the_floor():
+    _, eager, _, vision = strategies()
+
+    sentence = SweepResult({"a": vision, "b": eager}, failed_cells()).verdict
+
+    in_order = (f"{ms_of(eager, 'prefill_ms')} ms", "with vision eager")
+    in_order += (ms_of(vision, "prefill_ms"), "compiled", "its floor is")
+    assert says(sentence, *in_order, "measured on this device")
+
+
+@pytest.mark.parametrize(
+    "unlike", [{"device": {"name": "another"}}, {"request": {"max_new_tokens": 32}}], ids=str
+)
+def test_strategies_of_unlike_measurements_are_no_sentence(unlike):
+    compiled, eager, _, _ = strategies()
+    sentence = Comparison([eager, altered(compiled, **unlike)]).verdict
+    assert "a token eager" not in sentence
+
+
+def test_strategies_on_a_device_of_unknown_ceilings_have_no_floor():
+    unknown = {"name": "another", "ceilings": None}
+    runs = [altered(run, device=unknown) for run in strategies()[:3]]
+    sentence = Comparison(runs).verdict
+    assert "a token eager" in sentence
+    assert "allows" not in sentence
 
 
 def test_limits_have_exit_codes_of_their_own(tmp_path, capsys, monkeypatch):

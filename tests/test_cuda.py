@@ -197,6 +197,15 @@ def test_compiled_vision_gives_the_same(cuda_session):
     assert run.results == eager.results
 
 
+@pytest.mark.parametrize("preset", ["base", "gundam"])
+def test_captured_vision_gives_the_same_tokens_as_the_class(preset, cuda_session):
+    options = {"preset": preset, "max_new_tokens": 24, "repeats": 1, "warmup": 0}
+    eager = cuda_session.run_inference(PAGE, **options)
+    run = cuda_session.run_inference(PAGE, vision="cuda_graph", **options)
+    assert run.model.vision_setup.capture_ms > 0
+    assert run.results == eager.results
+
+
 @pytest.mark.parametrize("infer", [None, {"no_repeat_ngram_size": 2}, {"temperature": 1.4}])
 @pytest.mark.parametrize("pages", [1, 3])
 def test_a_run_waits_for_the_end_token_alone(infer, pages, cuda_session):

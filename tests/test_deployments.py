@@ -4,16 +4,24 @@ engines.
 
 import json
 import pickletools
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from example_run import make_run
 from fake_server import IDS, Fake, served
-from test_engines import found, measure
+from test_engines import PAGE, found, measure
 
 import ocr_phases
 from ocr_phases import OcrPhasesError
+from ocr_phases.analyse.first_token import first_token_table
 from ocr_phases.analyse.grounding import parse_grounding
+from ocr_phases.analyse.load import AskedPage, lag_sentence, read_slo
 from ocr_phases.analyse.stages import stages_of
 from ocr_phases.engines import chat, checks
 from ocr_phases.engines.answers import Answer
@@ -21,6 +29,10 @@ from ocr_phases.engines.chat import RepetitionRule, repetition_rule_of
 from ocr_phases.engines.client import Server
 from ocr_phases.engines.dialects import SGLANG, VLLM, find_dialect
 from ocr_phases.engines.extra_body import read_extra_body
+from ocr_phases.engines.spans import spans_of, stages_of_spans
+from ocr_phases.engines.vllm_worker import ENCODER_GRAPH, MODULES, Stages, Watch
+from ocr_phases.report import comparison_sections
+from ocr_phases.results.load import LoadResult
 
 CELLS = [128821, 128822]  # the ids of <td> and </td>
 
@@ -262,7 +274,7 @@ def test_llama_cpp_tells_its_prefill_and_reads_the_page_anew() -> None:
         run = measure(fake, infer=infer, ignore_eos=True)
     sent = fake.bodies[0]
     assert (sent["cache_prompt"], sent["ignore_eos"]) == (False, True)
-    assert (sent["top_k"], sent["repeat_penalty"]) == (4, 1.2)
+    assert (sent["top_k"], sent["repeat_penalty"], sent["repeat_last_n"]) == (4, 1.2, -1)
     assert run["prefill_ms"] is not None
     assert set(run.model.server["times"][0]) == {"prefill_ms", "decode_ms"}
 
@@ -277,5 +289,211 @@ def test_a_server_s_record_lists_its_stages_with_what_tells_of_them() -> None:
     stages = {part.name: (part.role, part.path) for part in run.model.stages or []}
     assert stages["sam"] == ("vision", "sam_model")
     assert stages["language_model"] == ("language", "language_model")
-    assert stages["queue"] == ("prepare", "the server's own times")
+    assert stages["preprocess"] == ("prepare", "the server's own times")
     assert list(stages) == list(stages_of(run))
+
+
+# -- CUDA graphs of the encoder --------------------------------------------------------------------
+
+
+class Graphs:
+    """As vLLM's EncoderCudaGraphManager: replays a graph, or says that none fits."""
+
+    def __init__(self, replay: Callable[[], None]) -> None:
+        self.replay = replay
+
+    def _run_budget_graph(self, fits: bool, path: str = "default") -> str | None:
+        if not fits:
+            return None
+        self.replay()
+        return path
+
+
+def test_replays_of_the_encoder_s_graphs_are_timed_from_outside() -> None:
+    graphs = Graphs(lambda: time.sleep(0.02))
+    watch = Watch(SimpleNamespace(), torch.device("cpu"), graphs)
+    assert graphs._run_budget_graph(True, path="global") == "global"
+    assert graphs._run_budget_graph(False) is None
+    assert graphs._run_budget_graph(True, path="local") == "local"
+    _, rows = watch.take()
+    assert watch.times_graphs
+    assert [row[0] for row in rows] == [ENCODER_GRAPH, ENCODER_GRAPH]
+    assert min(row[2] for row in rows) >= 20
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_replayed_cuda_graph_is_timed_by_the_device() -> None:
+    device = torch.device("cuda")
+    matrix = torch.randn(2048, 2048, device=device)
+    output = torch.empty_like(matrix)
+    torch.mm(matrix, matrix, out=output)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(8):
+            torch.mm(matrix, matrix, out=output)
+    graphs = Graphs(graph.replay)
+    watch = Watch(SimpleNamespace(), device, graphs)
+    graphs._run_budget_graph(True)
+    _, [(stage, _, ms, _)] = watch.take()
+    assert stage == ENCODER_GRAPH
+    assert 0 < ms < 1000
+
+
+def test_a_graph_s_stage_is_part_of_vision() -> None:
+    stages = [(ENCODER_GRAPH, 1.0, 4.0, 0), (ENCODER_GRAPH, 5.0, 2.0, 0)]
+    stages.append(("language_model", 8.0, 1.0, 9))
+    usage = {"prompt_tokens": 9}
+    answer = Answer(0.0, times=[10.0, 30.0], ids=[1, 2], beside=True, usage=usage, stages=stages)
+    spans = spans_of([answer])
+    graph = spans[spans["stage"] == ENCODER_GRAPH]
+    assert graph["view"].tolist() == ["global", "local"]
+    parts = {part.name: part.role for part in stages_of_spans(spans, MODULES)}
+    assert parts == {ENCODER_GRAPH: "vision", "language_model": "language"}
+    fresh, *_ = checks.own_checks([answer], 0, 10.0)
+    assert (fresh.verdict, fresh.measured) == ("pass", "vision ran in every repeat")
+
+
+def test_vision_that_no_one_can_time_is_not_said_to_be_cached() -> None:
+    stages = [("language_model", 8.0, 1.0, 9)]
+    answer = Answer(0.0, times=[10.0, 30.0], ids=[1, 2], stages=stages)
+    cached, *_ = checks.own_checks([answer], 0, 10.0)
+    hidden, *_ = checks.own_checks([answer], 0, 10.0, vision_is_hidden=True)
+    assert (cached.verdict, hidden.verdict) == ("fail", "pass")
+    note = checks.graphs_check({"cudagraph_mm_encoder": True, "encoder_graphs_timed": False})
+    assert note is not None and "are not timed" in note.measured
+
+
+# -- a load with an objective ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("slo", "objective"),
+    [
+        (None, {}),
+        ("", {}),
+        ("ttft=500, itl=30", {"ttft": 500.0, "itl": 30.0}),
+        ({"itl": 30}, {"itl": 30.0}),
+    ],
+)
+def test_an_objective_is_read(slo: Any, objective: dict[str, float]) -> None:
+    assert read_slo(slo) == objective
+
+
+@pytest.mark.parametrize("slo", ["tpot=3", "ttft", "ttft=0", "itl=nan", "ttft=1,,", {"ttft": "x"}])
+def test_a_wrong_objective_is_refused(slo: Any) -> None:
+    with pytest.raises(OcrPhasesError, match="objective"):
+        read_slo(slo)
+
+
+def page_of(begun: float, times: list[float], **entries: Any) -> AskedPage:
+    tokens = entries.pop("tokens", len(times))
+    return AskedPage(level="2 at once", begun=begun, times=times, tokens=tokens, **entries)
+
+
+def test_goodput_counts_the_pages_that_meet_all_of_the_objective() -> None:
+    pages = [
+        page_of(0.0, [0.4, 0.42, 0.44]),  # meets both
+        page_of(0.0, [0.6, 0.62, 0.64]),  # its first token is late
+        page_of(0.0, [0.4, 0.5, 0.6]),  # its tokens are slow
+        page_of(0.0, [0.4]),  # one token has no time between tokens
+        page_of(0.0, [0.1, 0.2], tokens=None),  # nobody knows how many tokens
+        page_of(0.0, [], error="failed"),
+    ]
+    load = LoadResult("here", pages, slo={"ttft": 500, "itl": 30})
+    seconds = 0.64
+    assert load.table["goodput_per_min"].tolist() == [pytest.approx(60 * 2 / seconds)]
+    assert "met the objective at 2 at once" in load.verdict
+    assert "goodput_per_min" not in LoadResult("here", pages).table
+
+
+def test_the_client_s_own_lag_is_told_above_64_streams_alone() -> None:
+    many = [page_of(0.0, [1.0, 2.0], client_lag_ms=40.0) for _ in range(65)]
+    assert "up to 40" in lag_sentence(LoadResult("here", many).asked)
+    assert lag_sentence(LoadResult("here", many[:64]).asked) == ""
+    quick = [replace(page, client_lag_ms=1.0) for page in many]
+    assert lag_sentence(LoadResult("here", quick).asked) == ""
+    in_turn = [page_of(float(at), [at + 0.5, at + 1.0], client_lag_ms=40.0) for at in range(70)]
+    assert lag_sentence(LoadResult("here", in_turn).asked) == ""
+
+
+def test_a_load_s_page_says_what_was_measured_and_has_contents(tmp_path: Path) -> None:
+    with served() as fake:
+        session = connected(fake)
+        load = session.load_test(
+            PAGE, (1,), rates=(1200,), requests=2, max_new_tokens=8, slo="ttft=5000"
+        )
+    page = load.save(tmp_path).read_text(encoding="utf-8")
+    for fact in (
+        load.created,
+        str(session.model),
+        "receipt.png",
+        "objective: ttft",
+        'href="load.json"',
+    ):
+        assert fact in page
+    assert all(f'href="#{name}"' in page for name in ("Levels", "Stalls", "Data"))
+    assert (load.table["goodput_per_min"] > 0).all()
+    assert load.asked["client_lag_ms"].notna().all()
+
+
+# -- native and server side by side ----------------------------------------------------------------
+
+
+def test_settings_that_only_one_kind_of_run_has_are_not_listed_as_different() -> None:
+    with served() as fake:
+        server = measure(fake)
+    differs = ocr_phases.compare(make_run(), server).differs
+    assert not (differs == "–").to_numpy().any()
+    assert {"family_source", "threads"}.isdisjoint(differs["name"])
+
+
+def test_the_wait_for_the_first_token_has_its_parts_each_with_its_source() -> None:
+    with served() as fake:
+        fake.watched = True
+        server = measure(fake)
+    compared = ocr_phases.compare(make_run(), server, labels=["native", "vllm"])
+    table = compared.first_token.set_index(["part", "run"])
+    assert [*dict.fromkeys(table.index.get_level_values("part"))] == [
+        "decode of the image",
+        "processor",
+        "queue",
+        "encoder",
+        "prefill",
+        "first token",
+    ]
+    assert table.loc[("encoder", "vllm"), "ms"] == pytest.approx(server["vision_ms"])
+    assert table.loc[("first token", "vllm"), "source"] == "the client's stream"
+    assert table.loc[("queue", "vllm"), "ms"] == pytest.approx(1.0, rel=0.01)
+    assert table.loc[("queue", "native"), "source"] == "n/a: a loaded model has no queue"
+    untold = table[table["source"].str.startswith("n/a: ")]
+    assert untold["ms"].isna().all()
+    assert table.drop(index=untold.index)["ms"].notna().all()
+    assert "decode of the image" in compared._repr_mimebundle_()["text/html"]
+    assert "decode of the image" in comparison_sections.figures(compared).html()
+
+
+def test_a_server_that_tells_nothing_has_reasons_for_all_but_the_first_token() -> None:
+    with served("other") as fake:
+        server = measure(fake)
+    table = first_token_table([server], ["server"]).set_index("part")
+    assert table["ms"].notna().to_dict() == {
+        "decode of the image": False,
+        "processor": False,
+        "queue": False,
+        "encoder": False,
+        "prefill": False,
+        "first token": True,
+    }
+
+
+def test_vllm_s_statistics_of_the_encoder_are_read_where_they_are_on() -> None:
+    stats = {"request": {"encoder_forward_secs": 0.25, "num_encoder_calls": 1}}
+    worker: Any = Stages()
+    worker.model_runner = SimpleNamespace(get_encoder_timing_stats=lambda: stats)
+    worker.vllm_config = SimpleNamespace(
+        observability_config=SimpleNamespace(enable_mm_processor_stats=True)
+    )
+    assert worker.ocr_encoder_ms() == 250.0
+    worker.vllm_config.observability_config.enable_mm_processor_stats = False
+    assert worker.ocr_encoder_ms() is None

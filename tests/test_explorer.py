@@ -41,6 +41,7 @@ from ocr_phases.explorer.records import found, kept_files, placed, shipped
 from ocr_phases.explorer.running import Live, start
 from ocr_phases.families import FAMILIES
 from ocr_phases.measure.loaded_model import forget_kept_model, keep_model
+from ocr_phases.models.host import host_name
 from ocr_phases.models.load import load_tokenizer
 from ocr_phases.record.parts import to_plain
 from ocr_phases.settings import ModelSettings, Settings
@@ -184,12 +185,13 @@ def test_pages_come_from_a_folder_a_path_and_files(run, tmp_path):
 
 def test_a_record_is_shown_where_torch_cannot_be_imported(run, tmp_path):
     program = f"""{NO_TORCH}
+import asyncio
 from ocr_phases.explorer import Explorer
 explorer = Explorer(record=sys.argv[1])
 assert "ocr_phases.session" not in sys.modules
 explorer.view = "latency"
 assert explorer.message == "", explorer.message
-explorer._do_run(dict())
+asyncio.run(explorer.measure())
 print(explorer.run.token_count, explorer.message)
 """
     command = [sys.executable, "-c", program, str(run.save(tmp_path / "run.json"))]
@@ -236,7 +238,7 @@ def test_what_a_model_or_a_file_name_says_stays_text():
     explorer = Explorer(runs=runs, keep=None)
     explorer.ticked = [record.key for record in explorer.rows[:2]]
     open_all(explorer)
-    explorer._do_rename({"key": explorer.rows[0].key, "value": attack})
+    Browser(explorer).ask("rename", key=explorer.rows[0].key, value=attack)
     shown = everything(explorer) + str(explorer.data["rendered"])
     assert "<script" not in shown and "<img src=x" not in shown and shown.count("&lt;script") > 3
 
@@ -258,11 +260,70 @@ def test_the_head_says_what_makes_a_record_doubtful_and_a_view_is_drawn_when_it_
         "steal": 0.0,
     }
     rows = [{"repeat": number, **row, "load_start": 1.0, "load_end": 1.0} for number in run.repeats]
-    device = {**to_plain(run.device), "conditions": {"repeats": rows, "gpu": None}}
+    conditions = {"repeats": rows, "gpu": None}
+    device = {**to_plain(run.device), "name": host_name(), "conditions": conditions}
     explorer = Explorer(runs=[altered(run, device=device)], keep=None)
     assert "op-noisy" in explorer.head and f">{AGAIN}</button>" in explorer.head
     open_all(explorer, "checks")
     assert says(everything(explorer), "panel or other cells", "25 % of a core")
+
+
+@pytest.mark.parametrize("cuda", [False, True])
+def test_a_record_of_another_device_says_where_a_new_measurement_would_run(cuda, monkeypatch):
+    monkeypatch.setattr("ocr_phases.explorer.form.has_cuda", lambda: False)
+    explorer = Explorer(runs=[make_run(repeats=1, cuda=cuda)], keep=None)
+    device = explorer.run.device.name
+    assert AGAIN not in explorer.head
+    assert ">Measure on this machine with 8 repeats</button>" in explorer.head
+    assert says(explorer.head, f"was measured on {device}", f"this machine, {host_name()}")
+
+
+def test_the_package_s_record_says_that_it_is_an_example_and_one_s_own_does_not(explorer, tmp_path):
+    shown = Explorer(keep=tmp_path)
+    device = shown.run.device.name
+    day = shown.run.created[:10]
+    assert says(shown.head, f"Example, measured on {device} on {day}: press Run for your own.")
+    assert "Example, measured" not in explorer.head
+
+
+def test_a_chosen_page_is_shown_at_once_and_the_record_s_own_is_not_shown_twice(tmp_path):
+    explorer = Explorer(keep=tmp_path)
+    assert explorer.chosen_page == {}
+    Browser(explorer).form(pages=["invoice"])
+    assert "invoice has not been measured yet: press Run" in explorer.chosen_page["said"]
+    assert "grey belongs to receipt.png" in explorer.chosen_page["said"]
+    assert explorer.chosen_page["href"].startswith(JPEG)
+    Browser(explorer).form(pages=["receipt"])
+    assert explorer.chosen_page == {}
+    Browser(explorer).ask("files", (PAGES / "form.png").read_bytes(), names=["mine.png"])
+    assert "mine.png has not been measured" in explorer.chosen_page["said"]
+    Browser(explorer).ask("show", key=explorer.rows[0].key)
+    assert explorer.chosen_page == {}
+
+
+def test_a_refused_file_is_neither_chosen_nor_kept_on_offer(explorer, tmp_path):
+    before = (dict(explorer.form.pages), explorer.values["pages"])
+    browser = Browser(explorer)
+    browser.ask("files", b"no page", names=["README.md"])
+    assert 'role="alert"' in explorer.message and "README.md" in explorer.message
+    (tmp_path / "notes.txt").write_text("no page")
+    browser.ask("path", value=str(tmp_path / "notes.txt"))
+    assert 'role="alert"' in explorer.message
+    assert (explorer.form.pages, explorer.values["pages"]) == before
+    page = (PAGES / "form.png").read_bytes()
+    browser.ask("files", b"no page", page, names=["README.md", "mine.png"])
+    assert "README.md" in explorer.message
+    assert pages_asked(explorer) == [(page, "mine.png")] and "README.md" not in explorer.form.pages
+    (tmp_path / "a.png").write_text("no page")
+    (tmp_path / "b.png").write_bytes(page)
+    browser.ask("path", value=str(tmp_path))  # of a folder, the others are on offer
+    assert "a.png" in explorer.message and "a.png" not in explorer.form.pages
+    assert pages_asked(explorer) == [(str(tmp_path / "b.png"), None)]
+
+
+def test_a_command_that_the_panel_does_not_have_is_an_error_in_words(explorer):
+    Browser(explorer).ask("measure")
+    assert says(explorer.message, "The explorer has no command")
 
 
 # -- what the view draws ---------------------------------------------------------------------------
@@ -606,10 +667,11 @@ def test_pages_and_presets_run_one_after_another(quick, tmp_path, monkeypatch):
     monkeypatch.setattr(Live, "doing", lambda live, what: (told.append(what), doing(live, what)))
     folder = tmp_path / "pages"
     folder.mkdir()
-    (folder / "bad.png").write_text("no image")
     shutil.copy(PAGES / "slide.png", folder)
+    shutil.copy(PAGES / "slide.png", folder / "bad.png")
     browser = Browser(quick)
     browser.ask("path", value=str(folder))
+    (folder / "bad.png").write_text("no image")  # after it was offered
     browser.form(pages=["bad.png", "slide.png"], presets=["tiny"], preset="small")
     seen = []
     states = lambda: [row.cells["steps"].split(":")[0] for row in quick.rows[:4]]  # noqa: E731
@@ -621,6 +683,7 @@ def test_pages_and_presets_run_one_after_another(quick, tmp_path, monkeypatch):
     assert len(kept_files(quick.folder)) == 2
     assert [what for what in told if what.startswith("loading: tiny at small needs ")]
     quick.view = "records"  # with rows that have no file to read
+    assert quick.records.index("slide.png") < quick.records.index("failed: ")
 
 
 def test_a_server_s_address_is_a_model(quick):

@@ -240,3 +240,14 @@ def test_the_guide_s_dask_workers_measure_each_page_with_one_model(scans, monkey
     for name in names:
         assert PhaseRun.load(scans / "out" / name / "run.json").page.file == f"{name}.png"
     assert len(loads) == 1
+
+
+@pytest.mark.parametrize(
+    "notebook", sorted(asset("notebooks").glob("*.ipynb")), ids=lambda path: path.stem
+)
+def test_every_parameter_of_every_notebook_has_a_type_and_a_meaning(notebook):
+    parameters = papermill.inspect_notebook(str(notebook))
+    assert parameters
+    for parameter in parameters.values():
+        assert parameter["inferred_type_name"] != "None", parameter
+        assert parameter["help"], parameter

@@ -54,10 +54,7 @@ FRONT_DOOR = PACKAGE
 #: Strings that may name a module, each with its reason.
 NAMED_IN_STRINGS = {
     "ocr_phases.batch.worker_process": {"ocr_phases.batch.worker"},  # what Python is told to run
-    "ocr_phases.explorer.panel": {
-        "ocr_phases.explorer",  # whose files are resources
-        "getattr(self, f\"_do_{content['do']}\")",  # until the explorer has a table of its commands
-    },
+    "ocr_phases.explorer.panel": {"ocr_phases.explorer"},  # whose files are resources
     # IPython prints a class that nobody has imported yet.
     "ocr_phases.report.engine": {"ocr_phases.show.shown_figure"},
     "ocr_phases.show.web": {"ocr_phases.show"},  # whose files are resources

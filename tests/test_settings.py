@@ -66,7 +66,7 @@ CALLS = {
 }
 #: Arguments of these calls that are no settings.
 OF_CALLS = {"self", "page", "pages", "session", "folder", "on_tokens", "progress"}
-OF_CALLS |= {"concurrency", "rates", "requests"}
+OF_CALLS |= {"concurrency", "rates", "requests", "slo"}
 
 
 @pytest.mark.parametrize(

@@ -223,7 +223,7 @@ def test_compiled_vision_is_made_once_a_shape_and_gives_the_same(traced, golden_
         assert runs[0].stage_ms(stage).tolist()
         assert "forward" not in vars(stages[stage])
     inputs = session.prepare(RECEIPT, preset="tiny").to("cpu", torch.float32)
-    with session.loaded_model.vision.installed():
+    with session.loaded_model.vision["compiled"].installed():
         compiled = session.run_prefill(inputs).logits
     torch.testing.assert_close(compiled, session.run_prefill(inputs).logits, atol=1e-4, rtol=0)
 
@@ -283,6 +283,7 @@ def test_the_first_largest_is_argmax_also_where_values_are_equal(rows, width, ki
 CANNOT = (
     {"strategy": "cuda_graph"},
     {"vision": "magic"},
+    {"vision": "cuda_graph"},
     {"strategy": "compiled", "generate": True},
 )
 CANNOT += ({"strategy": "compiled", "autocast": True}, {"vision": "compiled", "autocast": True})

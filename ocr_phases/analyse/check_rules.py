@@ -726,6 +726,20 @@ _SOME_RECORDS = (
         ),
     ),
     Rule(
+        name="encoder_graphs",
+        title="encoder graphs",
+        expected="every stage of vision has its own time",
+        why=(
+            "Within a replayed CUDA graph SAM, CLIP and the projector have no times of their own. "
+            "The times of whole replays were written against vLLM 0.32 and have not been seen in a "
+            "vLLM on a GPU."
+        ),
+        fix=(
+            "For times by stage start vLLM without cudagraph_mm_encoder: the tuned server is then "
+            "another one."
+        ),
+    ),
+    Rule(
         name="region_tags",
         title="region tags",
         expected="regions have their tags",

@@ -24,6 +24,7 @@ from ocr_phases.analyse.compared_metrics import (
 )
 from ocr_phases.analyse.comparison_words import comparison_findings
 from ocr_phases.analyse.figure_rows import SHARE
+from ocr_phases.analyse.first_token import first_token_table
 from ocr_phases.analyse.noise import judged_figures
 from ocr_phases.analyse.quality import MEASURES
 from ocr_phases.analyse.statistics import LEAST_REPEATS
@@ -37,12 +38,17 @@ _NO_SETTING = (
     "device.ceilings",
     "device.conditions",
     "model.config",
+    "model.stages",
     "model.strategy_setup",
     "model.vision_setup",
     "request.preset",
     "request.strategy",
     "request.vision",
 )
+
+
+#: What stands for a setting that a record lacks.
+_MISSING = "–"
 
 
 def run_labels(runs: Sequence[Record], paths: Iterable[str | Path] | None = None) -> list[str]:
@@ -161,15 +167,30 @@ class ComparedRecords(Hinted):
         """What differs in how the records were measured, columns ``part``, ``name`` and the labels;
         texts.
 
-        Parts are device, versions, model, page and request.
+        Parts are device, versions, model, page and request. Between a server and a model that is
+        loaded, what only one of the two has differs by its nature, and is left out.
         """
         settings = [pd.json_normalize(_settings(run)).astype(object) for run in self.runs]
         table = pd.concat(settings).set_axis(self.labels).T.map(_setting_text)
         is_setting = ~table.index.str.startswith(_NO_SETTING)
         table = table[(table.nunique(axis="columns") > 1) & is_setting]
+        if self.has_server and not all(run.is_server for run in self.runs):
+            table = table[(table != _MISSING).all(axis="columns")]
         names = [tuple(str(name).split(".", 1)) for name in table.index]
         table.index = pd.MultiIndex.from_tuples(names, names=["part", "name"])
         return table.reset_index(allow_duplicates=True)
+
+    @cached_property
+    def first_token(self) -> pd.DataFrame:
+        """Where the time until the first token goes, of each record: its parts, each with who tells
+        it (`ocr_phases.analyse.first_token.first_token_table`).
+        """
+        return first_token_table(self.runs, self.labels)
+
+    @property
+    def has_server(self) -> bool:
+        """Whether one of the records is of a server."""
+        return any(run.is_server for run in self.runs)
 
     @cached_property
     def findings(self) -> list[str]:
@@ -268,5 +289,5 @@ def _setting_text(value: Any) -> str:
     if isinstance(value, list | tuple):
         return ", ".join(_setting_text(item) for item in value)
     if value is None or value != value:  # only NaN differs from itself
-        return "–"
+        return _MISSING
     return str(value)

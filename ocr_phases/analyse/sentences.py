@@ -330,8 +330,11 @@ def _setup_times(run: Record) -> Iterator[str]:
         if setup.prefill_capture_ms is not None:
             yield f"capturing the prefill {ms_text(setup.prefill_capture_ms)}"
     vision = run.model.vision_setup
-    if vision is not None and vision.compile_ms is not None:
-        yield f"compiling the vision encoders {ms_text(vision.compile_ms)}"
+    if vision is not None:
+        if vision.compile_ms is not None:
+            yield f"compiling the vision encoders {ms_text(vision.compile_ms)}"
+        if vision.capture_ms is not None:
+            yield f"capturing the vision encoders {ms_text(vision.capture_ms)}"
 
 
 def tokens_text(run: Record) -> str:

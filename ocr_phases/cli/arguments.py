@@ -268,7 +268,7 @@ def _add_sweep(command: argparse.ArgumentParser) -> None:
         type=number_list,
         default=[],
         metavar="LIST",
-        help="--server: pages per minute, at random times, beside these",
+        help="--server: pages per minute, at random times (Poisson, of --seed), beside these",
     )
     command.add_argument(
         "--pages",
@@ -280,6 +280,12 @@ def _add_sweep(command: argparse.ArgumentParser) -> None:
         type=int,
         metavar="N",
         help="--server: pages of each level (default: four for each at once)",
+    )
+    command.add_argument(
+        "--slo",
+        metavar="LIST",
+        help="--server: objective of a page in ms, such as ttft=500,itl=30; the table then has the "
+        "pages per minute that meet it (goodput)",
     )
     command.add_argument(
         "--records",

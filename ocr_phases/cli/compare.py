@@ -83,6 +83,9 @@ def print_compared(compared: Comparison, table: pd.DataFrame) -> None:
 
     show(in_units(table, compared.labels[0]))
     print(STATISTICS, "", *compared.findings, sep="\n")
+    if compared.has_server:
+        print("\nWhere the time until the first token goes:")
+        show(compared.first_token)
     for _, row in compared.differs.iterrows():
         print(f"Differs: {row['part']} {row['name']}: {' -> '.join(row[2:])}")
 

@@ -119,7 +119,7 @@ def _refuse_idle_of_sweep(arguments: argparse.Namespace) -> None:
         names |= _settings_but(arguments, (*OF_SERVERS, "prompt", "ignore_eos", "seed", PRICE))
         refuse(arguments, names, "--server is loaded as it is")
     else:
-        names = {"concurrency", "rate", "pages", "requests"}
+        names = {"concurrency", "rate", "pages", "requests", "slo"}
         refuse(arguments, names, "Only a --server is loaded")
         refuse_of_servers(arguments)
     if arguments.records:

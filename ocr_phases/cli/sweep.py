@@ -77,7 +77,8 @@ def _load(arguments: argparse.Namespace) -> int:
         page.source for page in find_pages([*filter(None, (arguments.page, arguments.pages))], ())
     ]
     settings = {
-        name: getattr(arguments, name) for name in ("prompt", "ignore_eos", "seed", "requests")
+        name: getattr(arguments, name)
+        for name in ("prompt", "ignore_eos", "seed", "requests", "slo")
     }
     settings |= {"max_new_tokens": max(arguments.lengths or [512]), PRICE: arguments.price_per_hour}
     session = connect(arguments.server, **server_options(arguments))

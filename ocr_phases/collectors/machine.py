@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from ocr_phases.models.devices import device_of, host_name, text_in_file, usable_cores
+from ocr_phases.models.devices import device_of, usable_cores
+from ocr_phases.models.host import host_name, text_in_file
 from ocr_phases.versions import __version__, code_hash, git_state
 
 _CODE = code_hash()  # while the modules are loaded, not when they may have been edited

@@ -1,1 +1,1 @@
-"""A running model server, such as vLLM or SGLang, measured into the same record; docs/engines.md."""
+"""A running model server, such as vLLM, measured into the same record; docs/engines.md."""

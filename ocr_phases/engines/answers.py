@@ -49,8 +49,9 @@ class Answer:
     for each token, or too few to be used. ``usage`` may have ``prompt_tokens``,
     ``completion_tokens`` and ``cached_tokens``. ``finish`` is why it ended, in OpenAI's words, and
     empty where the server did not say. ``cut`` is whether the server went on after the limit, and
-    ``left_out`` names what it sent that is no text. ``own`` are `server_times`, and ``stages`` what
-    the worker ran, ms since ``begun``; either may be empty.
+    ``left_out`` names what it sent that is no text. ``own`` are the server's own times,
+    ``encoder_ms`` is the encoder's time by vLLM's statistics, and ``stages`` are what the worker
+    ran, ms since ``begun``; each of them may be missing.
     """
 
     begun: float
@@ -66,6 +67,7 @@ class Answer:
     cut: bool = False
     left_out: list[str] = field(default_factory=list)
     own: dict[str, float] = field(default_factory=dict)
+    encoder_ms: float | None = None
     stages: list[Stage] = field(default_factory=list)
 
     @property
@@ -75,7 +77,7 @@ class Answer:
 
     @property
     def prompt_tokens(self) -> int | None:
-        """How many tokens the prompt has; None where the server tells neither them nor their ids."""
+        """How many tokens the prompt has; None where the server tells neither that nor ids."""
         return self.usage.get("prompt_tokens") or len(self.prompt_ids) or None
 
     @property

@@ -15,7 +15,7 @@ from ocr_phases.settings import Request
 
 #: The window of a rule against repetition that looks at all tokens.
 _WHOLE_TEXT = 1 << 20
-#: SGLang's class for the rule, from version 0.5.6; the server needs --enable-custom-logit-processor.
+#: SGLang's class for the rule; the server needs --enable-custom-logit-processor.
 _SGLANG_MODULE = "sglang.srt.sampling.custom_logit_processor"
 _SGLANG_CLASS = "DeepseekOCRNoRepeatNGramLogitProcessor"
 
@@ -118,8 +118,11 @@ def _sampling(request: Request, dialect: Dialect) -> dict[str, Any]:
     if infer.top_k:
         entries["top_k"] = infer.top_k
     if infer.repetition_penalty != 1.0:
-        name = "repeat_penalty" if dialect is LLAMA_CPP else "repetition_penalty"
-        entries[name] = infer.repetition_penalty
+        if dialect is LLAMA_CPP:
+            entries["repeat_penalty"] = infer.repetition_penalty
+            entries["repeat_last_n"] = -1  # of all tokens, as in transformers
+        else:
+            entries["repetition_penalty"] = infer.repetition_penalty
     return entries
 
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,6 +17,7 @@ from tokenizers import Tokenizer
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.engines.answers import Answer
 from ocr_phases.engines.chat import RepetitionRule
+from ocr_phases.engines.vllm_worker import ENCODER_GRAPH
 from ocr_phases.families import IMAGE_TAG, FamilyFacts, Preset
 from ocr_phases.inputs.views import image_token_count
 from ocr_phases.measure.verdicts import (
@@ -109,14 +111,17 @@ def own_checks(
     first: float,
     rule: RepetitionRule | None = None,
     limit: int | None = None,
+    *,
+    vision_is_hidden: bool = False,
 ) -> Iterator[CheckPart]:
     """What the repeats themselves show; ``first`` is the time to first token of the first answer,
     in ms.
 
     There were ``more`` repeats whose tokens came together. Asked for were ``rule`` against
-    repetition and at most ``limit`` tokens.
+    repetition and at most ``limit`` tokens. ``vision_is_hidden`` says that vision runs in graphs
+    whose replays nobody times, so that a missing stage of vision shows nothing.
     """
-    yield _fresh_prompt(runs, first)
+    yield _fresh_prompt(runs, first, vision_is_hidden=vision_is_hidden)
     token_times = _token_times(runs[0], more)
     if token_times is not None:
         yield token_times
@@ -215,10 +220,24 @@ def _step_times(run: Answer) -> list[float]:
     return [(run.times[-1] - run.times[0]) / (run.token_count - 1)]
 
 
-def _fresh_prompt(runs: Sequence[Answer], first: float) -> CheckPart:
+def graphs_check(settings: Mapping[str, Any]) -> CheckPart | None:
+    """Whether the stages of vision are hidden in CUDA graphs; None where vLLM replays none."""
+    if not settings.get("cudagraph_mm_encoder"):
+        return None
+    if settings.get("encoder_graphs_timed"):
+        measured = "vLLM replays vision as CUDA graphs: their whole time is the stage encoder_graph"
+    else:
+        measured = "vLLM replays vision as CUDA graphs, and this version's replays are not timed"
+    return note_check("encoder_graphs", measured)
+
+
+def _fresh_prompt(
+    runs: Sequence[Answer], first: float, *, vision_is_hidden: bool = False
+) -> CheckPart:
     """Whether every repeat read its page and prompt anew.
 
-    ``first`` is the time to first token of the first answer of all, in ms.
+    ``first`` is the time to first token of the first answer of all, in ms. Without
+    ``vision_is_hidden`` a repeat whose worker ran no vision had its page in a cache.
     """
     name = "fresh_prompt"
     cached_tokens = [run.usage.get("cached_tokens") for run in runs]
@@ -226,8 +245,11 @@ def _fresh_prompt(runs: Sequence[Answer], first: float) -> CheckPart:
     if most_cached:
         prompt = runs[0].usage.get("prompt_tokens", "the")
         return failing_check(name, f"a cache had {most_cached} of {prompt} prompt tokens")
+    vision = {*VISION_STAGES, ENCODER_GRAPH}
     stages_of_runs = [{stage[0] for stage in run.stages} for run in runs]
-    blind = [stages for stages in stages_of_runs if stages and stages.isdisjoint(VISION_STAGES)]
+    if vision_is_hidden:
+        stages_of_runs = [set() for _ in runs]
+    blind = [stages for stages in stages_of_runs if stages and stages.isdisjoint(vision)]
     if blind:
         repeats = count_text(len(blind), "repeat")
         return failing_check(name, f"no vision ran in {repeats}: a cache had it")

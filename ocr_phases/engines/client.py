@@ -90,7 +90,7 @@ class ServerFailed(OcrPhasesError):
 
 
 class Deadline:
-    """The moment until which an answer is waited for, and what is said of a server that misses it."""
+    """The moment until which an answer is waited for, and what is said of a server that is late."""
 
     def __init__(self, seconds: float, missed: str) -> None:
         self._begun = time.monotonic()

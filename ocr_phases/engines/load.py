@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
-from ocr_phases.analyse.load import AskedPage
+from ocr_phases.analyse.load import AskedPage, read_slo
 from ocr_phases.engines.client import ServerFailed
 from ocr_phases.engines.measurement import ServerMeasurement
 from ocr_phases.errors import OcrPhasesError, explain_wrong_calls
@@ -29,6 +31,7 @@ def load_test(
     *,
     rates: Sequence[float] = (),
     requests: int | None = None,
+    slo: Mapping[str, float] | str | None = None,
     progress: Callable[[str], None] | None = None,
     prompt: str | Sequence[str] = "markdown",
     preset: str | None = None,
@@ -60,8 +63,9 @@ def load_test(
     """Ask a server for many pages at once, and time what its users wait for.
 
     A closed-loop level keeps so many pages in flight: it sends a page as soon as one has ended. An
-    open-loop level sends pages at random (Poisson) times, so many per minute on average. One page
-    is read before all of them, untimed.
+    open-loop level sends pages at random times (a Poisson process, of the setting ``seed``), so
+    many per minute on average, however long the server takes. One page is read before all of them,
+    untimed.
 
     Parameters
     ----------
@@ -74,6 +78,11 @@ def load_test(
     requests : int, optional
         The number of requests of each level. By default four for each page at once, and at least
         one for each page.
+    slo : mapping or str, optional
+        The objective that a page has to meet, in ms: ``{"ttft": 500, "itl": 30}`` or
+        ``"ttft=500,itl=30"``. ``ttft`` is the time to the first token, ``itl`` the mean time
+        between a page's tokens. The table then has ``goodput_per_min``, the pages per minute that
+        meet all of it.
     progress : callable, optional
         Called with the name of each level before it begins.
 
@@ -94,12 +103,8 @@ def load_test(
     >>> session = connect("http://127.0.0.1:8000/v1")  # doctest: +SKIP
     >>> session.load_test("page.png", (1, 2, 4, 8), max_new_tokens=256)  # doctest: +SKIP
     """
-    # A level that is named twice is measured once: under one name both would count as one, at twice
-    # the rate.
-    levels = [(f"{number} at once", number, 0.0) for number in dict.fromkeys(concurrency)]
-    levels += [(f"{rate:g}/min", 4, rate) for rate in dict.fromkeys(rates)]
-    if min((*concurrency, *rates), default=0) <= 0:
-        raise OcrPhasesError("Give a concurrency or a rate above 0.")
+    objective = read_slo(slo)
+    levels = _levels(concurrency, rates)
     each = pages if isinstance(pages, Sequence) and not isinstance(pages, str | bytes) else [pages]
     measurements = []
     for page in each:
@@ -135,15 +140,97 @@ def load_test(
         measurements.append(ServerMeasurement(session, request))
     measurements[0].ask()
     asked: list[AskedPage] = []
-    for level, at_once, rate in levels:
+    for level in levels:
         if progress is not None:
-            progress(level)
-        count = requests or max(4 * at_once, len(measurements))
-        starts = np.random.default_rng(0).exponential(60 / rate if rate else 0.0, count).cumsum()
-        with ThreadPoolExecutor(count if rate else at_once) as pool:
-            ask = partial(_ask, level, time.monotonic())
-            asked += pool.map(ask, itertools.cycle(measurements), starts)
-    return LoadResult(session.server.url, asked, price_per_hour)
+            progress(level.name)
+        count = requests or max(4 * level.at_once, len(measurements))
+        asked += _ask_level(level, measurements, count, seed)
+    return LoadResult(
+        session.server.url,
+        asked,
+        price_per_hour,
+        slo=objective,
+        model=session.model,
+        page=measurements[0].page[2],
+    )
+
+
+@dataclass(frozen=True)
+class _Level:
+    """A level of a load: so many pages at once, or pages per minute where ``rate`` is above 0."""
+
+    name: str
+    at_once: int
+    rate: float = 0.0
+
+
+def _levels(concurrency: Sequence[int], rates: Sequence[float]) -> list[_Level]:
+    """The levels in their order; `OcrPhasesError` for one that is not above 0.
+
+    One that is named twice is measured once: under one name both would count as one, at twice the
+    rate.
+    """
+    if min((*concurrency, *rates), default=0) <= 0:
+        raise OcrPhasesError("Give a concurrency or a rate above 0.")
+    closed = [_Level(f"{number} at once", number) for number in dict.fromkeys(concurrency)]
+    opened = [_Level(f"{rate:g}/min", 4, rate) for rate in dict.fromkeys(rates)]
+    return [*closed, *opened]
+
+
+def _ask_level(
+    level: _Level,
+    measurements: Sequence[ServerMeasurement],
+    count: int,
+    seed: int,
+) -> list[AskedPage]:
+    """Ask for so many pages at one level."""
+    if level.rate:
+        # The intervals of a Poisson process; a seed may be negative, a generator's may not.
+        generator = np.random.default_rng(abs(seed))
+        starts = generator.exponential(60 / level.rate, count).cumsum()
+        threads = count
+    else:
+        starts = np.zeros(count)
+        threads = level.at_once
+    zero = time.monotonic()
+    with ThreadPoolExecutor(threads) as pool, _LagWatch() as lag:
+        ask = partial(_ask, level.name, zero)
+        pages = [*pool.map(ask, itertools.cycle(measurements), starts)]
+    return [replace(page, client_lag_ms=lag.worst_ms) for page in pages]
+
+
+class _LagWatch:
+    """How late a thread of this process wakes while a level runs: the client's own lag.
+
+    A client with many streams may be busier than the server; what it then measures is itself.
+    """
+
+    _PAUSE_S = 0.02
+
+    def __init__(self) -> None:
+        self._lags_ms: list[float] = []
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="ocr_phases lag", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.is_set():
+            begun = time.monotonic()
+            time.sleep(self._PAUSE_S)
+            late_s = time.monotonic() - begun - self._PAUSE_S
+            self._lags_ms.append(1e3 * max(0.0, late_s))
+
+    @property
+    def worst_ms(self) -> float:
+        """The 99th percentile of how late it woke, in ms."""
+        return float(np.quantile(self._lags_ms, 0.99)) if self._lags_ms else 0.0
 
 
 def _ask(level: str, zero: float, measurement: ServerMeasurement, start: float) -> AskedPage:

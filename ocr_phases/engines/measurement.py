@@ -155,6 +155,9 @@ class ServerMeasurement:
             answer.own = own
         if session.worker and (answer.own or not before):
             answer.stages = self._worker_stages(answer.begun)
+            settings = session.worker.get("settings") or {}
+            if settings.get("enable_mm_processor_stats"):
+                answer.encoder_ms = session.rpc("ocr_encoder_ms", float | None)
         return answer
 
     def _worker_stages(self, begun: float) -> list[Stage]:
@@ -227,7 +230,7 @@ class ServerMeasurement:
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             versions=versions | worker.get("versions", {}),
             device=make_part(DevicePart, device | worker.get("device", {})),
-            model=self._model_part(runs, stages_of_spans(spans, MODULES)),
+            model=self._model_part(runs, stages_of_spans(spans, worker.get("modules") or MODULES)),
             pages=[
                 page_part(
                     self.page,
@@ -251,13 +254,18 @@ class ServerMeasurement:
         ids_or_texts = [answer.ids or answer.text for answer in self.answers]
         yield from repeat_checks(ids_or_texts, self.request.repeats, self.failure)
         body = self.session.body(self.request, "")
+        settings = self.session.worker.get("settings") or {}
+        graphs = checks.graphs_check(settings)
         yield from checks.own_checks(
             runs,
             more=len(self.answers) - len(runs),
             first=self.first,
             rule=repetition_rule_of(body, self.session.dialect),
             limit=self.request.max_new_tokens,
+            vision_is_hidden=graphs is not None and not settings.get("encoder_graphs_timed"),
         )
+        if graphs is not None:
+            yield graphs
         engine = checks.engine_check(self.session.engine, self.session.engine_source)
         if engine is not None:
             yield engine
@@ -276,7 +284,7 @@ class ServerMeasurement:
             "url": session.server.url,
             "family_source": session.family_source,
             "settings": worker.get("settings"),
-            "times": [run.own for run in runs],
+            "times": [_own_times(run) for run in runs],
         }
         if session.extra_body:
             server["extra_body"] = session.extra_body
@@ -308,6 +316,13 @@ class ServerMeasurement:
         if tokens != len(ids):
             return replace(result, token_count=tokens)
         return result
+
+
+def _own_times(answer: Answer) -> dict[str, float]:
+    """What the server itself tells of an answer, in ms."""
+    if answer.encoder_ms is None:
+        return answer.own
+    return {**answer.own, "encoder_ms": answer.encoder_ms}
 
 
 def _probabilities(answer: Answer) -> list[ProbabilitiesPart] | None:

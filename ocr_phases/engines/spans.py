@@ -1,4 +1,4 @@
-"""The answers of a server as spans of one clock: the client's, the server's and the worker's times."""
+"""The answers of a server as spans of one clock, from the client, the server and its worker."""
 
 from __future__ import annotations
 
@@ -9,12 +9,19 @@ from typing import NamedTuple
 import pandas as pd
 
 from ocr_phases.engines.answers import Answer, Stage
+from ocr_phases.engines.vllm_worker import ENCODER_GRAPH
 from ocr_phases.record import make_spans
 from ocr_phases.record.parts import StagePart
-from ocr_phases.stages import stage_of, stage_place
+from ocr_phases.stages import Role, stage_of, stage_place
 
 #: Where a stage is from that is no module of the worker, in a record's list of stages.
 SERVER_TIMES = "the server's own times"
+
+
+#: Where the stage of a replayed graph is from.
+_GRAPH_REPLAYS = "replays of the encoder's CUDA graphs"
+#: The roles of stages that the table of stages does not have.
+_ROLES: dict[str, Role] = {ENCODER_GRAPH: "vision"}
 
 
 class Span(NamedTuple):
@@ -69,11 +76,13 @@ def stages_of_spans(spans: pd.DataFrame, modules: Mapping[str, str]) -> list[Sta
             In the order that a page goes through them, without those that are the whole of a phase.
         ``path`` is the module's name, else what tells of the stage.
     """
-    stages = [stage_of(name) for name in spans["stage"].unique()]
+    stages = [stage_of(name, _ROLES.get(name)) for name in spans["stage"].unique()]
     parts = []
     for stage in sorted(stages, key=stage_place):
         if stage.role != "whole":
             path = modules.get(stage.name, SERVER_TIMES)
+            if stage.name == ENCODER_GRAPH:
+                path = _GRAPH_REPLAYS
             parts.append(StagePart(name=stage.name, path=path, role=stage.role))
     return parts
 
@@ -113,7 +122,7 @@ def _prefill_begin(own: Mapping[str, float], stages: Sequence[Stage], first: flo
 def _before_first_token(
     own: Mapping[str, float], stages: Sequence[Stage], first: float
 ) -> Iterator[Span]:
-    """What happened between the request and the prefill: all of it, preprocessing, and the queue."""
+    """What happened between the request and the prefill: all of it, preprocessing, the queue."""
     begin = _prefill_begin(own, stages, first)
     queue_ms = own.get("queue_ms", 0.0)
     preprocess_ms = own.get("ttft_ms", 0.0) - own.get("prefill_ms", 0.0) - queue_ms

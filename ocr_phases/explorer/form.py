@@ -19,6 +19,7 @@ from ocr_phases.explorer.records import found, placed
 from ocr_phases.families import DEEPSEEK_OCR, FAMILIES, PRESET_NAMES
 from ocr_phases.files import PAGE_SUFFIXES, each_page
 from ocr_phases.measure.request import recorded_settings
+from ocr_phases.models.host import host_name
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.settings import (
     FAMILY_NAMES,
@@ -54,6 +55,10 @@ _NEEDS_CUDA = ("cuda_graph", "captured", "cuda")
 #: So many repeats that two records can be judged; a number of tokens, because a field cannot be
 #: empty.
 _USUAL = {"repeats": LEAST_REPEATS, "max_new_tokens": NEW_TOKENS}
+
+
+#: A page on offer: the path of a file, or its contents and its name.
+Page = tuple[str | bytes, str | None]
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,32 @@ def asked_again(run: PhaseRun) -> Asked | None:
     return Asked(page, run.page.file, Settings(**given))
 
 
+def measured_here(run: PhaseRun) -> bool:
+    """Whether a new measurement runs where the record was measured: on its server, or on this
+    machine, as far as the names of its processors tell.
+    """
+    if run.is_server:
+        return True
+    if run.device.kind == "cuda" and not has_cuda():
+        return False
+    return (run.device.host or run.device.name) == host_name()
+
+
+def pages_at(text: str) -> dict[str, Page]:
+    """A file, or all pages of a folder, by their names; raises `OcrPhasesError` for a folder
+    without pages.
+    """
+    path = found(text)
+    paths = [path]
+    if path.is_dir():
+        paths = sorted(each for each in path.iterdir() if each.suffix.lower() in PAGE_SUFFIXES)
+        if not paths:
+            raise OcrPhasesError(
+                f"There is no page in {path}: name a folder of images, or one file."
+            )
+    return {each.name: (str(each), None) for each in paths}
+
+
 @functools.cache
 def has_cuda() -> bool:
     """Whether there is a CUDA driver, asked without torch."""
@@ -129,27 +160,12 @@ class Form:
         samples = sorted(
             asset("data", "pages").glob("*.png"), key=lambda path: path.stem != "receipt"
         )
-        self.pages: dict[str, Any] = {path.stem: (str(path), None) for path in samples}
+        self.pages: dict[str, Page] = {path.stem: (str(path), None) for path in samples}
 
-    def offer(self, pages: Mapping[str, tuple[str | bytes, str | None]]) -> list[str]:
-        """Offer pages, each a file's path or its contents and name; returns their names."""
-        self.pages = {
-            **pages,
-            **{name: page for name, page in self.pages.items() if name not in pages},
-        }
-        return list(pages)
-
-    def offer_path(self, text: str) -> list[str]:
-        """Offer a file, or all pages of a folder; returns the name of it, or of the first of them."""
-        path = found(text)
-        paths = [path]
-        if path.is_dir():
-            paths = sorted(each for each in path.iterdir() if each.suffix.lower() in PAGE_SUFFIXES)
-            if not paths:
-                raise OcrPhasesError(
-                    f"There is no page in {path}: name a folder of images, or one file."
-                )
-        return self.offer({each.name: (str(each), None) for each in paths})[:1]
+    def offer(self, pages: Mapping[str, Page]) -> None:
+        """Offer pages, before those that are on offer."""
+        others = {name: page for name, page in self.pages.items() if name not in pages}
+        self.pages = {**pages, **others}
 
     def values(self, model: str) -> dict[str, Any]:
         """What the fields hold at first."""

@@ -23,7 +23,8 @@ const panelHtml = () => `
         <input type="file" data-files multiple accept="${FILES}" aria-label="Pages or records">
         <button data-ask="code" title="Copy the lines that measure this in a cell">Copy as code</button></p>
     </div></details></div>
-  <div class="opx-message"></div><div class="opx-progress"></div><header class="opx-head"></header>
+  <div class="opx-message"></div><div class="opx-progress"></div><p class="opx-chosen" role="status"></p>
+  <header class="opx-head"></header>
   ${tabs("opx-views", "data-trait=view", "View", ["Page", "Latency", "Stages", "Records"])}
   ${viewHtml()}${part("latency")}${part("stages")}${part("checks")}
   <section data-pane="records" aria-label="records"><div class="opv-controls">
@@ -100,6 +101,7 @@ class Panel extends View {
         turn(this.inside, this.views, model.get("view"));
       },
       ...super.drawings(),
+      chosen_page: () => this.showChosenPage(),
       live: () => this.showLive(),
     };
   }
@@ -307,6 +309,23 @@ class Panel extends View {
       said,
     );
     this.watch(live);
+  }
+
+  /** A page that has not been measured stands in place of the record's, whose result is grey. */
+  showChosenPage() {
+    const { said, size, href } = this.model.get("chosen_page");
+    const isChosen = said !== undefined;
+    const wasChosen = this.root.classList.contains("opx-stale");
+    this.chosen.textContent = said ?? "";
+    this.chosen.hidden = !isChosen;
+    this.root.classList.toggle("opx-stale", isChosen);
+    if (isChosen) {
+      this.pause();
+      this.page.root.hidden = false;
+      this.page.show({ size, boxes: [], href });
+    } else if (wasChosen) {
+      this.load();
+    }
   }
 
   /** The head's badge opens the checks. What passes needs no words. */

@@ -1,11 +1,11 @@
-"""The panel: one model that the browser draws and links, and what the kernel does when it is asked."""
+"""The panel: one model that the browser draws and links, and what the kernel does on demand."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,17 @@ from matplotlib.figure import Figure
 from ocr_phases.analyse.sentences import findings, headline, noise_warning, preset_text, subject
 from ocr_phases.analyse.statistics import LEAST_REPEATS
 from ocr_phases.errors import OcrPhasesError, Stopped, stop_signals
-from ocr_phases.explorer.form import Asked, Form, asked_again, first_image, has_cuda, presets_of
+from ocr_phases.explorer.form import (
+    Asked,
+    Form,
+    Page,
+    asked_again,
+    first_image,
+    has_cuda,
+    measured_here,
+    pages_at,
+    presets_of,
+)
 from ocr_phases.explorer.records import (
     FOLDER,
     Record,
@@ -34,6 +44,7 @@ from ocr_phases.explorer.records import (
 )
 from ocr_phases.explorer.running import REFRESH_S, Live, error_html, error_sentence, start
 from ocr_phases.files import LARGEST_FILE, REPORT_FOLDER, folder_for, unpacked
+from ocr_phases.models.host import host_name
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.show.checks_section import checks_section
 from ocr_phases.show.kernel_section import kernels_section
@@ -51,15 +62,23 @@ from ocr_phases.show.run_times import floors_section, latency_section, stages_se
 from ocr_phases.show.section import Section
 from ocr_phases.show.timeline_plot import plot_phase_timeline
 from ocr_phases.show.vision_plot import plot_vision_stages
-from ocr_phases.show.web import Html, asset_text, element, fragment, note, notebook_css
+from ocr_phases.show.web import (
+    Html,
+    asset_text,
+    element,
+    fragment,
+    note,
+    notebook_css,
+    printable,
+)
 from ocr_phases.text import count_text
 from ocr_phases.view.assets import view_file
-from ocr_phases.view.data import row_data
+from ocr_phases.view.data import page_address, row_data
 from ocr_phases.view.scripts import VIEW_SCRIPT
 from ocr_phases.view.still import Stilled, running_loop, still_bundle
 from ocr_phases.view.widgets import LinkedTraits, selected_tokens
 
-_RECORDS = (".json", ".json.gz")
+_RECORD_SUFFIXES = (".json", ".json.gz")
 _AT_ONCE = 20  # rows of the table that are read before it is drawn again
 #: What this kernel measured: a panel made anew shows them again.
 MEASURED: list[Record] = []
@@ -86,6 +105,36 @@ VIEWS: dict[str, tuple[Callable[..., Section | Figure], ...]] = {
     "records": (),
     "checks": (_findings, checks_section, text_notes_section, method_section),
 }
+
+
+@dataclass(frozen=True)
+class Command:
+    """What a browser asks for: ``do`` names it, ``sender`` is the place that waits for the answer.
+
+    ``key`` is a record's, ``label`` the words of the button, ``value`` what was typed, and
+    ``files`` are what was chosen, dropped or pasted, as names and contents.
+    """
+
+    do: str
+    sender: str = ""
+    key: str = ""
+    label: str = ""
+    value: str = ""
+    files: tuple[tuple[str, bytes], ...] = ()
+
+    @classmethod
+    def of_message(cls, content: Mapping[str, Any], buffers: Sequence[memoryview]) -> Command:
+        """The command of a message of ``panel.js``."""
+        names = content.get("names", [])
+        contents = [bytes(each) for each in buffers]
+        return cls(
+            do=content["do"],
+            sender=content["from"],
+            key=content.get("key", ""),
+            label=content.get("label", ""),
+            value=content.get("value", ""),
+            files=tuple(zip(names, contents, strict=True)),
+        )
 
 
 class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
@@ -123,6 +172,7 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
     records = traitlets.Unicode("").tag(sync=True)
     compared = traitlets.Unicode("").tag(sync=True)
     live = traitlets.Dict().tag(sync=True)
+    chosen_page = traitlets.Dict().tag(sync=True)
     live_page = traitlets.Unicode("").tag(sync=True)
     message = traitlets.Unicode("").tag(sync=True)
 
@@ -137,19 +187,36 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
         bar: bool = True,
     ) -> None:
         super().__init__(bar=bar, keeps=keep is not None)
-        self.folder, self.measuring, self.form = placed(keep or FOLDER), Live(), Form()
-        self._home = (
-            running_loop()
-        )  # of the thread that Jupyter's Interrupt reaches; clicks may come in another
+        self.folder = placed(keep or FOLDER)
+        self.measuring = Live()
+        self.form = Form()
+        # The loop of the thread that Jupyter's Interrupt reaches; clicks may come in another one.
+        self._home = running_loop()
+        self._stopped = False
+        #: What the browser may ask for, by the names that panel.js sends.
+        self._commands: dict[str, Callable[[Command], None]] = {
+            "run": self._run_form,
+            "again": self._run_again,
+            "stop": self.stop,
+            "files": self._take_files,
+            "path": self._take_path,
+            "show": self._show_record,
+            "rename": self._rename_record,
+            "delete": self._delete_record,
+            "download": self._send_record,
+            "report": self._send_report,
+            "code": self._send_code,
+            "save": self._draw_before_save,
+        }
         self._current: Record | None = None
         self._before: PhaseRun | None = None  # drawn faintly under the curve of what repeats it
         self.rows = [*(Record(run) for run in reversed(runs)), *reversed(MEASURED)]
         self._list_files()
-        self.observe(lambda _: self._heed_values(), "values")
+        self.observe(self._heed_values, "values")
         self.values = self.form.values(model)
-        with self._telling():
-            if page is not None:
-                self._choose(self.form.offer_path(str(page)))
+        if page is not None:
+            with self._telling():
+                self._offer_path(str(page))
         self.on_msg(self._heard)
         self.observe(lambda _: self._load_row(), "row")
         self.observe(lambda _: self._open(), "view")
@@ -157,11 +224,13 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
         self.observe(lambda _: self._keep(), "keeps")
         self.observe(lambda _: self._compare(), ["ticked", "pinned"])
         if record is not None:
-            self._do_path({"value": str(record)})
+            self._open_path(str(record))
         else:
             self._show_first()
+        if page is not None:
+            self._show_chosen_page()
 
-    # -- records ----------------------------------------------------------------------------------------
+    # -- records ----------------------------------------------------------------------------------
 
     @property
     def run(self) -> PhaseRun | None:
@@ -227,6 +296,7 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
             self.sheet = 0
             self.data = row_data(run, self.row, self._before)
             self.parts = {}
+            self.chosen_page = {}
         self.draw_still_soon()
 
     def held(self, name: str) -> int:
@@ -235,7 +305,7 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
 
     @property
     def selected(self) -> pd.DataFrame | None:
-        """The brushed tokens of the row shown, as rows of `PhaseRun.tokens_of`; None without a record."""
+        """The brushed tokens of the row, as rows of `PhaseRun.tokens_of`; None without a record."""
         if self.run is None:
             return None
         return selected_tokens(self.run, self.row, self.selection)
@@ -288,18 +358,18 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
             if chosen == self._chosen():
                 self.compared = html
 
-    # -- what a person asks for -------------------------------------------------------------------------
+    # -- what a person asks for -------------------------------------------------------------------
 
     def _heard(self, _: Any, content: dict[str, Any], buffers: Sequence[memoryview]) -> None:
-        """Do what the browser asks for: `_do_NAME` gets the message, with the bytes of files."""
+        """Do what the browser asks for."""
         self.message = ""
         with self._telling():
-            self.set_state(
-                content.get("state", {})
-            )  # what the browser holds back behind an earlier change
-            getattr(self, f"_do_{content['do']}")(
-                content | {"buffers": [bytes(each) for each in buffers]}
-            )
+            # What the browser holds back behind an earlier change.
+            self.set_state(content.get("state", {}))
+            command = Command.of_message(content, buffers)
+            if command.do not in self._commands:
+                raise OcrPhasesError(f"The explorer has no command {command.do!r}.")
+            self._commands[command.do](command)
 
     @contextlib.contextmanager
     def _telling(self, of: str = "") -> Iterator[None]:
@@ -314,56 +384,94 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
     def _say(self, sentence: str) -> None:
         self.message = element("p", sentence, role="status")
 
-    def _answer(self, asked: dict[str, Any], *buffers: bytes, **content: Any) -> None:
-        self.send({"to": asked["from"], **content}, list(buffers))
+    def _answer(self, command: Command, *buffers: bytes, **content: Any) -> None:
+        self.send({"to": command.sender, **content}, list(buffers))
 
     def _record(self, key: str) -> Record:
         return next(record for record in self.rows if record.key == key)
 
-    def _choose(self, pages: list[str]) -> None:
-        """Choose pages that are on offer; raises where the first is none."""
-        self.values = {**self.values, "pages": pages}
-        first_image(*self.form.pages[pages[0]])
+    def _offer(self, pages: Mapping[str, Page], chosen: list[str]) -> None:
+        """Offer pages and choose some of them, under what was said of others."""
+        said = self.message
+        self.form.offer(pages)
+        self.values = {**self.values, "pages": chosen}
+        self.fields = self.form.fields(self.values["model"])
+        self.message = said
+        self._show_chosen_page()
 
-    def _heed_values(self) -> None:
-        """Offer the presets of the chosen model alone."""
+    def _offer_path(self, text: str) -> None:
+        """Offer a file, or all pages of a folder, and choose the first that can be read.
+
+        What cannot be read before it is told and left out.
+        """
+        pages = pages_at(text)
+        for name in [*pages]:
+            with self._telling():
+                first_image(*pages[name])
+                self._offer(pages, [name])
+                return
+            del pages[name]
+
+    def _heed_values(self, change: Any) -> None:
+        """Offer the presets of the chosen model alone, and show a page that was chosen."""
         self.message = ""
         if self.values["preset"] not in ("", *presets_of(self.values["model"])):
             self.values = {**self.values, "preset": "", "presets": []}
         self.fields = self.form.fields(self.values["model"])
+        if change.old and change.old["pages"] != change.new["pages"]:
+            with self._telling():
+                self._show_chosen_page()
 
-    def _do_files(self, asked: dict[str, Any]) -> None:
-        """Take files: records are shown, all others are pages."""
-        files = dict(zip(asked["names"], asked["buffers"], strict=True))
-        pages = {name: data for name, data in files.items() if not name.endswith(_RECORDS)}
-        if pages:
-            self._choose(self.form.offer({name: (page, name) for name, page in pages.items()}))
-        for name in files.keys() - pages.keys():
+    def _show_chosen_page(self) -> None:
+        """Show the page that is chosen in the form, unless the record shown is of this page."""
+        names = self.values["pages"]
+        if not names or self.busy:
+            self.chosen_page = {}
+            return
+        page, name = self.form.pages[names[0]]
+        image = first_image(page, name)
+        if self.run is not None and page_address(self.run.page_image(0)) == page_address(image):
+            self.chosen_page = {}
+            return
+        said = f"{printable(names[0], 60)} has not been measured yet: press Run."
+        if self.run is not None:
+            said += f" What is grey belongs to {printable(self.run.page.file, 60)}."
+        self.chosen_page = {"said": said, "size": image.size, "href": page_address(image)}
+
+    def _take_files(self, command: Command) -> None:
+        """Take files: records are shown, all others are pages. What is refused is left out."""
+        pages: dict[str, Page] = {}
+        for name, data in command.files:
             with self._telling(f"{name}: "):
-                data = files[name]
-                self.add(
-                    PhaseRun.from_json(
-                        unpacked(data, LARGEST_FILE) if name.endswith(".gz") else data
-                    )
-                )
+                if not name.endswith(_RECORD_SUFFIXES):
+                    first_image(data, name)
+                    pages[name] = (data, name)
+                    continue
+                text = unpacked(data, LARGEST_FILE) if name.endswith(".gz") else data
+                self.add(PhaseRun.from_json(text))
+        if pages:
+            self._offer(pages, [*pages])
 
-    def _do_path(self, asked: dict[str, Any]) -> None:
+    def _take_path(self, command: Command) -> None:
+        self._open_path(command.value)
+
+    def _open_path(self, path: str) -> None:
         """Take a path: a record is shown, anything else is a page or a folder of them."""
-        if asked["value"].strip().endswith(_RECORDS):
-            file = found(asked["value"])
+        if path.strip().endswith(_RECORD_SUFFIXES):
+            file = found(path)
             self.add(PhaseRun.load(file), file)
         else:
-            self._choose(self.form.offer_path(asked["value"]))
+            self._offer_path(path)
 
-    def _do_show(self, asked: dict[str, Any]) -> None:
-        self._show(self._record(asked["key"]))
+    def _show_record(self, command: Command) -> None:
+        self._show(self._record(command.key))
 
-    def _do_rename(self, asked: dict[str, Any]) -> None:
-        self._record(asked["key"]).rename(asked["value"])
+    def _rename_record(self, command: Command) -> None:
+        self._record(command.key).rename(command.value)
         self._list()
 
-    def _do_delete(self, asked: dict[str, Any]) -> None:
-        record = self._record(asked["key"])
+    def _delete_record(self, command: Command) -> None:
+        record = self._record(command.key)
         if record.file is not None:
             record.file.unlink(missing_ok=True)
         for rows in (self.rows, MEASURED):
@@ -373,42 +481,42 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
             self._show_first()
         self._list()
 
-    def _do_download(self, asked: dict[str, Any]) -> None:
-        run = self._record(asked["key"]).load()
-        self._answer(asked, run.to_json(), file=f"{file_stem(run)}.json")
+    def _send_record(self, command: Command) -> None:
+        run = self._record(command.key).load()
+        self._answer(command, run.to_json(), file=f"{file_stem(run)}.json")
 
-    def _do_report(self, asked: dict[str, Any]) -> None:
-        run = self._record(asked["key"]).load()
+    def _send_report(self, command: Command) -> None:
+        run = self._record(command.key).load()
         folder = folder_for(None, placed(REPORT_FOLDER) / file_stem(run))
         self._say(f"Writing the report into {folder} …")
+        self._spawn(self._write_report(command, run, folder))
 
-        async def job() -> None:
-            with self._telling():
-                report = await asyncio.to_thread(run.report, folder)
-                self._say(f"The report is written to {report}.")
-                self._answer(asked, report.read_bytes(), file=f"{folder.name}.html")
+    async def _write_report(self, command: Command, run: PhaseRun, folder: Path) -> None:
+        with self._telling():
+            report = await asyncio.to_thread(run.report, folder)
+            self._say(f"The report is written to {report}.")
+            self._answer(command, report.read_bytes(), file=f"{folder.name}.html")
 
-        self._spawn(job())
+    def _send_code(self, command: Command) -> None:
+        self._answer(command, copy=self.form.jobs(self.values)[0].code())
 
-    def _do_code(self, asked: dict[str, Any]) -> None:
-        self._answer(asked, copy=self.form.jobs(self.values)[0].code())
-
-    def _do_save(self, asked: dict[str, Any]) -> None:
+    def _draw_before_save(self, command: Command) -> None:
         """Draw the picture now: the browser saves the notebook when it has the answer."""
         try:
             self.draw_still()
         finally:
-            self._answer(asked, saved=True)
+            self._answer(command, saved=True)
 
-    # -- measuring --------------------------------------------------------------------------------------
+    # -- measuring --------------------------------------------------------------------------------
 
-    def _do_run(self, _: dict[str, Any]) -> None:
+    def _run_form(self, _: Command) -> None:
         self._spawn(self.measure(), self._home)
 
-    def _do_again(self, asked: dict[str, Any]) -> None:
+    def _run_again(self, command: Command) -> None:
         """Measure the record shown once more, as its next step says."""
         assert self._current is not None
-        self._spawn(self.measure([_again(self._current)[asked["label"]]], self.run), self._home)
+        asked = _next_steps(self._current)[command.label]
+        self._spawn(self.measure([asked], self.run), self._home)
 
     async def measure(
         self, asked: Sequence[Asked] | None = None, before: PhaseRun | None = None
@@ -419,13 +527,12 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
         """
         if self.busy:
             return
-        self.message, self._stopped, self.busy, self.view, jobs = (
-            "",
-            False,
-            True,
-            "page",
-            list[Record](),
-        )
+        self.message = ""
+        self._stopped = False
+        self.busy = True
+        self.view = "page"
+        self.chosen_page = {}
+        jobs: list[Record] = []
         try:
             with self._telling():
                 jobs = [Record(asked=each) for each in asked or self.form.jobs(self.values)]
@@ -437,8 +544,12 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
                     if not self._stopped:
                         await self._measure_job(job, before)
         finally:
-            self.busy, self.live = False, {}
+            self.busy = False
+            self.live = {}
             self._list()
+            if all(job.run is None for job in jobs):
+                with self._telling():
+                    self._show_chosen_page()
 
     async def _measure_job(self, job: Record, before: PhaseRun | None) -> None:
         """Measure one; whatever ends it is noted in the list, and raised."""
@@ -482,8 +593,6 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
         self._stopped = True
         self.measuring.stop()
 
-    _do_stop = stop
-
     def _spawn(
         self, job: Coroutine[Any, Any, None], loop: asyncio.AbstractEventLoop | None = None
     ) -> None:
@@ -496,7 +605,7 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
         else:
             asyncio.run_coroutine_threadsafe(job, loop)  # held by what it waits for
 
-    # -- the picture ------------------------------------------------------------------------------------
+    # -- the picture ------------------------------------------------------------------------------
 
     def _keep(self) -> None:
         """Keep records from now on or not; a confidential page leaves the notebook at once."""
@@ -521,26 +630,39 @@ def _head(record: Record) -> Html:
     run = record.load()
     model = ", ".join(filter(None, [run.model.name, preset_text(run)]))
     title = element("strong", run_title(run))
-    about = element(
-        "p", title, f" · {model} · {run.device.name}", class_="opx-about", title=subject(run)
-    )
+    facts = f" · {model} · {run.device.name}"
+    about = element("p", title, facts, class_="opx-about", title=subject(run))
+    example: Html | str = ""
+    if not record.own:
+        measured = f"Example, measured on {run.device.name} on {run.created[:10]}: "
+        example = element("p", measured, "press Run for your own.", class_="opx-example")
     said = element("p", headline(run), class_="opx-headline")
     steps = [
-        element("button", words, class_="opx-next", data_ask="again") for words in _again(record)
+        element("button", words, class_="opx-next", data_ask="again")
+        for words in _next_steps(record)
     ]
-    return fragment(about, said, phase_bar(run), status_html(run), *steps)
+    elsewhere: Html | str = ""
+    if steps and not measured_here(run):
+        where = f"This record was measured on {run.device.name}. "
+        here = f"A new measurement runs on this machine, {host_name()}."
+        elsewhere = element("span", where, here, class_="opx-elsewhere")
+    return fragment(example, about, said, phase_bar(run), status_html(run), *steps, elsewhere)
 
 
-def _again(record: Record) -> dict[str, Asked]:
+def _next_steps(record: Record) -> dict[str, Asked]:
     """What the panel can measure next of a record, by the button's words."""
     run = record.load()
     asked = record.asked or asked_again(run)
-    many, steps = max(8, 2 * len(run.repeats)), {}
-    if asked and (noise_warning(run) or len(run.repeats) < LEAST_REPEATS):
-        again = replace(asked.settings, repeats=many)
-        steps[f"Measure again with {many} repeats"] = replace(asked, settings=again)
-    if asked and run.model.strategy == "eager" and has_cuda():
-        steps["Try cuda_graph"] = replace(
-            asked, settings=replace(asked.settings, strategy="cuda_graph")
-        )
+    if asked is None:
+        return {}
+    steps: dict[str, Asked] = {}
+    repeats = max(8, 2 * len(run.repeats))
+    if noise_warning(run) or len(run.repeats) < LEAST_REPEATS:
+        settings = replace(asked.settings, repeats=repeats)
+        again = "Measure again" if measured_here(run) else "Measure on this machine"
+        steps[f"{again} with {repeats} repeats"] = replace(asked, settings=settings)
+    if run.model.strategy == "eager" and has_cuda():
+        settings = replace(asked.settings, strategy="cuda_graph")
+        words = "Try cuda_graph" if measured_here(run) else "Try cuda_graph on this machine"
+        steps[words] = replace(asked, settings=settings)
     return steps

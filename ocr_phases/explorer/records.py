@@ -122,7 +122,7 @@ class Record:
             self.cells |= asked.cells()
 
     def load(self) -> PhaseRun:
-        """The record, which then stays in memory; raises `OcrPhasesError` as `PhaseRun.load` does."""
+        """The record, which then stays in memory; raises as `PhaseRun.load` does."""
         self.run = self.run or self.look()
         return self.run
 
@@ -170,7 +170,7 @@ def cells(run: PhaseRun) -> dict[str, Any]:
 
 
 def kept_files(folder: Path) -> list[Path]:
-    """A folder's newest records, the newest first: by the date in their names, else the files' own."""
+    """A folder's newest records first: by the date in their names, else by the files' own."""
     files = [path for pattern in ("*.json", "*.json.gz") for path in folder.glob(pattern)]
     return sorted(filter(Path.is_file, files), key=_when, reverse=True)[:_MOST_LISTED]
 
@@ -199,8 +199,9 @@ def shipped() -> list[Path]:
 
 def rows_html(rows: Sequence[Record], shown: Record | None) -> Html:
     """The table of records, strong the one shown; a row's first cell has its key and what there is
-    of it.
+    of it. Measurements that ended without a record stand last.
     """
+    rows = sorted(rows, key=_ended_without_record)
     table = pd.DataFrame([row.cells for row in rows]).reindex(columns=_COLUMNS)
     keys = [
         element("data", value=row.key, data_own=row.own, data_read=bool(row.run or row.file))
@@ -213,13 +214,25 @@ def rows_html(rows: Sequence[Record], shown: Record | None) -> Html:
     return table_html(table, headings={"": ("", "")}, strong=[row is shown for row in rows])
 
 
+def _ended_without_record(row: Record) -> bool:
+    return str(row.cells["steps"]).startswith(("stopped", "failed", "not run"))
+
+
 def _sparkline(times: Sequence[float]) -> Html:
-    """The curve of a record in small: the shape of its steps, not their size."""
+    """The curve of a record in small, from its fastest to its slowest part, with both in words."""
+    low = min(times, default=0.0)
     top = max(times, default=0.0)
-    bars = "".join("▁▂▃▄▅▆▇█"[int(7 * ms / top)] for ms in times)
-    return element(
-        "span", bars, class_="opx-spark", role="img", aria_label=f"Steps up to {ms_text(top)}"
-    )
+    bars = "".join("▁▂▃▄▅▆▇█"[_level(ms, low, top)] for ms in times)
+    words = f"Steps from {ms_text(low)} to {ms_text(top)}, medians of {len(times)} parts"
+    return element("span", bars, class_="opx-spark", role="img", title=words, aria_label=words)
+
+
+def _level(ms: float, low: float, top: float) -> int:
+    """The height of a bar, from 0 to 7. Times that differ by less than a tenth are all low."""
+    spread = max(top - low, 0.1 * top)
+    if spread == 0.0:
+        return 0
+    return int(7 * (ms - low) / spread)
 
 
 def comparison_html(runs: Sequence[PhaseRun]) -> str:

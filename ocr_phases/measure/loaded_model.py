@@ -12,9 +12,10 @@ from ocr_phases.models.devices import release_memory
 from ocr_phases.models.load import Checkpoint, load_checkpoint
 from ocr_phases.record.parts import CeilingsPart, GenerationPart, ModelPart, make_part
 from ocr_phases.settings import ModelSettings, Strategy
-from ocr_phases.steps.captured import KEPT_STEPS, StaticStep
+from ocr_phases.steps.captured import KEPT_STEPS, CapturedVision, StaticStep
 from ocr_phases.steps.compiled import CompiledVision
 from ocr_phases.steps.decode_kernels import decode_backends, decode_experts
+from ocr_phases.steps.forwards import ForwardsByShape
 from ocr_phases.steps.last_used import LastUsed
 
 
@@ -36,14 +37,18 @@ class LoadedModel:
     steps : LastUsed
         The captured or compiled decode steps by their shape, the last used of them
         (`ocr_phases.steps.captured.KEPT_STEPS`).
-    vision : CompiledVision
-        The compiled vision encoders, made at each shape's first call.
+    vision : dict
+        The vision encoders as each way of running them makes them, ``cuda_graph`` and ``compiled``;
+        both at each shape's first call.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
         self.steps: LastUsed[StepShape, StaticStep] = LastUsed(KEPT_STEPS)
-        self.vision = CompiledVision(checkpoint.model)
+        self.vision: dict[str, ForwardsByShape] = {
+            "cuda_graph": CapturedVision(checkpoint.model),
+            "compiled": CompiledVision(checkpoint.model),
+        }
         self._ceilings: dict[torch.dtype, CeilingsPart] = {}
 
     def step(self, shape: StepShape) -> StaticStep:

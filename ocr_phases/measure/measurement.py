@@ -244,8 +244,8 @@ class Measurement:
         """Make or find what the strategies need; `OcrPhasesError` where that fails."""
         request = self.request
         is_static = request.strategy != "eager"
-        is_compiled = request.vision == "compiled"
-        if not is_static and not is_compiled:
+        is_vision_prepared = request.vision != "eager"
+        if not is_static and not is_vision_prepared:
             return
         inputs = self.packed.to(self.device, self.checkpoint.dtype)
         is_captured = is_static and inputs.input_ids.is_cuda
@@ -255,7 +255,7 @@ class Measurement:
                 is_reused = shape in self.loaded_model.steps
                 self.step = self.loaded_model.step(shape)
                 self.step.ready_for(inputs.input_ids.shape[1], request.max_new_tokens)
-            if is_compiled or is_captured:
+            if is_vision_prepared or is_captured:
                 phases.prefill(self.checkpoint.model, inputs, step=self.step)
         if self.step is not None:
             self.strategy_setup = SetupPart(
@@ -266,8 +266,12 @@ class Measurement:
                 prefill_capture_ms=self.step.prefill.took_ms(),
                 reused=is_reused,
             )
-        if is_compiled:
-            self.vision_setup = SetupPart(compile_ms=self.loaded_model.vision.took_ms())
+        if is_vision_prepared:
+            took_ms = self.loaded_model.vision[request.vision].took_ms()
+            if request.vision == "compiled":
+                self.vision_setup = SetupPart(compile_ms=took_ms)
+            else:
+                self.vision_setup = SetupPart(capture_ms=took_ms)
 
     def _step_shape(self, inputs: ModelInputs) -> StepShape:
         """The shape of the static step that this request needs."""
@@ -458,16 +462,18 @@ class Measurement:
 
     def _vision_execution(self) -> AbstractContextManager[None]:
         """How the vision encoders run."""
-        if self.request.vision == "compiled":
-            return self.loaded_model.vision.installed()
-        return nullcontext()
+        if self.request.vision == "eager":
+            return nullcontext()
+        return self.loaded_model.vision[self.request.vision].installed()
 
     def _count_preparations(self, inputs: ModelInputs) -> int | None:
         """How many things will be compiled or captured; None where some may be there already."""
-        if len(self.loaded_model.steps) or len(self.loaded_model.vision.made):
+        if len(self.loaded_model.steps):
+            return None
+        if any(len(forwards.made) for forwards in self.loaded_model.vision.values()):
             return None
         count = 0
-        if self.request.vision == "compiled":
+        if self.request.vision != "eager":
             views = self.checkpoint.interface.views(inputs)
             count += len(self.checkpoint.family.encoders) * len(views)
         if self.request.strategy == "compiled":

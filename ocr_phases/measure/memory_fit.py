@@ -22,7 +22,8 @@ from ocr_phases.analyse.other_cards import (
     card_table,
     fitting_sentence,
 )
-from ocr_phases.families import windowed_length
+from ocr_phases.errors import OcrPhasesError
+from ocr_phases.families import FAMILIES, windowed_length
 from ocr_phases.families.config import AnyConfig, read_model_config
 from ocr_phases.images import load_page
 from ocr_phases.inputs.views import Pages, image_token_count
@@ -195,7 +196,11 @@ class _Plan:
 def _plan(page: Pages | None, settings: Settings, batch: int) -> _Plan:
     """Read the config and the pages' sizes."""
     config = _read_config(settings.model)
-    family, _, window = read_model_config(config)
+    try:
+        family, _, window = read_model_config(config)
+    except OcrPhasesError:
+        _refuse_class_of(config, settings.model)
+        raise
     own_preset = BUILT_IN_PRESET if settings.model == "tiny" else None
     run_settings = RunSettings(**settings.of_run())
     pages = _repeated(page, batch)
@@ -236,6 +241,7 @@ def _repeated(page: Pages | None, batch: int) -> Pages:
 def _read_config(model: str) -> dict[str, Any]:
     """The ``config.json`` of a model by its name; `OcrPhasesError` for one that cannot be used."""
     if model.split(":")[0] == "dummy":
+        _refuse_other_class(model)
         config = dummy_config(model)
         file = Path(model, "config.json")
     else:
@@ -244,6 +250,33 @@ def _read_config(model: str) -> dict[str, Any]:
         config = read_json(file, AnyConfig)
     refuse_quantised_config(config, file)
     return config
+
+
+def _refuse_other_class(model: str) -> None:
+    """Raise `OcrPhasesError` for ``dummy:CLASS`` and ``dummy:path/to/config.json``."""
+    first = model.partition(":")[2].partition(",")[0]
+    if not first or first in FAMILIES or "=" in first:
+        return
+    from ocr_phases.models.neutral import is_any_dummy
+
+    if is_any_dummy(model):
+        raise _no_facts(model)
+
+
+def _refuse_class_of(config: dict[str, Any], model: str) -> None:
+    """Raise `OcrPhasesError` for a config of a class that no family's facts describe."""
+    from ocr_phases.models.anyclass import is_of_another_class
+
+    if is_of_another_class(config):
+        raise _no_facts(model)
+
+
+def _no_facts(model: str) -> OcrPhasesError:
+    return OcrPhasesError(
+        f"{model} is of no known family, so that what a page costs is n/a: nobody has written down "
+        "what it computes. Measure it without --dry-run; of a dummy, what its weights take is said "
+        "before they are made."
+    )
 
 
 def _need_sentence(need: pd.DataFrame, subject: str) -> str:

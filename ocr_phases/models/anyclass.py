@@ -220,6 +220,22 @@ def is_of_another_class(config: Mapping[str, Any]) -> bool:
     return model_type in _class_names()
 
 
+def class_type(config: Mapping[str, Any]) -> str | None:
+    """The ``model_type`` of a config where transformers has a class for it; None for another."""
+    model_type = config.get("model_type")
+    return model_type if model_type in _class_names() else None
+
+
+def class_of_name(name: str) -> str | None:
+    """The ``model_type`` of a class by its own name or by that type; None for no such class."""
+    if name in _class_names():
+        return name
+    for model_type, model_class in _class_names().items():
+        if name == model_class:
+            return model_type
+    return None
+
+
 def any_class(config: Mapping[str, Any]) -> Any:
     """transformers' image-text-to-text class of a ``config.json``, by its ``model_type``.
 

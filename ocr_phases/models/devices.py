@@ -11,7 +11,6 @@ debug mode that tells of the host's waits (`ocr_phases.collectors.host_syncs`).
 from __future__ import annotations
 
 import contextlib
-import platform
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -24,6 +23,7 @@ import psutil
 import torch
 
 from ocr_phases.errors import OcrPhasesError, SettingError
+from ocr_phases.models.host import host_name, text_in_file
 from ocr_phases.text import count_text, nearest
 
 #: The seconds of `time.perf_counter`.
@@ -384,12 +384,6 @@ def cpu_threads(count: int | None) -> Iterator[None]:
 # -- the host --------------------------------------------------------------------------------------
 
 
-def host_name() -> str:
-    """What the host's CPU is called."""
-    model = text_in_file(r"model name\s*:\s*(.+)", "/proc/cpuinfo")
-    return model or platform.processor() or platform.machine()
-
-
 def usable_cores() -> Sequence[int]:
     """The cores that this process may run on.
 
@@ -399,14 +393,6 @@ def usable_cores() -> Sequence[int]:
     if hasattr(process, "cpu_affinity"):  # not on macOS
         return process.cpu_affinity()
     return range(psutil.cpu_count() or 1)
-
-
-def text_in_file(pattern: str, path: str) -> str | None:
-    """The group of ``pattern`` in a file of the system; None where either is missing."""
-    if not Path(path).exists():
-        return None
-    match = re.search(pattern, Path(path).read_text())
-    return None if match is None else match[1].strip()
 
 
 def _last_cache_bytes() -> int | None:

@@ -30,6 +30,15 @@ from ocr_phases.models.folders import (
 from ocr_phases.models.generation import GenerationDefaults, generation_defaults
 from ocr_phases.models.growth import check_growth
 from ocr_phases.models.interface import ModelInterface
+from ocr_phases.models.neutral import (
+    NeutralPacker,
+    dummy_source,
+    has_own_processor,
+    is_any_dummy,
+    neutral_prompt_source,
+    tell_what_it_takes,
+    with_possible_ids,
+)
 from ocr_phases.models.processors import PagePacker, image_token_id, load_processor
 from ocr_phases.models.stored import check_beginning_of
 from ocr_phases.models.vendor import check_request, load_vendor
@@ -37,6 +46,7 @@ from ocr_phases.models.weights import (
     load_weights,
     quiet_loading,
     random_model,
+    random_weights,
     resolve_dtype,
 )
 from ocr_phases.models.wiring import (
@@ -86,7 +96,7 @@ class Checkpoint:
     default_preset: str | None = None
     default_ignore_eos: bool = False
     cuda_calls: str | None = None
-    packer: PagePacker | None = None
+    packer: PagePacker | NeutralPacker | None = None
 
     @property
     def generation(self) -> GenerationDefaults:
@@ -142,6 +152,8 @@ def load_checkpoint(asked: ModelSettings, *, local_only: bool = False) -> Checkp
             ": native calls no .cuda().",
         )
     source = _find_source(asked, local_only)
+    if is_any_dummy(asked.model):
+        return _load_any_random(asked, source)
     if source.origin == RANDOM:
         return _load_random(asked, source)
     if is_vendor:
@@ -199,6 +211,49 @@ def _load_random(asked: ModelSettings, source: _Source) -> Checkpoint:
             device=asked.device,
             dtype=resolve_dtype(asked.dtype, asked.device),
             default_ignore_eos=True,
+        )
+    )
+
+
+def _load_any_random(asked: ModelSettings, source: _Source) -> Checkpoint:
+    """``dummy:CLASS`` or ``dummy:path/to/config.json``: random weights, and prompts of its own.
+
+    The prompts are those of the processor whose files lie beside the config, else neutral ones.
+    """
+    entries, folder = dummy_source(asked.model)
+    model_class = any_class(entries)
+    dtype = resolve_dtype(asked.dtype, asked.device)
+    config = with_possible_ids(any_config(model_class, entries))
+    with quiet_loading():
+        tell_what_it_takes(asked.model, model_class, config, dtype, asked.device)
+        model = random_weights(model_class, config, asked).to(asked.device).eval()
+    interface = interface_of(model)
+    packer: PagePacker | NeutralPacker
+    if folder is not None and has_own_processor(folder):
+        tokenizer = load_any_tokenizer(folder)
+        processor = load_processor(folder, entries, tokenizer)
+        image_id = image_token_id(entries, processor)
+        packer = PagePacker(processor, str(entries["model_type"]), image_id)
+        origin = source.origin
+    else:
+        tokenizer = load_tokenizer(source.folder)
+        packer = NeutralPacker(model, tokenizer, str(entries["model_type"]))
+        origin = neutral_prompt_source(source.origin)
+    return _checked(
+        Checkpoint(
+            model=_with_end_token(model, tokenizer),
+            tokenizer=tokenizer,
+            family=facts_of(packer.model_type),
+            interface=interface,
+            name=source.name,
+            source=origin,
+            revision=source.revision,
+            config=entries,
+            image_token_id=packer.image_token_id,
+            device=asked.device,
+            dtype=dtype,
+            default_ignore_eos=True,
+            packer=packer,
         )
     )
 

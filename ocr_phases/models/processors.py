@@ -34,6 +34,11 @@ CHAT_SECONDS = 5
 #: Classes whose processor writes the whole prompt itself, where it is given none.
 _WRITE_OWN_PROMPT = frozenset({"got_ocr2"})
 
+#: Classes that transformers' table has no image processor for, and whose they use.
+_BORROWED = {"glm_ocr": "glm46v", "glmga": "glm46v", "qwen3_vl_moe": "qwen3_vl"}
+#: In how many tiles a page's longer side is cut by default, where a class cuts pages into tiles.
+_TILES = 4
+
 
 def load_processor(folder: Path, config: Mapping[str, Any], tokenizer: Any) -> Any:
     """The processor of a checkpoint's folder, around its tokenizer.
@@ -130,6 +135,39 @@ def _image_processor_class(settings: Mapping[str, Any], model_type: str) -> Any:
         f"{named or f'for a {model_type!r} model'}: upgrade transformers, or give model and "
         "processor to OCRSession.from_model."
     )
+
+
+def default_image_processor(model_type: str, config: Any) -> Any:
+    """The image processor of a ``model_type`` with its default settings.
+
+    The size of a page is the config's, where its encoder takes one size.
+
+    Raises
+    ------
+    OcrPhasesError
+        Where transformers has none that works here.
+    """
+    processor_class = _image_processor_class({}, _BORROWED.get(model_type, model_type))
+    vision = getattr(config, "vision_config", None)
+    settings: dict[str, Any] = {}
+    size = _side(getattr(vision, "image_size", None))
+    default = getattr(processor_class, "size", None) or {}
+    if size is not None and set(default) == {"height", "width"}:
+        settings["size"] = {"height": size, "width": size}
+    if size is not None and hasattr(processor_class, "max_image_size"):  # of one tile
+        settings["max_image_size"] = {"longest_edge": size}
+        settings["size"] = {"longest_edge": _TILES * size}
+    patch = _side(getattr(vision, "patch_size", None))
+    if patch is not None and isinstance(getattr(processor_class, "patch_size", None), int):
+        settings["patch_size"] = patch
+    return processor_class(**settings)
+
+
+def _side(size: Any) -> int | None:
+    """The side of a square that a config gives as a number, or as height and width."""
+    if isinstance(size, Sequence) and size:
+        size = size[0]
+    return size if isinstance(size, int) else None
 
 
 def _named_in_transformers(name: str | None) -> Any:

@@ -152,17 +152,22 @@ def quiet_loading() -> Iterator[None]:
 # -- random weights -------------------------------------------------------------------------------
 
 
-@torch.no_grad()
 def random_model(family: FamilyFacts, config: Any, asked: ModelSettings) -> Any:
     """The family's native class of these sizes with seeded random weights.
 
     They are made on the device where they are used.
     """
+    if asked.device == "cpu":
+        dtype = resolve_dtype(asked.dtype, asked.device)
+        _tell_what_it_takes(asked.model, family, config, dtype)
+    return random_weights(native_class(family), config, asked)
+
+
+@torch.no_grad()
+def random_weights(model_class: Any, config: Any, asked: ModelSettings) -> Any:
+    """A model of a class with seeded random weights, made on the device where they are used."""
     device = asked.device
     dtype = resolve_dtype(asked.dtype, device)
-    model_class = native_class(family)
-    if device == "cpu":
-        _tell_what_it_takes(asked.model, family, config, dtype)
     # Vectors are made from these random numbers, and the generator below leaves them as they are.
     with torch.device(device), device_of(device).seeded(_SEED):
         attention = choose_attention(model_class, asked)

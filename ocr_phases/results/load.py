@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,13 +76,33 @@ class LoadResult(Hinted):
         Every page that was asked for.
     price_per_hour : float, optional
         Price of an hour of the server's machine.
+    slo : mapping of str to float, optional
+        The objective that a page has to meet, in ms: `ocr_phases.analyse.load.read_slo`.
+    model : str, optional
+        The served model's name.
+    page : str, optional
+        The name of the first page.
+    created : str, optional
+        When the load ended, as ISO 8601; by default now.
     """
 
     def __init__(
-        self, server: str, pages: Sequence[AskedPage], price_per_hour: float | None = None
+        self,
+        server: str,
+        pages: Sequence[AskedPage],
+        price_per_hour: float | None = None,
+        *,
+        slo: Mapping[str, float] | None = None,
+        model: str = "",
+        page: str = "",
+        created: str = "",
     ) -> None:
         self.server = server
         self.price_per_hour = price_per_hour
+        self.slo = dict(slo or {})
+        self.model = model
+        self.page = page
+        self.created = created or datetime.now(UTC).isoformat(timespec="seconds")
         self.pages = list(pages)
 
     @cached_property
@@ -92,7 +113,7 @@ class LoadResult(Hinted):
     @cached_property
     def table(self) -> Table:
         """One row per level, ``4 at once`` or ``30/min``: `ocr_phases.analyse.load.load_table`."""
-        return Table(load_table(self.asked, self.price_per_hour))
+        return Table(load_table(self.asked, self.price_per_hour, self.slo))
 
     @property
     def knee(self) -> str:
@@ -105,7 +126,9 @@ class LoadResult(Hinted):
 
     @property
     def verdict(self) -> str:
-        """The knee, or why there is none, in one sentence; and how many requests failed."""
+        """The knee, or why there is none, in one sentence; the best goodput, where an objective was
+        given; and how many requests failed.
+        """
         return load_verdict(self.table)
 
     @property
@@ -141,7 +164,15 @@ class LoadResult(Hinted):
         from ocr_phases.show.load_overview import load_document
 
         files = {
-            "load.html": load_document(self.server, self.table, self.asked).encode(),
+            "load.html": load_document(
+                self.server,
+                self.table,
+                self.asked,
+                model=self.model,
+                page=self.page,
+                created=self.created,
+                slo=self.slo,
+            ).encode(),
             "load.json": self.asked.to_json(orient="records").encode(),
         }
         return write_into(Path(folder), files, overwrite=overwrite)[0]

@@ -18,6 +18,7 @@ from typing import Any
 from ocr_phases.analyse.quality import load_truth
 from ocr_phases.collectors import machine
 from ocr_phases.errors import OcrPhasesError, explain_wrong_calls
+from ocr_phases.families import PROCESSOR, FamilyFacts
 from ocr_phases.files import TemporaryFolder, only_writer, output_folder
 from ocr_phases.images import describe_page, load_page
 from ocr_phases.measure.cells import (
@@ -189,7 +190,7 @@ class Sweep:
         # No name here holds the first model, which must go where a cell needs another one.
         device = models.current.checkpoint.device
         shared = self._shared(models.current.checkpoint)
-        cells = _own_cells(self.cells, models.current.checkpoint.family.stands_for, shared)
+        cells = _own_cells(self.cells, models.current.checkpoint.family, shared)
         statuses = read_statuses(runs, shared, {cell.name for cell in cells})
         for cell in cells:
             files = CellFiles(runs, cell, shared, statuses.get(cell.name))
@@ -260,13 +261,12 @@ class ModelInTurn:
         return self._model
 
 
-def _own_cells(
-    cells: list[Cell], stands_for: Mapping[str, str], shared: Mapping[str, Any]
-) -> list[Cell]:
+def _own_cells(cells: list[Cell], family: FamilyFacts, shared: Mapping[str, Any]) -> list[Cell]:
     """The cells as a model has them, sorted by what they load.
 
-    A preset of another family is the model's own that stands for it (``stands_for``); one that it
-    has not fails when it is run. An attention and a dtype that the model has anyway are no changes.
+    A preset of another family is the model's own that stands for it; one that it has not fails when
+    it is run. A model whose processor cuts its pages has one cell for all presets. An attention and
+    a dtype that the model has anyway are no changes.
     """
     own = []
     for cell in cells:
@@ -276,8 +276,10 @@ def _own_cells(
         if changes.dtype == shared["dtype"]:
             changes = changes._replace(dtype=None)
         preset = cell.preset
-        if preset is not None:
-            preset = stands_for.get(preset, preset)
+        if family.is_unknown:
+            preset = PROCESSOR
+        elif preset is not None:
+            preset = family.stands_for.get(preset, preset)
         values: dict[str, Any] = changes._asdict()
         own.append(replace(cell, preset=preset, **values))
     return sorted(dict.fromkeys(own), key=_loading_order)
@@ -440,4 +442,4 @@ def _folder_name(model: str) -> str:
     """A model's name in characters that every file system takes; of a folder its last part."""
     path = Path(model).expanduser()
     name = path.absolute().name if path.is_dir() else model
-    return re.sub(r"[^\w.=-]+", "-", name).strip("-.")
+    return re.sub(r"[^\w.=-]+", "-", name).removesuffix(".json").strip("-.")

@@ -62,10 +62,23 @@ def environment_html(table: pd.DataFrame) -> Html:
     return table_html(shown, caption="What differs", classes="op-words", empty=same)
 
 
+def first_token_html(table: pd.DataFrame) -> Html:
+    """`ComparedRecords.first_token` as a table: where the time until the first token goes."""
+    return table_html(
+        table,
+        caption="Where the time until the first token goes (medians, which need not add up)",
+        missing="nobody tells it, for the reason in the last column",
+        classes="op-words",
+    )
+
+
 def comparison_bundle(comparison: ComparedRecords) -> Bundle:
     """What a notebook shows of a comparison."""
-    table, baseline, changes = comparison.headline, comparison.labels[0], comparison.text_diff
-    tables = compare_html(table, baseline), environment_html(comparison.differs)
+    tables = [compare_html(comparison.headline, comparison.labels[0])]
+    if comparison.has_server:
+        tables.append(first_token_html(comparison.first_token))
+    tables.append(environment_html(comparison.differs))
+    changes = comparison.text_diff
     text = changes and fold("How the text differs", preformatted(changes))
     shown = Section(comparison_head(comparison), *tables, text).html()
     return bundle(shown, comparison_text(comparison))
@@ -73,5 +86,7 @@ def comparison_bundle(comparison: ComparedRecords) -> Bundle:
 
 def comparison_text(comparison: ComparedRecords) -> str:
     """A comparison for a terminal: its verdict and its headline figures."""
-    table = table_text(in_units(comparison.headline, comparison.labels[0]))
-    return plain(f"{comparison.verdict}\n{table}")
+    parts = [comparison.verdict, table_text(in_units(comparison.headline, comparison.labels[0]))]
+    if comparison.has_server:
+        parts.append(table_text(comparison.first_token))
+    return plain("\n".join(parts))

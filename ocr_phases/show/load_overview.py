@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ocr_phases.analyse.load import TAIL_FROM, load_verdict
+from ocr_phases.analyse.load import TAIL_FROM, lag_sentence, load_verdict
 from ocr_phases.show.axes import legend_below, name_axis, new_figure, sentence_figure
 from ocr_phases.show.colours import FAINT, ORANGE, VIOLET
 from ocr_phases.show.html_table import table_html
 from ocr_phases.show.section import Bundle, Section, bundle
 from ocr_phases.show.terminal_table import table_text
-from ocr_phases.show.web import Html, document_html, element, note
+from ocr_phases.show.web import (
+    Html,
+    block,
+    document_html,
+    element,
+    fragment,
+    note,
+    section_heading,
+)
 from ocr_phases.text import ms_text
 
 _LATENCIES = {"ttft_p50_ms": "first token", "inter_token_p50_ms": "between tokens"}
@@ -65,23 +75,74 @@ def _latency_axes(axes: Axes, over: str) -> Figure:
 
 def load_html(server: str, table: pd.DataFrame, asked: pd.DataFrame) -> Html:
     """The verdict, the table of levels, the first errors and both plots."""
-    about = (
-        f"p99 only from {TAIL_FROM} requests on, inter-token latency only where chunks are tokens"
-    )
-    errors = sorted({*asked["error"]} - {""})[:_MOST_ERRORS]
     section = Section(
         element("p", load_verdict(table), class_="op-headline"),
-        table_html(table, caption=f"Load on {server}", missing=about),
-        *map(note, errors),
+        _levels_table(server, table),
+        *map(note, _errors(asked)),
         plot_load_throughput(table),
         plot_load_stalls(asked),
     )
     return Html(section.html())
 
 
-def load_document(server: str, table: pd.DataFrame, asked: pd.DataFrame) -> str:
-    """`load_html` as a whole page."""
-    return document_html("Load – ocr_phases", [], load_html(server, table, asked))
+def _levels_table(server: str, table: pd.DataFrame) -> Html:
+    about = (
+        f"p99 only from {TAIL_FROM} requests on, inter-token latency only where chunks are tokens"
+    )
+    return table_html(table, caption=f"Load on {server}", missing=about)
+
+
+def _errors(asked: pd.DataFrame) -> list[str]:
+    """The first errors of requests, and what is to be said of the client itself."""
+    errors = sorted({*asked["error"]} - {""})[:_MOST_ERRORS]
+    lag = lag_sentence(asked)
+    return [*errors, lag] if lag else errors
+
+
+def load_document(
+    server: str,
+    table: pd.DataFrame,
+    asked: pd.DataFrame,
+    *,
+    model: str = "",
+    page: str = "",
+    created: str = "",
+    slo: Mapping[str, float] | None = None,
+) -> str:
+    """A load as a whole page, with what was measured, contents and a link to its data."""
+    facts = [created, server, model, page]
+    if slo:
+        limits = ", ".join(f"{name} {ms_text(ms)}" for name, ms in slo.items())
+        facts.append(f"objective: {limits}")
+    about = " · ".join(fact for fact in facts if fact)
+    sections = {
+        "Levels": Section(_levels_table(server, table), *map(note, _errors(asked))),
+        "Latency over throughput": Section(plot_load_throughput(table)),
+        "Stalls": Section(plot_load_stalls(asked)),
+        "Data": Section(
+            element(
+                "p",
+                "Each request, with the time of each of its chunks, is in ",
+                element("a", "load.json", href="load.json"),
+                ".",
+            )
+        ),
+    }
+    head = block(
+        "head",
+        picture="",
+        title="Load",
+        about=about,
+        headline=load_verdict(table),
+        lead="",
+        below="",
+    )
+    parts = [head]
+    contents = []
+    for heading, section in sections.items():
+        parts.append(element("section", section_heading(heading), Html(section.html())))
+        contents.append((heading, heading.replace(" ", "-")))
+    return document_html("Load – ocr_phases", contents, fragment(*parts))
 
 
 def load_bundle(server: str, table: pd.DataFrame, asked: pd.DataFrame) -> Bundle:

@@ -15,6 +15,8 @@ from ocr_phases.show.colours import INK, MUTED, ORANGE, PHASE_COLOURS, STAGE_COL
 from ocr_phases.show.stage_rows import SMALL_SHARE, with_names
 from ocr_phases.text import count_text, ms_text
 
+#: Decode steps without a prefill are drawn by stage up to this number.
+_MOST_STEPS_BY_STAGE = 20
 _CLOCK_ROUNDING_MS = 1e-5  # starts and lengths of spans are rounded, each by itself
 
 
@@ -55,14 +57,17 @@ def plot_spans(spans: pd.DataFrame, note: str = "") -> Figure:
     lengths = []
     if len(early):
         drawn, at = _without_pauses(early)
-        stages = drawn[~is_whole_phase(drawn)].sort_values("drawn_ms")
-        rows = [_lane(str(name), each) for name, each in stages.groupby("name", sort=False)]
-        charts.append((_spans_title(drawn, note), rows or _phase_lanes(drawn), _axis_label(at)))
+        rows = _stage_lanes(drawn) or _phase_lanes(drawn)
+        charts.append((_spans_title(drawn, note), rows, _axis_label(at)))
         breaks.append(at)
         lengths.append(_total_ms(drawn))
     if len(early) < len(spans):
         drawn, at = _without_pauses(spans)
-        charts.append((_spans_title(drawn, note), _phase_lanes(drawn), _axis_label(at)))
+        rows = _phase_lanes(drawn)
+        # A few decode steps by themselves: what each of them took is the question.
+        if early.empty and (spans["stage"] == "decode_step").sum() <= _MOST_STEPS_BY_STAGE:
+            rows = _stage_lanes(drawn) or rows
+        charts.append((_spans_title(drawn, note), rows, _axis_label(at)))
         breaks.append(at)
         lengths.append(_total_ms(drawn))
     figure, all_axes = bar_charts(charts)
@@ -70,6 +75,12 @@ def plot_spans(spans: pd.DataFrame, note: str = "") -> Figure:
         axes.set_xlim(0, 1.02 * length or 1.0)
         _break_axis(axes, at)
     return figure
+
+
+def _stage_lanes(drawn: pd.DataFrame) -> list[Row]:
+    """A lane for each stage, in the order in which they begin; whole phases are left out."""
+    stages = drawn[~is_whole_phase(drawn)].sort_values("drawn_ms")
+    return [_lane(str(name), each) for name, each in stages.groupby("name", sort=False)]
 
 
 def _outermost(spans: pd.DataFrame) -> pd.Series:

@@ -27,8 +27,10 @@ from ocr_phases.models.caches import Reach, cache_bytes_per_token, static_cache
 from ocr_phases.models.devices import device_of
 from ocr_phases.models.wiring import interface_of
 from ocr_phases.settings import Strategy
+from ocr_phases.stages import stage_title
 from ocr_phases.steps.capacity import power_of_two
 from ocr_phases.steps.compiled import (
+    KEPT_SHAPES,
     CompilerOptions,
     compile_apart,
     first_largest,
@@ -36,6 +38,7 @@ from ocr_phases.steps.compiled import (
     norm_forwards,
     row_sums,
     steady_tuning,
+    vision_encoders,
 )
 from ocr_phases.steps.decode_kernels import decode_execution
 from ocr_phases.steps.forwards import Forward, ForwardsByShape, MadeForward, replaced_forwards
@@ -359,14 +362,42 @@ class CapturedPrefill(ForwardsByShape):
         device = tensors[0].device
         announce(f"preparing the prefill for {tensors[0].shape[1]:,} tokens")
         with device_of(device).made_current(), replaced_forwards(self._norm_forwards):
-            forward(*args, **options)  # a first one may wait for what later ones find ready
-            waits: list[str] = []
-            with host_syncs_noted(waits):
-                forward(*args, **options)
-            if waits:
+            if _waits_for_device(forward, *args, **options):
                 return MadeForward(forward, None)
             for tensor in tensors:
                 torch._dynamo.mark_dynamic(tensor, 1)
             with timed_preparation(device) as preparation:
                 run = capture_call(self._compiled or forward, *args, **options)
             return MadeForward(run, preparation.ms)
+
+
+class CapturedVision(ForwardsByShape):
+    """Captured forwards of a model's vision encoders, made at each shape's first call and kept.
+
+    They run the kernels of the model's class, without a compiler. An encoder that waits for the
+    device runs as it is.
+    """
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__(vision_encoders(model), KEPT_SHAPES)
+
+    def make(self, name: str, forward: Forward, *args: Any, **options: Any) -> MadeForward:
+        """What runs for one shape."""
+        pixels = tensors_in(args, options)[0]
+        sizes = " × ".join(map(str, pixels.shape))
+        announce(f"capturing {stage_title(name)} for {sizes} inputs")
+        with device_of(pixels.device).made_current():
+            if _waits_for_device(forward, *args, **options):
+                return MadeForward(forward, None)
+            with timed_preparation(pixels.device) as preparation:
+                run = capture_call(forward, *args, **options)
+        return MadeForward(run, preparation.ms)
+
+
+def _waits_for_device(forward: Forward, *args: Any, **options: Any) -> bool:
+    """Whether a forward makes the host wait for the device, so that it cannot be captured."""
+    forward(*args, **options)  # a first one may wait for what later ones find ready
+    waits: list[str] = []
+    with host_syncs_noted(waits):
+        forward(*args, **options)
+    return bool(waits)

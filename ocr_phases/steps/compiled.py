@@ -68,6 +68,15 @@ def steady_tuning() -> AbstractContextManager[Any]:
 # -- the vision encoders ---------------------------------------------------------------------------
 
 
+def vision_encoders(model: PreTrainedModel) -> dict[str, nn.Module]:
+    """The modules of a model that are vision encoders, by the names of their stages."""
+    encoders: dict[str, nn.Module] = {}
+    for part in interface_of(model).timed_parts(model):
+        if part.role == "vision":
+            encoders[part.stage] = part.first
+    return encoders
+
+
 class CompiledVision(ForwardsByShape):
     """Compiled forwards of a model's vision encoders, made at each shape's first call and kept.
 
@@ -75,10 +84,7 @@ class CompiledVision(ForwardsByShape):
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        encoders: dict[str, nn.Module] = {}
-        for part in interface_of(model).timed_parts(model):
-            if part.role == "vision":
-                encoders[part.stage] = part.first
+        encoders = vision_encoders(model)
         super().__init__(encoders, KEPT_SHAPES)
         self._forwards_on_cuda: dict[nn.Module, Forward] = {}
         for encoder in encoders.values():

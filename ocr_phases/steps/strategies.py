@@ -2,6 +2,7 @@
 
 ``eager`` calls the model class step by step; ``cuda_graph`` replays one captured step over a static
 cache; ``compiled`` compiles that step, and captures it too on a GPU (`ocr_phases.steps.captured`).
+The vision encoders run in one of the same three ways.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def check_strategy(request: Request, interface: ModelInterface, device: torch.de
         raise SettingError(
             field, *asked, " has the model's own dtype only: drop it, or drop autocast."
         )
-    if request.strategy == "cuda_graph" and kind != "cuda":
+    if "cuda_graph" in (request.strategy, request.vision) and kind != "cuda":
         raise SettingError(
             field,
             *asked,

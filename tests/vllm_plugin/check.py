@@ -54,6 +54,11 @@ def check(url: str, out: Path) -> None:
     assert table.loc["agreement", "other"] == 1.0
     assert pd.isna(table.loc["prefill/vision_fusion", "other"])
     assert table.loc["prefill/sam/global", "ratio"] > 0
+    listed = {part.name: part.path for part in run.model.stages or []}
+    assert listed["sam"] == "sam_model", listed
+    waits = compare(native, run, labels=["native", "vllm"]).first_token
+    told = waits[waits["run"] == "vllm"].set_index("part")["ms"].dropna()
+    assert set(told.index) == {"processor", "queue", "encoder", "prefill", "first token"}, told
     print(compare(native, run).verdict)
 
 
