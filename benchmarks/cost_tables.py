@@ -33,8 +33,8 @@ CLAIMS = """\
 - logits of one position in float32: 400 kB; computed {one_logits}, wrong: vocabulary of 102,400
 - hidden states of 8,192 positions: 21 MB; computed {hidden}, right
 - pixels of a crop and of the global view: 2.5 and 6.3 MB; computed {crop} and {view}, right
-- ids and mask of 8,192 positions, ids after 512 + 8,192 tokens: 64, 8 and 70 KB; computed {ids}, {mask} and \
-{output}, right
+- ids and mask of 8,192 positions, ids after 512 + 8,192 tokens: 64, 8 and 70 KB; computed \
+{ids}, {mask} and {output}, right
 - activations of the vision stack: 67 MB; computed over {bias}, wrong: SAM's position bias alone
 - KV cache dominates long generations: no figure; computed {cache} of {whole}, wrong at batch 1 (8,192 tokens)
 - bytes per decode step do not depend on length: constant; computed {early} to {late}, wrong (291 to 8,192 \

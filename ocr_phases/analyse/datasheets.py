@@ -1,4 +1,4 @@
-"""What makers say their GPUs can do: memory, bandwidth and rates, by the rows of ``datasheets.csv``.
+"""What makers say their GPUs can do: memory, bandwidth and rates, from ``datasheets.csv``.
 
 It is a second source beside measuring, and the only one for a GPU that nobody has at hand.
 """

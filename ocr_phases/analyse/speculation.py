@@ -235,8 +235,8 @@ def _verify_cost(run: Record, draft: int, verified_by: Record | None) -> float:
         rows = len(verified_by.results)
         if rows != draft + 1:
             raise OcrPhasesError(
-                f"A step that checks {draft} guesses is like one of {draft + 1} rows, and the other "
-                f"record has {rows}: measure it with {draft + 1}."
+                f"A step that checks {draft} guesses is like one of {draft + 1} rows, and the "
+                f"other record has {rows}: measure it with {draft + 1}."
             )
         batch_ms = summary(verified_by)["inter_token_ms"]
         return batch_ms / step_ms if batch_ms and step_ms else np.nan
