@@ -31,6 +31,8 @@ from ocr_phases.versions import asset
 DOCS = Path(__file__).parents[1] / "docs"
 GPU, OTHER = "h200-dummy-gundam", "h200-dummy-base"
 TINY = "tiny-receipt"
+ENERGY = "h100-energy-deepseek-ocr-cuda-graph"
+REPLAYED = "h100-energy-deepseek-ocr-compiled"
 GAP = 24  # pixels
 LONG = {"DeepSeek-OCR": "deepseek-ocr", "Unlimited-OCR (window 128)": "unlimited-ocr"}
 PREFILLS = {
@@ -124,6 +126,8 @@ def pictures(tiny: PhaseRun, gpu: PhaseRun, other: PhaseRun) -> dict[str, Image.
         "compare": compare(other, gpu).plot.ratios(),
         "sweep": SweepResult({"base": other, "gundam": gpu}, pd.DataFrame()).plot.decode(),
         "window": plot_cells_decode(curves.assign(model=curves["cell"])),
+        "energy": recorded(ENERGY).plot.energy(),
+        "replayed": recorded(REPLAYED).plot.kernels(),
         "families": plot_prefill_stages(prefills, list(PREFILLS)),
     }
     pages = in_a_row([marked_page(tiny, by_time=by_time) for by_time in (False, True)])

@@ -87,7 +87,10 @@ def kernel_table(run: Record) -> pd.DataFrame:
     table = table.join(walls.rename("wall_ms"), on=[*STAGE_KEYS])
     replayed = replayed_stage_ms(run).rename("replayed_ms")
     table = table.join(replayed, on=[*STAGE_KEYS])
-    table["wall_ms"] = table["wall_ms"].fillna(table["replayed_ms"])
+    # Sampling is in the graph, and is the span in which the host reads the token, too.
+    in_graph = table["replayed_ms"].notna()
+    both = table[["wall_ms", "replayed_ms"]].sum(axis="columns")
+    table["wall_ms"] = table["wall_ms"].where(~in_graph, both)
     return table[list(KERNEL_COLUMNS)]
 
 
