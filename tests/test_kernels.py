@@ -18,7 +18,7 @@ from example_run import altered, check_of, make_run, with_steps
 from kernel_example import example_view, launched_step, mini_trace, with_kernels
 from refusals import refused
 
-from ocr_phases import OCRSession
+from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, compare
 from ocr_phases.analyse import kernels as analyse
 from ocr_phases.cli import main
 from ocr_phases.measure import kernels as measure
@@ -26,6 +26,7 @@ from ocr_phases.measure.replayed import StepKernel, kernels_of_step
 from ocr_phases.measure.trace import reduce_trace
 from ocr_phases.record.parts import KernelsPart, columns_of, to_plain
 from ocr_phases.show.kernel_section import kernels_section
+from ocr_phases.versions import asset
 
 PAGE = PAGES / "slide.png"
 STAGE = ["phase", "stage", "view"]
@@ -126,6 +127,30 @@ def test_a_compiled_step_has_its_stages_by_who_reads_the_head():
 def test_a_graph_of_other_kernels_has_no_stages():
     kernels = [*kernels_of_step(*launched_step()), StepKernel("another", "lm_head")]
     assert to_plain(reduce_trace(*mini_trace(), step_kernels=kernels)) == VIEW
+
+
+def test_kernel_tables_stand_side_by_side(capsys, tmp_path):
+    runs = asset("data", "runs")
+    eager = PhaseRun.load(runs / "h200-dummy-base.json.gz")
+    replayed = PhaseRun.load(runs / "h100-energy-deepseek-ocr-cuda-graph.json.gz")
+
+    table = compare(eager, replayed, labels=["eager", "graph"]).kernels.set_index(STAGE)
+
+    step = table.loc[("decode", "decode_step", "")]
+    each = [analyse.kernel_table(run).set_index(STAGE) for run in (eager, replayed)]
+    for label, alone in zip(("eager", "graph"), each, strict=True):
+        row = alone.loc[("decode", "decode_step", "")]
+        assert step[f"kernels {label}"] == row["kernels"]
+        assert step[f"launches {label}"] == row["launches"]
+    assert step["launches eager"] > 100 > step["launches graph"]
+    assert step["busy_ratio"] == step["busy_ms graph"] / step["busy_ms eager"]
+    assert set(table.index) == set(each[0].index) | set(each[1].index)
+    with pytest.raises(OcrPhasesError, match="kernel view"):
+        _ = compare(eager, make_run()).kernels
+
+    paths = [str(runs / f"h100-{name}.json.gz") for name in ("kernels-base", "kernels-gundam")]
+    assert main(["compare", *paths, "--kernels", "--out", str(tmp_path / "out")]) == 0
+    assert "Kernels of each stage" in capsys.readouterr().out
 
 
 def test_the_calls_of_an_amd_gpu_are_read_like_those_of_nvidia():

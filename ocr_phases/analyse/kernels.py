@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -106,6 +107,31 @@ def top_kernels(run: Record, stage: str | None = None) -> pd.DataFrame:
         table = table[(table["stage"] == stage) | (table["phase"] == stage)].reset_index(drop=True)
     total = table.groupby(["phase", "stage"])["device_ms"].transform("sum")
     return table.assign(share=table["device_ms"] / total)
+
+
+def compared_kernels(runs: Sequence[Record], labels: Sequence[str]) -> pd.DataFrame:
+    """The kernel tables of records side by side, a row for each stage that one of them has.
+
+    For each record there are ``kernels``, ``launches`` and ``busy_ms`` with its label, as in
+    `kernel_table`; ``busy_ratio`` is the busy time of the last record over that of the first. Of
+    decode they are for one step. Raises `OcrPhasesError` where a record has no kernel view.
+    """
+    tables = []
+    for run, label in zip(runs, labels, strict=True):
+        table = kernel_table(run).set_index([*STAGE_KEYS])[["kernels", "launches", "busy_ms"]]
+        tables.append(table.add_suffix(f" {label}"))
+    side_by_side = tables[0]
+    for table in tables[1:]:
+        side_by_side = side_by_side.join(table, how="outer", sort=False)
+    last = side_by_side[f"busy_ms {labels[-1]}"]
+    first = side_by_side[f"busy_ms {labels[0]}"]
+    side_by_side["busy_ratio"] = last / first.where(first > 0)
+    order = {stage: place for place, stage in enumerate(kernel_table(runs[0])["stage"])}
+    rows = side_by_side.reset_index()
+    rows["place"] = rows["stage"].map(order).fillna(len(order))
+    rows["phase_place"] = rows["phase"].map(PHASES.index)
+    rows = rows.sort_values(["phase_place", "place", "view"], kind="stable", ignore_index=True)
+    return rows.drop(columns=["place", "phase_place"])
 
 
 def short_kernel(name: str, length: int = 80) -> str:

@@ -237,6 +237,9 @@ def _add_compare(command: argparse.ArgumentParser) -> None:
         help="figure that --fail-above judges, such as ttft_ms, prefill/sam/global or cer; can be "
         "repeated (default: prefill_ms, inter_token_ms, generate_ms)",
     )
+    command.add_argument(
+        "--kernels", action="store_true", help="also set the kernel views side by side, per stage"
+    )
 
 
 def _add_sweep(command: argparse.ArgumentParser) -> None:

@@ -56,6 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.out, FOLDER, r"compare\.(ipynb|html)", overwrite=overwrite, arguments=paths
     )
     print_compared(compared, table)
+    if arguments.kernels:
+        print_kernels(compared)
     parameters = {
         "records": [str(Path(path).resolve()) for path in paths],
         "margin": arguments.margin,
@@ -88,6 +90,18 @@ def print_compared(compared: Comparison, table: pd.DataFrame) -> None:
         show(compared.first_token)
     for _, row in compared.differs.iterrows():
         print(f"Differs: {row['part']} {row['name']}: {' -> '.join(row[2:])}")
+
+
+def print_kernels(compared: Comparison) -> None:
+    """Print the kernel tables side by side, under a number for each record."""
+    from ocr_phases.analyse.kernels import compared_kernels
+
+    numbers = []
+    print("\nKernels of each stage; of decode, for one step:")
+    for number, label in enumerate(compared.labels, start=1):
+        print(f"({number}) {label}")
+        numbers.append(f"({number})")
+    show(compared_kernels(compared.runs, numbers))
 
 
 def _judged(judged: pd.DataFrame, percent: float) -> int:

@@ -11,6 +11,7 @@ import pandas as pd
 
 from ocr_phases.analyse.compared_metrics import MARGIN
 from ocr_phases.analyse.comparison import ComparedRecords
+from ocr_phases.analyse.kernels import compared_kernels
 from ocr_phases.errors import explain_wrong_calls
 from ocr_phases.results.plots import Plots
 from ocr_phases.results.run import PhaseRun
@@ -60,6 +61,11 @@ class Comparison(ComparedRecords):
     def table(self) -> pd.DataFrame:
         """Each measurement against the baseline: `ComparedRecords.table`."""
         return Table(super().table)
+
+    @property
+    def kernels(self) -> pd.DataFrame:
+        """The kernel tables side by side: `ocr_phases.analyse.kernels.compared_kernels`."""
+        return Table(compared_kernels(self.runs, self.labels))
 
     @property
     def plot(self) -> ComparePlots:
