@@ -125,16 +125,6 @@ def test_what_only_a_family_can_do_is_refused_in_a_sentence(setting, folders):
         session.run_inference(PAGE, **ASKED, **setting)
 
 
-def test_pages_of_different_size_in_a_batch_give_what_each_gives_alone(folders):
-    session = OCRSession.load(folders["qwen2_5_vl"])
-    pages = [PAGE, PAGES / "dense.png"]
-    alone = [session.run_inference(page, **ASKED).result.ids for page in pages]
-    together = session.run_inference(pages, verify=True, **ASKED)
-    assert [result.ids for result in together.results] == alone
-    parity = together.checks[together.checks["name"] == "parity"]
-    assert parity["verdict"].tolist() == ["pass"]
-
-
 @pytest.mark.parametrize("verb", ["profile", "report", "verify"])
 def test_a_verb_takes_the_folder(verb, folders, tmp_path, capsys):
     target = {"profile": [], "report": ["--out", str(tmp_path / "out")], "verify": []}[verb]
@@ -286,7 +276,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_chat_template_ends_in_a_sentence(name, monkeypatch):
-    monkeypatch.setattr(processors, "CHAT_SECONDS", 2)
+    monkeypatch.setattr(processors, "CHAT_SECONDS", 1)
     with pytest.raises(OcrPhasesError, match="chat template cannot be rendered"):
         render_chat(HOSTILE[name], "Read this page.", 1, "<s>", "</s>")
 

@@ -204,6 +204,8 @@ def test_captured_vision_gives_the_same_tokens_as_the_class(preset, cuda_session
     run = cuda_session.run_inference(PAGE, vision="cuda_graph", **options)
     assert run.model.vision_setup.capture_ms > 0
     assert run.results == eager.results
+    captured = cuda_session.loaded_model.vision["cuda_graph"].made
+    assert all(made.took_ms is not None for made in captured.values()), "one of them ran eagerly"
 
 
 @pytest.mark.parametrize("infer", [None, {"no_repeat_ngram_size": 2}, {"temperature": 1.4}])

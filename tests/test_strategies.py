@@ -25,7 +25,7 @@ from ocr_phases.models.wiring import NativeInterface
 from ocr_phases.settings import SamplingSettings
 from ocr_phases.steps import captured, graphs, strategies
 from ocr_phases.steps.capacity import CAPACITY
-from ocr_phases.steps.captured import StaticStep
+from ocr_phases.steps.captured import RelativePositions, StaticStep
 from ocr_phases.steps.compiled import compile_apart, first_largest, sam_attention
 from ocr_phases.steps.phases import generate
 from ocr_phases.steps.preparing import announcements_to, timed_preparation
@@ -278,6 +278,23 @@ def test_the_first_largest_is_argmax_also_where_values_are_equal(rows, width, ki
         kinds, (rows, width), generator=torch.Generator().manual_seed(seed)
     ).float()
     torch.testing.assert_close(first_largest(scores), scores.argmax(dim=-1, keepdim=True))
+
+
+def test_relative_positions_are_those_of_the_class_and_looked_up_once_a_size(golden_session):
+    modules = golden_session.model.modules()
+    attention = next(module for module in modules if getattr(module, "use_rel_pos", False))
+    sizes_asked = []
+
+    def look_up(query_size, key_size, weight):
+        sizes_asked.append((query_size, key_size))
+        return attention.get_rel_pos(query_size, key_size, weight)
+
+    positions = RelativePositions(look_up)
+    for size in (4, 6, 4):
+        for weight in (attention.rel_pos_h, attention.rel_pos_w):
+            expected = attention.get_rel_pos(size, size, weight)
+            torch.testing.assert_close(positions(size, size, weight), expected, rtol=0, atol=0)
+    assert sizes_asked == [(4, 4), (4, 4), (6, 6), (6, 6)]
 
 
 CANNOT = (

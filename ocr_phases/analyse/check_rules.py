@@ -639,8 +639,8 @@ _EVERY_RECORD = (
     ),
 )
 
-#: Checks of those records alone that a stopped measurement, a card older than Ampere or a server
-#: left.
+#: Checks of those records alone that a stopped measurement, a card older than Ampere, a batch of a
+#: model of no known family or a server left.
 _SOME_RECORDS = (
     Rule(
         name="interrupted",
@@ -661,6 +661,16 @@ _SOME_RECORDS = (
             "Look at finite logits: where float16 overflows, load with dtype float32. For times"
             " in bfloat16 use a newer card."
         ),
+    ),
+    Rule(
+        name="rows_alone",
+        title="rows alone",
+        expected="each row of a batch gives what its page gives alone",
+        why=(
+            "How the class of this model treats padding is not known, and a row that is changed by"
+            " its neighbours has another text."
+        ),
+        fix="Measure the pages one at a time.",
     ),
     Rule(
         name="fresh_prompt",

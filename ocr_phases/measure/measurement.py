@@ -39,6 +39,7 @@ from ocr_phases.measure.phase_energy import measure_phase_energy
 from ocr_phases.measure.probabilities import token_probabilities
 from ocr_phases.measure.record_parts import LoadedPage, page_part, request_part, row_part
 from ocr_phases.measure.request import published_tokens, resolve_request
+from ocr_phases.measure.rows_alone import check_rows_alone
 from ocr_phases.measure.runs import (
     OnProgress,
     OnRunTokens,
@@ -186,6 +187,8 @@ class Measurement:
         #: The captured or compiled step, and what preparing the strategies took.
         self.step: StaticStep | None = None
         self.strategy_setup: SetupPart | None = None
+        #: What the rows of a batch give beside each other and alone, where that is not known.
+        self.rows_alone: CheckPart | None = None
         self.vision_setup: SetupPart | None = None
 
     # -- the story ---------------------------------------------------------------------------------
@@ -225,6 +228,7 @@ class Measurement:
             execution(self.device),
         ):
             self.threads = torch.get_num_threads()
+            self.rows_alone = self._compare_rows_alone()
             self.set_up()
             conditions = Conditions(self.device)
             self.conditions = conditions
@@ -239,6 +243,12 @@ class Measurement:
             self._measure_afterwards()
         assert self.result is not None
         return self.result
+
+    def _compare_rows_alone(self) -> CheckPart | None:
+        """Whether the rows of a batch may be measured together, of a class of no known family."""
+        autocast = self.request.autocast
+        with execution(self.device, autocast):
+            return check_rows_alone(self.checkpoint, self.packed, self.pages, autocast=autocast)
 
     def set_up(self) -> None:
         """Make or find what the strategies need; `OcrPhasesError` where that fails."""
@@ -531,13 +541,19 @@ class Measurement:
             spans=make_spans(spans),
             memory=self._memory_part(),
             cache=self.repeats[0].cache,
-            live_checks=run_checks(
-                checkpoint, self.packed, request, self.repeats, self.waits, self.after
-            ),
+            live_checks=self._live_checks(),
             kernels=self.after.kernels,
             probabilities=self.after.probabilities,
             phase_energy=self.after.phase_energy,
         )
+
+    def _live_checks(self) -> list[CheckPart]:
+        checks = run_checks(
+            self.checkpoint, self.packed, self.request, self.repeats, self.waits, self.after
+        )
+        if self.rows_alone is not None:
+            checks.append(self.rows_alone)
+        return checks
 
     def _device_part(self) -> DevicePart:
         conditions = None

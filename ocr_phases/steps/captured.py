@@ -10,7 +10,7 @@ the step may wait for the host, and the model has no hook when the step is made.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -375,23 +375,60 @@ class CapturedVision(ForwardsByShape):
     """Captured forwards of a model's vision encoders, made at each shape's first call and kept.
 
     They run the kernels of the model's class, without a compiler. An encoder that waits for the
-    device runs as it is.
+    device runs as it is. SAM's attention would: its class looks up its relative positions by an
+    index that it makes on the host, in every layer of every page. They depend on the weights and
+    the size alone, so each is looked up once, before the capture.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
-        super().__init__(vision_encoders(model), KEPT_SHAPES)
+        encoders = vision_encoders(model)
+        super().__init__(encoders, KEPT_SHAPES)
+        # Graphs read these positions at their addresses, so they live as long as the graphs.
+        self._positions: dict[Any, RelativePositions] = {}
+        for encoder in encoders.values():
+            attention: Any
+            for attention in encoder.modules():
+                if getattr(attention, "use_rel_pos", False):
+                    self._positions[attention] = RelativePositions(attention.get_rel_pos)
 
     def make(self, name: str, forward: Forward, *args: Any, **options: Any) -> MadeForward:
         """What runs for one shape."""
         pixels = tensors_in(args, options)[0]
         sizes = " × ".join(map(str, pixels.shape))
         announce(f"capturing {stage_title(name)} for {sizes} inputs")
-        with device_of(pixels.device).made_current():
+        with device_of(pixels.device).made_current(), self._positions_remembered():
             if _waits_for_device(forward, *args, **options):
                 return MadeForward(forward, None)
             with timed_preparation(pixels.device) as preparation:
                 run = capture_call(forward, *args, **options)
         return MadeForward(run, preparation.ms)
+
+    @contextmanager
+    def _positions_remembered(self) -> Iterator[None]:
+        """Within it an attention that has relative positions takes those that are remembered."""
+        with ExitStack() as undo:
+            for attention, positions in self._positions.items():
+                attention.get_rel_pos = positions
+                undo.callback(delattr, attention, "get_rel_pos")
+            yield
+
+
+class RelativePositions:
+    """The relative positions of an attention, looked up once for each size.
+
+    ``look_up(query_size, key_size, weight)`` is the method of its class.
+    """
+
+    def __init__(self, look_up: Callable[[int, int, Tensor], Tensor]) -> None:
+        self._look_up = look_up
+        self._known: dict[tuple[int, int, int], Tensor] = {}
+
+    def __call__(self, query_size: int, key_size: int, weight: Tensor) -> Tensor:
+        """The positions of queries and keys, [query_size, key_size, channels]."""
+        key = (query_size, key_size, weight.data_ptr())
+        if key not in self._known:
+            self._known[key] = self._look_up(query_size, key_size, weight)
+        return self._known[key]
 
 
 def _waits_for_device(forward: Forward, *args: Any, **options: Any) -> bool:
