@@ -78,11 +78,6 @@ ENCODERS = tuple(stage.name for stage in STAGES if stage.role == "vision")
 #: The same and the projector, in the order that a view goes through them.
 VISION_STAGES = tuple(stage.name for stage in STAGES if stage.role in VISION_ROLES)
 
-#: The stages of a prefill, in the order that a page goes through them.
-PREFILL_STAGES = tuple(
-    stage.name for stage in STAGES if stage.role not in ("whole", "prepare", "other")
-)
-
 
 def stage_of(name: str, role: Role | None = None) -> Stage:
     """The stage of that name; one that is not in the table has the ``role`` given, else ``other``."""

@@ -44,7 +44,9 @@ def refused(kind: type[Exception] = OcrPhasesError) -> Iterator[pytest.Exception
         path.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(known, indent=0, sort_keys=True, ensure_ascii=False)
         path.write_text(text + "\n", encoding="utf-8")
-    assert sentence == known.get(key), f"another sentence than {path.name} has for {key!r}"
+    assert sentence == known.get(key), (
+        f"another sentence than {path.name} has for {key!r}: accept it with pytest --approve"
+    )
 
 
 def _without_places(sentence: str) -> str:

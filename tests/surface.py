@@ -1,13 +1,17 @@
-"""The tables and plots of the public results, read from their classes: a new one is tested without
-a list of names.
+"""The tables and plots of the public results, read from their classes, and the sections of a report:
+a new one is tested without a list of names.
 """
 
 import contextlib
 import inspect
+from collections.abc import Callable
 
 import pandas as pd
 
 from ocr_phases import OcrPhasesError
+from ocr_phases.record import Record
+from ocr_phases.report import sections
+from ocr_phases.show.section import Section
 
 
 def plots_of(kind: type) -> list[str]:
@@ -43,3 +47,14 @@ def tables_in(result: object) -> dict[str, pd.DataFrame]:
         with contextlib.suppress(OcrPhasesError):
             tables[name] = getattr(result, name)
     return tables
+
+
+def sections_of_a_record() -> list[Callable[[Record], Section]]:
+    """The sections of `ocr_phases.report.sections` that take a record and nothing else."""
+    found = []
+    for name in sections.__all__:
+        section = getattr(sections, name)
+        taken = inspect.signature(section).parameters.values()
+        if inspect.isfunction(section) and [each.annotation for each in taken] == ["Record"]:
+            found.append(section)
+    return found

@@ -4,6 +4,7 @@ shown.
 
 import json
 import re
+import shlex
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from conftest import RECORD
 
 from ocr_phases import OCRSession, PhaseRun
 from ocr_phases.analyse.stages import TOKEN_COLUMNS
+from ocr_phases.cli import VERBS, main
 from ocr_phases.cli.results import Exit
 from ocr_phases.families import FAMILIES, PROMPT_NAMES
 from ocr_phases.inputs.views import image_token_count
@@ -60,15 +62,12 @@ def test_the_record_s_page_has_every_name_of_a_record():
 
 def test_the_settings_page_has_every_preset_and_prompt_with_its_tokens():
     text = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
-    presets = {
-        name: preset for facts in FAMILIES.values() for name, preset in facts.presets.items()
-    }
-    for name, preset in presets.items():
-        row = re.search(rf"^- `{name}`: (\d+) x .*; (\d+) image tokens", text, re.MULTILINE)
-        assert row and (int(row[1]), int(row[2])) == (
-            preset.base_size,
-            image_token_count(preset, (1, 1)),
-        )
+    rows = re.findall(r"^- `(\w+)`.*?: (\d+) x .*; (\d+) image tokens", text, re.MULTILINE)
+    for facts in FAMILIES.values():
+        for name, preset in facts.presets.items():
+            tokens = image_token_count(preset, (1, 1))
+            row = (name, str(preset.base_size), str(tokens))
+            assert row in rows, f"{facts.title}: docs/settings.md has no line of these numbers"
     assert f"{image_token_count(PRESETS['gundam'], (2, 3))} tokens" in text
     assert set(PROMPT_NAMES) - set(re.findall(r"`(\w+)", text.partition("## Prompts")[2])) == set()
 
@@ -80,7 +79,8 @@ def test_the_models_page_has_each_family_s_presets_limit_and_file():
         name: [re.findall(r"`([\w.]+)`", cell) for cell in row.split(" | ")]
         for name, row in rows.items()
     }
-    assert cells["presets"] == [list(facts.presets) for facts in families]
+    known = [list(facts.presets) for facts in families]
+    assert cells["presets"] == known, "docs/models.md has a column for each family"
     assert [cell[0] for cell in cells["preset by default"]] == [
         facts.preset().name for facts in families
     ]
@@ -101,6 +101,72 @@ def test_troubleshooting_has_every_exit_code_and_key_of_the_json_output():
     keys.update(*(json.loads(path.read_text()) for path in approved.glob("*/record.json")))
     assert {"verb", "headline", "cells"} <= keys
     assert keys - set(re.findall(r"`(\w+)`", text.partition("## JSON output")[2])) == set()
+
+
+def test_the_agents_page_has_every_exit_code():
+    text = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([\d, ]+) \|", text.partition("## Exit codes")[2], re.MULTILINE)
+    codes = {int(code) for row in rows for code in row.split(",")}
+    assert codes == {*Exit} - {Exit.SIGNAL} | {Exit.SIGNAL + 2, Exit.SIGNAL + 15}
+
+
+def test_the_agents_page_s_commands_say_what_the_page_says(tmp_path, monkeypatch, capsys):
+    (tmp_path / "data").symlink_to(ROOT / "data")
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "agents.md").read_text(encoding="utf-8")
+    block = re.search(r"<!-- tested -->\n```bash\n(.*?)```", text, re.DOTALL)
+    assert block
+    results = []
+    for command in block[1].splitlines():
+        program, *arguments = shlex.split(command)
+        assert program == "ocr-phases"
+        assert main(arguments) == Exit.DONE, command
+        results.append(json.loads(capsys.readouterr().out))
+    eager, graph, compared, fits = results
+    assert eager["checks"]["failed"] == graph["checks"]["failed"] == []
+    assert eager["checks"]["noisy"] == graph["checks"]["noisy"] == []
+    step = next(row for row in compared["rows"] if row["metric"] == "inter_token_ms")
+    assert step["verdict"] == "faster" and step["ratio_high"] < 0.25
+    assert f"{step['ratio']:.3f}" in text
+    assert compared["differs"] and fits["fits"] is True
+
+
+def test_every_command_of_the_pages_is_one_that_the_program_knows():
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    known = {module.__name__.rpartition(".")[2] for module in VERBS}
+    unknown = []
+    for page in pages:
+        text = page.read_text(encoding="utf-8")
+        for verb in re.findall(r"^ocr-phases (\w+)", text, re.MULTILINE):
+            if verb not in known:
+                unknown.append(f"{page.name}: {verb}")
+    assert unknown == []
+
+
+def test_llms_txt_leads_to_every_page():
+    text = (ROOT / "llms.txt").read_text(encoding="utf-8")
+    targets = set(re.findall(r"\]\(([^)]+)\)", text))
+    assert [target for target in targets if not (ROOT / target).exists()] == []
+    assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} <= targets
+
+
+def test_the_readme_s_table_of_cards_is_that_of_the_cards_page():
+    rows = {}
+    for page in ("README.md", "docs/cards.md"):
+        text = (ROOT / page).read_text(encoding="utf-8")
+        lines = re.findall(r"^\| (.*) \|$", text, re.MULTILINE)
+        rows[page] = [line.split(" | ") for line in lines]
+    heading = next(row for row in rows["README.md"] if row[:2] == ["preset", "GPU memory"])
+    needs = {row[1]: row[2] for row in rows["docs/cards.md"] if row[0] == "DeepSeek-OCR"}
+    begin = next(
+        n for n, row in enumerate(rows["docs/cards.md"]) if row[:2] == ["card", "token, ms"]
+    )
+    presets = rows["docs/cards.md"][begin]
+    cards = {row[0]: row for row in reversed(rows["docs/cards.md"][begin:])}
+    for preset, need in needs.items():
+        row = next(row for row in rows["README.md"] if row[0] == preset)
+        pages = [cards[card][presets.index(preset)].split(" / ")[1] for card in heading[2:]]
+        assert row[1:] == [need, *(f"{ms} ms" for ms in pages)]
 
 
 def test_pictures_are_small_and_shown():

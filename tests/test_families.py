@@ -170,6 +170,10 @@ def test_the_published_file_tells_families_of_one_class_apart(
         assert OCRSession.from_local(folder, device="cpu").family.name == name
 
 
+def test_every_family_has_golden_data() -> None:
+    assert list(RECORDINGS) == list(FAMILIES), "add its row to RECORDINGS of golden_cases.py"
+
+
 @pytest.mark.parametrize("facts", FAMILIES.values(), ids=FAMILIES)
 def test_the_facts_of_a_family_agree_with_its_published_file(facts: FamilyFacts) -> None:
     positions = facts.config["language_config"]["max_position_embeddings"]
@@ -179,7 +183,7 @@ def test_the_facts_of_a_family_agree_with_its_published_file(facts: FamilyFacts)
     wirings = [facts.native] if facts.vendor is None else [facts.native, facts.vendor]
     for wiring in wirings:
         stages = {*wiring.modules, *wiring.between}
-        assert stages == {*facts.encoders, "projector", "language_model", "lm_head"}
+        assert {*facts.encoders, "projector", "language_model", "lm_head"} <= stages
 
 
 # -- generation rules ------------------------------------------------------------------------------

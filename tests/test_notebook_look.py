@@ -15,18 +15,16 @@ from example_run import ATTACK, make_run
 from IPython.core.formatters import DisplayFormatter
 from nbconvert import HTMLExporter
 from nbformat.v4 import new_code_cell, new_notebook, new_output
+from surface import sections_of_a_record, tables_in
 
 from ocr_phases import PhaseRun, SweepResult, compare
 from ocr_phases.analyse.load import AskedPage
 from ocr_phases.analyse.sweep_table import FAILURE_COLUMNS
 from ocr_phases.results.load import LoadResult
-from ocr_phases.show.checks_section import checks_section, references_section, verification_section
+from ocr_phases.show.checks_section import references_section, verification_section
 from ocr_phases.show.comparison_overview import environment_html
-from ocr_phases.show.kernel_section import kernels_section
-from ocr_phases.show.method_section import method_section
-from ocr_phases.show.page_and_text import page_section, quality_section, text_section
+from ocr_phases.show.page_and_text import page_section
 from ocr_phases.show.run_overview import overview_section
-from ocr_phases.show.run_times import floors_section, latency_section, stages_section
 from ocr_phases.show.section import Section, facts_bundle, style_section
 from ocr_phases.show.sweep_overview import cells_section
 from ocr_phases.show.timeline_section import timeline_bundle
@@ -39,25 +37,13 @@ pytestmark = [
 WRONG = (Path(__file__).parent / "fragments.js").read_text(encoding="utf-8")
 WIDTHS = (1280, 700)
 OUTPUTS = ".jp-OutputArea-output"
-SECTIONS = (
-    overview_section,
-    stages_section,
-    latency_section,
-    floors_section,
-    kernels_section,
-    page_section,
-    text_section,
-    quality_section,
-    checks_section,
-    method_section,
-)
+SECTIONS = (*sections_of_a_record(), overview_section, page_section)
 
 
 def fragments_of_a_record(run: PhaseRun) -> dict[str, Any]:
     """What cells show of one record: its face, tables, plots and every section of its report."""
     shown: dict[str, Any] = {"run": run, "page": run.page}
-    for name in ("stages", "tokens", "regions", "floors", "checks", "repetitions"):
-        shown[name] = getattr(run, name)
+    shown |= tables_in(run)
     for name in ("latency", "vision", "timeline", "page", "regions"):
         shown[f"plot {name}"] = getattr(run.plot, name)()
     for section in SECTIONS:

@@ -21,11 +21,12 @@ from refusals import refused
 from transformers import DynamicCache
 
 from ocr_phases import Timeline, decode, decode_step, prefill
+from ocr_phases.families import DEEPSEEK_OCR, DEEPSEEK_OCR_2, UNLIMITED_OCR
 from ocr_phases.settings import SamplingSettings
 from ocr_phases.steps.phases import generate, prompt_loss
 from ocr_phases.steps.sampling import Sampler
 
-FIRST, SECOND, WINDOWED = RECORDINGS
+FIRST, SECOND, WINDOWED = DEEPSEEK_OCR, DEEPSEEK_OCR_2, UNLIMITED_OCR
 #: A case with crops of each class, and cases with several rows, with padding and with neither.
 CROPS = [*((name, "gundam") for name in RECORDINGS), (VENDOR, "crops")]
 ROWS = [(FIRST, "batch"), (WINDOWED, "padded"), (VENDOR, "small")]

@@ -52,6 +52,8 @@ from ocr_phases.steps.sampling import Sampler
 
 ROOT = Path(__file__).parents[1]
 DEFAULTS = vars(Settings())
+#: What to do where docs or notebooks lack a setting.
+WRITE = "write them with python -m benchmarks.settings_docs"
 
 
 #: Every call that takes settings, and whose they are.
@@ -109,7 +111,9 @@ def test_a_docstring_has_the_help_of_every_setting(call):
                 prompts=", ".join(PROMPT_NAMES).replace("locate", "locate:words"),
                 presets=", ".join(PRESET_NAMES),
             )
-            assert text.lower() in described[setting.name].lower()
+            assert text.lower() in described[setting.name].lower(), (
+                f"{call.__qualname__}: write the help of {setting.name} into its docstring"
+            )
 
 
 def test_an_error_knows_which_call_takes_a_setting():
@@ -150,7 +154,7 @@ def test_the_notebooks_parameters_are_the_settings(name):
     path = ROOT / "notebooks" / f"{name}.ipynb"
     notebook = nbformat.read(path, as_version=4)
     (cell,) = [cell for cell in notebook.cells if "parameters" in cell.metadata.get("tags", [])]
-    assert cell.source == parameters_cell(NOTEBOOKS[name])
+    assert cell.source == parameters_cell(NOTEBOOKS[name]), WRITE
     inspected = papermill.inspect_notebook(str(path))
     assert len(inspected) == len(NOTEBOOKS[name])
     assert all(parameter["help"] for parameter in inspected.values())
@@ -242,7 +246,8 @@ def test_no_setting_is_lost_on_its_way_to_what_runs():
 
 
 def test_the_docs_list_every_setting():
-    assert settings_lists() in (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    listed = settings_lists() in (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
+    assert listed, WRITE
 
 
 def test_sampling_as_text_is_the_same_as_the_mapping():

@@ -16,7 +16,7 @@ from example_run import check_of, make_run
 
 from ocr_phases import OCRSession, PhaseRun
 from ocr_phases.analyse.stages import stage_table, stages_of
-from ocr_phases.families import FAMILIES
+from ocr_phases.families import FAMILIES, Wiring
 from ocr_phases.record.parts import StagePart
 from ocr_phases.show.comparison_plots import plot_prefill_stages
 from ocr_phases.show.timeline_plot import plot_phase_timeline
@@ -51,7 +51,18 @@ def test_every_stage_of_a_family_has_a_row_with_its_role() -> None:
     assert len(set(names)) == len(names)
     for facts in FAMILIES.values():
         assert [stage_of(name).role for name in facts.encoders] == ["vision", "vision"]
-        assert {*facts.native.modules} <= set(names)
+        for wiring in filter(None, (facts.native, facts.vendor)):
+            unknown = {*wiring.modules, *wiring.between} - set(names)
+            assert not unknown, f"{facts.title}: add {', '.join(unknown)} to STAGES of stages.py"
+
+
+def test_families_of_one_class_say_the_same_of_it() -> None:
+    """How a class is driven is found by its name, so a stage is named in each of its families."""
+    known: dict[str, tuple[str, Wiring]] = {}
+    for facts in FAMILIES.values():
+        for wiring in filter(None, (facts.native, facts.vendor)):
+            title, first = known.setdefault(wiring.class_name, (facts.title, wiring))
+            assert wiring == first, f"{wiring.class_name}: {title} and {facts.title} differ"
 
 
 @pytest.mark.parametrize("role", [None, "vision"])

@@ -32,7 +32,7 @@ class KeyFigure(NamedTuple):
 
 
 def key_metrics(run: Record) -> list[KeyFigure]:
-    """The known key figures, the four of a report's first screen first."""
+    """The known key figures, those of a report's first screen first."""
     figures = summary(run)
     if run.truths:  # most records need none of the libraries of quality
         figures = figures | quality_of(run)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ocr_phases.analyse.figure_rows import HIGHER_IS_BETTER, SHARE, Place, figures_in
+from ocr_phases.analyse.figure_rows import EXACT, HIGHER_IS_BETTER, SHARE, Place, figures_in
 from ocr_phases.analyse.figures import figure_repeats, summary
 from ocr_phases.analyse.noise import is_noisy
 from ocr_phases.analyse.quality import quality_of
@@ -45,15 +45,13 @@ EQUAL = "equal"
 INCONCLUSIVE = "inconclusive"
 NOISY = "noisy"
 
-_EXACT = "kv_cache_bytes"  # follows from the tokens, not from a clock
-
 
 def metrics_of(run: Record, more: Iterable[str] = ()) -> pd.DataFrame:
     """Every metric of a record by name: figures (``prefill_ms``) first, then stages
     (``prefill/sam/global``).
 
     Columns ``unit``, ``phase``, ``stage``, ``view``, ``value`` and ``repeats``, what it was in each
-    repeat. Figures are `Record.summary`'s. Times are ms on the device clock: a stage's is
+    repeat. Figures are `summary`'s. Times are ms on the device clock: a stage's is
     `stage_medians`', and in a repeat its sum, or its median step in decode. A figure that is no
     stage has no ``stage``. ``more`` names figures that are wanted beside those that every record is
     compared by.
@@ -180,11 +178,10 @@ def compare_two(
     tests = {name: log_ratio(ours["repeats"][name], theirs["repeats"][name]) for name in both}
     alphas = holm({name: tests[name] for name in both if name in judged})
     # What does not vary has no interval, and the ratio of its two values.
-    varying = {name: test for name, test in tests.items() if name != _EXACT}
+    varying = {name: test for name, test in tests.items() if name not in EXACT}
     means = pd.Series({name: np.exp(test.mean) for name, test in varying.items()})
     ends = {name: test.interval(alphas.get(name, ALPHA)) for name, test in varying.items()}
-    if _EXACT in both:
-        ends[_EXACT] = (np.inf, -np.inf)
+    ends.update(dict.fromkeys(EXACT.intersection(both), (np.inf, -np.inf)))
 
     table = pd.concat([ours, theirs.drop(index=both)])
     table = table.assign(baseline=ours["value"], other=theirs["value"])
@@ -218,16 +215,16 @@ def _verdict(row: dict[Any, Any], *, judged: bool, noisy: bool, margin: float) -
     high = row["ratio_high"]
     is_known = not math.isnan(row["difference"])
     is_size = row["unit"] == "bytes"
-    if not judged and not (row["metric"] == _EXACT and is_known):
+    if not judged and not (row["metric"] in EXACT and is_known):
         return ""
-    if row["metric"] == _EXACT and row["ratio"] == 1.0:
+    if row["metric"] in EXACT and row["ratio"] == 1.0:
         return EQUAL
     if noisy and is_known and not is_size:
         return NOISY
     if math.isnan(low):
         return "n/a"
     widest = 1.0 + margin / 100.0
-    if low >= 1.0 / widest and high <= widest and row["metric"] != _EXACT:
+    if low >= 1.0 / widest and high <= widest and row["metric"] not in EXACT:
         return EQUIVALENT
     if low <= 1.0 <= high:
         return INCONCLUSIVE

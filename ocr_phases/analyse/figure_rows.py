@@ -53,6 +53,9 @@ class FigureRow:
     smaller one comes first. ``phase`` is the phase that it belongs to, empty for a figure of the
     whole run.
 
+    ``is_exact`` says that it follows from the tokens and from no clock: two records have the same
+    of it, more or less, without an interval.
+
     ``card`` is its name on a card, ``metric`` its name in a picture of a comparison, where the
     heading says too little, ``words`` its name in a sentence, and ``page_column`` its column in
     ``pages.csv``, where that has another name.
@@ -62,6 +65,7 @@ class FigureRow:
     heading: str
     unit: str = ""
     higher_is_better: bool = False
+    is_exact: bool = False
     phase: str = ""
     card: str = ""
     metric: str = ""
@@ -315,6 +319,7 @@ FIGURES = (
         name="kv_cache_bytes",
         heading="KV cache",
         unit="bytes",
+        is_exact=True,
         card="KV cache",
         places={Place.CARD: 120, Place.COMPARE: 120, Place.SWEEP: 150, Place.SWEEP_PAGES: 50},
     ),
@@ -426,6 +431,9 @@ FIGURE_ROWS = {row.name: row for row in FIGURES}
 
 #: The names of the figures of which more is better; of all others less is.
 HIGHER_IS_BETTER = frozenset(row.name for row in FIGURES if row.higher_is_better)
+
+#: The names of the figures that follow from no clock.
+EXACT = frozenset(row.name for row in FIGURES if row.is_exact)
 
 
 def figures_in(place: Place) -> list[FigureRow]:

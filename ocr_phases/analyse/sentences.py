@@ -1,6 +1,6 @@
 """One record in words: headline, what limits it, findings, noise and checks.
 
-Plain text, without any text of the model. Times are those of `Record.summary`.
+Plain text, without any text of the model. Times are those of `summary`.
 """
 
 from __future__ import annotations

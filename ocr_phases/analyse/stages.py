@@ -1,11 +1,12 @@
-"""One record as tables: phases, stages, decode steps, tokens and regions, each with its time.
+"""One record as tables: phases, stages, decode steps and tokens, each with its time.
 
 A time is the median over repeats, of a decode step over all steps of all repeats, as in
-`Record.summary`; medians need not add up. The time of a stage is its share of its phase: the median
-of the repeats' shares, of the phase's median (`ocr_phases.analyse.statistics.part_ms`). A spread is
-p10 to p90 of ten values or more, of fewer the least and the greatest. Everything here copes with
-every shape of record: without crops, without decode steps, of one repeat, of a batch, or of a
-one-shot ``generate`` run that has no phases to tell apart.
+`ocr_phases.analyse.figures.summary`; medians need not add up. The time of a stage is its share of
+its phase: the median of the repeats' shares, of the phase's median
+(`ocr_phases.analyse.statistics.part_ms`). A spread is p10 to p90 of ten values or more, of fewer
+the least and the greatest. Everything here copes with every shape of record: without crops, without
+decode steps, of one repeat, of a batch, or of a one-shot ``generate`` run that has no phases to
+tell apart. What a region costs is in `ocr_phases.analyse.regions`.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ _REPEATS_FOR_P99 = 100
 
 
 def sweep_table(records: Mapping[str, Record]) -> pd.DataFrame:
-    """One row a record, columns `SWEEP_COLUMNS`: figures of `Record.summary`, ms on the device
+    """One row a record, columns `SWEEP_COLUMNS`: figures of `summary`, ms on the device
     clock.
 
     ``batch`` rows run side by side: ``prefill_ms`` and ``inter_token_ms`` (one decode step) are the

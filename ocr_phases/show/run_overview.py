@@ -42,7 +42,7 @@ _ENDS = {"eos": "end token", "length": "token limit"}
 
 
 def overview_section(run: Record) -> Section:
-    """The first screen: the page, headline, limit, phases, checks and four figures.
+    """The first screen: the page, headline, limit, phases, checks and the first figures.
 
     Further figures, findings and the rows of a batch are folded below.
     """

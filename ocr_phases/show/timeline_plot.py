@@ -46,23 +46,19 @@ def plot_spans(spans: pd.DataFrame, note: str = "") -> Figure:
     """
     if spans.empty:
         return sentence_figure("There are no spans to draw.")
-    in_phases = spans[spans["phase"].isin(PHASES)]
-    if len(in_phases):  # a span that a caller puts around phases would hold their pauses, too
-        spans = in_phases
-    colours = spans["stage"].map(STAGE_COLOURS | PHASE_COLOURS).fillna(ORANGE)
-    spans = with_names(spans).assign(colour=colours, outermost=_outermost(spans))
+    spans = named_spans(spans)
     early = spans[spans["phase"].isin(("prepare", "prefill"))]
     charts = []
     breaks = []
     lengths = []
     if len(early):
-        drawn, at = _without_pauses(early)
+        drawn, at = without_pauses(early)
         rows = _stage_lanes(drawn) or _phase_lanes(drawn)
         charts.append((_spans_title(drawn, note), rows, _axis_label(at)))
         breaks.append(at)
         lengths.append(_total_ms(drawn))
     if len(early) < len(spans):
-        drawn, at = _without_pauses(spans)
+        drawn, at = without_pauses(spans)
         rows = _phase_lanes(drawn)
         # A few decode steps by themselves: what each of them took is the question.
         if early.empty and (spans["stage"] == "decode_step").sum() <= _MOST_STEPS_BY_STAGE:
@@ -75,6 +71,15 @@ def plot_spans(spans: pd.DataFrame, note: str = "") -> Figure:
         axes.set_xlim(0, 1.02 * length or 1.0)
         _break_axis(axes, at)
     return figure
+
+
+def named_spans(spans: pd.DataFrame) -> pd.DataFrame:
+    """The spans of the phases, with ``name`` (the stage in words), ``colour`` and ``outermost``."""
+    in_phases = spans[spans["phase"].isin(PHASES)]
+    if len(in_phases):  # a span that a caller puts around phases would hold their pauses, too
+        spans = in_phases
+    colours = spans["stage"].map(STAGE_COLOURS | PHASE_COLOURS).fillna(ORANGE)
+    return with_names(spans).assign(colour=colours, outermost=_outermost(spans))
 
 
 def _stage_lanes(drawn: pd.DataFrame) -> list[Row]:
@@ -100,7 +105,7 @@ def _outermost(spans: pd.DataFrame) -> pd.Series:
     return found
 
 
-def _without_pauses(spans: pd.DataFrame) -> tuple[pd.DataFrame, list[float]]:
+def without_pauses(spans: pd.DataFrame) -> tuple[pd.DataFrame, list[float]]:
     """The spans with ``drawn_ms``, their starts where the outermost spans follow each other without
     a pause.
 

@@ -108,6 +108,19 @@ class Part {
   /** The pointer is dragged from where it was pressed. */
   drag() {}
 
+  /** The pointer moved over this part; null where it is elsewhere. */
+  hover() {}
+
+  /** The drawing that zooms by keys and by the wheel; null for none. */
+  get magnified() {
+    return null;
+  }
+
+  /** What keys of its own do. */
+  keys() {
+    return {};
+  }
+
   /** Scroll to what is lit, unless a person is pointing there. */
   follow() {
     const now = this.root.querySelector(".opv-now");
@@ -150,6 +163,10 @@ class PagePart extends Part {
       "opv-also",
       boxes.filter(({ dataset }) => regions.has(dataset.region)),
     );
+  }
+
+  get magnified() {
+    return this.page;
   }
 
   drag(event) {
@@ -388,6 +405,9 @@ class Linked {
     }
     if (!event.buttons) {
       const part = this.partOf(event.target);
+      for (const each of this.parts) {
+        each.hover(each === part ? event : null);
+      }
       this.shown.peek(part ? part.under(event) : null);
       return;
     }
@@ -415,14 +435,14 @@ class Linked {
 
   change() {}
 
-  /** The wheel scrolls what is around; with Ctrl it zooms the page. */
+  /** The wheel scrolls what is around; with Ctrl it zooms the page or the timeline. */
   wheel(event) {
-    const part = this.partOf(event.target);
-    if (!(part instanceof PagePart) || !(event.ctrlKey || event.metaKey)) {
+    const drawing = this.partOf(event.target)?.magnified;
+    if (!drawing || !(event.ctrlKey || event.metaKey)) {
       return;
     }
     event.preventDefault();
-    part.page.magnify(event.deltaY < 0 ? 1.25 : 0.8, event);
+    drawing.magnify(event.deltaY < 0 ? 1.25 : 0.8, event);
   }
 
   keydown(event) {
@@ -436,7 +456,7 @@ class Linked {
   keys(many) {
     const { shown } = this;
     const curve = this.parts.find((part) => part instanceof CurvePart);
-    const page = this.parts.find((part) => part instanceof PagePart)?.page;
+    const drawing = this.parts.find((part) => part.magnified)?.magnified;
     return {
       arrowleft: () => shown.go(shown.token - many),
       arrowright: () => shown.go(shown.token + many),
@@ -446,10 +466,11 @@ class Linked {
       n: () => shown.step(1),
       s: () => shown.go(shown.data.slowest[0] ?? shown.token),
       z: curve && (() => curve.zoom()),
-      "+": page && (() => page.magnify(1.5)),
-      "=": page && (() => page.magnify(1.5)),
-      "-": page && (() => page.magnify(1 / 1.5)),
-      0: page && (() => page.magnify(0)),
+      "+": drawing && (() => drawing.magnify(1.5)),
+      "=": drawing && (() => drawing.magnify(1.5)),
+      "-": drawing && (() => drawing.magnify(1 / 1.5)),
+      0: drawing && (() => drawing.magnify(0)),
+      ...Object.assign({}, ...this.parts.map((part) => part.keys())),
     };
   }
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pandas as pd
 from IPython.display import DisplayHandle, display
+from matplotlib.figure import Figure
 from matplotlib.transforms import Transform
 from PIL import Image, ImageDraw
 
@@ -105,6 +106,16 @@ def still_bundle(run: Record | None, row: int, token: int, color: str, view: str
     image = Image.new("RGB", (ends[-1], plot.height), "white")
     for left, picture in zip(ends, pictures, strict=False):
         image.paste(picture, (left, 0))
+    return _bundle(run, image)
+
+
+def figure_bundle(run: Record, figure: Figure) -> dict[str, Any]:
+    """A figure of a record by MIME type, as `still_bundle` gives the page."""
+    image = Image.open(io.BytesIO(figure_png(figure, FIGURE_DPI))).convert("RGB")
+    return _bundle(run, image)
+
+
+def _bundle(run: Record, image: Image.Image) -> dict[str, Any]:
     jpeg = jpeg_file(image, *image.size)[1]
     said = f"{run_title(run)} · {subject(run)}\n{headline(run)}"
     html = _framed(

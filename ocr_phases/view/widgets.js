@@ -43,7 +43,12 @@ class Sharing {
   }
 }
 
-const PARTS = { page: PagePart, curve: CurvePart, tokens: TokensPart };
+const PARTS = {
+  page: PagePart,
+  curve: CurvePart,
+  tokens: TokensPart,
+  timeline: TimelinePart,
+};
 
 function linkedOf(shown, kind) {
   if (kind === "record") {

@@ -12,13 +12,15 @@ import traitlets
 
 from ocr_phases.analyse.stages import tokens_of
 from ocr_phases.record import Record
+from ocr_phases.show.timeline_plot import plot_phase_timeline
 from ocr_phases.show.web import notebook_css
 from ocr_phases.view.assets import view_file
 from ocr_phases.view.data import row_data
 from ocr_phases.view.scripts import VIEW_SCRIPT
-from ocr_phases.view.still import Stilled, still_bundle
+from ocr_phases.view.still import Stilled, figure_bundle, still_bundle
+from ocr_phases.view.timeline import timeline_data
 
-_WIDGET_SCRIPT = VIEW_SCRIPT + view_file("widgets.js")
+_WIDGET_SCRIPT = VIEW_SCRIPT + view_file("timeline.js") + view_file("widgets.js")
 
 
 class RowData(ipywidgets.Widget):
@@ -109,7 +111,7 @@ class _RecordWidget(Stilled, anywidget.AnyWidget, LinkedTraits):
     """
 
     _esm = _WIDGET_SCRIPT
-    _css = notebook_css(view_file("view.css"))
+    _css = notebook_css(view_file("view.css") + view_file("timeline.css"))
 
     kind = traitlets.Unicode("").tag(sync=True)
     source = traitlets.Instance(RowData).tag(sync=True, **ipywidgets.widget_serialization)
@@ -231,3 +233,33 @@ class TokenStrip(_RecordWidget):
     """
 
     kind = traitlets.Unicode("tokens").tag(sync=True)
+
+
+class TimelineView(_RecordWidget):
+    """The typical repeat of a record over time: a lane for each phase and each stage, to zoom and move.
+
+    It opens at the prefill. The buttons show the prefill or the whole repeat; Ctrl and the wheel,
+    or + and -, zoom; a drag, or A and D, moves; 0 shows all. A click on a decode step chooses its
+    token, the arrow keys go from step to step, and brushed tokens are shaded.
+    `run.plot.timeline()` is the same repeat as a figure.
+
+    Parameters
+    ----------
+    run, row and all others
+        As for `PageView`.
+
+    Examples
+    --------
+    >>> timeline = TimelineView(run)  # doctest: +SKIP
+    >>> ipywidgets.jslink((timeline, "token"), (PageView(run), "token"))  # doctest: +SKIP
+    """
+
+    kind = traitlets.Unicode("timeline").tag(sync=True)
+    timeline = traitlets.Dict().tag(sync=True)
+
+    def __init__(self, run: Record, row: int = 0, **values: Any) -> None:
+        super().__init__(run, row, timeline=timeline_data(run), **values)
+
+    def picture(self) -> dict[str, Any]:
+        """What a saved notebook shows: `run.plot.timeline()`."""
+        return figure_bundle(self.run, plot_phase_timeline(self.run))

@@ -1,0 +1,64 @@
+"""What `TimelineView` draws of a record: the spans of its typical repeat in lanes, ready for JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+
+from ocr_phases.analyse.stages import typical_repeat
+from ocr_phases.record import Record, is_whole_phase
+from ocr_phases.show.timeline_plot import named_spans, without_pauses
+from ocr_phases.text import ms_text
+
+_START_DIGITS = 3  # of ms: a microsecond
+_LENGTH_DIGITS = 4
+
+
+def timeline_data(run: Record) -> dict[str, Any]:
+    """The typical repeat of a record, with a lane for each phase and each stage.
+
+    Times are in ms of the device's clock, where the device has one, and pauses between phases are
+    cut out, as in `run.plot.timeline()`.
+
+    Returns
+    -------
+    dict
+        ``title`` says which repeat it is, ``total`` is its length in ms, ``prefill`` has the first
+        and last ms of the prefill, ``pauses`` the places of pauses that are left out. Each of
+        ``lanes`` has ``name``, ``time`` (the sum in words), ``colour``, ``whole`` (it is a phase),
+        and lists of the same length: ``start`` and ``ms`` of each span, and ``step``, the decode
+        step that it belongs to, which is None where it belongs to none.
+    """
+    repeat = typical_repeat(run)
+    spans = run.spans[run.spans["repeat"] == repeat]
+    title = f"Repeat {run.repeats.index(repeat) + 1} of {len(run.repeats)}"
+    if spans.empty:
+        return {"title": title, "total": 0.0, "prefill": [], "pauses": [], "lanes": []}
+    drawn, pauses = without_pauses(named_spans(spans))
+    # A phase stands above the stages that begin with it.
+    drawn = drawn.assign(whole=is_whole_phase(drawn), end_ms=drawn["drawn_ms"] + drawn["device_ms"])
+    drawn = drawn.sort_values(["drawn_ms", "whole"], ascending=[True, False], kind="stable")
+    lanes = []
+    for name, own in drawn.groupby("name", sort=False):
+        steps = [None if pd.isna(step) else int(step) for step in own["step"]]
+        lanes.append(
+            {
+                "name": str(name),
+                "time": ms_text(own["device_ms"].sum()),
+                "colour": own["colour"].iloc[0],
+                "whole": bool(own["whole"].iloc[0]),
+                "start": own["drawn_ms"].round(_START_DIGITS).tolist(),
+                "ms": own["device_ms"].round(_LENGTH_DIGITS).tolist(),
+                "step": steps,
+            }
+        )
+    prefill = drawn[drawn["phase"] == "prefill"]
+    ends = [float(prefill["drawn_ms"].min()), float(prefill["end_ms"].max())]
+    return {
+        "title": title,
+        "total": round(float(drawn["end_ms"].max()), _LENGTH_DIGITS),
+        "prefill": ends if len(prefill) else [],
+        "pauses": pauses,
+        "lanes": lanes,
+    }
