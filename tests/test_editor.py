@@ -4,6 +4,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from surface import tables_of
+
+from ocr_phases import PhaseRun
+
 ROOT = Path(__file__).parents[1]
 
 PREAMBLE = """
@@ -75,12 +79,7 @@ TYPED = [
     "run",
     "run.plot",
     "run.plot.vision()",
-    "run.stages",
-    "run.tokens",
-    "run.regions",
-    "run.floors",
-    "run.checks",
-    "run.repetitions",
+    *(f"run.{name}" for name in tables_of(PhaseRun)),
     "run.quality()",
     "run.summary()",
     "run.text",

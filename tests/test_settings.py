@@ -111,7 +111,9 @@ def test_a_docstring_has_the_help_of_every_setting(call):
                 prompts=", ".join(PROMPT_NAMES).replace("locate", "locate:words"),
                 presets=", ".join(PRESET_NAMES),
             )
-            assert text.lower() in described[setting.name].lower()
+            assert text.lower() in described[setting.name].lower(), (
+                f"{call.__qualname__}: write the help of {setting.name} into its docstring"
+            )
 
 
 def test_an_error_knows_which_call_takes_a_setting():

@@ -374,14 +374,20 @@ FIGURES = (
         name="edit_distance",
         heading="edit distance",
         unit=SHARE,
-        places={Place.SWEEP: 210, Place.PAGES: 160},
+        places={Place.SWEEP: 210, Place.SWEEP_VERB: 90, Place.PAGES: 160},
     ),
     FigureRow(
         name="cer",
         heading="CER",
         unit=SHARE,
         card="Character error rate",
-        places={Place.CARD: 140, Place.PAGES: 170, Place.EXPLORER: 40},
+        places={
+            Place.CARD: 140,
+            Place.SWEEP: 211,
+            Place.SWEEP_VERB: 100,
+            Place.PAGES: 170,
+            Place.EXPLORER: 40,
+        },
     ),
     FigureRow(name="wer", heading="wer", unit=SHARE),
     FigureRow(
