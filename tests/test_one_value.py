@@ -49,7 +49,7 @@ Inter-token latency <inter_token_ms> median; p90 <inter_token_ms_p90>, p99 <inte
 A decode step takes <inter_token_ms>, <times_floor> times its floor of <step_floor_ms> // ^vision <vision_ms>$
 ecode is [\w-]+: the GPU is busy <step_busy_ms> of <profiled_step_ms> per profiled step // of the <page_ms> that
 decode decode step <inter_token_ms> <step_floor_ms> <times_floor> memory bandwidth
-prefill whole phase <prefill_ms> <prefill_floor_ms> Q (?:arith|band) // prefill or more <stage_coverage>
+prefill whole phase <prefill_ms> <prefill_floor_ms> Q (?:compute|memory) // prefill or more <stage_coverage>
 Each decode step: <inter_token_ms> in the median of <steps_of_all_repeats> // decode whole phase 1 <decode_ms>
 vision is 30 to 50 % of the prefill (?:in|out of) range: <vision_share> // prefill whole phase 1 <prefill_ms>
 [Pp]refill is [\w-]+: the GPU is busy <prefill_busy_ms> of <prefill_ms> // prepare whole phase 1 <prepare_ms>
