@@ -368,6 +368,9 @@ class RunSettings(_Checked):
     warmup: Annotated[int, Meta(ge=0, le=10_000)] = _setting(
         1, "number of runs before them that are not recorded"
     )
+    warm_once: bool = _setting(
+        False, "skip the warm-up for shapes that the loaded model has run before"
+    )
     seed: Annotated[int, Meta(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)] = _setting(
         0, "seed for sampling"
     )

@@ -312,7 +312,9 @@ def _caveats(run: Record) -> Iterator[str]:
             f"Times are medians of {len(totals)} repeats, which took {ms_text(totals.min())} to "
             f"{ms_text(totals.max())}."
         )
-    if request.warmup == 0:
+    if request.warmed_before:
+        yield "There was no warm-up, because the model had run these shapes before."
+    elif request.warmup == 0:
         yield "There was no warm-up, so these times include one-time set-up."
     spent = ", ".join(_setup_times(run))
     if spent:

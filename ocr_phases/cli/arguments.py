@@ -464,7 +464,7 @@ def _add_settings(command: argparse.ArgumentParser, verb: str) -> None:
             arguments.add_argument(option, help=text, **_KINDS[kind(setting)])
             command.set_defaults(**{setting.name: setting.default})
     if verb == "batch":  # they are another prefill for every page
-        command.set_defaults(token_probabilities=False)
+        command.set_defaults(token_probabilities=False, warm_once=True)
 
 
 # -- the verbs ---------------------------------------------------------------------------------
