@@ -400,7 +400,7 @@ class RunSettings(_Checked):
         None, "file for the Chrome trace of that run (.json.gz)"
     )
     price_per_hour: Annotated[float, Meta(gt=0, le=2**24)] | None = _setting(
-        None, "price of an hour of the machine; gives the price of 1,000 pages"
+        None, "price of the machine per hour; gives the price of 1,000 pages"
     )
 
     def __post_init__(self) -> None:

@@ -69,7 +69,7 @@ class Part(Hinted, Struct, kw_only=True, frozen=True):
             entries = {file_name: attribute for attribute, file_name in _names(type(self))}
             if isinstance(name, str) and name in entries:
                 raise WrongCall(
-                    f"{kind} is read by attribute: write .{entries[name]} in place of [{name!r}]."
+                    f"{kind} is read by attribute: write .{entries[name]} instead of [{name!r}]."
                 )
             example = next(iter(entries.values()))
             raise WrongCall(

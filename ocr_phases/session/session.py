@@ -506,7 +506,7 @@ class OCRSession(Hinted):
         kernel_trace : str or Path, optional
             File for the Chrome trace of that run (.json.gz). It needs ``kernels``.
         price_per_hour : float, optional
-            Price of an hour of the machine; gives the price of 1,000 pages. It changes no
+            Price of the machine per hour; gives the price of 1,000 pages. It changes no
             measurement.
         on_tokens : callable, optional
             Called as ``on_tokens(repeat, new ids of each row)`` after the prefill and while
