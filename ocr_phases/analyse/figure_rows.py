@@ -252,7 +252,7 @@ FIGURES = (
         places={Place.COMPARE: 90},
     ),
     FigureRow(name="step_floor_ms", heading="step floor", unit="ms", places={Place.SWEEP: 130}),
-    FigureRow(name="times_floor", heading="times floor", places={Place.SWEEP_STEPS: 60}),
+    FigureRow(name="times_floor", heading="time / floor", places={Place.SWEEP_STEPS: 60}),
     FigureRow(name="decode_steps", heading="decode steps"),
     FigureRow(
         name="tokens_per_s",
