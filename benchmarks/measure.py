@@ -226,7 +226,7 @@ def _stage_coverage(bench: _Bench) -> dict[str, Any]:
 
 
 def _prefill(bench: _Bench) -> dict[str, Any]:
-    """The prefill with vision as it is and compiled, in turns: wall and device ms, and vision's
+    """The prefill with vision as it is, captured and compiled, in turns: wall and device ms, and vision's
     part.
     """
     visions = [vision for vision in VISIONS if vision in ("eager", *bench.settings.strategies)]

@@ -253,6 +253,7 @@ TAKEN_BY = {
         "first_token",
         "repeats",
         "warmup",
+        "warm_once",
         "seed",
         "strategy",
         "vision",

@@ -395,6 +395,9 @@ class RunSettings(_Checked):
     warmup: Annotated[int, Meta(ge=0, le=10_000)] = _setting(
         1, "number of runs before them that are not recorded"
     )
+    warm_once: bool = _setting(
+        False, "skip the warm-up for shapes that the loaded model has run before"
+    )
     seed: Annotated[int, Meta(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)] = _setting(
         0, "seed for sampling"
     )
@@ -424,7 +427,7 @@ class RunSettings(_Checked):
         None, "file for the Chrome trace of that run (.json.gz)"
     )
     price_per_hour: Annotated[float, Meta(gt=0, le=2**24)] | None = _setting(
-        None, "price of an hour of the machine; gives the price of 1,000 pages"
+        None, "price of the machine per hour; gives the price of 1,000 pages"
     )
 
     def __post_init__(self) -> None:

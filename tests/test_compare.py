@@ -116,7 +116,7 @@ def test_three_verdicts(base, other, verdict):
     row, said = comparison.table.set_index("metric").loc["prefill_ms"], comparison.verdict
     assert row["verdict"] == verdict
     assert (f" {verdict} (" in said.partition("a decode step")[0]) or verdict == "noisy"
-    assert ("unproven" in said) == (verdict == "noisy")
+    assert ("varied too much" in said) == (verdict == "noisy")
     reach = max(row["ratio"] / row["ratio_low"], row["ratio_high"] / row["ratio"]) - 1.0
     assert row["detectable"] == pytest.approx(reach)
     assert ("cannot be resolved" in said) or verdict != "inconclusive"
@@ -241,14 +241,14 @@ def test_vision_eager_and_compiled_are_one_sentence_with_the_floor():
 def test_strategies_of_unlike_measurements_are_no_sentence(unlike):
     compiled, eager, _, _ = strategies()
     sentence = Comparison([eager, altered(compiled, **unlike)]).verdict
-    assert "a token eager" not in sentence
+    assert "per token eager" not in sentence
 
 
 def test_strategies_on_a_device_of_unknown_ceilings_have_no_floor():
     unknown = {"name": "another", "ceilings": None}
     runs = [altered(run, device=unknown) for run in strategies()[:3]]
     sentence = Comparison(runs).verdict
-    assert "a token eager" in sentence
+    assert "per token eager" in sentence
     assert "allows" not in sentence
 
 

@@ -119,7 +119,7 @@ def test_compare_tells_what_a_change_does_to_the_text():
         rows.loc["cer", "verdict"] == "worse" and rows.loc["table_similarity", "verdict"] == "equal"
     )
     assert "Its text agrees with the baseline's to" in compared.verdict
-    assert "its edit distance to the truth is" in compared.verdict
+    assert "its edit distance to the reference text is" in compared.verdict
     shown = in_units(compared.table, "a").set_index("metric")
     assert shown.loc["agreement", ["a", "unit"]].tolist() == [100.0, "%"]
     better = Comparison([other, base], ["b", "a"]).headline.set_index("metric")
@@ -236,7 +236,7 @@ def test_the_index_shows_quality_worst_pages_first():
         return html_of(BatchIndex(batch_pages(**columns), pd.DataFrame(columns=[*REGION_COLUMNS])))
 
     shown, cut = index(), index(cut=[False] * 4 + [True] * 2)
-    assert "6 of 6 records have a truth" in shown
+    assert "6 of 6 records have a reference text" in shown
     assert "Tokens: 10" in shown and "Vision in the prefill: none" in shown
     worst, left = (each[each.index("The worst pages first") :] for each in (shown, cut))
     assert worst.index(">c<") < worst.index(">b<") < worst.index(">a<") and ">c<" not in left

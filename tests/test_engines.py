@@ -418,12 +418,12 @@ KNEES: list[tuple[list[tuple[str, float | None]], str, str]] = [
     (
         [("1 at once", 10), ("2 at once", 9.5)],
         "1 at once",
-        "The knee is 1 at once: 60.0 pages a minute",
+        "The knee is 1 at once: 60.0 pages per minute",
     ),
     (
         [("1 at once", 10), ("2 at once", 20)],
         "1 at once",
-        "The knee is 1 at once: 60.0 pages a minute",
+        "The knee is 1 at once: 60.0 pages per minute",
     ),
     (
         [("1 at once", 10), ("2 at once", 5), ("4 at once", 4.9)],

@@ -162,7 +162,7 @@ def test_counts_of_checks_add_up_and_say_what_they_count(name):
             "these checks failed: parity.",
             "No check failed",
         ),
-        ({"parity": "note"}, "Worth a look: parity.", "busy"),
+        ({"parity": "note"}, "Look at: parity.", "busy"),
     ],
 )
 def test_what_noise_spoils_is_named(verdicts, told, untold):

@@ -99,7 +99,7 @@ def test_a_damaged_model_is_not_measured_correctly(session, damage, way):
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(way) or "eager")
 def test_a_sound_model_passes(session, way):
     check = verdict(session.run_inference(RECEIPT, **ASKED, **way))
-    assert (check.verdict, check.measured) == ("pass", "those of 5 tokens looked at")
+    assert (check.verdict, check.measured) == ("pass", "those of 5 tokens checked")
 
 
 def test_what_processors_suppress_is_no_fault(session, monkeypatch):

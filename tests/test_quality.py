@@ -395,7 +395,7 @@ def test_a_verb_compares_with_a_truth(verb, tmp_path, capsys, monkeypatch):
     assert quality == quality_of(run.with_truth(tmp_path))
     if verb == "report":
         html = (out / "report.html").read_text()
-        assert "Compared with the truth example.md" in html and "<del>heavy</del>" in html
+        assert "Compared with the reference text example.md" in html and "<del>heavy</del>" in html
     kept = {"report": out / "run.json", "profile": out}.get(verb)
     assert kept is None or PhaseRun.load(kept).truth_of() is not None
 

@@ -139,7 +139,7 @@ def test_the_options_of_a_verb_have_the_settings_defaults(verb):
     parser = Parser()
     add_options(parser, verb)
     asked = vars(parser.parse_args([]))
-    own = {"token_probabilities": False} if verb == "batch" else {}
+    own = {"token_probabilities": False, "warm_once": True} if verb == "batch" else {}
     if verb != "sweep":
         assert Settings.among(asked) == Settings(**own)
         assert set(EVERY) - set(asked) <= {*LEFT_OUT, "revision", "verify"}
@@ -217,6 +217,7 @@ def test_no_setting_is_lost_on_its_way_to_what_runs():
         "first_token": "redecode",
         "repeats": 5,
         "warmup": 4,
+        "warm_once": True,
         "seed": 9,
         "strategy": "cuda_graph",
         "vision": "compiled",

@@ -89,7 +89,7 @@ def _note(run: Record, name: str, figures: dict[str, Any]) -> str:
     match name:
         case "generate_ms":
             if run.is_server:
-                return f"{tokens_text(run)}; it came all at once"
+                return f"{tokens_text(run)}; it came in one piece"
             each = figures["generate_ms"] / figures["tokens"]
             return f"{tokens_text(run)}, {ms_text(each)} each, prefill included"
         case "ttft_ms":
@@ -123,7 +123,7 @@ def _note(run: Record, name: str, figures: dict[str, Any]) -> str:
         case "cer":
             is_cut = run.result.finish_reason == "length"
             cut = f"; cut at {tokens_text(run)}" if is_cut else ""
-            return f"against the page's truth{cut}"
+            return f"against the page's reference text{cut}"
         case "agreement":
             return "with a reference run"
     return ""
@@ -147,7 +147,7 @@ def _manner_text(run: Record) -> str:
 def _cache_text(run: Record) -> str:
     """What a token takes in the KV cache, and how large a static one is."""
     per_token = run.cache.bytes_per_token
-    text = f"{bytes_text(per_token)} a token" if per_token else "at its largest"
+    text = f"{bytes_text(per_token)} per token" if per_token else "at its largest"
     allocated = run.cache.allocated_bytes
     if allocated:
         return f"{text}; static, room for {bytes_text(allocated)}"
@@ -161,7 +161,7 @@ def _energy_text(figures: dict[str, Any]) -> str:
     if tokens_j is not None:
         parts.append(f"{tokens_j:,.3g} J for 1,000 tokens")
     parts.append(f"{figures['wh_per_1000_pages']:,.3g} Wh for 1,000 pages")
-    note = f"a run; {', '.join(parts)}"
+    note = f"per run; {', '.join(parts)}"
     idle_share = figures["idle_energy_share"]
     if idle_share is not None:
         note += f"; idle alone takes {percent_text(idle_share)}"

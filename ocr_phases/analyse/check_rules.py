@@ -136,7 +136,7 @@ def _cache_linear(run: Record) -> Verdict:
     grew = f"{bytes_text(sizes[0])} to {bytes_text(sizes[-1])}"
     if not each:
         return Verdict("n/a", f"{grew}, in layers of several kinds, each of which has its own rule")
-    text = f"{bytes_text(each)} a token, {grew}"
+    text = f"{bytes_text(each)} per token, {grew}"
     off = sum(size != (count or 0) * each for count, size in zip_longest(held, sizes))
     if off:
         return Verdict("fail", f"{text}; {off} of {len(sizes)} off the line")
@@ -430,10 +430,10 @@ _EVERY_RECORD = (
     Rule(
         name="single_token_steps",
         title="one token per decode step",
-        expected="one token a row in each decode step",
+        expected="one token per row in each decode step",
         why="A wider step recomputes cached tokens, and makes the vendor's class run vision.",
         fix=(
-            "Pass images to the prefill only, then None (or nothing), and one token a step: "
+            "Pass images to the prefill only, then None (or nothing), and one token per step: "
             "input ids of shape [B, 1]."
         ),
     ),
@@ -446,7 +446,7 @@ _EVERY_RECORD = (
             " token pays for its stages again."
         ),
         fix=(
-            "Pass images to the prefill only, then None (or nothing), and one token a step: "
+            "Pass images to the prefill only, then None (or nothing), and one token per step: "
             "input ids of shape [B, 1]."
         ),
     ),
@@ -459,7 +459,7 @@ _EVERY_RECORD = (
             " token pays for its stages again."
         ),
         fix=(
-            "Pass images to the prefill only, then None (or nothing), and one token a step: "
+            "Pass images to the prefill only, then None (or nothing), and one token per step: "
             "input ids of shape [B, 1]."
         ),
         judge=_vision_in_prefill_only,
@@ -477,7 +477,7 @@ _EVERY_RECORD = (
     Rule(
         name="cache_growth",
         title="cache growth",
-        expected="one more entry a step, until a window is full",
+        expected="one more entry per step, until a window is full",
         why="Any other growth means that entries are lost, doubled or misplaced.",
         fix=(
             "Pass the cache of the last call to the next one, with use_cache=True. Do not crop,"
@@ -495,7 +495,7 @@ _EVERY_RECORD = (
     Rule(
         name="attention_mask",
         title="attention mask",
-        expected="2-D, on the model's device, one more column a step",
+        expected="2-D, on the model's device, one more column per step",
         why=(
             "A mask of another shape hides the newest token, attends to padding, or makes the "
             "model build a wrong causal mask."
@@ -732,7 +732,7 @@ _SOME_RECORDS = (
         ),
         fix=(
             "Choose the preset that the server has. vLLM's is gundam (crop), of at most 6 crops"
-            " in place of 9."
+            " instead of 9."
         ),
     ),
     Rule(

@@ -247,7 +247,8 @@ class ComparedRecords(Hinted):
             lacks = ", ".join({*self.labels[1:]} - {*rows.loc[rows["metric"] == name, "run"]})
             if lacks:
                 raise OcrPhasesError(
-                    f"{name} is not in both records ({lacks}): give both the same truth, or name "
+                    f"{name} is not in both records ({lacks}): give both the same reference "
+                    "text, or name "
                     "another metric."
                 )
         if rows.empty:

@@ -102,7 +102,7 @@ def _change_text(row: Mapping[Any, Any]) -> str:
     if verdict == "n/a":
         return f"{name} takes {_times(ratio)}, by a single repeat"
     if verdict == NOISY:
-        return f"{name} takes {_times(ratio)}, which noise leaves unproven"
+        return f"{name} takes {_times(ratio)} (the runs varied too much to be sure)"
     span = _times(ratio, row["ratio_low"], row["ratio_high"])
     if verdict == INCONCLUSIVE:
         resolved = percent_text(row["detectable"])
@@ -157,7 +157,7 @@ def _text_sentence(changes: pd.DataFrame) -> str:
     then = dict(zip(changes["metric"], changes["baseline"], strict=True))
     distance = percent_text(now["edit_distance"])
     before = percent_text(then["edit_distance"])
-    return f"{agrees}; its edit distance to the truth is {distance}, not {before}."
+    return f"{agrees}; its edit distance to the reference text is {distance}, not {before}."
 
 
 def _caveats(baseline: Record, other: Record, label: str) -> Iterator[str]:

@@ -202,7 +202,7 @@ _PUBLISHED = (
     Expectation(
         name="expected_decode_step",
         title="expected decode step",
-        expected="5 to 20 ms a token",
+        expected="5 to 20 ms per token",
         fix="Compare device and host time: launches often limit a step.",
         low=5,
         high=20,

@@ -252,7 +252,7 @@ FIGURES = (
         places={Place.COMPARE: 90},
     ),
     FigureRow(name="step_floor_ms", heading="step floor", unit="ms", places={Place.SWEEP: 130}),
-    FigureRow(name="times_floor", heading="times floor", places={Place.SWEEP_STEPS: 60}),
+    FigureRow(name="times_floor", heading="time / floor", places={Place.SWEEP_STEPS: 60}),
     FigureRow(name="decode_steps", heading="decode steps"),
     FigureRow(
         name="tokens_per_s",
@@ -374,14 +374,20 @@ FIGURES = (
         name="edit_distance",
         heading="edit distance",
         unit=SHARE,
-        places={Place.SWEEP: 210, Place.PAGES: 160},
+        places={Place.SWEEP: 210, Place.SWEEP_VERB: 90, Place.PAGES: 160},
     ),
     FigureRow(
         name="cer",
         heading="CER",
         unit=SHARE,
         card="Character error rate",
-        places={Place.CARD: 140, Place.PAGES: 170, Place.EXPLORER: 40},
+        places={
+            Place.CARD: 140,
+            Place.SWEEP: 211,
+            Place.SWEEP_VERB: 100,
+            Place.PAGES: 170,
+            Place.EXPLORER: 40,
+        },
     ),
     FigureRow(name="wer", heading="wer", unit=SHARE),
     FigureRow(

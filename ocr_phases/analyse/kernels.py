@@ -251,7 +251,7 @@ def kernel_sentences(run: Record, *phases: str) -> list[str]:
         if phase not in wholes:
             continue
         row = wholes[phase]
-        unit = " a profiled step" if phase == "decode" else ""
+        unit = " per profiled step" if phase == "decode" else ""
         works = of_text(row["busy_ms"], row["wall_ms"]) + unit
         if row["verdict"] == "device-bound" and not math.isnan(row["of_floor"]):
             works += f", and its kernels reach {percent_text(row['of_floor'])} of the best rate"
@@ -275,7 +275,10 @@ def vision_in_decode(run: Record) -> tuple[bool | None, str]:
     decode = table[table["phase"] == "decode"]
     inside = decode[decode["stage"].isin(vision_stages(run)) & (decode["kernels"] > 0)]
     if len(inside):
-        return True, f"{inside['kernels'].sum():,.0f} kernels a step were launched by vision stages"
+        return (
+            True,
+            f"{inside['kernels'].sum():,.0f} kernels per step were launched by vision stages",
+        )
     step = decode.loc[decode["stage"] == "decode_step", "busy_ms"]
     encoders = table[(table["phase"] == "prefill") & table["stage"].isin(ENCODERS)]
     if not len(step) or not len(encoders):

@@ -217,7 +217,7 @@ def load_verdict(table: pd.DataFrame) -> str:
         best = table.sort_values("goodput_per_min", ascending=False).iloc[0]
         sentences.append(
             f"Most pages met the objective at {best['level']}: "
-            f"{best['goodput_per_min']:,.1f} of {best['pages_per_min']:,.1f} pages a minute."
+            f"{best['goodput_per_min']:,.1f} of {best['pages_per_min']:,.1f} pages per minute."
         )
     failed = int(table["errors"].sum())
     if failed:
@@ -268,11 +268,11 @@ def _knee_sentence(table: pd.DataFrame) -> str:
     if knee:
         at_knee = closed[closed["level"] == knee].iloc[0]
         return (
-            f"The knee is {knee}: {at_knee['pages_per_min']:,.1f} pages a minute, "
+            f"The knee is {knee}: {at_knee['pages_per_min']:,.1f} pages per minute, "
             f"{ms_text(at_knee['ttft_p50_ms'])} to the first token (p50)."
         )
     highest = closed.iloc[-1]
     return (
         f"Pages per minute were still rising at {highest['level']}, the highest level tried: "
-        f"{highest['pages_per_min']:,.1f} pages a minute."
+        f"{highest['pages_per_min']:,.1f} pages per minute."
     )

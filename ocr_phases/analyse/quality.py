@@ -140,7 +140,7 @@ def check_for_pages(path: str | Path, pages: int) -> None:
         return
     if file.suffix.lower() != ".json" or not isinstance(_read(file), list):
         raise OcrPhasesError(
-            f"The truth {path} is of one page: give a folder with one for each page."
+            f"The reference text {path} is of one page: give a folder with one for each page."
         )
 
 
@@ -160,11 +160,11 @@ def page_truth(path: str | Path, page: str) -> Truth | None:
     characters = len(truth.text)
     if characters > _MOST_CHARACTERS:
         raise OcrPhasesError(
-            f"The truth {file} has {characters:,} characters, more than a page's text."
+            f"The reference text {file} has {characters:,} characters, more than a page's text."
         )
     if not plain_text(truth.text):
         raise OcrPhasesError(
-            f"The truth {file} has no text: give the page's text, or leave it out."
+            f"The reference text {file} has no text: give the page's text, or leave it out."
         )
     return truth
 
@@ -182,9 +182,9 @@ def load_truth(path: str | Path, page: str = "") -> Truth:
         return truth
     lacking = f"no page {page or 'that was named'}"
     if Path(path).is_dir():
-        lacking = f"no truth of {page}"
+        lacking = f"no reference text of {page}"
     raise OcrPhasesError(
-        f"The truth {path} has {lacking}: give its file, or one of the page's name."
+        f"The reference text {path} has {lacking}: give its file, or one of the page's name."
     )
 
 
@@ -198,7 +198,7 @@ def with_truth(record: RecordType, truth: Truth | str | Path, row: int = 0) -> R
         raise OcrPhasesError(
             "This record has no text (",
             Keyword("return_text", False),
-            "), so it keeps no truth either.",
+            "), so it keeps no reference text either.",
         )
     reference = truth if isinstance(truth, Truth) else load_truth(truth, record.page_name(row))
     truths = list(record.truths or [None] * len(record.results))
@@ -241,7 +241,8 @@ def _truth_of(path: Path, page: str) -> Truth | None:
         return _of_page(conform(content, _Page), path.name)
     except OcrPhasesError as error:
         raise OcrPhasesError(
-            f"The truth {path} has another shape than a page's, OmniDocBench's or a record's "
+            f"The reference text {path} has another shape than a page's, OmniDocBench's or a "
+            "record's "
             f"({error})."
         ) from error
 
@@ -310,11 +311,15 @@ def _read(path: Path) -> Any:
         state = path.stat()
         return _content(path, state.st_mtime_ns, state.st_size)
     except OSError as error:
-        raise OcrPhasesError(f"The truth {path} cannot be read ({error.strerror}).") from error
+        raise OcrPhasesError(
+            f"The reference text {path} cannot be read ({error.strerror})."
+        ) from error
     except UnicodeDecodeError as error:
-        raise OcrPhasesError(f"The truth {path} is not UTF-8: save it as UTF-8 text.") from error
+        raise OcrPhasesError(
+            f"The reference text {path} is not UTF-8: save it as UTF-8 text."
+        ) from error
     except OcrPhasesError as error:
-        raise OcrPhasesError(f"The truth {path}: {str(error).rstrip('.')}.") from error
+        raise OcrPhasesError(f"The reference text {path}: {str(error).rstrip('.')}.") from error
 
 
 @lru_cache(maxsize=1)  # a benchmark's file holds the pages that are asked for one after another
@@ -383,12 +388,12 @@ def _against(truth: Truth, run: Record, row: int) -> list[MeasureLine]:
     """The measures of a row's text, tables, boxes and order against the truth."""
     missing = missing_text_libraries()
     if missing:
-        raise OcrPhasesError(f"A text cannot be compared with its truth here: {missing}.")
+        raise OcrPhasesError(f"A text cannot be compared with its reference text here: {missing}.")
     text = run.results[row].text or ""
     grounding = grounding_of(run, row)
     true = plain_text(truth.text)
     if not true:
-        raise OcrPhasesError(f"The truth {truth.file} has no text: give the page's text.")
+        raise OcrPhasesError(f"The reference text {truth.file} has no text: give the page's text.")
     written = plain_text(grounding.without_marks(text, truth.ignored))
     lines = []
     for name, (value, count) in text_measures(written, true).items():

@@ -81,7 +81,7 @@ def headline(run: Record) -> str:
     pages, total, share = _pages_text(run), figures["page_ms"], figures["vision_share"]
     if _is_generate(run):
         reader = "The server" if run.is_server else "generate()"
-        whole = ", and its answer came all at once" if run.is_server else ""
+        whole = ", and its answer came in one piece" if run.is_server else ""
         return f"{reader} read {pages} in {ms_text(figures['generate_ms'])}{whole}."
     larger = _larger_phase(run)
     name = "Decode" if larger == "decode" else "The prefill"
@@ -202,7 +202,7 @@ def checks_verdict(checks: Sequence[Verdict]) -> str:
     if failed:
         return f"Do not trust these times: these checks failed: {failed}. {counts}."
     sentence = f"No check failed{_noise_clause(noisy)}. {counts}."
-    return f"{sentence} Worth a look: {', '.join(notes)}." if notes else sentence
+    return f"{sentence} Look at: {', '.join(notes)}." if notes else sentence
 
 
 def _counts_text(rules: Sequence[Verdict]) -> str:
@@ -312,7 +312,9 @@ def _caveats(run: Record) -> Iterator[str]:
             f"Times are medians of {len(totals)} repeats, which took {ms_text(totals.min())} to "
             f"{ms_text(totals.max())}."
         )
-    if request.warmup == 0:
+    if request.warmed_before:
+        yield "There was no warm-up, because the model had run these shapes before."
+    elif request.warmup == 0:
         yield "There was no warm-up, so these times include one-time set-up."
     spent = ", ".join(_setup_times(run))
     if spent:

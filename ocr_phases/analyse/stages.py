@@ -93,7 +93,7 @@ def grounding_of(run: Record, row: int = 0) -> Grounding:
 
 def spread_names(count: int) -> tuple[str, str]:
     """What the two ends of a spread of so many values are called."""
-    return ("p10", "p90") if count >= QUANTILES_FROM else ("least", "greatest")
+    return ("p10", "p90") if count >= QUANTILES_FROM else ("min", "max")
 
 
 # -- which stages a record has --------------------------------------------------------------------

@@ -89,8 +89,8 @@ def sweep_table(records: Mapping[str, Record]) -> pd.DataFrame:
     ``step_bound_by``; their ceilings are ``measured`` or of a ``datasheet`` (``floor_source``).
     ``prefill_captured`` says whether a graph ran the prefill's language model. ``energy_j`` is of a
     repeat, ``repeated_share`` of the decode time, NaN where the end token was ignored.
-    ``edit_distance``, ``agreement`` and ``reference`` are `losses`'; ``noise`` names the checks by
-    which the cell's figures are not to be trusted. Sorted by prompt length, strategy, vision (eager
+    ``edit_distance``, ``cer``, ``agreement`` and ``reference`` are `losses`'; ``noise`` names the
+    checks by which the cell's figures are not to be trusted. Sorted by prompt length, strategy, vision (eager
     first), batch and tokens.
     """
     lost = losses(records).to_dict("index")
@@ -180,10 +180,10 @@ def _decode_curve(run: Record) -> pd.DataFrame:
 
 
 def losses(records: Mapping[str, Record]) -> pd.DataFrame:
-    """What each record of one page lost: columns ``edit_distance``, ``agreement`` and
+    """What each record of one page lost: columns ``edit_distance``, ``cer``, ``agreement`` and
     ``reference``.
 
-    The index is their names. ``edit_distance`` is by the record's own truth. Where no record has
+    The index is their names. ``edit_distance`` and ``cer`` are by the record's own truth. Where no record has
     one, ``agreement`` is with the record of the longest prompt, an eager one first; ``reference``
     names that, or the record that is the truth. Records that ignored the end token are left out.
     All are of the first row.
@@ -198,7 +198,7 @@ def losses(records: Mapping[str, Record]) -> pd.DataFrame:
         text = ended_text(run)
         if text:
             texts[name] = text
-    columns = ["edit_distance", "agreement"]
+    columns = ["edit_distance", "cer", "agreement"]
     table = pd.DataFrame(measures, list(records), columns, dtype="float64")
     table["reference"] = references
     if len(texts) > 1 and not any(measures):

@@ -198,7 +198,7 @@ def strategies_sentence(table: pd.DataFrame) -> str:
         return ""
     times = cells.groupby("strategy")["inter_token_ms"].first().reindex(STRATEGIES).dropna()
     batch = cells["batch"].iloc[0]
-    unit = f"for a step of {batch} rows" if batch > 1 else "a token"
+    unit = f"for a step of {batch} rows" if batch > 1 else "per token"
     floor = _floor_of(cells, "step_floor_ms")
     ways = _way_texts(times, unit, floor)
     text = ways.times

@@ -57,7 +57,7 @@ def _add_batch(command: argparse.ArgumentParser) -> None:
         type=Path,
         default="ocr_phases_batch",
         metavar="DIR",
-        help="output folder (default: %(default)s, which goes on)",
+        help="output folder; a batch that is there is resumed (default: %(default)s)",
     )
     command.add_argument(
         "pages",
@@ -70,7 +70,7 @@ def _add_batch(command: argparse.ArgumentParser) -> None:
         type=name_list,
         default=[],
         metavar="LIST",
-        help=f"every page at each of these, in place of --preset: of {_PRESETS}",
+        help=f"measure every page at each of these presets, instead of --preset: {_PRESETS}",
     )
     command.add_argument(
         "--render",
@@ -91,7 +91,7 @@ def _add_batch(command: argparse.ArgumentParser) -> None:
         type=_SECONDS,
         default=1800.0,
         metavar="S",
-        help="seconds per page, at most (default: %(default)g)",
+        help="maximum time per page, in seconds (default: %(default)g)",
     )
     command.add_argument(
         "--workers",
@@ -133,8 +133,8 @@ def _add_profile(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--dry-run",
         action="store_true",
-        help="say what the measurement needs of the device's memory; a config.json is enough. "
-        "Exit code 1: it does not fit",
+        help="measure nothing: say how much memory the measurement needs and whether it fits; a "
+        "config.json is enough. Exit code 1: it does not fit",
     )
     command.add_argument(
         "--card",
@@ -152,7 +152,7 @@ def _add_profile(command: argparse.ArgumentParser) -> None:
         type=number(int, 1),
         default=1,
         metavar="N",
-        help="--dry-run of this many rows, each with the page (default: %(default)s)",
+        help="--dry-run for a batch of this many pages (default: %(default)s)",
     )
     command.add_argument(
         "--speculate",
@@ -197,9 +197,11 @@ def _add_compare(command: argparse.ArgumentParser) -> None:
     _add_output(command)
     _add_out(command, "compare")
     command.add_argument(
-        "base", metavar="A.json", help="the record to compare with; with --baseline the new one"
+        "base", metavar="A.json", help="the baseline record; with --baseline the new record"
     )
-    command.add_argument("records", nargs="*", metavar="B.json", help="records compared with it")
+    command.add_argument(
+        "records", nargs="*", metavar="B.json", help="records that are compared with A.json"
+    )
     command.add_argument(
         "--baseline",
         type=Path,
@@ -212,7 +214,7 @@ def _add_compare(command: argparse.ArgumentParser) -> None:
         type=number(int, 1),
         default=8,
         metavar="N",
-        help="records of --baseline that are taken, at most; 3 or more also show how the machine "
+        help="maximum number of records taken from --baseline; 3 or more also show how the machine "
         "changes from day to day (default: %(default)s)",
     )
     command.add_argument(
@@ -220,25 +222,27 @@ def _add_compare(command: argparse.ArgumentParser) -> None:
         type=_PERCENT,
         metavar="PCT",
         help="exit code 1 if the whole 95 %% interval of a slowdown is above this limit, 3 if the "
-        "interval contains it; of a measure of the text, points",
+        "interval contains it; for a measure of the text, percentage points",
     )
     command.add_argument(
         "--margin",
         type=_PERCENT,
         default=2.0,
         metavar="PCT",
-        help="equivalent: the whole interval is within this many per cent (default: %(default)s)",
+        help="call two runs equivalent if the whole interval is within this many per cent "
+        "(default: %(default)s)",
     )
     command.add_argument(
         "--metric",
         action="append",
         default=[],
         metavar="NAME",
-        help="figure that --fail-above judges, such as ttft_ms, prefill/sam/global or cer; can be "
+        help="figure that --fail-above looks at, such as ttft_ms, prefill/sam/global or cer; "
+        "can be "
         "repeated (default: prefill_ms, inter_token_ms, generate_ms)",
     )
     command.add_argument(
-        "--kernels", action="store_true", help="also set the kernel views side by side, per stage"
+        "--kernels", action="store_true", help="also compare the kernels of each stage"
     )
 
 
@@ -248,8 +252,9 @@ def _add_sweep(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--server",
         metavar="URL",
-        help="load this server, http://HOST:PORT/v1 or with #MODEL, in place of a sweep; key: "
-        "OCR_PHASES_API_KEY",
+        help="load-test this server, http://HOST:PORT/v1 or with #MODEL, instead of a sweep; "
+        "its key is "
+        "read from OCR_PHASES_API_KEY",
     )
     _add_truth(command)
     _add_served_model(command)
@@ -257,38 +262,39 @@ def _add_sweep(command: argparse.ArgumentParser) -> None:
         "--out",
         type=Path,
         metavar="DIR",
-        help="output folder (default: ocr_phases_sweep, which goes on)",
+        help="output folder; a sweep that is there is resumed (default: ocr_phases_sweep)",
     )
     command.add_argument(
         "--concurrency",
         type=number_list,
         default="1,2,4,8",
         metavar="LIST",
-        help="--server: pages at once (default: %(default)s)",
+        help="--server: numbers of pages in flight at the same time (default: %(default)s)",
     )
     command.add_argument(
         "--rate",
         type=number_list,
         default=[],
         metavar="LIST",
-        help="--server: pages per minute, at random times (Poisson, of --seed), beside these",
+        help="--server: also send this many pages per minute, at random times (Poisson, by --seed)",
     )
     command.add_argument(
         "--pages",
         metavar="PAGES",
-        help="--server: a folder, glob or list of pages to ask for in turn",
+        help="--server: a folder, glob or list of pages that are sent in turn",
     )
     command.add_argument(
         "--requests",
         type=int,
         metavar="N",
-        help="--server: pages of each level (default: four for each at once)",
+        help="--server: number of pages per level (default: four times the pages in flight)",
     )
     command.add_argument(
         "--slo",
         metavar="LIST",
-        help="--server: objective of a page in ms, such as ttft=500,itl=30; the table then has the "
-        "pages per minute that meet it (goodput)",
+        help="--server: latency objective per page in ms, such as ttft=500,itl=30; the table "
+        "then has "
+        "the pages per minute that meet it (goodput)",
     )
     command.add_argument(
         "--records",
@@ -300,7 +306,7 @@ def _add_sweep(command: argparse.ArgumentParser) -> None:
         type=model_list,
         default=[],
         metavar="LIST",
-        help="several in place of --model",
+        help="several models, instead of --model",
     )
     command.add_argument(
         "--presets",
@@ -328,14 +334,14 @@ def _add_sweep(command: argparse.ArgumentParser) -> None:
         type=name_list,
         default=[],
         metavar="LIST",
-        help="several in place of --attention, such as sdpa,eager",
+        help="several instead of --attention, such as sdpa,eager",
     )
     command.add_argument(
         "--dtypes",
         type=name_list,
         default=[],
         metavar="LIST",
-        help="several in place of --dtype, such as float32,bfloat16",
+        help="several instead of --dtype, such as float32,bfloat16",
     )
     command.add_argument(
         "--batch",
@@ -343,31 +349,36 @@ def _add_sweep(command: argparse.ArgumentParser) -> None:
         type=number_list,
         default="1,2",
         metavar="LIST",
-        help="copies of the page side by side (default: %(default)s)",
+        help="batch sizes: copies of the page in one batch (default: %(default)s)",
     )
     command.add_argument(
         "--max-new-tokens",
         dest="lengths",
         type=number_list,
         metavar="LIST",
-        help="output lengths, the end token ignored (default: 32,128); most tokens with --truth or "
-        "--no-ignore-eos (default: 1024)",
+        help="output lengths, where the end token is ignored (default: 32,128); with --truth or "
+        "--no-ignore-eos the maximum number of new tokens (default: 1024)",
     )
     command.add_argument("--retry-failed", action="store_true", help="measure failed cells again")
 
 
 def _add_notebooks(command: argparse.ArgumentParser) -> None:
     _add_output(command)
-    command.add_argument("folder", type=Path, metavar="DIR", help="is made where it is missing")
+    command.add_argument(
+        "folder",
+        type=Path,
+        metavar="DIR",
+        help="the folder to copy into; it is created if it is missing",
+    )
 
 
 def _add_html(command: argparse.ArgumentParser) -> None:
     _add_output(command)
     command.add_argument("notebook", metavar="NOTEBOOK.ipynb", help="a notebook that has been run")
     command.add_argument(
-        "--out", type=Path, metavar="FILE", help="the HTML file (default: beside the notebook)"
+        "--out", type=Path, metavar="FILE", help="the HTML file (default: next to the notebook)"
     )
-    command.add_argument("--show-code", action="store_true", help="show the code of the cells, too")
+    command.add_argument("--show-code", action="store_true", help="also show the code of the cells")
 
 
 # -- options of several verbs ------------------------------------------------------------------
@@ -382,7 +393,7 @@ def _add_output(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--overwrite",
         action="store_true",
-        help="replace files in the way that this package did not write too",
+        help="also overwrite existing files that ocr_phases did not write",
     )
 
 
@@ -400,8 +411,9 @@ def _add_server(command: argparse.ArgumentParser, *, dest: str = "model") -> Non
         "--server",
         dest=dest,
         metavar="URL",
-        help="ask this OpenAI-compatible server, http://HOST:PORT/v1 or with #MODEL, in place of "
-        "loading a model; key: OCR_PHASES_API_KEY",
+        help="measure this OpenAI-compatible server, http://HOST:PORT/v1 or with #MODEL, "
+        "instead of "
+        "loading a model; its key is read from OCR_PHASES_API_KEY",
     )
 
 
@@ -410,8 +422,8 @@ def _add_truth(command: argparse.ArgumentParser) -> None:
         "--truth",
         type=Path,
         metavar="PATH",
-        help="compare the text with what the page says: a text, Markdown, page JSON or "
-        "OmniDocBench file, a record, or a folder that has it by the page's name",
+        help="compare the model's text with this reference text: a text, Markdown, page JSON or "
+        "OmniDocBench file, a record, or a folder with one file per page, named like the page",
     )
 
 
@@ -420,13 +432,13 @@ def _add_served_model(command: argparse.ArgumentParser) -> None:
         "--first-token-timeout",
         type=_SECONDS,
         metavar="S",
-        help="seconds that a server may take until a page's first token (default: 300)",
+        help="maximum time until a server's first token of a page, in seconds (default: 300)",
     )
     command.add_argument(
         "--answer-timeout",
         type=_SECONDS,
         metavar="S",
-        help="seconds that a server may take until a page's last token (default: 3600)",
+        help="maximum time until a server's last token of a page, in seconds (default: 3600)",
     )
 
 
@@ -434,7 +446,7 @@ def _add_trace(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--trace",
         action="store_true",
-        help="same as --kernels, with a Chrome trace beside the record",
+        help="same as --kernels, and save a Chrome trace next to the record",
     )
 
 
@@ -452,7 +464,7 @@ def _add_settings(command: argparse.ArgumentParser, verb: str) -> None:
             arguments.add_argument(option, help=text, **_KINDS[kind(setting)])
             command.set_defaults(**{setting.name: setting.default})
     if verb == "batch":  # they are another prefill for every page
-        command.set_defaults(token_probabilities=False)
+        command.set_defaults(token_probabilities=False, warm_once=True)
 
 
 # -- the verbs ---------------------------------------------------------------------------------

@@ -83,7 +83,9 @@ def _check(arguments: argparse.Namespace) -> None:
     only_renders = arguments.render == "only"
     holds_batch = is_batch(arguments.out)
     if arguments.truth is not None and not arguments.truth.exists():
-        raise OcrPhasesError(f"The truth {arguments.truth} is not there: name a file or a folder.")
+        raise OcrPhasesError(
+            f"The reference text {arguments.truth} is not there: name a file or a folder."
+        )
     check_workers(Keyword("render_workers"), arguments.render_workers)
     if only_renders == bool(arguments.pages):
         raise OcrPhasesError("Name the pages, or give --render only for those that are in --out.")

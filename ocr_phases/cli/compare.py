@@ -118,7 +118,9 @@ def _judged(judged: pd.DataFrame, percent: float) -> int:
             then, now = (percent_text(row[side]) for side in ("baseline", "other"))
             said = f"worse by more than {percent:g} points: {then} -> {now}"
         elif row["verdict"] == NOISY:
-            said = f"undecided: noise leaves {span} unproven; measure again on a quiet machine"
+            said = (
+                f"undecided: {span}, but the runs varied too much; measure again on a quiet machine"
+            )
         elif row["outcome"] == "undecided":
             said = f"undecided: the interval of {span} contains the limit of {percent:g} %"
             said += "; measure more repeats on a quiet machine"

@@ -127,7 +127,7 @@ def _refuse_idle_of_sweep(arguments: argparse.Namespace) -> None:
         names |= _settings_but(arguments, (PRICE,))
         refuse(arguments, names, "--records shows what was measured")
     if arguments.ignore_eos:
-        why = "A truth needs texts that end at the end token, which --ignore-eos ignores"
+        why = "A reference text needs texts that end at the end token, which --ignore-eos ignores"
         refuse(arguments, ("truth",), why)
 
 
@@ -161,7 +161,7 @@ def _refuse_beside_record(arguments: argparse.Namespace) -> None:
 
 def _refuse_truth_without_text(arguments: argparse.Namespace) -> None:
     if not arguments.return_text:
-        why = "A truth is compared with the text, which --no-return-text leaves out"
+        why = "A reference text is compared with the text, which --no-return-text leaves out"
         refuse(arguments, ("truth",), why)
 
 

@@ -180,7 +180,7 @@ class Watch:
         ``vectors`` are the projector's. `ocr_phases.steps.phases` has refused any cache that is not
         carried on, or grows wrongly: these checks only say by how much it grew.
         """
-        seen = f"{count_text(self.forwards, 'forward')} looked at"
+        seen = f"{count_text(self.forwards, 'forward')} checked"
         checks = [
             check_that(not self.was_training, "eval_mode", seen, "the model was in training"),
             check_that(not self.had_gradients, "gradients_off", seen, "gradients were tracked"),
@@ -195,7 +195,7 @@ class Watch:
 
     def _step_checks(self, packed: PackedPages, state: DecodeState) -> list[CheckPart]:
         """What the forwards of the decode steps show."""
-        seen = f"{count_text(len(self.masks), 'step')} looked at"
+        seen = f"{count_text(len(self.masks), 'step')} checked"
         widths = ", ".join(str(width) for width in sorted(self.widths)[:_MOST_WIDTHS])
         images = ", ".join(sorted(self.images))
         return [
@@ -292,7 +292,7 @@ def _is_right(mask: HandedMask, columns: int, packed: PackedPages, state: Decode
 
 def finite_logits(fault: str | None, tokens: int) -> CheckPart:
     """The check of the logits of so many tokens; ``fault`` says what is wrong, None for nothing."""
-    measured = f"those of {count_text(tokens, 'token')} looked at"
+    measured = f"those of {count_text(tokens, 'token')} checked"
     return check_that(fault is None, "finite_logits", measured, fault or "")
 
 

@@ -49,6 +49,8 @@ class LoadedModel:
             "cuda_graph": CapturedVision(checkpoint.model),
             "compiled": CompiledVision(checkpoint.model),
         }
+        #: The shapes that a run has finished with.
+        self.warm_shapes: set[tuple[object, ...]] = set()
         self._ceilings: dict[torch.dtype, CeilingsPart] = {}
 
     def step(self, shape: StepShape) -> StaticStep:

@@ -184,6 +184,8 @@ class Measurement:
         self.conditions: Conditions | None = None
         #: The host's waits in a warm-up's decode, where they are counted.
         self.waits: HostWaits | None = None
+        #: Whether the warm-up was left out, because the model had run these shapes before.
+        self.warmed_before = False
         #: The captured or compiled step, and what preparing the strategies took.
         self.step: StaticStep | None = None
         self.strategy_setup: SetupPart | None = None
@@ -232,6 +234,9 @@ class Measurement:
             self.set_up()
             conditions = Conditions(self.device)
             self.conditions = conditions
+            if request.warm_once and self._shapes() in self.loaded_model.warm_shapes:
+                self.warmed_before = True
+                request = replace(request, warmup=0)
             for number in numbered_runs(request, progress):
                 on_new_tokens = tokens_of_run(on_tokens, number)
                 if number < 0:  # a warm-up is not recorded
@@ -240,6 +245,7 @@ class Measurement:
                 with conditions.of(number):
                     repeat = self._run_once(request, number, on_new_tokens)
                 self.repeats.append(repeat)
+                self.loaded_model.warm_shapes.add(self._shapes())
             self._measure_afterwards()
         assert self.result is not None
         return self.result
@@ -282,6 +288,22 @@ class Measurement:
                 self.vision_setup = SetupPart(compile_ms=took_ms)
             else:
                 self.vision_setup = SetupPart(capture_ms=took_ms)
+
+    def _shapes(self) -> tuple[object, ...]:
+        """What the kernels and the memory of a run depend on: sizes of its inputs, and its way."""
+        request = self.request
+        return (
+            self.packed.batch_size,
+            self.packed.prefill_len,
+            self.packed.image_tokens,
+            request.preset,
+            request.max_new_tokens,
+            request.strategy,
+            request.vision,
+            request.generate,
+            request.autocast,
+            request.threads,
+        )
 
     def _step_shape(self, inputs: ModelInputs) -> StepShape:
         """The shape of the static step that this request needs."""
@@ -537,6 +559,7 @@ class Measurement:
                 repeats=len(self.repeats),
                 prefill_len=self.packed.prefill_len,
                 batch=self.packed.batch_size,
+                warmed_before=self.warmed_before,
             ),
             results=[
                 _result_part(checkpoint, request, ids, self.end_tokens) for ids in self.rows()

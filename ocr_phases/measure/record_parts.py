@@ -67,7 +67,12 @@ def page_part(
 
 
 def request_part(
-    request: Request, *, repeats: int, prefill_len: int | None, batch: int
+    request: Request,
+    *,
+    repeats: int,
+    prefill_len: int | None,
+    batch: int,
+    warmed_before: bool = False,
 ) -> RequestPart:
     """The record's part about what was asked.
 
@@ -81,6 +86,8 @@ def request_part(
         Tokens of the prompt, the padding of a batch included; None where a server did not tell.
     batch : int
         Rows.
+    warmed_before : bool, default False
+        Whether the warm-up was left out, because the model had run these shapes before.
     """
     return RequestPart(
         prompt=request.prompt,
@@ -107,6 +114,8 @@ def request_part(
         preset_choice=request.preset_choice,
         prefill_len=prefill_len,
         batch=batch,
+        warm_once=request.warm_once,
+        warmed_before=warmed_before,
     )
 
 

@@ -99,6 +99,7 @@ def resolve_request(
         first_token=settings.first_token,
         repeats=settings.repeats,
         warmup=settings.warmup,
+        warm_once=settings.warm_once,
         seed=settings.seed,
         strategy=settings.strategy,
         vision=settings.vision,

@@ -362,7 +362,7 @@ def _image_pairs(inputs: DeviceInputs) -> list[tuple[Tensor, Tensor]]:
             f"The vendor's class reads one page a prompt, got {count_text(pages, 'page')} in "
             f"{count_text(rows, 'prompt')}: use ",
             Keyword("implementation", "native"),
-            ", or one prompt a page.",
+            ", or one prompt per page.",
         )
     views, local = inputs.pixel_values.split(1), inputs.pixel_values_local
     none = torch.zeros_like(views[0])

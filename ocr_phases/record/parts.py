@@ -69,7 +69,7 @@ class Part(Hinted, Struct, kw_only=True, frozen=True):
             entries = {file_name: attribute for attribute, file_name in _names(type(self))}
             if isinstance(name, str) and name in entries:
                 raise WrongCall(
-                    f"{kind} is read by attribute: write .{entries[name]} in place of [{name!r}]."
+                    f"{kind} is read by attribute: write .{entries[name]} instead of [{name!r}]."
                 )
             example = next(iter(entries.values()))
             raise WrongCall(
@@ -290,6 +290,7 @@ class RequestPart(Part, frozen=True, kw_only=True):
     """What was asked for, with every default filled in; ``prompts`` has one for each row.
 
     ``prefill_len`` is the number of tokens of the prompt; None where a server did not tell.
+    ``warmed_before`` says that no warm-up ran, because these shapes had run before.
     """
 
     prompt: str
@@ -316,6 +317,8 @@ class RequestPart(Part, frozen=True, kw_only=True):
     preset_choice: str | None = None
     prefill_len: Positions | None
     batch: Positive | None = None
+    warm_once: bool | None = None
+    warmed_before: bool | None = None
 
 
 class ResultPart(Part, frozen=True, kw_only=True):

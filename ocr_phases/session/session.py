@@ -401,6 +401,7 @@ class OCRSession(Hinted):
         infer: SamplingSettings | Mapping[str, Any] | str | None = None,
         repeats: int = 3,
         warmup: int = 1,
+        warm_once: bool = False,
         strategy: Strategy = "eager",
         vision: Vision = "eager",
         threads: int | None = None,
@@ -455,10 +456,14 @@ class OCRSession(Hinted):
             Number of measured runs.
         warmup : int, default 1
             Number of runs before them that are not recorded.
+        warm_once : bool, default False
+            Skip the warm-up for shapes that the loaded model has run before: pages that are cut
+            alike, with as many prompt tokens and new ones. The record says so
+            (``run.request.warmed_before``).
         strategy : {"eager", "cuda_graph", "compiled"}, default "eager"
             How the language model runs. ``cuda_graph`` is refused without a CUDA device.
-        vision : {"eager", "compiled"}, default "eager"
-            How the vision encoders run.
+        vision : {"eager", "cuda_graph", "compiled"}, default "eager"
+            How the vision encoders run. ``cuda_graph`` is refused without a CUDA device.
         threads : int, optional
             CPU threads that torch computes with; the default is torch's own number. On a shared
             machine one thread is often faster and steadier.
@@ -501,7 +506,7 @@ class OCRSession(Hinted):
         kernel_trace : str or Path, optional
             File for the Chrome trace of that run (.json.gz). It needs ``kernels``.
         price_per_hour : float, optional
-            Price of an hour of the machine; gives the price of 1,000 pages. It changes no
+            Price of the machine per hour; gives the price of 1,000 pages. It changes no
             measurement.
         on_tokens : callable, optional
             Called as ``on_tokens(repeat, new ids of each row)`` after the prefill and while
@@ -539,6 +544,7 @@ class OCRSession(Hinted):
             infer=infer,
             repeats=repeats,
             warmup=warmup,
+            warm_once=warm_once,
             strategy=strategy,
             vision=vision,
             threads=threads,
@@ -584,6 +590,7 @@ class OCRSession(Hinted):
         infer: SamplingSettings | Mapping[str, Any] | str | None = None,
         repeats: int = 3,
         warmup: int = 1,
+        warm_once: bool = False,
         strategy: Strategy = "eager",
         vision: Vision = "eager",
         threads: int | None = None,
@@ -629,6 +636,7 @@ class OCRSession(Hinted):
             infer=infer,
             repeats=repeats,
             warmup=warmup,
+            warm_once=warm_once,
             strategy=strategy,
             vision=vision,
             threads=threads,

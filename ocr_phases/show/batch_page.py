@@ -33,9 +33,10 @@ _WIDER = "main, nav ul, footer { max-width: 1320px; }"
 _WORST = 25
 _PAGES = ["page", "preset", "status", *names_in(Place.INDEX), "remarks"]
 _COMPARED = {
-    "edit_distance": "{} records have a truth. Means are over pages, as OmniDocBench's are.",
-    "agreement": "No page has a truth. Agreement is with the same page's text at the longest "
-    "prompt: it says what a preset changes, not what is right.",
+    "edit_distance": "{} records have a reference text. Means are over pages, as OmniDocBench's "
+    "are.",
+    "agreement": "No page has a reference text. Agreement is with the same page's text at the "
+    "longest prompt: it says what a preset changes, not what is right.",
 }
 _HEADINGS = {
     "page_ms": ("time", "ms"),

@@ -24,6 +24,8 @@ from ocr_phases.text import bytes_text, digits_text, percent_text
 Heading = tuple[str, str]
 
 _CACHE_PARTS = {"kv_update": "KV cache, write", "attention": "KV cache, read (attention)"}
+#: What limits a stage, as the record's tables name it -> as a person does.
+_LIMITS = {"arithmetic": "compute", "bandwidth": "memory bandwidth"}
 #: The end of a column's name -> its unit.
 _UNITS = {"ms": "ms", "us": "µs", "s": "s", "j": "J", "bytes": "bytes", "%": "%"}
 #: Columns of shares whose names do not end in a unit.
@@ -34,6 +36,8 @@ _COLUMN_HEADINGS: dict[str, Heading] = {
     "ms_per_char": ("per character", "ms"),
     "prompt_tokens": ("prompt", ""),
     "cache_len": ("cache length", ""),
+    "times_floor": ("time / floor", ""),
+    "bound_by": ("limited by", ""),
     "mfu": ("MFU", "%"),
     "mbu": ("MBU", "%"),
     "gflop": ("GFLOP", ""),
@@ -54,6 +58,10 @@ def _cache_part(name: str) -> str:
     return _CACHE_PARTS.get(name, name)
 
 
+def _limit(name: str) -> str:
+    return _LIMITS.get(name, name)
+
+
 #: Column -> how a text of it is written.
 TEXTS: dict[str, Callable[[str], str]] = {
     "stage": stage_title,
@@ -61,6 +69,7 @@ TEXTS: dict[str, Callable[[str], str]] = {
     "label": printable,
     "text": partial(printable, longest=60),
     "part": _cache_part,
+    "bound_by": _limit,
 }
 
 

@@ -161,7 +161,7 @@ def _type_bar(kind: dict[Hashable, Any]) -> Row:
     ms = float(kind["decode_ms"])
     share = percent_text(kind["share"])
     if kind["characters"]:
-        share += f"; {ms_text(kind['ms_per_char'])} a character"
+        share += f"; {ms_text(kind['ms_per_char'])} per character"
     return name, [(0.0, ms, colour)], f"{ms_text(ms)}  ({share})"
 
 

@@ -21,7 +21,10 @@ _COSTS = {  # column -> title, label and unit
     "prompt_tokens": ("Prompt tokens", "tokens, image and text", ""),
     "peak_bytes": ("Peak memory", "largest of any phase", "bytes"),
 }
-LOST = {"edit_distance": "edit distance to the truth", "agreement": "distance to the reference"}
+LOST = {
+    "edit_distance": "edit distance to the reference text",
+    "agreement": "distance to the reference",
+}
 _MOST_NAMED = 12
 _MOST_MARKERS = 2_000  # beyond, a drawing has a megabyte for every 8,000, and a browser is slow
 
@@ -78,7 +81,8 @@ def _draw_frontier(axes: Axes, points: pd.DataFrame, cost: str) -> None:
 
 
 def plot_compression(pages: pd.DataFrame, lost: str = "edit_distance") -> Figure:
-    """What each page lost, in per cent, over its compression, a point a page, a colour a preset.
+    """What each page lost, in per cent, over its compression, one point per page, one colour
+    per preset.
 
     ``pages`` have ``preset``, ``compression`` (generated tokens over valid image tokens) and
     ``lost``, the column of what is drawn: ``edit_distance``, or ``agreement`` as its distance from
@@ -87,9 +91,10 @@ def plot_compression(pages: pd.DataFrame, lost: str = "edit_distance") -> Figure
     known = pages.dropna(subset=["compression", lost])
     if known.empty:
         return sentence_figure(
-            "No page has both a truth and a text, so there is no compression to draw."
+            "No page has both a reference text and a text of the model, so there is no "
+            "compression to draw."
         )
-    _, (axes,) = new_figure(4.4, ["What a page loses over its compression, a point a page"])
+    _, (axes,) = new_figure(4.4, ["What a page loses over its compression, one point per page"])
     known = known.assign(
         lost=100.0 * (known[lost] if lost == "edit_distance" else 1.0 - known[lost])
     )

@@ -61,7 +61,7 @@ def plot_roofline(run: Record, *, ax: Axes | None = None) -> Figure:
         title = "The ceilings were measured wrongly, so distances to them say nothing"
     else:
         names = points["name"] + ", " + points["times_floor"].map(times_text)
-        title = f"Farthest from its ceiling: {names.iloc[-1]} its floor"
+        title = f"Farthest from the hardware's limit: {names.iloc[-1]} its floor"
     _, (axes,) = new_figure(4.6, [title], ax)
     roofs = [ceilings]
     sheet = datasheet_ceilings(run)
@@ -81,7 +81,8 @@ def plot_roofline(run: Record, *, ax: Axes | None = None) -> Figure:
         axis.set_major_formatter(EngFormatter())
     axes.minorticks_off()
     axes.set(
-        xlabel="arithmetic intensity (FLOPs a byte of weights and KV cache)", ylabel="done (FLOP/s)"
+        xlabel="arithmetic intensity (FLOPs per byte of weights and KV cache)",
+        ylabel="achieved (FLOP/s)",
     )
     return legend_below(axes)
 

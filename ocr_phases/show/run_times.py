@@ -143,7 +143,7 @@ def floors_section(run: Record) -> Section:
         run,
         table,
         _floor_caption(table),
-        headings={"bytes": ("read", "bytes")},
+        headings={"bytes": ("bytes read", "bytes")},
         strong=whole,
         missing=missing,
         marks=over_hundred(table),

@@ -86,7 +86,7 @@ def _row_html(run: Record, truth: Truth, row: int) -> Html:
     if run.results[row].text is None:
         return note("This record has no text (return_text=False), so its quality is not known.")
     if not plain_text(truth.text):
-        return note(f"The truth {truth.file} has no text to compare with.")
+        return note(f"The reference text {truth.file} has no text to compare with.")
     missing = missing_text_libraries()
     if missing:
         return note(f"Quality is n/a: {missing}.")
@@ -108,7 +108,9 @@ def _lead(truth: Truth, differences: pd.DataFrame) -> str:
         f"{counts[outcome]:,} {outcome}" for outcome in OUTCOME_COLOURS if outcome in counts
     )
     regions = f" {count_text(len(differences), 'region')}: {told}." if told else ""
-    kind, sense = ("run", ": agreement with it, not accuracy") if truth.reference else ("truth", "")
+    kind, sense = (
+        ("run", ": agreement with it, not accuracy") if truth.reference else ("reference text", "")
+    )
     return f"Compared with the {kind} {truth.file or 'of this record'}{sense}.{regions}"
 
 
@@ -118,7 +120,7 @@ def _measures(table: pd.DataFrame) -> Html:
     told = zip(whole["measure"].map(_NAMES), whole["value"], whole["count"], strict=True)
     rows = [(name, percent_text(value), f"{count:,} {of}") for (name, of), value, count in told]
     measures = pd.DataFrame(rows, columns=["measure", "value", "over"])
-    shown = table_html(measures, caption="The whole page against the truth")
+    shown = table_html(measures, caption="The whole page against the reference text")
     overlap = labels[labels["measure"] == "box_iou"].set_index("label")["value"]
     found = labels[labels["measure"] != "box_iou"].drop(columns="measure")
     found["iou"], caption = found["label"].map(overlap), "Boxes by type of region"

@@ -324,7 +324,7 @@ def _model_step(model: nn.Module, state: DecodeState) -> Tensor:
     width = arguments["input_ids"].shape[1]
     if width != 1:
         raise OcrPhasesError(
-            f"A decode step takes one token a row, got {width}: pass input ids [B, 1]."
+            f"A decode step takes one token per row, got {width}: pass input ids [B, 1]."
         )
     leaked = ", ".join(state.interface.leaked_images(arguments))
     try:

@@ -147,7 +147,7 @@ def _regions(
         name = label if number == PREAMBLE else f"{number} {label}"
         tokens, ms = count_text(item["tokens"], "token"), item["decode_ms"]
         facts = [tokens, f"{ms_text(ms)} ({percent_text(item['share'])} of the decode)"]
-        facts += [f"{ms_text(item['ms_per_char'])} a character"] if item["characters"] else []
+        facts += [f"{ms_text(item['ms_per_char'])} per character"] if item["characters"] else []
         if math.isfinite(item["probability"]):
             facts.append(f"mean token probability {percent_text(item['probability'])}")
         sure = ["uncertain"] if item["uncertain"] else []

@@ -2,6 +2,7 @@
    colours that `Shown` holds, and tells it what a person points at. */
 
 const EVENTS = ["keydown", "click", "input", "change", "pointerdown", "pointermove", "wheel"];
+const SETTLED = 500; // ms until all is drawn that came into sight
 const DRAG = 5; // pixels that a pointer moves before a click becomes a drag
 
 /** What is shown of a record. `model` is a widget's model, or `Values` in a file; it has the traits
@@ -240,6 +241,11 @@ class TokensPart extends Part {
   constructor(shown) {
     const label = "The tokens as written";
     super(shown, h("pre.opv-tokens", { tabindex: 0, role: "group", "aria-label": label }));
+    this.spans = [];
+    this.marked = 0; // when a token was marked
+    // What was far away has its true height only once it is drawn. Later, a person scrolls.
+    const settle = () => performance.now() - this.marked < SETTLED && this.reveal();
+    this.root.addEventListener("contentvisibilityautostatechange", settle, true);
   }
 
   /** The tokens in stretches of one region. */
@@ -265,7 +271,13 @@ class TokensPart extends Part {
   mark() {
     const span = this.spans[this.shown.token];
     light(this.root, "opv-now", [span, span.parentElement]);
-    if (!this.root.matches(":hover")) {
+    this.marked = performance.now();
+    this.reveal();
+  }
+
+  reveal() {
+    const span = this.spans[this.shown.token];
+    if (span && !this.root.matches(":hover")) {
       reveal(this.root, span);
     }
   }

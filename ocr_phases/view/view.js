@@ -115,7 +115,7 @@ class View extends Linked {
     this.slowest.replaceChildren(...tokens);
     const times = regions.filter(({ region }) => region >= 0).map((each) => each.ms);
     const longest = Math.max(0, ...times);
-    const legends = [legend(palette, scale, "Time of a token")];
+    const legends = [legend(palette, scale, "Time per token")];
     if (longest) {
       legends.unshift(legend(palette, [0, longest], "Time of a region"));
     }
