@@ -39,7 +39,7 @@ from ocr_phases.explorer.form import Asked, presets_of
 from ocr_phases.explorer.panel import MEASURED, VIEWS
 from ocr_phases.explorer.records import found, kept_files, placed, shipped
 from ocr_phases.explorer.running import Live, start
-from ocr_phases.families import FAMILIES
+from ocr_phases.families import FAMILIES, PRESET_NAMES, PROCESSOR
 from ocr_phases.measure.loaded_model import forget_kept_model, keep_model
 from ocr_phases.models.host import host_name
 from ocr_phases.models.load import load_tokenizer
@@ -158,6 +158,44 @@ def test_a_model_has_its_own_presets_and_no_device_that_is_not_there(run, monkey
     Browser(explorer).form(preset="gundam", model="dummy:deepseek-ocr-2")
     assert explorer.values["preset"] == ""
     assert options()["preset"][1:] == list(FAMILIES["deepseek-ocr-2"].presets)
+
+
+PRESETS = {
+    "dummy": FAMILIES["deepseek-ocr"].presets,
+    "dummy:layers=2": FAMILIES["deepseek-ocr"].presets,
+    "dummy:unlimited-ocr,layers=2": FAMILIES["unlimited-ocr"].presets,
+    "dummy:glm_ocr": [PROCESSOR],
+    "dummy:GlmOcrForConditionalGeneration": [PROCESSOR],
+    "dummy:path/to/config.json": [PROCESSOR],
+    "not/here": PRESET_NAMES,
+}
+
+
+@pytest.mark.parametrize("model", PRESETS)
+def test_a_model_by_its_name_offers_the_presets_that_it_takes(model):
+    assert presets_of(model) == tuple(PRESETS[model])
+
+
+CONFIGS = {
+    "qwen2_5_vl": [PROCESSOR],
+    "glm_ocr": [PROCESSOR],
+    "deepseek_vl_v2": FAMILIES["deepseek-ocr"].presets,
+    "DeepseekOCR": FAMILIES["deepseek-ocr"].presets,
+    None: PRESET_NAMES,
+}
+
+
+@pytest.mark.parametrize("model_type", CONFIGS)
+def test_a_folder_offers_the_presets_of_its_family_or_the_one_of_its_processor(
+    model_type, tmp_path
+):
+    entries = {"model_type": model_type}
+    if model_type == "DeepseekOCR":  # what people write: its parts decide
+        entries = {**FAMILIES["deepseek-ocr"].config, **entries}
+    (tmp_path / "config.json").write_text(json.dumps(entries), encoding="utf-8")
+    assert set(presets_of(str(tmp_path))) >= set(CONFIGS[model_type])
+    if CONFIGS[model_type] == [PROCESSOR]:
+        assert presets_of(str(tmp_path)) == (PROCESSOR,)
 
 
 def test_the_browser_has_every_value_of_the_panel(explorer):

@@ -18,7 +18,8 @@ async ([script, state, data]) => {
       calls[event] = [...(calls[event] ?? []), call];
     },
     off: () => {},
+    send: () => {},
     widget_manager: { get_model: async () => ({ get: () => data }) },
   };
-  await widget.render({ model: window.model, el: document.body });
+  await widget.render({ model: window.model, el: document.querySelector("main") ?? document.body });
 }

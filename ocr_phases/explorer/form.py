@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, Any
 from ocr_phases.analyse.statistics import LEAST_REPEATS
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.explorer.records import found, placed
-from ocr_phases.families import DEEPSEEK_OCR, FAMILIES, PRESET_NAMES
+from ocr_phases.families import DEEPSEEK_OCR, FAMILIES, PRESET_NAMES, PROCESSOR
+from ocr_phases.families.config import family_of_config
 from ocr_phases.files import PAGE_SUFFIXES, each_page
 from ocr_phases.measure.request import recorded_settings
+from ocr_phases.models.dummies import dummy_family
 from ocr_phases.models.host import host_name
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.settings import (
@@ -135,20 +137,46 @@ def has_cuda() -> bool:
 
 
 def presets_of(model: str) -> tuple[str, ...]:
-    """The presets that a model by this name can have; all of them where its family is not known."""
-    name = model.partition(":")[2] or (
-        "" if model not in ("tiny", "dummy") else next(iter(FAMILIES))
-    )
+    """The presets that a model by this name can have.
+
+    A model of no known family has ``processor`` alone: its own processor cuts the page. Where
+    nothing tells the family, all presets are offered.
+    """
+    if model == "tiny":
+        return tuple(FAMILIES[DEEPSEEK_OCR].presets)
+    if model == "dummy" or model.startswith("dummy:"):
+        return _presets_of_dummy(model)
     try:
-        named = name or json.loads((placed(model) / "config.json").read_bytes())["model_type"]
-    except (OSError, ValueError, KeyError, TypeError):
+        config = json.loads((placed(model) / "config.json").read_bytes())
+    except (OSError, ValueError):
         return PRESET_NAMES
-    rows = [
-        row
-        for row in FAMILIES.values()
-        if named in (row.name, row.config["model_type"], row.saved_type)
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        return PRESET_NAMES
+    return _presets_of_config(config)
+
+
+def _presets_of_dummy(model: str) -> tuple[str, ...]:
+    """Those of ``dummy``, ``dummy:FAMILY``, ``dummy:layers=2,...``, or of any other class."""
+    first = model.partition(":")[2].partition(",")[0]
+    if first and first not in FAMILIES and "=" not in first:
+        return (PROCESSOR,)
+    return tuple(dummy_family(model).presets)
+
+
+def _presets_of_config(config: dict[str, Any]) -> tuple[str, ...]:
+    """Those of the families that a ``config.json`` may be of, since two may share a class."""
+    model_type = config["model_type"]
+    known = [
+        facts
+        for facts in FAMILIES.values()
+        if model_type in (facts.config["model_type"], facts.saved_type)
     ]
-    return tuple(dict.fromkeys(name for facts in rows for name in facts.presets)) or PRESET_NAMES
+    if not known:
+        try:
+            known = [family_of_config(config)]
+        except OcrPhasesError:
+            return (PROCESSOR,)
+    return tuple(dict.fromkeys(name for facts in known for name in facts.presets))
 
 
 class Form:

@@ -24,7 +24,7 @@ const panelHtml = () => `
         <button data-ask="code" title="Copy the lines that measure this in a cell">Copy as code</button></p>
     </div></details></div>
   <div class="opx-message"></div><div class="opx-progress"></div><p class="opx-chosen" role="status"></p>
-  <header class="opx-head"></header>
+  <div class="opx-head"></div>
   ${tabs("opx-views", "data-trait=view", "View", ["Page", "Latency", "Stages", "Records"])}
   ${viewHtml()}${part("latency")}${part("stages")}${part("checks")}
   <section data-pane="records" aria-label="records"><div class="opv-controls">

@@ -211,7 +211,7 @@ def rows_html(rows: Sequence[Record], shown: Record | None) -> Html:
         [row.cells["steps"] for row in rows], dtype=object
     )  # which keeps it HTML
     table.insert(0, "", pd.Series(keys, dtype=object))
-    return table_html(table, headings={"": ("", "")}, strong=[row is shown for row in rows])
+    return table_html(table, headings={"": ("compare", "")}, strong=[row is shown for row in rows])
 
 
 def _ended_without_record(row: Record) -> bool:
