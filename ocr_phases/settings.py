@@ -83,6 +83,9 @@ _AFTERWARDS = (
 #: Settings of no one type: what reads them checks them.
 _FREE = ("prompt", "infer", "kernel_trace", "pages")
 _WINDOW = "no_repeat_ngram_window"
+_WHITELIST = "whitelist_token_ids"
+#: Commas between entries of a text, which those within a list are not.
+_BETWEEN_ENTRIES = re.compile(r",(?![^\[\]]*\])")
 _Default = TypeVar("_Default")
 _WORDS = {"int": "a whole number", "float": "a number", "bool": "True or False", "str": "a text"}
 
@@ -152,7 +155,8 @@ class SamplingSettings(_Checked):
 
     ``repetition_penalty`` is transformers': scores of all tokens of the prompt and of those
     generated are divided by it where they are positive, else multiplied. ``no_repeat_ngram_window``
-    is how many of the last tokens the n-gram rule looks at, 0 for all. Raises `SettingError` for
+    is how many of the last tokens the n-gram rule looks at, 0 for all. ``whitelist_token_ids`` are
+    tokens that the rule never forbids, such as those of a table's cells. Raises `SettingError` for
     a value of a wrong type or out of range.
     """
 
@@ -165,6 +169,7 @@ class SamplingSettings(_Checked):
     top_k: FromZero = 0
     no_repeat_ngram_size: FromZero = 0
     no_repeat_ngram_window: FromZero = 0
+    whitelist_token_ids: tuple[FromZero, ...] = ()
     repetition_penalty: Annotated[float, Meta(ge=1e-3, le=1e3)] = 1.0
 
     def __post_init__(self) -> None:
@@ -172,6 +177,10 @@ class SamplingSettings(_Checked):
         if self.no_repeat_ngram_window and not self.no_repeat_ngram_size:
             raise SettingError(
                 "infer", "infer's no_repeat_ngram_window is for a no_repeat_ngram_size: give both."
+            )
+        if self.whitelist_token_ids and not self.no_repeat_ngram_size:
+            raise SettingError(
+                "infer", "infer's whitelist_token_ids is for a no_repeat_ngram_size: give both."
             )
 
     @classmethod
@@ -186,7 +195,7 @@ class SamplingSettings(_Checked):
         """
         if isinstance(infer, str):
             try:
-                infer = tomllib.loads(infer.lower().replace(",", "\n"))
+                infer = tomllib.loads(_BETWEEN_ENTRIES.sub("\n", infer.lower()))
             except (ValueError, RecursionError) as error:
                 raise SettingError(
                     "infer",
@@ -214,10 +223,14 @@ class SamplingSettings(_Checked):
         return cls(**values)
 
     def described(self) -> dict[str, Any]:
-        """As a record keeps them; a window and a penalty only where there is one."""
+        """As a record keeps them; a window, a whitelist and a penalty only where there is one."""
         values = dict(vars(self))
         if not self.no_repeat_ngram_window:
             del values[_WINDOW]
+        if self.whitelist_token_ids:
+            values[_WHITELIST] = list(self.whitelist_token_ids)
+        else:
+            del values[_WHITELIST]
         if self.repetition_penalty == 1.0:
             del values["repetition_penalty"]
         return values
@@ -229,12 +242,22 @@ class SamplingSettings(_Checked):
         }
 
     def as_generate(self) -> dict[str, Any]:
-        """The same settings as keyword arguments of ``generate()``, but for a rule over a window."""
+        """The same settings as keyword arguments of ``generate()``, which has no rule of its own
+        for a window or a whitelist.
+        """
         names = ["do_sample", "no_repeat_ngram_size", "repetition_penalty"]
         if self.do_sample:
             names = setting_names(SamplingSettings)
-        arguments = {name: getattr(self, name) for name in names if name != _WINDOW}
-        return arguments | ({"no_repeat_ngram_size": 0} if self.no_repeat_ngram_window else {})
+        own = (_WINDOW, _WHITELIST)
+        arguments = {name: getattr(self, name) for name in names if name not in own}
+        if self.has_own_rule:
+            arguments["no_repeat_ngram_size"] = 0
+        return arguments
+
+    @property
+    def has_own_rule(self) -> bool:
+        """Whether the n-gram rule is one that ``generate()`` does not have itself."""
+        return bool(self.no_repeat_ngram_window or self.whitelist_token_ids)
 
 
 def resolve_infer(
@@ -250,8 +273,10 @@ def resolve_infer(
     ``infer`` is a mapping, the same as text (``temperature=0.7,top_p=0.9``), or a name. A name
     stands for what the ``family``'s published ``infer()`` does: greedy, its n-gram rule
     (``published-eval``: with its ``eval_mode``; ``several_pages``: of a prompt with several), under
-    bfloat16 autocast. ``defaults`` are the checkpoint's own settings, for what ``infer`` does not
-    say. Raises `SettingError` for another name, for a name with ``autocast=False``, and as
+    bfloat16 autocast; or for what one of its scripts for vLLM asks for (``published-vllm`` of an
+    image, ``published-vllm-pdf``, ``published-vllm-eval``), without autocast. ``defaults`` are the
+    checkpoint's own settings, for what ``infer`` does not say. Raises `SettingError` for another
+    name, for a name with ``autocast=False`` that runs under autocast, and as
     `SamplingSettings.from_infer` does.
     """
     if isinstance(infer, SamplingSettings):
@@ -266,9 +291,11 @@ def resolve_infer(
             Keyword("infer", infer),
             " out.",
         )
-    check_known(
-        Keyword("infer"), infer, facts.published, more=", or values such as temperature=0.7"
-    )
+    if infer in facts.published_vllm:
+        values = dict(facts.published_vllm[infer])
+        return SamplingSettings.from_infer({"temperature": 0, **values}, defaults), bool(autocast)
+    names = [*facts.published, *facts.published_vllm]
+    check_known(Keyword("infer"), infer, names, more=", or values such as temperature=0.7")
     if autocast is False:
         raise SettingError(
             "autocast",

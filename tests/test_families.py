@@ -10,6 +10,7 @@ import json
 import operator
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import reduce
@@ -197,10 +198,14 @@ RULES = {
 NGRAMS = [(name, case) for name, recorded in RULES.items() for case in recorded["ngram"]["cases"]]
 
 
-@pytest.mark.parametrize(("name", "case"), [row for row in NGRAMS if not row[1]["whitelist"]])
+@pytest.mark.parametrize(("name", "case"), NGRAMS)
 def test_ngrams_are_banned_as_recorded(name, case):
     size, window = case["ngram_size"], case["window"] or 0
-    asked = SamplingSettings(no_repeat_ngram_size=size, no_repeat_ngram_window=window)
+    asked = SamplingSettings(
+        no_repeat_ngram_size=size,
+        no_repeat_ngram_window=window,
+        whitelist_token_ids=tuple(case["whitelist"] or ()),
+    )
     scores = torch.tensor(RULES[name]["ngram"]["scores_before"])
     (rule,) = Sampler(asked).processors
     after = rule(torch.tensor(case["input_ids"]), scores.clone())
@@ -248,6 +253,39 @@ def test_the_published_rule_is_the_familys():
     assert "no_repeat_ngram_window" not in SamplingSettings().described()
     with refused():
         SamplingSettings(no_repeat_ngram_window=5)
+
+
+def test_cells_of_a_table_may_repeat_under_the_rules_of_the_scripts_for_vllm():
+    begin, end, text = 128821, 128822, 77
+    cells = torch.tensor([[begin, text, end] * 30])
+    for name, size, window in (
+        ("published-vllm", 30, 90),
+        ("published-vllm-pdf", 20, 50),
+        ("published-vllm-eval", 40, 90),
+    ):
+        asked, autocast = resolve_infer(name, None, "deepseek-ocr")
+        assert (asked.no_repeat_ngram_size, asked.no_repeat_ngram_window) == (size, window)
+        assert asked.whitelist_token_ids == (begin, end) and not autocast and not asked.do_sample
+        (rule,) = Sampler(asked).processors
+        for cut, banned in ((0, []), (1, []), (2, [text])):
+            ids = cells[:, : cells.shape[1] - cut]
+            after = rule(ids, torch.zeros(1, 129_280))
+            assert after.isneginf().nonzero()[:, 1].tolist() == banned
+    text_form = "no_repeat_ngram_size=3,whitelist_token_ids=[128821, 128822],temperature=0"
+    assert SamplingSettings.from_infer(text_form).whitelist_token_ids == (begin, end)
+    with refused():
+        SamplingSettings(whitelist_token_ids=(5,))
+
+
+def test_a_whitelist_gives_the_tokens_of_generate(tiny_session):
+    free = tiny_session.run_inference(RECEIPT, max_new_tokens=24, **ONCE)
+    allowed = free.results[0].ids[:3]
+    asked = {"no_repeat_ngram_size": 1, "whitelist_token_ids": allowed}
+    run = tiny_session.run_inference(RECEIPT, max_new_tokens=24, infer=asked, verify=True, **ONCE)
+    assert run.request.infer.whitelist_token_ids == allowed
+    repeated = [token for token, count in Counter(run.results[0].ids).items() if count > 1]
+    assert set(repeated) <= set(allowed)
+    assert [check.verdict for check in run.live_checks if check.name == "parity"] == ["pass"]
 
 
 # -- a record --------------------------------------------------------------------------------------

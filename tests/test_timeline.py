@@ -62,6 +62,28 @@ def test_hooks_spans_and_ranges_are_closed_also_after_an_error(failing, ranges, 
     assert hook_count(model) == before and ranges == [] and timeline.phase == ""
 
 
+def test_ranges_of_generate_have_stages_in_its_prefill_and_none_in_decode(
+    monkeypatch, golden_session
+):
+    open_ranges: list[str] = []
+    paths: list[str] = []
+
+    def push(name: str) -> None:
+        open_ranges.append(name)
+        paths.append("/".join(open_ranges))
+
+    monkeypatch.setattr(nvtx, "push_range", push)
+    monkeypatch.setattr(nvtx, "pop_range", lambda: open_ranges.pop())
+    hooks_before = hook_count(golden_session.model)
+    options = {"preset": "tiny", "generate": True, "max_new_tokens": 3, "repeats": 1, "warmup": 0}
+    run = golden_session.run_inference(PAGES / "slide.png", ceilings=False, **options)
+    within = [path for path in paths if path.startswith("generate")]
+    stages = [f"generate/prefill/{stage}" for stage in STAGES if stage != "sampling"]
+    assert within == ["generate", "generate/prefill", *stages, "generate/decode"]
+    assert open_ranges == [] and hook_count(golden_session.model) == hooks_before
+    assert set(run.spans["phase"]) == {"prepare", "generate"}
+
+
 def test_peak_memory_sees_a_large_block():
     if PeakMemory("cpu").source is None:
         pytest.skip("this system does not let a process reset its high-water mark")

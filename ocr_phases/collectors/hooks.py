@@ -56,6 +56,33 @@ def stage_hooks(
 
 
 @contextlib.contextmanager
+def generate_ranges(
+    model: nn.Module, interface: ModelInterface, views: Sequence[str]
+) -> Iterator[None]:
+    """NVTX ranges of the phases of a ``generate()`` that a ``with`` block calls once.
+
+    The range ``prefill`` reaches from the begin of the block, because a class may encode its images
+    before its first forward, to the end of that forward. It has a range for each of its stages.
+    What follows is the range ``decode``, which ends with the block and has none inside: hooks in
+    each step would slow down what is measured. The record gets no spans of them, because
+    ``generate()`` is recorded as one phase. ``views`` are those of `stage_hooks`.
+    """
+    # Its spans are not read: only their ranges are wanted.
+    timeline = Timeline("cpu")
+    with contextlib.ExitStack() as ranges, contextlib.ExitStack() as hooks:
+
+        def begin_decode(module: nn.Module, args: Any, output: Any) -> None:
+            hooks.close()
+            ranges.close()
+            ranges.enter_context(timeline.span("decode"))
+
+        hooks.enter_context(stage_hooks(model, interface, timeline, views))
+        hooks.enter_context(model.register_forward_hook(begin_decode))
+        ranges.enter_context(timeline.span("prefill"))
+        yield
+
+
+@contextlib.contextmanager
 def layer_hooks(model: nn.Module, check: Callable[[], None]) -> Iterator[None]:
     """Call ``check`` before each layer that runs in a ``with`` block; it may raise `Stopped`.
 

@@ -132,11 +132,13 @@ def _rule_entries(request: Request, dialect: Dialect) -> dict[str, Any]:
     if not size:
         return {}
     window = request.infer.no_repeat_ngram_window
-    rule = {"ngram_size": size, "window_size": window or _WHOLE_TEXT}
+    rule: dict[str, Any] = {"ngram_size": size, "window_size": window or _WHOLE_TEXT}
+    if request.infer.whitelist_token_ids:
+        rule["whitelist_token_ids"] = list(request.infer.whitelist_token_ids)
     if dialect is SGLANG:
         return {"custom_logit_processor": sglang_processor(), "custom_params": rule}
     entries: dict[str, Any] = {"vllm_xargs": rule}
-    if not window:
+    if not request.infer.has_own_rule:
         # vLLM's own parameter, which versions that lack it ignore; beside the processor it asks
         # for the same rule.
         entries["no_repeat_ngram_size"] = size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ocr_phases.families.facts import FULL, FamilyFacts, Preset, Wiring
+from ocr_phases.families.facts import CELL_TOKENS, FULL, FamilyFacts, Preset, Wiring
 
 #: Unlimited-OCR's class of transformers has this layout and an attention of its own, which full
 #: attention in every layer switches off.
@@ -72,4 +72,22 @@ DEEPSEEK_OCR_FACTS = FamilyFacts(
         "published-eval": {"no_repeat_ngram_size": 35},
     },
     published_limit=8192,
+    # What its scripts for vLLM ask for, with an image, a PDF and OmniDocBench.
+    published_vllm={
+        "published-vllm": {
+            "no_repeat_ngram_size": 30,
+            "no_repeat_ngram_window": 90,
+            "whitelist_token_ids": CELL_TOKENS,
+        },
+        "published-vllm-pdf": {
+            "no_repeat_ngram_size": 20,
+            "no_repeat_ngram_window": 50,
+            "whitelist_token_ids": CELL_TOKENS,
+        },
+        "published-vllm-eval": {
+            "no_repeat_ngram_size": 40,
+            "no_repeat_ngram_window": 90,
+            "whitelist_token_ids": CELL_TOKENS,
+        },
+    },
 )

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from ocr_phases.families.facts import FamilyFacts, Preset, Wiring
+from ocr_phases.families.facts import CELL_TOKENS, FamilyFacts, Preset, Wiring
 
 #: The second vision encoder (``encoder``) is a body of Qwen2. SAM's features go through it together
 #: with queries that were learnt, one set for each size of a view: they are parameters of the stage
@@ -77,4 +77,17 @@ DEEPSEEK_OCR_2_FACTS = FamilyFacts(
         "published-eval": {"no_repeat_ngram_size": 35},
     },
     published_limit=8192,
+    # What its scripts for vLLM ask for, with an image and a PDF.
+    published_vllm={
+        "published-vllm": {
+            "no_repeat_ngram_size": 20,
+            "no_repeat_ngram_window": 90,
+            "whitelist_token_ids": CELL_TOKENS,
+        },
+        "published-vllm-pdf": {
+            "no_repeat_ngram_size": 20,
+            "no_repeat_ngram_window": 50,
+            "whitelist_token_ids": CELL_TOKENS,
+        },
+    },
 )

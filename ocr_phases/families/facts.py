@@ -24,6 +24,9 @@ PROMPT_NAMES = ("markdown", "ocr", "free", "figure", "describe", LOCATE, MULTIPA
 FULL = "full_attention"
 WINDOWED = "reference_sliding_attention"
 
+#: ``<td>`` and ``</td>``, which the n-gram rules of the publisher's scripts for vLLM never forbid.
+CELL_TOKENS = (128_821, 128_822)
+
 #: The family of a model that is of none that this version knows.
 UNKNOWN = "unknown"
 #: Its only preset: what the model's own processor does.
@@ -155,6 +158,8 @@ class FamilyFacts:
         asks for boxes, empty where the model marks them by itself.
     published
         The sampling values of the published code, by the name that ``infer`` takes.
+    published_vllm
+        The sampling values of the publisher's scripts for vLLM, by the name that ``infer`` takes.
     published_limit
         The tokens that the published code makes at most, as many as the model has
         positions; None where that is unknown.
@@ -196,6 +201,7 @@ class FamilyFacts:
     result_name: str = "result.mmd"
     multipage_preset: str | None = None
     multipage_infer: Mapping[str, int] = field(default_factory=dict)
+    published_vllm: Mapping[str, Mapping[str, int | tuple[int, ...]]] = field(default_factory=dict)
     is_unknown: bool = False
 
     def __post_init__(self) -> None:

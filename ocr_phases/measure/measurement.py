@@ -16,7 +16,7 @@ import torch
 from ocr_phases.collectors import machine
 from ocr_phases.collectors.conditions import Conditions
 from ocr_phases.collectors.energy import counter_and_idle_watts
-from ocr_phases.collectors.hooks import stage_hooks
+from ocr_phases.collectors.hooks import generate_ranges, stage_hooks
 from ocr_phases.collectors.timeline import NoTimeline, Timeline
 from ocr_phases.errors import OcrPhasesError, OutOfMemory, Stopped
 from ocr_phases.images import load_page
@@ -370,11 +370,14 @@ class Measurement:
     ) -> Repeat:
         """The same tokens by the model's own ``generate()``, as one phase."""
         checkpoint = self.checkpoint
+        interface = checkpoint.interface
+        ranges = generate_ranges(checkpoint.model, interface, interface.views(inputs))
         with (
             execution(self.device, request.autocast),
             self._vision_execution(),
             logits_summed(checkpoint) as checks,
             timeline.in_phase("generate"),
+            ranges,
         ):
             ids = one_shot(checkpoint, inputs, request, on_tokens, end_tokens=self.end_tokens)
         return Repeat(ids, timeline.rows(number), watch.memory, checks, CachePart())

@@ -282,6 +282,7 @@ class InferPart(Part, frozen=True, kw_only=True):
     top_k: Count | None = None
     no_repeat_ngram_size: Count | None = None
     no_repeat_ngram_window: Count | None = None
+    whitelist_token_ids: list[Count] | None = None
     repetition_penalty: Annotated[float, Meta(gt=0, le=1e6)] | None = None
 
 

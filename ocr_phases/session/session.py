@@ -450,8 +450,8 @@ class OCRSession(Hinted):
         infer : mapping or str, optional
             How the next token is chosen: published, published-eval, or values of temperature,
             top_p, top_k, .... Also as a mapping: ``do_sample``, ``temperature`` (0 means greedy),
-            ``top_p``, ``top_k``, ``no_repeat_ngram_size``, ``no_repeat_ngram_window``. The default
-            is greedy.
+            ``top_p``, ``top_k``, ``no_repeat_ngram_size``, ``no_repeat_ngram_window``,
+            ``whitelist_token_ids``. The default is greedy.
         repeats : int, default 3
             Number of measured runs.
         warmup : int, default 1

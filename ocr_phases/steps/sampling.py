@@ -45,11 +45,14 @@ class NoRepeatNGrams:
     """transformers' ``NoRepeatNGramLogitsProcessor`` over all tokens or a window, which waits for
     nothing.
 
-    ``generate()`` takes it where there is a window, its own otherwise.
+    Tokens of ``allowed`` may come again. ``generate()`` takes this rule where there is a window or
+    such a token, its own otherwise.
     """
 
-    def __init__(self, size: int, window: int = 0) -> None:
-        self._before, self._window = size - 1, window
+    def __init__(self, size: int, window: int = 0, allowed: Sequence[int] = ()) -> None:
+        self._before = size - 1
+        self._window = window
+        self._allowed = tuple(allowed)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """``scores`` [B, vocab] for the token after ``input_ids`` int64 [B, length], banned ones
@@ -64,6 +67,8 @@ class NoRepeatNGrams:
         repeats = (ngrams[..., :-1] == input_ids[:, None, length - before :]).all(dim=-1)
         token = torch.where(repeats, ngrams[..., -1].clamp(max=vocab), vocab)
         banned = scores.new_zeros(len(scores), vocab + 1, dtype=torch.bool).scatter_(1, token, True)
+        for allowed in self._allowed:
+            banned[:, min(allowed, vocab)] = False
         return scores.masked_fill(banned[:, :vocab], -torch.inf)
 
 
@@ -88,12 +93,11 @@ class Sampler:
             (generation.TopKLogitsWarper, settings.top_k, 0),
             (generation.TopPLogitsWarper, settings.top_p, 1.0),
         ]
-        size, window = settings.no_repeat_ngram_size, settings.no_repeat_ngram_window
         chosen: list[Processor] = []
         if settings.repetition_penalty != 1.0:
             chosen.append(generation.RepetitionPenaltyLogitsProcessor(settings.repetition_penalty))
-        if size:
-            chosen.append(NoRepeatNGrams(size, window))
+        if settings.no_repeat_ngram_size:
+            chosen.append(_ngram_rule(settings))
         chosen += rules
         if settings.do_sample:
             chosen += [make(value) for make, value, neutral in warpers if value != neutral]
@@ -122,6 +126,15 @@ class Sampler:
         # NaN would be an error of the device; a check finds it in the logits.
         probabilities = scores.softmax(dim=-1).nan_to_num(nan=1.0)
         return torch.multinomial(probabilities, 1, generator=self.generator).squeeze(1)
+
+
+def _ngram_rule(settings: SamplingSettings) -> NoRepeatNGrams:
+    """The rule against repetition that the settings ask for."""
+    return NoRepeatNGrams(
+        settings.no_repeat_ngram_size,
+        settings.no_repeat_ngram_window,
+        settings.whitelist_token_ids,
+    )
 
 
 def checkpoint_rules(
@@ -192,7 +205,7 @@ def one_shot(
     end_tokens = end_tokens or said.own_end_tokens or said.end_tokens
     if request.ignore_eos:  # None would be the checkpoint's own: an id that no token has
         end_tokens = [model.config.get_text_config().vocab_size]
-    own_rule = NoRepeatNGrams(infer.no_repeat_ngram_size, infer.no_repeat_ngram_window)
+    own_rules = [_ngram_rule(infer)] if infer.has_own_rule else []
     window = interface.window(model)
     if window is not None and inputs.position_ids is not None and request.max_new_tokens > window:
         raise OcrPhasesError(
@@ -219,9 +232,7 @@ def one_shot(
             # It is asked after each step whether to stop: never.
             stopping_criteria=on_tokens
             and [lambda ids, *_, **__: bool(on_tokens(ids[:, -1:].tolist()))],
-            logits_processor=LogitsProcessorList(
-                [own_rule] if infer.no_repeat_ngram_window else []
-            ),
+            logits_processor=LogitsProcessorList(own_rules),
             **infer.as_generate(),
         )
     return tokens[:, inputs.input_ids.shape[1] :].tolist()
