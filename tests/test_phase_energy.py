@@ -12,7 +12,11 @@ from conftest import PAGES
 from example_run import make_run
 
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
-from ocr_phases.measure.phase_energy import energy_of, measure_phase_energy, vision_calls
+from ocr_phases.measure.phase_energy import (
+    energy_while_repeated,
+    measure_phase_energy,
+    vision_calls,
+)
 from ocr_phases.record.parts import PhaseEnergyPart
 from ocr_phases.show.energy_section import energy_section
 from ocr_phases.steps import phases
@@ -45,7 +49,7 @@ def test_joules_are_those_of_the_calls_between_two_moves_of_the_counter(
     def work() -> None:
         time_s[0] += 0.04
 
-    window = energy_of(work, StepwiseCounter(lambda: time_s[0]), seconds=2.0)
+    window = energy_while_repeated(work, StepwiseCounter(lambda: time_s[0]), seconds=2.0)
 
     assert window.seconds >= 2.0
     assert window.seconds == pytest.approx(0.04 * window.calls)

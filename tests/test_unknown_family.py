@@ -267,6 +267,14 @@ READERS: dict[str, Callable[[PhaseRun, PhaseRun], str]] = {
 }
 
 
+def test_a_server_s_model_is_not_compared_with_one_of_a_known_family():
+    with served() as fake:
+        fake.models = ["Qwen/Qwen2.5-VL-7B-Instruct"]
+        session = ocr_phases.connect(fake.url, reference="tiny")
+        with pytest.raises(OcrPhasesError, match="Nothing tells the family of Qwen.*--family"):
+            session.run_inference(PAGE, verify=True, **SHORT)
+
+
 @pytest.mark.parametrize("reader", READERS)
 def test_a_prompt_of_unknown_length_is_shown_as_unknown(reader: str):
     known = PhaseRun.load(RECORD)

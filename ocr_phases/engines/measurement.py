@@ -21,6 +21,7 @@ from ocr_phases.engines.dialects import Dialect
 from ocr_phases.engines.metrics import metrics, server_times
 from ocr_phases.engines.spans import spans_of, stages_of_spans
 from ocr_phases.engines.vllm_worker import MODULES
+from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import FamilyFacts
 from ocr_phases.images import image_file, load_page
 from ocr_phases.measure.record_parts import page_part, request_part, row_part
@@ -181,6 +182,14 @@ class ServerMeasurement:
             reference = kept_model(ModelSettings(model=str(reference)))
         elif not isinstance(reference, LoadedModel):
             reference = reference.loaded_model  # of a session
+        family = reference.checkpoint.family
+        if self.session.family.is_unknown and not family.is_unknown:
+            raise OcrPhasesError(
+                f"Nothing tells the family of {self.session.model}, which the server runs, and the "
+                f"reference {reference.checkpoint.name} is a {family.title}: give the folder of the "
+                "server's own model as the reference (--model), or name its family (--family "
+                f"{family.name})."
+            )
         request = self.request
         answer = self.answers[0]
         native = Measurement(

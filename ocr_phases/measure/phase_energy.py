@@ -45,7 +45,7 @@ class EnergyWindow:
     joules: float
 
 
-def energy_of(
+def energy_while_repeated(
     work: Callable[[], object], counter: EnergyCounter, seconds: float = LEAST_SECONDS
 ) -> EnergyWindow:
     """Repeat ``work`` for so many seconds or more, from one move of the counter to another.
@@ -64,9 +64,10 @@ def energy_of(
         work()
     begun = perf_counter()
     first = counter.read()
-    calls = 0
     last = first
     passed = 0.0
+    calls = 0
+    counted = 0  # of the calls, until the counter last moved
     while passed < seconds or last == first:
         work()
         calls += 1
@@ -132,7 +133,7 @@ def measure_phase_energy(
     windows: dict[str, EnergyWindow] = {}
     # A static step has one cache, which a prefill empties: decode goes first, from the state above.
     for name in reversed(works):
-        windows[name] = energy_of(works[name], counter, seconds)
+        windows[name] = energy_while_repeated(works[name], counter, seconds)
     measured = [windows[name] for name in works]
     return PhaseEnergyPart(
         phase=list(works),
