@@ -10,6 +10,7 @@ from conftest import RUNS
 from example_run import make_run
 from hypothesis import given
 from hypothesis import strategies as st
+from IPython.core.interactiveshell import InteractiveShell
 
 from ocr_phases import PhaseRun
 from ocr_phases.view.embed import VIEW_TYPE, LinkedPage, packed, view_block, view_script
@@ -60,6 +61,42 @@ def test_a_part_stands_in_a_box_and_is_linked(part, run):
     widget.token = 40
     assert curve.token == 40
     assert widget.layout.min_width == "0"
+
+
+@pytest.fixture
+def shell(monkeypatch):
+    """IPython, whose ``outputs`` are what it was told to display."""
+    shell = InteractiveShell.instance()
+    shell.outputs = []
+
+    def publish(data, *_, update=False, **more):
+        shell.outputs.append((data, update))
+
+    monkeypatch.setattr(shell.display_pub, "publish", publish)
+    yield shell
+    InteractiveShell.clear_instance()
+
+
+@pytest.mark.parametrize("box", [ipywidgets.VBox, ipywidgets.Tab])
+def test_a_box_of_parts_leaves_their_picture_in_a_saved_notebook(box, run, shell):
+    curve = LatencyCurve(run)
+    inner = ipywidgets.HBox([PageView(run), curve])
+    shell.display_formatter.format(box([ipywidgets.IntSlider(), inner]))
+    (view, _), (still, _) = shell.outputs
+    assert "application/vnd.jupyter.widget-view+json" in view
+    assert still["text/html"].count("data:image/jpeg") == 1  # both have the same picture
+    curve.token = 40
+    curve.draw_still()
+    newest, is_update = shell.outputs[-1]
+    assert is_update
+    assert newest["text/html"].count("data:image/jpeg") == 2
+
+
+def test_a_box_of_other_widgets_is_shown_as_ever(run, shell):
+    PageView(run)
+    data, _ = shell.display_formatter.format(ipywidgets.VBox([ipywidgets.IntSlider()]))
+    assert shell.outputs == []
+    assert "application/vnd.jupyter.widget-view+json" in data
 
 
 @pytest.mark.parametrize(("token", "becomes"), [(-5, 0), (0, 0), (197, 197), (10_000, 197)])

@@ -75,7 +75,7 @@ from ocr_phases.text import count_text
 from ocr_phases.view.assets import view_file
 from ocr_phases.view.data import page_address, row_data
 from ocr_phases.view.scripts import VIEW_SCRIPT
-from ocr_phases.view.still import Stilled, running_loop, still_bundle
+from ocr_phases.view.still import Stilled, running_loop, show_pictures_of_boxes, still_bundle
 from ocr_phases.view.widgets import LinkedTraits, selected_tokens
 
 _RECORD_SUFFIXES = (".json", ".json.gz")
@@ -187,6 +187,7 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
         bar: bool = True,
     ) -> None:
         super().__init__(bar=bar, keeps=keep is not None)
+        show_pictures_of_boxes()
         self.folder = placed(keep or FOLDER)
         self.measuring = Live()
         self.form = Form()

@@ -10,9 +10,12 @@ import io
 import itertools
 import math
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
+import ipywidgets
 import pandas as pd
+from IPython.core.getipython import get_ipython
 from IPython.display import DisplayHandle, display
 from matplotlib.figure import Figure
 from matplotlib.transforms import Transform
@@ -38,14 +41,29 @@ _SOON_S = 0.02
 # Without its kernel JupyterLab says "model not found" in the output before this one.
 _STYLE = (
     ".jp-OutputArea-child:not(:has(.opx)):has(+ .jp-OutputArea-child .opx-still){display:none}"
+    # With its kernel the widget shows, and not the picture.
+    ".jp-OutputArea-child:has(.opx:not(.opx-gone))+.jp-OutputArea-child:has(.opx-still),"
+    ".opx-gone:not(:has(.opx-dead)){display:none!important}"
     ".opx-still img{max-width:100%;height:auto}"
 )
+
+
+class BoxHandle:
+    """The joined picture of the widgets of a box, below that box."""
+
+    def __init__(self, handle: DisplayHandle, widgets: Sequence[Stilled]) -> None:
+        self.handle = handle
+        self.widgets = widgets
+
+    def update(self, _: dict[str, Any], *, raw: bool) -> None:
+        """Draw the picture anew, because that of one widget changed."""
+        self.handle.update(joined_picture(self.widgets), raw=raw)
 
 
 class Stilled:
     """A widget that leaves a picture below itself, which a saved notebook shows without a kernel."""
 
-    _handle: DisplayHandle | None = None  # once a cell has the picture
+    _handle: DisplayHandle | BoxHandle | None = None  # once a cell has the picture
     _due: asyncio.TimerHandle | None = None
 
     def picture(self) -> dict[str, Any]:
@@ -70,6 +88,44 @@ class Stilled:
         view, facts = super()._repr_mimebundle_()  # type: ignore[misc]  # the widget's own
         display({**view, "text/plain": ""}, metadata=facts, raw=True)
         self._handle = display(self.picture(), raw=True, display_id=True)
+
+
+def joined_picture(widgets: Sequence[Stilled]) -> dict[str, Any]:
+    """What a saved notebook shows of several widgets, by MIME type; what is equal is there once."""
+    pictures = [widget.picture() for widget in widgets]
+    joined = dict(pictures[0])
+    for kind, between in (("text/html", ""), ("text/plain", "\n")):
+        joined[kind] = between.join(dict.fromkeys(picture[kind] for picture in pictures))
+    return joined
+
+
+def stilled_in(box: ipywidgets.Box) -> list[Stilled]:
+    """The widgets with a picture that stand in a box, or in a box in it."""
+    found: list[Stilled] = []
+    for child in box.children:
+        if isinstance(child, Stilled):
+            found.append(child)
+        elif isinstance(child, ipywidgets.Box):
+            found += stilled_in(child)
+    return found
+
+
+def _show_box(box: ipywidgets.Box) -> None:
+    """Show a box with our widgets, and their picture below it; any other box as IPython does."""
+    widgets = stilled_in(box)
+    if not widgets:
+        raise NotImplementedError  # with which IPython goes on to what the box says of itself
+    display({**box._repr_mimebundle_(), "text/plain": ""}, raw=True)
+    handle = display(joined_picture(widgets), raw=True, display_id=True)
+    for widget in widgets:
+        widget._handle = BoxHandle(handle, widgets)
+
+
+def show_pictures_of_boxes() -> None:
+    """From now on a box of ipywidgets with our widgets in it leaves their picture, too."""
+    shell = get_ipython()
+    if shell is not None:
+        shell.display_formatter.ipython_display_formatter.for_type(ipywidgets.Box, _show_box)
 
 
 def running_loop() -> asyncio.AbstractEventLoop | None:

@@ -17,7 +17,7 @@ from ocr_phases.show.web import notebook_css
 from ocr_phases.view.assets import view_file
 from ocr_phases.view.data import row_data
 from ocr_phases.view.scripts import VIEW_SCRIPT
-from ocr_phases.view.still import Stilled, figure_bundle, still_bundle
+from ocr_phases.view.still import Stilled, figure_bundle, show_pictures_of_boxes, still_bundle
 from ocr_phases.view.timeline import timeline_data
 
 _WIDGET_SCRIPT = VIEW_SCRIPT + view_file("timeline.js") + view_file("widgets.js")
@@ -118,6 +118,7 @@ class _RecordWidget(Stilled, anywidget.AnyWidget, LinkedTraits):
 
     def __init__(self, run: Record, row: int = 0, **values: Any) -> None:
         self.run = run
+        show_pictures_of_boxes()
         # In an HBox, a widget without a width of its own would have none.
         values.setdefault("layout", {"flex": "1 1 20rem", "min_width": "0"})
         layout = values.pop("layout")
