@@ -181,6 +181,11 @@ class Hinted:
 
     __slots__ = ()
 
+    @classmethod
+    def _name_here(cls, name: str) -> str | None:
+        """The name of what other libraries call ``name``; None where they do not."""
+        return None
+
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
@@ -189,6 +194,9 @@ class Hinted:
             known: list[str] = []
             if not name.startswith("_"):  # IPython asks for many private names
                 known = [each for each in dir(self) if not each.startswith("_")]
+            here = self._name_here(name)
+            if here is not None:
+                raise UnknownAttribute(f"{type(self).__name__} has no {name}: it is {here} here.")
             raise UnknownAttribute(f"{type(self).__name__} has no {name}.{nearest(name, known)}")
 
 

@@ -57,6 +57,23 @@ def crops_in(folder):
     return [Image.open(path) for path in paths]
 
 
+def test_circles_of_a_figure_are_drawn(tmp_path):
+    page = Image.new("RGB", (60, 60), "white")
+    circles = {"circle_center": ["O: (0, 0)", "P: (3, -2)"], "radius": [5, 2.5]}
+    text = str({**FIGURE, "Circle": circles})
+    parsed = parse_geometry(text)
+    assert [(each.center, each.radius) for each in parsed.circles] == [((0, 0), 5), ((3, -2), 2.5)]
+    dark = []
+    for name, written in (("lines", str(FIGURE)), ("circles", text)):
+        write_artifacts(tmp_path / name, page, written)
+        drawn = Image.open(tmp_path / name / "geo.jpg").convert("L")
+        dark.append(sum(drawn.histogram()[:64]))
+    assert dark[1] > 1.2 * dark[0]
+    for wrong in ({**circles, "radius": [5]}, {**circles, "radius": [5, -1]}):
+        kept = parse_geometry(str({**FIGURE, "Circle": wrong}))
+        assert (len(kept.lines), kept.circles) == (2, ())
+
+
 def figure(**changes):
     return str({"Line": {**FIGURE["Line"], **changes}})
 

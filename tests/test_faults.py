@@ -227,7 +227,9 @@ def test_sampling_autocast_and_mixed_norms_are_notes(golden_session):
     parity_check = checked(sampled)["parity"]
     assert (parity_check.verdict, failures(sampled)) == ("note", set())
     assert "sampled with one seed" in parity_check.measured
-    assert checked(cast)["norm_layers"].verdict == "note"
+    cast_norms = checked(cast)["norm_layers"]
+    assert cast_norms.verdict == "note"
+    assert says(cast_norms.measured, "model.language_model.layers.*.input_layernorm (3)")
     assert "parity" not in failures(cast)
     norm = next(
         module for module in golden_session.model.modules() if type(module).__name__ == "LayerNorm"

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ocr_phases.cli.measuring import measure_with_bar
+from ocr_phases.cli.measuring import ShownText, measure_with_bar
 from ocr_phases.errors import Interrupted
 from ocr_phases.measure.cells import Cell
 from ocr_phases.measure.progress import RunProgress, SweepProgress, left_text
@@ -174,3 +174,15 @@ def test_a_cell_with_the_model_s_own_preset_counts_for_the_one_that_was_asked_fo
     progress.end_cell(Cell(preset="processor", max_new_tokens=100), measured=True, at=1.0)
     assert len(progress.waiting) == 3
     assert sorted(cell.max_new_tokens for cell in progress.waiting) == [10, 10, 100]
+
+
+def test_the_text_is_shown_line_by_line_while_the_first_run_makes_it(capsys):
+    pieces = {1: "A title\n", 2: "A li", 3: "ne\x1b\n\n", 4: "the end"}
+    shown = ShownText(pieces.__getitem__)
+    shown.add(-1, [1, 2])
+    assert capsys.readouterr().err == "A title\n"
+    shown.add(-1, [3, 4])
+    assert capsys.readouterr().err == "A line\N{REPLACEMENT CHARACTER}\n\n"
+    shown.add(0, [1, 2, 3, 4])
+    shown.end()
+    assert capsys.readouterr() == ("", "the end\n")

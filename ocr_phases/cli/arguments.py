@@ -40,6 +40,7 @@ def _add_report(command: argparse.ArgumentParser) -> None:
     _add_truth(command)
     _add_served_model(command)
     _add_trace(command)
+    _add_show_text(command)
     _add_out(command, "report")
     command.add_argument("pages", nargs="*", metavar="PAGE", help=_PAGE_HELP)
     command.add_argument("--record", help="show this run.json instead of measuring")
@@ -127,6 +128,7 @@ def _add_profile(command: argparse.ArgumentParser) -> None:
     _add_truth(command)
     _add_served_model(command)
     _add_trace(command)
+    _add_show_text(command)
     command.add_argument(
         "--save", help="file for the record (default: run.json, or run-2.json and so on)"
     )
@@ -439,6 +441,14 @@ def _add_served_model(command: argparse.ArgumentParser) -> None:
         type=_SECONDS,
         metavar="S",
         help="maximum time until a server's last token of a page, in seconds (default: 3600)",
+    )
+
+
+def _add_show_text(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--show-text",
+        action="store_true",
+        help="write the text of the first run to stderr while the model makes it",
     )
 
 

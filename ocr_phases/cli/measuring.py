@@ -14,10 +14,11 @@ from tqdm import tqdm
 
 from ocr_phases.cli.options import OF_SERVERS
 from ocr_phases.cli.refusals import refuse, refuse_of_servers
-from ocr_phases.errors import Interrupted
+from ocr_phases.errors import Interrupted, OcrPhasesError
 from ocr_phases.files import RECORD, each_page, output_file, output_folder, rescued, save_new
 from ocr_phases.measure.progress import RunProgress, left_text
 from ocr_phases.settings import Settings
+from ocr_phases.text import plain
 from ocr_phases.versions import seldom_collected
 
 if TYPE_CHECKING:
@@ -71,6 +72,44 @@ class Bar(tqdm):
         if left:
             description = f"{description}, {left}"
         self.set_description_str(description, refresh=False)
+
+
+class ShownText:
+    """Writes the text of a measurement's first run to stderr while it is made, a line at a time.
+
+    Whole lines stand above the bar, which stays the last line. ``read`` gives the text that an id
+    adds (`ocr_phases.models.load.TokenReader`).
+    """
+
+    def __init__(self, read: Callable[[int], str]) -> None:
+        self._read = read
+        self._run: int | None = None
+        self._line = ""
+
+    def add(self, run: int, ids: Sequence[int]) -> None:
+        """Take the new ids of a run, of which those of the first run count."""
+        if self._run is None:
+            self._run = run
+        if run != self._run:
+            self.end()
+            return
+        self._line += "".join(map(self._read, ids))
+        lines = self._line.split("\n")
+        self._line = lines.pop()
+        for line in lines:
+            self._write(line)
+
+    def end(self) -> None:
+        """Write what has no end of line yet."""
+        if self._line:
+            self._write(self._line)
+            self._line = ""
+
+    def _write(self, line: str) -> None:
+        if sys.stderr.isatty():
+            tqdm.write(plain(line), file=sys.stderr)
+        else:  # the bar writes whole lines there, too
+            print(plain(line), file=sys.stderr, flush=True)
 
 
 def warn_of_remote_code(model: str) -> None:
@@ -143,7 +182,20 @@ def measure(
     settings = Settings.among(vars(arguments))
     keywords = settings.of_run() | changes
     run_inference = partial(session.run_inference, page or arguments.page, **keywords)
-    return measure_with_bar(arguments, run_inference, settings.expected_tokens, settings.warmup)
+    shown = _shown_text(session) if "--show-text" in arguments.given else None
+    return measure_with_bar(
+        arguments, run_inference, settings.expected_tokens, settings.warmup, shown
+    )
+
+
+def _shown_text(session: OCRSession | ServerSession) -> ShownText:
+    """What shows the text while this session's model makes it."""
+    from ocr_phases.models.load import TokenReader
+    from ocr_phases.session.session import OCRSession
+
+    if not isinstance(session, OCRSession):
+        raise OcrPhasesError("A server's text comes whole at the end of a run: drop --show-text.")
+    return ShownText(TokenReader(session.tokenizer).read)
 
 
 def measure_with_bar(
@@ -151,11 +203,12 @@ def measure_with_bar(
     measurement: Callable[..., PhaseRun],
     token_limit: int,
     warmup: int,
+    shown: ShownText | None = None,
 ) -> PhaseRun:
     """The record of a measurement, beside a `Bar`; of the finished repeats where a signal stops it.
 
     ``token_limit`` is the maximum number of new tokens of each run, the first ``warmup`` of which
-    are not recorded.
+    are not recorded. ``shown`` writes the text of the first run above the bar.
     """
     runs = RunProgress(token_limit, warmup)
     with Bar(None, "token") as bar:
@@ -169,7 +222,9 @@ def measure_with_bar(
             if done > 0:
                 bar.refresh()
 
-        def on_tokens(_: int, rows: list[list[int]]) -> None:
+        def on_tokens(run: int, rows: list[list[int]]) -> None:
+            if shown is not None:
+                shown.add(run, rows[0])
             runs.add_tokens(len(rows[0]))
             bar.show_runs(runs)
             bar.update(len(rows[0]))
@@ -181,6 +236,9 @@ def measure_with_bar(
                 raise
             arguments.stopped = interrupted.number
             return interrupted.run
+        finally:
+            if shown is not None:
+                shown.end()
 
 
 def with_truth_and_price(arguments: argparse.Namespace, record: PhaseRun) -> PhaseRun:

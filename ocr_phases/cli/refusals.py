@@ -78,7 +78,17 @@ def _refuse_idle_of_profile(arguments: argparse.Namespace) -> None:
     _refuse_truth_without_text(arguments)
     _refuse_steps_without_kernels(arguments)
     if arguments.dry_run:
-        names = ("from", "save", "trace", "truth", "server", "kernels", "verify", "speculate")
+        names = (
+            "from",
+            "save",
+            "trace",
+            "truth",
+            "server",
+            "kernels",
+            "verify",
+            "speculate",
+            "show_text",
+        )
         refuse(arguments, names, "--dry-run measures nothing")
     else:
         refuse(arguments, ("card", "cards", "batch"), "Only --dry-run says what they need")
@@ -87,6 +97,7 @@ def _refuse_idle_of_profile(arguments: argparse.Namespace) -> None:
     if arguments.repeated:
         repeated = _settings_but(arguments, _NOT_REPEATED)
         refuse(arguments, repeated, "--from takes these settings from the record")
+        refuse(arguments, ("show_text",), "--from has the text in its record")
 
 
 def _refuse_idle_of_verify(arguments: argparse.Namespace) -> None:
@@ -155,7 +166,7 @@ def _refuse_beside_server(arguments: argparse.Namespace) -> None:
 
 def _refuse_beside_record(arguments: argparse.Namespace) -> None:
     if arguments.record:
-        names = {"server", "trace"} | _settings_but(arguments, (PRICE,))
+        names = {"server", "trace", "show_text"} | _settings_but(arguments, (PRICE,))
         refuse(arguments, names, "--record shows what was measured")
 
 

@@ -8,6 +8,7 @@ really arrived there. Looking costs a few microseconds of host time per step.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -481,23 +482,30 @@ def card_dtype(device: str, dtype: torch.dtype, autocast: bool) -> list[CheckPar
     return [note_check("card_dtype", measured)]
 
 
-def norm_layers(model: nn.Module, dtype: torch.dtype, autocast: bool) -> CheckPart:
-    """Which normalisation layers there are, and in which dtypes.
+#: The number of a layer in the dotted name of a module.
+_LAYER_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
-    All in the model's own dtype is a pass.
+
+def norm_layers(model: nn.Module, dtype: torch.dtype, autocast: bool) -> CheckPart:
+    """Which normalisation layers there are, and in which dtypes; under autocast also their names.
+
+    All in the model's own dtype is a pass. In the names a ``*`` stands for the number of a layer.
     """
     counts: Counter[tuple[str, str]] = Counter()
-    for module in model.modules():
+    names: Counter[str] = Counter()
+    for path, module in model.named_modules():
         name = type(module).__name__
         weight = getattr(module, "weight", None)
         if "Norm" in name and isinstance(weight, Tensor):
             counts[_norm_kind(name), str(weight.dtype).removeprefix("torch.")] += 1
+            names[_LAYER_NUMBER.sub("*", path)] += 1
     layers = ", ".join(
         f"{count} {kind} in {weights}" for (kind, weights), count in sorted(counts.items())
     )
     if autocast:
         cast = "under autocast LayerNorm runs in float32 and matrix products in bfloat16"
-        return note_check("norm_layers", f"{layers}; {cast}")
+        listed = ", ".join(f"{name} ({count})" for name, count in names.items())
+        return note_check("norm_layers", f"{layers}; {cast}: {listed}")
     measured = f"{layers}; no autocast"
     own_dtype = str(dtype).removeprefix("torch.")
     if any(weights != own_dtype for _, weights in counts):

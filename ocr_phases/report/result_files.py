@@ -23,6 +23,7 @@ import msgspec
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.patches import Circle
 from PIL import Image
 
 from ocr_phases.analyse.cost import energy_of
@@ -79,11 +80,20 @@ class GeometryLine:
 
 
 @dataclass(frozen=True)
+class GeometryCircle:
+    """A circle in the figure's own coordinates."""
+
+    center: Point
+    radius: float
+
+
+@dataclass(frozen=True)
 class Geometry:
-    """A geometric figure as the model writes it: lines, and the points that carry a name."""
+    """A geometric figure as the model writes it: lines, points that carry a name, and circles."""
 
     lines: tuple[GeometryLine, ...]
     endpoints: tuple[tuple[str, Point], ...]
+    circles: tuple[GeometryCircle, ...] = ()
 
 
 def result_markdown(text: str, family: str | None = None, pages: int = 1) -> str:
@@ -125,7 +135,8 @@ def parse_geometry(text: str) -> Geometry | None:
 
     Expected is a literal dict whose `Line` holds as many `line` strings (`"(0, 1) -- (2, 3)"`) as
     `line_type` strings, and `line_endpoint` strings (`"A: (0, 1)"`). A `line_type` of `--` is
-    dashed, any other solid.
+    dashed, any other solid. A `Circle` may hold as many `circle_center` strings (`"O: (0, 1)"`) as
+    `radius` numbers; malformed circles are left out, and the lines stay.
     """
     text = _without_eos(text)
     if "line_type" not in text or len(text) > _LONGEST_GEOMETRY:
@@ -133,16 +144,18 @@ def parse_geometry(text: str) -> Geometry | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            written = msgspec.convert(ast.literal_eval(text), _Figure).Line
+            figure = msgspec.convert(ast.literal_eval(text), _Figure)
+        written = figure.Line
         lines = []
         for line, kind in zip(written.line, written.line_type, strict=True):
             start, end = _points(_LINE, line)
             lines.append(GeometryLine(start, end, dashed=kind == "--"))
         points = [_points(_ENDPOINT, endpoint)[0] for endpoint in written.line_endpoint]
+        circles = _circles(figure.Circle)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
         return None
     names = [endpoint.partition(":")[0] for endpoint in written.line_endpoint]
-    return Geometry(tuple(lines), tuple(zip(names, points, strict=True)))
+    return Geometry(tuple(lines), tuple(zip(names, points, strict=True)), circles)
 
 
 class _Lines(msgspec.Struct):
@@ -151,10 +164,32 @@ class _Lines(msgspec.Struct):
     line_endpoint: list[str]
 
 
+class _Circles(msgspec.Struct):
+    circle_center: list[str]
+    radius: list[float]
+
+
 class _Figure(msgspec.Struct):
-    """What a geometry output has to hold; the key is the model's."""
+    """What a geometry output has to hold; the keys are the model's."""
 
     Line: _Lines
+    Circle: Any = None
+
+
+def _circles(written: Any) -> tuple[GeometryCircle, ...]:
+    """The circles of a figure; none where they are malformed, as in the published code."""
+    if written is None:
+        return ()
+    circles = []
+    try:
+        listed = msgspec.convert(written, _Circles)
+        for center, radius in zip(listed.circle_center, listed.radius, strict=True):
+            if not 0 < radius <= _FARTHEST_POINT:
+                return ()
+            circles.append(GeometryCircle(_points(_ENDPOINT, center)[0], radius))
+    except ValueError:
+        return ()
+    return tuple(circles)
 
 
 def _points(form: re.Pattern[str], text: str) -> list[Point]:
@@ -181,6 +216,8 @@ def draw_geometry(geometry: Geometry) -> Image.Image:
         xs, ys = zip(line.start, line.end, strict=True)
         style = "--" if line.dashed else "-"
         axes.plot(xs, ys, color="black", linewidth=1.2, linestyle=style, marker="o", markersize=3)
+    for circle in geometry.circles:
+        axes.add_patch(Circle(circle.center, circle.radius, fill=False, linewidth=1.2))
     centre = (
         np.mean([point for _, point in geometry.endpoints], axis=0)
         if geometry.endpoints

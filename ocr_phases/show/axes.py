@@ -24,6 +24,8 @@ from ocr_phases.show.shown_figure import blank_figure
 SMALL: dict[str, Any] = {"fontsize": 9, "color": INK, "parse_math": False}
 _SENTENCE_LINE = 52  # characters
 _LETTERS = 19.0  # of small type in an inch, and what axes leave beside them
+_TITLE_LETTERS = 11.5  # of a title in an inch
+_FEWEST_TITLE_LETTERS = 12
 _KEY_LETTERS = 8  # the room that a key takes beside its words
 #: Inches under axes: of the text of their ticks, and of their label, too.
 _BELOW_TICKS = 0.285
@@ -87,6 +89,11 @@ def style_axes(axes: Axes, title: str = "") -> None:
     below_ticks = offset_copy(axes.transAxes, figure_of(axes), y=-_BELOW_TICKS)
     axes.xaxis.set_label_coords(0.5, 0, below_ticks)
     look = {**SMALL, "fontsize": 11.5, "fontweight": "bold"}
+    place = axes.get_subplotspec()
+    if place is not None and place.get_gridspec().ncols > 1:
+        # Matplotlib wraps a title at the edge of the figure, over the title of the axes beside it.
+        inches = axes.bbox.width / figure_of(axes).dpi
+        title = textwrap.fill(title, max(_FEWEST_TITLE_LETTERS, int(_TITLE_LETTERS * inches)))
     axes.set_title(title, loc="left", y=1.0, pad=9, wrap=True, **look)
 
 

@@ -27,8 +27,8 @@ def plot_latency(run: Record, *, ax: Axes | None = None) -> Figure:
     """Time of every decode step in ms: median over repeats, their spread as a band, outliers named.
 
     Below it is the record's floor of each step (`ocr_phases.analyse.floors.decode_floor`). The
-    host's times are drawn where it reads every token. The scale follows the bulk of the steps: what
-    lies above it, and a floor far below, is marked at the edge.
+    host's times are drawn where it reads every token. The scale begins at 0, so that the floor is
+    to scale, and follows the bulk of the steps: what lies above it is marked at the edge.
 
     Parameters
     ----------
@@ -53,9 +53,9 @@ def plot_latency(run: Record, *, ax: Axes | None = None) -> Figure:
     clocks = _draw_times(axes, run, table)
     axes.axhline(median_ms, color=MUTED, linewidth=0.8, linestyle=":", zorder=1)
     floor = _floor_of_steps(run, table)
-    bottom, top = _vertical_limits(table, clocks, median_ms, float(floor.max()))
+    top = _highest_drawn(table, clocks, median_ms, float(floor.max()))
     tokens = table["token"]
-    axes.set(xlim=(tokens.iloc[0] - 0.5, tokens.iloc[-1] + 0.5), ylim=(bottom, top))
+    axes.set(xlim=(tokens.iloc[0] - 0.5, tokens.iloc[-1] + 0.5), ylim=(0.0, top))
     if floor.any():
         _draw_floor(axes, tokens, floor)
     _mark_what_lies_above(axes, table)
@@ -99,10 +99,10 @@ def _floor_of_steps(run: Record, table: pd.DataFrame) -> pd.Series:
     return floor.reindex(table.index).fillna(0.0)
 
 
-def _vertical_limits(
+def _highest_drawn(
     table: pd.DataFrame, clocks: list[str], median_ms: float, highest_floor_ms: float
-) -> tuple[float, float]:
-    """The ends of the scale in ms, which follow the bulk of the steps."""
+) -> float:
+    """The upper end of the scale in ms, which follows the bulk of the steps."""
     slow = table["outlier"]
     # With few repeats p90 is close to the worst one: a wide band must not squeeze the line.
     bulk: float = max(
@@ -111,24 +111,15 @@ def _vertical_limits(
         median_ms,
         highest_floor_ms,
     )
-    # Steps that are alike leave a height to their differences, unless the floor is near.
-    least = float(table["device_ms_p10"].quantile(0.02))
-    bottom = 0.0
-    if least > 0.6 * bulk and highest_floor_ms < 0.3 * least:
-        bottom = 0.75 * least
     room = 1.6 if slow.any() else 1.35  # the names of outliers take some of it
-    return bottom, bottom + room * (bulk - bottom)
+    return room * bulk
 
 
 def _draw_floor(axes: Axes, tokens: pd.Series, floor: pd.Series) -> None:
-    """The floor as a line; where it lies far below what is drawn, a mark at the lower edge."""
+    """The floor as a line."""
     ends = dict.fromkeys(map(ms_text, floor.iloc[[0, -1]]))
     label = f"hardware floor, {' to '.join(ends)}"
-    bottom = axes.get_ylim()[0]
-    if floor.max() < bottom:
-        _mark(axes, tokens[:1], bottom, 7, GREEN, f"{label}, far below")
-    else:
-        lines(axes, tokens, floor, color=GREEN, linestyle=(0, (6, 2)), label=label)
+    lines(axes, tokens, floor, color=GREEN, linestyle=(0, (6, 2)), label=label)
 
 
 def _mark_what_lies_above(axes: Axes, table: pd.DataFrame) -> None:

@@ -39,7 +39,7 @@ from ocr_phases.text import count_text, ms_text, percent_text
 _LEGIBLE = 8 / 72  # inches of type
 _MOST_ROWS = 4
 _MOST_TYPES = 12
-_TALLEST = 10.0  # inches of a page on its own
+_TALLEST = 6.6  # inches of a page, so that all of it is on a screen
 _HEADINGS = {"decode_ms": ("decode time", "ms")}
 _MISSING = "no text or no time"
 _NO_IMAGE = "The page is not in this record, so there is no picture of it."

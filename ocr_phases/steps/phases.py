@@ -42,6 +42,8 @@ from ocr_phases.steps.sampling import Sampler, TokenSampler
 from ocr_phases.text import bytes_text, count_text
 
 _MASK_COLUMNS = 256  # that a mask grows by
+#: What transformers calls the parts of a `DecodeState`, and their names here.
+_NAMES_HERE = {"past_key_values": "cache", "attention_mask": "mask", "input_ids": "sequence"}
 
 
 class Step(Protocol):
@@ -103,6 +105,10 @@ class DecodeState(Hinted):
     step_sums: Tensor | None = None
     ids: list[list[int]] = field(default_factory=list)
     unread: list[Tensor] = field(default_factory=list)
+
+    @classmethod
+    def _name_here(cls, name: str) -> str | None:
+        return _NAMES_HERE.get(name)
 
     def choose(self, logits: Tensor, token: Tensor | None = None) -> None:
         """Take the next token from ``logits`` [B, vocab]; ``token`` int64 [B] where the step chose
