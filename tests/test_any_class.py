@@ -10,6 +10,8 @@ from conftest import PAGES, RUNS
 
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, compare
 from ocr_phases.cli import main
+from ocr_phases.inputs.processed import ProcessedInputs
+from ocr_phases.measure.probabilities import token_probabilities
 from ocr_phases.models import processors
 from ocr_phases.models.anyclass import any_interface
 from ocr_phases.models.processors import render_chat
@@ -114,6 +116,28 @@ def test_a_model_object_and_its_processor_give_the_same(measured):
         pytest.skip("one class of each kind is enough")
     other = OCRSession.from_model(session.model, session.checkpoint.packer.processor)
     assert other.run_inference(PAGE, **ASKED).result.ids == run.result.ids
+
+
+def test_probabilities_need_no_image_token_and_are_those_with_one(folders):
+    session = OCRSession.load(folders["qwen2_5_vl"])
+    inputs = session.prepare(PAGE).to("cpu", torch.float32)
+    ids = [[5, 17, 40]]
+    known = token_probabilities(session.model, inputs, ids)
+    inputs.image_token_id = None
+    assert token_probabilities(session.model, inputs, ids) == known
+
+
+def test_marks_of_tokens_grow_with_the_text_behind_the_prompt():
+    ids = torch.tensor([[1, 9, 9, 2]])
+    marks = {"mm_token_type_ids": ids == 9, "image_embeds_position_mask": (ids == 9).long()}
+    pixels = torch.zeros(1, 7)
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": pixels}
+    longer = ProcessedInputs({**given, **marks}, None).followed_by(torch.tensor([[3, 4]])).given
+    assert longer["input_ids"].tolist() == [[1, 9, 9, 2, 3, 4]]
+    assert longer["attention_mask"].tolist() == [[1] * 6]
+    for name in marks:
+        assert longer[name].long().tolist() == [[0, 1, 1, 0, 0, 0]]
+    assert longer["pixel_values"] is pixels
 
 
 @pytest.mark.parametrize(

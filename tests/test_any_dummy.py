@@ -1,5 +1,7 @@
 """``dummy:CLASS`` and ``dummy:path/to/config.json``: any class with random weights, and its verbs."""
 
+from types import SimpleNamespace
+
 import pandas as pd
 import pytest
 import torch
@@ -10,6 +12,7 @@ from PIL import Image
 from ocr_phases import OcrPhasesError, OCRSession, compare
 from ocr_phases.cli import main
 from ocr_phases.engines.vllm_worker import watched_modules
+from ocr_phases.models.processors import default_image_processor
 from ocr_phases.session.sweeps import sweep
 
 PAGE = PAGES / "receipt.png"
@@ -50,6 +53,26 @@ def test_the_processor_beside_a_config_packs_the_page(tmp_path):
     (folder / "model.safetensors").unlink()
     session = OCRSession.load(f"dummy:{folder / 'config.json'}")
     assert session.run_inference(PAGE, **ASKED).model.source == "random weights"
+
+
+CUT = {
+    # What cuts a square out of the page has the size of it twice.
+    "llava": {"size": {"shortest_edge": 56}, "crop_size": {"height": 56, "width": 56}},
+    "llava_next": {"size": {"shortest_edge": 56}, "image_grid_pinpoints": [[56, 112]]},
+    "paligemma": {"size": {"height": 56, "width": 56}},
+}
+
+
+@pytest.mark.parametrize("model_type", CUT)
+def test_a_page_has_the_size_that_the_config_s_encoder_takes(model_type):
+    vision = SimpleNamespace(image_size=56, patch_size=14)
+    config = SimpleNamespace(vision_config=vision, image_grid_pinpoints=[[56, 112]])
+    processor = default_image_processor(model_type, config)
+    for name, expected in CUT[model_type].items():
+        found = getattr(processor, name)
+        if isinstance(expected, dict):
+            found = {side: found[side] for side in expected}
+        assert found == expected
 
 
 def test_pages_that_would_have_to_be_padded_are_refused_without_a_processor(tmp_path):

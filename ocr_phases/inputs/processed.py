@@ -62,9 +62,14 @@ class ProcessedInputs:
         for name, value in self.given.items():
             if name == "attention_mask":
                 given[name] = nn.functional.pad(value, (0, new), value=1)
-            elif name.endswith("token_type_ids"):  # a mark per token; text has 0
+            elif name != "input_ids" and _is_per_token(value, self.input_ids):  # text has 0
                 given[name] = nn.functional.pad(value, (0, new))
         return ProcessedInputs(given, self.image_token_id)
+
+
+def _is_per_token(value: Any, ids: Tensor) -> bool:
+    """Whether a processor's output has one mark for each token, such as its type."""
+    return isinstance(value, Tensor) and value.shape == ids.shape
 
 
 @dataclass(frozen=True)

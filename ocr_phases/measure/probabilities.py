@@ -46,9 +46,10 @@ def token_probabilities(
         other token (negative where another was more probable). From an image token on nothing is
         known, because the classes would ask for its image: None.
     """
-    image_token = int(inputs.input_ids[inputs.images_seq_mask][0])
+    # None where the checkpoint names no image token.
+    image_tokens = inputs.input_ids[inputs.images_seq_mask][:1].tolist()
     # The image token's own probability needs no forward over it.
-    known = [until_end(list(row), (image_token,)) for row in ids]
+    known = [until_end(list(row), image_tokens) for row in ids]
     longest = max(len(row) for row in known)
     if not longest:
         return [_row_part([], len(row)) for row in ids]

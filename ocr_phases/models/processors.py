@@ -157,6 +157,12 @@ def default_image_processor(model_type: str, config: Any) -> Any:
     if size is not None and hasattr(processor_class, "max_image_size"):  # of one tile
         settings["max_image_size"] = {"longest_edge": size}
         settings["size"] = {"longest_edge": _TILES * size}
+    if size is not None and getattr(processor_class, "crop_size", None):
+        settings["size"] = {"shortest_edge": size}
+        settings["crop_size"] = {"height": size, "width": size}
+    cuts = getattr(config, "image_grid_pinpoints", None)
+    if cuts and hasattr(processor_class, "image_grid_pinpoints"):  # the sizes that tiles make up
+        settings["image_grid_pinpoints"] = cuts
     patch = _side(getattr(vision, "patch_size", None))
     if patch is not None and isinstance(getattr(processor_class, "patch_size", None), int):
         settings["patch_size"] = patch
