@@ -12,6 +12,7 @@ import nbformat
 import pytest
 from conftest import RECORD
 
+from benchmarks import diagrams
 from ocr_phases import OCRSession, PhaseRun
 from ocr_phases.analyse.stages import TOKEN_COLUMNS
 from ocr_phases.cli import VERBS, main
@@ -167,6 +168,16 @@ def test_the_readme_s_table_of_cards_is_that_of_the_cards_page():
         row = next(row for row in rows["README.md"] if row[0] == preset)
         pages = [cards[card][presets.index(preset)].split(" / ")[1] for card in heading[2:]]
         assert row[1:] == [need, *(f"{ms} ms" for ms in pages)]
+
+
+def test_diagrams_are_as_drawn_shown_and_ask_for_nothing():
+    files = {path.stem: path.read_text(encoding="utf-8") for path in diagrams.FOLDER.iterdir()}
+    drawn = {name: diagram.svg() for name, diagram in diagrams.DIAGRAMS.items()}
+    assert files == drawn, "run python -m benchmarks.diagrams"
+    page = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    for name, text in files.items():
+        assert f"](diagrams/{name}.svg)" in page
+        assert re.findall(r"(?:https?:)?//[^\"\s]+", text) == ["http://www.w3.org/2000/svg"]
 
 
 def test_pictures_are_small_and_shown():

@@ -137,6 +137,17 @@ def test_a_folder_is_one_sweep(tiny_session, golden_session, folder):
     assert files() == before
 
 
+def test_all_cells_choose_tokens_as_infer_says_and_a_folder_has_one_infer(tiny_session, tmp_path):
+    rule = {"no_repeat_ngram_size": 3, "whitelist_token_ids": [5]}
+    result = tiny_session.sweep(PAGE, folder=tmp_path, infer=rule, **ASKED)
+    (run,) = result.runs.values()
+    assert run.request.infer.no_repeat_ngram_size == 3
+    assert run.request.infer.whitelist_token_ids == [5]
+    assert states(tiny_session, tmp_path, infer=rule) == {ONE: "kept"}
+    with refused():
+        outcomes(tiny_session, tmp_path, lengths=[3])
+
+
 def test_the_pages_of_one_file_are_different_pages(golden_session, tmp_path):
     file = tmp_path / "three.tif"
     with Image.open(PAGE) as page:

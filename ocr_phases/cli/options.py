@@ -31,7 +31,7 @@ OF_SERVERS = (FAMILY, "engine", "extra_body")
 #: The settings that a list of pages may have.
 BATCH = [name for name in EVERY if name not in (*VENDOR, "revision", PRICE)]
 #: The settings of a run that all cells of a sweep share; its lists give the others.
-SHARED = ("prompt", "ignore_eos", "repeats", "warmup", "seed")
+SHARED = ("prompt", "infer", "ignore_eos", "repeats", "warmup", "seed")
 #: The settings that are options of a verb.
 SETTINGS = {
     "report": [*EVERY, *KERNELS],

@@ -197,7 +197,7 @@ def read_statuses(
                 f"{path} is no finished cell of a sweep: move it to another folder."
             )
         if status is not None:
-            must_agree = _SUBJECT if name in again else (*_SUBJECT, *REQUEST)
+            must_agree = _SUBJECT if name in again else (*_SUBJECT, *REQUEST, "infer")
             _check_same_sweep(runs.parent, status["asked"], shared, must_agree)
     return statuses
 
@@ -207,12 +207,14 @@ def _check_same_sweep(
 ) -> None:
     """Raise `OcrPhasesError` where a folder has a cell of another page, model or request."""
     for name in names:
-        before = recorded.get(name, shared[name])
-        if before == shared[name]:
+        wanted = shared.get(name)
+        # A greedy sweep has no infer; another entry is missing only in an older file.
+        before = recorded.get(name, None if name == "infer" else wanted)
+        if before == wanted:
             continue
         difference = "another page"
         if name != "page":
-            difference = f"{name} {before}; you asked for {shared[name]}"
+            difference = f"{name} {before}; you asked for {wanted}"
         raise OcrPhasesError(
             f"{folder} holds a sweep with {difference}: choose another folder (--out)."
         )

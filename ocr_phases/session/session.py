@@ -730,6 +730,7 @@ class OCRSession(Hinted):
         dtypes: Sequence[str | None] = (None,),
         folder: str | Path | None = None,
         prompt: str = "markdown",
+        infer: Mapping[str, Any] | str | None = None,
         repeats: int = 3,
         warmup: int = 1,
         seed: int = 0,
@@ -765,6 +766,9 @@ class OCRSession(Hinted):
             written.
         prompt : str, default "markdown"
             The prompt of every cell.
+        infer : mapping or str, optional
+            How the next token is chosen in every cell, as `run_inference` takes it. The default is
+            greedy.
         repeats : int, default 3
             Number of measured runs of each cell.
         warmup : int, default 1
@@ -809,6 +813,7 @@ class OCRSession(Hinted):
             dtypes=dtypes,
             folder=folder,
             prompt=prompt,
+            infer=infer,
             repeats=repeats,
             warmup=warmup,
             seed=seed,

@@ -8,6 +8,7 @@ other versions.
 from __future__ import annotations
 
 import itertools
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -77,6 +78,7 @@ class Sweep:
     dtypes: Sequence[str | None] = (None,)
     folder: str | Path | None = None
     prompt: str = "markdown"
+    infer: Mapping[str, Any] | str | None = None
     repeats: int = 3
     warmup: int = 1
     seed: int = 0
@@ -85,6 +87,13 @@ class Sweep:
     retry_failed: bool = False
     progress: Callable[[CellOutcome], None] | None = None
     on_run: OnRun | None = None
+
+    @property
+    def infer_text(self) -> str | None:
+        """``infer`` as a text, which cells are compared by."""
+        if not isinstance(self.infer, Mapping):
+            return self.infer
+        return ",".join(f"{name}={json.dumps(value)}" for name, value in self.infer.items())
 
     @cached_property
     def cells(self) -> list[Cell]:
@@ -119,6 +128,7 @@ class Sweep:
             cells.append(
                 Cell(
                     prompt=self.prompt,
+                    infer=self.infer_text,
                     repeats=self.repeats,
                     warmup=self.warmup,
                     seed=self.seed,
@@ -225,6 +235,8 @@ class Sweep:
         # The code's hash tells more of what runs than a commit, which may change nothing of it.
         versions = {name: value for name, value in machine.versions().items() if name != "git"}
         shared: dict[str, Any] = {name: getattr(self.cells[0], name) for name in REQUEST}
+        if self.infer is not None:  # sweeps of earlier versions have no such entry
+            shared["infer"] = self.infer_text
         shared |= {
             "attention": model.attention,
             "dtype": model.dtype,
@@ -306,6 +318,7 @@ def sweep(
     dtypes: Sequence[str | None] = (None,),
     folder: str | Path | None = None,
     prompt: str = "markdown",
+    infer: Mapping[str, Any] | str | None = None,
     repeats: int = 3,
     warmup: int = 1,
     seed: int = 0,
@@ -349,6 +362,9 @@ def sweep(
         written.
     prompt : str, default "markdown"
         The prompt of every cell.
+    infer : mapping or str, optional
+        How the next token is chosen in every cell, as `OCRSession.run_inference` takes it. The
+        default is greedy.
     repeats : int, default 3
         Number of measured runs of each cell.
     warmup : int, default 1
@@ -406,6 +422,7 @@ def sweep(
         dtypes=dtypes,
         folder=folder,
         prompt=prompt,
+        infer=infer,
         repeats=repeats,
         warmup=warmup,
         seed=seed,
