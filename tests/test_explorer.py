@@ -318,9 +318,9 @@ def test_a_record_of_another_device_says_where_a_new_measurement_would_run(cuda,
 
 def test_the_package_s_record_says_that_it_is_an_example_and_one_s_own_does_not(explorer, tmp_path):
     shown = Explorer(keep=tmp_path)
-    device = shown.run.device.name
     day = shown.run.created[:10]
-    assert says(shown.head, f"Example, measured on {device} on {day}: press Run for your own.")
+    assert says(shown.head, shown.run.device.name)
+    assert says(shown.head, f"Example, measured on {day}: press Run for your own.")
     assert "Example, measured" not in explorer.head
 
 

@@ -88,6 +88,10 @@ def panel(tmp_path_factory):
 
 
 def test_a_finished_record_is_in_sight_at_once_with_few_controls(panel):
+    bar_of_phases, page = (
+        panel.locator(name).first.bounding_box() for name in (".opx .op-bar", ".opv-page")
+    )
+    assert bar_of_phases["y"] < page["y"] < 600  # of 800, without scrolling
     box = panel.locator(".opx").bounding_box()
     assert box["height"] <= 720
     for part in (".opv-page .opv-box >> nth=4", ".opv .opv-line", ".opx-headline", ".opx-stop"):
@@ -100,7 +104,7 @@ def test_a_finished_record_is_in_sight_at_once_with_few_controls(panel):
     parts = (".opx-about", ".opx-headline", ".op-status", TABS, ".opx-bar > button", MORE)
     words = [chosen, *panel.locator(".opx-quick .opx-field > span").all_inner_texts()]
     words += [text for part in parts for text in panel.locator(part).all_inner_texts()]
-    assert len(re.findall(r"[\w.]+", " ".join(words))) <= 65
+    assert len(re.findall(r"[\w.]+", " ".join(words))) <= 80
 
 
 @pytest.fixture(scope="module")
@@ -369,6 +373,12 @@ def test_records_are_shown_compared_downloaded_and_deleted(panel, view, tmp_path
     panel.wait_for_selector(".opx-compared :text('What differs')")
     for place in (0, 1):
         rows.nth(place).locator("input[type=checkbox]").uncheck()
+    panel.click(".opx-which summary")
+    panel.uncheck("[data-column=preset]")
+    assert not table.locator("th:has-text('preset')").is_visible()
+    panel.check("[data-column=preset]")
+    assert table.locator("th:has-text('preset')").is_visible()
+    panel.click(".opx-which summary")
     many = rows.count()
     panel.fill("input[aria-label='Filter the records']", "h200-dummy-gundam-compiled")
     assert table.locator("tbody tr:visible").count() == 1

@@ -25,11 +25,12 @@ const panelHtml = () => `
     </div></details></div>
   <div class="opx-message"></div><div class="opx-progress"></div><p class="opx-chosen" role="status"></p>
   <div class="opx-head"></div>
-  ${tabs("opx-views", "data-trait=view", "View", ["Page", "Latency", "Stages", "Records"])}
+  ${tabs("opx-views", "data-trait=view", "View", ["Page", "Latency", "Stages", "Records", "Checks"])}
   ${viewHtml()}${part("latency")}${part("stages")}${part("checks")}
   <section data-pane="records" aria-label="records"><div class="opv-controls">
     <input type="search" class="opx-filter" placeholder="Filter the records" aria-label="Filter the records">
-    <span class="opx-hint">Tick two to compare them; ★ is the baseline.</span></div>
+    <details class="opx-which"><summary>Columns</summary><div class="opx-optional"></div></details>
+    <span class="opx-hint">Tick two or more to compare them; ★ is the baseline.</span></div>
     <div class="opx-table"></div>
     <div class="opx-compared"></div></section></div>`;
 
@@ -53,6 +54,7 @@ class Panel extends View {
     super(new PanelShown(model), panelHtml());
     this.model = model;
     this.id = String(Math.random());
+    this.unwanted = new Set(); // the columns that a person took out of the table of records
   }
 
   start(el) {
@@ -146,6 +148,7 @@ class Panel extends View {
       tick: (key) => this.tick(key, value),
       ask: (what) => this.ask(what, { value }),
       files: () => this.upload(target.files),
+      column: (name) => this.chooseColumn(name, value),
       side: () => this.showBeside(value),
     };
     for (const [name, said] of Object.entries(target.dataset)) {
@@ -365,6 +368,42 @@ class Panel extends View {
       again.firstChild.click();
     }
     this.filterRows();
+    this.offerColumns();
+  }
+
+  /** The columns of the table by the first words of their headings. */
+  headings() {
+    const cells = [...this.table.querySelectorAll("th")];
+    return cells.map((cell) => cell.textContent.replace("↕", "").trim());
+  }
+
+  /** Offer a tick for each column but the first two, which say which record a row is. */
+  offerColumns() {
+    const names = this.headings().slice(2);
+    const ticks = names.map((name) => {
+      const checked = !this.unwanted.has(name);
+      return h("label", h("input", { type: "checkbox", checked, "data-column": name }), ` ${name}`);
+    });
+    this.optional.replaceChildren(...ticks);
+    this.showColumns();
+  }
+
+  chooseColumn(name, isWanted) {
+    if (isWanted) {
+      this.unwanted.delete(name);
+    } else {
+      this.unwanted.add(name);
+    }
+    this.showColumns();
+  }
+
+  showColumns() {
+    const hidden = this.headings().map((name) => this.unwanted.has(name));
+    for (const row of this.table.querySelectorAll("tr")) {
+      for (const [place, cell] of [...row.cells].entries()) {
+        cell.hidden = hidden[place] ?? false;
+      }
+    }
   }
 
   filterRows() {

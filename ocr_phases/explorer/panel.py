@@ -632,11 +632,11 @@ def _head(record: Record) -> Html:
     model = ", ".join(filter(None, [run.model.name, preset_text(run)]))
     title = element("strong", run_title(run))
     facts = f" · {model} · {run.device.name}"
-    about = element("p", title, facts, class_="opx-about", title=subject(run))
     example: Html | str = ""
     if not record.own:
-        measured = f"Example, measured on {run.device.name} on {run.created[:10]}: "
-        example = element("p", measured, "press Run for your own.", class_="opx-example")
+        measured = f" · Example, measured on {run.created[:10]}: press Run for your own."
+        example = element("span", measured, class_="opx-example")
+    about = element("p", title, facts, example, class_="opx-about", title=subject(run))
     said = element("p", headline(run), class_="opx-headline")
     steps = [
         element("button", words, class_="opx-next", data_ask="again")
@@ -647,7 +647,7 @@ def _head(record: Record) -> Html:
         where = f"This record was measured on {run.device.name}. "
         here = f"A new measurement runs on this machine, {host_name()}."
         elsewhere = element("span", where, here, class_="opx-elsewhere")
-    return fragment(example, about, said, phase_bar(run), status_html(run), *steps, elsewhere)
+    return fragment(about, said, phase_bar(run), status_html(run), *steps, elsewhere)
 
 
 def _next_steps(record: Record) -> dict[str, Asked]:

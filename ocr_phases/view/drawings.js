@@ -15,7 +15,8 @@ class Curve {
   /** Draw `lines` of `[token, ms]`, the last one strong, of `count` tokens up to `top` ms. */
   show(lines, count, top) {
     Object.assign(this, { count, top });
-    const heights = ticks(0, top, 4);
+    // Where no time is known yet, a scale would be invented.
+    const heights = lines.some((line) => line.length) ? ticks(0, top, 4) : [];
     const rules = heights.map((ms) => `M0,${top - ms}H${count}`).join("");
     this.grid = h("path.opv-grid", { d: rules });
     this.band = h("path.opv-band");

@@ -35,6 +35,7 @@ from ocr_phases.show.vision_plot import plot_vision_stages
 from ocr_phases.show.web import Html, data_address, element, fragment, jpeg_file, printable
 
 _INCHES = (4.6, 6.3)  # of the figure, height first
+_LETTERS = 78  # of its title in a line
 _HEIGHT = 460  # pixels of a page beside it
 _SOON_S = 0.02
 
@@ -188,8 +189,8 @@ def _plot(run: Record, stages: bool) -> tuple[Image.Image, Transform | None]:
     figure = blank_figure(*_INCHES)
     axes = figure.subplots()
     about = f"{printable(run_title(run), 80)} · {printable(subject(run), 120)}"
-    title = textwrap.fill(about, 95, max_lines=2, placeholder=" …")
-    words = textwrap.fill(headline(run), 95, max_lines=3, placeholder=" …")
+    title = textwrap.fill(about, _LETTERS, max_lines=3, placeholder=" …")
+    words = textwrap.fill(headline(run), _LETTERS, max_lines=4, placeholder=" …")
     figure.suptitle(f"{title}\n{words}", x=0.01, ha="left", fontsize=10)
     # The figure lays itself out: with an engine besides it would be laid out and drawn twice.
     (plot_vision_stages if stages else plot_latency)(run, ax=axes).set_layout_engine(None)
