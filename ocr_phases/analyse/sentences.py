@@ -175,7 +175,7 @@ def floor_sentence(run: Record) -> str:
         source = "measured on this device" if row["source"] == "measured" else f"from the {sheet}"
         return (
             f"A decode step takes {ms_text(row['device_ms'])}, {times} its floor of "
-            f"{ms_text(row['floor_ms'])} by {allows} ({source})."
+            f"{ms_text(row['floor_ms'])}: {allows} ({source}) allows no less."
         )
     return ""
 
