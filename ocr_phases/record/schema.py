@@ -278,7 +278,8 @@ def check_spans(spans: pd.DataFrame) -> None:
         whole = begun.iloc[:0]
     if whole["repeat"].nunique() != repeats:
         raise OcrPhasesError(
-            "spans: not every repeat has the time of its prefill, of its first token or of its generate()"
+            "spans: not every repeat has the time of its prefill, of its first token or of its "
+            "generate()"
         )
     steps = spans[spans["stage"] == "decode_step"].sort_values(["repeat", "step"])
     counted = (steps["step"] == steps.groupby("repeat").cumcount()) & (steps["device_ms"] > 0)
