@@ -47,11 +47,11 @@ class DeviceInputs:
 
     def followed_by(self, tokens: Tensor) -> DeviceInputs:
         """The same prompts with text ``tokens``, int64 [B, N], behind them."""
-        positions, new = self.position_ids, tokens.shape[1]
+        new = tokens.shape[1]
+        positions = self.position_ids
         if positions is not None:
-            positions = torch.cat(
-                [positions, positions[:, -1:] + 1 + torch.arange(new, device=tokens.device)], 1
-            )
+            following = positions[:, -1:] + 1 + torch.arange(new, device=tokens.device)
+            positions = torch.cat([positions, following], dim=1)
         return replace(
             self,
             input_ids=torch.cat([self.input_ids, tokens], dim=1),
@@ -128,16 +128,16 @@ class PageInputs(Hinted):
         )
 
     def __repr__(self) -> str:
-        return f"PageInputs(rows={self.batch_size}, tokens={self.prefill_len}, pages={len(self.views)})"
+        pages = len(self.views)
+        return f"PageInputs(rows={self.batch_size}, tokens={self.prefill_len}, pages={pages})"
 
     def _facts(self) -> dict[str, Any]:
         return {
             "prompt": list(dict.fromkeys(map(repr, self.prompts))),
             "rows": self.batch_size,
             "tokens of a row": self.prefill_len,
-            "image tokens": list(
-                dict.fromkeys(self.image_tokens)
-            ),  # one where all rows have as many
+            # One number where all rows have as many.
+            "image tokens": list(dict.fromkeys(self.image_tokens)),
             "text tokens": list(dict.fromkeys(self.text_tokens)),
             "pages": len(self.views),
         }
@@ -198,12 +198,13 @@ def pack(views: Sequence[PageViews], prompts: Sequence[str], tokens: Tokens) -> 
             f"{whose} too {many} {IMAGE_TAG} ({sum(counts)} for {count_text(len(views), 'page')}): "
             "write one for each page."
         )
-    left, rows = iter(views), []
+    views_left = iter(views)
+    rows: list[list[int]] = []
     for prompt in prompts:
         first, *pieces = prompt.split(IMAGE_TAG)
         ids = [tokens.bos_id, *tokens.encode(first)]
         for piece in pieces:
-            view = next(left)
+            view = next(views_left)
             ids += [_IMAGE] * image_token_count(view.preset, view.grid) + tokens.encode(piece)
         rows.append(ids)
     input_ids = torch.full((len(rows), max(map(len, rows))), tokens.pad_id)
