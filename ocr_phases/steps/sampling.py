@@ -58,9 +58,12 @@ class NoRepeatNGrams:
         """``scores`` [B, vocab] for the token after ``input_ids`` int64 [B, length], banned ones
         -inf.
         """
-        length, vocab, before = input_ids.shape[1], scores.shape[1], self._before
-        # In a window the whole n-gram must lie in it.
-        first = max(before, length - self._window + before if self._window else 0)
+        length = input_ids.shape[1]
+        vocab = scores.shape[1]
+        before = self._before
+        first = before
+        if self._window:  # the whole n-gram must lie in it
+            first = max(before, length - self._window + before)
         if first >= length:
             return scores
         ngrams = input_ids[:, first - before :].unfold(1, before + 1, 1)
@@ -203,7 +206,7 @@ def one_shot(
     infer = request.infer
     said = checkpoint.generation
     end_tokens = end_tokens or said.own_end_tokens or said.end_tokens
-    if request.ignore_eos:  # None would be the checkpoint's own: an id that no token has
+    if request.ignore_eos:  # an id that no token has; None would mean the checkpoint's own ends
         end_tokens = [model.config.get_text_config().vocab_size]
     own_rules = [_ngram_rule(infer)] if infer.has_own_rule else []
     window = interface.window(model)
