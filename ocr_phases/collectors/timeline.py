@@ -102,8 +102,10 @@ class Timeline(Hinted):
     @contextlib.contextmanager
     def in_phase(self, phase: str, stage: str = "", step: int | None = None) -> Iterator[None]:
         """A span over a phase, or over one ``stage`` and ``step``; spans inside belong to it."""
-        before = self.phase, self.step
-        self.phase, self.step = phase, step
+        phase_before = self.phase
+        step_before = self.step
+        self.phase = phase
+        self.step = step
         try:
             with (
                 contextlib.nullcontext() if stage else self.around(phase),
@@ -111,7 +113,8 @@ class Timeline(Hinted):
             ):
                 yield
         finally:
-            self.phase, self.step = before
+            self.phase = phase_before
+            self.step = step_before
 
     def rows(self, repeat: int = 0) -> list[tuple]:
         """All closed spans in order of their start, as rows of `ocr_phases.record.SPAN_COLUMNS`.
