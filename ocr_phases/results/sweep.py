@@ -31,41 +31,31 @@ class SweepPlots(Plots):
 
     def prefill(self, *, ax: Axes | None = None) -> Figure:
         """Prefill in ms over the tokens of the prompt."""
-        from ocr_phases.show.sweep_plots import (
-            plot_prefill,
-        )
+        from ocr_phases.show.sweep_plots import plot_prefill
 
         return plot_prefill(self._sweep.table, ax=ax)
 
     def vision(self, *, ax: Axes | None = None) -> Figure:
         """The prefill of each cell as a bar in ms, stage after stage."""
-        from ocr_phases.show.sweep_plots import (
-            plot_vision_share,
-        )
+        from ocr_phases.show.sweep_plots import plot_vision_share
 
         return plot_vision_share(self._sweep.table, self._sweep.runs, ax=ax)
 
     def decode(self, *, ax: Axes | None = None) -> Figure:
         """Time of a decode step in ms over the length of the KV cache, a line per cell."""
-        from ocr_phases.show.sweep_plots import (
-            plot_cells_decode,
-        )
+        from ocr_phases.show.sweep_plots import plot_cells_decode
 
         return plot_cells_decode(self._sweep.curves, ax=ax)
 
     def throughput(self, *, ax: Axes | None = None) -> Figure:
         """Tokens per second of all rows over the batch size."""
-        from ocr_phases.show.sweep_plots import (
-            plot_throughput,
-        )
+        from ocr_phases.show.sweep_plots import plot_throughput
 
         return plot_throughput(self._sweep.table, ax=ax)
 
     def floors(self) -> Figure:
         """Prefill and decode step of each cell in ms, beside their floors."""
-        from ocr_phases.show.sweep_plots import (
-            plot_floors,
-        )
+        from ocr_phases.show.sweep_plots import plot_floors
 
         return plot_floors(self._sweep.table)
 
@@ -134,8 +124,8 @@ class SweepResult(SweptRecords[PhaseRun]):
         """
         if all(run.request.ignore_eos for run in self.runs.values()):
             raise OcrPhasesError(
-                "These records ignored the end token, so their texts have no end to compare: sweep again "
-                "with --truth."
+                "These records ignored the end token, so their texts have no end to compare: sweep "
+                "again with --truth."
             )
         return replace(self, runs={cell: run.with_truth(truth) for cell, run in self.runs.items()})
 
