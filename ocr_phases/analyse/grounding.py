@@ -259,7 +259,7 @@ def token_regions(grounding: Grounding, token_texts: Sequence[str]) -> list[int]
     return [numbers[bisect_right(starts, place)] for place in places]
 
 
-# -- which regions lie in one place ---------------------------------------------------------------------
+# -- which regions lie in one place ----------------------------------------------------------------
 
 
 def match_boxes(

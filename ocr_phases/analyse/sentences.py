@@ -149,7 +149,7 @@ def noise_warning(run: Record) -> str:
     return " ".join(noise_sentences(run))
 
 
-# -- sentences ----------------------------------------------------------------------------------------
+# -- sentences -------------------------------------------------------------------------------------
 
 
 def kernel_account(run: Record) -> str:

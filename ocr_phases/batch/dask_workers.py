@@ -57,9 +57,9 @@ def stop_processes() -> None:
 class DaskWorkers:
     """The workers of the dask scheduler at ``address``.
 
-    dask's own configuration names the files of a TLS connection. ``is_plain`` says that the connection
-    is not encrypted, and so that the scheduler asks nobody who they are. Raises `OcrPhasesError`
-    without dask.distributed, or where the scheduler does not answer.
+    dask's own configuration names the files of a TLS connection. ``is_plain`` says that the
+    connection is not encrypted, and so that the scheduler asks nobody who they are. Raises
+    `OcrPhasesError` without dask.distributed, or where the scheduler does not answer.
     """
 
     def __init__(self, address: str, command: Command | None = None) -> None:

@@ -1,6 +1,7 @@
 """NVML, the part of NVIDIA's driver that tells of its cards. Nothing else in the package asks it.
 
-The library ``pynvml`` (package nvidia-ml-py) is imported when a card is asked for. Imports no torch.
+The library ``pynvml`` (package nvidia-ml-py) is imported when a card is asked for. Imports no
+torch.
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ class ModelInterface(Protocol):
     """The calls that ``steps``, ``measure`` and ``collectors`` make of a loaded model.
 
     An implementation has no state: what a step needs of the one before stands in its arguments. B
-    is the number of rows, T the number of tokens of the prompt. ``inputs`` are what the class's own way
-    of packing gives: `DeviceInputs` of a family, `ProcessedInputs` of any other class.
+    is the number of rows, T the number of tokens of the prompt. ``inputs`` are what the class's own
+    way of packing gives: `DeviceInputs` of a family, `ProcessedInputs` of any other class.
     """
 
     @property

@@ -468,7 +468,7 @@ def _fingerprint(value: Any) -> str:
     return f"{tuple(value.shape)} {value.dtype} {float(values.sum(dtype=torch.float64))}"
 
 
-# -- the tokenizer ------------------------------------------------------------------------------------
+# -- the tokenizer ---------------------------------------------------------------------------------
 
 
 def load_tokenizer(folder: Path) -> Any:

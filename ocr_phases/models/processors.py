@@ -1,8 +1,8 @@
 """A checkpoint's own processor, without transformers' Auto classes and without torchvision.
 
-The classes are looked up by name in transformers' own tables, by the checkpoint's ``model_type`` and
-by what its ``preprocessor_config.json`` names. Code of a checkpoint never runs, and a chat template
-is rendered in jinja2's sandbox.
+The classes are looked up by name in transformers' own tables, by the checkpoint's ``model_type``
+and by what its ``preprocessor_config.json`` names. Code of a checkpoint never runs, and a chat
+template is rendered in jinja2's sandbox.
 """
 
 from __future__ import annotations
