@@ -700,7 +700,9 @@ def _clip_work(clip: Sizes, images: int, places: int) -> dict[str, Work]:
 
 
 def _qwen_work(body: Sizes, images: int, places: int) -> dict[str, Work]:
-    """The Qwen2 body: fewer heads of keys and values than of queries, SwiGLU, norms with a scale."""
+    """The Qwen2 body: fewer heads of keys and values than of queries, SwiGLU, norms with a
+    scale.
+    """
     width = body.hidden_size
     layers = body.num_hidden_layers
     tokens_of_image = 2 * places  # SAM's features, and a query for each

@@ -47,8 +47,8 @@ def run_on_worker(
 
 
 def stop_processes() -> None:
-    """End this dask worker's processes, so that the device is free again; the next page starts a new
-    one.
+    """End this dask worker's processes, so that the device is free again; the next page starts a
+    new one.
     """
     for process in filter(None, [each.process for each in _processes.values()]):
         process.kill()

@@ -27,7 +27,9 @@ class Card:
             raise OSError(f"NVML: {error}") from error
 
     def joules(self) -> float:
-        """The energy that the card has used since its driver was loaded; OSError without a counter."""
+        """The energy that the card has used since its driver was loaded; OSError without a
+        counter.
+        """
         try:
             millijoules = self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)
         except self._nvml.NVMLError as error:

@@ -128,7 +128,8 @@ class PageInputs(Hinted):
         )
 
     def __repr__(self) -> str:
-        return f"PageInputs(rows={self.batch_size}, tokens={self.prefill_len}, pages={len(self.views)})"
+        pages = len(self.views)
+        return f"PageInputs(rows={self.batch_size}, tokens={self.prefill_len}, pages={pages})"
 
     def _facts(self) -> dict[str, Any]:
         return {

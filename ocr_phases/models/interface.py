@@ -61,7 +61,9 @@ class ModelInterface(Protocol):
 
     @property
     def can_be_captured(self) -> bool:
-        """Whether a step over a static cache, which is captured or compiled, is known to be right."""
+        """Whether a step over a static cache, which is captured or compiled, is known to be
+        right.
+        """
         ...
 
     def timed_parts(self, model: nn.Module) -> list[TimedPart]:

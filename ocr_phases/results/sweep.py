@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 
 class SweepPlots(Plots):
-    """The plots of a sweep. Each is a matplotlib figure; most are drawn on ``ax`` if that is given."""
+    """The plots of a sweep. Each is a matplotlib figure; most are drawn on ``ax`` if that is
+    given.
+    """
 
     def __init__(self, sweep: SweepResult) -> None:
         self._sweep = sweep
@@ -134,8 +136,8 @@ class SweepResult(SweptRecords[PhaseRun]):
         """
         if all(run.request.ignore_eos for run in self.runs.values()):
             raise OcrPhasesError(
-                "These records ignored the end token, so their texts have no end to compare: sweep again "
-                "with --truth."
+                "These records ignored the end token, so their texts have no end to compare: sweep "
+                "again with --truth."
             )
         return replace(self, runs={cell: run.with_truth(truth) for cell, run in self.runs.items()})
 
