@@ -10,7 +10,7 @@ from ocr_phases import OcrPhasesError, OCRSession
 
 ASKED = {"max_new_tokens": 4, "repeats": 1, "warmup": 0, "ignore_eos": True, "ceilings": False}
 #: Classes that treat the padding of prompts and of pages in different ways.
-KINDS = ("glm_ocr", "idefics3", "internvl", "lighton_ocr", "llava_onevision", "qwen2_5_vl")
+KINDS = ("idefics3", "internvl", "lighton_ocr", "llava_onevision")
 
 
 @pytest.fixture(scope="module", autouse=True)

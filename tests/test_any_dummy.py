@@ -2,7 +2,6 @@
 
 from types import SimpleNamespace
 
-import pandas as pd
 import pytest
 import torch
 from any_classes import FOLDERS
@@ -115,7 +114,8 @@ def test_a_sweep_over_models_is_one_table_with_one_cell_for_each(tmp_path):
     assert {"gemma3", "internvl"} == {run.model.family for run in result.runs.values()}
     first, second = result.runs.values()
     comparison = compare(first, second)
-    assert isinstance(comparison.table, pd.DataFrame)
+    assert result.table[["edit_distance", "cer"]].notna().all(axis=None)
+    assert {"edit_distance", "cer", "wer"} <= set(comparison.table["metric"])
 
 
 NAMED = {
