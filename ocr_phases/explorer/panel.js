@@ -334,7 +334,12 @@ class Panel extends View {
   /** The head's badge opens the checks. What passes needs no words. */
   showHead() {
     this.fill(this.head, [this.model.get("head")]);
-    const { firstChild: badge, lastChild: said } = this.head.querySelector(".op-status");
+    const status = this.head.querySelector(".op-status");
+    if (!status) {
+      this.showBusy();
+      return; // there is no record yet
+    }
+    const { firstChild: badge, lastChild: said } = status;
     const opens = {
       class: badge.className,
       title: said.data,

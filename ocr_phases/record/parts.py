@@ -38,15 +38,13 @@ Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Positions = Annotated[int, Meta(ge=1, le=2**24)]  # tokens in a prompt or a cache
 Grid = Annotated[list[Annotated[int, Meta(ge=1, le=2**10)]], Meta(min_length=2, max_length=2)]
 Milliseconds = Annotated[float, Meta(ge=0, le=2**33)]
-TimedMilliseconds = Annotated[
-    float, Meta(gt=0, le=2**33)
-]  # of what was timed, so it took some time
+# What was timed took some time.
+TimedMilliseconds = Annotated[float, Meta(gt=0, le=2**33)]
 StartMilliseconds = Annotated[float, Meta(ge=-(2**33), le=2**33)]
 Amount = Annotated[float, Meta(ge=0, le=2**24)]  # s, W, J, a load average, a price
 Rate = Annotated[float, Meta(ge=1, le=1e21)]  # per second
-Share = Annotated[
-    float, Meta(ge=0, le=1.5)
-]  # ticks of 10 ms may add up to a little more than the whole
+# Ticks of 10 ms may add up to a little more than the whole.
+Share = Annotated[float, Meta(ge=0, le=1.5)]
 Percent = Annotated[float, Meta(ge=0, le=100)]
 Logprob = Annotated[float, Meta(le=0)]
 Phase = Literal["prepare", "prefill", "decode", "generate"]
@@ -62,7 +60,7 @@ class Part(Hinted, Struct, kw_only=True, frozen=True):
 
     unknown: dict[str, Any] = {}
 
-    if not TYPE_CHECKING:  # a type checker finds a key by itself, where there is no such method
+    if not TYPE_CHECKING:  # without the method, a type checker refuses part["key"]
 
         def __getitem__(self, name: object) -> NoReturn:
             kind = type(self).__name__
@@ -528,8 +526,7 @@ def _part_in(hint: Any) -> type[Part] | None:
 
 
 def separated(content: Any, kind: type[Part]) -> Any:
-    """The content of a part, or of a list of parts, with what the kind does not name below
-    ``unknown``.
+    """The content of a part, or of a list of parts, its unknown entries moved below ``unknown``.
 
     Raises `OcrPhasesError` for a part of more than `MOST_ENTRIES` entries.
     """

@@ -90,9 +90,8 @@ class Record(Hinted):
     live_checks: list[CheckPart] = field(default_factory=list)
     kernels: KernelsPart | KernelsFailed | None = None  # the kernel view, where one was asked for
     truths: list[Truth | None] | None = None  # what each row's page says, where it was given
-    probabilities: list[ProbabilitiesPart] | None = (
-        None  # of each row's tokens, where they were asked for
-    )
+    # Of each row's tokens, where they were asked for.
+    probabilities: list[ProbabilitiesPart] | None = None
     phase_energy: PhaseEnergyPart | None = None  # where it was asked for
     schema: int = SCHEMA
 
