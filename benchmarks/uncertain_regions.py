@@ -1,8 +1,9 @@
 """How well uncertain regions are those that were read wrongly: ``python -m
 benchmarks.uncertain_regions``.
 
-The built-in model reads pages of `benchmarks.random_pages.quality`; a row is written for each region
-that has a text. ``python -m benchmarks.quality_figures`` then writes the sentence of docs/quality.md.
+The built-in model reads pages of `benchmarks.random_pages.quality`; a row is written for each
+region that has a text. ``python -m benchmarks.quality_figures`` then writes the sentence of
+docs/quality.md.
 """
 
 from __future__ import annotations
