@@ -1,4 +1,6 @@
-"""``python -m benchmarks``: what measuring costs and how fast each strategy is, as one JSON file."""
+"""``python -m benchmarks``: what measuring costs and how fast each strategy is, as one JSON
+file.
+"""
 
 from __future__ import annotations
 

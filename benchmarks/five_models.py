@@ -1,4 +1,5 @@
-"""Draws docs/gallery/five-models.png, a sweep over five models: ``python -m benchmarks.five_models``.
+"""Draws docs/gallery/five-models.png, a sweep over five models: ``python -m
+benchmarks.five_models``.
 
 The models are as small as their classes allow, with random weights: the picture shows what a sweep
 tells, and nothing about the published models.
@@ -43,7 +44,8 @@ COLUMNS = {
 STAGES = ("encoder", "projector", "language_model", "lm_head", "sampling")
 CAPTION = (
     "One page, five document VLMs, one table. These are tiny models with random weights on a CPU: "
-    "their text is noise,\nso edit distance and CER say nothing here, and the times are not those of "
+    "their text is noise,\nso edit distance and CER say nothing here, and the times are not those "
+    "of "
     "the published models."
 )
 

@@ -1,5 +1,5 @@
-"""How fast the linked view of a report answers: ``python -m benchmarks.interaction``, a table on the
-terminal.
+"""How fast the linked view of a report answers: ``python -m benchmarks.interaction``, a table on
+the terminal.
 
 Two reports are opened from their files in a headless Chromium: the receipt that comes with the
 package, and a record of 8,000 tokens with 160 regions, whose times are of a real measurement and
@@ -95,7 +95,9 @@ _SCRIPT = """async ([body, turn]) => {
 
 
 def long_record() -> PhaseRun:
-    """A record of 8,000 tokens with the times of an H100, a made-up text and a page from the package."""
+    """A record of 8,000 tokens with the times of an H100, a made-up text and a page from the
+    package.
+    """
     source = asset("data", "runs", "families", "h100-deepseek-ocr-8000-cuda-graph.json.gz")
     record = PhaseRun.load(source).to_dict()
     receipt = PhaseRun.load(asset("data", "runs", "tiny-receipt.json.gz")).to_dict()

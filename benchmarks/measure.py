@@ -90,7 +90,9 @@ class _Bench:
     settings: BenchSettings
 
     def run(self, **options: Any) -> PhaseRun:
-        """A measurement of the page with every asked token made; ``options`` as in `run_inference`."""
+        """A measurement of the page with every asked token made; ``options`` as in
+        `run_inference`.
+        """
         options = {
             "max_new_tokens": self.settings.max_new_tokens,
             "repeats": 1,
@@ -215,7 +217,9 @@ def _in_blocks(
 
 
 def _stage_coverage(bench: _Bench) -> dict[str, Any]:
-    """The prefill's stages and the whole of it, ms on the device clock, a list over repeats each."""
+    """The prefill's stages and the whole of it, ms on the device clock, a list over repeats
+    each.
+    """
     run = bench.run(max_new_tokens=1, repeats=bench.settings.pairs, warmup=2)
     stages = {stage: _rounded(run.repeat_ms(stage, "prefill")) for stage in prefill_stages(run)}
     return {
@@ -226,8 +230,8 @@ def _stage_coverage(bench: _Bench) -> dict[str, Any]:
 
 
 def _prefill(bench: _Bench) -> dict[str, Any]:
-    """The prefill with vision as it is, captured and compiled, in turns: wall and device ms, and vision's
-    part.
+    """The prefill with vision as it is, captured and compiled, in turns: wall and device ms, and
+    vision's part.
     """
     visions = [vision for vision in VISIONS if vision in ("eager", *bench.settings.strategies)]
     ready, failed = _ready(bench, "vision", visions, 1)
@@ -289,7 +293,9 @@ def _strategies(bench: _Bench) -> dict[str, Any]:
 def _ready(
     bench: _Bench, setting: str, values: Sequence[str], max_new_tokens: int, *, verify: bool = False
 ) -> tuple[dict[str, PhaseRun], dict[str, str]]:
-    """A first run of each way, which makes it ready and warm; and why the others cannot run here."""
+    """A first run of each way, which makes it ready and warm; and why the others cannot run
+    here.
+    """
     ready, failed = {}, {}
     for value in values:
         try:

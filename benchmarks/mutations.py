@@ -121,7 +121,9 @@ def main(clone: Path, rooms: list[str]) -> None:
             line = getattr(node, "lineno", 0)
             tests = [test for at in (line, 0) for test in known.get((str(path), at), [])]
             tests = [*dict.fromkeys(tests)][:TESTS]
-            change = f"{path.relative_to(clone)}:{line} {ast.unparse(node)} -> {ast.unparse(other(node))}"
+            before = ast.unparse(node)
+            after = ast.unparse(other(node))
+            change = f"{path.relative_to(clone)}:{line} {before} -> {after}"
             path.write_text(ast.unparse(Broken(node).visit(module)), "utf-8")
             missed = not tests or passes(clone, tests)
             path.write_bytes(source)

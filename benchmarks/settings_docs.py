@@ -174,7 +174,8 @@ def parameters_cell(parameters: Sequence[OwnParameter | str]) -> str:
         if len(line) > LONGEST_LINE:
             raise SystemExit(
                 f"This parameter's line has {len(line)} characters, and the formatter wraps lines "
-                f"of more than {LONGEST_LINE}. Shorten its help in settings.py, or of a parameter that "
+                f"of more than {LONGEST_LINE}. Shorten its help in settings.py, or of a parameter "
+                f"that "
                 f"is no setting here. That of preset names the presets of all families:\n{line}"
             )
     source = "\n".join(lines)

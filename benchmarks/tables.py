@@ -149,7 +149,8 @@ def bench_text(bench: Mapping[str, Any]) -> str:
     settings = bench["settings"]
     lines = [
         f"{bench['model']['name']}, {bench['model']['dtype']}, on {bench['device']['name']}; "
-        f"{bench['page']['file']}, {settings['max_new_tokens']} new tokens, {settings['pairs']} pairs",
+        f"{bench['page']['file']}, {settings['max_new_tokens']} new tokens, {settings['pairs']} "
+        f"pairs",
     ]
     for title, make in TABLES.items():
         table = make(bench).dropna(axis="columns", how="all")
@@ -169,7 +170,9 @@ def _median(values: Any) -> float:
 
 
 def _interval(values: Any) -> tuple[float, float, float]:
-    """The median of values above 0, float64 [n], and the ends of its 95 % interval, which hold it."""
+    """The median of values above 0, float64 [n], and the ends of its 95 % interval, which
+    hold it.
+    """
     median, (low, high) = _median(values), log_mean(values).interval()
     return median, min(low, median), max(high, median)
 

@@ -1,8 +1,9 @@
 """How well uncertain regions are those that were read wrongly: ``python -m
 benchmarks.uncertain_regions``.
 
-The built-in model reads pages of `benchmarks.random_pages.quality`; a row a region that has a text is
-written. ``python -m benchmarks.quality_figures`` then writes the sentence of docs/quality.md.
+The built-in model reads pages of `benchmarks.random_pages.quality`; a row is written for each
+region that has a text. ``python -m benchmarks.quality_figures`` then writes the sentence of
+docs/quality.md.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ def found(regions: pd.DataFrame) -> str:
     precision, recall = (percent_text(hits / int(all_of.sum())) for all_of in (marked, wrong))
     return (
         f"{wrong.sum()} of {len(regions)} regions with a text are wrong, on {pages} pages. Of the "
-        f"{marked.sum()} uncertain ones {precision} are wrong; of the wrong ones {recall} are uncertain."
+        f"{marked.sum()} uncertain ones {precision} are wrong; of the wrong ones {recall} are "
+        f"uncertain."
     )
 
 

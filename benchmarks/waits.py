@@ -63,7 +63,9 @@ def commands(out: Path) -> None:
 
 
 def in_process(out: Path) -> None:
-    """One report in a batch's worker; a new panel, and each view of a record after another record."""
+    """One report in a batch's worker; a new panel, and each view of a record after another
+    record.
+    """
     PhaseRun.load(RECORD).save(out / "run.json")
     job = {"name": RECORD.name, "source": RECORD.name, "settings": {"model": "dummy"}}
     request = {"folder": str(out), "price_per_hour": None, "job": job}

@@ -1,4 +1,6 @@
-"""Where DeepSeek-OCR spends its time on your page: prefill, vision stages and every decoded token."""
+"""Where DeepSeek-OCR spends its time on your page: prefill, vision stages and every decoded
+token.
+"""
 
 from __future__ import annotations
 

@@ -228,7 +228,9 @@ ADVICE = {
     "_attn_implementation": "load takes attention, device and dtype",
     "device_map": "load takes attention, device and dtype",
     "torch_dtype": "load takes attention, device and dtype",
-    "max_new_tokens": "run_inference takes max_new_tokens, a sweep lengths: they count new tokens only",
+    "max_new_tokens": (
+        "run_inference takes max_new_tokens, a sweep lengths: they count new tokens only"
+    ),
     "max_length": "run_inference takes max_new_tokens, a sweep lengths: they count new tokens only",
     "streamer": "it is on_tokens of run_inference",
     "eval_mode": 'it is infer="published-eval" of run_inference',

@@ -178,7 +178,9 @@ def writing(path: object) -> Iterator[None]:
 
 
 def output_folder(folder: str | Path) -> Path:
-    """Create ``folder`` where it is missing and prove that it can be written; else `CannotWrite`."""
+    """Create ``folder`` where it is missing and prove that it can be written; else
+    `CannotWrite`.
+    """
     path = Path(folder)
     with writing(f"The output folder {path}"):
         path.mkdir(parents=True, exist_ok=True)
@@ -428,7 +430,8 @@ def only_writer(folder: Path) -> Iterator[None]:
             lock.acquire()
         except filelock.Timeout as error:
             raise OcrPhasesError(
-                f"Another report is being written into {folder}: wait for it, or choose another folder."
+                f"Another report is being written into {folder}: wait for it, or choose another "
+                f"folder."
             ) from error
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.EOPNOTSUPP):
@@ -445,7 +448,9 @@ def only_writer(folder: Path) -> Iterator[None]:
 
 
 def unpacked(data: bytes, limit: int) -> bytes:
-    """``data``, or what gzip packed into it; `OcrPhasesError` where that is damaged or too large."""
+    """``data``, or what gzip packed into it; `OcrPhasesError` where that is damaged or too
+    large.
+    """
     if not data.startswith(b"\x1f\x8b"):
         return data
     try:

@@ -419,5 +419,6 @@ def _open_pdf(data: bytes, name: str) -> Iterator[Any]:
             yield document
     except pypdfium2.PdfiumError as error:
         raise OcrPhasesError(
-            f"{name} is not a PDF that can be read ({error}): remove its password or export it again."
+            f"{name} is not a PDF that can be read ({error}): remove its password or export it "
+            f"again."
         ) from error

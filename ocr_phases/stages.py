@@ -80,7 +80,9 @@ VISION_STAGES = tuple(stage.name for stage in STAGES if stage.role in VISION_ROL
 
 
 def stage_of(name: str, role: Role | None = None) -> Stage:
-    """The stage of that name; one that is not in the table has the ``role`` given, else ``other``."""
+    """The stage of that name; one that is not in the table has the ``role`` given, else
+    ``other``.
+    """
     stage = _BY_NAME.get(name)
     if stage is None:
         return Stage(name, name.replace("_", " "), role or "other", _UNDECLARED_COLOUR)

@@ -55,7 +55,9 @@ def rate_text(value: float) -> str:
 
 
 def _unit_text(value: float | None, *units: str) -> str:
-    """Three digits and the first unit, each a thousand of the one before, in which they are enough."""
+    """Three digits and the first unit, each a thousand of the one before, in which they are
+    enough.
+    """
     if value is None or not math.isfinite(value):
         return "n/a"
     unit, *larger = units

@@ -1,4 +1,5 @@
-"""Tiny random models of document VLMs that no family describes, saved as a published folder has them.
+"""Tiny random models of document VLMs that no family describes, saved as a published folder has
+them.
 
 Nothing is downloaded: each has the built-in model's tokenizer with the marks of its own class.
 """
@@ -35,7 +36,9 @@ TEMPLATE = (
 
 
 class Folder:
-    """What is written of one model: its class and config, and the entries of its processor's files."""
+    """What is written of one model: its class and config, and the entries of its processor's
+    files.
+    """
 
     def __init__(
         self,
@@ -281,7 +284,9 @@ def idefics3() -> Folder:
 
 
 def smolvlm() -> Folder:
-    """Its own processor needs the package num2words, for videos; Idefics3's does the same to pages."""
+    """Its own processor needs the package num2words, for videos; Idefics3's does the same to
+    pages.
+    """
     return _tiled("SmolVLM")
 
 

@@ -1,4 +1,6 @@
-"""Batches for tests: pages for the stub worker, a driver as a process, a folder with every outcome."""
+"""Batches for tests: pages for the stub worker, a driver as a process, a folder with every
+outcome.
+"""
 
 import contextlib
 import json

@@ -72,7 +72,9 @@ NO_TORCH = "import sys\nsys.modules.update(torch=None, transformers=None)\n"
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One a core: with one more, all of them together take a quarter more of the processor's time."""
+    """One a core: with one more, all of them together take a quarter more of the processor's
+    time.
+    """
     return os.cpu_count() or 1
 
 
@@ -174,7 +176,9 @@ def vendor_session(standin: Path, remote_code: None) -> OCRSession:
 def driven(
     request: pytest.FixtureRequest,
 ) -> Iterator[Callable[[str, str], tuple[OCRSession, DeviceInputs]]]:
-    """The session and the inputs of a family's recorded case, or of a page for the vendor's class."""
+    """The session and the inputs of a family's recorded case, or of a page for the vendor's
+    class.
+    """
     from golden_cases import RECORDINGS, seen_once, vendor_inputs
 
     with contextlib.ExitStack() as stack:

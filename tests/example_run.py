@@ -1,4 +1,6 @@
-"""Synthetic records for the tests of the half that reads and draws: every shape a record can have."""
+"""Synthetic records for the tests of the half that reads and draws: every shape a record can
+have.
+"""
 
 import dataclasses
 import io
@@ -47,7 +49,8 @@ TEXT = "\n\n".join(
 
 ATTACK = (
     "<script>alert(1)</script></details></pre><img src=x onerror=alert(2)>"
-    "<|ref|><svg onload=alert(3)><|/ref|><|det|>[[10, 10, 500, 500]]<|/det|>\n<iframe src='//example.org'>"
+    "<|ref|><svg onload=alert(3)><|/ref|><|det|>[[10, 10, 500, 500]]<|/det|>\n<iframe "
+    "src='//example.org'>"
     "</style></title><b style='position:fixed'>"
 ) * 3
 
@@ -213,7 +216,9 @@ def make_run(
 
 
 def altered(run: PhaseRun, **parts: Any) -> PhaseRun:
-    """The record with other entries in some parts: ``altered(run, model={"dtype": "bfloat16"})``."""
+    """The record with other entries in some parts: ``altered(run, model={"dtype":
+    "bfloat16"})``.
+    """
     changed = {}
     for name, part in parts.items():
         if isinstance(part, dict):
@@ -289,7 +294,9 @@ def failed_cells(*reasons: str) -> pd.DataFrame:
 
 
 def _pieces(text: str, max_tokens: int | None) -> list[str]:
-    """The text in tokens of about four characters, closed by the end token unless a limit cuts it."""
+    """The text in tokens of about four characters, closed by the end token unless a limit
+    cuts it.
+    """
     pieces = [text[start : start + 4] for start in range(0, len(text), 4)] + [EOS]
     return pieces if max_tokens is None else pieces[:max_tokens]
 

@@ -1,4 +1,6 @@
-"""What the vendors' code gave for each family: a row each, and its cases as inputs for the model."""
+"""What the vendors' code gave for each family: a row each, and its cases as inputs for the
+model.
+"""
 
 import json
 import lzma

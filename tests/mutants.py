@@ -1,4 +1,6 @@
-"""Damaged copies of JSON values, seeded: one entry each is taken out, replaced, cut or made longer."""
+"""Damaged copies of JSON values, seeded: one entry each is taken out, replaced, cut or made
+longer.
+"""
 
 import copy
 import math

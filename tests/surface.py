@@ -1,5 +1,5 @@
-"""The tables and plots of the public results, read from their classes, and the sections of a report:
-a new one is tested without a list of names.
+"""The tables and plots of the public results, read from their classes, and the sections of a
+report: a new one is tested without a list of names.
 """
 
 import contextlib

@@ -1,4 +1,6 @@
-"""Batches of a class of no known family: each row gives what its page gives alone, or is refused."""
+"""Batches of a class of no known family: each row gives what its page gives alone, or is
+refused.
+"""
 
 import pytest
 import torch

@@ -166,7 +166,7 @@ def test_a_record_of_a_gpu_is_not_judged_by_what_is_expected_of_deepseek_ocr(nam
     assert run.floors.empty
 
 
-# -- the parts of a class ---------------------------------------------------------------------------
+# -- the parts of a class --------------------------------------------------------------------------
 
 
 def on_meta(config, model_class):

@@ -1,4 +1,6 @@
-"""``dummy:CLASS`` and ``dummy:path/to/config.json``: any class with random weights, and its verbs."""
+"""``dummy:CLASS`` and ``dummy:path/to/config.json``: any class with random weights, and its
+verbs.
+"""
 
 from types import SimpleNamespace
 

@@ -213,7 +213,7 @@ def test_a_long_table_shows_its_first_rows_and_says_so(count):
     assert "<b>Words</b>" in shown
 
 
-# -- records, settings and names -------------------------------------------------------------------------
+# -- records, settings and names -------------------------------------------------------------------
 
 
 def test_a_record_that_would_fill_the_memory_is_refused(tmp_path):
@@ -268,7 +268,7 @@ def test_frames_of_a_tiff_are_counted_and_found_in_time(tmp_path):
         read_in_time(load_page, f"{path}#20000")
 
 
-# -- calls in a notebook cell ----------------------------------------------------------------------------
+# -- calls in a notebook cell ----------------------------------------------------------------------
 
 #: A call, what its error is besides an `OcrPhasesError`, and what its one line says.
 CALLS = (
@@ -342,7 +342,7 @@ def test_an_error_of_the_caller_s_own_function_stays(golden_session):
         golden_session.run_inference("data/pages/receipt.png", preset="tiny", progress=progress)
 
 
-# -- command lines ---------------------------------------------------------------------------------------
+# -- command lines ---------------------------------------------------------------------------------
 
 PAGE, RUN, LONG = str(PAGES / "slide.png"), str(RECORD), "x" * 300
 #: Wrong commands: how they begin, and how each of them ends. What each is told is an approved
@@ -362,7 +362,8 @@ WRONG = {
     "profile PAGE": "--max-new-token 8|--json=1|--preset tinny|--strategy cudagraph|--vision compild|"
     "--device cdua|--dtype bflaot16|--implementation vender|--infer pubished|--infer temprature=1|"
     "--model dummy:layer=2|--prompt markdwon|--prompt loacte:words|--save LONG|--model LONG|"
-    "--device cuda:0,cuda:1|--max-new-tokens 0|--repeats 0|--prompt <image><image>What?|--prompt locate|"
+    "--device cuda:0,cuda:1|--max-new-tokens 0|--repeats 0|--prompt <image><image>What?|--prompt "
+    "locate|"
     "--save BAD/file/x|--save BAD",
     "profile PAGE --model": "BAD",
     "verify": "BAD/text.png --save BAD/text.png --overwrite|"
@@ -377,8 +378,10 @@ WRONG = {
     "artifacts": "RUN --out LONG|none.json|BAD/cut.json",
     "batch": "none.png|--render only --workers 2",
     "batch PAGE": "--render non|--presets tiny --preset base|--render none --render-workers 1|"
-    "--wait-workers 5|--out LONG|--truth LONG|--out BAD/file|--retries -1|--timeout 0|--timeout nan|"
-    "--timeout inf|--timeout 1e300|--render only|--wait-workers 0|--render-workers 99999|--workers 0|"
+    "--wait-workers 5|--out LONG|--truth LONG|--out BAD/file|--retries -1|--timeout 0|--timeout "
+    "nan|"
+    "--timeout inf|--timeout 1e300|--render only|--wait-workers 0|--render-workers 99999|--workers "
+    "0|"
     "--workers 99999|--workers 2 --scheduler tcp://127.0.0.1:1|--preset huge|--prompt locate:|"
     "--strategy fast|--vision sharp|--max-new-tokens 0|--eos-check-every 0|--repeats 0|--warmup -1",
 }
@@ -436,7 +439,7 @@ def test_help_and_a_bug_are_one_json_object(monkeypatch, capsys):
     assert "bug" in json.loads(said.out)["exit_reason"] and "Traceback" in said.err
 
 
-# -- the environment: streams, backends, the current folder ----------------------------------------------
+# -- the environment: streams, backends, the current folder ----------------------------------------
 
 ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": "ascii"}
 CAFE = os.fsdecode(b"caf\xe9")

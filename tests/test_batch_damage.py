@@ -92,7 +92,9 @@ def table(out: Path) -> pd.DataFrame:
 
 
 def with_changed_digit(data: bytes) -> bytes:
-    """The first digit of a decimal fraction changed, as in ``831.6``; else the byte in the middle."""
+    """The first digit of a decimal fraction changed, as in ``831.6``; else the byte in the
+    middle.
+    """
     found = re.search(rb"(\d)\.\d", data)
     at = found.start(1) if found else len(data) // 2
     return data[:at] + (b"7" if data[at : at + 1] != b"7" else b"8") + data[at + 1 :]

@@ -162,7 +162,12 @@ def test_a_list_gives_each_page_settings_of_its_own(suffix, folder):
         {"page": "sub/doc.pdf#2", "embed_page": "False"},
         {"page": "missing.png"},
     ]
-    csv = "page,preset,max_new_tokens,embed_page\na.png,tiny,7,\nsub/doc.pdf#2,,,False\nmissing.png,,,\n"
+    csv = (
+        "page,preset,max_new_tokens,embed_page\n"
+        "a.png,tiny,7,\n"
+        "sub/doc.pdf#2,,,False\n"
+        "missing.png,,,\n"
+    )
     path = folder / f"list{suffix}"
     path.write_text(csv if suffix == ".csv" else "\n".join(map(json.dumps, rows)))
     pages = pages_of(path)

@@ -154,7 +154,10 @@ def test_entries_that_nobody_declared_are_not_handed_on():
     assert config["dtype"] is None
 
 
-UNKNOWN = "dummy:layers dummy:depth=2 dummy:layers=0 dummy:hidden=100,heads=7 dummy:experts=2 dummy:vocab=100"
+UNKNOWN = (
+    "dummy:layers dummy:depth=2 dummy:layers=0 dummy:hidden=100,heads=7 dummy:experts=2 "
+    "dummy:vocab=100"
+)
 UNKNOWN += (
     " dummy:layers=97 dummy:deepseek-ocr-2,clip_layers=2 nonsense ./nowhere/model /nowhere/model"
 )

@@ -1,4 +1,6 @@
-"""A comparison: an estimate lies inside its interval, and words say what is equal and what differs."""
+"""A comparison: an estimate lies inside its interval, and words say what is equal and what
+differs.
+"""
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ def judged(base, other):
     return table[table["ratio"].notna()].set_index("metric")
 
 
-# -- estimates and intervals ----------------------------------------------------------------------------
+# -- estimates and intervals -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -59,7 +61,7 @@ def test_a_ratio_is_of_the_means_of_the_repeats():
     assert "ratios are of geometric means" in seen(compare_html(table))
 
 
-# -- what is equal, and what differs --------------------------------------------------------------------
+# -- what is equal, and what differs ---------------------------------------------------------------
 
 
 def with_ids(run, ids):
@@ -109,7 +111,7 @@ def test_equal_text_of_other_tokens_is_said_to_be_so():
     )
 
 
-# -- both names -----------------------------------------------------------------------------------------
+# -- both names ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

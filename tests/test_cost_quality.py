@@ -1,4 +1,6 @@
-"""Cost beside quality: the frontier, a sweep, a batch over presets, a comparison, and their verbs."""
+"""Cost beside quality: the frontier, a sweep, a batch over presets, a comparison, and their
+verbs.
+"""
 
 import json
 
@@ -215,7 +217,8 @@ def test_presets_and_categories_by_hand():
     assert points.loc["small", ["page_ms", "lost"]].tolist() == pytest.approx([110.0, 0.2])
     assert points.loc["large", ["peak_bytes", "lost"]].tolist() == pytest.approx([2e9, 0.1])
     assert cost_quality_sentence(points.reset_index()) == (
-        "large loses least (edit distance 10 %): small loses 10.0 points more and takes 0.28 of its time."
+        "large loses least (edit distance 10 %): small loses 10.0 points more and takes 0.28 of "
+        "its time."
     )
     table = cost_quality.preset_table(pages).set_index("preset")
     assert table.loc["small", ["pages", "loops", "compression"]].tolist() == [3, 1, 4.0]

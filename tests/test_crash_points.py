@@ -100,7 +100,9 @@ def every_point(folder: Path, command: list[str]) -> list[Any]:
 
 
 def with_little_work(folder: Path) -> None:
-    """In this process: the stub's short record, figures of it once, and an index that is not drawn."""
+    """In this process: the stub's short record, figures of it once, and an index that is not
+    drawn.
+    """
     local_workers.LocalWorkers = in_this_process  # type: ignore[assignment, misc]
     batch_stub.RECORD = folder / "short.json"
     batch_page.index_html = lambda *_, **__: ""

@@ -177,9 +177,16 @@ def test_a_record_asks_for_settings_and_nothing_else(monkeypatch, tmp_path):
 
     base = BASES[0]
     asked = {
-        "kernels": True, "kernel_trace": str(tmp_path / "out"), "kernel_steps": 9, "ceilings": False,
-        "on_tokens": "x", "progress": "x", "page": "/etc/passwd", "self": "x", "new": "x",
-    }  # fmt: skip
+        "kernels": True,
+        "kernel_trace": str(tmp_path / "out"),
+        "kernel_steps": 9,
+        "ceilings": False,
+        "on_tokens": "x",
+        "progress": "x",
+        "page": "/etc/passwd",
+        "self": "x",
+        "new": "x",
+    }
     record = PhaseRun.from_dict(plain(altered(base, request=to_plain(base.request) | asked)))
     seen = {}
 

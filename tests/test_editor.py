@@ -56,7 +56,11 @@ state = session.run_prefill(inputs, timeline)
 session.run_decode_step(state, timeline)
 table: pd.DataFrame = timeline.table()
 measured: PhaseRun = session.run_inference(
-    ["a.png", "b.png"], ["markdown", "ocr"], infer={"temperature": 0.7}, strategy="compiled", progress=print
+    ["a.png", "b.png"],
+    ["markdown", "ocr"],
+    infer={"temperature": 0.7},
+    strategy="compiled",
+    progress=print,
 )
 figure: Figure = run.plot.latency()
 page: Figure = run.plot.page(color="time")

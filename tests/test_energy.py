@@ -16,7 +16,9 @@ def zone(folder, name, microjoules):
 
 @pytest.fixture
 def metered(monkeypatch):
-    """What a meter tells of a window of ``seconds``, by a clock that moves by hand and by sleeping."""
+    """What a meter tells of a window of ``seconds``, by a clock that moves by hand and by
+    sleeping.
+    """
     time = [0.0]
     monkeypatch.setattr(energy, "perf_counter", lambda: time[0])
     monkeypatch.setattr(energy, "sleep", lambda seconds: time.__setitem__(0, time[0] + seconds))

@@ -366,7 +366,10 @@ def test_pages_of_a_file_are_one_prompt_on_the_command_line(golden_checkpoint, t
         Image.open(PAGES / f"{name}.png").convert("RGB") for name in ("receipt", "slide", "form")
     )
     first.save(document, save_all=True, append_images=others)
-    asked = f"--model {folder} --device cpu --prompt multipage --preset small --max-new-tokens 3 --repeats 1"
+    asked = (
+        f"--model {folder} --device cpu --prompt multipage --preset small "
+        "--max-new-tokens 3 --repeats 1"
+    )
     quick = ["--no-ceilings", "--no-token-probabilities"]
     command = ["profile", f"{document}#2-3", *asked.split(), "--warmup", "0", *quick]
     assert main([*command, "--save", str(record)]) == 0

@@ -77,7 +77,7 @@ def generate_tokens(session):
     return tokens[0, inputs.input_ids.shape[1] :].tolist()
 
 
-# -- end tokens ---------------------------------------------------------------------------------------
+# -- end tokens ------------------------------------------------------------------------------------
 
 WAYS = (
     {},
@@ -157,7 +157,7 @@ def test_parity_says_which_end_token_generate_does_not_know(configured, free):
     assert f"end token {free[9]}, which generation_config.json does not name" in parity.measured
 
 
-# -- settings -----------------------------------------------------------------------------------------
+# -- settings --------------------------------------------------------------------------------------
 
 APPLIED = (
     {"repetition_penalty": 1.5},

@@ -1,4 +1,6 @@
-"""Loops with slips are found in texts of many kinds, and correct texts that repeat are left alone."""
+"""Loops with slips are found in texts of many kinds, and correct texts that repeat are left
+alone.
+"""
 
 import calendar
 import json
@@ -19,7 +21,10 @@ from ocr_phases.analyse.repetition import find_repetitions, repeated_share, repe
 from ocr_phases.record.parts import to_plain
 
 ROOT = Path(__file__).parents[1]
-TERMS = "All goods remain the property of the seller until they are paid for in full and no claim is possible"
+TERMS = (
+    "All goods remain the property of the seller until they are paid for in full and no claim is "
+    "possible"
+)
 PHRASES = [
     "total amount due,",
     "please pay promptly,",
@@ -29,9 +34,12 @@ PHRASES = [
 CHINESE = ["谢谢大家的支持。", "请在三十天内付款。"]
 NOUNS = re.findall(
     r"\w+",
-    "harbour street market river station council winter garden letter morning window account paper bridge "
-    "school engine silver border copper farmer library teacher summer island doctor kitchen village factory "
-    "forest captain theatre pocket mirror bottle candle basket ladder hammer blanket pencil ticket dinner",
+    "harbour street market river station council winter garden letter morning window account paper "
+    "bridge "
+    "school engine silver border copper farmer library teacher summer island doctor kitchen "
+    "village factory "
+    "forest captain theatre pocket mirror bottle candle basket ladder hammer blanket pencil ticket "
+    "dinner",
 )
 SMALL_WORDS = [
     "the",
@@ -181,7 +189,8 @@ CORRECT = {
         60,
         lambda n, r: (
             f"[{n}] {r.choice(NOUNS)} and {r.choice(NOUNS)}. The {r.choice(NOUNS)} of the "
-            f"{r.choice(NOUNS)}. In Proceedings of the Conference on Documents {r.randrange(1980, 2024)}."
+            f"{r.choice(NOUNS)}. In Proceedings of the Conference on Documents "
+            f"{r.randrange(1980, 2024)}."
         ),
     ),
     "a list": rows(
@@ -201,7 +210,8 @@ CORRECT = {
     "a log of one message": rows(
         90,
         lambda n, r: (
-            f"2024-05-01 12:{n // 60:02}:{n % 60:02} INFO Heartbeat of node alpha was received by the "
+            f"2024-05-01 12:{n // 60:02}:{n % 60:02} INFO Heartbeat of node alpha was received by "
+            f"the "
             "main server in time and no alarm is open"
         ),
     ),

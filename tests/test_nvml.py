@@ -76,7 +76,9 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Nvml:
 
 
 def described_by(device: str) -> dict[str, Any]:
-    """What a measurement of one repeat says of a device. Each test has its own, with its counter."""
+    """What a measurement of one repeat says of a device. Each test has its own, with its
+    counter.
+    """
     conditions = Conditions(device)
     with conditions.of(0):
         pass

@@ -1,4 +1,6 @@
-"""One figure has one value: under one name every place shows the same number, but for its digits."""
+"""One figure has one value: under one name every place shows the same number, but for its
+digits.
+"""
 
 import re
 from functools import cache

@@ -1,4 +1,6 @@
-"""Pages, prompts and batches: the recorded vendor preprocessing, every kind of page, and bad input."""
+"""Pages, prompts and batches: the recorded vendor preprocessing, every kind of page, and bad
+input.
+"""
 
 import base64
 import contextlib
@@ -300,7 +302,10 @@ NOISE = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
 ENCODED = {
     kind: encoded(Image.fromarray(NOISE), kind) for kind in ("PNG", "JPEG", "TIFF", "WEBP", "GIF")
 }
-POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n0 0 9 9 rectfill\nshowpage\n%%EOF\n"
+POSTSCRIPT = (
+    b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n"
+    b"0 0 9 9 rectfill\nshowpage\n%%EOF\n"
+)
 #: Formats that Pillow reads, and this package does not.
 OTHERS = {
     kind: encoded(blank(16, 16), kind).replace(b"%PDF-1", b"%QDF-1")

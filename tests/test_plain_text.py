@@ -1,4 +1,6 @@
-"""Names, records and model output are text and nothing else: on a terminal, in a figure, in a path."""
+"""Names, records and model output are text and nothing else: on a terminal, in a figure, in a
+path.
+"""
 
 import json
 import re

@@ -165,7 +165,8 @@ def with_texts(
 ) -> PhaseRun:
     """A record of regions with these contents, cut into tokens of ``split`` characters at most."""
     text = "".join(
-        f"<|ref|>text<|/ref|><|det|>[[10, {10 + 240 * number}, 900, {200 + 240 * number}]]<|/det|>{content}"
+        f"<|ref|>text<|/ref|><|det|>[[10, {10 + 240 * number}, 900, "
+        f"{200 + 240 * number}]]<|/det|>{content}"
         for number, content in enumerate(contents)
     )
     texts = [text[start : start + split] for start in range(0, len(text), split)] + [EOS]

@@ -1,4 +1,6 @@
-"""Pages whose truth is known: random ones of benchmarks/random_pages, and the samples of data/pages."""
+"""Pages whose truth is known: random ones of benchmarks/random_pages, and the samples of
+data/pages.
+"""
 
 import random
 

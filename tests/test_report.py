@@ -126,10 +126,12 @@ def test_the_papermill_command_runs_in_a_kernel_whose_names_stay_the_user_s(tmp_
     """
     notebook = nbformat.read(asset("notebooks", "page_report.ipynb"), as_version=4)
     cells = (
-        "page, options, names, count = 'mine', 1, {*globals()}, get_ipython().execution_count\n40 + 2",
+        "page, options, names, count = 'mine', 1, {*globals()}, get_ipython().execution_count\n40 "
+        "+ 2",
         "from ocr_phases.report import render\nwritten = render.verify_report(run, 'again')",
         "new = {name for name in {*globals()} - names if name[0] != '_'}\n"
-        "[page, options, _, In[-2][:7], get_ipython().execution_count - count, new, written.exists()]",
+        "[page, options, _, In[-2][:7], get_ipython().execution_count - count, new, "
+        "written.exists()]",
     )
     ids = [cell.id for cell in notebook.cells]
     first_figure = ids.index("latency-figure") + 1

@@ -1,4 +1,6 @@
-"""What servers send and how they send it: what is counted, timed, cut, waited for, and never lost."""
+"""What servers send and how they send it: what is counted, timed, cut, waited for, and never
+lost.
+"""
 
 import contextlib
 import gzip
@@ -100,7 +102,9 @@ def scripted(events: list[Event]) -> Iterator[Scripted]:
 
 
 def chunk(text: str | None = None, **more: Any) -> dict[str, Any]:
-    """An event with a delta; what is named ``choice_...`` is of the choice, the rest of the event."""
+    """An event with a delta; what is named ``choice_...`` is of the choice, the rest of the
+    event.
+    """
     choice: dict[str, Any] = {"index": 0, "delta": {} if text is None else {"content": text}}
     event: dict[str, Any] = {}
     for name, value in more.items():

@@ -66,7 +66,9 @@ def load(name):
 
 
 def agrees(share, part, whole):
-    """Whether three printed numbers may be a share, a part and a whole, each within its last digit."""
+    """Whether three printed numbers may be a share, a part and a whole, each within its last
+    digit.
+    """
     (share, near), (part, off), (whole, wide) = map(number, (share, part, whole))
     low, high = (part - off) / (whole + wide), (part + off) / max(whole - wide, 1e-12)
     return low - near - 1e-9 <= share <= high + near + 1e-9

@@ -1,4 +1,6 @@
-"""The timeline of one repeat as a widget: its data, and what mouse and keys do with it in Chromium."""
+"""The timeline of one repeat as a widget: its data, and what mouse and keys do with it in
+Chromium.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,6 @@
-"""The kinds of random page: each fills a `Sheet` from the top until room or characters are used up."""
+"""The kinds of random page: each fills a `Sheet` from the top until room or characters are
+used up.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def article(sheet: Sheet) -> None:
     if rng.random() < 0.9 and blocks.title(sheet):
         sheet.skip()
         if rng.random() < 0.3:
-            line = f"{sheet.words.drawable(sheet.words.name)}, {sheet.words.drawable(sheet.words.date)}"
+            name = sheet.words.drawable(sheet.words.name)
+            date = sheet.words.drawable(sheet.words.date)
+            line = f"{name}, {date}"
             blocks.note(sheet, [line], sheet.face("italic"))
             sheet.skip()
     parts.flow(sheet)

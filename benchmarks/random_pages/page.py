@@ -138,7 +138,9 @@ def _margins(sheet: Sheet) -> None:
 
 
 def _header_and_room_for_footer(sheet: Sheet) -> tuple[int, int, int] | None:
-    """Draw a header on some pages; where (left, right, y) a footer is to go, if there will be one."""
+    """Draw a header on some pages; where (left, right, y) a footer is to go, if there will be
+    one.
+    """
     rng = sheet.rng
     if rng.random() < 0.2 and blocks.edge_line(sheet, "header", _edge_parts(sheet)):
         sheet.skip(0.4)

@@ -77,7 +77,9 @@ FIGURES: tuple[Painter, ...] = (chart, photograph)
 
 
 def picture(sheet: Sheet, paint: Painter, height: int, width: int = 0, align: str = "left") -> bool:
-    """A region without text; ``width`` 0 is the column's. Not drawn where it would be a mere speck."""
+    """A region without text; ``width`` 0 is the column's. Not drawn where it would be a mere
+    speck.
+    """
     height = min(height, sheet.room - 2)
     width = min(width or sheet.width, sheet.width)
     if height < max(30, sheet.image.height // 16) or width < 40:

@@ -23,7 +23,9 @@ TYPE = (16.0, 34.0)  # pixels on a page of 1024
 
 
 def draw(folder: Path, pages: int, seed: int) -> None:
-    """``pages`` PNG files with a page JSON each: each kind of page, few letters to many, any type."""
+    """``pages`` PNG files with a page JSON each: each kind of page, few letters to many, any
+    type.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(pages):
         rng = random.Random(f"quality {seed} {number}")

@@ -118,7 +118,9 @@ class Words:
         )
 
     def _ordinary(self) -> str:
-        """A word of English, as often a short one and as often with an ending as about in any text."""
+        """A word of English, as often a short one and as often with an ending as about in any
+        text.
+        """
         form = self.rng.random()
         if form < 0.25:
             return self.rng.choice(SHORT)

@@ -44,8 +44,8 @@ COST_COLUMNS = (
 )
 TENSOR_COLUMNS = ("tensor", "shape", "item_bytes", "bytes")
 MEMORY_COLUMNS = ("phase", "weight_bytes", "kv_bytes", "activation_bytes", "peak_bytes")
-#: How many workspaces cuBLAS keeps at most, by strategy: one of the stream, and one of each graph of
-#: the prefill and of decode steps.
+#: How many workspaces cuBLAS keeps at most, by strategy: one of the stream, and one of each graph
+#: of the prefill and of decode steps.
 _WORKSPACES = {"eager": 1, "compiled": 3, "cuda_graph": 7}
 _WORKSPACE_BYTES = 2**25
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -442,10 +442,10 @@ def page_cost(run: Record, page_ms: float) -> dict[str, float | None]:
     this one's.
 
     ``pages_per_hour``; ``energy_j`` of a repeat, ``thousand_tokens_j`` for 1,000 tokens of its
-    rows, ``wh_per_1000_pages``, and ``idle_energy_share``, the part of the energy that the idle device
-    takes in the same time, None without a meter; and ``price_per_1000_pages`` by the request's
-    ``price_per_hour``, None without one. Loading the model and what is between two pages are not in
-    it.
+    rows, ``wh_per_1000_pages``, and ``idle_energy_share``, the part of the energy that the idle
+    device takes in the same time, None without a meter; and ``price_per_1000_pages`` by the
+    request's ``price_per_hour``, None without one. Loading the model and what is between two pages
+    are not in it.
     """
     pages = len(run.pages)
     hours = hours_per_1000_pages(page_ms / pages)
@@ -700,7 +700,9 @@ def _clip_work(clip: Sizes, images: int, places: int) -> dict[str, Work]:
 
 
 def _qwen_work(body: Sizes, images: int, places: int) -> dict[str, Work]:
-    """The Qwen2 body: fewer heads of keys and values than of queries, SwiGLU, norms with a scale."""
+    """The Qwen2 body: fewer heads of keys and values than of queries, SwiGLU, norms with a
+    scale.
+    """
     width = body.hidden_size
     layers = body.num_hidden_layers
     tokens_of_image = 2 * places  # SAM's features, and a query for each

@@ -78,7 +78,9 @@ class Region:
         return self.boxes[0] if self.boxes else None
 
     def pixel_boxes(self, width: int, height: int) -> list[Box]:
-        """The boxes in pixels of a page of this size; x2 and y2 may equal the width and the height."""
+        """The boxes in pixels of a page of this size; x2 and y2 may equal the width and the
+        height.
+        """
         return [pixel_box(box, width, height) for box in self.boxes]
 
 
@@ -259,7 +261,7 @@ def token_regions(grounding: Grounding, token_texts: Sequence[str]) -> list[int]
     return [numbers[bisect_right(starts, place)] for place in places]
 
 
-# -- which regions lie in one place ---------------------------------------------------------------------
+# -- which regions lie in one place ----------------------------------------------------------------
 
 
 def match_boxes(

@@ -110,7 +110,7 @@ def find_inexact_loops(texts: Sequence[str], *, cut: bool = False) -> list[Stret
     return stretches
 
 
-# -- words ----------------------------------------------------------------------------------------------
+# -- words -----------------------------------------------------------------------------------------
 
 
 def _closed_vocabulary(text: str, *, cut: bool) -> Iterator[tuple[int, int, int]]:
@@ -268,7 +268,7 @@ def _best_stretches(scores: Sequence[float]) -> Iterator[tuple[int, int, float]]
         yield begin, end, highest
 
 
-# -- numbers --------------------------------------------------------------------------------------------
+# -- numbers ---------------------------------------------------------------------------------------
 
 
 def _counting(text: str) -> Iterator[tuple[int, int, int]]:

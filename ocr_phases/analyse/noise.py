@@ -247,7 +247,7 @@ def conditions_table(run: Record) -> pd.DataFrame:
     return table.astype("float64").reset_index()
 
 
-# -- findings: what is noisy or worth a note --------------------------------------------------------
+# -- findings: what is noisy or worth a note -------------------------------------------------------
 
 
 def _level(value: float, note: float, noisy: float) -> str:

@@ -149,7 +149,7 @@ def noise_warning(run: Record) -> str:
     return " ".join(noise_sentences(run))
 
 
-# -- sentences ----------------------------------------------------------------------------------------
+# -- sentences -------------------------------------------------------------------------------------
 
 
 def kernel_account(run: Record) -> str:
@@ -261,8 +261,8 @@ def _phase_sentences(run: Record) -> Iterator[str]:
     for row in slow.nlargest(1, "device_ms").to_dict("records"):
         token = token_of_step(run, row["step"])
         yield (
-            f"{count_text(len(slow), 'step')} took more than {OUTLIER_FACTOR} times the median; the "
-            f"slowest made token {token}, with a median of {ms_text(row['device_ms'])}."
+            f"{count_text(len(slow), 'step')} took more than {OUTLIER_FACTOR} times the median; "
+            f"the slowest made token {token}, with a median of {ms_text(row['device_ms'])}."
         )
     if trend is None or _verdict_of(run, "decode_trend") == "n/a":
         return  # what the check does not judge is not told either

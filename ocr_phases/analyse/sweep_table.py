@@ -90,8 +90,8 @@ def sweep_table(records: Mapping[str, Record]) -> pd.DataFrame:
     ``prefill_captured`` says whether a graph ran the prefill's language model. ``energy_j`` is of a
     repeat, ``repeated_share`` of the decode time, NaN where the end token was ignored.
     ``edit_distance``, ``cer``, ``agreement`` and ``reference`` are `losses`'; ``noise`` names the
-    checks by which the cell's figures are not to be trusted. Sorted by prompt length, strategy, vision (eager
-    first), batch and tokens.
+    checks by which the cell's figures are not to be trusted. Sorted by prompt length, strategy,
+    vision (eager first), batch and tokens.
     """
     lost = losses(records).to_dict("index")
     rows = [{"cell": cell, **_cell_figures(run), **lost[cell]} for cell, run in records.items()]
@@ -183,10 +183,10 @@ def losses(records: Mapping[str, Record]) -> pd.DataFrame:
     """What each record of one page lost: columns ``edit_distance``, ``cer``, ``agreement`` and
     ``reference``.
 
-    The index is their names. ``edit_distance`` and ``cer`` are by the record's own truth. Where no record has
-    one, ``agreement`` is with the record of the longest prompt, an eager one first; ``reference``
-    names that, or the record that is the truth. Records that ignored the end token are left out.
-    All are of the first row.
+    The index is their names. ``edit_distance`` and ``cer`` are by the record's own truth. Where no
+    record has one, ``agreement`` is with the record of the longest prompt, an eager one first;
+    ``reference`` names that, or the record that is the truth. Records that ignored the end token
+    are left out. All are of the first row.
     """
     measures = []
     references = []

@@ -47,8 +47,8 @@ def run_on_worker(
 
 
 def stop_processes() -> None:
-    """End this dask worker's processes, so that the device is free again; the next page starts a new
-    one.
+    """End this dask worker's processes, so that the device is free again; the next page starts a
+    new one.
     """
     for process in filter(None, [each.process for each in _processes.values()]):
         process.kill()
@@ -57,9 +57,9 @@ def stop_processes() -> None:
 class DaskWorkers:
     """The workers of the dask scheduler at ``address``.
 
-    dask's own configuration names the files of a TLS connection. ``is_plain`` says that the connection
-    is not encrypted, and so that the scheduler asks nobody who they are. Raises `OcrPhasesError`
-    without dask.distributed, or where the scheduler does not answer.
+    dask's own configuration names the files of a TLS connection. ``is_plain`` says that the
+    connection is not encrypted, and so that the scheduler asks nobody who they are. Raises
+    `OcrPhasesError` without dask.distributed, or where the scheduler does not answer.
     """
 
     def __init__(self, address: str, command: Command | None = None) -> None:

@@ -102,9 +102,9 @@ class Counts:
         where = outcome.slot.partition(":")[0]
         longer = ", or raise --timeout" if outcome.failure == "timeout" else ""
         broken = (
-            f"{GIVE_UP_AFTER} pages one after another failed in one worker on {where}, the last with: "
-            f"{reason}. Mend the device or its model; if it is sound, leave these pages out{longer}. "
-            f"{GOES_ON}"
+            f"{GIVE_UP_AFTER} pages one after another failed in one worker on {where}, the last "
+            f"with: {reason}. Mend the device or its model; if it is sound, leave these pages "
+            f"out{longer}. {GOES_ON}"
         )
         alike = (
             f"The first {GIVE_UP_AFTER} pages failed alike: {reason}. Correct that and start again."
@@ -168,8 +168,8 @@ def _run(
     price_per_hour: float | None = None,
     progress: Callable[[Counts], None] = lambda counts: None,
 ) -> Counts:
-    """Hand ``tasks`` to the workers as there is room, try failed ones again, and put what was written in
-    place.
+    """Hand ``tasks`` to the workers as there is room, try failed ones again, and put what was
+    written in place.
 
     Where this is given up or interrupted, the workers end and what they were writing is cleared.
     """

@@ -89,7 +89,9 @@ def thread_share(workers: int) -> dict[str, str]:
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs of this process by their ``CUDA_VISIBLE_DEVICES`` names; none where NVML is missing."""
+    """The GPUs of this process by their ``CUDA_VISIBLE_DEVICES`` names; none where NVML is
+    missing.
+    """
     if (chosen := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1")]
     try:

@@ -135,7 +135,9 @@ def _named(
 
 
 def _expanded(name: str) -> Path:
-    """``name`` with the home folder in place of ``~``; of a user who is unknown it stays as it is."""
+    """``name`` with the home folder in place of ``~``; of a user who is unknown it stays as
+    it is.
+    """
     # Unlike Path's, this one raises only for a NUL, which no file's name has.
     return Path(name if "\0" in name else os.path.expanduser(name))  # noqa: PTH111
 
@@ -167,7 +169,8 @@ def _below(
             inside = [each for each in path.iterdir() if not each.name.startswith(".")]
         except OSError as error:
             if path == base:
-                why = f"The folder {base} cannot be read ({error.strerror}): name its pages without it."
+                reason = error.strerror
+                why = f"The folder {base} cannot be read ({reason}): name its pages without it."
                 raise OcrPhasesError(why) from error
             yield Page(f"{name}/", f"{source}/")  # reading it as a page says why
             return

@@ -132,7 +132,9 @@ class _Progress:
 
 
 def _measure(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measure the pages that are not finished, and print how many were; the same as plain values."""
+    """Measure the pages that are not finished, and print how many were; the same as plain
+    values.
+    """
     from ocr_phases.batch.archive import is_batch, list_pages
     from ocr_phases.batch.driver import auto_device, measure_pages
     from ocr_phases.batch.jobs import make_jobs

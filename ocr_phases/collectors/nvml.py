@@ -1,6 +1,7 @@
 """NVML, the part of NVIDIA's driver that tells of its cards. Nothing else in the package asks it.
 
-The library ``pynvml`` (package nvidia-ml-py) is imported when a card is asked for. Imports no torch.
+The library ``pynvml`` (package nvidia-ml-py) is imported when a card is asked for. Imports no
+torch.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ class Card:
             raise OSError(f"NVML: {error}") from error
 
     def joules(self) -> float:
-        """The energy that the card has used since its driver was loaded; OSError without a counter."""
+        """The energy that the card has used since its driver was loaded; OSError without a
+        counter.
+        """
         try:
             millijoules = self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)
         except self._nvml.NVMLError as error:

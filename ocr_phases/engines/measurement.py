@@ -186,8 +186,8 @@ class ServerMeasurement:
         if self.session.family.is_unknown and not family.is_unknown:
             raise OcrPhasesError(
                 f"Nothing tells the family of {self.session.model}, which the server runs, and the "
-                f"reference {reference.checkpoint.name} is a {family.title}: give the folder of the "
-                "server's own model as the reference (--model), or name its family (--family "
+                f"reference {reference.checkpoint.name} is a {family.title}: give the folder of "
+                f"the server's own model as the reference (--model), or name its family (--family "
                 f"{family.name})."
             )
         request = self.request

@@ -66,8 +66,8 @@ _MOST_ROWS = 200_000
 
 
 class Watch:
-    """Clocks around the calls of a model's `watched_modules`: CUDA events on a GPU, the host's clock
-    elsewhere.
+    """Clocks around the calls of a model's `watched_modules`: CUDA events on a GPU, the host's
+    clock elsewhere.
 
     A call within a CUDA graph that is captured or replayed is not seen. ``graphs`` is vLLM's
     ``EncoderCudaGraphManager``, as version 0.32 has it: of each graph that it replays, one for the

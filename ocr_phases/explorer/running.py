@@ -181,7 +181,7 @@ def _thinned(times: list[float], most: int) -> list[tuple[int, float]]:
     return list(zip(slowest.index.tolist(), slowest.tolist(), strict=True))
 
 
-# -- the measuring thread ----------------------------------------------------------------------------
+# -- the measuring thread --------------------------------------------------------------------------
 
 
 def start(asked: Asked, live: Live) -> Future[PhaseRun]:

@@ -1,4 +1,6 @@
-"""A page and a prompt as a model's own processor packs them: what any class of transformers takes."""
+"""A page and a prompt as a model's own processor packs them: what any class of transformers
+takes.
+"""
 
 from __future__ import annotations
 

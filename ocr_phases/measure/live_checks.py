@@ -324,8 +324,8 @@ def describe_cache(
     """The record's part about the KV cache, after the prefill and after each step.
 
     ``max_cache_len`` and ``allocated_bytes`` are a static cache's, which is there from the start.
-    Of the tokens seen, a window keeps the prompt's and the last generated ones. Where the layers are
-    of several kinds, there are no bytes of a token, because not each token adds to each layer.
+    Of the tokens seen, a window keeps the prompt's and the last generated ones. Where the layers
+    are of several kinds, there are no bytes of a token, because not each token adds to each layer.
     """
     if state.layers is not None:
         return CachePart(lengths=state.lengths, bytes=state.layer_bytes)

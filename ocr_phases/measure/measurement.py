@@ -601,7 +601,9 @@ class Measurement:
         )
 
     def _stage_parts(self) -> list[StagePart]:
-        """The stages that have a span in the repeats, in the order that a page goes through them."""
+        """The stages that have a span in the repeats, in the order that a page goes through
+        them.
+        """
         checkpoint = self.checkpoint
         parts = {part.stage: part for part in checkpoint.interface.timed_parts(checkpoint.model)}
         stages = []

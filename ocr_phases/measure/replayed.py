@@ -48,9 +48,9 @@ class StepKernel:
 class Replayed:
     """The stages within the replays of a graph, found by the order of its kernels.
 
-    ``ranges`` and ``within`` have the rows that `ranges_of` and `inside_of` would have for them; both
-    are empty where nothing was found. ``replay_ms`` of a range is the time from the start of its
-    first kernel to the end of its last one.
+    ``ranges`` and ``within`` have the rows that `ranges_of` and `inside_of` would have for them;
+    both are empty where nothing was found. ``replay_ms`` of a range is the time from the start of
+    its first kernel to the end of its last one.
     """
 
     ranges: pd.DataFrame

@@ -88,8 +88,8 @@ def check_rows_alone(
             largest = max(largest, difference)
     return passing_check(
         "rows_alone",
-        f"the logits of the first {COMPARED_TOKENS} tokens of {count_text(len(rows), 'row')} differ "
-        f"by at most {largest:.1g} of their spread ({allowed:g} is allowed)",
+        f"the logits of the first {COMPARED_TOKENS} tokens of {count_text(len(rows), 'row')} "
+        f"differ by at most {largest:.1g} of their spread ({allowed:g} is allowed)",
     )
 
 

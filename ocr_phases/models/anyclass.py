@@ -124,7 +124,9 @@ class AnyInterface:
         return None
 
     def prefill_arguments(self, inputs: Any, model: Any = None) -> dict[str, Any]:
-        """The keyword arguments of the forward over B whole prompts, as ``generate()`` makes them."""
+        """The keyword arguments of the forward over B whole prompts, as ``generate()`` makes
+        them.
+        """
         given = self._given(inputs, model)
         ids = given.pop("input_ids")
         return model.prepare_inputs_for_generation(ids, is_first_iteration=True, **given)
@@ -243,7 +245,8 @@ def any_class(config: Mapping[str, Any]) -> Any:
     """
     if transformers_version() < ANY_NEEDS:
         raise OcrPhasesError(
-            f"A {config['model_type']!r} model needs transformers >= {'.'.join(map(str, ANY_NEEDS))}, "
+            f"A {config['model_type']!r} model needs transformers >= "
+            f"{'.'.join(map(str, ANY_NEEDS))}, "
             f"here is {transformers.__version__}: upgrade transformers."
         )
     name = _class_names()[config["model_type"]]

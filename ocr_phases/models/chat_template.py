@@ -2,7 +2,8 @@
 
 `ocr_phases.models.processors.render_chat` runs this file as a script: a template is a program that
 somebody else wrote, and jinja2's sandbox bounds neither its loops nor its texts. The request comes
-as JSON on the standard input; the text, or the reason why there is none, goes to the standard output.
+as JSON on the standard input; the text, or the reason why there is none, goes to the standard
+output.
 """
 
 from __future__ import annotations

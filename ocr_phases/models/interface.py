@@ -50,8 +50,8 @@ class ModelInterface(Protocol):
     """The calls that ``steps``, ``measure`` and ``collectors`` make of a loaded model.
 
     An implementation has no state: what a step needs of the one before stands in its arguments. B
-    is the number of rows, T the number of tokens of the prompt. ``inputs`` are what the class's own way
-    of packing gives: `DeviceInputs` of a family, `ProcessedInputs` of any other class.
+    is the number of rows, T the number of tokens of the prompt. ``inputs`` are what the class's own
+    way of packing gives: `DeviceInputs` of a family, `ProcessedInputs` of any other class.
     """
 
     @property
@@ -61,7 +61,9 @@ class ModelInterface(Protocol):
 
     @property
     def can_be_captured(self) -> bool:
-        """Whether a step over a static cache, which is captured or compiled, is known to be right."""
+        """Whether a step over a static cache, which is captured or compiled, is known to be
+        right.
+        """
         ...
 
     def timed_parts(self, model: nn.Module) -> list[TimedPart]:

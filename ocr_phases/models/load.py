@@ -468,7 +468,7 @@ def _fingerprint(value: Any) -> str:
     return f"{tuple(value.shape)} {value.dtype} {float(values.sum(dtype=torch.float64))}"
 
 
-# -- the tokenizer ------------------------------------------------------------------------------------
+# -- the tokenizer ---------------------------------------------------------------------------------
 
 
 def load_tokenizer(folder: Path) -> Any:
@@ -497,7 +497,9 @@ def load_tokenizer(folder: Path) -> Any:
 
 
 def _tokenizer_file(folder: Path) -> Path:
-    """A folder's ``tokenizer.json``; `OcrPhasesError` where it is missing, cut, or grows any text."""
+    """A folder's ``tokenizer.json``; `OcrPhasesError` where it is missing, cut, or grows any
+    text.
+    """
     path = folder / "tokenizer.json"
     if not path.is_file():
         raise OcrPhasesError(
@@ -540,7 +542,8 @@ def _tokenizer_problem(error: Exception) -> str:
             "tokenizer.json of "
             "the published checkpoint"
         )
-    return f"is no tokenizer file ({reason}): take the tokenizer.json of the published checkpoint again"
+    remedy = "take the tokenizer.json of the published checkpoint again"
+    return f"is no tokenizer file ({reason}): {remedy}"
 
 
 def check_tokenizer(tokenizer: Any, place: str) -> None:
@@ -561,7 +564,8 @@ def check_tokenizer(tokenizer: Any, place: str) -> None:
     back = tokenizer.decode(tokenizer.encode(ROUND_TRIP, add_special_tokens=False))
     if back != ROUND_TRIP:
         raise OcrPhasesError(
-            f"The tokenizer {place} turns {ROUND_TRIP!r} into {back!r}: it is damaged or mislabelled."
+            f"The tokenizer {place} turns {ROUND_TRIP!r} into {back!r}: it is damaged or "
+            f"mislabelled."
         )
 
 

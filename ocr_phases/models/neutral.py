@@ -1,4 +1,5 @@
-"""A model of any class with random weights, and its prompts: of a config alone, or of a class's own.
+"""A model of any class with random weights, and its prompts: of a config alone, or of a class's
+own.
 
 A config has neither a tokenizer nor the files of a processor. A page then goes through the image
 processor that transformers has for the class, with its default settings, and the model itself says
@@ -164,7 +165,8 @@ class NeutralPacker:
                 return found
         raise OcrPhasesError(
             f"The config of {type(model).__name__} names no image token: give "
-            "dummy:FOLDER/config.json, with the processor's files and tokenizer.json in that folder."
+            "dummy:FOLDER/config.json, with the processor's files and tokenizer.json in that "
+            "folder."
         )
 
     def pack(self, images: Sequence[Image.Image], prompts: Sequence[str]) -> ProcessedPages:
@@ -178,8 +180,8 @@ class NeutralPacker:
         """
         if len(images) != len(prompts):
             raise OcrPhasesError(
-                f"There are {len(images):,} pages and {len(prompts):,} prompts, and a model without "
-                "a processor of its own takes one page in a prompt."
+                f"There are {len(images):,} pages and {len(prompts):,} prompts, and a model "
+                f"without a processor of its own takes one page in a prompt."
             )
         rows = [self._row(image, prompt) for image, prompt in zip(images, prompts, strict=True)]
         if len({len(row) for row in rows}) > 1:
@@ -227,8 +229,8 @@ class NeutralPacker:
                 reason = (str(error).strip() or type(error).__name__).splitlines()[0]
                 raise OcrPhasesError(
                     f"{type(self._model).__name__} of this config cannot take what its image "
-                    f"processor makes of a page ({reason}): give dummy:FOLDER/config.json, with the "
-                    "processor's files and tokenizer.json in that folder."
+                    f"processor makes of a page ({reason}): give dummy:FOLDER/config.json, with "
+                    f"the processor's files and tokenizer.json in that folder."
                 ) from error
             found = getattr(features, "pooler_output", features)
             self._counts[image.size] = _rows_of(found)

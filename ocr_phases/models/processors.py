@@ -1,8 +1,8 @@
 """A checkpoint's own processor, without transformers' Auto classes and without torchvision.
 
-The classes are looked up by name in transformers' own tables, by the checkpoint's ``model_type`` and
-by what its ``preprocessor_config.json`` names. Code of a checkpoint never runs, and a chat template
-is rendered in jinja2's sandbox.
+The classes are looked up by name in transformers' own tables, by the checkpoint's ``model_type``
+and by what its ``preprocessor_config.json`` names. Code of a checkpoint never runs, and a chat
+template is rendered in jinja2's sandbox.
 """
 
 from __future__ import annotations
@@ -127,8 +127,8 @@ def _image_processor_class(settings: Mapping[str, Any], model_type: str) -> Any:
     needs_torchvision = isinstance(known, Mapping) and known.get("torchvision")
     if needs_torchvision or named.endswith("Fast"):
         raise OcrPhasesError(
-            f"The image processor {named or needs_torchvision} of a {model_type!r} model works with "
-            "torchvision alone, which is not installed here: pip install torchvision."
+            f"The image processor {named or needs_torchvision} of a {model_type!r} model works "
+            f"with torchvision alone, which is not installed here: pip install torchvision."
         )
     raise OcrPhasesError(
         f"transformers {transformers.__version__} has no image processor "
@@ -236,7 +236,9 @@ def _assembled(
 
 
 def _chat_template(folder: Path, files: Sequence[Mapping[str, Any]]) -> str | None:
-    """The chat template of a checkpoint: from a file of its own, else from the first of ``files``."""
+    """The chat template of a checkpoint: from a file of its own, else from the first of
+    ``files``.
+    """
     file = folder / "chat_template.jinja"
     if file.is_file():
         return read_regular(file, _LONGEST_TEMPLATE).decode("utf-8")
@@ -283,8 +285,8 @@ class PagePacker:
         rows = [list(images)] if len(prompts) == 1 else [[image] for image in images]
         if len(rows) != len(prompts):
             raise OcrPhasesError(
-                f"There are {len(images):,} pages and {len(prompts):,} prompts: give one prompt, or "
-                "one for each page."
+                f"There are {len(images):,} pages and {len(prompts):,} prompts: give one prompt, "
+                f"or one for each page."
             )
         given = process(self.processor, self.model_type, rows, prompts)
         preset = Preset(PROCESSOR, base_size=0, image_size=0, crops=False)
@@ -358,8 +360,8 @@ def prompt_text(processor: Any, prompt: str, pages: int, model_type: str) -> str
     mark = getattr(mark, "content", mark)
     if not isinstance(mark, str):
         raise OcrPhasesError(
-            f"{type(processor).__name__} has neither a chat template nor an image token, so that it "
-            "is unknown how a page is asked about: set processor.chat_template and use "
+            f"{type(processor).__name__} has neither a chat template nor an image token, so that "
+            f"it is unknown how a page is asked about: set processor.chat_template and use "
             "OCRSession.from_model."
         )
     if mark in prompt:
@@ -381,8 +383,8 @@ def render_chat(template: str, prompt: str, pages: int, bos_token: str, eos_toke
     """
     if len(template) > _LONGEST_TEMPLATE:
         raise OcrPhasesError(
-            f"The chat template has {len(template):,} characters; at most {_LONGEST_TEMPLATE:,} are "
-            "read."
+            f"The chat template has {len(template):,} characters; at most {_LONGEST_TEMPLATE:,} "
+            f"are read."
         )
     content: list[dict[str, str]] = [{"type": "image"} for _ in range(pages)]
     content.append({"type": "text", "text": prompt})

@@ -337,7 +337,9 @@ def family_of_checkpoint(interface: NativeInterface, config: dict[str, Any]) -> 
 
 
 def native_class(family: FamilyFacts) -> Any:
-    """transformers' class of a family; `OcrPhasesError` where this version is too old to have it."""
+    """transformers' class of a family; `OcrPhasesError` where this version is too old to have
+    it.
+    """
     import transformers
 
     if transformers_version() < NATIVE_NEEDS:
@@ -349,7 +351,9 @@ def native_class(family: FamilyFacts) -> Any:
 
 
 def native_config(raw: dict[str, Any]) -> Any:
-    """transformers' config for a checkpoint's ``config.json``; raises as `read_model_config` does."""
+    """transformers' config for a checkpoint's ``config.json``; raises as `read_model_config`
+    does.
+    """
     model = read_model_config(raw)
     return native_class(model.family).config_class(**model.saved)
 

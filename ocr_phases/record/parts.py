@@ -76,7 +76,7 @@ class Part(Hinted, Struct, kw_only=True, frozen=True):
             )
 
 
-# -- the device -----------------------------------------------------------------------------------------
+# -- the device ------------------------------------------------------------------------------------
 
 
 class CeilingRuns(Part, frozen=True, kw_only=True):
@@ -175,7 +175,7 @@ class DevicePart(Part, frozen=True, kw_only=True):
         return self.kind in ("cuda", "mps")
 
 
-# -- the model ------------------------------------------------------------------------------------------
+# -- the model -------------------------------------------------------------------------------------
 
 
 class SetupPart(Part, frozen=True, kw_only=True):
@@ -246,7 +246,7 @@ class ModelPart(Part, frozen=True, kw_only=True):
     server: Any = None
 
 
-# -- the page, the request and the result ---------------------------------------------------------------
+# -- the page, the request and the result ----------------------------------------------------------
 
 
 class PagePart(Part, frozen=True, kw_only=True):
@@ -344,7 +344,7 @@ class ResultPart(Part, frozen=True, kw_only=True):
         return None if self.pieces else len(self.ids)
 
 
-# -- what was observed ----------------------------------------------------------------------------------
+# -- what was observed -----------------------------------------------------------------------------
 
 
 class MemoryPart(Part, frozen=True, kw_only=True):
@@ -401,7 +401,7 @@ class CheckPart(Part, frozen=True, kw_only=True):
     measured: str | None = None
 
 
-# -- the kernel view, tables as lists by column -----------------------------------------------------------
+# -- the kernel view, tables as lists by column ----------------------------------------------------
 
 
 class KernelStages(Part, frozen=True, kw_only=True):
@@ -493,7 +493,7 @@ class KernelsFailed(Part, frozen=True, kw_only=True):
     error: str
 
 
-# -- from a file and back -------------------------------------------------------------------------------
+# -- from a file and back --------------------------------------------------------------------------
 
 _Part = TypeVar("_Part", bound=Part)
 #: What is not plain, or may hold what is not.

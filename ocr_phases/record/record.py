@@ -195,7 +195,9 @@ class Record(Hinted):
     def stage_ms(
         self, stage: str, phase: str | None = None, clock: str = "device_ms"
     ) -> np.ndarray:
-        """Times of one stage in ms, float64, one per span, in recorded order (repeat, then step)."""
+        """Times of one stage in ms, float64, one per span, in recorded order (repeat, then
+        step).
+        """
         spans = self.spans[self.spans["stage"] == stage]
         if phase is not None:
             spans = spans[spans["phase"] == phase]
@@ -220,7 +222,9 @@ class Record(Hinted):
 
     @property
     def waits_for_first_token(self) -> bool:
-        """Whether only the client's wait for the first token is known, and not the prefill in it."""
+        """Whether only the client's wait for the first token is known, and not the prefill in
+        it.
+        """
         return bool(
             ((self.spans["phase"] == "prefill") & (self.spans["stage"] == "first_token")).any()
         )

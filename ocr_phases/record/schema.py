@@ -58,7 +58,9 @@ _Edge = Annotated[int, Meta(ge=0, le=999)]
 
 
 class TrueRegion(msgspec.Struct, frozen=True):
-    """A region of a truth: its label, its box `(x1, y1, x2, y2)` on the 0..999 grid, and its text."""
+    """A region of a truth: its label, its box `(x1, y1, x2, y2)` on the 0..999 grid, and its
+    text.
+    """
 
     label: str
     box: tuple[_Edge, _Edge, _Edge, _Edge] | None
@@ -257,7 +259,9 @@ WHOLE_STAGES = {
 
 
 def is_whole_phase(spans: pd.DataFrame) -> pd.Series:
-    """Which rows of a table with the columns ``phase`` and ``stage`` are the whole of their phase."""
+    """Which rows of a table with the columns ``phase`` and ``stage`` are the whole of their
+    phase.
+    """
     waits = (spans["phase"] == "prefill") & (spans["stage"] == "first_token")
     return (spans["stage"] == spans["phase"]) | waits
 

@@ -157,6 +157,7 @@ def take(folder: Path, name: str) -> None:
         place.rmdir()
     except OSError as error:
         raise OcrPhasesError(
-            f"What a worker wrote into {place} cannot be put in its place ({error.strerror or error}): "
-            "driver and workers need one file system, under the same path."
+            f"What a worker wrote into {place} cannot be put in its place "
+            f"({error.strerror or error}): driver and workers need one file system, under the same "
+            f"path."
         ) from error

@@ -1,4 +1,6 @@
-"""The parameters of the notebook ``page_report``: what they ask for, checked before anything runs."""
+"""The parameters of the notebook ``page_report``: what they ask for, checked before anything
+runs.
+"""
 
 from __future__ import annotations
 
@@ -110,7 +112,9 @@ class PageParameters:
 
     @property
     def is_server(self) -> bool:
-        """Whether the model is a server's address: it has no steps that can be called one by one."""
+        """Whether the model is a server's address: it has no steps that can be called one by
+        one.
+        """
         return "://" in self.settings.model
 
     def save(self, run: RecordType) -> RecordType:

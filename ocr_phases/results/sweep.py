@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
 
 class SweepPlots(Plots):
-    """The plots of a sweep. Each is a matplotlib figure; most are drawn on ``ax`` if that is given."""
+    """The plots of a sweep. Each is a matplotlib figure; most are drawn on ``ax`` if that is
+    given.
+    """
 
     def __init__(self, sweep: SweepResult) -> None:
         self._sweep = sweep

@@ -429,8 +429,8 @@ class OCRSession(Hinted):
 
         Each run prepares the page, prefills and decodes from the same inputs and seed. Preparing a
         strategy is timed separately, and kept for later runs of the same shapes. What is measured
-        besides (``verify``, ``token_probabilities``, ``ceilings``, ``phase_energy``, ``kernels``) runs after
-        everything that is timed.
+        besides (``verify``, ``token_probabilities``, ``ceilings``, ``phase_energy``, ``kernels``)
+        runs after everything that is timed.
 
         Parameters
         ----------

@@ -269,8 +269,8 @@ def redecode(state: DecodeState) -> None:
     """
     if state.layers is not None:
         raise OcrPhasesError(
-            "The layers of this model's KV cache are of several kinds, and those with a window or a "
-            "state of a fixed size cannot drop an entry: choose the first token 'prefill'."
+            "The layers of this model's KV cache are of several kinds, and those with a window or "
+            "a state of a fixed size cannot drop an entry: choose the first token 'prefill'."
         )
     drop_last(state.cache)
     state.length -= 1

@@ -1,1 +1,3 @@
-"""The linked view: page, latency curve, tokens and text of one record, which show the same token."""
+"""The linked view: page, latency curve, tokens and text of one record, which show the same
+token.
+"""

@@ -197,7 +197,9 @@ def markdown_html(text: str) -> Html:
 
 
 def _html_table(table: str) -> str:
-    """A table's rows and cells, without attributes but their spans; every other tag in it is text."""
+    """A table's rows and cells, without attributes but their spans; every other tag in it is
+    text.
+    """
     return _CELL_TAG.sub(_cell_tag, html.escape(table, quote=False))
 
 

@@ -1,4 +1,6 @@
-"""The linked view in a report: one block of static pictures and of data, which a script brings to life."""
+"""The linked view in a report: one block of static pictures and of data, which a script brings to
+life.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,8 @@ _SHORTEST_RUN = 3
 
 
 class LinkedPage:
-    """The page of a record in a report's notebook: the pictures and, in the report, the linked view.
+    """The page of a record in a report's notebook: the pictures and, in the report, the linked
+    view.
 
     In a notebook it is the static pictures, and below them what each region took. The block for the
     report stands beside the pictures as `VIEW_TYPE`.

@@ -62,7 +62,9 @@ class BoxHandle:
 
 
 class Stilled:
-    """A widget that leaves a picture below itself, which a saved notebook shows without a kernel."""
+    """A widget that leaves a picture below itself, which a saved notebook shows without a
+    kernel.
+    """
 
     _handle: DisplayHandle | BoxHandle | None = None  # once a cell has the picture
     _due: asyncio.TimerHandle | None = None

@@ -1,4 +1,6 @@
-"""What `TimelineView` draws of a record: the spans of its typical repeat in lanes, ready for JSON."""
+"""What `TimelineView` draws of a record: the spans of its typical repeat in lanes, ready for
+JSON.
+"""
 
 from __future__ import annotations
 

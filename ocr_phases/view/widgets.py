@@ -237,7 +237,8 @@ class TokenStrip(_RecordWidget):
 
 
 class TimelineView(_RecordWidget):
-    """The typical repeat of a record over time: a lane for each phase and each stage, to zoom and move.
+    """The typical repeat of a record over time: a lane for each phase and each stage, to zoom and
+    move.
 
     It opens at the prefill. The buttons show the prefill or the whole repeat; Ctrl and the wheel,
     or + and -, zoom; a drag, or A and D, moves; 0 shows all. A click on a decode step chooses its
