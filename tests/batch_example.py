@@ -29,7 +29,9 @@ from ocr_phases.settings import Settings
 from ocr_phases.show.batch_page import index_html
 
 STUB = [sys.executable, str(Path(__file__).with_name("batch_stub.py"))]
-SETTINGS = {name: vars(Settings(device="cpu", token_probabilities=False))[name] for name in BATCH}
+#: What the verb sets where its settings differ from those of one page.
+OWN_DEFAULTS = {"token_probabilities": False, "warm_once": True}
+SETTINGS = {name: vars(Settings(device="cpu", **OWN_DEFAULTS))[name] for name in BATCH}
 QUICK = ["--max-new-tokens", "3", "--repeats", "1", "--warmup", "0", "--device", "cpu"]
 EVIL = "<script>alert(1)</script> & 'quoted'.png"
 

@@ -67,7 +67,12 @@ def check_metadata(text: str) -> None:
     assert all(url.startswith(HOME) for url in urls.values())
     links = re.findall(r"\]\(([^)\s]+)\)", str(metadata.get_payload()))
     assert len(links) > 20
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for link in links:
+        if link.startswith("#"):
+            words = link.removeprefix("#").replace("-", " ")
+            assert f"\n## {words.capitalize()}\n" in readme, link
+            continue
         kind = "raw" if link.endswith(".png") else "blob"
         place, _, file = link.partition(f"/{kind}/v{__version__}/")
         assert place == HOME and (ROOT / file.partition("#")[0]).exists(), link

@@ -8,6 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 from xml.etree import ElementTree
 
 import matplotlib.text
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 from ocr_phases import PhaseRun
 from ocr_phases.cli import main
 from ocr_phases.record.parts import to_plain
+from ocr_phases.report.engine import NotebookOutcome
 from ocr_phases.report.render import render_html
 from ocr_phases.results.comparison import Comparison
 from ocr_phases.results.sweep import SweepResult
@@ -59,9 +61,12 @@ def not_run(monkeypatch: pytest.MonkeyPatch) -> None:
         run_inference=lambda *_, **__: PhaseRun.load(RECORD), check_request=lambda *_, **__: None
     )
     monkeypatch.setattr("ocr_phases.session.kept.kept_session", lambda **_: session)
-    monkeypatch.setattr(
-        "ocr_phases.report.engine.InProcess.execute_notebook", lambda *_, **__: None
-    )
+
+    def leave(notebook: Any, kernel: str, outcome: NotebookOutcome, **_: Any) -> Any:
+        outcome.notebook = notebook
+        return notebook
+
+    monkeypatch.setattr("ocr_phases.report.engine.InProcess.execute_notebook", leave)
 
 
 def hostile_record(path: Path) -> str:

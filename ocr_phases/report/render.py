@@ -162,6 +162,7 @@ def run_notebook(
     from papermill.engines import papermill_engines
     from papermill.exceptions import PapermillExecutionError
     from papermill.execute import execute_notebook as run_by_papermill
+    from papermill.execute import remove_error_markers
 
     source = _notebook(name)
     # A checkout that is not installed has no entry point by which papermill finds the engine.
@@ -183,6 +184,8 @@ def run_notebook(
             stills=False,
             interactive=False,
         )
+    # Papermill puts a red sentence before the cell that failed: the caller says what failed.
+    outcome.notebook = remove_error_markers(outcome.notebook)
     return outcome
 
 
