@@ -116,7 +116,7 @@ def test_a_failing_cell_leaves_the_notebook_with_its_error(
     with refused(raised):
         run(tmp_path, source, "y = 2")
     cells = read_valid(tmp_path / "out" / "done.ipynb").cells
-    assert [[output.ename for output in cell.outputs] for cell in cells] == [[], [], [named], []]
+    assert [[output.ename for output in cell.outputs] for cell in cells] == [[], [named], []]
     assert {path.name for path in (tmp_path / "out").iterdir()} == {MANIFEST_NAME, "done.ipynb"}
 
 
