@@ -23,7 +23,8 @@ TEXT_TOKENS = 18  # of the markdown prompt, with the built-in model's tokenizer
 LONG = 8192  # tokens
 VISION = ["sam", "clip", "projector"]
 CLAIMS = """\
-- vision, seven views (gundam 2x3): 2.5 TFLOP; computed {seven:.2f} TFLOP, wrong: too low by a quarter
+- vision, seven views (gundam 2x3): 2.5 TFLOP; computed {seven:.2f} TFLOP, \
+wrong: too low by a quarter
 - SAM, CLIP and projector: 393 M parameters; computed {vision:.1f} M, 2 % too low
 - language head: 131 M parameters, or 165 M; computed {head:.1f} M, the second is right
 - head over 8,192 positions: 2.15 TFLOP; computed {every:.2f} TFLOP, wrong: vocabulary of 102,400
@@ -36,11 +37,12 @@ CLAIMS = """\
 - ids and mask of 8,192 positions, ids after 512 + 8,192 tokens: 64, 8 and 70 KB; computed \
 {ids}, {mask} and {output}, right
 - activations of the vision stack: 67 MB; computed over {bias}, wrong: SAM's position bias alone
-- KV cache dominates long generations: no figure; computed {cache} of {whole}, wrong at batch 1 (8,192 tokens)
-- bytes per decode step do not depend on length: constant; computed {early} to {late}, wrong (291 to 8,192 \
-cached tokens)
-- decode step, 1,000 cached tokens, dense formula: 0.49 GFLOP; computed {dense:.2f} GFLOP, wrong: with a \
-sparse peak rate too, MFU reads {low:.1f} times too low"""
+- KV cache dominates long generations: no figure; computed {cache} of {whole}, \
+wrong at batch 1 (8,192 tokens)
+- bytes per decode step do not depend on length: constant; computed {early} to {late}, \
+wrong (291 to 8,192 cached tokens)
+- decode step, 1,000 cached tokens, dense formula: 0.49 GFLOP; computed {dense:.2f} GFLOP, \
+wrong: with a sparse peak rate too, MFU reads {low:.1f} times too low"""
 GRIDS = {"tiny": (1, 1), "small": (1, 1), "base": (1, 1), "large": (1, 1), "gundam": (2, 3)}
 
 #: The worked example: one page in gundam, cut into 2 x 3 crops, and 256 new tokens.

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 REPLACEMENTS = (
-    5, -1, 0, 1.5, math.nan, math.inf, 2**64, 10**400, True, None, "x", "", "\ud800", [], ["x"], [1],
-    [None], {}, {"x": 1}, {"x": {"y": [{}]}}, [[[[]]]],
+    5, -1, 0, 1.5, math.nan, math.inf, 2**64, 10**400, True, None, "x", "", "\ud800", [], ["x"],
+    [1], [None], {}, {"x": 1}, {"x": {"y": [{}]}}, [[[[]]]],
 )  # fmt: skip
 
 

@@ -348,46 +348,162 @@ PAGE, RUN, LONG = str(PAGES / "slide.png"), str(RECORD), "x" * 300
 #: Wrong commands: how they begin, and how each of them ends. What each is told is an approved
 #: sentence.
 WRONG = {
-    "": "|profil PAGE|report|verify|sweep|profile|compare RUN",
-    "report": "--prest tiny|PAGE --record RUN",
-    "report PAGE": "--model tny|--model dumy|--dtype fp16|--device abacus|--revision main|--kernel-steps 5|"
-    "--trust-remote-code|--generate --verify|--out LONG|--out BAD/file",
-    "report PAGE --device cpu": "--kernels|--trace|--strategy cuda_graph|--preset crop|--max-new-tokens 9999",
-    "report --record": "RUN --preset tiny --no-ceilings|RUN --trace|RUN --out LONG|LONG|RUN --truth LONG|"
-    "BAD/other.json",
-    "profile": "--from RUN --preset=tiny|--from none.json|LONG|BAD|BAD/text.png|BAD/no_pixels.png|"
-    "BAD/broken.pdf|BAD/text.png --save BAD/text.png --overwrite",
-    "profile --from": "BAD/bare.json|BAD/bare.json PAGE|BAD/smaller.json|BAD/retrained.json|"
-    "RUN --max-new-tokens 5|RUN --repeats 3 --prompt markdown|BAD/bare.json --save BAD/bare.json",
-    "profile PAGE": "--max-new-token 8|--json=1|--preset tinny|--strategy cudagraph|--vision compild|"
-    "--device cdua|--dtype bflaot16|--implementation vender|--infer pubished|--infer temprature=1|"
-    "--model dummy:layer=2|--prompt markdwon|--prompt loacte:words|--save LONG|--model LONG|"
-    "--device cuda:0,cuda:1|--max-new-tokens 0|--repeats 0|--prompt <image><image>What?|--prompt "
-    "locate|"
-    "--save BAD/file/x|--save BAD",
-    "profile PAGE --model": "BAD",
-    "verify": "BAD/text.png --save BAD/text.png --overwrite|"
-    "--record RUN --price-per-hour 0|--record RUN --price-per-hour -1|"
-    "--record RUN --price-per-hour cheap|"
-    "--record RUN --model tiny|--record RUN --out LONG|PAGE --save BAD|PAGE --record RUN",
-    "sweep": "--records .|--records . --repeats 3 --batch 1|PAGE --records .|--records LONG",
-    "sweep PAGE": "--batch 1,x|--models ,|--models tiny --model tiny|--strategies eagr|--out LONG|"
-    "--models dummy:layers=2,vocab=9,tiny,dummy:layers=2,vocab=9",
-    "compare RUN RUN": "--fail-above -5|--margin inf|--metric prefill_ms|--fail-above 5 --metric prefil_ms|"
-    "--out LONG",
-    "artifacts": "RUN --out LONG|none.json|BAD/cut.json",
-    "batch": "none.png|--render only --workers 2",
-    "batch PAGE": "--render non|--presets tiny --preset base|--render none --render-workers 1|"
-    "--wait-workers 5|--out LONG|--truth LONG|--out BAD/file|--retries -1|--timeout 0|--timeout "
-    "nan|"
-    "--timeout inf|--timeout 1e300|--render only|--wait-workers 0|--render-workers 99999|--workers "
-    "0|"
-    "--workers 99999|--workers 2 --scheduler tcp://127.0.0.1:1|--preset huge|--prompt locate:|"
-    "--strategy fast|--vision sharp|--max-new-tokens 0|--eos-check-every 0|--repeats 0|--warmup -1",
+    "": [
+        "",
+        "profil PAGE",
+        "report",
+        "verify",
+        "sweep",
+        "profile",
+        "compare RUN",
+    ],
+    "report": [
+        "--prest tiny",
+        "PAGE --record RUN",
+    ],
+    "report PAGE": [
+        "--model tny",
+        "--model dumy",
+        "--dtype fp16",
+        "--device abacus",
+        "--revision main",
+        "--kernel-steps 5",
+        "--trust-remote-code",
+        "--generate --verify",
+        "--out LONG",
+        "--out BAD/file",
+    ],
+    "report PAGE --device cpu": [
+        "--kernels",
+        "--trace",
+        "--strategy cuda_graph",
+        "--preset crop",
+        "--max-new-tokens 9999",
+    ],
+    "report --record": [
+        "RUN --preset tiny --no-ceilings",
+        "RUN --trace",
+        "RUN --out LONG",
+        "LONG",
+        "RUN --truth LONG",
+        "BAD/other.json",
+    ],
+    "profile": [
+        "--from RUN --preset=tiny",
+        "--from none.json",
+        "LONG",
+        "BAD",
+        "BAD/text.png",
+        "BAD/no_pixels.png",
+        "BAD/broken.pdf",
+        "BAD/text.png --save BAD/text.png --overwrite",
+    ],
+    "profile --from": [
+        "BAD/bare.json",
+        "BAD/bare.json PAGE",
+        "BAD/smaller.json",
+        "BAD/retrained.json",
+        "RUN --max-new-tokens 5",
+        "RUN --repeats 3 --prompt markdown",
+        "BAD/bare.json --save BAD/bare.json",
+    ],
+    "profile PAGE": [
+        "--max-new-token 8",
+        "--json=1",
+        "--preset tinny",
+        "--strategy cudagraph",
+        "--vision compild",
+        "--device cdua",
+        "--dtype bflaot16",
+        "--implementation vender",
+        "--infer pubished",
+        "--infer temprature=1",
+        "--model dummy:layer=2",
+        "--prompt markdwon",
+        "--prompt loacte:words",
+        "--save LONG",
+        "--model LONG",
+        "--device cuda:0,cuda:1",
+        "--max-new-tokens 0",
+        "--repeats 0",
+        "--prompt <image><image>What?",
+        "--prompt locate",
+        "--save BAD/file/x",
+        "--save BAD",
+    ],
+    "profile PAGE --model": [
+        "BAD",
+    ],
+    "verify": [
+        "BAD/text.png --save BAD/text.png --overwrite",
+        "--record RUN --price-per-hour 0",
+        "--record RUN --price-per-hour -1",
+        "--record RUN --price-per-hour cheap",
+        "--record RUN --model tiny",
+        "--record RUN --out LONG",
+        "PAGE --save BAD",
+        "PAGE --record RUN",
+    ],
+    "sweep": [
+        "--records .",
+        "--records . --repeats 3 --batch 1",
+        "PAGE --records .",
+        "--records LONG",
+    ],
+    "sweep PAGE": [
+        "--batch 1,x",
+        "--models ,",
+        "--models tiny --model tiny",
+        "--strategies eagr",
+        "--out LONG",
+        "--models dummy:layers=2,vocab=9,tiny,dummy:layers=2,vocab=9",
+    ],
+    "compare RUN RUN": [
+        "--fail-above -5",
+        "--margin inf",
+        "--metric prefill_ms",
+        "--fail-above 5 --metric prefil_ms",
+        "--out LONG",
+    ],
+    "artifacts": [
+        "RUN --out LONG",
+        "none.json",
+        "BAD/cut.json",
+    ],
+    "batch": [
+        "none.png",
+        "--render only --workers 2",
+    ],
+    "batch PAGE": [
+        "--render non",
+        "--presets tiny --preset base",
+        "--render none --render-workers 1",
+        "--wait-workers 5",
+        "--out LONG",
+        "--truth LONG",
+        "--out BAD/file",
+        "--retries -1",
+        "--timeout 0",
+        "--timeout nan",
+        "--timeout inf",
+        "--timeout 1e300",
+        "--render only",
+        "--wait-workers 0",
+        "--render-workers 99999",
+        "--workers 0",
+        "--workers 99999",
+        "--workers 2 --scheduler tcp://127.0.0.1:1",
+        "--preset huge",
+        "--prompt locate:",
+        "--strategy fast",
+        "--vision sharp",
+        "--max-new-tokens 0",
+        "--eos-check-every 0",
+        "--repeats 0",
+        "--warmup -1",
+    ],
 }
-WRONG_COMMANDS = [
-    f"{start} {end}".strip() for start, ends in WRONG.items() for end in ends.split("|")
-]
+WRONG_COMMANDS = [f"{start} {end}".strip() for start, ends in WRONG.items() for end in ends]
 
 
 @pytest.fixture(scope="module")

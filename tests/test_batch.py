@@ -205,10 +205,14 @@ def test_a_worker_that_dies_between_two_pages_fails_neither(tmp_path):
 
 #: What a worker does in place of its work, and what its death is told by.
 DEATHS = {
-    "import os; os.read(0, 9); os.write(0, (20).to_bytes(4, 'big') + b'{\"pages\": 1')": "exit code 0",
+    (
+        "import os; os.read(0, 9); os.write(0, (20).to_bytes(4, 'big') + b'{\"pages\": 1')"
+    ): "exit code 0",
     "import no_such_module_here": "exit code 1",
     # A process that it started holds its pipe.
-    "import subprocess, sys; subprocess.Popen(['sleep', '100'], stdin=-3); sys.exit(3)": "exit code 3",
+    (
+        "import subprocess, sys; subprocess.Popen(['sleep', '100'], stdin=-3); sys.exit(3)"
+    ): "exit code 3",
 }
 
 

@@ -24,7 +24,8 @@ LONG_RECORD = RUNS / "families" / "h100-unlimited-ocr-8000-cuda-graph.json.gz"
 NO_RUN = ".opx-run:enabled"
 MORE = ".opx-more > summary"
 TABS = ".opx-inside > .opx-tabs"
-CELLS = "() => jupyterapp.shell.currentWidget.content.widgets.map((cell) => cell.model.id + cell.model.type)"
+CELLS = """() => jupyterapp.shell.currentWidget.content.widgets
+  .map((cell) => cell.model.id + cell.model.type)"""
 #: Shortcuts of a notebook in command mode: change, insert, delete, cut, copy, paste, merge, run, go
 #: to.
 PRESSED = [*"mryabddxcv00jk", "Shift+M", "ArrowDown", "Shift+Enter", "Control+Enter", "Control+x"]
@@ -36,7 +37,8 @@ NAMELESS = """() => [...document.querySelectorAll(
     '.opx :is(input, select, button, summary, a, img, svg[role=img], [tabindex="0"])')]
   .filter((node) => node.checkVisibility()
     && !['aria-label', 'title', 'alt'].some((name) => node.getAttribute(name))
-    && ![...(node.labels ?? [])].some((label) => label.textContent.trim()) && !node.textContent.trim())
+    && ![...(node.labels ?? [])].some((label) => label.textContent.trim())
+    && !node.textContent.trim())
   .map((node) => node.outerHTML.slice(0, 200))"""
 
 WRONG = (Path(__file__).parent / "fragments.js").read_text(encoding="utf-8")
@@ -44,7 +46,8 @@ WRONG = (Path(__file__).parent / "fragments.js").read_text(encoding="utf-8")
 # Token and region that each part of the view has lit, and what the readout says.
 LIT = """() => {
   const view = document.querySelector('.opx');
-  const lit = (list, name) => [...view.querySelectorAll(list)].map((each) => Number(each.dataset[name]));
+  const lit = (list, name) =>
+    [...view.querySelectorAll(list)].map((each) => Number(each.dataset[name]));
   return {
     scrubber: Number(view.querySelector('.opv-scrubber').value),
     token: lit('.opv-token.opv-now', 'index')[0],

@@ -48,31 +48,49 @@ SIZES = {"s": 1e3, "%": 0.01, "kB": 1e3, "MB": 1e6, "GB": 1e9}
 #: What is shown, with the name of each number in angle brackets; Q is a number without a name.
 SHOWN = r"""
 Inter-token latency <inter_token_ms> median; p90 <inter_token_ms_p90>, p99 <inter_token_ms_p99>
-A decode step takes <inter_token_ms>, <times_floor> times its floor of <step_floor_ms> // ^vision <vision_ms>$
-ecode is [\w-]+: the GPU is busy <step_busy_ms> of <profiled_step_ms> per profiled step // of the <page_ms> that
+A decode step takes <inter_token_ms>, <times_floor> times its floor of <step_floor_ms>
+^vision <vision_ms>$
+ecode is [\w-]+: the GPU is busy <step_busy_ms> of <profiled_step_ms> per profiled step
+of the <page_ms> that
 decode decode step <inter_token_ms> <step_floor_ms> <times_floor> memory bandwidth
-prefill whole phase <prefill_ms> <prefill_floor_ms> Q (?:compute|memory) // prefill or more <stage_coverage>
-Each decode step: <inter_token_ms> in the median of <steps_of_all_repeats> // decode whole phase 1 <decode_ms>
-vision is 30 to 50 % of the prefill (?:in|out of) range: <vision_share> // prefill whole phase 1 <prefill_ms>
-[Pp]refill is [\w-]+: the GPU is busy <prefill_busy_ms> of <prefill_ms> // prepare whole phase 1 <prepare_ms>
-tokenised again: <text_tokens> tokens, a ratio of <compression_ratio> // Time to first token <ttft_ms> prepare
-<decode_peak_bytes> in decode, <prefill_peak_bytes> in the prefill // Decode <decode_ms> <decode_steps> steps?
+prefill whole phase <prefill_ms> <prefill_floor_ms> Q (?:compute|memory)
+prefill or more <stage_coverage>
+Each decode step: <inter_token_ms> in the median of <steps_of_all_repeats>
+decode whole phase 1 <decode_ms>
+vision is 30 to 50 % of the prefill (?:in|out of) range: <vision_share>
+prefill whole phase 1 <prefill_ms>
+[Pp]refill is [\w-]+: the GPU is busy <prefill_busy_ms> of <prefill_ms>
+prepare whole phase 1 <prepare_ms>
+tokenised again: <text_tokens> tokens, a ratio of <compression_ratio>
+Time to first token <ttft_ms> prepare
+<decode_peak_bytes> in decode, <prefill_peak_bytes> in the prefill
+Decode <decode_ms> <decode_steps> steps?
 15 decode steps (?:in|out of) range: <prefill_in_steps> steps
 generate\(\) read this page in <generate_ms>\.
-<tokens> generated tokens from <valid_image_tokens> valid // Prefill <prefill_ms> <prefill_len> prompt tokens
+<tokens> generated tokens from <valid_image_tokens> valid
+Prefill <prefill_ms> <prefill_len> prompt tokens
 Vision share <vision_share> <vision_ms> of the prefill's <prefill_ms>
 a compression ratio of <generated_compression_ratio>
-Vision is <vision_share> of a prefill of <prefill_ms> // 50 to 200 ms (?:in|out of) range: <prefill_ms>
-per token (?:in|out of) range: <inter_token_ms> // as long as <prefill_in_steps> decode steps\.
-a step keeps the GPU busy for <step_busy_ms> // generate\(\) <generate_ms> <tokens> tokens
-decode step, <times_floor> times its floor // KV cache <kv_cache_bytes> \S+ \S+ per token
-prefill <prefill_ms>, decode <decode_ms>> // ^decode <decode_ms>$
-vision is <vision_share> of the prefill // shortest decode step is <inter_token_ms> // ^prepare <prepare_ms>$
-became <growth> (?:slower|faster) over // Tokens per second <tokens_per_s> mean // Peak memory <peak_bytes> in
+Vision is <vision_share> of a prefill of <prefill_ms>
+50 to 200 ms (?:in|out of) range: <prefill_ms>
+per token (?:in|out of) range: <inter_token_ms>
+as long as <prefill_in_steps> decode steps\.
+a step keeps the GPU busy for <step_busy_ms>
+generate\(\) <generate_ms> <tokens> tokens
+decode step, <times_floor> times its floor
+KV cache <kv_cache_bytes> \S+ \S+ per token
+prefill <prefill_ms>, decode <decode_ms>>
+^decode <decode_ms>$
+vision is <vision_share> of the prefill
+shortest decode step is <inter_token_ms>
+^prepare <prepare_ms>$
+became <growth> (?:slower|faster) over
+Tokens per second <tokens_per_s> mean
+Peak memory <peak_bytes> in
 per cached token, -?<growth> of a step
 """
 LINES = re.sub(r"<(\w+)>", r"(?P<\1>Q)", SHOWN.strip()).replace("Q", NUMBER)
-PATTERNS = [re.compile(line, re.MULTILINE) for line in re.split(" // |\n", LINES)]
+PATTERNS = [re.compile(line, re.MULTILINE) for line in LINES.splitlines()]
 
 
 def texts(run):
