@@ -384,19 +384,28 @@ def _wrong_type(
 
 
 def check_known(
-    what: str | Keyword, name: Any, known: Collection[str], of: str = "", more: str = ""
+    what: str | Keyword,
+    name: Any,
+    known: Collection[str],
+    of: str = "",
+    more: str = "",
+    listed_in: str = "",
 ) -> None:
     """Raise `OcrPhasesError` for a name of a ``what`` that is none of ``known``, with the nearest
     of them.
 
     ``what`` is a `Keyword` where a setting has the name, and then the error is a `SettingError`.
-    ``of`` says whose names they are, ``more`` what else there is.
+    ``of`` says whose names they are, ``more`` what else there is. ``listed_in`` says where names
+    stand that are too many for a sentence.
     """
     if name in known:
         return
     whose = f" of {of}" if of else ""
     hint = nearest(str(name), known)
-    rest = f" {name!r}{whose}: use {any_of(known)}{more}.{hint}"
+    choice = any_of(known)
+    if listed_in:
+        choice = f"one of the {len(known)} in {listed_in}"
+    rest = f" {name!r}{whose}: use {choice}{more}.{hint}"
     if isinstance(what, Keyword):
         raise SettingError(what.name, "Unknown ", what, rest)
     raise OcrPhasesError(f"Unknown {what}{rest}")

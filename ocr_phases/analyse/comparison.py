@@ -243,7 +243,8 @@ class ComparedRecords(Hinted):
             table = ComparedRecords(self.runs, self.labels, judged=metrics).table
         rows = table[table["metric"].isin(metrics or self.figures) & table["difference"].notna()]
         for name in metrics:
-            check_known("metric", name, [*table["metric"], *MEASURES])
+            known = list(dict.fromkeys([*table["metric"], *MEASURES]))
+            check_known("metric", name, known, listed_in="the table that compare prints")
             lacks = ", ".join({*self.labels[1:]} - {*rows.loc[rows["metric"] == name, "run"]})
             if lacks:
                 raise OcrPhasesError(
