@@ -193,6 +193,15 @@ def driven(
 
 
 @pytest.fixture(scope="module")
+def one_thread() -> Iterator[None]:
+    """More threads than cores that are free would wait for each other in models of a few layers."""
+    from ocr_phases.models.devices import cpu_threads
+
+    with cpu_threads(1):
+        yield
+
+
+@pytest.fixture(scope="module")
 def pixels_seen_once(golden_session: OCRSession) -> Iterator[None]:
     from golden_cases import seen_once
 

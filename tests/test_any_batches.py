@@ -10,18 +10,11 @@ from PIL import Image
 
 from ocr_phases import OcrPhasesError, OCRSession
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 ASKED = {"max_new_tokens": 4, "repeats": 1, "warmup": 0, "ignore_eos": True, "ceilings": False}
 #: Classes that treat the padding of prompts and of pages in different ways.
 KINDS = ("idefics3", "internvl", "lighton_ocr", "llava_onevision")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """More threads than cores that are free would wait for each other in models this small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -16,21 +16,14 @@ from ocr_phases.models import processors
 from ocr_phases.models.anyclass import any_interface
 from ocr_phases.models.processors import render_chat
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PAGE = PAGES / "receipt.png"
 ASKED = {"max_new_tokens": 8, "repeats": 1, "ignore_eos": True, "ceilings": False}
 #: The classes whose reports are written: the others' have the same parts.
 REPORTED = ("gemma3", "qwen2_5_vl")
 #: Where the projector hangs inside the encoder, whose time then holds its own.
 MERGED = {"qwen2_5_vl", "qwen3_vl", "glm_ocr", "granite_docling"}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """More threads than cores that are free would wait for each other in models this small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -16,17 +16,10 @@ from ocr_phases.engines.vllm_worker import watched_modules
 from ocr_phases.models.processors import default_image_processor
 from ocr_phases.session.sweeps import sweep
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 PAGE = PAGES / "receipt.png"
 ASKED = {"max_new_tokens": 4, "repeats": 1, "ceilings": False}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """More threads than cores that are free would wait for each other in models this small."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def config_of(name, folder):

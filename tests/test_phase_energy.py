@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
 
+import msgspec
 import pytest
 import torch
 from conftest import PAGES
@@ -109,13 +110,7 @@ def with_energy(**changes: object) -> PhaseRun:
         decode_steps=200,
         idle_w=20.0,
     )
-    return replace(make_run(), phase_energy=replace_part(energy, **changes))
-
-
-def replace_part(part: PhaseEnergyPart, **changes: object) -> PhaseEnergyPart:
-    import msgspec
-
-    return msgspec.structs.replace(part, **changes)
+    return replace(make_run(), phase_energy=msgspec.structs.replace(energy, **changes))
 
 
 def test_a_page_is_prefill_and_decode_and_vision_is_a_part_of_the_prefill() -> None:

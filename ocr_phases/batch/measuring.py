@@ -57,6 +57,8 @@ def measure_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
     why_no_report = ""
     if request["mode"] == "notebook" and find_spec("papermill") is not None:
         why_no_report = _measure_in_notebook(place, job, price)
+        with refusing_as("output"):
+            run = PhaseRun.load(place / RECORD)
     else:
         if request["mode"] == "notebook":
             why_no_report = "This worker has no papermill."
@@ -65,7 +67,6 @@ def measure_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
         with refusing_as("output"):
             write_into(place, {RECORD: run.to_json()})
     with refusing_as("output"):
-        run = PhaseRun.load(place / RECORD)
         if job.sha256 not in (None, run.page.sha256):
             reason = "was changed in the meantime: the same command takes it as it is."
             raise Refused("page", f"{job.name} {reason}")

@@ -8,7 +8,6 @@ everything that is timed.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import perf_counter
@@ -19,14 +18,13 @@ from torch import nn
 
 from ocr_phases.collectors.energy import EnergyCounter, joules_between
 from ocr_phases.inputs.processed import ModelInputs
-from ocr_phases.models.caches import cache_length, rewind
 from ocr_phases.models.devices import device_of
 from ocr_phases.models.interface import TimedPart
 from ocr_phases.models.wiring import interface_of
 from ocr_phases.record.parts import PhaseEnergyPart
 from ocr_phases.stages import VISION_ROLES
 from ocr_phases.steps import phases
-from ocr_phases.steps.phases import DecodeState, Step
+from ocr_phases.steps.phases import Step
 
 #: How long each phase is repeated, at least. The counter moves every tenth of a second, so that
 #: the ends of this window are uncertain by about 3 % of it.
@@ -121,7 +119,7 @@ def measure_phase_energy(
 
     def run_decode() -> None:
         phases.decode(
-            model, _copy_of(state), decode_steps + 1, eos_check_every=decode_steps, step=step
+            model, state.copied(), decode_steps + 1, eos_check_every=decode_steps, step=step
         )
 
     works: dict[str, Callable[[], None]] = {}
@@ -174,19 +172,3 @@ def _vision_parts(model: nn.Module) -> list[TimedPart]:
     """The parts of the model that are vision and lie in no other part."""
     parts = interface_of(model).timed_parts(model)
     return [part for part in parts if part.role in VISION_ROLES and part.inside is None]
-
-
-def _copy_of(state: DecodeState) -> DecodeState:
-    """The state after the prefill once more: decode changes what it is given."""
-    again = copy.copy(state)
-    if cache_length(state.cache) is None:
-        rewind(state.cache, state.length)
-    else:
-        again.cache = copy.deepcopy(state.cache)
-    again.lengths = list(state.lengths)
-    again.entries = list(state.entries)
-    again.layer_bytes = list(state.layer_bytes)
-    again.sums = list(state.sums)
-    again.ids = [list(ids) for ids in state.ids]
-    again.unread = list(state.unread)
-    return again

@@ -17,7 +17,6 @@ LONGEST_HEADER = 100_000_000
 #: Of a file this many bytes say what it is.
 START = 512
 _SINGLE = "model.safetensors"
-_INDEX = "model.safetensors.index.json"
 
 _FETCH_LFS = (
     "is a Git LFS pointer, the note that git keeps in the place of a large file: run "

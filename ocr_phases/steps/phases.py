@@ -9,6 +9,7 @@ measured under it would be of something else.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from ocr_phases.models.caches import (
     drop_last,
     held_entries,
     layers_of_kinds,
+    rewind,
 )
 from ocr_phases.models.interface import ModelInterface
 from ocr_phases.models.wiring import interface_of
@@ -105,6 +107,25 @@ class DecodeState(Hinted):
     step_sums: Tensor | None = None
     ids: list[list[int]] = field(default_factory=list)
     unread: list[Tensor] = field(default_factory=list)
+
+    def copied(self) -> DecodeState:
+        """This state once more, because decode changes the one that it is given.
+
+        A cache that grows is copied. A static cache is shared, and set back to this state's length:
+        only one of the states that share it can be decoded at a time.
+        """
+        again = copy.copy(self)
+        if cache_length(self.cache) is None:
+            rewind(self.cache, self.length)
+        else:
+            again.cache = copy.deepcopy(self.cache)
+        again.lengths = list(self.lengths)
+        again.entries = list(self.entries)
+        again.layer_bytes = list(self.layer_bytes)
+        again.sums = list(self.sums)
+        again.ids = [list(ids) for ids in self.ids]
+        again.unread = list(self.unread)
+        return again
 
     @classmethod
     def _name_here(cls, name: str) -> str | None:
