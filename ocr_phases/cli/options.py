@@ -31,7 +31,8 @@ OF_SERVERS = (FAMILY, "engine", "extra_body")
 #: The settings that a list of pages may have.
 BATCH = [name for name in EVERY if name not in (*VENDOR, "revision", PRICE)]
 #: The settings of a run that all cells of a sweep share; its lists give the others.
-SHARED = ("prompt", "infer", "ignore_eos", "repeats", "warmup", "seed")
+SIZES = ("base_size", "image_size", "crop_mode", "min_crops", "max_crops")
+SHARED = ("prompt", *SIZES, "infer", "ignore_eos", "repeats", "warmup", "seed")
 #: The settings that are options of a verb.
 SETTINGS = {
     "report": [*EVERY, *KERNELS],
