@@ -515,7 +515,9 @@ def test_other_sizes_take_as_many_tokens_as_the_publishers_code_recorded(
 
 # Batches; that a padded row reads as its page alone is held by whole runs
 
-SMALL = Preset("test", 128, 64, True)  # other sizes than the published ones keep the tests fast
+SMALL = Preset(
+    "test", 128, 64, True, small_side=64
+)  # other sizes than the published ones keep the tests fast
 
 
 @pytest.mark.parametrize("size", [(1, 1), (641, 640), (20_000, 1), (1, 20_000), (50, 20_000)])

@@ -412,7 +412,7 @@ class FamilyFacts:
             name = next(iter(asked))
             raise SettingError(
                 name,
-                f"How {self.title} cuts a page is its processor's: leave ",
+                f"The processor of {self.title} decides how a page is cut: leave ",
                 Keyword(name, asked[name]),
                 " out, or name the model's family.",
             )
