@@ -568,6 +568,10 @@ class Settings(Hinted, RunSettings, ModelSettings):
         """The keywords of ``load``."""
         return {name: getattr(self, name) for name in setting_names(ModelSettings)}
 
+    def of_prepare(self) -> dict[str, Any]:
+        """The keywords of ``prepare``."""
+        return {name: getattr(self, name) for name in PREPARE_SETTINGS}
+
     def of_run(self) -> dict[str, Any]:
         """The keywords of ``run_inference``."""
         return {name: getattr(self, name) for name in setting_names(RunSettings)}
@@ -575,6 +579,19 @@ class Settings(Hinted, RunSettings, ModelSettings):
 
 # A dataclass makes its own __init__, so the sentence about a wrong keyword is put around it here.
 Settings.__init__ = explain_wrong_calls(Settings.__init__)  # type: ignore[method-assign]
+
+#: The settings of a run that `OCRSession.prepare` takes, too.
+PREPARE_SETTINGS = (
+    "prompt",
+    "preset",
+    "base_size",
+    "image_size",
+    "crop_mode",
+    "min_crops",
+    "max_crops",
+    "infer",
+    "grounding",
+)
 
 #: The settings of a run that its record keeps in ``request``.
 REQUEST_SETTINGS = [

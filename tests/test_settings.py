@@ -116,6 +116,11 @@ def test_a_docstring_has_the_help_of_every_setting(call):
             )
 
 
+def test_settings_give_the_keywords_of_prepare():
+    parameters = set(inspect.signature(OCRSession.prepare).parameters)
+    assert set(Settings().of_prepare()) == parameters - {"self", "page", "max_new_tokens"}
+
+
 def test_an_error_knows_which_call_takes_a_setting():
     assert {*TAKEN_BY["OCRSession.load"], "model"} == set(setting_names(ModelSettings))
     assert set(TAKEN_BY["OCRSession.run_inference"]) == {
