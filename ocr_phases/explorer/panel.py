@@ -168,7 +168,7 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
     fields = traitlets.List(traitlets.Dict()).tag(sync=True)
     told = traitlets.Unicode("").tag(sync=True)
     data = traitlets.Dict().tag(sync=True)
-    curves = traitlets.List(traitlets.Any()).tag(sync=True)
+    curves: traitlets.List[Any] = traitlets.List().tag(sync=True)
     head = traitlets.Unicode("").tag(sync=True)
     parts = traitlets.Dict().tag(sync=True)
     records = traitlets.Unicode("").tag(sync=True)

@@ -188,7 +188,7 @@ class _CurveWidget(_RecordWidget):
     """
 
     others: Any = traitlets.Any(default_value=())
-    curves = traitlets.List(traitlets.Any()).tag(sync=True)
+    curves: traitlets.List[Any] = traitlets.List().tag(sync=True)
 
     def __init__(
         self, run: Record, row: int = 0, *, others: Sequence[Record] = (), **values: Any
