@@ -443,6 +443,10 @@ WRONG = {
         "--record RUN --out LONG",
         "PAGE --save BAD",
         "PAGE --record RUN",
+        "PAGE --published tiny",
+        "--published tiny --prompt free --no-embed-page",
+        "--published http://127.0.0.1:9/v1",
+        "--published BAD",
     ],
     "sweep": [
         "--records .",

@@ -178,7 +178,17 @@ def _add_verify(command: argparse.ArgumentParser) -> None:
     _add_truth(command)
     _add_served_model(command)
     command.add_argument(
-        "--out", type=Path, metavar="DIR", help="folder for verify.html (default: none)"
+        "--published",
+        metavar="MODEL",
+        help="check published weights, a folder or hub id such as deepseek-ai/DeepSeek-OCR, on "
+        "three sample pages, and write one file without private data to share",
+    )
+    command.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder for verify.html (default: none), or for what --published writes (default: "
+        "ocr_phases_published, or with a number)",
     )
     command.add_argument("--record", help="check this run.json instead of measuring")
     command.add_argument("--save", help="file for the record (default: none)")

@@ -51,6 +51,7 @@ from ocr_phases.measure.runs import (
 from ocr_phases.measure.verdicts import one_sentence, unknown_check
 from ocr_phases.models.devices import cpu_threads, device_of
 from ocr_phases.models.load import Checkpoint, TokenReader
+from ocr_phases.models.text_model import position_limit
 from ocr_phases.record import make_spans
 from ocr_phases.record.parts import (
     CachePart,
@@ -162,15 +163,16 @@ class Measurement:
         )
         self.packed, self.pages = pack_rows(checkpoint, request, NoTimeline())
         prompt_tokens = self.packed.prefill_len
-        positions = checkpoint.model.config.get_text_config().max_position_embeddings
-        free_positions = positions - prompt_tokens
+        positions = position_limit(checkpoint.model)
         if settings.max_new_tokens is None and is_published(settings.infer):
-            limit = published_tokens(family, prompt_tokens, free_positions)
+            limit = published_tokens(family, prompt_tokens, positions)
             request = replace(request, max_new_tokens=limit)
         if request.kernels:
             check_kernels(self.device, generate=request.generate, trace=request.kernel_trace)
         check_strategy(request, checkpoint.interface, self.device)
-        _check_positions(prompt_tokens, request.max_new_tokens, positions)
+        if positions is not None:
+            smaller = "choose a smaller preset" if checkpoint.packer is None else "shrink the page"
+            _check_positions(prompt_tokens, request.max_new_tokens, positions, smaller)
         self.request = request
         #: The tokens that end a row; none where the end is ignored.
         self.end_tokens = () if request.ignore_eos else checkpoint.generation.end_tokens
@@ -653,14 +655,15 @@ class Measurement:
         return parts
 
 
-def _check_positions(prompt_tokens: int, new_tokens: int, positions: int) -> None:
-    """Raise `OcrPhasesError` where prompt and new tokens do not fit the model's positions."""
+def _check_positions(prompt_tokens: int, new_tokens: int, positions: int, smaller: str) -> None:
+    """Raise `OcrPhasesError` where prompt and new tokens do not fit the model's positions.
+
+    ``smaller`` says what makes the prompt itself shorter.
+    """
     free_positions = positions - prompt_tokens
     if new_tokens <= free_positions:
         return
-    remedy = (
-        f"ask for at most {free_positions}" if free_positions > 0 else "choose a smaller preset"
-    )
+    remedy = f"ask for at most {free_positions}" if free_positions > 0 else smaller
     raise OcrPhasesError(
         f"{prompt_tokens} prompt tokens and {new_tokens} new ones exceed the model's "
         f"{positions} positions: {remedy}."

@@ -144,17 +144,18 @@ def _check_uncut(settings: RunSettings, family: FamilyFacts, preset: str) -> Non
         )
 
 
-def published_tokens(family: FamilyFacts, prompt_tokens: int, free_positions: int) -> int:
+def published_tokens(family: FamilyFacts, prompt_tokens: int, positions: int | None) -> int:
     """How many new tokens the published code makes after a prompt, at least one.
 
-    ``free_positions`` are those that the model has left behind the prompt.
+    ``positions`` are those that the model has for prompt and new tokens; None for no limit.
     """
-    limit = family.published_limit
-    if limit is None:
-        return max(1, free_positions)
-    if family.limit_has_prompt:
-        limit -= prompt_tokens
-    return max(1, min(limit, free_positions))
+    limits = []
+    if family.published_limit is not None:
+        prompt_share = prompt_tokens if family.limit_has_prompt else 0
+        limits.append(family.published_limit - prompt_share)
+    if positions is not None:
+        limits.append(positions - prompt_tokens)
+    return max(1, min(limits, default=NEW_TOKENS))
 
 
 def recorded_settings(record: Record) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from ocr_phases.measure.runs import OnProgress, OnRunTokens
 from ocr_phases.models.folders import local_folder
 from ocr_phases.models.load import adopt, load_checkpoint
 from ocr_phases.models.references import references
+from ocr_phases.models.text_model import language_model_text, position_limit
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.results.sweep import SweepResult
 from ocr_phases.session.sweeps import Sweep
@@ -364,7 +365,7 @@ class OCRSession(Hinted):
         return f"{type(self).__name__}({self.checkpoint.name!r}, {settings})"
 
     def _facts(self) -> dict[str, Any]:
-        text = self.model.config.get_text_config()
+        longest = position_limit(self.model)
         parameters = self.interface.parameters(self.model)
         return {
             "family": f"{self.family.name}, {self.interface.implementation} class",
@@ -374,8 +375,8 @@ class OCRSession(Hinted):
                 stage_title(name): millions_text(count) for name, count in parameters.items()
             },
             "weights_bytes": self.model.get_memory_footprint(return_buffers=False),
-            "language model": f"{text.num_hidden_layers} layers, hidden size {text.hidden_size:,}",
-            "longest sequence": f"{text.max_position_embeddings:,} tokens",
+            "language model": language_model_text(self.model),
+            "longest sequence": "no limit" if longest is None else f"{longest:,} tokens",
         }
 
     def __str__(self) -> str:
