@@ -32,7 +32,8 @@ from ocr_phases.cli import main
 from ocr_phases.record.parts import to_plain
 from ocr_phases.record.schema import TrueRegion, Truth
 from ocr_phases.show.page_and_text import quality_section
-from ocr_phases.show.text_quality import edits_html, quality_html
+from ocr_phases.show.text_quality import edits_html, outcome_boxes, quality_html
+from ocr_phases.text import percent_text
 
 WORDS = st.lists(st.text(alphabet="abcdeäß1", min_size=1, max_size=4), min_size=1, max_size=12).map(
     " ".join
@@ -259,6 +260,17 @@ def test_regions_are_paired_by_their_boxes() -> None:
     missing, extra = found.iloc[2], found.iloc[4]
     assert (missing["true"], missing["written"], missing["cer"]) == ("Only on the page", "", 1.0)
     assert extra["true"] == "" and extra["cer"] != extra["cer"]
+
+
+def test_a_tag_on_the_page_says_what_became_of_a_region() -> None:
+    first, second, picture, _, last = TRUTH.regions
+    lost = TrueRegion("text", (60, 910, 930, 990), "Only on the page")
+    more = msgspec.structs.replace(second, text=f"{second.text} more")
+    truth = changed(regions=(first, more, lost, picture, last))
+    boxes = outcome_boxes(quality.region_differences(make_run(), truth), (1000, 1000))
+    error_rate = percent_text(len(" more") / len(plain_text(more.text)))
+    tags = [box.text for box in boxes]
+    assert tags == ["0", f"1 {error_rate}", "missing", "2", "3 extra", "4"]
 
 
 def test_without_boxes_words_go_to_the_regions_they_meet() -> None:
