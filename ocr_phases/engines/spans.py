@@ -112,7 +112,7 @@ def _spans(
     """
     first = run.times[0]
     last = run.times[-1]
-    spans = []
+    spans: list[AnswerSpan] = []
     if server_times or stages:
         begin = _prefill_begin(server_times, stages, first)
         spans += _before_prefill(server_times, begin)
