@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ocr_phases.batch.archive import Entry, finished, read_listing
+from ocr_phases.batch.archive import Entry, finished_status, read_listing
 from ocr_phases.batch.jobs import Job
 from ocr_phases.files import (
     PAGED_SUFFIXES,
@@ -181,7 +181,7 @@ def _readings(out: Path) -> Iterator[_Reading]:
             continue
         seen.add(job.id)
         folder = out / entry["folder"]
-        yield _Reading(job, folder if finished(folder, job.id) else None)
+        yield _Reading(job, folder if finished_status(folder, job.id) else None)
 
 
 def _job(entry: Entry) -> Job | None:
