@@ -32,7 +32,8 @@ from ocr_phases.cli import main
 from ocr_phases.record.parts import to_plain
 from ocr_phases.record.schema import TrueRegion, Truth
 from ocr_phases.show.page_and_text import quality_section
-from ocr_phases.show.text_quality import edits_html, quality_html
+from ocr_phases.show.text_quality import edits_html, outcome_boxes, quality_html
+from ocr_phases.text import percent_text
 
 WORDS = st.lists(st.text(alphabet="abcdeäß1", min_size=1, max_size=4), min_size=1, max_size=12).map(
     " ".join
@@ -323,14 +324,18 @@ def test_a_text_that_is_right_has_no_differences() -> None:
     assert quality_of(run.with_truth(TRUTH))["cer"] == 0.0
 
 
-def test_regions_are_paired_by_their_boxes() -> None:
-    title, text, picture, table, last = TRUTH.regions
+def truth_of_other_regions() -> Truth:
+    """The example's truth with a longer text and a region more, and without the table."""
+    title, text, picture, _, last = TRUTH.regions
     longer_text = msgspec.structs.replace(text, text=f"{text.text} more")
     lost = TrueRegion("text", (60, 910, 930, 990), "Only on the page")
-    truth = truth_with(regions=(title, longer_text, lost, picture, last))
-    found = quality.region_differences(make_run(), truth)
+    return truth_with(regions=(title, longer_text, lost, picture, last))
+
+
+def test_regions_are_paired_by_their_boxes() -> None:
+    found = quality.region_differences(make_run(), truth_of_other_regions())
     assert found["outcome"].tolist() == ["equal", "different", "missing", "equal", "extra", "equal"]
-    assert found["label"].tolist() == ["title", "text", "text", "image", table.label, "text"]
+    assert found["label"].tolist() == ["title", "text", "text", "image", "table", "text"]
 
     missing = found.iloc[2]
     assert missing["true"] == "Only on the page"
@@ -340,6 +345,15 @@ def test_regions_are_paired_by_their_boxes() -> None:
     extra = found.iloc[4]
     assert extra["true"] == ""
     assert np.isnan(extra["cer"])
+
+
+def test_a_tag_on_the_page_says_what_became_of_a_region() -> None:
+    truth = truth_of_other_regions()
+    boxes = outcome_boxes(quality.region_differences(make_run(), truth), (1000, 1000))
+    longer_text = truth.regions[1].text
+    error_rate = percent_text(len(" more") / len(plain_text(longer_text)))
+    tags = [box.text for box in boxes]
+    assert tags == ["0", f"1 {error_rate}", "missing", "2", "3 extra", "4"]
 
 
 def test_words_of_a_truth_without_boxes_go_to_the_regions_they_meet() -> None:
