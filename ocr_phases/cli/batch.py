@@ -56,7 +56,6 @@ def run(arguments: argparse.Namespace) -> int:
             raise
         pages = write_index(out, arguments.price_per_hour)
         index = wrote(out / "index.html")
-        result |= _export(out, arguments)
     failed = pages.loc[pages["reason"] != "", ["page", "reason"]]
     _print_reasons(failed.itertuples(index=False, name=None))
     more = max(0, len(failed) - _SHOWN_FAILURES)
@@ -68,6 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     result["more_failures"] = more
     result["index"] = index
     arguments.result = result
+    result |= _export(out, arguments)  # it may be refused, and what was measured is told then, too
     if FAILED in set(pages["status"]) or reports_failed or truths_failed:
         return Exit.FAILED
     return Exit.DONE
