@@ -75,9 +75,7 @@ def write_cells(page, name, without=(), only=()):
     """Write the cells of explore.ipynb into a notebook of the server: all but some, or some."""
     notebook = nbformat.read(lab.REPOSITORY / "notebooks" / "explore.ipynb", as_version=4)
     notebook.cells = [
-        cell
-        for cell in notebook.cells
-        if cell.id not in without and (not only or cell.id in only)
+        cell for cell in notebook.cells if cell.id not in without and (not only or cell.id in only)
     ]
     nbformat.write(notebook, page.root / name)
 
