@@ -46,7 +46,7 @@ from ocr_phases.models.load import load_tokenizer
 from ocr_phases.record.parts import to_plain
 from ocr_phases.settings import ModelSettings, Settings
 from ocr_phases.steps.preparing import announce
-from ocr_phases.view.data import markdown_html
+from ocr_phases.view.data import markdown_html, row_data
 
 AGAIN = "Measure again with 8 repeats"
 JPEG = "data:image/jpeg;base64,"
@@ -589,6 +589,34 @@ def test_two_ticked_records_are_compared_with_the_pinned_one(run):
     assert explorer.compared == ""
 
 
+def test_two_ticked_records_are_drawn_over_one_another_and_the_page_is_the_first_one_s(run):
+    other, third = make_run(seed=5, crops=False), make_run(seed=6, text=_MARKED)
+    explorer = Explorer(runs=[third, other, run], keep=None)
+    shown, first, second = explorer.rows[:3]
+    explorer.ticked = [first.key]
+    assert (explorer.run, explorer.curves) == (shown.run, [])
+    explorer.ticked = [first.key, second.key]
+    assert explorer.run is first.run
+    assert explorer.data["texts"] == row_data(first.run, 0)["texts"]
+    assert [curve["tokens"] for curve in explorer.curves] == [
+        first.run.token_count,
+        second.run.token_count,
+    ]
+    assert says(explorer.compared, "The view Page draws the latency curves of these 2 records")
+    Browser(explorer).ask("show", key=second.key)  # whose page is now shown, over the same curves
+    assert explorer.run is second.run
+    assert len(explorer.curves) == 2
+    explorer.ticked = []
+    assert (explorer.run, explorer.curves) == (second.run, [])
+
+
+def test_of_many_ticked_records_six_curves_are_drawn_and_the_page_says_so(run):
+    explorer = Explorer(runs=[make_run(seed=seed) for seed in range(8)], keep=None)
+    explorer.ticked = [record.key for record in explorer.rows[:8]]
+    assert len(explorer.curves) == 6
+    assert says(explorer.compared, "the latency curves of the first 6 of these records")
+
+
 def test_a_report_is_made_of_a_record(explorer, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pyproject.toml").touch()
@@ -634,8 +662,10 @@ def test_a_run_is_measured_in_its_thread_watched_and_repeated_over_its_curve(qui
     assert quick.live_page.startswith(JPEG)
     Browser(quick).ask("again", label=AGAIN)
     assert len(quick.run.repeats) == 8
-    assert quick.data["before"][1:] == pytest.approx(
-        first.token_table["device_ms"][1:].tolist(), abs=1e-4
+    now, before = quick.curves
+    assert (now["name"], before["name"]) == ("now", "before")
+    assert [ms for _, ms in before["points"]] == pytest.approx(
+        first.token_table["device_ms"].dropna().tolist(), abs=1e-4
     )
     assert quick.runs[1] is first and len(quick.runs) == shown + 2
 

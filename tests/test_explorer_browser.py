@@ -77,7 +77,10 @@ def panel(tmp_path_factory):
     with lab.jupyter_lab(folder) as address, lab.chromium() as browser:
         page = browser.new_page(viewport={"width": 1280, "height": 800})
         page.set_default_timeout(60_000)
-        page.asked_for, page.address, page.root, page.errors = [], address, folder / "root", []
+        page.address = address
+        page.root = folder / "root"
+        page.asked_for = []
+        page.errors = []
         page.on("request", lambda request: page.asked_for.append(request.url))
         page.on("pageerror", lambda error: page.errors.append(str(error)))
         lab.open_notebook(page, address)
@@ -89,16 +92,14 @@ def panel(tmp_path_factory):
 
 
 def test_a_finished_record_is_in_sight_at_once_with_few_controls(panel):
-    bar_of_phases, page = (
-        panel.locator(name).first.bounding_box() for name in (".opx .op-bar", ".opv-page")
-    )
-    assert bar_of_phases["y"] < page["y"] < 600  # of 800, without scrolling
-    box = panel.locator(".opx").bounding_box()
-    assert box["height"] <= 720
+    phase_bar = panel.locator(".opx .op-bar").first.bounding_box()
+    page = panel.locator(".opv-page").first.bounding_box()
+    assert phase_bar["y"] < page["y"] < 600  # of 800, without scrolling
+    assert panel.locator(".opx").bounding_box()["height"] <= 720
     for part in (".opv-page .opv-box >> nth=4", ".opv .opv-line", ".opx-headline", ".opx-stop"):
         assert panel.locator(part).is_visible(), part
-    bar = panel.locator(".opx-bar :is(button, select, summary):visible").count()
-    assert bar + panel.locator(TABS).count() <= 8
+    controls = panel.locator(".opx-bar :is(button, select, summary):visible").count()
+    assert controls + panel.locator(TABS).count() <= 8
     chosen = panel.locator(".opx-quick select").evaluate_all(
         "(all) => all.map((one) => one.selectedOptions[0].text).join(' ')"
     )
@@ -147,10 +148,8 @@ def test_text_curve_and_boxes_grow_while_the_page_is_read(panel, ran):
     assert len(first_view.split()) <= 260
 
 
-def lit(page, token, region=None):
-    """Everything shows this token; and this region, which the receipt's numbers have in their
-    order.
-    """
+def assert_lit(page, token, region=None):
+    """Everything shows this token, and this region: the receipt's regions are numbered in order."""
     page.wait_for_function(f"({LIT})().token === {token}")
     found = page.evaluate(LIT)
     assert found["scrubber"] == token
@@ -169,11 +168,12 @@ def view(panel, ran):
     panel.focus(".opv-scrubber")
     panel.keyboard.press("Home")
     panel.mouse.move(0, 0)
-    lit(panel, 0, 0)
+    assert_lit(panel, 0, 0)
     return panel.locator("[data-pane=page]")
 
 
 def token_of(page, region):
+    """The first token of a region."""
     tokens = page.locator(f".opv-stretch[data-region='{region}'] .opv-token")
     return int(tokens.first.get_attribute("data-index"))
 
@@ -183,10 +183,10 @@ def test_keys_move_through_tokens_and_regions(panel, view):
     moves = {"ArrowRight": 1, "Shift+ArrowRight": 11, "ArrowLeft": 10, "End": last, "Home": 0}
     for key, token in moves.items():
         panel.keyboard.press(key)
-        lit(panel, token)
+        assert_lit(panel, token)
     for key, region in (("n", 1), ("n", 2), ("p", 1)):
         panel.keyboard.press(key)
-        lit(panel, token_of(panel, region), region)
+        assert_lit(panel, token_of(panel, region), region)
     panel.keyboard.press("s")
     assert view.locator(".opv-slowest").evaluate("(list) => list.selectedIndex") == 0
     view.locator(".opv-regions").focus()
@@ -198,25 +198,28 @@ def test_keys_move_through_tokens_and_regions(panel, view):
 def test_a_click_or_the_pointer_lights_up_everything(panel, view):
     box = view.locator(".opv-region[data-region='2'] .opv-box")
     box.hover(position={"x": 5, "y": 5})
-    lit(panel, token_of(panel, 2), 2)
+    assert_lit(panel, token_of(panel, 2), 2)
     assert "region 2 table" in panel.inner_text(".opv-readout")
     panel.mouse.move(0, 0)
-    lit(panel, 0, 0)
+    assert_lit(panel, 0, 0)
     box.click(position={"x": 5, "y": 5})
-    lit(panel, token_of(panel, 2), 2)
+    assert_lit(panel, token_of(panel, 2), 2)
     view.locator(".opv-regions option").nth(1).click()
-    lit(panel, token_of(panel, 1), 1)
+    assert_lit(panel, token_of(panel, 1), 1)
     place = view.locator(".opv-curve").bounding_box()
     panel.mouse.click(place["x"] + 0.998 * place["width"], place["y"] + 0.5 * place["height"])
-    lit(panel, view.locator(".opv-token").count() - 1)
+    assert_lit(panel, view.locator(".opv-token").count() - 1)
 
 
 def test_a_brush_over_the_curve_selects_tokens_and_escape_clears_it(panel, view):
     place = view.locator(".opv-curve").bounding_box()
-    at = lambda share: (place["x"] + share * place["width"], place["y"] + 60)  # noqa: E731
-    panel.mouse.move(*at(0.3))
+
+    def curve_point(share):
+        return place["x"] + share * place["width"], place["y"] + 60
+
+    panel.mouse.move(*curve_point(0.3))
     panel.mouse.down()
-    panel.mouse.move(*at(0.6), steps=5)
+    panel.mouse.move(*curve_point(0.6), steps=5)
     panel.mouse.up()
     said = panel.inner_text(".opv-readout")
     assert re.match(r"Tokens .* (ms|s), .* % of the decode", said)
@@ -229,7 +232,8 @@ def test_a_brush_over_the_curve_selects_tokens_and_escape_clears_it(panel, view)
 
 
 def test_the_page_zooms_and_moves(panel, view):
-    box, place = view.locator(".opv-page"), view.locator(".opv-page svg").bounding_box
+    box = view.locator(".opv-page")
+    place = view.locator(".opv-page svg").bounding_box
     whole = place()
     box.focus()
     panel.keyboard.press("+")
@@ -250,7 +254,8 @@ def test_the_page_zooms_and_moves(panel, view):
     assert place()["x"] != pytest.approx(wheeled["x"], abs=2)
     assert panel.inner_text(".opv-readout").startswith("Token ")
     panel.keyboard.press("0")
-    assert [place()[name] for name in ("x", "width")] == [whole["x"], whole["width"]]
+    again = place()
+    assert (again["x"], again["width"]) == (whole["x"], whole["width"])
 
 
 def test_markdown_is_rendered_and_time_is_a_colour(panel, view):
@@ -307,19 +312,24 @@ def test_a_save_has_the_picture_of_what_is_on_screen(panel, view):
         assert json.dumps(saved(panel))[1:-1] in notebook
 
 
+def drop(page, name, content, kind="drop"):
+    """Brings a file to the panel, by this kind of event."""
+    page.evaluate(DROP, [kind, name, base64.b64encode(content).decode()])
+
+
 def test_pages_come_in_by_drop_paste_and_the_file_browser(panel, view):
-    data = base64.b64encode((lab.REPOSITORY / "data" / "pages" / "form.png").read_bytes()).decode()
+    form = lab.REPOSITORY / "data" / "pages" / "form.png"
     for kind, name in (
         ("drop", "dropped.png"),
         ("paste", "pasted.png"),
         ("lm-drop", "pages/slide.png"),
     ):
-        panel.evaluate(DROP, [kind, name, data])
+        drop(panel, name, form.read_bytes(), kind)
         wanted = name.split("/")[-1]
         panel.wait_for_function(f"document.querySelector('[data-name=page]').value === '{wanted}'")
         panel.wait_for_selector(f".opx-chosen:has-text('{wanted} has not been measured yet')")
         assert panel.locator(".opv-page .opv-box").count() == 0
-    panel.evaluate(DROP, ["drop", "notes.md", base64.b64encode(b"no image").decode()])
+    drop(panel, "notes.md", b"no image")
     panel.wait_for_selector(".opx-error")
     assert "notes.md" in panel.inner_text(".opx-error > p")
     assert not panel.locator(".opx-error pre").is_visible()
@@ -330,33 +340,33 @@ def test_pages_come_in_by_drop_paste_and_the_file_browser(panel, view):
     assert "notes.md" not in panel.locator("[data-name=page]").inner_text()
 
 
+def interrupt_kernel(page):
+    page.evaluate("jupyterapp.shell.currentWidget.sessionContext.session.kernel.interrupt()")
+
+
 def test_stop_and_interrupt_end_a_run(panel, view):
     if not panel.locator(".opx-form").is_visible():
         panel.click(MORE)
     panel.fill("[data-name=repeats]", "200")
     panel.press("[data-name=repeats]", "Tab")
-    for end in ("stop", "interrupt"):
+    for end_run in (lambda page: page.click(".opx-stop"), interrupt_kernel):
         panel.click(".opx-run")
+        panel.wait_for_selector(".opx-stop:enabled")
         panel.wait_for_function(
             "document.querySelector('.opv-live .opv-text')?.textContent.length > 5"
         )
-        if end == "stop":
-            panel.click(".opx-stop")
-        else:
-            panel.evaluate(
-                "jupyterapp.shell.currentWidget.sessionContext.session.kernel.interrupt()"
-            )
+        end_run(panel)
+        panel.wait_for_selector(".opx-message:has-text('Stopped')")
+        # The next run counts as begun by its own text, so this one's has to be gone.
+        panel.wait_for_selector(".opv-live", state="detached")
         panel.wait_for_selector(NO_RUN)
-        assert "Stopped" in panel.inner_text(".opx-message")
 
 
 def test_records_are_shown_compared_downloaded_and_deleted(panel, view, tmp_path):
     lab.open_view(panel, "Records")
     table = panel.locator(".opx-table")
     table.locator(".opx-spark").nth(5).wait_for()
-    panel.evaluate(
-        DROP, ["drop", "h200.json.gz", base64.b64encode(GPU_RECORD.read_bytes()).decode()]
-    )
+    drop(panel, "h200.json.gz", GPU_RECORD.read_bytes())
     panel.wait_for_function(
         "document.querySelector('.opx-about').textContent.includes('NVIDIA H200')"
     )
@@ -383,9 +393,8 @@ def test_records_are_shown_compared_downloaded_and_deleted(panel, view, tmp_path
     assert table.locator("tbody tr:visible").count() == 1
     panel.fill("input[aria-label='Filter the records']", "")
     panel.once("dialog", lambda dialog: dialog.accept("my run"))
-    table.locator("tbody tr:has(button[title=Delete])").first.locator(
-        "button[title=Rename]"
-    ).click()
+    deletable = table.locator("tbody tr:has(button[title=Delete])").first
+    deletable.locator("button[title=Rename]").click()
     mine = table.locator("tbody tr:has(td:text-is('my run'))")
     mine.wait_for()
     panel.once("dialog", lambda dialog: dialog.dismiss())  # asked once
@@ -414,8 +423,7 @@ def test_nothing_is_nameless_or_wider_than_the_panel(panel, view, theme):
 
 
 def test_8000_tokens_follow_the_keys_and_are_there_when_the_notebook_is_opened_again(panel, view):
-    data = base64.b64encode(LONG_RECORD.read_bytes()).decode()
-    panel.evaluate(DROP, ["drop", "long.json.gz", data])
+    drop(panel, "long.json.gz", LONG_RECORD.read_bytes())
     panel.wait_for_function("document.querySelectorAll('.opv-token').length === 8000")
     panel.focus(".opv-scrubber")
     for key, token in (("End", "7999"), ("ArrowLeft", "7998"), ("Home", "0"), ("ArrowRight", "1")):

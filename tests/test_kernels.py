@@ -292,18 +292,22 @@ def test_a_single_generate_has_no_view():
 def test_busy_time_is_the_profilers_own(preset, monkeypatch):
     """Within 3 % of what torch.profiler sums up for the same ranges by its own links."""
     session = OCRSession.load(SMALL_DUMMY, device="cuda")
+    page = GOLDEN / "pages" / "a4_1240x1754.png"
+    options = {"preset": preset, "max_new_tokens": 16, "repeats": 1}
+    options |= {"kernels": True, "kernel_steps": 8}
+    # In the first profile of a process the two sums have once differed by a tenth, because the
+    # profiler itself was still being set up; in later ones they agree.
+    session.run_inference(page, **options)
     profilers = []
     profiled_run = measure.profiled_run
 
-    def keep(*args):
+    def keep_profiler(*args):
         profiler, spans = profiled_run(*args)
         profilers.append(profiler)
         return profiler, spans
 
-    monkeypatch.setattr(measure, "profiled_run", keep)
-    options = {"preset": preset, "max_new_tokens": 16, "repeats": 1}
-    page = GOLDEN / "pages" / "a4_1240x1754.png"
-    view = session.run_inference(page, **options, kernels=True, kernel_steps=8).kernels
+    monkeypatch.setattr(measure, "profiled_run", keep_profiler)
+    view = session.run_inference(page, **options).kernels
     assert isinstance(view, KernelsPart), view
     theirs = defaultdict(float)
     stages = set(view.stages.stage)

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from IPython.core.interactiveshell import InteractiveShell
 
-from ocr_phases import PhaseRun
+from ocr_phases import OcrPhasesError, PhaseRun
+from ocr_phases.text import ms_text
 from ocr_phases.view.embed import VIEW_TYPE, LinkedPage, packed, view_block, view_script
 from ocr_phases.view.widgets import LatencyCurve, PageView, RecordView, TokenStrip
 
@@ -122,6 +123,57 @@ def test_selected_has_the_brushed_tokens_with_their_share(run):
     assert curve.selected["share"].sum() == pytest.approx(share)
     curve.selection = []
     assert curve.selected.empty
+
+
+def test_curves_of_other_records_are_drawn_with_its_own_under_their_names(run):
+    other = make_run()
+    view = run.explore(others=[other])
+    own, drawn = view.curves
+    times = run.token_table["device_ms"].dropna()
+    assert [token for token, _ in own["points"]] == times.index.tolist()
+    assert [ms for _, ms in own["points"]] == pytest.approx(times.tolist(), abs=1e-4)
+    assert own["name"] != drawn["name"]
+    assert own["median"] == f"median {ms_text(run['inter_token_ms'])}"
+    assert (drawn["tokens"], len(drawn["points"])) == (other.token_count, other.token_count - 1)
+    assert view.source is RecordView(run).source  # page and texts are sent once, whatever is drawn
+    view.others = []
+    assert view.curves == []
+
+
+def test_curves_of_a_long_record_have_a_bounded_number_of_points_with_the_slowest(run):
+    long = PhaseRun.load(RUNS / "families" / "h100-unlimited-ocr-8000-cuda-graph.json.gz")
+    _, drawn = LatencyCurve(run, others=[long]).curves
+    times = long.token_table["device_ms"]
+    assert drawn["tokens"] == 8_000
+    assert len(drawn["points"]) <= 2_000
+    assert max(ms for _, ms in drawn["points"]) == pytest.approx(times.max(), abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("others", "sentence"),
+    [
+        ("six", "others has 6 records: give at most 5"),
+        ("no record", "others takes a list of records"),
+        ("no list", "others takes a list of records"),
+    ],
+)
+def test_what_cannot_be_drawn_over_a_curve_is_refused_in_a_sentence(run, others, sentence):
+    given = {"six": [run] * 6, "no record": ["run.json"], "no list": run}[others]
+    with pytest.raises(OcrPhasesError, match=sentence):
+        run.explore(others=given)
+    curve = LatencyCurve(run)
+    with pytest.raises(OcrPhasesError, match=sentence):
+        curve.others = given
+    assert curve.curves == []
+
+
+def test_a_row_that_another_record_lacks_is_compared_with_its_last_one(run):
+    batch = make_run(rows=2)
+    view = LatencyCurve(batch, others=[run])
+    view.row = 1
+    own, other = view.curves
+    assert other["tokens"] == run.token_count
+    assert own["tokens"] == len(batch.results[1].ids)
 
 
 def test_another_row_brings_its_own_data_and_leaves_token_and_brush():

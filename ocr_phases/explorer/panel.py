@@ -74,6 +74,7 @@ from ocr_phases.show.web import (
 from ocr_phases.text import count_text
 from ocr_phases.view.assets import view_file
 from ocr_phases.view.data import page_address, row_data
+from ocr_phases.view.overlay import MOST_OTHERS, overlaid_curves
 from ocr_phases.view.scripts import VIEW_SCRIPT
 from ocr_phases.view.still import Stilled, running_loop, show_pictures_of_boxes, still_bundle
 from ocr_phases.view.widgets import LinkedTraits, selected_tokens
@@ -167,6 +168,7 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
     fields = traitlets.List(traitlets.Dict()).tag(sync=True)
     told = traitlets.Unicode("").tag(sync=True)
     data = traitlets.Dict().tag(sync=True)
+    curves: traitlets.List[Any] = traitlets.List().tag(sync=True)
     head = traitlets.Unicode("").tag(sync=True)
     parts = traitlets.Dict().tag(sync=True)
     records = traitlets.Unicode("").tag(sync=True)
@@ -210,7 +212,7 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
             "save": self._draw_before_save,
         }
         self._current: Record | None = None
-        self._before: PhaseRun | None = None  # drawn faintly under the curve of what repeats it
+        self._before: PhaseRun | None = None  # drawn with the curve of what repeats it
         self.rows = [*(Record(run) for run in reversed(runs)), *reversed(MEASURED)]
         self._list_files()
         self.observe(self._heed_values, "values")
@@ -295,10 +297,23 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
             self.selection = []
             self.token = 0
             self.sheet = 0
-            self.data = row_data(run, self.row, self._before)
+            self.data = row_data(run, self.row)
+            self._overlay()
             self.parts = {}
             self.chosen_page = {}
         self.draw_still_soon()
+
+    def _overlay(self) -> None:
+        """Draw the curves of the other chosen records, or of the one that this one repeats."""
+        assert (run := self.run) is not None
+        chosen = self._chosen()
+        if len(chosen) > 1:
+            others = [record.load() for record in chosen if record is not self._current]
+            self.curves = overlaid_curves(run, others, self.row)
+        elif self._before is not None:
+            self.curves = overlaid_curves(run, [self._before], self.row, ["now", "before"])
+        else:
+            self.curves = []
 
     def held(self, name: str) -> int:
         """How many there are to choose from: ``texts``, ``pages`` or ``rows`` of the data."""
@@ -346,18 +361,31 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
         return [record for key in keys for record in self.rows if record.key == key]
 
     def _compare(self) -> None:
+        """Compare the chosen records, and draw their curves over one another.
+
+        The linked page is that of the record shown, where it is one of them, else of the first.
+        """
         self.compared = ""
-        if len(chosen := self._chosen()) > 1:
+        chosen = self._chosen()
+        if len(chosen) > 1:
             self.compared = note("Comparing …")
             self._spawn(self._draw_comparison(chosen))
+            return
+        if self._current is not None:
+            self._overlay()
 
     async def _draw_comparison(self, chosen: list[Record]) -> None:
         with self._telling():
-            html = await asyncio.to_thread(
-                lambda: comparison_html([each.load() for each in chosen])
-            )
+            runs = await asyncio.to_thread(lambda: [each.load() for each in chosen])
+            if chosen != self._chosen():
+                return
+            if self._current not in chosen:
+                self._show(chosen[0])
+            else:
+                self._overlay()
+            html = await asyncio.to_thread(comparison_html, runs)
             if chosen == self._chosen():
-                self.compared = html
+                self.compared = str(_curves_note(chosen)) + html
 
     # -- what a person asks for -------------------------------------------------------------------
 
@@ -624,6 +652,14 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
         return f"Explorer of {self.run}"
 
     __repr__ = __str__
+
+
+def _curves_note(chosen: Sequence[Record]) -> Html:
+    """Where the curves of the compared records are drawn over one another."""
+    drawn = f"the first {MOST_OTHERS + 1} of these records"
+    if len(chosen) <= MOST_OTHERS + 1:
+        drawn = f"these {len(chosen)} records"
+    return note(f"The view Page draws the latency curves of {drawn} over one another.")
 
 
 def _head(record: Record) -> Html:

@@ -30,7 +30,7 @@ from ocr_phases.measure.progress import RunProgress, left_text
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.show.web import Html, element, fold, preformatted
 from ocr_phases.text import ms_text, plain
-from ocr_phases.view.data import boxes, page_address, scale_of
+from ocr_phases.view.data import boxes, page_address, scale_of, slowest_points
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -116,7 +116,7 @@ class Live:
             "total": total,
             "left": "" if self._doing else left_text(self._runs.left_s),
             "text": text[-_SHOWN_TEXT:],
-            "lines": [_thinned(run, count) for run in shown],
+            "lines": [slowest_points(run, count, _POINTS) for run in shown],
             "count": count,
             "top": 1.3 * scale_of([ms for run in shown for ms in run if math.isfinite(ms)]),
             "boxes": boxes(regions, self.size or (1, 1)),
@@ -172,13 +172,6 @@ class Live:
         self._times[-1] += [(clock - self._last) * 1000.0 / len(tokens)] * len(tokens)
         self._last = clock
         self._texts[-1] += map(self._read, tokens)
-
-
-def _thinned(times: list[float], most: int) -> list[tuple[int, float]]:
-    """``(token, ms)`` of the slowest of each few tokens, so that no slow one goes missing."""
-    known = pd.Series(times, dtype=float).dropna()
-    slowest = known[known.groupby(known.index // -(-most // _POINTS)).idxmax()].round(4)
-    return list(zip(slowest.index.tolist(), slowest.tolist(), strict=True))
 
 
 # -- the measuring thread --------------------------------------------------------------------------

@@ -5,7 +5,7 @@ What draws is imported where it draws: matplotlib takes longer to import than a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
@@ -400,8 +400,15 @@ class PhaseRun(Record):
 
         return SavedPath(page_report(self, folder, overwrite=overwrite))
 
-    def explore(self) -> RecordView:
+    @explain_wrong_calls
+    def explore(self, *, others: Sequence[Record] = ()) -> RecordView:
         """A widget of this measurement: page, latency curve, tokens and text, linked.
+
+        Parameters
+        ----------
+        others : list of Record, optional
+            At most five other measurements. Their latency curves are drawn over one another with
+            its own; page, tokens and text stay those of this one.
 
         Returns
         -------
@@ -409,14 +416,20 @@ class PhaseRun(Record):
             Its traits `token`, `row`, `sheet`, `selection` and `color` may be set, observed and
             linked; `selected` has the brushed tokens.
 
+        Raises
+        ------
+        OcrPhasesError
+            If there are more than five others, or one is no record.
+
         Examples
         --------
         >>> view = run.explore()  # doctest: +SKIP
         >>> view.token = 41  # doctest: +SKIP
+        >>> eager.explore(others=[captured, compiled])  # doctest: +SKIP
         """
         from ocr_phases.view.widgets import RecordView
 
-        return RecordView(self)
+        return RecordView(self, others=others)
 
     @explain_wrong_calls
     def chrome_trace(self, path: str | Path, *, overwrite: bool = False) -> Path:

@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from urllib.parse import quote
 
 import pandas as pd
-from matplotlib.figure import Figure
 
+from ocr_phases.analyse.cards import KeyFigure
 from ocr_phases.analyse.cost import hours_per_1000_pages
-from ocr_phases.analyse.cost_quality import (
-    category_table,
-    cost_quality_sentence,
-    measure_of,
-    preset_points,
-    preset_table,
-)
 from ocr_phases.analyse.figure_rows import Place, names_in
 from ocr_phases.analyse.repetition import loops_sentence
 from ocr_phases.files import RECORD
 from ocr_phases.show.batch_plots import plot_distributions
-from ocr_phases.show.html_table import table_html
-from ocr_phases.show.quality_plots import plot_compression, plot_cost_quality
+from ocr_phases.show.batch_quality import batch_quality_section
+from ocr_phases.show.html_table import Heading, table_html
 from ocr_phases.show.section import Section
 from ocr_phases.show.web import Html, block, document_html, element, fragment, note, section_heading
 from ocr_phases.text import count_text, digits_text, ms_text, percent_text
@@ -30,22 +22,13 @@ from ocr_phases.text import count_text, digits_text, ms_text, percent_text
 MOST_ROWS = 2_000
 # The table of pages has more columns than a report's tables.
 _WIDER = "main, nav ul, footer { max-width: 1320px; }"
-_WORST = 25
-_PAGES = ["page", "preset", "status", *names_in(Place.INDEX), "remarks"]
-_COMPARED = {
-    "edit_distance": "{} records have a reference text. Means are over pages, as OmniDocBench's "
-    "are.",
-    "agreement": "No page has a reference text. Agreement is with the same page's text at the "
-    "longest prompt: it says what a preset changes, not what is right.",
-}
-_HEADINGS = {
+_TABLES = ("pages.csv", "spans.csv", "tokens.csv")
+_PAGE_COLUMNS = ["page", "preset", "status", *names_in(Place.INDEX), "remarks"]
+_HEADINGS: dict[str, Heading] = {
     "page_ms": ("time", "ms"),
     "inter_token_ms": ("per token", "ms"),
     "decode_ms": ("decode time", "ms"),
 }
-_MEANS = {**_HEADINGS, "page_ms": ("time per page", "ms")}
-_CUT = "Left out, as the token limit cut the text: {}. Raise max_new_tokens to judge it."
-_LINKED = "A page links to its report, else to its record; its status links to all attempts."
 
 
 def index_html(
@@ -56,174 +39,200 @@ def index_html(
     facts: dict[str, str],
     left_out: dict[str, int],
 ) -> str:
-    """The index of a batch.
+    """The index of a batch as a whole HTML file.
 
-    ``pages`` and ``regions`` are `ocr_phases.batch.index.BatchIndex`'s, ``facts`` one line about
-    the whole each (label to value), ``left_out`` the number of files by suffix that were no pages.
-    Everything in them is escaped.
+    Everything in the arguments is escaped.
+
+    Parameters
+    ----------
+    pages, regions : DataFrame
+        Those of `ocr_phases.batch.index.BatchIndex`.
+    title : str
+        The heading of the page.
+    facts : dict of str to str
+        What is said of the whole batch in one line: each label with its value.
+    left_out : dict of str to int
+        The number of files that were no pages, by suffix.
+
+    Returns
+    -------
+    str
+        The file's text.
     """
     pages = _with_addresses(pages)
     measured = pages[pages["status"] == "done"]
-    quiet = measured[~measured["noisy"]]
-    drawn = (
-        note("No page was measured on a quiet machine.")
-        if quiet.empty
-        else plot_distributions(quiet)
-    )
-    files = [
-        element("li", element("a", csv, href=csv))
-        for csv in ("pages.csv", "spans.csv", "tokens.csv")
-    ]
-    sections = {
-        "Pages": _pages(pages),
-        "Quality": Section(*_quality(measured)),
-        "Distributions": Section(drawn),
-        "Slowest regions": _regions(regions, measured),
-        "Tables": Section(element("ul", *files, class_="op")),
-    }
-    shown = {
-        heading: Html(section.html()) for heading, section in sections.items() if section.parts
-    }
-    contents = [(heading, heading.replace(" ", "-")) for heading in shown]
     about = " · ".join(f"{label} {value}" for label, value in facts.items())
     loops = loops_sentence(measured, "page")
-    body = fragment(
+    parts = [
         block("head", picture="", title=title, about=about, headline=loops, lead="", below=""),
-        block("cards", figures=list(_cards(pages, measured, left_out))),
-        *(
-            element("section", section_heading(heading), content)
-            for heading, content in shown.items()
-        ),
-    )
-    return document_html(title, contents, body, css=_WIDER)
+        block("cards", figures=_cards(pages, measured, left_out)),
+    ]
+    contents = []
+    sections = {
+        "Pages": _pages_section(pages),
+        "Quality": batch_quality_section(measured),
+        "Distributions": _distributions_section(measured),
+        "Slowest regions": _regions_section(regions, measured),
+        "Tables": _tables_section(),
+    }
+    for heading, section in sections.items():
+        if section.parts:
+            parts.append(element("section", section_heading(heading), Html(section.html())))
+            contents.append((heading, heading.replace(" ", "-")))
+    return document_html(title, contents, fragment(*parts), css=_WIDER)
 
 
 def _with_addresses(pages: pd.DataFrame) -> pd.DataFrame:
-    """The pages with the addresses of what is in their folders, empty for none."""
-    at = pages["folder"].fillna("").map(quote) + "/"
-    best = (
-        (at + RECORD).where(pages["status"] == "done", "").mask(pages["report"], at + "report.html")
-    )
-    return pages.assign(to_page=best, to_status=(at + "status.json").where(at != "/", ""))
+    """The pages with two more columns, the addresses that their names and status link to.
+
+    ``to_page`` is the report of a page, or its record where it has no report; ``to_status`` is its
+    status file. An address is empty where there is nothing to link to.
+    """
+    folders = pages["folder"].fillna("").map(quote)
+    records = (folders + "/" + RECORD).where(pages["status"] == "done", "")
+    to_page = records.mask(pages["report"], folders + "/report.html")
+    to_status = (folders + "/status.json").mask(folders == "", "")
+    return pages.assign(to_page=to_page, to_status=to_status)
+
+
+# -- cards -----------------------------------------------------------------------------------------
 
 
 def _cards(
-    pages: pd.DataFrame, measured: pd.DataFrame, others: dict[str, int]
-) -> Iterator[tuple[str, ...]]:
+    pages: pd.DataFrame, measured: pd.DataFrame, left_out: dict[str, int]
+) -> list[KeyFigure]:
+    """The figures of the whole batch: how many pages, how fast, and what they cost."""
+    quiet = measured[~measured["noisy"]]
+    over = "median over pages"
+    if len(quiet) < len(measured):
+        over = f"median without {count_text(len(measured) - len(quiet), 'noisy page')}"
+    first_token = ms_text(quiet["ttft_ms"].median())
+    between_tokens = ms_text(quiet["inter_token_ms"].median())
+    tokens = int(measured["tokens"].sum())
+    return [
+        *_count_cards(pages, measured, left_out),
+        KeyFigure("Time to first token", first_token, over),
+        KeyFigure("Inter-token latency", between_tokens, over),
+        *_page_time_cards(quiet, over),
+        KeyFigure("Tokens", f"{tokens:,}", "over all pages, one repeat"),
+    ]
+
+
+def _count_cards(
+    pages: pd.DataFrame, measured: pd.DataFrame, left_out: dict[str, int]
+) -> list[KeyFigure]:
+    """How many pages were measured, failed, were named twice and were left out."""
+    with_warnings = (measured["warnings"].fillna("") != "").sum()
     failed = len(pages) - len(measured)
-    warned, again = (measured["warnings"].fillna("") != "").sum(), (pages["attempts"] > 1).sum()
-    yield "Pages", f"{len(pages):,}", f"{len(measured):,} measured, {warned:,} with warnings"
-    yield (
-        "Failed",
-        f"{failed:,}",
-        f"{percent_text(failed / max(1, len(pages)))}; {again:,} tried again",
-    )
-    if twice := pages.loc[pages["id"] != "", "id"].duplicated().sum():
-        yield "Listed twice", f"{twice:,}", "pages that were named before, measured once"
-    if others:
-        yield (
-            "Left out",
-            f"{sum(others.values()):,}",
-            f"files that are no pages: {', '.join(sorted(others))}",
-        )
-    quiet, noisy = (
-        measured[~measured["noisy"]],
-        count_text(int(measured["noisy"].sum()), "noisy page"),
-    )
-    over = "median over pages" if len(quiet) == len(measured) else f"median without {noisy}"
-    yield "Time to first token", ms_text(quiet["ttft_ms"].median()), over
-    yield "Inter-token latency", ms_text(quiet["inter_token_ms"].median()), over
-    times = quiet["page_ms"].dropna()
-    if len(times):
-        middle, *tail = map(ms_text, times.quantile([0.5, 0.9, 0.99]))
-        yield (
-            "Time per page",
-            middle,
-            f"{over}; p90 {tail[0]}, p99 {tail[1]}, from file to last token",
-        )
-        after = "one page after another"
-        yield "Pages per minute", f"{60_000.0 / times.mean():,.1f}", f"on one device, {after}"
-        joules, price = quiet["wh_per_1000_pages"].mean(), quiet["price_per_1000_pages"].mean()
-        if joules == joules:  # is known
-            yield "Energy of 1,000 pages", f"{digits_text(joules)} Wh", after
-        if price == price:
-            hour = price / hours_per_1000_pages(times.mean())
-            yield "Price of 1,000 pages", digits_text(price), f"at {hour:,.6g} an hour, {after}"
-    yield "Tokens", f"{int(measured['tokens'].sum()):,}", "over all pages, one repeat"
+    failed_share = percent_text(failed / max(1, len(pages)))
+    tried_again = (pages["attempts"] > 1).sum()
+    cards = [
+        KeyFigure(
+            "Pages",
+            f"{len(pages):,}",
+            f"{len(measured):,} measured, {with_warnings:,} with warnings",
+        ),
+        KeyFigure("Failed", f"{failed:,}", f"{failed_share}; {tried_again:,} tried again"),
+    ]
+    named_twice = pages.loc[pages["id"] != "", "id"].duplicated().sum()
+    if named_twice:
+        note_of_twice = "pages that were named before, measured once"
+        cards.append(KeyFigure("Listed twice", f"{named_twice:,}", note_of_twice))
+    if left_out:
+        suffixes = ", ".join(sorted(left_out))
+        count = sum(left_out.values())
+        cards.append(KeyFigure("Left out", f"{count:,}", f"files that are no pages: {suffixes}"))
+    return cards
 
 
-def _pages(pages: pd.DataFrame) -> Section:
-    """Failures first, then pages with warnings, then the slowest, with links to what is in their
-    folders.
+def _page_time_cards(quiet: pd.DataFrame, over: str) -> list[KeyFigure]:
+    """The time of a page, and what 1,000 pages take; nothing where no page has its time.
+
+    ``over`` says over which pages the medians are.
+    """
+    times_ms = quiet["page_ms"].dropna()
+    if times_ms.empty:
+        return []
+    median, p90, p99 = [ms_text(ms) for ms in times_ms.quantile([0.5, 0.9, 0.99])]
+    pages_per_minute = 60_000.0 / times_ms.mean()
+    in_turn = "one page after another"
+    cards = [
+        KeyFigure(
+            "Time per page", median, f"{over}; p90 {p90}, p99 {p99}, from file to last token"
+        ),
+        KeyFigure("Pages per minute", f"{pages_per_minute:,.1f}", f"on one device, {in_turn}"),
+    ]
+    energy_wh = quiet["wh_per_1000_pages"].mean()
+    if pd.notna(energy_wh):
+        cards.append(KeyFigure("Energy of 1,000 pages", f"{digits_text(energy_wh)} Wh", in_turn))
+    price = quiet["price_per_1000_pages"].mean()
+    if pd.notna(price):
+        price_per_hour = price / hours_per_1000_pages(times_ms.mean())
+        basis = f"at {price_per_hour:,.6g} an hour, {in_turn}"
+        cards.append(KeyFigure("Price of 1,000 pages", digits_text(price), basis))
+    return cards
+
+
+# -- sections --------------------------------------------------------------------------------------
+
+
+def _pages_section(pages: pd.DataFrame) -> Section:
+    """A table of the pages: failures, then pages with warnings, then the slowest.
+
+    A page links to its report or record, and its status to the file that lists all attempts.
     """
     warnings = pages["warnings"].fillna("")
-    remarks = pages["reason"].where(pages["reason"].fillna("") != "", warnings)
-    ordered = pages.assign(late=pages["status"] == "done", calm=warnings == "", remarks=remarks)
-    worst = ordered.sort_values(
-        ["late", "calm", "decode_ms"], ascending=[True, True, False], kind="stable"
+    reasons = pages["reason"].fillna("")
+    ordered = pages.assign(
+        is_measured=pages["status"] == "done",
+        has_no_warning=warnings == "",
+        remarks=reasons.mask(reasons == "", warnings),
+    ).sort_values(
+        ["is_measured", "has_no_warning", "decode_ms"],
+        ascending=[True, True, False],
+        kind="stable",
     )
-    shown = worst.head(MOST_ROWS)
-    columns = [name for name in _PAGES if name != "repeated_share" or (shown[name] > 0).any()]
-    links = {name: shown[f"to_{name}"] for name in ("page", "status")}
-    caption = "Failures first, pages with warnings, then the slowest decode"
-    table = table_html(shown[columns], caption=caption, links=links, headings=_HEADINGS)
-    more = f"The first {MOST_ROWS:,} of {len(pages):,} rows; pages.csv has all."
-    return Section(note(_LINKED), table, note(more if len(pages) > MOST_ROWS else ""))
+    shown = ordered.head(MOST_ROWS)
+    columns = list(_PAGE_COLUMNS)
+    if not (shown["repeated_share"] > 0).any():
+        columns.remove("repeated_share")
+    table = table_html(
+        shown[columns],
+        caption="Failures first, pages with warnings, then the slowest decode",
+        links={"page": shown["to_page"], "status": shown["to_status"]},
+        headings=_HEADINGS,
+    )
+    links = "A page links to its report, else to its record; its status links to all attempts."
+    cut = ""
+    if len(pages) > MOST_ROWS:
+        cut = f"The first {MOST_ROWS:,} of {len(pages):,} rows; pages.csv has all."
+    return Section(note(links), table, note(cut))
 
 
-def _regions(regions: pd.DataFrame, measured: pd.DataFrame) -> Section:
+def _distributions_section(measured: pd.DataFrame) -> Section:
+    """Histograms over the pages that were measured on a quiet machine."""
+    quiet = measured[~measured["noisy"]]
+    if quiet.empty:
+        return Section(note("No page was measured on a quiet machine."))
+    return Section(plot_distributions(quiet))
+
+
+def _regions_section(regions: pd.DataFrame, measured: pd.DataFrame) -> Section:
+    """The slowest regions of all pages, each with a link to its page."""
     if regions.empty:
         return Section(note("The outputs mark no region."))
-    best = dict(zip(measured["folder"], measured["to_page"], strict=True))
-    links, caption = (
-        {"page": regions["folder"].map(best)},
-        "The regions with the longest decode time",
+    addresses = dict(zip(measured["folder"], measured["to_page"], strict=True))
+    table = table_html(
+        regions.drop(columns="folder"),
+        caption="The regions with the longest decode time",
+        links={"page": regions["folder"].map(addresses)},
+        headings=_HEADINGS,
+        missing="no text",
     )
-    table = regions.drop(columns="folder")
-    return Section(
-        table_html(table, caption=caption, links=links, headings=_HEADINGS, missing="no text")
-    )
+    return Section(table)
 
 
-def _quality(pages: pd.DataFrame) -> Iterator[Html | Figure]:
-    """What the measured pages lost: by preset, over compression, by category, page by page; or
-    nothing.
-
-    Noisy pages have no time here, and those that were cut at the token limit are named, not judged.
-    """
-    measure = measure_of(pages)
-    if measure is None:
-        return
-    yield note(_compared_with(pages, measure))
-    cut = int(pages["cut"].sum())
-    yield note(_CUT.format(count_text(cut, "page")) if cut else "")
-    pages = pages[~pages["cut"]].assign(page_ms=pages["page_ms"].mask(pages["noisy"]))
-    if pages[measure].isna().all():
-        return
-    points = preset_points(pages)
-    if len(points) > 1:
-        yield note(cost_quality_sentence(points))
-        yield plot_cost_quality(points)
-    yield table_html(preset_table(pages), caption="Each preset", headings=_MEANS)
-    yield plot_compression(pages, measure)
-    categories = category_table(pages)
-    percent = {name: (str(name), "%") for name in categories.columns[2:]}
-    caption = f"Mean {measure.replace('_', ' ')} by category and preset"
-    yield table_html(categories, caption=caption, headings=percent, empty="")
-    worst = pages.dropna(subset=[measure])
-    worst = worst.sort_values(measure, ascending=measure == "agreement", kind="stable").head(_WORST)
-    columns = ["page", "preset", "category", measure, "cer", "repetition", "compression", "tokens"]
-    links = {"page": worst["to_page"]}
-    yield table_html(worst[columns], caption="The worst pages first", headings=_MEANS, links=links)
-
-
-def _compared_with(pages: pd.DataFrame, measure: str) -> str:
-    known, references = (
-        pages[measure].notna().sum(),
-        ", ".join(sorted(set(pages["reference"].dropna()))),
-    )
-    if references:
-        return (
-            f"Compared with what another run wrote ({references}): agreement with it, not accuracy."
-        )
-    return _COMPARED[measure].format(f"{known:,} of {len(pages):,}")
+def _tables_section() -> Section:
+    """Links to the tables that stand beside the index."""
+    items = [element("li", element("a", file, href=file)) for file in _TABLES]
+    return Section(element("ul", *items, class_="op"))

@@ -75,11 +75,9 @@ def _reader() -> mistune.Markdown:
 _MARKDOWN = _reader()
 
 
-def row_data(run: Record, row: int, before: Record | None = None) -> dict[str, Any]:
+def row_data(run: Record, row: int) -> dict[str, Any]:
     """Tokens, regions, boxes and notes of a batch row; ``ms`` is the device clock's median over
     repeats.
-
-    ``before`` gives the times of another record, for the curve.
     """
     text, grounding = plain(run.results[row].text or ""), grounding_of(run, row)
     tokens, table = tokens_of(run, row), regions_of(run, row)
@@ -93,7 +91,6 @@ def row_data(run: Record, row: int, before: Record | None = None) -> dict[str, A
     return {
         "rows": [printable(run.page_name(row), 40) for row in range(len(run.results))],
         "note": _note(run, row, grounding),
-        "before": [] if before is None else _values(tokens_of(before, 0)["device_ms"]),
         "first": "the first token" if run.waits_for_first_token else "from the prefill",
         "texts": [plain(str(text)) for text in tokens["text"]],
         **{name: _values(tokens[column]) for name, column in _COLUMNS.items()},
@@ -133,6 +130,19 @@ def _values(column: pd.Series) -> list[Any]:
 def scale_of(times: Sequence[float] | pd.Series, part: float = _USUAL) -> float:
     """What this part of some times (ms) stays below, the bulk by default; 1 for no times."""
     return float(np.quantile(times, part)) if len(times) else 1.0
+
+
+def slowest_points(
+    times: Sequence[float] | pd.Series, length: int, most: int
+) -> list[tuple[int, float]]:
+    """``(token, ms)`` of the slowest of each few tokens, so that no slow one goes missing.
+
+    An axis of ``length`` tokens gets ``most`` points at most; missing times give none.
+    """
+    known = pd.Series(times, dtype=float).dropna()
+    together = max(math.ceil(length / most), 1)
+    slowest = known[known.groupby(known.index // together).idxmax()].round(4)
+    return list(zip(slowest.index.tolist(), slowest.tolist(), strict=True))
 
 
 def _regions(

@@ -12,20 +12,21 @@ class Curve {
     this.root = build(this, h("div.opv-plot"), html);
   }
 
-  /** Draw `lines` of `[token, ms]`, the last one strong, of `count` tokens up to `top` ms. */
+  /** Draw lines, the last one on top, of `count` tokens up to `top` ms. The `points` of a line are
+      `[token, ms]`; its `style` is a class. */
   show(lines, count, top) {
     Object.assign(this, { count, top });
     // Where no time is known yet, a scale would be invented.
-    const heights = lines.some((line) => line.length) ? ticks(0, top, 4) : [];
+    const heights = lines.some(({ points }) => points.length) ? ticks(0, top, 4) : [];
     const rules = heights.map((ms) => `M0,${top - ms}H${count}`).join("");
     this.grid = h("path.opv-grid", { d: rules });
     this.band = h("path.opv-band");
     this.chosen = h("path.opv-chosen");
     this.cursor = h("path.opv-cursor");
     this.dot = h("path.opv-dot");
-    const curves = lines.map((line) => {
-      const points = line.map(([token, ms]) => `${token + 0.5},${top - ms}`).join(" ");
-      return h("polyline.opv-line", { points });
+    const curves = lines.map(({ points, style = "opv-own" }) => {
+      const places = points.map(([token, ms]) => `${token + 0.5},${top - ms}`);
+      return h(`polyline.opv-line.${style}`, { points: places.join(" ") });
     });
     this.svg.replaceChildren(this.band, this.chosen, this.grid, ...curves, this.cursor, this.dot);
     const labels = heights.map((ms) => h("span", { style: `bottom: ${(100 * ms) / top}%` }, ms));

@@ -6,7 +6,7 @@ const SETTLED = 500; // ms until all is drawn that came into sight
 const DRAG = 5; // pixels that a pointer moves before a click becomes a drag
 
 /** What is shown of a record. `model` is a widget's model, or `Values` in a file; it has the traits
-    `data`, `token`, `row`, `sheet`, `selection` and `color`. */
+    `data`, `token`, `row`, `sheet`, `selection` and `color`, and may have `curves`. */
 class Shown {
   constructor(model) {
     this.model = model;
@@ -28,6 +28,12 @@ class Shown {
   get range() {
     const selection = this.model.get("selection") ?? [];
     return selection.length === 2 ? selection : null;
+  }
+
+  /** The curves to be drawn over one another, from `overlaid_curves`: the record's own first. Empty
+      where it stands alone. */
+  get curves() {
+    return this.model.get("curves") ?? [];
   }
 
   /** The regions of the row by their numbers. */
@@ -178,21 +184,36 @@ class PagePart extends Part {
 class CurvePart extends Part {
   constructor(shown) {
     const curve = new Curve();
-    super(shown, curve.root);
+    const legend = h("ul.opv-key", { "aria-label": "Curves" });
+    super(shown, h("div", legend, curve.root));
     this.curve = curve;
-    this.zoomed = null;
+    this.legend = legend;
   }
 
+  /** The curve of the record on top of those of others, if there are any. */
   load() {
-    const { before, ms, texts, top } = this.shown.data;
-    const measured = [before, ms].filter((times) => times.length);
-    const lines = measured.map((times) => {
-      const points = times.map((each, token) => [token, each]);
-      return points.filter(([, each]) => each != null);
-    });
-    this.curve.show(lines, texts.length, top);
+    const { ms, texts, top } = this.shown.data;
+    const [, ...others] = this.shown.curves;
+    const points = ms.map((each, token) => [token, each]).filter(([, each]) => each != null);
+    const lines = others.map((other, place) => ({ ...other, style: `opv-other-${place + 1}` }));
+    const tokens = Math.max(texts.length, ...others.map((other) => other.tokens));
+    this.curve.show([...lines, { points }], tokens, Math.max(top, ...others.map((each) => each.top)));
+    this.showLegend();
     this.select();
     this.mark();
+  }
+
+  /** Which line is whose, by colour and dashes, with the median of each. */
+  showLegend() {
+    const entries = this.shown.curves.map(({ name, median }, place) => {
+      const style = place ? `opv-other-${place}` : "opv-own";
+      const line = h(`path.opv-line.${style}`, { d: "M0,5H34" });
+      const sample = h("svg", { viewBox: "0 0 34 10", "aria-hidden": "true" }, line);
+      return h("li", sample, h(place ? "span" : "strong", name), median && ` · ${median}`);
+    });
+    this.legend.replaceChildren(...entries);
+    this.legend.hidden = !entries.length;
+    this.root.classList.toggle("opv-overlaid", entries.length > 0);
   }
 
   mark() {
@@ -215,23 +236,28 @@ class CurvePart extends Part {
   }
 
   under(event) {
-    return this.curve.svg.contains(event.target) ? this.curve.tokenAt(event) : null;
+    return this.curve.svg.contains(event.target) ? this.tokenAt(event) : null;
+  }
+
+  /** The record's token under the pointer, its last one where only another record has more. */
+  tokenAt(event) {
+    return Math.min(this.curve.tokenAt(event), this.shown.data.texts.length - 1);
   }
 
   drag(event, pressed) {
     if (!this.curve.curve.contains(pressed.target)) {
       return;
     }
-    const one = this.curve.tokenAt(pressed);
-    const other = this.curve.tokenAt(event);
+    const one = this.tokenAt(pressed);
+    const other = this.tokenAt(event);
     this.shown.brush(Math.min(one, other), Math.max(one, other) + 1);
   }
 
   /** Show the brushed tokens across the whole width, or all of them again. */
   zoom() {
-    const { range, data } = this.shown;
-    const whole = this.curve.end - this.curve.first === data.texts.length;
-    const [first, end] = range && whole ? range : [0, data.texts.length];
+    const { range } = this.shown;
+    const whole = this.curve.end - this.curve.first === this.curve.count;
+    const [first, end] = range && whole ? range : [0, this.curve.count];
     this.curve.zoom(first, end);
     this.mark();
   }
@@ -332,6 +358,7 @@ class Linked {
   drawings() {
     return {
       data: () => this.load(),
+      curves: () => this.load(CurvePart),
       sheet: () => this.load(PagePart),
       token: () => this.mark(),
       selection: () => this.select(),

@@ -99,7 +99,8 @@ class View extends Linked {
     this.watched = href;
     this.text.textContent = text;
     this.view.classList.add("opv-live");
-    this.curve.show(lines, count, top);
+    const drawn = lines.map((points) => ({ points }));
+    this.curve.show(drawn, count, top);
   }
 
   /** The lists of regions and slowest tokens, and what the colours mean. */

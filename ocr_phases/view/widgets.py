@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -16,6 +17,7 @@ from ocr_phases.show.timeline_plot import plot_phase_timeline
 from ocr_phases.show.web import notebook_css
 from ocr_phases.view.assets import view_file
 from ocr_phases.view.data import row_data
+from ocr_phases.view.overlay import check_others, overlaid_curves
 from ocr_phases.view.scripts import VIEW_SCRIPT
 from ocr_phases.view.still import Stilled, figure_bundle, show_pictures_of_boxes, still_bundle
 from ocr_phases.view.timeline import timeline_data
@@ -163,17 +165,60 @@ def selected_tokens(run: Record, row: int, selection: list[int]) -> pd.DataFrame
     return chosen
 
 
-class RecordView(_RecordWidget):
+class _CurveWidget(_RecordWidget):
+    """A widget that draws the latency curves of other records over one another with its own.
+
+    Page, tokens and text stay those of ``run``.
+
+    Parameters
+    ----------
+    run : Record
+        The record, such as a `PhaseRun`.
+    row : int, default 0
+        The row of a batch, counted from 0.
+    others : list of Record, optional
+        At most five other records. `others` is a trait: setting it draws others.
+    **values
+        As for `PageView`.
+
+    Raises
+    ------
+    OcrPhasesError
+        If there are more than five others, or one is no record.
+    """
+
+    others: Any = traitlets.Any(default_value=())
+    curves: traitlets.List[Any] = traitlets.List().tag(sync=True)
+
+    def __init__(
+        self, run: Record, row: int = 0, *, others: Sequence[Record] = (), **values: Any
+    ) -> None:
+        super().__init__(run, row, **values)
+        self.observe(lambda _: self._draw_curves(), ["others", "row"])
+        self.others = others
+
+    @traitlets.validate("others")
+    def _records(self, proposal: Any) -> list[Record]:
+        """What is no record, and more curves than can be told apart, are refused."""
+        check_others(proposal["value"])
+        return list(proposal["value"])
+
+    def _draw_curves(self) -> None:
+        self.curves = overlaid_curves(self.run, self.others, self.row)
+
+
+class RecordView(_CurveWidget):
     """The linked view of a record: page, latency curve, tokens and text, with lists and a scrubber.
 
     Parameters
     ----------
     run, row and all others
-        As for `PageView`.
+        As for `LatencyCurve`.
 
     Examples
     --------
     >>> RecordView(run)  # doctest: +SKIP
+    >>> RecordView(eager, others=[compiled])  # doctest: +SKIP
     """
 
     kind = traitlets.Unicode("record").tag(sync=True)
@@ -203,18 +248,26 @@ class PageView(_RecordWidget):
     kind = traitlets.Unicode("page").tag(sync=True)
 
 
-class LatencyCurve(_RecordWidget):
+class LatencyCurve(_CurveWidget):
     """The latency of each token of a record: a drag brushes tokens, which `selected` then has.
 
     Parameters
     ----------
-    run, row and all others
+    run : Record
+        The record, such as a `PhaseRun`. Widgets of the same object share what they send.
+    row : int, default 0
+        The row of a batch, counted from 0.
+    others : list of Record, optional
+        At most five other records, whose curves are drawn over one another with its own, with a
+        legend. `others` is a trait: setting it draws others.
+    **values
         As for `PageView`.
 
     Examples
     --------
     >>> curve = LatencyCurve(run, selection=[10, 40])  # doctest: +SKIP
     >>> curve.selected["device_ms"].sum()  # doctest: +SKIP
+    >>> curve.others = [compiled]  # doctest: +SKIP
     """
 
     kind = traitlets.Unicode("curve").tag(sync=True)
