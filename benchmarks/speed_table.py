@@ -1,7 +1,7 @@
 """Writes the speed tables from the benchmarks in data/runs: ``python -m benchmarks.speed_table``.
 
-Every ``*.json`` there that ``python -m benchmarks`` wrote gives one row for each preset; benchmarks of other
-parts on the same device and model fill the same row.
+Every ``*.json`` there that ``python -m benchmarks`` wrote gives one row for each preset; benchmarks
+of other parts on the same device and model fill the same row.
 """
 
 from __future__ import annotations
