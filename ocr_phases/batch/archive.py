@@ -192,7 +192,7 @@ def finished(folder: Path, job_id: str) -> PageStatus | None:
     """The status of a page that is measured and whose record is whole; None for any other."""
     with contextlib.suppress(OcrPhasesError):
         status = store.read_status(folder / STATUS, PageStatus)
-        return status if store.finished(status, folder / RECORD, job_id) else None
+        return status if store.is_finished(status, folder / RECORD, job_id) else None
     return None
 
 

@@ -16,7 +16,7 @@ from ocr_phases.batch.pages import Page
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import split_page
 from ocr_phases.models.folders import hub_commit, local_folder
-from ocr_phases.record.store import asked_id, file_hash
+from ocr_phases.record.store import file_hash, result_id
 from ocr_phases.versions import __version__, asset, code_hash, weight_files
 
 #: The folder of all pages' folders, below the batch's.
@@ -50,7 +50,7 @@ class Job:
         # Where the page lies is no part of it: a folder that moved keeps its results.
         left_out = {"id"} if self.sha256 is None else {"id", "source"}
         known = {name: value for name, value in vars(self).items() if name not in left_out}
-        object.__setattr__(self, "id", asked_id(known))
+        object.__setattr__(self, "id", result_id(known))
 
     @property
     def folder(self) -> str:
@@ -112,7 +112,7 @@ def known_model(model: str) -> tuple[str | None, str | None]:
         small = {
             path.name: file_hash(path) for path, at in files.items() if at.st_size <= _READ_WHOLE
         }
-        return None, asked_id(
+        return None, result_id(
             {path.name: [at.st_size, at.st_mtime_ns] for path, at in files.items()} | small
         )
     return None, None
