@@ -29,7 +29,7 @@ from ocr_phases.record.store import (
     file_hash,
     is_finished,
     read_status,
-    result_id,
+    short_hash,
     write_failure,
     write_status,
 )
@@ -113,7 +113,7 @@ class CellFiles:
         self.record = runs / f"{cell.name}.json"
         self._path = runs / f"{cell.name}{CELL_STATUS}"
         asked = {**shared, "cell": {name: getattr(cell, name) for name in OF_CELL}}
-        self._status: dict[str, Any] = {"asked": asked, "id": result_id(asked)}
+        self._status: dict[str, Any] = {"asked": asked, "id": short_hash(asked)}
         self._earlier_status = earlier_status
 
     @property

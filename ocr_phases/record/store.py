@@ -59,9 +59,12 @@ class CellStatus(Status):
 _Kind = TypeVar("_Kind", bound=Status)
 
 
-def result_id(asked: Mapping[str, Any]) -> str:
-    """The id of a result: a hash, in 16 hexadecimal digits, of everything that it depends on."""
-    text = json.dumps(asked, sort_keys=True, ensure_ascii=True)
+def short_hash(values: Mapping[str, Any]) -> str:
+    """A hash of plain values, in 16 hexadecimal digits.
+
+    The hash of everything that a result depends on is the id of that result.
+    """
+    text = json.dumps(values, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -108,12 +111,12 @@ def write_failure(path: Path, reason: str, status: Mapping[str, Any]) -> None:
     write_status(path, {**status, "state": "failed", "reason": reason, "record": None})
 
 
-def is_finished(status: Status | None, record: Path, result: str) -> bool:
-    """Whether a status says that this result is done, and its record is as it was measured.
+def is_finished(status: Status | None, record: Path, result_id: str) -> bool:
+    """Whether a status says that a result is done, and its record is as it was measured.
 
-    ``result`` is the `result_id` of what is asked for now.
+    ``result_id`` is the id of what is asked for now.
     """
-    if status is None or status["id"] != result or status["state"] != "done":
+    if status is None or status["id"] != result_id or status["state"] != "done":
         return False
     try:
         check_record(record, status)
