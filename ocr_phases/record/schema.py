@@ -229,7 +229,7 @@ def _check_tables(record: RecordParts) -> None:
     _check_lengths("spans", columns_of(record.spans))
     energy = record.phase_energy
     if energy is not None:
-        columns = {
+        columns: dict[str, Sequence[Any]] = {
             "phase": energy.phase,
             "calls": energy.calls,
             "seconds": energy.seconds,
