@@ -1,7 +1,8 @@
-"""The files a record turns into: result.mmd, images/K.jpg, result_with_boxes.jpg, geo.jpg and a
-Chrome trace.
+"""The files a record turns into: result.mmd, result_ori.mmd, images/K.jpg, result_with_boxes.jpg,
+geo.jpg and a Chrome trace.
 
 Of several pages in one prompt each has its own: images/page_N_K.jpg and result_with_boxes_N.jpg.
+Of several rows each has a folder: row-0, row-1 and so on.
 
 Everything here reads text that a model wrote: it is parsed, never evaluated.
 """
@@ -37,8 +38,11 @@ from ocr_phases.show.boxes import draw_marks, region_boxes
 from ocr_phases.show.page import pages_of_row
 from ocr_phases.show.web import printable
 
+PICTURES = "images/"
+"""How the names of an output's crops begin."""
 ARTIFACTS = (
     rf"{'|'.join(re.escape(facts.result_name) for facts in FAMILIES.values())}"
+    r"|result_ori\.(mmd|md)"
     r"|images(/(page_\d+_)?\d+\.jpg)?|result_with_boxes(_\d+)?\.jpg|geo\.jpg"
 )
 """A regular expression of the names of `write_artifacts`."""
@@ -100,21 +104,29 @@ class Geometry:
     circles: tuple[GeometryCircle, ...] = ()
 
 
-def result_markdown(text: str, family: str | None = None, pages: int = 1) -> str:
+def original_name(family: str | None = None) -> str:
+    """The file of the text with its marks: result_ori.mmd, or .md where the result is one."""
+    return "result_ori" + Path(facts_of(family).result_name).suffix
+
+
+def result_markdown(
+    text: str, family: str | None = None, pages: int = 1, pictures: str = PICTURES
+) -> str:
     """The Markdown of an output: no grounding markup, each crop of an `image` region linked in its
     place.
 
-    Links count on through all boxes of all `image` regions, so `images/K.jpg` is crop K. A last
-    line says how many crops were left out (`MAX_CROPS`, `MAX_CROP_PAGES`). The end-of-sentence text
-    is cut, and two LaTeX commands that viewers lack are spelled out. Of a ``family`` that marks
-    pages the marks stay, each on a line; the mark of an image on none of the ``pages`` stays too.
+    Links count on through all boxes of all `image` regions, so `images/K.jpg` is crop K; the names
+    of the crops begin with ``pictures``. A last line says how many crops were left out
+    (`MAX_CROPS`, `MAX_CROP_PAGES`). The end-of-sentence text is cut, and two LaTeX commands that
+    viewers lack are spelled out. Of a ``family`` that marks pages the marks stay, each on a line;
+    the mark of an image on none of the ``pages`` stays too.
     """
     text = _without_eos(text)
     pieces = []
     position = 0
     left_out = 0
     grounding = parse_grounding(text, family)
-    for cropped in _cropped_regions(grounding, pages):
+    for cropped in _cropped_regions(grounding, pages, pictures):
         region = cropped.region
         if region.label == _PICTURE and region.page >= pages:
             continue
@@ -281,7 +293,7 @@ def write_artifacts(
     folder: Path, page: Pages, text: str, family: str | None = None, *, overwrite: bool = False
 ) -> list[Path]:
     """Write the files of one output into `folder` and return their paths, result.mmd (or .md)
-    first.
+    first, then the text with its marks, as the model wrote it.
 
     `page` is the upright page the model saw, or a list of those in one prompt; without one (a
     record that does not embed its page) only the text is written. A file is never seen half
@@ -289,35 +301,66 @@ def write_artifacts(
     """
     pages = list(page) if isinstance(page, Sequence) else [page]
     markdown = result_markdown(text, family, len(pages))
-    files = {facts_of(family).result_name: markdown.encode("utf-8", "replace")}
+    files = {
+        facts_of(family).result_name: markdown.encode("utf-8", "replace"),
+        original_name(family): text.encode("utf-8", "replace"),
+    }
     grounding = parse_grounding(text, family)
-    cropped_regions = _cropped_regions(grounding, len(pages))
     for number, image in enumerate(pages):
         if image is None:
             continue
-        for cropped in cropped_regions:
-            if cropped.region.page == number:
-                for crop in cropped.crops:
-                    files[crop.file] = _jpeg(_cut_out(image, crop.box))
+        files |= picture_files(image, grounding, number, len(pages))
         name = "result_with_boxes.jpg"
         if len(pages) > 1:
             name = f"result_with_boxes_{number}.jpg"
-        marked = region_boxes(grounding.on_page(number).regions, image.size)
-        files[name] = _jpeg(draw_marks(image, marked))
+        files[name] = _jpeg(page_with_boxes(image, grounding, number))
     geometry = parse_geometry(text)
     if geometry is not None and pages[0] is not None:
         files["geo.jpg"] = _jpeg(draw_geometry(geometry))
     return write_into(folder, files, overwrite=overwrite, stale=ARTIFACTS)
 
 
+def picture_files(
+    image: Image.Image,
+    grounding: Grounding,
+    page: int = 0,
+    pages: int = 1,
+    pictures: str = PICTURES,
+) -> dict[str, bytes]:
+    """The crops of one page's `image` regions as JPEG, by the names that `result_markdown` links.
+
+    ``image`` is page number ``page`` of the ``pages`` that ``grounding`` is of.
+    """
+    files = {}
+    for cropped in _cropped_regions(grounding, pages, pictures):
+        if cropped.region.page == page:
+            for crop in cropped.crops:
+                files[crop.file] = _jpeg(_cut_out(image, crop.box))
+    return files
+
+
+def page_with_boxes(image: Image.Image, grounding: Grounding, page: int = 0) -> Image.Image:
+    """The page with the boxes of its regions, drawn on a copy."""
+    return draw_marks(image, region_boxes(grounding.on_page(page).regions, image.size))
+
+
 def write_results(
     folder: Path, run: Record, record: str | Path | None = None, *, overwrite: bool = False
 ) -> None:
-    """`write_record`, then the first row's text and pictures if it has them; raises as both do."""
+    """`write_record`, then the text and pictures of each row that has them; raises as both do."""
     write_record(folder, run, record, overwrite=overwrite)
-    if run.text is not None:
-        family = run.model.family
-        write_artifacts(folder, row_images(run, 0), run.text, family, overwrite=overwrite)
+    family = run.model.family
+    for row, result in enumerate(run.results):
+        if result.text is not None:
+            target = row_folder(folder, run, row)
+            write_artifacts(target, row_images(run, row), result.text, family, overwrite=overwrite)
+
+
+def row_folder(folder: Path, run: Record, row: int) -> Path:
+    """Where the files of a row go: the folder itself, of several rows ``row-0``, ``row-1``, ..."""
+    if len(run.results) == 1:
+        return folder
+    return folder / f"row-{row}"
 
 
 def write_record(
@@ -366,7 +409,9 @@ class _CroppedRegion:
     left_out: int
 
 
-def _cropped_regions(grounding: Grounding, pages: int) -> list[_CroppedRegion]:
+def _cropped_regions(
+    grounding: Grounding, pages: int, pictures: str = PICTURES
+) -> list[_CroppedRegion]:
     """All regions with their crops: the one rule that links in the text and files share."""
     cropped = []
     crops_left = MAX_CROPS
@@ -375,7 +420,7 @@ def _cropped_regions(grounding: Grounding, pages: int) -> list[_CroppedRegion]:
     for region in grounding.regions:
         crops = []
         left_out = 0
-        folder = "images/" if pages == 1 else f"images/page_{region.page}_"
+        beginning = pictures if pages == 1 else f"{pictures}page_{region.page}_"
         for box in _picture_boxes(region, pages):
             x1, y1, x2, y2 = box
             crops_left -= 1
@@ -383,7 +428,7 @@ def _cropped_regions(grounding: Grounding, pages: int) -> list[_CroppedRegion]:
             if crops_left < 0 or area_left < 0:
                 left_out += 1
                 continue
-            crops.append(_Crop(box, f"{folder}{crops_of_page[region.page]}.jpg"))
+            crops.append(_Crop(box, f"{beginning}{crops_of_page[region.page]}.jpg"))
             crops_of_page[region.page] += 1
         cropped.append(_CroppedRegion(region, crops, left_out))
     return cropped
