@@ -94,8 +94,12 @@ def panel(tmp_path_factory):
 def test_a_finished_record_is_in_sight_at_once_with_few_controls(panel):
     phase_bar = panel.locator(".opx .op-bar").first.bounding_box()
     page = panel.locator(".opv-page").first.bounding_box()
-    assert phase_bar["y"] < page["y"] < 600  # of 800, without scrolling
-    assert panel.locator(".opx").bounding_box()["height"] <= 720
+    curve = panel.locator(".opv-curve").bounding_box()
+    screen = panel.locator(".jp-NotebookPanel:not(.lm-mod-hidden)").bounding_box()
+    assert phase_bar["y"] < page["y"] < curve["y"]
+    assert page["height"] >= 300
+    for part in (page, curve):  # the whole of it, without scrolling
+        assert part["y"] + part["height"] <= screen["y"] + screen["height"]
     for part in (".opv-page .opv-box >> nth=4", ".opv .opv-line", ".opx-headline", ".opx-stop"):
         assert panel.locator(part).is_visible(), part
     controls = panel.locator(".opx-bar :is(button, select, summary):visible").count()

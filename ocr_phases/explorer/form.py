@@ -8,10 +8,10 @@ import ctypes.util
 import functools
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from ocr_phases.analyse.statistics import LEAST_REPEATS
 from ocr_phases.errors import OcrPhasesError
@@ -26,8 +26,11 @@ from ocr_phases.results.run import PhaseRun
 from ocr_phases.settings import (
     FAMILY_NAMES,
     NEW_TOKENS,
+    FormGroup,
     Settings,
     choices,
+    form_group,
+    form_label,
     help_text,
     kind,
     setting_from_text,
@@ -38,19 +41,12 @@ from ocr_phases.versions import asset
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-#: Settings with no field: the panel looks for the end token after every step, a record without
-#: phases or text has little to show, remote code is asked for by name in code, and a trace is a
-#: file.
-LEFT_OUT = (
-    *("eos_check_every", "generate", "return_text", "kernel_trace", "kernel_steps"),
-    *("implementation", "trust_remote_code", "attention", "cuda_calls"),
-)
-_SETTINGS = [setting for setting in fields(Settings) if setting.name not in LEFT_OUT]
+_SETTINGS = [setting for setting in fields(Settings) if form_group(setting) is not None]
 _MODELS = ("tiny", "dummy", *(f"dummy:{name}" for name in [*FAMILIES][1:]))
 #: Choices of settings that take any text too; `locate` wants words of one's own.
-_OWN = {
+_OWN: dict[str, tuple[str, ...]] = {
     "model": _MODELS,
-    "prompt": [name for name in FAMILIES[DEEPSEEK_OCR].prompts if name != "locate"],
+    "prompt": tuple(name for name in FAMILIES[DEEPSEEK_OCR].prompts if name != "locate"),
     "device": ("auto", "cpu", "cuda"),
 }
 _NEEDS_CUDA = ("cuda_graph", "captured", "cuda")
@@ -179,6 +175,52 @@ def _presets_of_config(config: dict[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for facts in known for name in facts.presets))
 
 
+class FormField(TypedDict):
+    """A field as the browser draws it. ``own`` says that it takes other words than its options."""
+
+    name: str
+    label: str
+    group: FormGroup
+    kind: str
+    help: str
+    options: list[str]
+    own: bool
+
+
+def _list_of_many(name: str, label: str, options: Sequence[str]) -> FormField:
+    """A list of which several may be chosen."""
+    return FormField(
+        name=name,
+        label=label,
+        group=FormGroup.PAGE,
+        kind="many",
+        help="each is measured, one after another; hold Ctrl to choose several",
+        options=[*options],
+        own=False,
+    )
+
+
+def _field(setting: Field[Any], offered: Sequence[str] | None) -> FormField:
+    """The field of a setting, with the options that are ``offered`` or those that it knows."""
+    known = offered or _OWN.get(setting.name) or choices(setting)
+    if kind(setting) == "bool" and setting.default is None:
+        known = ("true", "false")
+    options = [each for each in dict.fromkeys(known) if has_cuda() or each not in _NEEDS_CUDA]
+    if options and setting.default is None:
+        options.insert(0, "")  # which leaves it to the model or the device
+    group = form_group(setting)
+    assert group is not None
+    return FormField(
+        name=setting.name,
+        label=form_label(setting),
+        group=group,
+        kind=kind(setting),
+        help=help_text(setting),
+        options=options,
+        own=setting.name in _OWN,
+    )
+
+
 class Form:
     """The pages on offer, the fields that the browser draws, and the measurements that their values
     mean.
@@ -202,25 +244,19 @@ class Form:
         } | _USUAL
         return usual | {"model": model, "pages": [*self.pages][:1], "presets": []}
 
-    def fields(self, model: str) -> list[dict[str, Any]]:
-        """What the browser draws, with the presets of a model alone and nothing that needs a
-        missing GPU.
+    def fields(self, model: str) -> list[FormField]:
+        """What the browser draws, group by group, with the presets of a model alone and nothing
+        that needs a missing GPU.
         """
         presets = presets_of(model)
-        own = {**_OWN, "model": (model, *_MODELS), "preset": presets, "family": FAMILY_NAMES}
-        many: dict[str, Any] = {"pages": [*self.pages], "presets": presets}
-        listed = [{"name": name, "kind": "many", "options": each} for name, each in many.items()]
-        for setting in _SETTINGS:
-            known = own.get(setting.name, choices(setting))
-            if kind(setting) == "bool" and setting.default is None:
-                known = ("true", "false")
-            options = [
-                each for each in dict.fromkeys(known) if has_cuda() or each not in _NEEDS_CUDA
-            ]
-            options = ["", *options] if options and setting.default is None else options
-            field = {"name": setting.name, "kind": kind(setting), "help": help_text(setting)}
-            listed.append({**field, "options": options, "own": setting.name in _OWN})
-        return listed
+        fields = [
+            _list_of_many("pages", "Several pages", [*self.pages]),
+            _list_of_many("presets", "Several presets", presets),
+        ]
+        offered = {"model": (model, *_MODELS), "preset": presets, "family": FAMILY_NAMES}
+        fields += [_field(setting, offered.get(setting.name)) for setting in _SETTINGS]
+        groups = [*FormGroup]
+        return sorted(fields, key=lambda field: groups.index(field["group"]))
 
     def jobs(self, values: Mapping[str, Any]) -> list[Asked]:
         """Every chosen page with every chosen preset; `OcrPhasesError` for a missing or wrong

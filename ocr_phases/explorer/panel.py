@@ -108,6 +108,16 @@ VIEWS: dict[str, tuple[Callable[..., Section | Figure], ...]] = {
 }
 
 
+class HtmlText(traitlets.Unicode[str, str]):
+    """A trait that holds HTML as a plain text. What renders a widget may write a text that knows
+    that it is HTML as something else: marimo makes an object of it.
+    """
+
+    def validate(self, obj: Any, value: Any) -> str:
+        """The text of an `Html`."""
+        return str(super().validate(obj, value))
+
+
 @dataclass(frozen=True)
 class Command:
     """What a browser asks for: ``do`` names it, ``sender`` is the place that waits for the answer.
@@ -169,14 +179,14 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
     told = traitlets.Unicode("").tag(sync=True)
     data = traitlets.Dict().tag(sync=True)
     curves: traitlets.List[Any] = traitlets.List().tag(sync=True)
-    head = traitlets.Unicode("").tag(sync=True)
+    head = HtmlText("").tag(sync=True)
     parts = traitlets.Dict().tag(sync=True)
-    records = traitlets.Unicode("").tag(sync=True)
-    compared = traitlets.Unicode("").tag(sync=True)
+    records = HtmlText("").tag(sync=True)
+    compared = HtmlText("").tag(sync=True)
     live = traitlets.Dict().tag(sync=True)
     chosen_page = traitlets.Dict().tag(sync=True)
     live_page = traitlets.Unicode("").tag(sync=True)
-    message = traitlets.Unicode("").tag(sync=True)
+    message = HtmlText("").tag(sync=True)
 
     def __init__(
         self,
@@ -408,7 +418,7 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
         except Stopped:
             self._say("Stopped before a repeat was finished, so there is no record.")
         except Exception as error:  # noqa: BLE001 - a widget alone only logs it
-            self.message += error_html(error, of)
+            self.message += str(error_html(error, of))
 
     def _say(self, sentence: str) -> None:
         self.message = element("p", sentence, role="status")

@@ -102,7 +102,7 @@ def row_data(run: Record, row: int) -> dict[str, Any]:
             (each, type_colour(each)) for each in map(time_colour, np.linspace(0, 1, _COLOURS))
         ],
         "regions": _regions(run, row, grounding, table),
-        "rendered": _rendered(text, parse_grounding(text, run.model.family), uncertain),
+        "rendered": str(_rendered(text, parse_grounding(text, run.model.family), uncertain)),
         "pages": pages,
     }
 

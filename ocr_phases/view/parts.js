@@ -185,7 +185,7 @@ class CurvePart extends Part {
   constructor(shown) {
     const curve = new Curve();
     const legend = h("ul.opv-key", { "aria-label": "Curves" });
-    super(shown, h("div", legend, curve.root));
+    super(shown, h("div", curve.root, legend));
     this.curve = curve;
     this.legend = legend;
   }
@@ -376,8 +376,11 @@ class Linked {
     }
   }
 
-  /** Hear what happens here before what is around it does: JupyterLab listens at the document. */
+  /** Hear what happens here before what is around it does: JupyterLab listens at the document. In a
+      shadow tree, as in marimo, only its root knows what was pointed at. */
   listen(names, call) {
+    const around = this.root.getRootNode();
+    const place = around instanceof ShadowRoot ? around : window;
     const how = { capture: true, passive: false, signal: this.ended.signal };
     const hear = (event) => {
       if (this.root.contains(event.target) || event.type.startsWith("pointer")) {
@@ -385,7 +388,7 @@ class Linked {
       }
     };
     for (const name of names) {
-      window.addEventListener(name, hear, how);
+      place.addEventListener(name, hear, how);
     }
   }
 
