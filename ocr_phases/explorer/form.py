@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from ocr_phases.analyse.statistics import LEAST_REPEATS
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.explorer.records import found, placed
+from ocr_phases.explorer.records import existing_path, project_path
 from ocr_phases.families import DEEPSEEK_OCR, FAMILIES, PRESET_NAMES, PROCESSOR
 from ocr_phases.families.config import family_of_config
 from ocr_phases.files import PAGE_SUFFIXES, each_page
@@ -60,8 +60,10 @@ Page = tuple[str | bytes, str | None]
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A page as `run_inference` takes it, the name of an upload, and how to measure it."""
+class Job:
+    """A measurement to make: a page as `run_inference` takes it, the name of an upload, and how to
+    measure it.
+    """
 
     page: str | bytes
     page_name: str | None
@@ -69,35 +71,46 @@ class Asked:
 
     def cells(self) -> dict[str, Any]:
         """Its row in the table of records, until there is one."""
-        page, settings = printable(self.page_name or Path(str(self.page)).name, 60), self.settings
-        cells = {"page": page, "model": settings.model, "preset": settings.preset or "default"}
-        return {**cells, "strategy": settings.strategy, "steps": "waiting"}
+        name = self.page_name or Path(str(self.page)).name
+        return {
+            "page": printable(name, 60),
+            "model": self.settings.model,
+            "preset": self.settings.preset or "default",
+            "strategy": self.settings.strategy,
+            "steps": "waiting",
+        }
 
     def code(self) -> str:
         """The lines that measure the same in a cell."""
-        usual, page = vars(Settings()), self.page if isinstance(self.page, str) else self.page_name
-
-        def given(values: Mapping[str, Any]) -> list[str]:
-            return [f"{name}={value!r}" for name, value in values.items() if value != usual[name]]
-
-        loaded = ", ".join(given(self.settings.of_model()))
-        run = ", ".join([repr(page), *given(self.settings.of_run())])
+        page = self.page if isinstance(self.page, str) else self.page_name
+        of_model = _changed_keywords(self.settings.of_model())
+        of_run = _changed_keywords(self.settings.of_run())
         return (
             "from ocr_phases import OCRSession\n"
-            f"session = OCRSession.load({loaded})\nrun = session.run_inference({run})"
+            f"session = OCRSession.load({', '.join(of_model)})\n"
+            f"run = session.run_inference({', '.join([repr(page), *of_run])})"
         )
 
 
-def asked_again(run: PhaseRun) -> Asked | None:
+def _changed_keywords(values: Mapping[str, Any]) -> list[str]:
+    """The settings that have another value than their default, as keywords of a call."""
+    usual = vars(Settings())
+    return [f"{name}={value!r}" for name, value in values.items() if value != usual[name]]
+
+
+def job_again(run: PhaseRun) -> Job | None:
     """A record's measurement once more; None where its page or model cannot be had again here."""
-    page, model = run.page_data() if len(run.pages) == 1 else None, run.model
-    here = str(model.name).split(":")[0] in ("tiny", "dummy")
-    if page is None or not (here or os.path.isdir(str(model.source))):  # noqa: PTH112
+    if len(run.pages) != 1:
         return None
-    given = recorded_settings(run)
-    given["model"] = model.name if here else model.source
-    given["dtype"] = model.dtype
-    return Asked(page, run.page.file, Settings(**given))
+    page = run.page_data()
+    is_built_in = str(run.model.name).split(":")[0] in ("tiny", "dummy")
+    is_folder = os.path.isdir(str(run.model.source))  # noqa: PTH112
+    if page is None or not (is_built_in or is_folder):
+        return None
+    settings = recorded_settings(run)
+    settings["model"] = run.model.name if is_built_in else run.model.source
+    settings["dtype"] = run.model.dtype
+    return Job(page, run.page.file, Settings(**settings))
 
 
 def measured_here(run: PhaseRun) -> bool:
@@ -115,15 +128,13 @@ def pages_at(text: str) -> dict[str, Page]:
     """A file, or all pages of a folder, by their names; raises `OcrPhasesError` for a folder
     without pages.
     """
-    path = found(text)
-    paths = [path]
-    if path.is_dir():
-        paths = sorted(each for each in path.iterdir() if each.suffix.lower() in PAGE_SUFFIXES)
-        if not paths:
-            raise OcrPhasesError(
-                f"There is no page in {path}: name a folder of images, or one file."
-            )
-    return {each.name: (str(each), None) for each in paths}
+    path = existing_path(text)
+    if not path.is_dir():
+        return {path.name: (str(path), None)}
+    files = sorted(file for file in path.iterdir() if file.suffix.lower() in PAGE_SUFFIXES)
+    if not files:
+        raise OcrPhasesError(f"There is no page in {path}: name a folder of images, or one file.")
+    return {file.name: (str(file), None) for file in files}
 
 
 @functools.cache
@@ -143,7 +154,7 @@ def presets_of(model: str) -> tuple[str, ...]:
     if model == "dummy" or model.startswith("dummy:"):
         return _presets_of_dummy(model)
     try:
-        config = json.loads((placed(model) / "config.json").read_bytes())
+        config = json.loads((project_path(model) / "config.json").read_bytes())
     except (OSError, ValueError):
         return PRESET_NAMES
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
@@ -162,11 +173,10 @@ def _presets_of_dummy(model: str) -> tuple[str, ...]:
 def _presets_of_config(config: dict[str, Any]) -> tuple[str, ...]:
     """Those of the families that a ``config.json`` may be of, since two may share a class."""
     model_type = config["model_type"]
-    known = [
-        facts
-        for facts in FAMILIES.values()
-        if model_type in (facts.config["model_type"], facts.saved_type)
-    ]
+    known = []
+    for facts in FAMILIES.values():
+        if model_type in (facts.config["model_type"], facts.saved_type):
+            known.append(facts)
     if not known:
         try:
             known = [family_of_config(config)]
@@ -233,16 +243,17 @@ class Form:
         self.pages: dict[str, Page] = {path.stem: (str(path), None) for path in samples}
 
     def offer(self, pages: Mapping[str, Page]) -> None:
-        """Offer pages, before those that are on offer."""
+        """Put pages before those that are on offer; of one name the new one stays."""
         others = {name: page for name, page in self.pages.items() if name not in pages}
         self.pages = {**pages, **others}
 
     def values(self, model: str) -> dict[str, Any]:
-        """What the fields hold at first."""
-        usual = {
-            each.name: "" if each.default is None else each.default for each in _SETTINGS
-        } | _USUAL
-        return usual | {"model": model, "pages": [*self.pages][:1], "presets": []}
+        """What the fields hold at first; an empty text leaves a setting to the model or device."""
+        values = {setting.name: setting.default for setting in _SETTINGS}
+        values = {name: "" if value is None else value for name, value in values.items()}
+        values.update(_USUAL)
+        values.update(model=model, pages=[*self.pages][:1], presets=[])
+        return values
 
     def fields(self, model: str) -> list[FormField]:
         """What the browser draws, group by group, with the presets of a model alone and nothing
@@ -258,29 +269,41 @@ class Form:
         groups = [*FormGroup]
         return sorted(fields, key=lambda field: groups.index(field["group"]))
 
-    def jobs(self, values: Mapping[str, Any]) -> list[Asked]:
+    def jobs(self, values: Mapping[str, Any]) -> list[Job]:
         """Every chosen page with every chosen preset; `OcrPhasesError` for a missing or wrong
         setting.
         """
         if not values["pages"]:
             raise OcrPhasesError("No page chosen yet: choose one or more.")
-        given = {}
+        chosen = {}
         for setting in _SETTINGS:
-            name, value = setting.name, values[setting.name]
-            if isinstance(value, str) and (value := value.strip()):
-                value = setting_from_text(name, value)
-            if value == "" and setting.default is not None:
-                raise OcrPhasesError(f"No {name} chosen: type one, or choose one from the list.")
-            if value != "":  # which leaves a setting to the model or the device
-                given[name] = value
-        presets = dict.fromkeys([given.pop("preset", None), *values["presets"]])
-        settings = [Settings(**given, preset=preset) for preset in presets]
-        pages = map(self.pages.__getitem__, values["pages"])
-        return [Asked(page, name, one) for page, name in pages for one in settings]
+            value = _chosen_value(setting, values[setting.name])
+            if value is not None:
+                chosen[setting.name] = value
+        presets = dict.fromkeys([chosen.pop("preset", None), *values["presets"]])
+        settings = [Settings(**chosen, preset=preset) for preset in presets]
+        jobs = []
+        for name in values["pages"]:
+            page, upload_name = self.pages[name]
+            jobs += [Job(page, upload_name, each) for each in settings]
+        return jobs
+
+
+def _chosen_value(setting: Field[Any], value: Any) -> Any:
+    """What a field says of its setting; None where it leaves that to the model or the device."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    if text:
+        return setting_from_text(setting.name, text)
+    if setting.default is not None:
+        raise OcrPhasesError(f"No {setting.name} chosen: type one, or choose one from the list.")
+    return None
 
 
 def first_image(page: str | bytes, name: str | None) -> Image:
     """The page, or the first of several of a file; `OcrPhasesError` where it cannot be read."""
     from ocr_phases.images import load_page  # of the measuring half: only now
 
-    return load_page(each_page(page)[0] if isinstance(page, str) else page, name or "image")[0]
+    first: Any = each_page(page)[0] if isinstance(page, str) else page
+    return load_page(first, name or "image")[0]

@@ -24,7 +24,7 @@ import pandas as pd
 
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.errors import OcrPhasesError, Stopped
-from ocr_phases.explorer.form import Asked, first_image
+from ocr_phases.explorer.form import Job, first_image
 from ocr_phases.families import FAMILIES
 from ocr_phases.measure.progress import RunProgress, left_text
 from ocr_phases.results.run import PhaseRun
@@ -177,7 +177,7 @@ class Live:
 # -- the measuring thread --------------------------------------------------------------------------
 
 
-def start(asked: Asked, live: Live) -> Future[PhaseRun]:
+def start(asked: Job, live: Live) -> Future[PhaseRun]:
     """Measure in the thread, with the model kept from before if it is the same.
 
     The future raises what `run_inference` and loading raise, `Stopped` too.
@@ -187,7 +187,7 @@ def start(asked: Asked, live: Live) -> Future[PhaseRun]:
     return _THREAD.submit(_measure, asked, live)
 
 
-def _measure(asked: Asked, live: Live) -> PhaseRun:
+def _measure(asked: Job, live: Live) -> PhaseRun:
     live.doing(f"loading {asked.settings.model}")
     from ocr_phases.collectors.hooks import layer_hooks
     from ocr_phases.measure.memory_fit import fit

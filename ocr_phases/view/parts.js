@@ -197,7 +197,11 @@ class CurvePart extends Part {
     const points = ms.map((each, token) => [token, each]).filter(([, each]) => each != null);
     const lines = others.map((other, place) => ({ ...other, style: `opv-other-${place + 1}` }));
     const tokens = Math.max(texts.length, ...others.map((other) => other.tokens));
-    this.curve.show([...lines, { points }], tokens, Math.max(top, ...others.map((each) => each.top)));
+    this.curve.show(
+      [...lines, { points }],
+      tokens,
+      Math.max(top, ...others.map((each) => each.top)),
+    );
     this.showLegend();
     this.select();
     this.mark();
