@@ -384,6 +384,7 @@ def test_records_are_shown_compared_downloaded_and_deleted(panel, view, tmp_path
     for place in (0, 1):
         rows.nth(place).locator("input[type=checkbox]").check()
     panel.wait_for_selector(".opx-compared :text('What differs')")
+    assert panel.locator(".opv-key li").count() == 2  # their curves, in the view Page
     for place in (0, 1):
         rows.nth(place).locator("input[type=checkbox]").uncheck()
     panel.click(".opx-which summary")
@@ -408,6 +409,10 @@ def test_records_are_shown_compared_downloaded_and_deleted(panel, view, tmp_path
     mine.locator("button[title=Delete]").click()
     panel.wait_for_function(
         f"document.querySelectorAll('.opx-table tbody tr').length === {many - 1}"
+    )
+    table.locator("tbody tr:has(button[title=Delete]) .opx-name").first.click()
+    panel.wait_for_function(
+        "document.querySelector('.opx-about').textContent.includes('receipt.png')"
     )
 
 
