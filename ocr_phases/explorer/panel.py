@@ -81,7 +81,7 @@ from ocr_phases.view.widgets import LinkedTraits, selected_tokens
 
 _RECORD_SUFFIXES = (".json", ".json.gz")
 _AT_ONCE = 20  # rows of the table that are read before it is drawn again
-#: What this kernel measured: a panel made anew shows them again.
+#: What this kernel measured: another panel in it shows them again.
 MEASURED: list[RecordRow] = []
 
 
@@ -315,10 +315,11 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
     def _show_first(self) -> None:
         """Show the newest record that can be read."""
         for record in self.rows:
+            if record.run is None and record.file is None:
+                continue
             with self._errors_shown():
-                if record.run or record.file:
-                    self._show(record)
-                    return
+                self._show(record)
+                return
 
     def _show(self, record: RecordRow, before: PhaseRun | None = None) -> None:
         """Show a record, over the curve of ``before``; raises where it cannot be read."""
@@ -470,18 +471,18 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
         raise OcrPhasesError("This record is no longer listed: choose another one.")
 
     def _offer(self, pages: Mapping[str, Page], chosen: list[str]) -> None:
-        """Offer pages and choose some of them, under what was said of others."""
-        said = self.message
+        """Offer pages and choose some of them; what was said of others stays."""
+        message = self.message
         self.form.offer(pages)
         self.values = {**self.values, "pages": chosen}
         self.fields = self.form.fields(self.values["model"])
-        self.message = said
+        self.message = message
         self._show_chosen_page()
 
     def _offer_path(self, text: str) -> None:
         """Offer a file, or all pages of a folder, and choose the first that can be read.
 
-        What cannot be read before it is told and left out.
+        What cannot be read before it is left out, with an error.
         """
         pages = pages_at(text)
         for name in [*pages]:
@@ -512,10 +513,10 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
         if self.run is not None and page_address(self.run.page_image(0)) == page_address(image):
             self.chosen_page = {}
             return
-        said = f"{printable(names[0], 60)} has not been measured yet: press Run."
+        sentence = f"{printable(names[0], 60)} has not been measured yet: press Run."
         if self.run is not None:
-            said += f" What is grey belongs to {printable(self.run.page.file, 60)}."
-        self.chosen_page = {"said": said, "size": image.size, "href": page_address(image)}
+            sentence += f" What is grey belongs to {printable(self.run.page.file, 60)}."
+        self.chosen_page = {"said": sentence, "size": image.size, "href": page_address(image)}
 
     def _take_files(self, command: Command) -> None:
         """Take files: records are shown, all others are pages. What is refused is left out."""
@@ -718,24 +719,26 @@ def _head(record: RecordRow) -> Html:
     """The words above the views, and buttons of what can be measured next."""
     run = record.load()
     model = ", ".join(filter(None, [run.model.name, preset_text(run)]))
-    title = element("strong", run_title(run))
-    facts = f" · {model} · {run.device.name}"
-    example: Html | str = ""
+    about = [element("strong", run_title(run)), f" · {model} · {run.device.name}"]
     if not record.own:
-        measured = f" · Example, measured on {run.created[:10]}: press Run for your own."
-        example = element("span", measured, class_="opx-example")
-    about = element("p", title, facts, example, class_="opx-about", title=subject(run))
-    said = element("p", headline(run), class_="opx-headline")
-    steps = [
+        sentence = f" · Example, measured on {run.created[:10]}: press Run for your own."
+        about.append(element("span", sentence, class_="opx-example"))
+    parts = [
+        element("p", *about, class_="opx-about", title=subject(run)),
+        element("p", headline(run), class_="opx-headline"),
+        phase_bar(run),
+        status_html(run),
+    ]
+    buttons = [
         element("button", words, class_="opx-next", data_ask="again")
         for words in _next_steps(record)
     ]
-    elsewhere: Html | str = ""
-    if steps and not measured_here(run):
+    parts += buttons
+    if buttons and not measured_here(run):
         where = f"This record was measured on {run.device.name}. "
         here = f"A new measurement runs on this machine, {host_name()}."
-        elsewhere = element("span", where, here, class_="opx-elsewhere")
-    return fragment(about, said, phase_bar(run), status_html(run), *steps, elsewhere)
+        parts.append(element("span", where, here, class_="opx-elsewhere"))
+    return fragment(*parts)
 
 
 def _next_steps(record: RecordRow) -> dict[str, Job]:
