@@ -20,7 +20,7 @@ from benchmarks.random_pages.quality import draw
 from ocr_phases import OCRSession, PhaseRun
 from ocr_phases.analyse.quality import region_differences
 from ocr_phases.analyse.regions import UNCERTAIN_BELOW
-from ocr_phases.analyse.stages import text_tokens, token_probabilities
+from ocr_phases.analyse.stages import recorded_probabilities, text_tokens
 from ocr_phases.analyse.text import EXTRA
 from ocr_phases.record.schema import TrueRegion, Truth
 from ocr_phases.text import percent_text
@@ -32,7 +32,7 @@ WRONG_ABOVE = 0.1
 
 def region_rows(run: PhaseRun, truth: Truth) -> Iterator[dict[str, object]]:
     """One row a region of the first row that has a text."""
-    known, own = token_probabilities(run), text_tokens(run)
+    known, own = recorded_probabilities(run), text_tokens(run)
     for side in region_differences(run, truth).itertuples():
         if not pd.isna(side.region) and len(own[side.region]):
             wrong = side.outcome == EXTRA or bool(side.cer > WRONG_ABOVE)

@@ -86,22 +86,24 @@ def test_golden_files_with_the_drifting_links_mended(tmp_path):
     assert vendor.count("![](images/") == 2 and vendor != later != mended
     page, folder = Image.open(GOLDEN / "pages" / CASE["page"]), tmp_path / "new" / "run"
     paths = write_artifacts(folder, page, CASE["model_text"])
-    names = ["result.mmd", "images/0.jpg", "images/1.jpg", "images/2.jpg", "result_with_boxes.jpg"]
+    names = ["result.mmd", "result_ori.mmd"]
+    names += ["images/0.jpg", "images/1.jpg", "images/2.jpg", "result_with_boxes.jpg"]
     assert paths == [folder / name for name in names]
     assert {path for path in folder.rglob("*") if path.is_file()} == {
         *paths,
         folder / MANIFEST_NAME,
     }
     assert paths[0].read_bytes().decode() == result_markdown(CASE["model_text"]) == mended
+    assert paths[1].read_bytes().decode() == CASE["model_text"]
     crops = crops_in(folder)
     assert [list(crop.size) for crop in crops] == list(CASE["crops"].values())
     expected = page.convert("RGB").crop(CASE["boxes_px"][2])
     assert np.abs(np.asarray(crops[0], float) - np.asarray(expected)).mean() < 3  # of JPEG
     assert Image.open(folder / "result_with_boxes.jpg").size == page.size == (1240, 1754)
-    assert write_artifacts(tmp_path / "text", None, CASE["model_text"]) == [
-        tmp_path / "text" / "result.mmd"
-    ]
-    assert {path.name for path in (tmp_path / "text").iterdir()} == {MANIFEST_NAME, "result.mmd"}
+    texts = ["result.mmd", "result_ori.mmd"]
+    written = write_artifacts(tmp_path / "text", None, CASE["model_text"])
+    assert written == [tmp_path / "text" / name for name in texts]
+    assert {path.name for path in (tmp_path / "text").iterdir()} == {MANIFEST_NAME, *texts}
 
 
 def test_golden_boxes_are_outlined_at_their_pixels():
@@ -196,7 +198,8 @@ def test_geometry_is_read_and_drawn_on_its_axes(tmp_path):
     geometry = artifacts.Geometry(lines=(solid, dashed), endpoints=endpoints)
     assert parse_geometry(f"{FIGURE}{EOS_TEXT}") == geometry
     paths = write_artifacts(tmp_path, Image.new("RGB", (60, 60), "white"), str(FIGURE))
-    assert [path.name for path in paths] == ["result.mmd", "result_with_boxes.jpg", "geo.jpg"]
+    names = ["result.mmd", "result_ori.mmd", "result_with_boxes.jpg", "geo.jpg"]
+    assert [path.name for path in paths] == names
     drawn = Image.open(paths[-1])
     assert drawn.width == drawn.height
 
@@ -251,7 +254,7 @@ def test_anything_else_is_no_geometry(text):
 def test_any_text_can_be_drawn_and_written(tmp_path, text, size, mode):
     page, regions = Image.new(mode, size, 1), parse_grounding(text).regions
     paths = write_artifacts(tmp_path, page, text)
-    assert all(path.stat().st_size > 0 for path in paths[1:])
+    assert all(path.stat().st_size > 0 for path in paths[2:])  # behind the texts
     links = [int(number) for number in LINK.findall(result_markdown(text))]
     assert links == list(range(len(crops_in(tmp_path))))
     times = pd.DataFrame({"region": [region.index for region in regions], "decode_ms": 1.0})
@@ -292,6 +295,21 @@ def test_only_what_the_package_wrote_is_replaced_or_goes(tmp_path, capsys):
     record = write_given(tmp_path / "run.json", run.to_json() + b"\n")
     artifacts.write_results(folder_for(tmp_path, "", RESULTS, record=record), run, record)
     assert record.read_bytes() == run.to_json() + b"\n"  # what is shown stays as it is
+
+
+def test_each_row_of_a_batch_has_its_own_files(tmp_path):
+    run = PhaseRun.load(Path(__file__).parent / "approved" / "records" / "rows.json.gz")
+    artifacts.write_results(tmp_path, run)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        MANIFEST_NAME,
+        "run.json",
+        *(f"row-{row}" for row in range(len(run.results))),
+    }
+    for row, result in enumerate(run.results):
+        folder = tmp_path / f"row-{row}"
+        assert (folder / "result_ori.mmd").read_text() == result.text
+        assert (folder / "result.mmd").read_text() == result_markdown(result.text)
+        assert (folder / "result_with_boxes.jpg").is_file()
 
 
 def test_the_page_report_by_hand_never_replaces_a_record(tmp_path, monkeypatch):

@@ -112,34 +112,40 @@ def _vision_in_prefill_only(run: Record) -> Verdict:
     decode = run.spans[run.spans["phase"] == "decode"]
     vision = decode[decode["stage"].isin(vision_stages(run))]
     if len(vision):
-        names, took = (
-            ", ".join(sorted(vision["stage"].unique())),
-            ms_text(vision["device_ms"].sum()),
-        )
+        names = ", ".join(sorted(vision["stage"].unique()))
+        took = ms_text(vision["device_ms"].sum())
         return Verdict("fail", f"{names} ran in {vision['step'].nunique()} steps and took {took}")
-    ran, profiled = vision_in_decode(run) if has_kernels(run) else (None, "")
-    if ran:
-        return Verdict("fail", profiled)
-    eager = run.model.strategy == "eager"
-    if ran is None and not eager:
+    evidence = []
+    if run.model.strategy == "eager":  # only eager steps have spans of their stages
+        evidence.append(f"no vision span among {len(decode):,} of decode")
+    if has_kernels(run):
+        seen = vision_in_decode(run)
+        if seen.ran:
+            return Verdict("fail", seen.reason)
+        if seen.ran is not None or evidence:
+            evidence.append(seen.reason)
+    if not evidence:
         return Verdict("n/a", f"{run.model.strategy} steps show no stages")
-    seen = f"no vision span among {len(decode):,} of decode" if eager else ""
-    return Verdict("pass", "; ".join(filter(None, (seen, profiled))))
+    return Verdict("pass", "; ".join(evidence))
 
 
 def _cache_linear(run: Record) -> Verdict:
-    held = run.cache.entries or run.cache.lengths or []
+    """Every size of the cache has to be its number of entries times the bytes of one."""
+    counts = run.cache.entries or run.cache.lengths or []
     sizes = run.cache.bytes or []
-    each = run.cache.bytes_per_token
+    bytes_per_token = run.cache.bytes_per_token
     if len(sizes) < 2:
         return Verdict("n/a", "no growing cache was seen")
     grew = f"{bytes_text(sizes[0])} to {bytes_text(sizes[-1])}"
-    if not each:
+    if not bytes_per_token:
         return Verdict("n/a", f"{grew}, in layers of several kinds, each of which has its own rule")
-    text = f"{bytes_text(each)} per token, {grew}"
-    off = sum(size != (count or 0) * each for count, size in zip_longest(held, sizes))
-    if off:
-        return Verdict("fail", f"{text}; {off} of {len(sizes)} off the line")
+    text = f"{bytes_text(bytes_per_token)} per token, {grew}"
+    wrong_sizes = 0
+    for count, size in zip_longest(counts, sizes):
+        if size != (count or 0) * bytes_per_token:
+            wrong_sizes += 1
+    if wrong_sizes:
+        return Verdict("fail", f"{text}; {wrong_sizes} of {len(sizes)} off the line")
     return Verdict("pass", text)
 
 
@@ -153,29 +159,32 @@ def _decode_memory(run: Record) -> Verdict:
     if prefill is None or decode is None:
         return Verdict("n/a", "memory was not counted")
     text = f"{bytes_text(decode)} in decode, {bytes_text(prefill)} in the prefill"
-    of_model, sizes = run.memory.source == "cuda_peak_allocated", run.cache.bytes or [0]
-    grew = sizes[-1] - sizes[0]
-    # While a cache is copied to a larger one, the old one is still there.
-    explained = not of_model or decode <= prefill + 2 * grew
-    if decode <= prefill * (_SAME_MEMORY if explained else 1):
+    if decode <= prefill:
         return Verdict("pass", text)
-    if not explained:
-        return Verdict("fail", f"{text}; the cache grew by {bytes_text(grew)} only")
-    why = (
-        "the growing cache explains it"
-        if of_model
-        else "the whole process is counted, not the model alone"
-    )
-    return Verdict("note", f"{text}; {why}")
+    if run.memory.source != "cuda_peak_allocated":
+        reason = "the whole process is counted, not the model alone"
+    else:
+        sizes = run.cache.bytes or [0]
+        grew = sizes[-1] - sizes[0]
+        # While a cache is copied to a larger one, the old one is still there.
+        if decode > prefill + 2 * grew:
+            return Verdict("fail", f"{text}; the cache grew by {bytes_text(grew)} only")
+        reason = "the growing cache explains it"
+    if decode <= prefill * _SAME_MEMORY:
+        return Verdict("pass", text)
+    return Verdict("note", f"{text}; {reason}")
 
 
 def _stage_coverage(run: Record) -> Verdict:
     coverage = summary(run)["stage_coverage"]
     if coverage is None:
         return Verdict("n/a", "there is no prefill, or nobody timed its stages")
-    overlap = ": stages overlap, so one is counted twice" if coverage > _OVERLAP else ""
-    verdict = "fail" if overlap else "pass" if coverage >= STAGE_COVERAGE else "note"
-    return Verdict(verdict, f"{coverage * 100:.1f} %{overlap}{_undeclared(run)}")
+    text = f"{coverage * 100:.1f} %"
+    if coverage > _OVERLAP:
+        text += ": stages overlap, so one is counted twice"
+        return Verdict("fail", text + _undeclared(run))
+    verdict = "pass" if coverage >= STAGE_COVERAGE else "note"
+    return Verdict(verdict, text + _undeclared(run))
 
 
 def _undeclared(run: Record) -> str:
@@ -210,9 +219,12 @@ def _decode_trend(run: Record) -> Verdict:
     # The growth beyond what slow reads of the cache explain, as a part of the median step. One
     # repeat alone cannot be told from a neighbour's start; repeats that differ are noisy.
     excess = trend.shares[0] - _SLOW_READS * due * trend.growth
-    runaway = excess > _RUNAWAY and len(run.repeats) > 1
-    verdict = "fail" if runaway else "pass" if excess <= _DRIFT else "note"
-    return Verdict(verdict, f"{text}; its bytes alone cost {digits_text(due * 1e3)} µs")
+    text += f"; its bytes alone cost {digits_text(due * 1e3)} µs"
+    if excess <= _DRIFT:
+        return Verdict("pass", text)
+    if excess > _RUNAWAY and len(run.repeats) > 1:
+        return Verdict("fail", text)
+    return Verdict("note", text)
 
 
 def trend_text(trend: Trend) -> str:
@@ -225,19 +237,18 @@ def trend_text(trend: Trend) -> str:
 def _outlier_steps(run: Record) -> Verdict:
     if not summary(run)["decode_steps"]:
         return _without_steps(run)
-    return _noted(
-        [f"token {token_of_step(run, step)}: {cause}" for step, cause in outlier_causes(run)]
-    )
+    causes = outlier_causes(run)
+    return _note_of([f"token {token_of_step(run, step)}: {cause}" for step, cause in causes])
 
 
-def _noted(found: Sequence[str], more: str = "") -> Verdict:
-    """A note of the first few that were found, with ``more`` to say of them; a pass of none."""
-    rest = [f"and {len(found) - _NAMED} more"] if len(found) > _NAMED else []
-    return (
-        Verdict("note", "; ".join([*found[:_NAMED], *rest]) + more)
-        if found
-        else Verdict("pass", "none")
-    )
+def _note_of(findings: Sequence[str], remark: str = "") -> Verdict:
+    """A note that names the first few findings, and a remark behind them; a pass for none."""
+    if not findings:
+        return Verdict("pass", "none")
+    named = [*findings[:_NAMED]]
+    if len(findings) > _NAMED:
+        named.append(f"and {len(findings) - _NAMED} more")
+    return Verdict("note", "; ".join(named) + remark)
 
 
 def outlier_causes(run: Record) -> list[tuple[int, str]]:
@@ -247,11 +258,11 @@ def outlier_causes(run: Record) -> list[tuple[int, str]]:
     host = step_repeats(run, "host_ms")
     late = host > OUTLIER_FACTOR * host.median(axis="columns").median()
     slow = table[table["outlier"]].fillna({"cache_len": 0})
-    found = []
+    causes = []
     for step, held in slow[["step", "cache_len"]].astype(int).itertuples(index=False, name=None):
         host_was_late = bool(late.loc[step].all())
-        found.append((step, _outlier_cause(run, step, held, times.loc[step], host_was_late)))
-    return found
+        causes.append((step, _outlier_cause(run, step, held, times.loc[step], host_was_late)))
+    return causes
 
 
 def _outlier_cause(run: Record, step: int, held: int, times: pd.Series, host_was_late: bool) -> str:
@@ -293,28 +304,29 @@ def _visible_page(run: Record) -> Verdict:
             where = f"page {number}: " if len(run.pages) > 1 else ""
             size = f"{page.width:,} x {page.height:,} pixels"
             invisible.append(f"{where}{size} at {page.preset}, so nothing on it can be read")
-    return _noted(invisible)
+    return _note_of(invisible)
 
 
 def _repetition_loop(run: Record) -> Verdict:
-    found = []
-    for each in repetition_table(run).to_dict("records"):
-        where = f"row {each['row'] + 1}: " if len(run.results) > 1 else ""
-        place = f"from token {each['start'] + 1}"
-        if each["measure"] == "exact":
-            what = f"{count_text(each['period'], 'token')} {each['times']} times {place}"
+    """Every loop is noted with its place, its length and what it takes of the decode time."""
+    loops = []
+    for loop in repetition_table(run).to_dict("records"):
+        text = f"row {loop['row'] + 1}: " if len(run.results) > 1 else ""
+        if loop["measure"] == "exact":
+            text += f"{count_text(loop['period'], 'token')} {loop['times']} times"
         else:
-            repeated = count_text(each["repeated"], "token")
-            what = f"{repeated} that say nothing new (an inexact loop) {place}"
-        end = " on, up to the limit" if each["to_limit"] else " on"
-        time = (
-            "" if np.isnan(each["share"]) else f", {percent_text(each['share'])} of the decode time"
-        )
-        found.append(f"{where}{what}{end}{time}")
-    ignored = (
-        "; the end token was ignored, which makes this likely" if run.request.ignore_eos else ""
-    )
-    return _noted(found, ignored)
+            repeated = count_text(loop["repeated"], "token")
+            text += f"{repeated} that say nothing new (an inexact loop)"
+        text += f" from token {loop['start'] + 1} on"
+        if loop["to_limit"]:
+            text += ", up to the limit"
+        if not np.isnan(loop["share"]):
+            text += f", {percent_text(loop['share'])} of the decode time"
+        loops.append(text)
+    remark = ""
+    if run.request.ignore_eos:
+        remark = "; the end token was ignored, which makes this likely"
+    return _note_of(loops, remark)
 
 
 # -- what is expected of a record, where that depends on it -------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,63 +43,114 @@ def summary(record: Record) -> dict[str, Any]:
     ``generated_compression_ratio`` is of the generated ones. What pages cost is
     `ocr_phases.analyse.cost.page_cost`.
     """
-    medians = {key: float(times.median()) for key, times in record.sums["device_ms"].items()}
-    prefill = record.repeat_ms("prefill", "prefill")
-    waited = record.phase_ms("prefill")
-    vision = _sum_of_stages(record, vision_stages(record))
-    has_vision = bool(vision.all())
-    stages = _sum_of_stages(record, prefill_stages(record))
-    parts = {
-        stage: part_ms(record.repeat_ms(stage, "prefill"), prefill)
-        for stage in prefill_stages(record)
-    }
     page_ms = float(np.median(end_to_end_ms(record)))
-
-    steps = record.spans[record.spans["stage"] == "decode_step"]
-    times_of_steps = steps["device_ms"].to_numpy()
-    rates = repeat_table(record)["tokens_per_s"].dropna()
-
-    peaks = record.memory.peak_bytes or {}
-    all_peaks = [peak for repeats in peaks.values() for peak in repeats]
-    text_tokens = record.result.text_tokens
-    valid_of_pages = [page.valid_image_tokens for page in record.pages if page.row == 0]
-    valid_tokens = None if None in valid_of_pages else sum(filter(None, valid_of_pages))
-
-    figures: dict[str, Any] = {
-        "prefill_ms": medians.get(("prefill", "prefill")),
-        "decode_ms": medians.get(("decode", "decode")),
+    parts = _prefill_parts(record)
+    return {
+        "prefill_ms": _whole_ms(record, "prefill"),
+        "decode_ms": _whole_ms(record, "decode"),
         "tokens": record.token_count,
         "prefill_len": record.request.prefill_len,
         "page_ms": page_ms,
-        "vision_ms": part_ms(vision, prefill) if has_vision else None,
-        "vision_share": median_share(vision, prefill) if has_vision else None,
-        **{
-            f"{stage}_ms": parts.get(stage)
-            for stage in dict.fromkeys((*VISION_STAGES, *vision_stages(record)))
-        },
+        **_vision_figures(record, parts),
         "text": record.text,
-        "prepare_ms": medians.get(("prepare", "prepare")),
-        "ttft_ms": _quantile(record.repeat_ms("prepare", "prepare") + waited)
-        if waited.all()
-        else None,
+        "prepare_ms": _whole_ms(record, "prepare"),
+        "ttft_ms": _first_token_ms(record),
         "vision_fusion_ms": parts.get("vision_fusion"),
         "prefill_language_model_ms": parts.get("language_model"),
-        "stage_coverage": median_share(stages, prefill) if stages.all() else None,
-        "decode_steps": int(steps["step"].max()) + 1 if len(steps) else 0,
-        **{name: _quantile(times_of_steps, quantile) for name, quantile in STEP_QUANTILES.items()},
-        "tokens_per_s": _quantile(rates),
+        "stage_coverage": _stage_coverage(record),
+        **_decode_figures(record),
         "ntpot_ms": page_ms / record.token_count if record.knows_tokens else None,
-        "generate_ms": medians.get(("generate", "generate")),
+        "generate_ms": _whole_ms(record, "generate"),
+        **_memory_figures(record),
+        **_text_figures(record),
+        **page_cost(record, page_ms),
+    }
+
+
+def _whole_ms(record: Record, phase: str) -> float | None:
+    """The median of a whole phase in ms; None for a phase that the record lacks."""
+    times = record.sums["device_ms"].get((phase, phase))
+    return None if times is None else float(times.median())
+
+
+def _prefill_parts(record: Record) -> dict[str, float]:
+    """The time of each stage of the prefill in ms, by its name."""
+    prefill = record.repeat_ms("prefill", "prefill")
+    return {
+        stage: part_ms(record.repeat_ms(stage, "prefill"), prefill)
+        for stage in prefill_stages(record)
+    }
+
+
+def _vision_figures(record: Record, parts: Mapping[str, float]) -> dict[str, float | None]:
+    """Vision as a whole, then each of its stages, which are among the ``parts`` of the prefill.
+
+    The stages are those that some family has, and those that this record has besides. Vision as a
+    whole is None where a repeat lacks it.
+    """
+    vision = _sum_of_stages(record, vision_stages(record))
+    figures: dict[str, float | None] = {"vision_ms": None, "vision_share": None}
+    if vision.all():
+        prefill = record.repeat_ms("prefill", "prefill")
+        figures["vision_ms"] = part_ms(vision, prefill)
+        figures["vision_share"] = median_share(vision, prefill)
+    for stage in (*VISION_STAGES, *vision_stages(record)):
+        figures[f"{stage}_ms"] = parts.get(stage)
+    return figures
+
+
+def _first_token_ms(record: Record) -> float | None:
+    """The time to the first token in ms; None where a repeat lacks it."""
+    waited = record.phase_ms("prefill")
+    if not waited.all():
+        return None
+    return _quantile(record.repeat_ms("prepare", "prepare") + waited)
+
+
+def _stage_coverage(record: Record) -> float | None:
+    """The stages of the prefill over all of it; None where a repeat has none of them."""
+    stages = _sum_of_stages(record, prefill_stages(record))
+    if not stages.all():
+        return None
+    return median_share(stages, record.repeat_ms("prefill", "prefill"))
+
+
+def _decode_figures(record: Record) -> dict[str, float | None]:
+    """The number of decode steps, quantiles of their times in ms, and the rate of tokens."""
+    steps = record.spans[record.spans["stage"] == "decode_step"]
+    figures: dict[str, float | None] = {"decode_steps": 0}
+    if len(steps):
+        figures["decode_steps"] = int(steps["step"].max()) + 1  # steps are counted from 0
+    for name, quantile in STEP_QUANTILES.items():
+        figures[name] = _quantile(steps["device_ms"].to_numpy(), quantile)
+    figures["tokens_per_s"] = _quantile(repeat_table(record)["tokens_per_s"].dropna())
+    return figures
+
+
+def _memory_figures(record: Record) -> dict[str, int | None]:
+    """The largest peaks of memory over the repeats, and the largest size of the KV cache."""
+    peaks = record.memory.peak_bytes or {}
+    peaks_of_all_phases = [peak for repeats in peaks.values() for peak in repeats]
+    return {
         "prefill_peak_bytes": max(peaks.get("prefill", []), default=None),
         "decode_peak_bytes": max(peaks.get("decode", []), default=None),
-        "peak_bytes": max(all_peaks, default=None),
-        "kv_cache_bytes": max((record.cache.bytes or []), default=None),
+        "peak_bytes": max(peaks_of_all_phases, default=None),
+        "kv_cache_bytes": max(record.cache.bytes or [], default=None),
+    }
+
+
+def _text_figures(record: Record) -> dict[str, float | None]:
+    """How many tokens the text and the page of the first row have, and their ratios."""
+    text_tokens = record.result.text_tokens
+    of_pages = [page.valid_image_tokens for page in record.pages if page.row == 0]
+    known = [tokens for tokens in of_pages if tokens is not None]
+    valid_tokens = sum(known) if len(known) == len(of_pages) else None
+    return {
         "text_tokens": text_tokens,
         "valid_image_tokens": valid_tokens,
         "compression_ratio": _ratio(text_tokens, valid_tokens),
         "generated_compression_ratio": _ratio(record.result.known_tokens, valid_tokens),
     }
-    return figures | page_cost(record, page_ms)
 
 
 @cached

@@ -112,9 +112,12 @@ class Grounding(NamedTuple):
         starts = [*(region.start for region in self.regions), len(text)]
         parts = [text[: starts[0]]]
         for region, end in zip(self.regions, starts[1:], strict=True):
-            parts += [] if region.label in left_out else [text[region.content_start : end]]
+            if region.label not in left_out:
+                parts.append(text[region.content_start : end])
         joined = "\n\n".join(parts)
-        return joined.replace(self.page_mark, " ") if self.page_mark else joined
+        if self.page_mark:
+            joined = joined.replace(self.page_mark, " ")
+        return joined
 
 
 def parse_grounding(text: str, family: str | None = None) -> Grounding:
@@ -134,26 +137,44 @@ def parse_grounding(text: str, family: str | None = None) -> Grounding:
     if not matches and "<|det|>" not in text and "<|ref|>" not in text:
         matches = _lines_without_tags(text)
         without_tags = bool(matches)
-    pages = [found.start() for found in re.finditer(re.escape(mark), text)] if mark else []
-    bounds = sorted([*(match.start() for match in matches), *pages, len(text)])
-    regions, dropped = [], 0
+    page_starts = []
+    if mark:
+        page_starts = [found.start() for found in re.finditer(re.escape(mark), text)]
+    bounds = sorted([*(match.start() for match in matches), *page_starts, len(text)])
+    regions = []
+    dropped = 0
     for index, match in enumerate(matches):
-        label, listing = match[1], match[2]
-        if label is None:  # LABEL [x1, y1, x2, y2], or a list of boxes behind it
-            label, bracket, rest = match[3].partition("[")
-            label = label.strip()
-            listing = bracket + rest
-            if not rest.lstrip().startswith("["):
-                listing = f"[{listing}]"
+        label, listing = _label_and_listing(match)
         boxes, repaired, unusable = _read_boxes(listing)
         dropped += unusable
-        start, page = match.end(), max(bisect_right(pages, match.start()) - 1, 0)
-        end = bounds[bisect_left(bounds, start)]
-        content = text[start:end].strip()
+        content_start = match.end()
+        end = bounds[bisect_left(bounds, content_start)]
         regions.append(
-            Region(index, label, boxes, repaired, match.start(), start, end, content, page)
+            Region(
+                index=index,
+                label=label,
+                boxes=boxes,
+                repaired=repaired,
+                start=match.start(),
+                content_start=content_start,
+                end=end,
+                text=text[content_start:end].strip(),
+                page=max(bisect_right(page_starts, match.start()) - 1, 0),
+            )
         )
-    return Grounding(tuple(regions), dropped, tuple(pages), mark or "", without_tags)
+    return Grounding(tuple(regions), dropped, tuple(page_starts), mark or "", without_tags)
+
+
+def _label_and_listing(match: re.Match[str]) -> tuple[str, str]:
+    """A region's label, and the listing of its boxes as ``[[x1, y1, x2, y2], ...]``."""
+    if match[1] is not None:
+        return match[1], match[2]
+    # LABEL [x1, y1, x2, y2], or a list of boxes behind the label.
+    label, bracket, rest = match[3].partition("[")
+    listing = bracket + rest
+    if not rest.lstrip().startswith("["):
+        listing = f"[{listing}]"
+    return label.strip(), listing
 
 
 def _lines_without_tags(text: str) -> list[re.Match[str]]:
@@ -216,12 +237,12 @@ class _Corners(NamedTuple):
 
 def _read_corners(item: str) -> _Corners | None:
     """What stands between the brackets of one box; None where it is not four plain numbers."""
-    found = _FOUR_NUMBERS.fullmatch(item)
-    if found is None:
+    match = _FOUR_NUMBERS.fullmatch(item)
+    if match is None:
         return None
     # Floats, because Python refuses to read an integer of thousands of digits.
-    values = tuple(float(number) for number in found.groups())
-    fractions = [number.partition(".")[2] for number in found.groups()]
+    values = tuple(float(number) for number in match.groups())
+    fractions = [number.partition(".")[2] for number in match.groups()]
     return _Corners(values, any(fractions), any(fraction.strip("0") for fraction in fractions))
 
 
@@ -229,22 +250,32 @@ def grid_box(corners: Sequence[float], width: float = GRID, height: float = GRID
     """The box on the grid, and within it, around points ``(x, y, x, y, ...)`` of a page of this
     size.
     """
-    left, right, top, bottom = (
-        round(min(max(furthest(corners[axis::2]) * (GRID / size), 0), GRID))
-        for axis, size in enumerate((width, height))
-        for furthest in (min, max)
+    xs = corners[0::2]
+    ys = corners[1::2]
+    return (
+        _on_grid(min(xs), width),
+        _on_grid(min(ys), height),
+        _on_grid(max(xs), width),
+        _on_grid(max(ys), height),
     )
-    return left, top, right, bottom
+
+
+def _on_grid(place: float, size: float) -> int:
+    """A place along a side of a page of this size, on the grid and within it."""
+    return round(min(max(place * (GRID / size), 0), GRID))
 
 
 def pixel_box(box: Box, width: int, height: int) -> Box:
     """A box on the grid in pixels of a page of this size; x2 and y2 may equal the width and the
     height.
     """
-    x1, y1, x2, y2 = (
-        int(at / GRID * size) for at, size in zip(box, (width, height) * 2, strict=True)
+    x1, y1, x2, y2 = box
+    return (
+        int(x1 / GRID * width),
+        int(y1 / GRID * height),
+        int(x2 / GRID * width),
+        int(y2 / GRID * height),
     )
-    return x1, y1, x2, y2
 
 
 def token_regions(grounding: Grounding, token_texts: Sequence[str]) -> list[int]:
@@ -254,10 +285,14 @@ def token_regions(grounding: Grounding, token_texts: Sequence[str]) -> list[int]
     stands, and tokens behind the end of that text (an end-of-sentence token cut from it) belong to
     the last region.
     """
-    parts = [(region.start, region.index) for region in grounding.regions]
-    parts = sorted([*parts, *((start, PREAMBLE) for start in grounding.page_starts)])
-    starts, numbers = [start for start, _ in parts], [PREAMBLE, *(number for _, number in parts)]
-    places = accumulate((len(text) for text in token_texts[:-1]), initial=0) if token_texts else ()
+    if not token_texts:
+        return []
+    begins = [(region.start, region.index) for region in grounding.regions]
+    begins += [(start, PREAMBLE) for start in grounding.page_starts]
+    begins.sort()
+    starts = [start for start, _ in begins]
+    numbers = [PREAMBLE, *(number for _, number in begins)]
+    places = accumulate((len(text) for text in token_texts[:-1]), initial=0)
     return [numbers[bisect_right(starts, place)] for place in places]
 
 
@@ -272,28 +307,35 @@ def match_boxes(
     Each region has any number of boxes and is in one pair at most, of at least `MATCHED_IOU`. Of
     equal overlaps the one of the first region is the best.
     """
-    owners: dict[Box, list[int]] = {}  # of each different box of theirs, the first one last
+    # Of each different box of theirs the regions that have it; the first region stands last, so
+    # that it can be popped.
+    owners: dict[Box, list[int]] = {}
     for number in reversed(range(len(theirs))):
         for box in theirs[number]:
             owners.setdefault(box, []).append(number)
-    known = list(owners)
-    edges = np.array(known, dtype=np.int64).reshape(-1, 4)
-    near: list[tuple[float, int, int, Box]] = []
-    for mine, box in ((mine, box) for mine, boxes in enumerate(ours) for box in boxes):
-        shared = intersection_over_union(box, edges)
-        for place in np.argsort(-shared, kind="stable")[:_MOST_NEAR].tolist():
-            if shared[place] >= MATCHED_IOU:
-                near.append((-float(shared[place]), mine, owners[known[place]][-1], known[place]))
+    boxes = list(owners)
+    edges = np.array(boxes, dtype=np.int64).reshape(-1, 4)
+    # Negative overlaps, so that sorting puts the largest first.
+    candidates: list[tuple[float, int, int, Box]] = []
+    for mine, own_boxes in enumerate(ours):
+        for own_box in own_boxes:
+            shared = intersection_over_union(own_box, edges)
+            for place in np.argsort(-shared, kind="stable")[:_MOST_NEAR].tolist():
+                if shared[place] >= MATCHED_IOU:
+                    box = boxes[place]
+                    candidates.append((-float(shared[place]), mine, owners[box][-1], box))
     pairs: list[tuple[int, int, float]] = []
-    taken, given = set[int](), set[int]()
-    for overlap, mine, _, box in sorted(near):
+    paired_ours: set[int] = set()
+    paired_theirs: set[int] = set()
+    for negative_overlap, mine, _, box in sorted(candidates):
         free = owners[box]
-        while free and free[-1] in given:
+        while free and free[-1] in paired_theirs:
             free.pop()
-        if free and mine not in taken:
-            pairs.append((mine, free[-1], -overlap))
-            taken.add(mine)
-            given.add(free.pop())
+        if free and mine not in paired_ours:
+            partner = free.pop()
+            pairs.append((mine, partner, -negative_overlap))
+            paired_ours.add(mine)
+            paired_theirs.add(partner)
     return sorted(pairs, key=lambda pair: (-pair[2], *pair[:2]))
 
 
@@ -311,5 +353,10 @@ def intersection_over_union(box: Box, others: np.ndarray) -> np.ndarray:
     """Of a box with each of ``others``, int64 [n, 4]; float64 [n], 0 where neither has an area."""
     one = np.array([box])
     inside = overlaps(one, others)[0]
-    both = sum((each[:, 2] - each[:, 0]) * (each[:, 3] - each[:, 1]) for each in (one, others))
-    return inside / np.maximum(both - inside, 1)
+    union = _areas(one) + _areas(others) - inside
+    return inside / np.maximum(union, 1)
+
+
+def _areas(boxes: np.ndarray) -> np.ndarray:
+    """The area of each of the boxes, int64 [n, 4]; [n]."""
+    return (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -265,8 +265,15 @@ def kernel_sentences(run: Record, *phases: str) -> list[str]:
     return sentences
 
 
-def vision_in_decode(run: Record) -> tuple[bool | None, str]:
-    """Whether vision ran in decode, judged by the device's work, and why; None if unknown.
+class VisionInDecode(NamedTuple):
+    """Whether vision ran in decode, None if that is unknown, and the reason."""
+
+    ran: bool | None
+    reason: str
+
+
+def vision_in_decode(run: Record) -> VisionInDecode:
+    """Whether vision ran in decode, judged by the device's work.
 
     A step that keeps the device busy for less time than the prefill's smallest vision encoder
     cannot contain vision, under any strategy.
@@ -275,20 +282,18 @@ def vision_in_decode(run: Record) -> tuple[bool | None, str]:
     decode = table[table["phase"] == "decode"]
     inside = decode[decode["stage"].isin(vision_stages(run)) & (decode["kernels"] > 0)]
     if len(inside):
-        return (
-            True,
-            f"{inside['kernels'].sum():,.0f} kernels per step were launched by vision stages",
-        )
+        count = inside["kernels"].sum()
+        return VisionInDecode(True, f"{count:,.0f} kernels per step were launched by vision stages")
     step = decode.loc[decode["stage"] == "decode_step", "busy_ms"]
     encoders = table[(table["phase"] == "prefill") & table["stage"].isin(ENCODERS)]
     if not len(step) or not len(encoders):
-        return None, "the profiler saw no step, or no vision"
+        return VisionInDecode(None, "the profiler saw no step, or no vision")
     vision = encoders.groupby("stage")["busy_ms"].sum()
     step_ms = float(step.iloc[0])
-    why = f"a step keeps the GPU busy for {ms_text(step_ms)}, vision for {ms_text(vision.sum())}"
+    times = f"a step keeps the GPU busy for {ms_text(step_ms)}, vision for {ms_text(vision.sum())}"
     if step_ms < vision.min():
-        return False, why
-    return None, why
+        return VisionInDecode(False, times)
+    return VisionInDecode(None, times)
 
 
 # -- parts -----------------------------------------------------------------------------------------

@@ -19,11 +19,20 @@ import pandas as pd
 from ocr_phases.analyse.inexact import Stretch, find_inexact_loops
 from ocr_phases.analyse.stages import cached, tokens_of
 from ocr_phases.record import Record
+from ocr_phases.record.parts import ResultPart
 from ocr_phases.text import count_text, percent_text
 
 REPETITION_COLUMNS = (
-    *("row", "measure", "start", "period", "times", "repeated"),
-    *("decode_ms", "share", "to_limit", "text"),
+    "row",
+    "measure",
+    "start",
+    "period",
+    "times",
+    "repeated",
+    "decode_ms",
+    "share",
+    "to_limit",
+    "text",
 )
 
 #: Exact runs that make up so much of an inexact loop say all that there is to say about it.
@@ -39,15 +48,20 @@ LIMIT_TIMES = 4
 LIMIT_TOLERANCE_TOKENS = 16
 LIMIT_TOLERANCE = 0.25
 
-# Tables, dot leaders and lists repeat too, and correctly. A block counts by its words outside of
-# markup: (least words, least times) by whether all of it is the same, not its numbers and boxes,
-# and in a table.
-_RULES = {
-    (True, False): ((5, 3), (1, 16)),
-    (True, True): ((12, 3), (1, 64)),
-    (False, False): ((8, 4),),
-    (False, True): ((16, 4),),
-}
+
+class _Rule(NamedTuple):
+    """A block of so many words outside of markup, so many times, is a fault; both at least."""
+
+    words: int
+    times: int
+
+
+# Tables, dot leaders and lists repeat too, and correctly. Any of these rules makes a fault of a
+# block, by whether it is the same each time, or has other numbers and boxes.
+_RULES_OF_SAME = (_Rule(words=5, times=3), _Rule(words=1, times=16))
+_RULES_OF_SAME_IN_TABLE = (_Rule(words=12, times=3), _Rule(words=1, times=64))
+_RULES_OF_OTHERS = (_Rule(words=8, times=4),)
+_RULES_OF_OTHERS_IN_TABLE = (_Rule(words=16, times=4),)
 
 _MARKUP = re.compile(r"<\|ref\|>.*?<\|/ref\|>|<[^<>]*>", re.DOTALL)
 #: A word, or a character of a script that writes without spaces.
@@ -82,22 +96,25 @@ def find_repetitions(texts: Sequence[str], *, cut: bool = False) -> list[Repetit
     """
     firsts, keys = _units(texts)
     bounds = np.append(firsts, len(texts))
-    found: list[Repetition] = []
-    shortest = np.zeros(len(keys), dtype=np.int64)  # the period of the stretch that a unit lies in
-    taken = np.zeros(len(keys), dtype=bool)
+    repetitions: list[Repetition] = []
+    # Of each unit the shortest period that it lies in so far, 0 for none, and whether it is part of
+    # a repetition.
+    shortest = np.zeros(len(keys), dtype=np.int64)
+    is_taken = np.zeros(len(keys), dtype=bool)
     for period in range(1, min(LONGEST_PERIOD, len(keys) // 2) + 1):
         for begin, end in _periodic(keys, period):
-            here = shortest[begin:end]
-            if (here > 0).all() and not (period % here).any() or taken[begin:end].mean() > 0.5:
-                continue  # a multiple of a shorter period, or mostly told already
-            here[here == 0] = period
+            known_periods = shortest[begin:end]
+            is_multiple = (known_periods > 0).all() and not (period % known_periods).any()
+            if is_multiple or is_taken[begin:end].mean() > 0.5:
+                continue
+            known_periods[known_periods == 0] = period  # a view: this changes ``shortest``
             places = bounds[begin : end + 1 : period].tolist()
             blocks = ["".join(texts[first:last]) for first, last in pairwise(places)]
             run = Repetition(places[0], int(bounds[end]), places[1] - places[0], len(blocks))
             if _is_fault(blocks, run, at_limit=cut and run.stop == len(texts)):
-                found.append(run)
-                taken[begin:end] = True
-    return sorted(found)
+                repetitions.append(run)
+                is_taken[begin:end] = True
+    return sorted(repetitions)
 
 
 @cached
@@ -111,32 +128,50 @@ def repetition_table(run: Record) -> pd.DataFrame:
     the first time and ``decode_ms`` their time, ``share`` of the row's decode (NaN without decode
     steps). ``to_limit`` says that the token limit ended it, ``text`` is the block.
     """
-    rows: list[tuple[object, ...]] = []
+    rows: list[dict[str, object]] = []
     for row, result in enumerate(run.results):
-        # A part of a character has no text of its own; the last of those that make none has all of
-        # theirs.
-        pairs = zip(result.ids, result.token_texts, strict=True)
         ended = result.finish_reason == "eos"
         cut = not ended and result.finish_reason != "unknown"  # a server need not say why it ended
-        texts = [f"<{name}>" if text.strip("\ufffd") == "" else text for name, text in pairs]
-        texts = texts[:-1] if ended else texts
+        texts = _named_texts(result)
+        if ended:
+            texts = texts[:-1]
         times = tokens_of(run, row)["device_ms"]
+        row_ms = times.sum()
         written = result.token_texts[: len(texts)]
-        for each in _all_repetitions(texts, written, cut=cut):
-            measure = "inexact"
-            if each.times:
-                measure = "exact"
-            spent = float(times.iloc[each.start + each.period : each.stop].sum())
-            share = spent / times.sum() if times.sum() else np.nan
-            to_limit = cut and _reaches(each, len(texts))
-            block = "".join(texts[each.start : each.start + each.period])
-            found = (row, measure, each.start, each.period, each.times or pd.NA, each.repeated)
-            rows.append((*found, spent, share, to_limit, block))
+        for repetition in _all_repetitions(texts, written, cut=cut):
+            again = repetition.start + repetition.period
+            repeated_ms = float(times.iloc[again : repetition.stop].sum())
+            rows.append(
+                {
+                    "row": row,
+                    "measure": "exact" if repetition.times else "inexact",
+                    "start": repetition.start,
+                    "period": repetition.period,
+                    "times": repetition.times or pd.NA,
+                    "repeated": repetition.repeated,
+                    "decode_ms": repeated_ms,
+                    "share": repeated_ms / row_ms if row_ms else np.nan,
+                    "to_limit": cut and _reaches_end(repetition, len(texts)),
+                    "text": "".join(texts[repetition.start : again]),
+                }
+            )
     table = pd.DataFrame(rows, columns=list(REPETITION_COLUMNS))
     return table.astype({"times": "Int64"})
 
 
-def _reaches(run: Repetition, length: int) -> bool:
+def _named_texts(result: ResultPart) -> list[str]:
+    """The texts of a row's tokens; a token without a text of its own is named by its id.
+
+    Of the tokens that make one character together, the last one has its text.
+    """
+    texts = []
+    for token, text in zip(result.ids, result.token_texts, strict=True):
+        is_part = text.strip("\ufffd") == ""
+        texts.append(f"<{token}>" if is_part else text)
+    return texts
+
+
+def _reaches_end(run: Repetition, length: int) -> bool:
     """Whether a run goes on to the end of a row of so many tokens, but for a slip in its last
     words.
     """
@@ -154,18 +189,18 @@ def _all_repetitions(
     has none, because the inexact search would read the ids as numbers that are counted.
     """
     exact = find_repetitions(texts, cut=cut)
-    found: list[Repetition] = []
+    inexact: list[Repetition] = []
     for loop in find_inexact_loops(written, cut=cut):
         inside = [run for run in exact if run.start < loop.stop and run.stop > loop.start]
         covered = sum(min(run.stop, loop.stop) - max(run.start, loop.start) for run in inside)
         if covered >= _EXACT_ENOUGH * (loop.stop - loop.start):
             continue
         exact = [run for run in exact if run not in inside]
-        found.append(_joined(loop, inside))
-    return sorted([*found, *exact])
+        inexact.append(_widened(loop, inside))
+    return sorted([*inexact, *exact])
 
 
-def _joined(loop: Stretch, inside: Sequence[Repetition]) -> Repetition:
+def _widened(loop: Stretch, inside: Sequence[Repetition]) -> Repetition:
     """An inexact loop that reaches over the exact runs which it overlaps."""
     start = min([loop.start, *(run.start for run in inside)])
     stop = max([loop.stop, *(run.stop for run in inside)])
@@ -178,7 +213,8 @@ def repeated_share(run: Record) -> float:
     times.
     """
     table = repetition_table(run)
-    worded = table[table["text"].map(_words).gt(0) | (table["measure"] == "inexact")]
+    has_words = table["text"].map(_count_words) > 0
+    worded = table[has_words | (table["measure"] == "inexact")]
     times = sum(tokens_of(run, row)["device_ms"].sum() for row in range(len(run.results)))
     return float(worded["decode_ms"].sum() / times) if times else 0.0
 
@@ -189,15 +225,15 @@ def loops_sentence(table: pd.DataFrame, what: str) -> str:
 
     ``table`` has the `repeated_share` of each, NaN where no text ends, and its ``decode_ms``.
     """
-    shares, times = table[["repeated_share", "decode_ms"]].dropna().T.to_numpy()
-    count = int((shares > 0).sum())
-    if not count:
+    known = table[["repeated_share", "decode_ms"]].dropna()
+    loops = int((known["repeated_share"] > 0).sum())
+    if loops == 0:
         return ""
-    verb, spent = (
-        "loops" if count == 1 else "loop",
-        percent_text(float(shares @ times / times.sum())),
-    )
-    return f"{count:,} of {count_text(len(shares), what)} {verb}; {spent} of the decode time."
+    shares = known["repeated_share"].to_numpy()
+    times = known["decode_ms"].to_numpy()
+    of_all_time = percent_text(float(shares @ times / times.sum()))
+    verb = "loops" if loops == 1 else "loop"
+    return f"{loops:,} of {count_text(len(known), what)} {verb}; {of_all_time} of the decode time."
 
 
 def _units(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -206,16 +242,21 @@ def _units(texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     A unit is a token; a number or a box is one, however many tokens it takes and whatever it says.
     """
     starts = list(accumulate(map(len, texts), initial=0))
-    begins, inside = np.zeros((2, starts[-1] + 1), dtype=bool)
-    for varies in _VARIES.finditer("".join(texts)):
-        begins[varies.start()] = True
-        inside[varies.start() + 1 : varies.end()] = True
-    firsts = [number for number, start in enumerate(starts[:-1]) if not inside[start]]
-    alike = []
+    # Of each character, whether a number or a box begins there or goes on there.
+    begins = np.zeros(starts[-1] + 1, dtype=bool)
+    goes_on = np.zeros(starts[-1] + 1, dtype=bool)
+    for varying in _VARIES.finditer("".join(texts)):
+        begins[varying.start()] = True
+        goes_on[varying.start() + 1 : varying.end()] = True
+    firsts = [number for number, start in enumerate(starts[:-1]) if not goes_on[start]]
+    contents = []
     for first, end in pairwise([*firsts, len(texts)]):
-        said = "".join(texts[first:end])
-        alike.append(_VARIES.sub("0", said) if begins[starts[first] : starts[end]].any() else said)
-    return np.array(firsts, dtype=np.int64), pd.factorize(np.array(alike, dtype=object))[0]
+        content = "".join(texts[first:end])
+        if begins[starts[first] : starts[end]].any():
+            content = _VARIES.sub("0", content)
+        contents.append(content)
+    numbers, _ = pd.factorize(np.array(contents, dtype=object))
+    return np.array(firsts, dtype=np.int64), numbers
 
 
 def _periodic(keys: np.ndarray, period: int) -> Iterator[tuple[int, int]]:
@@ -230,15 +271,24 @@ def _periodic(keys: np.ndarray, period: int) -> Iterator[tuple[int, int]]:
 
 
 def _is_fault(blocks: Sequence[str], run: Repetition, *, at_limit: bool) -> bool:
-    same = len({" ".join(block.split()) for block in blocks}) == 1
-    if not same and all(_CLOCK.search(block) for block in blocks):
+    """Whether the blocks of a run are a fault of the model, and not a list or a table."""
+    are_same = len({" ".join(block.split()) for block in blocks}) == 1
+    if not are_same and all(_CLOCK.search(block) for block in blocks):
         return False  # a log says the same again, and when, also where the limit cuts it
     if at_limit and run.times >= LIMIT_TIMES and run.stop - run.start >= LIMIT_TOKENS:
         return True
-    words = _words(blocks[0])
-    rules = _RULES[same, "<td" in blocks[0]]
-    return any(words >= least and run.times >= times for least, times in rules)
+    words = _count_words(blocks[0])
+    rules = _rules_of(are_same, in_table="<td" in blocks[0])
+    return any(words >= rule.words and run.times >= rule.times for rule in rules)
 
 
-def _words(block: str) -> int:
+def _rules_of(are_same: bool, *, in_table: bool) -> tuple[_Rule, ...]:
+    """The rules for blocks that are the same each time or are not, in a table or outside."""
+    if are_same:
+        return _RULES_OF_SAME_IN_TABLE if in_table else _RULES_OF_SAME
+    return _RULES_OF_OTHERS_IN_TABLE if in_table else _RULES_OF_OTHERS
+
+
+def _count_words(block: str) -> int:
+    """How many words a block has outside of markup."""
     return len(_WORD.findall(_MARKUP.sub(" ", block)))

@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import pandas as pd
 
 from ocr_phases.analyse.checks import noisy_checks, run_checks, with_verdict
 from ocr_phases.analyse.expectations import EXPECTATIONS
@@ -17,7 +16,7 @@ from ocr_phases.analyse.figures import summary
 from ocr_phases.analyse.floors import ceilings_of, times_text
 from ocr_phases.analyse.grounding import PREAMBLE
 from ocr_phases.analyse.kernels import kernel_sentences
-from ocr_phases.analyse.noise import VERDICTS, Verdict, ceilings_are_wrong, trusted_floors
+from ocr_phases.analyse.noise import Verdict, ceilings_are_wrong, trusted_floors
 from ocr_phases.analyse.regions import UNCERTAIN_BELOW, regions_of
 from ocr_phases.analyse.repetition import repeated_share
 from ocr_phases.analyse.stages import (
@@ -61,16 +60,18 @@ def preset_text(run: Record) -> str:
     """
     if not run.request.preset:
         return ""
-    if run.request.preset_choice == "default" and not run.is_server:
-        return f"preset {run.request.preset} (the model's default)"
-    return f"preset {run.request.preset}"
+    name = run.page.preset
+    if run.request.preset_choice == "default" and name == run.request.preset and not run.is_server:
+        return f"preset {name} (the model's default)"
+    return f"preset {name}"
 
 
 def subject(run: Record) -> str:
     """Model, device, preset, dtype, strategy and date in one line."""
-    how = ", ".join(filter(None, [preset_text(run), run.model.dtype, run.model.strategy]))
-    taken = re.sub(r"\+00:00|Z", " UTC", run.created.replace("T", " "))
-    return " · ".join((run.model.name, run.device.name, how, taken))
+    settings = [preset_text(run), run.model.dtype, run.model.strategy]
+    known_settings = ", ".join(setting for setting in settings if setting)
+    created = re.sub(r"\+00:00|Z", " UTC", run.created.replace("T", " "))
+    return f"{run.model.name} · {run.device.name} · {known_settings} · {created}"
 
 
 def headline(run: Record) -> str:
@@ -78,32 +79,41 @@ def headline(run: Record) -> str:
     prefill.
     """
     figures = summary(run)
-    pages, total, share = _pages_text(run), figures["page_ms"], figures["vision_share"]
+    pages = _pages_text(run)
     if _is_generate(run):
-        reader = "The server" if run.is_server else "generate()"
-        whole = ", and its answer came in one piece" if run.is_server else ""
-        return f"{reader} read {pages} in {ms_text(figures['generate_ms'])}{whole}."
+        time = ms_text(figures["generate_ms"])
+        if run.is_server:
+            return f"The server read {pages} in {time}, and its answer came in one piece."
+        return f"generate() read {pages} in {time}."
     larger = _larger_phase(run)
-    name = "Decode" if larger == "decode" else "The prefill"
-    if larger == "prefill" and run.waits_for_first_token:
-        name = "The wait for the first token"
+    share = percent_text(_phase_time(run, larger) / figures["page_ms"])
     took = "took" if len(run.results) == len(run.pages) == 1 else "took together"
-    vision = f"; vision is {percent_text(share)} of the prefill" if share else ""
-    part = percent_text(_phase_time(run, larger) / total)
-    loops = repeated_share(run)
-    loop = (
-        f" Repeated text is {percent_text(loops)} of the decode." if loops > _MUCH_REPEATED else ""
-    )
-    return f"{name} is {part} of the {ms_text(total)} that {pages} {took}{vision}.{loop}"
+    whole = f"the {ms_text(figures['page_ms'])} that {pages} {took}"
+    text = f"{_phase_subject(run, larger)} is {share} of {whole}"
+    if figures["vision_share"]:
+        text += f"; vision is {percent_text(figures['vision_share'])} of the prefill"
+    text += "."
+    repeated = repeated_share(run)
+    if repeated > _MUCH_REPEATED:
+        text += f" Repeated text is {percent_text(repeated)} of the decode."
+    return text
+
+
+def _phase_subject(run: Record, phase: str) -> str:
+    """What a phase is called at the beginning of a sentence."""
+    if phase == "decode":
+        return "Decode"
+    if run.waits_for_first_token:
+        return "The wait for the first token"
+    return "The prefill"
 
 
 def verdict(run: Record) -> str:
     """The result as a short paragraph: `headline`, `limit_sentence`, `noise_warning` and
     `findings`.
     """
-    return " ".join(
-        filter(None, [headline(run), limit_sentence(run), noise_warning(run), *findings(run)])
-    )
+    sentences = [headline(run), limit_sentence(run), noise_warning(run), *findings(run)]
+    return " ".join(sentence for sentence in sentences if sentence)
 
 
 def limit_sentence(run: Record) -> str:
@@ -115,17 +125,23 @@ def findings(run: Record) -> list[str]:
     """What else is worth knowing, a sentence each: the other phase's limit and the floor's distance
     first.
     """
-    said = [*_limits(run)[1:], *_phase_sentences(run), *_clock_sentences(run), *_caveats(run)]
-    return list(filter(None, said))
+    sentences = [*_limits(run)[1:], *_phase_sentences(run), *_clock_sentences(run), *_caveats(run)]
+    return [sentence for sentence in sentences if sentence]
 
 
 def _limits(run: Record) -> list[str]:
-    """What limits the times, a sentence each, of the larger phase first."""
-    larger, floor = _larger_phase(run), [floor_sentence(run)]
-    first = kernel_sentences(run, larger)
-    other = kernel_sentences(run, *(phase for phase in _PHASES if phase != larger))
-    ordered = [*first, *other, *floor] if first else [*floor, *other]
-    return list(dict.fromkeys(filter(None, ordered)))  # of a kernel view that failed, both say so
+    """What limits the times, a sentence each: by the kernel view of the larger phase first.
+
+    Where that says nothing of the larger phase, the floor comes first.
+    """
+    larger = _larger_phase(run)
+    smaller = "prefill" if larger == "decode" else "decode"
+    of_larger = kernel_sentences(run, larger)
+    of_smaller = kernel_sentences(run, smaller)
+    floor = floor_sentence(run)
+    sentences = [*of_larger, *of_smaller, floor] if of_larger else [floor, *of_smaller]
+    # Of a kernel view that failed, both phases say the same.
+    return list(dict.fromkeys(sentence for sentence in sentences if sentence))
 
 
 def noise_sentences(run: Record) -> list[str]:
@@ -166,43 +182,56 @@ def floor_sentence(run: Record) -> str:
             "How far a decode step is from its floor is unknown, because a ceiling was measured "
             "wrongly."
         )
-    table = trusted_floors(run)
-    for row in table[(table["stage"] == "decode_step") & (table["times_floor"] > 0)].to_dict(
-        "records"
-    ):
-        allows = "memory bandwidth" if row["bound_by"] == "bandwidth" else "arithmetic"
-        sheet, times = getattr(ceilings_of(run), "name", ""), times_text(row["times_floor"])
-        source = "measured on this device" if row["source"] == "measured" else f"from the {sheet}"
-        return (
-            f"A decode step takes {ms_text(row['device_ms'])}, {times} its floor of "
-            f"{ms_text(row['floor_ms'])}: {allows} ({source}) allows no less."
-        )
-    return ""
+    floors = trusted_floors(run)
+    ceilings = ceilings_of(run)
+    step = floors[(floors["stage"] == "decode_step") & (floors["times_floor"] > 0)]
+    if ceilings is None or step.empty:
+        return ""
+    row = step.iloc[0]
+    resource = "memory bandwidth" if row["bound_by"] == "bandwidth" else "arithmetic"
+    source = "measured on this device"
+    if ceilings.source == "datasheet":
+        source = f"from the {ceilings.name}"
+    return (
+        f"A decode step takes {ms_text(row['device_ms'])}, {times_text(row['times_floor'])} its "
+        f"floor of {ms_text(row['floor_ms'])}: {resource} ({source}) allows no less."
+    )
 
 
 def uncertain_sentence(run: Record) -> str:
     """How many of the regions are uncertain, over all rows; empty for none."""
-    tables = [regions_of(run, row)[["region", "uncertain"]] for row in range(len(run.results))]
-    marked = pd.concat(tables).query(f"region != {PREAMBLE}")["uncertain"]
-    count, limit = int(marked.sum()), percent_text(UNCERTAIN_BELOW)
-    verb, whose = ("is", "its") if count == 1 else ("are", "their")
-    why = f"{whose} text has a mean token probability below {limit}"
-    return f"{count} of {len(marked)} regions {verb} uncertain: {why}." if count else ""
+    regions = 0
+    uncertain = 0
+    for row in range(len(run.results)):
+        table = regions_of(run, row)
+        marked = table[table["region"] != PREAMBLE]
+        regions += len(marked)
+        uncertain += int(marked["uncertain"].sum())
+    if uncertain == 0:
+        return ""
+    reason = f"text has a mean token probability below {percent_text(UNCERTAIN_BELOW)}"
+    if uncertain == 1:
+        return f"1 of {regions} regions is uncertain: its {reason}."
+    return f"{uncertain} of {regions} regions are uncertain: their {reason}."
 
 
 def checks_verdict(checks: Sequence[Verdict]) -> str:
     """The result of all checks, in one or two sentences."""
     rules = [check for check in checks if check.name not in EXPECTATIONS]
-    names = {
-        verdict: [check.label for check in with_verdict(rules, verdict)] for verdict in VERDICTS
-    }
-    failed = ", ".join(names["fail"])
-    noisy, notes = names["noisy"], names["note"]
     counts = _counts_text(rules)
+    failed = _labels(rules, "fail")
     if failed:
-        return f"Do not trust these times: these checks failed: {failed}. {counts}."
-    sentence = f"No check failed{_noise_clause(noisy)}. {counts}."
-    return f"{sentence} Look at: {', '.join(notes)}." if notes else sentence
+        return f"Do not trust these times: these checks failed: {', '.join(failed)}. {counts}."
+    sentence = f"No check failed{_noise_clause(_labels(rules, 'noisy'))}. {counts}."
+    notes = _labels(rules, "note")
+    if notes:
+        sentence += f" Look at: {', '.join(notes)}."
+    return sentence
+
+
+def _labels(checks: Sequence[Verdict], verdict: str) -> list[str]:
+    """What the checks of one verdict are called."""
+    return [check.label for check in with_verdict(checks, verdict)]
 
 
 def _counts_text(rules: Sequence[Verdict]) -> str:
@@ -221,12 +250,14 @@ def _noise_clause(noisy: Sequence[str]) -> str:
     A wrong ceiling spoils floors, MFU and MBU, but no time; a busy machine spoils the times.
     """
     busy = [label for label in noisy if label != _CEILINGS]
-    found = []
+    clauses = []
     if busy:
-        found.append(f"the machine was busy ({', '.join(busy)})")
+        clauses.append(f"the machine was busy ({', '.join(busy)})")
     if _CEILINGS in noisy:
-        found.append(f"its ceilings are wrong ({_CEILINGS})")
-    return f", but {' and '.join(found)}" if found else ""
+        clauses.append(f"its ceilings are wrong ({_CEILINGS})")
+    if not clauses:
+        return ""
+    return f", but {' and '.join(clauses)}"
 
 
 def _phase_sentences(run: Record) -> Iterator[str]:
@@ -251,26 +282,41 @@ def _phase_sentences(run: Record) -> Iterator[str]:
             yield "The prefill gave the only token, so no decode step ran."
         return
     ratio = _phase_time(run, "prefill") / figures["inter_token_ms"]
-    table, trend = step_table(run), decode_trend(run)
-    steps = digits_text(ratio) if ratio < 9.95 else format(ratio, ",.0f")
+    steps = digits_text(ratio) if ratio < 9.95 else f"{ratio:,.0f}"
     if run.waits_for_first_token:
         yield f"The wait for the first token takes as long as {steps} decode steps."
     else:
         yield f"One prefill takes as long as {steps} decode steps."
+    yield _slow_steps_sentence(run)
+    yield _trend_sentence(run)
+
+
+def _slow_steps_sentence(run: Record) -> str:
+    """How many decode steps stand out, and which one most; empty for none."""
+    table = step_table(run)
     slow = table[table["outlier"]]
-    for row in slow.nlargest(1, "device_ms").to_dict("records"):
-        token = token_of_step(run, row["step"])
-        yield (
-            f"{count_text(len(slow), 'step')} took more than {OUTLIER_FACTOR} times the median; "
-            f"the slowest made token {token}, with a median of {ms_text(row['device_ms'])}."
-        )
+    if slow.empty:
+        return ""
+    slowest = slow.nlargest(1, "device_ms").iloc[0]
+    return (
+        f"{count_text(len(slow), 'step')} took more than {OUTLIER_FACTOR} times the median; "
+        f"the slowest made token {token_of_step(run, slowest['step'])}, with a median of "
+        f"{ms_text(slowest['device_ms'])}."
+    )
+
+
+def _trend_sentence(run: Record) -> str:
+    """How much slower or faster decode steps became; empty where that is small or not known."""
+    trend = decode_trend(run)
     if trend is None or _verdict_of(run, "decode_trend") == "n/a":
-        return  # what the check does not judge is not told either
+        return ""  # what the check does not judge is not told either
     share, low, high = trend.shares
-    if low * high > 0 and abs(share) > _CLEAR_TREND:
-        change = percent_within(abs(share), (high - low) / 2)
-        way = "slower" if share > 0 else "faster"
-        yield f"Decode steps became {change} {way} over the run."
+    is_clear = abs(share) > _CLEAR_TREND and not low <= 0 <= high
+    if not is_clear:
+        return ""
+    change = percent_within(abs(share), (high - low) / 2)
+    direction = "slower" if share > 0 else "faster"
+    return f"Decode steps became {change} {direction} over the run."
 
 
 def _verdict_of(run: Record, name: str) -> str:
@@ -280,19 +326,21 @@ def _verdict_of(run: Record, name: str) -> str:
 
 def _clock_sentences(run: Record) -> Iterator[str]:
     """Whether host or device limits a phase, if their clocks clearly differ."""
-    for phase in _PHASES if run.device.has_own_clock else ():
-        device, host = (
-            np.median(run.repeat_ms(phase, phase, clock)) for clock in ("device_ms", "host_ms")
+    if not run.device.has_own_clock:
+        return
+    for phase in _PHASES:
+        device_ms = np.median(run.repeat_ms(phase, phase, "device_ms"))
+        host_ms = np.median(run.repeat_ms(phase, phase, "host_ms"))
+        if abs(host_ms - device_ms) <= _CLEAR_GAP * device_ms:
+            continue
+        clocks = (
+            f"The {phase} took {ms_text(host_ms)} on the host's clock and {ms_text(device_ms)} on "
+            "the device's"
         )
-        if abs(host - device) > _CLEAR_GAP * device:
-            clocks = (
-                f"The {phase} took {ms_text(host)} on the host's clock and {ms_text(device)} on "
-                "the device's"
-            )
-            if host < device:
-                yield f"{clocks}: the host ran ahead, so the device sets the time."
-            else:
-                yield f"{clocks}: the host was busy while the device was idle."
+        if host_ms < device_ms:
+            yield f"{clocks}: the host ran ahead, so the device sets the time."
+        else:
+            yield f"{clocks}: the host was busy while the device was idle."
 
 
 def _caveats(run: Record) -> Iterator[str]:
@@ -367,7 +415,9 @@ def _is_cut(run: Record) -> bool:
 
 
 def _pages_text(run: Record) -> str:
-    counts = {"rows": len(run.results), "pages": len(run.pages)}
-    return next(
-        (f"these {count} {noun}" for noun, count in counts.items() if count > 1), "this page"
-    )
+    """What was read, as the object of a sentence."""
+    if len(run.results) > 1:
+        return f"these {len(run.results)} rows"
+    if len(run.pages) > 1:
+        return f"these {len(run.pages)} pages"
+    return "this page"

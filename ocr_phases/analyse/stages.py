@@ -75,14 +75,14 @@ def cached(make: _Function) -> _Function:
     """
 
     @wraps(make)
-    def made(run: Record, *args: Any, **named: Any) -> Any:
+    def make_once(run: Record, *args: Any, **keywords: Any) -> Any:
         store = run.__dict__.setdefault("_cached", {})
-        key = (make, args, *sorted(named.items()))
+        key = (make, args, *sorted(keywords.items()))
         if key not in store:
-            store[key] = make(run, *args, **named)
+            store[key] = make(run, *args, **keywords)
         return copy.copy(store[key])
 
-    return cast(_Function, made)
+    return cast(_Function, make_once)
 
 
 @cached
@@ -147,7 +147,7 @@ def _nested_stages(run: Record) -> set[str]:
 @cached
 def overlapping_stages(run: Record) -> tuple[str, ...]:
     """The undeclared stages of the prefill that run while another stage does, in any repeat."""
-    found = []
+    overlapping = []
     names = [*stages_of(run)]
     spans = run.spans[(run.spans["phase"] == "prefill") & run.spans["stage"].isin(names)]
     starts = spans["device_start_ms"].to_numpy()
@@ -159,9 +159,9 @@ def overlapping_stages(run: Record) -> tuple[str, ...]:
             shared = np.minimum(ends, end) - np.maximum(starts, start)
             beside = ~own & (repeats == repeat)
             if bool((shared[beside] > _TOUCHING * (end - start)).any()):
-                found.append(name)
+                overlapping.append(name)
                 break
-    return tuple(found)
+    return tuple(overlapping)
 
 
 # -- stages and repeats ----------------------------------------------------------------------------
@@ -458,7 +458,7 @@ def tokens_of(run: Record, row: int) -> pd.DataFrame:
     below what clocks resolve), so that sums over tokens are exact in any order. ``region`` is the
     index of the grounding region the token belongs to, -1 before the first. In a batch a step's
     time is the whole batch's. ``probability`` (0 to 1) and ``margin`` (of logits) are those of
-    `token_probabilities`.
+    `recorded_probabilities`.
 
     Raises `UnknownName` for a row that the record does not have.
     """
@@ -479,7 +479,8 @@ def tokens_of(run: Record, row: int) -> pd.DataFrame:
     table["region"] = token_regions(parse_grounding("".join(texts), run.model.family), texts)
     times = _step_times(run).reindex(steps.astype("float64")).reset_index(drop=True)
     times = _on_exact_grid(times)
-    return pd.concat([table, times, token_probabilities(run, row)], axis=1)[list(TOKEN_COLUMNS)]
+    probabilities = recorded_probabilities(run, row)
+    return pd.concat([table, times, probabilities], axis=1)[list(TOKEN_COLUMNS)]
 
 
 def _steps_of_tokens(run: Record, count: int) -> pd.Series:
@@ -499,20 +500,19 @@ def _on_exact_grid(times: pd.DataFrame) -> pd.DataFrame:
     return (times * _SUMMABLE).round() / _SUMMABLE
 
 
-def token_probabilities(run: Record, row: int = 0) -> pd.DataFrame:
+def recorded_probabilities(run: Record, row: int = 0) -> pd.DataFrame:
     """One row a generated token, columns `PROBABILITY_COLUMNS`, float64; NaN where not known.
 
     ``probability`` is the token's own, 0 to 1, ``margin`` its logit minus the highest other one.
     """
     tokens = range(len(run.results[row].ids))
-    table = pd.DataFrame(index=tokens, columns=["logprobs", "margins"], dtype="float64")
+    table = pd.DataFrame(index=tokens, columns=list(PROBABILITY_COLUMNS), dtype="float64")
     if run.probabilities is not None:
         known = run.probabilities[row]
-        table["logprobs"] = np.asarray(known.logprobs, dtype=np.float64)  # None becomes NaN
-        table["margins"] = np.asarray(known.margins, dtype=np.float64)
-    return table.assign(logprobs=np.exp(table["logprobs"])).set_axis(
-        list(PROBABILITY_COLUMNS), axis=1
-    )
+        # As float64, in which None becomes NaN.
+        table["probability"] = np.exp(np.asarray(known.logprobs, dtype=np.float64))
+        table["margin"] = np.asarray(known.margins, dtype=np.float64)
+    return table
 
 
 def text_tokens(run: Record, row: int = 0) -> dict[int, np.ndarray]:

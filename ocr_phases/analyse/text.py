@@ -14,7 +14,12 @@ from typing import Any, NamedTuple
 import mistune
 from mistune.util import unescape
 
-EQUAL, DIFFERENT, MISSING, EXTRA = OUTCOMES = ("equal", "different", "missing", "extra")
+EQUAL = "equal"
+DIFFERENT = "different"
+MISSING = "missing"
+EXTRA = "extra"
+#: What two texts may be to each other, region by region.
+OUTCOMES = (EQUAL, DIFFERENT, MISSING, EXTRA)
 
 #: Nodes of a table; comparing the trees of two larger ones takes seconds.
 MOST_NODES = 120
@@ -72,11 +77,13 @@ def few_blanks(text: str) -> str:
 
 def _stream_safe(signs: re.Match[str]) -> str:
     """A joiner after each 30 marks: sorting a run of marks takes quadratic time."""
-    runs = groupby(signs[0], key=lambda sign: unicodedata.combining(sign) > 0)
-    joined = "\\g<0>\N{COMBINING GRAPHEME JOINER}"
-    return "".join(
-        _THIRTY.sub(joined, "".join(run)) if marks else "".join(run) for marks, run in runs
-    )
+    safe = ""
+    for are_marks, run in groupby(signs[0], key=lambda sign: unicodedata.combining(sign) > 0):
+        piece = "".join(run)
+        if are_marks:
+            piece = _THIRTY.sub("\\g<0>\N{COMBINING GRAPHEME JOINER}", piece)
+        safe += piece
+    return safe
 
 
 @lru_cache(maxsize=4)  # a truth is read as a text, and for its tables
@@ -84,9 +91,14 @@ def _html(text: str) -> str:
     """Markdown with HTML as HTML alone, of which the tables stay as they are."""
     parts = _split_tables(few_blanks(text))
     for place in range(0, len(parts), 2):
+        part = _BULLET.sub("", parts[place])
         # To a Markdown reader the marks of formulas are escapes.
-        part = _INLINE_MATH.sub(r" \1 ", _MATH.sub(" ", _BULLET.sub("", parts[place])))
-        parts[place] = str(_MARKDOWN(_NOTE.sub(r"\1\\", _NUMBER.sub(r"\1\\\2", part))))
+        part = _MATH.sub(" ", part)
+        part = _INLINE_MATH.sub(r" \1 ", part)
+        # An escape keeps what a reader takes for text and Markdown for a mark.
+        part = _NUMBER.sub(r"\1\\\2", part)
+        part = _NOTE.sub(r"\1\\", part)
+        parts[place] = str(_MARKDOWN(part))
     return "".join(parts)
 
 
@@ -99,17 +111,21 @@ def _split_tables(text: str) -> list[str]:
 
 
 def _words(markup: str) -> str:
-    """The character data of HTML as one line, with a space at each tag that is not of a word's
-    look.
-    """
-    text = _TAG.sub(lambda tag: "" if _INLINE.fullmatch(tag[1] or "-") else " ", markup)
-    return one_line(unescape(text))
+    """The character data of HTML as one line, with a space at each tag that ends a word."""
+    return one_line(unescape(_TAG.sub(_space_of_tag, markup)))
+
+
+def _space_of_tag(tag: re.Match[str]) -> str:
+    """What stands for a tag: nothing for the look of a word, such as bold; a space for others."""
+    name = tag[1]  # None for a comment
+    is_look_of_word = name is not None and _INLINE.fullmatch(name) is not None
+    return "" if is_look_of_word else " "
 
 
 # -- tables ----------------------------------------------------------------------------------------
 
 
-class Cell(NamedTuple):
+class TableNode(NamedTuple):
     """A node of a table's tree: the table, a row, or a cell with its text and spans (rows,
     columns).
     """
@@ -117,91 +133,120 @@ class Cell(NamedTuple):
     name: str
     text: str
     spans: tuple[int, int]
-    children: list[Cell]
+    children: list[TableNode]
 
     def nodes(self) -> list[tuple[Any, ...]]:
         """This node and all below it in their order: name, text and spans."""
-        return [self[:3], *(node for child in self.children for node in child.nodes())]
+        nodes: list[tuple[Any, ...]] = [(self.name, self.text, self.spans)]
+        for child in self.children:
+            nodes += child.nodes()
+        return nodes
 
     def words(self) -> list[str]:
         """The words of a table behind its name; an empty cell's name stands for them."""
-        return [
-            word
-            for name, text, _ in self.nodes()
-            if name != "tr"
-            for word in text.split() or [name]
-        ]
+        words: list[str] = []
+        for name, text, _ in self.nodes():
+            if name != "tr":
+                words += text.split() or [name]
+        return words
 
 
-def tables_of(text: str) -> list[Cell]:
+def tables_of(text: str) -> list[TableNode]:
     """The tables of a text in their order, of HTML and of Markdown; cells are plain text."""
     return [_tree(table) for table in _split_tables(_html(text))[1::2]]
 
 
-def _tree(markup: str) -> Cell:
+def _tree(markup: str) -> TableNode:
     """One HTML table; whatever is in it besides rows and cells is text of its cell."""
-    rows: list[Cell] = []
+    rows: list[TableNode] = []
     pieces = _CELL.split(markup)
-    for name, rest, inside in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
-        if name.lower() == "tr" or not rows:
-            rows.append(Cell("tr", "", (1, 1), []))
-        if name.lower() != "tr":
+    for name, attributes, inside in zip(pieces[1::3], pieces[2::3], pieces[3::3], strict=True):
+        is_row = name.lower() == "tr"
+        if is_row or not rows:
+            rows.append(TableNode("tr", "", (1, 1), []))
+        if not is_row:
             text = _words(inside)
-            text = plain_text(text) if _MARKS_IN_CELLS.search(text) else text
-            spans = {kind.lower(): int(number) for kind, number in reversed(_SPAN.findall(rest))}
-            rows[-1].children.append(
-                Cell("cell", text, (spans.get("row", 1), spans.get("col", 1)), [])
-            )
-    return Cell("table", "", (1, 1), rows)
+            if _MARKS_IN_CELLS.search(text):
+                text = plain_text(text)
+            rows[-1].children.append(TableNode("cell", text, _spans(attributes), []))
+    return TableNode("table", "", (1, 1), rows)
 
 
-def similarities(mine: Sequence[Cell], true: Sequence[Cell]) -> list[float]:
-    """Tree edit distance similarity (TEDS, Zhong et al. 2020) of the tables that belong together: 1
-    is equal.
+def _spans(attributes: str) -> tuple[int, int]:
+    """How many rows and columns a cell spans; of an attribute that is there twice, the first."""
+    spans = {"row": 1, "col": 1}
+    for kind, number in reversed(_SPAN.findall(attributes)):
+        spans[kind.lower()] = int(number)
+    return spans["row"], spans["col"]
 
-    As there, but for heads: ``thead``, ``th`` and looks within a cell do not count. Of tables of
-    more than `MOST_NODES`, and of those beyond `MOST_TREE_PAIRS`, the nodes in their order are
-    compared, not as trees. Tables are paired in their order, those that share most words where all
-    of them are aligned.
+
+def similarities(mine: Sequence[TableNode], true: Sequence[TableNode]) -> list[float]:
+    """How alike the tables are that belong together: 1 is equal.
+
+    It is the tree edit distance similarity (TEDS, Zhong et al. 2020), in which the heads of tables
+    do not count: ``thead``, ``th`` and the looks of a cell are ignored. Tables of more than
+    `MOST_NODES` nodes are compared node by node in their order instead of as trees, and so are all
+    that come after `MOST_TREE_PAIRS` pairs of nodes. The tables are paired in their order, those
+    that share most words where all of them are aligned.
     """
-    from apted import APTED
     from rapidfuzz.distance import Levenshtein
 
-    left, found = MOST_TREE_PAIRS, []
+    tree_pairs = 0
+    likeness = []
     for ours, theirs in _partners(mine, true):
-        nodes = ours.nodes(), theirs.nodes()
-        small = ours != theirs and max(map(len, nodes)) <= MOST_NODES
-        left -= len(nodes[0]) * len(nodes[1]) if small else 0
-        if small and left >= 0:
-            distance = float(APTED(ours, theirs, _Costs()).compute_edit_distance())
-            found.append(1.0 - distance / max(map(len, nodes)))
+        our_nodes = ours.nodes()
+        their_nodes = theirs.nodes()
+        as_trees = ours != theirs and max(len(our_nodes), len(their_nodes)) <= MOST_NODES
+        if as_trees:
+            tree_pairs += len(our_nodes) * len(their_nodes)
+        if as_trees and tree_pairs <= MOST_TREE_PAIRS:
+            likeness.append(_tree_similarity(ours, theirs))
         else:
-            found.append(float(Levenshtein.normalized_similarity(*nodes)))
-    return found
+            likeness.append(float(Levenshtein.normalized_similarity(our_nodes, their_nodes)))
+    return likeness
 
 
-def _partners(mine: Sequence[Cell], true: Sequence[Cell]) -> list[tuple[Cell, Cell]]:
-    """The tables that belong together: those that share most where all words are aligned, by fewest
-    edits.
+def _tree_similarity(ours: TableNode, theirs: TableNode) -> float:
+    """The similarity of two tables as trees, 0 to 1."""
+    from apted import APTED
+
+    distance = float(APTED(ours, theirs, _Costs()).compute_edit_distance())
+    return 1.0 - distance / max(len(ours.nodes()), len(theirs.nodes()))
+
+
+def _partners(
+    mine: Sequence[TableNode], true: Sequence[TableNode]
+) -> list[tuple[TableNode, TableNode]]:
+    """The tables that belong together, because they share most words.
+
+    All words of either side are aligned with the fewest edits. The pair of tables that shares most
+    of the aligned words comes first, and a table is in one pair at most.
     """
     from rapidfuzz.distance import Levenshtein
 
-    sides = [
-        [(word, at) for at, table in enumerate(side) for word in table.words()]
-        for side in (mine, true)
-    ]
-    edits: Any = Levenshtein.opcodes(*([word for word, _ in side] for side in sides))
-    same = (
-        (our + k, their + k) for our, their, size in edits.as_matching_blocks() for k in range(size)
+    our_words = _words_with_table(mine)
+    their_words = _words_with_table(true)
+    edits: Any = Levenshtein.opcodes(
+        [word for word, _ in our_words], [word for word, _ in their_words]
     )
-    shared = Counter((sides[0][our][1], sides[1][their][1]) for our, their in same)
-    pairs: dict[int, int] = {}
-    given = set()
-    for (our, their), _ in shared.most_common():
-        if our not in pairs and their not in given:
-            pairs[our] = their
-            given.add(their)
-    return [(mine[our], true[their]) for our, their in sorted(pairs.items())]
+    shared: Counter[tuple[int, int]] = Counter()
+    for block in edits.as_matching_blocks():
+        for offset in range(block.size):
+            our_table = our_words[block.a + offset][1]
+            their_table = their_words[block.b + offset][1]
+            shared[our_table, their_table] += 1
+    partner_of: dict[int, int] = {}
+    taken: set[int] = set()
+    for (our_table, their_table), _ in shared.most_common():
+        if our_table not in partner_of and their_table not in taken:
+            partner_of[our_table] = their_table
+            taken.add(their_table)
+    return [(mine[ours], true[theirs]) for ours, theirs in sorted(partner_of.items())]
+
+
+def _words_with_table(tables: Sequence[TableNode]) -> list[tuple[str, int]]:
+    """The words of all tables, each with the number of its table."""
+    return [(word, number) for number, table in enumerate(tables) for word in table.words()]
 
 
 class _Costs:
@@ -213,16 +258,16 @@ class _Costs:
 
     valuecls = int
 
-    def delete(self, node: Cell) -> int:
+    def delete(self, node: TableNode) -> int:
         return 1
 
-    def insert(self, node: Cell) -> int:
+    def insert(self, node: TableNode) -> int:
         return 1
 
-    def children(self, node: Cell) -> list[Cell]:
+    def children(self, node: TableNode) -> list[TableNode]:
         return node.children
 
-    def rename(self, node1: Cell, node2: Cell) -> float:
+    def rename(self, node1: TableNode, node2: TableNode) -> float:
         from rapidfuzz.distance import Levenshtein
 
         if (node1.name, node1.spans) != (node2.name, node2.spans):
@@ -275,6 +320,13 @@ def word_edits(written: str, true: str) -> list[tuple[str, str, str]]:
     """
     from rapidfuzz.distance import Levenshtein
 
-    mine, theirs = written.split(), true.split()
-    edits: Any = Levenshtein.opcodes(mine, theirs)
-    return [(_EDITS[tag], " ".join(mine[a:b]), " ".join(theirs[c:d])) for tag, a, b, c, d in edits]
+    mine = written.split()
+    theirs = true.split()
+    return [
+        (
+            _EDITS[edit.tag],
+            " ".join(mine[edit.src_start : edit.src_end]),
+            " ".join(theirs[edit.dest_start : edit.dest_end]),
+        )
+        for edit in Levenshtein.opcodes(mine, theirs)
+    ]

@@ -81,6 +81,19 @@ def _add_batch(command: argparse.ArgumentParser) -> None:
         "batch (default: during; with --truth: after)",
     )
     command.add_argument(
+        "--documents",
+        type=Path,
+        metavar="DIR",
+        help="also write each PDF as one document: its text with the pages apart, and a PDF of its "
+        "pages with their boxes",
+    )
+    command.add_argument(
+        "--predictions",
+        type=Path,
+        metavar="DIR",
+        help="also write each page's text as NAME.md, for OmniDocBench's evaluator",
+    )
+    command.add_argument(
         "--retries",
         type=_COUNT,
         default=1,
@@ -178,7 +191,17 @@ def _add_verify(command: argparse.ArgumentParser) -> None:
     _add_truth(command)
     _add_served_model(command)
     command.add_argument(
-        "--out", type=Path, metavar="DIR", help="folder for verify.html (default: none)"
+        "--published",
+        metavar="MODEL",
+        help="check published weights, a folder or hub id such as deepseek-ai/DeepSeek-OCR, on "
+        "three sample pages, and write one file without private data to share",
+    )
+    command.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder for verify.html (default: none), or for what --published writes (default: "
+        "ocr_phases_published, or with a number)",
     )
     command.add_argument("--record", help="check this run.json instead of measuring")
     command.add_argument("--save", help="file for the record (default: none)")

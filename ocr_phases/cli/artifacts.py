@@ -14,7 +14,12 @@ def run(arguments: argparse.Namespace) -> None:
     trace.
     """
     from ocr_phases.files import folder_for, only_writer, output_file
-    from ocr_phases.report.result_files import ARTIFACTS, row_images, write_artifacts
+    from ocr_phases.report.result_files import (
+        ARTIFACTS,
+        row_folder,
+        row_images,
+        write_artifacts,
+    )
     from ocr_phases.results.run import PhaseRun
 
     record = PhaseRun.load(arguments.record)
@@ -32,7 +37,7 @@ def run(arguments: argparse.Namespace) -> None:
         return
     targets = []
     for row in range(len(record.results)):
-        place = folder if len(record.results) == 1 else folder / f"row-{row}"
+        place = row_folder(folder, record, row)
         targets.append(folder_for(place, "", ARTIFACTS, overwrite=overwrite, arguments=read))
     written: list[Path] = []
     with only_writer(folder):

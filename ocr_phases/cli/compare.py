@@ -64,7 +64,13 @@ def run(arguments: argparse.Namespace) -> int:
     }
     title = f"{', '.join(labels[1:])} against {labels[0]} – ocr_phases"
     written = write_report(
-        "compare_runs", folder, "compare", parameters, LiveObjects(runs=runs), title, overwrite
+        "compare_runs",
+        folder,
+        "compare",
+        parameters,
+        objects=LiveObjects(runs=runs),
+        title=title,
+        overwrite=overwrite,
     )
     print()
     outcomes = None if judged is None else rows(judged[["run", "metric", "outcome"]])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Collection
 
-from ocr_phases.cli.options import FAMILY, OF_SERVERS, PRICE, SETTINGS
+from ocr_phases.cli.options import BESIDE_PUBLISHED, FAMILY, OF_SERVERS, PRICE, SETTINGS
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.settings import ModelSettings, setting_names
 
@@ -101,6 +101,8 @@ def _refuse_idle_of_profile(arguments: argparse.Namespace) -> None:
 
 
 def _refuse_idle_of_verify(arguments: argparse.Namespace) -> None:
+    if arguments.published is not None:
+        _refuse_beside_published(arguments)
     _refuse_beside_record(arguments)
     _refuse_truth_without_text(arguments)
 
@@ -110,6 +112,9 @@ def _refuse_idle_of_batch(arguments: argparse.Namespace) -> None:
     if "://" not in arguments.model:
         refuse_of_servers(arguments)
     _refuse_truth_without_text(arguments)
+    if not arguments.return_text:
+        why = "They are made of the texts, which --no-return-text leaves out"
+        refuse(arguments, ("documents", "predictions"), why)
     if arguments.render == "only":
         names = {"presets", "workers", "scheduler", "wait_workers"}
         names |= _settings_but(arguments, (PRICE,))
@@ -154,6 +159,15 @@ def _refuse_idle_of_compare(arguments: argparse.Namespace) -> None:
             )
     elif arguments.records:
         raise OcrPhasesError("--baseline compares one record: name no other one beside it.")
+
+
+def _refuse_beside_published(arguments: argparse.Namespace) -> None:
+    why = "--published measures its own pages, with settings that make results comparable"
+    if arguments.page is not None:
+        raise OcrPhasesError(f"{why}: drop {arguments.page}.")
+    names = {"record", "server", "truth", "save", "first_token_timeout", "answer_timeout"}
+    names |= _settings_but(arguments, BESIDE_PUBLISHED)
+    refuse(arguments, names, why)
 
 
 # -- rules of several verbs --------------------------------------------------------------------

@@ -56,7 +56,13 @@ def run(arguments: argparse.Namespace) -> int:
     objects = LiveObjects(sweep=sweep)
     _name_what_is_replaced(arguments, folder, _SWEEP_FILES)
     report = write_report(
-        "sweep_report", folder, "sweep", parameters, objects, title, arguments.overwrite
+        "sweep_report",
+        folder,
+        "sweep",
+        parameters,
+        objects=objects,
+        title=title,
+        overwrite=arguments.overwrite,
     )
     checks = {cell: worst_verdict(run_checks(run)) for cell, run in sweep.runs.items()}
     doubtful = ", ".join(

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 
-from ocr_phases.cli import measuring
+from ocr_phases.cli import measuring, published
 from ocr_phases.cli.options import shows_saved
 from ocr_phases.cli.results import Exit, rows, run_result, show_quality, wrote
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run all checks on a page (or an existing record). Exit code 1: a check failed."""
+    """Run all checks on a page, an existing record, or published weights. Exit code 1: a check
+    failed.
+    """
+    if arguments.published is not None:
+        return published.run(arguments)
     is_saved = shows_saved(arguments, "record", arguments.page)
     from ocr_phases.analyse.checks import run_checks, with_verdict
     from ocr_phases.analyse.sentences import checks_verdict, headline

@@ -22,7 +22,7 @@ from ocr_phases.engines.metrics import metrics, server_times
 from ocr_phases.engines.spans import spans_of, stages_of_spans
 from ocr_phases.engines.vllm_worker import MODULES
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.families import FamilyFacts
+from ocr_phases.families import FamilyFacts, ViewSizes
 from ocr_phases.images import image_file, load_page
 from ocr_phases.measure.record_parts import page_part, request_part, row_part
 from ocr_phases.measure.runs import (
@@ -149,12 +149,14 @@ class ServerMeasurement:
         session = self.session
         before = metrics(session.server)
         answer = self.ask(on_tokens)
-        own = server_times(session.server, before) or answer.own
-        answer.own = {}
-        # A prefill that took longer than the client waited is not that of this request.
-        if own and own["prefill_ms"] <= answer.times[0]:
-            answer.own = own
-        if session.worker and (answer.own or not before):
+        told = server_times(session.server, before)
+        if told:
+            answer.server_times = told
+        if answer.server_times.get("prefill_ms", 0.0) > answer.times[0]:
+            # A prefill that took longer than the client waited is not that of this request.
+            answer.server_times = {}
+        was_alone = bool(answer.server_times) or not before
+        if session.worker and was_alone:
             answer.stages = self._worker_stages(answer.begun)
             settings = session.worker.get("settings") or {}
             if settings.get("enable_mm_processor_stats"):
@@ -198,6 +200,11 @@ class ServerMeasurement:
             RunSettings(
                 prompt=request.prompt,
                 preset=request.preset,
+                base_size=request.base_size,
+                image_size=request.image_size,
+                crop_mode=request.crop_mode,
+                min_crops=request.min_crops,
+                max_crops=request.max_crops,
                 grounding=request.grounding,
                 max_new_tokens=request.max_new_tokens,
                 infer=request.infer,
@@ -224,7 +231,7 @@ class ServerMeasurement:
         answer = runs[0]
         preset, image_tokens, preset_check = checks.read_as(
             answer,
-            session.family.preset(self.request.preset),
+            self.request.cutting,
             session.family,
             self.request.prompts[0],
             *self.page[0].size,
@@ -235,6 +242,9 @@ class ServerMeasurement:
         versions = {session.engine: session.version, "ocr_phases": __version__, "code": code_hash()}
         device = {"name": f"{session.engine} at {session.server.host}", "kind": "server"}
         request = request_part(self.request, repeats=len(runs), prefill_len=prompt_tokens, batch=1)
+        if preset != self.request.cutting:  # it did not do what it was asked for
+            own = dict.fromkeys(vars(ViewSizes()))
+            request = replace(request, preset=preset.name, **own)
         return PhaseRun(
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             versions=versions | worker.get("versions", {}),
@@ -250,7 +260,7 @@ class ServerMeasurement:
                     embed=self.request.embed_page,
                 )
             ],
-            request=replace(request, strategy="server", vision="server", preset=preset.name),
+            request=replace(request, strategy="server", vision="server"),
             results=[self._result_part(answer)],
             spans=spans,
             live_checks=[*self._run_checks(runs), preset_check, *self.compared],
@@ -330,8 +340,8 @@ class ServerMeasurement:
 def _own_times(answer: Answer) -> dict[str, float]:
     """What the server itself tells of an answer, in ms."""
     if answer.encoder_ms is None:
-        return answer.own
-    return {**answer.own, "encoder_ms": answer.encoder_ms}
+        return answer.server_times
+    return {**answer.server_times, "encoder_ms": answer.encoder_ms}
 
 
 def _probabilities(answer: Answer) -> list[ProbabilitiesPart] | None:

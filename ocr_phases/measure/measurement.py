@@ -51,6 +51,7 @@ from ocr_phases.measure.runs import (
 from ocr_phases.measure.verdicts import one_sentence, unknown_check
 from ocr_phases.models.devices import cpu_threads, device_of
 from ocr_phases.models.load import Checkpoint, TokenReader
+from ocr_phases.models.text_model import position_limit
 from ocr_phases.record import make_spans
 from ocr_phases.record.parts import (
     CachePart,
@@ -97,8 +98,7 @@ def pack_rows(
             return checkpoint.packer.pack(images, request.prompts), pages
     with timeline.span("load_image"):
         pages = [load_page(page) for page in request.pages]
-        preset = checkpoint.family.preset(request.preset)
-        views = [make_views(image, preset) for image, _, _ in pages]
+        views = [make_views(image, request.cutting) for image, _, _ in pages]
     with timeline.span("tokenizer"):
         return pack(views, request.prompts, checkpoint), pages
 
@@ -163,15 +163,16 @@ class Measurement:
         )
         self.packed, self.pages = pack_rows(checkpoint, request, NoTimeline())
         prompt_tokens = self.packed.prefill_len
-        positions = checkpoint.model.config.get_text_config().max_position_embeddings
-        free_positions = positions - prompt_tokens
+        positions = position_limit(checkpoint.model)
         if settings.max_new_tokens is None and is_published(settings.infer):
-            limit = published_tokens(family, prompt_tokens, free_positions)
+            limit = published_tokens(family, prompt_tokens, positions)
             request = replace(request, max_new_tokens=limit)
         if request.kernels:
             check_kernels(self.device, generate=request.generate, trace=request.kernel_trace)
         check_strategy(request, checkpoint.interface, self.device)
-        _check_positions(prompt_tokens, request.max_new_tokens, positions)
+        if positions is not None:
+            smaller = "choose a smaller preset" if checkpoint.packer is None else "shrink the page"
+            _check_positions(prompt_tokens, request.max_new_tokens, positions, smaller)
         self.request = request
         #: The tokens that end a row; none where the end is ignored.
         self.end_tokens = () if request.ignore_eos else checkpoint.generation.end_tokens
@@ -296,7 +297,7 @@ class Measurement:
             self.packed.batch_size,
             self.packed.prefill_len,
             self.packed.image_tokens,
-            request.preset,
+            request.cutting,
             request.max_new_tokens,
             request.strategy,
             request.vision,
@@ -524,9 +525,10 @@ class Measurement:
             yield
         except torch.OutOfMemoryError as error:
             rows = count_text(self.packed.batch_size, "row")
+            tokens = count_text(self.request.max_new_tokens, "new token")
             raise OutOfMemory(
-                f"{self.device} is out of memory with {rows} at preset {self.request.preset} and "
-                f"{self.request.max_new_tokens} new tokens: use a smaller preset, fewer pages or "
+                f"{self.device} is out of memory with {rows} at preset {self.request.cutting.name} "
+                f"and {tokens}: use a smaller preset, fewer pages or "
                 "tokens; profile --dry-run says what fits."
             ) from error
 
@@ -653,14 +655,15 @@ class Measurement:
         return parts
 
 
-def _check_positions(prompt_tokens: int, new_tokens: int, positions: int) -> None:
-    """Raise `OcrPhasesError` where prompt and new tokens do not fit the model's positions."""
+def _check_positions(prompt_tokens: int, new_tokens: int, positions: int, smaller: str) -> None:
+    """Raise `OcrPhasesError` where prompt and new tokens do not fit the model's positions.
+
+    ``smaller`` says what makes the prompt itself shorter.
+    """
     free_positions = positions - prompt_tokens
     if new_tokens <= free_positions:
         return
-    remedy = (
-        f"ask for at most {free_positions}" if free_positions > 0 else "choose a smaller preset"
-    )
+    remedy = f"ask for at most {free_positions}" if free_positions > 0 else smaller
     raise OcrPhasesError(
         f"{prompt_tokens} prompt tokens and {new_tokens} new ones exceed the model's "
         f"{positions} positions: {remedy}."

@@ -92,6 +92,11 @@ def request_part(
     return RequestPart(
         prompt=request.prompt,
         preset=request.preset,
+        base_size=request.base_size,
+        image_size=request.image_size,
+        crop_mode=request.crop_mode,
+        min_crops=request.min_crops,
+        max_crops=request.max_crops,
         max_new_tokens=request.max_new_tokens,
         infer=make_part(InferPart, request.infer.described()),
         grounding=request.grounding,

@@ -14,7 +14,6 @@ import re
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from textwrap import shorten
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import FAMILIES
 from ocr_phases.inputs.processed import ProcessedInputs
+from ocr_phases.models.class_errors import class_errors_told
 from ocr_phases.models.folders import transformers_version
 from ocr_phases.models.interface import TimedPart, parameter_count
 from ocr_phases.stages import Role
@@ -38,10 +38,6 @@ _SEES = re.compile(r"vision|visual|image|encoder|tower", re.I)
 _OTHER_MEDIA = re.compile(r"audio|speech|video|talker|token2wav|generation|vqmodel", re.I)
 #: What a decode step must not be given: grids and masks may stay.
 _PIXELS = re.compile(r"pixel_values|^image_features$|^images$|^patch|^flattened_patches$")
-
-
-#: What a class's forward raises where something that it needs is not there.
-_FORWARD_FAILS = (AttributeError, IndexError, KeyError, NotImplementedError, TypeError, ValueError)
 
 
 @dataclass(frozen=True)
@@ -127,9 +123,10 @@ class AnyInterface:
         """The keyword arguments of the forward over B whole prompts, as ``generate()`` makes
         them.
         """
-        given = self._given(inputs, model)
-        ids = given.pop("input_ids")
-        return model.prepare_inputs_for_generation(ids, is_first_iteration=True, **given)
+        with _driving_errors_told(model):
+            given = self._given(inputs, model)
+            ids = given.pop("input_ids")
+            return model.prepare_inputs_for_generation(ids, is_first_iteration=True, **given)
 
     def _given(self, inputs: ProcessedInputs, model: Any) -> dict[str, Any]:
         """What the processor made of a page, with the positions that ``generate()`` begins with."""
@@ -149,13 +146,15 @@ class AnyInterface:
 
     def carried_from_prefill(self, model: Any, inputs: Any, out: Any) -> Carried:
         """What the first step needs beside the cache."""
-        given = self._given(inputs, model)
-        ids = given.pop("input_ids")
-        return Carried(ids, model._update_model_kwargs_for_generation(out, given))
+        with _driving_errors_told(model):
+            given = self._given(inputs, model)
+            ids = given.pop("input_ids")
+            return Carried(ids, model._update_model_kwargs_for_generation(out, given))
 
     def carried_from_step(self, model: Any, carried: Any, out: Any) -> Carried:
         """What the next step needs beside the cache."""
-        arguments = model._update_model_kwargs_for_generation(out, carried.arguments)
+        with _driving_errors_told(model):
+            arguments = model._update_model_kwargs_for_generation(out, carried.arguments)
         return Carried(carried.sequence, arguments)
 
     def step_arguments(
@@ -171,12 +170,13 @@ class AnyInterface:
         """The keyword arguments of the forward of one decode step, which the class makes itself."""
         carried.sequence = torch.cat([carried.sequence, token[:, None]], dim=1)
         kept = {name: value for name, value in carried.arguments.items() if not _is_pixels(name)}
-        return model.prepare_inputs_for_generation(
-            carried.sequence,
-            next_sequence_length=1,
-            is_first_iteration=False,
-            **{**kept, "past_key_values": cache},
-        )
+        with _driving_errors_told(model):
+            return model.prepare_inputs_for_generation(
+                carried.sequence,
+                next_sequence_length=1,
+                is_first_iteration=False,
+                **{**kept, "past_key_values": cache},
+            )
 
     def leaked_images(self, arguments: dict[str, Any]) -> list[str]:
         """The names of the arguments with pixels that carry a value, which no step may have."""
@@ -192,21 +192,21 @@ class AnyInterface:
         wanted = {name: value for name, value in options.items() if name in self.takes}
         if wanted.get("past_key_values") is None:
             wanted.pop("past_key_values", None)
-        try:
+        with _driving_errors_told(model):
             return model(**{**arguments, **wanted, "return_dict": True})
-        except OcrPhasesError:
-            raise
-        except _FORWARD_FAILS as error:
-            reason = shorten(" ".join(str(error).split()) or type(error).__name__, 200)
-            raise OcrPhasesError(
-                f"{type(model).__name__} cannot be driven with what its processor made of the page "
-                f"and the prompt ({type(error).__name__}: {reason}): its generate() needs to work "
-                "with the same page first."
-            ) from error
 
     def silenced(self) -> AbstractContextManager[Any]:
         """Around calls of the model: nothing, since transformers' classes do not print."""
         return contextlib.nullcontext()
+
+
+def _driving_errors_told(model: nn.Module) -> AbstractContextManager[None]:
+    """Around calls of a class, which may lack something in what it is given."""
+    return class_errors_told(
+        f"{type(model).__name__} cannot be driven with what its processor made of the page and the "
+        "prompt",
+        "its generate() needs to work with the same page first",
+    )
 
 
 def _is_pixels(name: str) -> bool:
@@ -261,17 +261,22 @@ def any_class(config: Mapping[str, Any]) -> Any:
 
 def any_config(model_class: Any, config: Mapping[str, Any]) -> Any:
     """The class's config of a ``config.json``; `OcrPhasesError` where its entries do not fit."""
-    from huggingface_hub.errors import StrictDataclassError  # older versions have none
+    with class_errors_told(
+        f"config.json does not fit {model_class.__name__}",
+        "take the one of the published checkpoint",
+    ):
+        return model_class.config_class.from_dict(_with_special_floats(dict(config)))
 
-    try:
-        return model_class.config_class.from_dict(dict(config))
-    except (AttributeError, KeyError, TypeError, ValueError, StrictDataclassError) as error:
-        words = " ".join((str(error).strip() or type(error).__name__).splitlines())
-        reason = shorten(words, 160, placeholder=" …")
-        raise OcrPhasesError(
-            f"config.json does not fit {model_class.__name__} ({reason}): take the one of the "
-            "published checkpoint."
-        ) from error
+
+def _with_special_floats(entry: Any) -> Any:
+    """Entries in which infinity and NaN are numbers, which transformers writes as objects."""
+    if isinstance(entry, dict):
+        if set(entry) == {"__float__"} and isinstance(entry["__float__"], str):
+            return float(entry["__float__"])
+        return {name: _with_special_floats(value) for name, value in entry.items()}
+    if isinstance(entry, list):
+        return [_with_special_floats(value) for value in entry]
+    return entry
 
 
 def _class_names() -> Mapping[str, str]:
@@ -298,7 +303,13 @@ def any_interface(model: nn.Module) -> AnyInterface:
             f"{title} is an encoder-decoder: its decoder attends to the encoder's output at every "
             "step, which this version cannot time. Choose a decoder-only model."
         )
-    if "inputs" not in inspect.signature(model.generate).parameters:
+    own_loop = getattr(model, "generate", None)
+    if own_loop is None:
+        raise OcrPhasesError(
+            f"{title} has no generate(), so that it writes no text about a page: choose another "
+            "class."
+        )
+    if "inputs" not in inspect.signature(own_loop).parameters:
         raise OcrPhasesError(
             f"{title} has a generate() of its own, which does not make its tokens in transformers' "
             "loop of prefill and decode steps: choose another class."
@@ -354,8 +365,7 @@ def _own_part(model: nn.Module, getter: str, **arguments: str) -> nn.Module | No
         return None
     try:
         part = method(**arguments)
-    except (AttributeError, TypeError, NotImplementedError):
-        # The class inherits the method, and has nothing of that kind.
+    except Exception:  # noqa: BLE001  # the class inherits the method, and has nothing of that kind
         return None
     if part is model or not isinstance(part, nn.Module):
         return None

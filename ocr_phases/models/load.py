@@ -41,6 +41,7 @@ from ocr_phases.models.neutral import (
 )
 from ocr_phases.models.processors import PagePacker, image_token_id, load_processor
 from ocr_phases.models.stored import check_beginning_of
+from ocr_phases.models.text_model import end_token_of_config
 from ocr_phases.models.vendor import check_request, load_vendor
 from ocr_phases.models.weights import (
     load_weights,
@@ -445,7 +446,7 @@ def _adopt_any(model: Any, processor: Any, name: str | None) -> Checkpoint:
 def _with_end_token(model: Any, tokenizer: Any) -> Any:
     """The model, which takes the tokenizer's end token where its checkpoint names none."""
     known = model.generation_config.eos_token_id
-    if known is None and model.config.get_text_config().eos_token_id is None:
+    if known is None and end_token_of_config(model) is None:
         model.generation_config.eos_token_id = tokenizer.eos_token_id
     return model
 

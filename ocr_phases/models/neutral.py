@@ -12,6 +12,7 @@ import inspect
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,13 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import FAMILIES, PROCESSOR, Preset
 from ocr_phases.inputs.processed import ProcessedInputs, ProcessedPages
 from ocr_phases.models.anyclass import any_class, any_interface, class_of_name, class_type
+from ocr_phases.models.class_errors import class_errors_told
 from ocr_phases.models.devices import device_of
 from ocr_phases.models.folders import read_json
 from ocr_phases.models.interface import parameter_count
 from ocr_phases.models.processors import default_image_processor
 from ocr_phases.text import bytes_text, millions_text
 
-_FAILS = (AttributeError, ImportError, IndexError, KeyError, RuntimeError, TypeError, ValueError)
 #: What config.json calls the tokens that stand for a page; transformers has two names for them.
 _IMAGE_TOKEN_NAMES = ("image_token_id", "image_token_index")
 
@@ -66,24 +67,25 @@ def dummy_source(name: str) -> tuple[dict[str, Any], Path | None]:
         return dict(config), file.parent
     model_type = class_of_name(rest)
     model_class = any_class({"model_type": model_type})
-    try:
+    with _config_errors_told(model_class):
         config = json.loads(model_class.config_class().to_json_string(use_diff=False))
-    except _FAILS as error:
-        raise _no_model(model_class.__name__, error) from error
     return {**config, "model_type": model_type}, None
 
 
-def _no_model(title: str, error: Exception) -> OcrPhasesError:
-    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return OcrPhasesError(
-        f"The config makes no {title} ({reason}): a class's default config need not be that of a "
-        "published model, so give the published one as dummy:path/to/config.json."
+def _config_errors_told(model_class: Any) -> AbstractContextManager[None]:
+    """Around what a class makes of a config, such as its default one."""
+    return class_errors_told(
+        f"The config makes no {model_class.__name__}",
+        "a class's default config need not be that of a published model, so give the published one "
+        "as dummy:path/to/config.json",
     )
 
 
 def with_possible_ids(config: Any) -> Any:
     """The config, whose image token becomes the last of the vocabulary where it lies beyond it."""
-    words = config.get_text_config().vocab_size
+    words = getattr(config.get_text_config(), "vocab_size", None)
+    if not isinstance(words, int):
+        return config
     for name in _IMAGE_TOKEN_NAMES:
         if isinstance(getattr(config, name, None), int) and getattr(config, name) >= words:
             setattr(config, name, words - 1)
@@ -101,11 +103,12 @@ def tell_what_it_takes(
         For a config that makes no model, for a class that `any_interface` refuses, and for weights
         that do not fit.
     """
-    try:
-        with torch.device("meta"), torch.random.fork_rng(devices=[]):
-            model = model_class._from_config(config, dtype=dtype)
-    except _FAILS as error:
-        raise _no_model(model_class.__name__, error) from error
+    with (
+        _config_errors_told(model_class),
+        torch.device("meta"),
+        torch.random.fork_rng(devices=[]),
+    ):
+        model = model_class._from_config(config, dtype=dtype)
     any_interface(model)
     count = parameter_count(model)
     weights = count * dtype.itemsize
@@ -210,8 +213,18 @@ class NeutralPacker:
 
     def _pixels(self, images: Sequence[Image.Image]) -> dict[str, Any]:
         """What the image processor makes of pages, without what the class does not take."""
-        made = self.processor(images=[[image] for image in images], return_tensors="pt")
+        with self._pixel_errors_told():
+            made = self.processor(images=[[image] for image in images], return_tensors="pt")
         return {name: value for name, value in made.items() if name in self._takes}
+
+    def _pixel_errors_told(self) -> AbstractContextManager[None]:
+        """Around what is made of a page without a processor of the model's own."""
+        return class_errors_told(
+            f"{type(self._model).__name__} of this config cannot take what its image processor "
+            "makes of a page",
+            "give dummy:FOLDER/config.json, with the processor's files and tokenizer.json in that "
+            "folder",
+        )
 
     @torch.no_grad()
     def _image_tokens(self, image: Image.Image) -> int:
@@ -223,15 +236,8 @@ class NeutralPacker:
                     dtype = self._model.dtype if value.is_floating_point() else None
                     value = value.to(self._model.device, dtype)
                 given[name] = value
-            try:
+            with self._pixel_errors_told():
                 features = self._features(**given)  # type: ignore[misc]
-            except _FAILS as error:
-                reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-                raise OcrPhasesError(
-                    f"{type(self._model).__name__} of this config cannot take what its image "
-                    f"processor makes of a page ({reason}): give dummy:FOLDER/config.json, with "
-                    f"the processor's files and tokenizer.json in that folder."
-                ) from error
             found = getattr(features, "pooler_output", features)
             self._counts[image.size] = _rows_of(found)
         return self._counts[image.size]

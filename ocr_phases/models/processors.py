@@ -26,6 +26,7 @@ from ocr_phases.families import PROCESSOR, Preset
 from ocr_phases.files import read_regular
 from ocr_phases.inputs.processed import ProcessedInputs, ProcessedPages
 from ocr_phases.models import chat_template
+from ocr_phases.models.class_errors import class_errors_told
 from ocr_phases.models.folders import read_json
 
 _LONGEST_TEMPLATE = 200_000  # characters
@@ -35,7 +36,14 @@ CHAT_SECONDS = 5
 _WRITE_OWN_PROMPT = frozenset({"got_ocr2"})
 
 #: Classes that transformers' table has no image processor for, and whose they use.
-_BORROWED = {"glm_ocr": "glm46v", "glmga": "glm46v", "qwen3_vl_moe": "qwen3_vl"}
+_BORROWED = {
+    "glm4v_moe": "glm4v",
+    "glm_ocr": "glm46v",
+    "glmga": "glm46v",
+    "qwen2_5_omni_thinker": "qwen2_vl",
+    "qwen3_omni_moe_thinker": "qwen2_vl",
+    "qwen3_vl_moe": "qwen3_vl",
+}
 #: In how many tiles a page's longer side is cut by default, where a class cuts pages into tiles.
 _TILES = 4
 
@@ -63,20 +71,19 @@ def load_processor(folder: Path, config: Mapping[str, Any], tokenizer: Any) -> A
             f"{folder} has no preprocessor_config.json, which says how a page becomes pixels: put "
             "the one of the published checkpoint there."
         )
-    try:
-        image_processor = _image_processor_class(image_settings, model_type)(**image_settings)
-        return _assembled(processor_class, image_processor, tokenizer, settings, template)
-    except ImportError as error:
-        reason = " ".join(str(error).split())
-        raise OcrPhasesError(
-            f"The processor of {folder} needs a package that is not installed here: {reason}"
-        ) from error
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise OcrPhasesError(
-            f"The processor of {folder} cannot be made ({reason}): take the processor files of the "
-            "published checkpoint."
-        ) from error
+    image_processor_class = _image_processor_class(image_settings, model_type)
+    with class_errors_told(
+        f"The processor of {folder} cannot be made",
+        "take the processor files of the published checkpoint",
+    ):
+        try:
+            image_processor = image_processor_class(**image_settings)
+            return _assembled(processor_class, image_processor, tokenizer, settings, template)
+        except ImportError as error:
+            reason = " ".join(str(error).split())
+            raise OcrPhasesError(
+                f"The processor of {folder} needs a package that is not installed here: {reason}"
+            ) from error
 
 
 def _read(folder: Path, name: str) -> dict[str, Any]:
@@ -117,7 +124,7 @@ def _image_processor_class(settings: Mapping[str, Any], model_type: str) -> Any:
     wanted = []
     if base:
         wanted = [f"{base}Pil", base]
-    known = IMAGE_PROCESSOR_MAPPING_NAMES.get(model_type)
+    known = IMAGE_PROCESSOR_MAPPING_NAMES.get(_BORROWED.get(model_type, model_type))
     if isinstance(known, Mapping):
         wanted += [str(known[kind]) for kind in ("pil", "torchvision") if known.get(kind)]
     for name in wanted:
@@ -147,14 +154,15 @@ def default_image_processor(model_type: str, config: Any) -> Any:
     OcrPhasesError
         Where transformers has none that works here.
     """
-    processor_class = _image_processor_class({}, _BORROWED.get(model_type, model_type))
+    processor_class = _image_processor_class({}, model_type)
     vision = getattr(config, "vision_config", None)
     settings: dict[str, Any] = {}
     size = _side(getattr(vision, "image_size", None))
     default = getattr(processor_class, "size", None) or {}
     if size is not None and set(default) == {"height", "width"}:
         settings["size"] = {"height": size, "width": size}
-    if size is not None and hasattr(processor_class, "max_image_size"):  # of one tile
+    tile = getattr(processor_class, "max_image_size", None)
+    if size is not None and isinstance(tile, Mapping):
         settings["max_image_size"] = {"longest_edge": size}
         settings["size"] = {"longest_edge": _TILES * size}
     if size is not None and getattr(processor_class, "crop_size", None):
@@ -164,9 +172,17 @@ def default_image_processor(model_type: str, config: Any) -> Any:
     if cuts and hasattr(processor_class, "image_grid_pinpoints"):  # the sizes that tiles make up
         settings["image_grid_pinpoints"] = cuts
     patch = _side(getattr(vision, "patch_size", None))
-    if patch is not None and isinstance(getattr(processor_class, "patch_size", None), int):
-        settings["patch_size"] = patch
-    return processor_class(**settings)
+    # Where a class has both, the other one is the side of a tile.
+    for name in ("vision_patch_size", "patch_size"):
+        if patch is not None and isinstance(getattr(processor_class, name, None), int):
+            settings[name] = patch
+            break
+    with class_errors_told(
+        f"{processor_class.__name__} does not take the sizes of the config",
+        "give dummy:FOLDER/config.json, with the processor's files and tokenizer.json in that "
+        "folder",
+    ):
+        return processor_class(**settings)
 
 
 def _side(size: Any) -> int | None:
@@ -326,16 +342,13 @@ def process(
     if len(texts) > 1:
         options["padding"] = True
         options["padding_side"] = "left"
-    try:
+    with class_errors_told(
+        f"{type(processor).__name__} cannot pack the page and the prompt",
+        "try another prompt, or another page",
+    ):
         if all(text is None for text in texts):
             return dict(processor(images=[image for row in images for image in row], **options))
         return dict(processor(images=images, text=texts, **options))
-    except (TypeError, ValueError, IndexError, KeyError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise OcrPhasesError(
-            f"{type(processor).__name__} cannot pack the page and the prompt ({reason}): try "
-            "another prompt, or another page."
-        ) from error
 
 
 def prompt_text(processor: Any, prompt: str, pages: int, model_type: str) -> str | None:

@@ -293,6 +293,11 @@ class RequestPart(Part, frozen=True, kw_only=True):
 
     prompt: str
     preset: str
+    base_size: Positive | None = None
+    image_size: Positive | None = None
+    crop_mode: bool | None = None
+    min_crops: Positive | None = None
+    max_crops: Positive | None = None
     max_new_tokens: Positive
     infer: InferPart | None = None
     grounding: bool | None = None

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
     from IPython.utils.capture import CapturedIO
 
+    from ocr_phases.show.shown_figure import ShownFigure
+
 #: The name by which papermill knows this engine.
 ENGINE = "ocr_phases"
 #: Cells with this tag show a person what the report shows in another form: a command skips them.
@@ -114,10 +116,9 @@ class InProcess:
                     error = result.error_before_exec or result.error_in_exec
                     count += 1
                     cell.execution_count = count
-                    cell.outputs = [
-                        *_outputs(captured),
-                        *([] if error is None else [_error(error)]),
-                    ]
+                    cell.outputs = list(_outputs(captured))
+                    if error is not None:
+                        cell.outputs.append(_error(error))
                 if error is not None:
                     nb_man.cell_exception(cell, number, exception=error)
                 nb_man.cell_complete(cell, number)
@@ -145,7 +146,7 @@ def _own_namespace(stills: bool) -> Iterator[InteractiveShell]:
         with tempfile.TemporaryDirectory() as home:
             Shell.instance(config=quiet, ipython_dir=home, user_module=ModuleType("notebook"))
     shell = InteractiveShell.instance()
-    kept = {
+    before = {
         name: getattr(shell, name)
         for name in ("user_module", "user_ns", "custom_exceptions", "CustomTB")
     }
@@ -154,34 +155,46 @@ def _own_namespace(stills: bool) -> Iterator[InteractiveShell]:
     # An error goes into the notebook alone.
     shell.set_custom_exc((BaseException,), lambda *_, **__: None)
     bundles = shell.display_formatter.mimebundle_formatter
-    picture = ("ocr_phases.show.shown_figure", "ShownFigure")
-    shown = bundles.for_type_by_name(
-        *picture
-    )  # another report's, where this one is within its cell
+    # By its name, because the class may not be imported yet.
+    figure_class = ("ocr_phases.show.shown_figure", "ShownFigure")
+    # That of another report, where this one runs within a cell of it.
+    formatter_before = bundles.for_type_by_name(*figure_class)
     if not stills:
-        bundles.for_type_by_name(*picture, lambda figure, **_: figure.bundle(still=False))
+        bundles.for_type_by_name(*figure_class, _bundle_without_still)
     try:
         yield shell
     finally:
-        for name, value in kept.items():
+        for name, value in before.items():
             setattr(shell, name, value)
-        bundles.pop(".".join(picture), None)
-        bundles.for_type_by_name(*picture, shown)
+        bundles.pop(".".join(figure_class), None)
+        bundles.for_type_by_name(*figure_class, formatter_before)
+
+
+def _bundle_without_still(figure: ShownFigure, **_: Any) -> dict[str, str]:
+    """What a cell shows of a figure in a report, which has no use for its bitmap."""
+    return figure.bundle(still=False)
 
 
 def _outputs(captured: CapturedIO) -> Iterator[Any]:
+    """What a cell printed and displayed, as outputs of a notebook."""
     # Their constructors validate each output: the whole notebook is, when it is written.
     from nbformat import from_dict
 
     if captured.stdout:
         yield from_dict({"output_type": "stream", "name": "stdout", "text": captured.stdout})
-    # What shows itself by display() gives an empty one besides.
-    for shown in filter(lambda output: output.data, captured.outputs):
-        told = {"data": shown.data, "metadata": shown.metadata}
-        yield from_dict({"output_type": "display_data", **told})
+    for output in captured.outputs:
+        if output.data:  # what shows itself by display() gives an empty one besides
+            yield from_dict(
+                {
+                    "output_type": "display_data",
+                    "data": output.data,
+                    "metadata": output.metadata,
+                }
+            )
 
 
 def _error(error: BaseException) -> Any:
+    """An error as an output of a notebook."""
     from nbformat.v4 import new_output
 
     name = type(error).__name__

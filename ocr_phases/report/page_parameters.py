@@ -148,10 +148,17 @@ def check_given_names(
 
 def _injected_names(names: Mapping[str, Any]) -> set[str]:
     """The names that papermill gave values: by our engine, or as a cell that this kernel ran."""
-    found = set(live_objects().parameters)
+    injected = set(live_objects().parameters)
     for source in names.get("In", ()):
         if source.startswith(_INJECTED):
-            for statement in ast.parse(source).body:
-                if isinstance(statement, ast.Assign):
-                    found |= {each.id for each in statement.targets if isinstance(each, ast.Name)}
-    return found
+            injected |= _assigned_names(source)
+    return injected
+
+
+def _assigned_names(source: str) -> set[str]:
+    """The names that the statements of a cell assign to."""
+    assigned = set()
+    for statement in ast.parse(source).body:
+        if isinstance(statement, ast.Assign):
+            assigned |= {each.id for each in statement.targets if isinstance(each, ast.Name)}
+    return assigned

@@ -9,6 +9,7 @@ import contextlib
 import html
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,17 +42,33 @@ if TYPE_CHECKING:
 #: Cells with this tag serve a person in JupyterLab: a report leaves them out, or shows their code
 #: alone.
 NOTEBOOK_ONLY = "notebook-only"
-_HEADING = re.compile(
-    r'<h2 id="([\w-]+)">([^<]+)<'
-)  # as this package writes it, in no escaped text
+#: A heading as this package writes it; no escaped text looks like one.
+_HEADING = re.compile(r'<h2 id="([\w-]+)">([^<]+)<')
 _TERMINAL = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _TAG = re.compile(r"<[^>]*>")
-#: What only a live notebook can run shows nothing, and its other forms neither.
+#: What only a live notebook can run: such an output is left out, in its other forms, too.
 _LIVE = ("application/vnd.jupyter.widget-view+json", "application/javascript")
 #: The forms of an output that are shown, the best first.
 _SHOWN = ("text/html", "text/markdown", "image/svg+xml", "image/png", "image/jpeg", "text/plain")
 
-Part = tuple[str, str, dict[str, Any]]
+
+@dataclass(frozen=True)
+class ReportPart:
+    """A piece of a report, as its template takes it.
+
+    Attributes
+    ----------
+    kind : str
+        ``prose``, ``code``, ``stream``, ``error``, ``view``, or the MIME type of an output.
+    content : str
+        What is shown; escaped unless it is `Html`.
+    details : mapping
+        What the notebook says of the output, such as the ``width`` of a picture.
+    """
+
+    kind: str
+    content: str
+    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 def page_report(
@@ -71,15 +88,25 @@ def page_report(
     ``report.ipynb`` then shows where.
     """
     values = dict(parameters or {})
-    arguments, record = [values.get("page"), values.get("truth")], values.get("record")
     folder = folder_for(
-        output_dir, "", RESULTS, arguments=arguments, record=record, overwrite=overwrite
-    )
-    folder = folder.resolve()
-    values |= {"output_dir": str(folder), "overwrite": overwrite}
-    title = page_title(run.page_name())
+        output_dir,
+        "",
+        RESULTS,
+        arguments=[values.get("page"), values.get("truth")],
+        record=values.get("record"),
+        overwrite=overwrite,
+    ).resolve()
+    values["output_dir"] = str(folder)
+    values["overwrite"] = overwrite
     return write_report(
-        "page_report", folder, "report", values, LiveObjects(run=run), title, overwrite, show_code
+        "page_report",
+        folder,
+        "report",
+        values,
+        objects=LiveObjects(run=run),
+        title=page_title(run.page_name()),
+        overwrite=overwrite,
+        show_code=show_code,
     )
 
 
@@ -103,10 +130,15 @@ def verify_report(
     the file that ``run`` is from, if any. Raises as `page_report` does.
     """
     folder = folder_for(output_dir, "", VERIFICATION, record=record, overwrite=overwrite).resolve()
-    title = f"Verification: {run.page.file} – ocr_phases"
-    values = {"record": record, "output_dir": str(folder), "overwrite": overwrite}
-    objects = LiveObjects(run=run, references=references)
-    return write_report("verify", folder, "verify", values, objects, title, overwrite)
+    return write_report(
+        "verify",
+        folder,
+        "verify",
+        {"record": record, "output_dir": str(folder), "overwrite": overwrite},
+        objects=LiveObjects(run=run, references=references),
+        title=f"Verification: {run.page.file} – ocr_phases",
+        overwrite=overwrite,
+    )
 
 
 def write_report(
@@ -114,19 +146,22 @@ def write_report(
     folder: Path,
     stem: str,
     parameters: Mapping[str, Any],
+    *,
     objects: LiveObjects,
     title: str,
     overwrite: bool = False,
     show_code: bool = False,
 ) -> Path:
-    """Run the notebook ``name`` into ``folder``, as ``stem`` with .ipynb and .html; the path of the
-    latter.
+    """Run the notebook ``name`` and write it into ``folder`` as ``STEM.ipynb`` and ``STEM.html``.
+
+    Returns the path of the HTML file, whose title is ``title``.
 
     Raises as `execute_notebook` and `render_html` do, and where another report is being written
     there.
     """
     with only_writer(folder):
-        notebook, page = folder / f"{stem}.ipynb", folder / f"{stem}.html"
+        notebook = folder / f"{stem}.ipynb"
+        page = folder / f"{stem}.html"
         execute_notebook(name, parameters, notebook, objects=objects, overwrite=overwrite)
         return render_html(notebook, page, show_code=show_code, title=title, overwrite=overwrite)
 
@@ -299,14 +334,15 @@ _PROSE = mistune.create_markdown(renderer=_Prose(escape=False), plugins=["table"
 
 def _cells_html(notebook: Any, *, show_code: bool) -> Html:
     """Prose and outputs, without stderr and widgets; ``show_code`` adds the code."""
-    parts: list[Part] = []
+    parts: list[ReportPart] = []
     for cell in notebook.cells:
-        hidden = NOTEBOOK_ONLY in cell.metadata.get("tags", [])
-        if cell.cell_type == "markdown" and not hidden:
-            parts.append(("prose", Html(_PROSE(cell.source)), {}))
-        elif cell.cell_type == "code":
-            parts += [("code", cell.source, {})] if show_code else []
-            parts += () if hidden else _outputs(cell)
+        is_hidden = NOTEBOOK_ONLY in cell.metadata.get("tags", [])
+        if cell.cell_type == "markdown" and not is_hidden:
+            parts.append(ReportPart("prose", Html(_PROSE(cell.source))))
+        if cell.cell_type == "code" and show_code:
+            parts.append(ReportPart("code", cell.source))
+        if cell.cell_type == "code" and not is_hidden:
+            parts += _output_parts(cell)
     return fill_template("cells", parts=parts)
 
 
@@ -314,21 +350,37 @@ def _has_view(output: Any) -> bool:
     return VIEW_TYPE in output.get("data", {})
 
 
-def _outputs(cell: Any) -> Iterator[Part]:
+def _output_parts(cell: Any) -> Iterator[ReportPart]:
+    """What a report shows of the outputs of a cell."""
     for output in cell.outputs:
         if output.output_type == "error":
-            yield "error", _TERMINAL.sub("", f"{output.ename}: {output.evalue}"), {}
+            yield ReportPart("error", _TERMINAL.sub("", f"{output.ename}: {output.evalue}"))
         elif output.output_type == "stream":
             if output.name == "stdout":
-                yield "stream", _TERMINAL.sub("", output.text), {}
+                yield ReportPart("stream", _TERMINAL.sub("", output.text))
         elif _has_view(output):
-            yield "view", Html(output.data[VIEW_TYPE]), {}
+            yield ReportPart("view", Html(output.data[VIEW_TYPE]))
         else:
-            kind = next((name for name in (*_LIVE, *_SHOWN) if name in output.data), "")
-            if kind in _SHOWN:
-                # A report has the style sheet of its own once.
-                content = output.data[kind].removeprefix(str(notebook_style()))
-                drawn = {"text/html": content.partition(STILL)[0], "image/svg+xml": content}.get(
-                    kind
-                )
-                yield kind, content if drawn is None else Html(drawn), output.metadata.get(kind, {})
+            kind = _best_form(output.data)
+            if kind is not None:
+                details = output.metadata.get(kind, {})
+                yield ReportPart(kind, _content_of(kind, output.data[kind]), details)
+
+
+def _best_form(data: Mapping[str, Any]) -> str | None:
+    """The best of the forms of an output; None for what only a live notebook can run."""
+    if any(kind in data for kind in _LIVE):
+        return None
+    return next((kind for kind in _SHOWN if kind in data), None)
+
+
+def _content_of(kind: str, data: str) -> str:
+    """An output of this form as a report has it: markup as `Html`, everything else as text."""
+    # A report has the style sheet once, in its head.
+    content = data.removeprefix(str(notebook_style()))
+    if kind == "text/html":
+        # The bitmap behind the drawing is for viewers that take no SVG.
+        return Html(content.partition(STILL)[0])
+    if kind == "image/svg+xml":
+        return Html(content)
+    return content

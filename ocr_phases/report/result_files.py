@@ -1,7 +1,8 @@
-"""The files a record turns into: result.mmd, images/K.jpg, result_with_boxes.jpg, geo.jpg and a
-Chrome trace.
+"""The files a record turns into: result.mmd, result_ori.mmd, images/K.jpg, result_with_boxes.jpg,
+geo.jpg and a Chrome trace.
 
 Of several pages in one prompt each has its own: images/page_N_K.jpg and result_with_boxes_N.jpg.
+Of several rows each has a folder: row-0, row-1 and so on.
 
 Everything here reads text that a model wrote: it is parsed, never evaluated.
 """
@@ -14,7 +15,7 @@ import math
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,11 @@ from ocr_phases.show.boxes import draw_marks, region_boxes
 from ocr_phases.show.page import pages_of_row
 from ocr_phases.show.web import printable
 
+PICTURES = "images/"
+"""How the names of an output's crops begin."""
 ARTIFACTS = (
     rf"{'|'.join(re.escape(facts.result_name) for facts in FAMILIES.values())}"
+    r"|result_ori\.(mmd|md)"
     r"|images(/(page_\d+_)?\d+\.jpg)?|result_with_boxes(_\d+)?\.jpg|geo\.jpg"
 )
 """A regular expression of the names of `write_artifacts`."""
@@ -60,9 +64,13 @@ MAX_CROP_PAGES = 20
 Point = tuple[float, float]
 Pages = Image.Image | None | Sequence[Image.Image | None]
 
+#: The label of the regions that are cut out of the page.
+_PICTURE = "image"
+#: Characters of a geometry output, at most.
 _LONGEST_GEOMETRY = 20_000
 _FARTHEST_POINT = 1e6
 _GEOMETRY_AXIS = (-15, 15)
+#: The longest side that the format JPEG can hold, in pixels.
 _JPEG_LONGEST_SIDE = 65_500
 _NUMBER = r"\s*([-+]?[0-9]{1,12}(?:\.[0-9]{0,12})?)\s*"
 _POINT = rf"\({_NUMBER},{_NUMBER}\)"
@@ -96,37 +104,47 @@ class Geometry:
     circles: tuple[GeometryCircle, ...] = ()
 
 
-def result_markdown(text: str, family: str | None = None, pages: int = 1) -> str:
+def original_name(family: str | None = None) -> str:
+    """The file of the text with its marks: result_ori.mmd, or .md where the result is one."""
+    return "result_ori" + Path(facts_of(family).result_name).suffix
+
+
+def result_markdown(
+    text: str, family: str | None = None, pages: int = 1, pictures: str = PICTURES
+) -> str:
     """The Markdown of an output: no grounding markup, each crop of an `image` region linked in its
     place.
 
-    Links count on through all boxes of all `image` regions, so `images/K.jpg` is crop K. A last
-    line says how many crops were left out (`MAX_CROPS`, `MAX_CROP_PAGES`). The end-of-sentence text
-    is cut, and two LaTeX commands that viewers lack are spelled out. Of a ``family`` that marks
-    pages the marks stay, each on a line; the mark of an image on none of the ``pages`` stays too.
+    Links count on through all boxes of all `image` regions, so `images/K.jpg` is crop K; the names
+    of the crops begin with ``pictures``. A last line says how many crops were left out
+    (`MAX_CROPS`, `MAX_CROP_PAGES`). The end-of-sentence text is cut, and two LaTeX commands that
+    viewers lack are spelled out. Of a ``family`` that marks pages the marks stay, each on a line;
+    the mark of an image on none of the ``pages`` stays too.
     """
     text = _without_eos(text)
     pieces = []
     position = 0
     left_out = 0
     grounding = parse_grounding(text, family)
-    for region, kept, beyond in _crops(grounding, pages):
-        if region.label == "image" and region.page >= pages:
+    for cropped in _cropped_regions(grounding, pages, pictures):
+        region = cropped.region
+        if region.label == _PICTURE and region.page >= pages:
             continue
         pieces.append(text[position : region.start])
-        pieces += [f"![]({name})\n" for _, name in kept]
-        left_out += beyond
+        pieces += [f"![]({crop.file})\n" for crop in cropped.crops]
+        left_out += cropped.left_out
         position = region.content_start
     pieces.append(text[position:])
+    markdown = "".join(pieces)
     if grounding.page_starts:
         mark = facts_of(family).page_mark
-        pieces = [re.sub(rf"{mark}(?!\n)", f"{mark}\n", "".join(pieces))]
+        markdown = re.sub(rf"{mark}(?!\n)", f"{mark}\n", markdown)
     if left_out:
-        pieces.append(
+        markdown += (
             f"\n\n*{left_out:,} more pictures have no file: an output has at most {MAX_CROPS} "
             f"crops, and together they cover the page at most {MAX_CROP_PAGES} times.*"
         )
-    return "".join(pieces).replace("\\coloneqq", ":=").replace("\\eqqcolon", "=:")
+    return markdown.replace("\\coloneqq", ":=").replace("\\eqqcolon", "=:")
 
 
 def parse_geometry(text: str) -> Geometry | None:
@@ -141,21 +159,25 @@ def parse_geometry(text: str) -> Geometry | None:
     text = _without_eos(text)
     if "line_type" not in text or len(text) > _LONGEST_GEOMETRY:
         return None
+    literal = _read_literal(text)
+    try:
+        figure = msgspec.convert(literal, _Figure)
+        lines = _geometry_lines(figure.Line)
+        endpoints = _named_points(figure.Line.line_endpoint)
+    except ValueError:  # another shape, unequal numbers of lines and types, or a malformed point
+        return None
+    return Geometry(lines, endpoints, _circles(figure.Circle))
+
+
+def _read_literal(text: str) -> Any:
+    """The value of a Python literal, which is never evaluated; None for any other text."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            figure = msgspec.convert(ast.literal_eval(text), _Figure)
-        written = figure.Line
-        lines = []
-        for line, kind in zip(written.line, written.line_type, strict=True):
-            start, end = _points(_LINE, line)
-            lines.append(GeometryLine(start, end, dashed=kind == "--"))
-        points = [_points(_ENDPOINT, endpoint)[0] for endpoint in written.line_endpoint]
-        circles = _circles(figure.Circle)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            return ast.literal_eval(text)
+    # All that literal_eval raises by its documentation; a model writes every kind of text.
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         return None
-    names = [endpoint.partition(":")[0] for endpoint in written.line_endpoint]
-    return Geometry(tuple(lines), tuple(zip(names, points, strict=True)), circles)
 
 
 class _Lines(msgspec.Struct):
@@ -176,18 +198,37 @@ class _Figure(msgspec.Struct):
     Circle: Any = None
 
 
+def _geometry_lines(written: _Lines) -> tuple[GeometryLine, ...]:
+    """The lines of a figure; `ValueError` where one is malformed."""
+    lines = []
+    for line, line_type in zip(written.line, written.line_type, strict=True):
+        start, end = _points(_LINE, line)
+        lines.append(GeometryLine(start, end, dashed=line_type == "--"))
+    return tuple(lines)
+
+
+def _named_points(written: Sequence[str]) -> tuple[tuple[str, Point], ...]:
+    """Each point with its name, of ``"A: (0, 1)"``; `ValueError` where one is malformed."""
+    points = []
+    for text in written:
+        name = text.partition(":")[0]
+        points.append((name, _points(_ENDPOINT, text)[0]))
+    return tuple(points)
+
+
 def _circles(written: Any) -> tuple[GeometryCircle, ...]:
-    """The circles of a figure; none where they are malformed, as in the published code."""
+    """The circles of a figure; none where one is malformed, as in the published code."""
     if written is None:
         return ()
     circles = []
     try:
-        listed = msgspec.convert(written, _Circles)
-        for center, radius in zip(listed.circle_center, listed.radius, strict=True):
+        figure = msgspec.convert(written, _Circles)
+        centers = _named_points(figure.circle_center)
+        for (_, center), radius in zip(centers, figure.radius, strict=True):
             if not 0 < radius <= _FARTHEST_POINT:
                 return ()
-            circles.append(GeometryCircle(_points(_ENDPOINT, center)[0], radius))
-    except ValueError:
+            circles.append(GeometryCircle(center, radius))
+    except ValueError:  # another shape, unequal numbers of centers and radii, or a malformed point
         return ()
     return tuple(circles)
 
@@ -197,8 +238,10 @@ def _points(form: re.Pattern[str], text: str) -> list[Point]:
     away.
     """
     match = form.fullmatch(text)
-    numbers = [float(number) for number in match.groups()] if match else []
-    if not numbers or max(map(abs, numbers)) > _FARTHEST_POINT:
+    if match is None:
+        raise ValueError(text)
+    numbers = [float(number) for number in match.groups()]
+    if max(map(abs, numbers)) > _FARTHEST_POINT:
         raise ValueError(text)
     return list(zip(numbers[::2], numbers[1::2], strict=True))
 
@@ -218,13 +261,9 @@ def draw_geometry(geometry: Geometry) -> Image.Image:
         axes.plot(xs, ys, color="black", linewidth=1.2, linestyle=style, marker="o", markersize=3)
     for circle in geometry.circles:
         axes.add_patch(Circle(circle.center, circle.radius, fill=False, linewidth=1.2))
-    centre = (
-        np.mean([point for _, point in geometry.endpoints], axis=0)
-        if geometry.endpoints
-        else (0, 0)
-    )
+    center = _middle([point for _, point in geometry.endpoints])
     for name, point in geometry.endpoints:
-        outward = math.atan2(point[1] - centre[1], point[0] - centre[0])
+        outward = math.atan2(point[1] - center[1], point[0] - center[0])
         axes.annotate(
             printable(name),
             point,
@@ -236,48 +275,92 @@ def draw_geometry(geometry: Geometry) -> Image.Image:
             parse_math=False,
         )
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore"
-        )  # a name with a character the font lacks is drawn as an empty box
+        # A name with a character that the font lacks is drawn as an empty box.
+        warnings.simplefilter("ignore")
         canvas.draw()
     return Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
+
+
+def _middle(points: Sequence[Point]) -> Point:
+    """The mean of some points, from which their names point away; the origin for none."""
+    if not points:
+        return (0.0, 0.0)
+    x, y = np.mean(points, axis=0)
+    return (float(x), float(y))
 
 
 def write_artifacts(
     folder: Path, page: Pages, text: str, family: str | None = None, *, overwrite: bool = False
 ) -> list[Path]:
     """Write the files of one output into `folder` and return their paths, result.mmd (or .md)
-    first.
+    first, then the text with its marks, as the model wrote it.
 
     `page` is the upright page the model saw, or a list of those in one prompt; without one (a
     record that does not embed its page) only the text is written. A file is never seen half
     written; what an earlier output left there goes. Raises as `ocr_phases.files.write_into` does.
     """
     pages = list(page) if isinstance(page, Sequence) else [page]
-    name, count = facts_of(family).result_name, len(pages)
-    files = {name: result_markdown(text, family, count).encode("utf-8", "replace")}
+    markdown = result_markdown(text, family, len(pages))
+    files = {
+        facts_of(family).result_name: markdown.encode("utf-8", "replace"),
+        original_name(family): text.encode("utf-8", "replace"),
+    }
     grounding = parse_grounding(text, family)
-    crops = [(region.page, *crop) for region, kept, _ in _crops(grounding, count) for crop in kept]
     for number, image in enumerate(pages):
-        if image is not None:
-            files |= {file: _jpeg(_crop(image, box)) for on, box, file in crops if on == number}
-            boxes = "result_with_boxes.jpg" if count == 1 else f"result_with_boxes_{number}.jpg"
-            marked = region_boxes(grounding.on_page(number).regions, image.size)
-            files[boxes] = _jpeg(draw_marks(image, marked))
+        if image is None:
+            continue
+        files |= picture_files(image, grounding, number, len(pages))
+        name = "result_with_boxes.jpg"
+        if len(pages) > 1:
+            name = f"result_with_boxes_{number}.jpg"
+        files[name] = _jpeg(page_with_boxes(image, grounding, number))
     geometry = parse_geometry(text)
     if geometry is not None and pages[0] is not None:
         files["geo.jpg"] = _jpeg(draw_geometry(geometry))
     return write_into(folder, files, overwrite=overwrite, stale=ARTIFACTS)
 
 
+def picture_files(
+    image: Image.Image,
+    grounding: Grounding,
+    page: int = 0,
+    pages: int = 1,
+    pictures: str = PICTURES,
+) -> dict[str, bytes]:
+    """The crops of one page's `image` regions as JPEG, by the names that `result_markdown` links.
+
+    ``image`` is page number ``page`` of the ``pages`` that ``grounding`` is of.
+    """
+    files = {}
+    for cropped in _cropped_regions(grounding, pages, pictures):
+        if cropped.region.page == page:
+            for crop in cropped.crops:
+                files[crop.file] = _jpeg(_cut_out(image, crop.box))
+    return files
+
+
+def page_with_boxes(image: Image.Image, grounding: Grounding, page: int = 0) -> Image.Image:
+    """The page with the boxes of its regions, drawn on a copy."""
+    return draw_marks(image, region_boxes(grounding.on_page(page).regions, image.size))
+
+
 def write_results(
     folder: Path, run: Record, record: str | Path | None = None, *, overwrite: bool = False
 ) -> None:
-    """`write_record`, then the first row's text and pictures if it has them; raises as both do."""
+    """`write_record`, then the text and pictures of each row that has them; raises as both do."""
     write_record(folder, run, record, overwrite=overwrite)
-    if run.text is not None:
-        family = run.model.family
-        write_artifacts(folder, row_images(run, 0), run.text, family, overwrite=overwrite)
+    family = run.model.family
+    for row, result in enumerate(run.results):
+        if result.text is not None:
+            target = row_folder(folder, run, row)
+            write_artifacts(target, row_images(run, row), result.text, family, overwrite=overwrite)
+
+
+def row_folder(folder: Path, run: Record, row: int) -> Path:
+    """Where the files of a row go: the folder itself, of several rows ``row-0``, ``row-1``, ..."""
+    if len(run.results) == 1:
+        return folder
+    return folder / f"row-{row}"
 
 
 def write_record(
@@ -294,54 +377,82 @@ def write_record(
 
 
 def row_images(run: Record, row: int) -> list[Image.Image | None]:
-    """The pages of a batch row whose regions can be told apart, None for one that the record does
+    """The pages of a batch row whose regions can be told apart; None for one that the record does
     not hold.
 
-    Without page marks that is the first.
+    All of them where the family marks pages in its text, else the first one alone.
     """
     numbers = pages_of_row(run, row)
-    marked = facts_of(run.model.family).page_mark is not None
-    return [run.page_image(number) for number in (numbers if marked else numbers[:1])]
+    if facts_of(run.model.family).page_mark is None:
+        numbers = numbers[:1]
+    return [run.page_image(number) for number in numbers]
 
 
 def _without_eos(text: str) -> str:
     return text.strip().removesuffix(EOS_TEXT).strip()
 
 
-def _crops(grounding: Grounding, pages: int) -> Iterator[tuple[Region, list[tuple[Box, str]], int]]:
-    """Each region with those of its boxes that become crops and how many are beyond what one output
-    may have.
+@dataclass(frozen=True)
+class _Crop:
+    """A box that is cut out of its page, and the file that it is written to."""
 
-    Beside a box stands its crop's file. This is the one rule that links and crops share.
-    """
-    named: Counter[int] = Counter()
-    crops, area = MAX_CROPS, MAX_CROP_PAGES * GRID**2
+    box: Box
+    file: str
+
+
+@dataclass(frozen=True)
+class _CroppedRegion:
+    """A region with its crops, and how many more boxes are beyond what one output may have."""
+
+    region: Region
+    crops: list[_Crop]
+    left_out: int
+
+
+def _cropped_regions(
+    grounding: Grounding, pages: int, pictures: str = PICTURES
+) -> list[_CroppedRegion]:
+    """All regions with their crops: the one rule that links in the text and files share."""
+    cropped = []
+    crops_left = MAX_CROPS
+    area_left = MAX_CROP_PAGES * GRID**2
+    crops_of_page: Counter[int] = Counter()
     for region in grounding.regions:
-        kept: list[tuple[Box, str]] = []
-        beyond = 0
-        for box in region.boxes if region.label == "image" else ():
+        crops = []
+        left_out = 0
+        beginning = pictures if pages == 1 else f"{pictures}page_{region.page}_"
+        for box in _picture_boxes(region, pages):
             x1, y1, x2, y2 = box
-            if x1 == x2 or y1 == y2 or region.page >= pages:
+            crops_left -= 1
+            area_left -= (x2 - x1) * (y2 - y1)
+            if crops_left < 0 or area_left < 0:
+                left_out += 1
                 continue
-            crops, area = crops - 1, area - (x2 - x1) * (y2 - y1)
-            if crops < 0 or area < 0:
-                beyond += 1
-            else:
-                page = "" if pages == 1 else f"page_{region.page}_"
-                kept.append((box, f"images/{page}{named[region.page]}.jpg"))
-                named[region.page] += 1
-        yield region, kept, beyond
+            crops.append(_Crop(box, f"{beginning}{crops_of_page[region.page]}.jpg"))
+            crops_of_page[region.page] += 1
+        cropped.append(_CroppedRegion(region, crops, left_out))
+    return cropped
 
 
-def _crop(page: Image.Image, box: Box) -> Image.Image:
+def _picture_boxes(region: Region, pages: int) -> list[Box]:
+    """The boxes of a picture that have an area and lie on one of the pages."""
+    if region.label != _PICTURE or region.page >= pages:
+        return []
+    return [box for box in region.boxes if box[0] != box[2] and box[1] != box[3]]
+
+
+def _cut_out(page: Image.Image, box: Box) -> Image.Image:
     """A box of the page, at least one pixel wide and high.
 
     Which crops exist must not depend on the page's size, or links would drift.
     """
     width, height = page.size
     left, top, right, bottom = pixel_box(box, width, height)
-    left, top = min(left, width - 1), min(top, height - 1)
-    return page.crop((left, top, max(right, left + 1), max(bottom, top + 1))).convert("RGB")
+    left = min(left, width - 1)
+    top = min(top, height - 1)
+    right = max(right, left + 1)
+    bottom = max(bottom, top + 1)
+    return page.crop((left, top, right, bottom)).convert("RGB")
 
 
 def _jpeg(image: Image.Image) -> bytes:
@@ -362,40 +473,57 @@ def trace_of_spans(run: Record) -> dict[str, Any]:
     record knows them.
     """
     clocks = ("host", "device") if run.device.has_own_clock else ("host",)
-    events: list[dict[str, Any]] = []
-    for repeat in run.repeats:
-        name = f"repeat {repeat + 1}: {run.page.file}"
-        events.append(
-            {"name": "process_name", "ph": "M", "pid": repeat + 1, "args": {"name": name}}
-        )
-        for thread, clock in enumerate(clocks, start=1):
-            place = {"pid": repeat + 1, "tid": thread}
-            events.append(
-                {"name": "thread_name", "ph": "M", **place, "args": {"name": f"{clock} clock"}}
-            )
-    texts = dict(
-        tokens_of(run, 0)
-        .dropna(subset=["step"])[["step", "text"]]
-        .itertuples(index=False, name=None)
-    )
-    for span in run.spans.to_dict("records"):
-        told: dict[str, Any] = {"view": span["view"]} if span["view"] else {}
-        if span["stage"] == "decode_step":
-            told |= {"step": int(span["step"]), "token": texts.get(span["step"], "")}
-        event = {
-            "name": " ".join(filter(None, (span["stage"], span["view"]))),
-            "cat": span["phase"],
-            "ph": "X",
-            "pid": span["repeat"] + 1,
-            "args": told,
-        }
-        for thread, clock in enumerate(clocks, start=1):
-            start, length = 1e3 * span[f"{clock}_start_ms"], 1e3 * span[f"{clock}_ms"]
-            events.append({**event, "tid": thread, "ts": start, "dur": length})
-    events += _cache_counter(run, clocks[-1])
-    events += _power_counter(run, clocks[-1])
-    events += _clock_counter(run)
+    events = [
+        *_track_names(run, clocks),
+        *_span_events(run, clocks),
+        *_cache_counter(run, clocks[-1]),
+        *_power_counter(run, clocks[-1]),
+        *_clock_counter(run),
+    ]
     return {**TRACE_OWNER, "traceEvents": events, "displayTimeUnit": "ms"}
+
+
+def _track_names(run: Record, clocks: Sequence[str]) -> list[dict[str, Any]]:
+    """What the processes, which are repeats, and the threads, which are clocks, are called."""
+    events = []
+    for repeat in run.repeats:
+        process = {"ph": "M", "pid": repeat + 1}
+        title = f"repeat {repeat + 1}: {run.page.file}"
+        events.append({"name": "process_name", **process, "args": {"name": title}})
+        for thread, clock in enumerate(clocks, start=1):
+            args = {"name": f"{clock} clock"}
+            events.append({"name": "thread_name", **process, "tid": thread, "args": args})
+    return events
+
+
+def _span_events(run: Record, clocks: Sequence[str]) -> list[dict[str, Any]]:
+    """Each span by each clock; that of a decode step has the first row's token that it made."""
+    events = []
+    steps = tokens_of(run, 0).dropna(subset=["step"])
+    text_of_step = dict(zip(steps["step"], steps["text"], strict=True))
+    for span in run.spans.to_dict("records"):
+        name = span["stage"]
+        args: dict[str, Any] = {}
+        if span["view"]:
+            name = f"{span['stage']} {span['view']}"
+            args["view"] = span["view"]
+        if span["stage"] == "decode_step":
+            args["step"] = int(span["step"])
+            args["token"] = text_of_step.get(span["step"], "")
+        for thread, clock in enumerate(clocks, start=1):
+            events.append(
+                {
+                    "name": name,
+                    "cat": span["phase"],
+                    "ph": "X",
+                    "pid": span["repeat"] + 1,
+                    "args": args,
+                    "tid": thread,
+                    "ts": 1e3 * span[f"{clock}_start_ms"],
+                    "dur": 1e3 * span[f"{clock}_ms"],
+                }
+            )
+    return events
 
 
 def _counter(name: str, repeat: int, at_ms: float, unit: str, value: float) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""What a reading lost, as a report shows it: measures, the page by outcome, and each region's
-difference.
+"""What a text lost against a reference text, as a report shows it.
+
+A row of a batch has its measures, its page with the regions coloured by outcome, and the words that
+differ in each region.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import pandas as pd
 from PIL.Image import Image
@@ -14,7 +14,8 @@ from ocr_phases.analyse.quality import quality_table, region_differences
 from ocr_phases.analyse.text import (
     DIFFERENT,
     EQUAL,
-    OUTCOMES,
+    EXTRA,
+    MISSING,
     missing_text_libraries,
     plain_text,
     word_edits,
@@ -22,25 +23,38 @@ from ocr_phases.analyse.text import (
 from ocr_phases.record import Record
 from ocr_phases.record.schema import Truth
 from ocr_phases.show.boxes import DrawnBox, draw_marks
-from ocr_phases.show.html_table import table_html
+from ocr_phases.show.html_table import Heading, table_html
 from ocr_phases.show.page import pages_of_row, row_heading
 from ocr_phases.show.web import Html, element, fragment, note, pictures_html, section_heading
 from ocr_phases.text import count_text, percent_text
 
-OUTCOME_COLOURS = dict(zip(OUTCOMES, ("#0072b2", "#d9730d", "#aa0000", "#aa4499"), strict=True))
-"""Colours of a region on the page; its tag says the same in words."""
+#: The colour of a region on the page; its tag says the same in words.
+OUTCOME_COLOURS = {
+    EQUAL: "#0072b2",
+    DIFFERENT: "#d9730d",
+    MISSING: "#aa0000",
+    EXTRA: "#aa4499",
+}
+_COLOURS_IN_WORDS = (
+    "Regions by outcome: equal (blue), different (orange), missing (red), extra (purple)"
+)
+#: Regions whose differences are shown; the record has them all.
 _MOST_REGIONS = 60
-_MOST_EDITS = 400  # in a region
-_MOST_WORDS = 400  # that differ in one place
-_AROUND = 12  # words told before and after a difference
-_TYPES = {
+#: Differences that are shown of one region.
+_MOST_EDITS = 400
+#: Words that are shown of one difference, and of the equal text between two.
+_MOST_DIFFERING_WORDS = 400
+_MOST_EQUAL_WORDS = 36
+#: Words that are shown at each end of a text that is cut.
+_WORDS_AT_AN_END = 12
+_LABEL_HEADINGS: dict[str, Heading] = {
     "label": ("type", ""),
     "count": ("regions", ""),
     "value": ("found", "%"),
     "iou": ("mean IoU", ""),
 }
-#: Measure -> (name, what it was taken over).
-_NAMES = {
+#: Measure -> (what it is called, what it was taken over).
+_MEASURES = {
     "edit_distance": ("normalised edit distance", "characters"),
     "cer": ("character error rate", "characters"),
     "wer": ("word error rate", "words"),
@@ -56,33 +70,20 @@ _NAMES = {
 
 
 def quality_html(run: Record) -> Html:
-    """A row's measures, page and differences under a heading, each row that has a truth; else
-    empty.
-    """
-    parts = []
+    """The quality of each row that has a reference text, under a heading; empty where none has."""
+    parts: list[Html] = []
     for row in range(len(run.results)):
-        if (truth := run.truth_of(row)) is not None:
-            parts += [row_heading(run, row), _row_html(run, truth, row)]
-    return fragment(section_heading("Quality"), *parts) if parts else fragment()
-
-
-def draw_outcomes(page: Image, table: pd.DataFrame) -> Image:
-    """The page with the boxes of `region_differences`, coloured by outcome.
-
-    A tag says the region's number and its character error rate, or that it is missing or extra.
-    """
-    boxes = []
-    for row in table[table["box"].notna()].to_dict("records"):
-        outcome, cer = row["outcome"], row["cer"]
-        said = {EQUAL: "", DIFFERENT: "" if pd.isna(cer) else percent_text(cer)}.get(
-            outcome, outcome
-        )
-        tag = f"{'' if row['region'] is pd.NA else row['region']} {said}".strip()
-        boxes.append(DrawnBox(pixel_box(row["box"], *page.size), OUTCOME_COLOURS[outcome], tag))
-    return draw_marks(page, boxes)
+        truth = run.truth_of(row)
+        if truth is not None:
+            parts.append(row_heading(run, row))
+            parts.append(_row_html(run, truth, row))
+    if not parts:
+        return fragment()
+    return fragment(section_heading("Quality"), *parts)
 
 
 def _row_html(run: Record, truth: Truth, row: int) -> Html:
+    """A row's measures, page and differences, or the sentence that says why there are none."""
     if run.results[row].text is None:
         return note("This record has no text (return_text=False), so its quality is not known.")
     if not plain_text(truth.text):
@@ -91,72 +92,134 @@ def _row_html(run: Record, truth: Truth, row: int) -> Html:
     if missing:
         return note(f"Quality is n/a: {missing}.")
     differences = region_differences(run, truth, row)
-    pages = pages_of_row(run, row)
-    page = run.page_image(pages[0]) if len(pages) == 1 else None
-    parts = [note(_lead(truth, differences)), _measures(quality_table(run, truth, row))]
-    if page is not None and differences["box"].notna().any():
-        caption = (
-            "Regions by outcome: equal (blue), different (orange), missing (red), extra (purple)"
-        )
-        parts.append(pictures_html([(draw_outcomes(page, differences), caption)]))
-    return fragment(*parts, _differences(differences))
+    measures = quality_table(run, truth, row)
+    return fragment(
+        note(_comparison_sentence(truth, differences)),
+        _page_measures(measures),
+        _label_measures(measures),
+        _outcomes_picture(run, row, differences),
+        _differences(differences),
+    )
 
 
-def _lead(truth: Truth, differences: pd.DataFrame) -> str:
+def _comparison_sentence(truth: Truth, differences: pd.DataFrame) -> str:
+    """What the text was compared with, and how many regions had each outcome."""
+    source = truth.file or "of this record"
+    sentence = f"Compared with the reference text {source}."
+    if truth.reference:
+        sentence = f"Compared with the run {source}: agreement with it, not accuracy."
+    if differences.empty:
+        return sentence
     counts = differences["outcome"].value_counts()
-    told = ", ".join(
-        f"{counts[outcome]:,} {outcome}" for outcome in OUTCOME_COLOURS if outcome in counts
-    )
-    regions = f" {count_text(len(differences), 'region')}: {told}." if told else ""
-    kind, sense = (
-        ("run", ": agreement with it, not accuracy") if truth.reference else ("reference text", "")
-    )
-    return f"Compared with the {kind} {truth.file or 'of this record'}{sense}.{regions}"
+    outcomes = [f"{counts[name]:,} {name}" for name in OUTCOME_COLOURS if name in counts]
+    return f"{sentence} {count_text(len(differences), 'region')}: {', '.join(outcomes)}."
 
 
-def _measures(table: pd.DataFrame) -> Html:
-    """The whole page's measures, and the boxes by type of region where the truth has boxes."""
-    whole, labels = table[table["label"] == ""], table[table["label"] != ""]
-    told = zip(whole["measure"].map(_NAMES), whole["value"], whole["count"], strict=True)
-    rows = [(name, percent_text(value), f"{count:,} {of}") for (name, of), value, count in told]
-    measures = pd.DataFrame(rows, columns=["measure", "value", "over"])
-    shown = table_html(measures, caption="The whole page against the reference text")
-    overlap = labels[labels["measure"] == "box_iou"].set_index("label")["value"]
-    found = labels[labels["measure"] != "box_iou"].drop(columns="measure")
-    found["iou"], caption = found["label"].map(overlap), "Boxes by type of region"
-    return shown + table_html(
-        found, caption=caption, headings=_TYPES, missing="none was found", empty=""
+def _page_measures(measures: pd.DataFrame) -> Html:
+    """The measures of the whole page; ``measures`` is `quality_table`."""
+    of_page = measures[measures["label"] == ""]
+    rows = []
+    for measure, value, count in of_page[["measure", "value", "count"]].itertuples(index=False):
+        name, counted = _MEASURES[measure]
+        rows.append((name, percent_text(value), f"{count:,} {counted}"))
+    table = pd.DataFrame(rows, columns=["measure", "value", "over"])
+    return table_html(table, caption="The whole page against the reference text")
+
+
+def _label_measures(measures: pd.DataFrame) -> Html:
+    """How well the boxes of each type of region were found; empty for a text without boxes."""
+    of_labels = measures[measures["label"] != ""]
+    is_overlap = of_labels["measure"] == "box_iou"
+    overlaps = of_labels[is_overlap].set_index("label")["value"]
+    table = of_labels[~is_overlap].drop(columns="measure")
+    table["iou"] = table["label"].map(overlaps)
+    return table_html(
+        table,
+        caption="Boxes by type of region",
+        headings=_LABEL_HEADINGS,
+        missing="none was found",
+        empty="",
     )
+
+
+def _outcomes_picture(run: Record, row: int, differences: pd.DataFrame) -> Html:
+    """The page of a row under its regions; empty where it has no single page or no boxes."""
+    pages = pages_of_row(run, row)
+    if len(pages) != 1 or differences["box"].isna().all():
+        return fragment()
+    page = run.page_image(pages[0])
+    if page is None:
+        return fragment()
+    return pictures_html([(draw_outcomes(page, differences), _COLOURS_IN_WORDS)])
+
+
+def draw_outcomes(page: Image, differences: pd.DataFrame) -> Image:
+    """The page under its `outcome_boxes`."""
+    return draw_marks(page, outcome_boxes(differences, page.size))
+
+
+def outcome_boxes(differences: pd.DataFrame, page_size: tuple[int, int]) -> list[DrawnBox]:
+    """The boxes of `region_differences` on a page of so many pixels, coloured by outcome.
+
+    A tag says the region's number and its character error rate, or that it is missing or extra.
+    """
+    boxes = []
+    for row in differences[differences["box"].notna()].to_dict("records"):
+        words = []
+        if pd.notna(row["region"]):
+            words.append(str(row["region"]))
+        if row["outcome"] in (MISSING, EXTRA):
+            words.append(row["outcome"])
+        elif row["outcome"] == DIFFERENT and pd.notna(row["cer"]):
+            words.append(percent_text(row["cer"]))
+        box = pixel_box(row["box"], *page_size)
+        boxes.append(DrawnBox(box, OUTCOME_COLOURS[row["outcome"]], " ".join(words)))
+    return boxes
 
 
 def _differences(differences: pd.DataFrame) -> Html:
-    wrong = differences[differences["outcome"] != EQUAL]
-    told, more = wrong.head(_MOST_REGIONS), len(wrong) - _MOST_REGIONS
-    edits = [edits_html(*texts) for texts in zip(told["written"], told["true"], strict=True)]
-    table = told[["region", "label", "outcome", "cer"]].assign(difference=edits)
-    caption = fragment("Words ", element("del", "missing"), " and ", element("ins", "extra"))
-    look: Any = {"classes": "op-edits", "missing": "not in both", "empty": "The texts are equal."}
-    cut = f"{count_text(more, 'more region')} differ; the record has them." if more > 0 else ""
-    return table_html(table, caption=caption, **look) + note(cut)
+    """The regions that are not equal, each with the words that differ."""
+    differing = differences[differences["outcome"] != EQUAL]
+    shown = differing.head(_MOST_REGIONS)
+    texts = zip(shown["written"], shown["true"], strict=True)
+    edits = [edits_html(written, true) for written, true in texts]
+    table = table_html(
+        shown[["region", "label", "outcome", "cer"]].assign(difference=edits),
+        caption=fragment("Words ", element("del", "missing"), " and ", element("ins", "extra")),
+        missing="not in both",
+        empty="The texts are equal.",
+        classes="op-edits",
+    )
+    more = len(differing) - len(shown)
+    if not more:
+        return table
+    return table + note(f"{count_text(more, 'more region')} differ; the record has them.")
 
 
 def edits_html(written: str, true: str) -> Html:
-    """Two plain texts as one: words only in the truth as ``<del>``, words only written as
-    ``<ins>``.
+    """Two plain texts as one, with the words that differ marked.
+
+    Words that only the true text has are in ``<del>``, words that only the written one has in
+    ``<ins>``. Long texts are cut.
     """
-    edits, parts = word_edits(written, true), list[Html]()
-    for kind, mine, theirs in edits[:_MOST_EDITS]:
-        sides = (
-            {}
-            if kind == EQUAL
-            else {"del": _ends(theirs, _MOST_WORDS), "ins": _ends(mine, _MOST_WORDS)}
-        )
-        parts += [element(name, text) for name, text in sides.items() if text]
-        parts += [] if sides else [fragment(_ends(mine, 3 * _AROUND))]
-    return Html(" ").join([*parts, "…"] if len(edits) > _MOST_EDITS else parts)
+    edits = word_edits(written, true)
+    parts: list[Html | str] = []
+    for kind, words_written, true_words in edits[:_MOST_EDITS]:
+        if kind == EQUAL:
+            parts.append(fragment(_ends(words_written, _MOST_EQUAL_WORDS)))
+            continue
+        if true_words:
+            parts.append(element("del", _ends(true_words, _MOST_DIFFERING_WORDS)))
+        if words_written:
+            parts.append(element("ins", _ends(words_written, _MOST_DIFFERING_WORDS)))
+    if len(edits) > _MOST_EDITS:
+        parts.append("…")
+    return Html(" ").join(parts)
 
 
-def _ends(text: str, longest: int) -> str:
-    """The first and last words of a text of more than ``longest``."""
+def _ends(text: str, most_words: int) -> str:
+    """The text, or the words at its ends where it has more than ``most_words``."""
     words = text.split()
-    return text if len(words) <= longest else " ".join([*words[:_AROUND], "…", *words[-_AROUND:]])
+    if len(words) <= most_words:
+        return text
+    return " ".join([*words[:_WORDS_AT_AN_END], "…", *words[-_WORDS_AT_AN_END:]])

@@ -13,6 +13,7 @@ from torch import Tensor
 from ocr_phases.errors import Keyword, OcrPhasesError, SettingError
 from ocr_phases.inputs.processed import ModelInputs
 from ocr_phases.models.devices import device_of
+from ocr_phases.models.text_model import vocabulary_size
 from ocr_phases.settings import Request, SamplingSettings
 
 if TYPE_CHECKING:
@@ -207,7 +208,7 @@ def one_shot(
     said = checkpoint.generation
     end_tokens = end_tokens or said.own_end_tokens or said.end_tokens
     if request.ignore_eos:  # an id that no token has; None would mean the checkpoint's own ends
-        end_tokens = [model.config.get_text_config().vocab_size]
+        end_tokens = [vocabulary_size(model)]
     own_rules = [_ngram_rule(infer)] if infer.has_own_rule else []
     window = interface.window(model)
     if window is not None and inputs.position_ids is not None and request.max_new_tokens > window:
