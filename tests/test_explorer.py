@@ -37,7 +37,8 @@ from ocr_phases.errors import Stopped
 from ocr_phases.explorer import Explorer
 from ocr_phases.explorer.form import Job, presets_of
 from ocr_phases.explorer.panel import MEASURED, VIEWS
-from ocr_phases.explorer.records import existing_path, kept_files, project_path, shipped_files
+from ocr_phases.explorer.paths import existing_path, project_path
+from ocr_phases.explorer.records import kept_files, shipped_files
 from ocr_phases.explorer.running import Live, start
 from ocr_phases.families import FAMILIES, PRESET_NAMES, PROCESSOR
 from ocr_phases.measure.loaded_model import forget_kept_model, keep_model

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypedDict
 
 from ocr_phases.analyse.statistics import LEAST_REPEATS
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.explorer.records import existing_path, project_path
+from ocr_phases.explorer.paths import existing_path, project_path
 from ocr_phases.families import DEEPSEEK_OCR, FAMILIES, PRESET_NAMES, PROCESSOR
 from ocr_phases.families.config import family_of_config
 from ocr_phases.files import PAGE_SUFFIXES, each_page

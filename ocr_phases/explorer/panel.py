@@ -29,16 +29,15 @@ from ocr_phases.explorer.form import (
     pages_at,
     presets_of,
 )
+from ocr_phases.explorer.paths import existing_path, project_path
 from ocr_phases.explorer.records import (
     FOLDER,
     RecordRow,
     cells,
     comparison_html,
-    existing_path,
     file_stem,
     keep_record,
     kept_files,
-    project_path,
     rows_html,
     shipped_files,
 )

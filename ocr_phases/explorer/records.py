@@ -1,4 +1,4 @@
-"""Records that outlive the kernel: a folder of them, those of the package, and where paths begin.
+"""Records that outlive the kernel: a folder of them, and those of the package.
 
 A file's name says what it measured, so a folder is listed before its records are read.
 """
@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,7 +20,8 @@ from ocr_phases.analyse.figure_rows import Place, names_in
 from ocr_phases.analyse.quality import quality_of
 from ocr_phases.analyse.sentences import tokens_text
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import save_new, split_page
+from ocr_phases.explorer.form import Job
+from ocr_phases.files import save_new
 from ocr_phases.results.comparison import Comparison
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.show.comparison_overview import comparison_bundle
@@ -30,49 +31,14 @@ from ocr_phases.show.web import Html, element, printable
 from ocr_phases.text import ms_text
 from ocr_phases.versions import asset
 
-if TYPE_CHECKING:
-    from ocr_phases.explorer.form import Job
-
 FOLDER = "ocr_phases_records"
 _MOST_LISTED = 200  # the newest
 #: The first is shown where nothing was measured yet; the others there are benchmarks.
 _SHIPPED = ("tiny-receipt.json.gz", "h200-dummy-*.json.gz", "families/h200-[!b]*")
-_MARKS = (".git", "pyproject.toml")  # of a project
 _NUMBERS = itertools.count()
 _SPARKS = 20  # parts of a record whose medians the small curve shows
 _WORDS = ("page", "name", "model", "preset", "strategy", "when")
 _COLUMNS = [*_WORDS[:2], *names_in(Place.EXPLORER), "steps", *_WORDS[2:]]
-
-
-# -- places: in the project, which need not be the notebook's own folder ---------------------------
-
-
-def project_folder() -> Path:
-    """The nearest folder above the kernel's that holds a project; else the kernel's own."""
-    for folder in (Path.cwd(), *Path.cwd().parents):
-        if any((folder / mark).exists() for mark in _MARKS):
-            return folder
-    return Path.cwd()
-
-
-def project_path(text: str | Path) -> Path:
-    """The absolute path of a file to write: a relative one begins in the project."""
-    return project_folder() / Path(str(text).strip()).expanduser()
-
-
-def existing_path(text: str | Path) -> Path:
-    """The absolute path of a file to read: in the project, else below a folder above the notebook.
-
-    JupyterLab's file browser counts from its own root, which is one of those.
-    """
-    file, number = split_page(str(text).strip())
-    candidates = [project_path(file)]
-    for folder in (Path.cwd(), *Path.cwd().parents):
-        candidates.append(folder / Path(file).expanduser())
-    for candidate in candidates:
-        if candidate.exists():
-            return Path(f"{candidate}{number}")
-    return Path(f"{candidates[0]}{number}")
 
 
 # -- records ---------------------------------------------------------------------------------------

@@ -46,7 +46,10 @@ class Shown {
   }
 
   set(values) {
-    this.model.set(values); // which calls what listens, in every place of this model
+    // One by one: a model in marimo takes no object. Each calls what listens to it.
+    for (const [name, value] of Object.entries(values)) {
+      this.model.set(name, value);
+    }
     this.model.save_changes();
   }
 
