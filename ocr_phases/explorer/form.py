@@ -49,6 +49,8 @@ _OWN: dict[str, tuple[str, ...]] = {
     "prompt": tuple(name for name in FAMILIES[DEEPSEEK_OCR].prompts if name != "locate"),
     "device": ("auto", "cpu", "cuda"),
 }
+#: The strategies that are offered for a model which runs only eagerly.
+EAGER_ONLY = {"strategy": ("eager",), "vision": ("eager",)}
 _NEEDS_CUDA = ("cuda_graph", "captured", "cuda")
 #: So many repeats that two records can be judged; a number of tokens, because a field cannot be
 #: empty.
@@ -185,6 +187,13 @@ def _presets_of_config(config: dict[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for facts in known for name in facts.presets))
 
 
+def runs_only_eagerly(model: str) -> bool:
+    """Whether nothing of a model by this name can be captured or compiled: it has no known
+    family.
+    """
+    return presets_of(model) == (PROCESSOR,)
+
+
 class FormField(TypedDict):
     """A field as the browser draws it. ``own`` says that it takes other words than its options."""
 
@@ -256,8 +265,8 @@ class Form:
         return values
 
     def fields(self, model: str) -> list[FormField]:
-        """What the browser draws, group by group, with the presets of a model alone and nothing
-        that needs a missing GPU.
+        """What the browser draws, group by group: what the model can do and this machine has, and
+        nothing else.
         """
         presets = presets_of(model)
         fields = [
@@ -265,6 +274,8 @@ class Form:
             _list_of_many("presets", "Several presets", presets),
         ]
         offered = {"model": (model, *_MODELS), "preset": presets, "family": FAMILY_NAMES}
+        if runs_only_eagerly(model):
+            offered.update(EAGER_ONLY)
         fields += [_field(setting, offered.get(setting.name)) for setting in _SETTINGS]
         groups = [*FormGroup]
         return sorted(fields, key=lambda field: groups.index(field["group"]))

@@ -348,6 +348,13 @@ class ResultPart(Part, frozen=True, kw_only=True):
             return self.token_count
         return None if self.pieces else len(self.ids)
 
+    @property
+    def least_tokens(self) -> int:
+        """How many tokens were generated at least: the pieces of text where a server did not
+        tell.
+        """
+        return self.known_tokens or len(self.ids)
+
 
 # -- what was observed -----------------------------------------------------------------------------
 
