@@ -19,7 +19,7 @@ from batch_example import Here
 from example_run import make_run
 
 from ocr_phases.batch import figures, local_workers
-from ocr_phases.batch.archive import finished
+from ocr_phases.batch.archive import finished_status
 from ocr_phases.cli import main
 from ocr_phases.record.store import file_hash, write_status
 from ocr_phases.show import batch_page
@@ -56,7 +56,7 @@ def finished_pages(out: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for path in out.glob("pages/*/*/status.json"):
         status = json.loads(path.read_bytes())
-        if finished(path.parent, status["id"]) is not None:
+        if finished_status(path.parent, status["id"]) is not None:
             kept = {
                 name: value
                 for name, value in status.items()

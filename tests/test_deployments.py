@@ -30,7 +30,7 @@ from ocr_phases.engines.client import Server
 from ocr_phases.engines.dialects import SGLANG, VLLM, find_dialect
 from ocr_phases.engines.extra_body import read_extra_body
 from ocr_phases.engines.spans import spans_of, stages_of_spans
-from ocr_phases.engines.vllm_worker import ENCODER_GRAPH, MODULES, Stages, Watch
+from ocr_phases.engines.vllm_worker import ENCODER_GRAPH, MODULES, StageClocks, Stages
 from ocr_phases.report import comparison_sections
 from ocr_phases.results.load import LoadResult
 
@@ -311,12 +311,12 @@ class Graphs:
 
 def test_replays_of_the_encoder_s_graphs_are_timed_from_outside() -> None:
     graphs = Graphs(lambda: time.sleep(0.02))
-    watch = Watch(SimpleNamespace(), torch.device("cpu"), graphs)
+    clocks = StageClocks(SimpleNamespace(), torch.device("cpu"), graphs)
     assert graphs._run_budget_graph(True, path="global") == "global"
     assert graphs._run_budget_graph(False) is None
     assert graphs._run_budget_graph(True, path="local") == "local"
-    _, rows = watch.take()
-    assert watch.times_graphs
+    _, rows = clocks.take()
+    assert clocks.times_graphs
     assert [row[0] for row in rows] == [ENCODER_GRAPH, ENCODER_GRAPH]
     assert min(row[2] for row in rows) >= 20
 
@@ -333,9 +333,9 @@ def test_a_replayed_cuda_graph_is_timed_by_the_device() -> None:
         for _ in range(8):
             torch.mm(matrix, matrix, out=output)
     graphs = Graphs(graph.replay)
-    watch = Watch(SimpleNamespace(), device, graphs)
+    clocks = StageClocks(SimpleNamespace(), device, graphs)
     graphs._run_budget_graph(True)
-    _, [(stage, _, ms, _)] = watch.take()
+    _, [(stage, _, ms, _)] = clocks.take()
     assert stage == ENCODER_GRAPH
     assert 0 < ms < 1000
 
@@ -344,7 +344,9 @@ def test_a_graph_s_stage_is_part_of_vision() -> None:
     stages = [(ENCODER_GRAPH, 1.0, 4.0, 0), (ENCODER_GRAPH, 5.0, 2.0, 0)]
     stages.append(("language_model", 8.0, 1.0, 9))
     usage = {"prompt_tokens": 9}
-    answer = Answer(0.0, times=[10.0, 30.0], ids=[1, 2], beside=True, usage=usage, stages=stages)
+    answer = Answer(
+        0.0, times=[10.0, 30.0], ids=[1, 2], ids_with_pieces=True, usage=usage, stages=stages
+    )
     spans = spans_of([answer])
     graph = spans[spans["stage"] == ENCODER_GRAPH]
     assert graph["view"].tolist() == ["global", "local"]

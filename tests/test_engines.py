@@ -21,7 +21,7 @@ from ocr_phases.engines.chat import RepetitionRule
 from ocr_phases.engines.client import Server
 from ocr_phases.engines.session import ServerSession
 from ocr_phases.engines.spans import spans_of
-from ocr_phases.engines.vllm_worker import MODULES, Stages, Watch
+from ocr_phases.engines.vllm_worker import MODULES, StageClocks, Stages
 from ocr_phases.families import FAMILIES
 from ocr_phases.inputs.views import image_token_count
 from ocr_phases.results.load import LoadResult
@@ -119,7 +119,7 @@ def test_a_long_prompt_takes_several_forwards():
         "texts": ["a", "b", "c"],
     }
     spans = spans_of(
-        [Answer(0.0, **times, beside=True, usage={"prompt_tokens": 276}, stages=stages)]
+        [Answer(0.0, **times, ids_with_pieces=True, usage={"prompt_tokens": 276}, stages=stages)]
     )
     text = spans[spans["stage"] == "language_model"]
     assert text["phase"].tolist() == ["prefill"] * 2 + ["decode"] * 2  # the last one makes no token
@@ -558,14 +558,14 @@ def test_the_command_line_loads_a_server(vllm: Fake, tmp_path: Path, capsys):
 def test_the_workers_clocks_see_the_native_classs_modules(golden_session: OCRSession):
     stages = golden_session.interface.modules(golden_session.model)
     modules = {MODULES[name]: stages[name] for name in ("sam", "clip", "projector")}
-    watch = Watch(SimpleNamespace(**modules), torch.device("cpu"))
+    clocks = StageClocks(SimpleNamespace(**modules), torch.device("cpu"))
     run = golden_session.run_inference(PAGE, **QUICK)
-    now, rows = watch.take()
+    now, rows = clocks.take()
     assert [row[0] for row in rows][:3] == ["sam", "clip", "projector"]
     sam = rows[0]
     assert sam[2] == pytest.approx(run["sam_ms"], rel=0.2)
     assert sam[1] + sam[2] / 1e3 <= now
-    assert watch.take()[1] == []
+    assert clocks.take()[1] == []
 
 
 class Seen(torch.nn.Module):

@@ -45,8 +45,6 @@ STATUS = "status.json"
 TRUTH = "truth.json"
 REPORT = "report.html"
 NOTEBOOK = "report.ipynb"
-
-
 #: Longest line of the listing that is read, in bytes: a path has at most some 4 kB.
 _LONGEST_LINE = 2**20
 
@@ -131,8 +129,13 @@ def list_pages(
                 "job": json.dumps(vars(job)),
             }
             file.write(json.dumps(entry, ensure_ascii=False) + "\n")
-            told = "failed" if (out / job.folder / STATUS).exists() else "new"
-            standing["finished" if finished(out / job.folder, job.id) else told] += 1
+            folder = out / job.folder
+            if finished_status(folder, job.id) is not None:
+                standing["finished"] += 1
+            elif (folder / STATUS).exists():
+                standing["failed"] += 1
+            else:
+                standing["new"] += 1
     # After the listing, by which the command knows this folder as a batch's when it is repeated.
     make_way(out / LEFT_OUT)
     write_atomic(out / LEFT_OUT, json.dumps(left_out or {}).encode())
@@ -165,7 +168,7 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
 def _entry(line: bytes) -> Entry:
     """A line of the listing; ValueError where it is damaged."""
     entry = msgspec.json.decode(line, type=Entry)
-    if "job" in entry:  # 0.1 kept none
+    if "job" in entry:  # version 0.1 kept none
         job = msgspec.convert(json.loads(entry["job"]), Job)
         name = job.name.encode("utf-8", "replace").decode()
         if (entry["id"], entry["folder"], entry["page"]) != (job.id, job.folder, name):
@@ -185,14 +188,17 @@ def page_status(out: Path, entry: Entry) -> PageStatus | None:
             f"This line of {LISTING} is damaged: the batch's command writes it again."
         )
     status = store.read_status(out / entry["folder"] / STATUS, PageStatus)
-    return status if status is not None and status["id"] == entry["id"] else None
+    if status is None or status["id"] != entry["id"]:
+        return None
+    return status
 
 
-def finished(folder: Path, job_id: str) -> PageStatus | None:
+def finished_status(folder: Path, job_id: str) -> PageStatus | None:
     """The status of a page that is measured and whose record is whole; None for any other."""
     with contextlib.suppress(OcrPhasesError):
         status = store.read_status(folder / STATUS, PageStatus)
-        return status if store.finished(status, folder / RECORD, job_id) else None
+        if store.finished(status, folder / RECORD, job_id):
+            return status
     return None
 
 
@@ -205,28 +211,36 @@ def report_is_whole(folder: Path, report: Report | None) -> bool:
 
 
 def finished_pages(out: Path) -> Iterator[tuple[Entry, Path, PageStatus]]:
-    """Entry, folder and status of each `finished` page of the listing; of one that is named twice,
-    twice.
+    """Entry, folder and status of each finished page of the listing (`finished_status`).
+
+    A page that is named twice comes twice.
     """
     for entry in read_listing(out):
-        if status := finished(out / entry["folder"], entry["id"]):
-            yield entry, out / entry["folder"], status
+        folder = out / entry["folder"]
+        status = finished_status(folder, entry["id"])
+        if status is not None:
+            yield entry, folder, status
 
 
 def waiting_reports(out: Path, price_per_hour: float | None = None) -> list[Path]:
-    """The folder of each `finished` page that has no whole report, or one of another truth, or
-    price.
+    """The folder of each finished page that has no whole report, or one of another truth or price.
 
-    Without a price, those that are shown stay.
+    Without a price any that is shown is right.
     """
-    waiting = dict[Path, None]()  # a page may be named twice
+    waiting: dict[Path, None] = {}  # in order, and a page that is named twice once
     for _, folder, status in finished_pages(out):
-        report = status["report"]
-        same_price = report and price_per_hour in (None, report.get("price_per_hour"))
-        same_truth = report and report.get("truth") == truth_hash(folder)
-        if not (same_price and same_truth and report_is_whole(folder, report)):
+        if not _report_is_current(folder, status["report"], price_per_hour):
             waiting[folder] = None
     return list(waiting)
+
+
+def _report_is_current(folder: Path, report: Report | None, price_per_hour: float | None) -> bool:
+    """Whether a page has a whole report that shows its truth, and this price where there is one."""
+    if report is None or report.get("truth") != truth_hash(folder):
+        return False
+    if price_per_hour is not None and report.get("price_per_hour") != price_per_hour:
+        return False
+    return report_is_whole(folder, report)
 
 
 def truth_hash(folder: Path) -> str | None:

@@ -10,6 +10,7 @@ killed: the device is free again.
 from __future__ import annotations
 
 import contextlib
+import math
 import threading
 import time
 from concurrent.futures import Future
@@ -19,9 +20,11 @@ from ocr_phases.batch.outcome import SCHEDULER_LOST, Outcome
 from ocr_phases.batch.worker_process import WORKER, Command, WorkerProcess, WorkerRequest
 from ocr_phases.errors import OcrPhasesError
 
+#: How long the scheduler has to answer, and how long a count of its workers is good for.
 CONNECT_SECONDS = 30
 COUNT_SECONDS = 5.0
 
+#: This dask worker's processes by the program that they run.
 _processes: dict[tuple[str, ...], WorkerProcess] = {}
 _one_page_at_a_time = threading.Lock()
 
@@ -37,12 +40,19 @@ def run_on_worker(
     """
     from distributed import get_worker
 
-    task, tasks = get_worker().get_current_task(), get_worker().state.tasks
+    task = get_worker().get_current_task()
+    tasks = get_worker().state.tasks
+
+    def is_cancelled() -> bool:
+        """Whether dask cancelled this task, as it does where the driver is gone."""
+        return getattr(tasks.get(task), "state", "cancelled") == "cancelled"
+
     with _one_page_at_a_time:
         key = tuple(command or WORKER)
-        process = _processes[key] = _processes.get(key) or WorkerProcess(command=key)
-        # dask cancels the tasks of a driver that is gone.
-        process.unwanted = lambda: getattr(tasks.get(task), "state", "cancelled") == "cancelled"
+        if key not in _processes:
+            _processes[key] = WorkerProcess(command=key)
+        process = _processes[key]
+        process.unwanted = is_cancelled
         return process.run(request, timeout)
 
 
@@ -50,8 +60,9 @@ def stop_processes() -> None:
     """End this dask worker's processes, so that the device is free again; the next page starts a
     new one.
     """
-    for process in filter(None, [each.process for each in _processes.values()]):
-        process.kill()
+    for worker in _processes.values():
+        if worker.process is not None:
+            worker.process.kill()
 
 
 class DaskWorkers:
@@ -68,16 +79,16 @@ class DaskWorkers:
 
             self.client = distributed.Client(address, timeout=CONNECT_SECONDS)
         except ImportError as error:
-            advice = 'pip install "ocr_phases[cluster]"'
-            raise OcrPhasesError(f"A scheduler needs dask.distributed: {advice}.") from error
-        except (
-            OSError,
-            ValueError,
-            TypeError,
-            RuntimeError,
-        ) as error:  # the last two: of certificates
+            raise OcrPhasesError(
+                'A scheduler needs dask.distributed: pip install "ocr_phases[cluster]".'
+            ) from error
+        except (OSError, ValueError, TypeError, RuntimeError) as error:
+            # TypeError and RuntimeError come of certificates that cannot be used.
             raise OcrPhasesError(f"The scheduler {address} does not answer ({error}).") from error
-        self.command, self.counted = command, (0.0, 0)
+        self.command = command
+        #: How many workers there were when they were counted last, and when that was.
+        self._last_count = 0
+        self._counted_at = -math.inf
         # dask-gateway's own is TLS, too.
         self.is_plain = not str(self.client.scheduler.address).startswith(
             ("tls://", "wss://", "gateway://")
@@ -101,11 +112,13 @@ class DaskWorkers:
 
     def count(self) -> int:
         """How many workers the scheduler has now; they may come and go."""
-        if time.monotonic() - self.counted[0] > COUNT_SECONDS:
-            self.counted = (time.monotonic(), len(self._addresses()))
-        return self.counted[1]
+        if time.monotonic() - self._counted_at > COUNT_SECONDS:
+            self._last_count = len(self._addresses())
+            self._counted_at = time.monotonic()
+        return self._last_count
 
     def _addresses(self) -> list[str]:
+        """The addresses of the scheduler's workers; `OcrPhasesError` where it was lost."""
         if self.client.status == "running":
             with contextlib.suppress(OSError):
                 return list(self.client.nthreads())

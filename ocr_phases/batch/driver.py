@@ -25,7 +25,7 @@ from ocr_phases.batch.archive import (
     REPORT,
     STATUS,
     clear_left_behind,
-    finished,
+    finished_status,
     hash_or_none,
     read_listing,
     truth_hash,
@@ -41,12 +41,13 @@ from ocr_phases.record.store import file_hash, take, write_status
 #: place, is no matter of the pages.
 GIVE_UP_AFTER = 10
 
-# Failures that trying again does not mend.
+#: Failures that trying again does not mend.
 _FINAL = ("page", "request")
-# Failures of which a worker may be the cause, and outcomes that prove it sound.
+#: Failures of which a worker may be the cause, and outcomes that prove it sound.
 _BROKEN = ("model", "died", "error", "timeout")
 _SOUND = (None, *_FINAL)
 
+#: How long the driver waits for a page before it shows its progress again.
 WAIT_SECONDS = 1.0
 
 
@@ -68,11 +69,22 @@ class Workers(Protocol):
 
 @dataclass
 class Counts:
-    """Progress of a batch. ``kept`` pages were finished by an earlier command, ``again`` named
-    twice.
+    """How many pages of a batch came to which end so far.
 
-    ``alike`` counts the reasons of failures before any page went well, ``by_slot`` has the pages
-    that failed one after another in a worker's place.
+    Attributes
+    ----------
+    kept : int
+        Pages that an earlier command finished.
+    done : int
+        Pages that this command finished.
+    failed : int
+        Pages that failed, after their retries.
+    again : int
+        Pages that are named a second time.
+    alike : Counter of str
+        The reasons of failures before any page went well.
+    by_slot : dict of str to set of str
+        The ids of pages that failed one after another, by the place of their worker.
     """
 
     kept: int = 0
@@ -87,43 +99,61 @@ class Counts:
         """All pages that are accounted for."""
         return self.kept + self.done + self.failed + self.again
 
-    def judge(self, outcome: Outcome, page: str, last: bool) -> None:
-        """Raise `OcrPhasesError` after an attempt at a page (its id) that shows that no page can
-        succeed.
+    def judge(self, outcome: Outcome, page: str, *, is_last: bool) -> None:
+        """Raise `OcrPhasesError` after an attempt that shows that no page can succeed.
+
+        ``page`` is the page's id, and ``is_last`` says that it is not tried again.
         """
-        well, reason = self.kept + self.done, outcome.reason.rstrip(".")
+        went_well = self.kept + self.done
+        reason = outcome.reason.rstrip(".")
         if outcome.failure in _SOUND:
             self.by_slot.pop(outcome.slot, None)
         elif outcome.failure in _BROKEN and outcome.slot:
             # A broken device fails its pages faster than sound ones do theirs: soon it had failed
             # all.
             self.by_slot[outcome.slot].add(page)
-        self.alike[reason] += last and outcome.failure is not None and not well
-        where = outcome.slot.partition(":")[0]
-        longer = ", or raise --timeout" if outcome.failure == "timeout" else ""
-        broken = (
-            f"{GIVE_UP_AFTER} pages one after another failed in one worker on {where}, the last "
-            f"with: {reason}. Mend the device or its model; if it is sound, leave these pages "
-            f"out{longer}. {GOES_ON}"
-        )
-        alike = (
-            f"The first {GIVE_UP_AFTER} pages failed alike: {reason}. Correct that and start again."
-        )
+        if is_last and outcome.failure is not None and not went_well:
+            self.alike[reason] += 1
         if outcome.failure in ("output", "versions"):
             raise OcrPhasesError(f"{outcome.reason} {GOES_ON}")
-        if outcome.failure == "model" and not well and not self.failed:
+        if outcome.failure == "model" and not went_well and not self.failed:
             raise OcrPhasesError(outcome.reason)
         if len(self.by_slot[outcome.slot]) >= GIVE_UP_AFTER:
-            raise OcrPhasesError(broken)
+            raise OcrPhasesError(_broken_worker(outcome))
         if self.alike[reason] >= GIVE_UP_AFTER:
-            raise OcrPhasesError(alike)
+            raise OcrPhasesError(
+                f"The first {GIVE_UP_AFTER} pages failed alike: {reason}. "
+                "Correct that and start again."
+            )
+
+
+def _broken_worker(outcome: Outcome) -> str:
+    """What is said where pages failed one after another in one worker, the last one so."""
+    host = outcome.slot.partition(":")[0]
+    reason = outcome.reason.rstrip(".")
+    advice = "Mend the device or its model; if it is sound, leave these pages out"
+    if outcome.failure == "timeout":
+        advice += ", or raise --timeout"
+    return (
+        f"{GIVE_UP_AFTER} pages one after another failed in one worker on {host}, the last "
+        f"with: {reason}. {advice}. {GOES_ON}"
+    )
 
 
 @dataclass
 class Task:
     """A page that is handed out: what is asked of a worker, and what became of its attempts so far.
 
-    ``known`` is what its status says already.
+    Attributes
+    ----------
+    folder : Path
+        The page's folder.
+    mode : str
+        What the worker does: ``measure``, ``notebook`` or ``render``.
+    known : dict
+        What the page's status says already: its job at least.
+    attempts : list of Outcome
+        What became of the attempts, in their order.
     """
 
     folder: Path
@@ -131,31 +161,63 @@ class Task:
     known: dict[str, Any]
     attempts: list[Outcome] = field(default_factory=list)
 
-    def write(self, price_per_hour: float | None) -> bool:
-        """Write the status of a page whose last attempt, at this price, was its end; whether it
-        went well.
+    def request(self, price_per_hour: float | None) -> WorkerRequest:
+        """What a worker is asked for."""
+        return {
+            "mode": self.mode,
+            "job": self.known,
+            "price_per_hour": price_per_hour,
+            "folder": str(self.folder.resolve()),
+        }
+
+    def write_end(self, price_per_hour: float | None) -> bool:
+        """Write the status of a page whose last attempt, at this price, was its end.
+
+        Returns whether it went well.
         """
-        outcome, status = self.attempts[-1], dict(self.known)
-        reason = outcome.reason if outcome.failure else outcome.report
-        told: dict[str, Any] = {"state": "failed" if reason else "done", "reason": reason}
-        told |= {"seconds": outcome.seconds, "price_per_hour": price_per_hour}
+        status = dict(self.known)
         if self.mode == "render":
-            told["sha256"] = hash_or_none(self.folder / REPORT)
-            status["report"] = {**told, "truth": truth_hash(self.folder)}
+            report = self._report_status(price_per_hour)
+            status["report"] = {**report, "truth": truth_hash(self.folder)}
         else:
-            done = outcome.failure is None
-            told["sha256"] = hash_or_none(self.folder / REPORT)
-            status |= {
-                "state": "done" if done else "failed",
-                "failure": None if outcome.failure is None else FAILURES[outcome.failure],
-                "reason": outcome.reason,
-                "attempts": msgspec.to_builtins(self.attempts),
-                "finished": datetime.now(UTC).isoformat(timespec="milliseconds"),
-                "record": file_hash(self.folder / RECORD) if done else None,
-                "report": told if done and self.mode == "notebook" else None,
-            }
+            status.update(self._page_status(price_per_hour))
         write_status(self.folder / STATUS, status)
-        return outcome.failure is None
+        return self.attempts[-1].failure is None
+
+    def _page_status(self, price_per_hour: float | None) -> dict[str, Any]:
+        """What became of a page that was to be measured."""
+        outcome = self.attempts[-1]
+        status: dict[str, Any] = {
+            "state": "done",
+            "failure": None,
+            "reason": outcome.reason,
+            "attempts": msgspec.to_builtins(self.attempts),
+            "finished": datetime.now(UTC).isoformat(timespec="milliseconds"),
+            "record": None,
+            "report": None,
+        }
+        if outcome.failure is not None:
+            status["state"] = "failed"
+            status["failure"] = FAILURES[outcome.failure]
+            return status
+        status["record"] = file_hash(self.folder / RECORD)
+        if self.mode == "notebook":
+            status["report"] = self._report_status(price_per_hour)
+        return status
+
+    def _report_status(self, price_per_hour: float | None) -> dict[str, Any]:
+        """What became of the page's report: of a page that was measured, why it has none."""
+        outcome = self.attempts[-1]
+        reason = outcome.report
+        if outcome.failure is not None:
+            reason = outcome.reason
+        return {
+            "state": "failed" if reason else "done",
+            "reason": reason,
+            "seconds": outcome.seconds,
+            "price_per_hour": price_per_hour,
+            "sha256": hash_or_none(self.folder / REPORT),
+        }
 
 
 def _run(
@@ -163,47 +225,47 @@ def _run(
     workers: Workers,
     counts: Counts,
     *,
-    retries: int = 1,
-    timeout: float | None = None,
-    price_per_hour: float | None = None,
-    progress: Callable[[Counts], None] = lambda counts: None,
+    retries: int,
+    timeout: float | None,
+    price_per_hour: float | None,
+    progress: Callable[[Counts], None],
 ) -> Counts:
     """Hand ``tasks`` to the workers as there is room, try failed ones again, and put what was
     written in place.
 
     Where this is given up or interrupted, the workers end and what they were writing is cleared.
     """
-    running, retried = dict[Future[Outcome], Task](), list[Task]()
+    running: dict[Future[Outcome], Task] = {}
+    retried: list[Task] = []
     try:
         while True:
-            room = max(0, max(2, 2 * workers.count()) - len(running))
-            for task in [*retried, *itertools.islice(tasks, room)]:
-                request = {"mode": task.mode, "job": task.known, "price_per_hour": price_per_hour}
-                request["folder"] = str(task.folder.resolve())
-                running[workers.submit(request, timeout)] = task
+            # Two for each worker, so that none waits for its next page.
+            room = max(2, 2 * workers.count()) - len(running)
+            for task in [*retried, *itertools.islice(tasks, max(0, room))]:
+                running[workers.submit(task.request(price_per_hour), timeout)] = task
             retried.clear()
             progress(counts)
             if not running:
                 return counts
             ready, _ = wait(running, timeout=WAIT_SECONDS, return_when=FIRST_COMPLETED)
             for future in [future for future in running if future in ready]:
-                task, outcome = running[future], _result(future)
+                task = running[future]
+                outcome = _result(future)
                 task.attempts.append(outcome)
-                again = outcome.failure not in _SOUND and len(task.attempts) <= retries
-                if outcome.place and not again:
+                is_retried = outcome.failure not in _SOUND and len(task.attempts) <= retries
+                if outcome.place and not is_retried:
                     take(task.folder, outcome.place)
-                clear_left_behind(
-                    task.folder
-                )  # also what a lost worker left, whose task dask began again
+                # Also what a lost worker left, whose task dask began again.
+                clear_left_behind(task.folder)
                 del running[future]
                 if task.mode != "render":
-                    counts.judge(outcome, task.known["id"], last=not again)
-                if again:
+                    counts.judge(outcome, task.known["id"], is_last=not is_retried)
+                if is_retried:
                     if task.mode == "notebook":
                         # Perhaps it was the report that the worker could not bear: it comes last.
                         task.mode = "measure"
                     retried.append(task)
-                elif task.write(price_per_hour):
+                elif task.write_end(price_per_hour):
                     counts.done += 1
                 else:
                     counts.failed += 1
@@ -214,22 +276,57 @@ def _run(
                 clear_left_behind(task.folder)
 
 
-def measure_pages(out: Path, workers: Workers, *, mode: str = "measure", **options: Any) -> Counts:
+def _no_progress(counts: Counts) -> None:
+    """What is told of the progress where nobody asks for it: nothing."""
+
+
+def measure_pages(
+    out: Path,
+    workers: Workers,
+    *,
+    mode: str = "measure",
+    retries: int = 1,
+    timeout: float | None = None,
+    price_per_hour: float | None = None,
+    progress: Callable[[Counts], None] = _no_progress,
+) -> Counts:
     """Bring every page of `list_pages` to an end: done, failed with its reason, or kept from
     before.
 
-    ``mode`` is ``measure`` or ``notebook``. Of the ``options``, ``retries`` is how often a page
-    that failed is tried again, unless the page or the request is at fault (1), ``timeout`` its
-    seconds (None), ``price_per_hour`` goes into its record, and ``progress(counts)`` is called
-    after every page, and every second. Raises `OcrPhasesError` where going on makes no sense:
-    results cannot be written, the model cannot be loaded for the first page, a worker has other
-    versions, the scheduler was lost, `GIVE_UP_AFTER` pages fail alike from the start, or so many
-    one after another in one worker's place. What is finished then stays so.
+    Parameters
+    ----------
+    out : Path
+        The batch's folder.
+    workers : Workers
+        The workers that measure the pages.
+    mode : str, default "measure"
+        ``measure``, or ``notebook`` where each page's report is made with it.
+    retries : int, default 1
+        How often a page that failed is tried again, unless the page or the request is at fault.
+    timeout : float, optional
+        How many seconds a page may take.
+    price_per_hour : float, optional
+        The machine's price, which goes into the reports.
+    progress : callable, optional
+        Called with the counts after every page, and every second.
+
+    Returns
+    -------
+    Counts
+        How many pages came to which end.
+
+    Raises
+    ------
+    OcrPhasesError
+        Where going on makes no sense: results cannot be written, the model cannot be loaded for
+        the first page, a worker has other versions, the scheduler was lost, `GIVE_UP_AFTER` pages
+        fail alike from the start, or so many one after another in one worker's place. What is
+        finished then stays so.
     """
     counts = Counts()
 
     def tasks() -> Iterator[Task]:
-        seen = set[str]()
+        seen: set[str] = set()
         for entry in read_listing(out):
             folder = out / entry["folder"]
             if entry["id"] in seen:
@@ -237,27 +334,51 @@ def measure_pages(out: Path, workers: Workers, *, mode: str = "measure", **optio
                 continue
             seen.add(entry["id"])
             clear_left_behind(folder)
-            if finished(folder, entry["id"]):
+            if finished_status(folder, entry["id"]) is not None:
                 counts.kept += 1
             elif entry["id"] and "job" in entry:
                 yield Task(folder, mode, json.loads(entry["job"]))
 
-    return _run(tasks(), workers, counts, **options)
+    return _run(
+        tasks(),
+        workers,
+        counts,
+        retries=retries,
+        timeout=timeout,
+        price_per_hour=price_per_hour,
+        progress=progress,
+    )
 
 
-def render_pages(out: Path, workers: Workers, **options: Any) -> Counts:
+def render_pages(
+    out: Path,
+    workers: Workers,
+    *,
+    retries: int = 1,
+    timeout: float | None = None,
+    price_per_hour: float | None = None,
+    progress: Callable[[Counts], None] = _no_progress,
+) -> Counts:
     """Render the report of every page of `waiting_reports`: ``done`` and ``failed``.
 
-    One that fails is tried again; what became of it goes into the page's status. The ``options``
-    are `measure_pages`'. Raises `OcrPhasesError` where a status cannot be written.
+    One that fails is tried again; what became of it goes into the page's status. The arguments are
+    those of `measure_pages`. Raises `OcrPhasesError` where a status cannot be written.
     """
 
     def tasks() -> Iterator[Task]:
-        for folder in waiting_reports(out, options.get("price_per_hour")):
+        for folder in waiting_reports(out, price_per_hour):
             clear_left_behind(folder)
             yield Task(folder, "render", json.loads(read_regular(folder / STATUS)))
 
-    return _run(tasks(), workers, Counts(), **options)
+    return _run(
+        tasks(),
+        workers,
+        Counts(),
+        retries=retries,
+        timeout=timeout,
+        price_per_hour=price_per_hour,
+        progress=progress,
+    )
 
 
 def auto_device(workers: Workers, waiting: Callable[[], None] = lambda: None) -> str:
@@ -267,27 +388,37 @@ def auto_device(workers: Workers, waiting: Callable[[], None] = lambda: None) ->
     can say, where they differ, and where the scheduler was lost.
     """
     for _ in range(2):  # a worker may be lost over the question, as over a page
-        while not (asked := workers.ask({"mode": "device"})):
-            waiting()
-            time.sleep(WAIT_SECONDS)
-        while wait(asked, timeout=WAIT_SECONDS).not_done:
-            waiting()
-        outcomes = [_result(future) for future in asked]
-        if found := {outcome.device for outcome in outcomes if outcome.failure is None}:
+        outcomes = _ask_for_devices(workers, waiting)
+        devices = {outcome.device for outcome in outcomes if outcome.failure is None}
+        if devices:
             break
-    if not found:
+    if not devices:
         raise OcrPhasesError(f"No worker could start: {outcomes[0].reason}")
-    if len(found) > 1:
+    if len(devices) > 1:
         raise OcrPhasesError(
             "Some workers have a GPU, some do not: give --device cuda or --device cpu."
         )
-    return found.pop()
+    return devices.pop()
+
+
+def _ask_for_devices(workers: Workers, waiting: Callable[[], None]) -> list[Outcome]:
+    """The answers of all workers that may differ, once there is one and all have answered."""
+    asked = workers.ask({"mode": "device"})
+    while not asked:
+        waiting()
+        time.sleep(WAIT_SECONDS)
+        asked = workers.ask({"mode": "device"})
+    while wait(asked, timeout=WAIT_SECONDS).not_done:
+        waiting()
+    return [_result(future) for future in asked]
 
 
 def _result(future: Future[Outcome]) -> Outcome:
+    """The outcome of a page's future; one whose worker was lost has died."""
     if future.cancelled():
         raise OcrPhasesError(SCHEDULER_LOST)
-    if (error := future.exception()) is None:
+    error = future.exception()
+    if error is None:
         return future.result()
     return Outcome(
         "died", f"The worker was lost ({type(error).__name__}: {error}).", started=time.time()

@@ -47,7 +47,7 @@ _LOOP = ("repetition_loop", "note")
 _REGION = ["label", "tokens", "characters", "decode_ms", "ms_per_char", "text"]
 
 
-class Row(msgspec.Struct):
+class PageRow(msgspec.Struct):
     """What the batch's ``pages.csv`` has of a page's record, by its columns; see `batch.index`."""
 
     model: str
@@ -63,7 +63,7 @@ class Row(msgspec.Struct):
     cut: bool = False
 
 
-class Region(msgspec.Struct):
+class CostlyRegion(msgspec.Struct):
     """One of the costliest regions of a page; columns as in `analyse.regions`."""
 
     label: str | None
@@ -88,8 +88,8 @@ class Figures(msgspec.Struct):
     schema: Literal[6]
     record: str
     truth: str | None
-    row: Row
-    regions: list[Region]
+    row: PageRow
+    regions: list[CostlyRegion]
     text: str
     richness: list[float]
     tables: dict[str, str]
@@ -124,19 +124,23 @@ def page_figures(
         "richness": [float(part) for part in richness(run)],
         "tables": tables,
     }
-    # JSON has no numpy numbers, and not pandas' missing value.
-    data = msgspec.json.encode(
-        content, enc_hook=lambda value: None if value is pd.NA else value.item()
-    )
+    data = msgspec.json.encode(content, enc_hook=_plain_value)
     figures = msgspec.json.decode(data, type=Figures)
     figures.sha256 = figures.content_hash()
     return figures
 
 
+def _plain_value(value: Any) -> Any:
+    """A number of numpy's as Python's, for JSON; None for what pandas calls missing."""
+    return None if value is pd.NA else value.item()
+
+
 def page_run(folder: Path) -> PhaseRun:
     """A page's record with what the page says, where that is known; `OcrPhasesError` for damage."""
     run = PhaseRun.load(folder / RECORD)
-    return run.with_truth(folder / TRUTH) if truth_hash(folder) else run
+    if truth_hash(folder) is None:
+        return run
+    return run.with_truth(folder / TRUTH)
 
 
 def write_figures(folder: Path, run: PhaseRun, job: str, page: str) -> Figures:
@@ -166,6 +170,7 @@ def read_figures(folder: Path, digest: str, job: str, page: str) -> Figures:
 
 
 def _row(run: PhaseRun) -> dict[str, Any]:
+    """What the batch's table of pages has of a record: the fields of `PageRow`."""
     truth = run.truth_of()
     checks = run_rules(run)
     verdicts = [(check.name, check.verdict) for check in checks]
@@ -199,6 +204,7 @@ def _page_columns(run: PhaseRun) -> dict[str, Any]:
 
 
 def _regions(run: PhaseRun) -> list[dict[str, Any]]:
+    """The costliest regions of a record that has times for them: the fields of `CostlyRegion`."""
     table = run.regions
     known = table[(table["region"] >= 0) & np.isfinite(table["decode_ms"])]
     return known.nlargest(MOST_REGIONS, "decode_ms")[_REGION].to_dict("records")

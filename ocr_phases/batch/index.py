@@ -83,7 +83,10 @@ REGION_COLUMNS = (
     "folder",
 )
 
-DONE, FAILED, UNFINISHED = "done", "failed", "not finished"
+#: What became of a page, in the column ``status``.
+DONE = "done"
+FAILED = "failed"
+UNFINISHED = "not finished"
 
 #: Files that are no pages, by their suffix: a count of each.
 _LeftOut = dict[str, Annotated[int, msgspec.Meta(ge=1, le=2**53)]]
@@ -107,7 +110,9 @@ def build_index(out: Path, price_per_hour: float | None = None) -> BatchIndex:
     In ``pages.csv`` a text that a spreadsheet would take for a formula has a single quote in front.
     Raises `OcrPhasesError` where the listing is missing or a table cannot be written.
     """
-    rows, regions, digests = list[tuple[Any, ...]](), list[dict[str, Any]](), dict[str, str]()
+    rows: list[tuple[Any, ...]] = []
+    regions: list[dict[str, Any]] = []
+    digests: dict[str, str] = {}  # of the records, by the id of their page
     with contextlib.ExitStack() as stack:
         what = f"The tables in {out}"
         files = {
@@ -149,21 +154,27 @@ def write_index(
     from ocr_phases.show.batch_page import index_html
 
     index = build_index(out, price_per_hour)
-    devices, models = (sorted(set(index.pages[name].dropna())) for name in ("device", "model"))
-    end, now = (
-        "stopped early" if stopped else "finished",
-        time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-    )
+    models = sorted(set(index.pages["model"].dropna()))
+    devices = sorted(set(index.pages["device"].dropna()))
+    end = "stopped early" if stopped else "finished"
+    now = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())
     facts = {"": " · ".join([*models, *devices]), end: now}
     title = f"{out.resolve().name}: {count_text(len(index.pages), 'page')}"
-    left_out = dict[str, int]()
-    # One of an older version or a damaged one: the next command with pages writes it again.
-    with contextlib.suppress(OSError, ValueError, RecursionError, OcrPhasesError):
-        counts = msgspec.json.decode(read_regular(out / LEFT_OUT, _LARGEST_LEFT_OUT), type=_LeftOut)
-        left_out = dict(counts)
+    left_out = _read_left_out(out)
     text = index_html(index.pages, index.regions, title=title, facts=facts, left_out=left_out)
     write_atomic(out / "index.html", text.encode("utf-8", "replace"))
     return index.pages
+
+
+def _read_left_out(out: Path) -> dict[str, int]:
+    """How many files were no pages, by their suffix; empty where that cannot be read.
+
+    The next command with pages writes again what an older version wrote, and what is damaged.
+    """
+    with contextlib.suppress(OSError, ValueError, RecursionError, OcrPhasesError):
+        data = read_regular(out / LEFT_OUT, _LARGEST_LEFT_OUT)
+        return msgspec.json.decode(data, type=_LeftOut)
+    return {}
 
 
 def _page_row(out: Path, entry: Entry) -> tuple[dict[str, Any], Figures | None]:
@@ -187,10 +198,13 @@ def _page_row(out: Path, entry: Entry) -> tuple[dict[str, Any], Figures | None]:
     except OcrPhasesError as error:
         return {**row, "reason": str(error)}, None
     row |= {**msgspec.structs.asdict(figures.row), **figures.row.figures, "status": DONE}
-    if report := status["report"]:
-        row |= {"reason": report["reason"], "report": report_is_whole(folder, report)}
-        warned = [row["warnings"], "" if row["report"] else "report not rendered"]
-        row["warnings"] = ", ".join(filter(None, warned))
+    report = status["report"]
+    if report is not None:
+        row["reason"] = report["reason"]
+        row["report"] = report_is_whole(folder, report)
+        if not row["report"]:
+            warnings = [row["warnings"], "report not rendered"]
+            row["warnings"] = ", ".join(filter(None, warnings))
     return row, figures
 
 
@@ -198,14 +212,16 @@ def _agree(out: Path, pages: pd.DataFrame, runs: pd.DataFrame, digests: Mapping[
     """Fill in the agreement of ``runs`` of one page at several settings, where nothing tells its
     truth.
     """
-    found = dict[str, tuple[list[float], str]]()
+    texts: dict[str, str] = {}
+    richness: dict[str, list[float]] = {}
     for job, folder, page in runs[["id", "folder", "page"]].itertuples(index=False):
         figures = read_figures(out / folder, digests[job], job, page)
         if figures.text:
-            found[job] = (figures.richness, figures.text)
-    if len(found) > 1:
-        texts = {job: text for job, (_, text) in found.items()}
-        agreed = agreements(texts, max(found, key=lambda job: found[job][0]))
+            texts[job] = figures.text
+            richness[job] = figures.richness
+    if len(texts) > 1:
+        reference = max(richness, key=richness.__getitem__)
+        agreed = agreements(texts, reference)
         pages["agreement"] = pages["id"].map(agreed).fillna(pages["agreement"])
 
 
@@ -216,7 +232,9 @@ def add_truths(out: Path, path: Path) -> tuple[int, int, dict[str, str]]:
     again. Returns how many pages have a truth, how many lack one, and why one could not be read, by
     page: that page is left without. Raises `OcrPhasesError` where a truth cannot be written.
     """
-    found, lacking, problems = 0, 0, dict[str, str]()
+    found = 0
+    lacking = 0
+    problems: dict[str, str] = {}
     for entry, folder, status in finished_pages(out):
         try:
             truth = page_truth(path, entry["page"])
@@ -227,16 +245,14 @@ def add_truths(out: Path, path: Path) -> tuple[int, int, dict[str, str]]:
             lacking += 1
             continue
         found += 1
-        kept = json.dumps(msgspec.to_builtins(truth), ensure_ascii=False, indent=1).encode(
-            "utf-8", "replace"
-        )
-        digest = hashlib.sha256(kept).hexdigest()
+        text = json.dumps(msgspec.to_builtins(truth), ensure_ascii=False, indent=1)
+        content = text.encode("utf-8", "replace")
+        digest = hashlib.sha256(content).hexdigest()
         if truth_hash(folder) != digest:
             make_way(folder / TRUTH)
-            write_atomic(folder / TRUTH, kept)
-        if (
-            status.get("truth") != digest
-        ):  # last, so that what a kill leaves between the two is mended here
+            write_atomic(folder / TRUTH, content)
+        # The status comes last, so that what a kill leaves between the two is mended here.
+        if status.get("truth") != digest:
             raw = msgspec.json.decode(read_regular(folder / STATUS), type=dict[str, Any])
             write_status(folder / STATUS, {**raw, "truth": digest})
     return found, lacking, problems

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import platform
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
@@ -24,6 +24,7 @@ PAGES = "pages"
 
 #: Up to so many bytes a model's file is known by its content.
 _READ_WHOLE = 64 * 2**20
+#: Most characters of a page's name in the name of its folder.
 _STEM = 48
 
 
@@ -48,7 +49,9 @@ class Job:
 
     def __post_init__(self) -> None:
         # Where the page lies is no part of it: a folder that moved keeps its results.
-        left_out = {"id"} if self.sha256 is None else {"id", "source"}
+        left_out = {"id"}
+        if self.sha256 is not None:
+            left_out.add("source")
         known = {name: value for name, value in vars(self).items() if name not in left_out}
         object.__setattr__(self, "id", asked_id(known))
 
@@ -77,7 +80,8 @@ def make_jobs(
         if merged.get("device") == "auto" and auto_device is not None:
             merged["device"] = auto_device()
         commit, model_hash = models(merged["model"])
-        merged |= {"revision": commit} if commit else {}
+        if commit is not None:
+            merged["revision"] = commit
         sha256 = None
         with contextlib.suppress(ValueError, OcrPhasesError):  # measuring it says what is wrong
             sha256 = file_hash(Path(split_page(page.source)[0]))
@@ -108,11 +112,17 @@ def known_model(model: str) -> tuple[str | None, str | None]:
         folder = asset("data", "tiny") if built_in else local_folder(model)
         if folder is None:
             return hub_commit(model), None
-        files = {path: path.stat() for path in (*folder.glob("*.json"), *weight_files(folder))}
-        small = {
-            path.name: file_hash(path) for path, at in files.items() if at.st_size <= _READ_WHOLE
-        }
-        return None, asked_id(
-            {path.name: [at.st_size, at.st_mtime_ns] for path, at in files.items()} | small
-        )
+        return None, _files_hash([*folder.glob("*.json"), *weight_files(folder)])
     return None, None
+
+
+def _files_hash(files: Sequence[Path]) -> str:
+    """A hash of files by their contents; by size and time of those too large to be read for it."""
+    known: dict[str, Any] = {}
+    for path in files:
+        facts = path.stat()
+        if facts.st_size <= _READ_WHOLE:
+            known[path.name] = file_hash(path)
+        else:
+            known[path.name] = [facts.st_size, facts.st_mtime_ns]
+    return asked_id(known)

@@ -22,17 +22,26 @@ class LocalWorkers:
         self, environments: Sequence[Mapping[str, str]] = ({},), command: Command = WORKER
     ) -> None:
         self.processes = [WorkerProcess(environment, command) for environment in environments]
-        self.closed, self.thread, free = threading.Event(), threading.local(), iter(self.processes)
+        self._closed = threading.Event()
+        self._thread = threading.local()
+        free_processes = iter(self.processes)
 
-        def begin() -> None:
-            self.thread.process = next(free)
-            self.thread.process.unwanted = self.closed.is_set
+        def take_process() -> None:
+            """Give a new thread a process of its own."""
+            process = next(free_processes)
+            process.unwanted = self._closed.is_set
+            self._thread.process = process
 
-        self.executor = ThreadPoolExecutor(len(self.processes), "worker", begin)
+        self._executor = ThreadPoolExecutor(len(self.processes), "worker", take_process)
 
     def submit(self, request: WorkerRequest, timeout: float | None) -> Future[Outcome]:
         """Queue one page; the future's result is its outcome."""
-        return self.executor.submit(lambda: self.thread.process.run(request, timeout))
+        return self._executor.submit(self._run, request, timeout)
+
+    def _run(self, request: WorkerRequest, timeout: float | None) -> Outcome:
+        """Do one page in the process of the current thread."""
+        process: WorkerProcess = self._thread.process
+        return process.run(request, timeout)
 
     def ask(self, request: WorkerRequest) -> list[Future[Outcome]]:
         """Send a request to every worker that may differ from the others: here all are alike."""
@@ -44,8 +53,8 @@ class LocalWorkers:
 
     def close(self) -> None:
         """Kill running work and free everything."""
-        self.closed.set()
-        self.executor.shutdown(cancel_futures=True)
+        self._closed.set()
+        self._executor.shutdown(cancel_futures=True)
         for process in self.processes:
             process.close()
 
@@ -58,7 +67,9 @@ def worker_environments(workers: int | None, device: str) -> list[dict[str, str]
     `OcrPhasesError` for more workers than GPUs or cores, or several on one named GPU.
     """
     check_workers(Keyword("workers"), 1 if workers is None else workers)
-    gpus = [] if device == "cpu" or ":" in device else visible_gpus()
+    gpus: list[str] = []
+    if device != "cpu" and ":" not in device:
+        gpus = visible_gpus()
     count = workers or len(gpus) or 1
     if gpus and count > len(gpus):
         raise OcrPhasesError(
@@ -68,8 +79,12 @@ def worker_environments(workers: int | None, device: str) -> list[dict[str, str]
         raise OcrPhasesError(
             f"{count} workers on {device}: give --device cuda, which is one GPU each."
         )
-    places = [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in gpus[:count]] or [{}] * count
-    return [{**place, **(thread_share(count) if count > 1 else {})} for place in places]
+    share: dict[str, str] = {}
+    if count > 1:
+        share = thread_share(count)
+    if not gpus:
+        return [share.copy() for _ in range(count)]
+    return [{"CUDA_VISIBLE_DEVICES": gpu, **share} for gpu in gpus[:count]]
 
 
 def check_workers(option: Keyword, workers: int) -> None:
@@ -92,8 +107,10 @@ def visible_gpus() -> list[str]:
     """The GPUs of this process by their ``CUDA_VISIBLE_DEVICES`` names; none where NVML is
     missing.
     """
-    if (chosen := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
-        return [name.strip() for name in chosen.split(",") if name.strip() not in ("", "-1")]
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is not None:
+        names = [name.strip() for name in chosen.split(",")]
+        return [name for name in names if name not in ("", "-1")]
     try:
         return [str(number) for number in range(card_count())]
     except OSError:
@@ -102,4 +119,6 @@ def visible_gpus() -> list[str]:
 
 def cores() -> int:
     """The cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):  # macOS has none
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -68,8 +68,10 @@ def measure_page(request: WorkerRequest, ready: Callable[[], None]) -> Outcome:
             write_into(place, {RECORD: run.to_json()})
     with refusing_as("output"):
         if job.sha256 not in (None, run.page.sha256):
-            reason = "was changed in the meantime: the same command takes it as it is."
-            raise Refused("page", f"{job.name} {reason}")
+            raise Refused(
+                "page",
+                f"{job.name} was changed in the meantime: the same command takes it as it is.",
+            )
         write_figures(place, run, job.id, job.name)
     return Outcome(place=place.name, report=why_no_report)
 
@@ -196,8 +198,12 @@ def refusing_as(failure: str, page: str = "") -> Iterator[None]:
     except OcrPhasesError as error:
         from ocr_phases.images import load_page
 
-        with refusing_as("page"):
-            for each in each_page(page) if page else ():
-                load_page(each)
-        kinds: dict[type, str] = {OutOfMemory: "memory", CannotWrite: "output"}
-        raise Refused(kinds.get(type(error), failure), str(error)) from error
+        if page:
+            with refusing_as("page"):
+                for each in each_page(page):
+                    load_page(each)
+        if isinstance(error, OutOfMemory):
+            failure = "memory"
+        elif isinstance(error, CannotWrite):
+            failure = "output"
+        raise Refused(failure, str(error)) from error

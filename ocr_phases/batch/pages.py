@@ -35,8 +35,8 @@ LIST_SUFFIXES = (".csv", ".jsonl")
 #: Folders in one another: what is beyond is a page that failed, as in a file of too many pages.
 DEEPEST = 100
 
-_NO_PAGE = "names no page: give files, folders, globs or a list of pages"
-COUNT_SECONDS = 60.0  # for the pages of one file
+#: How long the pages of one file may take to be counted.
+COUNT_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,12 @@ class Page:
         """The page at each of the ``presets``; itself where it has one of its own, or there are
         none.
         """
-        each = [] if "preset" in self.settings else presets
-        return [replace(self, settings={**self.settings, "preset": preset}) for preset in each] or [
-            self
-        ]
+        if "preset" in self.settings or not presets:
+            return [self]
+        pages = []
+        for preset in presets:
+            pages.append(replace(self, settings={**self.settings, "preset": preset}))
+        return pages
 
 
 def find_pages(
@@ -85,14 +87,9 @@ def find_pages(
     name no file can have. A file whose pages cannot be counted, or are more than `MOST_FILE_PAGES`,
     and a folder more than `DEEPEST` folders down are pages with a ``problem``.
     """
-    # Before anything is read. A list, or a page of a file, says itself what is wrong.
+    # All arguments are looked at before anything is read.
     for argument in arguments:
-        others = (
-            glob.has_magic(argument),
-            split_page(argument)[1],
-            argument.lower().endswith(LIST_SUFFIXES),
-        )
-        if not any(others) and not os.path.lexists(_expanded(argument)):
+        if _is_plain_path(argument) and not os.path.lexists(_expanded(argument)):
             raise OcrPhasesError(
                 f"{argument} does not exist: name files, folders, globs or a list of pages."
             )
@@ -103,9 +100,22 @@ def find_pages(
             for page in _named(argument, known, own, Counter() if left_out is None else left_out):
                 yield from _each_page(page, counter)
             if page is None:
-                empty = os.path.isdir(_expanded(argument))  # noqa: PTH112
-                lacks = "contains no image or PDF: name another folder" if empty else _NO_PAGE
-                raise OcrPhasesError(f"{argument} {lacks}.")
+                if os.path.isdir(_expanded(argument)):  # noqa: PTH112
+                    raise OcrPhasesError(
+                        f"{argument} contains no image or PDF: name another folder."
+                    )
+                raise OcrPhasesError(
+                    f"{argument} names no page: give files, folders, globs or a list of pages."
+                )
+
+
+def _is_plain_path(argument: str) -> bool:
+    """Whether an argument is no glob, no list and no page of a file, which say themselves what is
+    wrong.
+    """
+    if glob.has_magic(argument) or argument.lower().endswith(LIST_SUFFIXES):
+        return False
+    return not split_page(argument)[1]
 
 
 def _named(
@@ -149,11 +159,9 @@ def _below(
 
     ``way`` are the folders from ``base`` to here, without links.
     """
-    name, source, real = (
-        path.relative_to(base).as_posix(),
-        str(path.absolute()),
-        os.path.realpath(path),
-    )
+    name = path.relative_to(base).as_posix()
+    source = str(path.absolute())
+    real = os.path.realpath(path)
     if real in way or own in (Path(real), *Path(real).parents):
         return
     if not _is_folder(path):
@@ -169,9 +177,10 @@ def _below(
             inside = [each for each in path.iterdir() if not each.name.startswith(".")]
         except OSError as error:
             if path == base:
-                reason = error.strerror
-                why = f"The folder {base} cannot be read ({reason}): name its pages without it."
-                raise OcrPhasesError(why) from error
+                raise OcrPhasesError(
+                    f"The folder {base} cannot be read ({error.strerror}): name its pages without "
+                    "it."
+                ) from error
             yield Page(f"{name}/", f"{source}/")  # reading it as a page says why
             return
         for each in sorted(inside, key=lambda each: (_is_folder(each), each.name)):
@@ -187,6 +196,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def _listed(path: Path, known: Sequence[str]) -> Iterator[Page]:
+    """The pages of a list; `OcrPhasesError` with the line for one that is wrong."""
     try:
         lines = io.StringIO(read_regular(path).decode("utf-8-sig"), newline="")
         if path.suffix.lower() == ".csv":
@@ -213,7 +223,8 @@ def _of_row(row: str | dict[str, Any], folder: Path, known: Sequence[str]) -> Pa
     name = columns.pop("page", None)
     if not isinstance(name, str) or not name.strip():
         raise OcrPhasesError("it names no page: give its path under 'page'")
-    if unknown := sorted(set(map(str, columns)) - set(known)):
+    unknown = sorted(set(map(str, columns)) - set(known))
+    if unknown:
         raise OcrPhasesError(f"unknown setting {', '.join(unknown)}: use page, {', '.join(known)}")
     settings = {}
     for setting, value in columns.items():
@@ -226,16 +237,25 @@ def _of_row(row: str | dict[str, Any], folder: Path, known: Sequence[str]) -> Pa
 
 def _each_page(page: Page, counter: WorkerProcess) -> Iterator[Page]:
     """The page, or every one of a file with several that names none of its own."""
-    suffix, file, numbers = Path(page.source).suffix.lower(), Path(page.source).name, [""]
-    if suffix in PAGED_SUFFIXES and not page.problem:
-        outcome = counter.run({"mode": "count", "source": page.source}, COUNT_SECONDS)
-        if outcome.failure is not None:
-            why = "" if outcome.failure == "page" else f"The pages of {file} cannot be counted: "
-            page = replace(page, problem=why + outcome.reason)
-        elif outcome.pages > MOST_FILE_PAGES:
-            many = f"{file} has more than {MOST_FILE_PAGES:,} pages"
-            page = replace(page, problem=f"{many}: name those you want ({file}#3), or split it.")
-        elif outcome.pages > 1 or suffix == ".pdf":  # a page of the usual image has no number
-            numbers = [f"#{number}" for number in range(1, outcome.pages + 1)]
-    for number in numbers:
-        yield replace(page, name=page.name + number, source=page.source + number)
+    suffix = Path(page.source).suffix.lower()
+    if suffix not in PAGED_SUFFIXES or page.problem:
+        yield page
+        return
+    file = Path(page.source).name
+    outcome = counter.run({"mode": "count", "source": page.source}, COUNT_SECONDS)
+    if outcome.failure == "page":
+        yield replace(page, problem=outcome.reason)
+    elif outcome.failure is not None:
+        problem = f"The pages of {file} cannot be counted: {outcome.reason}"
+        yield replace(page, problem=problem)
+    elif outcome.pages > MOST_FILE_PAGES:
+        problem = (
+            f"{file} has more than {MOST_FILE_PAGES:,} pages: name those you want ({file}#3), or "
+            "split it."
+        )
+        yield replace(page, problem=problem)
+    elif outcome.pages <= 1 and suffix != ".pdf":
+        yield page  # the one page of a usual image has no number
+    else:
+        for number in range(1, outcome.pages + 1):
+            yield replace(page, name=f"{page.name}#{number}", source=f"{page.source}#{number}")

@@ -42,7 +42,9 @@ READY = b"ready"
 
 _LOOK_SECONDS = 0.2  # between two looks whether a silent process lives, and is wanted
 _END_SECONDS = 10.0  # for a process to end that closed its pipe or was killed
-_STDERR_BYTES, _STDERR_LINES = 4096, 12
+#: How much of a process's last lines is kept.
+_STDERR_BYTES = 4096
+_STDERR_LINES = 12
 
 
 class WorkerProcess:
@@ -76,7 +78,8 @@ class WorkerProcess:
             self.close()  # it died since its last page, which is none of this one's attempts
         process = self.process or self._start()
         # The wall clock may be set meanwhile, so it tells only when the page began.
-        began = self.ready_at = time.monotonic()
+        began = time.monotonic()
+        self.ready_at = began
         self.started = time.time()
         try:
             outcome = self._answer(process, request, timeout)
@@ -84,15 +87,24 @@ class WorkerProcess:
             outcome = Outcome("timeout", str(error))
         except (OSError, EOFError):
             outcome = Outcome("died")
-        times = {"load_s": self.ready_at - began, "seconds": time.monotonic() - self.ready_at}
-        place = {"slot": self.slot, "worker": f"{platform.node()}:{process.pid}", "stderr": ""}
-        if outcome.failure in ("timeout", "died", "error"):
-            place["stderr"] = self.close(0.0 if outcome.failure == "timeout" else _END_SECONDS)
-        reason = (
-            _why_dead(process, place["stderr"]) if outcome.failure == "died" else outcome.reason
-        )
+        seconds = time.monotonic() - self.ready_at
+        stderr = ""
+        reason = outcome.reason
+        if outcome.failure == "timeout":
+            stderr = self.close()
+        elif outcome.failure in ("died", "error"):
+            stderr = self.close(_END_SECONDS)
+        if outcome.failure == "died":
+            reason = _why_dead(process, stderr)
         return msgspec.structs.replace(
-            outcome, reason=reason, started=self.started, **times, **place
+            outcome,
+            reason=reason,
+            started=self.started,
+            load_s=self.ready_at - began,
+            seconds=seconds,
+            slot=self.slot,
+            worker=f"{platform.node()}:{process.pid}",
+            stderr=stderr,
         )
 
     def close(self, patience: float = 0.0) -> str:
@@ -111,14 +123,16 @@ class WorkerProcess:
         self.pipe.close()
         self.errors.close()
         self.process = None
-        return "\n".join([line.rstrip() for line in lines if line.strip()][-_STDERR_LINES:])
+        written = [line.rstrip() for line in lines if line.strip()]
+        return "\n".join(written[-_STDERR_LINES:])
 
     def _start(self) -> _Process:
+        """Start the program, with a pair of sockets as its standard input."""
         self.pipe, other = Pipe()
-        errors = self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process)
+        self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the process)
         with other:
             self.process = subprocess.Popen(
-                self.command, stdin=other.fileno(), stdout=errors, **self.options
+                self.command, stdin=other.fileno(), stdout=self.errors, **self.options
             )
         return self.process
 
@@ -146,8 +160,13 @@ class WorkerProcess:
 
 
 def _why_dead(process: _Process, stderr: str) -> str:
+    """How a process ended, in one sentence with the last line that it wrote."""
     code = process.returncode
-    how = signal.Signals(-code).name if code is not None and code < 0 else f"exit code {code}"
-    hint = " (perhaps out of host memory)" if code == -signal.SIGKILL else ""
-    last = f": {stderr.splitlines()[-1].strip()}" if stderr else ""
-    return f"The worker process ended with {how}{hint}{last}."
+    how = f"exit code {code}"
+    if code is not None and code < 0:
+        how = signal.Signals(-code).name
+    if code == -signal.SIGKILL:
+        how += " (perhaps out of host memory)"
+    if stderr:
+        how += f": {stderr.splitlines()[-1].strip()}"
+    return f"The worker process ended with {how}."

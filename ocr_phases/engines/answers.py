@@ -43,21 +43,45 @@ _MOST_MS = 3.2e10
 class Answer:
     """What a server streamed, a piece of text at a time.
 
-    ``begun`` is when the request was sent, seconds of `time.monotonic`; ``times`` are ms since
-    then, one for each piece. ``beside`` says that the ids came with the pieces, and ``most_ids``
-    how many came with one; of several ids the first has the piece as its text. ``logprobs`` has one
-    for each token, or too few to be used. ``usage`` may have ``prompt_tokens``,
-    ``completion_tokens`` and ``cached_tokens``. ``finish`` is why it ended, in OpenAI's words, and
-    empty where the server did not say. ``cut`` is whether the server went on after the limit, and
-    ``left_out`` names what it sent that is no text. ``own`` are the server's own times,
-    ``encoder_ms`` is the encoder's time by vLLM's statistics, and ``stages`` are what the worker
-    ran, ms since ``begun``; each of them may be missing.
+    Attributes
+    ----------
+    begun : float
+        When the request was sent, in seconds of `time.monotonic`.
+    times : list of float
+        When each piece came, in ms since ``begun``.
+    texts : list of str
+        The text of each piece. Of several ids that came with a piece the first has its text, and
+        the others have an empty one.
+    ids_with_pieces : bool
+        Whether the ids came with the pieces, and not all of them at the end.
+    most_ids : int
+        How many ids came with one piece at most.
+    ids : list of int
+        The ids of the tokens; empty where the server sends none.
+    logprobs : list of float
+        The log probability of each token; fewer than there are tokens where one had none.
+    prompt_ids : list of int
+        The ids of the prompt's tokens; empty where the server sends none.
+    usage : dict of str to int
+        Any of ``prompt_tokens``, ``completion_tokens`` and ``cached_tokens``.
+    finish : str
+        Why the answer ended, in OpenAI's words; empty where the server did not say.
+    cut : bool
+        Whether the server went on after the limit.
+    left_out : list of str
+        The names of what the server sent that is no text.
+    server_times : dict of str to float
+        What the server itself tells of its times, in ms; empty where it tells nothing.
+    encoder_ms : float or None
+        The encoder's time by vLLM's statistics; None where they are off.
+    stages : list of Stage
+        What the worker ran, in ms since ``begun``; empty without its extension.
     """
 
     begun: float
     times: list[float] = field(default_factory=list)
     texts: list[str] = field(default_factory=list)
-    beside: bool = False
+    ids_with_pieces: bool = False
     most_ids: int = 0
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -66,7 +90,7 @@ class Answer:
     finish: str = ""
     cut: bool = False
     left_out: list[str] = field(default_factory=list)
-    own: dict[str, float] = field(default_factory=dict)
+    server_times: dict[str, float] = field(default_factory=dict)
     encoder_ms: float | None = None
     stages: list[Stage] = field(default_factory=list)
 
@@ -78,21 +102,24 @@ class Answer:
     @property
     def prompt_tokens(self) -> int | None:
         """How many tokens the prompt has; None where the server tells neither that nor ids."""
-        return self.usage.get("prompt_tokens") or len(self.prompt_ids) or None
+        count = self.usage.get("prompt_tokens") or len(self.prompt_ids)
+        return count if count > 0 else None
 
     @property
     def token_count(self) -> int | None:
         """How many tokens it has, by their ids or by the server's count; None where it tells
         neither.
 
-        A server counts the end token, which has no piece of its own. That difference of one is
-        none.
+        A server counts the end token, which has no piece of its own, so a difference of one is
+        ignored.
         """
-        pieces = len(self.ids) or len(self.times)
-        told = self.usage.get("completion_tokens") or 0
-        if abs(told - pieces) > 1 and told > len(self.ids):
-            return told
-        return pieces if self.ids or told else None
+        usage_count = self.usage.get("completion_tokens", 0)
+        if not self.ids and not usage_count:
+            return None
+        seen_count = len(self.ids) or len(self.times)
+        if abs(usage_count - seen_count) > 1 and usage_count > len(self.ids):
+            return usage_count
+        return seen_count
 
     @property
     def untimed(self) -> str:
@@ -102,7 +129,8 @@ class Answer:
         pieces = len(self.times)
         tokens = self.token_count
         if tokens is not None:
-            allowed = 0 if self.beside else 1
+            # Where ids come at the end, the end token is one of them, without a piece.
+            allowed = 0 if self.ids_with_pieces else 1
             if self.most_ids > 1 or abs(tokens - pieces) > allowed:
                 return f"{pieces} chunks came for {tokens} tokens"
         together = int((np.diff(self.times) < _TOGETHER_MS).sum())
@@ -121,9 +149,9 @@ class Answer:
         last.
         """
         if len(self.times) == 1:
-            # The end token has no piece.
-            made = self.usage.get("completion_tokens") or len(self.ids)
-            return made == 0 or made > 2
+            # One text token and the end token, which has no piece, are two.
+            token_count = self.usage.get("completion_tokens") or len(self.ids)
+            return token_count == 0 or token_count > 2
         return bool(self.untimed) and self.times[-1] - self.times[0] < _AT_ONCE * self.times[-1]
 
     @property
@@ -143,7 +171,7 @@ class AnswerReader:
     def __init__(self, limit: int | None) -> None:
         self.answer = Answer(time.monotonic())
         self._limit = math.inf if limit is None else limit
-        self._taken = 0  # tokens so far, as far as chunks show them
+        self._tokens_read = 0  # as far as chunks show them
 
     def read(self, now: float, chunk: Chunk) -> list[int]:
         """Take what a chunk brings, and give its ids: a 0 for text without an id, none for no
@@ -156,37 +184,42 @@ class AnswerReader:
         text = self._text(choice.delta or {})
         ids = choice.token_ids or []
         entries = _logprob_entries(choice.logprobs)
-        at_end = bool(answer.times) and not answer.beside and not text
-        if at_end:  # all ids, sent once more
+        if answer.times and not answer.ids_with_pieces and not text:
+            # A chunk after the text has the ids of all tokens, as SGLang sends them.
             self._take_usage(chunk)
-            answer.ids = self._within(answer.ids + ids, 0)
+            answer.ids = self._within_limit(answer.ids + ids, 0)
             answer.logprobs += _logprobs(entries)
-            self._taken += len(entries)
+            self._tokens_read += len(entries)
             return ids
-        brings = self._brought(text, ids, entries, ended=choice.finish_reason is not None)
-        room = self._limit - self._taken
-        if brings > 0 and room <= 0:
+        new_tokens = self._new_tokens(text, ids, entries, ended=choice.finish_reason is not None)
+        room = self._limit - self._tokens_read
+        if new_tokens > 0 and room <= 0:
             self._cut()
             return []
-        if brings > room:
+        if new_tokens > room:
             text = _first_tokens(entries, text, ids, int(room))
-            ids = self._within(ids, self._taken)
+            ids = self._within_limit(ids, self._tokens_read)
             entries = entries[: int(room)]
             self._cut()
-        self._taken += brings
+        self._tokens_read += new_tokens
         answer.logprobs += _logprobs(entries)
         if text or ids:
-            answer.times.append((now - answer.begun) * 1e3)
-            # Of several ids of one chunk the first has its text.
-            answer.texts.append(text)
-            answer.texts += [""] * (len(ids) - 1)
-            answer.ids += ids
-            answer.beside |= bool(ids)
-            answer.most_ids = max(answer.most_ids, len(ids))
+            self._add_piece(now, text, ids)
         self._take_usage(chunk)
         if text and not ids:
             return [0]
         return ids
+
+    def _add_piece(self, now: float, text: str, ids: list[int]) -> None:
+        """Keep a piece that came at this time; of several ids the first has its text."""
+        answer = self.answer
+        answer.times.append((now - answer.begun) * 1e3)
+        answer.texts.append(text)
+        answer.texts += [""] * (len(ids) - 1)
+        answer.ids += ids
+        if ids:
+            answer.ids_with_pieces = True
+        answer.most_ids = max(answer.most_ids, len(ids))
 
     def _text(self, delta: Mapping[str, Any]) -> str:
         """All text of a delta; what else it holds is named in ``left_out``."""
@@ -199,23 +232,24 @@ class AnswerReader:
             shown = short_name(name)
             if shown not in self.answer.left_out and len(self.answer.left_out) < _MOST_LEFT_OUT:
                 self.answer.left_out.append(shown)
-        if texts.get("reasoning") == texts.get(
-            "reasoning_content"
-        ):  # one is the other's older name
+        if texts.get("reasoning") == texts.get("reasoning_content"):
+            # One is the other's older name, and some servers send both.
             texts.pop("reasoning_content", None)
         return "".join(texts.get(name, "") for name in _TEXT_ENTRIES)
 
-    def _brought(self, text: str, ids: list[int], entries: list[Any], *, ended: bool) -> int:
+    def _new_tokens(self, text: str, ids: list[int], entries: list[Any], *, ended: bool) -> int:
         """How many tokens a chunk brings, as far as it shows."""
-        told = max(len(ids), len(entries))
-        if told or not text:
-            return told
-        # The last chunk may have the end of a text that was held back, without a token of its own.
-        return 0 if ended and self.answer.times else 1
+        count = max(len(ids), len(entries))
+        if count > 0 or not text:
+            return count
+        if ended and self.answer.times:
+            # The last chunk may have the end of a text that was held back, without a token.
+            return 0
+        return 1
 
-    def _within(self, ids: list[int], taken: int) -> list[int]:
-        """The ids up to the limit, where so many were taken before."""
-        room = self._limit - taken
+    def _within_limit(self, ids: list[int], tokens_before: int) -> list[int]:
+        """The ids up to the limit, of which so many tokens before them are a part."""
+        room = self._limit - tokens_before
         if len(ids) <= room:
             return ids
         self._cut()
@@ -233,7 +267,7 @@ class AnswerReader:
         """
         timings = _llama_timings(chunk.timings)
         if timings:
-            self.answer.own = timings
+            self.answer.server_times = timings
         usage = chunk.usage or {}
         details = usage.get("prompt_tokens_details")
         cached = details.get("cached_tokens") if isinstance(details, dict) else None
@@ -248,7 +282,7 @@ class AnswerReader:
                 self.answer.usage[name] = count
         if self.answer.usage.get("completion_tokens", 0) <= self._limit:
             return
-        if chunk.choices and not self.answer.finish:  # it would go on
+        if chunk.choices and not self.answer.finish:  # the server would go on
             self._cut()
             self.answer.usage["completion_tokens"] = int(self._limit)
         self.answer.cut = True
@@ -328,7 +362,9 @@ def _first_tokens(entries: Sequence[Any], text: str, ids: list[int], count: int)
     pieces = [entry.get("token") if isinstance(entry, dict) else None for entry in entries]
     if all(isinstance(piece, str) for piece in pieces) and "".join(map(str, pieces)) == text:
         return "".join(map(str, pieces[:count]))
-    return "" if ids else text
+    if ids:
+        return ""
+    return text
 
 
 def _llama_timings(timings: Any) -> dict[str, float]:

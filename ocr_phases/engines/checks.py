@@ -80,8 +80,8 @@ def read_as(
         return asked, count, failing_check("server_preset", f"{how}: no preset has as many")
     preset = ways[count]
     columns, rows = preset.grid(width, height)
-    cut = f"it cut the page as {preset.name}, into {columns} x {rows}"
-    return preset, count, failing_check("server_preset", f"{how}: {cut}")
+    measured = f"{how}: it cut the page as {preset.name}, into {columns} x {rows}"
+    return preset, count, failing_check("server_preset", measured)
 
 
 def _ways(asked: Preset, family: FamilyFacts, width: int, height: int) -> dict[int, Preset]:
@@ -114,12 +114,23 @@ def own_checks(
     *,
     vision_is_hidden: bool = False,
 ) -> Iterator[CheckPart]:
-    """What the repeats themselves show; ``first`` is the time to first token of the first answer,
-    in ms.
+    """What the repeats themselves show.
 
-    There were ``more`` repeats whose tokens came together. Asked for were ``rule`` against
-    repetition and at most ``limit`` tokens. ``vision_is_hidden`` says that vision runs in graphs
-    whose replays nobody times, so that a missing stage of vision shows nothing.
+    Parameters
+    ----------
+    runs : list of Answer
+        The answers that the record has.
+    more : int
+        How many repeats are left out of it, because their tokens came together.
+    first : float
+        The time to first token of the first answer of all, in ms.
+    rule : RepetitionRule, optional
+        The rule against repetition that was asked for.
+    limit : int, optional
+        The most tokens that were asked for.
+    vision_is_hidden : bool, default False
+        Whether vision runs in graphs whose replays nobody times, so that a missing stage of vision
+        shows nothing.
     """
     yield _fresh_prompt(runs, first, vision_is_hidden=vision_is_hidden)
     token_times = _token_times(runs[0], more)
@@ -203,11 +214,11 @@ def _token_times(answer: Answer, more: int) -> CheckPart | None:
     if more:
         repeats = count_text(more, "more repeat")
         return note_check(name, f"left out: {repeats}, with tokens that came together")
-    if not answer.beside:
-        came = "the server sends no ids, so its pieces have numbers"
+    if not answer.ids_with_pieces:
+        reason = "the server sends no ids, so its pieces have numbers"
         if answer.ids:
-            came = "ids came at the end"
-        return note_check(name, f"chunks of text are timed: {came}")
+            reason = "ids came at the end"
+        return note_check(name, f"chunks of text are timed: {reason}")
     return None
 
 
@@ -273,14 +284,17 @@ def _fresh_prompt(
 
 def prompt_check(answer: Answer, prompt: Sequence[int]) -> CheckPart:
     """The server's prompt beside that of the native class."""
-    theirs = answer.prompt_ids
+    server_ids = answer.prompt_ids
     count = answer.usage.get("prompt_tokens")
     difference = ""
-    if theirs:
-        place = first_difference(theirs, prompt)
+    if server_ids:
+        place = first_difference(server_ids, prompt)
         if place is not None:
             difference = f": token {place} is the first that differs"
-    if theirs == prompt[1:] or (not theirs and count == len(prompt) - 1):
+        lacks_bos = server_ids == prompt[1:]
+    else:
+        lacks_bos = count == len(prompt) - 1
+    if lacks_bos:
         difference = ": the BOS at its beginning is missing"
     return check_that(
         not difference and count == len(prompt),

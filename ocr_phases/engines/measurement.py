@@ -149,12 +149,14 @@ class ServerMeasurement:
         session = self.session
         before = metrics(session.server)
         answer = self.ask(on_tokens)
-        own = server_times(session.server, before) or answer.own
-        answer.own = {}
-        # A prefill that took longer than the client waited is not that of this request.
-        if own and own["prefill_ms"] <= answer.times[0]:
-            answer.own = own
-        if session.worker and (answer.own or not before):
+        told = server_times(session.server, before)
+        if told:
+            answer.server_times = told
+        if answer.server_times.get("prefill_ms", 0.0) > answer.times[0]:
+            # A prefill that took longer than the client waited is not that of this request.
+            answer.server_times = {}
+        was_alone = bool(answer.server_times) or not before
+        if session.worker and was_alone:
             answer.stages = self._worker_stages(answer.begun)
             settings = session.worker.get("settings") or {}
             if settings.get("enable_mm_processor_stats"):
@@ -330,8 +332,8 @@ class ServerMeasurement:
 def _own_times(answer: Answer) -> dict[str, float]:
     """What the server itself tells of an answer, in ms."""
     if answer.encoder_ms is None:
-        return answer.own
-    return {**answer.own, "encoder_ms": answer.encoder_ms}
+        return answer.server_times
+    return {**answer.server_times, "encoder_ms": answer.encoder_ms}
 
 
 def _probabilities(answer: Answer) -> list[ProbabilitiesPart] | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections import Counter
 
 from ocr_phases.engines.client import Server, ServerFailed
 
@@ -19,6 +18,11 @@ _SAMPLE = re.compile(r"vllm:(\w+)_seconds_(sum|count)(?:\{.*\})? (\S+)(?: \S+)?\
 #: More seconds or requests than any server has had, so not what it means to tell.
 _MOST_OF_SAMPLE = 1e12
 
+#: How long to wait for a request's figures, in s before each reading: the last chunk of an answer
+#: may leave before they are in.
+_PAUSES_S = (0.0, 0.05, 0.2, 0.5)
+
+#: A value by the histogram's name and ``sum`` or ``count``.
 Samples = dict[tuple[str, str], float]
 
 
@@ -36,16 +40,19 @@ def metrics(server: Server) -> Samples:
 
 def read_metrics(text: str) -> Samples:
     """`metrics` of this text in Prometheus's format."""
-    found: Counter[tuple[str, str]] = Counter()
+    sums: Samples = {}
     for line in text.splitlines():
         sample = _SAMPLE.fullmatch(line)
-        if sample is None or sample[1] not in _TIMES.values():
+        if sample is None:
             continue
-        value = _sample_value(sample[3])
+        histogram, kind, number = sample.groups()
+        if histogram not in _TIMES.values():
+            continue
+        value = _sample_value(number)
         if value is None:
             return {}
-        found[sample[1], sample[2]] += value  # type: ignore[assignment]
-    return dict(found)
+        sums[histogram, kind] = sums.get((histogram, kind), 0.0) + value
+    return sums
 
 
 def _sample_value(text: str) -> float | None:
@@ -58,16 +65,46 @@ def _sample_value(text: str) -> float | None:
 
 
 def server_times(server: Server, before: Samples) -> dict[str, float]:
-    """The server's own times of the request that finished since ``before``, ms; empty unless it was
-    alone.
+    """The server's own times of the request that finished since ``before``.
+
+    Parameters
+    ----------
+    server : Server
+        The server that was asked.
+    before : dict
+        What `metrics` gave before the request was sent; empty where the server has no metrics.
+
+    Returns
+    -------
+    dict of str to float
+        The times in ms by their names in a record. Empty where the server has no metrics, where a
+        histogram has no sum or one that fell, and where other requests finished meanwhile, since
+        then the difference is not this request's alone.
     """
     if not before:
         return {}
-    for pause in (0.0, 0.05, 0.2, 0.5):
-        time.sleep(pause)  # the last chunk may leave before its figures are in
+    for pause_s in _PAUSES_S:
+        time.sleep(pause_s)
         after = metrics(server)
-        new = {key: value - before.get(key, 0.0) for key, value in after.items()}
-        if all(new.get((name, "count")) == 1 for name in _TIMES.values()):
-            times = {own: 1e3 * new.get((name, "sum"), -1.0) for own, name in _TIMES.items()}
-            return times if min(times.values()) >= 0 else {}
+        if all(_growth(before, after, name, "count") == 1 for name in _TIMES.values()):
+            return _times_between(before, after)
     return {}
+
+
+def _times_between(before: Samples, after: Samples) -> dict[str, float]:
+    """The times of the one request between two readings, in ms; empty where one is not told."""
+    times = {}
+    for name, histogram in _TIMES.items():
+        seconds = _growth(before, after, histogram, "sum")
+        if seconds is None or seconds < 0:
+            return {}
+        times[name] = 1e3 * seconds
+    return times
+
+
+def _growth(before: Samples, after: Samples, histogram: str, kind: str) -> float | None:
+    """By how much a value of a histogram grew; None where the second reading lacks it."""
+    value = after.get((histogram, kind))
+    if value is None:
+        return None
+    return value - before.get((histogram, kind), 0.0)

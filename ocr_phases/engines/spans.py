@@ -16,15 +16,13 @@ from ocr_phases.stages import Role, stage_of, stage_place
 
 #: Where a stage is from that is no module of the worker, in a record's list of stages.
 SERVER_TIMES = "the server's own times"
-
-
 #: Where the stage of a replayed graph is from.
 _GRAPH_REPLAYS = "replays of the encoder's CUDA graphs"
 #: The roles of stages that the table of stages does not have.
 _ROLES: dict[str, Role] = {ENCODER_GRAPH: "vision"}
 
 
-class Span(NamedTuple):
+class AnswerSpan(NamedTuple):
     """A part of one repeat: its phase, stage, view and decode step, its start and length in ms."""
 
     phase: str
@@ -44,16 +42,21 @@ def spans_of(runs: Sequence[Answer]) -> pd.DataFrame:
     that came all at once there is one time, ``generate``. What one repeat lacks is left out of all:
     it would count as 0 in a median.
     """
-    timed = all(run.own for run in runs)
-    staged = all(run.stages for run in runs)
-    stepped = all(run.timed for run in runs)
+    has_server_times = all(run.server_times for run in runs)
+    has_stages = all(run.stages for run in runs)
+    has_steps = all(run.timed for run in runs)
     at_once = any(run.at_once for run in runs)
     rows = []
     for repeat, run in enumerate(runs):
         if at_once:
-            spans = [Span("generate", "generate", "", None, 0.0, run.times[-1])]
+            spans = [AnswerSpan("generate", "generate", "", None, 0.0, run.times[-1])]
         else:
-            spans = [*_spans(run, timed=timed, staged=staged, stepped=stepped)]
+            spans = _spans(
+                run,
+                server_times=run.server_times if has_server_times else {},
+                stages=run.stages if has_stages else [],
+                has_steps=has_steps,
+            )
         for span in spans:
             # The host and the device of a span have one clock, so it has one start and one length.
             rows.append((repeat, *span, span.start_ms, span.ms))
@@ -73,7 +76,7 @@ def stages_of_spans(spans: pd.DataFrame, modules: Mapping[str, str]) -> list[Sta
     Returns
     -------
     list of StagePart
-            In the order that a page goes through them, without those that are the whole of a phase.
+        In the order that a page goes through them, without those that are the whole of a phase.
         ``path`` is the module's name, else what tells of the stage.
     """
     stages = [stage_of(name, _ROLES.get(name)) for name in spans["stage"].unique()]
@@ -87,77 +90,94 @@ def stages_of_spans(spans: pd.DataFrame, modules: Mapping[str, str]) -> list[Sta
     return parts
 
 
-def _spans(run: Answer, *, timed: bool, staged: bool, stepped: bool) -> Iterator[Span]:
+def _spans(
+    run: Answer,
+    *,
+    server_times: Mapping[str, float],
+    stages: Sequence[Stage],
+    has_steps: bool,
+) -> list[AnswerSpan]:
     """What happened in a repeat.
 
-    The server's own times are used if ``timed``, the worker's stages if ``staged``, and the times
-    between chunks are those of decode steps if ``stepped``.
+    Parameters
+    ----------
+    run : Answer
+        The repeat.
+    server_times : mapping of str to float
+        The server's own times in ms; empty where they are not used.
+    stages : sequence of Stage
+        The worker's stages; empty where they are not used.
+    has_steps : bool
+        Whether the times between chunks are those of decode steps.
     """
-    own = run.own if timed else {}
-    stages = run.stages if staged else []
     first = run.times[0]
     last = run.times[-1]
-    if own or stages:
-        yield from _before_first_token(own, stages, first)
-        begin = _prefill_begin(own, stages, first)
-        yield Span("prefill", "prefill", "", None, begin, first - begin)
+    spans: list[AnswerSpan] = []
+    if server_times or stages:
+        begin = _prefill_begin(server_times, stages, first)
+        spans += _before_prefill(server_times, begin)
+        spans.append(AnswerSpan("prefill", "prefill", "", None, begin, first - begin))
     else:
-        yield Span("prefill", "first_token", "", None, 0.0, first)
+        spans.append(AnswerSpan("prefill", "first_token", "", None, 0.0, first))
     if last > first:
-        yield Span("decode", "decode", "", None, first, last - first)
-    steps = list(pairwise(run.times)) if stepped else []
-    for step, (start, end) in enumerate(steps):
-        yield Span("decode", "decode_step", "", step, start, end - start)
-    yield from _worker_spans(run, stages, len(steps))
+        spans.append(AnswerSpan("decode", "decode", "", None, first, last - first))
+    step_count = 0
+    if has_steps:
+        for step, (start, end) in enumerate(pairwise(run.times)):
+            spans.append(AnswerSpan("decode", "decode_step", "", step, start, end - start))
+            step_count += 1
+    spans += _worker_spans(run, stages, step_count)
+    return spans
 
 
-def _prefill_begin(own: Mapping[str, float], stages: Sequence[Stage], first: float) -> float:
+def _prefill_begin(
+    server_times: Mapping[str, float], stages: Sequence[Stage], first: float
+) -> float:
     """When the prefill began, ms since the request, as the server or its worker tells it."""
     begins = [start for _, start, _, _ in stages]
-    if own:
-        begins.append(first - own["prefill_ms"])
+    if server_times:
+        begins.append(first - server_times["prefill_ms"])
     return max(0.0, min(begins))
 
 
-def _before_first_token(
-    own: Mapping[str, float], stages: Sequence[Stage], first: float
-) -> Iterator[Span]:
-    """What happened between the request and the prefill: all of it, preprocessing, the queue."""
-    begin = _prefill_begin(own, stages, first)
-    queue_ms = own.get("queue_ms", 0.0)
-    preprocess_ms = own.get("ttft_ms", 0.0) - own.get("prefill_ms", 0.0) - queue_ms
-    queued = min(max(preprocess_ms, 0.0), begin)
+def _before_prefill(server_times: Mapping[str, float], begin: float) -> Iterator[AnswerSpan]:
+    """What happened before the prefill's ``begin``: all of it, preprocessing, the queue."""
+    queue_ms = server_times.get("queue_ms", 0.0)
+    waited_ms = server_times.get("ttft_ms", 0.0) - server_times.get("prefill_ms", 0.0)
+    queued = min(max(waited_ms - queue_ms, 0.0), begin)
     scheduled = min(queued + queue_ms, begin)
     parts = [
-        Span("prepare", "prepare", "", None, 0.0, begin),
-        Span("prepare", "preprocess", "", None, 0.0, queued),
-        Span("prepare", "queue", "", None, queued, scheduled - queued),
+        AnswerSpan("prepare", "prepare", "", None, 0.0, begin),
+        AnswerSpan("prepare", "preprocess", "", None, 0.0, queued),
+        AnswerSpan("prepare", "queue", "", None, queued, scheduled - queued),
     ]
     for part in parts:
         if part.ms > 0:
             yield part
 
 
-def _worker_spans(run: Answer, stages: Sequence[Stage], steps: int) -> Iterator[Span]:
+def _worker_spans(run: Answer, stages: Sequence[Stage], step_count: int) -> Iterator[AnswerSpan]:
     """The worker's stages: those of the prefill, and the text model of each of so many decode
     steps.
 
     The prompt, of which a cache may have the beginning, takes one call of the text model or
-    several.
+    several. So the first decode step is the first call after all of the prompt was read.
     """
-    read = run.usage.get("cached_tokens") or 0
-    prompt = run.usage.get("prompt_tokens") or 1
-    step = -1
+    tokens_read = run.usage.get("cached_tokens", 0)
+    # Where nobody tells the prompt's length, its first call is taken to be the whole of it.
+    prompt_tokens = run.usage.get("prompt_tokens") or 1
+    step: int | None = None  # None in the prefill
     seen: set[str] = set()
     for name, start, ms, tokens in stages:
+        # A page's first call of an encoder is for the whole page, the second one for its crops.
         view = "local" if name in seen else "global"
         seen.add(name)
         if name == "language_model":
             view = ""
-            if read >= prompt:
-                step += 1
-            read += tokens
-        if step < 0:
-            yield Span("prefill", name, view, None, start, ms)
-        elif step < steps:
-            yield Span("decode", name, view, step, start, ms)
+            if tokens_read >= prompt_tokens:
+                step = 0 if step is None else step + 1
+            tokens_read += tokens
+        if step is None:
+            yield AnswerSpan("prefill", name, view, None, start, ms)
+        elif step < step_count:
+            yield AnswerSpan("decode", name, view, step, start, ms)

@@ -35,6 +35,11 @@ OTHER_MODULES = {
         "mlp1",
     ),
 }
+#: The stage of all of vision in a replayed CUDA graph (``cudagraph_mm_encoder``): its hooks do not
+#: fire there, so that its parts have no times of their own.
+ENCODER_GRAPH = "encoder_graph"
+#: So many calls are kept until they are taken.
+_MOST_ROWS = 200_000
 
 
 def watched_modules(model: Any) -> dict[str, str]:
@@ -57,15 +62,7 @@ def _has(model: Any, name: str) -> bool:
     return getattr(model, name, None) is not None
 
 
-#: The stage of all of vision in a replayed CUDA graph (``cudagraph_mm_encoder``): its hooks do not
-#: fire there, so that its parts have no times of their own.
-ENCODER_GRAPH = "encoder_graph"
-
-#: So many calls are kept until they are taken.
-_MOST_ROWS = 200_000
-
-
-class Watch:
+class StageClocks:
     """Clocks around the calls of a model's `watched_modules`: CUDA events on a GPU, the host's
     clock elsewhere.
 
@@ -94,7 +91,8 @@ class Watch:
 
         def end(_: Any, arguments: Any, named: Any, output: Any) -> None:
             del output
-            self._keep(stage, self.opened.pop(), _token_count([*arguments, *named.values()]))
+            begun = self.opened.pop()
+            self._keep(stage, begun, _token_count([*arguments, *named.values()]))
 
         module.register_forward_pre_hook(begin)
         module.register_forward_hook(end, with_kwargs=True)
@@ -164,16 +162,16 @@ def _start_of(row: tuple[str, float, float, int]) -> float:
 
 def _token_count(inputs: list[Any]) -> int:
     """How many tokens a text model is given: the length of the ids or positions that it gets."""
-    for each in inputs:
-        if hasattr(each, "shape"):
-            return int(each.shape[-1])
+    for tensor in inputs:
+        if hasattr(tensor, "shape"):
+            return int(tensor.shape[-1])
     return 0
 
 
 class Stages:
     """The methods that the worker gets; their names must be none of vLLM's.
 
-    ``ocr_take``, once `ocr_watch` was called, is `Watch.take`.
+    ``ocr_take``, once `ocr_watch` was called, is `StageClocks.take`.
     """
 
     def ocr_encoder_ms(self: Any) -> float | None:
@@ -197,9 +195,9 @@ class Stages:
         device = self.device
         if not hasattr(self, "ocr_take"):
             graphs = getattr(self.model_runner, "encoder_cudagraph_manager", None)
-            watch = Watch(model, device, graphs)
-            self.ocr_times_graphs = watch.times_graphs
-            self.ocr_take = watch.take
+            clocks = StageClocks(model, device, graphs)
+            self.ocr_times_graphs = clocks.times_graphs
+            self.ocr_take = clocks.take
         return {
             "model": {
                 "class": type(model).__name__,
