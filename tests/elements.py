@@ -22,10 +22,11 @@ _CELLS = ("td", "th", "dt", "dd", "text", "span")
 
 
 class Elements(HTMLParser):
-    """Every element of a document with its attributes; what stands in a script or style is text in
-    ``said``.
+    """The elements and the text of a document.
 
-    ``lines`` is what is seen: a paragraph, a heading, a table's row or a text of a figure each.
+    ``found`` has every element with its attributes, ``said`` all text, also that of scripts and
+    styles. ``lines`` is what is seen: a paragraph, a heading, a table's row or a text of a figure
+    each. ``open`` are the elements that never end, ``stray`` the ends that nothing began.
     """
 
     def __init__(self, document: object) -> None:
@@ -33,14 +34,17 @@ class Elements(HTMLParser):
         self.found: list[tuple[str, dict[str, str | None]]] = []
         self.open: list[str] = []
         self.stray: list[str] = []
-        self.said, self.lines, self.unseen = "", [""], 0
+        self.said = ""
+        self.lines = [""]
+        self.unseen = 0  # of the elements that are open, those that nobody sees
         self.feed(str(document))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.found.append((tag, dict(attrs)))
         if tag not in ("meta", "link", "img", "br"):
             self.open.append(tag)
-        self.unseen += tag in _UNSEEN
+        if tag in _UNSEEN:
+            self.unseen += 1
         if tag in _LINES:
             self.lines.append("")
         elif tag in _CELLS and self.lines[-1]:
@@ -61,12 +65,18 @@ class Elements(HTMLParser):
             self.open.pop()
         else:
             self.stray.append(tag)
-        self.unseen -= tag in _UNSEEN
+        if tag in _UNSEEN:
+            self.unseen -= 1
         if tag in _LINES:
             self.lines.append("")
 
     def tags(self) -> set[str]:
+        """The names of all elements."""
         return {tag for tag, _ in self.found}
+
+    def attributes_of(self, tag: str) -> list[dict[str, str | None]]:
+        """The attributes of each element of this name."""
+        return [attributes for name, attributes in self.found if name == tag]
 
 
 def seen(document: str) -> str:

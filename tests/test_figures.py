@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from itertools import pairwise
 from xml.etree import ElementTree
 
 import matplotlib
@@ -31,21 +32,28 @@ PLOTS = [name for name in plots_of(RunPlots) if name != "page"]
 ON_AXES = [name for name in plots_on_axes(RunPlots) if name != "page"]
 
 
+@pytest.fixture(scope="module", params=["cuda", "batch", "generate"])
+def run(request):
+    """A record of each kind whose figures differ."""
+    return make_run(**SHAPES[request.param])
+
+
+def look_of(figure):
+    """What of a figure a drawing may change for its own time only."""
+    background = figure.axes[0].get_facecolor()
+    return figure.canvas, figure.dpi, figure.get_facecolor(), background
+
+
 @pytest.mark.parametrize("plot", PLOTS)
-@pytest.mark.parametrize("shape", ["cuda", "batch", "generate"])
-def test_an_svg_stands_alone_and_leaves_its_figure_and_the_settings_as_they_were(plot, shape):
+def test_an_svg_stands_alone_and_changes_neither_its_figure_nor_a_setting(plot, run):
     settings = dict(matplotlib.rcParams)
-    figure = getattr(make_run(**SHAPES[shape]).plot, plot)()
+    figure = getattr(run.plot, plot)()
     figure.axes[0].set_title('A "figure" <of> time', loc="left")
-    before = (figure.canvas, figure.dpi, figure.get_facecolor(), figure.axes[0].get_facecolor())
+    before = look_of(figure)
     text = figure_svg(figure)
-    assert before == (
-        figure.canvas,
-        figure.dpi,
-        figure.get_facecolor(),
-        figure.axes[0].get_facecolor(),
-    )
+    assert look_of(figure) == before
     assert dict(matplotlib.rcParams) == settings
+
     root = ElementTree.fromstring(text)
     assert root.attrib["role"] == "img"
     assert root.attrib["aria-label"].startswith('A "figure" <of> time')
@@ -55,72 +63,104 @@ def test_an_svg_stands_alone_and_leaves_its_figure_and_the_settings_as_they_were
     assert set(re.findall(r'(?:url\(|href=")#([^)"]+)', text)) == ids
     assert "#222222;" not in text  # ink that no theme could change
     assert "http" not in text.replace('xmlns="http://www.w3.org/2000/svg"', "")
-    assert min(part.get_fontsize() for part in figure.findobj(Text) if part.get_text()) >= 9
+    for part in texts_of(figure):
+        assert part.get_fontsize() >= 9
+
+
+def texts_of(figure):
+    """The texts of a figure that have words."""
+    return [text for text in figure.findobj(Text) if text.get_text()]
 
 
 def test_type_is_text_in_the_fonts_that_it_was_measured_with_and_white_follows_the_page():
     figure = Figure(figsize=(3, 2))
     figure.text(0.5, 0.5, "A sentence", bbox={"facecolor": "white", "alpha": 0.7})
-    root = ElementTree.fromstring(drawn := figure_svg(figure))
+    drawn = figure_svg(figure)
+    root = ElementTree.fromstring(drawn)
     (text,) = (element for element in root.iter() if element.tag.endswith("}text"))
-    assert text.text == "A sentence" and "font-family" not in text.attrib["style"]
+    assert text.text == "A sentence"
+    assert "font-family" not in text.attrib["style"]
     assert "'DejaVu Sans', Verdana" in root.attrib["style"]
     assert "fill: var(--op-card, #ffffff)" in drawn
 
 
+def linear_light(part):
+    """A part of an sRGB colour as light, by WCAG 2.1."""
+    if part <= 0.04045:
+        return part / 12.92
+    return ((part + 0.055) / 1.055) ** 2.4
+
+
 def luminance(colour):
     """WCAG 2.1's relative luminance."""
-    parts = to_rgb(colour)
-    linear = [
-        part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
-    ]
-    return float(np.dot(linear, (0.2126, 0.7152, 0.0722)))
+    red, green, blue = (linear_light(part) for part in to_rgb(colour))
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def contrast(one, other):
+    """WCAG 2.1's contrast ratio."""
+    dark, light = sorted([luminance(one), luminance(other)])
+    return (light + 0.05) / (dark + 0.05)
 
 
 @pytest.mark.parametrize("page", ["#ffffff", "#1b2127"])
 def test_every_colour_is_seen_on_a_light_and_on_a_dark_page(page):
     for colour in {*PHASE_COLOURS.values(), *STAGE_COLOURS.values()}:
-        dark, light = sorted(luminance(each) for each in (colour, page))
-        assert (light + 0.05) / (dark + 0.05) >= 3, colour
+        assert contrast(colour, page) >= 3, colour
 
 
 def test_a_notebook_beside_its_html_file_has_words_for_a_still():
     data = plot_memory(make_run()).bundle(still=False)
     drawn, still, after = data["text/html"].partition(STILL)
     assert set(data) == {"text/plain", "text/html"}
-    assert drawn.count("<svg") == 1 and still and "HTML file beside" in after
+    assert drawn.count("<svg") == 1
+    assert still
+    assert "HTML file beside" in after
 
 
-@pytest.mark.parametrize("plot", (plot_latency, plot_memory))
+def long_run(steps):
+    """A record of so many tokens whose times differ."""
+    run = make_run(text="word" * steps, repeats=1)
+    noise = np.random.default_rng(0).uniform(1, 2, len(run.spans))
+    spans = run.spans.assign(device_ms=run.spans["device_ms"] * noise)
+    return dataclasses.replace(run, spans=spans)
+
+
+def marks_of(svg):
+    """How many paths and straight lines a figure consists of."""
+    return svg.count("<path") + svg.count("L ")
+
+
+@pytest.mark.parametrize("plot", [plot_latency, plot_memory])
 def test_a_long_record_has_as_many_marks_as_a_figure_has_room_for(plot):
-    texts = []
-    for steps in (4_000, 8_000):
-        run = make_run(text="word" * steps, repeats=1)
-        noise = np.random.default_rng(0).uniform(1, 2, len(run.spans))
-        spans = run.spans.assign(device_ms=run.spans["device_ms"] * noise)
-        texts.append(figure_svg(plot(dataclasses.replace(run, spans=spans))))
-    marks = [text.count("<path") + len(re.findall("L ", text)) for text in texts]
-    assert marks[1] <= 1.2 * marks[0] < 10_000
-    assert all(len(text) < 300_000 for text in texts)
+    shorter = figure_svg(plot(long_run(4_000)))
+    longer = figure_svg(plot(long_run(8_000)))
+    assert marks_of(shorter) < 10_000
+    assert marks_of(longer) <= 1.2 * marks_of(shorter)
+    assert max(len(shorter), len(longer)) < 300_000
 
 
-def test_latency_draws_both_clocks_where_the_host_reads_every_token():
+def test_latency_draws_both_clocks_only_where_the_host_reads_every_token():
     run = make_run(cuda=True)
-    seldom = altered(run, request={**to_plain(run.request), "eos_check_every": 16})
-    for each, clocks in ((run, {"device, median", "host, median"}), (seldom, {"device, median"})):
-        labels = set(plot_latency(each).axes[0].get_legend_handles_labels()[1])
-        assert labels & {"device, median", "host, median"} == clocks
+    seldom_read = altered(run, request={**to_plain(run.request), "eos_check_every": 16})
+    assert clocks_drawn(run) == {"device, median", "host, median"}
+    assert clocks_drawn(seldom_read) == {"device, median"}
+
+
+def clocks_drawn(run):
+    _, labels = plot_latency(run).axes[0].get_legend_handles_labels()
+    return {"device, median", "host, median"} & set(labels)
 
 
 def test_memory_says_when_there_is_nothing():
-    def words(**shape):
-        texts = plot_memory(make_run(**shape)).findobj(Text)
-        return [text.get_text().replace("\n", " ") for text in texts if text.get_text()]
+    def sentences(**shape):
+        figure = plot_memory(make_run(**shape))
+        return [text.get_text().replace("\n", " ") for text in texts_of(figure)]
 
-    (sentence,) = words(generate=True, memory=False)
+    (sentence,) = sentences(generate=True, memory=False)
     assert says(sentence, "peak memory", "KV cache")
-    assert any(says(text, "Peak memory", "not") for text in words(memory=False))
-    assert any(says(text, "cache", "not") for text in words(generate=True))
+    assert any(says(text, "Peak memory", "not") for text in sentences(memory=False))
+    assert any(says(text, "cache", "not") for text in sentences(generate=True))
 
 
 @pytest.mark.parametrize("plot", PLOTS)
@@ -128,9 +168,17 @@ def test_a_figure_has_room_for_all_of_it_and_leaves_none(plot):
     figure = getattr(make_run(cuda=True).plot, plot)()
     figure.draw_without_rendering()
     boxes = [axes.get_tightbbox().padded(-1) for axes in figure.axes]
-    assert all(figure.bbox.fully_containsx(x) for box in boxes for x in box.intervalx)
-    assert all(figure.bbox.fully_containsy(y) for box in boxes for y in box.intervaly)
+    for box in boxes:
+        assert_inside(box, figure)
     assert Bbox.union(boxes).width > 0.96 * figure.bbox.width
+
+
+def assert_inside(box, figure):
+    """A part of a figure does not reach beyond it."""
+    assert figure.bbox.x0 <= box.x0
+    assert box.x1 <= figure.bbox.x1
+    assert figure.bbox.y0 <= box.y0
+    assert box.y1 <= figure.bbox.y1
 
 
 @pytest.mark.parametrize("plot", ON_AXES)
@@ -139,46 +187,52 @@ def test_a_plot_fits_the_caller_s_small_figure(plot):
     getattr(make_run(cuda=True).plot, plot)(ax=figure.subplots())
     figure.draw_without_rendering()
     [axes] = figure.axes
-    said = [axes.xaxis.label, axes.yaxis.label, *axes.texts, *axes.findobj(Legend)]
-    for artist in (each for each in said if isinstance(each, Legend) or each.get_text()):
-        box = artist.get_window_extent()
-        assert figure.bbox.x0 <= box.x0 and box.x1 <= figure.bbox.x1
-        assert figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1
+    texts = [axes.xaxis.label, axes.yaxis.label, *axes.texts]
+    with_words = [text for text in texts if text.get_text()]
+    for artist in [*with_words, *axes.findobj(Legend)]:
+        assert_inside(artist.get_window_extent(), figure)
     assert axes.bbox.height > 0.25 * figure.bbox.height
 
 
 def test_ratios_on_small_axes_are_the_largest_that_can_be_read():
     base = make_run(cuda=True)
     runs = [base, paced(base, 1.01), paced(base, 3.0, stage="sam"), paced(base, 0.3, stage="sam")]
-    figure, compared = Figure(figsize=(5, 3)), Comparison(runs, ["a", "b", "c", "d"])
-    whole = compared.plot.ratios().axes[0].get_yticklabels()
-    compared.plot.ratios(ax=figure.subplots())
+    compared = Comparison(runs, ["a", "b", "c", "d"])
+    changes = len(compared.plot.ratios().axes[0].get_yticklabels())
+
+    figure = Figure(figsize=(5, 3))
+    axes = figure.subplots()
+    compared.plot.ratios(ax=axes)
     figure.draw_without_rendering()
-    names = figure.axes[0].get_yticklabels()
-    boxes = [name.get_window_extent() for name in names]
-    assert all(over.y0 >= under.y1 for over, under in zip(boxes, boxes[1:], strict=False))
-    assert figure.axes[0].get_title("left") == f"Largest of {len(whole)} changes"
-    assert [name.get_text() for name in names if name.get_text()[0] != "b"] == [
-        "c  vision",
-        "d  vision",
-    ]
-    assert len(whole) > len(names) > 3
+
+    labels = axes.get_yticklabels()
+    assert 3 < len(labels) < changes
+    assert axes.get_title("left") == f"Largest of {changes} changes"
+    boxes = [label.get_window_extent() for label in labels]
+    for upper, lower in pairwise(boxes):
+        assert upper.y0 >= lower.y1
+    names = [label.get_text() for label in labels]
+    assert [name for name in names if not name.startswith("b")] == ["c  vision", "d  vision"]
 
 
-def test_regions_come_the_costliest_first_and_type_stands_out_from_its_ground():
-    table, shown = (
-        make_run().regions,
-        make_run().plot.page(color="time").axes[0].images[0].get_array(),
-    )
-    assert (shown == np.round(np.multiply(255, to_rgb(time_colour(1.0))))).all(axis=2).any()
-    ranks = table["decode_ms"].rank(ascending=False, method="first").astype(int)
-    ranked = re.findall(
-        r"rank\d\d", regions_html(table.assign(label=[f"rank{rank:02}" for rank in ranks]))
-    )
-    assert len(ranked) > 1 and ranked == sorted(ranked)
-    assert (
-        type_colour("#00ff00")
-        == type_colour("#ffffff")
-        != type_colour("#0000ff")
-        == type_colour("#000000")
-    )
+def test_regions_come_the_costliest_first():
+    regions = make_run().regions
+    ranks = regions["decode_ms"].rank(ascending=False, method="first").astype(int)
+    ranked = regions.assign(label=[f"rank{rank:02}" for rank in ranks])
+    shown = re.findall(r"rank\d\d", regions_html(ranked))
+    assert len(shown) > 1
+    assert shown == sorted(shown)
+
+
+def test_the_costliest_region_of_a_page_has_the_last_colour_of_the_scale():
+    picture = make_run().plot.page(color="time").axes[0].images[0].get_array()
+    last_colour = np.round(np.multiply(255, to_rgb(time_colour(1.0))))
+    assert (picture == last_colour).all(axis=2).any()
+
+
+def test_type_stands_out_from_its_ground():
+    on_light = type_colour("#ffffff")
+    on_dark = type_colour("#000000")
+    assert on_light != on_dark
+    assert type_colour("#00ff00") == on_light
+    assert type_colour("#0000ff") == on_dark

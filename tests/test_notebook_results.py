@@ -2,6 +2,7 @@
 
 import inspect
 import json
+from collections import defaultdict
 
 import nbformat
 import pandas as pd
@@ -28,72 +29,121 @@ TABLES = tables_of(PhaseRun)
 ON_AXES = [
     (kind, name) for kind in (RunPlots, ComparePlots, SweepPlots) for name in plots_on_axes(kind)
 ]
+NOTEBOOKS = sorted(asset("notebooks").glob("*.ipynb"))
+
+
+def html_of(result: object) -> Elements:
+    """What a notebook shows of a result."""
+    return Elements(result._repr_mimebundle_()["text/html"])
+
+
+def text_of(result: object) -> str:
+    """What a notebook shows of a result where it shows no HTML."""
+    return result._repr_mimebundle_()["text/plain"]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.filterwarnings("error")
-def test_every_record_shows_itself_its_tables_and_its_plots(shape):
+def test_every_record_shows_itself(shape):
     run = make_run(**SHAPES[shape])
-    shown = run._repr_mimebundle_()
-    elements = Elements(shown["text/html"])
+    elements = html_of(run)
     assert not elements.open
     assert not elements.stray
     assert "nan" not in elements.said
-    prefill = "" if run["prefill_ms"] is None else ms_text(run["prefill_ms"])
-    assert prefill in elements.said.replace("\N{NO-BREAK SPACE}", " ")
-    assert shown["text/plain"].startswith(run.page.file)
-    if len(run.pages) > 1:
-        rows = [f"row {row + 1}: {page.file}" for row, page in enumerate(run.pages)]
-        assert all(row in shown["text/plain"] for row in rows)
-        assert sum(tag == "tr" for tag, _ in elements.found) == len(run.pages) + 1
-    assert all(attributes.get("alt") for tag, attributes in elements.found if tag == "img")
+    if run["prefill_ms"] is not None:
+        said = elements.said.replace("\N{NO-BREAK SPACE}", " ")
+        assert ms_text(run["prefill_ms"]) in said
+    assert all(image["alt"] for image in elements.attributes_of("img"))
+    assert text_of(run).startswith(run.page.file)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.filterwarnings("error")
+def test_every_record_has_its_tables_and_plots(shape):
+    run = make_run(**SHAPES[shape])
     tables = tables_in(run)
     assert {"stages", "tokens", "regions", "floors", "checks"} <= set(tables)
-    assert [name for name, table in tables.items() if len(table.columns) < 2] == []
-    assert [name for name in PLOTS if not alt_text(getattr(run.plot, name)())] == []
+    for name, table in tables.items():
+        assert len(table.columns) >= 2, name
+    for name in PLOTS:
+        assert alt_text(getattr(run.plot, name)()), name
 
 
-def test_figures_tables_pages_and_paths_show_themselves(tmp_path):
+def test_a_batch_shows_each_of_its_pages():
+    run = make_run(rows=3)
+    for row, page in enumerate(run.pages):
+        assert f"row {row + 1}: {page.file}" in text_of(run)
+    heading = 1
+    assert len(html_of(run).attributes_of("tr")) == heading + len(run.pages)
+
+
+def test_a_figure_is_drawn_in_a_theme_s_ink_with_a_still_that_has_words():
+    shown = make_run().plot.vision()._repr_mimebundle_()
+    html = shown["text/html"]
+    (still,) = Elements(html).attributes_of("img")
+    assert still["alt"] == shown["text/plain"]
+    assert "<svg" in html
+    assert "var(--op-ink" in html
+
+
+def test_a_table_is_html_and_so_is_a_part_of_it():
     run = make_run()
-    data = run.plot.vision()._repr_mimebundle_()
-    (still,) = (attributes for tag, attributes in Elements(data["text/html"]).found if tag == "img")
-    assert still["alt"] == data["text/plain"]
-    assert "<svg" in data["text/html"] and "var(--op-ink" in data["text/html"]
     for table in (*tables_in(run).values(), compare(run, run).table):
         elements = Elements(table._repr_html_())
-        assert not elements.stray and "table" in elements.tags()
-        assert Elements(table.head(1)._repr_html_()).tags() >= {"table"}
-    verdict_first = Elements(run.checks._repr_html_()).said
-    assert verdict_first.index("verdict") < verdict_first.index("measured")
-    assert run.page.file in run.page._repr_mimebundle_()["text/plain"]
-    assert "img" in Elements(run.page._repr_mimebundle_()["text/html"]).tags()
+        assert not elements.stray
+        assert "table" in elements.tags()
+        assert "table" in Elements(table.head(1)._repr_html_()).tags()
+
+
+def test_the_table_of_checks_has_the_verdict_before_what_was_measured():
+    said = Elements(make_run().checks._repr_html_()).said
+    assert said.index("verdict") < said.index("measured")
+
+
+def test_a_page_and_a_path_show_themselves(tmp_path):
+    run = make_run()
+    assert run.page.file in text_of(run.page)
+    assert "img" in html_of(run.page).tags()
     assert "run.json" in run.save(tmp_path / "run.json")._repr_html_()
-    found = {name for name in dir(run.plot) if not name.startswith("_")}
-    assert found == set(PLOTS) and all(f"plot.{name}()" in repr(run.plot) for name in found)
-    assert all(getattr(run.plot, name).__doc__ for name in PLOTS)
-    assert all(getattr(PhaseRun, name).__doc__ for name in TABLES)
+
+
+def test_every_table_and_plot_is_listed_and_described():
+    run = make_run()
+    listed = {name for name in dir(run.plot) if not name.startswith("_")}
+    assert listed == set(PLOTS)
+    for name in PLOTS:
+        assert f"plot.{name}()" in repr(run.plot)
+        assert getattr(run.plot, name).__doc__, name
+    for name in TABLES:
+        assert getattr(PhaseRun, name).__doc__, name
     assert list(inspect.signature(run.plot.page).parameters) == ["page", "color", "row", "ax"]
 
 
 @pytest.mark.parametrize(("kind", "name"), ON_AXES)
 def test_a_plot_draws_on_the_caller_s_axes(kind, name):
-    figure = Figure()
-    left, right = figure.subplots(1, 2)
     run = make_run()
     failures = pd.DataFrame(columns=list(FAILURE_COLUMNS))
     results = (run, compare(run, run), SweepResult({"a": run, "b": run}, failures))
     (plot,) = (result.plot for result in results if isinstance(result.plot, kind))
+    figure = Figure()
+    left, right = figure.subplots(1, 2)
     assert getattr(plot, name)(ax=left) is figure
-    assert [bool(axes.get_title("left") or axes.texts) for axes in (left, right)] == [True, False]
+    assert left.get_title("left") or left.texts
+    assert not right.get_title("left")
+    assert not right.texts
+
+
+def test_a_comparison_is_told_in_the_caller_s_labels():
+    run = make_run()
+    change = compare(run, run, labels=["a", "b"])
+    assert change.verdict.startswith("b against a")
+    assert change.verdict in text_of(change)
 
 
 def test_colours_and_labels_that_there_cannot_be_are_refused():
     run = make_run()
     with refused():
         run.plot.page(color="label")
-    change = compare(run, run, labels=["a", "b"])
-    assert change.verdict.startswith("b against a")
-    assert change.verdict in change._repr_mimebundle_()["text/plain"]
     for labels in (["a"], ["a", "a"], ["a", "b", "c"]):
         with refused():
             compare(run, run, labels=labels)
@@ -102,13 +152,13 @@ def test_colours_and_labels_that_there_cannot_be_are_refused():
 def test_what_a_model_wrote_stays_text():
     name = "<b onclick=alert(1)>$x$</b>.png"
     run = make_run(text=ATTACK, page_name=name)
+    batch = make_run(rows=2, page_name=name)
     other = make_run(text=ATTACK.replace("2", "3"), page_name=name)
-    for result in (run, make_run(rows=2, page_name=name), compare(run, other)):
-        elements = Elements(result._repr_mimebundle_()["text/html"])
+    for result in (run, batch, compare(run, other)):
+        elements = html_of(result)
         assert elements.tags().isdisjoint({"script", "b", "iframe"})
-        assert not any(
-            name.startswith("on") for _, attributes in elements.found for name in attributes
-        )
+        for _, attributes in elements.found:
+            assert not any(attribute.startswith("on") for attribute in attributes)
 
 
 def test_a_folder_of_records_shows_itself(tmp_path):
@@ -116,61 +166,96 @@ def test_a_folder_of_records_shows_itself(tmp_path):
         make_run(rows=rows).save(tmp_path / f"small-eager-b{rows}-n8.json")
     sweep = SweepResult.load(tmp_path)
     assert list(sweep.table["batch"]) == [1, 2]
-    shown = sweep._repr_mimebundle_()
-    assert sweep.verdict in shown["text/plain"] and not Elements(shown["text/html"]).stray
-    plots = ("prefill", "vision", "decode", "throughput", "floors")
-    assert all(alt_text(getattr(sweep.plot, name)()) for name in plots)
+    assert sweep.verdict in text_of(sweep)
+    assert not html_of(sweep).stray
+    for name in ("prefill", "vision", "decode", "throughput", "floors"):
+        assert alt_text(getattr(sweep.plot, name)()), name
 
 
-@pytest.mark.parametrize("path", [RECORD, GPU_RECORD], ids=["cpu", "cuda"])
-def test_a_trace_has_every_span_of_every_clock_and_they_nest(path, tmp_path, capsys):
-    assert main(["artifacts", "--chrome-trace", str(path), "--out", str(tmp_path)]) == 0
-    assert str(trace := tmp_path / "trace.json") in capsys.readouterr().out
-    events = json.loads(trace.read_text(), parse_constant=pytest.fail)["traceEvents"]
-    run = PhaseRun.load(path)
+@pytest.fixture(scope="module", params=[RECORD, GPU_RECORD], ids=["cpu", "cuda"])
+def traced_run(request, tmp_path_factory):
+    """A record and the events of its trace, as the command writes it."""
+    folder = tmp_path_factory.mktemp("trace")
+    assert main(["artifacts", "--chrome-trace", str(request.param), "--out", str(folder)]) == 0
+    text = (folder / "trace.json").read_text()
+    events = json.loads(text, parse_constant=pytest.fail)["traceEvents"]
+    return PhaseRun.load(request.param), events
+
+
+def test_the_command_names_the_trace_that_it_wrote(tmp_path, capsys):
+    assert main(["artifacts", "--chrome-trace", str(RECORD), "--out", str(tmp_path)]) == 0
+    assert str(tmp_path / "trace.json") in capsys.readouterr().out
+
+
+def test_a_trace_has_every_span_of_every_clock(traced_run):
+    run, events = traced_run
     assert {event["ph"] for event in events} == {"M", "X", "C"}
+    spans = [event for event in events if event["ph"] == "X"]
+    clocks = 2 if run.device.kind == "cuda" else 1
+    assert len(spans) == clocks * len(run.spans)
+    for event in spans:
+        assert set(event) == {"name", "cat", "ph", "ts", "dur", "pid", "tid", "args"}
+    host_us = sum(event["dur"] for event in spans if event["tid"] == 1)
+    assert host_us == pytest.approx(1e3 * run.spans["host_ms"].sum())
+
+
+def test_a_trace_has_the_cache_s_bytes(traced_run):
+    run, events = traced_run
     cache = [event for event in events if event["name"] == "KV cache"]
     assert [event["args"]["bytes"] for event in cache] == run.cache.bytes * len(run.repeats)
     assert all(event["ts"] > 0 for event in cache)
-    complete = [event for event in events if event["ph"] == "X"]
-    assert len(complete) == (2 if run.device.kind == "cuda" else 1) * len(run.spans)
-    host = sum(event["dur"] for event in complete if event["tid"] == 1)
-    assert host == pytest.approx(1e3 * run.spans["host_ms"].sum())
-    lanes = {}
-    for event in complete:
-        assert {"name", "cat", "ph", "ts", "dur", "pid", "tid", "args"} == set(event)
-        lanes.setdefault((event["pid"], event["tid"]), []).append((event["ts"], -event["dur"]))
-    named = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
-    assert named == set(lanes)
-    names = {
+
+
+def test_every_lane_of_a_trace_has_a_name(traced_run):
+    run, events = traced_run
+    lanes = {(event["pid"], event["tid"]) for event in events if event["ph"] == "X"}
+    threads = {(event["pid"], event["tid"]) for event in events if event["name"] == "thread_name"}
+    assert threads == lanes
+    processes = {
         (event["pid"], event["args"]["name"]) for event in events if event["name"] == "process_name"
     }
-    assert names == {(number, f"repeat {number}: {run.page.file}") for number, _ in lanes}
+    assert processes == {(repeat, f"repeat {repeat}: {run.page.file}") for repeat, _ in lanes}
+
+
+def test_the_spans_of_a_lane_nest(traced_run):
+    """A span lies in the one before it or behind it, as a viewer draws them."""
+    _, events = traced_run
+    lanes = defaultdict(list)
+    for event in events:
+        if event["ph"] == "X":
+            lanes[event["pid"], event["tid"]].append((event["ts"], -event["dur"]))
     for lane in lanes.values():
-        # Within a lane a span lies in the one before it or behind it, as a viewer draws them.
         open_until = []
-        for start, length in sorted(lane):
+        for start, negative_length in sorted(lane):
+            end = start - negative_length
             while open_until and open_until[-1] <= start:
                 open_until.pop()
-            assert not open_until or start - length <= open_until[-1]
-            open_until.append(start - length)
-
-
-NOTEBOOKS = sorted(asset("notebooks").glob("*.ipynb"))
+            assert not open_until or end <= open_until[-1]
+            open_until.append(end)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_shipped_notebook_is_clean(path):
+def test_a_shipped_notebook_is_committed_without_outputs(path):
     notebook = nbformat.read(path, as_version=nbformat.NO_CONVERT)
     nbformat.validate(notebook)
     assert len({cell["id"] for cell in notebook.cells}) == len(notebook.cells)
-    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert not [cell for cell in code if cell.outputs or cell.execution_count is not None]
-    assert notebook.cells[0].cell_type == "markdown" and not {"widgets", "papermill"} & set(
-        notebook.metadata
-    )
-    (parameters,) = (cell for cell in code if "parameters" in cell.metadata.get("tags", []))
+    assert notebook.cells[0].cell_type == "markdown"
+    assert not {"widgets", "papermill"} & set(notebook.metadata)
+    for cell in code_cells(notebook):
+        assert not cell.outputs
+        assert cell.execution_count is None
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_each_line_of_a_notebook_s_parameters_is_one_parameter(path):
+    cells = code_cells(nbformat.read(path, as_version=nbformat.NO_CONVERT))
+    (parameters,) = (cell for cell in cells if "parameters" in cell.metadata.get("tags", []))
     for line in parameters.source.splitlines():
         name, equals, _ = line.partition(" = ")
         name = name.partition(":")[0]  # papermill reads a type behind it
-        assert equals and name.isidentifier(), f"no parameter of its own: {line}"
+        assert equals, line
+        assert name.isidentifier(), line
+
+
+def code_cells(notebook):
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]

@@ -33,12 +33,17 @@ from ocr_phases.images import describe_page, load_page
 from ocr_phases.inputs.packing import pack
 from ocr_phases.inputs.views import image_token_count, make_views, valid_image_tokens
 
-PRESETS, PROMPTS = FAMILIES["deepseek-ocr"].presets, FAMILIES["deepseek-ocr"].prompts
+PRESETS = FAMILIES["deepseek-ocr"].presets
+PROMPTS = FAMILIES["deepseek-ocr"].prompts
+WHITE = (255, 255, 255)
+#: The number of EXIF's entry for how a picture is turned.
+ORIENTATION = 0x0112
 
 
 def batch(views, prompts):
-    tokens = SimpleNamespace(encode=stand_in, image_token_id=IMAGE_ID, bos_id=BOS, pad_id=PAD)
-    return pack(views, prompts, tokens)
+    """The rows of a prefill, by the tokenizer that the pages were recorded with."""
+    tokenizer = SimpleNamespace(encode=stand_in, image_token_id=IMAGE_ID, bos_id=BOS, pad_id=PAD)
+    return pack(views, prompts, tokenizer)
 
 
 def blank(width, height, colour="white"):
@@ -56,60 +61,101 @@ EACH_PAGE = [
 ]
 
 
-@pytest.mark.parametrize(("name", "page"), EACH_PAGE)
-def test_pages_are_cut_and_packed_as_recorded(name, page):
-    recorded, facts = RECORDINGS[name], FAMILIES[name]
-    case = recorded.preprocess["cases"][page]
-    several = "files" in case
-    preset = facts.presets[case.get("preset") or {1024: "base", 640: "small"}[case["image_size"]]]
-    files = case["files"] if several else [case["file"]]
-    prompt = facts.text_of("multipage" if several else "markdown", pages=len(files))
+#: The presets of a recording that names the size of its pages instead.
+PRESET_BY_SIZE = {1024: "base", 640: "small"}
+
+
+@pytest.fixture(scope="module", params=EACH_PAGE, ids="-".join)
+def recorded_page(request):
+    """A family, the name of a recorded page, and its views, prompt and preset."""
+    name, page = request.param
+    case = RECORDINGS[name].preprocess["cases"][page]
+    facts = FAMILIES[name]
+    preset = facts.presets[case.get("preset") or PRESET_BY_SIZE[case["image_size"]]]
+    if "files" in case:
+        files = case["files"]
+        prompt = facts.text_of("multipage", pages=len(files))
+    else:
+        files = [case["file"]]
+        prompt = facts.text_of("markdown", pages=1)
     views = [make_views(load_once(GOLDEN / "pages" / file)[0], preset) for file in files]
+    return SimpleNamespace(
+        recording=RECORDINGS[name], page=page, case=case, views=views, prompt=prompt, preset=preset
+    )
+
+
+def test_a_page_is_packed_as_recorded(recorded_page):
+    case = recorded_page.case
+    views = recorded_page.views
+    image_tokens = case["image_tokens"]
+
+    inputs = batch(views, [recorded_page.prompt])
+    assert inputs.prefill_len == case["input_len"]
+    assert inputs.image_tokens == (image_tokens,)
+    assert inputs.text_tokens == (case["input_len"] - image_tokens,)
+    assert sum(image_token_count(recorded_page.preset, view.grid) for view in views) == image_tokens
+
+    first = case["mask_first"]
+    end = case["mask_last"] + 1
+    assert inputs.images_seq_mask[0].nonzero().flatten().tolist() == list(range(first, end))
+    ids = inputs.input_ids[0].tolist()
+    assert ids[:first] == case["text_ids_head"]
+    assert ids[first:end] == [IMAGE_ID] * image_tokens
+    assert ids[end:] == case["text_ids_tail"]
+
+
+def test_a_page_is_cut_as_recorded(recorded_page):
+    case = recorded_page.case
+    views = recorded_page.views
     assert [list(view.grid) for view in views] == case["spatial_crop"]
+
+    global_views = np.stack([view.global_view for view in views])
+    assert_recorded_pixels(global_views, recorded_page, "ori")
     crops = np.concatenate([view.crops for view in views])
     assert bool(len(crops)) == case["crops_used"]
+    if len(crops):
+        assert_recorded_pixels(crops, recorded_page, "crop")
 
-    inputs = batch(views, [prompt])
-    assert inputs.prefill_len == case["input_len"]
-    assert inputs.image_tokens == (case["image_tokens"],)
-    assert inputs.text_tokens == (case["input_len"] - case["image_tokens"],)
-    assert sum(image_token_count(preset, view.grid) for view in views) == case["image_tokens"]
-    first, last = case["mask_first"], case["mask_last"]
-    assert inputs.images_seq_mask[0].nonzero().flatten().tolist() == list(range(first, last + 1))
-    ids = inputs.input_ids[0].tolist()
-    assert [ids[:first], ids[last + 1 :]] == [case["text_ids_head"], case["text_ids_tail"]]
-    assert ids[first : last + 1] == [IMAGE_ID] * case["image_tokens"]
 
-    for kind, pixels in (("ori", np.stack([view.global_view for view in views])), ("crop", crops)):
-        if not len(pixels):
-            continue
-        assert list(pixels.transpose(0, 3, 1, 2).shape) == case[f"{kind}_shape"]
-        kept = recorded.pixels.get(f"{case.get(f'{kind}32_same_as', page)}.{kind}32")
-        if kept is not None:
-            assert (
-                np.abs(np.stack([pooled(view) for view in pixels]) - kept.float().numpy()).max()
-                <= 1
-            )
-        assert kept is not None or name == "unlimited-ocr"  # whose recording keeps some
-        same_pillow = PIL.__version__.split(".")[0] == recorded.preprocess["pillow"].split(".")[0]
-        if same_pillow and f"{kind}_sha256" in case:
-            hashes = [
-                hashlib.sha256(view.transpose(2, 0, 1).tobytes()).hexdigest() for view in pixels
-            ]
-            assert hashes == np.ravel(case[f"{kind}_sha256"]).tolist()
+def assert_recorded_pixels(pixels, recorded_page, kind):
+    """Views or crops, [N, S, S, 3], are those that the vendor's code made.
+
+    Small copies were recorded, and the hashes of the pixels, which one version of Pillow gives.
+    """
+    case = recorded_page.case
+    recording = recorded_page.recording
+    channels_first = pixels.transpose(0, 3, 1, 2)
+    assert list(channels_first.shape) == case[f"{kind}_shape"]
+
+    page_with_copy = case.get(f"{kind}32_same_as", recorded_page.page)
+    small_copies = recording.pixels.get(f"{page_with_copy}.{kind}32")
+    if small_copies is None:
+        assert recording.name == "unlimited-ocr"  # whose recording keeps some
+    else:
+        ours = np.stack([pooled(view) for view in pixels])
+        assert np.abs(ours - small_copies.float().numpy()).max() <= 1
+
+    recorded_pillow = recording.preprocess["pillow"].split(".")[0]
+    if f"{kind}_sha256" in case and PIL.__version__.split(".")[0] == recorded_pillow:
+        hashes = [hashlib.sha256(view.tobytes()).hexdigest() for view in channels_first]
+        assert hashes == np.ravel(case[f"{kind}_sha256"]).tolist()
 
 
 @pytest.mark.parametrize("name", ["deepseek-ocr-2", "unlimited-ocr"])
-def test_the_recorded_grids_are_ours(name):
-    facts, recorded = FAMILIES[name], RECORDINGS[name].preprocess
-    assert len(recorded["grids"]) == 161
-    for size, grid in recorded["grids"].items():
+def test_the_grid_of_crops_is_the_recorded_one(name):
+    preset = FAMILIES[name].preset()
+    recorded = RECORDINGS[name].preprocess["grids"]
+    assert len(recorded) == 161
+    for size, grid in recorded.items():
         width, height = map(int, size.split("x"))
-        assert list(facts.preset().grid(width, height)) == grid, size
-    for size, grid in {(1357, 1357): (2, 2), (1358, 1358): (3, 3), (1, 100_000): (1, 9)}.items():
-        assert (
-            PRESETS["gundam"].grid(*size) == grid
-        )  # the larger from more than half of its area on
+        assert list(preset.grid(width, height)) == grid, size
+
+
+@pytest.mark.parametrize(
+    ("size", "grid"), [((1357, 1357), (2, 2)), ((1358, 1358), (3, 3)), ((1, 100_000), (1, 9))]
+)
+def test_of_two_grids_of_one_shape_a_page_gets_the_larger_from_half_of_its_area_on(size, grid):
+    assert PRESETS["gundam"].grid(*size) == grid
 
 
 @pytest.mark.parametrize(
@@ -129,49 +175,57 @@ def test_the_recorded_grids_are_ours(name):
         ("first <image> then <image>", True, "first <image> then <image>"),
     ],
 )
-def test_resolve_prompt(prompt, grounding, text):
+def test_a_prompt_s_text_is_that_of_its_preset_or_the_user_s_own(prompt, grounding, text):
     assert FAMILIES["deepseek-ocr"].text_of(prompt, grounding=grounding) == text
 
 
-def test_prompts_that_are_refused():
-    """The recorded pages hold that Unlimited-OCR's own prompts are the published ones."""
-    usual, unlimited = FAMILIES["deepseek-ocr"], FAMILIES["unlimited-ocr"]
-    assert unlimited.text_of("Read it.") == "<image>Read it."
-    for facts, prompt, grounding in (
-        *(
-            (unlimited, "free", None),
-            (unlimited, "locate:a word", None),
-            (unlimited, "Read it.", False),
-        ),
-        *(
-            (usual, prompt, None)
-            for prompt in ("locate", "locate:", " locate : ", " \n", "multipage")
-        ),
-        *((usual, prompt, False) for prompt in ("markdown", " ocr ")),
-    ):
-        with refused():
-            facts.text_of(prompt, grounding=grounding)
+def test_unlimited_ocr_asks_for_boxes_without_a_mark():
+    """Its own prompts are the published ones, as the recorded pages show."""
+    assert FAMILIES["unlimited-ocr"].text_of("Read it.") == "<image>Read it."
 
 
-LEFT_BLACK = np.repeat(
-    np.array([[0, 255]], np.uint8), 4, axis=0
-)  # 2 x 4 pixels: black left, white right
+@pytest.mark.parametrize(
+    ("family", "prompt", "grounding"),
+    [
+        ("unlimited-ocr", "free", None),
+        ("unlimited-ocr", "locate:a word", None),
+        ("unlimited-ocr", "Read it.", False),
+        ("deepseek-ocr", "locate", None),
+        ("deepseek-ocr", "locate:", None),
+        ("deepseek-ocr", " locate : ", None),
+        ("deepseek-ocr", " \n", None),
+        ("deepseek-ocr", "multipage", None),
+        ("deepseek-ocr", "markdown", False),
+        ("deepseek-ocr", " ocr ", False),
+    ],
+)
+def test_a_prompt_that_a_family_lacks_or_that_says_nothing_is_refused(family, prompt, grounding):
+    with refused():
+        FAMILIES[family].text_of(prompt, grounding=grounding)
+
+
+#: A picture of 2 x 4 pixels: the left column is black, the right one white.
+LEFT_BLACK = np.array([[0, 255]] * 4, np.uint8)
+
+
+def picture_of_mode(mode):
+    """`LEFT_BLACK` in one of Pillow's modes."""
+    if mode == "I":
+        return Image.fromarray(LEFT_BLACK.astype(np.int32) * 257)
+    if mode == "I;16":
+        return Image.fromarray(LEFT_BLACK.astype(np.uint16) * 257)
+    # Pillow converts grey to some modes by way of colours only.
+    between = "RGB" if mode in ("HSV", "CMYK") else "L"
+    return Image.fromarray(LEFT_BLACK).convert(between).convert(mode)
 
 
 @pytest.mark.parametrize(
     "mode", ["RGB", "RGBA", "L", "LA", "P", "PA", "CMYK", "YCbCr", "HSV", "1", "I", "F", "I;16"]
 )
 def test_every_mode_keeps_black_and_white(mode):
-    if mode in ("I", "I;16"):
-        image = Image.fromarray(LEFT_BLACK.astype(np.int32 if mode == "I" else np.uint16) * 257)
-    else:
-        image = (
-            Image.fromarray(LEFT_BLACK)
-            .convert("RGB" if mode in {"HSV", "CMYK"} else "L")
-            .convert(mode)
-        )
-    assert image.mode == mode
-    page, _, _ = load_page(image)
+    picture = picture_of_mode(mode)
+    assert picture.mode == mode
+    page, _, _ = load_page(picture)
     assert page.mode == "RGB"
     assert np.abs(np.asarray(page, int) - LEFT_BLACK[..., None]).max() <= 1
 
@@ -191,25 +245,30 @@ def test_every_mode_keeps_black_and_white(mode):
     ],
 )
 def test_grey_of_more_than_8_bits_is_scaled(values, expected):
-    image = Image.fromarray(
-        np.array([values], np.float32 if isinstance(values[0], float) else np.uint16)
-    )
+    dtype = np.float32 if isinstance(values[0], float) else np.uint16
+    image = Image.fromarray(np.array([values], dtype))
     for source in (image, encoded(image, "TIFF")):
         assert np.asarray(load_page(source)[0])[0, :, 0].tolist() == expected
 
 
 def test_transparency_becomes_white():
-    rgba = Image.new("RGBA", (4, 2))
-    rgba.putpixel((0, 0), (255, 0, 0, 255))
-    rgba.putpixel((1, 0), (0, 0, 0, 128))
     palette = Image.new("P", (4, 2))
     palette.putpalette([0, 0, 0, 255, 0, 0])
-    hidden = [
+    transparent = (
+        encoded(Image.new("RGBA", (4, 2))),
+        encoded(Image.new("LA", (4, 2))),
         encoded(palette, transparency=0),
         encoded(Image.new("RGB", (4, 2)), transparency=(0, 0, 0)),
-    ]
-    for data in (encoded(rgba), encoded(Image.new("LA", (4, 2))), *hidden):
-        assert load_page(data)[0].getpixel((3, 1)) == (255, 255, 255)
+    )
+    for data in transparent:
+        page, _, _ = load_page(data)
+        assert page.getpixel((3, 1)) == WHITE
+
+
+def test_half_of_the_white_is_seen_through_half_transparent_black():
+    rgba = Image.new("RGBA", (2, 1))
+    rgba.putpixel((0, 0), (255, 0, 0, 255))
+    rgba.putpixel((1, 0), (0, 0, 0, 128))
     page, _, _ = load_page(rgba)
     assert page.getpixel((0, 0)) == (255, 0, 0)
     assert page.getpixel((1, 0)) == (127, 127, 127)
@@ -218,14 +277,17 @@ def test_transparency_becomes_white():
 @pytest.mark.parametrize("kind", ["PNG", "TIFF"])
 def test_pages_are_turned_as_exif_says(kind):
     upright = Image.fromarray(np.arange(6 * 4 * 3, dtype=np.uint8).reshape(6, 4, 3))
-    exif = Image.Exif()
-    for exif[0x0112], stored in (
-        (1, upright),
-        (5, upright.transpose(Image.Transpose.TRANSPOSE)),
-        (6, upright.transpose(Image.Transpose.ROTATE_90)),  # turned to the left, shown turned back
-    ):
+    stored_pictures = {
+        1: upright,
+        5: upright.transpose(Image.Transpose.TRANSPOSE),
+        6: upright.transpose(Image.Transpose.ROTATE_90),  # turned to the left, shown turned back
+    }
+    for orientation, stored in stored_pictures.items():
+        exif = Image.Exif()
+        exif[ORIENTATION] = orientation
         page, _, _ = load_page(encoded(stored, kind, exif=exif))
-        assert (page.size, page.tobytes()) == ((4, 6), upright.tobytes())
+        assert page.size == (4, 6)
+        assert page.tobytes() == upright.tobytes()
         assert load_page(page)[0].tobytes() == upright.tobytes()
 
 
@@ -235,7 +297,8 @@ def test_pages_are_turned_as_exif_says(kind):
 )
 def test_metadata_that_cannot_be_read_is_ignored(wrong):
     page, _, _ = load_page(encoded(blank(5, 3, "#123456"), **wrong))
-    assert (page.size, page.getpixel((0, 0))) == ((5, 3), (0x12, 0x34, 0x56))
+    assert page.size == (5, 3)
+    assert page.getpixel((0, 0)) == (0x12, 0x34, 0x56)
     assert not page.info
 
 
@@ -248,47 +311,73 @@ def pdf(tmp_path):
     return path
 
 
-def test_pages_of_a_pdf(pdf, monkeypatch):
-    for suffix, number, channel in (("", 1, 0), ("#1", 1, 0), ("#2", 2, 1), ("#3", 3, 2)):
-        page, data, name = load_page(f"{pdf}{suffix}")
-        assert (page.size, name, data) == ((144, 72), f"doc.pdf#{number}", pdf.read_bytes())
-        assert int(np.asarray(page)[35, 70].argmax()) == channel
+@pytest.mark.parametrize(
+    ("suffix", "number", "channel"), [("", 1, 0), ("#1", 1, 0), ("#2", 2, 1), ("#3", 3, 2)]
+)
+def test_a_page_of_a_pdf_is_drawn_at_144_dots_per_inch(pdf, suffix, number, channel):
+    page, data, name = load_page(f"{pdf}{suffix}")
+    assert page.size == (144, 72)
+    assert name == f"doc.pdf#{number}"
+    assert data == pdf.read_bytes()
+    assert int(np.asarray(page)[35, 70].argmax()) == channel
+
+
+def test_a_page_that_a_pdf_lacks_or_that_is_too_large_is_refused(pdf, monkeypatch):
     for number in ("0", "4", "two"):
         with refused():
             load_page(f"{pdf}#{number}")
     monkeypatch.setattr(images, "MAX_PIXELS", 1000)
     with refused():
         load_page(f"{pdf}#2")
-    monkeypatch.undo()
+
+
+def test_a_damaged_pdf_is_refused(pdf):
     pdf.write_bytes(b"%PDF-1.7 and nothing more")
     with refused():
         load_page(pdf)
-    (pdf.parent / "scan.pdf#2").write_bytes(
-        encoded(blank(4, 4))
-    )  # a file that is named like a page
-    assert load_page(pdf.parent / "scan.pdf#2")[2] == "scan.pdf#2"
-    monkeypatch.setitem(sys.modules, "pypdfium2", None)  # without the package
+
+
+def test_a_pdf_is_refused_without_the_package_that_reads_it(pdf, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pypdfium2", None)
     with refused():
         load_page(pdf)
 
 
-def test_frames_of_a_tiff_are_pages(tmp_path):
+def test_a_file_may_be_named_like_a_page_of_a_pdf(tmp_path):
+    path = tmp_path / "scan.pdf#2"
+    path.write_bytes(encoded(blank(4, 4)))
+    _, _, name = load_page(path)
+    assert name == "scan.pdf#2"
+
+
+@pytest.fixture
+def tiff(tmp_path):
+    """Two frames of different shapes."""
     path = tmp_path / "two.tif"
     frames = [blank(8, 4, "red"), blank(4, 8, "blue")]
     path.write_bytes(encoded(frames[0], "TIFF", save_all=True, append_images=frames[1:]))
-    for given_name, name, size in ((path, "two.tif#1", (8, 4)), (f"{path}#2", "two.tif#2", (4, 8))):
-        page, data, found = load_page(given_name)
-        assert (page.size, found) == (size, name)
-        kept = describe_page(page, data, found)
-        assert (
-            load_page(base64.b64decode(kept["data"]))[0].size == size
-        )  # the record holds this frame
-    assert images.page_count(path) == 2
-    assert says(images.unnamed_pages(path), "2 pages", "page 1", "two.tif#2")
+    return path
+
+
+def test_frames_of_a_tiff_are_pages(tiff):
+    frames = ((tiff, "two.tif#1", (8, 4)), (f"{tiff}#2", "two.tif#2", (4, 8)))
+    for asked, name, size in frames:
+        page, data, found = load_page(asked)
+        assert page.size == size
+        assert found == name
+        kept = base64.b64decode(describe_page(page, data, found)["data"])
+        assert load_page(kept)[0].size == size  # the record holds this frame
+    assert images.page_count(tiff) == 2
+    assert says(images.unnamed_pages(tiff), "2 pages", "page 1", "two.tif#2")
     with refused():
-        load_page(f"{path}#3")
-    path.write_bytes(encoded(frames[0], "TIFF"))
-    assert load_page(path)[2] == "two.tif"
+        load_page(f"{tiff}#3")
+
+
+def test_the_only_frame_of_a_tiff_has_no_number(tmp_path):
+    path = tmp_path / "one.tif"
+    path.write_bytes(encoded(blank(8, 4), "TIFF"))
+    _, _, name = load_page(path)
+    assert name == "one.tif"
 
 
 def header_only_png(width, height):
@@ -336,10 +425,12 @@ def test_what_is_no_page_is_refused(name, tmp_path, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a program was started"))
     Image.init()  # every format that Pillow knows is at hand
     source = SOURCES[name]
+    if isinstance(source, str):
+        source = f"{tmp_path}/{source}"
     for limit in (Image.MAX_IMAGE_PIXELS, None):
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
         with refused():
-            load_page(f"{tmp_path}/{source}" if isinstance(source, str) else source)
+            load_page(source)
     if isinstance(source, bytes):
         with refused():
             images.page_image(source)  # as a record holds it
@@ -356,41 +447,53 @@ def test_a_page_is_a_regular_file_of_bounded_size(tmp_path):
                 read(tmp_path / name)
 
 
-def test_the_largest_page_follows_from_the_memory_its_format_needs(monkeypatch):
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "TIFF", "WEBP", "JPEG2000"])
+def test_the_largest_page_follows_from_the_memory_its_format_needs(kind, monkeypatch):
     monkeypatch.setattr(images, "MAX_BYTES", 14 * 1600)
-    for kind in ("PNG", "JPEG", "TIFF", "WEBP", "JPEG2000"):
-        assert load_page(encoded(blank(29, 29), kind))[0].size == (29, 29)
-        expected = refused() if kind in ("WEBP", "JPEG2000") else contextlib.nullcontext()
-        with expected:
-            assert load_page(encoded(blank(40, 40), kind))[0].size == (40, 40)
+    small = encoded(blank(29, 29), kind)
+    large = encoded(blank(40, 40), kind)
+    assert load_page(small)[0].size == (29, 29)
+    if kind in ("WEBP", "JPEG2000"):  # their decoders keep the page several times
+        with refused():
+            load_page(large)
+    else:
+        assert load_page(large)[0].size == (40, 40)
 
 
 @pytest.mark.parametrize("kind", [*(kind for kind in FORMATS if kind in Image.SAVE), "MPO"])
 def test_the_documented_formats_are_read_at_their_first_frame(kind):
-    """A phone's MPO and what moves."""
-    moves = kind in ("GIF", "PNG", "WEBP", "MPO")
-    more = {"save_all": True, "append_images": [blank(16, 16, "red")]} if moves else {}
-    data = encoded(blank(16, 16), kind, **more)
+    """Also what moves, and the MPO of a phone."""
+    if kind in ("GIF", "PNG", "WEBP", "MPO"):
+        second = blank(16, 16, "red")
+        data = encoded(blank(16, 16), kind, save_all=True, append_images=[second])
+        frames = 2
+    else:
+        data = encoded(blank(16, 16), kind)
+        frames = 1
     with Image.open(io.BytesIO(data)) as image:
-        assert image.format == kind and getattr(image, "n_frames", 1) == 1 + moves
+        assert image.format == kind
+        assert getattr(image, "n_frames", 1) == frames
     page, _, _ = load_page(data)
-    assert (page.size, page.getpixel((8, 8))) == ((16, 16), (255, 255, 255))
+    assert page.size == (16, 16)
+    assert page.getpixel((8, 8)) == WHITE
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @given(st.data(), st.sampled_from(["PNG", "JPEG", "TIFF", "GIF", "WEBP", "BMP"]))
-def test_damaged_files_never_escape(data, kind):
+def test_a_damaged_file_is_a_page_or_refused(data, kind):
     exif = Image.Exif()
-    exif[0x0112] = 6
+    exif[ORIENTATION] = 6
     damaged = bytearray(encoded(blank(16, 16, "red"), kind, exif=exif))
     for _ in range(data.draw(st.integers(1, 6))):
-        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+        place = data.draw(st.integers(0, len(damaged) - 1))
+        damaged[place] = data.draw(st.integers(0, 255))
     with contextlib.suppress(OcrPhasesError):
         assert load_page(bytes(damaged))[0].mode == "RGB"
 
 
-def test_valid_image_tokens():
-    for preset, size, grid, tokens in (
+@pytest.mark.parametrize(
+    ("preset", "size", "grid", "tokens"),
+    [
         ("tiny", (100, 900), (1, 1), 64),
         ("small", (100, 900), (1, 1), 100),
         ("base", (1000, 1000), (1, 1), 256),
@@ -398,37 +501,53 @@ def test_valid_image_tokens():
         ("large", (1240, 1754), (1, 1), 282),
         ("gundam", (1240, 1754), (2, 3), 780),
         ("gundam", (400, 300), (1, 1), 192),
-    ):
-        assert valid_image_tokens(PRESETS[preset], size, grid) == tokens
+    ],
+)
+def test_image_tokens_of_nothing_but_padding_are_not_valid(preset, size, grid, tokens):
+    assert valid_image_tokens(PRESETS[preset], size, grid) == tokens
 
 
 # Batches; that a padded row reads as its page alone is held by whole runs
 
-SMALL = Preset("test", 128, 64, True)  # other sizes than the published ones keep the tests fast
+#: Other sizes than the published ones keep the tests fast.
+SMALL = Preset("test", 128, 64, True)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (641, 640), (20_000, 1), (1, 20_000), (50, 20_000)])
 @pytest.mark.parametrize("preset", [SMALL, *PRESETS.values()], ids=lambda preset: preset.name)
 def test_no_page_is_so_thin_that_it_vanishes(preset, size):
     views = make_views(blank(*size, "black"), preset)
-    assert (views.global_view == 0).any() and not views.crops.any()
+    assert (views.global_view == 0).any()
+    assert not views.crops.any()
     count = batch([views], [PROMPTS["free"]]).image_tokens[0]
     assert count >= valid_image_tokens(preset, size, views.grid) >= 0
 
 
-def test_to_device():
-    pages = [Image.fromarray(np.resize(NOISE, size)) for size in ((60, 40, 3), (90, 200, 3))]
-    views = [make_views(page, SMALL) for page in pages]
-    inputs = batch(views, [PROMPTS["free"], PROMPTS["markdown"]])
-    pixels = torch.from_numpy(np.stack([view.global_view for view in views])).permute(0, 3, 1, 2)
-    expected = ((pixels.float() / 255 - 0.5) / 0.5).bfloat16()
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        moved = inputs.to("cpu", dtype)
-        assert torch.equal(moved.pixel_values, expected.to(dtype))
-        assert moved.pixel_values.is_contiguous()
-        local = moved.pixel_values_local
-        assert local is not None and (local.dtype, local.shape) == (dtype, (8, 3, 64, 64))
-    assert batch(views[:1], [PROMPTS["free"]]).to("cpu", torch.float32).pixel_values_local is None
+@pytest.fixture
+def noisy_views():
+    """Two pages: one without crops and one with eight."""
+    shapes = [(60, 40, 3), (90, 200, 3)]
+    return [make_views(Image.fromarray(np.resize(NOISE, shape)), SMALL) for shape in shapes]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_pixels_are_scaled_to_plus_and_minus_one_and_have_the_model_s_type(dtype, noisy_views):
+    levels = torch.from_numpy(np.stack([view.global_view for view in noisy_views]))
+    expected = ((levels.permute(0, 3, 1, 2).float() / 255 - 0.5) / 0.5).bfloat16()
+
+    inputs = batch(noisy_views, [PROMPTS["free"], PROMPTS["markdown"]])
+    moved = inputs.to("cpu", dtype)
+
+    assert torch.equal(moved.pixel_values, expected.to(dtype))
+    assert moved.pixel_values.is_contiguous()
+    assert moved.pixel_values_local is not None
+    assert moved.pixel_values_local.dtype == dtype
+    assert moved.pixel_values_local.shape == (8, 3, 64, 64)
     assert torch.equal(moved.input_ids, inputs.input_ids)
     assert moved.num_local_patches == [0, 8]
     assert moved.patches_grid == [[1, 1], [4, 2]]
+
+
+def test_a_page_without_crops_has_no_local_pixels(noisy_views):
+    inputs = batch(noisy_views[:1], [PROMPTS["free"]])
+    assert inputs.to("cpu", torch.float32).pixel_values_local is None

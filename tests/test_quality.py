@@ -1,11 +1,11 @@
-"""Quality: each measure by hand and against jiwer, every form of a truth, where a text differs from
-one.
+"""Quality: each measure by hand and against jiwer, every form of a reference text, and where a
+text differs from one.
 """
 
 import json
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jiwer
@@ -42,13 +42,15 @@ WORDS = st.lists(st.text(alphabet="abcdeäß1", min_size=1, max_size=4), min_siz
 
 @given(WORDS, WORDS)
 def test_error_rates_are_jiwers(written: str, true: str) -> None:
-    (edit, _), (cer, characters), (wer, words) = text_measures(written, true).values()
-    assert (cer, wer) == (
-        pytest.approx(jiwer.cer(true, written)),
-        pytest.approx(jiwer.wer(true, written)),
-    )
-    assert edit == pytest.approx(cer * len(true) / max(len(written), len(true)))
-    assert (characters, words) == (len(true), len(true.split()))
+    measures = text_measures(written, true)
+    edit_distance, _ = measures["edit_distance"]
+    cer, characters = measures["cer"]
+    wer, words = measures["wer"]
+    assert cer == pytest.approx(jiwer.cer(true, written))
+    assert wer == pytest.approx(jiwer.wer(true, written))
+    assert edit_distance == pytest.approx(cer * len(true) / max(len(written), len(true)))
+    assert characters == len(true)
+    assert words == len(true.split())
 
 
 @pytest.mark.parametrize(
@@ -80,18 +82,31 @@ def test_markup_white_space_and_unicode_do_not_count(markdown: str, text: str) -
 
 
 def measured(written: str, truth: Truth) -> dict[tuple[str, str], float]:
+    """The value of each measure of a text, by its name and label."""
     found = quality.quality_table(make_run(text=written), truth)
     assert tuple(found.columns) == quality.QUALITY_COLUMNS
     return {(line.measure, line.label): line.value for line in found.itertuples()}
 
 
-def table(*rows: str) -> str:
-    cells = ("".join(f"<td>{cell}</td>" for cell in row) for row in rows)
-    return f"<table>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
+def table(*rows: Sequence[str]) -> str:
+    """A table in HTML; of a row that is a text each character is a cell."""
+    html = ""
+    for row in rows:
+        cells = "".join(f"<td>{cell}</td>" for cell in row)
+        html += f"<tr>{cells}</tr>"
+    return f"<table>{html}</table>"
 
 
-A, B, C, X = (table(f"{name}1", f"{name}2").replace("<td>", f"<td>{name * 9}") for name in "abcx")
+def wordy_table(letter: str) -> str:
+    """A table of two rows and two columns whose first cells have long texts of one letter."""
+    long = letter * 9
+    return table([long + letter, long + "1"], [long + letter, long + "2"])
 
+
+A = wordy_table("a")
+B = wordy_table("b")
+C = wordy_table("c")
+X = wordy_table("x")
 MANY = [table(f"{number}", f"{number + 1}") for number in range(150)]
 
 
@@ -120,54 +135,75 @@ def test_tables_are_compared_as_trees(true: str, written: str, similarity: float
     assert measured(written, Truth(true))["table_similarity", ""] == pytest.approx(similarity)
 
 
-COORDINATES = st.tuples(*[st.integers(0, 40)] * 2, *[st.integers(20, 60)] * 2)
-SIDE = st.lists(st.lists(COORDINATES, max_size=2), max_size=8)
+LOWER = st.integers(0, 40)
+UPPER = st.integers(20, 60)
+BOXES = st.tuples(LOWER, LOWER, UPPER, UPPER).map(grid_box)
+#: The regions of a page: the boxes of each.
+REGION_BOXES = st.lists(st.lists(BOXES, max_size=2), max_size=8)
 
 
-def overlap(one: tuple[int, ...], other: tuple[int, ...]) -> float:
-    return float(grounding.intersection_over_union(one, np.array([other]))[0])
+def best_overlap(ours: list[Any], theirs: list[Any]) -> float:
+    """The largest overlap of a box of one region with one of another; 0 without boxes."""
+    overlaps = [
+        float(grounding.intersection_over_union(mine, np.array([other]))[0])
+        for mine in ours
+        for other in theirs
+    ]
+    return max(overlaps, default=0.0)
 
 
-@given(SIDE, SIDE)
+@given(REGION_BOXES, REGION_BOXES)
 def test_the_best_boxes_meet_first(ours: list[list[Any]], theirs: list[list[Any]]) -> None:
-    ours, theirs = ([[grid_box(box) for box in boxes] for boxes in side] for side in (ours, theirs))
-    left = {
-        (mine, other): max(
-            (overlap(*pair) for pair in product(ours[mine], theirs[other])), default=0.0
-        )
-        for mine, other in product(range(len(ours)), range(len(theirs)))
-    }
+    left = {}
+    for mine, other in product(range(len(ours)), range(len(theirs))):
+        left[mine, other] = best_overlap(ours[mine], theirs[other])
     expected = []
     while left and max(left.values()) >= grounding.MATCHED_IOU:
-        mine, other = max(left, key=lambda pair: left[pair])
-        expected.append((mine, other, left[mine, other]))
-        left = {
-            pair: overlap for pair, overlap in left.items() if mine != pair[0] and other != pair[1]
-        }
+        best = max(left, key=lambda pair: left[pair])
+        expected.append((*best, left[best]))
+        mine, other = best
+        left = {pair: share for pair, share in left.items() if mine != pair[0] and other != pair[1]}
     assert match_boxes(ours, theirs) == expected
 
 
-def test_regions_order_and_labels_are_measured(tmp_path: Path) -> None:
-    boxes = {"title": (10, 10, 500, 60), "text": (10, 100, 500, 300), "image": (10, 400, 500, 600)}
-    page = {
-        "size": [999, 999],
-        "regions": [{"label": k, "box": v, "text": k} for k, v in boxes.items()],
-    }
+THREE_BOXES = {
+    "title": (10, 10, 500, 60),
+    "text": (10, 100, 500, 300),
+    "image": (10, 400, 500, 600),
+}
+
+
+@pytest.fixture
+def truth_of_three_regions(tmp_path: Path) -> Truth:
+    """A page with `THREE_BOXES`, whose texts are their labels."""
+    regions = [{"label": label, "box": box, "text": label} for label, box in THREE_BOXES.items()]
+    page = {"size": [999, 999], "regions": regions}
     (tmp_path / "page.json").write_text(json.dumps(page))
-    truth = load_truth(tmp_path, "page.png")
-    written = "".join(marked(label, [list(boxes[label])]) + label for label in ("text", "title"))
-    found = measured(written, truth)
+    return load_truth(tmp_path, "page.png")
+
+
+def test_a_missing_region_lowers_recall_and_a_wrong_order_counts(
+    truth_of_three_regions: Truth,
+) -> None:
+    written = ""
+    for label in ("text", "title"):
+        written += marked(label, [list(THREE_BOXES[label])]) + label
+    found = measured(written, truth_of_three_regions)
     assert found["box_recall", ""] == pytest.approx(2 / 3)
-    assert (found["box_recall", "image"], found["box_recall", "title"]) == (0.0, 1.0)
-    assert (found["box_iou", ""], found["order_distance", ""]) == (1.0, 1.0)
+    assert found["box_recall", "image"] == 0.0
+    assert found["box_recall", "title"] == 1.0
+    assert found["box_iou", ""] == 1.0
+    assert found["order_distance", ""] == 1.0
     assert found["cer", ""] > 0
-    every = (
-        marked("text", [list(box) for box in boxes.values()]) + "a"
-    )  # all boxes of a region count
-    assert measured(every, truth)["box_recall", ""] == 1.0
+
+
+def test_all_boxes_of_a_region_count(truth_of_three_regions: Truth) -> None:
+    written = marked("text", [list(box) for box in THREE_BOXES.values()]) + "a"
+    assert measured(written, truth_of_three_regions)["box_recall", ""] == 1.0
 
 
 def omnidocbench() -> list[dict[str, Any]]:
+    """One page in the form of OmniDocBench's file."""
     blocks = [
         {"category_type": "text_block", "order": 2, "text": "Second"},
         {"category_type": "title", "order": 1, "text": "First"},
@@ -181,52 +217,85 @@ def omnidocbench() -> list[dict[str, Any]]:
     return [{"layout_dets": [usual | block for block in blocks], "page_info": info}]
 
 
-def test_an_omnidocbench_file_is_read_by_page_and_order(tmp_path: Path) -> None:
+@pytest.fixture
+def omnidocbench_file(tmp_path: Path) -> Path:
     path = tmp_path / "OmniDocBench.json"
     path.write_text(json.dumps(omnidocbench()))
-    truth = load_truth(path, "/elsewhere/one.png")
+    return path
+
+
+def test_an_omnidocbench_file_is_read_by_page_and_order(omnidocbench_file: Path) -> None:
+    truth = load_truth(omnidocbench_file, "/elsewhere/one.png")
     assert [region.label for region in truth.regions] == ["title", "text", "table", "equation"]
     assert plain_text(truth.text) == "First Second a b x^2"
-    header = "<|ref|>header<|/ref|><|det|>[[1, 2, 3, 4]]<|/det|>\nTop of the page\n\n"
-    rest = "<|ref|>text<|/ref|><|det|>[[1, 20, 30, 40]]<|/det|>\nFirst Second a b x^2"
-    assert make_run(text=header + rest).quality(truth)["value"].iloc[0] == 0.0
     assert truth.regions[0].box == (100, 50, 300, 100)
     with refused():
-        load_truth(path, "two.png")
-    check_for_pages(path, 2)
-    assert make_run(text="First Second a b x^2").quality(load_truth(path)).iloc[0]["value"] == 0.0
+        load_truth(omnidocbench_file, "two.png")
 
 
-ODD = {"page_info": {"image_path": "page.png", "width": 9, "height": 0}, "layout_dets": []}
-ODD["layout_dets"] = [{"category_type": "title", "poly": [1, 2, 3, 4], "text": "a"}]
-SHAPES = [
-    "[" * 100_000,
-    json.dumps([ODD]),
-    '{"regions": [{"label": "a", "box": [1, 2, 3, 4], "text": 5}]}',
-]
-SHAPES += ["[1]", '{"size": 3}', "{", '[{"page_info": {}}]', '{"regions": [{"box": [1]}]}']
+def test_an_omnidocbench_file_of_one_page_needs_no_name_of_a_page(omnidocbench_file: Path) -> None:
+    check_for_pages(omnidocbench_file, 2)
+    quality_table = make_run(text="First Second a b x^2").quality(load_truth(omnidocbench_file))
+    assert quality_table["value"].iloc[0] == 0.0
 
 
-def test_what_is_no_truth_or_has_no_quality_is_one_sentence(tmp_path: Path) -> None:
-    for content in SHAPES:
-        (tmp_path / "x.json").write_text(content)
-        with refused():
-            load_truth(tmp_path / "x.json", "page.png")
+def test_a_page_header_does_not_count_where_the_truth_leaves_it_out(
+    omnidocbench_file: Path,
+) -> None:
+    header = marked("header", "[[1, 2, 3, 4]]") + "\nTop of the page\n\n"
+    rest = marked("text", "[[1, 20, 30, 40]]") + "\nFirst Second a b x^2"
+    truth = load_truth(omnidocbench_file, "one.png")
+    assert make_run(text=header + rest).quality(truth)["value"].iloc[0] == 0.0
+
+
+#: A page of OmniDocBench without a height, whose block has no polygon.
+ODD_PAGE = {
+    "page_info": {"image_path": "page.png", "width": 9, "height": 0},
+    "layout_dets": [{"category_type": "title", "poly": [1, 2, 3, 4], "text": "a"}],
+}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param("[" * 100_000, id="nested too deeply"),
+        pytest.param(json.dumps([ODD_PAGE]), id="a page without a height"),
+        '{"regions": [{"label": "a", "box": [1, 2, 3, 4], "text": 5}]}',
+        "[1]",
+        '{"size": 3}',
+        "{",
+        '[{"page_info": {}}]',
+        '{"regions": [{"box": [1]}]}',
+    ],
+)
+def test_a_file_that_is_no_truth_is_refused(content: str, tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text(content)
+    with refused():
+        load_truth(tmp_path / "x.json", "page.png")
+
+
+def test_a_text_that_is_not_utf_8_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_bytes(b"\xff\xfe\x00")
-    (tmp_path / "page.json").write_text('{"regions": []}')
+    with refused():
+        load_truth(tmp_path / "x.txt")
+
+
+def test_there_is_no_quality_without_a_text_on_both_sides(tmp_path: Path) -> None:
     run = make_run(text="a")
-    for asked in (
-        lambda: run.quality(Truth("", file="page.txt")),
-        lambda: altered(run, results=[to_plain(run.result) | {"text": None}]).quality(Truth("a")),
-        lambda: run.quality(tmp_path / "missing.md"),
-        lambda: load_truth(tmp_path / "x.txt"),
-        *(
-            lambda suffix=suffix: check_for_pages(tmp_path / f"page.{suffix}", 2)
-            for suffix in ("json", "md")
-        ),
-    ):
+    with refused():
+        run.quality(Truth("", file="page.txt"))
+    without_text = altered(run, results=[to_plain(run.result) | {"text": None}])
+    with refused():
+        without_text.quality(Truth("a"))
+    with refused():
+        run.quality(tmp_path / "missing.md")
+
+
+def test_the_truth_of_one_page_is_none_of_two(tmp_path: Path) -> None:
+    (tmp_path / "page.json").write_text('{"regions": []}')
+    for name in ("page.json", "page.md"):
         with refused():
-            asked()
+            check_for_pages(tmp_path / name, 2)
 
 
 TRUTH = Truth(
@@ -236,106 +305,144 @@ TRUTH = Truth(
 )
 
 
-def changed(**regions: Any) -> Truth:
-    """The example's truth with other regions."""
-    return msgspec.structs.replace(TRUTH, **regions)
+def truth_with(**entries: Any) -> Truth:
+    """The example's truth with other entries, such as ``regions``."""
+    return msgspec.structs.replace(TRUTH, **entries)
 
 
 def outcomes(run: PhaseRun, truth: Truth) -> list[str]:
+    """What became of each region, in the order of the page."""
     table = quality.region_differences(run, truth)
     assert tuple(table.columns) == quality.DIFFERENCE_COLUMNS
     return table["outcome"].tolist()
 
 
-def test_regions_are_paired_by_their_boxes() -> None:
+def test_a_text_that_is_right_has_no_differences() -> None:
     run = make_run()
-    assert {*outcomes(run, TRUTH), *outcomes(run, changed(regions=()))} == {"equal"}
+    assert set(outcomes(run, TRUTH)) == {"equal"}
+    assert set(outcomes(run, truth_with(regions=()))) == {"equal"}
     assert quality_of(run.with_truth(TRUTH))["cer"] == 0.0
-    first, second, picture, table, last = TRUTH.regions
+
+
+def truth_of_other_regions() -> Truth:
+    """The example's truth with a longer text and a region more, and without the table."""
+    title, text, picture, _, last = TRUTH.regions
+    longer_text = msgspec.structs.replace(text, text=f"{text.text} more")
     lost = TrueRegion("text", (60, 910, 930, 990), "Only on the page")
-    more = msgspec.structs.replace(second, text=f"{second.text} more")
-    found = quality.region_differences(run, changed(regions=(first, more, lost, picture, last)))
+    return truth_with(regions=(title, longer_text, lost, picture, last))
+
+
+def test_regions_are_paired_by_their_boxes() -> None:
+    found = quality.region_differences(make_run(), truth_of_other_regions())
     assert found["outcome"].tolist() == ["equal", "different", "missing", "equal", "extra", "equal"]
-    assert found["label"].tolist() == ["title", "text", "text", "image", table.label, "text"]
-    missing, extra = found.iloc[2], found.iloc[4]
-    assert (missing["true"], missing["written"], missing["cer"]) == ("Only on the page", "", 1.0)
-    assert extra["true"] == "" and extra["cer"] != extra["cer"]
+    assert found["label"].tolist() == ["title", "text", "text", "image", "table", "text"]
+
+    missing = found.iloc[2]
+    assert missing["true"] == "Only on the page"
+    assert missing["written"] == ""
+    assert missing["cer"] == 1.0
+
+    extra = found.iloc[4]
+    assert extra["true"] == ""
+    assert np.isnan(extra["cer"])
 
 
 def test_a_tag_on_the_page_says_what_became_of_a_region() -> None:
-    first, second, picture, _, last = TRUTH.regions
-    lost = TrueRegion("text", (60, 910, 930, 990), "Only on the page")
-    more = msgspec.structs.replace(second, text=f"{second.text} more")
-    truth = changed(regions=(first, more, lost, picture, last))
+    truth = truth_of_other_regions()
     boxes = outcome_boxes(quality.region_differences(make_run(), truth), (1000, 1000))
-    error_rate = percent_text(len(" more") / len(plain_text(more.text)))
+    longer_text = truth.regions[1].text
+    error_rate = percent_text(len(" more") / len(plain_text(longer_text)))
     tags = [box.text for box in boxes]
     assert tags == ["0", f"1 {error_rate}", "missing", "2", "3 extra", "4"]
 
 
-def test_without_boxes_words_go_to_the_regions_they_meet() -> None:
-    text = (
-        plain_text(TRUTH.text)
-        .replace("Where the", "Where all the")
-        .replace("light but", "heavy and")
-    )
+def test_words_of_a_truth_without_boxes_go_to_the_regions_they_meet() -> None:
+    text = plain_text(TRUTH.text)
+    text = text.replace("Where the", "Where all the")
+    text = text.replace("light but", "heavy and")
     found = quality.region_differences(make_run(), Truth(text))
     assert found["outcome"].tolist() == ["different", "equal", "equal", "equal", "different"]
     assert found["true"].iloc[0] == "Where all the time goes"
     # Nothing is lost and nothing is counted twice.
     assert " ".join(filter(None, found["true"])) == text
-    # A text without boxes: its words go to the truth's regions.
-    plain = make_run(text="\n\n".join(words for _, _, words in REGIONS[:-1]))
-    told = quality.region_differences(plain, TRUTH)
-    assert told["outcome"].tolist() == ["equal"] * 4 + ["missing"]
-    assert told["box"].notna().all() and told["true"].iloc[-1] == plain_text(REGIONS[-1][2])
-    pages, said = two_page_run(), changed(text="one a b")
-    assert outcomes(pages, said) == ["equal", "equal", "equal"]
-    assert quality_of(pages.with_truth(said))["cer"] == 0.0  # its marks do not count
 
 
-@given(st.lists(st.sampled_from("abcd"), max_size=8), st.lists(st.sampled_from("abcd"), max_size=8))
-def test_word_edits_hold_both_texts(mine: list[str], theirs: list[str]) -> None:
-    edits = word_edits(" ".join(mine), " ".join(theirs))
-    assert " ".join(part for _, part, _ in edits if part) == " ".join(mine)
-    assert " ".join(part for *_, part in edits if part) == " ".join(theirs)
-    assert all((kind == "equal") == (one == other) for kind, one, other in edits)
-    assert Elements(edits_html(" ".join(mine), " ".join(theirs))).tags() <= {"ins", "del"}
+def test_words_that_were_written_without_boxes_go_to_the_regions_of_the_truth() -> None:
+    run = make_run(text="\n\n".join(words for _, _, words in REGIONS[:-1]))
+    found = quality.region_differences(run, TRUTH)
+    assert found["outcome"].tolist() == ["equal"] * 4 + ["missing"]
+    assert found["box"].notna().all()
+    assert found["true"].iloc[-1] == plain_text(REGIONS[-1][2])
+
+
+def test_the_marks_between_two_pages_do_not_count() -> None:
+    run = two_page_run()
+    truth = truth_with(text="one a b")
+    assert outcomes(run, truth) == ["equal", "equal", "equal"]
+    assert quality_of(run.with_truth(truth))["cer"] == 0.0
+
+
+FEW_WORDS = st.lists(st.sampled_from("abcd"), max_size=8).map(" ".join)
+
+
+@given(FEW_WORDS, FEW_WORDS)
+def test_word_edits_hold_both_texts(written: str, true: str) -> None:
+    edits = word_edits(written, true)
+    assert " ".join(part for _, part, _ in edits if part) == written
+    assert " ".join(part for _, _, part in edits if part) == true
+    for kind, part_written, part_true in edits:
+        assert (kind == "equal") == (part_written == part_true)
+    assert Elements(edits_html(written, true)).tags() <= {"ins", "del"}
 
 
 def test_a_record_keeps_the_truth_of_each_row(tmp_path: Path) -> None:
     run = make_run(rows=3).with_truth(TRUTH, row=1)
     again = PhaseRun.load(run.save(tmp_path / "run.json"))
-    assert again.truths is not None and [again.truth_of(row) for row in range(3)] == [
-        None,
-        TRUTH,
-        None,
-    ]
+    assert again.truths is not None
+    assert [again.truth_of(row) for row in range(3)] == [None, TRUTH, None]
     assert again.quality(row=1).set_index("measure")["value"]["cer"] == 0.0
     assert set(again.quality()["measure"]) == {"repetition"}
-    partial = json.loads(run.to_json())
-    del partial["truths"][1]["category"]
-    for damaged in ({**run.to_dict(), "truths": [None]}, partial):
+
+
+def test_a_record_with_too_few_truths_or_with_half_of_one_is_refused() -> None:
+    run = make_run(rows=3).with_truth(TRUTH, row=1)
+    too_few = {**run.to_dict(), "truths": [None]}
+    incomplete = json.loads(run.to_json())
+    del incomplete["truths"][1]["category"]
+    for damaged in (too_few, incomplete):
         with refused():
             PhaseRun.from_dict(damaged)
+
+
+def test_a_record_without_text_keeps_no_truth() -> None:
     with refused():
         make_run(return_text=False).with_truth(TRUTH)
 
 
-def test_a_record_as_truth_is_a_reference_and_called_agreement(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["base.json", "base.json.gz"])
+def test_a_record_may_be_the_truth(name: str, tmp_path: Path) -> None:
+    truth = load_truth(make_run().save(tmp_path / name))
+    assert truth.reference
+    assert truth.file == name
+    assert truth.text.startswith("\n\n\n# Where")
+
+
+def test_what_is_measured_against_a_record_is_called_agreement(tmp_path: Path) -> None:
     base = make_run()
-    for name in ("base.json", "base.json.gz"):
-        truth = load_truth(base.save(tmp_path / name))
-        assert truth.reference and truth.file == name and truth.text.startswith("\n\n\n# Where")
-    run = make_run(max_tokens=20).with_truth(truth)
-    measures = set(run.quality()["measure"])
+    truth = load_truth(base.save(tmp_path / "base.json"))
+    equal = base.with_truth(truth)
+    cut = make_run(max_tokens=20).with_truth(truth)
+
+    measures = set(cut.quality()["measure"])
     assert measures == {"agreement", "table_agreement", "box_agreement", "repetition"}
-    assert (
-        0.0 < quality_of(run)["agreement"] < 1.0 == quality_of(base.with_truth(truth))["agreement"]
-    )
-    shown = quality_html(run)
-    assert "agreement with it, not accuracy" in shown and "error rate" not in shown
-    assert key_metrics(base.with_truth(truth))[-1][:2] == ("Agreement", "100 %")
+    assert quality_of(equal)["agreement"] == 1.0
+    assert 0.0 < quality_of(cut)["agreement"] < 1.0
+    assert "agreement with it, not accuracy" in quality_html(cut)
+    assert "error rate" not in quality_html(cut)
+    assert key_metrics(equal)[-1][:2] == ("Agreement", "100 %")
+
+
+def test_a_record_without_text_is_no_truth() -> None:
     with refused():
         quality.reference_of(make_run(return_text=False), name="x.json")
 
@@ -344,38 +451,52 @@ def test_a_folder_holds_truths_by_the_pages_names(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     for name in ("scan.txt", "scan.md", "sub/scan.md", "doc-3.txt", "doc-3-4.md"):
         (tmp_path / name).write_text(name)
-    away = str(tmp_path / "elsewhere" / "scan.png")
-    found = {
+    page_in_another_folder = str(tmp_path / "elsewhere" / "scan.png")
+    expected = {
         "sub/scan.png": "sub/scan.md",
         "other/scan.png": "scan.md",
-        away: "scan.md",
+        page_in_another_folder: "scan.md",
         "doc.pdf#3": "doc-3.txt",
         "doc.pdf#3-4": "doc-3-4.md",
     }
-    for page, name in found.items():
+    for page, name in expected.items():
         assert quality.page_truth(tmp_path, page) == Truth(name, file=Path(name).name)
     assert quality.page_truth(tmp_path, "doc.pdf#4") is None
     with refused():
         load_truth(tmp_path, "doc.pdf#4")
-    texts = {"blank.md": " \n", "picture.md": "![a](b.png)", "long.txt": "a " * 600_000}
-    for name, text in texts.items():
-        (tmp_path / name).write_text(text)
-        with refused():
-            load_truth(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("blank.md", " \n"),
+        ("picture.md", "![a](b.png)"),
+        pytest.param("long.txt", "a " * 600_000, id="long.txt"),
+    ],
+)
+def test_a_truth_without_text_or_with_too_much_is_refused(
+    name: str, text: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_text(text)
+    with refused():
+        load_truth(tmp_path / name)
 
 
 def test_each_row_has_its_measures_and_differences() -> None:
     run = make_run(rows=2)
     assert not quality_section(run).parts
     for row in range(2):
-        run = run.with_truth(changed(regions=(TRUTH.regions[0],)), row)
+        run = run.with_truth(truth_with(regions=(TRUTH.regions[0],)), row)
     (section,) = quality_section(run).parts
-    assert (
-        section.count("1 equal, 4 extra") == 2
-        and section.count("Row 1") == section.count("<h2") == 1
-    )
-    blank = make_run().with_truth(Truth("", file="blank.md"))  # which judges nothing
-    assert quality_of(blank) == {} and "has no text to compare with" in quality_html(blank)
+    assert section.count("1 equal, 4 extra") == 2
+    assert section.count("Row 1") == 1
+    assert section.count("<h2") == 1
+
+
+def test_an_empty_truth_judges_nothing_and_says_so() -> None:
+    run = make_run().with_truth(Truth("", file="blank.md"))
+    assert quality_of(run) == {}
+    assert "has no text to compare with" in quality_html(run)
 
 
 def test_an_attack_in_truth_or_text_stays_text() -> None:
@@ -383,39 +504,79 @@ def test_an_attack_in_truth_or_text_stays_text() -> None:
     for run in (make_run(text=ATTACK), make_run()):
         shown = Elements(str(quality_html(run.with_truth(truth))))
         assert not {"script", "iframe", "svg", "b", "i"} & shown.tags()
-        assert sum(tag == "img" for tag, _ in shown.found) == 1  # the page
+        assert len(shown.attributes_of("img")) == 1  # the page
+
+
+class FakeSession:
+    """A session that measures nothing: each page has the record of the example."""
+
+    def __init__(self, run: PhaseRun) -> None:
+        self.run = run
+        self.measured: list[Path] = []
+
+    def run_inference(self, page: Path, **_: object) -> PhaseRun:
+        self.measured.append(page)
+        return self.run
+
+
+@pytest.fixture
+def fake_session(monkeypatch):
+    session = FakeSession(make_run())
+    monkeypatch.setattr("ocr_phases.session.kept.kept_session", lambda **_: session)
+    return session
+
+
+def command_with_truth(verb, run, folder):
+    """A command on the example's page or record, up to the value of ``--truth``."""
+    (folder / "example.md").write_text(TRUTH.text.replace("light", "heavy"))
+    if verb == "profile":
+        page = folder / "example.png"
+        Image.new("RGB", (9, 9)).save(page)
+        source = [str(page), "--save"]
+    else:
+        source = ["--record", str(run.save(folder / "measured.json")), "--out"]
+    return [verb, *source, str(folder / "out"), "--json", "--truth"]
 
 
 @pytest.mark.parametrize("verb", ["report", "verify", "profile"])
-def test_a_verb_compares_with_a_truth(verb, tmp_path, capsys, monkeypatch):
-    run, page, out = make_run(), tmp_path / "example.png", tmp_path / "out"
-    (tmp_path / "example.md").write_text(TRUTH.text.replace("light", "heavy"))
-    Image.new("RGB", (9, 9)).save(page)
-    measured: list[Path] = []
-    session = SimpleNamespace(run_inference=lambda page, **_: (measured.append(page), run)[1])
-    monkeypatch.setattr("ocr_phases.session.kept.kept_session", lambda **_: session)
-    record = ["--record", str(run.save(tmp_path / "measured.json")), "--out"]
-    asked = [str(page), "--save"] if verb == "profile" else record
-    command = [verb, *asked, str(out), "--json", "--truth"]
+def test_a_wrong_truth_is_refused_before_anything_slow(verb, fake_session, tmp_path, capsys):
+    command = command_with_truth(verb, fake_session.run, tmp_path)
     for wrong in ([str(tmp_path / "no.md")], [str(tmp_path), "--no-return-text"]):
         assert main([*command, *wrong]) == 2
         assert json.loads(capsys.readouterr().out)["exit_reason"].endswith(".")
-    assert not measured  # refused before anything slow
-    assert not main([*command, str(tmp_path)])
-    told = json.loads(capsys.readouterr().out)
-    quality = (told["reports"][0] if verb == "report" else told)["quality"]
-    assert quality == quality_of(run.with_truth(tmp_path))
-    if verb == "report":
-        html = (out / "report.html").read_text()
-        assert "Compared with the reference text example.md" in html and "<del>heavy</del>" in html
-    kept = {"report": out / "run.json", "profile": out}.get(verb)
-    assert kept is None or PhaseRun.load(kept).truth_of() is not None
+    assert not fake_session.measured
+
+
+def test_verify_compares_with_a_truth(fake_session, tmp_path, capsys):
+    command = command_with_truth("verify", fake_session.run, tmp_path)
+    assert main([*command, str(tmp_path)]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["quality"] == quality_of(fake_session.run.with_truth(tmp_path))
+
+
+def test_profile_compares_with_a_truth_and_keeps_it(fake_session, tmp_path, capsys):
+    command = command_with_truth("profile", fake_session.run, tmp_path)
+    assert main([*command, str(tmp_path)]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["quality"] == quality_of(fake_session.run.with_truth(tmp_path))
+    assert PhaseRun.load(tmp_path / "out").truth_of() is not None
+
+
+def test_report_compares_with_a_truth_shows_it_and_keeps_it(fake_session, tmp_path, capsys):
+    command = command_with_truth("report", fake_session.run, tmp_path)
+    assert main([*command, str(tmp_path)]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["reports"][0]["quality"] == quality_of(fake_session.run.with_truth(tmp_path))
+    html = (tmp_path / "out" / "report.html").read_text()
+    assert "Compared with the reference text example.md" in html
+    assert "<del>heavy</del>" in html
+    assert PhaseRun.load(tmp_path / "out" / "run.json").truth_of() is not None
 
 
 def test_the_tables_of_the_docs_are_of_the_shipped_results() -> None:
     text = quality_figures.DOCUMENT.read_text(encoding="utf-8")
-    assert with_parts(text, quality_figures.tables()) == text, (
-        "run: python -m benchmarks.quality_figures"
-    )
+    with_tables = with_parts(text, quality_figures.tables())
+    assert with_tables == text, "run: python -m benchmarks.quality_figures"
     pages = quality_figures.load("generated")
-    assert pages["page"].nunique() == 200 and pages.groupby("preset").size().tolist() == [200] * 5
+    assert pages["page"].nunique() == 200
+    assert pages.groupby("preset").size().tolist() == [200] * 5

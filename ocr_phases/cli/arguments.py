@@ -81,6 +81,19 @@ def _add_batch(command: argparse.ArgumentParser) -> None:
         "batch (default: during; with --truth: after)",
     )
     command.add_argument(
+        "--documents",
+        type=Path,
+        metavar="DIR",
+        help="also write each PDF as one document: its text with the pages apart, and a PDF of its "
+        "pages with their boxes",
+    )
+    command.add_argument(
+        "--predictions",
+        type=Path,
+        metavar="DIR",
+        help="also write each page's text as NAME.md, for OmniDocBench's evaluator",
+    )
+    command.add_argument(
         "--retries",
         type=_COUNT,
         default=1,

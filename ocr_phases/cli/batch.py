@@ -67,6 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
     result["more_failures"] = more
     result["index"] = index
     arguments.result = result
+    result |= _export(out, arguments)  # it may be refused, and what was measured is told then, too
     if FAILED in set(pages["status"]) or reports_failed or truths_failed:
         return Exit.FAILED
     return Exit.DONE
@@ -77,6 +78,7 @@ def _check(arguments: argparse.Namespace) -> None:
     replace.
     """
     from ocr_phases.batch.archive import is_batch
+    from ocr_phases.batch.exports import PREDICTION_FILES, check_export
     from ocr_phases.batch.local_workers import check_workers
     from ocr_phases.files import check_names
 
@@ -94,6 +96,8 @@ def _check(arguments: argparse.Namespace) -> None:
         settings.check_preset(preset, "presets")
     if only_renders and not holds_batch:
         raise OcrPhasesError(f"{arguments.out} holds no batch: name the folder of one (--out).")
+    if arguments.predictions is not None:
+        check_export(arguments.predictions, PREDICTION_FILES, overwrite=arguments.overwrite)
     check_names(
         arguments.out,
         r"index\.html|jobs\.jsonl|left_out\.json|(pages|spans|tokens)\.csv",
@@ -288,6 +292,28 @@ def _render(out: Path, arguments: argparse.Namespace) -> int:
         sentence += ", see their status.json"
     print(sentence)
     return failed
+
+
+def _export(out: Path, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Write the documents and the predictions that were asked for; the same as plain values."""
+    from ocr_phases.batch.exports import write_documents, write_predictions
+
+    result: dict[str, Any] = {}
+    overwrite = arguments.overwrite
+    if arguments.documents is not None:
+        folders = write_documents(out, arguments.documents, overwrite=overwrite)
+        result["documents"] = [str(folder) for folder in folders]
+        print(f"{count_text(len(folders), 'document')} in {arguments.documents}")
+    if arguments.predictions is not None:
+        predictions = write_predictions(out, arguments.predictions, overwrite=overwrite)
+        result["predictions"] = {
+            "written": predictions.written,
+            "left_out": predictions.left_out,
+        }
+        print(f"{count_text(predictions.written, 'prediction')} in {arguments.predictions}")
+        for page, reason in itertools.islice(predictions.left_out.items(), _SHOWN_FAILURES):
+            print(f"No prediction of {page}: {reason}")
+    return result
 
 
 def _print_reasons(reasons: Iterable[tuple[str, str]]) -> None:
