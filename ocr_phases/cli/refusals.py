@@ -114,7 +114,7 @@ def _refuse_idle_of_batch(arguments: argparse.Namespace) -> None:
     _refuse_truth_without_text(arguments)
     if not arguments.return_text:
         why = "They are made of the texts, which --no-return-text leaves out"
-        refuse(arguments, ("documents", "predictions"), why)
+        refuse_options(arguments, ("documents", "predictions"), why)
     if arguments.render == "only":
         names = {"presets", "workers", "scheduler", "wait_workers"}
         names |= _settings_but(arguments, (PRICE,))

@@ -341,9 +341,8 @@ class ServerSession(Hinted):
         if value and value != default:
             raise SettingError(
                 setting,
-                "This server cannot do ",
-                Keyword(name, value),
-                ": leave it out, or load the model itself.",
+                "This server cannot do {setting}: leave it out, or load the model itself.",
+                setting=Keyword(name, value),
             )
 
     def body(self, request: Request, page: str) -> dict[str, Any]:

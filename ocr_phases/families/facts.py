@@ -302,10 +302,10 @@ class FamilyFacts:
         if grounding is False and GROUNDING_TAG in text:
             raise SettingError(
                 "grounding",
-                f"The prompt preset {prompt!r} asks for boxes, which ",
-                Keyword("grounding", False),
-                " forbids: use the preset 'free', which asks for none, or write the prompt "
-                "yourself.",
+                "The prompt preset {prompt!r} asks for boxes, which {without_boxes} forbids: use "
+                "the preset 'free', which asks for none, or write the prompt yourself.",
+                prompt=prompt,
+                without_boxes=Keyword("grounding", False),
             )
         if prompt == MULTIPAGE:
             return text.replace(IMAGE_TAG, IMAGE_TAG * pages)
