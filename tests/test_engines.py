@@ -247,7 +247,9 @@ def test_what_is_found_in_an_answer_itself():
         "cut the page as small, into 1 x 1": {"usage": {"prompt_tokens": 115}},
     }
     for told, tokens in cuts.items():
-        cut = checks.read_as(Answer(0.0, **tokens), gundam, FAMILY, "<image>Free OCR.", 1000, 2000)
+        cut = checks.how_page_was_cut(
+            Answer(0.0, **tokens), gundam, FAMILY, "<image>Free OCR.", 1000, 2000
+        )
         assert cut[2].measured.endswith(told)
     bos = "the server's prompt has 2 tokens for 3: the BOS at its beginning is missing"
     for ids, count, told in [([9, 9], 2, bos), ([], 2, bos), ([0, 9, 9], 3, "3 tokens in both")]:
@@ -552,7 +554,7 @@ TOLD: list[tuple[dict[str, Any], str, str]] = [
 
 @pytest.mark.parametrize(("told", "verdict", "says"), TOLD)
 def test_a_preset_passes_only_by_what_the_server_told(told, verdict, says):
-    _, _, check = checks.read_as(
+    _, _, check = checks.how_page_was_cut(
         Answer(0.0, **told), FAMILY.preset("gundam"), FAMILY, MARKDOWN, 1000, 1400
     )
     assert check.verdict == verdict
@@ -569,7 +571,7 @@ def test_the_length_of_a_right_prompt_is_enough(family, name, more):
     prompt = facts.text_of("a prompt of my own, which has some more words")
     image = image_token_count(preset, preset.grid(1000, 1400))
     answer = Answer(0.0, usage={"prompt_tokens": image + checks.text_token_count(prompt) + more})
-    found_preset, count, check = checks.read_as(answer, preset, facts, prompt, 1000, 1400)
+    found_preset, count, check = checks.how_page_was_cut(answer, preset, facts, prompt, 1000, 1400)
     assert (found_preset.name, count, check.verdict) == (name, image, "pass")
 
 

@@ -221,10 +221,12 @@ class ServerMeasurement:
             return None
         session = self.session
         worker = session.worker
-        # A busy host joins tokens that came one by one.
-        runs = [answer for answer in self.answers if answer.timed] or self.answers
+        runs = [answer for answer in self.answers if answer.timed]
+        if not runs:
+            # A busy host joins tokens that came one by one, perhaps in every repeat.
+            runs = self.answers
         answer = runs[0]
-        preset, image_tokens, preset_check = checks.read_as(
+        cut = checks.how_page_was_cut(
             answer,
             session.family.preset(self.request.preset),
             session.family,
@@ -232,7 +234,9 @@ class ServerMeasurement:
             *self.page[0].size,
         )
         prompt_tokens = answer.prompt_tokens
-        text_tokens = None if prompt_tokens is None else max(0, prompt_tokens - image_tokens)
+        text_tokens = None
+        if prompt_tokens is not None:
+            text_tokens = max(0, prompt_tokens - cut.image_tokens)
         spans = spans_of(runs)
         versions = {session.engine: session.version, "ocr_phases": __version__, "code": code_hash()}
         device = {"name": f"{session.engine} at {session.server.host}", "kind": "server"}
@@ -245,17 +249,17 @@ class ServerMeasurement:
             pages=[
                 page_part(
                     self.page,
-                    preset,
+                    cut.preset,
                     row=0,
-                    image_tokens=image_tokens,
+                    image_tokens=cut.image_tokens,
                     text_tokens=text_tokens,
                     embed=self.request.embed_page,
                 )
             ],
-            request=replace(request, strategy="server", vision="server", preset=preset.name),
+            request=replace(request, strategy="server", vision="server", preset=cut.preset.name),
             results=[self._result_part(answer)],
             spans=spans,
-            live_checks=[*self._run_checks(runs), preset_check, *self.compared],
+            live_checks=[*self._run_checks(runs), cut.check, *self.compared],
             probabilities=_probabilities(answer),
         )
 
