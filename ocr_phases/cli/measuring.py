@@ -118,8 +118,9 @@ def warn_of_remote_code(model: str) -> None:
 
 
 def check_pages(arguments: argparse.Namespace, pages: Sequence[str] = ()) -> None:
-    """Refuse pages, the command's or these, that cannot be read, or of which ``--truth`` says
-    nothing.
+    """Raise `OcrPhasesError` for a page that cannot be read, or that has no text in ``--truth``.
+
+    Without ``pages`` the command's own page is looked at.
     """
     from ocr_phases.analyse.quality import load_truth
     from ocr_phases.images import load_page, unnamed_pages
