@@ -220,9 +220,6 @@ _Result = TypeVar("_Result")
 
 #: Keywords of other libraries and of the models' published code, and what stands for them here.
 ADVICE = {
-    "base_size": "preset sets it",
-    "image_size": "preset sets it",
-    "crop_mode": "preset sets it",
     "images": "it is made from the page, by run_inference or by prepare",
     "images_seq_mask": "it is made from the page, by run_inference or by prepare",
     "images_spatial_crop": "it is made from the page, by run_inference or by prepare",
@@ -269,6 +266,11 @@ TAKEN_BY = {
     "OCRSession.run_inference": (
         "prompt",
         "preset",
+        "base_size",
+        "image_size",
+        "crop_mode",
+        "min_crops",
+        "max_crops",
         "max_new_tokens",
         "infer",
         "grounding",

@@ -42,6 +42,8 @@ from ocr_phases.families import (
     PROCESSOR,
     PROMPT_NAMES,
     UNKNOWN,
+    Preset,
+    ViewSizes,
     facts_of,
     family_of_name,
 )
@@ -70,6 +72,11 @@ MOST_TOKENS = 1_000_000
 
 FromZero = Annotated[int, Meta(ge=0, le=LARGEST_NUMBER)]
 Steps = Annotated[int, Meta(ge=1, le=MOST_TOKENS)]
+#: The side of a view in pixels. A token stands for 64 x 64 of them, and a view of 4,096 has 4,161.
+ViewSide = Annotated[int, Meta(ge=64, le=4_096)]
+Crops = Annotated[int, Meta(ge=1, le=256)]
+#: A view has a whole number of tokens on each side.
+PIXELS_PER_TOKEN = 64
 
 #: What follows the timed runs and changes nothing in them: no part of a record's request.
 _AFTERWARDS = (
@@ -81,7 +88,7 @@ _AFTERWARDS = (
     "kernel_trace",
 )
 #: Settings of no one type: what reads them checks them.
-_FREE = ("prompt", "infer", "kernel_trace", "pages")
+_FREE = ("prompt", "infer", "kernel_trace", "pages", "cutting")
 _WINDOW = "no_repeat_ngram_window"
 _WHITELIST = "whitelist_token_ids"
 #: Commas between entries of a text, which those within a list are not.
@@ -383,6 +390,19 @@ class RunSettings(_Checked):
 
     prompt: str | Sequence[str] = _setting("markdown", "{prompts}, any text")
     preset: str | None = _setting(None, "{presets}; or the model's own")
+    base_size: ViewSide | None = _setting(
+        None, "pixels of a cut page's global view, instead of the preset's"
+    )
+    image_size: ViewSide | None = _setting(
+        None, "pixels of a crop, or of an uncut page's only view, instead of the preset's"
+    )
+    crop_mode: bool | None = _setting(
+        None, "cut a large page into crops; the default is what the preset does"
+    )
+    min_crops: Crops | None = _setting(None, "minimum number of crops; the default is 2")
+    max_crops: Crops | None = _setting(
+        None, "maximum number of crops; the default is the family's: 9, 6 or 32"
+    )
     max_new_tokens: Steps | None = _setting(
         None, "maximum number of new tokens, including the first; the default is 512"
     )
@@ -446,6 +466,7 @@ class RunSettings(_Checked):
         for prompt in self._all_prompts:
             if not _converted("prompt", prompt, str).strip():
                 raise SettingError("prompt", "The prompt is empty: write one, or leave it out.")
+        self._check_sizes()
         resolve_infer(self.infer, self.autocast)
         if self.generate:
             self._check_one_shot()
@@ -456,6 +477,22 @@ class RunSettings(_Checked):
         if isinstance(self.prompt, Sequence) and not isinstance(self.prompt, str | bytes):
             return self.prompt
         return [self.prompt]
+
+    def _check_sizes(self) -> None:
+        """Raise `SettingError` for sizes that no view can have, or that contradict each other."""
+        for name, side in (("base_size", self.base_size), ("image_size", self.image_size)):
+            if side is not None and side % PIXELS_PER_TOKEN != 0:
+                below = side - side % PIXELS_PER_TOKEN
+                raise SettingError(
+                    name,
+                    "{size} is no multiple of {token_side}, the pixels of a token's side: give "
+                    "{below} or {above}.",
+                    size=Keyword(name, side),
+                    token_side=PIXELS_PER_TOKEN,
+                    below=below,
+                    above=below + PIXELS_PER_TOKEN,
+                )
+        ViewSizes.asked(self)
 
     def _check_one_shot(self) -> None:
         """Raise `SettingError` for a setting that ``generate=True`` leaves no room for."""
@@ -545,6 +582,10 @@ class Settings(Hinted, RunSettings, ModelSettings):
         """The keywords of ``load``."""
         return {name: getattr(self, name) for name in setting_names(ModelSettings)}
 
+    def of_prepare(self) -> dict[str, Any]:
+        """The keywords of ``prepare``."""
+        return {name: getattr(self, name) for name in PREPARE_SETTINGS}
+
     def of_run(self) -> dict[str, Any]:
         """The keywords of ``run_inference``."""
         return {name: getattr(self, name) for name in setting_names(RunSettings)}
@@ -552,6 +593,19 @@ class Settings(Hinted, RunSettings, ModelSettings):
 
 # A dataclass makes its own __init__, so the sentence about a wrong keyword is put around it here.
 Settings.__init__ = explain_wrong_calls(Settings.__init__)  # type: ignore[method-assign]
+
+#: The settings of a run that `OCRSession.prepare` takes, too.
+PREPARE_SETTINGS = (
+    "prompt",
+    "preset",
+    "base_size",
+    "image_size",
+    "crop_mode",
+    "min_crops",
+    "max_crops",
+    "infer",
+    "grounding",
+)
 
 #: The settings of a run that its record keeps in ``request``.
 REQUEST_SETTINGS = [
@@ -611,6 +665,7 @@ class Request(RunSettings):
     """What `OCRSession.run_inference` was asked to do, with every default filled in.
 
     ``pages`` are those of all rows in their order, ``prompts`` one resolved prompt a row.
+    ``cutting`` is the preset with the sizes that were asked for instead of its own.
     """
 
     pages: list[Any]
@@ -618,6 +673,7 @@ class Request(RunSettings):
     prompt: str
     preset: str
     preset_choice: str
+    cutting: Preset
     max_new_tokens: int
     infer: SamplingSettings
     eos_check_every: int

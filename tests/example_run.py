@@ -16,7 +16,7 @@ from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.noise import Verdict
 from ocr_phases.analyse.sweep_table import FAILURE_COLUMNS
 from ocr_phases.images import describe_page
-from ocr_phases.record import SPAN_COLUMNS, make_spans
+from ocr_phases.record import make_spans
 from ocr_phases.record.parts import (
     CachePart,
     CheckPart,
@@ -81,7 +81,8 @@ def page_image(width: int = 620, height: int = 877) -> Image.Image:
 
 def encoded(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
     """An image's file."""
-    image.save(buffer := io.BytesIO(), kind, **options)
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
     return buffer.getvalue()
 
 
@@ -115,104 +116,169 @@ def make_run(
     page_name: str = "example.png",
 ) -> PhaseRun:
     """A record as the measuring half writes it, with invented times that a seed fixes."""
-    rng = np.random.default_rng(seed)
+    view = _GUNDAM if crops else _BASE
     pieces = _pieces(text, max_tokens)
     steps = len(pieces) if first_token == "redecode" else len(pieces) - 1
-    prefill_len, preset, grid, image_tokens = (
-        (912, "gundam", [2, 3], 903) if crops else (282, "base", [1, 1], 273)
-    )
+
+    rng = np.random.default_rng(seed)
     spans: list[Row] = []
     for repeat in range(repeats):
-        spans += _repeat(rng, repeat, 0 if generate else steps, crops, cuda, generate)
-    columns = {name: [row[place] for row in spans] for place, name in enumerate(SPAN_COLUMNS)}
-    lengths = [prefill_len + step for step in range(steps + 1)]
-    if first_token == "redecode":
-        lengths = [prefill_len, *lengths[:-1]]
-    cached, per_token = [] if generate else lengths, 0 if generate else 61_440 * rows
-    page = describe_page(*page_file(), page_name, embed=embed)
-    page |= {"preset": preset, "grid": grid, "image_tokens": image_tokens}
-    page |= {"text_tokens": 9, "valid_image_tokens": 780}
-    result = {
-        "ids": list(range(len(pieces))),
-        "token_texts": pieces if return_text else [""] * len(pieces),
-        "text": "".join(piece for piece in pieces if piece != EOS) if return_text else None,
-        "finish_reason": "eos" if pieces[-1] == EOS else "length",
+        if generate:
+            spans += _generate_repeat(rng, repeat, cuda=cuda)
+        else:
+            spans += _repeat(rng, repeat, steps, crops=crops, cuda=cuda)
+
+    lengths = [view.prefill_len + step for step in range(steps + 1)]
+    if first_token == "redecode":  # its first step writes again what the prefill had written
+        lengths = [view.prefill_len, *lengths[:-1]]
+
+    page = describe_page(*page_file(), page_name, embed=embed) | view.of_page()
+    pages = [page | {"row": row} for row in range(rows)]
+    result = _result(pieces, return_text=return_text)
+    request = {
+        "prompt": _PROMPT,
+        "prompts": [_PROMPT] * rows,
+        "preset": view.preset,
+        "max_new_tokens": len(pieces),
+        "prefill_len": view.prefill_len,
+        "first_token": first_token,
+        "repeats": repeats,
+        "warmup": 1,
+        "seed": 0,
+        "strategy": "eager",
+        "vision": "eager",
+        "generate": generate,
     }
-    phases = {"generate": 1.9} if generate else {"prefill": 1.9, "decode": 1.4}
-    peaks = {
-        phase: [int(peak * 1e9)] * repeats for phase, peak in ({"prepare": 0.7} | phases).items()
-    }
-    agreed, entries = (
-        f"{repeats} repeats, equal tokens",
-        ("name", "verdict", "expected", "measured"),
+    return PhaseRun(
+        created="2026-11-21T09:30:00Z",
+        versions=_VERSIONS,
+        device=as_parts("device", _GPU if cuda else _CPU),
+        model=as_parts("model", _model(cuda=cuda)),
+        pages=as_parts("pages", pages),
+        request=as_parts("request", request),
+        results=as_parts("results", [dict(result) for _ in range(rows)]),
+        spans=make_spans(spans),
+        memory=as_parts("memory", _memory(repeats, cuda, generate) if memory else _NO_MEMORY),
+        cache=as_parts("cache", _cache([] if generate else lengths, rows)),
+        live_checks=as_parts("live_checks", _live_checks(repeats, lengths)),
     )
-    checks = (
-        ("repeats_agree", "pass", "every repeat generates the same tokens", agreed),
-        (
-            "cache_growth",
-            "pass",
-            "exactly one entry a step",
-            f"{lengths[0]} to {lengths[-1]} entries",
-        ),
-        ("stage_coverage", "fail", "the stages sum to 90 % of the prefill", "81 %"),
-    )
-    device = ("NVIDIA H200", "cuda") if cuda else ("Example CPU, 2 cores", "cpu")
-    model = {
+
+
+@dataclasses.dataclass(frozen=True)
+class _View:
+    """How the page is cut, and how many tokens that makes."""
+
+    preset: str
+    grid: tuple[int, int]
+    prefill_len: int
+    image_tokens: int
+
+    def of_page(self) -> dict[str, Any]:
+        """The entries of a page that follow from it."""
+        return {
+            "preset": self.preset,
+            "grid": list(self.grid),
+            "image_tokens": self.image_tokens,
+            "text_tokens": 9,
+            "valid_image_tokens": 780,
+        }
+
+
+_GUNDAM = _View("gundam", (2, 3), 912, 903)
+_BASE = _View("base", (1, 1), 282, 273)
+_PROMPT = "<image>\n<|grounding|>Convert the document to markdown."
+_VERSIONS = {
+    "python": "3.11.2",
+    "torch": "2.11.0",
+    "transformers": "5.23.0",
+    "ocr_phases": "0.1.0",
+}
+_CPU = {"name": "Example CPU, 2 cores", "kind": "cpu"}
+_GPU = {"name": "NVIDIA H200", "kind": "cuda"}
+_WEIGHTS = {"weights_bytes": 36_400_000}
+_NO_MEMORY = {"source": None, "peak_bytes": {}} | _WEIGHTS
+_CACHE_BYTES_PER_TOKEN = 61_440
+
+
+def _model(*, cuda: bool) -> dict[str, Any]:
+    """The model: a large one on a GPU, the built-in one elsewhere."""
+    return {
         "name": "tiny",
         "source": "built in",
         "family": "deepseek-ocr",
         "implementation": "native",
-    }
-    model |= {
         "class": "UnlimitedOcrForConditionalGeneration",
         "dtype": "bfloat16" if cuda else "float32",
-    }
-    total = 3_300_000_000 if cuda else 9_100_000
-    prompt = "<image>\n<|grounding|>Convert the document to markdown."
-    request = {
-        "prompt": prompt,
-        "prompts": [prompt] * rows,
-        "preset": preset,
-        "max_new_tokens": len(pieces),
-    }
-    request |= {
-        "prefill_len": prefill_len,
-        "first_token": first_token,
-        "repeats": repeats,
-        "warmup": 1,
-    }
-    ways = {"seed": 0, "strategy": "eager", "vision": "eager", "generate": generate}
-    source = "cuda_peak_allocated" if cuda else "process_high_water_mark"
-    held = {"source": source, "peak_bytes": peaks} if memory else {"source": None, "peak_bytes": {}}
-    sizes = [length * per_token for length in cached]
-    return PhaseRun(
-        created="2026-11-21T09:30:00Z",
-        versions={
-            "python": "3.11.2",
-            "torch": "2.11.0",
-            "transformers": "5.23.0",
-            "ocr_phases": "0.1.0",
+        "strategy": "eager",
+        "parameters": {
+            "sam": 1_200_000,
+            "clip": 1_500_000,
+            "total": 3_300_000_000 if cuda else 9_100_000,
         },
-        device=as_parts("device", dict(zip(("name", "kind"), device, strict=True))),
-        model=as_parts(
-            "model",
-            {
-                **model,
-                "strategy": "eager",
-                "parameters": {"sam": 1_200_000, "clip": 1_500_000, "total": total},
-                "config": {"hidden_size": 1280},
-            },
-        ),
-        pages=as_parts("pages", [page | {"row": row} for row in range(rows)]),
-        request=as_parts("request", request | ways),
-        results=as_parts("results", [dict(result) for _ in range(rows)]),
-        spans=make_spans(columns),
-        memory=as_parts("memory", held | {"weights_bytes": 36_400_000}),
-        cache=as_parts("cache", {"lengths": cached, "bytes_per_token": per_token, "bytes": sizes}),
-        live_checks=as_parts(
-            "live_checks", [dict(zip(entries, check, strict=True)) for check in checks]
-        ),
-    )
+        "config": {"hidden_size": 1280},
+    }
+
+
+def _result(pieces: list[str], *, return_text: bool) -> dict[str, Any]:
+    """What a row generated, one id after the other."""
+    result = {
+        "ids": list(range(len(pieces))),
+        "token_texts": [""] * len(pieces),
+        "text": None,
+        "finish_reason": "eos" if pieces[-1] == EOS else "length",
+    }
+    if return_text:
+        result["token_texts"] = pieces
+        result["text"] = "".join(piece for piece in pieces if piece != EOS)
+    return result
+
+
+def _memory(repeats: int, cuda: bool, generate: bool) -> dict[str, Any]:
+    """The peak of each phase, the same in every repeat."""
+    gigabytes = {"prepare": 0.7}
+    if generate:
+        gigabytes["generate"] = 1.9
+    else:
+        gigabytes["prefill"] = 1.9
+        gigabytes["decode"] = 1.4
+    return {
+        "source": "cuda_peak_allocated" if cuda else "process_high_water_mark",
+        "peak_bytes": {phase: [int(peak * 1e9)] * repeats for phase, peak in gigabytes.items()},
+    } | _WEIGHTS
+
+
+def _cache(lengths: list[int], rows: int) -> dict[str, Any]:
+    """A cache that nothing is known of where it has no lengths, as of ``generate()``."""
+    bytes_per_token = _CACHE_BYTES_PER_TOKEN * rows if lengths else 0
+    return {
+        "lengths": lengths,
+        "bytes_per_token": bytes_per_token,
+        "bytes": [length * bytes_per_token for length in lengths],
+    }
+
+
+def _live_checks(repeats: int, lengths: list[int]) -> list[dict[str, str]]:
+    """Two checks that passed, and one that failed."""
+    return [
+        {
+            "name": "repeats_agree",
+            "verdict": "pass",
+            "expected": "every repeat generates the same tokens",
+            "measured": f"{repeats} repeats, equal tokens",
+        },
+        {
+            "name": "cache_growth",
+            "verdict": "pass",
+            "expected": "exactly one entry a step",
+            "measured": f"{lengths[0]} to {lengths[-1]} entries",
+        },
+        {
+            "name": "stage_coverage",
+            "verdict": "fail",
+            "expected": "the stages sum to 90 % of the prefill",
+            "measured": "81 %",
+        },
+    ]
 
 
 def altered(run: PhaseRun, **parts: Any) -> PhaseRun:
@@ -223,7 +289,8 @@ def altered(run: PhaseRun, **parts: Any) -> PhaseRun:
     for name, part in parts.items():
         if isinstance(part, dict):
             present = getattr(run, name)
-            part = ({} if present is None else to_plain(present)) | part
+            if present is not None:
+                part = to_plain(present) | part
         changed[name] = as_parts(name, part)
     return dataclasses.replace(run, **changed)
 
@@ -258,38 +325,46 @@ def as_parts(name: str, content: Any) -> Any:
 
 
 def paced(run: PhaseRun, *factors: float, **only: str) -> PhaseRun:
-    """The record with its times, or those of the spans named by ``only``, times a factor, or one a
-    repeat.
+    """The record with other times: each times one factor, or times that of its repeat.
+
+    ``only`` names the spans that change, as ``stage="sam"``; without it all do.
     """
     spans = run.spans.copy()
-    named = (spans[[*only]] == pd.Series(only, dtype=object)).all(axis="columns")
+    changed = (spans[[*only]] == pd.Series(only, dtype=object)).all(axis="columns")
+    pace: float | pd.Series = factors[0]
+    if len(factors) > 1:
+        pace = spans["repeat"].map(dict(enumerate(factors)))
     for clock in ("device_ms", "host_ms"):
-        pace = factors[0] if len(factors) == 1 else spans["repeat"].map(dict(enumerate(factors)))
-        spans[clock] = spans[clock].mask(named, spans[clock] * pace)
+        spans[clock] = spans[clock].mask(changed, spans[clock] * pace)
     return dataclasses.replace(run, spans=spans)
 
 
 def with_times(run: PhaseRun, stage: str, ms: Any) -> PhaseRun:
     """The record with other times of a stage: ``ms(step, repeat)`` on both clocks."""
     spans = run.spans.copy()
-    named = spans["stage"] == stage
-    times = [float(ms(*each)) for each in spans.loc[named, ["step", "repeat"]].to_numpy()]
-    spans.loc[named, ["device_ms", "host_ms"]] = np.column_stack([times, times])
+    changed = spans["stage"] == stage
+    places = spans.loc[changed, ["step", "repeat"]].to_numpy()
+    times = [float(ms(step, repeat)) for step, repeat in places]
+    spans.loc[changed, "device_ms"] = times
+    spans.loc[changed, "host_ms"] = times
     return dataclasses.replace(run, spans=spans)
 
 
 def with_steps(run: PhaseRun, ms: Any) -> PhaseRun:
+    """The record with other times of its decode steps: ``ms(step, repeat)``."""
     return with_times(run, "decode_step", ms)
 
 
 def check_of(run: PhaseRun, name: str) -> Verdict:
+    """The check of this name."""
     (check,) = (check for check in run_checks(run) if check.name == name)
     return check
 
 
 def failed_cells(*reasons: str) -> pd.DataFrame:
-    shape = ("base", "eager", "eager", 1, 9)
-    rows = [(f"cell{number}", *shape, reason) for number, reason in enumerate(reasons)]
+    """A sweep's table of failures, with a cell for each reason."""
+    settings = ("base", "eager", "eager", 1, 9)
+    rows = [(f"cell{number}", *settings, reason) for number, reason in enumerate(reasons)]
     return pd.DataFrame(rows, columns=list(FAILURE_COLUMNS))
 
 
@@ -301,56 +376,85 @@ def _pieces(text: str, max_tokens: int | None) -> list[str]:
     return pieces if max_tokens is None else pieces[:max_tokens]
 
 
+class _RepeatClock:
+    """Writes down the spans of one repeat, each with a time that varies a little."""
+
+    def __init__(self, rng: np.random.Generator, repeat: int, *, cuda: bool) -> None:
+        self.rng = rng
+        self.repeat = repeat
+        #: How long everything takes beside the times that are named here.
+        self.scale = 0.2 if cuda else 1.0
+        #: On a GPU the host runs ahead of the device in the prefill.
+        self.host_share = 0.6 if cuda else 1.0
+        self.now = 0.0
+        self.rows: list[Row] = []
+
+    def stage(
+        self, phase: str, name: str, ms: float, view: str = "", step: int | None = None
+    ) -> None:
+        """A stage that begins now, and the clock goes on to its end."""
+        length = float(ms * self.scale * self.rng.normal(1.0, 0.03))
+        self.span(phase, name, self.now, length, view, step)
+        self.now += length
+
+    def span(
+        self,
+        phase: str,
+        name: str,
+        start: float,
+        length: float,
+        view: str = "",
+        step: int | None = None,
+    ) -> None:
+        """A span of exactly this length; the clock stays where it is."""
+        host = length * (self.host_share if phase == "prefill" else 1.0)
+        self.rows.append((self.repeat, phase, name, view, step, start, length, start, host))
+
+
+def _prepare(clock: _RepeatClock) -> None:
+    for name, ms in (("load_image", 21.0), ("tokenizer", 1.3), ("transfer", 4.2)):
+        clock.stage("prepare", name, ms)
+    clock.span("prepare", "prepare", 0.0, clock.now + 0.4 * clock.scale)
+    clock.now += 0.5 * clock.scale
+
+
+def _generate_repeat(rng: np.random.Generator, repeat: int, *, cuda: bool) -> list[Row]:
+    """The spans of a repeat by ``generate()``, which has one phase and no stages."""
+    clock = _RepeatClock(rng, repeat, cuda=cuda)
+    _prepare(clock)
+    clock.stage("generate", "generate", 4200.0)
+    return clock.rows
+
+
 def _repeat(
-    rng: np.random.Generator, repeat: int, steps: int, crops: bool, cuda: bool, generate: bool
+    rng: np.random.Generator, repeat: int, steps: int, *, crops: bool, cuda: bool
 ) -> list[Row]:
-    scale = 0.2 if cuda else 1.0
-    lead = 0.6 if cuda else 1.0  # the host runs ahead of the device
-    rows: list[Row] = []
+    """The spans of a repeat; of its decode steps number 60 takes four times as long."""
+    clock = _RepeatClock(rng, repeat, cuda=cuda)
+    _prepare(clock)
 
-    def add(
-        phase: str, stage: str, view: str, step: int | None, start: float, length: float
-    ) -> float:
-        host = length * (lead if phase == "prefill" else 1.0)
-        rows.append((repeat, phase, stage, view, step, start, length, start, host))
-        return start + length
+    begin = clock.now
+    for view in ("local", "global") if crops else ("global",):
+        pace = 1.3 if view == "local" else 1.0
+        for name, ms in (("sam", 95.0), ("clip", 46.0), ("projector", 0.9)):
+            clock.now += 0.2
+            clock.stage("prefill", name, ms * pace, view)
+    clock.stage("prefill", "vision_fusion", 3.5)
+    clock.stage("prefill", "language_model", 160.0)
+    clock.stage("prefill", "lm_head", 2.0)
+    clock.stage("prefill", "sampling", 0.4)
+    clock.now += 2.0 * clock.scale
+    clock.span("prefill", "prefill", begin, clock.now - begin)
 
-    def jitter(ms: float) -> float:
-        return float(ms * scale * rng.normal(1.0, 0.03))
-
-    clock = 0.0
-    for stage, ms in (("load_image", 21.0), ("tokenizer", 1.3), ("transfer", 4.2)):
-        clock = add("prepare", stage, "", None, clock, jitter(ms))
-    add("prepare", "prepare", "", None, 0.0, clock + 0.4 * scale)
-    start = clock = clock + 0.5 * scale
-    if generate:
-        add("generate", "generate", "", None, start, jitter(4200.0))
-        return rows
-    views = ("local", "global") if crops else ("global",)
-    for view in views:
-        for stage, ms in (("sam", 95.0), ("clip", 46.0), ("projector", 0.9)):
-            slow = 1.3 if view == "local" else 1.0
-            clock = add("prefill", stage, view, None, clock + 0.2, jitter(ms * slow))
-    for stage, ms in (
-        ("vision_fusion", 3.5),
-        ("language_model", 160.0),
-        ("lm_head", 2.0),
-        ("sampling", 0.4),
-    ):
-        clock = add("prefill", stage, "", None, clock, jitter(ms))
-    clock += 2.0 * scale
-    add("prefill", "prefill", "", None, start, clock - start)
-    start = clock = clock + 0.1
+    clock.now += 0.1
+    decode_begin = clock.now
     for step in range(steps):
-        slow = 4.0 if step == 60 else 1.0
-        begin = clock + 0.05 * scale
-        clock = begin + 0.02 * scale
-        for stage, ms in (
-            ("language_model", 14.0 + step * 0.004),
-            ("lm_head", 1.1),
-            ("sampling", 0.5),
-        ):
-            clock = add("decode", stage, "", step, clock, jitter(ms * slow))
-        add("decode", "decode_step", "", step, begin, clock - begin)
-    add("decode", "decode", "", None, start, clock + 0.02 - start)
-    return rows
+        begin = clock.now + 0.05 * clock.scale
+        clock.now = begin + 0.02 * clock.scale
+        pace = 4.0 if step == 60 else 1.0
+        clock.stage("decode", "language_model", (14.0 + step * 0.004) * pace, step=step)
+        clock.stage("decode", "lm_head", 1.1 * pace, step=step)
+        clock.stage("decode", "sampling", 0.5 * pace, step=step)
+        clock.span("decode", "decode_step", begin, clock.now - begin, step=step)
+    clock.span("decode", "decode", decode_begin, clock.now + 0.02 - decode_begin)
+    return clock.rows

@@ -277,7 +277,7 @@ CALLS = (
         "TypeError",
         "Did you mean max_new_tokens?",
     ),
-    ('session.run_inference("page.png", base_size=1024)', "TypeError", "preset"),
+    ('session.run_inference("page.png", base_sizes=1024)', "TypeError", "base_size"),
     ('session.run_inference("page.png", past_key_values=None)', "TypeError", "DecodeState"),
     ("session.run_inference()", "TypeError", "page"),
     ('session.run_inference(__import__("numpy").zeros((3, 3)))', "Exception", "ndarray"),

@@ -29,7 +29,7 @@ from ocr_phases.analyse import cost
 from ocr_phases.analyse.cards import key_metrics
 from ocr_phases.cli import main
 from ocr_phases.cli.options import BATCH, EVERY, SHARED
-from ocr_phases.families import FAMILIES
+from ocr_phases.families import FAMILIES, ViewSizes
 from ocr_phases.families.config import read_model_config
 from ocr_phases.measure.cells import Cell
 from ocr_phases.measure.memory_fit import fit
@@ -169,9 +169,13 @@ def test_parameters_are_exactly_the_models(built: tuple[dict[str, Any], Any]) ->
 def test_vision_flops_are_those_torch_counts(built: Any) -> None:
     config, model = built
     name = read_model_config(config).family.name
-    for call in {
+    calls = {
         call for preset, grid in CALLS[name] for call in cost.vision_calls(preset, [grid], name)
-    }:
+    }
+    if not FAMILIES[name].view_sides:  # any other size will do, too
+        calls.update(cost.vision_calls("gundam", [(2, 1)], name, ViewSizes(1536, 320)))
+        calls.update(cost.vision_calls("base", [(1, 1)], name, ViewSizes(image_size=64)))
+    for call in calls:
         agree(count_vision(model, call), cost.prefill_cost(config, prompt_len=1, views=[call]))
 
 

@@ -510,7 +510,7 @@ def test_image_tokens_of_nothing_but_padding_are_not_valid(preset, size, grid, t
 # Batches; that a padded row reads as its page alone is held by whole runs
 
 #: Other sizes than the published ones keep the tests fast.
-SMALL = Preset("test", 128, 64, True)
+SMALL = Preset("test", 128, 64, True, small_side=64)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (641, 640), (20_000, 1), (1, 20_000), (50, 20_000)])

@@ -3,6 +3,7 @@ data/pages.
 """
 
 import random
+from itertools import combinations
 
 import numpy as np
 from hypothesis import given, settings
@@ -20,16 +21,37 @@ from benchmarks.random_pages.sheet import BOX_MAX, SynthPage
 FAMILIES = matplotlib_families()
 
 
-def drawn(seed: int, kind: str = "report", fonts: tuple[FontFamily, ...] = FAMILIES) -> SynthPage:
-    asked = PageSettings(512, 640, type_px=(14, 24), max_characters=400, fonts=fonts, kinds=(kind,))
-    return random_page(random.Random(seed), asked)
+Box = tuple[int, int, int, int]
 
 
-def inside(image: np.ndarray, box: tuple[int, int, int, int]) -> np.ndarray:
-    """The pixels of a 0..999 box."""
-    (height, width), (x1, y1, x2, y2) = image.shape[:2], box
+def small_page(seed: int, kind: str, family: FontFamily) -> SynthPage:
+    """A page of this kind that is quickly drawn."""
+    settings = PageSettings(
+        512, 640, type_px=(14, 24), max_characters=400, fonts=(family,), kinds=(kind,)
+    )
+    return random_page(random.Random(seed), settings)
+
+
+def pixels_of(image: np.ndarray, box: Box) -> np.ndarray:
+    """The pixels of a 0..999 box, as a view."""
+    height, width = image.shape
+    x1, y1, x2, y2 = box
     rows = slice(int(y1 / BOX_MAX * height), int(y2 / BOX_MAX * height) + 1)
-    return image[rows, int(x1 / BOX_MAX * width) : int(x2 / BOX_MAX * width) + 1]
+    columns = slice(int(x1 / BOX_MAX * width), int(x2 / BOX_MAX * width) + 1)
+    return image[rows, columns]
+
+
+def lie_apart(one: Box, other: Box) -> bool:
+    """Whether two boxes have nothing in common."""
+    beside = one[2] <= other[0] or other[2] <= one[0]
+    above = one[3] <= other[1] or other[3] <= one[1]
+    return beside or above
+
+
+def ink_of(page: SynthPage) -> np.ndarray:
+    """Where a page has another colour than its ground."""
+    pixels = np.asarray(page.image).astype(int)
+    return (pixels != pixels[0, 0]).any(axis=2)
 
 
 @given(st.integers(0, 2**32), st.sampled_from(KINDS), st.sampled_from(FAMILIES))
@@ -37,20 +59,23 @@ def inside(image: np.ndarray, box: tuple[int, int, int, int]) -> np.ndarray:
 def test_boxes_lie_apart_around_all_ink_and_text_is_what_the_font_has(
     seed: int, kind: str, family: FontFamily
 ) -> None:
-    page = drawn(seed, kind, (family,))
-    pixels = np.asarray(page.image).astype(int)
-    ink = (pixels != pixels[0, 0]).any(axis=2)
+    page = small_page(seed, kind, family)
+    ink = ink_of(page)
     boxes = [region.box for region in page.regions]
     assert boxes
-    for number, (x1, y1, x2, y2) in enumerate(boxes):
+    for x1, y1, x2, y2 in boxes:
         assert 0 <= x1 < x2 <= BOX_MAX
         assert 0 <= y1 < y2 <= BOX_MAX
-        assert inside(ink, boxes[number]).any()
-        for a in boxes[:number]:
-            assert a[2] <= x1 or x2 <= a[0] or a[3] <= y1 or y2 <= a[1]
     for box in boxes:
-        inside(ink, box)[:] = False
+        assert pixels_of(ink, box).any()
+    for one, other in combinations(boxes, 2):
+        assert lie_apart(one, other)
+    for box in boxes:
+        pixels_of(ink, box)[:] = False
     assert not ink.any(), "ink outside every box"
+
     texts = {region.label: region.text for region in page.regions if region.label != "equation"}
-    has = family_characters(family) | {"\n", *"#<table></tr></td>"}
-    assert set("".join(texts.values())) <= has <= {*CHARACTERS, "\n"}
+    written = set("".join(texts.values()))
+    drawable = family_characters(family) | {"\n", *"#<table></tr></td>"}
+    assert written <= drawable
+    assert drawable <= {*CHARACTERS, "\n"}

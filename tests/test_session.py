@@ -21,11 +21,14 @@ from torch import nn
 
 from ocr_phases import OCRSession, PhaseRun
 from ocr_phases.analyse.checks import run_checks
+from ocr_phases.analyse.cost import prefill_cost, run_cost, vision_calls
 from ocr_phases.analyse.grounding import parse_grounding
-from ocr_phases.analyse.sentences import verdict
+from ocr_phases.analyse.sentences import subject, verdict
 from ocr_phases.errors import Interrupted
-from ocr_phases.families import FAMILIES
+from ocr_phases.families import FAMILIES, ViewSizes
+from ocr_phases.inputs.views import image_token_count
 from ocr_phases.measure.live_checks import HostWaits, host_syncs
+from ocr_phases.measure.request import recorded_settings
 from ocr_phases.measure.trace import reduce_trace
 from ocr_phases.models.load import TokenReader, load_tokenizer
 from ocr_phases.record.parts import KernelsFailed, make_kernels, to_plain
@@ -360,3 +363,41 @@ def test_a_replacement_character_is_text_and_an_id_without_text_its_number():
     [a] = TOKENIZER.encode("a", add_special_tokens=False)
     assert token_texts([a, 5000, a]) == ["a", "<5000>", "a"]
     assert "".join(token_texts([250, 229, 5000])) == "\ufffd\ufffd<5000>"
+
+
+SIZES_OF_RUNS = (
+    ("golden_session", {"preset": "gundam", "base_size": 512, "image_size": 320, "max_crops": 6}),
+    ("golden_session", {"preset": "small", "image_size": 192}),
+    ("unlimited_session", {"preset": "gundam", "base_size": 320, "image_size": 128}),
+    ("ocr2_session", {"preset": "crop", "base_size": 768, "max_crops": 2}),
+)
+
+
+@pytest.mark.parametrize(("session", "sizes"), SIZES_OF_RUNS)
+def test_other_sizes_run_are_recorded_and_cost_what_ran(session, sizes, request, tmp_path):
+    session = request.getfixturevalue(session)
+    page = Image.new("RGB", (700, 1000), "white")
+    run = session.run_inference(
+        page, **sizes, max_new_tokens=3, repeats=1, warmup=0, verify=True, ignore_eos=True
+    )
+    verdicts = {check.name: check.verdict for check in run.live_checks}
+    assert verdicts["parity"] == "pass"
+    assert "fail" not in verdicts.values()
+
+    cutting = session.family.preset(sizes["preset"], ViewSizes.asked(run.request))
+    assert run.page.preset == cutting.name != sizes["preset"] == run.request.preset
+    assert run.page.image_tokens == image_token_count(cutting, cutting.grid(*page.size))
+    run.save(tmp_path / "run.json")
+    saved = PhaseRun.load(tmp_path / "run.json")
+    assert saved.page.preset in subject(saved)
+    again = recorded_settings(saved)
+    assert {name: again[name] for name in sizes} == sizes
+    views = vision_calls(
+        sizes["preset"], [run.page.grid], session.family.name, ViewSizes.asked(saved.request)
+    )
+    assert {call.side for call in views} <= {cutting.base_size, cutting.image_size}
+    expected = prefill_cost(
+        run.model.config, prompt_len=run.request.prefill_len, views=views, dtype_bytes=4
+    )
+    measured = run_cost(saved)
+    assert measured[measured["phase"] == "prefill"]["flops"].sum() == expected["flops"].sum()

@@ -116,6 +116,11 @@ def test_a_docstring_has_the_help_of_every_setting(call):
             )
 
 
+def test_settings_give_the_keywords_of_prepare():
+    parameters = set(inspect.signature(OCRSession.prepare).parameters)
+    assert set(Settings().of_prepare()) == parameters - {"self", "page", "max_new_tokens"}
+
+
 def test_an_error_knows_which_call_takes_a_setting():
     assert {*TAKEN_BY["OCRSession.load"], "model"} == set(setting_names(ModelSettings))
     assert set(TAKEN_BY["OCRSession.run_inference"]) == {
@@ -203,6 +208,7 @@ def test_the_record_keeps_every_setting_of_a_run(golden_session):
         *setting_names(ModelSettings),
     }
     assert [name for name in REQUEST_SETTINGS if request[name] is None] == [
+        *("base_size", "image_size", "crop_mode", "min_crops", "max_crops"),
         "threads",
         "price_per_hour",
     ]
@@ -233,7 +239,12 @@ def test_no_setting_is_lost_on_its_way_to_what_runs():
         "price_per_hour": 2.5,
         "max_new_tokens": 11,
         "grounding": False,
-        "preset": "small",
+        "preset": "gundam",
+        "base_size": 1280,
+        "image_size": 1024,
+        "crop_mode": True,
+        "min_crops": 3,
+        "max_crops": 6,
         "prompt": "free",
     }
     decided_elsewhere = {"infer", "autocast", "generate"}
@@ -313,6 +324,11 @@ WRONG = {
     "threads": [0, -1, 1_025, "many"],
     "eos_check_every": [0, 2.5, MANY],
     "kernel_steps": [MANY],
+    "base_size": [0, 32, 100, 8192, -64, 512.5, "large", True],
+    "image_size": [0, 32, 100, 8192, -64, 512.5, "large", True],
+    "crop_mode": ["no", 1],
+    "min_crops": [0, MANY, "few"],
+    "max_crops": [0, MANY, "many"],
     "first_token": ["none"],
     "strategy": ["magic"],
     "seed": [2**64],
@@ -347,6 +363,10 @@ def test_a_wrong_value_is_refused_in_one_sentence(name):
         ({"infer": {"top_k": -1}}, "infer"),
         ({"infer": "published", "autocast": False}, "autocast"),
         ({"generate": True, "verify": True}, "verify"),
+        ({"image_size": 100}, "image_size"),
+        ({"min_crops": 5, "max_crops": 4}, "min_crops"),
+        ({"crop_mode": False, "max_crops": 4}, "max_crops"),
+        ({"crop_mode": False, "base_size": 1024, "image_size": 640}, "image_size"),
     ],
 )
 def test_an_error_about_a_setting_names_it_in_a_field(settings, field):

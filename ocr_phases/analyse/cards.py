@@ -141,7 +141,7 @@ def _peak_phase(run: Record) -> str:
 def _manner_text(run: Record) -> str:
     """How the pages of a figure that counts pages were read."""
     pages = count_text(len(run.pages), "page")
-    return f"{pages} at a time, {run.request.preset}, {run.request.strategy}"
+    return f"{pages} at a time, {run.page.preset}, {run.request.strategy}"
 
 
 def _cache_text(run: Record) -> str:

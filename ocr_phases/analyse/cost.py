@@ -26,7 +26,7 @@ import pandas as pd
 
 from ocr_phases.analyse.stages import attended
 from ocr_phases.errors import OcrPhasesError, check_known
-from ocr_phases.families import DEEPSEEK_OCR, facts_of, windowed_length
+from ocr_phases.families import DEEPSEEK_OCR, ViewSizes, facts_of, windowed_length
 from ocr_phases.families.config import read_model_config
 from ocr_phases.record import Record, RecordType
 from ocr_phases.record.parts import EnergyPart
@@ -96,21 +96,25 @@ class VisionCall(NamedTuple):
 
 
 def vision_calls(
-    preset: str, grids: Sequence[Sequence[int]], family: str | None = DEEPSEEK_OCR
+    preset: str,
+    grids: Sequence[Sequence[int]],
+    family: str | None = DEEPSEEK_OCR,
+    sizes: ViewSizes | None = None,
 ) -> list[VisionCall]:
     """The vision calls of pages in one preset of a family, which is DeepSeek-OCR by default.
 
-    ``grids`` are each page's (columns, rows) of crops, (1, 1) for pages without crops. Raises
-    `OcrPhasesError` for a preset it does not know.
+    ``grids`` are each page's (columns, rows) of crops, (1, 1) for pages without crops; ``sizes``
+    replace the preset's own. Raises `OcrPhasesError` for a preset or sizes that the family does
+    not have.
     """
     facts = facts_of(family)
     if facts.is_unknown:
         raise OcrPhasesError(f"How {facts.title} cuts a page is unknown.")
-    sizes = facts.preset(preset)
-    calls = [VisionCall("global", sizes.base_size, len(grids))]
+    cutting = facts.preset(preset, sizes)
+    calls = [VisionCall("global", cutting.base_size, len(grids))]
     crops = sum(math.prod(grid) for grid in grids if tuple(grid) != (1, 1))
-    if sizes.crops and crops:
-        calls.append(VisionCall("local", sizes.image_size, crops))
+    if cutting.crops and crops:
+        calls.append(VisionCall("local", cutting.image_size, crops))
     return calls
 
 
@@ -395,7 +399,12 @@ def run_cost(run: Record) -> pd.DataFrame:
     prefill = prefill_cost(
         run.model.config,
         prompt_len=prompt_tokens,
-        views=vision_calls(run.request.preset, [page.grid for page in run.pages], run.model.family),
+        views=vision_calls(
+            run.request.preset,
+            [page.grid for page in run.pages],
+            run.model.family,
+            ViewSizes.asked(run.request),
+        ),
         logits_for="all" if run.model.implementation == "vendor" else "last",
         **shape,
     )

@@ -60,9 +60,10 @@ def preset_text(run: Record) -> str:
     """
     if not run.request.preset:
         return ""
-    if run.request.preset_choice == "default" and not run.is_server:
-        return f"preset {run.request.preset} (the model's default)"
-    return f"preset {run.request.preset}"
+    name = run.page.preset
+    if run.request.preset_choice == "default" and name == run.request.preset and not run.is_server:
+        return f"preset {name} (the model's default)"
+    return f"preset {name}"
 
 
 def subject(run: Record) -> str:

@@ -197,7 +197,7 @@ def finished_status(folder: Path, job_id: str) -> PageStatus | None:
     """The status of a page that is measured and whose record is whole; None for any other."""
     with contextlib.suppress(OcrPhasesError):
         status = store.read_status(folder / STATUS, PageStatus)
-        if store.finished(status, folder / RECORD, job_id):
+        if store.is_finished(status, folder / RECORD, job_id):
             return status
     return None
 

@@ -185,7 +185,7 @@ def _row(run: PhaseRun) -> dict[str, Any]:
         warnings.append("cut at the token limit")
     return {
         "model": run.model.name,
-        "preset": run.request.preset,
+        "preset": run.page.preset,
         "device": run.device.name,
         "figures": _page_columns(run),
         "warnings": ", ".join(warnings),

@@ -16,7 +16,7 @@ from ocr_phases.batch.pages import Page
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.files import split_page
 from ocr_phases.models.folders import hub_commit, local_folder
-from ocr_phases.record.store import asked_id, file_hash
+from ocr_phases.record.store import file_hash, short_hash
 from ocr_phases.versions import __version__, asset, code_hash, weight_files
 
 #: The folder of all pages' folders, below the batch's.
@@ -53,7 +53,7 @@ class Job:
         if self.sha256 is not None:
             left_out.add("source")
         known = {name: value for name, value in vars(self).items() if name not in left_out}
-        object.__setattr__(self, "id", asked_id(known))
+        object.__setattr__(self, "id", short_hash(known))
 
     @property
     def folder(self) -> str:
@@ -125,4 +125,4 @@ def _files_hash(files: Sequence[Path]) -> str:
             known[path.name] = file_hash(path)
         else:
             known[path.name] = [facts.st_size, facts.st_mtime_ns]
-    return asked_id(known)
+    return short_hash(known)

@@ -72,6 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
         if arguments.stopped:
             break
     if any(outcome.error for outcome in outcomes) and not arguments.stopped:
+        # Instead of the verb's own reason, which is that a check failed.
         arguments.result["exit_reason"] = "a page could not be measured"
     wrote(folder / _JSON)
     wrote(folder / _MARKDOWN)

@@ -42,10 +42,12 @@ _TEXT_TOKENS_OFF = 16
 
 
 class CutPage(NamedTuple):
-    """How a server cut a page: the preset, its image tokens, and the check whether it was asked."""
+    """How a server cut a page: the preset, its image tokens (None where nobody knows them), and the
+    check whether that was asked for.
+    """
 
     preset: Preset
-    image_tokens: int
+    image_tokens: int | None
     check: CheckPart
 
 
@@ -56,12 +58,13 @@ def how_page_was_cut(
 
     The ids of the prompt tell it. Without them the prompt's length tells it, where that is one
     preset's image tokens and about as many tokens as ``prompt`` has. A server that tells neither is
-    taken to do as asked, which the check then does not confirm.
+    taken to do as asked, which the check then does not confirm. The image tokens of a model of
+    unknown family are None.
     """
     name = "server_preset"
     if family.is_unknown:
         reason = "the model's family is unknown, and so are its presets"
-        return CutPage(asked, 0, unknown_check(name, reason))
+        return CutPage(asked, None, unknown_check(name, reason))
     ways = _ways(asked, family, width, height)
     expected = image_token_count(asked, asked.grid(width, height))
     length = answer.usage.get("prompt_tokens")

@@ -22,7 +22,7 @@ from ocr_phases.engines.metrics import metrics, server_times
 from ocr_phases.engines.spans import spans_of, stages_of_spans
 from ocr_phases.engines.vllm_worker import MODULES
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.families import FamilyFacts
+from ocr_phases.families import FamilyFacts, ViewSizes
 from ocr_phases.images import image_file, load_page
 from ocr_phases.measure.record_parts import page_part, request_part, row_part
 from ocr_phases.measure.runs import (
@@ -200,6 +200,11 @@ class ServerMeasurement:
             RunSettings(
                 prompt=request.prompt,
                 preset=request.preset,
+                base_size=request.base_size,
+                image_size=request.image_size,
+                crop_mode=request.crop_mode,
+                min_crops=request.min_crops,
+                max_crops=request.max_crops,
                 grounding=request.grounding,
                 max_new_tokens=request.max_new_tokens,
                 infer=request.infer,
@@ -228,19 +233,23 @@ class ServerMeasurement:
         answer = runs[0]
         cut = checks.how_page_was_cut(
             answer,
-            session.family.preset(self.request.preset),
+            self.request.cutting,
             session.family,
             self.request.prompts[0],
             *self.page[0].size,
         )
         prompt_tokens = answer.prompt_tokens
         text_tokens = None
-        if prompt_tokens is not None:
+        if prompt_tokens is not None and cut.image_tokens is not None:
             text_tokens = max(0, prompt_tokens - cut.image_tokens)
         spans = spans_of(runs)
         versions = {session.engine: session.version, "ocr_phases": __version__, "code": code_hash()}
         device = {"name": f"{session.engine} at {session.server.host}", "kind": "server"}
         request = request_part(self.request, repeats=len(runs), prefill_len=prompt_tokens, batch=1)
+        if cut.preset != self.request.cutting:
+            # The server did not do what it was asked for: the preset that it took has no own sizes.
+            no_sizes = dict.fromkeys(vars(ViewSizes()))
+            request = replace(request, preset=cut.preset.name, **no_sizes)
         return PhaseRun(
             created=datetime.now(UTC).isoformat(timespec="seconds"),
             versions=versions | worker.get("versions", {}),
@@ -256,7 +265,7 @@ class ServerMeasurement:
                     embed=self.request.embed_page,
                 )
             ],
-            request=replace(request, strategy="server", vision="server", preset=cut.preset.name),
+            request=replace(request, strategy="server", vision="server"),
             results=[self._result_part(answer)],
             spans=spans,
             live_checks=[*self._run_checks(runs), cut.check, *self.compared],

@@ -19,6 +19,7 @@ from ocr_phases.families.facts import UNKNOWN as UNKNOWN
 from ocr_phases.families.facts import WINDOWED as WINDOWED
 from ocr_phases.families.facts import FamilyFacts as FamilyFacts
 from ocr_phases.families.facts import Preset as Preset
+from ocr_phases.families.facts import ViewSizes as ViewSizes
 from ocr_phases.families.facts import Wiring as Wiring
 from ocr_phases.families.facts import unknown_family
 from ocr_phases.families.facts import windowed_length as windowed_length

@@ -52,16 +52,37 @@ DEEPSEEK_OCR_2_FACTS = FamilyFacts(
     native=NATIVE,
     presets={
         "small768": Preset(
-            "small768", base_size=768, image_size=768, crops=False, squeezes=True, row_ends=False
+            "small768",
+            base_size=768,
+            image_size=768,
+            crops=False,
+            most_tiles=6,
+            squeezes=True,
+            row_ends=False,
+            small_side=768,
         ),
         "base1024": Preset(
-            "base1024", base_size=1024, image_size=1024, crops=False, row_ends=False
+            "base1024",
+            base_size=1024,
+            image_size=1024,
+            crops=False,
+            most_tiles=6,
+            row_ends=False,
+            small_side=768,
         ),
         "crop": Preset(
-            "crop", base_size=1024, image_size=768, crops=True, most_tiles=6, row_ends=False
+            "crop",
+            base_size=1024,
+            image_size=768,
+            crops=True,
+            most_tiles=6,
+            row_ends=False,
+            small_side=768,
         ),
     },
     default_preset="crop",
+    # Its second encoder has learnt queries for these two, 144 and 256.
+    view_sides=(768, 1024),
     stands_for={"tiny": "small768", "small": "small768", "base": "base1024", "gundam": "crop"},
     prompts={
         "markdown": "<image>\n<|grounding|>Convert the document to markdown.",

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, Self
 
 from ocr_phases.errors import Keyword, SettingError, check_known
-from ocr_phases.text import nearest
+from ocr_phases.text import count_text, nearest
 
 IMAGE_TAG = "<image>"
 GROUNDING_TAG = "<|grounding|>"
@@ -36,13 +36,104 @@ PROCESSOR = "processor"
 SAM_PART = "sam_vit_b"
 
 
+class AskedSizes(Protocol):
+    """What has the settings of a page's cutting: a run's settings, its request, its record."""
+
+    @property
+    def base_size(self) -> int | None:
+        """Side of the global view, in pixels."""
+
+    @property
+    def image_size(self) -> int | None:
+        """Side of a crop or of the only view, in pixels."""
+
+    @property
+    def crop_mode(self) -> bool | None:
+        """Whether a large page is cut into crops."""
+
+    @property
+    def min_crops(self) -> int | None:
+        """Minimum number of crops."""
+
+    @property
+    def max_crops(self) -> int | None:
+        """Maximum number of crops."""
+
+
+@dataclass(frozen=True)
+class ViewSizes:
+    """The sizes that a page is cut to instead of its preset's; None is what the preset has.
+
+    Raises SettingError for sizes that contradict each other, whatever the preset is.
+    """
+
+    base_size: int | None = None
+    image_size: int | None = None
+    crop_mode: bool | None = None
+    min_crops: int | None = None
+    max_crops: int | None = None
+
+    def __post_init__(self) -> None:
+        fewest = self.min_crops
+        most = self.max_crops
+        if fewest is not None and most is not None and fewest > most:
+            raise SettingError(
+                "min_crops",
+                "{min_crops} is above {max_crops}: lower the one, or raise the other.",
+                min_crops=Keyword("min_crops", fewest),
+                max_crops=Keyword("max_crops", most),
+            )
+        if self.crop_mode is False:
+            self._check_uncut()
+
+    @classmethod
+    def asked(cls, settings: AskedSizes) -> Self:
+        """The sizes that settings, a request or a record's request ask for."""
+        return cls(
+            settings.base_size,
+            settings.image_size,
+            settings.crop_mode,
+            settings.min_crops,
+            settings.max_crops,
+        )
+
+    def _check_uncut(self) -> None:
+        for name, number in (("min_crops", self.min_crops), ("max_crops", self.max_crops)):
+            if number is not None:
+                raise SettingError(
+                    name,
+                    "{crop_mode} makes no crops: drop it, or {crops}.",
+                    crop_mode=Keyword("crop_mode", False),
+                    crops=Keyword(name, number),
+                )
+        if self.base_size is not None and self.image_size is not None:
+            check_single_view(self.base_size, self.image_size)
+
+
+def check_single_view(base_size: int, image_size: int) -> None:
+    """Raise SettingError where the sizes of the only view of an uncut page differ."""
+    if base_size != image_size:
+        raise SettingError(
+            "image_size",
+            "A page that is not cut has one view, of {side} pixels ({image_size}): give "
+            "{as_large} for a view as large as {base_size}, or {crop_mode}.",
+            side=image_size,
+            image_size=Keyword("image_size"),
+            as_large=Keyword("image_size", base_size),
+            base_size=Keyword("base_size", base_size),
+            crop_mode=Keyword("crop_mode", True),
+        )
+
+
 @dataclass(frozen=True)
 class Preset:
     """How a page is cut: side of the global view and, with crops, side of one crop, both in pixels.
 
-    ``most_tiles`` is the maximum number of crops of a page. With ``squeezes`` the page is squeezed
-    into the square, else it is padded to fit. With ``row_ends`` an image token follows each row of
-    a view's vision tokens.
+    ``fewest_tiles`` and ``most_tiles`` are the minimum and the maximum number of crops of a page.
+    With ``squeezes`` the page is squeezed into the square, else it is padded to fit. With
+    ``row_ends`` an image token follows each row of a view's vision tokens. A page with no side
+    above ``small_side`` pixels is not cut, whatever the size of a crop, and a single view of at
+    most that side is squeezed.
     """
 
     name: str
@@ -52,20 +143,98 @@ class Preset:
     most_tiles: int = 9
     squeezes: bool = False
     row_ends: bool = True
+    fewest_tiles: int = 2
+    small_side: int = 640
+
+    def resized(self, sizes: ViewSizes) -> Preset:
+        """This preset with other sizes, under a name that says them.
+
+        Without crops the only view has the side ``image_size``, as in the published code. Raises
+        SettingError for sizes that contradict the preset.
+        """
+        crops = self.crops if sizes.crop_mode is None else sizes.crop_mode
+        image_size = sizes.image_size or self.image_size
+        base_size = sizes.base_size or (self.base_size if crops else image_size)
+        fewest_tiles = sizes.min_crops or self.fewest_tiles
+        most_tiles = sizes.max_crops or self.most_tiles
+        if crops:
+            self._check_tiles(sizes, fewest_tiles, most_tiles)
+        else:
+            check_single_view(base_size, image_size)
+            self._check_no_tiles(sizes)
+        changed = replace(
+            self,
+            base_size=base_size,
+            image_size=image_size,
+            crops=crops,
+            fewest_tiles=fewest_tiles,
+            most_tiles=most_tiles,
+            squeezes=not crops and image_size <= self.small_side,
+        )
+        return replace(changed, name=changed._name_beside(self))
+
+    def _check_tiles(self, sizes: ViewSizes, fewest: int, most: int) -> None:
+        if fewest <= most:
+            return
+        if sizes.max_crops is None:
+            raise SettingError(
+                "min_crops",
+                "{min_crops} is above the {most} crops that {preset} makes at most: give "
+                "{max_crops} too.",
+                min_crops=Keyword("min_crops", fewest),
+                most=most,
+                preset=self.name,
+                max_crops=Keyword("max_crops"),
+            )
+        raise SettingError(
+            "max_crops",
+            "{max_crops} is below the {fewest} crops that {preset} makes at least: give "
+            "{min_crops} too.",
+            max_crops=Keyword("max_crops", most),
+            fewest=fewest,
+            preset=self.name,
+            min_crops=Keyword("min_crops", most),
+        )
+
+    def _check_no_tiles(self, sizes: ViewSizes) -> None:
+        for name, number in (("min_crops", sizes.min_crops), ("max_crops", sizes.max_crops)):
+            if number is not None:
+                raise SettingError(
+                    name,
+                    "The preset {preset} makes no crops: give {crop_mode} too, or drop {crops}.",
+                    preset=self.name,
+                    crop_mode=Keyword("crop_mode", True),
+                    crops=Keyword(name, number),
+                )
+
+    def _name_beside(self, preset: Preset) -> str:
+        """The preset's name, and what differs from it."""
+        name = preset.name
+        views = (self.crops, self.base_size, self.image_size)
+        if views != (preset.crops, preset.base_size, preset.image_size):
+            name += f" {self.base_size}+{self.image_size}" if self.crops else f" {self.image_size}"
+        if preset.crops and not self.crops:
+            name += ", no crops"
+        if (self.fewest_tiles, self.most_tiles) != (preset.fewest_tiles, preset.most_tiles):
+            if self.fewest_tiles == self.most_tiles:
+                name += f", {count_text(self.most_tiles, 'crop')}"
+            else:
+                name += f", {self.fewest_tiles} to {self.most_tiles} crops"
+        return name
 
     def grid(self, width: int, height: int) -> tuple[int, int]:
         """Into how many ``(columns, rows)`` of square crops a page of that size in pixels is cut.
 
-        (1, 1) without crops, and where no side exceeds ``image_size``. Else, of all grids of 2 to
-        ``most_tiles`` tiles, the one nearest to the page in aspect ratio (columns / rows against
-        width / height), as measured against the recorded vendor preprocessing. Of grids equally
-        near, the larger wins where the page has more than half as many pixels as that grid: the
-        published rule.
+        (1, 1) without crops, and where no side exceeds ``small_side``. Else, of all grids of
+        ``fewest_tiles`` to ``most_tiles`` tiles, the one nearest to the page in aspect ratio
+        (columns / rows against width / height), as measured against the recorded vendor
+        preprocessing. Of grids equally near, the larger wins where the page has more than half as
+        many pixels as that grid: the published rule. A grid of one tile is a page without crops.
         """
-        if not self.crops or max(width, height) <= self.image_size:
+        if not self.crops or max(width, height) <= self.small_side:
             return 1, 1
         grids = []
-        for tiles in range(2, self.most_tiles + 1):
+        for tiles in range(self.fewest_tiles, self.most_tiles + 1):
             for columns in range(1, tiles + 1):
                 if tiles % columns == 0:
                     grids.append((columns, tiles // columns))
@@ -78,7 +247,7 @@ class Preset:
             has_the_pixels = width * height > 0.5 * self.image_size**2 * math.prod(grid)
             if chosen is None or has_the_pixels:
                 chosen = grid
-        assert chosen is not None  # of at least two tiles, some grid is the nearest
+        assert chosen is not None  # of at least one tile, some grid is the nearest
         return chosen
 
 
@@ -148,6 +317,8 @@ class FamilyFacts:
         The page cuttings by name.
     default_preset
         The preset where nobody asks for one.
+    view_sides
+        The sides in pixels that a view can have; empty where every multiple of 64 will do.
     stands_for
         For a preset of another family, the one of this family that does the same job,
         so that one name can be asked of all families.
@@ -194,6 +365,7 @@ class FamilyFacts:
     vendor: Wiring | None = None
     attention: str | None = None
     encoder_defaults: Mapping[str, Any] = field(default_factory=dict)
+    view_sides: tuple[int, ...] = ()
     stands_for: Mapping[str, str] = field(default_factory=dict)
     leads: tuple[str, str] = (f"{IMAGE_TAG}\n", GROUNDING_TAG)
     limit_has_prompt: bool = False
@@ -221,11 +393,42 @@ class FamilyFacts:
         """The stages that a view goes through before the projector."""
         return tuple(self.encoder_parts)
 
-    def preset(self, name: str | None = None) -> Preset:
+    def preset(self, name: str | None = None, sizes: ViewSizes | None = None) -> Preset:
         """A preset by its name, or by the name of another family's that does the same job.
 
-        The default preset stands for None. Raises SettingError for a name that there is not.
+        The default preset stands for None, and ``sizes`` replace its own. Raises SettingError for
+        a name that there is not, and for sizes that the preset or the model cannot have.
         """
+        if sizes is None or sizes == ViewSizes():
+            return self._named_preset(name)
+        self._check_sizes(sizes)
+        return self._named_preset(name).resized(sizes)
+
+    def _check_sizes(self, sizes: ViewSizes) -> None:
+        """Raise SettingError for sizes that this family's model cannot have."""
+        asked = {name: value for name, value in vars(sizes).items() if value is not None}
+        if self.is_unknown:
+            name = next(iter(asked))
+            raise SettingError(
+                name,
+                "The processor of {family} decides how a page is cut: leave {size} out, or name "
+                "the model's family.",
+                family=self.title,
+                size=Keyword(name, asked[name]),
+            )
+        for name in ("base_size", "image_size"):
+            if name in asked and self.view_sides and asked[name] not in self.view_sides:
+                sides = " or ".join(str(side) for side in self.view_sides)
+                raise SettingError(
+                    name,
+                    "{size} is no size that {family} can read: give {sides}, which are the sizes "
+                    "that its second encoder has queries for.",
+                    size=Keyword(name, asked[name]),
+                    family=self.title,
+                    sides=sides,
+                )
+
+    def _named_preset(self, name: str | None) -> Preset:
         if self.is_unknown:
             if name not in (None, PROCESSOR):
                 raise SettingError(

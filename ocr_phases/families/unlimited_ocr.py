@@ -30,8 +30,10 @@ UNLIMITED_OCR_FACTS = FamilyFacts(
     attention=WINDOWED,
     native=NATIVE,
     presets={
-        "small": Preset("small", base_size=640, image_size=640, crops=False, squeezes=True),
-        "base": Preset("base", base_size=1024, image_size=1024, crops=False),
+        "small": Preset(
+            "small", base_size=640, image_size=640, crops=False, most_tiles=32, squeezes=True
+        ),
+        "base": Preset("base", base_size=1024, image_size=1024, crops=False, most_tiles=32),
         "gundam": Preset("gundam", base_size=1024, image_size=640, crops=True, most_tiles=32),
     },
     default_preset="gundam",

@@ -26,11 +26,11 @@ from ocr_phases.record.schema import Truth
 from ocr_phases.record.store import (
     CELL_STATUS,
     CellStatus,
-    asked_id,
-    fail,
     file_hash,
-    finished,
+    is_finished,
     read_status,
+    short_hash,
+    write_failure,
     write_status,
 )
 from ocr_phases.results.run import PhaseRun
@@ -113,13 +113,13 @@ class CellFiles:
         self.record = runs / f"{cell.name}.json"
         self._path = runs / f"{cell.name}{CELL_STATUS}"
         asked = {**shared, "cell": {name: getattr(cell, name) for name in OF_CELL}}
-        self._status: dict[str, Any] = {"asked": asked, "id": asked_id(asked)}
+        self._status: dict[str, Any] = {"asked": asked, "id": short_hash(asked)}
         self._earlier_status = earlier_status
 
     @property
     def is_finished(self) -> bool:
         """Whether the record is there, as it was measured, for what is asked now."""
-        return finished(self._earlier_status, self.record, self._status["id"])
+        return is_finished(self._earlier_status, self.record, self._status["id"])
 
     @property
     def earlier_failure(self) -> str | None:
@@ -145,7 +145,7 @@ class CellFiles:
 
     def save_failure(self, reason: str) -> None:
         """Write why the cell could not be measured."""
-        fail(self._path, reason, self._status)
+        write_failure(self._path, reason, self._status)
 
 
 def measure_cell(

@@ -98,8 +98,7 @@ def pack_rows(
             return checkpoint.packer.pack(images, request.prompts), pages
     with timeline.span("load_image"):
         pages = [load_page(page) for page in request.pages]
-        preset = checkpoint.family.preset(request.preset)
-        views = [make_views(image, preset) for image, _, _ in pages]
+        views = [make_views(image, request.cutting) for image, _, _ in pages]
     with timeline.span("tokenizer"):
         return pack(views, request.prompts, checkpoint), pages
 
@@ -298,7 +297,7 @@ class Measurement:
             self.packed.batch_size,
             self.packed.prefill_len,
             self.packed.image_tokens,
-            request.preset,
+            request.cutting,
             request.max_new_tokens,
             request.strategy,
             request.vision,
@@ -526,9 +525,10 @@ class Measurement:
             yield
         except torch.OutOfMemoryError as error:
             rows = count_text(self.packed.batch_size, "row")
+            tokens = count_text(self.request.max_new_tokens, "new token")
             raise OutOfMemory(
-                f"{self.device} is out of memory with {rows} at preset {self.request.preset} and "
-                f"{self.request.max_new_tokens} new tokens: use a smaller preset, fewer pages or "
+                f"{self.device} is out of memory with {rows} at preset {self.request.cutting.name} "
+                f"and {tokens}: use a smaller preset, fewer pages or "
                 "tokens; profile --dry-run says what fits."
             ) from error
 

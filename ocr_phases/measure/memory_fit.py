@@ -23,7 +23,7 @@ from ocr_phases.analyse.other_cards import (
     fitting_sentence,
 )
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.families import FAMILIES, windowed_length
+from ocr_phases.families import FAMILIES, ViewSizes, windowed_length
 from ocr_phases.families.config import AnyConfig, read_model_config
 from ocr_phases.images import load_page
 from ocr_phases.inputs.views import Pages, image_token_count
@@ -206,7 +206,7 @@ def _plan(page: Pages | None, settings: Settings, batch: int) -> _Plan:
     pages = _repeated(page, batch)
     request = resolve_request(run_settings, family, pages, preset=own_preset)
 
-    preset = family.preset(request.preset)
+    preset = request.cutting
     grids = [preset.grid(*load_page(each)[0].size) for each in request.pages]
     rows = len(request.prompts)
     image_tokens = sum(image_token_count(preset, grid) for grid in grids)
@@ -219,7 +219,7 @@ def _plan(page: Pages | None, settings: Settings, batch: int) -> _Plan:
         config=config,
         settings=settings,
         request=request,
-        views=vision_calls(preset.name, grids, family.name),
+        views=vision_calls(request.preset, grids, family.name, ViewSizes.asked(request)),
         rows=rows,
         image_tokens=image_tokens // rows,
         window=window,

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ocr_phases.errors import Keyword, check_known
-from ocr_phases.families import GROUNDING_TAG, IMAGE_TAG, FamilyFacts, Preset
+from ocr_phases.errors import Keyword, SettingError, check_known
+from ocr_phases.families import GROUNDING_TAG, IMAGE_TAG, FamilyFacts, ViewSizes
 from ocr_phases.inputs.views import Pages, make_rows
 from ocr_phases.record import Record
 from ocr_phases.record.parts import to_plain
@@ -84,12 +84,23 @@ def resolve_request(
     if grounding is None and family.leads[1]:
         grounding = any(GROUNDING_TAG in prompt for prompt in prompts)
 
+    preset_name = settings.preset or preset
+    if several_pages and family.multipage_preset:
+        preset_name = settings.preset or family.multipage_preset
+        _check_uncut(settings, family, preset_name)
+
     return Request(
         pages=all_pages,
         prompts=prompts,
         prompt=settings.prompt if isinstance(settings.prompt, str) else prompts[0],
-        preset=_preset(settings, family, preset, several_pages=several_pages).name,
+        preset=family.preset(preset_name).name,
         preset_choice="asked" if settings.preset else "default",
+        base_size=settings.base_size,
+        image_size=settings.image_size,
+        crop_mode=settings.crop_mode,
+        min_crops=settings.min_crops,
+        max_crops=settings.max_crops,
+        cutting=family.preset(preset_name, ViewSizes.asked(settings)),
         max_new_tokens=max_new_tokens,
         infer=infer,
         grounding=grounding,
@@ -118,21 +129,19 @@ def resolve_request(
     )
 
 
-def _preset(
-    settings: RunSettings, family: FamilyFacts, own: str | None, *, several_pages: bool
-) -> Preset:
-    """The preset that was asked for, else the checkpoint's ``own`` or the family's.
-
-    `OcrPhasesError` for a preset with crops where a prompt has several pages and the family reads
-    those uncut.
-    """
-    if not several_pages or not family.multipage_preset:
-        return family.preset(settings.preset or own)
-    preset = family.preset(settings.preset or family.multipage_preset)
+def _check_uncut(settings: RunSettings, family: FamilyFacts, preset: str) -> None:
+    """Raise `SettingError` for crops of a family that reads several pages of a prompt uncut."""
     uncut = [each.name for each in family.presets.values() if not each.crops]
     of_several_pages = f"{family.title} for several pages in one prompt"
-    check_known(Keyword("preset"), preset.name, uncut, of_several_pages)
-    return preset
+    if settings.crop_mode is None:
+        check_known(Keyword("preset"), family.preset(preset).name, uncut, of_several_pages)
+    elif settings.crop_mode:
+        raise SettingError(
+            "crop_mode",
+            "{family} reads each of them uncut: drop {crop_mode}.",
+            family=of_several_pages,
+            crop_mode=Keyword("crop_mode", True),
+        )
 
 
 def published_tokens(family: FamilyFacts, prompt_tokens: int, positions: int | None) -> int:

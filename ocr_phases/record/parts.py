@@ -293,6 +293,11 @@ class RequestPart(Part, frozen=True, kw_only=True):
 
     prompt: str
     preset: str
+    base_size: Positive | None = None
+    image_size: Positive | None = None
+    crop_mode: bool | None = None
+    min_crops: Positive | None = None
+    max_crops: Positive | None = None
     max_new_tokens: Positive
     infer: InferPart | None = None
     grounding: bool | None = None
@@ -342,6 +347,13 @@ class ResultPart(Part, frozen=True, kw_only=True):
         if self.token_count is not None:
             return self.token_count
         return None if self.pieces else len(self.ids)
+
+    @property
+    def least_tokens(self) -> int:
+        """How many tokens were generated at least: the pieces of text where a server did not
+        tell.
+        """
+        return self.known_tokens or len(self.ids)
 
 
 # -- what was observed -----------------------------------------------------------------------------

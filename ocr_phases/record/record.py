@@ -3,7 +3,7 @@
 The record stands between the half that measures (torch, a model) and the half that reads and draws
 (numpy, pandas). It alone draws everything, so it carries the page, the tokens and every raw span.
 What is computed from it is in `ocr_phases.analyse`; what a notebook holds is
-`ocr_phases.results.run.Record`.
+`ocr_phases.results.run.PhaseRun`.
 """
 
 from __future__ import annotations
@@ -108,8 +108,9 @@ class Record(Hinted):
         return self.results[0]
 
     def result_of(self, row: int) -> ResultPart:
-        """The result of a batch's row, from 0; `UnknownName` for a row that the record does not
-        have.
+        """The result of a row of a batch, counted from 0.
+
+        Raises `UnknownName` for a row that the record does not have.
         """
         return _numbered(self.results, row, "row")
 
@@ -125,7 +126,7 @@ class Record(Hinted):
         Where a server tells neither ids nor a number, these are the pieces of text that it sent:
         there were at least as many tokens.
         """
-        return self.result.known_tokens or len(self.result.ids)
+        return self.result.least_tokens
 
     @property
     def decoded_tokens(self) -> int:
@@ -134,9 +135,7 @@ class Record(Hinted):
         They are `token_count` without the first.
         """
         from_prefill = 0 if self.request.first_token == "redecode" else 1
-        return sum(
-            (result.known_tokens or len(result.ids)) - from_prefill for result in self.results
-        )
+        return sum(result.least_tokens - from_prefill for result in self.results)
 
     @property
     def knows_tokens(self) -> bool:
@@ -163,12 +162,14 @@ class Record(Hinted):
         files = [page.file for page in self.pages if page.row == row]
         if len(files) == 1:
             return files[0]
-        last_page = split_page(files[-1])[1].removeprefix("#")
-        return f"{files[0]}-{last_page}"
+        _, last_page = split_page(files[-1])  # such as "#8"
+        return f"{files[0]}-{last_page.removeprefix('#')}"
 
     def page_data(self, number: int = 0) -> bytes | None:
-        """The embedded page as a file's bytes; None where it was left out, `OcrPhasesError` where
-        damaged.
+        """The embedded page as a file's bytes; None where it was left out.
+
+        Raises `OcrPhasesError` where the bytes are damaged, and `UnknownName` for a page that the
+        record does not have.
         """
         page = _numbered(self.pages, number, "page")
         if page.data is None:
@@ -195,8 +196,9 @@ class Record(Hinted):
     def stage_ms(
         self, stage: str, phase: str | None = None, clock: str = "device_ms"
     ) -> np.ndarray:
-        """Times of one stage in ms, float64, one per span, in recorded order (repeat, then
-        step).
+        """Times of one stage in ms, float64, one for each of its spans.
+
+        They stand in the order of the record: repeat after repeat, step after step.
         """
         spans = self.spans[self.spans["stage"] == stage]
         if phase is not None:
@@ -222,12 +224,9 @@ class Record(Hinted):
 
     @property
     def waits_for_first_token(self) -> bool:
-        """Whether only the client's wait for the first token is known, and not the prefill in
-        it.
-        """
-        return bool(
-            ((self.spans["phase"] == "prefill") & (self.spans["stage"] == "first_token")).any()
-        )
+        """Whether the client's wait for the first token is known, and not the prefill in it."""
+        in_prefill = self.spans["phase"] == "prefill"
+        return bool((in_prefill & (self.spans["stage"] == "first_token")).any())
 
     @cached_property
     def sums(self) -> pd.DataFrame:
@@ -256,8 +255,10 @@ class Record(Hinted):
         schema = record["schema"]
         if isinstance(schema, bool) or schema not in READABLE_SCHEMAS:
             readable = " and ".join(map(str, READABLE_SCHEMAS))
-            other = f"This record has schema {schema!r}, this version reads schemas {readable}"
-            raise OcrPhasesError(f"{other}: install the ocr_phases version that wrote it.")
+            raise OcrPhasesError(
+                f"This record has schema {schema!r}, this version reads schemas {readable}: "
+                "install the ocr_phases version that wrote it."
+            )
         try:
             parts = read_parts(record)
             if schema == 2:
@@ -310,11 +311,29 @@ class Record(Hinted):
 
     @explain_wrong_calls
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Write the record as JSON, atomically; with a name that ends in ``.gz`` compressed by
-        gzip.
+        """Write the record as JSON. The file is written whole or not at all.
 
-        A record or trace of that name is replaced. Raises `OcrPhasesError` where the file cannot be
-        written, and where another one is there, unless ``overwrite``.
+        Parameters
+        ----------
+        path : str or Path
+            The file; a name that ends in ``.gz`` is compressed by gzip. An earlier record or trace
+            of that name is replaced.
+        overwrite : bool, default False
+            Also replace a file that ocr_phases did not write.
+
+        Returns
+        -------
+        Path
+            The file that was written.
+
+        Raises
+        ------
+        CannotWrite
+            Where the file cannot be written, and where another one is in the way.
+
+        Examples
+        --------
+        >>> run.save("run.json.gz")  # doctest: +SKIP
         """
         data = self.to_json()
         if str(path).endswith(".gz"):
@@ -324,23 +343,45 @@ class Record(Hinted):
     @classmethod
     @explain_wrong_calls
     def load(cls, path: str | Path) -> Self:
-        """Read a record that `save` wrote; `OcrPhasesError` for anything else."""
+        """Read a record that `save` wrote.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file: JSON, which may be compressed by gzip, whatever its name.
+
+        Raises
+        ------
+        OcrPhasesError
+            For a file that cannot be read, and for anything else than a record. The sentence names
+            the file.
+
+        Examples
+        --------
+        >>> run = PhaseRun.load("run.json")  # doctest: +SKIP
+        """
         try:
-            return cls.from_json(unpacked(read_regular(Path(path), MOST_BYTES), MOST_BYTES))
-        except OSError as error:
-            raise OcrPhasesError(f"The record {path} cannot be read ({error.strerror}).") from error
-        except OcrPhasesError as error:
-            message = str(error)  # it names the file where that cannot be read
-            if not message.startswith(f"{path} "):
-                message = f"{path}: {message}"
-            raise OcrPhasesError(message) from error
+            return cls._read_file(path)
         except MemoryError as error:
             raise OcrPhasesError(f"{path} takes more memory than there is.") from error
 
+    @classmethod
+    def _read_file(cls, path: str | Path) -> Self:
+        """`load`, as far as there is memory."""
+        try:
+            data = read_regular(Path(path), MOST_BYTES)  # its own sentences name the file
+        except OSError as error:
+            raise OcrPhasesError(f"The record {path} cannot be read ({error.strerror}).") from error
+        try:
+            return cls.from_json(unpacked(data, MOST_BYTES))
+        except OcrPhasesError as error:
+            raise OcrPhasesError(f"{path}: {error}") from error
+
 
 def make_spans(spans: dict[str, list[Any]] | list[tuple]) -> pd.DataFrame:
-    """A span table from rows, or one list per column; dtypes int64, str, Int64 (``step``), float64
-    (ms).
+    """A table of spans from its rows, or from a list for each column.
+
+    ``repeat`` becomes int64, ``step`` Int64, which may be missing, and a time in ms float64.
     """
     types = dict.fromkeys(SPAN_COLUMNS, "float64") | _SPAN_TYPES
     return pd.DataFrame(spans, columns=list(SPAN_COLUMNS)).astype(types)

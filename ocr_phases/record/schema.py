@@ -6,6 +6,7 @@ here are kept as they are, as long as they are plain JSON: a later version may h
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypedDict
 
 import msgspec
@@ -58,8 +59,9 @@ _Edge = Annotated[int, Meta(ge=0, le=999)]
 
 
 class TrueRegion(msgspec.Struct, frozen=True):
-    """A region of a truth: its label, its box `(x1, y1, x2, y2)` on the 0..999 grid, and its
-    text.
+    """A region of a reference text: its label, its box and its text.
+
+    The box is `(x1, y1, x2, y2)` on the grid of 0 to 999, None where it is unknown.
     """
 
     label: str
@@ -68,13 +70,25 @@ class TrueRegion(msgspec.Struct, frozen=True):
 
 
 class Truth(msgspec.Struct, frozen=True):
-    """A page's text as Markdown in reading order, and its regions in that order where they are
-    known.
+    """The reference text of a page: what is on it, as Markdown in reading order.
 
-    ``reference`` is true where another run wrote it: a run is in agreement with that, not right or
-    wrong. ``category`` is the kind of page, where the truth says it. ``ignored`` are labels of
-    regions that the text leaves out: what a run wrote in such regions is left out, too. A record
-    has it as plain JSON (`msgspec.to_builtins`).
+    A record has it as plain JSON (`msgspec.to_builtins`).
+
+    Attributes
+    ----------
+    text
+        The text.
+    regions
+        Its regions in reading order, where they are known.
+    file
+        The name of the file that it was read from.
+    reference
+        Whether another run wrote it: a run then agrees with that one, and is not right or wrong.
+    category
+        The kind of page, where the file says it.
+    ignored
+        The labels of regions that the text leaves out. What a run wrote in such regions is left
+        out, too.
     """
 
     text: str
@@ -85,7 +99,7 @@ class Truth(msgspec.Struct, frozen=True):
     ignored: tuple[str, ...] = ()
 
     def says(self) -> tuple[Any, ...]:
-        """What two truths have to share to be one: all but their names."""
+        """What two reference texts have to share to be one: everything but their names."""
         return self.text, self.regions, self.reference, self.ignored
 
 
@@ -212,28 +226,30 @@ def _check_rows(record: RecordParts) -> None:
 
 def _check_tables(record: RecordParts) -> None:
     """The columns of a table have one length, and a stage stands in the kernel view once."""
-    tables = {"spans": record.spans}
-    if isinstance(record.kernels, KernelsPart):
-        for name in KERNEL_TABLES:
-            tables[f"kernels.{name}"] = getattr(record.kernels, name)
+    _check_lengths("spans", columns_of(record.spans))
     energy = record.phase_energy
     if energy is not None:
-        lengths = {
-            len(energy.phase),
-            len(energy.calls),
-            len(energy.seconds),
-            len(energy.joules),
+        columns: dict[str, Sequence[Any]] = {
+            "phase": energy.phase,
+            "calls": energy.calls,
+            "seconds": energy.seconds,
+            "joules": energy.joules,
         }
-        if len(lengths) != 1:
-            raise OcrPhasesError("phase_energy: its columns have different lengths")
-    for name, table in tables.items():
-        if len({len(column) for column in columns_of(table).values()}) != 1:
-            raise OcrPhasesError(f"{name}: its columns have different lengths")
+        _check_lengths("phase_energy", columns)
     if isinstance(record.kernels, KernelsPart):
+        for name in KERNEL_TABLES:
+            _check_lengths(f"kernels.{name}", columns_of(getattr(record.kernels, name)))
         stages = record.kernels.stages
         rows = list(zip(stages.phase, stages.stage, stages.view, strict=True))
-        if len(set(rows)) != len(rows):
+        if len(set(rows)) < len(rows):
             raise OcrPhasesError("kernels.stages: a stage stands there twice")
+
+
+def _check_lengths(name: str, columns: Mapping[str, Sequence[Any]]) -> None:
+    """Raise `OcrPhasesError` where the columns of the table ``name`` have different lengths."""
+    lengths = {len(column) for column in columns.values()}
+    if len(lengths) != 1:
+        raise OcrPhasesError(f"{name}: its columns have different lengths")
 
 
 def _check_observations(record: RecordParts) -> None:
@@ -259,9 +275,7 @@ WHOLE_STAGES = {
 
 
 def is_whole_phase(spans: pd.DataFrame) -> pd.Series:
-    """Which rows of a table with the columns ``phase`` and ``stage`` are the whole of their
-    phase.
-    """
+    """Which rows of a table are the whole of their phase; it has ``phase`` and ``stage``."""
     waits = (spans["phase"] == "prefill") & (spans["stage"] == "first_token")
     return (spans["stage"] == spans["phase"]) | waits
 
@@ -272,25 +286,28 @@ def check_spans(spans: pd.DataFrame) -> None:
     Each repeat has a prefill, a wait for the first token or a ``generate`` that took time, all
     repeats the same one, and decode steps from 0 on, once each.
     """
-    begun = spans[is_whole_phase(spans) & (spans["device_ms"] > 0)]
-    repeats = spans["repeat"].nunique()
-    for stage in ("prefill", "first_token", "generate"):
-        if (spans["stage"] == stage).any():
-            whole = begun[begun["stage"] == stage]
-            break
-    else:
-        whole = begun.iloc[:0]
-    if whole["repeat"].nunique() != repeats:
+    took_time = spans["device_ms"] > 0
+    first_work = is_whole_phase(spans) & (spans["stage"] == _first_work(spans))
+    if spans.loc[first_work & took_time, "repeat"].nunique() != spans["repeat"].nunique():
         raise OcrPhasesError(
             "spans: not every repeat has the time of its prefill, of its first token or of its "
             "generate()"
         )
     steps = spans[spans["stage"] == "decode_step"].sort_values(["repeat", "step"])
-    counted = (steps["step"] == steps.groupby("repeat").cumcount()) & (steps["device_ms"] > 0)
-    if not counted.fillna(value=False).all():
+    is_next = steps["step"] == steps.groupby("repeat").cumcount()
+    if not (is_next & (steps["device_ms"] > 0)).fillna(value=False).all():
         raise OcrPhasesError(
             "spans: the decode steps of a repeat are not 0, 1, 2, ..., each with its time"
         )
+
+
+def _first_work(spans: pd.DataFrame) -> str:
+    """The stage with which the model's work begins in a table of spans; empty where none is."""
+    stages = set(spans["stage"])
+    for stage in ("prefill", "first_token", "generate"):
+        if stage in stages:
+            return stage
+    return ""
 
 
 def upgraded(parts: RecordParts) -> RecordParts:

@@ -1,16 +1,16 @@
-"""Results that a kill at any moment leaves whole: a status file beside a record says that it is
-finished.
+"""Results that stay whole if the process is killed at any moment.
 
-A status is written last, when its record is in place. It holds the record's SHA-256 and an id, the
-hash of all that was asked: a record that was cut or changed since is measured again, and so is one
-with other settings. What is finished is known without loading a record. A worker writes into a
-folder of its attempt's own, and `take` puts its files in place: an attempt that nobody waits for
-any more changes nothing.
+A status file beside a record says that the record is finished. It is written last, when the record
+is in place. It holds the SHA-256 of the record and an id, the hash of everything that was asked: a
+record that was cut or changed since is measured again, and so is one with other settings. So
+nobody has to load a record to know that it is finished.
+
+A worker writes into a folder of its own attempt, and `take` moves its files into place. An attempt
+that nobody waits for any more therefore changes nothing.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import shutil
@@ -48,8 +48,9 @@ class Status(TypedDict):
 
 
 class CellStatus(Status):
-    """The status of a sweep's cell, its record's name with `CELL_STATUS`: what was asked of which
-    cell.
+    """The status of a cell of a sweep: what was asked of which cell.
+
+    Its file has the name of the record, with `CELL_STATUS` as its ending.
     """
 
     asked: dict[str, Any]
@@ -58,21 +59,27 @@ class CellStatus(Status):
 _Kind = TypeVar("_Kind", bound=Status)
 
 
-def asked_id(asked: Mapping[str, Any]) -> str:
-    """The id of a result: a hash, in 16 hexadecimal digits, of everything that it depends on."""
-    text = json.dumps(asked, sort_keys=True, ensure_ascii=True)
+def short_hash(values: Mapping[str, Any]) -> str:
+    """A hash of plain values, in 16 hexadecimal digits.
+
+    The hash of everything that a result depends on is the id of that result.
+    """
+    text = json.dumps(values, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def read_status(path: Path, kind: type[_Kind]) -> _Kind | None:
-    """The status in a file; None if missing or of another version, `OcrPhasesError` if damaged."""
+    """The status in a file; None where the file is missing or of another version.
+
+    Raises `OcrPhasesError` where it is damaged.
+    """
     try:
-        found = msgspec.json.decode(read_regular(path, LARGEST_STATUS), type=dict[str, Any])
-        if found["schema"] != SCHEMA:
+        content = msgspec.json.decode(read_regular(path, LARGEST_STATUS), type=dict[str, Any])
+        if content["schema"] != SCHEMA:
             return None
-        if "sha256" in found and found["sha256"] != _content_hash(found):
+        if "sha256" in content and content["sha256"] != _content_hash(content):
             raise ValueError("it is not as it was written")
-        return msgspec.convert(found, kind)
+        return msgspec.convert(content, kind)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, RecursionError, OcrPhasesError) as error:
@@ -80,7 +87,10 @@ def read_status(path: Path, kind: type[_Kind]) -> _Kind | None:
 
 
 def write_status(path: Path, status: Mapping[str, Any]) -> None:
-    """Write a status, all of it but its version; `OcrPhasesError` if that fails."""
+    """Write a status; its schema number and its hash are added.
+
+    Raises `OcrPhasesError` where the file cannot be written.
+    """
     text = json.dumps({"schema": SCHEMA, **status}, ensure_ascii=False, allow_nan=False)
     # A file name that is no UTF-8 loses something here, so the hash is of what can be read back.
     content: dict[str, Any] = msgspec.json.decode(text.encode("utf-8", "replace"))
@@ -96,24 +106,30 @@ def _content_hash(status: Mapping[str, Any]) -> str:
     return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()
 
 
-def fail(path: Path, reason: str, status: Mapping[str, Any]) -> None:
+def write_failure(path: Path, reason: str, status: Mapping[str, Any]) -> None:
     """Write the status of what could not be measured, with the ``reason``."""
     write_status(path, {**status, "state": "failed", "reason": reason, "record": None})
 
 
-def finished(status: Status | None, record: Path, asked: str) -> bool:
-    """Whether this is the status of what was ``asked`` (an id), and its ``record`` is as it was
-    measured.
+def is_finished(status: Status | None, record: Path, result_id: str) -> bool:
+    """Whether a status says that a result is done, and its record is as it was measured.
+
+    ``result_id`` is the id of what is asked for now.
     """
-    if status is None or status["id"] != asked or status["state"] != "done":
+    if status is None or status["id"] != result_id or status["state"] != "done":
         return False
-    with contextlib.suppress(OcrPhasesError):
-        return check_record(record, status) is not None
-    return False
+    try:
+        check_record(record, status)
+    except OcrPhasesError:
+        return False
+    return True
 
 
 def check_record(record: Path, status: Status) -> str:
-    """The SHA-256 of a finished record; `OcrPhasesError` if it is missing or changed."""
+    """The SHA-256 of a finished record.
+
+    Raises `OcrPhasesError` where the file is missing, or is not as its status says.
+    """
     if not record.is_file():
         raise OcrPhasesError(f"{record.name} is missing: {AGAIN}")
     digest = file_hash(record)
@@ -123,8 +139,9 @@ def check_record(record: Path, status: Status) -> str:
 
 
 def file_hash(path: Path) -> str:
-    """SHA-256 of a file, computed once while neither size nor time change; `OcrPhasesError` if
-    unreadable.
+    """The SHA-256 of a file, computed once as long as its size and its time stay the same.
+
+    Raises `OcrPhasesError` where the file cannot be read.
     """
     try:
         state = path.stat()
@@ -139,25 +156,25 @@ def _file_hash(path: str, changed: int, size: int) -> str:
 
 
 def take(folder: Path, name: str) -> None:
-    """Move the files of the attempt in ``folder / name`` into place; `OcrPhasesError` if that
-    fails.
+    """Move the files of an attempt from ``folder / name`` into ``folder``.
+
+    Raises `OcrPhasesError` where that fails.
     """
-    place = folder / name
+    attempt = folder / name
     try:
         # A network file system may still remember that the folder was missing: this makes it look
         # again.
         folder.mkdir(parents=True, exist_ok=True)
-        for path in sorted(place.iterdir()):
+        for path in sorted(attempt.iterdir()):
             target = folder / path.name
-            # A file, a link or a pipe is replaced; to look for a folder in a pipe would wait for
-            # its writer.
+            # A folder is removed first. A file, a link or a pipe is replaced as it is.
             if target.is_dir() and not target.is_symlink():
                 shutil.rmtree(target, ignore_errors=True)
             path.replace(target)
-        place.rmdir()
+        attempt.rmdir()
     except OSError as error:
         raise OcrPhasesError(
-            f"What a worker wrote into {place} cannot be put in its place "
+            f"What a worker wrote into {attempt} cannot be put in its place "
             f"({error.strerror or error}): driver and workers need one file system, under the same "
             f"path."
         ) from error

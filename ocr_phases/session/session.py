@@ -398,6 +398,11 @@ class OCRSession(Hinted):
         prompt: str | Sequence[str] = "markdown",
         *,
         preset: str | None = None,
+        base_size: int | None = None,
+        image_size: int | None = None,
+        crop_mode: bool | None = None,
+        min_crops: int | None = None,
+        max_crops: int | None = None,
         max_new_tokens: int | None = None,
         infer: SamplingSettings | Mapping[str, Any] | str | None = None,
         repeats: int = 3,
@@ -444,6 +449,17 @@ class OCRSession(Hinted):
             How the page is cut into views: tiny, small, base, large, gundam, small768, base1024,
             crop; or the model's own. `OcrPhasesError` for a name that the model's family does not
             have.
+        base_size : int, optional
+            Pixels of a cut page's global view, instead of the preset's; a multiple of 64, as
+            ``image_size`` is. Sizes are refused where the model's family is unknown.
+        image_size : int, optional
+            Pixels of a crop, or of an uncut page's only view, instead of the preset's.
+        crop_mode : bool, optional
+            Cut a large page into crops; the default is what the preset does.
+        min_crops : int, optional
+            Minimum number of crops; the default is 2.
+        max_crops : int, optional
+            Maximum number of crops; the default is the family's: 9, 6 or 32.
         max_new_tokens : int, optional
             Maximum number of new tokens, including the first; the default is 512. With a published
             ``infer`` it is that one's limit. Refused where prompt and new tokens do not fit the
@@ -541,6 +557,11 @@ class OCRSession(Hinted):
         settings = RunSettings(
             prompt=prompt,
             preset=preset,
+            base_size=base_size,
+            image_size=image_size,
+            crop_mode=crop_mode,
+            min_crops=min_crops,
+            max_crops=max_crops,
             max_new_tokens=max_new_tokens,
             infer=infer,
             repeats=repeats,
@@ -587,6 +608,11 @@ class OCRSession(Hinted):
         prompt: str | Sequence[str] = "markdown",
         *,
         preset: str | None = None,
+        base_size: int | None = None,
+        image_size: int | None = None,
+        crop_mode: bool | None = None,
+        min_crops: int | None = None,
+        max_crops: int | None = None,
         max_new_tokens: int | None = None,
         infer: SamplingSettings | Mapping[str, Any] | str | None = None,
         repeats: int = 3,
@@ -633,6 +659,11 @@ class OCRSession(Hinted):
         settings = RunSettings(
             prompt=prompt,
             preset=preset,
+            base_size=base_size,
+            image_size=image_size,
+            crop_mode=crop_mode,
+            min_crops=min_crops,
+            max_crops=max_crops,
             max_new_tokens=max_new_tokens,
             infer=infer,
             repeats=repeats,
@@ -668,6 +699,11 @@ class OCRSession(Hinted):
         prompt: str | Sequence[str] = "markdown",
         *,
         preset: str | None = None,
+        base_size: int | None = None,
+        image_size: int | None = None,
+        crop_mode: bool | None = None,
+        min_crops: int | None = None,
+        max_crops: int | None = None,
         grounding: bool | None = None,
         max_new_tokens: int = 1,
         infer: SamplingSettings | Mapping[str, Any] | str | None = None,
@@ -685,6 +721,17 @@ class OCRSession(Hinted):
             How the page is cut into views: tiny, small, base, large, gundam, small768, base1024,
             crop; or the model's own. `OcrPhasesError` for a name that the model's family does not
             have.
+        base_size : int, optional
+            Pixels of a cut page's global view, instead of the preset's; a multiple of 64, as
+            ``image_size`` is. Sizes are refused where the model's family is unknown.
+        image_size : int, optional
+            Pixels of a crop, or of an uncut page's only view, instead of the preset's.
+        crop_mode : bool, optional
+            Cut a large page into crops; the default is what the preset does.
+        min_crops : int, optional
+            Minimum number of crops; the default is 2.
+        max_crops : int, optional
+            Maximum number of crops; the default is the family's: 9, 6 or 32.
         grounding : bool, optional
             Ask for boxes in a prompt of your own (<|grounding|>); the default is yes. It changes
             neither a named prompt nor a text with its own ``<image>``.
@@ -711,6 +758,11 @@ class OCRSession(Hinted):
         settings = RunSettings(
             prompt=prompt,
             preset=preset,
+            base_size=base_size,
+            image_size=image_size,
+            crop_mode=crop_mode,
+            min_crops=min_crops,
+            max_crops=max_crops,
             grounding=grounding,
             max_new_tokens=max_new_tokens,
             infer=infer,
@@ -731,6 +783,11 @@ class OCRSession(Hinted):
         dtypes: Sequence[str | None] = (None,),
         folder: str | Path | None = None,
         prompt: str = "markdown",
+        base_size: int | None = None,
+        image_size: int | None = None,
+        crop_mode: bool | None = None,
+        min_crops: int | None = None,
+        max_crops: int | None = None,
         infer: Mapping[str, Any] | str | None = None,
         repeats: int = 3,
         warmup: int = 1,
@@ -767,6 +824,9 @@ class OCRSession(Hinted):
             written.
         prompt : str, default "markdown"
             The prompt of every cell.
+        base_size, image_size, crop_mode, min_crops, max_crops : optional
+            Sizes of every cell instead of its preset's own, as `run_inference` takes them. A cell
+            whose preset they contradict is among the failures.
         infer : mapping or str, optional
             How the next token is chosen in every cell, as `run_inference` takes it. The default is
             greedy.
@@ -814,6 +874,11 @@ class OCRSession(Hinted):
             dtypes=dtypes,
             folder=folder,
             prompt=prompt,
+            base_size=base_size,
+            image_size=image_size,
+            crop_mode=crop_mode,
+            min_crops=min_crops,
+            max_crops=max_crops,
             infer=infer,
             repeats=repeats,
             warmup=warmup,

@@ -19,7 +19,7 @@ from typing import Any
 from ocr_phases.analyse.quality import load_truth
 from ocr_phases.collectors import machine
 from ocr_phases.errors import OcrPhasesError, explain_wrong_calls
-from ocr_phases.families import PROCESSOR, FamilyFacts
+from ocr_phases.families import PROCESSOR, FamilyFacts, ViewSizes
 from ocr_phases.files import TemporaryFolder, only_writer, output_folder
 from ocr_phases.images import describe_page, load_page
 from ocr_phases.measure.cells import (
@@ -78,6 +78,11 @@ class Sweep:
     dtypes: Sequence[str | None] = (None,)
     folder: str | Path | None = None
     prompt: str = "markdown"
+    base_size: int | None = None
+    image_size: int | None = None
+    crop_mode: bool | None = None
+    min_crops: int | None = None
+    max_crops: int | None = None
     infer: Mapping[str, Any] | str | None = None
     repeats: int = 3
     warmup: int = 1
@@ -128,6 +133,11 @@ class Sweep:
             cells.append(
                 Cell(
                     prompt=self.prompt,
+                    base_size=self.base_size,
+                    image_size=self.image_size,
+                    crop_mode=self.crop_mode,
+                    min_crops=self.min_crops,
+                    max_crops=self.max_crops,
                     infer=self.infer_text,
                     repeats=self.repeats,
                     warmup=self.warmup,
@@ -237,6 +247,8 @@ class Sweep:
         shared: dict[str, Any] = {name: getattr(self.cells[0], name) for name in REQUEST}
         if self.infer is not None:  # sweeps of earlier versions have no such entry
             shared["infer"] = self.infer_text
+        sizes = vars(ViewSizes.asked(self))
+        shared |= {name: size for name, size in sizes.items() if size is not None}
         shared |= {
             "attention": model.attention,
             "dtype": model.dtype,
@@ -318,6 +330,11 @@ def sweep(
     dtypes: Sequence[str | None] = (None,),
     folder: str | Path | None = None,
     prompt: str = "markdown",
+    base_size: int | None = None,
+    image_size: int | None = None,
+    crop_mode: bool | None = None,
+    min_crops: int | None = None,
+    max_crops: int | None = None,
     infer: Mapping[str, Any] | str | None = None,
     repeats: int = 3,
     warmup: int = 1,
@@ -362,6 +379,9 @@ def sweep(
         written.
     prompt : str, default "markdown"
         The prompt of every cell.
+    base_size, image_size, crop_mode, min_crops, max_crops : optional
+        Sizes of every cell instead of its preset's own, as `run_inference` takes them. A cell
+        whose preset they contradict is among the failures.
     infer : mapping or str, optional
         How the next token is chosen in every cell, as `OCRSession.run_inference` takes it. The
         default is greedy.
@@ -422,6 +442,11 @@ def sweep(
         dtypes=dtypes,
         folder=folder,
         prompt=prompt,
+        base_size=base_size,
+        image_size=image_size,
+        crop_mode=crop_mode,
+        min_crops=min_crops,
+        max_crops=max_crops,
         infer=infer,
         repeats=repeats,
         warmup=warmup,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,6 +17,7 @@ from ocr_phases.analyse.figures import summary
 from ocr_phases.analyse.stages import prefill_stages, stage_table, step_table
 from ocr_phases.record import Record
 from ocr_phases.show.axes import (
+    Row,
     bar_charts,
     figure_of,
     legend_below,
@@ -26,23 +28,39 @@ from ocr_phases.show.axes import (
 from ocr_phases.show.colours import BLUE, FAINT, GREEN, INK, MUTED, REST, VERMILLION
 from ocr_phases.show.curves import decode_curves, log_axis
 from ocr_phases.show.web import printable
-from ocr_phases.stages import stage_colour, stage_of, stage_place, stage_title
+from ocr_phases.stages import Stage, stage_colour, stage_of, stage_place, stage_title
 from ocr_phases.text import ms_text, percent_text
 
 LONGEST_LABEL = 48
-_WIDE_RATIO = 4.0  # the same of ratios: a tenth and ten times are as far from 1
 UNJUDGED = (INCONCLUSIVE, NOISY, "n/a", "")
-#: Verdicts -> what the key says, and the colour; any other is hollow.
-_VERDICTS = {
-    **dict.fromkeys(("faster", "less"), ("faster or less", BLUE)),
-    **dict.fromkeys(("slower", "more"), ("slower or more", VERMILLION)),
-    EQUIVALENT: ("equivalent: the interval is inside the margin", GREEN),
-}
-_NO_VERDICT = ("no verdict, or inconclusive", MUTED)
-
-
 #: A legend names so many stages; the built-in ones are fewer. The shortest others are one piece.
 _MOST_STAGES = 16
+_BETWEEN_STAGES = "between stages"
+#: From here on largest over smallest ratio is drawn on a logarithmic axis: a tenth and ten times
+#: then are as far from 1.
+_WIDE_RATIO = 4.0
+_ROW_INCHES = 0.3
+_AROUND_ROWS_INCHES = 1.7
+
+
+class _Mark(NamedTuple):
+    """How the ratios of some verdicts are drawn: the words of their key, and their colour."""
+
+    words: str
+    colour: str
+    hollow: bool = False
+
+
+_BETTER = _Mark("faster or less", BLUE)
+_WORSE = _Mark("slower or more", VERMILLION)
+_NO_VERDICT = _Mark("no verdict, or inconclusive", MUTED, hollow=True)
+_MARKS = {
+    "faster": _BETTER,
+    "less": _BETTER,
+    "slower": _WORSE,
+    "more": _WORSE,
+    EQUIVALENT: _Mark("equivalent: the interval is inside the margin", GREEN),
+}
 
 
 def plot_prefill_stages(
@@ -50,64 +68,106 @@ def plot_prefill_stages(
 ) -> Figure:
     """Each record's prefill as one bar in ms, stage after stage; what no stage holds is light grey.
 
-    Of very many stages the longest are drawn, and all others as one piece. Behind it stand its
-    time and the share of vision. ``ax`` are axes to draw on.
+    Behind a bar stand its time and the share of vision. Of very many stages the longest are drawn,
+    and all others as one piece.
+
+    Parameters
+    ----------
+    runs : sequence of Record
+        Those without a prefill of their own are left out.
+    labels : sequence of str
+        The name of each record.
+    ax : matplotlib.axes.Axes, optional
+        Axes to draw on; by default those of a new figure.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        The figure of the axes; a sentence where no record has a prefill.
     """
-    known = [
-        (run, label)
-        for run, label in zip(runs, labels, strict=True)
-        if summary(run)["prefill_ms"] is not None
-    ]
+    known = []
+    known_labels = []
+    for run, label in zip(runs, labels, strict=True):
+        if summary(run)["prefill_ms"] is not None:
+            known.append(run)
+            known_labels.append(label)
     if not known:
         return sentence_figure("None of these records has a prefill of its own.", ax)
-    tables = [stage_table(run).query("phase == 'prefill'") for run, _ in known]
-    times = pd.DataFrame([table.groupby("stage")["device_ms"].sum().to_dict() for table in tables])
-    whole = times["prefill"]
-    stages = {name: stage_of(name) for run, _ in known for name in prefill_stages(run)}
-    ordered = [stage.name for stage in sorted(stages.values(), key=stage_place)]
-    times = times.reindex(columns=ordered).dropna(axis="columns", how="all").fillna(0.0)
-    times, others = _largest_stages(times)
+    whole = _prefill_times(known)
+    times, others = _largest_stages(_times_by_stage(known))
     colours = {str(stage): stage_colour(str(stage)) for stage in times}
     if others:
         colours[others] = REST
-    times["between stages"] = (whole - times.sum(axis="columns")).clip(lower=0.0)
-    colours["between stages"] = FAINT
-    rows = []
-    for (run, label), ms, lengths in zip(known, whole, times.to_numpy(), strict=True):
-        told = f"{ms_text(ms)}  (vision {percent_text(summary(run)['vision_share'])})"
+    times[_BETWEEN_STAGES] = (whole - times.sum(axis="columns")).clip(lower=0.0)
+    colours[_BETWEEN_STAGES] = FAINT
+    bars: list[Row] = []
+    for run, label, ms, lengths in zip(known, known_labels, whole, times.to_numpy(), strict=True):
         pieces = stacked(zip(lengths, colours.values(), strict=True))
-        rows.append((printable(label, LONGEST_LABEL), pieces, told))
-    keys = [
-        Patch(fc=colour, ec=REST, label=stage_title(stage)) for stage, colour in colours.items()
-    ]
-    return bar_charts([("Prefill, stage by stage", rows, "time (ms)")], ax, keys)[0]
+        words = f"{ms_text(ms)}  (vision {percent_text(summary(run)['vision_share'])})"
+        bars.append((printable(label, LONGEST_LABEL), pieces, words))
+    keys = [Patch(fc=colour, ec=REST, label=stage_title(name)) for name, colour in colours.items()]
+    figure, _ = bar_charts([("Prefill, stage by stage", bars, "time (ms)")], ax, keys)
+    return figure
+
+
+def _prefill_times(runs: Sequence[Record]) -> pd.Series:
+    """The whole prefill of each record in ms."""
+    times = []
+    for run in runs:
+        table = stage_table(run)
+        is_whole = (table["phase"] == "prefill") & (table["stage"] == "prefill")
+        times.append(float(table.loc[is_whole, "device_ms"].sum()))
+    return pd.Series(times)
+
+
+def _times_by_stage(runs: Sequence[Record]) -> pd.DataFrame:
+    """The time of each stage of the prefill in ms, all views together.
+
+    The table has a row for each record and a column for each stage, in the order of the stages. A
+    stage that a record does not have takes no time.
+    """
+    rows = []
+    stages: dict[str, Stage] = {}
+    for run in runs:
+        table = stage_table(run)
+        in_prefill = table[table["phase"] == "prefill"]
+        rows.append(in_prefill.groupby("stage")["device_ms"].sum().to_dict())
+        for name in prefill_stages(run):
+            stages[name] = stage_of(name)
+    ordered = [stage.name for stage in sorted(stages.values(), key=stage_place)]
+    times = pd.DataFrame(rows).reindex(columns=ordered)
+    return times.dropna(axis="columns", how="all").fillna(0.0)
 
 
 def _largest_stages(times: pd.DataFrame) -> tuple[pd.DataFrame, str]:
-    """The stages that a legend has room for, with all others as the last column, and its name.
+    """The stages that a legend has room for, with the sum of all others as the last column.
 
-    ``times`` has a row a record and a column a stage. The name is empty where there are no others.
+    ``times`` is `_times_by_stage`. Also the name of that column, empty where there are no others.
     """
     if len(times.columns) <= _MOST_STAGES:
         return times, ""
-    kept = set(times.sum().nlargest(_MOST_STAGES).index)
-    is_kept = [stage in kept for stage in times.columns]
-    others = f"{len(is_kept) - sum(is_kept):,} others"
-    rest = times.loc[:, [not each for each in is_kept]].sum(axis="columns")
-    return times.loc[:, is_kept].assign(**{others: rest}), others
+    largest = set(times.sum().nlargest(_MOST_STAGES).index)
+    drawn = [stage for stage in times.columns if stage in largest]
+    rest = times.drop(columns=drawn)
+    others = f"{len(rest.columns):,} others"
+    return times[drawn].assign(**{others: rest.sum(axis="columns")}), others
 
 
 def plot_decode(runs: Sequence[Record], labels: Sequence[str], *, ax: Axes | None = None) -> Figure:
-    """Time of each decode step in ms against the length of the KV cache, a line a record, with its
-    spread.
+    """Time of each decode step in ms over the length of the KV cache, with its spread.
+
+    Each record is a line, whose key has the record's label and its inter-token latency. ``ax`` are
+    axes to draw on.
     """
-    curves = [pd.DataFrame()]
+    curves = []
     for cell, (run, label) in enumerate(zip(runs, labels, strict=True)):
-        name = f"{printable(label, LONGEST_LABEL)}: {ms_text(summary(run)['inter_token_ms'])}"
-        curves.append(step_table(run).dropna(subset=["cache_len"]).assign(cell=cell, name=name))
-    return decode_curves(
-        pd.concat([curve for curve in curves if len(curve)] or curves), ["name"], ax
-    )
+        steps = step_table(run).dropna(subset=["cache_len"])
+        if len(steps):
+            latency = ms_text(summary(run)["inter_token_ms"])
+            name = f"{printable(label, LONGEST_LABEL)}: {latency}"
+            curves.append(steps.assign(cell=cell, name=name))
+    table = pd.concat(curves) if curves else pd.DataFrame()
+    return decode_curves(table, ["name"], ax)
 
 
 def metric_name(metric: str) -> str:
@@ -122,33 +182,77 @@ def metric_name(metric: str) -> str:
 
 
 def plot_ratios(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
-    """Ratio to the baseline with its interval, a row a metric of `Comparison.table`; 1 is no
-    difference.
+    """The ratio of each metric to the baseline with its interval; 1 is no difference.
 
-    ``ax`` are axes to draw on: the largest changes that there is room for.
+    Parameters
+    ----------
+    table : DataFrame
+        `ocr_phases.analyse.comparison.ComparedRecords.table`, or some of its rows.
+    ax : matplotlib.axes.Axes, optional
+        Axes to draw on, which get the largest changes that there is room for. By default those of a
+        new figure, which has room for all of them.
+
+    Returns
+    -------
+    matplotlib.figure.Figure
+        The figure of the axes; a sentence where no metric has a ratio.
     """
-    table = table[table["ratio"].notna()].reset_index(drop=True)
-    if table.empty:
+    known = table[table["ratio"].notna()].reset_index(drop=True)
+    if known.empty:
         return sentence_figure("The records share no metric with a ratio to draw.", ax)
-    # A row takes 0.3 inches.
-    room = int(ax.bbox.height / figure_of(ax).dpi / 0.3) if ax else len(table)
-    largest = np.log(table["ratio"]).abs().nlargest(max(room, 1)).index.sort_values()
-    title = "What changed" if len(largest) == len(table) else f"Largest of {len(table)} changes"
-    several, table = table["run"].nunique() > 1, table.loc[largest].reset_index(drop=True)
-    _, (axes,) = new_figure(1.7 + 0.3 * len(table), [title], ax)
-    runs = table["run"].map(lambda run: f"{printable(run, LONGEST_LABEL)}  " if several else "")
-    axes.set_yticks(
-        table.index, (runs + table["metric"].map(metric_name)).tolist(), parse_math=False
-    )
-    kinds = table["verdict"].map(lambda verdict: _VERDICTS.get(verdict, _NO_VERDICT))
-    for (words, colour), rows in table.groupby(kinds, sort=False):
-        face = "white" if words == _NO_VERDICT[0] else colour
-        axes.hlines(rows.index, rows["ratio_low"], rows["ratio_high"], colour, linewidth=1.8)
-        axes.plot(rows["ratio"], rows.index, "o", color=colour, ms=5.5, mfc=face, label=words)
+    drawn = _largest_changes(known, ax)
+    title = "What changed"
+    if len(drawn) < len(known):
+        title = f"Largest of {len(known)} changes"
+    height = _AROUND_ROWS_INCHES + _ROW_INCHES * len(drawn)
+    _, (axes,) = new_figure(height, [title], ax)
+    names = _names_of_ratios(drawn, with_label=known["run"].nunique() > 1)
+    axes.set_yticks(drawn.index, names, parse_math=False)
+    _draw_ratios(axes, drawn)
     axes.axvline(1.0, color=INK, linewidth=1.0, zorder=1)
+    _scale_to_ratios(axes, drawn)
+    axes.set(xlabel="ratio to the baseline, line: 95 % interval", ylim=(len(drawn) - 0.5, -0.5))
+    return legend_below(axes)
+
+
+def _largest_changes(table: pd.DataFrame, ax: Axes | None) -> pd.DataFrame:
+    """The rows with the largest changes, as many as ``ax`` have room for, in their order."""
+    room = len(table)
+    if ax is not None:
+        inches = ax.bbox.height / figure_of(ax).dpi
+        room = max(int(inches / _ROW_INCHES), 1)
+    changes = np.log(table["ratio"]).abs()
+    largest = changes.nlargest(room).index.sort_values()
+    return table.loc[largest].reset_index(drop=True)
+
+
+def _names_of_ratios(table: pd.DataFrame, *, with_label: bool) -> list[str]:
+    """The metric of each row, behind the record's label where there are several records."""
+    names = []
+    for label, metric in zip(table["run"], table["metric"], strict=True):
+        name = metric_name(metric)
+        if with_label:
+            name = f"{printable(label, LONGEST_LABEL)}  {name}"
+        names.append(name)
+    return names
+
+
+def _draw_ratios(axes: Axes, table: pd.DataFrame) -> None:
+    """A point and the line of its interval for each row, in the colour of its verdict."""
+    marks = [_MARKS.get(verdict, _NO_VERDICT) for verdict in table["verdict"]]
+    for mark in dict.fromkeys(marks):
+        rows = table[[each == mark for each in marks]]
+        axes.hlines(rows.index, rows["ratio_low"], rows["ratio_high"], mark.colour, linewidth=1.8)
+        face = "white" if mark.hollow else mark.colour
+        axes.plot(
+            rows["ratio"], rows.index, "o", color=mark.colour, ms=5.5, mfc=face, label=mark.words
+        )
+
+
+def _scale_to_ratios(axes: Axes, table: pd.DataFrame) -> None:
+    """Make the horizontal axis logarithmic where the ratios and their intervals are far apart."""
     values = table[["ratio", "ratio_low", "ratio_high"]].to_numpy(np.float64)
-    low, high = min(1.0, np.nanmin(values)), max(1.0, np.nanmax(values))
+    low = min(1.0, np.nanmin(values))
+    high = max(1.0, np.nanmax(values))
     if low > 0 and high / low > _WIDE_RATIO:
         log_axis(axes.xaxis, low / 1.15, high * 1.15)
-    axes.set(xlabel="ratio to the baseline, line: 95 % interval", ylim=(len(table) - 0.5, -0.5))
-    return legend_below(axes)

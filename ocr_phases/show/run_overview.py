@@ -178,8 +178,7 @@ def row_table(run: Record) -> pd.DataFrame:
     for row, result in enumerate(run.results):
         files = ", ".join(run.pages[page].file for page in pages_of_row(run, row))
         ended = _ENDS.get(result.finish_reason or "", "unknown")
-        tokens = result.known_tokens or len(result.ids)
-        rows.append((row + 1, files, tokens, ended, result.text or ""))
+        rows.append((row + 1, files, result.least_tokens, ended, result.text or ""))
     return pd.DataFrame(rows, columns=["row", "file", "tokens", "end", "text"])
 
 
