@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from ocr_phases.analyse.cards import key_metrics_text
     from ocr_phases.analyse.comparison_words import same_tokens
-    from ocr_phases.analyse.kernels import has_kernels, host_syncs, stage_verdict
+    from ocr_phases.analyse.kernels import has_kernels, host_sync_table, stage_verdict
     from ocr_phases.analyse.sentences import subject, verdict
     from ocr_phases.analyse.stages import stage_table
     from ocr_phases.files import TRACE_NAME, reserved
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
         print()
         show(stage_verdict(record).dropna(axis="columns", how="all"))
         print()
-        show(host_syncs(record).dropna(axis="columns", how="all"))
+        show(host_sync_table(record).dropna(axis="columns", how="all"))
     show_quality(record)
     result = run_result(record)
     if arguments.speculate is not None:
