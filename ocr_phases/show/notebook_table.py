@@ -22,15 +22,27 @@ _END = 10  # rows at each end of a longer table
 
 
 def frame_html(table: pd.DataFrame) -> str:
-    """A table of a result in a notebook; of one with many columns those that fit, of a long one its
-    ends.
+    """A table of a result in a notebook.
+
+    A table that a report shows in a way of its own looks the same here, told by its columns. Of any
+    other one that is long its ends are shown.
     """
-    known = {COMPARE_COLUMNS: compare_html, SWEEP_COLUMNS: cells_html, CHECK_COLUMNS: _checks_html}
-    known |= {FLOOR_COLUMNS: floor_table_html}
-    return str(notebook_style() + known.get(tuple(table.columns), _ends_html)(table))
+    columns = tuple(table.columns)
+    if columns == COMPARE_COLUMNS:
+        shown = compare_html(table)
+    elif columns == SWEEP_COLUMNS:
+        shown = cells_html(table)
+    elif columns == CHECK_COLUMNS:
+        shown = _checks_html(table)
+    elif columns == FLOOR_COLUMNS:
+        shown = floor_table_html(table)
+    else:
+        shown = _ends_html(table)
+    return str(notebook_style() + shown)
 
 
 def _checks_html(table: pd.DataFrame) -> Html:
+    """`ocr_phases.analyse.checks.checks_table` as a report shows it."""
     checks = []
     for row in table.to_numpy():
         check = Verdict(**dict(zip(CHECK_COLUMNS, row, strict=True)))
@@ -41,10 +53,16 @@ def _checks_html(table: pd.DataFrame) -> Html:
 def _ends_html(table: pd.DataFrame) -> Html:
     if len(table) <= _MOST_ROWS:
         return table_html(table, missing="none")
-    ends = pd.concat([table.head(_END), table.tail(_END)])
-    return table_html(
-        ends, caption=f"{len(table):,} rows, the first and the last {_END}", missing="none"
-    )
+    return table_html(_ends(table), caption=_ends_sentence(table), missing="none")
+
+
+def _ends(table: pd.DataFrame) -> pd.DataFrame:
+    """The first and the last rows of a long table."""
+    return pd.concat([table.head(_END), table.tail(_END)])
+
+
+def _ends_sentence(table: pd.DataFrame) -> str:
+    return f"{len(table):,} rows, the first and the last {_END}"
 
 
 def frame_text(table: pd.DataFrame) -> str:
@@ -53,5 +71,4 @@ def frame_text(table: pd.DataFrame) -> str:
         return floor_table_text(table)
     if len(table) <= _MOST_ROWS:
         return table_text(table)
-    ends = pd.concat([table.head(_END), table.tail(_END)])
-    return f"{len(table):,} rows, the first and the last {_END}\n{table_text(ends)}"
+    return f"{_ends_sentence(table)}\n{table_text(_ends(table))}"
