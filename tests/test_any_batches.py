@@ -2,13 +2,19 @@
 refused.
 """
 
+import shutil
+
 import pytest
 import torch
 from any_classes import FOLDERS
+from batch_example import QUICK, statuses
 from conftest import PAGES
 from PIL import Image
+from wording import says
 
-from ocr_phases import OcrPhasesError, OCRSession
+from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
+from ocr_phases.batch.archive import read_listing
+from ocr_phases.cli import main
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -95,6 +101,32 @@ def test_a_batch_that_changes_its_rows_is_refused_in_a_sentence(fault, session, 
     with pytest.raises(OcrPhasesError, match="row . does not give what its page gives alone") as no:
         wrong.run_inference(pages, **ASKED)
     assert "measure these pages one at a time" in str(no.value)
+
+
+def test_the_verb_batch_measures_pages_of_such_a_model_resumes_and_lists_them(tmp_path, capsys):
+    pages = tmp_path / "in"
+    pages.mkdir()
+    for name in ("receipt.png", "slide.png"):
+        shutil.copy(PAGES / name, pages / name)
+    model = FOLDERS["qwen2_5_vl"]().save(tmp_path / "model")
+    out = tmp_path / "out"
+    command = ["batch", str(pages), "--out", str(out), "--model", str(model), *QUICK]
+    command += ["--no-ceilings"]
+
+    assert main(command) == 0
+    assert says(capsys.readouterr().out, "2 pages", "2 measured", "0 failed")
+    assert list(statuses(out)) == ["receipt.png", "slide.png"]
+    index = (out / "index.html").read_text(encoding="utf-8")
+    for entry in read_listing(out):
+        run = PhaseRun.load(out / entry["folder"] / "run.json")
+        assert run.model.family == "qwen2_5_vl"
+        assert run.pages[0].preset == "processor"
+        assert run.pages[0].image_tokens > 0
+        assert f"{entry['folder']}/report.html" in index
+    assert "deepseek" not in index.lower()
+
+    assert main(command) == 0
+    assert says(capsys.readouterr().out, "2 finished", "measures 0 pages", "2 kept")
 
 
 def test_a_page_alone_and_copies_of_a_page_need_no_proof(session, pages):

@@ -2,6 +2,7 @@
 verbs.
 """
 
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -90,6 +91,54 @@ REFUSED = {
 def test_a_dummy_that_cannot_be_made_is_refused_before_its_weights_are(name):
     with pytest.raises(OcrPhasesError, match=REFUSED[name]):
         OCRSession.load(name)
+
+
+HOSTILE = {
+    "a thousand million layers": ({"num_hidden_layers": 10**9}, "num_hidden_layers 1,000,000,000"),
+    "a vocabulary that fits nowhere": ({"vocab_size": 10**14}, "does not fit"),
+    "a text for a number": ({"hidden_size": "64"}, "does not fit Gemma3"),
+    "a negative size": ({"hidden_size": -64}, "makes no Gemma3|does not fit Gemma3"),
+    "no layers' names at all": ({"layer_types": []}, "makes no Gemma3|does not fit Gemma3"),
+    "heads that do not divide": ({"num_attention_heads": 3}, "cannot|makes no|does not fit"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_hostile_config_ends_in_a_sentence_before_memory_is_taken(name, tmp_path):
+    entries, words = HOSTILE[name]
+    config = json.loads(FOLDERS["gemma3"]().config.to_json_string(use_diff=False))
+    config["text_config"] |= entries
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config), encoding="utf-8")
+    with pytest.raises(OcrPhasesError, match=words):
+        OCRSession.load(f"dummy:{file}").run_inference(PAGE, **ASKED)
+
+
+NO_CONFIG = {
+    "a list": "[]",
+    "a model type that is a list": '{"model_type": ["gemma3"]}',
+    "lists in lists": "[" * 100_000,
+    "objects in objects": '{"model_type": "gemma3", "text_config": ' + '{"a": ' * 5_000,
+    "no text": "\x00",
+}
+
+
+@pytest.mark.parametrize("name", NO_CONFIG)
+def test_a_file_that_is_no_config_ends_in_a_sentence(name, tmp_path):
+    file = tmp_path / "config.json"
+    file.write_text(NO_CONFIG[name], encoding="utf-8")
+    with pytest.raises(OcrPhasesError, match="config.json"):
+        OCRSession.load(f"dummy:{file}")
+
+
+def test_infinity_is_read_as_transformers_writes_it(tmp_path):
+    config = FOLDERS["gemma3"]().config
+    config.text_config.some_limit = [0.0, float("inf")]
+    file = tmp_path / "config.json"
+    file.write_text(config.to_json_string(), encoding="utf-8")
+    assert "__float__" in file.read_text(encoding="utf-8")
+    loaded = OCRSession.load(f"dummy:{file}").model.config
+    assert loaded.text_config.some_limit == [0.0, float("inf")]
 
 
 def test_a_dry_run_says_that_nobody_knows_what_a_page_costs(tmp_path, capsys):

@@ -160,6 +160,17 @@ def test_a_model_has_its_own_presets_and_no_device_that_is_not_there(run, monkey
     assert options()["preset"][1:] == list(FAMILIES["deepseek-ocr-2"].presets)
 
 
+def test_a_model_of_no_known_family_is_offered_no_strategy_that_it_refuses(run):
+    explorer = Explorer(runs=[run], keep=None)
+    Browser(explorer).form(strategy="compiled", vision="compiled")
+    Browser(explorer).form(model="dummy:glm_ocr")
+    offered = {field["name"]: field["options"] for field in explorer.fields}
+    assert offered["strategy"] == ["eager"]
+    assert offered["vision"] == ["eager"]
+    assert explorer.values["strategy"] == "eager"
+    assert explorer.values["vision"] == "eager"
+
+
 PRESETS = {
     "dummy": FAMILIES["deepseek-ocr"].presets,
     "dummy:layers=2": FAMILIES["deepseek-ocr"].presets,

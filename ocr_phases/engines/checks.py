@@ -43,17 +43,18 @@ _TEXT_TOKENS_OFF = 16
 
 def read_as(
     answer: Answer, asked: Preset, family: FamilyFacts, prompt: str, width: int, height: int
-) -> tuple[Preset, int, CheckPart]:
+) -> tuple[Preset, int | None, CheckPart]:
     """How a server cut a page of that width and height: preset, image tokens, and whether it is as
     asked.
 
     The ids of the prompt tell it. Without them the prompt's length tells it, where that is one
     preset's image tokens and about as many tokens as ``prompt`` has. A server that tells neither is
-    taken to do as asked, which the check then does not confirm.
+    taken to do as asked, which the check then does not confirm. The image tokens of a model of
+    unknown family are None.
     """
     if family.is_unknown:
         reason = "the model's family is unknown, and so are its presets"
-        return asked, 0, unknown_check("server_preset", reason)
+        return asked, None, unknown_check("server_preset", reason)
     ways = _ways(asked, family, width, height)
     expected = image_token_count(asked, asked.grid(width, height))
     length = answer.usage.get("prompt_tokens")

@@ -237,7 +237,9 @@ class ServerMeasurement:
             *self.page[0].size,
         )
         prompt_tokens = answer.prompt_tokens
-        text_tokens = None if prompt_tokens is None else max(0, prompt_tokens - image_tokens)
+        text_tokens = None
+        if prompt_tokens is not None and image_tokens is not None:
+            text_tokens = max(0, prompt_tokens - image_tokens)
         spans = spans_of(runs)
         versions = {session.engine: session.version, "ocr_phases": __version__, "code": code_hash()}
         device = {"name": f"{session.engine} at {session.server.host}", "kind": "server"}

@@ -53,6 +53,8 @@ _OWN = {
     "prompt": [name for name in FAMILIES[DEEPSEEK_OCR].prompts if name != "locate"],
     "device": ("auto", "cpu", "cuda"),
 }
+#: The strategies that are offered for a model which runs only eagerly.
+EAGER_ONLY = {"strategy": ("eager",), "vision": ("eager",)}
 _NEEDS_CUDA = ("cuda_graph", "captured", "cuda")
 #: So many repeats that two records can be judged; a number of tokens, because a field cannot be
 #: empty.
@@ -179,6 +181,13 @@ def _presets_of_config(config: dict[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for facts in known for name in facts.presets))
 
 
+def runs_only_eagerly(model: str) -> bool:
+    """Whether nothing of a model by this name can be captured or compiled: it has no known
+    family.
+    """
+    return presets_of(model) == (PROCESSOR,)
+
+
 class Form:
     """The pages on offer, the fields that the browser draws, and the measurements that their values
     mean.
@@ -203,11 +212,11 @@ class Form:
         return usual | {"model": model, "pages": [*self.pages][:1], "presets": []}
 
     def fields(self, model: str) -> list[dict[str, Any]]:
-        """What the browser draws, with the presets of a model alone and nothing that needs a
-        missing GPU.
-        """
+        """What the browser draws: what the model can do and this machine has, and nothing else."""
         presets = presets_of(model)
         own = {**_OWN, "model": (model, *_MODELS), "preset": presets, "family": FAMILY_NAMES}
+        if runs_only_eagerly(model):
+            own.update(EAGER_ONLY)
         many: dict[str, Any] = {"pages": [*self.pages], "presets": presets}
         listed = [{"name": name, "kind": "many", "options": each} for name, each in many.items()]
         for setting in _SETTINGS:

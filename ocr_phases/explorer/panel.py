@@ -19,6 +19,7 @@ from ocr_phases.analyse.sentences import findings, headline, noise_warning, pres
 from ocr_phases.analyse.statistics import LEAST_REPEATS
 from ocr_phases.errors import OcrPhasesError, Stopped, stop_signals
 from ocr_phases.explorer.form import (
+    EAGER_ONLY,
     Asked,
     Form,
     Page,
@@ -28,6 +29,7 @@ from ocr_phases.explorer.form import (
     measured_here,
     pages_at,
     presets_of,
+    runs_only_eagerly,
 )
 from ocr_phases.explorer.records import (
     FOLDER,
@@ -442,11 +444,16 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
             del pages[name]
 
     def _heed_values(self, change: Any) -> None:
-        """Offer the presets of the chosen model alone, and show a page that was chosen."""
+        """Offer what the chosen model can do alone, and show a page that was chosen."""
         self.message = ""
-        if self.values["preset"] not in ("", *presets_of(self.values["model"])):
+        model = self.values["model"]
+        if self.values["preset"] not in ("", *presets_of(model)):
             self.values = {**self.values, "preset": "", "presets": []}
-        self.fields = self.form.fields(self.values["model"])
+        if runs_only_eagerly(model):
+            eager = {name: options[0] for name, options in EAGER_ONLY.items()}
+            if not eager.items() <= self.values.items():
+                self.values = {**self.values, **eager}
+        self.fields = self.form.fields(model)
         if change.old and change.old["pages"] != change.new["pages"]:
             with self._telling():
                 self._show_chosen_page()

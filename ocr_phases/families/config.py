@@ -63,7 +63,7 @@ class PublishedEncoder(TypedDict):
 class AnyConfig(TypedDict):
     """What is read of any ``config.json``."""
 
-    image_token_id: NotRequired[TokenId]
+    image_token_id: NotRequired[TokenId | None]
     model_type: NotRequired[str]
     auto_map: NotRequired[dict[str, str]]
     eos_token_id: NotRequired[TokenId | list[TokenId] | None]
@@ -230,7 +230,7 @@ class EncoderVisionConfig(TypedDict):
 class ClipModelConfig(TypedDict):
     """A config as transformers saves it, with CLIP."""
 
-    image_token_id: NotRequired[TokenId]
+    image_token_id: NotRequired[TokenId | None]
     tie_word_embeddings: NotRequired[bool]
     text_config: TextConfig
     vision_config: ClipVisionConfig
@@ -239,7 +239,7 @@ class ClipModelConfig(TypedDict):
 class EncoderModelConfig(TypedDict):
     """A config as transformers saves it, with a Qwen2 body."""
 
-    image_token_id: NotRequired[TokenId]
+    image_token_id: NotRequired[TokenId | None]
     tie_word_embeddings: NotRequired[bool]
     text_config: TextConfig
     vision_config: EncoderVisionConfig

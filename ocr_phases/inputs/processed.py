@@ -124,13 +124,17 @@ class ProcessedPages:
         return not bool(self.on_cpu.attention_mask.all())
 
     @property
-    def image_tokens(self) -> tuple[int, ...]:
-        """Image tokens of each row; none are counted where the checkpoint names no image token."""
+    def image_tokens(self) -> tuple[int | None, ...]:
+        """Image tokens of each row; None where the checkpoint does not name the token for them."""
+        if not bool(self.on_cpu.images_seq_mask.any()):
+            return (None,) * self.batch_size
         return tuple(self.on_cpu.images_seq_mask.sum(dim=1).tolist())
 
     @property
-    def text_tokens(self) -> tuple[int, ...]:
-        """Text tokens of each row, padding not."""
+    def text_tokens(self) -> tuple[int | None, ...]:
+        """Text tokens of each row, padding not; None where image tokens are not known."""
+        if not bool(self.on_cpu.images_seq_mask.any()):
+            return (None,) * self.batch_size
         inputs = self.on_cpu
         real = inputs.attention_mask.sum(dim=1) - inputs.images_seq_mask.sum(dim=1)
         return tuple(real.tolist())

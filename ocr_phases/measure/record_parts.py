@@ -29,7 +29,7 @@ def page_part(
     preset: Preset,
     *,
     row: int,
-    image_tokens: int,
+    image_tokens: int | None,
     text_tokens: int | None,
     embed: bool,
 ) -> PagePart:
@@ -43,17 +43,25 @@ def page_part(
         How it was cut.
     row : int
         The row of the batch that it is in.
-    image_tokens : int
-        Image tokens of the row's whole prompt.
+    image_tokens : int or None
+        Image tokens of the row's whole prompt; None where a checkpoint names no image token.
     text_tokens : int or None
-        Its other tokens; None where a server did not tell how long the prompt is.
+        Its other tokens; None where a server did not tell how long the prompt is, and where the
+        image tokens are not known apart.
     embed : bool
         Whether the record keeps the page itself.
     """
     image, data, name = page
     described = describe_page(image, data, name, embed=embed)
     if preset.name == PROCESSOR:  # how the page was cut is unknown
-        return PagePart(**described, row=row, preset=PROCESSOR, grid=[1, 1])
+        return PagePart(
+            **described,
+            row=row,
+            preset=PROCESSOR,
+            grid=[1, 1],
+            image_tokens=image_tokens,
+            text_tokens=text_tokens,
+        )
     grid = preset.grid(*image.size)
     return PagePart(
         **described,

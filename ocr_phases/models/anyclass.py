@@ -115,9 +115,14 @@ class AnyInterface:
         """No names: how often the class calls its encoder for a page is its own affair."""
         return []
 
-    def new_cache(self) -> Any:
-        """None: the class makes the empty KV cache of a prefill itself."""
-        return None
+    def new_cache(self, model: Any) -> Any:
+        """The empty KV cache of a prefill, as ``generate()`` makes it; None for a class whose
+        ``generate()`` leaves that to the class.
+        """
+        with _driving_errors_told(model):
+            if not model._supports_default_dynamic_cache():
+                return None
+            return transformers.DynamicCache(config=model.config.get_text_config(decoder=True))
 
     def prefill_arguments(self, inputs: Any, model: Any = None) -> dict[str, Any]:
         """The keyword arguments of the forward over B whole prompts, as ``generate()`` makes
@@ -149,13 +154,18 @@ class AnyInterface:
         with _driving_errors_told(model):
             given = self._given(inputs, model)
             ids = given.pop("input_ids")
-            return Carried(ids, model._update_model_kwargs_for_generation(out, given))
+            return Carried(ids, self._carried_on(model, out, given))
 
     def carried_from_step(self, model: Any, carried: Any, out: Any) -> Carried:
         """What the next step needs beside the cache."""
         with _driving_errors_told(model):
-            arguments = model._update_model_kwargs_for_generation(out, carried.arguments)
+            arguments = self._carried_on(model, out, carried.arguments)
         return Carried(carried.sequence, arguments)
+
+    @staticmethod
+    def _carried_on(model: Any, out: Any, arguments: dict[str, Any]) -> dict[str, Any]:
+        """The arguments of a step for the next one, which the class grows by one token itself."""
+        return model._update_model_kwargs_for_generation(out, arguments, is_encoder_decoder=False)
 
     def step_arguments(
         self,

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from transformers import Cache, DynamicCache
 
+from ocr_phases.errors import OcrPhasesError
+
 
 def _layer_tensors(cache: Cache) -> Iterator[list[Tensor]]:
     """Keys and values of each layer, [B, heads, length, width] each.
@@ -34,9 +36,15 @@ def _layer_tensors(cache: Cache) -> Iterator[list[Tensor]]:
 def cache_length(cache: Cache) -> int | None:
     """Tokens that a KV cache has seen where the host knows it for free.
 
-    None where the device counts them.
+    None where the device counts them. Raises `OcrPhasesError` for a cache that counts no tokens.
     """
-    length = cache.get_seq_length()
+    try:
+        length = cache.get_seq_length()
+    except ValueError as error:  # of a class none of whose layers attends
+        raise OcrPhasesError(
+            "No layer of this model's KV cache counts its tokens, because each has a state of a "
+            "fixed size: that each step adds one token cannot be checked, so it is not measured."
+        ) from error
     return length if isinstance(length, int) else None
 
 
@@ -70,21 +78,33 @@ class LayerEntries:
         return self.held in (seen, after_prefill)
 
 
+def layer_entries(cache: Cache) -> list[LayerEntries]:
+    """What each layer of a growing cache with layers holds."""
+    found = []
+    for layer, tensors in zip(cache.layers, _layer_tensors(cache), strict=True):
+        held = sum(keys.shape[2] for keys in tensors[::2])
+        found.append(LayerEntries(held, getattr(layer, "sliding_window", None)))
+    return found
+
+
 def layers_of_kinds(cache: Cache) -> list[LayerEntries] | None:
     """The layers of a growing cache whose layers are not all alike; None for any other cache.
 
     Some have a window, some a state of a fixed size, some attend to the page alone.
     """
-    if cache_length(cache) is None or not hasattr(cache, "layers"):
-        return None
-    found = []
-    for layer, tensors in zip(cache.layers, _layer_tensors(cache), strict=True):
-        held = sum(keys.shape[2] for keys in tensors[::2])
-        found.append(LayerEntries(held, getattr(layer, "sliding_window", None)))
     seen = cache_length(cache)
+    if seen is None or not hasattr(cache, "layers"):
+        return None
+    found = layer_entries(cache)
     if all(layer.window is None and layer.held == seen for layer in found):
         return None
     return found
+
+
+def layer_windows(cache: Cache) -> tuple[int | None, ...]:
+    """The window of each layer of a cache; none of them where no layer has one."""
+    windows = tuple(getattr(layer, "sliding_window", None) for layer in cache.layers)
+    return windows if any(windows) else ()
 
 
 def cache_bytes(cache: Cache) -> int:

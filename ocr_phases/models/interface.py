@@ -89,7 +89,7 @@ class ModelInterface(Protocol):
         """The view, ``global`` or ``local``, of each successive vision call of a prefill."""
         ...
 
-    def new_cache(self) -> Any:
+    def new_cache(self, model: Any) -> Any:
         """The empty KV cache of a prefill; None where the class makes its own."""
         ...
 

@@ -233,7 +233,7 @@ def _load_any_random(asked: ModelSettings, source: _Source) -> Checkpoint:
     if folder is not None and has_own_processor(folder):
         tokenizer = load_any_tokenizer(folder)
         processor = load_processor(folder, entries, tokenizer)
-        image_id = image_token_id(entries, processor)
+        image_id = image_token_id(config, processor)
         packer = PagePacker(processor, str(entries["model_type"]), image_id)
         origin = source.origin
     else:
@@ -301,7 +301,9 @@ def _load_any(asked: ModelSettings, source: _Source, config: dict[str, Any]) -> 
     model_class = any_class(config)
     tokenizer = load_any_tokenizer(source.folder)
     processor = load_processor(source.folder, config, tokenizer)
-    packer = PagePacker(processor, str(config["model_type"]), image_token_id(config, processor))
+    class_config = any_config(model_class, config)
+    image_id = image_token_id(class_config, processor)
+    packer = PagePacker(processor, str(config["model_type"]), image_id)
     dtype = resolve_dtype(asked.dtype, asked.device)
     with quiet_loading():
         model = load_weights(
@@ -309,7 +311,7 @@ def _load_any(asked: ModelSettings, source: _Source, config: dict[str, Any]) -> 
             model_class,
             model_class.__name__,
             asked,
-            config=any_config(model_class, config),
+            config=class_config,
             dtype=dtype,
         )
     return _checked(
@@ -423,7 +425,8 @@ def _adopt_any(model: Any, processor: Any, name: str | None) -> Checkpoint:
             "OCRSession.from_model(model, processor)."
         )
     config = json.loads(model.config.to_json_string(use_diff=False))
-    packer = PagePacker(processor, str(config.get("model_type")), image_token_id(config, processor))
+    image_id = image_token_id(model.config, processor)
+    packer = PagePacker(processor, str(config.get("model_type")), image_id)
     parameter = next(filter(torch.is_floating_point, model.parameters()))
     return _checked(
         Checkpoint(

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.families import FAMILIES, PROCESSOR, Preset
+from ocr_phases.families.config import AnyConfig
 from ocr_phases.inputs.processed import ProcessedInputs, ProcessedPages
 from ocr_phases.models.anyclass import any_class, any_interface, class_of_name, class_type
 from ocr_phases.models.class_errors import class_errors_told
@@ -31,6 +33,9 @@ from ocr_phases.models.interface import parameter_count
 from ocr_phases.models.processors import default_image_processor
 from ocr_phases.text import bytes_text, millions_text
 
+#: Entries of a config.json that say how many parts of a kind a model has.
+_COUNTS_PARTS = re.compile(r"layers|depth|blocks|experts", re.I)
+_MOST_PARTS = 2_000
 #: What config.json calls the tokens that stand for a page; transformers has two names for them.
 _IMAGE_TOKEN_NAMES = ("image_token_id", "image_token_index")
 
@@ -58,7 +63,8 @@ def dummy_source(name: str) -> tuple[dict[str, Any], Path | None]:
     rest = name.partition(":")[2]
     if rest.endswith(".json"):
         file = Path(rest).expanduser()
-        config = read_json(file, dict[str, Any])
+        config = read_json(file, AnyConfig)
+        _refuse_too_many_parts(file, config)
         if class_type(config) is None:
             raise OcrPhasesError(
                 f"{file} has the model_type {config.get('model_type')!r}, for which this "
@@ -70,6 +76,21 @@ def dummy_source(name: str) -> tuple[dict[str, Any], Path | None]:
     with _config_errors_told(model_class):
         config = json.loads(model_class.config_class().to_json_string(use_diff=False))
     return {**config, "model_type": model_type}, None
+
+
+def _refuse_too_many_parts(file: Path, config: Mapping[str, Any]) -> None:
+    """Raise `OcrPhasesError` for a number of layers or experts that no model has.
+
+    Each would be an object in memory before it is known how much the model takes.
+    """
+    for name, value in config.items():
+        if isinstance(value, Mapping):
+            _refuse_too_many_parts(file, value)
+        elif _COUNTS_PARTS.search(name) and isinstance(value, int) and value > _MOST_PARTS:
+            raise OcrPhasesError(
+                f"{file} has {name} {value:,}, and at most {_MOST_PARTS:,} are made: give the "
+                "config.json of a published model."
+            )
 
 
 def _config_errors_told(model_class: Any) -> AbstractContextManager[None]:
@@ -111,7 +132,7 @@ def tell_what_it_takes(
         model = model_class._from_config(config, dtype=dtype)
     any_interface(model)
     count = parameter_count(model)
-    weights = count * dtype.itemsize
+    weights = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     free = device_of(device).free_bytes() + device_of(device).reserved_bytes()
     precision = str(dtype).removeprefix("torch.")
     sentence = (

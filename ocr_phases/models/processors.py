@@ -32,8 +32,8 @@ from ocr_phases.models.folders import read_json
 _LONGEST_TEMPLATE = 200_000  # characters
 #: Seconds of the processor's time that a chat template may take; on a busy machine twice as long.
 CHAT_SECONDS = 5
-#: Classes whose processor writes the whole prompt itself, where it is given none.
-_WRITE_OWN_PROMPT = frozenset({"got_ocr2"})
+#: Processors that write the whole prompt themselves, where they are given none.
+_WRITE_OWN_PROMPT = frozenset({"GotOcr2Processor"})
 
 #: Classes that transformers' table has no image processor for, and whose they use.
 _BORROWED = {
@@ -220,14 +220,24 @@ def _in_a_model_module(name: str) -> Any:
     return None
 
 
-class _WithoutVideo:
-    """A processor that need not have a part for video: pages need none."""
+class _WithoutOtherMedia:
+    """A processor that need not have parts for video and sound: pages need none."""
 
     def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
         """The class that an argument must be of; any for a part that is left out."""
-        if argument is None:
+        if argument is None or isinstance(argument, _NoPart):
             return None
         return super().check_argument_for_proper_class(argument_name, argument)  # type: ignore[misc]
+
+
+class _NoPart:
+    """Stands where a processor reads the settings of a part that pages do not need."""
+
+    model_input_names = ()
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
 
 
 def _assembled(
@@ -242,13 +252,22 @@ def _assembled(
     arguments = {name: value for name, value in settings.items() if name in known}
     if template is not None and "chat_template" in known:
         arguments["chat_template"] = template
-    if "video_processor" in known:
-        arguments["video_processor"] = None
-    lenient = type(processor_class.__name__, (_WithoutVideo, processor_class), {})
-    processor = lenient(image_processor=image_processor, tokenizer=tokenizer, **arguments)
+    arguments["image_processor"] = image_processor
+    arguments["tokenizer"] = tokenizer
+    lenient = type(processor_class.__name__, (_WithoutOtherMedia, processor_class), {})
+    try:
+        processor = lenient(**dict.fromkeys(_other_parts(known), None), **arguments)
+    except AttributeError:  # it reads settings of a part that is left out
+        processor = lenient(**dict.fromkeys(_other_parts(known), _NoPart()), **arguments)
     if template is not None:
         processor.chat_template = template
     return processor
+
+
+def _other_parts(parameters: Mapping[str, inspect.Parameter]) -> list[str]:
+    """The parts of a processor beside those for pages and text, by the names of its arguments."""
+    endings = ("_processor", "_extractor", "_tokenizer")
+    return [name for name in parameters if name.endswith(endings) and name != "image_processor"]
 
 
 def _chat_template(folder: Path, files: Sequence[Mapping[str, Any]]) -> str | None:
@@ -304,7 +323,7 @@ class PagePacker:
                 f"There are {len(images):,} pages and {len(prompts):,} prompts: give one prompt, "
                 f"or one for each page."
             )
-        given = process(self.processor, self.model_type, rows, prompts)
+        given = process(self.processor, rows, prompts)
         preset = Preset(PROCESSOR, base_size=0, image_size=0, crops=False)
         return ProcessedPages(
             on_cpu=ProcessedInputs(given, self.image_token_id),
@@ -314,17 +333,19 @@ class PagePacker:
         )
 
 
-def image_token_id(config: Mapping[str, Any], processor: Any) -> int | None:
-    """The id of the image token, as config.json or the processor names it; None for neither."""
+def image_token_id(config: Any, processor: Any) -> int | None:
+    """The id of the image token, as the class's config or the processor names it; None for
+    neither.
+    """
     for name in ("image_token_id", "image_token_index"):
-        if isinstance(config.get(name), int):
-            return config[name]
+        if isinstance(getattr(config, name, None), int):
+            return getattr(config, name)
     found = getattr(processor, "image_token_id", None)
     return found if isinstance(found, int) else None
 
 
 def process(
-    processor: Any, model_type: str, pages: Sequence[Sequence[Image.Image]], prompts: Sequence[str]
+    processor: Any, pages: Sequence[Sequence[Image.Image]], prompts: Sequence[str]
 ) -> dict[str, Any]:
     """What a class takes for a batch: one row for each prompt, with the pages of the row.
 
@@ -334,24 +355,25 @@ def process(
         For a chat template that cannot be rendered, and for pages that the processor refuses.
     """
     texts = [
-        prompt_text(processor, prompt, len(row), model_type)
-        for prompt, row in zip(prompts, pages, strict=True)
+        prompt_text(processor, prompt, len(row)) for prompt, row in zip(prompts, pages, strict=True)
     ]
     images = [list(row) for row in pages]
     options: dict[str, Any] = {"return_tensors": "pt"}
     if len(texts) > 1:
         options["padding"] = True
         options["padding_side"] = "left"
+    remedy = "try another prompt, or another page"
+    if len(texts) > 1:
+        remedy = "measure these pages one at a time"
     with class_errors_told(
-        f"{type(processor).__name__} cannot pack the page and the prompt",
-        "try another prompt, or another page",
+        f"{type(processor).__name__} cannot pack the page and the prompt", remedy
     ):
         if all(text is None for text in texts):
             return dict(processor(images=[image for row in images for image in row], **options))
         return dict(processor(images=images, text=texts, **options))
 
 
-def prompt_text(processor: Any, prompt: str, pages: int, model_type: str) -> str | None:
+def prompt_text(processor: Any, prompt: str, pages: int) -> str | None:
     """The text that the model reads: the prompt in the checkpoint's chat template.
 
     Without a template the image's own mark stands in front of the prompt. None where the processor
@@ -367,7 +389,7 @@ def prompt_text(processor: Any, prompt: str, pages: int, model_type: str) -> str
         bos_token = tokenizer.bos_token or ""
         eos_token = tokenizer.eos_token or ""
         return render_chat(template, prompt, pages, bos_token, eos_token)
-    if model_type in _WRITE_OWN_PROMPT:
+    if type(processor).__name__ in _WRITE_OWN_PROMPT:
         return None
     mark = getattr(processor, "image_token", None)
     mark = getattr(mark, "content", mark)

@@ -52,7 +52,21 @@ _SIGNS = re.compile(
     r"|SCBt?|CB|weight_format|bitsandbytes__\w+"
     r"|W_q|_data|codes|codebooks?|trellis|suh|svh|SU|SV|Qidxs|\w+_blocks"
 )
-_NO_SIGNS = ("logit_scale", "layer_scale")
+#: Names of that kind that classes give parameters of their own, which are not quantised.
+_NO_SIGNS = (
+    "correct_output_scale",
+    "global_scale",
+    "hc_scale",
+    "hidden_states_scale",
+    "input_hidden_states_scale",
+    "layer_scale",
+    "log_scale",
+    "logit_scale",
+    "per_dim_scale",
+    "per_expert_scale",
+    "residual_scale",
+    "router_states_scale",
+)
 
 NEXT_STEP = (
     "name the checkpoint that they were made from, with weights in float32, bfloat16 or float16, "
@@ -154,10 +168,12 @@ def _sign(stored: StoredTensors) -> str | None:
     None where nothing does.
     """
     for name in sorted(stored.dtypes):
-        last = name.rpartition(".")[2]
+        module, _, last = name.rpartition(".")
         if "quant_state" in name:
             return f"they have {name}"
-        if _SIGNS.fullmatch(last) and last not in _NO_SIGNS:
+        # A norm may call its only parameter so; that of a quantised weight stands beside it.
+        is_alone = last == "scale" and f"{module}.weight" not in stored.dtypes
+        if _SIGNS.fullmatch(last) and last not in _NO_SIGNS and not is_alone:
             return f"they have {name}"
     for name, dtype in sorted(stored.dtypes.items()):
         if dtype in _FLOATS:

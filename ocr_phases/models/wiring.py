@@ -101,7 +101,7 @@ class NativeInterface:
             return ["global"]
         return ["global", "local"]
 
-    def new_cache(self) -> Any:
+    def new_cache(self, model: Any) -> Any:
         """None: the class makes the empty KV cache of a prefill itself."""
         return None
 
@@ -219,7 +219,7 @@ class VendorInterface(NativeInterface):
             views.append("global")
         return views
 
-    def new_cache(self) -> Any:
+    def new_cache(self, model: Any) -> Any:
         """The empty KV cache of a prefill, as generate() hands it over.
 
         Without one the class makes a tuple in each step.

@@ -34,6 +34,8 @@ from ocr_phases.models.caches import (
     device_lengths,
     drop_last,
     held_entries,
+    layer_entries,
+    layer_windows,
     layers_of_kinds,
     rewind,
 )
@@ -241,10 +243,14 @@ def prefill(
     _check_model(model)
     ids = inputs.input_ids
     sampler = sampler or Sampler(device=ids.device)
-    if cache is None or step is not None:
-        cache = interface.new_cache() if step is None else step.fresh_cache()
     window = interface.window(model)
-    _check_window(cache, window)
+    if step is not None:
+        cache = step.fresh_cache()
+        _check_window(cache, window)
+    elif cache is None:
+        cache = interface.new_cache(model)
+    else:
+        _check_given_cache(cache, interface.new_cache(model), window)
     hooks = stage_hooks(model, interface, timeline, interface.views(inputs))
     language_model = contextlib.nullcontext() if step is None else step.prefill_execution()
     with hooks, timeline.in_phase("prefill"), language_model:
@@ -506,11 +512,25 @@ def _check_model(model: nn.Module) -> None:
         raise OcrPhasesError("The model is in training mode: call model.eval() before measuring.")
 
 
-def _check_window(cache: Cache | None, window: int | None) -> None:
+def _check_given_cache(cache: Cache, own: Cache | None, window: int | None) -> None:
+    """Raise `OcrPhasesError` for a caller's cache with other windows than those of the model.
+
+    ``own`` is the one that the model's class would get otherwise; None where it makes its own.
+    """
+    if own is None:
+        _check_window(cache, window)
+    elif layer_windows(cache) != layer_windows(own):
+        raise OcrPhasesError(
+            "The layers of this cache have other windows than those of the model: leave cache out, "
+            "or make it with DynamicCache(config=...)."
+        )
+
+
+def _check_window(cache: Cache, window: int | None) -> None:
     """Raise `OcrPhasesError` for a cache that would silently give full attention to a model with a
     window.
     """
-    if cache is not None and cache_window(cache) != window:
+    if cache_window(cache) != window:
         raise OcrPhasesError(
             f"This model's steps see {window or 'all'} generated tokens and the cache is for "
             f"{cache_window(cache) or 'all'}: leave cache out, or make it with "
@@ -534,7 +554,7 @@ def _check_cache(state: DecodeState) -> None:
 
 def _check_layers(state: DecodeState, after_prefill: list[LayerEntries]) -> None:
     """`_check_cache` where each kind of layer keeps its entries by a rule of its own."""
-    now = layers_of_kinds(state.cache) or []
+    now = layer_entries(state.cache)
     for number, (layer, first) in enumerate(zip(now, after_prefill, strict=True)):
         if not layer.is_right(state.length, first.held):
             raise OcrPhasesError(
