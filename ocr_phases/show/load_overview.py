@@ -98,11 +98,12 @@ def _waited_during(others: pd.DataFrame, times: list[float], gap: int) -> bool:
 
 
 def _longest_gap(times: list[float]) -> float:
+    """The longest time between two tokens of a page; 0 for fewer than two."""
     return max(np.diff(times), default=0.0)
 
 
 def _latency_axes(axes: Axes, over: str) -> Figure:
-    """A latency over something, with the keys of its lines.
+    """Axes of a latency over what ``over`` says, with the keys of their lines.
 
     The scale is logarithmic, since the first token takes many times as long as the next one.
     """
@@ -136,25 +137,28 @@ def load_html(server: str, table: pd.DataFrame, asked: pd.DataFrame) -> Html:
 
 
 def _levels_table(server: str, table: pd.DataFrame) -> Html:
-    about = (
+    missing = (
         f"p99 only from {TAIL_FROM} requests on, times between tokens only where chunks are tokens"
     )
     # A percentile that no level has would only make the table wider.
-    missing = [name for name in _TAILS if table[name].isna().all()]
+    all_missing = [name for name in _TAILS if table[name].isna().all()]
     levels = table_html(
-        table.drop(columns=missing),
+        table.drop(columns=all_missing),
         caption=f"Load on {server}",
-        missing=about,
+        missing=missing,
         headings=_HEADINGS,
     )
     return fragment(levels, note(_LEVELS_NOTE))
 
 
 def _errors(asked: pd.DataFrame) -> list[str]:
-    """The first errors of requests, and what is to be said of the client itself."""
-    errors = sorted({*asked["error"]} - {""})[:_MOST_ERRORS]
+    """The first errors of requests, and a sentence where the client itself was late."""
+    errors = sorted(set(asked["error"]) - {""})
+    sentences = errors[:_MOST_ERRORS]
     lag = lag_sentence(asked)
-    return [*errors, lag] if lag else errors
+    if lag:
+        sentences.append(lag)
+    return sentences
 
 
 def load_document(
@@ -174,18 +178,17 @@ def load_document(
         limits = [f"{_OBJECTIVES[name]} within {ms_text(ms)}" for name, ms in slo.items()]
         facts.append(f"objective: {', '.join(limits)}")
     about = " · ".join(fact for fact in facts if fact)
+    data = element(
+        "p",
+        "Each request, with the time of each of its chunks, is in ",
+        element("a", "load.json", href="load.json"),
+        ".",
+    )
     sections = {
         "Levels": Section(_levels_table(server, table), *map(note, _errors(asked))),
         "Latency over throughput": Section(plot_load_throughput(table)),
         "Stalls": Section(plot_load_stalls(asked)),
-        "Data": Section(
-            element(
-                "p",
-                "Each request, with the time of each of its chunks, is in ",
-                element("a", "load.json", href="load.json"),
-                ".",
-            )
-        ),
+        "Data": Section(data),
     }
     head = block(
         "head",
