@@ -31,7 +31,7 @@ from ocr_phases.measure.live_checks import (
     Watch,
     describe_cache,
     logits_summed,
-    run_checks,
+    measured_checks,
 )
 from ocr_phases.measure.loaded_model import LoadedModel, StepShape, describe_model
 from ocr_phases.measure.parity import parity_check
@@ -576,7 +576,7 @@ class Measurement:
         )
 
     def _live_checks(self) -> list[CheckPart]:
-        checks = run_checks(
+        checks = measured_checks(
             self.checkpoint, self.packed, self.request, self.repeats, self.waits, self.after
         )
         if self.rows_alone is not None:

@@ -106,7 +106,7 @@ def measure_phase_energy(
         How long each phase is repeated, at least.
     """
     device = next(model.parameters()).device
-    vision = vision_calls(model, inputs, step)
+    vision = recorded_vision_calls(model, inputs, step)
     state = phases.prefill(model, inputs, step=step)
 
     def run_vision() -> None:
@@ -142,7 +142,9 @@ def measure_phase_energy(
     )
 
 
-def vision_calls(model: nn.Module, inputs: ModelInputs, step: Step | None) -> list[VisionCall]:
+def recorded_vision_calls(
+    model: nn.Module, inputs: ModelInputs, step: Step | None
+) -> list[VisionCall]:
     """The forwards of the vision modules that a prefill makes, to be made again without the rest.
 
     Modules inside of others are left out, as they run with them. A part that reaches from one
