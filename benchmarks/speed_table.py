@@ -1,7 +1,7 @@
 """Writes the speed tables from the benchmarks in data/runs: ``python -m benchmarks.speed_table``.
 
-Every ``*.json`` there that ``python -m benchmarks`` wrote gives a row a preset; benchmarks of other
-parts on the same device and model fill the same row.
+Every ``*.json`` there that ``python -m benchmarks`` wrote gives one row for each preset; benchmarks
+of other parts on the same device and model fill the same row.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RUNS = ROOT / "data" / "runs"
 DOCUMENT = ROOT / "benchmarks" / "README.md"
 #: The mark of a table, and the folder of its benchmarks.
 TABLES = {"speed table": RUNS, "families": RUNS / "families"}
-STEPS = [f"{strategy}, a token" for strategy in STRATEGIES]
+STEPS = [f"{strategy}, per token" for strategy in STRATEGIES]
 RATIOS = {"run / `generate()`": "two-phase", "collectors on / off": "collectors"}
 COLUMNS = ("device, model", "preset", "prefill", *STEPS, "floor", *RATIOS, "stage coverage")
 NONE = "–"

@@ -68,8 +68,9 @@ class OcrPhasesError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         """The lines that IPython shows."""
-        again, self._shown = self._shown, True
-        if again or os.environ.get("OCR_PHASES_TRACEBACK"):
+        is_asked_again = self._shown  # by ``%tb``
+        self._shown = True
+        if is_asked_again or os.environ.get("OCR_PHASES_TRACEBACK"):
             return "".join(traceback.format_exception(self)).splitlines()
         return [f"{type(self).__name__}: {self}"]
 
@@ -131,7 +132,8 @@ class Interrupted(KeyboardInterrupt):
 
     def __init__(self, run: Any, number: int) -> None:
         super().__init__(number)
-        self.run, self.number = run, number
+        self.run = run
+        self.number = number
 
     def __str__(self) -> str:
         if self.run is None:
@@ -154,22 +156,39 @@ def stop_signals(
     between two cells, and while a cell runs, it is the cell that is interrupted. Other threads
     never get a signal, so nothing changes in them.
     """
-    names = ("SIGINT",) if notebook else ("SIGINT", "SIGTERM", "SIGHUP")
-    # None is a handler that is not Python's.
-    spared = (None, signal.default_int_handler if notebook else signal.SIG_IGN)
     waiting: list[int] = []
-    handler = handler or (lambda number, _: waiting.append(number))
-    own = signal.Signals if threading.current_thread() is threading.main_thread() else ()
-    caught = [each for each in own if each.name in names and signal.getsignal(each) not in spared]
-    before = [(number, signal.signal(number, handler)) for number in caught]
+
+    def hold_back(number: int, _: object) -> None:
+        waiting.append(number)
+
+    own_handler = handler or hold_back
+    former_handlers = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in _stop_signals_to_handle(notebook=notebook):
+            former_handlers[number] = signal.signal(number, own_handler)
     try:
         yield
     finally:
-        for number, handled in before:
-            if signal.getsignal(number) == handler:  # a cell that began meanwhile has its own
-                signal.signal(number, handled)
-        for first in waiting[:1]:  # an impatient second one says nothing new
-            signal.raise_signal(first)
+        for number, former_handler in former_handlers.items():
+            if signal.getsignal(number) == own_handler:  # a cell that began meanwhile has its own
+                signal.signal(number, former_handler)
+        if waiting:  # an impatient second one says nothing new
+            signal.raise_signal(waiting[0])
+
+
+def _stop_signals_to_handle(*, notebook: bool) -> list[signal.Signals]:
+    """The signals that `stop_signals` handles here, as far as this system has them."""
+    names = ("SIGINT",) if notebook else ("SIGINT", "SIGTERM", "SIGHUP")
+    left_alone = signal.default_int_handler if notebook else signal.SIG_IGN
+    chosen = []
+    for number in signal.Signals:
+        if number.name not in names:
+            continue
+        current = signal.getsignal(number)
+        # None is a handler that is not Python's.
+        if current is not None and current != left_alone:
+            chosen.append(number)
+    return chosen
 
 
 class Hinted:

@@ -114,14 +114,20 @@ def read_regular(path: str | Path, limit: int = LARGEST_FILE) -> bytes:
     with open_regular(path) as file:
         found = os.fstat(file.fileno())
         if found.st_size > limit:
-            size, most = (f"{count / 2**20:,.1f} MiB" for count in (found.st_size, limit))
-            raise OcrPhasesError(f"{path} has {size}: give a file of at most {most}.")
+            raise OcrPhasesError(
+                f"{path} has {_mebibytes(found.st_size)}: give a file of at most "
+                f"{_mebibytes(limit)}."
+            )
         data = file.read(found.st_size + 1) or b""  # None where it has nothing yet, as in /proc
     if len(data) > found.st_size:
         raise OcrPhasesError(
             f"{path} grows while it is read: wait until it is complete, or copy it first."
         )
     return data
+
+
+def _mebibytes(count: int) -> str:
+    return f"{count / 2**20:,.1f} MiB"
 
 
 @contextlib.contextmanager
@@ -133,9 +139,8 @@ def open_regular(path: str | Path) -> Iterator[BinaryIO]:
     """
     _check_regular(path, Path(path).stat(), OcrPhasesError)
     with open(path, "rb", opener=_without_waiting) as file:
-        _check_regular(
-            path, os.fstat(file.fileno()), OcrPhasesError
-        )  # it may be another one by now
+        # It may be another one by now.
+        _check_regular(path, os.fstat(file.fileno()), OcrPhasesError)
         yield file
 
 
@@ -277,19 +282,25 @@ def _is_own(path: Path) -> bool:
 
 
 def folder_for(
-    given: str | Path | None, default: str | Path, names: str = "", **options: Any
+    given: str | Path | None,
+    default: str | Path,
+    names: str = "",
+    *,
+    overwrite: bool = False,
+    arguments: Iterable[Any] = (),
+    record: Any = None,
 ) -> Path:
     """An output's folder, created: ``given``, or the first free one of ``default``, ``default-2``
     and so on.
 
     ``names`` is a regular expression of the files that the output may have. Those of an earlier
     output in ``given`` are named on stderr, as they will be replaced. Raises `CannotWrite` where
-    the folder cannot be written, and as `check_names` does, which has the ``options``.
+    the folder cannot be written, and as `check_names` does, which has the keywords.
     """
     if given is None:
         return _reserve(Path(default), Path.mkdir)
     folder = output_folder(given)
-    own = check_names(folder, names, **options)
+    own = check_names(folder, names, overwrite=overwrite, arguments=arguments, record=record)
     if own:
         more = f" and {len(own) - _MOST_NAMED} more" if len(own) > _MOST_NAMED else ""
         print(f"Replacing in {folder}: {', '.join(own[:_MOST_NAMED])}{more}.", file=sys.stderr)
@@ -300,10 +311,14 @@ def folders_of(pages: Sequence[str], out: Path) -> list[Path]:
     """A folder for each page, named like it; a number is added where two pages share a name."""
     folders: list[Path] = []
     for page in pages:
-        name, number = split_page(page)
-        stem = Path(name).stem + number.replace("#", "-")
-        free = (f"{stem}-{count}" if count > 1 else stem for count in itertools.count(1))
-        folders.append(next(out / name for name in free if out / name not in folders))
+        file, number = split_page(page)
+        stem = Path(file).stem + number.replace("#", "-")
+        folder = out / stem
+        for count in itertools.count(2):
+            if folder not in folders:
+                break
+            folder = out / f"{stem}-{count}"
+        folders.append(folder)
     return folders
 
 
@@ -321,7 +336,8 @@ def check_names(
     With ``overwrite`` others may be among them, but no link and none of the ``arguments``. A
     ``record`` stays where it is, and is not among them.
     """
-    own, found = _unchanged(folder), []
+    own = _unchanged(folder)
+    matching = []
     for path in sorted([*folder.glob("*"), *folder.glob("*/*")]):
         name = path.relative_to(folder).as_posix()
         if not re.fullmatch(names, name) or same_file(path, record):
@@ -341,8 +357,8 @@ def check_names(
                 Keyword("overwrite", True),
                 ".",
             )
-        found.append(name)
-    return found
+        matching.append(name)
+    return matching
 
 
 def write_into(
@@ -354,20 +370,19 @@ def write_into(
     of an earlier output whose names match ``stale`` go. Raises `CannotWrite` as `check_names` does.
     """
     parents = {Path(name).parent for name in files}
-    check_names(
-        folder, "|".join(re.escape(str(name)) for name in (*files, *parents)), overwrite=overwrite
-    )
+    names = "|".join(re.escape(str(name)) for name in (*files, *parents))
+    check_names(folder, names, overwrite=overwrite)
     for parent in parents:
         output_folder(folder / parent)
-    old, new = (
-        _unchanged(folder),
-        {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
-    )
-    hashes = {name: [each[name] for each in (old, new) if name in each] for name in old | new}
+    old_hashes = _unchanged(folder)
+    # A file has its old and its new hash until it is written: a kill may leave either of them.
+    hashes = {name: [digest] for name, digest in old_hashes.items()}
+    for name, data in files.items():
+        hashes.setdefault(name, []).append(hashlib.sha256(data).hexdigest())
     write_atomic(folder / MANIFEST_NAME, json.dumps(hashes, sort_keys=True).encode())
     written = [write_atomic(folder / name, data) for name, data in files.items()]
-    for name in old.keys() - new.keys():
-        if re.fullmatch(stale, name):
+    for name in old_hashes:
+        if name not in files and re.fullmatch(stale, name):
             (folder / name).unlink(missing_ok=True)
     return written
 
@@ -376,8 +391,6 @@ def _unchanged(folder: Path) -> dict[str, str]:
     """The SHA-256 of each file that this package wrote into ``folder`` and nobody changed since, by
     name.
     """
-    import msgspec
-
     path = folder / MANIFEST_NAME
     try:
         if path.is_symlink():
@@ -386,13 +399,13 @@ def _unchanged(folder: Path) -> dict[str, str]:
         known = msgspec.json.decode(data, type=dict[str, list[str]])
     except (OSError, OcrPhasesError, ValueError) as error:
         raise CannotWrite(f"{path} cannot be read ({error}): choose another folder.") from error
-    found = {}
+    unchanged = {}
     for name, digests in known.items():
         with contextlib.suppress(OSError, ValueError, OcrPhasesError):
             digest = hashlib.sha256(read_regular(folder / name)).hexdigest()
             if digest in digests and not _is_behind_link(folder, name):
-                found[name] = digest
-    return found
+                unchanged[name] = digest
+    return unchanged
 
 
 def _is_behind_link(folder: Path, name: str) -> bool:
@@ -494,16 +507,20 @@ def rescued(save: Callable[[str | Path], Path]) -> Iterator[None]:
         try:
             yield
         except CannotWrite as error:
-            for folder in (None, "~"):
-                with contextlib.suppress(
-                    OSError, CannotWrite, RuntimeError
-                ):  # of a user without a home
-                    place = folder and Path(folder).expanduser()
-                    copy = save(Path(tempfile.mkdtemp(prefix="ocr-unsaved-", dir=place), RECORD))
-                    break
-            else:
+            copy = _save_elsewhere(save)
+            if copy is None:
                 raise
             raise CannotWrite(f"The record is saved as {copy}: {error}") from error
+
+
+def _save_elsewhere(save: Callable[[str | Path], Path]) -> Path | None:
+    """The copy that `rescued` saves; None where neither of its places can be written."""
+    with contextlib.suppress(OSError, CannotWrite):
+        return save(Path(tempfile.mkdtemp(prefix="ocr-unsaved-"), RECORD))
+    with contextlib.suppress(OSError, CannotWrite, RuntimeError):  # a user may have no home
+        home = Path("~").expanduser()
+        return save(Path(tempfile.mkdtemp(prefix="ocr-unsaved-", dir=home), RECORD))
+    return None
 
 
 def save_new(save: Callable[[str | Path], Path], path: str | Path) -> Path:
@@ -541,17 +558,22 @@ class TemporaryFolder(tempfile.TemporaryDirectory[str]):
 
 # -- JSON -----------------------------------------------------------------------------------------
 
-#: Bytes that a JSON text may take with what is decoded from it, and at most takes for each byte
-#: (counted as b"") and for each of these.
+#: Bytes of memory that a JSON text may take together with what is decoded from it.
 _MOST_MEMORY = 2_000_000_000
-_MEMORY = {b"": 5, b"{": 600, b"[": 150, b":": 200, b",": 40}
+#: At most so many bytes of memory for each byte of the text,
+_MEMORY_OF_BYTE = 5
+#: and so many more for each of these signs.
+_MEMORY_OF_SIGN = {b"{": 600, b"[": 150, b":": 200, b",": 40}
 
 
 def parse_json(data: bytes) -> Any:
     """The value of a JSON text; `OcrPhasesError`, in words that follow a file's name, for anything
     else.
     """
-    if sum(data.count(sign) * each for sign, each in _MEMORY.items()) > _MOST_MEMORY:
+    memory = len(data) * _MEMORY_OF_BYTE
+    for sign, size in _MEMORY_OF_SIGN.items():
+        memory += data.count(sign) * size
+    if memory > _MOST_MEMORY:
         raise OcrPhasesError("it would take more than 2 GB of memory")
     try:
         return msgspec.json.decode(data)
@@ -592,5 +614,6 @@ def _sentence(error: Exception, name: str = "") -> str:
     )
     place = name + path.removeprefix("key in ").lstrip("$")
     if problem.startswith(_MISSING):
-        place, problem = f"{place}.{problem.removeprefix(_MISSING)}", "it is missing"
+        place = f"{place}.{problem.removeprefix(_MISSING)}"
+        problem = "it is missing"
     return f"{place.strip('.')}: {problem[:1].lower()}{problem[1:]}".lstrip(": ")

@@ -16,7 +16,7 @@ import warnings
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -41,6 +41,7 @@ PDF_DPI = 144
 
 _PLUGINS = ("Png", "Jpeg", "Jpeg2K", "Tiff", "WebP", "Bmp", "Gif", "Ppm", "Avif")  # of `FORMATS`
 _STRIP_PIXELS = 2**20
+#: Bytes and longest side in pixels of a page that a record embeds.
 _EMBED_BYTES = 2_000_000
 _EMBED_SIDE = 2_000
 _DECODER_ERRORS = (
@@ -98,20 +99,23 @@ def load_page(
             image = source.copy()
         return _upright(image), None, name
     if isinstance(source, bytes):
-        data, suffix, number = source, "", None
+        file = _PageFile(source, name)
     elif isinstance(source, (str, Path)):
-        data, name, suffix, number = _read(source)
+        file = _read(source)
     else:
         raise OcrPhasesError(
             f"A page is a path, bytes or a PIL image, not {type(source).__name__}."
         )
-    if not data:
-        raise OcrPhasesError(f"{name} is empty (0 bytes): save or download the page again.")
-    if _is_pdf(data, suffix):
-        number = 1 if number is None else number
-        return _draw_pdf_page(data, name, number), data, f"{name}#{number}"
-    page, several = _decode(data, name, 1 if number is None else number)
-    return page, data, f"{name}#{number or 1}" if several or number is not None else name
+    if not file.data:
+        raise OcrPhasesError(f"{file.name} is empty (0 bytes): save or download the page again.")
+    number = 1 if file.number is None else file.number
+    numbered_name = f"{file.name}#{number}"
+    if file.is_pdf:
+        return _draw_pdf_page(file.data, file.name, number), file.data, numbered_name
+    page, has_several = _decode(file.data, file.name, number)
+    if has_several or file.number is not None:
+        return page, file.data, numbered_name
+    return page, file.data, file.name
 
 
 def page_image(data: bytes | None) -> Image.Image | None:
@@ -136,20 +140,26 @@ def describe_page(
     of the raw pixels where there is none.
     """
     digest = hashlib.sha256(image.tobytes() if data is None else data).hexdigest()
-    if embed and (
-        not data or len(data) > _EMBED_BYTES or data[:4] == b"%PDF" or split_page(name)[1]
-    ):
-        small = image.copy()
-        small.thumbnail((_EMBED_SIDE, _EMBED_SIDE))
-        data = image_file(small, "JPEG", quality=90)
-    kept = base64.b64encode(data).decode() if embed and data else None
+    embedded = None
+    if embed:
+        embedded = base64.b64encode(_embedded_file(image, data, name)).decode()
     return {
         "file": name,
         "sha256": digest,
         "width": image.width,
         "height": image.height,
-        "data": kept,
+        "data": embedded,
     }
+
+
+def _embedded_file(image: Image.Image, data: bytes | None, name: str) -> bytes:
+    """A page as the file that a record embeds; the arguments are those of `describe_page`."""
+    is_page_of_file = split_page(name)[1] != ""
+    if data and len(data) <= _EMBED_BYTES and data[:4] != b"%PDF" and not is_page_of_file:
+        return data
+    small = image.copy()
+    small.thumbnail((_EMBED_SIDE, _EMBED_SIDE))
+    return image_file(small, "JPEG", quality=90)
 
 
 def image_file(image: Image.Image, form: str, **options: Any) -> bytes:
@@ -205,15 +215,24 @@ def _scaled_grey(image: Image.Image) -> Image.Image:
         return np.nan_to_num(np.asarray(image.crop(strip)).astype(np.float64))
 
     ends = np.asarray([(part.min(), part.max()) for part in map(values, strips)])
-    low, high = float(ends.min()), float(ends.max())
-    ranges = (1.0, 255.0, 65535.0) if image.mode == "F" else (65535.0,)
-    full = next((top for top in ranges if high <= top), 0.0)
-    low, full = (0.0, full) if low >= 0 and full else (low, (high - low) or 1.0)
+    black, width = _grey_range(image.mode, float(ends.min()), float(ends.max()))
     page = Image.new("RGB", image.size)
     for strip in strips:
-        grey = np.rint((values(strip) - low) / full * 255).astype(np.uint8)
+        grey = np.rint((values(strip) - black) / width * 255).astype(np.uint8)
         page.paste(Image.fromarray(grey), strip)
     return page
+
+
+def _grey_range(mode: str, low: float, high: float) -> tuple[float, float]:
+    """The value that is black, and how far above it white is, for values from ``low`` to ``high``.
+
+    It is the nominal range of the mode where all values lie in it, else the range of the values.
+    """
+    nominal_whites = (1.0, 255.0, 65535.0) if mode == "F" else (65535.0,)
+    for white in nominal_whites:
+        if low >= 0 and high <= white:
+            return 0.0, white
+    return low, (high - low) or 1.0  # a page of one grey has no width
 
 
 @contextlib.contextmanager
@@ -266,33 +285,43 @@ def _frames(image: Any, data: bytes) -> list[int]:
     """
     if image.format != "TIFF":
         return [0]
-    order, at, first, count, entry = _tiff_form(data)
-    found: dict[int, None] = {}
+    form = _tiff_form(data)
+    starts: dict[int, None] = {}
     try:
-        (start,) = struct.unpack_from(order + at, data, first)
-        while start and start not in found and len(found) <= MOST_FILE_PAGES:
-            found[start] = None
-            (entries,) = struct.unpack_from(order + count, data, start)
-            (start,) = struct.unpack_from(
-                order + at, data, start + struct.calcsize(count) + entries * entry
-            )
+        (start,) = struct.unpack_from(form.offset, data, form.first_offset)
+        while start and start not in starts and len(starts) <= MOST_FILE_PAGES:
+            starts[start] = None
+            (entries,) = struct.unpack_from(form.entry_count, data, start)
+            # A frame is a count, its entries, and the offset of the next frame.
+            next_offset = start + struct.calcsize(form.entry_count) + entries * form.entry_bytes
+            (start,) = struct.unpack_from(form.offset, data, next_offset)
     except struct.error:  # the file ends there
         pass
-    return list(found)
+    return list(starts)
 
 
 def _from_frame(data: bytes, start: int) -> bytes:
     """A TIFF file as one that begins with the frame at ``start``."""
-    order, at, first, *_ = _tiff_form(data)
-    return data[:first] + struct.pack(order + at, start) + data[first + struct.calcsize(at) :]
+    form = _tiff_form(data)
+    behind = form.first_offset + struct.calcsize(form.offset)
+    return data[: form.first_offset] + struct.pack(form.offset, start) + data[behind:]
 
 
-def _tiff_form(data: bytes) -> tuple[str, str, int, str, int]:
-    """A TIFF's byte order, form of an offset, place of the first, form of a count, and bytes of an
-    entry.
-    """
+class _TiffForm(NamedTuple):
+    """How a TIFF file writes its frames; ``offset`` and ``entry_count`` are forms of `struct`."""
+
+    offset: str
+    first_offset: int  # where the offset of the first frame stands
+    entry_count: str
+    entry_bytes: int
+
+
+def _tiff_form(data: bytes) -> _TiffForm:
+    """The form of a TIFF file or, by its version 43, of a BigTIFF file."""
     order = "<" if data.startswith(b"II") else ">"
-    return (order, "Q", 8, "Q", 20) if 43 in data[2:4] else (order, "I", 4, "H", 12)
+    if 43 in data[2:4]:
+        return _TiffForm(f"{order}Q", 8, f"{order}Q", 20)
+    return _TiffForm(f"{order}I", 4, f"{order}H", 12)
 
 
 @contextlib.contextmanager
@@ -331,10 +360,24 @@ def _too_large(name: str, most: int = MAX_PIXELS) -> OcrPhasesError:
     )
 
 
-def _read(source: str | Path) -> tuple[bytes, str, str, int | None]:
-    """A file's bytes, name, suffix in small letters, and the page's number (None without one)."""
+class _PageFile(NamedTuple):
+    """A file with pages: its bytes, its name, and the number of the page that is meant."""
+
+    data: bytes
+    name: str
+    suffix: str = ""  # in small letters
+    number: int | None = None
+
+    @property
+    def is_pdf(self) -> bool:
+        return self.suffix == ".pdf" or b"%PDF-" in self.data[:1024]
+
+
+def _read(source: str | Path) -> _PageFile:
+    """The file that a path names, or the page of a file."""
     try:
-        path, number = Path(source).expanduser(), None
+        path = Path(source).expanduser()
+        number = None
         file, page = split_page(str(path))
         if page and not path.exists():
             digits = page[1:]
@@ -342,11 +385,12 @@ def _read(source: str | Path) -> tuple[bytes, str, str, int | None]:
                 raise OcrPhasesError(
                     f"A page of a file is a number from 1, as file.pdf#3, not {digits!r}."
                 )
-            path, number = Path(file), int(digits)
+            path = Path(file)
+            number = int(digits)
         if path.is_dir():
             os.scandir(path).close()  # says why where it cannot be read
             raise OcrPhasesError(f"{source!s} is a folder: give one page's file inside it.")
-        return read_regular(path), path.name, path.suffix.lower(), number
+        return _PageFile(read_regular(path), path.name, path.suffix.lower(), number)
     except FileNotFoundError as error:
         raise OcrPhasesError(f"There is no file {source!s}: check the path.") from error
     except PermissionError as error:
@@ -363,27 +407,25 @@ def page_count(path: str | Path) -> int:
     Only a PDF's pages and a TIFF's frames are pages: an animation is its first frame. Of a TIFF's
     frames at most one more than `MOST_FILE_PAGES` are counted.
     """
-    data, name, suffix, _ = _read(path)
-    if _is_pdf(data, suffix):
-        with _open_pdf(data, name) as document:
+    file = _read(path)
+    if file.is_pdf:
+        with _open_pdf(file.data, file.name) as document:
             return len(document)
-    with _open_image(data, name) as image:
-        return len(_frames(image, data))
+    with _open_image(file.data, file.name) as image:
+        return len(_frames(image, file.data))
 
 
 def unnamed_pages(page: str | Path) -> str:
     """A sentence where ``page`` is a file of several pages that names none of them; else empty."""
-    path = str(page)
-    if not path.lower().endswith(PAGED_SUFFIXES) or (count := page_count(page)) == 1:
+    if not str(page).lower().endswith(PAGED_SUFFIXES):
+        return ""
+    count = page_count(page)
+    if count == 1:
         return ""
     name = Path(page).name
     others = f"name another one as {name}#2, or several as {name}#1-2"
     many = f"{count:,}" if count <= MOST_FILE_PAGES else f"more than {MOST_FILE_PAGES:,}"
     return f"{name} has {many} pages and page 1 is taken: {others}."
-
-
-def _is_pdf(data: bytes, suffix: str) -> bool:
-    return suffix == ".pdf" or b"%PDF-" in data[:1024]
 
 
 def _no_page(name: str, number: int, last: int) -> OcrPhasesError:

@@ -10,6 +10,7 @@ import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
+from enum import StrEnum
 from pathlib import Path
 from types import NoneType
 from typing import (
@@ -136,9 +137,27 @@ def _converted(
     return value
 
 
-def _setting(default: _Default, help: str) -> _Default:
-    """A field of the settings with its one-line help."""
-    return field(default=default, metadata={"help": help})
+class FormGroup(StrEnum):
+    """The groups in which a form shows the settings, in its order."""
+
+    PAGE = "Page and prompt"
+    VIEWS = "Views of the page"
+    GENERATION = "Generation"
+    MEASUREMENT = "Measurement"
+    MODEL = "Model and device"
+    AFTERWARDS = "After the run"
+
+
+def _setting(
+    default: _Default, help: str, *, group: FormGroup | None = None, label: str = ""
+) -> _Default:
+    """A field of the settings with its one-line help.
+
+    ``group`` and ``label`` say where a form shows it and what it is called there. A form leaves out
+    what has no group: code of a checkpoint is allowed by name, in code; a record without phases or
+    text has little to show; a form reads the end token after each step, and names no file.
+    """
+    return field(default=default, metadata={"help": help, "group": group, "label": label})
 
 
 @dataclass(frozen=True)
@@ -331,14 +350,25 @@ class ModelSettings(_Checked):
     """
 
     model: str = _setting(
-        "tiny", "tiny (built in), dummy[:FAMILY] (full size, random weights), folder or hub id"
+        "tiny",
+        "tiny (built in), dummy[:FAMILY] (full size, random weights), folder or hub id",
+        group=FormGroup.MODEL,
+        label="Model",
     )
-    device: str = _setting("auto", "auto, cpu, cuda, cuda:N or mps")
+    device: str = _setting(
+        "auto", "auto, cpu, cuda, cuda:N or mps", group=FormGroup.MODEL, label="Device"
+    )
     dtype: Literal["float32", "bfloat16", "float16"] | None = _setting(
-        None, "float32, bfloat16 or float16; the default depends on the device"
+        None,
+        "float32, bfloat16 or float16; the default depends on the device",
+        group=FormGroup.MODEL,
+        label="Data type of the weights",
     )
     revision: str | None = _setting(
-        None, "commit, tag or branch of a hub id; the default is its main branch"
+        None,
+        "commit, tag or branch of a hub id; the default is its main branch",
+        group=FormGroup.MODEL,
+        label="Revision of a hub id",
     )
     implementation: Literal["native", "vendor"] = _setting(
         "native", "native (transformers' class) or vendor (the checkpoint's own code)"
@@ -353,13 +383,22 @@ class ModelSettings(_Checked):
         "refuse", "for vendor on a CPU: refuse or ignore the .cuda() calls in its code"
     )
     family: str | None = _setting(
-        None, "a server's model family, such as deepseek-ocr-2 or unknown; else what it tells"
+        None,
+        "a server's model family, such as deepseek-ocr-2 or unknown; else what it tells",
+        group=FormGroup.MODEL,
+        label="Family of a server's model",
     )
     engine: Engine | None = _setting(
-        None, "engine of a server that a proxy hides: vllm, sglang, llama.cpp, ollama, other"
+        None,
+        "engine of a server that a proxy hides: vllm, sglang, llama.cpp, ollama, other",
+        group=FormGroup.MODEL,
+        label="Engine of a server",
     )
     extra_body: str | None = _setting(
-        None, 'JSON object added to each request to a server, such as {{"priority": 1}}'
+        None,
+        'JSON object added to each request to a server, such as {{"priority": 1}}',
+        group=FormGroup.MODEL,
+        label="Extra JSON for a server",
     )
 
     def __post_init__(self) -> None:
@@ -377,77 +416,161 @@ class RunSettings(_Checked):
     Raises `SettingError` for the first setting that is wrong for every page and model.
     """
 
-    prompt: str | Sequence[str] = _setting("markdown", "{prompts}, any text")
-    preset: str | None = _setting(None, "{presets}; or the model's own")
+    prompt: str | Sequence[str] = _setting(
+        "markdown", "{prompts}, any text", group=FormGroup.PAGE, label="Prompt"
+    )
+    preset: str | None = _setting(
+        None, "{presets}; or the model's own", group=FormGroup.PAGE, label="Preset"
+    )
     base_size: ViewSide | None = _setting(
-        None, "pixels of a cut page's global view, instead of the preset's"
+        None,
+        "pixels of a cut page's global view, instead of the preset's",
+        group=FormGroup.VIEWS,
+        label="Pixels of the global view",
     )
     image_size: ViewSide | None = _setting(
-        None, "pixels of a crop, or of an uncut page's only view, instead of the preset's"
+        None,
+        "pixels of a crop, or of an uncut page's only view, instead of the preset's",
+        group=FormGroup.VIEWS,
+        label="Pixels of a crop",
     )
     crop_mode: bool | None = _setting(
-        None, "cut a large page into crops; the default is what the preset does"
+        None,
+        "cut a large page into crops; the default is what the preset does",
+        group=FormGroup.VIEWS,
+        label="Cut a large page",
     )
-    min_crops: Crops | None = _setting(None, "minimum number of crops; the default is 2")
+    min_crops: Crops | None = _setting(
+        None,
+        "minimum number of crops; the default is 2",
+        group=FormGroup.VIEWS,
+        label="Minimum number of crops",
+    )
     max_crops: Crops | None = _setting(
-        None, "maximum number of crops; the default is the family's: 9, 6 or 32"
+        None,
+        "maximum number of crops; the default is the family's: 9, 6 or 32",
+        group=FormGroup.VIEWS,
+        label="Maximum number of crops",
     )
     max_new_tokens: Steps | None = _setting(
-        None, "maximum number of new tokens, including the first; the default is 512"
+        None,
+        "maximum number of new tokens, including the first; the default is 512",
+        group=FormGroup.GENERATION,
+        label="Maximum new tokens",
     )
     infer: SamplingSettings | Mapping[str, Any] | str | None = _setting(
-        None, "published, published-eval, or values of temperature, top_p, top_k, ..."
+        None,
+        "published, published-eval, or values of temperature, top_p, top_k, ...",
+        group=FormGroup.GENERATION,
+        label="Sampling",
     )
     grounding: bool | None = _setting(
-        None, "ask for boxes in a prompt of your own (<|grounding|>); the default is yes"
+        None,
+        "ask for boxes in a prompt of your own (<|grounding|>); the default is yes",
+        group=FormGroup.PAGE,
+        label="Ask for boxes",
     )
     return_text: bool = _setting(True, "keep the text in the record")
     ignore_eos: bool | None = _setting(
-        None, "continue after the end token; the default is to do so only for dummy"
+        None,
+        "continue after the end token; the default is to do so only for dummy",
+        group=FormGroup.GENERATION,
+        label="Continue after the end token",
     )
     eos_check_every: Steps | None = _setting(
         None, "steps between reads of the end token; by default 1 in eager, else 16"
     )
     first_token: Literal["prefill", "redecode"] = _setting(
-        "prefill", "source of token 1: prefill or redecode (of the last prompt token)"
+        "prefill",
+        "source of token 1: prefill or redecode (of the last prompt token)",
+        group=FormGroup.GENERATION,
+        label="Source of token 1",
     )
-    repeats: Annotated[int, Meta(ge=1, le=10_000)] = _setting(3, "number of measured runs")
+    repeats: Annotated[int, Meta(ge=1, le=10_000)] = _setting(
+        3, "number of measured runs", group=FormGroup.MEASUREMENT, label="Repeats"
+    )
     warmup: Annotated[int, Meta(ge=0, le=10_000)] = _setting(
-        1, "number of runs before them that are not recorded"
+        1,
+        "number of runs before them that are not recorded",
+        group=FormGroup.MEASUREMENT,
+        label="Warm-up runs",
     )
     warm_once: bool = _setting(
-        False, "skip the warm-up for shapes that the loaded model has run before"
+        False,
+        "skip the warm-up for shapes that the loaded model has run before",
+        group=FormGroup.MEASUREMENT,
+        label="Warm up each shape once",
     )
     seed: Annotated[int, Meta(ge=-LARGEST_NUMBER, le=LARGEST_NUMBER)] = _setting(
-        0, "seed for sampling"
+        0, "seed for sampling", group=FormGroup.GENERATION, label="Seed for sampling"
     )
-    strategy: Strategy = _setting("eager", "how the language model runs")
-    vision: Vision = _setting("eager", "how the vision encoders run")
+    strategy: Strategy = _setting(
+        "eager",
+        "how the language model runs",
+        group=FormGroup.MEASUREMENT,
+        label="Strategy of the language model",
+    )
+    vision: Vision = _setting(
+        "eager",
+        "how the vision encoders run",
+        group=FormGroup.MEASUREMENT,
+        label="Strategy of the encoders",
+    )
     threads: Annotated[int, Meta(ge=1, le=1_024)] | None = _setting(
-        None, "CPU threads that torch computes with; the default is torch's own number"
+        None,
+        "CPU threads that torch computes with; the default is torch's own number",
+        group=FormGroup.MODEL,
+        label="CPU threads",
     )
-    autocast: bool | None = _setting(None, "run under bfloat16 autocast; the default is no")
-    embed_page: bool = _setting(True, "keep the page image in the record")
+    autocast: bool | None = _setting(
+        None,
+        "run under bfloat16 autocast; the default is no",
+        group=FormGroup.MODEL,
+        label="bfloat16 autocast",
+    )
+    embed_page: bool = _setting(
+        True, "keep the page image in the record", group=FormGroup.PAGE, label="Keep the page image"
+    )
     generate: bool = _setting(False, "time model.generate() instead of prefill and decode")
     verify: bool = _setting(
-        False, "compare the tokens with those of model.generate(), after the timed runs"
+        False,
+        "compare the tokens with those of model.generate(), after the timed runs",
+        group=FormGroup.AFTERWARDS,
+        label="Compare with generate()",
     )
     token_probabilities: bool = _setting(
-        True, "keep each token's probability, by a forward after the timed runs"
+        True,
+        "keep each token's probability, by a forward after the timed runs",
+        group=FormGroup.AFTERWARDS,
+        label="Token probabilities",
     )
-    ceilings: bool = _setting(True, "measure the device's peak rates, after the timed runs")
+    ceilings: bool = _setting(
+        True,
+        "measure the device's peak rates, after the timed runs",
+        group=FormGroup.AFTERWARDS,
+        label="Peak rates of the device",
+    )
     phase_energy: bool = _setting(
-        False, "measure the energy of each phase, repeated alone, after the timed runs"
+        False,
+        "measure the energy of each phase, repeated alone, after the timed runs",
+        group=FormGroup.AFTERWARDS,
+        label="Energy of each phase",
     )
     kernels: bool = _setting(
-        False, "CUDA: profile the kernels and host syncs of each stage in one more run"
+        False,
+        "CUDA: profile the kernels and host syncs of each stage in one more run",
+        group=FormGroup.AFTERWARDS,
+        label="Kernels of each stage (CUDA)",
     )
     kernel_steps: Steps = _setting(32, "maximum number of decode steps in that run")
     kernel_trace: str | Path | None = _setting(
         None, "file for the Chrome trace of that run (.json.gz)"
     )
     price_per_hour: Annotated[float, Meta(gt=0, le=2**24)] | None = _setting(
-        None, "price of the machine per hour; gives the price of 1,000 pages"
+        None,
+        "price of the machine per hour; gives the price of 1,000 pages",
+        group=FormGroup.AFTERWARDS,
+        label="Price of the machine per hour",
     )
 
     def __post_init__(self) -> None:
@@ -635,6 +758,17 @@ def help_text(setting: Field[Any]) -> str:
     if known and known[0] not in text:
         text = f"{text}: {', '.join(known)}"
     return text
+
+
+def form_group(setting: Field[Any]) -> FormGroup | None:
+    """Where a form shows a setting; None for one that it leaves out."""
+    group: FormGroup | None = setting.metadata["group"]
+    return group
+
+
+def form_label(setting: Field[Any]) -> str:
+    """What a form calls a setting."""
+    return str(setting.metadata["label"])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,9 +35,11 @@ def ms_text(ms: float | None) -> str:
 
 def bytes_text(count: float | None) -> str:
     """Bytes in decimal units with three digits (``"1.90 GB"``); ``"n/a"`` for none."""
-    if count is not None and count < 999.5:
+    if count is None:
+        return "n/a"
+    if count < 999.5:
         return f"{count:.0f} B"
-    return _unit_text(count and count / 1000.0, "kB", "MB", "GB")
+    return _unit_text(count / 1000.0, "kB", "MB", "GB")
 
 
 def millions_text(count: int) -> str:
@@ -50,8 +52,10 @@ _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 def rate_text(value: float) -> str:
     """Three digits with a decimal prefix: ``4.3 T``."""
-    size, prefix = next((each for each in _PREFIXES if value >= each[0]), (1.0, ""))
-    return f"{value / size:.3g} {prefix}"
+    for size, prefix in _PREFIXES:
+        if value >= size:
+            return f"{value / size:.3g} {prefix}"
+    return f"{value:.3g} "
 
 
 def _unit_text(value: float | None, *units: str) -> str:
@@ -60,10 +64,11 @@ def _unit_text(value: float | None, *units: str) -> str:
     """
     if value is None or not math.isfinite(value):
         return "n/a"
-    unit, *larger = units
-    for each in larger:
+    unit, *larger_units = units
+    for larger_unit in larger_units:
         if abs(value) >= 999.5:  # rounding to three digits would show four
-            value, unit = value / 1000.0, each
+            value /= 1000.0
+            unit = larger_unit
     return f"{digits_text(value)} {unit}"
 
 
@@ -82,13 +87,13 @@ def digits_text(value: float) -> str:
     if value == 0:
         return "0"
     decimals = max(0, 2 - math.floor(math.log10(abs(value))))
-    text = f"{value:,.{max(min(decimals, 3), decimals - 1)}f}"
-    # 9.996 rounds up to 10.00: one digit too many.
-    return (
-        text[:-1].rstrip(".")
-        if "." in text and len(text.lstrip("-0.").replace(".", "")) > 3
-        else text
-    )
+    if decimals > 3:  # below 0.1 two digits are enough
+        decimals -= 1
+    text = f"{value:,.{decimals}f}"
+    digits = text.lstrip("-0.").replace(".", "")
+    if "." in text and len(digits) > 3:  # 9.996 was rounded up to 10.00
+        return text[:-1].rstrip(".")
+    return text
 
 
 def digits_within(value: float, reach: float) -> str:
@@ -113,7 +118,9 @@ def percent_within(share: float, reach: float) -> str:
 def any_of(words: Iterable[str]) -> str:
     """``"a, b or c"``."""
     *first, last = words
-    return f"{', '.join(first)}{' or ' * bool(first)}{last}"
+    if not first:
+        return last
+    return f"{', '.join(first)} or {last}"
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -121,8 +128,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     empty.
     """
     lowered = {each.lower(): each for each in known}
-    found = difflib.get_close_matches(name[:100].lower(), lowered, n=1)  # quadratic in the length
-    return f" Did you mean {lowered[found[0]]}?" if found else ""
+    # The search takes quadratic time in the length of the name.
+    matches = difflib.get_close_matches(name[:100].lower(), lowered, n=1)
+    if not matches:
+        return ""
+    return f" Did you mean {lowered[matches[0]]}?"
 
 
 # What a terminal obeys, what XML and UTF-8 cannot hold, and what turns the direction of the text
@@ -172,24 +182,24 @@ class _PlainStream:
 
     def write(self, text: str) -> int:
         codes = _PROGRESS.findall(text)[0] if self.progress else ""
-        shown = (codes + plain(text[len(codes) :])).encode(
-            self.encoding or "utf-8", "backslashreplace"
-        )
-        self._attempt(self.stream.write, shown.decode(self.encoding or "utf-8"))
+        encoding = self.encoding or "utf-8"
+        data = (codes + plain(text[len(codes) :])).encode(encoding, "backslashreplace")
+        self._attempt(self.stream.write, data.decode(encoding))
         return len(text)
 
     def flush(self) -> None:
         self._attempt(self.stream.flush)
 
     def _attempt(self, act: Callable[..., Any], *arguments: str) -> None:
-        if not self.failed:
-            try:
-                act(*arguments)
-            except OSError:
-                self.failed = True
-                with contextlib.suppress(OSError):  # a stream without a file
-                    # What it still holds back goes nowhere, too.
-                    os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
+        if self.failed:
+            return
+        try:
+            act(*arguments)
+        except OSError:
+            self.failed = True
+            with contextlib.suppress(OSError):  # a stream without a file
+                # What it still holds back goes nowhere, too.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), self.stream.fileno())
 
     def writelines(self, lines: Iterable[str]) -> None:
         for line in lines:
@@ -201,5 +211,7 @@ class _PlainStream:
 
 def first_difference(mine: Sequence[int], other: Sequence[int]) -> int | None:
     """The first index at which two lists of ids differ, or one ends; None where they are equal."""
-    pairs = itertools.zip_longest(mine, other)
-    return next((index for index, (one, two) in enumerate(pairs) if one != two), None)
+    for index, (one, two) in enumerate(itertools.zip_longest(mine, other)):
+        if one != two:
+            return index
+    return None

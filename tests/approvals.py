@@ -2,10 +2,10 @@
 
 A record's figures and checks are in most of what is printed and written of it. They are approved
 once, in two files of the record: ``record.json`` is what the JSON of every verb says of it,
-``checks.txt`` lists its checks. In an output a mark stands for them, and for the number of checks
-that passed, so that a new check or figure changes few files. Nothing is hidden by that: a mark
-replaces only exactly what those two files have, in the layout that is written down here, and a test
-fails where an output has anything else.
+``checks.txt`` lists its checks. In an output a mark stands for them and for the sentences that sum
+them up, and in ``record.json`` one for the number of checks, so that a new check or figure changes
+few files. Nothing is hidden by that: a mark replaces only exactly what those two files have, in the
+layout that is written down here, and a test fails where an output has anything else.
 """
 
 import difflib
@@ -20,10 +20,12 @@ from conftest import GOLDEN, RUNS
 from ocr_phases import PhaseRun
 from ocr_phases.analyse.checks import run_checks
 from ocr_phases.analyse.expectations import EXPECTATIONS
+from ocr_phases.analyse.sentences import checks_verdict
 from ocr_phases.cli.results import run_result
 
 APPROVED = Path(__file__).with_name("approved")
 CHECKS_MARK = "[the checks, as in checks.txt]\n"
+VERDICT_MARK = "[the verdict of the checks, as in record.json]"
 
 
 def compare(name: str, text: str, folder: Path) -> None:
@@ -72,7 +74,7 @@ class ApprovedRecord:
         figures = {
             name: value for name, value in self.result["metrics"].items() if value is not None
         }
-        return self.without_counts(as_json(self.result | {"metrics": figures}))
+        return self._without_counts(as_json(self.result | {"metrics": figures}))
 
     def figure_names(self) -> str:
         return "\n".join(self.result["metrics"]) + "\n"
@@ -86,7 +88,13 @@ class ApprovedRecord:
         ]
         return "".join(" | ".join(row) + "\n" for row in rows)
 
-    def without_counts(self, text: str) -> str:
+    def without_verdict(self, text: str) -> str:
+        """The text with a mark for the sentences on all checks, which it has once or not at all."""
+        sentences = checks_verdict(self.checks)
+        assert text.count(sentences) <= 1, f"twice: {sentences}"
+        return text.replace(sentences, VERDICT_MARK)
+
+    def _without_counts(self, text: str) -> str:
         """The text without the number of checks, if it is the right one."""
         verdicts = [check.verdict for check in self.checks if check.name not in EXPECTATIONS]
         counts = f"{verdicts.count('pass')} of {len(verdicts)} checks passed"

@@ -11,6 +11,7 @@ import pandas as pd
 from ocr_phases import OcrPhasesError
 from ocr_phases.record import Record
 from ocr_phases.report import sections
+from ocr_phases.show.page import picture_parts, region_parts
 from ocr_phases.show.section import Section
 
 
@@ -58,3 +59,10 @@ def sections_of_a_record() -> list[Callable[[Record], Section]]:
         if inspect.isfunction(section) and [each.annotation for each in taken] == ["Record"]:
             found.append(section)
     return found
+
+
+def page_section(run: Record) -> Section:
+    """The pictures of a record's page and what each region took, which `LinkedPage` shows in a
+    notebook one after the other.
+    """
+    return Section(*picture_parts(run), *region_parts(run))

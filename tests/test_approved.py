@@ -56,11 +56,11 @@ def show(tmp_path, capsys, monkeypatch):
         document = None if page is None else seen((tmp_path / page).read_text(encoding="utf-8"))
         if record is not None:
             said = record.in_json(said)
-            text = record.without_counts(text)
+            text = record.without_verdict(text)
             if command[0] == "verify":
                 text = record.in_print(text)
             if document is not None:
-                document = record.in_page(record.without_counts(document))
+                document = record.in_page(record.without_verdict(document))
         compare(f"{name}.json", as_json(said), tmp_path)
         compare(f"{name}.txt", text, tmp_path)
         if document is not None:

@@ -67,7 +67,7 @@ def test_the_panel_has_no_findings(page):
     show(page, explorer, {})
     page.click(".opx-more > summary")
     assert findings(page) == []
-    page.evaluate("model.set({ view: 'records' })")
+    page.evaluate("model.set('view', 'records')")
     assert findings(page, "[data-pane=records]") == []
 
 

@@ -10,6 +10,8 @@ from msgspec.structs import replace
 
 from ocr_phases import compare
 from ocr_phases.analyse.comparison import in_units
+from ocr_phases.analyse.comparison_words import first_other_token
+from ocr_phases.record.parts import to_plain
 from ocr_phases.show.comparison_overview import compare_html
 
 BOXED = "<|ref|>text<|/ref|><|det|>[[{box}]]<|/det|>\n{words}"
@@ -150,3 +152,37 @@ def test_another_page_is_named():
         "b read another page of the same name, example.png."
         in compare(make_run(), same, labels=["a", "b"]).verdict
     )
+
+
+def with_tokens(*rows):
+    """A record whose rows have these tokens: an id and a text each."""
+    run = make_run(rows=len(rows))
+    results = []
+    for result, tokens in zip(run.results, rows, strict=True):
+        ids = [token for token, _ in tokens]
+        texts = [text for _, text in tokens]
+        results.append(to_plain(result) | {"ids": ids, "token_texts": texts})
+    return altered(run, results=results)
+
+
+CAT = [(5, "a "), (6, "cat")]
+
+
+@pytest.mark.parametrize(
+    ("baseline", "other", "expected"),
+    [
+        ([CAT], [CAT], ""),
+        ([CAT], [[(5, "a "), (7, "dog")]], "number 2: 'dog' here, 'cat' in the baseline"),
+        ([CAT], [CAT[:1]], "number 2: the end here, 'cat' in the baseline"),
+        ([CAT], [[(5, "a "), (8, "\n")]], "number 2: '\\n' here, 'cat' in the baseline"),
+        ([CAT], [[(9, ""), (6, "cat")]], "number 1: 9 here, 'a ' in the baseline"),
+        (
+            [CAT, CAT],
+            [CAT, [(5, "a "), (7, "dog")]],
+            "number 2 of row 2: 'dog' here, 'cat' in the baseline",
+        ),
+    ],
+)
+def test_the_first_token_that_differs_is_named_in_both_records(baseline, other, expected):
+    found = first_other_token(with_tokens(*baseline), with_tokens(*other))
+    assert found == expected

@@ -12,7 +12,7 @@ from example_run import altered, make_run
 from kernel_example import example_view
 from mutants import mutants
 from refusals import APPROVED, refused
-from surface import tables_in
+from surface import page_section, tables_in
 
 from ocr_phases import OcrPhasesError, PhaseRun
 from ocr_phases.analyse import sentences as words
@@ -28,7 +28,7 @@ from ocr_phases.show.comparison_overview import compare_html, environment_html
 from ocr_phases.show.kernel_section import kernels_section
 from ocr_phases.show.method_section import method_section
 from ocr_phases.show.page import regions_html
-from ocr_phases.show.page_and_text import page_section, text_notes_section
+from ocr_phases.show.page_and_text import text_notes_section
 from ocr_phases.show.run_overview import cards_section, head_html
 from ocr_phases.show.run_times import floors_section, stages_section
 from ocr_phases.show.sweep_overview import cells_html

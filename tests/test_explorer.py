@@ -35,9 +35,10 @@ from ocr_phases import OcrPhasesError, PhaseRun, compare
 from ocr_phases.analyse.statistics import LEAST_REPEATS
 from ocr_phases.errors import Stopped
 from ocr_phases.explorer import Explorer
-from ocr_phases.explorer.form import Asked, presets_of
+from ocr_phases.explorer.form import Job, presets_of
 from ocr_phases.explorer.panel import MEASURED, VIEWS
-from ocr_phases.explorer.records import found, kept_files, placed, shipped
+from ocr_phases.explorer.paths import existing_path, project_path
+from ocr_phases.explorer.records import kept_files, shipped_files
 from ocr_phases.explorer.running import Live, start
 from ocr_phases.families import FAMILIES, PRESET_NAMES, PROCESSOR
 from ocr_phases.measure.loaded_model import forget_kept_model, keep_model
@@ -99,7 +100,7 @@ def explorer(run):
 @pytest.fixture(autouse=True)
 def first_shipped(monkeypatch):
     """The package's other records are read by the test of them."""
-    monkeypatch.setattr("ocr_phases.explorer.panel.shipped", lambda: shipped()[:1])
+    monkeypatch.setattr("ocr_phases.explorer.panel.shipped_files", lambda: shipped_files()[:1])
 
 
 def heard(explorer, call):
@@ -111,7 +112,7 @@ def heard(explorer, call):
 def test_a_new_panel_shows_one_of_the_package_s_records_which_are_of_every_family(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("ocr_phases.explorer.panel.shipped", shipped)
+    monkeypatch.setattr("ocr_phases.explorer.panel.shipped_files", shipped_files)
     explorer = Explorer(keep=tmp_path)
     assert (explorer.run.page.file, explorer.view, explorer.busy) == ("receipt.png", "page", False)
     assert (
@@ -120,7 +121,7 @@ def test_a_new_panel_shows_one_of_the_package_s_records_which_are_of_every_famil
     assert (
         "data-read" in explorer.records and "data-own" not in explorer.records
     )  # nobody may delete it
-    runs = [PhaseRun.load(path) for path in shipped()]
+    runs = [PhaseRun.load(path) for path in shipped_files()]
     assert {(run.model.family or "deepseek-ocr") for run in runs} == set(FAMILIES)
 
 
@@ -528,7 +529,7 @@ def test_a_run_s_half_character_is_not_shown_in_the_next_one(monkeypatch):
         tokenizer=tokenizer, device="cuda", model=None, run_inference=run_inference
     )
     monkeypatch.setattr("ocr_phases.session.kept.kept_session", lambda **_: session)
-    live, asked = Live(), Asked(str(PAGES / "form.png"), None, Settings(repeats=2, warmup=0))
+    live, asked = Live(), Job(str(PAGES / "form.png"), None, Settings(repeats=2, warmup=0))
     start(asked, live).result()
     assert live.state()["text"] == "\ufffd!"
 
@@ -830,13 +831,16 @@ def test_paths_begin_in_the_project(tmp_path, monkeypatch):
     project, notebooks = tmp_path / "project", tmp_path / "project" / "notebooks"
     notebooks.mkdir(parents=True)
     monkeypatch.chdir(notebooks)
-    assert placed("out") == notebooks / "out"
+    assert project_path("out") == notebooks / "out"
     (project / ".git").mkdir()
     (notebooks / "scan.pdf").touch()
-    assert (placed("out"), found("scan.pdf#2")) == (project / "out", notebooks / "scan.pdf#2")
+    assert (project_path("out"), existing_path("scan.pdf#2")) == (
+        project / "out",
+        notebooks / "scan.pdf#2",
+    )
     (project / "scan.pdf").touch()
-    assert found("scan.pdf#2") == project / "scan.pdf#2"
-    assert found("/a/b.png") == Path("/a/b.png")
+    assert existing_path("scan.pdf#2") == project / "scan.pdf#2"
+    assert existing_path("/a/b.png") == Path("/a/b.png")
 
 
 REFUSED = [

@@ -94,8 +94,12 @@ def panel(tmp_path_factory):
 def test_a_finished_record_is_in_sight_at_once_with_few_controls(panel):
     phase_bar = panel.locator(".opx .op-bar").first.bounding_box()
     page = panel.locator(".opv-page").first.bounding_box()
-    assert phase_bar["y"] < page["y"] < 600  # of 800, without scrolling
-    assert panel.locator(".opx").bounding_box()["height"] <= 720
+    curve = panel.locator(".opv-curve").bounding_box()
+    screen = panel.locator(".jp-NotebookPanel:not(.lm-mod-hidden)").bounding_box()
+    assert phase_bar["y"] < page["y"] < curve["y"]
+    assert page["height"] >= 300
+    for part in (page, curve):  # the whole of it, without scrolling
+        assert part["y"] + part["height"] <= screen["y"] + screen["height"]
     for part in (".opv-page .opv-box >> nth=4", ".opv .opv-line", ".opx-headline", ".opx-stop"):
         assert panel.locator(part).is_visible(), part
     controls = panel.locator(".opx-bar :is(button, select, summary):visible").count()
@@ -380,6 +384,7 @@ def test_records_are_shown_compared_downloaded_and_deleted(panel, view, tmp_path
     for place in (0, 1):
         rows.nth(place).locator("input[type=checkbox]").check()
     panel.wait_for_selector(".opx-compared :text('What differs')")
+    assert panel.locator(".opv-key li").count() == 2  # their curves, in the view Page
     for place in (0, 1):
         rows.nth(place).locator("input[type=checkbox]").uncheck()
     panel.click(".opx-which summary")
@@ -404,6 +409,10 @@ def test_records_are_shown_compared_downloaded_and_deleted(panel, view, tmp_path
     mine.locator("button[title=Delete]").click()
     panel.wait_for_function(
         f"document.querySelectorAll('.opx-table tbody tr').length === {many - 1}"
+    )
+    table.locator("tbody tr:has(button[title=Delete]) .opx-name").first.click()
+    panel.wait_for_function(
+        "document.querySelector('.opx-about').textContent.includes('receipt.png')"
     )
 
 

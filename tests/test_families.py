@@ -29,6 +29,7 @@ from hypothesis import strategies as st
 from mutants import paths
 from PIL import Image
 from refusals import refused
+from surface import page_section
 from transformers.generation import NoRepeatNGramLogitsProcessor
 
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
@@ -41,7 +42,6 @@ from ocr_phases.models.wiring import native_config
 from ocr_phases.report.result_files import result_markdown, write_artifacts
 from ocr_phases.settings import SamplingSettings, resolve_infer
 from ocr_phases.show.page import plot_page
-from ocr_phases.show.page_and_text import page_section
 from ocr_phases.steps.sampling import NoRepeatNGrams, Sampler
 
 RECEIPT = PAGES / "receipt.png"

@@ -15,7 +15,7 @@ from example_run import ATTACK, make_run
 from IPython.core.formatters import DisplayFormatter
 from nbconvert import HTMLExporter
 from nbformat.v4 import new_code_cell, new_notebook, new_output
-from surface import sections_of_a_record, tables_in
+from surface import page_section, sections_of_a_record, tables_in
 
 from ocr_phases import PhaseRun, SweepResult, compare
 from ocr_phases.analyse.load import AskedPage
@@ -23,7 +23,6 @@ from ocr_phases.analyse.sweep_table import FAILURE_COLUMNS
 from ocr_phases.results.load import LoadResult
 from ocr_phases.show.checks_section import references_section, verification_section
 from ocr_phases.show.comparison_overview import environment_html
-from ocr_phases.show.page_and_text import page_section
 from ocr_phases.show.run_overview import overview_section
 from ocr_phases.show.section import Section, facts_bundle, style_section
 from ocr_phases.show.sweep_overview import cells_section

@@ -16,7 +16,7 @@ from ocr_phases import OcrPhasesError, OCRSession, PhaseRun
 from ocr_phases.measure.phase_energy import (
     energy_while_repeated,
     measure_phase_energy,
-    recorded_vision_calls,
+    vision_forwards,
 )
 from ocr_phases.record.parts import PhaseEnergyPart
 from ocr_phases.show.energy_section import energy_section
@@ -91,7 +91,7 @@ def test_vision_alone_makes_the_calls_of_a_prefill(tiny_session: OCRSession) -> 
     hook = projector.register_forward_hook(lambda module, args, output: seen.append(output))
 
     with torch.no_grad():
-        calls = recorded_vision_calls(tiny_session.model, inputs, None)
+        calls = vision_forwards(tiny_session.model, inputs, None)
         for call in calls:
             call()
     hook.remove()

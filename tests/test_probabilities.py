@@ -17,6 +17,7 @@ from golden_cases import captured
 from grounding_texts import marked
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from surface import page_section
 from torch import Tensor
 
 from benchmarks import uncertain_regions
@@ -30,7 +31,7 @@ from ocr_phases.measure.probabilities import token_probabilities
 from ocr_phases.models.wiring import interface_of
 from ocr_phases.record.parts import ProbabilitiesPart, to_plain
 from ocr_phases.show.boxes import region_boxes
-from ocr_phases.show.page_and_text import page_section, text_notes_section
+from ocr_phases.show.page_and_text import text_notes_section
 
 pytestmark = pytest.mark.usefixtures("pixels_seen_once")
 #: Of logits that reach 20 and are kept to three decimals.

@@ -34,7 +34,7 @@ from ocr_phases.cli.options import EVERY, OF_SERVERS, SETTINGS, OptionSpelling, 
 from ocr_phases.engines.load import load_test
 from ocr_phases.engines.session import ServerSession
 from ocr_phases.errors import TAKEN_BY, Keyword, OcrPhasesError, SettingError
-from ocr_phases.explorer.form import LEFT_OUT, Form
+from ocr_phases.explorer.form import Form
 from ocr_phases.families import FAMILIES, PRESET_NAMES, PROMPT_NAMES
 from ocr_phases.measure.request import resolve_request
 from ocr_phases.record.parts import to_plain
@@ -42,6 +42,7 @@ from ocr_phases.report.page_parameters import PAGE_REPORT_PARAMETERS
 from ocr_phases.session.sweeps import Sweep
 from ocr_phases.settings import (
     REQUEST_SETTINGS,
+    FormGroup,
     ModelSettings,
     RunSettings,
     SamplingSettings,
@@ -65,6 +66,18 @@ CALLS = {
     ServerSession.run_inference: RunSettings,
     ServerSession.check_request: RunSettings,
     load_test: RunSettings,
+}
+#: Settings without a group, which a form leaves out.
+NOT_IN_A_FORM = {
+    "attention",
+    "cuda_calls",
+    "eos_check_every",
+    "generate",
+    "implementation",
+    "kernel_steps",
+    "kernel_trace",
+    "return_text",
+    "trust_remote_code",
 }
 #: Arguments of these calls that are no settings.
 OF_CALLS = {"self", "page", "pages", "session", "folder", "on_tokens", "progress"}
@@ -147,7 +160,7 @@ def test_the_options_of_a_verb_have_the_settings_defaults(verb):
     own = {"token_probabilities": False, "warm_once": True} if verb == "batch" else {}
     if verb != "sweep":
         assert Settings.among(asked) == Settings(**own)
-        assert set(EVERY) - set(asked) <= {*LEFT_OUT, "revision", "verify"}
+        assert set(EVERY) - set(asked) <= {*NOT_IN_A_FORM, "revision", "verify"}
     shared = set(asked) & set(DEFAULTS) - {"max_new_tokens" if verb == "sweep" else ""}
     assert {name: asked[name] for name in shared} == {
         name: {**DEFAULTS, **own}[name] for name in shared
@@ -187,11 +200,21 @@ def test_a_parameters_cell_that_would_be_broken_is_not_written(parameter):
 def test_the_explorer_has_a_field_for_every_setting():
     form = Form()
     shown = {field["name"] for field in form.fields("tiny")} - {"pages", "presets"}
-    assert shown | set(LEFT_OUT) == set(DEFAULTS)
+    assert shown | NOT_IN_A_FORM == set(DEFAULTS)
     (job,) = form.jobs(form.values("tiny"))
     assert job.settings == Settings(
         repeats=LEAST_REPEATS, max_new_tokens=512
     )  # Compare can judge so many
+
+
+def test_the_explorer_shows_settings_in_words_and_group_by_group():
+    fields = Form().fields("tiny")
+    groups = [field["group"] for field in fields]
+    assert [*dict.fromkeys(groups)] == [*FormGroup]
+    assert groups == sorted(groups, key=[*FormGroup].index)
+    labels = [field["label"] for field in fields]
+    assert len(set(labels)) == len(labels)
+    assert all(label and "_" not in label for label in labels)
 
 
 def test_the_record_keeps_every_setting_of_a_run(golden_session):

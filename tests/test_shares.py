@@ -12,6 +12,7 @@ from conftest import RUNS
 from elements import seen
 from example_run import make_run
 from matplotlib.text import Text
+from surface import page_section
 from test_one_value import NUMBER, number
 
 from ocr_phases import PhaseRun
@@ -19,7 +20,6 @@ from ocr_phases.analyse.cards import key_metrics_text
 from ocr_phases.analyse.sentences import headline
 from ocr_phases.analyse.stages import stage_table
 from ocr_phases.show.page import plot_region_types
-from ocr_phases.show.page_and_text import page_section
 from ocr_phases.show.run_overview import cards_section, phase_bar
 from ocr_phases.show.run_times import stages_section
 from ocr_phases.show.timeline_plot import plot_phase_timeline

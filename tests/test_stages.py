@@ -9,16 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pandas as pd
 import pytest
 from conftest import PAGES
-from example_run import check_of, make_run
+from example_run import altered, check_of, make_run
 
 from ocr_phases import OCRSession, PhaseRun
-from ocr_phases.analyse.stages import stage_table, stages_of
+from ocr_phases.analyse.stages import attended, stage_table, stages_of
 from ocr_phases.families import FAMILIES, Wiring
 from ocr_phases.record.parts import StagePart
 from ocr_phases.show.comparison_plots import plot_prefill_stages
+from ocr_phases.show.stage_rows import with_names
 from ocr_phases.show.timeline_plot import plot_phase_timeline
 from ocr_phases.show.vision_plot import plot_vision_stages
 from ocr_phases.stages import STAGES, stage_of, stage_place
@@ -145,3 +147,27 @@ def test_a_record_lists_its_stages_and_keeps_them(
     assert list(listed) == list(stages_of(again))
     unlisted = replace(again, model=msgspec.structs.replace(again.model, stages=None))
     assert unlisted.summary() == again.summary()
+
+
+def test_a_row_of_a_picture_has_the_stage_in_words_and_its_view() -> None:
+    rows = pd.DataFrame(
+        {
+            "stage": ["prefill", "decode_step", "vision_fusion", "sam"],
+            "view": ["", "", "", "local"],
+        }
+    )
+    fusion = stage_of("vision_fusion").title
+    encoder = stage_of("sam").title
+    names = with_names(rows)["name"].tolist()
+    assert names == ["whole prefill", "decode step", fusion, f"{encoder} local"]
+
+
+def test_a_window_bounds_the_cache_entries_that_a_step_sees() -> None:
+    run = make_run(crops=False)
+    prompt_tokens = run.request.prefill_len
+    lengths = np.array([prompt_tokens, prompt_tokens + 16, prompt_tokens + 500])
+    windowed = altered(run, cache={"window": 16})
+    assert attended(windowed, lengths).tolist() == [*lengths[:2], prompt_tokens + 16]
+    assert attended(run, lengths).tolist() == lengths.tolist()
+    without_prompt = altered(windowed, request={"prefill_len": None})
+    assert attended(without_prompt, lengths).tolist() == lengths.tolist()

@@ -111,7 +111,7 @@ def test_mouse_and_keys_zoom_move_and_choose_a_step(page, run):
     page.keyboard.press("+")
     page.keyboard.press("0")
     assert max(ticks(page)) == 800
-    page.evaluate("model.set({ selection: [10, 40] })")
+    page.evaluate("model.set('selection', [10, 40])")
     assert page.locator(".opv-chosen").get_attribute("d") != ""
 
 

@@ -5,12 +5,10 @@ async ([script, state, data]) => {
   const calls = {};
   window.model = {
     get: (name) => state[name],
-    set: (values) => {
-      Object.assign(state, values);
-      for (const name of Object.keys(values)) {
-        for (const call of calls[`change:${name}`] ?? []) {
-          call();
-        }
+    set: (name, value) => {
+      state[name] = value;
+      for (const call of calls[`change:${name}`] ?? []) {
+        call();
       }
     },
     save_changes: () => {},

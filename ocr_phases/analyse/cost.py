@@ -229,10 +229,9 @@ def generation_cost(
         config, prompt_len=prompt_len, views=views, batch=batch, dtype_bytes=dtype_bytes
     )
     sums = ["flops", "weight_bytes", "kv_bytes"]
-    with_one, with_two = (
-        decode_cost(config, cache_len=length, batch=batch, dtype_bytes=dtype_bytes)[sums].sum()
-        for length in (1, 2)
-    )
+    shape = {"batch": batch, "dtype_bytes": dtype_bytes}
+    with_one = decode_cost(config, cache_len=1, **shape)[sums].sum()
+    with_two = decode_cost(config, cache_len=2, **shape)[sums].sum()
     steps = new_tokens - 1
     lengths = [
         windowed_length(prompt_len + step, prompt_len, window) for step in range(1, new_tokens)

@@ -157,8 +157,10 @@ def cost_quality_sentence(points: pd.DataFrame) -> str:
     best = ranked.iloc[0]
     others = points[points["frontier"] & (points["name"] != best["name"])]
     others = others.sort_values("lost").head(_MOST_OTHERS)
-    told = "; ".join(_other_text(row, best) for row in others.to_dict("records"))
-    return f"{_best_text(best)}: {told or 'no other way is quicker'}."
+    if others.empty:
+        return f"{_best_text(best)}: no other way is quicker."
+    texts = [_other_text(row, best) for row in others.to_dict("records")]
+    return f"{_best_text(best)}: {'; '.join(texts)}."
 
 
 def _best_text(best: pd.Series) -> str:

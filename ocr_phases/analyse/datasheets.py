@@ -5,11 +5,10 @@ It is a second source beside measuring, and the only one for a GPU that nobody h
 
 from __future__ import annotations
 
+import csv
 import re
 from dataclasses import dataclass
 from pathlib import Path
-
-import pandas as pd
 
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.text import nearest
@@ -44,8 +43,8 @@ class Datasheet:
 
     name: str
     pattern: str
-    memory: float
-    bandwidth: float
+    memory: int
+    bandwidth: int
     float32: float
     tf32: float | None
     bfloat16: float | None
@@ -69,9 +68,24 @@ class Datasheet:
 
 
 def _read_datasheets() -> tuple[Datasheet, ...]:
-    table = pd.read_csv(Path(__file__).with_name("datasheets.csv"))
-    table = table.astype(object).where(table.notna(), None)
-    return tuple(Datasheet(*row) for row in table.itertuples(index=False))
+    path = Path(__file__).with_name("datasheets.csv")
+    with path.open(encoding="utf-8", newline="") as file:
+        return tuple(_read_datasheet(row) for row in csv.DictReader(file))
+
+
+def _read_datasheet(row: dict[str, str]) -> Datasheet:
+    """A row of the table; an empty rate is None."""
+    return Datasheet(
+        name=row["name"],
+        pattern=row["pattern"],
+        memory=int(row["memory"]),
+        bandwidth=int(row["bandwidth"]),
+        float32=float(row["float32"]),
+        tf32=float(row["tf32"]) if row["tf32"] else None,
+        bfloat16=float(row["bfloat16"]) if row["bfloat16"] else None,
+        float16=float(row["float16"]),
+        source=row["source"],
+    )
 
 
 #: All that are known, in the order in which their patterns are tried.
@@ -114,9 +128,9 @@ def datasheet_named(name: str) -> Datasheet:
     for sheet in DATASHEETS:
         if sheet.name.lower() == wanted:
             return sheet
-    found = find_datasheet(name)
-    if found is not None:
-        return found
+    sheet_of_driver = find_datasheet(name)
+    if sheet_of_driver is not None:
+        return sheet_of_driver
     names = [sheet.name for sheet in DATASHEETS]
     longer = [each for each in names if each.lower().startswith(f"{wanted} ")]
     if wanted and longer:

@@ -153,14 +153,17 @@ def _units(text: str) -> list[_Unit]:
         cell_words = cells[place][1] if place >= 0 else 0
         written = match[0].lower()
         if match["number"] or match["stamp"]:
-            units.append(_Unit(written, match.start(), match.end(), True, cell_words))
+            units.append(
+                _Unit(written, match.start(), match.end(), is_number=True, cell_words=cell_words)
+            )
         elif len(written) > _LONGEST_WORD:
             for at in range(match.start(), match.end()):
                 key = f"{plain[at].lower()}+"  # not the key of a letter that stands alone
-                units.append(_Unit(key, at, at + 1, False, cell_words))
+                units.append(_Unit(key, at, at + 1, is_number=False, cell_words=cell_words))
         else:
+            key = spelling.key(written)
             units.append(
-                _Unit(spelling.key(written), match.start(), match.end(), False, cell_words)
+                _Unit(key, match.start(), match.end(), is_number=False, cell_words=cell_words)
             )
     return units
 

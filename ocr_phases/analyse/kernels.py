@@ -31,7 +31,7 @@ from ocr_phases.analyse.stages import (
 )
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import PHASES, Record
-from ocr_phases.record.parts import KernelsFailed, KernelsPart, columns_of
+from ocr_phases.record.parts import KernelsFailed, KernelsPart, Part, columns_of
 from ocr_phases.stages import ENCODERS, stage_title
 from ocr_phases.text import count_text, ms_text, percent_text
 
@@ -83,8 +83,10 @@ def kernel_table(run: Record) -> pd.DataFrame:
     graph is not timed by itself: its ``wall_ms`` is the time in the profiled replays, from the
     start of its first kernel to the end of its last one.
     """
-    table = _table(run, "stages", *_COUNTED, "host_ms").rename(columns={"host_ms": "profiled_ms"})
-    walls = stage_medians(run, tuple(_table(run, "decode_steps")["step"]))
+    view = _kernel_view(run)
+    table = _step_figures(view, view.stages, (*_COUNTED, "host_ms"))
+    table = table.rename(columns={"host_ms": "profiled_ms"})
+    walls = stage_medians(run, tuple(view.decode_steps.step))
     table = table.join(walls.rename("wall_ms"), on=[*STAGE_KEYS])
     replayed = replayed_stage_ms(run).rename("replayed_ms")
     table = table.join(replayed, on=[*STAGE_KEYS])
@@ -102,7 +104,8 @@ def top_kernels(run: Record, stage: str | None = None) -> pd.DataFrame:
     summed kernel time; its last row, without a name, is all the others. A kernel counts for the
     innermost stage. ``stage`` keeps one stage, or a whole phase by its name.
     """
-    table = _table(run, "top", "count", "device_ms")
+    view = _kernel_view(run)
+    table = _step_figures(view, view.top, ("count", "device_ms"))
     if stage is not None:
         table = table[(table["stage"] == stage) | (table["phase"] == stage)].reset_index(drop=True)
     total = table.groupby(["phase", "stage"])["device_ms"].transform("sum")
@@ -152,7 +155,9 @@ def idle_gaps(run: Record) -> pd.DataFrame:
     was there in time). Earlier records count gaps by length too: longer than ``longer_than_us``
     microseconds.
     """
-    return _table(run, "gaps", "count", "idle_ms").rename(columns={"count": "gaps"})
+    view = _kernel_view(run)
+    table = _step_figures(view, view.gaps, ("count", "idle_ms"))
+    return table.rename(columns={"count": "gaps"})
 
 
 @cached
@@ -166,7 +171,8 @@ def kv_cache_share(run: Record) -> pd.DataFrame:
     is that of the same step launched kernel by kernel, or by ``name`` within one (best effort;
     attention then cannot be told and has no row).
     """
-    table = _table(run, "parts", "kernels", "busy_ms")
+    view = _kernel_view(run)
+    table = _step_figures(view, view.parts, ("kernels", "busy_ms"))
     wholes = kernel_table(run)
     wholes = wholes[wholes["stage"] == wholes["phase"].map(WHOLES)].set_index("phase")
     table["of_busy"] = table["busy_ms"] / table["phase"].map(wholes["busy_ms"])
@@ -175,7 +181,7 @@ def kv_cache_share(run: Record) -> pd.DataFrame:
 
 
 @cached
-def host_syncs(run: Record) -> pd.DataFrame:
+def host_sync_table(run: Record) -> pd.DataFrame:
     """Every kind of the host's waits for the device, columns `SYNC_COLUMNS`, the most frequent
     first.
 
@@ -184,7 +190,8 @@ def host_syncs(run: Record) -> pd.DataFrame:
     ``copy`` the direction of the copy that was waited for. ``count`` is per step in decode: each
     one beyond the read of the end token holds up the next launches.
     """
-    table = _table(run, "host_syncs", "count", "wait_ms")
+    view = _kernel_view(run)
+    table = _step_figures(view, view.host_syncs, ("count", "wait_ms"))
     table["phase_number"] = table["phase"].map(PHASES.index)
     table["minus_count"] = -table["count"]
     order = ["phase_number", "minus_count"]
@@ -299,10 +306,8 @@ def vision_in_decode(run: Record) -> VisionInDecode:
 # -- parts -----------------------------------------------------------------------------------------
 
 
-def _table(run: Record, name: str, *per_step: str) -> pd.DataFrame:
-    """A table of the view. Columns ``per_step`` become float64, in decode those of one profiled
-    step.
-    """
+def _kernel_view(run: Record) -> KernelsPart:
+    """The kernel view of a record; `OcrPhasesError` where it has none, with the reason."""
     if run.kernels is None:
         raise OcrPhasesError(
             "This record has no kernel view: measure with kernels=True (--kernels) on a CUDA "
@@ -310,14 +315,17 @@ def _table(run: Record, name: str, *per_step: str) -> pd.DataFrame:
         )
     if isinstance(run.kernels, KernelsFailed):
         raise OcrPhasesError(f"This record has no kernel view: {run.kernels.error}")
-    table = pd.DataFrame(columns_of(getattr(run.kernels, name)))
+    return run.kernels
+
+
+def _step_figures(view: KernelsPart, part: Part, columns: Sequence[str]) -> pd.DataFrame:
+    """A table of the view, in which these columns become float64, in decode those of one step."""
+    table = pd.DataFrame(columns_of(part))
     # A table without rows has no types of its own, and could not be joined with others.
     table = table.astype({key: object for key in STAGE_KEYS if key in table})
-    if not per_step:
-        return table
-    profiled_steps = max(len(run.kernels.decode_steps.step), 1)
+    profiled_steps = max(len(view.decode_steps.step), 1)
     runs_of_phase = np.where(table["phase"] == "decode", profiled_steps, 1)
-    for column in per_step:
+    for column in columns:
         table[column] = table[column].astype("float64") / runs_of_phase
     return table
 
@@ -328,7 +336,8 @@ def _waits(run: Record) -> list[str]:
     is_prefill = (stages["phase"] == "prefill") & (stages["stage"] == "prefill")
     profiled_ms = stages.loc[is_prefill, "profiled_ms"].sum()
     # Sampling reads that token.
-    waits = host_syncs(run).query("phase == 'prefill' and stage != 'sampling' and operator != ''")
+    waits = host_sync_table(run)
+    waits = waits.query("phase == 'prefill' and stage != 'sampling' and operator != ''")
     sums = waits.groupby(["stage", "operator"], as_index=False)[["count", "wait_ms"]].sum()
     sentences = []
     for row in sums.nlargest(1, "wait_ms").to_dict("records"):

@@ -72,9 +72,9 @@ _WAITED_NOISY = 0.20
 _PANEL_NOTE = 0.025
 _PANEL_NOISY = 0.05
 _STEAL_NOISY = 0.05
-_OTHERS_TOLD = 0.10
+_OTHERS_NOTE = 0.10
 # A CPU run that computed for a smaller share of its time was probably preempted.
-_IDLE_TOLD = 0.20
+_IDLE_NOTE = 0.20
 # A power limit alone lowers an H200's clock by 0.25.
 _CLOCK_NOTE = 0.30
 # Clocks and ceilings are a few per cent apart by themselves.
@@ -199,10 +199,8 @@ def impossible_values(run: Record) -> Verdict:
         return Verdict("n/a", "no floor is known")
     highest = percent_text(floors[["mfu", "mbu"]].max().max())
     possible = Verdict("pass", f"no stage above {highest} of a ceiling")
-    found = _worst_first(
-        [*_ceiling_findings(run, floors), *_bad_ceilings(run)], possible, reasons=1
-    )
-    return _for_threads(run, found)
+    findings = [*_ceiling_findings(run, floors), *_bad_ceilings(run)]
+    return _for_threads(run, _worst_first(findings, possible, reasons=1))
 
 
 def ceilings_are_wrong(run: Record) -> bool:
@@ -294,11 +292,11 @@ def _host_findings(run: Record) -> Iterator[Verdict]:
     # Where the time that this program waited is known, it says more than what others used.
     unsure = "noisy" if math.isnan(waited) else "note"
     others = table["others"].max()
-    if others > _OTHERS_TOLD:
+    if others > _OTHERS_NOTE:
         text = f"other programs took {percent_text(others)} of all cores"
         yield Verdict(unsure if _is_crowded(run, others) else "pass", text, remedy=_QUIET)
     computed = (table["cpu_s"] / table["wall_s"]).min()
-    if run.device.kind != "cuda" and 1.0 - computed > _IDLE_TOLD:
+    if run.device.kind != "cuda" and 1.0 - computed > _IDLE_NOTE:
         text = f"it computed for only {percent_text(computed)} of the time"
         yield Verdict(unsure, text, remedy=_QUIET)
 

@@ -201,16 +201,16 @@ def card_table(
 def card_sentence(row: pd.Series) -> str:
     """One row of `card_table` in words."""
     fits = "it fits" if row["fits"] else "it does not fit"
-    said = f"The {row['card']} has {bytes_text(row['memory_bytes'])} for a program: {fits}."
+    text = f"The {row['card']} has {bytes_text(row['memory_bytes'])} for a program: {fits}."
     if pd.isna(row["prefill_floor_ms"]):
-        return f"{said} It has no matrix products in {row['dtype']}, so there is no floor."
-    said += f" Its floors: prefill {ms_text(row['prefill_floor_ms'])}"
+        return f"{text} It has no matrix products in {row['dtype']}, so there is no floor."
+    text += f" Its floors: prefill {ms_text(row['prefill_floor_ms'])}"
     if not pd.isna(row["token_floor_ms"]):
-        said += f", the last token {ms_text(row['token_floor_ms'])}"
-    said += f", a page {ms_text(row['page_floor_ms'])}"
+        text += f", the last token {ms_text(row['token_floor_ms'])}"
+    text += f", a page {ms_text(row['page_floor_ms'])}"
     if not pd.isna(row["price_per_1000_pages"]):
-        said += f", 1,000 pages cost at least {digits_text(row['price_per_1000_pages'])}"
-    return f"{said}."
+        text += f", 1,000 pages cost at least {digits_text(row['price_per_1000_pages'])}"
+    return f"{text}."
 
 
 def fitting_sentence(table: pd.DataFrame) -> str:

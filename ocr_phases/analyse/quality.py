@@ -235,19 +235,18 @@ def _truth_of(path: Path, page: str) -> Truth | None:
         return reference_of(Record.load(path), name=path.name)
     try:
         if isinstance(content, list):
-            return _of_annotations(conform(content, list[_Annotated]), page, path.name)
+            return _truth_of_annotations(conform(content, list[_Annotated]), page, path.name)
         if isinstance(content, dict) and "ignored" in content:  # as a record and a batch keep it
             return conform(content, Truth)
-        return _of_page(conform(content, _Page), path.name)
+        return _truth_of_page_json(conform(content, _Page), path.name)
     except OcrPhasesError as error:
         raise OcrPhasesError(
             f"The reference text {path} has another shape than a page's, OmniDocBench's or a "
-            "record's "
-            f"({error})."
+            f"record's ({error})."
         ) from error
 
 
-def _of_page(page: _Page, file: str) -> Truth:
+def _truth_of_page_json(page: _Page, file: str) -> Truth:
     """The truth in a page's JSON of this project."""
     regions = [
         TrueRegion(region.label or "", grid_box(region.box), region.text or "")
@@ -256,7 +255,7 @@ def _of_page(page: _Page, file: str) -> Truth:
     return Truth(_text_of(regions), tuple(regions), file, category=page.kind or "")
 
 
-def _of_annotations(pages: Sequence[_Annotated], page: str, file: str) -> Truth | None:
+def _truth_of_annotations(pages: Sequence[_Annotated], page: str, file: str) -> Truth | None:
     """The truth of one page of OmniDocBench's annotations; None where they lack it.
 
     Annotations of a single page are its truth where no page is named.
@@ -351,7 +350,9 @@ def quality_table(run: Record, truth: Truth | None, row: int = 0) -> pd.DataFram
             Keyword("return_text", False),
             "): measure the page with it.",
         )
-    lines = [] if truth is None else _against(truth, run, row)
+    lines = []
+    if truth is not None:
+        lines = _measures_against(truth, run, row)
     repetitions = repetition_table(run)
     repeated = repetitions.loc[repetitions["row"] == row, "repeated"].sum()
     tokens = len(result.ids)
@@ -384,7 +385,7 @@ class MeasureLine:
     count: int
 
 
-def _against(truth: Truth, run: Record, row: int) -> list[MeasureLine]:
+def _measures_against(truth: Truth, run: Record, row: int) -> list[MeasureLine]:
     """The measures of a row's text, tables, boxes and order against the truth."""
     missing = missing_text_libraries()
     if missing:
@@ -452,10 +453,11 @@ def _box_lines(
     label: str, places: Sequence[int], overlaps: Mapping[int, float]
 ) -> list[MeasureLine]:
     """Box recall and mean IoU of the true regions at these places; no IoU where none was found."""
-    found = [overlaps[place] for place in places if place in overlaps]
-    lines = [MeasureLine("box_recall", label, len(found) / len(places), len(places))]
-    if found:
-        lines.append(MeasureLine("box_iou", label, float(pd.Series(found).mean()), len(found)))
+    matched = [overlaps[place] for place in places if place in overlaps]
+    lines = [MeasureLine("box_recall", label, len(matched) / len(places), len(places))]
+    if matched:
+        mean = float(pd.Series(matched).mean())
+        lines.append(MeasureLine("box_iou", label, mean, len(matched)))
     return lines
 
 
@@ -581,11 +583,11 @@ def _boxes_of(sides: Sequence[_Side]) -> list[list[Box]]:
 
 def _words_of_sides(sides: Sequence[_Side], other: str) -> list[str]:
     """The words of the other text that the alignment gives to each region."""
+    from rapidfuzz.distance import Levenshtein
+
     mine = [(word, number) for number, side in enumerate(sides) for word in side.text.split()]
     theirs = other.split()
     words: list[list[str]] = [[] for _ in sides]
-    from rapidfuzz.distance import Levenshtein
-
     for edit in Levenshtein.opcodes([word for word, _ in mine], theirs):
         for offset, word in enumerate(theirs[edit.dest_start : edit.dest_end]):
             place = edit.src_start + offset

@@ -39,14 +39,26 @@ SPECULATION_COLUMNS = (
     "verify_cost",
     "speedup",
 )
+#: The columns that are no counts.
+_RATIOS = ("acceptance", "tokens_per_step", "break_even", "verify_cost", "speedup")
 #: The label of the last row, which is all of them together.
 TOTAL = "all"
 
 
 @dataclass(frozen=True)
-class Step:
-    """One decode step with its guess: the place of its first token, and how many tokens were
-    guessed, how many of these were right, and how many the step made in all.
+class GuessedStep:
+    """One decode step with its guess.
+
+    Attributes
+    ----------
+    first : int
+        The place of its first token in the row.
+    drafted : int
+        How many tokens were guessed.
+    accepted : int
+        How many of these were right.
+    tokens : int
+        How many tokens the step made: the right guesses, and one that the model adds.
     """
 
     first: int
@@ -55,21 +67,7 @@ class Step:
     tokens: int
 
 
-def lookup(ids: Sequence[int], most: int, longest: int) -> list[int]:
-    """What prompt lookup guesses after ``ids``: at most ``most`` tokens.
-
-    The last ``longest`` tokens are looked for among those before, then fewer down to one; what
-    followed their first occurrence is the guess. Empty where nothing is found.
-    """
-    for size in range(min(longest, len(ids) - 1), 0, -1):
-        ending = list(ids[-size:])
-        for start in range(len(ids) - size):
-            if list(ids[start : start + size]) == ending:
-                return list(ids[start + size : start + size + most])
-    return []
-
-
-def speculate(ids: Sequence[int], most: int, longest: int, *, first: int = 1) -> list[Step]:
+def speculate(ids: Sequence[int], most: int, longest: int, *, first: int = 1) -> list[GuessedStep]:
     """The steps that would have made ``ids[first:]`` with guesses.
 
     A step keeps the guessed tokens up to the first wrong one, and adds the token that the model
@@ -83,21 +81,21 @@ def speculate(ids: Sequence[int], most: int, longest: int, *, first: int = 1) ->
     while place < len(ids):
         guess = occurrences.guess(most)
         accepted = 0
-        while (
-            accepted < len(guess)
-            and place + accepted < len(ids)
-            and guess[accepted] == ids[place + accepted]
-        ):
+        for guessed, actual in zip(guess, ids[place:], strict=False):
+            if guessed != actual:
+                break
             accepted += 1
         made = min(accepted + 1, len(ids) - place)
-        steps.append(Step(place, len(guess), accepted, made))
+        steps.append(GuessedStep(place, len(guess), accepted, made))
         occurrences.add(ids[place : place + made])
         place += made
     return steps
 
 
 class _Occurrences:
-    """`lookup` over a growing text: where each piece of up to ``longest`` tokens stood first."""
+    """Prompt lookup over a growing text: where each piece of up to ``longest`` tokens stood
+    first.
+    """
 
     def __init__(self, longest: int) -> None:
         self._longest = longest
@@ -110,7 +108,9 @@ class _Occurrences:
         self._ids += ids
 
     def guess(self, most: int) -> list[int]:
-        """What followed the longest known ending."""
+        """What followed the longest ending of the text that stood in it before, where it stood
+        first; at most ``most`` tokens, none where no ending did.
+        """
         # The last token is no end of a piece before it: nothing has followed it yet.
         for end in range(self._indexed + 1, len(self._ids)):
             for size in range(1, min(self._longest, end) + 1):
@@ -193,39 +193,46 @@ def speculation(
     regions = tokens["region"].to_numpy()
     rows = []
     for region in dict.fromkeys(regions[first:].tolist()):
-        own = [step for step in steps if regions[step.first] == region]
-        label = labels.get(region, "preamble")
-        if own:
-            rows.append(_row(region, label, own, cost))
-    rows.append(_row(pd.NA, TOTAL, steps, cost))
+        own_steps = [step for step in steps if regions[step.first] == region]
+        if own_steps:
+            label = labels.get(region, "preamble")
+            rows.append({"region": region, "label": label, **_figures_of(own_steps, cost)})
+    rows.append({"region": pd.NA, "label": TOTAL, **_figures_of(steps, cost)})
     table = pd.DataFrame(rows, columns=list(SPECULATION_COLUMNS))
-    floats = dict.fromkeys(SPECULATION_COLUMNS[7:], "float64")
-    return table.astype({"region": "Int64", "label": object, **floats})
+    ratios = dict.fromkeys(_RATIOS, "float64")
+    return table.astype({"region": "Int64", "label": object, **ratios})
 
 
-def _row(region: object, label: str, steps: Sequence[Step], cost: float) -> tuple[object, ...]:
-    """One row of `speculation`: what these steps made."""
+def _figures_of(steps: Sequence[GuessedStep], cost: float) -> dict[str, float]:
+    """The figures of some steps, by their columns; ``cost`` is that of a step with a guess."""
+    with_guess = [step for step in steps if step.drafted > 0]
+    plain_steps = len(steps) - len(with_guess)
     tokens = sum(step.tokens for step in steps)
-    drafted_steps = sum(step.drafted > 0 for step in steps)
-    in_drafted_steps = sum(step.tokens for step in steps if step.drafted > 0)
     drafted = sum(step.drafted for step in steps)
     accepted = sum(step.accepted for step in steps)
-    plain_steps = len(steps) - drafted_steps
-    time = plain_steps + drafted_steps * cost if drafted_steps else float(plain_steps)
-    return (
-        region,
-        label,
-        tokens,
-        len(steps),
-        drafted_steps,
-        drafted,
-        accepted,
-        accepted / drafted if drafted else np.nan,
-        tokens / len(steps) if steps else np.nan,
-        in_drafted_steps / drafted_steps if drafted_steps else np.nan,
-        cost,
-        tokens / time if steps else np.nan,
-    )
+    figures: dict[str, float] = {
+        "tokens": tokens,
+        "steps": len(steps),
+        "drafted_steps": len(with_guess),
+        "drafted": drafted,
+        "accepted": accepted,
+        "acceptance": np.nan,
+        "tokens_per_step": np.nan,
+        "break_even": np.nan,
+        "verify_cost": cost,
+        "speedup": np.nan,
+    }
+    if drafted:
+        figures["acceptance"] = accepted / drafted
+    if with_guess:
+        figures["break_even"] = sum(step.tokens for step in with_guess) / len(with_guess)
+    if steps:
+        time = float(plain_steps)
+        if with_guess:  # without a guess an unknown cost does not matter
+            time += len(with_guess) * cost
+        figures["tokens_per_step"] = tokens / len(steps)
+        figures["speedup"] = tokens / time
+    return figures
 
 
 def _verify_cost(run: Record, draft: int, verified_by: Record | None) -> float:

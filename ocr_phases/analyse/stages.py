@@ -439,10 +439,8 @@ def decode_trend(run: Record) -> Trend | None:
     return Trend(slope, (low, high), float(np.ptp(x) / np.median(y)))
 
 
-def _first_source(run: Record) -> str:
-    """What the first token is from: the prefill, or of a server that tells no prefill its first
-    token.
-    """
+def _source_of_first_token(run: Record) -> str:
+    """What the first token is from: the prefill, or where a server tells none its first token."""
     return "first_token" if run.waits_for_first_token else "prefill"
 
 
@@ -472,7 +470,7 @@ def tokens_of(run: Record, row: int) -> pd.DataFrame:
     table = pd.DataFrame(
         {"index": index, "id": ids, "text": pd.Series(texts, dtype=object), "step": steps}
     )
-    table["source"] = np.where(steps.isna(), _first_source(run), "decode")
+    table["source"] = np.where(steps.isna(), _source_of_first_token(run), "decode")
     # The cache's lengths begin with the one that the prefill leaves, then one for each step.
     places = steps.fillna(-1) + 1
     table["cache_len"] = _cache_lengths(run, places)

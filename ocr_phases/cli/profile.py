@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     from ocr_phases.analyse.cards import key_metrics_text
     from ocr_phases.analyse.comparison_words import same_tokens
-    from ocr_phases.analyse.kernels import has_kernels, host_syncs, stage_verdict
+    from ocr_phases.analyse.kernels import has_kernels, host_sync_table, stage_verdict
     from ocr_phases.analyse.sentences import subject, verdict
     from ocr_phases.analyse.stages import stage_table
     from ocr_phases.files import TRACE_NAME, reserved
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
     is_wait = stages["stage"] == "first_token"
     show(stages.assign(phase=stages["phase"].mask(is_wait, "first token")))
     if has_kernels(record):
-        for table in (stage_verdict(record), host_syncs(record)):
+        for table in (stage_verdict(record), host_sync_table(record)):
             print()
             show(table.dropna(axis="columns", how="all"))
     show_quality(record)

@@ -8,14 +8,14 @@ import ctypes.util
 import functools
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import Field, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from ocr_phases.analyse.statistics import LEAST_REPEATS
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.explorer.records import found, placed
+from ocr_phases.explorer.paths import existing_path, project_path
 from ocr_phases.families import DEEPSEEK_OCR, FAMILIES, PRESET_NAMES, PROCESSOR
 from ocr_phases.families.config import family_of_config
 from ocr_phases.files import PAGE_SUFFIXES, each_page
@@ -26,8 +26,11 @@ from ocr_phases.results.run import PhaseRun
 from ocr_phases.settings import (
     FAMILY_NAMES,
     NEW_TOKENS,
+    FormGroup,
     Settings,
     choices,
+    form_group,
+    form_label,
     help_text,
     kind,
     setting_from_text,
@@ -38,19 +41,12 @@ from ocr_phases.versions import asset
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-#: Settings with no field: the panel looks for the end token after every step, a record without
-#: phases or text has little to show, remote code is asked for by name in code, and a trace is a
-#: file.
-LEFT_OUT = (
-    *("eos_check_every", "generate", "return_text", "kernel_trace", "kernel_steps"),
-    *("implementation", "trust_remote_code", "attention", "cuda_calls"),
-)
-_SETTINGS = [setting for setting in fields(Settings) if setting.name not in LEFT_OUT]
+_SETTINGS = [setting for setting in fields(Settings) if form_group(setting) is not None]
 _MODELS = ("tiny", "dummy", *(f"dummy:{name}" for name in [*FAMILIES][1:]))
 #: Choices of settings that take any text too; `locate` wants words of one's own.
-_OWN = {
+_OWN: dict[str, tuple[str, ...]] = {
     "model": _MODELS,
-    "prompt": [name for name in FAMILIES[DEEPSEEK_OCR].prompts if name != "locate"],
+    "prompt": tuple(name for name in FAMILIES[DEEPSEEK_OCR].prompts if name != "locate"),
     "device": ("auto", "cpu", "cuda"),
 }
 #: The strategies that are offered for a model which runs only eagerly.
@@ -66,8 +62,10 @@ Page = tuple[str | bytes, str | None]
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A page as `run_inference` takes it, the name of an upload, and how to measure it."""
+class Job:
+    """A measurement to make: a page as `run_inference` takes it, the name of an upload, and how to
+    measure it.
+    """
 
     page: str | bytes
     page_name: str | None
@@ -75,35 +73,46 @@ class Asked:
 
     def cells(self) -> dict[str, Any]:
         """Its row in the table of records, until there is one."""
-        page, settings = printable(self.page_name or Path(str(self.page)).name, 60), self.settings
-        cells = {"page": page, "model": settings.model, "preset": settings.preset or "default"}
-        return {**cells, "strategy": settings.strategy, "steps": "waiting"}
+        name = self.page_name or Path(str(self.page)).name
+        return {
+            "page": printable(name, 60),
+            "model": self.settings.model,
+            "preset": self.settings.preset or "default",
+            "strategy": self.settings.strategy,
+            "steps": "waiting",
+        }
 
     def code(self) -> str:
         """The lines that measure the same in a cell."""
-        usual, page = vars(Settings()), self.page if isinstance(self.page, str) else self.page_name
-
-        def given(values: Mapping[str, Any]) -> list[str]:
-            return [f"{name}={value!r}" for name, value in values.items() if value != usual[name]]
-
-        loaded = ", ".join(given(self.settings.of_model()))
-        run = ", ".join([repr(page), *given(self.settings.of_run())])
+        page = self.page if isinstance(self.page, str) else self.page_name
+        of_model = _changed_keywords(self.settings.of_model())
+        of_run = _changed_keywords(self.settings.of_run())
         return (
             "from ocr_phases import OCRSession\n"
-            f"session = OCRSession.load({loaded})\nrun = session.run_inference({run})"
+            f"session = OCRSession.load({', '.join(of_model)})\n"
+            f"run = session.run_inference({', '.join([repr(page), *of_run])})"
         )
 
 
-def asked_again(run: PhaseRun) -> Asked | None:
+def _changed_keywords(values: Mapping[str, Any]) -> list[str]:
+    """The settings that have another value than their default, as keywords of a call."""
+    usual = vars(Settings())
+    return [f"{name}={value!r}" for name, value in values.items() if value != usual[name]]
+
+
+def job_again(run: PhaseRun) -> Job | None:
     """A record's measurement once more; None where its page or model cannot be had again here."""
-    page, model = run.page_data() if len(run.pages) == 1 else None, run.model
-    here = str(model.name).split(":")[0] in ("tiny", "dummy")
-    if page is None or not (here or os.path.isdir(str(model.source))):  # noqa: PTH112
+    if len(run.pages) != 1:
         return None
-    given = recorded_settings(run)
-    given["model"] = model.name if here else model.source
-    given["dtype"] = model.dtype
-    return Asked(page, run.page.file, Settings(**given))
+    page = run.page_data()
+    is_built_in = str(run.model.name).split(":")[0] in ("tiny", "dummy")
+    is_folder = os.path.isdir(str(run.model.source))  # noqa: PTH112
+    if page is None or not (is_built_in or is_folder):
+        return None
+    settings = recorded_settings(run)
+    settings["model"] = run.model.name if is_built_in else run.model.source
+    settings["dtype"] = run.model.dtype
+    return Job(page, run.page.file, Settings(**settings))
 
 
 def measured_here(run: PhaseRun) -> bool:
@@ -121,15 +130,13 @@ def pages_at(text: str) -> dict[str, Page]:
     """A file, or all pages of a folder, by their names; raises `OcrPhasesError` for a folder
     without pages.
     """
-    path = found(text)
-    paths = [path]
-    if path.is_dir():
-        paths = sorted(each for each in path.iterdir() if each.suffix.lower() in PAGE_SUFFIXES)
-        if not paths:
-            raise OcrPhasesError(
-                f"There is no page in {path}: name a folder of images, or one file."
-            )
-    return {each.name: (str(each), None) for each in paths}
+    path = existing_path(text)
+    if not path.is_dir():
+        return {path.name: (str(path), None)}
+    files = sorted(file for file in path.iterdir() if file.suffix.lower() in PAGE_SUFFIXES)
+    if not files:
+        raise OcrPhasesError(f"There is no page in {path}: name a folder of images, or one file.")
+    return {file.name: (str(file), None) for file in files}
 
 
 @functools.cache
@@ -149,7 +156,7 @@ def presets_of(model: str) -> tuple[str, ...]:
     if model == "dummy" or model.startswith("dummy:"):
         return _presets_of_dummy(model)
     try:
-        config = json.loads((placed(model) / "config.json").read_bytes())
+        config = json.loads((project_path(model) / "config.json").read_bytes())
     except (OSError, ValueError):
         return PRESET_NAMES
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
@@ -168,11 +175,10 @@ def _presets_of_dummy(model: str) -> tuple[str, ...]:
 def _presets_of_config(config: dict[str, Any]) -> tuple[str, ...]:
     """Those of the families that a ``config.json`` may be of, since two may share a class."""
     model_type = config["model_type"]
-    known = [
-        facts
-        for facts in FAMILIES.values()
-        if model_type in (facts.config["model_type"], facts.saved_type)
-    ]
+    known = []
+    for facts in FAMILIES.values():
+        if model_type in (facts.config["model_type"], facts.saved_type):
+            known.append(facts)
     if not known:
         try:
             known = [family_of_config(config)]
@@ -188,6 +194,52 @@ def runs_only_eagerly(model: str) -> bool:
     return presets_of(model) == (PROCESSOR,)
 
 
+class FormField(TypedDict):
+    """A field as the browser draws it. ``own`` says that it takes other words than its options."""
+
+    name: str
+    label: str
+    group: FormGroup
+    kind: str
+    help: str
+    options: list[str]
+    own: bool
+
+
+def _list_of_many(name: str, label: str, options: Sequence[str]) -> FormField:
+    """A list of which several may be chosen."""
+    return FormField(
+        name=name,
+        label=label,
+        group=FormGroup.PAGE,
+        kind="many",
+        help="each is measured, one after another; hold Ctrl to choose several",
+        options=[*options],
+        own=False,
+    )
+
+
+def _field(setting: Field[Any], offered: Sequence[str] | None) -> FormField:
+    """The field of a setting, with the options that are ``offered`` or those that it knows."""
+    known = offered or _OWN.get(setting.name) or choices(setting)
+    if kind(setting) == "bool" and setting.default is None:
+        known = ("true", "false")
+    options = [each for each in dict.fromkeys(known) if has_cuda() or each not in _NEEDS_CUDA]
+    if options and setting.default is None:
+        options.insert(0, "")  # which leaves it to the model or the device
+    group = form_group(setting)
+    assert group is not None
+    return FormField(
+        name=setting.name,
+        label=form_label(setting),
+        group=group,
+        kind=kind(setting),
+        help=help_text(setting),
+        options=options,
+        own=setting.name in _OWN,
+    )
+
+
 class Form:
     """The pages on offer, the fields that the browser draws, and the measurements that their values
     mean.
@@ -200,60 +252,69 @@ class Form:
         self.pages: dict[str, Page] = {path.stem: (str(path), None) for path in samples}
 
     def offer(self, pages: Mapping[str, Page]) -> None:
-        """Offer pages, before those that are on offer."""
+        """Put pages before those that are on offer; of one name the new one stays."""
         others = {name: page for name, page in self.pages.items() if name not in pages}
         self.pages = {**pages, **others}
 
     def values(self, model: str) -> dict[str, Any]:
-        """What the fields hold at first."""
-        usual = {
-            each.name: "" if each.default is None else each.default for each in _SETTINGS
-        } | _USUAL
-        return usual | {"model": model, "pages": [*self.pages][:1], "presets": []}
+        """What the fields hold at first; an empty text leaves a setting to the model or device."""
+        values = {setting.name: setting.default for setting in _SETTINGS}
+        values = {name: "" if value is None else value for name, value in values.items()}
+        values.update(_USUAL)
+        values.update(model=model, pages=[*self.pages][:1], presets=[])
+        return values
 
-    def fields(self, model: str) -> list[dict[str, Any]]:
-        """What the browser draws: what the model can do and this machine has, and nothing else."""
+    def fields(self, model: str) -> list[FormField]:
+        """What the browser draws, group by group: what the model can do and this machine has, and
+        nothing else.
+        """
         presets = presets_of(model)
-        own = {**_OWN, "model": (model, *_MODELS), "preset": presets, "family": FAMILY_NAMES}
+        fields = [
+            _list_of_many("pages", "Several pages", [*self.pages]),
+            _list_of_many("presets", "Several presets", presets),
+        ]
+        offered = {"model": (model, *_MODELS), "preset": presets, "family": FAMILY_NAMES}
         if runs_only_eagerly(model):
-            own.update(EAGER_ONLY)
-        many: dict[str, Any] = {"pages": [*self.pages], "presets": presets}
-        listed = [{"name": name, "kind": "many", "options": each} for name, each in many.items()]
-        for setting in _SETTINGS:
-            known = own.get(setting.name, choices(setting))
-            if kind(setting) == "bool" and setting.default is None:
-                known = ("true", "false")
-            options = [
-                each for each in dict.fromkeys(known) if has_cuda() or each not in _NEEDS_CUDA
-            ]
-            options = ["", *options] if options and setting.default is None else options
-            field = {"name": setting.name, "kind": kind(setting), "help": help_text(setting)}
-            listed.append({**field, "options": options, "own": setting.name in _OWN})
-        return listed
+            offered.update(EAGER_ONLY)
+        fields += [_field(setting, offered.get(setting.name)) for setting in _SETTINGS]
+        groups = [*FormGroup]
+        return sorted(fields, key=lambda field: groups.index(field["group"]))
 
-    def jobs(self, values: Mapping[str, Any]) -> list[Asked]:
+    def jobs(self, values: Mapping[str, Any]) -> list[Job]:
         """Every chosen page with every chosen preset; `OcrPhasesError` for a missing or wrong
         setting.
         """
         if not values["pages"]:
             raise OcrPhasesError("No page chosen yet: choose one or more.")
-        given = {}
+        chosen = {}
         for setting in _SETTINGS:
-            name, value = setting.name, values[setting.name]
-            if isinstance(value, str) and (value := value.strip()):
-                value = setting_from_text(name, value)
-            if value == "" and setting.default is not None:
-                raise OcrPhasesError(f"No {name} chosen: type one, or choose one from the list.")
-            if value != "":  # which leaves a setting to the model or the device
-                given[name] = value
-        presets = dict.fromkeys([given.pop("preset", None), *values["presets"]])
-        settings = [Settings(**given, preset=preset) for preset in presets]
-        pages = map(self.pages.__getitem__, values["pages"])
-        return [Asked(page, name, one) for page, name in pages for one in settings]
+            value = _chosen_value(setting, values[setting.name])
+            if value is not None:
+                chosen[setting.name] = value
+        presets = dict.fromkeys([chosen.pop("preset", None), *values["presets"]])
+        settings = [Settings(**chosen, preset=preset) for preset in presets]
+        jobs = []
+        for name in values["pages"]:
+            page, upload_name = self.pages[name]
+            jobs += [Job(page, upload_name, each) for each in settings]
+        return jobs
+
+
+def _chosen_value(setting: Field[Any], value: Any) -> Any:
+    """What a field says of its setting; None where it leaves that to the model or the device."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    if text:
+        return setting_from_text(setting.name, text)
+    if setting.default is not None:
+        raise OcrPhasesError(f"No {setting.name} chosen: type one, or choose one from the list.")
+    return None
 
 
 def first_image(page: str | bytes, name: str | None) -> Image:
     """The page, or the first of several of a file; `OcrPhasesError` where it cannot be read."""
     from ocr_phases.images import load_page  # of the measuring half: only now
 
-    return load_page(each_page(page)[0] if isinstance(page, str) else page, name or "image")[0]
+    first: Any = each_page(page)[0] if isinstance(page, str) else page
+    return load_page(first, name or "image")[0]

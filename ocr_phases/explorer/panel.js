@@ -2,6 +2,7 @@
 
 const ACTS = { Download: "⤓", Report: "▤", Rename: "✎", Delete: "✕" };
 const FILES = "image/*,.pdf,.tif,.tiff,.json,.gz";
+const QUICK = new Set(["model", "preset"]); // settings in the first row
 const OTHER = "other …";
 const KEEPS = "data-lm-suppress-shortcuts"; // on what has the focus: JupyterLab takes no key of it
 const INPUT_TYPES = { int: "number", bool: "checkbox" };
@@ -72,6 +73,11 @@ class Panel extends View {
 
   set(values) {
     this.shown.set(values);
+  }
+
+  /** What has the focus, also in a shadow tree. */
+  get focused() {
+    return this.root.getRootNode().activeElement;
   }
 
   /** Ask the kernel, and tell it what was set before: while it is slow, changes are held back. */
@@ -187,23 +193,31 @@ class Panel extends View {
 
   showForm() {
     const fields = this.model.get("fields");
-    const { name } = document.activeElement.dataset ?? {};
+    const { name } = this.focused?.dataset ?? {};
     const made = Object.fromEntries(fields.map((field) => [field.name, this.field(field)]));
-    const { pages, model, preset, ...others } = made;
-    this.quick.replaceChildren(
-      this.field({ ...fields[0], name: "page", kind: "str" }),
-      model,
-      preset,
-    );
-    this.fields.replaceChildren(this.where, pages, ...Object.values(others));
+    const { model, preset } = made;
+    const page = { ...fields[0], name: "page", label: "Page", kind: "str" };
+    this.quick.replaceChildren(this.field(page), model, preset);
+    this.fields.replaceChildren(...this.groups(fields, made));
+    this.fields.querySelector("legend").after(this.where);
     this.showValues();
     this.root.querySelector(`[data-name="${name}"]`)?.focus();
   }
 
+  /** The fields below the first row, each group under its name. */
+  groups(fields, made) {
+    const names = [...new Set(fields.map(({ group }) => group))];
+    return names.map((group) => {
+      const own = fields.filter((each) => each.group === group && !QUICK.has(each.name));
+      return h("fieldset", h("legend", group), ...own.map(({ name }) => made[name]));
+    });
+  }
+
   /** A setting, from `Form.fields`: a list, a list that takes other words too, a tick, a number or words. */
-  field({ name, kind, options: known, own, help }) {
+  field({ name, label, kind, options: known, own, help }) {
     const many = kind === "many";
-    const title = h("span", name.replaceAll("_", " "));
+    const about = { title: `${name}: ${help}` };
+    const title = h("span", label);
     let control;
     if (many || known.length) {
       const choices = own ? [...known, OTHER] : known;
@@ -211,9 +225,12 @@ class Panel extends View {
       control = h("select", { "data-name": name, multiple: many, size: many && 4 }, ...options);
     } else {
       const type = INPUT_TYPES[kind] ?? "text";
-      control = h("input", { "data-name": name, type, placeholder: help });
+      control = h("input", { "data-name": name, type, placeholder: "default" });
+      if (type === "checkbox") {
+        return h("label.opx-field.opx-tick", about, control, title);
+      }
     }
-    return h("label.opx-field", { title: help }, title, control);
+    return h("label.opx-field", about, title, control);
   }
 
   showValues() {
@@ -222,7 +239,7 @@ class Panel extends View {
     const page = pages.length > 1 ? `${pages.length} pages` : (pages[0] ?? "");
     const shown = { ...values, page };
     for (const control of this.bar.querySelectorAll("[data-name]")) {
-      if (control !== document.activeElement) {
+      if (control !== this.focused) {
         // what is being typed stays
         this.showValue(control, shown[control.dataset.name]);
       }
@@ -280,7 +297,7 @@ class Panel extends View {
 
   showBusy() {
     const busy = this.model.get("busy");
-    const held = [this.run, this.stop].includes(document.activeElement);
+    const held = [this.run, this.stop].includes(this.focused);
     for (const each of this.root.querySelectorAll(".opx-run, .opx-next")) {
       each.disabled = busy;
     }
@@ -477,7 +494,7 @@ class Panel extends View {
   save() {
     const { saving: pressed, root } = this;
     this.saving = null;
-    const target = root.contains(document.activeElement) ? document.activeElement : root;
+    const target = root.contains(this.focused) ? this.focused : root;
     target.dispatchEvent(new KeyboardEvent("keydown", pressed));
   }
 

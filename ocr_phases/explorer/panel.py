@@ -20,29 +20,28 @@ from ocr_phases.analyse.statistics import LEAST_REPEATS
 from ocr_phases.errors import OcrPhasesError, Stopped, stop_signals
 from ocr_phases.explorer.form import (
     EAGER_ONLY,
-    Asked,
     Form,
+    Job,
     Page,
-    asked_again,
     first_image,
     has_cuda,
+    job_again,
     measured_here,
     pages_at,
     presets_of,
     runs_only_eagerly,
 )
+from ocr_phases.explorer.paths import existing_path, project_path
 from ocr_phases.explorer.records import (
     FOLDER,
-    Record,
+    RecordRow,
     cells,
     comparison_html,
     file_stem,
-    found,
     keep_record,
     kept_files,
-    placed,
     rows_html,
-    shipped,
+    shipped_files,
 )
 from ocr_phases.explorer.running import REFRESH_S, Live, error_html, error_sentence, start
 from ocr_phases.files import LARGEST_FILE, REPORT_FOLDER, folder_for, unpacked
@@ -83,8 +82,8 @@ from ocr_phases.view.widgets import LinkedTraits, selected_tokens
 
 _RECORD_SUFFIXES = (".json", ".json.gz")
 _AT_ONCE = 20  # rows of the table that are read before it is drawn again
-#: What this kernel measured: a panel made anew shows them again.
-MEASURED: list[Record] = []
+#: What this kernel measured: another panel in it shows them again.
+MEASURED: list[RecordRow] = []
 
 
 def _file(name: str) -> str:
@@ -92,12 +91,17 @@ def _file(name: str) -> str:
 
 
 def _kernels(run: PhaseRun) -> Section:
-    missing = "This record has no kernel view: measure on a GPU with kernels=True."
-    return Section(note(missing)) if run.kernels is None else kernels_section(run)
+    if run.kernels is None:
+        return Section(note("This record has no kernel view: measure on a GPU with kernels=True."))
+    return kernels_section(run)
 
 
 def _findings(run: PhaseRun) -> Section:
-    return Section(lines_html([*filter(None, [noise_warning(run)]), *findings(run)]))
+    sentences = findings(run)
+    warning = noise_warning(run)
+    if warning:
+        sentences = [warning, *sentences]
+    return Section(lines_html(sentences))
 
 
 #: What the kernel draws of each view, part by part.
@@ -108,6 +112,16 @@ VIEWS: dict[str, tuple[Callable[..., Section | Figure], ...]] = {
     "records": (),
     "checks": (_findings, checks_section, text_notes_section, method_section),
 }
+
+
+class HtmlText(traitlets.Unicode[str, str]):
+    """A trait that holds HTML as a plain text. What renders a widget may write a text that knows
+    that it is HTML as something else: marimo makes an object of it.
+    """
+
+    def validate(self, obj: Any, value: Any) -> str:
+        """The text of an `Html`."""
+        return str(super().validate(obj, value))
 
 
 @dataclass(frozen=True)
@@ -143,16 +157,45 @@ class Command:
 class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
     """A JupyterLab panel: choose pages and a model, run, inspect the record.
 
-    ``page`` and ``model`` fill the form; ``record`` (a file) and ``runs`` are shown at once, else
-    the newest that was kept, or one of the package's. Neither needs torch: the measuring half is
-    imported when Run is pressed. `run` is the record shown, `runs` are all that this panel has
-    read. Finished records are saved into ``keep``, a folder of the project; None saves none.
-    ``bar=False`` leaves the form out.
+    Showing records needs no torch: the measuring half is imported when Run is pressed.
 
-    `token` is the index of the token shown, from 0, `row` the row of a batch, `sheet` the page of
-    its prompt, `view` one of page, latency, stages, records and checks, `color` type or time: all
-    may be set, and change as a person does. Raises `OcrPhasesError` for a ``record`` that cannot be
-    read.
+    Parameters
+    ----------
+    page : str or Path, optional
+        What the form measures at first: an image, a PDF's page (``scan.pdf#3``) or a folder. The
+        default offers the sample pages.
+    model : str, default "tiny"
+        The model that the form has chosen: a name, a folder, a hub id or a server's address.
+    record : str or Path, optional
+        The file of a record to show at once. The default is the newest that was kept, else an
+        example that comes with the package.
+    runs : sequence of PhaseRun, optional
+        Records in memory to show and to list, the last one on top.
+    keep : str, Path or None, default "ocr_phases_records"
+        The folder of the project into which finished records are saved; None saves none.
+    bar : bool, default True
+        Whether the form stands above the record.
+
+    Attributes
+    ----------
+    run : PhaseRun or None
+        The record shown.
+    runs : list of PhaseRun
+        All records that this panel has read.
+    token, row, sheet, selection, color
+        As for every view of a record. They may be set, and change as a person chooses.
+    view : {"page", "latency", "stages", "records", "checks"}
+        What stands below the headline.
+
+    Raises
+    ------
+    OcrPhasesError
+        If ``record`` cannot be read.
+
+    Examples
+    --------
+    >>> explorer = Explorer("page.png", "models/DeepSeek-OCR")  # doctest: +SKIP
+    >>> explorer.token = 41  # doctest: +SKIP
     """
 
     _esm = asset_text("sort.js") + VIEW_SCRIPT + _file("panel.js")
@@ -167,18 +210,18 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
     # What the browser draws.
     bar = traitlets.Bool(True).tag(sync=True)
     busy = traitlets.Bool(False).tag(sync=True)
-    fields = traitlets.List(traitlets.Dict()).tag(sync=True)
+    fields: traitlets.List[Any] = traitlets.List().tag(sync=True)
     told = traitlets.Unicode("").tag(sync=True)
     data = traitlets.Dict().tag(sync=True)
     curves: traitlets.List[Any] = traitlets.List().tag(sync=True)
-    head = traitlets.Unicode("").tag(sync=True)
+    head = HtmlText("").tag(sync=True)
     parts = traitlets.Dict().tag(sync=True)
-    records = traitlets.Unicode("").tag(sync=True)
-    compared = traitlets.Unicode("").tag(sync=True)
+    records = HtmlText("").tag(sync=True)
+    compared = HtmlText("").tag(sync=True)
     live = traitlets.Dict().tag(sync=True)
     chosen_page = traitlets.Dict().tag(sync=True)
     live_page = traitlets.Unicode("").tag(sync=True)
-    message = traitlets.Unicode("").tag(sync=True)
+    message = HtmlText("").tag(sync=True)
 
     def __init__(
         self,
@@ -192,7 +235,7 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
     ) -> None:
         super().__init__(bar=bar, keeps=keep is not None)
         show_pictures_of_boxes()
-        self.folder = placed(keep or FOLDER)
+        self.folder = project_path(keep or FOLDER)
         self.measuring = Live()
         self.form = Form()
         # The loop of the thread that Jupyter's Interrupt reaches; clicks may come in another one.
@@ -213,16 +256,16 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
             "code": self._send_code,
             "save": self._draw_before_save,
         }
-        self._current: Record | None = None
+        self._current: RecordRow | None = None
         self._before: PhaseRun | None = None  # drawn with the curve of what repeats it
-        self.rows = [*(Record(run) for run in reversed(runs)), *reversed(MEASURED)]
+        self.rows = [*(RecordRow(run) for run in reversed(runs)), *reversed(MEASURED)]
         self._list_files()
         self.observe(self._heed_values, "values")
         self.values = self.form.values(model)
         if page is not None:
-            with self._telling():
+            with self._errors_shown():
                 self._offer_path(str(page))
-        self.on_msg(self._heard)
+        self.on_msg(self._on_message)
         self.observe(lambda _: self._load_row(), "row")
         self.observe(lambda _: self._open(), "view")
         self.observe(lambda _: self.draw_still_soon(), ["row", "token", "view", "color"])
@@ -249,52 +292,53 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
 
     def add(self, run: PhaseRun, file: Path | None = None) -> None:
         """Show another record, of ``file`` if it has one; earlier ones stay available."""
-        self._show(Record(run, file))
+        self._show(RecordRow(run, file))
 
     def _list_files(self) -> None:
         """Offer what is in memory, then the folder's files and the package's."""
-        known = {record.file: record for record in self.rows}
-        files = [
-            *((file, True) for file in kept_files(self.folder)),
-            *((file, False) for file in shipped()),
-        ]
-        listed = [known.get(file) or Record(file=file, own=own) for file, own in files]
-        self.rows = list(
-            dict.fromkeys([*(row for row in self.rows if row.run or row.asked), *listed])
-        )
+        known = {row.file: row for row in self.rows}
+        rows = [row for row in self.rows if row.run or row.job]
+        for file in kept_files(self.folder):
+            rows.append(known.get(file) or RecordRow(file=file))
+        for file in shipped_files():
+            rows.append(known.get(file) or RecordRow(file=file, own=False))
+        self.rows = list(dict.fromkeys(rows))
         self._list()
 
     def _list(self) -> None:
         self.records = rows_html(self.rows, self._current)
-        many = count_text(len(kept_files(self.folder)), "record")
-        self.told = (
-            f"{many} in {self.folder}"
-            if self.keeps
-            else "Off: new records are lost with the kernel."
-        )
+        if self.keeps:
+            count = count_text(len(kept_files(self.folder)), "record")
+            self.told = f"{count} in {self.folder}"
+        else:
+            self.told = "Off: new records are lost with the kernel."
 
     def _show_first(self) -> None:
         """Show the newest record that can be read."""
         for record in self.rows:
-            with self._telling():
-                if record.run or record.file:
-                    self._show(record)
-                    return
+            if record.run is None and record.file is None:
+                continue
+            with self._errors_shown():
+                self._show(record)
+                return
 
-    def _show(self, record: Record, before: PhaseRun | None = None) -> None:
+    def _show(self, record: RecordRow, before: PhaseRun | None = None) -> None:
         """Show a record, over the curve of ``before``; raises where it cannot be read."""
         head = _head(record)
         if record not in self.rows:
             self.rows.insert(0, record)
-        self._current, self._before = record, before
+        self._current = record
+        self._before = before
         with self.hold_sync():
-            self.row, self.head = 0, head
+            self.row = 0
+            self.head = head
             self._load_row()
             self._list()
         self._open()
 
     def _load_row(self) -> None:
-        assert (run := self.run) is not None
+        run = self.run
+        assert run is not None
         with self.hold_sync():
             self.selection = []
             self.token = 0
@@ -307,7 +351,8 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
 
     def _overlay(self) -> None:
         """Draw the curves of the other chosen records, or of the one that this one repeats."""
-        assert (run := self.run) is not None
+        run = self.run
+        assert run is not None
         chosen = self._chosen()
         if len(chosen) > 1:
             others = [record.load() for record in chosen if record is not self._current]
@@ -336,11 +381,12 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
             self.parts = {**self.parts, self.view: []}
             self._spawn(self._draw_parts(self._current, self.view, self.row))
 
-    async def _draw_parts(self, record: Record, view: str, row: int) -> None:
-        with self._telling():
+    async def _draw_parts(self, record: RecordRow, view: str, row: int) -> None:
+        with self._errors_shown():
             for section in VIEWS[view]:
-                of_row = [row] if section is region_types_section else []
-                html = Section(await asyncio.to_thread(section, record.load(), *of_row)).html()
+                arguments = [row] if section is region_types_section else []
+                drawn = await asyncio.to_thread(section, record.load(), *arguments)
+                html = Section(drawn).html()
                 if record is not self._current or row != self.row or view not in self.parts:
                     return
                 self.parts = {**self.parts, view: [*self.parts[view], html]}
@@ -357,10 +403,11 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
             if number % _AT_ONCE == 0 or number == len(unread):
                 self._list()
 
-    def _chosen(self) -> list[Record]:
+    def _chosen(self) -> list[RecordRow]:
         """The records to compare: the pinned one before those ticked."""
-        keys = dict.fromkeys([*filter(None, [self.pinned]), *self.ticked])
-        return [record for key in keys for record in self.rows if record.key == key]
+        rows = {row.key: row for row in self.rows}
+        keys = dict.fromkeys([self.pinned, *self.ticked])
+        return [rows[key] for key in keys if key in rows]
 
     def _compare(self) -> None:
         """Compare the chosen records, and draw their curves over one another.
@@ -376,8 +423,8 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
         if self._current is not None:
             self._overlay()
 
-    async def _draw_comparison(self, chosen: list[Record]) -> None:
-        with self._telling():
+    async def _draw_comparison(self, chosen: list[RecordRow]) -> None:
+        with self._errors_shown():
             runs = await asyncio.to_thread(lambda: [each.load() for each in chosen])
             if chosen != self._chosen():
                 return
@@ -391,10 +438,10 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
 
     # -- what a person asks for -------------------------------------------------------------------
 
-    def _heard(self, _: Any, content: dict[str, Any], buffers: Sequence[memoryview]) -> None:
+    def _on_message(self, _: Any, content: dict[str, Any], buffers: Sequence[memoryview]) -> None:
         """Do what the browser asks for."""
         self.message = ""
-        with self._telling():
+        with self._errors_shown():
             # What the browser holds back behind an earlier change.
             self.set_state(content.get("state", {}))
             command = Command.of_message(content, buffers)
@@ -403,14 +450,14 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
             self._commands[command.do](command)
 
     @contextlib.contextmanager
-    def _telling(self, of: str = "") -> Iterator[None]:
-        """Show an error below the others in place of raising it, after the words of what it is."""
+    def _errors_shown(self, subject: str = "") -> Iterator[None]:
+        """Show an error below the others instead of raising it; ``subject`` stands before it."""
         try:
             yield
         except Stopped:
             self._say("Stopped before a repeat was finished, so there is no record.")
         except Exception as error:  # noqa: BLE001 - a widget alone only logs it
-            self.message += error_html(error, of)
+            self.message += str(error_html(error, subject))
 
     def _say(self, sentence: str) -> None:
         self.message = element("p", sentence, role="status")
@@ -418,26 +465,29 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
     def _answer(self, command: Command, *buffers: bytes, **content: Any) -> None:
         self.send({"to": command.sender, **content}, list(buffers))
 
-    def _record(self, key: str) -> Record:
-        return next(record for record in self.rows if record.key == key)
+    def _record(self, key: str) -> RecordRow:
+        for row in self.rows:
+            if row.key == key:
+                return row
+        raise OcrPhasesError("This record is no longer listed: choose another one.")
 
     def _offer(self, pages: Mapping[str, Page], chosen: list[str]) -> None:
-        """Offer pages and choose some of them, under what was said of others."""
-        said = self.message
+        """Offer pages and choose some of them; what was said of others stays."""
+        message = self.message
         self.form.offer(pages)
         self.values = {**self.values, "pages": chosen}
         self.fields = self.form.fields(self.values["model"])
-        self.message = said
+        self.message = message
         self._show_chosen_page()
 
     def _offer_path(self, text: str) -> None:
         """Offer a file, or all pages of a folder, and choose the first that can be read.
 
-        What cannot be read before it is told and left out.
+        What cannot be read before it is left out, with an error.
         """
         pages = pages_at(text)
         for name in [*pages]:
-            with self._telling():
+            with self._errors_shown():
                 first_image(*pages[name])
                 self._offer(pages, [name])
                 return
@@ -455,7 +505,7 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
                 self.values = {**self.values, **eager}
         self.fields = self.form.fields(model)
         if change.old and change.old["pages"] != change.new["pages"]:
-            with self._telling():
+            with self._errors_shown():
                 self._show_chosen_page()
 
     def _show_chosen_page(self) -> None:
@@ -469,16 +519,16 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
         if self.run is not None and page_address(self.run.page_image(0)) == page_address(image):
             self.chosen_page = {}
             return
-        said = f"{printable(names[0], 60)} has not been measured yet: press Run."
+        sentence = f"{printable(names[0], 60)} has not been measured yet: press Run."
         if self.run is not None:
-            said += f" What is grey belongs to {printable(self.run.page.file, 60)}."
-        self.chosen_page = {"said": said, "size": image.size, "href": page_address(image)}
+            sentence += f" What is grey belongs to {printable(self.run.page.file, 60)}."
+        self.chosen_page = {"said": sentence, "size": image.size, "href": page_address(image)}
 
     def _take_files(self, command: Command) -> None:
         """Take files: records are shown, all others are pages. What is refused is left out."""
         pages: dict[str, Page] = {}
         for name, data in command.files:
-            with self._telling(f"{name}: "):
+            with self._errors_shown(f"{name}: "):
                 if not name.endswith(_RECORD_SUFFIXES):
                     first_image(data, name)
                     pages[name] = (data, name)
@@ -494,7 +544,7 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
     def _open_path(self, path: str) -> None:
         """Take a path: a record is shown, anything else is a page or a folder of them."""
         if path.strip().endswith(_RECORD_SUFFIXES):
-            file = found(path)
+            file = existing_path(path)
             self.add(PhaseRun.load(file), file)
         else:
             self._offer_path(path)
@@ -523,12 +573,12 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
 
     def _send_report(self, command: Command) -> None:
         run = self._record(command.key).load()
-        folder = folder_for(None, placed(REPORT_FOLDER) / file_stem(run))
+        folder = folder_for(None, project_path(REPORT_FOLDER) / file_stem(run))
         self._say(f"Writing the report into {folder} …")
         self._spawn(self._write_report(command, run, folder))
 
     async def _write_report(self, command: Command, run: PhaseRun, folder: Path) -> None:
-        with self._telling():
+        with self._errors_shown():
             report = await asyncio.to_thread(run.report, folder)
             self._say(f"The report is written to {report}.")
             self._answer(command, report.read_bytes(), file=f"{folder.name}.html")
@@ -551,15 +601,15 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
     def _run_again(self, command: Command) -> None:
         """Measure the record shown once more, as its next step says."""
         assert self._current is not None
-        asked = _next_steps(self._current)[command.label]
-        self._spawn(self.measure([asked], self.run), self._home)
+        job = _next_steps(self._current)[command.label]
+        self._spawn(self.measure([job], self.run), self._home)
 
     async def measure(
-        self, asked: Sequence[Asked] | None = None, before: PhaseRun | None = None
+        self, jobs: Sequence[Job] | None = None, before: PhaseRun | None = None
     ) -> None:
         """Run: measure with the form's settings, save and show the record, or show the error.
 
-        ``asked`` stands in place of the form; ``before`` is drawn under the result's curve.
+        ``jobs`` stand in place of the form; ``before`` is drawn with the result's curve.
         """
         if self.busy:
             return
@@ -568,49 +618,51 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
         self.busy = True
         self.view = "page"
         self.chosen_page = {}
-        jobs: list[Record] = []
+        queue: list[RecordRow] = []
         try:
-            with self._telling():
-                jobs = [Record(asked=each) for each in asked or self.form.jobs(self.values)]
-            self.rows = [*reversed(jobs), *self.rows]
-            for job in jobs:
-                job.cells["steps"] = "not run" if self._stopped else "running"
+            with self._errors_shown():
+                queue = [RecordRow(job=job) for job in jobs or self.form.jobs(self.values)]
+            self.rows = [*reversed(queue), *self.rows]
+            for row in queue:
+                row.cells["steps"] = "not run" if self._stopped else "running"
                 self._list()
-                with self._telling():
+                with self._errors_shown():
                     if not self._stopped:
-                        await self._measure_job(job, before)
+                        await self._measure_row(row, before)
         finally:
             self.busy = False
             self.live = {}
             self._list()
-            if all(job.run is None for job in jobs):
-                with self._telling():
+            if all(row.run is None for row in queue):
+                with self._errors_shown():
                     self._show_chosen_page()
 
-    async def _measure_job(self, job: Record, before: PhaseRun | None) -> None:
-        """Measure one; whatever ends it is noted in the list, and raised."""
+    async def _measure_row(self, row: RecordRow, before: PhaseRun | None) -> None:
+        """Measure one of the queue; whatever ends it is noted in its row, and raised."""
+        assert row.job is not None
         try:
-            job.run = run = await self._watched(job.asked)
-            job.cells |= cells(run)
-            MEASURED.append(job)
+            run = await self._watched(row.job)
+            row.run = run
+            row.cells |= cells(run)
+            MEASURED.append(row)
             if self.keeps:
-                job.file = await asyncio.to_thread(keep_record, run, self.folder)
+                row.file = await asyncio.to_thread(keep_record, run, self.folder)
         except BaseException as error:
-            stopped = isinstance(error, Stopped | asyncio.CancelledError)
-            job.cells["steps"] = "stopped" if stopped else f"failed: {error_sentence(error)}"
+            is_stopped = isinstance(error, Stopped | asyncio.CancelledError)
+            row.cells["steps"] = "stopped" if is_stopped else f"failed: {error_sentence(error)}"
             raise
         finally:  # a record that cannot be saved is shown
             self.live = {}
-            if job.run is not None:
-                self._show(job, before)
+            if row.run is not None:
+                self._show(row, before)
         for check in run.live_checks:
             if check.name == "interrupted":
                 self._say(f"Stopped: the record has {(check.measured or '').rstrip('.')}.")
 
-    async def _watched(self, asked: Asked) -> PhaseRun:
-        """Measure, telling what comes in between; raises what the measurement raises."""
+    async def _watched(self, job: Job) -> PhaseRun:
+        """Measure, and show what is known meanwhile; raises what the measurement raises."""
         live = self.measuring
-        future = asyncio.wrap_future(start(asked, live))
+        future = asyncio.wrap_future(start(job, live))
         self.live_page = live.picture
         try:
             while not future.done():
@@ -661,7 +713,7 @@ class Explorer(Stilled, anywidget.AnyWidget, LinkedTraits):
     __repr__ = __str__
 
 
-def _curves_note(chosen: Sequence[Record]) -> Html:
+def _curves_note(chosen: Sequence[RecordRow]) -> Html:
     """Where the curves of the compared records are drawn over one another."""
     drawn = f"the first {MOST_OTHERS + 1} of these records"
     if len(chosen) <= MOST_OTHERS + 1:
@@ -669,44 +721,46 @@ def _curves_note(chosen: Sequence[Record]) -> Html:
     return note(f"The view Page draws the latency curves of {drawn} over one another.")
 
 
-def _head(record: Record) -> Html:
+def _head(record: RecordRow) -> Html:
     """The words above the views, and buttons of what can be measured next."""
     run = record.load()
     model = ", ".join(filter(None, [run.model.name, preset_text(run)]))
-    title = element("strong", run_title(run))
-    facts = f" · {model} · {run.device.name}"
-    example: Html | str = ""
+    about = [element("strong", run_title(run)), f" · {model} · {run.device.name}"]
     if not record.own:
-        measured = f" · Example, measured on {run.created[:10]}: press Run for your own."
-        example = element("span", measured, class_="opx-example")
-    about = element("p", title, facts, example, class_="opx-about", title=subject(run))
-    said = element("p", headline(run), class_="opx-headline")
-    steps = [
+        sentence = f" · Example, measured on {run.created[:10]}: press Run for your own."
+        about.append(element("span", sentence, class_="opx-example"))
+    parts = [
+        element("p", *about, class_="opx-about", title=subject(run)),
+        element("p", headline(run), class_="opx-headline"),
+        phase_bar(run),
+        status_html(run),
+    ]
+    buttons = [
         element("button", words, class_="opx-next", data_ask="again")
         for words in _next_steps(record)
     ]
-    elsewhere: Html | str = ""
-    if steps and not measured_here(run):
+    parts += buttons
+    if buttons and not measured_here(run):
         where = f"This record was measured on {run.device.name}. "
         here = f"A new measurement runs on this machine, {host_name()}."
-        elsewhere = element("span", where, here, class_="opx-elsewhere")
-    return fragment(about, said, phase_bar(run), status_html(run), *steps, elsewhere)
+        parts.append(element("span", where, here, class_="opx-elsewhere"))
+    return fragment(*parts)
 
 
-def _next_steps(record: Record) -> dict[str, Asked]:
+def _next_steps(record: RecordRow) -> dict[str, Job]:
     """What the panel can measure next of a record, by the button's words."""
     run = record.load()
-    asked = record.asked or asked_again(run)
-    if asked is None:
+    job = record.job or job_again(run)
+    if job is None:
         return {}
-    steps: dict[str, Asked] = {}
+    steps: dict[str, Job] = {}
     repeats = max(8, 2 * len(run.repeats))
     if noise_warning(run) or len(run.repeats) < LEAST_REPEATS:
-        settings = replace(asked.settings, repeats=repeats)
+        settings = replace(job.settings, repeats=repeats)
         again = "Measure again" if measured_here(run) else "Measure on this machine"
-        steps[f"{again} with {repeats} repeats"] = replace(asked, settings=settings)
+        steps[f"{again} with {repeats} repeats"] = replace(job, settings=settings)
     if run.model.strategy == "eager" and has_cuda():
-        settings = replace(asked.settings, strategy="cuda_graph")
+        settings = replace(job.settings, strategy="cuda_graph")
         words = "Try cuda_graph" if measured_here(run) else "Try cuda_graph on this machine"
-        steps[words] = replace(asked, settings=settings)
+        steps[words] = replace(job, settings=settings)
     return steps

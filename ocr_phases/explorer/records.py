@@ -1,4 +1,4 @@
-"""Records that outlive the kernel: a folder of them, those of the package, and where paths begin.
+"""Records that outlive the kernel: a folder of them, and those of the package.
 
 A file's name says what it measured, so a folder is listed before its records are read.
 """
@@ -20,7 +20,8 @@ from ocr_phases.analyse.figure_rows import Place, names_in
 from ocr_phases.analyse.quality import quality_of
 from ocr_phases.analyse.sentences import tokens_text
 from ocr_phases.errors import OcrPhasesError
-from ocr_phases.files import save_new, split_page
+from ocr_phases.explorer.form import Job
+from ocr_phases.files import save_new
 from ocr_phases.results.comparison import Comparison
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.show.comparison_overview import comparison_bundle
@@ -34,38 +35,10 @@ FOLDER = "ocr_phases_records"
 _MOST_LISTED = 200  # the newest
 #: The first is shown where nothing was measured yet; the others there are benchmarks.
 _SHIPPED = ("tiny-receipt.json.gz", "h200-dummy-*.json.gz", "families/h200-[!b]*")
-_MARKS = (".git", "pyproject.toml")  # of a project
 _NUMBERS = itertools.count()
-_SPARKS = 20
+_SPARKS = 20  # parts of a record whose medians the small curve shows
 _WORDS = ("page", "name", "model", "preset", "strategy", "when")
 _COLUMNS = [*_WORDS[:2], *names_in(Place.EXPLORER), "steps", *_WORDS[2:]]
-
-
-# -- places: in the project, which need not be the notebook's own folder ---------------------------
-
-
-def project_folder() -> Path:
-    """The nearest folder above the kernel's that holds a project; else the kernel's own."""
-    above = (Path.cwd(), *Path.cwd().parents)
-    return next(
-        (folder for folder in above if any((folder / mark).exists() for mark in _MARKS)), above[0]
-    )
-
-
-def placed(text: str | Path) -> Path:
-    """The absolute path of a file to write: a relative one begins in the project."""
-    return project_folder() / Path(str(text).strip()).expanduser()
-
-
-def found(text: str | Path) -> Path:
-    """The absolute path of a file to read: in the project, else below a folder above the notebook.
-
-    JupyterLab's file browser counts from its own root, which is one of those.
-    """
-    file, number = split_page(str(text).strip())
-    above = (folder / Path(file).expanduser() for folder in (Path.cwd(), *Path.cwd().parents))
-    path = next((each for each in (placed(file), *above) if each.exists()), placed(file))
-    return Path(f"{path}{number}")
 
 
 # -- records ---------------------------------------------------------------------------------------
@@ -73,11 +46,19 @@ def found(text: str | Path) -> Path:
 
 def description(run: PhaseRun) -> list[str]:
     """A record in a few words: when, files, model, preset, strategies, rows, tokens."""
-    rows, files = len(run.results), ", ".join(dict.fromkeys(page.file for page in run.pages))
-    how = [str(run.page.preset), str(run.model.strategy), f"vision {run.request.vision}"]
-    many = [f"{rows} rows"] * (rows > 1)
-    of = [printable(files, 60), printable(str(run.model.name), 40)]
-    return [run.created[:19], *of, *how, *many, tokens_text(run)]
+    files = ", ".join(dict.fromkeys(page.file for page in run.pages))
+    words = [
+        run.created[:19],
+        printable(files, 60),
+        printable(str(run.model.name), 40),
+        str(run.page.preset),
+        str(run.model.strategy),
+        f"vision {run.request.vision}",
+    ]
+    if len(run.results) > 1:
+        words.append(f"{len(run.results)} rows")
+    words.append(tokens_text(run))
+    return words
 
 
 def file_stem(run: PhaseRun) -> str:
@@ -86,14 +67,15 @@ def file_stem(run: PhaseRun) -> str:
 
 
 def _harmless(text: str) -> str:
+    """A text in letters and signs that every file system takes, of at most 60 bytes."""
     part = re.sub(r"[^\w.+-]+|_", "-", text).strip("-.")
     return part.encode()[:60].decode(errors="ignore")
 
 
-class Record:
+class RecordRow:
     """A row of the table: a record in memory or in a file, or a measurement that is to become one.
 
-    ``own`` says that it is a person's, who may rename and delete it; ``asked`` is what measures it,
+    ``own`` says that it is a person's, who may rename and delete it; ``job`` is what measures it,
     if known. `cells` are what the table shows, from a file's name until it is read.
     """
 
@@ -103,23 +85,20 @@ class Record:
         file: Path | None = None,
         *,
         own: bool = True,
-        asked: Any = None,
+        job: Job | None = None,
     ) -> None:
-        self.run, self.file, self.own, self.asked = run, file, own, asked
+        self.run = run
+        self.file = file
+        self.own = own
+        self.job = job
         self.key = f"record-{next(_NUMBERS)}"
         self.cells: dict[str, Any] = dict.fromkeys(_WORDS, "") | {"steps": "…"}
         if run is not None:
             self.cells |= cells(run)
         elif file is not None:
-            names = _stem(file).split("_")
-            kinds = (
-                ("when", "page", "model", "preset", "strategy")
-                if len(names) > 1
-                else ("name", "page")
-            )
-            self.cells |= dict(zip(kinds, names * 2, strict=False))
-        elif asked is not None:
-            self.cells |= asked.cells()
+            self.cells |= _cells_of_name(_stem(file))
+        elif job is not None:
+            self.cells |= job.cells()
 
     def load(self) -> PhaseRun:
         """The record, which then stays in memory; raises as `PhaseRun.load` does."""
@@ -137,7 +116,8 @@ class Record:
         """Give it a label, which becomes the name of its file; `OcrPhasesError` where that is
         taken.
         """
-        if self.file is not None and (name := _harmless(label)):
+        name = _harmless(label)
+        if self.file is not None and name:
             other = self.file.with_name(name + self.file.name.removeprefix(_stem(self.file)))
             if other.exists():
                 raise OcrPhasesError(f"There is a {other.name} already: choose another label.")
@@ -149,24 +129,36 @@ def _stem(file: Path) -> str:
     return file.name.removesuffix(".gz").removesuffix(".json")
 
 
+def _cells_of_name(stem: str) -> dict[str, str]:
+    """What the name of a file says: that of `file_stem`, or one that a person gave."""
+    parts = stem.split("_")
+    if len(parts) == 1:
+        return {"name": stem, "page": stem}
+    return dict(zip(("when", "page", "model", "preset", "strategy"), parts, strict=False))
+
+
 def cells(run: PhaseRun) -> dict[str, Any]:
     """The cells of a record's row: words, times in ms, joules, a share and a thinned curve of the
     steps.
     """
     when, files, model, preset, *_ = description(run)
-    known, quality = run.summary(), {} if run.truths is None else quality_of(run)
+    strategies = dict.fromkeys((str(run.model.strategy), str(run.request.vision)))
+    figures = run.summary()
+    if run.truths is not None:
+        figures = figures | quality_of(run)
     times = run.token_table["device_ms"].dropna().to_numpy()
-    return {
+    parts = [part for part in np.array_split(times, _SPARKS) if len(part)]
+    row: dict[str, Any] = {
         "when": when.replace("T", " "),
         "page": files,
         "model": model,
         "preset": preset,
-        "strategy": " + ".join(dict.fromkeys((str(run.model.strategy), str(run.request.vision)))),
-        **{name: (known | quality).get(name) for name in names_in(Place.EXPLORER)},
-        "steps": _sparkline(
-            [float(np.median(part)) for part in np.array_split(times, _SPARKS) if len(part)]
-        ),
+        "strategy": " + ".join(strategies),
+        "steps": _sparkline([float(np.median(part)) for part in parts]),
     }
+    for name in names_in(Place.EXPLORER):
+        row[name] = figures.get(name)
+    return row
 
 
 def kept_files(folder: Path) -> list[Path]:
@@ -183,12 +175,15 @@ def keep_record(run: PhaseRun, folder: Path) -> Path:
 
 
 def _when(path: Path) -> tuple[str, str]:
+    """When a record was measured, and its name; the date of the file where its name has none."""
     dated = re.match(r"\d{4}-\d\d-\d\dT[\d-]+", path.name)
+    if dated:
+        return (dated[0], path.name)
     changed = datetime.fromtimestamp(path.stat().st_mtime, UTC)
-    return (dated[0] if dated else changed.strftime("%Y-%m-%dT%H-%M-%S"), path.name)
+    return (changed.strftime("%Y-%m-%dT%H-%M-%S"), path.name)
 
 
-def shipped() -> list[Path]:
+def shipped_files() -> list[Path]:
     """The records that come with the package; the first is shown where there is none yet."""
     runs = asset("data", "runs")
     return [path for pattern in _SHIPPED for path in sorted(runs.glob(pattern))]
@@ -197,9 +192,11 @@ def shipped() -> list[Path]:
 # -- several ---------------------------------------------------------------------------------------
 
 
-def rows_html(rows: Sequence[Record], shown: Record | None) -> Html:
-    """The table of records, strong the one shown; a row's first cell has its key and what there is
-    of it. Measurements that ended without a record stand last.
+def rows_html(rows: Sequence[RecordRow], shown: RecordRow | None) -> Html:
+    """The table of records, with the one shown in bold.
+
+    The first cell of a row has its key and says whether it can be read and is a person's own.
+    Measurements that ended without a record stand last.
     """
     rows = sorted(rows, key=_ended_without_record)
     table = pd.DataFrame([row.cells for row in rows]).reindex(columns=_COLUMNS)
@@ -207,14 +204,13 @@ def rows_html(rows: Sequence[Record], shown: Record | None) -> Html:
         element("data", value=row.key, data_own=row.own, data_read=bool(row.run or row.file))
         for row in rows
     ]
-    table["steps"] = pd.Series(
-        [row.cells["steps"] for row in rows], dtype=object
-    )  # which keeps it HTML
+    # As objects, because pandas would make plain texts of what is HTML.
+    table["steps"] = pd.Series([row.cells["steps"] for row in rows], dtype=object)
     table.insert(0, "", pd.Series(keys, dtype=object))
     return table_html(table, headings={"": ("compare", "")}, strong=[row is shown for row in rows])
 
 
-def _ended_without_record(row: Record) -> bool:
+def _ended_without_record(row: RecordRow) -> bool:
     return str(row.cells["steps"]).startswith(("stopped", "failed", "not run"))
 
 

@@ -1,7 +1,6 @@
-"""What happens between Run and a record: jobs, the measuring thread, and what is told of it
-meanwhile.
+"""What happens between Run and a record: the measuring thread, and what is shown of it meanwhile.
 
-The measuring thread only notes what happened and when. A few times a second the panel tells it to
+The measuring thread only notes what happened and when. A few times a second the panel sends that to
 the browser, which draws it, so that watching costs the measurement as little as can be.
 """
 
@@ -24,20 +23,21 @@ import pandas as pd
 
 from ocr_phases.analyse.grounding import parse_grounding
 from ocr_phases.errors import OcrPhasesError, Stopped
-from ocr_phases.explorer.form import Asked, first_image
+from ocr_phases.explorer.form import Job, first_image
 from ocr_phases.families import FAMILIES
 from ocr_phases.measure.progress import RunProgress, left_text
 from ocr_phases.results.run import PhaseRun
 from ocr_phases.show.web import Html, element, fold, preformatted
 from ocr_phases.text import ms_text, plain
-from ocr_phases.view.data import boxes, page_address, scale_of, slowest_points
+from ocr_phases.view.data import boxes, curve_top, page_address, slowest_points
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 REFRESH_S = 0.2
 _SHOWN_TEXT = 6_000
-_POINTS = 400
+_POINTS = 400  # of a curve while a page is measured
+_FEWEST_ACROSS = 32  # tokens of its axis
 #: A family whose way to mark regions takes in the others'.
 _ANY_MARKS = next(name for name, facts in FAMILIES.items() if facts.page_mark)
 # One for all panels and always the same, because CUDA graphs and compiled code belong to the thread
@@ -45,21 +45,20 @@ _ANY_MARKS = next(name for name, facts in FAMILIES.items() if facts.page_mark)
 _THREAD = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ocr_phases")
 
 
-def error_html(error: BaseException, of: str = "") -> Html:
-    """An error as one sentence, after ``of``, with a folded traceback."""
+def error_html(error: BaseException, subject: str = "") -> Html:
+    """An error as one sentence, after what it is about, with a folded traceback."""
+    sentence = element("p", subject, error_sentence(error))
     trace = "".join(traceback.format_exception(error))
     folded = fold("Traceback", preformatted(trace), classes="")
-    return element(
-        "div", element("p", of, error_sentence(error)), folded, class_="opx-error", role="alert"
-    )
+    return element("div", sentence, folded, class_="opx-error", role="alert")
 
 
 def error_sentence(error: BaseException) -> str:
     """The package's own message, or the type and first line of any other."""
     if isinstance(error, OcrPhasesError):
         return str(error)
-    first = next(filter(None, map(str.strip, str(error).splitlines())), "no message")
-    return f"{type(error).__name__}: {first[:300]}"
+    lines = str(error).strip().splitlines() or ["no message"]
+    return f"{type(error).__name__}: {lines[0].strip()[:300]}"
 
 
 class Live:
@@ -82,7 +81,8 @@ class Live:
         self.picture = page_address(page)
         self._news = deque[Callable[[], None]]()
         self._new_reader: Callable[[], Callable[[int], str]] = lambda: "<{}>".format
-        self._began, self._last = time.perf_counter(), float("nan")
+        self._began_at = time.perf_counter()
+        self._last_token_at = float("nan")
         self._doing = "waiting for its turn"
         self._texts: list[list[str]] = [[]]
         self._times: list[list[float]] = [[]]
@@ -98,39 +98,55 @@ class Live:
         """Text, curves, boxes and progress, with the measuring thread's news."""
         while self._news:
             self._news.popleft()()
-        # The median of the finished repeats, or warm-ups, stands over the run that is under way.
         finished = self._runs.done
-        done = self._times[self.warmup : finished] or self._times[:finished]
-        shown = [self._times[-1], *[pd.DataFrame(done).median().tolist()] * bool(done)]
-        longest = max(map(len, self._times))
-        # A finished run tells how long the others are; the first one's curve has room to grow.
-        expected = max(map(len, self._times[:finished]), default=0) or self._runs.token_limit
-        count = max(min(2 ** math.ceil(math.log2(max(longest, 32))), expected), longest)
+        curves = self._curves(finished)
+        count = self._tokens_across(finished)
         # While a model is loaded, and in the first run, nobody knows how much there is to do.
         total = None if self._doing else self._runs.tokens_total
         text = "".join(self._texts[max(finished, 1) - 1])
         regions = parse_grounding(plain(text), _ANY_MARKS).on_page(0).regions
         return {
-            "doing": self._said(),
+            "doing": self._status(),
             "done": None if total is None else self._runs.tokens_done,
             "total": total,
             "left": "" if self._doing else left_text(self._runs.left_s),
             "text": text[-_SHOWN_TEXT:],
-            "lines": [slowest_points(run, count, _POINTS) for run in shown],
+            "lines": [slowest_points(times, count, _POINTS) for times in curves],
             "count": count,
-            "top": 1.3 * scale_of([ms for run in shown for ms in run if math.isfinite(ms)]),
+            "top": curve_top([ms for times in curves for ms in times if math.isfinite(ms)]),
             "boxes": boxes(regions, self.size or (1, 1)),
             "size": self.size,
         }
 
-    def _said(self) -> str:
+    def _curves(self, finished: int) -> list[list[float]]:
+        """The times of the run under way, and over it the median of the finished repeats, or of the
+        warm-ups where no repeat is finished.
+        """
+        curves = [self._times[-1]]
+        done = self._times[self.warmup : finished] or self._times[:finished]
+        if done:
+            curves.append(pd.DataFrame(done).median().tolist())
+        return curves
+
+    def _tokens_across(self, finished: int) -> int:
+        """How many tokens the axis has: a power of two with room to grow, until a finished run
+        tells how long the others are.
+        """
+        longest = max(map(len, self._times))
+        expected = max(map(len, self._times[:finished]), default=0) or self._runs.token_limit
+        power = 2 ** math.ceil(math.log2(max(longest, _FEWEST_ACROSS)))
+        return max(min(power, expected), longest)
+
+    def _status(self) -> str:
+        """What is being done, in words."""
         if self._stop.is_set():
             return "stopping"
         if self._doing:
-            return f"{self._doing}, {time.perf_counter() - self._began:.0f} s"
-        ms = pd.Series(self._times[-1]).median()
-        pace = f", {ms_text(ms)} per token (host clock)" if ms == ms else ""
-        return f"{self._runs.text}{pace}"
+            return f"{self._doing}, {time.perf_counter() - self._began_at:.0f} s"
+        median_ms = pd.Series(self._times[-1], dtype=float).median()
+        if math.isnan(median_ms):
+            return self._runs.text
+        return f"{self._runs.text}, {ms_text(median_ms)} per token (host clock)"
 
     # -- the measuring thread's side --------------------------------------------------------------
 
@@ -159,7 +175,8 @@ class Live:
             raise Stopped
 
     def _next_run(self, done: int, total: int, clock: float) -> None:
-        self._doing, self._last = "", float("nan")
+        self._doing = ""
+        self._last_token_at = float("nan")
         self._runs.next_run(done, total, clock)
         self._read = self._new_reader()  # no half character of the run before
         if 0 < done < self.repeats + self.warmup:
@@ -167,28 +184,30 @@ class Live:
             self._times.append([])
 
     def _take(self, tokens: list[int], clock: float) -> None:
-        """Tokens as they were read: their text, and the host's time since the last ones."""
+        """Add tokens as they were read: their text, and the host's time since the last ones."""
         self._runs.add_tokens(len(tokens))
-        self._times[-1] += [(clock - self._last) * 1000.0 / len(tokens)] * len(tokens)
-        self._last = clock
+        ms = (clock - self._last_token_at) * 1000.0 / len(tokens)
+        self._times[-1] += [ms] * len(tokens)
+        self._last_token_at = clock
         self._texts[-1] += map(self._read, tokens)
 
 
 # -- the measuring thread --------------------------------------------------------------------------
 
 
-def start(asked: Asked, live: Live) -> Future[PhaseRun]:
+def start(job: Job, live: Live) -> Future[PhaseRun]:
     """Measure in the thread, with the model kept from before if it is the same.
 
     The future raises what `run_inference` and loading raise, `Stopped` too.
     """
-    settings, page = asked.settings, first_image(asked.page, asked.page_name)
+    settings = job.settings
+    page = first_image(job.page, job.page_name)
     live.begin(settings.expected_tokens, settings.repeats, settings.warmup, page)
-    return _THREAD.submit(_measure, asked, live)
+    return _THREAD.submit(_measure, job, live)
 
 
-def _measure(asked: Asked, live: Live) -> PhaseRun:
-    live.doing(f"loading {asked.settings.model}")
+def _measure(job: Job, live: Live) -> PhaseRun:
+    live.doing(f"loading {job.settings.model}")
     from ocr_phases.collectors.hooks import layer_hooks
     from ocr_phases.measure.memory_fit import fit
     from ocr_phases.models.load import TokenReader
@@ -196,8 +215,9 @@ def _measure(asked: Asked, live: Live) -> PhaseRun:
     from ocr_phases.steps.preparing import announcements_to
 
     with contextlib.suppress(OcrPhasesError):  # loading says what is wrong
-        live.doing(f"loading: {fit(asked.page, asked.settings).sentence}")
-    session, options = kept_session(**asked.settings.of_model()), asked.settings.of_run()
+        live.doing(f"loading: {fit(job.page, job.settings).sentence}")
+    session = kept_session(**job.settings.of_model())
+    options = job.settings.of_run()
     device = getattr(session, "device", "")  # a server has neither that nor a tokenizer
     live.doing("preparing")
     if device:
@@ -206,18 +226,20 @@ def _measure(asked: Asked, live: Live) -> PhaseRun:
         # for.
         options["eos_check_every"] = options["eos_check_every"] or 1
     # What is compiled has no hooks, and a GPU is only told what to do.
-    layered = device == "cpu" and asked.settings.strategy == asked.settings.vision == "eager"
-    layers = layer_hooks(session.model, live.stop_if_asked) if layered else contextlib.nullcontext()
-    with announcements_to(live.doing), layers:
+    is_eager = job.settings.strategy == job.settings.vision == "eager"
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(announcements_to(live.doing))
+        if device == "cpu" and is_eager:
+            stack.enter_context(layer_hooks(session.model, live.stop_if_asked))
         run = session.run_inference(
-            asked.page, **options, on_tokens=live.on_tokens, progress=live.progress
+            job.page, **options, on_tokens=live.on_tokens, progress=live.progress
         )
-    if asked.page_name is None:
+    if job.page_name is None:
         return run
     # Bytes carry no name: the upload's takes the place of "image" (a page of a PDF keeps its
     # number).
     pages = []
     for page in run.pages:
-        name = asked.page_name + page.file.removeprefix("image")
+        name = job.page_name + page.file.removeprefix("image")
         pages.append(msgspec.structs.replace(page, file=name))
     return replace(run, pages=pages)

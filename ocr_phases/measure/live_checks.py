@@ -344,7 +344,7 @@ def describe_cache(
 # -- the checks of a record -------------------------------------------------------------------
 
 
-def measured_checks(
+def judge_live_checks(
     checkpoint: Checkpoint,
     packed: PackedPages,
     request: Request,

@@ -30,8 +30,8 @@ from ocr_phases.measure.live_checks import (
     Repeat,
     Watch,
     describe_cache,
+    judge_live_checks,
     logits_summed,
-    measured_checks,
 )
 from ocr_phases.measure.loaded_model import LoadedModel, StepShape, describe_model
 from ocr_phases.measure.parity import parity_check
@@ -576,7 +576,7 @@ class Measurement:
         )
 
     def _live_checks(self) -> list[CheckPart]:
-        checks = measured_checks(
+        checks = judge_live_checks(
             self.checkpoint, self.packed, self.request, self.repeats, self.waits, self.after
         )
         if self.rows_alone is not None:

@@ -31,7 +31,7 @@ from ocr_phases.steps.phases import Step
 LEAST_SECONDS = 3.0
 
 #: A forward of a vision module as the prefill calls it.
-VisionCall = Callable[[], Any]
+VisionForward = Callable[[], Any]
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def measure_phase_energy(
         How long each phase is repeated, at least.
     """
     device = next(model.parameters()).device
-    vision = recorded_vision_calls(model, inputs, step)
+    vision = vision_forwards(model, inputs, step)
     state = phases.prefill(model, inputs, step=step)
 
     def run_vision() -> None:
@@ -142,9 +142,9 @@ def measure_phase_energy(
     )
 
 
-def recorded_vision_calls(
+def vision_forwards(
     model: nn.Module, inputs: ModelInputs, step: Step | None
-) -> list[VisionCall]:
+) -> list[VisionForward]:
     """The forwards of the vision modules that a prefill makes, to be made again without the rest.
 
     Modules inside of others are left out, as they run with them. A part that reaches from one
@@ -153,7 +153,7 @@ def recorded_vision_calls(
     parts = _vision_parts(model)
     if any(part.first is not part.last for part in parts):
         return []
-    calls: list[VisionCall] = []
+    calls: list[VisionForward] = []
 
     def note_call(module: nn.Module, args: Any, options: dict[str, Any]) -> None:
         def again() -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pandas as pd
 
 from ocr_phases.analyse.kernels import (
-    host_syncs,
+    host_sync_table,
     idle_gaps,
     kernel_table,
     kv_cache_share,
@@ -91,7 +91,7 @@ def _kv_cache(run: Record) -> _Detail:
 
 
 def _host_syncs(run: Record) -> _Detail:
-    syncs = host_syncs(run)
+    syncs = host_sync_table(run)
     per_step = syncs.loc[syncs["phase"] == "decode", "count"].sum()
     caption = "Each host sync beyond the EOS check stops the host from launching ahead."
     return _Detail(f"Host syncs: {per_step:g} per step", syncs, caption)

@@ -5,15 +5,11 @@ from __future__ import annotations
 import pandas as pd
 
 from ocr_phases.analyse.checks import CHECK_COLUMNS, check_title
-from ocr_phases.analyse.compared_metrics import COMPARE_COLUMNS
 from ocr_phases.analyse.floors import FLOOR_COLUMNS
 from ocr_phases.analyse.noise import Verdict
-from ocr_phases.analyse.sweep_table import SWEEP_COLUMNS
 from ocr_phases.show.checks_section import checks_html
-from ocr_phases.show.comparison_overview import compare_html
 from ocr_phases.show.html_table import table_html
 from ocr_phases.show.run_times import floor_table_html, floor_table_text
-from ocr_phases.show.sweep_overview import cells_html
 from ocr_phases.show.terminal_table import table_text
 from ocr_phases.show.web import Html, notebook_style
 
@@ -25,9 +21,34 @@ def frame_html(table: pd.DataFrame) -> str:
     """A table of a result in a notebook; of one with many columns those that fit, of a long one its
     ends.
     """
-    known = {COMPARE_COLUMNS: compare_html, SWEEP_COLUMNS: cells_html, CHECK_COLUMNS: _checks_html}
-    known |= {FLOOR_COLUMNS: floor_table_html}
-    return str(notebook_style() + known.get(tuple(table.columns), _ends_html)(table))
+    return str(notebook_style() + _table_html(table))
+
+
+def _table_html(table: pd.DataFrame) -> Html:
+    """The table in the form that a report has of it, which its columns tell."""
+    columns = tuple(table.columns)
+    if columns == CHECK_COLUMNS:
+        return _checks_html(table)
+    if columns == FLOOR_COLUMNS:
+        return floor_table_html(table)
+    if "metric" in columns or "cell" in columns:
+        return _table_of_records_html(table)
+    return _ends_html(table)
+
+
+def _table_of_records_html(table: pd.DataFrame) -> Html:
+    """A table of several records; what it is made with is imported for it alone."""
+    from ocr_phases.analyse.compared_metrics import COMPARE_COLUMNS
+    from ocr_phases.analyse.sweep_table import SWEEP_COLUMNS
+    from ocr_phases.show.comparison_overview import compare_html
+    from ocr_phases.show.sweep_overview import cells_html
+
+    columns = tuple(table.columns)
+    if columns == COMPARE_COLUMNS:
+        return compare_html(table)
+    if columns == SWEEP_COLUMNS:
+        return cells_html(table)
+    return _ends_html(table)
 
 
 def _checks_html(table: pd.DataFrame) -> Html:

@@ -9,23 +9,13 @@ from ocr_phases.analyse.sentences import uncertain_sentence
 from ocr_phases.images import page_image
 from ocr_phases.record import Record
 from ocr_phases.record.parts import PagePart, to_plain
-from ocr_phases.show.page import (
-    has_region_times,
-    picture_parts,
-    plot_region_types,
-    region_parts,
-)
+from ocr_phases.show.page import has_region_times, plot_region_types
 from ocr_phases.show.section import Bundle, Section, facts_bundle, facts_text
 from ocr_phases.show.text_quality import quality_html
 from ocr_phases.show.web import Html, fold, note, preformatted
 
 _LONG_TEXT = 1_200
 _WRITTEN = "The text as the model wrote it"
-
-
-def page_section(run: Record) -> Section:
-    """The page with its boxes, and the decode time of each region and type of region."""
-    return Section(*picture_parts(run), *region_parts(run))
 
 
 def region_types_section(run: Record, row: int) -> Section:

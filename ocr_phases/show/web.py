@@ -216,10 +216,11 @@ def notebook_css(more: str = "") -> str:
     """The style of fragments in a notebook, and ``more`` rules that come after them.
 
     JupyterLab has rules for bare elements in its outputs, such as ``.jp-OutputArea-output dd``.
-    Nested in a selector with an id, every rule of ours is stronger than any of them.
+    Nested in a selector with an id, every rule of ours is stronger than any of them. marimo shows a
+    widget in a shadow tree, whose only way out is ``:host``.
     """
     rules = asset_text("notebook.css") + asset_text("fragments.css") + more
-    return f"{asset_text('theme.css')}:root:not(#op) {{\n{rules}}}\n"
+    return f"{asset_text('theme.css')}:is(:root:not(#op), :host) {{\n{rules}}}\n"
 
 
 @cache

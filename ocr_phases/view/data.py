@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -38,11 +38,16 @@ _PAGE_SIZE = (2_000, 2_000)  # pixels of the embedded page, which can be magnifi
 _COLOURS = 24
 _SLOWEST = 6
 _MOST_REGIONS = MOST_BOXES
+#: What the view calls the columns of the tokens that it shows.
 _COLUMNS = {
     "ms": "device_ms",
-    **{name: name for name in ("step", "cache_len", "region", "probability")},
+    "step": "step",
+    "cache_len": "cache_len",
+    "region": "region",
+    "probability": "probability",
 }
 _USUAL = 0.98  # of all steps: what takes longer shares the end of a scale
+_ROOM_ABOVE = 1.3  # the usual step ends at this part of a curve's height
 
 _TABLE = re.compile(r"(<table\b[^<>]*>(?:(?!<table\b).)*?</table>)", re.DOTALL)
 # In escaped text.
@@ -52,15 +57,15 @@ _CELL_TAG = re.compile(
 _SPAN = re.compile(r"\b(colspan|rowspan)\s*=\s*[\"']?([0-9]{1,3})\b")
 
 
-class _Lower(mistune.HTMLRenderer):
+class _LoweredHeadings(mistune.HTMLRenderer):
     """Headings stand below those of the report or notebook that shows them."""
 
     def heading(self, text: str, level: int, **attributes: Any) -> str:
         return super().heading(text, min(level + 2, 6), **attributes)
 
 
-def _reader() -> mistune.Markdown:
-    renderer = _Lower(escape=True)
+def _markdown_reader() -> mistune.Markdown:
+    renderer = _LoweredHeadings(escape=True)
     reader = mistune.create_markdown(renderer=renderer, hard_wrap=True, plugins=["table"])
     # A backslash may begin a formula; what is indented on a page is no code; links and pictures
     # stay text.
@@ -72,39 +77,62 @@ def _reader() -> mistune.Markdown:
     return reader
 
 
-_MARKDOWN = _reader()
+_MARKDOWN = _markdown_reader()
 
 
 def row_data(run: Record, row: int) -> dict[str, Any]:
-    """Tokens, regions, boxes and notes of a batch row; ``ms`` is the device clock's median over
-    repeats.
+    """What the linked view draws of a row of a batch, ready for JSON.
+
+    Returns
+    -------
+    dict
+        Lists of the same length for the tokens: ``texts``, ``ms`` (the device clock's median over
+        repeats), ``step``, ``cache_len``, ``region`` and ``probability``. ``regions`` has each
+        region in words, ``pages`` each page with its boxes, ``rendered`` the text as HTML.
+        ``slowest`` are the numbers of the slowest tokens, ``top`` and ``scale`` are in ms,
+        ``palette`` has the colours of times with those of words on them.
     """
-    text, grounding = plain(run.results[row].text or ""), grounding_of(run, row)
-    tokens, table = tokens_of(run, row), regions_of(run, row)
+    text = plain(run.results[row].text or "")
+    grounding = grounding_of(run, row)
+    tokens = tokens_of(run, row)
+    table = regions_of(run, row)
     times = tokens["device_ms"].dropna()
     uncertain = table.loc[table["uncertain"], "region"].tolist()
-    pages = []
-    for place, number in enumerate(pages_of_row(run, row)):
-        size = run.pages[number].width, run.pages[number].height
-        drawn = boxes(grounding.on_page(place).regions, size, table)
-        pages.append({"size": size, "boxes": drawn, "href": page_address(run.page_image(number))})
-    return {
+    colours = [time_colour(share) for share in np.linspace(0, 1, _COLOURS)]
+    data = {
         "rows": [printable(run.page_name(row), 40) for row in range(len(run.results))],
         "note": _note(run, row, grounding),
         "first": "the first token" if run.waits_for_first_token else "from the prefill",
         "texts": [plain(str(text)) for text in tokens["text"]],
-        **{name: _values(tokens[column]) for name, column in _COLUMNS.items()},
         "uncertain": {"regions": uncertain, "legend": UNCERTAIN_TEXT},
         "slowest": tokens["device_ms"].nlargest(_SLOWEST).index.tolist(),
-        "top": 1.3 * scale_of(times),
+        "top": curve_top(times),
         "scale": [scale_of(times, 1 - _USUAL), scale_of(times)],
-        "palette": [
-            (each, type_colour(each)) for each in map(time_colour, np.linspace(0, 1, _COLOURS))
-        ],
+        "palette": [(colour, type_colour(colour)) for colour in colours],
         "regions": _regions(run, row, grounding, table),
-        "rendered": _rendered(text, parse_grounding(text, run.model.family), uncertain),
-        "pages": pages,
+        "rendered": str(_rendered(text, parse_grounding(text, run.model.family), uncertain)),
+        "pages": _pages(run, row, grounding, table),
     }
+    for name, column in _COLUMNS.items():
+        data[name] = _values(tokens[column])
+    return data
+
+
+def _pages(
+    run: Record, row: int, grounding: Grounding, table: pd.DataFrame
+) -> list[dict[str, Any]]:
+    """The pages of a row: size in pixels, boxes, and the address of the picture."""
+    pages = []
+    for place, number in enumerate(pages_of_row(run, row)):
+        size = (run.pages[number].width, run.pages[number].height)
+        regions = grounding.on_page(place).regions
+        page = {
+            "size": size,
+            "boxes": boxes(regions, size, table),
+            "href": page_address(run.page_image(number)),
+        }
+        pages.append(page)
+    return pages
 
 
 def page_address(image: Image | None) -> str:
@@ -116,10 +144,16 @@ def boxes(
     regions: Sequence[Region], size: tuple[int, int], table: pd.DataFrame = UNTIMED
 ) -> list[dict[str, Any]]:
     """The first `MOST_BOXES` boxes in pixels of a page of ``size``, the smallest last, on top."""
-    drawn = region_boxes(regions, size, table)[:MOST_BOXES]
-    tags = [tag and tag._asdict() for tag in place_tags(drawn, size)]
-    found = [{**box._asdict(), "tag": tag} for box, tag in zip(drawn, tags, strict=True)]
-    return sorted(found, key=lambda each: -math.prod(np.subtract(each["box"][2:], each["box"][:2])))
+    marked = region_boxes(regions, size, table)[:MOST_BOXES]
+    drawn = []
+    for box, tag in zip(marked, place_tags(marked, size), strict=True):
+        drawn.append({**box._asdict(), "tag": None if tag is None else tag._asdict()})
+    return sorted(drawn, key=_area, reverse=True)
+
+
+def _area(drawn: dict[str, Any]) -> float:
+    left, top, right, bottom = drawn["box"]
+    return float((right - left) * (bottom - top))
 
 
 def _values(column: pd.Series) -> list[Any]:
@@ -127,8 +161,15 @@ def _values(column: pd.Series) -> list[Any]:
     return [None if pd.isna(value) else round(value, 4) for value in column.tolist()]
 
 
+def curve_top(times: Sequence[float] | pd.Series) -> float:
+    """Up to how many ms a curve of some times is drawn; what is higher is cut off."""
+    return _ROOM_ABOVE * scale_of(times)
+
+
 def scale_of(times: Sequence[float] | pd.Series, part: float = _USUAL) -> float:
-    """What this part of some times (ms) stays below, the bulk by default; 1 for no times."""
+    """The time in ms that this part of some times stays below, by default that of the usual ones; 1
+    for no times.
+    """
     return float(np.quantile(times, part)) if len(times) else 1.0
 
 
@@ -149,30 +190,48 @@ def _regions(
     run: Record, row: int, grounding: Grounding, table: pd.DataFrame
 ) -> list[dict[str, Any]]:
     """The first regions in words: ``line`` in a list, ``facts`` in a sentence."""
-    first = tokens_of(run, row).groupby("region")["index"].min().to_dict()
+    first_tokens = tokens_of(run, row).groupby("region")["index"].min().to_dict()
     pages = {region.index: region.page for region in grounding.regions}
-    found = []
+    listed = []
     for item in table.head(_MOST_REGIONS).to_dict("records"):
-        number, label, text = item["region"], printable(str(item["label"])), str(item["text"])
-        name = label if number == PREAMBLE else f"{number} {label}"
-        tokens, ms = count_text(item["tokens"], "token"), item["decode_ms"]
-        facts = [tokens, f"{ms_text(ms)} ({percent_text(item['share'])} of the decode)"]
-        facts += [f"{ms_text(item['ms_per_char'])} per character"] if item["characters"] else []
-        if math.isfinite(item["probability"]):
-            facts.append(f"mean token probability {percent_text(item['probability'])}")
-        sure = ["uncertain"] if item["uncertain"] else []
-        told = (
-            f"{'Preamble' if number == PREAMBLE else f'Region {name}'}: {', '.join(facts + sure)}"
-        )
-        line = [name, *sure, tokens, ms_text(ms), printable(text, 36)]
-        words = {
-            "line": " · ".join(filter(None, line)),
-            "facts": told,
-            "name": told.split(":")[0].lower(),
+        number = item["region"]
+        label = printable(str(item["label"]))
+        short_name = label if number == PREAMBLE else f"{number} {label}"
+        name = "Preamble" if number == PREAMBLE else f"Region {short_name}"
+        line = [short_name]
+        if item["uncertain"]:
+            line.append("uncertain")
+        line += [count_text(item["tokens"], "token"), ms_text(item["decode_ms"])]
+        excerpt = printable(str(item["text"]), 36)
+        if excerpt:
+            line.append(excerpt)
+        region = {
+            "region": number,
+            "line": " · ".join(line),
+            "facts": f"{name}: {', '.join(_region_facts(item))}",
+            "name": name.partition(":")[0].lower(),
+            "first": int(first_tokens.get(number, 0)),
+            "page": pages.get(number),
+            "ms": round(item["decode_ms"], 4),
         }
-        place = {"first": int(first.get(number, 0)), "page": pages.get(number), "ms": round(ms, 4)}
-        found.append({"region": number, **words, **place})
-    return found
+        listed.append(region)
+    return listed
+
+
+def _region_facts(item: dict[Hashable, Any]) -> list[str]:
+    """What a region took, and how sure the model was of it."""
+    share = percent_text(item["share"])
+    facts = [
+        count_text(item["tokens"], "token"),
+        f"{ms_text(item['decode_ms'])} ({share} of the decode)",
+    ]
+    if item["characters"]:
+        facts.append(f"{ms_text(item['ms_per_char'])} per character")
+    if math.isfinite(item["probability"]):
+        facts.append(f"mean token probability {percent_text(item['probability'])}")
+    if item["uncertain"]:
+        facts.append("uncertain")
+    return facts
 
 
 def _rendered(text: str, grounding: Grounding, uncertain: Sequence[int]) -> Html:
@@ -183,15 +242,18 @@ def _rendered(text: str, grounding: Grounding, uncertain: Sequence[int]) -> Html
     starts = [(0, PREAMBLE), *((start, PREAMBLE) for start in grounding.page_starts)]
     parts = sorted([*starts, *((region.start, region.index) for region in grounding.regions)])
     ends = [start for start, _ in parts[1:]] + [len(text)]
-    found = []
-    doubted = set(uncertain)
+    sections = []
+    is_uncertain = set(uncertain)
     for (start, number), end in islice(zip(parts, ends, strict=True), _MOST_REGIONS):
-        before = text[start:end].removeprefix(grounding.page_mark).strip()
-        words = before if number == PREAMBLE else grounding.regions[number].text
-        if words:
-            doubt = "opv-uncertain" if number in doubted else None
-            found.append(element("section", markdown_html(words), data_region=number, class_=doubt))
-    return fragment(*found)
+        words = text[start:end].removeprefix(grounding.page_mark).strip()
+        if number != PREAMBLE:
+            words = grounding.regions[number].text
+        if not words:
+            continue
+        look = "opv-uncertain" if number in is_uncertain else None
+        html = markdown_html(words)
+        sections.append(element("section", html, data_region=number, class_=look))
+    return fragment(*sections)
 
 
 def markdown_html(text: str) -> Html:
@@ -200,10 +262,11 @@ def markdown_html(text: str) -> Html:
 
     Tables come as the models write them (HTML) or as Markdown.
     """
-    pieces = enumerate(_TABLE.split(few_blanks(text)))
-    return Html(
-        "".join(_html_table(each) if at % 2 else str(_MARKDOWN(each)) for at, each in pieces)
-    )
+    html = []
+    for place, piece in enumerate(_TABLE.split(few_blanks(text))):
+        is_table = place % 2 == 1  # every second piece is what the pattern found
+        html.append(_html_table(piece) if is_table else str(_MARKDOWN(piece)))
+    return Html("".join(html))
 
 
 def _html_table(table: str) -> str:
@@ -213,9 +276,9 @@ def _html_table(table: str) -> str:
     return _CELL_TAG.sub(_cell_tag, html.escape(table, quote=False))
 
 
-def _cell_tag(found: re.Match[str]) -> str:
-    spans = [f' {name}="{number}"' for name, number in _SPAN.findall(found[2])]
-    return f"<{found[1]}{''.join(spans)}>"
+def _cell_tag(match: re.Match[str]) -> str:
+    spans = [f' {name}="{number}"' for name, number in _SPAN.findall(match[2])]
+    return f"<{match[1]}{''.join(spans)}>"
 
 
 def _note(run: Record, row: int, grounding: Grounding) -> str:

@@ -105,6 +105,7 @@ class Page {
   show({ size: [width, height], boxes, href }, times) {
     this.root.ariaLabel = `The page with ${boxes.length} boxes, ${width} by ${height} pixels`;
     this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    this.root.style.setProperty("--opv-shape", `${width} / ${height}`);
     this.boxes = h("g");
     const sheet = h("rect", { width, height, fill: "#fff" });
     const image = href ? h("image", { href, width, height, preserveAspectRatio: "none" }) : "";

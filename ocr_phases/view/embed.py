@@ -93,18 +93,30 @@ def packed(values: list[Any]) -> list[Any] | dict[str, list[list[Any]]]:
     runs: list[list[Any]] = []
     at = 0
     while at < len(values):
-        first = values[at]
-        step = _step(first, values[at + 1]) if at + 1 < len(values) else None
-        length = 1
-        if step is not None:
-            while at + length < len(values) and values[at + length] == _at(first, step, length):
-                length += 1
-        if length < _SHORTEST_RUN:
-            step = 0
-            length = 1
-        runs.append([first, step, length])
-        at += length
-    return {"runs": runs} if 3 * len(runs) < len(values) else values
+        run = _run_at(values, at)
+        runs.append(run)
+        at += run[2]
+    if 3 * len(runs) < len(values):
+        return {"runs": runs}
+    return values
+
+
+def _run_at(values: list[Any], at: int) -> list[Any]:
+    """The run that begins at a place; a value alone where what follows it does not go on evenly."""
+    first = values[at]
+    alone = [first, 0, 1]
+    if at + 1 == len(values):
+        return alone
+    step = _step(first, values[at + 1])
+    if step is None:
+        return alone
+    length = 2
+    while at + length < len(values):
+        expected = first + step * length if step else first
+        if values[at + length] != expected:
+            break
+        length += 1
+    return [first, step, length] if length >= _SHORTEST_RUN else alone
 
 
 def _step(first: Any, second: Any) -> int | None:
@@ -116,10 +128,6 @@ def _step(first: Any, second: Any) -> int | None:
     if isinstance(first, int) and isinstance(second, int):
         return second - first
     return None
-
-
-def _at(first: Any, step: int, place: int) -> Any:
-    return first + step * place if step else first
 
 
 def view_script() -> str:

@@ -14,13 +14,12 @@ from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import Record
 from ocr_phases.show.web import printable
 from ocr_phases.text import ms_text
-from ocr_phases.view.data import scale_of, slowest_points
+from ocr_phases.view.data import curve_top, slowest_points
 
 #: A drawing of more curves than these, and that of the record itself, cannot be read.
 MOST_OTHERS = 5
 _MOST_POINTS = 2_000  # of a curve, which is more than a screen has pixels across
 _LONGEST_NAME = 60
-_ROOM_ABOVE = 1.3  # a curve reaches to this part below the top of the drawing
 
 
 class OverlaidCurve(TypedDict):
@@ -84,5 +83,5 @@ def _curve(run: Record, row: int, name: str) -> OverlaidCurve:
         median="" if median_ms is None or pd.isna(median_ms) else f"median {ms_text(median_ms)}",
         points=slowest_points(times, len(times), _MOST_POINTS),
         tokens=len(times),
-        top=_ROOM_ABOVE * scale_of(times.dropna()),
+        top=curve_top(times.dropna()),
     )

@@ -46,7 +46,10 @@ class Shown {
   }
 
   set(values) {
-    this.model.set(values); // which calls what listens, in every place of this model
+    // One by one: a model in marimo takes no object. Each calls what listens to it.
+    for (const [name, value] of Object.entries(values)) {
+      this.model.set(name, value);
+    }
     this.model.save_changes();
   }
 
@@ -185,7 +188,7 @@ class CurvePart extends Part {
   constructor(shown) {
     const curve = new Curve();
     const legend = h("ul.opv-key", { "aria-label": "Curves" });
-    super(shown, h("div", legend, curve.root));
+    super(shown, h("div", curve.root, legend));
     this.curve = curve;
     this.legend = legend;
   }
@@ -197,7 +200,11 @@ class CurvePart extends Part {
     const points = ms.map((each, token) => [token, each]).filter(([, each]) => each != null);
     const lines = others.map((other, place) => ({ ...other, style: `opv-other-${place + 1}` }));
     const tokens = Math.max(texts.length, ...others.map((other) => other.tokens));
-    this.curve.show([...lines, { points }], tokens, Math.max(top, ...others.map((each) => each.top)));
+    this.curve.show(
+      [...lines, { points }],
+      tokens,
+      Math.max(top, ...others.map((each) => each.top)),
+    );
     this.showLegend();
     this.select();
     this.mark();
@@ -376,8 +383,11 @@ class Linked {
     }
   }
 
-  /** Hear what happens here before what is around it does: JupyterLab listens at the document. */
+  /** Hear what happens here before what is around it does: JupyterLab listens at the document. In a
+      shadow tree, as in marimo, only its root knows what was pointed at. */
   listen(names, call) {
+    const around = this.root.getRootNode();
+    const place = around instanceof ShadowRoot ? around : window;
     const how = { capture: true, passive: false, signal: this.ended.signal };
     const hear = (event) => {
       if (this.root.contains(event.target) || event.type.startsWith("pointer")) {
@@ -385,7 +395,7 @@ class Linked {
       }
     };
     for (const name of names) {
-      window.addEventListener(name, hear, how);
+      place.addEventListener(name, hear, how);
     }
   }
 

@@ -12,8 +12,12 @@ class Values {
     return this.values[name];
   }
 
+  set(name, value) {
+    this.setAll({ [name]: value });
+  }
+
   /** All are set before anyone hears of one of them. */
-  set(values) {
+  setAll(values) {
     const changed = Object.keys(values).filter((name) => values[name] !== this.values[name]);
     Object.assign(this.values, values);
     for (const name of changed) {
@@ -64,7 +68,7 @@ function linkedView(place) {
   const rows = rowsOf(place);
   const model = new Values({ data: rows[0] });
   model.on("change:row", () => {
-    model.set({ token: 0, sheet: 0, selection: [], data: rows[model.get("row")] });
+    model.setAll({ token: 0, sheet: 0, selection: [], data: rows[model.get("row")] });
   });
   document.documentElement.classList.add("opv-on");
   return new View(new Shown(model)).start(place);

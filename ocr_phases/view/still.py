@@ -7,7 +7,6 @@ import base64
 import contextlib
 import functools
 import io
-import itertools
 import math
 import textwrap
 from collections.abc import Sequence
@@ -104,13 +103,13 @@ def joined_picture(widgets: Sequence[Stilled]) -> dict[str, Any]:
 
 def stilled_in(box: ipywidgets.Box) -> list[Stilled]:
     """The widgets with a picture that stand in a box, or in a box in it."""
-    found: list[Stilled] = []
+    widgets: list[Stilled] = []
     for child in box.children:
         if isinstance(child, Stilled):
-            found.append(child)
+            widgets.append(child)
         elif isinstance(child, ipywidgets.Box):
-            found += stilled_in(child)
-    return found
+            widgets += stilled_in(child)
+    return widgets
 
 
 def _show_box(box: ipywidgets.Box) -> None:
@@ -146,26 +145,46 @@ def still_bundle(run: Record | None, row: int, token: int, color: str, view: str
     beside these. Without a record it is a sentence.
     """
     if run is None:
-        said = "Run this cell to open the explorer."
-        return {"text/html": _framed(element("p", said)), "text/plain": said}
+        sentence = "Run this cell to open the explorer."
+        return {"text/html": _framed(element("p", sentence)), "text/plain": sentence}
     shown = tokens_of(run, row).iloc[token]
-    plot, curve = _plot(run, view == "stages")
-    pictures = [_page(run, row, place, color) for place in range(len(pages_of_row(run, row)))]
-    pictures = [picture.copy() for picture in (*pictures, plot)]
-    if curve is not None and pd.notna(shown["step"]):
-        line = [
-            (x, plot.height - y) for x, y in curve.transform([(token + 1, 0.0), (token + 1, 1.0)])
-        ]
-        ImageDraw.Draw(pictures[-1]).line(line, VERMILLION, 2)
-    for page, picture in enumerate(pictures[:-1]):
-        for region in grounding_of(run, row).on_page(page).regions:
-            for box in region.pixel_boxes(*picture.size) if region.index == shown["region"] else ():
-                ImageDraw.Draw(picture).rectangle(box, outline=VERMILLION, width=3)
-    ends = [0, *itertools.accumulate(picture.width for picture in pictures)]
-    image = Image.new("RGB", (ends[-1], plot.height), "white")
-    for left, picture in zip(ends, pictures, strict=False):
+    pages = []
+    for place in range(len(pages_of_row(run, row))):
+        page = _page(run, row, place, color).copy()
+        _outline_region(page, run, row, place, shown["region"])
+        pages.append(page)
+    plot = _stages(run).copy() if view == "stages" else _curve_at(run, shown, token)
+    return _bundle(run, _side_by_side([*pages, plot], plot.height))
+
+
+def _outline_region(page: Image.Image, run: Record, row: int, place: int, number: int) -> None:
+    """Draw a frame around the boxes of the region that the token belongs to."""
+    drawing = ImageDraw.Draw(page)
+    for region in grounding_of(run, row).on_page(place).regions:
+        if region.index == number:
+            for box in region.pixel_boxes(*page.size):
+                drawing.rectangle(box, outline=VERMILLION, width=3)
+
+
+def _curve_at(run: Record, shown: pd.Series, token: int) -> Image.Image:
+    """The curve with a line at a token, unless that has no step."""
+    curve, place = _curve(run)
+    picture = curve.copy()
+    if place is None or pd.isna(shown["step"]):
+        return picture
+    ends = place.transform([(token + 1, 0.0), (token + 1, 1.0)])
+    line = [(x, picture.height - y) for x, y in ends]
+    ImageDraw.Draw(picture).line(line, VERMILLION, 2)
+    return picture
+
+
+def _side_by_side(pictures: Sequence[Image.Image], height: int) -> Image.Image:
+    image = Image.new("RGB", (sum(picture.width for picture in pictures), height), "white")
+    left = 0
+    for picture in pictures:
         image.paste(picture, (left, 0))
-    return _bundle(run, image)
+        left += picture.width
+    return image
 
 
 def figure_bundle(run: Record, figure: Figure) -> dict[str, Any]:
@@ -176,40 +195,60 @@ def figure_bundle(run: Record, figure: Figure) -> dict[str, Any]:
 
 def _bundle(run: Record, image: Image.Image) -> dict[str, Any]:
     jpeg = jpeg_file(image, *image.size)[1]
-    said = f"{run_title(run)} · {subject(run)}\n{headline(run)}"
-    html = _framed(
-        element("img", src=data_address(jpeg, "image/jpeg"), alt=said, width=image.width)
-    )
-    return {"text/html": html, "image/jpeg": base64.b64encode(jpeg).decode(), "text/plain": said}
+    words = f"{run_title(run)} · {subject(run)}\n{headline(run)}"
+    picture = element("img", src=data_address(jpeg, "image/jpeg"), alt=words, width=image.width)
+    return {
+        "text/html": _framed(picture),
+        "image/jpeg": base64.b64encode(jpeg).decode(),
+        "text/plain": words,
+    }
 
 
 @functools.lru_cache(maxsize=2)
-def _plot(run: Record, stages: bool) -> tuple[Image.Image, Transform | None]:
-    """Headline and curve, or the stages, and what puts a token, counted from 1, on the picture's
-    curve.
-    """
+def _curve(run: Record) -> tuple[Image.Image, Transform | None]:
+    """Headline and curve, and what puts a token, counted from 1, on the picture's curve."""
+    figure = _titled_figure(run)
+    axes = figure.axes[0]
+    # The figure lays itself out: with an engine besides it would be laid out and drawn twice.
+    plot_latency(run, ax=axes).set_layout_engine(None)
+    image = Image.open(io.BytesIO(figure_png(figure, FIGURE_DPI))).convert("RGB")
+    if not axes.lines:
+        return image, None
+    frozen: Any = axes.get_xaxis_transform().frozen()
+    return image, frozen
+
+
+@functools.lru_cache(maxsize=2)
+def _stages(run: Record) -> Image.Image:
+    """Headline and the stages of the prefill."""
+    figure = _titled_figure(run)
+    plot_vision_stages(run, ax=figure.axes[0]).set_layout_engine(None)
+    return Image.open(io.BytesIO(figure_png(figure, FIGURE_DPI))).convert("RGB")
+
+
+def _titled_figure(run: Record) -> Figure:
+    """A figure with one empty axes under the record's headline."""
     figure = blank_figure(*_INCHES)
-    axes = figure.subplots()
+    figure.subplots()
     about = f"{printable(run_title(run), 80)} · {printable(subject(run), 120)}"
     title = textwrap.fill(about, _LETTERS, max_lines=3, placeholder=" …")
     words = textwrap.fill(headline(run), _LETTERS, max_lines=4, placeholder=" …")
     figure.suptitle(f"{title}\n{words}", x=0.01, ha="left", fontsize=10)
-    # The figure lays itself out: with an engine besides it would be laid out and drawn twice.
-    (plot_vision_stages if stages else plot_latency)(run, ax=axes).set_layout_engine(None)
-    image = Image.open(io.BytesIO(figure_png(figure, FIGURE_DPI))).convert("RGB")
-    frozen: Any = axes.get_xaxis_transform().frozen()
-    return image, None if stages or not axes.lines else frozen
+    return figure
 
 
 @functools.lru_cache(maxsize=32)
 def _page(run: Record, row: int, place: int, color: str) -> Image.Image:
     """A page of a row under its boxes, the smaller the more there are; a white sheet for none."""
-    numbers, table = pages_of_row(run, row), regions_of(run, row)
-    facts = run.pages[numbers[place]]
-    page = run.page_image(numbers[place]) or Image.new("RGB", (facts.width, facts.height), "white")
+    numbers = pages_of_row(run, row)
+    page = run.page_image(numbers[place])
+    if page is None:
+        facts = run.pages[numbers[place]]
+        page = Image.new("RGB", (facts.width, facts.height), "white")
     page.thumbnail((_HEIGHT, int(_HEIGHT / math.sqrt(len(numbers)))))
     regions = grounding_of(run, row).on_page(place).regions
-    return draw_marks(page, region_boxes(regions, page.size, table, by_time=color == "time"))
+    marks = region_boxes(regions, page.size, regions_of(run, row), by_time=color == "time")
+    return draw_marks(page, marks)
 
 
 def _framed(content: Html) -> Html:

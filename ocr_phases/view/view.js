@@ -1,7 +1,7 @@
 /* One row of a record as one linked view: the parts of parts.js with a scrubber, a readout and lists. */
 
 const viewHtml = () => `<section class="opv-view opv" data-pane="page" aria-label="page">
-  <input type="range" class="opv-scrubber" min="0" aria-label="Token"><p class="opv-readout"></p>
+  <p class="opv-readout"></p>
   <div class="opv-controls"><label class="opv-rows">Row <select data-trait="row"></select></label>
     <label class="opv-sheets">Page <select data-trait="sheet"></select></label></div>
   <p class="opv-note"></p>
@@ -13,9 +13,10 @@ const viewHtml = () => `<section class="opv-view opv" data-pane="page" aria-labe
       <details class="opv-help"><summary>Keys</summary><p>← → token, with Shift ten; P N region;
         S slowest; K play; Z zoom of the curve to what is brushed; + − 0 zoom of the page, as Ctrl and
         the wheel; Esc leaves</p></details></div>
+    <input type="range" class="opv-scrubber" min="0" aria-label="Token">
     <div class="opv-curves" data-pane="curve">
-      <div class="opv-lists"><label>Regions<select class="opv-regions" size="6"></select></label>
-        <label>Slowest tokens<select class="opv-slowest" size="6"></select></label></div>
+      <div class="opv-lists"><label>Regions<select class="opv-regions" size="5"></select></label>
+        <label>Slowest tokens<select class="opv-slowest" size="5"></select></label></div>
       <div class="opv-stream"><pre class="opv-text" tabindex="0" role="group"
         aria-label="The text"></pre></div></div>
     <div class="opv-strip" data-pane="tokens"></div>

@@ -26,8 +26,8 @@ class Sharing {
     return name === "data" ? this.source?.get("data") : this.model.get(name);
   }
 
-  set(values) {
-    this.model.set(values);
+  set(name, value) {
+    this.model.set(name, value);
   }
 
   save_changes() {

@@ -43,11 +43,11 @@ _shared: WeakValueDictionary[tuple[int, int], RowData] = WeakValueDictionary()
 def _data_of(run: Record, row: int) -> RowData:
     """The data of a row, made once for all widgets that show this very record."""
     key = (id(run), row)
-    found = _shared.get(key)
-    if found is None or found.run is not run:
-        found = RowData(run, row)
-        _shared[key] = found
-    return found
+    shared = _shared.get(key)
+    if shared is None or shared.run is not run:
+        shared = RowData(run, row)
+        _shared[key] = shared
+    return shared
 
 
 class LinkedTraits(traitlets.HasTraits):
