@@ -39,18 +39,18 @@ def content(folder):
 
 
 @pytest.mark.parametrize(
-    ("recording", "family"),
+    ("recording", "family", "preset"),
     [
-        (GOLDEN, "deepseek-ocr"),
-        (GOLDEN_2, "deepseek-ocr-2"),
-        (GOLDEN_UNLIMITED, "unlimited-ocr"),
+        (GOLDEN, "deepseek-ocr", "tiny"),
+        (GOLDEN_2, "deepseek-ocr-2", "small768"),
+        (GOLDEN_UNLIMITED, "unlimited-ocr", "tiny"),
     ],
 )
 def test_a_checkpoint_of_each_family_is_measured_on_three_pages(
-    recording, family, golden_checkpoint, somebody, tmp_path, capsys
+    recording, family, preset, golden_checkpoint, somebody, tmp_path, capsys
 ):
     checkpoint = golden_checkpoint(recording)
-    assert verify(checkpoint, "--out", tmp_path) == 0
+    assert verify(checkpoint, "--out", tmp_path, "--preset", preset) == 0
     told = json.loads(capsys.readouterr().out)
     said = content(tmp_path)
     assert told["published"] == str(tmp_path / "published_weights.json")
