@@ -41,6 +41,7 @@ LOCK_NAME = ".ocr_phases.lock"
 TRACE_NAME = "trace.json.gz"
 MANIFEST_NAME = ".ocr_phases.sha256"  # no .json: folders are searched for records
 REPORT_FOLDER = "ocr_phases_report"
+VERIFY_FOLDER = "ocr_phases_verify"
 
 #: The first entry of every trace that this package writes.
 TRACE_OWNER = {"otherData": {"producer": "ocr_phases"}}

@@ -8,6 +8,7 @@ import shlex
 from functools import partial
 from pathlib import Path
 
+import ipywidgets
 import nbformat
 import pytest
 from conftest import RECORD
@@ -247,6 +248,11 @@ def test_the_quickstart_runs_with_every_call_of_the_readme(quick, tmp_path):
     assert sum("text/html" in kinds for kinds in shown) == 12
     assert (tmp_path / "report.html").exists()
     assert PhaseRun.load(tmp_path / "quickstart.json").request.max_new_tokens == 8
+    (presets,) = [cell.source for cell in code if cell.id == "presets"]
+    page = asset("data", "pages", "slide.png")
+    names = {"interact": ipywidgets.interact, "session": quick, "page": page}
+    exec(presets, names)
+    assert names["show_views"]("tiny").image_tokens == (73,)
     source, readme = "".join(cell.source for cell in code), "".join(snippets(ROOT / "README.md"))
     calls = re.findall(r"\b(?:session|run|OCRSession|PhaseRun)\.[\w.]+\(", readme)
     assert calls and not [call for call in calls if call not in source]

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 import lab
+import nbformat
 import pytest
 from conftest import GPU_RECORD, RUNS
 
@@ -70,6 +71,15 @@ DROP = """([kind, name, data]) => {
 }"""
 
 
+def write_cells(page, name, without=(), only=()):
+    """Write the cells of explore.ipynb into a notebook of the server: all but some, or some."""
+    notebook = nbformat.read(lab.REPOSITORY / "notebooks" / "explore.ipynb", as_version=4)
+    notebook.cells = [
+        cell for cell in notebook.cells if cell.id not in without and (not only or cell.id in only)
+    ]
+    nbformat.write(notebook, page.root / name)
+
+
 @pytest.fixture(scope="module")
 def panel(tmp_path_factory):
     """explore.ipynb with all cells run: one server and one page for this module."""
@@ -83,6 +93,8 @@ def panel(tmp_path_factory):
         page.errors = []
         page.on("request", lambda request: page.asked_for.append(request.url))
         page.on("pageerror", lambda error: page.errors.append(str(error)))
+        # The parts of a further cell have the panel's selectors; they have a test of their own.
+        write_cells(page, "explore.ipynb", without={"parts"})
         lab.open_notebook(page, address)
         lab.run_all(page)
         page.wait_for_selector(".opx-headline")
@@ -457,3 +469,26 @@ def test_a_restart_is_told_over_the_picture_and_records_are_listed_again(panel, 
     assert "receipt.png" in panel.inner_text(".opx-about")
     kept = {path.name for path in (panel.root / "ocr_phases_records").glob("*.json")}
     assert panel.locator(".opx-table button[title=Delete]").count() == len(kept)
+
+
+def test_parts_in_boxes_of_ipywidgets_follow_one_another(panel):
+    """The further cell of explore.ipynb, with a record instead of the panel."""
+    write_cells(panel, "parts.ipynb", only={"parts"})
+    notebook = nbformat.read(panel.root / "parts.ipynb", as_version=4)
+    record = f"PhaseRun.load({str(GPU_RECORD)!r})"
+    notebook.cells[0].source = (
+        "from types import SimpleNamespace\n\nfrom ocr_phases import PhaseRun\n\n"
+        f"explorer = SimpleNamespace(run={record})\n{notebook.cells[0].source}"
+    )
+    nbformat.write(notebook, panel.root / "parts.ipynb")
+    page = panel.context.new_page()
+    page.set_default_timeout(60_000)
+    lab.open_notebook(page, panel.address, "parts.ipynb")
+    lab.run_all(page)
+    page.locator(".opv-token >> nth=7").click()
+    page.wait_for_function("document.querySelector('.widget-readout').textContent.trim() === '7'")
+    slider = page.locator(".widget-slider [role=slider], .widget-slider .noUi-handle").first
+    slider.focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector(".opv-token.opv-now[data-index='8']")
+    page.close()

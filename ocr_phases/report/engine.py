@@ -152,6 +152,8 @@ def _own_namespace(stills: bool) -> Iterator[InteractiveShell]:
     }
     shell.user_module, shell.user_ns = shell.prepare_user_module(ModuleType("__main__"))
     shell.init_user_ns()
+    # The cells of the caller's notebook, such as papermill's parameters, are not those of this one.
+    shell.user_ns["In"] = []
     # An error goes into the notebook alone.
     shell.set_custom_exc((BaseException,), lambda *_, **__: None)
     bundles = shell.display_formatter.mimebundle_formatter

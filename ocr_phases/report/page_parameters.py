@@ -1,5 +1,5 @@
-"""The parameters of the notebook ``page_report``: what they ask for, checked before anything
-runs.
+"""The parameters of the notebooks ``page_report`` and ``verify``: what they ask for, checked before
+anything runs.
 """
 
 from __future__ import annotations
@@ -13,11 +13,16 @@ from typing import Any
 from ocr_phases.analyse.cost import priced
 from ocr_phases.analyse.quality import Truth, load_truth, with_truth
 from ocr_phases.errors import OcrPhasesError, check_known
-from ocr_phases.files import REPORT_FOLDER, TRACE_NAME, folder_for
+from ocr_phases.files import REPORT_FOLDER, TRACE_NAME, VERIFY_FOLDER, folder_for
 from ocr_phases.images import sample_page
-from ocr_phases.record import RecordType
+from ocr_phases.record import Record, RecordType
 from ocr_phases.report.live import live_objects
-from ocr_phases.report.result_files import WRITTEN_RESULTS, write_results
+from ocr_phases.report.result_files import (
+    VERIFICATION,
+    WRITTEN_RESULTS,
+    write_record,
+    write_results,
+)
 from ocr_phases.settings import Settings, setting_names
 from ocr_phases.text import nearest
 
@@ -128,6 +133,61 @@ class PageParameters:
         write_results(self.folder, run, self._record, overwrite=self._overwrite)
         print(f"Results are in {self.folder.resolve()}")
         return run
+
+
+class VerifyParameters:
+    """What the parameters of ``verify`` ask for, and the folder of its record.
+
+    Parameters
+    ----------
+    names : mapping
+        The notebook's ``globals()``.
+
+    Attributes
+    ----------
+    settings : Settings
+        The keywords of `OCRSession.load` and ``run_inference``, with ``verify``.
+    page : str or Path
+        The page; a sample page where the parameter is None.
+    measured : Record, optional
+        A record that the command which runs the notebook has just measured or read.
+    references : pandas.DataFrame, optional
+        The source lines of the code that the command has measured.
+    folder : Path
+        Where the record goes; it is there.
+
+    Raises
+    ------
+    OcrPhasesError
+        For a wrong value, and a folder that cannot be written or has other files in the way.
+
+    Examples
+    --------
+    >>> asked = VerifyParameters(globals())  # doctest: +SKIP
+    >>> asked.settings.verify  # doctest: +SKIP
+    True
+    """
+
+    def __init__(self, names: Mapping[str, Any]) -> None:
+        self.measured = live_objects().run
+        self.references = live_objects().references
+        self.page = names["page"] or sample_page()
+        self.settings = Settings.among({**names, "verify": True})
+        self._record: str | None = names["record"]
+        self._overwrite: bool = names["overwrite"]
+        self.folder: Path = folder_for(
+            names["output_dir"],
+            VERIFY_FOLDER,
+            VERIFICATION,
+            arguments=[names["page"]],
+            record=self._record,
+            overwrite=self._overwrite,
+        )
+
+    def save(self, run: Record) -> None:
+        """Write the record into the folder, and say where."""
+        write_record(self.folder, run, self._record, overwrite=self._overwrite)
+        print(f"The record is {self.folder.resolve() / 'run.json'}")
 
 
 def check_given_names(

@@ -63,11 +63,12 @@ def plot_load_stalls(asked: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
 
 
 def _longest_gap(times: list[float]) -> float:
+    """The longest time between two tokens of a page; 0 for fewer than two."""
     return max(np.diff(times), default=0.0)
 
 
 def _latency_axes(axes: Axes, over: str) -> Figure:
-    """A latency over something, with the keys of its lines."""
+    """Axes of a latency over what ``over`` says, with the keys of their lines."""
     axes.set(yscale="log", xlabel=over)
     name_axis(axes.yaxis, "latency (ms)")
     return legend_below(axes)
@@ -86,17 +87,20 @@ def load_html(server: str, table: pd.DataFrame, asked: pd.DataFrame) -> Html:
 
 
 def _levels_table(server: str, table: pd.DataFrame) -> Html:
-    about = (
+    missing = (
         f"p99 only from {TAIL_FROM} requests on, inter-token latency only where chunks are tokens"
     )
-    return table_html(table, caption=f"Load on {server}", missing=about)
+    return table_html(table, caption=f"Load on {server}", missing=missing)
 
 
 def _errors(asked: pd.DataFrame) -> list[str]:
-    """The first errors of requests, and what is to be said of the client itself."""
-    errors = sorted({*asked["error"]} - {""})[:_MOST_ERRORS]
+    """The first errors of requests, and a sentence where the client itself was late."""
+    errors = sorted(set(asked["error"]) - {""})
+    sentences = errors[:_MOST_ERRORS]
     lag = lag_sentence(asked)
-    return [*errors, lag] if lag else errors
+    if lag:
+        sentences.append(lag)
+    return sentences
 
 
 def load_document(
@@ -115,18 +119,17 @@ def load_document(
         limits = ", ".join(f"{name} {ms_text(ms)}" for name, ms in slo.items())
         facts.append(f"objective: {limits}")
     about = " · ".join(fact for fact in facts if fact)
+    data = element(
+        "p",
+        "Each request, with the time of each of its chunks, is in ",
+        element("a", "load.json", href="load.json"),
+        ".",
+    )
     sections = {
         "Levels": Section(_levels_table(server, table), *map(note, _errors(asked))),
         "Latency over throughput": Section(plot_load_throughput(table)),
         "Stalls": Section(plot_load_stalls(asked)),
-        "Data": Section(
-            element(
-                "p",
-                "Each request, with the time of each of its chunks, is in ",
-                element("a", "load.json", href="load.json"),
-                ".",
-            )
-        ),
+        "Data": Section(data),
     }
     head = block(
         "head",
