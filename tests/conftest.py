@@ -36,18 +36,22 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # each worker has a core; what it start
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     torch.set_num_threads(1)
 
-# No notebook's schema has the web addresses that this parses, which takes seconds to make in each
-# process.
-sys.path.insert(0, light := str(Path(__file__).parent / "light"))
-os.environ["PYTHONPATH"] = f"{light}:{Path(__file__).parents[1]}"
+# Stands in for a package that parses web addresses, of which no notebook's schema has one, and
+# which takes seconds to set up in each process.
+LIGHT = str(Path(__file__).parent / "light")
+sys.path.insert(0, LIGHT)
+os.environ["PYTHONPATH"] = f"{LIGHT}:{Path(__file__).parents[1]}"
 
 # Tests start many processes, and each would compile the package again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-SLOW = [hypothesis.HealthCheck.too_slow]  # as drawing is on a busy machine
+# Drawing is slow on a busy machine, which is no fault of a test.
 hypothesis.settings.register_profile(
-    "suite", deadline=None, max_examples=30, suppress_health_check=SLOW
+    "suite",
+    deadline=None,
+    max_examples=30,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("suite")
 
@@ -72,8 +76,8 @@ NO_TORCH = "import sys\nsys.modules.update(torch=None, transformers=None)\n"
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One a core: with one more, all of them together take a quarter more of the processor's
-    time.
+    """As many workers as there are cores: one more makes all of them together take a quarter more
+    of the processor's time.
     """
     return os.cpu_count() or 1
 
@@ -134,7 +138,7 @@ def golden_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Pat
     """
     unpacked = tmp_path_factory.mktemp("golden")
 
-    def of(recording: Path) -> Path:
+    def checkpoint_of(recording: Path) -> Path:
         folder = unpacked / recording.name / "checkpoint"
         if not folder.exists():
             shutil.copytree(recording / "checkpoint", folder)
@@ -143,7 +147,7 @@ def golden_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Pat
             packed.unlink()
         return folder
 
-    return of
+    return checkpoint_of
 
 
 def native_session(recording: Path) -> Callable[[], OCRSession]:
@@ -160,13 +164,14 @@ def native_session(recording: Path) -> Callable[[], OCRSession]:
     return session
 
 
-golden_session, ocr2_session, unlimited_session = map(
-    native_session, (GOLDEN, GOLDEN_2, GOLDEN_UNLIMITED)
-)
+golden_session = native_session(GOLDEN)
+ocr2_session = native_session(GOLDEN_2)
+unlimited_session = native_session(GOLDEN_UNLIMITED)
 
 
 @pytest.fixture(scope="session")
 def vendor_session(standin: Path, remote_code: None) -> OCRSession:
+    """The vendor's own class, played by `vendor_standin`."""
     from vendor_standin import RULES
 
     return ocr_phases.OCRSession.load(str(standin), device="cpu", **RULES)
@@ -176,20 +181,26 @@ def vendor_session(standin: Path, remote_code: None) -> OCRSession:
 def driven(
     request: pytest.FixtureRequest,
 ) -> Iterator[Callable[[str, str], tuple[OCRSession, DeviceInputs]]]:
-    """The session and the inputs of a family's recorded case, or of a page for the vendor's
-    class.
+    """A function that gives the session and the inputs of a family's recorded case.
+
+    For the vendor's class, which has no recording, the inputs are those of a page.
     """
     from golden_cases import RECORDINGS, seen_once, vendor_inputs
 
     with contextlib.ExitStack() as stack:
 
-        def of(name: str, case: str) -> tuple[OCRSession, DeviceInputs]:
-            row = RECORDINGS.get(name)
-            session = request.getfixturevalue(row.session if row else "vendor_session")
+        def session_and_inputs(name: str, case: str) -> tuple[OCRSession, DeviceInputs]:
+            recording = RECORDINGS.get(name)
+            if recording is None:
+                session = request.getfixturevalue("vendor_session")
+                inputs = vendor_inputs(session, case)
+            else:
+                session = request.getfixturevalue(recording.session)
+                inputs = recording.inputs(case)
             stack.enter_context(seen_once(session))
-            return session, row.inputs(case) if row else vendor_inputs(session, case)
+            return session, inputs
 
-        yield of
+        yield session_and_inputs
 
 
 @pytest.fixture(scope="module")
@@ -203,6 +214,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def pixels_seen_once(golden_session: OCRSession) -> Iterator[None]:
+    """SAM of the recorded model encodes each page once for all tests of a file."""
     from golden_cases import seen_once
 
     with seen_once(golden_session):
@@ -211,6 +223,7 @@ def pixels_seen_once(golden_session: OCRSession) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def tiny_session() -> OCRSession:
+    """The built-in model."""
     return ocr_phases.OCRSession.load("tiny", device="cpu")
 
 
@@ -224,38 +237,36 @@ def quick_tiny_session(tiny_session: OCRSession) -> Iterator[OCRSession]:
 
 
 def report_fixture(name: str, make: Callable[[Path], object]) -> Callable[..., Path]:
-    """A fixture: a report's folder, written by ``make`` once for all workers of this run of the
-    tests.
+    """A fixture: the folder of a report that ``make`` writes.
+
+    It is written once for all workers of this run of the tests.
     """
 
     @pytest.fixture(scope="session")
-    def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-        base = tmp_path_factory.getbasetemp()
-        place = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / name
-        with place.with_suffix(".lock").open("w") as lock:
+    def report_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+        shared = tmp_path_factory.getbasetemp()
+        if "PYTEST_XDIST_WORKER" in os.environ:  # above the folders of the workers
+            shared = shared.parent
+        folder = shared / name
+        with folder.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not (place / "report.html").exists():
-                make(place)
-        return place
+            if not (folder / "report.html").exists():
+                make(folder)
+        return folder
 
-    return folder
+    return report_folder
 
 
 def report_without_torch(folder: Path) -> None:
     """The report of a record from a GPU, by the command, where torch cannot be imported."""
     program = f"{NO_TORCH}from ocr_phases.cli import main\nsys.exit(main())"
-    command = [
-        sys.executable,
-        "-c",
-        program,
-        "report",
-        "--record",
-        str(GPU_RECORD),
-        "--out",
-        str(folder),
-    ]
+    arguments = ["report", "--record", str(GPU_RECORD), "--out", str(folder)]
     done = subprocess.run(
-        command, cwd=PAGES.parents[1], capture_output=True, text=True, timeout=300
+        [sys.executable, "-c", program, *arguments],
+        cwd=PAGES.parents[1],
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
 

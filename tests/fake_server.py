@@ -11,12 +11,18 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+#: The tokens of the answer, and their ids.
 TOKENS = ["<|ref|>", "title", "<|/ref|>", "<|det|>", "[[1, 2, 3, 4]]", "<|/det|>", "\n", "Hello"]
 IDS = [4, 15, 5, 6, 900, 7, 1232, 77]
-IMAGE, BOS = 3, 0
+#: The ids of a page's tokens and of the first token of a prompt.
+IMAGE = 3
+BOS = 0
+#: The times of which vLLM's ``/metrics`` has the sums.
 TIMES = (
     "time_to_first_token",
-    *(f"request_{part}_time" for part in ("queue", "prefill", "decode")),
+    "request_queue_time",
+    "request_prefill_time",
+    "request_decode_time",
 )
 NOT_FOUND = {"detail": "Not Found"}
 ELSEWHERE = "http://elsewhere.example/v1/chat/completions"
@@ -26,27 +32,41 @@ class Fake:
     """What the server does; a test changes its attributes between requests."""
 
     def __init__(self, dialect: str = "vllm") -> None:
-        self.dialect, self.url = dialect, ""
-        self.fault, self.fault_from = "", 0  # what goes wrong, and from which request on
-        self.image_tokens, self.bos, self.cached = 273, True, None
-        self.a_chunk, self.pause, self.vision, self.others = 1, 0.004, 0.02, 0
+        self.dialect = dialect
+        self.url = ""
+        self.fault = ""  # what goes wrong
+        self.fault_from = 0  # from which request on
+        self.image_tokens = 273
+        self.bos = True  # whether a prompt has a first token
+        self.cached: int | None = None  # the tokens of a prompt that were in a cache
+        self.a_chunk = 1  # how many tokens come together
+        self.pause = 0.004  # seconds after each chunk
+        self.vision = 0.02  # seconds before the first chunk
+        self.others = 0  # requests that others ended meanwhile
         self.key: str | None = None
         self.models = ["tiny/DeepSeek-OCR"]
         self.watched = False  # whether the worker's extension is loaded
         self.shown: tuple[str, ...] | None = None  # the paths that a proxy lets through
         self.tokens = TOKENS
+        #: What was asked, and with which headers.
         self.bodies: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
-        self.rows: list[list[Any]] = []
+        #: The stages that the worker's extension noted since it was last asked.
+        self.stages: list[list[Any]] = []
         self.totals = dict.fromkeys(TIMES, 0.0)
         self.finished = 0
 
     @property
     def prompt(self) -> list[int]:
-        return [BOS] * self.bos + [IMAGE] * self.image_tokens + [50, 51]
+        """The ids of a prompt."""
+        ids = [IMAGE] * self.image_tokens + [50, 51]
+        if self.bos:
+            ids.insert(0, BOS)
+        return ids
 
     @property
     def metrics(self) -> bytes:
+        """What ``/metrics`` answers."""
         lines = [
             f'vllm:{name}_seconds_sum{{engine="0"}} {total}' for name, total in self.totals.items()
         ]
@@ -65,6 +85,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def say(self, value: Any, status: int = 200, **headers: str) -> None:
+        """Answer with these bytes, or with JSON."""
         data = value if isinstance(value, bytes) else json.dumps(value).encode()
         self.send_response(status)
         for name, text in {"Content-Length": str(len(data)), **headers}.items():
@@ -99,11 +120,12 @@ class Handler(BaseHTTPRequestHandler):
         fake = self.fake
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path == "/collective_rpc" and fake.watched:
-            taken, fake.rows = [time.monotonic(), fake.rows], []
-            answers = {
-                "ocr_watch": {"model": {"class": "DeepseekOCRForCausalLM", "dtype": "float32"}}
-            }
-            return self.say({"results": [answers.get(body["method"], taken)]})
+            if body["method"] == "ocr_watch":
+                model = {"class": "DeepseekOCRForCausalLM", "dtype": "float32"}
+                return self.say({"results": [{"model": model}]})
+            noted = fake.stages
+            fake.stages = []
+            return self.say({"results": [[time.monotonic(), noted]]})
         if self.path != "/v1/chat/completions":
             return self.say(NOT_FOUND, 404)
         if self.refused():
@@ -112,14 +134,14 @@ class Handler(BaseHTTPRequestHandler):
         fake.headers.append(dict(self.headers))
         fault = fake.fault if len(fake.bodies) > fake.fault_from else ""
         if fault.isdigit():
-            told = " ".join(
-                ["no, said the server", *filter(None, [fake.key])]
-            )  # it repeats the key, too
-            return self.say({"error": {"message": told}}, int(fault))
-        if fault in ("redirect", "whole"):
-            return self.say(
-                {"choices": []}, 307 if fault == "redirect" else 200, Location=ELSEWHERE
-            )
+            message = "no, said the server"
+            if fake.key:  # it repeats the key, too
+                message += f" {fake.key}"
+            return self.say({"error": {"message": message}}, int(fault))
+        if fault == "redirect":
+            return self.say({"choices": []}, 307, Location=ELSEWHERE)
+        if fault == "whole":
+            return self.say({"choices": []}, 200)
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
@@ -128,6 +150,7 @@ class Handler(BaseHTTPRequestHandler):
         return None
 
     def event(self, value: Any) -> None:
+        """Send these bytes, or an event with JSON, as a chunk of HTTP's transfer encoding."""
         data = value if isinstance(value, bytes) else f"data: {json.dumps(value)}\n\n".encode()
         self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
 
@@ -147,15 +170,28 @@ class Handler(BaseHTTPRequestHandler):
         if fault in sent:
             self.event(sent[fault])
 
+    def note_prefill(self, begun: float) -> None:
+        """Note a vision stage and a call of the text model in the time before the first token."""
+        fake = self.fake
+        vision_start = begun + fake.vision / 4
+        vision_s = fake.vision / 2
+        text_start = vision_start + vision_s / 2
+        fake.stages.append(["sam", vision_start, vision_s * 400, 1024])
+        fake.stages.append(["language_model", text_start, 1.0, len(fake.prompt)])
+
     def stream(self, body: dict[str, Any], fault: str) -> None:
-        fake, begun = self.fake, time.monotonic()
-        vllm, count = fake.dialect == "vllm", min(body.get("max_tokens", 99), len(fake.tokens))
+        """The events of an answer."""
+        fake = self.fake
+        begun = time.monotonic()
+        sends_ids = fake.dialect == "vllm"
+        count = min(body.get("max_tokens", 99), len(fake.tokens))
         time.sleep(fake.vision)
-        first, spent = begun + fake.vision / 4, fake.vision / 2
-        fake.rows += [["sam", first, spent * 400, 1024]]
-        fake.rows += [["language_model", first + spent / 2, 1.0, len(fake.prompt)]]
+        self.note_prefill(begun)
         choice: dict[str, Any] = {"index": 0, "delta": {"role": "assistant", "content": ""}}
-        self.event({"choices": [choice], **({"prompt_token_ids": fake.prompt} if vllm else {})})
+        first_event: dict[str, Any] = {"choices": [choice]}
+        if sends_ids:
+            first_event["prompt_token_ids"] = fake.prompt
+        self.event(first_event)
         self.event(b": ping\n\n")
         sent = time.monotonic()
         for start in range(0, count, fake.a_chunk):
@@ -163,25 +199,29 @@ class Handler(BaseHTTPRequestHandler):
             if start and start >= count // 2:
                 self.go_wrong(fault)
             choice = {"delta": {"content": "".join(fake.tokens[part])}, "finish_reason": None}
-            choice |= {"token_ids": IDS[part]} if vllm else {}
+            if sends_ids:
+                choice["token_ids"] = IDS[part]
             if body.get("logprobs"):
                 choice["logprobs"] = {
                     "content": [{"token": "x", "logprob": -0.5} for _ in IDS[part]]
                 }
             self.event({"choices": [choice]})
-            fake.rows += [["language_model", time.monotonic(), 0.4, 1]]
+            fake.stages.append(["language_model", time.monotonic(), 0.4, 1])
             time.sleep(fake.pause)
-        last = {"delta": {}, "finish_reason": "length"}
-        self.event(
-            {"choices": [last | ({"token_ids": IDS[:count]} if fake.dialect == "sglang" else {})]}
-        )
+        last: dict[str, Any] = {"delta": {}, "finish_reason": "length"}
+        if fake.dialect == "sglang":  # which sends all ids at the end
+            last["token_ids"] = IDS[:count]
+        self.event({"choices": [last]})
         times = (sent - begun, 0.001, (sent - begun) / 2, time.monotonic() - sent)
         for name, seconds in zip(fake.totals, times, strict=True):
             fake.totals[name] += seconds
         fake.finished += 1 + fake.others
         details = None if fake.cached is None else {"cached_tokens": fake.cached}
-        usage = {"prompt_tokens": len(fake.prompt), "prompt_tokens_details": details}
-        usage |= {"completion_tokens": count}
+        usage = {
+            "prompt_tokens": len(fake.prompt),
+            "prompt_tokens_details": details,
+            "completion_tokens": count,
+        }
         end: dict[str, Any] = {"choices": [], "usage": usage}
         if fake.dialect == "llama.cpp":
             end["timings"] = {"prompt_ms": 1e3 * times[2], "predicted_ms": 1e3 * times[3]}
