@@ -215,7 +215,7 @@ def _verdict(row: dict[Any, Any], *, judged: bool, noisy: bool, margin: float) -
     high = row["ratio_high"]
     is_known = not math.isnan(row["difference"])
     is_exact = row["metric"] in EXACT
-    is_amount = is_exact or row["unit"] == "bytes"  # there is more or less of it, whatever the noise
+    is_amount = is_exact or row["unit"] == "bytes"  # there is more or less of it, and no noise
     if not judged and not (is_exact and is_known):
         return ""
     if is_exact and row["ratio"] == 1.0:
