@@ -25,7 +25,7 @@ from torch import nn
 
 from ocr_phases.errors import Keyword, OcrPhasesError, SettingError
 from ocr_phases.files import write_atomic
-from ocr_phases.models.weights import load_weights, resolve_dtype
+from ocr_phases.models.weights import choose_attention, load_weights, resolve_dtype
 from ocr_phases.settings import ModelSettings
 
 PINNED = "transformers==4.46.3 tokenizers==0.20.3"
@@ -37,12 +37,11 @@ def check_request(asked: ModelSettings) -> None:
     if not asked.trust_remote_code:
         raise SettingError(
             "trust_remote_code",
-            Keyword("implementation", "vendor"),
-            " runs the Python code that comes with the checkpoint: read it and pass ",
-            Keyword("trust_remote_code", True),
-            ", or use ",
-            Keyword("implementation", "native"),
-            ", which runs none.",
+            "{vendor} runs the Python code that comes with the checkpoint: read it and pass "
+            "{trust}, or use {native}, which runs none.",
+            vendor=Keyword("implementation", "vendor"),
+            trust=Keyword("trust_remote_code", True),
+            native=Keyword("implementation", "native"),
         )
     if asked.model.partition(":")[0] in ("tiny", "dummy"):
         raise SettingError(
@@ -70,8 +69,9 @@ def load_vendor(
         model_class = _import_class(folder, reference, content)
         if asked.device == "cpu" and asked.cuda_calls == "refuse":
             _refuse_cuda_calls(model_class)
+        attention = choose_attention(model_class, asked)
         title = model_class.__name__
-        model = load_weights(folder, model_class, title, asked, torch_dtype=dtype)
+        model = load_weights(folder, model_class, title, attention, torch_dtype=dtype)
     if asked.device == "cpu" and asked.cuda_calls == "ignore":
         _ignore_cuda_calls(model)
     # Buffers too, as the published usage does: that rounds its rotary frequencies to the dtype.
@@ -168,10 +168,12 @@ def _refuse_cuda_calls(model_class: type) -> None:
         if line is not None:
             raise SettingError(
                 "cuda_calls",
-                f"The vendor's class moves tensors to a GPU by itself (.cuda() in {file.name}, "
-                f"line {line}), so it cannot run on a CPU: use device cuda, native, or ",
-                Keyword("cuda_calls", "ignore"),
-                " to let those calls do nothing.",
+                "The vendor's class moves tensors to a GPU by itself (.cuda() in {file}, line "
+                "{line}), so it cannot run on a CPU: use device cuda, native, or {ignore} to let "
+                "those calls do nothing.",
+                file=file.name,
+                line=line,
+                ignore=Keyword("cuda_calls", "ignore"),
             )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 
 import pandas as pd
@@ -75,8 +76,8 @@ class Baseline:
         if not folder.is_dir():
             raise OcrPhasesError(f"There is no folder {folder}: check the path.")
         own = None if path is None else path.resolve()
-        alike = []
-        others = []
+        matching: list[tuple[str, Path, PhaseRun]] = []  # created, file, record
+        others: list[tuple[int, str]] = []  # number of settings that differ, sentence
         for file in sorted(folder.rglob("*.json*")):
             if file.resolve() == own or not file.is_file():
                 continue
@@ -88,17 +89,23 @@ class Baseline:
             if differing:
                 others.append((len(differing), f"{file.name} differs in {', '.join(differing)}"))
             else:
-                alike.append((record.created, file, record))
-        alike.sort(key=lambda found: found[0], reverse=True)
-        taken = alike[:last]
-        nearest = min(others)[1] if others and not taken else ""
-        runs = [record for _, _, record in taken]
-        return cls(runs, [file for _, file, _ in taken], folder, nearest)
+                matching.append((record.created, file, record))
+        matching.sort(key=itemgetter(0), reverse=True)
+        newest = matching[:last]
+        nearest = ""
+        if others and not newest:
+            _, nearest = min(others)
+        return cls(
+            runs=[record for _, _, record in newest],
+            paths=[file for _, file, _ in newest],
+            folder=folder,
+            nearest=nearest,
+        )
 
     def against_limit(
         self, run: PhaseRun, percent: float, metrics: Sequence[str] = ()
     ) -> pd.DataFrame:
-        """A new record judged by a limit: `ocr_phases.analyse.history.against_history`.
+        """Judge a new record by a limit: `ocr_phases.analyse.history.against_history`.
 
         Parameters
         ----------
@@ -108,20 +115,26 @@ class Baseline:
             The limit of a change for the worse, in per cent.
         metrics : sequence of str
             What is judged; by default the prefill and the decode step.
+
+        Returns
+        -------
+        DataFrame
+            A row for each metric.
         """
         return against_history(self.runs, run, percent, metrics)
 
     def __str__(self) -> str:
         if not self.runs:
-            nearest = f" The nearest, {self.nearest}." if self.nearest else ""
-            return (
-                f"No record in {self.folder} is of the same page, model, settings and card."
-                f"{nearest}"
-            )
-        said = f"Baseline: {count_text(len(self.runs), 'record')} of {self.folder}"
+            sentence = f"No record in {self.folder} is of the same page, model, settings and card."
+            if self.nearest:
+                sentence += f" The nearest, {self.nearest}."
+            return sentence
+        records = f"{count_text(len(self.runs), 'record')} of {self.folder}"
+        newest = self.runs[0].created[:10]  # the day
         if len(self.runs) < LEAST_RECORDS:
             return (
-                f"{said}, the newest of {self.runs[0].created[:10]}. With {LEAST_RECORDS} or more "
-                "the interval also covers how the machine changes from day to day."
+                f"Baseline: {records}, the newest of {newest}. With {LEAST_RECORDS} or more the "
+                "interval also covers how the machine changes from day to day."
             )
-        return f"{said}, from {self.runs[-1].created[:10]} to {self.runs[0].created[:10]}."
+        oldest = self.runs[-1].created[:10]
+        return f"Baseline: {records}, from {oldest} to {newest}."

@@ -35,16 +35,15 @@ class ComparePlots(Plots):
         return plot_prefill_stages(self._comparison.runs, self._comparison.labels, ax=ax)
 
     def decode(self, *, ax: Axes | None = None) -> Figure:
-        """Time of each decode step in ms over the length of the KV cache, a line per
-        measurement.
-        """
+        """Time of each decode step in ms over the length of the KV cache, by measurement."""
         from ocr_phases.show.comparison_plots import plot_decode
 
         return plot_decode(self._comparison.runs, self._comparison.labels, ax=ax)
 
     def ratios(self, *, ax: Axes | None = None) -> Figure:
-        """Ratio of each headline figure to the baseline's, with its interval; 1 is no
-        difference.
+        """Ratio of each headline figure to the baseline's, with its interval.
+
+        A ratio of 1 is no difference.
         """
         from ocr_phases.show.comparison_plots import plot_ratios
 

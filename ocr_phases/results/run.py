@@ -48,8 +48,10 @@ class RunPlots(Plots):
         self._run = run
 
     def latency(self, *, ax: Axes | None = None) -> Figure:
-        """Time of each decode step in ms: the median over repeats, its spread, outliers and the
-        floor.
+        """Time of each decode step in ms.
+
+        The median over the repeats is a line with its spread, above the hardware floor. Outliers
+        are named.
 
         Parameters
         ----------
@@ -77,9 +79,7 @@ class RunPlots(Plots):
         return plot_vision_stages(self._run, ax=ax)
 
     def timeline(self) -> Figure:
-        """The typical repeat from its start, in ms: prepare and prefill by stage, and the phases
-        below.
-        """
+        """The typical repeat from its start, in ms, by stage and by phase."""
         from ocr_phases.show.timeline_plot import plot_phase_timeline
 
         return plot_phase_timeline(self._run)
@@ -184,16 +184,19 @@ class PhaseRun(Record):
     """
 
     def __repr__(self) -> str:
-        times = []
+        facts = [tokens_text(self)]
         if self.waits_for_first_token:
-            times.append(f"first token {self['ttft_ms']:.1f} ms")
-        for phase in ("prefill", "decode", "generate"):
-            ms = self[f"{phase}_ms"]
+            facts.append(f"first token {self['ttft_ms']:.1f} ms")
+        names = {
+            "prefill_ms": "prefill",
+            "decode_ms": "decode",
+            "generate_ms": "whole answer" if self.is_server else "generate",
+        }
+        for figure, name in names.items():
+            ms = self[figure]
             if ms is not None:
-                name = "whole answer" if phase == "generate" and self.is_server else phase
-                times.append(f"{name} {ms:.1f} ms")
-        facts = ", ".join([tokens_text(self), *times])
-        return f"<PhaseRun {self.page.file} on {self.model.name}: {facts}>"
+                facts.append(f"{name} {ms:.1f} ms")
+        return f"<PhaseRun {self.page.file} on {self.model.name}: {', '.join(facts)}>"
 
     def __str__(self) -> str:
         from ocr_phases.show.run_overview import run_text
@@ -203,7 +206,12 @@ class PhaseRun(Record):
     # -- headline figures -------------------------------------------------------------------------
 
     def summary(self) -> dict[str, Any]:
-        """The headline figures by name, times in ms: `ocr_phases.analyse.figures.summary`."""
+        """The headline figures by name, times in ms: `ocr_phases.analyse.figures.summary`.
+
+        Examples
+        --------
+        >>> run.summary()["inter_token_ms"]  # doctest: +SKIP
+        """
         return summary(self)
 
     def __getitem__(self, key: str) -> Any:
@@ -332,6 +340,16 @@ class PhaseRun(Record):
             The reference text, as `with_truth` takes it; by default the record's own.
         row : int, default 0
             Which row of a batch, counted from 0.
+
+        Raises
+        ------
+        OcrPhasesError
+            Where the reference text cannot be read, and `UnknownName` for a row that the record
+            does not have.
+
+        Examples
+        --------
+        >>> run.quality("page.md")  # doctest: +SKIP
         """
         run = self if truth is None else self.with_truth(truth, row)
         return Table(quality.quality_table(run, run.truth_of(row), row))
@@ -351,6 +369,10 @@ class PhaseRun(Record):
         ------
         OcrPhasesError
             Where the record has no text, and where the reference text cannot be read.
+
+        Examples
+        --------
+        >>> run.with_truth("page.md").report("out")  # doctest: +SKIP
         """
         return quality.with_truth(self, truth, row)
 
@@ -446,6 +468,15 @@ class PhaseRun(Record):
         -------
         Path
             The file that was written.
+
+        Raises
+        ------
+        CannotWrite
+            Where the file cannot be written, and where another one is in the way.
+
+        Examples
+        --------
+        >>> run.chrome_trace("trace.json")  # doctest: +SKIP
         """
         from ocr_phases.report.result_files import write_chrome_trace
 

@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 
 class SweepPlots(Plots):
-    """The plots of a sweep. Each is a matplotlib figure; most are drawn on ``ax`` if that is
-    given.
+    """The plots of a sweep. Each is a matplotlib figure that shows itself in a notebook.
+
+    A plot with a single axes takes ``ax``: it then draws there and returns the figure of that axes.
     """
 
     def __init__(self, sweep: SweepResult) -> None:
@@ -96,23 +97,21 @@ class SweepResult(SweptRecords[PhaseRun]):
         failures: list[dict[str, Any]] = []
         for name, file in _cell_files(Path(folder)).items():
             if not name.endswith(CELL_STATUS):
-                cell = name.rpartition(".json")[0]
+                cell, _, _ = name.rpartition(".json")  # it may end in .json.gz
                 runs[cell] = PhaseRun.load(file)
                 continue
             status = read_status(file, CellStatus)
             if status is not None and status["state"] != "done":
-                cell = name.removesuffix(CELL_STATUS)
-                failures.append(
-                    {**status["asked"]["cell"], "cell": cell, "reason": status["reason"]}
-                )
-        return cls(
-            dict(sorted(runs.items())), pd.DataFrame(failures, columns=list(FAILURE_COLUMNS))
-        )
+                failure = dict(status["asked"]["cell"])
+                failure["cell"] = name.removesuffix(CELL_STATUS)
+                failure["reason"] = status["reason"]
+                failures.append(failure)
+        failure_table = pd.DataFrame(failures, columns=list(FAILURE_COLUMNS))
+        return cls(dict(sorted(runs.items())), failure_table)
 
     @explain_wrong_calls
     def with_truth(self, truth: str | Path) -> Self:
-        """The same sweep with the reference text of its page: `PhaseRun.with_truth` of every
-        measurement.
+        """The same sweep with the reference text of its page (`PhaseRun.with_truth`).
 
         Parameters
         ----------
@@ -129,7 +128,8 @@ class SweepResult(SweptRecords[PhaseRun]):
                 "These records ignored the end token, so their texts have no end to compare: sweep "
                 "again with --truth."
             )
-        return replace(self, runs={cell: run.with_truth(truth) for cell, run in self.runs.items()})
+        runs = {cell: run.with_truth(truth) for cell, run in self.runs.items()}
+        return replace(self, runs=runs)
 
     @explain_wrong_calls
     def with_price(self, price_per_hour: float | None) -> Self:
@@ -140,9 +140,8 @@ class SweepResult(SweptRecords[PhaseRun]):
         price_per_hour : float or None
             Price of an hour of the machine; None keeps each record's own.
         """
-        return replace(
-            self, runs={cell: priced(run, price_per_hour) for cell, run in self.runs.items()}
-        )
+        runs = {cell: priced(run, price_per_hour) for cell, run in self.runs.items()}
+        return replace(self, runs=runs)
 
     @cached_property
     def table(self) -> pd.DataFrame:
@@ -169,7 +168,11 @@ class SweepResult(SweptRecords[PhaseRun]):
 
 
 def _cell_files(root: Path) -> dict[str, Path]:
-    """The files of the cells by name; of several models by the model's folder and name."""
+    """The records and status files of the cells, by their names.
+
+    Of several models a name begins with the model's folder: ``base/gundam.json``. Raises
+    `OcrPhasesError` where there is none.
+    """
     for below in ("runs/", "", "*/runs/"):
         files = sorted([*root.glob(f"{below}*.json"), *root.glob(f"{below}*.json.gz")])
         if not files:

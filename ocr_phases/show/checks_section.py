@@ -27,10 +27,10 @@ def checks_section(run: Record) -> Section:
 
 
 def checks_html(checks: Iterable[Verdict]) -> Html:
-    """Checks as a table, verdicts in words and colour, with foldable reason and remedy.
+    """Checks as a table, each with its verdict, reason and remedy.
 
-    Reason and remedy of a failed or noisy check are unfolded. The expectations, which never fail,
-    are folded below.
+    Reason and remedy unfold; those of a failed or noisy check are unfolded from the start. The
+    rules of thumb, which never fail, are folded below.
     """
     rules = []
     expectations = []
@@ -48,7 +48,7 @@ def checks_html(checks: Iterable[Verdict]) -> Html:
 
 def _check_row(check: Verdict) -> tuple[str, Html, str, Html]:
     """The cells of a check: its name, verdict, and what was expected and measured."""
-    advice: str = ""
+    advice: str | Html = ""
     if check.why:
         advice = fold(
             "reason and remedy",
@@ -69,18 +69,18 @@ def _check_table(rows: Sequence[tuple[str, Html, str, Html]], caption: str) -> H
 
 def verification_section(run: Record) -> Section:
     """The head of a report on the checks alone."""
-    return Section(
-        head_html(run, f"Verification: {run.page.file}", [checks_verdict(run_checks(run))])
-    )
+    title = f"Verification: {run.page.file}"
+    return Section(head_html(run, title, [checks_verdict(run_checks(run))]))
 
 
 def references_section(rows: Sequence[Mapping[str, Any]] | None) -> Section:
-    """Source lines of the measured code; None if unknown, as for a loaded record."""
+    """Where the measured code stands: a row for each function, with its file and line.
+
+    ``rows`` are None for a loaded record, which does not hold them.
+    """
     if rows is None:
-        return Section(
-            note("Records do not contain source lines; verify shows them when it measures.")
-        )
+        sentence = "Records do not contain source lines; verify shows them when it measures."
+        return Section(note(sentence))
     table = pd.DataFrame(rows, columns=_REFERENCES).astype({"line": "Int64"})
-    return Section(
-        table_html(table, caption="Source lines of the measured code", classes="op-paths")
-    )
+    caption = "Source lines of the measured code"
+    return Section(table_html(table, caption=caption, classes="op-paths"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pandas as pd
 
@@ -25,34 +23,33 @@ def comparison_head(comparison: ComparedRecords) -> Section:
 
 
 def compare_html(table: pd.DataFrame, baseline: str = "baseline") -> Html:
-    """`ComparedRecords.table`, or some of its rows, as a sortable table; a change that is sure
-    stands out.
+    """`ComparedRecords.table`, or some of its rows, as a sortable table.
 
-    ``baseline`` is the label of that record.
+    A change that is sure stands out. ``baseline`` is the label of that record.
     """
     shown = in_units(table, printable(baseline, LONGEST_LABEL))
     shown["metric"] = shown["metric"].map(metric_name)
-    ends = zip(shown.pop("ratio_low"), shown.pop("ratio_high"), strict=True)
-    shown.insert(
-        list(shown).index("ratio") + 1, "interval", [_interval(low, high) for low, high in ends]
-    )
-    sure = ~table["verdict"].isin((EQUAL, EQUIVALENT, *UNJUDGED))
-    words: Any = {
-        "missing": "not in both records, or no interval",
-        "empty": "The records share no figure.",
-    }
+    lows = shown.pop("ratio_low")
+    highs = shown.pop("ratio_high")
+    intervals = [_interval(low, high) for low, high in zip(lows, highs, strict=True)]
+    shown.insert(list(shown.columns).index("ratio") + 1, "interval", intervals)
+    is_unsure = table["verdict"].isin((EQUAL, EQUIVALENT, *UNJUDGED))
     return table_html(
         shown,
         caption=f"Against the baseline. {STATISTICS.rstrip('.')}",
-        strong=sure,
+        strong=~is_unsure,
         headings={"interval": ("95 % interval", "")},
-        **words,
+        missing="not in both records, or no interval",
+        empty="The records share no figure.",
     )
 
 
 def _interval(low: float, high: float) -> str:
-    digits = 3 if low >= 0.0995 else 4  # a thirtieth has three that count, too
-    return MISSING if np.isnan(low) else f"{low:.{digits}f} to {high:.{digits}f}"
+    """The interval of a ratio with three digits that count, so that a thirtieth has them, too."""
+    if np.isnan(low):
+        return MISSING
+    decimals = 3 if low >= 0.0995 else 4
+    return f"{low:.{decimals}f} to {high:.{decimals}f}"
 
 
 def environment_html(table: pd.DataFrame) -> Html:
@@ -63,7 +60,7 @@ def environment_html(table: pd.DataFrame) -> Html:
 
 
 def first_token_html(table: pd.DataFrame) -> Html:
-    """`ComparedRecords.first_token` as a table: where the time until the first token goes."""
+    """`ComparedRecords.first_token` as a table: what the time to the first token consists of."""
     return table_html(
         table,
         caption="Where the time until the first token goes (medians, which need not add up)",
@@ -78,10 +75,10 @@ def comparison_bundle(comparison: ComparedRecords) -> Bundle:
     if comparison.has_server:
         tables.append(first_token_html(comparison.first_token))
     tables.append(environment_html(comparison.differs))
-    changes = comparison.text_diff
-    text = changes and fold("How the text differs", preformatted(changes))
-    shown = Section(comparison_head(comparison), *tables, text).html()
-    return bundle(shown, comparison_text(comparison))
+    parts: list[Section | Html] = [comparison_head(comparison), *tables]
+    if comparison.text_diff:
+        parts.append(fold("How the text differs", preformatted(comparison.text_diff)))
+    return bundle(Section(*parts).html(), comparison_text(comparison))
 
 
 def comparison_text(comparison: ComparedRecords) -> str:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from typing import Any
+
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -9,7 +13,7 @@ from matplotlib.patches import Patch
 from ocr_phases.analyse.energy import phase_energy_table
 from ocr_phases.errors import OcrPhasesError
 from ocr_phases.record import Record
-from ocr_phases.show.axes import bar_charts, sentence_figure, stacked
+from ocr_phases.show.axes import Row, bar_charts, sentence_figure, stacked
 from ocr_phases.show.colours import FAINT, GREEN, REST
 from ocr_phases.text import digits_text, percent_text
 
@@ -24,20 +28,26 @@ def plot_phase_energy(run: Record, *, ax: Axes | None = None) -> Figure:
         table = phase_energy_table(run)
     except OcrPhasesError as error:
         return sentence_figure(str(error), ax)
-    rows = []
-    for row in table[table["phase"] != "page"].to_dict("records"):
-        idle = 0.0
-        if row["idle_joules"] == row["idle_joules"]:  # is known
-            idle = min(row["idle_joules"], row["joules"])
-        joules = f"{digits_text(row['joules'])} J ({percent_text(row['of_page'])})"
-        watts = f"{row['watts']:.0f} W"
-        name = "vision, part of prefill" if row["phase"] == "vision" else row["phase"]
-        pieces = stacked([(idle, FAINT), (row["joules"] - idle, GREEN)])
-        rows.append((name, pieces, f"{joules}, {watts}"))
+    bars = [_phase_bar(row) for row in table[table["phase"] != "page"].to_dict("records")]
     whole = table.loc[table["phase"] == "page", "joules"].iloc[0]
     title = f"A page takes {digits_text(whole)} J"
     keys = [
         Patch(fc=FAINT, ec=REST, label="the idle device"),
         Patch(color=GREEN, label="the work"),
     ]
-    return bar_charts([(title, rows, "energy (J)")], ax, keys=keys if ax is None else ())[0]
+    figure, _ = bar_charts([(title, bars, "energy (J)")], ax, keys=keys if ax is None else ())
+    return figure
+
+
+def _phase_bar(phase: dict[Hashable, Any]) -> Row:
+    """The bar of a row of `phase_energy_table`."""
+    joules = phase["joules"]
+    idle_joules = 0.0
+    if pd.notna(phase["idle_joules"]):
+        idle_joules = min(phase["idle_joules"], joules)
+    name = phase["phase"]
+    if name == "vision":
+        name = "vision, part of prefill"
+    share = percent_text(phase["of_page"])
+    words = f"{digits_text(joules)} J ({share}), {phase['watts']:.0f} W"
+    return name, stacked([(idle_joules, FAINT), (joules - idle_joules, GREEN)]), words

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -24,7 +23,7 @@ from ocr_phases.text import bytes_text, digits_text, percent_text
 Heading = tuple[str, str]
 
 _CACHE_PARTS = {"kv_update": "KV cache, write", "attention": "KV cache, read (attention)"}
-#: What limits a stage, as the record's tables name it -> as a person does.
+#: What limits a stage, as the record's tables name it -> as a person names it.
 _LIMITS = {"arithmetic": "compute", "bandwidth": "memory bandwidth"}
 #: The end of a column's name -> its unit.
 _UNITS = {"ms": "ms", "us": "µs", "s": "s", "j": "J", "bytes": "bytes", "%": "%"}
@@ -49,9 +48,16 @@ _COLUMN_HEADINGS: dict[str, Heading] = {
     "of_busy": ("of GPU busy time", "%"),
     "of_wall": ("of the phase", "%"),
 }
-#: Rows of a table that a page shows. What is longer a model or a stranger's record made up.
+#: Rows of a table that a page shows. Only a model or a stranger's record makes longer ones.
 MOST_TABLE_ROWS = 2_000
-_LINE = partial(printable, longest=240)
+
+
+def _one_line(text: str) -> str:
+    return printable(text, longest=240)
+
+
+def _short_text(text: str) -> str:
+    return printable(text, longest=60)
 
 
 def _cache_part(name: str) -> str:
@@ -67,7 +73,7 @@ TEXTS: dict[str, Callable[[str], str]] = {
     "stage": stage_title,
     "kernel": short_kernel,
     "label": printable,
-    "text": partial(printable, longest=60),
+    "text": _short_text,
     "part": _cache_part,
     "bound_by": _limit,
 }
@@ -169,18 +175,17 @@ def table_html(
     """
     if empty is not None and not len(table):
         return note(empty)
-    count = len(table)
-    table = table.head(MOST_TABLE_ROWS)
-    if len(table):
-        table = table.drop(columns=_silent_columns(table, keep_missing=missing is not None))
-    if table.isna().any(axis=None):
+    shown = table.head(MOST_TABLE_ROWS)
+    if len(shown):
+        shown = shown.drop(columns=_silent_columns(shown, keep_missing=missing is not None))
+    if shown.isna().any(axis=None):
         caption = f"{caption} ({MISSING}: {missing or 'not measured'})"
-    if count > MOST_TABLE_ROWS:
-        cut = f"The first {MOST_TABLE_ROWS:,} of {count:,} rows are shown."
-        caption = fragment(caption, ". " if caption else "", cut)
+    if len(shown) < len(table):
+        cut = f"The first {len(shown):,} of {len(table):,} rows are shown."
+        caption = fragment(caption, ". ", cut) if caption else cut
     columns = []
     cells_of_columns = []
-    for name, values in table.items():
+    for name, values in shown.items():
         column = _column(str(name), values, headings or {})
         cells = _cells(column, values)
         if marks and column.name in marks:
@@ -189,26 +194,34 @@ def table_html(
             cells = _with_links(cells, links[column.name])
         columns.append(column)
         cells_of_columns.append(cells)
-    rows = [TableRow(cells) for cells in zip(*cells_of_columns, strict=True)]
-    if strong is not None:
-        rows = [
-            replace(row, strong=bool(stands_out))
-            for row, stands_out in zip(rows, strong, strict=False)
-        ]
+    rows = _rows(cells_of_columns, strong)
     return block("table", caption=caption, columns=columns, rows=rows, classes=classes)
 
 
-def _silent_columns(table: pd.DataFrame, *, keep_missing: bool) -> list[str]:
-    """The columns that would show nothing: texts and truth values without a word or a yes.
+def _rows(
+    cells_of_columns: Sequence[Sequence[TableCell]], strong: Iterable[bool] | None
+) -> list[TableRow]:
+    """The rows of a table from its columns; ``strong`` has as many items as rows, or more."""
+    rows = [TableRow(cells) for cells in zip(*cells_of_columns, strict=True)]
+    if strong is None:
+        return rows
+    return [
+        replace(row, strong=bool(stands_out)) for row, stands_out in zip(rows, strong, strict=False)
+    ]
 
-    And columns without any value, unless those are kept.
+
+def _silent_columns(table: pd.DataFrame, *, keep_missing: bool) -> list[str]:
+    """The columns that would show nothing.
+
+    These are texts without a word, truth values without a yes and, unless ``keep_missing``, columns
+    without any value.
     """
-    silent = []
+    silent: list[str] = []
     for name, values in table.select_dtypes(exclude="number").items():
         if not any(pd.notna(value) and value for value in values):
             silent.append(str(name))
     if not keep_missing:
-        silent += table.columns[table.isna().all()].tolist()
+        silent.extend(table.columns[table.isna().all()])
     return silent
 
 
@@ -232,7 +245,8 @@ def column_heading(name: str) -> Heading:
     first, _, last = name.rpartition("_")
     if first and last in _UNITS:
         return first.replace("_", " "), _UNITS[last]
-    return name.replace("_", " "), "%" if name in _SHARES else ""
+    unit = "%" if name in _SHARES else ""
+    return name.replace("_", " "), unit
 
 
 def _column_unit(row: FigureRow) -> str:
@@ -245,7 +259,7 @@ def _column_unit(row: FigureRow) -> str:
 
 
 def _cells(column: Column, values: pd.Series) -> list[TableCell]:
-    write_text = TEXTS.get(column.name, _LINE)
+    write_text = TEXTS.get(column.name, _one_line)
     return [_cell(value, column, write_text) for value in values]
 
 
@@ -265,10 +279,10 @@ def _cell(value: Any, column: Column, write_text: Callable[[str], str]) -> Table
 
 def _with_marks(cells: Sequence[TableCell], marks: Iterable[str]) -> list[TableCell]:
     """The cells with the word of each row behind what they show."""
-    return [
-        replace(cell, text=f"{cell.text} {mark}") if mark else cell
-        for cell, mark in zip(cells, marks, strict=False)
-    ]
+    marked = []
+    for cell, mark in zip(cells, marks, strict=False):
+        marked.append(replace(cell, text=f"{cell.text} {mark}") if mark else cell)
+    return marked
 
 
 def _with_links(cells: Sequence[TableCell], addresses: Iterable[str]) -> list[TableCell]:

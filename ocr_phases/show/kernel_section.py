@@ -31,9 +31,10 @@ _COLUMNS = [*STAGE_KEYS, "verdict", "kernels", "launches", "busy_ms", "wall_ms",
 
 
 def kernels_section(run: Record) -> Section:
-    """What limits each stage by the kernel view, under its own heading; empty without one.
+    """What limits each stage by the kernel view, under its own heading.
 
-    Decode's figures are per profiled step. A view that failed gives its error.
+    The figures of decode are per profiled step. A view that failed gives its error, and a record
+    without one gives an empty section.
     """
     if run.kernels is None:
         return Section()

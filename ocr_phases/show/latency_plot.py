@@ -77,14 +77,14 @@ def _draw_times(axes: Axes, run: Record, table: pd.DataFrame) -> list[str]:
         # Wide and below the device's, so that it is seen where both are equal.
         look: dict[str, Any] = {"linewidth": 3.5, "alpha": 0.6, "label": "host, median"}
         lines(axes, table["token"], table["host_ms"], color=REST, **look)
-    repeats = len(run.repeats)
+    low, high = spread_names(len(run.repeats))
     lines(
         axes,
         table["token"],
         table["device_ms"],
         table["device_ms_p10"],
         table["device_ms_p90"],
-        band=f"{' to '.join(spread_names(repeats))} of {count_text(repeats, 'repeat')}",
+        band=f"{low} to {high} of {count_text(len(run.repeats), 'repeat')}",
         color=ORANGE,
         label="device, median" if has_device_clock else "median",
     )
@@ -116,9 +116,12 @@ def _highest_drawn(
 
 
 def _draw_floor(axes: Axes, tokens: pd.Series, floor: pd.Series) -> None:
-    """The floor as a line."""
-    ends = dict.fromkeys(map(ms_text, floor.iloc[[0, -1]]))
-    label = f"hardware floor, {' to '.join(ends)}"
+    """The floor as a line, whose key says where it begins and ends."""
+    first = ms_text(floor.iloc[0])
+    last = ms_text(floor.iloc[-1])
+    label = f"hardware floor, {first}"
+    if last != first:
+        label += f" to {last}"
     lines(axes, tokens, floor, color=GREEN, linestyle=(0, (6, 2)), label=label)
 
 
@@ -154,8 +157,8 @@ def _name_slowest(axes: Axes, slowest: pd.DataFrame) -> None:
     for place, step in enumerate(slowest.fillna({"text": ""}).to_dict("records")):
         token = step["token"]
         text = printable(str(step["text"]), 12)
-        quoted = f" “{text}”" if text else ""
-        words = f"token {token}{quoted}: {ms_text(step['device_ms'])}"
+        name = f"token {token} “{text}”" if text else f"token {token}"
+        words = f"{name}: {ms_text(step['device_ms'])}"
         height = 0.93 - 0.08 * place
         point = (token, min(step["device_ms"], top))
         if token < first + 0.7 * width:

@@ -18,8 +18,10 @@ _END = 10  # rows at each end of a longer table
 
 
 def frame_html(table: pd.DataFrame) -> str:
-    """A table of a result in a notebook; of one with many columns those that fit, of a long one its
-    ends.
+    """A table of a result in a notebook.
+
+    A table that a report shows in a way of its own looks the same here, told by its columns. Of any
+    other one that is long its ends are shown.
     """
     return str(notebook_style() + _table_html(table))
 
@@ -52,6 +54,7 @@ def _table_of_records_html(table: pd.DataFrame) -> Html:
 
 
 def _checks_html(table: pd.DataFrame) -> Html:
+    """`ocr_phases.analyse.checks.checks_table` as a report shows it."""
     checks = []
     for row in table.to_numpy():
         check = Verdict(**dict(zip(CHECK_COLUMNS, row, strict=True)))
@@ -62,10 +65,16 @@ def _checks_html(table: pd.DataFrame) -> Html:
 def _ends_html(table: pd.DataFrame) -> Html:
     if len(table) <= _MOST_ROWS:
         return table_html(table, missing="none")
-    ends = pd.concat([table.head(_END), table.tail(_END)])
-    return table_html(
-        ends, caption=f"{len(table):,} rows, the first and the last {_END}", missing="none"
-    )
+    return table_html(_ends(table), caption=_ends_sentence(table), missing="none")
+
+
+def _ends(table: pd.DataFrame) -> pd.DataFrame:
+    """The first and the last rows of a long table."""
+    return pd.concat([table.head(_END), table.tail(_END)])
+
+
+def _ends_sentence(table: pd.DataFrame) -> str:
+    return f"{len(table):,} rows, the first and the last {_END}"
 
 
 def frame_text(table: pd.DataFrame) -> str:
@@ -74,5 +83,4 @@ def frame_text(table: pd.DataFrame) -> str:
         return floor_table_text(table)
     if len(table) <= _MOST_ROWS:
         return table_text(table)
-    ends = pd.concat([table.head(_END), table.tail(_END)])
-    return f"{len(table):,} rows, the first and the last {_END}\n{table_text(ends)}"
+    return f"{_ends_sentence(table)}\n{table_text(_ends(table))}"

@@ -14,13 +14,16 @@ from ocr_phases.show.section import Bundle, Section, facts_bundle, facts_text
 from ocr_phases.show.text_quality import quality_html
 from ocr_phases.show.web import Html, fold, note, preformatted
 
+#: Characters; a longer text starts folded.
 _LONG_TEXT = 1_200
 _WRITTEN = "The text as the model wrote it"
 
 
 def region_types_section(run: Record, row: int) -> Section:
     """Decode time by type of region in one row of a batch; nothing where no region has a time."""
-    return Section(plot_region_types(run, row)) if has_region_times(run, row) else Section()
+    if not has_region_times(run, row):
+        return Section()
+    return Section(plot_region_types(run, row))
 
 
 def text_notes_section(run: Record) -> Section:
@@ -31,42 +34,43 @@ def text_notes_section(run: Record) -> Section:
 def _ratio_text(run: Record) -> str:
     """The compression ratio, also as the vendor counts it; empty where it is unknown."""
     figures = summary(run)
-    text = ""
+    sentences = []
     ratio = figures["generated_compression_ratio"]
     if ratio is not None:
-        text += (
+        sentences.append(
             f"{figures['tokens']:,} generated tokens from {figures['valid_image_tokens']:,} "
             f"valid image tokens: a compression ratio of {ratio:.2f}."
         )
     vendors_ratio = figures["compression_ratio"]
     if vendors_ratio is not None:
-        text += (
-            f" The vendor counts the text tokenised again: {figures['text_tokens']:,} tokens, "
+        sentences.append(
+            f"The vendor counts the text tokenised again: {figures['text_tokens']:,} tokens, "
             f"a ratio of {vendors_ratio:.2f}."
         )
-    return text
+    return " ".join(sentences)
 
 
 def text_section(run: Record) -> Section:
     """The generated text of each row; a long one starts folded."""
-    texts = [result.text for result in run.results]
-    names = (
-        [f"Text of row {row}" for row in range(1, len(texts) + 1)] if len(texts) > 1 else [_WRITTEN]
-    )
-    return Section(text_notes_section(run), *map(text_html, texts, names))
+    texts = []
+    for number, result in enumerate(run.results, start=1):
+        name = _WRITTEN
+        if len(run.results) > 1:
+            name = f"Text of row {number}"
+        texts.append(text_html(result.text, name))
+    return Section(text_notes_section(run), *texts)
 
 
 def text_html(text: str | None, name: str = _WRITTEN) -> Html:
-    """Model text in a block that scrolls."""
+    """Text of a model in a block that unfolds and scrolls; a short one is unfolded."""
     if text is None:
         return note("This record has no text (return_text=False).")
-    return fold(
-        f"{name} ({len(text):,} characters)", preformatted(text), opened=len(text) <= _LONG_TEXT
-    )
+    title = f"{name} ({len(text):,} characters)"
+    return fold(title, preformatted(text), opened=len(text) <= _LONG_TEXT)
 
 
 def quality_section(run: Record) -> Section:
-    """The text against its truth, under a heading of its own; empty for a record without one."""
+    """The text against its reference text, under a heading; empty for a record without one."""
     return Section(quality_html(run))
 
 
@@ -77,6 +81,9 @@ def recorded_page_text(page: PagePart) -> str:
 
 def recorded_page_bundle(page: PagePart) -> Bundle:
     """A page of a record: its picture, where the record has it, and what is known of it."""
-    image = None if page.data is None else page_image(base64.b64decode(page.data))
-    pictures = [] if image is None else [(image, page.file)]
+    pictures = []
+    if page.data is not None:
+        image = page_image(base64.b64decode(page.data))
+        if image is not None:
+            pictures.append((image, page.file))
     return facts_bundle("Page", to_plain(page), pictures)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import cycle
-from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
@@ -26,15 +25,16 @@ LOST = {
     "agreement": "distance to the reference",
 }
 _MOST_NAMED = 12
-_MOST_MARKERS = 2_000  # beyond, a drawing has a megabyte for every 8,000, and a browser is slow
+#: More markers than these are drawn as pixels: as shapes, 8,000 of them take a megabyte.
+_MOST_MARKERS = 2_000
 
 
 def plot_cost_quality(points: pd.DataFrame) -> Figure:
-    """What each way loses, in per cent, over what it costs: ms a page, prompt tokens, bytes of
-    memory.
+    """What each way to read loses, in per cent, over what it costs.
 
-    ``points`` have the columns `ocr_phases.analyse.cost_quality.POINT_COLUMNS`. A line joins the
-    ways that no other beats in both, the Pareto frontier of that cost; the others are hollow.
+    The costs are the time of a page, the tokens of its prompt, and memory. ``points`` have the
+    columns `ocr_phases.analyse.cost_quality.POINT_COLUMNS`. A line joins the ways that no other one
+    beats in both, the Pareto frontier of that cost; the others are hollow.
     """
     if len(points) < 2:
         return sentence_figure(
@@ -57,6 +57,7 @@ def plot_cost_quality(points: pd.DataFrame) -> Figure:
 
 
 def _draw_frontier(axes: Axes, points: pd.DataFrame, cost: str) -> None:
+    """The points over one cost, with its frontier; ``cost`` is a column of ``points``."""
     # A time that noise spoiled is on no frontier.
     costs = points[cost]
     if cost == "page_ms":
@@ -81,12 +82,11 @@ def _draw_frontier(axes: Axes, points: pd.DataFrame, cost: str) -> None:
 
 
 def plot_compression(pages: pd.DataFrame, lost: str = "edit_distance") -> Figure:
-    """What each page lost, in per cent, over its compression, one point per page, one colour
-    per preset.
+    """What each page lost, in per cent, over its compression; each preset has a colour.
 
-    ``pages`` have ``preset``, ``compression`` (generated tokens over valid image tokens) and
-    ``lost``, the column of what is drawn: ``edit_distance``, or ``agreement`` as its distance from
-    1.
+    ``pages`` have ``preset``, ``compression``, which is generated tokens over valid image tokens,
+    and the column that ``lost`` names: ``edit_distance``, or ``agreement``, of which the distance
+    from 1 is drawn.
     """
     known = pages.dropna(subset=["compression", lost])
     if known.empty:
@@ -95,22 +95,22 @@ def plot_compression(pages: pd.DataFrame, lost: str = "edit_distance") -> Figure
             "compression to draw."
         )
     _, (axes,) = new_figure(4.4, ["What a page loses over its compression, one point per page"])
-    known = known.assign(
-        lost=100.0 * (known[lost] if lost == "edit_distance" else 1.0 - known[lost])
-    )
+    losses = known[lost] if lost == "edit_distance" else 1.0 - known[lost]
+    known = known.assign(lost=100.0 * losses)
     presets = known.groupby("preset")["compression"].median().sort_values(ascending=False).index
     for preset, colour, marker in zip(presets, cycle(COLOURS), cycle(_MARKERS), strict=False):
         rows = known[known["preset"] == preset]
         label = f"{preset}: {count_text(len(rows), 'page')}, median {rows['lost'].median():.1f} %"
-        look: dict[str, Any] = {
-            "color": colour,
-            "alpha": 0.7,
-            "mew": 0,
-            "label": label,
-            "clip_on": False,
-        }
         axes.plot(
-            rows["compression"], rows["lost"], marker, rasterized=len(known) > _MOST_MARKERS, **look
+            rows["compression"],
+            rows["lost"],
+            marker,
+            color=colour,
+            alpha=0.7,
+            mew=0,
+            label=label,
+            clip_on=False,
+            rasterized=len(known) > _MOST_MARKERS,
         )
     axes.set(xlabel="compression: generated tokens over image tokens", ylabel=f"{LOST[lost]} (%)")
     axes.set(xlim=(0, None), ylim=(0, None))

@@ -35,9 +35,13 @@ from ocr_phases.show.web import (
 )
 from ocr_phases.text import count_text, ms_text, plain
 
-_FIRST_CARDS = 4  # of the first screen
-_CLOSE_SUM = 0.005  # of the page's time: what three digits do not show
+#: Cards on the first screen; the others are folded.
+_FIRST_CARDS = 4
+_THUMBNAIL_WIDTH = 180  # CSS pixels
+#: A share of the page's time that is too small to be said: three digits do not show it.
+_CLOSE_SUM = 0.005
 _LONGEST_NAME = 80
+#: The reason why a row ended -> what it is called.
 _ENDS = {"eos": "end token", "length": "token limit"}
 
 
@@ -62,8 +66,7 @@ def cards_section(run: Record) -> Section:
 
 
 def head_html(run: Record, title: str = "", sentences: Sequence[str] = (), about: str = "") -> Html:
-    """The head of a report: the page's thumbnail (if the record has it), headline, limit, phases
-    and checks.
+    """The head of a report: the page's thumbnail, headline, limit, phases and checks.
 
     Parameters
     ----------
@@ -83,7 +86,9 @@ def head_html(run: Record, title: str = "", sentences: Sequence[str] = (), about
         One fragment.
     """
     page = run.page_image()
-    thumbnail = "" if page is None else image_html(page, "The page", width=180)
+    thumbnail = Html("")
+    if page is not None:
+        thumbnail = image_html(page, "The page", width=_THUMBNAIL_WIDTH)
     lead = ""
     below: str = ""
     if sentences:
@@ -117,19 +122,18 @@ def status_html(run: Record) -> Html:
 
 
 def lines_html(sentences: Sequence[str]) -> Html:
-    """Sentences, a line each."""
-    return element(
-        "ul", *(element("li", sentence) for sentence in sentences), class_="op op-findings"
-    )
+    """A list of sentences."""
+    items = [element("li", sentence) for sentence in sentences]
+    return element("ul", *items, class_="op op-findings")
 
 
 def phase_bar(run: Record) -> Html:
-    """A bar cut into the phases' times, vision separate from the rest of the prefill, above what
-    they are.
+    """A bar that the times of the phases divide, above their names and times.
 
-    Its whole length is the page's time, which the headline's share is of; medians of phases may
-    leave a part of it empty, or exceed it, which a sentence then says. The key is the bar's text
-    alternative. What takes no time is left out.
+    Vision is separate from the rest of the prefill. The whole length is the page's time, of which
+    the headline tells a share. The medians of the phases may leave a part of it empty, or exceed
+    it, and then a sentence says so. The names and times below are the bar's text alternative. What
+    takes no time is left out.
     """
     page_ms = summary(run)["page_ms"]
     bar = _phases_in_bar(run)
@@ -153,12 +157,13 @@ def _phases_in_bar(run: Record) -> pd.DataFrame:
     prefill = "rest of the prefill" if vision_ms else "prefill"
     if run.waits_for_first_token:
         prefill = "first token"
+    one_shot = "whole answer" if run.is_server else "generate()"
     rows = [
         ("prepare", REST, figures["prepare_ms"]),
         ("vision", BLUE, vision_ms),
         (prefill, GOLD, max(prefill_ms - vision_ms, 0.0)),
         ("decode", ORANGE, figures["decode_ms"]),
-        ("whole answer" if run.is_server else "generate()", GREEN, figures["generate_ms"]),
+        (one_shot, GREEN, figures["generate_ms"]),
     ]
     return pd.DataFrame(rows, columns=["name", "colour", "ms"])
 
@@ -173,7 +178,11 @@ def run_title(run: Record) -> str:
 
 
 def row_table(run: Record) -> pd.DataFrame:
-    """One line per row of a batch: number from 1, files, tokens, finish and the text."""
+    """A line for each row of a batch.
+
+    Columns: ``row``, counted from 1, ``file``, the names of its pages, ``tokens``, ``end``, why it
+    ended, and ``text``.
+    """
     rows = []
     for row, result in enumerate(run.results):
         files = ", ".join(run.pages[page].file for page in pages_of_row(run, row))

@@ -26,7 +26,8 @@ from ocr_phases.show.terminal_table import table_text
 from ocr_phases.show.web import Html, note
 from ocr_phases.text import digits_text
 
-_PRINTS_ABOVE = 1.005  # as per cent this is 101, a lower share at most 100
+#: A share above this one is printed as 101 % or more, a lower one as 100 % at most.
+_PRINTS_ABOVE = 1.005
 OVER_HUNDRED = "⚠ above 100 %"
 _OVER_CAPTION = (
     ". ⚠ No stage does more than its hardware can: above 100 %, the ceiling was measured too "
@@ -47,7 +48,7 @@ _FLOORS = [
 
 
 def stages_section(run: Record) -> Section:
-    """Each phase with its stages, whole phases in bold; each repeat."""
+    """The time of each phase and its stages, with whole phases in bold, and of each repeat."""
     table, whole = name_whole_phases(stage_table(run))
     if len(run.repeats) == 1:  # a single repeat has no spread
         table = table.drop(columns=["device_ms_p10", "device_ms_p90"])
@@ -58,7 +59,10 @@ def stages_section(run: Record) -> Section:
 
 
 def name_whole_phases(table: pd.DataFrame) -> tuple[pd.DataFrame, pd.Series]:
-    """A table of stages in which a whole phase is called so, and which rows are whole phases."""
+    """A table of stages in which a whole phase is called so, and which rows are whole phases.
+
+    ``table`` has the columns ``phase`` and ``stage``.
+    """
     whole = is_whole_phase(table)
     waits = table["stage"] == "first_token"
     stage = table["stage"].mask(whole, "whole phase")
@@ -129,16 +133,16 @@ def floors_section(run: Record) -> Section:
     reason = why_no_floor(run)
     if reason is not None:
         return Section(note(reason))
-    table = floor_table(run).dropna(subset=["device_ms"])
-    table = table.assign(gflop=table["flops"] / 1e9)[_FLOORS]
+    timed = floor_table(run).dropna(subset=["device_ms"])
+    table = timed.assign(gflop=timed["flops"] / 1e9)[_FLOORS]
     table, whole = name_whole_phases(table)
     missing = None
-    faults = Html("")
+    faults = ""
     if ceilings_are_wrong(run):
         table = table.assign(floor_ms=math.nan, times_floor=math.nan, bound_by="n/a")
         missing = "the ceilings were measured wrongly"
         measured = impossible_values(run).measured
-        faults = note(f"These ceilings are wrong, so that no floor is known: {measured}.")
+        faults = f"These ceilings are wrong, so that no floor is known: {measured}."
     floors = timed_table(
         run,
         table,
@@ -149,7 +153,7 @@ def floors_section(run: Record) -> Section:
         marks=over_hundred(table),
     )
     ceilings = note(f"Ceilings: {ceilings_text(run)}.")
-    return Section(floors, ceilings, faults, plot_roofline(run))
+    return Section(floors, ceilings, note(faults), plot_roofline(run))
 
 
 def over_hundred(table: pd.DataFrame) -> dict[str, pd.Series]:
@@ -161,28 +165,29 @@ def over_hundred(table: pd.DataFrame) -> dict[str, pd.Series]:
 
 
 def floor_table_html(table: pd.DataFrame) -> Html:
-    """`ocr_phases.analyse.floors.floor_table` in a notebook: what is above 100 % is marked and
-    explained.
+    """`ocr_phases.analyse.floors.floor_table` in a notebook.
+
+    What is above 100 % is marked and explained.
     """
-    return table_html(
-        table, caption=_floor_caption(table), missing="none", marks=over_hundred(table)
-    )
+    caption = _floor_caption(table)
+    return table_html(table, caption=caption, missing="none", marks=over_hundred(table))
 
 
 def floor_table_text(table: pd.DataFrame) -> str:
     """A table of floors for a terminal, where an MFU or MBU above 100 % has its mark beside it."""
     marked = table.copy()
     for name, marks in over_hundred(table).items():
-        texts = [
-            f"{digits_text(value)} {mark}" if mark else value
-            for value, mark in zip(table[name], marks, strict=True)
-        ]
-        marked[name] = pd.Series(texts, table.index, dtype=object)
+        values: list[object] = []
+        for value, mark in zip(table[name], marks, strict=True):
+            values.append(f"{digits_text(value)} {mark}" if mark else value)
+        marked[name] = pd.Series(values, table.index, dtype=object)
     return table_text(marked)
 
 
 def _floor_caption(table: pd.DataFrame) -> str:
+    """What the table shows; where a share is above 100 %, also what that means."""
     caption = "Time and floor of each stage"
-    if any((marks != "").any() for marks in over_hundred(table).values()):
-        caption += _OVER_CAPTION
+    for marks in over_hundred(table).values():
+        if (marks != "").any():
+            return caption + _OVER_CAPTION
     return caption

@@ -19,23 +19,42 @@ Bundle = dict[str, str]
 
 
 class Section:
-    """HTML fragments and figures in their order; empty ones are left out."""
+    """Fragments of HTML and figures in their order.
+
+    Parameters
+    ----------
+    *parts : str, matplotlib.figure.Figure or Section
+        What the section shows. An empty text is left out, and another section gives its own parts.
+
+    Examples
+    --------
+    >>> Section(note("Nothing was measured."), note("")).html()
+    '<p class="op op-note">Nothing was measured.</p>'
+    """
 
     def __init__(self, *parts: str | Figure | Section) -> None:
-        flat = [part.parts if isinstance(part, Section) else [part] for part in parts]
-        self.parts: list[str | Figure] = [part for some in flat for part in some if part]
+        self.parts: list[str | Figure] = []
+        for part in parts:
+            if isinstance(part, Section):
+                self.parts.extend(part.parts)
+            elif part:
+                self.parts.append(part)
 
     def html(self) -> str:
         """All of it as one fragment."""
-        return "".join(part if isinstance(part, str) else figure_html(part) for part in self.parts)
+        fragments = []
+        for part in self.parts:
+            fragments.append(part if isinstance(part, str) else figure_html(part))
+        return "".join(fragments)
 
     def _ipython_display_(self) -> None:
         from IPython.display import display
 
         for part in self.parts:
-            display(
-                {"text/html": part} if isinstance(part, str) else part, raw=isinstance(part, str)
-            )
+            if isinstance(part, str):
+                display({"text/html": part}, raw=True)
+            else:
+                display(part)
 
 
 def style_section() -> Section:
@@ -44,8 +63,8 @@ def style_section() -> Section:
 
 
 def bundle(shown: str, text: str) -> Bundle:
-    """HTML of this package with its style, and the same in words for a terminal."""
-    return {"text/html": str(notebook_style()) + str(shown), "text/plain": plain(text)}
+    """What a cell shows: HTML of this package with its style, and the same in words."""
+    return {"text/html": f"{notebook_style()}{shown}", "text/plain": plain(text)}
 
 
 def facts_bundle(
@@ -55,11 +74,28 @@ def facts_bundle(
     *,
     below: str = "",
 ) -> Bundle:
-    """An object as a title, `facts` and pictures with captions; ``below`` is HTML of ours."""
-    shown = element(
-        "div", element("p", title, class_="op-headline"), pairs(values), class_="op op-object"
-    )
-    return bundle(fragment(shown, pictures_html(pictures), Html(below)), facts_text(title, values))
+    """What a cell shows of an object.
+
+    Parameters
+    ----------
+    title : str
+        What the object is.
+    values : mapping of str to object
+        What is known of it, by name; `ocr_phases.show.web.facts` writes it in words.
+    pictures : sequence of (PIL.Image.Image, str)
+        Pictures with their captions, which stand below.
+    below : str
+        HTML of this package that stands last.
+
+    Returns
+    -------
+    Bundle
+        The object as HTML and in words.
+    """
+    headline = element("p", title, class_="op-headline")
+    known = element("div", headline, pairs(values), class_="op op-object")
+    shown = fragment(known, pictures_html(pictures), Html(below))
+    return bundle(shown, facts_text(title, values))
 
 
 def facts_text(title: str, values: Mapping[str, Any]) -> str:

@@ -13,10 +13,10 @@ _WHOLES = {"prefill": "whole prefill", "decode_step": "decode step"}
 
 
 def in_prefill_order(table: pd.DataFrame, stages: Mapping[str, Stage]) -> pd.DataFrame:
-    """Rows of stages in the order of the prefill, a phase's whole first; ``name`` says stage and
-    view.
+    """The rows of stages in the order of the prefill, a whole phase before its stages.
 
-    ``stages`` are those of the record (`ocr_phases.analyse.stages.stages_of`).
+    ``stages`` are those of the record (`ocr_phases.analyse.stages.stages_of`). The new column
+    ``name`` says stage and view.
     """
     drawn = [name for name, stage in stages.items() if stage.role != "prepare"]
     order = {stage: place for place, stage in enumerate((*_WHOLES, *drawn))}
@@ -27,5 +27,9 @@ def in_prefill_order(table: pd.DataFrame, stages: Mapping[str, Stage]) -> pd.Dat
 
 def with_names(table: pd.DataFrame) -> pd.DataFrame:
     """The table with a column ``name``: the stage in words, and its view."""
-    stages = table["stage"].map(lambda stage: _WHOLES.get(stage) or stage_title(stage))
+    stages = table["stage"].map(_stage_name)
     return table.assign(name=(stages + " " + table["view"]).str.strip())
+
+
+def _stage_name(stage: str) -> str:
+    return _WHOLES.get(stage) or stage_title(stage)

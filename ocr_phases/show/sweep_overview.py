@@ -28,9 +28,11 @@ def sweep_head(sweep: SweptRecords) -> Section:
     """The page and the findings; of a sweep without a record why there is none."""
     if not sweep.runs:
         return Section(note(sweep.verdict))
-    what = [", ".join(dict.fromkeys(sweep.table[name])) for name in ("model", "device", "dtype")]
+    measured = []
+    for name in ("model", "device", "dtype"):
+        measured.append(", ".join(dict.fromkeys(sweep.table[name])))
     title = f"Sweep over {sweep.first.page.file}"
-    return Section(head_html(sweep.first, title, sweep.findings, " · ".join(what)))
+    return Section(head_html(sweep.first, title, sweep.findings, " · ".join(measured)))
 
 
 def cells_html(table: pd.DataFrame) -> Html:
@@ -52,7 +54,7 @@ def end_to_end_html(table: pd.DataFrame) -> Html:
         "Each page end to end, quantiles over the repeats, and memory; "
         "the rows of a batch end together"
     )
-    if len(costs) > costs.count("repeated_share"):
+    if any(name != "repeated_share" for name in costs):  # there is a price or an energy
         caption += "; 1,000 pages: one measurement after another"
     return table_html(
         shown, caption=caption, headings=SWEEP_HEADINGS, missing="too few repeats", empty=""
@@ -61,16 +63,18 @@ def end_to_end_html(table: pd.DataFrame) -> Html:
 
 def columns_of_cells(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
     """These columns behind those that tell cells apart; a preset is always named."""
-    varied = [name for name in _WAYS if name not in LOADED and table[name].nunique() > 1]
-    named = {"preset", *varied, *loaded_ways(table)}
-    return table[[*(name for name in _WAYS if name in named), "batch", *columns]]
+    differing = {"preset", *loaded_ways(table)}
+    for name in _WAYS:
+        if name not in LOADED and table[name].nunique() > 1:
+            differing.add(name)
+    named = [name for name in _WAYS if name in differing]
+    return table[[*named, "batch", *columns]]
 
 
 def failures_html(failures: pd.DataFrame) -> Html:
     """The cells that could not be measured, each with its reason; a sentence if there are none."""
-    return table_html(
-        failures[["cell", "reason"]], caption="What failed", empty="Every cell was measured."
-    )
+    shown = failures[["cell", "reason"]]
+    return table_html(shown, caption="What failed", empty="Every cell was measured.")
 
 
 def cells_section(sweep: SweptRecords) -> Section:
@@ -80,9 +84,7 @@ def cells_section(sweep: SweptRecords) -> Section:
 
 
 def cost_quality_section(sweep: SweptRecords) -> Section:
-    """Cost against quality under its own heading: the sentence, picture and table; empty without a
-    text.
-    """
+    """Cost against quality under its own heading; empty where no cell has a quality."""
     points = sweep.cost_quality
     if points.empty:
         return Section()
@@ -90,8 +92,12 @@ def cost_quality_section(sweep: SweptRecords) -> Section:
     headings = {"name": ("cell", ""), "page_ms": ("time per page", "ms"), "lost": (lost, "%")}
     table = points.drop(columns=["measure", "reference", "noisy"])
     shown = table_html(table, caption="Each cell, by its time", headings=headings)
-    head = section_heading("Cost against quality"), note(cost_quality_sentence(points))
-    return Section(*head, plot_cost_quality(points), shown)
+    return Section(
+        section_heading("Cost against quality"),
+        note(cost_quality_sentence(points)),
+        plot_cost_quality(points),
+        shown,
+    )
 
 
 def sweep_bundle(sweep: SweptRecords) -> Bundle:

@@ -78,25 +78,24 @@ def plot_throughput(table: pd.DataFrame, *, ax: Axes | None = None) -> Figure:
 
 
 def plot_floors(table: pd.DataFrame) -> Figure:
-    """Prefill and decode step of each cell in ms, and the part of them that the hardware needs at
-    least.
-    """
+    """Prefill and decode step of each cell in ms, with the part that the hardware needs anyway."""
     table = _longest(table.dropna(subset=["prefill_floor_ms"]))
     charts: list[tuple[str, list[Row], str]] = []
     for title, (column, floor) in _FLOORS.items():
         known = table.dropna(subset=[column, floor])
-        rows: list[Row] = []
-        for name, ms, least in zip(_row_names(known), known[column], known[floor], strict=True):
-            words = f"{ms_text(ms)}, {times_text(ms / least)} its floor"
-            rows.append((name, stacked([(least, GREEN), (ms - least, FAINT)]), words))
-        if rows:
-            charts.append((title, rows, "time (ms)"))
+        bars: list[Row] = []
+        for name, ms, floor_ms in zip(_row_names(known), known[column], known[floor], strict=True):
+            words = f"{ms_text(ms)}, {times_text(ms / floor_ms)} its floor"
+            bars.append((name, stacked([(floor_ms, GREEN), (ms - floor_ms, FAINT)]), words))
+        if bars:
+            charts.append((title, bars, "time (ms)"))
     if not charts:
         return sentence_figure(
             "No floor is known: the device has neither ceilings nor a datasheet here."
         )
     keys = [Patch(color=GREEN, label="floor"), Patch(fc=FAINT, ec=REST, label="above its floor")]
-    return bar_charts(charts, keys=keys)[0]
+    figure, _ = bar_charts(charts, keys=keys)
+    return figure
 
 
 def plot_vision_share(
@@ -114,12 +113,13 @@ def plot_vision_share(
 
 
 def _longest(table: pd.DataFrame) -> pd.DataFrame:
-    """Of cells that differ in their output length alone the longest: it says most about a rate."""
+    """Of cells that differ in their output length alone the longest, which says most of a rate."""
     alike = ["model", *LOADED, "preset", "strategy", "vision", "batch"]
     return table[table["tokens"] == table.groupby(alike)["tokens"].transform("max")]
 
 
 def _row_names(table: pd.DataFrame, but: str = "") -> list[str]:
+    """The names of cells by what differs between them, apart from the setting ``but``."""
     return [cell_name(row, table, but) or str(row["preset"]) for _, row in table.iterrows()]
 
 

@@ -8,15 +8,15 @@ import pandas as pd
 
 from ocr_phases.text import digits_text
 
-_RATIO_COLUMNS = (
-    "ratio",
-    "ratio_low",
-    "ratio_high",
-)  # near 1, where three digits would hide a change
+#: Columns of ratios near 1, where three digits would hide a change.
+_RATIO_COLUMNS = ("ratio", "ratio_low", "ratio_high")
 
 
 def table_text(table: pd.DataFrame) -> str:
-    """A table for a terminal without its index: three digits, of a ratio three decimals."""
+    """A table for a terminal, without its index.
+
+    A number has three digits, a ratio three decimals.
+    """
     ratios = {name: _ratio_text for name in _RATIO_COLUMNS if name in table}
     return table.to_string(index=False, float_format=_float_text, formatters=ratios, na_rep="")
 

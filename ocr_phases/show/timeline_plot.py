@@ -21,28 +21,25 @@ _CLOCK_ROUNDING_MS = 1e-5  # starts and lengths of spans are rounded, each by it
 
 
 def plot_phase_timeline(run: Record) -> Figure:
-    """The typical repeat from its start, in ms: prepare and prefill by stage, and below it the
-    phases.
+    """The typical repeat from its start, in ms.
 
-    Device times, where the device has a clock. The titles name the repeat, because these times are
-    its own and no medians.
+    Prepare and prefill are drawn by stage, and the phases below them, by the device's clock where
+    it has one. The titles name the repeat, because these times are its own and no medians.
     """
     repeat = typical_repeat(run)
-    note = (
-        f" in repeat {run.repeats.index(repeat) + 1} of {len(run.repeats)}"
-        if len(run.repeats) > 1
-        else ""
-    )
+    note = ""
+    if len(run.repeats) > 1:
+        note = f" in repeat {run.repeats.index(repeat) + 1} of {len(run.repeats)}"
     return plot_spans(run.spans[run.spans["repeat"] == repeat], note)
 
 
 def plot_spans(spans: pd.DataFrame, note: str = "") -> Figure:
-    """`plot_phase_timeline` of the spans of one repeat; ``note`` stands behind the time of each
-    title.
+    """The spans of one repeat as `plot_phase_timeline` draws them.
 
-    A title's time is the sum of what ran in its phases, and the axis is as long: the time between
-    two calls, such as the one in which a person reads the output of a cell, is cut out. A mark
-    breaks the axis where such a pause was longer than a hundredth of what is drawn.
+    ``note`` stands behind the time of each title. That time is the sum of what ran in its phases,
+    and the axis is as long: the time between two calls, such as the one in which a person reads the
+    output of a cell, is cut out. A mark breaks the axis where such a pause was longer than a
+    hundredth of what is drawn.
     """
     if spans.empty:
         return sentence_figure("There are no spans to draw.")
@@ -106,10 +103,10 @@ def _outermost(spans: pd.DataFrame) -> pd.Series:
 
 
 def without_pauses(spans: pd.DataFrame) -> tuple[pd.DataFrame, list[float]]:
-    """The spans with ``drawn_ms``, their starts where the outermost spans follow each other without
-    a pause.
+    """The spans on an axis on which the outermost ones follow each other without a pause.
 
-    And the places of the pauses that are worth a mark, in ms of that axis.
+    Their new column ``drawn_ms`` is where they start. Also the places on that axis, in ms, of the
+    pauses that are worth a mark.
     """
     calls = spans[spans["outermost"]].sort_values("device_start_ms")
     starts = calls["device_start_ms"].to_numpy(dtype=np.float64)
@@ -153,9 +150,7 @@ def _axis_label(breaks: list[float]) -> str:
 
 
 def _break_axis(axes: Axes, breaks: list[float]) -> None:
-    """Mark the places of an axis where a pause is left out: two strokes on it and a dotted line
-    above.
-    """
+    """Mark where a pause is left out: by two strokes on the axis and a dotted line above."""
     figure = axes.get_figure(root=True)
     for at in breaks:
         axes.axvline(at, color=MUTED, linewidth=0.9, linestyle=(0, (1, 2)), zorder=3)
@@ -179,8 +174,9 @@ def _phase_lanes(spans: pd.DataFrame) -> list[Row]:
 
 
 def _phase_names(spans: pd.DataFrame) -> list[str]:
-    """What the phases of some spans are called; a server's prefill is not seen, only its first
-    token.
+    """What the phases of some spans are called.
+
+    The prefill of a server is not seen, only the wait for its first token.
     """
     waits = spans["stage"] == "first_token"
     return spans["phase"].mask(waits, "first token").unique().tolist()

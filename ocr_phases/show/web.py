@@ -26,36 +26,74 @@ from ocr_phases.text import bytes_text, plain
 MISSING = "n/a"
 #: Pixels a CSS pixel, for screens of high density.
 SHARPNESS = 2
+#: CSS pixels of a page's picture.
+_PICTURE_WIDTH = 520
 #: Facts that are shown in another place than among the others, or not in words.
 _APART = ("conditions", "config", "data")
+_SORT_ALL_TABLES = 'document.querySelectorAll("table.op-table").forEach(sortable);'
+#: A space between a number and its unit.
 _QUANTITY = re.compile(r"(?<=\d) (?=%|(?:ms|s|µs|B|kB|MB|GB)\b)")
 
 
 def printable(text: str, longest: int = 24) -> str:
-    """Model-made text as one short line that any font can be asked to draw."""
-    line = " ".join(
-        "".join(char if char.isprintable() else " " for char in text[: 4 * longest]).split()
-    )
-    return line if len(line) <= longest else line[: longest - 1] + "…"
+    """Text of a model as one line of at most ``longest`` characters.
+
+    What no font can draw becomes a space, and a text that is cut ends in an ellipsis.
+    """
+    beginning = text[: 4 * longest]  # a text may be very long
+    drawable = "".join(char if char.isprintable() else " " for char in beginning)
+    line = " ".join(drawable.split())
+    if len(line) <= longest:
+        return line
+    return line[: longest - 1] + "…"
 
 
 def element(name: str, *content: object, **attributes: object) -> Html:
-    """``<name attributes>content</name>``: everything is text that is nothing but text, except
-    `Html`.
+    """An element of HTML: ``<name attributes>content</name>``.
 
-    Control characters become a replacement sign. ``class_`` is the class, other underscores stand
-    for hyphens; an attribute that is None or False is left out, True is bare.
+    Parameters
+    ----------
+    name : str
+        The element's name, such as ``p``.
+    *content : object
+        What stands in it. Everything but `Html` is text: it is escaped, and its control characters
+        become a replacement sign.
+    **attributes : object
+        ``class_`` is the class; any other underscore stands for a hyphen. An attribute that is None
+        or False is left out, and one that is True stands without a value.
+
+    Returns
+    -------
+    Html
+        The element.
+
+    Examples
+    --------
+    >>> element("a", "the record", href="run.json")
+    Markup('<a href="run.json">the record</a>')
     """
-    given = ""
+    start = f"<{name}{_attributes_html(attributes)}>"
+    if name == "img":  # it has neither content nor an end
+        return Html(start)
+    return Html(f"{start}{fragment(*content)}</{name}>")
+
+
+def _attributes_html(attributes: Mapping[str, object]) -> str:
+    """The attributes of an element, each with a space before it."""
+    html = ""
     for key, value in attributes.items():
-        if value is not None and value is not False:
-            given += f" {key.rstrip('_').replace('_', '-')}"
-            given += "" if value is True else f'="{escape(plain(str(value)))}"'
-    return Html(f"<{name}{given}>{fragment(*content)}" + ("" if name == "img" else f"</{name}>"))
+        if value is None or value is False:
+            continue
+        html += f" {key.rstrip('_').replace('_', '-')}"
+        if value is not True:
+            html += f'="{escape(plain(str(value)))}"'
+    return html
 
 
 def fragment(*content: object) -> Html:
-    """Content one after the other, with no element around it; text as in `element`."""
+    """Content one after the other, without an element around it; text is escaped as in
+    `element`.
+    """
     return Html("".join(escape(_safe(value)) for value in content))
 
 
@@ -64,7 +102,10 @@ def _safe(value: object) -> str:
 
 
 def fill_template(template: str, **values: Any) -> Html:
-    """A template filled with ``values``: all but `Html` is text without control characters."""
+    """A template of ``templates/`` filled with ``values``.
+
+    Everything but `Html` is text: it is escaped and has no control characters.
+    """
     return Html(_environment().get_template(f"{template}.html.j2").render(values))
 
 
@@ -81,17 +122,24 @@ def _environment() -> Environment:
         finalize=_safe,
         undefined=StrictUndefined,
     )
-    environment.filters["units"] = lambda text: _QUANTITY.sub("\N{NO-BREAK SPACE}", text)
+    environment.filters["units"] = _keep_units_together
     return environment
 
 
+def _keep_units_together(text: str) -> str:
+    """The text with a space that no line breaks at before each unit."""
+    return _QUANTITY.sub("\N{NO-BREAK SPACE}", text)
+
+
 def note(sentence: str) -> Html:
-    """A sentence as a note; nothing for none."""
-    return element("p", sentence, class_="op op-note") if sentence else fragment()
+    """A sentence as a paragraph; nothing for an empty one."""
+    if not sentence:
+        return fragment()
+    return element("p", sentence, class_="op op-note")
 
 
 def section_heading(title: str) -> Html:
-    """The heading of a section that brings its own: the contents of a report link to it."""
+    """The heading of a section, which the contents of a report link to."""
     return element("div", element("h2", title, id=title.replace(" ", "-")), class_="prose")
 
 
@@ -104,7 +152,7 @@ def badge(verdict: str) -> Html:
 def fold(
     summary: object, *content: object, opened: bool = False, classes: str = "op op-fold"
 ) -> Html:
-    """A block that unfolds under its ``summary``."""
+    """A block that unfolds under its ``summary``; ``opened`` shows it unfolded from the start."""
     return element("details", element("summary", summary), *content, class_=classes, open=opened)
 
 
@@ -114,32 +162,41 @@ def preformatted(text: object) -> Html:
 
 
 def facts(values: Mapping[str, Any]) -> dict[str, str]:
-    """Values of a record in words, by their names in words; ``*_bytes`` in a fitting unit."""
-    told = {str(name): value for name, value in values.items() if name not in _APART}
-    return {
-        name.replace("_", " ").removesuffix(" bytes"): _fact(name, value)
-        for name, value in told.items()
-    }
+    """Values of a record in words, by their names in words.
+
+    A value whose name ends in ``_bytes`` has a fitting unit. What is shown in another place is left
+    out.
+    """
+    words: dict[str, str] = {}
+    for name, value in values.items():
+        if name not in _APART:
+            label = str(name).replace("_", " ").removesuffix(" bytes")
+            words[label] = _fact(str(name), value)
+    return words
 
 
 def _fact(name: str, value: Any) -> str:
+    """A value in words; those of lists and mappings with commas between them."""
     if isinstance(value, Mapping):
-        value = [f"{inner} {_fact(str(inner), item)}" for inner, item in value.items()]
+        return ", ".join(f"{inner} {_fact(str(inner), item)}" for inner, item in value.items())
     if isinstance(value, list | tuple):
         return ", ".join(_fact(name, item) for item in value)
-    if value is None or isinstance(value, bool):
-        return {None: MISSING, True: "yes", False: "no"}[value]
+    if value is None:
+        return MISSING
+    if isinstance(value, bool):
+        return "yes" if value else "no"
     if isinstance(value, int):
         return bytes_text(value) if name.endswith("_bytes") else f"{value:,}"
     return str(value)
 
 
 def pairs(values: Mapping[str, Any]) -> Html:
-    """`facts` beside their names."""
-    rows = [
-        fragment(element("dt", name), element("dd", value)) for name, value in facts(values).items()
-    ]
-    return element("dl", *rows, class_="op-pairs")
+    """A list of `facts`, each beside its name."""
+    items: list[Html] = []
+    for name, value in facts(values).items():
+        items.append(element("dt", name))
+        items.append(element("dd", value))
+    return element("dl", *items, class_="op-pairs")
 
 
 def data_address(data: bytes, kind: str) -> str:
@@ -148,32 +205,42 @@ def data_address(data: bytes, kind: str) -> str:
 
 
 def jpeg_file(image: Image, width: int, height: int) -> tuple[Image, bytes]:
-    """An RGB copy of an image of at most these pixels, and the bytes of it as a JPEG."""
+    """An RGB copy of an image of at most so many pixels, and that copy as the bytes of a JPEG."""
     small = image.convert("RGB")
-    small.thumbnail(
-        (width, height), Resampling.HAMMING
-    )  # as sharp as the default here, in half the time
+    # This filter is as sharp as the default one here and takes half of its time.
+    small.thumbnail((width, height), Resampling.HAMMING)
     return small, image_file(small, "JPEG", quality=85, optimize=True)
 
 
 def image_html(image: Image, alt: str, *, width: int) -> Html:
-    """An RGB image as an inline JPEG shown at most ``width`` CSS pixels wide, sharp on dense
-    screens.
+    """An RGB image as an inline JPEG that is shown at most ``width`` CSS pixels wide.
+
+    It has `SHARPNESS` times as many pixels, for screens of high density. ``alt`` is its text
+    alternative.
     """
     small, data = jpeg_file(image, width * SHARPNESS, 6 * width * SHARPNESS)
-    shown = min(width, small.width)
-    size = {"width": shown, "height": round(small.height * shown / small.width)}
-    return element("img", class_="op-image", src=data_address(data, "image/jpeg"), **size, alt=alt)
+    shown_width = min(width, small.width)
+    return element(
+        "img",
+        class_="op-image",
+        src=data_address(data, "image/jpeg"),
+        width=shown_width,
+        height=round(small.height * shown_width / small.width),
+        alt=alt,
+    )
 
 
 def pictures_html(pictures: Sequence[tuple[Image, str]]) -> Html:
-    """Page pictures with captions, side by side if they fit."""
-    shown = [
-        (image_html(image, name, width=520), element("figcaption", name))
-        for image, name in pictures
-    ]
-    figures = [element("figure", *parts, class_="op-picture") for parts in shown]
-    return element("div", *figures, class_="op op-pictures") if figures else fragment()
+    """Pictures of pages with their captions, side by side where they fit; empty for none."""
+    if not pictures:
+        return fragment()
+    figures = []
+    for image, caption in pictures:
+        picture = image_html(image, caption, width=_PICTURE_WIDTH)
+        figures.append(
+            element("figure", picture, element("figcaption", caption), class_="op-picture")
+        )
+    return element("div", *figures, class_="op op-pictures")
 
 
 def document_html(
@@ -184,26 +251,37 @@ def document_html(
     css: str = "",
     script: str = "",
 ) -> str:
-    """A whole file that fetches nothing.
+    """A whole HTML file that fetches nothing.
 
-    ``contents`` are a heading and its id each. ``css`` and ``script`` go behind those that all
-    files share.
+    Parameters
+    ----------
+    title : str
+        The title of the file.
+    contents : sequence of (str, str)
+        The headings that the file's contents list, each with the id that it links to.
+    body : Html
+        What the file shows.
+    css, script : str
+        Rules and statements behind those that all files share.
+
+    Returns
+    -------
+    str
+        The file's text.
     """
-    script = (
-        asset_text("sort.js")
-        + 'document.querySelectorAll("table.op-table").forEach(sortable);'
-        + script
-    )
+    styles = [asset_text(name) for name in ("theme.css", "fragments.css", "page.css")]
+    scripts = [asset_text("sort.js"), _SORT_ALL_TABLES, script]
+    whole_script = "".join(scripts)
+    # The file's policy allows the script with this hash and no other one.
+    digest = hashlib.sha256(whole_script.encode()).digest()
     return fill_template(
         "document",
         title=title,
         contents=contents,
         body=body,
-        style=Html(
-            asset_text("theme.css") + asset_text("fragments.css") + asset_text("page.css") + css
-        ),
-        script=Html(script),
-        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        style=Html("".join(styles) + css),
+        script=Html(whole_script),
+        script_hash=base64.b64encode(digest).decode(),
     )
 
 
