@@ -29,7 +29,7 @@ def limit_resources(seconds: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
 
 
-def refuse(reason: str) -> None:
+def raise_exception(reason: str) -> None:
     """What a template calls ``raise_exception``."""
     raise TemplateError(reason)
 
@@ -37,7 +37,7 @@ def refuse(reason: str) -> None:
 def render(request: dict[str, Any]) -> str:
     """The text of a request with ``template`` and ``values``; raises what goes wrong."""
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.globals["raise_exception"] = refuse
+    environment.globals["raise_exception"] = raise_exception
     text = environment.from_string(request["template"]).render(request["values"])
     if len(text) > _LONGEST_PROMPT:
         raise TemplateError(f"it writes more than {_LONGEST_PROMPT:,} characters")
