@@ -7,6 +7,7 @@ import torch
 import transformers
 from any_classes import FOLDERS
 from conftest import PAGES, RUNS
+from more_any_classes import MORE_FOLDERS
 
 from ocr_phases import OcrPhasesError, OCRSession, PhaseRun, compare
 from ocr_phases.cli import main
@@ -181,6 +182,13 @@ def test_each_of_two_towers_and_of_two_projectors_has_its_own_name():
         "language_model": "language",
         "lm_head": "head",
     }
+
+
+def test_each_projector_of_a_list_is_a_stage_because_nobody_calls_the_list():
+    config = MORE_FOLDERS["granite4_vision"]().config
+    interface = any_interface(on_meta(config, "Granite4VisionForConditionalGeneration"))
+    projectors = [part.stage for part in interface.parts if part.role == "projector"]
+    assert projectors == ["layerwise_projectors_0"] + [f"spatial_projectors_{i}" for i in range(4)]
 
 
 PARTS = {

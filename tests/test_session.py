@@ -27,7 +27,7 @@ from ocr_phases.analyse.sentences import subject, verdict
 from ocr_phases.errors import Interrupted
 from ocr_phases.families import FAMILIES, ViewSizes
 from ocr_phases.inputs.views import image_token_count
-from ocr_phases.measure.live_checks import HostWaits, host_syncs
+from ocr_phases.measure.live_checks import HostWaits, host_syncs_check
 from ocr_phases.measure.request import recorded_settings
 from ocr_phases.measure.trace import reduce_trace
 from ocr_phases.models.load import TokenReader, load_tokenizer
@@ -109,7 +109,7 @@ def profiled(host_syncs):
 )
 def test_host_syncs_are_judged_by_what_was_counted(waits, seen, device, verdict, measured):
     waits = waits and HostWaits(*waits)
-    check = host_syncs(waits, seen and profiled(seen), 5, device)
+    check = host_syncs_check(waits, seen and profiled(seen), 5, device)
     assert check.verdict == verdict
     assert measured in check.measured
 

@@ -378,8 +378,10 @@ class Panel extends View {
     }
   }
 
-  /** The table of records, sorted as it was. */
+  /** The table of records, sorted and scrolled as it was, with the focus on the same tick. */
   list() {
+    const { scrollLeft = 0, scrollTop = 0 } = this.table.querySelector(".op-scroll") ?? {};
+    const { tick } = this.table.contains(this.focused) ? this.focused.dataset : {};
     const sorted = this.table.querySelector("[aria-sort$=ending]");
     this.fill(this.table, [this.model.get("records")]);
     for (const row of this.table.querySelectorAll("tbody tr")) {
@@ -391,6 +393,10 @@ class Panel extends View {
     }
     this.filterRows();
     this.offerColumns();
+    this.table.querySelector(".op-scroll")?.scrollTo(scrollLeft, scrollTop);
+    if (tick) {
+      this.table.querySelector(`[data-tick="${tick}"]`)?.focus({ preventScroll: true });
+    }
   }
 
   /** The columns of the table by the first words of their headings. */

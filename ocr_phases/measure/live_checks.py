@@ -381,7 +381,7 @@ def judge_live_checks(
     ]
     if not request.generate:
         every = request.eos_check_every
-        checks.append(host_syncs(waits, after.kernels, every, checkpoint.device))
+        checks.append(host_syncs_check(waits, after.kernels, every, checkpoint.device))
     if after.parity is not None:
         checks.append(after.parity)
     return checks
@@ -397,7 +397,7 @@ def _of_all_repeats(repeats: Sequence[Repeat]) -> list[CheckPart]:
     return list(found.values())
 
 
-def host_syncs(
+def host_syncs_check(
     waits: HostWaits | None,
     kernels: KernelsPart | KernelsFailed | None,
     every: int,

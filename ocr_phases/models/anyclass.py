@@ -402,13 +402,26 @@ def _parts_beside(
         if next(module.parameters(), None) is None or module is text_embeddings:
             continue
         sees_pixels = _SEES.search(name) and not _LEADS_OVER.search(name)
-        if sees_pixels and not isinstance(module, nn.Embedding):
-            sees.append(PartPath(name, "vision", prefix + name))
-        else:
-            leads.append(PartPath(name, "projector", prefix + name))
+        is_encoder = bool(sees_pixels) and not isinstance(module, nn.Embedding)
+        for path in _called_paths(name, module):
+            stage = path.replace(".", "_")
+            if is_encoder:
+                sees.append(PartPath(stage, "vision", prefix + path))
+            else:
+                leads.append(PartPath(stage, "projector", prefix + path))
     if len(leads) == 1:
         leads = [PartPath("projector", "projector", leads[0].path)]
     return [*sees, *leads]
+
+
+def _called_paths(path: str, module: nn.Module) -> list[str]:
+    """The path of a module that a class calls: of a list, which nobody calls, those in it."""
+    if not isinstance(module, nn.ModuleList | nn.ModuleDict):
+        return [path]
+    paths = []
+    for name, inner in module.named_children():
+        paths += _called_paths(f"{path}.{name}", inner)
+    return paths
 
 
 def _holds(module: nn.Module, known: set[int]) -> bool:

@@ -44,6 +44,8 @@ from ocr_phases.models.stored import check_beginning_of
 from ocr_phases.models.text_model import end_token_of_config
 from ocr_phases.models.vendor import check_request, load_vendor
 from ocr_phases.models.weights import (
+    choose_attention,
+    chosen_attention_of_parts,
     load_weights,
     quiet_loading,
     random_model,
@@ -227,7 +229,8 @@ def _load_any_random(asked: ModelSettings, source: _Source) -> Checkpoint:
     config = with_possible_ids(any_config(model_class, entries))
     with quiet_loading():
         tell_what_it_takes(asked.model, model_class, config, dtype, asked.device)
-        model = random_weights(model_class, config, asked).to(asked.device).eval()
+        attention = chosen_attention_of_parts(model_class, asked)
+        model = random_weights(model_class, config, asked, attention).to(asked.device).eval()
     interface = interface_of(model)
     packer: PagePacker | NeutralPacker
     if folder is not None and has_own_processor(folder):
@@ -269,12 +272,13 @@ def _load_native(asked: ModelSettings, source: _Source) -> Checkpoint:
     image_id = image_token(config, tokenizer)
     dtype = resolve_dtype(asked.dtype, asked.device)
     class_config = native_config({**config, "image_token_id": image_id})
+    model_class = native_class(family)
     with quiet_loading():
         model = load_weights(
             source.folder,
-            native_class(family),
+            model_class,
             family.title,
-            asked,
+            choose_attention(model_class, asked),
             config=class_config,
             dtype=dtype,
         )
@@ -310,7 +314,7 @@ def _load_any(asked: ModelSettings, source: _Source, config: dict[str, Any]) -> 
             source.folder,
             model_class,
             model_class.__name__,
-            asked,
+            chosen_attention_of_parts(model_class, asked),
             config=class_config,
             dtype=dtype,
         )

@@ -355,8 +355,7 @@ def process(
         For a chat template that cannot be rendered, and for pages that the processor refuses.
     """
     texts = [
-        templated_prompt(processor, prompt, len(row))
-        for prompt, row in zip(prompts, pages, strict=True)
+        chat_text(processor, prompt, len(row)) for prompt, row in zip(prompts, pages, strict=True)
     ]
     images = [list(row) for row in pages]
     options: dict[str, Any] = {"return_tensors": "pt"}
@@ -374,7 +373,7 @@ def process(
         return dict(processor(images=images, text=texts, **options))
 
 
-def templated_prompt(processor: Any, prompt: str, pages: int) -> str | None:
+def chat_text(processor: Any, prompt: str, pages: int) -> str | None:
     """The text that the model reads: the prompt in the checkpoint's chat template.
 
     Without a template the image's own mark stands in front of the prompt. None where the processor

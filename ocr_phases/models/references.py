@@ -46,7 +46,7 @@ class Method(NamedTuple):
         return [call for code, call in self.all_calls if re.match(pattern, code)]
 
 
-class CodePlace(NamedTuple):
+class SourcePlace(NamedTuple):
     """A line of a method, and the code there; empty for the method as a whole."""
 
     method: Method
@@ -103,7 +103,7 @@ class _Table:
         self._revision = revision
         self.rows: list[tuple[str, str, str | None, int | None, str]] = []
 
-    def add(self, what: str, places: list[CodePlace]) -> None:
+    def add(self, what: str, places: list[SourcePlace]) -> None:
         """Add a row for each of the places, and one without file and line where there is none."""
         for place in places:
             file, version = self._origin(place.method.function)
@@ -125,7 +125,7 @@ class _Table:
         return file, f"{library.__name__} {library.__version__}"
 
 
-def _symbol(place: CodePlace) -> str:
+def _symbol(place: SourcePlace) -> str:
     """A place as ``Class.method: code``, long code cut, and ``Class.method`` where it has none."""
     name = place.method.function.__qualname__
     if not place.code:
@@ -186,17 +186,17 @@ def _read_method(function: Callable[..., Any]) -> Method | None:
     return Method(function, node, source, start, [(_code(call), call) for call in calls])
 
 
-def _definition(function: Callable[..., Any] | None) -> list[CodePlace]:
+def _definition(function: Callable[..., Any] | None) -> list[SourcePlace]:
     """Where a function begins; empty where there is none, or no source of it."""
     if not function:
         return []
     method = _read_method(function)
     if method is None:
         return []
-    return [CodePlace(method, "", method.node.lineno)]
+    return [SourcePlace(method, "", method.node.lineno)]
 
 
-def _example(model: nn.Module) -> list[CodePlace]:
+def _example(model: nn.Module) -> list[SourcePlace]:
     """The first call of ``generate()`` in the class's own code or in its docstrings' examples."""
     for method in _methods([type(model)]):
         if method.function.__module__ != type(model).__module__:
@@ -207,8 +207,8 @@ def _example(model: nn.Module) -> list[CodePlace]:
                 continue
             for call in method.calls(_pattern_of("generate")):
                 if call.lineno == line:
-                    return [CodePlace(method, _code(call), line)]
-            return [CodePlace(method, example[0], line)]
+                    return [SourcePlace(method, _code(call), line)]
+            return [SourcePlace(method, example[0], line)]
     return []
 
 
@@ -217,12 +217,12 @@ def _code(node: ast.expr) -> str:
     return " ".join(ast.unparse(node).split())
 
 
-def _calls(methods: list[Method], pattern: str) -> list[CodePlace]:
+def _calls(methods: list[Method], pattern: str) -> list[SourcePlace]:
     """The calls in the methods whose code matches ``pattern``, in order."""
-    places: list[CodePlace] = []
+    places: list[SourcePlace] = []
     for method in methods:
         for call in method.calls(pattern):
-            places.append(CodePlace(method, _code(call), call.lineno))
+            places.append(SourcePlace(method, _code(call), call.lineno))
     return places
 
 
@@ -231,7 +231,7 @@ def _pattern_of(*names: str) -> str:
     return rf"(?:[^(]*\.)?(?:{'|'.join(names)})\("
 
 
-def _condition(methods: list[Method], name: str) -> list[CodePlace]:
+def _condition(methods: list[Method], name: str) -> list[SourcePlace]:
     """The ``if`` around every call of ``name``, or around all calls of its callers, and so on."""
     names = {name}
     while True:
@@ -242,7 +242,7 @@ def _condition(methods: list[Method], name: str) -> list[CodePlace]:
                 continue
             guard = _guard(method.node, calls)
             if guard is not None:
-                return [CodePlace(method, _code(guard), guard.lineno)]
+                return [SourcePlace(method, _code(guard), guard.lineno)]
             callers.add(method.node.name)
         callers.discard("forward")
         if callers <= names:

@@ -25,7 +25,7 @@ from torch import nn
 
 from ocr_phases.errors import Keyword, OcrPhasesError, SettingError
 from ocr_phases.files import write_atomic
-from ocr_phases.models.weights import load_weights, resolve_dtype
+from ocr_phases.models.weights import choose_attention, load_weights, resolve_dtype
 from ocr_phases.settings import ModelSettings
 
 PINNED = "transformers==4.46.3 tokenizers==0.20.3"
@@ -70,8 +70,9 @@ def load_vendor(
         model_class = _import_class(folder, reference, content)
         if asked.device == "cpu" and asked.cuda_calls == "refuse":
             _refuse_cuda_calls(model_class)
+        attention = choose_attention(model_class, asked)
         title = model_class.__name__
-        model = load_weights(folder, model_class, title, asked, torch_dtype=dtype)
+        model = load_weights(folder, model_class, title, attention, torch_dtype=dtype)
     if asked.device == "cpu" and asked.cuda_calls == "ignore":
         _ignore_cuda_calls(model)
     # Buffers too, as the published usage does: that rounds its rotary frequencies to the dtype.

@@ -88,18 +88,30 @@ def _check_flash_attention(settings: ModelSettings) -> None:
         )
 
 
+def chosen_attention_of_parts(model_class: Any, settings: ModelSettings) -> str | None:
+    """The attention that a class of several models is loaded with; None lets each choose.
+
+    One of its models may have no SDPA where the class itself has. Raises `SettingError` as
+    `choose_attention` does.
+    """
+    if settings.attention is None:
+        return None
+    return choose_attention(model_class, settings)
+
+
 def load_weights(
-    folder: Path, model_class: Any, title: str, asked: ModelSettings, **options: Any
+    folder: Path, model_class: Any, title: str, attention: str | None, **options: Any
 ) -> Any:
     """A model of the class with the safetensors in ``folder``, on the CPU.
 
-    ``options`` are those of the class's ``from_pretrained()``. Raises `OcrPhasesError`, which calls
-    the class ``title``, where keys are missing, unknown or misshapen.
+    ``attention`` is what `choose_attention` or `chosen_attention_of_parts` gave. ``options`` are
+    those of the class's ``from_pretrained()``. Raises `OcrPhasesError`, which calls the class
+    ``title``, where keys are missing, unknown or misshapen.
     """
     try:
         model, report = model_class.from_pretrained(
             folder,
-            attn_implementation=choose_attention(model_class, asked),
+            attn_implementation=attention,
             use_safetensors=True,
             local_files_only=True,
             output_loading_info=True,
@@ -160,17 +172,22 @@ def random_model(family: FamilyFacts, config: Any, asked: ModelSettings) -> Any:
     if asked.device == "cpu":
         dtype = resolve_dtype(asked.dtype, asked.device)
         _tell_what_it_takes(asked.model, family, config, dtype)
-    return random_weights(native_class(family), config, asked)
+    model_class = native_class(family)
+    return random_weights(model_class, config, asked, choose_attention(model_class, asked))
 
 
 @torch.no_grad()
-def random_weights(model_class: Any, config: Any, asked: ModelSettings) -> Any:
-    """A model of a class with seeded random weights, made on the device where they are used."""
+def random_weights(
+    model_class: Any, config: Any, asked: ModelSettings, attention: str | None
+) -> Any:
+    """A model of a class with seeded random weights, made on the device where they are used.
+
+    ``attention`` is what `choose_attention` or `chosen_attention_of_parts` gave.
+    """
     device = asked.device
     dtype = resolve_dtype(asked.dtype, device)
     # Vectors are made from these random numbers, and the generator below leaves them as they are.
     with torch.device(device), device_of(device).seeded(_SEED):
-        attention = choose_attention(model_class, asked)
         model = model_class._from_config(config, dtype=dtype, attn_implementation=attention)
     generator = torch.Generator(device).manual_seed(_SEED)
     for parameter in model.parameters():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,7 +19,7 @@ from ocr_phases.inputs.packing import DeviceInputs, PageInputs
 from ocr_phases.inputs.processed import PackedPages, ProcessedInputs, ProcessedPages
 from ocr_phases.inputs.views import Pages
 from ocr_phases.measure.cells import Cell, CellOutcome, ModelChanges
-from ocr_phases.measure.loaded_model import LoadedModel, describe_model
+from ocr_phases.measure.loaded_model import LoadedModel
 from ocr_phases.measure.measurement import Measurement, execution
 from ocr_phases.measure.runs import OnProgress, OnRunTokens
 from ocr_phases.models.folders import local_folder
@@ -221,12 +222,28 @@ class OCRSession(Hinted):
 
     @classmethod
     def from_model(cls, model: Any, tokenizer: Any, *, name: str | None = None) -> OCRSession:
-        """Measure a ``model`` that you loaded, patched, merged with a LoRA or quantised, as it is.
+        """Measure a model that you loaded, patched, merged with a LoRA or quantised, as it is.
 
-        Device, dtype and attention are the model's own, its family is that of its class and config;
-        the ``tokenizer`` is the checkpoint's, and ``name`` is for the record. Raises
-        `OcrPhasesError` for a class of no family and for modules that its family has and it lacks
-        (`ocr_phases.models.load.adopt`).
+        Parameters
+        ----------
+        model : PreTrainedModel
+            The model, on its device. Device, dtype and attention are its own, and its family is
+            that of its class and config.
+        tokenizer : PreTrainedTokenizerFast or ProcessorMixin
+            The checkpoint's tokenizer. A model of no known family needs its processor instead.
+        name : str, optional
+            The model's name in the record; by default its own, or that of its class.
+
+        Returns
+        -------
+        OCRSession
+            A session.
+
+        Raises
+        ------
+        OcrPhasesError
+            For a class that cannot be driven, for modules that the model's family has and it lacks,
+            and for a tokenizer of another model.
         """
         return cls(LoadedModel(adopt(model, tokenizer, name=name)))
 
@@ -238,17 +255,22 @@ class OCRSession(Hinted):
         once more: two models take memory while both sessions live. Raises `OcrPhasesError` as
         `load` does, and for a model object, which its owner changes.
         """
-        own = describe_model(self.checkpoint)
-        attention = attention or own.attention
-        dtype = dtype or own.dtype
-        if attention == own.attention and dtype == own.dtype:
+        own_attention = self.model.config._attn_implementation
+        own_dtype = str(self.dtype).removeprefix("torch.")
+        if attention in (None, own_attention) and dtype in (None, own_dtype):
             return self
         if self.settings is None:
             raise OcrPhasesError(
                 "A model object is measured as it is: change it and give it to from_model."
             )
-        changed = {"attention": attention, "dtype": dtype}
-        return self.load(**{**vars(self.settings), **changed})
+        # Other words than those of the settings are refused there.
+        settings = self.settings
+        if attention is not None:
+            settings = replace(settings, attention=attention)  # type: ignore[arg-type]
+        if dtype is not None:
+            settings = replace(settings, dtype=dtype)  # type: ignore[arg-type]
+        with seldom_collected():
+            return type(self)(LoadedModel(load_checkpoint(settings)), settings)
 
     def _load_changed(self, changes: ModelChanges) -> LoadedModel:
         """The model with another attention or dtype, for a sweep."""
